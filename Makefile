@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# One Makefile for everything; lines that start with two number signs are what `make help` prints.
+#
+## Targets
+##   all        programs, into build/bin (the default)
+##   deps       install what is missing (Debian packages; libfuse into build/deps where the packaged one is too old)
+##   demo       train a small GPT through a mounted store: deps, all, optim/torch/demo.py
+##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
+##   check-long the same with more random states and steps per test, and a TSan run of the unit tests
+##   unit       unit tests only         (tests/unit/**/test_*.c)
+##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
+##   mounted    tests of a real mount   (tests/mount/test_*.py)
+##   torch      tests with PyTorch      (tests/optim/test_*.py)
+##   lint       include directions, headers compile alone, formatting, shell scripts, SPDX lines
+##   format     rewrite all C files as .clang-format says
+##   tests      build all test programs, run none
+##   bench      build and run bench/bench_*.c
+##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
+##   uninstall  remove what install put there
+##   clean      remove what was built, build/deps apart
+##   distclean  remove build altogether
+##   help       this text
+##
+## Knobs
+##   V=1        show commands
+##   SAN=       asan, ubsan, tsan, or several joined by commas; has its own folder, e.g. build/asan
+##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
+##   TEST=      glob over test names or paths: only these are built and run, e.g. make unit TEST='test_ring*'
+##   O=         where to build (build)
+##   EXTRA_CFLAGS=  added last
+##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
+##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
+##   DESTDIR=   put before every installed path
+
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc)
+endif
+MAKEFLAGS += --no-builtin-rules
+SHELL := /bin/bash
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+AR ?= ar
+PYTHON := /usr/bin/python3
+PREFIX ?= /usr/local
+# Where /sbin is a link into /usr (all of Debian today), /usr/sbin is the folder that mount and fsck search.
+SBINDIR ?= $(if $(shell test -L /sbin && echo merged),/usr/sbin,/sbin)
+MANDIR ?= $(PREFIX)/share/man
+O ?= build
+SAN ?=
+TEST ?=
+DEPS := build/deps
+
+comma := ,
+empty :=
+space := $(empty) $(empty)
+sans := $(subst $(comma), ,$(SAN))
+ifneq ($(filter-out asan ubsan tsan,$(sans)),)
+$(error SAN=$(SAN): asan, ubsan and tsan are known)
+endif
+compiler := $(notdir $(firstword $(CC)))
+variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans)))
+B := $(O)$(if $(variant),/$(variant))
+
+# ---- what is built: found by wildcard, so a new file or an empty folder needs no line here ----
+
+# Low to high. A unit test of a layer is linked with that layer and what is before it, no more.
+LAYERS := tiering/base tiering/io tiering/codec tiering/journal tiering/space tiering/tier tiering/cache \
+	tiering/store optim fs/ns fs/ctl fs/fuse fs mount-helpers/common
+PROGRAMS := hitrain mkfs.hitrain mount.hitrain hitrain-fsck hitrainctl
+dir_hitrain := fs
+dir_mkfs.hitrain := mount-helpers/mkfs
+dir_mount.hitrain := mount-helpers/mount
+dir_hitrain-fsck := mount-helpers/fsck
+dir_hitrainctl := mount-helpers/ctl
+
+HELPER_DIRS := $(filter-out fs,$(foreach p,$(PROGRAMS),$(dir_$(p))))
+ARCHIVE_DIRS := $(LAYERS) $(HELPER_DIRS) tests/support
+
+archive = $(if $(wildcard $(1)/*.c),$(B)/lib/lib$(subst /,-,$(1)).a)
+objects = $(patsubst %.c,$(B)/obj/%.o,$(wildcard $(1)/*.c))
+reverse = $(if $(1),$(call reverse,$(wordlist 2,$(words $(1)),$(1))) $(firstword $(1)))
+# $(call up_to,LAYER,LIST): LIST up to and including LAYER; the whole LIST where LAYER is not in it
+up_to = $(if $(2),$(firstword $(2)) $(if $(filter-out $(1),$(firstword $(2))),$(call up_to,$(1),$(wordlist 2,$(words $(2)),$(2)))))
+# Archives for something that may use layers up to $(1), in the order the linker wants.
+archives_to = $(foreach l,$(call reverse,$(call up_to,$(1),$(LAYERS))),$(call archive,$(l)))
+
+built_programs := $(foreach p,$(PROGRAMS),$(if $(wildcard $(dir_$(p))/*.c),$(p)))
+unit_tests := $(patsubst %.c,%,$(sort $(shell find tests/unit -name 'test_*.c' 2>/dev/null)))
+state_tests := $(patsubst %.c,%,$(sort $(wildcard tests/crash/crash_*.c tests/model/model_*.c)))
+benches := $(patsubst %.c,%,$(sort $(wildcard bench/bench_*.c)))
+test_programs := $(patsubst %,$(B)/%,$(unit_tests) $(state_tests))
+bench_programs := $(patsubst %,$(B)/%,$(benches))
+
+# ---- flags ----
+
+WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wmissing-declarations \
+	-Wold-style-definition -Wpointer-arith -Wundef -Wvla -Wwrite-strings -Wredundant-decls -Wnested-externs \
+	-Wformat=2 -Wno-format-nonliteral -Winit-self -Wunused -Wdate-time \
+	-Wno-unused-parameter -Wno-missing-field-initializers
+WARN_gcc := -Wlogical-op -Wimplicit-fallthrough=5 -Wtrampolines
+WARN_clang := -Wimplicit-fallthrough -Wno-gnu-folding-constant -Wno-unknown-warning-option -Wno-unused-command-line-argument
+# With the extra code of sanitizers in its way, gcc sees uses of unset variables that are none.
+WARN_gcc_san := -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds
+
+is_clang := $(findstring clang,$(compiler))
+san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubst ubsan,undefined,$(patsubst tsan,thread,$(sans))))))
+SAN_FLAGS := $(if $(sans),-fsanitize=$(san_names) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+
+# No contraction: results are bit-identical whatever the instruction set; what fuses says fmaf.
+CFLAGS_ALL = -std=gnu11 -O2 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
+	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
+	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) -Iinclude -I. $(EXTRA_CFLAGS)
+
+# Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
+x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
+isa_flags = $(if $(x86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c -mbmi -mbmi2)$(if $(filter \
+	%_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma))
+
+# Debian 12 has libfuse 3.14; `make deps` built a newer one there.
+ifneq ($(wildcard $(DEPS)/usr/lib/libfuse3.a),)
+FUSE_CFLAGS := -isystem $(DEPS)/usr/include/fuse3
+FUSE_LIBS := $(DEPS)/usr/lib/libfuse3.a -ldl
+else
+FUSE_CFLAGS := $(shell pkg-config --cflags fuse3 2>/dev/null)
+FUSE_LIBS := $(shell pkg-config --libs fuse3 2>/dev/null)
+endif
+CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
+
+dir_flags = $(if $(filter fs/fuse/%,$(1)),$(FUSE_CFLAGS))
+LDFLAGS_ALL = $(SAN_FLAGS) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
+LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
+
+Q := $(if $(V),,@)
+say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
+
+# ---- rules ----
+
+.PHONY: all tests
+all: $(patsubst %,$(B)/bin/%,$(built_programs))
+tests: $(test_programs)
+
+# Rebuild when the command would be another one.
+flags_now := $(CC) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
+$(B)/flags: FORCE
+	@mkdir -p $(@D); echo '$(flags_now)' | cmp -s - $@ || echo '$(flags_now)' >$@
+FORCE:
+.PHONY: FORCE
+
+$(B)/obj/%.o: %.c $(B)/flags
+	$(call say,CC,$<)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS_ALL) $(call dir_flags,$<) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
+
+define archive_rule
+$(call archive,$(1)): $(call objects,$(1)) $(B)/lib/$(subst /,-,$(1)).members
+	$$(call say,AR,$$@)
+	$$(Q)rm -f $$@; $$(AR) rcs $$@ $$(filter %.o,$$^)
+# Rebuild, too, when a file went away.
+$(B)/lib/$(subst /,-,$(1)).members: FORCE
+	@mkdir -p $$(@D); echo '$(call objects,$(1))' | cmp -s - $$@ || echo '$(call objects,$(1))' >$$@
+endef
+$(foreach d,$(ARCHIVE_DIRS),$(if $(wildcard $(d)/*.c),$(eval $(call archive_rule,$(d)))))
+
+# The objects of a program's own folder are linked as they are; the archives serve everything else.
+not_for_helpers := $(foreach l,fs/fuse fs,$(call archive,$(l)))
+program_archives = $(if $(filter fs,$(1)),$(call archives_to,fs/fuse),$(filter-out $(not_for_helpers),$(call archives_to,all)))
+define program_rule
+$(B)/bin/$(1): $(call objects,$(dir_$(1))) $(call program_archives,$(dir_$(1)))
+	$$(call say,LD,$$@)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $(if $(filter fs,$(dir_$(1))),$$(FUSE_LIBS)) $$(LIBS)
+endef
+$(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
+
+# layer_of: tests/unit/tiering/io/test_x -> tiering/io
+layer_of = $(patsubst tests/unit/%/,%,$(dir $(1)))
+helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))
+test_archives = $(call archive,tests/support) $(if $(filter $(LAYERS),$(call layer_of,$(1))),,$(helper_archives)) \
+	$(call archives_to,$(call layer_of,$(1)))
+define test_rule
+$(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
+	$$(call say,LD,$$@)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
+endef
+$(foreach t,$(unit_tests) $(state_tests) $(benches),$(eval $(call test_rule,$(t))))
+.SECONDARY:
+
+-include $(shell test -d $(B)/obj && find $(B)/obj -name '*.d')
+
+# ---- tests ----
+
+# The runner builds what it runs; a knob given here holds there.
+export HITRAIN_BIN := $(abspath $(B))/bin
+export HITRAIN_BUILD := $(abspath $(B))
+runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
+	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
+
+.PHONY: deps check check-long unit states mounted torch bench lint format demo
+deps:
+	@tests/tools/deps.sh
+
+check: deps
+	@$(runner) check
+check-long: deps
+	@HITRAIN_LONG=1 $(runner) check-long
+unit states mounted torch bench:
+	@$(runner) $@
+
+lint:
+	@$(runner) lint
+format:
+	@tests/lint/format.sh --fix
+
+# Through make again, because what deps installed decides how all is linked.
+demo: deps
+	@$(MAKE) --no-print-directory all
+	@$(PYTHON) optim/torch/demo.py
+
+# ---- install ----
+
+.PHONY: install uninstall clean distclean help
+man_pages := $(wildcard mount-helpers/man/*.8)
+in_bin := $(filter hitrain hitrainctl,$(built_programs))
+in_sbin := $(filter-out $(in_bin),$(built_programs))
+
+install: all
+	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(SBINDIR)'
+	$(if $(in_bin),install -m 755 $(addprefix $(B)/bin/,$(in_bin)) '$(DESTDIR)$(PREFIX)/bin')
+	$(if $(in_sbin),install -m 755 $(addprefix $(B)/bin/,$(in_sbin)) '$(DESTDIR)$(SBINDIR)')
+	$(if $(filter hitrain-fsck,$(in_sbin)),ln -sf hitrain-fsck '$(DESTDIR)$(SBINDIR)/fsck.hitrain')
+	$(if $(man_pages),install -d '$(DESTDIR)$(MANDIR)/man8' && install -m 644 $(man_pages) '$(DESTDIR)$(MANDIR)/man8')
+
+uninstall:
+	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
+		$(foreach p,mkfs.hitrain mount.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
+		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man8/$(m)')
+
+clean:
+	@! test -d '$(O)' || find '$(O)' -mindepth 1 -maxdepth 1 ! -path '$(DEPS)' -exec rm -rf {} +
+distclean:
+	rm -rf '$(O)' '$(DEPS)'
+
+help:
+	@sed -n 's/^## \{0,1\}//p' Makefile

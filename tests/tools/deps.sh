@@ -1,0 +1,184 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`.
+#
+# Run again it only looks and returns at once. Packages come from the machine's own package
+# sources. Where those have a libfuse older than 3.17, libfuse is built from the source package
+# of a newer suite into build/deps, and linked from there; for that a sources list and state
+# folders of our own are used, so that the machine's package configuration stays as it was.
+
+set -euo pipefail
+
+top=$(cd "$(dirname "$0")/../.." && pwd)
+deps=$top/build/deps
+fuse_min=3.17
+fuse_suite=trixie
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C
+
+packages=(
+	gcc libc6-dev make pkgconf clang libclang-rt-dev
+	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev check
+	fuse3 attr acl e2fsprogs fio procps util-linux xxd
+	clang-format shellcheck
+	python3 python3-numpy python3-torch python3-pytest libopenblas0-openmp
+)
+# Wanted only where libfuse is built here.
+fuse_build_packages=(dpkg-dev meson ninja-build)
+
+say() { echo "deps: $*"; }
+die() { echo "deps: $*" >&2; exit 1; }
+
+sudo=()
+if [ "$(id -u)" != 0 ]; then
+	sudo=(sudo)
+fi
+
+as_root() {
+	if [ ${#sudo[@]} -gt 0 ] && ! command -v sudo >/dev/null; then
+		die "must be root (or have sudo) to run: $*"
+	fi
+	${sudo[@]+"${sudo[@]}"} "$@"
+}
+
+installed() {
+	[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+lists_fresh=no
+update_lists() {
+	if [ $lists_fresh = no ]; then
+		say "apt-get update"
+		# Another source of this machine being unreachable is no reason to stop.
+		as_root apt-get -q -o DPkg::Lock::Timeout=300 update >"$log" 2>&1 ||
+			{ say "apt-get update failed in part:"; tail -n 5 "$log"; }
+		lists_fresh=yes
+	fi
+}
+
+install_missing() {
+	local missing=() p
+	for p in "$@"; do
+		installed "$p" || missing+=("$p")
+	done
+	[ ${#missing[@]} -gt 0 ] || return 0
+	update_lists
+	say "installing ${missing[*]}"
+	as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 \
+		--no-install-recommends install "${missing[@]}" </dev/null >"$log" 2>&1 ||
+		{ cat "$log" >&2; die "could not install: ${missing[*]}"; }
+}
+
+# The newest libfuse3-dev that apt would install (or has installed) here.
+fuse_packaged_version() {
+	apt-cache policy libfuse3-dev 2>/dev/null |
+		awk '$1 == "Candidate:" { sub(/^[0-9]+:/, "", $2); print $2 }'
+}
+
+# The mirror this machine takes Debian from.
+mirror() {
+	local uri
+	# shellcheck disable=SC2016 # apt fills these in
+	uri=$(apt-get indextargets --format '$(REPO_URI)' \
+		'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 2>/dev/null | head -n 1)
+	echo "${uri:-http://deb.debian.org/debian}"
+}
+
+# fetch_source MIRROR: the fuse3 source package of $fuse_suite, unpacked into $work/src.
+fetch_source() {
+	local keyring=/usr/share/keyrings/debian-archive-keyring.gpg opt=() signed=
+	[ ! -r "$keyring" ] || signed="[signed-by=$keyring] "
+	rm -rf "$work"
+	mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/parts"
+	echo "deb-src $signed$1 $fuse_suite main" >"$work/sources.list"
+	opt=(-q
+		-o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts="$work/parts"
+		-o Dir::Etc::PreferencesParts="$work/parts" -o Dir::Etc::Preferences=/dev/null
+		-o Dir::State="$work/state" -o Dir::State::status=/var/lib/dpkg/status
+		-o Dir::Cache="$work/cache" -o APT::Sandbox::User=root -o APT::Default-Release=)
+	(
+		cd "$work"
+		apt-get "${opt[@]}" update
+		apt-get "${opt[@]}" --only-source --download-only source fuse3
+		dpkg-source -x ./*.dsc src
+	) >"$log" 2>&1
+}
+
+build_fuse() {
+	local m ok=no
+	mkdir -p "$deps"
+	for m in "$(mirror)" http://deb.debian.org/debian; do
+		say "fetching the source of libfuse from $m $fuse_suite"
+		if fetch_source "$m"; then
+			ok=yes
+			break
+		fi
+		tail -n 5 "$log"
+	done
+	[ $ok = yes ] || die "no source of libfuse >= $fuse_min"
+	say "building libfuse into build/deps"
+	# The prefix is where fusermount3 is looked for at run time, not where this is put.
+	(
+		cd "$work"
+		PATH=/usr/sbin:/usr/bin:/sbin:/bin
+		CC=gcc CFLAGS='-O2 -g' meson setup obj src --prefix=/usr --libdir=lib --buildtype=plain \
+			-Ddefault_library=static -Dexamples=false -Dtests=false -Dutils=false
+		ninja -C obj
+		rm -rf "$deps/usr"
+		DESTDIR=$deps meson install -C obj
+	) >"$log" 2>&1 || { cat "$log" >&2; die "building libfuse failed"; }
+	PKG_CONFIG_LIBDIR=$deps/usr/lib/pkgconfig pkg-config --modversion fuse3 >"$stamp.new"
+	mv "$stamp.new" "$stamp"
+	rm -rf "$work"
+}
+
+have_fuse() {
+	[ -s "$stamp" ] && [ -e "$deps/usr/lib/libfuse3.a" ] ||
+		pkg-config --atleast-version=$fuse_min fuse3 2>/dev/null
+}
+
+# PyTorch calls BLAS through an alternative; any but the OpenMP build of OpenBLAS is slow.
+select_blas() {
+	local arch lib name want now
+	arch=$(gcc -print-multiarch)
+	for lib in libblas.so.3 liblapack.so.3 libopenblas.so.0; do
+		name=$lib-$arch
+		now=$(update-alternatives --query "$name" 2>/dev/null | awk '$1 == "Value:" { print $2 }')
+		want=/usr/lib/$arch/openblas-openmp/$lib
+		if [ -n "$now" ] && [ "$now" != "$want" ] && [ -e "$want" ]; then
+			say "selecting $want instead of $now"
+			as_root update-alternatives --set "$name" "$want" >/dev/null
+		fi
+	done
+	name=libblas.so.3-$arch
+	update-alternatives --query "$name" 2>/dev/null | grep -q '^Value: .*/openblas-openmp/' ||
+		die "OpenBLAS with OpenMP is not the selected BLAS (update-alternatives --query $name)"
+}
+
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
+	die "this is not a Debian machine; the list of packages is in $0"
+
+log=$(mktemp)
+work=$deps/work
+stamp=$deps/fuse3.version
+trap 'rm -f "$log"' EXIT
+
+install_missing "${packages[@]}"
+if ! have_fuse; then
+	[ -n "$(fuse_packaged_version)" ] || update_lists
+	packaged=$(fuse_packaged_version)
+	if [ -n "$packaged" ] && [ "$packaged" != '(none)' ] && dpkg --compare-versions "$packaged" ge $fuse_min; then
+		install_missing libfuse3-dev
+	else
+		install_missing "${fuse_build_packages[@]}"
+		build_fuse
+	fi
+fi
+have_fuse || die "no libfuse >= $fuse_min"
+select_blas
+
+if [ -s "$stamp" ]; then
+	say "everything is present (libfuse $(cat "$stamp") in build/deps)"
+else
+	say "everything is present (libfuse $(pkg-config --modversion fuse3))"
+fi

@@ -1,0 +1,313 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Builds and runs tests for the Makefile, and adds up what they say.
+
+What is a test is decided by its place and name: tests/unit/**/test_*.c, tests/crash/crash_*.c, tests/model/model_*.c
+are programs of their own (Check's summary line is counted where there is one, else the exit status), and
+tests/mount/test_*.py and tests/optim/test_*.py are run by pytest, one process for each file.
+
+A failure never ends the run: all of it is shown in full where it happened, named again at the end, and the last line is
+"N passed, N failed". Only tests count as passed; a failing build or lint counts as one failure each.
+"""
+import argparse
+import concurrent.futures
+import fnmatch
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+PYTHON = '/usr/bin/python3'
+PROGRAM_SECONDS_MAX = 900
+LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh']
+CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
+PYTEST_LINE = re.compile(r'^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s.*$', re.M)
+# Inner makes choose their own parallelism: the pipe of an outer one does not reach them.
+NOT_INHERITED = ('MAKEFLAGS', 'MFLAGS', 'GNUMAKEFLAGS', 'MAKELEVEL', 'MAKEOVERRIDES')
+
+
+def variant_dir(out, cc, san):
+    """Where the Makefile builds for this compiler and these sanitizers."""
+    compiler = os.path.basename(cc.split()[0])
+    parts = [compiler] if compiler not in ('gcc', 'cc') else []
+    parts += [s for s in san.split(',') if s]
+    return os.path.join(out, '-'.join(parts)) if parts else out
+
+
+def terminated(text):
+    return text if not text or text.endswith('\n') else text + '\n'
+
+
+class Runner:
+    def __init__(self, args):
+        self.args = args
+        self.passed = self.failed = self.skipped = 0
+        self.failures = []
+        self.ran = 0
+        self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
+        self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
+        self.jobs = os.cpu_count() or 1
+        self.still = None
+
+    # -- telling --
+
+    def heading(self, text):
+        print(f'== {text}', flush=True)
+
+    def fail(self, name, count, output):
+        self.failed += count
+        self.failures.append(name)
+        print(f'---- output of {name}\n{terminated(output)}----', flush=True)
+
+    def line(self, ok, seconds, name, remark):
+        print(f'  {"ok  " if ok else "FAIL"} {seconds:7.1f} s  {name}  {remark}'.rstrip(), flush=True)
+
+    # -- doing --
+
+    def command(self, argv, env, seconds_max=PROGRAM_SECONDS_MAX):
+        """Runs argv; all of its process group ends with it. Returns (status, output, seconds)."""
+        begin = time.monotonic()
+        proc = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            output, _ = proc.communicate(timeout=seconds_max)
+            late = ''
+        except subprocess.TimeoutExpired:
+            os.killpg(proc.pid, signal.SIGKILL)
+            try:
+                output, _ = proc.communicate(timeout=30)
+            except subprocess.TimeoutExpired as e:  # something that left the group holds the pipe
+                output = e.output or b''
+            late = f'\nstopped: still running after {seconds_max} s\n'
+        text = output.decode('utf-8', 'replace') + late
+        return proc.returncode if not late else 124, text, time.monotonic() - begin
+
+    def make(self, targets, cc, san):
+        """Builds targets as far as possible; returns those that could not be built."""
+        a = self.args
+        base = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}'] + a.set
+        if a.verbose:
+            base.append('V=1')
+        name = f'build {variant_dir(a.out, cc, san)}'
+        status, output, seconds = self.command(base + targets, self.env, 3600)
+        lost = []
+        if status != 0:
+            for t in targets:
+                if self.command(base + ['-q', t], self.env)[0] != 0:
+                    lost.append(t)
+        ok = status == 0
+        self.line(ok, seconds, name, '' if ok else f'not built: {" ".join(lost)}')
+        if not ok:
+            noise = re.compile(r"^(  (CC|LD|AR) |make(\[\d+\])?: Target .* not remade)")
+            self.fail(name, 1, ''.join(l for l in output.splitlines(True) if not noise.match(l)))
+        elif a.verbose:
+            print(output, end='', flush=True)
+        return lost
+
+    def selected(self, paths):
+        pattern = self.args.test
+        def match(p):
+            stem = os.path.splitext(p)[0]
+            return any(fnmatch.fnmatch(n, pattern) for n in (p, stem, os.path.basename(p), os.path.basename(stem)))
+        return [p for p in sorted(map(str, paths)) if not pattern or match(p)]
+
+    def fixed_addresses(self):
+        """Sanitizers of older compilers cannot live with as much address randomisation as newer kernels apply."""
+        if self.still is None:
+            prefix = ['setarch', '-R']
+            try:
+                works = subprocess.run(prefix + ['true'], stderr=subprocess.DEVNULL).returncode == 0
+            except OSError:
+                works = False
+            self.still = prefix if works else []
+        return self.still
+
+    def program_env(self, san):
+        env = dict(self.env)
+        env.setdefault('CK_VERBOSITY', 'normal')
+        env.setdefault('CK_DEFAULT_TIMEOUT', '120')
+        if san:
+            env.setdefault('CK_TIMEOUT_MULTIPLIER', '5')
+            env.setdefault('ASAN_OPTIONS', 'strict_string_checks=1:detect_stack_use_after_return=1')
+            env.setdefault('UBSAN_OPTIONS', 'print_stacktrace=1')
+            env.setdefault('TSAN_OPTIONS', 'second_deadlock_stack=1')
+        return env
+
+    def programs(self, sources, cc, san):
+        """Builds and runs C test programs, as many at a time as there are processors."""
+        sources = self.selected(sources)
+        if not sources:
+            return
+        out = variant_dir(self.args.out, cc, san)
+        targets = {os.path.join(out, s[:-2]): s[:-2] for s in sources}
+        lost = self.make(list(targets), cc, san)
+        env = self.program_env(san)
+        env['HITRAIN_BIN'] = os.path.abspath(os.path.join(out, 'bin'))
+        env['HITRAIN_BUILD'] = os.path.abspath(out)
+        prefix = self.fixed_addresses() if san else []
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            running = {pool.submit(self.command, prefix + [os.path.abspath(t)], env): n
+                       for t, n in targets.items() if t not in lost}
+            for done in concurrent.futures.as_completed(running):
+                self.count_program(running[done], *done.result())
+
+    def count_program(self, name, status, output, seconds):
+        self.ran += 1
+        good = bad = 0
+        said = CHECK_LINE.findall(output)
+        for checks, failures, errors in said:
+            bad += int(failures) + int(errors)
+            good += int(checks) - int(failures) - int(errors)
+        if not said:
+            good = 1 if status == 0 else 0
+        if bad == 0 and (status != 0 or good == 0):
+            bad = 1
+            output = terminated(output) + f'exit status {status}, {good} checks passed\n'
+        self.passed += good
+        self.line(bad == 0, seconds, name, f'{good} passed' + (f', {bad} failed' if bad else ''))
+        if bad:
+            self.fail(name, bad, output)
+        elif self.args.verbose:
+            print(output, end='', flush=True)
+
+    def pytests(self, sources):
+        """One pytest process for each file, one after the other: they mount, kill daemons and count bytes."""
+        for source in self.selected(sources):
+            status, output, seconds = self.command(
+                [PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source], self.env)
+            self.ran += 1
+            counts = {}
+            said = PYTEST_LINE.findall(output)
+            for number, word in re.findall(r'(\d+) ([a-z]+)', said[-1] if said else ''):
+                counts[word] = counts.get(word, 0) + int(number)
+            good = counts.get('passed', 0) + counts.get('xfailed', 0)
+            bad = sum(counts.get(w, 0) for w in ('failed', 'error', 'errors', 'xpassed'))
+            if bad == 0 and status != 0:
+                bad = 1
+                output = terminated(output) + f'exit status {status}\n'
+            skipped = counts.get('skipped', 0)
+            self.passed += good
+            self.skipped += skipped
+            self.line(bad == 0, seconds, source, f'{good} passed' + (f', {bad} failed' if bad else '') +
+                      (f', {skipped} skipped' if skipped else ''))
+            if bad:
+                self.fail(source, bad, output)
+            elif self.args.verbose:
+                print(output, end='', flush=True)
+            else:
+                for l in output.splitlines():
+                    if l.startswith('SKIPPED'):
+                        print('       ' + l, flush=True)
+
+    # -- what the Makefile's targets do --
+
+    def all_programs(self):
+        if 'all' in self.make(['all'], self.args.cc, self.args.san):
+            print('  the programs are not all there: expect tests that use them to fail', flush=True)
+
+    def lint(self):
+        self.heading('lint')
+        for script in LINTS:
+            status, output, seconds = self.command([os.path.join('tests/lint', script)], self.env)
+            self.line(status == 0, seconds, script, '')
+            if status != 0:
+                self.fail(f'tests/lint/{script}', 1, output)
+            elif self.args.verbose:
+                print(output, end='', flush=True)
+
+    def unit(self, cc=None, san=None):
+        cc, san = cc or self.args.cc, self.args.san if san is None else san
+        self.heading('unit tests' + (f', SAN={san}' if san else '') + (f', CC={cc}' if cc != 'gcc' else ''))
+        self.programs(pathlib.Path('tests/unit').rglob('test_*.c'), cc, san)
+
+    def states(self):
+        self.heading('crash and model tests')
+        sources = list(pathlib.Path('tests/crash').glob('crash_*.c')) + list(pathlib.Path('tests/model').glob('model_*.c'))
+        self.programs(sources, self.args.cc, self.args.san)
+
+    def mounted(self):
+        self.python_tests('mounted tests', 'tests/mount')
+
+    def torch(self):
+        self.python_tests('tests with PyTorch', 'tests/optim')
+
+    def python_tests(self, title, folder):
+        self.heading(title)
+        sources = self.selected(pathlib.Path(folder).glob('test_*.py'))
+        if sources:
+            self.all_programs()
+            self.pytests(sources)
+
+    def other_compiler(self):
+        cc = 'clang' if self.args.cc != 'clang' else 'gcc'
+        self.heading(f'build with {cc}')
+        self.make(['all', 'tests'], cc, '')
+
+    def bench(self):
+        sources = self.selected(pathlib.Path('bench').glob('bench_*.c'))
+        out = variant_dir(self.args.out, self.args.cc, self.args.san)
+        targets = {os.path.join(out, s[:-2]): s for s in sources}
+        lost = self.make(['all'] + list(targets), self.args.cc, self.args.san)
+        for target, source in targets.items():
+            if target not in lost:
+                self.heading(source)
+                if subprocess.run([target], env=self.env).returncode != 0:
+                    self.fail(source, 1, 'see above')
+
+    def check(self, long=False):
+        # What fails soonest comes first.
+        everything = not self.args.test
+        if everything:
+            self.lint()
+            self.heading('build')
+            self.all_programs()
+        self.unit()
+        if everything:
+            self.other_compiler()
+        self.unit(san='asan,ubsan')
+        if long:
+            self.unit(san='tsan')
+        self.states()
+        self.mounted()
+        self.torch()
+
+    def finish(self, begin, sums):
+        if self.args.test and self.ran == 0 and not self.failures:
+            self.failed += 1
+            self.failures.append(f'no test is called {self.args.test}')
+        print(f'== {time.monotonic() - begin:.0f} s')
+        if self.failures:
+            print('failed: ' + ', '.join(self.failures))
+        if self.skipped:
+            print(f'skipped: {self.skipped}')
+        if sums:
+            print(f'{self.passed} passed, {self.failed} failed', flush=True)
+        return 1 if self.failed else 0
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('what', choices=['check', 'check-long', 'unit', 'states', 'mounted', 'torch', 'lint', 'bench'])
+    p.add_argument('--make', default='make')
+    p.add_argument('--out', default='build')
+    p.add_argument('--cc', default='gcc')
+    p.add_argument('--san', default='')
+    p.add_argument('--test', default='')
+    p.add_argument('--set', action='append', default=[])
+    p.add_argument('--verbose', action='store_true')
+    args = p.parse_args()
+    os.chdir(pathlib.Path(__file__).resolve().parents[2])
+    runner = Runner(args)
+    begin = time.monotonic()
+    if args.what == 'check-long':
+        runner.check(long=True)
+    else:
+        getattr(runner, args.what)()
+    return runner.finish(begin, args.what not in ('lint', 'bench'))
+
+
+if __name__ == '__main__':
+    sys.exit(main())
