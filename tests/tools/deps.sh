@@ -124,7 +124,7 @@ build_fuse() {
 		CC=gcc CFLAGS='-O2 -g' meson setup obj src --prefix=/usr --libdir=lib --buildtype=plain \
 			-Ddefault_library=static -Dexamples=false -Dtests=false -Dutils=false
 		ninja -C obj
-		rm -rf "$deps/usr"
+		rm -rf "${deps:?}/usr"
 		DESTDIR=$deps meson install -C obj
 	) >"$log" 2>&1 || { cat "$log" >&2; die "building libfuse failed"; }
 	PKG_CONFIG_LIBDIR=$deps/usr/lib/pkgconfig pkg-config --modversion fuse3 >"$stamp.new"
@@ -133,8 +133,10 @@ build_fuse() {
 }
 
 have_fuse() {
-	[ -s "$stamp" ] && [ -e "$deps/usr/lib/libfuse3.a" ] ||
-		pkg-config --atleast-version=$fuse_min fuse3 2>/dev/null
+	if [ -s "$stamp" ] && [ -e "$deps/usr/lib/libfuse3.a" ]; then
+		return 0
+	fi
+	pkg-config --atleast-version=$fuse_min fuse3 2>/dev/null
 }
 
 # PyTorch calls BLAS through an alternative; any but the OpenMP build of OpenBLAS is slow.
@@ -155,8 +157,7 @@ select_blas() {
 		die "OpenBLAS with OpenMP is not the selected BLAS (update-alternatives --query $name)"
 }
 
-command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
-	die "this is not a Debian machine; the list of packages is in $0"
+command -v apt-get >/dev/null || die "this is not a Debian machine; the list of packages is in $0"
 
 log=$(mktemp)
 work=$deps/work
