@@ -7,10 +7,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 
 # sources GLOB...: files of the project whose name matches, one on a line, sorted.
 sources() {
-	local expr=() g
+	local expr=() folders=() g
+	for g in fs tiering optim include mount-helpers tests bench .ci; do
+		[ ! -d "$g" ] || folders+=("$g")
+	done
 	for g in "$@"; do
 		expr+=(-o -name "$g")
 	done
-	find fs tiering optim include mount-helpers tests bench .ci \
-		-type f \( "${expr[@]:1}" \) -print 2>/dev/null | sort
+	find "${folders[@]}" -type f \( "${expr[@]:1}" \) ! -path '*/__pycache__/*' -print | sort
 }

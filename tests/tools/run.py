@@ -91,13 +91,11 @@ class Runner:
         base = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}'] + a.set
         if a.verbose:
             base.append('V=1')
-        name = f'build {variant_dir(a.out, cc, san)}'
+        name = f'building in {variant_dir(a.out, cc, san)}'
         status, output, seconds = self.command(base + targets, self.env, 3600)
         lost = []
         if status != 0:
-            for t in targets:
-                if self.command(base + ['-q', t], self.env)[0] != 0:
-                    lost.append(t)
+            lost = [t for t in targets if self.command(base + [t], self.env)[0] != 0]
         ok = status == 0
         self.line(ok, seconds, name, '' if ok else f'not built: {" ".join(lost)}')
         if not ok:
@@ -142,7 +140,8 @@ class Runner:
         if not sources:
             return
         out = variant_dir(self.args.out, cc, san)
-        targets = {os.path.join(out, s[:-2]): s[:-2] for s in sources}
+        mark = '' if out == self.args.out else f' ({os.path.relpath(out, self.args.out)})'
+        targets = {os.path.join(out, s[:-2]): s[:-2] + mark for s in sources}
         lost = self.make(list(targets), cc, san)
         env = self.program_env(san)
         env['HITRAIN_BIN'] = os.path.abspath(os.path.join(out, 'bin'))
