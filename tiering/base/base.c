@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* base.c - clocks, sizes as people write them, random bytes. No state; any thread. */
+#include "tiering/base/base.h"
+
+#include <stdio.h>
+#include <sys/random.h>
+#include <time.h>
+
+#define FRACTION_DIGITS_MAX 9u
+
+static uint64_t clock_ns(clockid_t id)
+{
+    struct timespec ts;
+
+    clock_gettime(id, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+uint64_t ht_now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t ht_wall_ns(void)
+{
+    return clock_ns(CLOCK_REALTIME);
+}
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static char lower(char c)
+{
+    return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+}
+
+/* The power of 1024 that a unit such as "", "k", "KB" or "KiB" stands for, or -1. */
+static int unit_power(const char *text)
+{
+    static const char units[] = "kmgtp";
+    const char *at;
+
+    if (*text == '\0')
+        return 0;
+    at = strchr(units, lower(*text));
+    if (at == NULL)
+        return -1;
+    text++;
+    if (lower(*text) == 'i' && lower(text[1]) == 'b')
+        text++;
+    if (lower(*text) == 'b')
+        text++;
+    return *text == '\0' ? (int)(at - units) + 1 : -1;
+}
+
+int ht_parse_size(const char *text, uint64_t *out_bytes)
+{
+    unsigned __int128 whole = 0, fraction = 0, scale = 1;
+    unsigned digits = 0;
+    bool over = false;
+    int power;
+
+    if (!is_digit(*text))
+        return -EINVAL;
+    for (; is_digit(*text); text++) {
+        whole = whole * 10 + (unsigned)(*text - '0');
+        if (whole > UINT64_MAX) {
+            over = true;
+            whole = UINT64_MAX;
+        }
+    }
+    if (*text == '.') {
+        for (text++; is_digit(*text); text++) {
+            if (++digits > FRACTION_DIGITS_MAX)
+                return -EINVAL;
+            fraction = fraction * 10 + (unsigned)(*text - '0');
+            scale *= 10;
+        }
+        if (digits == 0)
+            return -EINVAL;
+    }
+    power = unit_power(text);
+    if (power < 0 || (power == 0 && digits > 0))
+        return -EINVAL;
+    whole = (whole << (10 * power)) + (fraction << (10 * power)) / scale;
+    if (over || whole > UINT64_MAX)
+        return -ERANGE;
+    *out_bytes = (uint64_t)whole;
+    return 0;
+}
+
+const char *ht_format_size(uint64_t bytes, char *buf, size_t cap)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    unsigned unit = 0;
+    /* In tenths; the next unit begins where rounding would print 1024.0 of this one. */
+    unsigned __int128 tenths = (unsigned __int128)bytes * 10, shown = tenths;
+
+    while (shown >= 10240 && unit + 1 < HT_ARRAY_SIZE(units)) {
+        unit++;
+        shown = (tenths + ((unsigned __int128)1 << (10 * unit - 1))) >> (10 * unit);
+    }
+    if (shown % 10 == 0)
+        snprintf(buf, cap, "%u %s", (unsigned)(shown / 10), units[unit]);
+    else
+        snprintf(buf, cap, "%u.%u %s", (unsigned)(shown / 10), (unsigned)(shown % 10), units[unit]);
+    return buf;
+}
+
+int ht_random(void *buf, size_t len)
+{
+    uint8_t *p = buf;
+
+    while (len > 0) {
+        ssize_t n = getrandom(p, len, 0);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        p += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * base.h - the small things every layer uses: sizes, time, bytes, lists.
+ *
+ * Every function of the project that can fail returns 0 (or a useful count)
+ * or a negative errno, and is marked HT_CHECK.
+ */
+#ifndef HITRAIN_TIERING_BASE_BASE_H
+#define HITRAIN_TIERING_BASE_BASE_H
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HT_CHECK __attribute__((warn_unused_result))
+#define HT_PRINTF(f, a) __attribute__((format(printf, f, a)))
+
+#define HT_KIB 1024ull
+#define HT_MIB (1024ull * 1024)
+#define HT_GIB (1024ull * 1024 * 1024)
+
+#define HT_ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+#define ht_container_of(p, type, member) ((type *)((char *)(p)-offsetof(type, member)))
+
+static inline uint64_t ht_min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t ht_max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static inline uint64_t ht_div_up(uint64_t n, uint64_t d)
+{
+    return n / d + (n % d != 0);
+}
+
+/* align: a power of two */
+static inline uint64_t ht_round_up(uint64_t n, uint64_t align)
+{
+    return (n + align - 1) & ~(align - 1);
+}
+
+/* Monotonic clock, nanoseconds. */
+uint64_t ht_now_ns(void);
+/* Wall clock, nanoseconds since 1970. */
+uint64_t ht_wall_ns(void);
+
+/*
+ * Parse "8G", "64k", "1048576", "1.5G" (binary units k m g t p, an optional "b" or
+ * "ib" after them, any case). 0 or -EINVAL (not a size) or -ERANGE.
+ */
+int ht_parse_size(const char *text, uint64_t *out_bytes) HT_CHECK;
+/* Write bytes in a short human form ("1.5 GiB") into buf; returns buf. */
+const char *ht_format_size(uint64_t bytes, char *buf, size_t cap);
+
+/* Fill buf with random bytes of the kernel. 0 or -errno. */
+int ht_random(void *buf, size_t len) HT_CHECK;
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* list.h - intrusive doubly linked lists. Not locked: the owner's lock guards them. */
+#ifndef HITRAIN_TIERING_BASE_LIST_H
+#define HITRAIN_TIERING_BASE_LIST_H
+
+#include <stdbool.h>
+#include "tiering/base/base.h"
+
+struct ht_list {
+    struct ht_list *prev, *next;
+};
+
+static inline void ht_list_init(struct ht_list *l)
+{
+    l->prev = l->next = l;
+}
+
+static inline bool ht_list_empty(const struct ht_list *l)
+{
+    return l->next == l;
+}
+
+static inline void ht_list_add_tail(struct ht_list *head, struct ht_list *n)
+{
+    n->prev = head->prev;
+    n->next = head;
+    head->prev->next = n;
+    head->prev = n;
+}
+
+/* Unlink; afterwards n is an empty list, so that removing twice is harmless. */
+static inline void ht_list_del(struct ht_list *n)
+{
+    n->prev->next = n->next;
+    n->next->prev = n->prev;
+    ht_list_init(n);
+}
+
+#define ht_list_entry(p, type, member) ht_container_of(p, type, member)
+#define ht_list_for_each(pos, head) for (struct ht_list *pos = (head)->next; pos != (head); pos = pos->next)
+/* Allows removal of the current element. */
+#define ht_list_for_each_safe(pos, tmp, head) \
+    for (struct ht_list *pos = (head)->next, *tmp = pos->next; pos != (head); pos = tmp, tmp = pos->next)
+
+#endif

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mem.h - large pinned memory: memfd-backed, huge pages where the system allows,
+ * locked where the limits allow, bound to a NUMA node where asked.
+ */
+#ifndef HITRAIN_TIERING_BASE_MEM_H
+#define HITRAIN_TIERING_BASE_MEM_H
+
+#include "tiering/base/base.h"
+
+enum { HT_NUMA_OFF = -1 };
+
+struct ht_pinned {
+    void *base; /* aligned to 2 MiB */
+    size_t bytes;
+    int fd; /* the memfd */
+    bool locked, huge;
+};
+
+/*
+ * Map, populate and lock bytes (rounded up to 2 MiB). When the lock limit forbids locking
+ * the memory is used unlocked and m->locked says so. node: NUMA node or HT_NUMA_OFF.
+ * 0 or -errno; release with ht_pinned_free.
+ */
+int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node) HT_CHECK;
+void ht_pinned_free(struct ht_pinned *m);
+/* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
+uint64_t ht_mem_available(void);
+
+#endif
