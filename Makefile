@@ -196,9 +196,10 @@ $(foreach t,$(unit_tests) $(state_tests) $(benches),$(eval $(call test_rule,$(t)
 
 # ---- tests ----
 
-# The runner builds what it runs; a knob given here holds there.
+# The runner builds what it runs; a knob given here holds there. Tests and the demo find the programs in $HITRAIN_BIN.
 export HITRAIN_BIN := $(abspath $(B))/bin
 export HITRAIN_BUILD := $(abspath $(B))
+export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
