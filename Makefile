@@ -32,6 +32,10 @@
 ##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
 ##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
 ##   DESTDIR=   put before every installed path
+##
+## What tests and the demo see in their environment
+##   HITRAIN_BIN    absolute path of the programs, HITRAIN_BUILD of the folder above it
+##   HITRAIN_LONG   1 in check-long
 
 ifeq ($(MAKELEVEL),0)
 MAKEFLAGS += -j$(shell nproc)
