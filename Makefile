@@ -14,6 +14,7 @@
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
 ##   lint       include directions, headers compile alone, formatting, shell scripts, SPDX lines
 ##   format     rewrite all C files as .clang-format says
+##   libs       the layers' archives, into build/lib
 ##   tests      build all test programs, run none
 ##   bench      build and run bench/bench_*.c
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
@@ -145,8 +146,9 @@ say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
 
 # ---- rules ----
 
-.PHONY: all tests
-all: $(patsubst %,$(B)/bin/%,$(built_programs))
+.PHONY: all libs tests
+all: $(patsubst %,$(B)/bin/%,$(built_programs)) libs
+libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs)
 
 # Rebuild when the command would be another one.
