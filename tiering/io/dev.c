@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dev.c - what all devices have in common: properties, counters, the check at the begin and
+ * the accounting at the end of each request, and the hook that lets requests fail.
+ *
+ * Any thread. How a device is opened is in open.c, how bytes move in ring.c and ram.c.
+ */
+#include "tiering/io/io_priv.h"
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct ht_dev *ht_dev_alloc(const char *name)
+{
+    struct ht_dev *dev = calloc(1, sizeof(*dev));
+
+    if (dev == NULL)
+        return NULL;
+    dev->name = strdup(name);
+    if (dev->name == NULL) {
+        free(dev);
+        return NULL;
+    }
+    dev->fd = -1;
+    dev->numa_node = HT_NUMA_OFF;
+    pthread_mutex_init(&dev->ram_lock, NULL);
+    pthread_mutex_init(&dev->fail_lock, NULL);
+    pthread_mutex_init(&dev->record_lock, NULL);
+    return dev;
+}
+
+void ht_dev_close(struct ht_dev *dev)
+{
+    if (dev == NULL)
+        return;
+    assert(atomic_load(&dev->in_flight) == 0);
+    ht_recorder_end(dev);
+    if (dev->ram != NULL)
+        munmap(dev->ram, dev->size);
+    if (dev->fd >= 0)
+        close(dev->fd);
+    pthread_mutex_destroy(&dev->record_lock);
+    pthread_mutex_destroy(&dev->fail_lock);
+    pthread_mutex_destroy(&dev->ram_lock);
+    free(dev->name);
+    free(dev);
+}
+
+uint64_t ht_dev_size(const struct ht_dev *dev)
+{
+    return dev->size;
+}
+
+uint32_t ht_dev_lba(const struct ht_dev *dev)
+{
+    return dev->lba;
+}
+
+bool ht_dev_rdonly(const struct ht_dev *dev)
+{
+    return dev->rdonly;
+}
+
+const char *ht_dev_name(const struct ht_dev *dev)
+{
+    return dev->name;
+}
+
+int ht_dev_numa_node(const struct ht_dev *dev)
+{
+    return dev->numa_node;
+}
+
+void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
+{
+    *out = (struct ht_dev_counters){
+        .reads = atomic_load(&dev->reads),
+        .writes = atomic_load(&dev->writes),
+        .flushes = atomic_load(&dev->flushes),
+        .read_bytes = atomic_load(&dev->read_bytes),
+        .written_bytes = atomic_load(&dev->written_bytes),
+        .read_errors = atomic_load(&dev->read_errors),
+        .write_errors = atomic_load(&dev->write_errors),
+    };
+}
+
+bool ht_dev_needs_flush(const struct ht_dev *dev)
+{
+    /* covered first: it never exceeds an `ended` that is read later */
+    uint64_t covered = atomic_load(&dev->writes_covered);
+
+    return atomic_load(&dev->writes_ended) > covered;
+}
+
+void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat)
+{
+    bool armed = false;
+
+    pthread_mutex_lock(&dev->fail_lock);
+    dev->fail[op] = (struct ht_fail_hook){nth, repeat};
+    for (unsigned i = 0; i < HT_IO_OPS; i++)
+        armed |= dev->fail[i].left > 0;
+    atomic_store(&dev->fail_armed, armed);
+    pthread_mutex_unlock(&dev->fail_lock);
+}
+
+static bool fails_now(struct ht_dev *dev, enum ht_io_op op)
+{
+    struct ht_fail_hook *hook = &dev->fail[op];
+    bool fires;
+
+    if (!atomic_load_explicit(&dev->fail_armed, memory_order_relaxed))
+        return false;
+    pthread_mutex_lock(&dev->fail_lock);
+    fires = hook->left == 1;
+    if (hook->left > 0 && !(fires && hook->repeat))
+        hook->left--;
+    pthread_mutex_unlock(&dev->fail_lock);
+    return fires;
+}
+
+static int check_transfer(const struct ht_io *io)
+{
+    const struct ht_dev *dev = io->dev;
+    uint32_t mask = dev->lba - 1;
+
+    if (io->op == HT_IO_WRITE && dev->rdonly)
+        return -EROFS;
+    if (io->len == 0 || ((io->len | io->offset | (uintptr_t)io->buf) & mask) != 0)
+        return -EINVAL;
+    if (io->offset > dev->size || io->len > dev->size - io->offset)
+        return -EINVAL;
+    return 0;
+}
+
+int ht_io_begin(struct ht_io *io)
+{
+    int err;
+
+    io->done = false;
+    io->result = 0;
+    io->moved_ = 0;
+    io->next_ = NULL;
+    atomic_fetch_add_explicit(&io->dev->in_flight, 1, memory_order_relaxed);
+    if (io->op == HT_IO_FLUSH) {
+        io->len = 0;
+        io->covers_ = atomic_load(&io->dev->writes_ended);
+    } else {
+        err = check_transfer(io);
+        if (err != 0)
+            return err;
+    }
+    return fails_now(io->dev, io->op) ? -EIO : 0;
+}
+
+static void end_write(struct ht_io *io, int result)
+{
+    struct ht_dev *dev = io->dev;
+
+    /* A write that failed may have changed the medium, too. */
+    if (atomic_load(&dev->recording))
+        ht_record_write(io, result == 0 ? io->len : io->moved_);
+    else
+        atomic_fetch_add(&dev->writes_ended, 1);
+}
+
+static void end_flush(struct ht_io *io)
+{
+    struct ht_dev *dev = io->dev;
+    uint64_t covered = atomic_load(&dev->writes_covered);
+
+    if (atomic_load(&dev->recording))
+        ht_record_flush(io);
+    while (covered < io->covers_ && !atomic_compare_exchange_weak(&dev->writes_covered, &covered, io->covers_))
+        ;
+}
+
+static void count(struct ht_io *io, int result)
+{
+    struct ht_dev *dev = io->dev;
+    _Atomic uint64_t *ops[] = {&dev->reads, &dev->writes, &dev->flushes};
+    _Atomic uint64_t *errors[] = {&dev->read_errors, &dev->write_errors, &dev->write_errors};
+
+    atomic_fetch_add_explicit(result == 0 ? ops[io->op] : errors[io->op], 1, memory_order_relaxed);
+    if (result == 0 && io->op != HT_IO_FLUSH)
+        atomic_fetch_add_explicit(io->op == HT_IO_READ ? &dev->read_bytes : &dev->written_bytes, io->len,
+                                  memory_order_relaxed);
+}
+
+void ht_io_end(struct ht_io *io, int result, bool performed)
+{
+    if (performed && io->op == HT_IO_WRITE)
+        end_write(io, result);
+    if (performed && io->op == HT_IO_FLUSH && result == 0)
+        end_flush(io);
+    count(io, result);
+    atomic_fetch_sub_explicit(&io->dev->in_flight, 1, memory_order_release);
+    io->result = result;
+    io->done = true;
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dev.h - devices and the I/O on them.
+ *
+ * A device is a block device, a regular file (both through io_uring with
+ * O_DIRECT) or memory (for tests). All I/O goes through a ring: a ring belongs
+ * to one thread at a time and holds requests in flight. A request completes
+ * when it was transferred in full or failed: short transfers are continued by
+ * the ring, EINTR and EAGAIN are retried.
+ *
+ * Order between requests in flight is undefined. A write is durable after a
+ * flush of its device that was submitted after the write had completed.
+ *
+ * Threads: devices may be shared by rings of different threads; a ring may not.
+ */
+#ifndef HITRAIN_TIERING_IO_DEV_H
+#define HITRAIN_TIERING_IO_DEV_H
+
+#include <sys/uio.h>
+#include "tiering/base/base.h"
+
+struct ht_dev;
+struct ht_ring;
+
+/* A piece of memory, for registration. */
+struct ht_pinned_area {
+    void *base;
+    size_t bytes;
+};
+
+enum ht_dev_flags {
+    HT_DEV_RDONLY = 1, /* open for reading only; a file may have several readers, a block device has one */
+    HT_DEV_NOWAIT = 2, /* -EBUSY at once when held by somebody else, instead of waiting up to 30 s */
+    HT_DEV_QUIET = 4,  /* do not tell on stderr that it is waiting */
+};
+
+/*
+ * Open a block device or regular file and hold it exclusively: O_EXCL for block devices,
+ * flock for files, on the descriptor that every ring registers, so that the hold
+ * lasts until the last I/O of a killed process has ended. Waits up to 30 s, saying so, when it is held.
+ * -EBUSY: still held. -EINVAL: neither a block device nor a regular file, or O_DIRECT impossible.
+ * Every failure is logged with its remedy, -EBUSY with HT_DEV_NOWAIT apart: that was a question.
+ */
+int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev) HT_CHECK;
+/*
+ * A device of memory, for tests. lba: logical block size in bytes (512 or 4096): requests
+ * that are not aligned to it (offset, length, buffer) fail with -EINVAL as O_DIRECT does.
+ */
+int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev) HT_CHECK;
+/* The content of a RAM device: dev_size bytes, for tests to inspect, replace and corrupt. */
+void *ht_dev_ram_data(struct ht_dev *dev);
+void ht_dev_close(struct ht_dev *dev);
+
+uint64_t ht_dev_size(const struct ht_dev *dev);
+uint32_t ht_dev_lba(const struct ht_dev *dev); /* logical block size, bytes */
+bool ht_dev_rdonly(const struct ht_dev *dev);
+const char *ht_dev_name(const struct ht_dev *dev); /* path, or "ram" */
+int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
+
+struct ht_dev_counters {
+    uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors;
+};
+void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out);
+/* True when a write has completed since the last flush that covered it was submitted. */
+bool ht_dev_needs_flush(const struct ht_dev *dev);
+
+/*
+ * Test hooks of any device. fail: the n-th operation of a kind from now (1 = next) fails with -EIO and does not
+ * reach the device, repeat: all after it; 0 disarms. Fault points of all rings: "io.short" halves a transfer,
+ * "io.again" lets it be interrupted before it moved anything; both must go unnoticed by the caller.
+ */
+enum ht_io_op { HT_IO_READ, HT_IO_WRITE, HT_IO_FLUSH };
+void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);
+
+/*
+ * Record every completed write, flush and mark of a device, in the dm-log-writes format
+ * (Linux Documentation/admin-guide/device-mapper/log-writes.rst). One recorder per device; started while nothing
+ * is in flight. Sectors are of 512 bytes; a mark has at most 480.
+ *
+ * Writes are logged when they completed. A FLUSH entry makes every write before it durable, so it is logged only for
+ * a flush during which no write completed. Otherwise the writes that this flush covered are logged again with
+ * the FUA flag, and after them, again, the writes it did not cover that overlap these. A reader keeps the rule of
+ * the format: a FUA write is durable itself, and no older write undoes it.
+ */
+int ht_recorder_start(struct ht_dev *dev, const char *path) HT_CHECK;
+int ht_recorder_mark(struct ht_dev *dev, const char *text) HT_CHECK;
+int ht_recorder_stop(struct ht_dev *dev) HT_CHECK;
+
+struct ht_io {
+    enum ht_io_op op;
+    struct ht_dev *dev;
+    uint64_t offset; /* bytes, aligned to the logical block */
+    void *buf;       /* aligned to the logical block */
+    uint32_t len;    /* bytes, a multiple of the logical block; 0 for a flush */
+    int result;      /* out, once done: 0 or -errno */
+    bool done;       /* out */
+    void *user;      /* the caller's */
+    /* the ring's own */
+    uint32_t moved_;
+    uint64_t covers_;
+    struct ht_io *next_;
+};
+
+/* depth: requests in flight at most (submission beyond it waits for completions). */
+int ht_ring_new(unsigned depth, struct ht_ring **out_ring) HT_CHECK;
+void ht_ring_free(struct ht_ring *ring);
+/*
+ * Register memory for fixed-buffer I/O; optional, failure is silent (slower, correct). Up to 8 areas, before the
+ * first request. The memory must stay mapped as it is until the ring is freed.
+ */
+void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, unsigned count);
+/* Start a request; the io must stay valid until done. Cannot fail: errors come as results. */
+void ht_ring_submit(struct ht_ring *ring, struct ht_io *io);
+/* Push what was submitted to the device without waiting. */
+void ht_ring_kick(struct ht_ring *ring);
+/* Wait until this request is done (others may complete meanwhile); returns io->result. */
+int ht_ring_wait(struct ht_ring *ring, struct ht_io *io);
+/* Wait until nothing is in flight. */
+void ht_ring_drain(struct ht_ring *ring);
+unsigned ht_ring_in_flight(const struct ht_ring *ring);
+
+/* Submit all and wait for all; the first error, or 0. */
+int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count) HT_CHECK;
+
+/*
+ * For code without a ring of its own: one request through a ring of a small shared pool. offset and len are
+ * multiples of the logical block, buf may have any address (an unaligned one costs a copy).
+ */
+int ht_dev_read(struct ht_dev *dev, uint64_t offset, void *buf, size_t len) HT_CHECK;
+int ht_dev_write(struct ht_dev *dev, uint64_t offset, const void *buf, size_t len) HT_CHECK;
+int ht_dev_flush(struct ht_dev *dev) HT_CHECK;
+
+#endif

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * io_priv.h - what the files of this folder share: the inside of a device, and the three
+ * steps of a request that do not depend on where it goes (begin, end, record).
+ *
+ * Durability is counted in writes: `writes_ended` grows with each completed write before its
+ * owner learns of it; a flush samples it before it is submitted and, once completed, raises
+ * `writes_covered` to the sample. A write that ends while a flush runs is therefore never
+ * taken as covered.
+ *
+ * Locks: ram_lock, fail_lock and record_lock are leaves: nothing is taken under them.
+ */
+#ifndef HITRAIN_TIERING_IO_IO_PRIV_H
+#define HITRAIN_TIERING_IO_IO_PRIV_H
+
+#include <pthread.h>
+#include "tiering/io/dev.h"
+#include "tiering/base/mem.h"
+
+#define HT_IO_OPS 3u
+
+struct ht_recorder;
+
+struct ht_fail_hook {
+    unsigned left; /* passages until it fires; 0: disarmed */
+    bool repeat;
+};
+
+struct ht_dev {
+    char *name;
+    int fd; /* -1: memory */
+    bool rdonly;
+    uint64_t size;
+    uint32_t lba;
+    int numa_node;
+
+    uint8_t *ram;
+    pthread_mutex_t ram_lock; /* the bytes of ram */
+
+    _Atomic uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors;
+    _Atomic uint64_t writes_ended, writes_covered;
+    _Atomic unsigned in_flight;
+
+    _Atomic bool fail_armed;
+    pthread_mutex_t fail_lock;
+    struct ht_fail_hook fail[HT_IO_OPS]; /* fail_lock */
+
+    _Atomic bool recording; /* changes under record_lock */
+    pthread_mutex_t record_lock;
+    struct ht_recorder *recorder; /* record_lock */
+};
+
+/* A device with its locks and no content; name is copied. NULL: no memory. */
+struct ht_dev *ht_dev_alloc(const char *name);
+
+/*
+ * Account for a request and check it. 0: perform it; else the error that it ends with, without
+ * reaching the device. ht_io_end follows in either case.
+ */
+int ht_io_begin(struct ht_io *io);
+/* performed: whether the request reached the device. Sets io->done last. */
+void ht_io_end(struct ht_io *io, int result, bool performed);
+
+/* Move the bytes of a request on a RAM device. */
+void ht_ram_perform(struct ht_io *io);
+
+/* Log the first `bytes` of a write that ended, and count it: one step, so that flushes see both or neither. */
+void ht_record_write(struct ht_io *io, uint32_t bytes);
+void ht_record_flush(struct ht_io *io);
+/* Stop a recorder that the test left running; what went wrong was logged when it did. */
+void ht_recorder_end(struct ht_dev *dev);
+
+#endif

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * open.c - find out what a path is, hold it, and learn its geometry.
+ *
+ * The hold is O_EXCL for block devices (the kernel's own claim: mounted file systems, RAID and
+ * device mapper take part in it) and flock for files. Both belong to the open file, and
+ * requests in flight keep that open, so a hold outlives its process until the last of them has
+ * ended. An fcntl lock would not: it goes when the process does, while its writes still run.
+ *
+ * Readers of a file share it. A block device knows no shared claim, and a reader without one
+ * would not keep a writer away; so there a reader excludes others, too.
+ */
+#include "tiering/io/io_priv.h"
+#include "tiering/base/log.h"
+#include "hitrain/limits.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/file.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <time.h>
+#include <unistd.h>
+
+#define LBA_BYTES_MIN 512u
+#define RETRY_MS 20u
+/*
+ * After a close the kernel may give up the file a moment later than the last completion was
+ * seen. Whoever asks for an answer at once still waits this long, or closing and opening again
+ * would fail at random.
+ */
+#define GRACE_MS 60u
+
+static void sleep_ms(unsigned ms)
+{
+    struct timespec ts = {ms / 1000, (long)(ms % 1000) * 1000000};
+
+    nanosleep(&ts, NULL);
+}
+
+/* One attempt; -EBUSY when somebody else holds it. */
+static int try_open(const char *path, bool block, bool rdonly, int *out_fd)
+{
+    int fd = open(path, (rdonly ? O_RDONLY : O_RDWR) | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0));
+    int err;
+
+    if (fd < 0)
+        return -errno;
+    if (!block && flock(fd, (rdonly ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0) {
+        err = errno == EWOULDBLOCK ? -EBUSY : -errno;
+        close(fd);
+        return err;
+    }
+    *out_fd = fd;
+    return 0;
+}
+
+static int open_held(const char *path, bool block, int flags, int *out_fd)
+{
+    unsigned wait_ms = flags & HT_DEV_NOWAIT ? GRACE_MS : HT_DEVICE_WAIT_S * 1000u;
+    uint64_t began_ns = ht_now_ns(), waited_ms = 0;
+    bool told = (flags & (HT_DEV_QUIET | HT_DEV_NOWAIT)) != 0;
+    int err;
+
+    for (;;) {
+        err = try_open(path, block, flags & HT_DEV_RDONLY, out_fd);
+        if (err != -EBUSY && err != -EINTR)
+            return err;
+        waited_ms = (ht_now_ns() - began_ns) / 1000000;
+        if (waited_ms >= wait_ms)
+            return err;
+        if (!told && waited_ms >= GRACE_MS) {
+            told = true;
+            ht_warn("%s is in use (mounted, being checked, or the last writes of a killed process are still on their "
+                    "way); waiting up to %d s for it",
+                    path, HT_DEVICE_WAIT_S);
+        }
+        sleep_ms(RETRY_MS);
+    }
+}
+
+static void explain_failure(const char *path, bool block, int flags, int err)
+{
+    switch (-err) {
+    case EBUSY:
+        if (!(flags & HT_DEV_NOWAIT))
+            ht_error("%s is still in use after %d s: unmount it, or end the program that holds it", path,
+                     HT_DEVICE_WAIT_S);
+        break;
+    case EINVAL:
+        if (block)
+            ht_error("%s cannot be opened for direct I/O", path);
+        else
+            ht_error("%s cannot be opened for direct I/O: its file system does not support O_DIRECT; put the file on "
+                     "ext4 or xfs, or use a block device",
+                     path);
+        break;
+    default:
+        ht_error("%s cannot be opened for %s: %s", path, flags & HT_DEV_RDONLY ? "reading" : "reading and writing",
+                 strerror(-err));
+    }
+}
+
+static int block_geometry(struct ht_dev *dev)
+{
+    uint64_t bytes;
+    int lba, read_only;
+
+    if (ioctl(dev->fd, BLKGETSIZE64, &bytes) != 0 || ioctl(dev->fd, BLKSSZGET, &lba) != 0 ||
+        ioctl(dev->fd, BLKROGET, &read_only) != 0) {
+        int err = -errno;
+
+        ht_error("%s: the kernel does not tell its size and block size: %s", dev->name, strerror(-err));
+        return err;
+    }
+    if (read_only && !dev->rdonly) {
+        ht_error("%s is write-protected: only reading is possible", dev->name);
+        return -EROFS;
+    }
+    dev->size = bytes;
+    dev->lba = (uint32_t)lba;
+    return 0;
+}
+
+/*
+ * The smallest block that direct I/O on this file takes. Asked by trying, because the answer
+ * of statx (Linux 6.1) is missing on many file systems that have one.
+ */
+static int probe_file_lba(int fd, uint32_t *out_lba)
+{
+    int err = -EINVAL;
+    void *buf;
+
+    if (posix_memalign(&buf, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
+        return -ENOMEM;
+    for (uint32_t lba = LBA_BYTES_MIN; lba <= HT_BLOCK_BYTES; lba *= HT_BLOCK_BYTES / LBA_BYTES_MIN) {
+        ssize_t n;
+
+        /* address, offset and length all aligned to lba and to no more */
+        do
+            n = pread(fd, (char *)buf + lba % HT_BLOCK_BYTES, lba, lba);
+        while (n < 0 && errno == EINTR);
+        if (n >= 0) {
+            *out_lba = lba;
+            err = 0;
+            break;
+        }
+        err = -errno;
+        if (errno != EINVAL)
+            break;
+    }
+    free(buf);
+    return err;
+}
+
+static int file_geometry(struct ht_dev *dev, const struct stat *st)
+{
+    int err = probe_file_lba(dev->fd, &dev->lba);
+
+    if (err == -EINVAL)
+        ht_error("%s: direct I/O in blocks of %u bytes does not work on its file system; put the file on ext4 or xfs, "
+                 "or use a block device",
+                 dev->name, HT_BLOCK_BYTES);
+    else if (err != 0)
+        ht_error("%s cannot be read: %s", dev->name, strerror(-err));
+    if (err != 0)
+        return err;
+    dev->size = (uint64_t)st->st_size / dev->lba * dev->lba;
+    return 0;
+}
+
+/* The node a block device is attached to: an attribute of the device or of what it hangs on. */
+static int find_numa_node(dev_t number)
+{
+    char link[64], dir[PATH_MAX], path[PATH_MAX + 16], *slash;
+    int node = -1;
+
+    snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(number), minor(number));
+    if (realpath(link, dir) == NULL)
+        return HT_NUMA_OFF;
+    while (strncmp(dir, "/sys/devices/", 13) == 0) {
+        FILE *f;
+
+        snprintf(path, sizeof(path), "%s/numa_node", dir);
+        f = fopen(path, "re");
+        if (f != NULL) {
+            if (fscanf(f, "%d", &node) != 1 || node < 0)
+                node = HT_NUMA_OFF;
+            fclose(f);
+            return node;
+        }
+        slash = strrchr(dir, '/');
+        *slash = '\0';
+    }
+    return HT_NUMA_OFF;
+}
+
+static int learn_geometry(struct ht_dev *dev, bool block)
+{
+    struct stat st;
+    int err;
+
+    if (fstat(dev->fd, &st) != 0)
+        return -errno;
+    if (block ? !S_ISBLK(st.st_mode) : !S_ISREG(st.st_mode)) {
+        ht_error("%s changed while it was being opened", dev->name);
+        return -EINVAL;
+    }
+    err = block ? block_geometry(dev) : file_geometry(dev, &st);
+    if (err != 0)
+        return err;
+    if (dev->lba < LBA_BYTES_MIN || dev->lba > HT_BLOCK_BYTES || (dev->lba & (dev->lba - 1)) != 0) {
+        ht_error("%s has logical blocks of %u bytes: %u to %u are possible", dev->name, dev->lba, LBA_BYTES_MIN,
+                 HT_BLOCK_BYTES);
+        return -EINVAL;
+    }
+    dev->numa_node = find_numa_node(block ? st.st_rdev : st.st_dev);
+    return 0;
+}
+
+static int is_block(const char *path, bool *out_block)
+{
+    struct stat st;
+    int err;
+
+    if (stat(path, &st) != 0) {
+        err = -errno;
+        ht_error("%s: %s", path, strerror(-err));
+        return err;
+    }
+    if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode)) {
+        ht_error("%s is neither a block device nor a regular file", path);
+        return -EINVAL;
+    }
+    *out_block = S_ISBLK(st.st_mode);
+    return 0;
+}
+
+int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
+{
+    struct ht_dev *dev;
+    bool block;
+    int err = is_block(path, &block);
+
+    if (err != 0)
+        return err;
+    dev = ht_dev_alloc(path);
+    if (dev == NULL)
+        return -ENOMEM;
+    dev->rdonly = flags & HT_DEV_RDONLY;
+    err = open_held(path, block, flags, &dev->fd);
+    if (err != 0)
+        explain_failure(path, block, flags, err);
+    else
+        err = learn_geometry(dev, block);
+    if (err != 0) {
+        ht_dev_close(dev);
+        return err;
+    }
+    *out_dev = dev;
+    return 0;
+}
