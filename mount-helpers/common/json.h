@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * json.h - write JSON to a stream as it comes, without building it in memory first.
+ *
+ * Strings may hold any bytes (file names do): what is no UTF-8 becomes U+FFFD, so that the output always parses.
+ */
+#ifndef HITRAIN_MOUNT_HELPERS_COMMON_JSON_H
+#define HITRAIN_MOUNT_HELPERS_COMMON_JSON_H
+
+#include <stdio.h>
+#include "tiering/base/base.h"
+
+enum { HT_JSON_DEPTH_MAX = 8 };
+
+struct ht_json {
+    FILE *to;
+    unsigned depth;
+    struct {
+        char close;    /* what ends this level */
+        bool any;      /* something stands in it already */
+        bool one_line; /* objects in an array stand on one line each */
+    } level[HT_JSON_DEPTH_MAX];
+};
+
+/* key: NULL inside an array and for the outermost value. */
+void ht_json_init(struct ht_json *j, FILE *to);
+void ht_json_object(struct ht_json *j, const char *key);
+void ht_json_array(struct ht_json *j, const char *key);
+/* Closes the innermost object or array. */
+void ht_json_end(struct ht_json *j);
+void ht_json_str(struct ht_json *j, const char *key, const char *text);
+void ht_json_u64(struct ht_json *j, const char *key, uint64_t value);
+void ht_json_bool(struct ht_json *j, const char *key, bool value);
+/* A number where text is one by JSON's grammar, else a string. */
+void ht_json_word(struct ht_json *j, const char *key, const char *text);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mounts.h - what is mounted where, as /proc/self/mountinfo says. */
+#ifndef HITRAIN_MOUNT_HELPERS_COMMON_MOUNTS_H
+#define HITRAIN_MOUNT_HELPERS_COMMON_MOUNTS_H
+
+#include <limits.h>
+#include "tiering/base/base.h"
+
+struct ht_mount_entry {
+    unsigned major, minor;
+    char point[PATH_MAX];
+    char type[64];
+    char source[PATH_MAX];
+};
+
+/* The mount whose source is this device or file. -ENOENT: it is not mounted in this namespace. */
+int ht_mount_of_source(const char *path, struct ht_mount_entry *out) HT_CHECK;
+/* The mount that path lies on. */
+int ht_mount_of_path(const char *path, struct ht_mount_entry *out) HT_CHECK;
+/* hitrain, as the daemon or as mount(8) names it. */
+bool ht_mount_is_hitrain(const struct ht_mount_entry *m);
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* probe.c - see probe.h. */
+#include "mount-helpers/common/probe.h"
+
+#include <blkid/blkid.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { SIGNATURES_MAX = 64 }; /* more on one device is no accident, and nothing to loop over */
+
+static int probe_new(const char *path, int flags, int *out_fd, blkid_probe *out_probe)
+{
+    int fd = open(path, flags | O_CLOEXEC);
+    blkid_probe pr;
+
+    if (fd < 0)
+        return -errno;
+    pr = blkid_new_probe();
+    if (pr == NULL) {
+        close(fd);
+        return -ENOMEM;
+    }
+    if (blkid_probe_set_device(pr, fd, 0, 0) != 0) {
+        blkid_free_probe(pr);
+        close(fd);
+        return -EIO;
+    }
+    blkid_probe_enable_superblocks(pr, 1);
+    blkid_probe_set_superblocks_flags(
+        pr, BLKID_SUBLKS_TYPE | BLKID_SUBLKS_LABEL | BLKID_SUBLKS_USAGE | BLKID_SUBLKS_MAGIC | BLKID_SUBLKS_BADCSUM);
+    blkid_probe_enable_partitions(pr, 1);
+    blkid_probe_set_partitions_flags(pr, BLKID_PARTS_MAGIC | BLKID_PARTS_FORCE_GPT);
+    *out_fd = fd;
+    *out_probe = pr;
+    return 0;
+}
+
+static void probe_free(int fd, blkid_probe pr)
+{
+    blkid_free_probe(pr);
+    close(fd);
+}
+
+static const char *value(blkid_probe pr, const char *name)
+{
+    const char *text;
+
+    return blkid_probe_lookup_value(pr, name, &text, NULL) == 0 && text[0] != '\0' ? text : NULL;
+}
+
+static const char *usage_text(const char *usage)
+{
+    if (usage == NULL || strcmp(usage, "filesystem") == 0)
+        return "file system";
+    if (strcmp(usage, "raid") == 0)
+        return "RAID or volume manager member";
+    if (strcmp(usage, "crypto") == 0)
+        return "encrypted volume";
+    return "signature";
+}
+
+static void describe(blkid_probe pr, char text[HT_PROBE_TEXT_MAX])
+{
+    const char *type = value(pr, "TYPE"), *label = value(pr, "LABEL"), *table = value(pr, "PTTYPE");
+    const char *name = type != NULL ? type : table != NULL ? table : "unknown";
+    const char *article = strchr("aeiox", name[0]) != NULL ? "an" : "a";
+
+    snprintf(text, HT_PROBE_TEXT_MAX, "%s %s %s%s%.64s%s", article, name,
+             type != NULL ? usage_text(value(pr, "USAGE")) : "partition table", label != NULL ? " labelled \"" : "",
+             label != NULL ? label : "", label != NULL ? "\"" : "");
+}
+
+int ht_probe(const char *path, char text[HT_PROBE_TEXT_MAX])
+{
+    blkid_probe pr;
+    int fd, found, ret = probe_new(path, O_RDONLY, &fd, &pr);
+
+    if (ret < 0)
+        return ret;
+    found = blkid_do_safeprobe(pr);
+    if (found == 0) {
+        describe(pr, text);
+        ret = 1;
+    } else if (found == -2) {
+        snprintf(text, HT_PROBE_TEXT_MAX, "signatures of more than one file system");
+        ret = 1;
+    } else {
+        ret = found == 1 ? 0 : -EIO;
+    }
+    probe_free(fd, pr);
+    return ret;
+}
+
+int ht_probe_wipe(const char *path)
+{
+    blkid_probe pr;
+    int fd, ret = probe_new(path, O_RDWR, &fd, &pr);
+
+    if (ret < 0)
+        return ret;
+    for (unsigned i = 0; ret == 0 && i < SIGNATURES_MAX && blkid_do_probe(pr) == 0; i++)
+        if (blkid_do_wipe(pr, 0) != 0)
+            ret = -EIO;
+    if (ret == 0 && fsync(fd) != 0)
+        ret = -errno;
+    probe_free(fd, pr);
+    return ret;
+}

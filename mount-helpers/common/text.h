@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* text.h - small pieces of text that several programs print. */
+#ifndef HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
+#define HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
+
+#include "tiering/base/base.h"
+
+enum { HT_UUID_TEXT_MAX = 37, HT_SIZE_TEXT_MAX = 32 };
+
+/* "1b4e28ba-2fa1-11d2-883f-0016d3cca427"; returns buf. */
+const char *ht_uuid_text(const uint8_t uuid[16], char buf[HT_UUID_TEXT_MAX]);
+/* "1.5 GiB", in a small ring of buffers of its own: several may stand in one printf. One thread only. */
+const char *ht_size_text(uint64_t bytes);
+/* "device", "devices": the word with an s unless there is one. In the same ring. */
+const char *ht_plural(uint64_t count, const char *word);
+/* Prints "PROGRAM (hitrain) VERSION". */
+void ht_print_version(const char *program);
+
+#endif

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mkfs.hitrain - format one or more devices as one store.
+ *
+ * All devices are checked and held before the first of them is changed.
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/log.h"
+#include "tiering/space/super.h"
+#include "mount-helpers/common/probe.h"
+#include "mount-helpers/common/text.h"
+#include "mount-helpers/mkfs/mkfs.h"
+
+/* What ht_super_format asks of each device. */
+#define DEVICE_BYTES_MIN (8 * HT_MIB)
+#define LOG_SHARE 4 /* the log takes at most one part of so many */
+
+static const char usage_text[] =
+    "Usage: mkfs.hitrain [OPTIONS] DEVICE...\n"
+    "\n"
+    "Formats block devices or regular files as one hitrain store.\n"
+    "\n"
+    "  --size=SIZE      make a regular file of this size (8G, 500M) and format that\n"
+    "  --label=LABEL    name of the store, at most 32 bytes\n"
+    "  --chunk=SIZE     unit of placement of tensors (1M; a power of two from 64K to 1M)\n"
+    "  --log-size=SIZE  size of each of the two copies of the metadata log\n"
+    "                   (1/64 of the smallest device)\n"
+    "  --force          overwrite what a device holds; never one that is mounted or in use\n"
+    "  --no-wait        fail at once when a device is in use, instead of after 30 s\n"
+    "  --help, --version\n";
+
+/* ------------------------------------------------------------- command line */
+
+enum { OPT_SIZE = 256, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
+
+static const struct option words[] = {
+    {"size", required_argument, NULL, OPT_SIZE},
+    {"label", required_argument, NULL, OPT_LABEL},
+    {"chunk", required_argument, NULL, OPT_CHUNK},
+    {"log-size", required_argument, NULL, OPT_LOG_SIZE},
+    {"force", no_argument, NULL, OPT_FORCE},
+    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+/* A size within bounds, in whole units. */
+static int parse_size(const char *word, const char *text, uint64_t least, uint64_t most, uint64_t *out)
+{
+    uint64_t bytes;
+    int ret = ht_parse_size(text, &bytes);
+
+    if (ret == 0 && bytes >= least && bytes <= most) {
+        *out = bytes / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
+        return 0;
+    }
+    if (ret == -EINVAL)
+        ht_error("--%s=%s: not a size; sizes are written like 4096, 64K, 1M or 8G", word, text);
+    else
+        ht_error("--%s=%s: must be from %s to %s", word, text, ht_size_text(least), ht_size_text(most));
+    return -EINVAL;
+}
+
+static int parse_chunk(const char *text, uint32_t *out)
+{
+    uint64_t bytes;
+    int ret = parse_size("chunk", text, HT_SMALL_CHUNK_BYTES, HT_CHUNK_BYTES, &bytes);
+
+    if (ret == 0 && (bytes & (bytes - 1)) != 0) {
+        ht_error("--chunk=%s: must be a power of two", text);
+        return -EINVAL;
+    }
+    if (ret == 0)
+        *out = (uint32_t)bytes;
+    return ret;
+}
+
+static int parse_label(const char *text, const char **out)
+{
+    size_t len = strlen(text);
+
+    if (len > HT_LABEL_BYTES) {
+        ht_error("--label: %zu bytes are too many, %u are possible", len, HT_LABEL_BYTES);
+        return -EINVAL;
+    }
+    for (size_t i = 0; i < len; i++) {
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) {
+            ht_error("--label: control characters are not possible");
+            return -EINVAL;
+        }
+    }
+    *out = text;
+    return 0;
+}
+
+static int parse_word(int c, struct ht_mkfs_options *o)
+{
+    switch (c) {
+    case OPT_SIZE:
+        return parse_size("size", optarg, DEVICE_BYTES_MIN, 1ull << 60, &o->size_bytes);
+    case OPT_LABEL:
+        return parse_label(optarg, &o->label);
+    case OPT_CHUNK:
+        return parse_chunk(optarg, &o->chunk_bytes);
+    case OPT_LOG_SIZE:
+        return parse_size("log-size", optarg, HT_LOG_BYTES_MIN, HT_LOG_BYTES_MAX, &o->log_bytes);
+    case OPT_FORCE:
+        o->force = true;
+        return 0;
+    case OPT_NO_WAIT:
+        o->no_wait = true;
+        return 0;
+    default:
+        return -EINVAL;
+    }
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, struct ht_mkfs_options *o)
+{
+    int c;
+
+    while ((c = getopt_long(argc, argv, "", words, NULL)) != -1) {
+        if (c == OPT_HELP) {
+            fputs(usage_text, stdout);
+            return EXIT_SUCCESS;
+        }
+        if (c == OPT_VERSION) {
+            ht_print_version("mkfs.hitrain");
+            return EXIT_SUCCESS;
+        }
+        if (parse_word(c, o) < 0) {
+            fputs("Try 'mkfs.hitrain --help'.\n", stderr);
+            return EXIT_FAILURE;
+        }
+    }
+    if (optind == argc || argc - optind > (int)HT_DEVICES_MAX) {
+        ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
+        fputs("Try 'mkfs.hitrain --help'.\n", stderr);
+        return EXIT_FAILURE;
+    }
+    return -1;
+}
+
+/* --------------------------------------------------------------------- format */
+
+/* The same device twice would wait for itself. */
+static int check_distinct(const struct ht_mkfs_target *targets, unsigned count)
+{
+    struct stat st[HT_DEVICES_MAX];
+
+    for (unsigned i = 0; i < count; i++) {
+        bool there = stat(targets[i].path, &st[i]) == 0;
+
+        if (!there)
+            memset(&st[i], 0, sizeof(st[i]));
+        for (unsigned k = 0; k < i; k++) {
+            bool same = !there           ? strcmp(targets[i].path, targets[k].path) == 0
+                : S_ISBLK(st[i].st_mode) ? S_ISBLK(st[k].st_mode) && st[i].st_rdev == st[k].st_rdev
+                                         : st[i].st_dev == st[k].st_dev && st[i].st_ino == st[k].st_ino;
+            if (same) {
+                ht_error("%s and %s are the same device", targets[k].path, targets[i].path);
+                return -EINVAL;
+            }
+        }
+    }
+    return 0;
+}
+
+static void explain_too_small(const struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o)
+{
+    uint64_t least = ht_max_u64(DEVICE_BYTES_MIN, o->log_bytes * LOG_SHARE);
+
+    for (unsigned i = 0; i < count; i++)
+        if (ht_dev_size(targets[i].dev) < least)
+            ht_error("%s is too small: it has %s, and a store %sneeds at least %s", targets[i].path,
+                     ht_size_text(ht_dev_size(targets[i].dev)), o->log_bytes != 0 ? "with a log of this size " : "",
+                     ht_size_text(least));
+}
+
+/* Signatures of what was there would make others take the device for it. */
+static int wipe_old(struct ht_mkfs_target *targets, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        int ret = targets[i].held_something ? ht_probe_wipe(targets[i].path) : 0;
+
+        if (ret < 0) {
+            ht_error("%s: cannot erase what it held: %s", targets[i].path, strerror(-ret));
+            return ret;
+        }
+    }
+    return 0;
+}
+
+/* Read back what was written: this is the moment to find a device that lies. */
+static int verify(struct ht_mkfs_target *targets, unsigned count, const struct ht_super *made)
+{
+    for (unsigned i = 0; i < count; i++) {
+        struct ht_super sb;
+        struct ht_super_report report;
+        int ret = ht_super_read(targets[i].dev, &sb, &report);
+
+        if (ret == 0 && memcmp(sb.uuid, made->uuid, sizeof(sb.uuid)) != 0)
+            ret = -EIO;
+        for (unsigned c = 0; ret == 0 && c < HT_SUPER_COPIES; c++)
+            if (report.copy[c] != HT_SUPER_OK)
+                ret = -EIO;
+        if (ret < 0) {
+            ht_error("%s: what was written cannot be read back", targets[i].path);
+            return ret;
+        }
+    }
+    return 0;
+}
+
+static int format(struct ht_mkfs_target *targets, unsigned count, const struct ht_mkfs_options *o,
+                  struct ht_super *out_sb)
+{
+    struct ht_format_opts f = {.label = o->label, .chunk_bytes = o->chunk_bytes, .log_bytes = o->log_bytes};
+    struct ht_dev *devs[HT_DEVICES_MAX];
+    int ret;
+
+    for (unsigned i = 0; i < count; i++)
+        devs[i] = targets[i].dev;
+    ret = ht_super_format(devs, count, &f, out_sb);
+    if (ret == -ENOSPC)
+        explain_too_small(targets, count, o);
+    else if (ret < 0)
+        ht_error("%s: formatting failed: %s", targets[0].path, strerror(-ret));
+    if (ret == 0)
+        ret = wipe_old(targets, count);
+    return ret < 0 ? ret : verify(targets, count, out_sb);
+}
+
+static void tell(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
+{
+    char uuid[HT_UUID_TEXT_MAX];
+
+    for (unsigned i = 0; i < count; i++)
+        if (targets[i].held_something)
+            printf("%s contained %s: overwritten\n", targets[i].path, targets[i].found);
+    printf("hitrain store %s%s%s\n", ht_uuid_text(sb->uuid, uuid), sb->label[0] != '\0' ? ", label " : "", sb->label);
+    for (unsigned i = 0; i < count; i++)
+        printf("  device %-2u %s, %s%s\n", i, targets[i].path, ht_size_text(sb->device_bytes[i]),
+               !targets[i].created     ? ""
+                   : targets[i].sparse ? ", new file, sparse"
+                                       : ", new file");
+    printf("  log       2 x %s", ht_size_text(sb->log_bytes));
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        printf("%s device %u at %s", i == 0 ? ":" : ",", sb->log_device[i], ht_size_text(sb->log_offset[i]));
+    printf("\n  chunk     %s\n", ht_size_text(sb->chunk_bytes));
+}
+
+int main(int argc, char **argv)
+{
+    struct ht_mkfs_options o = {.chunk_bytes = HT_CHUNK_BYTES};
+    struct ht_mkfs_target targets[HT_DEVICES_MAX] = {{NULL}};
+    struct ht_super sb;
+    int status = parse(argc, argv, &o), ret;
+    unsigned count, held = 0;
+
+    if (status >= 0)
+        return status;
+    count = (unsigned)(argc - optind);
+    for (unsigned i = 0; i < count; i++)
+        targets[i].path = argv[optind + (int)i];
+    ret = check_distinct(targets, count);
+    while (ret == 0 && held < count)
+        ret = ht_mkfs_open(&targets[held++], &o);
+    if (ret == 0)
+        ret = format(targets, count, &o, &sb);
+    if (ret == 0)
+        tell(targets, count, &sb);
+    for (unsigned i = 0; i < held; i++)
+        ht_mkfs_close(&targets[i], ret < 0);
+    return ret == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mkfs.h - what the files of mkfs.hitrain share. */
+#ifndef HITRAIN_MOUNT_HELPERS_MKFS_MKFS_H
+#define HITRAIN_MOUNT_HELPERS_MKFS_MKFS_H
+
+#include "tiering/base/base.h"
+#include "tiering/io/dev.h"
+#include "mount-helpers/common/probe.h"
+#include <hitrain/limits.h>
+
+struct ht_mkfs_options {
+    uint64_t size_bytes; /* of regular files to make; 0: devices are there already */
+    uint64_t log_bytes;  /* 0: by the devices' size */
+    uint32_t chunk_bytes;
+    const char *label; /* or NULL */
+    bool force, no_wait;
+};
+
+/* One device of the store to be. */
+struct ht_mkfs_target {
+    const char *path;
+    struct ht_dev *dev;
+    bool created; /* by us: removed again on failure */
+    bool sparse;  /* created, and its space is not allocated */
+    bool held_something;
+    char found[HT_PROBE_TEXT_MAX]; /* what it held */
+};
+
+/*
+ * Make sure that a path may be formatted, creating the file where asked, and hold it. Errors are told.
+ * Nothing that was there is changed, except the size of an existing regular file with both --size and --force.
+ */
+int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o) HT_CHECK;
+/* Let go; undo: and remove what ht_mkfs_open created. */
+void ht_mkfs_close(struct ht_mkfs_target *t, bool undo);
+
+#endif

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mount.hitrain - what mount(8) runs for `mount -t hitrain DEV MOUNTPOINT`, for fstab and for systemd.
+ *
+ * Translates the options and becomes the daemon's starter: `hitrain` returns when the mount is ready, or with the
+ * reason why not, and its exit status is this program's.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/buf.h"
+#include "tiering/base/log.h"
+#include "mount-helpers/common/text.h"
+#include "mount-helpers/mount/options.h"
+
+/* Exit codes of mount(8). */
+enum { EXIT_USAGE = 1, EXIT_SYSTEM = 2 };
+
+#define DAEMON "hitrain"
+
+static const char usage_text[] =
+    "Usage: mount.hitrain DEVICE MOUNTPOINT [-fnsvhV] [-o OPTIONS] [-N NAMESPACE] [-t TYPE]\n"
+    "\n"
+    "Mounts a hitrain store; run by mount(8) for `mount -t hitrain DEVICE MOUNTPOINT`.\n"
+    "\n"
+    "  -o OPTIONS    options, separated by commas: those of hitrain(8), of libfuse and of fstab(5)\n"
+    "  -N NAMESPACE  mount in this mount namespace (a process id, or a file such as /proc/1/ns/mnt)\n"
+    "  -f            do everything but mount\n"
+    "  -v            print the command that mounts\n"
+    "  -n, -s, -t    accepted, without effect: there is no mtab, and options are never ignored\n"
+    "  -h, --help    print this text\n"
+    "  -V, --version print the version\n";
+
+struct request {
+    const char *device, *point, *namespace;
+    struct ht_buf options; /* ends with a NUL; empty: none */
+    bool fake, verbose;
+};
+
+/* ---------------------------------------------------------- find the daemon */
+
+static bool try_folder(const char *folder, size_t len, char out[PATH_MAX])
+{
+    int n = snprintf(out, PATH_MAX, "%.*s/" DAEMON, (int)len, folder);
+
+    return n > 0 && n < PATH_MAX && access(out, X_OK) == 0;
+}
+
+/* Beside this program, or in the bin folder beside its sbin. */
+static bool try_beside(char out[PATH_MAX])
+{
+    char self[PATH_MAX], sibling[PATH_MAX + 8];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+    char *slash;
+
+    if (n <= 0)
+        return false;
+    self[n] = '\0';
+    slash = strrchr(self, '/');
+    if (slash == NULL)
+        return false;
+    *slash = '\0';
+    if (try_folder(self, strlen(self), out))
+        return true;
+    snprintf(sibling, sizeof(sibling), "%s/../bin", self);
+    return try_folder(sibling, strlen(sibling), out);
+}
+
+static bool try_path(const char *path, char out[PATH_MAX])
+{
+    while (path != NULL && *path != '\0') {
+        size_t len = strcspn(path, ":");
+
+        if (len > 0 && path[0] == '/' && try_folder(path, len, out))
+            return true;
+        path += len;
+        path += *path == ':';
+    }
+    return false;
+}
+
+static bool find_daemon(char out[PATH_MAX])
+{
+#ifdef HT_BINDIR
+    if (try_folder(HT_BINDIR, strlen(HT_BINDIR), out))
+        return true;
+#endif
+    return try_beside(out) || try_path(getenv("PATH"), out) ||
+        try_path("/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", out);
+}
+
+/* -------------------------------------------------------------------- mount */
+
+static int enter_namespace(const char *namespace)
+{
+    char path[PATH_MAX];
+    bool is_pid = namespace[0] != '\0' && namespace[strspn(namespace, "0123456789")] == '\0';
+    int fd;
+
+    snprintf(path, sizeof(path), is_pid ? "/proc/%s/ns/mnt" : "%s", namespace);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || setns(fd, CLONE_NEWNS) != 0) {
+        int err = errno;
+
+        ht_error("cannot enter the mount namespace %s: %s", path, strerror(err));
+        if (fd >= 0)
+            close(fd);
+        return -err;
+    }
+    close(fd);
+    return 0;
+}
+
+static int run_daemon(const struct request *r)
+{
+    char path[PATH_MAX];
+    const char *options = r->options.len > 0 ? (const char *)r->options.data : NULL;
+    const char *argv[] = {DAEMON, r->device, r->point, options != NULL ? "-o" : NULL, options, NULL};
+
+    if (!find_daemon(path)) {
+        ht_error("cannot find the program '" DAEMON "': it is neither beside this one nor in PATH; "
+                 "is hitrain installed completely?");
+        return EXIT_SYSTEM;
+    }
+    if (r->verbose)
+        printf("%s %s %s%s%s\n", path, r->device, r->point, options != NULL ? " -o " : "",
+               options != NULL ? options : "");
+    if (r->fake)
+        return EXIT_SUCCESS;
+    fflush(NULL);
+    if (r->namespace != NULL && enter_namespace(r->namespace) != 0)
+        return EXIT_SYSTEM;
+    execv(path, (char *const *)argv);
+    ht_error("cannot run %s: %s", path, strerror(errno));
+    return EXIT_SYSTEM;
+}
+
+static int add_options(struct request *r, const char *text)
+{
+    const char *what = NULL;
+    int ret = ht_mount_options(text, &r->options, &what);
+
+    if (ret == -ENOTSUP && strcmp(what, "remount") == 0)
+        ht_error("%s: a hitrain mount cannot be changed by 'remount': unmount it and mount it again", r->point);
+    else if (ret == -ENOTSUP)
+        ht_error("%s: option '%s' is not possible: hitrain opens regular files itself", r->point, what);
+    else if (ret < 0)
+        ht_error("%s", strerror(-ret));
+    return ret == 0 ? EXIT_SUCCESS : ret == -ENOMEM ? EXIT_SYSTEM : EXIT_USAGE;
+}
+
+/* ------------------------------------------------------------- command line */
+
+static int usage_error(const char *why)
+{
+    ht_error("%s", why);
+    fputs("Try 'mount.hitrain -h'.\n", stderr);
+    return EXIT_USAGE;
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, struct request *r, const char *opts[], size_t *out_opts)
+{
+    static const struct option words[] = {
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
+    };
+    int c;
+
+    *out_opts = 0;
+    while ((c = getopt_long(argc, argv, "fnsvhVo:N:t:", words, NULL)) != -1) {
+        switch (c) {
+        case 'o':
+            opts[(*out_opts)++] = optarg;
+            break;
+        case 'N':
+            r->namespace = optarg;
+            break;
+        case 'f':
+            r->fake = true;
+            break;
+        case 'v':
+            r->verbose = true;
+            break;
+        case 'n':
+        case 's':
+        case 't':
+            break;
+        case 'h':
+            fputs(usage_text, stdout);
+            return EXIT_SUCCESS;
+        case 'V':
+            ht_print_version("mount.hitrain");
+            return EXIT_SUCCESS;
+        default:
+            fputs("Try 'mount.hitrain -h'.\n", stderr);
+            return EXIT_USAGE;
+        }
+    }
+    if (argc - optind != 2)
+        return usage_error("expected a device and a mount point");
+    r->device = argv[optind];
+    r->point = argv[optind + 1];
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct request r = {.options = HT_BUF_INIT};
+    const char **opts = calloc((size_t)argc + 1, sizeof(*opts));
+    size_t opt_count;
+    int status = opts != NULL ? parse(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
+
+    if (status >= 0)
+        goto out;
+    status = EXIT_SUCCESS;
+    for (size_t i = 0; i < opt_count && status == EXIT_SUCCESS; i++)
+        status = add_options(&r, opts[i]);
+    if (status == EXIT_SUCCESS)
+        status = run_daemon(&r);
+out:
+    free(opts);
+    ht_buf_free(&r.options);
+    return status;
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * options.c - see options.h.
+ *
+ * Three kinds of options: for whoever reads fstab (dropped), for the kernel through libfuse (libfuse knows some of
+ * them and refuses the rest, so that those which only restate the default are dropped), and everything else, which
+ * is the daemon's to accept or to refuse by name.
+ */
+#include "mount-helpers/mount/options.h"
+
+/* Words of mount(8), fstab and systemd that say nothing to a file system, or ask for what is so anyway. */
+static const char *const dropped[] = {
+    "defaults",   "rw",         "auto",     "noauto",     "user",        "nouser",        "users",
+    "owner",      "group",      "nofail",   "_netdev",    "async",       "atime",         "diratime",
+    "relatime",   "norelatime", "lazytime", "nolazytime", "strictatime", "nostrictatime", "iversion",
+    "noiversion", "mand",       "nomand",   "loud",       "silent",      "symfollow",     "nomtab",
+};
+/* The same, up to a value or a name that follows. */
+static const char *const dropped_prefixes[] = {"x-", "X-", "comment=", "user=", "uhelper=", "helper="};
+
+/* What mount(8) passes on although no FUSE file system can do it. */
+static const char *const refused[] = {"remount", "loop"};
+
+static bool is_word(const char *option, size_t len, const char *word)
+{
+    return strlen(word) == len && memcmp(option, word, len) == 0;
+}
+
+static bool is_dropped(const char *option, size_t len)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(dropped); i++)
+        if (is_word(option, len, dropped[i]))
+            return true;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(dropped_prefixes); i++) {
+        size_t n = strlen(dropped_prefixes[i]);
+
+        if (len >= n && memcmp(option, dropped_prefixes[i], n) == 0)
+            return true;
+    }
+    return false;
+}
+
+static const char *find_refused(const char *option, size_t len)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(refused); i++)
+        if (is_word(option, len, refused[i]))
+            return refused[i];
+    return NULL;
+}
+
+static size_t option_length(const char *text)
+{
+    bool quoted = false;
+    size_t n = 0;
+
+    while (text[n] != '\0' && (quoted || text[n] != ',')) {
+        if (text[n] == '\\' && text[n + 1] != '\0')
+            n++; /* libfuse takes a comma after a backslash as part of the option */
+        else if (text[n] == '"')
+            quoted = !quoted;
+        n++;
+    }
+    return n;
+}
+
+static void append(struct ht_buf *out, const char *option, size_t len)
+{
+    if (out->len > 0)
+        out->data[out->len - 1] = ','; /* in place of the NUL */
+    ht_buf_put(out, option, len);
+    ht_buf_put(out, "", 1);
+}
+
+int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what)
+{
+    while (*text != '\0') {
+        size_t len = option_length(text);
+        const char *no = find_refused(text, len);
+
+        if (no != NULL) {
+            *out_what = no;
+            return -ENOTSUP;
+        }
+        if (len > 0 && !is_dropped(text, len))
+            append(out, text, len);
+        text += len;
+        text += *text == ',';
+    }
+    return out->err;
+}
