@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * format.h - what is on the media. Little-endian throughout.
+ *
+ * A device:
+ *
+ *   block 0        superblock copy 0
+ *   block 16       superblock copy 1
+ *   ...            log regions and data, as the superblock says
+ *   last block     superblock copy 2 (the last whole 4 KiB block of the device)
+ *
+ * All of them carry the same content but for the device index; the valid copy
+ * with the highest generation counts. The log is described in
+ * tiering/journal/journal.h, records below. Everything that the log does not name is free.
+ *
+ * Only codec files (super.c, frame.c, records.c) touch these structs.
+ */
+#ifndef HITRAIN_FORMAT_H
+#define HITRAIN_FORMAT_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <hitrain/limits.h>
+
+typedef struct {
+    uint8_t b[4];
+} ht_le32;
+typedef struct {
+    uint8_t b[8];
+} ht_le64;
+
+#define HT_SUPER_MAGIC "hitrain\n"
+#define HT_FORMAT_VERSION 1u
+#define HT_SUPER_COPIES 3u
+#define HT_SUPER_BLOCK_1 16u /* copy 1 is at this block, copy 0 at block 0 */
+
+/* Feature words: an unknown bit in the first refuses the mount, in the second allows
+ * read-only, in the third is ignored. */
+#define HT_FEAT_REFUSE_KNOWN 0ull
+#define HT_FEAT_RO_KNOWN 0ull
+
+struct ht_disk_log_copy {
+    ht_le32 device; /*  0 index of the device */
+    ht_le32 pad;    /*  4 */
+    ht_le64 offset; /*  8 bytes, multiple of 4096 */
+};
+
+struct ht_disk_super {
+    uint8_t magic[8];                           /*    0 HT_SUPER_MAGIC */
+    ht_le64 checksum;                           /*    8 XXH3 of bytes [16, 4096) */
+    ht_le32 version;                            /*   16 */
+    ht_le32 flags;                              /*   20 HT_SUPER_* */
+    ht_le64 feat_refuse;                        /*   24 */
+    ht_le64 feat_ro;                            /*   32 */
+    ht_le64 feat_ignore;                        /*   40 */
+    uint8_t uuid[16];                           /*   48 of the store */
+    uint8_t label[HT_LABEL_BYTES];              /*   64 NUL-padded */
+    ht_le64 salt;                               /*   96 random at mkfs, in every frame */
+    ht_le64 generation;                         /*  104 of this superblock */
+    ht_le32 device_index;                       /*  112 of the device it lies on */
+    ht_le32 device_count;                       /*  116 */
+    ht_le32 block_bytes;                        /*  120 always 4096 */
+    ht_le32 chunk_bytes;                        /*  124 of tensors */
+    ht_le64 log_bytes;                          /*  128 of each copy, multiple of 4096 */
+    struct ht_disk_log_copy log[HT_LOG_COPIES]; /*  136 */
+    ht_le64 start_pos;                          /*  168 where replay starts */
+    ht_le64 start_seq;                          /*  176 sequence number of the frame there */
+    ht_le64 start_chain;                        /*  184 checksum that frame names as its predecessor's */
+    ht_le64 epoch;                              /*  192 highest epoch ever used */
+    ht_le64 durable_seq;                        /*  200 last frame, when HT_SUPER_CLEAN */
+    uint8_t host_id[16];                        /*  208 of the last writer */
+    uint8_t boot_id[16];                        /*  224 of the last writer */
+    ht_le64 created_ns;                         /*  240 */
+    ht_le64 device_bytes[HT_DEVICES_MAX];       /*  248 */
+    uint8_t device_uuid[HT_DEVICES_MAX][16];    /*  376 */
+    uint8_t pad[4096 - 632];                    /*  632 zero */
+};
+static_assert(sizeof(struct ht_disk_super) == 4096, "superblock is one block");
+static_assert(offsetof(struct ht_disk_super, device_uuid) == 376, "superblock layout");
+
+#define HT_SUPER_CLEAN 1u  /* unmounted cleanly: durable_seq is the last frame */
+#define HT_SUPER_IN_USE 2u /* a writer has it mounted, or died */
+
+/* A log frame starts at a multiple of 4096 of the log position and is followed by its payload; zero padding to 4096. */
+#define HT_FRAME_MAGIC 0x66746968u /* "hitf" */
+
+struct ht_disk_frame {
+    ht_le32 magic;       /*  0 */
+    ht_le32 flags;       /*  4 zero */
+    ht_le64 checksum;    /*  8 XXH3 of header bytes [16, 80) and payload */
+    ht_le64 salt;        /* 16 of the store */
+    ht_le64 epoch;       /* 24 of the mount that wrote it */
+    ht_le64 seq;         /* 32 grows by one from frame to frame, across epochs */
+    ht_le64 pos;         /* 40 log position of this frame, bytes; place in the region: pos modulo log_bytes */
+    ht_le64 prev;        /* 48 checksum of the frame before */
+    ht_le64 durable_seq; /* 56 last frame known durable when this one was written */
+    ht_le64 payload_len; /* 64 bytes */
+    ht_le64 pad;         /* 72 zero */
+};
+static_assert(sizeof(struct ht_disk_frame) == 80, "frame header");
+
+/*
+ * Payload: records, each { u16 type, u16 zero, u32 length, payload[length] }, unaligned.
+ * A frame's records replay all or not at all. Numbers are never reused.
+ * Replaying any record twice, or over a state that already holds it, gives the same state.
+ */
+enum ht_record_type {
+    /* the journal's */
+    HT_REC_EPOCH = 1,         /* u64 epoch, u64 wall ns, u8 host[16], u8 boot[16] */
+    HT_REC_COMPACT_BEGIN = 2, /* u64 compaction id: what follows is complete by itself */
+    HT_REC_COMPACT_END = 3,   /* u64 compaction id */
+    /* the store's */
+    HT_REC_IDS = 16,        /* u64 next id */
+    HT_REC_OBJECT = 17,     /* u64 oid, u32 chunk bytes, u32 class, u64 size, u64 scope: create or update */
+    HT_REC_OBJECT_DEL = 18, /* u64 oid */
+    HT_REC_CHUNK = 19,      /* u64 oid, u64 index, u32 generation, u8 codec, u8 reserved, u16 frag count,
+                           u32 stored bytes, u32 visible bytes, u64 checksum, count x { u8 device, u8 zero, u16 blocks, u64 first block } */
+    HT_REC_CHUNK_DEL = 20,  /* u64 oid, u64 first index, u64 count (~0: to the end) */
+    /* names: fs/ns */
+    HT_REC_NS_FIRST = 32,
+    HT_REC_NS_LAST = 47,
+    /* optimizer: optim */
+    HT_REC_OPT_FIRST = 48,
+    HT_REC_OPT_LAST = 63,
+};
+
+/* Bytes of a record's header. */
+#define HT_RECORD_HEADER_BYTES 8u
+
+/* codec of a stored chunk */
+enum { HT_CODEC_RAW = 0 };
+
+/* class of an object */
+enum { HT_CLASS_DURABLE = 0, HT_CLASS_SCRATCH = 1 };
+
+#endif

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* limits.h - every bound in one place. */
+#ifndef HITRAIN_LIMITS_H
+#define HITRAIN_LIMITS_H
+
+#define HT_BLOCK_BYTES 4096u            /* unit of allocation */
+#define HT_CHUNK_BYTES (1u << 20)       /* of tensors */
+#define HT_SMALL_CHUNK_BYTES (1u << 16) /* of files without a dtype */
+#define HT_CHUNK_BLOCKS_MAX (HT_CHUNK_BYTES / HT_BLOCK_BYTES)
+#define HT_DEVICES_MAX 16u
+#define HT_LOG_COPIES 2u
+#define HT_FRAGS_MAX 256u              /* extents of one stored chunk */
+#define HT_FILE_BYTES_MAX (1ull << 44) /* 16 TiB */
+#define HT_NAME_BYTES_MAX 255u
+#define HT_SYMLINK_BYTES_MAX 4095u
+#define HT_XATTR_NAME_BYTES_MAX 255u
+#define HT_XATTR_VALUE_BYTES_MAX 65536u
+#define HT_XATTR_INODE_BYTES_MAX (1u << 20) /* all names and values of one inode */
+#define HT_LINKS_MAX 65000u
+#define HT_RECORD_BYTES_MAX (1u << 17) /* payload of one log record */
+#define HT_LOG_BYTES_MIN (512u << 10)
+#define HT_LOG_BYTES_MAX (1ull << 30)
+#define HT_LABEL_BYTES 32u
+#define HT_SHAPE_DIMS_MAX 16u
+#define HT_DEVICE_WAIT_S 30
+
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* words.h - the fixed words of the interface: attribute names, hidden files, dtypes. */
+#ifndef HITRAIN_WORDS_H
+#define HITRAIN_WORDS_H
+
+#include <stdint.h>
+
+#define HT_XATTR_PREFIX "user.hitrain."
+#define HT_CTL_DIR ".hitrain"
+
+/* Numbers are on disk: never reuse one. */
+enum ht_dtype {
+    HT_DTYPE_NONE = 0,
+    HT_DTYPE_F32 = 1,
+    HT_DTYPE_BF16 = 2,
+    HT_DTYPE_F16 = 3,
+    HT_DTYPE_F64 = 4,
+    HT_DTYPE_I8 = 5,
+    HT_DTYPE_U8 = 6,
+    HT_DTYPE_I16 = 7,
+    HT_DTYPE_U16 = 8,
+    HT_DTYPE_I32 = 9,
+    HT_DTYPE_U32 = 10,
+    HT_DTYPE_I64 = 11,
+    HT_DTYPE_U64 = 12,
+    HT_DTYPE_BOOL = 13,
+};
+
+struct ht_dtype_word {
+    const char *word;
+    uint8_t dtype; /* enum ht_dtype */
+    uint8_t bytes; /* per element */
+    uint8_t is_float;
+};
+
+static const struct ht_dtype_word ht_dtype_words[] = {
+    {"f32", HT_DTYPE_F32, 4, 1},   {"bf16", HT_DTYPE_BF16, 2, 1}, {"f16", HT_DTYPE_F16, 2, 1},
+    {"f64", HT_DTYPE_F64, 8, 1},   {"i8", HT_DTYPE_I8, 1, 0},     {"u8", HT_DTYPE_U8, 1, 0},
+    {"i16", HT_DTYPE_I16, 2, 0},   {"u16", HT_DTYPE_U16, 2, 0},   {"i32", HT_DTYPE_I32, 4, 0},
+    {"u32", HT_DTYPE_U32, 4, 0},   {"i64", HT_DTYPE_I64, 8, 0},   {"u64", HT_DTYPE_U64, 8, 0},
+    {"bool", HT_DTYPE_BOOL, 1, 0},
+};
+enum { HT_DTYPE_WORDS = sizeof(ht_dtype_words) / sizeof(ht_dtype_words[0]) };
+
+#endif

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * arena.c - slots of the DRAM tier, and the clock that chooses which image is asked to go.
+ *
+ * A 1 MiB slot is FREE, WHOLE or SPLIT. FREE slots are chained; SPLIT slots keep a mask of their
+ * used sub-slots, and those with a free one are found by a hint that moves round.
+ *
+ *   FREE --get large--> WHOLE --put--> FREE
+ *   FREE --get small--> SPLIT --last sub-slot put--> FREE
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/cache/arena.h"
+
+enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20 };
+enum slot_state { SLOT_FREE, SLOT_WHOLE, SLOT_SPLIT };
+
+struct slot {
+    uint8_t state;
+    uint16_t used; /* SPLIT: mask of sub-slots */
+    uint32_t next; /* FREE: chain */
+};
+
+struct ht_arena {
+    struct ht_pinned memory;
+    uint32_t slots, free_slots, free_head, split_hint, hand;
+    uint64_t used_bytes;
+    struct slot *slot;
+    struct ht_image *image; /* SUBS per slot */
+    ht_evict_fn evict;
+    void *ctx;
+};
+
+int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, struct ht_arena **out_arena)
+{
+    struct ht_arena *a = calloc(1, sizeof(*a));
+    if (!a)
+        return -ENOMEM;
+    int rc = ht_pinned_alloc(&a->memory, "hitrain-arena", bytes, numa_node);
+    if (rc) {
+        free(a);
+        return rc;
+    }
+    a->slots = (uint32_t)(bytes >> SLOT_SHIFT);
+    a->slot = calloc(a->slots, sizeof(*a->slot));
+    a->image = calloc((size_t)a->slots * SUBS, sizeof(*a->image));
+    if (!a->slot || !a->image) {
+        ht_arena_free(a);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < a->slots; i++)
+        a->slot[i].next = i + 1 < a->slots ? i + 1 : HT_SLOT_NONE;
+    a->free_slots = a->slots;
+    a->free_head = a->slots ? 0 : HT_SLOT_NONE;
+    a->evict = evict;
+    a->ctx = ctx;
+    *out_arena = a;
+    return 0;
+}
+
+void ht_arena_free(struct ht_arena *a)
+{
+    if (!a)
+        return;
+    ht_pinned_free(&a->memory);
+    free(a->slot);
+    free(a->image);
+    free(a);
+}
+
+static void slot_to_free(struct ht_arena *a, uint32_t i)
+{
+    a->slot[i].state = SLOT_FREE;
+    a->slot[i].next = a->free_head;
+    a->free_head = i;
+    a->free_slots++;
+}
+
+static uint32_t slot_from_free(struct ht_arena *a, enum slot_state state)
+{
+    uint32_t i = a->free_head;
+    if (i == HT_SLOT_NONE)
+        return i;
+    a->free_head = a->slot[i].next;
+    a->free_slots--;
+    a->slot[i].state = (uint8_t)state;
+    a->slot[i].used = 0;
+    return i;
+}
+
+void ht_arena_put(struct ht_arena *a, uint32_t n)
+{
+    uint32_t i = n / SUBS;
+    struct slot *s = &a->slot[i];
+    assert(s->state != SLOT_FREE);
+    a->image[n].owner = NULL;
+    a->used_bytes -= ht_arena_slot_bytes(a, n);
+    if (s->state == SLOT_SPLIT) {
+        assert(s->used & (1u << n % SUBS));
+        s->used &= (uint16_t) ~(1u << n % SUBS);
+        if (s->used) {
+            a->split_hint = i;
+            return;
+        }
+    }
+    slot_to_free(a, i);
+}
+
+/* Ask one image to go: the second time the hand passes. */
+static bool try_evict(struct ht_arena *a, uint32_t n)
+{
+    struct ht_image *im = &a->image[n];
+    if (im->referenced) {
+        im->referenced = false;
+        return false;
+    }
+    if (!a->evict(a->ctx, n))
+        return false;
+    ht_arena_put(a, n);
+    return true;
+}
+
+/* Sweep until a whole slot is free; a split one becomes so when all of its images go. */
+static bool evict_whole(struct ht_arena *a)
+{
+    for (uint64_t tries = 0; tries < 2ull * a->slots && a->free_head == HT_SLOT_NONE; tries++) {
+        uint32_t i = a->hand;
+        a->hand = (a->hand + 1) % a->slots;
+        struct slot *s = &a->slot[i];
+        if (s->state == SLOT_WHOLE) {
+            try_evict(a, i * SUBS);
+            continue;
+        }
+        for (unsigned k = 0; k < SUBS && s->state == SLOT_SPLIT; k++)
+            if (s->used & (1u << k))
+                try_evict(a, i * SUBS + k);
+    }
+    return a->free_head != HT_SLOT_NONE;
+}
+
+static uint32_t take_sub(struct ht_arena *a, uint32_t i)
+{
+    struct slot *s = &a->slot[i];
+    for (unsigned k = 0; k < SUBS; k++)
+        if (!(s->used & (1u << k))) {
+            s->used |= (uint16_t)(1u << k);
+            a->split_hint = i;
+            return i * SUBS + k;
+        }
+    return HT_SLOT_NONE;
+}
+
+static bool has_free_sub(const struct ht_arena *a, uint32_t i)
+{
+    return i < a->slots && a->slot[i].state == SLOT_SPLIT && a->slot[i].used != 0xffff;
+}
+
+/* A sub-slot: of the hinted slot, else of a fresh one, else of what the clock frees. */
+static uint32_t get_small(struct ht_arena *a, bool evict)
+{
+    if (has_free_sub(a, a->split_hint))
+        return take_sub(a, a->split_hint);
+    uint32_t i = slot_from_free(a, SLOT_SPLIT);
+    if (i != HT_SLOT_NONE)
+        return take_sub(a, i);
+    for (uint32_t k = 0; k < a->slots; k++)
+        if (has_free_sub(a, k))
+            return take_sub(a, k);
+    for (uint64_t tries = 0; evict && tries < 2ull * a->slots; tries++) {
+        i = a->hand;
+        a->hand = (a->hand + 1) % a->slots;
+        if (a->slot[i].state == SLOT_WHOLE)
+            try_evict(a, i * SUBS);
+        else
+            for (unsigned k = 0; k < SUBS && a->slot[i].state == SLOT_SPLIT; k++)
+                if (try_evict(a, i * SUBS + k))
+                    break;
+        if (has_free_sub(a, i))
+            return take_sub(a, i);
+        if (a->free_head != HT_SLOT_NONE)
+            return take_sub(a, slot_from_free(a, SLOT_SPLIT));
+    }
+    return HT_SLOT_NONE;
+}
+
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, bool evict)
+{
+    uint32_t n = HT_SLOT_NONE;
+    if (chunk_bytes <= 1u << SUB_SHIFT) {
+        n = get_small(a, evict);
+    } else {
+        if (a->free_head == HT_SLOT_NONE && evict)
+            evict_whole(a);
+        uint32_t i = slot_from_free(a, SLOT_WHOLE);
+        n = i == HT_SLOT_NONE ? i : i * SUBS;
+    }
+    if (n == HT_SLOT_NONE)
+        return n;
+    a->image[n] = (struct ht_image){.referenced = true};
+    a->used_bytes += ht_arena_slot_bytes(a, n);
+    return n;
+}
+
+struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)
+{
+    return &a->image[slot];
+}
+
+uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot)
+{
+    return (uint8_t *)a->memory.base + ((uint64_t)slot << SUB_SHIFT);
+}
+
+uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
+{
+    return a->slot[slot / SUBS].state == SLOT_SPLIT ? 1u << SUB_SHIFT : 1u << SLOT_SHIFT;
+}
+
+uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand)
+{
+    uint32_t total = a->slots * SUBS;
+    for (uint32_t k = 0; k < total; k++) {
+        uint32_t n = *hand % total;
+        const struct slot *s = &a->slot[n / SUBS];
+        *hand = s->state == SLOT_SPLIT ? (n + 1) % total : (n / SUBS + 1) * SUBS % total;
+        if (a->image[n].owner && s->state != SLOT_FREE)
+            return n;
+    }
+    return HT_SLOT_NONE;
+}
+
+uint64_t ht_arena_bytes(const struct ht_arena *a)
+{
+    return (uint64_t)a->slots << SLOT_SHIFT;
+}
+
+uint64_t ht_arena_used_bytes(const struct ht_arena *a)
+{
+    return a->used_bytes;
+}
+
+uint32_t ht_arena_free_slots(const struct ht_arena *a)
+{
+    return a->free_slots;
+}
+
+const struct ht_pinned *ht_arena_memory(const struct ht_arena *a)
+{
+    return &a->memory;
+}

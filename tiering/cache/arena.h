@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * arena.h - the DRAM tier: one pinned memory of 1 MiB slots, each used whole for a chunk
+ * of a tensor or split into sixteen 64 KiB sub-slots for chunks of small files.
+ *
+ * Passive: knows no objects and starts no I/O. Which image may go is the owner's word (ht_evict_fn), which
+ * one is asked first is the clock's (second chance). A slot number counts in
+ * sub-slots: a whole slot has the number of its first one.
+ *
+ * Not locked: the store's lock guards it; the bytes are guarded by the chunk locks.
+ */
+#ifndef HITRAIN_TIERING_CACHE_ARENA_H
+#define HITRAIN_TIERING_CACHE_ARENA_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/mem.h"
+
+#define HT_SLOT_NONE UINT32_MAX
+
+struct ht_arena;
+
+/* An image's descriptor. Bytes [valid_lo, valid_hi) of the slot are the chunk's. */
+struct ht_image {
+    void *owner;    /* the owner's object; NULL: slot unused */
+    uint64_t index; /* chunk of it */
+    uint32_t valid_lo, valid_hi;
+    uint32_t reserved_blocks; /* space promised for writing it back */
+    bool dirty;               /* newer than the current reference */
+    bool referenced;          /* second chance */
+};
+
+/* May this image go now? True: it has been detached by the owner. */
+typedef bool (*ht_evict_fn)(void *ctx, uint32_t slot);
+
+int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, struct ht_arena **out_arena) HT_CHECK;
+void ht_arena_free(struct ht_arena *a);
+
+/* A slot for chunk_bytes (up to 1 MiB), evicting if evict is set. HT_SLOT_NONE: nothing could go. The image is zeroed. */
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, bool evict);
+/* Give an image's slot back. */
+void ht_arena_put(struct ht_arena *a, uint32_t slot);
+
+struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot);
+uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot);
+/* Bytes a slot number stands for: 1 MiB or 64 KiB. */
+uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot);
+/* Next used slot in clock order, advancing the writeback hand; HT_SLOT_NONE after a whole round of unused ones. */
+uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand);
+
+uint64_t ht_arena_bytes(const struct ht_arena *a);
+uint64_t ht_arena_used_bytes(const struct ht_arena *a);
+/* Whole slots that nobody uses. */
+uint32_t ht_arena_free_slots(const struct ht_arena *a);
+const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
+
+#endif

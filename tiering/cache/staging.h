@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * staging.h - the staging pool: a fixed number of pinned 1 MiB buffers through which everything streams that has no image.
+ *
+ * Two parts, so that foreground traffic can never starve updates: FILL serves one
+ * buffer at a time, UPDATE serves all buffers of a lease at once. Nobody waits for anything but devices
+ * while holding a buffer, so waiting for one always ends.
+ *
+ * Threads: any; has its own lock, innermost.
+ */
+#ifndef HITRAIN_TIERING_CACHE_STAGING_H
+#define HITRAIN_TIERING_CACHE_STAGING_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/mem.h"
+
+enum ht_staging_part { HT_STAGING_FILL, HT_STAGING_UPDATE, HT_STAGING_PARTS };
+
+struct ht_staging;
+
+/* bytes: rounded down to whole buffers; a quarter is FILL's. At least 24 MiB. */
+int ht_staging_new(uint64_t bytes, int numa_node, struct ht_staging **out_staging) HT_CHECK;
+void ht_staging_free(struct ht_staging *p);
+/* Take count buffers of a part, all or none. Waits unless nowait (-EAGAIN). -E2BIG: more than the part has. */
+int ht_staging_get(struct ht_staging *p, enum ht_staging_part part, unsigned count, bool nowait,
+                   void *out_bufs[]) HT_CHECK;
+void ht_staging_put(struct ht_staging *p, enum ht_staging_part part, void *buf);
+/* Buffers of a part, used or not. */
+unsigned ht_staging_count(const struct ht_staging *p, enum ht_staging_part part);
+uint64_t ht_staging_bytes(const struct ht_staging *p);
+uint64_t ht_staging_used_bytes(struct ht_staging *p);
+const struct ht_pinned *ht_staging_memory(const struct ht_staging *p);
+
+#endif

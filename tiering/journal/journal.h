@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * journal.h - the metadata log: the only authority on what exists.
+ *
+ * A circular region of log_bytes in two copies. A position is a byte count that only
+ * grows; its place is position modulo log_bytes. A frame (hitrain/format.h) starts at a multiple of 4096, may
+ * wrap around the end of the region, and is the unit of atomicity: all groups in it replay or none.
+ * Frames chain: each names the checksum of the one before, so replay ends at
+ * the first place that does not continue the chain. A frame is written only
+ * when the one before it is durable on all present copies; therefore
+ * a later frame of the same epoch behind the end, or an end before a sequence number that some frame or a
+ * clean superblock calls durable, means damage, not end.
+ *
+ * Invariants:
+ *  1. Frame n+1 is submitted only after frame n is durable on every copy.
+ *  2. before_write (flush of the data devices) returned before a frame that names new data is submitted.
+ *  3. Log space before start_pos of the durable superblock only is overwritten.
+ *  4. Every byte between start and end, plus what compaction has still to emit, fits the region.
+ *
+ * Threads: all functions may be called from any thread after ht_journal_start,
+ * except close. The journal's lock is the innermost but the devices'.
+ */
+#ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_H
+#define HITRAIN_TIERING_JOURNAL_JOURNAL_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/buf.h"
+#include "tiering/io/dev.h"
+#include <hitrain/format.h>
+
+struct ht_journal;
+
+struct ht_journal_start {
+    uint64_t pos;   /* of the first frame of replay */
+    uint64_t seq;   /* its number */
+    uint64_t chain; /* what it names as its predecessor's checksum */
+};
+
+/* Called for every record of every complete frame, in order. A negative errno ends replay with it. */
+typedef int (*ht_replay_fn)(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
+
+struct ht_journal_config {
+    struct ht_dev *dev[HT_LOG_COPIES]; /* NULL: copy missing */
+    uint64_t offset[HT_LOG_COPIES];    /* bytes */
+    uint64_t log_bytes;
+    uint64_t salt;
+    struct ht_journal_start start;
+    uint64_t epoch;       /* highest ever used, from the superblock */
+    uint64_t durable_seq; /* of a clean superblock, else 0 */
+    uint8_t host_id[16], boot_id[16];
+    void *ctx;
+    ht_replay_fn replay;
+    /* Make everything the records of the next frame may name durable. 0 or -errno. No lock is held. */
+    int (*before_write)(void *ctx);
+    /* Frames up to lsn are durable. No lock is held. */
+    void (*durable)(void *ctx, uint64_t lsn);
+};
+
+/* What replay found, per copy and in all. */
+enum ht_log_state { HT_LOG_MISSING, HT_LOG_ENDED, HT_LOG_DAMAGED };
+struct ht_journal_report {
+    struct {
+        enum ht_log_state state;
+        uint64_t last_seq; /* last frame that continues the chain; start.seq - 1 when none */
+        uint64_t end_pos;
+        uint64_t damage_pos; /* DAMAGED: position of the frame that should have continued it */
+        int error;           /* read error, if that ended it */
+    } copy[HT_LOG_COPIES];
+    unsigned chosen; /* the copy replayed */
+    uint64_t frames, records, bytes;
+};
+
+/*
+ * Read both copies, choose the longest undamaged chain (or, if all are damaged, none) and replay it.
+ * Writes nothing. -EUCLEAN: every copy is damaged (the report says where; nothing was replayed
+ * unless force is set, which replays the longest anyway); -EIO, -ENOMEM, or what replay returned.
+ * out_report is filled also on error; *out_journal only on success.
+ */
+int ht_journal_open(const struct ht_journal_config *config, bool force, struct ht_journal_report *out_report,
+                    struct ht_journal **out_journal) HT_CHECK;
+/*
+ * Begin writing: bring the other copies up to the chosen one, then write an epoch record and make it durable.
+ * new_epoch must already be durable in the superblock.
+ */
+int ht_journal_start(struct ht_journal *j, uint64_t new_epoch) HT_CHECK;
+/* Everything durable, then free. Also for journals never started. Returns the first write error met, or 0. */
+int ht_journal_close(struct ht_journal *j);
+/* Free without writing anything more, as a crash would leave it. Nobody may be waiting in it. */
+void ht_journal_abandon(struct ht_journal *j);
+
+/* Put one record (header and payload) into a group buffer. */
+void ht_record_put(struct ht_buf *group, uint16_t type, const void *payload, size_t len);
+/*
+ * Begin and end a record whose payload is put piecewise: returns a mark for end.
+ */
+size_t ht_record_begin(struct ht_buf *group, uint16_t type);
+void ht_record_end(struct ht_buf *group, size_t mark);
+
+/*
+ * Append a group of records; they become durable together, in the frame numbered *out_lsn. Copies the
+ * bytes, does no I/O and does not wait. Callers order their appends themselves (the store's transaction lock).
+ * -ENOSPC: does not fit the region (a caller that waited for room never sees it); -EROFS/-EIO: log failed.
+ */
+int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn) HT_CHECK;
+/*
+ * Wait until the frame lsn is durable (writing it if nobody else does: group commit by a leader). 0 or the error that stopped the log.
+ */
+int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_CHECK;
+uint64_t ht_journal_durable(const struct ht_journal *j);
+/* The lsn that an append made now would get. */
+uint64_t ht_journal_next(const struct ht_journal *j);
+
+/*
+ * Wait until a group of bytes fits and asks for compaction when the log gets full. Called with no lock held,
+ * before the transaction that will append. -ENOSPC: larger than any room there will be. -EIO/-EROFS: log failed.
+ */
+int ht_journal_wait_room(struct ht_journal *j, size_t bytes) HT_CHECK;
+
+/*
+ * Claims: bytes that live metadata needs when re-emitted. At most 40 % of the region.
+ * claim returns -ENOSPC beyond it, unless force (deletes, abort, replay).
+ */
+int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force) HT_CHECK;
+void ht_journal_unclaim(struct ht_journal *j, uint64_t bytes);
+
+struct ht_journal_stats {
+    uint64_t log_bytes, used_bytes, claimed_bytes, claim_limit_bytes, frames_written, groups, compactions,
+        bytes_written;
+};
+void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out);
+
+/*
+ * Compaction, driven by one thread of the store:
+ *   wait   blocks until compaction is wanted (or asked for by poke); false when the journal is stopping
+ *   begin  writes the begin mark; the caller then appends the live state in slices, each inside its own transaction
+ *   end    writes the end mark, makes all durable, returns the new start;
+ *          the caller makes a superblock naming it durable and then calls
+ *   release  log space before the new start may be reused
+ */
+bool ht_journal_compact_wait(struct ht_journal *j);
+void ht_journal_compact_poke(struct ht_journal *j);
+int ht_journal_compact_begin(struct ht_journal *j) HT_CHECK;
+int ht_journal_compact_end(struct ht_journal *j, struct ht_journal_start *out_start) HT_CHECK;
+void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_start *start);
+/* Begin to stop: compact_wait returns false from now on. */
+void ht_journal_stop_compaction(struct ht_journal *j);
+
+#endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * background.c - the writeback thread: keeps some images clean, and commits what is outside scopes every few seconds.
+ */
+#include <stdlib.h>
+#include <time.h>
+
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+enum { BATCH = 16 };
+
+/* More than half of the tier dirty: clean some before somebody has to wait for it. */
+static bool under_pressure(const struct ht_store *s)
+{
+    return s->dirty_bytes > ht_arena_bytes(s->arena) / 2;
+}
+
+static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
+{
+    struct timespec ts = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
+    int rc = 0;
+    while (!s->stopping && !under_pressure(s) && rc != ETIMEDOUT)
+        rc = deadline_ns ? pthread_cond_timedwait(&s->wake, &s->lock, &ts) : pthread_cond_wait(&s->wake, &s->lock);
+    return rc == ETIMEDOUT;
+}
+
+static void relieve(struct ht_store *s)
+{
+    ht_store_unlock(s);
+    int n = ht_writeback_some(s, BATCH);
+    ht_store_lock(s);
+    if (n <= 0 && !s->stopping) { /* all busy, or the device fails: do not spin */
+        struct timespec ts;
+        uint64_t at = ht_now_ns() + 10000000;
+        ts = (struct timespec){(time_t)(at / 1000000000), (long)(at % 1000000000)};
+        pthread_cond_timedwait(&s->wake, &s->lock, &ts);
+    }
+}
+
+void *ht_writeback_main(void *arg)
+{
+    struct ht_store *s = arg;
+    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0;
+    ht_store_lock(s);
+    while (!s->stopping) {
+        bool due = sleep_until(s, next);
+        if (s->stopping)
+            break;
+        if (due) {
+            ht_store_unlock(s);
+            int rc = ht_store_commit(s);
+            if (rc)
+                ht_warn("background commit failed: %s; it will be tried again", strerror(-rc));
+            next = ht_now_ns() + period;
+            ht_store_lock(s);
+        } else {
+            relieve(s);
+        }
+    }
+    ht_store_unlock(s);
+    return NULL;
+}
+
+static size_t pending_bytes_outside(struct ht_store *s)
+{
+    return ht_scope_pending_bytes(s, 0) + 4096;
+}
+
+int ht_store_commit(struct ht_store *s)
+{
+    int error = ht_scope_writeback(s, 0);
+    if (error == -EROFS)
+        return error;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, pending_bytes_outside(s), &tx);
+    if (rc)
+        return rc;
+    ht_scope_publish(s, 0, tx);
+    for (unsigned i = 0; i < s->clients; i++)
+        if (s->client[i].flush)
+            s->client[i].flush(s->client[i].ctx, tx);
+    uint64_t lsn;
+    rc = ht_tx_commit(tx, &lsn);
+    if (!rc)
+        rc = ht_store_sync(s, s->last_lsn);
+    return rc ? rc : error;
+}

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* chunk.c - an object's chunks: table, locks, state changes. store.lock is held throughout. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+/* ----------------------------------------------------------------- table */
+
+struct ht_leaf *ht_leaf_of(struct ht_obj *o, uint64_t index)
+{
+    uint64_t i = index >> LEAF_SHIFT;
+    return i < o->leaves ? o->leaf[i] : NULL;
+}
+
+struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
+{
+    struct ht_leaf *l = ht_leaf_of(o, index);
+    return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
+}
+
+static int grow_leaves(struct ht_obj *o, uint64_t need)
+{
+    if (need <= o->leaves)
+        return 0;
+    uint64_t n = ht_max_u64(need, o->leaves + o->leaves / 2);
+    struct ht_leaf **leaf = realloc(o->leaf, n * sizeof(*leaf));
+    if (!leaf)
+        return -ENOMEM;
+    memset(leaf + o->leaves, 0, (n - o->leaves) * sizeof(*leaf));
+    o->s->meta_bytes += (n - o->leaves) * sizeof(*leaf);
+    o->leaf = leaf;
+    o->leaves = (uint32_t)n;
+    return 0;
+}
+
+struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
+{
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (c)
+        return c;
+    uint64_t i = index >> LEAF_SHIFT;
+    if (grow_leaves(o, i + 1))
+        return NULL;
+    struct ht_leaf *l = calloc(1, sizeof(*l));
+    if (!l)
+        return NULL;
+    for (unsigned k = 0; k < LEAF_CHUNKS; k++)
+        l->chunk[k].slot = HT_SLOT_NONE;
+    o->leaf[i] = l;
+    o->s->meta_bytes += sizeof(*l);
+    return &l->chunk[index & (LEAF_CHUNKS - 1)];
+}
+
+/* ----------------------------------------------------------------- locks */
+
+static pthread_cond_t *cond_of(struct ht_store *s, struct ht_chunk *c)
+{
+    return &s->chunk_cond[((uintptr_t)c >> 6) * 0x9e3779b97f4a7c15ull >> 58];
+}
+
+static void wait_chunk(struct ht_store *s, struct ht_chunk *c)
+{
+    pthread_cond_wait(cond_of(s, c), &s->lock);
+}
+
+static void wake_chunk(struct ht_store *s, struct ht_chunk *c)
+{
+    pthread_cond_broadcast(cond_of(s, c));
+    if (s->slot_waiters)
+        pthread_cond_broadcast(&s->slot_cond);
+}
+
+void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c)
+{
+    while (c->exclusive || c->waiting)
+        wait_chunk(s, c);
+    c->shared++;
+}
+
+bool ht_chunk_trylock_exclusive(struct ht_chunk *c)
+{
+    if (c->exclusive || c->shared)
+        return false;
+    c->exclusive = 1;
+    return true;
+}
+
+void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c)
+{
+    while (c->exclusive || c->shared) {
+        c->waiting = 1; /* whoever gets it clears the wish; others set it again */
+        wait_chunk(s, c);
+    }
+    c->waiting = 0;
+    c->exclusive = 1;
+}
+
+void ht_chunk_unlock_shared(struct ht_store *s, struct ht_chunk *c)
+{
+    assert(c->shared);
+    if (--c->shared == 0)
+        wake_chunk(s, c);
+}
+
+void ht_chunk_unlock_exclusive(struct ht_store *s, struct ht_chunk *c)
+{
+    assert(c->exclusive);
+    c->exclusive = 0;
+    wake_chunk(s, c);
+}
+
+void ht_chunk_downgrade(struct ht_store *s, struct ht_chunk *c)
+{
+    assert(c->exclusive);
+    c->exclusive = 0;
+    c->shared = 1;
+    wake_chunk(s, c);
+}
+
+/* ----------------------------------------------------------------- state */
+
+uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index)
+{
+    uint64_t start = index << o->chunk_shift;
+    if (start >= o->size)
+        return 0;
+    return (uint32_t)ht_min_u64(o->size - start, ht_obj_bytes_per_chunk(o));
+}
+
+struct ht_ref *ht_chunk_ref(struct ht_chunk *c)
+{
+    if (c->flags & CH_GONE)
+        return NULL;
+    if (c->flags & CH_CUR)
+        return &c->cur;
+    return c->flags & CH_PUB ? &c->pub : NULL;
+}
+
+void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    o->version++;
+    if (im->dirty)
+        return;
+    im->dirty = true;
+    o->dirty++;
+    ht_leaf_of(o, index)->dirty++;
+    o->s->dirty_bytes += ht_arena_slot_bytes(o->s->arena, c->slot);
+    if (o->s->dirty_bytes > ht_arena_bytes(o->s->arena) / 2)
+        pthread_cond_signal(&o->s->wake);
+    ht_obj_touch(o);
+}
+
+void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    if (!im->dirty)
+        return;
+    im->dirty = false;
+    o->dirty--;
+    ht_leaf_of(o, index)->dirty--;
+    o->s->dirty_bytes -= ht_arena_slot_bytes(o->s->arena, c->slot);
+}
+
+void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool was)
+{
+    bool is = ht_chunk_unpublished(c);
+    if (is == was)
+        return;
+    int d = is ? 1 : -1;
+    o->unpublished = (uint32_t)((int64_t)o->unpublished + d);
+    struct ht_leaf *l = ht_leaf_of(o, index);
+    l->unpublished = (uint16_t)(l->unpublished + d);
+    if (is)
+        ht_obj_touch(o);
+}
+
+void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref)
+{
+    bool was = ht_chunk_unpublished(c);
+    ht_chunk_drop_cur(o, c);
+    c->cur = *ref;
+    c->flags |= CH_CUR;
+    c->flags &= (uint8_t)~CH_BAD;
+    c->generation++;
+    ht_chunk_note_unpublished(o, c, index, was);
+}
+
+void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    bool was = ht_chunk_unpublished(c);
+    ht_chunk_drop_cur(o, c);
+    if (c->flags & CH_PUB)
+        c->flags |= CH_GONE;
+    c->flags &= (uint8_t)~CH_BAD;
+    c->generation++;
+    ht_chunk_note_unpublished(o, c, index, was);
+    ht_chunk_settle_claim(o, c);
+}
+
+void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (c->slot == HT_SLOT_NONE)
+        return;
+    ht_chunk_set_clean(o, c, index);
+    ht_chunk_unreserve(o, c);
+    ht_arena_put(o->s->arena, c->slot);
+    c->slot = HT_SLOT_NONE;
+    o->resident--;
+    if (o->s->slot_waiters)
+        pthread_cond_broadcast(&o->s->slot_cond);
+}

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * compact.c - re-emitting all published metadata, so that the log before it can be forgotten.
+ *
+ * Normal records continue between the slices; a later record wins. Only published values are emitted: what is
+ * pending in a scope comes with its commit, or never.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+enum { SLICE_BYTES = 64 << 10 };
+
+struct emission {
+    struct ht_store *s;
+    uint64_t *oids; /* objects that existed at the begin mark; newer ones are in the normal records */
+    size_t count, next;
+    uint64_t chunk; /* of the object being emitted */
+};
+
+static int collect_oids(struct emission *e)
+{
+    struct ht_store *s = e->s;
+    ht_store_lock(s);
+    e->oids = malloc((s->objects + 1) * sizeof(*e->oids));
+    for (size_t b = 0; e->oids && b < s->table_size; b++)
+        for (struct ht_obj *o = s->table[b]; o; o = o->next)
+            e->oids[e->count++] = o->oid;
+    ht_store_unlock(s);
+    return e->oids ? 0 : -ENOMEM;
+}
+
+static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b)
+{
+    if (e->chunk == 0)
+        ht_record_object(b, o, o->pub_size);
+    uint64_t end = (uint64_t)o->leaves << LEAF_SHIFT;
+    for (; e->chunk < end && b->len < SLICE_BYTES; e->chunk++) {
+        struct ht_chunk *c = ht_chunk_find(o, e->chunk);
+        if (!c)
+            e->chunk |= LEAF_CHUNKS - 1;
+        else if (c->flags & CH_PUB)
+            ht_record_chunk(b, o, e->chunk, c, &c->pub);
+    }
+    if (e->chunk >= end) {
+        e->chunk = 0;
+        e->next++;
+    }
+}
+
+/* One slice in one transaction. The transaction lock keeps publishing out meanwhile. */
+static int emit_objects_slice(struct emission *e)
+{
+    struct ht_store *s = e->s;
+    pthread_mutex_lock(&s->tx_lock);
+    struct ht_buf *b = &s->tx.records;
+    ht_store_lock(s);
+    while (e->next < e->count && b->len < SLICE_BYTES) {
+        struct ht_obj *o = ht_obj_find_locked(s, e->oids[e->next]);
+        if (o && o->published && !o->dead) {
+            emit_object(e, o, b);
+        } else {
+            e->next++;
+            e->chunk = 0;
+        }
+    }
+    ht_store_unlock(s);
+    return ht_tx_commit(&s->tx, NULL);
+}
+
+static int emit_ids(struct ht_store *s)
+{
+    pthread_mutex_lock(&s->tx_lock);
+    uint8_t next[8];
+    ht_le64_store(next, s->next_id);
+    ht_record_put(&s->tx.records, HT_REC_IDS, next, sizeof(next));
+    return ht_tx_commit(&s->tx, NULL);
+}
+
+static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
+{
+    uint64_t cursor = 0;
+    int more = 1;
+    while (more > 0) {
+        pthread_mutex_lock(&s->tx_lock);
+        more = c->emit(c->ctx, &s->tx, &cursor, SLICE_BYTES);
+        int rc = ht_tx_commit(&s->tx, NULL);
+        if (rc)
+            return rc;
+    }
+    return more;
+}
+
+static int set_start(struct ht_store *s, const struct ht_journal_start *start)
+{
+    pthread_mutex_lock(&s->super_lock);
+    s->sb.start_pos = start->pos;
+    s->sb.start_seq = start->seq;
+    s->sb.start_chain = start->chain;
+    int rc = ht_super_write(&s->sb, s->dev, s->dev_count);
+    pthread_mutex_unlock(&s->super_lock);
+    return rc;
+}
+
+int ht_store_compact(struct ht_store *s)
+{
+    struct emission e = {.s = s};
+    int rc = ht_journal_compact_begin(s->journal);
+    if (rc)
+        return rc;
+    rc = collect_oids(&e);
+    if (!rc)
+        rc = emit_ids(s);
+    while (!rc && e.next < e.count)
+        rc = emit_objects_slice(&e);
+    for (unsigned i = 0; !rc && i < s->clients; i++)
+        if (s->client[i].emit)
+            rc = emit_client(s, &s->client[i]);
+    free(e.oids);
+    struct ht_journal_start start;
+    if (!rc)
+        rc = ht_journal_compact_end(s->journal, &start);
+    if (!rc)
+        rc = set_start(s, &start);
+    if (!rc)
+        ht_journal_compact_release(s->journal, &start);
+    else
+        ht_error("log compaction failed: %s; the log keeps growing until it can be repeated", strerror(-rc));
+    return rc;
+}
+
+void *ht_compaction_main(void *arg)
+{
+    struct ht_store *s = arg;
+    while (ht_journal_compact_wait(s->journal))
+        if (ht_store_compact(s))
+            break;
+    return NULL;
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fill.c - bringing a chunk's bytes into its image.
+ *
+ * An image is valid in one interval. Writing next to it extends it; anything else first fills the
+ * rest from the reference, so that sequential writers never read.
+ */
+#include <assert.h>
+
+#include "tiering/store/store_priv.h"
+
+int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = o->s;
+    assert(c->slot == HT_SLOT_NONE && c->exclusive);
+    uint32_t slot;
+    while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), true)) == HT_SLOT_NONE) {
+        ht_store_unlock(s);
+        int n = ht_writeback_some(s, 8);
+        ht_store_lock(s);
+        if (n < 0)
+            return n;
+        if (n == 0) { /* all images are in use right now: somebody is about to let go */
+            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), true);
+            if (slot != HT_SLOT_NONE)
+                break;
+            s->slot_waiters++;
+            pthread_cond_wait(&s->slot_cond, &s->lock);
+            s->slot_waiters--;
+        }
+    }
+    struct ht_image *im = ht_arena_image(s->arena, slot);
+    im->owner = o;
+    im->index = index;
+    c->slot = slot;
+    o->resident++;
+    return 0;
+}
+
+/* Read a stored chunk into buf (whole blocks) and verify it. No lock held. */
+static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, void *buf)
+{
+    struct ht_ring *ring = ht_ring_get(o->s);
+    if (!ring)
+        return -ENOMEM;
+    struct ht_xfer x;
+    int rc = ht_xfer_start(&x, o->s, ring, ref, buf, HT_IO_READ);
+    if (!rc)
+        rc = ht_xfer_wait(&x, ring);
+    ht_ring_put(o->s, ring);
+    return rc ? rc : ht_ref_verify(o, index, ref, buf);
+}
+
+static void copy_outside(uint8_t *dst, const uint8_t *src, uint32_t visible, uint32_t lo, uint32_t hi)
+{
+    uint32_t left = visible < lo ? visible : lo;
+    memcpy(dst, src, left);
+    if (visible > hi)
+        memcpy(dst + hi, src + hi, visible - hi);
+}
+
+/* Read around the valid part [lo, hi) of an image, through a staging buffer. */
+static int merge_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, uint8_t *data, uint32_t lo,
+                     uint32_t hi)
+{
+    void *buf;
+    int rc = ht_staging_get(o->s->staging, HT_STAGING_FILL, 1, false, &buf);
+    if (rc)
+        return rc;
+    rc = read_ref(o, index, ref, buf);
+    if (!rc)
+        copy_outside(data, buf, ref->visible, lo, hi);
+    ht_staging_put(o->s->staging, HT_STAGING_FILL, buf);
+    return rc;
+}
+
+static void zero_outside(uint8_t *data, uint32_t from, uint32_t to, uint32_t lo, uint32_t hi)
+{
+    if (from < lo)
+        memset(data + from, 0, (to < lo ? to : lo) - from);
+    if (to > hi)
+        memset(data + (from > hi ? from : hi), 0, to - (from > hi ? from : hi));
+}
+
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = o->s;
+    assert(c->exclusive && c->slot != HT_SLOT_NONE);
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    uint32_t bytes = ht_obj_bytes_per_chunk(o), lo = im->valid_lo, hi = im->valid_hi;
+    if (lo == 0 && hi == bytes)
+        return 0;
+    if (c->flags & CH_BAD)
+        return -EIO;
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    uint8_t *data = ht_arena_data(s->arena, c->slot);
+    uint32_t visible = ref ? ref->visible : 0;
+    bool needed = ref && (lo == hi ? visible > 0 : lo > 0 || visible > hi);
+    ht_store_unlock(s);
+    int rc = 0;
+    if (needed)
+        rc = lo == hi ? read_ref(o, index, ref, data) : merge_ref(o, index, ref, data, lo, hi);
+    if (!rc)
+        zero_outside(data, visible, bytes, lo, hi);
+    ht_store_lock(s);
+    if (needed) {
+        if (rc)
+            s->read_errors++;
+        else
+            o->read_bytes += (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES;
+    }
+    if (!rc) {
+        im->valid_lo = 0;
+        im->valid_hi = bytes;
+    }
+    return rc;
+}

@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lease.c - a few chunks held for one piece of work.
+ *
+ *   begin: chunks locked in (object, index) order; images filled or, where there is room without evicting, made;
+ *          the rest gets staging buffers, all at once; reads start
+ *   wait:  reads done and verified
+ *   end:   images dirty and free; staged chunks that changed start their write to new space
+ *   finish: references installed, buffers and chunks free
+ *
+ * A chunk whose staged write fails has lost its current content: it is BAD until abort or overwrite.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+enum { N = HT_LEASE_CHUNKS_MAX, ADMIT_SHARE = 8 };
+
+struct part {
+    struct ht_chunk *c;
+    void *staging;
+    struct ht_ref ref; /* being read, then being written */
+    struct ht_xfer xfer;
+    bool reading, writing, filled;
+    int rc;
+};
+
+struct ht_lease_work {
+    struct ht_lease_work *next;
+    struct part part[N];
+};
+
+static struct ht_lease_work *work_get(struct ht_store *s)
+{
+    struct ht_lease_work *w = s->lease_works;
+    if (w)
+        s->lease_works = w->next;
+    else
+        w = malloc(sizeof(*w));
+    if (w)
+        memset(w, 0, sizeof(*w));
+    return w;
+}
+
+static void work_put(struct ht_store *s, struct ht_lease_work *w)
+{
+    w->next = s->lease_works;
+    s->lease_works = w;
+}
+
+void ht_lease_works_free(struct ht_store *s)
+{
+    while (s->lease_works) {
+        struct ht_lease_work *w = s->lease_works;
+        s->lease_works = w->next;
+        free(w);
+    }
+}
+
+static bool before(const struct ht_lease_chunk *a, const struct ht_lease_chunk *b)
+{
+    return a->obj->oid != b->obj->oid ? a->obj->oid < b->obj->oid : a->index < b->index;
+}
+
+static void sort_order(const struct ht_lease *l, unsigned order[N])
+{
+    for (unsigned i = 0; i < l->count; i++) {
+        unsigned k = i;
+        for (; k && before(&l->chunk[i], &l->chunk[order[k - 1]]); k--)
+            order[k] = order[k - 1];
+        order[k] = i;
+    }
+}
+
+/* Room for one more image without pushing anybody out, leaving some for foreground traffic? */
+static bool admit(struct ht_store *s, const struct ht_obj *o)
+{
+    uint32_t all = (uint32_t)(ht_arena_bytes(s->arena) >> 20);
+    return o->chunk_shift > 16 ? ht_arena_free_slots(s->arena) > all / ADMIT_SHARE
+                               : ht_arena_free_slots(s->arena) > all / ADMIT_SHARE + 1;
+}
+
+/* Lock one chunk and decide where its bytes will be. Lock held. */
+static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+{
+    struct ht_obj *o = lc->obj;
+    struct ht_chunk *c = ht_chunk_make(o, lc->index);
+    if (!c)
+        return -ENOMEM;
+    ht_chunk_lock_exclusive(s, c);
+    p->c = c;
+    lc->len = ht_chunk_len(o, lc->index);
+    lc->staged = false;
+    if ((c->flags & CH_BAD) && lc->mode != HT_LEASE_OVERWRITE)
+        return -EIO;
+    bool fresh = c->slot == HT_SLOT_NONE;
+    if (fresh && admit(s, o)) {
+        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), false);
+        if (slot != HT_SLOT_NONE) {
+            struct ht_image *im = ht_arena_image(s->arena, slot);
+            im->owner = o;
+            im->index = lc->index;
+            c->slot = slot;
+            o->resident++;
+        }
+    }
+    if (c->slot == HT_SLOT_NONE) {
+        lc->staged = true;
+        return 0;
+    }
+    int rc = 0;
+    lc->data = ht_arena_data(s->arena, c->slot);
+    ht_arena_image(s->arena, c->slot)->referenced = true;
+    if (!fresh && lc->mode != HT_LEASE_OVERWRITE)
+        rc = ht_chunk_fill(o, c, lc->index);
+    p->filled = !fresh;
+    if (!rc && lc->mode != HT_LEASE_READ)
+        rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(lc->len, HT_BLOCK_BYTES));
+    return rc;
+}
+
+static void release_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+{
+    if (p->staging)
+        ht_staging_put(s->staging, HT_STAGING_UPDATE, p->staging);
+    p->staging = NULL;
+    if (!p->c)
+        return;
+    if (p->c->slot != HT_SLOT_NONE) {
+        struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
+        if (im->valid_lo == im->valid_hi && !im->dirty)
+            ht_chunk_drop_image(lc->obj, p->c, lc->index);
+        else if (!im->dirty)
+            ht_chunk_unreserve(lc->obj, p->c);
+    }
+    ht_chunk_settle_claim(lc->obj, p->c);
+    ht_chunk_unlock_exclusive(s, p->c);
+    p->c = NULL;
+}
+
+/* Buffers for all staged chunks, or none. No lock held. */
+static int take_buffers(struct ht_lease *l, struct ht_lease_work *w)
+{
+    void *bufs[N];
+    unsigned n = 0, k = 0;
+    for (unsigned i = 0; i < l->count; i++)
+        n += l->chunk[i].staged;
+    if (!n)
+        return 0;
+    int rc = ht_staging_get(l->store->staging, HT_STAGING_UPDATE, n, l->nowait, bufs);
+    for (unsigned i = 0; !rc && i < l->count; i++)
+        if (l->chunk[i].staged)
+            l->chunk[i].data = w->part[i].staging = bufs[k++];
+    return rc;
+}
+
+/* Start reading what must be read. The chunk is ours, so its reference cannot change. */
+static int start_reads(struct ht_lease *l, struct ht_lease_work *w)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < l->count; i++) {
+        struct ht_lease_chunk *lc = &l->chunk[i];
+        struct part *p = &w->part[i];
+        if (p->filled || lc->mode == HT_LEASE_OVERWRITE)
+            continue;
+        const struct ht_ref *ref = ht_chunk_ref(p->c);
+        if (!ref) {
+            memset(lc->data, 0, lc->staged ? lc->len : ht_obj_bytes_per_chunk(lc->obj));
+            continue;
+        }
+        p->ref = *ref;
+        rc = ht_xfer_start(&p->xfer, l->store, l->ring, &p->ref, lc->data, HT_IO_READ);
+        p->reading = !rc;
+    }
+    return rc;
+}
+
+static int wait_reads(struct ht_lease *l, struct ht_lease_work *w)
+{
+    int first = 0;
+    for (unsigned i = 0; i < l->count; i++) {
+        struct part *p = &w->part[i];
+        int rc = p->reading ? ht_xfer_wait(&p->xfer, l->ring) : 0;
+        if (rc && !first)
+            first = rc;
+    }
+    return first;
+}
+
+int ht_lease_begin(struct ht_lease *l)
+{
+    struct ht_store *s = l->store;
+    unsigned order[N];
+    assert(l->count >= 1 && l->count <= N);
+    sort_order(l, order);
+    ht_store_lock(s);
+    struct ht_lease_work *w = work_get(s);
+    int rc = w ? 0 : -ENOMEM;
+    for (unsigned k = 0; !rc && k < l->count; k++)
+        rc = take_chunk(s, &l->chunk[order[k]], &w->part[order[k]]);
+    ht_store_unlock(s);
+    if (!rc)
+        rc = take_buffers(l, w);
+    if (!rc) {
+        rc = start_reads(l, w);
+        if (rc)
+            (void)wait_reads(l, w);
+    }
+    l->priv_ = w;
+    if (rc && w) {
+        ht_store_lock(s);
+        for (unsigned i = 0; i < l->count; i++)
+            release_chunk(s, &l->chunk[i], &w->part[i]);
+        work_put(s, w);
+        ht_store_unlock(s);
+        l->priv_ = NULL;
+    }
+    return rc;
+}
+
+static int check_part(struct ht_lease_chunk *lc, struct part *p)
+{
+    int rc = ht_ref_verify(lc->obj, lc->index, &p->ref, lc->data);
+    uint32_t end = lc->staged ? lc->len : ht_obj_bytes_per_chunk(lc->obj);
+    if (!rc && p->ref.visible < end)
+        memset(lc->data + p->ref.visible, 0, end - p->ref.visible);
+    return rc;
+}
+
+int ht_lease_wait(struct ht_lease *l)
+{
+    struct ht_store *s = l->store;
+    struct ht_lease_work *w = l->priv_;
+    int rc = wait_reads(l, w);
+    for (unsigned i = 0; !rc && i < l->count; i++)
+        if (w->part[i].reading)
+            rc = check_part(&l->chunk[i], &w->part[i]);
+    ht_store_lock(s);
+    if (rc)
+        s->read_errors++;
+    for (unsigned i = 0; !rc && i < l->count; i++) {
+        struct ht_lease_chunk *lc = &l->chunk[i];
+        struct part *p = &w->part[i];
+        if (p->filled && lc->mode != HT_LEASE_OVERWRITE) {
+            s->hits++;
+            lc->obj->hits++;
+        }
+        if (p->reading) {
+            s->misses++;
+            lc->obj->misses++;
+            lc->obj->read_bytes += (uint64_t)ht_ref_blocks(&p->ref) * HT_BLOCK_BYTES;
+        }
+        if (lc->staged || lc->mode == HT_LEASE_OVERWRITE || p->filled)
+            continue;
+        struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
+        im->valid_lo = 0;
+        im->valid_hi = ht_obj_bytes_per_chunk(lc->obj);
+    }
+    for (unsigned i = 0; i < l->count; i++)
+        w->part[i].reading = false;
+    ht_store_unlock(s);
+    return rc;
+}
+
+/* A changed image. Lock held. */
+static void end_image(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+{
+    struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
+    im->valid_lo = 0;
+    if (im->valid_hi < lc->len)
+        im->valid_hi = lc->len;
+    if (p->c->flags & CH_BAD)
+        ht_chunk_install_hole(lc->obj, p->c, lc->index);
+    ht_chunk_set_dirty(lc->obj, p->c, lc->index);
+}
+
+/* Start writing a changed staged chunk. Lock held, let go meanwhile. */
+static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct part *p)
+{
+    struct ht_store *s = l->store;
+    uint32_t len = lc->len;
+    bool was = ht_chunk_unpublished(p->c), gone = p->c->flags & CH_GONE;
+    ht_chunk_drop_cur(lc->obj, p->c);
+    if (gone)
+        p->c->flags |= CH_GONE;
+    ht_chunk_note_unpublished(lc->obj, p->c, lc->index, was);
+    p->rc = ht_chunk_reserve(lc->obj, p->c, 0);
+    if (!p->rc)
+        p->rc = ht_chunk_take_space(lc->obj, p->c, len, &p->ref);
+    p->writing = !p->rc;
+    if (p->rc)
+        return;
+    ht_store_unlock(s);
+    memset(lc->data + len, 0, ht_round_up(len, HT_BLOCK_BYTES) - len);
+    p->ref.checksum = ht_hash64(lc->data, len, s->sb.salt);
+    p->rc = ht_xfer_start(&p->xfer, s, l->ring, &p->ref, lc->data, HT_IO_WRITE);
+    ht_store_lock(s);
+}
+
+void ht_lease_end(struct ht_lease *l, uint32_t dirty)
+{
+    struct ht_store *s = l->store;
+    struct ht_lease_work *w = l->priv_;
+    ht_store_lock(s);
+    for (unsigned i = 0; i < l->count; i++) {
+        struct ht_lease_chunk *lc = &l->chunk[i];
+        struct part *p = &w->part[i];
+        bool changed = dirty >> i & 1;
+        assert(!changed || lc->mode != HT_LEASE_READ);
+        if (changed && lc->staged && lc->len) {
+            end_staged(l, lc, p);
+            continue;
+        }
+        if (changed && !lc->staged)
+            end_image(s, lc, p);
+        release_chunk(s, lc, p);
+    }
+    ht_store_unlock(s);
+}
+
+static void install_or_lose(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+{
+    struct ht_obj *o = lc->obj;
+    if (!p->rc) {
+        ht_chunk_install(o, p->c, lc->index, &p->ref);
+        o->version++;
+        o->written_bytes += (uint64_t)ht_ref_blocks(&p->ref) * HT_BLOCK_BYTES;
+        return;
+    }
+    ht_error("object %llu, chunk %llu: its new content could not be written: %s; abort returns to the last commit",
+             (unsigned long long)o->oid, (unsigned long long)lc->index, strerror(-p->rc));
+    s->write_errors++;
+    if (p->writing) {
+        o->stored_blocks -= ht_ref_blocks(&p->ref);
+        ht_free_ref_now(s, &p->ref);
+    }
+    p->c->flags |= CH_BAD;
+    o->error = p->rc;
+    o->meta_dirty = true; /* keeps it on the scope's list, for abort */
+    ht_obj_touch(o);
+}
+
+int ht_lease_finish(struct ht_lease *l)
+{
+    struct ht_store *s = l->store;
+    struct ht_lease_work *w = l->priv_;
+    int first = 0;
+    for (unsigned i = 0; i < l->count; i++)
+        if (w->part[i].c && w->part[i].writing && !w->part[i].rc)
+            w->part[i].rc = ht_xfer_wait(&w->part[i].xfer, l->ring);
+    ht_store_lock(s);
+    for (unsigned i = 0; i < l->count; i++) {
+        struct part *p = &w->part[i];
+        if (!p->c)
+            continue;
+        install_or_lose(s, &l->chunk[i], p);
+        if (p->rc && !first)
+            first = p->rc;
+        release_chunk(s, &l->chunk[i], p);
+    }
+    work_put(s, w);
+    ht_store_unlock(s);
+    l->priv_ = NULL;
+    return first;
+}

@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * object.c - the table of objects, their references, their scopes.
+ *
+ * An object is in memory as long as it exists (its metadata is always resident) or somebody
+ * refers to it. dead: it exists no more; the last reference frees it and its space.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+enum { TABLE_START = 1024, LEAF_BYTES = sizeof(struct ht_leaf) };
+
+/* ----------------------------------------------------------------- table */
+
+static size_t bucket(const struct ht_store *s, uint64_t oid)
+{
+    return (oid * 0x9e3779b97f4a7c15ull >> 20) & (s->table_size - 1);
+}
+
+struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
+{
+    if (!s->table_size)
+        return NULL;
+    for (struct ht_obj *o = s->table[bucket(s, oid)]; o; o = o->next)
+        if (o->oid == oid)
+            return o;
+    return NULL;
+}
+
+static void grow_table(struct ht_store *s)
+{
+    size_t old = s->table_size, size = old ? old * 2 : TABLE_START;
+    struct ht_obj **table = calloc(size, sizeof(*table)), **was = s->table;
+    if (!table)
+        return; /* longer chains, still correct */
+    s->table = table;
+    s->table_size = size;
+    for (size_t i = 0; i < old; i++)
+        for (struct ht_obj *o = was[i], *next; o; o = next) {
+            next = o->next;
+            o->next = table[bucket(s, o->oid)];
+            table[bucket(s, o->oid)] = o;
+        }
+    free(was);
+    s->meta_bytes += (size - old) * sizeof(*table);
+}
+
+struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
+{
+    if (s->objects >= s->table_size)
+        grow_table(s);
+    struct ht_obj *o = s->table_size ? calloc(1, sizeof(*o)) : NULL;
+    if (!o)
+        return NULL;
+    o->s = s;
+    o->oid = oid;
+    o->chunk_shift = 16;
+    o->scope = s->scope0;
+    ht_list_init(&o->touched);
+    o->next = s->table[bucket(s, oid)];
+    s->table[bucket(s, oid)] = o;
+    s->objects++;
+    s->meta_bytes += sizeof(*o);
+    return o;
+}
+
+static void remove_from_table(struct ht_obj *o)
+{
+    struct ht_obj **p = &o->s->table[bucket(o->s, o->oid)];
+    while (*p != o)
+        p = &(*p)->next;
+    *p = o->next;
+    o->s->objects--;
+}
+
+/* ---------------------------------------------------------------- scopes */
+
+struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
+{
+    for (struct ht_scope *sc = s->scopes; sc; sc = sc->next)
+        if (sc->id == id)
+            return sc;
+    struct ht_scope *sc = make ? calloc(1, sizeof(*sc)) : NULL;
+    if (!sc)
+        return NULL;
+    sc->id = id;
+    ht_list_init(&sc->touched);
+    sc->next = s->scopes;
+    s->scopes = sc;
+    return sc;
+}
+
+void ht_obj_touch(struct ht_obj *o)
+{
+    if (!ht_list_empty(&o->touched) || o->obj_class == HT_CLASS_SCRATCH || o->s->replaying)
+        return;
+    ht_list_add_tail(&o->scope->touched, &o->touched);
+    o->refs++;
+}
+
+void ht_obj_untouch_if_idle(struct ht_obj *o)
+{
+    if (ht_list_empty(&o->touched) || o->dirty || o->unpublished || o->meta_dirty)
+        return;
+    ht_list_del(&o->touched);
+    ht_obj_put_locked(o);
+}
+
+int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
+{
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    size_t n = 0, i = 0;
+    if (sc)
+        ht_list_for_each(p, &sc->touched)
+            n++;
+    *out = malloc((n + 1) * sizeof(**out));
+    if (!*out)
+        return -ENOMEM;
+    if (sc)
+        ht_list_for_each(p, &sc->touched) {
+            (*out)[i] = ht_list_entry(p, struct ht_obj, touched);
+            (*out)[i++]->refs++;
+        }
+    *out_count = n;
+    return 0;
+}
+
+/* -------------------------------------------------------------- lifetime */
+
+/* Space of everything the object still names. Nobody else refers to it. */
+void ht_obj_release_content(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    for (uint32_t l = 0; l < o->leaves; l++)
+        for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
+            struct ht_chunk *c = &o->leaf[l]->chunk[k];
+            uint64_t index = ((uint64_t)l << LEAF_SHIFT) + k;
+            assert(!c->exclusive && !c->shared);
+            bool was = ht_chunk_unpublished(c);
+            ht_chunk_drop_image(o, c, index);
+            ht_chunk_drop_cur(o, c);
+            ht_chunk_note_unpublished(o, c, index, was);
+            if (c->flags & CH_PUB) {
+                uint32_t blocks = ht_ref_blocks(&c->pub);
+                o->stored_blocks -= blocks;
+                if (o->delete_lsn > (s->journal ? ht_journal_durable(s->journal) : 0)) {
+                    ht_alloc_limbo_add(s->alloc, blocks);
+                    if (ht_limbo_push(&s->limbo, o->delete_lsn, &c->pub))
+                        ht_alloc_limbo_sub(s->alloc, blocks);
+                } else {
+                    ht_free_ref_now(s, &c->pub);
+                }
+                c->flags &= (uint8_t)~CH_PUB;
+                s->chunks--;
+            }
+            ht_chunk_settle_claim(o, c);
+        }
+}
+
+static void free_memory(struct ht_obj *o)
+{
+    for (uint32_t l = 0; l < o->leaves; l++) {
+        o->s->meta_bytes -= o->leaf[l] ? LEAF_BYTES : 0;
+        free(o->leaf[l]);
+    }
+    o->s->meta_bytes -= o->leaves * sizeof(*o->leaf) + sizeof(*o);
+    free(o->leaf);
+    free(o);
+}
+
+void ht_obj_put_locked(struct ht_obj *o)
+{
+    assert(o->refs);
+    if (--o->refs || !o->dead)
+        return;
+    if (o->guarantee_left)
+        ht_alloc_unreserve(o->s->alloc, o->guarantee_left);
+    o->guarantee_left = o->guarantee_blocks = 0;
+    ht_obj_release_content(o);
+    if (o->obj_class != HT_CLASS_SCRATCH)
+        ht_journal_unclaim(o->s->journal, HT_OBJECT_RECORD_BYTES);
+    remove_from_table(o);
+    free_memory(o);
+}
+
+/* ------------------------------------------------------------- interface */
+
+int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_obj **out_obj)
+{
+    assert(attr->chunk_bytes >= HT_SMALL_CHUNK_BYTES && attr->chunk_bytes <= HT_CHUNK_BYTES);
+    bool scratch = attr->obj_class == HT_CLASS_SCRATCH;
+    int rc = scratch ? 0 : ht_journal_claim(s->journal, HT_OBJECT_RECORD_BYTES, false);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, attr->scope, true);
+    struct ht_obj *o = sc && !ht_obj_find_locked(s, attr->oid) ? ht_obj_insert_locked(s, attr->oid) : NULL;
+    if (!o) {
+        ht_store_unlock(s);
+        if (!scratch)
+            ht_journal_unclaim(s->journal, HT_OBJECT_RECORD_BYTES);
+        return -ENOMEM;
+    }
+    o->chunk_shift = (uint8_t)__builtin_ctz(attr->chunk_bytes);
+    o->obj_class = (uint8_t)attr->obj_class;
+    o->scope = sc;
+    o->defined = true;
+    o->meta_dirty = !scratch;
+    o->refs = 1;
+    ht_obj_touch(o);
+    ht_store_unlock(s);
+    *out_obj = o;
+    return 0;
+}
+
+struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid)
+{
+    ht_store_lock(s);
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+    if (o && o->dead)
+        o = NULL;
+    if (o)
+        o->refs++;
+    ht_store_unlock(s);
+    return o;
+}
+
+void ht_obj_put(struct ht_obj *o)
+{
+    if (!o)
+        return;
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    ht_obj_put_locked(o);
+    ht_store_unlock(s);
+}
+
+/* The object exists no more; lets go of what the scope's list held. */
+static void bury(struct ht_obj *o)
+{
+    o->dead = true;
+    o->refs++;
+    if (!ht_list_empty(&o->touched)) {
+        ht_list_del(&o->touched);
+        ht_obj_put_locked(o);
+    }
+    ht_obj_put_locked(o);
+}
+
+void ht_obj_delete(struct ht_obj *o, struct ht_tx *tx)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    o->deleted = true;
+    if (!o->published) {
+        bury(o);
+    } else if (o->scope->id) {
+        o->meta_dirty = true;
+        ht_obj_touch(o);
+    } else {
+        ht_tx_note_delete(tx, o);
+    }
+    ht_store_unlock(s);
+}
+
+int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)
+{
+    ht_store_lock(o->s);
+    uint8_t shift = (uint8_t)__builtin_ctz(chunk_bytes);
+    int rc = 0;
+    if (shift != o->chunk_shift) {
+        if (o->leaves || o->size) {
+            rc = -EBUSY;
+        } else {
+            o->chunk_shift = shift;
+            o->meta_dirty = o->obj_class != HT_CLASS_SCRATCH;
+            ht_obj_touch(o);
+        }
+    }
+    ht_store_unlock(o->s);
+    return rc;
+}
+
+int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, true);
+    int rc = !sc                                                                             ? -ENOMEM
+        : !ht_list_empty(&o->touched) || (!o->published && o->obj_class != HT_CLASS_SCRATCH) ? -EBUSY
+                                                                                             : 0;
+    if (!rc) {
+        o->scope = sc;
+        if (o->published)
+            ht_record_object(&tx->records, o, o->pub_size);
+    }
+    ht_store_unlock(s);
+    return rc;
+}
+
+uint64_t ht_obj_id(const struct ht_obj *o)
+{
+    return o->oid;
+}
+
+uint64_t ht_obj_size(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    uint64_t size = o->size;
+    ht_store_unlock(o->s);
+    return size;
+}
+
+uint32_t ht_obj_chunk_bytes(const struct ht_obj *o)
+{
+    return ht_obj_bytes_per_chunk(o);
+}
+
+void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
+{
+    ht_store_lock(o->s);
+    uint64_t slot = o->chunk_shift <= 16 ? 1u << 16 : 1u << 20;
+    *out = (struct ht_obj_stat){
+        .oid = o->oid,
+        .size = o->size,
+        .scope = o->scope->id,
+        .chunk_bytes = ht_obj_bytes_per_chunk(o),
+        .obj_class = o->obj_class,
+        .stored_bytes = o->stored_blocks * HT_BLOCK_BYTES,
+        .resident_bytes = o->resident * slot,
+        .dirty_bytes = o->dirty * slot,
+        .hits = o->hits,
+        .misses = o->misses,
+        .device_read_bytes = o->read_bytes,
+        .device_written_bytes = o->written_bytes,
+        .version = o->version,
+        .unpublished = o->dirty || o->unpublished || o->meta_dirty,
+    };
+    ht_store_unlock(o->s);
+}
+
+/* ------------------------------------------------------------ guarantees */
+
+int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
+    uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
+    uint64_t want = 2 * blocks > o->stored_blocks ? 2 * blocks - o->stored_blocks : 0;
+    int rc = 0;
+    if (size == 0)
+        want = 0;
+    if (want > o->guarantee_left)
+        rc = ht_alloc_reserve(s->alloc, want - o->guarantee_left);
+    else
+        ht_alloc_unreserve(s->alloc, o->guarantee_left - want);
+    if (!rc) {
+        o->guarantee_left = want;
+        o->guarantee_blocks = blocks;
+    }
+    ht_store_unlock(s);
+    return rc;
+}
+
+/* --------------------------------------------------------------- scratch */
+
+void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
+{
+    struct ht_store *s = o->s;
+    assert(o->obj_class == HT_CLASS_SCRATCH);
+    ht_store_lock(s);
+    uint64_t end = ht_min_u64(first + count, (uint64_t)o->leaves << LEAF_SHIFT);
+    if (count > UINT64_MAX - first)
+        end = (uint64_t)o->leaves << LEAF_SHIFT;
+    for (uint64_t i = first; i < end; i++) {
+        struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c || (!c->flags && c->slot == HT_SLOT_NONE && !c->exclusive && !c->shared))
+            continue;
+        ht_chunk_lock_exclusive(s, c);
+        ht_chunk_drop_image(o, c, i);
+        ht_chunk_install_hole(o, c, i);
+        ht_chunk_unlock_exclusive(s, c);
+    }
+    ht_store_unlock(s);
+}
+
+void ht_obj_scratch_clear(struct ht_obj *o)
+{
+    ht_obj_scratch_drop(o, 0, UINT64_MAX);
+    ht_store_lock(o->s);
+    o->size = 0;
+    ht_store_unlock(o->s);
+}
+
+/* -------------------------------------------------------------- residency */
+
+int ht_obj_prefetch(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    int rc = 0;
+    ht_store_lock(s);
+    for (uint64_t i = 0; !rc && i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
+        struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c || c->slot != HT_SLOT_NONE || !ht_chunk_ref(c) || ht_arena_free_slots(s->arena) == 0)
+            continue;
+        ht_chunk_lock_exclusive(s, c);
+        if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c)) {
+            rc = ht_chunk_get_slot(o, c, i);
+            if (!rc)
+                rc = ht_chunk_fill(o, c, i);
+            if (rc)
+                ht_chunk_drop_image(o, c, i);
+        }
+        ht_chunk_unlock_exclusive(s, c);
+    }
+    ht_store_unlock(s);
+    return rc;
+}
+
+void ht_obj_evict(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    for (uint64_t i = 0; i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
+        struct ht_chunk *c = ht_chunk_find(o, i);
+        if (c && c->slot != HT_SLOT_NONE && !c->exclusive && !c->shared && !ht_arena_image(s->arena, c->slot)->dirty)
+            ht_chunk_drop_image(o, c, i);
+    }
+    ht_store_unlock(s);
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * publish.c - current becomes published: records into a transaction, for one object or a whole scope; and back (abort).
+ *
+ * What a record replaces is freed by the transaction once it is durable.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size)
+{
+    size_t mark = ht_record_begin(b, HT_REC_OBJECT);
+    ht_buf_put_u64(b, o->oid);
+    ht_buf_put_u32(b, ht_obj_bytes_per_chunk(o));
+    ht_buf_put_u32(b, o->obj_class);
+    ht_buf_put_u64(b, size);
+    ht_buf_put_u64(b, o->scope->id);
+    ht_record_end(b, mark);
+}
+
+void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
+                     const struct ht_ref *r)
+{
+    unsigned n = ht_ref_extents(r);
+    size_t mark = ht_record_begin(b, HT_REC_CHUNK);
+    ht_buf_put_u64(b, o->oid);
+    ht_buf_put_u64(b, index);
+    ht_buf_put_u32(b, c->generation);
+    ht_buf_put_u8(b, r->codec);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, (uint16_t)n);
+    ht_buf_put_u32(b, r->stored);
+    ht_buf_put_u32(b, r->visible);
+    ht_buf_put_u64(b, r->checksum);
+    for (unsigned i = 0; i < n; i++) {
+        struct ht_extent e = ht_ref_extent(r, i);
+        ht_buf_put_u8(b, (uint8_t)e.device);
+        ht_buf_put_u8(b, 0);
+        ht_buf_put_u16(b, (uint16_t)e.blocks);
+        ht_buf_put_u64(b, e.block);
+    }
+    ht_record_end(b, mark);
+}
+
+static void record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index)
+{
+    size_t mark = ht_record_begin(b, HT_REC_CHUNK_DEL);
+    ht_buf_put_u64(b, oid);
+    ht_buf_put_u64(b, index);
+    ht_buf_put_u64(b, 1);
+    ht_record_end(b, mark);
+}
+
+void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o)
+{
+    size_t mark = ht_record_begin(&tx->records, HT_REC_OBJECT_DEL);
+    ht_buf_put_u64(&tx->records, o->oid);
+    ht_record_end(&tx->records, mark);
+    if (tx->delete_count == tx->delete_cap) {
+        size_t cap = tx->delete_cap ? tx->delete_cap * 2 : 16;
+        struct ht_obj **p = realloc(tx->deletes, cap * sizeof(*p));
+        if (!p)
+            return; /* its space comes back at the next mount */
+        tx->deletes = p;
+        tx->delete_cap = cap;
+    }
+    tx->deletes[tx->delete_count++] = o;
+    o->refs++;
+}
+
+/* One chunk's current reference into tx. Lock held. */
+static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_tx *tx)
+{
+    if (c->flags & CH_CUR) {
+        ht_record_chunk(&tx->records, o, index, c, &c->cur);
+        if ((c->flags & CH_PUB) && !(c->flags & CH_SHARE))
+            ht_tx_free_ref(tx, o, &c->pub);
+        if (!(c->flags & CH_PUB))
+            o->s->chunks++;
+        c->pub = c->cur;
+        memset(&c->cur, 0, sizeof(c->cur));
+        c->flags |= CH_PUB;
+    } else if (c->flags & CH_GONE) {
+        record_chunk_del(&tx->records, o->oid, index);
+        ht_tx_free_ref(tx, o, &c->pub);
+        c->flags &= (uint8_t)~CH_PUB;
+        o->s->chunks--;
+    }
+    c->flags &= (uint8_t) ~(CH_CUR | CH_SHARE | CH_GONE);
+    ht_chunk_note_unpublished(o, c, index, true);
+    ht_chunk_settle_claim(o, c);
+}
+
+static void publish_chunks(struct ht_obj *o, struct ht_tx *tx)
+{
+    for (uint32_t l = 0; l < o->leaves && o->unpublished; l++) {
+        struct ht_leaf *leaf = o->leaf[l];
+        for (unsigned k = 0; leaf && leaf->unpublished && k < LEAF_CHUNKS; k++)
+            if (ht_chunk_unpublished(&leaf->chunk[k]))
+                publish_chunk(o, &leaf->chunk[k], ((uint64_t)l << LEAF_SHIFT) + k, tx);
+    }
+}
+
+void ht_obj_publish_locked(struct ht_obj *o, struct ht_tx *tx)
+{
+    if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
+        return;
+    if (o->meta_dirty || !o->published) {
+        ht_record_object(&tx->records, o, o->size);
+        o->pub_size = o->size;
+        o->published = true;
+        o->meta_dirty = false;
+    }
+    publish_chunks(o, tx);
+    ht_obj_untouch_if_idle(o);
+}
+
+void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
+{
+    ht_store_lock(o->s);
+    if (!o->deleted)
+        ht_obj_publish_locked(o, tx);
+    ht_store_unlock(o->s);
+}
+
+/* ---------------------------------------------------------------- scopes */
+
+void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
+{
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        ht_list_for_each_safe(p, next, &sc->touched) {
+            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            if (o->deleted && o->published)
+                ht_tx_note_delete(tx, o);
+            else if (!o->deleted)
+                ht_obj_publish_locked(o, tx);
+        }
+    ht_store_unlock(s);
+}
+
+size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope)
+{
+    size_t bytes = 0;
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        ht_list_for_each(p, &sc->touched) {
+            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            bytes += HT_OBJECT_RECORD_BYTES +
+                (size_t)(o->unpublished + o->dirty) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+        }
+    ht_store_unlock(s);
+    return bytes;
+}
+
+/* One chunk back to what is published. Lock held, let go while waiting for the chunk. */
+static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = o->s;
+    ht_chunk_lock_exclusive(s, c);
+    bool was = ht_chunk_unpublished(c);
+    bool newer = was || (c->flags & CH_BAD) || (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
+    if (newer) {
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_drop_cur(o, c);
+        c->flags &= (uint8_t)~CH_BAD;
+        c->generation++;
+        o->version++;
+        ht_chunk_note_unpublished(o, c, index, was);
+        ht_chunk_settle_claim(o, c);
+    }
+    ht_chunk_unlock_exclusive(s, c);
+}
+
+static void abort_object(struct ht_obj *o)
+{
+    for (uint32_t l = 0; l < o->leaves; l++)
+        for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
+            struct ht_chunk *c = &o->leaf[l]->chunk[k];
+            if (c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared)
+                abort_chunk(o, c, ((uint64_t)l << LEAF_SHIFT) + k);
+        }
+    o->error = 0;
+    o->meta_dirty = false;
+    if (!o->published) {
+        o->dead = true;
+        o->deleted = true;
+    } else {
+        o->size = o->pub_size;
+        o->deleted = false;
+    }
+    if (!ht_list_empty(&o->touched)) {
+        ht_list_del(&o->touched);
+        ht_obj_put_locked(o);
+    }
+}
+
+int ht_scope_abort(struct ht_store *s, uint64_t scope)
+{
+    struct ht_obj **objs;
+    size_t count;
+    ht_store_lock(s);
+    int rc = ht_scope_collect(s, scope, &objs, &count);
+    for (size_t i = 0; !rc && i < count; i++) {
+        abort_object(objs[i]);
+        ht_obj_put_locked(objs[i]);
+    }
+    ht_store_unlock(s);
+    if (!rc)
+        free(objs);
+    return rc;
+}

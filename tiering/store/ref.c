@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ref.c - references to stored chunks, and the space behind them.
+ *
+ * A reference that the log names keeps its space until the record that ends it is durable
+ * (limbo, in order of log numbers); one that it never named gives it back at once.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+#define PLACE_MASK ((1ull << 48) - 1)
+
+int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n)
+{
+    assert(n >= 1 && n <= HT_FRAGS_MAX);
+    if (n == 1) {
+        r->place = e->block | (uint64_t)e->device << 48;
+        return 0;
+    }
+    struct ht_extent *copy = malloc(n * sizeof(*copy));
+    if (!copy)
+        return -ENOMEM;
+    memcpy(copy, e, n * sizeof(*copy));
+    assert(((uint64_t)(uintptr_t)copy & ~PLACE_MASK) == 0);
+    r->place = (uint64_t)(uintptr_t)copy | (uint64_t)(n - 1) << 56;
+    return 0;
+}
+
+static const struct ht_extent *hung(const struct ht_ref *r)
+{
+    return (const struct ht_extent *)(uintptr_t)(r->place & PLACE_MASK);
+}
+
+struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i)
+{
+    if (ht_ref_extents(r) > 1)
+        return hung(r)[i];
+    return (struct ht_extent){
+        .block = r->place & PLACE_MASK,
+        .blocks = (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES),
+        .device = (uint32_t)(r->place >> 48) & 0xff,
+    };
+}
+
+void ht_ref_forget(struct ht_ref *r)
+{
+    if (ht_ref_extents(r) > 1)
+        free((void *)(uintptr_t)(r->place & PLACE_MASK));
+    memset(r, 0, sizeof(*r));
+}
+
+uint32_t ht_ref_blocks(const struct ht_ref *r)
+{
+    return (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES);
+}
+
+uint32_t ht_ref_claim(const struct ht_ref *r)
+{
+    return HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES * ht_ref_extents(r);
+}
+
+/* ----------------------------------------------------------------- limbo */
+
+int ht_limbo_push(struct ht_limbo_queue *q, uint64_t lsn, const struct ht_ref *ref)
+{
+    if (q->count == q->cap) {
+        size_t cap = q->cap ? q->cap * 2 : 64;
+        struct ht_limbo *items = malloc(cap * sizeof(*items));
+        if (!items)
+            return -ENOMEM;
+        for (size_t i = 0; i < q->count; i++)
+            items[i] = q->items[(q->head + i) % q->cap];
+        free(q->items);
+        q->items = items;
+        q->cap = cap;
+        q->head = 0;
+    }
+    q->items[(q->head + q->count++) % q->cap] = (struct ht_limbo){.lsn = lsn, .ref = *ref};
+    return 0;
+}
+
+void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
+{
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
+        struct ht_extent e = ht_ref_extent(ref, i);
+        ht_alloc_release(s->alloc, &e);
+    }
+    ht_ref_forget(ref);
+}
+
+void ht_limbo_durable(struct ht_store *s, uint64_t lsn)
+{
+    struct ht_limbo_queue *q = &s->limbo;
+    while (q->count && q->items[q->head].lsn <= lsn) {
+        struct ht_limbo *item = &q->items[q->head];
+        ht_alloc_limbo_sub(s->alloc, ht_ref_blocks(&item->ref));
+        ht_free_ref_now(s, &item->ref);
+        q->head = (q->head + 1) % q->cap;
+        q->count--;
+    }
+}
+
+/* Blocks of a guaranteed object go back into its guarantee as soon as they are (or will be) free. */
+static void regain_guarantee(struct ht_obj *o, uint32_t blocks)
+{
+    if (!o->guarantee_blocks)
+        return;
+    uint64_t room = 2 * o->guarantee_blocks - ht_min_u64(2 * o->guarantee_blocks, o->stored_blocks + o->guarantee_left);
+    uint64_t n = ht_min_u64(room, blocks);
+    if (n && ht_alloc_reserve(o->s->alloc, n) == 0)
+        o->guarantee_left += n;
+}
+
+void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref)
+{
+    uint32_t blocks = ht_ref_blocks(ref);
+    o->stored_blocks -= blocks;
+    ht_alloc_limbo_add(o->s->alloc, blocks);
+    /* Without memory for the list the space is lost until the next mount, never reused too early. */
+    if (ht_limbo_push(&tx->frees, 0, ref))
+        ht_alloc_limbo_sub(o->s->alloc, blocks);
+    memset(ref, 0, sizeof(*ref));
+    regain_guarantee(o, blocks);
+}
+
+void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c)
+{
+    if (c->flags & CH_CUR) {
+        if (c->flags & CH_SHARE) {
+            memset(&c->cur, 0, sizeof(c->cur));
+        } else {
+            uint32_t blocks = ht_ref_blocks(&c->cur);
+            o->stored_blocks -= blocks;
+            ht_free_ref_now(o->s, &c->cur);
+            regain_guarantee(o, blocks);
+        }
+    }
+    c->flags &= (uint8_t) ~(CH_CUR | CH_SHARE | CH_GONE);
+}
+
+/* ----------------------------------------------------------- reservation */
+
+int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
+{
+    struct ht_store *s = o->s;
+    if (!(c->flags & CH_CLAIM) && o->obj_class != HT_CLASS_SCRATCH) {
+        int rc = ht_journal_claim(s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, false);
+        if (rc)
+            return rc;
+        c->flags |= CH_CLAIM;
+    }
+    if (o->guarantee_blocks || c->slot == HT_SLOT_NONE)
+        return 0;
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    /* What an unpublished reference holds is given back before the new space is taken. */
+    uint32_t held = (c->flags & CH_CUR) && !(c->flags & CH_SHARE) ? ht_ref_blocks(&c->cur) : 0;
+    uint32_t want = need > held ? need - held : 0;
+    if (want <= im->reserved_blocks)
+        return 0;
+    int rc = ht_alloc_reserve(s->alloc, want - im->reserved_blocks);
+    if (!rc)
+        im->reserved_blocks = want;
+    else
+        ht_chunk_settle_claim(o, c);
+    return rc;
+}
+
+void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    ht_alloc_unreserve(o->s->alloc, im->reserved_blocks);
+    im->reserved_blocks = 0;
+}
+
+void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c)
+{
+    bool live =
+        c->flags & (CH_PUB | CH_CUR) || (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+    if (live || !(c->flags & CH_CLAIM))
+        return;
+    ht_journal_unclaim(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    c->flags &= (uint8_t)~CH_CLAIM;
+}
+
+/*
+ * Make need blocks of reservation available for one allocation: the chunk's own (image), the
+ * object's guarantee, what dropping the old unpublished reference gave back, else fresh ones.
+ */
+static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
+{
+    struct ht_store *s = o->s;
+    uint64_t have = 0;
+    if (c->slot != HT_SLOT_NONE) {
+        struct ht_image *im = ht_arena_image(s->arena, c->slot);
+        have = im->reserved_blocks;
+        im->reserved_blocks = 0;
+    }
+    if (have < need && o->guarantee_left) {
+        uint64_t n = ht_min_u64(need - have, o->guarantee_left);
+        o->guarantee_left -= n;
+        have += n;
+    }
+    if (have > need) {
+        ht_alloc_unreserve(s->alloc, have - need);
+        return 0;
+    }
+    int rc = have < need ? ht_alloc_reserve(s->alloc, need - have) : 0;
+    if (rc)
+        ht_alloc_unreserve(s->alloc, have);
+    return rc;
+}
+
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_ref *out)
+{
+    struct ht_store *s = o->s;
+    uint32_t need = (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
+    int rc = gather_reservation(o, c, need);
+    if (rc)
+        return rc;
+    struct ht_extent e[HT_FRAGS_MAX];
+    int n;
+    while ((n = ht_alloc_take(s->alloc, need, -1, e)) == -EAGAIN) {
+        /* The space is there once the log is durable. */
+        uint64_t lsn = s->last_lsn;
+        ht_store_unlock(s);
+        rc = ht_journal_sync(s->journal, lsn);
+        ht_store_lock(s);
+        if (rc) {
+            ht_alloc_unreserve(s->alloc, need);
+            return rc;
+        }
+        ht_limbo_durable(s, ht_journal_durable(s->journal));
+    }
+    if (n < 0) {
+        ht_alloc_unreserve(s->alloc, need);
+        return n;
+    }
+    memset(out, 0, sizeof(*out));
+    out->stored = bytes;
+    out->visible = bytes & 0xffffff;
+    rc = ht_ref_set(out, e, (unsigned)n);
+    for (int i = 0; rc && i < n; i++)
+        ht_alloc_release(s->alloc, &e[i]);
+    if (!rc)
+        o->stored_blocks += need;
+    return rc;
+}

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rw.c - reading and writing bytes of objects, chunk by chunk. */
+#include <assert.h>
+
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+/* --------------------------------------------------------------- reading */
+
+static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, uint32_t b)
+{
+    if (c->slot == HT_SLOT_NONE)
+        return false;
+    const struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    return im->valid_lo <= a && b <= im->valid_hi;
+}
+
+/*
+ * Make [a, b) of the chunk readable in its image and hold it shared; c->slot stays HT_SLOT_NONE
+ * for a hole. Lock held.
+ */
+static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t b)
+{
+    struct ht_store *s = o->s;
+    ht_chunk_lock_shared(s, c);
+    if (image_has(s, c, a, b) || (c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & CH_BAD))) {
+        o->hits++;
+        s->hits++;
+        return 0;
+    }
+    ht_chunk_unlock_shared(s, c);
+    ht_chunk_lock_exclusive(s, c);
+    int rc = 0;
+    if (c->flags & CH_BAD)
+        rc = -EIO;
+    else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
+        o->misses++;
+        s->misses++;
+        bool fresh = c->slot == HT_SLOT_NONE;
+        if (fresh)
+            rc = ht_chunk_get_slot(o, c, index);
+        if (!rc)
+            rc = ht_chunk_fill(o, c, index);
+        if (rc && fresh)
+            ht_chunk_drop_image(o, c, index);
+    }
+    if (rc)
+        ht_chunk_unlock_exclusive(s, c);
+    else
+        ht_chunk_downgrade(s, c);
+    return rc;
+}
+
+static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (!c) {
+        memset(buf, 0, len);
+        return 0;
+    }
+    int rc = hold_for_read(o, c, index, a, a + len);
+    if (rc)
+        return rc;
+    const uint8_t *data = NULL;
+    if (c->slot != HT_SLOT_NONE) {
+        ht_arena_image(s->arena, c->slot)->referenced = true;
+        data = ht_arena_data(s->arena, c->slot) + a;
+    }
+    ht_store_unlock(s);
+    if (data)
+        memcpy(buf, data, len);
+    else
+        memset(buf, 0, len);
+    ht_store_lock(s);
+    ht_chunk_unlock_shared(s, c);
+    return 0;
+}
+
+ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
+{
+    struct ht_store *s = o->s;
+    size_t done = 0;
+    int rc = 0;
+    ht_store_lock(s);
+    if (off < o->size)
+        len = ht_min_u64(len, o->size - off);
+    else
+        len = 0;
+    while (done < len && !rc) {
+        uint64_t pos = off + done;
+        uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
+        uint32_t n = (uint32_t)ht_min_u64(len - done, ht_obj_bytes_per_chunk(o) - a);
+        rc = read_piece(o, pos >> o->chunk_shift, a, n, (uint8_t *)buf + done);
+        if (!rc)
+            done += n;
+    }
+    ht_store_unlock(s);
+    return done ? (ssize_t)done : rc;
+}
+
+/* --------------------------------------------------------------- writing */
+
+/* Blocks the chunk will need when [.., b) of it has been written. */
+static uint32_t blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint32_t b)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    uint32_t end = b;
+    if (ref && ref->visible > end)
+        end = ref->visible;
+    if (c->slot != HT_SLOT_NONE) {
+        const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+        /* A filled image is valid to its end, but what is beyond the size is not stored. */
+        uint32_t hi = ht_min_u64(im->valid_hi, ht_chunk_len(o, im->index));
+        if (hi > end)
+            end = hi;
+    }
+    return (uint32_t)ht_div_up(end, HT_BLOCK_BYTES);
+}
+
+/* Does [a, b) touch the valid interval, or is there none? */
+static bool extends_valid(const struct ht_image *im, uint32_t a, uint32_t b)
+{
+    return im->valid_lo == im->valid_hi || (a <= im->valid_hi && b >= im->valid_lo);
+}
+
+static void extend_valid(struct ht_image *im, uint32_t a, uint32_t b)
+{
+    if (im->valid_lo == im->valid_hi) {
+        im->valid_lo = a;
+        im->valid_hi = b;
+        return;
+    }
+    if (a < im->valid_lo)
+        im->valid_lo = a;
+    if (b > im->valid_hi)
+        im->valid_hi = b;
+}
+
+/* The chunk exclusively, with an image that [a, b) may be copied into, space reserved. Lock held. */
+static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t b)
+{
+    struct ht_store *s = o->s;
+    int rc = 0;
+    bool whole = a == 0 && b == ht_obj_bytes_per_chunk(o);
+    if ((c->flags & CH_BAD) && !whole)
+        return -EIO;
+    if (c->slot == HT_SLOT_NONE)
+        rc = ht_chunk_get_slot(o, c, index);
+    if (rc)
+        return rc;
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    if (!extends_valid(im, a, b))
+        rc = ht_chunk_fill(o, c, index);
+    if (!rc)
+        rc = ht_chunk_reserve(o, c, blocks_after_write(o, c, b));
+    if (rc && !im->dirty && im->valid_lo == im->valid_hi)
+        ht_chunk_drop_image(o, c, index);
+    im->referenced = true;
+    return rc;
+}
+
+static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, const uint8_t *buf)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c = ht_chunk_make(o, index);
+    if (!c)
+        return -ENOMEM;
+    ht_chunk_lock_exclusive(s, c);
+    int rc = prepare_write(o, c, index, a, a + len);
+    if (!rc) {
+        uint8_t *data = ht_arena_data(s->arena, c->slot) + a;
+        ht_store_unlock(s);
+        memcpy(data, buf, len);
+        ht_store_lock(s);
+        extend_valid(ht_arena_image(s->arena, c->slot), a, a + len);
+        if (c->flags & CH_BAD)
+            ht_chunk_install_hole(o, c, index);
+        ht_chunk_set_dirty(o, c, index);
+        uint64_t end = (index << o->chunk_shift) + a + len;
+        if (end > o->size) {
+            o->size = end;
+            o->meta_dirty = true;
+        }
+    }
+    ht_chunk_unlock_exclusive(s, c);
+    return rc;
+}
+
+static int writable(struct ht_store *s)
+{
+    return s->opts.read_only || s->failed ? -EROFS : 0;
+}
+
+ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
+{
+    struct ht_store *s = o->s;
+    if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
+        return -EFBIG;
+    int rc = writable(s);
+    if (rc)
+        return rc;
+    size_t done = 0;
+    ht_store_lock(s);
+    while (done < len && !rc) {
+        uint64_t pos = off + done;
+        uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
+        uint32_t n = (uint32_t)ht_min_u64(len - done, ht_obj_bytes_per_chunk(o) - a);
+        rc = write_piece(o, pos >> o->chunk_shift, a, n, (const uint8_t *)buf + done);
+        if (!rc)
+            done += n;
+    }
+    ht_store_unlock(s);
+    return done ? (ssize_t)done : rc;
+}
+
+/* ------------------------------------------------- truncate, punch, seek */
+
+/* The chunk keeps its first keep bytes; the rest reads as zeros. Needs no space. Lock and chunk held. */
+static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep)
+{
+    struct ht_store *s = o->s;
+    o->version++;
+    if (c->slot != HT_SLOT_NONE) {
+        struct ht_image *im = ht_arena_image(s->arena, c->slot);
+        if (im->valid_hi > keep)
+            im->valid_hi = keep;
+        if (im->valid_lo >= im->valid_hi)
+            ht_chunk_drop_image(o, c, index);
+    }
+    struct ht_ref *ref = ht_chunk_ref(c);
+    if (keep == 0) {
+        ht_chunk_install_hole(o, c, index);
+        return;
+    }
+    if (!ref || ref->visible <= keep)
+        return;
+    bool was = ht_chunk_unpublished(c);
+    if (ref == &c->pub) {
+        c->cur = c->pub;
+        c->flags |= CH_CUR | CH_SHARE;
+    }
+    c->cur.visible = keep & 0xffffff;
+    c->generation++;
+    ht_chunk_note_unpublished(o, c, index, was);
+}
+
+/* Cut every chunk from index first on (whole), in [first, last). */
+static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last)
+{
+    struct ht_store *s = o->s;
+    for (uint64_t i = first; i < last;) {
+        struct ht_leaf *l = ht_leaf_of(o, i);
+        if (!l) {
+            uint64_t leaf = i >> LEAF_SHIFT;
+            if (leaf >= o->leaves)
+                return;
+            i = (leaf + 1) << LEAF_SHIFT;
+            continue;
+        }
+        struct ht_chunk *c = &l->chunk[i & (LEAF_CHUNKS - 1)];
+        if (c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared) {
+            ht_chunk_lock_exclusive(s, c);
+            cut_chunk(o, c, i, 0);
+            ht_chunk_unlock_exclusive(s, c);
+        }
+        i++;
+    }
+}
+
+int ht_obj_truncate(struct ht_obj *o, uint64_t size)
+{
+    struct ht_store *s = o->s;
+    if (size > HT_FILE_BYTES_MAX)
+        return -EFBIG;
+    int rc = writable(s);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    uint64_t old = o->size;
+    if (size != old) {
+        o->size = size;
+        o->meta_dirty = true;
+        o->version++;
+        ht_obj_touch(o);
+    }
+    if (size < old) {
+        uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
+        uint64_t index = size >> o->chunk_shift;
+        struct ht_chunk *c = keep ? ht_chunk_find(o, index) : NULL;
+        if (c) {
+            ht_chunk_lock_exclusive(s, c);
+            cut_chunk(o, c, index, keep);
+            ht_chunk_unlock_exclusive(s, c);
+        }
+        drop_chunks(o, index + (keep != 0), UINT64_MAX);
+    }
+    ht_store_unlock(s);
+    return 0;
+}
+
+static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (!c)
+        return 0;
+    ht_chunk_lock_exclusive(s, c);
+    int rc = 0;
+    if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
+        bool fresh = c->slot == HT_SLOT_NONE;
+        if (fresh)
+            rc = ht_chunk_get_slot(o, c, index);
+        if (!rc)
+            rc = ht_chunk_fill(o, c, index);
+        if (!rc)
+            rc = ht_chunk_reserve(o, c, blocks_after_write(o, c, 0));
+        if (!rc) {
+            memset(ht_arena_data(s->arena, c->slot) + a, 0, b - a);
+            ht_chunk_set_dirty(o, c, index);
+        } else if (fresh) {
+            ht_chunk_drop_image(o, c, index);
+        }
+    }
+    ht_chunk_unlock_exclusive(s, c);
+    return rc;
+}
+
+int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
+{
+    struct ht_store *s = o->s;
+    int rc = writable(s);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    uint64_t end = len > o->size || off > o->size - len ? o->size : off + len;
+    uint64_t bytes = ht_obj_bytes_per_chunk(o);
+    while (off < end && !rc) {
+        uint64_t index = off >> o->chunk_shift, start = index << o->chunk_shift;
+        uint64_t stop = ht_min_u64(end, start + bytes);
+        if (off == start && (stop == start + bytes || stop == o->size)) {
+            drop_chunks(o, index, index + 1);
+        } else {
+            rc = zero_piece(o, index, (uint32_t)(off - start), (uint32_t)(stop - start));
+        }
+        off = stop;
+    }
+    ht_store_unlock(s);
+    return rc;
+}
+
+int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    int64_t result = -ENXIO;
+    uint64_t size = o->size;
+    while (off < size) {
+        uint64_t index = off >> o->chunk_shift;
+        struct ht_chunk *c = ht_chunk_find(o, index);
+        bool data = c && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c));
+        if (data != hole) {
+            result = (int64_t)off;
+            break;
+        }
+        off = (index + 1) << o->chunk_shift;
+    }
+    if (result < 0 && hole && off >= size && size > 0)
+        result = (int64_t)size; /* the end is a hole */
+    ht_store_unlock(s);
+    return result;
+}

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stats.c - figures, and the walk over references for fsck. */
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+static void device_figures(struct ht_store *s, struct ht_store_stats *out)
+{
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_dev_counters c;
+        ht_dev_counters(s->dev[i], &c);
+        out->device_read_bytes += c.read_bytes;
+        out->device_written_bytes += c.written_bytes;
+        out->device_flushes += c.flushes;
+    }
+}
+
+void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    device_figures(s, out);
+    out->staging_bytes = ht_staging_bytes(s->staging);
+    out->staging_used_bytes = ht_staging_used_bytes(s->staging);
+    if (s->journal)
+        ht_journal_stats(s->journal, &out->log);
+    ht_store_lock(s);
+    /* Superblocks and logs are not space for data. */
+    uint64_t fixed = HT_LOG_COPIES * s->sb.log_bytes + (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
+    out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed;
+    out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;
+    out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
+    out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;
+    out->limbo_bytes = out->available_bytes + out->reserved_bytes - out->free_bytes;
+    out->objects = s->objects;
+    out->chunks = s->chunks;
+    out->dram_bytes = ht_arena_bytes(s->arena);
+    out->dram_used_bytes = ht_arena_used_bytes(s->arena);
+    out->dram_dirty_bytes = s->dirty_bytes;
+    out->hits = s->hits;
+    out->misses = s->misses;
+    out->evictions = s->evictions;
+    out->writebacks = s->writebacks;
+    out->commits = s->commits;
+    out->checksum_errors = s->checksum_errors;
+    out->read_errors = s->read_errors;
+    out->write_errors = s->write_errors;
+    out->meta_bytes = s->meta_bytes;
+    out->next_id = s->next_id;
+    ht_store_unlock(s);
+}
+
+size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap)
+{
+    size_t n = ht_min_u64(cap, s->conflict_count);
+    if (n)
+        memcpy(out, s->conflicts, n * sizeof(*out));
+    return s->conflict_count;
+}
+
+/* ------------------------------------------------------------------ walk */
+
+static int by_oid(const void *a, const void *b)
+{
+    const struct ht_obj *x = *(struct ht_obj *const *)a, *y = *(struct ht_obj *const *)b;
+    return x->oid < y->oid ? -1 : x->oid > y->oid;
+}
+
+static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk_info *), void *ctx)
+{
+    struct ht_extent e[HT_FRAGS_MAX];
+    for (uint64_t i = 0; i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
+        const struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c || !(c->flags & CH_PUB))
+            continue;
+        struct ht_chunk_info info = {
+            .oid = o->oid,
+            .index = i,
+            .object_size = o->pub_size,
+            .chunk_bytes = ht_obj_bytes_per_chunk(o),
+            .stored_bytes = c->pub.stored,
+            .visible_bytes = c->pub.visible,
+            .generation = c->generation,
+            .codec = c->pub.codec,
+            .checksum = c->pub.checksum,
+            .extent_count = ht_ref_extents(&c->pub),
+            .extents = e,
+        };
+        for (unsigned k = 0; k < info.extent_count; k++)
+            e[k] = ht_ref_extent(&c->pub, k);
+        int rc = fn(ctx, &info);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* Meant for a store that nobody changes: fsck's. */
+int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk_info *info), void *ctx)
+{
+    struct ht_obj **objs = malloc((s->objects + 1) * sizeof(*objs));
+    size_t n = 0;
+    if (!objs)
+        return -ENOMEM;
+    for (size_t b = 0; b < s->table_size; b++)
+        for (struct ht_obj *o = s->table[b]; o; o = o->next)
+            objs[n++] = o;
+    qsort(objs, n, sizeof(*objs), by_oid);
+    int rc = 0;
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = walk_object(objs[i], fn, ctx);
+    free(objs);
+    return rc;
+}

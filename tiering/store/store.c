@@ -1,0 +1,363 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* store.c - the life of a store: attach, mount, the background threads, unmount, close. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+enum { DRAM_BYTES_MIN = 8 << 20, STAGING_BYTES_DEFAULT = 64 << 20, STAGING_BYTES_MIN = 24 << 20, FIRST_ID = 2 };
+
+/* ---------------------------------------------------------------- attach */
+
+static void tell_super_problem(struct ht_dev *dev, int rc)
+{
+    const char *why = rc == -EMEDIUMTYPE ? "holds no hitrain store; format it with mkfs.hitrain"
+        : rc == -EUCLEAN                 ? "has superblocks of hitrain but none of them is valid; run hitrain-fsck"
+        : rc == -EPROTONOSUPPORT         ? "was written by a newer version of hitrain"
+        : rc == -ENODATA                 ? "is smaller than the store it holds: truncated?"
+                                         : strerror(-rc);
+    ht_error("%s: %s", ht_dev_name(dev), why);
+}
+
+/* Read the superblocks of all devices and put the devices into the order of their indices. */
+static int gather_devices(struct ht_store *s, struct ht_dev *devs[], unsigned n)
+{
+    bool first = true;
+    for (unsigned i = 0; i < n; i++) {
+        struct ht_super sb;
+        struct ht_super_report report;
+        int rc = ht_super_read(devs[i], &sb, &report);
+        if (rc) {
+            tell_super_problem(devs[i], rc);
+            return rc;
+        }
+        if (!first && memcmp(sb.uuid, s->sb.uuid, 16)) {
+            ht_error("%s belongs to another store than %s", ht_dev_name(devs[i]), ht_dev_name(devs[0]));
+            return -EXDEV;
+        }
+        if (s->dev[sb.device_index]) {
+            ht_error("%s and %s are the same member", ht_dev_name(devs[i]), ht_dev_name(s->dev[sb.device_index]));
+            return -EXDEV;
+        }
+        s->dev[sb.device_index] = devs[i];
+        if (first || sb.generation > s->sb.generation)
+            s->sb = sb;
+        first = false;
+    }
+    s->dev_count = s->sb.device_count;
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (!s->dev[i]) {
+            ht_error("device %u of %u of the store is missing; name it with -o device=PATH", i, s->dev_count);
+            return -ENODEV;
+        }
+    return 0;
+}
+
+static int reserve_fixed_areas(struct ht_store *s)
+{
+    int rc = 0;
+    for (unsigned i = 0; !rc && i < s->dev_count; i++)
+        for (unsigned k = 0; !rc && k < HT_SUPER_COPIES; k++) {
+            struct ht_extent e = {ht_super_offset(s->sb.device_bytes[i], k) / HT_BLOCK_BYTES, 1, i};
+            rc = ht_alloc_mark(s->alloc, &e);
+        }
+    for (unsigned k = 0; !rc && k < HT_LOG_COPIES; k++) {
+        struct ht_extent e = {s->sb.log_offset[k] / HT_BLOCK_BYTES, (uint32_t)(s->sb.log_bytes / HT_BLOCK_BYTES),
+                              s->sb.log_device[k]};
+        rc = ht_alloc_mark(s->alloc, &e);
+    }
+    return rc;
+}
+
+static int make_allocator(struct ht_store *s)
+{
+    uint64_t blocks[HT_DEVICES_MAX];
+    for (unsigned i = 0; i < s->dev_count; i++)
+        blocks[i] = s->sb.device_bytes[i] / HT_BLOCK_BYTES;
+    int rc = ht_alloc_new(s->dev_count, blocks, &s->alloc);
+    return rc ? rc : reserve_fixed_areas(s);
+}
+
+static int make_memory(struct ht_store *s)
+{
+    struct ht_store_opts *o = &s->opts;
+    if (!o->dram_bytes)
+        o->dram_bytes = ht_max_u64(ht_mem_available() / 4, DRAM_BYTES_MIN);
+    if (!o->staging_bytes)
+        o->staging_bytes = STAGING_BYTES_DEFAULT;
+    if (o->dram_bytes < DRAM_BYTES_MIN || o->staging_bytes < STAGING_BYTES_MIN) {
+        ht_error("at least 8 MiB of dram and 24 MiB of staging are needed");
+        return -EINVAL;
+    }
+    int rc = ht_arena_new(o->dram_bytes, o->numa_node, ht_store_evict_image, s, &s->arena);
+    return rc ? rc : ht_staging_new(o->staging_bytes, o->numa_node, &s->staging);
+}
+
+static void init_locks(struct ht_store *s)
+{
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->tx_lock, NULL);
+    pthread_mutex_init(&s->super_lock, NULL);
+    pthread_mutex_init(&s->rings.lock, NULL);
+    for (unsigned i = 0; i < COND_COUNT; i++)
+        pthread_cond_init(&s->chunk_cond[i], NULL);
+    pthread_cond_init(&s->slot_cond, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,
+                 struct ht_store **out_store)
+{
+    if (!dev_count || dev_count > HT_DEVICES_MAX)
+        return -EINVAL;
+    struct ht_store *s = calloc(1, sizeof(*s));
+    if (!s)
+        return -ENOMEM;
+    s->opts = *opts;
+    s->opts.read_only |= opts->force_damaged_log;
+    s->tx.s = s;
+    s->next_id = FIRST_ID;
+    init_locks(s);
+    s->scope0 = ht_scope_find(s, 0, true);
+    int rc = s->scope0 ? gather_devices(s, devs, dev_count) : -ENOMEM;
+    if (!rc)
+        rc = make_allocator(s);
+    if (!rc)
+        rc = make_memory(s);
+    if (rc) {
+        ht_store_close(s);
+        return rc;
+    }
+    for (unsigned i = 0; i < dev_count; i++)
+        devs[i] = s->dev[i];
+    *out_store = s;
+    return 0;
+}
+
+int ht_store_register(struct ht_store *s, const struct ht_meta_client *client)
+{
+    if (s->clients == CLIENTS_MAX || s->mounted)
+        return -EBUSY;
+    s->client[s->clients++] = *client;
+    return 0;
+}
+
+/* ----------------------------------------------------------------- mount */
+
+static int replay_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    return ht_store_replay(ctx, type, payload, len);
+}
+
+static int flush_data(void *ctx)
+{
+    struct ht_store *s = ctx;
+    int first = 0;
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        int rc = ht_dev_needs_flush(s->dev[i]) ? ht_dev_flush(s->dev[i]) : 0;
+        if (rc && !first)
+            first = rc;
+    }
+    return first;
+}
+
+static void log_durable(void *ctx, uint64_t lsn)
+{
+    struct ht_store *s = ctx;
+    ht_store_lock(s);
+    ht_limbo_durable(s, lsn);
+    ht_store_unlock(s);
+}
+
+static int open_journal(struct ht_store *s)
+{
+    struct ht_journal_config c = {
+        .log_bytes = s->sb.log_bytes,
+        .salt = s->sb.salt,
+        .start = {s->sb.start_pos, s->sb.start_seq, s->sb.start_chain},
+        .epoch = s->sb.epoch,
+        .durable_seq = s->sb.flags & HT_SUPER_CLEAN ? s->sb.durable_seq : 0,
+        .ctx = s,
+        .replay = replay_record,
+        .before_write = flush_data,
+        .durable = log_durable,
+    };
+    ht_host_ids(c.host_id, c.boot_id);
+    for (unsigned k = 0; k < HT_LOG_COPIES; k++) {
+        c.dev[k] = s->dev[s->sb.log_device[k]];
+        c.offset[k] = s->sb.log_offset[k];
+    }
+    s->replaying = true;
+    int rc = ht_journal_open(&c, s->opts.force_damaged_log, &s->report, &s->journal);
+    return rc;
+}
+
+/* The epoch must be durable in the superblock before a frame carries it. */
+static int begin_writing(struct ht_store *s)
+{
+    uint64_t epoch = s->sb.epoch + 1;
+    s->sb.epoch = epoch;
+    s->sb.flags = HT_SUPER_IN_USE;
+    ht_host_ids(s->sb.host_id, s->sb.boot_id);
+    int rc = ht_super_write(&s->sb, s->dev, s->dev_count);
+    return rc ? rc : ht_journal_start(s->journal, epoch);
+}
+
+static int start_threads(struct ht_store *s)
+{
+    if (s->opts.no_threads)
+        return 0;
+    int rc = pthread_create(&s->writeback_thread, NULL, ht_writeback_main, s);
+    if (rc)
+        return -rc;
+    rc = pthread_create(&s->compaction_thread, NULL, ht_compaction_main, s);
+    if (rc) {
+        s->stopping = true;
+        pthread_join(s->writeback_thread, NULL);
+        return -rc;
+    }
+    s->threads_running = true;
+    return 0;
+}
+
+int ht_store_mount(struct ht_store *s)
+{
+    int rc = open_journal(s);
+    if (!rc)
+        rc = ht_store_replayed(s);
+    s->replaying = false;
+    if (rc || s->opts.read_only)
+        return rc;
+    rc = begin_writing(s);
+    if (!rc)
+        rc = start_threads(s);
+    s->mounted = rc == 0;
+    return rc;
+}
+
+/* --------------------------------------------------------------- unmount */
+
+static void stop_threads(struct ht_store *s)
+{
+    if (!s->threads_running)
+        return;
+    ht_store_lock(s);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->wake);
+    ht_store_unlock(s);
+    ht_journal_stop_compaction(s->journal);
+    pthread_join(s->writeback_thread, NULL);
+    pthread_join(s->compaction_thread, NULL);
+    s->threads_running = false;
+}
+
+int ht_store_unmount(struct ht_store *s)
+{
+    if (!s->mounted)
+        return 0;
+    /* While compaction still runs: the commit may need the room it makes. */
+    int rc = ht_store_commit(s);
+    stop_threads(s);
+    if (!rc) {
+        uint64_t lsn = s->last_lsn;
+        rc = lsn ? ht_journal_sync(s->journal, lsn) : 0;
+    }
+    if (!rc) {
+        s->sb.flags = HT_SUPER_CLEAN;
+        s->sb.durable_seq = ht_journal_durable(s->journal);
+        rc = ht_super_write(&s->sb, s->dev, s->dev_count);
+    }
+    s->mounted = false;
+    return rc;
+}
+
+static void free_objects(struct ht_store *s)
+{
+    for (size_t b = 0; b < s->table_size; b++)
+        while (s->table[b]) {
+            struct ht_obj *o = s->table[b];
+            s->table[b] = o->next;
+            for (uint32_t l = 0; l < o->leaves; l++) {
+                for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
+                    struct ht_chunk *c = &o->leaf[l]->chunk[k];
+                    if ((c->flags & CH_CUR) && !(c->flags & CH_SHARE))
+                        ht_ref_forget(&c->cur);
+                    if (c->flags & CH_PUB)
+                        ht_ref_forget(&c->pub);
+                }
+                free(o->leaf[l]);
+            }
+            free(o->leaf);
+            free(o);
+        }
+    free(s->table);
+    while (s->scopes) {
+        struct ht_scope *next = s->scopes->next;
+        free(s->scopes);
+        s->scopes = next;
+    }
+}
+
+static void free_limbo(struct ht_limbo_queue *q)
+{
+    for (size_t i = 0; i < q->count; i++)
+        ht_ref_forget(&q->items[(q->head + i) % q->cap].ref);
+    free(q->items);
+}
+
+static void destroy_locks(struct ht_store *s)
+{
+    for (unsigned i = 0; i < COND_COUNT; i++)
+        pthread_cond_destroy(&s->chunk_cond[i]);
+    pthread_cond_destroy(&s->slot_cond);
+    pthread_cond_destroy(&s->wake);
+    pthread_mutex_destroy(&s->rings.lock);
+    pthread_mutex_destroy(&s->super_lock);
+    pthread_mutex_destroy(&s->tx_lock);
+    pthread_mutex_destroy(&s->lock);
+}
+
+void ht_store_close(struct ht_store *s)
+{
+    if (!s)
+        return;
+    stop_threads(s);
+    for (unsigned i = 0; i < s->rings.count; i++)
+        ht_ring_free(s->rings.free[i]);
+    if (s->journal)
+        ht_journal_abandon(s->journal);
+    free_objects(s);
+    free_limbo(&s->limbo);
+    free_limbo(&s->tx.frees);
+    free(s->tx.deletes);
+    ht_buf_free(&s->tx.records);
+    ht_lease_works_free(s);
+    ht_staging_free(s->staging);
+    ht_arena_free(s->arena);
+    ht_alloc_free(s->alloc);
+    free(s->conflicts);
+    destroy_locks(s);
+    free(s);
+}
+
+/* ------------------------------------------------------------- inspection */
+
+const struct ht_super *ht_store_super(const struct ht_store *s)
+{
+    return &s->sb;
+}
+
+const struct ht_journal_report *ht_store_log_report(const struct ht_store *s)
+{
+    return &s->report;
+}
+
+bool ht_store_read_only(const struct ht_store *s)
+{
+    return s->opts.read_only || s->failed;
+}

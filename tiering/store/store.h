@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * store.h - the one door to the tiers: objects, transactions, scopes, leases.
+ *
+ * An object is a sequence of bytes with an id, cut into chunks. A chunk has up to three forms:
+ *
+ *   published  the reference the log holds (or will hold with the transactions appended so far)
+ *   current    the reference of what was written back since; not in the log yet
+ *   image      the bytes in the DRAM tier; dirty when newer than current
+ *
+ *   write ---> image (dirty) --writeback--> current --publish in a transaction--> published
+ *
+ * Writeback always goes to new space, except that an unpublished current reference may be overwritten in
+ * place: nothing durable ever named it. What publishing replaces is freed once the transaction is durable.
+ *
+ * A scope groups objects that are published together (a model root); scope 0 is
+ * everything else, published by fsync of each object and by the commit timer.
+ *
+ * Transactions: metadata changes (of names, optimizers and objects) happen
+ * between ht_tx_begin and ht_tx_commit; only one transaction is open at a time, so the order of
+ * changes in memory is the order in the log. No I/O happens inside one.
+ *
+ * Lock order: transaction lock > names (fs/ns) > optimizer > store > journal > device.
+ * Functions below that wait for I/O or memory (marked WAITS) must be called with none of these held.
+ *
+ * Errors: negative errno. -EIO: device error or checksum mismatch; -ENOSPC: no space
+ * for the data, or no room in the log for the metadata; -EROFS: the store is read-only.
+ */
+#ifndef HITRAIN_TIERING_STORE_STORE_H
+#define HITRAIN_TIERING_STORE_STORE_H
+
+#include "tiering/base/base.h"
+#include <sys/types.h>
+#include "tiering/base/buf.h"
+#include "tiering/io/dev.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/super.h"
+#include <hitrain/format.h>
+
+struct ht_store;
+struct ht_obj;
+struct ht_tx; /* a group of log records being collected */
+
+/* ------------------------------------------------------------------ life */
+
+struct ht_store_opts {
+    uint64_t dram_bytes;    /* arena; 0: a quarter of the available memory; at least 8 MiB */
+    uint64_t staging_bytes; /* staging pool; 0: 64 MiB; at least 24 MiB */
+    unsigned commit_ms;     /* unsynced data outside scopes may stay volatile so long; 0: no timer */
+    bool read_only;
+    bool force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only */
+    int numa_node;          /* or HT_NUMA_OFF */
+    bool no_threads;        /* no background threads: tests drive writeback and compaction themselves */
+};
+
+/* Metadata of other layers that lives in the same log. Record types [type_first, type_last]. */
+struct ht_meta_client {
+    uint16_t type_first, type_last;
+    void *ctx;
+    /* One record; called in log order during mount. -EUCLEAN: malformed. Unknown ids are no error: a later record decides. */
+    int (*replay)(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
+    /* The whole log was replayed: check and link up. -EUCLEAN refuses the mount. */
+    int (*replayed)(void *ctx);
+    /*
+     * Compaction: put published state into tx, about max_bytes of it, starting at *cursor (0 at first) and
+     * advancing it. Called inside a transaction, with no other lock held. 1: more to come, 0: complete, or -errno.
+     */
+    int (*emit)(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
+    /* The commit timer: put what became dirty outside scopes (times, sizes) into tx. Called inside a transaction. May be NULL. */
+    void (*flush)(void *ctx, struct ht_tx *tx);
+};
+
+/*
+ * Attach to the devices (which stay the caller's: close them after ht_store_close): read superblocks, check that they belong
+ * together. Nothing is written. devs in any order; on success ordered by index.
+ * Errors: those of ht_super_read; -EXDEV: devices of different stores; -ENODEV: a member is missing.
+ * The reason is told through ht_error.
+ */
+int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,
+                 struct ht_store **out_store) HT_CHECK;
+int ht_store_register(struct ht_store *s, const struct ht_meta_client *client) HT_CHECK;
+/* Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report. */
+int ht_store_mount(struct ht_store *s) HT_CHECK;
+/* Write back and publish everything outside scopes, mark clean, stop threads. Pending state of scopes is dropped. WAITS. */
+int ht_store_unmount(struct ht_store *s) HT_CHECK;
+/* Free everything; when still mounted, as after a crash: nothing more is written. */
+void ht_store_close(struct ht_store *s);
+
+const struct ht_super *ht_store_super(const struct ht_store *s);
+const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
+bool ht_store_read_only(const struct ht_store *s);
+
+/* ---------------------------------------------------------- transactions */
+
+/* Open the transaction; bytes: about how much will be put (room in the log is waited for). WAITS. */
+int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_CHECK;
+/* The buffer records are put into with ht_record_begin/end/put. */
+struct ht_buf *ht_tx_records(struct ht_tx *tx);
+/* Append what was put. *out_lsn (may be NULL): for ht_store_sync; 0 when nothing was put. Always closes the transaction.
+ * An error means the log has failed: the store is read-only from now on. */
+int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn);
+/* Wait until everything up to lsn is durable. WAITS. lsn 0 returns at once. */
+int ht_store_sync(struct ht_store *s, uint64_t lsn) HT_CHECK;
+/* Claim log bytes for metadata that begins to exist (before the change), give them back when it ends. -ENOSPC */
+int ht_store_claim(struct ht_store *s, uint64_t bytes) HT_CHECK;
+void ht_store_claim_force(struct ht_store *s, uint64_t bytes);
+void ht_store_unclaim(struct ht_store *s, uint64_t bytes);
+/* A number never used before in this store, for objects and inodes alike (first: 2). */
+uint64_t ht_store_new_id(struct ht_store *s);
+/* Tell of an id found in replay. */
+void ht_store_saw_id(struct ht_store *s, uint64_t id);
+
+/* --------------------------------------------------------------- objects */
+
+struct ht_obj_attr {
+    uint64_t oid;         /* from ht_store_new_id */
+    uint32_t chunk_bytes; /* HT_CHUNK_BYTES or HT_SMALL_CHUNK_BYTES */
+    uint32_t obj_class;   /* HT_CLASS_DURABLE; HT_CLASS_SCRATCH: never published, gone at unmount */
+    uint64_t scope;       /* 0 or the id of a model root */
+};
+
+/*
+ * Make an empty object, known at once, published with the next ht_obj_publish. The caller gets a reference. -ENOSPC.
+ */
+int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_obj **out_obj) HT_CHECK;
+/* A reference to an object that exists (also one deleted in a scope but not published so), or NULL. */
+struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid);
+void ht_obj_put(struct ht_obj *obj);
+/*
+ * Delete: inside a transaction; in scope 0 the deletion is put into tx, in a scope it is pending until
+ * ht_scope_publish. The content goes with the last reference. Never fails.
+ */
+void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
+/* Allowed while the object has never held a byte; else -EBUSY. */
+int ht_obj_set_chunk_bytes(struct ht_obj *obj, uint32_t chunk_bytes) HT_CHECK;
+/* Move a wholly published object (see ht_obj_sync) into another scope: inside a transaction. -EBUSY: something is unpublished. */
+int ht_obj_set_scope(struct ht_obj *obj, uint64_t scope, struct ht_tx *tx) HT_CHECK;
+
+struct ht_obj_stat {
+    uint64_t oid, size, scope;
+    uint32_t chunk_bytes, obj_class;
+    uint64_t stored_bytes; /* on devices, current references, in whole blocks */
+    uint64_t resident_bytes, dirty_bytes;
+    uint64_t hits, misses; /* chunk accesses served from the image, or not */
+    uint64_t device_read_bytes, device_written_bytes;
+    uint64_t version; /* grows with every change of content */
+    bool unpublished; /* there is something ht_obj_publish would put */
+    int error;        /* sticky write error that no writeback or sync has reported yet, or 0 */
+};
+void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
+/* Forget a sticky write error: somebody has seen it. */
+void ht_obj_clear_error(struct ht_obj *obj);
+uint64_t ht_obj_id(const struct ht_obj *obj);
+uint64_t ht_obj_size(struct ht_obj *obj);
+uint32_t ht_obj_chunk_bytes(const struct ht_obj *obj);
+
+/* Read up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno. WAITS. */
+ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_CHECK;
+/*
+ * Write; grows the object. All or nothing is promised per chunk only: returns the count written, which is short
+ * when a later chunk failed, or -errno when nothing was. WAITS. -EFBIG beyond HT_FILE_BYTES_MAX.
+ */
+ssize_t ht_obj_write(struct ht_obj *obj, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/* Works on a full store too. WAITS. */
+int ht_obj_truncate(struct ht_obj *obj, uint64_t size) HT_CHECK;
+/* Zero a range; frees whole chunks inside it. WAITS. */
+int ht_obj_punch(struct ht_obj *obj, uint64_t off, uint64_t len) HT_CHECK;
+/* Offset of the next data (hole: the next hole) at or after off, or -ENXIO at or beyond the end. In whole chunks. */
+int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
+
+/* Write dirty images to devices; nothing is published. Returns the first error (also a sticky one, which it clears). WAITS. */
+int ht_obj_writeback(struct ht_obj *obj) HT_CHECK;
+/* Put references and size that are not published into tx. In a scope: this object alone (fsync of one file below a root). */
+void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
+/* Writeback, publish in a transaction of its own, wait until durable. WAITS. */
+int ht_obj_sync(struct ht_obj *obj) HT_CHECK;
+/* Bring chunks into the DRAM tier as far as there is room (WAITS), or push clean ones out. */
+int ht_obj_prefetch(struct ht_obj *obj) HT_CHECK;
+void ht_obj_evict(struct ht_obj *obj);
+/*
+ * Promise that every chunk of the object, up to size bytes, can be rewritten once between two publications
+ * without -ENOSPC. Lasts until the object is deleted, or is asked for again with another size (0: end). -ENOSPC.
+ */
+int ht_obj_guarantee(struct ht_obj *obj, uint64_t size) HT_CHECK;
+/* Forget all content at once, published or not, without a log record: for scratch objects only. WAITS. */
+void ht_obj_scratch_clear(struct ht_obj *obj);
+/* The same for a range of whole chunks. */
+void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t count);
+
+/* ---------------------------------------------------------------- scopes */
+
+/* Write back every dirty image of the scope's objects. WAITS. */
+int ht_scope_writeback(struct ht_store *s, uint64_t scope) HT_CHECK;
+/* Put everything unpublished of the scope's objects into tx: sizes, references, deletions. */
+void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx);
+/* About how many bytes ht_scope_publish would put now. */
+size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope);
+/*
+ * Back to what is published: content, sizes; objects created since are deleted, objects deleted since are there
+ * again. No lease or lock on them may be held. WAITS.
+ */
+int ht_scope_abort(struct ht_store *s, uint64_t scope) HT_CHECK;
+
+/* ---------------------------------------------------------------- leases */
+
+/*
+ * A lease holds a few chunks for one piece of work: exclusively (update) or shared
+ * (read; the chunk is held exclusively all the same). Chunks with an image are used there; others pass through staging buffers, all of which are taken
+ * at once, so leases never wait for each other's memory: this is how updates make progress with the staging pool alone.
+ *
+ *   begin   take the chunks in (object, index) order and the buffers, submit the reads. WAITS.
+ *   wait    until the bytes are there, checksums verified. -EIO: then end with dirty = 0, and finish.
+ *   (work on .data)
+ *   end     dirty: mark images dirty, or start writing staged chunks to new space
+ *   finish  wait for those writes, install their references, let go. Must follow end. Readers see the new content from now on.
+ *
+ * A thread may have two leases open if they share no chunk, begin()ing the second only after wait() on the first, and with
+ * nowait set: -EAGAIN when the buffers are not there at once (finish the first, then try again).
+ */
+enum { HT_LEASE_CHUNKS_MAX = 12 };
+enum ht_lease_mode {
+    HT_LEASE_READ,
+    HT_LEASE_UPDATE,    /* read and write */
+    HT_LEASE_OVERWRITE, /* write all of it: the old content is not read */
+};
+struct ht_lease_chunk {
+    struct ht_obj *obj;      /* in; the caller keeps its reference meanwhile */
+    uint64_t index;          /* in: chunk */
+    enum ht_lease_mode mode; /* in */
+    uint32_t len;            /* out: bytes of this chunk inside the object's size */
+    uint8_t *data;           /* out: len bytes, aligned to 4096; holes are zeros */
+    bool staged;             /* out */
+};
+struct ht_lease {
+    struct ht_store *store;
+    unsigned count;
+    struct ht_lease_chunk chunk[HT_LEASE_CHUNKS_MAX];
+    struct ht_ring *ring; /* the caller thread's, from ht_store_ring_new */
+    bool nowait;          /* do not wait for staging buffers: for a second lease of a thread */
+    void *priv_;
+};
+int ht_lease_begin(struct ht_lease *l) HT_CHECK;
+int ht_lease_wait(struct ht_lease *l) HT_CHECK;
+/* dirty: bit i set: chunk i was changed (only for UPDATE and OVERWRITE). */
+void ht_lease_end(struct ht_lease *l, uint32_t dirty);
+int ht_lease_finish(struct ht_lease *l) HT_CHECK;
+/* A ring fit for leases, with the store's memory registered; free with ht_ring_free before ht_store_close. */
+int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring) HT_CHECK;
+
+/* ------------------------------------------------------------ inspection */
+
+struct ht_store_stats {
+    uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, limbo_bytes; /* space for data */
+    uint64_t objects, chunks;
+    uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes;
+    uint64_t staging_bytes, staging_used_bytes;
+    uint64_t hits, misses, evictions, writebacks;
+    uint64_t device_read_bytes, device_written_bytes, device_flushes;
+    uint64_t checksum_errors, read_errors, write_errors;
+    uint64_t commits;    /* transactions made durable by someone waiting */
+    uint64_t meta_bytes; /* heap held for objects and chunks */
+    uint64_t next_id;
+    struct ht_journal_stats log;
+};
+void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
+/* Publish everything outside scopes and make it durable: sync(2), the commit timer. WAITS. */
+int ht_store_commit(struct ht_store *s) HT_CHECK;
+/* With no_threads: one whole compaction now. WAITS. */
+int ht_store_compact(struct ht_store *s) HT_CHECK;
+
+/* For fsck: walk published references in (oid, index) order, one call per chunk. Non-zero from fn ends the walk. */
+struct ht_chunk_info {
+    uint64_t oid, index, object_size;
+    uint32_t chunk_bytes, stored_bytes, visible_bytes, generation;
+    uint8_t codec;
+    uint64_t checksum;
+    unsigned extent_count;
+    const struct ht_extent *extents;
+};
+struct ht_extent;
+int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk_info *info), void *ctx) HT_CHECK;
+/* For fsck: extents that two references claim, or that lie outside the data area, found in replay. */
+struct ht_ref_conflict {
+    uint64_t oid, index;
+    uint32_t device;
+    uint64_t block;
+    uint32_t blocks;
+    int error; /* -EEXIST overlap, -ERANGE outside */
+};
+/* Copies up to cap conflicts; returns how many there are in all. */
+size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap);
+
+#endif

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * store_priv.h - inside the store: objects, chunks, references and who guards them.
+ *
+ * One mutex (store.lock) guards everything below that is not said to be otherwise. I/O and
+ * copying happen without it, under chunk locks:
+ *
+ *   shared     readers of an image or of the extents behind it; writeback while its write is in flight
+ *   exclusive  who changes the image, fills it, or replaces references
+ *
+ * A thread holds at most one chunk lock at a time, but for leases, which take theirs in (oid, index)
+ * order. Whoever waits for a slot of the arena may hold a chunk that has none; who holds a
+ * chunk that has a slot never waits for slots. So waiting for a slot ends.
+ *
+ * References of a chunk (flags):
+ *   PUB   pub is what the log says
+ *   CUR   cur is newer and not in the log; GONE: newer, and nothing (a hole)
+ *   SHARE cur names the extents of pub with fewer visible bytes (truncated)
+ *   BAD   a staged write was lost: reads are -EIO until abort or overwrite
+ * An image in the arena, if there is one, is at least as new as both.
+ */
+#ifndef HITRAIN_TIERING_STORE_STORE_PRIV_H
+#define HITRAIN_TIERING_STORE_STORE_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/cache/arena.h"
+#include "tiering/cache/staging.h"
+#include "tiering/space/alloc.h"
+#include "tiering/store/store.h"
+
+/* ------------------------------------------------------------ references */
+
+/* Where stored bytes are. One extent is kept inline; more hang off a pointer. 24 bytes. */
+struct ht_ref {
+    uint64_t place;        /* 48 bits: first block, or a pointer to extents; 8: device; 8: extents - 1 */
+    uint32_t stored;       /* bytes on the device, covered by the checksum */
+    uint32_t visible : 24; /* of them what counts; the rest of the chunk is zeros */
+    uint32_t codec : 8;
+    uint64_t checksum;
+};
+static_assert(sizeof(struct ht_ref) == 24, "memory per chunk is bounded");
+
+static inline unsigned ht_ref_extents(const struct ht_ref *r)
+{
+    return (unsigned)(r->place >> 56) + 1;
+}
+/* -ENOMEM only when n > 1. */
+int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_CHECK;
+/* i-th extent. */
+struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
+void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
+uint32_t ht_ref_blocks(const struct ht_ref *r);
+/* Record bytes it needs when live. */
+uint32_t ht_ref_claim(const struct ht_ref *r);
+
+/* ---------------------------------------------------------------- chunks */
+
+enum { CH_PUB = 1, CH_CUR = 2, CH_GONE = 4, CH_SHARE = 8, CH_BAD = 16, CH_CLAIM = 32 };
+
+struct ht_chunk {
+    struct ht_ref pub, cur;
+    uint32_t slot;       /* image, or HT_SLOT_NONE */
+    uint32_t generation; /* of the newest reference */
+    uint16_t shared;     /* holders */
+    uint8_t flags;       /* CH_* */
+    uint8_t exclusive : 1;
+    uint8_t waiting : 1; /* somebody wants it exclusively: no new sharers */
+    uint8_t writing : 1; /* writeback in flight (the writer is one of shared) */
+};
+static_assert(sizeof(struct ht_chunk) <= 64, "memory per chunk is bounded");
+
+enum { LEAF_SHIFT = 6, LEAF_CHUNKS = 1 << LEAF_SHIFT };
+struct ht_leaf {
+    uint16_t dirty, unpublished; /* chunks that are so: lets scans skip leaves */
+    struct ht_chunk chunk[LEAF_CHUNKS];
+};
+
+struct ht_scope {
+    uint64_t id;
+    struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
+    struct ht_scope *next;
+};
+
+struct ht_obj {
+    struct ht_store *s;
+    struct ht_obj *next; /* hash chain */
+    uint64_t oid, size, pub_size;
+    struct ht_scope *scope;
+    struct ht_list touched;
+    struct ht_leaf **leaf;
+    uint32_t leaves;
+    uint32_t refs;
+    uint8_t chunk_shift, obj_class;
+    bool published;  /* the log knows it */
+    bool defined;    /* replay saw its OBJECT record */
+    bool deleted;    /* currently */
+    bool dead;       /* for good: leaves memory with its last reference */
+    bool meta_dirty; /* size or existence is unpublished */
+    int error;       /* sticky, reported and cleared by writeback */
+    uint64_t delete_lsn;
+    uint32_t dirty, unpublished, resident; /* chunks */
+    uint64_t stored_blocks, guarantee_blocks, guarantee_left;
+    uint64_t version, hits, misses, read_bytes, written_bytes;
+};
+
+static inline uint32_t ht_obj_bytes_per_chunk(const struct ht_obj *o)
+{
+    return 1u << o->chunk_shift;
+}
+
+/* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
+struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index);
+struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index); /* NULL: no memory */
+struct ht_leaf *ht_leaf_of(struct ht_obj *o, uint64_t index);
+void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c);
+void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c);
+bool ht_chunk_trylock_exclusive(struct ht_chunk *c);
+void ht_chunk_unlock_shared(struct ht_store *s, struct ht_chunk *c);
+void ht_chunk_unlock_exclusive(struct ht_store *s, struct ht_chunk *c);
+void ht_chunk_downgrade(struct ht_store *s, struct ht_chunk *c); /* exclusive to shared */
+/* The reference that holds the content when there is no image, or NULL for a hole. */
+struct ht_ref *ht_chunk_ref(struct ht_chunk *c);
+/* Mark image dirty or clean, keeping counts, reservation and the scope's list. */
+void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+/* Reserve space and log bytes so that an image of need blocks can be written back. -ENOSPC */
+int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need_blocks) HT_CHECK;
+void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c);
+/* Release an unpublished current reference's space; the chunk has none then (flags CUR, SHARE, GONE cleared). */
+void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c);
+/* Install a new current reference (or none: hole). Old unpublished one must have been dropped. */
+void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref);
+void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+/* Keep the unpublished counters of a chunk and its object right after flags changed. was: unpublished before. */
+void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool was);
+static inline bool ht_chunk_unpublished(const struct ht_chunk *c)
+{
+    return c->flags & (CH_CUR | CH_GONE);
+}
+void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+/* Give back the log claim of a chunk that is nothing any more. */
+void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c);
+
+/* ----------------------------------------------------------------- store */
+
+struct ht_limbo { /* a deferred free */
+    uint64_t lsn;
+    struct ht_ref ref;
+};
+
+struct ht_limbo_queue { /* FIFO by lsn, grown, never shrunk */
+    struct ht_limbo *items;
+    size_t head, count, cap;
+};
+
+struct ht_tx {
+    struct ht_store *s;
+    struct ht_buf records;
+    struct ht_limbo_queue frees; /* lsn filled in at commit */
+    struct ht_obj **deletes;     /* objects whose deletion is in this transaction */
+    size_t delete_count, delete_cap;
+};
+
+enum { COND_COUNT = 64, CLIENTS_MAX = 4 };
+
+struct ht_ring_pool {
+    pthread_mutex_t lock;
+    struct ht_ring *free[32];
+    unsigned count;
+};
+
+struct ht_store {
+    pthread_mutex_t lock;                  /* guards all that is not said otherwise */
+    pthread_cond_t chunk_cond[COND_COUNT]; /* chunk locks, by address */
+    pthread_cond_t slot_cond;              /* an image may be evictable now */
+    pthread_cond_t wake;                   /* the writeback thread has something to do */
+    unsigned slot_waiters;
+
+    struct ht_store_opts opts;
+    struct ht_dev *dev[HT_DEVICES_MAX];
+    unsigned dev_count;
+    struct ht_super sb; /* super_lock */
+    pthread_mutex_t super_lock;
+    struct ht_journal *journal;
+    struct ht_journal_report report;
+    struct ht_alloc *alloc;
+    struct ht_arena *arena;
+    struct ht_staging *staging;
+    struct ht_ring_pool rings; /* own lock */
+
+    struct ht_obj **table; /* hash of objects */
+    size_t table_size, objects;
+    uint64_t chunks, meta_bytes;
+    struct ht_scope *scopes; /* few: one per model root */
+    struct ht_scope *scope0;
+    _Atomic uint64_t next_id;
+
+    pthread_mutex_t tx_lock; /* held while a transaction is open; guards tx and last_lsn */
+    struct ht_tx tx;
+    _Atomic uint64_t last_lsn; /* of the last transaction appended */
+    struct ht_limbo_queue limbo;
+    struct ht_lease_work *lease_works; /* free ones */
+
+    struct ht_meta_client client[CLIENTS_MAX];
+    unsigned clients;
+    bool mounted, stopping, replaying, threads_running;
+    _Atomic bool failed; /* the log cannot be written: read-only */
+    pthread_t writeback_thread, compaction_thread;
+    uint32_t writeback_hand;
+
+    struct ht_ref_conflict *conflicts;
+    size_t conflict_count, conflict_cap;
+
+    uint64_t dirty_bytes;
+    uint64_t hits, misses, evictions, writebacks, commits;
+    uint64_t checksum_errors, read_errors, write_errors;
+};
+
+static inline void ht_store_lock(struct ht_store *s)
+{
+    pthread_mutex_lock(&s->lock);
+}
+
+static inline void ht_store_unlock(struct ht_store *s)
+{
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* object.c */
+struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid); /* also deleted ones; no reference taken */
+struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid);
+void ht_obj_put_locked(struct ht_obj *o);
+struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make);
+void ht_obj_touch(struct ht_obj *o);           /* onto its scope's list */
+void ht_obj_untouch_if_idle(struct ht_obj *o); /* off it, when nothing is dirty or unpublished */
+/* References to all touched objects of a scope, in a malloc'd array (count returned), for loops that let the lock go. */
+int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count) HT_CHECK;
+void ht_obj_release_content(struct ht_obj *o);
+
+/* limbo.c */
+int ht_limbo_push(struct ht_limbo_queue *q, uint64_t lsn, const struct ht_ref *ref);
+/* Take blocks of a reference that nothing names any more out of use at once. */
+void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref);
+/* Free what the log has made durable. */
+void ht_limbo_durable(struct ht_store *s, uint64_t lsn);
+/* At the end of the transaction: the reference is free once it is durable. */
+void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref);
+
+/* xfer.c: moving a stored chunk between memory and its extents. */
+struct ht_xfer {
+    struct ht_io io_[4], *ios;
+    unsigned count;
+};
+int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                  enum ht_io_op op) HT_CHECK;
+int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring); /* the first error; frees what start took */
+/* Verify what was read; counts errors. 0 or -EIO. */
+int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf);
+struct ht_ring *ht_ring_get(struct ht_store *s); /* NULL: none to be had */
+void ht_ring_put(struct ht_store *s, struct ht_ring *ring);
+/* Allocate space for bytes, consuming the reservation of the chunk (or the object's guarantee). Called with the lock, may let it go to
+ * make the log durable. out->place is set. */
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_ref *out) HT_CHECK;
+
+/* fill.c: with the lock held and the chunk exclusively (the lock is let go meanwhile). */
+int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
+/* Bytes of chunk index inside size. */
+uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);
+
+/* writeback.c */
+/* Clean some dirty images to make room. Returns how many were tried, or -errno. No lock held. */
+int ht_writeback_some(struct ht_store *s, unsigned most) HT_CHECK;
+bool ht_store_evict_image(void *ctx, uint32_t slot);
+
+/* publish.c */
+void ht_obj_publish_locked(struct ht_obj *o, struct ht_tx *tx);
+void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o);
+void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size);
+void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
+                     const struct ht_ref *r);
+
+/* replay.c */
+int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len);
+int ht_store_replayed(struct ht_store *s);
+
+/* lease.c */
+void ht_lease_works_free(struct ht_store *s);
+
+/* compact.c */
+void *ht_compaction_main(void *s);
+/* threads.c */
+void *ht_writeback_main(void *s);
+
+enum {
+    HT_OBJECT_RECORD_BYTES = 8 + 8 + 4 + 4 + 8 + 8,
+    HT_CHUNK_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 1 + 2 + 4 + 4 + 8,
+    HT_FRAG_RECORD_BYTES = 12,
+};
+
+#endif

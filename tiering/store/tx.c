@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tx.c - transactions: one at a time, so that memory and log change in the same order. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+/* Without a compaction thread the one who needs room makes it. */
+static int compact_if_full(struct ht_store *s, size_t bytes)
+{
+    struct ht_journal_stats st;
+    ht_journal_stats(s->journal, &st);
+    return st.used_bytes + bytes > st.log_bytes / 2 ? ht_store_compact(s) : 0;
+}
+
+int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
+{
+    if (s->opts.read_only || s->failed)
+        return -EROFS;
+    int rc = s->opts.no_threads ? compact_if_full(s, bytes) : 0;
+    if (!rc)
+        rc = ht_journal_wait_room(s->journal, bytes);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&s->tx_lock);
+    assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && s->tx.delete_count == 0);
+    *out_tx = &s->tx;
+    return 0;
+}
+
+struct ht_buf *ht_tx_records(struct ht_tx *tx)
+{
+    return &tx->records;
+}
+
+/* What the transaction freed waits for lsn. When the log has failed (lsn 0) it is never free again in this mount. */
+static void settle_frees(struct ht_tx *tx, uint64_t lsn)
+{
+    struct ht_store *s = tx->s;
+    ht_store_lock(s);
+    for (size_t i = 0; i < tx->frees.count; i++) {
+        struct ht_limbo *item = &tx->frees.items[(tx->frees.head + i) % tx->frees.cap];
+        if (!lsn || ht_limbo_push(&s->limbo, lsn, &item->ref))
+            ht_alloc_limbo_sub(s->alloc, ht_ref_blocks(&item->ref));
+    }
+    tx->frees.count = tx->frees.head = 0;
+    for (size_t i = 0; i < tx->delete_count; i++) {
+        struct ht_obj *o = tx->deletes[i];
+        o->delete_lsn = lsn ? lsn : UINT64_MAX;
+        o->published = false;
+        o->dead = true;
+        o->meta_dirty = false;
+        if (!ht_list_empty(&o->touched)) {
+            ht_list_del(&o->touched);
+            ht_obj_put_locked(o);
+        }
+        ht_obj_put_locked(o);
+    }
+    tx->delete_count = 0;
+    /* The frame may have become durable before its frees were listed. */
+    ht_limbo_durable(s, ht_journal_durable(s->journal));
+    ht_store_unlock(s);
+}
+
+int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn)
+{
+    struct ht_store *s = tx->s;
+    uint64_t lsn = 0;
+    int rc = tx->records.err;
+    if (!rc && tx->records.len)
+        rc = ht_journal_append(s->journal, &tx->records, &lsn);
+    if (rc) {
+        ht_error("the metadata log cannot be written: %s; the store is read-only from now on", strerror(-rc));
+        s->failed = true;
+    } else if (lsn) {
+        s->last_lsn = lsn;
+    }
+    settle_frees(tx, rc ? 0 : lsn);
+    ht_buf_reset(&tx->records);
+    pthread_mutex_unlock(&s->tx_lock);
+    if (out_lsn)
+        *out_lsn = rc ? 0 : lsn;
+    return rc;
+}
+
+int ht_store_sync(struct ht_store *s, uint64_t lsn)
+{
+    if (!lsn)
+        return 0;
+    int rc = ht_journal_sync(s->journal, lsn);
+    if (rc) {
+        s->failed = true;
+        return rc;
+    }
+    ht_store_lock(s);
+    s->commits++;
+    ht_store_unlock(s);
+    return 0;
+}
+
+int ht_store_claim(struct ht_store *s, uint64_t bytes)
+{
+    return ht_journal_claim(s->journal, bytes, false);
+}
+
+void ht_store_claim_force(struct ht_store *s, uint64_t bytes)
+{
+    int rc = ht_journal_claim(s->journal, bytes, true);
+    (void)rc;
+}
+
+void ht_store_unclaim(struct ht_store *s, uint64_t bytes)
+{
+    ht_journal_unclaim(s->journal, bytes);
+}
+
+uint64_t ht_store_new_id(struct ht_store *s)
+{
+    return s->next_id++;
+}
+
+void ht_store_saw_id(struct ht_store *s, uint64_t id)
+{
+    if (id >= s->next_id)
+        s->next_id = id + 1;
+}
+
+int ht_obj_sync(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    int rc = ht_obj_writeback(o);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    size_t bytes =
+        HT_OBJECT_RECORD_BYTES + (size_t)(o->unpublished + 1) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    ht_store_unlock(s);
+    struct ht_tx *tx;
+    rc = ht_tx_begin(s, bytes, &tx);
+    if (rc)
+        return rc;
+    ht_obj_publish(o, tx);
+    uint64_t lsn;
+    rc = ht_tx_commit(tx, &lsn);
+    /* What this object needs may be in a transaction that somebody else appended. */
+    return rc ? rc : ht_store_sync(s, lsn ? lsn : s->last_lsn);
+}

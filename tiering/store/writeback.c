@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * writeback.c - dirty images go to new space.
+ *
+ *   dirty --take space, start--> writing (shared: readers go on) --done--> clean, current reference
+ *                                                                 --error-> dirty again, sticky error
+ *
+ * The image itself is what is written: the writer of the write holds the chunk shared, so nobody changes it. A few
+ * writes are in flight per caller (the window).
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+enum { WINDOW = 16 };
+
+struct job {
+    struct ht_obj *o;
+    struct ht_chunk *c;
+    uint64_t index;
+    struct ht_ref ref;
+    struct ht_xfer xfer;
+    int rc;
+};
+
+struct window {
+    struct ht_store *s;
+    struct ht_ring *ring;
+    struct job job[WINDOW];
+    unsigned first, count; /* jobs in flight, oldest first */
+    int error;
+};
+
+/* Make the image whole as far as it will be stored; returns the bytes to store. Lock and chunk held. */
+static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t *out_bytes)
+{
+    struct ht_store *s = o->s;
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    if (im->valid_lo > 0 || (ref && ref->visible > im->valid_hi)) {
+        int rc = ht_chunk_fill(o, c, index);
+        if (rc)
+            return rc;
+    }
+    uint32_t bytes = (uint32_t)ht_min_u64(im->valid_hi, ht_chunk_len(o, index));
+    uint32_t pad = (uint32_t)ht_round_up(bytes, HT_BLOCK_BYTES) - bytes;
+    if (pad) {
+        memset(ht_arena_data(s->arena, c->slot) + bytes, 0, pad);
+        if (im->valid_hi > bytes && im->valid_hi < bytes + pad)
+            im->valid_hi = bytes + pad;
+    }
+    *out_bytes = bytes;
+    return 0;
+}
+
+/* Start writing one dirty chunk held exclusively. Lock held, let go meanwhile; the chunk is shared or free afterwards. */
+static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = w->s;
+    uint32_t bytes;
+    int rc = complete_image(o, c, index, &bytes);
+    if (rc) {
+        ht_chunk_unlock_exclusive(s, c);
+        return rc;
+    }
+    bool was = ht_chunk_unpublished(c);
+    if (bytes == 0) { /* truncated away meanwhile */
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_unlock_exclusive(s, c);
+        return 0;
+    }
+    /* The image is whole: what it replaces, if never published, can be reused for it at once. */
+    bool gone = c->flags & CH_GONE;
+    ht_chunk_drop_cur(o, c);
+    if (gone)
+        c->flags |= CH_GONE;
+    ht_chunk_note_unpublished(o, c, index, was);
+    struct job *j = &w->job[(w->first + w->count) % WINDOW];
+    *j = (struct job){.o = o, .c = c, .index = index};
+    rc = ht_chunk_take_space(o, c, bytes, &j->ref);
+    if (rc) {
+        ht_chunk_unlock_exclusive(s, c);
+        return rc;
+    }
+    ht_chunk_set_clean(o, c, index);
+    c->writing = 1;
+    ht_chunk_downgrade(s, c);
+    w->count++;
+    o->refs++;
+    ht_store_unlock(s);
+    const void *data = ht_arena_data(s->arena, c->slot);
+    j->ref.checksum = ht_hash64(data, bytes, s->sb.salt);
+    j->rc = ht_xfer_start(&j->xfer, s, w->ring, &j->ref, (void *)(uintptr_t)data, HT_IO_WRITE);
+    ht_store_lock(s);
+    return 0;
+}
+
+/* A failed write: the space is not used again by luck of order, the image is dirty again. */
+static void job_failed(struct job *j, int rc)
+{
+    struct ht_obj *o = j->o;
+    struct ht_store *s = o->s;
+    s->write_errors++;
+    o->stored_blocks -= ht_ref_blocks(&j->ref);
+    struct ht_extent e = ht_ref_extent(&j->ref, 0);
+    ht_error("write to %s failed at byte %llu: %s (object %llu, chunk %llu stays in memory)",
+             ht_dev_name(s->dev[e.device]), (unsigned long long)(e.block * HT_BLOCK_BYTES), strerror(-rc),
+             (unsigned long long)o->oid, (unsigned long long)j->index);
+    ht_free_ref_now(s, &j->ref);
+    ht_chunk_set_dirty(o, j->c, j->index);
+    /* Best effort: without a reservation the retry reports ENOSPC. */
+    int again = ht_chunk_reserve(o, j->c, (uint32_t)ht_div_up(ht_chunk_len(o, j->index), HT_BLOCK_BYTES));
+    o->error = again ? again : rc;
+}
+
+/* Wait for the oldest job. Lock held, let go meanwhile. */
+static void finish_job(struct window *w)
+{
+    struct ht_store *s = w->s;
+    struct job *j = &w->job[w->first];
+    ht_store_unlock(s);
+    int rc = ht_xfer_wait(&j->xfer, w->ring);
+    if (j->rc)
+        rc = j->rc;
+    ht_store_lock(s);
+    struct ht_chunk *c = j->c;
+    if (rc) {
+        job_failed(j, rc);
+        if (!w->error)
+            w->error = rc;
+    } else {
+        bool was = ht_chunk_unpublished(c);
+        c->flags &= (uint8_t)~CH_GONE;
+        c->cur = j->ref;
+        c->flags |= CH_CUR;
+        c->generation++;
+        ht_chunk_note_unpublished(j->o, c, j->index, was);
+        j->o->written_bytes += (uint64_t)ht_ref_blocks(&j->ref) * HT_BLOCK_BYTES;
+        s->writebacks++;
+    }
+    c->writing = 0;
+    ht_chunk_unlock_shared(s, c);
+    w->first = (w->first + 1) % WINDOW;
+    w->count--;
+    ht_obj_untouch_if_idle(j->o);
+    ht_obj_put_locked(j->o);
+}
+
+static struct window *window_open(struct ht_store *s)
+{
+    struct window *w = calloc(1, sizeof(*w));
+    if (!w)
+        return NULL;
+    w->s = s;
+    w->ring = ht_ring_get(s);
+    if (!w->ring) {
+        free(w);
+        return NULL;
+    }
+    return w;
+}
+
+static int window_close(struct window *w)
+{
+    while (w->count)
+        finish_job(w);
+    int rc = w->error;
+    ht_ring_put(w->s, w->ring);
+    free(w);
+    return rc;
+}
+
+static bool dirty(struct ht_store *s, const struct ht_chunk *c)
+{
+    return c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;
+}
+
+/* Write back one chunk if it is still dirty, waiting for its lock. A chunk of our own window would never get free: finish first. */
+static void write_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = w->s;
+    if (w->count == WINDOW)
+        finish_job(w);
+    if (!dirty(s, c) && !c->writing)
+        return;
+    while (w->count && (c->exclusive || c->shared))
+        finish_job(w);
+    ht_chunk_lock_exclusive(s, c);
+    if (!dirty(s, c)) {
+        ht_chunk_unlock_exclusive(s, c);
+        return;
+    }
+    int rc = start_job(w, o, c, index);
+    if (rc && !w->error)
+        w->error = rc;
+}
+
+static void write_object(struct window *w, struct ht_obj *o)
+{
+    /* A write that somebody else has in flight counts as dirty until it is done. */
+    for (uint32_t l = 0; l < o->leaves && !w->error; l++) {
+        struct ht_leaf *leaf = o->leaf[l];
+        for (unsigned k = 0; leaf && k < LEAF_CHUNKS && !w->error; k++) {
+            struct ht_chunk *c = &leaf->chunk[k];
+            if (c->writing || dirty(w->s, c))
+                write_chunk(w, o, c, ((uint64_t)l << LEAF_SHIFT) + k);
+        }
+    }
+}
+
+int ht_obj_writeback(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    if (o->obj_class == HT_CLASS_SCRATCH) /* goes to a device only when memory is short */
+        return 0;
+    struct window *w = window_open(s);
+    if (!w)
+        return -ENOMEM;
+    ht_store_lock(s);
+    write_object(w, o);
+    int rc = window_close(w);
+    if (o->error && !rc)
+        rc = o->error;
+    o->error = 0;
+    ht_store_unlock(s);
+    return rc;
+}
+
+int ht_scope_writeback(struct ht_store *s, uint64_t scope)
+{
+    struct window *w = window_open(s);
+    if (!w)
+        return -ENOMEM;
+    struct ht_obj **objs;
+    size_t count;
+    ht_store_lock(s);
+    int rc = ht_scope_collect(s, scope, &objs, &count);
+    for (size_t i = 0; !rc && i < count; i++)
+        if (!w->error)
+            write_object(w, objs[i]);
+    int wrc = window_close(w);
+    for (size_t i = 0; !rc && i < count; i++) {
+        if (objs[i]->error && !wrc)
+            wrc = objs[i]->error; /* stays until abort, or until that object's own writeback reports it */
+        ht_obj_put_locked(objs[i]);
+    }
+    ht_store_unlock(s);
+    if (!rc)
+        free(objs);
+    return rc ? rc : wrc;
+}
+
+int ht_writeback_some(struct ht_store *s, unsigned most)
+{
+    struct window *w = window_open(s);
+    if (!w)
+        return -ENOMEM;
+    ht_store_lock(s);
+    uint32_t start = s->writeback_hand, slot;
+    unsigned tried = 0;
+    int rc = 0;
+    for (uint64_t looked = 0; tried < most && looked <= (ht_arena_bytes(s->arena) >> 16) && !w->error; looked++) {
+        slot = ht_arena_next_used(s->arena, &s->writeback_hand);
+        if (slot == HT_SLOT_NONE || (looked && slot == start))
+            break;
+        struct ht_image *im = ht_arena_image(s->arena, slot);
+        struct ht_obj *o = im->owner;
+        struct ht_chunk *c = ht_chunk_find(o, im->index);
+        if (!im->dirty || !ht_chunk_trylock_exclusive(c))
+            continue;
+        if (w->count == WINDOW)
+            finish_job(w);
+        tried++;
+        rc = start_job(w, o, c, im->index);
+        if (rc && !w->error)
+            w->error = rc;
+    }
+    rc = window_close(w);
+    ht_store_unlock(s);
+    return rc ? rc : (int)tried;
+}
+
+bool ht_store_evict_image(void *ctx, uint32_t slot)
+{
+    struct ht_store *s = ctx;
+    struct ht_image *im = ht_arena_image(s->arena, slot);
+    struct ht_obj *o = im->owner;
+    struct ht_chunk *c = ht_chunk_find(o, im->index);
+    if (im->dirty || c->exclusive || c->shared)
+        return false;
+    ht_alloc_unreserve(s->alloc, im->reserved_blocks);
+    im->reserved_blocks = 0;
+    c->slot = HT_SLOT_NONE;
+    o->resident--;
+    s->evictions++;
+    return true;
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* xfer.c - moving stored chunks between memory and devices. No lock held. */
+#include <stdlib.h>
+
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+#include "tiering/store/store_priv.h"
+
+enum { RING_DEPTH = 64 };
+
+int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring)
+{
+    int rc = ht_ring_new(RING_DEPTH, out_ring);
+    if (rc)
+        return rc;
+    const struct ht_pinned *a = ht_arena_memory(s->arena), *p = ht_staging_memory(s->staging);
+    struct ht_pinned_area areas[] = {{a->base, a->bytes}, {p->base, p->bytes}};
+    ht_ring_register(*out_ring, areas, 2);
+    return 0;
+}
+
+struct ht_ring *ht_ring_get(struct ht_store *s)
+{
+    struct ht_ring *ring = NULL;
+    pthread_mutex_lock(&s->rings.lock);
+    if (s->rings.count)
+        ring = s->rings.free[--s->rings.count];
+    pthread_mutex_unlock(&s->rings.lock);
+    if (!ring && ht_store_ring_new(s, &ring))
+        return NULL;
+    return ring;
+}
+
+void ht_ring_put(struct ht_store *s, struct ht_ring *ring)
+{
+    pthread_mutex_lock(&s->rings.lock);
+    if (s->rings.count < HT_ARRAY_SIZE(s->rings.free)) {
+        s->rings.free[s->rings.count++] = ring;
+        ring = NULL;
+    }
+    pthread_mutex_unlock(&s->rings.lock);
+    if (ring)
+        ht_ring_free(ring);
+}
+
+int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                  enum ht_io_op op)
+{
+    x->count = ht_ref_extents(ref);
+    x->ios = x->io_;
+    if (x->count > HT_ARRAY_SIZE(x->io_)) {
+        x->ios = malloc(x->count * sizeof(*x->ios));
+        if (!x->ios) {
+            x->count = 0;
+            return -ENOMEM;
+        }
+    }
+    uint8_t *p = buf;
+    for (unsigned i = 0; i < x->count; i++) {
+        struct ht_extent e = ht_ref_extent(ref, i);
+        x->ios[i] = (struct ht_io){
+            .op = op,
+            .dev = s->dev[e.device],
+            .offset = e.block * HT_BLOCK_BYTES,
+            .buf = p,
+            .len = e.blocks * HT_BLOCK_BYTES,
+        };
+        p += x->ios[i].len;
+        ht_ring_submit(ring, &x->ios[i]);
+    }
+    ht_ring_kick(ring);
+    return 0;
+}
+
+int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
+{
+    int first = 0;
+    for (unsigned i = 0; i < x->count; i++) {
+        int rc = ht_ring_wait(ring, &x->ios[i]);
+        if (rc && !first)
+            first = rc;
+    }
+    if (x->count && x->ios != x->io_)
+        free(x->ios);
+    x->count = 0;
+    return first;
+}
+
+int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf)
+{
+    struct ht_store *s = o->s;
+    if (ht_hash64(buf, ref->stored, s->sb.salt) == ref->checksum)
+        return 0;
+    struct ht_extent e = ht_ref_extent(ref, 0);
+    ht_error(
+        "checksum mismatch: object %llu, chunk %llu, %s, byte offset %llu: the read fails with EIO; run hitrain-fsck",
+        (unsigned long long)o->oid, (unsigned long long)index, ht_dev_name(s->dev[e.device]),
+        (unsigned long long)(e.block * HT_BLOCK_BYTES));
+    ht_store_lock(s);
+    s->checksum_errors++;
+    ht_store_unlock(s);
+    return -EIO;
+}
