@@ -243,7 +243,7 @@ static int is_block(const char *path, bool *out_block)
 int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
 {
     struct ht_dev *dev;
-    bool block;
+    bool block = false;
     int err = is_block(path, &block);
 
     if (err != 0)
