@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * alloc.c - which blocks are free: a bitmap per device, counted in groups of 256 blocks (1 MiB).
+ *
+ * Owns the bitmaps and the accounting of reservations. Does not know why a block is taken,
+ * nor when a superseded one may be given back: that is the store's.
+ *
+ * Three views of the same fact, kept together by group_changed():
+ *
+ *   taken    one bit per block; bits beyond the end of the device are set
+ *   free     blocks free in each group
+ *   whole    one bit per group: all 256 are free
+ *   partial  one bit per group: some are free, some are not
+ *
+ * The two group bitmaps make a search cheap on a full device: 8 TiB are 8 million groups,
+ * one megabyte of bits. A run never crosses a group while it is searched for; neighbouring runs
+ * that are taken one after the other are returned as one.
+ *
+ * Order of preference: large requests (256 blocks) take a whole group; small ones fill partial groups, looking at
+ * a bounded number of them before they break a whole one; when nothing contiguous is left,
+ * pieces, the longest first.
+ *
+ * Invariants:
+ *  1. free[g] is the number of clear bits of group g; free_blocks of a device their sum.
+ *  2. reserved never exceeds free + limbo, unless blocks were marked after they were reserved.
+ *
+ * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
+ */
+#include "tiering/space/alloc.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#define GROUP_BLOCKS 256u
+#define GROUP_WORDS (GROUP_BLOCKS / 64)
+#define SMALL_TRIES_MAX 64u /* partial groups looked at before a whole one is broken */
+#define NO_GROUP UINT64_MAX
+
+struct device {
+    uint64_t blocks, groups, free_blocks;
+    uint64_t *taken;                 /* GROUP_WORDS words per group */
+    uint64_t *whole, *partial;       /* a bit per group */
+    uint16_t *free;                  /* per group */
+    uint64_t whole_next, small_next; /* next fit: groups where the searches go on */
+};
+
+struct ht_alloc {
+    unsigned device_count;
+    uint64_t total, free_blocks, limbo, reserved;
+    struct device device[HT_DEVICES_MAX];
+};
+
+struct run {
+    unsigned first, blocks;
+};
+
+/* What ht_alloc_take has found so far. */
+struct taking {
+    struct ht_alloc *alloc;
+    struct ht_extent *out;
+    unsigned count;
+    uint32_t left;
+};
+
+/* ------------------------------------------------------------- bits */
+
+static void bit_set(uint64_t *words, uint64_t bit, bool value)
+{
+    uint64_t mask = 1ull << (bit % 64);
+
+    if (value)
+        words[bit / 64] |= mask;
+    else
+        words[bit / 64] &= ~mask;
+}
+
+static void bits_set(uint64_t *words, uint64_t from, uint64_t end, bool value)
+{
+    while (from < end) {
+        uint64_t stop = ht_min_u64((from / 64 + 1) * 64, end);
+        uint64_t mask = (~0ull >> (64 - (stop - from))) << (from % 64);
+        if (value)
+            words[from / 64] |= mask;
+        else
+            words[from / 64] &= ~mask;
+        from = stop;
+    }
+}
+
+/* The first bit with this value in [from, end), or end. */
+static uint64_t bit_find(const uint64_t *words, uint64_t from, uint64_t end, bool value)
+{
+    uint64_t flip = value ? 0 : ~0ull;
+
+    while (from < end) {
+        uint64_t word = (words[from / 64] ^ flip) >> (from % 64);
+        if (word)
+            return ht_min_u64(from + (unsigned)__builtin_ctzll(word), end);
+        from = (from / 64 + 1) * 64;
+    }
+    return end;
+}
+
+/* ----------------------------------------------------------- groups */
+
+static uint64_t *group_bits(const struct device *d, uint64_t group)
+{
+    return d->taken + group * GROUP_WORDS;
+}
+
+static void group_changed(struct device *d, uint64_t group, int delta)
+{
+    unsigned free = (unsigned)(d->free[group] + delta);
+
+    assert(free <= GROUP_BLOCKS);
+    d->free[group] = (uint16_t)free;
+    bit_set(d->whole, group, free == GROUP_BLOCKS);
+    bit_set(d->partial, group, free > 0 && free < GROUP_BLOCKS);
+}
+
+/* The shortest free run of at least want blocks; when there is none, the longest. */
+static struct run group_best_run(const struct device *d, uint64_t group, unsigned want)
+{
+    const uint64_t *bits = group_bits(d, group);
+    struct run best = {0, 0};
+
+    for (unsigned at = 0; at < GROUP_BLOCKS;) {
+        unsigned first = (unsigned)bit_find(bits, at, GROUP_BLOCKS, false);
+        unsigned end = (unsigned)bit_find(bits, first, GROUP_BLOCKS, true);
+        unsigned len = end - first;
+        bool closer = best.blocks < want ? len > best.blocks : len >= want && len < best.blocks;
+        if (closer)
+            best = (struct run){first, len};
+        at = end;
+    }
+    return best;
+}
+
+/* The next set bit of a group bitmap at or after from, around the end once; NO_GROUP when there is none. */
+static uint64_t group_next(const struct device *d, const uint64_t *bits, uint64_t from)
+{
+    uint64_t group = bit_find(bits, from, d->groups, true);
+
+    if (group < d->groups)
+        return group;
+    group = bit_find(bits, 0, from, true);
+    return group < from ? group : NO_GROUP;
+}
+
+/* ---------------------------------------------------------- devices */
+
+static bool extent_inside(const struct ht_alloc *a, const struct ht_extent *e)
+{
+    if (e->device >= a->device_count || e->blocks == 0)
+        return false;
+    uint64_t blocks = a->device[e->device].blocks;
+    return e->block < blocks && e->blocks <= blocks - e->block;
+}
+
+/* Flip a run of blocks from !taken to taken. */
+static void device_set(struct ht_alloc *a, struct device *d, uint64_t block, uint64_t count, bool taken)
+{
+    uint64_t end = block + count;
+
+    while (block < end) {
+        uint64_t group = block / GROUP_BLOCKS;
+        uint64_t stop = ht_min_u64((group + 1) * GROUP_BLOCKS, end);
+        int changed = (int)(stop - block);
+        bits_set(d->taken, block, stop, taken);
+        group_changed(d, group, taken ? -changed : changed);
+        block = stop;
+    }
+    d->free_blocks = taken ? d->free_blocks - count : d->free_blocks + count;
+    a->free_blocks = taken ? a->free_blocks - count : a->free_blocks + count;
+}
+
+static void device_free(struct device *d)
+{
+    free(d->taken);
+    free(d->whole);
+    free(d->partial);
+    free(d->free);
+}
+
+static int device_init(struct device *d, uint64_t blocks)
+{
+    d->blocks = blocks;
+    d->groups = ht_div_up(blocks, GROUP_BLOCKS);
+    if (blocks == 0)
+        return 0;
+
+    size_t group_words = (size_t)ht_div_up(d->groups, 64);
+    d->taken = calloc(d->groups, GROUP_WORDS * sizeof(*d->taken));
+    d->whole = calloc(group_words, sizeof(*d->whole));
+    d->partial = calloc(group_words, sizeof(*d->partial));
+    d->free = calloc(d->groups, sizeof(*d->free));
+    if (!d->taken || !d->whole || !d->partial || !d->free)
+        return -ENOMEM;
+
+    bits_set(d->taken, blocks, d->groups * GROUP_BLOCKS, true);
+    for (uint64_t g = 0; g < d->groups; g++)
+        group_changed(d, g, (int)ht_min_u64(GROUP_BLOCKS, blocks - g * GROUP_BLOCKS));
+    d->free_blocks = blocks;
+    return 0;
+}
+
+int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct ht_alloc **out_alloc)
+{
+    assert(device_count >= 1 && device_count <= HT_DEVICES_MAX);
+    struct ht_alloc *a = calloc(1, sizeof(*a));
+    if (!a)
+        return -ENOMEM;
+
+    a->device_count = device_count;
+    for (unsigned i = 0; i < device_count; i++) {
+        if (device_init(&a->device[i], device_blocks[i])) {
+            ht_alloc_free(a);
+            return -ENOMEM;
+        }
+        a->total += device_blocks[i];
+    }
+    a->free_blocks = a->total;
+    *out_alloc = a;
+    return 0;
+}
+
+void ht_alloc_free(struct ht_alloc *a)
+{
+    if (!a)
+        return;
+    for (unsigned i = 0; i < a->device_count; i++)
+        device_free(&a->device[i]);
+    free(a);
+}
+
+bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e)
+{
+    if (!extent_inside(a, e))
+        return false;
+    uint64_t end = e->block + e->blocks;
+    return bit_find(a->device[e->device].taken, e->block, end, true) == end;
+}
+
+int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e)
+{
+    if (!extent_inside(a, e))
+        return -ERANGE;
+    if (!ht_alloc_is_free(a, e))
+        return -EEXIST;
+    device_set(a, &a->device[e->device], e->block, e->blocks, true);
+    return 0;
+}
+
+void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e)
+{
+    assert(extent_inside(a, e));
+    struct device *d = &a->device[e->device];
+    uint64_t end = e->block + e->blocks;
+    assert(bit_find(d->taken, e->block, end, false) == end); /* a double release would hand out live data */
+    device_set(a, d, e->block, e->blocks, false);
+}
+
+/* ------------------------------------------------------- accounting */
+
+uint64_t ht_alloc_total(const struct ht_alloc *a)
+{
+    return a->total;
+}
+
+uint64_t ht_alloc_free_blocks(const struct ht_alloc *a)
+{
+    return a->free_blocks;
+}
+
+uint64_t ht_alloc_reserved(const struct ht_alloc *a)
+{
+    return a->reserved;
+}
+
+uint64_t ht_alloc_available(const struct ht_alloc *a)
+{
+    uint64_t space = a->free_blocks + a->limbo;
+    return space > a->reserved ? space - a->reserved : 0;
+}
+
+int ht_alloc_reserve(struct ht_alloc *a, uint64_t blocks)
+{
+    if (blocks > ht_alloc_available(a))
+        return -ENOSPC;
+    a->reserved += blocks;
+    return 0;
+}
+
+void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks)
+{
+    assert(a->reserved >= blocks);
+    a->reserved -= blocks;
+}
+
+void ht_alloc_limbo_add(struct ht_alloc *a, uint64_t blocks)
+{
+    a->limbo += blocks;
+}
+
+void ht_alloc_limbo_sub(struct ht_alloc *a, uint64_t blocks)
+{
+    assert(a->limbo >= blocks);
+    a->limbo -= blocks;
+}
+
+/* ------------------------------------------------------- allocation */
+
+static void take_run(struct taking *t, struct device *d, uint64_t group, struct run run)
+{
+    uint32_t device = (uint32_t)(d - t->alloc->device);
+    uint64_t block = group * GROUP_BLOCKS + run.first;
+    uint32_t blocks = (uint32_t)ht_min_u64(run.blocks, t->left);
+    struct ht_extent *last = t->count ? &t->out[t->count - 1] : NULL;
+
+    device_set(t->alloc, d, block, blocks, true);
+    t->left -= blocks;
+    if (last && last->device == device && last->block + last->blocks == block) {
+        last->blocks += blocks;
+        return;
+    }
+    assert(t->count < HT_FRAGS_MAX);
+    t->out[t->count++] = (struct ht_extent){block, blocks, device};
+}
+
+static bool take_whole_group(struct taking *t, struct device *d)
+{
+    uint64_t group = group_next(d, d->whole, d->whole_next);
+
+    if (group == NO_GROUP)
+        return false;
+    take_run(t, d, group, (struct run){0, GROUP_BLOCKS});
+    d->whole_next = (group + 1) % d->groups;
+    return true;
+}
+
+/* One contiguous run out of partial groups; tries: how many that have enough blocks are looked at. */
+static bool take_from_partial(struct taking *t, struct device *d, uint64_t tries)
+{
+    uint64_t from = d->small_next;
+
+    for (uint64_t seen = 0; seen < d->groups && tries > 0;) {
+        uint64_t group = group_next(d, d->partial, from);
+        if (group == NO_GROUP)
+            return false;
+        seen += (group + d->groups - from) % d->groups + 1;
+        from = (group + 1) % d->groups;
+        if (d->free[group] < t->left)
+            continue;
+        tries--;
+        struct run run = group_best_run(d, group, t->left);
+        if (run.blocks < t->left)
+            continue;
+        take_run(t, d, group, run);
+        d->small_next = group; /* fill it up */
+        return true;
+    }
+    return false;
+}
+
+static bool take_contiguous(struct taking *t, struct device *d)
+{
+    if (t->left == GROUP_BLOCKS)
+        return take_whole_group(t, d);
+    if (take_from_partial(t, d, SMALL_TRIES_MAX))
+        return true;
+    if (take_whole_group(t, d)) {
+        d->small_next = (d->whole_next + d->groups - 1) % d->groups;
+        return true;
+    }
+    return take_from_partial(t, d, UINT64_MAX);
+}
+
+/* Every run of at least min_blocks that this pass over the device meets, until the request is served. */
+static void take_pieces_of(struct taking *t, struct device *d, unsigned min_blocks)
+{
+    for (uint64_t g = 0; g < d->groups && t->left > 0; g++) {
+        while (t->left > 0 && d->free[g] >= min_blocks) {
+            struct run run = group_best_run(d, g, t->left);
+            if (run.blocks < min_blocks)
+                break;
+            take_run(t, d, g, run);
+        }
+    }
+}
+
+static void take_pieces(struct taking *t, struct device *d)
+{
+    for (unsigned min = GROUP_BLOCKS / 2; min > 0 && t->left > 0 && d->free_blocks > 0; min /= 4)
+        take_pieces_of(t, d, min);
+    if (t->left > 0 && d->free_blocks > 0)
+        take_pieces_of(t, d, 1);
+}
+
+static struct device *device_most_free(struct ht_alloc *a)
+{
+    struct device *best = &a->device[0];
+
+    for (unsigned i = 1; i < a->device_count; i++)
+        if (a->device[i].free_blocks > best->free_blocks)
+            best = &a->device[i];
+    return best;
+}
+
+static struct device *device_choose(struct ht_alloc *a, uint32_t blocks, int hint)
+{
+    if (hint >= 0 && (unsigned)hint < a->device_count && a->device[hint].free_blocks >= blocks)
+        return &a->device[hint];
+    return device_most_free(a);
+}
+
+int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent out[HT_FRAGS_MAX])
+{
+    assert(blocks >= 1 && blocks <= GROUP_BLOCKS);
+    assert(a->reserved >= blocks);
+    if (a->free_blocks < blocks)
+        return -EAGAIN;
+
+    struct taking t = {.alloc = a, .out = out, .left = blocks};
+    struct device *d = device_choose(a, blocks, hint);
+    if (d->free_blocks < blocks || !take_contiguous(&t, d)) {
+        for (; t.left > 0; d = device_most_free(a))
+            take_pieces(&t, d);
+    }
+    a->reserved -= blocks;
+    return (int)t.count;
+}
+
+static_assert(GROUP_BLOCKS <= HT_FRAGS_MAX, "a request in single blocks still fits the extents of one chunk");

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * super.c - superblocks: find the newest, write all copies.
+ *
+ * Invariants:
+ *  1. At every moment each device holds one valid copy of the old or the new generation: the last copy
+ *     of a generation is overwritten only after one of the next is flushed.
+ *  2. The highest valid generation counts.
+ *
+ * Threads: no state of its own; a caller writes superblocks of one store from one thread at a time.
+ */
+#include "tiering/space/super_priv.h"
+
+#include <assert.h>
+
+#include "tiering/base/log.h"
+
+/* ----------------------------------------------------------------- read */
+
+static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb, bool *out_io_error)
+{
+    _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
+
+    if (ht_dev_size(dev) < offset + HT_BLOCK_BYTES)
+        return HT_SUPER_UNREADABLE;
+    if (ht_dev_read(dev, offset, block, sizeof(block))) {
+        *out_io_error = true;
+        return HT_SUPER_UNREADABLE;
+    }
+    return ht_super_decode(block, out_sb);
+}
+
+/* Nothing valid was found: say why in the most telling way. */
+static int read_error(const struct ht_super_report *r, bool io_error)
+{
+    bool hitrain = false;
+
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
+        if (r->copy[i] == HT_SUPER_BAD_VERSION)
+            return -EPROTONOSUPPORT;
+        if (r->copy[i] == HT_SUPER_BAD_CHECKSUM || r->copy[i] == HT_SUPER_BAD_FIELD)
+            hitrain = true;
+    }
+    if (hitrain)
+        return -EUCLEAN;
+    return io_error ? -EIO : -EMEDIUMTYPE;
+}
+
+int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report)
+{
+    struct ht_super best, sb;
+    bool found = false, io_error = false;
+    uint64_t size = ht_dev_size(dev);
+
+    memset(out_report, 0, sizeof(*out_report));
+    memset(&best, 0, sizeof(best));
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
+        /* The last copy lies where the store ended at mkfs; the device may have grown since. */
+        uint64_t bytes = found ? best.device_bytes[best.device_index] : size;
+        out_report->copy[i] = HT_SUPER_UNREADABLE;
+        if (bytes < HT_BLOCK_BYTES)
+            continue;
+        out_report->copy[i] = read_copy(dev, ht_super_offset(bytes, i), &sb, &io_error);
+        if (out_report->copy[i] != HT_SUPER_OK)
+            continue;
+        out_report->generation[i] = sb.generation;
+        if (!found || sb.generation > best.generation)
+            best = sb;
+        found = true;
+    }
+    if (!found)
+        return read_error(out_report, io_error);
+    *out_sb = best;
+    return size < best.device_bytes[best.device_index] ? -ENODATA : 0;
+}
+
+/* ---------------------------------------------------------------- write */
+
+static int write_copy(struct ht_super *sb, struct ht_dev *dev, unsigned index, unsigned copy)
+{
+    _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
+    struct ht_super check;
+
+    sb->device_index = index;
+    ht_super_encode(sb, block);
+    assert(ht_super_decode(block, &check) == HT_SUPER_OK); /* what cannot be read back is not written */
+    int err = ht_dev_write(dev, ht_super_offset(sb->device_bytes[index], copy), block, sizeof(block));
+    if (err)
+        ht_error("%s: cannot write superblock copy %u: %s", ht_dev_name(dev), copy, strerror(-err));
+    return err;
+}
+
+static int write_copy_flushed(struct ht_super *sb, struct ht_dev *dev, unsigned index, unsigned copy)
+{
+    int err = write_copy(sb, dev, index, copy);
+
+    return err ? err : ht_dev_flush(dev);
+}
+
+/*
+ * In which order to overwrite the copies of a device: first those that do not hold the present generation (after damage, a failed write or
+ * a crash in between), so that one that does stays valid until another is flushed.
+ */
+static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned index,
+                        unsigned out_order[HT_SUPER_COPIES])
+{
+    static const unsigned usual[HT_SUPER_COPIES] = {1, 0, 2};
+    bool current[HT_SUPER_COPIES] = {false};
+    unsigned n = 0;
+
+    for (unsigned c = 0; c < HT_SUPER_COPIES; c++) {
+        struct ht_super have;
+        bool io_error;
+        uint64_t at = ht_super_offset(sb->device_bytes[index], c);
+        current[c] = read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && have.generation == sb->generation &&
+            memcmp(have.uuid, sb->uuid, sizeof(have.uuid)) == 0;
+    }
+    for (unsigned pass = 0; pass < 2; pass++)
+        for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
+            if (current[usual[i]] == (pass == 1))
+                out_order[n++] = usual[i];
+}
+
+/* The first copy is flushed: the other two may be overwritten together. */
+static int write_rest(struct ht_super *sb, struct ht_dev *dev, unsigned index, const unsigned order[])
+{
+    int err1 = write_copy(sb, dev, index, order[1]);
+    int err2 = write_copy(sb, dev, index, order[2]);
+    int err = ht_dev_flush(dev);
+
+    return err1 ? err1 : err2 ? err2 : err;
+}
+
+/* The first copy may be lost: one of the others must stay valid at every moment. */
+static int write_rest_alone(struct ht_super *sb, struct ht_dev *dev, unsigned index, const unsigned order[])
+{
+    int err = write_copy_flushed(sb, dev, index, order[1]);
+
+    return err ? err : write_copy_flushed(sb, dev, index, order[2]);
+}
+
+unsigned ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count, unsigned *out_partial)
+{
+    unsigned order[HT_DEVICES_MAX][HT_SUPER_COPIES];
+    bool first[HT_DEVICES_MAX] = {false};
+    unsigned failed = 0, partial = 0;
+    uint32_t index = sb->device_index;
+
+    assert(dev_count == sb->device_count && dev_count <= HT_DEVICES_MAX);
+    for (unsigned i = 0; i < dev_count; i++)
+        if (devs[i])
+            write_order(sb, devs[i], i, order[i]);
+    sb->generation++;
+    for (unsigned i = 0; i < dev_count; i++)
+        first[i] = devs[i] && write_copy(sb, devs[i], i, order[i][0]) == 0;
+    for (unsigned i = 0; i < dev_count; i++)
+        first[i] = first[i] && ht_dev_flush(devs[i]) == 0;
+    for (unsigned i = 0; i < dev_count; i++) {
+        if (!devs[i])
+            continue;
+        int err = first[i] ? write_rest(sb, devs[i], i, order[i]) : write_rest_alone(sb, devs[i], i, order[i]);
+        partial += err || !first[i];
+        failed += err && !first[i];
+    }
+    sb->device_index = index;
+    *out_partial = partial;
+    return failed;
+}
+
+int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
+{
+    unsigned partial;
+
+    return ht_super_write_all(sb, devs, dev_count, &partial) ? -EIO : 0;
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * super.h - superblocks: encode, decode, find the newest, write all copies.
+ *
+ * Each device carries three copies of the same content (format.h). Writing: copy 1 of every device, flush;
+ * then copies 0 and 2, flush: at any moment at least one valid copy of the old or the new generation is on the media.
+ */
+#ifndef HITRAIN_TIERING_SPACE_SUPER_H
+#define HITRAIN_TIERING_SPACE_SUPER_H
+
+#include "tiering/base/base.h"
+#include "tiering/io/dev.h"
+#include <hitrain/format.h>
+
+struct ht_super {
+    uint32_t flags;
+    uint64_t feat_refuse, feat_ro, feat_ignore;
+    uint8_t uuid[16];
+    char label[HT_LABEL_BYTES + 1];
+    uint64_t salt, generation;
+    uint32_t device_index, device_count, chunk_bytes;
+    uint64_t log_bytes;
+    uint32_t log_device[HT_LOG_COPIES];
+    uint64_t log_offset[HT_LOG_COPIES];
+    uint64_t start_pos, start_seq, start_chain;
+    uint64_t epoch, durable_seq;
+    uint8_t host_id[16], boot_id[16];
+    uint64_t created_ns;
+    uint64_t device_bytes[HT_DEVICES_MAX];
+    uint8_t device_uuid[HT_DEVICES_MAX][16];
+};
+
+/* What is wrong with a superblock copy; also fsck's words. */
+enum ht_super_problem {
+    HT_SUPER_OK,
+    HT_SUPER_UNREADABLE, /* read error, or the device is too small */
+    HT_SUPER_NO_MAGIC,   /* not a hitrain superblock */
+    HT_SUPER_BAD_CHECKSUM,
+    HT_SUPER_BAD_VERSION, /* a version or refuse-feature this program does not know */
+    HT_SUPER_BAD_FIELD,   /* a field outside its bounds */
+};
+const char *ht_super_problem_text(enum ht_super_problem p);
+
+void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096]);
+enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super *out_sb);
+
+/* Byte offset of copy 0, 1 or 2 on a device of so many bytes. */
+uint64_t ht_super_offset(uint64_t device_bytes, unsigned copy);
+
+struct ht_super_report {
+    enum ht_super_problem copy[HT_SUPER_COPIES];
+    uint64_t generation[HT_SUPER_COPIES]; /* of the valid ones */
+};
+/*
+ * Read the three copies of a device; the valid one with the highest generation. Checks also that its device size fits
+ * (a truncated device: -ENODATA with *out_sb filled). -EMEDIUMTYPE: no copy is hitrain's at all. -EUCLEAN: copies
+ * are there but none is valid. -EPROTONOSUPPORT: HT_SUPER_BAD_VERSION. out_report is always filled.
+ */
+int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report) HT_CHECK;
+/*
+ * Raise sb->generation by one and write it to all copies of all devices (device_index set for each). devs[i] NULL: missing, skipped.
+ * 0 when every present device holds it in at least one copy... else -EIO.
+ */
+int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_CHECK;
+
+struct ht_format_opts {
+    const char *label;    /* or NULL */
+    uint32_t chunk_bytes; /* 0: 1 MiB */
+    uint64_t log_bytes;   /* 0: by the devices' size */
+};
+/*
+ * Lay out a new store over devices: chooses uuid, salt, log places (two devices when there are two, else two places far apart of one),
+ * and writes the superblocks. The log region needs no initialisation: the salt tells old frames apart.
+ * -ENOSPC: too small (less than 8 MiB).
+ */
+int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struct ht_format_opts *opts,
+                    struct ht_super *out_sb) HT_CHECK;
+
+/* Ids of this host and this boot, 16 bytes each (zeros when unknown). */
+void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16]);
+
+#endif

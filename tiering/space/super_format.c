@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * super_format.c - lay out a new store, and the ids of this host.
+ *
+ * A new store begins above the generation of whatever was on its devices and is only there when every copy of its
+ * superblock was written: no left-over copy of an older store can win over it. Until
+ * then the older store is whole, because nothing else of it is overwritten.
+ */
+#include "tiering/space/super_priv.h"
+
+#include <stdio.h>
+
+#define LOG_PLACE (1 * HT_MIB) /* of the first log region on a device; later regions are aligned to it too */
+
+static uint64_t default_log_bytes(uint64_t smallest_bytes)
+{
+    uint64_t bytes = smallest_bytes / 64 / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
+
+    return ht_min_u64(ht_max_u64(bytes, HT_LOG_BYTES_MIN), HT_LOG_BYTES_MAX);
+}
+
+/* Two devices: one copy at the front of each. One device: one at the front, one at the back. */
+static void place_logs(struct ht_super *sb)
+{
+    uint64_t back = sb->device_bytes[0] / HT_BLOCK_BYTES * HT_BLOCK_BYTES - HT_BLOCK_BYTES - sb->log_bytes;
+
+    sb->log_device[0] = 0;
+    sb->log_offset[0] = LOG_PLACE;
+    sb->log_device[1] = sb->device_count > 1 ? 1 : 0;
+    sb->log_offset[1] = sb->device_count > 1 ? LOG_PLACE : back / LOG_PLACE * LOG_PLACE;
+}
+
+static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const struct ht_format_opts *opts)
+{
+    uint64_t smallest = UINT64_MAX;
+
+    for (unsigned i = 0; i < sb->device_count; i++) {
+        sb->device_bytes[i] = ht_dev_size(devs[i]);
+        smallest = ht_min_u64(smallest, sb->device_bytes[i]);
+    }
+    if (smallest < HT_SUPER_DEVICE_BYTES_MIN)
+        return -ENOSPC;
+    sb->chunk_bytes = opts->chunk_bytes ? opts->chunk_bytes : HT_CHUNK_BYTES;
+    sb->log_bytes = opts->log_bytes ? opts->log_bytes : default_log_bytes(smallest);
+    if (!ht_super_chunk_bytes_valid(sb->chunk_bytes) || !ht_super_log_bytes_valid(sb->log_bytes))
+        return -EINVAL;
+    if (sb->log_bytes > smallest / 4)
+        return -ENOSPC;
+    place_logs(sb);
+    return 0;
+}
+
+/* A random (version 4) UUID. */
+static int make_uuid(uint8_t out[16])
+{
+    int err = ht_random(out, 16);
+
+    out[6] = (uint8_t)((out[6] & 0x0f) | 0x40);
+    out[8] = (uint8_t)((out[8] & 0x3f) | 0x80);
+    return err;
+}
+
+static int format_identity(struct ht_super *sb, const char *label)
+{
+    int err = make_uuid(sb->uuid);
+
+    for (unsigned i = 0; !err && i < sb->device_count; i++)
+        err = make_uuid(sb->device_uuid[i]);
+    if (!err)
+        err = ht_random(&sb->salt, sizeof(sb->salt));
+    if (err)
+        return err;
+    if (label && strlen(label) > HT_LABEL_BYTES)
+        return -EINVAL;
+    if (label)
+        memcpy(sb->label, label, strlen(label));
+    ht_host_ids(sb->host_id, sb->boot_id);
+    sb->created_ns = ht_wall_ns();
+    return ht_super_label_valid(sb->label) ? 0 : -EINVAL;
+}
+
+/* The highest generation that an older store left on these devices. */
+static uint64_t left_over_generation(struct ht_dev *const devs[], unsigned dev_count)
+{
+    uint64_t highest = 0;
+
+    for (unsigned i = 0; i < dev_count; i++) {
+        struct ht_super sb;
+        struct ht_super_report report;
+        int ignored = ht_super_read(devs[i], &sb, &report);
+        (void)ignored; /* whatever is there is about to be overwritten */
+        for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
+            highest = ht_max_u64(highest, report.generation[c]);
+    }
+    return highest < HT_SUPER_COUNTER_MAX / 2 ? highest : 0;
+}
+
+int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struct ht_format_opts *opts,
+                    struct ht_super *out_sb)
+{
+    struct ht_super sb;
+    unsigned partial;
+
+    if (dev_count < 1 || dev_count > HT_DEVICES_MAX)
+        return -EINVAL;
+    memset(&sb, 0, sizeof(sb));
+    sb.device_count = dev_count;
+    int err = format_layout(&sb, devs, opts);
+    if (!err)
+        err = format_identity(&sb, opts->label);
+    if (err)
+        return err;
+
+    sb.flags = HT_SUPER_CLEAN; /* an empty log: nothing to miss */
+    sb.start_seq = 1;
+    sb.generation = left_over_generation(devs, dev_count);
+    /* Every copy must be there, or one of an older store could be found later. */
+    if (ht_super_write_all(&sb, devs, dev_count, &partial) || partial)
+        return -EIO;
+    *out_sb = sb;
+    return 0;
+}
+
+/* ------------------------------------------------------------- host ids */
+
+static int hex_value(int c)
+{
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    if (c >= 'a' && c <= 'f')
+        return c - 'a' + 10;
+    return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* 32 hexadecimal digits, dashes between them ignored; zeros when the file has something else. */
+static void read_id(const char *path, uint8_t out[16])
+{
+    FILE *f = fopen(path, "re");
+    unsigned digits = 0;
+    int c;
+
+    memset(out, 0, 16);
+    if (!f)
+        return;
+    while (digits < 32 && (c = fgetc(f)) != EOF) {
+        int v = hex_value(c);
+        if (v < 0 && c != '-')
+            break;
+        if (v < 0)
+            continue;
+        out[digits / 2] = (uint8_t)(out[digits / 2] << 4 | v);
+        digits++;
+    }
+    (void)fclose(f);
+    if (digits < 32)
+        memset(out, 0, 16);
+}
+
+void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16])
+{
+    read_id("/etc/machine-id", out_host);
+    read_id("/proc/sys/kernel/random/boot_id", out_boot);
+}

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* super_priv.h - what the files of the superblock share. */
+#ifndef HITRAIN_TIERING_SPACE_SUPER_PRIV_H
+#define HITRAIN_TIERING_SPACE_SUPER_PRIV_H
+
+#include "tiering/space/super.h"
+
+#define HT_SUPER_DEVICE_BYTES_MIN (8 * HT_MIB)
+#define HT_SUPER_COUNTER_MAX (1ull << 62) /* generations, epochs, positions: never reached by counting */
+
+bool ht_super_chunk_bytes_valid(uint64_t bytes);
+bool ht_super_log_bytes_valid(uint64_t bytes);
+bool ht_super_label_valid(const char *label);
+
+/* Returns how many devices have the new superblock in no copy; *out_partial: how many lack it in some copy. */
+unsigned ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count,
+                            unsigned *out_partial);
+
+#endif
