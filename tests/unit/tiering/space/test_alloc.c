@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_alloc.c - the allocator against its contract, and at random against a naive model. */
+#include "tiering/space/alloc.h"
+
+#include <check.h>
+#include <stdlib.h>
+
+static struct ht_alloc *new_alloc(unsigned count, const uint64_t blocks[])
+{
+    struct ht_alloc *a;
+
+    ck_assert_int_eq(ht_alloc_new(count, blocks, &a), 0);
+    return a;
+}
+
+static int take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent out[HT_FRAGS_MAX])
+{
+    ck_assert_int_eq(ht_alloc_reserve(a, blocks), 0);
+    return ht_alloc_take(a, blocks, hint, out);
+}
+
+START_TEST(counts_follow_marks_and_releases)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){1000});
+    struct ht_extent e = {.block = 200, .blocks = 700, .device = 0};
+
+    ck_assert_uint_eq(ht_alloc_total(a), 1000);
+    ck_assert_int_eq(ht_alloc_mark(a, &e), 0);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 300);
+    ck_assert(!ht_alloc_is_free(a, &(struct ht_extent){199, 2, 0}));
+    ck_assert(ht_alloc_is_free(a, &(struct ht_extent){0, 200, 0}));
+    ck_assert(ht_alloc_is_free(a, &(struct ht_extent){900, 100, 0}));
+    ht_alloc_release(a, &e);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 1000);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(mark_refuses_what_is_taken_or_outside)
+{
+    struct ht_alloc *a = new_alloc(2, (uint64_t[]){1000, 0});
+    static const struct ht_extent outside[] = {{1000, 1, 0}, {999, 2, 0}, {UINT64_MAX, 2, 0}, {0, 1, 1},
+                                               {0, 1, 2},    {0, 0, 0},   {1, UINT32_MAX, 0}, {UINT64_MAX - 1, 1, 0}};
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(outside); i++)
+        ck_assert_int_eq(ht_alloc_mark(a, &outside[i]), -ERANGE);
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){300, 1, 0}), 0);
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){100, 500, 0}), -EEXIST);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 999);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(reservations_bound_what_is_available)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){256});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    ck_assert_int_eq(ht_alloc_reserve(a, 200), 0);
+    ck_assert_uint_eq(ht_alloc_available(a), 56);
+    ck_assert_int_eq(ht_alloc_reserve(a, 57), -ENOSPC);
+    ht_alloc_limbo_add(a, 10);
+    ck_assert_int_eq(ht_alloc_reserve(a, 66), 0);
+    ck_assert_uint_eq(ht_alloc_available(a), 0);
+    ck_assert_int_eq(ht_alloc_take(a, 200, -1, out), 1);
+    ck_assert_uint_eq(ht_alloc_reserved(a), 66);
+    /* 56 are free, the other ten are on their way */
+    ck_assert_int_eq(ht_alloc_take(a, 66, -1, out), -EAGAIN);
+    ck_assert_uint_eq(ht_alloc_reserved(a), 66);
+    ht_alloc_release(a, &(struct ht_extent){out[0].block, 10, 0});
+    ht_alloc_limbo_sub(a, 10);
+    ck_assert_int_gt(ht_alloc_take(a, 66, -1, out), 0);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(whole_chunks_are_whole_groups_and_small_ones_share)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 8});
+    struct ht_extent big[HT_FRAGS_MAX], small[HT_FRAGS_MAX];
+    uint64_t group;
+
+    ck_assert_int_eq(take(a, 16, -1, small), 1);
+    group = small[0].block / 256;
+    for (int i = 0; i < 15; i++) {
+        ck_assert_int_eq(take(a, 16, -1, small), 1);
+        ck_assert_uint_eq(small[0].block / 256, group);
+    }
+    for (int i = 0; i < 7; i++) {
+        ck_assert_int_eq(take(a, 256, -1, big), 1);
+        ck_assert_uint_eq(big[0].block % 256, 0);
+        ck_assert_uint_eq(big[0].blocks, 256);
+    }
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(fragments_serve_when_nothing_contiguous_is_left)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){1024});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    for (uint64_t b = 0; b < 1024; b += 2)
+        ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){b, 1, 0}), 0);
+    ck_assert_int_eq(take(a, 256, -1, out), 256);
+    for (unsigned i = 0; i < 256; i++)
+        ck_assert_uint_eq(out[i].blocks, 1);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 256);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(long_pieces_are_preferred_to_short_ones)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){1024});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    /* 128 single holes in the first half, two runs of 200 behind them */
+    for (uint64_t b = 0; b < 512; b += 2)
+        ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){b, 1, 0}), 0);
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){512, 28, 0}), 0);
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){740, 60, 0}), 0);
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){1000, 24, 0}), 0);
+    ck_assert_int_le(take(a, 256, -1, out), 3);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(device_by_hint_or_by_most_free)
+{
+    struct ht_alloc *a = new_alloc(3, (uint64_t[]){2560, 5120, 300});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    ck_assert_int_eq(take(a, 256, -1, out), 1);
+    ck_assert_uint_eq(out[0].device, 1);
+    ck_assert_int_eq(take(a, 256, 0, out), 1);
+    ck_assert_uint_eq(out[0].device, 0);
+    ck_assert_int_eq(take(a, 256, 2, out), 1);
+    ck_assert_uint_eq(out[0].device, 2);
+    /* 44 blocks are left there: another device serves */
+    ck_assert_int_eq(take(a, 256, 2, out), 1);
+    ck_assert_uint_eq(out[0].device, 1);
+    /* hints beyond the devices are no hints */
+    ck_assert_int_eq(take(a, 1, 7, out), 1);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(requests_span_devices_when_none_has_enough)
+{
+    struct ht_alloc *a = new_alloc(3, (uint64_t[]){100, 90, 80});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    ck_assert_int_eq(take(a, 256, -1, out), 3);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 14);
+    ht_alloc_free(a);
+}
+END_TEST
+
+/* ------------------------------------------------------- random against a naive model */
+
+#define MODEL_DEVICES 3
+#define MODEL_BLOCKS 3000
+#define MODEL_LIVE_MAX 4096
+
+struct model {
+    uint8_t taken[MODEL_DEVICES][MODEL_BLOCKS];
+    uint64_t blocks[MODEL_DEVICES], free;
+    struct ht_extent live[MODEL_LIVE_MAX];
+    size_t live_count;
+};
+
+static void model_set(struct model *m, const struct ht_extent *e, bool taken)
+{
+    ck_assert_uint_lt(e->device, MODEL_DEVICES);
+    ck_assert_uint_le(e->block + e->blocks, m->blocks[e->device]);
+    for (uint64_t b = e->block; b < e->block + e->blocks; b++) {
+        ck_assert_int_eq(m->taken[e->device][b], !taken);
+        m->taken[e->device][b] = taken;
+    }
+    m->free = taken ? m->free - e->blocks : m->free + e->blocks;
+}
+
+static void model_release(struct model *m, struct ht_alloc *a)
+{
+    size_t i = (size_t)rand() % m->live_count;
+    struct ht_extent e = m->live[i], part = e;
+
+    /* sometimes only the tail */
+    if (e.blocks > 1 && rand() % 3 == 0) {
+        uint32_t keep = 1 + (uint32_t)rand() % (e.blocks - 1);
+        part.block += keep;
+        part.blocks -= keep;
+        m->live[i].blocks = keep;
+    } else {
+        m->live[i] = m->live[--m->live_count];
+    }
+    model_set(m, &part, false);
+    ht_alloc_release(a, &part);
+}
+
+static void model_take(struct model *m, struct ht_alloc *a)
+{
+    static const uint32_t sizes[] = {1, 3, 16, 17, 100, 255, 256};
+    struct ht_extent out[HT_FRAGS_MAX];
+    uint32_t want = sizes[(size_t)rand() % HT_ARRAY_SIZE(sizes)], got = 0;
+
+    if (m->live_count + want > MODEL_LIVE_MAX)
+        return;
+    if (ht_alloc_reserve(a, want)) {
+        ck_assert_uint_lt(m->free, want);
+        return;
+    }
+    int n = ht_alloc_take(a, want, rand() % 5 - 1, out);
+    ck_assert_int_gt(n, 0);
+    for (int i = 0; i < n; i++) {
+        model_set(m, &out[i], true);
+        m->live[m->live_count++] = out[i];
+        got += out[i].blocks;
+    }
+    ck_assert_uint_eq(got, want);
+}
+
+START_TEST(random_operations_agree_with_a_naive_model)
+{
+    static struct model m;
+    memset(&m, 0, sizeof(m));
+    srand((unsigned)_i);
+    for (unsigned d = 0; d < MODEL_DEVICES; d++) {
+        m.blocks[d] = 1 + (uint64_t)rand() % MODEL_BLOCKS;
+        m.free += m.blocks[d];
+    }
+    struct ht_alloc *a = new_alloc(MODEL_DEVICES, m.blocks);
+
+    for (int step = 0; step < 5000; step++) {
+        /* drift between full and empty */
+        bool fill = rand() % 100 < (step / 500 % 2 ? 70 : 30);
+        if (fill || m.live_count == 0)
+            model_take(&m, a);
+        else
+            model_release(&m, a);
+        ck_assert_uint_eq(ht_alloc_free_blocks(a), m.free);
+        ck_assert_uint_eq(ht_alloc_reserved(a), 0);
+        struct ht_extent probe = {(uint64_t)rand() % MODEL_BLOCKS, 1, (uint32_t)rand() % MODEL_DEVICES};
+        bool is_free = probe.block < m.blocks[probe.device] && !m.taken[probe.device][probe.block];
+        ck_assert_int_eq(ht_alloc_is_free(a, &probe), is_free);
+    }
+    ht_alloc_free(a);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("alloc");
+    TCase *t = tcase_create("alloc");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, counts_follow_marks_and_releases);
+    tcase_add_test(t, mark_refuses_what_is_taken_or_outside);
+    tcase_add_test(t, reservations_bound_what_is_available);
+    tcase_add_test(t, whole_chunks_are_whole_groups_and_small_ones_share);
+    tcase_add_test(t, fragments_serve_when_nothing_contiguous_is_left);
+    tcase_add_test(t, long_pieces_are_preferred_to_short_ones);
+    tcase_add_test(t, device_by_hint_or_by_most_free);
+    tcase_add_test(t, requests_span_devices_when_none_has_enough);
+    tcase_add_loop_test(t, random_operations_agree_with_a_naive_model, 0, 40);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void)
+{
+    SRunner *r = srunner_create(suite());
+
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
