@@ -34,6 +34,9 @@ struct ht_journal_start {
     uint64_t pos;   /* of the first frame of replay */
     uint64_t seq;   /* its number */
     uint64_t chain; /* what it names as its predecessor's checksum */
+    /* From ht_journal_compact_end only: the last frame that this start stands on; the superblock that names the
+     * start should carry it as durable_seq, clean or not, so that a log that lost them is seen to be damaged. */
+    uint64_t durable_seq;
 };
 
 /* Called for every record of every complete frame, in order. A negative errno ends replay with it. */
@@ -46,7 +49,7 @@ struct ht_journal_config {
     uint64_t salt;
     struct ht_journal_start start;
     uint64_t epoch;       /* highest ever used, from the superblock */
-    uint64_t durable_seq; /* of a clean superblock, else 0 */
+    uint64_t durable_seq; /* the superblock's: frames up to there were durable when it was written; 0: not known */
     uint8_t host_id[16], boot_id[16];
     void *ctx;
     ht_replay_fn replay;
@@ -65,10 +68,15 @@ struct ht_journal_report {
         uint64_t end_pos;
         uint64_t damage_pos; /* DAMAGED: position of the frame that should have continued it */
         int error;           /* read error, if that ended it */
+        uint64_t epoch;      /* of the last frame of the chain, 0 when there is none */
+        bool stale;          /* undamaged, but not the chosen one and not equal to it: will be refilled */
     } copy[HT_LOG_COPIES];
     unsigned chosen; /* the copy replayed */
     uint64_t frames, records, bytes;
 };
+
+/* Bytes a group takes in the log at most: its own frame. */
+uint64_t ht_journal_group_bytes(size_t bytes);
 
 /*
  * Read both copies, choose the longest undamaged chain (or, if all are damaged, none) and replay it.
@@ -85,6 +93,8 @@ int ht_journal_open(const struct ht_journal_config *config, bool force, struct h
 int ht_journal_start(struct ht_journal *j, uint64_t new_epoch) HT_CHECK;
 /* Everything durable, then free. Also for journals never started. Returns the first write error met, or 0. */
 int ht_journal_close(struct ht_journal *j);
+/* Free without writing anything, as after a crash. No other thread may be inside. */
+void ht_journal_abandon(struct ht_journal *j);
 /* Free without writing anything more, as a crash would leave it. Nobody may be waiting in it. */
 void ht_journal_abandon(struct ht_journal *j);
 
@@ -107,7 +117,7 @@ int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t
  */
 int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_CHECK;
 uint64_t ht_journal_durable(const struct ht_journal *j);
-/* The lsn that an append made now would get. */
+/* The lowest lsn that an append made from now on can get; which it really got, only the append says. */
 uint64_t ht_journal_next(const struct ht_journal *j);
 
 /*
@@ -115,9 +125,15 @@ uint64_t ht_journal_next(const struct ht_journal *j);
  * before the transaction that will append. -ENOSPC: larger than any room there will be. -EIO/-EROFS: log failed.
  */
 int ht_journal_wait_room(struct ht_journal *j, size_t bytes) HT_CHECK;
+/*
+ * The same question without waiting, for the moment when the caller's transaction lock is held and nobody else can append any
+ * more: several callers may have waited at the same time and all been told that there is room. False: unlock and wait again.
+ */
+bool ht_journal_try_room(struct ht_journal *j, size_t bytes) HT_CHECK;
 
 /*
- * Claims: bytes that live metadata needs when re-emitted. At most 40 % of the region.
+ * Claims: bytes that live metadata needs when re-emitted, record headers included. The limit is 27 to 31 % of the
+ * region, so that a group as large as all claims together always fits in the end (room.c has the arithmetic).
  * claim returns -ENOSPC beyond it, unless force (deletes, abort, replay).
  */
 int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force) HT_CHECK;
@@ -132,10 +148,14 @@ void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out);
 /*
  * Compaction, driven by one thread of the store:
  *   wait   blocks until compaction is wanted (or asked for by poke); false when the journal is stopping
- *   begin  writes the begin mark; the caller then appends the live state in slices, each inside its own transaction
+ *   begin  writes the begin mark; the same thread then appends the live state in slices, each inside its own
+ *          transaction. Slices should be 32 KiB or larger. wait_room and try_room let this thread pass.
  *   end    writes the end mark, makes all durable, returns the new start;
  *          the caller makes a superblock naming it durable and then calls
  *   release  log space before the new start may be reused
+ * A compaction that could not be carried through is simply begun again; but one that was begun has to be ended and released before the journal
+ * is closed if that is possible at all: when the log was very full (which takes crashes in the middle
+ * of compactions), what was appended since begin is not durable before release (split mode, see room.c).
  */
 bool ht_journal_compact_wait(struct ht_journal *j);
 void ht_journal_compact_poke(struct ht_journal *j);
