@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages are one whole line each, whatever is in them. */
+#include <check.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include "tiering/base/log.h"
+
+static int saved_stderr, ends[2];
+
+static void capture(void)
+{
+    ck_assert_int_eq(pipe(ends), 0);
+    saved_stderr = dup(STDERR_FILENO);
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+}
+
+/* What was written to stderr since; stderr is the old one again. */
+static const char *captured(void)
+{
+    static char text[8192];
+    size_t len = 0;
+    ssize_t n;
+
+    dup2(saved_stderr, STDERR_FILENO);
+    close(saved_stderr);
+    while ((n = read(ends[0], text + len, sizeof(text) - 1 - len)) > 0)
+        len += (size_t)n;
+    close(ends[0]);
+    text[len] = '\0';
+    return text;
+}
+
+START_TEST(a_message_names_the_program_and_the_level)
+{
+    const char *text;
+
+    capture();
+    ht_error("bad %s %d", "thing", 7);
+    ht_info("note");
+    text = captured();
+    ck_assert_str_eq(text, "test_log: error: bad thing 7\ntest_log: note\n");
+}
+END_TEST
+
+START_TEST(less_important_messages_are_hidden)
+{
+    const char *text;
+
+    capture();
+    ht_debug("hidden");
+    ht_log_set_level(HT_LOG_ERROR);
+    ht_warn("hidden too");
+    ht_error("shown");
+    ht_log_set_level(HT_LOG_DEBUG);
+    ht_debug("shown too");
+    text = captured();
+    ck_assert_str_eq(text, "test_log: error: shown\ntest_log: debug: shown too\n");
+}
+END_TEST
+
+START_TEST(control_characters_do_not_reach_the_terminal)
+{
+    const char *text;
+
+    capture();
+    ht_info("%s", "name\nforged: line\x1b[2J\x7f");
+    text = captured();
+    ck_assert_str_eq(text, "test_log: name?forged: line?[2J?\n");
+}
+END_TEST
+
+START_TEST(a_long_message_is_cut_and_still_one_line)
+{
+    char name[5000];
+    const char *text;
+
+    memset(name, 'n', sizeof(name) - 1);
+    name[sizeof(name) - 1] = '\0';
+    capture();
+    ht_warn("%s", name);
+    text = captured();
+    ck_assert_uint_lt(strlen(text), 2100);
+    ck_assert_uint_gt(strlen(text), 1000);
+    ck_assert_ptr_eq(strchr(text, '\n'), text + strlen(text) - 1);
+}
+END_TEST
+
+START_TEST(errno_survives_a_message)
+{
+    const char *text;
+
+    capture();
+    errno = ENOSPC;
+    ht_error("%m");
+    ck_assert_int_eq(errno, ENOSPC);
+    text = captured();
+    ck_assert_str_eq(text, "test_log: error: No space left on device\n");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("log");
+    TCase *t = tcase_create("log");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_test(t, a_message_names_the_program_and_the_level);
+    tcase_add_test(t, less_important_messages_are_hidden);
+    tcase_add_test(t, control_characters_do_not_reach_the_terminal);
+    tcase_add_test(t, a_long_message_is_cut_and_still_one_line);
+    tcase_add_test(t, errno_survives_a_message);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

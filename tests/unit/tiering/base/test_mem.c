@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pinned memory is aligned, zeroed, shared through its descriptor, and given back. */
+#include <check.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "tiering/base/mem.h"
+
+START_TEST(memory_is_aligned_populated_and_behind_its_descriptor)
+{
+    struct ht_pinned m;
+    struct stat st;
+    uint8_t *p, byte = 0;
+
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 5 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_uint_eq(m.bytes, 6 * HT_MIB);
+    ck_assert_uint_eq((uintptr_t)m.base % (2 * HT_MIB), 0);
+    p = m.base;
+    for (size_t i = 0; i < m.bytes; i += 512)
+        ck_assert_uint_eq(p[i], 0);
+    ck_assert_int_eq(fstat(m.fd, &st), 0);
+    ck_assert_uint_eq((uint64_t)st.st_size, m.bytes);
+    ck_assert_uint_ge((uint64_t)st.st_blocks * 512, m.bytes);
+    p[m.bytes - 1] = 0xa5;
+    ck_assert_int_eq(pread(m.fd, &byte, 1, (off_t)m.bytes - 1), 1);
+    ck_assert_uint_eq(byte, 0xa5);
+    ht_pinned_free(&m);
+    ck_assert_ptr_null(m.base);
+    ht_pinned_free(&m); /* nothing left to free */
+}
+END_TEST
+
+START_TEST(memory_is_bound_to_a_node)
+{
+    struct ht_pinned m;
+
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, 0), 0);
+    memset(m.base, 1, m.bytes);
+    ht_pinned_free(&m);
+}
+END_TEST
+
+START_TEST(a_node_that_is_not_there_is_refused)
+{
+    struct ht_pinned m;
+
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, 999), -EINVAL);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 0, HT_NUMA_OFF), -EINVAL);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", SIZE_MAX, HT_NUMA_OFF), -EINVAL);
+}
+END_TEST
+
+START_TEST(a_lock_limit_costs_the_lock_only)
+{
+    struct rlimit none = {0, 0};
+    struct ht_pinned m;
+
+    /* Root is not bound by the limit. */
+    ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &none), 0);
+    if (geteuid() == 0)
+        ck_assert_int_eq(seteuid(65534), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert(!m.locked);
+    memset(m.base, 1, m.bytes);
+    ht_pinned_free(&m);
+}
+END_TEST
+
+START_TEST(available_memory_is_some_and_not_more_than_there_is)
+{
+    uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+
+    ck_assert_uint_gt(ht_mem_available(), HT_MIB);
+    ck_assert_uint_le(ht_mem_available(), all);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("mem");
+    TCase *t = tcase_create("mem");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, memory_is_aligned_populated_and_behind_its_descriptor);
+    tcase_add_test(t, memory_is_bound_to_a_node);
+    tcase_add_test(t, a_node_that_is_not_there_is_refused);
+    tcase_add_test(t, a_lock_limit_costs_the_lock_only);
+    tcase_add_test(t, available_memory_is_some_and_not_more_than_there_is);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
