@@ -2,7 +2,6 @@
 /* text.c - see text.h. */
 #include "mount-helpers/common/text.h"
 
-#include <stdio.h>
 #include <hitrain/version.h>
 
 enum { RING = 8 };
@@ -35,6 +34,12 @@ const char *ht_plural(uint64_t count, const char *word)
 
     snprintf(buf, HT_SIZE_TEXT_MAX, "%s%s", word, count == 1 ? "" : "s");
     return buf;
+}
+
+void ht_put_printable(const char *text, FILE *to)
+{
+    for (const char *p = text; *p != '\0'; p++)
+        fputc((unsigned char)*p < 0x20 || *p == 0x7f ? '?' : *p, to);
 }
 
 void ht_print_version(const char *program)

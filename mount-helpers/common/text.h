@@ -3,6 +3,7 @@
 #ifndef HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
 #define HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
 
+#include <stdio.h>
 #include "tiering/base/base.h"
 
 enum { HT_UUID_TEXT_MAX = 37, HT_SIZE_TEXT_MAX = 32 };
@@ -13,6 +14,8 @@ const char *ht_uuid_text(const uint8_t uuid[16], char buf[HT_UUID_TEXT_MAX]);
 const char *ht_size_text(uint64_t bytes);
 /* "device", "devices": the word with an s unless there is one. In the same ring. */
 const char *ht_plural(uint64_t count, const char *word);
+/* Names may hold control characters, which must not reach a terminal: '?' instead. */
+void ht_put_printable(const char *text, FILE *to);
 /* Prints "PROGRAM (hitrain) VERSION". */
 void ht_print_version(const char *program);
 

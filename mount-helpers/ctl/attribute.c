@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* attribute.c - extended attributes of the daemon, and what their absence means. */
+#include "mount-helpers/ctl/ctl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/xattr.h>
+
+#include "tiering/base/log.h"
+#include "mount-helpers/common/mounts.h"
+#include <hitrain/limits.h>
+#include <hitrain/words.h>
+
+enum { TRIES = 4 }; /* the value may grow between asking for its size and for itself */
+
+static int explain(const char *path, int err)
+{
+    if (err == -ENOTCONN)
+        ht_error("%s: the daemon of this mount is gone; unmount it and mount it again", path);
+    else
+        ht_error("%s: %s", path, strerror(-err));
+    return err;
+}
+
+int ht_ctl_check_mount(const char *path)
+{
+    struct ht_mount_entry *m = malloc(sizeof(*m));
+    int ret = m != NULL ? ht_mount_of_path(path, m) : -ENOMEM;
+
+    if (ret < 0) {
+        ret = explain(path, ret);
+    } else if (!ht_mount_is_hitrain(m)) {
+        ht_error("%s is not on a hitrain mount: it is on %s (%s)", path, m->point, m->type);
+        ret = -ENOTSUP;
+    }
+    free(m);
+    return ret;
+}
+
+static ssize_t get(const char *path, const char *name, char **out_text)
+{
+    for (unsigned i = 0; i < TRIES; i++) {
+        ssize_t n = getxattr(path, name, NULL, 0);
+        char *text;
+
+        if (n < 0)
+            return -errno;
+        if (n > (ssize_t)HT_XATTR_VALUE_BYTES_MAX)
+            return -E2BIG;
+        n += n / 2 + 64; /* counters grow */
+        text = malloc((size_t)n + 1);
+        if (text == NULL)
+            return -ENOMEM;
+        n = getxattr(path, name, text, (size_t)n);
+        if (n >= 0) {
+            text[n] = '\0';
+            *out_text = text;
+            return n;
+        }
+        free(text);
+        if (errno != ERANGE)
+            return -errno;
+    }
+    return -ERANGE;
+}
+
+int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_text)
+{
+    char name[HT_XATTR_NAME_BYTES_MAX + 1];
+    ssize_t n;
+
+    snprintf(name, sizeof(name), "%s%s", HT_XATTR_PREFIX, word);
+    n = get(path, name, out_text);
+    if (n < 0 && !quiet && n != -ENODATA)
+        return explain(path, (int)n);
+    return n < 0 ? (int)n : 0;
+}

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ctl.h - what the commands of hitrainctl share. */
+#ifndef HITRAIN_MOUNT_HELPERS_CTL_CTL_H
+#define HITRAIN_MOUNT_HELPERS_CTL_CTL_H
+
+#include "tiering/base/base.h"
+
+/* Exit codes of hitrainctl. */
+enum { HT_CTL_OK = 0, HT_CTL_FAILED = 1, HT_CTL_USAGE = 2 };
+
+struct ht_ctl_options {
+    bool json;
+    double watch_s; /* stats: again after so many seconds; 0: once */
+};
+
+/* Each command in its own file; path is on some mount or other. Returns an exit code; errors are told. */
+int ht_ctl_stats(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_commit(const char *path, const struct ht_ctl_options *o);
+
+/*
+ * The attribute user.hitrain.WORD of a path, with a NUL behind it; free it. -ENODATA: not set; other errors are told
+ * unless quiet, among them that the path is not on a hitrain mount.
+ */
+int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_text) HT_CHECK;
+/* Whether path lies on a hitrain mount; why not is told. */
+int ht_ctl_check_mount(const char *path) HT_CHECK;
+
+#endif

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stats.c - `hitrainctl stats`: the counters of a file, a directory or, at the mount's root, of the store. */
+#include "mount-helpers/ctl/ctl.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tiering/base/log.h"
+#include "mount-helpers/common/json.h"
+#include "mount-helpers/common/text.h"
+
+/* Cut the next "key=value" line out of *rest; lines of another form are skipped. */
+static bool next_line(char **rest, char **out_key, char **out_value)
+{
+    while (**rest != '\0') {
+        char *line = *rest, *end = line + strcspn(line, "\n"), *equal;
+
+        *rest = *end == '\0' ? end : end + 1;
+        *end = '\0';
+        equal = strchr(line, '=');
+        if (equal == NULL || equal == line)
+            continue;
+        *equal = '\0';
+        *out_key = line;
+        *out_value = equal + 1;
+        return true;
+    }
+    return false;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* What a number means to people, or nothing. */
+static void put_meaning(const char *key, const char *value)
+{
+    char *end;
+    uint64_t n;
+
+    errno = 0;
+    n = strtoull(value, &end, 10);
+    if (end == value || *end != '\0' || errno != 0)
+        return;
+    if (ends_with(key, "_bytes") && n >= HT_KIB)
+        printf("  %s", ht_size_text(n));
+    else if (ends_with(key, "_ns") && n != 0)
+        printf("  %.3f s", (double)n / 1e9);
+}
+
+static void put_table(char *text)
+{
+    char *key, *value;
+
+    while (next_line(&text, &key, &value)) {
+        printf("%-28s ", key);
+        if (strlen(value) <= 20)
+            printf("%20s", value);
+        else
+            ht_put_printable(value, stdout);
+        put_meaning(key, value);
+        putchar('\n');
+    }
+}
+
+static void put_json(const char *path, char *text)
+{
+    struct ht_json j;
+    char *key, *value;
+
+    ht_json_init(&j, stdout);
+    ht_json_object(&j, NULL);
+    ht_json_str(&j, "path", path);
+    ht_json_object(&j, "stats");
+    while (next_line(&text, &key, &value))
+        ht_json_word(&j, key, value);
+    ht_json_end(&j);
+    ht_json_end(&j);
+}
+
+static int show(const char *path, const struct ht_ctl_options *o)
+{
+    char *text;
+    int ret = ht_ctl_attribute(path, "stats", false, &text);
+
+    if (ret == -ENODATA)
+        ht_error("%s has no statistics", path);
+    if (ret < 0)
+        return HT_CTL_FAILED;
+    if (o->json)
+        put_json(path, text);
+    else
+        put_table(text);
+    free(text);
+    if (fflush(stdout) != 0) {
+        ht_error("cannot write: %s", strerror(errno));
+        return HT_CTL_FAILED;
+    }
+    return HT_CTL_OK;
+}
+
+static void pause_for(double seconds)
+{
+    struct timespec t = {.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+
+    nanosleep(&t, NULL);
+}
+
+int ht_ctl_stats(const char *path, const struct ht_ctl_options *o)
+{
+    int status = ht_ctl_check_mount(path) == 0 ? show(path, o) : HT_CTL_FAILED;
+
+    while (status == HT_CTL_OK && o->watch_s > 0) {
+        pause_for(o->watch_s);
+        if (!o->json)
+            putchar('\n');
+        status = show(path, o);
+    }
+    return status;
+}

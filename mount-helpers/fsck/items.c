@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* items.c - the list of stored chunks: 48 bytes each, and whose they are. */
+#include "mount-helpers/fsck/fsck.h"
+
+#include <stdlib.h>
+
+#include "tiering/base/log.h"
+
+#define FIRST_CAP 4096
+
+/* Room for need more elements of size bytes. */
+static int grow(void **array, size_t *cap, size_t count, size_t need, size_t size)
+{
+    size_t want = *cap != 0 ? *cap : FIRST_CAP;
+    void *p;
+
+    while (want < count + need)
+        want += want / 2;
+    if (want == *cap)
+        return 0;
+    p = realloc(*array, want * size);
+    if (p == NULL)
+        return -ENOMEM;
+    *array = p;
+    *cap = want;
+    return 0;
+}
+
+static int add_frags(struct ht_fsck *f, const struct ht_chunk_info *info)
+{
+    int ret = grow((void **)&f->frags, &f->frag_cap, f->frag_count, info->extent_count, sizeof(*f->frags));
+
+    if (ret == 0 && f->frag_count + info->extent_count > UINT32_MAX)
+        ret = -EOVERFLOW;
+    if (ret < 0)
+        return ret;
+    memcpy(&f->frags[f->frag_count], info->extents, info->extent_count * sizeof(*f->frags));
+    f->frag_count += info->extent_count;
+    return 0;
+}
+
+static int add_item(void *ctx, const struct ht_chunk_info *info)
+{
+    struct ht_fsck *f = ctx;
+    struct ht_fsck_item *it;
+    int ret;
+
+    /* the decoder has checked all of these: see to it that narrower fields hold them */
+    if (info->extent_count == 0 || info->extent_count > HT_FRAGS_MAX || info->index > UINT32_MAX ||
+        info->extents[0].device >= HT_DEVICES_MAX || info->chunk_bytes == 0 || info->stored_bytes > HT_CHUNK_BYTES)
+        return -EUCLEAN;
+    ret = grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
+    if (ret < 0)
+        return ret;
+    it = &f->items[f->item_count];
+    *it = (struct ht_fsck_item){
+        .oid = info->oid,
+        .checksum = info->checksum,
+        .block = info->extents[0].block,
+        .index = (uint32_t)info->index,
+        .stored = info->stored_bytes,
+        .visible = info->visible_bytes,
+        .frag_first = (uint32_t)f->frag_count,
+        .frag_count = (uint16_t)info->extent_count,
+        .device = (uint8_t)info->extents[0].device,
+        .chunk_shift = (uint8_t)__builtin_ctz(info->chunk_bytes),
+    };
+    if (info->extent_count > 1)
+        ret = add_frags(f, info);
+    if (ret < 0)
+        return ret;
+    f->item_count++;
+    f->stored_bytes += info->stored_bytes;
+    return 0;
+}
+
+static int by_owner(const void *a, const void *b)
+{
+    const struct ht_fsck_item *x = a, *y = b;
+
+    if (x->oid != y->oid)
+        return x->oid < y->oid ? -1 : 1;
+    return x->index < y->index ? -1 : x->index > y->index;
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const struct ht_fsck_item *x = a, *y = b;
+
+    if (x->device != y->device)
+        return x->device < y->device ? -1 : 1;
+    return x->block < y->block ? -1 : x->block > y->block;
+}
+
+int ht_fsck_items_load(struct ht_fsck *f)
+{
+    int ret = ht_store_walk(f->store, add_item, f);
+
+    if (ret != 0) {
+        ht_error("cannot list the stored chunks: %s", strerror(-ret));
+        return ret < 0 ? ret : -EIO;
+    }
+    qsort(f->items, f->item_count, sizeof(*f->items), by_owner);
+    return 0;
+}
+
+void ht_fsck_items_sort(struct ht_fsck *f)
+{
+    qsort(f->items, f->item_count, sizeof(*f->items), by_place);
+}
+
+struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fsck_item *it, unsigned i)
+{
+    if (it->frag_count > 1)
+        return f->frags[it->frag_first + i];
+    return (struct ht_extent){
+        .block = it->block, .blocks = (uint32_t)ht_div_up(it->stored, HT_BLOCK_BYTES), .device = it->device};
+}
+
+/* -------------------------------------------------------------------- owners */
+
+/* Path of an inode from the mount's root; false when there is no such inode. */
+static bool inode_path(struct ht_fsck *f, uint64_t ino, char *buf, size_t cap)
+{
+    struct stat st;
+
+    if (ht_ns_getattr(f->ns, ino, &st) != 0)
+        return false;
+    buf[0] = '/';
+    buf[1] = '\0';
+    ht_ns_path(f->ns, ino, buf + 1, cap - 1);
+    return true;
+}
+
+void ht_fsck_owner(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out)
+{
+    uint64_t parameter;
+
+    out->state = NULL;
+    out->known = inode_path(f, oid, out->path, sizeof(out->path));
+    if (out->known)
+        return;
+    if (ht_optim_state_owner(f->optim, oid, &parameter, &out->state) == 0) {
+        out->known = true;
+        if (!inode_path(f, parameter, out->path, sizeof(out->path)))
+            snprintf(out->path, sizeof(out->path), "parameter %llu, which has no file", (unsigned long long)parameter);
+        return;
+    }
+    out->state = NULL;
+    snprintf(out->path, sizeof(out->path), "object %llu, which nobody owns", (unsigned long long)oid);
+}
+
+void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *buf, size_t cap,
+                       struct ht_fsck_owner *out_owner)
+{
+    uint64_t first = (uint64_t)it->index << it->chunk_shift;
+
+    ht_fsck_owner(f, it->oid, out_owner);
+    snprintf(buf, cap, "%s%s%s%s, chunk %u (bytes %llu to %llu)", out_owner->path,
+             out_owner->state != NULL ? ", state " : "", out_owner->state != NULL ? out_owner->state : "",
+             out_owner->state != NULL ? " of its optimizer" : "", it->index, (unsigned long long)first,
+             (unsigned long long)(first + (it->visible != 0 ? it->visible : it->stored) - 1));
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hitrain-fsck - check a store, all of it: every superblock, both logs, every reference, every stored byte, every name.
+ *
+ * Reads only. Repair is a later version's: -p and -y are accepted and say for each problem that it stays.
+ */
+#include "mount-helpers/fsck/fsck.h"
+
+#include <getopt.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tiering/base/log.h"
+#include "mount-helpers/common/text.h"
+
+static const char usage_text[] =
+    "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--no-wait] DEVICE...\n"
+    "\n"
+    "Checks the hitrain store on all of its devices; they must not be mounted.\n"
+    "\n"
+    "  -n          change nothing (default)\n"
+    "  -p, -a, -y  repair; this version repairs nothing and says so for each problem\n"
+    "  -f          accepted: everything is always checked\n"
+    "  --json      problems, figures and the state of the log as JSON on stdout\n"
+    "  --progress  show progress on stderr also where that is no terminal\n"
+    "  --extents   list where every stored chunk lies, too\n"
+    "  --no-wait   fail at once when a device is in use, instead of after 30 s\n"
+    "  --help, --version\n"
+    "\n"
+    "Exit status: 0 clean, 4 problems left, 8 operational error, 16 usage; 4 and 8 may add up.\n";
+
+enum { OPT_JSON = 256, OPT_PROGRESS, OPT_EXTENTS, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
+
+static const struct option words[] = {
+    {"json", no_argument, NULL, OPT_JSON},
+    {"progress", no_argument, NULL, OPT_PROGRESS},
+    {"extents", no_argument, NULL, OPT_EXTENTS},
+    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
+};
+
+static bool parse_flag(int c, struct ht_fsck_options *o)
+{
+    switch (c) {
+    case 'f':
+        return true;
+    case OPT_JSON:
+        o->json = true;
+        return true;
+    case OPT_PROGRESS:
+        o->progress = true;
+        return true;
+    case OPT_EXTENTS:
+        o->extents = true;
+        return true;
+    case OPT_NO_WAIT:
+        o->no_wait = true;
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int usage_error(const char *why)
+{
+    if (why != NULL)
+        ht_error("%s", why);
+    fputs("Try 'hitrain-fsck --help'.\n", stderr);
+    return HT_FSCK_USAGE;
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, struct ht_fsck_options *o)
+{
+    int c, mode = 0;
+
+    while ((c = getopt_long(argc, argv, "npayf", words, NULL)) != -1) {
+        if (c == OPT_HELP) {
+            fputs(usage_text, stdout);
+            return HT_FSCK_CLEAN;
+        }
+        if (c == OPT_VERSION) {
+            ht_print_version("hitrain-fsck");
+            return HT_FSCK_CLEAN;
+        }
+        if (parse_flag(c, o))
+            continue;
+        if (c == '?')
+            return usage_error(NULL);
+        c = c == 'a' ? 'p' : c;
+        if (mode != 0 && mode != c)
+            return usage_error("only one of -n, -p (or -a) and -y is possible");
+        mode = c;
+    }
+    o->mode = mode == 'p' ? HT_FSCK_PREEN : mode == 'y' ? HT_FSCK_YES : HT_FSCK_CHECK;
+    if (optind == argc || argc - optind > (int)HT_DEVICES_MAX)
+        return usage_error("expected the devices of one store");
+    return -1;
+}
+
+static int check(struct ht_fsck *f, char *const paths[], unsigned count)
+{
+    int ret = ht_fsck_open_devices(f, paths, count);
+
+    if (ret == 0)
+        ret = ht_fsck_pass_super(f);
+    if (ret == 0)
+        ret = ht_fsck_pass_log(f);
+    if (ret == 0)
+        ret = ht_fsck_pass_refs(f);
+    if (ret == 0)
+        ret = ht_fsck_pass_tensors(f);
+    if (ret == 0)
+        ret = ht_fsck_pass_names(f);
+    return ret;
+}
+
+static int run(struct ht_fsck *f, char *const paths[], unsigned count)
+{
+    int ret, status;
+
+    ht_json_init(&f->json, stdout);
+    if (f->opt.json) {
+        ht_json_object(&f->json, NULL);
+        ht_json_array(&f->json, "problems");
+    }
+    ret = check(f, paths, count);
+    /* -EUCLEAN: the damage that ends the check was told as a problem */
+    f->failed = ret < 0 && (ret != -EUCLEAN || f->problems == 0);
+    if (f->opt.json)
+        ht_json_end(&f->json);
+    if (f->opt.extents && ret == 0)
+        ht_fsck_list_extents(f);
+    status = (f->problems != 0 ? HT_FSCK_LEFT : HT_FSCK_CLEAN) | (f->failed ? HT_FSCK_FAILED : 0);
+    ht_fsck_summary(f, paths[0], status);
+    return status;
+}
+
+int main(int argc, char **argv)
+{
+    static struct ht_fsck f;
+    int status = parse(argc, argv, &f.opt);
+
+    if (status >= 0)
+        return status;
+    status = run(&f, argv + optind, (unsigned)(argc - optind));
+    ht_fsck_close(&f);
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        ht_error("cannot write the result: %s", strerror(errno));
+        status |= HT_FSCK_FAILED;
+    }
+    return status;
+}

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pass_tensors.c - read every stored chunk and verify its checksum.
+ *
+ * Chunks are taken in the order of their places. Neighbours are read by one request of up to BATCH_BYTES, and
+ * several batches are in flight, so that the device works while checksums are computed. When a batch fails, its
+ * chunks are read one by one, so that only those that are bad are named.
+ */
+#include "mount-helpers/fsck/fsck.h"
+
+#include <stdlib.h>
+
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+
+enum { BATCHES = 8 };
+#define BATCH_BYTES (4 * HT_MIB)
+
+struct batch {
+    uint8_t *buf;
+    size_t first, count; /* items */
+    unsigned io_count;
+    struct ht_io ios[HT_FRAGS_MAX];
+};
+
+struct reader {
+    struct ht_fsck *f;
+    struct ht_ring *ring;
+    size_t next; /* item to submit */
+    struct ht_progress progress;
+    struct batch batch[BATCHES];
+};
+
+static uint64_t room_bytes(const struct ht_fsck_item *it)
+{
+    return ht_round_up(it->stored, HT_BLOCK_BYTES);
+}
+
+/* ---------------------------------------------------------------------- tell */
+
+static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t offset, int error)
+{
+    static char text[HT_FSCK_PATH_MAX + 128];
+    static struct ht_fsck_owner owner;
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+
+    ht_fsck_item_text(r->f, it, text, sizeof(text), &owner);
+    w.device = ht_dev_name(r->f->devs[it->device]);
+    w.offset = offset;
+    w.bytes = it->stored;
+    w.object = it->oid;
+    w.path = owner.path;
+    w.state = owner.state;
+    w.chunk = it->index;
+    w.first_byte = (uint64_t)it->index << it->chunk_shift;
+    ht_progress_clear(&r->progress);
+    if (error != 0)
+        ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
+                        (unsigned long long)offset, w.device, strerror(-error));
+    else
+        ht_fsck_problem(r->f, HT_FSCK_DATA_CSUM, &w,
+                        "%s: its checksum does not match, %llu bytes at byte offset %llu of %s%s", text,
+                        (unsigned long long)it->stored, (unsigned long long)offset, w.device,
+                        it->frag_count > 1 ? " and further places" : "");
+}
+
+/* As the store: over what is stored, seeded with the store's salt. */
+static void verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
+{
+    if (ht_hash64(buf, it->stored, ht_store_super(r->f->store)->salt) == it->checksum)
+        r->f->verified_bytes += it->stored;
+    else
+        tell_bad(r, it, it->block * HT_BLOCK_BYTES, 0);
+}
+
+/* --------------------------------------------------------------------- batches */
+
+static void add_io(struct reader *r, struct batch *b, uint32_t device, uint64_t block, void *buf, uint64_t bytes)
+{
+    b->ios[b->io_count] = (struct ht_io){
+        .op = HT_IO_READ,
+        .dev = r->f->devs[device],
+        .offset = block * HT_BLOCK_BYTES,
+        .buf = buf,
+        .len = (uint32_t)bytes,
+    };
+    ht_ring_submit(r->ring, &b->ios[b->io_count]);
+    b->io_count++;
+}
+
+/* A chunk in pieces: alone, one request for each piece. */
+static void submit_pieces(struct reader *r, struct batch *b, const struct ht_fsck_item *it)
+{
+    uint8_t *to = b->buf;
+
+    for (unsigned i = 0; i < it->frag_count; i++) {
+        struct ht_extent e = ht_fsck_item_extent(r->f, it, i);
+        uint64_t bytes = (uint64_t)e.blocks * HT_BLOCK_BYTES;
+
+        add_io(r, b, e.device, e.block, to, bytes);
+        to += bytes;
+    }
+}
+
+/* How many chunks from the next on lie in one row and fit a batch. */
+static size_t count_neighbours(const struct reader *r, uint64_t *out_bytes)
+{
+    const struct ht_fsck_item *first = &r->f->items[r->next], *it = first + 1;
+    const struct ht_fsck_item *end = r->f->items + r->f->item_count;
+    uint64_t bytes = room_bytes(first);
+
+    while (it < end && !it->unreadable && it->frag_count == 1 && it->device == first->device &&
+           it->block == first->block + bytes / HT_BLOCK_BYTES && bytes + room_bytes(it) <= BATCH_BYTES)
+        bytes += room_bytes(it++);
+    *out_bytes = bytes;
+    return (size_t)(it - first);
+}
+
+static void skip_unreadable(struct reader *r)
+{
+    while (r->next < r->f->item_count && r->f->items[r->next].unreadable) {
+        ht_progress_add(&r->progress, r->f->items[r->next].stored);
+        r->next++;
+    }
+}
+
+static bool submit(struct reader *r, struct batch *b)
+{
+    const struct ht_fsck_item *it;
+    uint64_t bytes;
+
+    skip_unreadable(r);
+    if (r->next == r->f->item_count)
+        return false;
+    it = &r->f->items[r->next];
+    b->first = r->next;
+    b->count = 1;
+    b->io_count = 0;
+    if (it->frag_count > 1) {
+        submit_pieces(r, b, it);
+    } else {
+        b->count = count_neighbours(r, &bytes);
+        add_io(r, b, it->device, it->block, b->buf, bytes);
+    }
+    ht_ring_kick(r->ring);
+    r->next += b->count;
+    return true;
+}
+
+/* One chunk by itself, to find what of a failed batch is bad. */
+static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t *buf)
+{
+    uint8_t *to = buf;
+
+    for (unsigned i = 0; i < it->frag_count; i++) {
+        struct ht_extent e = ht_fsck_item_extent(r->f, it, i);
+        size_t bytes = (size_t)e.blocks * HT_BLOCK_BYTES;
+        int ret = ht_dev_read(r->f->devs[e.device], e.block * HT_BLOCK_BYTES, to, bytes);
+
+        if (ret < 0) {
+            tell_bad(r, it, e.block * HT_BLOCK_BYTES, ret);
+            return;
+        }
+        to += bytes;
+    }
+    verify(r, it, buf);
+}
+
+static void finish(struct reader *r, struct batch *b)
+{
+    const uint8_t *from = b->buf;
+    int error = 0;
+
+    for (unsigned i = 0; i < b->io_count; i++) {
+        int ret = ht_ring_wait(r->ring, &b->ios[i]);
+
+        error = error != 0 ? error : ret;
+    }
+    for (size_t i = b->first; i < b->first + b->count; i++) {
+        const struct ht_fsck_item *it = &r->f->items[i];
+
+        if (error != 0)
+            read_alone(r, it, b->buf);
+        else
+            verify(r, it, from);
+        from += room_bytes(it);
+        ht_progress_add(&r->progress, it->stored);
+    }
+}
+
+static void read_all(struct reader *r)
+{
+    unsigned head = 0, tail = 0; /* batches begun and finished */
+
+    for (;;) {
+        while (head - tail < BATCHES && submit(r, &r->batch[head % BATCHES]))
+            head++;
+        if (head == tail)
+            return;
+        finish(r, &r->batch[tail % BATCHES]);
+        tail++;
+    }
+}
+
+/* ------------------------------------------------------------------------ pass */
+
+int ht_fsck_pass_tensors(struct ht_fsck *f)
+{
+    struct reader *r = calloc(1, sizeof(*r));
+    int ret = r != NULL ? ht_ring_new(BATCHES * 8, &r->ring) : -ENOMEM;
+
+    for (unsigned i = 0; ret == 0 && i < BATCHES; i++)
+        if (posix_memalign((void **)&r->batch[i].buf, HT_BLOCK_BYTES, BATCH_BYTES) != 0)
+            ret = -ENOMEM;
+    if (ret == 0) {
+        r->f = f;
+        ht_fsck_items_sort(f);
+        ht_progress_begin(&r->progress, f->opt.progress, f->stored_bytes);
+        read_all(r);
+        ht_progress_end(&r->progress);
+    } else {
+        ht_error("cannot read the tensors: %s", strerror(-ret));
+    }
+    if (r != NULL) {
+        for (unsigned i = 0; i < BATCHES; i++)
+            free(r->batch[i].buf);
+        if (r->ring != NULL)
+            ht_ring_free(r->ring);
+        free(r);
+    }
+    return ret;
+}

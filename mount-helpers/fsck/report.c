@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* report.c - what hitrain-fsck says apart from problems: where chunks lie, and the sums. */
+#include "mount-helpers/fsck/fsck.h"
+
+#include "mount-helpers/common/text.h"
+
+/* ------------------------------------------------------------------- extents */
+
+static void list_piece(struct ht_fsck *f, const struct ht_fsck_item *it, const struct ht_fsck_owner *owner,
+                       const struct ht_extent *e)
+{
+    const char *device = e->device < f->dev_count ? ht_dev_name(f->devs[e->device]) : "missing";
+    uint64_t offset = e->block * HT_BLOCK_BYTES, bytes = (uint64_t)e->blocks * HT_BLOCK_BYTES;
+
+    if (!f->opt.json) {
+        ht_put_printable(owner->path, stdout);
+        printf("%s%s  chunk %u  %s  offset %llu  bytes %llu\n", owner->state != NULL ? "  state " : "",
+               owner->state != NULL ? owner->state : "", it->index, device, (unsigned long long)offset,
+               (unsigned long long)bytes);
+        return;
+    }
+    ht_json_object(&f->json, NULL);
+    ht_json_u64(&f->json, "object", it->oid);
+    ht_json_str(&f->json, "path", owner->path);
+    if (owner->state != NULL)
+        ht_json_str(&f->json, "state", owner->state);
+    ht_json_u64(&f->json, "chunk", it->index);
+    ht_json_str(&f->json, "device", device);
+    ht_json_u64(&f->json, "offset", offset);
+    ht_json_u64(&f->json, "bytes", bytes);
+    ht_json_u64(&f->json, "stored", it->stored);
+    ht_json_end(&f->json);
+}
+
+void ht_fsck_list_extents(struct ht_fsck *f)
+{
+    static struct ht_fsck_owner owner;
+
+    if (f->opt.json)
+        ht_json_array(&f->json, "extents");
+    for (size_t i = 0; i < f->item_count; i++) {
+        ht_fsck_owner(f, f->items[i].oid, &owner);
+        for (unsigned k = 0; k < f->items[i].frag_count; k++) {
+            struct ht_extent e = ht_fsck_item_extent(f, &f->items[i], k);
+
+            list_piece(f, &f->items[i], &owner, &e);
+        }
+    }
+    if (f->opt.json)
+        ht_json_end(&f->json);
+}
+
+/* ------------------------------------------------------------------- summary */
+
+static const char *state_text(enum ht_log_state s)
+{
+    return s == HT_LOG_MISSING ? "missing" : s == HT_LOG_ENDED ? "whole" : "damaged";
+}
+
+static void log_json(struct ht_fsck *f)
+{
+    const struct ht_super *sb = ht_store_super(f->store);
+    struct ht_json *j = &f->json;
+
+    ht_json_array(j, "log");
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        ht_json_object(j, NULL);
+        ht_json_u64(j, "copy", i);
+        ht_json_str(j, "state", state_text(f->log.copy[i].state));
+        ht_json_str(j, "device", ht_dev_name(f->devs[sb->log_device[i]]));
+        ht_json_u64(j, "offset", sb->log_offset[i]);
+        ht_json_u64(j, "bytes", sb->log_bytes);
+        ht_json_u64(j, "start_position", sb->start_pos);
+        ht_json_u64(j, "end_position", f->log.copy[i].end_pos);
+        ht_json_u64(j, "last_frame", f->log.copy[i].last_seq);
+        ht_json_end(j);
+    }
+    ht_json_end(j);
+}
+
+static void store_json(struct ht_fsck *f)
+{
+    char uuid[HT_UUID_TEXT_MAX];
+
+    ht_json_str(&f->json, "uuid", ht_uuid_text(f->super.uuid, uuid));
+    ht_json_str(&f->json, "label", f->super.label);
+    ht_json_u64(&f->json, "generation", f->super.generation);
+    ht_json_bool(&f->json, "clean", (f->super.flags & HT_SUPER_CLEAN) != 0);
+}
+
+static void summary_json(struct ht_fsck *f, int status)
+{
+    struct ht_json *j = &f->json;
+
+    if (f->super.device_count != 0)
+        store_json(f);
+    if (f->store != NULL && f->optim != NULL)
+        log_json(f);
+    ht_json_object(j, "summary");
+    ht_json_u64(j, "exit", (uint64_t)status);
+    ht_json_u64(j, "problems", f->problems);
+    ht_json_u64(j, "repaired", 0);
+    ht_json_u64(j, "objects", f->objects);
+    ht_json_u64(j, "chunks", f->item_count);
+    ht_json_u64(j, "stored_bytes", f->stored_bytes);
+    ht_json_u64(j, "verified_bytes", f->verified_bytes);
+    ht_json_u64(j, "log_frames", f->log.frames);
+    ht_json_u64(j, "log_records", f->log.records);
+    ht_json_end(j);
+    ht_json_end(j);
+}
+
+void ht_fsck_summary(struct ht_fsck *f, const char *name, int status)
+{
+    unsigned long long problems = f->problems;
+
+    if (f->opt.json) {
+        summary_json(f, status);
+        return;
+    }
+    if (f->problems != 0)
+        printf("%s: %llu %s left%s\n", name, problems, ht_plural(f->problems, "problem"),
+               f->failed ? ", and not everything could be checked" : "");
+    else if (f->failed)
+        printf("%s: not checked to the end\n", name);
+    else
+        printf("%s: clean, %llu %s in %zu %s, %s verified\n", name, (unsigned long long)f->objects,
+               ht_plural(f->objects, "object"), f->item_count, ht_plural(f->item_count, "chunk"),
+               ht_size_text(f->verified_bytes));
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* session.c - devices and store, opened as the daemon opens them, for reading only. */
+#include "mount-helpers/fsck/fsck.h"
+
+#include <stdlib.h>
+
+#include "tiering/base/log.h"
+#include "tiering/base/mem.h"
+#include "mount-helpers/common/mounts.h"
+
+/* The least the store takes: fsck reads chunks past it. */
+#define DRAM_BYTES (8 * HT_MIB)
+#define STAGING_BYTES (24 * HT_MIB)
+
+static void explain_busy(const char *path)
+{
+    struct ht_mount_entry *m = malloc(sizeof(*m));
+
+    if (m != NULL && ht_mount_of_source(path, m) == 0)
+        ht_error("%s is mounted on %s: nothing was checked; unmount it first", path, m->point);
+    else
+        ht_error("%s is mounted or in use by another program: nothing was checked", path);
+    free(m);
+}
+
+int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
+{
+    int flags = HT_DEV_RDONLY | (f->opt.no_wait ? HT_DEV_NOWAIT : 0);
+
+    while (f->dev_count < count) {
+        const char *path = paths[f->dev_count];
+        int ret = ht_dev_open(path, flags, &f->devs[f->dev_count]);
+
+        if (ret == -EBUSY)
+            explain_busy(path);
+        if (ret < 0)
+            return ret; /* other errors were told */
+        f->dev_count++;
+    }
+    return 0;
+}
+
+static void name_parameter(void *ctx, uint64_t oid, char *buf, size_t cap)
+{
+    struct ht_fsck *f = ctx;
+
+    ht_ns_path(f->ns, oid, buf, cap);
+}
+
+int ht_fsck_open_store(struct ht_fsck *f, bool force)
+{
+    struct ht_store_opts opts = {
+        .dram_bytes = DRAM_BYTES,
+        .staging_bytes = STAGING_BYTES,
+        .read_only = true,
+        .force_damaged_log = force,
+        .numa_node = HT_NUMA_OFF,
+        .no_threads = true,
+    };
+    struct ht_optim_hooks hooks = {.ctx = f, .name = name_parameter}; /* nothing else happens without workers */
+    struct ht_ns_hooks ns_hooks = {.ctx = f};
+    int ret = ht_store_new(f->devs, f->dev_count, &opts, &f->store);
+
+    if (ret == 0)
+        ret = ht_ns_new(f->store, &ns_hooks, 0, 0, &f->ns);
+    if (ret == 0)
+        ret = ht_optim_new(f->store, 1, &hooks, &f->optim);
+    if (ret < 0) {
+        ht_error("%s: cannot open the store: %s", ht_dev_name(f->devs[0]), strerror(-ret));
+        return ret == -EUCLEAN ? -EIO : ret; /* pass 1 found its superblocks in order */
+    }
+    ret = ht_store_mount(f->store);
+    f->log = *ht_store_log_report(f->store);
+    return ret;
+}
+
+void ht_fsck_close_store(struct ht_fsck *f)
+{
+    if (f->optim != NULL)
+        ht_optim_free(f->optim);
+    if (f->ns != NULL)
+        ht_ns_free(f->ns);
+    if (f->store != NULL)
+        ht_store_close(f->store);
+    f->optim = NULL;
+    f->ns = NULL;
+    f->store = NULL;
+}
+
+void ht_fsck_close(struct ht_fsck *f)
+{
+    ht_fsck_close_store(f);
+    for (unsigned i = 0; i < f->dev_count; i++)
+        ht_dev_close(f->devs[i]);
+    free(f->items);
+    free(f->frags);
+}

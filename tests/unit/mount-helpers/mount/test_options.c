@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Mount options: what is for fstab goes, what is for the daemon stays, in order and unchanged. */
+#include <check.h>
+#include <stdlib.h>
+#include "mount-helpers/mount/options.h"
+
+static const struct {
+    const char *given, *passed;
+} cases[] = {
+    {"", ""},
+    {"rw", ""},
+    {"ro", "ro"},
+    {"defaults", ""},
+    {"rw,noauto,nofail,user,_netdev", ""},
+    {"user=alice,owner,group,users", ""},
+    {"x-systemd.automount,x-systemd.device-timeout=30s,X-anything", ""},
+    {"comment=the big one,dram=8G", "dram=8G"},
+    {"dram=8G,rw,staging=64M", "dram=8G,staging=64M"},
+    {"noexec,nosuid,nodev,exec,suid,dev", "noexec,nosuid,nodev,exec,suid,dev"},
+    {"noatime,relatime,sync", "noatime,sync"},
+    {",,dram=1G,,", "dram=1G"},
+    {"device=/dev/nvme1n1,device=/dev/nvme2n1", "device=/dev/nvme1n1,device=/dev/nvme2n1"},
+    {"context=\"a,rw,b\",ro", "context=\"a,rw,b\",ro"},
+    {"fsname=a\\,rw,allow_other", "fsname=a\\,rw,allow_other"},
+    {"unknown_word=1", "unknown_word=1"},
+    {"rwx,defaults2,autos", "rwx,defaults2,autos"},
+    {"dram=1G\\", "dram=1G\\"},
+    {"context=\"open", "context=\"open"},
+};
+
+START_TEST(options_are_translated)
+{
+    struct ht_buf out = HT_BUF_INIT;
+    const char *what = NULL;
+
+    ck_assert_int_eq(ht_mount_options(cases[_i].given, &out, &what), 0);
+    ck_assert_str_eq(out.len > 0 ? (const char *)out.data : "", cases[_i].passed);
+    ht_buf_free(&out);
+}
+END_TEST
+
+START_TEST(several_texts_add_up)
+{
+    struct ht_buf out = HT_BUF_INIT;
+    const char *what = NULL;
+
+    ck_assert_int_eq(ht_mount_options("rw", &out, &what), 0);
+    ck_assert_int_eq(ht_mount_options("ro,noauto", &out, &what), 0);
+    ck_assert_int_eq(ht_mount_options("dram=1G", &out, &what), 0);
+    ck_assert_str_eq((const char *)out.data, "ro,dram=1G");
+    ht_buf_free(&out);
+}
+END_TEST
+
+START_TEST(what_cannot_be_done_is_refused_by_name)
+{
+    struct ht_buf out = HT_BUF_INIT;
+    const char *what = NULL;
+
+    ck_assert_int_eq(ht_mount_options("ro,remount,dram=1G", &out, &what), -ENOTSUP);
+    ck_assert_str_eq(what, "remount");
+    ck_assert_int_eq(ht_mount_options("loop", &out, &what), -ENOTSUP);
+    ck_assert_str_eq(what, "loop");
+    ht_buf_free(&out);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("mount options");
+    TCase *t = tcase_create("options");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_loop_test(t, options_are_translated, 0, (int)HT_ARRAY_SIZE(cases));
+    tcase_add_test(t, several_texts_add_up);
+    tcase_add_test(t, what_cannot_be_done_is_refused_by_name);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
