@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reads, writes and flushes without a ring: any buffer, any length, any thread, any process. */
+#include <pthread.h>
+#include <sys/wait.h>
+#include "io_test.h"
+
+#define DEV_BYTES (32 * HT_MIB)
+#define BLOCK 4096u
+#define THREADS 40u
+
+static struct ht_dev *dev;
+
+START_TEST(a_buffer_at_any_address_and_long_transfers_work)
+{
+    const size_t len = 11 * HT_MIB + BLOCK;
+    uint8_t *buf;
+
+    dev = open_kind((enum kind)_i, DEV_BYTES);
+    if (dev == NULL)
+        return;
+    buf = aligned(len + BLOCK);
+    for (unsigned shift = 0; shift < 2; shift++) {
+        uint8_t *at = buf + shift;
+
+        fill(at, 2 * BLOCK, len, shift);
+        ck_assert_int_eq(ht_dev_write(dev, 2 * BLOCK, at, len), 0);
+        ck_assert(is_filled(at, 2 * BLOCK, len, shift)); /* a write only reads its buffer */
+        memset(buf, 0, len + BLOCK);
+        ck_assert_int_eq(ht_dev_read(dev, 2 * BLOCK, at, len), 0);
+        ck_assert(is_filled(at, 2 * BLOCK, len, shift));
+        ck_assert_int_eq(ht_dev_flush(dev), 0);
+        ck_assert(!ht_dev_needs_flush(dev));
+    }
+    free(buf);
+    ht_dev_close(dev);
+}
+END_TEST
+
+START_TEST(a_refused_request_moves_nothing)
+{
+    struct ht_dev_counters c;
+    uint8_t *buf;
+
+    dev = open_kind((enum kind)_i, DEV_BYTES);
+    if (dev == NULL)
+        return;
+    buf = aligned(3 * HT_MIB);
+    ck_assert_int_eq(ht_dev_write(dev, 0, buf, 2 * HT_MIB + 8), -EINVAL);
+    ck_assert_int_eq(ht_dev_write(dev, 8, buf, BLOCK), -EINVAL);
+    ck_assert_int_eq(ht_dev_write(dev, DEV_BYTES - 2 * HT_MIB, buf, 3 * HT_MIB), -EINVAL);
+    ck_assert_int_eq(ht_dev_read(dev, 0, buf, 0), -EINVAL);
+    ht_dev_counters(dev, &c);
+    ck_assert_uint_eq(c.writes + c.reads, 0);
+    ht_dev_fail(dev, HT_IO_WRITE, 2, false);
+    ck_assert_int_eq(ht_dev_write(dev, 0, buf, 3 * HT_MIB), -EIO);
+    ht_dev_fail(dev, HT_IO_READ, 1, false);
+    ck_assert_int_eq(ht_dev_read(dev, 0, buf + 1, BLOCK), -EIO);
+    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_dev_flush(dev), -EIO);
+    free(buf);
+    ht_dev_close(dev);
+}
+END_TEST
+
+static void *write_and_read(void *arg)
+{
+    uint64_t offset = (uintptr_t)arg * 64 * BLOCK;
+    uint8_t buf[2 * BLOCK];
+    uintptr_t bad = 0;
+
+    for (uint64_t round = 0; round < 30; round++) {
+        fill(buf, offset, sizeof(buf), round);
+        bad += ht_dev_write(dev, offset, buf, sizeof(buf)) != 0;
+        memset(buf, 0, sizeof(buf));
+        bad += ht_dev_read(dev, offset, buf, sizeof(buf)) != 0;
+        bad += !is_filled(buf, offset, sizeof(buf), round);
+    }
+    return (void *)bad;
+}
+
+START_TEST(more_threads_than_helpers_take_turns)
+{
+    pthread_t threads[THREADS];
+
+    dev = open_kind((enum kind)_i, DEV_BYTES);
+    if (dev == NULL)
+        return;
+    for (uintptr_t i = 0; i < THREADS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, write_and_read, (void *)i), 0);
+    for (unsigned i = 0; i < THREADS; i++) {
+        void *bad;
+
+        pthread_join(threads[i], &bad);
+        ck_assert_ptr_null(bad);
+    }
+    ht_dev_close(dev);
+}
+END_TEST
+
+/* A child that used its parent's rings would take the parent's completions. */
+START_TEST(a_forked_child_has_helpers_of_its_own)
+{
+    uint8_t *buf;
+    int status;
+    pid_t child;
+
+    dev = open_kind((enum kind)_i, DEV_BYTES);
+    if (dev == NULL)
+        return;
+    buf = aligned(BLOCK);
+    fill(buf, 0, BLOCK, 1);
+    ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), 0);
+    child = fork();
+    if (child == 0) {
+        bool ok = write_and_read((void *)1) == NULL;
+
+        _exit(ok ? 0 : 1);
+    }
+    ck_assert_ptr_null(write_and_read((void *)2));
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    free(buf);
+    ht_dev_close(dev);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("pool");
+    TCase *t = tcase_create("pool");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, a_buffer_at_any_address_and_long_transfers_work, 0, KINDS);
+    tcase_add_loop_test(t, a_refused_request_moves_nothing, 0, KINDS);
+    tcase_add_loop_test(t, more_threads_than_helpers_take_turns, 0, KINDS);
+    tcase_add_loop_test(t, a_forked_child_has_helpers_of_its_own, 0, KINDS);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

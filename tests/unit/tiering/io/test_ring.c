@@ -1,0 +1,491 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Rings behave the same on every kind of device; each test runs on all of them. */
+#include <pthread.h>
+#include "io_test.h"
+#include "tiering/base/fault.h"
+
+#define DEV_BYTES (16 * HT_MIB)
+#define BLOCK 4096u
+
+static struct ht_dev *dev;
+static struct ht_ring *ring;
+
+/* False: skipped. */
+static bool begin(int kind, unsigned depth)
+{
+    dev = open_kind((enum kind)kind, DEV_BYTES);
+    if (dev == NULL)
+        return false;
+    ck_assert_int_eq(ht_ring_new(depth, &ring), 0);
+    return true;
+}
+
+static void finish(void)
+{
+    ck_assert_uint_eq(ht_ring_in_flight(ring), 0);
+    ht_ring_free(ring);
+    ht_dev_close(dev);
+}
+
+static int run_one(enum ht_io_op op, uint64_t offset, void *buf, uint32_t len)
+{
+    struct ht_io io = io_of(dev, op, offset, buf, len);
+
+    ht_ring_submit(ring, &io);
+    return ht_ring_wait(ring, &io);
+}
+
+START_TEST(what_is_written_is_read_back)
+{
+    static const uint32_t lens[] = {BLOCK, 3 * BLOCK, 1u << 20, 4u << 20};
+    uint64_t offset = BLOCK;
+    uint8_t *buf;
+
+    if (!begin(_i, 8))
+        return;
+    buf = aligned(4u << 20);
+    ck_assert_uint_eq(ht_dev_size(dev), DEV_BYTES);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(lens); i++) {
+        fill(buf, offset, lens[i], i);
+        ck_assert_int_eq(run_one(HT_IO_WRITE, offset, buf, lens[i]), 0);
+        memset(buf, 0, lens[i]);
+        ck_assert_int_eq(run_one(HT_IO_READ, offset, buf, lens[i]), 0);
+        ck_assert(is_filled(buf, offset, lens[i], i));
+        offset += lens[i];
+    }
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(requests_of_one_logical_block_work)
+{
+    uint8_t *buf;
+    uint32_t lba;
+
+    if (!begin(_i, 1))
+        return;
+    lba = ht_dev_lba(dev);
+    buf = aligned(2 * BLOCK);
+    fill(buf + lba, 7ull * lba, lba, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 7ull * lba, buf + lba, lba), 0);
+    memset(buf, 0, 2 * BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_READ, 7ull * lba, buf + lba, lba), 0);
+    ck_assert(is_filled(buf + lba, 7ull * lba, lba, 1));
+    ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES - lba, buf, lba), 0);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(misaligned_requests_are_refused_and_change_nothing)
+{
+    uint8_t *buf;
+    uint32_t lba;
+
+    if (!begin(_i, 4))
+        return;
+    lba = ht_dev_lba(dev);
+    buf = aligned(4 * BLOCK);
+    for (int op = HT_IO_READ; op <= HT_IO_WRITE; op++) {
+        ck_assert_int_eq(run_one(op, lba / 2, buf, lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, 0, buf + 8, lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, 0, buf, lba / 2), -EINVAL);
+        ck_assert_int_eq(run_one(op, 0, buf, 0), -EINVAL);
+        ck_assert_int_eq(run_one(op, DEV_BYTES, buf, lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, DEV_BYTES - lba, buf, 2 * lba), -EINVAL);
+        ck_assert_int_eq(run_one(op, UINT64_MAX - lba + 1, buf, 2 * lba), -EINVAL);
+    }
+    ck_assert(!ht_dev_needs_flush(dev));
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(short_and_interrupted_transfers_go_unnoticed)
+{
+    const uint32_t len = 1u << 20;
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    buf = aligned(len);
+    fill(buf, 0, len, 3);
+    ht_fault_arm("io.short", 1, -EIO, true);
+    ht_fault_arm("io.again", 2, -EAGAIN, false);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), 0);
+    memset(buf, 0, len);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, len), 0);
+    if (_i > RAM_4096)
+        ck_assert_uint_gt(ht_fault_passed("io.short"), 10);
+    ht_fault_disarm_all();
+    ck_assert(is_filled(buf, 0, len, 3));
+    ht_fault_arm("io.again", 1, -EAGAIN, false);
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    ht_fault_disarm_all();
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(more_requests_than_the_ring_is_deep)
+{
+    enum { COUNT = 1000, DEPTH = 64 };
+    struct ht_io *ios;
+    uint8_t *buf;
+
+    if (!begin(_i, DEPTH))
+        return;
+    ios = calloc(COUNT, sizeof(*ios));
+    buf = aligned((size_t)COUNT * BLOCK);
+    for (unsigned i = 0; i < COUNT; i++) {
+        uint64_t offset = (uint64_t)(i * 7 % COUNT) * BLOCK;
+
+        fill(buf + (size_t)i * BLOCK, offset, BLOCK, 5);
+        ios[i] = io_of(dev, HT_IO_WRITE, offset, buf + (size_t)i * BLOCK, BLOCK);
+        ht_ring_submit(ring, &ios[i]);
+        ck_assert_uint_le(ht_ring_in_flight(ring), DEPTH);
+    }
+    ht_ring_drain(ring);
+    memset(buf, 0, (size_t)COUNT * BLOCK);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert(ios[i].done);
+        ck_assert_int_eq(ios[i].result, 0);
+        ios[i] = io_of(dev, HT_IO_READ, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+    }
+    ck_assert_int_eq(ht_ring_run(ring, ios, COUNT), 0);
+    ck_assert(is_filled(buf, 0, (size_t)COUNT * BLOCK, 5));
+    free(buf);
+    free(ios);
+    finish();
+}
+END_TEST
+
+START_TEST(kick_starts_requests_that_nobody_waits_for_yet)
+{
+    struct ht_io ios[4];
+    uint8_t *buf;
+
+    if (!begin(_i, 8))
+        return;
+    buf = aligned(4 * BLOCK);
+    fill(buf, 0, 4 * BLOCK, 1);
+    for (unsigned i = 0; i < 4; i++) {
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+        ht_ring_submit(ring, &ios[i]);
+    }
+    ht_ring_kick(ring);
+    ck_assert_int_eq(ht_ring_wait(ring, &ios[2]), 0);
+    ck_assert_int_eq(ht_ring_wait(ring, &ios[2]), 0); /* of what is done: at once */
+    ht_ring_drain(ring);
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert(ios[i].done && ios[i].result == 0);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(registered_memory_serves_aligned_parts_of_it)
+{
+    struct ht_pinned_area areas[2];
+    uint8_t *a, *b, *other;
+
+    if (!begin(_i, 8))
+        return;
+    a = aligned(8 * BLOCK);
+    b = aligned(8 * BLOCK);
+    other = aligned(BLOCK);
+    areas[0] = (struct ht_pinned_area){a, 8 * BLOCK};
+    areas[1] = (struct ht_pinned_area){b, 8 * BLOCK};
+    ht_ring_register(ring, areas, 2);
+    fill(a + BLOCK, 0, 4 * BLOCK, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, a + BLOCK, 4 * BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, b + 4 * BLOCK, 4 * BLOCK), 0);
+    ck_assert(is_filled(b + 4 * BLOCK, 0, 4 * BLOCK, 1));
+    ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, other, BLOCK), 0);
+    ck_assert(is_filled(other, BLOCK, BLOCK, 1));
+    finish();
+    free(a);
+    free(b);
+    free(other);
+}
+END_TEST
+
+START_TEST(the_nth_operation_fails_and_does_not_reach_the_device)
+{
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    buf = aligned(BLOCK);
+    fill(buf, 0, BLOCK, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), 0);
+    ht_dev_fail(dev, HT_IO_WRITE, 2, false);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, BLOCK, buf, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
+    fill(buf, 0, BLOCK, 2);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), -EIO);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 2 * BLOCK, buf, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
+    ck_assert(is_filled(buf, 0, BLOCK, 1));
+
+    ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), -EIO);
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), -EIO);
+    ck_assert(ht_dev_needs_flush(dev));
+    ht_dev_fail(dev, HT_IO_FLUSH, 0, false);
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    ck_assert(!ht_dev_needs_flush(dev));
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(run_reports_the_first_error_and_ends_all)
+{
+    struct ht_io ios[6];
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    buf = aligned(6 * BLOCK);
+    for (unsigned i = 0; i < 6; i++)
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+    ht_dev_fail(dev, HT_IO_WRITE, 3, false);
+    ck_assert_int_eq(ht_ring_run(ring, ios, 6), -EIO);
+    for (unsigned i = 0; i < 6; i++) {
+        ck_assert(ios[i].done);
+        ck_assert_int_eq(ios[i].result, i == 2 ? -EIO : 0);
+    }
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(only_writes_that_ended_before_a_flush_began_are_covered)
+{
+    struct ht_io flush;
+    struct ht_ring *other;
+    struct ht_io write;
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    buf = aligned(BLOCK);
+    ck_assert_int_eq(ht_ring_new(4, &other), 0);
+    ck_assert(!ht_dev_needs_flush(dev));
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), 0);
+    ck_assert(ht_dev_needs_flush(dev));
+
+    flush = io_of(dev, HT_IO_FLUSH, 0, NULL, 0);
+    ht_ring_submit(ring, &flush);
+    write = io_of(dev, HT_IO_WRITE, BLOCK, buf, BLOCK);
+    ck_assert_int_eq(ht_ring_run(other, &write, 1), 0);
+    ck_assert_int_eq(ht_ring_wait(ring, &flush), 0);
+    ck_assert(ht_dev_needs_flush(dev));
+
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    ck_assert(!ht_dev_needs_flush(dev));
+    ht_ring_free(other);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(counters_tell_what_was_done)
+{
+    struct ht_dev_counters c;
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    buf = aligned(2 * BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, 2 * BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    ht_dev_fail(dev, HT_IO_READ, 1, false);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), -EIO);
+    ht_dev_counters(dev, &c);
+    ck_assert_uint_eq(c.reads, 2);
+    ck_assert_uint_eq(c.read_bytes, 2 * BLOCK);
+    ck_assert_uint_eq(c.writes, 1);
+    ck_assert_uint_eq(c.written_bytes, 2 * BLOCK);
+    ck_assert_uint_eq(c.flushes, 1);
+    ck_assert_uint_eq(c.read_errors, 1);
+    ck_assert_uint_eq(c.write_errors, 0);
+    free(buf);
+    finish();
+}
+END_TEST
+
+#define THREADS 8u
+#define ROUNDS 60u
+#define AT_ONCE 8u
+
+/* Each thread has a region of the device and a ring. */
+static void *work(void *arg)
+{
+    uint64_t region = DEV_BYTES / THREADS, base = (uintptr_t)arg * region;
+    uint8_t *buf = aligned((size_t)AT_ONCE * BLOCK);
+    struct ht_io ios[AT_ONCE];
+    uintptr_t bad = 0;
+    struct ht_ring *own;
+
+    if (ht_ring_new(AT_ONCE, &own) != 0)
+        return (void *)1;
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        for (int op = HT_IO_WRITE; op >= HT_IO_READ; op--) {
+            for (unsigned i = 0; i < AT_ONCE; i++) {
+                uint64_t offset = base + (uint64_t)(round * 31 + i * 5) * BLOCK % region;
+
+                if (op == HT_IO_WRITE)
+                    fill(buf + (size_t)i * BLOCK, offset, BLOCK, round);
+                ios[i] = io_of(dev, op, offset, buf + (size_t)i * BLOCK, BLOCK);
+            }
+            bad += ht_ring_run(own, ios, AT_ONCE) != 0;
+        }
+        for (unsigned i = 0; i < AT_ONCE; i++)
+            bad += !is_filled(buf + (size_t)i * BLOCK, ios[i].offset, BLOCK, round);
+        if (round % 16 == 0) {
+            ios[0] = io_of(dev, HT_IO_FLUSH, 0, NULL, 0);
+            bad += ht_ring_run(own, ios, 1) != 0;
+        }
+    }
+    ht_ring_free(own);
+    free(buf);
+    return (void *)bad;
+}
+
+START_TEST(threads_with_rings_of_their_own_share_a_device)
+{
+    pthread_t threads[THREADS];
+    struct ht_dev_counters c;
+
+    if (!begin(_i, 1))
+        return;
+    for (uintptr_t i = 0; i < THREADS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, work, (void *)i), 0);
+    for (unsigned i = 0; i < THREADS; i++) {
+        void *bad;
+
+        pthread_join(threads[i], &bad);
+        ck_assert_ptr_null(bad);
+    }
+    ht_dev_counters(dev, &c);
+    ck_assert_uint_eq(c.writes, THREADS * ROUNDS * AT_ONCE);
+    ck_assert_uint_eq(c.reads, c.writes);
+    ck_assert(ht_dev_needs_flush(dev));
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    ck_assert(!ht_dev_needs_flush(dev));
+    finish();
+}
+END_TEST
+
+static void *use_ring(void *buf)
+{
+    return (void *)(intptr_t)run_one(HT_IO_WRITE, 0, buf, BLOCK);
+}
+
+START_TEST(a_ring_may_be_handed_to_another_thread)
+{
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    buf = aligned(BLOCK);
+    for (int i = 0; i < 20; i++) {
+        pthread_t thread;
+        void *result;
+
+        ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), 0);
+        ck_assert_int_eq(pthread_create(&thread, NULL, use_ring, buf), 0);
+        pthread_join(thread, &result);
+        ck_assert_ptr_null(result);
+    }
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
+{
+    char path[PATH_MAX];
+    uint8_t *buf;
+
+    scratch_path(path, DEV_BYTES);
+    if (!direct_io_works(path)) {
+        unlink(path);
+        skipped(A_FILE, "no O_DIRECT");
+        return;
+    }
+    ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &dev), 0);
+    ck_assert_int_eq(ht_ring_new(4, &ring), 0);
+    ck_assert_int_eq(truncate(path, DEV_BYTES / 2), 0);
+    unlink(path);
+    buf = aligned(4 * BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2 - 2 * BLOCK, buf, 4 * BLOCK), -EIO);
+    ck_assert_int_eq(run_one(HT_IO_READ, DEV_BYTES / 2, buf, 4 * BLOCK), -EIO);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(an_impossible_ring_or_ram_device_is_refused)
+{
+    ck_assert_int_eq(ht_ring_new(0, &ring), -EINVAL);
+    ck_assert_int_eq(ht_ring_new(1u << 20, &ring), -EINVAL);
+    ck_assert_int_eq(ht_dev_open_ram(4096, 1024, &dev), -EINVAL);
+    ck_assert_int_eq(ht_dev_open_ram(0, 512, &dev), -EINVAL);
+    ck_assert_int_eq(ht_dev_open_ram(4096 + 512, 4096, &dev), -EINVAL);
+}
+END_TEST
+
+START_TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
+{
+    uint8_t *buf = aligned(BLOCK);
+
+    ck_assert(begin(RAM_4096, 2));
+    fill(buf, BLOCK, BLOCK, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, BLOCK, buf, BLOCK), 0);
+    ck_assert_mem_eq((uint8_t *)ht_dev_ram_data(dev) + BLOCK, buf, BLOCK);
+    ((uint8_t *)ht_dev_ram_data(dev))[BLOCK] ^= 1;
+    ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, buf, BLOCK), 0);
+    ck_assert(!is_filled(buf, BLOCK, BLOCK, 1));
+    ck_assert_str_eq(ht_dev_name(dev), "ram");
+    free(buf);
+    finish();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("ring");
+    TCase *t = tcase_create("ring");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, what_is_written_is_read_back, 0, KINDS);
+    tcase_add_loop_test(t, requests_of_one_logical_block_work, 0, KINDS);
+    tcase_add_loop_test(t, misaligned_requests_are_refused_and_change_nothing, 0, KINDS);
+    tcase_add_loop_test(t, short_and_interrupted_transfers_go_unnoticed, 0, KINDS);
+    tcase_add_loop_test(t, more_requests_than_the_ring_is_deep, 0, KINDS);
+    tcase_add_loop_test(t, kick_starts_requests_that_nobody_waits_for_yet, 0, KINDS);
+    tcase_add_loop_test(t, registered_memory_serves_aligned_parts_of_it, 0, KINDS);
+    tcase_add_loop_test(t, the_nth_operation_fails_and_does_not_reach_the_device, 0, KINDS);
+    tcase_add_loop_test(t, run_reports_the_first_error_and_ends_all, 0, KINDS);
+    tcase_add_loop_test(t, only_writes_that_ended_before_a_flush_began_are_covered, 0, KINDS);
+    tcase_add_loop_test(t, counters_tell_what_was_done, 0, KINDS);
+    tcase_add_loop_test(t, threads_with_rings_of_their_own_share_a_device, 0, KINDS);
+    tcase_add_loop_test(t, a_ring_may_be_handed_to_another_thread, 0, KINDS);
+    tcase_add_test(t, a_file_that_became_shorter_is_an_error_and_not_zeros);
+    tcase_add_test(t, an_impossible_ring_or_ram_device_is_refused);
+    tcase_add_test(t, the_content_of_a_ram_device_can_be_looked_at_and_changed);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
