@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -56,15 +57,20 @@ START_TEST(a_lock_limit_costs_the_lock_only)
 {
     struct rlimit none = {0, 0};
     struct ht_pinned m;
+    bool limited;
 
     /* Root is not bound by the limit. */
     ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &none), 0);
     if (geteuid() == 0)
         ck_assert_int_eq(seteuid(65534), 0);
+    limited = mlock(&none, sizeof(none)) != 0; /* sanitizers make mlock a success that does nothing */
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, HT_NUMA_OFF), 0);
-    ck_assert(!m.locked);
+    ck_assert(!limited || !m.locked);
     memset(m.base, 1, m.bytes);
     ht_pinned_free(&m);
+    if (geteuid() != getuid())
+        ck_assert_int_eq(seteuid(getuid()), 0);
+    prctl(PR_SET_DUMPABLE, 1); /* for the leak check at exit, which traces */
 }
 END_TEST
 

@@ -35,7 +35,7 @@ __attribute__((unused)) static char *scratch_path(char path[PATH_MAX], uint64_t 
 }
 
 /* Attach a file to a loop device; its name, or false where that is impossible. */
-__attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, char name[64])
+__attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, bool rdonly, char name[64])
 {
     char command[PATH_MAX + 128];
     bool ok;
@@ -43,7 +43,8 @@ __attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, 
 
     if (geteuid() != 0)
         return false;
-    snprintf(command, sizeof(command), "losetup --direct-io=on -b %u -f --show '%s' 2>/dev/null", lba, file);
+    snprintf(command, sizeof(command), "losetup %s --direct-io=on -b %u -f --show '%s' 2>/dev/null", rdonly ? "-r" : "",
+             lba, file);
     f = popen(command, "r");
     if (f == NULL)
         return false;
@@ -53,7 +54,7 @@ __attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, 
 
 __attribute__((unused)) static void detach_loop(const char *name)
 {
-    char command[128];
+    char command[PATH_MAX + 128];
 
     snprintf(command, sizeof(command), "losetup -d %s", name);
     ck_assert_int_eq(system(command), 0);
@@ -96,7 +97,7 @@ __attribute__((unused)) static struct ht_dev *open_kind(enum kind kind, uint64_t
         unlink(path);
         return dev;
     }
-    if (!attach_loop(path, kind == LOOP_512 ? 512 : 4096, loop)) {
+    if (!attach_loop(path, kind == LOOP_512 ? 512 : 4096, false, loop)) {
         unlink(path);
         return skipped(kind, "needs root and a free loop device");
     }

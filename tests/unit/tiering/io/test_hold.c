@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who may open a device while somebody else has it, and what cannot be a device at all. */
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include "io_test.h"
+
+#define DEV_BYTES (64 * HT_MIB)
+#define BLOCK 4096u
+
+enum { ON_FILE, ON_LOOP, PLACES };
+
+static char file[PATH_MAX], path[PATH_MAX];
+static bool on_loop;
+
+/* False: skipped. The path stays until end_place. */
+static bool begin_place(int place)
+{
+    scratch_path(file, DEV_BYTES);
+    snprintf(path, sizeof(path), "%s", file);
+    on_loop = place == ON_LOOP;
+    if (direct_io_works(file) && (!on_loop || attach_loop(file, 512, false, path)))
+        return true;
+    unlink(file);
+    skipped(on_loop ? LOOP_512 : A_FILE, "needs O_DIRECT, and for loop devices root");
+    return false;
+}
+
+static void end_place(void)
+{
+    if (on_loop)
+        detach_loop(path);
+    unlink(file);
+}
+
+/* In a child: what opening gives. */
+static int open_elsewhere(int flags)
+{
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) {
+        struct ht_dev *dev;
+        int err = ht_dev_open(path, flags, &dev);
+
+        _exit(-err);
+    }
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFEXITED(status));
+    return -WEXITSTATUS(status);
+}
+
+static struct ht_dev *open_here(int flags)
+{
+    struct ht_dev *dev;
+
+    ck_assert_int_eq(ht_dev_open(path, flags | HT_DEV_QUIET, &dev), 0);
+    return dev;
+}
+
+START_TEST(a_second_holder_is_refused)
+{
+    struct ht_dev *dev, *again;
+
+    if (!begin_place(_i))
+        return;
+    dev = open_here(0);
+    ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), -EBUSY);
+    ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT | HT_DEV_RDONLY), -EBUSY);
+    ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &again), -EBUSY); /* in this process, too */
+    ht_dev_close(dev);
+    ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), 0);
+    end_place();
+}
+END_TEST
+
+START_TEST(a_reader_keeps_writers_away_and_cannot_write)
+{
+    uint8_t *buf = aligned(BLOCK);
+    struct ht_dev *dev;
+
+    if (!begin_place(_i))
+        return;
+    dev = open_here(HT_DEV_RDONLY);
+    ck_assert(ht_dev_rdonly(dev));
+    ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), -EBUSY);
+    ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT | HT_DEV_RDONLY), on_loop ? -EBUSY : 0);
+    ck_assert_int_eq(ht_dev_read(dev, 0, buf, BLOCK), 0);
+    ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), -EROFS);
+    ht_dev_close(dev);
+    free(buf);
+    end_place();
+}
+END_TEST
+
+START_TEST(closing_and_opening_again_works_at_once)
+{
+    uint8_t *buf = aligned(BLOCK);
+
+    if (!begin_place(_i))
+        return;
+    for (int i = 0; i < 200; i++) {
+        struct ht_dev *dev;
+
+        ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &dev), 0);
+        ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), 0);
+        ck_assert_int_eq(ht_dev_flush(dev), 0);
+        ht_dev_close(dev);
+    }
+    free(buf);
+    end_place();
+}
+END_TEST
+
+START_TEST(waiting_for_a_holder_says_so_and_ends_when_it_leaves)
+{
+    char text[512] = "";
+    int hold[2], said[2], status, saved;
+    struct ht_dev *dev;
+    uint64_t began_ns;
+    pid_t child;
+
+    if (!begin_place(_i))
+        return;
+    ck_assert_int_eq(pipe(hold), 0);
+    ck_assert_int_eq(pipe(said), 0);
+    child = fork();
+    if (child == 0) {
+        char byte = 0;
+
+        if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || write(hold[1], &byte, 1) != 1)
+            _exit(1);
+        usleep(500000);
+        ht_dev_close(dev);
+        _exit(0);
+    }
+    ck_assert_int_eq(read(hold[0], text, 1), 1);
+    saved = dup(STDERR_FILENO);
+    dup2(said[1], STDERR_FILENO);
+    began_ns = ht_now_ns();
+    ck_assert_int_eq(ht_dev_open(path, 0, &dev), 0);
+    dup2(saved, STDERR_FILENO);
+    ck_assert_uint_gt(ht_now_ns() - began_ns, 200000000);
+    ck_assert_uint_lt(ht_now_ns() - began_ns, 20000000000u);
+    ck_assert_int_gt(read(said[0], text, sizeof(text) - 1), 0);
+    ck_assert_ptr_nonnull(strstr(text, path));
+    ck_assert_ptr_nonnull(strstr(text, "waiting"));
+    ht_dev_close(dev);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    end_place();
+}
+END_TEST
+
+/* Start far more writes than the device can have taken when the parent kills us. */
+static void write_until_killed(int tell)
+{
+    enum { DEPTH = 64, LEN = 1 << 20 };
+    static struct ht_io ios[DEPTH];
+    uint8_t *buf = aligned(LEN);
+    struct ht_ring *ring;
+    struct ht_dev *dev;
+    char byte = 0;
+
+    memset(buf, 0xee, LEN);
+    if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || ht_ring_new(DEPTH, &ring) != 0)
+        _exit(1);
+    for (uint64_t n = 0;; n++) {
+        struct ht_io *io = &ios[n % DEPTH];
+
+        if (n >= DEPTH && ht_ring_wait(ring, io) != 0)
+            _exit(1);
+        *io = io_of(dev, HT_IO_WRITE, n % DEPTH * LEN, buf, LEN);
+        ht_ring_submit(ring, io);
+        ht_ring_kick(ring);
+        if (n == DEPTH && write(tell, &byte, 1) != 1)
+            _exit(1);
+    }
+}
+
+START_TEST(the_hold_of_a_killed_process_lasts_until_its_last_write)
+{
+    uint8_t *ours = aligned(BLOCK), *seen = aligned(BLOCK);
+    struct ht_dev *dev;
+    int tell[2], status;
+    pid_t child;
+
+    if (!begin_place(_i))
+        return;
+    for (unsigned round = 0; round < 5; round++) {
+        ck_assert_int_eq(pipe(tell), 0);
+        child = fork();
+        if (child == 0)
+            write_until_killed(tell[1]);
+        close(tell[1]);
+        ck_assert_int_eq(read(tell[0], seen, 1), 1);
+        close(tell[0]);
+        ck_assert_int_eq(kill(child, SIGKILL), 0);
+        /* Before the child is reaped: only the device's own lock keeps us out. */
+        dev = open_here(0);
+        fill(ours, 0, BLOCK, round);
+        for (uint64_t at = 0; at < DEV_BYTES; at += HT_MIB)
+            ck_assert_int_eq(ht_dev_write(dev, at, ours, BLOCK), 0);
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert(WIFSIGNALED(status));
+        usleep(100000);
+        for (uint64_t at = 0; at < DEV_BYTES; at += HT_MIB) {
+            ck_assert_int_eq(ht_dev_read(dev, at, seen, BLOCK), 0);
+            ck_assert_mem_eq(seen, ours, BLOCK);
+        }
+        ht_dev_close(dev);
+    }
+    free(ours);
+    free(seen);
+    end_place();
+}
+END_TEST
+
+/* stderr goes here, so that the messages of refusals can be looked at. */
+static int refused(const char *what, int flags, char *text, size_t cap)
+{
+    int said[2], saved = dup(STDERR_FILENO), err;
+    struct ht_dev *dev;
+    ssize_t n;
+
+    ck_assert_int_eq(pipe2(said, O_NONBLOCK), 0);
+    dup2(said[1], STDERR_FILENO);
+    err = ht_dev_open(what, flags, &dev);
+    dup2(saved, STDERR_FILENO);
+    close(saved);
+    close(said[1]);
+    n = read(said[0], text, cap - 1);
+    text[n > 0 ? n : 0] = '\0';
+    close(said[0]);
+    return err;
+}
+
+START_TEST(what_is_no_device_is_named_and_refused)
+{
+    char text[1024], fifo[PATH_MAX + 8];
+
+    ck_assert_int_eq(refused("/nonexistent/store", 0, text, sizeof(text)), -ENOENT);
+    ck_assert_ptr_nonnull(strstr(text, "/nonexistent/store"));
+    ck_assert_int_eq(refused("/tmp", 0, text, sizeof(text)), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(text, "/tmp is neither a block device nor a regular file"));
+    ck_assert_int_eq(refused("/dev/null", 0, text, sizeof(text)), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(text, "/dev/null"));
+
+    scratch_path(file, 0);
+    snprintf(fifo, sizeof(fifo), "%s.fifo", file);
+    ck_assert_int_eq(mkfifo(fifo, 0600), 0);
+    ck_assert_int_eq(refused(fifo, 0, text, sizeof(text)), -EINVAL); /* and does not hang */
+    ck_assert_ptr_nonnull(strstr(text, fifo));
+    unlink(fifo);
+    unlink(file);
+}
+END_TEST
+
+START_TEST(a_file_system_without_direct_io_is_named_with_the_remedy)
+{
+    char text[1024];
+
+    /* A regular file of a file system that never had O_DIRECT. */
+    ck_assert_int_eq(refused("/proc/version", HT_DEV_RDONLY, text, sizeof(text)), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(text, "/proc/version"));
+    ck_assert_ptr_nonnull(strstr(text, "O_DIRECT"));
+    ck_assert_ptr_nonnull(strstr(text, "ext4 or xfs"));
+}
+END_TEST
+
+START_TEST(a_write_protected_device_is_for_reading_only)
+{
+    char text[1024];
+    struct ht_dev *dev;
+
+    if (!begin_place(ON_LOOP))
+        return;
+    detach_loop(path);
+    ck_assert(attach_loop(file, 512, true, path));
+    ck_assert_int_lt(refused(path, HT_DEV_QUIET, text, sizeof(text)), 0);
+    ck_assert_ptr_nonnull(strstr(text, path));
+    dev = open_here(HT_DEV_RDONLY);
+    ht_dev_close(dev);
+    end_place();
+}
+END_TEST
+
+START_TEST(an_odd_size_is_rounded_down_to_whole_blocks)
+{
+    struct ht_dev *dev;
+
+    if (!begin_place(ON_FILE))
+        return;
+    ck_assert_int_eq(truncate(path, 10 * BLOCK + 100), 0);
+    dev = open_here(0);
+    ck_assert_uint_eq(ht_dev_size(dev), 10 * BLOCK);
+    ck_assert_str_eq(ht_dev_name(dev), path);
+    ck_assert_int_ge(ht_dev_numa_node(dev), -1);
+    ht_dev_close(dev);
+    end_place();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("hold");
+    TCase *t = tcase_create("hold");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 180);
+    tcase_add_loop_test(t, a_second_holder_is_refused, 0, PLACES);
+    tcase_add_loop_test(t, a_reader_keeps_writers_away_and_cannot_write, 0, PLACES);
+    tcase_add_loop_test(t, closing_and_opening_again_works_at_once, 0, PLACES);
+    tcase_add_loop_test(t, waiting_for_a_holder_says_so_and_ends_when_it_leaves, 0, PLACES);
+    tcase_add_loop_test(t, the_hold_of_a_killed_process_lasts_until_its_last_write, 0, PLACES);
+    tcase_add_test(t, what_is_no_device_is_named_and_refused);
+    tcase_add_test(t, a_file_system_without_direct_io_is_named_with_the_remedy);
+    tcase_add_test(t, a_write_protected_device_is_for_reading_only);
+    tcase_add_test(t, an_odd_size_is_rounded_down_to_whole_blocks);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
