@@ -12,7 +12,7 @@
  */
 #include "tiering/io/io_priv.h"
 #include "tiering/base/log.h"
-#include "hitrain/limits.h"
+#include <hitrain/limits.h>
 
 #include <fcntl.h>
 #include <limits.h>
