@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The passes of hitrain-fsck on a store in memory: for what cannot be had from a file, such as read errors, and references
+ * that no program would write.
+ */
+#include <check.h>
+#include <stdlib.h>
+#include "mount-helpers/fsck/fsck.h"
+#include "tiering/base/log.h"
+#include "tiering/base/mem.h"
+
+#define DEVICE_BYTES (64 * HT_MIB)
+
+static struct ht_dev *dev;
+static struct ht_store *store;
+
+/* ------------------------------------------------------------------ the store */
+
+static void setup(void)
+{
+    struct ht_format_opts format = {.label = "ram"};
+    struct ht_store_opts opts = {
+        .dram_bytes = 8 * HT_MIB, .staging_bytes = 24 * HT_MIB, .numa_node = HT_NUMA_OFF, .no_threads = true};
+    struct ht_super sb;
+
+    ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, 4096, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &store), 0);
+    ck_assert_int_eq(ht_store_mount(store), 0);
+}
+
+static void teardown(void)
+{
+    if (store != NULL)
+        ht_store_close(store);
+    store = NULL;
+    ht_dev_close(dev);
+}
+
+static uint64_t make_object(size_t bytes)
+{
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(store), .chunk_bytes = HT_CHUNK_BYTES};
+    struct ht_obj *obj;
+    uint8_t *data = malloc(bytes);
+
+    for (size_t i = 0; i < bytes; i++)
+        data[i] = (uint8_t)(i * 7 + i / 4096);
+    ck_assert_int_eq(ht_obj_create(store, &attr, &obj), 0);
+    ck_assert_int_eq(ht_obj_write(obj, 0, data, bytes), (ssize_t)bytes);
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+    ht_obj_put(obj);
+    free(data);
+    return attr.oid;
+}
+
+/* A reference of one block that nothing checks before it is in the log. */
+static void put_reference(uint64_t oid, uint64_t index, uint64_t block)
+{
+    struct ht_tx *tx;
+    struct ht_buf *records;
+    size_t mark;
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_tx_begin(store, 256, &tx), 0);
+    records = ht_tx_records(tx);
+    mark = ht_record_begin(records, HT_REC_CHUNK);
+    ht_buf_put_u64(records, oid);
+    ht_buf_put_u64(records, index);
+    ht_buf_put_u32(records, 1); /* generation */
+    ht_buf_put_u8(records, HT_CODEC_RAW);
+    ht_buf_put_u8(records, 0);
+    ht_buf_put_u16(records, 1);    /* pieces */
+    ht_buf_put_u32(records, 4096); /* stored */
+    ht_buf_put_u32(records, 4096); /* visible */
+    ht_buf_put_u64(records, 0x1234);
+    ht_buf_put_u8(records, 0); /* device */
+    ht_buf_put_u8(records, 0);
+    ht_buf_put_u16(records, 1); /* blocks */
+    ht_buf_put_u64(records, block);
+    ht_record_end(records, mark);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(store, lsn), 0);
+}
+
+/* ------------------------------------------------------------------- the check */
+
+struct run {
+    struct ht_fsck f;
+    char *text; /* problems, as JSON */
+    size_t len;
+};
+
+static void begin_run(struct run *r)
+{
+    ht_store_close(store); /* as a crash */
+    store = NULL;
+    memset(r, 0, sizeof(*r));
+    r->f.opt.json = true;
+    r->f.devs[0] = dev;
+    r->f.dev_count = 1;
+    ht_json_init(&r->f.json, open_memstream(&r->text, &r->len));
+    ht_json_array(&r->f.json, NULL);
+    ck_assert_int_eq(ht_fsck_pass_super(&r->f), 0);
+    ck_assert_int_eq(ht_fsck_pass_log(&r->f), 0);
+    ck_assert_uint_eq(r->f.problems, 0);
+    ck_assert_int_eq(ht_fsck_pass_refs(&r->f), 0);
+}
+
+static void read_all(struct run *r)
+{
+    ck_assert_int_eq(ht_fsck_pass_tensors(&r->f), 0);
+}
+
+static void end_run(struct run *r)
+{
+    ht_json_end(&r->f.json);
+    fclose(r->f.json.to);
+    r->f.dev_count = 0; /* the device stays the test's */
+    ht_fsck_close(&r->f);
+}
+
+static unsigned count_code(const struct run *r, const char *code)
+{
+    char quoted[64];
+    unsigned n = 0;
+
+    snprintf(quoted, sizeof(quoted), "\"code\": \"%s\"", code);
+    for (const char *p = r->text; (p = strstr(p, quoted)) != NULL; p++)
+        n++;
+    return n;
+}
+
+static bool says(const struct run *r, const char *fmt, unsigned long long n)
+{
+    char text[128];
+
+    snprintf(text, sizeof(text), fmt, n);
+    return strstr(r->text, text) != NULL;
+}
+
+/* ------------------------------------------------------------------------ tests */
+
+START_TEST(an_object_without_file_and_optimizer_is_an_orphan)
+{
+    struct run r;
+    uint64_t oid = make_object(3 * HT_MIB + 5);
+
+    begin_run(&r);
+    read_all(&r);
+    end_run(&r);
+    ck_assert_uint_eq(r.f.problems, 1);
+    ck_assert_uint_eq(count_code(&r, "REF-ORPHAN"), 1);
+    ck_assert(says(&r, "object %llu (4 chunks, 3145733 bytes)", oid));
+    ck_assert_uint_eq(r.f.verified_bytes, 3 * HT_MIB + 5);
+    free(r.text);
+}
+END_TEST
+
+START_TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
+{
+    struct run r;
+
+    make_object(20 * HT_MIB);
+    begin_run(&r);
+    ht_dev_fail(dev, HT_IO_READ, 2, false); /* one request of several chunks: each is read again by itself */
+    read_all(&r);
+    ck_assert_uint_eq(count_code(&r, "DATA-READ"), 0);
+    ck_assert_uint_eq(r.f.verified_bytes, 20 * HT_MIB);
+    r.f.verified_bytes = 0;
+    ht_dev_fail(dev, HT_IO_READ, 1, true);
+    read_all(&r);
+    ht_dev_fail(dev, HT_IO_READ, 0, false);
+    end_run(&r);
+    ck_assert_uint_eq(r.f.verified_bytes, 0);
+    ck_assert_uint_eq(count_code(&r, "DATA-READ"), 20);
+    ck_assert(says(&r, "chunk 19 (bytes %llu to 20971519)", 19 * HT_MIB));
+    free(r.text);
+}
+END_TEST
+
+START_TEST(a_place_that_two_references_claim_is_told_with_both)
+{
+    struct run r;
+    uint64_t first = make_object(HT_MIB), second = make_object(HT_MIB), block;
+
+    begin_run(&r);
+    block = r.f.items[0].block + 3;
+    end_run(&r);
+    free(r.text);
+    teardown();
+
+    setup();
+    ck_assert_uint_eq(make_object(HT_MIB), first);
+    ck_assert_uint_eq(make_object(HT_MIB), second);
+    put_reference(second, 1, block);
+    begin_run(&r);
+    read_all(&r);
+    end_run(&r);
+    ck_assert_uint_eq(count_code(&r, "REF-OVERLAP"), 1);
+    ck_assert(says(&r, "\"offset\": %llu", block * HT_BLOCK_BYTES));
+    ck_assert(says(&r, "object %llu, which nobody owns, chunk 0", first));
+    ck_assert(says(&r, "object %llu, which nobody owns, chunk", second));
+    ck_assert_uint_ge(count_code(&r, "DATA-CSUM"), 1);
+    free(r.text);
+}
+END_TEST
+
+START_TEST(a_place_outside_the_device_is_told_and_not_read)
+{
+    struct run r;
+    uint64_t oid = make_object(HT_MIB);
+
+    put_reference(oid, 1, DEVICE_BYTES / HT_BLOCK_BYTES + 7);
+    begin_run(&r);
+    read_all(&r);
+    end_run(&r);
+    ck_assert_uint_eq(count_code(&r, "REF-RANGE"), 1);
+    ck_assert_uint_eq(count_code(&r, "DATA-READ") + count_code(&r, "DATA-CSUM"), 0);
+    ck_assert_uint_eq(r.f.verified_bytes, HT_MIB);
+    free(r.text);
+}
+END_TEST
+
+START_TEST(a_place_of_the_stores_own_is_told)
+{
+    struct run r;
+    uint64_t oid = make_object(HT_MIB), log_block = ht_store_super(store)->log_offset[1] / HT_BLOCK_BYTES;
+
+    put_reference(oid, 1, HT_SUPER_BLOCK_1);
+    put_reference(oid, 2, log_block);
+    begin_run(&r);
+    end_run(&r);
+    ck_assert_uint_eq(count_code(&r, "REF-META"), 2);
+    ck_assert(says(&r, "is that of a superblock", 0) && says(&r, "is that of the log", 0));
+    free(r.text);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("fsck passes");
+    TCase *t = tcase_create("passes");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, an_object_without_file_and_optimizer_is_an_orphan);
+    tcase_add_test(t, what_cannot_be_read_is_named_and_the_rest_is_verified);
+    tcase_add_test(t, a_place_that_two_references_claim_is_told_with_both);
+    tcase_add_test(t, a_place_outside_the_device_is_told_and_not_read);
+    tcase_add_test(t, a_place_of_the_stores_own_is_told);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
