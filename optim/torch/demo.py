@@ -1,0 +1,319 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Trains a small GPT three times: in memory, through a hitrain store, and through a store that crashes on the way.
+
+Run it with `make demo`; everything it makes is below build/demo/. It exits with 0 when all of its checks passed.
+"""
+import csv
+import errno
+import filecmp
+import os
+import pathlib
+import signal
+import sys
+import time
+import traceback
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+try:
+    import torch
+except ImportError:
+    sys.exit('demo: PyTorch is missing for this Python; `make deps` installs it for /usr/bin/python3')
+
+import demo_gpt
+import demo_plot
+from demo_store import Store, StoreError
+from hitrain_torch import HitrainAdamW
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+OUT = TOP / 'build/demo'
+
+SEED = 1
+STEPS = 200
+KILL_AT = 120        # finished steps when the daemon is killed
+BF16_STEPS = 40
+PEAK_RATE = 1e-3
+BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
+STORE_SIZE = '512M'
+TOKENS = demo_gpt.BATCH * demo_gpt.CONTEXT
+
+LOSS_RELATIVE_MAX = 1e-4
+BYTES_RELATIVE_MAX = 0.01
+SWAPPED_BYTES = 32.0  # gradient, parameter and two moments in f32, each written and read
+GFLOPS_MIN = 5.0      # of one matrix product; the slow BLAS reaches about 1
+
+
+class Run(NamedTuple):
+    """What one run of the training loop left."""
+    losses: List[float]     # of each step
+    seconds: float
+    share: float            # of the time, spent in the optimizer
+    moved: Dict[str, int]   # counters of the mount: what they grew by
+
+
+class Checks:
+    def __init__(self) -> None:
+        self.passed = self.failed = 0
+
+    def __call__(self, good: bool, text: str) -> None:
+        print(f'  {"PASS" if good else "FAIL"}  {text}', flush=True)
+        self.passed += good
+        self.failed += not good
+
+
+def crossed(moved: Dict[str, int]) -> int:
+    """All bytes that were read and written through the mount."""
+    return sum(v for k, v in moved.items() if k.startswith('mount_') and k.endswith(('_read_bytes', '_written_bytes')))
+
+
+def grown(now: Dict[str, int], before: Dict[str, int]) -> Dict[str, int]:
+    return {k: v - before.get(k, 0) for k, v in now.items()}
+
+
+# ---------------------------------------------------------------- training
+
+def train(label: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer, text: demo_gpt.Text, first: int,
+          last: int, counters: Callable[[], Dict[str, int]]) -> Run:
+    """Steps first + 1 to last. Data and learning rate follow from the number of the step, nothing else."""
+    losses: List[float] = []
+    before, begin, in_store, line_at = counters(), time.monotonic(), 0.0, time.monotonic()
+    for done in range(first, last):
+        for group in optimizer.param_groups:
+            group['lr'] = demo_gpt.learning_rate(done, STEPS, PEAK_RATE)
+        loss = model(*text.batch(done))
+        loss.backward()
+        entered = time.monotonic()
+        optimizer.step()
+        in_store += time.monotonic() - entered
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        if (done + 1) % 10 == 0:
+            now = time.monotonic()
+            rate = TOKENS * (10 if len(losses) >= 10 else len(losses)) / (now - line_at)
+            share, moved = in_store / (now - begin), crossed(grown(counters(), before))
+            where = f'mount {moved / 1e6:8.1f} MB   in the store {share:4.0%}' if moved else f'in AdamW {share:4.0%}'
+            print(f'  {label}  step {done + 1:3d}/{last}   loss {losses[-1]:.4f}   {rate:6.0f} tokens/s   {where}',
+                  flush=True)
+            line_at = now
+    seconds = time.monotonic() - begin
+    return Run(losses, seconds, in_store / seconds, grown(counters(), before))
+
+
+def in_memory(text: demo_gpt.Text) -> Tuple[Run, float]:
+    print(f'\n(a) torch.optim.AdamW, all in memory: {STEPS} steps', flush=True)
+    model = demo_gpt.GPT(SEED)
+    groups = [{**g, 'params': [p for _, p in g['params']]} for g in demo_gpt.param_groups(model, WEIGHT_DECAY)]
+    optimizer = torch.optim.AdamW(groups, lr=PEAK_RATE, betas=BETAS)
+    run = train('(a)', model, optimizer, text, 0, STEPS, dict)
+    return run, text.loss(model)
+
+
+def through_store(store: Store, name: str, seed: int, kind: type = HitrainAdamW, **options: object) -> tuple:
+    model = demo_gpt.GPT(seed)
+    groups = demo_gpt.param_groups(model, WEIGHT_DECAY)
+    return model, kind(groups, store.mountpoint / name, lr=PEAK_RATE, betas=BETAS, **options)
+
+
+class Crash:
+    """Makes an optimizer whose daemon is killed in the middle of a step: half of its gradients are closed."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.text = store, ''
+
+    def __call__(self, groups: list, root: os.PathLike, **options: object) -> HitrainAdamW:
+        crash, total = self, sum(len(g['params']) for g in groups)
+
+        class Crashing(HitrainAdamW):
+            sent = 0
+
+            def send_gradient(self, parameter: torch.Tensor) -> None:
+                super().send_gradient(parameter)
+                self.sent += 1
+                if self.sent == KILL_AT * total + total // 2:
+                    crash.text = f'{total // 2} of {total} gradients of step {KILL_AT + 1} were closed'
+                    crash.store.kill()
+
+        return Crashing(groups, root, **options)
+
+
+def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run, float, torch.nn.Module]:
+    print(f'\n(c) the store again, its daemon killed during step {KILL_AT + 1}', flush=True)
+    crash = Crash(store)
+    model, optimizer = through_store(store, 'model-c', SEED, kind=crash)
+    losses: List[float] = []
+    try:
+        with optimizer:
+            losses += train('(c)', model, optimizer, text, 0, KILL_AT, store.counters).losses
+            train('(c)', model, optimizer, text, KILL_AT, STEPS, store.counters)
+        raise RuntimeError('the trainer did not notice that the daemon was killed')
+    except OSError as e:
+        if e.errno not in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO) or not crash.text:
+            raise
+        print(f'      SIGKILL: {crash.text}\n      the trainer sees: {e.strerror}', flush=True)
+    begin = time.monotonic()
+    store.mount()
+    step = int(os.getxattr(store.mountpoint / 'model-c', 'user.hitrain.step'))
+    print(f'      mounted again after {time.monotonic() - begin:.1f} s; the store holds step {step}', flush=True)
+    checks(step == KILL_AT, f'after the crash the store holds the last committed step: {step}')
+    # Another seed: nothing of the new model is right but what the store gives it.
+    model, optimizer = through_store(store, 'model-c', SEED + 1, resume=True)
+    with optimizer:
+        run = train('(c)', model, optimizer, text, step, STEPS, store.counters)
+    return run._replace(losses=losses[:step] + run.losses), text.loss(model), model
+
+
+# ------------------------------------------------------------------ figures
+
+def per_parameter(run: Run, steps: int, parameters: int) -> float:
+    return crossed(run.moved) / (steps * parameters)
+
+
+def check_bytes(checks: Checks, what: str, run: Run, steps: int, parameters: int, wanted: float) -> float:
+    measured = per_parameter(run, steps, parameters)
+    parts = {k[len('mount_'):-len('_bytes')].replace('_', ' '): v for k, v in run.moved.items()
+             if k.startswith('mount_') and k.endswith(('_read_bytes', '_written_bytes')) and v}
+    detail = ', '.join(f'{k} {v / (steps * parameters):.3f}' for k, v in parts.items())
+    checks(abs(measured - wanted) <= wanted * BYTES_RELATIVE_MAX,
+           f'{what}: {measured:.3f} bytes per parameter and step crossed the mount ({detail})')
+    return measured
+
+
+def same_files(store: Store, one: str, other: str) -> List[str]:
+    """Names of the parameters whose files or moments differ between two roots."""
+    roots = [store.mountpoint / one, store.mountpoint / other]
+    names = sorted(os.listdir(roots[0]))
+    pairs = [(n, n) for n in names]
+    pairs += [(n, f'.hitrain/state/{n}/{moment}') for n in names for moment in ('exp_avg', 'exp_avg_sq')]
+    filecmp.clear_cache()
+    return sorted({n for n, path in pairs if not filecmp.cmp(roots[0] / path, roots[1] / path, shallow=False)})
+
+
+def blas_gflops() -> float:
+    a = torch.ones(512, 512)
+    best = float('inf')
+    for _ in range(4):
+        begin = time.monotonic()
+        torch.mm(a, a)
+        best = min(best, time.monotonic() - begin)
+    return 2 * 512 ** 3 / best / 1e9
+
+
+def plot(runs: Dict[str, List[float]], measured: Dict[str, float]) -> str:
+    """Writes the SVG and returns the text plot."""
+    def points(key: str, first: int = 0) -> List[Tuple[float, float]]:
+        steps = [(i + 1.0, y) for i, y in enumerate(runs[key])]
+        return demo_plot.smooth(steps, 5)[first:]
+
+    curves = [demo_plot.Curve('(a) torch.optim.AdamW in memory', 'a', '#f2b134', 7, '', points('a')),
+              demo_plot.Curve('(b) AdamW in the store', 'b', '#1f5fa8', 2.6, '', points('b')),
+              demo_plot.Curve('(c) daemon killed, mounted again, resumed', 'c', '#b00020', 4.5, '2 9',
+                              points('c', KILL_AT)),
+              demo_plot.Curve('bf16 files and gradients', 'h', '#2d8a4e', 1.8, '6 3', points('bf16'))]
+    bars = [demo_plot.Bar('state swapping', SWAPPED_BYTES, '#b9b9b9', 'by its definition'),
+            demo_plot.Bar('hitrain, f32', measured['f32'], '#1f5fa8', 'measured'),
+            demo_plot.Bar('hitrain, bf16', measured['bf16'], '#2d8a4e', 'measured')]
+    titles = {'curves': 'One model, trained three times (mean of 5 steps)', 'bars': 'Bytes per parameter and step'}
+    mark = (KILL_AT, f'daemon killed in step {KILL_AT + 1},\nresumed from step {KILL_AT}')
+    (OUT / 'loss.svg').write_text(demo_plot.svg_plot(curves, bars, titles, mark))
+    return demo_plot.text_plot([curves[i] for i in (0, 1, 2)])
+
+
+def save_losses(runs: Dict[str, List[float]]) -> None:
+    with open(OUT / 'loss.csv', 'w', newline='') as f:
+        out = csv.writer(f)
+        out.writerow(['step', *runs])
+        for i in range(STEPS):
+            out.writerow([i + 1] + [repr(losses[i]) if i < len(losses) else '' for losses in runs.values()])
+
+
+# --------------------------------------------------------------------- main
+
+def demo(store: Store, checks: Checks) -> None:
+    text = demo_gpt.Text(SEED)
+    parameters = sum(p.numel() for p in demo_gpt.GPT(SEED).parameters())
+    print(f'A GPT of {parameters:,} parameters on {len(text.train) + len(text.held_out):,} bytes of '
+          f'{demo_gpt.TEXTS}; batches of {demo_gpt.BATCH} x {demo_gpt.CONTEXT} bytes; PyTorch {torch.__version__}, '
+          f'{torch.get_num_threads()} threads.')
+    speed = blas_gflops()
+    if speed < GFLOPS_MIN:
+        print(f'WARNING: this PyTorch multiplies matrices at {speed:.1f} GFLOP/s: its BLAS is a slow one, and what '
+              f'follows takes many times longer. `make deps` selects OpenBLAS (libopenblas0-openmp).', flush=True)
+
+    a, loss_a = in_memory(text)
+
+    print(f'\n{store.format().strip()}')
+    store.mount()
+    print(f'\n(b) AdamW inside the store, each step committed: {STEPS} steps', flush=True)
+    model_b, optimizer = through_store(store, 'model-b', SEED)
+    with optimizer:
+        b = train('(b)', model_b, optimizer, text, 0, STEPS, store.counters)
+        loss_b = text.loss(model_b)
+        held = optimizer.committed_step
+
+    c, loss_c, model_c = interrupted(store, text, checks)
+
+    print(f'\n(b, bf16) files and gradients of bf16, compute in f32: the first {BF16_STEPS} steps', flush=True)
+    model, optimizer = through_store(store, 'model-bf16', SEED, param_dtype=torch.bfloat16)
+    with optimizer:
+        bf16 = train('bf16', model, optimizer, text, 0, BF16_STEPS, store.counters)
+    differing = same_files(store, 'model-b', 'model-c')
+    store.unmount()
+    fsck = store.check()
+
+    print('\nResults')
+    print(f'  final loss on held-out text:  (a) {loss_a:.7f}   (b) {loss_b:.7f}   (c) {loss_c:.7f}')
+    print(f'  training: (a) {TOKENS * STEPS / a.seconds:.0f} tokens/s, {a.share:.0%} of it in AdamW;   '
+          f'(b) {TOKENS * STEPS / b.seconds:.0f} tokens/s, {b.share:.0%} of it in the store, each step durable')
+    difference = max(abs(x - y) / x for x, y in zip(a.losses, b.losses))
+    print(f'  largest difference of (b) from (a) in the training loss of any step: {difference:.1e} of it')
+    print(f'  bf16 after {BF16_STEPS} steps: loss {bf16.losses[-1]:.4f}; (a) had {a.losses[BF16_STEPS - 1]:.4f}')
+    checks(held == STEPS, f'(b) ends with step {held} committed')
+    relative = abs(loss_b - loss_a) / loss_a
+    checks(relative <= LOSS_RELATIVE_MAX, f'final loss of (b) equals that of (a): they differ by {relative:.1e} of it '
+           f'(at most {LOSS_RELATIVE_MAX:.0e})')
+    equal = all(torch.equal(p, q) for p, q in zip(model_b.parameters(), model_c.parameters()))
+    checks(equal and not differing, f'(c) ends bit-identical to (b): parameters in the trainer, and files and moments '
+           f'in the store' + (f'; differing: {", ".join(differing)}' if differing else ''))
+    measured = {'f32': check_bytes(checks, 'f32', b, STEPS, parameters, 8.0),
+                'bf16': check_bytes(checks, 'bf16', bf16, BF16_STEPS, parameters, 4.0)}
+    print(f'        state swapping would move {SWAPPED_BYTES:.0f}: gradient, parameter and two moments of 4 bytes, '
+          f'written and read')
+    checks(fsck.returncode == 0, f'hitrain-fsck after unmounting: exit {fsck.returncode}'
+           + ('' if fsck.returncode == 0 else f'\n{fsck.stdout}{fsck.stderr}'))
+
+    losses = {'a': a.losses, 'b': b.losses, 'c': c.losses, 'bf16': bf16.losses}
+    save_losses(losses)
+    print(f'\nTraining loss, mean of 5 steps\n\n{plot(losses, measured)}\n')
+    print(f'Plot: {OUT / "loss.svg"}   figures: {OUT / "loss.csv"}   store: {store.image}')
+
+
+def main() -> int:
+    missing = [p for p in ('hitrain', 'mkfs.hitrain', 'hitrain-fsck') if not (PROGRAMS / p).exists()]
+    if missing:
+        sys.exit(f'demo: {", ".join(missing)} not in {PROGRAMS}; run `make demo`')
+    torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
+    OUT.mkdir(parents=True, exist_ok=True)
+    store, checks, begin = Store(PROGRAMS, OUT, STORE_SIZE), Checks(), time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    status: Optional[int] = None
+    try:
+        demo(store, checks)
+    except KeyboardInterrupt:
+        status = 130
+    except Exception as e:
+        if not isinstance(e, StoreError):
+            traceback.print_exc()
+        checks(False, f'the demo ends: {e}')
+    finally:
+        store.close()
+    if status is not None:
+        print('\ninterrupted; unmounted')
+        return status
+    print(f'{time.monotonic() - begin:.0f} s')
+    print(f'{checks.passed} passed, {checks.failed} failed', flush=True)
+    return 1 if checks.failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

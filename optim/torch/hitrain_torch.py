@@ -1,0 +1,491 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AdamW for PyTorch that runs inside a hitrain store: gradients go in, new parameters come out.
+
+    model = Model()
+    optimizer = HitrainAdamW(model.named_parameters(), '/mnt/hitrain/model', lr=3e-4)
+    for batch in batches:
+        model(batch).backward()
+        optimizer.step()          # when it returns, the step is on the device
+        optimizer.zero_grad()
+
+A directory of the mount becomes the model; each parameter is one file in it. step() writes each gradient to
+`.hitrain/grad/NAME`, asks for the boundary, and reads the parameters that the store computed. Moments and (for bf16
+files) master weights stay in the store. After a crash, mount again and pass resume=True: the model continues from
+the last committed step, which `optimizer.committed_step` names.
+
+Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
+Works with torch 1.13 and 2.x; needs nothing else.
+"""
+import ctypes
+import errno
+import os
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+
+__all__ = ['HitrainAdamW']
+
+XATTR = 'user.hitrain.'
+HIDDEN = '.hitrain'
+
+# What files can hold, in the words of the store.
+FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16'}
+
+
+class HitrainAdamW(torch.optim.Optimizer):
+    """The optimizer of the files below the directory `root`; see the text at the top of this module.
+
+    params         tensors, (name, tensor) pairs such as model.named_parameters(), or a list of groups as in
+                   torch.optim, whose 'params' may be either
+    lr ... maximize  as in torch.optim.AdamW, also per group; change them in param_groups at any time
+    names          names of the files, one per parameter in order, where params has none
+    param_dtype    dtype of the files: torch.float32 or torch.bfloat16; default: each tensor's own
+    grad_dtype     dtype in which gradients are sent; default: the file's
+    durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps,
+                   and never leaves one in parts
+    resume         False: root is new (or empty) and the tensors' values are written to it.
+                   True: root holds this model already, and the tensors take their values from it; what an
+                   interrupted step left is aborted
+
+    One optimizer steers a model at a time. Tensors may live on any device; where theirs is not the CPU's memory, or
+    their dtype not the file's, bytes pass through a buffer here.
+    """
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-3,
+                 betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, *,
+                 maximize: bool = False, names: Optional[Iterable[str]] = None,
+                 param_dtype: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
+                 durable_every: int = 1, resume: bool = False) -> None:
+        if durable_every < 1:
+            raise ValueError(f'durable_every must be at least 1, not {durable_every}')
+        self.root = os.path.abspath(os.fspath(root))
+        self.durable_every = durable_every
+        self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
+        self._resume, self._built = resume, False
+        self._files: Dict[torch.Tensor, '_ParameterFile'] = {}
+        self._names = iter(names) if names is not None else None
+        self._root_fd = self._ctl_fd = -1
+        self._config = ''  # what the root's attribute says
+        defaults = {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay, 'maximize': maximize}
+        _check_hyper(defaults)
+        groups = _as_groups(params)
+        try:
+            self._open_root(defaults)
+            super().__init__(groups, defaults)
+            if self._names is not None and next(self._names, None) is not None:
+                raise ValueError('names has more names than there are parameters')
+            self._built = True
+            self._send_config()
+            if not resume:
+                self.commit()
+            self._step = self._read_number('step')
+        except BaseException:
+            self._undo()
+            self.close()
+            raise
+
+    # -- what torch.optim offers --
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As in torch.optim. Files of a group that is added later are part of the next commit."""
+        group = dict(param_group)
+        group['params'], group['names'] = self._named(group['params'])
+        _check_hyper({**self.defaults, **group})
+        super().add_param_group(group)
+        for name, p in zip(group['names'], group['params']):
+            self._files[p] = self._attach(name, p)
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+        """One step: send gradients, end the step, take the new parameters. Parameters without a gradient stay."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._send_config()
+        sent = [f for f in self._parameter_files() if f.tensor.grad is not None]
+        for f in sent:
+            self.send_gradient(f.tensor)
+        if sent:
+            self._end_step()
+            for f in sent:
+                self.receive_parameter(f.tensor)
+        return loss
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Hyper-parameters, and the step that the store holds durably (it is made durable first).
+
+        The state itself stays in the store, so this is small; it belongs to the store and is no copy of it.
+        """
+        self.commit()
+        groups = [{k: v for k, v in g.items() if k != 'params'} for g in self.param_groups]
+        return {'state': {}, 'param_groups': groups, 'hitrain': {'root': self.root, 'step': self._step}}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Take hyper-parameters back. ValueError when the store holds another step or other parameters."""
+        if 'hitrain' not in state_dict:
+            raise ValueError('this state_dict is not from a HitrainAdamW')
+        said, holds = state_dict['hitrain']['step'], self._read_number('step')
+        if said != holds:
+            raise ValueError(f'the state_dict is of step {said}, but {self.root} holds step {holds}')
+        groups = state_dict['param_groups']
+        if [list(g['names']) for g in groups] != [g['names'] for g in self.param_groups]:
+            raise ValueError(f'the state_dict groups other parameters than this optimizer of {self.root} does')
+        for new in groups:
+            _check_hyper(new)
+        for own, new in zip(self.param_groups, groups):
+            own.update({k: v for k, v in new.items() if k not in ('params', 'names')})
+        self._step = holds
+
+    # -- what the store adds --
+
+    @property
+    def committed_step(self) -> int:
+        """The last step that a crash cannot take away, as the store counts."""
+        return self._read_number('durable_step')
+
+    def commit(self) -> None:
+        """Make everything below the root durable, as one. Ends a step if one is open."""
+        with self._explained('commit'):
+            os.fsync(self._root_fd)
+        self._step = self._read_number('step')
+
+    def abort(self) -> None:
+        """Undo what was not made durable: the store and the tensors go back to `committed_step`."""
+        self._command('abort')
+        self._step = self._read_number('step')
+        for f in self._parameter_files():
+            self.receive_parameter(f.tensor)
+
+    def send_gradient(self, parameter: torch.Tensor) -> None:
+        """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
+        f = self._files[parameter]
+        with self._explained(f'gradient of {f.name}'):
+            f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name))
+
+    def receive_parameter(self, parameter: torch.Tensor) -> None:
+        """Read one parameter; waits for its update. Part of step()."""
+        f = self._files[parameter]
+        with self._explained(f'parameter {f.name}'):
+            f.read_parameter()
+
+    def read_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """A copy of one piece of the optimizer's state, as f32: exp_avg, exp_avg_sq, step, or master (bf16 files)."""
+        f = self._files[parameter]
+        out = torch.empty(() if name == 'step' else tuple(f.tensor.shape), dtype=torch.float32)
+        with self._explained(f'state {name} of {f.name}'):
+            fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                _read_all(fd, out)
+            finally:
+                os.close(fd)
+        return out
+
+    def close(self) -> None:
+        """Let go of the files (an open one keeps the store from being unmounted). What was committed stays."""
+        for f in self._files.values():
+            f.close()
+        for fd in (self._root_fd, self._ctl_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._root_fd = self._ctl_fd = -1
+
+    def __enter__(self) -> 'HitrainAdamW':
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, '_files') and hasattr(self, '_root_fd'):
+            self.close()
+
+    # -- the model root --
+
+    def _open_root(self, defaults: Dict[str, Any]) -> None:
+        if self._resume:
+            with self._explained('model root'):
+                self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()
+        else:
+            self._make_root(defaults)
+        with self._explained('model root'):
+            self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        if self._resume and self._read_number('step_open'):
+            self._command('abort')
+
+    def _make_root(self, defaults: Dict[str, Any]) -> None:
+        """A root first and its files afterwards, so that one commit publishes them: after a crash all or none."""
+        with self._explained('model root'):
+            os.makedirs(self.root, exist_ok=True)
+            if os.listdir(self.root):
+                raise FileExistsError(f'{self.root} is not empty; pass resume=True to continue the model that it holds')
+            self._config = self._config_text(defaults, of_root=True)
+            os.setxattr(self.root, XATTR + 'optimizer', self._config.encode())
+
+    def _undo(self) -> None:
+        """Of a construction that failed: files that were made and never committed go away."""
+        if not self._resume and self._root_fd >= 0:
+            try:
+                self._command('abort')
+            except OSError:
+                pass  # what failed before is what the caller must know
+
+    def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
+        """The words of the attribute. repr() of a float reads back as the same float."""
+        text = 'adamw lr={!r} beta1={!r} beta2={!r} eps={!r} weight_decay={!r} maximize={:d}'.format(
+            float(group['lr']), float(group['betas'][0]), float(group['betas'][1]), float(group['eps']),
+            float(group['weight_decay']), bool(group['maximize']))
+        return f'{text} durable_every={self.durable_every}' if of_root else text
+
+    def _send_config(self) -> None:
+        """Tell the store what changed in param_groups: the root follows the first group, the files of groups that
+        differ from it carry their own. A step uses what is set when its first gradient is closed."""
+        common = self._config_text(self.param_groups[0])
+        wanted = self._config_text(self.param_groups[0], of_root=True)
+        with self._explained('hyper-parameters'):
+            if wanted != self._config:
+                os.setxattr(self.root, XATTR + 'optimizer', wanted.encode())
+                self._config = wanted
+            for group in self.param_groups:
+                text = self._config_text(group)
+                for p in group['params']:
+                    self._files[p].set_config('' if text == common else text)
+
+    def _end_step(self) -> None:
+        if self.durable_every == 1:
+            with self._explained('commit'):
+                os.fsync(self._root_fd)
+        else:
+            self._command('step')
+        step = self._read_number('step')
+        if step != self._step + 1:
+            raise RuntimeError(f'{self.root} went from step {self._step} to {step}: somebody else steers it, too')
+        self._step = step
+
+    def _command(self, line: str) -> None:
+        with self._explained(line):
+            if self._ctl_fd < 0:
+                self._ctl_fd = os.open(os.path.join(self.root, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+            os.write(self._ctl_fd, line.encode() + b'\n')  # a refusal is an error of the write
+            os.read(self._ctl_fd, 4096)  # 'ok'
+
+    def _read_number(self, word: str) -> int:
+        with self._explained(word):
+            return int(os.getxattr(self.root, XATTR + word))
+
+    def _explained(self, what: str) -> '_Explained':
+        return _Explained(self.root, what)
+
+    # -- parameters --
+
+    def _parameter_files(self) -> Iterator['_ParameterFile']:
+        return (self._files[p] for g in self.param_groups for p in g['params'])
+
+    def _named(self, params: Any) -> Tuple[List[torch.Tensor], List[str]]:
+        tensors, names = [], []
+        for entry in [params] if isinstance(params, torch.Tensor) else params:
+            name, tensor = entry if isinstance(entry, tuple) else (None, entry)
+            if name is None and self._names is not None:
+                name = next(self._names, None)
+                if name is None:
+                    raise ValueError('names has fewer names than there are parameters')
+            if tensor in self._files or any(tensor is t for t in tensors):
+                raise ValueError(f'the parameter {name or len(tensors)} is given twice')
+            names.append(name if name is not None else f'parameter{len(self._files) + len(names)}')
+            tensors.append(tensor)
+        taken = {f.name for f in self._files.values()}
+        for name in names:
+            _check_name(name)
+            if name in taken:
+                raise ValueError(f'two parameters are called {name}')
+            taken.add(name)
+        return tensors, names
+
+    def _attach(self, name: str, p: torch.Tensor) -> '_ParameterFile':
+        dtype = self._param_dtype or p.dtype
+        for d in (dtype, self._grad_dtype or dtype):
+            if d not in FILE_DTYPES:
+                raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
+        if p.numel() == 0:
+            raise ValueError(f'{name} has no elements')
+        f = _ParameterFile(os.path.join(self.root, name), name, p, dtype, self._grad_dtype or dtype)
+        existing = os.path.exists(f.path) if self._built else self._resume
+        with self._explained(f'parameter {name}'):
+            f.open_existing() if existing else f.create()
+        return f
+
+
+class _ParameterFile:
+    """One tensor and its file."""
+
+    def __init__(self, path: str, name: str, tensor: torch.Tensor, dtype: torch.dtype,
+                 grad_dtype: torch.dtype) -> None:
+        self.path, self.name, self.tensor = path, name, tensor
+        self.dtype, self.grad_dtype = dtype, grad_dtype
+        self.fd = -1
+        self.config = ''  # this file's own optimizer attribute
+        self._buffers: Dict[torch.dtype, torch.Tensor] = {}
+
+    def create(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self.fd = os.open(self.path, flags, 0o666)
+        os.setxattr(self.fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
+        os.setxattr(self.fd, XATTR + 'shape', self._shape().encode())
+        if self.grad_dtype != self.dtype:
+            os.setxattr(self.fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
+        source = self._ready(self.tensor, self.dtype)
+        _write_all(self.fd, source)
+        if self.dtype != self.tensor.dtype:  # compute with what the store holds
+            self._store(source)
+
+    def open_existing(self) -> None:
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
+            found = self._attribute(word)
+            if found != wanted:
+                raise ValueError(f'{self.path}: {word} is {found or "not set"} in the store and {wanted} in the model')
+        grad = FILE_DTYPES[self.grad_dtype]
+        if (self._attribute('grad_dtype') or FILE_DTYPES[self.dtype]) != grad:
+            os.setxattr(self.fd, XATTR + 'grad_dtype', grad.encode())
+        self.config = self._attribute('optimizer')
+        self.read_parameter()
+
+    def write_gradient(self, path: str) -> None:
+        grad = self.tensor.grad
+        if grad.layout != torch.strided:
+            raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            _write_all(fd, self._ready(grad, self.grad_dtype))
+        except BaseException:
+            _close_quietly(fd)
+            raise
+        os.close(fd)  # hands the gradient over: errors of it are raised here
+
+    def read_parameter(self) -> None:
+        if _direct(self.tensor, self.dtype):
+            _read_all(self.fd, self.tensor)
+            # What autograd saved of the old values is void: a view of nothing moves the version counter.
+            self.tensor.detach().view(-1)[:0].zero_()
+        else:
+            buffer = self._buffer(self.dtype)
+            _read_all(self.fd, buffer)
+            self._store(buffer)
+
+    def set_config(self, text: str) -> None:
+        if text == self.config:
+            return
+        if text:
+            os.setxattr(self.fd, XATTR + 'optimizer', text.encode())
+        else:
+            os.removexattr(self.fd, XATTR + 'optimizer')
+        self.config = text
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            _close_quietly(self.fd)
+        self.fd = -1
+
+    def _shape(self) -> str:
+        return ','.join(map(str, self.tensor.shape)) or '1'
+
+    def _attribute(self, word: str) -> str:
+        try:
+            return os.getxattr(self.fd, XATTR + word).decode()
+        except OSError as e:
+            if e.errno != errno.ENODATA:
+                raise
+            return ''
+
+    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._buffers:
+            self._buffers[dtype] = torch.empty(self.tensor.shape, dtype=dtype, pin_memory=self.tensor.is_cuda)
+        return self._buffers[dtype]
+
+    def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor itself where its memory is what a file takes, else a copy that is (f32 to bf16: to nearest even)."""
+        return tensor if _direct(tensor, dtype) else self._buffer(dtype).copy_(tensor.detach())
+
+    @torch.no_grad()
+    def _store(self, values: torch.Tensor) -> None:
+        self.tensor.copy_(values)
+
+
+class _Explained:
+    """Adds to an OSError what was being done and what the store says about it."""
+
+    def __init__(self, root: str, what: str) -> None:
+        self.root, self.what = root, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, OSError) and error.errno is not None:
+            text = f'{os.strerror(error.errno)} ({self.what})'
+            said = self._store_says(error.errno)
+            raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root) from error
+
+    def _store_says(self, number: int) -> str:
+        if number in (errno.ENOTCONN, errno.ECONNABORTED):
+            return "the file system's daemon is gone; mount again and continue with resume=True"
+        try:
+            return os.getxattr(self.root, XATTR + 'error').decode(errors='replace')
+        except OSError as e:
+            return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+
+
+def _as_groups(params: Iterable) -> List[Dict[str, Any]]:
+    if isinstance(params, torch.Tensor):
+        raise TypeError('params must be a list of parameters, not one tensor')
+    listed = list(params)
+    if not listed:
+        raise ValueError('there are no parameters')
+    return listed if isinstance(listed[0], dict) else [{'params': listed}]
+
+
+def _check_hyper(group: Dict[str, Any]) -> None:
+    for key in ('lr', 'eps', 'weight_decay'):
+        if not 0.0 <= group[key] < float('inf'):
+            raise ValueError(f'{key} must be a number >= 0, not {group[key]}')
+    for beta in group['betas']:
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f'betas must be numbers >= 0 and < 1, not {group["betas"]}')
+
+
+def _check_name(name: str) -> None:
+    if not name or '/' in name or '\0' in name or name in ('.', '..', HIDDEN) or len(os.fsencode(name)) > 255:
+        raise ValueError(f'{name!r} cannot be the name of a file')
+
+
+def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Can this tensor's memory be read and written as the bytes of a file?"""
+    return tensor.dtype == dtype and tensor.device.type == 'cpu' and tensor.is_contiguous()
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, without a copy; valid while the tensor is."""
+    size = tensor.numel() * tensor.element_size()
+    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast('B')
+
+
+def _write_all(fd: int, tensor: torch.Tensor) -> None:
+    memory, done = _memory(tensor), 0
+    while done < len(memory):
+        done += os.pwrite(fd, memory[done:], done)
+
+
+def _read_all(fd: int, tensor: torch.Tensor) -> None:
+    memory, done = _memory(tensor), 0
+    while done < len(memory):
+        n = os.preadv(fd, [memory[done:]], done)
+        if n == 0:
+            raise OSError(errno.EIO, f'the file ends after {done} of {len(memory)} bytes')
+        done += n
+
+
+def _close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # told already, by what failed before

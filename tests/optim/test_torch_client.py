@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The PyTorch client against a mounted store: same numbers as torch.optim.AdamW, few bytes, clear errors, no lost step."""
+import errno
+import os
+import pathlib
+import sys
+import tempfile
+
+import pytest
+import torch
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'optim/torch'))
+
+from demo_store import Store  # noqa: E402
+from hitrain_torch import HitrainAdamW  # noqa: E402
+
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
+LR = 1e-2
+
+
+@pytest.fixture
+def store():
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-client-') as folder:
+        s = Store(PROGRAMS, pathlib.Path(folder), '256M')
+        try:
+            s.format()
+            s.mount()
+            yield s
+        finally:
+            s.close()
+
+
+@pytest.fixture
+def root(store):
+    return store.mountpoint / 'model'
+
+
+def parameters(seed=0, dtype=torch.float32):
+    random = torch.Generator().manual_seed(seed)
+    return {n: torch.nn.Parameter(torch.randn(shape, generator=random).to(dtype)) for n, shape in SHAPES.items()}
+
+
+def give_gradients(params, step, dtype=None):
+    random = torch.Generator().manual_seed(1000 + step)
+    for p in params.values():
+        g = torch.randn(p.shape, generator=random)
+        p.grad = g.to(dtype or p.dtype).to(p.dtype)
+
+
+def run(optimizer, params, first, last):
+    for step in range(first, last):
+        give_gradients(params, step)
+        optimizer.step()
+
+
+def assert_equal(left, right):
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def assert_close(left, right, most=1e-3 * LR):
+    for name in left:
+        assert (left[name] - right[name]).abs().max() <= most, name
+
+
+def step_of(root):
+    return int(os.getxattr(root, 'user.hitrain.step'))
+
+
+# ------------------------------------------------------------------- numbers
+
+def test_equals_torch_with_groups_and_a_scheduler(root):
+    own, theirs = parameters(), parameters()
+
+    def made(kind, params, pairs, *where):
+        value = (lambda n: (n, params[n])) if pairs else (lambda n: params[n])
+        groups = [{'params': [value('wide.weight')], 'weight_decay': 0.1},
+                  {'params': [value(n) for n in ('wide.bias', 'norm', 'scale')], 'weight_decay': 0.0, 'lr': 2 * LR}]
+        optimizer = kind(groups, *where, lr=LR, betas=(0.9, 0.95))
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    theirs_opt, theirs_plan = made(torch.optim.AdamW, theirs, False)
+    own_opt, own_plan = made(HitrainAdamW, own, True, root)
+    with own_opt:
+        for step in range(20):
+            for params, optimizer, plan in ((theirs, theirs_opt, theirs_plan), (own, own_opt, own_plan)):
+                give_gradients(params, step)
+                optimizer.step()
+                plan.step()
+        assert_close(own, theirs)
+        assert own_opt.committed_step == 20
+        moment = theirs_opt.state[theirs['wide.weight']]['exp_avg']
+        assert torch.allclose(own_opt.read_state(own['wide.weight'], 'exp_avg'), moment, atol=1e-6)
+        assert own_opt.read_state(own['scale'], 'step').item() == 20
+
+
+def test_closure_and_parameters_without_a_gradient(root):
+    params = parameters()
+    before = {n: p.detach().clone() for n, p in params.items()}
+    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+        def closure():
+            optimizer.zero_grad()
+            loss = (params['norm'] ** 2).sum()
+            loss.backward()
+            return loss
+        assert optimizer.step(closure).item() == pytest.approx((before['norm'] ** 2).sum().item())
+        assert not torch.equal(params['norm'], before['norm'])
+        assert torch.equal(params['wide.bias'], before['wide.bias'])
+        optimizer.zero_grad(set_to_none=True)
+        optimizer.step()
+        assert optimizer.committed_step == 1
+
+
+def test_tensors_whose_memory_is_no_file(root):
+    """Transposed, and of another dtype than the files: bytes go through a buffer."""
+    own = {'t': torch.nn.Parameter(torch.arange(600.0).view(20, 30).t())}
+    theirs = {'t': torch.nn.Parameter(own['t'].detach().clone(memory_format=torch.contiguous_format))}
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
+        assert not own['t'].is_contiguous()
+        for opt, params in ((optimizer, own), (other, theirs)):
+            run(opt, params, 0, 3)
+        assert_close(own, theirs, 1e-4)
+        assert torch.equal(torch.frombuffer(bytearray((root / 't').read_bytes()), dtype=torch.float32).view(30, 20),
+                           own['t'])
+
+
+def test_autograd_notices_that_parameters_changed(root):
+    p = torch.nn.Parameter(torch.ones(4))
+    with HitrainAdamW([('p', p)], root, lr=LR) as optimizer:
+        loss = (p * p).sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+        with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+            loss.backward()
+
+
+# --------------------------------------------------------------------- bytes
+
+def crossed(store):
+    return sum(v for k, v in store.counters().items()
+               if k.startswith('mount_') and k.endswith(('_read_bytes', '_written_bytes')))
+
+
+@pytest.mark.parametrize('dtype, per_parameter', [(torch.float32, 8), (torch.bfloat16, 4)])
+def test_bytes_that_cross_the_mount(store, root, dtype, per_parameter):
+    params = parameters()
+    count = sum(p.numel() for p in params.values())
+    with HitrainAdamW(params.items(), root, lr=LR, param_dtype=dtype) as optimizer:
+        before = crossed(store)
+        run(optimizer, params, 0, 10)
+        assert crossed(store) - before == 10 * count * per_parameter
+
+
+def test_bf16_files_hold_what_the_model_computes_with(root):
+    params = parameters()
+    wanted = {n: p.detach().bfloat16() for n, p in params.items()}
+    with HitrainAdamW(params.items(), root, lr=LR, param_dtype=torch.bfloat16) as optimizer:
+        assert_equal({n: p.bfloat16() for n, p in params.items()}, wanted)
+        run(optimizer, params, 0, 5)
+        for name, p in params.items():
+            held = torch.frombuffer(bytearray((root / name).read_bytes()), dtype=torch.bfloat16).view(p.shape)
+            assert torch.equal(held.float(), p), name
+            master = optimizer.read_state(p, 'master')
+            assert torch.equal(master.bfloat16(), held), name
+        assert not torch.equal(master.bfloat16().float(), master)
+
+
+def test_bf16_model_with_f32_gradients(root):
+    params = parameters(dtype=torch.bfloat16)
+    with HitrainAdamW(params.items(), root, lr=LR, grad_dtype=torch.float32) as optimizer:
+        run(optimizer, params, 0, 2)
+        assert os.getxattr(root / 'norm', 'user.hitrain.grad_dtype') == b'f32'
+        assert params['norm'].dtype == torch.bfloat16
+        assert (root / 'norm').stat().st_size == 14
+
+
+# -------------------------------------------------------------------- resume
+
+def test_resume_continues_bit_identically(store, root):
+    whole, parts = parameters(), parameters()
+    with HitrainAdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
+        run(optimizer, whole, 0, 8)
+    with HitrainAdamW(parts.items(), root, lr=LR) as optimizer:
+        run(optimizer, parts, 0, 4)
+    store.unmount()
+    store.mount()
+    parts = parameters(seed=1)
+    with HitrainAdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
+        assert optimizer.committed_step == 4
+        run(optimizer, parts, 4, 8)
+    assert_equal(whole, parts)
+
+
+def test_killed_daemon_in_the_middle_of_a_step(store, root):
+    whole, parts = parameters(), parameters()
+    with HitrainAdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
+        run(optimizer, whole, 0, 6)
+    with HitrainAdamW(parts.items(), root, lr=LR) as optimizer:
+        run(optimizer, parts, 0, 3)
+        give_gradients(parts, 3)
+        optimizer.send_gradient(parts['wide.weight'])
+        store.kill()
+        with pytest.raises(OSError, match='mount again and continue with resume=True') as e:
+            optimizer.step()
+        assert e.value.errno == errno.ENOTCONN
+    store.mount()
+    assert step_of(root) == 3
+    parts = parameters(seed=1)
+    with HitrainAdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
+        run(optimizer, parts, 3, 6)
+    assert_equal(whole, parts)
+
+
+def test_trainer_that_died_in_the_middle_of_a_step(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+        run(optimizer, params, 0, 2)
+        wanted = {n: p.detach().clone() for n, p in params.items()}
+        give_gradients(params, 2)
+        optimizer.send_gradient(params['norm'])
+    again = parameters(seed=1)
+    with HitrainAdamW(again.items(), root, lr=LR, resume=True) as optimizer:
+        assert optimizer.committed_step == 2
+        assert_equal(again, wanted)
+        run(optimizer, again, 2, 3)
+        assert optimizer.committed_step == 3
+
+
+def test_durable_every_loses_whole_steps_only(store, root):
+    params = parameters()
+    kept = {}
+    with HitrainAdamW(params.items(), root, lr=LR, durable_every=3) as optimizer:
+        for step in range(5):
+            run(optimizer, params, step, step + 1)
+            assert optimizer.committed_step == step + 1 - (step + 1) % 3
+            assert step_of(root) == step + 1
+            if step == 2:
+                kept = {n: p.detach().clone() for n, p in params.items()}
+        store.kill()
+    store.mount()
+    again = parameters(seed=1)
+    with HitrainAdamW(again.items(), root, lr=LR, durable_every=3, resume=True) as optimizer:
+        assert optimizer.committed_step == 3
+        assert_equal(again, kept)
+        run(optimizer, again, 3, 4)
+        optimizer.commit()
+        assert optimizer.committed_step == 4
+
+
+def test_abort_goes_back_to_the_durable_step(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR, durable_every=2) as optimizer:
+        run(optimizer, params, 0, 2)
+        wanted = {n: p.detach().clone() for n, p in params.items()}
+        run(optimizer, params, 2, 3)
+        optimizer.abort()
+        assert_equal(params, wanted)
+        assert step_of(root) == 2
+        run(optimizer, params, 2, 4)
+        assert optimizer.committed_step == 4
+
+
+def test_parameters_that_come_later(store, root):
+    params = parameters()
+    with HitrainAdamW([('norm', params['norm'])], root, lr=LR) as optimizer:
+        run(optimizer, {'norm': params['norm']}, 0, 1)
+        optimizer.add_param_group({'params': [('scale', params['scale'])], 'lr': 2 * LR})
+        run(optimizer, {n: params[n] for n in ('norm', 'scale')}, 1, 3)
+        assert optimizer.read_state(params['scale'], 'step').item() == 2
+    store.kill()
+    store.mount()
+    assert (root / 'scale').stat().st_size == 4
+
+
+# ---------------------------------------------------------------- state_dict
+
+def test_state_dict_names_the_step(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR, durable_every=100) as optimizer:
+        run(optimizer, params, 0, 2)
+        saved = optimizer.state_dict()
+        assert saved['hitrain']['step'] == optimizer.committed_step == 2
+        optimizer.param_groups[0]['lr'] = 5.0
+        optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]['lr'] == LR
+        run(optimizer, params, 2, 3)
+        with pytest.raises(ValueError, match='of step 2.*holds step 3'):
+            optimizer.load_state_dict(saved)
+        with pytest.raises(ValueError, match='not from a HitrainAdamW'):
+            optimizer.load_state_dict({'state': {}, 'param_groups': []})
+
+
+def test_hyper_parameters_are_set_only_when_they_change(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+        text = os.getxattr(root, 'user.hitrain.optimizer').decode()
+        assert text.split() == ['adamw', 'lr=0.01', 'beta1=0.9', 'beta2=0.999', 'eps=1e-08', 'weight_decay=0.01',
+                                'maximize=0', 'durable_every=1']
+        run(optimizer, params, 0, 1)
+        os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5')
+        run(optimizer, params, 1, 2)
+        assert os.getxattr(root, 'user.hitrain.optimizer') == b'adamw lr=0.5'
+        optimizer.param_groups[0]['lr'] = 0.25
+        run(optimizer, params, 2, 3)
+        assert b'lr=0.25 ' in os.getxattr(root, 'user.hitrain.optimizer')
+
+
+# ----------------------------------------------------------------- bad input
+
+def test_a_root_that_is_not_empty_is_refused(root):
+    params = parameters()
+    HitrainAdamW(params.items(), root, lr=LR).close()
+    with pytest.raises(FileExistsError, match='resume=True'):
+        HitrainAdamW(params.items(), root, lr=LR)
+
+
+def test_resume_of_another_model_is_refused(root):
+    HitrainAdamW(parameters().items(), root, lr=LR).close()
+    other = {**parameters(), 'norm': torch.nn.Parameter(torch.zeros(8))}
+    with pytest.raises(ValueError, match='model/norm: shape is 7 in the store and 8 in the model'):
+        HitrainAdamW(other.items(), root, lr=LR, resume=True)
+    with pytest.raises(ValueError, match='dtype is f32 in the store and bf16'):
+        HitrainAdamW(parameters().items(), root, lr=LR, resume=True, param_dtype=torch.bfloat16)
+    more = {**parameters(), 'new': torch.nn.Parameter(torch.zeros(8))}
+    with pytest.raises(FileNotFoundError, match='parameter new'):
+        HitrainAdamW(more.items(), root, lr=LR, resume=True)
+
+
+def test_what_is_no_hitrain_mount(tmp_path):
+    with pytest.raises(OSError, match='user.hitrain|no hitrain|model root'):
+        HitrainAdamW(parameters().items(), tmp_path, lr=LR, resume=True)
+
+
+@pytest.mark.parametrize('kind, match, params, options', [
+    (ValueError, 'cannot be the name', [('a/b', 0)], {}),
+    (ValueError, 'cannot be the name', [('.hitrain', 0)], {}),
+    (ValueError, 'called same', [('same', 0), ('same', 1)], {}),
+    (ValueError, 'given twice', [('one', 0), ('other', 0)], {}),
+    (ValueError, 'no parameters', [], {}),
+    (ValueError, 'lr must be', [('p', 0)], {'lr': -1.0}),
+    (ValueError, 'betas must be', [('p', 0)], {'betas': (0.9, 1.0)}),
+    (ValueError, 'durable_every', [('p', 0)], {'durable_every': 0}),
+    (TypeError, 'f32 or bf16', [('p', 0)], {'param_dtype': torch.float64}),
+    (ValueError, 'fewer names', [0, 1], {'names': ['p']}),
+    (ValueError, 'more names', [0], {'names': ['p', 'q']}),
+])
+def test_bad_arguments(root, kind, match, params, options):
+    tensors = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))]
+    given = [(e[0], tensors[e[1]]) if isinstance(e, tuple) else tensors[e] for e in params]
+    with pytest.raises(kind, match=match):
+        HitrainAdamW(given, root, **{'lr': LR, **options})
+    HitrainAdamW(tensors, root, lr=LR).close()  # nothing is in the way
+
+
+def test_refusals_say_what_the_store_says(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+        run(optimizer, params, 0, 1)
+        give_gradients(params, 1)
+        optimizer.send_gradient(params['norm'])
+        with pytest.raises(OSError) as e:  # the same elements twice in one step
+            optimizer.send_gradient(params['norm'])
+        assert 'gradient of norm' in str(e.value) and os.getxattr(root, 'user.hitrain.error').decode() in str(e.value)
+        optimizer.abort()
+        os.truncate(root / 'norm', 4)
+        with pytest.raises(OSError, match='gradient of norm'):
+            run(optimizer, params, 1, 2)
+
+
+def test_somebody_else_steers_the_same_model(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR) as first:
+        run(first, params, 0, 1)
+        other = parameters()
+        with HitrainAdamW(other.items(), root, lr=LR, resume=True) as second:
+            run(second, other, 1, 2)
+        with pytest.raises(RuntimeError, match='somebody else'):
+            run(first, params, 2, 3)
+
+
+def test_no_descriptor_stays_open(store, root):
+    before = len(os.listdir('/proc/self/fd'))
+    optimizer = HitrainAdamW(parameters().items(), root, lr=LR, durable_every=2)
+    run(optimizer, parameters(), 0, 1)
+    optimizer.close()
+    assert len(os.listdir('/proc/self/fd')) == before
+    store.unmount()
+    assert store.check().returncode == 0
