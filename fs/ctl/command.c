@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * command.c - the lines of .hitrain/ctl. All of them may WAIT: the caller's thread must be one that nothing else waits for.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+/* Holds a lookup count on *out_ino. Symbolic links are not followed: a parameter is named by its own path. */
+static int resolve(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd, uint64_t *out_ino)
+{
+    const char *path = cmd->path;
+    size_t left = cmd->path_len;
+    char name[HT_NAME_BYTES_MAX + 1];
+    uint64_t at = dir;
+    int r;
+
+    if (left && *path == '/')
+        return -EINVAL;
+    while ((r = ht_parse_component(&path, &left, name)) > 0) {
+        struct stat st;
+        int found = ht_ns_lookup(c->ns, at, name, &st);
+
+        if (at != dir)
+            ht_ns_forget(c->ns, at, 1);
+        if (found)
+            return found;
+        at = st.st_ino;
+    }
+    if (r == 0 && at == dir)
+        r = -EINVAL;
+    if (r && at != dir)
+        ht_ns_forget(c->ns, at, 1);
+    if (r == 0)
+        *out_ino = at;
+    return r;
+}
+
+static int prefetch_or_evict(struct ht_ctl *c, uint64_t ino, bool prefetch)
+{
+    struct ht_obj *obj;
+    int r = ht_ns_open(c->ns, ino, &obj);
+
+    if (r)
+        return r;
+    if (prefetch) {
+        r = ht_obj_prefetch(obj);
+    } else {
+        r = ht_obj_writeback(obj);
+        ht_obj_evict(obj);
+    }
+    ht_ns_close(c->ns, ino);
+    return r;
+}
+
+static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_command *cmd,
+                       char err[HT_CTL_ERROR_MAX])
+{
+    if (cmd->id == HT_COMMAND_PREFETCH || cmd->id == HT_COMMAND_EVICT)
+        return prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
+    if (!root || ht_ctl_param(c, ino) != root) {
+        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
+                 (int)ht_min_u64(cmd->path_len, 120), cmd->path);
+        return -EINVAL;
+    }
+    switch (cmd->id) {
+    case HT_COMMAND_APPLY:
+        return ht_optim_apply(c->optim, root, ino);
+    case HT_COMMAND_WAIT:
+        return ht_optim_wait(c->optim, root, ino);
+    case HT_COMMAND_RESET:
+        return ht_optim_reset(c->optim, root, ino);
+    default:
+        return -EINVAL;
+    }
+}
+
+static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
+                         char err[HT_CTL_ERROR_MAX])
+{
+    uint64_t ino;
+    int r = resolve(c, dir, cmd, &ino);
+
+    if (r) {
+        snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
+                 r == -EINVAL ? "not a path below this directory" : strerror(-r));
+        return r;
+    }
+    r = run_on_file(c, root, ino, cmd, err);
+    ht_ns_forget(c->ns, ino, 1);
+    return r;
+}
+
+static int run_on_root(struct ht_ctl *c, uint64_t root, enum ht_command_id id)
+{
+    int r;
+
+    switch (id) {
+    case HT_COMMAND_WAIT:
+        return ht_optim_wait(c->optim, root, 0);
+    case HT_COMMAND_STEP:
+        return ht_optim_step(c->optim, root);
+    case HT_COMMAND_COMMIT:
+        return ht_optim_commit(c->optim, root);
+    case HT_COMMAND_ABORT:
+        r = ht_optim_abort(c->optim, root);
+        ht_ctl_drop_stale(c);
+        return r;
+    default:
+        return -EINVAL;
+    }
+}
+
+/* The optimizer names what is in the way in the root's error. */
+static void explain(struct ht_ctl *c, uint64_t root, int error, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_root_stat st;
+
+    if (err[0])
+        return;
+    if (root && error != -EIO && ht_optim_root_stat(c->optim, root, &st) == 0 && st.error[0])
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", st.error);
+    else
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", strerror(-error));
+}
+
+int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
+                   char err[HT_CTL_ERROR_MAX])
+{
+    int r;
+
+    err[0] = 0;
+    if (cmd->id == HT_COMMAND_NONE)
+        return 0;
+    if (cmd->path_len) {
+        r = run_with_path(c, dir, root, cmd, err);
+    } else if (root) {
+        r = run_on_root(c, root, cmd->id);
+    } else if (cmd->id == HT_COMMAND_COMMIT) {
+        r = ht_store_commit(c->store);
+    } else {
+        snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
+        r = -EINVAL;
+    }
+    if (r)
+        explain(c, root, r, err);
+    return r;
+}

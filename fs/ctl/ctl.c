@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ctl.c - binds names, optimizer and the client's caches together.
+ *
+ * Owns the hooks that fs/ns and optim call. Threads: hooks run on whatever thread the caller has; those that run inside a
+ * transaction must not reach the cache (the kernel may hold a lock that a request waiting for this
+ * transaction holds), so what an abort left stale is collected here and told afterwards.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------- hooks */
+
+static void hook_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
+{
+    struct ht_ctl *c = ctx;
+
+    ht_optim_param_deleted(c->optim, ino, tx);
+    ht_problem_clear(c, ino);
+}
+
+static void hook_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
+{
+    struct ht_ctl *c = ctx;
+    const struct ht_ctl_cache *cache = c->cache;
+
+    if (cache)
+        cache->drop_data(cache->ctx, oid, off, len);
+}
+
+static size_t hook_pending_bytes(void *ctx, uint64_t root)
+{
+    struct ht_ctl *c = ctx;
+
+    return ht_ns_root_pending_bytes(c->ns, root);
+}
+
+static void hook_publish(void *ctx, uint64_t root, struct ht_tx *tx)
+{
+    struct ht_ctl *c = ctx;
+
+    ht_ns_root_publish(c->ns, root, tx);
+}
+
+static void note_stale(void *ctx, uint64_t ino, uint64_t parent, const char *name)
+{
+    struct ht_ctl *c = ctx;
+    size_t len = name ? strlen(name) : 0;
+    struct ht_stale *s = malloc(sizeof(*s) + len + 1);
+
+    if (s) {
+        s->ino = ino;
+        s->parent = parent;
+        memcpy(s->name, name ? name : "", len + 1);
+    }
+    pthread_mutex_lock(&c->lock);
+    if (s) {
+        s->next = c->stale;
+        c->stale = s;
+    } else {
+        c->stale_lost = true;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+static void hook_abort(void *ctx, uint64_t root)
+{
+    struct ht_ctl *c = ctx;
+
+    ht_ns_root_abort(c->ns, root, note_stale, c);
+    ht_ctl_changed(c);
+}
+
+static void hook_name(void *ctx, uint64_t oid, char *buf, size_t cap)
+{
+    struct ht_ctl *c = ctx;
+
+    ht_ns_path(c->ns, oid, buf, cap);
+}
+
+static bool hook_override(void *ctx, uint64_t oid, struct ht_optim_config *out)
+{
+    char err[HT_OPTIM_ERROR_MAX];
+
+    return ht_optimizer_read(ctx, oid, out, err) == 0;
+}
+
+void ht_ctl_drop_stale(struct ht_ctl *c)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+    struct ht_stale *list;
+    bool lost;
+
+    pthread_mutex_lock(&c->lock);
+    list = c->stale;
+    lost = c->stale_lost;
+    c->stale = NULL;
+    c->stale_lost = false;
+    pthread_mutex_unlock(&c->lock);
+    if (lost)
+        ht_error(
+            "memory ran out during an abort: clients may see names and bytes from before it until they look again");
+    while (list) {
+        struct ht_stale *s = list;
+
+        list = s->next;
+        if (cache && s->name[0])
+            cache->drop_name(cache->ctx, s->parent, s->name);
+        if (cache && s->ino)
+            cache->drop_data(cache->ctx, s->ino, 0, 0);
+        free(s);
+    }
+}
+
+/* -------------------------------------------------------------------- life */
+
+int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
+{
+    struct ht_ctl *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return -ENOMEM;
+    c->store = s;
+    c->epoch = 1;
+    pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->root_lock, NULL);
+    c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted};
+    c->optim_hooks = (struct ht_optim_hooks){
+        .ctx = c,
+        .invalidate = hook_invalidate,
+        .pending_bytes = hook_pending_bytes,
+        .publish = hook_publish,
+        .abort = hook_abort,
+        .name = hook_name,
+        .override = hook_override,
+    };
+    *out = c;
+    return 0;
+}
+
+const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c)
+{
+    return &c->ns_hooks;
+}
+
+const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c)
+{
+    return &c->optim_hooks;
+}
+
+void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o)
+{
+    c->ns = ns;
+    c->optim = o;
+}
+
+static int start_root(void *ctx, uint64_t ino)
+{
+    struct ht_ctl *c = ctx;
+    struct ht_optim_config config;
+    char err[HT_OPTIM_ERROR_MAX], path[256];
+    struct ht_tx *tx = NULL;
+    int r = ht_optimizer_read(c, ino, &config, err);
+
+    if (r) {
+        ht_ns_path(c->ns, ino, path, sizeof(path));
+        ht_error("model root /%s: %s", path, r == -EINVAL ? err : strerror(-r));
+        return r == -EINVAL || r == -ENODATA ? -EUCLEAN : r;
+    }
+    if (ht_store_read_only(c->store)) /* replay found the root: nothing will be put into the log */
+        return ht_optim_root_add(c->optim, ino, &config, NULL);
+    r = ht_tx_begin(c->store, 0, &tx);
+    if (r)
+        return r;
+    r = ht_optim_root_add(c->optim, ino, &config, tx);
+    if (r) {
+        (void)ht_tx_commit(tx, NULL);
+        return r;
+    }
+    return ht_tx_commit(tx, NULL);
+}
+
+int ht_ctl_start(struct ht_ctl *c)
+{
+    return ht_ns_roots(c->ns, start_root, c);
+}
+
+void ht_ctl_free(struct ht_ctl *c)
+{
+    if (!c)
+        return;
+    c->cache = NULL;
+    ht_ctl_drop_stale(c);
+    pthread_mutex_destroy(&c->lock);
+    pthread_mutex_destroy(&c->root_lock);
+    free(c);
+}
+
+struct ht_store *ht_ctl_store(struct ht_ctl *c)
+{
+    return c->store;
+}
+
+struct ht_ns *ht_ctl_ns(struct ht_ctl *c)
+{
+    return c->ns;
+}
+
+struct ht_optim *ht_ctl_optim(struct ht_ctl *c)
+{
+    return c->optim;
+}
+
+void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache)
+{
+    c->cache = cache;
+}
+
+struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c)
+{
+    return &c->traffic;
+}
+
+/* ----------------------------------------------------------------- queries */
+
+enum { GROUPS_MAX = 1024 };
+
+int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller)
+{
+    uint32_t gids[GROUPS_MAX];
+    size_t count;
+
+    if (ht_ns_access(c->ns, ino, mask, caller->cred, NULL, 0) == 0)
+        return 0;
+    if (!caller->groups)
+        return -EACCES;
+    count = caller->groups(caller->ctx, gids, GROUPS_MAX);
+    return ht_ns_access(c->ns, ino, mask, caller->cred, gids, ht_min_u64(count, GROUPS_MAX));
+}
+
+uint32_t ht_ctl_epoch(struct ht_ctl *c)
+{
+    return c->epoch;
+}
+
+void ht_ctl_changed(struct ht_ctl *c)
+{
+    c->epoch++;
+}
+
+static bool is_float(uint8_t dtype)
+{
+    const struct ht_dtype_word *row = ht_dtype_row(dtype);
+
+    return row && row->is_float;
+}
+
+uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_ns_tensor t;
+
+    if (ht_ns_tensor(c->ns, ino, &t) || t.is_root || !is_float(t.dtype))
+        return 0;
+    return t.root;
+}
+
+int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)
+{
+    struct ht_ns_tensor t;
+    struct ht_obj *obj;
+    int r = ht_ns_tensor(c->ns, ino, &t);
+
+    if (r)
+        return r;
+    if (!t.root || !is_float(t.dtype))
+        return -EINVAL;
+    r = ht_ns_open(c->ns, ino, &obj);
+    if (r)
+        return r;
+    *out = (struct ht_param_desc){
+        .root = t.root,
+        .obj = obj,
+        .dtype = t.dtype,
+        .grad_dtype = t.grad_dtype == HT_DTYPE_NONE ? t.dtype : t.grad_dtype,
+    };
+    return 0;
+}
+
+/* -------------------------------------------------------------- durability */
+
+int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino)
+{
+    uint64_t root = ht_ctl_param(c, ino);
+    struct ht_root_stat st;
+
+    if (root && ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) {
+        ht_problem_set(c, ino, "fsync of a parameter while a step is open: commit the model root instead");
+        return -EBUSY;
+    }
+    return ht_ns_fsync(c->ns, ino);
+}
+
+bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
+{
+    struct ht_ns_tensor t;
+
+    return ht_ns_tensor(c->ns, dir, &t) == 0 && t.is_root;
+}
+
+int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
+{
+    int r = ht_ctl_access(c, root, W_OK, caller);
+
+    return r ? r : ht_optim_commit(c->optim, root);
+}

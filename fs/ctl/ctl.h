@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ctl.h - what the store offers beside plain files: the attributes user.hitrain.* and the bindings between names,
+ * optimizer and whoever caches for clients. Knows nothing of FUSE. The hidden tree .hitrain/ is in hidden.h.
+ *
+ * Order of life: ht_ctl_new, ht_ns_new and ht_optim_new with the hooks, ht_ctl_attach, ht_store_mount, ht_ns_start,
+ * ht_optim_start, ht_ctl_start; then ht_ctl_set_cache. The reverse at the end.
+ *
+ * Locks: its own are leaves, held for a few instructions and never over a call into another layer.
+ * WAITS: may wait for I/O and for updates of the optimizer; must not be called by a thread that an update, an
+ * invalidation or a transaction may wait for.
+ */
+#ifndef HITRAIN_FS_CTL_CTL_H
+#define HITRAIN_FS_CTL_CTL_H
+
+#include <stdatomic.h>
+#include "tiering/base/base.h"
+#include "tiering/store/store.h"
+#include "optim/optim.h"
+#include "fs/ns/ns.h"
+
+struct ht_ctl;
+
+int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_CHECK;
+const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c);
+const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c);
+void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o);
+/* Give every model root its optimizer back, after a mount. WAITS. */
+int ht_ctl_start(struct ht_ctl *c) HT_CHECK;
+void ht_ctl_free(struct ht_ctl *c);
+
+struct ht_store *ht_ctl_store(struct ht_ctl *c);
+struct ht_ns *ht_ctl_ns(struct ht_ctl *c);
+struct ht_optim *ht_ctl_optim(struct ht_ctl *c);
+
+/* Whoever keeps copies of names, attributes and content (the kernel). Both may block; called with no lock held. */
+struct ht_ctl_cache {
+    void *ctx;
+    /* len 0: everything from off on. */
+    void (*drop_data)(void *ctx, uint64_t ino, uint64_t off, uint64_t len);
+    void (*drop_name)(void *ctx, uint64_t parent, const char *name);
+};
+/* NULL: nobody does. */
+void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);
+
+/* ----------------------------------------------------------------- callers */
+
+/* Supplementary groups are asked for only when the rest does not decide. */
+struct ht_caller {
+    struct ht_cred cred;
+    size_t (*groups)(void *ctx, uint32_t *gids, size_t cap); /* how many; may be NULL */
+    void *ctx;
+};
+/* 0 or -EACCES. mask: R_OK, W_OK, X_OK. */
+int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller) HT_CHECK;
+
+/* ---------------------------------------------------------------- counters */
+
+enum ht_traffic_kind { HT_TRAFFIC_PARAM, HT_TRAFFIC_GRAD, HT_TRAFFIC_STATE, HT_TRAFFIC_OTHER, HT_TRAFFIC_KINDS };
+
+/* Bytes that crossed the mount. */
+struct ht_traffic {
+    _Atomic uint64_t read_bytes[HT_TRAFFIC_KINDS];
+    _Atomic uint64_t written_bytes[HT_TRAFFIC_KINDS];
+    _Atomic uint64_t requests;
+    _Atomic uint64_t parked_reads; /* reads that waited for an update */
+};
+struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c);
+
+/* Grows whenever what an open file remembers of its inode (its root, its dtype, its mode) may have changed. */
+uint32_t ht_ctl_epoch(struct ht_ctl *c);
+void ht_ctl_changed(struct ht_ctl *c);
+/* The model root that this file is a parameter of, or 0. */
+uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino);
+
+/* -------------------------------------------------- attributes of hitrain */
+
+/* True for names of user.hitrain.*: they go to the functions below, every other name to fs/ns. */
+bool ht_words_match(const char *name);
+/* -EINVAL with the reason in the log and in the word error; -EOPNOTSUPP: read-only. WAITS when ht_words_waits(name). */
+int ht_words_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *value, size_t len, int flags,
+                 const struct ht_caller *caller) HT_CHECK;
+/* cap 0: the length. -ENODATA, -ERANGE. */
+ssize_t ht_words_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_CHECK;
+int ht_words_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller) HT_CHECK;
+bool ht_words_waits(const char *name);
+
+/* ------------------------------------------------------------- durability */
+
+/* fsync of a file: -EBUSY for a parameter while a step of its root is open. WAITS for I/O only. */
+int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino) HT_CHECK;
+/* True: fsync of this directory's descriptor is a commit (ht_ctl_commit). */
+bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);
+/* Boundary and everything below the root durable; -EACCES without write permission on it. WAITS. */
+int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_CHECK;
+
+#endif

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ctl_priv.h - what the files of fs/ctl share. */
+#ifndef HITRAIN_FS_CTL_CTL_PRIV_H
+#define HITRAIN_FS_CTL_CTL_PRIV_H
+
+#include <pthread.h>
+#include "fs/ctl/ctl.h"
+#include "fs/ctl/parse.h"
+#include "tiering/base/log.h"
+
+enum { HT_PROBLEMS_MAX = 64 }; /* remembered texts; the oldest makes room */
+
+/* The last refused thing of an inode, for the word error. */
+struct ht_problem {
+    uint64_t ino; /* 0: free */
+    uint64_t age;
+    char text[HT_CTL_ERROR_MAX];
+};
+
+/* A name or inode that is not what a client's caches say, after an abort. */
+struct ht_stale {
+    struct ht_stale *next;
+    uint64_t ino, parent;
+    char name[]; /* empty: none */
+};
+
+struct ht_ctl {
+    struct ht_store *store;
+    struct ht_ns *ns;
+    struct ht_optim *optim;
+    struct ht_ns_hooks ns_hooks;
+    struct ht_optim_hooks optim_hooks;
+    const struct ht_ctl_cache *_Atomic cache;
+    struct ht_traffic traffic;
+    _Atomic uint32_t epoch;
+
+    pthread_mutex_t lock; /* guards problems and stale; a leaf */
+    struct ht_problem problem[HT_PROBLEMS_MAX];
+    uint64_t problem_age;
+    struct ht_stale *stale;
+    bool stale_lost; /* memory ran out: everything counts as stale */
+
+    pthread_mutex_t root_lock; /* one change of what is a root at a time; above everything else */
+};
+
+/* problem.c: tell people (log) and programs (word error). An empty text clears. */
+void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...) HT_PRINTF(3, 4);
+void ht_problem_clear(struct ht_ctl *c, uint64_t ino);
+/* False: none. */
+bool ht_problem_get(struct ht_ctl *c, uint64_t ino, char out[HT_CTL_ERROR_MAX]);
+
+/* ctl.c */
+/* Tell the cache of everything an abort left stale. No lock held. */
+void ht_ctl_drop_stale(struct ht_ctl *c);
+/* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */
+int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_CHECK;
+
+/* optimizer.c: the word optimizer. */
+int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags) HT_CHECK;
+int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino) HT_CHECK;
+/* The configuration an inode's attribute says. -ENODATA, -EINVAL with text in err. */
+int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
+                      char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+
+/* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
+int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
+                   char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+
+/* figures.c */
+enum ht_figure_scope { HT_FIGURES_STORE = 1, HT_FIGURES_ROOT = 2, HT_FIGURES_FILE = 4 };
+/* What figures an inode has: a set of scopes, 0 for most directories; *out_root: the model root of HT_FIGURES_ROOT. */
+unsigned ht_figures_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root);
+/* One word. -ENODATA: the inode has no such figure. */
+int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out) HT_CHECK;
+bool ht_figures_known(const char *word);
+/* All of them as key=value lines. */
+int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_CHECK;
+/* OpenMetrics text: of one root, or (root 0) of the store and all its roots. */
+int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out) HT_CHECK;
+
+#endif

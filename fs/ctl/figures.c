@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * figures.c - every number that can be asked for: one row each, whether as an attribute alone, as a line of the
+ * attribute stats, or as a metric. A new figure is one row here.
+ *
+ * Figures are a snapshot: gathered into one struct, then written out. No lock is held meanwhile, so figures of
+ * different layers may be some microseconds apart.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+
+struct figures {
+    struct ht_store_stats store;
+    struct ht_ns_stats ns;
+    struct ht_root_stat root;
+    struct ht_obj_stat file;
+    uint64_t file_state_bytes;
+    uint64_t step_open;
+    uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
+    uint64_t requests, parked_reads;
+};
+
+enum kind { GAUGE, COUNTER };
+
+struct row {
+    const char *word;
+    uint8_t scope; /* one of enum ht_figure_scope */
+    uint8_t kind;
+    uint16_t offset;
+    const char *help;
+};
+
+#define STORE(word, kind, field, help)                                      \
+    {                                                                       \
+        word, HT_FIGURES_STORE, kind, offsetof(struct figures, field), help \
+    }
+#define ROOT(word, kind, field, help)                                      \
+    {                                                                      \
+        word, HT_FIGURES_ROOT, kind, offsetof(struct figures, field), help \
+    }
+#define FILE_(word, kind, field, help)                                     \
+    {                                                                      \
+        word, HT_FIGURES_FILE, kind, offsetof(struct figures, field), help \
+    }
+
+static const struct row rows[] = {
+    STORE("mount_param_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_PARAM], "Parameter bytes read through the mount."),
+    STORE("mount_param_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_PARAM],
+          "Parameter bytes written through the mount."),
+    STORE("mount_grad_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_GRAD], "Gradient bytes read through the mount."),
+    STORE("mount_grad_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_GRAD],
+          "Gradient bytes written through the mount."),
+    STORE("mount_state_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_STATE],
+          "Optimizer state bytes read through the mount."),
+    STORE("mount_state_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_STATE],
+          "Optimizer state bytes written through the mount."),
+    STORE("mount_other_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_OTHER], "Other bytes read through the mount."),
+    STORE("mount_other_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_OTHER],
+          "Other bytes written through the mount."),
+    STORE("mount_requests", COUNTER, requests, "Requests of the kernel."),
+    STORE("mount_parked_reads", COUNTER, parked_reads, "Reads that waited for an update of their bytes."),
+
+    STORE("total_bytes", GAUGE, store.total_bytes, "Space for data on all devices."),
+    STORE("free_bytes", GAUGE, store.free_bytes, "Space that nothing names."),
+    STORE("available_bytes", GAUGE, store.available_bytes, "Free space less reservations."),
+    STORE("reserved_bytes", GAUGE, store.reserved_bytes, "Free space promised to what is dirty and to the next step."),
+    STORE("limbo_bytes", GAUGE, store.limbo_bytes, "Space freed and not reusable before the log says so durably."),
+    STORE("objects", GAUGE, store.objects, "Tensors, states and files."),
+    STORE("chunks", GAUGE, store.chunks, "Chunks of all objects."),
+    STORE("inodes", GAUGE, ns.inodes, "Inodes."),
+    STORE("entries", GAUGE, ns.entries, "Directory entries."),
+    STORE("xattrs", GAUGE, ns.xattrs, "Extended attributes."),
+
+    STORE("dram_bytes", GAUGE, store.dram_bytes, "DRAM tier."),
+    STORE("resident_bytes", GAUGE, store.dram_used_bytes, "Used part of the DRAM tier."),
+    STORE("dirty_bytes", GAUGE, store.dram_dirty_bytes, "Part of the DRAM tier newer than the devices."),
+    STORE("staging_bytes", GAUGE, store.staging_bytes, "Staging pool."),
+    STORE("staging_used_bytes", GAUGE, store.staging_used_bytes, "Used part of the staging pool."),
+    STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),
+    STORE("names_bytes", GAUGE, ns.meta_bytes, "Memory for names and attributes."),
+
+    STORE("hits", COUNTER, store.hits, "Chunk accesses served from DRAM."),
+    STORE("misses", COUNTER, store.misses, "Chunk accesses that needed a device."),
+    STORE("evictions", COUNTER, store.evictions, "Images dropped to make room."),
+    STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
+    STORE("device_read_bytes", COUNTER, store.device_read_bytes, "Bytes read from devices."),
+    STORE("device_written_bytes", COUNTER, store.device_written_bytes, "Bytes written to devices."),
+    STORE("device_flushes", COUNTER, store.device_flushes, "Cache flushes of devices."),
+    STORE("checksum_errors", COUNTER, store.checksum_errors, "Chunks whose bytes were not what was written."),
+    STORE("read_errors", COUNTER, store.read_errors, "Reads that a device failed."),
+    STORE("write_errors", COUNTER, store.write_errors, "Writes that a device failed."),
+    STORE("commits", COUNTER, store.commits, "Transactions that somebody waited for."),
+
+    STORE("log_bytes", GAUGE, store.log.log_bytes, "Size of the metadata log."),
+    STORE("log_used_bytes", GAUGE, store.log.used_bytes, "Used part of the metadata log."),
+    STORE("log_claimed_bytes", GAUGE, store.log.claimed_bytes, "Log bytes that live metadata needs."),
+    STORE("log_claim_limit_bytes", GAUGE, store.log.claim_limit_bytes, "Most that live metadata may need."),
+    STORE("log_written_bytes", COUNTER, store.log.bytes_written, "Bytes written to the log."),
+    STORE("log_frames", COUNTER, store.log.frames_written, "Frames written to the log."),
+    STORE("log_groups", COUNTER, store.log.groups, "Transactions written to the log."),
+    STORE("log_compactions", COUNTER, store.log.compactions, "Compactions of the log."),
+
+    ROOT("step", GAUGE, root.step, "Boundaries."),
+    ROOT("durable_step", GAUGE, root.durable_step, "Durable boundaries."),
+    ROOT("step_open", GAUGE, step_open, "1 while a step is open."),
+    ROOT("parameters", GAUGE, root.parameters, "Parameters with optimizer state."),
+    ROOT("state_bytes", GAUGE, root.state_bytes, "Optimizer state."),
+    ROOT("grad_bytes", COUNTER, root.grad_bytes, "Gradient bytes accepted."),
+    ROOT("updated_elements", COUNTER, root.updated_elements, "Elements updated."),
+    ROOT("nonfinite", COUNTER, root.nonfinite, "Gradient elements that were NaN or infinite."),
+    ROOT("update_ns", COUNTER, root.update_ns, "Worker time spent in updates, nanoseconds."),
+    ROOT("commit_ns", COUNTER, root.commit_ns, "Time spent in commits, nanoseconds."),
+
+    FILE_("logical_bytes", GAUGE, file.size, "Size."),
+    FILE_("stored_bytes", GAUGE, file.stored_bytes, "Space on devices."),
+    FILE_("resident_bytes", GAUGE, file.resident_bytes, "In the DRAM tier."),
+    FILE_("dirty_bytes", GAUGE, file.dirty_bytes, "In the DRAM tier and newer than the devices."),
+    FILE_("chunk_bytes", GAUGE, file.chunk_bytes, "Size of a chunk."),
+    FILE_("state_stored_bytes", GAUGE, file_state_bytes, "Space of its optimizer state on devices."),
+    FILE_("hits", COUNTER, file.hits, "Chunk accesses served from DRAM."),
+    FILE_("misses", COUNTER, file.misses, "Chunk accesses that needed a device."),
+    FILE_("device_read_bytes", COUNTER, file.device_read_bytes, "Bytes read from devices."),
+    FILE_("device_written_bytes", COUNTER, file.device_written_bytes, "Bytes written to devices."),
+};
+
+static uint64_t value_of(const struct row *row, const struct figures *f)
+{
+    uint64_t v;
+
+    memcpy(&v, (const char *)f + row->offset, sizeof(v));
+    return v;
+}
+
+/* ------------------------------------------------------------------ gather */
+
+unsigned ht_figures_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
+{
+    unsigned scopes = ino == HT_NS_ROOT_INO ? HT_FIGURES_STORE : 0;
+    struct ht_ns_tensor t;
+    struct stat st;
+
+    *out_root = 0;
+    if (ht_ns_getattr(c->ns, ino, &st) || ht_ns_tensor(c->ns, ino, &t))
+        return scopes;
+    if (S_ISREG(st.st_mode))
+        return scopes | HT_FIGURES_FILE;
+    *out_root = t.root;
+    return t.root && S_ISDIR(st.st_mode) ? scopes | HT_FIGURES_ROOT : scopes;
+}
+
+static void gather_store(struct ht_ctl *c, struct figures *f)
+{
+    ht_store_stats(c->store, &f->store);
+    ht_ns_stats(c->ns, &f->ns);
+    for (unsigned i = 0; i < HT_TRAFFIC_KINDS; i++) {
+        f->read_bytes[i] = c->traffic.read_bytes[i];
+        f->written_bytes[i] = c->traffic.written_bytes[i];
+    }
+    f->requests = c->traffic.requests;
+    f->parked_reads = c->traffic.parked_reads;
+}
+
+static int gather_file(struct ht_ctl *c, uint64_t ino, struct figures *f)
+{
+    struct ht_obj *obj;
+    int r = ht_ns_open(c->ns, ino, &obj);
+
+    if (r)
+        return r;
+    ht_obj_stat(obj, &f->file);
+    ht_ns_close(c->ns, ino);
+    f->file_state_bytes = ht_optim_state_stored(c->optim, ino);
+    return 0;
+}
+
+static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, struct figures *f)
+{
+    int r = 0;
+
+    memset(f, 0, sizeof(*f));
+    if (scopes & HT_FIGURES_STORE)
+        gather_store(c, f);
+    if (scopes & HT_FIGURES_ROOT)
+        r = ht_optim_root_stat(c->optim, root, &f->root);
+    if (r == 0 && (scopes & HT_FIGURES_FILE))
+        r = gather_file(c, ino, f);
+    f->step_open = f->root.open;
+    return r;
+}
+
+/* -------------------------------------------------------------- attributes */
+
+bool ht_figures_known(const char *word)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (strcmp(rows[i].word, word) == 0)
+            return true;
+    return false;
+}
+
+int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
+{
+    struct figures f;
+    uint64_t root;
+    unsigned scopes = ht_figures_scopes(c, ino, &root);
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
+        int r;
+
+        if (!(rows[i].scope & scopes) || strcmp(rows[i].word, word) != 0)
+            continue;
+        r = gather(c, rows[i].scope, root, ino, &f);
+        if (r)
+            return r;
+        *out = value_of(&rows[i], &f);
+        return 0;
+    }
+    return -ENODATA;
+}
+
+int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
+{
+    struct figures f;
+    uint64_t root;
+    unsigned scopes = ht_figures_scopes(c, ino, &root);
+    int r = gather(c, scopes, root, ino, &f);
+
+    if (r)
+        return r;
+    if (!scopes)
+        return -ENODATA;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (rows[i].scope & scopes)
+            ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
+    return out->err;
+}
+
+/* ------------------------------------------------------------- OpenMetrics */
+
+enum { ROOTS_SHOWN_MAX = 256 };
+
+struct root_figures {
+    char label[512];
+    struct figures f;
+};
+
+struct root_list {
+    struct ht_ctl *ctl;
+    struct ht_buf found; /* struct root_figures, one after the other */
+    unsigned count;
+};
+
+/* A path as OpenMetrics writes labels. */
+static void escape_label(const char *path, char *out, size_t cap)
+{
+    size_t n = 0;
+
+    for (; *path && n + 3 < cap; path++) {
+        if (*path == '\\' || *path == '"' || *path == '\n')
+            out[n++] = '\\';
+        out[n++] = *path == '\n' ? 'n' : *path;
+    }
+    out[n] = 0;
+}
+
+static int add_root(void *ctx, uint64_t ino)
+{
+    struct root_list *list = ctx;
+    struct root_figures r;
+    char path[256];
+
+    if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, HT_FIGURES_ROOT, ino, ino, &r.f))
+        return 0;
+    path[0] = '/';
+    ht_ns_path(list->ctl->ns, ino, path + 1, sizeof(path) - 1);
+    escape_label(path, r.label, sizeof(r.label));
+    ht_buf_put(&list->found, &r, sizeof(r));
+    list->count += !list->found.err;
+    return list->found.err;
+}
+
+static void metric_head(const struct row *row, struct ht_buf *out)
+{
+    size_t len = strlen(row->word);
+
+    ht_buf_printf(out, "# TYPE hitrain_%s %s\n", row->word, row->kind == COUNTER ? "counter" : "gauge");
+    if (len > 6 && strcmp(row->word + len - 6, "_bytes") == 0)
+        ht_buf_printf(out, "# UNIT hitrain_%s bytes\n", row->word);
+    ht_buf_printf(out, "# HELP hitrain_%s %s\n", row->word, row->help);
+}
+
+static void metric_roots(const struct row *row, const struct root_list *list, struct ht_buf *out)
+{
+    const struct root_figures *r = (const struct root_figures *)(void *)list->found.data;
+
+    if (list->count)
+        metric_head(row, out);
+    for (unsigned i = 0; i < list->count; i++)
+        ht_buf_printf(out, "hitrain_%s%s{root=\"%s\"} %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
+                      r[i].label, (unsigned long long)value_of(row, &r[i].f));
+}
+
+static void metric_store(const struct row *row, const struct figures *f, struct ht_buf *out)
+{
+    metric_head(row, out);
+    ht_buf_printf(out, "hitrain_%s%s %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
+                  (unsigned long long)value_of(row, f));
+}
+
+int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
+{
+    struct root_list list = {.ctl = c, .found = HT_BUF_INIT};
+    struct figures f;
+    int r = root ? add_root(&list, root) : ht_ns_roots(c->ns, add_root, &list);
+
+    if (r == 0 && !root)
+        r = gather(c, HT_FIGURES_STORE, 0, 0, &f);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && r == 0; i++) {
+        if (rows[i].scope == HT_FIGURES_ROOT)
+            metric_roots(&rows[i], &list, out);
+        else if (rows[i].scope == HT_FIGURES_STORE && !root)
+            metric_store(&rows[i], &f, out);
+    }
+    ht_buf_printf(out, "# EOF\n");
+    ht_buf_free(&list.found);
+    return r ? r : out->err;
+}

@@ -1,0 +1,398 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hidden.c - what exists in the hidden tree, and what it looks like. See hidden.h.
+ *
+ * An inode number is made of a kind (bits 56 to 63), an index (48 to 55) and the inode it belongs to (0 to 47; the
+ * store numbers from 1 up and never gets there). Attributes are made up from those of that inode, so that the
+ * kernel's permission check gives what steering and reading need; ht_hidden_open checks again.
+ */
+#include "fs/ctl/hidden_priv.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#define BASE_BITS 48
+
+static uint64_t number_of(enum ht_hidden_kind kind, unsigned index, uint64_t base)
+{
+    return (uint64_t)kind << 56 | (uint64_t)index << BASE_BITS | base;
+}
+
+enum ht_hidden_kind ht_hidden_kind(uint64_t ino)
+{
+    return (enum ht_hidden_kind)(ino >> 56);
+}
+
+unsigned ht_hidden_index(uint64_t ino)
+{
+    return ino >> BASE_BITS & 0xff;
+}
+
+uint64_t ht_hidden_base(uint64_t ino)
+{
+    return ino & ((1ull << BASE_BITS) - 1);
+}
+
+bool ht_hidden_match(uint64_t ino)
+{
+    return ino >> BASE_BITS != 0;
+}
+
+bool ht_hidden_name(uint64_t parent, const char *name)
+{
+    return ht_hidden_match(parent) || strcmp(name, HT_CTL_DIR) == 0;
+}
+
+/* grad/P and state/P hold a count of P; everything else lives below a directory that is held. */
+static bool counts(enum ht_hidden_kind kind)
+{
+    return kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_PARAM_DIR;
+}
+
+void ht_hidden_forget(struct ht_ctl *c, uint64_t ino, uint64_t n)
+{
+    if (counts(ht_hidden_kind(ino)))
+        ht_ns_forget(c->ns, ht_hidden_base(ino), n);
+}
+
+/* -------------------------------------------------------------- attributes */
+
+static mode_t search_bits(mode_t mode)
+{
+    return (mode & 0444) | (mode & 0444) >> 2;
+}
+
+/* Those who may write may read the answers. */
+static mode_t steer_bits(mode_t mode)
+{
+    return (mode & 0222) | (mode & 0222) << 1;
+}
+
+static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
+{
+    switch (kind) {
+    case HT_HIDDEN_DIR:
+    case HT_HIDDEN_GRAD_DIR:
+    case HT_HIDDEN_STATE_DIR:
+        return S_IFDIR | (base & 0555);
+    case HT_HIDDEN_PARAM_DIR:
+        return S_IFDIR | search_bits(base);
+    case HT_HIDDEN_CTL:
+        return S_IFREG | steer_bits(base);
+    case HT_HIDDEN_STATS:
+        return S_IFREG | (base & 0444);
+    default:
+        return S_IFREG | (base & 0666);
+    }
+}
+
+static uint64_t grad_size(const struct ht_param_desc *d)
+{
+    const struct ht_dtype_word *p = ht_dtype_row(d->dtype), *g = ht_dtype_row(d->grad_dtype);
+
+    return p && g ? ht_obj_size(d->obj) / p->bytes * g->bytes : 0;
+}
+
+/* 0 for what is no parameter (opening it says why), and for state that is not there yet. */
+static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_param_desc d;
+    const char *name;
+    int64_t size = 0;
+
+    if (ht_hidden_kind(ino) != HT_HIDDEN_GRAD && ht_hidden_kind(ino) != HT_HIDDEN_STATE)
+        return 0;
+    if (ht_ctl_describe(c, ht_hidden_base(ino), &d))
+        return 0;
+    if (ht_hidden_kind(ino) == HT_HIDDEN_GRAD)
+        size = (int64_t)grad_size(&d);
+    else if (ht_optim_state_name(c->optim, &d, ht_hidden_index(ino), &name) == 0)
+        size = ht_optim_state_size(c->optim, &d, name);
+    ht_ns_close(c->ns, ht_hidden_base(ino));
+    return size > 0 ? (uint64_t)size : 0;
+}
+
+/* Whose permissions rule over it: for ctl those of the model root, else those of the base. */
+uint64_t ht_hidden_ruler(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_ns_tensor t;
+    uint64_t base = ht_hidden_base(ino);
+
+    if (ht_hidden_kind(ino) != HT_HIDDEN_CTL || ht_ns_tensor(c->ns, base, &t) || !t.root)
+        return base;
+    return t.root;
+}
+
+int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
+{
+    struct stat st;
+    int r = ht_ns_getattr(c->ns, ht_hidden_ruler(c, ino), &st);
+
+    if (r)
+        return r;
+    st.st_ino = ino;
+    st.st_mode = mode_of(ht_hidden_kind(ino), st.st_mode);
+    st.st_nlink = S_ISDIR(st.st_mode) ? 2 : 1;
+    st.st_size = (off_t)size_of(c, ino);
+    st.st_blocks = 0;
+    st.st_blksize = HT_BLOCK_BYTES;
+    *out_st = st;
+    return 0;
+}
+
+int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st)
+{
+    if (what & (HT_SET_MODE | HT_SET_UID | HT_SET_GID))
+        return -EPERM;
+    return ht_hidden_getattr(c, ino, out_st);
+}
+
+/* ------------------------------------------------------------------ lookup */
+
+static int found(struct ht_ctl *c, enum ht_hidden_kind kind, unsigned index, uint64_t base, struct stat *out_st)
+{
+    return ht_hidden_getattr(c, number_of(kind, index, base), out_st);
+}
+
+static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
+{
+    struct ht_ns_tensor t;
+    struct stat st;
+    int r = ht_ns_getattr(c->ns, dir, &st);
+
+    if (r == 0)
+        r = ht_ns_tensor(c->ns, dir, &t);
+    if (r)
+        return r;
+    if (!S_ISDIR(st.st_mode) || (!t.root && dir != HT_NS_ROOT_INO))
+        return -ENOENT;
+    return found(c, HT_HIDDEN_DIR, 0, dir, out_st);
+}
+
+struct fixed {
+    const char *name;
+    enum ht_hidden_kind kind;
+    bool root_only; /* not in the mount's root when that is no model root */
+};
+
+static const struct fixed fixed[] = {
+    {"ctl", HT_HIDDEN_CTL, false},
+    {"grad", HT_HIDDEN_GRAD_DIR, true},
+    {"state", HT_HIDDEN_STATE_DIR, true},
+    {"stats", HT_HIDDEN_STATS, false},
+};
+
+static bool below_root(struct ht_ctl *c, uint64_t dir)
+{
+    struct ht_ns_tensor t;
+
+    return ht_ns_tensor(c->ns, dir, &t) == 0 && t.root;
+}
+
+static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(fixed); i++)
+        if (strcmp(fixed[i].name, name) == 0 && (!fixed[i].root_only || below_root(c, dir)))
+            return found(c, fixed[i].kind, 0, dir, out_st);
+    return -ENOENT;
+}
+
+/* A gradient resolves for every regular file, so that opening one of a file without a float dtype can say why not. */
+static int lookup_param(struct ht_ctl *c, uint64_t dir, enum ht_hidden_kind kind, const char *name, struct stat *out_st)
+{
+    struct stat st;
+    int r = ht_ns_lookup(c->ns, dir, name, &st);
+
+    if (r)
+        return r;
+    if (S_ISREG(st.st_mode) && (kind == HT_HIDDEN_GRAD || ht_ctl_param(c, st.st_ino)))
+        r = found(c, kind, 0, st.st_ino, out_st);
+    else
+        r = -ENOENT;
+    if (r)
+        ht_ns_forget(c->ns, st.st_ino, 1);
+    return r;
+}
+
+static int lookup_state(struct ht_ctl *c, uint64_t param, const char *name, struct stat *out_st)
+{
+    struct ht_param_desc d;
+    const char *known;
+    int r = ht_ctl_describe(c, param, &d);
+    unsigned i = 0;
+
+    if (r)
+        return -ENOENT;
+    while (i < HT_HIDDEN_STATES_MAX && (r = ht_optim_state_name(c->optim, &d, i, &known)) == 0 && strcmp(known, name))
+        i++;
+    ht_ns_close(c->ns, param);
+    return r || i == HT_HIDDEN_STATES_MAX ? -ENOENT : found(c, HT_HIDDEN_STATE, i, param, out_st);
+}
+
+int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
+{
+    uint64_t base = ht_hidden_base(parent);
+
+    if (!ht_hidden_match(parent))
+        return lookup_dir(c, parent, out_st);
+    switch (ht_hidden_kind(parent)) {
+    case HT_HIDDEN_DIR:
+        return lookup_fixed(c, base, name, out_st);
+    case HT_HIDDEN_GRAD_DIR:
+        return lookup_param(c, base, HT_HIDDEN_GRAD, name, out_st);
+    case HT_HIDDEN_STATE_DIR:
+        return lookup_param(c, base, HT_HIDDEN_PARAM_DIR, name, out_st);
+    case HT_HIDDEN_PARAM_DIR:
+        return lookup_state(c, base, name, out_st);
+    default:
+        return -ENOTDIR;
+    }
+}
+
+/* ------------------------------------------------------------- directories */
+
+/* A listing is made when the directory is opened: names back to back, NUL-terminated, and where each begins. */
+struct listed {
+    size_t name; /* offset in names */
+    uint64_t ino;
+    uint32_t type;
+};
+
+struct ht_hidden_dir {
+    struct ht_ctl *ctl;
+    struct ht_buf names, entries; /* entries: struct listed */
+    enum ht_hidden_kind want;     /* kind of the entries while they are collected */
+};
+
+static int list_one(struct ht_hidden_dir *d, const char *name, uint64_t ino, uint32_t type)
+{
+    struct listed l = {d->names.len, ino, type};
+
+    ht_buf_put(&d->names, name, strlen(name) + 1);
+    ht_buf_put(&d->entries, &l, sizeof(l));
+    return d->names.err ? d->names.err : d->entries.err;
+}
+
+static int list_fixed(struct ht_hidden_dir *d, uint64_t dir)
+{
+    bool root = below_root(d->ctl, dir);
+    int r = 0;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(fixed) && r == 0; i++)
+        if (root || !fixed[i].root_only)
+            r = list_one(d, fixed[i].name, number_of(fixed[i].kind, 0, dir), mode_of(fixed[i].kind, 0) & S_IFMT);
+    return r;
+}
+
+/* Inside the walk names may not be asked about: take them all, each with a count, and sieve afterwards. */
+static int take_entry(void *ctx, const struct ht_ns_dirent *e)
+{
+    struct ht_hidden_dir *d = ctx;
+    struct stat st;
+    int r;
+
+    if (!S_ISREG(e->type))
+        return 0;
+    r = list_one(d, e->name, e->ino, e->type);
+    if (r == 0)
+        r = ht_ns_getattr_locked(d->ctl->ns, e->ino, true, &st);
+    return r;
+}
+
+static void sieve(struct ht_hidden_dir *d)
+{
+    struct listed *l = (struct listed *)(void *)d->entries.data;
+    size_t count = d->entries.len / sizeof(*l), kept = 0;
+
+    for (size_t i = 0; i < count; i++) {
+        bool keep = ht_ctl_param(d->ctl, l[i].ino) != 0;
+        uint64_t ino = l[i].ino;
+
+        if (keep)
+            l[kept++] = (struct listed){l[i].name, number_of(d->want, 0, ino), mode_of(d->want, 0) & S_IFMT};
+        ht_ns_forget(d->ctl->ns, ino, 1);
+    }
+    d->entries.len = kept * sizeof(*l);
+}
+
+static int list_params(struct ht_hidden_dir *d, uint64_t dir, enum ht_hidden_kind want)
+{
+    int r = ht_ns_readdir(d->ctl->ns, dir, 0, take_entry, d);
+
+    d->want = want;
+    sieve(d);
+    return r;
+}
+
+static int list_states(struct ht_hidden_dir *d, uint64_t param)
+{
+    struct ht_param_desc desc;
+    const char *name;
+    int r = ht_ctl_describe(d->ctl, param, &desc);
+
+    if (r)
+        return -ENOENT;
+    for (unsigned i = 0; i < HT_HIDDEN_STATES_MAX && r == 0; i++) {
+        if (ht_optim_state_name(d->ctl->optim, &desc, i, &name))
+            break;
+        r = list_one(d, name, number_of(HT_HIDDEN_STATE, i, param), S_IFREG);
+    }
+    ht_ns_close(d->ctl->ns, param);
+    return r;
+}
+
+static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
+{
+    uint64_t base = ht_hidden_base(ino);
+
+    switch (ht_hidden_kind(ino)) {
+    case HT_HIDDEN_DIR:
+        return list_fixed(d, base);
+    case HT_HIDDEN_GRAD_DIR:
+        return list_params(d, base, HT_HIDDEN_GRAD);
+    case HT_HIDDEN_STATE_DIR:
+        return list_params(d, base, HT_HIDDEN_PARAM_DIR);
+    case HT_HIDDEN_PARAM_DIR:
+        return list_states(d, base);
+    default:
+        return -ENOTDIR;
+    }
+}
+
+int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, struct ht_hidden_dir **out)
+{
+    struct ht_hidden_dir *d;
+    int r = ht_ctl_access(c, ht_hidden_base(ino), R_OK, caller);
+
+    if (r)
+        return r;
+    d = calloc(1, sizeof(*d));
+    if (!d)
+        return -ENOMEM;
+    d->ctl = c;
+    r = list_kind(d, ino);
+    if (r) {
+        ht_hidden_closedir(d);
+        return r;
+    }
+    *out = d;
+    return 0;
+}
+
+bool ht_hidden_entry(const struct ht_hidden_dir *d, uint64_t i, const char **out_name, struct stat *out_st)
+{
+    const struct listed *l = (const struct listed *)(const void *)d->entries.data;
+
+    if (i >= d->entries.len / sizeof(*l))
+        return false;
+    *out_name = (const char *)d->names.data + l[i].name;
+    *out_st = (struct stat){.st_ino = l[i].ino, .st_mode = l[i].type};
+    return true;
+}
+
+void ht_hidden_closedir(struct ht_hidden_dir *d)
+{
+    ht_buf_free(&d->names);
+    ht_buf_free(&d->entries);
+    free(d);
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hidden.h - the tree that is resolved and never listed.
+ *
+ *   DIR/.hitrain/            of the mount's root, and of each directory at or below a model root
+ *     grad/P                 the gradient of P
+ *     state/P/NAME           optimizer state as f32
+ *     ctl  stats
+ *
+ * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They
+ * have no lookup counts of their own; a count on grad/P or state/P is one on P. The rest lives below a directory that
+ * whoever holds it holds too.
+ *
+ * Locks: none of its own, but one per open ctl file. WAITS as in ctl.h.
+ */
+#ifndef HITRAIN_FS_CTL_HIDDEN_H
+#define HITRAIN_FS_CTL_HIDDEN_H
+
+#include "fs/ctl/ctl.h"
+
+bool ht_hidden_match(uint64_t ino);
+/* Is name in parent (hidden or not) one that belongs to the hidden tree? */
+bool ht_hidden_name(uint64_t parent, const char *name);
+/* Takes a count, as ht_ns_lookup. */
+int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
+void ht_hidden_forget(struct ht_ctl *c, uint64_t ino, uint64_t n);
+int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CHECK;
+/* Truncation and times are accepted and change nothing: a gradient has the size of its parameter. Else -EPERM. */
+int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_CHECK;
+
+/* ------------------------------------------------------------- directories */
+
+struct ht_hidden_dir;
+int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
+                      struct ht_hidden_dir **out) HT_CHECK;
+/* The entry at place i, counted from 0; false: the end. Without "." and "..". */
+bool ht_hidden_entry(const struct ht_hidden_dir *d, uint64_t i, const char **out_name, struct stat *out_st);
+void ht_hidden_closedir(struct ht_hidden_dir *d);
+
+/* ------------------------------------------------------------------- files */
+
+struct ht_hidden_file;
+/* WAITS, for gradients: a boundary that is being made comes first. */
+int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
+                   struct ht_hidden_file **out) HT_CHECK;
+bool ht_hidden_open_waits(uint64_t ino);
+ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_CHECK;
+ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/* Of each closing descriptor, maybe early and often. */
+int ht_hidden_flush(struct ht_hidden_file *f) HT_CHECK;
+int ht_hidden_fsync(struct ht_hidden_file *f) HT_CHECK;
+void ht_hidden_release(struct ht_hidden_file *f);
+
+/* Which calls WAIT for updates; the others wait for I/O and memory at most. */
+enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
+bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op);
+enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);
+
+#endif

@@ -1,0 +1,368 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hidden_file.c - open files of the hidden tree: gradients, states, ctl and stats.
+ *
+ * ctl is a conversation per open file: lines written are commands, lines read are their results in order,
+ * whatever the offsets. Its mutex serialises the conversation of threads that share the descriptor; it is held over a
+ * command, which is why such calls WAIT.
+ */
+#include "fs/ctl/hidden_priv.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum {
+    LINE_MAX_BYTES = PATH_MAX + 64,
+    RESULTS_MAX_BYTES = 1 << 16, /* unread results beyond this are dropped, oldest first */
+};
+
+struct talk {
+    pthread_mutex_t lock;
+    char line[LINE_MAX_BYTES]; /* begun and not ended yet */
+    size_t line_len;
+    bool line_too_long;
+    struct ht_buf results;
+    size_t read; /* of results */
+};
+
+struct ht_hidden_file {
+    struct ht_ctl *ctl;
+    uint64_t ino;
+    enum ht_hidden_kind kind;
+    struct ht_param_desc param; /* GRAD and STATE */
+    struct ht_grad *grad;       /* GRAD */
+    const char *state;          /* STATE: name */
+    struct talk *talk;          /* CTL */
+    struct ht_buf text;         /* STATS */
+};
+
+/* -------------------------------------------------------------------- open */
+
+static int open_param(struct ht_hidden_file *f)
+{
+    uint64_t base = ht_hidden_base(f->ino);
+    int r = ht_ctl_describe(f->ctl, base, &f->param);
+
+    if (r == -EINVAL) {
+        struct ht_ns_tensor t;
+
+        ht_problem_set(f->ctl, base,
+                       "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32 or bf16)");
+        if (ht_ns_tensor(f->ctl->ns, base, &t) == 0 && t.root)
+            ht_problem_set(f->ctl, t.root, "a gradient was opened of a file without a float dtype");
+    }
+    return r;
+}
+
+/* The optimizer keeps the reason in the root's error, where the trainer looks; an operator looks in the log. */
+static void tell(struct ht_hidden_file *f, int error)
+{
+    struct ht_root_stat st;
+
+    if (ht_optim_root_stat(f->ctl->optim, f->param.root, &st) == 0 && st.error[0])
+        ht_error("%s", st.error);
+    else
+        ht_error("gradient or state of inode %llu: %s", (unsigned long long)ht_hidden_base(f->ino), strerror(-error));
+}
+
+static int open_grad(struct ht_hidden_file *f)
+{
+    int r = open_param(f);
+
+    if (r)
+        return r;
+    r = ht_grad_open(f->ctl->optim, &f->param, &f->grad);
+    if (r) {
+        tell(f, r);
+        ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
+    }
+    return r;
+}
+
+static int open_state(struct ht_hidden_file *f)
+{
+    int r = open_param(f);
+
+    if (r)
+        return r;
+    r = ht_optim_state_name(f->ctl->optim, &f->param, ht_hidden_index(f->ino), &f->state);
+    if (r)
+        ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
+    return r;
+}
+
+static int open_talk(struct ht_hidden_file *f)
+{
+    f->talk = calloc(1, sizeof(*f->talk));
+    if (!f->talk)
+        return -ENOMEM;
+    pthread_mutex_init(&f->talk->lock, NULL);
+    return 0;
+}
+
+static int open_stats(struct ht_hidden_file *f)
+{
+    uint64_t base = ht_hidden_base(f->ino);
+    struct ht_ns_tensor t;
+    int r = ht_ns_tensor(f->ctl->ns, base, &t);
+
+    if (r)
+        return r;
+    return ht_figures_metrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &f->text);
+}
+
+static int open_kind(struct ht_hidden_file *f)
+{
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+        return open_grad(f);
+    case HT_HIDDEN_STATE:
+        return open_state(f);
+    case HT_HIDDEN_CTL:
+        return open_talk(f);
+    case HT_HIDDEN_STATS:
+        return open_stats(f);
+    default:
+        return -EISDIR;
+    }
+}
+
+static int access_mask(enum ht_hidden_kind kind, int flags)
+{
+    if (kind == HT_HIDDEN_CTL)
+        return W_OK; /* who may steer may read the answers */
+    switch (flags & O_ACCMODE) {
+    case O_RDONLY:
+        return R_OK;
+    case O_WRONLY:
+        return W_OK;
+    default:
+        return R_OK | W_OK;
+    }
+}
+
+int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
+                   struct ht_hidden_file **out)
+{
+    struct ht_hidden_file *f;
+    int r = ht_ctl_access(c, ht_hidden_ruler(c, ino), access_mask(ht_hidden_kind(ino), flags), caller);
+
+    if (r)
+        return r;
+    f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->ctl = c;
+    f->ino = ino;
+    f->kind = ht_hidden_kind(ino);
+    r = open_kind(f);
+    if (r) {
+        ht_buf_free(&f->text);
+        free(f);
+        return r;
+    }
+    *out = f;
+    return 0;
+}
+
+bool ht_hidden_open_waits(uint64_t ino)
+{
+    return ht_hidden_kind(ino) == HT_HIDDEN_GRAD;
+}
+
+void ht_hidden_release(struct ht_hidden_file *f)
+{
+    if (f->grad)
+        ht_grad_release(f->grad);
+    if (f->kind == HT_HIDDEN_GRAD || f->kind == HT_HIDDEN_STATE)
+        ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
+    if (f->talk) {
+        pthread_mutex_destroy(&f->talk->lock);
+        ht_buf_free(&f->talk->results);
+        free(f->talk);
+    }
+    ht_buf_free(&f->text);
+    free(f);
+}
+
+/* --------------------------------------------------------------------- ctl */
+
+static const char *errno_name(int error)
+{
+    const char *name = strerrorname_np(-error);
+
+    return name ? name : "EIO";
+}
+
+static void answer(struct talk *t, int error, const char *err)
+{
+    if (t->results.len - t->read > RESULTS_MAX_BYTES) {
+        ht_buf_reset(&t->results);
+        t->read = 0;
+    }
+    if (error)
+        ht_buf_printf(&t->results, "error: %s: %s\n", errno_name(error), err);
+    else
+        ht_buf_printf(&t->results, "ok\n");
+}
+
+static int run_line(struct ht_hidden_file *f)
+{
+    struct talk *t = f->talk;
+    char err[HT_CTL_ERROR_MAX] = "";
+    struct ht_command cmd = {HT_COMMAND_NONE, NULL, 0};
+    uint64_t dir = ht_hidden_base(f->ino);
+    struct ht_ns_tensor tensor;
+    int r = ht_ns_tensor(f->ctl->ns, dir, &tensor);
+
+    if (r == 0 && t->line_too_long) {
+        snprintf(err, sizeof(err), "a command has at most %d bytes", LINE_MAX_BYTES);
+        r = -E2BIG;
+    }
+    if (r == 0)
+        r = ht_parse_command(t->line, t->line_len, &cmd, err);
+    if (r == 0)
+        r = ht_command_run(f->ctl, dir, tensor.root, &cmd, err);
+    if (r || cmd.id != HT_COMMAND_NONE)
+        answer(t, r, err[0] ? err : strerror(-r));
+    t->line_len = 0;
+    t->line_too_long = false;
+    return r;
+}
+
+/* The first command that fails ends the write with its error, so that a shell sees it; the rest is not run. */
+static ssize_t write_talk(struct ht_hidden_file *f, const char *buf, size_t len)
+{
+    struct talk *t = f->talk;
+    int r = 0;
+
+    pthread_mutex_lock(&t->lock);
+    for (size_t i = 0; i < len && r == 0; i++) {
+        if (buf[i] == '\n')
+            r = run_line(f);
+        else if (t->line_len < LINE_MAX_BYTES)
+            t->line[t->line_len++] = buf[i];
+        else
+            t->line_too_long = true;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return r ? r : (ssize_t)len;
+}
+
+static int flush_talk(struct ht_hidden_file *f)
+{
+    int r = 0;
+
+    pthread_mutex_lock(&f->talk->lock);
+    if (f->talk->line_len)
+        r = run_line(f);
+    pthread_mutex_unlock(&f->talk->lock);
+    return r;
+}
+
+static ssize_t read_talk(struct talk *t, void *buf, size_t len)
+{
+    size_t n;
+
+    pthread_mutex_lock(&t->lock);
+    n = ht_min_u64(len, t->results.len - t->read);
+    if (n)
+        memcpy(buf, t->results.data + t->read, n);
+    t->read += n;
+    if (t->read == t->results.len) {
+        ht_buf_reset(&t->results);
+        t->read = 0;
+    }
+    pthread_mutex_unlock(&t->lock);
+    return (ssize_t)n;
+}
+
+/* ---------------------------------------------------------------- contents */
+
+static ssize_t read_text(const struct ht_buf *text, uint64_t off, void *buf, size_t len)
+{
+    size_t n = off < text->len ? ht_min_u64(len, text->len - off) : 0;
+
+    if (n)
+        memcpy(buf, text->data + off, n);
+    return (ssize_t)n;
+}
+
+ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len)
+{
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+        return ht_grad_read(f->grad, off, buf, len);
+    case HT_HIDDEN_STATE:
+        return ht_optim_state_read(f->ctl->optim, &f->param, f->state, off, buf, len);
+    case HT_HIDDEN_CTL:
+        return read_talk(f->talk, buf, len);
+    default:
+        return read_text(&f->text, off, buf, len);
+    }
+}
+
+ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len)
+{
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+        return ht_grad_write(f->grad, off, buf, len);
+    case HT_HIDDEN_STATE:
+        return ht_optim_state_write(f->ctl->optim, &f->param, f->state, off, buf, len);
+    case HT_HIDDEN_CTL:
+        return write_talk(f, buf, len);
+    default:
+        return -EBADF;
+    }
+}
+
+int ht_hidden_flush(struct ht_hidden_file *f)
+{
+    if (f->kind == HT_HIDDEN_GRAD) {
+        int r = ht_grad_flush(f->grad);
+
+        if (r)
+            tell(f, r);
+        return r;
+    }
+    return f->kind == HT_HIDDEN_CTL ? flush_talk(f) : 0;
+}
+
+/* Gradients are not kept: there is nothing to make durable. State becomes durable with the root's commit and no other way. */
+int ht_hidden_fsync(struct ht_hidden_file *f)
+{
+    struct ht_root_stat st;
+
+    if (f->kind != HT_HIDDEN_STATE)
+        return 0;
+    return ht_optim_root_stat(f->ctl->optim, f->param.root, &st) == 0 && st.open ? -EBUSY : -EINVAL;
+}
+
+bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op)
+{
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+        return op == HT_HIDDEN_FLUSH;
+    case HT_HIDDEN_STATE:
+        return op != HT_HIDDEN_FLUSH;
+    case HT_HIDDEN_CTL:
+        return true;
+    default:
+        return false;
+    }
+}
+
+enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f)
+{
+    switch (f->kind) {
+    case HT_HIDDEN_GRAD:
+        return HT_TRAFFIC_GRAD;
+    case HT_HIDDEN_STATE:
+        return HT_TRAFFIC_STATE;
+    default:
+        return HT_TRAFFIC_OTHER;
+    }
+}

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * optimizer.c - the word user.hitrain.optimizer: on a directory it makes, changes or ends a model root, on a file it
+ * overrides the root's configuration for that parameter.
+ *
+ * A text that is refused changes nothing; the reason is in the log and in the word error of the inode (a
+ * directory or file below a root: of that root, too, which is where a trainer looks).
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/xattr.h>
+
+static const char word[] = HT_XATTR_PREFIX "optimizer";
+
+int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+{
+    char text[HT_OPTIM_CONFIG_TEXT_MAX];
+    ssize_t n = ht_ns_getxattr(c->ns, ino, word, text, sizeof(text));
+
+    if (n < 0) {
+        snprintf(err, HT_OPTIM_ERROR_MAX, "the attribute cannot be read: %s", strerror((int)-n));
+        return (int)n;
+    }
+    return ht_optim_config_parse(text, (size_t)n, out, err);
+}
+
+struct new_root {
+    struct ht_ctl *ctl;
+    uint64_t ino;
+    const struct ht_optim_config *config;
+};
+
+static int add_in_tx(void *ctx, struct ht_tx *tx)
+{
+    struct new_root *n = ctx;
+
+    return ht_optim_root_add(n->ctl->optim, n->ino, n->config, tx);
+}
+
+static const char *why_no_root(int error)
+{
+    switch (error) {
+    case -EINVAL:
+        return "model roots do not nest: there is one above or below";
+    case -EBUSY:
+        return "something below has a hard link outside";
+    case -ENOSPC:
+        return "no space for what a model root needs";
+    default:
+        return strerror(-error);
+    }
+}
+
+static int make_root(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config)
+{
+    struct new_root n = {c, ino, config};
+    int r = ht_ns_root_make(c->ns, ino, text, add_in_tx, &n);
+
+    if (r)
+        ht_problem_set(c, ino, "cannot become a model root: %s", why_no_root(r));
+    return r;
+}
+
+/* The optimizer first, because it may refuse; if then the attribute cannot be kept, back to what was. */
+static int change_root(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config)
+{
+    struct ht_optim_config before;
+    char err[HT_OPTIM_ERROR_MAX];
+    int had = ht_optimizer_read(c, ino, &before, err);
+    int r = ht_optim_root_configure(c->optim, ino, config);
+
+    if (r) {
+        ht_problem_set(c, ino, "optimizer: %s",
+                       r == -EBUSY ? "another rule needs parameters without state: reset them first" : strerror(-r));
+        return r;
+    }
+    r = ht_ns_setxattr(c->ns, ino, word, text, strlen(text), 0);
+    if (r && had == 0 && ht_optim_root_configure(c->optim, ino, &before))
+        ht_error("optimizer of inode %llu: neither the new nor the old configuration can be kept",
+                 (unsigned long long)ino);
+    return r;
+}
+
+static int refuse_flags(struct ht_ctl *c, uint64_t ino, int flags)
+{
+    bool there = ht_ns_getxattr(c->ns, ino, word, NULL, 0) >= 0;
+
+    if ((flags & XATTR_CREATE) && there)
+        return -EEXIST;
+    return (flags & XATTR_REPLACE) && !there ? -ENODATA : 0;
+}
+
+static int set_directory(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config)
+{
+    struct ht_ns_tensor t;
+    int r = ht_ns_tensor(c->ns, ino, &t);
+
+    if (r)
+        return r;
+    r = t.is_root ? change_root(c, ino, text, config) : make_root(c, ino, text, config);
+    if (r == 0) {
+        ht_problem_clear(c, ino);
+        ht_ctl_changed(c);
+    }
+    return r;
+}
+
+static int refuse_text(struct ht_ctl *c, uint64_t ino, const char *err)
+{
+    struct ht_ns_tensor t;
+
+    ht_problem_set(c, ino, "optimizer: %s", err);
+    if (ht_ns_tensor(c->ns, ino, &t) == 0 && t.root && t.root != ino)
+        ht_problem_set(c, t.root, "optimizer of something below: %s", err);
+    return -EINVAL;
+}
+
+int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags)
+{
+    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX] = "";
+    struct ht_optim_config config;
+    struct stat st;
+    int r;
+
+    if (len >= sizeof(text))
+        return refuse_text(c, ino, "the text is longer than 1023 bytes");
+    if (ht_optim_config_parse(value, len, &config, err))
+        return refuse_text(c, ino, err);
+    memcpy(text, value, len);
+    text[len] = 0;
+    r = ht_ns_getattr(c->ns, ino, &st);
+    if (r)
+        return r;
+    if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
+        return refuse_text(c, ino, "only directories and regular files can carry one");
+    pthread_mutex_lock(&c->root_lock);
+    r = refuse_flags(c, ino, flags);
+    if (r == 0)
+        r = S_ISDIR(st.st_mode) ? set_directory(c, ino, text, &config)
+                                : ht_ns_setxattr(c->ns, ino, word, text, len, flags);
+    pthread_mutex_unlock(&c->root_lock);
+    return r;
+}
+
+static int remove_in_tx(void *ctx, struct ht_tx *tx)
+{
+    struct new_root *n = ctx;
+
+    return ht_optim_root_remove(n->ctl->optim, n->ino, tx);
+}
+
+static int end_root(struct ht_ctl *c, uint64_t ino)
+{
+    struct new_root n = {c, ino, NULL};
+    int r = ht_optim_commit(c->optim, ino);
+
+    if (r == 0)
+        r = ht_ns_root_unmake(c->ns, ino, remove_in_tx, &n);
+    if (r)
+        ht_problem_set(c, ino, "cannot stop being a model root: %s", strerror(-r));
+    else
+        ht_ctl_changed(c);
+    return r;
+}
+
+int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_ns_tensor t;
+    int r = ht_ns_tensor(c->ns, ino, &t);
+
+    if (r)
+        return r;
+    pthread_mutex_lock(&c->root_lock);
+    r = t.is_root ? end_root(c, ino) : ht_ns_removexattr(c->ns, ino, word);
+    pthread_mutex_unlock(&c->root_lock);
+    return r;
+}

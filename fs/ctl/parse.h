@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parse.h - texts that clients write: values of attributes and lines of .hitrain/ctl. Pure functions: no state, any
+ * thread, nothing trusted. Texts have a length and need no NUL; a NUL inside one is never valid.
+ */
+#ifndef HITRAIN_FS_CTL_PARSE_H
+#define HITRAIN_FS_CTL_PARSE_H
+
+#include "tiering/base/base.h"
+#include <hitrain/limits.h>
+#include <hitrain/words.h>
+
+enum { HT_CTL_ERROR_MAX = 256 };
+
+/* A number in decimal digits, nothing else. -EINVAL, -ERANGE. */
+int ht_parse_u64(const char *text, size_t len, uint64_t *out) HT_CHECK;
+
+/* NULL: no such dtype. */
+const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len);
+/* The row of a number (enum ht_dtype), or NULL. */
+const struct ht_dtype_word *ht_dtype_row(uint8_t dtype);
+
+struct ht_shape {
+    unsigned count; /* 0: a scalar */
+    uint64_t dim[HT_SHAPE_DIMS_MAX];
+    uint64_t elements;
+};
+/* "1024,768"; the empty text is a scalar. -EINVAL; -ERANGE: more elements than a file may hold. */
+int ht_parse_shape(const char *text, size_t len, struct ht_shape *out) HT_CHECK;
+
+enum ht_command_id {
+    HT_COMMAND_NONE, /* an empty line */
+    HT_COMMAND_APPLY,
+    HT_COMMAND_WAIT,
+    HT_COMMAND_STEP,
+    HT_COMMAND_COMMIT,
+    HT_COMMAND_ABORT,
+    HT_COMMAND_RESET,
+    HT_COMMAND_PREFETCH,
+    HT_COMMAND_EVICT,
+};
+struct ht_command {
+    enum ht_command_id id;
+    const char *path; /* inside the line; path_len 0: none given */
+    size_t path_len;
+};
+/* One line without its newline. -EINVAL with a message in err. */
+int ht_parse_command(const char *line, size_t len, struct ht_command *out, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+
+/*
+ * Cut the next component off a relative path: slashes are skipped. 1: *name is NUL-terminated; 0: the end;
+ * -EINVAL: empty, "." or ".." or a NUL; -ENAMETOOLONG.
+ */
+int ht_parse_component(const char **path, size_t *len, char name[HT_NAME_BYTES_MAX + 1]) HT_CHECK;
+
+#endif

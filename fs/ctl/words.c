@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * words.c - the attributes user.hitrain.*: one row per word. A new word is one row and, when it needs one, a check.
+ *
+ * Words that describe a tensor are kept by fs/ns like any attribute, once their value has passed its check; words of
+ * figures (figures.c) and the few special ones below are computed.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct request {
+    struct ht_ctl *ctl;
+    uint64_t ino;
+    const char *name; /* whole */
+    const char *value;
+    size_t len;
+    int flags;
+    const struct ht_caller *caller;
+};
+
+struct word {
+    const char *word;
+    /* 0, or -errno with a message in err. NULL: no check. */
+    int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]);
+    /* NULL: kept by fs/ns. */
+    int (*set)(const struct request *q);
+    ssize_t (*get)(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap); /* whole text, at most cap bytes */
+    int (*remove)(const struct request *q);
+    bool waits;
+};
+
+enum { TEXT_MAX = 8192 };
+
+/* ------------------------------------------------------------------ checks */
+
+static int list_dtypes(const char *what, bool floats_only, char err[HT_CTL_ERROR_MAX])
+{
+    int at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", what);
+
+    for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
+        if (ht_dtype_words[i].is_float || !floats_only)
+            at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
+    return -EINVAL;
+}
+
+static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    return ht_parse_dtype(q->value, q->len) ? 0 : list_dtypes("dtype", false, err);
+}
+
+static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    const struct ht_dtype_word *row = ht_parse_dtype(q->value, q->len);
+
+    return row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16)
+        ? 0
+        : (snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: gradients are f32 or bf16"), -EINVAL);
+}
+
+static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_shape shape;
+
+    if (ht_parse_shape(q->value, q->len, &shape) == 0)
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX, "shape: numbers separated by commas, at most %u, as in 1024,768",
+             HT_SHAPE_DIMS_MAX);
+    return -EINVAL;
+}
+
+static int check_one_of(const struct request *q, const char *const *allowed, char err[HT_CTL_ERROR_MAX])
+{
+    int at;
+
+    for (const char *const *a = allowed; *a; a++)
+        if (strlen(*a) == q->len && memcmp(*a, q->value, q->len) == 0)
+            return 0;
+    at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", q->name + strlen(HT_XATTR_PREFIX));
+    for (const char *const *a = allowed; *a && at < HT_CTL_ERROR_MAX; a++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " '%s'", *a);
+    return -EINVAL;
+}
+
+static int check_class(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"durable", "scratch", NULL};
+
+    return check_one_of(q, allowed, err);
+}
+
+static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"", "dram", "fast", "capacity", NULL};
+
+    return check_one_of(q, allowed, err);
+}
+
+static int check_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct stat st;
+    int r = ht_ns_getattr(q->ctl->ns, q->ino, &st);
+
+    if (r)
+        return r;
+    if (q->caller->cred.uid == 0 || q->caller->cred.uid == st.st_uid)
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX, "%s: only the owner may set it", q->name + strlen(HT_XATTR_PREFIX));
+    return -EPERM;
+}
+
+static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"", "dram", NULL};
+    int r = check_one_of(q, allowed, err);
+
+    return r ? r : check_owner(q, err);
+}
+
+/* ----------------------------------------------------------- special words */
+
+/* What ht_optim's configuration, changes of dtype and the like mean for open files: ask again. */
+static int set_dtype(const struct request *q)
+{
+    int r = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
+
+    ht_ctl_changed(q->ctl);
+    return r;
+}
+
+static int remove_dtype(const struct request *q)
+{
+    int r = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
+
+    ht_ctl_changed(q->ctl);
+    return r;
+}
+
+/*
+ * Brings the bytes into the DRAM tier now; the word itself is what eviction policy looks at.
+ */
+static int set_pin(const struct request *q)
+{
+    struct ht_obj *obj;
+    int r = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
+
+    if (r || !q->len || ht_ns_open(q->ctl->ns, q->ino, &obj))
+        return r;
+    r = ht_obj_prefetch(obj);
+    ht_ns_close(q->ctl->ns, q->ino);
+    return r;
+}
+
+static int set_optimizer(const struct request *q)
+{
+    return ht_optimizer_set(q->ctl, q->ino, q->value, q->len, q->flags);
+}
+
+static int remove_optimizer(const struct request *q)
+{
+    return ht_optimizer_remove(q->ctl, q->ino);
+}
+
+static int root_of(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
+{
+    struct ht_ns_tensor t;
+    int r = ht_ns_tensor(c->ns, ino, &t);
+
+    if (r)
+        return r;
+    *out_root = t.root;
+    return t.root ? 0 : -ENODATA;
+}
+
+static int set_step(const struct request *q)
+{
+    struct ht_ns_tensor t;
+    uint64_t step;
+    int r = ht_ns_tensor(q->ctl->ns, q->ino, &t);
+
+    if (r)
+        return r;
+    if (!t.is_root) {
+        ht_problem_set(q->ctl, q->ino, "step: this is no model root");
+        return -EINVAL;
+    }
+    if (ht_parse_u64(q->value, q->len, &step)) {
+        ht_problem_set(q->ctl, q->ino, "step: a number in decimal digits");
+        return -EINVAL;
+    }
+    return ht_optim_root_set_step(q->ctl->optim, q->ino, step);
+}
+
+static ssize_t get_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    uint64_t root;
+    struct ht_root_stat st;
+    int r = root_of(c, ino, &root);
+
+    if (r == 0)
+        r = ht_optim_root_stat(c->optim, root, &st);
+    return r ? r : snprintf(buf, cap, "%llu", (unsigned long long)st.step);
+}
+
+static ssize_t get_durable_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    uint64_t root;
+    struct ht_root_stat st;
+    int r = root_of(c, ino, &root);
+
+    if (r == 0)
+        r = ht_optim_root_stat(c->optim, root, &st);
+    return r ? r : snprintf(buf, cap, "%llu", (unsigned long long)st.durable_step);
+}
+
+/* Norms are known while clipping asks for them; no rule does yet. */
+static ssize_t get_grad_norm(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    return -ENODATA;
+}
+
+static int sticky_error(struct ht_ctl *c, uint64_t ino, bool clear)
+{
+    struct ht_obj_stat st;
+    struct ht_obj *obj;
+    struct stat attr;
+
+    if (ht_ns_getattr(c->ns, ino, &attr) || !S_ISREG(attr.st_mode) || ht_ns_open(c->ns, ino, &obj))
+        return 0;
+    ht_obj_stat(obj, &st);
+    if (clear)
+        ht_obj_clear_error(obj);
+    ht_ns_close(c->ns, ino);
+    return st.error;
+}
+
+/* A lost write comes first, then what the optimizer refused, then what a word or the tree refused. */
+static ssize_t get_error(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_ns_tensor t;
+    struct ht_root_stat st;
+    char text[HT_CTL_ERROR_MAX];
+    int lost = sticky_error(c, ino, false);
+
+    if (lost)
+        return snprintf(buf, cap, "write: %s", strerror(-lost));
+    if (ht_ns_tensor(c->ns, ino, &t) == 0 && t.is_root && ht_optim_root_stat(c->optim, ino, &st) == 0 && st.error[0])
+        return snprintf(buf, cap, "%s", st.error);
+    return ht_problem_get(c, ino, text) ? snprintf(buf, cap, "%s", text) : 0;
+}
+
+static int clear_error(const struct request *q)
+{
+    struct ht_ns_tensor t;
+
+    (void)sticky_error(q->ctl, q->ino, true);
+    ht_problem_clear(q->ctl, q->ino);
+    if (ht_ns_tensor(q->ctl->ns, q->ino, &t) == 0 && t.is_root)
+        ht_optim_root_clear_error(q->ctl->optim, q->ino);
+    return 0;
+}
+
+static int set_error(const struct request *q)
+{
+    return q->len ? -EINVAL : clear_error(q);
+}
+
+static ssize_t get_stats(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_buf text = HT_BUF_INIT;
+    ssize_t r = ht_figures_lines(c, ino, &text);
+
+    if (r == 0) {
+        r = (ssize_t)ht_min_u64(text.len, cap);
+        memcpy(buf, text.data, (size_t)r);
+    }
+    ht_buf_free(&text);
+    return r;
+}
+
+static int read_only(const struct request *q)
+{
+    return -EOPNOTSUPP;
+}
+
+static const struct word words[] = {
+    {"dtype", check_dtype, set_dtype, NULL, remove_dtype, false},
+    {"shape", check_shape, NULL, NULL, NULL, false},
+    {"grad_dtype", check_grad_dtype, NULL, NULL, NULL, false},
+    {"class", check_class, NULL, NULL, NULL, false},
+    {"pin", check_pin, set_pin, NULL, NULL, false},
+    {"tier", check_tier, NULL, NULL, NULL, false},
+    {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
+    {"step", NULL, set_step, get_step, read_only, true},
+    {"error", NULL, set_error, get_error, clear_error, false},
+    {"durable_step", NULL, read_only, get_durable_step, read_only, false},
+    {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},
+    {"stats", NULL, read_only, get_stats, read_only, false},
+};
+
+/* ---------------------------------------------------------------- dispatch */
+
+bool ht_words_match(const char *name)
+{
+    return strncmp(name, HT_XATTR_PREFIX, strlen(HT_XATTR_PREFIX)) == 0;
+}
+
+static const struct word *find(const char *name)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++)
+        if (strcmp(words[i].word, name + strlen(HT_XATTR_PREFIX)) == 0)
+            return &words[i];
+    return NULL;
+}
+
+bool ht_words_waits(const char *name)
+{
+    const struct word *w = find(name);
+
+    return w && w->waits;
+}
+
+static int unknown(struct ht_ctl *c, uint64_t ino, const char *name)
+{
+    if (ht_figures_known(name + strlen(HT_XATTR_PREFIX)))
+        return -EOPNOTSUPP;
+    ht_problem_set(c, ino, "unknown attribute %.200s", name);
+    return -EINVAL;
+}
+
+int ht_words_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *value, size_t len, int flags,
+                 const struct ht_caller *caller)
+{
+    struct request q = {c, ino, name, value, len, flags, caller};
+    const struct word *w = find(name);
+    char err[HT_CTL_ERROR_MAX] = "";
+    int r;
+
+    if (!w)
+        return unknown(c, ino, name);
+    r = w->check ? w->check(&q, err) : 0;
+    if (r) {
+        if (err[0])
+            ht_problem_set(c, ino, "%s", err);
+        return r;
+    }
+    return w->set ? w->set(&q) : ht_ns_setxattr(c->ns, ino, name, value, len, flags);
+}
+
+static ssize_t answer(const char *text, ssize_t n, void *buf, size_t cap)
+{
+    if (n < 0 || cap == 0)
+        return n;
+    if ((size_t)n > cap)
+        return -ERANGE;
+    memcpy(buf, text, (size_t)n);
+    return n;
+}
+
+static ssize_t get_figure(struct ht_ctl *c, uint64_t ino, const char *word, char *buf, size_t cap)
+{
+    uint64_t v;
+    int r = ht_figures_one(c, ino, word, &v);
+
+    return r ? r : snprintf(buf, cap, "%llu", (unsigned long long)v);
+}
+
+ssize_t ht_words_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
+{
+    const struct word *w = find(name);
+    char text[TEXT_MAX];
+
+    if (w && !w->get)
+        return ht_ns_getxattr(c->ns, ino, name, buf, cap);
+    if (w)
+        return answer(text, w->get(c, ino, text, sizeof(text)), buf, cap);
+    return answer(text, get_figure(c, ino, name + strlen(HT_XATTR_PREFIX), text, sizeof(text)), buf, cap);
+}
+
+int ht_words_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)
+{
+    struct request q = {c, ino, name, NULL, 0, 0, caller};
+    const struct word *w = find(name);
+
+    if (!w)
+        return ht_figures_known(name + strlen(HT_XATTR_PREFIX)) ? -EOPNOTSUPP : -ENODATA;
+    return w->remove ? w->remove(&q) : ht_ns_removexattr(c->ns, ino, name);
+}

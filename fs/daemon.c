@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* daemon.c - see daemon.h. Owns the pipe between the command and the daemon. */
+#include "fs/daemon.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tiering/base/log.h"
+
+static int ready_fd = -1;
+
+static int exit_status(pid_t child)
+{
+    int status;
+
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR)
+            return EXIT_FAILURE;
+    if (WIFSIGNALED(status))
+        ht_error("the daemon was ended by signal %d before the mount was ready", WTERMSIG(status));
+    return WIFEXITED(status) && WEXITSTATUS(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
+}
+
+static void wait_in_parent(int fd, pid_t child)
+{
+    char byte;
+    ssize_t n;
+
+    do
+        n = read(fd, &byte, 1);
+    while (n < 0 && errno == EINTR);
+    _exit(n == 1 ? EXIT_SUCCESS : exit_status(child));
+}
+
+int ht_daemon_fork(void)
+{
+    int fds[2];
+    pid_t child;
+
+    if (pipe2(fds, O_CLOEXEC))
+        return -errno;
+    child = fork();
+    if (child < 0) {
+        int r = -errno;
+
+        close(fds[0]);
+        close(fds[1]);
+        return r;
+    }
+    if (child) {
+        close(fds[1]);
+        wait_in_parent(fds[0], child);
+    }
+    close(fds[0]);
+    ready_fd = fds[1];
+    /* Nothing was promised yet, so whoever ends the command ends this, too; the store survives that. */
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    setsid();
+    return 0;
+}
+
+static void let_go_of_terminal(void)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    if (null < 0)
+        return;
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        (void)dup2(null, fd);
+    if (null > STDERR_FILENO)
+        close(null);
+}
+
+void ht_daemon_ready(void)
+{
+    ssize_t n;
+
+    if (ready_fd < 0)
+        return;
+    prctl(PR_SET_PDEATHSIG, 0);
+    ht_log_to_syslog("hitrain");
+    if (chdir("/"))
+        ht_warn("cannot change to /: %s", strerror(errno));
+    let_go_of_terminal();
+    n = write(ready_fd, "", 1);
+    (void)n; /* the command is gone: nobody to tell */
+    close(ready_fd);
+    ready_fd = -1;
+}

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * daemon.h - from a command to a daemon: the command returns when the mount is ready, or with what went wrong.
+ */
+#ifndef HITRAIN_FS_DAEMON_H
+#define HITRAIN_FS_DAEMON_H
+
+#include "tiering/base/base.h"
+
+/*
+ * Fork; the parent waits for ht_daemon_ready, or for the child's end, and exits with its status: only the
+ * child returns. No threads may exist yet. Negative errno: nothing was forked. The child dies with its parent until it is ready.
+ */
+int ht_daemon_fork(void) HT_CHECK;
+/* From now on messages go to syslog and nobody waits. No-op when nothing was forked. Any thread, once. */
+void ht_daemon_ready(void);
+
+#endif

@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fuse_priv.h - what the files of fs/fuse share.
+ *
+ * Threads: workers (libfuse's; one with -s) take requests from the kernel and must never wait for another request of
+ * it. What may wait for updates or invalidations, which may wait for a read that no worker has taken yet, is done by
+ * job threads (job.c); reads and writes of bytes with a pending update wait without a thread (parked.c).
+ */
+#ifndef HITRAIN_FS_FUSE_FUSE_PRIV_H
+#define HITRAIN_FS_FUSE_FUSE_PRIV_H
+
+#define FUSE_USE_VERSION FUSE_MAKE_VERSION(3, 17)
+#include <fuse_lowlevel.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include "fs/fuse/session.h"
+#include "fs/ctl/hidden.h"
+#include "tiering/base/list.h"
+#include "tiering/base/log.h"
+
+enum {
+    HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write the kernel is offered */
+    HT_FUSE_BACKGROUND = 512,   /* asynchronous requests in flight */
+    HT_JOB_THREADS = 8,
+};
+
+struct ht_fuse {
+    struct ht_ctl *ctl;
+    struct ht_store *store;
+    struct ht_ns *ns;
+    struct ht_optim *optim;
+    struct ht_traffic *traffic;
+    struct ht_ctl_cache cache;
+    struct fuse_session *session;
+    char *mountpoint;
+    unsigned threads;
+    bool single_thread;
+    _Atomic bool mounted, ready_told, exited;
+    _Atomic unsigned notifying; /* threads inside a notification */
+    void (*ready)(void *ctx);
+    void *ready_ctx;
+
+    /* parked.c */
+    pthread_mutex_t park_lock; /* above the optimizer's lock */
+    struct ht_list park_free, parked;
+
+    /* job.c */
+    pthread_mutex_t job_lock;
+    pthread_cond_t job_wanted;
+    struct ht_list job_queue, job_free;
+    pthread_t job_thread[HT_JOB_THREADS];
+    unsigned job_threads;
+    bool job_stop;
+};
+
+static inline struct ht_fuse *ht_fuse_of(fuse_req_t req)
+{
+    return fuse_req_userdata(req);
+}
+
+/* How long the kernel may believe names and attributes: everything that changes them passes it, or is told to it. */
+#define HT_FUSE_VALID_S 3600.0
+
+extern const struct fuse_lowlevel_ops ht_fuse_ops;
+
+/* buffer.c: HT_FUSE_IO_BYTES of the calling thread, page-aligned, made at its first use. NULL: no memory. */
+char *ht_fuse_buffer(void);
+
+/* reply.c: short forms. r: 0 or -errno. */
+void ht_reply(fuse_req_t req, int r);
+void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st);
+/* Of a found or made entry, which has taken a lookup count. */
+void ht_reply_entry(fuse_req_t req, int r, const struct stat *st);
+void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
+struct ht_caller ht_fuse_caller(fuse_req_t req);
+void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
+void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
+
+/* An open regular file. */
+struct ht_open {
+    uint64_t ino;
+    struct ht_obj *obj;
+    /* What was found out in the epoch of ht_ctl_epoch (0: never), and is asked at each read and write. */
+    _Atomic uint32_t epoch;
+    _Atomic uint64_t root;   /* the model root this is a parameter of, or 0 */
+    _Atomic bool privileged; /* has setuid bits or capabilities, which end with a write */
+};
+/* Root of a parameter, or 0; cheap. */
+uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
+
+/* privilege.c */
+bool ht_privileged(struct ht_fuse *f, uint64_t ino);
+/* What a write, a truncation or a change of owner takes away; keep_setuid: root wrote. */
+void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid);
+
+/* parked.c: answer a read now, or when the updates of its bytes have been applied. */
+int ht_park_init(struct ht_fuse *f) HT_CHECK;
+void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
+/* Wait in this thread until no update of the range is pending: for writes, whose bytes cannot outlive their request. */
+void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len);
+void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, uint64_t off, size_t len,
+                       enum ht_traffic_kind kind);
+/* Answer everything that still waits with an error, and free the pool. */
+void ht_park_finish(struct ht_fuse *f);
+
+/* job.c: run fn(job) on a job thread; fn replies. */
+struct ht_job {
+    struct ht_list link;
+    void (*fn)(struct ht_job *job);
+    struct ht_fuse *fuse;
+    fuse_req_t req;
+    uint64_t ino, off, size;
+    struct ht_hidden_file *file;
+    int flags;
+    char *data; /* owned: freed after fn */
+};
+int ht_job_start(struct ht_fuse *f) HT_CHECK;
+/* A zeroed job with req set; NULL: no memory, and req was answered so. */
+struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job));
+/* Give it a copy of len bytes (NUL added). False: no memory; req was answered and the job is gone. */
+bool ht_job_data(struct ht_job *job, const void *data, size_t len);
+void ht_job_submit(struct ht_job *job);
+/* Runs what is queued to its end and stops the threads. */
+void ht_job_stop(struct ht_fuse *f);
+
+/* ops_*.c: the operations, by theme. */
+void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
+void ht_op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n);
+void ht_op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets);
+void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev);
+void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode);
+void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name);
+void ht_op_readlink(fuse_req_t req, fuse_ino_t ino);
+void ht_op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent, const char *name);
+void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name);
+void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name);
+void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
+                  unsigned flags);
+
+void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi);
+void ht_op_statfs(fuse_req_t req, fuse_ino_t ino);
+void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags);
+void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size);
+void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
+void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
+
+void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi);
+void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi);
+void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
+
+void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
+
+/* Hidden files: the same operations once it is known that the inode is one. */
+void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
+void ht_hop_read(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_hop_write(fuse_req_t req, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_hop_flush(fuse_req_t req, struct fuse_file_info *fi);
+
+#endif

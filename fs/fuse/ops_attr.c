@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ops_attr.c - attributes, plain and extended, and figures of the whole file system. */
+#include "fs/fuse/fuse_priv.h"
+
+#include <sys/xattr.h>
+
+void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct stat st;
+    int r = ht_hidden_match(ino) ? ht_hidden_getattr(f->ctl, ino, &st) : ht_ns_getattr(f->ns, ino, &st);
+
+    ht_reply_attr(req, ino, r, &st);
+}
+
+static unsigned what_to_set(int to_set)
+{
+    static const struct {
+        int fuse;
+        unsigned ns;
+    } map[] = {
+        {FUSE_SET_ATTR_MODE, HT_SET_MODE},
+        {FUSE_SET_ATTR_UID, HT_SET_UID},
+        {FUSE_SET_ATTR_GID, HT_SET_GID},
+        {FUSE_SET_ATTR_SIZE, HT_SET_SIZE},
+        {FUSE_SET_ATTR_ATIME, HT_SET_ATIME},
+        {FUSE_SET_ATTR_MTIME, HT_SET_MTIME},
+        {FUSE_SET_ATTR_CTIME, HT_SET_CTIME},
+        {FUSE_SET_ATTR_ATIME_NOW, HT_SET_ATIME_NOW},
+        {FUSE_SET_ATTR_MTIME_NOW, HT_SET_MTIME_NOW},
+        {FUSE_SET_ATTR_KILL_SUID, HT_KILL_SUID},
+        {FUSE_SET_ATTR_KILL_SGID, HT_KILL_SUID},
+    };
+    unsigned what = 0;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(map); i++)
+        if (to_set & map[i].fuse)
+            what |= map[i].ns;
+    /* The kernel sets the plain flag, too, when it asks for "now". */
+    if (what & HT_SET_ATIME_NOW)
+        what &= ~(unsigned)HT_SET_ATIME;
+    if (what & HT_SET_MTIME_NOW)
+        what &= ~(unsigned)HT_SET_MTIME;
+    return what;
+}
+
+void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    unsigned what = what_to_set(to_set);
+    struct stat st;
+    int r;
+
+    if (ht_hidden_match(ino)) {
+        r = ht_hidden_setattr(f->ctl, ino, what, &st);
+    } else {
+        if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
+            ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
+        if ((what & (HT_SET_UID | HT_SET_GID)) && ht_privileged(f, ino))
+            ht_privilege_drop(f, ino, false);
+        r = ht_ns_setattr(f->ns, ino, what, attr, &st);
+        if (what & HT_SET_MODE)
+            ht_ctl_changed(f->ctl);
+    }
+    ht_reply_attr(req, ino, r, &st);
+}
+
+void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_store_stats s;
+    struct ht_ns_stats n;
+    struct statvfs v = {.f_bsize = HT_BLOCK_BYTES, .f_frsize = HT_BLOCK_BYTES, .f_namemax = HT_NAME_BYTES_MAX};
+
+    ht_store_stats(f->store, &s);
+    ht_ns_stats(f->ns, &n);
+    v.f_blocks = s.total_bytes / HT_BLOCK_BYTES;
+    v.f_bfree = s.free_bytes / HT_BLOCK_BYTES;
+    v.f_bavail = s.available_bytes / HT_BLOCK_BYTES;
+    v.f_ffree = v.f_bavail; /* a file that holds anything needs a block */
+    v.f_files = n.inodes + v.f_ffree;
+    fuse_reply_statfs(req, &v);
+}
+
+/* ---------------------------------------------------- extended attributes */
+
+static void job_setxattr(struct ht_job *job)
+{
+    struct ht_caller caller = ht_fuse_caller(job->req);
+    const char *name = job->data;
+    const char *value = job->data + job->off;
+
+    ht_reply(job->req, ht_words_set(job->fuse->ctl, job->ino, name, value, job->size - job->off, job->flags, &caller));
+}
+
+/* Name and value behind each other, the name with its NUL. */
+static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
+{
+    char both[HT_XATTR_NAME_BYTES_MAX + 2048];
+    size_t name_len = strlen(name) + 1;
+    struct ht_job *job;
+
+    if (name_len + size > sizeof(both)) {
+        fuse_reply_err(req, EINVAL);
+        return;
+    }
+    memcpy(both, name, name_len);
+    memcpy(both + name_len, value, size);
+    job = ht_job_new(ht_fuse_of(req), req, job_setxattr);
+    if (!job || !ht_job_data(job, both, name_len + size))
+        return;
+    job->ino = ino;
+    job->off = name_len;
+    job->flags = flags;
+    ht_job_submit(job);
+}
+
+static void set_plain(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    int r = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
+
+    /* Open files remember whether they are privileged, and need not look after every other attribute. */
+    if (strncmp(name, "security.", 9) == 0)
+        ht_ctl_changed(f->ctl);
+    ht_reply(req, r);
+}
+
+void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_caller caller = ht_fuse_caller(req);
+
+    if (ht_hidden_match(ino))
+        fuse_reply_err(req, EOPNOTSUPP);
+    else if (!ht_words_match(name))
+        set_plain(req, ino, name, value, size, flags);
+    else if (ht_words_waits(name))
+        setxattr_later(req, ino, name, value, size, flags);
+    else
+        ht_reply(req, ht_words_set(f->ctl, ino, name, value, size, flags, &caller));
+}
+
+static void reply_value(fuse_req_t req, ssize_t n, const char *buf, size_t size)
+{
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else if (size == 0)
+        fuse_reply_xattr(req, (size_t)n);
+    else
+        fuse_reply_buf(req, buf, (size_t)n);
+}
+
+void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    size_t cap = ht_min_u64(size, HT_FUSE_IO_BYTES);
+    char *buf = ht_fuse_buffer();
+    ssize_t n;
+
+    if (!buf)
+        n = -ENOMEM;
+    else if (ht_hidden_match(ino))
+        n = -ENODATA;
+    else if (ht_words_match(name))
+        n = ht_words_get(f->ctl, ino, name, buf, cap);
+    else
+        n = ht_ns_getxattr(f->ns, ino, name, buf, cap);
+    reply_value(req, n, buf, size);
+}
+
+void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+    size_t cap = ht_min_u64(size, HT_FUSE_IO_BYTES);
+    char *buf = ht_fuse_buffer();
+    ssize_t n = 0;
+
+    if (!buf)
+        n = -ENOMEM;
+    else if (!ht_hidden_match(ino))
+        n = ht_ns_listxattr(ht_fuse_of(req)->ns, ino, buf, cap);
+    reply_value(req, n, buf, size);
+}
+
+static void job_removexattr(struct ht_job *job)
+{
+    struct ht_caller caller = ht_fuse_caller(job->req);
+
+    ht_reply(job->req, ht_words_remove(job->fuse->ctl, job->ino, job->data, &caller));
+}
+
+static void removexattr_later(fuse_req_t req, fuse_ino_t ino, const char *name)
+{
+    struct ht_job *job = ht_job_new(ht_fuse_of(req), req, job_removexattr);
+
+    if (!job || !ht_job_data(job, name, strlen(name)))
+        return;
+    job->ino = ino;
+    ht_job_submit(job);
+}
+
+void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_caller caller = ht_fuse_caller(req);
+
+    if (ht_hidden_match(ino))
+        fuse_reply_err(req, EOPNOTSUPP);
+    else if (!ht_words_match(name))
+        ht_reply(req, ht_ns_removexattr(f->ns, ino, name));
+    else if (ht_words_waits(name))
+        removexattr_later(req, ino, name);
+    else
+        ht_reply(req, ht_words_remove(f->ctl, ino, name, &caller));
+}

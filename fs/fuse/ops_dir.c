@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops_dir.c - listing directories.
+ *
+ * Offsets that the kernel hands back: 1 after ".", 2 after "..", then the cookies of fs/ns (or places in a hidden
+ * listing, from 1) plus 2.
+ */
+#include "fs/fuse/fuse_priv.h"
+
+enum { AFTER_DOT = 1, AFTER_DOTS = 2 };
+
+struct listing {
+    struct ht_fuse *fuse;
+    fuse_req_t req;
+    char *buf;
+    size_t len, cap;
+    bool plus;
+};
+
+/* False: full. st is complete when the entry is to be counted as looked up, else only type and number. */
+static bool append(struct listing *l, const char *name, const struct stat *st, bool counted, uint64_t off)
+{
+    size_t left = l->cap - l->len, need;
+
+    if (l->plus) {
+        struct fuse_entry_param e = {.attr = *st};
+
+        if (counted)
+            ht_fuse_entry_of(st, &e);
+        need = fuse_add_direntry_plus(l->req, l->buf + l->len, left, name, &e, (off_t)off);
+    } else {
+        need = fuse_add_direntry(l->req, l->buf + l->len, left, name, st, (off_t)off);
+    }
+    if (need > left)
+        return false;
+    l->len += need;
+    return true;
+}
+
+static size_t room_for(const struct listing *l, const char *name)
+{
+    return l->plus ? fuse_add_direntry_plus(l->req, NULL, 0, name, NULL, 0)
+                   : fuse_add_direntry(l->req, NULL, 0, name, NULL, 0);
+}
+
+static int add_entry(void *ctx, const struct ht_ns_dirent *e)
+{
+    struct listing *l = ctx;
+    struct stat st = {.st_ino = e->ino, .st_mode = e->type};
+    bool counted = false;
+
+    /* Room first: a count that the kernel never hears of would never be given back. */
+    if (room_for(l, e->name) > l->cap - l->len)
+        return 1;
+    if (l->plus)
+        counted = ht_ns_getattr_locked(l->fuse->ns, e->ino, true, &st) == 0;
+    return append(l, e->name, &st, counted, e->cookie + AFTER_DOTS) ? 0 : 1;
+}
+
+static bool add_dots(struct listing *l, uint64_t dir, uint64_t off)
+{
+    struct stat here = {.st_ino = dir, .st_mode = S_IFDIR};
+    struct stat up = here;
+
+    if (!ht_hidden_match(dir))
+        up.st_ino = ht_ns_parent(l->fuse->ns, dir);
+    if (off < AFTER_DOT && !append(l, ".", &here, false, AFTER_DOT))
+        return false;
+    return off >= AFTER_DOTS || append(l, "..", &up, false, AFTER_DOTS);
+}
+
+static void add_hidden(struct listing *l, const struct ht_hidden_dir *d, uint64_t at)
+{
+    const char *name;
+    struct stat st;
+
+    for (; ht_hidden_entry(d, at, &name, &st); at++)
+        if (!append(l, name, &st, false, at + 1 + AFTER_DOTS))
+            return;
+}
+
+static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct listing l = {f, req, ht_fuse_buffer(), 0, ht_min_u64(size, HT_FUSE_IO_BYTES), plus};
+    uint64_t at = (uint64_t)off;
+    int r = 0;
+
+    if (!l.buf) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    if (at >= AFTER_DOTS || add_dots(&l, ino, at)) {
+        at = at > AFTER_DOTS ? at - AFTER_DOTS : 0;
+        if (ht_hidden_match(ino))
+            add_hidden(&l, (const struct ht_hidden_dir *)(uintptr_t)fi->fh, at);
+        else
+            r = ht_ns_readdir(f->ns, ino, at, add_entry, &l);
+    }
+    if (r < 0 && l.len == 0)
+        ht_reply(req, r);
+    else
+        fuse_reply_buf(req, l.buf, l.len);
+}
+
+void ht_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    list(req, ino, size, off, fi, false);
+}
+
+void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    list(req, ino, size, off, fi, true);
+}
+
+void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_caller caller = ht_fuse_caller(req);
+    struct ht_hidden_dir *d = NULL;
+
+    if (ht_hidden_match(ino)) {
+        int r = ht_hidden_opendir(ht_fuse_of(req)->ctl, ino, &caller, &d);
+
+        if (r) {
+            ht_reply(req, r);
+            return;
+        }
+        fi->fh = (uintptr_t)d;
+    }
+    if (fuse_reply_open(req, fi) && d)
+        ht_hidden_closedir(d);
+}
+
+void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    if (ht_hidden_match(ino))
+        ht_hidden_closedir((struct ht_hidden_dir *)(uintptr_t)fi->fh);
+    fuse_reply_err(req, 0);
+}
+
+/* ------------------------------------------------------------------ commit */
+
+static void job_commit(struct ht_job *job)
+{
+    struct ht_caller caller = ht_fuse_caller(job->req);
+
+    ht_reply(job->req, ht_ctl_commit(job->fuse->ctl, job->ino, &caller));
+}
+
+void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    if (ht_hidden_match(ino)) {
+        fuse_reply_err(req, 0);
+        return;
+    }
+    if (!ht_ctl_is_root(f->ctl, ino)) {
+        ht_reply(req, ht_ns_fsync(f->ns, ino));
+        return;
+    }
+    job = ht_job_new(f, req, job_commit);
+    if (!job)
+        return;
+    job->ino = ino;
+    ht_job_submit(job);
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops_file.c - open files: reading, writing, making durable.
+ *
+ * An opener with O_DIRECT gets direct, parallel I/O; every other goes through the kernel's page cache, without which a
+ * shared mapping would be refused and cp would turn into small requests. Pages never outlive the last
+ * close (no keep_cache), because an optimizer changes parameters behind the kernel's back.
+ */
+#include "fs/fuse/fuse_priv.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct ht_open *open_of(const struct fuse_file_info *fi)
+{
+    return (struct ht_open *)(uintptr_t)fi->fh;
+}
+
+static void refresh(struct ht_fuse *f, struct ht_open *o)
+{
+    uint32_t now = ht_ctl_epoch(f->ctl);
+
+    if (o->epoch == now)
+        return;
+    o->root = ht_ctl_param(f->ctl, o->ino);
+    o->privileged = ht_privileged(f, o->ino);
+    o->epoch = now;
+}
+
+uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o)
+{
+    refresh(f, o);
+    return o->root;
+}
+
+static bool is_superuser(fuse_req_t req)
+{
+    return fuse_req_ctx(req)->uid == 0;
+}
+
+static enum ht_traffic_kind traffic_of(struct ht_fuse *f, struct ht_open *o)
+{
+    return ht_open_root(f, o) ? HT_TRAFFIC_PARAM : HT_TRAFFIC_OTHER;
+}
+
+/* -------------------------------------------------------------------- open */
+
+static int truncate_on_open(struct ht_fuse *f, uint64_t ino, bool superuser)
+{
+    struct stat zero = {0}, st;
+
+    if (ht_ctl_param(f->ctl, ino))
+        ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
+    if (ht_privileged(f, ino))
+        ht_privilege_drop(f, ino, superuser);
+    return ht_ns_setattr(f->ns, ino, HT_SET_SIZE | HT_SET_MTIME_NOW, &zero, &st);
+}
+
+static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_open *o = calloc(1, sizeof(*o));
+    int r;
+
+    if (!o)
+        return -ENOMEM;
+    o->ino = ino;
+    r = ht_ns_open(f->ns, ino, &o->obj);
+    if (r == 0 && (fi->flags & O_TRUNC)) {
+        r = truncate_on_open(f, ino, is_superuser(req));
+        if (r)
+            ht_ns_close(f->ns, ino);
+    }
+    if (r) {
+        free(o);
+        return r;
+    }
+    fi->fh = (uintptr_t)o;
+    fi->keep_cache = 0;
+    fi->direct_io = (fi->flags & O_DIRECT) != 0;
+    fi->parallel_direct_writes = fi->direct_io;
+    return 0;
+}
+
+static void drop_open(struct ht_fuse *f, struct ht_open *o)
+{
+    ht_ns_close(f->ns, o->ino);
+    free(o);
+}
+
+void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    int r;
+
+    if (ht_hidden_match(ino)) {
+        ht_hop_open(req, ino, fi);
+        return;
+    }
+    r = make_open(req, ino, fi);
+    if (r)
+        ht_reply(req, r);
+    else if (fuse_reply_open(req, fi))
+        drop_open(f, open_of(fi));
+}
+
+void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+    struct fuse_entry_param e;
+    struct stat st;
+    int r;
+
+    if (ht_hidden_name(parent, name)) {
+        fuse_reply_err(req, ht_hidden_match(parent) ? ENOENT : EPERM);
+        return;
+    }
+    r = ht_ns_mknod(f->ns, parent, name, S_IFREG | (mode & 07777), 0, (struct ht_cred){ctx->uid, ctx->gid}, &st);
+    if (r == 0) {
+        fi->flags &= ~O_TRUNC;
+        r = make_open(req, st.st_ino, fi);
+        if (r)
+            ht_ns_forget(f->ns, st.st_ino, 1);
+    }
+    if (r) {
+        ht_reply(req, r);
+        return;
+    }
+    ht_fuse_entry_of(&st, &e);
+    if (fuse_reply_create(req, &e, fi)) {
+        drop_open(f, open_of(fi));
+        ht_ns_forget(f->ns, st.st_ino, 1);
+    }
+}
+
+void ht_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    if (ht_hidden_match(ino))
+        ht_hidden_release((struct ht_hidden_file *)(uintptr_t)fi->fh);
+    else
+        drop_open(ht_fuse_of(req), open_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+/* ---------------------------------------------------------- read and write */
+
+void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_open *o = open_of(fi);
+
+    if (ht_hidden_match(ino)) {
+        ht_hop_read(req, size, off, fi);
+        return;
+    }
+    ht_ns_touch(f->ns, ino, false);
+    if (ht_open_root(f, o))
+        ht_park_read(f, req, o, (uint64_t)off, size);
+    else
+        ht_read_and_reply(f, req, o->obj, (uint64_t)off, size, HT_TRAFFIC_OTHER);
+}
+
+/*
+ * Whoever writes by himself waits for a pending update of the bytes, and wins over it. Pages that a mapping dirtied do not:
+ * they are ordered by `wait` only, and an invalidation may be waiting for this very request.
+ */
+void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_open *o = open_of(fi);
+    ssize_t n;
+
+    if (ht_hidden_match(ino)) {
+        ht_hop_write(req, buf, size, off, fi);
+        return;
+    }
+    refresh(f, o);
+    if (!fi->writepage && o->root)
+        ht_park_wait(f, ino, (uint64_t)off, size);
+    if (o->privileged)
+        ht_privilege_drop(f, ino, fi->writepage || is_superuser(req));
+    n = ht_obj_write(o->obj, (uint64_t)off, buf, size);
+    ht_count_written(f, traffic_of(f, o), n);
+    if (n > 0)
+        ht_ns_touch(f->ns, ino, true);
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else
+        fuse_reply_write(req, (size_t)n);
+}
+
+/* ------------------------------------------------------------- durability */
+
+/* close(2) tells of a write that was lost after it had been acknowledged; it stays in the word error until fsync or a clear. */
+void ht_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_obj_stat st;
+
+    if (ht_hidden_match(ino)) {
+        ht_hop_flush(req, fi);
+        return;
+    }
+    ht_obj_stat(open_of(fi)->obj, &st);
+    ht_reply(req, st.error);
+}
+
+void ht_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+    if (ht_hidden_match(ino))
+        ht_reply(req, ht_hidden_fsync((struct ht_hidden_file *)(uintptr_t)fi->fh));
+    else
+        ht_reply(req, ht_ctl_fsync(ht_fuse_of(req)->ctl, ino));
+}
+
+/* ------------------------------------------------------------------- space */
+
+static int extend_to(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, uint64_t size)
+{
+    struct stat values = {.st_size = (off_t)size}, st;
+
+    return size > ht_obj_size(obj) ? ht_ns_setattr(f->ns, ino, HT_SET_SIZE, &values, &st) : 0;
+}
+
+/*
+ * Punching and zeroing. Plain allocation is not offered: the C library then writes zeros, and so gets what it asked for.
+ */
+static int change_range(struct ht_fuse *f, struct ht_open *o, int mode, uint64_t off, uint64_t len)
+{
+    uint64_t size = ht_obj_size(o->obj);
+    int r = 0;
+
+    if (mode != (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE) && (mode & ~FALLOC_FL_KEEP_SIZE) != FALLOC_FL_ZERO_RANGE)
+        return -EOPNOTSUPP;
+    if (ht_open_root(f, o))
+        ht_park_wait(f, o->ino, off, len);
+    if (off < size)
+        r = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
+    if (r == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
+        r = extend_to(f, o->ino, o->obj, off + len);
+    if (r == 0)
+        ht_ns_touch(f->ns, o->ino, true);
+    return r;
+}
+
+void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)
+{
+    if (ht_hidden_match(ino))
+        fuse_reply_err(req, EOPNOTSUPP);
+    else
+        ht_reply(req, change_range(ht_fuse_of(req), open_of(fi), mode, (uint64_t)off, (uint64_t)len));
+}
+
+void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+{
+    int64_t at;
+
+    if (ht_hidden_match(ino) || (whence != SEEK_DATA && whence != SEEK_HOLE)) {
+        fuse_reply_err(req, EINVAL);
+        return;
+    }
+    at = ht_obj_seek(open_of(fi)->obj, (uint64_t)off, whence == SEEK_HOLE);
+    if (at < 0)
+        ht_reply(req, (int)at);
+    else
+        fuse_reply_lseek(req, at);
+}

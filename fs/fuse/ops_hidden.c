@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops_hidden.c - open files of the hidden tree.
+ *
+ * All of them are direct: their content changes without the kernel, and gradients are written once and read never.
+ * Calls that may wait for updates become jobs.
+ */
+#include "fs/fuse/fuse_priv.h"
+
+#include <stdlib.h>
+
+static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
+{
+    return (struct ht_hidden_file *)(uintptr_t)fi->fh;
+}
+
+static void open_now(struct ht_fuse *f, fuse_req_t req, uint64_t ino, int flags)
+{
+    struct ht_caller caller = ht_fuse_caller(req);
+    struct fuse_file_info fi = {.flags = flags, .direct_io = 1};
+    struct ht_hidden_file *file;
+    int r = ht_hidden_open(f->ctl, ino, flags, &caller, &file);
+
+    if (r) {
+        ht_reply(req, r);
+        return;
+    }
+    fi.fh = (uintptr_t)file;
+    fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
+    if (fuse_reply_open(req, &fi))
+        ht_hidden_release(file);
+}
+
+static void job_open(struct ht_job *job)
+{
+    open_now(job->fuse, job->req, job->ino, job->flags);
+}
+
+void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    if (!ht_hidden_open_waits(ino)) {
+        open_now(f, req, ino, fi->flags);
+        return;
+    }
+    job = ht_job_new(f, req, job_open);
+    if (!job)
+        return;
+    job->ino = ino;
+    job->flags = fi->flags;
+    ht_job_submit(job);
+}
+
+static void read_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, size_t size)
+{
+    char *buf = ht_fuse_buffer();
+    ssize_t n = buf ? ht_hidden_read(file, off, buf, ht_min_u64(size, HT_FUSE_IO_BYTES)) : -ENOMEM;
+
+    ht_count_read(f, ht_hidden_traffic(file), n);
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else
+        fuse_reply_buf(req, buf, (size_t)n);
+}
+
+static void job_read(struct ht_job *job)
+{
+    read_now(job->fuse, job->req, job->file, job->off, job->size);
+}
+
+void ht_hop_read(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    if (!ht_hidden_waits(file_of(fi), HT_HIDDEN_READ)) {
+        read_now(f, req, file_of(fi), (uint64_t)off, size);
+        return;
+    }
+    job = ht_job_new(f, req, job_read);
+    if (!job)
+        return;
+    job->file = file_of(fi);
+    job->off = (uint64_t)off;
+    job->size = size;
+    ht_job_submit(job);
+}
+
+static void write_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, const char *buf,
+                      size_t size)
+{
+    ssize_t n = ht_hidden_write(file, off, buf, size);
+
+    ht_count_written(f, ht_hidden_traffic(file), n);
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else
+        fuse_reply_write(req, (size_t)n);
+}
+
+static void job_write(struct ht_job *job)
+{
+    write_now(job->fuse, job->req, job->file, job->off, job->data, job->size);
+}
+
+void ht_hop_write(fuse_req_t req, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    if (!ht_hidden_waits(file_of(fi), HT_HIDDEN_WRITE)) {
+        write_now(f, req, file_of(fi), (uint64_t)off, buf, size);
+        return;
+    }
+    job = ht_job_new(f, req, job_write);
+    if (!job || !ht_job_data(job, buf, size))
+        return;
+    job->file = file_of(fi);
+    job->off = (uint64_t)off;
+    ht_job_submit(job);
+}
+
+static void job_flush(struct ht_job *job)
+{
+    ht_reply(job->req, ht_hidden_flush(job->file));
+}
+
+void ht_hop_flush(fuse_req_t req, struct fuse_file_info *fi)
+{
+    struct ht_job *job;
+
+    if (!ht_hidden_waits(file_of(fi), HT_HIDDEN_FLUSH)) {
+        ht_reply(req, ht_hidden_flush(file_of(fi)));
+        return;
+    }
+    job = ht_job_new(ht_fuse_of(req), req, job_flush);
+    if (!job)
+        return;
+    job->file = file_of(fi);
+    ht_job_submit(job);
+}

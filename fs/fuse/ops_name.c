@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ops_name.c - operations on names. Permissions were checked by the kernel (default_permissions). */
+#include "fs/fuse/fuse_priv.h"
+
+#include <limits.h>
+
+/* Nothing is made, removed or moved in the hidden tree, and nothing gets its name. */
+static bool refuse(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    if (!ht_hidden_name(parent, name))
+        return false;
+    fuse_reply_err(req, EPERM);
+    return true;
+}
+
+static struct ht_cred cred_of(fuse_req_t req)
+{
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+
+    return (struct ht_cred){ctx->uid, ctx->gid};
+}
+
+void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct stat st;
+    int r;
+
+    if (ht_hidden_name(parent, name))
+        r = ht_hidden_lookup(f->ctl, parent, name, &st);
+    else
+        r = ht_ns_lookup(f->ns, parent, name, &st);
+    ht_reply_entry(req, r, &st);
+}
+
+static void forget_one(struct ht_fuse *f, uint64_t ino, uint64_t n)
+{
+    if (ht_hidden_match(ino))
+        ht_hidden_forget(f->ctl, ino, n);
+    else
+        ht_ns_forget(f->ns, ino, n);
+}
+
+void ht_op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
+{
+    forget_one(ht_fuse_of(req), ino, n);
+    fuse_reply_none(req);
+}
+
+void ht_op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
+{
+    for (size_t i = 0; i < count; i++)
+        forget_one(ht_fuse_of(req), forgets[i].ino, forgets[i].nlookup);
+    fuse_reply_none(req);
+}
+
+void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev)
+{
+    struct stat st;
+
+    if (!refuse(req, parent, name))
+        ht_reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, cred_of(req), &st), &st);
+}
+
+void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
+{
+    struct stat st;
+
+    if (!refuse(req, parent, name))
+        ht_reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, cred_of(req), &st), &st);
+}
+
+void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
+{
+    struct stat st;
+
+    if (!refuse(req, parent, name))
+        ht_reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, cred_of(req), &st), &st);
+}
+
+void ht_op_readlink(fuse_req_t req, fuse_ino_t ino)
+{
+    char target[HT_SYMLINK_BYTES_MAX + 1];
+    ssize_t n = ht_ns_readlink(ht_fuse_of(req)->ns, ino, target, HT_SYMLINK_BYTES_MAX);
+
+    if (n < 0) {
+        ht_reply(req, (int)n);
+        return;
+    }
+    target[n] = 0;
+    fuse_reply_readlink(req, target);
+}
+
+void ht_op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent, const char *name)
+{
+    struct stat st;
+
+    if (ht_hidden_match(ino))
+        fuse_reply_err(req, EPERM);
+    else if (!refuse(req, parent, name))
+        ht_reply_entry(req, ht_ns_link(ht_fuse_of(req)->ns, ino, parent, name, &st), &st);
+}
+
+void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    if (!refuse(req, parent, name))
+        ht_reply(req, ht_ns_unlink(ht_fuse_of(req)->ns, parent, name));
+}
+
+void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
+{
+    if (!refuse(req, parent, name))
+        ht_reply(req, ht_ns_rmdir(ht_fuse_of(req)->ns, parent, name));
+}
+
+void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
+                  unsigned flags)
+{
+    if (!refuse(req, parent, name) && !refuse(req, new_parent, new_name))
+        ht_reply(req, ht_ns_rename(ht_fuse_of(req)->ns, parent, name, new_parent, new_name, flags));
+}

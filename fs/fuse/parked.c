@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parked.c - reads of bytes whose update is queued or running.
+ *
+ * The request leaves its worker and waits in a struct parked. The thread that completed the update reads
+ * and answers. Structs come from a pool that only grows, so nothing is allocated once the deepest queue has been seen.
+ *
+ *   free --park_read--> waiting --wake--> answered --> free
+ *                          '--interrupt (cancel won)--> EINTR --> free
+ *
+ * Invariants:
+ *  1. A struct is reused only after its waiter was woken or cancelled, so the optimizer never sees a reused one.
+ *  2. parked.req is NULL unless the request is waiting; whoever clears it under park_lock answers it. An interrupt that comes
+ *     late finds another request (or none) there and does nothing.
+ *
+ * Locks: park_lock, above the optimizer's lock; wake is called with no lock held.
+ */
+#include "fs/fuse/fuse_priv.h"
+
+#include <errno.h>
+#include <semaphore.h>
+#include <stdlib.h>
+
+enum { PARKED_AT_START = 64 };
+
+struct parked {
+    struct ht_list link; /* in park_free or parked */
+    struct ht_waiter waiter;
+    struct ht_fuse *fuse;
+    fuse_req_t req;
+    struct ht_obj *obj; /* a reference: the file may be released while the session ends */
+    uint64_t off;
+    size_t len;
+    bool waiting;     /* the optimizer has the waiter */
+    bool interrupted; /* before it had */
+};
+
+static struct parked *make(struct ht_fuse *f)
+{
+    struct parked *p = calloc(1, sizeof(*p));
+
+    if (p) {
+        p->fuse = f;
+        ht_list_init(&p->link);
+    }
+    return p;
+}
+
+static void put_free(struct parked *p)
+{
+    struct ht_fuse *f = p->fuse;
+
+    if (p->obj)
+        ht_obj_put(p->obj);
+    p->obj = NULL;
+    pthread_mutex_lock(&f->park_lock);
+    ht_list_del(&p->link);
+    ht_list_add_tail(&f->park_free, &p->link);
+    pthread_mutex_unlock(&f->park_lock);
+}
+
+static struct parked *take_free(struct ht_fuse *f)
+{
+    struct parked *p = NULL;
+
+    pthread_mutex_lock(&f->park_lock);
+    if (!ht_list_empty(&f->park_free)) {
+        p = ht_list_entry(f->park_free.next, struct parked, link);
+        ht_list_del(&p->link);
+    }
+    pthread_mutex_unlock(&f->park_lock);
+    return p ? p : make(f);
+}
+
+int ht_park_init(struct ht_fuse *f)
+{
+    ht_list_init(&f->park_free);
+    ht_list_init(&f->parked);
+    for (unsigned i = 0; i < PARKED_AT_START; i++) {
+        struct parked *p = make(f);
+
+        if (!p)
+            return -ENOMEM;
+        ht_list_add_tail(&f->park_free, &p->link);
+    }
+    return 0;
+}
+
+void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, uint64_t off, size_t len,
+                       enum ht_traffic_kind kind)
+{
+    char *buf = ht_fuse_buffer();
+    ssize_t n = buf ? ht_obj_read(obj, off, buf, ht_min_u64(len, HT_FUSE_IO_BYTES)) : -ENOMEM;
+
+    ht_count_read(f, kind, n);
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else
+        fuse_reply_buf(req, buf, (size_t)n);
+}
+
+static fuse_req_t claim(struct parked *p)
+{
+    fuse_req_t req;
+
+    pthread_mutex_lock(&p->fuse->park_lock);
+    req = p->req;
+    p->req = NULL;
+    p->waiting = false;
+    pthread_mutex_unlock(&p->fuse->park_lock);
+    return req;
+}
+
+static void wake(struct ht_waiter *w)
+{
+    struct parked *p = ht_container_of(w, struct parked, waiter);
+    fuse_req_t req = claim(p);
+
+    if (req)
+        ht_read_and_reply(p->fuse, req, p->obj, p->off, p->len, HT_TRAFFIC_PARAM);
+    put_free(p);
+}
+
+static void on_interrupt(fuse_req_t req, void *data)
+{
+    struct parked *p = data;
+    bool mine = false;
+
+    pthread_mutex_lock(&p->fuse->park_lock);
+    if (p->req == req && !p->waiting)
+        p->interrupted = true;
+    else if (p->req == req)
+        mine = ht_optim_cancel(p->fuse->optim, &p->waiter);
+    if (mine)
+        p->req = NULL;
+    pthread_mutex_unlock(&p->fuse->park_lock);
+    if (!mine)
+        return;
+    put_free(p);
+    fuse_reply_err(req, EINTR);
+}
+
+/* False: the caller has the request (and p) back, to be answered at once: as p->interrupted says. */
+static bool wait_for_update(struct parked *p)
+{
+    struct ht_fuse *f = p->fuse;
+    bool parked = false;
+
+    fuse_req_interrupt_func(p->req, on_interrupt, p);
+    pthread_mutex_lock(&f->park_lock);
+    if (!p->interrupted) {
+        p->waiting = true;
+        ht_list_add_tail(&f->parked, &p->link);
+        parked = !ht_optim_readable(f->optim, ht_obj_id(p->obj), p->off, p->len, &p->waiter);
+    }
+    if (!parked) {
+        p->req = NULL;
+        p->waiting = false;
+        ht_list_del(&p->link);
+    }
+    pthread_mutex_unlock(&f->park_lock);
+    return parked;
+}
+
+void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len)
+{
+    struct parked *p;
+
+    if (len == 0 || ht_optim_readable(f->optim, o->ino, off, len, NULL)) {
+        ht_read_and_reply(f, req, o->obj, off, len, HT_TRAFFIC_PARAM);
+        return;
+    }
+    p = take_free(f);
+    if (!p) {
+        ht_reply(req, -ENOMEM);
+        return;
+    }
+    p->req = req;
+    p->off = off;
+    p->len = len;
+    p->interrupted = false;
+    p->waiter.wake = wake;
+    p->obj = ht_obj_get(f->store, o->ino);
+    if (!p->obj) {
+        p->req = NULL;
+        put_free(p);
+        ht_reply(req, -ESTALE);
+        return;
+    }
+    atomic_fetch_add_explicit(&f->traffic->parked_reads, 1, memory_order_relaxed);
+    if (wait_for_update(p))
+        return;
+    if (p->interrupted)
+        fuse_reply_err(req, EINTR);
+    else
+        ht_read_and_reply(f, req, p->obj, off, len, HT_TRAFFIC_PARAM);
+    put_free(p);
+}
+
+/* -------------------------------------------------------------- whole threads */
+
+struct sleeper {
+    struct ht_waiter waiter;
+    sem_t done;
+};
+
+static void wake_sleeper(struct ht_waiter *w)
+{
+    sem_post(&ht_container_of(w, struct sleeper, waiter)->done);
+}
+
+void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len)
+{
+    struct sleeper s = {.waiter = {.wake = wake_sleeper}};
+
+    if (len == 0 || ht_optim_readable(f->optim, oid, off, len, NULL))
+        return;
+    sem_init(&s.done, 0, 0);
+    if (!ht_optim_readable(f->optim, oid, off, len, &s.waiter))
+        while (sem_wait(&s.done) && errno == EINTR)
+            ;
+    sem_destroy(&s.done);
+}
+
+/* --------------------------------------------------------------------- end */
+
+static struct parked *take_parked(struct ht_fuse *f)
+{
+    struct parked *p = NULL;
+
+    pthread_mutex_lock(&f->park_lock);
+    if (!ht_list_empty(&f->parked))
+        p = ht_list_entry(f->parked.next, struct parked, link);
+    if (p && !(p->waiting && ht_optim_cancel(f->optim, &p->waiter)))
+        p = NULL; /* being woken right now: look again */
+    if (p)
+        ht_list_del(&p->link);
+    pthread_mutex_unlock(&f->park_lock);
+    return p;
+}
+
+static bool any_parked(struct ht_fuse *f)
+{
+    bool any;
+
+    pthread_mutex_lock(&f->park_lock);
+    any = !ht_list_empty(&f->parked);
+    pthread_mutex_unlock(&f->park_lock);
+    return any;
+}
+
+void ht_park_finish(struct ht_fuse *f)
+{
+    const struct timespec pause = {0, 1000000};
+
+    while (any_parked(f)) {
+        struct parked *p = take_parked(f);
+        fuse_req_t req = p ? claim(p) : NULL;
+
+        if (req)
+            fuse_reply_err(req, ENOTCONN);
+        if (p)
+            put_free(p);
+        else
+            nanosleep(&pause, NULL);
+    }
+    while (!ht_list_empty(&f->park_free)) {
+        struct parked *p = ht_list_entry(f->park_free.next, struct parked, link);
+
+        ht_list_del(&p->link);
+        free(p);
+    }
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* reply.c - answers and what every operation needs to form one. */
+#include "fs/fuse/fuse_priv.h"
+
+void ht_reply(fuse_req_t req, int r)
+{
+    fuse_reply_err(req, r < 0 ? -r : 0);
+}
+
+/* The hidden tree follows roots and parameters that change without the kernel: it is asked each time. */
+static double valid_for(uint64_t ino)
+{
+    return ht_hidden_match(ino) ? 0.0 : HT_FUSE_VALID_S;
+}
+
+void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st)
+{
+    if (r)
+        ht_reply(req, r);
+    else
+        fuse_reply_attr(req, st, valid_for(ino));
+}
+
+void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
+{
+    *out = (struct fuse_entry_param){
+        .ino = st->st_ino,
+        .generation = 1, /* inode numbers are never used again */
+        .attr = *st,
+        .attr_timeout = valid_for(st->st_ino),
+        .entry_timeout = valid_for(st->st_ino),
+    };
+}
+
+static void forget(struct ht_fuse *f, uint64_t ino)
+{
+    if (ht_hidden_match(ino))
+        ht_hidden_forget(f->ctl, ino, 1);
+    else
+        ht_ns_forget(f->ns, ino, 1);
+}
+
+void ht_reply_entry(fuse_req_t req, int r, const struct stat *st)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct fuse_entry_param e;
+
+    if (r) {
+        ht_reply(req, r);
+        return;
+    }
+    ht_fuse_entry_of(st, &e);
+    if (fuse_reply_entry(req, &e))
+        forget(f, st->st_ino);
+}
+
+static size_t caller_groups(void *ctx, uint32_t *gids, size_t cap)
+{
+    int n = fuse_req_getgroups(ctx, (int)cap, gids);
+
+    return n > 0 ? (size_t)n : 0;
+}
+
+struct ht_caller ht_fuse_caller(fuse_req_t req)
+{
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+
+    return (struct ht_caller){{ctx->uid, ctx->gid}, caller_groups, req};
+}
+
+void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n)
+{
+    if (n > 0)
+        atomic_fetch_add_explicit(&f->traffic->read_bytes[kind], (uint64_t)n, memory_order_relaxed);
+    atomic_fetch_add_explicit(&f->traffic->requests, 1, memory_order_relaxed);
+}
+
+void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n)
+{
+    if (n > 0)
+        atomic_fetch_add_explicit(&f->traffic->written_bytes[kind], (uint64_t)n, memory_order_relaxed);
+    atomic_fetch_add_explicit(&f->traffic->requests, 1, memory_order_relaxed);
+}

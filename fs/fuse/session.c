@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session.c - life of a mount: what is agreed with the kernel, the loop, and its end.
+ *
+ * Agreed: requests of up to 1 MiB, many in flight; no splice, no write-back cache (each was measured as a loss); data
+ * in the page cache is dropped when this side says so and not by guessing from times (explicit invalidation).
+ *
+ * Threads: the caller's (loop), libfuse's workers, job threads; ht_fuse_stop from a thread of its own.
+ */
+#include "fs/fuse/fuse_priv.h"
+#include "fs/fuse/mountinfo.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+enum { READ_AHEAD_KB = 4096, THREADS_MIN = 4, THREADS_MAX = 16, NOTIFY_WAIT_MS = 5000 };
+
+/* -------------------------------------------------------------------- init */
+
+/* Starts at 128 KiB. Must be done before the kernel learns max_readahead, of which it takes the smaller. */
+static void raise_read_ahead(struct ht_fuse *f)
+{
+    struct ht_mountinfo m;
+    char path[96], value[16];
+    int n = snprintf(value, sizeof(value), "%d", READ_AHEAD_KB), fd;
+
+    if (ht_mountinfo_at(f->mountpoint, &m))
+        return;
+    snprintf(path, sizeof(path), "/sys/class/bdi/%s/read_ahead_kb", m.number);
+    fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, value, (size_t)n) != n)
+        ht_debug("read-ahead of the mount stays at its default: %s: %s", path, strerror(errno));
+    if (fd >= 0)
+        close(fd);
+}
+
+static void op_init(void *userdata, struct fuse_conn_info *conn)
+{
+    struct ht_fuse *f = userdata;
+
+    fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_READ);
+    fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_WRITE);
+    fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
+    fuse_unset_feature_flag(conn, FUSE_CAP_WRITEBACK_CACHE);
+    fuse_unset_feature_flag(conn, FUSE_CAP_AUTO_INVAL_DATA);
+    /* Setuid bits and capabilities end with a write here (privilege.c): left to the kernel, every write would begin with a getxattr. */
+    fuse_unset_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV);
+    fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
+    fuse_set_feature_flag(conn, FUSE_CAP_EXPLICIT_INVAL_DATA);
+    fuse_set_feature_flag(conn, FUSE_CAP_ASYNC_DIO);
+    fuse_set_feature_flag(conn, FUSE_CAP_PARALLEL_DIROPS);
+    fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
+    conn->max_write = HT_FUSE_IO_BYTES;
+    conn->max_background = HT_FUSE_BACKGROUND;
+    conn->congestion_threshold = HT_FUSE_BACKGROUND * 3 / 4;
+    conn->max_readahead = READ_AHEAD_KB * 1024;
+    raise_read_ahead(f);
+    if (!atomic_exchange(&f->ready_told, true) && f->ready)
+        f->ready(f->ready_ctx);
+}
+
+const struct fuse_lowlevel_ops ht_fuse_ops = {
+    .init = op_init,
+    .lookup = ht_op_lookup,
+    .forget = ht_op_forget,
+    .forget_multi = ht_op_forget_multi,
+    .getattr = ht_op_getattr,
+    .setattr = ht_op_setattr,
+    .readlink = ht_op_readlink,
+    .mknod = ht_op_mknod,
+    .mkdir = ht_op_mkdir,
+    .unlink = ht_op_unlink,
+    .rmdir = ht_op_rmdir,
+    .symlink = ht_op_symlink,
+    .rename = ht_op_rename,
+    .link = ht_op_link,
+    .create = ht_op_create,
+    .open = ht_op_open,
+    .read = ht_op_read,
+    .write = ht_op_write,
+    .flush = ht_op_flush,
+    .release = ht_op_release,
+    .fsync = ht_op_fsync,
+    .fallocate = ht_op_fallocate,
+    .lseek = ht_op_lseek,
+    .opendir = ht_op_opendir,
+    .readdir = ht_op_readdir,
+    .readdirplus = ht_op_readdirplus,
+    .releasedir = ht_op_releasedir,
+    .fsyncdir = ht_op_fsyncdir,
+    .statfs = ht_op_statfs,
+    .setxattr = ht_op_setxattr,
+    .getxattr = ht_op_getxattr,
+    .listxattr = ht_op_listxattr,
+    .removexattr = ht_op_removexattr,
+};
+
+/* ------------------------------------------------------------------- cache */
+
+/* Errors mean that the kernel had no copy, or that the mount is gone: both are as good as done. */
+static void drop_data(void *ctx, uint64_t ino, uint64_t off, uint64_t len)
+{
+    struct ht_fuse *f = ctx;
+
+    f->notifying++;
+    if (f->mounted)
+        fuse_lowlevel_notify_inval_inode(f->session, ino, (off_t)off, (off_t)ht_min_u64(len, INT64_MAX));
+    f->notifying--;
+}
+
+static void drop_name(void *ctx, uint64_t parent, const char *name)
+{
+    struct ht_fuse *f = ctx;
+
+    f->notifying++;
+    if (f->mounted)
+        fuse_lowlevel_notify_inval_entry(f->session, parent, name, strlen(name));
+    f->notifying--;
+}
+
+/* ----------------------------------------------------------------- options */
+
+static const char *const passed_on[] = {
+    "ro",    "dev",     "nodev",    "suid",       "nosuid",   "exec",     "noexec",     "sync",        "dirsync",
+    "atime", "noatime", "diratime", "nodiratime", "relatime", "context=", "fscontext=", "defcontext=", "rootcontext=",
+};
+
+const char *ht_fuse_option(unsigned i)
+{
+    return i < HT_ARRAY_SIZE(passed_on) ? passed_on[i] : NULL;
+}
+
+bool ht_fuse_knows_option(const char *option)
+{
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(passed_on); i++) {
+        size_t len = strlen(passed_on[i]);
+
+        if (passed_on[i][len - 1] == '=' ? strncmp(option, passed_on[i], len) == 0 : !strcmp(option, passed_on[i]))
+            return true;
+    }
+    return false;
+}
+
+const char *ht_fuse_library_version(void)
+{
+    return fuse_pkgversion();
+}
+
+static void to_log(enum fuse_log_level level, const char *fmt, va_list args)
+{
+    char text[512];
+    size_t len;
+
+    vsnprintf(text, sizeof(text), fmt, args);
+    len = strlen(text);
+    if (len && text[len - 1] == '\n')
+        text[len - 1] = 0;
+    if (text[0])
+        ht_log(level <= FUSE_LOG_ERR           ? HT_LOG_ERROR
+                   : level <= FUSE_LOG_WARNING ? HT_LOG_WARN
+                                               : HT_LOG_INFO,
+               "%s", text);
+}
+
+static int add_args(struct fuse_args *args, const struct ht_fuse_opts *opts)
+{
+    char *words = NULL, *source = NULL;
+    int r = -1;
+
+    /* A device node or a setuid program on this store is as good as on any local file system; mount says otherwise with nodev, nosuid. */
+    if (asprintf(&words, "subtype=hitrain,default_permissions%s%s%s%s", opts->allow_other ? ",allow_other" : "",
+                 geteuid() == 0 ? ",dev,suid" : "", opts->mount_options[0] ? "," : "", opts->mount_options) < 0)
+        words = NULL;
+    if (asprintf(&source, "fsname=%s", opts->source) < 0)
+        source = NULL;
+    if (words && source) {
+        char *all = words;
+
+        r = fuse_opt_add_opt_escaped(&all, source);
+        words = all;
+        if (r == 0)
+            r = fuse_opt_add_arg(args, "hitrain") || fuse_opt_add_arg(args, "-o") || fuse_opt_add_arg(args, words) ||
+                (opts->debug && fuse_opt_add_arg(args, "-d"));
+    }
+    free(words);
+    free(source);
+    return r ? -ENOMEM : 0;
+}
+
+/* -------------------------------------------------------------------- life */
+
+static unsigned default_threads(void)
+{
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+
+    return (unsigned)ht_min_u64(THREADS_MAX, ht_max_u64(THREADS_MIN, (uint64_t)(cpus > 0 ? cpus : 1) * 2));
+}
+
+static int make_session(struct ht_fuse *f, const struct ht_fuse_opts *opts)
+{
+    struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
+    int r = add_args(&args, opts);
+
+    fuse_set_log_func(to_log);
+    if (r == 0) {
+        f->session = fuse_session_new(&args, &ht_fuse_ops, sizeof(ht_fuse_ops), f);
+        if (!f->session)
+            r = -EINVAL;
+    }
+    fuse_opt_free_args(&args);
+    return r;
+}
+
+int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_fuse **out)
+{
+    struct ht_fuse *f = calloc(1, sizeof(*f));
+    int r;
+
+    if (!f)
+        return -ENOMEM;
+    f->ctl = ctl;
+    f->store = ht_ctl_store(ctl);
+    f->ns = ht_ctl_ns(ctl);
+    f->optim = ht_ctl_optim(ctl);
+    f->traffic = ht_ctl_traffic(ctl);
+    f->cache = (struct ht_ctl_cache){.ctx = f, .drop_data = drop_data, .drop_name = drop_name};
+    f->single_thread = opts->single_thread;
+    f->threads = opts->threads ? opts->threads : default_threads();
+    f->ready = opts->ready;
+    f->ready_ctx = opts->ctx;
+    pthread_mutex_init(&f->park_lock, NULL);
+    pthread_mutex_init(&f->job_lock, NULL);
+    r = ht_park_init(f);
+    if (r == 0)
+        r = ht_job_start(f);
+    if (r == 0)
+        r = make_session(f, opts);
+    if (r) {
+        ht_fuse_finish(f);
+        ht_fuse_free(f);
+        return r;
+    }
+    *out = f;
+    return 0;
+}
+
+int ht_fuse_mount(struct ht_fuse *f, const char *mountpoint)
+{
+    f->mountpoint = strdup(mountpoint);
+    if (!f->mountpoint)
+        return -ENOMEM;
+    if (fuse_session_mount(f->session, mountpoint))
+        return -EIO;
+    f->mounted = true;
+    ht_ctl_set_cache(f->ctl, &f->cache);
+    return 0;
+}
+
+static int loop_threads(struct ht_fuse *f)
+{
+    struct fuse_loop_config *config = fuse_loop_cfg_create();
+    int r;
+
+    if (!config)
+        return -ENOMEM;
+    fuse_loop_cfg_set_max_threads(config, f->threads);
+    fuse_loop_cfg_set_idle_threads(config, f->threads);
+    r = fuse_session_loop_mt(f->session, config);
+    fuse_loop_cfg_destroy(config);
+    return r;
+}
+
+int ht_fuse_loop(struct ht_fuse *f)
+{
+    int r = f->single_thread ? fuse_session_loop(f->session) : loop_threads(f);
+
+    return r < 0 ? r : 0;
+}
+
+/* Pages that mappings have dirtied are still the kernel's: have them written while there are workers to take them. */
+static void sync_mount(struct ht_fuse *f)
+{
+    int fd = open(f->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    if (syncfs(fd))
+        ht_warn("%s: not all mapped pages could be written: %s", f->mountpoint, strerror(errno));
+    close(fd);
+}
+
+void ht_fuse_stop(struct ht_fuse *f)
+{
+    sync_mount(f);
+    if (umount2(f->mountpoint, UMOUNT_NOFOLLOW) == 0)
+        return; /* the loop ends by itself */
+    if (errno == EBUSY) {
+        ht_warn("%s is in use: its users get ENOTCONN from now on", f->mountpoint);
+        /* Forced, so that the kernel ends what it still waits for; detached, so that a new mount can take the place. */
+        if (umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
+            return;
+    }
+    f->exited = true;
+    fuse_session_exit(f->session); /* without the right to unmount: libfuse's helper does it after the loop */
+}
+
+/* libfuse closes the descriptor that notifications go to. */
+static void settle_notifications(struct ht_fuse *f)
+{
+    const struct timespec pause = {0, 1000000};
+
+    f->mounted = false;
+    for (unsigned waited_ms = 0; f->notifying && waited_ms < NOTIFY_WAIT_MS; waited_ms++)
+        nanosleep(&pause, NULL);
+}
+
+/*
+ * The loop ended because the kernel ended the connection: then nothing can block on it any more, and jobs come to
+ * their end. Or it was told to end: then unmounting comes first, or a job might wait for a read that nobody takes.
+ */
+void ht_fuse_finish(struct ht_fuse *f)
+{
+    if (f->mounted && f->exited) {
+        settle_notifications(f);
+        fuse_session_unmount(f->session);
+    }
+    ht_job_stop(f);
+    ht_park_finish(f);
+    if (f->mounted) {
+        settle_notifications(f);
+        fuse_session_unmount(f->session);
+    }
+    ht_ctl_set_cache(f->ctl, NULL);
+}
+
+void ht_fuse_free(struct ht_fuse *f)
+{
+    if (f->session)
+        fuse_session_destroy(f->session);
+    pthread_mutex_destroy(&f->park_lock);
+    pthread_mutex_destroy(&f->job_lock);
+    free(f->mountpoint);
+    free(f);
+}

@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * main.c - the daemon `hitrain`: puts the layers together, mounts, and takes them apart again.
+ *
+ * Up: devices, store, names and optimizer registered with it, replay, names and optimizer started, mount. Down in reverse;
+ * whatever step fails, the ones before it are undone. Nothing is written before the store is mounted.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "fs/ctl/ctl.h"
+#include "fs/daemon.h"
+#include "fs/fuse/session.h"
+#include "fs/mountpoint.h"
+#include "fs/ns/ns.h"
+#include "fs/options.h"
+#include "fs/process.h"
+#include "optim/optim.h"
+#include "tiering/base/log.h"
+#include "tiering/store/store.h"
+
+#ifndef HT_VERSION
+#define HT_VERSION "0.1.0"
+#endif
+
+struct daemon {
+    struct ht_options options;
+    char mountpoint[PATH_MAX], source[PATH_MAX];
+    struct ht_dev *dev[HT_DEVICES_MAX];
+    unsigned dev_count;
+    struct ht_store *store;
+    struct ht_ctl *ctl;
+    struct ht_ns *ns;
+    struct ht_optim *optim;
+    struct ht_fuse *fuse;
+    bool store_mounted, optim_started;
+};
+
+/* ---------------------------------------------------------------- progress */
+
+enum { PROGRESS_AFTER_S = 2 };
+
+struct progress {
+    struct daemon *d;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    bool done, running;
+};
+
+static void tell_progress(struct daemon *d, unsigned seconds)
+{
+    char read[32], log[32];
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < d->dev_count; i++) {
+        struct ht_dev_counters c;
+
+        ht_dev_counters(d->dev[i], &c);
+        bytes += c.read_bytes;
+    }
+    ht_info("%s: replaying the log for %u s: %s read (the log has two copies of %s)", d->source, seconds,
+            ht_format_size(bytes, read, sizeof(read)),
+            ht_format_size(ht_store_super(d->store)->log_bytes, log, sizeof(log)));
+}
+
+static void *progress_main(void *arg)
+{
+    struct progress *p = arg;
+    struct timespec until;
+    unsigned seconds = 0;
+
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    pthread_mutex_lock(&p->lock);
+    while (!p->done) {
+        until.tv_sec += PROGRESS_AFTER_S;
+        seconds += PROGRESS_AFTER_S;
+        while (!p->done && pthread_cond_timedwait(&p->ended, &p->lock, &until) == 0)
+            ;
+        if (!p->done)
+            tell_progress(p->d, seconds);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return NULL;
+}
+
+static void progress_begin(struct progress *p, struct daemon *d)
+{
+    pthread_condattr_t attr;
+
+    *p = (struct progress){.d = d};
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->ended, &attr);
+    pthread_condattr_destroy(&attr);
+    p->running = pthread_create(&p->thread, NULL, progress_main, p) == 0;
+}
+
+static void progress_end(struct progress *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->done = true;
+    pthread_cond_signal(&p->ended);
+    pthread_mutex_unlock(&p->lock);
+    if (p->running)
+        pthread_join(p->thread, NULL);
+    pthread_cond_destroy(&p->ended);
+    pthread_mutex_destroy(&p->lock);
+}
+
+/* ---------------------------------------------------------------------- up */
+
+static int open_devices(struct daemon *d)
+{
+    const struct ht_options *o = &d->options;
+
+    for (; d->dev_count < o->device_count; d->dev_count++) {
+        int r = ht_dev_open(o->device[d->dev_count], o->read_only ? HT_DEV_RDONLY : 0, &d->dev[d->dev_count]);
+
+        if (r)
+            return r; /* said why */
+    }
+    return 0;
+}
+
+static int numa_node(const struct daemon *d)
+{
+    return d->options.numa_node == HT_NUMA_AUTO ? ht_dev_numa_node(d->dev[0]) : d->options.numa_node;
+}
+
+static int open_store(struct daemon *d)
+{
+    const struct ht_store_opts opts = {
+        .dram_bytes = d->options.dram_bytes,
+        .staging_bytes = d->options.staging_bytes,
+        .commit_ms = d->options.commit_ms,
+        .read_only = d->options.read_only,
+        .numa_node = numa_node(d),
+    };
+    int r = ht_store_new(d->dev, d->dev_count, &opts, &d->store);
+
+    if (r == 0)
+        r = ht_ctl_new(d->store, &d->ctl);
+    if (r == 0)
+        r = ht_ns_new(d->store, ht_ctl_ns_hooks(d->ctl), getuid(), getgid(), &d->ns);
+    if (r == 0)
+        r = ht_optim_new(d->store, d->options.optim_threads, ht_ctl_optim_hooks(d->ctl), &d->optim);
+    if (r == 0)
+        ht_ctl_attach(d->ctl, d->ns, d->optim);
+    return r;
+}
+
+static int mount_store(struct daemon *d)
+{
+    struct progress progress;
+    int r;
+
+    progress_begin(&progress, d);
+    r = ht_store_mount(d->store);
+    progress_end(&progress);
+    if (r == -EUCLEAN)
+        ht_error("%s: the log is damaged; nothing was changed; run hitrain-fsck", d->source);
+    if (r)
+        return r;
+    d->store_mounted = true;
+    r = ht_ns_start(d->ns);
+    if (r == 0)
+        r = ht_optim_start(d->optim);
+    d->optim_started = r == 0;
+    return r ? r : ht_ctl_start(d->ctl);
+}
+
+static void on_ready(void *ctx)
+{
+    struct daemon *d = ctx;
+
+    if (d->options.foreground)
+        ht_info("%s is mounted on %s", d->source, d->mountpoint);
+    ht_daemon_ready();
+}
+
+static int mount_fuse(struct daemon *d)
+{
+    const struct ht_fuse_opts opts = {
+        .source = d->source,
+        .mount_options = d->options.passed.len ? (const char *)d->options.passed.data : "",
+        .allow_other = d->options.allow_other,
+        .single_thread = d->options.single_thread,
+        .debug = d->options.debug,
+        .threads = d->options.fuse_threads,
+        .ready = on_ready,
+        .ctx = d,
+    };
+    int r = ht_fuse_new(d->ctl, &opts, &d->fuse);
+
+    return r ? r : ht_fuse_mount(d->fuse, d->mountpoint);
+}
+
+/* -------------------------------------------------------------------- down */
+
+static int shut_down(struct daemon *d)
+{
+    int r = 0;
+
+    if (d->fuse)
+        ht_fuse_finish(d->fuse);
+    if (d->optim_started)
+        ht_optim_stop(d->optim);
+    if (d->store_mounted) {
+        r = ht_store_unmount(d->store);
+        if (r)
+            ht_error("%s: not everything could be written at the end: %s", d->source, strerror(-r));
+    }
+    if (d->fuse)
+        ht_fuse_free(d->fuse);
+    if (d->optim)
+        ht_optim_free(d->optim);
+    if (d->ns)
+        ht_ns_free(d->ns);
+    ht_ctl_free(d->ctl);
+    if (d->store)
+        ht_store_close(d->store);
+    while (d->dev_count)
+        ht_dev_close(d->dev[--d->dev_count]);
+    return r;
+}
+
+/* -------------------------------------------------------------------- main */
+
+static void stop_mount(void *ctx)
+{
+    ht_fuse_stop(ctx);
+}
+
+/* Lower layers say what is wrong with what they look at; this is for what nobody has named. */
+static int begin(struct daemon *d)
+{
+    const char *step = "opening";
+    int r = open_devices(d);
+
+    if (r == 0) {
+        step = "reading the store";
+        r = open_store(d);
+    }
+    if (r == 0) {
+        step = "mounting the store";
+        r = mount_store(d);
+    }
+    if (r == 0) {
+        step = "mounting through FUSE";
+        r = mount_fuse(d);
+    }
+    if (r == 0) {
+        step = "waiting for signals";
+        r = ht_signals_start(stop_mount, d->fuse);
+    }
+    if (r)
+        ht_error("%s is not mounted: %s failed: %s", d->source, step, strerror(-r));
+    return r;
+}
+
+static int serve(struct daemon *d)
+{
+    int r, end;
+
+    ht_signals_block();
+    ht_process_protect();
+    if (d->options.tune)
+        ht_process_tune();
+    r = begin(d);
+    if (r == 0) {
+        r = ht_fuse_loop(d->fuse);
+        if (r)
+            ht_error("%s: the connection to the kernel ended: %s", d->mountpoint, strerror(-r));
+        ht_signals_end();
+    }
+    end = shut_down(d);
+    return r ? r : end;
+}
+
+/* Checks that need nothing opened, so that the simplest mistakes are told first. */
+static int check_places(struct daemon *d)
+{
+    int r = ht_mountpoint_prepare(d->options.mountpoint, d->mountpoint);
+
+    if (r == 0)
+        r = ht_mountpoint_check_fuse();
+    if (r == 0 && !realpath(d->options.device[0], d->source)) {
+        r = -errno;
+        ht_error("%s: %s", d->options.device[0], strerror(-r));
+    }
+    return r;
+}
+
+static int run(struct daemon *d)
+{
+    int r = check_places(d);
+
+    if (r == 0 && !d->options.foreground) {
+        fflush(NULL);
+        r = ht_daemon_fork();
+        if (r)
+            ht_error("cannot become a daemon: %s", strerror(-r));
+    }
+    return r ? r : serve(d);
+}
+
+int main(int argc, char **argv)
+{
+    static struct daemon d;
+    int r = ht_options_parse(argc, argv, geteuid() == 0, &d.options);
+
+    if (r == 0 && d.options.help)
+        ht_options_usage();
+    else if (r == 0 && d.options.version)
+        printf("hitrain %s (libfuse %s)\n", HT_VERSION, ht_fuse_library_version());
+    else if (r == 0)
+        r = run(&d);
+    ht_options_free(&d.options);
+    return r ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mountpoint.c - see mountpoint.h. */
+#include "fs/mountpoint.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fs/fuse/mountinfo.h"
+#include "tiering/base/log.h"
+
+/* Of a daemon that is gone; what is below is visible again afterwards. */
+static int detach_dead(const char *path)
+{
+    struct ht_mountinfo m;
+
+    if (ht_mountinfo_at(path, &m) || (strcmp(m.type, "fuse.hitrain") != 0 && strcmp(m.type, "fuse") != 0)) {
+        ht_error("%s does not answer, and what is mounted there is not hitrain's: unmount it first", path);
+        return -ENOTCONN;
+    }
+    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW)) {
+        int r = -errno;
+
+        ht_error("%s: the dead mount there cannot be detached: %s", path, strerror(-r));
+        return r;
+    }
+    ht_info("%s: detached the mount of a hitrain that is gone", path);
+    return 0;
+}
+
+int ht_mountpoint_prepare(const char *path, char out[PATH_MAX])
+{
+    struct stat st;
+    int r;
+
+    if (!realpath(path, out)) {
+        r = -errno;
+        ht_error("mount point %s: %s", path, strerror(-r));
+        return r;
+    }
+    while (stat(out, &st)) {
+        r = -errno;
+        if (r == -ENOTCONN)
+            r = detach_dead(out);
+        else
+            ht_error("mount point %s: %s", out, strerror(-r));
+        if (r)
+            return r;
+    }
+    if (S_ISDIR(st.st_mode))
+        return 0;
+    ht_error("mount point %s is not a directory", out);
+    return -ENOTDIR;
+}
+
+int ht_mountpoint_check_fuse(void)
+{
+    int fd = open("/dev/fuse", O_RDWR | O_CLOEXEC);
+    int r = -errno;
+
+    if (fd >= 0) {
+        close(fd);
+        return 0;
+    }
+    if (r == -ENOENT || r == -ENODEV || r == -ENXIO)
+        ht_error("/dev/fuse is missing or does not answer: load the kernel module (modprobe fuse), or give the "
+                 "container the device");
+    else
+        ht_error("/dev/fuse cannot be opened: %s", strerror(-r));
+    return r;
+}

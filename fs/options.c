@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.c - see options.h. A new mount option is one row of the table below. */
+#include "fs/options.h"
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "fs/fuse/session.h"
+#include "tiering/base/log.h"
+
+#define DRAM_BYTES_MIN (8 * HT_MIB)
+#define STAGING_BYTES_MIN (24 * HT_MIB)
+enum { COMMIT_S_DEFAULT = 5, COMMIT_S_MAX = 3600, THREADS_MAX = 64, NUMA_NODES_MAX = 1024 };
+
+/* ------------------------------------------------------------------ values */
+
+static int refuse(const char *word, const char *value, const char *allowed)
+{
+    ht_error("option %s=%s: %s", word, value, allowed);
+    return -EINVAL;
+}
+
+static int parse_size(const char *word, const char *value, uint64_t least, uint64_t *out)
+{
+    char text[32], allowed[96];
+    uint64_t bytes;
+
+    if (ht_parse_size(value, &bytes) == 0 && bytes >= least) {
+        *out = bytes;
+        return 0;
+    }
+    snprintf(allowed, sizeof(allowed), "a size of at least %s is allowed, as in 512M or 8G",
+             ht_format_size(least, text, sizeof(text)));
+    return refuse(word, value, allowed);
+}
+
+static int parse_number(const char *word, const char *value, unsigned least, unsigned most, unsigned *out)
+{
+    char allowed[64], *end;
+    unsigned long v;
+
+    errno = 0;
+    v = strtoul(value, &end, 10);
+    if (value[0] >= '0' && value[0] <= '9' && !*end && !errno && v >= least && v <= most) {
+        *out = (unsigned)v;
+        return 0;
+    }
+    snprintf(allowed, sizeof(allowed), "a number from %u to %u is allowed", least, most);
+    return refuse(word, value, allowed);
+}
+
+static int set_dram(struct ht_options *o, const char *value)
+{
+    return parse_size("dram", value, DRAM_BYTES_MIN, &o->dram_bytes);
+}
+
+static int set_staging(struct ht_options *o, const char *value)
+{
+    return parse_size("staging", value, STAGING_BYTES_MIN, &o->staging_bytes);
+}
+
+static int set_commit(struct ht_options *o, const char *value)
+{
+    unsigned s;
+    int r = parse_number("commit", value, 0, COMMIT_S_MAX, &s);
+
+    if (r == 0)
+        o->commit_ms = s * 1000;
+    return r;
+}
+
+static int set_optim_threads(struct ht_options *o, const char *value)
+{
+    return parse_number("optim_threads", value, 1, THREADS_MAX, &o->optim_threads);
+}
+
+static int set_max_threads(struct ht_options *o, const char *value)
+{
+    return parse_number("max_threads", value, 1, THREADS_MAX, &o->fuse_threads);
+}
+
+static int set_numa(struct ht_options *o, const char *value)
+{
+    unsigned node;
+
+    if (strcmp(value, "auto") == 0) {
+        o->numa_node = HT_NUMA_AUTO;
+    } else if (strcmp(value, "off") == 0) {
+        o->numa_node = HT_NUMA_OFF;
+    } else {
+        if (value[0] < '0' || value[0] > '9')
+            return refuse("numa", value, "auto, off or the number of a node is allowed");
+        if (parse_number("numa", value, 0, NUMA_NODES_MAX, &node))
+            return -EINVAL;
+        o->numa_node = (int)node;
+    }
+    return 0;
+}
+
+static int set_device(struct ht_options *o, const char *value)
+{
+    char *copy;
+
+    if (!value[0])
+        return refuse("device", value, "the path of a member is needed");
+    if (o->device_count == HT_DEVICES_MAX) {
+        ht_error("a store has at most %u devices", HT_DEVICES_MAX);
+        return -EINVAL;
+    }
+    copy = strdup(value);
+    if (!copy)
+        return -ENOMEM;
+    o->device[o->device_count++] = copy;
+    o->named_count++;
+    return 0;
+}
+
+static int set_tune(struct ht_options *o, const char *value)
+{
+    o->tune = true;
+    return 0;
+}
+
+static int set_allow_other(struct ht_options *o, const char *value)
+{
+    o->allow_other = true;
+    return 0;
+}
+
+static int set_default(struct ht_options *o, const char *value)
+{
+    return 0;
+}
+
+static const struct row {
+    const char *word;
+    const char *value; /* how help calls it; NULL: takes none */
+    int (*set)(struct ht_options *o, const char *value);
+    const char *help;
+} rows[] = {
+    {"dram", "SIZE", set_dram, "DRAM tier (default: a quarter of the available memory)"},
+    {"staging", "SIZE", set_staging, "staging pool (default: 64M)"},
+    {"commit", "SECONDS", set_commit, "how long unsynced data outside model roots may stay volatile (default: 5)"},
+    {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)"},
+    {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)"},
+    {"numa", "auto|off|NODE", set_numa, "where memory comes from (default: auto, the node of the first device)"},
+    {"device", "PATH", set_device, "a further member of the store"},
+    {"tune", NULL, set_tune, "let it change settings of the system that make it faster, and say which"},
+    {"allow_other", NULL, set_allow_other, "other users have access (default for root)"},
+    {"default_permissions", NULL, set_default, "the kernel checks permissions (always so)"},
+    {"rw", NULL, set_default, "read and write (the default)"},
+    {"defaults", NULL, set_default, "nothing special"},
+};
+
+/* ----------------------------------------------------------------- one word */
+
+static int unknown(const char *option)
+{
+    struct ht_buf b = HT_BUF_INIT;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        ht_buf_printf(&b, " %s%s%s", rows[i].word, rows[i].value ? "=" : "", rows[i].value ? rows[i].value : "");
+    for (unsigned i = 0; ht_fuse_option(i); i++)
+        ht_buf_printf(&b, " %s", ht_fuse_option(i));
+    ht_error("unknown option '%s'; allowed are:%s", option, b.err ? "" : (const char *)b.data);
+    ht_buf_free(&b);
+    return -EINVAL;
+}
+
+static int set_row(struct ht_options *o, const struct row *row, const char *value)
+{
+    if (!row->value != !value) {
+        ht_error("option '%s' %s", row->word, value ? "takes no value" : "needs a value");
+        return -EINVAL;
+    }
+    return row->set(o, value);
+}
+
+/* Commas that belong to the value are escaped, as libfuse wants it. */
+static int pass_on(struct ht_options *o, const char *option)
+{
+    struct ht_buf *b = &o->passed;
+
+    if (b->len)
+        b->data[b->len - 1] = ',';
+    for (const char *p = option; *p; p++) {
+        if (*p == ',' || *p == '\\')
+            ht_buf_put_u8(b, '\\');
+        ht_buf_put_u8(b, (uint8_t)*p);
+    }
+    ht_buf_put_u8(b, 0);
+    if (strcmp(option, "ro") == 0)
+        o->read_only = true;
+    return b->err;
+}
+
+static int set_option(struct ht_options *o, char *option)
+{
+    char *equals = strchr(option, '=');
+    size_t len = equals ? (size_t)(equals - option) : strlen(option);
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (strlen(rows[i].word) == len && memcmp(rows[i].word, option, len) == 0)
+            return set_row(o, &rows[i], equals ? equals + 1 : NULL);
+    return ht_fuse_knows_option(option) ? pass_on(o, option) : unknown(option);
+}
+
+/*
+ * Take one option off the list into word, without the quotes and backslashes that kept its commas. Returns what is
+ * left.
+ */
+static const char *next_option(const char *text, char *word)
+{
+    bool quoted = false;
+
+    for (; *text && (quoted || *text != ','); text++) {
+        if (*text == '"')
+            quoted = !quoted;
+        else if (*text == '\\' && text[1])
+            *word++ = *++text;
+        else
+            *word++ = *text;
+    }
+    *word = 0;
+    return *text ? text + 1 : text;
+}
+
+static int set_list(struct ht_options *o, const char *text)
+{
+    char *word = malloc(strlen(text) + 1);
+    int r = word ? 0 : -ENOMEM;
+
+    while (r == 0 && *text) {
+        text = next_option(text, word);
+        if (word[0])
+            r = set_option(o, word);
+    }
+    free(word);
+    return r;
+}
+
+/* ---------------------------------------------------------------- arguments */
+
+static const struct option longs[] = {
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {"foreground", no_argument, NULL, 'f'},
+    {NULL, 0, NULL, 0},
+};
+
+static int set_flag(struct ht_options *o, int flag)
+{
+    switch (flag) {
+    case 'f':
+        o->foreground = true;
+        return 0;
+    case 's':
+        o->single_thread = true;
+        return 0;
+    case 'd':
+        o->debug = o->foreground = true;
+        return 0;
+    case 'h':
+        o->help = true;
+        return 0;
+    case 'V':
+        o->version = true;
+        return 0;
+    case 'o':
+        return set_list(o, optarg);
+    default:
+        return -EINVAL; /* getopt said why */
+    }
+}
+
+/* Devices come before those that options named. */
+static int take_arguments(struct ht_options *o, int argc, char **argv)
+{
+    unsigned count = (unsigned)(argc - optind);
+    unsigned named = o->device_count;
+
+    if (count < 2) {
+        ht_error("a device and a mount point are needed: hitrain DEV... MOUNTPOINT; see hitrain --help");
+        return -EINVAL;
+    }
+    count--;
+    if (named + count > HT_DEVICES_MAX) {
+        ht_error("a store has at most %u devices", HT_DEVICES_MAX);
+        return -EINVAL;
+    }
+    memmove(&o->device[count], &o->device[0], named * sizeof(o->device[0]));
+    for (unsigned i = 0; i < count; i++)
+        o->device[i] = argv[optind + (int)i];
+    o->device_count += count;
+    o->mountpoint = argv[argc - 1];
+    return 0;
+}
+
+int ht_options_parse(int argc, char **argv, bool allow_other, struct ht_options *out)
+{
+    struct ht_options *o = out;
+    int flag, r = 0;
+
+    *o = (struct ht_options){
+        .allow_other = allow_other,
+        .commit_ms = COMMIT_S_DEFAULT * 1000,
+        .numa_node = HT_NUMA_AUTO,
+    };
+    optind = 1;
+    while (r == 0 && (flag = getopt_long(argc, argv, "fsdhVo:", longs, NULL)) != -1)
+        r = set_flag(o, flag);
+    if (r || o->help || o->version)
+        return r;
+    return take_arguments(o, argc, argv);
+}
+
+void ht_options_free(struct ht_options *o)
+{
+    for (unsigned i = o->device_count - o->named_count; i < o->device_count; i++)
+        free((char *)(uintptr_t)o->device[i]);
+    o->device_count = o->named_count = 0;
+    ht_buf_free(&o->passed);
+}
+
+void ht_options_usage(void)
+{
+    printf("Usage: hitrain DEV... MOUNTPOINT [-f] [-s] [-d] [-o OPTION[,OPTION]...]\n\n"
+           "Mounts the store on the devices (block devices or regular files, formatted by mkfs.hitrain).\n"
+           "Returns when the mount is ready.\n\n"
+           "  -f, --foreground  stay in the foreground, messages to stderr\n"
+           "  -s                one thread takes requests\n"
+           "  -d                -f, and tell every request\n"
+           "  -h, --help        this text\n"
+           "  -V, --version     the version\n\n"
+           "Options:\n");
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
+        int n = printf("  %s%s%s", rows[i].word, rows[i].value ? "=" : "", rows[i].value ? rows[i].value : "");
+
+        printf("%*s%s\n", n < 24 ? 24 - n : 1, "", rows[i].help);
+    }
+    printf("and, for the kernel:");
+    for (unsigned i = 0; ht_fuse_option(i); i++)
+        printf(" %s", ht_fuse_option(i));
+    printf("\n");
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.h - the command line of hitrain. Pure: nothing is opened or looked up. */
+#ifndef HITRAIN_FS_OPTIONS_H
+#define HITRAIN_FS_OPTIONS_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/buf.h"
+#include "tiering/base/mem.h"
+#include <hitrain/limits.h>
+
+enum { HT_NUMA_AUTO = -2 };
+
+struct ht_options {
+    const char *device[HT_DEVICES_MAX]; /* the first ones from the arguments, then those of device= (owned) */
+    unsigned device_count, named_count; /* named_count: how many at the end of device are owned */
+    const char *mountpoint;
+    bool foreground, single_thread, debug, help, version;
+    bool read_only, tune, allow_other;
+    uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
+    unsigned commit_ms;
+    unsigned optim_threads; /* 0: one for each CPU */
+    unsigned fuse_threads;  /* 0: by the number of CPUs */
+    int numa_node;          /* a node, HT_NUMA_OFF or HT_NUMA_AUTO */
+    struct ht_buf passed;   /* for libfuse and the kernel: text with NUL */
+};
+
+/* allow_other: the default. -EINVAL: said what is wrong. Release with ht_options_free in any case. */
+int ht_options_parse(int argc, char **argv, bool allow_other, struct ht_options *out) HT_CHECK;
+void ht_options_free(struct ht_options *o);
+void ht_options_usage(void);
+
+#endif

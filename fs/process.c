@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* process.c - see process.h. */
+#include "fs/process.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "tiering/base/log.h"
+
+#ifndef PR_SET_IO_FLUSHER
+#define PR_SET_IO_FLUSHER 57
+#endif
+
+/* ---------------------------------------------------------------- settings */
+
+static int write_setting(const char *path, const char *value)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    ssize_t n;
+    int r;
+
+    if (fd < 0)
+        return -errno;
+    n = write(fd, value, strlen(value));
+    r = n < 0 ? -errno : 0;
+    close(fd);
+    return r;
+}
+
+void ht_process_protect(void)
+{
+    struct rlimit files;
+
+    if (write_setting("/proc/self/oom_score_adj", "-900"))
+        ht_debug("the OOM score stays as it is");
+    if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0))
+        ht_debug("PR_SET_IO_FLUSHER: %s", strerror(errno));
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static bool read_setting(const char *path, char *out, size_t cap)
+{
+    FILE *f = fopen(path, "re");
+    bool ok = f && fgets(out, (int)cap, f);
+
+    if (ok)
+        out[strcspn(out, "\n")] = 0;
+    if (f)
+        fclose(f);
+    return ok;
+}
+
+static void tune_one(const char *path, const char *value)
+{
+    char before[128];
+    int r;
+
+    if (!read_setting(path, before, sizeof(before))) {
+        ht_info("tune: %s is not there on this system", path);
+        return;
+    }
+    r = write_setting(path, value);
+    if (r)
+        ht_warn("tune: %s stays '%s': %s", path, before, strerror(-r));
+    else
+        ht_info("tune: %s was '%s', is '%s'", path, before, value);
+}
+
+void ht_process_tune(void)
+{
+    tune_one("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise");
+    tune_one("/proc/sys/fs/fuse/max_pages_limit", "1024");
+}
+
+/* ----------------------------------------------------------------- signals */
+
+static struct {
+    pthread_t thread;
+    void (*stop)(void *ctx);
+    void *ctx;
+    _Atomic bool running, ending;
+} waiter;
+
+static void ending_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+}
+
+void ht_signals_block(void)
+{
+    sigset_t set;
+
+    ending_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+static void *wait_for_signal(void *arg)
+{
+    sigset_t set;
+    int sig;
+
+    ending_signals(&set);
+    while (sigwait(&set, &sig) || (sig != SIGTERM && sig != SIGINT && sig != SIGHUP))
+        ;
+    if (!waiter.ending) {
+        ht_info("signal %d: unmounting", sig);
+        waiter.stop(waiter.ctx);
+    }
+    return NULL;
+}
+
+int ht_signals_start(void (*stop)(void *ctx), void *ctx)
+{
+    int r;
+
+    waiter.stop = stop;
+    waiter.ctx = ctx;
+    r = pthread_create(&waiter.thread, NULL, wait_for_signal, NULL);
+    waiter.running = r == 0;
+    return -r;
+}
+
+void ht_signals_end(void)
+{
+    if (!waiter.running)
+        return;
+    waiter.ending = true;
+    pthread_kill(waiter.thread, SIGTERM);
+    pthread_join(waiter.thread, NULL);
+    waiter.running = false;
+}
