@@ -55,7 +55,7 @@ struct ht_journal_config {
     ht_replay_fn replay;
     /* Make everything the records of the next frame may name durable. 0 or -errno. No lock is held. */
     int (*before_write)(void *ctx);
-    /* Frames up to lsn are durable. No lock is held. */
+    /* Frames up to lsn are durable. No lock is held; called in order; must not wait for the journal. */
     void (*durable)(void *ctx, uint64_t lsn);
 };
 
@@ -75,9 +75,6 @@ struct ht_journal_report {
     uint64_t frames, records, bytes;
 };
 
-/* Bytes a group takes in the log at most: its own frame. */
-uint64_t ht_journal_group_bytes(size_t bytes);
-
 /*
  * Read both copies, choose the longest undamaged chain (or, if all are damaged, none) and replay it.
  * Writes nothing. -EUCLEAN: every copy is damaged (the report says where; nothing was replayed
@@ -94,8 +91,6 @@ int ht_journal_start(struct ht_journal *j, uint64_t new_epoch) HT_CHECK;
 /* Everything durable, then free. Also for journals never started. Returns the first write error met, or 0. */
 int ht_journal_close(struct ht_journal *j);
 /* Free without writing anything, as after a crash. No other thread may be inside. */
-void ht_journal_abandon(struct ht_journal *j);
-/* Free without writing anything more, as a crash would leave it. Nobody may be waiting in it. */
 void ht_journal_abandon(struct ht_journal *j);
 
 /* Put one record (header and payload) into a group buffer. */

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * compact.c - begin, end and release of a compaction. Why and when: room.c.
+ *
+ *   idle --begin--> emitting --end--> ended --release--> idle
+ *                    |   ^  \
+ *              begin |___|   `--reaches the start of the log--> the same, in split mode
+ *
+ * The begin mark has a frame of its own, the first of those that remain. A compaction that its driver gave up is begun
+ * again with a new mark; in split mode it has to be, since only release ends that.
+ *
+ * Threads: one at a time drives compaction; the thread that called begin is the one that emits.
+ */
+#include "tiering/journal/journal_priv.h"
+
+#include <assert.h>
+
+bool ht_journal_compact_wait(struct ht_journal *j)
+{
+    pthread_mutex_lock(&j->lock);
+    while (!j->stopping && !ht_journal_compact_wanted_locked(j))
+        pthread_cond_wait(&j->compact, &j->lock);
+    bool wanted = !j->stopping;
+    pthread_mutex_unlock(&j->lock);
+    return wanted;
+}
+
+void ht_journal_compact_poke(struct ht_journal *j)
+{
+    pthread_mutex_lock(&j->lock);
+    j->poked = true;
+    pthread_cond_broadcast(&j->compact);
+    pthread_mutex_unlock(&j->lock);
+}
+
+void ht_journal_stop_compaction(struct ht_journal *j)
+{
+    pthread_mutex_lock(&j->lock);
+    j->stopping = true;
+    pthread_cond_broadcast(&j->compact);
+    pthread_cond_broadcast(&j->room);
+    pthread_mutex_unlock(&j->lock);
+}
+
+static int append_mark_locked(struct ht_journal *j, uint16_t type, uint64_t *out_lsn)
+{
+    struct ht_buf group = HT_BUF_INIT;
+    uint8_t id[8];
+
+    ht_le64_store(id, j->compactions_begun);
+    ht_record_put(&group, type, id, sizeof(id));
+    int rc = group.err ? group.err : ht_journal_append_locked(j, group.data, group.len, out_lsn);
+    ht_buf_free(&group);
+    return rc;
+}
+
+static int begin_locked(struct ht_journal *j)
+{
+    struct ht_journal_start begin;
+    struct ht_journal_start before = j->begin;
+    bool again = j->compacting;
+    uint64_t lsn;
+
+    ht_journal_seal_locked(j);
+    begin = (struct ht_journal_start){.pos = j->tail_pos, .seq = j->next_seq};
+    j->begin = begin; /* append goes by it */
+    j->compacting = true;
+    int rc = append_mark_locked(j, HT_REC_COMPACT_BEGIN, &lsn);
+    if (rc) {
+        j->begin = before;
+        j->compacting = again;
+        return rc;
+    }
+    assert(lsn == begin.seq);
+    j->compact_thread = pthread_self();
+    j->emitting = true;
+    j->emission_left = j->claimed;
+    j->compactions_begun++;
+    j->poked = false;
+    return 0;
+}
+
+int ht_journal_compact_begin(struct ht_journal *j)
+{
+    pthread_mutex_lock(&j->lock);
+    int rc = begin_locked(j);
+    pthread_mutex_unlock(&j->lock);
+    return rc;
+}
+
+int ht_journal_compact_end(struct ht_journal *j, struct ht_journal_start *out_start)
+{
+    uint64_t lsn;
+
+    pthread_mutex_lock(&j->lock);
+    assert(j->compacting);
+    int rc = append_mark_locked(j, HT_REC_COMPACT_END, &lsn);
+    if (rc == 0)
+        rc = ht_journal_write_up_to_locked(j, lsn);
+    if (rc == 0) {
+        *out_start = j->begin;
+        out_start->durable_seq = lsn;
+    }
+    pthread_mutex_unlock(&j->lock);
+    return rc;
+}
+
+/* Copy 1 is the log now: bring copy 0 up to it; then all that is written is durable. */
+static void leave_split_locked(struct ht_journal *j)
+{
+    ht_journal_token_take_locked(j);
+    if (!j->error) {
+        pthread_mutex_unlock(&j->lock);
+        ht_journal_refill(j, !j->kept, j->kept, j->begin.pos, j->end_pos);
+        pthread_mutex_lock(&j->lock);
+        j->split = false;
+        j->durable_seq = j->written_seq;
+        ht_journal_tell_durable_locked(j);
+    }
+    ht_journal_token_release_locked(j);
+}
+
+void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_start *start)
+{
+    pthread_mutex_lock(&j->lock);
+    assert(j->compacting && start->pos == j->begin.pos && start->seq == j->begin.seq);
+    if (j->split)
+        leave_split_locked(j);
+    j->start = *start;
+    j->compacting = j->emitting = false;
+    j->compactions++;
+    pthread_cond_broadcast(&j->room);
+    pthread_mutex_unlock(&j->lock);
+}

@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * journal.c - the life of a journal, appending, and waiting for what was appended.
+ *
+ * Life of a frame:
+ *
+ *   append --> open --seal: full, or a writer has nothing older--> queue --writer token--> on the media
+ *                                                                             |
+ *                                          durable: on all copies in use <----' (in split mode only after release)
+ *
+ * A group is copied once, into the frame it will be written with: header, payload and padding are contiguous in aligned
+ * memory. A group that would make the open frame larger than frame_payload_max seals it and opens the next one; a
+ * group may be larger than that alone. Number and place of a frame are known when it is opened, since
+ * everything before it is sealed.
+ *
+ * Group commit: whoever waits for a frame and finds no writer becomes it, for one frame at a time; meanwhile other
+ * groups gather in the open frame and their owners wait, one of whom is the next writer.
+ *
+ * Invariants:
+ *  1. Frames are numbered, placed and written in the order of their first group;
+ *     told_seq <= durable_seq <= written_seq < next_seq.
+ *  2. tail_pos = end_pos + bytes of the frames in the queue (and of the one being written).
+ *  3. writing is true for at most one thread, which alone uses ring, io, piece and changes copies.
+ *
+ * Locks: j->lock, innermost but for the devices'. Never held during I/O or a callback.
+ */
+#include "tiering/journal/journal_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/fault.h"
+#include "tiering/base/log.h"
+
+#define FRAME_PAYLOAD_MAX ((uint64_t)(4 * HT_MIB))
+
+/* ---------------------------------------------------------------- frames */
+
+static void frame_free(struct ht_frame_buf *f)
+{
+    if (f)
+        free(f->mem);
+    free(f);
+}
+
+static struct ht_frame_buf *frame_new(size_t payload_bytes)
+{
+    struct ht_frame_buf *f = ht_fault("journal.frame_alloc") ? NULL : calloc(1, sizeof(*f));
+
+    if (!f)
+        return NULL;
+    f->cap = ht_frame_bytes(payload_bytes);
+    f->mem = aligned_alloc(HT_BLOCK_BYTES, f->cap);
+    if (!f->mem) {
+        free(f);
+        return NULL;
+    }
+    return f;
+}
+
+/* In steady state frames come from the spares; only large groups and deep queues need memory. */
+static struct ht_frame_buf *frame_get_locked(struct ht_journal *j, size_t payload_bytes)
+{
+    struct ht_frame_buf *f = j->spare;
+
+    if (!f || ht_frame_bytes(payload_bytes) > f->cap)
+        return frame_new(ht_max_u64(payload_bytes, j->frame_payload_max));
+    j->spare = f->next;
+    j->spare_count--;
+    f->next = NULL;
+    f->payload_len = 0;
+    return f;
+}
+
+void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f)
+{
+    if (j->spare_count >= HT_JOURNAL_SPARE_FRAMES || f->cap > ht_frame_bytes(j->frame_payload_max)) {
+        frame_free(f);
+        return;
+    }
+    f->next = j->spare;
+    j->spare = f;
+    j->spare_count++;
+}
+
+static void frame_list_free(struct ht_frame_buf *f)
+{
+    while (f) {
+        struct ht_frame_buf *next = f->next;
+        frame_free(f);
+        f = next;
+    }
+}
+
+/* --------------------------------------------------------------- new, free */
+
+static int new_memory(struct ht_journal *j)
+{
+    int rc = ht_ring_new(HT_JOURNAL_IOS, &j->ring);
+
+    if (rc)
+        return rc;
+    j->piece = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
+    return j->piece ? 0 : -ENOMEM;
+}
+
+int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **out_journal)
+{
+    struct ht_journal *j = calloc(1, sizeof(*j));
+
+    if (!j)
+        return -ENOMEM;
+    j->config = *config;
+    j->log_bytes = config->log_bytes;
+    j->frame_payload_max = ht_min_u64(j->log_bytes / 8, FRAME_PAYLOAD_MAX) - HT_FRAME_HEADER_BYTES;
+    j->start = config->start;
+    j->queue_end = &j->queue;
+    pthread_mutex_init(&j->lock, NULL);
+    pthread_cond_init(&j->progress, NULL);
+    pthread_cond_init(&j->room, NULL);
+    pthread_cond_init(&j->compact, NULL);
+    int rc = new_memory(j);
+    if (rc) {
+        ht_journal_abandon(j);
+        return rc;
+    }
+    *out_journal = j;
+    return 0;
+}
+
+void ht_journal_abandon(struct ht_journal *j)
+{
+    if (!j)
+        return;
+    assert(!j->writing);
+    ht_ring_free(j->ring);
+    free(j->piece);
+    frame_free(j->open);
+    frame_list_free(j->queue);
+    frame_list_free(j->spare);
+    pthread_cond_destroy(&j->compact);
+    pthread_cond_destroy(&j->room);
+    pthread_cond_destroy(&j->progress);
+    pthread_mutex_destroy(&j->lock);
+    free(j);
+}
+
+static uint64_t last_appended_locked(const struct ht_journal *j)
+{
+    return j->next_seq - 1;
+}
+
+int ht_journal_close(struct ht_journal *j)
+{
+    if (!j)
+        return 0;
+    pthread_mutex_lock(&j->lock);
+    int rc = j->started && !j->error ? ht_journal_write_up_to_locked(j, last_appended_locked(j)) : 0;
+    /* A compaction in split mode that was not carried through: the next mount goes on with the copy that was kept. */
+    if (rc == 0 && j->started && !j->error && j->durable_seq < last_appended_locked(j))
+        rc = -EIO;
+    if (j->first_error)
+        rc = j->first_error;
+    pthread_mutex_unlock(&j->lock);
+    ht_journal_abandon(j);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- start */
+
+static void refill_copies(struct ht_journal *j)
+{
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        if (i == j->chosen || !j->refill[i])
+            continue;
+        ht_info("log: copy %u on %s is brought up to copy %u", i, ht_dev_name(j->copy[i].dev), j->chosen);
+        ht_journal_refill(j, j->chosen, i, j->start.pos, j->end_pos);
+    }
+}
+
+static int append_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *out_lsn)
+{
+    struct ht_buf group = HT_BUF_INIT;
+    size_t mark = ht_record_begin(&group, HT_REC_EPOCH);
+
+    ht_buf_put_u64(&group, epoch);
+    ht_buf_put_u64(&group, ht_wall_ns());
+    ht_buf_put(&group, j->config.host_id, sizeof(j->config.host_id));
+    ht_buf_put(&group, j->config.boot_id, sizeof(j->config.boot_id));
+    ht_record_end(&group, mark);
+    int rc = group.err ? group.err : ht_journal_append_locked(j, group.data, group.len, out_lsn);
+    ht_buf_free(&group);
+    return rc;
+}
+
+/*
+ * When crashes in the middle of compactions have filled the region to the last block, the mount begins in split
+ * mode (room.c) with the epoch record as its first frame; compaction is wanted at once.
+ */
+static int begin_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *out_lsn)
+{
+    int rc = append_epoch_locked(j, epoch, out_lsn);
+
+    if (rc != -ENOSPC || ht_journal_copies_locked(j) < HT_LOG_COPIES)
+        return rc;
+    j->compacting = true;
+    j->begin = (struct ht_journal_start){.pos = j->tail_pos, .seq = j->next_seq};
+    return append_epoch_locked(j, epoch, out_lsn);
+}
+
+static int prepare_spares(struct ht_journal *j)
+{
+    while (j->spare_count < 2) {
+        struct ht_frame_buf *f = frame_new(j->frame_payload_max);
+        if (!f)
+            return -ENOMEM;
+        ht_journal_spare_put_locked(j, f);
+    }
+    return 0;
+}
+
+int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
+{
+    uint64_t lsn;
+
+    if (j->read_only)
+        return -EROFS;
+    if (j->started || new_epoch <= j->epoch)
+        return -EINVAL;
+    pthread_mutex_lock(&j->lock);
+    ht_journal_token_take_locked(j);
+    pthread_mutex_unlock(&j->lock);
+    refill_copies(j);
+    pthread_mutex_lock(&j->lock);
+    ht_journal_token_release_locked(j);
+    int rc = prepare_spares(j);
+    if (rc == 0) {
+        j->epoch = new_epoch;
+        j->started = true;
+        rc = begin_epoch_locked(j, new_epoch, &lsn);
+    }
+    if (rc == 0)
+        rc = ht_journal_write_up_to_locked(j, lsn);
+    if (rc) {
+        ht_error("log: cannot begin to write: %s", strerror(-rc));
+        ht_journal_fail_locked(j, rc);
+    }
+    pthread_mutex_unlock(&j->lock);
+    return rc;
+}
+
+/* ---------------------------------------------------------------- append */
+
+void ht_journal_fail_locked(struct ht_journal *j, int error)
+{
+    if (!j->error)
+        j->error = error;
+    if (!j->first_error)
+        j->first_error = error;
+    pthread_cond_broadcast(&j->progress);
+    pthread_cond_broadcast(&j->room);
+    pthread_cond_broadcast(&j->compact);
+}
+
+static uint64_t open_bytes(const struct ht_journal *j)
+{
+    return j->open ? ht_frame_bytes(j->open->payload_len) : 0;
+}
+
+uint64_t ht_journal_used_locked(const struct ht_journal *j)
+{
+    return j->tail_pos + open_bytes(j) - j->start.pos;
+}
+
+void ht_journal_seal_locked(struct ht_journal *j)
+{
+    if (!j->open)
+        return;
+    j->tail_pos += open_bytes(j);
+    *j->queue_end = j->open;
+    j->queue_end = &j->open->next;
+    j->open = NULL;
+}
+
+static bool fits_open_frame(const struct ht_journal *j, size_t len)
+{
+    return j->open && j->open->payload_len + len <= j->frame_payload_max;
+}
+
+static int open_frame_locked(struct ht_journal *j, size_t len)
+{
+    struct ht_frame_buf *f = frame_get_locked(j, len);
+
+    if (!f)
+        return -ENOMEM;
+    ht_journal_seal_locked(j);
+    f->seq = j->next_seq++;
+    j->open = f;
+    return 0;
+}
+
+int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_t len, uint64_t *out_lsn)
+{
+    if (j->error || !j->started)
+        return j->error ? j->error : -EROFS;
+    if (len > j->log_bytes)
+        return -ENOSPC;
+    bool joins = fits_open_frame(j, len);
+    uint64_t end =
+        j->tail_pos + (joins ? ht_frame_bytes(j->open->payload_len + len) : open_bytes(j) + ht_frame_bytes(len));
+    if (end > ht_journal_limit_pos_locked(j))
+        return -ENOSPC;
+    int rc = joins ? 0 : open_frame_locked(j, len);
+    if (rc)
+        return rc;
+    memcpy(j->open->mem + HT_FRAME_HEADER_BYTES + j->open->payload_len, records, len);
+    j->open->payload_len += len;
+    j->groups++;
+    *out_lsn = j->open->seq;
+    return 0;
+}
+
+int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn)
+{
+    if (group->err)
+        return group->err;
+    assert(group->len > 0 && ht_records_valid(group->data, group->len));
+    pthread_mutex_lock(&j->lock);
+    int rc = ht_journal_append_locked(j, group->data, group->len, out_lsn);
+    if (rc == 0)
+        ht_journal_emitted_locked(j, group->len);
+    if (rc == 0 && ht_journal_compact_wanted_locked(j))
+        pthread_cond_broadcast(&j->compact);
+    pthread_mutex_unlock(&j->lock);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ sync */
+
+int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn)
+{
+    while (!j->error && j->written_seq < lsn) {
+        if (j->writing)
+            pthread_cond_wait(&j->progress, &j->lock);
+        else
+            ht_journal_write_next_locked(j);
+    }
+    return j->written_seq >= lsn ? 0 : j->error;
+}
+
+int ht_journal_sync(struct ht_journal *j, uint64_t lsn)
+{
+    pthread_mutex_lock(&j->lock);
+    int rc = lsn > last_appended_locked(j) ? -EINVAL : ht_journal_write_up_to_locked(j, lsn);
+    /* Written is durable, except in split mode; and what the callback does for it has been done. */
+    while (rc == 0 && j->told_seq < lsn && !j->error)
+        pthread_cond_wait(&j->progress, &j->lock);
+    if (rc == 0 && j->told_seq < lsn)
+        rc = j->error;
+    pthread_mutex_unlock(&j->lock);
+    return rc;
+}
+
+uint64_t ht_journal_durable(const struct ht_journal *cj)
+{
+    struct ht_journal *j = (struct ht_journal *)cj; /* only its lock changes */
+
+    pthread_mutex_lock(&j->lock);
+    uint64_t seq = j->durable_seq;
+    pthread_mutex_unlock(&j->lock);
+    return seq;
+}
+
+uint64_t ht_journal_next(const struct ht_journal *cj)
+{
+    struct ht_journal *j = (struct ht_journal *)cj;
+
+    pthread_mutex_lock(&j->lock);
+    uint64_t seq = j->open ? j->open->seq : j->next_seq;
+    pthread_mutex_unlock(&j->lock);
+    return seq;
+}
+
+void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
+{
+    struct ht_journal *j = (struct ht_journal *)cj;
+
+    pthread_mutex_lock(&j->lock);
+    *out = (struct ht_journal_stats){
+        .log_bytes = j->log_bytes,
+        .used_bytes = ht_journal_used_locked(j),
+        .claimed_bytes = j->claimed,
+        .claim_limit_bytes = ht_journal_claim_limit(j->log_bytes),
+        .frames_written = j->frames_written,
+        .groups = j->groups,
+        .compactions = j->compactions,
+        .bytes_written = j->bytes_written,
+    };
+    pthread_mutex_unlock(&j->lock);
+}

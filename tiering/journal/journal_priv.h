@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * journal_priv.h - what the files of the journal share.
+ *
+ *   frame.c    frames and records between memory and disk form
+ *   reader.c   the region of one copy as a stream of blocks
+ *   scan.c     how far the chain of one copy goes, and whether it ended or is damaged
+ *   replay.c   which copy to believe; handing out its records
+ *   journal.c  life: open, start, close, append, sync
+ *   writer.c   one frame onto all copies; copies that drop out, refill
+ *   room.c     claims and log room: the arithmetic
+ *   compact.c  begin, end, release
+ */
+#ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
+#define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
+
+#include "tiering/journal/journal.h"
+
+#include <pthread.h>
+
+/* ---------------------------------------------------------------- frames */
+
+/* Host form of a frame header. */
+struct ht_frame {
+    uint64_t checksum, salt, epoch, seq, pos, prev, durable_seq, payload_len;
+};
+
+#define HT_FRAME_HEADER_BYTES ((size_t)80)
+
+/* Bytes of a frame with so much payload, padding included. */
+static inline uint64_t ht_frame_bytes(uint64_t payload_len)
+{
+    return ht_round_up(HT_FRAME_HEADER_BYTES + payload_len, HT_BLOCK_BYTES);
+}
+
+/* Fill in header and padding around the payload that is already in mem; returns the checksum, also put into f. */
+uint64_t ht_frame_encode(uint8_t *mem, struct ht_frame *f);
+/* Only what the header alone can tell: false when it is none. */
+bool ht_frame_decode_header(const uint8_t *block, struct ht_frame *out_frame);
+/* mem: the whole frame. */
+bool ht_frame_checksum_ok(const uint8_t *mem, const struct ht_frame *f);
+bool ht_frame_padding_ok(const uint8_t *mem, const struct ht_frame *f);
+/* Record headers tile the payload exactly. */
+bool ht_records_valid(const uint8_t *payload, size_t len);
+/* A payload that begins with the record of this epoch. */
+bool ht_records_begin_epoch(const uint8_t *payload, size_t len, uint64_t epoch);
+
+/* ---------------------------------------------------------------- copies */
+
+struct ht_log_copy {
+    struct ht_dev *dev; /* NULL: missing, or dropped out */
+    uint64_t offset, log_bytes;
+};
+
+#define HT_LOG_PIECE_BYTES ((uint32_t)HT_MIB)
+
+/* The bytes from pos that are contiguous on the device, at most len and a piece; *out_offset: where. */
+uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset);
+
+#define HT_LOG_READ_AHEAD 4u
+
+struct ht_log_reader {
+    struct ht_ring *ring;
+    const struct ht_log_copy *copy;
+    uint64_t next_pos, limit_pos; /* the next piece to ask for; where to stop */
+    struct {
+        struct ht_io io;
+        uint64_t pos;
+        uint8_t *buf; /* HT_LOG_PIECE_BYTES */
+    } piece[HT_LOG_READ_AHEAD];
+    unsigned head, count; /* pieces asked for, oldest first */
+};
+
+int ht_log_reader_init(struct ht_log_reader *r, struct ht_ring *ring) HT_CHECK;
+void ht_log_reader_destroy(struct ht_log_reader *r);
+/* Go on (or back) to pos of a copy. */
+void ht_log_reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy, uint64_t pos, uint64_t limit_pos);
+/* The block at pos (not before an earlier one), valid until the next call; NULL and *out_error when it cannot be read. */
+const uint8_t *ht_log_reader_block(struct ht_log_reader *r, uint64_t pos, int *out_error);
+
+/* Memory for one whole frame, grown to the largest that was met. */
+struct ht_frame_mem {
+    uint8_t *data;
+    size_t cap;
+};
+int ht_frame_mem_reserve(struct ht_frame_mem *m, uint64_t bytes) HT_CHECK;
+
+/* ------------------------------------------------------------------ scan */
+
+struct ht_chain_link {
+    uint64_t checksum, epoch;
+};
+
+struct ht_log_scan {
+    enum ht_log_state state;
+    int error;
+    uint64_t last_seq, last_checksum, last_epoch, end_pos;
+    struct ht_chain_link *links; /* of frames start.seq, start.seq + 1, ... */
+    size_t link_count, link_cap;
+    /* What any verified frame calls durable; and the newest verified frame behind the end of the chain. */
+    uint64_t named_durable, named_epoch;
+    bool later;
+    struct ht_frame later_frame;
+};
+
+struct ht_log_scanner {
+    const struct ht_journal_config *config;
+    struct ht_log_reader reader;
+    struct ht_frame_mem frame;
+    struct ht_ring *ring;
+};
+
+typedef int (*ht_frame_fn)(void *ctx, const struct ht_frame *f, const uint8_t *payload);
+
+/*
+ * Follow the chain of a copy from start; fn (may be NULL) sees every frame that continues it, wholly verified.
+ * 0 or what fn returned or -ENOMEM; how it ended is in scan.
+ */
+int ht_log_walk(struct ht_log_scanner *sc, const struct ht_log_copy *copy, ht_frame_fn fn, void *ctx,
+                struct ht_log_scan *scan) HT_CHECK;
+/* Walk, then look behind the end: ended or damaged? */
+int ht_log_scan_copy(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *scan) HT_CHECK;
+
+/* --------------------------------------------------------------- journal */
+
+/* A frame in memory: header, payload, padding, contiguous. Payload is appended at HT_FRAME_HEADER_BYTES. */
+struct ht_frame_buf {
+    struct ht_frame_buf *next;
+    uint8_t *mem; /* aligned to a block */
+    size_t cap, payload_len;
+    uint64_t seq;
+};
+
+#define HT_JOURNAL_IOS 16u
+#define HT_JOURNAL_SPARE_FRAMES 3u
+
+struct ht_journal {
+    struct ht_journal_config config; /* constant */
+    uint64_t log_bytes;              /* constant */
+    uint64_t frame_payload_max;      /* constant: a frame with several groups stays below */
+
+    pthread_mutex_t lock;
+    pthread_cond_t progress; /* told_seq, written_seq, writing, error */
+    pthread_cond_t room;     /* start, claims, tickets, error */
+    pthread_cond_t compact;  /* compaction is wanted, stopping */
+
+    /* lock */
+    int error, first_error;
+    bool started, read_only, stopping;
+    struct ht_journal_start start;                  /* of the durable superblock */
+    struct ht_frame_buf *open, *queue, **queue_end; /* being filled; sealed, in order */
+    struct ht_frame_buf *spare;
+    unsigned spare_count;
+    uint64_t next_seq; /* of the next frame to be opened */
+    uint64_t tail_pos; /* where the open frame will lie, or the next one */
+    uint64_t epoch;
+
+    /* Written by the holder of the writing token, under the lock; read by anyone under it. */
+    bool writing;
+    struct ht_log_copy copy[HT_LOG_COPIES];
+    uint64_t end_pos, written_seq, written_checksum;
+    uint64_t durable_seq;
+    uint64_t told_seq; /* the durable callback has returned for it */
+    bool split;
+    unsigned kept; /* split: the copy that is left as it is */
+
+    /* room, lock */
+    uint64_t claimed;
+    uint64_t ticket_next, ticket_serving;
+    unsigned waiters;  /* in wait_room */
+    bool head_waits;   /* the first of them is blocked ... */
+    size_t head_bytes; /* ... for a group of so many bytes */
+
+    /* compaction, lock */
+    bool compacting, poked;
+    bool emitting; /* compact_thread is valid */
+    pthread_t compact_thread;
+    struct ht_journal_start begin;
+    uint64_t emission_left; /* upper bound by what was claimed at begin and since, less what was emitted */
+    uint64_t compactions_begun, compactions;
+
+    /* stats, lock */
+    uint64_t frames_written, groups, bytes_written;
+
+    /* the writing token's */
+    struct ht_ring *ring;
+    struct ht_io io[HT_JOURNAL_IOS];
+    uint8_t *piece; /* HT_LOG_PIECE_BYTES, for refill */
+
+    unsigned chosen; /* by replay */
+    bool refill[HT_LOG_COPIES];
+};
+
+/* journal.c */
+int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **out_journal) HT_CHECK;
+void ht_journal_fail_locked(struct ht_journal *j, int error);
+int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_t len, uint64_t *out_lsn) HT_CHECK;
+void ht_journal_seal_locked(struct ht_journal *j);
+uint64_t ht_journal_used_locked(const struct ht_journal *j);
+void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f);
+/* Write frames until lsn is on the media of the copies in use; in split mode that is not durable yet. */
+int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn) HT_CHECK;
+
+/* writer.c */
+unsigned ht_journal_copies_locked(const struct ht_journal *j);
+/* Write the oldest frame not written yet. Lock held, nobody writing, a frame there; the lock is dropped meanwhile. */
+void ht_journal_write_next_locked(struct ht_journal *j);
+/* Make copy `to` equal to copy `from` between two positions; drops it on failure. The caller holds the writing token, no lock. */
+void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos);
+/* Durable_seq has grown: call the client. Needs the token; the lock is dropped meanwhile. */
+void ht_journal_tell_durable_locked(struct ht_journal *j);
+void ht_journal_token_take_locked(struct ht_journal *j);
+void ht_journal_token_release_locked(struct ht_journal *j);
+
+/* room.c */
+uint64_t ht_journal_claim_limit(uint64_t log_bytes);
+bool ht_journal_emits_locked(const struct ht_journal *j);
+void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes);
+uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j);
+bool ht_journal_compact_wanted_locked(const struct ht_journal *j);
+
+#endif

@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scan.c - how far the chain of one copy goes, and whether it ended there or is damaged.
+ *
+ * A frame continues the chain when it lies where the one before it ended, names its checksum, has the next
+ * number, an epoch not older (a newer one only with the record that begins it), the store's salt, and verifies wholly: checksum,
+ * padding, records. Where none does, the chain is over. Because a frame is submitted only after the one before it is
+ * durable, at most one frame was in flight when the writer died. So it is an end when
+ *
+ *   - nothing behind it verifies as a later frame of the same or a newer epoch. Older laps have lower
+ *     positions; what a crash left of the frame in flight does not verify, or continues the chain;
+ *   - no verified frame, and not the superblock, calls a later number durable;
+ *   - the place could be read.
+ *
+ * Otherwise it is damage. Looking behind the end reads the rest of the region once; candidates
+ * are verified out of a budget, so that no image makes this take more than a few times the region.
+ */
+#include "tiering/journal/journal_priv.h"
+
+#include <stdlib.h>
+
+#define UNREADABLE_MAX 16u /* behind the end; after so many blocks nothing more is looked for */
+
+static uint64_t limit_pos(const struct ht_log_scanner *sc)
+{
+    return sc->config->start.pos + sc->config->log_bytes;
+}
+
+static bool frame_fits(const struct ht_log_scanner *sc, const struct ht_frame *f, uint64_t pos)
+{
+    uint64_t room = limit_pos(sc) - pos;
+
+    return f->payload_len <= room && ht_frame_bytes(f->payload_len) <= room;
+}
+
+/* A frame of this store that was written for this very place, as far as the header tells. */
+static bool header_at(const struct ht_log_scanner *sc, const uint8_t *block, uint64_t pos, struct ht_frame *f)
+{
+    return ht_frame_decode_header(block, f) && f->salt == sc->config->salt && f->pos == pos && frame_fits(sc, f, pos);
+}
+
+static bool header_continues(const struct ht_log_scanner *sc, const struct ht_log_scan *s, const struct ht_frame *f)
+{
+    return f->seq == s->last_seq + 1 && f->prev == s->last_checksum && f->epoch >= s->last_epoch &&
+        f->epoch <= sc->config->epoch && f->durable_seq < f->seq;
+}
+
+static bool content_ok(const uint8_t *mem, const struct ht_frame *f, const struct ht_log_scan *s)
+{
+    const uint8_t *payload = mem + HT_FRAME_HEADER_BYTES;
+
+    if (!ht_frame_checksum_ok(mem, f) || !ht_frame_padding_ok(mem, f) || !ht_records_valid(payload, f->payload_len))
+        return false;
+    return f->epoch == s->last_epoch || s->link_count == 0 || ht_records_begin_epoch(payload, f->payload_len, f->epoch);
+}
+
+static int link_add(struct ht_log_scan *s, const struct ht_frame *f)
+{
+    if (s->link_count == s->link_cap) {
+        size_t cap = s->link_cap ? s->link_cap * 2 : 256;
+        struct ht_chain_link *links = realloc(s->links, cap * sizeof(*links));
+        if (!links)
+            return -ENOMEM;
+        s->links = links;
+        s->link_cap = cap;
+    }
+    s->links[s->link_count++] = (struct ht_chain_link){f->checksum, f->epoch};
+    return 0;
+}
+
+static void note_durable(struct ht_log_scan *s, const struct ht_frame *f)
+{
+    if (f->epoch < s->named_epoch || (f->epoch == s->named_epoch && f->durable_seq <= s->named_durable))
+        return;
+    s->named_epoch = f->epoch;
+    s->named_durable = f->durable_seq;
+}
+
+/* The frame at pos into memory. 1: it continues the chain; 0: it does not; or -errno (-ENOMEM, or a read error in *out_io). */
+static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint64_t pos, struct ht_frame *f,
+                    int *out_io)
+{
+    const uint8_t *block = ht_log_reader_block(&sc->reader, pos, out_io);
+
+    if (!block || !header_at(sc, block, pos, f) || !header_continues(sc, s, f))
+        return 0;
+    uint64_t bytes = ht_frame_bytes(f->payload_len);
+    int err = ht_frame_mem_reserve(&sc->frame, bytes);
+    if (err)
+        return err;
+    memcpy(sc->frame.data, block, HT_BLOCK_BYTES);
+    for (uint64_t at = HT_BLOCK_BYTES; at < bytes; at += HT_BLOCK_BYTES) {
+        block = ht_log_reader_block(&sc->reader, pos + at, out_io);
+        if (!block)
+            return 0;
+        memcpy(sc->frame.data + at, block, HT_BLOCK_BYTES);
+    }
+    return content_ok(sc->frame.data, f, s);
+}
+
+static void scan_init(struct ht_log_scan *s, const struct ht_journal_config *c)
+{
+    memset(s, 0, sizeof(*s));
+    s->state = HT_LOG_ENDED;
+    s->last_seq = c->start.seq - 1;
+    s->last_checksum = c->start.chain;
+    s->end_pos = c->start.pos;
+}
+
+int ht_log_walk(struct ht_log_scanner *sc, const struct ht_log_copy *copy, ht_frame_fn fn, void *ctx,
+                struct ht_log_scan *s)
+{
+    scan_init(s, sc->config);
+    ht_log_reader_seek(&sc->reader, copy, s->end_pos, limit_pos(sc));
+    while (s->end_pos < limit_pos(sc)) {
+        struct ht_frame f;
+        int io_error = 0;
+        int rc = frame_at(sc, s, s->end_pos, &f, &io_error);
+        if (rc < 0)
+            return rc;
+        if (rc == 0) {
+            s->error = io_error;
+            break;
+        }
+        rc = fn ? fn(ctx, &f, sc->frame.data + HT_FRAME_HEADER_BYTES) : 0;
+        if (rc == 0)
+            rc = link_add(s, &f);
+        if (rc)
+            return rc;
+        note_durable(s, &f);
+        s->last_seq = f.seq;
+        s->last_checksum = f.checksum;
+        s->last_epoch = f.epoch;
+        s->end_pos += ht_frame_bytes(f.payload_len);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------- behind the end */
+
+/* 1: the whole frame is there and verifies. 0: not. */
+static int verify_later(struct ht_log_scanner *sc, const struct ht_log_copy *copy, const struct ht_frame *f)
+{
+    uint64_t bytes = ht_frame_bytes(f->payload_len);
+    int err = ht_frame_mem_reserve(&sc->frame, bytes);
+
+    if (err)
+        return err;
+    for (uint64_t at = 0; at < bytes;) {
+        uint64_t offset;
+        uint32_t len = ht_log_piece(copy, f->pos + at, bytes - at, &offset);
+        if (ht_dev_read(copy->dev, offset, sc->frame.data + at, len))
+            return 0;
+        at += len;
+    }
+    struct ht_frame again;
+    return ht_frame_decode_header(sc->frame.data, &again) && memcmp(&again, f, sizeof(again)) == 0 &&
+        ht_frame_checksum_ok(sc->frame.data, f);
+}
+
+static bool could_be_later(const struct ht_log_scan *s, const struct ht_frame *f)
+{
+    return f->seq > s->last_seq && f->epoch >= s->last_epoch;
+}
+
+static void note_later(struct ht_log_scan *s, const struct ht_frame *f)
+{
+    if (!s->later || f->epoch > s->later_frame.epoch ||
+        (f->epoch == s->later_frame.epoch && f->seq > s->later_frame.seq))
+        s->later_frame = *f;
+    s->later = true;
+    note_durable(s, f);
+}
+
+static int look_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *s)
+{
+    uint64_t budget_bytes = 2 * sc->config->log_bytes;
+    unsigned unreadable = 0;
+
+    ht_log_reader_seek(&sc->reader, copy, s->end_pos, limit_pos(sc));
+    for (uint64_t pos = s->end_pos; pos < limit_pos(sc) && unreadable < UNREADABLE_MAX; pos += HT_BLOCK_BYTES) {
+        struct ht_frame f;
+        int io_error;
+        const uint8_t *block = ht_log_reader_block(&sc->reader, pos, &io_error);
+        unreadable += !block;
+        if (!block || !header_at(sc, block, pos, &f) || !could_be_later(s, &f))
+            continue;
+        uint64_t bytes = ht_frame_bytes(f.payload_len);
+        if (bytes > budget_bytes) {
+            s->later = true; /* so many candidates are no accident */
+            return 0;
+        }
+        budget_bytes -= bytes;
+        int rc = verify_later(sc, copy, &f);
+        if (rc < 0)
+            return rc;
+        if (rc > 0) {
+            note_later(s, &f);
+            pos += bytes - HT_BLOCK_BYTES;
+        }
+    }
+    return 0;
+}
+
+int ht_log_scan_copy(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *s)
+{
+    int rc = ht_log_walk(sc, copy, NULL, NULL, s);
+
+    if (rc == 0)
+        rc = look_behind(sc, copy, s);
+    if (s->later || s->error || s->last_seq < s->named_durable || s->last_seq < sc->config->durable_seq)
+        s->state = HT_LOG_DAMAGED;
+    return rc;
+}

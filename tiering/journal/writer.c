@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * writer.c - one frame onto all copies; copies that drop out; refill.
+ *
+ * What the holder of the writing token does, in this order: before_write (the data that the frame names becomes durable);
+ * the frame to all copies in use, in pieces of up to 1 MiB, in parallel; flush of their devices; durable_seq; the
+ * durable callback; then the token is given back. The callback runs under the token so
+ * that callbacks come in order.
+ *
+ * A copy whose device fails a write or a flush drops out: it is not written again in this mount, and is stale from
+ * then on. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
+ * any more.
+ *
+ * Split mode (room.c): the kept copy is left as it is, all frames go to the other.
+ */
+#include "tiering/journal/journal_priv.h"
+
+#include <assert.h>
+
+#include "tiering/base/log.h"
+
+static bool in_use(const struct ht_journal *j, unsigned i)
+{
+    return j->copy[i].dev && !(j->split && i == j->kept);
+}
+
+unsigned ht_journal_copies_locked(const struct ht_journal *j)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        n += j->copy[i].dev != NULL;
+    return n;
+}
+
+void ht_journal_token_take_locked(struct ht_journal *j)
+{
+    while (j->writing)
+        pthread_cond_wait(&j->progress, &j->lock);
+    j->writing = true;
+}
+
+void ht_journal_token_release_locked(struct ht_journal *j)
+{
+    j->writing = false;
+    pthread_cond_broadcast(&j->progress);
+}
+
+static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int error)
+{
+    pthread_mutex_lock(&j->lock);
+    struct ht_dev *dev = j->copy[i].dev;
+    j->copy[i].dev = NULL;
+    if (!j->first_error)
+        j->first_error = error;
+    unsigned left = ht_journal_copies_locked(j);
+    pthread_mutex_unlock(&j->lock);
+    if (dev)
+        ht_error("log: %s failed on %s (copy %u): %s; %s", what, ht_dev_name(dev), i, strerror(-error),
+                 left ? "going on with the other copy" : "no copy is left");
+}
+
+/* ---------------------------------------------------------------- pieces */
+
+struct batch {
+    unsigned copy[HT_JOURNAL_IOS];
+    unsigned count;
+};
+
+/* Wait for the requests of the batch and drop the copies whose failed. */
+static void batch_finish(struct ht_journal *j, struct batch *b, const char *what)
+{
+    ht_ring_drain(j->ring);
+    for (unsigned i = 0; i < b->count; i++)
+        if (j->io[i].result)
+            drop_copy(j, b->copy[i], what, j->io[i].result);
+    b->count = 0;
+}
+
+static void batch_add(struct ht_journal *j, struct batch *b, unsigned copy, struct ht_io io)
+{
+    assert(b->count < HT_JOURNAL_IOS);
+    b->copy[b->count] = copy;
+    j->io[b->count] = io;
+    ht_ring_submit(j->ring, &j->io[b->count++]);
+}
+
+static void write_copies(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
+{
+    struct batch b = {.count = 0};
+
+    for (uint64_t at = 0; at < bytes;) {
+        uint32_t len = 0;
+        for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+            uint64_t offset;
+            if (!in_use(j, i))
+                continue;
+            len = ht_log_piece(&j->copy[i], pos + at, bytes - at, &offset);
+            batch_add(j, &b, i,
+                      (struct ht_io){
+                          .op = HT_IO_WRITE, .dev = j->copy[i].dev, .offset = offset, .buf = mem + at, .len = len});
+        }
+        if (len == 0)
+            break; /* no copy is left */
+        at += len;
+        if (b.count + HT_LOG_COPIES > HT_JOURNAL_IOS)
+            batch_finish(j, &b, "a write");
+    }
+    batch_finish(j, &b, "a write");
+}
+
+/* One flush per device, for all copies on it. */
+static void flush_copies(struct ht_journal *j)
+{
+    struct batch b = {.count = 0};
+    struct ht_dev *dev[HT_LOG_COPIES] = {NULL};
+    int result[HT_LOG_COPIES] = {0};
+
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        dev[i] = in_use(j, i) ? j->copy[i].dev : NULL;
+        if (dev[i] && (i == 0 || dev[i] != dev[0]))
+            batch_add(j, &b, i, (struct ht_io){.op = HT_IO_FLUSH, .dev = dev[i]});
+    }
+    ht_ring_drain(j->ring);
+    for (unsigned k = 0; k < b.count; k++)
+        for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+            if (dev[i] == j->io[k].dev)
+                result[i] = j->io[k].result;
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        if (result[i])
+            drop_copy(j, i, "a flush", result[i]);
+}
+
+/* ----------------------------------------------------------------- frames */
+
+static struct ht_frame_buf *take_oldest_locked(struct ht_journal *j)
+{
+    if (!j->queue)
+        ht_journal_seal_locked(j);
+    struct ht_frame_buf *f = j->queue;
+    assert(f);
+    j->queue = f->next;
+    if (!j->queue)
+        j->queue_end = &j->queue;
+    f->next = NULL;
+    return f;
+}
+
+/* A frame that would run over the start of the log goes to one copy only, while a compaction is under way. */
+static int split_if_needed_locked(struct ht_journal *j, uint64_t bytes)
+{
+    if (j->split || j->end_pos + bytes <= j->start.pos + j->log_bytes)
+        return 0;
+    if (!j->compacting || ht_journal_copies_locked(j) < HT_LOG_COPIES) {
+        ht_error("log: full, and only one copy is there: add the missing device");
+        return -ENOSPC;
+    }
+    j->kept = 0;
+    j->split = true;
+    ht_warn("log: full; compacting into copy 1 while copy 0 is kept");
+    return 0;
+}
+
+static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_frame *header)
+{
+    int rc = j->config.before_write ? j->config.before_write(j->config.ctx) : 0;
+
+    if (rc) {
+        ht_error("log: what it names cannot be made durable: %s; the log is closed", strerror(-rc));
+        return rc;
+    }
+    ht_frame_encode(f->mem, header);
+    write_copies(j, header->pos, f->mem, ht_frame_bytes(header->payload_len));
+    flush_copies(j);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        if (in_use(j, i))
+            return 0;
+    return -EIO;
+}
+
+static void frame_written_locked(struct ht_journal *j, const struct ht_frame *h)
+{
+    uint64_t bytes = ht_frame_bytes(h->payload_len);
+
+    j->end_pos += bytes;
+    j->written_seq = h->seq;
+    j->written_checksum = h->checksum;
+    j->frames_written++;
+    j->bytes_written += bytes;
+    if (j->compacting && h->seq == j->begin.seq)
+        j->begin.chain = h->prev;
+    if (!j->split)
+        j->durable_seq = h->seq;
+}
+
+void ht_journal_tell_durable_locked(struct ht_journal *j)
+{
+    uint64_t seq = j->durable_seq;
+
+    if (j->config.durable) {
+        pthread_mutex_unlock(&j->lock);
+        j->config.durable(j->config.ctx, seq);
+        pthread_mutex_lock(&j->lock);
+    }
+    j->told_seq = seq;
+}
+
+void ht_journal_write_next_locked(struct ht_journal *j)
+{
+    struct ht_frame_buf *f = take_oldest_locked(j);
+    struct ht_frame header = {
+        .salt = j->config.salt,
+        .epoch = j->epoch,
+        .seq = f->seq,
+        .pos = j->end_pos,
+        .prev = j->written_checksum,
+        .durable_seq = j->durable_seq,
+        .payload_len = f->payload_len,
+    };
+
+    assert(f->seq == j->written_seq + 1);
+    j->writing = true;
+    int rc = split_if_needed_locked(j, ht_frame_bytes(f->payload_len));
+    pthread_mutex_unlock(&j->lock);
+    if (rc == 0)
+        rc = write_frame(j, f, &header);
+    pthread_mutex_lock(&j->lock);
+    if (rc)
+        ht_journal_fail_locked(j, rc);
+    else
+        frame_written_locked(j, &header);
+    ht_journal_spare_put_locked(j, f);
+    if (rc == 0 && !j->split)
+        ht_journal_tell_durable_locked(j);
+    ht_journal_token_release_locked(j);
+}
+
+/* ---------------------------------------------------------------- refill */
+
+static int copy_range(struct ht_journal *j, unsigned from, unsigned to, uint64_t pos, uint64_t end_pos)
+{
+    while (pos < end_pos) {
+        uint64_t source, target;
+        uint32_t len = ht_log_piece(&j->copy[from], pos, end_pos - pos, &source);
+        (void)ht_log_piece(&j->copy[to], pos, len, &target);
+        int rc = ht_dev_read(j->copy[from].dev, source, j->piece, len);
+        if (rc == 0)
+            rc = ht_dev_write(j->copy[to].dev, target, j->piece, len);
+        if (rc)
+            return rc;
+        pos += len;
+    }
+    return 0;
+}
+
+/* What the copy had behind the end must not continue the chain later. */
+static int cut_behind(struct ht_journal *j, unsigned to, uint64_t start_pos, uint64_t end_pos)
+{
+    uint64_t offset;
+
+    if (end_pos - start_pos >= j->log_bytes)
+        return 0;
+    memset(j->piece, 0, HT_BLOCK_BYTES);
+    (void)ht_log_piece(&j->copy[to], end_pos, HT_BLOCK_BYTES, &offset);
+    return ht_dev_write(j->copy[to].dev, offset, j->piece, HT_BLOCK_BYTES);
+}
+
+void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos)
+{
+    if (!j->copy[from].dev || !j->copy[to].dev)
+        return;
+    int rc = copy_range(j, from, to, start_pos, end_pos);
+    if (rc == 0)
+        rc = cut_behind(j, to, start_pos, end_pos);
+    if (rc == 0)
+        rc = ht_dev_flush(j->copy[to].dev);
+    if (rc)
+        drop_copy(j, to, "bringing it up to the other copy", rc);
+}
