@@ -1,0 +1,624 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * grad.c - gradients: written as bytes, frozen as elements, queued as ranges.
+ *
+ * The bytes lie in a scratch object per parameter, made at the first open and kept. What of them counts is known by two
+ * sets per range: written (since the last flush) and frozen (belongs to the open step). A write takes its
+ * bytes out of written while it copies, so a concurrent flush of another opener never freezes bytes in flux.
+ *
+ * A flush freezes whole elements. An element of which only a part was written is an error of the writer, unless a
+ * write that will complete it is in progress: then everything written since the last flush is dropped.
+ */
+#include "optim/optim_priv.h"
+
+#include <stdlib.h>
+
+struct ht_grad {
+    struct param *param;
+};
+
+/* -------------------------------------------------------------------- open */
+
+static bool same_shape(const struct shape *a, const struct shape *b)
+{
+    return a->elements == b->elements && a->chunk_bytes == b->chunk_bytes && a->dtype == b->dtype &&
+        a->grad_dtype == b->grad_dtype;
+}
+
+static bool has_coverage(const struct param *p)
+{
+    return p->has_grad || p->pending || !ht_list_empty(&p->dirty) || !ht_list_empty(&p->inflight);
+}
+
+/* May p take this shape? Locked. */
+static int check_shape(const struct param *p, const struct shape *shape)
+{
+    bool same = p->block && same_shape(&p->shape, shape);
+
+    if (p->cur.exists &&
+        (p->cur.elements != shape->elements || p->cur.dtype != shape->dtype ||
+         p->cur.chunk_bytes != shape->chunk_bytes))
+        return -EINVAL;
+    return !same && (p->openers || has_coverage(p)) ? -EBUSY : 0;
+}
+
+static int make_grad_object(struct param *p, const struct shape *shape, struct ht_obj **out)
+{
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(p->o->store),
+        .chunk_bytes = shape->chunk_bytes,
+        .obj_class = HT_CLASS_SCRATCH,
+    };
+
+    return ht_obj_create(p->o->store, &attr, out);
+}
+
+/* Its chunks have another size: start with a new one. */
+static int delete_grad_object(struct param *p)
+{
+    struct ht_tx *tx;
+    int ret = ht_tx_begin(p->o->store, 0, &tx);
+
+    if (ret)
+        return ret;
+    ht_obj_delete(p->grad, tx);
+    ret = ht_tx_commit(tx, NULL);
+    ht_obj_put(p->grad);
+    p->grad = NULL;
+    return ret;
+}
+
+/* Under the gate, not locked: the gradient's object and the range table for this shape. */
+static int build(struct param *p, const struct shape *shape)
+{
+    int ret = 0;
+
+    if (p->grad && ht_obj_chunk_bytes(p->grad) != shape->chunk_bytes)
+        ret = delete_grad_object(p);
+    if (!ret && !p->grad)
+        ret = make_grad_object(p, shape, &p->grad);
+    if (!ret)
+        ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
+    if (!ret)
+        ret = ht_obj_truncate(p->grad, shape->elements * shape->g_bytes);
+    lock(p->o);
+    if (!ret && (!p->block || !same_shape(&p->shape, shape)))
+        ret = ht_opt_ranges_init(p, shape);
+    unlock(p->o);
+    return ret;
+}
+
+/* Locked: the parameter of an opener, made or revived. */
+static int find_or_make(struct root *root, uint64_t oid, struct param **out)
+{
+    struct param *p = ht_opt_param_find(root->o, oid);
+
+    if (!root->configured)
+        return -ENOENT;
+    if (!p)
+        p = ht_opt_param_make(root, oid);
+    if (!p)
+        return -ENOMEM;
+    if (p->root != root && !p->gone)
+        return -EINVAL;
+    if (p->root != root) {
+        ht_list_del(&p->of_root);
+        ht_list_add_tail(&root->params, &p->of_root);
+        ht_opt_root_put_locked(p->root);
+        p->root = root;
+        root->refs++;
+    }
+    p->gone = false;
+    *out = p;
+    return 0;
+}
+
+/* Locked: count one more opener if nothing has to be built. */
+static int try_open(struct param *p, const struct shape *shape, bool *out_done)
+{
+    int ret = check_shape(p, shape);
+
+    *out_done = !ret && p->block && p->grad && p->obj && same_shape(&p->shape, shape);
+    if (*out_done)
+        p->openers++;
+    return ret;
+}
+
+/* Locked, let go meanwhile. p has a reference. */
+static int build_and_open(struct param *p, const struct shape *shape)
+{
+    struct ht_optim *o = p->o;
+    bool done = false;
+    int ret = ht_opt_gate_enter(p->root);
+
+    if (ret)
+        return ret;
+    ret = try_open(p, shape, &done);
+    if (!ret && !done) {
+        if (!p->obj)
+            p->obj = ht_obj_get(o->store, p->oid);
+        unlock(o);
+        ret = p->obj ? build(p, shape) : -ESTALE;
+        lock(o);
+        if (!ret)
+            ret = try_open(p, shape, &done);
+    }
+    ht_opt_gate_leave(p->root);
+    return ret;
+}
+
+static int open_param(struct root *root, uint64_t oid, const struct shape *shape, struct param **out)
+{
+    struct ht_optim *o = root->o;
+    struct param *p = NULL;
+    bool done = false;
+
+    lock(o);
+    int ret = find_or_make(root, oid, &p);
+    if (!ret) {
+        p->refs++;
+        ret = try_open(p, shape, &done);
+        if (!ret && !done)
+            ret = build_and_open(p, shape);
+        if (ret)
+            p->refs--;
+    }
+    unlock(o);
+    *out = p;
+    return ret;
+}
+
+static int open_in_root(struct root *root, const struct ht_param_desc *desc, struct param **out)
+{
+    uint64_t oid = ht_obj_id(desc->obj), bytes = ht_obj_size(desc->obj);
+    struct shape shape;
+    int ret = ht_opt_shape_of(&shape, bytes, ht_obj_chunk_bytes(desc->obj), desc->dtype, desc->grad_dtype);
+
+    if (ret && !(ht_opt_dtype_bytes(desc->dtype) && ht_opt_dtype_bytes(desc->grad_dtype)))
+        ht_opt_refuse(root, oid, "parameters and gradients are f32 or bf16");
+    else if (ret)
+        ht_opt_refuse(root, oid, "%llu bytes are no whole number of elements", (unsigned long long)bytes);
+    if (ret)
+        return ret;
+    ret = open_param(root, oid, &shape, out);
+    if (ret == -EINVAL)
+        ht_opt_refuse(root, oid, "has %llu elements now, its optimizer state another count or dtype: reset it first",
+                      (unsigned long long)shape.elements);
+    return ret;
+}
+
+int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out)
+{
+    struct root *root = ht_opt_root_get(o, desc->root);
+    struct ht_grad *g = malloc(sizeof(*g));
+    int ret = !g ? -ENOMEM : !root ? -EINVAL : 0;
+
+    if (!ret)
+        ret = open_in_root(root, desc, &g->param);
+    if (root)
+        ht_opt_root_put(root);
+    if (ret)
+        free(g);
+    else
+        *out = g;
+    return ret;
+}
+
+void ht_grad_release(struct ht_grad *g)
+{
+    struct param *p = g->param;
+    struct ht_optim *o = p->o;
+
+    lock(o);
+    p->openers--;
+    p->refs--;
+    unlock(o);
+    free(g);
+}
+
+uint64_t ht_grad_size(struct ht_grad *g)
+{
+    struct ht_optim *o = g->param->o;
+
+    lock(o);
+    uint64_t bytes = g->param->shape.elements * g->param->shape.g_bytes;
+    unlock(o);
+    return bytes;
+}
+
+/* ------------------------------------------------------------------- write */
+
+/* The part of gradient bytes [begin, end) that lies in one range. */
+struct piece {
+    uint64_t index;
+    uint32_t begin, end; /* from the start of the range */
+};
+
+static struct piece piece_at(const struct param *p, uint64_t begin, uint64_t end)
+{
+    uint64_t bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes, index = begin / bytes;
+
+    return (struct piece){
+        .index = index,
+        .begin = (uint32_t)(begin - index * bytes),
+        .end = (uint32_t)ht_min_u64(end - index * bytes, bytes),
+    };
+}
+
+/* Is any of it frozen? Makes the ranges. Locked. */
+static int check_free(struct param *p, uint64_t begin, uint64_t end)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        struct range *r = ht_opt_range_make(p, at.index);
+        if (!r)
+            return -ENOMEM;
+        if (ht_spans_overlap(&r->frozen, at.begin, at.end))
+            return -EBUSY;
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+static int add_written(struct param *p, uint64_t begin, uint64_t end)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        struct range *r = ht_opt_range_find(p, at.index);
+        int ret = ht_spans_add(&r->written, at.begin, at.end);
+        if (ret)
+            return ret;
+        if (ht_list_empty(&r->dirty))
+            ht_list_add_tail(&p->dirty, &r->dirty);
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+static int remove_written(struct param *p, uint64_t begin, uint64_t end)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        struct range *r = ht_opt_range_find(p, at.index);
+        int ret = ht_spans_remove(&r->written, at.begin, at.end);
+        if (ret)
+            return ret;
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+static bool in_flight(const struct param *p, uint64_t begin, uint64_t end)
+{
+    ht_list_for_each(pos, &p->inflight) {
+        const struct inflight *w = ht_list_entry(pos, struct inflight, link);
+        if (w->begin < end && begin < w->end)
+            return true;
+    }
+    return false;
+}
+
+/* Locked: wait for our turn and take the bytes out of written. */
+static int begin_write(struct param *p, struct inflight *w)
+{
+    int ret;
+
+    do {
+        ret = ht_opt_wait_open(p->root);
+        if (!ret && p->gone)
+            ret = -ESTALE;
+        if (!ret && w->end > p->shape.elements * p->shape.g_bytes) {
+            p->bad = true;
+            ret = -EINVAL;
+        }
+        if (!ret)
+            ret = check_free(p, w->begin, w->end);
+        if (!ret && !in_flight(p, w->begin, w->end))
+            break;
+        if (!ret)
+            wait_changed(p->o);
+    } while (!ret);
+    if (!ret)
+        ret = remove_written(p, w->begin, w->end);
+    if (!ret)
+        ht_list_add_tail(&p->inflight, &w->link);
+    return ret;
+}
+
+static ssize_t end_write(struct param *p, struct inflight *w, ssize_t n)
+{
+    ht_list_del(&w->link);
+    if (n > 0 && !p->gone) {
+        int ret = add_written(p, w->begin, w->begin + (uint64_t)n);
+        p->root->grad_bytes += ret ? 0 : (uint64_t)n;
+        n = ret ? ret : n;
+    }
+    tell_changed(p->o);
+    return n;
+}
+
+static void tell_write_error(struct param *p, uint64_t off, size_t len, int err)
+{
+    unsigned long long at = off, count = len;
+
+    if (err == -EINVAL)
+        ht_opt_refuse(p->root, p->oid, "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count,
+                      at);
+    else if (err == -EBUSY)
+        ht_opt_refuse(p->root, p->oid, "gradient: bytes at %llu (%llu) belong to this step already; end the step first",
+                      at, count);
+    else if (err == -E2BIG)
+        ht_opt_refuse(p->root, p->oid, "gradient: written in more than %d pieces around byte %llu", HT_SPANS_MAX, at);
+}
+
+ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
+{
+    struct param *p = g->param;
+    struct inflight w = {.begin = off, .end = len > UINT64_MAX - off ? UINT64_MAX : off + len};
+
+    if (!len)
+        return 0;
+    lock(p->o);
+    ssize_t n = begin_write(p, &w);
+    unlock(p->o);
+    if (!n) {
+        n = ht_obj_write(p->grad, off, buf, len);
+        lock(p->o);
+        n = end_write(p, &w, n);
+        unlock(p->o);
+    }
+    if (n < 0)
+        tell_write_error(p, off, len, (int)n);
+    return n;
+}
+
+/* -------------------------------------------------------------------- read */
+
+/* Zero the part of one range that is neither written nor waiting to be applied. buf: its bytes from begin on. */
+static void mask_range(const struct range *r, uint32_t begin, uint32_t end, uint8_t *buf)
+{
+    uint32_t pos = begin;
+
+    while (pos < end) {
+        uint32_t stop_w, stop_f;
+        uint32_t w = ht_spans_next(&r->written, pos, end, &stop_w);
+        uint32_t f = ht_spans_next(&r->frozen, pos, end, &stop_f);
+        uint32_t from = w < f ? w : f;
+        memset(buf + (pos - begin), 0, from - pos);
+        pos = w < f ? stop_w : stop_f;
+    }
+}
+
+/* buf holds gradient bytes [begin, end). Locked. */
+static void mask(struct param *p, uint64_t begin, uint64_t end, uint8_t *buf)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        const struct range *r = ht_opt_range_find(p, at.index);
+        if (r && r->state != RANGE_DONE)
+            mask_range(r, at.begin, at.end, buf);
+        else
+            memset(buf, 0, at.end - at.begin);
+        buf += at.end - at.begin;
+        begin += at.end - at.begin;
+    }
+}
+
+ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len)
+{
+    struct param *p = g->param;
+    ssize_t n = ht_obj_read(p->grad, off, buf, len);
+
+    if (n <= 0)
+        return n;
+    lock(p->o);
+    mask(p, off, off + (uint64_t)n, buf);
+    unlock(p->o);
+    return n;
+}
+
+/* ------------------------------------------------------------------- flush */
+
+/* Is an element torn at byte pos (from the start of the range) without a write that completes it? */
+static bool torn_at(const struct range *r, uint32_t pos)
+{
+    const struct param *p = r->param;
+    uint64_t base = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
+    uint64_t element = base + pos / p->shape.g_bytes * p->shape.g_bytes;
+
+    return pos % p->shape.g_bytes && !in_flight(p, element, element + p->shape.g_bytes);
+}
+
+/* The first torn element of what was written, as a byte offset in the gradient. */
+static bool find_torn(const struct param *p, uint64_t *out_at)
+{
+    ht_list_for_each(pos, &p->dirty) {
+        const struct range *r = ht_list_entry(pos, struct range, dirty);
+        const struct ht_span *v = ht_spans_all(&r->written);
+        for (uint32_t i = 0; i < r->written.count; i++) {
+            uint32_t at = torn_at(r, v[i].begin) ? v[i].begin : v[i].end;
+            if (!torn_at(r, at))
+                continue;
+            *out_at = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes + at;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void drop_written(struct param *p)
+{
+    ht_list_for_each_safe(pos, next, &p->dirty) {
+        struct range *r = ht_list_entry(pos, struct range, dirty);
+        ht_spans_clear(&r->written);
+        ht_list_del(&r->dirty);
+    }
+    p->bad = false;
+}
+
+/* Move whole elements from written to frozen; parts of elements that are being completed stay. */
+static int freeze_range(struct range *r)
+{
+    uint32_t size = r->param->shape.g_bytes;
+
+    for (uint32_t i = 0; i < r->written.count;) {
+        struct ht_span v = ht_spans_all(&r->written)[i];
+        uint32_t begin = (v.begin + size - 1) / size * size, end = v.end / size * size;
+        if (begin >= end) {
+            i++;
+            continue;
+        }
+        /* In this order bytes are never in both, whatever fails. */
+        int ret = ht_spans_remove(&r->written, begin, end);
+        if (!ret)
+            ret = ht_spans_add(&r->frozen, begin, end);
+        if (ret)
+            return ret;
+        i += v.begin < begin;
+    }
+    return 0;
+}
+
+/* The first gradient of a step settles what the step computes with. Locked. */
+static void latch(struct param *p, const struct ht_optim_config *override)
+{
+    struct root *root = p->root;
+
+    if (!root->open) {
+        root->open = true;
+        root->latched = root->config;
+    }
+    if (p->has_grad)
+        return;
+    const struct ht_optim_config *c = override ? override : &root->latched;
+    p->has_grad = true;
+    ht_list_add_tail(&root->touched, &p->touched);
+    ht_adamw_scalars(&p->scalars, c->lr, c->beta1, c->beta2, c->eps, c->weight_decay, c->maximize, p->cur.t + 1);
+}
+
+/* Freeze all, queue what became whole. Locked. Returns a ticket of the invalidation. */
+static int freeze(struct param *p, const struct ht_optim_config *override, uint64_t *out_ticket)
+{
+    uint64_t first = UINT64_MAX, last = 0;
+    int ret = 0;
+
+    latch(p, override);
+    ht_list_for_each_safe(pos, next, &p->dirty) {
+        struct range *r = ht_list_entry(pos, struct range, dirty);
+        int err = freeze_range(r);
+        ret = ret ? ret : err;
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+        if (r->state != RANGE_IDLE || !ht_spans_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, r->index)))
+            continue;
+        p->complete++;
+        ht_opt_range_queue(r);
+        first = ht_min_u64(first, r->index);
+        last = ht_max_u64(last, r->index);
+    }
+    if (first <= last)
+        *out_ticket = ht_opt_inval(p, first, last);
+    return ret;
+}
+
+/* What is wrong with what was written? Drops it then. Locked. */
+static int judge(struct param *p, uint64_t *out_at)
+{
+    uint64_t expected = p->shape.elements * p->shape.p_bytes;
+
+    if (p->gone)
+        return -ESTALE;
+    bool torn = find_torn(p, out_at);
+    if (!torn)
+        *out_at = UINT64_MAX;
+    if (!torn && !p->bad && ht_obj_size(p->obj) == expected && ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
+        return 0;
+    drop_written(p);
+    return -EINVAL;
+}
+
+static void tell_flush_error(struct param *p, uint64_t torn, int err)
+{
+    if (err == -EINVAL && torn != UINT64_MAX)
+        ht_opt_refuse(p->root, p->oid, "gradient: ends inside an element at byte %llu; it is not applied",
+                      (unsigned long long)torn);
+    else if (err == -EINVAL)
+        ht_opt_refuse(p->root, p->oid, "gradient: is not as long as the parameter (%llu bytes); it is not applied",
+                      (unsigned long long)(p->shape.elements * p->shape.g_bytes));
+    else if (err == -ENOSPC)
+        ht_opt_refuse(p->root, p->oid, "no space for its optimizer state and one rewrite; the gradient is not applied");
+}
+
+/* Locked, let go meanwhile. Another flush may be quicker: then there is nothing to do. */
+static int ensure_state(struct param *p)
+{
+    int ret = ht_opt_gate_enter(p->root);
+
+    if (ret)
+        return ret;
+    if (!p->gone && !p->cur.exists) {
+        unlock(p->o);
+        ret = ht_opt_state_create(p);
+        lock(p->o);
+    }
+    ht_opt_gate_leave(p->root);
+    return ret;
+}
+
+static int flush_locked(struct param *p, const struct ht_optim_config *override, uint64_t *out_torn)
+{
+    uint64_t ticket = 0;
+    int ret;
+
+    for (;;) {
+        ret = ht_opt_wait_open(p->root);
+        if (ret)
+            return ret;
+        if (ht_list_empty(&p->dirty) && !p->bad)
+            return 0;
+        ret = judge(p, out_torn);
+        if (ret || p->cur.exists)
+            break;
+        ret = ensure_state(p);
+        if (ret)
+            break;
+    }
+    if (!ret)
+        ret = ht_opt_state_load(p);
+    if (!ret)
+        ret = freeze(p, override, &ticket);
+    ht_opt_inval_wait(p->o, ticket);
+    return ret;
+}
+
+int ht_opt_flush(struct param *p)
+{
+    struct ht_optim *o = p->o;
+    struct ht_optim_config config;
+    bool own = o->hooks.override && o->hooks.override(o->hooks.ctx, p->oid, &config);
+    uint64_t torn = UINT64_MAX;
+
+    lock(o);
+    int ret = flush_locked(p, own ? &config : NULL, &torn);
+    unlock(o);
+    if (ret)
+        tell_flush_error(p, torn, ret);
+    return ret;
+}
+
+int ht_grad_flush(struct ht_grad *g)
+{
+    return ht_opt_flush(g->param);
+}
+
+int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
+{
+    struct param *p = ht_opt_param_get(o, oid);
+    int ret = p && p->root->id == root && p->grad ? ht_opt_flush(p) : -ENOENT;
+
+    if (p)
+        ht_opt_param_put(p);
+    return ret;
+}

@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* optim.c - the life of the optimizer: registration, threads, end. */
+#include "optim/optim_priv.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include "tiering/base/log.h"
+
+static unsigned cpu_count(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+
+    return n > 0 ? (unsigned)n : 1;
+}
+
+static void init_locks(struct ht_optim *o)
+{
+    pthread_mutex_init(&o->lock, NULL);
+    pthread_cond_init(&o->changed, NULL);
+    pthread_cond_init(&o->work, NULL);
+    pthread_cond_init(&o->notify, NULL);
+}
+
+static void init_lists(struct ht_optim *o)
+{
+    ht_list_init(&o->roots);
+    ht_list_init(&o->params);
+    ht_list_init(&o->ready);
+    ht_list_init(&o->invals);
+}
+
+int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks, struct ht_optim **out)
+{
+    struct ht_optim *o = calloc(1, sizeof(*o));
+
+    if (!o)
+        return -ENOMEM;
+    o->store = s;
+    o->hooks = *hooks;
+    o->threads = (unsigned)ht_min_u64(threads ? threads : cpu_count(), THREADS_MAX);
+    init_locks(o);
+    init_lists(o);
+    struct ht_meta_client client = {
+        .type_first = HT_REC_OPT_FIRST,
+        .type_last = HT_REC_OPT_LAST,
+        .ctx = o,
+        .replay = ht_opt_replay,
+        .replayed = ht_opt_replayed,
+        .emit = ht_opt_emit,
+    };
+    int ret = ht_store_register(s, &client);
+    if (ret)
+        ht_optim_free(o);
+    else
+        *out = o;
+    return ret;
+}
+
+/* ------------------------------------------------------------------- start */
+
+/* Take hold of a parameter that replay found, and reserve its next rewrite again. Locked. */
+static int settle_param(struct param *p)
+{
+    if (!p->obj)
+        p->obj = ht_obj_get(p->o->store, p->oid);
+    p->gone = p->obj == NULL;
+    if (p->gone)
+        return 0;
+    int ret = ht_opt_state_load(p);
+    for (unsigned i = 0; !ret && i < ht_opt_states(p->cur.dtype); i++)
+        ret = ht_obj_guarantee(p->state[i], p->cur.elements * 4);
+    if (!ret)
+        ret = ht_obj_guarantee(p->obj, p->cur.elements * ht_opt_dtype_bytes(p->cur.dtype));
+    return ret;
+}
+
+/* A store that has become too full is still readable: say so, and let steps find out. */
+static void settle_all(struct ht_optim *o)
+{
+    int first = 0;
+
+    lock(o);
+    ht_list_for_each(pos, &o->params) {
+        struct param *p = ht_list_entry(pos, struct param, all);
+        int ret = p->cur.exists ? settle_param(p) : 0;
+        first = first ? first : ret;
+    }
+    unlock(o);
+    if (first)
+        ht_warn("space for the next step is not wholly reserved: %s", strerror(-first));
+}
+
+/* The directory entry of a parameter may have been made durable alone; its state goes with the next commit. */
+static int bury_all_orphans(struct ht_optim *o)
+{
+    int ret = 0;
+
+    ht_list_for_each(pos, &o->roots) {
+        int err = ht_opt_bury_orphans(ht_list_entry(pos, struct root, all));
+        ret = ret ? ret : err;
+    }
+    return ret;
+}
+
+static int start_worker(struct ht_optim *o, struct worker *w)
+{
+    w->o = o;
+    int ret = ht_store_ring_new(o->store, &w->ring);
+    if (!ret)
+        ret = -pthread_create(&w->thread, NULL, ht_opt_worker_main, w);
+    w->started = !ret;
+    return ret;
+}
+
+static int start_threads(struct ht_optim *o)
+{
+    int ret = -pthread_create(&o->helper, NULL, ht_opt_helper_main, o);
+
+    lock(o);
+    o->helper_started = !ret;
+    unlock(o);
+    for (unsigned i = 0; !ret && i < o->threads; i++)
+        ret = start_worker(o, &o->worker[i]);
+    return ret;
+}
+
+int ht_optim_start(struct ht_optim *o)
+{
+    const char *name;
+    int ret = 0;
+
+    o->kernel = ht_adamw_choose(&name);
+    o->started = true;
+    if (ht_store_read_only(o->store))
+        return 0;
+    settle_all(o);
+    ret = bury_all_orphans(o);
+    if (!ret)
+        ret = start_threads(o);
+    if (ret)
+        ht_optim_stop(o);
+    else
+        ht_debug("optimizer: %u threads, kernel %s", o->threads, name);
+    return ret;
+}
+
+/* -------------------------------------------------------------------- stop */
+
+/* Locked. */
+static void cancel_all(struct ht_optim *o)
+{
+    struct ht_waiter *chain = NULL;
+
+    ht_list_for_each(pos, &o->roots) {
+        struct root *r = ht_list_entry(pos, struct root, all);
+        while (!ht_list_empty(&r->queue))
+            ht_opt_range_unqueue(ht_list_entry(r->queue.next, struct range, queue));
+    }
+    ht_list_for_each(pos, &o->params)
+        ht_opt_take_waiters(ht_list_entry(pos, struct param, all), &chain);
+    unlock(o);
+    ht_opt_wake(chain);
+    lock(o);
+}
+
+static void join_workers(struct ht_optim *o)
+{
+    for (unsigned i = 0; i < o->threads; i++) {
+        struct worker *w = &o->worker[i];
+        if (w->started)
+            pthread_join(w->thread, NULL);
+        w->started = false;
+        if (w->ring)
+            ht_ring_free(w->ring);
+        w->ring = NULL;
+    }
+}
+
+void ht_optim_stop(struct ht_optim *o)
+{
+    if (!o->started)
+        return;
+    lock(o);
+    o->stopping = true;
+    pthread_cond_broadcast(&o->work);
+    pthread_cond_broadcast(&o->notify);
+    tell_changed(o);
+    unlock(o);
+    join_workers(o);
+    lock(o);
+    cancel_all(o);
+    bool helper = o->helper_started;
+    pthread_cond_broadcast(&o->notify);
+    unlock(o);
+    if (helper)
+        pthread_join(o->helper, NULL);
+    lock(o);
+    o->helper_started = false;
+    /* The store may be closed before the optimizer is freed. */
+    ht_list_for_each(pos, &o->params)
+        ht_opt_param_put_objects(ht_list_entry(pos, struct param, all));
+    o->started = false;
+    unlock(o);
+}
+
+void ht_optim_free(struct ht_optim *o)
+{
+    if (!o)
+        return;
+    ht_optim_stop(o);
+    while (!ht_list_empty(&o->params))
+        ht_opt_param_free(ht_list_entry(o->params.next, struct param, all));
+    while (!ht_list_empty(&o->roots)) {
+        struct root *r = ht_list_entry(o->roots.next, struct root, all);
+        ht_list_del(&r->all);
+        free(r);
+    }
+    free(o->table);
+    pthread_mutex_destroy(&o->lock);
+    pthread_cond_destroy(&o->changed);
+    pthread_cond_destroy(&o->work);
+    pthread_cond_destroy(&o->notify);
+    free(o);
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * optim.h - the optimizer in the store: gradients in, new parameters out.
+ *
+ * A root is a scope of the store (its id is the inode number of the root directory). A
+ * parameter is an object of that scope with a float dtype; its optimizer state lives in objects of the same scope.
+ *
+ *   gradient closed -> ranges frozen and queued -> update by a worker -> boundary -> durable
+ *
+ * One step of a root:
+ *   OPEN     from the first queued gradient (which latches the hyper-parameters) to the boundary
+ *   CLOSING  a boundary was asked for: the queue is being worked off; new gradients are queued, not run
+ *   IDLE     nothing queued since the last boundary
+ *
+ * Range = one chunk of the parameter. It is updated when all its elements are covered by frozen gradient
+ * elements; what is only partly covered waits, and is EBUSY at the boundary unless the configuration says partial=1 (then exactly the covered elements are updated).
+ *
+ * Lock order: transaction > names > optimizer > store. Callbacks of struct ht_optim_hooks are called with no
+ * optimizer lock held. WAITS: may block on I/O and updates, call with no lock held.
+ */
+#ifndef HITRAIN_OPTIM_OPTIM_H
+#define HITRAIN_OPTIM_OPTIM_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/store/store.h"
+#include <hitrain/words.h>
+
+struct ht_optim;
+struct ht_grad;
+
+/* ---------------------------------------------------------- configuration */
+
+enum ht_rule { HT_RULE_ADAMW = 1 };
+
+struct ht_optim_config {
+    enum ht_rule rule;
+    double lr, beta1, beta2, eps, weight_decay;
+    bool maximize;
+    bool partial;           /* a boundary may come while parameters are partly covered */
+    uint32_t durable_every; /* steps; default 1 */
+};
+enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256 };
+/*
+ * "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0 maximize=0"; words left out have the
+ * defaults of torch.optim.AdamW. -EINVAL with a message in err that names the word and what is allowed (unknown rule or word, not a number, NaN, out of range,
+ * twice).
+ */
+int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out,
+                          char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+
+/* ------------------------------------------------------------------- life */
+
+struct ht_optim_hooks {
+    void *ctx;
+    /* The object's bytes [off, off+len) changed or are about to: drop cached copies. May block; no lock held. */
+    void (*invalidate)(void *ctx, uint64_t oid, uint64_t off, uint64_t len);
+    /* About the bytes, and the records themselves, of the root's unpublished names. Inside a transaction. */
+    size_t (*pending_bytes)(void *ctx, uint64_t root);
+    void (*publish)(void *ctx, uint64_t root, struct ht_tx *tx);
+    /* Names and attributes of the root back to what is published. Inside a transaction, before the store's abort. */
+    void (*abort)(void *ctx, uint64_t root);
+    /* The name of a parameter for messages, into buf. */
+    void (*name)(void *ctx, uint64_t oid, char *buf, size_t cap);
+    /* Current configuration of a parameter that overrides the root's; false: none. */
+    bool (*override)(void *ctx, uint64_t oid, struct ht_optim_config *out);
+};
+
+/* Registers with the store: call between ht_store_new and ht_store_mount. threads: 0 = one per CPU. */
+int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks,
+                 struct ht_optim **out) HT_CHECK;
+/* After the mount: start workers. */
+int ht_optim_start(struct ht_optim *o) HT_CHECK;
+/* Finish running updates, stop workers; queued ones are dropped (a step that was not committed is not kept). Before ht_store_unmount. */
+void ht_optim_stop(struct ht_optim *o);
+void ht_optim_free(struct ht_optim *o);
+
+/* ------------------------------------------------------------------ roots */
+
+/* Make or (after a mount) find the root. Inside a transaction; a new root's record goes into tx. */
+int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
+                      struct ht_tx *tx) HT_CHECK;
+/* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
+int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_CHECK;
+/* Ends being a root: drops state of all parameters, inside a transaction. -EBUSY while a step is open. */
+int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx) HT_CHECK;
+
+struct ht_root_stat {
+    uint64_t step, durable_step;
+    bool open;                 /* a step is open */
+    uint64_t parameters;       /* with state */
+    uint64_t grad_bytes;       /* gradient bytes accepted since mount */
+    uint64_t updated_elements; /* since mount */
+    uint64_t nonfinite;        /* gradient elements, since mount */
+    uint64_t state_bytes;
+    uint64_t update_ns;             /* worker time spent in updates since mount */
+    uint64_t commit_ns;             /* time in commits since mount */
+    char error[HT_OPTIM_ERROR_MAX]; /* last refused thing; empty when none */
+};
+int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
+void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root);
+/* The trainer sets the step number (resume from elsewhere). -EBUSY while a step is open. */
+int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step) HT_CHECK;
+
+/* -------------------------------------------------------------- gradients */
+
+struct ht_param_desc {
+    uint64_t root;
+    struct ht_obj *obj; /* the parameter's bytes; the optimizer takes its own reference */
+    uint8_t dtype;      /* f32 or bf16 */
+    uint8_t grad_dtype; /* f32 or bf16 */
+};
+/* Open the gradient of a parameter; several openers share it. -EINVAL: dtype not supported, or another element count than the state has (reset it). */
+int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out) HT_CHECK;
+/* Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step. WAITS. */
+ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/* What has been written and not been consumed yet; zeros elsewhere. */
+ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_CHECK;
+/*
+ * FLUSH: freeze and queue the whole elements written since the last one. Marks ranges pending and invalidates the
+ * parameter's cached range before it returns. The first one of a new parameter creates its state: -ENOSPC then leaves everything as it was and the gradient unapplied.
+ * -EINVAL: the gradient had ended inside an element (that gradient is dropped, named in the root's error).
+ */
+int ht_grad_flush(struct ht_grad *g) HT_CHECK;
+void ht_grad_release(struct ht_grad *g);
+uint64_t ht_grad_size(struct ht_grad *g); /* bytes of a whole gradient */
+
+/* ------------------------------------------------------------ parameters */
+
+/* Called once, by the thread that completed the work, with no lock held. */
+struct ht_waiter {
+    void (*wake)(struct ht_waiter *w);
+    struct ht_list link_;
+    uint64_t oid_, first_, last_;
+};
+/*
+ * May [off, off+len) of object oid be read now? True at once when no queued update touches it (or it is no parameter). Else, with w: false, and
+ * w->wake is called when the updates have been applied; without w: false only.
+ */
+bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w);
+/* Take a waiter back. True: it was still waiting and will not be called. */
+bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w);
+/* True when something of this parameter or state is queued or running or partly covered: its step is open. */
+bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid);
+/*
+ * True when this parameter has updates that no commit has published: publishing the file alone (its fsync) would mix two steps.
+ * True also while its step is open.
+ */
+bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid);
+/* The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion). Inside a transaction. */
+void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx);
+
+/* State as f32 files. Names by index, or -ENOENT: exp_avg, exp_avg_sq, step, and master for bf16 parameters. */
+int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name);
+/* Bytes of it: elements x 4, or 4 for "step". 0 while there is no state. -ENOENT: unknown name. */
+int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc, const char *name);
+/* Waits for the queued updates of the range. WAITS. */
+ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
+                            void *buf, size_t len) HT_CHECK;
+/* Creates the state when there is none. -EBUSY while a step is open. -EINVAL beyond its size, or half an element of "step". WAITS. */
+ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
+                             const void *buf, size_t len) HT_CHECK;
+/*
+ * For fsck: which parameter an object is state of, and under which name ("exp_avg"; valid while o is). Works on a store that
+ * was only mounted, with no workers started. -ENOENT: the object is nobody's state.
+ */
+int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name) HT_CHECK;
+/* Sum of the device space of a parameter's state, for stats. */
+uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
+
+/* ---------------------------------------------------------------- control */
+
+/* Wait until queued updates of one parameter (oid) or all of the root (0) are applied. WAITS. */
+int ht_optim_wait(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+/* Queue everything written to this gradient, as FLUSH does (for mapped or still open gradients). */
+int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+/* Boundary; durable when durable_every says so. -EBUSY: a parameter is partly covered, named in the error. WAITS. */
+int ht_optim_step(struct ht_optim *o, uint64_t root) HT_CHECK;
+/* Boundary if a step is open, then everything below the root durable as one. WAITS. */
+int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_CHECK;
+/* Back to the last durable step. WAITS. */
+int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_CHECK;
+/* Forget the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
+int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+
+#endif

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * optim_priv.h - inside the optimizer: roots, parameters, ranges, and who guards them.
+ *
+ * One mutex (optim.lock) guards everything below that is not said to be otherwise. I/O, kernels and callbacks run
+ * without it. One condition (optim.changed) tells everybody who waits for a state.
+ *
+ * A range:
+ *
+ *   IDLE --frozen wholly (grad.c), or in part at a partial boundary (step.c)--> QUEUED
+ *   QUEUED --taken by a worker (update.c)--> RUNNING --applied--> DONE --boundary--> IDLE
+ *                                                    --error--> FAILED --abort--> IDLE
+ *   QUEUED --abort, stop, deletion--> IDLE
+ *
+ * A root:
+ *
+ *   gate      one of boundary, commit, abort, reset, creation of state, write of state at a time; held over I/O
+ *   draining  a boundary or abort waits for the queue: whoever writes or freezes a gradient waits
+ *   hold      between a boundary and its publication: ranges are queued, none is taken
+ *
+ * Invariants:
+ *  1. While a range is QUEUED or RUNNING nobody changes its frozen spans, and nobody writes the bytes under them.
+ *  2. written and frozen of a range never overlap; bytes that a write is changing right now are in neither.
+ *  3. pub of a parameter or root changes only inside a transaction, together with the record that says so.
+ *  4. State objects are created and published under the gate, so a commit names all of a parameter's state or none.
+ *
+ * Threads: workers (update.c), one helper that invalidates caches and wakes waiters for those who may not (notify.c),
+ * and the callers'. Lock order: transaction > names > optimizer > store.
+ */
+#ifndef HITRAIN_OPTIM_OPTIM_PRIV_H
+#define HITRAIN_OPTIM_OPTIM_PRIV_H
+
+#include <pthread.h>
+
+#include "optim/kernel.h"
+#include "optim/optim.h"
+#include "optim/spans.h"
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/store/store.h"
+
+enum { RANGE_BLOCK = 32, STATES_MAX = 3, THREADS_MAX = 64, NAME_MAX_BYTES = 160 };
+
+/* Numbers are on disk. */
+enum state_kind { STATE_EXP_AVG = 1, STATE_EXP_AVG_SQ = 2, STATE_MASTER = 3 };
+
+enum range_state { RANGE_IDLE, RANGE_QUEUED, RANGE_RUNNING, RANGE_DONE, RANGE_FAILED };
+
+struct range {
+    struct param *param;
+    struct ht_list queue;            /* in root.queue while QUEUED */
+    struct ht_list dirty;            /* in param.dirty while written is not empty */
+    struct ht_spans written, frozen; /* gradient bytes from the start of the range */
+    uint32_t index;
+    uint8_t state; /* enum range_state */
+    bool consumed; /* its gradient's chunks have been dropped */
+};
+
+/* A write that is copying right now; on the writer's stack. */
+struct inflight {
+    struct ht_list link;
+    uint64_t begin, end; /* bytes of the gradient */
+};
+
+/* What a record says of a parameter. */
+struct param_meta {
+    bool exists;
+    uint8_t dtype;
+    uint32_t chunk_bytes;
+    uint64_t elements;
+    uint64_t t; /* steps in which it had a gradient */
+    uint64_t oid[STATES_MAX];
+};
+
+/* How its bytes are cut; fixed while there is state, coverage or an opener. */
+struct shape {
+    uint64_t elements, range_count;
+    uint32_t chunk_bytes, range_elements;
+    uint8_t dtype, grad_dtype, p_bytes, g_bytes;
+};
+
+struct param {
+    struct ht_optim *o;
+    struct root *root;
+    uint64_t oid, seq;      /* seq: order of all, for compaction */
+    struct param *next;     /* hash chain */
+    struct ht_list all;     /* optim.params, in order of seq */
+    struct ht_list of_root; /* root.params */
+    struct ht_list touched; /* root.touched while has_grad */
+    unsigned refs;          /* handles, calls in progress, the helper's list, queued and running ranges */
+    unsigned openers;
+    bool gone;    /* deleted (pending or published), or its object vanished */
+    bool claimed; /* log bytes for its record */
+    bool bad;     /* a write went beyond: the next flush refuses what was written */
+    struct param_meta cur, pub;
+    struct ht_obj *obj, *grad, *state[STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
+
+    struct shape shape;
+    struct range **block; /* by index / RANGE_BLOCK; NULL where never touched */
+    uint64_t blocks;
+    struct ht_list dirty; /* ranges with written bytes */
+    struct ht_list inflight;
+
+    bool has_grad;     /* in the open step */
+    uint64_t complete; /* ranges frozen wholly in this step */
+    uint64_t pending;  /* QUEUED or RUNNING */
+    uint64_t failed;
+    struct ht_adamw_scalars scalars; /* latched by its first gradient of the step */
+
+    struct ht_list waiters;
+    struct ht_list inval; /* optim.invals: ranges [inval_first, inval_last] to invalidate */
+    uint64_t inval_first, inval_last, inval_ticket;
+};
+
+struct root {
+    struct ht_optim *o;
+    uint64_t id, seq;
+    unsigned refs;
+    struct ht_list all, params, touched, queue;
+    struct ht_list ready; /* optim.ready while queue is not empty and hold is not set */
+    bool exists;          /* the log has it */
+    bool configured;
+    struct ht_optim_config config, published_config, latched;
+    bool gate, draining, hold, open;
+    uint64_t step, pub_step, durable_step;
+    uint64_t undurable; /* boundaries since the last publication */
+    uint64_t pending;   /* QUEUED or RUNNING, of all parameters */
+    uint64_t running;   /* taken by a worker and not wholly finished */
+    int failure;        /* first error of an update since the last abort */
+    uint64_t grad_bytes, updated_elements, nonfinite, update_ns, commit_ns;
+    char error[HT_OPTIM_ERROR_MAX];
+};
+
+struct worker {
+    struct ht_optim *o;
+    struct ht_ring *ring;
+    pthread_t thread;
+    bool started;
+};
+
+struct ht_optim {
+    struct ht_store *store;
+    struct ht_optim_hooks hooks;
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* some state that somebody waits for */
+    pthread_cond_t work;    /* for workers: ready is not empty, or stopping */
+    pthread_cond_t notify;  /* for the helper */
+    bool started, stopping, helper_started;
+    ht_adamw_fn kernel;
+
+    struct ht_list roots, params; /* by seq */
+    uint64_t next_seq;
+    struct param **table;
+    size_t table_size, param_count;
+    struct ht_list ready; /* roots with ranges to take, in turn */
+
+    struct ht_list invals; /* parameters, by ticket */
+    uint64_t inval_issued, inval_done;
+    struct ht_waiter *wakes; /* chain of waiters that the helper wakes */
+    pthread_t helper;
+
+    unsigned threads;
+    struct worker worker[THREADS_MAX];
+};
+
+static inline void lock(struct ht_optim *o)
+{
+    pthread_mutex_lock(&o->lock);
+}
+
+static inline void unlock(struct ht_optim *o)
+{
+    pthread_mutex_unlock(&o->lock);
+}
+
+static inline void wait_changed(struct ht_optim *o)
+{
+    pthread_cond_wait(&o->changed, &o->lock);
+}
+
+static inline void tell_changed(struct ht_optim *o)
+{
+    pthread_cond_broadcast(&o->changed);
+}
+
+/* ------------------------------------------------------------------ root.c */
+
+struct root *ht_opt_root_find(struct ht_optim *o, uint64_t id); /* locked; no reference */
+struct root *ht_opt_root_make(struct ht_optim *o, uint64_t id); /* locked; NULL: no memory */
+struct root *ht_opt_root_get(struct ht_optim *o, uint64_t id);  /* takes the lock; a reference or NULL */
+void ht_opt_root_put(struct root *r);                           /* takes the lock */
+void ht_opt_root_put_locked(struct root *r);
+/* One at a time; waits. -ECANCELED: stopping. Locked. */
+int ht_opt_gate_enter(struct root *r) HT_CHECK;
+void ht_opt_gate_leave(struct root *r);
+/* Wait until gradients may be written and frozen. Locked. */
+int ht_opt_wait_open(struct root *r) HT_CHECK;
+/* Keep text as the root's error, with the parameter's name before it (oid 0: none). Not locked. */
+void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...) HT_PRINTF(3, 4);
+
+/* ----------------------------------------------------------------- param.c */
+
+struct param *ht_opt_param_find(struct ht_optim *o, uint64_t oid); /* locked; no reference */
+struct param *ht_opt_param_make(struct root *r, uint64_t oid);     /* locked; NULL: no memory */
+struct param *ht_opt_param_get(struct ht_optim *o, uint64_t oid);  /* takes the lock */
+void ht_opt_param_put(struct param *p);                            /* takes the lock */
+void ht_opt_param_free(struct param *p);                           /* locked; no references, drops objects */
+void ht_opt_param_put_objects(struct param *p);                    /* locked */
+void ht_opt_put_state(struct param *p);                            /* locked: references to state objects */
+/* Locked: let go of everything of a parameter that is gone, unless an update is running. */
+void ht_opt_param_settle(struct param *p);
+unsigned ht_opt_states(uint8_t dtype); /* how many state objects */
+const char *ht_opt_state_word(enum state_kind kind);
+uint8_t ht_opt_dtype_bytes(uint8_t dtype); /* f32, bf16; else 0 */
+/* Under the gate, not locked: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
+int ht_opt_state_create(struct param *p) HT_CHECK;
+/* Inside a transaction, locked: delete the current state's objects. */
+void ht_opt_state_delete(struct param *p, struct ht_tx *tx);
+/* Take references to cur's objects that are missing. Locked. */
+int ht_opt_state_load(struct param *p) HT_CHECK;
+/* Not locked: delete (pending) the state of parameters of which the object does not exist. */
+int ht_opt_bury_orphans(struct root *root) HT_CHECK;
+/* Inside a transaction, locked, no references left: free a parameter that is gone and not in the log any more. */
+void ht_opt_param_sweep(struct param *p, struct ht_tx *tx);
+
+/* ----------------------------------------------------------------- range.c */
+
+int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype,
+                    uint8_t grad_dtype) HT_CHECK;
+int ht_opt_ranges_init(struct param *p, const struct shape *shape) HT_CHECK; /* locked; replaces what was there */
+void ht_opt_ranges_free(struct param *p);
+struct range *ht_opt_range_find(const struct param *p, uint64_t index); /* NULL: never touched */
+struct range *ht_opt_range_make(struct param *p, uint64_t index);       /* NULL: no memory */
+uint32_t ht_opt_range_elements(const struct param *p, uint64_t index);
+uint32_t ht_opt_range_grad_bytes(const struct param *p, uint64_t index);
+/* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
+bool ht_opt_ranges_share(const struct param *p);
+/* Locked: queue a range for a worker; take it off again (state IDLE). */
+void ht_opt_range_queue(struct range *r);
+void ht_opt_range_unqueue(struct range *r);
+/* Locked: forget all coverage; nothing may be RUNNING. frozen_only: written bytes stay. */
+void ht_opt_coverage_clear(struct param *p, bool frozen_only);
+/* Locked, let go meanwhile: drop the gradient chunks of a range that nobody needs any more. */
+void ht_opt_range_drop(struct range *r);
+void ht_opt_root_ready(struct root *r); /* locked: put it on the ready list if it has work */
+
+/* ---------------------------------------------------------------- notify.c */
+
+void *ht_opt_helper_main(void *o);
+/* Locked: ask for invalidation of ranges; returns a ticket for ht_opt_inval_wait. */
+uint64_t ht_opt_inval(struct param *p, uint64_t first, uint64_t last);
+void ht_opt_inval_wait(struct ht_optim *o, uint64_t ticket); /* locked, let go meanwhile */
+/* Locked: move waiters that may go on to chain, to be woken with ht_opt_wake after unlocking. */
+void ht_opt_take_waiters(struct param *p, struct ht_waiter **chain);
+void ht_opt_wake(struct ht_waiter *chain);
+/* Locked: let the helper wake them. */
+void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain);
+
+/* ----------------------------------------------------------------- grad.c */
+
+/* Freeze and queue what was written. WAITS. */
+int ht_opt_flush(struct param *p) HT_CHECK;
+
+/* ---------------------------------------------------------------- update.c */
+
+void *ht_opt_worker_main(void *worker);
+
+/* --------------------------------------------------------------- records.c */
+
+int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
+int ht_opt_replayed(void *ctx);
+int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
+uint64_t ht_opt_param_claim(void);
+uint64_t ht_opt_root_claim(void);
+void ht_opt_put_root(struct ht_buf *b, const struct root *r);
+void ht_opt_put_root_del(struct ht_buf *b, uint64_t id);
+/* Inside a transaction, locked: everything of the root that is not in the log; what is in it is pub from then on. */
+void ht_opt_publish(struct root *r, struct ht_tx *tx);
+size_t ht_opt_pending_bytes(struct root *r); /* locked */
+
+#endif

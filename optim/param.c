@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * param.c - parameters: their table, and the life of their state.
+ *
+ * State appears with the first frozen gradient (or the first byte written to a state file), wholly or not at all, together
+ * with the space for one rewrite of it and of the parameter. It goes with reset, the parameter, or the root; in
+ * the scope of the root, so that abort brings it back.
+ */
+#include "optim/optim_priv.h"
+
+#include <stdlib.h>
+#include "tiering/base/log.h"
+
+enum { TABLE_START = 256 };
+
+/* ------------------------------------------------------------------- table */
+
+static size_t bucket(const struct ht_optim *o, uint64_t oid)
+{
+    return (size_t)(oid * 0x9e3779b97f4a7c15ull >> 20) & (o->table_size - 1);
+}
+
+static void grow_table(struct ht_optim *o)
+{
+    size_t old = o->table_size, size = old ? old * 2 : TABLE_START;
+    struct param **table = calloc(size, sizeof(struct param *)), **was = o->table;
+
+    if (!table)
+        return; /* longer chains, still correct */
+    o->table = table;
+    o->table_size = size;
+    for (size_t i = 0; i < old; i++) {
+        for (struct param *p = was[i], *next; p; p = next) {
+            next = p->next;
+            p->next = table[bucket(o, p->oid)];
+            table[bucket(o, p->oid)] = p;
+        }
+    }
+    free(was);
+}
+
+struct param *ht_opt_param_find(struct ht_optim *o, uint64_t oid)
+{
+    struct param *p = o->table_size ? o->table[bucket(o, oid)] : NULL;
+
+    while (p && p->oid != oid)
+        p = p->next;
+    return p;
+}
+
+struct param *ht_opt_param_make(struct root *r, uint64_t oid)
+{
+    struct ht_optim *o = r->o;
+
+    if (o->param_count >= o->table_size)
+        grow_table(o);
+    struct param *p = o->table_size ? calloc(1, sizeof(*p)) : NULL;
+    if (!p)
+        return NULL;
+    p->o = o;
+    p->root = r;
+    p->oid = oid;
+    p->seq = ++o->next_seq;
+    ht_list_init(&p->touched);
+    ht_list_init(&p->dirty);
+    ht_list_init(&p->inflight);
+    ht_list_init(&p->waiters);
+    ht_list_init(&p->inval);
+    ht_list_add_tail(&o->params, &p->all);
+    ht_list_add_tail(&r->params, &p->of_root);
+    p->next = o->table[bucket(o, oid)];
+    o->table[bucket(o, oid)] = p;
+    o->param_count++;
+    r->refs++;
+    return p;
+}
+
+struct param *ht_opt_param_get(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    struct param *p = ht_opt_param_find(o, oid);
+    if (p && p->gone)
+        p = NULL;
+    if (p)
+        p->refs++;
+    unlock(o);
+    return p;
+}
+
+void ht_opt_param_put(struct param *p)
+{
+    struct ht_optim *o = p->o;
+
+    lock(o);
+    p->refs--;
+    unlock(o);
+}
+
+void ht_opt_put_state(struct param *p)
+{
+    for (unsigned i = 0; i < STATES_MAX; i++) {
+        ht_obj_put(p->state[i]);
+        p->state[i] = NULL;
+    }
+}
+
+void ht_opt_param_put_objects(struct param *p)
+{
+    ht_obj_put(p->obj);
+    ht_obj_put(p->grad);
+    p->obj = p->grad = NULL;
+    ht_opt_put_state(p);
+}
+
+void ht_opt_param_settle(struct param *p)
+{
+    if (!p->gone || p->pending)
+        return;
+    ht_opt_coverage_clear(p, false);
+    ht_obj_put(p->obj);
+    p->obj = NULL;
+    ht_opt_put_state(p);
+}
+
+void ht_opt_param_free(struct param *p)
+{
+    struct ht_optim *o = p->o;
+    struct param **at = &o->table[bucket(o, p->oid)];
+
+    while (*at != p)
+        at = &(*at)->next;
+    *at = p->next;
+    o->param_count--;
+    ht_opt_param_put_objects(p);
+    ht_opt_ranges_free(p);
+    ht_list_del(&p->touched);
+    ht_list_del(&p->all);
+    ht_list_del(&p->of_root);
+    ht_opt_root_put_locked(p->root);
+    free(p);
+}
+
+void ht_opt_param_sweep(struct param *p, struct ht_tx *tx)
+{
+    if (!p->gone || p->refs || p->pub.exists || p->cur.exists)
+        return;
+    if (p->grad)
+        ht_obj_delete(p->grad, tx);
+    ht_opt_param_free(p);
+}
+
+/* ------------------------------------------------------------------- words */
+
+unsigned ht_opt_states(uint8_t dtype)
+{
+    return dtype == HT_DTYPE_BF16 ? 3 : 2;
+}
+
+const char *ht_opt_state_word(enum state_kind kind)
+{
+    static const char *const word[] = {"", "exp_avg", "exp_avg_sq", "master"};
+
+    return word[kind];
+}
+
+uint8_t ht_opt_dtype_bytes(uint8_t dtype)
+{
+    return dtype == HT_DTYPE_F32 ? 4 : dtype == HT_DTYPE_BF16 ? 2 : 0;
+}
+
+/* ------------------------------------------------------------------- state */
+
+/* One state object of zeros, with space for one rewrite. */
+static int create_one(struct param *p, uint64_t *out_oid, struct ht_obj **out_obj)
+{
+    struct ht_store *s = p->o->store;
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(s),
+        .chunk_bytes = p->shape.chunk_bytes,
+        .obj_class = HT_CLASS_DURABLE,
+        .scope = p->root->id,
+    };
+    int ret = ht_obj_create(s, &attr, out_obj);
+
+    if (ret)
+        return ret;
+    *out_oid = attr.oid;
+    ret = ht_obj_truncate(*out_obj, p->shape.elements * 4);
+    if (!ret)
+        ret = ht_obj_guarantee(*out_obj, p->shape.elements * 4);
+    return ret;
+}
+
+/* Objects that nobody has seen; what fails here is a log that has failed, and then nothing matters. */
+static void delete_unseen(struct ht_store *s, struct ht_obj *obj[STATES_MAX])
+{
+    struct ht_tx *tx;
+    bool open = ht_tx_begin(s, 0, &tx) == 0;
+
+    for (unsigned i = 0; i < STATES_MAX; i++) {
+        if (obj[i] && open)
+            ht_obj_delete(obj[i], tx);
+        ht_obj_put(obj[i]);
+    }
+    if (open && ht_tx_commit(tx, NULL))
+        ht_error("optimizer state that could not be made stays until the next mount: the log has failed");
+}
+
+static int claim_record(struct param *p)
+{
+    int ret = p->claimed ? 0 : ht_store_claim(p->o->store, ht_opt_param_claim());
+
+    if (!ret)
+        p->claimed = true;
+    return ret;
+}
+
+/* All objects and reservations, or none. */
+static int make_objects(struct param *p, struct param_meta *meta, struct ht_obj *obj[STATES_MAX])
+{
+    struct ht_store *s = p->o->store;
+    uint64_t bytes = p->shape.elements * p->shape.p_bytes;
+    int ret = 0;
+
+    for (unsigned i = 0; !ret && i < ht_opt_states(meta->dtype); i++)
+        ret = create_one(p, &meta->oid[i], &obj[i]);
+    if (!ret)
+        ret = ht_obj_guarantee(p->obj, bytes);
+    if (!ret)
+        ret = claim_record(p);
+    if (!ret)
+        return 0;
+    if (ht_obj_guarantee(p->obj, 0))
+        ht_warn("object %llu: its reservation stays", (unsigned long long)p->oid);
+    delete_unseen(s, obj);
+    return ret;
+}
+
+int ht_opt_state_create(struct param *p)
+{
+    struct ht_obj *obj[STATES_MAX] = {NULL};
+    struct param_meta meta = {
+        .exists = true,
+        .dtype = p->shape.dtype,
+        .chunk_bytes = p->shape.chunk_bytes,
+        .elements = p->shape.elements,
+    };
+    int ret = make_objects(p, &meta, obj);
+
+    if (ret)
+        return ret;
+    lock(p->o);
+    bool gone = p->gone;
+    if (!gone) {
+        p->cur = meta;
+        memcpy(p->state, obj, sizeof(obj));
+    }
+    unlock(p->o);
+    if (gone)
+        delete_unseen(p->o->store, obj);
+    return gone ? -ESTALE : 0;
+}
+
+void ht_opt_state_delete(struct param *p, struct ht_tx *tx)
+{
+    for (unsigned i = 0; i < STATES_MAX; i++) {
+        if (p->state[i])
+            ht_obj_delete(p->state[i], tx);
+    }
+    memset(&p->cur, 0, sizeof(p->cur));
+    /* A running update works on them still. */
+    if (!p->pending)
+        ht_opt_put_state(p);
+}
+
+int ht_opt_state_load(struct param *p)
+{
+    for (unsigned i = 0; p->cur.exists && i < ht_opt_states(p->cur.dtype); i++) {
+        if (!p->state[i])
+            p->state[i] = ht_obj_get(p->o->store, p->cur.oid[i]);
+        if (!p->state[i])
+            return -ESTALE;
+    }
+    return 0;
+}
+
+static bool any_orphan(const struct root *root)
+{
+    ht_list_for_each(pos, &root->params) {
+        const struct param *p = ht_list_entry(pos, struct param, of_root);
+        if (p->gone && p->cur.exists)
+            return true;
+    }
+    return false;
+}
+
+int ht_opt_bury_orphans(struct root *root)
+{
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+
+    lock(o);
+    bool any = any_orphan(root);
+    unlock(o);
+    int ret = any ? ht_tx_begin(o->store, 0, &tx) : 0;
+    if (ret || !any)
+        return ret;
+    lock(o);
+    ht_list_for_each(pos, &root->params) {
+        struct param *p = ht_list_entry(pos, struct param, of_root);
+        if (!p->gone || !p->cur.exists)
+            continue;
+        if (ht_opt_state_load(p))
+            ht_warn("object %llu: some of its state is not there", (unsigned long long)p->oid);
+        ht_opt_state_delete(p, tx);
+    }
+    unlock(o);
+    return ht_tx_commit(tx, NULL);
+}
+
+/* --------------------------------------------------------------- interface */
+
+/* Take what is queued back; what runs ends by itself. Locked. */
+static void cancel_queued(struct param *p)
+{
+    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
+        struct range *r = ht_opt_range_find(p, i);
+        if (r && r->state == RANGE_QUEUED)
+            ht_opt_range_unqueue(r);
+    }
+}
+
+void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx)
+{
+    struct ht_waiter *chain = NULL;
+
+    lock(o);
+    struct param *p = ht_opt_param_find(o, oid);
+    if (!p || p->gone) {
+        unlock(o);
+        return;
+    }
+    p->gone = true;
+    cancel_queued(p);
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_warn("object %llu: state that is not there cannot be deleted", (unsigned long long)oid);
+    ht_opt_state_delete(p, tx);
+    /* The content goes with the last reference; while an update is running, with its end. */
+    ht_opt_param_settle(p);
+    ht_opt_take_waiters(p, &chain);
+    ht_opt_wake_later(o, chain);
+    ht_opt_param_sweep(p, tx);
+    tell_changed(o);
+    unlock(o);
+}
+
+static int reset(struct param *p)
+{
+    struct ht_optim *o = p->o;
+    struct ht_tx *tx;
+    int ret = ht_tx_begin(o->store, 0, &tx);
+
+    if (ret)
+        return ret;
+    lock(o);
+    if (p->has_grad || p->pending)
+        ret = -EBUSY;
+    else if (p->cur.exists)
+        ret = ht_opt_state_load(p);
+    if (!ret) {
+        ht_opt_state_delete(p, tx);
+        ht_opt_coverage_clear(p, false);
+    }
+    unlock(o);
+    int err = ht_tx_commit(tx, NULL);
+    if (!ret && p->obj)
+        ret = ht_obj_guarantee(p->obj, 0);
+    if (!ret && p->grad)
+        ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
+    return ret ? ret : err;
+}
+
+int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid)
+{
+    struct param *p = ht_opt_param_get(o, oid);
+
+    if (!p || p->root->id != root) {
+        if (p)
+            ht_opt_param_put(p);
+        return -ENOENT;
+    }
+    lock(o);
+    int ret = ht_opt_gate_enter(p->root);
+    unlock(o);
+    if (!ret) {
+        ret = reset(p);
+        lock(o);
+        ht_opt_gate_leave(p->root);
+        unlock(o);
+    }
+    ht_opt_param_put(p);
+    return ret;
+}
+
+bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    const struct param *p = ht_opt_param_find(o, oid);
+    bool busy = p && !p->gone && (p->has_grad || p->pending);
+    unlock(o);
+    return busy;
+}
+
+bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    const struct param *p = ht_opt_param_find(o, oid);
+    bool yes = p && !p->gone && (p->has_grad || p->pending || p->cur.t != p->pub.t);
+    unlock(o);
+    return yes;
+}

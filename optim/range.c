@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * range.c - the ranges of a parameter: one per chunk, made when first touched, and their way onto and off the queue.
+ *
+ * All with optim.lock held.
+ */
+#include "optim/optim_priv.h"
+
+#include <stdlib.h>
+
+/* ------------------------------------------------------------------- shape */
+
+int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype, uint8_t grad_dtype)
+{
+    uint8_t p_bytes = ht_opt_dtype_bytes(dtype), g_bytes = ht_opt_dtype_bytes(grad_dtype);
+
+    if (!p_bytes || !g_bytes || bytes % p_bytes)
+        return -EINVAL;
+    *out = (struct shape){
+        .elements = bytes / p_bytes,
+        .range_count = ht_div_up(bytes, chunk_bytes),
+        .chunk_bytes = chunk_bytes,
+        .range_elements = chunk_bytes / p_bytes,
+        .dtype = dtype,
+        .grad_dtype = grad_dtype,
+        .p_bytes = p_bytes,
+        .g_bytes = g_bytes,
+    };
+    return 0;
+}
+
+int ht_opt_ranges_init(struct param *p, const struct shape *shape)
+{
+    uint64_t blocks = ht_div_up(shape->range_count, RANGE_BLOCK);
+    struct range **block = calloc(blocks ? blocks : 1, sizeof(struct range *));
+
+    if (!block)
+        return -ENOMEM;
+    ht_opt_ranges_free(p);
+    p->block = block;
+    p->blocks = blocks;
+    p->shape = *shape;
+    return 0;
+}
+
+void ht_opt_ranges_free(struct param *p)
+{
+    for (uint64_t b = 0; b < p->blocks; b++) {
+        for (unsigned i = 0; p->block[b] && i < RANGE_BLOCK; i++) {
+            ht_spans_free(&p->block[b][i].written);
+            ht_spans_free(&p->block[b][i].frozen);
+            ht_list_del(&p->block[b][i].dirty);
+        }
+        free(p->block[b]);
+    }
+    free(p->block);
+    p->block = NULL;
+    p->blocks = 0;
+}
+
+struct range *ht_opt_range_find(const struct param *p, uint64_t index)
+{
+    struct range *block = index / RANGE_BLOCK < p->blocks ? p->block[index / RANGE_BLOCK] : NULL;
+
+    return block ? &block[index % RANGE_BLOCK] : NULL;
+}
+
+struct range *ht_opt_range_make(struct param *p, uint64_t index)
+{
+    struct range **block = &p->block[index / RANGE_BLOCK];
+
+    if (!*block) {
+        *block = calloc(RANGE_BLOCK, sizeof(**block));
+        for (unsigned i = 0; *block && i < RANGE_BLOCK; i++) {
+            struct range *r = &(*block)[i];
+            r->param = p;
+            r->index = (uint32_t)(index / RANGE_BLOCK * RANGE_BLOCK + i);
+            ht_list_init(&r->queue);
+            ht_list_init(&r->dirty);
+        }
+    }
+    return *block ? &(*block)[index % RANGE_BLOCK] : NULL;
+}
+
+uint32_t ht_opt_range_elements(const struct param *p, uint64_t index)
+{
+    uint64_t before = index * p->shape.range_elements;
+
+    return (uint32_t)ht_min_u64(p->shape.range_elements, p->shape.elements - before);
+}
+
+uint32_t ht_opt_range_grad_bytes(const struct param *p, uint64_t index)
+{
+    return ht_opt_range_elements(p, index) * p->shape.g_bytes;
+}
+
+bool ht_opt_ranges_share(const struct param *p)
+{
+    return p->shape.g_bytes < p->shape.p_bytes;
+}
+
+/* ------------------------------------------------------------------- queue */
+
+void ht_opt_root_ready(struct root *root)
+{
+    struct ht_optim *o = root->o;
+
+    if (root->hold || ht_list_empty(&root->queue)) {
+        ht_list_del(&root->ready);
+        return;
+    }
+    if (ht_list_empty(&root->ready))
+        ht_list_add_tail(&o->ready, &root->ready);
+    pthread_cond_signal(&o->work);
+}
+
+void ht_opt_range_queue(struct range *r)
+{
+    struct param *p = r->param;
+
+    r->state = RANGE_QUEUED;
+    r->consumed = false;
+    p->pending++;
+    p->root->pending++;
+    p->refs++;
+    ht_list_add_tail(&p->root->queue, &r->queue);
+    ht_opt_root_ready(p->root);
+}
+
+void ht_opt_range_unqueue(struct range *r)
+{
+    struct param *p = r->param;
+
+    r->state = RANGE_IDLE;
+    ht_list_del(&r->queue);
+    p->pending--;
+    p->root->pending--;
+    p->refs--;
+    ht_opt_root_ready(p->root);
+}
+
+/* ---------------------------------------------------------------- coverage */
+
+static void clear_range(struct range *r, bool frozen_only)
+{
+    ht_spans_clear(&r->frozen);
+    r->state = RANGE_IDLE;
+    r->consumed = false;
+    if (frozen_only)
+        return;
+    ht_spans_clear(&r->written);
+    ht_list_del(&r->dirty);
+}
+
+void ht_opt_coverage_clear(struct param *p, bool frozen_only)
+{
+    for (uint64_t b = 0; b < p->blocks; b++) {
+        for (unsigned i = 0; p->block[b] && i < RANGE_BLOCK; i++)
+            clear_range(&p->block[b][i], frozen_only);
+    }
+    p->has_grad = false;
+    p->complete = p->failed = 0;
+    ht_list_del(&p->touched);
+}
+
+static bool being_written(const struct param *p, uint64_t begin, uint64_t end)
+{
+    ht_list_for_each(pos, &p->inflight) {
+        const struct inflight *w = ht_list_entry(pos, struct inflight, link);
+        if (w->begin < end && begin < w->end)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Does anybody still need gradient bytes [begin, end), or may write there while the lock is let go? What is applied
+ * wholly cannot be written before the boundary; while the root is draining nothing can.
+ */
+static bool needed(struct param *p, uint64_t begin, uint64_t end)
+{
+    uint64_t range_bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes;
+
+    for (uint64_t i = begin / range_bytes; i < p->shape.range_count && i * range_bytes < end; i++) {
+        const struct range *r = ht_opt_range_find(p, i);
+        bool done = r && r->state == RANGE_DONE;
+        if (done && ht_spans_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, i)))
+            continue;
+        if (!p->root->draining || (r && (r->written.count || (r->frozen.count && !done))))
+            return true;
+    }
+    return being_written(p, begin, end);
+}
+
+void ht_opt_range_drop(struct range *r)
+{
+    struct param *p = r->param;
+    uint64_t chunk = p->shape.chunk_bytes;
+    uint64_t begin = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
+    uint64_t end = begin + ht_opt_range_grad_bytes(p, r->index);
+    struct ht_obj *grad = p->grad;
+
+    if (r->consumed || !grad)
+        return;
+    for (uint64_t c = begin / chunk; c * chunk < end; c++) {
+        if (needed(p, c * chunk, (c + 1) * chunk))
+            return;
+    }
+    r->consumed = true;
+    unlock(p->o);
+    ht_obj_scratch_drop(grad, begin / chunk, ht_div_up(end, chunk) - begin / chunk);
+    lock(p->o);
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * records.c - what the log knows of roots and parameters.
+ *
+ *   48 ROOT       u64 root, u64 step                                   create or update
+ *   49 ROOT_DEL   u64 root                                             with all its parameters
+ *   50 PARAM      u64 object, u64 root, u8 dtype, u8 zero, u16 count, u32 chunk bytes, u64 elements, u64 steps,
+ *                 count x { u64 kind of state, u64 object }            create or replace
+ *   51 PARAM_DEL  u64 object
+ *
+ * The step in a record is a durable one by definition. Hyper-parameters are not here: they are the
+ * text of an attribute of the root's directory. Only pub is ever put into the log, or emitted by compaction.
+ */
+#include "optim/optim_priv.h"
+
+#include "tiering/base/buf.h"
+#include "tiering/base/log.h"
+
+enum { REC_ROOT = HT_REC_OPT_FIRST, REC_ROOT_DEL, REC_PARAM, REC_PARAM_DEL };
+enum {
+    ROOT_BYTES = HT_RECORD_HEADER_BYTES + 16,
+    PARAM_BYTES = HT_RECORD_HEADER_BYTES + 40 + STATES_MAX * 16,
+};
+static const uint64_t params_phase = 1ull << 63; /* of a compaction cursor: roots are done */
+
+/* ------------------------------------------------------------------ encode */
+
+uint64_t ht_opt_param_claim(void)
+{
+    return PARAM_BYTES;
+}
+
+uint64_t ht_opt_root_claim(void)
+{
+    return ROOT_BYTES;
+}
+
+void ht_opt_put_root(struct ht_buf *b, const struct root *r)
+{
+    size_t mark = ht_record_begin(b, REC_ROOT);
+
+    ht_buf_put_u64(b, r->id);
+    ht_buf_put_u64(b, r->pub_step);
+    ht_record_end(b, mark);
+}
+
+static void put_id(struct ht_buf *b, uint16_t type, uint64_t id)
+{
+    size_t mark = ht_record_begin(b, type);
+
+    ht_buf_put_u64(b, id);
+    ht_record_end(b, mark);
+}
+
+void ht_opt_put_root_del(struct ht_buf *b, uint64_t id)
+{
+    put_id(b, REC_ROOT_DEL, id);
+}
+
+static void put_param(struct ht_buf *b, const struct param *p, const struct param_meta *meta)
+{
+    size_t mark = ht_record_begin(b, REC_PARAM);
+    unsigned count = ht_opt_states(meta->dtype);
+
+    ht_buf_put_u64(b, p->oid);
+    ht_buf_put_u64(b, p->root->id);
+    ht_buf_put_u8(b, meta->dtype);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, (uint16_t)count);
+    ht_buf_put_u32(b, meta->chunk_bytes);
+    ht_buf_put_u64(b, meta->elements);
+    ht_buf_put_u64(b, meta->t);
+    for (unsigned i = 0; i < count; i++) {
+        ht_buf_put_u64(b, STATE_EXP_AVG + i);
+        ht_buf_put_u64(b, meta->oid[i]);
+    }
+    ht_record_end(b, mark);
+}
+
+/* ----------------------------------------------------------------- publish */
+
+static bool same_meta(const struct param_meta *a, const struct param_meta *b)
+{
+    if (a->exists != b->exists || !a->exists)
+        return a->exists == b->exists;
+    return a->dtype == b->dtype && a->chunk_bytes == b->chunk_bytes && a->elements == b->elements && a->t == b->t &&
+        !memcmp(a->oid, b->oid, sizeof(a->oid));
+}
+
+static void publish_param(struct param *p, struct ht_tx *tx)
+{
+    if (!same_meta(&p->cur, &p->pub)) {
+        if (p->cur.exists)
+            put_param(ht_tx_records(tx), p, &p->cur);
+        else
+            put_id(ht_tx_records(tx), REC_PARAM_DEL, p->oid);
+        p->pub = p->cur;
+    }
+    if (p->claimed && !p->pub.exists) {
+        ht_store_unclaim(p->o->store, ht_opt_param_claim());
+        p->claimed = false;
+    }
+    ht_opt_param_sweep(p, tx);
+}
+
+void ht_opt_publish(struct root *r, struct ht_tx *tx)
+{
+    ht_list_for_each_safe(pos, next, &r->params)
+        publish_param(ht_list_entry(pos, struct param, of_root), tx);
+    r->published_config = r->config;
+    r->undurable = 0;
+    if (r->step == r->pub_step)
+        return;
+    r->pub_step = r->step;
+    ht_opt_put_root(ht_tx_records(tx), r);
+}
+
+size_t ht_opt_pending_bytes(struct root *r)
+{
+    size_t bytes = ROOT_BYTES;
+
+    ht_list_for_each(pos, &r->params) {
+        const struct param *p = ht_list_entry(pos, struct param, of_root);
+        bytes += same_meta(&p->cur, &p->pub) ? 0 : PARAM_BYTES;
+    }
+    return bytes;
+}
+
+/* ----------------------------------------------------------------- compact */
+
+/* Things that appear meanwhile put their own records behind the begin mark: the cursor only needs to pass what was there. */
+static bool emit_roots(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, size_t end)
+{
+    ht_list_for_each(pos, &o->roots) {
+        const struct root *r = ht_list_entry(pos, struct root, all);
+        if (r->seq <= *cursor || !r->exists)
+            continue;
+        if (b->len >= end)
+            return false;
+        ht_opt_put_root(b, r);
+        *cursor = r->seq;
+    }
+    *cursor = params_phase;
+    return true;
+}
+
+static bool emit_params(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, size_t end)
+{
+    ht_list_for_each(pos, &o->params) {
+        const struct param *p = ht_list_entry(pos, struct param, all);
+        if (p->seq <= (*cursor & ~params_phase) || !p->pub.exists)
+            continue;
+        if (b->len >= end)
+            return false;
+        put_param(b, p, &p->pub);
+        *cursor = params_phase | p->seq;
+    }
+    return true;
+}
+
+int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    struct ht_optim *o = ctx;
+    struct ht_buf *b = ht_tx_records(tx);
+    size_t end = b->len + max_bytes;
+
+    lock(o);
+    bool all = (*cursor & params_phase) || emit_roots(o, b, cursor, end);
+    all = all && emit_params(o, b, cursor, end);
+    unlock(o);
+    return all ? 0 : 1;
+}
+
+/* ------------------------------------------------------------------ replay */
+
+/* A root that only a parameter has named yet is made, but does not exist. */
+static int replay_root(struct ht_optim *o, struct ht_reader *in)
+{
+    uint64_t id = ht_get_u64(in), step = ht_get_u64(in);
+
+    if (!ht_reader_done(in) || !id)
+        return -EUCLEAN;
+    struct root *r = ht_opt_root_make(o, id);
+    if (!r)
+        return -ENOMEM;
+    if (!r->exists)
+        ht_store_claim_force(o->store, ROOT_BYTES);
+    r->exists = true;
+    r->step = r->pub_step = r->durable_step = step;
+    return 0;
+}
+
+static void forget_param(struct param *p)
+{
+    if (p->claimed)
+        ht_store_unclaim(p->o->store, PARAM_BYTES);
+    ht_opt_param_free(p);
+}
+
+static int replay_root_del(struct ht_optim *o, struct ht_reader *in)
+{
+    uint64_t id = ht_get_u64(in);
+
+    if (!ht_reader_done(in))
+        return -EUCLEAN;
+    struct root *r = ht_opt_root_find(o, id);
+    if (!r)
+        return 0;
+    r->refs++;
+    ht_list_for_each_safe(pos, next, &r->params)
+        forget_param(ht_list_entry(pos, struct param, of_root));
+    if (r->exists)
+        ht_store_unclaim(o->store, ROOT_BYTES);
+    r->exists = false;
+    ht_opt_root_put_locked(r);
+    return 0;
+}
+
+static int read_states(struct ht_reader *in, struct param_meta *meta, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        if (ht_get_u64(in) != STATE_EXP_AVG + i)
+            return -EUCLEAN;
+        meta->oid[i] = ht_get_u64(in);
+        if (!meta->oid[i])
+            return -EUCLEAN;
+    }
+    return 0;
+}
+
+static int read_meta(struct ht_reader *in, struct param_meta *meta)
+{
+    *meta = (struct param_meta){.exists = true, .dtype = ht_get_u8(in)};
+    uint8_t zero = ht_get_u8(in);
+    uint16_t count = ht_get_u16(in);
+    meta->chunk_bytes = ht_get_u32(in);
+    meta->elements = ht_get_u64(in);
+    meta->t = ht_get_u64(in);
+    if (in->bad || zero || !ht_opt_dtype_bytes(meta->dtype) || count != ht_opt_states(meta->dtype) ||
+        (meta->chunk_bytes != HT_CHUNK_BYTES && meta->chunk_bytes != HT_SMALL_CHUNK_BYTES) ||
+        meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
+        return -EUCLEAN;
+    return read_states(in, meta, count);
+}
+
+static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, const struct param_meta *meta)
+{
+    struct root *r = ht_opt_root_make(o, root_id);
+    struct param *p = ht_opt_param_find(o, oid);
+
+    if (p && p->root != r) {
+        forget_param(p);
+        p = NULL;
+    }
+    if (r && !p)
+        p = ht_opt_param_make(r, oid);
+    if (!p)
+        return -ENOMEM;
+    if (!p->claimed)
+        ht_store_claim_force(o->store, PARAM_BYTES);
+    p->claimed = true;
+    p->cur = p->pub = *meta;
+    return ht_opt_shape_of(&p->shape, meta->elements * ht_opt_dtype_bytes(meta->dtype), meta->chunk_bytes, meta->dtype,
+                           meta->dtype);
+}
+
+static int replay_param(struct ht_optim *o, struct ht_reader *in)
+{
+    uint64_t oid = ht_get_u64(in), root = ht_get_u64(in);
+    struct param_meta meta;
+
+    if (in->bad || !oid || !root || read_meta(in, &meta) || !ht_reader_done(in))
+        return -EUCLEAN;
+    ht_store_saw_id(o->store, oid);
+    for (unsigned i = 0; i < ht_opt_states(meta.dtype); i++)
+        ht_store_saw_id(o->store, meta.oid[i]);
+    return put_in_table(o, oid, root, &meta);
+}
+
+static int replay_param_del(struct ht_optim *o, struct ht_reader *in)
+{
+    uint64_t oid = ht_get_u64(in);
+
+    if (!ht_reader_done(in))
+        return -EUCLEAN;
+    struct param *p = ht_opt_param_find(o, oid);
+    if (p)
+        forget_param(p);
+    return 0;
+}
+
+static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in)
+{
+    switch (type) {
+    case REC_ROOT:
+        return replay_root(o, in);
+    case REC_ROOT_DEL:
+        return replay_root_del(o, in);
+    case REC_PARAM:
+        return replay_param(o, in);
+    case REC_PARAM_DEL:
+        return replay_param_del(o, in);
+    default:
+        return -EUCLEAN;
+    }
+}
+
+int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    struct ht_optim *o = ctx;
+    struct ht_reader in = ht_reader_of(payload, len);
+
+    lock(o);
+    int ret = replay(o, type, &in);
+    unlock(o);
+    if (ret == -EUCLEAN)
+        ht_error("log: malformed optimizer record of type %u, %u bytes", type, len);
+    return ret;
+}
+
+/* ---------------------------------------------------------------- replayed */
+
+static int check_state(struct param *p)
+{
+    for (unsigned i = 0; i < ht_opt_states(p->cur.dtype); i++) {
+        struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[i]);
+        struct ht_obj_stat st = {0};
+        if (obj)
+            ht_obj_stat(obj, &st);
+        ht_obj_put(obj);
+        if (obj && st.size == p->cur.elements * 4 && st.chunk_bytes == p->cur.chunk_bytes && st.scope == p->root->id)
+            continue;
+        ht_error("log: %s of parameter %llu (object %llu) is not as its parameter needs it",
+                 ht_opt_state_word(STATE_EXP_AVG + i), (unsigned long long)p->oid, (unsigned long long)p->cur.oid[i]);
+        return -EUCLEAN;
+    }
+    return 0;
+}
+
+int ht_opt_replayed(void *ctx)
+{
+    struct ht_optim *o = ctx;
+    int ret = 0;
+
+    lock(o);
+    ht_list_for_each(pos, &o->params) {
+        struct param *p = ht_list_entry(pos, struct param, all);
+        if (!p->root->exists) {
+            ht_error("log: parameter %llu belongs to root %llu, which is none", (unsigned long long)p->oid,
+                     (unsigned long long)p->root->id);
+            ret = -EUCLEAN;
+        }
+        ret = ret ? ret : check_state(p);
+    }
+    unlock(o);
+    return ret;
+}

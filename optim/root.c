@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * root.c - model roots: their table, configuration, gate and figures.
+ *
+ * Roots are few, so they are a list. A root lives while the log knows it, or somebody refers to it.
+ */
+#include "optim/optim_priv.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ------------------------------------------------------------------- table */
+
+struct root *ht_opt_root_find(struct ht_optim *o, uint64_t id)
+{
+    ht_list_for_each(pos, &o->roots) {
+        struct root *r = ht_list_entry(pos, struct root, all);
+        if (r->id == id)
+            return r;
+    }
+    return NULL;
+}
+
+struct root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
+{
+    struct root *r = ht_opt_root_find(o, id);
+
+    if (r)
+        return r;
+    r = calloc(1, sizeof(*r));
+    if (!r)
+        return NULL;
+    r->o = o;
+    r->id = id;
+    r->seq = ++o->next_seq;
+    ht_list_init(&r->params);
+    ht_list_init(&r->touched);
+    ht_list_init(&r->queue);
+    ht_list_init(&r->ready);
+    ht_list_add_tail(&o->roots, &r->all);
+    return r;
+}
+
+struct root *ht_opt_root_get(struct ht_optim *o, uint64_t id)
+{
+    lock(o);
+    struct root *r = ht_opt_root_find(o, id);
+    if (r && !r->exists)
+        r = NULL;
+    if (r)
+        r->refs++;
+    unlock(o);
+    return r;
+}
+
+void ht_opt_root_put_locked(struct root *r)
+{
+    if (--r->refs || r->exists || !ht_list_empty(&r->params))
+        return;
+    ht_list_del(&r->all);
+    free(r);
+}
+
+void ht_opt_root_put(struct root *r)
+{
+    struct ht_optim *o = r->o;
+
+    lock(o);
+    ht_opt_root_put_locked(r);
+    unlock(o);
+}
+
+/* -------------------------------------------------------------------- gate */
+
+int ht_opt_gate_enter(struct root *r)
+{
+    while (r->gate && !r->o->stopping)
+        wait_changed(r->o);
+    if (r->o->stopping)
+        return -ECANCELED;
+    r->gate = true;
+    return 0;
+}
+
+void ht_opt_gate_leave(struct root *r)
+{
+    r->gate = false;
+    tell_changed(r->o);
+}
+
+int ht_opt_wait_open(struct root *r)
+{
+    while (r->draining && !r->o->stopping)
+        wait_changed(r->o);
+    return r->o->stopping ? -ECANCELED : 0;
+}
+
+/* ------------------------------------------------------------------ errors */
+
+void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...)
+{
+    struct ht_optim *o = r->o;
+    char name[NAME_MAX_BYTES] = "", text[HT_OPTIM_ERROR_MAX];
+    va_list ap;
+
+    if (oid && o->hooks.name)
+        o->hooks.name(o->hooks.ctx, oid, name, sizeof(name));
+    if (oid && !name[0])
+        snprintf(name, sizeof(name), "object %llu", (unsigned long long)oid);
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    lock(o);
+    int n = snprintf(r->error, sizeof(r->error), "%s%s", name, oid ? ": " : "");
+    size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(r->error) - 1);
+    size_t len = ht_min_u64(strlen(text), sizeof(r->error) - 1 - used);
+    memcpy(r->error + used, text, len);
+    r->error[used + len] = '\0';
+    unlock(o);
+}
+
+/* --------------------------------------------------------------- interface */
+
+static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx)
+{
+    int ret = ht_store_claim(o->store, ht_opt_root_claim());
+
+    if (ret)
+        return ret;
+    struct root *r = ht_opt_root_make(o, id);
+    if (!r) {
+        ht_store_unclaim(o->store, ht_opt_root_claim());
+        return -ENOMEM;
+    }
+    r->exists = true;
+    ht_opt_put_root(ht_tx_records(tx), r);
+    return 0;
+}
+
+int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config, struct ht_tx *tx)
+{
+    int ret = 0;
+
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        ret = add_new(o, root, tx);
+    if (!ret) {
+        r = ht_opt_root_find(o, root);
+        r->config = r->published_config = *config;
+        r->configured = true;
+    }
+    unlock(o);
+    return ret;
+}
+
+static bool any_state(const struct root *r)
+{
+    ht_list_for_each(pos, &r->params) {
+        if (ht_list_entry(pos, struct param, of_root)->cur.exists)
+            return true;
+    }
+    return false;
+}
+
+int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)
+{
+    int ret = 0;
+
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        ret = -ENOENT;
+    else if (r->configured && r->config.rule != config->rule && any_state(r))
+        ret = -EBUSY;
+    if (!ret) {
+        r->config = *config;
+        r->configured = true;
+    }
+    unlock(o);
+    return ret;
+}
+
+/* Everything published, nothing in progress: the only state in which a root may end. */
+static bool idle(const struct root *r)
+{
+    if (r->gate || r->open || r->pending || r->running || r->step != r->pub_step)
+        return false;
+    ht_list_for_each(pos, &r->params) {
+        const struct param *p = ht_list_entry(pos, struct param, of_root);
+        if (p->has_grad || p->cur.exists != p->pub.exists || p->cur.t != p->pub.t)
+            return false;
+        for (unsigned i = 0; i < STATES_MAX; i++) {
+            struct ht_obj_stat st = {0};
+            if (p->state[i])
+                ht_obj_stat(p->state[i], &st);
+            if (st.unpublished)
+                return false;
+        }
+    }
+    return true;
+}
+
+/* The parameter is an ordinary file from now on; the root's ROOT_DEL record stands for its record too. */
+static int remove_param(struct param *p, struct ht_tx *tx)
+{
+    struct ht_optim *o = p->o;
+    int ret = 0;
+
+    if (p->cur.exists)
+        ret = ht_opt_state_load(p);
+    for (unsigned i = 0; !ret && i < STATES_MAX; i++) {
+        if (!p->state[i])
+            continue;
+        /* In scope 0 a deletion is put into the transaction at once. */
+        ret = ht_obj_set_scope(p->state[i], 0, tx);
+    }
+    if (ret)
+        return ret;
+    ht_opt_state_delete(p, tx);
+    /* Reservations only end here; giving some back cannot fail. */
+    if (p->obj)
+        ret = ht_obj_guarantee(p->obj, 0);
+    p->cur.exists = p->pub.exists = false;
+    if (p->claimed)
+        ht_store_unclaim(o->store, ht_opt_param_claim());
+    p->claimed = false;
+    p->gone = true;
+    ht_opt_coverage_clear(p, false);
+    ht_opt_param_sweep(p, tx);
+    return ret;
+}
+
+int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+{
+    int ret = 0;
+
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        ret = -ENOENT;
+    else if (!idle(r))
+        ret = -EBUSY;
+    if (ret) {
+        unlock(o);
+        return ret;
+    }
+    r->refs++;
+    ht_list_for_each_safe(pos, next, &r->params) {
+        int err = remove_param(ht_list_entry(pos, struct param, of_root), tx);
+        ret = ret ? ret : err;
+    }
+    ht_opt_put_root_del(ht_tx_records(tx), root);
+    ht_store_unclaim(o->store, ht_opt_root_claim());
+    r->exists = r->configured = false;
+    ht_opt_root_put_locked(r);
+    unlock(o);
+    return ret;
+}
+
+static void stat_params(struct root *r, struct ht_root_stat *out)
+{
+    ht_list_for_each(pos, &r->params) {
+        const struct param *p = ht_list_entry(pos, struct param, of_root);
+        if (!p->cur.exists || p->gone)
+            continue;
+        out->parameters++;
+        out->state_bytes += p->cur.elements * 4 * ht_opt_states(p->cur.dtype);
+    }
+}
+
+int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
+{
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists) {
+        unlock(o);
+        return -ENOENT;
+    }
+    *out = (struct ht_root_stat){
+        .step = r->step,
+        .durable_step = r->durable_step,
+        .open = r->open,
+        .grad_bytes = r->grad_bytes,
+        .updated_elements = r->updated_elements,
+        .nonfinite = r->nonfinite,
+        .update_ns = r->update_ns,
+        .commit_ns = r->commit_ns,
+    };
+    memcpy(out->error, r->error, sizeof(out->error));
+    stat_params(r, out);
+    unlock(o);
+    return 0;
+}
+
+void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root)
+{
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (r)
+        r->error[0] = '\0';
+    unlock(o);
+}
+
+int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
+{
+    int ret = 0;
+
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        ret = -ENOENT;
+    else if (r->open || r->gate)
+        ret = -EBUSY;
+    else
+        r->step = step;
+    unlock(o);
+    return ret;
+}

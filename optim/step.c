@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * step.c - the end of a step: boundary, commit, abort. All under the root's gate.
+ *
+ *   boundary  coverage is judged, the queue worked off, the step counted, coverage forgotten       (draining)
+ *   publish   dirty bytes written back, one transaction with names, objects and counts, durable    (hold until appended)
+ *   abort     queue cancelled, gradients dropped, everything back to what is published             (draining)
+ *
+ * While hold is set gradients of the next step may already be queued; they run when the transaction is appended, because
+ * from then on what they change is newer than what it names.
+ */
+#include "optim/optim_priv.h"
+
+#include "tiering/base/log.h"
+
+/* ---------------------------------------------------------------- boundary */
+
+static struct param *find_partial(const struct root *root)
+{
+    ht_list_for_each(pos, &root->touched) {
+        struct param *p = ht_list_entry(pos, struct param, touched);
+        if (!p->gone && p->complete != p->shape.range_count)
+            return p;
+    }
+    return NULL;
+}
+
+/* Queue exactly what is covered of ranges that are not covered wholly. Returns a ticket of the invalidation. */
+static uint64_t queue_partial(struct param *p)
+{
+    uint64_t first = UINT64_MAX, last = 0;
+
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        struct range *r = ht_opt_range_find(p, i);
+        if (!r || r->state != RANGE_IDLE || !r->frozen.count)
+            continue;
+        ht_opt_range_queue(r);
+        first = ht_min_u64(first, i);
+        last = i;
+    }
+    return first <= last ? ht_opt_inval(p, first, last) : 0;
+}
+
+/* Locked, let go meanwhile. New reads are parked from now on; those before may have filled caches. */
+static void queue_all_partial(struct root *root)
+{
+    uint64_t ticket = 0;
+
+    ht_list_for_each(pos, &root->touched) {
+        struct param *p = ht_list_entry(pos, struct param, touched);
+        if (!p->gone)
+            ticket = ht_max_u64(ticket, queue_partial(p));
+    }
+    ht_opt_inval_wait(root->o, ticket);
+}
+
+static int wait_drained(struct root *root)
+{
+    while ((root->pending || root->running) && !root->o->stopping)
+        wait_changed(root->o);
+    return root->pending || root->running ? -ECANCELED : root->failure ? -EIO : 0;
+}
+
+/* Gradient chunks that could not be dropped when their range was done: shared, or covered in part. */
+static void drop_leftovers(struct param *p)
+{
+    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
+        struct range *r = ht_opt_range_find(p, i);
+        if (r && r->frozen.count && !r->consumed)
+            ht_opt_range_drop(r);
+    }
+}
+
+/* The step is over: count it, and make room for the next one's gradients. Locked, let go meanwhile. */
+static void close_step(struct root *root)
+{
+    while (!ht_list_empty(&root->touched)) {
+        struct param *p = ht_list_entry(root->touched.next, struct param, touched);
+        p->refs++;
+        drop_leftovers(p);
+        if (!p->gone)
+            p->cur.t++;
+        ht_opt_coverage_clear(p, true);
+        p->refs--;
+    }
+    root->open = false;
+    root->step++;
+    root->undurable++;
+}
+
+/* Locked, let go meanwhile. *out_partial: the parameter that is in the way. */
+static int try_boundary(struct root *root, uint64_t *out_partial)
+{
+    struct param *partial = root->open ? find_partial(root) : NULL;
+
+    if (root->failure)
+        return -EIO;
+    if (partial && !root->latched.partial && !root->config.partial) {
+        *out_partial = partial->oid;
+        return -EBUSY;
+    }
+    if (partial)
+        queue_all_partial(root);
+    int ret = wait_drained(root);
+    if (!ret && root->open)
+        close_step(root);
+    return ret;
+}
+
+/* On success the root is held: no update runs until let_go. */
+static int boundary(struct root *root)
+{
+    struct ht_optim *o = root->o;
+    uint64_t partial = 0;
+
+    lock(o);
+    root->draining = true;
+    int ret = try_boundary(root, &partial);
+    root->hold = !ret;
+    root->draining = false;
+    ht_opt_root_ready(root);
+    tell_changed(o);
+    unlock(o);
+    if (ret == -EBUSY)
+        ht_opt_refuse(root, partial,
+                      "only a part of it has a gradient in this step; write the rest, or abort, or set partial=1");
+    return ret;
+}
+
+static void let_go(struct root *root)
+{
+    lock(root->o);
+    root->hold = false;
+    ht_opt_root_ready(root);
+    tell_changed(root->o);
+    unlock(root->o);
+}
+
+/* ----------------------------------------------------------------- publish */
+
+static size_t pending_bytes(struct root *root)
+{
+    struct ht_optim *o = root->o;
+    size_t bytes = o->hooks.pending_bytes ? o->hooks.pending_bytes(o->hooks.ctx, root->id) : 0;
+
+    bytes += ht_scope_pending_bytes(o->store, root->id);
+    lock(o);
+    bytes += ht_opt_pending_bytes(root);
+    unlock(o);
+    return bytes;
+}
+
+/* Everything below the root into one transaction. */
+static int append(struct root *root, uint64_t *out_lsn, uint64_t *out_step)
+{
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+    int ret = ht_tx_begin(o->store, pending_bytes(root), &tx);
+
+    if (ret)
+        return ret;
+    if (o->hooks.publish)
+        o->hooks.publish(o->hooks.ctx, root->id, tx);
+    lock(o);
+    ht_opt_publish(root, tx);
+    *out_step = root->pub_step;
+    unlock(o);
+    ht_scope_publish(o->store, root->id, tx);
+    return ht_tx_commit(tx, out_lsn);
+}
+
+/* Lets go of the root in any case. */
+static int publish(struct root *root)
+{
+    struct ht_optim *o = root->o;
+    uint64_t lsn = 0, step = 0;
+    int ret = ht_scope_writeback(o->store, root->id);
+
+    if (!ret)
+        ret = append(root, &lsn, &step);
+    let_go(root);
+    if (!ret)
+        ret = ht_store_sync(o->store, lsn);
+    if (ret) {
+        ht_opt_refuse(root, 0, "commit failed: %s; the last durable step stands", strerror(-ret));
+        return ret;
+    }
+    lock(o);
+    root->durable_step = step;
+    unlock(o);
+    return 0;
+}
+
+static int enter(struct ht_optim *o, uint64_t id, struct root **out)
+{
+    struct root *root = ht_opt_root_get(o, id);
+
+    if (!root)
+        return -ENOENT;
+    lock(o);
+    int ret = ht_opt_gate_enter(root);
+    unlock(o);
+    if (ret)
+        ht_opt_root_put(root);
+    *out = root;
+    return ret;
+}
+
+static void leave(struct root *root)
+{
+    lock(root->o);
+    ht_opt_gate_leave(root);
+    unlock(root->o);
+    ht_opt_root_put(root);
+}
+
+int ht_optim_commit(struct ht_optim *o, uint64_t id)
+{
+    uint64_t start = ht_now_ns();
+    struct root *root;
+    int ret = enter(o, id, &root);
+
+    if (ret)
+        return ret;
+    ret = boundary(root);
+    if (!ret)
+        ret = publish(root);
+    lock(o);
+    root->commit_ns += ht_now_ns() - start;
+    unlock(o);
+    leave(root);
+    return ret;
+}
+
+int ht_optim_step(struct ht_optim *o, uint64_t id)
+{
+    uint64_t start = ht_now_ns();
+    struct root *root;
+    int ret = enter(o, id, &root);
+
+    if (ret)
+        return ret;
+    ret = boundary(root);
+    lock(o);
+    bool durable = root->undurable >= root->config.durable_every;
+    unlock(o);
+    if (!ret && durable)
+        ret = publish(root);
+    else if (!ret)
+        let_go(root);
+    lock(o);
+    root->commit_ns += durable ? ht_now_ns() - start : 0;
+    unlock(o);
+    leave(root);
+    return ret;
+}
+
+/* ------------------------------------------------------------------- abort */
+
+/* Locked. The next parameter after pos, so that the list may change while the lock is let go: p had a reference. */
+static struct param *next_param(const struct root *root, const struct ht_list *pos)
+{
+    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct param, of_root);
+}
+
+/* Call fn for every parameter of the root, with a reference held, locked. */
+static void each_param(struct root *root, void (*fn)(struct param *p))
+{
+    struct param *next;
+
+    for (struct param *p = next_param(root, &root->params); p; p = next) {
+        p->refs++;
+        fn(p);
+        next = next_param(root, &p->of_root);
+        p->refs--;
+    }
+}
+
+static void cancel(struct param *p)
+{
+    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
+        struct range *r = ht_opt_range_find(p, i);
+        if (r && r->state == RANGE_QUEUED)
+            ht_opt_range_unqueue(r);
+    }
+}
+
+/* No write is copying, no update running: forget what was written. */
+static void forget_gradient(struct param *p)
+{
+    while (!ht_list_empty(&p->inflight))
+        wait_changed(p->o);
+    ht_opt_coverage_clear(p, false);
+    p->bad = false;
+    struct ht_obj *grad = p->grad;
+    if (!grad)
+        return;
+    unlock(p->o);
+    ht_obj_scratch_drop(grad, 0, UINT64_MAX);
+    lock(p->o);
+}
+
+/* Inside the transaction. */
+static void restore_meta(struct param *p)
+{
+    if (memcmp(p->cur.oid, p->pub.oid, sizeof(p->cur.oid)) != 0)
+        ht_opt_put_state(p);
+    p->cur = p->pub;
+    if (p->claimed && !p->cur.exists) {
+        ht_store_unclaim(p->o->store, ht_opt_param_claim());
+        p->claimed = false;
+    }
+}
+
+/* The store is back: take hold of what exists again. */
+static void reload(struct param *p)
+{
+    ht_obj_put(p->obj);
+    p->obj = ht_obj_get(p->o->store, p->oid);
+    p->gone = p->obj == NULL;
+    if (p->gone) {
+        ht_opt_param_settle(p);
+        return;
+    }
+    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_opt_dtype_bytes(p->cur.dtype) : 0;
+    if (ht_opt_state_load(p) || ht_obj_guarantee(p->obj, bytes))
+        ht_warn("object %llu: space for its next rewrite is not reserved after the abort", (unsigned long long)p->oid);
+}
+
+static void invalidate_whole(struct param *p)
+{
+    if (p->shape.range_count)
+        (void)ht_opt_inval(p, 0, p->shape.range_count - 1);
+}
+
+/* Names, counts and content back, in this order. */
+static int restore(struct root *root)
+{
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+    int ret = ht_tx_begin(o->store, 0, &tx);
+
+    if (ret)
+        return ret;
+    if (o->hooks.abort)
+        o->hooks.abort(o->hooks.ctx, root->id);
+    lock(o);
+    each_param(root, restore_meta);
+    root->step = root->pub_step;
+    root->config = root->published_config;
+    root->undurable = 0;
+    unlock(o);
+    ret = ht_tx_commit(tx, NULL);
+    int err = ht_scope_abort(o->store, root->id);
+    return ret ? ret : err;
+}
+
+/* Nothing of the step is left to run or to be written. */
+static int quiesce(struct root *root)
+{
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    root->draining = true;
+    each_param(root, cancel);
+    int ret = wait_drained(root);
+    if (ret == -EIO)
+        ret = 0;
+    if (!ret)
+        each_param(root, forget_gradient);
+    unlock(o);
+    return ret;
+}
+
+static void wake_all(struct root *root)
+{
+    struct ht_waiter *chain = NULL;
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    ht_list_for_each(pos, &root->params)
+        ht_opt_take_waiters(ht_list_entry(pos, struct param, of_root), &chain);
+    root->draining = false;
+    tell_changed(o);
+    unlock(o);
+    ht_opt_wake(chain);
+}
+
+int ht_optim_abort(struct ht_optim *o, uint64_t id)
+{
+    struct root *root;
+    int ret = enter(o, id, &root);
+
+    if (ret)
+        return ret;
+    ret = quiesce(root);
+    if (!ret)
+        ret = restore(root);
+    lock(o);
+    if (!ret) {
+        root->open = false;
+        root->failure = 0;
+        each_param(root, reload);
+    }
+    unlock(o);
+    if (!ret)
+        ret = ht_opt_bury_orphans(root);
+    wake_all(root);
+    lock(o);
+    each_param(root, invalidate_whole);
+    ht_opt_inval_wait(o, o->inval_issued);
+    unlock(o);
+    leave(root);
+    return ret;
+}
+
+/* -------------------------------------------------------------------- wait */
+
+int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
+{
+    struct root *root = ht_opt_root_get(o, id);
+    struct param *p = oid && root ? ht_opt_param_get(o, oid) : NULL;
+    int ret = !root ? -ENOENT : 0;
+
+    if (root) {
+        lock(o);
+        while ((oid ? p && p->pending : root->pending) && !o->stopping)
+            wait_changed(o);
+        ret = o->stopping ? -ECANCELED : (oid ? p && p->failed : root->failure != 0) ? -EIO : 0;
+        unlock(o);
+        ht_opt_root_put(root);
+    }
+    if (p)
+        ht_opt_param_put(p);
+    return ret;
+}

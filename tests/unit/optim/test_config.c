@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text of user.hitrain.optimizer: what it may say, and what is said about what it may not. */
+#include <check.h>
+
+#include "optim/optim.h"
+
+static struct ht_optim_config config;
+static char err[HT_OPTIM_ERROR_MAX];
+
+static int parse(const char *text)
+{
+    memset(err, 0, sizeof(err));
+    return ht_optim_config_parse(text, strlen(text), &config, err);
+}
+
+START_TEST(words_left_out_have_the_defaults_of_torch)
+{
+    ck_assert_int_eq(parse("adamw"), 0);
+    ck_assert(config.rule == HT_RULE_ADAMW && config.lr == 1e-3 && config.beta1 == 0.9 && config.beta2 == 0.999);
+    ck_assert(config.eps == 1e-8 && config.weight_decay == 1e-2 && !config.maximize && !config.partial);
+    ck_assert_uint_eq(config.durable_every, 1);
+}
+END_TEST
+
+START_TEST(every_word_is_read)
+{
+    ck_assert_int_eq(
+        parse("  adamw lr=3e-4\tbeta1=0 beta2=0.95 eps=0 weight_decay=0.1 durable_every=16 partial=1 maximize=1\n"), 0);
+    ck_assert(config.lr == 3e-4 && config.beta1 == 0 && config.beta2 == 0.95 && config.eps == 0);
+    ck_assert(config.weight_decay == 0.1 && config.maximize && config.partial);
+    ck_assert_uint_eq(config.durable_every, 16);
+}
+END_TEST
+
+/* text, what the message must name */
+static const char *const wrong[][2] = {
+    {"", "empty"},
+    {"  \n", "empty"},
+    {"sgd lr=1", "\"sgd\""},
+    {"adamw2", "adamw2"},
+    {"lr=1", "lr=1"},
+    {"adamw momentum=0.9", "momentum=0.9"},
+    {"adamw lr", "\"lr\""},
+    {"adamw =3", "=3"},
+    {"adamw lr=", "lr="},
+    {"adamw lr=fast", "lr=fast"},
+    {"adamw lr=1x", "lr=1x"},
+    {"adamw lr=nan", "lr=nan"},
+    {"adamw lr=inf", "lr=inf"},
+    {"adamw lr=1e999", "lr=1e999"},
+    {"adamw lr=0x1p3", "lr=0x1p3"},
+    {"adamw lr=-1", ">= 0"},
+    {"adamw lr=1e39", "lr"},
+    {"adamw beta1=1", "< 1"},
+    {"adamw beta1=-0.1", "beta1"},
+    {"adamw beta2=1.5", "beta2"},
+    {"adamw eps=-1e-8", "eps"},
+    {"adamw weight_decay=-1", "weight_decay"},
+    {"adamw lr=1e30 weight_decay=1e30", "too large"},
+    {"adamw durable_every=0", "durable_every"},
+    {"adamw durable_every=1.5", "whole"},
+    {"adamw durable_every=99999999", "durable_every"},
+    {"adamw partial=2", "0 or 1"},
+    {"adamw partial=yes", "0 or 1"},
+    {"adamw maximize=0.5", "0 or 1"},
+    {"adamw lr=1 lr=2", "lr is given twice"},
+    {"adamw \033[31m=1", "?[31m"},
+};
+
+START_TEST(what_is_wrong_is_named)
+{
+    config.lr = 12345;
+    ck_assert_int_eq(parse(wrong[_i][0]), -EINVAL);
+    ck_assert_msg(strstr(err, wrong[_i][1]) != NULL, "\"%s\": %s", wrong[_i][0], err);
+    ck_assert(config.lr == 12345); /* nothing written */
+}
+END_TEST
+
+START_TEST(bytes_of_any_kind_are_safe)
+{
+    char text[HT_OPTIM_CONFIG_TEXT_MAX + 8];
+
+    memset(text, 'x', sizeof(text));
+    ck_assert_int_eq(ht_optim_config_parse(text, sizeof(text), &config, err), -EINVAL);
+    ck_assert_int_eq(ht_optim_config_parse(text, HT_OPTIM_CONFIG_TEXT_MAX, &config, err), -EINVAL);
+    ck_assert_int_eq(ht_optim_config_parse("adamw\0lr=1", 10, &config, err), -EINVAL);
+    ck_assert_int_eq(ht_optim_config_parse("adamw lr=1\0", 11, &config, err), -EINVAL);
+    /* A number longer than a message is no number, not a cut one. */
+    memset(text, '0', sizeof(text));
+    memcpy(text, "adamw lr=", 9);
+    ck_assert_int_eq(ht_optim_config_parse(text, 200, &config, err), -EINVAL);
+    for (unsigned i = 0; i < 256; i++) {
+        char one[] = {'a', 'd', 'a', 'm', 'w', ' ', (char)i, '=', (char)(255 - i)};
+        int ret = ht_optim_config_parse(one, sizeof(one), &config, err);
+        ck_assert(ret == -EINVAL);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("config");
+    TCase *t = tcase_create("all");
+
+    tcase_add_test(t, words_left_out_have_the_defaults_of_torch);
+    tcase_add_test(t, every_word_is_read);
+    tcase_add_loop_test(t, what_is_wrong_is_named, 0, (int)HT_ARRAY_SIZE(wrong));
+    tcase_add_test(t, bytes_of_any_kind_are_safe);
+    suite_add_tcase(suite, t);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
