@@ -20,10 +20,7 @@
 #include "optim/optim.h"
 #include "tiering/base/log.h"
 #include "tiering/store/store.h"
-
-#ifndef HT_VERSION
-#define HT_VERSION "0.1.0"
-#endif
+#include <hitrain/version.h>
 
 struct daemon {
     struct ht_options options;

@@ -147,6 +147,12 @@ static void job_commit(struct ht_job *job)
     ht_reply(job->req, ht_ctl_commit(job->fuse->ctl, job->ino, &caller));
 }
 
+/* sync(2) does not reach a FUSE file system; fsync of the mount's root takes its place. */
+static void job_commit_all(struct ht_job *job)
+{
+    ht_reply(job->req, ht_store_commit(job->fuse->store));
+}
+
 void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -156,11 +162,14 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
         fuse_reply_err(req, 0);
         return;
     }
-    if (!ht_ctl_is_root(f->ctl, ino)) {
+    if (ht_ctl_is_root(f->ctl, ino)) {
+        job = ht_job_new(f, req, job_commit);
+    } else if (ino == HT_NS_ROOT_INO) {
+        job = ht_job_new(f, req, job_commit_all);
+    } else {
         ht_reply(req, ht_ns_fsync(f->ns, ino));
         return;
     }
-    job = ht_job_new(f, req, job_commit);
     if (!job)
         return;
     job->ino = ino;

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tests of a mount need: a store in a file, mounted, unmounted and checked afterwards.
+
+HITRAIN_BIN names the folder of the programs (default: build/bin).
+"""
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', ROOT / 'build' / 'bin'))
+SECONDS_MAX = 120
+MIB = 1 << 20
+
+
+def run(program, *args, check=True, **kw):
+    kw.setdefault('timeout', SECONDS_MAX)
+    done = subprocess.run([str(BIN / program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, errors='replace', **kw)
+    assert not check or done.returncode == 0, f'{program}: exit {done.returncode}\n{done.stdout}{done.stderr}'
+    return done
+
+
+def wait_for(condition, what, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f'{what}: not within {seconds} s'
+        time.sleep(0.01)
+
+
+class Store:
+    """A store in a regular file and its mount. The daemon runs in the foreground, so that it can be signalled."""
+
+    def __init__(self, folder, size):
+        self.image = folder / 'image'
+        self.point = folder / 'mnt'
+        self.log = folder / 'log'
+        self.point.mkdir()
+        self.daemon = None
+        run('mkfs.hitrain', f'--size={size}', self.image)
+
+    def start(self, *options, flags=()):
+        args = [str(BIN / 'hitrain'), '-f', *flags, str(self.image), str(self.point)]
+        if options:
+            args += ['-o', ','.join(options)]
+        with open(self.log, 'a') as log:
+            self.daemon = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def mount(self, *options, flags=()):
+        self.start(*options, flags=flags)
+        wait_for(lambda: self.daemon.poll() is not None or self.is_mounted(), 'mount')
+        assert self.daemon.poll() is None, self.messages()
+        return self.point
+
+    def is_mounted(self):
+        """By the kernel's table: looking at a dead or not yet answering mount would fail or block."""
+        with open('/proc/self/mountinfo') as f:
+            return any(line.split()[4] == str(self.point) for line in f)
+
+    def messages(self):
+        return self.log.read_text()
+
+    def unmount(self):
+        subprocess.run(['umount', str(self.point)], check=True, timeout=SECONDS_MAX)
+        assert self.daemon.wait(SECONDS_MAX) == 0, self.messages()
+        self.daemon = None
+
+    def kill(self):
+        """The machine is lost, as far as the store can tell. What was mounted stays mounted, dead."""
+        self.daemon.kill()
+        self.daemon.wait()
+        self.daemon = None
+
+    def remount(self, *options, flags=()):
+        return self.mount(*options, flags=flags)
+
+    def detach(self):
+        subprocess.run(['umount', '-l', str(self.point)], timeout=SECONDS_MAX, stderr=subprocess.DEVNULL)
+
+    def fsck(self):
+        return run('hitrain-fsck', '-n', self.image, check=False)
+
+    def assert_clean(self):
+        done = self.fsck()
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def close(self, failed):
+        if self.daemon and self.daemon.poll() is None and not failed:
+            self.unmount()
+        elif self.daemon:
+            self.daemon.send_signal(signal.SIGTERM)
+            try:
+                self.daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                self.daemon.kill()
+                self.daemon.wait()
+        while self.is_mounted():
+            self.detach()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    outcome = yield
+    if call.when == 'call':
+        item.failed = outcome.get_result().failed
+
+
+@pytest.fixture
+def make_store(request, tmp_path):
+    """make_store(size='256M'): stores that are unmounted and must be clean when the test ends."""
+    made = []
+
+    def make(size='256M'):
+        folder = tmp_path / f'store{len(made)}'
+        folder.mkdir()
+        made.append(Store(folder, size))
+        return made[-1]
+
+    yield make
+    failed = getattr(request.node, 'failed', True)
+    for store in made:
+        store.close(failed)
+        if failed:
+            print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
+        else:
+            store.assert_clean()
+        store.image.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def store(make_store):
+    """A mounted store with a small DRAM tier."""
+    made = make_store()
+    made.mount('dram=32M', 'staging=24M')
+    return made
+
+
+@pytest.fixture
+def mnt(store):
+    return store.point

@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Texts of clients: what is accepted means what it says, everything else is refused with a reason. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+#include "fs/ctl/parse.h"
+
+static int number(const char *text, uint64_t *out)
+{
+    return ht_parse_u64(text, strlen(text), out);
+}
+
+START_TEST(numbers_are_decimal_digits_and_nothing_else)
+{
+    static const char *const bad[] = {"", " 1", "1 ", "-1", "+1", "0x10", "1.0", "one"};
+    uint64_t v = 0;
+
+    ck_assert_int_eq(number("0", &v), 0);
+    ck_assert_uint_eq(v, 0);
+    ck_assert_int_eq(number("18446744073709551615", &v), 0);
+    ck_assert(v == UINT64_MAX);
+    ck_assert_int_eq(number("18446744073709551616", &v), -ERANGE);
+    ck_assert_int_eq(number("99999999999999999999", &v), -ERANGE);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
+        ck_assert_int_eq(number(bad[i], &v), -EINVAL);
+    ck_assert_int_eq(ht_parse_u64("1\0002", 3, &v), -EINVAL);
+}
+END_TEST
+
+START_TEST(every_dtype_is_found_by_word_and_number)
+{
+    for (size_t i = 0; i < HT_DTYPE_WORDS; i++) {
+        const struct ht_dtype_word *w = &ht_dtype_words[i];
+
+        ck_assert_uint_eq(ht_parse_dtype(w->word, strlen(w->word))->dtype, w->dtype);
+        ck_assert_str_eq(ht_dtype_row(w->dtype)->word, w->word);
+    }
+    ck_assert_ptr_null(ht_parse_dtype("", 0));
+    ck_assert_ptr_null(ht_parse_dtype("f3", 2));
+    ck_assert_ptr_null(ht_parse_dtype("f32 ", 4));
+    ck_assert_ptr_null(ht_parse_dtype("F32", 3));
+    ck_assert_ptr_null(ht_dtype_row(HT_DTYPE_NONE));
+    ck_assert_ptr_null(ht_dtype_row(255));
+}
+END_TEST
+
+static int shape(const char *text, struct ht_shape *out)
+{
+    return ht_parse_shape(text, strlen(text), out);
+}
+
+START_TEST(shapes_are_bounded_lists)
+{
+    static const char *const bad[] = {",", "1,", ",1", "1,,2", "1, 2", "a", "-1", "1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1"};
+    struct ht_shape s;
+
+    ck_assert_int_eq(shape("", &s), 0);
+    ck_assert_uint_eq(s.count, 0);
+    ck_assert_uint_eq(s.elements, 1);
+    ck_assert_int_eq(shape("1024,768", &s), 0);
+    ck_assert_uint_eq(s.count, 2);
+    ck_assert_uint_eq(s.dim[1], 768);
+    ck_assert_uint_eq(s.elements, 1024 * 768);
+    ck_assert_int_eq(shape("3,0,5", &s), 0);
+    ck_assert_uint_eq(s.elements, 0);
+    ck_assert_int_eq(shape("1,2,3,4,5,6,7,8,9,10,11,12,1,1,1,1", &s), 0);
+    ck_assert_uint_eq(s.count, 16);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
+        ck_assert_int_eq(shape(bad[i], &s), -EINVAL);
+    ck_assert_int_eq(shape("17592186044417", &s), -ERANGE);
+    ck_assert_int_eq(shape("4294967296,4294967296", &s), -ERANGE);
+}
+END_TEST
+
+static int command(const char *line, struct ht_command *out, char *err)
+{
+    return ht_parse_command(line, strlen(line), out, err);
+}
+
+START_TEST(commands_take_what_they_need)
+{
+    static const struct {
+        const char *line;
+        enum ht_command_id id;
+        const char *path;
+    } good[] = {
+        {"", HT_COMMAND_NONE, ""},
+        {" \t\r", HT_COMMAND_NONE, ""},
+        {"commit", HT_COMMAND_COMMIT, ""},
+        {"  step  ", HT_COMMAND_STEP, ""},
+        {"abort\r", HT_COMMAND_ABORT, ""},
+        {"wait", HT_COMMAND_WAIT, ""},
+        {"wait w.0", HT_COMMAND_WAIT, "w.0"},
+        {"apply a/b c", HT_COMMAND_APPLY, "a/b c"},
+        {"reset x", HT_COMMAND_RESET, "x"},
+        {"prefetch x", HT_COMMAND_PREFETCH, "x"},
+        {"evict   x", HT_COMMAND_EVICT, "x"},
+    };
+    char err[HT_CTL_ERROR_MAX];
+    struct ht_command c;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(good); i++) {
+        ck_assert_int_eq(command(good[i].line, &c, err), 0);
+        ck_assert_int_eq(c.id, good[i].id);
+        ck_assert_uint_eq(c.path_len, strlen(good[i].path));
+        if (c.path_len)
+            ck_assert_mem_eq(c.path, good[i].path, c.path_len);
+    }
+}
+END_TEST
+
+START_TEST(refused_commands_say_why)
+{
+    char err[HT_CTL_ERROR_MAX];
+    struct ht_command c;
+    char long_line[1000];
+
+    ck_assert_int_eq(command("commit now", &c, err), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(err, "commit"));
+    ck_assert_int_eq(command("apply", &c, err), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(err, "path"));
+    ck_assert_int_eq(command("comit", &c, err), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(err, "'comit'"));
+    ck_assert_ptr_nonnull(strstr(err, "commit"));
+    memset(long_line, 'x', sizeof(long_line));
+    ck_assert_int_eq(ht_parse_command(long_line, sizeof(long_line), &c, err), -EINVAL);
+    ck_assert_uint_lt(strlen(err), sizeof(err));
+}
+END_TEST
+
+START_TEST(paths_stay_below_where_they_begin)
+{
+    char name[HT_NAME_BYTES_MAX + 1], too_long[HT_NAME_BYTES_MAX + 1];
+    const char *path = "a//b/c.d/";
+    size_t len = strlen(path);
+
+    ck_assert_int_eq(ht_parse_component(&path, &len, name), 1);
+    ck_assert_str_eq(name, "a");
+    ck_assert_int_eq(ht_parse_component(&path, &len, name), 1);
+    ck_assert_str_eq(name, "b");
+    ck_assert_int_eq(ht_parse_component(&path, &len, name), 1);
+    ck_assert_str_eq(name, "c.d");
+    ck_assert_int_eq(ht_parse_component(&path, &len, name), 0);
+
+    for (const char *const *bad = (const char *const[]){"..", ".", "../a", "./a", NULL}; *bad; bad++) {
+        path = *bad;
+        len = strlen(path);
+        ck_assert_int_eq(ht_parse_component(&path, &len, name), -EINVAL);
+    }
+    path = "a\0b";
+    len = 3;
+    ck_assert_int_eq(ht_parse_component(&path, &len, name), -EINVAL);
+    memset(too_long, 'n', sizeof(too_long));
+    path = too_long;
+    len = sizeof(too_long);
+    ck_assert_int_eq(ht_parse_component(&path, &len, name), -ENAMETOOLONG);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("parse");
+    TCase *t = tcase_create("texts");
+    SRunner *r;
+    int failed;
+
+    tcase_add_test(t, numbers_are_decimal_digits_and_nothing_else);
+    tcase_add_test(t, every_dtype_is_found_by_word_and_number);
+    tcase_add_test(t, shapes_are_bounded_lists);
+    tcase_add_test(t, commands_take_what_they_need);
+    tcase_add_test(t, refused_commands_say_why);
+    tcase_add_test(t, paths_stay_below_where_they_begin);
+    suite_add_tcase(s, t);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

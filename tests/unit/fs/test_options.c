@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The command line: every option means what help says, and a wrong one is refused. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+#include "fs/options.h"
+
+enum { ARGS_MAX = 24 };
+
+/* args: separated by one space. Modifies nothing the options point to until the next call. */
+static int parse(const char *args, struct ht_options *out)
+{
+    static char text[512];
+    char *argv[ARGS_MAX + 1] = {"hitrain"};
+    int argc = 1;
+
+    ck_assert_uint_lt(strlen(args), sizeof(text));
+    strcpy(text, args);
+    for (char *word = strtok(text, " "); word && argc < ARGS_MAX; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    return ht_options_parse(argc, argv, false, out);
+}
+
+START_TEST(defaults)
+{
+    struct ht_options o;
+
+    ck_assert_int_eq(parse("/dev/x /mnt", &o), 0);
+    ck_assert_uint_eq(o.device_count, 1);
+    ck_assert_str_eq(o.device[0], "/dev/x");
+    ck_assert_str_eq(o.mountpoint, "/mnt");
+    ck_assert_uint_eq(o.commit_ms, 5000);
+    ck_assert_int_eq(o.numa_node, HT_NUMA_AUTO);
+    ck_assert(!o.foreground && !o.read_only && !o.tune && !o.allow_other);
+    ht_options_free(&o);
+}
+END_TEST
+
+START_TEST(all_options)
+{
+    struct ht_options o;
+
+    ck_assert_int_eq(
+        parse("-f -s a -o dram=1G,staging=64M,commit=0 b -o optim_threads=3,numa=1,tune,device=c,ro,noatime "
+              "/mnt",
+              &o),
+        0);
+    ck_assert_uint_eq(o.device_count, 3);
+    ck_assert_str_eq(o.device[0], "a");
+    ck_assert_str_eq(o.device[1], "b");
+    ck_assert_str_eq(o.device[2], "c");
+    ck_assert(o.foreground && o.single_thread && o.tune && o.read_only);
+    ck_assert_uint_eq(o.dram_bytes, HT_GIB);
+    ck_assert_uint_eq(o.staging_bytes, 64 * HT_MIB);
+    ck_assert_uint_eq(o.commit_ms, 0);
+    ck_assert_uint_eq(o.optim_threads, 3);
+    ck_assert_int_eq(o.numa_node, 1);
+    ck_assert_str_eq((const char *)o.passed.data, "ro,noatime");
+    ht_options_free(&o);
+}
+END_TEST
+
+START_TEST(commas_in_values)
+{
+    struct ht_options o;
+
+    ck_assert_int_eq(parse("a /mnt -o device=b\\,c,context=\"x:y,z\"", &o), 0);
+    ck_assert_str_eq(o.device[1], "b,c");
+    ck_assert_str_eq((const char *)o.passed.data, "context=x:y\\,z");
+    ht_options_free(&o);
+}
+END_TEST
+
+START_TEST(wrong_ones_are_refused)
+{
+    static const char *const bad[] = {
+        "",
+        "a",
+        "a m -o bogus",
+        "a m -o dram",
+        "a m -o dram=",
+        "a m -o dram=lots",
+        "a m -o dram=1M",
+        "a m -o staging=1M",
+        "a m -o commit=-1",
+        "a m -o commit=1.5",
+        "a m -o commit=99999",
+        "a m -o optim_threads=0",
+        "a m -o numa=here",
+        "a m -o tune=yes",
+        "a m -o device=",
+        "a m -o rox",
+        "a m -x",
+        "a m -o dram=1G,bogus=2",
+        "a m -o max_threads=0",
+        "a b c d e f g h i j k l m n o p q r m",
+    };
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++) {
+        struct ht_options o;
+
+        ck_assert_msg(parse(bad[i], &o) == -EINVAL, "'%s'", bad[i]);
+        ht_options_free(&o);
+    }
+}
+END_TEST
+
+START_TEST(help_needs_nothing_else)
+{
+    struct ht_options o;
+
+    ck_assert_int_eq(parse("--help", &o), 0);
+    ck_assert(o.help);
+    ck_assert_int_eq(parse("--version", &o), 0);
+    ck_assert(o.version);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("options");
+    TCase *t = tcase_create("command line");
+    SRunner *r;
+    int failed;
+
+    tcase_add_test(t, defaults);
+    tcase_add_test(t, all_options);
+    tcase_add_test(t, commas_in_values);
+    tcase_add_test(t, wrong_ones_are_refused);
+    tcase_add_test(t, help_needs_nothing_else);
+    suite_add_tcase(s, t);
+    r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
