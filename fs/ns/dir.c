@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dir.c - the order of entries within a directory, and reading it.
+ *
+ * Slots are an array by ascending cookie. A new entry goes to the end with the next cookie; a removed one leaves a
+ * mark that keeps its cookie, so that a binary search still works. Marks are squeezed out when the array is full or
+ * mostly marks: cookies stay as they are, so a walk that stopped anywhere goes on right behind that place.
+ *
+ * Invariant: slot_cap >= live + gone, so that GONE entries can come back without memory.
+ * ns.lock held, for writing where something changes.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdlib.h>
+
+/* Cookies 1 and 2 are left to who lists "." and "..". */
+enum { SLOTS_MIN = 8, COOKIE_FIRST = 3 };
+
+static uint64_t slot_of_entry(struct ht_ns_entry *e)
+{
+    return (uint64_t)(uintptr_t)e;
+}
+
+static uint64_t slot_cookie(uint64_t slot)
+{
+    return (slot & 1) != 0 ? slot >> 1 : ((struct ht_ns_entry *)(uintptr_t)slot)->cookie;
+}
+
+struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot)
+{
+    uint64_t s = d->slots[slot];
+
+    return (s & 1) != 0 ? NULL : (struct ht_ns_entry *)(uintptr_t)s;
+}
+
+static void squeeze(struct ht_ns_dir *d)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < d->slot_count; i++) {
+        struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
+        if (e == NULL)
+            continue;
+        e->slot = n;
+        d->slots[n++] = slot_of_entry(e);
+    }
+    d->slot_count = n;
+}
+
+static int resize(struct ht_ns *ns, struct ht_ns_dir *d, uint64_t cap)
+{
+    uint64_t *slots;
+
+    if (cap > UINT32_MAX)
+        return -ENOSPC;
+    slots = realloc(d->slots, cap * sizeof(*slots));
+    if (slots == NULL)
+        return -ENOMEM;
+    ns->meta_bytes += (cap - d->slot_cap) * sizeof(*slots);
+    d->slots = slots;
+    d->slot_cap = (uint32_t)cap;
+    return 0;
+}
+
+/* Grown while a quarter would still be free after squeezing, so that the cost of squeezing is spread. */
+int ht_ns_dir_reserve(struct ht_ns *ns, struct ht_ns_dir *d, uint32_t count)
+{
+    uint64_t want = (uint64_t)d->live + d->gone + count;
+    int rc;
+
+    if (want * 4 <= (uint64_t)d->slot_cap * 3 || (d->slot_cap >= want && d->slot_count < d->slot_cap))
+        return 0;
+    rc = resize(ns, d, d->slot_cap == 0 ? SLOTS_MIN : (uint64_t)d->slot_cap * 2);
+    return rc != 0 && want <= d->slot_cap ? 0 : rc;
+}
+
+void ht_ns_dir_append(struct ht_ns_dir *d, struct ht_ns_entry *e)
+{
+    if (d->slot_count == d->slot_cap)
+        squeeze(d);
+    if (d->next_cookie < COOKIE_FIRST)
+        d->next_cookie = COOKIE_FIRST;
+    e->cookie = d->next_cookie++;
+    e->slot = d->slot_count;
+    d->slots[d->slot_count++] = slot_of_entry(e);
+    d->live++;
+}
+
+void ht_ns_dir_remove(struct ht_ns *ns, struct ht_ns_dir *d, struct ht_ns_entry *e)
+{
+    d->slots[e->slot] = e->cookie << 1 | 1;
+    d->live--;
+    while (d->slot_count > 0 && ht_ns_dir_entry(d, d->slot_count - 1) == NULL)
+        d->slot_count--;
+    if (d->slot_cap > 8 * SLOTS_MIN && (d->live + d->gone) * 8ull < d->slot_cap) {
+        int rc;
+        squeeze(d);
+        rc = resize(ns, d, d->slot_cap / 4);
+        (void)rc; /* stays larger than it needs to be */
+    }
+}
+
+void ht_ns_dir_take_over(struct ht_ns_dir *d, struct ht_ns_entry *old, struct ht_ns_entry *e)
+{
+    e->cookie = old->cookie;
+    e->slot = old->slot;
+    d->slots[e->slot] = slot_of_entry(e);
+}
+
+uint32_t ht_ns_dir_seek(const struct ht_ns_dir *d, uint64_t cookie)
+{
+    uint32_t low = 0, high = d->slot_count;
+
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (slot_cookie(d->slots[middle]) <= cookie)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* --------------------------------------------------------------- reading */
+
+static int read_slots(const struct ht_ns_dir *d, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
+                      void *ctx)
+{
+    for (uint32_t i = ht_ns_dir_seek(d, cookie); i < d->slot_count; i++) {
+        struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
+        if (e == NULL)
+            continue;
+        struct ht_ns_dirent out = {e->name, e->inode->ino, e->inode->cur.mode & S_IFMT, e->cookie};
+        if (fn(ctx, &out) != 0)
+            break;
+    }
+    return 0;
+}
+
+int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
+                  void *ctx)
+{
+    struct ht_ns_inode *i;
+    int rc;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, dir);
+    rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
+    pthread_rwlock_unlock(&ns->lock);
+    return rc;
+}
+
+uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir)
+{
+    const struct ht_ns_inode *i;
+    uint64_t parent = 0;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, dir);
+    if (i != NULL && ht_ns_is_dir(i))
+        parent = i->u.dir->self != NULL ? i->u.dir->self->dir->ino : i->ino;
+    pthread_rwlock_unlock(&ns->lock);
+    return parent;
+}

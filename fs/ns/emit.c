@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * emit.c - compaction of the log: everything published, once more, in slices.
+ *
+ * Per inode: its attributes, target, attributes by name, and the names that lead to it, all as published. What changes
+ * between slices comes with its own, later records.
+ */
+#include "fs/ns/ns_priv.h"
+
+static void emit_inode(const struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    if ((i->flags & HT_NS_PUBLISHED) == 0)
+        return;
+    ht_ns_put_inode(tx, i, ht_ns_published_attr(i));
+    if (S_ISLNK(i->cur.mode))
+        ht_ns_put_target(tx, i);
+    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
+        if (x->state != HT_NS_NEW)
+            ht_ns_put_xattr(tx, i->ino, x, 0);
+    for (const struct ht_ns_entry *e = i->names; e != NULL; e = e->name_next)
+        if (e->state != HT_NS_NEW)
+            ht_ns_put_entry(tx, e, 0);
+}
+
+int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    struct ht_ns *ns = ctx;
+    struct ht_buf *records = ht_tx_records(tx);
+    size_t end = records->len + max_bytes;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    do {
+        for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, cursor); i != NULL; i = i->hash_next)
+            emit_inode(i, tx);
+    } while (*cursor != 0 && records->len < end && records->err == 0);
+    pthread_rwlock_unlock(&ns->lock);
+    return *cursor != 0 ? 1 : 0;
+}

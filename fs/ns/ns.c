@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ns.c - the life of names: registering with the store, start, references of the kernel and of open files.
+ *
+ * Inodes that nothing refers to any more are deleted by whoever let go last, in a transaction of their own. When that
+ * cannot be had (the log has failed) they stay, and the next mount deletes them.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdlib.h>
+#include "tiering/base/log.h"
+
+enum { REAP_BYTES = 1024, ROOT_MODE = S_IFDIR | 0755 };
+
+/* ------------------------------------------------------------------ life */
+
+static int init_lock(pthread_rwlock_t *lock)
+{
+    pthread_rwlockattr_t attr;
+    int rc;
+
+    pthread_rwlockattr_init(&attr);
+    /* Lookups come without end: they must not keep changes out. No reader takes it twice. */
+    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    rc = pthread_rwlock_init(lock, &attr);
+    pthread_rwlockattr_destroy(&attr);
+    return -rc;
+}
+
+static int init(struct ht_ns *ns)
+{
+    int rc = ht_random(&ns->salt, sizeof(ns->salt));
+
+    ht_list_init(&ns->roots);
+    ht_list_init(&ns->outside.shadows);
+    ht_list_init(&ns->free_shadows);
+    ns->replaying = true;
+    if (rc == 0)
+        rc = init_lock(&ns->lock);
+    if (rc != 0)
+        return rc;
+    rc = ht_ns_tables_init(ns);
+    if (rc != 0)
+        pthread_rwlock_destroy(&ns->lock);
+    return rc;
+}
+
+int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
+              struct ht_ns **out)
+{
+    struct ht_ns *ns = calloc(1, sizeof(*ns));
+    struct ht_meta_client client = {HT_REC_NS_FIRST, HT_REC_NS_LAST, ns,         ht_ns_replay,
+                                    ht_ns_replayed,  ht_ns_emit,     ht_ns_flush};
+    int rc;
+
+    if (ns == NULL)
+        return -ENOMEM;
+    ns->store = s;
+    ns->root_uid = root_uid;
+    ns->root_gid = root_gid;
+    if (hooks != NULL)
+        ns->hooks = *hooks;
+    rc = init(ns);
+    if (rc != 0) {
+        free(ns);
+        return rc;
+    }
+    rc = ht_store_register(s, &client);
+    if (rc != 0)
+        ht_ns_free(ns);
+    else
+        *out = ns;
+    return rc;
+}
+
+static void free_list(struct ht_list *shadows)
+{
+    ht_list_for_each_safe(p, next, shadows)
+        free(ht_list_entry(p, struct ht_ns_shadow, link));
+}
+
+void ht_ns_free(struct ht_ns *ns)
+{
+    if (ns == NULL)
+        return;
+    ht_ns_tables_free(ns);
+    ht_list_for_each_safe(p, next, &ns->roots) {
+        struct ht_ns_root *r = ht_list_entry(p, struct ht_ns_root, link);
+        free(r->entries);
+        free(r);
+    }
+    free_list(&ns->free_shadows);
+    for (size_t n = 0; n < ns->problems_kept; n++)
+        free(ns->problems[n].text);
+    free(ns->problems);
+    pthread_rwlock_destroy(&ns->lock);
+    free(ns);
+}
+
+/* ----------------------------------------------------------------- start */
+
+/* The root directory of a new store is in memory already: replay found none. */
+static void publish_root_dir(struct ht_ns_op *op)
+{
+    struct ht_ns_inode *i = ht_ns_inode_find(op->ns, HT_NS_ROOT_INO);
+
+    if ((i->flags & HT_NS_PUBLISHED) == 0)
+        ht_ns_attr_put(op, i);
+}
+
+struct unused {
+    uint64_t inos[256];
+    size_t count;
+};
+
+static int add_unused(void *ctx, struct ht_ns_inode *i)
+{
+    struct unused *u = ctx;
+
+    if (ht_ns_unused(i))
+        u->inos[u->count++] = i->ino;
+    return u->count == HT_ARRAY_SIZE(u->inos) ? 1 : 0;
+}
+
+/* The inode, if still nothing refers to it, and what may be published with it. */
+static int reap(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_inode *i;
+    struct ht_ns_op op;
+    size_t bytes = REAP_BYTES + ht_ns_root_pending_bytes(ns, ino) + ht_scope_pending_bytes(ns->store, ino);
+    int rc = ht_ns_op_begin(ns, bytes, &op);
+
+    if (rc != 0)
+        return rc;
+    i = ht_ns_inode_find(ns, ino);
+    if (i != NULL && ht_ns_unused(i)) {
+        rc = ht_ns_reserve(ns, i->root, 1, 0);
+        if (rc == 0)
+            ht_ns_inode_release(&op, i);
+    }
+    return ht_ns_op_end(&op, rc);
+}
+
+static int reap_all(struct ht_ns *ns)
+{
+    struct unused u;
+    int rc = 0;
+
+    do {
+        u.count = 0;
+        pthread_rwlock_rdlock(&ns->lock);
+        ht_ns_inode_each(ns, add_unused, &u);
+        pthread_rwlock_unlock(&ns->lock);
+        for (size_t n = 0; rc == 0 && n < u.count; n++)
+            rc = reap(ns, u.inos[n]);
+    } while (rc == 0 && u.count == HT_ARRAY_SIZE(u.inos));
+    return rc;
+}
+
+int ht_ns_start(struct ht_ns *ns)
+{
+    struct ht_ns_op op;
+    int rc;
+
+    if (ht_store_read_only(ns->store))
+        return 0;
+    rc = ht_ns_op_begin(ns, REAP_BYTES, &op);
+    if (rc != 0)
+        return rc;
+    publish_root_dir(&op);
+    rc = ht_ns_op_end(&op, 0);
+    if (rc == 0)
+        rc = reap_all(ns);
+    return ht_ns_scope_settle(ns, rc);
+}
+
+/* ------------------------------------------------------------ references */
+
+static int lookup_locked(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st)
+{
+    struct ht_ns_inode *dir = ht_ns_inode_live(ns, parent);
+    struct ht_ns_entry *e;
+    size_t len = strlen(name);
+
+    if (dir == NULL)
+        return -ESTALE;
+    if (!ht_ns_is_dir(dir))
+        return -ENOTDIR;
+    if (len > HT_NAME_BYTES_MAX)
+        return -ENAMETOOLONG;
+    e = ht_ns_entry_find(ns, dir, name, len);
+    if (e == NULL)
+        return -ENOENT;
+    atomic_fetch_add_explicit(&e->inode->lookups, 1, memory_order_relaxed);
+    ht_ns_fill_stat(ns, e->inode, out_st);
+    return 0;
+}
+
+int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st)
+{
+    int rc;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    rc = lookup_locked(ns, parent, name, out_st);
+    pthread_rwlock_unlock(&ns->lock);
+    return rc;
+}
+
+static void reap_or_tell(struct ht_ns *ns, uint64_t ino)
+{
+    int rc = reap(ns, ino);
+
+    if (rc != 0 && rc != -EROFS)
+        ht_warn("inode %llu is in use by nobody and could not be deleted: %s; the next mount will",
+                (unsigned long long)ino, strerror(-rc));
+}
+
+/* Drop n counts; more than there are is a caller's mistake that must not wrap. True when nothing is left. */
+static bool drop_lookups(struct ht_ns_inode *i, uint64_t n)
+{
+    uint64_t had = atomic_load_explicit(&i->lookups, memory_order_relaxed), left;
+
+    do {
+        left = had > n ? had - n : 0;
+    } while (
+        !atomic_compare_exchange_weak_explicit(&i->lookups, &had, left, memory_order_acq_rel, memory_order_relaxed));
+    return ht_ns_unused(i);
+}
+
+void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
+{
+    struct ht_ns_inode *i;
+    bool unused;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_find(ns, ino);
+    unused = i != NULL && drop_lookups(i, n);
+    pthread_rwlock_unlock(&ns->lock);
+    if (unused)
+        reap_or_tell(ns, ino);
+}
+
+static int open_locked(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
+    int rc = 0;
+
+    if (i == NULL)
+        return -ESTALE;
+    if (!S_ISREG(i->cur.mode))
+        return ht_ns_is_dir(i) ? -EISDIR : -EINVAL;
+    if (i->opens == 0)
+        rc = ht_ns_content(ns, i, &i->u.obj);
+    if (rc != 0)
+        return rc;
+    i->opens++;
+    *out_obj = i->u.obj;
+    return 0;
+}
+
+int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
+{
+    int rc;
+
+    pthread_rwlock_wrlock(&ns->lock);
+    rc = open_locked(ns, ino, out_obj);
+    pthread_rwlock_unlock(&ns->lock);
+    return rc;
+}
+
+void ht_ns_close(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_inode *i;
+    struct ht_obj *obj = NULL;
+    bool unused = false;
+
+    pthread_rwlock_wrlock(&ns->lock);
+    i = ht_ns_inode_find(ns, ino);
+    if (i != NULL && S_ISREG(i->cur.mode) && i->opens > 0 && --i->opens == 0) {
+        obj = i->u.obj;
+        i->u.obj = NULL;
+        unused = ht_ns_unused(i);
+    }
+    pthread_rwlock_unlock(&ns->lock);
+    ht_obj_put(obj);
+    if (unused)
+        reap_or_tell(ns, ino);
+}
+
+/* ----------------------------------------------------------------- words */
+
+int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
+{
+    const struct ht_ns_inode *i;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, ino);
+    if (i != NULL)
+        *out = (struct ht_ns_tensor){.root = i->root->ino,
+                                     .is_root = (i->flags & HT_NS_MODEL_ROOT) != 0,
+                                     .dtype = i->cur.dtype,
+                                     .grad_dtype = i->cur.grad_dtype,
+                                     .obj_class = i->cur.obj_class};
+    pthread_rwlock_unlock(&ns->lock);
+    return i != NULL ? 0 : -ESTALE;
+}
+
+/* Written from the end of buf towards its start; what does not fit is missing at the front. */
+void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)
+{
+    size_t at = cap - 1;
+    const struct ht_ns_entry *e;
+
+    (void)ns;
+    buf[at] = '\0';
+    while (i->ino != HT_NS_ROOT_INO) {
+        e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
+        while (e != NULL && !ht_ns_current(e))
+            e = e->name_next;
+        if (e == NULL || (size_t)e->len + 1 > at)
+            break;
+        if (buf[at] != '\0')
+            buf[--at] = '/';
+        at -= e->len;
+        memcpy(buf + at, e->name, e->len);
+        i = e->dir;
+    }
+    memmove(buf, buf + at, cap - at);
+}
+
+void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
+{
+    const struct ht_ns_inode *i;
+
+    if (cap == 0)
+        return;
+    buf[0] = '\0';
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_find(ns, ino);
+    if (i != NULL)
+        ht_ns_path_locked(ns, i, buf, cap);
+    pthread_rwlock_unlock(&ns->lock);
+}
+
+void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
+{
+    pthread_rwlock_rdlock(&ns->lock);
+    *out = (struct ht_ns_stats){ns->inode_count, ns->entry_count, ns->xattr_count, ns->meta_bytes};
+    pthread_rwlock_unlock(&ns->lock);
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ns.h - names: inodes, directories, attributes. Knows nothing of FUSE.
+ *
+ * Everything is in memory and, through transactions of the store, in the log. Each thing (inode attributes, directory
+ * entry, extended attribute) has a current and a published value; outside model roots a change is put into the log in
+ * its own transaction at once, below a root it stays pending until the root is published (commit) or aborted.
+ * Times and sizes that change by reading and writing are published by fsync, the commit timer, or the commit of the root.
+ *
+ * Inode number = id of the store = object id of a regular file's content. The root directory is 1.
+ *
+ * Locks: one lock (ns) below the transaction lock. Functions that change names open the transaction themselves (WAITS), unless they take a tx.
+ * An inode stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and opens is deleted with its last lookup's forget; after a crash, at mount.
+ */
+#ifndef HITRAIN_FS_NS_NS_H
+#define HITRAIN_FS_NS_NS_H
+
+#include <sys/stat.h>
+#include "tiering/base/base.h"
+#include "tiering/store/store.h"
+#include <hitrain/words.h>
+
+struct ht_ns;
+
+enum { HT_NS_ROOT_INO = 1 };
+
+/* Who asks. Permission is checked by the kernel (default_permissions) and, for hidden files, by ht_ns_access. */
+struct ht_cred {
+    uint32_t uid, gid;
+    uint32_t
+        umask; /* taken off a new file's mode unless its directory has a default access list; 0 where the kernel did so */
+};
+
+/* ------------------------------------------------------------------- life */
+
+/* Called when an inode goes for good, inside the transaction of its deletion, no ns lock held... the content object is deleted by ns itself. */
+struct ht_ns_hooks {
+    void *ctx;
+    void (*deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
+};
+/* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root directory. */
+int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
+              struct ht_ns **out) HT_CHECK;
+/* After the mount: makes the root directory of a new store, deletes inodes without links. WAITS. No-op on a read-only store. */
+int ht_ns_start(struct ht_ns *ns) HT_CHECK;
+void ht_ns_free(struct ht_ns *ns);
+
+/* ----------------------------------------------------------------- inodes */
+
+/*
+ * A lookup count is the kernel's reference: functions with out_st of a found or made entry take one; forget drops n.
+ * Holding a count keeps the inode valid; every ino passed in must be held so (or be the root).
+ */
+int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
+void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n);
+int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st) HT_CHECK;
+
+enum ht_setattr {
+    HT_SET_MODE = 1,
+    HT_SET_UID = 2,
+    HT_SET_GID = 4,
+    HT_SET_SIZE = 8,
+    HT_SET_ATIME = 16,
+    HT_SET_MTIME = 32,
+    HT_SET_CTIME = 64,
+    HT_SET_ATIME_NOW = 128,
+    HT_SET_MTIME_NOW = 256,
+    HT_KILL_SUID = 512, /* clear setuid, and setgid where the group may execute */
+};
+/* Size goes through ht_obj_truncate. WAITS. */
+int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values,
+                  struct stat *out_st) HT_CHECK;
+
+/*
+ * Open and close of a regular file: keeps the content; out_obj stays valid until close.
+ */
+int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj) HT_CHECK;
+void ht_ns_close(struct ht_ns *ns, uint64_t ino);
+/* After a write or read: times (mtime and ctime, or atime by relatime rules). Cheap, no transaction. */
+void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written);
+
+/* ------------------------------------------------------------------ names */
+
+/* mode with type: regular, directory (use mkdir), fifo, socket, device. */
+int ht_ns_mknod(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, dev_t rdev, struct ht_cred cred,
+                struct stat *out_st) HT_CHECK;
+int ht_ns_mkdir(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, struct ht_cred cred,
+                struct stat *out_st) HT_CHECK;
+int ht_ns_symlink(struct ht_ns *ns, uint64_t parent, const char *name, const char *target, struct ht_cred cred,
+                  struct stat *out_st) HT_CHECK;
+/* buf gets the target without NUL; returns its length. */
+ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT_CHECK;
+/* -EXDEV across a root's boundary (also rename), -EMLINK, -EPERM for directories. */
+int ht_ns_link(struct ht_ns *ns, uint64_t ino, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
+int ht_ns_unlink(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
+int ht_ns_rmdir(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
+/* flags: RENAME_NOREPLACE, RENAME_EXCHANGE. Replacing a file by one whose data was never synced writes that data back first. WAITS. */
+int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
+                 unsigned flags) HT_CHECK;
+
+struct ht_ns_dirent {
+    const char *name; /* valid during the call */
+    uint64_t ino;
+    uint32_t type;   /* S_IFMT bits */
+    uint64_t cookie; /* pass to continue after this entry; stable, never 0 */
+};
+/*
+ * Entries after cookie (0: start), without "." and "..", in a stable order: an entry that exists during the whole walk is seen exactly once. fn returns non-zero to
+ * stop (that entry counts as not consumed). with the ns lock held: fn must not call ns, except through ht_ns_getattr_locked below.
+ */
+int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
+                  void *ctx) HT_CHECK;
+/* Inside readdir's fn: attributes of an entry, taking a lookup count when ref. */
+int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *out_st);
+/* Parent of a directory (the root's is itself), for "..". 0: not a directory. */
+uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
+
+/* ---------------------------------------------------- extended attributes */
+
+/*
+ * Any name the kernel lets through (user.*, trusted.*, security.*, system.*); words of hitrain are checked by fs/ctl before. flags: XATTR_CREATE, XATTR_REPLACE. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE.
+ * hidden: not listed (user.hitrain.optimizer and pin).
+ */
+int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags) HT_CHECK;
+ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf,
+                       size_t cap) HT_CHECK; /* cap 0: the length */
+ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT_CHECK;
+int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name) HT_CHECK;
+
+/* ----------------------------------------------------------------- tensors */
+
+/* What the words of an inode say, own or inherited from its directories at creation. */
+struct ht_ns_tensor {
+    uint64_t root; /* model root it is at or below, or 0 */
+    bool is_root;
+    uint8_t dtype, grad_dtype; /* enum ht_dtype; grad_dtype NONE: the parameter's */
+    uint8_t obj_class;
+};
+int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out) HT_CHECK;
+/* Path below the mount, for messages ("a/b/c"), truncated to cap. */
+void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap);
+/* POSIX permission check for hidden files: mask of R_OK W_OK X_OK; root passes. -EACCES. Supplementary groups: gids. */
+int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, const uint32_t *gids,
+                 size_t gid_count) HT_CHECK;
+
+/* ------------------------------------------------------------------- roots */
+
+/*
+ * Make a directory a model root: everything at and below it is made durable first, then, in one transaction, belongs to
+ * scope ino; also_in_tx (may be NULL) adds the optimizer's records. The attribute user.hitrain.optimizer = config is set and published with it.
+ * -EINVAL: a root above or below; -EBUSY: a hard link that leaves the tree; -ENOTDIR. WAITS.
+ */
+int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
+                    void *ctx) HT_CHECK;
+/* The reverse; the caller has committed. */
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
+                      void *ctx) HT_CHECK;
+/* Every root, for attaching optimizers after a mount: fn(ctx, ino). No lock held. */
+int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx) HT_CHECK;
+/* For ht_optim_hooks. */
+size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t root);
+void ht_ns_root_publish(struct ht_ns *ns, uint64_t root, struct ht_tx *tx);
+/*
+ * fn (may be NULL) is told of each inode (name NULL) and each name in parent whose kernel-cached state is stale now. The lock is not held, but the
+ * transaction is open: fn must not wait for anybody who changes names (invalidating entries in the kernel does); hand it on to a helper.
+ */
+void ht_ns_root_abort(struct ht_ns *ns, uint64_t root,
+                      void (*fn)(void *ctx, uint64_t ino, uint64_t parent, const char *name), void *ctx);
+
+/* ------------------------------------------------------------- durability */
+
+/*
+ * fsync: content, attributes and the names that lead to the inode, durable. Below a root it
+ * publishes this file alone. Directories: their entries. WAITS.
+ */
+int ht_ns_fsync(struct ht_ns *ns, uint64_t ino) HT_CHECK;
+
+struct ht_ns_stats {
+    uint64_t inodes, entries, xattrs, meta_bytes;
+};
+void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out);
+
+/* For fsck: problems in published names, one call each (text names path and inode). Returns how many. */
+size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
+
+#endif

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * op.c - the frame of a change of names, and putting what names hold into the log.
+ *
+ * A change is: begin (transaction, then the lock), check and reserve, change memory and put records, end (unlock, tell
+ * the hook of inodes that went, append). Nothing in between waits. After the reserving nothing can fail.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <assert.h>
+#include <time.h>
+
+int64_t ht_ns_now(void)
+{
+    struct timespec ts;
+
+    clock_gettime(CLOCK_REALTIME_COARSE, &ts);
+    return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
+}
+
+int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op)
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(ns->store, bytes, &tx);
+
+    if (rc != 0)
+        return rc;
+    *op = (struct ht_ns_op){.ns = ns, .tx = tx, .now_ns = ht_ns_now()};
+    pthread_rwlock_wrlock(&ns->lock);
+    return 0;
+}
+
+void ht_ns_op_unlock(struct ht_ns_op *op)
+{
+    unsigned count = op->deleted_count;
+
+    op->deleted_count = 0;
+    pthread_rwlock_unlock(&op->ns->lock);
+    for (unsigned i = 0; i < count && op->ns->hooks.deleted != NULL; i++)
+        op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->tx);
+    if (op->ended_scope != 0)
+        ht_scope_publish(op->ns->store, op->ended_scope, op->tx);
+    op->ended_scope = 0;
+}
+
+void ht_ns_op_lock(struct ht_ns_op *op)
+{
+    pthread_rwlock_wrlock(&op->ns->lock);
+}
+
+int ht_ns_op_end(struct ht_ns_op *op, int rc)
+{
+    int error;
+
+    ht_ns_op_unlock(op);
+    error = ht_tx_commit(op->tx, &op->lsn);
+    return rc != 0 ? rc : error;
+}
+
+/* --------------------------------------------------------------- records */
+
+void ht_ns_put_inode(struct ht_tx *tx, const struct ht_ns_inode *i, const struct ht_ns_attr *attr)
+{
+    struct ht_ns_record r = {
+        .type = HT_REC_NS_INODE, .ino = i->ino, .attr = *attr, .model_root = (i->flags & HT_NS_MODEL_ROOT) != 0};
+
+    if (S_ISCHR(attr->mode) || S_ISBLK(attr->mode))
+        r.rdev = i->u.rdev;
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_inode_del(struct ht_tx *tx, uint64_t ino)
+{
+    struct ht_ns_record r = {.type = HT_REC_NS_INODE_DEL, .ino = ino};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_target(struct ht_tx *tx, const struct ht_ns_inode *i)
+{
+    struct ht_ns_record r = {
+        .type = HT_REC_NS_TARGET, .ino = i->ino, .value = i->u.target, .value_len = (uint32_t)strlen(i->u.target)};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_entry(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time_ns)
+{
+    struct ht_ns_record r = {.type = HT_REC_NS_ENTRY,
+                             .ino = e->inode->ino,
+                             .parent = e->dir->ino,
+                             .time_ns = time_ns,
+                             .entry_type = e->inode->cur.mode & S_IFMT,
+                             .name = e->name,
+                             .name_len = e->len};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_entry_del(struct ht_tx *tx, const struct ht_ns_entry *e, int64_t time_ns)
+{
+    struct ht_ns_record r = {
+        .type = HT_REC_NS_ENTRY_DEL, .parent = e->dir->ino, .time_ns = time_ns, .name = e->name, .name_len = e->len};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_xattr(struct ht_tx *tx, uint64_t ino, const struct ht_ns_xattr *x, int64_t time_ns)
+{
+    struct ht_ns_record r = {.type = HT_REC_NS_XATTR,
+                             .ino = ino,
+                             .time_ns = time_ns,
+                             .name = x->data,
+                             .name_len = x->name_len,
+                             .value = ht_ns_xattr_value(x),
+                             .value_len = x->value_len};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}
+
+void ht_ns_put_xattr_del(struct ht_tx *tx, uint64_t ino, const struct ht_ns_xattr *x, int64_t time_ns)
+{
+    struct ht_ns_record r = {
+        .type = HT_REC_NS_XATTR_DEL, .ino = ino, .time_ns = time_ns, .name = x->data, .name_len = x->name_len};
+
+    ht_ns_record_encode(ht_tx_records(tx), &r);
+}

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pending.c - current and published: the edges of the state machines drawn in ns_priv.h that single changes take.
+ *
+ * Outside roots a change is put into the log in its own transaction; below a root it makes shadows and NEW and GONE
+ * entries, which publish.c turns into CLEAN ones or takes back. Memory for them is reserved before anything changes,
+ * so that no function here fails but ht_ns_reserve. Shadows are recycled: steady work allocates none.
+ * ns.lock held for writing.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum { ENTRIES_CAP_START = 64, FREE_SHADOWS_MAX = 4096 };
+
+/* --------------------------------------------------------------- reserve */
+
+static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t count)
+{
+    uint64_t want = (uint64_t)root->entry_count + count, cap = root->entry_cap;
+    struct ht_ns_entry **p;
+
+    if (want <= cap)
+        return 0;
+    if (cap < ENTRIES_CAP_START)
+        cap = ENTRIES_CAP_START;
+    while (cap < want)
+        cap *= 2;
+    if (cap > UINT32_MAX / 2)
+        return -ENOSPC;
+    p = realloc(root->entries, cap * sizeof(struct ht_ns_entry *));
+    if (p == NULL)
+        return -ENOMEM;
+    ns->meta_bytes += (cap - root->entry_cap) * sizeof(struct ht_ns_entry *);
+    root->entries = p;
+    root->entry_cap = (uint32_t)cap;
+    return 0;
+}
+
+int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
+{
+    while (ns->free_shadow_count < shadows) {
+        struct ht_ns_shadow *s = malloc(sizeof(*s));
+        if (s == NULL)
+            return -ENOMEM;
+        ht_list_add_tail(&ns->free_shadows, &s->link);
+        ns->free_shadow_count++;
+        ns->meta_bytes += sizeof(*s);
+    }
+    return root->ino == 0 ? 0 : reserve_entries(ns, root, entries);
+}
+
+/* --------------------------------------------------------------- shadows */
+
+void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    struct ht_ns_shadow *s;
+
+    if (i->shadow != NULL)
+        return;
+    assert(ns->free_shadow_count > 0);
+    s = ht_list_entry(ns->free_shadows.next, struct ht_ns_shadow, link);
+    ht_list_del(&s->link);
+    ns->free_shadow_count--;
+    s->inode = i;
+    s->ino = i->ino;
+    s->published = i->cur;
+    s->xattrs = false;
+    ht_list_add_tail(&i->root->shadows, &s->link);
+    i->shadow = s;
+}
+
+void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    struct ht_ns_shadow *s = i->shadow;
+
+    if (s == NULL)
+        return;
+    i->shadow = NULL;
+    ht_ns_shadow_recycle(ns, s);
+}
+
+void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s)
+{
+    ht_list_del(&s->link);
+    if (ns->free_shadow_count >= FREE_SHADOWS_MAX) {
+        ns->meta_bytes -= sizeof(*s);
+        free(s);
+        return;
+    }
+    ht_list_add_tail(&ns->free_shadows, &s->link);
+    ns->free_shadow_count++;
+}
+
+void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root)
+{
+    (void)ns;
+    i->root = root;
+    if (i->shadow == NULL)
+        return;
+    ht_list_del(&i->shadow->link);
+    ht_list_add_tail(&root->shadows, &i->shadow->link);
+}
+
+/* ------------------------------------------------------------ attributes */
+
+void ht_ns_attr_edit(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    if (ht_ns_pending(i))
+        ht_ns_shadow_take(op->ns, i);
+}
+
+void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    if (ht_ns_pending(i))
+        return;
+    ht_ns_put_inode(op->tx, i, &i->cur);
+    i->flags |= HT_NS_PUBLISHED;
+    ht_ns_shadow_drop(op->ns, i);
+}
+
+/*
+ * A name in dir that leads, or led, to inode has changed. Outside roots the record of the name carries the time, so what it sets is
+ * published with it.
+ */
+static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
+{
+    bool pending = ht_ns_pending(dir);
+
+    if (pending) {
+        ht_ns_shadow_take(op->ns, dir);
+        ht_ns_shadow_take(op->ns, inode);
+    }
+    dir->cur.mtime_ns = dir->cur.ctime_ns = inode->cur.ctime_ns = op->now_ns;
+    if (pending)
+        return;
+    if (dir->shadow != NULL)
+        dir->shadow->published.mtime_ns = dir->shadow->published.ctime_ns = op->now_ns;
+    if (inode->shadow != NULL)
+        inode->shadow->published.ctime_ns = op->now_ns;
+}
+
+/* --------------------------------------------------------------- entries */
+
+void ht_ns_entry_dirty(struct ht_ns_root *root, struct ht_ns_entry *e)
+{
+    if (e->dirty != 0)
+        return;
+    assert(root->entry_count < root->entry_cap);
+    root->entries[root->entry_count++] = e;
+    e->dirty = root->entry_count;
+}
+
+void ht_ns_entry_undirty(struct ht_ns_root *root, struct ht_ns_entry *e)
+{
+    struct ht_ns_entry *last;
+
+    if (e->dirty == 0)
+        return;
+    last = root->entries[--root->entry_count];
+    root->entries[e->dirty - 1] = last;
+    last->dirty = e->dirty;
+    e->dirty = 0;
+}
+
+void ht_ns_entry_count(struct ht_ns_entry *e, int by)
+{
+    e->inode->links = (uint16_t)(e->inode->links + by);
+    if (!ht_ns_is_dir(e->inode))
+        return;
+    e->dir->u.dir->subdirs += (uint32_t)by;
+    if (by > 0)
+        e->inode->u.dir->self = e;
+    else if (e->inode->u.dir->self == e)
+        e->inode->u.dir->self = NULL;
+}
+
+/* The entry is not current any more; its slot was given away or freed. */
+static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e)
+{
+    struct ht_ns_root *root = e->dir->root;
+
+    ht_ns_entry_count(e, -1);
+    if (e->state == HT_NS_CLEAN && root->ino != 0) {
+        e->state = HT_NS_GONE;
+        ht_ns_entry_dirty(root, e);
+        return;
+    }
+    ht_ns_entry_undirty(root, e);
+    ht_ns_entry_remove(op->ns, e);
+    ht_ns_entry_free(op->ns, e);
+}
+
+/* A GONE entry keeps room in its directory: counted before the slot is freed, so that the array does not shrink. */
+static void free_slot(struct ht_ns_op *op, struct ht_ns_entry *e)
+{
+    if (e->state == HT_NS_CLEAN && ht_ns_pending(e->dir))
+        e->dir->u.dir->gone++;
+    ht_ns_dir_remove(op->ns, e->dir->u.dir, e);
+}
+
+void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode,
+                     struct ht_ns_entry *old)
+{
+    stamp(op, dir, inode);
+    if (old != NULL) {
+        stamp(op, dir, old->inode);
+        ht_ns_dir_take_over(dir->u.dir, old, e);
+        if (old->state == HT_NS_CLEAN && ht_ns_pending(dir))
+            dir->u.dir->gone++;
+        end_entry(op, old);
+    } else {
+        ht_ns_dir_append(dir->u.dir, e);
+    }
+    ht_ns_entry_insert(op->ns, e, dir, inode);
+    ht_ns_entry_count(e, 1);
+    if (ht_ns_pending(dir)) {
+        e->state = HT_NS_NEW;
+        ht_ns_entry_dirty(dir->root, e);
+    } else {
+        e->state = HT_NS_CLEAN;
+        ht_ns_put_entry(op->tx, e, op->now_ns);
+    }
+}
+
+void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e)
+{
+    stamp(op, e->dir, e->inode);
+    if (!ht_ns_pending(e->dir))
+        ht_ns_put_entry_del(op->tx, e, op->now_ns);
+    free_slot(op, e);
+    end_entry(op, e);
+}
+
+/* -------------------------------------------------------------- deletion */
+
+/* Its content goes: at once, or with the publication of its scope. */
+static void delete_content(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
+    struct ht_obj_stat st;
+
+    if (obj == NULL)
+        return;
+    ht_obj_stat(obj, &st);
+    ht_obj_delete(obj, op->tx);
+    ht_obj_put(obj);
+    /* An orphan of a root that is none any more: nobody else would publish that scope. */
+    if (st.scope != 0 && !ht_ns_pending(i))
+        ht_scope_publish(op->ns->store, st.scope, op->tx);
+}
+
+/* Nothing is left below it, but orphans; what is pending of it must not stay so for ever. */
+static void end_root(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    struct ht_ns_root *root = ht_ns_root_find(op->ns, i->ino);
+
+    if (root == NULL)
+        return;
+    ht_ns_root_publish_locked(op->ns, root, op->tx);
+    ht_scope_publish(op->ns->store, root->ino, op->tx);
+    op->ended_scope = root->ino;
+    ht_ns_root_free(op->ns, root);
+    i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
+}
+
+void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    if (!ht_ns_unused(i))
+        return;
+    if ((i->flags & HT_NS_STALE) == 0) {
+        assert(op->deleted_count < HT_ARRAY_SIZE(op->deleted));
+        op->deleted[op->deleted_count++] = i->ino;
+        if (S_ISREG(i->cur.mode))
+            delete_content(op, i);
+        if ((i->flags & HT_NS_MODEL_ROOT) != 0)
+            end_root(op, i);
+    }
+    if ((i->flags & HT_NS_PUBLISHED) != 0 && ht_ns_pending(i)) {
+        ht_ns_shadow_take(op->ns, i);
+        i->flags |= HT_NS_GHOST;
+        return;
+    }
+    if ((i->flags & HT_NS_PUBLISHED) != 0)
+        ht_ns_put_inode_del(op->tx, i->ino);
+    ht_ns_inode_free(op->ns, i);
+}

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * publish.c - what is pending on a model root becomes published: all of it (commit), or one file (fsync).
+ *
+ * Commit: first every GONE entry, then every NEW one (of one name there may be both), then inodes. The records of one
+ * call are one group of the log, so their order matters only where two name the same thing.
+ *
+ * One file: its inode and the names that lead to it. A name is never published without what keeps the published tree
+ * whole: the directories above it, the end of the inode's other published names (or a moved directory would have two),
+ * and the names of an inode that loses a published one to it (or a file that was only renamed would be lost by a
+ * crash). The set of inodes whose names must be published with it, the closure, is found before anything changes.
+ *
+ * ns.lock held for writing, inside a transaction.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+/* ----------------------------------------------------------- single things */
+
+static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    for (struct ht_ns_xattr *x = i->xattrs, *next; x != NULL; x = next) {
+        next = x->next;
+        if (x->state != HT_NS_GONE)
+            continue;
+        ht_ns_put_xattr_del(tx, i->ino, x, 0);
+        ht_ns_xattr_remove(i, x);
+        ht_ns_xattr_free(ns, x);
+    }
+    for (struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+        if (x->state == HT_NS_NEW)
+            ht_ns_put_xattr(tx, i->ino, x, 0);
+        x->state = HT_NS_CLEAN;
+    }
+}
+
+static void publish_inode(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    ht_ns_put_inode(tx, i, &i->cur);
+    if ((i->flags & HT_NS_PUBLISHED) == 0 && S_ISLNK(i->cur.mode))
+        ht_ns_put_target(tx, i);
+    publish_xattrs(ns, i, tx);
+    i->flags |= HT_NS_PUBLISHED;
+    ht_ns_shadow_drop(ns, i);
+}
+
+/* Take a GONE entry out of memory; the record is the caller's. */
+static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    e->dir->u.dir->gone--;
+    ht_ns_entry_undirty(e->dir->root, e);
+    ht_ns_entry_remove(ns, e);
+    ht_ns_entry_free(ns, e);
+}
+
+static void publish_gone(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx)
+{
+    ht_ns_put_entry_del(tx, e, 0);
+    forget_gone(ns, e);
+}
+
+static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx)
+{
+    struct ht_ns_entry *twin = ht_ns_entry_find_gone(ns, e->dir, e->name, e->len);
+
+    ht_ns_put_entry(tx, e, 0);
+    e->state = HT_NS_CLEAN;
+    ht_ns_entry_undirty(e->dir->root, e);
+    if (twin != NULL)
+        forget_gone(ns, twin);
+}
+
+/* --------------------------------------------------------- a whole root */
+
+static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
+{
+    for (uint32_t n = root->entry_count; n > 0; n--)
+        if (root->entries[n - 1]->state == HT_NS_GONE)
+            publish_gone(ns, root->entries[n - 1], tx);
+    while (root->entry_count > 0)
+        publish_new(ns, root->entries[root->entry_count - 1], tx);
+}
+
+static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
+
+    /* Deleted already, unless an abort came between: then again. */
+    if (obj != NULL) {
+        ht_obj_delete(obj, tx);
+        ht_obj_put(obj);
+    }
+    ht_ns_put_inode_del(tx, i->ino);
+    ht_ns_inode_free(ns, i);
+}
+
+/*
+ * Removal swaps the last pending entry into the place of the removed one: walking down from the end meets each once. Orphans that
+ * are open are published as well, for their content is: a mount deletes both.
+ */
+void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
+{
+    publish_entries(ns, root, tx);
+    while (!ht_list_empty(&root->shadows)) {
+        struct ht_ns_inode *i = ht_list_entry(root->shadows.next, struct ht_ns_shadow, link)->inode;
+        if ((i->flags & HT_NS_GHOST) != 0)
+            publish_ghost(ns, i, tx);
+        else
+            publish_inode(ns, i, tx);
+    }
+}
+
+void ht_ns_root_publish(struct ht_ns *ns, uint64_t ino, struct ht_tx *tx)
+{
+    struct ht_ns_root *root;
+
+    pthread_rwlock_wrlock(&ns->lock);
+    root = ht_ns_root_find(ns, ino);
+    if (root != NULL)
+        ht_ns_root_publish_locked(ns, root, tx);
+    pthread_rwlock_unlock(&ns->lock);
+}
+
+static size_t inode_pending_bytes(const struct ht_ns_inode *i)
+{
+    size_t bytes = ht_ns_inode_claim(i);
+
+    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
+        if (x->state != HT_NS_CLEAN)
+            bytes += ht_ns_xattr_claim(x);
+    return bytes;
+}
+
+size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root)
+{
+    size_t bytes = 0;
+
+    for (uint32_t n = 0; n < root->entry_count; n++)
+        bytes += ht_ns_entry_claim(root->entries[n]);
+    ht_list_for_each(p, &root->shadows)
+        bytes += inode_pending_bytes(ht_list_entry(p, struct ht_ns_shadow, link)->inode);
+    return bytes;
+}
+
+size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_root *root;
+    size_t bytes;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    root = ht_ns_root_find(ns, ino);
+    bytes = root != NULL ? ht_ns_root_pending_bytes_locked(root) : 0;
+    pthread_rwlock_unlock(&ns->lock);
+    return bytes;
+}
+
+/* ------------------------------------------------------------- one file */
+
+/* What is deleted stays so: only the name that it loses counts, not its others. */
+static int closure_add(struct ht_ns_members *c, struct ht_ns_inode *i)
+{
+    return (i->flags & HT_NS_GHOST) != 0 ? 0 : ht_ns_members_add(c, i);
+}
+
+/* What must come along with the current names of i. The name of the model root itself is not pending on it. */
+static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
+{
+    int rc = 0;
+
+    for (struct ht_ns_entry *e = i->names; rc == 0 && e != NULL; e = e->name_next) {
+        struct ht_ns_entry *twin;
+        if (!ht_ns_current(e) || !ht_ns_pending(e->dir))
+            continue;
+        rc = closure_add(c, e->dir);
+        twin = e->state == HT_NS_NEW ? ht_ns_entry_find_gone(ns, e->dir, e->name, e->len) : NULL;
+        if (rc == 0 && twin != NULL)
+            rc = closure_add(c, twin->inode);
+    }
+    return rc;
+}
+
+/* A directory whose entries are to be published: what became known or unknown in it. */
+static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir)
+{
+    int rc = 0;
+
+    for (uint32_t n = 0; rc == 0 && n < dir->root->entry_count; n++)
+        if (dir->root->entries[n]->dir == dir)
+            rc = closure_add(c, dir->root->entries[n]->inode);
+    return rc;
+}
+
+static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
+{
+    int rc = closure_add(c, i);
+
+    if (rc == 0 && ht_ns_is_dir(i))
+        rc = closure_add_children(c, i);
+    for (size_t n = 0; rc == 0 && n < c->count; n++)
+        rc = closure_follow(ns, c, c->inodes[n]);
+    return rc;
+}
+
+static void publish_names_gone(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    for (struct ht_ns_entry *e = i->names, *next; e != NULL; e = next) {
+        next = e->name_next;
+        if (e->state == HT_NS_GONE)
+            publish_gone(ns, e, tx);
+    }
+}
+
+static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    for (struct ht_ns_entry *e = i->names; e != NULL; e = e->name_next)
+        if (e->state == HT_NS_NEW)
+            publish_new(ns, e, tx);
+}
+
+/* Names that a directory lost to a deletion. */
+static void publish_children_gone(struct ht_ns *ns, struct ht_ns_inode *dir, struct ht_tx *tx)
+{
+    struct ht_ns_root *root = dir->root;
+
+    for (uint32_t n = root->entry_count; n > 0; n--)
+        if (root->entries[n - 1]->state == HT_NS_GONE && root->entries[n - 1]->dir == dir)
+            publish_gone(ns, root->entries[n - 1], tx);
+}
+
+/* An inode that the log does not hold yet comes with its content as far as that is on devices, so that there is one. */
+static void publish_first_time(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+{
+    struct ht_obj *obj;
+
+    if ((i->flags & HT_NS_PUBLISHED) != 0)
+        return;
+    publish_inode(ns, i, tx);
+    obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
+    if (obj != NULL)
+        ht_obj_publish(obj, tx);
+    ht_obj_put(obj);
+}
+
+int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    struct ht_ns *ns = op->ns;
+    struct ht_ns_members c = {0};
+    int rc = closure_find(ns, &c, i);
+
+    if (rc == 0) {
+        for (size_t n = 0; n < c.count; n++)
+            publish_names_gone(ns, c.inodes[n], op->tx);
+        if (ht_ns_is_dir(i))
+            publish_children_gone(ns, i, op->tx);
+        for (size_t n = 0; n < c.count; n++) {
+            publish_names_new(ns, c.inodes[n], op->tx);
+            publish_first_time(ns, c.inodes[n], op->tx);
+        }
+        publish_inode(ns, i, op->tx);
+    }
+    ht_ns_members_free(&c);
+    return rc;
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rename.c - moving, replacing and exchanging names, each in one transaction.
+ *
+ * A file that takes another's place brings its data: what was not written back yet is written before the transaction
+ * and published in it, so that no crash finds the new name with the content of neither. Below a root that comes with
+ * the commit. Writing back waits, so it is done with no lock held; what is renamed is looked up again afterwards.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdio.h>
+
+enum { RENAME_BYTES = 2048 };
+
+struct renaming {
+    uint64_t parent, new_parent;
+    const char *name, *new_name;
+    unsigned flags;
+    /* found under the lock */
+    struct ht_ns_inode *dir, *new_dir;
+    struct ht_ns_entry *from, *to; /* to: NULL where nothing is replaced */
+};
+
+static int find_names(struct ht_ns *ns, struct renaming *r)
+{
+    int rc = ht_ns_find_dir(ns, r->parent, r->name, &r->dir);
+
+    if (rc == 0)
+        rc = ht_ns_find_dir(ns, r->new_parent, r->new_name, &r->new_dir);
+    if (rc != 0)
+        return rc;
+    r->from = ht_ns_entry_find(ns, r->dir, r->name, strlen(r->name));
+    r->to = ht_ns_entry_find(ns, r->new_dir, r->new_name, strlen(r->new_name));
+    return r->from == NULL ? -ENOENT : 0;
+}
+
+/* ------------------------------------------------------------ data first */
+
+/* Content of a durable regular file outside roots that has something unpublished, or NULL. */
+static struct ht_obj *unpublished_content(struct ht_ns *ns, const struct ht_ns_inode *i)
+{
+    struct ht_obj *obj;
+    struct ht_obj_stat os;
+
+    if (!S_ISREG(i->cur.mode) || ht_ns_pending(i) || i->cur.obj_class == HT_CLASS_SCRATCH)
+        return NULL;
+    obj = ht_obj_get(ns->store, i->ino);
+    if (obj == NULL)
+        return NULL;
+    ht_obj_stat(obj, &os);
+    if (os.unpublished)
+        return obj;
+    ht_obj_put(obj);
+    return NULL;
+}
+
+static int write_back(struct ht_obj *obj, size_t *bytes)
+{
+    int rc;
+
+    if (obj == NULL)
+        return 0;
+    rc = ht_obj_writeback(obj);
+    *bytes += ht_ns_content_bytes(obj);
+    ht_obj_put(obj);
+    return rc;
+}
+
+/* Only where something is replaced: errors of the names are left to the operation itself. */
+static int write_back_data(struct ht_ns *ns, struct renaming *r, size_t *bytes)
+{
+    struct ht_obj *a = NULL, *b = NULL;
+    int rc, error;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    if (find_names(ns, r) == 0 && r->to != NULL && (r->flags & RENAME_NOREPLACE) == 0) {
+        a = unpublished_content(ns, r->from->inode);
+        b = (r->flags & RENAME_EXCHANGE) != 0 ? unpublished_content(ns, r->to->inode) : NULL;
+    }
+    pthread_rwlock_unlock(&ns->lock);
+    rc = write_back(a, bytes);
+    error = write_back(b, bytes);
+    return rc != 0 ? rc : error;
+}
+
+static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i)
+{
+    struct ht_obj *obj = unpublished_content(op->ns, i);
+
+    if (obj == NULL)
+        return;
+    ht_obj_publish(obj, op->tx);
+    ht_obj_put(obj);
+}
+
+/* ---------------------------------------------------------------- checks */
+
+static bool is_at_or_below(const struct ht_ns_inode *i, const struct ht_ns_inode *above)
+{
+    while (i != above && i->u.dir->self != NULL)
+        i = i->u.dir->self->dir;
+    return i == above;
+}
+
+/* Would the directory end up inside itself? */
+static bool goes_into_itself(const struct ht_ns_entry *e, const struct ht_ns_inode *new_dir)
+{
+    return ht_ns_is_dir(e->inode) && is_at_or_below(new_dir, e->inode);
+}
+
+static int check_replaced(const struct renaming *r)
+{
+    bool dir = ht_ns_is_dir(r->from->inode);
+
+    if (r->to == NULL)
+        return 0;
+    if ((r->flags & RENAME_NOREPLACE) != 0)
+        return -EEXIST;
+    if (r->to->inode == r->from->inode)
+        return 0;
+    if (dir != ht_ns_is_dir(r->to->inode))
+        return dir ? -ENOTDIR : -EISDIR;
+    return dir ? ht_ns_check_removable(r->to->inode, true) : 0;
+}
+
+static int check_rename(const struct renaming *r)
+{
+    bool exchange = (r->flags & RENAME_EXCHANGE) != 0;
+
+    if (exchange && r->to == NULL)
+        return -ENOENT;
+    if (r->dir->root != r->new_dir->root)
+        return -EXDEV;
+    if (goes_into_itself(r->from, r->new_dir) || (exchange && goes_into_itself(r->to, r->dir)))
+        return -EINVAL;
+    return exchange ? 0 : check_replaced(r);
+}
+
+/* --------------------------------------------------------------- changes */
+
+/* Room for each side of the change, as ht_ns_entry_add and _drop want it. */
+static int reserve(struct ht_ns *ns, const struct renaming *r)
+{
+    int rc = ht_ns_reserve(ns, r->dir->root, 6, 4);
+
+    if (rc == 0)
+        rc = ht_ns_dir_reserve(ns, r->dir->u.dir, 2);
+    if (rc == 0)
+        rc = ht_ns_dir_reserve(ns, r->new_dir->u.dir, 2);
+    return rc;
+}
+
+static int move(struct ht_ns_op *op, struct renaming *r)
+{
+    struct ht_ns_inode *moved = r->from->inode, *replaced = r->to != NULL ? r->to->inode : NULL;
+    struct ht_ns_entry *e;
+    int rc = reserve(op->ns, r);
+
+    if (rc == 0)
+        rc = ht_ns_entry_new(op->ns, r->new_name, strlen(r->new_name), &e);
+    if (rc != 0)
+        return rc;
+    if (replaced != NULL)
+        ht_ns_settle_root(op, replaced);
+    ht_ns_entry_drop(op, r->from);
+    ht_ns_entry_add(op, e, r->new_dir, moved, r->to);
+    if (replaced != NULL) {
+        publish_data(op, moved);
+        ht_ns_inode_release(op, replaced);
+    }
+    return 0;
+}
+
+/* Both names go on to exist, so each keeps its place in its directory. */
+static int exchange(struct ht_ns_op *op, struct renaming *r)
+{
+    struct ht_ns_inode *a = r->from->inode, *b = r->to->inode;
+    struct ht_ns_entry *at_from, *at_to;
+    int rc = reserve(op->ns, r);
+
+    if (rc == 0)
+        rc = ht_ns_entry_new(op->ns, r->name, strlen(r->name), &at_from);
+    if (rc != 0)
+        return rc;
+    rc = ht_ns_entry_new(op->ns, r->new_name, strlen(r->new_name), &at_to);
+    if (rc != 0) {
+        ht_ns_entry_free(op->ns, at_from);
+        return rc;
+    }
+    ht_ns_entry_add(op, at_from, r->dir, b, r->from);
+    ht_ns_entry_add(op, at_to, r->new_dir, a, r->to);
+    publish_data(op, a);
+    publish_data(op, b);
+    return 0;
+}
+
+static int rename_locked(struct ht_ns_op *op, struct renaming *r)
+{
+    int rc = find_names(op->ns, r);
+
+    if (rc == 0)
+        rc = check_rename(r);
+    /* Two names of one inode: POSIX wants nothing to happen. */
+    if (rc != 0 || (r->to != NULL && r->to->inode == r->from->inode))
+        return rc;
+    return (r->flags & RENAME_EXCHANGE) != 0 ? exchange(op, r) : move(op, r);
+}
+
+int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
+                 unsigned flags)
+{
+    struct renaming r = {
+        .parent = parent, .new_parent = new_parent, .name = name, .new_name = new_name, .flags = flags};
+    size_t bytes = RENAME_BYTES;
+    struct ht_ns_op op;
+    int rc;
+
+    if ((flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0 || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
+        return -EINVAL;
+    rc = write_back_data(ns, &r, &bytes);
+    if (rc != 0)
+        return rc;
+    bytes += ht_ns_settle_bytes(ns, new_parent, new_name);
+    rc = ht_ns_op_begin(ns, bytes, &op);
+    return rc != 0 ? rc : ht_ns_op_end(&op, rename_locked(&op, &r));
+}

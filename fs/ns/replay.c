@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * replay.c - building names from the records of the log, one by one.
+ *
+ * A record may name an inode of which the INODE record comes later (compaction emits in any order, between normal
+ * records): such an inode is in memory without HT_NS_PUBLISHED. It goes when nothing names it any more; in the end
+ * there must be none (link.c). Until then directories have no slots and no links are counted: opens counts the
+ * entries that name an inode as their parent.
+ *
+ * Replay is single-threaded; the lock is held all the same, for the checks of tools.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdlib.h>
+#include "tiering/base/log.h"
+
+static struct ht_ns_inode *find_or_make(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+
+    if (i == NULL && ht_ns_inode_new(ns, ino, 0, &i) != 0)
+        return NULL;
+    ht_store_saw_id(ns->store, ino);
+    return i;
+}
+
+static void forget_if_idle(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    bool has_target = S_ISLNK(i->cur.mode) && i->u.target != NULL;
+
+    if ((i->flags & HT_NS_PUBLISHED) == 0 && i->names == NULL && i->opens == 0 && i->xattrs == NULL && !has_target)
+        ht_ns_inode_free(ns, i);
+}
+
+/* ---------------------------------------------------------------- inodes */
+
+/* An inode stays of the type that it was made with. A target may have come first. */
+static int replay_inode(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *i = find_or_make(ns, r->ino);
+    uint16_t type = r->attr.mode & S_IFMT;
+
+    if (i == NULL)
+        return -ENOMEM;
+    if (i->cur.mode != 0 && (i->cur.mode & S_IFMT) != type)
+        return -EUCLEAN;
+    if (ht_ns_inode_set_mode(ns, i, r->attr.mode) != 0)
+        return -ENOMEM;
+    i->cur = r->attr;
+    if (type == S_IFCHR || type == S_IFBLK)
+        i->u.rdev = r->rdev;
+    i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
+    i->flags |= HT_NS_PUBLISHED | (r->model_root ? HT_NS_MODEL_ROOT : 0);
+    return 0;
+}
+
+static int replay_target(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *i = find_or_make(ns, r->ino);
+
+    if (i == NULL)
+        return -ENOMEM;
+    if (i->cur.mode == 0)
+        i->cur.mode = S_IFLNK;
+    if (!S_ISLNK(i->cur.mode))
+        return -EUCLEAN;
+    if (i->u.target != NULL) {
+        ns->meta_bytes -= strlen(i->u.target) + 1;
+        free(i->u.target);
+        i->u.target = NULL;
+    }
+    return ht_ns_inode_set_target(ns, i, r->value, r->value_len);
+}
+
+static void drop_xattrs(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    while (i->xattrs != NULL) {
+        struct ht_ns_xattr *x = i->xattrs;
+        ht_ns_xattr_remove(i, x);
+        ht_ns_xattr_free(ns, x);
+    }
+}
+
+static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, r->ino);
+
+    ht_store_saw_id(ns->store, r->ino);
+    if (i == NULL)
+        return 0;
+    i->flags &= (uint8_t) ~(HT_NS_PUBLISHED | HT_NS_MODEL_ROOT);
+    drop_xattrs(ns, i);
+    if (i->names == NULL && i->opens == 0)
+        ht_ns_inode_free(ns, i);
+    return 0;
+}
+
+/* --------------------------------------------------------------- entries */
+
+static void drop_entry(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    struct ht_ns_inode *dir = e->dir, *inode = e->inode;
+
+    ht_ns_entry_remove(ns, e);
+    ht_ns_entry_free(ns, e);
+    dir->opens--;
+    forget_if_idle(ns, inode);
+    if (dir != inode)
+        forget_if_idle(ns, dir);
+}
+
+static void stamp(struct ht_ns_inode *dir, struct ht_ns_inode *inode, int64_t time_ns)
+{
+    if (time_ns == 0)
+        return;
+    dir->cur.mtime_ns = dir->cur.ctime_ns = time_ns;
+    inode->cur.ctime_ns = time_ns;
+}
+
+static int replay_entry(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *dir = find_or_make(ns, r->parent), *inode = find_or_make(ns, r->ino);
+    struct ht_ns_entry *old, *e;
+
+    if (dir == NULL || inode == NULL)
+        return -ENOMEM;
+    if (dir->opens == UINT32_MAX || (inode->cur.mode != 0 && (inode->cur.mode & S_IFMT) != r->entry_type))
+        return -EUCLEAN;
+    if (ht_ns_entry_new(ns, r->name, r->name_len, &e) != 0)
+        return -ENOMEM;
+    if (inode->cur.mode == 0)
+        inode->cur.mode = r->entry_type; /* what its INODE record must say, too */
+    old = ht_ns_entry_find(ns, dir, r->name, r->name_len);
+    ht_ns_entry_insert(ns, e, dir, inode);
+    dir->opens++;
+    stamp(dir, inode, r->time_ns);
+    if (old != NULL) {
+        stamp(dir, old->inode, r->time_ns);
+        drop_entry(ns, old);
+    }
+    return 0;
+}
+
+static int replay_entry_del(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *dir = ht_ns_inode_find(ns, r->parent);
+    struct ht_ns_entry *e = dir != NULL ? ht_ns_entry_find(ns, dir, r->name, r->name_len) : NULL;
+
+    if (e != NULL) {
+        stamp(dir, e->inode, r->time_ns);
+        drop_entry(ns, e);
+    } else if (dir != NULL) {
+        stamp(dir, dir, r->time_ns);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------- extended attributes */
+
+static bool is_name(const struct ht_ns_record *r, const char *name)
+{
+    return strlen(name) == r->name_len && memcmp(name, r->name, r->name_len) == 0;
+}
+
+static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *i = find_or_make(ns, r->ino);
+    struct ht_ns_xattr *old, *x;
+
+    if ((is_name(r, HT_NS_ACL_ACCESS) || is_name(r, HT_NS_ACL_DEFAULT)) && !ht_ns_acl_valid(r->value, r->value_len))
+        return -EUCLEAN;
+    if (i == NULL || ht_ns_xattr_new(ns, r->name, r->name_len, r->value, r->value_len, &x) != 0)
+        return -ENOMEM;
+    old = ht_ns_xattr_find(i, r->name, r->name_len);
+    if (old != NULL) {
+        ht_ns_xattr_remove(i, old);
+        ht_ns_xattr_free(ns, old);
+    }
+    x->next = i->xattrs;
+    i->xattrs = x;
+    if (r->time_ns != 0)
+        i->cur.ctime_ns = r->time_ns;
+    return 0;
+}
+
+static int replay_xattr_del(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, r->ino);
+    struct ht_ns_xattr *x = i != NULL ? ht_ns_xattr_find(i, r->name, r->name_len) : NULL;
+
+    if (i != NULL && r->time_ns != 0)
+        i->cur.ctime_ns = r->time_ns;
+    if (x != NULL) {
+        ht_ns_xattr_remove(i, x);
+        ht_ns_xattr_free(ns, x);
+        forget_if_idle(ns, i);
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------- all */
+
+static int replay_record(struct ht_ns *ns, const struct ht_ns_record *r)
+{
+    switch ((enum ht_ns_record_type)r->type) {
+    case HT_REC_NS_INODE:
+        return replay_inode(ns, r);
+    case HT_REC_NS_INODE_DEL:
+        return replay_inode_del(ns, r);
+    case HT_REC_NS_ENTRY:
+        return replay_entry(ns, r);
+    case HT_REC_NS_ENTRY_DEL:
+        return replay_entry_del(ns, r);
+    case HT_REC_NS_XATTR:
+        return replay_xattr(ns, r);
+    case HT_REC_NS_XATTR_DEL:
+        return replay_xattr_del(ns, r);
+    case HT_REC_NS_TARGET:
+        return replay_target(ns, r);
+    }
+    return -EUCLEAN;
+}
+
+int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    struct ht_ns *ns = ctx;
+    struct ht_ns_record r;
+    int rc = ht_ns_record_decode(type, payload, len, &r);
+
+    if (rc == 0) {
+        pthread_rwlock_wrlock(&ns->lock);
+        rc = replay_record(ns, &r);
+        pthread_rwlock_unlock(&ns->lock);
+    }
+    if (rc == -EUCLEAN)
+        ht_error("log: malformed record of names, type %u, %u bytes", type, len);
+    return rc;
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * roots.c - model roots: which there are, making one of a directory, and the reverse.
+ *
+ * Which root an inode belongs to follows from its directories, so making one changes one inode in the log, and the
+ * scope of every object below. Objects can be moved between scopes only while nothing of them is unpublished: that is
+ * brought about with no lock held, tried again when a writer was faster, and given up after some tries (-EBUSY).
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdlib.h>
+
+enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
+
+static const char config_name[] = HT_XATTR_PREFIX "optimizer";
+
+/* ------------------------------------------------------------------ list */
+
+struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino)
+{
+    ht_list_for_each(p, &ns->roots)
+        if (ht_list_entry(p, struct ht_ns_root, link)->ino == ino)
+            return ht_list_entry(p, struct ht_ns_root, link);
+    return NULL;
+}
+
+struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_root *r = calloc(1, sizeof(*r));
+
+    if (r == NULL)
+        return NULL;
+    r->ino = ino;
+    ht_list_init(&r->shadows);
+    ht_list_add_tail(&ns->roots, &r->link);
+    ns->meta_bytes += sizeof(*r);
+    return r;
+}
+
+struct set_root {
+    struct ht_ns *ns;
+    struct ht_ns_root *from, *to;
+};
+
+static int set_root_of(void *ctx, struct ht_ns_inode *i)
+{
+    struct set_root *s = ctx;
+
+    if (i->root == s->from)
+        ht_ns_inode_set_root(s->ns, i, s->to);
+    return 0;
+}
+
+void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root)
+{
+    struct set_root s = {ns, root, &ns->outside};
+    int rc = ht_ns_inode_each(ns, set_root_of, &s);
+
+    (void)rc;
+    ht_list_del(&root->link);
+    ns->meta_bytes -= sizeof(*root) + (uint64_t)root->entry_cap * sizeof(struct ht_ns_entry *);
+    free(root->entries);
+    free(root);
+}
+
+int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
+{
+    uint64_t *inos;
+    size_t count = 0;
+    int rc = 0;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    ht_list_for_each(p, &ns->roots)
+        count++;
+    inos = malloc((count + 1) * sizeof(*inos));
+    count = 0;
+    if (inos != NULL)
+        ht_list_for_each(p, &ns->roots)
+            inos[count++] = ht_list_entry(p, struct ht_ns_root, link)->ino;
+    pthread_rwlock_unlock(&ns->lock);
+    if (inos == NULL)
+        return -ENOMEM;
+    for (size_t n = 0; rc == 0 && n < count; n++)
+        rc = fn(ctx, inos[n]);
+    free(inos);
+    return rc;
+}
+
+/* ------------------------------------------------------- inodes of a tree */
+
+static int add_children(struct ht_ns_members *m, const struct ht_ns_dir *d)
+{
+    int rc = 0;
+
+    for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++) {
+        struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
+        if (e != NULL)
+            rc = ht_ns_members_add(m, e->inode);
+    }
+    return rc;
+}
+
+/* The directory and everything below it. */
+static int collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
+{
+    int rc = ht_ns_members_add(m, top);
+
+    for (size_t n = 0; rc == 0 && n < m->count; n++)
+        if (ht_ns_is_dir(m->inodes[n]))
+            rc = add_children(m, m->inodes[n]->u.dir);
+    return rc;
+}
+
+/* A root below: -EINVAL. A name outside the tree, of which all members are marked: -EBUSY. */
+static int check_tree(const struct ht_ns_members *m)
+{
+    for (size_t n = 0; n < m->count; n++) {
+        const struct ht_ns_inode *i = m->inodes[n];
+        if ((i->flags & HT_NS_MODEL_ROOT) != 0)
+            return -EINVAL;
+        for (struct ht_ns_entry *e = ht_ns_is_dir(i) ? NULL : i->names; e != NULL; e = e->name_next)
+            if ((e->dir->flags & HT_NS_MARKED) == 0)
+                return -EBUSY;
+    }
+    return 0;
+}
+
+/* --------------------------------------------------------- make a root */
+
+struct root_change {
+    uint64_t ino;
+    const char *config;
+    int (*also)(void *ctx, struct ht_tx *tx);
+    void *ctx;
+    uint64_t busy; /* out: the object that was not ready */
+};
+
+/* Names and attributes of the members as the log has them, then theirs is another list of pending things. */
+static void change_members(struct ht_ns_op *op, const struct ht_ns_members *m, struct ht_ns_root *to)
+{
+    for (size_t n = 0; n < m->count; n++) {
+        struct ht_ns_inode *i = m->inodes[n];
+        if (i->shadow != NULL) {
+            ht_ns_put_inode(op->tx, i, &i->cur);
+            ht_ns_shadow_drop(op->ns, i);
+        }
+        ht_ns_inode_set_root(op->ns, i, to);
+    }
+}
+
+static int check_new_root(const struct ht_ns_inode *i)
+{
+    if (i == NULL)
+        return -ESTALE;
+    if (!ht_ns_is_dir(i))
+        return -ENOTDIR;
+    if (ht_ns_pending(i))
+        return -EINVAL;
+    return i->links == 0 && i->ino != HT_NS_ROOT_INO ? -ENOENT : 0;
+}
+
+/* While the transaction is open nobody changes names, so the members stay what they are without the lock. */
+static int call_also(struct ht_ns_op *op, const struct root_change *c)
+{
+    int rc;
+
+    if (c->also == NULL)
+        return 0;
+    ht_ns_op_unlock(op);
+    rc = c->also(c->ctx, op->tx);
+    ht_ns_op_lock(op);
+    return rc;
+}
+
+static void put_config(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *config)
+{
+    ht_ns_xattr_install(op, i, config, op->now_ns);
+    i->flags |= HT_NS_MODEL_ROOT;
+    ht_ns_attr_put(op, i);
+}
+
+static void take_config(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    struct ht_ns_xattr *x = ht_ns_xattr_find(i, config_name, strlen(config_name));
+
+    if (x != NULL)
+        ht_ns_xattr_drop(op, i, x, op->now_ns);
+    i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
+    ht_ns_attr_put(op, i);
+}
+
+/* The change itself; all is outside while records are put, so they are published at once. */
+static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_members *m, struct root_change *c)
+{
+    struct ht_ns_xattr *config;
+    struct ht_ns_root *root;
+    int back, rc = ht_ns_xattr_new(op->ns, config_name, strlen(config_name), c->config, strlen(c->config), &config);
+
+    if (rc != 0)
+        return rc;
+    root = ht_ns_root_new(op->ns, i->ino);
+    rc = root == NULL ? -ENOMEM : ht_ns_scope_move(op, m, 0, i->ino, &c->busy);
+    if (rc != 0) {
+        ht_ns_xattr_free(op->ns, config);
+        if (root != NULL)
+            ht_ns_root_free(op->ns, root);
+        return rc;
+    }
+    put_config(op, i, config);
+    change_members(op, m, root);
+    rc = call_also(op, c);
+    if (rc == 0)
+        return 0;
+    ht_ns_root_publish_locked(op->ns, root, op->tx); /* times touched meanwhile */
+    ht_ns_root_free(op->ns, root);
+    take_config(op, i);
+    back = ht_ns_scope_move(op, m, i->ino, 0, &c->busy);
+    (void)back; /* scope.c brings home what a writer kept */
+    return rc;
+}
+
+static int make_locked(struct ht_ns_op *op, struct root_change *c)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, c->ino);
+    struct ht_ns_members m = {0};
+    int rc = check_new_root(i);
+
+    if (rc == 0)
+        rc = ht_ns_reserve(op->ns, i->root, 2, 0);
+    if (rc == 0)
+        rc = collect_tree(&m, i);
+    if (rc == 0)
+        rc = check_tree(&m);
+    if (rc == 0)
+        rc = turn_into_root(op, i, &m, c);
+    ht_ns_members_free(&m);
+    return rc;
+}
+
+/* An estimate, before the transaction, of what moving everything at and below ino puts into the log. */
+static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
+{
+    struct ht_ns_inode *i;
+    struct ht_ns_members m = {0};
+    int rc;
+
+    pthread_rwlock_wrlock(&ns->lock);
+    i = ht_ns_inode_live(ns, ino);
+    rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : collect_tree(&m, i);
+    *out_bytes = ROOT_BYTES + m.count * (OBJECT_MOVE_BYTES + HT_NS_INODE_RECORD_BYTES);
+    ht_ns_members_free(&m);
+    pthread_rwlock_unlock(&ns->lock);
+    return rc;
+}
+
+int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
+                    void *ctx)
+{
+    int rc = strlen(config) > HT_XATTR_VALUE_BYTES_MAX ? -E2BIG : -EBUSY;
+
+    for (int tries = 0; rc == -EBUSY && tries < TRIES_MAX; tries++) {
+        struct root_change c = {.ino = ino, .config = config, .also = also_in_tx, .ctx = ctx};
+        struct ht_ns_op op;
+        size_t bytes;
+        rc = ht_store_commit(ns->store);
+        if (rc == 0)
+            rc = tree_bytes(ns, ino, &bytes);
+        if (rc == 0)
+            rc = ht_ns_op_begin(ns, bytes + strlen(config), &op);
+        if (rc == 0)
+            rc = ht_ns_op_end(&op, make_locked(&op, &c));
+        if (rc == -EBUSY && c.busy == 0)
+            break; /* a hard link that leaves the tree */
+    }
+    return ht_ns_scope_settle(ns, rc);
+}
+
+/* ------------------------------------------------------- unmake a root */
+
+struct root_members {
+    struct ht_ns_members m;
+    const struct ht_ns_root *root;
+};
+
+/* Orphans that are open, too. */
+static int add_root_member(void *ctx, struct ht_ns_inode *i)
+{
+    struct root_members *r = ctx;
+
+    return i->root == r->root && (i->flags & HT_NS_STALE) == 0 ? ht_ns_members_add(&r->m, i) : 0;
+}
+
+/* Objects move first, because that is what can fail; what the callback deletes is published with the scope. */
+static int turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m,
+                               struct root_change *c)
+{
+    uint64_t scope = i->ino;
+    int back, rc = ht_ns_scope_move(op, m, scope, 0, &c->busy);
+
+    if (rc != 0)
+        return rc;
+    rc = call_also(op, c);
+    if (rc != 0) {
+        back = ht_ns_scope_move(op, m, 0, scope, &c->busy);
+        (void)back;
+        return rc;
+    }
+    ht_scope_publish(op->ns->store, scope, op->tx);
+    ht_ns_root_publish_locked(op->ns, i->root, op->tx);
+    ht_ns_root_free(op->ns, i->root);
+    take_config(op, i);
+    return 0;
+}
+
+static int unmake_locked(struct ht_ns_op *op, struct root_change *c)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, c->ino);
+    struct root_members r = {0};
+    int rc = i == NULL ? -ESTALE : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL : ht_ns_reserve(op->ns, i->root, 2, 0);
+
+    if (rc != 0)
+        return rc;
+    ht_ns_root_publish_locked(op->ns, i->root, op->tx);
+    ht_scope_publish(op->ns->store, c->ino, op->tx);
+    r.root = i->root;
+    rc = ht_ns_inode_each(op->ns, add_root_member, &r);
+    if (rc == 0)
+        rc = turn_into_directory(op, i, &r.m, c);
+    ht_ns_members_free(&r.m);
+    return rc;
+}
+
+static size_t unmake_bytes(struct ht_ns *ns, uint64_t ino)
+{
+    size_t bytes = 0;
+    int rc = tree_bytes(ns, ino, &bytes);
+
+    (void)rc; /* told by the operation */
+    return bytes + ht_ns_root_pending_bytes(ns, ino) + ht_scope_pending_bytes(ns->store, ino);
+}
+
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
+{
+    int rc = -EBUSY;
+
+    for (int tries = 0; rc == -EBUSY && tries < TRIES_MAX; tries++) {
+        struct root_change c = {.ino = ino, .also = also_in_tx, .ctx = ctx};
+        struct ht_ns_op op;
+        rc = ht_scope_writeback(ns->store, ino);
+        if (rc == 0)
+            rc = ht_ns_op_begin(ns, unmake_bytes(ns, ino), &op);
+        if (rc == 0)
+            rc = ht_ns_op_end(&op, unmake_locked(&op, &c));
+        if (rc == -EBUSY && c.busy == 0)
+            break; /* the optimizer's word */
+    }
+    return ht_ns_scope_settle(ns, rc);
+}

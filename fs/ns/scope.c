@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scope.c - whose step the content of a file belongs to: moving objects between scopes.
+ *
+ * The store moves an object only while nothing of it is unpublished, and writers take no transaction: one may come
+ * between moving an object there and, because another was busy, moving it back. Such an object stays in a scope that
+ * is not its file's, and a crash may find it so. It is whole there, but no commit would publish it: settle looks for
+ * files whose content is elsewhere and brings it home.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdlib.h>
+#include "tiering/base/log.h"
+
+enum { TRIES_MAX = 64, MOVE_BYTES = 4096 };
+
+/* --------------------------------------------------------------- members */
+
+int ht_ns_members_add(struct ht_ns_members *m, struct ht_ns_inode *i)
+{
+    if ((i->flags & HT_NS_MARKED) != 0)
+        return 0;
+    if (m->count == m->cap) {
+        size_t cap = m->cap == 0 ? 32 : m->cap * 2;
+        struct ht_ns_inode **p = realloc(m->inodes, cap * sizeof(struct ht_ns_inode *));
+        if (p == NULL)
+            return -ENOMEM;
+        m->inodes = p;
+        m->cap = cap;
+    }
+    i->flags |= HT_NS_MARKED;
+    m->inodes[m->count++] = i;
+    return 0;
+}
+
+void ht_ns_members_free(struct ht_ns_members *m)
+{
+    for (size_t n = 0; n < m->count; n++)
+        m->inodes[n]->flags &= (uint8_t)~HT_NS_MARKED;
+    free(m->inodes);
+}
+
+/* ---------------------------------------------------------------- moving */
+
+static int move_object(struct ht_ns_op *op, const struct ht_ns_inode *i, uint64_t scope, uint64_t *out_busy)
+{
+    struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(op->ns->store, i->ino) : NULL;
+    int rc;
+
+    if (obj == NULL)
+        return 0;
+    ht_obj_publish(obj, op->tx);
+    rc = ht_obj_set_scope(obj, scope, op->tx);
+    ht_obj_put(obj);
+    if (rc == -EBUSY)
+        *out_busy = i->ino;
+    return rc;
+}
+
+int ht_ns_scope_move(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_t from, uint64_t to, uint64_t *out_busy)
+{
+    size_t n = 0;
+    int rc = 0;
+
+    while (rc == 0 && n < m->count)
+        rc = move_object(op, m->inodes[n++], to, out_busy);
+    if (rc == 0)
+        return 0;
+    for (n--; n > 0; n--) {
+        uint64_t kept;
+        int error = move_object(op, m->inodes[n - 1], from, &kept);
+        (void)error;
+    }
+    return rc;
+}
+
+/* -------------------------------------------------------------- settling */
+
+struct strays {
+    struct ht_ns *ns;
+    uint64_t *inos;
+    size_t count, cap;
+};
+
+static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i)
+{
+    struct ht_obj_stat os;
+    struct ht_obj *obj;
+
+    if (!S_ISREG(i->cur.mode) || (i->flags & (HT_NS_GHOST | HT_NS_STALE)) != 0)
+        return false;
+    obj = ht_obj_get(ns->store, i->ino);
+    if (obj == NULL)
+        return false;
+    ht_obj_stat(obj, &os);
+    ht_obj_put(obj);
+    return os.scope != i->root->ino;
+}
+
+static int add_stray(void *ctx, struct ht_ns_inode *i)
+{
+    struct strays *s = ctx;
+    uint64_t *p;
+
+    if (!is_stray(s->ns, i))
+        return 0;
+    if (s->count == s->cap) {
+        size_t cap = s->cap == 0 ? 32 : s->cap * 2;
+        p = realloc(s->inos, cap * sizeof(*p));
+        if (p == NULL)
+            return -ENOMEM;
+        s->inos = p;
+        s->cap = cap;
+    }
+    s->inos[s->count++] = i->ino;
+    return 0;
+}
+
+static int bring_home_locked(struct ht_ns_op *op, uint64_t ino)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
+    uint64_t busy;
+
+    return i != NULL && is_stray(op->ns, i) ? move_object(op, i, i->root->ino, &busy) : 0;
+}
+
+static int bring_home(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_obj *obj = ht_obj_get(ns->store, ino);
+    int rc = -EBUSY;
+
+    for (int tries = 0; obj != NULL && rc == -EBUSY && tries < TRIES_MAX; tries++) {
+        struct ht_ns_op op;
+        rc = ht_obj_sync(obj);
+        if (rc == 0)
+            rc = ht_ns_op_begin(ns, MOVE_BYTES + ht_ns_content_bytes(obj), &op);
+        if (rc == 0)
+            rc = ht_ns_op_end(&op, bring_home_locked(&op, ino));
+    }
+    if (obj == NULL)
+        return 0;
+    ht_obj_put(obj);
+    return rc;
+}
+
+int ht_ns_scope_settle(struct ht_ns *ns, int rc)
+{
+    struct strays s = {.ns = ns};
+    int error = 0;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    error = ht_ns_inode_each(ns, add_stray, &s);
+    pthread_rwlock_unlock(&ns->lock);
+    for (size_t n = 0; n < s.count; n++) {
+        int one = bring_home(ns, s.inos[n]);
+        if (one != 0)
+            ht_warn("inode %llu: its content is outside its model root: %s; it will be put right at the next mount",
+                    (unsigned long long)s.inos[n], strerror(-one));
+        if (error == 0)
+            error = one;
+    }
+    free(s.inos);
+    return rc != 0 ? rc : error;
+}

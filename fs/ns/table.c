@@ -1,0 +1,434 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * table.c - the memory of names: inodes by number, entries by directory and name, extended attributes.
+ *
+ * Owns allocation, the two hash tables, the figures that ht_ns_stats tells and the claims of log bytes, which are
+ * given back where the thing is freed. What belongs to whom (links, slots, pending lists) is decided elsewhere.
+ *
+ * Tables double when full and never shrink. A table that cannot grow has longer chains and is still correct.
+ * All functions: ns.lock held, for writing where something changes.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdlib.h>
+#include "tiering/base/hash.h"
+
+enum { TABLE_SIZE_START = 256 };
+
+/* ---------------------------------------------------------------- claims */
+
+/* In replay nothing is claimed: link.c claims all there is at the end. */
+static int claim(struct ht_ns *ns, uint64_t bytes)
+{
+    return ns->replaying ? 0 : ht_store_claim(ns->store, bytes);
+}
+
+static void unclaim(struct ht_ns *ns, uint64_t bytes)
+{
+    if (!ns->replaying)
+        ht_store_unclaim(ns->store, bytes);
+}
+
+uint64_t ht_ns_inode_claim(const struct ht_ns_inode *i)
+{
+    uint64_t bytes = HT_NS_INODE_RECORD_BYTES;
+
+    if (S_ISLNK(i->cur.mode) && i->u.target != NULL)
+        bytes += HT_NS_TARGET_RECORD_BYTES + strlen(i->u.target);
+    return bytes;
+}
+
+uint64_t ht_ns_entry_claim(const struct ht_ns_entry *e)
+{
+    return HT_NS_ENTRY_RECORD_BYTES + (uint64_t)e->len;
+}
+
+uint64_t ht_ns_xattr_claim(const struct ht_ns_xattr *x)
+{
+    return HT_NS_XATTR_RECORD_BYTES + (uint64_t)x->name_len + x->value_len;
+}
+
+/* ---------------------------------------------------------------- inodes */
+
+static uint64_t inode_bucket(const struct ht_ns *ns, uint64_t ino)
+{
+    return (ino * 0x9e3779b97f4a7c15ull >> 24) & ns->inode_mask;
+}
+
+struct ht_ns_inode *ht_ns_inode_find(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_inode *i = ns->inodes[inode_bucket(ns, ino)];
+
+    while (i != NULL && i->ino != ino)
+        i = i->hash_next;
+    return i;
+}
+
+struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino)
+{
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+
+    return i != NULL && (i->flags & (HT_NS_STALE | HT_NS_GHOST)) == 0 ? i : NULL;
+}
+
+static void grow_inodes(struct ht_ns *ns)
+{
+    uint64_t old_mask = ns->inode_mask, size = 2 * (old_mask + 1);
+    struct ht_ns_inode **old = ns->inodes, **table = calloc(size, sizeof(struct ht_ns_inode *));
+
+    if (table == NULL)
+        return;
+    ns->inodes = table;
+    ns->inode_mask = size - 1;
+    ns->meta_bytes += (old_mask + 1) * sizeof(struct ht_ns_inode *);
+    for (uint64_t b = 0; b <= old_mask; b++)
+        for (struct ht_ns_inode *i = old[b], *next; i != NULL; i = next) {
+            struct ht_ns_inode **head = &table[inode_bucket(ns, i->ino)];
+            next = i->hash_next;
+            i->hash_next = *head;
+            *head = i;
+        }
+    free(old);
+}
+
+static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    struct ht_ns_inode **head;
+
+    if (ns->inode_count > ns->inode_mask)
+        grow_inodes(ns);
+    head = &ns->inodes[inode_bucket(ns, i->ino)];
+    i->hash_next = *head;
+    *head = i;
+    ns->inode_count++;
+    ns->meta_bytes += sizeof(*i);
+}
+
+int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out)
+{
+    int rc = claim(ns, HT_NS_INODE_RECORD_BYTES);
+    struct ht_ns_inode *i;
+
+    if (rc != 0)
+        return rc;
+    i = calloc(1, sizeof(*i));
+    if (i == NULL || ht_ns_inode_set_mode(ns, i, mode) != 0) {
+        free(i);
+        unclaim(ns, HT_NS_INODE_RECORD_BYTES);
+        return -ENOMEM;
+    }
+    i->ino = ino;
+    i->root = &ns->outside;
+    insert_inode(ns, i);
+    *out = i;
+    return 0;
+}
+
+int ht_ns_inode_set_mode(struct ht_ns *ns, struct ht_ns_inode *i, uint32_t mode)
+{
+    if (S_ISDIR(mode) && i->u.dir == NULL) {
+        i->u.dir = calloc(1, sizeof(*i->u.dir));
+        if (i->u.dir == NULL)
+            return -ENOMEM;
+        ns->meta_bytes += sizeof(*i->u.dir);
+    }
+    i->cur.mode = (uint16_t)mode;
+    return 0;
+}
+
+int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *target, size_t len)
+{
+    int rc = claim(ns, HT_NS_TARGET_RECORD_BYTES + len);
+
+    if (rc != 0)
+        return rc;
+    i->u.target = strndup(target, len);
+    if (i->u.target == NULL) {
+        unclaim(ns, HT_NS_TARGET_RECORD_BYTES + len);
+        return -ENOMEM;
+    }
+    ns->meta_bytes += len + 1;
+    return 0;
+}
+
+static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    struct ht_ns_inode **p = &ns->inodes[inode_bucket(ns, i->ino)];
+
+    while (*p != i)
+        p = &(*p)->hash_next;
+    *p = i->hash_next;
+    ns->inode_count--;
+}
+
+static void free_payload(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    if (S_ISDIR(i->cur.mode) && i->u.dir != NULL) {
+        ns->meta_bytes -= sizeof(*i->u.dir) + (uint64_t)i->u.dir->slot_cap * sizeof(*i->u.dir->slots);
+        free(i->u.dir->slots);
+        free(i->u.dir);
+    } else if (S_ISLNK(i->cur.mode) && i->u.target != NULL) {
+        ns->meta_bytes -= strlen(i->u.target) + 1;
+        free(i->u.target);
+    } else if (S_ISREG(i->cur.mode)) {
+        ht_obj_put(i->u.obj);
+    }
+}
+
+void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    while (i->xattrs != NULL) {
+        struct ht_ns_xattr *x = i->xattrs;
+        i->xattrs = x->next;
+        ht_ns_xattr_free(ns, x);
+    }
+    unclaim(ns, ht_ns_inode_claim(i));
+    ht_ns_shadow_drop(ns, i);
+    remove_from_table(ns, i);
+    free_payload(ns, i);
+    ns->meta_bytes -= sizeof(*i);
+    free(i);
+}
+
+int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
+{
+    for (uint64_t b = 0; b <= ns->inode_mask; b++)
+        for (struct ht_ns_inode *i = ns->inodes[b], *next; i != NULL; i = next) {
+            int rc;
+            next = i->hash_next;
+            rc = fn(ctx, i);
+            if (rc != 0)
+                return rc;
+        }
+    return 0;
+}
+
+static uint64_t reverse_bits(uint64_t v)
+{
+    uint64_t r = 0;
+
+    for (int i = 0; i < 64; i++, v >>= 1)
+        r = r << 1 | (v & 1);
+    return r;
+}
+
+/*
+ * The cursor counts in reversed bits: all buckets that a doubling makes of one come right after each other in that
+ * order, so a walk that met the one has met what they hold, and needs no memory of the table's size.
+ */
+struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor)
+{
+    struct ht_ns_inode *chain = ns->inodes[*cursor & ns->inode_mask];
+
+    *cursor = reverse_bits(reverse_bits(*cursor | ~ns->inode_mask) + 1);
+    return chain;
+}
+
+/* --------------------------------------------------------------- entries */
+
+static uint64_t entry_bucket(const struct ht_ns *ns, uint64_t dir, const char *name, size_t len)
+{
+    return ht_hash64(name, len, ns->salt ^ dir * 0x9e3779b97f4a7c15ull) & ns->entry_mask;
+}
+
+static struct ht_ns_entry *find_entry(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len,
+                                      bool gone)
+{
+    struct ht_ns_entry *e = ns->entries[entry_bucket(ns, dir->ino, name, len)];
+
+    for (; e != NULL; e = e->hash_next)
+        if (e->dir == dir && e->len == len && (e->state == HT_NS_GONE) == gone && memcmp(e->name, name, len) == 0)
+            return e;
+    return NULL;
+}
+
+struct ht_ns_entry *ht_ns_entry_find(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len)
+{
+    return find_entry(ns, dir, name, len, false);
+}
+
+struct ht_ns_entry *ht_ns_entry_find_gone(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len)
+{
+    return find_entry(ns, dir, name, len, true);
+}
+
+static size_t entry_bytes(size_t len)
+{
+    return offsetof(struct ht_ns_entry, name) + len + 1;
+}
+
+int ht_ns_entry_new(struct ht_ns *ns, const char *name, size_t len, struct ht_ns_entry **out)
+{
+    int rc = claim(ns, HT_NS_ENTRY_RECORD_BYTES + len);
+    struct ht_ns_entry *e;
+
+    if (rc != 0)
+        return rc;
+    e = calloc(1, entry_bytes(len));
+    if (e == NULL) {
+        unclaim(ns, HT_NS_ENTRY_RECORD_BYTES + len);
+        return -ENOMEM;
+    }
+    e->len = (uint8_t)len;
+    memcpy(e->name, name, len);
+    ns->meta_bytes += entry_bytes(len);
+    ns->entry_count++;
+    *out = e;
+    return 0;
+}
+
+void ht_ns_entry_free(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    unclaim(ns, ht_ns_entry_claim(e));
+    ns->meta_bytes -= entry_bytes(e->len);
+    ns->entry_count--;
+    free(e);
+}
+
+static void grow_entries(struct ht_ns *ns)
+{
+    uint64_t old_mask = ns->entry_mask, size = 2 * (old_mask + 1);
+    struct ht_ns_entry **old = ns->entries, **table = calloc(size, sizeof(struct ht_ns_entry *));
+
+    if (table == NULL)
+        return;
+    ns->entries = table;
+    ns->entry_mask = size - 1;
+    ns->meta_bytes += (old_mask + 1) * sizeof(struct ht_ns_entry *);
+    for (uint64_t b = 0; b <= old_mask; b++)
+        for (struct ht_ns_entry *e = old[b], *next; e != NULL; e = next) {
+            struct ht_ns_entry **head = &table[entry_bucket(ns, e->dir->ino, e->name, e->len)];
+            next = e->hash_next;
+            e->hash_next = *head;
+            *head = e;
+        }
+    free(old);
+}
+
+void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
+{
+    struct ht_ns_entry **head;
+
+    if (ns->entry_count > ns->entry_mask)
+        grow_entries(ns);
+    e->dir = dir;
+    e->inode = inode;
+    head = &ns->entries[entry_bucket(ns, dir->ino, e->name, e->len)];
+    e->hash_next = *head;
+    *head = e;
+    e->name_next = inode->names;
+    e->name_pprev = &inode->names;
+    if (e->name_next != NULL)
+        e->name_next->name_pprev = &e->name_next;
+    inode->names = e;
+}
+
+void ht_ns_entry_remove(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    struct ht_ns_entry **p = &ns->entries[entry_bucket(ns, e->dir->ino, e->name, e->len)];
+
+    while (*p != e)
+        p = &(*p)->hash_next;
+    *p = e->hash_next;
+    *e->name_pprev = e->name_next;
+    if (e->name_next != NULL)
+        e->name_next->name_pprev = e->name_pprev;
+}
+
+/* ------------------------------------------------- extended attributes */
+
+static size_t xattr_bytes(size_t name_len, size_t value_len)
+{
+    return sizeof(struct ht_ns_xattr) + name_len + 1 + value_len;
+}
+
+int ht_ns_xattr_new(struct ht_ns *ns, const char *name, size_t name_len, const void *value, size_t value_len,
+                    struct ht_ns_xattr **out)
+{
+    uint64_t record_bytes = HT_NS_XATTR_RECORD_BYTES + name_len + value_len;
+    int rc = claim(ns, record_bytes);
+    struct ht_ns_xattr *x;
+
+    if (rc != 0)
+        return rc;
+    x = malloc(xattr_bytes(name_len, value_len));
+    if (x == NULL) {
+        unclaim(ns, record_bytes);
+        return -ENOMEM;
+    }
+    *x = (struct ht_ns_xattr){.value_len = (uint32_t)value_len, .name_len = (uint8_t)name_len};
+    memcpy(x->data, name, name_len);
+    x->data[name_len] = '\0';
+    if (value_len > 0)
+        memcpy(x->data + name_len + 1, value, value_len);
+    ns->meta_bytes += xattr_bytes(name_len, value_len);
+    ns->xattr_count++;
+    *out = x;
+    return 0;
+}
+
+void ht_ns_xattr_free(struct ht_ns *ns, struct ht_ns_xattr *x)
+{
+    unclaim(ns, ht_ns_xattr_claim(x));
+    ns->meta_bytes -= xattr_bytes(x->name_len, x->value_len);
+    ns->xattr_count--;
+    free(x);
+}
+
+struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *name, size_t len)
+{
+    struct ht_ns_xattr *x = i->xattrs;
+
+    while (x != NULL && (x->state == HT_NS_GONE || x->name_len != len || memcmp(x->data, name, len) != 0))
+        x = x->next;
+    return x;
+}
+
+void ht_ns_xattr_remove(struct ht_ns_inode *i, struct ht_ns_xattr *x)
+{
+    struct ht_ns_xattr **p = &i->xattrs;
+
+    while (*p != x)
+        p = &(*p)->next;
+    *p = x->next;
+}
+
+/* ----------------------------------------------------------------- whole */
+
+int ht_ns_tables_init(struct ht_ns *ns)
+{
+    ns->inodes = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_inode *));
+    ns->entries = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_entry *));
+    if (ns->inodes == NULL || ns->entries == NULL) {
+        free(ns->inodes);
+        free(ns->entries);
+        return -ENOMEM;
+    }
+    ns->inode_mask = ns->entry_mask = TABLE_SIZE_START - 1;
+    ns->meta_bytes = sizeof(*ns) + TABLE_SIZE_START * 2 * sizeof(void *);
+    return 0;
+}
+
+static int free_inode(void *ctx, struct ht_ns_inode *i)
+{
+    ht_ns_inode_free(ctx, i);
+    return 0;
+}
+
+/* Claims are not given back: the store they were taken from ends, too. */
+void ht_ns_tables_free(struct ht_ns *ns)
+{
+    int rc;
+
+    ns->replaying = true;
+    for (uint64_t b = 0; b <= ns->entry_mask; b++)
+        while (ns->entries[b] != NULL) {
+            struct ht_ns_entry *e = ns->entries[b];
+            ns->entries[b] = e->hash_next;
+            ht_ns_entry_free(ns, e);
+        }
+    rc = ht_ns_inode_each(ns, free_inode, ns);
+    (void)rc;
+    free(ns->inodes);
+    free(ns->entries);
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * xattr.c - extended attributes, and the words of hitrain among them that are fields of the inode.
+ *
+ * dtype, grad_dtype and class are not stored as attributes: they are fields, set here by their words and inherited from
+ * the directory at creation, so that reading one tells what holds. All others are bytes under a name. An access list
+ * and the mode are kept in step.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <sys/xattr.h>
+
+/* ----------------------------------------------------------------- words */
+
+struct word_field {
+    const char *name;
+    uint8_t *(*field)(struct ht_ns_attr *a);
+    const char *(*word)(uint8_t value);
+    int (*parse)(const char *text, size_t len); /* value, or -EINVAL */
+};
+
+static uint8_t *dtype_field(struct ht_ns_attr *a)
+{
+    return &a->dtype;
+}
+
+static uint8_t *grad_dtype_field(struct ht_ns_attr *a)
+{
+    return &a->grad_dtype;
+}
+
+static uint8_t *class_field(struct ht_ns_attr *a)
+{
+    return &a->obj_class;
+}
+
+static const char *dtype_word(uint8_t value)
+{
+    for (int n = 0; n < HT_DTYPE_WORDS; n++)
+        if (ht_dtype_words[n].dtype == value)
+            return ht_dtype_words[n].word;
+    return NULL;
+}
+
+static int dtype_parse(const char *text, size_t len)
+{
+    for (int n = 0; n < HT_DTYPE_WORDS; n++)
+        if (strlen(ht_dtype_words[n].word) == len && memcmp(ht_dtype_words[n].word, text, len) == 0)
+            return ht_dtype_words[n].dtype;
+    return -EINVAL;
+}
+
+static const char *const class_words[] = {[HT_CLASS_DURABLE] = "durable", [HT_CLASS_SCRATCH] = "scratch"};
+
+static const char *class_word(uint8_t value)
+{
+    return value < HT_ARRAY_SIZE(class_words) ? class_words[value] : NULL;
+}
+
+static int class_parse(const char *text, size_t len)
+{
+    for (size_t n = 0; n < HT_ARRAY_SIZE(class_words); n++)
+        if (strlen(class_words[n]) == len && memcmp(class_words[n], text, len) == 0)
+            return (int)n;
+    return -EINVAL;
+}
+
+static const struct word_field word_fields[] = {
+    {HT_XATTR_PREFIX "dtype", dtype_field, dtype_word, dtype_parse},
+    {HT_XATTR_PREFIX "grad_dtype", grad_dtype_field, dtype_word, dtype_parse},
+    {HT_XATTR_PREFIX "class", class_field, class_word, class_parse},
+};
+
+static const struct word_field *find_word(const char *name)
+{
+    for (size_t n = 0; n < HT_ARRAY_SIZE(word_fields); n++)
+        if (strcmp(word_fields[n].name, name) == 0)
+            return &word_fields[n];
+    return NULL;
+}
+
+static uint8_t word_value(const struct word_field *w, const struct ht_ns_inode *i)
+{
+    struct ht_ns_attr a = i->cur;
+
+    return *w->field(&a);
+}
+
+/* What copies of a tree must not bring along. */
+static bool is_hidden(const char *name)
+{
+    return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "pin") == 0;
+}
+
+/* ------------------------------------------------------ change of state */
+
+/* The inode's ctime with a change of attributes; outside roots the record carries it. */
+static void stamp(struct ht_ns_op *op, struct ht_ns_inode *i, int64_t time_ns)
+{
+    ht_ns_attr_edit(op, i);
+    if (time_ns == 0)
+        return;
+    i->cur.ctime_ns = time_ns;
+    if (!ht_ns_pending(i) && i->shadow != NULL)
+        i->shadow->published.ctime_ns = time_ns;
+}
+
+/* x is current no more. */
+static void end_xattr(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x)
+{
+    if (ht_ns_pending(i) && x->state == HT_NS_CLEAN) {
+        x->state = HT_NS_GONE;
+        i->shadow->xattrs = true;
+        return;
+    }
+    ht_ns_xattr_remove(i, x);
+    ht_ns_xattr_free(op->ns, x);
+}
+
+void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
+{
+    struct ht_ns_xattr *old = ht_ns_xattr_find(i, x->data, x->name_len);
+
+    stamp(op, i, time_ns);
+    if (old != NULL)
+        end_xattr(op, i, old);
+    x->next = i->xattrs;
+    i->xattrs = x;
+    x->state = ht_ns_pending(i) ? HT_NS_NEW : HT_NS_CLEAN;
+    if (ht_ns_pending(i))
+        i->shadow->xattrs = true;
+    else
+        ht_ns_put_xattr(op->tx, i->ino, x, time_ns);
+}
+
+void ht_ns_xattr_drop(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x, int64_t time_ns)
+{
+    stamp(op, i, time_ns);
+    if (!ht_ns_pending(i))
+        ht_ns_put_xattr_del(op->tx, i->ino, x, time_ns);
+    end_xattr(op, i, x);
+}
+
+/* ------------------------------------------------------------------- set */
+
+struct xattr_request {
+    uint64_t ino;
+    const char *name;
+    const void *value;
+    size_t len;
+    int flags;
+};
+
+static int check_flags(int flags, bool there)
+{
+    if ((flags & XATTR_CREATE) != 0 && there)
+        return -EEXIST;
+    return (flags & XATTR_REPLACE) != 0 && !there ? -ENODATA : 0;
+}
+
+/*
+ * An object's class is for life: a file that has no byte yet, and is not open, gets a new one the next time it is
+ * opened. Where the old one is published on a root its end would be pending, and the number taken until the commit.
+ */
+static int change_class(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
+    struct ht_obj_stat os;
+    int rc = 0;
+
+    if (obj == NULL)
+        return 0;
+    ht_obj_stat(obj, &os);
+    if (os.size > 0 || i->opens > 0 || (ht_ns_pending(i) && !os.unpublished && os.obj_class != HT_CLASS_SCRATCH))
+        rc = -EBUSY;
+    else
+        ht_obj_delete(obj, op->tx);
+    ht_obj_put(obj);
+    return rc;
+}
+
+/* A tensor's chunks are large; a file that has content already keeps those it has. */
+static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i)
+{
+    struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
+    int rc;
+
+    if (obj == NULL)
+        return;
+    rc = ht_obj_set_chunk_bytes(obj, i->cur.dtype != HT_DTYPE_NONE ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    if (rc == 0 && !ht_ns_pending(i))
+        ht_obj_publish(obj, op->tx);
+    ht_obj_put(obj);
+}
+
+static int set_field(struct ht_ns_op *op, struct ht_ns_inode *i, const struct word_field *w, uint8_t value)
+{
+    int rc = 0;
+
+    if (S_ISREG(i->cur.mode) && w->field == class_field && i->cur.obj_class != value)
+        rc = change_class(op, i);
+    if (rc != 0)
+        return rc;
+    ht_ns_attr_edit(op, i);
+    *w->field(&i->cur) = value;
+    i->cur.ctime_ns = op->now_ns;
+    if (S_ISREG(i->cur.mode) && w->field == dtype_field)
+        adapt_chunks(op, i);
+    ht_ns_attr_put(op, i);
+    return 0;
+}
+
+static int set_word(struct ht_ns_op *op, struct ht_ns_inode *i, const struct word_field *w,
+                    const struct xattr_request *q)
+{
+    int value = w->parse(q->value, q->len), rc = check_flags(q->flags, word_value(w, i) != 0);
+
+    if (rc == 0 && value < 0)
+        rc = value;
+    return rc != 0 ? rc : set_field(op, i, w, (uint8_t)value);
+}
+
+static uint64_t bytes_held(const struct ht_ns_inode *i, const struct ht_ns_xattr *but)
+{
+    uint64_t bytes = 0;
+
+    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
+        if (x != but && x->state != HT_NS_GONE)
+            bytes += (uint64_t)x->name_len + x->value_len;
+    return bytes;
+}
+
+static int set_bytes(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xattr_request *q)
+{
+    size_t name_len = strlen(q->name);
+    struct ht_ns_xattr *old = ht_ns_xattr_find(i, q->name, name_len), *x;
+    int rc = check_flags(q->flags, old != NULL);
+
+    if (rc == 0 && bytes_held(i, old) + name_len + q->len > HT_XATTR_INODE_BYTES_MAX)
+        rc = -ENOSPC;
+    if (rc == 0)
+        rc = ht_ns_xattr_new(op->ns, q->name, name_len, q->value, q->len, &x);
+    if (rc == 0)
+        ht_ns_xattr_install(op, i, x, op->now_ns);
+    return rc;
+}
+
+/* The mode follows the access list; a list that says no more than the mode is not kept. */
+static int set_acl(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xattr_request *q)
+{
+    bool access = strcmp(q->name, HT_NS_ACL_ACCESS) == 0;
+    struct ht_ns_xattr *old;
+    int rc = 0;
+
+    if (!ht_ns_acl_valid(q->value, q->len))
+        return -EINVAL;
+    if (!access && !ht_ns_is_dir(i))
+        return -EACCES;
+    if (!access || !ht_ns_acl_is_plain(q->value, q->len)) {
+        rc = set_bytes(op, i, q);
+    } else if ((old = ht_ns_xattr_find(i, q->name, strlen(q->name))) != NULL) {
+        ht_ns_xattr_drop(op, i, old, op->now_ns);
+    }
+    if (rc != 0 || !access)
+        return rc;
+    ht_ns_attr_edit(op, i);
+    i->cur.mode = (uint16_t)ht_ns_acl_mode(q->value, q->len, i->cur.mode);
+    i->cur.ctime_ns = op->now_ns;
+    ht_ns_attr_put(op, i);
+    return 0;
+}
+
+static bool is_acl(const char *name)
+{
+    return strcmp(name, HT_NS_ACL_ACCESS) == 0 || strcmp(name, HT_NS_ACL_DEFAULT) == 0;
+}
+
+static int set_locked(struct ht_ns_op *op, const struct xattr_request *q)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, q->ino);
+    const struct word_field *w = find_word(q->name);
+    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, i->root, 1, 0);
+
+    if (rc != 0)
+        return rc;
+    if (w != NULL)
+        return set_word(op, i, w, q);
+    return is_acl(q->name) ? set_acl(op, i, q) : set_bytes(op, i, q);
+}
+
+int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags)
+{
+    struct xattr_request q = {ino, name, value, len, flags};
+    size_t name_len = strlen(name);
+    struct ht_ns_op op;
+    int rc;
+
+    if (name_len == 0 || name_len > HT_XATTR_NAME_BYTES_MAX)
+        return -ERANGE;
+    if (len > HT_XATTR_VALUE_BYTES_MAX)
+        return -E2BIG;
+    if ((flags & ~(XATTR_CREATE | XATTR_REPLACE)) != 0)
+        return -EINVAL;
+    rc = ht_ns_op_begin(ns, 512 + name_len + len, &op);
+    return rc != 0 ? rc : ht_ns_op_end(&op, set_locked(&op, &q));
+}
+
+/* ---------------------------------------------------------------- remove */
+
+static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
+    const struct word_field *w = find_word(name);
+    struct ht_ns_xattr *x;
+    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, i->root, 1, 0);
+
+    if (rc != 0)
+        return rc;
+    if (w != NULL)
+        return word_value(w, i) == 0 ? -ENODATA : set_field(op, i, w, 0);
+    x = ht_ns_xattr_find(i, name, strlen(name));
+    if (x == NULL)
+        return -ENODATA;
+    ht_ns_xattr_drop(op, i, x, op->now_ns);
+    return 0;
+}
+
+int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, 512, &op);
+
+    return rc != 0 ? rc : ht_ns_op_end(&op, remove_locked(&op, ino, name));
+}
+
+/* ------------------------------------------------------------------- get */
+
+static ssize_t give(const void *value, size_t len, void *buf, size_t cap)
+{
+    if (cap == 0)
+        return (ssize_t)len;
+    if (len > cap)
+        return -ERANGE;
+    if (len > 0)
+        memcpy(buf, value, len);
+    return (ssize_t)len;
+}
+
+static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *buf, size_t cap)
+{
+    const struct word_field *w = find_word(name);
+    const struct ht_ns_xattr *x;
+    const char *word;
+
+    if (i == NULL)
+        return -ESTALE;
+    if (w != NULL) {
+        word = w->word(word_value(w, i));
+        return word != NULL ? give(word, strlen(word), buf, cap) : -ENODATA;
+    }
+    x = ht_ns_xattr_find(i, name, strlen(name));
+    return x != NULL ? give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
+}
+
+ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf, size_t cap)
+{
+    ssize_t n;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    n = get_locked(ht_ns_inode_live(ns, ino), name, buf, cap);
+    pthread_rwlock_unlock(&ns->lock);
+    return n;
+}
+
+/* Append a name with its NUL; *len counts also what does not fit. */
+static void list_name(const char *name, char *buf, size_t cap, size_t *len)
+{
+    size_t n = strlen(name) + 1;
+
+    if (*len + n <= cap)
+        memcpy(buf + *len, name, n);
+    *len += n;
+}
+
+static ssize_t list_locked(const struct ht_ns_inode *i, char *buf, size_t cap)
+{
+    size_t len = 0;
+
+    if (i == NULL)
+        return -ESTALE;
+    for (size_t n = 0; n < HT_ARRAY_SIZE(word_fields); n++)
+        if (word_value(&word_fields[n], i) != 0)
+            list_name(word_fields[n].name, buf, cap, &len);
+    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
+        if (x->state != HT_NS_GONE && !is_hidden(x->data))
+            list_name(x->data, buf, cap, &len);
+    return cap == 0 || len <= cap ? (ssize_t)len : -ERANGE;
+}
+
+ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
+{
+    ssize_t n;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    n = list_locked(ht_ns_inode_live(ns, ino), buf, cap);
+    pthread_rwlock_unlock(&ns->lock);
+    return n;
+}
