@@ -12,6 +12,7 @@
 #include "optim/optim_priv.h"
 
 #include <stdlib.h>
+#include "tiering/base/log.h"
 
 struct ht_grad {
     struct param *param;
@@ -84,6 +85,9 @@ static int build(struct param *p, const struct shape *shape)
     lock(p->o);
     if (!ret && (!p->block || !same_shape(&p->shape, shape)))
         ret = ht_opt_ranges_init(p, shape);
+    /* After a mount others may have been quicker; then writing the gradient says so. */
+    if (!ret && ht_opt_grad_reserve(p))
+        ht_warn("object %llu: no space is reserved for its gradient", (unsigned long long)p->oid);
     unlock(p->o);
     return ret;
 }
@@ -616,7 +620,7 @@ int ht_grad_flush(struct ht_grad *g)
 int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
 {
     struct param *p = ht_opt_param_get(o, oid);
-    int ret = p && p->root->id == root && p->grad ? ht_opt_flush(p) : -ENOENT;
+    int ret = p && p->root->id == root ? ht_opt_flush(p) : -ENOENT;
 
     if (p)
         ht_opt_param_put(p);

@@ -214,6 +214,8 @@ const char *ht_opt_state_word(enum state_kind kind);
 uint8_t ht_opt_dtype_bytes(uint8_t dtype); /* f32, bf16; else 0 */
 /* Under the gate, not locked: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
 int ht_opt_state_create(struct param *p) HT_CHECK;
+/* Space for the gradient outside memory: as long as there is state. */
+int ht_opt_grad_reserve(struct param *p) HT_CHECK;
 /* Inside a transaction, locked: delete the current state's objects. */
 void ht_opt_state_delete(struct param *p, struct ht_tx *tx);
 /* Take references to cur's objects that are missing. Locked. */

@@ -206,6 +206,22 @@ static void delete_unseen(struct ht_store *s, struct ht_obj *obj[STATES_MAX])
         ht_error("optimizer state that could not be made stays until the next mount: the log has failed");
 }
 
+/* Giving reservations back cannot fail. */
+static void unmake_objects(struct param *p, struct ht_obj *of, struct ht_obj *obj[STATES_MAX])
+{
+    struct ht_store *s = p->o->store;
+
+    lock(p->o);
+    if (ht_obj_guarantee(of, 0))
+        ht_warn("object %llu: its reservation stays", (unsigned long long)p->oid);
+    if (p->claimed && !p->pub.exists) {
+        ht_store_unclaim(s, ht_opt_param_claim());
+        p->claimed = false;
+    }
+    unlock(p->o);
+    delete_unseen(s, obj);
+}
+
 static int claim_record(struct param *p)
 {
     int ret = p->claimed ? 0 : ht_store_claim(p->o->store, ht_opt_param_claim());
@@ -215,50 +231,71 @@ static int claim_record(struct param *p)
     return ret;
 }
 
-/* All objects and reservations, or none. */
-static int make_objects(struct param *p, struct param_meta *meta, struct ht_obj *obj[STATES_MAX])
+/*
+ * A gradient may have to leave memory, too. It is never published, so one copy of it is enough, where a guarantee is for
+ * two: half the size asks for it.
+ */
+int ht_opt_grad_reserve(struct param *p)
 {
-    struct ht_store *s = p->o->store;
+    uint64_t bytes = p->cur.exists ? p->shape.elements * p->shape.g_bytes : 0;
+
+    return p->grad ? ht_obj_guarantee(p->grad, ht_div_up(bytes, 2)) : 0;
+}
+
+/* All objects and reservations, or none. */
+static int make_objects(struct param *p, struct ht_obj *of, struct param_meta *meta, struct ht_obj *obj[STATES_MAX])
+{
     uint64_t bytes = p->shape.elements * p->shape.p_bytes;
     int ret = 0;
 
     for (unsigned i = 0; !ret && i < ht_opt_states(meta->dtype); i++)
         ret = create_one(p, &meta->oid[i], &obj[i]);
     if (!ret)
-        ret = ht_obj_guarantee(p->obj, bytes);
+        ret = ht_obj_guarantee(of, bytes);
     if (!ret)
         ret = claim_record(p);
-    if (!ret)
-        return 0;
-    if (ht_obj_guarantee(p->obj, 0))
-        ht_warn("object %llu: its reservation stays", (unsigned long long)p->oid);
-    delete_unseen(s, obj);
+    if (ret)
+        unmake_objects(p, of, obj);
+    return ret;
+}
+
+/* Make known what was made, unless the parameter went meanwhile. Locked. */
+static int adopt(struct param *p, const struct param_meta *meta, struct ht_obj *obj[STATES_MAX])
+{
+    if (p->gone)
+        return -ESTALE;
+    p->cur = *meta;
+    memcpy(p->state, obj, sizeof(p->state));
+    int ret = ht_opt_grad_reserve(p);
+    if (ret) {
+        memset(&p->cur, 0, sizeof(p->cur));
+        memset(p->state, 0, sizeof(p->state));
+    }
     return ret;
 }
 
 int ht_opt_state_create(struct param *p)
 {
     struct ht_obj *obj[STATES_MAX] = {NULL};
+    /* A reference of our own: the parameter may be deleted meanwhile. */
+    struct ht_obj *of = ht_obj_get(p->o->store, p->oid);
     struct param_meta meta = {
         .exists = true,
         .dtype = p->shape.dtype,
         .chunk_bytes = p->shape.chunk_bytes,
         .elements = p->shape.elements,
     };
-    int ret = make_objects(p, &meta, obj);
+    int ret = of ? make_objects(p, of, &meta, obj) : -ESTALE;
 
-    if (ret)
-        return ret;
-    lock(p->o);
-    bool gone = p->gone;
-    if (!gone) {
-        p->cur = meta;
-        memcpy(p->state, obj, sizeof(obj));
+    if (!ret) {
+        lock(p->o);
+        ret = adopt(p, &meta, obj);
+        unlock(p->o);
+        if (ret)
+            unmake_objects(p, of, obj);
     }
-    unlock(p->o);
-    if (gone)
-        delete_unseen(p->o->store, obj);
-    return gone ? -ESTALE : 0;
+    ht_obj_put(of);
+    return ret;
 }
 
 void ht_opt_state_delete(struct param *p, struct ht_tx *tx)
@@ -373,10 +410,14 @@ static int reset(struct param *p)
     }
     unlock(o);
     int err = ht_tx_commit(tx, NULL);
-    if (!ret && p->obj)
-        ret = ht_obj_guarantee(p->obj, 0);
     if (!ret && p->grad)
         ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
+    lock(o);
+    if (!ret && p->obj)
+        ret = ht_obj_guarantee(p->obj, 0);
+    if (!ret)
+        ret = ht_opt_grad_reserve(p);
+    unlock(o);
     return ret ? ret : err;
 }
 

@@ -183,18 +183,9 @@ static int replay_root(struct ht_optim *o, struct ht_reader *in)
     struct root *r = ht_opt_root_make(o, id);
     if (!r)
         return -ENOMEM;
-    if (!r->exists)
-        ht_store_claim_force(o->store, ROOT_BYTES);
     r->exists = true;
     r->step = r->pub_step = r->durable_step = step;
     return 0;
-}
-
-static void forget_param(struct param *p)
-{
-    if (p->claimed)
-        ht_store_unclaim(p->o->store, PARAM_BYTES);
-    ht_opt_param_free(p);
 }
 
 static int replay_root_del(struct ht_optim *o, struct ht_reader *in)
@@ -208,9 +199,7 @@ static int replay_root_del(struct ht_optim *o, struct ht_reader *in)
         return 0;
     r->refs++;
     ht_list_for_each_safe(pos, next, &r->params)
-        forget_param(ht_list_entry(pos, struct param, of_root));
-    if (r->exists)
-        ht_store_unclaim(o->store, ROOT_BYTES);
+        ht_opt_param_free(ht_list_entry(pos, struct param, of_root));
     r->exists = false;
     ht_opt_root_put_locked(r);
     return 0;
@@ -249,16 +238,13 @@ static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, cons
     struct param *p = ht_opt_param_find(o, oid);
 
     if (p && p->root != r) {
-        forget_param(p);
+        ht_opt_param_free(p);
         p = NULL;
     }
     if (r && !p)
         p = ht_opt_param_make(r, oid);
     if (!p)
         return -ENOMEM;
-    if (!p->claimed)
-        ht_store_claim_force(o->store, PARAM_BYTES);
-    p->claimed = true;
     p->cur = p->pub = *meta;
     return ht_opt_shape_of(&p->shape, meta->elements * ht_opt_dtype_bytes(meta->dtype), meta->chunk_bytes, meta->dtype,
                            meta->dtype);
@@ -285,7 +271,7 @@ static int replay_param_del(struct ht_optim *o, struct ht_reader *in)
         return -EUCLEAN;
     struct param *p = ht_opt_param_find(o, oid);
     if (p)
-        forget_param(p);
+        ht_opt_param_free(p);
     return 0;
 }
 
@@ -337,6 +323,17 @@ static int check_state(struct param *p)
     return 0;
 }
 
+/* The log can be claimed from only when it has been read to its end. */
+static void claim_all(struct ht_optim *o)
+{
+    ht_list_for_each(pos, &o->roots)
+        ht_store_claim_force(o->store, ht_list_entry(pos, struct root, all)->exists ? ROOT_BYTES : 0);
+    ht_list_for_each(pos, &o->params) {
+        ht_store_claim_force(o->store, PARAM_BYTES);
+        ht_list_entry(pos, struct param, all)->claimed = true;
+    }
+}
+
 int ht_opt_replayed(void *ctx)
 {
     struct ht_optim *o = ctx;
@@ -352,6 +349,7 @@ int ht_opt_replayed(void *ctx)
         }
         ret = ret ? ret : check_state(p);
     }
+    claim_all(o);
     unlock(o);
     return ret;
 }

@@ -323,7 +323,7 @@ static void reload(struct param *p)
         return;
     }
     uint64_t bytes = p->cur.exists ? p->cur.elements * ht_opt_dtype_bytes(p->cur.dtype) : 0;
-    if (ht_opt_state_load(p) || ht_obj_guarantee(p->obj, bytes))
+    if (ht_opt_state_load(p) || ht_obj_guarantee(p->obj, bytes) || ht_opt_grad_reserve(p))
         ht_warn("object %llu: space for its next rewrite is not reserved after the abort", (unsigned long long)p->oid);
 }
 

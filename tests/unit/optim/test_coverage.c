@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients as clients write them: in odd pieces, twice, too long, torn; and who has to wait for them. */
+#include "tests/unit/optim/world.h"
+
+#include <unistd.h>
+
+static struct world w;
+static struct test_param *p;
+static struct ht_grad *g;
+static uint8_t *bytes;
+
+/* One f32 parameter of 3.5 chunks with a bf16 or f32 gradient. */
+static void begin(uint8_t grad_dtype)
+{
+    w.threads = 2;
+    world_open(&w);
+    p = world_param(&w, HT_DTYPE_F32, grad_dtype, 57344, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    g = open_grad(&w, p);
+    bytes = random_gradient(&w, p);
+}
+
+static void apply_to_model(void)
+{
+    struct ht_optim_config c = world_config(w.config);
+
+    model_update(p, &c, bytes, 0, p->n, true);
+}
+
+static void done(void)
+{
+    ht_grad_release(g);
+    free(bytes);
+    check_all(&w);
+    world_close(&w);
+}
+
+static void write_ok(uint64_t begin_at, uint64_t end)
+{
+    write_all(g, begin_at, bytes, end - begin_at);
+}
+
+START_TEST(each_flush_queues_what_is_whole)
+{
+    begin(HT_DTYPE_F32);
+    ck_assert_uint_eq(ht_grad_size(g), p->n * 4);
+    write_ok(0, 65536);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, p->oid), 0);
+    ck_assert_uint_eq(world_stat(&w).updated_elements, 16384);
+    write_ok(65536, 70000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_ok(100000, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_uint_eq(world_stat(&w).updated_elements, p->n - 16384);
+    write_ok(70000, 100000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(world_stat(&w).grad_bytes, p->n * 4);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(rewriting_before_the_flush_counts_once)
+{
+    begin(HT_DTYPE_BF16);
+    uint8_t *other = random_gradient(&w, p);
+    ck_assert_int_eq(ht_grad_write(g, 0, other, 60000), 60000);
+    ck_assert_int_eq(ht_grad_write(g, 30001, other, 9999), 9999);
+    write_ok(0, p->n * 2);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    free(other);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(a_second_gradient_before_the_boundary_is_refused)
+{
+    begin(HT_DTYPE_F32);
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 4000, bytes, 8), -EBUSY);
+    check_error(&w, p, "belong to this step");
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, bytes, 4), -EBUSY); /* applied is no excuse */
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    apply_to_model();
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(a_torn_element_refuses_what_came_since_the_last_flush)
+{
+    begin(HT_DTYPE_F32);
+    write_ok(0, 65536);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_ok(65536, 131074);
+    ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
+    check_error(&w, p, "inside an element at byte 131074");
+    /* That gradient is not applied; the one before it is, and what follows can be. */
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    write_ok(65538, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
+    check_error(&w, p, "byte 65538");
+    write_ok(65536, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
+{
+    begin(HT_DTYPE_F32);
+    uint64_t end = p->n * 4;
+    write_ok(0, end);
+    ck_assert_int_eq(ht_grad_write(g, end, bytes, 1), -EINVAL);
+    check_error(&w, p, "beyond its end");
+    ck_assert_int_eq(ht_grad_write(g, UINT64_MAX - 1, bytes, 8), -EINVAL);
+    ck_assert_int_eq(ht_grad_write(g, end - 4, bytes, 8), -EINVAL);
+    ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
+    check_error(&w, p, "not applied");
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert(!world_stat(&w).open);
+    write_ok(0, end);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(wrong_dtypes_and_sizes_do_not_open)
+{
+    struct ht_grad *other;
+
+    begin(HT_DTYPE_F32);
+    struct ht_param_desc desc = world_desc(p);
+    desc.dtype = HT_DTYPE_F16;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    check_error(&w, p, "f32 or bf16");
+    desc = world_desc(p);
+    desc.grad_dtype = HT_DTYPE_I8;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    desc = world_desc(p);
+    desc.root = 999;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    ck_assert_int_eq(ht_obj_truncate(p->obj, p->n * 4 - 1), 0);
+    desc = world_desc(p);
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    check_error(&w, p, "whole number of elements");
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    done();
+}
+END_TEST
+
+START_TEST(an_empty_parameter_has_an_empty_gradient)
+{
+    begin(HT_DTYPE_F32);
+    struct test_param *empty = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 0, HT_SMALL_CHUNK_BYTES);
+    struct ht_grad *h = open_grad(&w, empty);
+    ck_assert_uint_eq(ht_grad_size(h), 0);
+    ck_assert_int_eq(ht_grad_write(h, 0, bytes, 0), 0);
+    ck_assert_int_eq(ht_grad_flush(h), 0);
+    ck_assert_int_eq(ht_grad_write(h, 0, bytes, 4), -EINVAL);
+    ck_assert_int_eq(ht_grad_flush(h), -EINVAL);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_grad_release(h);
+    done();
+}
+END_TEST
+
+START_TEST(a_gradient_reads_as_written_until_it_is_applied)
+{
+    uint8_t got[9000];
+
+    begin(HT_DTYPE_BF16);
+    write_ok(1000, 3000);
+    write_ok(5000, 6000);
+    ck_assert_int_eq(ht_grad_read(g, 0, got, sizeof(got)), sizeof(got));
+    for (unsigned i = 0; i < sizeof(got); i++)
+        ck_assert_uint_eq(got[i], (i >= 1000 && i < 3000) || (i >= 5000 && i < 6000) ? bytes[i] : 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_read(g, 2000, got, 2000), 2000);
+    ck_assert_int_eq(memcmp(got, bytes + 2000, 1000), 0);
+    ck_assert(got[1000] == 0 && got[1999] == 0);
+    write_ok(0, 1000);
+    write_ok(3000, 5000);
+    write_ok(6000, p->n * 2);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_grad_read(g, 0, got, sizeof(got)), sizeof(got));
+    for (unsigned i = 0; i < sizeof(got); i++)
+        ck_assert_uint_eq(got[i], 0);
+    ck_assert_int_eq(ht_grad_read(g, p->n * 2, got, 10), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(more_pieces_than_allowed_are_refused)
+{
+    begin(HT_DTYPE_F32);
+    ssize_t n = 4;
+    unsigned i = 0;
+    for (; n == 4 && i < 8000; i++)
+        n = ht_grad_write(g, 8 * i, bytes + 8 * i, 4);
+    ck_assert_int_eq(n, -E2BIG);
+    check_error(&w, p, "pieces");
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(gradients_take_no_space_when_applied)
+{
+    struct ht_store_stats st;
+
+    begin(_i ? HT_DTYPE_BF16 : HT_DTYPE_F32);
+    write_ok(0, p->n * dtype_bytes(p->grad_dtype));
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    ht_store_stats(w.s, &st);
+    /* The parameter and two states are resident; nothing else is. */
+    ck_assert_uint_le(st.dram_used_bytes, 3 * 4 * (uint64_t)HT_SMALL_CHUNK_BYTES);
+    done();
+}
+END_TEST
+
+/* ----------------------------------------------------------------- waiting */
+
+struct parked {
+    struct ht_waiter waiter;
+    atomic_bool woken;
+};
+
+static void wake(struct ht_waiter *waiter)
+{
+    ((struct parked *)waiter)->woken = true;
+}
+
+/* A first update that takes its time, so that others stay queued. */
+static atomic_bool let_go;
+
+static void *hold_chunk(void *arg)
+{
+    struct ht_lease l = {.store = w.s, .count = 1, .chunk = {{.obj = p->obj, .index = 0, .mode = HT_LEASE_READ}}};
+
+    ck_assert_int_eq(ht_store_ring_new(w.s, &l.ring), 0);
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    *(atomic_bool *)arg = true;
+    while (!let_go)
+        usleep(1000);
+    ht_lease_end(&l, 0);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    ht_ring_free(l.ring);
+    return NULL;
+}
+
+START_TEST(readers_of_pending_ranges_are_parked_and_woken)
+{
+    struct parked parked = {.woken = false}, gone = {.woken = false};
+    atomic_bool held = false;
+    pthread_t holder;
+
+    begin(HT_DTYPE_F32);
+    let_go = false;
+    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
+    while (!held)
+        usleep(1000);
+    write_ok(0, 100000);
+    ck_assert(ht_optim_readable(w.o, p->oid, 0, 100, NULL));
+    parked.waiter.wake = gone.waiter.wake = wake;
+    unsigned invalidations = w.invalidations;
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_uint_gt(w.invalidations, invalidations);
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 100, NULL));
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, &parked.waiter));
+    ck_assert(!ht_optim_readable(w.o, p->oid, 1000, 1, &gone.waiter));
+    ck_assert(ht_optim_readable(w.o, p->oid, 65536, 4000, NULL)); /* only partly covered: the old version */
+    ck_assert(ht_optim_readable(w.o, p->oid, 200000, 4000, NULL));
+    ck_assert(ht_optim_readable(w.o, 4242, 0, 4000, NULL));
+    ck_assert(ht_optim_cancel(w.o, &gone.waiter));
+    ck_assert(!parked.woken);
+    let_go = true;
+    pthread_join(holder, NULL);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    while (!parked.woken)
+        usleep(1000);
+    ck_assert(!gone.woken);
+    ck_assert(ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, NULL));
+    write_ok(100000, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(abort_answers_parked_readers)
+{
+    struct parked parked = {.woken = false};
+    atomic_bool held = false;
+    pthread_t holder;
+
+    begin(HT_DTYPE_F32);
+    let_go = false;
+    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
+    while (!held)
+        usleep(1000);
+    write_ok(0, p->n * 4);
+    parked.waiter.wake = wake;
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 100, &parked.waiter));
+    let_go = true;
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert(parked.woken);
+    pthread_join(holder, NULL);
+    done();
+}
+END_TEST
+
+/* ------------------------------------------------------------------- state */
+
+START_TEST(state_files_are_named_and_sized)
+{
+    const char *name;
+
+    begin(HT_DTYPE_F32);
+    struct ht_param_desc desc = world_desc(p);
+    static const char *const words[] = {"exp_avg", "exp_avg_sq", "step"};
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(ht_optim_state_name(w.o, &desc, i, &name), 0);
+        ck_assert_str_eq(name, words[i]);
+        ck_assert_int_eq(ht_optim_state_size(w.o, &desc, name), 0);
+    }
+    ck_assert_int_eq(ht_optim_state_name(w.o, &desc, 3, &name), -ENOENT);
+    ck_assert_int_eq(ht_optim_state_size(w.o, &desc, "master"), -ENOENT);
+    float x[2];
+    ck_assert_int_eq(ht_optim_state_read(w.o, &desc, "exp_avg", 0, x, 8), 0);
+    desc.dtype = HT_DTYPE_BF16;
+    ck_assert_int_eq(ht_optim_state_name(w.o, &desc, 2, &name), 0);
+    ck_assert_str_eq(name, "master");
+    done();
+}
+END_TEST
+
+START_TEST(state_can_be_written_between_steps)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_param_desc desc = world_desc(p);
+    float t = 41, half = 0.5f;
+    for (uint64_t i = 0; i < p->n; i++) {
+        p->m[i] = random_value(&w);
+        p->v[i] = random_value(&w) + 0.2f;
+    }
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, p->m, p->n * 4), (ssize_t)(p->n * 4));
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg_sq", 0, p->v, p->n * 4), (ssize_t)(p->n * 4));
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), 4);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 2), -EINVAL);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &half, 4), -EINVAL);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", p->n * 4, &t, 4), -EINVAL);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "momentum", 0, &t, 4), -ENOENT);
+    p->t = 41;
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    ck_assert_uint_eq(world_stat(&w).state_bytes, p->n * 8);
+    ck_assert_uint_ge(ht_optim_state_stored(w.o, p->oid), p->n * 8);
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), -EBUSY);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, &t, 4), -EBUSY);
+    apply_to_model();
+    check_all(&w); /* reads wait for the updates, and count the open step */
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("all");
+
+    tcase_add_test(t, each_flush_queues_what_is_whole);
+    tcase_add_test(t, rewriting_before_the_flush_counts_once);
+    tcase_add_test(t, a_second_gradient_before_the_boundary_is_refused);
+    tcase_add_test(t, a_torn_element_refuses_what_came_since_the_last_flush);
+    tcase_add_test(t, bytes_beyond_the_parameter_refuse_the_gradient);
+    tcase_add_test(t, wrong_dtypes_and_sizes_do_not_open);
+    tcase_add_test(t, an_empty_parameter_has_an_empty_gradient);
+    tcase_add_test(t, a_gradient_reads_as_written_until_it_is_applied);
+    tcase_add_test(t, more_pieces_than_allowed_are_refused);
+    tcase_add_loop_test(t, gradients_take_no_space_when_applied, 0, 2);
+    tcase_add_test(t, readers_of_pending_ranges_are_parked_and_woken);
+    tcase_add_test(t, abort_answers_parked_readers);
+    tcase_add_test(t, state_files_are_named_and_sized);
+    tcase_add_test(t, state_can_be_written_between_steps);
+    return run_suite("coverage", t);
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whatever the threads, chunks, write order, memory and kernel: parameters and state are those of one plain pass, bit for bit. */
+#include "tests/unit/optim/world.h"
+
+#include <math.h>
+#include <sched.h>
+
+enum { STEPS = 3 };
+
+static struct world w;
+
+static const uint8_t pairs[][2] = {{HT_DTYPE_F32, HT_DTYPE_F32},
+                                   {HT_DTYPE_F32, HT_DTYPE_BF16},
+                                   {HT_DTYPE_BF16, HT_DTYPE_F32},
+                                   {HT_DTYPE_BF16, HT_DTYPE_BF16}};
+
+/* Parameters of all dtypes with sizes that end inside a chunk, a block and a vector. */
+static void make_params(uint32_t chunk_bytes)
+{
+    uint64_t base = chunk_bytes / 4;
+
+    world_param(&w, pairs[0][0], pairs[0][1], 5 * base + 1237, chunk_bytes);
+    world_param(&w, pairs[1][0], pairs[1][1], 4 * base + 3, chunk_bytes);
+    world_param(&w, pairs[2][0], pairs[2][1], 5 * base + 1, chunk_bytes);
+    world_param(&w, pairs[3][0], pairs[3][1], 6 * base, chunk_bytes);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 17, chunk_bytes);
+}
+
+static void run_steps(void)
+{
+    for (unsigned i = 0; i < STEPS; i++) {
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    check_all(&w);
+    struct ht_root_stat st = world_stat(&w);
+    ck_assert(st.step == STEPS && st.durable_step == STEPS && !st.open);
+}
+
+START_TEST(threads_and_chunks_change_nothing)
+{
+    w.threads = (unsigned)_i % 4 + 1;
+    setenv("HITRAIN_KERNEL", _i & 1 ? "scalar" : "avx2", 1);
+    world_open(&w);
+    make_params(_i < 4 ? HT_SMALL_CHUNK_BYTES : HT_CHUNK_BYTES);
+    run_steps();
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(what_does_not_fit_in_memory_streams)
+{
+    struct ht_store_stats st;
+
+    w.threads = 3;
+    w.device_bytes = 384ull * MIB;
+    world_open(&w);
+    world_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 3u << 20, HT_CHUNK_BYTES);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3u << 20, HT_CHUNK_BYTES);
+    run_steps();
+    ht_store_stats(w.s, &st);
+    ck_assert_uint_le(st.dram_used_bytes, w.dram_bytes);
+    ck_assert_uint_ge(st.device_read_bytes, 60ull * MIB);
+    world_unmount(&w);
+    world_mount(&w);
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
+/* Odd pieces in random order; flushes in between freeze whatever is whole. */
+static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
+{
+    size_t size = dtype_bytes(p->grad_dtype), len = p->n * size, pieces = 0;
+    struct ht_grad *g = open_grad(&w, p);
+    size_t *cut = malloc((len / 1000 + 2) * sizeof(*cut));
+
+    for (size_t off = 0; off < len; off += (1 + world_random(&w) % 60000) * size)
+        cut[pieces++] = off;
+    cut[pieces] = len;
+    size_t *order = malloc(pieces * sizeof(*order));
+    for (size_t i = 0; i < pieces; i++)
+        order[i] = i;
+    for (size_t i = pieces; i > 1; i--) {
+        size_t k = world_random(&w) % i, t = order[i - 1];
+        order[i - 1] = order[k];
+        order[k] = t;
+    }
+    for (size_t i = 0; i < pieces; i++) {
+        write_all(g, cut[order[i]], bytes, cut[order[i] + 1] - cut[order[i]]);
+        if (world_random(&w) % 4 == 0)
+            ck_assert_int_eq(ht_grad_flush(g), 0);
+    }
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    free(order);
+    free(cut);
+}
+
+START_TEST(the_order_of_writes_changes_nothing)
+{
+    struct ht_optim_config c;
+
+    w.threads = 2;
+    w.rnd = (uint64_t)_i + 1;
+    world_open(&w);
+    c = world_config(w.config);
+    make_params(_i & 1 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    for (unsigned step = 0; step < STEPS; step++) {
+        for (unsigned i = 0; i < w.params; i++) {
+            uint8_t *g = random_gradient(&w, &w.param[i]);
+            write_shuffled(&w.param[i], g);
+            model_update(&w.param[i], &c, g, 0, w.param[i].n, true);
+            free(g);
+        }
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
+struct writer {
+    pthread_t thread;
+    struct test_param *p;
+    const uint8_t *bytes;
+    size_t begin, end;
+};
+
+static void *write_part(void *arg)
+{
+    struct writer *me = arg;
+    struct ht_grad *g = open_grad(&w, me->p);
+
+    for (size_t off = me->begin; off < me->end; off += 40000)
+        write_all(g, off, me->bytes, ht_min_u64(40000, me->end - off));
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    return NULL;
+}
+
+START_TEST(several_writers_share_one_gradient)
+{
+    struct writer writer[4];
+    struct ht_optim_config c;
+
+    w.threads = 2;
+    world_open(&w);
+    c = world_config(w.config);
+    struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 1000001, HT_CHUNK_BYTES);
+    for (unsigned step = 0; step < STEPS; step++) {
+        uint8_t *g = random_gradient(&w, p);
+        for (size_t i = 0; i < 4; i++) {
+            writer[i] =
+                (struct writer){.p = p, .bytes = g, .begin = i * 500000, .end = i == 3 ? p->n * 2 : (i + 1) * 500000};
+            ck_assert_int_eq(pthread_create(&writer[i].thread, NULL, write_part, &writer[i]), 0);
+        }
+        for (size_t i = 0; i < 4; i++)
+            pthread_join(writer[i].thread, NULL);
+        model_update(p, &c, g, 0, p->n, true);
+        free(g);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
+/* The next step's gradients arrive while the commit is still writing. */
+static void *commit_thread(void *arg)
+{
+    *(int *)arg = ht_optim_commit(w.o, ROOT);
+    return NULL;
+}
+
+START_TEST(the_next_step_overlaps_the_commit)
+{
+    int ret[8];
+
+    w.threads = 2;
+    world_open(&w);
+    make_params(HT_CHUNK_BYTES);
+    for (unsigned step = 0; step < 8; step++) {
+        pthread_t thread;
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+        ck_assert_int_eq(pthread_create(&thread, NULL, commit_thread, &ret[step]), 0);
+        /* Gradients of the next step are only those after the boundary. */
+        while (world_stat(&w).step == step)
+            sched_yield();
+        if (step < 7)
+            step_param(&w, &w.param[0]);
+        pthread_join(thread, NULL);
+        ck_assert_int_eq(ret[step], 0);
+        ck_assert_uint_eq(world_stat(&w).durable_step, step + 1);
+        if (step < 7) {
+            for (unsigned i = 1; i < w.params; i++)
+                step_param(&w, &w.param[i]);
+            ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+            step++;
+        }
+    }
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
+START_TEST(unusual_numbers_pass_through)
+{
+    struct ht_optim_config c;
+    static const float odd[] = {INFINITY, NAN, 1e-42f, 3e38f, -0.0f, -INFINITY};
+
+    world_open(&w);
+    c = world_config(w.config);
+    struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 100000, HT_SMALL_CHUNK_BYTES);
+    for (unsigned step = 0; step < STEPS; step++) {
+        uint8_t *g = random_gradient(&w, p);
+        for (unsigned i = 0; i < 6; i++)
+            put_value(g, HT_DTYPE_F32, world_random(&w) % p->n, odd[i]);
+        write_gradient(&w, p, g);
+        model_update(p, &c, g, 0, p->n, true);
+        free(g);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    check_all(&w);
+    ck_assert_uint_ge(world_stat(&w).nonfinite, 3);
+    ck_assert_uint_eq(world_stat(&w).updated_elements, STEPS * p->n);
+    world_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("all");
+
+    tcase_add_loop_test(t, threads_and_chunks_change_nothing, 0, 8);
+    tcase_add_test(t, what_does_not_fit_in_memory_streams);
+    tcase_add_loop_test(t, the_order_of_writes_changes_nothing, 0, 4);
+    tcase_add_test(t, several_writers_share_one_gradient);
+    tcase_add_test(t, the_next_step_overlaps_the_commit);
+    tcase_add_test(t, unusual_numbers_pass_through);
+    return run_suite("pipeline", t);
+}

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * world.h - a store on a device of memory with one model root, its optimizer, and a plain model of what every step must
+ * give: the scalar kernel over whole arrays.
+ */
+#ifndef HITRAIN_TESTS_UNIT_OPTIM_WORLD_H
+#define HITRAIN_TESTS_UNIT_OPTIM_WORLD_H
+
+#include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "optim/kernel.h"
+#include "optim/optim.h"
+#include "tiering/base/fault.h"
+
+enum { MIB = 1 << 20, ROOT = 1000, PARAMS_MAX = 8 };
+
+struct test_param {
+    uint64_t oid;
+    struct ht_obj *obj;
+    uint8_t dtype, grad_dtype;
+    uint64_t n;
+    /* the model */
+    uint8_t *p;
+    float *master, *m, *v;
+    uint64_t t;
+};
+
+struct world {
+    uint64_t device_bytes, dram_bytes;
+    unsigned threads;
+    const char *config;
+    struct ht_dev *dev;
+    struct ht_store *s;
+    struct ht_optim *o;
+    struct test_param param[PARAMS_MAX];
+    unsigned params;
+    uint64_t rnd;
+    struct ht_optim_hooks hooks;
+    atomic_uint invalidations, publishes, aborts;
+};
+
+static inline uint64_t world_random(struct world *w)
+{
+    w->rnd ^= w->rnd << 13;
+    w->rnd ^= w->rnd >> 7;
+    w->rnd ^= w->rnd << 17;
+    return w->rnd;
+}
+
+/* ------------------------------------------------------------------- mount */
+
+static inline void world_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
+{
+    (void)oid, (void)off;
+    ck_assert(len > 0);
+    ((struct world *)ctx)->invalidations++;
+}
+
+static inline void world_publish(void *ctx, uint64_t root, struct ht_tx *tx)
+{
+    (void)root, (void)tx;
+    ((struct world *)ctx)->publishes++;
+}
+
+static inline void world_abort(void *ctx, uint64_t root)
+{
+    (void)root;
+    ((struct world *)ctx)->aborts++;
+}
+
+static inline void world_name(void *ctx, uint64_t oid, char *buf, size_t cap)
+{
+    (void)ctx;
+    snprintf(buf, cap, "param-%llu", (unsigned long long)oid);
+}
+
+static inline struct ht_optim_config world_config(const char *text)
+{
+    struct ht_optim_config c;
+    char err[HT_OPTIM_ERROR_MAX];
+
+    ck_assert_int_eq(ht_optim_config_parse(text, strlen(text), &c, err), 0);
+    return c;
+}
+
+static inline void world_mount(struct world *w)
+{
+    struct ht_store_opts opts = {.dram_bytes = w->dram_bytes, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF};
+    struct ht_optim_config config = world_config(w->config);
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    w->hooks.ctx = w;
+    w->hooks.invalidate = world_invalidate;
+    w->hooks.publish = world_publish;
+    w->hooks.abort = world_abort;
+    w->hooks.name = world_name;
+    ck_assert_int_eq(ht_store_new(&w->dev, 1, &opts, &w->s), 0);
+    ck_assert_int_eq(ht_optim_new(w->s, w->threads, &w->hooks, &w->o), 0);
+    ck_assert_int_eq(ht_store_mount(w->s), 0);
+    ck_assert_int_eq(ht_optim_start(w->o), 0);
+    ck_assert_int_eq(ht_tx_begin(w->s, 100, &tx), 0);
+    ck_assert_int_eq(ht_optim_root_add(w->o, ROOT, &config, tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(w->s, lsn), 0);
+    for (unsigned i = 0; i < w->params; i++)
+        w->param[i].obj = ht_obj_get(w->s, w->param[i].oid);
+}
+
+static inline void world_open(struct world *w)
+{
+    struct ht_format_opts opts = {0};
+    struct ht_super sb;
+
+    if (!w->device_bytes)
+        w->device_bytes = 192ull * MIB;
+    if (!w->dram_bytes)
+        w->dram_bytes = 8 * MIB;
+    if (!w->config)
+        w->config = "adamw lr=1e-2 weight_decay=0.1";
+    w->rnd = 88172645463325252ull;
+    ck_assert_int_eq(ht_dev_open_ram(w->device_bytes, 512, &w->dev), 0);
+    ck_assert_int_eq(ht_super_format(&w->dev, 1, &opts, &sb), 0);
+    world_mount(w);
+}
+
+static inline void put_params(struct world *w)
+{
+    for (unsigned i = 0; i < w->params; i++) {
+        ht_obj_put(w->param[i].obj);
+        w->param[i].obj = NULL;
+    }
+}
+
+static inline void world_unmount(struct world *w)
+{
+    put_params(w);
+    ht_optim_stop(w->o);
+    ck_assert_int_eq(ht_store_unmount(w->s), 0);
+    ht_optim_free(w->o);
+    ht_store_close(w->s);
+}
+
+/* Nothing more is written, as when the daemon dies. */
+static inline void world_crash(struct world *w)
+{
+    put_params(w);
+    ht_optim_stop(w->o);
+    ht_store_close(w->s);
+    ht_optim_free(w->o);
+}
+
+static inline void forget_model(struct test_param *p)
+{
+    free(p->p);
+    free(p->master);
+    free(p->m);
+    free(p->v);
+}
+
+static inline void world_close(struct world *w)
+{
+    world_unmount(w);
+    ht_dev_close(w->dev);
+    for (unsigned i = 0; i < w->params; i++)
+        forget_model(&w->param[i]);
+    memset(w, 0, sizeof(*w));
+}
+
+/* -------------------------------------------------------------- parameters */
+
+static inline size_t dtype_bytes(uint8_t dtype)
+{
+    return dtype == HT_DTYPE_BF16 ? 2 : 4;
+}
+
+static inline float random_value(struct world *w)
+{
+    return ((float)(world_random(w) >> 40) / (1 << 24) - 0.5f) * 0.2f;
+}
+
+static inline void put_value(void *array, uint8_t dtype, uint64_t i, float x)
+{
+    uint16_t half = ht_f32_to_bf16(x);
+
+    if (dtype == HT_DTYPE_BF16)
+        memcpy((uint8_t *)array + 2 * i, &half, 2);
+    else
+        memcpy((uint8_t *)array + 4 * i, &x, 4);
+}
+
+static inline struct ht_param_desc world_desc(const struct test_param *p)
+{
+    return (struct ht_param_desc){ROOT, p->obj, p->dtype, p->grad_dtype};
+}
+
+/* A parameter of n elements with random values, in the root's scope, not yet committed. */
+static inline struct test_param *world_param(struct world *w, uint8_t dtype, uint8_t grad_dtype, uint64_t n,
+                                             uint32_t chunk_bytes)
+{
+    struct test_param *p = &w->param[w->params++];
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(w->s), .chunk_bytes = chunk_bytes, .scope = ROOT};
+    size_t bytes = n * dtype_bytes(dtype);
+
+    *p = (struct test_param){.oid = attr.oid, .dtype = dtype, .grad_dtype = grad_dtype, .n = n};
+    p->p = calloc(n, 4);
+    p->master = calloc(n, 4);
+    p->m = calloc(n, 4);
+    p->v = calloc(n, 4);
+    for (uint64_t i = 0; i < n; i++)
+        put_value(p->p, dtype, i, random_value(w));
+    ck_assert_int_eq(ht_obj_create(w->s, &attr, &p->obj), 0);
+    ck_assert_int_eq(ht_obj_write(p->obj, 0, p->p, bytes), (ssize_t)bytes);
+    return p;
+}
+
+/* ------------------------------------------------------------------- steps */
+
+static inline uint8_t *random_gradient(struct world *w, const struct test_param *p)
+{
+    uint8_t *g = malloc(p->n * 4 + 1);
+
+    for (uint64_t i = 0; i < p->n; i++)
+        put_value(g, p->grad_dtype, i, random_value(w) * 3);
+    return g;
+}
+
+/* Elements [first, last) of the model by one step; count: whether it is the first call of this step. */
+static inline void model_update(struct test_param *p, const struct ht_optim_config *c, const uint8_t *g, uint64_t first,
+                                uint64_t last, bool count)
+{
+    struct ht_adamw_scalars s;
+    struct ht_adamw_arrays a = {
+        .p = p->p + first * dtype_bytes(p->dtype),
+        .master = p->dtype == HT_DTYPE_BF16 ? p->master + first : NULL,
+        .m = p->m + first,
+        .v = p->v + first,
+        .g = g + first * dtype_bytes(p->grad_dtype),
+        .p_dtype = p->dtype,
+        .g_dtype = p->grad_dtype,
+    };
+
+    p->t += count;
+    ht_adamw_scalars(&s, c->lr, c->beta1, c->beta2, c->eps, c->weight_decay, c->maximize, p->t);
+    ht_adamw_scalar(&s, &a, last - first);
+}
+
+static inline struct ht_grad *open_grad(struct world *w, const struct test_param *p)
+{
+    struct ht_param_desc desc = world_desc(p);
+    struct ht_grad *g = NULL;
+
+    ck_assert_int_eq(ht_grad_open(w->o, &desc, &g), 0);
+    return g;
+}
+
+static inline void write_all(struct ht_grad *g, uint64_t off, const uint8_t *bytes, size_t len)
+{
+    ck_assert_int_eq(ht_grad_write(g, off, bytes + off, len), (ssize_t)len);
+}
+
+/* Open, write all in one order, close. */
+static inline void write_gradient(struct world *w, const struct test_param *p, const uint8_t *bytes)
+{
+    struct ht_grad *g = open_grad(w, p);
+    size_t len = p->n * dtype_bytes(p->grad_dtype);
+
+    for (size_t off = 0; off < len; off += 128 * 1024)
+        write_all(g, off, bytes, ht_min_u64(128 * 1024, len - off));
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+}
+
+/* A whole gradient for p, in the store and in the model. */
+static inline void step_param(struct world *w, struct test_param *p)
+{
+    struct ht_optim_config c = world_config(w->config);
+    uint8_t *g = random_gradient(w, p);
+
+    write_gradient(w, p, g);
+    model_update(p, &c, g, 0, p->n, true);
+    free(g);
+}
+
+static inline void step_all(struct world *w)
+{
+    for (unsigned i = 0; i < w->params; i++)
+        step_param(w, &w->param[i]);
+}
+
+/* ------------------------------------------------------------------- check */
+
+static inline bool same_state(struct world *w, const struct test_param *p, const char *name, const void *want)
+{
+    struct ht_param_desc desc = world_desc(p);
+    uint8_t *got = malloc(p->n * 4 + 1);
+    ssize_t n = ht_optim_state_read(w->o, &desc, name, 0, got, p->n * 4);
+    bool same = n == (ssize_t)(p->n * 4) && !memcmp(got, want, p->n * 4);
+
+    free(got);
+    return same;
+}
+
+static inline void check_param(struct world *w, const struct test_param *p)
+{
+    size_t bytes = p->n * dtype_bytes(p->dtype);
+    uint8_t *got = malloc(bytes + 1);
+    struct ht_param_desc desc = world_desc(p);
+    float t = -1;
+
+    ck_assert_int_eq(ht_obj_read(p->obj, 0, got, bytes), (ssize_t)bytes);
+    ck_assert_msg(!memcmp(got, p->p, bytes), "parameter %llu differs", (unsigned long long)p->oid);
+    free(got);
+    if (!p->t)
+        return;
+    ck_assert_msg(same_state(w, p, "exp_avg", p->m), "exp_avg of %llu differs", (unsigned long long)p->oid);
+    ck_assert_msg(same_state(w, p, "exp_avg_sq", p->v), "exp_avg_sq of %llu differs", (unsigned long long)p->oid);
+    ck_assert(p->dtype != HT_DTYPE_BF16 || same_state(w, p, "master", p->master));
+    ck_assert_int_eq(ht_optim_state_read(w->o, &desc, "step", 0, &t, 4), 4);
+    ck_assert(t == (float)p->t);
+}
+
+static inline void check_all(struct world *w)
+{
+    for (unsigned i = 0; i < w->params; i++)
+        check_param(w, &w->param[i]);
+}
+
+static inline struct ht_root_stat world_stat(struct world *w)
+{
+    struct ht_root_stat st;
+
+    ck_assert_int_eq(ht_optim_root_stat(w->o, ROOT, &st), 0);
+    return st;
+}
+
+/* The root's error names the parameter and the words. */
+static inline void check_error(struct world *w, const struct test_param *p, const char *words)
+{
+    struct ht_root_stat st = world_stat(w);
+    char name[64];
+
+    snprintf(name, sizeof(name), "param-%llu: ", (unsigned long long)p->oid);
+    ck_assert_msg(!strncmp(st.error, name, strlen(name)) && strstr(st.error, words), "error is \"%s\"", st.error);
+    ht_optim_root_clear_error(w->o, ROOT);
+}
+
+static inline int run_suite(const char *name, TCase *t)
+{
+    Suite *suite = suite_create(name);
+
+    tcase_set_timeout(t, 300);
+    suite_add_tcase(suite, t);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
+
+#endif
