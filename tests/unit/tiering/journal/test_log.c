@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_log.c - appending, waiting, room and errors, with the journal in use. */
+#include "tests/unit/tiering/journal/kv.h"
+
+#include "tiering/base/fault.h"
+#include "tiering/base/log.h"
+
+static struct kv kv;
+
+static void new_store(bool two_devices)
+{
+    struct ht_dev *dev = kv_new_dev();
+
+    kv_format(&kv, dev, two_devices ? kv_new_dev() : dev);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+}
+
+/* What is in memory is what a mount finds. */
+static void remount_same(void)
+{
+    struct kv_map before = kv.map;
+
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert_mem_eq(&before, &kv.map, sizeof(before));
+}
+
+START_TEST(what_was_synced_is_there_after_a_crash)
+{
+    new_store(_i);
+    for (uint32_t k = 0; k < 100; k++)
+        ck_assert_int_eq(kv_set_one(&kv, k, k + 1, k), 0);
+    ck_assert_uint_eq(kv.last_durable, ht_journal_durable(kv.j));
+    ck_assert_uint_eq(kv.report.frames, 0);
+    kv_crash(&kv);
+    remount_same();
+    ck_assert_uint_eq(kv.report.frames, 101);
+    ck_assert_uint_eq(kv.report.records, 101);
+    kv_unmount(&kv);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(what_was_appended_only_is_not_written)
+{
+    uint64_t lsn;
+    uint32_t key = 3;
+
+    new_store(true);
+    ck_assert_int_eq(kv_set_one(&kv, 1, 1, 10), 0);
+    ck_assert_int_eq(kv_set(&kv, &key, 1, 7, 10, &lsn), 0);
+    kv_crash(&kv);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert_uint_eq(kv.map.e[1].stamp, 1);
+    ck_assert_uint_eq(kv.map.e[3].stamp, 0);
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(groups_appended_together_share_a_frame)
+{
+    struct ht_journal_stats before, after;
+    uint64_t lsn = 0;
+
+    new_store(true);
+    ht_journal_stats(kv.j, &before);
+    for (uint32_t k = 0; k < 50; k++)
+        ck_assert_int_eq(kv_set(&kv, &k, 1, 5, 10, &lsn), 0);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
+    ht_journal_stats(kv.j, &after);
+    ck_assert_uint_eq(after.frames_written, before.frames_written + 1);
+    ck_assert_uint_eq(after.groups, before.groups + 50);
+    ck_assert_int_eq(ht_journal_sync(kv.j, 1), 0);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn + 1), -EINVAL);
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* More than one frame may hold is queued and gets the numbers of the frames it will be in. */
+START_TEST(many_frames_may_be_queued)
+{
+    uint64_t lsn[8], last = 0;
+
+    new_store(true);
+    for (uint32_t k = 0; k < 8; k++) {
+        ck_assert_int_eq(kv_set(&kv, &k, 1, 9, 15000, &lsn[k]), 0);
+        ck_assert_uint_ge(lsn[k], last);
+        last = lsn[k];
+    }
+    ck_assert_uint_gt(lsn[7], lsn[0]);
+    ck_assert_uint_eq(ht_journal_next(kv.j), lsn[7]);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn[0]), 0);
+    ck_assert_uint_eq(ht_journal_durable(kv.j), lsn[0]);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn[7]), 0);
+    kv_crash(&kv);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(close_makes_everything_durable)
+{
+    uint64_t lsn;
+    uint32_t key = 9;
+
+    new_store(true);
+    ck_assert_int_eq(kv_set(&kv, &key, 1, 4, 100, &lsn), 0);
+    ck_assert_int_eq(ht_journal_close(kv.j), 0);
+    ck_assert_uint_eq(kv.last_durable, lsn);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(a_journal_only_opened_writes_nothing)
+{
+    struct ht_buf b = HT_BUF_INIT;
+    uint64_t lsn;
+    struct ht_dev_counters c;
+
+    new_store(true);
+    kv_unmount(&kv);
+    ht_dev_counters(kv.dev[1], &c);
+    uint64_t writes = c.writes;
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    kv_put_set(&b, 1, 1, 1);
+    ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), -EROFS);
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, 10), -EROFS);
+    ck_assert_int_eq(ht_journal_close(kv.j), 0);
+    ht_dev_counters(kv.dev[1], &c);
+    ck_assert_uint_eq(c.writes, writes);
+    ht_buf_free(&b);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* ------------------------------------------------------------------ laps */
+
+#define LAP_THREADS 6
+#define LAP_STEPS 1500
+
+struct lap_worker {
+    pthread_t thread;
+    uint32_t first_key;
+    int rc;
+};
+
+static void *lap_main(void *arg)
+{
+    struct lap_worker *w = arg;
+    unsigned seed = w->first_key;
+
+    for (unsigned i = 1; i <= LAP_STEPS && !w->rc; i++) {
+        uint32_t base = w->first_key + (uint32_t)rand_r(&seed) % 60;
+        uint32_t keys[4] = {base, base + 1, base + 2, base + 3};
+        uint64_t lsn;
+        w->rc = kv_set(&kv, keys, 4, i, (uint32_t)rand_r(&seed) % 100, &lsn);
+        if (w->rc == 0 && i % 3 == 0)
+            w->rc = ht_journal_sync(kv.j, lsn);
+        if (w->rc == 0 && i % 3 == 0 && ht_journal_durable(kv.j) < lsn)
+            w->rc = -EPROTO;
+    }
+    return NULL;
+}
+
+START_TEST(many_threads_go_round_the_region_while_it_is_compacted)
+{
+    struct lap_worker w[LAP_THREADS];
+    pthread_t compaction;
+    struct ht_journal_stats st;
+
+    new_store(_i);
+    pthread_create(&compaction, NULL, kv_compaction_main, &kv);
+    for (unsigned i = 0; i < LAP_THREADS; i++) {
+        w[i] = (struct lap_worker){.first_key = i * 64};
+        pthread_create(&w[i].thread, NULL, lap_main, &w[i]);
+    }
+    for (unsigned i = 0; i < LAP_THREADS; i++) {
+        pthread_join(w[i].thread, NULL);
+        ck_assert_int_eq(w[i].rc, 0);
+    }
+    ht_journal_stop_compaction(kv.j);
+    pthread_join(compaction, NULL);
+    ht_journal_stats(kv.j, &st);
+    ck_assert_uint_ge(st.compactions, 3);
+    kv_unmount(&kv);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* Live metadata at its limit: every group up to the size of all of it is admitted, again and again. */
+START_TEST(a_rewrite_of_everything_fits_a_full_log)
+{
+    static uint32_t keys[KV_KEYS];
+    struct ht_journal_stats st;
+    unsigned count = 0;
+    uint64_t lsn;
+    pthread_t compaction;
+
+    new_store(true);
+    pthread_create(&compaction, NULL, kv_compaction_main, &kv);
+    ht_journal_stats(kv.j, &st);
+    ck_assert_uint_ge(st.claim_limit_bytes, st.log_bytes / 4);
+    while (count < KV_KEYS && kv_set_one(&kv, count, 1, 1000) == 0) {
+        keys[count] = count;
+        count++;
+    }
+    ck_assert_uint_gt(count, 100);
+    ck_assert_uint_lt(count, KV_KEYS);
+    for (uint64_t stamp = 2; stamp < 12; stamp++) {
+        /* the old claims stay while the new ones are made: give them back first, as a store does that claims once per key */
+        ht_journal_unclaim(kv.j, count * kv_set_bytes(1000));
+        ck_assert_int_eq(ht_journal_claim(kv.j, count * kv_set_bytes(1000), false), 0);
+        struct ht_buf b = HT_BUF_INIT;
+        for (unsigned i = 0; i < count; i++)
+            kv_put_set(&b, keys[i], stamp, 1000);
+        ck_assert_int_eq(kv_begin(&kv, b.len), 0);
+        ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), 0);
+        for (unsigned i = 0; i < count; i++)
+            kv.map.e[keys[i]].stamp = stamp;
+        pthread_mutex_unlock(&kv.tx_lock);
+        ht_buf_free(&b);
+        ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
+    }
+    ht_journal_stats(kv.j, &st);
+    ck_assert_uint_ge(st.compactions, 3);
+    ht_journal_stop_compaction(kv.j);
+    pthread_join(compaction, NULL);
+    kv_crash(&kv);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(groups_that_can_never_fit_are_refused)
+{
+    pthread_t compaction;
+
+    new_store(true);
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, SIZE_MAX), -ENOSPC);
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES), -ENOSPC);
+    pthread_create(&compaction, NULL, kv_compaction_main, &kv);
+    struct ht_journal_stats st;
+    ht_journal_stats(kv.j, &st);
+    ck_assert_int_eq(ht_journal_claim(kv.j, st.claim_limit_bytes, false), 0);
+    ck_assert_int_eq(ht_journal_claim(kv.j, 1, false), -ENOSPC);
+    ck_assert_int_eq(ht_journal_claim(kv.j, 1, true), 0);
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES / 4), 0);
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES * 3 / 4), -ENOSPC);
+    /* and nobody behind the refused one is left waiting */
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES / 8), 0);
+    ht_journal_stop_compaction(kv.j);
+    pthread_join(compaction, NULL);
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(appending_past_the_region_is_refused)
+{
+    struct ht_buf b = HT_BUF_INIT;
+    uint64_t lsn = 0;
+    unsigned n = 0;
+
+    new_store(true);
+    kv_put_set(&b, 1, 1, 30000);
+    while (ht_journal_append(kv.j, &b, &lsn) == 0)
+        n++;
+    ck_assert_uint_ge(n, 12);
+    ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), -ENOSPC);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
+    ck_assert(!ht_journal_try_room(kv.j, 30));
+    ht_buf_free(&b);
+    kv_crash(&kv);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert_uint_eq(kv.map.e[1].stamp, 1);
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* ----------------------------------------------------------------- errors */
+
+static int fill_some(uint64_t stamp)
+{
+    int rc = 0;
+
+    for (uint32_t k = 0; k < 10 && !rc; k++)
+        rc = kv_set_one(&kv, k, stamp + k, 3000);
+    return rc;
+}
+
+START_TEST(a_failing_device_drops_its_copy)
+{
+    enum ht_io_op op = _i % 2 ? HT_IO_WRITE : HT_IO_FLUSH;
+    unsigned bad = (unsigned)_i / 2;
+
+    new_store(true);
+    ck_assert_int_eq(fill_some(10), 0);
+    ht_dev_fail(kv.dev[bad], op, 3, true);
+    /* the superblock of these tests is on device 0, the log goes on */
+    ck_assert_int_eq(fill_some(20), 0);
+    ck_assert_int_eq(fill_some(30), 0);
+    struct kv_map want = kv.map;
+    ck_assert_int_eq(ht_journal_close(kv.j), -EIO);
+
+    struct ht_dev *was[2] = {kv.dev[0], kv.dev[1]};
+    kv.dev[bad] = kv_clone_dev(was[bad]);
+    kv.super = kv.dev[0];
+    ht_dev_close(was[bad]);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    ck_assert_uint_eq(kv.report.chosen, !bad);
+    kv_unmount(&kv);
+    /* refilled: now the other one alone is enough */
+    ck_assert_int_eq(kv_open(&kv, false, 1u << !bad), 0);
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(a_store_without_a_copy_left_fails_and_stays_failed)
+{
+    struct ht_buf b = HT_BUF_INIT;
+    uint64_t lsn;
+
+    new_store(_i % 2);
+    ck_assert_int_eq(fill_some(10), 0);
+    struct kv_map want = kv.map;
+    ht_dev_fail(kv.dev[0], _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE, 1, true);
+    ht_dev_fail(kv.dev[1], _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE, 1, true);
+    ck_assert_int_eq(kv_set_one(&kv, 50, 50, 10), -EIO);
+    kv_put_set(&b, 1, 1, 1);
+    ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), -EIO);
+    ck_assert_int_eq(ht_journal_sync(kv.j, ht_journal_next(kv.j) - 1), -EIO);
+    ck_assert_int_eq(ht_journal_wait_room(kv.j, 10), -EIO);
+    ck_assert_int_eq(ht_journal_compact_begin(kv.j), -EIO);
+    ck_assert_int_eq(ht_journal_close(kv.j), -EIO);
+    ht_buf_free(&b);
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    kv.map.e[50] = want.e[50]; /* either way */
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(data_that_cannot_be_made_durable_closes_the_log)
+{
+    new_store(true);
+    ck_assert_int_eq(fill_some(10), 0);
+    ck_assert_uint_ge(kv.before_writes, 10);
+    struct kv_map want = kv.map;
+    kv.before_write_error = -EIO;
+    ck_assert_int_eq(kv_set_one(&kv, 50, 50, 10), -EIO);
+    ck_assert_int_eq(ht_journal_close(kv.j), -EIO);
+    kv.before_write_error = 0;
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(no_memory_for_a_large_group_changes_nothing)
+{
+    static uint32_t keys[40];
+    uint64_t lsn;
+
+    new_store(true);
+    for (unsigned i = 0; i < 40; i++)
+        keys[i] = i;
+    ht_fault_arm("journal.frame_alloc", 1, -ENOMEM, false);
+    ck_assert_int_eq(kv_set(&kv, keys, 40, 9, 2000, &lsn), -ENOMEM);
+    ht_fault_disarm_all();
+    ck_assert_int_eq(kv_set(&kv, keys, 40, 9, 2000, &lsn), 0);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
+    kv_crash(&kv);
+    remount_same();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* Waiters are woken by a log that fails while they wait. */
+static void *wait_main(void *arg)
+{
+    *(int *)arg = ht_journal_wait_room(kv.j, KV_LOG_BYTES / 3);
+    return NULL;
+}
+
+START_TEST(a_failing_log_wakes_those_who_wait_for_room)
+{
+    pthread_t thread;
+    struct ht_buf b = HT_BUF_INIT;
+    uint64_t lsn = 0;
+    int rc = 1;
+
+    new_store(true);
+    kv_put_set(&b, 1, 1, 30000);
+    for (unsigned i = 0; i < 11; i++)
+        ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), 0);
+    pthread_create(&thread, NULL, wait_main, &rc);
+    ck_assert(ht_journal_compact_wait(kv.j)); /* asked for by the waiter */
+    ht_dev_fail(kv.dev[0], HT_IO_WRITE, 1, true);
+    ht_dev_fail(kv.dev[1], HT_IO_WRITE, 1, true);
+    ck_assert_int_eq(ht_journal_sync(kv.j, lsn), -EIO);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(rc, -EIO);
+    ht_buf_free(&b);
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(poke_asks_for_a_compaction_and_stop_ends_the_waiting)
+{
+    new_store(true);
+    ht_journal_compact_poke(kv.j);
+    ck_assert(ht_journal_compact_wait(kv.j));
+    ck_assert_int_eq(kv_compact(&kv), 0);
+    ht_journal_stop_compaction(kv.j);
+    ck_assert(!ht_journal_compact_wait(kv.j));
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("log");
+    TCase *t = tcase_create("log");
+
+    tcase_set_timeout(t, 300);
+    tcase_add_loop_test(t, what_was_synced_is_there_after_a_crash, 0, 2);
+    tcase_add_test(t, what_was_appended_only_is_not_written);
+    tcase_add_test(t, groups_appended_together_share_a_frame);
+    tcase_add_test(t, many_frames_may_be_queued);
+    tcase_add_test(t, close_makes_everything_durable);
+    tcase_add_test(t, a_journal_only_opened_writes_nothing);
+    tcase_add_loop_test(t, many_threads_go_round_the_region_while_it_is_compacted, 0, 2);
+    tcase_add_test(t, a_rewrite_of_everything_fits_a_full_log);
+    tcase_add_test(t, groups_that_can_never_fit_are_refused);
+    tcase_add_test(t, appending_past_the_region_is_refused);
+    tcase_add_loop_test(t, a_failing_device_drops_its_copy, 0, 4);
+    tcase_add_loop_test(t, a_store_without_a_copy_left_fails_and_stays_failed, 0, 4);
+    tcase_add_test(t, data_that_cannot_be_made_durable_closes_the_log);
+    tcase_add_test(t, no_memory_for_a_large_group_changes_nothing);
+    tcase_add_test(t, a_failing_log_wakes_those_who_wait_for_room);
+    tcase_add_test(t, poke_asks_for_a_compaction_and_stop_ends_the_waiting);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void)
+{
+    return kv_run(suite());
+}
