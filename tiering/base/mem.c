@@ -4,6 +4,9 @@
  *
  * Order matters: huge pages and the NUMA policy are asked for before the first page is
  * touched, because pages that exist keep their size and place. No shared state; any thread.
+ *
+ * Anonymous memory, not a memfd: most systems give huge pages to it on request (enabled=madvise) and to
+ * shared memory never (shmem_enabled=never); without them filling it costs ten times as much.
  */
 #include "tiering/base/mem.h"
 #include "tiering/base/log.h"
@@ -14,33 +17,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #define HUGE_PAGE_BYTES (2 * HT_MIB)
 #define NODES_MAX 1024u
 #define WORD_BITS (8 * sizeof(unsigned long))
 
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41 /* Linux 5.17 */
+#define PR_SET_VMA_ANON_NAME 0
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
 #endif
 
-/* Map bytes of fd at an address aligned to huge pages: reserve more than needed, keep the aligned part. */
-static void *map_aligned(int fd, size_t bytes)
+/* Map bytes at an address aligned to huge pages: reserve more than needed, keep the aligned part. */
+static void *map_aligned(size_t bytes)
 {
     size_t reserved = bytes + HUGE_PAGE_BYTES;
-    char *area = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *area = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     char *base;
 
     if (area == MAP_FAILED)
         return MAP_FAILED;
     base = (char *)ht_round_up((uintptr_t)area, HUGE_PAGE_BYTES);
-    if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
-        int saved_errno = errno;
-
-        munmap(area, reserved);
-        errno = saved_errno;
-        return MAP_FAILED;
-    }
     if (base > area)
         munmap(area, (size_t)(base - area));
     munmap(base + bytes, (size_t)(area + reserved - (base + bytes)));
@@ -97,7 +98,7 @@ static bool is_huge(const char *base, size_t bytes)
     while (fgets(line, sizeof(line), f) != NULL) {
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2)
             inside = from >= (uintptr_t)base && to <= (uintptr_t)base + bytes;
-        else if (inside && sscanf(line, "ShmemPmdMapped: %" SCNu64, &kib) == 1)
+        else if (inside && sscanf(line, "AnonHugePages: %" SCNu64, &kib) == 1)
             huge_kib += kib;
     }
     fclose(f);
@@ -122,33 +123,21 @@ static int prepare(struct ht_pinned *m, int node)
 
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node)
 {
-    struct ht_pinned p = {.base = MAP_FAILED, .fd = -1};
+    struct ht_pinned p = {.base = NULL};
     int err;
 
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return -EINVAL;
     p.bytes = ht_round_up(bytes, HUGE_PAGE_BYTES);
-    p.fd = memfd_create(name, MFD_CLOEXEC);
-    if (p.fd < 0)
+    p.base = map_aligned(p.bytes);
+    if (p.base == MAP_FAILED)
         return -errno;
-    if (ftruncate(p.fd, (off_t)p.bytes) != 0) {
-        err = -errno;
-        goto out;
-    }
-    p.base = map_aligned(p.fd, p.bytes);
-    if (p.base == MAP_FAILED) {
-        err = -errno;
-        goto out;
-    }
+    prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, p.base, p.bytes, name); /* for /proc/PID/smaps, where the kernel can */
     err = prepare(&p, node);
-    if (err == 0)
+    if (err != 0)
+        munmap(p.base, p.bytes);
+    else
         *m = p;
-out:
-    if (err != 0) {
-        if (p.base != MAP_FAILED)
-            munmap(p.base, p.bytes);
-        close(p.fd);
-    }
     return err;
 }
 
@@ -157,6 +146,5 @@ void ht_pinned_free(struct ht_pinned *m)
     if (m->base == NULL)
         return;
     munmap(m->base, m->bytes);
-    close(m->fd);
-    *m = (struct ht_pinned){.fd = -1};
+    *m = (struct ht_pinned){.base = NULL};
 }

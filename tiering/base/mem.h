@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mem.h - large pinned memory: memfd-backed, huge pages where the system allows,
+ * mem.h - large pinned memory: huge pages where the system allows,
  * locked where the limits allow, bound to a NUMA node where asked.
  */
 #ifndef HITRAIN_TIERING_BASE_MEM_H
@@ -13,7 +13,6 @@ enum { HT_NUMA_OFF = -1 };
 struct ht_pinned {
     void *base; /* aligned to 2 MiB */
     size_t bytes;
-    int fd; /* the memfd */
     bool locked, huge;
 };
 

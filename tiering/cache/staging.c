@@ -6,7 +6,7 @@
 
 #include "tiering/cache/staging.h"
 
-enum { BUF_BYTES = 1 << 20, BUFS_MIN = 24 };
+enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16 };
 
 struct part {
     void **stack; /* free buffers */

@@ -18,7 +18,7 @@ enum ht_staging_part { HT_STAGING_FILL, HT_STAGING_UPDATE, HT_STAGING_PARTS };
 
 struct ht_staging;
 
-/* bytes: rounded down to whole buffers; a quarter is FILL's. At least 24 MiB. */
+/* bytes: rounded down to whole buffers; a quarter is FILL's. At least 16 MiB. */
 int ht_staging_new(uint64_t bytes, int numa_node, struct ht_staging **out_staging) HT_CHECK;
 void ht_staging_free(struct ht_staging *p);
 /* Take count buffers of a part, all or none. Waits unless nowait (-EAGAIN). -E2BIG: more than the part has. */

@@ -98,6 +98,7 @@ static int set_start(struct ht_store *s, const struct ht_journal_start *start)
     s->sb.start_pos = start->pos;
     s->sb.start_seq = start->seq;
     s->sb.start_chain = start->chain;
+    s->sb.durable_seq = start->durable_seq;
     int rc = ht_super_write(&s->sb, s->dev, s->dev_count);
     pthread_mutex_unlock(&s->super_lock);
     return rc;

@@ -337,7 +337,15 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .device_written_bytes = o->written_bytes,
         .version = o->version,
         .unpublished = o->dirty || o->unpublished || o->meta_dirty,
+        .error = o->error,
     };
+    ht_store_unlock(o->s);
+}
+
+void ht_obj_clear_error(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    o->error = 0;
     ht_store_unlock(o->s);
 }
 

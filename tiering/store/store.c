@@ -6,7 +6,7 @@
 #include "tiering/base/log.h"
 #include "tiering/store/store_priv.h"
 
-enum { DRAM_BYTES_MIN = 8 << 20, STAGING_BYTES_DEFAULT = 64 << 20, STAGING_BYTES_MIN = 24 << 20, FIRST_ID = 2 };
+enum { DRAM_BYTES_MIN = 8 << 20, STAGING_BYTES_DEFAULT = 64 << 20, STAGING_BYTES_MIN = 16 << 20, FIRST_ID = 2 };
 
 /* ---------------------------------------------------------------- attach */
 
@@ -87,7 +87,7 @@ static int make_memory(struct ht_store *s)
     if (!o->staging_bytes)
         o->staging_bytes = STAGING_BYTES_DEFAULT;
     if (o->dram_bytes < DRAM_BYTES_MIN || o->staging_bytes < STAGING_BYTES_MIN) {
-        ht_error("at least 8 MiB of dram and 24 MiB of staging are needed");
+        ht_error("at least 8 MiB of dram and 16 MiB of staging are needed");
         return -EINVAL;
     }
     int rc = ht_arena_new(o->dram_bytes, o->numa_node, ht_store_evict_image, s, &s->arena);
@@ -179,9 +179,9 @@ static int open_journal(struct ht_store *s)
     struct ht_journal_config c = {
         .log_bytes = s->sb.log_bytes,
         .salt = s->sb.salt,
-        .start = {s->sb.start_pos, s->sb.start_seq, s->sb.start_chain},
+        .start = {.pos = s->sb.start_pos, .seq = s->sb.start_seq, .chain = s->sb.start_chain},
         .epoch = s->sb.epoch,
-        .durable_seq = s->sb.flags & HT_SUPER_CLEAN ? s->sb.durable_seq : 0,
+        .durable_seq = s->sb.durable_seq,
         .ctx = s,
         .replay = replay_record,
         .before_write = flush_data,

@@ -32,6 +32,7 @@
 #include "tiering/base/base.h"
 #include <sys/types.h>
 #include "tiering/base/buf.h"
+#include "tiering/base/mem.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/super.h"
@@ -45,7 +46,7 @@ struct ht_tx; /* a group of log records being collected */
 
 struct ht_store_opts {
     uint64_t dram_bytes;    /* arena; 0: a quarter of the available memory; at least 8 MiB */
-    uint64_t staging_bytes; /* staging pool; 0: 64 MiB; at least 24 MiB */
+    uint64_t staging_bytes; /* staging pool; 0: 64 MiB; at least 16 MiB */
     unsigned commit_ms;     /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
     bool force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only */
@@ -265,6 +266,8 @@ struct ht_store_stats {
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
 /* Publish everything outside scopes and make it durable: sync(2), the commit timer. WAITS. */
 int ht_store_commit(struct ht_store *s) HT_CHECK;
+/* Clean some dirty images, as memory pressure does. Returns how many were tried. WAITS. */
+int ht_writeback_now(struct ht_store *s) HT_CHECK;
 /* With no_threads: one whole compaction now. WAITS. */
 int ht_store_compact(struct ht_store *s) HT_CHECK;
 

@@ -18,12 +18,17 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
 {
     if (s->opts.read_only || s->failed)
         return -EROFS;
-    int rc = s->opts.no_threads ? compact_if_full(s, bytes) : 0;
-    if (!rc)
-        rc = ht_journal_wait_room(s->journal, bytes);
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&s->tx_lock);
+    for (;;) {
+        int rc = s->opts.no_threads ? compact_if_full(s, bytes) : 0;
+        if (!rc)
+            rc = ht_journal_wait_room(s->journal, bytes);
+        if (rc)
+            return rc;
+        pthread_mutex_lock(&s->tx_lock);
+        if (ht_journal_try_room(s->journal, bytes))
+            break;
+        pthread_mutex_unlock(&s->tx_lock); /* somebody else took the room meanwhile */
+    }
     assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && s->tx.delete_count == 0);
     *out_tx = &s->tx;
     return 0;

@@ -283,6 +283,11 @@ int ht_writeback_some(struct ht_store *s, unsigned most)
     return rc ? rc : (int)tried;
 }
 
+int ht_writeback_now(struct ht_store *s)
+{
+    return ht_writeback_some(s, WINDOW);
+}
+
 bool ht_store_evict_image(void *ctx, uint32_t slot)
 {
     struct ht_store *s = ctx;

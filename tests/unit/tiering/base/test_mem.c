@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pinned memory is aligned, zeroed, shared through its descriptor, and given back. */
+/* Pinned memory is aligned, zeroed, populated, and given back. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,11 +10,10 @@
 #include <unistd.h>
 #include "tiering/base/mem.h"
 
-START_TEST(memory_is_aligned_populated_and_behind_its_descriptor)
+START_TEST(memory_is_aligned_populated_and_given_back)
 {
     struct ht_pinned m;
-    struct stat st;
-    uint8_t *p, byte = 0;
+    uint8_t *p;
 
     ck_assert_int_eq(ht_pinned_alloc(&m, "test", 5 * HT_MIB, HT_NUMA_OFF), 0);
     ck_assert_uint_eq(m.bytes, 6 * HT_MIB);
@@ -22,12 +21,7 @@ START_TEST(memory_is_aligned_populated_and_behind_its_descriptor)
     p = m.base;
     for (size_t i = 0; i < m.bytes; i += 512)
         ck_assert_uint_eq(p[i], 0);
-    ck_assert_int_eq(fstat(m.fd, &st), 0);
-    ck_assert_uint_eq((uint64_t)st.st_size, m.bytes);
-    ck_assert_uint_ge((uint64_t)st.st_blocks * 512, m.bytes);
     p[m.bytes - 1] = 0xa5;
-    ck_assert_int_eq(pread(m.fd, &byte, 1, (off_t)m.bytes - 1), 1);
-    ck_assert_uint_eq(byte, 0xa5);
     ht_pinned_free(&m);
     ck_assert_ptr_null(m.base);
     ht_pinned_free(&m); /* nothing left to free */
@@ -145,7 +139,7 @@ int main(void)
     int failed;
 
     tcase_set_timeout(t, 60);
-    tcase_add_test(t, memory_is_aligned_populated_and_behind_its_descriptor);
+    tcase_add_test(t, memory_is_aligned_populated_and_given_back);
     tcase_add_test(t, memory_is_bound_to_a_node);
     tcase_add_test(t, a_node_that_is_not_there_is_refused);
     tcase_add_test(t, a_lock_limit_costs_the_lock_only);

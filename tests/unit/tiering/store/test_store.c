@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the store promises its callers, one behaviour per test, on a device of memory. */
+#include <check.h>
+#include <pthread.h>
+#include <stdlib.h>
+
+#include "tiering/space/alloc.h"
+#include "tiering/store/store.h"
+
+enum { MIB = 1 << 20 };
+
+static struct ht_dev *dev;
+static struct ht_store *s;
+
+static void mount_with(bool threads, bool read_only)
+{
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = !threads,
+                                 .read_only = read_only};
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static void fresh(uint64_t mib, bool threads)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+    ck_assert_int_eq(ht_dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+    mount_with(threads, false);
+}
+
+static void done(void)
+{
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    ht_dev_close(dev);
+}
+
+static struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
+{
+    struct ht_obj *o;
+    struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = chunk_bytes, .scope = scope};
+    ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
+    return o;
+}
+
+static uint8_t *pattern(size_t n, unsigned seed)
+{
+    uint8_t *p = malloc(n);
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
+    return p;
+}
+
+static void expect(struct ht_obj *o, uint64_t off, const uint8_t *want, size_t n)
+{
+    uint8_t *got = malloc(n);
+    ck_assert_int_eq(ht_obj_read(o, off, got, n), (ssize_t)n);
+    ck_assert_int_eq(memcmp(got, want, n), 0);
+    free(got);
+}
+
+static void put_all(struct ht_obj *o, uint64_t off, const uint8_t *p, size_t n)
+{
+    ck_assert_int_eq(ht_obj_write(o, off, p, n), (ssize_t)n);
+}
+
+START_TEST(a_synced_object_survives_a_crash)
+{
+    fresh(32, false);
+    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+    uint64_t oid = ht_obj_id(o);
+    uint8_t *p = pattern(300000, 1);
+    put_all(o, 0, p, 300000);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    ht_store_close(s);
+    mount_with(false, false);
+    o = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(o);
+    ck_assert_uint_eq(ht_obj_size(o), 300000);
+    expect(o, 0, p, 300000);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(more_than_the_dram_tier_streams_through_it)
+{
+    fresh(96, true);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(40 * MIB, 2);
+    put_all(o, 0, p, 40 * MIB);
+    expect(o, 0, p, 40 * MIB);
+    struct ht_store_stats st;
+    ht_store_stats(s, &st);
+    ck_assert_uint_le(st.dram_used_bytes, 8 * MIB);
+    ck_assert_uint_ge(st.device_written_bytes, 32 * MIB);
+    ck_assert_uint_ge(st.device_read_bytes, 32 * MIB);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_full_store_refuses_writes_and_can_be_emptied)
+{
+    fresh(16, true);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(MIB, 3);
+    uint64_t end = 0;
+    ssize_t n;
+    while ((n = ht_obj_write(o, end, p, MIB)) > 0)
+        end += (uint64_t)n;
+    ck_assert_int_eq(n, -ENOSPC);
+    ck_assert_uint_ge(end, 12 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    expect(o, end - MIB, p, MIB);
+    /* Rewriting needs a second copy: refused too, and nothing is lost. */
+    ck_assert_int_eq(ht_obj_write(o, 0, p + 1, MIB - 1), -ENOSPC);
+    expect(o, 0, p, MIB);
+    ck_assert_int_eq(ht_obj_truncate(o, 12345), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    expect(o, 0, p, 12345);
+    put_all(o, 0, p, MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+static int corrupt_first(void *ctx, const struct ht_chunk_info *info)
+{
+    uint8_t *ram = ht_dev_ram_data(dev);
+    ram[info->extents[0].block * 4096 + 100] ^= 1;
+    *(uint64_t *)ctx = info->index;
+    return 1;
+}
+
+START_TEST(a_flipped_byte_is_an_error_never_wrong_data)
+{
+    fresh(32, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(3 * MIB, 4);
+    put_all(o, 0, p, 3 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    uint64_t index = 99;
+    ck_assert_int_eq(ht_store_walk(s, corrupt_first, &index), 1);
+    uint8_t byte;
+    ck_assert_int_eq(ht_obj_read(o, index * MIB, &byte, 1), -EIO);
+    expect(o, (index + 1) * MIB, p + (index + 1) * MIB, MIB);
+    struct ht_store_stats st;
+    ht_store_stats(s, &st);
+    ck_assert_uint_eq(st.checksum_errors, 1);
+    /* Overwriting it whole heals it. */
+    put_all(o, index * MIB, p, MIB);
+    expect(o, index * MIB, p, MIB);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_failed_write_is_reported_and_kept)
+{
+    fresh(32, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(MIB, 5);
+    put_all(o, 0, p, MIB);
+    ht_dev_fail(dev, HT_IO_WRITE, 1, false);
+    ck_assert_int_eq(ht_obj_sync(o), -EIO);
+    expect(o, 0, p, MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    expect(o, 0, p, MIB);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_scope_changes_together_or_not_at_all)
+{
+    fresh(32, false);
+    struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_SMALL_CHUNK_BYTES, 9);
+    uint8_t *p = pattern(MIB, 6), *q = pattern(MIB, 7);
+    put_all(a, 0, p, MIB);
+    put_all(b, 0, p, 70000);
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_scope_publish(s, 9, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    put_all(a, 0, q, MIB);
+    put_all(b, 10, q, 70000);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    expect(a, 0, p, MIB);
+    ck_assert_uint_eq(ht_obj_size(b), 70000);
+    expect(b, 0, p, 70000);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+START_TEST(a_guaranteed_object_can_always_be_rewritten)
+{
+    fresh(16, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9), *filler = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(4 * MIB, 8);
+    put_all(o, 0, p, 4 * MIB);
+    ck_assert_int_eq(ht_obj_guarantee(o, 64 * MIB), -ENOSPC);
+    ck_assert_int_eq(ht_obj_guarantee(o, 4 * MIB), 0);
+    while (ht_obj_write(filler, ht_obj_size(filler), p, MIB) > 0)
+        ;
+    ck_assert_int_eq(ht_obj_sync(filler), 0);
+    for (int step = 0; step < 6; step++) {
+        put_all(o, 0, p, 4 * MIB);
+        ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+        struct ht_tx *tx;
+        uint64_t lsn;
+        ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+        if (step % 2)
+            ht_scope_publish(s, 9, tx);
+        ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+        ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    }
+    ht_obj_put(o);
+    ht_obj_put(filler);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_lease_works_with_images_and_without)
+{
+    fresh(64, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
+    uint8_t *p = pattern(20 * MIB, 9);
+    put_all(o, 0, p, 20 * MIB);
+    struct ht_lease l = {.store = s};
+    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
+    unsigned staged = 0;
+    for (unsigned i = 0; i < 20; i += 4) {
+        l.count = 4;
+        for (unsigned k = 0; k < 4; k++)
+            l.chunk[k] =
+                (struct ht_lease_chunk){.obj = o, .index = i + 3 - k, .mode = k ? HT_LEASE_UPDATE : HT_LEASE_OVERWRITE};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        for (unsigned k = 0; k < 4; k++) {
+            ck_assert_uint_eq(l.chunk[k].len, MIB);
+            staged += l.chunk[k].staged;
+            uint8_t *want = p + (size_t)l.chunk[k].index * MIB;
+            if (k)
+                ck_assert_int_eq(memcmp(l.chunk[k].data, want, MIB), 0);
+            for (unsigned b = 0; b < MIB; b++)
+                l.chunk[k].data[b] = want[b] = (uint8_t)(want[b] + 1);
+        }
+        ht_lease_end(&l, 0xf);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+    }
+    ck_assert_uint_gt(staged, 0);
+    expect(o, 0, p, 20 * MIB);
+    ht_ring_free(l.ring);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_lost_staged_write_is_never_hidden)
+{
+    fresh(64, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
+    uint8_t *p = pattern(20 * MIB, 10);
+    put_all(o, 0, p, 20 * MIB);
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_scope_publish(s, 9, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    struct ht_lease l = {.store = s, .count = 1};
+    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
+    l.chunk[0] = (struct ht_lease_chunk){.obj = o, .index = 0, .mode = HT_LEASE_UPDATE};
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    ck_assert(l.chunk[0].staged);
+    l.chunk[0].data[0] ^= 1;
+    ht_dev_fail(dev, HT_IO_WRITE, 1, false);
+    ht_lease_end(&l, 1);
+    ck_assert_int_eq(ht_lease_finish(&l), -EIO);
+    uint8_t byte;
+    ck_assert_int_eq(ht_obj_read(o, 0, &byte, 1), -EIO);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    expect(o, 0, p, 20 * MIB);
+    ht_ring_free(l.ring);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(scratch_is_not_kept_and_costs_no_write)
+{
+    fresh(32, false);
+    struct ht_obj *o;
+    struct ht_obj_attr a = {
+        .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
+    ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
+    uint8_t *p = pattern(4 * MIB, 11);
+    struct ht_store_stats before, after;
+    ht_store_stats(s, &before);
+    put_all(o, 0, p, 4 * MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_store_stats(s, &after);
+    ck_assert_uint_lt(after.device_written_bytes - before.device_written_bytes, MIB);
+    expect(o, 0, p, 4 * MIB);
+    ht_obj_scratch_drop(o, 1, 1);
+    memset(p + MIB, 0, MIB);
+    expect(o, 0, p, 4 * MIB);
+    ht_obj_scratch_clear(o);
+    ck_assert_uint_eq(ht_obj_size(o), 0);
+    ht_store_stats(s, &after);
+    ck_assert_uint_eq(after.dram_dirty_bytes, 0);
+    uint64_t oid = ht_obj_id(o);
+    ht_obj_put(o);
+    free(p);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    mount_with(false, false);
+    ck_assert_ptr_null(ht_obj_get(s, oid));
+    done();
+}
+END_TEST
+
+START_TEST(space_comes_back_after_deletion)
+{
+    fresh(32, false);
+    struct ht_store_stats before, after;
+    ht_store_stats(s, &before);
+    uint8_t *p = pattern(MIB, 12);
+    for (int round = 0; round < 50; round++) {
+        struct ht_obj *o = object(round % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0);
+        put_all(o, 0, p, MIB);
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+        struct ht_tx *tx;
+        ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+        ht_obj_delete(o, tx);
+        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+        ht_obj_put(o);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_stats(s, &after);
+    ck_assert_uint_eq(after.free_bytes, before.free_bytes);
+    ck_assert_uint_eq(after.reserved_bytes, 0);
+    ck_assert_uint_eq(after.log.claimed_bytes, before.log.claimed_bytes);
+    ck_assert_uint_eq(after.objects, before.objects);
+    free(p);
+    done();
+}
+END_TEST
+
+/* ------------------------------------------------------------ many threads */
+
+struct worker {
+    pthread_t thread;
+    struct ht_obj *o;
+    unsigned seed;
+};
+
+static void *churn(void *arg)
+{
+    struct worker *w = arg;
+    uint8_t *p = pattern(2 * MIB, w->seed);
+    for (unsigned i = 0; i < 20; i++) {
+        uint64_t off = (w->seed * 7919ull + i * 104729ull) % (3 * MIB);
+        put_all(w->o, off, p, 2 * MIB);
+        expect(w->o, off, p, 2 * MIB);
+        if (i % 4 == 0)
+            ck_assert_int_eq(ht_obj_sync(w->o), 0);
+        if (i % 7 == 0)
+            ck_assert_int_eq(ht_obj_truncate(w->o, off), 0);
+    }
+    free(p);
+    return NULL;
+}
+
+START_TEST(many_threads_do_not_disturb_each_other)
+{
+    fresh(128, true);
+    struct worker w[6];
+    for (unsigned i = 0; i < 6; i++) {
+        w[i] = (struct worker){.o = object(i % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0), .seed = i};
+        ck_assert_int_eq(pthread_create(&w[i].thread, NULL, churn, &w[i]), 0);
+    }
+    for (unsigned i = 0; i < 6; i++) {
+        pthread_join(w[i].thread, NULL);
+        ht_obj_put(w[i].o);
+    }
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("store");
+    TCase *tc = tcase_create("promises");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, a_synced_object_survives_a_crash);
+    tcase_add_test(tc, more_than_the_dram_tier_streams_through_it);
+    tcase_add_test(tc, a_full_store_refuses_writes_and_can_be_emptied);
+    tcase_add_test(tc, a_flipped_byte_is_an_error_never_wrong_data);
+    tcase_add_test(tc, a_failed_write_is_reported_and_kept);
+    tcase_add_test(tc, a_scope_changes_together_or_not_at_all);
+    tcase_add_test(tc, a_guaranteed_object_can_always_be_rewritten);
+    tcase_add_test(tc, a_lease_works_with_images_and_without);
+    tcase_add_test(tc, a_lost_staged_write_is_never_hidden);
+    tcase_add_test(tc, scratch_is_not_kept_and_costs_no_write);
+    tcase_add_test(tc, space_comes_back_after_deletion);
+    tcase_add_test(tc, many_threads_do_not_disturb_each_other);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
