@@ -35,7 +35,7 @@ KILL_AT = 120        # finished steps when the daemon is killed
 BF16_STEPS = 40
 PEAK_RATE = 1e-3
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
-STORE_SIZE = '512M'
+STORE_SIZE, STORE_DRAM = '512M', '128M'
 TOKENS = demo_gpt.BATCH * demo_gpt.CONTEXT
 
 LOSS_RELATIVE_MAX = 1e-4
@@ -294,7 +294,7 @@ def main() -> int:
         sys.exit(f'demo: {", ".join(missing)} not in {PROGRAMS}; run `make demo`')
     torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
     OUT.mkdir(parents=True, exist_ok=True)
-    store, checks, begin = Store(PROGRAMS, OUT, STORE_SIZE), Checks(), time.monotonic()
+    store, checks, begin = Store(PROGRAMS, OUT, STORE_SIZE, STORE_DRAM), Checks(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     status: Optional[int] = None
     try:

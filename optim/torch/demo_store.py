@@ -20,8 +20,8 @@ class StoreError(Exception):
 
 
 class Store:
-    def __init__(self, programs: pathlib.Path, folder: pathlib.Path, size: str) -> None:
-        self.programs, self.size = programs, size
+    def __init__(self, programs: pathlib.Path, folder: pathlib.Path, size: str, dram: str) -> None:
+        self.programs, self.size, self.dram = programs, size, dram
         self.image = folder / 'store.img'
         self.mountpoint = folder / 'mnt'
         self.log_path = folder / 'daemon.log'
@@ -38,7 +38,8 @@ class Store:
     def mount(self) -> None:
         """Returns when the mount answers. Mounting over a mount whose daemon died replaces it."""
         with open(self.log_path, 'ab') as log:
-            self.daemon = subprocess.Popen([str(self.programs / 'hitrain'), str(self.image), str(self.mountpoint), '-f'],
+            command = ['hitrain', str(self.image), str(self.mountpoint), '-f', '-o', f'dram={self.dram}']
+            self.daemon = subprocess.Popen(command, executable=str(self.programs / 'hitrain'),
                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + READY_SECONDS_MAX
         while not self._answers():

@@ -187,7 +187,7 @@ class HitrainAdamW(torch.optim.Optimizer):
             f.close()
         for fd in (self._root_fd, self._ctl_fd):
             if fd >= 0:
-                os.close(fd)
+                _close_quietly(fd)  # of a dead mount, too
         self._root_fd = self._ctl_fd = -1
 
     def __enter__(self) -> 'HitrainAdamW':

@@ -25,7 +25,7 @@ LR = 1e-2
 def store():
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-client-') as folder:
-        s = Store(PROGRAMS, pathlib.Path(folder), '256M')
+        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
         try:
             s.format()
             s.mount()

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README shows works: its tour is run as it stands, and what it names exists."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+README = (TOP / 'README.md').read_text()
+
+
+def tour():
+    return re.search(r'^## A tour.*?^```sh\n(.*?)^```', README, re.M | re.S).group(1)
+
+
+@pytest.fixture
+def folder():
+    """A folder with build/bin in it, as the checkout after make. Nothing stays mounted below it."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    path = pathlib.Path(tempfile.mkdtemp(dir=BUILD, prefix='readme-'))
+    (path / 'build').mkdir()
+    (path / 'build/bin').symlink_to(PROGRAMS)
+    yield path
+    with open('/proc/self/mountinfo') as mounts:
+        left = [line.split(' ')[4] for line in mounts if line.split(' ')[4].startswith(f'{path}/')]
+    for point in left:
+        subprocess.run(['umount', '--lazy', point], check=True)
+    shutil.rmtree(path)
+    assert not left, 'the tour left a mount behind'
+
+
+def test_every_command_of_the_tour_works(folder):
+    done = subprocess.run(['bash', '-eu', '-o', 'pipefail', '-c', tour()], cwd=folder, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = [line.strip() for line in done.stdout.splitlines()]
+    promised = re.findall(r'# prints (.*)$', tour(), re.M)
+    assert promised
+    for text in promised:
+        assert text in printed, f'{text!r} is not a line of:\n{done.stdout}'
+    assert 'mount_grad_written_bytes' in done.stdout and 'exp_avg_sq' in done.stdout
+
+
+def test_every_file_it_names_exists():
+    named = re.findall(r'\]\(([^)#:]+)\)', README) + re.findall(r'`([a-z][\w-]*(?:/[\w.-]+)+/?)`', README)
+    made = ('build/', 'dev/')
+    missing = sorted({n for n in named if not n.startswith(made) and not (TOP / n).exists()})
+    assert not missing
