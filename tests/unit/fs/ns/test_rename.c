@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What rename promises: who may replace whom, nothing in between, data before the name. */
+#include "world.h"
+
+static struct world w;
+
+static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
+{
+    int rc = ht_ns_rename(w.ns, from, name, to, new_name, flags);
+
+    world_check(&w);
+    return rc;
+}
+
+START_TEST(a_name_moves)
+{
+    uint64_t a, b, file, dir;
+
+    world_new(&w);
+    a = make_dir(&w, ROOT, "a");
+    b = make_dir(&w, ROOT, "b");
+    file = make_file(&w, a, "file");
+    dir = make_dir(&w, a, "dir");
+    OK(mv(a, "file", b, "moved", 0));
+    OK(mv(a, "dir", b, "dir", 0));
+    ck_assert_uint_eq(peek(&w, a, "file"), 0);
+    ck_assert_uint_eq(attributes(&w, a).st_nlink, 2);
+    ck_assert_uint_eq(attributes(&w, b).st_nlink, 3);
+    ck_assert_uint_eq(ht_ns_parent(w.ns, dir), b);
+    world_synced_crash(&w);
+    ck_assert_uint_eq(find(&w, b, "moved"), file);
+    ck_assert_uint_eq(ht_ns_parent(w.ns, dir), b);
+    ck_assert_uint_eq(find(&w, a, "file"), 0);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(files_and_directories_are_told_apart)
+{
+    uint64_t full, empty;
+
+    world_new(&w);
+    full = make_dir(&w, ROOT, "full");
+    empty = make_dir(&w, ROOT, "empty");
+    make_file(&w, full, "x");
+    make_file(&w, ROOT, "file");
+    FAILS(mv(ROOT, "none", ROOT, "file", 0), ENOENT);
+    FAILS(mv(ROOT, "file", ROOT, "empty", 0), EISDIR);
+    FAILS(mv(ROOT, "empty", ROOT, "file", 0), ENOTDIR);
+    FAILS(mv(ROOT, "empty", ROOT, "full", 0), ENOTEMPTY);
+    FAILS(mv(ROOT, "full", full, "inside", 0), EINVAL);
+    FAILS(mv(ROOT, "full", ROOT, "a/b", 0), EINVAL);
+    FAILS(mv(ROOT, "full", ROOT, "empty", 8), EINVAL);
+    FAILS(mv(ROOT, "full", ROOT, "empty", RENAME_NOREPLACE | RENAME_EXCHANGE), EINVAL);
+    OK(mv(ROOT, "full", ROOT, "full", 0));
+    OK(mv(ROOT, "full", ROOT, "empty", 0));
+    ck_assert_uint_eq(peek(&w, ROOT, "empty"), full);
+    ht_ns_forget(w.ns, empty, 1);
+    ck_assert_uint_eq(w.deleted[0], empty);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_directory_does_not_go_below_itself)
+{
+    uint64_t a, b, c;
+
+    world_new(&w);
+    a = make_dir(&w, ROOT, "a");
+    b = make_dir(&w, a, "b");
+    c = make_dir(&w, b, "c");
+    FAILS(mv(ROOT, "a", c, "x", 0), EINVAL);
+    FAILS(mv(ROOT, "a", a, "x", 0), EINVAL);
+    FAILS(mv(ROOT, "a", b, "c", RENAME_EXCHANGE), EINVAL);
+    FAILS(mv(b, "c", ROOT, "a", RENAME_EXCHANGE), EINVAL);
+    FAILS(mv(b, "c", ROOT, "a", 0), ENOTEMPTY);
+    OK(mv(a, "b", ROOT, "b", 0));
+    OK(mv(ROOT, "a", c, "x", 0));
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(noreplace_and_exchange)
+{
+    uint64_t a, b, dir;
+    struct stat st;
+
+    world_new(&w);
+    a = make_file(&w, ROOT, "a");
+    b = make_dir(&w, ROOT, "b");
+    dir = make_dir(&w, ROOT, "dir");
+    FAILS(mv(ROOT, "a", ROOT, "b", RENAME_NOREPLACE), EEXIST);
+    OK(ht_ns_link(w.ns, a, ROOT, "a2", &st));
+    FAILS(mv(ROOT, "a", ROOT, "a2", RENAME_NOREPLACE), EEXIST);
+    OK(mv(ROOT, "a", ROOT, "a2", 0)); /* the same inode: nothing happens */
+    OK(mv(ROOT, "a", ROOT, "a2", RENAME_EXCHANGE));
+    ck_assert_uint_eq(peek(&w, ROOT, "a"), a);
+    FAILS(mv(ROOT, "a", ROOT, "none", RENAME_EXCHANGE), ENOENT);
+    OK(mv(ROOT, "a", dir, "free", RENAME_NOREPLACE));
+    OK(mv(dir, "free", ROOT, "b", RENAME_EXCHANGE));
+    ck_assert_uint_eq(peek(&w, dir, "free"), b);
+    ck_assert_uint_eq(peek(&w, ROOT, "b"), a);
+    ck_assert_uint_eq(attributes(&w, dir).st_nlink, 3);
+    ck_assert_uint_eq(attributes(&w, ROOT).st_nlink, 3);
+    ck_assert_uint_eq(ht_ns_parent(w.ns, b), dir);
+    world_synced_crash(&w);
+    ck_assert_uint_eq(find(&w, dir, "free"), b);
+    ck_assert_uint_eq(find(&w, ROOT, "b"), a);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(the_replaced_file_goes_when_nobody_has_it_open)
+{
+    uint64_t old, new;
+    struct ht_obj *obj;
+
+    world_new(&w);
+    old = make_file(&w, ROOT, "target");
+    new = make_file(&w, ROOT, "tmp");
+    OK(ht_ns_open(w.ns, old, &obj));
+    ht_ns_forget(w.ns, old, 1);
+    OK(mv(ROOT, "tmp", ROOT, "target", 0));
+    ck_assert_uint_eq(w.deleted_count, 0);
+    ht_ns_close(w.ns, old);
+    ck_assert_uint_eq(w.deleted_count, 1);
+    ck_assert_uint_eq(peek(&w, ROOT, "target"), new);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_replacing_file_brings_its_data)
+{
+    uint64_t file;
+
+    world_new(&w);
+    file = make_file(&w, ROOT, "target");
+    write_text(&w, file, "old");
+    OK(ht_ns_fsync(w.ns, file));
+    file = make_file(&w, ROOT, "tmp");
+    write_text(&w, file, "new content");
+    OK(mv(ROOT, "tmp", ROOT, "target", 0));
+    world_synced_crash(&w); /* syncs the log, not the file */
+    file = find(&w, ROOT, "target");
+    expect_text(&w, file, "new content");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(exchanged_files_bring_their_data)
+{
+    uint64_t a, b;
+
+    world_new(&w);
+    a = make_file(&w, ROOT, "a");
+    b = make_file(&w, ROOT, "b");
+    write_text(&w, a, "of a");
+    write_text(&w, b, "of b");
+    OK(mv(ROOT, "a", ROOT, "b", RENAME_EXCHANGE));
+    world_synced_crash(&w);
+    expect_text(&w, find(&w, ROOT, "b"), "of a");
+    expect_text(&w, find(&w, ROOT, "a"), "of b");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(times_follow_a_rename)
+{
+    struct stat zero = {0}, st;
+    uint64_t a, b, file, dir[2];
+
+    world_new(&w);
+    a = make_dir(&w, ROOT, "a");
+    b = make_dir(&w, ROOT, "b");
+    file = make_file(&w, a, "file");
+    OK(ht_ns_setattr(w.ns, a, HT_SET_MTIME, &zero, &st));
+    OK(ht_ns_setattr(w.ns, b, HT_SET_MTIME, &zero, &st));
+    OK(ht_ns_setattr(w.ns, file, HT_SET_MTIME | HT_SET_CTIME, &zero, &st));
+    OK(mv(a, "file", b, "file", 0));
+    dir[0] = a;
+    dir[1] = b;
+    for (int round = 0; round < 2; round++) {
+        for (int n = 0; n < 2; n++)
+            ck_assert_int_gt(attributes(&w, dir[n]).st_mtim.tv_sec, 0);
+        ck_assert_int_gt(attributes(&w, file).st_ctim.tv_sec, 0);
+        ck_assert_int_eq(attributes(&w, file).st_mtim.tv_sec, 0);
+        world_synced_crash(&w); /* the records of the names carried them */
+    }
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(names_stay_within_their_model_root)
+{
+    uint64_t root, other, file;
+    struct stat st;
+
+    world_new(&w);
+    root = make_dir(&w, ROOT, "root");
+    other = make_dir(&w, ROOT, "other");
+    file = make_file(&w, root, "file");
+    make_file(&w, other, "file");
+    make_dir(&w, other, "dir");
+    make_root(&w, root);
+    FAILS(mv(root, "file", other, "moved", 0), EXDEV);
+    FAILS(mv(other, "file", root, "moved", 0), EXDEV);
+    FAILS(mv(other, "file", root, "file", RENAME_EXCHANGE), EXDEV);
+    FAILS(mv(other, "dir", root, "dir", 0), EXDEV);
+    FAILS(ht_ns_link(w.ns, file, other, "link", &st), EXDEV);
+    FAILS(ht_ns_link(w.ns, peek(&w, other, "file"), root, "link", &st), EXDEV);
+    OK(mv(ROOT, "root", other, "root", 0)); /* as a whole */
+    ck_assert_uint_eq(ht_ns_parent(w.ns, root), other);
+    world_synced_crash(&w);
+    ck_assert_uint_eq(find(&w, other, "root"), root);
+    ck_assert_uint_eq(find(&w, root, "file"), file);
+    world_free(&w);
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const tests[] = {
+        a_name_moves,
+        files_and_directories_are_told_apart,
+        a_directory_does_not_go_below_itself,
+        noreplace_and_exchange,
+        the_replaced_file_goes_when_nobody_has_it_open,
+        a_replacing_file_brings_its_data,
+        exchanged_files_bring_their_data,
+        times_follow_a_rename,
+        names_stay_within_their_model_root,
+    };
+
+    return run_tests("rename", tests, HT_ARRAY_SIZE(tests));
+}
