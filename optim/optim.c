@@ -217,6 +217,7 @@ void ht_optim_free(struct ht_optim *o)
         free(r);
     }
     free(o->table);
+    free(o->owners);
     pthread_mutex_destroy(&o->lock);
     pthread_cond_destroy(&o->changed);
     pthread_cond_destroy(&o->work);

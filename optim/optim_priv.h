@@ -131,6 +131,12 @@ struct root {
     char error[HT_OPTIM_ERROR_MAX];
 };
 
+/* For fsck: see owner.c. */
+struct state_owner {
+    uint64_t oid, param;
+    const char *name;
+};
+
 struct worker {
     struct ht_optim *o;
     struct ht_ring *ring;
@@ -152,6 +158,8 @@ struct ht_optim {
     uint64_t next_seq;
     struct param **table;
     size_t table_size, param_count;
+    struct state_owner *owners;
+    size_t owner_count;
     struct ht_list ready; /* roots with ranges to take, in turn */
 
     struct ht_list invals; /* parameters, by ticket */
