@@ -269,6 +269,8 @@ int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*al
             rc = ht_ns_op_begin(ns, bytes + strlen(config), &op);
         if (rc == 0)
             rc = ht_ns_op_end(&op, make_locked(&op, &c));
+        if (rc == 0)
+            rc = ht_store_sync(ns->store, op.lsn);
         if (rc == -EBUSY && c.busy == 0)
             break; /* a hard link that leaves the tree */
     }
@@ -351,6 +353,8 @@ int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, int (*also_in_tx)(void *ct
             rc = ht_ns_op_begin(ns, unmake_bytes(ns, ino), &op);
         if (rc == 0)
             rc = ht_ns_op_end(&op, unmake_locked(&op, &c));
+        if (rc == 0)
+            rc = ht_store_sync(ns->store, op.lsn);
         if (rc == -EBUSY && c.busy == 0)
             break; /* the optimizer's word */
     }

@@ -1,0 +1,647 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Model roots: what is pending, commit, abort, and fsync of a single file. */
+#include "world.h"
+
+static struct world w;
+static const struct ht_cred cred = {1000, 1001, 0};
+
+/* A root with a committed tree: d/ with f ("old"), g, and h in the root itself. */
+static uint64_t root, d, f, g, h;
+
+static void new_tree(void)
+{
+    world_new(&w);
+    root = make_dir(&w, ROOT, "root");
+    d = make_dir(&w, root, "d");
+    f = make_file(&w, d, "f");
+    g = make_file(&w, d, "g");
+    h = make_file(&w, root, "h");
+    write_text(&w, f, "old");
+    set_text(&w, f, "user.a", "old");
+    make_root(&w, root);
+    world_check(&w);
+}
+
+static void expect_old_tree(void)
+{
+    ck_assert_uint_eq(peek(&w, root, "d"), d);
+    ck_assert_uint_eq(peek(&w, d, "f"), f);
+    ck_assert_uint_eq(peek(&w, d, "g"), g);
+    ck_assert_uint_eq(peek(&w, root, "h"), h);
+    expect_text(&w, f, "old");
+    expect_xattr(&w, f, "user.a", "old");
+    ck_assert_uint_eq(attributes(&w, f).st_mode, S_IFREG | 0644);
+    ck_assert_uint_eq(attributes(&w, root).st_nlink, 3);
+    ck_assert_uint_eq(attributes(&w, d).st_nlink, 2);
+    world_check(&w);
+}
+
+/* Something of every kind. */
+static void change_everything(void)
+{
+    struct stat st, mode = {.st_mode = 0600};
+    uint64_t n, file;
+
+    write_text(&w, f, "new");
+    set_text(&w, f, "user.a", "new");
+    set_text(&w, f, "user.b", "b");
+    OK(ht_ns_setattr(w.ns, f, HT_SET_MODE, &mode, &st));
+    n = make_dir(&w, root, "n");
+    file = make_file(&w, n, "file");
+    write_text(&w, file, "made");
+    OK(ht_ns_symlink(w.ns, n, "link", "target", cred, &st));
+    OK(ht_ns_rename(w.ns, root, "d", n, "moved", 0));
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    OK(ht_ns_rename(w.ns, d, "f", root, "h", 0));
+    OK(ht_ns_link(w.ns, f, d, "f2", &st));
+    world_check(&w);
+}
+
+static void expect_new_tree(void)
+{
+    uint64_t n = peek(&w, root, "n");
+    char buf[16];
+
+    ck_assert_uint_ne(n, 0);
+    ck_assert_uint_eq(peek(&w, n, "moved"), d);
+    ck_assert_uint_eq(peek(&w, root, "d"), 0);
+    ck_assert_uint_eq(peek(&w, root, "h"), f);
+    ck_assert_uint_eq(peek(&w, d, "f2"), f);
+    ck_assert_uint_eq(peek(&w, d, "g"), 0);
+    ck_assert_uint_eq(attributes(&w, f).st_mode, S_IFREG | 0600);
+    ck_assert_uint_eq(attributes(&w, f).st_nlink, 2);
+    ck_assert_uint_eq(attributes(&w, n).st_nlink, 3);
+    expect_text(&w, f, "new");
+    expect_text(&w, peek(&w, n, "file"), "made");
+    expect_xattr(&w, f, "user.a", "new");
+    expect_xattr(&w, f, "user.b", "b");
+    ck_assert_int_eq(ht_ns_readlink(w.ns, peek(&w, n, "link"), buf, sizeof(buf)), 6);
+    world_check(&w);
+}
+
+/* ---------------------------------------------------------------- making */
+
+static int one_root(void *ctx, uint64_t ino)
+{
+    uint64_t *count = ctx;
+
+    ck_assert_uint_eq(ino, root);
+    (*count)++;
+    return 0;
+}
+
+START_TEST(a_directory_becomes_a_root_and_stays_one)
+{
+    struct ht_ns_tensor t;
+    struct ht_obj_stat st;
+    struct ht_obj *obj;
+    uint64_t count = 0;
+
+    new_tree();
+    for (int mounts = 0; mounts < 2; mounts++) {
+        OK(ht_ns_roots(w.ns, one_root, &count));
+        OK(ht_ns_tensor(w.ns, f, &t));
+        ck_assert_uint_eq(t.root, root);
+        ck_assert(!t.is_root);
+        OK(ht_ns_tensor(w.ns, root, &t));
+        ck_assert(t.is_root);
+        obj = ht_obj_get(w.s, f);
+        ht_obj_stat(obj, &st);
+        ck_assert_uint_eq(st.scope, root);
+        ht_obj_put(obj);
+        expect_xattr(&w, root, "user.hitrain.optimizer", "adamw");
+        expect_old_tree();
+        world_synced_crash(&w);
+    }
+    ck_assert_uint_eq(count, 2);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(roots_do_not_nest_and_links_do_not_leave)
+{
+    struct stat st;
+    uint64_t out, in;
+
+    new_tree();
+    FAILS(ht_ns_root_make(w.ns, d, "adamw", NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_make(w.ns, ROOT, "adamw", NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_make(w.ns, f, "adamw", NULL, NULL), ENOTDIR);
+    out = make_dir(&w, ROOT, "out");
+    in = make_file(&w, out, "in");
+    OK(ht_ns_link(w.ns, in, out, "second", &st));
+    OK(ht_ns_link(w.ns, in, ROOT, "outside", &st));
+    FAILS(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL), EBUSY);
+    OK(ht_ns_unlink(w.ns, ROOT, "outside"));
+    OK(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL));
+    FAILS(ht_ns_root_unmake(w.ns, d, NULL, NULL), EINVAL);
+    world_free(&w);
+}
+END_TEST
+
+struct also {
+    int rc;
+    uint64_t calls;
+};
+
+static int also_in_tx(void *ctx, struct ht_tx *tx)
+{
+    struct also *a = ctx;
+    struct ht_ns_tensor t;
+
+    ck_assert_ptr_nonnull(tx);
+    a->calls++;
+    OK(ht_ns_tensor(w.ns, f, &t)); /* no lock is held */
+    ht_ns_touch(w.ns, f, true);
+    return a->rc;
+}
+
+START_TEST(a_root_that_is_refused_leaves_nothing)
+{
+    struct also a = {.rc = -ENOSPC};
+    struct ht_ns_tensor t;
+
+    new_tree();
+    OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
+    FAILS(ht_ns_root_make(w.ns, root, "adamw", also_in_tx, &a), ENOSPC);
+    world_check(&w);
+    OK(ht_ns_tensor(w.ns, f, &t));
+    ck_assert_uint_eq(t.root, 0);
+    FAILS(ht_ns_getxattr(w.ns, root, "user.hitrain.optimizer", NULL, 0), ENODATA);
+    world_synced_crash(&w);
+    expect_old_tree();
+    OK(ht_ns_tensor(w.ns, root, &t));
+    ck_assert(!t.is_root);
+    a.rc = 0;
+    OK(ht_ns_root_make(w.ns, root, "adamw", also_in_tx, &a));
+    a.rc = -EBUSY;
+    FAILS(ht_ns_root_unmake(w.ns, root, also_in_tx, &a), EBUSY);
+    OK(ht_ns_tensor(w.ns, f, &t));
+    ck_assert_uint_eq(t.root, root);
+    ck_assert_uint_eq(a.calls, 3);
+    change_everything();
+    abort_root(&w, root, NULL, NULL);
+    expect_old_tree();
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_root_becomes_a_directory_again)
+{
+    struct ht_ns_tensor t;
+    struct ht_obj_stat st;
+    struct ht_obj *obj;
+
+    new_tree();
+    change_everything();
+    OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
+    world_check(&w);
+    world_synced_crash(&w);
+    OK(ht_ns_tensor(w.ns, root, &t));
+    ck_assert(!t.is_root);
+    FAILS(ht_ns_getxattr(w.ns, root, "user.hitrain.optimizer", NULL, 0), ENODATA);
+    expect_new_tree();
+    obj = ht_obj_get(w.s, f);
+    ht_obj_stat(obj, &st);
+    ck_assert_uint_eq(st.scope, 0);
+    ht_obj_put(obj);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(an_empty_root_is_removed_with_all_that_is_pending)
+{
+    struct ht_ns_stats ns;
+    struct ht_store_stats st;
+    struct ht_obj *obj;
+
+    new_tree();
+    FAILS(ht_ns_rmdir(w.ns, ROOT, "root"), ENOTEMPTY);
+    OK(ht_ns_open(w.ns, h, &obj));
+    OK(ht_ns_unlink(w.ns, root, "h"));
+    OK(ht_ns_unlink(w.ns, d, "f"));
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    OK(ht_ns_rmdir(w.ns, root, "d"));
+    OK(ht_ns_rmdir(w.ns, ROOT, "root"));
+    world_check(&w);
+    ht_ns_forget(w.ns, root, 1);
+    ht_ns_forget(w.ns, d, 100);
+    ht_ns_forget(w.ns, f, 100);
+    ht_ns_forget(w.ns, g, 100);
+    ht_ns_forget(w.ns, h, 100);
+    world_check(&w);
+    ht_ns_close(w.ns, h); /* its root is no more */
+    ht_ns_stats(w.ns, &ns);
+    ck_assert_uint_eq(ns.inodes, 1);
+    ck_assert_uint_eq(ns.entries, 0);
+    world_synced_crash(&w);
+    ht_store_stats(w.s, &st);
+    ck_assert_uint_eq(st.objects, 0);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_removed_root_leaves_nothing_after_a_crash)
+{
+    struct ht_ns_stats ns;
+    struct ht_store_stats st;
+
+    new_tree();
+    OK(ht_ns_unlink(w.ns, root, "h"));
+    OK(ht_ns_unlink(w.ns, d, "f"));
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    OK(ht_ns_rmdir(w.ns, root, "d"));
+    OK(ht_ns_rmdir(w.ns, ROOT, "root")); /* the kernel still knows them all */
+    world_synced_crash(&w);
+    ht_ns_stats(w.ns, &ns);
+    ck_assert_uint_eq(ns.inodes, 1);
+    ht_store_stats(w.s, &st);
+    ck_assert_uint_eq(st.objects, 0);
+    world_free(&w);
+}
+END_TEST
+
+/* ------------------------------------------------------- commit and abort */
+
+START_TEST(nothing_pending_survives_a_crash)
+{
+    new_tree();
+    change_everything();
+    expect_new_tree();
+    world_synced_crash(&w);
+    expect_old_tree();
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(compaction_tells_of_what_is_published_only)
+{
+    new_tree();
+    change_everything();
+    OK(ht_store_compact(w.s));
+    OK(ht_store_compact(w.s));
+    expect_new_tree();
+    world_crash(&w);
+    expect_old_tree();
+    change_everything();
+    OK(ht_store_compact(w.s));
+    commit(&w, root);
+    world_crash(&w);
+    expect_new_tree();
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_commit_publishes_everything)
+{
+    struct ht_ns_stats before, after;
+
+    new_tree();
+    change_everything();
+    ck_assert_uint_gt(ht_ns_root_pending_bytes(w.ns, root), 0);
+    commit(&w, root);
+    ck_assert_uint_eq(ht_ns_root_pending_bytes(w.ns, root), 0);
+    world_crash(&w);
+    expect_new_tree();
+    ht_ns_stats(w.ns, &before);
+    ck_assert_uint_eq(before.inodes, 6 - 2 + 3); /* root directories, d, f, g, h; g and h went; n, file, link came */
+    commit(&w, root);
+    world_crash(&w);
+    ht_ns_stats(w.ns, &after);
+    ck_assert_uint_eq(after.inodes, before.inodes);
+    world_free(&w);
+}
+END_TEST
+
+struct told {
+    unsigned inodes, names;
+    bool moved_back;
+};
+
+static void tell(void *ctx, uint64_t ino, uint64_t parent, const char *name)
+{
+    struct told *t = ctx;
+    struct stat st;
+
+    (void)!ht_ns_getattr(w.ns, ino, &st); /* no lock is held */
+    if (name == NULL)
+        t->inodes++;
+    else
+        t->names++;
+    t->moved_back |= name != NULL && parent == root && strcmp(name, "d") == 0;
+}
+
+START_TEST(an_abort_takes_everything_back)
+{
+    struct told t = {0};
+    struct stat st;
+    uint64_t n;
+
+    new_tree();
+    for (int round = 0; round < 3; round++) {
+        change_everything();
+        n = find(&w, root, "n");
+        abort_root(&w, root, tell, &t);
+        ck_assert_uint_ge(t.names, 8);
+        ck_assert_uint_ge(t.inodes, 6);
+        ck_assert(t.moved_back);
+        FAILS(ht_ns_getattr(w.ns, n, &st), ESTALE);
+        FAILS(ht_ns_lookup(w.ns, n, "file", &st), ESTALE);
+        ht_ns_forget(w.ns, n, 2);
+        expect_old_tree();
+    }
+    commit(&w, root);
+    world_crash(&w);
+    expect_old_tree();
+    change_everything();
+    commit(&w, root);
+    world_crash(&w);
+    expect_new_tree();
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(an_abort_brings_back_what_the_kernel_forgot)
+{
+    new_tree();
+    OK(ht_ns_unlink(w.ns, d, "f"));
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    OK(ht_ns_rmdir(w.ns, root, "d"));
+    ht_ns_forget(w.ns, f, 100);
+    ht_ns_forget(w.ns, g, 100);
+    ht_ns_forget(w.ns, d, 100);
+    ck_assert_uint_eq(w.deleted_count, 3);
+    world_check(&w);
+    abort_root(&w, root, NULL, NULL);
+    expect_old_tree();
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    ht_ns_forget(w.ns, g, 100);
+    commit(&w, root);
+    ck_assert_ptr_null(ht_obj_get(w.s, g));
+    world_crash(&w);
+    ck_assert_uint_eq(peek(&w, d, "g"), 0);
+    ck_assert_ptr_null(ht_obj_get(w.s, g));
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(an_open_file_that_an_abort_takes_away_is_stale)
+{
+    struct ht_obj *obj;
+    struct stat st;
+    uint64_t file;
+    struct ht_ns_stats before, after;
+
+    new_tree();
+    ht_ns_stats(w.ns, &before);
+    file = make_file(&w, root, "file");
+    OK(ht_ns_open(w.ns, file, &obj));
+    abort_root(&w, root, NULL, NULL);
+    FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
+    FAILS(ht_ns_fsync(w.ns, file), ESTALE);
+    ht_ns_touch(w.ns, file, true);
+    FAILS(ht_ns_open(w.ns, file, &obj), ESTALE);
+    ht_ns_forget(w.ns, file, 1);
+    ht_ns_close(w.ns, file);
+    ht_ns_stats(w.ns, &after);
+    ck_assert_uint_eq(after.inodes, before.inodes);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
+{
+    struct ht_obj *obj;
+
+    new_tree();
+    OK(ht_ns_open(w.ns, f, &obj));
+    OK(ht_ns_unlink(w.ns, d, "f"));
+    commit(&w, root);
+    ht_ns_forget(w.ns, f, 100);
+    ht_ns_close(w.ns, f);
+    commit(&w, root);
+    ck_assert_ptr_null(ht_obj_get(w.s, f));
+    OK(ht_ns_open(w.ns, g, &obj));
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    commit(&w, root);
+    world_crash(&w);
+    ck_assert_ptr_null(ht_obj_get(w.s, g));
+    world_remount(&w);
+    ck_assert_ptr_null(ht_obj_get(w.s, g));
+    world_free(&w);
+}
+END_TEST
+
+/* ------------------------------------------------------- single files */
+
+START_TEST(fsync_publishes_one_file_with_its_path)
+{
+    uint64_t a, b, file, other;
+
+    new_tree();
+    a = make_dir(&w, root, "a");
+    b = make_dir(&w, a, "b");
+    set_text(&w, a, "user.x", "of a");
+    file = make_file(&w, b, "file");
+    other = make_file(&w, b, "other");
+    write_text(&w, file, "text");
+    write_text(&w, other, "text");
+    write_text(&w, f, "new");
+    OK(ht_ns_fsync(w.ns, file));
+    world_check(&w);
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, root, "a"), a);
+    ck_assert_uint_eq(find(&w, a, "b"), b);
+    ck_assert_uint_eq(find(&w, b, "file"), file);
+    ck_assert_uint_eq(find(&w, b, "other"), 0);
+    expect_text(&w, file, "text");
+    expect_xattr(&w, a, "user.x", "of a");
+    ck_assert_uint_eq(find(&w, d, "f"), f);
+    expect_text(&w, f, "old");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(an_abort_keeps_what_was_fsynced)
+{
+    uint64_t file;
+
+    new_tree();
+    file = make_file(&w, d, "file");
+    write_text(&w, file, "text");
+    OK(ht_ns_fsync(w.ns, file));
+    write_text(&w, file, "more text");
+    make_file(&w, d, "unsynced");
+    abort_root(&w, root, NULL, NULL);
+    ck_assert_uint_eq(peek(&w, d, "file"), file);
+    expect_text(&w, file, "text");
+    ck_assert_uint_eq(peek(&w, d, "unsynced"), 0);
+    expect_old_tree();
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(fsync_of_a_replacing_file_loses_nobody)
+{
+    uint64_t new;
+
+    new_tree();
+    OK(ht_ns_rename(w.ns, d, "f", d, "f.old", 0));
+    new = make_file(&w, d, "f");
+    write_text(&w, new, "new");
+    OK(ht_ns_fsync(w.ns, new));
+    world_check(&w);
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, d, "f"), new);
+    expect_text(&w, new, "new");
+    ck_assert_uint_eq(find(&w, d, "f.old"), f); /* only renamed: must not be lost */
+    expect_text(&w, f, "old");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(fsync_after_a_replacing_rename_ends_the_replaced)
+{
+    uint64_t tmp;
+
+    new_tree();
+    for (int aborted = 0; aborted < 2; aborted++) {
+        tmp = make_file(&w, d, "tmp");
+        write_text(&w, tmp, aborted ? "two" : "one");
+        OK(ht_ns_rename(w.ns, d, "tmp", d, "f", 0));
+        ht_ns_forget(w.ns, f, 100); /* a ghost of which the last published name goes now */
+        OK(ht_ns_fsync(w.ns, tmp));
+        world_check(&w);
+        if (aborted) {
+            abort_root(&w, root, NULL, NULL);
+            ck_assert_uint_eq(peek(&w, d, "f"), tmp);
+            commit(&w, root);
+            ck_assert_ptr_null(ht_obj_get(w.s, f));
+        } else {
+            world_crash(&w);
+        }
+        ck_assert_uint_eq(find(&w, d, "f"), tmp);
+        expect_text(&w, tmp, aborted ? "two" : "one");
+        ck_assert_ptr_null(ht_obj_get(w.s, f));
+        f = tmp;
+    }
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(fsync_below_a_moved_directory_moves_it)
+{
+    uint64_t n;
+
+    new_tree();
+    n = make_dir(&w, root, "n");
+    OK(ht_ns_rename(w.ns, root, "d", n, "d", 0));
+    write_text(&w, f, "new");
+    OK(ht_ns_fsync(w.ns, f));
+    world_check(&w);
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, root, "d"), 0);
+    ck_assert_uint_eq(find(&w, root, "n"), n);
+    ck_assert_uint_eq(find(&w, n, "d"), d);
+    ck_assert_uint_eq(find(&w, d, "g"), g);
+    expect_text(&w, f, "new");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(fsync_of_a_directory_publishes_its_entries)
+{
+    uint64_t file, sub;
+    struct stat st;
+
+    new_tree();
+    file = make_file(&w, d, "file");
+    write_text(&w, file, "text");
+    sub = make_dir(&w, d, "sub");
+    OK(ht_ns_rename(w.ns, d, "f", root, "f", 0));
+    OK(ht_ns_unlink(w.ns, d, "g"));
+    OK(ht_ns_link(w.ns, file, sub, "inside", &st)); /* a name of a published inode: comes along */
+    make_file(&w, sub, "deep");
+    make_file(&w, root, "elsewhere");
+    OK(ht_ns_fsync(w.ns, d));
+    world_check(&w);
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, d, "file"), file);
+    ck_assert_uint_eq(find(&w, d, "sub"), sub);
+    ck_assert_uint_eq(find(&w, d, "f"), 0);
+    ck_assert_uint_eq(find(&w, root, "f"), f);
+    ck_assert_uint_eq(find(&w, d, "g"), 0);
+    ck_assert_uint_eq(find(&w, sub, "deep"), 0);
+    ck_assert_uint_eq(find(&w, root, "elsewhere"), 0);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(an_exchange_below_a_root_is_pending)
+{
+    new_tree();
+    OK(ht_ns_rename(w.ns, d, "f", root, "h", RENAME_EXCHANGE));
+    OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
+    world_check(&w);
+    ck_assert_uint_eq(peek(&w, d, "f"), g);
+    ck_assert_uint_eq(peek(&w, d, "g"), h);
+    abort_root(&w, root, NULL, NULL);
+    expect_old_tree();
+    OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
+    OK(ht_ns_fsync(w.ns, f));
+    world_check(&w);
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, d, "g"), f);
+    ck_assert_uint_eq(find(&w, d, "f"), g);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(the_mounts_root_directory_can_be_a_root)
+{
+    uint64_t file;
+
+    world_new(&w);
+    make_root(&w, ROOT);
+    file = make_file(&w, ROOT, "file");
+    write_text(&w, file, "text");
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, ROOT, "file"), 0);
+    file = make_file(&w, ROOT, "file");
+    write_text(&w, file, "text");
+    commit(&w, ROOT);
+    world_crash(&w);
+    expect_text(&w, find(&w, ROOT, "file"), "text");
+    world_free(&w);
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const tests[] = {
+        a_directory_becomes_a_root_and_stays_one,
+        roots_do_not_nest_and_links_do_not_leave,
+        a_root_that_is_refused_leaves_nothing,
+        a_root_becomes_a_directory_again,
+        an_empty_root_is_removed_with_all_that_is_pending,
+        a_removed_root_leaves_nothing_after_a_crash,
+        nothing_pending_survives_a_crash,
+        compaction_tells_of_what_is_published_only,
+        a_commit_publishes_everything,
+        an_abort_takes_everything_back,
+        an_abort_brings_back_what_the_kernel_forgot,
+        an_open_file_that_an_abort_takes_away_is_stale,
+        orphans_of_a_root_are_deleted_by_commit_or_mount,
+        fsync_publishes_one_file_with_its_path,
+        an_abort_keeps_what_was_fsynced,
+        fsync_of_a_replacing_file_loses_nobody,
+        fsync_after_a_replacing_rename_ends_the_replaced,
+        fsync_below_a_moved_directory_moves_it,
+        fsync_of_a_directory_publishes_its_entries,
+        an_exchange_below_a_root_is_pending,
+        the_mounts_root_directory_can_be_a_root,
+    };
+
+    return run_tests("roots", tests, HT_ARRAY_SIZE(tests));
+}
