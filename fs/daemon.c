@@ -5,13 +5,20 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tiering/base/log.h"
 
 static int ready_fd = -1;
+static pid_t waited_for;
+
+/* Nothing was promised yet, so whoever ends the command ends the daemon, too; the store survives that. */
+static void end_child(int sig)
+{
+    kill(waited_for, SIGKILL);
+    _exit(128 + sig);
+}
 
 static int exit_status(pid_t child)
 {
@@ -30,6 +37,10 @@ static void wait_in_parent(int fd, pid_t child)
     char byte;
     ssize_t n;
 
+    waited_for = child;
+    signal(SIGINT, end_child);
+    signal(SIGTERM, end_child);
+    signal(SIGHUP, end_child);
     do
         n = read(fd, &byte, 1);
     while (n < 0 && errno == EINTR);
@@ -57,8 +68,6 @@ int ht_daemon_fork(void)
     }
     close(fds[0]);
     ready_fd = fds[1];
-    /* Nothing was promised yet, so whoever ends the command ends this, too; the store survives that. */
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     setsid();
     return 0;
 }
@@ -81,7 +90,6 @@ void ht_daemon_ready(void)
 
     if (ready_fd < 0)
         return;
-    prctl(PR_SET_PDEATHSIG, 0);
     ht_log_to_syslog("hitrain");
     if (chdir("/"))
         ht_warn("cannot change to /: %s", strerror(errno));

@@ -9,7 +9,7 @@
 
 /*
  * Fork; the parent waits for ht_daemon_ready, or for the child's end, and exits with its status: only the
- * child returns. No threads may exist yet. Negative errno: nothing was forked. The child dies with its parent until it is ready.
+ * child returns. No threads may exist yet. Negative errno: nothing was forked. A signal that ends the parent ends the child, until it is ready.
  */
 int ht_daemon_fork(void) HT_CHECK;
 /* From now on messages go to syslog and nobody waits. No-op when nothing was forked. Any thread, once. */

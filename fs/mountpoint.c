@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "fs/fuse/mountinfo.h"
@@ -31,6 +32,14 @@ static int detach_dead(const char *path)
     return 0;
 }
 
+/* The kernel may still remember the attributes of a dead mount's root, but not its figures. */
+static int look_at(const char *path, struct stat *out)
+{
+    struct statvfs figures;
+
+    return stat(path, out) || statvfs(path, &figures) ? -errno : 0;
+}
+
 int ht_mountpoint_prepare(const char *path, char out[PATH_MAX])
 {
     struct stat st;
@@ -41,8 +50,7 @@ int ht_mountpoint_prepare(const char *path, char out[PATH_MAX])
         ht_error("mount point %s: %s", path, strerror(-r));
         return r;
     }
-    while (stat(out, &st)) {
-        r = -errno;
+    while ((r = look_at(out, &st)) != 0) {
         if (r == -ENOTCONN)
             r = detach_dead(out);
         else

@@ -38,6 +38,9 @@ struct ht_fuse {
     bool single_thread;
     _Atomic bool mounted, ready_told, exited;
     _Atomic unsigned notifying; /* threads inside a notification */
+    /* Writes of mapped pages: running now, and when the last one began. */
+    _Atomic unsigned page_writes;
+    _Atomic uint64_t page_write_ns;
     void (*ready)(void *ctx);
     void *ready_ctx;
 

@@ -163,10 +163,45 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
         ht_read_and_reply(f, req, o->obj, (uint64_t)off, size, HT_TRAFFIC_OTHER);
 }
 
+static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off)
+{
+    ssize_t n = ht_obj_write(o->obj, off, buf, size);
+
+    ht_count_written(f, traffic_of(f, o), n);
+    if (n > 0)
+        ht_ns_touch(f->ns, o->ino, true);
+    return n;
+}
+
 /*
- * Whoever writes by himself waits for a pending update of the bytes, and wins over it. Pages that a mapping dirtied do not:
- * they are ordered by `wait` only, and an invalidation may be waiting for this very request.
+ * Pages that a mapping dirtied do not wait for an update: they are ordered by `wait` only, and an invalidation may be
+ * waiting for this very request. Nor does anybody know who dirtied them.
  */
+static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off)
+{
+    ssize_t n;
+
+    f->page_writes++;
+    f->page_write_ns = ht_now_ns();
+    if (o->privileged)
+        ht_privilege_drop(f, o->ino, true);
+    n = write_now(f, o, buf, size, off);
+    f->page_writes--;
+    return n;
+}
+
+/* Whoever writes by himself waits for a pending update of the bytes, and wins over it. */
+static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+
+    if (o->root)
+        ht_park_wait(f, o->ino, off, size);
+    if (o->privileged)
+        ht_privilege_drop(f, o->ino, is_superuser(req));
+    return write_now(f, o, buf, size, off);
+}
+
 void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -178,14 +213,7 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
         return;
     }
     refresh(f, o);
-    if (!fi->writepage && o->root)
-        ht_park_wait(f, ino, (uint64_t)off, size);
-    if (o->privileged)
-        ht_privilege_drop(f, ino, fi->writepage || is_superuser(req));
-    n = ht_obj_write(o->obj, (uint64_t)off, buf, size);
-    ht_count_written(f, traffic_of(f, o), n);
-    if (n > 0)
-        ht_ns_touch(f->ns, ino, true);
+    n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off) : write_bytes(req, o, buf, size, (uint64_t)off);
     if (n < 0)
         ht_reply(req, (int)n);
     else

@@ -16,7 +16,14 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
-enum { READ_AHEAD_KB = 4096, THREADS_MIN = 4, THREADS_MAX = 16, NOTIFY_WAIT_MS = 5000 };
+enum {
+    READ_AHEAD_KB = 4096,
+    THREADS_MIN = 4,
+    THREADS_MAX = 16,
+    NOTIFY_WAIT_MS = 5000,
+    PAGES_QUIET_MS = 50,
+    PAGES_WAIT_MS = 30000,
+};
 
 /* -------------------------------------------------------------------- init */
 
@@ -280,9 +287,19 @@ int ht_fuse_loop(struct ht_fuse *f)
     return r < 0 ? r : 0;
 }
 
-/* Pages that mappings have dirtied are still the kernel's: have them written while there are workers to take them. */
+static bool pages_settled(struct ht_fuse *f)
+{
+    return f->page_writes == 0 && ht_now_ns() - f->page_write_ns > PAGES_QUIET_MS * 1000000ull;
+}
+
+/*
+ * Pages that mappings have dirtied are still the kernel's: have them written while there are workers to take them.
+ * syncfs hands the pages over, but (since Linux 6.18) does not wait until they were written; workers that have seen none for
+ * a while have taken all.
+ */
 static void sync_mount(struct ht_fuse *f)
 {
+    const struct timespec pause = {0, 1000000};
     int fd = open(f->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
     if (fd < 0)
@@ -290,6 +307,9 @@ static void sync_mount(struct ht_fuse *f)
     if (syncfs(fd))
         ht_warn("%s: not all mapped pages could be written: %s", f->mountpoint, strerror(errno));
     close(fd);
+    f->page_write_ns = ht_now_ns();
+    for (unsigned waited_ms = 0; !pages_settled(f) && waited_ms < PAGES_WAIT_MS; waited_ms++)
+        nanosleep(&pause, NULL);
 }
 
 void ht_fuse_stop(struct ht_fuse *f)

@@ -5,8 +5,10 @@ HITRAIN_BIN names the folder of the programs (default: build/bin).
 """
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 import pytest
@@ -15,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', ROOT / 'build' / 'bin'))
 SECONDS_MAX = 120
 MIB = 1 << 20
+SMALL = ('dram=32M', 'staging=24M')
 
 
 def run(program, *args, check=True, **kw):
@@ -25,7 +28,7 @@ def run(program, *args, check=True, **kw):
     return done
 
 
-def wait_for(condition, what, seconds=30):
+def wait_for(condition, what, seconds=SECONDS_MAX):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f'{what}: not within {seconds} s'
@@ -36,6 +39,7 @@ class Store:
     """A store in a regular file and its mount. The daemon runs in the foreground, so that it can be signalled."""
 
     def __init__(self, folder, size):
+        self.folder = folder
         self.image = folder / 'image'
         self.point = folder / 'mnt'
         self.log = folder / 'log'
@@ -51,10 +55,15 @@ class Store:
             self.daemon = subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def mount(self, *options, flags=()):
-        self.start(*options, flags=flags)
-        wait_for(lambda: self.daemon.poll() is not None or self.is_mounted(), 'mount')
+        """With little memory, unless the options say otherwise. Also over a dead mount, which is why the daemon's word counts and not the kernel's table."""
+        mounts = self.mounts_told()
+        self.start(*SMALL, *options, flags=flags)
+        wait_for(lambda: self.daemon.poll() is not None or self.mounts_told() > mounts, 'mount')
         assert self.daemon.poll() is None, self.messages()
         return self.point
+
+    def mounts_told(self):
+        return self.messages().count(' is mounted on ') if self.log.exists() else 0
 
     def is_mounted(self):
         """By the kernel's table: looking at a dead or not yet answering mount would fail or block."""
@@ -74,9 +83,6 @@ class Store:
         self.daemon.kill()
         self.daemon.wait()
         self.daemon = None
-
-    def remount(self, *options, flags=()):
-        return self.mount(*options, flags=flags)
 
     def detach(self):
         subprocess.run(['umount', '-l', str(self.point)], timeout=SECONDS_MAX, stderr=subprocess.DEVNULL)
@@ -110,32 +116,35 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture
-def make_store(request, tmp_path):
+def make_store(request):
     """make_store(size='256M'): stores that are unmounted and must be clean when the test ends."""
     made = []
 
     def make(size='256M'):
-        folder = tmp_path / f'store{len(made)}'
-        folder.mkdir()
+        folder = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-test-'))
+        folder.chmod(0o755)  # other users reach the mount
         made.append(Store(folder, size))
         return made[-1]
 
     yield make
     failed = getattr(request.node, 'failed', True)
     for store in made:
-        store.close(failed)
-        if failed:
-            print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
-        else:
-            store.assert_clean()
-        store.image.unlink(missing_ok=True)
+        try:
+            store.close(failed)
+            if failed:
+                print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
+            else:
+                store.assert_clean()
+        finally:
+            if not store.is_mounted():
+                shutil.rmtree(store.folder)
 
 
 @pytest.fixture
 def store(make_store):
     """A mounted store with a small DRAM tier."""
     made = make_store()
-    made.mount('dram=32M', 'staging=24M')
+    made.mount()
     return made
 
 

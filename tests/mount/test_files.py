@@ -253,7 +253,7 @@ def test_larger_than_memory(store):
         t.join(SECONDS_MAX)
     assert not errors
     store.unmount()
-    store.mount('dram=8M', 'staging=24M')
+    store.mount('dram=8M')
     for i in data:
         assert digest(store.point / str(i)) == hashlib.sha256(data[i]).hexdigest()
 
@@ -383,7 +383,7 @@ def test_fsync_survives_kill(store):
     with pytest.raises(OSError) as e:
         os.listdir(mnt)
     assert e.value.errno == errno.ENOTCONN
-    store.remount()  # over the dead mount
+    store.mount()  # over the dead mount
     assert (mnt / 'kept').read_bytes() == data
     assert (mnt / 'd' / 'replaced').read_bytes() == b'whole'
     if (mnt / 'maybe').exists():  # never synced: any part of it, but no bytes of something else
@@ -393,7 +393,7 @@ def test_fsync_survives_kill(store):
 
 def test_full_store_can_be_emptied(make_store):
     store = make_store('64M')
-    mnt = store.mount('dram=16M', 'staging=24M')
+    mnt = store.mount('dram=16M')
     written = 0
     with pytest.raises(OSError) as e:
         for i in range(100):
@@ -421,7 +421,7 @@ def test_full_store_can_be_emptied(make_store):
 
 def test_one_worker_thread(make_store):
     store = make_store()
-    mnt = store.mount('dram=16M', 'staging=24M', flags=('-s',))
+    mnt = store.mount('dram=16M', flags=('-s',))
     data = {i: blob(8 * MIB, i) for i in range(4)}
     threads = [threading.Thread(target=lambda i=i: (mnt / str(i)).write_bytes(data[i])) for i in data]
     for t in threads:

@@ -49,8 +49,9 @@ def test_daemon_returns_when_ready(make_store):
         assert int(f.read()) >= 1024
     (pid,) = daemons_of(store.image)
     assert os.readlink(f'/proc/{pid}/cwd') == '/' and os.readlink(f'/proc/{pid}/fd/2') == '/dev/null'
-    with open(f'/proc/{pid}/oom_score_adj') as f:
-        assert int(f.read()) < 0
+    if subprocess.run(['sh', '-c', 'echo -1 > /proc/self/oom_score_adj'], stderr=subprocess.DEVNULL).returncode == 0:
+        with open(f'/proc/{pid}/oom_score_adj') as f:
+            assert int(f.read()) < 0
     (store.point / 'f').write_bytes(b'x')
     subprocess.run(['umount', store.point], check=True, timeout=SECONDS_MAX)
     wait_for(lambda: not daemons_of(store.image), 'end of the daemon')
@@ -150,7 +151,8 @@ def test_signal_while_in_use(store):
         os.fsync(f.fileno())
     assert e.value.errno in (errno.ENOTCONN, errno.ECONNABORTED, errno.EIO)
     m.close()
-    f.close()
+    with pytest.raises(OSError):
+        f.close()
     store.assert_clean()
     store.mount()
     assert (store.point / 'f').read_bytes() == b'KEPT'
@@ -206,6 +208,6 @@ def test_killed_again_and_again(store):
             os.fsync(f.fileno())
         store.kill()
         store.assert_clean()
-        store.remount('dram=16M', 'staging=24M')
+        store.mount('dram=16M')
         for k in range(i + 1):
             assert (store.point / f'kept-{k}').read_bytes() == bytes([k]) * 300_000

@@ -114,7 +114,7 @@ def test_committed_step_survives_kill_and_nothing_else(store, root):
     (root / 'extra').write_bytes(b'x')
     command(root, 'wait')
     store.kill()
-    store.remount('dram=32M', 'staging=24M')
+    store.mount()
     assert word(root, 'step') == '1'
     assert near(np.fromfile(root / 'big', 'f4'), adamw(big, gs[:1]))
     assert (root / 'rng').read_bytes() == b'one' and not (root / 'extra').exists()
@@ -184,7 +184,7 @@ def test_gradient_in_pieces_by_several_writers(root):
 def test_exec_of_a_forked_child_flushes_early(root):
     """The child's exec closes its copy of the descriptor in the middle of the gradient."""
     big, g = random(3 * MIB // 4 + 7, 2), random(3 * MIB // 4 + 7, 9)
-    data, half = memoryview(g).cast('B'), (len(g) // 2) * 4 + 2
+    data, half = memoryview(g).cast('B'), (len(g) // 2) * 4
     fd = os.open(root / '.hitrain/grad/big', os.O_WRONLY)
     done = 0
     while done < half:
@@ -249,7 +249,7 @@ def test_direct_readers_and_writers_of_a_parameter(root):
 
 def test_one_worker_thread_does_not_block_itself(make_store):
     store = make_store()
-    mnt = store.mount('dram=32M', 'staging=24M', flags=('-s',))
+    mnt = store.mount(flags=('-s',))
     r = mnt / 'm'
     r.mkdir()
     word(r, 'dtype', 'f32')
@@ -336,7 +336,7 @@ def test_ctl_answers_each_line(root):
     assert [a.split(':')[:2] for a in answers] == [['error', ' EINVAL'], ['error', ' ENOENT'], ['error', ' EINVAL'],
                                                    ['error', ' EINVAL'], ['error', ' EINVAL'], ['ok']]
     assert 'nonsense' in answers[0] and 'commit' in answers[0] and 'none' in answers[1]
-    done = subprocess.run(['sh', '-c', f'echo nonsense > {root}/.hitrain/ctl'], stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(['sh', '-c', f'/bin/echo nonsense > {root}/.hitrain/ctl'], stderr=subprocess.PIPE, text=True)
     assert done.returncode != 0 and 'nvalid' in done.stderr
     fd = os.open(root / '.hitrain/ctl', os.O_WRONLY)
     os.write(fd, b'com')
@@ -351,7 +351,7 @@ def test_step_without_durability(store, root):
         assert command(root, 'step') == ['ok']
     assert (word(root, 'step'), word(root, 'durable_step')) == ('4', '3')
     store.kill()
-    store.remount('dram=32M', 'staging=24M')
+    store.mount()
     assert (word(root, 'step'), word(root, 'durable_step')) == ('3', '3')
     assert near(np.fromfile(root / 'w', 'f4'), adamw(random(1000, 1), [random(1000, i) for i in range(3)]))
 
@@ -577,7 +577,7 @@ def test_root_can_end(root):
 
 def test_no_space_for_a_step_is_told_at_close(make_store):
     store = make_store('64M')
-    mnt = store.mount('dram=16M', 'staging=24M')
+    mnt = store.mount('dram=16M')
     r = mnt / 'm'
     r.mkdir()
     word(r, 'dtype', 'f32')
