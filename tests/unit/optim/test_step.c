@@ -560,7 +560,7 @@ START_TEST(device_errors_never_leave_half_a_step)
 {
     w.threads = 2;
     world_open(&w);
-    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3 << 20, HT_CHUNK_BYTES);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3 << 19, HT_CHUNK_BYTES);
     step_all(&w);
     commit();
     for (unsigned i = 0; i < 12; i++) {
@@ -568,7 +568,7 @@ START_TEST(device_errors_never_leave_half_a_step)
         struct ht_grad *g = open_grad(&w, &w.param[0]);
         uint8_t *bytes = random_gradient(&w, &w.param[0]);
         int ret = 0;
-        for (size_t off = 0; !ret && off < 12u << 20; off += MIB)
+        for (size_t off = 0; !ret && off < 6u << 20; off += MIB)
             ret = ht_grad_write(g, off, bytes + off, MIB) == MIB ? 0 : -EIO;
         if (!ret)
             ret = ht_grad_flush(g);
