@@ -36,6 +36,7 @@ struct ht_fuse {
     char *mountpoint;
     unsigned threads;
     bool single_thread;
+    bool masks; /* umasks are applied here, not by the kernel */
     _Atomic bool mounted, ready_told, exited;
     _Atomic unsigned notifying; /* threads inside a notification */
     /* Writes of mapped pages: running now, and when the last one began. */
@@ -76,6 +77,8 @@ void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st);
 /* Of a found or made entry, which has taken a lookup count. */
 void ht_reply_entry(fuse_req_t req, int r, const struct stat *st);
 void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
+/* For things that are made: with the umask, where it is ours to apply. */
+struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);

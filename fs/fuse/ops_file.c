@@ -109,7 +109,6 @@ void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    const struct fuse_ctx *ctx = fuse_req_ctx(req);
     struct fuse_entry_param e;
     struct stat st;
     int r;
@@ -118,7 +117,7 @@ void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mo
         fuse_reply_err(req, ht_hidden_match(parent) ? ENOENT : EPERM);
         return;
     }
-    r = ht_ns_mknod(f->ns, parent, name, S_IFREG | (mode & 07777), 0, (struct ht_cred){ctx->uid, ctx->gid}, &st);
+    r = ht_ns_mknod(f->ns, parent, name, S_IFREG | (mode & 07777), 0, ht_fuse_cred(req), &st);
     if (r == 0) {
         fi->flags &= ~O_TRUNC;
         r = make_open(req, st.st_ino, fi);

@@ -13,13 +13,6 @@ static bool refuse(fuse_req_t req, fuse_ino_t parent, const char *name)
     return true;
 }
 
-static struct ht_cred cred_of(fuse_req_t req)
-{
-    const struct fuse_ctx *ctx = fuse_req_ctx(req);
-
-    return (struct ht_cred){ctx->uid, ctx->gid};
-}
-
 void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -59,7 +52,7 @@ void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mod
     struct stat st;
 
     if (!refuse(req, parent, name))
-        ht_reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, cred_of(req), &st), &st);
+        ht_reply_entry(req, ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, mode, rdev, ht_fuse_cred(req), &st), &st);
 }
 
 void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode)
@@ -67,7 +60,7 @@ void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mod
     struct stat st;
 
     if (!refuse(req, parent, name))
-        ht_reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, cred_of(req), &st), &st);
+        ht_reply_entry(req, ht_ns_mkdir(ht_fuse_of(req)->ns, parent, name, mode, ht_fuse_cred(req), &st), &st);
 }
 
 void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name)
@@ -75,7 +68,7 @@ void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const 
     struct stat st;
 
     if (!refuse(req, parent, name))
-        ht_reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, cred_of(req), &st), &st);
+        ht_reply_entry(req, ht_ns_symlink(ht_fuse_of(req)->ns, parent, name, target, ht_fuse_cred(req), &st), &st);
 }
 
 void ht_op_readlink(fuse_req_t req, fuse_ino_t ino)

@@ -61,11 +61,16 @@ static size_t caller_groups(void *ctx, uint32_t *gids, size_t cap)
     return n > 0 ? (size_t)n : 0;
 }
 
-struct ht_caller ht_fuse_caller(fuse_req_t req)
+struct ht_cred ht_fuse_cred(fuse_req_t req)
 {
     const struct fuse_ctx *ctx = fuse_req_ctx(req);
 
-    return (struct ht_caller){{ctx->uid, ctx->gid}, caller_groups, req};
+    return (struct ht_cred){.uid = ctx->uid, .gid = ctx->gid, .umask = ht_fuse_of(req)->masks ? ctx->umask : 0};
+}
+
+struct ht_caller ht_fuse_caller(fuse_req_t req)
+{
+    return (struct ht_caller){ht_fuse_cred(req), caller_groups, req};
 }
 
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n)

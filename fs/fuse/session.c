@@ -56,6 +56,9 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     /* Setuid bits and capabilities end with a write here (privilege.c): left to the kernel, every write would begin with a getxattr. */
     fuse_unset_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV);
     fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
+    /* Default access lists replace the umask, so both come together. */
+    if (fuse_set_feature_flag(conn, FUSE_CAP_POSIX_ACL))
+        f->masks = fuse_set_feature_flag(conn, FUSE_CAP_DONT_MASK);
     fuse_set_feature_flag(conn, FUSE_CAP_EXPLICIT_INVAL_DATA);
     fuse_set_feature_flag(conn, FUSE_CAP_ASYNC_DIO);
     fuse_set_feature_flag(conn, FUSE_CAP_PARALLEL_DIROPS);

@@ -6,6 +6,7 @@ import mmap
 import os
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -331,6 +332,27 @@ def test_setuid_ends_with_a_write(mnt):
     os.chmod(f, 0o6755)
     os.chown(f, 0, 0)
     assert os.stat(f).st_mode & 0o7777 == 0o755
+
+
+def test_umask_and_default_access_list(mnt):
+    before = os.umask(0o027)
+    try:
+        (mnt / 'f').touch()
+        (mnt / 'd').mkdir()
+        assert os.stat(mnt / 'f').st_mode & 0o777 == 0o640 and os.stat(mnt / 'd').st_mode & 0o777 == 0o750
+        # user::rwx user:65534:rwx group::r-x mask::rwx other::---, as the kernel writes it
+        entries = [(1, 7, 0xffffffff), (2, 7, NOBODY), (4, 5, 0xffffffff), (16, 7, 0xffffffff), (32, 0, 0xffffffff)]
+        acl = struct.pack('<I', 2) + b''.join(struct.pack('<HHI', *e) for e in entries)
+        os.setxattr(mnt / 'd', 'system.posix_acl_default', acl)
+        os.setxattr(mnt / 'd', 'system.posix_acl_access', acl)
+        (mnt / 'd' / 'f').write_bytes(b'x')
+        (mnt / 'd' / 'e').mkdir()
+    finally:
+        os.umask(before)
+    os.chmod(mnt, 0o755)
+    assert os.stat(mnt / 'd' / 'f').st_mode & 0o777 == 0o660  # the mask in place of the group
+    assert os.getxattr(mnt / 'd' / 'e', 'system.posix_acl_default') == acl
+    assert as_nobody("import sys; print(open(sys.argv[1] + '/d/f', 'r+').read())", mnt) == 'x'
 
 
 def test_times(mnt):
