@@ -92,6 +92,12 @@ static int by_place(const void *a, const void *b)
     return x->block < y->block ? -1 : x->block > y->block;
 }
 
+static void sort(struct ht_fsck *f, int (*order)(const void *a, const void *b))
+{
+    if (f->item_count > 1)
+        qsort(f->items, f->item_count, sizeof(*f->items), order);
+}
+
 int ht_fsck_items_load(struct ht_fsck *f)
 {
     int ret = ht_store_walk(f->store, add_item, f);
@@ -100,13 +106,13 @@ int ht_fsck_items_load(struct ht_fsck *f)
         ht_error("cannot list the stored chunks: %s", strerror(-ret));
         return ret < 0 ? ret : -EIO;
     }
-    qsort(f->items, f->item_count, sizeof(*f->items), by_owner);
+    sort(f, by_owner);
     return 0;
 }
 
 void ht_fsck_items_sort(struct ht_fsck *f)
 {
-    qsort(f->items, f->item_count, sizeof(*f->items), by_place);
+    sort(f, by_place);
 }
 
 struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fsck_item *it, unsigned i)

@@ -156,6 +156,19 @@ START_TEST(an_object_without_file_and_optimizer_is_an_orphan)
 }
 END_TEST
 
+START_TEST(an_empty_store_is_clean)
+{
+    struct run r;
+
+    begin_run(&r);
+    read_all(&r);
+    end_run(&r);
+    ck_assert_uint_eq(r.f.problems, 0);
+    ck_assert_uint_eq(r.f.item_count, 0);
+    free(r.text);
+}
+END_TEST
+
 START_TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
 {
     struct run r;
@@ -244,6 +257,7 @@ int main(void)
     int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, an_empty_store_is_clean);
     tcase_add_test(t, an_object_without_file_and_optimizer_is_an_orphan);
     tcase_add_test(t, what_cannot_be_read_is_named_and_the_rest_is_verified);
     tcase_add_test(t, a_place_that_two_references_claim_is_told_with_both);
