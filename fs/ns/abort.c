@@ -79,13 +79,13 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s)
     struct ht_ns_inode *i = s->inode;
 
     i->shadow = NULL;
+    revert_xattrs(ns, i);
     if ((i->flags & HT_NS_PUBLISHED) == 0) {
         i->flags |= HT_NS_STALE;
         return;
     }
     i->cur = s->published;
     i->flags &= (uint8_t)~HT_NS_GHOST;
-    revert_xattrs(ns, i);
     if (ht_ns_unused(i)) {
         i->flags |= HT_NS_GHOST;
         i->shadow = s;

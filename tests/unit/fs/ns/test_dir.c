@@ -7,9 +7,9 @@ static struct world w;
 enum { STEADY = 300 };
 
 struct walk {
-    uint64_t cookie;    /* where to go on */
-    unsigned left;      /* entries to take before stopping */
-    unsigned *seen;     /* by number in the name "s<number>", STEADY of them */
+    uint64_t cookie; /* where to go on */
+    unsigned left;   /* entries to take before stopping */
+    unsigned *seen;  /* by number in the name "s<number>", STEADY of them */
     unsigned total;
     bool stopped;
 };
@@ -176,7 +176,7 @@ START_TEST(large_directories_work)
     uint64_t dir;
     char name[32];
 
-    world_new_log(&w, 256 * MIB, 96 * MIB);
+    world_new_log(&w, 448 * MIB, 96 * MIB);
     dir = make_dir(&w, ROOT, "dir");
     for (unsigned n = 0; n < FILES; n++) {
         snprintf(name, sizeof(name), "file-%u", n);
@@ -203,12 +203,9 @@ END_TEST
 int main(void)
 {
     const TTest *const tests[] = {
-        entries_are_told_with_their_types,
-        a_reference_can_be_taken_while_reading,
-        what_stays_is_seen_exactly_once,
-        what_stays_is_seen_exactly_once_below_a_root,
-        a_directory_is_emptied_while_read,
-        large_directories_work,
+        entries_are_told_with_their_types, a_reference_can_be_taken_while_reading,
+        what_stays_is_seen_exactly_once,   what_stays_is_seen_exactly_once_below_a_root,
+        a_directory_is_emptied_while_read, large_directories_work,
     };
 
     return run_tests("dir", tests, HT_ARRAY_SIZE(tests));
