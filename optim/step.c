@@ -25,8 +25,8 @@ static struct param *find_partial(const struct root *root)
     return NULL;
 }
 
-/* Queue exactly what is covered of ranges that are not covered wholly. Returns a ticket of the invalidation. */
-static uint64_t queue_partial(struct param *p)
+/* Queue exactly what is covered of ranges that are not covered wholly. */
+static void queue_partial(struct param *p)
 {
     uint64_t first = UINT64_MAX, last = 0;
 
@@ -38,20 +38,21 @@ static uint64_t queue_partial(struct param *p)
         first = ht_min_u64(first, i);
         last = i;
     }
-    return first <= last ? ht_opt_inval(p, first, last) : 0;
+    if (first <= last)
+        (void)ht_opt_inval(p, first, last);
 }
 
-/* Locked, let go meanwhile. New reads are parked from now on; those before may have filled caches. */
+/*
+ * Locked. New reads are parked from now on; those before may have filled caches. That these are empty is waited for at the
+ * end (leave), not here: writers of gradients wait for this, and among them may be all who could answer such a read.
+ */
 static void queue_all_partial(struct root *root)
 {
-    uint64_t ticket = 0;
-
     ht_list_for_each(pos, &root->touched) {
         struct param *p = ht_list_entry(pos, struct param, touched);
         if (!p->gone)
-            ticket = ht_max_u64(ticket, queue_partial(p));
+            queue_partial(p);
     }
-    ht_opt_inval_wait(root->o, ticket);
 }
 
 static int wait_drained(struct root *root)
@@ -206,11 +207,15 @@ static int enter(struct ht_optim *o, uint64_t id, struct root **out)
     return ret;
 }
 
+/* Caches are as new as the step when the caller learns that it is over. */
 static void leave(struct root *root)
 {
-    lock(root->o);
+    struct ht_optim *o = root->o;
+
+    lock(o);
     ht_opt_gate_leave(root);
-    unlock(root->o);
+    ht_opt_inval_wait(o, o->inval_issued);
+    unlock(o);
     ht_opt_root_put(root);
 }
 
@@ -426,6 +431,7 @@ int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
         lock(o);
         while ((oid ? p && p->pending : root->pending) && !o->stopping)
             wait_changed(o);
+        ht_opt_inval_wait(o, o->inval_issued); /* mappings are ordered by this call and no other */
         ret = o->stopping ? -ECANCELED : (oid ? p && p->failed : root->failure != 0) ? -EIO : 0;
         unlock(o);
         ht_opt_root_put(root);

@@ -172,7 +172,11 @@ static void tell_failure(const struct job *j)
                   (unsigned long long)at, j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
 }
 
-/* The range is applied or failed: tell everybody who waits. */
+/*
+ * The range is applied or failed: tell everybody who waits. Invalidation is asked for no later than the range ceases to be
+ * pending, so that whoever then waits for what was asked knows that caches are new; the helper may block until
+ * the readers woken here have been answered, and nothing here waits for the helper.
+ */
 static void end(struct job *j, uint64_t ns)
 {
     struct range *r = j->range;
@@ -196,10 +200,10 @@ static void end(struct job *j, uint64_t ns)
     p->pending--;
     root->pending--;
     ht_opt_take_waiters(p, &chain);
+    (void)ht_opt_inval(p, r->index, r->index);
     unlock(o);
     ht_opt_wake(chain);
     lock(o);
-    (void)ht_opt_inval(p, r->index, r->index);
     root->running--;
     ht_opt_param_settle(p);
     p->refs--;
