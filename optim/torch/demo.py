@@ -15,6 +15,9 @@ import time
 import traceback
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
+# Before PyTorch is loaded: its threads sleep while they wait, so that the store's threads (and anything else on this
+# machine) get the processors. Spinning ones make training ten times slower where others want to run.
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 try:
     import torch
 except ImportError:

@@ -93,7 +93,7 @@ class HitrainAdamW(torch.optim.Optimizer):
         _check_hyper({**self.defaults, **group})
         super().add_param_group(group)
         for name, p in zip(group['names'], group['params']):
-            self._files[p] = self._attach(name, p)
+            self._attach(name, p)
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
@@ -301,7 +301,7 @@ class HitrainAdamW(torch.optim.Optimizer):
             taken.add(name)
         return tensors, names
 
-    def _attach(self, name: str, p: torch.Tensor) -> '_ParameterFile':
+    def _attach(self, name: str, p: torch.Tensor) -> None:
         dtype = self._param_dtype or p.dtype
         for d in (dtype, self._grad_dtype or dtype):
             if d not in FILE_DTYPES:
@@ -310,9 +310,9 @@ class HitrainAdamW(torch.optim.Optimizer):
             raise ValueError(f'{name} has no elements')
         f = _ParameterFile(os.path.join(self.root, name), name, p, dtype, self._grad_dtype or dtype)
         existing = os.path.exists(f.path) if self._built else self._resume
+        self._files[p] = f
         with self._explained(f'parameter {name}'):
             f.open_existing() if existing else f.create()
-        return f
 
 
 class _ParameterFile:

@@ -7,7 +7,9 @@ import sys
 import tempfile
 
 import pytest
-import torch
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
+import torch  # noqa: E402
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
@@ -319,7 +321,7 @@ def test_a_root_that_is_not_empty_is_refused(root):
         HitrainAdamW(params.items(), root, lr=LR)
 
 
-def test_resume_of_another_model_is_refused(root):
+def test_resume_of_another_model_is_refused(store, root):
     HitrainAdamW(parameters().items(), root, lr=LR).close()
     other = {**parameters(), 'norm': torch.nn.Parameter(torch.zeros(8))}
     with pytest.raises(ValueError, match='model/norm: shape is 7 in the store and 8 in the model'):
@@ -329,6 +331,7 @@ def test_resume_of_another_model_is_refused(root):
     more = {**parameters(), 'new': torch.nn.Parameter(torch.zeros(8))}
     with pytest.raises(FileNotFoundError, match='parameter new'):
         HitrainAdamW(more.items(), root, lr=LR, resume=True)
+    store.unmount()  # no descriptor of a failed construction is left
 
 
 def test_what_is_no_hitrain_mount(tmp_path):
