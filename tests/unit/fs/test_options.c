@@ -10,8 +10,8 @@ enum { ARGS_MAX = 24 };
 /* args: separated by one space. Modifies nothing the options point to until the next call. */
 static int parse(const char *args, struct ht_options *out)
 {
-    static char text[512];
-    char *argv[ARGS_MAX + 1] = {"hitrain"};
+    static char name[] = "hitrain", text[512];
+    char *argv[ARGS_MAX + 1] = {name};
     int argc = 1;
 
     ck_assert_uint_lt(strlen(args), sizeof(text));
