@@ -176,10 +176,12 @@ static void model_set(struct model *m, const struct ht_extent *e, bool taken)
 {
     ck_assert_uint_lt(e->device, MODEL_DEVICES);
     ck_assert_uint_le(e->block + e->blocks, m->blocks[e->device]);
+    bool as_expected = true;
     for (uint64_t b = e->block; b < e->block + e->blocks; b++) {
-        ck_assert_int_eq(m->taken[e->device][b], !taken);
+        as_expected = as_expected && m->taken[e->device][b] == !taken;
         m->taken[e->device][b] = taken;
     }
+    ck_assert(as_expected);
     m->free = taken ? m->free - e->blocks : m->free + e->blocks;
 }
 
@@ -265,7 +267,7 @@ static Suite *suite(void)
     tcase_add_test(t, long_pieces_are_preferred_to_short_ones);
     tcase_add_test(t, device_by_hint_or_by_most_free);
     tcase_add_test(t, requests_span_devices_when_none_has_enough);
-    tcase_add_loop_test(t, random_operations_agree_with_a_naive_model, 0, 40);
+    tcase_add_loop_test(t, random_operations_agree_with_a_naive_model, 0, 12);
     suite_add_tcase(s, t);
     return s;
 }

@@ -1,0 +1,508 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_replay.c - what a mount believes: damage of every kind in one copy or both.
+ *
+ * The rule behind all of it: replay gives exactly the state of some whole number of groups, in order;
+ * all of them, unless the last frame alone was hurt; or it refuses.
+ */
+#include "tests/unit/tiering/journal/kv.h"
+
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+#include "tiering/journal/journal_priv.h"
+
+#define STEPS 12u
+
+static struct kv kv;
+static struct kv_map history[STEPS + 1]; /* after each group */
+static uint64_t frame_pos[STEPS + 2];    /* where its frame lies; one more: the end */
+static uint64_t last_lsn;
+
+static uint64_t used(void)
+{
+    struct ht_journal_stats st;
+
+    ht_journal_stats(kv.j, &st);
+    return st.used_bytes;
+}
+
+/* A log of small and large frames, crashed. */
+static void make_log(bool two_devices)
+{
+    struct ht_dev *dev = kv_new_dev();
+
+    kv_format(&kv, dev, two_devices ? kv_new_dev() : dev);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    for (unsigned i = 1; i <= STEPS; i++) {
+        uint32_t keys[3] = {i % 7, 10 + i % 5, 20 + i};
+        frame_pos[i] = used();
+        ck_assert_int_eq(kv_set(&kv, keys, 3, i, i % 4 == 0 ? 5000 : i % 100, &last_lsn), 0);
+        ck_assert_int_eq(ht_journal_sync(kv.j, last_lsn), 0);
+        history[i] = kv.map;
+    }
+    frame_pos[STEPS + 1] = used();
+    kv_crash(&kv);
+}
+
+/* How many groups the state holds; the state must be one of history. */
+static unsigned groups_in(const struct kv_map *map)
+{
+    for (unsigned i = 0; i <= STEPS; i++)
+        if (memcmp(map, &history[i], sizeof(*map)) == 0)
+            return i;
+    ck_abort_msg("a state that never was");
+}
+
+static uint8_t saved[2][KV_DEVICE_BYTES];
+
+static void save_images(void)
+{
+    for (unsigned i = 0; i < 2; i++)
+        memcpy(saved[i], ht_dev_ram_data(kv.dev[i]), KV_DEVICE_BYTES);
+}
+
+static void restore_images(void)
+{
+    for (unsigned i = 0; i < 2; i++)
+        memcpy(ht_dev_ram_data(kv.dev[i]), saved[i], KV_DEVICE_BYTES);
+}
+
+/* The next byte to flip: every one of header and payload of small frames, samples of the rest; all of them in the long run. */
+static uint64_t next_flip(uint64_t pos)
+{
+    unsigned i = 0;
+
+    if (getenv("HITRAIN_LONG"))
+        return pos + 1;
+    while (i < STEPS && frame_pos[i + 1] <= pos)
+        i++;
+    return pos - frame_pos[i] < 200 ? pos + 1 : pos + 197;
+}
+
+START_TEST(every_flipped_byte_in_one_copy_is_repaired_from_the_other)
+{
+    make_log(true);
+    uint64_t end = frame_pos[STEPS + 1];
+
+    for (uint64_t pos = 0; pos < end; pos = next_flip(pos)) {
+        unsigned bad = (unsigned)pos % 2;
+        *kv_bytes(&kv, bad, pos) ^= (uint8_t)(1u << (pos % 8));
+        ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+        if (memcmp(&kv.map, &history[STEPS], sizeof(kv.map)) != 0 || kv.report.chosen == bad)
+            ck_abort_msg("flip at %llu", (unsigned long long)pos);
+        if (kv.report.copy[bad].state != HT_LOG_DAMAGED && !kv.report.copy[bad].stale)
+            ck_abort_msg("flip at %llu was not noticed", (unsigned long long)pos);
+        kv_crash(&kv);
+        *kv_bytes(&kv, bad, pos) ^= (uint8_t)(1u << (pos % 8));
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only)
+{
+    make_log(true);
+    uint64_t end = frame_pos[STEPS + 1];
+
+    for (uint64_t pos = 0; pos < end; pos = next_flip(pos + 2)) {
+        for (unsigned c = 0; c < 2; c++)
+            *kv_bytes(&kv, c, pos) ^= 0x10;
+        int rc = kv_open(&kv, false, 0);
+        bool in_last = pos >= frame_pos[STEPS];
+        if (rc != -EUCLEAN && (!in_last || rc || groups_in(&kv.map) != STEPS - 1))
+            ck_abort_msg("flip at %llu: %d", (unsigned long long)pos, rc);
+        kv_crash(&kv);
+        for (unsigned c = 0; c < 2; c++)
+            *kv_bytes(&kv, c, pos) ^= 0x10;
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* After a clean unmount not even the last frame can be lost unseen. */
+START_TEST(a_clean_superblock_notices_the_loss_of_the_last_frame)
+{
+    make_log(true);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    uint64_t last = used() - HT_BLOCK_BYTES;
+    kv_unmount(&kv);
+    *kv_bytes(&kv, 0, last) ^= 1;
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    ck_assert_int_eq(kv.report.copy[0].state, HT_LOG_DAMAGED);
+    ck_assert_uint_eq(kv.report.copy[0].damage_pos, last);
+    kv_crash(&kv);
+    *kv_bytes(&kv, 1, last) ^= 1;
+    ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
+    ck_assert_uint_eq(kv.report.copy[0].last_seq, last_lsn);
+    ck_assert_int_eq(kv_open(&kv, true, 0), 0);
+    ck_assert_uint_eq(groups_in(&kv.map), STEPS);
+    ck_assert_int_eq(ht_journal_start(kv.j, kv.epoch + 1), -EROFS); /* forced is for looking only */
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* The last frame is there with any subset of its blocks, in each copy another one. */
+START_TEST(torn_tails_end_the_chain_before_them)
+{
+    make_log(true);
+    uint64_t pos = frame_pos[STEPS], blocks = (frame_pos[STEPS + 1] - pos) / HT_BLOCK_BYTES;
+    ck_assert_uint_ge(blocks, 3);
+    save_images();
+
+    for (unsigned mask0 = 0; mask0 < 1u << blocks; mask0++)
+        for (unsigned mask1 = 0; mask1 < 1u << blocks; mask1++) {
+            unsigned all = (1u << blocks) - 1;
+            for (unsigned b = 0; b < blocks; b++) {
+                if (!(mask0 & 1u << b))
+                    memset(kv_bytes(&kv, 0, pos + b * 4096), 0, 4096);
+                if (!(mask1 & 1u << b))
+                    memset(kv_bytes(&kv, 1, pos + b * 4096), 0x55, 4096);
+            }
+            ck_assert_int_eq(kv_mount(&kv), 0);
+            ck_assert_uint_eq(groups_in(&kv.map), mask0 == all || mask1 == all ? STEPS : STEPS - 1);
+            /* and it goes on from there */
+            ck_assert_int_eq(kv_set_one(&kv, 400, 77, 10), 0);
+            struct kv_map want = kv.map;
+            kv_crash(&kv);
+            ck_assert_int_eq(kv_open(&kv, false, mask0 % 3), 0);
+            ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+            kv_crash(&kv);
+            restore_images();
+        }
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(torn_at_512_bytes_too)
+{
+    make_log(false);
+    uint64_t pos = frame_pos[STEPS], bytes = frame_pos[STEPS + 1] - pos;
+    save_images();
+
+    for (uint64_t at = 0; at < bytes; at += 512) {
+        memset(kv_bytes(&kv, 0, pos + at), 0, bytes - at);
+        memset(kv_bytes(&kv, 1, pos), 0, at + 512);
+        ck_assert_int_eq(kv_mount(&kv), 0);
+        /* what is zero anyway may be lost */
+        ck_assert_uint_ge(groups_in(&kv.map), STEPS - 1);
+        kv_crash(&kv);
+        restore_images();
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(a_stale_copy_is_refilled)
+{
+    make_log(true);
+    save_images();
+
+    /* a few more mounts with something in them */
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(kv_mount(&kv), 0);
+        ck_assert_int_eq(kv_set_one(&kv, 300 + i, 5, 100), 0);
+        kv_crash(&kv);
+    }
+    struct kv_map want = kv.map;
+    memcpy(ht_dev_ram_data(kv.dev[1]), saved[1], KV_DEVICE_BYTES);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert(kv.report.copy[1].stale);
+    ck_assert_int_eq(kv.report.copy[1].state, HT_LOG_ENDED);
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    kv_crash(&kv);
+    ck_assert_int_eq(kv_open(&kv, false, 1), 0);
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* One copy stale, the other damaged where only it knows what was durable: nobody can say. */
+START_TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
+{
+    make_log(true);
+    save_images();
+
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    for (unsigned i = 0; i < 5; i++)
+        ck_assert_int_eq(kv_set_one(&kv, 300 + i, 5, 100), 0);
+    kv_crash(&kv);
+    memcpy(ht_dev_ram_data(kv.dev[1]), saved[1], KV_DEVICE_BYTES);
+    *kv_bytes(&kv, 0, frame_pos[STEPS + 1] + 2 * 4096 + 100) ^= 1;
+    ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
+    ck_assert_int_eq(kv.report.copy[0].state, HT_LOG_DAMAGED);
+    ck_assert_int_eq(kv.report.copy[1].state, HT_LOG_DAMAGED);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* One copy only in a mount: what the other got alone before, and never acknowledged, loses against the newer epoch. */
+START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
+{
+    make_log(true);
+    save_images();
+
+    /* copy 1 lacks the last frame, which was in flight; it is mounted alone */
+    memset(kv_bytes(&kv, 1, frame_pos[STEPS]), 0, frame_pos[STEPS + 1] - frame_pos[STEPS]);
+    ck_assert_int_eq(kv_open(&kv, false, 1), 0);
+    ck_assert_uint_eq(groups_in(&kv.map), STEPS - 1);
+    ck_assert_int_eq(kv_start(&kv), 0);
+    ck_assert_int_eq(kv_set_one(&kv, 333, 9, 100), 0);
+    struct kv_map want = kv.map;
+    kv_crash(&kv);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    ck_assert_uint_eq(kv.report.chosen, 1);
+    ck_assert(kv.report.copy[0].stale);
+    ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    kv_crash(&kv);
+    restore_images();
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(members_mounted_apart_are_refused)
+{
+    make_log(true);
+    ck_assert_int_eq(kv_open(&kv, false, 1), 0);
+    ck_assert_int_eq(kv_start(&kv), 0);
+    ck_assert_int_eq(kv_set_one(&kv, 333, 9, 100), 0);
+    kv_crash(&kv);
+    ck_assert_int_eq(kv_open(&kv, false, 2), 0);
+    ck_assert_uint_eq(kv.map.e[333].stamp, 0);
+    ck_assert_int_eq(kv_start(&kv), 0);
+    ck_assert_int_eq(kv_set_one(&kv, 334, 9, 100), 0);
+    kv_crash(&kv);
+    ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
+    ck_assert_int_eq(kv_open(&kv, true, 0), 0);
+    ck_assert_int_eq(ht_journal_start(kv.j, kv.epoch + 1), -EROFS);
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(an_unreadable_copy_is_damaged_and_the_other_used)
+{
+    make_log(true);
+    ht_dev_fail(kv.dev[1], HT_IO_READ, 1, true);
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    ck_assert_uint_eq(groups_in(&kv.map), STEPS);
+    ck_assert_int_eq(kv.report.copy[1].state, HT_LOG_DAMAGED);
+    ck_assert_int_eq(kv.report.copy[1].error, -EIO);
+    kv_crash(&kv);
+    ht_dev_fail(kv.dev[0], HT_IO_READ, 1, true);
+    ck_assert_int_eq(kv_open(&kv, false, 0), -EIO);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(no_read_error_gives_a_wrong_state)
+{
+    make_log(_i);
+    for (unsigned nth = 1; nth < 30; nth++) {
+        struct ht_dev *was[2] = {kv.dev[0], kv.dev[1]};
+        kv.dev[0] = kv.super = kv_clone_dev(was[0]);
+        kv.dev[1] = was[0] == was[1] ? kv.dev[0] : kv_clone_dev(was[1]);
+        ht_dev_fail(kv.dev[0], HT_IO_READ, nth, nth % 2);
+        int rc = kv_open(&kv, false, 0);
+        if (rc == 0)
+            ck_assert_uint_eq(groups_in(&kv.map), STEPS);
+        else
+            ck_assert_int_eq(rc, -EIO);
+        kv_crash(&kv);
+        kv_free_devs(&kv);
+        kv.dev[0] = kv.super = was[0];
+        kv.dev[1] = was[1];
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(no_copy_at_all_is_an_error)
+{
+    make_log(true);
+    ck_assert_int_eq(kv_open(&kv, false, 3), -EIO);
+    ck_assert_int_eq(kv_open(&kv, true, 3), -EIO);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+static int refuse_third(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    unsigned *n = ctx;
+
+    return ++*n == 3 ? -EBADMSG : 0;
+}
+
+START_TEST(the_clients_refusal_ends_replay)
+{
+    unsigned n = 0;
+    struct ht_journal *j = NULL;
+    struct ht_journal_report report;
+
+    make_log(true);
+    kv_super_read(&kv);
+    struct ht_journal_config c = {.dev = {kv.dev[0], kv.dev[1]},
+                                  .offset = {KV_LOG_OFFSET, KV_LOG_OFFSET},
+                                  .log_bytes = KV_LOG_BYTES,
+                                  .salt = KV_SALT,
+                                  .start = kv.start,
+                                  .epoch = kv.epoch,
+                                  .ctx = &n,
+                                  .replay = refuse_third};
+    ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), -EBADMSG);
+    ck_assert_uint_eq(n, 3);
+    c.log_bytes = 1000;
+    ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), -EINVAL);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* -------------------------------------------- frames made by hand: right checksum, wrong content */
+
+struct forged {
+    struct ht_frame f;
+    uint8_t payload[64];
+    size_t len;
+};
+
+static struct forged next_frame(void)
+{
+    struct forged x;
+    const uint8_t *last = kv_bytes(&kv, 0, frame_pos[STEPS]);
+    struct ht_frame before;
+
+    memset(&x, 0, sizeof(x));
+    ck_assert(ht_frame_decode_header(last, &before));
+    x.f = before;
+    x.f.seq++;
+    x.f.pos = frame_pos[STEPS + 1];
+    x.f.prev = before.checksum;
+    x.f.durable_seq = before.seq;
+    struct ht_buf b = HT_BUF_INIT;
+    kv_put_set(&b, 500, 1, 4);
+    memcpy(x.payload, b.data, b.len);
+    x.len = b.len;
+    ht_buf_free(&b);
+    return x;
+}
+
+/* Encode asserts; forging does not go through it. */
+static void forge(struct forged *x, uint64_t claimed_len)
+{
+    _Alignas(4096) uint8_t mem[4096];
+    struct ht_frame empty = x->f;
+
+    empty.payload_len = 0;
+    ht_frame_encode(mem, &empty);
+    memcpy(mem + HT_FRAME_HEADER_BYTES, x->payload, x->len);
+    ht_le64_store(mem + offsetof(struct ht_disk_frame, payload_len), claimed_len);
+    uint64_t hashed = claimed_len < 4000 ? 64 + claimed_len : 64;
+    ht_le64_store(mem + offsetof(struct ht_disk_frame, checksum), ht_hash64(mem + 16, hashed, 0));
+    for (unsigned c = 0; c < 2; c++)
+        memcpy(kv_bytes(&kv, c, x->f.pos), mem, sizeof(mem));
+}
+
+START_TEST(malformed_frames_are_never_handed_out)
+{
+    make_log(true);
+    struct forged good = next_frame(), x = good;
+
+    forge(&x, x.len);
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    ck_assert_uint_eq(kv.map.e[500].stamp, 1); /* the forger is able */
+    kv_crash(&kv);
+
+    struct {
+        const char *what;
+        struct forged x;
+        uint64_t len;
+        int rc;
+    } cases[] = {
+        {"records that do not tile", good, good.len - 1, -EUCLEAN},
+        {"a record longer than the frame", good, good.len, -EUCLEAN},
+        {"a payload longer than the region", good, KV_LOG_BYTES, 0},
+        {"a payload that wraps the integers", good, UINT64_MAX - 50, 0},
+        {"another store's salt", good, good.len, 0},
+        {"a place that is not its own", good, good.len, 0},
+        {"a gap in the numbers", good, good.len, -EUCLEAN},
+        {"an older epoch", good, good.len, 0},
+        {"an epoch nobody began", good, good.len, -EUCLEAN},
+        {"a predecessor that is not there", good, good.len, -EUCLEAN},
+        {"durable before it is written", good, good.len, -EUCLEAN},
+    };
+    ht_le32_store(cases[1].x.payload + 4, 1 << 16);
+    cases[4].x.f.salt++;
+    cases[6].x.f.seq++;
+    cases[7].x.f.epoch--;
+    cases[8].x.f.epoch++;
+    cases[9].x.f.prev++;
+    cases[10].x.f.durable_seq = cases[10].x.f.seq;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(cases); i++) {
+        struct forged y = cases[i].x;
+        forge(&y, cases[i].len);
+        if (i == 5) { /* moved as a whole */
+            for (unsigned c = 0; c < 2; c++) {
+                memcpy(kv_bytes(&kv, c, y.f.pos + 4096), kv_bytes(&kv, c, y.f.pos), 4096);
+                memset(kv_bytes(&kv, c, y.f.pos), 0, 4096);
+            }
+        }
+        int rc = kv_open(&kv, false, 0);
+        ck_assert_msg(rc == cases[i].rc, "%s: %d", cases[i].what, rc);
+        ck_assert_msg(rc || groups_in(&kv.map) == STEPS, "%s", cases[i].what);
+        kv_crash(&kv);
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
+/* A region full of headers that claim to be later frames: bounded work, and damage. */
+START_TEST(a_hostile_region_takes_no_longer)
+{
+    make_log(true);
+    struct forged x = next_frame();
+
+    x.f.seq += 5;
+    for (uint64_t pos = frame_pos[STEPS + 1]; pos < KV_LOG_BYTES; pos += 4096) {
+        x.f.pos = pos;
+        forge(&x, KV_LOG_BYTES - pos - HT_FRAME_HEADER_BYTES);
+    }
+    struct ht_dev_counters before, after;
+    ht_dev_counters(kv.dev[0], &before);
+    ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
+    ht_dev_counters(kv.dev[0], &after);
+    ck_assert_uint_le(after.read_bytes - before.read_bytes, 6 * KV_LOG_BYTES);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+static Suite *suite(void)
+{
+    Suite *s = suite_create("replay");
+    TCase *t = tcase_create("replay");
+
+    tcase_set_timeout(t, getenv("HITRAIN_LONG") ? 3000 : 300);
+    tcase_add_test(t, every_flipped_byte_in_one_copy_is_repaired_from_the_other);
+    tcase_add_test(t, every_flipped_byte_in_both_copies_is_refused_or_costs_the_last_frame_only);
+    tcase_add_test(t, a_clean_superblock_notices_the_loss_of_the_last_frame);
+    tcase_add_test(t, torn_tails_end_the_chain_before_them);
+    tcase_add_test(t, torn_at_512_bytes_too);
+    tcase_add_test(t, a_stale_copy_is_refilled);
+    tcase_add_test(t, a_stale_copy_is_not_believed_when_the_other_is_damaged);
+    tcase_add_test(t, a_member_with_an_older_epoch_is_refilled_never_believed);
+    tcase_add_test(t, members_mounted_apart_are_refused);
+    tcase_add_test(t, an_unreadable_copy_is_damaged_and_the_other_used);
+    tcase_add_loop_test(t, no_read_error_gives_a_wrong_state, 0, 2);
+    tcase_add_test(t, no_copy_at_all_is_an_error);
+    tcase_add_test(t, the_clients_refusal_ends_replay);
+    tcase_add_test(t, malformed_frames_are_never_handed_out);
+    tcase_add_test(t, a_hostile_region_takes_no_longer);
+    suite_add_tcase(s, t);
+    return s;
+}
+
+int main(void)
+{
+    ht_log_set_level(HT_LOG_ERROR);
+    return kv_run(suite());
+}
