@@ -87,6 +87,20 @@ static bool hook_override(void *ctx, uint64_t oid, struct ht_optim_config *out)
     return ht_optimizer_read(ctx, oid, out, err) == 0;
 }
 
+void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link)
+{
+    pthread_mutex_lock(&c->lock);
+    ht_list_add_tail(head, link);
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link)
+{
+    pthread_mutex_lock(&c->lock);
+    ht_list_del(link);
+    pthread_mutex_unlock(&c->lock);
+}
+
 void ht_ctl_drop_stale(struct ht_ctl *c)
 {
     const struct ht_ctl_cache *cache = c->cache;
@@ -124,6 +138,8 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         return -ENOMEM;
     c->store = s;
     c->epoch = 1;
+    ht_list_init(&c->files);
+    ht_list_init(&c->dirs);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->root_lock, NULL);
     c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted};

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include "fs/ctl/ctl.h"
 #include "fs/ctl/parse.h"
+#include "tiering/base/list.h"
 #include "tiering/base/log.h"
 
 enum { HT_PROBLEMS_MAX = 64 }; /* remembered texts; the oldest makes room */
@@ -34,7 +35,8 @@ struct ht_ctl {
     struct ht_traffic traffic;
     _Atomic uint32_t epoch;
 
-    pthread_mutex_t lock; /* guards problems and stale; a leaf */
+    pthread_mutex_t lock;       /* guards what follows; a leaf */
+    struct ht_list files, dirs; /* open ones of the hidden tree */
     struct ht_problem problem[HT_PROBLEMS_MAX];
     uint64_t problem_age;
     struct ht_stale *stale;
@@ -50,6 +52,8 @@ void ht_problem_clear(struct ht_ctl *c, uint64_t ino);
 bool ht_problem_get(struct ht_ctl *c, uint64_t ino, char out[HT_CTL_ERROR_MAX]);
 
 /* ctl.c */
+void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);
+void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);
 /* Tell the cache of everything an abort left stale. No lock held. */
 void ht_ctl_drop_stale(struct ht_ctl *c);
 /* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */

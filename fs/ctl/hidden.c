@@ -259,6 +259,7 @@ struct listed {
 };
 
 struct ht_hidden_dir {
+    struct ht_list link; /* in ctl.dirs */
     struct ht_ctl *ctl;
     struct ht_buf names, entries; /* entries: struct listed */
     enum ht_hidden_kind want;     /* kind of the entries while they are collected */
@@ -370,6 +371,7 @@ int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *ca
     if (!d)
         return -ENOMEM;
     d->ctl = c;
+    ht_ctl_link(c, &c->dirs, &d->link);
     r = list_kind(d, ino);
     if (r) {
         ht_hidden_closedir(d);
@@ -392,7 +394,15 @@ bool ht_hidden_entry(const struct ht_hidden_dir *d, uint64_t i, const char **out
 
 void ht_hidden_closedir(struct ht_hidden_dir *d)
 {
+    ht_ctl_unlink(d->ctl, &d->link);
     ht_buf_free(&d->names);
     ht_buf_free(&d->entries);
     free(d);
+}
+
+void ht_hidden_close_all(struct ht_ctl *c)
+{
+    while (!ht_list_empty(&c->dirs))
+        ht_hidden_closedir(ht_list_entry(c->dirs.next, struct ht_hidden_dir, link));
+    ht_hidden_release_all(c);
 }

@@ -56,4 +56,7 @@ enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
 bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op);
 enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);
 
+/* After a mount that ended with things open: nobody will close them. No other call may be in progress. */
+void ht_hidden_close_all(struct ht_ctl *c);
+
 #endif

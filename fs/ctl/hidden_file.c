@@ -29,6 +29,7 @@ struct talk {
 };
 
 struct ht_hidden_file {
+    struct ht_list link; /* in ctl.files */
     struct ht_ctl *ctl;
     uint64_t ino;
     enum ht_hidden_kind kind;
@@ -164,6 +165,7 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
         free(f);
         return r;
     }
+    ht_ctl_link(c, &c->files, &f->link);
     *out = f;
     return 0;
 }
@@ -173,8 +175,15 @@ bool ht_hidden_open_waits(uint64_t ino)
     return ht_hidden_kind(ino) == HT_HIDDEN_GRAD;
 }
 
+void ht_hidden_release_all(struct ht_ctl *c)
+{
+    while (!ht_list_empty(&c->files))
+        ht_hidden_release(ht_list_entry(c->files.next, struct ht_hidden_file, link));
+}
+
 void ht_hidden_release(struct ht_hidden_file *f)
 {
+    ht_ctl_unlink(f->ctl, &f->link);
     if (f->grad)
         ht_grad_release(f->grad);
     if (f->kind == HT_HIDDEN_GRAD || f->kind == HT_HIDDEN_STATE)

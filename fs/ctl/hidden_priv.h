@@ -25,4 +25,7 @@ uint64_t ht_hidden_base(uint64_t ino);
 /* The inode whose permissions rule over a hidden one. */
 uint64_t ht_hidden_ruler(struct ht_ctl *c, uint64_t ino);
 
+/* hidden_file.c */
+void ht_hidden_release_all(struct ht_ctl *c);
+
 #endif

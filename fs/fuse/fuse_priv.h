@@ -45,6 +45,9 @@ struct ht_fuse {
     void (*ready)(void *ctx);
     void *ready_ctx;
 
+    pthread_mutex_t open_lock; /* a leaf */
+    struct ht_list opens;      /* open regular files */
+
     /* parked.c */
     pthread_mutex_t park_lock; /* above the optimizer's lock */
     struct ht_list park_free, parked;
@@ -85,6 +88,7 @@ void ht_count_written(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
 
 /* An open regular file. */
 struct ht_open {
+    struct ht_list link; /* in fuse.opens */
     uint64_t ino;
     struct ht_obj *obj;
     /* What was found out in the epoch of ht_ctl_epoch (0: never), and is asked at each read and write. */
@@ -94,6 +98,8 @@ struct ht_open {
 };
 /* Root of a parameter, or 0; cheap. */
 uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
+/* What is still open when the mount has ended by force. */
+void ht_open_close_all(struct ht_fuse *f);
 
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);

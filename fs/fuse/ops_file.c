@@ -77,6 +77,9 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
         free(o);
         return r;
     }
+    pthread_mutex_lock(&f->open_lock);
+    ht_list_add_tail(&f->opens, &o->link);
+    pthread_mutex_unlock(&f->open_lock);
     fi->fh = (uintptr_t)o;
     fi->keep_cache = 0;
     fi->direct_io = (fi->flags & O_DIRECT) != 0;
@@ -86,8 +89,17 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 
 static void drop_open(struct ht_fuse *f, struct ht_open *o)
 {
+    pthread_mutex_lock(&f->open_lock);
+    ht_list_del(&o->link);
+    pthread_mutex_unlock(&f->open_lock);
     ht_ns_close(f->ns, o->ino);
     free(o);
+}
+
+void ht_open_close_all(struct ht_fuse *f)
+{
+    while (!ht_list_empty(&f->opens))
+        drop_open(f, ht_list_entry(f->opens.next, struct ht_open, link));
 }
 
 void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)

@@ -241,6 +241,8 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;
     f->ready_ctx = opts->ctx;
+    pthread_mutex_init(&f->open_lock, NULL);
+    ht_list_init(&f->opens);
     pthread_mutex_init(&f->park_lock, NULL);
     pthread_mutex_init(&f->job_lock, NULL);
     r = ht_park_init(f);
@@ -356,6 +358,8 @@ void ht_fuse_finish(struct ht_fuse *f)
         settle_notifications(f);
         fuse_session_unmount(f->session);
     }
+    ht_open_close_all(f);
+    ht_hidden_close_all(f->ctl);
     ht_ctl_set_cache(f->ctl, NULL);
 }
 
@@ -363,6 +367,7 @@ void ht_fuse_free(struct ht_fuse *f)
 {
     if (f->session)
         fuse_session_destroy(f->session);
+    pthread_mutex_destroy(&f->open_lock);
     pthread_mutex_destroy(&f->park_lock);
     pthread_mutex_destroy(&f->job_lock);
     free(f->mountpoint);

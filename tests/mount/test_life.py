@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's life: how it starts, what it refuses, how it ends."""
+import contextlib
 import errno
 import mmap
 import os
@@ -144,6 +145,14 @@ def test_signal_while_in_use(store):
     f = open(store.point / 'f', 'r+b', buffering=0)
     m = mmap.mmap(f.fileno(), 0)
     m[0:4] = b'KEPT'
+    root = store.point / 'root'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    (root / 'p').write_bytes(bytes(4000))
+    os.setxattr(root, 'user.hitrain.optimizer', b'adamw')
+    hidden = root / '.hitrain'
+    held = [os.open(hidden / name, os.O_RDONLY) for name in ('stats', 'grad', 'grad/p')]
+    held.append(os.open(hidden / 'ctl', os.O_WRONLY))
     store.daemon.terminate()
     assert store.daemon.wait(SECONDS_MAX) == 0
     assert not store.is_mounted()
@@ -153,6 +162,9 @@ def test_signal_while_in_use(store):
     m.close()
     with pytest.raises(OSError):
         f.close()
+    for fd in held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
     store.assert_clean()
     store.mount()
     assert (store.point / 'f').read_bytes() == b'KEPT'
