@@ -5,12 +5,16 @@
  * Everything is in memory and, through transactions of the store, in the log. Each thing (inode attributes, directory
  * entry, extended attribute) has a current and a published value; outside model roots a change is put into the log in
  * its own transaction at once, below a root it stays pending until the root is published (commit) or aborted.
- * Times and sizes that change by reading and writing are published by fsync, the commit timer, or the commit of the root.
+ * Times and sizes that change by reading and writing are published by fsync, the commit timer, or the commit of the
+ * root.
  *
  * Inode number = id of the store = object id of a regular file's content. The root directory is 1.
  *
- * Locks: one lock (ns) below the transaction lock. Functions that change names open the transaction themselves (WAITS), unless they take a tx.
- * An inode stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and opens is deleted with its last lookup's forget; after a crash, at mount.
+ * Locks: one lock (ns) below the transaction lock. Functions that change names open the transaction themselves (WAITS),
+ * unless they take a tx. Forget and close do when they let go of the last reference to an inode without links.
+ * An inode stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and
+ * opens is deleted with its last lookup's forget; after a crash, at mount. ht_ns_free comes before ht_store_close.
+ * -ESTALE: there is no such inode (any more).
  */
 #ifndef HITRAIN_FS_NS_NS_H
 #define HITRAIN_FS_NS_NS_H
@@ -27,21 +31,26 @@ enum { HT_NS_ROOT_INO = 1 };
 /* Who asks. Permission is checked by the kernel (default_permissions) and, for hidden files, by ht_ns_access. */
 struct ht_cred {
     uint32_t uid, gid;
-    uint32_t
-        umask; /* taken off a new file's mode unless its directory has a default access list; 0 where the kernel did so */
+    /* Taken off a new file's mode unless its directory has a default access list; 0 where the kernel did so. */
+    uint32_t umask;
 };
 
 /* ------------------------------------------------------------------- life */
 
-/* Called when an inode goes for good, inside the transaction of its deletion, no ns lock held... the content object is deleted by ns itself. */
+/*
+ * Called when an inode goes (below a root: pending, as its deletion is; an abort may bring it back), inside the
+ * transaction of its deletion, no ns lock held. The content object is deleted by ns itself.
+ */
 struct ht_ns_hooks {
     void *ctx;
     void (*deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
 };
-/* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root directory. */
+/* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root
+ * directory. */
 int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
               struct ht_ns **out) HT_CHECK;
-/* After the mount: makes the root directory of a new store, deletes inodes without links. WAITS. No-op on a read-only store. */
+/* After the mount: makes the root directory of a new store, deletes inodes without links. WAITS. No-op on a read-only
+ * store. */
 int ht_ns_start(struct ht_ns *ns) HT_CHECK;
 void ht_ns_free(struct ht_ns *ns);
 
@@ -94,7 +103,8 @@ ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT
 int ht_ns_link(struct ht_ns *ns, uint64_t ino, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
 int ht_ns_unlink(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
 int ht_ns_rmdir(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
-/* flags: RENAME_NOREPLACE, RENAME_EXCHANGE. Replacing a file by one whose data was never synced writes that data back first. WAITS. */
+/* flags: RENAME_NOREPLACE, RENAME_EXCHANGE. Replacing a file by one whose data was never synced writes that data back
+ * first. WAITS. */
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
                  unsigned flags) HT_CHECK;
 
@@ -105,8 +115,9 @@ struct ht_ns_dirent {
     uint64_t cookie; /* pass to continue after this entry; stable, never 0 */
 };
 /*
- * Entries after cookie (0: start), without "." and "..", in a stable order: an entry that exists during the whole walk is seen exactly once. fn returns non-zero to
- * stop (that entry counts as not consumed). with the ns lock held: fn must not call ns, except through ht_ns_getattr_locked below.
+ * Entries after cookie (0: start), without "." and "..", in a stable order: an entry that exists during the whole walk
+ * is seen exactly once. Cookies 1 and 2 are never used. fn returns non-zero to stop (that entry counts as not
+ * consumed). With the ns lock held: fn must not call ns, except through ht_ns_getattr_locked below.
  */
 int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
                   void *ctx) HT_CHECK;
@@ -118,8 +129,11 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
 /* ---------------------------------------------------- extended attributes */
 
 /*
- * Any name the kernel lets through (user.*, trusted.*, security.*, system.*); words of hitrain are checked by fs/ctl before. flags: XATTR_CREATE, XATTR_REPLACE. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE.
- * hidden: not listed (user.hitrain.optimizer and pin).
+ * Any name the kernel lets through (user.*, trusted.*, security.*, system.*); words of hitrain are checked by fs/ctl
+ * before. flags: XATTR_CREATE, XATTR_REPLACE. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE. Never listed:
+ * user.hitrain.optimizer and pin. dtype, grad_dtype and class are fields of the inode: reading one tells what holds,
+ * own or inherited; another class for a file that has content, or is open, is -EBUSY. Access lists
+ * (system.posix_acl_*) and the mode are kept in step, and default lists inherited.
  */
 int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags) HT_CHECK;
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf,
@@ -146,9 +160,10 @@ int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, 
 /* ------------------------------------------------------------------- roots */
 
 /*
- * Make a directory a model root: everything at and below it is made durable first, then, in one transaction, belongs to
- * scope ino; also_in_tx (may be NULL) adds the optimizer's records. The attribute user.hitrain.optimizer = config is set and published with it.
- * -EINVAL: a root above or below; -EBUSY: a hard link that leaves the tree; -ENOTDIR. WAITS.
+ * Make a directory a model root: everything at and below it is made durable first, then, in one durable transaction,
+ * belongs to scope ino; also_in_tx (may be NULL) adds the optimizer's records, with no ns lock held. The attribute
+ * user.hitrain.optimizer = config is set and published with it. -EINVAL: a root above or below; -EBUSY: a hard link
+ * that leaves the tree, or a file that is being written all the time; -ENOTDIR. WAITS.
  */
 int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
                     void *ctx) HT_CHECK;
@@ -161,8 +176,9 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
 size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t root);
 void ht_ns_root_publish(struct ht_ns *ns, uint64_t root, struct ht_tx *tx);
 /*
- * fn (may be NULL) is told of each inode (name NULL) and each name in parent whose kernel-cached state is stale now. The lock is not held, but the
- * transaction is open: fn must not wait for anybody who changes names (invalidating entries in the kernel does); hand it on to a helper.
+ * Inside a transaction. fn (may be NULL) is told of each inode (name NULL) and each name in parent whose kernel-cached
+ * state is stale now. The lock is not held, but the transaction is open: fn must not wait for anybody who changes names
+ * (invalidating entries in the kernel does); hand it on to a helper.
  */
 void ht_ns_root_abort(struct ht_ns *ns, uint64_t root,
                       void (*fn)(void *ctx, uint64_t ino, uint64_t parent, const char *name), void *ctx);

@@ -222,8 +222,8 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i);
 /* For all inodes; fn may free the one it is given. Non-zero ends and is returned. */
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx);
 /*
- * The chain of one bucket, and the next cursor (0: that was the last). Whatever is there from the first to the last call is met, though
- * the table grows meanwhile.
+ * The chain of one bucket, and the next cursor (0: that was the last). Whatever is there from the first to the last
+ * call is met, though the table grows meanwhile.
  */
 struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor);
 
@@ -270,8 +270,8 @@ void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s);
 void ht_ns_attr_edit(struct ht_ns_op *op, struct ht_ns_inode *i);
 void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i);
 /*
- * inode becomes (again) known as e->name in dir. old: the current entry of that name, which ends, or NULL. Reserved before: a slot, 2
- * pending entries, shadows of both inodes and of old's.
+ * inode becomes (again) known as e->name in dir. old: the current entry of that name, which ends, or NULL. Reserved
+ * before: a slot, 2 pending entries, shadows of both inodes and of old's.
  */
 void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode,
                      struct ht_ns_entry *old);
@@ -295,7 +295,7 @@ struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino);
 void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root);
 void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx);
 size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root);
-/* Below a root: the inode, and the names that lead to it; of a directory also its entries. -ENOMEM: nothing was done. */
+/* Below a root: the inode and the names that lead to it; of a directory also its entries. -ENOMEM: nothing was done. */
 int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_CHECK;
 
 /* ------------------------------------------------------------- scope.c */
@@ -308,11 +308,15 @@ struct ht_ns_members {
 int ht_ns_members_add(struct ht_ns_members *m, struct ht_ns_inode *i) HT_CHECK;
 void ht_ns_members_free(struct ht_ns_members *m);
 /*
- * The content of all members into another scope, or of none: -EBUSY and *out_busy, the one of which something is unpublished.
+ * The content of all members into another scope, or of none: -EBUSY and *out_busy, the one of which something is
+ * unpublished.
  */
 int ht_ns_scope_move(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_t from, uint64_t to,
                      uint64_t *out_busy) HT_CHECK;
-/* With no lock held, after moves that failed (rc, which is returned), and after a mount: every file's content in the scope it belongs to. WAITS. */
+/*
+ * After moves that failed (with rc, which is returned), and after a mount: every file's content into the scope that it
+ * belongs to. No lock held. WAITS.
+ */
 int ht_ns_scope_settle(struct ht_ns *ns, int rc) HT_CHECK;
 
 /* ------------------------------------------------------ names.c, rename.c */

@@ -121,8 +121,8 @@ void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i)
 }
 
 /*
- * A name in dir that leads, or led, to inode has changed. Outside roots the record of the name carries the time, so what it sets is
- * published with it.
+ * A name in dir that leads, or led, to inode has changed. Outside roots the record of the name carries the time, so
+ * what it sets is published with it.
  */
 static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
 {

@@ -7,8 +7,9 @@
  *
  * One file: its inode and the names that lead to it. A name is never published without what keeps the published tree
  * whole: the directories above it, the end of the inode's other published names (or a moved directory would have two),
- * and the names of an inode that loses a published one to it (or a file that was only renamed would be lost by a
- * crash). The set of inodes whose names must be published with it, the closure, is found before anything changes.
+ * the names of an inode that loses a published one to it (or a file that was only renamed would be lost by a crash),
+ * and with the end of a removed directory that of the names in it. The set of inodes whose names must be published with
+ * it, the closure, is found before anything changes.
  *
  * ns.lock held for writing, inside a transaction.
  */
@@ -74,6 +75,7 @@ static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *t
 
 /* --------------------------------------------------------- a whole root */
 
+/* Removal moves the last pending entry into the place of the removed one: going down from the end meets each once. */
 static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
 {
     for (uint32_t n = root->entry_count; n > 0; n--)
@@ -97,8 +99,7 @@ static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
 }
 
 /*
- * Removal swaps the last pending entry into the place of the removed one: walking down from the end meets each once. Orphans that
- * are open are published as well, for their content is: a mount deletes both.
+ * Orphans that are open are published as well, for their content is: a mount deletes both.
  */
 void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
 {
@@ -158,16 +159,35 @@ size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t ino)
 
 /* ------------------------------------------------------------- one file */
 
-/* What is deleted stays so: only the name that it loses counts, not its others. */
+/* Of a deleted file only the name that it loses counts, not its others: the rest of its deletion stays pending. */
 static int closure_add(struct ht_ns_members *c, struct ht_ns_inode *i)
 {
-    return (i->flags & HT_NS_GHOST) != 0 ? 0 : ht_ns_members_add(c, i);
+    return i->links == 0 && !ht_ns_is_dir(i) ? 0 : ht_ns_members_add(c, i);
 }
 
-/* What must come along with the current names of i. The name of the model root itself is not pending on it. */
-static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
+static bool is_removed_dir(const struct ht_ns_inode *i)
+{
+    return ht_ns_is_dir(i) && i->links == 0 && ht_ns_pending(i) && (i->flags & HT_NS_MODEL_ROOT) == 0;
+}
+
+/* What became known or unknown in a directory. */
+static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir)
 {
     int rc = 0;
+
+    for (uint32_t n = 0; rc == 0 && n < dir->root->entry_count; n++)
+        if (dir->root->entries[n]->dir == dir)
+            rc = closure_add(c, dir->root->entries[n]->inode);
+    return rc;
+}
+
+/*
+ * What must come along with the names of i: a removed directory is emptied with its publication, or what is left in it
+ * could not be reached. The name of the model root itself is not pending on it.
+ */
+static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
+{
+    int rc = is_removed_dir(i) ? closure_add_children(c, i) : 0;
 
     for (struct ht_ns_entry *e = i->names; rc == 0 && e != NULL; e = e->name_next) {
         struct ht_ns_entry *twin;
@@ -181,20 +201,9 @@ static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_n
     return rc;
 }
 
-/* A directory whose entries are to be published: what became known or unknown in it. */
-static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir)
-{
-    int rc = 0;
-
-    for (uint32_t n = 0; rc == 0 && n < dir->root->entry_count; n++)
-        if (dir->root->entries[n]->dir == dir)
-            rc = closure_add(c, dir->root->entries[n]->inode);
-    return rc;
-}
-
 static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
 {
-    int rc = closure_add(c, i);
+    int rc = ht_ns_members_add(c, i);
 
     if (rc == 0 && ht_ns_is_dir(i))
         rc = closure_add_children(c, i);
@@ -219,7 +228,7 @@ static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht
             publish_new(ns, e, tx);
 }
 
-/* Names that a directory lost to a deletion. */
+/* Names that a directory lost. */
 static void publish_children_gone(struct ht_ns *ns, struct ht_ns_inode *dir, struct ht_tx *tx)
 {
     struct ht_ns_root *root = dir->root;
@@ -250,10 +259,11 @@ int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i)
     int rc = closure_find(ns, &c, i);
 
     if (rc == 0) {
-        for (size_t n = 0; n < c.count; n++)
+        for (size_t n = 0; n < c.count; n++) {
             publish_names_gone(ns, c.inodes[n], op->tx);
-        if (ht_ns_is_dir(i))
-            publish_children_gone(ns, i, op->tx);
+            if (c.inodes[n] == i ? ht_ns_is_dir(i) : is_removed_dir(c.inodes[n]))
+                publish_children_gone(ns, c.inodes[n], op->tx);
+        }
         for (size_t n = 0; n < c.count; n++) {
             publish_names_new(ns, c.inodes[n], op->tx);
             publish_first_time(ns, c.inodes[n], op->tx);

@@ -13,7 +13,7 @@
  *
  * A time that is not 0 is that of the change: replay sets mtime and ctime of the parent and ctime of the inode to it,
  * so that a change of names needs no INODE records beside it. Records may come in any order within a log: one may name
- * an inode whose INODE comes later. Which model root an inode belongs to is not stored: it follows from its directories.
+ * an inode whose INODE comes later. Which model root an inode belongs to is not stored: its directories tell.
  */
 #ifndef HITRAIN_FS_NS_RECORDS_H
 #define HITRAIN_FS_NS_RECORDS_H

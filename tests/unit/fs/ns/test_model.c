@@ -504,8 +504,8 @@ END_TEST
 /* ------------------------------------------------------- with single fsyncs */
 
 /*
- * fsync of single files below a root publishes parts of what is pending. What a crash then finds is no state that ever was, but
- * it must be whole, hold what was fsynced, and have lost no file that was published and is still there.
+ * fsync of single files below a root publishes parts of what is pending. What a crash then finds is no state that ever
+ * was, but it must be whole, hold what was fsynced, and have lost no file that was published and is still there.
  */
 static int count_names(struct ht_ns *ns, uint64_t ino)
 {
@@ -524,7 +524,6 @@ static void fsync_one(bool *published)
     published[node] = true;
 }
 
-/* In the model everything below the roots is unknown after this: read it again from what is there. */
 static void check_nothing_lost(const bool *published)
 {
     static uint64_t inos[NODES];

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many threads at once, with the store's own: no torn metadata, no deadlock; for the thread sanitizer most of all. */
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "world.h"
+
+enum { THREADS = 6, STEPS = 4000, NAMES = 12 };
+
+static struct world w;
+static uint64_t dirs[3], root; /* the last of dirs is below the root */
+static _Atomic unsigned running;
+
+struct worker {
+    pthread_t thread;
+    uint64_t rnd;
+    unsigned number;
+};
+
+static unsigned dice(struct worker *k, unsigned n)
+{
+    k->rnd ^= k->rnd << 13;
+    k->rnd ^= k->rnd >> 7;
+    k->rnd ^= k->rnd << 17;
+    return (unsigned)(k->rnd >> 11) % n;
+}
+
+/* What another thread may have changed meanwhile is no error. */
+static bool expected(int rc)
+{
+    return rc == 0 || rc == -ENOENT || rc == -EEXIST || rc == -EXDEV || rc == -ESTALE || rc == -EISDIR ||
+        rc == -ENOTDIR || rc == -ENOTEMPTY || rc == -EINVAL || rc == -ENODATA;
+}
+
+static int see(void *ctx, const struct ht_ns_dirent *e)
+{
+    struct stat st;
+
+    (*(unsigned *)ctx)++;
+    return ht_ns_getattr_locked(w.ns, e->ino, false, &st);
+}
+
+static int use_file(uint64_t ino)
+{
+    struct ht_obj *obj;
+    char text[16] = "0123456789abcde";
+    int rc = ht_ns_open(w.ns, ino, &obj);
+
+    if (rc != 0)
+        return rc;
+    if (ht_obj_write(obj, 0, text, sizeof(text)) < 0)
+        rc = -EIO;
+    ht_ns_touch(w.ns, ino, true);
+    if (ht_obj_read(obj, 0, text, sizeof(text)) < 0)
+        rc = -EIO;
+    ht_ns_touch(w.ns, ino, false);
+    ht_ns_close(w.ns, ino);
+    return rc;
+}
+
+/* The name is looked up first, as the kernel does, so that the inode is held meanwhile. */
+static int with_inode(struct worker *k, uint64_t dir, const char *name)
+{
+    struct stat st, mode = {.st_mode = 0600 + dice(k, 0100)};
+    struct ht_ns_tensor t;
+    char buf[64];
+    int rc = ht_ns_lookup(w.ns, dir, name, &st);
+
+    if (rc != 0)
+        return rc;
+    switch (dice(k, 6)) {
+    case 0:
+        rc = ht_ns_setattr(w.ns, st.st_ino, HT_SET_MODE, &mode, &mode);
+        break;
+    case 1:
+        rc = ht_ns_setxattr(w.ns, st.st_ino, "user.x", buf, 0, 0);
+        break;
+    case 2:
+        rc = ht_ns_removexattr(w.ns, st.st_ino, "user.x");
+        break;
+    case 3:
+        rc = ht_ns_fsync(w.ns, st.st_ino);
+        break;
+    case 4:
+        ht_ns_path(w.ns, st.st_ino, buf, sizeof(buf));
+        rc = ht_ns_tensor(w.ns, st.st_ino, &t);
+        break;
+    default:
+        rc = S_ISREG(st.st_mode) ? use_file(st.st_ino) : 0;
+    }
+    ht_ns_forget(w.ns, st.st_ino, 1);
+    return rc;
+}
+
+static int change_names(struct worker *k, uint64_t dir, const char *name, const char *other)
+{
+    struct ht_cred cred = {1, 1, 0};
+    uint64_t other_dir = dirs[dice(k, 3)];
+    struct stat st;
+    int rc;
+
+    switch (dice(k, 5)) {
+    case 0:
+    case 1:
+        rc = ht_ns_mknod(w.ns, dir, name, S_IFREG | 0644, 0, cred, &st);
+        break;
+    case 2:
+        rc = ht_ns_mkdir(w.ns, dir, name, 0755, cred, &st);
+        break;
+    case 3:
+        rc = ht_ns_unlink(w.ns, dir, name);
+        return rc == -EISDIR ? ht_ns_rmdir(w.ns, dir, name) : rc;
+    default:
+        return ht_ns_rename(w.ns, dir, name, other_dir, other, dice(k, 2) ? RENAME_EXCHANGE : 0);
+    }
+    if (rc == 0)
+        ht_ns_forget(w.ns, st.st_ino, 1);
+    return rc;
+}
+
+static void *work(void *arg)
+{
+    struct worker *k = arg;
+    char name[8], other[8];
+    unsigned count = 0;
+
+    for (int step = 0; step < STEPS; step++) {
+        uint64_t dir = dirs[dice(k, 3)];
+        unsigned n = dice(k, 20);
+        int rc;
+        snprintf(name, sizeof(name), "n%u", dice(k, NAMES));
+        snprintf(other, sizeof(other), "n%u", dice(k, NAMES));
+        if (n < 9)
+            rc = change_names(k, dir, name, other);
+        else if (n < 17)
+            rc = with_inode(k, dir, name);
+        else
+            rc = ht_ns_readdir(w.ns, dir, 0, see, &count);
+        ck_assert_msg(expected(rc), "thread %u: %s", k->number, strerror(-rc));
+    }
+    running--;
+    return NULL;
+}
+
+/* Meanwhile the root is committed and aborted, as the optimizer does, and made and unmade. */
+static void step_the_root(unsigned round)
+{
+    struct ht_tx *tx;
+
+    if (round % 7 == 3) {
+        OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
+        int rc = ht_ns_root_make(w.ns, root, "adamw", NULL, NULL);
+        ck_assert(rc == 0 || rc == -EBUSY); /* links across may have been made meanwhile */
+    }
+    if (round % 2 == 0) {
+        OK(ht_scope_writeback(w.s, root));
+        OK(ht_tx_begin(w.s, 65536, &tx));
+        ht_ns_root_publish(w.ns, root, tx);
+        ht_scope_publish(w.s, root, tx);
+        OK(ht_tx_commit(tx, NULL));
+    } else {
+        OK(ht_tx_begin(w.s, 4096, &tx));
+        ht_ns_root_abort(w.ns, root, NULL, NULL);
+        OK(ht_scope_abort(w.s, root));
+        OK(ht_tx_commit(tx, NULL));
+    }
+    OK(ht_store_commit(w.s));
+}
+
+START_TEST(threads_keep_names_whole)
+{
+    static struct worker workers[THREADS];
+
+    w.threads = true;
+    world_new(&w);
+    root = make_dir(&w, ROOT, "root");
+    dirs[0] = make_dir(&w, ROOT, "a");
+    dirs[1] = make_dir(&w, ROOT, "b");
+    dirs[2] = make_dir(&w, root, "c");
+    make_root(&w, root);
+    running = THREADS;
+    for (unsigned n = 0; n < THREADS; n++) {
+        workers[n] = (struct worker){.rnd = 0x9e3779b97f4a7c15ull * (n + 1), .number = n};
+        ck_assert_int_eq(pthread_create(&workers[n].thread, NULL, work, &workers[n]), 0);
+    }
+    for (unsigned round = 0; running > 0; round++) {
+        step_the_root(round);
+        world_check(&w);
+        usleep(2000);
+    }
+    for (unsigned n = 0; n < THREADS; n++)
+        pthread_join(workers[n].thread, NULL);
+    world_check(&w);
+    world_crash(&w);
+    world_remount(&w);
+    world_free(&w);
+}
+END_TEST
+
+int main(void)
+{
+    const TTest *const tests[] = {threads_keep_names_whole};
+
+    return run_tests("threads", tests, HT_ARRAY_SIZE(tests));
+}
