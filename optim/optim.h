@@ -77,7 +77,7 @@ void ht_optim_free(struct ht_optim *o);
 
 /* ------------------------------------------------------------------ roots */
 
-/* Make or (after a mount) find the root. Inside a transaction; a new root's record goes into tx. */
+/* Make or (after a mount) find the root. Inside a transaction; a new root's record goes into tx. tx NULL: only find, else -ENOENT. */
 int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
                       struct ht_tx *tx) HT_CHECK;
 /* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */

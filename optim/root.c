@@ -124,7 +124,7 @@ void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...)
 
 static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx)
 {
-    int ret = ht_store_claim(o->store, ht_opt_root_claim());
+    int ret = tx ? ht_store_claim(o->store, ht_opt_root_claim()) : -ENOENT;
 
     if (ret)
         return ret;

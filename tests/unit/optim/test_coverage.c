@@ -388,7 +388,9 @@ START_TEST(state_can_be_written_between_steps)
     ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), -EBUSY);
     ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, &t, 4), -EBUSY);
     apply_to_model();
-    check_all(&w); /* reads wait for the updates, and count the open step */
+    ck_assert(same_state(&w, p, "exp_avg", p->m)); /* reads wait for the updates */
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, p->oid), 0);
+    check_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     done();
 }

@@ -205,6 +205,103 @@ START_TEST(the_next_step_overlaps_the_commit)
 }
 END_TEST
 
+/* ----------------------------------------------------------- all at once */
+
+static atomic_bool ending;
+
+struct reader {
+    struct ht_waiter waiter;
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool woken;
+};
+
+static void wake_reader(struct ht_waiter *waiter)
+{
+    struct reader *me = ht_container_of(waiter, struct reader, waiter);
+
+    pthread_mutex_lock(&me->lock);
+    me->woken = true;
+    pthread_cond_signal(&me->cond);
+    pthread_mutex_unlock(&me->lock);
+}
+
+static void wait_readable(struct reader *me, const struct test_param *p, uint64_t off)
+{
+    me->woken = false;
+    if (ht_optim_readable(w.o, p->oid, off, 1000, &me->waiter))
+        return;
+    if (off % 3 == 0 && ht_optim_cancel(w.o, &me->waiter))
+        return;
+    pthread_mutex_lock(&me->lock);
+    while (!me->woken)
+        pthread_cond_wait(&me->cond, &me->lock);
+    pthread_mutex_unlock(&me->lock);
+}
+
+static void *read_all_the_time(void *arg)
+{
+    struct reader me = {.waiter.wake = wake_reader};
+    uint64_t at = (uint64_t)(uintptr_t)arg;
+    uint8_t buf[1000];
+
+    pthread_mutex_init(&me.lock, NULL);
+    pthread_cond_init(&me.cond, NULL);
+    while (!ending) {
+        const struct test_param *p = &w.param[at % 3];
+        struct ht_param_desc desc = world_desc(p);
+        uint64_t off = (at = at * 6364136223846793005ull + 1) >> 20;
+        off %= p->n * dtype_bytes(p->dtype) - sizeof(buf);
+        wait_readable(&me, p, off);
+        ck_assert_int_eq(ht_obj_read(p->obj, off, buf, sizeof(buf)), sizeof(buf));
+        ck_assert_int_ge(ht_optim_state_read(w.o, &desc, at & 64 ? "exp_avg" : "step", off & ~3ull, buf, sizeof(buf)),
+                         0);
+        (void)world_stat(&w);
+        (void)ht_optim_param_busy(w.o, p->oid);
+    }
+    pthread_mutex_destroy(&me.lock);
+    pthread_cond_destroy(&me.cond);
+    return NULL;
+}
+
+/* A step that is thrown away: the model does not see it. */
+static void aborted_step(void)
+{
+    for (unsigned i = 0; i < w.params; i++) {
+        uint8_t *g = random_gradient(&w, &w.param[i]);
+        write_gradient(&w, &w.param[i], g);
+        free(g);
+    }
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+}
+
+START_TEST(readers_steps_and_aborts_at_once)
+{
+    pthread_t reader[2];
+
+    w.threads = 3;
+    world_open(&w);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 100001, HT_SMALL_CHUNK_BYTES);
+    world_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 150000, HT_SMALL_CHUNK_BYTES);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 300000, HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ending = false;
+    for (uintptr_t i = 0; i < 2; i++)
+        ck_assert_int_eq(pthread_create(&reader[i], NULL, read_all_the_time, (void *)(i + 1)), 0);
+    for (unsigned i = 0; i < 12; i++) {
+        if (i % 3 == 1)
+            aborted_step();
+        step_all(&w);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    ending = true;
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(reader[i], NULL);
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(unusual_numbers_pass_through)
 {
     struct ht_optim_config c;
@@ -238,6 +335,7 @@ int main(void)
     tcase_add_loop_test(t, the_order_of_writes_changes_nothing, 0, 4);
     tcase_add_test(t, several_writers_share_one_gradient);
     tcase_add_test(t, the_next_step_overlaps_the_commit);
+    tcase_add_test(t, readers_steps_and_aborts_at_once);
     tcase_add_test(t, unusual_numbers_pass_through);
     return run_suite("pipeline", t);
 }
