@@ -261,6 +261,26 @@ START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 }
 END_TEST
 
+/* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
+START_TEST(what_was_not_believed_once_stays_gone)
+{
+    make_log(true);
+    /* the frame in flight reached copy 0 only, and copy 0 is damaged before it */
+    memset(kv_bytes(&kv, 1, frame_pos[STEPS]), 0, frame_pos[STEPS + 1] - frame_pos[STEPS]);
+    *kv_bytes(&kv, 0, frame_pos[4] + 100) ^= 1;
+    kv.before_write_error = -EIO; /* refilled, but no frame is written */
+    ck_assert_int_eq(kv_mount(&kv), -EIO);
+    ck_assert_uint_eq(groups_in(&kv.map), STEPS - 1);
+    kv.before_write_error = 0;
+    for (unsigned missing = 0; missing < 3; missing++) {
+        ck_assert_int_eq(kv_open(&kv, false, missing), 0);
+        ck_assert_uint_eq(groups_in(&kv.map), STEPS - 1);
+        kv_crash(&kv);
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
 START_TEST(members_mounted_apart_are_refused)
 {
     make_log(true);
@@ -490,6 +510,7 @@ static Suite *suite(void)
     tcase_add_test(t, a_stale_copy_is_refilled);
     tcase_add_test(t, a_stale_copy_is_not_believed_when_the_other_is_damaged);
     tcase_add_test(t, a_member_with_an_older_epoch_is_refilled_never_believed);
+    tcase_add_test(t, what_was_not_believed_once_stays_gone);
     tcase_add_test(t, members_mounted_apart_are_refused);
     tcase_add_test(t, an_unreadable_copy_is_damaged_and_the_other_used);
     tcase_add_loop_test(t, no_read_error_gives_a_wrong_state, 0, 2);
