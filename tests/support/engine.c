@@ -191,6 +191,22 @@ static void load_content(struct engine *e, unsigned i)
         MUST(ht_obj_read(m->obj, 0, m->content, m->size) == (ssize_t)m->size);
 }
 
+void engine_fill(struct engine *e, uint64_t leave)
+{
+    static uint8_t zeros[HT_CHUNK_BYTES];
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(e->s), .chunk_bytes = HT_CHUNK_BYTES};
+    struct ht_obj *o;
+    struct ht_store_stats st;
+    MUST(ht_obj_create(e->s, &attr, &o) == 0);
+    ht_store_stats(e->s, &st);
+    for (uint64_t at = 0; at + leave < st.available_bytes; at += sizeof(zeros)) {
+        uint64_t n = ht_min_u64(sizeof(zeros), st.available_bytes - leave - at);
+        MUST(ht_obj_write(o, at, zeros, n) == (ssize_t)n);
+    }
+    MUST(ht_obj_sync(o) == 0);
+    ht_obj_put(o);
+}
+
 void engine_unmount(struct engine *e)
 {
     drop_references(e);

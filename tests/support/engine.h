@@ -62,6 +62,8 @@ void engine_format(struct engine *e, uint64_t bytes, unsigned lba, uint64_t seed
 int engine_mount(struct engine *e);
 /* One random operation, checked against the model. */
 void engine_step(struct engine *e);
+/* Leave only so many bytes of space, so that what is freed is soon used again. Mounted. */
+void engine_fill(struct engine *e, uint64_t leave);
 /* Every object equals the model exactly. */
 void engine_check_exact(struct engine *e);
 void engine_unmount(struct engine *e); /* cleanly; the scope's pending state is gone, in the model too */

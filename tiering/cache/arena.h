@@ -24,6 +24,7 @@ struct ht_image {
     void *owner;    /* the owner's object; NULL: slot unused */
     uint64_t index; /* chunk of it */
     uint32_t valid_lo, valid_hi;
+    uint32_t data_hi;         /* valid bytes from here on are zeros and need not be stored */
     uint32_t reserved_blocks; /* space promised for writing it back */
     bool dirty;               /* newer than the current reference */
     bool referenced;          /* second chance */

@@ -112,6 +112,7 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     if (!rc) {
         im->valid_lo = 0;
         im->valid_hi = bytes;
+        im->data_hi = (uint32_t)ht_max_u64(im->data_hi, visible);
     }
     return rc;
 }

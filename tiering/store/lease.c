@@ -258,6 +258,7 @@ int ht_lease_wait(struct ht_lease *l)
         struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
         im->valid_lo = 0;
         im->valid_hi = ht_obj_bytes_per_chunk(lc->obj);
+        im->data_hi = p->ref.visible; /* zero when there was nothing to read */
     }
     for (unsigned i = 0; i < l->count; i++)
         w->part[i].reading = false;
@@ -272,6 +273,7 @@ static void end_image(struct ht_store *s, struct ht_lease_chunk *lc, struct part
     im->valid_lo = 0;
     if (im->valid_hi < lc->len)
         im->valid_hi = lc->len;
+    im->data_hi = (uint32_t)ht_max_u64(im->data_hi, lc->len);
     if (p->c->flags & CH_BAD)
         ht_chunk_install_hole(lc->obj, p->c, lc->index);
     ht_chunk_set_dirty(lc->obj, p->c, lc->index);

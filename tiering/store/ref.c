@@ -154,14 +154,12 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
     if (o->guarantee_blocks || c->slot == HT_SLOT_NONE)
         return 0;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    /* What an unpublished reference holds is given back before the new space is taken. */
-    uint32_t held = (c->flags & CH_CUR) && !(c->flags & CH_SHARE) ? ht_ref_blocks(&c->cur) : 0;
-    uint32_t want = need > held ? need - held : 0;
-    if (want <= im->reserved_blocks)
+    /* All of it, though an unpublished reference may be reused: it may be published before the image is written back. */
+    if (need <= im->reserved_blocks)
         return 0;
-    int rc = ht_alloc_reserve(s->alloc, want - im->reserved_blocks);
+    int rc = ht_alloc_reserve(s->alloc, need - im->reserved_blocks);
     if (!rc)
-        im->reserved_blocks = want;
+        im->reserved_blocks = need;
     else
         ht_chunk_settle_claim(o, c);
     return rc;

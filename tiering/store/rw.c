@@ -108,13 +108,8 @@ static uint32_t blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint32_
     uint32_t end = b;
     if (ref && ref->visible > end)
         end = ref->visible;
-    if (c->slot != HT_SLOT_NONE) {
-        const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
-        /* A filled image is valid to its end, but what is beyond the size is not stored. */
-        uint32_t hi = ht_min_u64(im->valid_hi, ht_chunk_len(o, im->index));
-        if (hi > end)
-            end = hi;
-    }
+    if (c->slot != HT_SLOT_NONE)
+        end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
     return (uint32_t)ht_div_up(end, HT_BLOCK_BYTES);
 }
 
@@ -126,6 +121,7 @@ static bool extends_valid(const struct ht_image *im, uint32_t a, uint32_t b)
 
 static void extend_valid(struct ht_image *im, uint32_t a, uint32_t b)
 {
+    im->data_hi = (uint32_t)ht_max_u64(im->data_hi, b);
     if (im->valid_lo == im->valid_hi) {
         im->valid_lo = a;
         im->valid_hi = b;
@@ -225,6 +221,8 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
         struct ht_image *im = ht_arena_image(s->arena, c->slot);
         if (im->valid_hi > keep)
             im->valid_hi = keep;
+        if (im->data_hi > keep)
+            im->data_hi = keep;
         if (im->valid_lo >= im->valid_hi)
             ht_chunk_drop_image(o, c, index);
     }

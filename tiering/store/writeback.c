@@ -45,13 +45,10 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
         if (rc)
             return rc;
     }
-    uint32_t bytes = (uint32_t)ht_min_u64(im->valid_hi, ht_chunk_len(o, index));
+    uint32_t bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));
     uint32_t pad = (uint32_t)ht_round_up(bytes, HT_BLOCK_BYTES) - bytes;
-    if (pad) {
+    if (pad) /* beyond what was written, or valid zeros already */
         memset(ht_arena_data(s->arena, c->slot) + bytes, 0, pad);
-        if (im->valid_hi > bytes && im->valid_hi < bytes + pad)
-            im->valid_hi = bytes + pad;
-    }
     *out_bytes = bytes;
     return 0;
 }

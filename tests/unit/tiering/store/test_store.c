@@ -377,6 +377,49 @@ START_TEST(space_comes_back_after_deletion)
 }
 END_TEST
 
+START_TEST(freed_space_waits_for_the_log)
+{
+    fresh(16, false);
+    struct ht_obj *a = object(HT_CHUNK_BYTES, 0), *b = object(HT_CHUNK_BYTES, 0);
+    uint64_t oid = ht_obj_id(a), end = 0;
+    uint8_t *p = pattern(6 * MIB, 13), *q = pattern(MIB, 14);
+    put_all(a, 0, p, 6 * MIB);
+    ck_assert_int_eq(ht_obj_sync(a), 0);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(a, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ht_obj_put(a);
+    /* Use up what there is, the space of a included. */
+    while (ht_obj_write(b, end, q, MIB) == MIB) {
+        end += MIB;
+        ck_assert_int_eq(ht_obj_writeback(b), 0);
+        uint8_t *ram = malloc(ht_dev_size(dev));
+        memcpy(ram, ht_dev_ram_data(dev), ht_dev_size(dev));
+        struct ht_dev *other = dev, *copy;
+        struct ht_store *running = s;
+        /* A crash now: a is there wholly, or gone. */
+        ck_assert_int_eq(ht_dev_open_ram(16 * MIB, 512, &copy), 0);
+        memcpy(ht_dev_ram_data(copy), ram, 16 * MIB);
+        free(ram);
+        dev = copy;
+        mount_with(false, false);
+        a = ht_obj_get(s, oid);
+        if (a)
+            expect(a, 0, p, 6 * MIB);
+        ht_obj_put(a);
+        done();
+        dev = other;
+        s = running;
+    }
+    ck_assert_uint_ge(end, 13 * MIB);
+    ht_obj_put(b);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
 /* ------------------------------------------------------------ many threads */
 
 struct worker {
@@ -434,6 +477,7 @@ int main(void)
     tcase_add_test(tc, a_lost_staged_write_is_never_hidden);
     tcase_add_test(tc, scratch_is_not_kept_and_costs_no_write);
     tcase_add_test(tc, space_comes_back_after_deletion);
+    tcase_add_test(tc, freed_space_waits_for_the_log);
     tcase_add_test(tc, many_threads_do_not_disturb_each_other);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
