@@ -173,9 +173,10 @@ static void tell_failure(const struct job *j)
 }
 
 /*
- * The range is applied or failed: tell everybody who waits. Invalidation is asked for no later than the range ceases to be
- * pending, so that whoever then waits for what was asked knows that caches are new; the helper may block until
- * the readers woken here have been answered, and nothing here waits for the helper.
+ * The range is applied or failed: tell everybody who waits. Caches need no second invalidation: the one that was asked for
+ * when the range became pending runs after that, and every read since then was parked until here, so what a cache holds once it
+ * has run is new. (Tried: invalidating again here drops pages before their reader has copied them out, who then
+ * reads the same bytes twice.)
  */
 static void end(struct job *j, uint64_t ns)
 {
@@ -200,7 +201,6 @@ static void end(struct job *j, uint64_t ns)
     p->pending--;
     root->pending--;
     ht_opt_take_waiters(p, &chain);
-    (void)ht_opt_inval(p, r->index, r->index);
     unlock(o);
     ht_opt_wake(chain);
     lock(o);
