@@ -355,8 +355,10 @@ static int restore(struct root *root)
     root->config = root->published_config;
     root->undurable = 0;
     unlock(o);
-    ret = ht_tx_commit(tx, NULL);
-    int err = ht_scope_abort(o->store, root->id);
+    /* Inside the transaction, so that nobody makes an object between the names and the content. It waits for chunks
+     * only, and who holds one never waits for a transaction. */
+    ret = ht_scope_abort(o->store, root->id);
+    int err = ht_tx_commit(tx, NULL);
     return ret ? ret : err;
 }
 

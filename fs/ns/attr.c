@@ -109,11 +109,17 @@ int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *
 
 /* --------------------------------------------------------------- content */
 
+/* Large ones for tensors, as mkfs was told. */
+uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)
+{
+    return i->cur.dtype != HT_DTYPE_NONE ? ht_store_super(ns->store)->chunk_bytes : HT_SMALL_CHUNK_BYTES;
+}
+
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
 {
     struct ht_obj_attr attr = {
         .oid = i->ino,
-        .chunk_bytes = i->cur.dtype != HT_DTYPE_NONE ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES,
+        .chunk_bytes = ht_ns_chunk_bytes(ns, i),
         .obj_class = i->cur.obj_class,
         .scope = i->root->ino,
     };

@@ -187,7 +187,7 @@ static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i)
 
     if (obj == NULL)
         return;
-    rc = ht_obj_set_chunk_bytes(obj, i->cur.dtype != HT_DTYPE_NONE ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    rc = ht_obj_set_chunk_bytes(obj, ht_ns_chunk_bytes(op->ns, i));
     if (rc == 0 && !ht_ns_pending(i))
         ht_obj_publish(obj, op->tx);
     ht_obj_put(obj);

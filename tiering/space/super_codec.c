@@ -17,7 +17,7 @@
 
 #define DEVICE_BYTES_MAX (1ull << 60)
 #define CHUNK_BYTES_MIN (64 * HT_KIB)
-#define CHUNK_BYTES_MAX (4 * HT_MIB)
+#define CHUNK_BYTES_MAX HT_CHUNK_BYTES
 
 struct range {
     uint64_t first, end;

@@ -6,6 +6,7 @@
  * pending in a scope comes with its commit, or never.
  */
 #include <stdlib.h>
+#include <time.h>
 
 #include "tiering/base/log.h"
 #include "tiering/store/store_priv.h"
@@ -135,7 +136,9 @@ void *ht_compaction_main(void *arg)
 {
     struct ht_store *s = arg;
     while (ht_journal_compact_wait(s->journal))
-        if (ht_store_compact(s))
-            break;
+        while (ht_store_compact(s) && !s->failed && !s->stopping) {
+            const struct timespec pause = {.tv_nsec = 100000000};
+            nanosleep(&pause, NULL); /* short of memory, say: others wait for the room it makes */
+        }
     return NULL;
 }

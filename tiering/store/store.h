@@ -198,7 +198,7 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx);
 size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope);
 /*
  * Back to what is published: content, sizes; objects created since are deleted, objects deleted since are there
- * again. No lease or lock on them may be held. WAITS.
+ * again. No lease or lock on them may be held. Waits for chunks in use; may be called inside a transaction.
  */
 int ht_scope_abort(struct ht_store *s, uint64_t scope) HT_CHECK;
 

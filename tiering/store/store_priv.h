@@ -207,7 +207,8 @@ struct ht_store {
 
     struct ht_meta_client client[CLIENTS_MAX];
     unsigned clients;
-    bool mounted, stopping, replaying, threads_running;
+    bool mounted, replaying, threads_running;
+    _Atomic bool stopping;
     _Atomic bool failed; /* the log cannot be written: read-only */
     pthread_t writeback_thread, compaction_thread;
     uint32_t writeback_hand;

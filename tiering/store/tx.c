@@ -11,7 +11,8 @@ static int compact_if_full(struct ht_store *s, size_t bytes)
 {
     struct ht_journal_stats st;
     ht_journal_stats(s->journal, &st);
-    return st.used_bytes + bytes > st.log_bytes / 2 ? ht_store_compact(s) : 0;
+    bool full = st.used_bytes + bytes > st.log_bytes / 2 || !ht_journal_try_room(s->journal, bytes);
+    return full ? ht_store_compact(s) : 0;
 }
 
 int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
