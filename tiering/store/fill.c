@@ -92,14 +92,16 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         return 0;
     if (c->flags & CH_BAD)
         return -EIO;
-    const struct ht_ref *ref = ht_chunk_ref(c);
+    const struct ht_ref *now = ht_chunk_ref(c);
+    /* A copy: publishing moves references without the chunk's lock. The space stays ours while we hold the chunk. */
+    struct ht_ref ref = now ? *now : (struct ht_ref){0};
     uint8_t *data = ht_arena_data(s->arena, c->slot);
-    uint32_t visible = ref ? ref->visible : 0;
-    bool needed = ref && (lo == hi ? visible > 0 : lo > 0 || visible > hi);
+    uint32_t visible = ref.visible;
+    bool needed = now && (lo == hi ? visible > 0 : lo > 0 || visible > hi);
     ht_store_unlock(s);
     int rc = 0;
     if (needed)
-        rc = lo == hi ? read_ref(o, index, ref, data) : merge_ref(o, index, ref, data, lo, hi);
+        rc = lo == hi ? read_ref(o, index, &ref, data) : merge_ref(o, index, &ref, data, lo, hi);
     if (!rc)
         zero_outside(data, visible, bytes, lo, hi);
     ht_store_lock(s);
@@ -107,7 +109,7 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         if (rc)
             s->read_errors++;
         else
-            o->read_bytes += (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES;
+            o->read_bytes += (uint64_t)ht_ref_blocks(&ref) * HT_BLOCK_BYTES;
     }
     if (!rc) {
         im->valid_lo = 0;

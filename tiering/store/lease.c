@@ -24,7 +24,7 @@ struct part {
     void *staging;
     struct ht_ref ref; /* being read, then being written */
     struct ht_xfer xfer;
-    bool reading, writing, filled;
+    bool stored, reading, writing, filled;
     int rc;
 };
 
@@ -96,6 +96,11 @@ static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part
     lc->staged = false;
     if ((c->flags & CH_BAD) && lc->mode != HT_LEASE_OVERWRITE)
         return -EIO;
+    /* A copy: publishing moves references without the chunk's lock. */
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    p->stored = ref != NULL;
+    if (ref)
+        p->ref = *ref;
     bool fresh = c->slot == HT_SLOT_NONE;
     if (fresh && admit(s, o)) {
         uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), false);
@@ -166,12 +171,10 @@ static int start_reads(struct ht_lease *l, struct ht_lease_work *w)
         struct part *p = &w->part[i];
         if (p->filled || lc->mode == HT_LEASE_OVERWRITE)
             continue;
-        const struct ht_ref *ref = ht_chunk_ref(p->c);
-        if (!ref) {
+        if (!p->stored) {
             memset(lc->data, 0, lc->staged ? lc->len : ht_obj_bytes_per_chunk(lc->obj));
             continue;
         }
-        p->ref = *ref;
         rc = ht_xfer_start(&p->xfer, l->store, l->ring, &p->ref, lc->data, HT_IO_READ);
         p->reading = !rc;
     }
@@ -258,7 +261,7 @@ int ht_lease_wait(struct ht_lease *l)
         struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
         im->valid_lo = 0;
         im->valid_hi = ht_obj_bytes_per_chunk(lc->obj);
-        im->data_hi = p->ref.visible; /* zero when there was nothing to read */
+        im->data_hi = p->stored ? p->ref.visible : 0;
     }
     for (unsigned i = 0; i < l->count; i++)
         w->part[i].reading = false;

@@ -183,31 +183,26 @@ void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c)
 }
 
 /*
- * Make need blocks of reservation available for one allocation: the chunk's own (image), the
- * object's guarantee, what dropping the old unpublished reference gave back, else fresh ones.
+ * Make need blocks of reservation available for one allocation: the image's own, the object's guarantee, and only
+ * then fresh ones. -ENOSPC changes nothing.
  */
 static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
 {
     struct ht_store *s = o->s;
-    uint64_t have = 0;
-    if (c->slot != HT_SLOT_NONE) {
-        struct ht_image *im = ht_arena_image(s->arena, c->slot);
-        have = im->reserved_blocks;
+    struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
+    uint64_t own = im ? im->reserved_blocks : 0;
+    uint64_t left = need > own ? ht_min_u64(need - own, o->guarantee_left) : 0;
+    if (own + left < need) {
+        int rc = ht_alloc_reserve(s->alloc, need - own - left);
+        if (rc)
+            return rc;
+    } else {
+        ht_alloc_unreserve(s->alloc, own + left - need);
+    }
+    if (im)
         im->reserved_blocks = 0;
-    }
-    if (have < need && o->guarantee_left) {
-        uint64_t n = ht_min_u64(need - have, o->guarantee_left);
-        o->guarantee_left -= n;
-        have += n;
-    }
-    if (have > need) {
-        ht_alloc_unreserve(s->alloc, have - need);
-        return 0;
-    }
-    int rc = have < need ? ht_alloc_reserve(s->alloc, need - have) : 0;
-    if (rc)
-        ht_alloc_unreserve(s->alloc, have);
-    return rc;
+    o->guarantee_left -= left;
+    return 0;
 }
 
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_ref *out)

@@ -53,6 +53,21 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     return 0;
 }
 
+/*
+ * New space, while the reference that is current stays as it is: a publication that runs meanwhile names that one. A guaranteed object
+ * has space for two copies only: then the unpublished one is given up for the whole image that replaces it.
+ */
+static int take_space(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t bytes, struct ht_ref *out)
+{
+    int rc = ht_chunk_take_space(o, c, bytes, out);
+    if (rc != -ENOSPC || !o->guarantee_blocks || !(c->flags & CH_CUR))
+        return rc;
+    bool was = ht_chunk_unpublished(c);
+    ht_chunk_drop_cur(o, c);
+    ht_chunk_note_unpublished(o, c, index, was);
+    return ht_chunk_take_space(o, c, bytes, out);
+}
+
 /* Start writing one dirty chunk held exclusively. Lock held, let go meanwhile; the chunk is shared or free afterwards. */
 static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
@@ -63,21 +78,14 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
         ht_chunk_unlock_exclusive(s, c);
         return rc;
     }
-    bool was = ht_chunk_unpublished(c);
     if (bytes == 0) { /* truncated away meanwhile */
         ht_chunk_drop_image(o, c, index);
         ht_chunk_unlock_exclusive(s, c);
         return 0;
     }
-    /* The image is whole: what it replaces, if never published, can be reused for it at once. */
-    bool gone = c->flags & CH_GONE;
-    ht_chunk_drop_cur(o, c);
-    if (gone)
-        c->flags |= CH_GONE;
-    ht_chunk_note_unpublished(o, c, index, was);
     struct job *j = &w->job[(w->first + w->count) % WINDOW];
     *j = (struct job){.o = o, .c = c, .index = index};
-    rc = ht_chunk_take_space(o, c, bytes, &j->ref);
+    rc = take_space(o, c, index, bytes, &j->ref);
     if (rc) {
         ht_chunk_unlock_exclusive(s, c);
         return rc;
@@ -129,12 +137,7 @@ static void finish_job(struct window *w)
         if (!w->error)
             w->error = rc;
     } else {
-        bool was = ht_chunk_unpublished(c);
-        c->flags &= (uint8_t)~CH_GONE;
-        c->cur = j->ref;
-        c->flags |= CH_CUR;
-        c->generation++;
-        ht_chunk_note_unpublished(j->o, c, j->index, was);
+        ht_chunk_install(j->o, c, j->index, &j->ref);
         j->o->written_bytes += (uint64_t)ht_ref_blocks(&j->ref) * HT_BLOCK_BYTES;
         s->writebacks++;
     }
