@@ -137,7 +137,7 @@ FUSE_LIBS := $(shell pkg-config --libs fuse3 2>/dev/null)
 endif
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
-dir_flags = $(if $(filter fs/fuse/%,$(1)),$(FUSE_CFLAGS))
+dir_flags = $(if $(filter fs/fuse/%,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
 LDFLAGS_ALL = $(SAN_FLAGS) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
 LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
 
@@ -152,7 +152,7 @@ libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs)
 
 # Rebuild when the command would be another one.
-flags_now := $(CC) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
+flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
 $(B)/flags: FORCE
 	@mkdir -p $(@D); echo '$(flags_now)' | cmp -s - $@ || echo '$(flags_now)' >$@
 FORCE:

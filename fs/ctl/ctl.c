@@ -311,8 +311,10 @@ int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino)
     uint64_t root = ht_ctl_param(c, ino);
     struct ht_root_stat st;
 
-    if (root && ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) {
-        ht_problem_set(c, ino, "fsync of a parameter while a step is open: commit the model root instead");
+    if (root &&
+        ((ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) || ht_optim_param_unpublished(c->optim, ino))) {
+        ht_problem_set(c, ino,
+                       "fsync of a parameter while a step is open or not durable: commit the model root instead");
         return -EBUSY;
     }
     return ht_ns_fsync(c->ns, ino);

@@ -174,8 +174,8 @@ void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c)
 
 void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c)
 {
-    bool live =
-        c->flags & (CH_PUB | CH_CUR) || (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+    bool live = c->writing || c->flags & (CH_PUB | CH_CUR) ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
     if (live || !(c->flags & CH_CLAIM))
         return;
     ht_journal_unclaim(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
