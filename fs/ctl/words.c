@@ -138,9 +138,7 @@ static int remove_dtype(const struct request *q)
     return r;
 }
 
-/*
- * Brings the bytes into the DRAM tier now; the word itself is what eviction policy looks at.
- */
+/* Brings the bytes into the DRAM tier now. Eviction does not look at the word yet: they stay as long as they are used. */
 static int set_pin(const struct request *q)
 {
     struct ht_obj *obj;

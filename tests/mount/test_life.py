@@ -223,3 +223,14 @@ def test_killed_again_and_again(store):
         store.mount('dram=16M')
         for k in range(i + 1):
             assert (store.point / f'kept-{k}').read_bytes() == bytes([k]) * 300_000
+
+
+def test_missing_fuse_device_is_told(make_store):
+    """In a mount namespace of its own, whose /dev is empty."""
+    store = make_store('64M')
+    done = subprocess.run(['unshare', '-m', 'sh', '-c', 'mount -t tmpfs none /dev && exec "$@"', 'sh',
+                           str(BIN / 'hitrain'), str(store.image), str(store.point)], stdin=subprocess.DEVNULL,
+                          stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
+    if 'unshare' in done.stderr:
+        pytest.skip('mount namespaces are not allowed here')
+    assert done.returncode == 1 and '/dev/fuse' in done.stderr and 'modprobe' in done.stderr

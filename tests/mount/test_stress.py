@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything at once on one model root: nobody may wait for ever, and what is read is always some whole step."""
+import contextlib
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from conftest import MIB, SECONDS_MAX
+
+SECONDS = 20 if os.environ.get('HITRAIN_LONG') else 4
+N = 300_000  # elements: two chunks
+READER = '''
+import os, sys
+path, stop = sys.argv[1], sys.argv[2]
+while not os.path.exists(stop):
+    fd = os.open(path, os.O_RDONLY)
+    while os.read(fd, 1 << 20):
+        pass
+    os.close(fd)
+'''
+
+
+class Crowd:
+    """Threads that repeat something until told to stop; the first unexpected error is kept."""
+
+    def __init__(self):
+        self.stop = threading.Event()
+        self.threads, self.errors = [], []
+
+    def add(self, work, *args):
+        def loop():
+            try:
+                while not self.stop.is_set():
+                    work(*args)
+            except Exception as e:  # noqa: B902 - shown by the test
+                self.errors.append(e)
+                self.stop.set()
+        self.threads.append(threading.Thread(target=loop))
+        self.threads[-1].start()
+
+    def finish(self, seconds):
+        self.stop.wait(seconds)
+        self.stop.set()
+        for t in self.threads:
+            t.join(SECONDS_MAX)
+            assert not t.is_alive(), 'somebody waits for ever'
+        assert not self.errors, self.errors
+
+
+def command(root, line):
+    with open(root / '.hitrain/ctl', 'wb', buffering=0) as f:
+        f.write(line.encode() + b'\n')
+
+
+@contextlib.contextmanager
+def allowed(*errors):
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in errors:
+            raise
+
+
+def make_root(mnt, parameters, **words):
+    root = mnt / 'root'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    for i in range(parameters):
+        (root / f'p{i}').write_bytes(np.zeros(N, 'f4').tobytes())
+    text = ' '.join(['adamw lr=1e-3', *(f'{k}={v}' for k, v in words.items())])
+    os.setxattr(root, 'user.hitrain.optimizer', text.encode())
+    return root
+
+
+@pytest.mark.parametrize('flags,partial', [((), 0), (('-s',), 0), (('-s',), 1), ((), 1)])
+def test_all_at_once(make_store, flags, partial):
+    store = make_store()
+    root = make_root(store.mount(flags=flags), 4, partial=partial)
+    crowd = Crowd()
+
+    def gradient(i):
+        g = np.full(N, 1 + i, 'f4').tobytes()
+        # Twice in a step, or between the halves an abort: EBUSY. What was begun before an abort is gone: EINVAL at most.
+        with allowed(errno.EBUSY, errno.ESTALE):
+            with open(root / f'.hitrain/grad/p{i}', 'wb', buffering=0) as f:
+                for part in range(0, len(g), MIB):
+                    f.write(g[part:part + MIB])
+
+    def read(i):
+        # One gradient for the whole file: all elements take the same way, and a page is of one moment. With partial=1
+        # what an abort left of a gradient may be a step of its own.
+        pages = np.fromfile(root / f'p{i}', 'f4')[:N // 1024 * 1024].reshape(-1, 1024)
+        assert np.all(np.isfinite(pages)) and len(pages) == N // 1024
+        assert partial or np.array_equal(pages, np.broadcast_to(pages[:, :1], pages.shape))
+
+    def steer(line, pause, *errors):
+        time.sleep(pause)
+        with allowed(*errors):
+            command(root, line)
+
+    for i in range(4):
+        crowd.add(gradient, i)
+        crowd.add(read, i)
+    crowd.add(steer, 'commit', 0.01, errno.EBUSY)
+    crowd.add(steer, 'step', 0.03, errno.EBUSY)
+    crowd.add(steer, 'abort', 0.2)
+    crowd.add(steer, 'wait', 0)
+    crowd.add(steer, 'evict p1', 0.05)
+    crowd.add(steer, 'prefetch p2', 0.05)
+    crowd.add(lambda: (root / 'other').write_bytes(os.urandom(random.randrange(300_000))))
+    crowd.finish(SECONDS)
+    command(root, 'abort')
+    assert int(os.getxattr(root, 'user.hitrain.step')) == int(os.getxattr(root, 'user.hitrain.durable_step'))
+
+
+def test_interrupted_readers_leave_nothing_stuck(store, tmp_path):
+    """Readers are killed and stopped while their read waits for an update."""
+    root = make_root(store.point, 2)
+    stop = tmp_path / 'stop'
+    crowd = Crowd()
+
+    def step():
+        for i in range(2):
+            (root / f'.hitrain/grad/p{i}').write_bytes(np.ones(N, 'f4').tobytes())
+        command(root, 'commit')
+
+    def disturb(i, sig):
+        p = subprocess.Popen([sys.executable, '-c', READER, str(root / f'p{i}'), str(stop)], stderr=subprocess.DEVNULL)
+        time.sleep(random.uniform(0.1, 0.3))
+        p.send_signal(sig)
+        p.wait(SECONDS_MAX)
+    crowd.add(step)
+    crowd.add(disturb, 0, signal.SIGINT)
+    crowd.add(disturb, 1, signal.SIGKILL)
+    crowd.finish(SECONDS)
+    stop.touch()
+    assert int(os.getxattr(store.point, 'user.hitrain.mount_parked_reads')) > 0
+    assert len(np.fromfile(root / 'p0', 'f4')) == N
