@@ -16,12 +16,6 @@
 
 enum { DEVICE_BYTES = 12 << 20, SCRIPTS = 12, OPS = 120, STATES = 2400, TIGHT_BYTES = 1200 << 10 };
 
-static uint64_t setting(const char *name, uint64_t standard)
-{
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 0) : standard;
-}
-
 static size_t ack_at(const struct recording *rec, size_t point)
 {
     for (size_t i = point; i-- > 0;)

@@ -17,7 +17,7 @@
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 
-enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 600, SCRIPTS = 2 };
+enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 4 };
 
 static const struct {
     const char *name, *dtype;
@@ -383,12 +383,6 @@ static const char *verify(struct stack *k, const struct history *h, uint64_t ste
 }
 
 /* -------------------------------------------------------------------- test */
-
-static uint64_t setting(const char *name, uint64_t standard)
-{
-    const char *text = getenv(name);
-    return text ? strtoull(text, NULL, 0) : standard;
-}
 
 static void record(struct stack *k, struct history *h, const char *path, uint64_t seed, unsigned lba, uint8_t *base)
 {

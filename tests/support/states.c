@@ -19,6 +19,12 @@ uint64_t rnd_next(uint64_t *state)
     return z ^ z >> 31;
 }
 
+uint64_t setting(const char *name, uint64_t standard)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 0) : standard;
+}
+
 static void die(const char *why)
 {
     fprintf(stderr, "recording: %s\n", why);

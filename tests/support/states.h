@@ -58,6 +58,9 @@ void walk_to(struct state_walk *w, size_t point);
 void walk_state(const struct state_walk *w, enum state_kind kind, uint64_t *rnd, uint8_t *out);
 void walk_end(struct state_walk *w);
 
+/* A number from the environment, or the standard. */
+uint64_t setting(const char *name, uint64_t standard);
+
 /* splitmix64 (Steele, Lea, Flood, OOPSLA 2014): small, seedable. */
 uint64_t rnd_next(uint64_t *state);
 static inline uint64_t rnd_below(uint64_t *state, uint64_t n)
