@@ -14,6 +14,8 @@
 #include <inttypes.h>
 #include <numa.h>
 #include <numaif.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -21,6 +23,8 @@
 #include <unistd.h>
 
 #define HUGE_PAGE_BYTES (2 * HT_MIB)
+#define EAGER_BYTES (64 * HT_MIB)
+#define STEP_BYTES (16 * HT_MIB)
 #define NODES_MAX 1024u
 #define WORD_BITS (8 * sizeof(unsigned long))
 
@@ -85,8 +89,8 @@ static int populate(char *base, size_t bytes)
     return 0;
 }
 
-/* Whether the kernel mapped all of it by huge pages; only smaps tells. */
-static bool is_huge(const char *base, size_t bytes)
+/* Whether the kernel mapped all that is populated by huge pages; only smaps tells. */
+static bool is_huge(const char *base, size_t bytes, size_t populated)
 {
     FILE *f = fopen("/proc/self/smaps", "re");
     uint64_t from, to, kib, huge_kib = 0;
@@ -102,22 +106,68 @@ static bool is_huge(const char *base, size_t bytes)
             huge_kib += kib;
     }
     fclose(f);
-    return huge_kib * HT_KIB >= bytes;
+    return huge_kib * HT_KIB >= populated;
+}
+
+/* ---------------------------------------------------------------- the rest */
+
+struct ht_filler {
+    pthread_t thread;
+    atomic_bool stop;
+    char *base;
+    size_t bytes;
+};
+
+static void *fill_rest(void *arg)
+{
+    struct ht_filler *f = arg;
+
+    for (size_t at = 0; at < f->bytes && !atomic_load(&f->stop); at += STEP_BYTES)
+        if (populate(f->base + at, ht_min_u64(STEP_BYTES, f->bytes - at)) != 0)
+            break; /* whoever touches it will see why */
+    return NULL;
+}
+
+/* Without a thread pages come when they are touched. */
+static void start_filler(struct ht_pinned *m)
+{
+    struct ht_filler *f;
+
+    if (m->bytes <= EAGER_BYTES || (f = calloc(1, sizeof(*f))) == NULL)
+        return;
+    f->base = (char *)m->base + EAGER_BYTES;
+    f->bytes = m->bytes - EAGER_BYTES;
+    if (pthread_create(&f->thread, NULL, fill_rest, f) == 0)
+        m->filler = f;
+    else
+        free(f);
+}
+
+static void stop_filler(struct ht_pinned *m)
+{
+    if (m->filler == NULL)
+        return;
+    atomic_store(&m->filler->stop, true);
+    pthread_join(m->filler->thread, NULL);
+    free(m->filler);
 }
 
 static int prepare(struct ht_pinned *m, int node)
 {
+    size_t eager = ht_min_u64(m->bytes, EAGER_BYTES);
     int err;
 
     madvise(m->base, m->bytes, MADV_HUGEPAGE);
     madvise(m->base, m->bytes, MADV_DONTDUMP);
     err = bind_to_node(m->base, m->bytes, node);
-    if (err == 0)
-        err = populate(m->base, m->bytes);
     if (err != 0)
         return err;
-    m->locked = mlock(m->base, m->bytes) == 0;
-    m->huge = is_huge(m->base, m->bytes);
+    m->locked = mlock2(m->base, m->bytes, MLOCK_ONFAULT) == 0;
+    err = populate(m->base, eager);
+    if (err != 0)
+        return err;
+    m->huge = is_huge(m->base, m->bytes, eager);
+    start_filler(m);
     return 0;
 }
 
@@ -145,6 +195,7 @@ void ht_pinned_free(struct ht_pinned *m)
 {
     if (m->base == NULL)
         return;
+    stop_filler(m);
     munmap(m->base, m->bytes);
     *m = (struct ht_pinned){.base = NULL};
 }

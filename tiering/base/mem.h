@@ -14,12 +14,14 @@ struct ht_pinned {
     void *base; /* aligned to 2 MiB */
     size_t bytes;
     bool locked, huge;
+    struct ht_filler *filler; /* populates what was not populated at once, or NULL */
 };
 
 /*
- * Map, populate and lock bytes (rounded up to 2 MiB). When the lock limit forbids locking
+ * Map and lock bytes (rounded up to 2 MiB). When the lock limit forbids locking
  * the memory is used unlocked and m->locked says so. node: NUMA node or HT_NUMA_OFF.
- * 0 or -errno; release with ht_pinned_free.
+ * The first 64 MiB are populated at once, the rest by a thread while the memory is in use already: a machine
+ * may need many seconds for a large tier. 0 or -errno; release with ht_pinned_free.
  */
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node) HT_CHECK;
 void ht_pinned_free(struct ht_pinned *m);

@@ -13,9 +13,10 @@ int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring)
     int rc = ht_ring_new(RING_DEPTH, out_ring);
     if (rc)
         return rc;
-    const struct ht_pinned *a = ht_arena_memory(s->arena), *p = ht_staging_memory(s->staging);
-    struct ht_pinned_area areas[] = {{a->base, a->bytes}, {p->base, p->bytes}};
-    ht_ring_register(*out_ring, areas, 2);
+    /* Not the arena: registering it would populate and pin all of it, for every ring. */
+    const struct ht_pinned *p = ht_staging_memory(s->staging);
+    struct ht_pinned_area area = {p->base, p->bytes};
+    ht_ring_register(*out_ring, &area, 1);
     return 0;
 }
 
