@@ -22,7 +22,7 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
     int rc = 0;
     while (!s->stopping && !under_pressure(s) && rc != ETIMEDOUT)
         rc = deadline_ns ? pthread_cond_timedwait(&s->wake, &s->lock, &ts) : pthread_cond_wait(&s->wake, &s->lock);
-    return rc == ETIMEDOUT;
+    return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
 
 static void relieve(struct ht_store *s)

@@ -137,6 +137,16 @@ struct ht_ref *ht_chunk_ref(struct ht_chunk *c)
     return c->flags & CH_PUB ? &c->pub : NULL;
 }
 
+/* An image that was made for something that failed. */
+void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (c->slot == HT_SLOT_NONE)
+        return;
+    const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    if (!im->dirty && im->valid_lo == im->valid_hi)
+        ht_chunk_drop_image(o, c, index);
+}
+
 void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_image *im = ht_arena_image(o->s->arena, c->slot);

@@ -9,6 +9,18 @@
 
 #include "tiering/store/store_priv.h"
 
+/* All images are in use: somebody is about to let go. Only that wakes others who wait here, not that we let go of a chunk without slot. */
+static void wait_for_slot(struct ht_store *s, struct ht_chunk *c)
+{
+    unsigned waiters = s->slot_waiters;
+    s->slot_waiters = 0;
+    ht_chunk_unlock_exclusive(s, c);
+    s->slot_waiters = waiters + 1;
+    pthread_cond_wait(&s->slot_cond, &s->lock);
+    s->slot_waiters--;
+    ht_chunk_lock_exclusive(s, c);
+}
+
 int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = o->s;
@@ -20,13 +32,13 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         ht_store_lock(s);
         if (n < 0)
             return n;
-        if (n == 0) { /* all images are in use right now: somebody is about to let go */
+        if (n == 0) {
             slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), true);
             if (slot != HT_SLOT_NONE)
                 break;
-            s->slot_waiters++;
-            pthread_cond_wait(&s->slot_cond, &s->lock);
-            s->slot_waiters--;
+            wait_for_slot(s, c);
+            if (c->slot != HT_SLOT_NONE)
+                return 0;
         }
     }
     struct ht_image *im = ht_arena_image(s->arena, slot);

@@ -94,7 +94,8 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
 
 void ht_obj_touch(struct ht_obj *o)
 {
-    if (!ht_list_empty(&o->touched) || o->obj_class == HT_CLASS_SCRATCH || o->s->replaying)
+    /* A dead one is written by who still holds it, but published never: on the list it would stay for ever. */
+    if (!ht_list_empty(&o->touched) || o->dead || o->obj_class == HT_CLASS_SCRATCH || o->s->replaying)
         return;
     ht_list_add_tail(&o->scope->touched, &o->touched);
     o->refs++;
@@ -102,7 +103,7 @@ void ht_obj_touch(struct ht_obj *o)
 
 void ht_obj_untouch_if_idle(struct ht_obj *o)
 {
-    if (ht_list_empty(&o->touched) || o->dirty || o->unpublished || o->meta_dirty)
+    if (ht_list_empty(&o->touched) || o->dirty || o->writing || o->unpublished || o->meta_dirty)
         return;
     ht_list_del(&o->touched);
     ht_obj_put_locked(o);
@@ -336,7 +337,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .device_read_bytes = o->read_bytes,
         .device_written_bytes = o->written_bytes,
         .version = o->version,
-        .unpublished = o->dirty || o->unpublished || o->meta_dirty,
+        .unpublished = o->dirty || o->writing || o->unpublished || o->meta_dirty,
         .error = o->error,
     };
     ht_store_unlock(o->s);
@@ -351,6 +352,29 @@ void ht_obj_clear_error(struct ht_obj *o)
 
 /* ------------------------------------------------------------ guarantees */
 
+/* Dirty images that a guarantee of so many blocks does not cover get a reservation of their own, out of the old one first. */
+static int reserve_uncovered(struct ht_obj *o, uint64_t blocks)
+{
+    struct ht_store *s = o->s;
+    for (uint32_t l = 0; o->guarantee_blocks && l < o->leaves; l++)
+        for (unsigned k = 0; o->leaf[l] && o->leaf[l]->dirty && k < LEAF_CHUNKS; k++) {
+            struct ht_chunk *c = &o->leaf[l]->chunk[k];
+            const struct ht_ref *ref = ht_chunk_ref(c);
+            struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
+            if (!im || !im->dirty || im->index << o->chunk_shift < ht_guarantee_bytes(o, blocks))
+                continue;
+            uint32_t need = (uint32_t)ht_div_up(ht_max_u64(im->data_hi, ref ? ref->visible : 0), HT_BLOCK_BYTES);
+            need = need > im->reserved_blocks ? need - im->reserved_blocks : 0;
+            uint64_t left = ht_min_u64(need, o->guarantee_left);
+            int rc = ht_alloc_reserve(s->alloc, need - left);
+            if (rc)
+                return rc;
+            o->guarantee_left -= left;
+            im->reserved_blocks += need;
+        }
+    return 0;
+}
+
 int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
 {
     struct ht_store *s = o->s;
@@ -358,12 +382,12 @@ int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
     uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
     uint64_t want = 2 * blocks > o->stored_blocks ? 2 * blocks - o->stored_blocks : 0;
-    int rc = 0;
     if (size == 0)
         want = 0;
-    if (want > o->guarantee_left)
+    int rc = reserve_uncovered(o, blocks);
+    if (!rc && want > o->guarantee_left)
         rc = ht_alloc_reserve(s->alloc, want - o->guarantee_left);
-    else
+    else if (!rc)
         ht_alloc_unreserve(s->alloc, o->guarantee_left - want);
     if (!rc) {
         o->guarantee_left = want;
@@ -420,7 +444,7 @@ int ht_obj_prefetch(struct ht_obj *o)
             if (!rc)
                 rc = ht_chunk_fill(o, c, i);
             if (rc)
-                ht_chunk_drop_image(o, c, i);
+                ht_chunk_drop_empty(o, c, i);
         }
         ht_chunk_unlock_exclusive(s, c);
     }

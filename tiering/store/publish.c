@@ -186,13 +186,14 @@ static void abort_object(struct ht_obj *o)
         }
     o->error = 0;
     o->meta_dirty = false;
-    if (!o->published) {
-        o->dead = true;
-        o->deleted = true;
-    } else {
+    if (o->published) {
         o->size = o->pub_size;
         o->deleted = false;
+        ht_obj_untouch_if_idle(o); /* not when somebody wrote to it again meanwhile */
+        return;
     }
+    o->dead = true;
+    o->deleted = true;
     if (!ht_list_empty(&o->touched)) {
         ht_list_del(&o->touched);
         ht_obj_put_locked(o);

@@ -151,9 +151,11 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
             return rc;
         c->flags |= CH_CLAIM;
     }
-    if (o->guarantee_blocks || c->slot == HT_SLOT_NONE)
+    if (c->slot == HT_SLOT_NONE)
         return 0;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    if (im->index << o->chunk_shift < ht_guarantee_bytes(o, o->guarantee_blocks))
+        return 0;
     /* All of it, though an unpublished reference may be reused: it may be published before the image is written back. */
     if (need <= im->reserved_blocks)
         return 0;
@@ -225,6 +227,11 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
             return rc;
         }
         ht_limbo_durable(s, ht_journal_durable(s->journal));
+        if (!s->limbo.count && !s->tx.frees.count && ht_alloc_free_blocks(s->alloc) < need) {
+            /* What is missing was lost by a log that failed or a list that found no memory. */
+            ht_alloc_unreserve(s->alloc, need);
+            return -ENOSPC;
+        }
     }
     if (n < 0) {
         ht_alloc_unreserve(s->alloc, need);

@@ -100,7 +100,7 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r)
     uint32_t stored = ht_get_u32(r), visible = ht_get_u32(r);
     uint64_t checksum = ht_get_u64(r);
     if (r->bad || codec != HT_CODEC_RAW || reserved || !n || n > HT_FRAGS_MAX || !stored || stored > HT_CHUNK_BYTES ||
-        visible > stored || index > HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES)
+        visible > stored || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES)
         return -EUCLEAN;
     struct ht_extent e[HT_FRAGS_MAX];
     int rc = read_extents(s, r, e, n, stored);
@@ -132,10 +132,11 @@ static int replay_chunk_del(struct ht_store *s, struct ht_reader *r)
     uint64_t end = (uint64_t)o->leaves << LEAF_SHIFT;
     if (first < end && count < end - first)
         end = first + count;
-    for (uint64_t i = first; i < end; i++) {
+    for (uint64_t i = first; i < end;) {
         struct ht_chunk *c = ht_chunk_find(o, i);
         if (c)
             forget_pub(o, c);
+        i = c ? i + 1 : (i | (LEAF_CHUNKS - 1)) + 1; /* sparse files: leaf by leaf */
     }
     return 0;
 }

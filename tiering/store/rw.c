@@ -36,13 +36,12 @@ static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
         o->misses++;
         s->misses++;
-        bool fresh = c->slot == HT_SLOT_NONE;
-        if (fresh)
+        if (c->slot == HT_SLOT_NONE)
             rc = ht_chunk_get_slot(o, c, index);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
-        if (rc && fresh)
-            ht_chunk_drop_image(o, c, index);
+        if (rc)
+            ht_chunk_drop_empty(o, c, index);
     }
     if (rc)
         ht_chunk_unlock_exclusive(s, c);
@@ -139,20 +138,20 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     struct ht_store *s = o->s;
     int rc = 0;
     bool whole = a == 0 && b == ht_obj_bytes_per_chunk(o);
-    if ((c->flags & CH_BAD) && !whole)
-        return -EIO;
     if (c->slot == HT_SLOT_NONE)
         rc = ht_chunk_get_slot(o, c, index);
     if (rc)
         return rc;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    if (!extends_valid(im, a, b))
+    if ((c->flags & CH_BAD) && !whole)
+        rc = -EIO;
+    else if (!extends_valid(im, a, b))
         rc = ht_chunk_fill(o, c, index);
     if (!rc)
         rc = ht_chunk_reserve(o, c, blocks_after_write(o, c, b));
-    if (rc && !im->dirty && im->valid_lo == im->valid_hi)
-        ht_chunk_drop_image(o, c, index);
     im->referenced = true;
+    if (rc)
+        ht_chunk_drop_empty(o, c, index);
     return rc;
 }
 
@@ -266,6 +265,41 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last)
     }
 }
 
+/* Is there nothing at or beyond size? */
+static bool is_cut(struct ht_obj *o, uint64_t size)
+{
+    uint64_t first = size >> o->chunk_shift;
+    uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
+    for (uint64_t i = first; i >> LEAF_SHIFT < o->leaves; i++) {
+        struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c) {
+            i |= LEAF_CHUNKS - 1;
+            continue;
+        }
+        const struct ht_ref *ref = ht_chunk_ref(c);
+        uint32_t end = ref ? ref->visible : 0;
+        if (c->slot != HT_SLOT_NONE)
+            end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
+        if (c->exclusive || end > (i == first ? keep : 0)) /* who holds it may have begun with the old size */
+            return false;
+    }
+    return true;
+}
+
+static void cut_object(struct ht_obj *o, uint64_t size)
+{
+    struct ht_store *s = o->s;
+    uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
+    uint64_t index = size >> o->chunk_shift;
+    struct ht_chunk *c = keep ? ht_chunk_find(o, index) : NULL;
+    if (c) {
+        ht_chunk_lock_exclusive(s, c);
+        cut_chunk(o, c, index, keep);
+        ht_chunk_unlock_exclusive(s, c);
+    }
+    drop_chunks(o, index + (keep != 0), UINT64_MAX);
+}
+
 int ht_obj_truncate(struct ht_obj *o, uint64_t size)
 {
     struct ht_store *s = o->s;
@@ -275,23 +309,17 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
     if (rc)
         return rc;
     ht_store_lock(s);
-    uint64_t old = o->size;
-    if (size != old) {
+    /* The size comes last: published before the cuts it would leave bytes beyond the end that a later growth shows. */
+    while (size < o->size) {
+        cut_object(o, size);
+        if (is_cut(o, size))
+            break;
+    }
+    if (size != o->size) {
         o->size = size;
         o->meta_dirty = true;
         o->version++;
         ht_obj_touch(o);
-    }
-    if (size < old) {
-        uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
-        uint64_t index = size >> o->chunk_shift;
-        struct ht_chunk *c = keep ? ht_chunk_find(o, index) : NULL;
-        if (c) {
-            ht_chunk_lock_exclusive(s, c);
-            cut_chunk(o, c, index, keep);
-            ht_chunk_unlock_exclusive(s, c);
-        }
-        drop_chunks(o, index + (keep != 0), UINT64_MAX);
     }
     ht_store_unlock(s);
     return 0;
@@ -306,8 +334,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
     ht_chunk_lock_exclusive(s, c);
     int rc = 0;
     if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
-        bool fresh = c->slot == HT_SLOT_NONE;
-        if (fresh)
+        if (c->slot == HT_SLOT_NONE)
             rc = ht_chunk_get_slot(o, c, index);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
@@ -316,8 +343,8 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
         if (!rc) {
             memset(ht_arena_data(s->arena, c->slot) + a, 0, b - a);
             ht_chunk_set_dirty(o, c, index);
-        } else if (fresh) {
-            ht_chunk_drop_image(o, c, index);
+        } else {
+            ht_chunk_drop_empty(o, c, index);
         }
     }
     ht_chunk_unlock_exclusive(s, c);
@@ -337,7 +364,9 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
         uint64_t index = off >> o->chunk_shift, start = index << o->chunk_shift;
         uint64_t stop = ht_min_u64(end, start + bytes);
         if (off == start && (stop == start + bytes || stop == o->size)) {
-            drop_chunks(o, index, index + 1);
+            if (stop < end) /* all whole ones at once: there may be many */
+                stop = end >> o->chunk_shift << o->chunk_shift;
+            drop_chunks(o, index, (stop + bytes - 1) >> o->chunk_shift);
         } else {
             rc = zero_piece(o, index, (uint32_t)(off - start), (uint32_t)(stop - start));
         }
@@ -352,7 +381,7 @@ int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
     struct ht_store *s = o->s;
     ht_store_lock(s);
     int64_t result = -ENXIO;
-    uint64_t size = o->size;
+    uint64_t size = o->size, start = off;
     while (off < size) {
         uint64_t index = off >> o->chunk_shift;
         struct ht_chunk *c = ht_chunk_find(o, index);
@@ -361,9 +390,11 @@ int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
             result = (int64_t)off;
             break;
         }
+        if (!ht_leaf_of(o, index))
+            index = index >> LEAF_SHIFT < o->leaves ? index | (LEAF_CHUNKS - 1) : size >> o->chunk_shift;
         off = (index + 1) << o->chunk_shift;
     }
-    if (result < 0 && hole && off >= size && size > 0)
+    if (result < 0 && hole && start < size)
         result = (int64_t)size; /* the end is a hole */
     ht_store_unlock(s);
     return result;

@@ -266,7 +266,7 @@ struct ht_store_stats {
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
 /* Publish everything outside scopes and make it durable: sync(2), the commit timer. WAITS. */
 int ht_store_commit(struct ht_store *s) HT_CHECK;
-/* Clean some dirty images, as memory pressure does. Returns how many were tried. WAITS. */
+/* Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the error if none could be. WAITS. */
 int ht_writeback_now(struct ht_store *s) HT_CHECK;
 /* With no_threads: one whole compaction now. WAITS. */
 int ht_store_compact(struct ht_store *s) HT_CHECK;

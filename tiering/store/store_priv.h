@@ -9,8 +9,8 @@
  *   exclusive  who changes the image, fills it, or replaces references
  *
  * A thread holds at most one chunk lock at a time, but for leases, which take theirs in (oid, index)
- * order. Whoever waits for a slot of the arena may hold a chunk that has none; who holds a
- * chunk that has a slot never waits for slots. So waiting for a slot ends.
+ * order. Who waits for a slot of the arena lets go of the chunk it is for: a lease that has all slots may wait for that chunk.
+ * So waiting for a slot ends.
  *
  * References of a chunk (flags):
  *   PUB   pub is what the log says
@@ -102,7 +102,7 @@ struct ht_obj {
     bool meta_dirty; /* size or existence is unpublished */
     int error;       /* sticky, reported and cleared by writeback */
     uint64_t delete_lsn;
-    uint32_t dirty, unpublished, resident; /* chunks */
+    uint32_t dirty, writing, unpublished, resident; /* chunks */
     uint64_t stored_blocks, guarantee_blocks, guarantee_left;
     uint64_t version, hits, misses, read_bytes, written_bytes;
 };
@@ -110,6 +110,12 @@ struct ht_obj {
 static inline uint32_t ht_obj_bytes_per_chunk(const struct ht_obj *o)
 {
     return 1u << o->chunk_shift;
+}
+
+/* Bytes from the start whose rewriting a guarantee of so many blocks covers: scratch content has one copy only. */
+static inline uint64_t ht_guarantee_bytes(const struct ht_obj *o, uint64_t blocks)
+{
+    return blocks * HT_BLOCK_BYTES << (o->obj_class == HT_CLASS_SCRATCH);
 }
 
 /* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
@@ -142,6 +148,7 @@ static inline bool ht_chunk_unpublished(const struct ht_chunk *c)
     return c->flags & (CH_CUR | CH_GONE);
 }
 void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index); /* unless it holds something */
 /* Give back the log claim of a chunk that is nothing any more. */
 void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c);
 
@@ -268,13 +275,14 @@ void ht_ring_put(struct ht_store *s, struct ht_ring *ring);
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_ref *out) HT_CHECK;
 
 /* fill.c: with the lock held and the chunk exclusively (the lock is let go meanwhile). */
+/* May let the chunk go and take it again: then everything about it may have changed, and it may have a slot already. */
 int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
 int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
 /* Bytes of chunk index inside size. */
 uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);
 
 /* writeback.c */
-/* Clean some dirty images to make room. Returns how many were tried, or -errno. No lock held. */
+/* Clean some dirty images to make room. Returns how many were cleaned, or the error if none could be. No lock held. */
 int ht_writeback_some(struct ht_store *s, unsigned most) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 

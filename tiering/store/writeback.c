@@ -31,7 +31,8 @@ struct window {
     struct ht_ring *ring;
     struct job job[WINDOW];
     unsigned first, count; /* jobs in flight, oldest first */
-    int error;
+    unsigned failed;
+    int error; /* the first */
 };
 
 /* Make the image whole as far as it will be stored; returns the bytes to store. Lock and chunk held. */
@@ -60,7 +61,7 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 static int take_space(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t bytes, struct ht_ref *out)
 {
     int rc = ht_chunk_take_space(o, c, bytes, out);
-    if (rc != -ENOSPC || !o->guarantee_blocks || !(c->flags & CH_CUR))
+    if (rc != -ENOSPC || !o->guarantee_blocks || !(c->flags & CH_CUR) || (c->flags & CH_SHARE))
         return rc;
     bool was = ht_chunk_unpublished(c);
     ht_chunk_drop_cur(o, c);
@@ -94,6 +95,7 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     c->writing = 1;
     ht_chunk_downgrade(s, c);
     w->count++;
+    o->writing++;
     o->refs++;
     ht_store_unlock(s);
     const void *data = ht_arena_data(s->arena, c->slot);
@@ -121,6 +123,13 @@ static void job_failed(struct job *j, int rc)
     o->error = again ? again : rc;
 }
 
+static void note_error(struct window *w, int rc)
+{
+    w->failed++;
+    if (!w->error)
+        w->error = rc;
+}
+
 /* Wait for the oldest job. Lock held, let go meanwhile. */
 static void finish_job(struct window *w)
 {
@@ -134,8 +143,7 @@ static void finish_job(struct window *w)
     struct ht_chunk *c = j->c;
     if (rc) {
         job_failed(j, rc);
-        if (!w->error)
-            w->error = rc;
+        note_error(w, rc);
     } else {
         ht_chunk_install(j->o, c, j->index, &j->ref);
         j->o->written_bytes += (uint64_t)ht_ref_blocks(&j->ref) * HT_BLOCK_BYTES;
@@ -145,6 +153,7 @@ static void finish_job(struct window *w)
     ht_chunk_unlock_shared(s, c);
     w->first = (w->first + 1) % WINDOW;
     w->count--;
+    j->o->writing--;
     ht_obj_untouch_if_idle(j->o);
     ht_obj_put_locked(j->o);
 }
@@ -194,16 +203,17 @@ static void write_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c, 
         return;
     }
     int rc = start_job(w, o, c, index);
-    if (rc && !w->error)
-        w->error = rc;
+    if (rc)
+        note_error(w, rc);
 }
 
+/* What cannot be written holds up nothing else: every chunk is tried. */
 static void write_object(struct window *w, struct ht_obj *o)
 {
     /* A write that somebody else has in flight counts as dirty until it is done. */
-    for (uint32_t l = 0; l < o->leaves && !w->error; l++) {
+    for (uint32_t l = 0; l < o->leaves; l++) {
         struct ht_leaf *leaf = o->leaf[l];
-        for (unsigned k = 0; leaf && k < LEAF_CHUNKS && !w->error; k++) {
+        for (unsigned k = 0; leaf && k < LEAF_CHUNKS; k++) {
             struct ht_chunk *c = &leaf->chunk[k];
             if (c->writing || dirty(w->s, c))
                 write_chunk(w, o, c, ((uint64_t)l << LEAF_SHIFT) + k);
@@ -239,7 +249,7 @@ int ht_scope_writeback(struct ht_store *s, uint64_t scope)
     ht_store_lock(s);
     int rc = ht_scope_collect(s, scope, &objs, &count);
     for (size_t i = 0; !rc && i < count; i++)
-        if (!w->error)
+        if (!scope || !w->error) /* a model root is published as a whole or not at all */
             write_object(w, objs[i]);
     int wrc = window_close(w);
     for (size_t i = 0; !rc && i < count; i++) {
@@ -262,7 +272,8 @@ int ht_writeback_some(struct ht_store *s, unsigned most)
     uint32_t start = s->writeback_hand, slot;
     unsigned tried = 0;
     int rc = 0;
-    for (uint64_t looked = 0; tried < most && looked <= (ht_arena_bytes(s->arena) >> 16) && !w->error; looked++) {
+    for (uint64_t looked = 0;
+         tried - w->failed < most && looked <= (ht_arena_bytes(s->arena) >> 16) && w->failed < WINDOW; looked++) {
         slot = ht_arena_next_used(s->arena, &s->writeback_hand);
         if (slot == HT_SLOT_NONE || (looked && slot == start))
             break;
@@ -273,14 +284,20 @@ int ht_writeback_some(struct ht_store *s, unsigned most)
             continue;
         if (w->count == WINDOW)
             finish_job(w);
-        tried++;
+        o->refs++; /* of a scratch object or a dead one nobody else may have any */
         rc = start_job(w, o, c, im->index);
-        if (rc && !w->error)
-            w->error = rc;
+        ht_obj_put_locked(o);
+        tried++;
+        if (rc)
+            note_error(w, rc);
     }
+    /* Whether something was cleaned is what the caller wants to know: an error of another's chunk is that one's. */
+    while (w->count)
+        finish_job(w);
+    unsigned cleaned = tried - w->failed;
     rc = window_close(w);
     ht_store_unlock(s);
-    return rc ? rc : (int)tried;
+    return cleaned || !rc ? (int)cleaned : rc;
 }
 
 int ht_writeback_now(struct ht_store *s)

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "tiering/space/alloc.h"
 #include "tiering/store/store.h"
@@ -461,6 +462,275 @@ START_TEST(many_threads_do_not_disturb_each_other)
 }
 END_TEST
 
+START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
+{
+    fresh(32, false);
+    struct ht_ring *ring;
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    struct ht_store_stats before, after;
+    ht_store_stats(s, &before);
+    for (int published = 0; published < 2; published++) {
+        struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+        ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
+        if (published)
+            ck_assert_int_eq(ht_obj_sync(o), 0);
+        struct ht_lease l = {.store = s, .count = 1, .ring = ring};
+        l.chunk[0] = (struct ht_lease_chunk){.obj = o, .mode = HT_LEASE_UPDATE};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        memset(l.chunk[0].data, 7, MIB);
+        struct ht_tx *tx;
+        ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+        ht_obj_delete(o, tx);
+        ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+        ht_lease_end(&l, 1);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_obj_put(o);
+    }
+    ht_store_stats(s, &after);
+    ck_assert_uint_eq(after.objects, before.objects);
+    ck_assert_uint_eq(after.available_bytes, before.available_bytes);
+    ht_ring_free(ring);
+    done();
+}
+END_TEST
+
+START_TEST(one_object_that_cannot_be_written_holds_up_no_other)
+{
+    fresh(32, false);
+    struct ht_obj *bad = object(HT_SMALL_CHUNK_BYTES, 0), *good = object(HT_SMALL_CHUNK_BYTES, 0);
+    uint64_t oid = ht_obj_id(good);
+    uint8_t *p = pattern(65536, 9);
+    put_all(bad, 0, p, 65536);
+    ck_assert_int_eq(ht_obj_sync(bad), 0);
+    ck_assert_int_eq(ht_obj_sync(good), 0);
+    ht_obj_evict(bad);
+    uint64_t index;
+    ck_assert_int_eq(ht_store_walk(s, corrupt_first, &index), 1);
+    put_all(bad, 0, p, 100); /* the rest of the chunk is needed to write it back, and cannot be read */
+    put_all(good, 0, p, 65536);
+    ck_assert_int_eq(ht_store_commit(s), -EIO);
+    ht_obj_put(bad);
+    ht_obj_put(good);
+    ht_store_close(s);
+    mount_with(false, false);
+    good = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(good);
+    expect(good, 0, p, 65536);
+    ht_obj_put(good);
+    free(p);
+    done();
+}
+END_TEST
+
+static void *cut_to_nothing(void *arg)
+{
+    ck_assert_int_eq(ht_obj_truncate(arg, 0), 0);
+    return NULL;
+}
+
+START_TEST(a_truncation_is_published_wholly_or_not_at_all)
+{
+    fresh(32, false);
+    struct ht_ring *ring;
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint64_t oid = ht_obj_id(o);
+    uint8_t *p = pattern(2 * MIB, 4), *zeros = calloc(2, MIB);
+    put_all(o, 0, p, 2 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    struct ht_lease l = {.store = s, .count = 1, .ring = ring};
+    l.chunk[0] = (struct ht_lease_chunk){.obj = o, .mode = HT_LEASE_READ};
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, cut_to_nothing, o), 0);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* it waits for the chunk */
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    void *image = malloc(32 * MIB);
+    memcpy(image, ht_dev_ram_data(dev), 32 * MIB);
+    ht_lease_end(&l, 0);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    pthread_join(thread, NULL);
+    ht_ring_free(ring);
+    ht_obj_put(o);
+    ht_store_close(s);
+    memcpy(ht_dev_ram_data(dev), image, 32 * MIB);
+    free(image);
+    mount_with(false, false);
+    o = ht_obj_get(s, oid);
+    bool cut = ht_obj_size(o) == 0;
+    ck_assert_int_eq(ht_obj_truncate(o, 2 * MIB), 0);
+    expect(o, 0, cut ? zeros : p, 2 * MIB);
+    ht_obj_put(o);
+    free(p);
+    free(zeros);
+    done();
+}
+END_TEST
+
+enum { SLOTS = 8, ROUNDS = 20 };
+
+static void hold_all(struct ht_obj *o, struct ht_ring *ring, unsigned count)
+{
+    struct ht_lease l = {.store = s, .count = count, .ring = ring};
+    for (unsigned i = 0; i < count; i++)
+        l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_READ};
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    ht_lease_end(&l, 0);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+}
+
+static void *hold_one_more(void *arg)
+{
+    struct ht_ring *ring;
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    hold_all(arg, ring, SLOTS + 1);
+    ht_ring_free(ring);
+    return NULL;
+}
+
+static void *read_last(void *arg)
+{
+    uint8_t byte;
+    ck_assert_int_eq(ht_obj_read(arg, (uint64_t)SLOTS * MIB, &byte, 1), 1);
+    return NULL;
+}
+
+/* All slots are held by a lease that waits for one chunk more, which a reader has who waits for a slot. */
+START_TEST(waiting_for_a_slot_holds_up_no_lease)
+{
+    fresh(64, false);
+    struct ht_ring *ring;
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern((SLOTS + 1) * MIB, 11);
+    put_all(o, 0, p, (SLOTS + 1) * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        ht_obj_evict(o);
+        expect(o, 0, p, SLOTS * MIB);
+        struct ht_lease l = {.store = s, .count = SLOTS, .ring = ring};
+        for (unsigned k = 0; k < SLOTS; k++)
+            l.chunk[k] = (struct ht_lease_chunk){.obj = o, .index = k, .mode = HT_LEASE_READ};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        pthread_t reader, lease;
+        ck_assert_int_eq(pthread_create(&reader, NULL, read_last, o), 0);
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        ck_assert_int_eq(pthread_create(&lease, NULL, hold_one_more, o), 0);
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+        ht_lease_end(&l, 0);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        pthread_join(reader, NULL);
+        pthread_join(lease, NULL);
+    }
+    expect(o, 0, p, (SLOTS + 1) * MIB);
+    ht_ring_free(ring);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(pressure_does_not_put_off_the_commit_timer)
+{
+    fresh(64, false);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    struct ht_store_opts opts = {
+        .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .commit_ms = 100};
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+    struct ht_ring *ring;
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    struct ht_obj *busy = object(HT_CHUNK_BYTES, 5), *o = object(HT_SMALL_CHUNK_BYTES, 0);
+    ck_assert_int_eq(ht_obj_truncate(busy, 6 * MIB), 0);
+    struct ht_lease l = {.store = s, .count = 6, .ring = ring}, l2;
+    for (unsigned i = 0; i < 6; i++)
+        l.chunk[i] = (struct ht_lease_chunk){.obj = busy, .index = i, .mode = HT_LEASE_UPDATE};
+    l2 = l;
+    struct ht_store_stats st;
+    struct ht_obj_stat os;
+    do { /* dirty, and held before they could be cleaned */
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        ht_lease_end(&l, 63);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ck_assert_int_eq(ht_lease_begin(&l2), 0);
+        ck_assert_int_eq(ht_lease_wait(&l2), 0);
+        ht_store_stats(s, &st);
+        if (st.dram_dirty_bytes > 4 * MIB)
+            break;
+        ht_lease_end(&l2, 0);
+        ck_assert_int_eq(ht_lease_finish(&l2), 0);
+    } while (true);
+    put_all(o, 0, (const uint8_t *)"durable", 7);
+    unsigned tries = 0;
+    do {
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+        ht_obj_stat(o, &os);
+    } while (os.unpublished && ++tries < 30);
+    ck_assert(!os.unpublished);
+    ht_lease_end(&l2, 0);
+    ck_assert_int_eq(ht_lease_finish(&l2), 0);
+    ht_ring_free(ring);
+    ht_obj_put(busy);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+/* What was written and accepted can be written back, whatever becomes of the guarantee and whoever fills the store. */
+START_TEST(a_guarantee_that_ends_or_is_exceeded_loses_nothing)
+{
+    for (int exceeded = 0; exceeded < 2; exceeded++) {
+        fresh(24, false);
+        struct ht_obj *o = object(HT_CHUNK_BYTES, 0), *other = object(HT_CHUNK_BYTES, 0);
+        uint8_t *p = pattern(4 * MIB, 12);
+        put_all(o, 0, p, exceeded ? 2 * MIB : 4 * MIB);
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+        ck_assert_int_eq(ht_obj_guarantee(o, exceeded ? 2 * MIB : 4 * MIB), 0);
+        uint64_t end = 0;
+        while (ht_obj_write(other, end, p, MIB) > 0)
+            end += MIB;
+        ck_assert_int_eq(ht_obj_sync(other), 0);
+        ck_assert_int_eq(ht_obj_truncate(other, end - 3 * MIB), 0);
+        ck_assert_int_eq(ht_obj_sync(other), 0);
+        put_all(o, MIB, p, 3 * MIB);
+        if (!exceeded)
+            ck_assert_int_eq(ht_obj_guarantee(o, 0), 0);
+        end -= 3 * MIB;
+        while (ht_obj_write(other, end, p, MIB) > 0)
+            end += MIB;
+        ck_assert_int_eq(ht_obj_sync(other), 0);
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+        expect(o, MIB, p, 3 * MIB);
+        ht_obj_put(o);
+        ht_obj_put(other);
+        free(p);
+        done();
+    }
+}
+END_TEST
+
+START_TEST(seeking_at_or_beyond_the_end_finds_nothing)
+{
+    fresh(16, false);
+    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+    put_all(o, 0, (const uint8_t *)"x", 1);
+    ck_assert_int_eq(ht_obj_seek(o, 0, true), 1);
+    ck_assert_int_eq(ht_obj_seek(o, 1, true), -ENXIO);
+    ck_assert_int_eq(ht_obj_seek(o, 100, true), -ENXIO);
+    ck_assert_int_eq(ht_obj_truncate(o, HT_FILE_BYTES_MAX), 0);
+    ck_assert_int_eq(ht_obj_seek(o, 70000, false), -ENXIO);
+    ck_assert_int_eq(ht_obj_seek(o, 70000, true), 70000);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("store");
@@ -479,6 +749,13 @@ int main(void)
     tcase_add_test(tc, space_comes_back_after_deletion);
     tcase_add_test(tc, freed_space_waits_for_the_log);
     tcase_add_test(tc, many_threads_do_not_disturb_each_other);
+    tcase_add_test(tc, an_object_deleted_while_it_is_written_leaves_nothing);
+    tcase_add_test(tc, one_object_that_cannot_be_written_holds_up_no_other);
+    tcase_add_test(tc, a_truncation_is_published_wholly_or_not_at_all);
+    tcase_add_test(tc, waiting_for_a_slot_holds_up_no_lease);
+    tcase_add_test(tc, pressure_does_not_put_off_the_commit_timer);
+    tcase_add_test(tc, a_guarantee_that_ends_or_is_exceeded_loses_nothing);
+    tcase_add_test(tc, seeking_at_or_beyond_the_end_finds_nothing);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
