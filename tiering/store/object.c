@@ -385,6 +385,8 @@ int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
     if (size == 0)
         want = 0;
     int rc = reserve_uncovered(o, blocks);
+    if (size == 0) /* ending one cannot fail; what found no space reports it when it is written back */
+        rc = 0;
     if (!rc && want > o->guarantee_left)
         rc = ht_alloc_reserve(s->alloc, want - o->guarantee_left);
     else if (!rc)
