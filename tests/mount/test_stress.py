@@ -18,7 +18,8 @@ from conftest import MIB, SECONDS_MAX
 SECONDS = 20 if os.environ.get('HITRAIN_LONG') else 4
 N = 300_000  # elements: two chunks
 READER = '''
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started the tests may ignore it
 path, stop = sys.argv[1], sys.argv[2]
 while not os.path.exists(stop):
     fd = os.open(path, os.O_RDONLY)

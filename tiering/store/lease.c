@@ -344,6 +344,7 @@ static void install_or_lose(struct ht_store *s, struct ht_lease_chunk *lc, struc
     }
     p->c->flags |= CH_BAD;
     o->error = p->rc;
+    o->lost = true;
     o->meta_dirty = true; /* keeps it on the scope's list, for abort */
     ht_obj_touch(o);
 }

@@ -185,6 +185,7 @@ static void abort_object(struct ht_obj *o)
                 abort_chunk(o, c, ((uint64_t)l << LEAF_SHIFT) + k);
         }
     o->error = 0;
+    o->lost = false;
     o->meta_dirty = false;
     if (o->published) {
         o->size = o->pub_size;

@@ -262,6 +262,8 @@ int ht_store_unmount(struct ht_store *s)
         return 0;
     /* While compaction still runs: the commit may need the room it makes. */
     int rc = ht_store_commit(s);
+    if (rc) /* a write that failed may succeed elsewhere */
+        rc = ht_store_commit(s);
     stop_threads(s);
     if (!rc) {
         uint64_t lsn = s->last_lsn;

@@ -101,6 +101,7 @@ struct ht_obj {
     bool dead;       /* for good: leaves memory with its last reference */
     bool meta_dirty; /* size or existence is unpublished */
     int error;       /* sticky, reported and cleared by writeback */
+    bool lost;       /* a chunk is BAD: the error stays until abort */
     uint64_t delete_lsn;
     uint32_t dirty, writing, unpublished, resident; /* chunks */
     uint64_t stored_blocks, guarantee_blocks, guarantee_left;

@@ -234,7 +234,8 @@ int ht_obj_writeback(struct ht_obj *o)
     int rc = window_close(w);
     if (o->error && !rc)
         rc = o->error;
-    o->error = 0;
+    if (!o->lost)
+        o->error = 0;
     ht_store_unlock(s);
     return rc;
 }
@@ -253,8 +254,11 @@ int ht_scope_writeback(struct ht_store *s, uint64_t scope)
             write_object(w, objs[i]);
     int wrc = window_close(w);
     for (size_t i = 0; !rc && i < count; i++) {
-        if (objs[i]->error && !wrc)
-            wrc = objs[i]->error; /* stays until abort, or until that object's own writeback reports it */
+        /* A commit of a root reports what failed since the last one. Outside, fsync and close of the file do. */
+        if (scope && objs[i]->error && !wrc)
+            wrc = objs[i]->error;
+        if (scope && !objs[i]->lost)
+            objs[i]->error = 0;
         ht_obj_put_locked(objs[i]);
     }
     ht_store_unlock(s);
