@@ -3,12 +3,19 @@
 #
 # C files are laid out as .clang-format says; with --fix they are made so.
 #
-# Versions 14 and 19 agree on what .clang-format asks for, macros that hold a brace list or a cast before a minus apart:
-# those stand between "clang-format off" and "on".
+# Versions of clang-format differ in a few corners (brace lists in macros, casts before an operator), so one of them
+# judges: the one of Debian 12. With another one nothing is judged, and that is said.
 
 set -uo pipefail
 # shellcheck source=tests/lint/common.sh
 . "$(dirname "$0")/common.sh"
+
+judge=14
+version=$(clang-format --version | sed -n 's/.*version \([0-9]*\).*/\1/p')
+if [ "$version" != "$judge" ]; then
+	echo "not judged: layout is what clang-format $judge makes of it, and this is $version"
+	exit 0
+fi
 
 if [ "${1-}" = --fix ]; then
 	sources '*.[ch]' | xargs -r -d '\n' clang-format --style=file -i
