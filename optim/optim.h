@@ -84,6 +84,8 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_CHECK;
 /* Ends being a root: drops state of all parameters, inside a transaction. -EBUSY while a step is open. */
 int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx) HT_CHECK;
+/* The root's directory is being deleted, inside a transaction: it ends, whatever is in progress. Other ids are let pass. */
+void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
 
 struct ht_root_stat {
     uint64_t step, durable_step;

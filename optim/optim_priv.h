@@ -226,6 +226,8 @@ int ht_opt_state_create(struct param *p) HT_CHECK;
 int ht_opt_grad_reserve(struct param *p) HT_CHECK;
 /* Inside a transaction, locked: delete the current state's objects. */
 void ht_opt_state_delete(struct param *p, struct ht_tx *tx);
+/* Inside a transaction, locked: its file goes, or its root: so do its state, what is queued and who waits. */
+void ht_opt_param_bury(struct param *p, struct ht_tx *tx);
 /* Take references to cur's objects that are missing. Locked. */
 int ht_opt_state_load(struct param *p) HT_CHECK;
 /* Not locked: delete (pending) the state of parameters of which the object does not exist. */

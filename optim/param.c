@@ -367,27 +367,32 @@ static void cancel_queued(struct param *p)
     }
 }
 
-void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx)
+void ht_opt_param_bury(struct param *p, struct ht_tx *tx)
 {
     struct ht_waiter *chain = NULL;
 
-    lock(o);
-    struct param *p = ht_opt_param_find(o, oid);
-    if (!p || p->gone) {
-        unlock(o);
+    if (p->gone)
         return;
-    }
     p->gone = true;
     cancel_queued(p);
     if (p->cur.exists && ht_opt_state_load(p))
-        ht_warn("object %llu: state that is not there cannot be deleted", (unsigned long long)oid);
+        ht_warn("object %llu: state that is not there cannot be deleted", (unsigned long long)p->oid);
     ht_opt_state_delete(p, tx);
     /* The content goes with the last reference; while an update is running, with its end. */
     ht_opt_param_settle(p);
     ht_opt_take_waiters(p, &chain);
-    ht_opt_wake_later(o, chain);
-    ht_opt_param_sweep(p, tx);
-    tell_changed(o);
+    ht_opt_wake_later(p->o, chain);
+    tell_changed(p->o);
+}
+
+void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx)
+{
+    lock(o);
+    struct param *p = ht_opt_param_find(o, oid);
+    if (p) {
+        ht_opt_param_bury(p, tx);
+        ht_opt_param_sweep(p, tx);
+    }
     unlock(o);
 }
 

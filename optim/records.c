@@ -109,7 +109,7 @@ void ht_opt_publish(struct root *r, struct ht_tx *tx)
         publish_param(ht_list_entry(pos, struct param, of_root), tx);
     r->published_config = r->config;
     r->undurable = 0;
-    if (r->step == r->pub_step)
+    if (r->step == r->pub_step || !r->exists) /* its directory may have gone meanwhile */
         return;
     r->pub_step = r->step;
     ht_opt_put_root(ht_tx_records(tx), r);
@@ -211,7 +211,7 @@ static int read_states(struct ht_reader *in, struct param_meta *meta, unsigned c
         if (ht_get_u64(in) != STATE_EXP_AVG + i)
             return -EUCLEAN;
         meta->oid[i] = ht_get_u64(in);
-        if (!meta->oid[i])
+        if (!meta->oid[i] || meta->oid[i] > HT_ID_MAX)
             return -EUCLEAN;
     }
     return 0;
@@ -255,7 +255,7 @@ static int replay_param(struct ht_optim *o, struct ht_reader *in)
     uint64_t oid = ht_get_u64(in), root = ht_get_u64(in);
     struct param_meta meta;
 
-    if (in->bad || !oid || !root || read_meta(in, &meta) || !ht_reader_done(in))
+    if (in->bad || !oid || oid > HT_ID_MAX || !root || read_meta(in, &meta) || !ht_reader_done(in))
         return -EUCLEAN;
     ht_store_saw_id(o->store, oid);
     for (unsigned i = 0; i < ht_opt_states(meta.dtype); i++)

@@ -202,10 +202,19 @@ static bool idle(const struct root *r)
     return true;
 }
 
-/* The parameter is an ordinary file from now on; the root's ROOT_DEL record stands for its record too. */
+/* The root's ROOT_DEL record stands for this one, too. */
+static void forget_record(struct param *p, struct ht_tx *tx)
+{
+    p->cur.exists = p->pub.exists = false;
+    if (p->claimed)
+        ht_store_unclaim(p->o->store, ht_opt_param_claim());
+    p->claimed = false;
+    ht_opt_param_sweep(p, tx);
+}
+
+/* The parameter is an ordinary file from now on. */
 static int remove_param(struct param *p, struct ht_tx *tx)
 {
-    struct ht_optim *o = p->o;
     int ret = 0;
 
     if (p->cur.exists)
@@ -222,14 +231,18 @@ static int remove_param(struct param *p, struct ht_tx *tx)
     /* Reservations only end here; giving some back cannot fail. */
     if (p->obj)
         ret = ht_obj_guarantee(p->obj, 0);
-    p->cur.exists = p->pub.exists = false;
-    if (p->claimed)
-        ht_store_unclaim(o->store, ht_opt_param_claim());
-    p->claimed = false;
     p->gone = true;
     ht_opt_coverage_clear(p, false);
-    ht_opt_param_sweep(p, tx);
+    forget_record(p, tx);
     return ret;
+}
+
+/* What is left of a root whose parameters are all gone. */
+static void end_root(struct root *r, struct ht_tx *tx)
+{
+    ht_opt_put_root_del(ht_tx_records(tx), r->id);
+    ht_store_unclaim(r->o->store, ht_opt_root_claim());
+    r->exists = r->configured = false;
 }
 
 int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
@@ -251,12 +264,27 @@ int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
         int err = remove_param(ht_list_entry(pos, struct param, of_root), tx);
         ret = ret ? ret : err;
     }
-    ht_opt_put_root_del(ht_tx_records(tx), root);
-    ht_store_unclaim(o->store, ht_opt_root_claim());
-    r->exists = r->configured = false;
+    end_root(r, tx);
     ht_opt_root_put_locked(r);
     unlock(o);
     return ret;
+}
+
+void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+{
+    lock(o);
+    struct root *r = ht_opt_root_find(o, root);
+    if (r && r->exists) {
+        r->refs++;
+        ht_list_for_each_safe(pos, next, &r->params) {
+            struct param *p = ht_list_entry(pos, struct param, of_root);
+            ht_opt_param_bury(p, tx); /* still open somewhere */
+            forget_record(p, tx);
+        }
+        end_root(r, tx);
+        ht_opt_root_put_locked(r);
+    }
+    unlock(o);
 }
 
 static void stat_params(struct root *r, struct ht_root_stat *out)

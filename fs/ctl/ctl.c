@@ -21,6 +21,13 @@ static void hook_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
     ht_problem_clear(c, ino);
 }
 
+static void hook_root_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
+{
+    struct ht_ctl *c = ctx;
+
+    ht_optim_root_deleted(c->optim, ino, tx);
+}
+
 static void hook_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
 {
     struct ht_ctl *c = ctx;
@@ -142,7 +149,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     ht_list_init(&c->dirs);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->root_lock, NULL);
-    c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted};
+    c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted, .root_deleted = hook_root_deleted};
     c->optim_hooks = (struct ht_optim_hooks){
         .ctx = c,
         .invalidate = hook_invalidate,

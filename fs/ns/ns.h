@@ -44,6 +44,8 @@ struct ht_cred {
 struct ht_ns_hooks {
     void *ctx;
     void (*deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
+    /* The directory of a model root loses its name, and at the latest when its inode goes: at once, not pending. */
+    void (*root_deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
 };
 /* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root
  * directory. */

@@ -179,7 +179,7 @@ struct ht_ns_op {
     int64_t now_ns;
     uint64_t deleted[2]; /* inodes that went, for the hook */
     unsigned deleted_count;
-    uint64_t ended_scope; /* of a root that went: what the hook did there is published, too */
+    uint64_t ended_scope; /* of a root that lost its name, or went: for the hook; what it did there is published, too */
     uint64_t lsn;         /* out of end */
 };
 int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_CHECK;

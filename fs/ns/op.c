@@ -38,8 +38,11 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
     pthread_rwlock_unlock(&op->ns->lock);
     for (unsigned i = 0; i < count && op->ns->hooks.deleted != NULL; i++)
         op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->tx);
-    if (op->ended_scope != 0)
+    if (op->ended_scope != 0) {
+        if (op->ns->hooks.root_deleted != NULL)
+            op->ns->hooks.root_deleted(op->ns->hooks.ctx, op->ended_scope, op->tx);
         ht_scope_publish(op->ns->store, op->ended_scope, op->tx);
+    }
     op->ended_scope = 0;
 }
 

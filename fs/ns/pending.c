@@ -256,11 +256,11 @@ static void end_root(struct ht_ns_op *op, struct ht_ns_inode *i)
 {
     struct ht_ns_root *root = ht_ns_root_find(op->ns, i->ino);
 
+    op->ended_scope = i->ino;
     if (root == NULL)
         return;
     ht_ns_root_publish_locked(op->ns, root, op->tx);
     ht_scope_publish(op->ns->store, root->ino, op->tx);
-    op->ended_scope = root->ino;
     ht_ns_root_free(op->ns, root);
     i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
 }

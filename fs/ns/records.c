@@ -156,7 +156,7 @@ int ht_ns_record_decode(uint16_t type, const uint8_t *payload, uint32_t len, str
 
     if (type < HT_REC_NS_FIRST || type - HT_REC_NS_FIRST >= (int)HT_ARRAY_SIZE(decode) || len > HT_RECORD_BYTES_MAX)
         return -EUCLEAN;
-    if (!decode[type - HT_REC_NS_FIRST](&in, &r) || r.ino == 0)
+    if (!decode[type - HT_REC_NS_FIRST](&in, &r) || r.ino == 0 || r.ino > HT_ID_MAX || r.parent > HT_ID_MAX)
         return -EUCLEAN;
     *out = r;
     return 0;

@@ -41,7 +41,7 @@ static int replay_object(struct ht_store *s, struct ht_reader *r)
     uint64_t oid = ht_get_u64(r);
     uint32_t chunk_bytes = ht_get_u32(r), obj_class = ht_get_u32(r);
     uint64_t size = ht_get_u64(r), scope = ht_get_u64(r);
-    if (!ht_reader_done(r) || !chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
+    if (!ht_reader_done(r) || oid > HT_ID_MAX || !chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
         size > HT_FILE_BYTES_MAX)
         return -EUCLEAN;
     struct ht_obj *o = find_or_make(s, oid);
@@ -99,8 +99,8 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r)
     uint16_t n = ht_get_u16(r);
     uint32_t stored = ht_get_u32(r), visible = ht_get_u32(r);
     uint64_t checksum = ht_get_u64(r);
-    if (r->bad || codec != HT_CODEC_RAW || reserved || !n || n > HT_FRAGS_MAX || !stored || stored > HT_CHUNK_BYTES ||
-        visible > stored || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES)
+    if (r->bad || oid > HT_ID_MAX || codec != HT_CODEC_RAW || reserved || !n || n > HT_FRAGS_MAX || !stored ||
+        stored > HT_CHUNK_BYTES || visible > stored || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES)
         return -EUCLEAN;
     struct ht_extent e[HT_FRAGS_MAX];
     int rc = read_extents(s, r, e, n, stored);
@@ -144,7 +144,7 @@ static int replay_chunk_del(struct ht_store *s, struct ht_reader *r)
 static int replay_ids(struct ht_store *s, struct ht_reader *r)
 {
     uint64_t next = ht_get_u64(r);
-    if (!ht_reader_done(r) || next == 0)
+    if (!ht_reader_done(r) || next == 0 || next > HT_ID_MAX)
         return -EUCLEAN;
     ht_store_saw_id(s, next - 1);
     return 0;
