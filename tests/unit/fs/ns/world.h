@@ -54,7 +54,7 @@ static int world_try_mount(struct world *w)
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !w->threads,
                                  .read_only = w->read_only};
-    struct ht_ns_hooks hooks = {w, told_deleted};
+    struct ht_ns_hooks hooks = {.ctx = w, .deleted = told_deleted};
     int rc;
 
     OK(ht_store_new(&w->dev, 1, &opts, &w->s));
