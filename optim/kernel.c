@@ -22,7 +22,6 @@ void ht_adamw_scalars(struct ht_adamw_scalars *out, double lr, double beta1, dou
 
     *out = (struct ht_adamw_scalars){
         .decay = (float)(1.0 - lr * weight_decay),
-        .beta1 = (float)beta1,
         .one_minus_beta1 = (float)(1.0 - beta1),
         .beta2 = (float)beta2,
         .one_minus_beta2 = (float)(1.0 - beta2),

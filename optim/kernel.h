@@ -6,7 +6,7 @@
  * Loshchilov and Hutter, arXiv:1711.05101), in fp32; the scalars that depend on the step are computed once in double:
  *
  *   p *= 1 - lr * weight_decay
- *   m  = beta1 m + (1 - beta1) g
+ *   m += (1 - beta1) (g - m)
  *   v  = beta2 v + (1 - beta2) g^2
  *   p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
@@ -24,7 +24,7 @@
 /* What the elements of one parameter share in one step. */
 struct ht_adamw_scalars {
     float decay; /* 1 - lr * weight_decay */
-    float beta1, one_minus_beta1;
+    float one_minus_beta1;
     float beta2, one_minus_beta2;
     float minus_step_size; /* -lr / (1 - beta1^t) */
     float sqrt_bc2;        /* sqrt(1 - beta2^t) */

@@ -11,7 +11,7 @@
 #include <immintrin.h>
 
 struct vec_scalars {
-    __m256 decay, beta1, one_minus_beta1, beta2, one_minus_beta2, minus_step_size, sqrt_bc2, eps, flip;
+    __m256 decay, one_minus_beta1, beta2, one_minus_beta2, minus_step_size, sqrt_bc2, eps, flip;
 };
 
 #define HT_INLINE static inline __attribute__((always_inline))
@@ -96,8 +96,8 @@ HT_INLINE unsigned update8(const struct vec_scalars *s, const struct ht_adamw_ar
     unsigned nonfinite = count_nonfinite(g);
 
     g = _mm256_xor_ps(g, s->flip);
-    __m256 m = _mm256_mul_ps(_mm256_loadu_ps(a->m + i), s->beta1);
-    m = _mm256_fmadd_ps(g, s->one_minus_beta1, m);
+    __m256 m = _mm256_loadu_ps(a->m + i);
+    m = _mm256_fmadd_ps(s->one_minus_beta1, _mm256_sub_ps(g, m), m);
     __m256 v = _mm256_mul_ps(_mm256_loadu_ps(a->v + i), s->beta2);
     v = _mm256_fmadd_ps(_mm256_mul_ps(s->one_minus_beta2, g), g, v);
     __m256 denominator = _mm256_add_ps(_mm256_div_ps(_mm256_sqrt_ps(v), s->sqrt_bc2), s->eps);
@@ -142,7 +142,6 @@ static uint64_t update_tail(const struct ht_adamw_scalars *s, const struct ht_ad
 static void broadcast(struct vec_scalars *out, const struct ht_adamw_scalars *s)
 {
     out->decay = _mm256_set1_ps(s->decay);
-    out->beta1 = _mm256_set1_ps(s->beta1);
     out->one_minus_beta1 = _mm256_set1_ps(s->one_minus_beta1);
     out->beta2 = _mm256_set1_ps(s->beta2);
     out->one_minus_beta2 = _mm256_set1_ps(s->one_minus_beta2);

@@ -2,9 +2,10 @@
 /*
  * kernel_scalar.c - the reference: what every other kernel must equal bit for bit.
  *
- * The order of operations is that of PyTorch's element-wise kernels, with its fused multiply-adds:
+ * The order of operations is that of the element-wise kernels of PyTorch 2, with their fused multiply-adds (1.13 computes m
+ * in two steps, which is less exact):
  *
- *   m = fma(g, 1 - beta1, m * beta1)
+ *   m = fma(1 - beta1, g - m, m)
  *   v = fma((1 - beta2) * g, g, v * beta2)
  *   p = p * decay + (-step_size * m) / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
@@ -69,7 +70,7 @@ uint64_t ht_adamw_scalar(const struct ht_adamw_scalars *s, const struct ht_adamw
         nonfinite += !isfinite(g);
         if (s->maximize)
             g = -g;
-        float m = fmaf(g, s->one_minus_beta1, a->m[i] * s->beta1);
+        float m = fmaf(s->one_minus_beta1, g - a->m[i], a->m[i]);
         float v = fmaf(s->one_minus_beta2 * g, g, a->v[i] * s->beta2);
         float denominator = sqrtf(v) / s->sqrt_bc2 + s->eps;
         float p = load_master(a, i) * s->decay + s->minus_step_size * m / denominator;
