@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #define BASE_BITS 48
+static_assert(HT_ID_MAX <= 1ull << (BASE_BITS - 1), "inodes of the log are no hidden ones, nor are new ones");
 
 static uint64_t number_of(enum ht_hidden_kind kind, unsigned index, uint64_t base)
 {

@@ -424,6 +424,7 @@ SPARSE = record(17, 'QIIQQ', 900, 1 << 16, 0, 1 << 44, 0) + chunk(900, (1 << 28)
 RECORDS = {
     'the last id': record(17, 'QIIQQ', EVER, 1 << 16, 0, 0, 0),
     'the last next id': record(16, 'Q', EVER),
+    'an inode like a hidden one': record(32, 'QIIIIqqqBBBB', 5 << 56 | 3, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     'the last inode': record(32, 'QIIIIqqqBBBB', EVER, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     'state with the last id': record(50, 'QQBBHIQQQQQQ', 3, 2, 1, 0, 2, 1 << 16, 4, 1, 1, EVER - 1, 2, EVER),
     'a chunk in the log': record(17, 'QIIQQ', 900, 1 << 16, 0, 4096, 0) + chunk(900, 0, 256),
@@ -440,7 +441,8 @@ RECORDS = {
 }
 SUPERS = {'log of 1 TiB': (128, struct.pack('<Q', 1 << 40)), 'start unaligned': (168, struct.pack('<Q', 5)),
           'sixteen devices': (116, struct.pack('<I', 16)), 'device of 2^59 bytes': (248, struct.pack('<Q', 1 << 59)),
-          'unknown feature': (24, struct.pack('<Q', 1)), 'logs that overlap': (160, struct.pack('<Q', 1 << 20))}
+          'the last epoch': (192, struct.pack('<Q', 1 << 62)), 'the last generation': (104, struct.pack('<Q', 1 << 62)),
+          'the last position': (168, struct.pack('<Q', 1 << 62)), 'unknown feature': (24, struct.pack('<Q', 1)), 'logs that overlap': (160, struct.pack('<Q', 1 << 20))}
 
 
 @pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')

@@ -17,6 +17,15 @@
 
 /* ----------------------------------------------------------------- read */
 
+/* Numbers that only grow, and stay in bounds when they do. */
+static bool leaves_room(const struct ht_super *sb)
+{
+    uint64_t most = ht_max_u64(sb->generation, ht_max_u64(sb->epoch, sb->durable_seq));
+
+    most = ht_max_u64(most, ht_max_u64(sb->start_pos, sb->start_seq));
+    return most < HT_SUPER_COUNTER_MAX / 2;
+}
+
 static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb, bool *out_io_error)
 {
     _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
@@ -27,7 +36,8 @@ static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, stru
         *out_io_error = true;
         return HT_SUPER_UNREADABLE;
     }
-    return ht_super_decode(block, out_sb);
+    enum ht_super_problem problem = ht_super_decode(block, out_sb);
+    return problem == HT_SUPER_OK && !leaves_room(out_sb) ? HT_SUPER_BAD_FIELD : problem;
 }
 
 /* Nothing valid was found: say why in the most telling way. */
