@@ -411,6 +411,8 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
         end = (uint64_t)o->leaves << LEAF_SHIFT;
     for (uint64_t i = first; i < end; i++) {
         struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c)
+            i |= LEAF_CHUNKS - 1; /* sparse: leaf by leaf */
         if (!c || (!c->flags && c->slot == HT_SLOT_NONE && !c->exclusive && !c->shared))
             continue;
         ht_chunk_lock_exclusive(s, c);
@@ -438,6 +440,8 @@ int ht_obj_prefetch(struct ht_obj *o)
     ht_store_lock(s);
     for (uint64_t i = 0; !rc && i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
         struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c)
+            i |= LEAF_CHUNKS - 1;
         if (!c || c->slot != HT_SLOT_NONE || !ht_chunk_ref(c) || ht_arena_free_slots(s->arena) == 0)
             continue;
         ht_chunk_lock_exclusive(s, c);
@@ -460,6 +464,8 @@ void ht_obj_evict(struct ht_obj *o)
     ht_store_lock(s);
     for (uint64_t i = 0; i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
         struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c)
+            i |= LEAF_CHUNKS - 1;
         if (c && c->slot != HT_SLOT_NONE && !c->exclusive && !c->shared && !ht_arena_image(s->arena, c->slot)->dirty)
             ht_chunk_drop_image(o, c, i);
     }

@@ -70,6 +70,8 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
     struct ht_extent e[HT_FRAGS_MAX];
     for (uint64_t i = 0; i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
         const struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!c)
+            i |= LEAF_CHUNKS - 1;
         if (!c || !(c->flags & CH_PUB))
             continue;
         struct ht_chunk_info info = {
