@@ -219,25 +219,8 @@ static void leave(struct root *root)
     ht_opt_root_put(root);
 }
 
-int ht_optim_commit(struct ht_optim *o, uint64_t id)
-{
-    uint64_t start = ht_now_ns();
-    struct root *root;
-    int ret = enter(o, id, &root);
-
-    if (ret)
-        return ret;
-    ret = boundary(root);
-    if (!ret)
-        ret = publish(root);
-    lock(o);
-    root->commit_ns += ht_now_ns() - start;
-    unlock(o);
-    leave(root);
-    return ret;
-}
-
-int ht_optim_step(struct ht_optim *o, uint64_t id)
+/* A boundary, published when commit is set or durable_every says so. */
+static int end_step(struct ht_optim *o, uint64_t id, bool commit)
 {
     uint64_t start = ht_now_ns();
     struct root *root;
@@ -247,7 +230,7 @@ int ht_optim_step(struct ht_optim *o, uint64_t id)
         return ret;
     ret = boundary(root);
     lock(o);
-    bool durable = root->undurable >= root->config.durable_every;
+    bool durable = commit || root->undurable >= root->config.durable_every;
     unlock(o);
     if (!ret && durable)
         ret = publish(root);
@@ -258,6 +241,16 @@ int ht_optim_step(struct ht_optim *o, uint64_t id)
     unlock(o);
     leave(root);
     return ret;
+}
+
+int ht_optim_commit(struct ht_optim *o, uint64_t id)
+{
+    return end_step(o, id, true);
+}
+
+int ht_optim_step(struct ht_optim *o, uint64_t id)
+{
+    return end_step(o, id, false);
 }
 
 /* ------------------------------------------------------------------- abort */

@@ -10,7 +10,6 @@
 
 #include <stdlib.h>
 
-#include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 
 enum { BATCHES = 8 };
@@ -67,7 +66,7 @@ static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t o
 /* As the store: over what is stored, seeded with the store's salt. */
 static void verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
 {
-    if (ht_hash64(buf, it->stored, ht_store_super(r->f->store)->salt) == it->checksum)
+    if (ht_store_checksum(r->f->store, buf, it->stored) == it->checksum)
         r->f->verified_bytes += it->stored;
     else
         tell_bad(r, it, it->block * HT_BLOCK_BYTES, 0);

@@ -13,7 +13,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/store/store_priv.h"
 
@@ -300,7 +299,7 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
         return;
     ht_store_unlock(s);
     memset(lc->data + len, 0, ht_round_up(len, HT_BLOCK_BYTES) - len);
-    p->ref.checksum = ht_hash64(lc->data, len, s->sb.salt);
+    p->ref.checksum = ht_store_checksum(s, lc->data, len);
     p->rc = ht_xfer_start(&p->xfer, s, l->ring, &p->ref, lc->data, HT_IO_WRITE);
     ht_store_lock(s);
 }

@@ -56,11 +56,6 @@ uint32_t ht_ref_blocks(const struct ht_ref *r)
     return (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES);
 }
 
-uint32_t ht_ref_claim(const struct ht_ref *r)
-{
-    return HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES * ht_ref_extents(r);
-}
-
 /* ----------------------------------------------------------------- limbo */
 
 int ht_limbo_push(struct ht_limbo_queue *q, uint64_t lsn, const struct ht_ref *ref)

@@ -271,6 +271,8 @@ int ht_writeback_now(struct ht_store *s) HT_CHECK;
 /* With no_threads: one whole compaction now. WAITS. */
 int ht_store_compact(struct ht_store *s) HT_CHECK;
 
+/* The checksum of a stored chunk: what a reference carries. Any thread. */
+uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len);
 /* For fsck: walk published references in (oid, index) order, one call per chunk. Non-zero from fn ends the walk. */
 struct ht_chunk_info {
     uint64_t oid, index, object_size;

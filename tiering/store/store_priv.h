@@ -54,8 +54,6 @@ int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_CHECK
 struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
 void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
 uint32_t ht_ref_blocks(const struct ht_ref *r);
-/* Record bytes it needs when live. */
-uint32_t ht_ref_claim(const struct ht_ref *r);
 
 /* ---------------------------------------------------------------- chunks */
 

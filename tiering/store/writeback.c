@@ -11,7 +11,6 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/store/store_priv.h"
 
@@ -99,7 +98,7 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     o->refs++;
     ht_store_unlock(s);
     const void *data = ht_arena_data(s->arena, c->slot);
-    j->ref.checksum = ht_hash64(data, bytes, s->sb.salt);
+    j->ref.checksum = ht_store_checksum(s, data, bytes);
     j->rc = ht_xfer_start(&j->xfer, s, w->ring, &j->ref, (void *)(uintptr_t)data, HT_IO_WRITE);
     ht_store_lock(s);
     return 0;

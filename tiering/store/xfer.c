@@ -87,10 +87,15 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
     return first;
 }
 
+uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len)
+{
+    return ht_hash64(stored, len, s->sb.salt);
+}
+
 int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf)
 {
     struct ht_store *s = o->s;
-    if (ht_hash64(buf, ref->stored, s->sb.salt) == ref->checksum)
+    if (ht_store_checksum(s, buf, ref->stored) == ref->checksum)
         return 0;
     struct ht_extent e = ht_ref_extent(ref, 0);
     ht_error(
