@@ -9,7 +9,7 @@ set -uo pipefail
 
 bad=0
 while read -r f; do
-	if ! head -n 2 "$f" | grep -q 'SPDX-License-Identifier: Apache-2.0'; then
+	if [ -z "$(sed -n '1,2{/SPDX-License-Identifier: Apache-2.0/p}' "$f")" ]; then
 		echo "$f:1: no line 'SPDX-License-Identifier: Apache-2.0'"
 		bad=1
 	fi
