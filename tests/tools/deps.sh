@@ -20,7 +20,7 @@ packages=(
 	gcc libc6-dev make pkgconf clang libclang-rt-dev
 	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev check
 	fuse3 attr acl e2fsprogs fio procps util-linux xxd
-	git rsync sqlite3 tar xz-utils
+	git rsync sqlite3 tar xz-utils stress-ng
 	clang-format shellcheck
 	python3 python3-numpy python3-torch python3-pytest libopenblas0-openmp
 )
