@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`.
+# Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`. With the word "bench": also
+# libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures beside.
 #
 # Run again it only looks and returns at once. Packages come from the machine's own package
 # sources. Where those have a libfuse older than 3.17, libfuse is built from the source package
@@ -26,6 +27,8 @@ packages=(
 )
 # Wanted only where libfuse is built here.
 fuse_build_packages=(dpkg-dev meson ninja-build)
+# Wanted only to build passthrough_hp.
+example_packages=(dpkg-dev g++)
 
 say() { echo "deps: $*"; }
 die() { echo "deps: $*" >&2; exit 1; }
@@ -85,8 +88,8 @@ mirror() {
 	echo "${uri:-http://deb.debian.org/debian}"
 }
 
-# fetch_source MIRROR: the fuse3 source package of $fuse_suite, unpacked into $work/src.
-fetch_source() {
+# fetch_source_from MIRROR: the fuse3 source package of $fuse_suite, unpacked into $work/src.
+fetch_source_from() {
 	local keyring=/usr/share/keyrings/debian-archive-keyring.gpg opt=() signed=
 	[ ! -r "$keyring" ] || signed="[signed-by=$keyring] "
 	rm -rf "$work"
@@ -105,18 +108,21 @@ fetch_source() {
 	) >"$log" 2>&1
 }
 
-build_fuse() {
-	local m ok=no
+fetch_source() {
+	local m
 	mkdir -p "$deps"
 	for m in "$(mirror)" http://deb.debian.org/debian; do
 		say "fetching the source of libfuse from $m $fuse_suite"
-		if fetch_source "$m"; then
-			ok=yes
-			break
+		if fetch_source_from "$m"; then
+			return 0
 		fi
 		tail -n 5 "$log"
 	done
-	[ $ok = yes ] || die "no source of libfuse >= $fuse_min"
+	die "no source of libfuse >= $fuse_min"
+}
+
+build_fuse() {
+	fetch_source
 	say "building libfuse into build/deps"
 	# The prefix is where fusermount3 is looked for at run time, not where this is put.
 	(
@@ -138,6 +144,25 @@ have_fuse() {
 		return 0
 	fi
 	pkg-config --atleast-version=$fuse_min fuse3 2>/dev/null
+}
+
+# Linked with the same libfuse as hitrain, so that what is compared is the file systems.
+build_example() {
+	local flags
+	install_missing "${example_packages[@]}"
+	fetch_source
+	say "building passthrough_hp into build/deps/bench"
+	if [ -e "$deps/usr/lib/libfuse3.a" ]; then
+		flags="-isystem $deps/usr/include/fuse3 $deps/usr/lib/libfuse3.a -ldl"
+	else
+		flags=$(pkg-config --cflags --libs fuse3)
+	fi
+	mkdir -p "$deps/bench"
+	# shellcheck disable=SC2086 # several words
+	g++ -std=c++17 -O2 -D_FILE_OFFSET_BITS=64 -pthread -o "$example.new" "$work/src/example/passthrough_hp.cc" \
+		$flags >"$log" 2>&1 || { cat "$log" >&2; die "building passthrough_hp failed"; }
+	mv "$example.new" "$example"
+	rm -rf "$work"
 }
 
 # selected NAME: where an alternative points, or nothing. Each reader of a pipe here reads to its end:
@@ -172,6 +197,7 @@ command -v apt-get >/dev/null || die "this is not a Debian machine; the list of 
 log=$(mktemp)
 work=$deps/work
 stamp=$deps/fuse3.version
+example=$deps/bench/passthrough_hp
 trap 'rm -f "$log"' EXIT
 
 install_missing "${packages[@]}"
@@ -186,6 +212,9 @@ if ! have_fuse; then
 	fi
 fi
 have_fuse || die "no libfuse >= $fuse_min"
+if [ "${1-}" = bench ] && [ ! -x "$example" ]; then
+	build_example
+fi
 select_blas
 
 if [ -s "$stamp" ]; then
