@@ -49,6 +49,16 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_store_unlock(s);
 }
 
+uint64_t ht_store_available(struct ht_store *s)
+{
+    uint64_t blocks;
+
+    ht_store_lock(s);
+    blocks = ht_alloc_available(s->alloc);
+    ht_store_unlock(s);
+    return blocks * HT_BLOCK_BYTES;
+}
+
 size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap)
 {
     size_t n = ht_min_u64(cap, s->conflict_count);

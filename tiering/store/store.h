@@ -264,6 +264,8 @@ struct ht_store_stats {
     struct ht_journal_stats log;
 };
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
+/* Its available_bytes alone: cheap. */
+uint64_t ht_store_available(struct ht_store *s);
 /* Publish everything outside scopes and make it durable: sync(2), the commit timer. WAITS. */
 int ht_store_commit(struct ht_store *s) HT_CHECK;
 /* Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the error if none could be. WAITS. */
