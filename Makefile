@@ -16,7 +16,10 @@
 ##   format     rewrite all C files as .clang-format says
 ##   libs       the layers' archives, into build/lib
 ##   tests      build all test programs, run none
+##   clients    those that mounted tests run on the mount (tests/programs/*.c)
 ##   bench      build and run bench/bench_*.c
+##   bench-meta create, stat, rename, unlink, ... per second, beside ext4 seen through libfuse's passthrough_hp, which is
+##              built for it; under 3 minutes; medians into build/bench/meta.jsonl
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
 ##   uninstall  remove what install put there
 ##   clean      remove what was built, build/deps apart
@@ -99,8 +102,11 @@ built_programs := $(foreach p,$(PROGRAMS),$(if $(wildcard $(dir_$(p))/*.c),$(p))
 unit_tests := $(patsubst %.c,%,$(sort $(shell find tests/unit -name 'test_*.c' 2>/dev/null)))
 state_tests := $(patsubst %.c,%,$(sort $(wildcard tests/crash/crash_*.c tests/model/model_*.c)))
 benches := $(patsubst %.c,%,$(sort $(wildcard bench/bench_*.c)))
+clients := $(patsubst %.c,%,$(sort $(wildcard tests/programs/*.c)))
 test_programs := $(patsubst %,$(B)/%,$(unit_tests) $(state_tests))
+client_programs := $(patsubst %,$(B)/%,$(clients))
 bench_programs := $(patsubst %,$(B)/%,$(benches))
+meta_client := bench/meta_client
 
 # ---- flags ----
 
@@ -146,10 +152,11 @@ say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
 
 # ---- rules ----
 
-.PHONY: all libs tests
+.PHONY: all libs tests clients
 all: $(patsubst %,$(B)/bin/%,$(built_programs)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
-tests: $(test_programs)
+tests: $(test_programs) clients
+clients: $(client_programs)
 
 # Rebuild when the command would be another one.
 flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
@@ -195,7 +202,13 @@ $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 	@mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
 endef
-$(foreach t,$(unit_tests) $(state_tests) $(benches),$(eval $(call test_rule,$(t))))
+$(foreach t,$(unit_tests) $(state_tests) $(benches) $(meta_client),$(eval $(call test_rule,$(t))))
+
+# What runs on a mount knows nothing of hitrain: one file, the C library, and it runs anywhere else, too.
+$(client_programs): $(B)/%: $(B)/obj/%.o
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^
 .SECONDARY:
 
 -include $(shell test -d $(B)/obj && find $(B)/obj -name '*.d')
@@ -209,7 +222,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long unit states mounted torch bench lint format demo
+.PHONY: deps check check-long unit states mounted torch bench bench-meta lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -219,6 +232,12 @@ check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
 unit states mounted torch bench:
 	@$(runner) $@
+
+# Through make again, because what deps installed decides how all is linked.
+bench-meta:
+	@tests/tools/deps.sh bench
+	@$(MAKE) --no-print-directory all $(B)/$(meta_client)
+	@$(PYTHON) bench/meta.py
 
 lint:
 	@$(runner) lint

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* program.h - what the programs of this folder share: random numbers, and giving up with a reason. */
+#ifndef HITRAIN_TESTS_PROGRAM_H
+#define HITRAIN_TESTS_PROGRAM_H
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
+
+/* The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014): a bijection that unmix64 turns back. */
+static inline uint64_t mix64(uint64_t z)
+{
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+    return z ^ (z >> 31);
+}
+
+static inline uint64_t unmix64(uint64_t z)
+{
+    z = (z ^ (z >> 31) ^ (z >> 62)) * 0x319642b2d24d8ec3ull;
+    z = (z ^ (z >> 27) ^ (z >> 54)) * 0x96de1b173f119089ull;
+    return z ^ (z >> 30) ^ (z >> 60);
+}
+
+static inline uint64_t rnd_next(uint64_t *state)
+{
+    return mix64(*state += 0x9e3779b97f4a7c15ull);
+}
+
+/* 0 to n - 1 */
+static inline uint64_t rnd_below(uint64_t *state, uint64_t n)
+{
+    return rnd_next(state) % n;
+}
+
+/* True once in n times. */
+static inline bool rnd_once_in(uint64_t *state, uint64_t n)
+{
+    return rnd_below(state, n) == 0;
+}
+
+static inline uint64_t hash_bytes(const void *data, size_t len)
+{
+    const unsigned char *p = data;
+    uint64_t h = len;
+
+    for (size_t i = 0; i < len; i++)
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    return mix64(h);
+}
+
+static inline int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline uint64_t random_seed(void)
+{
+    return mix64((uint64_t)now_ns()) % 1000000000;
+}
+
+__attribute__((noreturn, format(printf, 1, 2))) static inline void die(const char *format, ...)
+{
+    int error = errno;
+    va_list args;
+
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, ": %s\n", strerror(error));
+    exit(2);
+}
+
+#endif
