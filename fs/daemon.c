@@ -5,10 +5,12 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "tiering/base/log.h"
+#include "tiering/base/std.h"
 
 static int ready_fd = -1;
 static pid_t waited_for;
@@ -29,6 +31,8 @@ static int exit_status(pid_t child)
             return EXIT_FAILURE;
     if (WIFSIGNALED(status))
         ht_error("the daemon was ended by signal %d before the mount was ready", WTERMSIG(status));
+    else if (WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS)
+        ht_error("the mount was gone again before it was ready");
     return WIFEXITED(status) && WEXITSTATUS(status) ? WEXITSTATUS(status) : EXIT_FAILURE;
 }
 
@@ -45,6 +49,17 @@ static void wait_in_parent(int fd, pid_t child)
         n = read(fd, &byte, 1);
     while (n < 0 && errno == EINTR);
     _exit(n == 1 ? EXIT_SUCCESS : exit_status(child));
+}
+
+/* Of the starter's descriptors a daemon needs none: they would keep files, locks and pipes of other programs alive. */
+static int keep_only(int fd)
+{
+    int kept = STDERR_FILENO + 1;
+
+    if (fd != kept && dup3(fd, kept, O_CLOEXEC) != kept)
+        return fd;
+    (void)close_range((unsigned)kept + 1, ~0u, 0);
+    return kept;
 }
 
 int ht_daemon_fork(void)
@@ -66,22 +81,10 @@ int ht_daemon_fork(void)
         close(fds[1]);
         wait_in_parent(fds[0], child);
     }
-    close(fds[0]);
-    ready_fd = fds[1];
+    ready_fd = keep_only(fds[1]);
+    umask(S_IRWXG | S_IRWXO);
     setsid();
     return 0;
-}
-
-static void let_go_of_terminal(void)
-{
-    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-
-    if (null < 0)
-        return;
-    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
-        (void)dup2(null, fd);
-    if (null > STDERR_FILENO)
-        close(null);
 }
 
 void ht_daemon_ready(void)
@@ -93,7 +96,7 @@ void ht_daemon_ready(void)
     ht_log_to_syslog("hitrain");
     if (chdir("/"))
         ht_warn("cannot change to /: %s", strerror(errno));
-    let_go_of_terminal();
+    ht_std_detach();
     n = write(ready_fd, "", 1);
     (void)n; /* the command is gone: nobody to tell */
     close(ready_fd);

@@ -19,6 +19,7 @@
 #include "fs/process.h"
 #include "optim/optim.h"
 #include "tiering/base/log.h"
+#include "tiering/base/std.h"
 #include "tiering/store/store.h"
 #include <hitrain/version.h>
 
@@ -179,6 +180,11 @@ static void on_ready(void *ctx)
     ht_daemon_ready();
 }
 
+static void stop_mount(void *ctx)
+{
+    ht_fuse_stop(ctx);
+}
+
 static int mount_fuse(struct daemon *d)
 {
     const struct ht_fuse_opts opts = {
@@ -193,7 +199,12 @@ static int mount_fuse(struct daemon *d)
     };
     int r = ht_fuse_new(d->ctl, &opts, &d->fuse);
 
-    return r ? r : ht_fuse_mount(d->fuse, d->mountpoint);
+    if (r)
+        return r;
+    ht_signals_defer();
+    r = ht_fuse_mount(d->fuse, d->mountpoint);
+    ht_signals_direct(r ? NULL : stop_mount, d->fuse);
+    return r;
 }
 
 /* -------------------------------------------------------------------- down */
@@ -227,17 +238,16 @@ static int shut_down(struct daemon *d)
 
 /* -------------------------------------------------------------------- main */
 
-static void stop_mount(void *ctx)
-{
-    ht_fuse_stop(ctx);
-}
-
 /* Lower layers say what is wrong with what they look at; this is for what nobody has named. */
 static int begin(struct daemon *d)
 {
-    const char *step = "opening";
-    int r = open_devices(d);
+    const char *step = "waiting for signals";
+    int r = ht_signals_start();
 
+    if (r == 0) {
+        step = "opening";
+        r = open_devices(d);
+    }
     if (r == 0) {
         step = "reading the store";
         r = open_store(d);
@@ -250,10 +260,6 @@ static int begin(struct daemon *d)
         step = "mounting through FUSE";
         r = mount_fuse(d);
     }
-    if (r == 0) {
-        step = "waiting for signals";
-        r = ht_signals_start(stop_mount, d->fuse);
-    }
     if (r)
         ht_error("%s is not mounted: %s failed: %s", d->source, step, strerror(-r));
     return r;
@@ -263,7 +269,6 @@ static int serve(struct daemon *d)
 {
     int r, end;
 
-    ht_signals_block();
     ht_process_protect();
     if (d->options.tune)
         ht_process_tune();
@@ -272,8 +277,8 @@ static int serve(struct daemon *d)
         r = ht_fuse_loop(d->fuse);
         if (r)
             ht_error("%s: the connection to the kernel ended: %s", d->mountpoint, strerror(-r));
-        ht_signals_end();
     }
+    ht_signals_end();
     end = shut_down(d);
     return r ? r : end;
 }
@@ -308,8 +313,10 @@ static int run(struct daemon *d)
 int main(int argc, char **argv)
 {
     static struct daemon d;
-    int r = ht_options_parse(argc, argv, geteuid() == 0, &d.options);
+    int r;
 
+    ht_std_open();
+    r = ht_options_parse(argc, argv, geteuid() == 0, &d.options);
     if (r == 0 && d.options.help)
         ht_options_usage();
     else if (r == 0 && d.options.version)

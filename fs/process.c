@@ -84,12 +84,18 @@ void ht_process_tune(void)
 
 /* ----------------------------------------------------------------- signals */
 
+/*
+ * starting: nobody uses the mount yet, a signal ends the process. serving: it ends the mount. The lock is held from
+ * before the mount appears until it is known whom to tell, so that no signal ends the process and leaves the mount.
+ */
 static struct {
     pthread_t thread;
-    void (*stop)(void *ctx);
+    pthread_mutex_t lock;
+    void (*stop)(void *ctx); /* NULL: starting */
     void *ctx;
-    _Atomic bool running, ending;
-} waiter;
+    bool running;
+    _Atomic bool ending;
+} waiter = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static void ending_signals(sigset_t *set)
 {
@@ -97,14 +103,6 @@ static void ending_signals(sigset_t *set)
     sigaddset(set, SIGTERM);
     sigaddset(set, SIGINT);
     sigaddset(set, SIGHUP);
-}
-
-void ht_signals_block(void)
-{
-    sigset_t set;
-
-    ending_signals(&set);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
 static void *wait_for_signal(void *arg)
@@ -115,22 +113,41 @@ static void *wait_for_signal(void *arg)
     ending_signals(&set);
     while (sigwait(&set, &sig) || (sig != SIGTERM && sig != SIGINT && sig != SIGHUP))
         ;
-    if (!waiter.ending) {
-        ht_info("signal %d: unmounting", sig);
-        waiter.stop(waiter.ctx);
+    if (waiter.ending)
+        return NULL;
+    pthread_mutex_lock(&waiter.lock);
+    if (!waiter.stop) {
+        ht_error("signal %d: ended before the mount was there", sig);
+        _exit(128 + sig); /* as good as a power cut, which the store survives; and the device may hang */
     }
+    pthread_mutex_unlock(&waiter.lock);
+    ht_info("signal %d: unmounting", sig);
+    waiter.stop(waiter.ctx);
     return NULL;
 }
 
-int ht_signals_start(void (*stop)(void *ctx), void *ctx)
+int ht_signals_start(void)
 {
+    sigset_t set;
     int r;
 
-    waiter.stop = stop;
-    waiter.ctx = ctx;
+    ending_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
     r = pthread_create(&waiter.thread, NULL, wait_for_signal, NULL);
     waiter.running = r == 0;
     return -r;
+}
+
+void ht_signals_defer(void)
+{
+    pthread_mutex_lock(&waiter.lock);
+}
+
+void ht_signals_direct(void (*stop)(void *ctx), void *ctx)
+{
+    waiter.stop = stop;
+    waiter.ctx = ctx;
+    pthread_mutex_unlock(&waiter.lock);
 }
 
 void ht_signals_end(void)

@@ -9,10 +9,16 @@
 void ht_process_protect(void);
 /* -o tune: huge pages for shared memory, large FUSE requests. Each change is told. */
 void ht_process_tune(void);
-/* Block the signals that end a mount, in this and all later threads, so that ht_signals_start can wait for them. */
-void ht_signals_block(void);
-/* A thread that calls stop(ctx) at SIGTERM, SIGINT or SIGHUP. */
-int ht_signals_start(void (*stop)(void *ctx), void *ctx) HT_CHECK;
+/*
+ * A thread that waits for SIGTERM, SIGINT and SIGHUP, which are blocked in this and all later threads. The first of
+ * them ends the process with 128 + its number, or, once ht_signals_direct has named it, calls stop(ctx); more of them
+ * do nothing.
+ */
+int ht_signals_start(void) HT_CHECK;
+/* Around the moment at which the mount appears: nothing is done from defer until direct. stop NULL: as before. */
+void ht_signals_defer(void);
+void ht_signals_direct(void (*stop)(void *ctx), void *ctx);
+/* Returns when stop has, if it was called; from then on the signals are ignored. */
 void ht_signals_end(void);
 
 #endif

@@ -7,7 +7,7 @@
 #include <sys/xattr.h>
 
 #include "tiering/base/log.h"
-#include "mount-helpers/common/mounts.h"
+#include "tiering/base/mounts.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tiering/base/log.h"
+#include "tiering/base/std.h"
 #include "mount-helpers/common/text.h"
 
 static const char usage_text[] =
@@ -141,8 +142,10 @@ static int run(struct ht_fsck *f, char *const paths[], unsigned count)
 int main(int argc, char **argv)
 {
     static struct ht_fsck f;
-    int status = parse(argc, argv, &f.opt);
+    int status;
 
+    ht_std_open();
+    status = parse(argc, argv, &f.opt);
     if (status >= 0)
         return status;
     status = run(&f, argv + optind, (unsigned)(argc - optind));

@@ -6,22 +6,10 @@
 
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
-#include "mount-helpers/common/mounts.h"
 
 /* The least the store takes: fsck reads chunks past it. */
 #define DRAM_BYTES (8 * HT_MIB)
 #define STAGING_BYTES (24 * HT_MIB)
-
-static void explain_busy(const char *path)
-{
-    struct ht_mount_entry *m = malloc(sizeof(*m));
-
-    if (m != NULL && ht_mount_of_source(path, m) == 0)
-        ht_error("%s is mounted on %s: nothing was checked; unmount it first", path, m->point);
-    else
-        ht_error("%s is mounted or in use by another program: nothing was checked", path);
-    free(m);
-}
 
 int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
 {
@@ -32,9 +20,9 @@ int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
         int ret = ht_dev_open(path, flags, &f->devs[f->dev_count]);
 
         if (ret == -EBUSY)
-            explain_busy(path);
+            ht_error("%s: nothing was checked", path);
         if (ret < 0)
-            return ret; /* other errors were told */
+            return ret; /* who holds it, and other errors, were told */
         f->dev_count++;
     }
     return 0;

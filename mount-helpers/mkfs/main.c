@@ -11,6 +11,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/log.h"
+#include "tiering/base/std.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
 #include "mount-helpers/common/text.h"
@@ -262,9 +263,11 @@ int main(int argc, char **argv)
     struct ht_mkfs_options o = {.chunk_bytes = HT_CHUNK_BYTES};
     struct ht_mkfs_target targets[HT_DEVICES_MAX] = {{NULL}};
     struct ht_super sb;
-    int status = parse(argc, argv, &o), ret;
     unsigned count, held = 0;
+    int status, ret;
 
+    ht_std_open();
+    status = parse(argc, argv, &o);
     if (status >= 0)
         return status;
     count = (unsigned)(argc - optind);

@@ -15,8 +15,8 @@
 #include <unistd.h>
 
 #include "tiering/base/log.h"
+#include "tiering/base/mounts.h"
 #include "tiering/space/super.h"
-#include "mount-helpers/common/mounts.h"
 #include "mount-helpers/common/text.h"
 
 #define LOOKED_AT_BYTES HT_MIB /* of a regular file that nothing recognises */
@@ -89,11 +89,12 @@ static int check_kind(const struct ht_mkfs_target *t, const struct stat *st, con
     return 0;
 }
 
+/* A mount of hitrain has the device held as long as it lives, and names its holder then; of a dead one nothing is left. */
 static int check_mounted(const struct ht_mkfs_target *t)
 {
     struct ht_mount_entry m;
 
-    if (ht_mount_of_source(t->path, &m) != 0)
+    if (ht_mount_of_source(t->path, &m) != 0 || ht_mount_is_hitrain(&m))
         return 0;
     ht_error("%s is mounted on %s: unmount it first", t->path, m.point);
     return -EBUSY;
@@ -103,8 +104,8 @@ static int hold(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
 {
     int ret = ht_dev_open(t->path, o->no_wait ? HT_DEV_NOWAIT : 0, &t->dev);
 
-    if (ret == -EBUSY && o->no_wait)
-        ht_error("%s is in use by another program: not even --force formats it", t->path);
+    if (ret == -EBUSY)
+        ht_error("%s was not formatted; not even --force formats what is in use", t->path);
     return ret;
 }
 

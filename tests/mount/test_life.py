@@ -108,18 +108,6 @@ def test_truncated_store_is_refused(make_store):
     store.image.write_bytes(content)
 
 
-def test_second_daemon_is_refused(store, tmp_path):
-    other = tmp_path / 'other'
-    other.mkdir()
-    process = subprocess.Popen([str(BIN / 'hitrain'), str(store.image), str(other)], stderr=subprocess.PIPE, text=True)
-    line = process.stderr.readline()
-    assert 'in use' in line
-    process.terminate()
-    process.wait(SECONDS_MAX)
-    process.stderr.close()
-    assert os.listdir(store.point) == [] and not os.path.ismount(other)
-
-
 # ------------------------------------------------------------------------ ending
 
 @pytest.mark.parametrize('sig', [signal.SIGTERM, signal.SIGINT])

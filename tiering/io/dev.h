@@ -37,9 +37,10 @@ enum ht_dev_flags {
 /*
  * Open a block device or regular file and hold it exclusively: O_EXCL for block devices,
  * flock for files, on the descriptor that every ring registers, so that the hold
- * lasts until the last I/O of a killed process has ended. Waits up to 30 s, saying so, when it is held.
+ * lasts until the last I/O of a killed process has ended. Waits up to 30 s, saying so, when it is held, unless by a
+ * process whose mount is in use: that is refused at once.
  * -EBUSY: still held. -EINVAL: neither a block device nor a regular file, or O_DIRECT impossible.
- * Every failure is logged with its remedy, -EBUSY with HT_DEV_NOWAIT apart: that was a question.
+ * Every failure is logged with its remedy; -EBUSY with the name of the holder.
  */
 int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev) HT_CHECK;
 /*

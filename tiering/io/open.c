@@ -11,6 +11,7 @@
  * would not keep a writer away; so there a reader excludes others, too.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/base/holder.h"
 #include "tiering/base/log.h"
 #include <hitrain/limits.h>
 
@@ -59,11 +60,27 @@ static int try_open(const char *path, bool block, bool rdonly, int *out_fd)
     return 0;
 }
 
+/* Waiting for a mount that lives would be in vain; for a daemon that ends, or the last writes of a dead one, it is not. */
+static bool worth_waiting(const char *path, int flags)
+{
+    char text[HT_HOLDER_TEXT_MAX];
+    struct ht_holder h;
+
+    if (flags & HT_DEV_NOWAIT)
+        return false;
+    if (ht_holder_find(path, &h) != 0)
+        return true;
+    if (h.point[0] != '\0' && h.pid != 0)
+        return false;
+    if (!(flags & HT_DEV_QUIET))
+        ht_warn("%s is %s; waiting up to %d s for it", path, ht_holder_text(&h, text), HT_DEVICE_WAIT_S);
+    return true;
+}
+
 static int open_held(const char *path, bool block, int flags, int *out_fd)
 {
-    unsigned wait_ms = flags & HT_DEV_NOWAIT ? GRACE_MS : HT_DEVICE_WAIT_S * 1000u;
-    uint64_t began_ns = ht_now_ns(), waited_ms = 0;
-    bool told = (flags & (HT_DEV_QUIET | HT_DEV_NOWAIT)) != 0;
+    uint64_t began_ns = ht_now_ns(), waited_ms;
+    bool waits = false;
     int err;
 
     for (;;) {
@@ -71,25 +88,36 @@ static int open_held(const char *path, bool block, int flags, int *out_fd)
         if (err != -EBUSY && err != -EINTR)
             return err;
         waited_ms = (ht_now_ns() - began_ns) / 1000000;
-        if (waited_ms >= wait_ms)
+        if (waited_ms >= HT_DEVICE_WAIT_S * 1000u)
             return err;
-        if (!told && waited_ms >= GRACE_MS) {
-            told = true;
-            ht_warn("%s is in use (mounted, being checked, or the last writes of a killed process are still on their "
-                    "way); waiting up to %d s for it",
-                    path, HT_DEVICE_WAIT_S);
+        if (waited_ms >= GRACE_MS && !waits) {
+            waits = worth_waiting(path, flags);
+            if (!waits)
+                return err;
         }
         sleep_ms(RETRY_MS);
     }
+}
+
+static void explain_busy(const char *path)
+{
+    char text[HT_HOLDER_TEXT_MAX];
+    struct ht_holder h = {0};
+
+    if (ht_holder_find(path, &h) != 0)
+        h = (struct ht_holder){0};
+    ht_holder_text(&h, text);
+    if (h.point[0] != '\0')
+        ht_error("%s is %s; unmount it first: umount %s", path, text, h.point);
+    else
+        ht_error("%s is %s; it is free when that has ended", path, text);
 }
 
 static void explain_failure(const char *path, bool block, int flags, int err)
 {
     switch (-err) {
     case EBUSY:
-        if (!(flags & HT_DEV_NOWAIT))
-            ht_error("%s is still in use after %d s: unmount it, or end the program that holds it", path,
-                     HT_DEVICE_WAIT_S);
+        explain_busy(path);
         break;
     case EINVAL:
         if (block)

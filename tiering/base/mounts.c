@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mounts.c - see mounts.h. Lines are "id parent major:minor root point options [tags...] - type source options". */
-#include "mount-helpers/common/mounts.h"
+#include "tiering/base/mounts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,6 +122,16 @@ int ht_mount_of_path(const char *path, struct ht_mount_entry *out)
     if (stat(path, &st) != 0)
         return -errno;
     return find(match_device, &st.st_dev, out);
+}
+
+static bool match_point(const void *what, const struct ht_mount_entry *m)
+{
+    return strcmp(m->point, what) == 0;
+}
+
+int ht_mount_at(const char *path, struct ht_mount_entry *out)
+{
+    return find(match_point, path, out);
 }
 
 bool ht_mount_is_hitrain(const struct ht_mount_entry *m)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mounts.h - what is mounted where, as /proc/self/mountinfo says. */
-#ifndef HITRAIN_MOUNT_HELPERS_COMMON_MOUNTS_H
-#define HITRAIN_MOUNT_HELPERS_COMMON_MOUNTS_H
+#ifndef HITRAIN_TIERING_BASE_MOUNTS_H
+#define HITRAIN_TIERING_BASE_MOUNTS_H
 
 #include <limits.h>
 #include "tiering/base/base.h"
@@ -17,6 +17,8 @@ struct ht_mount_entry {
 int ht_mount_of_source(const char *path, struct ht_mount_entry *out) HT_CHECK;
 /* The mount that path lies on. */
 int ht_mount_of_path(const char *path, struct ht_mount_entry *out) HT_CHECK;
+/* The topmost mount at exactly this absolute path, without touching the file system there: it may be dead. */
+int ht_mount_at(const char *path, struct ht_mount_entry *out) HT_CHECK;
 /* hitrain, as the daemon or as mount(8) names it. */
 bool ht_mount_is_hitrain(const struct ht_mount_entry *m);
 

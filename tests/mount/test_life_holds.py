@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store belongs to one program at a time: who else comes is refused by name, or waits for the end of what goes on."""
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import BIN, MIB, SECONDS_MAX, SMALL, run, wait_for
+
+
+@contextlib.contextmanager
+def loop_device(image):
+    made = subprocess.run(['losetup', '--find', '--show', '--direct-io=on', image], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
+    if made.returncode:
+        pytest.skip(f'no loop devices here: {made.stderr.strip()}')
+    device = made.stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(['losetup', '-d', device], check=True, timeout=SECONDS_MAX)
+
+
+@pytest.fixture(params=['file', 'block device'])
+def held(request, make_store):
+    """A store that is not mounted yet; store.image is the file, or a loop device on it."""
+    store = make_store('64M')
+    if request.param == 'file':
+        yield store
+        return
+    image = store.image
+    with loop_device(image) as store.image:
+        yield store
+        store.close(False)
+    store.image = image
+
+
+def programs(store, other):
+    return {
+        'second daemon': ['hitrain', '-o', ','.join(SMALL), store.image, other],
+        'second daemon in the foreground': ['hitrain', '-f', '-o', ','.join(SMALL), store.image, other],
+        'reading daemon': ['hitrain', '-o', ','.join((*SMALL, 'ro')), store.image, other],
+        'mkfs': ['mkfs.hitrain', '--force', store.image],
+        'mkfs with a size': ['mkfs.hitrain', '--force', '--size=32M', store.image],
+        'fsck': ['hitrain-fsck', store.image],
+        'fsck at once': ['hitrain-fsck', '--no-wait', store.image],
+    }
+
+
+def unmount(point):
+    subprocess.run(['umount', point], check=True, timeout=SECONDS_MAX)
+
+
+@contextlib.contextmanager
+def kept_open(store):
+    """A daemon in the background that is unmounted already, and lives as long as this: its mount was detached lazily."""
+    run('hitrain', '-o', ','.join(SMALL), store.image, store.point)
+    with open(store.point / 'f', 'wb', buffering=0) as f:
+        subprocess.run(['umount', '-l', store.point], check=True, timeout=SECONDS_MAX)
+        yield f
+
+
+def test_a_mounted_store_is_refused_to_everyone_else_by_name(held, tmp_path):
+    held.mount()
+    (held.point / 'f').write_bytes(b'untouched')
+    for what, args in programs(held, tmp_path).items():
+        if what == 'mkfs with a size' and str(held.image).startswith('/dev/'):
+            continue
+        begin = time.monotonic()
+        done = run(*args, check=False)
+        assert done.returncode not in (0, 4), what
+        for word in (str(held.image), f'mounted on {held.point}', f'process {held.daemon.pid} ', 'umount'):
+            assert word in done.stderr, (what, done.stderr)
+        assert time.monotonic() - begin < 10, f'{what} waited for what will not end'
+    assert not os.path.ismount(tmp_path)
+    assert (held.point / 'f').read_bytes() == b'untouched'
+    held.unmount()
+    held.assert_clean()
+
+
+@pytest.mark.parametrize('what', ['fsck', 'mkfs', 'second daemon'])
+def test_who_comes_right_after_unmount_waits_for_the_daemon(held, tmp_path, what):
+    with kept_open(held) as f:
+        waiter = subprocess.Popen([str(BIN / programs(held, tmp_path)[what][0]),
+                                   *map(str, programs(held, tmp_path)[what][1:])],
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        line = waiter.stderr.readline()
+        assert 'waiting up to 30 s' in line and 'held by process' in line and 'hitrain' in line, line
+        f.write(b'still written')
+        assert waiter.poll() is None
+    _, err = waiter.communicate(timeout=SECONDS_MAX)
+    assert waiter.returncode == 0, err
+    if what == 'second daemon':
+        assert (tmp_path / 'f').read_bytes() == b'still written'
+        unmount(tmp_path)
+    held.assert_clean()
+
+
+def test_fsck_directly_after_unmount_again_and_again(held):
+    for i in range(6):
+        run('hitrain', '-o', ','.join(SMALL), held.image, held.point)
+        (held.point / f'f{i}').write_bytes(os.urandom(2 * MIB))
+        unmount(held.point)
+        held.assert_clean()
+    run('hitrain', '-o', ','.join(SMALL), held.image, held.point)
+    assert sorted(os.listdir(held.point)) == [f'f{i}' for i in range(6)]
+    unmount(held.point)
+
+
+def test_no_wait_is_refused_at_once_and_names_the_holder(held, tmp_path):
+    with kept_open(held):
+        for program in ('hitrain-fsck', 'mkfs.hitrain'):
+            begin = time.monotonic()
+            done = run(program, '--no-wait', held.image, check=False)
+            assert done.returncode in (1, 8) and time.monotonic() - begin < 10
+            assert 'held by process' in done.stderr and str(held.image) in done.stderr, done.stderr
+
+
+def test_a_foreign_holder_of_a_file_is_named(make_store):
+    store = make_store('64M')
+    with open(store.image, 'rb') as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        done = run('hitrain-fsck', '--no-wait', store.image, check=False)
+        assert done.returncode == 8 and f'held by process {os.getpid()} ' in done.stderr
+        fcntl.flock(f, fcntl.LOCK_SH)
+        assert run('hitrain-fsck', '--no-wait', store.image).returncode == 0, 'readers share a file'
+
+
+def test_waiting_ends_when_interrupted(make_store, tmp_path):
+    """In the foreground, too, and nothing is left: no process, no mount, no hold."""
+    store = make_store('64M')
+    with open(store.image, 'rb') as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        for flags in ((), ('-f',)):
+            for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                waiter = subprocess.Popen([str(BIN / 'hitrain'), *flags, str(store.image), str(tmp_path)],
+                                          stderr=subprocess.PIPE, text=True)
+                assert 'waiting' in waiter.stderr.readline()
+                waiter.send_signal(sig)
+                assert waiter.wait(10) == 128 + sig, (flags, sig)
+                waiter.stderr.read()  # until the last process that has it is gone
+                waiter.stderr.close()
+    assert not os.path.ismount(tmp_path)
+    store.assert_clean()
+
+
+def test_hold_outlasts_a_dead_mount_only_as_long_as_its_writes(held, tmp_path):
+    """A mount without a daemon stays in the table; it holds nothing, so that fsck, mkfs and a mount elsewhere work."""
+    held.mount()
+    (held.point / 'f').write_bytes(b'x')
+    os.sync()
+    held.kill()
+    assert held.is_mounted()
+    assert held.fsck().returncode == 0
+    run('hitrain', '-o', ','.join(SMALL), held.image, tmp_path)
+    unmount(tmp_path)
+    assert run('mkfs.hitrain', '--force', held.image).returncode == 0
+    held.detach()
+
+
+# ------------------------------------------------------- killed on a slow device
+
+SLOW_BYTES_PER_S = 4 * MIB
+BLKIO = '/sys/fs/cgroup/blkio'
+
+
+def cgroup_root():
+    """(folder, version 2?) of a cgroup hierarchy that can limit devices; None where there is none."""
+    if os.path.isdir(BLKIO):
+        return BLKIO, False
+    try:
+        with open('/sys/fs/cgroup/cgroup.controllers') as f:
+            if 'io' in f.read().split():
+                with open('/sys/fs/cgroup/cgroup.subtree_control', 'w') as control:
+                    control.write('+io')
+                return '/sys/fs/cgroup', True
+    except OSError:
+        pass
+    return None
+
+
+@contextlib.contextmanager
+def slow_group(device):
+    """A cgroup whose members write slowly to device: limit(True) begins it; yields (folder, limit)."""
+    root = cgroup_root()
+    if not root:
+        pytest.skip('no cgroup here limits devices')
+    folder = f'{root[0]}/hitrain-test-{os.getpid()}'
+    number = os.stat(device).st_rdev
+    name = f'{os.major(number)}:{os.minor(number)}'
+
+    def limit(on):
+        file, value = (('io.max', f'wbps={SLOW_BYTES_PER_S if on else "max"}') if root[1] else
+                       ('blkio.throttle.write_bps_device', str(SLOW_BYTES_PER_S if on else 0)))
+        with open(f'{folder}/{file}', 'w') as f:
+            f.write(f'{name} {value}')
+
+    try:
+        os.mkdir(folder)
+        limit(False)
+    except OSError as e:
+        pytest.skip(f'no cgroup can be made here: {e}')
+    try:
+        yield folder, limit
+    finally:
+        limit(False)
+        end = time.monotonic() + 20
+        while True:
+            try:
+                os.rmdir(folder)
+                break
+            except OSError:
+                assert time.monotonic() < end
+                time.sleep(0.1)
+
+
+def test_killed_while_its_writes_go_on(make_store, tmp_path):
+    """The remount waits for writes of a process that is gone, says so, and has every synced file."""
+    store = make_store('256M')
+    image = store.image
+    with loop_device(image) as store.image, slow_group(store.image) as (group, limit):
+        store.mount()
+        with open(f'{group}/cgroup.procs', 'w') as f:
+            f.write(str(store.daemon.pid))
+        for i in range(8):
+            with open(store.point / f'kept{i}', 'wb') as f:
+                f.write(bytes([i]) * MIB)
+                f.flush()
+                os.fsync(f.fileno())
+        limit(True)
+        writers = [subprocess.Popen(['dd', 'if=/dev/urandom', f'of={store.point}/lost{i}', 'bs=1M', 'count=16',
+                                     'conv=fsync'], stderr=subprocess.DEVNULL) for i in range(2)]
+        time.sleep(1.5)
+        begin = time.monotonic()
+        store.kill()
+        gone = time.monotonic() - begin
+        for writer in writers:
+            writer.wait(SECONDS_MAX)
+        done = run('hitrain', '-o', ','.join(SMALL), store.image, store.point)
+        waited = time.monotonic() - begin - gone
+        assert waited > 0.3, 'the device was not slow enough to test anything'
+        assert 'waiting up to 30 s' in done.stderr and 'killed' in done.stderr, done.stderr
+        assert 'detached the mount of a hitrain that is gone' in done.stderr
+        for i in range(8):
+            assert (store.point / f'kept{i}').read_bytes() == bytes([i]) * MIB
+        unmount(store.point)
+        store.assert_clean()
+    store.image = image

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * holder.c - see holder.h.
+ *
+ * The kernel tells who took a flock, but not who claims a block device; for these the descriptors of all processes are
+ * looked through. Only links below /dev are followed: whatever else a process has open may hang.
+ */
+#include "tiering/base/holder.h"
+#include "tiering/base/mounts.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+/* False for kernel threads and for processes that have ended already, too: they have no command line any more. */
+static bool read_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
+{
+    char path[32];
+    ssize_t n;
+    int fd;
+
+    snprintf(path, sizeof(path), "/proc/%d/cmdline", (int)pid);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    n = read(fd, command, HT_HOLDER_COMMAND_MAX - 1);
+    close(fd);
+    while (n > 0 && command[n - 1] == '\0')
+        n--;
+    for (ssize_t i = 0; i < n; i++)
+        if (command[i] == '\0')
+            command[i] = ' ';
+    command[n > 0 ? n : 0] = '\0';
+    return n > 0;
+}
+
+static bool take(struct ht_holder *h, pid_t pid)
+{
+    if (pid <= 0 || pid == getpid() || !read_command(pid, h->command))
+        return false;
+    h->pid = pid;
+    return true;
+}
+
+/* Lines are "1: FLOCK ADVISORY WRITE pid major:minor:inode start end", the device in hexadecimal. */
+static void find_flock(const struct stat *st, struct ht_holder *h)
+{
+    FILE *f = fopen("/proc/locks", "re");
+    char line[256];
+
+    while (f != NULL && h->pid == 0 && fgets(line, sizeof(line), f) != NULL) {
+        unsigned major_no, minor_no;
+        unsigned long long inode;
+        int pid;
+
+        if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_no, &minor_no, &inode) == 4 &&
+            makedev(major_no, minor_no) == st->st_dev && inode == st->st_ino)
+            take(h, pid);
+    }
+    if (f != NULL)
+        fclose(f);
+}
+
+static bool is_device(int fds, const char *name, dev_t rdev)
+{
+    char link[PATH_MAX];
+    ssize_t n = readlinkat(fds, name, link, sizeof(link) - 1);
+    struct stat st;
+
+    return n > 5 && memcmp(link, "/dev/", 5) == 0 && fstatat(fds, name, &st, 0) == 0 && S_ISBLK(st.st_mode) &&
+        st.st_rdev == rdev;
+}
+
+static bool has_open(pid_t pid, dev_t rdev)
+{
+    char path[32];
+    struct dirent *e;
+    bool found = false;
+    DIR *dir;
+
+    snprintf(path, sizeof(path), "/proc/%d/fd", (int)pid);
+    dir = opendir(path);
+    while (dir != NULL && !found && (e = readdir(dir)) != NULL)
+        found = is_device(dirfd(dir), e->d_name, rdev);
+    if (dir != NULL)
+        closedir(dir);
+    return found;
+}
+
+static void find_opener(dev_t rdev, struct ht_holder *h)
+{
+    DIR *dir = opendir("/proc");
+    struct dirent *e;
+
+    while (dir != NULL && h->pid == 0 && (e = readdir(dir)) != NULL) {
+        pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)atol(e->d_name) : 0;
+
+        if (pid > 0 && pid != getpid() && has_open(pid, rdev))
+            take(h, pid);
+    }
+    if (dir != NULL)
+        closedir(dir);
+}
+
+int ht_holder_find(const char *path, struct ht_holder *out)
+{
+    struct ht_mount_entry *m;
+    struct stat st;
+
+    if (stat(path, &st) != 0)
+        return -errno;
+    m = malloc(sizeof(*m));
+    if (m == NULL)
+        return -ENOMEM;
+    *out = (struct ht_holder){0};
+    if (ht_mount_of_source(path, m) == 0)
+        memcpy(out->point, m->point, sizeof(out->point));
+    if (S_ISBLK(st.st_mode))
+        find_opener(st.st_rdev, out);
+    else
+        find_flock(&st, out);
+    free(m);
+    return 0;
+}
+
+const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX])
+{
+    int n = h->point[0] ? snprintf(text, HT_HOLDER_TEXT_MAX, "mounted on %s", h->point) : 0;
+
+    if (h->pid)
+        snprintf(text + n, HT_HOLDER_TEXT_MAX - (size_t)n, "%sheld by process %d (%s)", n ? " and " : "", (int)h->pid,
+                 h->command);
+    else if (n == 0)
+        snprintf(text, HT_HOLDER_TEXT_MAX,
+                 "in use: by a program that cannot be seen from here, or by the last writes of one that was killed");
+    return text;
+}

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* holder.h - who has a device or store file open, so that a refusal can name it. */
+#ifndef HITRAIN_TIERING_BASE_HOLDER_H
+#define HITRAIN_TIERING_BASE_HOLDER_H
+
+#include <limits.h>
+#include <sys/types.h>
+#include "tiering/base/base.h"
+
+enum { HT_HOLDER_COMMAND_MAX = 256, HT_HOLDER_TEXT_MAX = PATH_MAX + HT_HOLDER_COMMAND_MAX + 64 };
+
+struct ht_holder {
+    pid_t pid;                           /* 0: none that is alive and that we may see */
+    char command[HT_HOLDER_COMMAND_MAX]; /* its command line, arguments separated by blanks; may be cut */
+    char point[PATH_MAX];                /* where the device is mounted in our namespace; "" when it is not */
+};
+
+/*
+ * The process, other than this one, that holds path: the owner of a flock on a regular file, whoever has a block
+ * device open. A guess for people, not a lock: it may be another one a moment later. -errno: path cannot be looked at.
+ */
+int ht_holder_find(const char *path, struct ht_holder *out) HT_CHECK;
+/* "mounted on /mnt and held by process 12 (hitrain a b)", or the part of it that is known. Returns text. */
+const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX]);
+
+#endif
