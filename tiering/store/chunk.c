@@ -7,30 +7,83 @@
 
 /* ----------------------------------------------------------------- table */
 
-struct ht_leaf *ht_leaf_of(struct ht_obj *o, uint64_t index)
+/* Chunks below this many are within a tree of that height. */
+static unsigned shift_of(unsigned height)
 {
-    uint64_t i = index >> LEAF_SHIFT;
-    return i < o->leaves ? o->leaf[i] : NULL;
+    return LEAF_SHIFT + NODE_SHIFT * height;
+}
+
+/* Down towards index: the leaf, or NULL; *out_shift: what is missing is 1 << *out_shift chunks wide. */
+static struct ht_leaf *descend(const struct ht_obj *o, uint64_t index, unsigned *out_shift)
+{
+    unsigned shift = shift_of(o->height);
+    void *p = o->root;
+    while (p && shift > LEAF_SHIFT) {
+        shift -= NODE_SHIFT;
+        p = ((struct ht_node *)p)->slot[index >> shift & (NODE_SLOTS - 1)];
+    }
+    *out_shift = shift;
+    return p;
+}
+
+static bool within(const struct ht_obj *o, uint64_t index)
+{
+    return index >> shift_of(o->height) == 0;
 }
 
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
 {
-    struct ht_leaf *l = ht_leaf_of(o, index);
+    unsigned shift;
+    struct ht_leaf *l = within(o, index) ? descend(o, index, &shift) : NULL;
     return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
 }
 
-static int grow_leaves(struct ht_obj *o, uint64_t need)
+struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
 {
-    if (need <= o->leaves)
-        return 0;
-    uint64_t n = ht_max_u64(need, o->leaves + o->leaves / 2);
-    struct ht_leaf **leaf = realloc(o->leaf, n * sizeof(*leaf));
-    if (!leaf)
-        return -ENOMEM;
-    memset(leaf + o->leaves, 0, (n - o->leaves) * sizeof(*leaf));
-    o->s->meta_bytes += (n - o->leaves) * sizeof(*leaf);
-    o->leaf = leaf;
-    o->leaves = (uint32_t)n;
+    while (within(o, *index)) {
+        unsigned shift;
+        struct ht_leaf *l = descend(o, *index, &shift);
+        if (l)
+            return &l->chunk[*index & (LEAF_CHUNKS - 1)];
+        *index = ((*index >> shift) + 1) << shift;
+    }
+    return NULL;
+}
+
+static struct ht_node *new_node(struct ht_obj *o)
+{
+    struct ht_node *n = calloc(1, sizeof(*n));
+    if (n)
+        o->s->meta_bytes += sizeof(*n);
+    return n;
+}
+
+static struct ht_leaf *new_leaf(struct ht_obj *o)
+{
+    struct ht_leaf *l = calloc(1, sizeof(*l));
+    if (!l)
+        return NULL;
+    for (unsigned k = 0; k < LEAF_CHUNKS; k++) {
+        l->chunk[k].slot = HT_SLOT_NONE;
+        l->chunk[k].pos = (uint8_t)k;
+    }
+    o->s->meta_bytes += sizeof(*l);
+    return l;
+}
+
+/* Nodes above the root until index is within. */
+static int raise(struct ht_obj *o, uint64_t index)
+{
+    while (!within(o, index)) {
+        if (o->root) {
+            struct ht_node *n = new_node(o);
+            if (!n)
+                return -ENOMEM;
+            n->slot[0] = o->root;
+            o->root = n;
+        }
+        o->height++;
+    }
     return 0;
 }
 
@@ -39,17 +92,34 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
     struct ht_chunk *c = ht_chunk_find(o, index);
     if (c)
         return c;
-    uint64_t i = index >> LEAF_SHIFT;
-    if (grow_leaves(o, i + 1))
+    if (raise(o, index))
         return NULL;
-    struct ht_leaf *l = calloc(1, sizeof(*l));
-    if (!l)
-        return NULL;
-    for (unsigned k = 0; k < LEAF_CHUNKS; k++)
-        l->chunk[k].slot = HT_SLOT_NONE;
-    o->leaf[i] = l;
-    o->s->meta_bytes += sizeof(*l);
-    return &l->chunk[index & (LEAF_CHUNKS - 1)];
+    void **p = &o->root;
+    for (unsigned shift = shift_of(o->height); shift > LEAF_SHIFT;) {
+        if (!*p && !(*p = new_node(o)))
+            return NULL;
+        shift -= NODE_SHIFT;
+        p = &((struct ht_node *)*p)->slot[index >> shift & (NODE_SLOTS - 1)];
+    }
+    struct ht_leaf *l = *p = new_leaf(o);
+    return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
+}
+
+/* Recursion ends after height steps, five at most. */
+static void free_below(struct ht_obj *o, void *p, unsigned height)
+{
+    for (unsigned k = 0; p && height && k < NODE_SLOTS; k++)
+        free_below(o, ((struct ht_node *)p)->slot[k], height - 1);
+    if (p)
+        o->s->meta_bytes -= height ? sizeof(struct ht_node) : sizeof(struct ht_leaf);
+    free(p);
+}
+
+void ht_chunks_free(struct ht_obj *o)
+{
+    free_below(o, o->root, o->height);
+    o->root = NULL;
+    o->height = 0;
 }
 
 /* ----------------------------------------------------------------- locks */
@@ -155,7 +225,7 @@ void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         return;
     im->dirty = true;
     o->dirty++;
-    ht_leaf_of(o, index)->dirty++;
+    ht_chunk_leaf(c)->dirty++;
     o->s->dirty_bytes += ht_arena_slot_bytes(o->s->arena, c->slot);
     if (o->s->dirty_bytes > ht_arena_bytes(o->s->arena) / 2)
         pthread_cond_signal(&o->s->wake);
@@ -169,7 +239,7 @@ void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         return;
     im->dirty = false;
     o->dirty--;
-    ht_leaf_of(o, index)->dirty--;
+    ht_chunk_leaf(c)->dirty--;
     o->s->dirty_bytes -= ht_arena_slot_bytes(o->s->arena, c->slot);
 }
 
@@ -180,7 +250,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
         return;
     int d = is ? 1 : -1;
     o->unpublished = (uint32_t)((int64_t)o->unpublished + d);
-    struct ht_leaf *l = ht_leaf_of(o, index);
+    struct ht_leaf *l = ht_chunk_leaf(c);
     l->unpublished = (uint16_t)(l->unpublished + d);
     if (is)
         ht_obj_touch(o);

@@ -36,18 +36,16 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b)
 {
     if (e->chunk == 0)
         ht_record_object(b, o, o->pub_size);
-    uint64_t end = (uint64_t)o->leaves << LEAF_SHIFT;
-    for (; e->chunk < end && b->len < SLICE_BYTES; e->chunk++) {
-        struct ht_chunk *c = ht_chunk_find(o, e->chunk);
-        if (!c)
-            e->chunk |= LEAF_CHUNKS - 1;
-        else if (c->flags & CH_PUB)
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, e->chunk)
+    {
+        if (b->len >= SLICE_BYTES)
+            return;
+        if (c->flags & CH_PUB)
             ht_record_chunk(b, o, e->chunk, c, &c->pub);
     }
-    if (e->chunk >= end) {
-        e->chunk = 0;
-        e->next++;
-    }
+    e->chunk = 0;
+    e->next++;
 }
 
 /* One slice in one transaction. The transaction lock keeps publishing out meanwhile. */

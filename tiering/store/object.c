@@ -10,7 +10,7 @@
 
 #include "tiering/store/store_priv.h"
 
-enum { TABLE_START = 1024, LEAF_BYTES = sizeof(struct ht_leaf) };
+enum { TABLE_START = 1024 };
 
 /* ----------------------------------------------------------------- table */
 
@@ -134,40 +134,36 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
 void ht_obj_release_content(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    for (uint32_t l = 0; l < o->leaves; l++)
-        for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
-            struct ht_chunk *c = &o->leaf[l]->chunk[k];
-            uint64_t index = ((uint64_t)l << LEAF_SHIFT) + k;
-            assert(!c->exclusive && !c->shared);
-            bool was = ht_chunk_unpublished(c);
-            ht_chunk_drop_image(o, c, index);
-            ht_chunk_drop_cur(o, c);
-            ht_chunk_note_unpublished(o, c, index, was);
-            if (c->flags & CH_PUB) {
-                uint32_t blocks = ht_ref_blocks(&c->pub);
-                o->stored_blocks -= blocks;
-                if (o->delete_lsn > (s->journal ? ht_journal_durable(s->journal) : 0)) {
-                    ht_alloc_limbo_add(s->alloc, blocks);
-                    if (ht_limbo_push(&s->limbo, o->delete_lsn, &c->pub))
-                        ht_alloc_limbo_sub(s->alloc, blocks);
-                } else {
-                    ht_free_ref_now(s, &c->pub);
-                }
-                c->flags &= (uint8_t)~CH_PUB;
-                s->chunks--;
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        assert(!c->exclusive && !c->shared);
+        bool was = ht_chunk_unpublished(c);
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_drop_cur(o, c);
+        ht_chunk_note_unpublished(o, c, index, was);
+        if (c->flags & CH_PUB) {
+            uint32_t blocks = ht_ref_blocks(&c->pub);
+            o->stored_blocks -= blocks;
+            if (o->delete_lsn > (s->journal ? ht_journal_durable(s->journal) : 0)) {
+                ht_alloc_limbo_add(s->alloc, blocks);
+                if (ht_limbo_push(&s->limbo, o->delete_lsn, &c->pub))
+                    ht_alloc_limbo_sub(s->alloc, blocks);
+            } else {
+                ht_free_ref_now(s, &c->pub);
             }
-            ht_chunk_settle_claim(o, c);
+            c->flags &= (uint8_t)~CH_PUB;
+            s->chunks--;
         }
+        ht_chunk_settle_claim(o, c);
+    }
 }
 
 static void free_memory(struct ht_obj *o)
 {
-    for (uint32_t l = 0; l < o->leaves; l++) {
-        o->s->meta_bytes -= o->leaf[l] ? LEAF_BYTES : 0;
-        free(o->leaf[l]);
-    }
-    o->s->meta_bytes -= o->leaves * sizeof(*o->leaf) + sizeof(*o);
-    free(o->leaf);
+    ht_chunks_free(o);
+    o->s->meta_bytes -= sizeof(*o);
     free(o);
 }
 
@@ -272,7 +268,7 @@ int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)
     uint8_t shift = (uint8_t)__builtin_ctz(chunk_bytes);
     int rc = 0;
     if (shift != o->chunk_shift) {
-        if (o->leaves || o->size) {
+        if (o->root || o->size) {
             rc = -EBUSY;
         } else {
             o->chunk_shift = shift;
@@ -356,22 +352,29 @@ void ht_obj_clear_error(struct ht_obj *o)
 static int reserve_uncovered(struct ht_obj *o, uint64_t blocks)
 {
     struct ht_store *s = o->s;
-    for (uint32_t l = 0; o->guarantee_blocks && l < o->leaves; l++)
-        for (unsigned k = 0; o->leaf[l] && o->leaf[l]->dirty && k < LEAF_CHUNKS; k++) {
-            struct ht_chunk *c = &o->leaf[l]->chunk[k];
-            const struct ht_ref *ref = ht_chunk_ref(c);
-            struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
-            if (!im || !im->dirty || im->index << o->chunk_shift < ht_guarantee_bytes(o, blocks))
-                continue;
-            uint32_t need = (uint32_t)ht_div_up(ht_max_u64(im->data_hi, ref ? ref->visible : 0), HT_BLOCK_BYTES);
-            need = need > im->reserved_blocks ? need - im->reserved_blocks : 0;
-            uint64_t left = ht_min_u64(need, o->guarantee_left);
-            int rc = ht_alloc_reserve(s->alloc, need - left);
-            if (rc)
-                return rc;
-            o->guarantee_left -= left;
-            im->reserved_blocks += need;
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    if (!o->guarantee_blocks)
+        return 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!ht_chunk_leaf(c)->dirty) {
+            index = ht_leaf_last(index);
+            continue;
         }
+        const struct ht_ref *ref = ht_chunk_ref(c);
+        struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
+        if (!im || !im->dirty || index << o->chunk_shift < ht_guarantee_bytes(o, blocks))
+            continue;
+        uint32_t need = (uint32_t)ht_div_up(ht_max_u64(im->data_hi, ref ? ref->visible : 0), HT_BLOCK_BYTES);
+        need = need > im->reserved_blocks ? need - im->reserved_blocks : 0;
+        uint64_t left = ht_min_u64(need, o->guarantee_left);
+        int rc = ht_alloc_reserve(s->alloc, need - left);
+        if (rc)
+            return rc;
+        o->guarantee_left -= left;
+        im->reserved_blocks += need;
+    }
     return 0;
 }
 
@@ -406,18 +409,17 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
     struct ht_store *s = o->s;
     assert(o->obj_class == HT_CLASS_SCRATCH);
     ht_store_lock(s);
-    uint64_t end = ht_min_u64(first + count, (uint64_t)o->leaves << LEAF_SHIFT);
-    if (count > UINT64_MAX - first)
-        end = (uint64_t)o->leaves << LEAF_SHIFT;
-    for (uint64_t i = first; i < end; i++) {
-        struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!c)
-            i |= LEAF_CHUNKS - 1; /* sparse: leaf by leaf */
-        if (!c || (!c->flags && c->slot == HT_SLOT_NONE && !c->exclusive && !c->shared))
+    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= end)
+            break;
+        if (!ht_chunk_in_use(c))
             continue;
         ht_chunk_lock_exclusive(s, c);
-        ht_chunk_drop_image(o, c, i);
-        ht_chunk_install_hole(o, c, i);
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_install_hole(o, c, index);
         ht_chunk_unlock_exclusive(s, c);
     }
     ht_store_unlock(s);
@@ -436,21 +438,23 @@ void ht_obj_scratch_clear(struct ht_obj *o)
 int ht_obj_prefetch(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
+    struct ht_chunk *c;
+    uint64_t index = 0;
     int rc = 0;
     ht_store_lock(s);
-    for (uint64_t i = 0; !rc && i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
-        struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!c)
-            i |= LEAF_CHUNKS - 1;
-        if (!c || c->slot != HT_SLOT_NONE || !ht_chunk_ref(c) || ht_arena_free_slots(s->arena) == 0)
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (rc || ht_arena_free_slots(s->arena) == 0)
+            break;
+        if (c->slot != HT_SLOT_NONE || !ht_chunk_ref(c))
             continue;
         ht_chunk_lock_exclusive(s, c);
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c)) {
-            rc = ht_chunk_get_slot(o, c, i);
+            rc = ht_chunk_get_slot(o, c, index);
             if (!rc)
-                rc = ht_chunk_fill(o, c, i);
+                rc = ht_chunk_fill(o, c, index);
             if (rc)
-                ht_chunk_drop_empty(o, c, i);
+                ht_chunk_drop_empty(o, c, index);
         }
         ht_chunk_unlock_exclusive(s, c);
     }
@@ -461,13 +465,10 @@ int ht_obj_prefetch(struct ht_obj *o)
 void ht_obj_evict(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
+    struct ht_chunk *c;
+    uint64_t index = 0;
     ht_store_lock(s);
-    for (uint64_t i = 0; i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
-        struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!c)
-            i |= LEAF_CHUNKS - 1;
-        if (c && c->slot != HT_SLOT_NONE && !c->exclusive && !c->shared && !ht_arena_image(s->arena, c->slot)->dirty)
-            ht_chunk_drop_image(o, c, i);
-    }
+    ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE && !c->exclusive && !c->shared &&
+                                            !ht_arena_image(s->arena, c->slot)->dirty) ht_chunk_drop_image(o, c, index);
     ht_store_unlock(s);
 }

@@ -95,11 +95,16 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 
 static void publish_chunks(struct ht_obj *o, struct ht_tx *tx)
 {
-    for (uint32_t l = 0; l < o->leaves && o->unpublished; l++) {
-        struct ht_leaf *leaf = o->leaf[l];
-        for (unsigned k = 0; leaf && leaf->unpublished && k < LEAF_CHUNKS; k++)
-            if (ht_chunk_unpublished(&leaf->chunk[k]))
-                publish_chunk(o, &leaf->chunk[k], ((uint64_t)l << LEAF_SHIFT) + k, tx);
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!o->unpublished)
+            break;
+        if (!ht_chunk_leaf(c)->unpublished)
+            index = ht_leaf_last(index);
+        else if (ht_chunk_unpublished(c))
+            publish_chunk(o, c, index, tx);
     }
 }
 
@@ -178,12 +183,9 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 
 static void abort_object(struct ht_obj *o)
 {
-    for (uint32_t l = 0; l < o->leaves; l++)
-        for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
-            struct ht_chunk *c = &o->leaf[l]->chunk[k];
-            if (c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared)
-                abort_chunk(o, c, ((uint64_t)l << LEAF_SHIFT) + k);
-        }
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index) if (ht_chunk_in_use(c)) abort_chunk(o, c, index);
     o->error = 0;
     o->lost = false;
     o->meta_dirty = false;

@@ -64,9 +64,9 @@ static int replay_object_del(struct ht_store *s, struct ht_reader *r)
     struct ht_obj *o = ht_obj_find_locked(s, oid);
     if (!o)
         return 0;
-    for (uint32_t l = 0; l < o->leaves; l++)
-        for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++)
-            forget_pub(o, &o->leaf[l]->chunk[k]);
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index) forget_pub(o, c);
     o->dead = true;
     o->refs++;
     o->obj_class = HT_CLASS_SCRATCH; /* holds no claim yet */
@@ -129,14 +129,13 @@ static int replay_chunk_del(struct ht_store *s, struct ht_reader *r)
     struct ht_obj *o = ht_obj_find_locked(s, oid);
     if (!o)
         return 0;
-    uint64_t end = (uint64_t)o->leaves << LEAF_SHIFT;
-    if (first < end && count < end - first)
-        end = first + count;
-    for (uint64_t i = first; i < end;) {
-        struct ht_chunk *c = ht_chunk_find(o, i);
-        if (c)
-            forget_pub(o, c);
-        i = c ? i + 1 : (i | (LEAF_CHUNKS - 1)) + 1; /* sparse files: leaf by leaf */
+    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= end)
+            break;
+        forget_pub(o, c);
     }
     return 0;
 }
@@ -222,23 +221,27 @@ static int settle_object(struct ht_obj *o)
         return -EUCLEAN;
     }
     int rc = ht_journal_claim(o->s->journal, HT_OBJECT_RECORD_BYTES, true);
-    for (uint32_t l = 0; !rc && l < o->leaves; l++)
-        for (unsigned k = 0; !rc && o->leaf[l] && k < LEAF_CHUNKS; k++)
-            if (o->leaf[l]->chunk[k].flags & CH_PUB)
-                rc = settle_chunk(o, &o->leaf[l]->chunk[k], ((uint64_t)l << LEAF_SHIFT) + k);
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (rc)
+            break;
+        if (c->flags & CH_PUB)
+            rc = settle_chunk(o, c, index);
+    }
     return rc;
 }
 
 static int check_chunk_sizes(struct ht_obj *o)
 {
-    for (uint32_t l = 0; l < o->leaves; l++)
-        for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
-            struct ht_chunk *c = &o->leaf[l]->chunk[k];
-            if ((c->flags & CH_PUB) && c->pub.stored > ht_obj_bytes_per_chunk(o)) {
-                ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
-                return -EUCLEAN;
-            }
-        }
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index) if ((c->flags & CH_PUB) && c->pub.stored > ht_obj_bytes_per_chunk(o))
+    {
+        ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
+        return -EUCLEAN;
+    }
     return 0;
 }
 

@@ -242,45 +242,37 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     ht_chunk_note_unpublished(o, c, index, was);
 }
 
-/* Cut every chunk from index first on (whole), in [first, last). */
+/* Cut every chunk in [first, last) whole. */
 static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last)
 {
     struct ht_store *s = o->s;
-    for (uint64_t i = first; i < last;) {
-        struct ht_leaf *l = ht_leaf_of(o, i);
-        if (!l) {
-            uint64_t leaf = i >> LEAF_SHIFT;
-            if (leaf >= o->leaves)
-                return;
-            i = (leaf + 1) << LEAF_SHIFT;
+    struct ht_chunk *c;
+    uint64_t index = first;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= last)
+            break;
+        if (!ht_chunk_in_use(c))
             continue;
-        }
-        struct ht_chunk *c = &l->chunk[i & (LEAF_CHUNKS - 1)];
-        if (c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared) {
-            ht_chunk_lock_exclusive(s, c);
-            cut_chunk(o, c, i, 0);
-            ht_chunk_unlock_exclusive(s, c);
-        }
-        i++;
+        ht_chunk_lock_exclusive(s, c);
+        cut_chunk(o, c, index, 0);
+        ht_chunk_unlock_exclusive(s, c);
     }
 }
 
 /* Is there nothing at or beyond size? */
 static bool is_cut(struct ht_obj *o, uint64_t size)
 {
-    uint64_t first = size >> o->chunk_shift;
+    uint64_t first = size >> o->chunk_shift, index = first;
     uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
-    for (uint64_t i = first; i >> LEAF_SHIFT < o->leaves; i++) {
-        struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!c) {
-            i |= LEAF_CHUNKS - 1;
-            continue;
-        }
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
         const struct ht_ref *ref = ht_chunk_ref(c);
         uint32_t end = ref ? ref->visible : 0;
         if (c->slot != HT_SLOT_NONE)
             end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
-        if (c->exclusive || end > (i == first ? keep : 0)) /* who holds it may have begun with the old size */
+        if (c->exclusive || end > (index == first ? keep : 0)) /* who holds it may have begun with the old size */
             return false;
     }
     return true;
@@ -376,26 +368,41 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
     return rc;
 }
 
+static bool has_data(struct ht_chunk *c)
+{
+    return c->slot != HT_SLOT_NONE || ht_chunk_ref(c);
+}
+
+/* The first chunk at or after index with data, or without; chunks that are not in memory hold none. */
+static uint64_t seek_chunk(struct ht_obj *o, uint64_t index, bool hole)
+{
+    uint64_t at = index;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, at)
+    {
+        if (hole && at != index)
+            return index; /* passed over some */
+        if (has_data(c) != hole)
+            return at;
+        index = at + 1;
+    }
+    return hole ? index : UINT64_MAX;
+}
+
 int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
 {
     struct ht_store *s = o->s;
     ht_store_lock(s);
     int64_t result = -ENXIO;
-    uint64_t size = o->size, start = off;
-    while (off < size) {
-        uint64_t index = off >> o->chunk_shift;
-        struct ht_chunk *c = ht_chunk_find(o, index);
-        bool data = c && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c));
-        if (data != hole) {
-            result = (int64_t)off;
-            break;
-        }
-        if (!ht_leaf_of(o, index))
-            index = index >> LEAF_SHIFT < o->leaves ? index | (LEAF_CHUNKS - 1) : size >> o->chunk_shift;
-        off = (index + 1) << o->chunk_shift;
+    uint64_t size = o->size, index = off >> o->chunk_shift;
+    if (off < size) {
+        uint64_t found = seek_chunk(o, index, hole);
+        uint64_t at = found == index ? off : found == UINT64_MAX ? UINT64_MAX : found << o->chunk_shift;
+        if (at < size)
+            result = (int64_t)at;
+        else if (hole) /* the end is a hole */
+            result = (int64_t)size;
     }
-    if (result < 0 && hole && start < size)
-        result = (int64_t)size; /* the end is a hole */
     ht_store_unlock(s);
     return result;
 }

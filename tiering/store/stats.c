@@ -78,11 +78,11 @@ static int by_oid(const void *a, const void *b)
 static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk_info *), void *ctx)
 {
     struct ht_extent e[HT_FRAGS_MAX];
-    for (uint64_t i = 0; i < (uint64_t)o->leaves << LEAF_SHIFT; i++) {
-        const struct ht_chunk *c = ht_chunk_find(o, i);
-        if (!c)
-            i |= LEAF_CHUNKS - 1;
-        if (!c || !(c->flags & CH_PUB))
+    struct ht_chunk *c;
+    uint64_t i = 0;
+    ht_chunk_for_each_from(c, o, i)
+    {
+        if (!(c->flags & CH_PUB))
             continue;
         struct ht_chunk_info info = {
             .oid = o->oid,

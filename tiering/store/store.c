@@ -278,23 +278,28 @@ int ht_store_unmount(struct ht_store *s)
     return rc;
 }
 
+/* Only the memory. */
+static void forget_content(struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if ((c->flags & CH_CUR) && !(c->flags & CH_SHARE))
+            ht_ref_forget(&c->cur);
+        if (c->flags & CH_PUB)
+            ht_ref_forget(&c->pub);
+    }
+}
+
 static void free_objects(struct ht_store *s)
 {
     for (size_t b = 0; b < s->table_size; b++)
         while (s->table[b]) {
             struct ht_obj *o = s->table[b];
             s->table[b] = o->next;
-            for (uint32_t l = 0; l < o->leaves; l++) {
-                for (unsigned k = 0; o->leaf[l] && k < LEAF_CHUNKS; k++) {
-                    struct ht_chunk *c = &o->leaf[l]->chunk[k];
-                    if ((c->flags & CH_CUR) && !(c->flags & CH_SHARE))
-                        ht_ref_forget(&c->cur);
-                    if (c->flags & CH_PUB)
-                        ht_ref_forget(&c->pub);
-                }
-                free(o->leaf[l]);
-            }
-            free(o->leaf);
+            forget_content(o);
+            ht_chunks_free(o);
             free(o);
         }
     free(s->table);

@@ -65,16 +65,24 @@ struct ht_chunk {
     uint32_t generation; /* of the newest reference */
     uint16_t shared;     /* holders */
     uint8_t flags;       /* CH_* */
+    uint8_t pos;         /* in its leaf */
     uint8_t exclusive : 1;
     uint8_t waiting : 1; /* somebody wants it exclusively: no new sharers */
     uint8_t writing : 1; /* writeback in flight (the writer is one of shared) */
 };
 static_assert(sizeof(struct ht_chunk) <= 64, "memory per chunk is bounded");
 
-enum { LEAF_SHIFT = 6, LEAF_CHUNKS = 1 << LEAF_SHIFT };
+/*
+ * The chunks of an object hang in a radix tree: leaves of 8 chunks under nodes of 64. It is as high as the highest chunk asks
+ * for, so that a small file is one leaf and a byte at the end of 16 TiB is one leaf under five nodes. Leaves stay until the object goes.
+ */
+enum { LEAF_SHIFT = 3, LEAF_CHUNKS = 1 << LEAF_SHIFT, NODE_SHIFT = 6, NODE_SLOTS = 1 << NODE_SHIFT };
 struct ht_leaf {
     uint16_t dirty, unpublished; /* chunks that are so: lets scans skip leaves */
     struct ht_chunk chunk[LEAF_CHUNKS];
+};
+struct ht_node {
+    void *slot[NODE_SLOTS]; /* nodes or, in the lowest ones, leaves; NULL: no chunk */
 };
 
 struct ht_scope {
@@ -89,9 +97,9 @@ struct ht_obj {
     uint64_t oid, size, pub_size;
     struct ht_scope *scope;
     struct ht_list touched;
-    struct ht_leaf **leaf;
-    uint32_t leaves;
+    void *root; /* a leaf if height is 0, or a node; NULL: no chunk yet */
     uint32_t refs;
+    uint8_t height; /* nodes above a leaf */
     uint8_t chunk_shift, obj_class;
     bool published;  /* the log knows it */
     bool defined;    /* replay saw its OBJECT record */
@@ -120,7 +128,25 @@ static inline uint64_t ht_guarantee_bytes(const struct ht_obj *o, uint64_t block
 /* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index);
 struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index); /* NULL: no memory */
-struct ht_leaf *ht_leaf_of(struct ht_obj *o, uint64_t index);
+/* The chunk at *index or the next one in memory behind it: *index is moved there. NULL: none. Leaves are there whole. */
+struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index);
+/* All chunks from index on, ascending; the lock may be let go meanwhile. */
+#define ht_chunk_for_each_from(c, o, index) for (; (c = ht_chunk_next(o, &(index))); (index)++)
+static inline struct ht_leaf *ht_chunk_leaf(struct ht_chunk *c)
+{
+    return (struct ht_leaf *)((char *)(c - c->pos) - offsetof(struct ht_leaf, chunk));
+}
+/* For a loop over chunks that has found nothing in the leaf of this one: the last index in it. */
+static inline uint64_t ht_leaf_last(uint64_t index)
+{
+    return index | (LEAF_CHUNKS - 1);
+}
+void ht_chunks_free(struct ht_obj *o); /* the memory of the table */
+/* Does it hold anything, or somebody hold it? */
+static inline bool ht_chunk_in_use(const struct ht_chunk *c)
+{
+    return c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared;
+}
 void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c);
 void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c);
 bool ht_chunk_trylock_exclusive(struct ht_chunk *c);

@@ -210,14 +210,9 @@ static void write_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c, 
 static void write_object(struct window *w, struct ht_obj *o)
 {
     /* A write that somebody else has in flight counts as dirty until it is done. */
-    for (uint32_t l = 0; l < o->leaves; l++) {
-        struct ht_leaf *leaf = o->leaf[l];
-        for (unsigned k = 0; leaf && k < LEAF_CHUNKS; k++) {
-            struct ht_chunk *c = &leaf->chunk[k];
-            if (c->writing || dirty(w->s, c))
-                write_chunk(w, o, c, ((uint64_t)l << LEAF_SHIFT) + k);
-        }
-    }
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index) if (c->writing || dirty(w->s, c)) write_chunk(w, o, c, index);
 }
 
 int ht_obj_writeback(struct ht_obj *o)

@@ -2,72 +2,10 @@
 /* What the store promises its callers, one behaviour per test, on a device of memory. */
 #include <check.h>
 #include <pthread.h>
-#include <stdlib.h>
 #include <time.h>
 
+#include "tests/unit/tiering/store/world.h"
 #include "tiering/space/alloc.h"
-#include "tiering/store/store.h"
-
-enum { MIB = 1 << 20 };
-
-static struct ht_dev *dev;
-static struct ht_store *s;
-
-static void mount_with(bool threads, bool read_only)
-{
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
-                                 .staging_bytes = 16 * MIB,
-                                 .numa_node = HT_NUMA_OFF,
-                                 .no_threads = !threads,
-                                 .read_only = read_only};
-    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
-    ck_assert_int_eq(ht_store_mount(s), 0);
-}
-
-static void fresh(uint64_t mib, bool threads)
-{
-    struct ht_super sb;
-    struct ht_format_opts opts = {0};
-    ck_assert_int_eq(ht_dev_open_ram(mib * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
-    mount_with(threads, false);
-}
-
-static void done(void)
-{
-    ck_assert_int_eq(ht_store_unmount(s), 0);
-    ht_store_close(s);
-    ht_dev_close(dev);
-}
-
-static struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
-{
-    struct ht_obj *o;
-    struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = chunk_bytes, .scope = scope};
-    ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
-    return o;
-}
-
-static uint8_t *pattern(size_t n, unsigned seed)
-{
-    uint8_t *p = malloc(n);
-    for (size_t i = 0; i < n; i++)
-        p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
-    return p;
-}
-
-static void expect(struct ht_obj *o, uint64_t off, const uint8_t *want, size_t n)
-{
-    uint8_t *got = malloc(n);
-    ck_assert_int_eq(ht_obj_read(o, off, got, n), (ssize_t)n);
-    ck_assert_int_eq(memcmp(got, want, n), 0);
-    free(got);
-}
-
-static void put_all(struct ht_obj *o, uint64_t off, const uint8_t *p, size_t n)
-{
-    ck_assert_int_eq(ht_obj_write(o, off, p, n), (ssize_t)n);
-}
 
 START_TEST(a_synced_object_survives_a_crash)
 {

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sparse objects cost what they hold, wherever it is. */
+#include "tests/unit/tiering/store/world.h"
+
+enum { MANY = 1000, FILE_META_BYTES_MAX = 4096 };
+
+/* The first byte of the last chunk: what is before a byte in its chunk is stored with it. */
+static uint64_t last_of(struct ht_obj *o)
+{
+    return HT_FILE_BYTES_MAX - ht_obj_chunk_bytes(o);
+}
+
+START_TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
+{
+    static struct ht_obj *o[MANY];
+    static uint64_t oid[MANY];
+    fresh(64, false);
+    uint64_t before = stats().meta_bytes;
+    for (unsigned i = 0; i < MANY; i++) {
+        o[i] = object(i % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0);
+        oid[i] = ht_obj_id(o[i]);
+        put_all(o[i], last_of(o[i]), (const uint8_t *)&i, 1);
+    }
+    ck_assert_uint_le(stats().meta_bytes - before, MANY * FILE_META_BYTES_MAX);
+    for (unsigned i = 0; i < MANY; i++) {
+        uint64_t last = last_of(o[i]);
+        ck_assert_int_eq(ht_obj_seek(o[i], 0, false), (int64_t)last);
+        ck_assert_int_eq(ht_obj_seek(o[i], 12345, true), 12345);
+        ck_assert_int_eq(ht_obj_seek(o[i], last, true), (int64_t)last + 1);
+        ht_obj_put(o[i]);
+    }
+    remount();
+    ck_assert_uint_le(stats().meta_bytes - before, MANY * FILE_META_BYTES_MAX);
+    for (unsigned i = 0; i < MANY; i++) {
+        ck_assert_ptr_nonnull(o[i] = ht_obj_get(s, oid[i]));
+        uint8_t want = (uint8_t)i, zeros[100] = {0};
+        uint64_t last = last_of(o[i]);
+        expect(o[i], last, &want, 1);
+        expect(o[i], last - 1000, zeros, 100);
+        if (i % 3 == 0)
+            ck_assert_int_eq(ht_obj_truncate(o[i], last), 0);
+        else if (i % 3 == 1)
+            ck_assert_int_eq(ht_obj_punch(o[i], 4096, HT_FILE_BYTES_MAX), 0);
+        else
+            ck_assert_int_eq(ht_obj_truncate(o[i], 0), 0);
+        ck_assert_uint_eq(ht_obj_size(o[i]), i % 3 == 0 ? last : i % 3 == 1 ? last + 1 : 0);
+        if (i % 3 == 1)
+            ck_assert_int_eq(ht_obj_seek(o[i], 0, false), -ENXIO);
+        ht_obj_put(o[i]);
+    }
+    remount();
+    for (unsigned i = 0; i < MANY; i++) {
+        o[i] = ht_obj_get(s, oid[i]);
+        ck_assert_int_eq(ht_obj_seek(o[i], 0, false), -ENXIO);
+        delete (o[i]);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_le(stats().meta_bytes, before + 65536);
+    ck_assert_uint_eq(stats().chunks, 0);
+    done();
+}
+END_TEST
+
+START_TEST(the_very_last_byte_can_be_written)
+{
+    fresh(32, false);
+    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+    put_all(o, HT_FILE_BYTES_MAX - 1, (const uint8_t *)"z", 1);
+    ck_assert_int_eq(ht_obj_write(o, HT_FILE_BYTES_MAX, "z", 1), -EFBIG);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    expect(o, HT_FILE_BYTES_MAX - 1, (const uint8_t *)"z", 1);
+    ck_assert_uint_eq(ht_obj_size(o), HT_FILE_BYTES_MAX);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+/* Chunks at every height of the table, made in an order that raises it step by step and in the opposite one. */
+START_TEST(chunks_far_apart_are_found_in_order)
+{
+    fresh(32, false);
+    for (int down = 0; down < 2; down++) {
+        struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+        enum { STEPS = 28 };
+        for (int k = 0; k < STEPS; k++) {
+            uint64_t off = (1ull << (16 + (down ? STEPS - 1 - k : k))) + 7;
+            put_all(o, off, (const uint8_t *)&off, 8);
+        }
+        for (int round = 0; round < 2; round++) {
+            uint64_t at = 0;
+            for (int k = 0; k < STEPS; k++) {
+                uint64_t off = (1ull << (16 + k)) + 7;
+                int64_t data = ht_obj_seek(o, at, false);
+                ck_assert_int_eq(data, (int64_t)(off - 7));
+                expect(o, off, (const uint8_t *)&off, 8);
+                /* Chunks 1 and 2 are neighbours; behind the others is a hole. */
+                int64_t hole = ht_obj_seek(o, (uint64_t)data, true);
+                ck_assert_int_eq(hole, k == 0 ? 3 << 16 : k == STEPS - 1 ? data + 15 : data + 65536);
+                at = k == 0 ? 2 << 16 : (uint64_t)hole;
+            }
+            ck_assert_int_eq(ht_obj_seek(o, at, false), -ENXIO);
+            ck_assert_int_eq(ht_obj_sync(o), 0);
+            ht_obj_evict(o);
+        }
+        /* Each lies alone in its leaf, but for the first few. */
+        ck_assert_int_eq(ht_obj_punch(o, 1ull << 20, 1ull << 42), 0);
+        ck_assert_int_eq(ht_obj_seek(o, 1ull << 20, false), (int64_t)(1ull << 43));
+        ht_obj_put(o);
+    }
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("sparse");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, a_byte_at_the_end_of_the_largest_object_costs_little);
+    tcase_add_test(tc, the_very_last_byte_can_be_written);
+    tcase_add_test(tc, chunks_far_apart_are_found_in_order);
+    return run_suite(tc);
+}
