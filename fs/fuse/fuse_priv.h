@@ -17,7 +17,7 @@
 #include "fs/fuse/session.h"
 #include "fs/ctl/hidden.h"
 #include "tiering/base/list.h"
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 enum {
     HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write the kernel is offered */
@@ -45,6 +45,12 @@ struct ht_fuse {
     void (*ready)(void *ctx);
     void *ready_ctx;
 
+    /* atime.c */
+    pthread_mutex_t atime_lock; /* a leaf */
+    int mounts_fd;              /* tells of remounts */
+    _Atomic int atime;          /* enum ht_atime */
+    _Atomic bool dir_atime;
+
     pthread_mutex_t open_lock; /* a leaf */
     struct ht_list opens;      /* open regular files */
 
@@ -60,6 +66,8 @@ struct ht_fuse {
     unsigned job_threads;
     bool job_stop;
 };
+
+enum ht_atime { HT_ATIME_NEVER, HT_ATIME_RELATIVE, HT_ATIME_STRICT };
 
 static inline struct ht_fuse *ht_fuse_of(fuse_req_t req)
 {
@@ -101,8 +109,16 @@ uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
 /* What is still open when the mount has ended by force. */
 void ht_open_close_all(struct ht_fuse *f);
 
+/* atime.c: after a read of a file, a directory or a link. start: the mount is there. */
+void ht_atime_init(struct ht_fuse *f);
+void ht_atime_start(struct ht_fuse *f);
+void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir);
+void ht_atime_finish(struct ht_fuse *f);
+
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
+/* Does an access list, set by this caller, take the setgid bit away? Of whoever is not in the file's group. */
+bool ht_loses_setgid(fuse_req_t req, uint64_t ino);
 /* What a write, a truncation or a change of owner takes away; keep_setuid: root wrote. */
 void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid);
 
@@ -141,6 +157,7 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
 void ht_op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n);
 void ht_op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets);
 void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev);
+void ht_op_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file_info *fi);
 void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode);
 void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name);
 void ht_op_readlink(fuse_req_t req, fuse_ino_t ino);

@@ -29,15 +29,16 @@ static void unescape(char *text)
 
 static bool parse(const char *line, const char *path, struct ht_mountinfo *out)
 {
-    char point[PATH_MAX + 1], number[32];
+    char point[PATH_MAX + 1], number[32], options[256];
     const char *rest = strstr(line, " - ");
 
-    if (!rest || sscanf(line, "%*s %*s %31s %*s %4096s", number, point) != 2)
+    if (!rest || sscanf(line, "%*s %*s %31s %*s %4096s %255s", number, point, options) != 3)
         return false;
     unescape(point);
     if (strcmp(point, path) != 0)
         return false;
     memcpy(out->number, number, sizeof(number));
+    memcpy(out->options, options, sizeof(options));
     return sscanf(rest, " - %63s", out->type) == 1;
 }
 

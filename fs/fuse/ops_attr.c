@@ -75,8 +75,8 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
     ht_store_stats(f->store, &s);
     ht_ns_stats(f->ns, &n);
     v.f_blocks = s.total_bytes / HT_BLOCK_BYTES;
-    v.f_bfree = s.free_bytes / HT_BLOCK_BYTES;
-    v.f_bavail = s.available_bytes / HT_BLOCK_BYTES;
+    /* What is promised to somebody (dirty data, the next step of a model) is in use; what was just deleted is free. */
+    v.f_bfree = v.f_bavail = s.available_bytes / HT_BLOCK_BYTES;
     v.f_ffree = v.f_bavail; /* a file that holds anything needs a block */
     v.f_files = n.inodes + v.f_ffree;
     fuse_reply_statfs(req, &v);
@@ -118,7 +118,11 @@ static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, con
 static void set_plain(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int r = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
+    int r;
+
+    if (strcmp(name, HT_NS_ACL_ACCESS) == 0 && ht_loses_setgid(req, ino))
+        flags |= HT_XATTR_KILL_SGID;
+    r = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
 
     /* Open files remember whether they are privileged, and need not look after every other attribute. */
     if (strncmp(name, "security.", 9) == 0)
@@ -178,7 +182,7 @@ void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
     if (!buf)
         n = -ENOMEM;
     else if (!ht_hidden_match(ino))
-        n = ht_ns_listxattr(ht_fuse_of(req)->ns, ino, buf, cap);
+        n = ht_ns_listxattr(ht_fuse_of(req)->ns, ino, fuse_req_ctx(req)->uid == 0, buf, cap);
     reply_value(req, n, buf, size);
 }
 

@@ -90,6 +90,8 @@ static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct 
         fuse_reply_err(req, ENOMEM);
         return;
     }
+    if (!ht_hidden_match(ino))
+        ht_atime_touch(f, ino, true);
     if (at >= AFTER_DOTS || add_dots(&l, ino, at)) {
         at = at > AFTER_DOTS ? at - AFTER_DOTS : 0;
         if (ht_hidden_match(ino))

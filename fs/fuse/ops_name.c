@@ -13,13 +13,16 @@ static bool refuse(fuse_req_t req, fuse_ino_t parent, const char *name)
     return true;
 }
 
+/* The kernel asks for "." and ".." only to follow a file handle; those into the hidden tree end with its memory of it. */
 void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct stat st;
     int r;
 
-    if (ht_hidden_name(parent, name))
+    if (!strcmp(name, ".") || !strcmp(name, ".."))
+        r = ht_hidden_match(parent) ? -ESTALE : ht_ns_lookup_ino(f->ns, parent, name[1] != 0, &st);
+    else if (ht_hidden_name(parent, name))
         r = ht_hidden_lookup(f->ctl, parent, name, &st);
     else
         r = ht_ns_lookup(f->ns, parent, name, &st);
@@ -73,13 +76,15 @@ void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const 
 
 void ht_op_readlink(fuse_req_t req, fuse_ino_t ino)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     char target[HT_SYMLINK_BYTES_MAX + 1];
-    ssize_t n = ht_ns_readlink(ht_fuse_of(req)->ns, ino, target, HT_SYMLINK_BYTES_MAX);
+    ssize_t n = ht_ns_readlink(f->ns, ino, target, HT_SYMLINK_BYTES_MAX);
 
     if (n < 0) {
         ht_reply(req, (int)n);
         return;
     }
+    ht_atime_touch(f, ino, false);
     target[n] = 0;
     fuse_reply_readlink(req, target);
 }

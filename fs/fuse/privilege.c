@@ -8,6 +8,7 @@
  */
 #include "fs/fuse/fuse_priv.h"
 
+enum { GROUPS_MAX = 1024 };
 static const char capability[] = "security.capability";
 
 bool ht_privileged(struct ht_fuse *f, uint64_t ino)
@@ -19,6 +20,24 @@ bool ht_privileged(struct ht_fuse *f, uint64_t ino)
     return (st.st_mode & (S_ISUID | S_ISGID)) || ht_ns_getxattr(f->ns, ino, capability, NULL, 0) >= 0;
 }
 
+/* The kernel asks for this with an access list, in a flag that libfuse 3.17 does not pass on. */
+bool ht_loses_setgid(fuse_req_t req, uint64_t ino)
+{
+    const struct fuse_ctx *ctx = fuse_req_ctx(req);
+    uint32_t gids[GROUPS_MAX];
+    struct stat st;
+    int count;
+
+    if (ctx->uid == 0 || ht_ns_getattr(ht_fuse_of(req)->ns, ino, &st) || !(st.st_mode & S_ISGID) ||
+        ctx->gid == st.st_gid)
+        return false;
+    count = fuse_req_getgroups(req, GROUPS_MAX, gids);
+    for (int i = 0; i < count && i < GROUPS_MAX; i++)
+        if (gids[i] == st.st_gid)
+            return false;
+    return true;
+}
+
 void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid)
 {
     const struct stat none = {0};
@@ -27,9 +46,12 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid)
 
     if (r == 0 || r == -ENODATA)
         r = keep_setuid ? 0 : ht_ns_setattr(f->ns, ino, HT_KILL_SUID, &none, &st);
-    if (r)
-        ht_error("inode %llu: setuid bits or capabilities of a written file cannot be cleared: %s",
-                 (unsigned long long)ino, strerror(-r));
+    if (r) {
+        const struct ht_event_about about = {.id = ino, .error = r};
+
+        ht_event(HT_EVENT_PRIVILEGE_KEPT, &about, "setuid bits or capabilities of a written file cannot be cleared: %s",
+                 strerror(-r));
+    }
     ht_ctl_changed(f->ctl);
     /* Attributes only (a negative offset): what waits for pages could wait for the write that is being answered. */
     if (f->mounted)

@@ -60,6 +60,8 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     if (fuse_set_feature_flag(conn, FUSE_CAP_POSIX_ACL))
         f->masks = fuse_set_feature_flag(conn, FUSE_CAP_DONT_MASK);
     fuse_set_feature_flag(conn, FUSE_CAP_EXPLICIT_INVAL_DATA);
+    /* File handles are numbers of inodes, good for as long as the inode lives (ht_op_lookup of "." and ".."). */
+    fuse_set_feature_flag(conn, FUSE_CAP_EXPORT_SUPPORT);
     fuse_set_feature_flag(conn, FUSE_CAP_ASYNC_DIO);
     fuse_set_feature_flag(conn, FUSE_CAP_PARALLEL_DIROPS);
     fuse_set_feature_flag(conn, FUSE_CAP_DIRECT_IO_ALLOW_MMAP);
@@ -68,6 +70,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     conn->congestion_threshold = HT_FUSE_BACKGROUND * 3 / 4;
     conn->max_readahead = READ_AHEAD_KB * 1024;
     raise_read_ahead(f);
+    ht_atime_start(f);
     if (!atomic_exchange(&f->ready_told, true) && f->ready)
         f->ready(f->ready_ctx);
 }
@@ -88,6 +91,7 @@ const struct fuse_lowlevel_ops ht_fuse_ops = {
     .rename = ht_op_rename,
     .link = ht_op_link,
     .create = ht_op_create,
+    .tmpfile = ht_op_tmpfile,
     .open = ht_op_open,
     .read = ht_op_read,
     .write = ht_op_write,
@@ -245,6 +249,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     ht_list_init(&f->opens);
     pthread_mutex_init(&f->park_lock, NULL);
     pthread_mutex_init(&f->job_lock, NULL);
+    ht_atime_init(f);
     r = ht_park_init(f);
     if (r == 0)
         r = ht_job_start(f);
@@ -310,7 +315,8 @@ static void sync_mount(struct ht_fuse *f)
     if (fd < 0)
         return;
     if (syncfs(fd))
-        ht_warn("%s: not all mapped pages could be written: %s", f->mountpoint, strerror(errno));
+        ht_event(HT_EVENT_PAGES_LOST, NULL, "%s: not all mapped pages could be written: %s", f->mountpoint,
+                 strerror(errno));
     close(fd);
     f->page_write_ns = ht_now_ns();
     for (unsigned waited_ms = 0; !pages_settled(f) && waited_ms < PAGES_WAIT_MS; waited_ms++)
@@ -323,7 +329,7 @@ void ht_fuse_stop(struct ht_fuse *f)
     if (umount2(f->mountpoint, UMOUNT_NOFOLLOW) == 0)
         return; /* the loop ends by itself */
     if (errno == EBUSY) {
-        ht_warn("%s is in use: its users get ENOTCONN from now on", f->mountpoint);
+        ht_event(HT_EVENT_FORCED_UNMOUNT, NULL, "%s is in use: its users get ENOTCONN from now on", f->mountpoint);
         /* Forced, so that the kernel ends what it still waits for; detached, so that a new mount can take the place. */
         if (umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
             return;
@@ -367,6 +373,7 @@ void ht_fuse_free(struct ht_fuse *f)
 {
     if (f->session)
         fuse_session_destroy(f->session);
+    ht_atime_finish(f);
     pthread_mutex_destroy(&f->open_lock);
     pthread_mutex_destroy(&f->park_lock);
     pthread_mutex_destroy(&f->job_lock);

@@ -283,13 +283,28 @@ static bool atime_due(const struct ht_ns_attr *a, int64_t now)
     return a->atime_ns <= a->mtime_ns || a->atime_ns <= a->ctime_ns || now - a->atime_ns >= DAY_NS;
 }
 
+bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict)
+{
+    int64_t now = ht_ns_now();
+    const struct ht_ns_inode *i;
+    bool due;
+
+    if (ht_store_read_only(ns->store))
+        return false;
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, ino);
+    due = i != NULL && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
+    pthread_rwlock_unlock(&ns->lock);
+    return due;
+}
+
 static bool touch_due(const struct ht_ns_inode *i, bool written, int64_t now)
 {
     if (i == NULL)
         return false;
     if (written)
         return i->cur.mtime_ns != now || i->cur.ctime_ns != now;
-    return i->cur.atime_ns != now && atime_due(&i->cur, now);
+    return i->cur.atime_ns != now;
 }
 
 static void touch_locked(struct ht_ns *ns, struct ht_ns_inode *i, bool written, int64_t now)

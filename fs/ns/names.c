@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * names.c - making and removing names: mknod, mkdir, symlink, link, unlink, rmdir.
+ * names.c - making and removing names: mknod, mkdir, symlink, tmpfile, link, unlink, rmdir.
  *
  * Each is one operation (op.c): everything that can fail comes before the first change. A regular file gets its object
  * with its inode, in the same transaction, so that opening it never needs room. Removing needs none either.
@@ -49,7 +49,7 @@ int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_n
 
 struct making {
     uint64_t parent;
-    const char *name;
+    const char *name; /* NULL: none */
     mode_t mode;
     uint32_t rdev;
     const char *target;
@@ -179,6 +179,26 @@ static void announce(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *
     ht_obj_put(obj);
 }
 
+/* An inode that nobody finds. */
+static int make_unnamed_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st)
+{
+    struct ht_ns_inode *dir = ht_ns_inode_live(op->ns, m->parent), *i;
+    struct ht_obj *obj = NULL;
+    int rc = check_parent(dir);
+
+    if (rc == 0)
+        rc = ht_ns_reserve(op->ns, dir->root, 1, 0);
+    if (rc == 0)
+        rc = make_inode(op, dir, m, &i, &obj);
+    if (rc != 0)
+        return rc;
+    i->flags |= HT_NS_UNNAMED;
+    announce(op, i, obj);
+    atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
+    ht_ns_fill_stat(op->ns, i, out_st);
+    return 0;
+}
+
 static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st)
 {
     struct ht_ns_inode *dir, *i;
@@ -209,15 +229,34 @@ static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat 
     return 0;
 }
 
+/*
+ * Who writes into a new file and does not look at the result of it may look at that of creating it. A tensor's first
+ * byte needs a whole chunk.
+ */
+static int check_room(struct ht_ns *ns, uint64_t parent)
+{
+    const struct ht_ns_inode *dir;
+    uint32_t bytes = 0;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    dir = ht_ns_inode_live(ns, parent);
+    if (dir != NULL)
+        bytes = ht_ns_chunk_bytes(ns, dir);
+    pthread_rwlock_unlock(&ns->lock);
+    return ht_store_available(ns->store) < bytes ? -ENOSPC : 0;
+}
+
 static int make(struct ht_ns *ns, const struct making *m, struct stat *out_st)
 {
     struct ht_ns_op op;
     size_t target_bytes = m->target != NULL ? strlen(m->target) : 0;
-    int rc = ht_ns_op_begin(ns, CHANGE_BYTES + target_bytes, &op), made;
+    int rc = S_ISREG(m->mode) ? check_room(ns, m->parent) : 0, made;
 
+    if (rc == 0)
+        rc = ht_ns_op_begin(ns, CHANGE_BYTES + target_bytes, &op);
     if (rc != 0)
         return rc;
-    made = make_locked(&op, m, out_st);
+    made = m->name != NULL ? make_locked(&op, m, out_st) : make_unnamed_locked(&op, m, out_st);
     rc = ht_ns_op_end(&op, made);
     if (rc != 0 && made == 0)
         ht_ns_forget(ns, out_st->st_ino, 1); /* the log has failed: the caller gets nothing */
@@ -260,6 +299,13 @@ int ht_ns_symlink(struct ht_ns *ns, uint64_t parent, const char *name, const cha
     return len > HT_SYMLINK_BYTES_MAX ? -ENAMETOOLONG : make(ns, &m, out_st);
 }
 
+int ht_ns_tmpfile(struct ht_ns *ns, uint64_t dir, mode_t mode, struct ht_cred cred, struct stat *out_st)
+{
+    struct making m = {.parent = dir, .mode = S_IFREG | (mode & 07777), .cred = cred};
+
+    return make(ns, &m, out_st);
+}
+
 ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
 {
     const struct ht_ns_inode *i;
@@ -285,7 +331,7 @@ static int check_link(const struct ht_ns_inode *i, const struct ht_ns_inode *dir
         return -ESTALE;
     if (ht_ns_is_dir(i))
         return -EPERM;
-    if (i->links == 0)
+    if (i->links == 0 && (i->flags & HT_NS_UNNAMED) == 0)
         return -ENOENT;
     if (i->root != dir->root)
         return -EXDEV;
@@ -312,6 +358,7 @@ static int link_locked(struct ht_ns_op *op, uint64_t ino, uint64_t parent, const
     if (rc != 0)
         return rc;
     ht_ns_entry_add(op, e, dir, i, NULL);
+    i->flags &= (uint8_t)~HT_NS_UNNAMED;
     atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
     ht_ns_fill_stat(op->ns, i, out_st);
     return 0;

@@ -8,7 +8,7 @@
 #include "fs/ns/ns_priv.h"
 
 #include <stdlib.h>
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 enum { REAP_BYTES = 1024, ROOT_MODE = S_IFDIR | 0755 };
 
@@ -206,13 +206,38 @@ int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct sta
     return rc;
 }
 
+static int lookup_ino_locked(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
+
+    if (i != NULL && up)
+        i = ht_ns_is_dir(i) && i->u.dir->self != NULL ? i->u.dir->self->dir : NULL;
+    if (i == NULL || (i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO))
+        return -ESTALE;
+    atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
+    ht_ns_fill_stat(ns, i, out_st);
+    return 0;
+}
+
+int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st)
+{
+    int rc;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    rc = lookup_ino_locked(ns, ino, up, out_st);
+    pthread_rwlock_unlock(&ns->lock);
+    return rc;
+}
+
 static void reap_or_tell(struct ht_ns *ns, uint64_t ino)
 {
     int rc = reap(ns, ino);
+    const struct ht_event_about about = {.id = ino, .error = rc};
 
     if (rc != 0 && rc != -EROFS)
-        ht_warn("inode %llu is in use by nobody and could not be deleted: %s; the next mount will",
-                (unsigned long long)ino, strerror(-rc));
+        ht_event(HT_EVENT_DELETE_FAILED, &about,
+                 "inode %llu is in use by nobody and could not be deleted: %s; the next mount will",
+                 (unsigned long long)ino, strerror(-rc));
 }
 
 /* Drop n counts; more than there are is a caller's mistake that must not wrap. True when nothing is left. */

@@ -13,7 +13,8 @@
  * Locks: one lock (ns) below the transaction lock. Functions that change names open the transaction themselves (WAITS),
  * unless they take a tx. Forget and close do when they let go of the last reference to an inode without links.
  * An inode stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and
- * opens is deleted with its last lookup's forget; after a crash, at mount. ht_ns_free comes before ht_store_close.
+ * opens, be it that it lost its names or never had one (ht_ns_tmpfile), is deleted with its last lookup's forget; after
+ * a crash, at mount. ht_ns_free comes before ht_store_close.
  * -ESTALE: there is no such inode (any more).
  */
 #ifndef HITRAIN_FS_NS_NS_H
@@ -63,6 +64,11 @@ void ht_ns_free(struct ht_ns *ns);
  * Holding a count keeps the inode valid; every ino passed in must be held so (or be the root).
  */
 int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
+/*
+ * By number alone, for file handles: here no count need be held. up: the directory above it. -ESTALE also for what is
+ * only waiting for its deletion.
+ */
+int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st) HT_CHECK;
 void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n);
 int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st) HT_CHECK;
 
@@ -87,18 +93,23 @@ int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct st
  */
 int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj) HT_CHECK;
 void ht_ns_close(struct ht_ns *ns, uint64_t ino);
-/* After a write or read: times (mtime and ctime, or atime by relatime rules). Cheap, no transaction. */
+/* After a write or read: times (mtime and ctime, or atime). Cheap, no transaction. */
 void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written);
+/* Should a read now change the access time? strict: whenever it differs; else by relatime's rules. */
+bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict);
 
 /* ------------------------------------------------------------------ names */
 
-/* mode with type: regular, directory (use mkdir), fifo, socket, device. */
+/* mode with type: regular, directory (use mkdir), fifo, socket, device. -ENOSPC: also for a regular file while the store
+ * has no room for a chunk of it. */
 int ht_ns_mknod(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, dev_t rdev, struct ht_cred cred,
                 struct stat *out_st) HT_CHECK;
 int ht_ns_mkdir(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, struct ht_cred cred,
                 struct stat *out_st) HT_CHECK;
 int ht_ns_symlink(struct ht_ns *ns, uint64_t parent, const char *name, const char *target, struct ht_cred cred,
                   struct stat *out_st) HT_CHECK;
+/* A regular file of the directory dir without a name: ht_ns_link may give it one; else it goes with its last user. */
+int ht_ns_tmpfile(struct ht_ns *ns, uint64_t dir, mode_t mode, struct ht_cred cred, struct stat *out_st) HT_CHECK;
 /* buf gets the target without NUL; returns its length. */
 ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT_CHECK;
 /* -EXDEV across a root's boundary (also rename), -EMLINK, -EPERM for directories. */
@@ -132,15 +143,19 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
 
 /*
  * Any name the kernel lets through (user.*, trusted.*, security.*, system.*); words of hitrain are checked by fs/ctl
- * before. flags: XATTR_CREATE, XATTR_REPLACE. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE. Never listed:
- * user.hitrain.optimizer and pin. dtype, grad_dtype and class are fields of the inode: reading one tells what holds,
+ * before. flags: XATTR_CREATE, XATTR_REPLACE, and HT_XATTR_KILL_SGID for an access list set by somebody who is not in
+ * the file's group. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE. Never listed: user.hitrain.optimizer and pin; trusted.*
+ * only where the caller may see it. dtype, grad_dtype and class are fields of the inode: reading one tells what holds,
  * own or inherited; another class for a file that has content, or is open, is -EBUSY. Access lists
  * (system.posix_acl_*) and the mode are kept in step, and default lists inherited.
  */
+#define HT_NS_ACL_ACCESS "system.posix_acl_access"
+#define HT_NS_ACL_DEFAULT "system.posix_acl_default"
+enum { HT_XATTR_KILL_SGID = 1 << 8 };
 int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags) HT_CHECK;
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf,
                        size_t cap) HT_CHECK; /* cap 0: the length */
-ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT_CHECK;
+ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap) HT_CHECK;
 int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name) HT_CHECK;
 
 /* ----------------------------------------------------------------- tensors */

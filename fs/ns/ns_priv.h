@@ -49,6 +49,7 @@ enum {
     HT_NS_GHOST = 4,      /* deleted below a root, published still */
     HT_NS_STALE = 8,      /* made and aborted; only references are left */
     HT_NS_MARKED = 16,    /* for one walk, under the lock */
+    HT_NS_UNNAMED = 32,   /* made without a name, and may get its first one */
 };
 
 struct ht_ns_root {
@@ -346,8 +347,6 @@ void ht_ns_xattr_drop(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_x
 
 /* --------------------------------------------------------------- acl.c */
 
-#define HT_NS_ACL_ACCESS "system.posix_acl_access"
-#define HT_NS_ACL_DEFAULT "system.posix_acl_default"
 bool ht_ns_acl_valid(const void *value, size_t len);
 /* Permission bits of an access list: what mode becomes when it is set. */
 uint32_t ht_ns_acl_mode(const void *value, size_t len, uint32_t mode);

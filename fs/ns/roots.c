@@ -18,10 +18,9 @@ static const char config_name[] = HT_XATTR_PREFIX "optimizer";
 
 struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino)
 {
-    ht_list_for_each(p, &ns->roots)
-        if (ht_list_entry(p, struct ht_ns_root, link)->ino == ino)
-            return ht_list_entry(p, struct ht_ns_root, link);
-    return NULL;
+    const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
+
+    return i != NULL && ino != 0 && i->root->ino == ino ? i->root : NULL;
 }
 
 struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino)

@@ -16,6 +16,12 @@ struct syncing {
     size_t bytes;
 };
 
+/* One that never had a name may get one after this: then that must lead to what was synced. */
+static bool is_deleted(const struct ht_ns_inode *i)
+{
+    return i->links == 0 && i->ino != HT_NS_ROOT_INO && (i->flags & HT_NS_UNNAMED) == 0;
+}
+
 static int look(struct ht_ns *ns, struct syncing *s)
 {
     const struct ht_ns_inode *i = ht_ns_inode_live(ns, s->ino);
@@ -27,8 +33,7 @@ static int look(struct ht_ns *ns, struct syncing *s)
         s->obj = ht_obj_get(ns->store, i->ino);
     if (s->obj != NULL)
         ht_obj_stat(s->obj, &os);
-    s->nothing = (i->links == 0 && i->ino != HT_NS_ROOT_INO) ||
-        (ht_store_read_only(ns->store) && i->shadow == NULL && !os.unpublished);
+    s->nothing = is_deleted(i) || (ht_store_read_only(ns->store) && i->shadow == NULL && !os.unpublished);
     s->bytes = SYNC_BYTES + (ht_ns_pending(i) ? ht_ns_root_pending_bytes_locked(i->root) : 0);
     return 0;
 }
@@ -40,7 +45,7 @@ static int sync_locked(struct ht_ns_op *op, const struct syncing *s)
 
     if (i == NULL)
         return -ESTALE;
-    if (i->links == 0 && i->ino != HT_NS_ROOT_INO)
+    if (is_deleted(i))
         return 0; /* unlinked meanwhile */
     if (ht_ns_pending(i))
         rc = ht_ns_publish_alone(op, i);

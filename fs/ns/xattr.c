@@ -8,6 +8,7 @@
  */
 #include "fs/ns/ns_priv.h"
 
+#include <linux/limits.h>
 #include <sys/xattr.h>
 
 /* ----------------------------------------------------------------- words */
@@ -220,14 +221,20 @@ static int set_word(struct ht_ns_op *op, struct ht_ns_inode *i, const struct wor
     return rc != 0 ? rc : set_field(op, i, w, (uint8_t)value);
 }
 
-static uint64_t bytes_held(const struct ht_ns_inode *i, const struct ht_ns_xattr *but)
+/* What an inode holds stays within bounds, and its list within what the kernel takes. but: will be replaced. */
+static bool has_room(const struct ht_ns_inode *i, const struct ht_ns_xattr *but, size_t name_len, size_t value_len)
 {
-    uint64_t bytes = 0;
+    uint64_t bytes = name_len + value_len, listed = name_len + 1;
 
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
-        if (x != but && x->state != HT_NS_GONE)
-            bytes += (uint64_t)x->name_len + x->value_len;
-    return bytes;
+    for (size_t n = 0; n < HT_ARRAY_SIZE(word_fields); n++)
+        listed += strlen(word_fields[n].name) + 1;
+    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+        if (x == but || x->state == HT_NS_GONE)
+            continue;
+        bytes += (uint64_t)x->name_len + x->value_len;
+        listed += (uint64_t)x->name_len + 1;
+    }
+    return bytes <= HT_XATTR_INODE_BYTES_MAX && listed <= XATTR_LIST_MAX;
 }
 
 static int set_bytes(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xattr_request *q)
@@ -236,7 +243,7 @@ static int set_bytes(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xa
     struct ht_ns_xattr *old = ht_ns_xattr_find(i, q->name, name_len), *x;
     int rc = check_flags(q->flags, old != NULL);
 
-    if (rc == 0 && bytes_held(i, old) + name_len + q->len > HT_XATTR_INODE_BYTES_MAX)
+    if (rc == 0 && !has_room(i, old, name_len, q->len))
         rc = -ENOSPC;
     if (rc == 0)
         rc = ht_ns_xattr_new(op->ns, q->name, name_len, q->value, q->len, &x);
@@ -265,6 +272,8 @@ static int set_acl(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xatt
         return rc;
     ht_ns_attr_edit(op, i);
     i->cur.mode = (uint16_t)ht_ns_acl_mode(q->value, q->len, i->cur.mode);
+    if ((q->flags & HT_XATTR_KILL_SGID) != 0)
+        i->cur.mode &= (uint16_t)~S_ISGID;
     i->cur.ctime_ns = op->now_ns;
     ht_ns_attr_put(op, i);
     return 0;
@@ -299,7 +308,7 @@ int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void 
         return -ERANGE;
     if (len > HT_XATTR_VALUE_BYTES_MAX)
         return -E2BIG;
-    if ((flags & ~(XATTR_CREATE | XATTR_REPLACE)) != 0)
+    if ((flags & ~(XATTR_CREATE | XATTR_REPLACE | HT_XATTR_KILL_SGID)) != 0)
         return -EINVAL;
     rc = ht_ns_op_begin(ns, 512 + name_len + len, &op);
     return rc != 0 ? rc : ht_ns_op_end(&op, set_locked(&op, &q));
@@ -382,7 +391,14 @@ static void list_name(const char *name, char *buf, size_t cap, size_t *len)
     *len += n;
 }
 
-static ssize_t list_locked(const struct ht_ns_inode *i, char *buf, size_t cap)
+static bool is_trusted(const char *name)
+{
+    static const char prefix[] = "trusted.";
+
+    return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
+static ssize_t list_locked(const struct ht_ns_inode *i, bool trusted, char *buf, size_t cap)
 {
     size_t len = 0;
 
@@ -392,17 +408,17 @@ static ssize_t list_locked(const struct ht_ns_inode *i, char *buf, size_t cap)
         if (word_value(&word_fields[n], i) != 0)
             list_name(word_fields[n].name, buf, cap, &len);
     for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
-        if (x->state != HT_NS_GONE && !is_hidden(x->data))
+        if (x->state != HT_NS_GONE && !is_hidden(x->data) && (trusted || !is_trusted(x->data)))
             list_name(x->data, buf, cap, &len);
     return cap == 0 || len <= cap ? (ssize_t)len : -ERANGE;
 }
 
-ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
+ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap)
 {
     ssize_t n;
 
     pthread_rwlock_rdlock(&ns->lock);
-    n = list_locked(ht_ns_inode_live(ns, ino), buf, cap);
+    n = list_locked(ht_ns_inode_live(ns, ino), trusted, buf, cap);
     pthread_rwlock_unlock(&ns->lock);
     return n;
 }

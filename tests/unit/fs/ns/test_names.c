@@ -385,6 +385,151 @@ START_TEST(memory_is_counted_and_given_back)
 }
 END_TEST
 
+START_TEST(a_file_without_a_name_may_get_one)
+{
+    struct stat st;
+    uint64_t dir, ino;
+
+    world_new(&w);
+    dir = make_dir(&w, ROOT, "dir");
+    OK(ht_ns_tmpfile(w.ns, dir, 0640, cred, &st));
+    ino = st.st_ino;
+    ck_assert_uint_eq(st.st_mode, S_IFREG | 0640);
+    ck_assert_uint_eq(st.st_nlink, 0);
+    world_check(&w);
+    write_text(&w, ino, "text");
+    OK(ht_ns_fsync(w.ns, ino));
+    OK(ht_ns_link(w.ns, ino, dir, "named", &st));
+    ck_assert_uint_eq(st.st_nlink, 1);
+    world_synced_crash(&w);
+    expect_text(&w, find(&w, find(&w, ROOT, "dir"), "named"), "text");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_file_without_a_name_goes_with_its_last_user)
+{
+    struct stat st;
+    struct ht_obj *obj;
+    uint64_t ino;
+
+    world_new(&w);
+    OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
+    ino = st.st_ino;
+    OK(ht_ns_open(w.ns, ino, &obj));
+    ht_ns_forget(w.ns, ino, 1);
+    OK(ht_ns_getattr(w.ns, ino, &st));
+    ht_ns_close(w.ns, ino);
+    FAILS(ht_ns_getattr(w.ns, ino, &st), ESTALE);
+    ck_assert_uint_eq(w.deleted[0], ino);
+    OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
+    world_synced_crash(&w);
+    FAILS(ht_ns_getattr(w.ns, st.st_ino, &st), ESTALE);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_file_that_lost_its_names_gets_no_other)
+{
+    struct stat st;
+    uint64_t ino;
+
+    world_new(&w);
+    OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
+    ino = st.st_ino;
+    OK(ht_ns_link(w.ns, ino, ROOT, "first", &st));
+    OK(ht_ns_unlink(w.ns, ROOT, "first"));
+    FAILS(ht_ns_link(w.ns, ino, ROOT, "second", &st), ENOENT);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_file_without_a_name_below_a_root)
+{
+    struct stat st;
+    uint64_t root, kept, dropped;
+
+    world_new(&w);
+    root = make_dir(&w, ROOT, "root");
+    make_root(&w, root);
+    OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
+    kept = st.st_ino;
+    FAILS(ht_ns_link(w.ns, kept, ROOT, "outside", &st), EXDEV);
+    write_text(&w, kept, "kept");
+    OK(ht_ns_fsync(w.ns, kept));
+    OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
+    dropped = st.st_ino;
+    OK(ht_ns_link(w.ns, dropped, root, "dropped", &st));
+    abort_root(&w, root, NULL, NULL);
+    FAILS(ht_ns_getattr(w.ns, dropped, &st), ESTALE);
+    ck_assert_uint_eq(peek(&w, root, "dropped"), 0);
+    OK(ht_ns_link(w.ns, kept, root, "kept", &st));
+    world_check(&w);
+    commit(&w, root);
+    world_crash(&w);
+    ck_assert_uint_eq(find(&w, find(&w, ROOT, "root"), "kept"), kept);
+    expect_text(&w, kept, "kept");
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(inodes_are_found_by_number)
+{
+    struct stat st;
+    struct ht_obj *obj;
+    uint64_t dir, file;
+
+    world_new(&w);
+    dir = make_dir(&w, ROOT, "dir");
+    file = make_file(&w, dir, "file");
+    ht_ns_forget(w.ns, file, 1);
+    ht_ns_forget(w.ns, dir, 1);
+    OK(ht_ns_lookup_ino(w.ns, file, false, &st));
+    ck_assert_uint_eq(st.st_ino, file);
+    OK(ht_ns_lookup_ino(w.ns, dir, true, &st));
+    ck_assert_uint_eq(st.st_ino, ROOT);
+    FAILS(ht_ns_lookup_ino(w.ns, file, true, &st), ESTALE);
+    FAILS(ht_ns_lookup_ino(w.ns, file + 100, false, &st), ESTALE);
+    OK(ht_ns_open(w.ns, file, &obj));
+    OK(ht_ns_unlink(w.ns, dir, "file"));
+    OK(ht_ns_lookup_ino(w.ns, file, false, &st));
+    ht_ns_forget(w.ns, file, 1);
+    ht_ns_close(w.ns, file);
+    FAILS(ht_ns_lookup_ino(w.ns, file, false, &st), ESTALE); /* waits for the last forget */
+    ht_ns_forget(w.ns, file, 1);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_full_store_takes_no_new_files)
+{
+    enum { PIECE = 1 << 16 };
+    static const char bytes[PIECE];
+    struct ht_obj *obj;
+    struct stat st;
+    uint64_t off = 0, file;
+    ssize_t n;
+
+    world_new(&w);
+    file = make_file(&w, ROOT, "large");
+    OK(ht_ns_open(w.ns, file, &obj));
+    while ((n = ht_obj_write(obj, off, bytes, PIECE)) == PIECE) {
+        off += PIECE;
+        if (off % MIB == 0)
+            OK(ht_obj_writeback(obj));
+    }
+    FAILS(ht_ns_mknod(w.ns, ROOT, "new", S_IFREG | 0600, 0, cred, &st), ENOSPC);
+    FAILS(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st), ENOSPC);
+    make_dir(&w, ROOT, "dir");
+    OK(ht_ns_symlink(w.ns, ROOT, "link", "target", cred, &st));
+    OK(ht_ns_link(w.ns, file, ROOT, "second", &st));
+    OK(ht_obj_truncate(obj, MIB));
+    make_file(&w, ROOT, "new");
+    ht_ns_close(w.ns, file);
+    world_free(&w);
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
@@ -404,6 +549,12 @@ int main(void)
         a_full_log_refuses_new_names_and_can_be_emptied,
         a_read_only_store_refuses_changes,
         paths_are_told,
+        a_file_without_a_name_may_get_one,
+        a_file_without_a_name_goes_with_its_last_user,
+        a_file_that_lost_its_names_gets_no_other,
+        a_file_without_a_name_below_a_root,
+        inodes_are_found_by_number,
+        a_full_store_takes_no_new_files,
         memory_is_counted_and_given_back,
     };
 

@@ -225,7 +225,7 @@ static void look_around(void)
         if (ht_ns_getattr(w.ns, ino, &st) != 0)
             continue;
         OK(ht_ns_tensor(w.ns, ino, &t));
-        ck_assert_int_ge(ht_ns_listxattr(w.ns, ino, NULL, 0), 0);
+        ck_assert_int_ge(ht_ns_listxattr(w.ns, ino, true, NULL, 0), 0);
         if (S_ISDIR(st.st_mode))
             OK(ht_ns_readdir(w.ns, ino, 0, walk_entry, NULL));
         if (S_ISLNK(st.st_mode))

@@ -2,6 +2,8 @@
 /* Extended attributes and the words of tensors. */
 #include "world.h"
 
+#include <linux/limits.h>
+
 static struct world w;
 
 START_TEST(attributes_are_set_read_listed_and_removed)
@@ -21,14 +23,14 @@ START_TEST(attributes_are_set_read_listed_and_removed)
     ck_assert_int_eq(ht_ns_getxattr(w.ns, file, "user.a", NULL, 0), 7);
     FAILS(ht_ns_getxattr(w.ns, file, "user.a", buf, 6), ERANGE);
     FAILS(ht_ns_getxattr(w.ns, file, "user.none", buf, 6), ENODATA);
-    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, NULL, 0), 17);
-    FAILS(ht_ns_listxattr(w.ns, file, buf, 16), ERANGE);
-    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, buf, sizeof(buf)), 17);
+    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, NULL, 0), 17);
+    FAILS(ht_ns_listxattr(w.ns, file, true, buf, 16), ERANGE);
+    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 17);
     OK(ht_ns_removexattr(w.ns, file, "user.a"));
     FAILS(ht_ns_removexattr(w.ns, file, "user.a"), ENODATA);
     world_synced_crash(&w);
     FAILS(ht_ns_getxattr(w.ns, file, "user.a", NULL, 0), ENODATA);
-    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, buf, sizeof(buf)), 10);
+    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 10);
     ck_assert_str_eq(buf, "trusted.b");
     world_free(&w);
 }
@@ -131,7 +133,7 @@ START_TEST(what_makes_roots_is_not_listed)
     set_text(&w, file, "user.hitrain.optimizer", "adamw");
     set_text(&w, file, "user.hitrain.pin", "dram");
     set_text(&w, file, "user.hitrain.shape", "4");
-    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, buf, sizeof(buf)), 19);
+    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 19);
     ck_assert_str_eq(buf, "user.hitrain.shape");
     expect_xattr(&w, file, "user.hitrain.optimizer", "adamw");
     world_free(&w);
@@ -190,6 +192,46 @@ START_TEST(the_class_of_an_empty_file_changes)
 }
 END_TEST
 
+START_TEST(lists_of_names_are_bounded_and_keep_secrets)
+{
+    char name[XATTR_NAME_MAX + 1];
+    uint64_t file;
+    int rc = 0, count = 0;
+
+    world_new(&w);
+    file = make_file(&w, ROOT, "file");
+    set_text(&w, file, "trusted.t", "x");
+    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, NULL, 0), 10);
+    ck_assert_int_eq(ht_ns_listxattr(w.ns, file, false, NULL, 0), 0);
+    while (rc == 0) {
+        snprintf(name, sizeof(name), "user.%0250d", count++);
+        rc = ht_ns_setxattr(w.ns, file, name, "", 0, 0);
+    }
+    ck_assert_int_eq(rc, -ENOSPC);
+    ck_assert_int_le(ht_ns_listxattr(w.ns, file, true, NULL, 0), XATTR_LIST_MAX);
+    ck_assert_int_gt(ht_ns_listxattr(w.ns, file, true, NULL, 0), XATTR_LIST_MAX - 512);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(an_access_list_of_a_stranger_ends_setgid)
+{
+    /* user::rwx user:7:r-- group::r-x mask::r-x other::--- */
+    static const uint32_t acl[] = {2, 7 << 16 | 1, ~0u, 4 << 16 | 2, 7, 5 << 16 | 4, ~0u, 5 << 16 | 16, ~0u, 32, ~0u};
+    struct stat v = {.st_mode = 02755}, st;
+    uint64_t file;
+
+    world_new(&w);
+    file = make_file(&w, ROOT, "file");
+    OK(ht_ns_setattr(w.ns, file, HT_SET_MODE, &v, &st));
+    OK(ht_ns_setxattr(w.ns, file, HT_NS_ACL_ACCESS, acl, sizeof(acl), 0));
+    ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 02750);
+    OK(ht_ns_setxattr(w.ns, file, HT_NS_ACL_ACCESS, acl, sizeof(acl), HT_XATTR_KILL_SGID));
+    ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
+    world_free(&w);
+}
+END_TEST
+
 int main(void)
 {
     const TTest *const tests[] = {
@@ -198,6 +240,8 @@ int main(void)
         words_are_fields_and_checked,
         words_are_inherited_at_creation,
         what_makes_roots_is_not_listed,
+        lists_of_names_are_bounded_and_keep_secrets,
+        an_access_list_of_a_stranger_ends_setgid,
         a_dtype_makes_chunks_large,
         the_class_of_an_empty_file_changes,
     };

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * atime.c - access times by the options of the mount (noatime, nodiratime, relatime, strictatime).
+ *
+ * The kernel leaves these times to us and does not tell of its options, which a remount changes. They stand in its table
+ * of mounts, which says when it has changed: asked when a time is about to change, read again when it has.
+ *
+ * Locks: atime_lock, a leaf. Threads: any.
+ */
+#include "fs/fuse/fuse_priv.h"
+#include "fs/fuse/mountinfo.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static bool has_word(const char *words, const char *word)
+{
+    size_t len = strlen(word);
+
+    for (const char *p = words; (p = strstr(p, word)) != NULL; p += len)
+        if ((p == words || p[-1] == ',') && (p[len] == ',' || p[len] == 0))
+            return true;
+    return false;
+}
+
+static void read_options(struct ht_fuse *f)
+{
+    struct ht_mountinfo m;
+
+    if (ht_mountinfo_at(f->mountpoint, &m))
+        return; /* moved, or of another namespace: as it was */
+    f->atime = has_word(m.options, "noatime") ? HT_ATIME_NEVER
+        : has_word(m.options, "relatime")     ? HT_ATIME_RELATIVE
+                                              : HT_ATIME_STRICT;
+    f->dir_atime = !has_word(m.options, "nodiratime");
+}
+
+void ht_atime_init(struct ht_fuse *f)
+{
+    f->atime = HT_ATIME_RELATIVE;
+    f->dir_atime = true;
+    pthread_mutex_init(&f->atime_lock, NULL);
+    f->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+}
+
+void ht_atime_finish(struct ht_fuse *f)
+{
+    if (f->mounts_fd >= 0)
+        close(f->mounts_fd);
+    pthread_mutex_destroy(&f->atime_lock);
+}
+
+void ht_atime_start(struct ht_fuse *f)
+{
+    read_options(f);
+}
+
+/* A change is told once: whoever asked first has read the options before anybody else goes on. */
+static void follow_options(struct ht_fuse *f)
+{
+    struct pollfd p = {.fd = f->mounts_fd, .events = POLLPRI};
+
+    pthread_mutex_lock(&f->atime_lock);
+    if (poll(&p, 1, 0) > 0 && (p.revents & (POLLPRI | POLLERR)))
+        read_options(f);
+    pthread_mutex_unlock(&f->atime_lock);
+}
+
+void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir)
+{
+    if (!ht_ns_atime_due(f->ns, ino, f->atime == HT_ATIME_STRICT))
+        return;
+    follow_options(f);
+    if (f->atime == HT_ATIME_NEVER || (dir && !f->dir_atime))
+        return;
+    ht_ns_touch(f->ns, ino, false);
+}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""System calls that Python has no name for, and calls made as another user."""
+import contextlib
+import ctypes
+import errno
+import os
+import pickle
+import struct
+import time
+
+AT_FDCWD = -100
+AT_EMPTY_PATH = 0x1000
+AT_SYMLINK_FOLLOW = 0x400
+NOREPLACE, EXCHANGE, WHITEOUT = 1, 2, 4
+KEEP_SIZE, PUNCH, COLLAPSE, ZERO, INSERT = 1, 2, 8, 16, 32
+UTIME_NOW, UTIME_OMIT = (1 << 30) - 1, (1 << 30) - 2
+NOBODY = 65534
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call(name, *args):
+    """libc's function of that name; raises OSError where it returns -1."""
+    ctypes.set_errno(0)
+    done = getattr(libc, name)(*args)
+    if done == -1:
+        error = ctypes.get_errno()
+        raise OSError(error, f'{name}: {os.strerror(error)}')
+    return done
+
+
+def rename(old, new, flags=0):
+    call('renameat2', AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), ctypes.c_uint(flags))
+
+
+def fallocate(fd, mode, offset, length):
+    call('fallocate', fd, mode, ctypes.c_int64(offset), ctypes.c_int64(length))
+
+
+def link_fd(fd, name):
+    """Gives an open file a name."""
+    call('linkat', AT_FDCWD, f'/proc/self/fd/{fd}'.encode(), AT_FDCWD, os.fsencode(name), AT_SYMLINK_FOLLOW)
+
+
+def utimens(path, *times):
+    """Times as (seconds, nanoseconds), where nanoseconds may be UTIME_NOW or UTIME_OMIT."""
+    call('utimensat', AT_FDCWD, os.fsencode(path), struct.pack('qqqq', *times[0], *times[1]), 0)
+
+
+class Handle:
+    """A file handle, as an NFS server keeps it."""
+
+    def __init__(self, path, flags=0):
+        room = 128
+        self.buffer = ctypes.create_string_buffer(struct.pack('Ii', room, 0), 8 + room)
+        mount = ctypes.c_int()
+        call('name_to_handle_at', AT_FDCWD, os.fsencode(path), self.buffer, ctypes.byref(mount), flags)
+
+    def open(self, mount_fd, flags=os.O_RDONLY):
+        return call('open_by_handle_at', mount_fd, self.buffer, flags)
+
+
+def drop_caches():
+    """Unused inodes and names leave the kernel."""
+    with open('/proc/sys/vm/drop_caches', 'w') as f:
+        f.write('2')
+
+
+def close_dead(*fds):
+    """Descriptors of a mount whose daemon was killed."""
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+@contextlib.contextmanager
+def fails(error):
+    """The body raises OSError with this errno."""
+    try:
+        yield
+    except OSError as e:
+        assert e.errno == error, f'{errno.errorcode.get(e.errno)} in place of {errno.errorcode[error]}: {e}'
+    else:
+        raise AssertionError(f'succeeded, in place of {errno.errorcode[error]}')
+
+
+def _run(fn, uid, gid, groups, pipe):
+    try:
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+        answer = (True, fn())
+    except BaseException as e:  # noqa: B902 - raised again by the parent
+        answer = (False, e)
+    with open(pipe, 'wb') as out:
+        out.write(pickle.dumps(answer))
+
+
+def as_user(fn, uid=NOBODY, gid=NOBODY, groups=()):
+    """What fn() returns, or raises, when a process of that user calls it."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        _run(fn, uid, gid, list(groups), theirs)
+        os._exit(0)
+    os.close(theirs)
+    with open(ours, 'rb') as answer:
+        ok, value = pickle.loads(answer.read())
+    os.waitpid(child, 0)
+    if not ok:
+        raise value
+    return value
+
+
+def tick():
+    """Longer than the clock that stamps files stands still."""
+    time.sleep(0.012)

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names: what may be one, links, renaming, files without a name, file handles, as POSIX and Linux have them."""
+import errno
+import os
+import stat
+import subprocess
+
+import pytest
+
+from calls import (AT_EMPTY_PATH, AT_FDCWD, EXCHANGE, NOREPLACE, WHITEOUT, Handle, call, close_dead, drop_caches, fails,
+                   link_fd, rename, tick)
+from conftest import MIB, SECONDS_MAX
+
+LINKS_MAX = 65000
+
+
+def make_tree(mnt):
+    """A file and directories, one of them not empty."""
+    (mnt / 'f').write_bytes(b'f')
+    for name in ('empty', 'full'):
+        (mnt / name).mkdir()
+    (mnt / 'full' / 'x').write_bytes(b'x')
+
+
+# ------------------------------------------------------------------------ limits
+
+def test_lengths_of_names_and_paths(mnt):
+    name = 'n' * 255
+    for make in (lambda p: os.close(os.open(p, os.O_CREAT | os.O_EXCL)), os.mkdir, lambda p: os.symlink('t', p),
+                 os.mkfifo, lambda p: os.link(mnt / 'f', p), lambda p: os.rename(mnt / 'g', p)):
+        (mnt / 'f').touch()
+        (mnt / 'g').touch()
+        with fails(errno.ENAMETOOLONG):
+            make(mnt / (name + 'n'))
+        make(mnt / name)
+        assert name in os.listdir(mnt)
+        (os.rmdir if os.path.isdir(mnt / name) else os.unlink)(mnt / name)
+    for look in (os.stat, os.unlink, os.rmdir, os.listxattr):
+        with fails(errno.ENAMETOOLONG):
+            look(mnt / (name + 'n'))
+    os.chdir(mnt)
+    try:
+        path = '/'.join(['d' * 254] * 15)  # and a slash each: 3825 bytes
+        os.makedirs(path)
+        longest = path + '/' + 'f' * (4095 - len(path) - 1 - 256) + '/' + 'g' * 255
+        os.mkdir(os.path.dirname(longest))
+        assert len(longest) == 4095
+        with open(longest, 'w') as f:
+            f.write('deep')
+        with open(longest) as f:
+            assert f.read() == 'deep'
+        with fails(errno.ENAMETOOLONG):
+            os.stat(longest + '/')
+    finally:
+        os.chdir('/')
+
+
+def test_names_are_any_bytes(mnt):
+    names = [bytes([i]) for i in range(1, 256) if i not in (0x2f, 0x2e)] + [b'...', b'\xff\xfe', b'a' * 255]
+    for name in names:
+        os.mkdir(os.fsencode(mnt) + b'/' + name)
+    assert sorted(os.listdir(os.fsencode(mnt))) == sorted(names)
+    for name in names:
+        os.rmdir(os.fsencode(mnt) + b'/' + name)
+
+
+def test_symbolic_links(mnt):
+    os.symlink('t' * 4095, mnt / 'long')
+    assert os.readlink(mnt / 'long') == 't' * 4095 and os.lstat(mnt / 'long').st_size == 4095
+    with fails(errno.ENAMETOOLONG):
+        os.symlink('t' * 4096, mnt / 'longer')
+    with fails(errno.ENOENT):
+        os.symlink('', mnt / 'nothing')
+    os.symlink('b', mnt / 'a')
+    os.symlink('a', mnt / 'b')
+    for look in (os.stat, os.listdir, lambda p: open(p, 'w'), os.chdir, lambda p: os.stat(p / 'x')):
+        with fails(errno.ELOOP):
+            look(mnt / 'a')
+    (mnt / 'f').touch()
+    last = 'f'
+    for i in range(41):
+        os.symlink(last, mnt / f's{i}')
+        last = f's{i}'
+    os.stat(mnt / 's39')
+    with fails(errno.ELOOP):
+        os.stat(mnt / 's40')
+    with fails(errno.ELOOP):
+        os.open(mnt / 's0', os.O_RDONLY | os.O_NOFOLLOW)
+    with fails(errno.EINVAL):
+        os.readlink(mnt / 'f')
+    os.symlink('nowhere', mnt / 'dangling')
+    with fails(errno.EEXIST):
+        os.open(mnt / 'dangling', os.O_CREAT | os.O_EXCL)
+    os.close(os.open(mnt / 'dangling', os.O_CREAT | os.O_WRONLY))
+    assert os.path.isfile(mnt / 'nowhere')
+
+
+def test_errors_of_wrong_types(mnt):
+    make_tree(mnt)
+    for attempt in (lambda: os.stat(mnt / 'f' / 'x'), lambda: os.stat(f'{mnt}/f/'), lambda: os.mkdir(mnt / 'f' / 'x'),
+                    lambda: os.rmdir(mnt / 'f'), lambda: os.rename(mnt / 'empty', mnt / 'f'),
+                    lambda: os.open(mnt / 'f', os.O_RDONLY | os.O_DIRECTORY), lambda: os.listdir(mnt / 'f'),
+                    lambda: os.unlink(f'{mnt}/f/'), lambda: os.rename(f'{mnt}/f', f'{mnt}/g/')):
+        with fails(errno.ENOTDIR):
+            attempt()
+    for attempt in (lambda: os.open(mnt / 'empty', os.O_WRONLY), lambda: os.unlink(mnt / 'empty'),
+                    lambda: os.rename(mnt / 'f', mnt / 'empty'), lambda: os.truncate(mnt / 'empty', 0),
+                    lambda: os.open(f'{mnt}/new/', os.O_CREAT | os.O_WRONLY)):
+        with fails(errno.EISDIR):
+            attempt()
+    for attempt in (lambda: os.rmdir(mnt / 'full'), lambda: os.rmdir(mnt / 'full' / '..'),
+                    lambda: os.rename(mnt / 'empty', mnt / 'full')):
+        with fails(errno.ENOTEMPTY):
+            attempt()
+    with fails(errno.EINVAL):
+        os.rmdir(f'{mnt}/empty/.')
+    with fails(errno.EPERM):
+        os.link(mnt / 'empty', mnt / 'hard')
+    with fails(errno.ENOENT):
+        os.link(mnt / 'none', mnt / 'hard')
+    with fails(errno.EEXIST):
+        os.link(mnt / 'f', mnt / 'full' / 'x')
+    for attempt in (lambda: os.mkdir(mnt / 'empty'), lambda: os.mkdir(mnt / 'f'), lambda: os.symlink('x', mnt / 'f'),
+                    lambda: os.mkfifo(mnt / 'f'), lambda: os.open(mnt / 'f', os.O_CREAT | os.O_EXCL)):
+        with fails(errno.EEXIST):
+            attempt()
+    os.mkdir(f'{mnt}/slash/')
+    os.rename(f'{mnt}/slash/', f'{mnt}/slash2/')
+    os.rmdir(f'{mnt}/slash2/')
+
+
+def test_link_counts(mnt):
+    (mnt / 'f').touch()
+    for i in range(5):
+        os.link(mnt / 'f', mnt / f'l{i}')
+    assert os.stat(mnt / 'f').st_nlink == 6
+    os.unlink(mnt / 'l0')
+    os.rename(mnt / 'l1', mnt / 'l2')  # two names of one file: nothing happens
+    assert os.stat(mnt / 'f').st_nlink == 5 and os.path.exists(mnt / 'l1')
+    assert os.stat(mnt).st_nlink == 2
+    for name in ('a', 'b', 'a/c'):
+        (mnt / name).mkdir()
+    assert (os.stat(mnt).st_nlink, os.stat(mnt / 'a').st_nlink) == (4, 3)
+    os.rename(mnt / 'a' / 'c', mnt / 'b' / 'c')
+    assert (os.stat(mnt / 'a').st_nlink, os.stat(mnt / 'b').st_nlink) == (2, 3)
+    os.rename(mnt / 'b' / 'c', mnt / 'a')  # over an empty directory
+    assert (os.stat(mnt).st_nlink, os.stat(mnt / 'b').st_nlink) == (4, 2)
+    fd = os.open(mnt / 'b', os.O_RDONLY)
+    os.rmdir(mnt / 'b')
+    assert os.fstat(fd).st_nlink == 0 and os.listdir(fd) == []
+    with fails(errno.ENOENT):
+        os.open('x', os.O_CREAT, dir_fd=fd)
+    os.close(fd)
+
+
+def test_a_file_has_at_most_65000_names(make_store):
+    mnt = make_store('1G').mount()  # for its log
+    (mnt / 'd').mkdir()
+    (mnt / 'd' / '0').touch()
+    fd = os.open(mnt / 'd', os.O_RDONLY)
+    for i in range(1, LINKS_MAX):
+        os.link('0', str(i), src_dir_fd=fd, dst_dir_fd=fd)
+    assert os.stat('0', dir_fd=fd).st_nlink == LINKS_MAX
+    with fails(errno.EMLINK):
+        os.link('0', 'more', src_dir_fd=fd, dst_dir_fd=fd)
+    os.unlink('1', dir_fd=fd)
+    os.link('0', 'more', src_dir_fd=fd, dst_dir_fd=fd)
+    os.close(fd)
+
+
+# ---------------------------------------------------------------------- renaming
+
+def test_rename_flags(mnt):
+    make_tree(mnt)
+    with fails(errno.EEXIST):
+        rename(mnt / 'f', mnt / 'full', NOREPLACE)
+    with fails(errno.EEXIST):
+        rename(mnt / 'f', mnt / 'full' / 'x', NOREPLACE)
+    rename(mnt / 'f', mnt / 'g', NOREPLACE)
+    assert (mnt / 'g').read_bytes() == b'f'
+    with fails(errno.ENOENT):
+        rename(mnt / 'g', mnt / 'none', EXCHANGE)
+    for flags in (WHITEOUT, EXCHANGE | NOREPLACE, WHITEOUT | EXCHANGE, 64):
+        with fails(errno.EINVAL):
+            rename(mnt / 'g', mnt / 'h', flags)
+
+
+def test_exchange(mnt):
+    make_tree(mnt)
+    (mnt / 'full' / 'sub').mkdir()
+    before = {name: os.stat(mnt / name).st_ino for name in ('f', 'empty', 'full/x', 'full/sub')}
+    rename(mnt / 'f', mnt / 'full' / 'sub', EXCHANGE)  # a file and a directory, across directories
+    assert os.stat(mnt / 'f').st_ino == before['full/sub'] and os.stat(mnt / 'full' / 'sub').st_ino == before['f']
+    assert os.path.samefile(mnt / 'f' / '..', mnt) and (mnt / 'full' / 'sub').read_bytes() == b'f'
+    assert (os.stat(mnt).st_nlink, os.stat(mnt / 'full').st_nlink) == (5, 2)
+    rename(mnt / 'f', mnt / 'full' / 'sub', EXCHANGE)
+    rename(mnt / 'empty', mnt / 'full' / 'sub', EXCHANGE)  # two directories
+    assert os.stat(mnt / 'full' / 'sub').st_ino == before['empty']
+    for path, up in ((mnt / 'full' / 'sub', mnt / 'full'), (mnt / 'empty', mnt)):
+        assert os.path.samefile(path / '..', up)
+    for a, b in ((mnt / 'full', mnt / 'full' / 'x'), (mnt / 'full' / 'x', mnt / 'full')):
+        with fails(errno.EINVAL):
+            rename(a, b, EXCHANGE)
+    rename(mnt / 'f', mnt / 'f', EXCHANGE)
+    drop_caches()
+    assert sorted(os.listdir(mnt)) == ['empty', 'f', 'full'] and sorted(os.listdir(mnt / 'full')) == ['sub', 'x']
+
+
+def test_rename_of_directories(mnt):
+    make_tree(mnt)
+    os.rename(mnt / 'full', mnt / 'full')
+    os.rename(mnt / 'full', mnt / 'empty')  # over an empty one
+    assert sorted(os.listdir(mnt)) == ['empty', 'f'] and os.listdir(mnt / 'empty') == ['x']
+    (mnt / 'empty' / 'sub').mkdir()
+    for target in ('empty/new', 'empty/sub', 'empty/sub/new'):
+        with fails(errno.EINVAL):
+            os.rename(mnt / 'empty', mnt / target)
+    with fails(errno.ENOTEMPTY):
+        os.rename(mnt / 'empty' / 'sub', mnt / 'empty')
+    (mnt / 'other').mkdir()
+    fd = os.open(mnt / 'empty' / 'sub', os.O_RDONLY)
+    os.rename(mnt / 'empty' / 'sub', mnt / 'other' / 'sub')
+    assert os.stat('..', dir_fd=fd).st_ino == os.stat(mnt / 'other').st_ino
+    os.close(fd)
+
+
+def test_open_files_outlive_their_names(store):
+    mnt = store.point
+    free = os.statvfs(mnt).f_bavail
+    (mnt / 'a').write_bytes(b'a' * MIB)
+    (mnt / 'b').write_bytes(b'b' * MIB)
+    fds = [os.open(mnt / name, os.O_RDWR) for name in 'ab']
+    os.rename(mnt / 'a', mnt / 'b')
+    os.unlink(mnt / 'b')
+    for fd, byte in zip(fds, b'ab'):
+        st = os.fstat(fd)
+        assert st.st_nlink == 0 and st.st_size == MIB
+        os.ftruncate(fd, 2 * MIB)
+        os.pwrite(fd, b'end', 2 * MIB - 3)
+        os.fchmod(fd, 0o600)
+        os.fsync(fd)
+        assert os.pread(fd, 2 * MIB, 0) == bytes([byte]) * MIB + bytes(MIB - 3) + b'end'
+        with fails(errno.ENOENT):
+            link_fd(fd, mnt / 'again')
+    dir_fd = os.open(mnt, os.O_RDONLY)
+    os.fsync(dir_fd)
+    os.close(dir_fd)
+    store.kill()
+    close_dead(*fds)
+    store.mount()
+    assert os.listdir(mnt) == []
+    assert free - os.statvfs(mnt).f_bavail < 16
+    store.unmount()
+
+
+# ------------------------------------------------------------- without a name
+
+def test_tmpfile(mnt):
+    fd = os.open(mnt, os.O_TMPFILE | os.O_RDWR, 0o640)
+    st = os.fstat(fd)
+    assert st.st_nlink == 0 and stat.S_IMODE(st.st_mode) == 0o640 and os.listdir(mnt) == []
+    assert os.write(fd, b'content') == 7
+    link_fd(fd, mnt / 'named')
+    assert os.fstat(fd).st_nlink == 1 and (mnt / 'named').read_bytes() == b'content'
+    os.link(mnt / 'named', mnt / 'second')
+    os.unlink(mnt / 'named')
+    os.close(fd)
+    assert (mnt / 'second').read_bytes() == b'content'
+    fd = os.open(mnt, os.O_TMPFILE | os.O_WRONLY)
+    call('linkat', fd, b'', AT_FDCWD, os.fsencode(mnt / 'empty path'), AT_EMPTY_PATH)
+    os.close(fd)
+    fd = os.open(mnt, os.O_TMPFILE | os.O_WRONLY | os.O_EXCL)  # never to be named
+    with fails(errno.ENOENT):
+        link_fd(fd, mnt / 'no')
+    os.close(fd)
+    fd = os.open(mnt, os.O_TMPFILE | os.O_WRONLY)
+    (mnt / 'd').mkdir()
+    with fails(errno.EEXIST):
+        link_fd(fd, mnt / 'second')
+    link_fd(fd, mnt / 'd' / 'elsewhere')
+    os.unlink(mnt / 'd' / 'elsewhere')
+    with fails(errno.ENOENT):
+        link_fd(fd, mnt / 'again')
+    os.close(fd)
+
+
+@pytest.mark.parametrize('below_root', [False, True])
+def test_tmpfile_that_is_never_named_leaves_nothing(store, below_root):
+    mnt = store.point / 'd'
+    mnt.mkdir()
+    if below_root:
+        os.setxattr(mnt, 'user.hitrain.optimizer', b'adamw')
+    free = os.statvfs(mnt).f_bavail
+    for end in ('close', 'kill'):
+        fd = os.open(mnt, os.O_TMPFILE | os.O_RDWR)
+        os.write(fd, b'x' * MIB)
+        os.fsync(fd)
+        assert os.statvfs(mnt).f_bavail <= free - MIB // 4096
+        if end == 'kill':
+            store.kill()
+            close_dead(fd)
+            store.mount()
+        else:
+            os.close(fd)
+        dir_fd = os.open(mnt, os.O_RDONLY)
+        os.fsync(dir_fd)
+        os.close(dir_fd)
+        assert os.listdir(mnt) == [] and free - os.statvfs(mnt).f_bavail < 16
+
+
+@pytest.mark.parametrize('below_root', [False, True])
+def test_tmpfile_synced_then_named_then_crash(store, below_root):
+    mnt = store.point / 'd'
+    mnt.mkdir()
+    if below_root:
+        os.setxattr(mnt, 'user.hitrain.optimizer', b'adamw')
+    fd = os.open(mnt, os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, b'x' * MIB)
+    os.fsync(fd)
+    link_fd(fd, mnt / 'named')
+    dir_fd = os.open(mnt, os.O_RDONLY)
+    os.fsync(dir_fd)
+    store.kill()
+    close_dead(fd, dir_fd)
+    store.mount()
+    assert (mnt / 'named').read_bytes() == b'x' * MIB
+    assert os.stat(mnt / 'named').st_nlink == 1
+
+
+def test_tmpfile_stays_within_its_model(mnt):
+    (mnt / 'model').mkdir()
+    os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'adamw')
+    for inside, outside in ((mnt / 'model', mnt), (mnt, mnt / 'model')):
+        fd = os.open(inside, os.O_TMPFILE | os.O_WRONLY)
+        with fails(errno.EXDEV):
+            link_fd(fd, outside / 'g')
+        link_fd(fd, inside / 'f')
+        os.close(fd)
+    fd = os.open(mnt / 'model', os.O_TMPFILE | os.O_RDWR)
+    os.write(fd, b'text')
+    link_fd(fd, mnt / 'model' / 'aborted')
+    (mnt / 'model' / '.hitrain' / 'ctl').write_text('abort\n')
+    assert not os.path.exists(mnt / 'model' / 'aborted')
+    with fails(errno.ESTALE):
+        os.fsync(fd)
+    os.close(fd)
+
+
+# ---------------------------------------------------------------------- handles
+
+def test_file_handles_outlive_the_kernels_memory(store):
+    mnt = store.point
+    (mnt / 'd' / 'e').mkdir(parents=True)
+    (mnt / 'd' / 'e' / 'f').write_bytes(b'content')
+    os.symlink('f', mnt / 'd' / 's')
+    handles = {p: Handle(mnt / p) for p in ('d', 'd/e', 'd/e/f', '.')}
+    inos = {p: os.stat(mnt / p).st_ino for p in handles}
+    os.rename(mnt / 'd', mnt / 'moved')
+    for remount in (False, True):
+        if remount:
+            store.unmount()
+            store.mount()
+        fd = os.open(mnt, os.O_RDONLY)
+        for p in ('d/e/f', '.', 'd/e', 'd'):
+            drop_caches()
+            found = handles[p].open(fd)
+            assert os.fstat(found).st_ino == inos[p]
+            if p == 'd/e/f':
+                assert os.read(found, 100) == b'content'
+            elif p != '.':
+                assert os.stat('..', dir_fd=found).st_ino == inos[os.path.dirname(p) or '.']
+            if p == 'd/e':
+                assert os.readlink(f'/proc/self/fd/{found}') == str(mnt / 'moved' / 'e')
+            os.close(found)
+        os.close(fd)
+    fd = os.open(mnt, os.O_RDONLY)
+    os.unlink(mnt / 'moved' / 'e' / 'f')
+    for i in range(100):
+        (mnt / f'new{i}').touch()
+    drop_caches()
+    with fails(errno.ESTALE):
+        handles['d/e/f'].open(fd)
+    os.close(fd)
+
+
+def test_file_handle_of_an_open_deleted_file(mnt):
+    (mnt / 'f').write_bytes(b'text')
+    handle = Handle(mnt / 'f')
+    mount_fd = os.open(mnt, os.O_RDONLY)
+    with open(mnt / 'f', 'rb'):
+        os.unlink(mnt / 'f')
+        drop_caches()
+        fd = handle.open(mount_fd)
+        assert os.read(fd, 10) == b'text'
+        os.close(fd)
+    with fails(errno.ESTALE):
+        handle.open(mount_fd)
+    os.close(mount_fd)
+
+
+def test_file_handles_do_not_lead_into_the_hidden_tree(mnt):
+    (mnt / 'model').mkdir()
+    os.setxattr(mnt / 'model', 'user.hitrain.optimizer', b'adamw')
+    handle = Handle(mnt / 'model' / '.hitrain' / 'ctl')
+    mount_fd = os.open(mnt, os.O_RDONLY)
+    drop_caches()
+    with fails(errno.ESTALE):
+        handle.open(mount_fd)
+    os.close(mount_fd)
+
+
+# --------------------------------------------------------------- special files
+
+def test_special_files(mnt):
+    os.mkfifo(mnt / 'fifo')
+    os.mknod(mnt / 'null', 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    os.mknod(mnt / 'disk', 0o600 | stat.S_IFBLK, os.makedev(240, 1048575))
+    os.mknod(mnt / 'socket', 0o600 | stat.S_IFSOCK)
+    os.mknod(mnt / 'plain', 0o600 | stat.S_IFREG)
+    drop_caches()
+    assert os.stat(mnt / 'null').st_rdev == os.makedev(1, 3)
+    assert os.stat(mnt / 'disk').st_rdev == os.makedev(240, 1048575)
+    assert (mnt / 'null').read_bytes() == b'' and (mnt / 'null').write_bytes(b'x') == 1
+    reader = subprocess.Popen(['cat', str(mnt / 'fifo')], stdout=subprocess.PIPE)
+    (mnt / 'fifo').write_bytes(b'through')
+    assert reader.communicate(timeout=SECONDS_MAX)[0] == b'through'
+    for name in ('fifo', 'null', 'disk', 'socket', 'plain'):
+        os.link(mnt / name, mnt / f'{name}2')
+        os.rename(mnt / f'{name}2', mnt / f'{name}3')
+        os.unlink(mnt / name)
+    tick()
+    assert sorted(os.listdir(mnt)) == ['disk3', 'fifo3', 'null3', 'plain3', 'socket3']
