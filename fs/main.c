@@ -18,7 +18,7 @@
 #include "fs/options.h"
 #include "fs/process.h"
 #include "optim/optim.h"
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/base/std.h"
 #include "tiering/store/store.h"
 #include <hitrain/version.h>
@@ -175,9 +175,10 @@ static void on_ready(void *ctx)
 {
     struct daemon *d = ctx;
 
-    if (d->options.foreground)
-        ht_info("%s is mounted on %s", d->source, d->mountpoint);
+    const struct ht_event_about about = {.device = d->source};
+
     ht_daemon_ready();
+    ht_event(HT_EVENT_MOUNTED, &about, "%s is mounted on %s", d->source, d->mountpoint);
 }
 
 static void stop_mount(void *ctx)
@@ -219,11 +220,17 @@ static int shut_down(struct daemon *d)
         ht_optim_stop(d->optim);
     if (d->store_mounted) {
         r = ht_store_unmount(d->store);
-        if (r)
-            ht_error("%s: not everything could be written at the end: %s", d->source, strerror(-r));
+        if (r) {
+            const struct ht_event_about about = {.device = d->source, .error = r};
+
+            ht_event(HT_EVENT_PAGES_LOST, &about, "%s: not everything could be written at the end: %s", d->source,
+                     strerror(-r));
+        }
     }
     if (d->fuse)
         ht_fuse_free(d->fuse);
+    if (d->ctl)
+        ht_ctl_detach(d->ctl);
     if (d->optim)
         ht_optim_free(d->optim);
     if (d->ns)

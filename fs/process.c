@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 #ifndef PR_SET_IO_FLUSHER
 #define PR_SET_IO_FLUSHER 57
@@ -121,7 +121,7 @@ static void *wait_for_signal(void *arg)
         _exit(128 + sig); /* as good as a power cut, which the store survives; and the device may hang */
     }
     pthread_mutex_unlock(&waiter.lock);
-    ht_info("signal %d: unmounting", sig);
+    ht_event(HT_EVENT_UNMOUNTING, NULL, "signal %d: unmounting", sig);
     waiter.stop(waiter.ctx);
     return NULL;
 }

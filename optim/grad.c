@@ -87,7 +87,7 @@ static int build(struct param *p, const struct shape *shape)
         ret = ht_opt_ranges_init(p, shape);
     /* After a mount others may have been quicker; then writing the gradient says so. */
     if (!ret && ht_opt_grad_reserve(p))
-        ht_warn("object %llu: no space is reserved for its gradient", (unsigned long long)p->oid);
+        ht_opt_not_reserved(p, "no space is reserved for its gradient");
     unlock(p->o);
     return ret;
 }
@@ -179,15 +179,19 @@ static int open_in_root(struct root *root, const struct ht_param_desc *desc, str
     int ret = ht_opt_shape_of(&shape, bytes, ht_obj_chunk_bytes(desc->obj), desc->dtype, desc->grad_dtype);
 
     if (ret && !(ht_opt_dtype_bytes(desc->dtype) && ht_opt_dtype_bytes(desc->grad_dtype)))
-        ht_opt_refuse(root, oid, "parameters and gradients are f32 or bf16");
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32 or bf16");
     else if (ret)
-        ht_opt_refuse(root, oid, "%llu bytes are no whole number of elements", (unsigned long long)bytes);
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements",
+                      (unsigned long long)bytes);
     if (ret)
         return ret;
     ret = open_param(root, oid, &shape, out);
     if (ret == -EINVAL)
-        ht_opt_refuse(root, oid, "has %llu elements now, its optimizer state another count or dtype: reset it first",
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid,
+                      "has %llu elements now, its optimizer state another count or dtype: reset it first",
                       (unsigned long long)shape.elements);
+    else if (ret)
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "its gradient cannot be opened: %s", strerror(-ret));
     return ret;
 }
 
@@ -348,13 +352,17 @@ static void tell_write_error(struct param *p, uint64_t off, size_t len, int err)
     unsigned long long at = off, count = len;
 
     if (err == -EINVAL)
-        ht_opt_refuse(p->root, p->oid, "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count,
-                      at);
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count, at);
     else if (err == -EBUSY)
-        ht_opt_refuse(p->root, p->oid, "gradient: bytes at %llu (%llu) belong to this step already; end the step first",
-                      at, count);
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: bytes at %llu (%llu) belong to this step already; end the step first", at, count);
     else if (err == -E2BIG)
-        ht_opt_refuse(p->root, p->oid, "gradient: written in more than %d pieces around byte %llu", HT_SPANS_MAX, at);
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: written in more than %d pieces around byte %llu", HT_SPANS_MAX, at);
+    else
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %llu bytes at %llu: %s", count, at,
+                      strerror(-err));
 }
 
 ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
@@ -546,13 +554,17 @@ static int judge(struct param *p, uint64_t *out_at)
 static void tell_flush_error(struct param *p, uint64_t torn, int err)
 {
     if (err == -EINVAL && torn != UINT64_MAX)
-        ht_opt_refuse(p->root, p->oid, "gradient: ends inside an element at byte %llu; it is not applied",
-                      (unsigned long long)torn);
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: ends inside an element at byte %llu; it is not applied", (unsigned long long)torn);
     else if (err == -EINVAL)
-        ht_opt_refuse(p->root, p->oid, "gradient: is not as long as the parameter (%llu bytes); it is not applied",
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: is not as long as the parameter (%llu bytes); it is not applied",
                       (unsigned long long)(p->shape.elements * p->shape.g_bytes));
     else if (err == -ENOSPC)
-        ht_opt_refuse(p->root, p->oid, "no space for its optimizer state and one rewrite; the gradient is not applied");
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "no space for its optimizer state and one rewrite; the gradient is not applied");
+    else
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %s; it is not applied", strerror(-err));
 }
 
 /* Locked, let go meanwhile. Another flush may be quicker: then there is nothing to do. */

@@ -87,8 +87,11 @@ static void settle_all(struct ht_optim *o)
         first = first ? first : ret;
     }
     unlock(o);
-    if (first)
-        ht_warn("space for the next step is not wholly reserved: %s", strerror(-first));
+    if (first) {
+        const struct ht_event_about about = {.error = first};
+
+        ht_event(HT_EVENT_NOT_RESERVED, &about, "space for the next step is not wholly reserved: %s", strerror(-first));
+    }
 }
 
 /* The directory entry of a parameter may have been made durable alone; its state goes with the next commit. */

@@ -36,6 +36,7 @@
 #include "optim/optim.h"
 #include "optim/spans.h"
 #include "tiering/base/base.h"
+#include "tiering/base/event.h"
 #include "tiering/base/list.h"
 #include "tiering/store/store.h"
 
@@ -203,8 +204,11 @@ int ht_opt_gate_enter(struct root *r) HT_CHECK;
 void ht_opt_gate_leave(struct root *r);
 /* Wait until gradients may be written and frozen. Locked. */
 int ht_opt_wait_open(struct root *r) HT_CHECK;
-/* Keep text as the root's error, with the parameter's name before it (oid 0: none). Not locked. */
-void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...) HT_PRINTF(3, 4);
+/* Keep text as the root's error, with the parameter's name before it (oid 0: none), and raise an event. Not locked. */
+void ht_opt_refuse(struct root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...) HT_PRINTF(4, 5);
+
+/* A later step may find no space. With or without the lock. */
+void ht_opt_not_reserved(const struct param *p, const char *text);
 
 /* ----------------------------------------------------------------- param.c */
 

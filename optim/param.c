@@ -192,6 +192,13 @@ static int create_one(struct param *p, uint64_t *out_oid, struct ht_obj **out_ob
 }
 
 /* Objects that nobody has seen; what fails here is a log that has failed, and then nothing matters. */
+static void tell_not_deleted(const struct param *p)
+{
+    const struct ht_event_about about = {.id = p->oid};
+
+    ht_event(HT_EVENT_DELETE_FAILED, &about, "some of its optimizer state is not there and cannot be deleted");
+}
+
 static void delete_unseen(struct ht_store *s, struct ht_obj *obj[STATES_MAX])
 {
     struct ht_tx *tx;
@@ -203,7 +210,8 @@ static void delete_unseen(struct ht_store *s, struct ht_obj *obj[STATES_MAX])
         ht_obj_put(obj[i]);
     }
     if (open && ht_tx_commit(tx, NULL))
-        ht_error("optimizer state that could not be made stays until the next mount: the log has failed");
+        ht_event(HT_EVENT_DELETE_FAILED, NULL,
+                 "optimizer state that could not be made stays until the next mount: the log has failed");
 }
 
 /* Giving reservations back cannot fail. */
@@ -213,7 +221,7 @@ static void unmake_objects(struct param *p, struct ht_obj *of, struct ht_obj *ob
 
     lock(p->o);
     if (ht_obj_guarantee(of, 0))
-        ht_warn("object %llu: its reservation stays", (unsigned long long)p->oid);
+        ht_opt_not_reserved(p, "its reservation stays");
     if (p->claimed && !p->pub.exists) {
         ht_store_unclaim(s, ht_opt_param_claim());
         p->claimed = false;
@@ -348,7 +356,7 @@ int ht_opt_bury_orphans(struct root *root)
         if (!p->gone || !p->cur.exists)
             continue;
         if (ht_opt_state_load(p))
-            ht_warn("object %llu: some of its state is not there", (unsigned long long)p->oid);
+            tell_not_deleted(p);
         ht_opt_state_delete(p, tx);
     }
     unlock(o);
@@ -376,7 +384,7 @@ void ht_opt_param_bury(struct param *p, struct ht_tx *tx)
     p->gone = true;
     cancel_queued(p);
     if (p->cur.exists && ht_opt_state_load(p))
-        ht_warn("object %llu: state that is not there cannot be deleted", (unsigned long long)p->oid);
+        tell_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* The content goes with the last reference; while an update is running, with its end. */
     ht_opt_param_settle(p);

@@ -98,8 +98,9 @@ int ht_opt_wait_open(struct root *r)
 
 /* ------------------------------------------------------------------ errors */
 
-void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...)
+void ht_opt_refuse(struct root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...)
 {
+    const struct ht_event_about about = {.id = oid ? oid : r->id};
     struct ht_optim *o = r->o;
     char name[NAME_MAX_BYTES] = "", text[HT_OPTIM_ERROR_MAX];
     va_list ap;
@@ -111,6 +112,7 @@ void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
+    ht_event(code, &about, "%s", text);
     lock(o);
     int n = snprintf(r->error, sizeof(r->error), "%s%s", name, oid ? ": " : "");
     size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(r->error) - 1);
@@ -118,6 +120,13 @@ void ht_opt_refuse(struct root *r, uint64_t oid, const char *fmt, ...)
     memcpy(r->error + used, text, len);
     r->error[used + len] = '\0';
     unlock(o);
+}
+
+void ht_opt_not_reserved(const struct param *p, const char *text)
+{
+    const struct ht_event_about about = {.id = p->oid};
+
+    ht_event(HT_EVENT_NOT_RESERVED, &about, "%s", text);
 }
 
 /* --------------------------------------------------------------- interface */

@@ -123,7 +123,7 @@ static int boundary(struct root *root)
     tell_changed(o);
     unlock(o);
     if (ret == -EBUSY)
-        ht_opt_refuse(root, partial,
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, partial,
                       "only a part of it has a gradient in this step; write the rest, or abort, or set partial=1");
     return ret;
 }
@@ -183,7 +183,8 @@ static int publish(struct root *root)
     if (!ret)
         ret = ht_store_sync(o->store, lsn);
     if (ret) {
-        ht_opt_refuse(root, 0, "commit failed: %s; the last durable step stands", strerror(-ret));
+        ht_opt_refuse(root, HT_EVENT_COMMIT_FAILED, 0, "commit failed: %s; the last durable step stands",
+                      strerror(-ret));
         return ret;
     }
     lock(o);
@@ -322,7 +323,7 @@ static void reload(struct param *p)
     }
     uint64_t bytes = p->cur.exists ? p->cur.elements * ht_opt_dtype_bytes(p->cur.dtype) : 0;
     if (ht_opt_state_load(p) || ht_obj_guarantee(p->obj, bytes) || ht_opt_grad_reserve(p))
-        ht_warn("object %llu: space for its next rewrite is not reserved after the abort", (unsigned long long)p->oid);
+        ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
 }
 
 static void invalidate_whole(struct param *p)
@@ -403,8 +404,13 @@ int ht_optim_abort(struct ht_optim *o, uint64_t id)
         each_param(root, reload);
     }
     unlock(o);
-    if (!ret)
+    if (!ret) {
+        const struct ht_event_about about = {.id = root->id};
+
+        ht_event(HT_EVENT_STEP_ABORTED, &about, "the model is back at step %llu",
+                 (unsigned long long)root->durable_step);
         ret = ht_opt_bury_orphans(root);
+    }
     wake_all(root);
     lock(o);
     each_param(root, invalidate_whole);

@@ -168,8 +168,9 @@ static void tell_failure(const struct job *j)
     const struct param *p = r->param;
     uint64_t at = (uint64_t)r->index * p->shape.chunk_bytes;
 
-    ht_opt_refuse(p->root, p->oid, "update of bytes from %llu failed: %s; abort returns to the last commit",
-                  (unsigned long long)at, j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
+    ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
+                  "update of bytes from %llu failed: %s; abort returns to the last commit", (unsigned long long)at,
+                  j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
 }
 
 /*

@@ -7,6 +7,7 @@
  * transaction holds), so what an abort left stale is collected here and told afterwards.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/events.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -18,7 +19,7 @@ static void hook_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
     struct ht_ctl *c = ctx;
 
     ht_optim_param_deleted(c->optim, ino, tx);
-    ht_problem_clear(c, ino);
+    (void)ht_problem_clear(c, ino);
 }
 
 static void hook_root_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
@@ -121,7 +122,8 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
     c->stale_lost = false;
     pthread_mutex_unlock(&c->lock);
     if (lost)
-        ht_error(
+        ht_event(
+            HT_EVENT_STALE_CACHE, NULL,
             "memory ran out during an abort: clients may see names and bytes from before it until they look again");
     while (list) {
         struct ht_stale *s = list;
@@ -140,6 +142,7 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
 int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
 {
     struct ht_ctl *c = calloc(1, sizeof(*c));
+    int r;
 
     if (!c)
         return -ENOMEM;
@@ -149,6 +152,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     ht_list_init(&c->dirs);
     pthread_mutex_init(&c->lock, NULL);
     pthread_mutex_init(&c->root_lock, NULL);
+    pthread_mutex_init(&c->name_lock, NULL);
     c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted, .root_deleted = hook_root_deleted};
     c->optim_hooks = (struct ht_optim_hooks){
         .ctx = c,
@@ -159,6 +163,11 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .name = hook_name,
         .override = hook_override,
     };
+    r = ht_events_start(c);
+    if (r) {
+        ht_ctl_free(c);
+        return r;
+    }
     *out = c;
     return 0;
 }
@@ -177,6 +186,16 @@ void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o)
 {
     c->ns = ns;
     c->optim = o;
+    pthread_mutex_lock(&c->name_lock);
+    c->attached = true;
+    pthread_mutex_unlock(&c->name_lock);
+}
+
+void ht_ctl_detach(struct ht_ctl *c)
+{
+    pthread_mutex_lock(&c->name_lock);
+    c->attached = false;
+    pthread_mutex_unlock(&c->name_lock);
 }
 
 static int start_root(void *ctx, uint64_t ino)
@@ -216,6 +235,8 @@ void ht_ctl_free(struct ht_ctl *c)
         return;
     c->cache = NULL;
     ht_ctl_drop_stale(c);
+    ht_events_stop(c);
+    pthread_mutex_destroy(&c->name_lock);
     pthread_mutex_destroy(&c->lock);
     pthread_mutex_destroy(&c->root_lock);
     free(c);
@@ -309,6 +330,21 @@ int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)
         .grad_dtype = t.grad_dtype == HT_DTYPE_NONE ? t.dtype : t.grad_dtype,
     };
     return 0;
+}
+
+/* ------------------------------------------------------------------ errors */
+
+void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len, int error, bool unseen)
+{
+    struct ht_obj *obj;
+
+    if (unseen && ht_ns_open(c->ns, ino, &obj) == 0) {
+        ht_obj_note_error(obj, error);
+        ht_ns_close(c->ns, ino);
+    }
+    ht_problem_event(c, ino, error == -ENOSPC ? HT_EVENT_NO_SPACE : HT_EVENT_WRITE_REFUSED, error,
+                     "%s of %llu bytes at %llu failed: %s", unseen ? "write of mapped pages" : "write",
+                     (unsigned long long)len, (unsigned long long)off, strerror(-error));
 }
 
 /* -------------------------------------------------------------- durability */

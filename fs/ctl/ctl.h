@@ -4,7 +4,8 @@
  * optimizer and whoever caches for clients. Knows nothing of FUSE. The hidden tree .hitrain/ is in hidden.h.
  *
  * Order of life: ht_ctl_new, ht_ns_new and ht_optim_new with the hooks, ht_ctl_attach, ht_store_mount, ht_ns_start,
- * ht_optim_start, ht_ctl_start; then ht_ctl_set_cache. The reverse at the end.
+ * ht_optim_start, ht_ctl_start; then ht_ctl_set_cache. The reverse at the end. From ht_ctl_new to ht_ctl_free it is the
+ * sink of this process's events (tiering/base/event.h).
  *
  * Locks: its own are leaves, held for a few instructions and never over a call into another layer.
  * WAITS: may wait for I/O and for updates of the optimizer; must not be called by a thread that an update, an
@@ -25,6 +26,8 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_CHECK;
 const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c);
 const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c);
 void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o);
+/* Names and optimizer are about to go: events are told without paths from now on. */
+void ht_ctl_detach(struct ht_ctl *c);
 /* Give every model root its optimizer back, after a mount. WAITS. */
 int ht_ctl_start(struct ht_ctl *c) HT_CHECK;
 void ht_ctl_free(struct ht_ctl *c);
@@ -84,6 +87,14 @@ int ht_words_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *v
 ssize_t ht_words_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_CHECK;
 int ht_words_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller) HT_CHECK;
 bool ht_words_waits(const char *name);
+
+/* ------------------------------------------------------------------ errors */
+
+/*
+ * A client's write of len bytes at off failed. It was told, but need not have looked (DeepSpeed never does): the word
+ * error keeps it, and there is an event. unseen: nobody was told (pages of a mapping): the next fsync and close of the file tell it, too.
+ */
+void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len, int error, bool unseen);
 
 /* ------------------------------------------------------------- durability */
 

@@ -7,14 +7,15 @@
 #include "fs/ctl/ctl.h"
 #include "fs/ctl/parse.h"
 #include "tiering/base/list.h"
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 enum { HT_PROBLEMS_MAX = 64 }; /* remembered texts; the oldest makes room */
 
-/* The last refused thing of an inode, for the word error. */
+/* The last failed write of an inode, or else the last refused thing, for the word error. */
 struct ht_problem {
     uint64_t ino; /* 0: free */
     uint64_t age;
+    enum ht_event_code code;
     char text[HT_CTL_ERROR_MAX];
 };
 
@@ -42,12 +43,21 @@ struct ht_ctl {
     struct ht_stale *stale;
     bool stale_lost; /* memory ran out: everything counts as stale */
 
+    struct ht_event_log *events;
+    pthread_t event_thread;
+    pthread_mutex_t name_lock; /* above names and optimizer */
+    bool attached;             /* ns and optim may be asked for names; name_lock */
+
     pthread_mutex_t root_lock; /* one change of what is a root at a time; above everything else */
 };
 
-/* problem.c: tell people (log) and programs (word error). An empty text clears. */
+/* problem.c: tell people (an event) and programs (word error). */
 void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...) HT_PRINTF(3, 4);
-void ht_problem_clear(struct ht_ctl *c, uint64_t ino);
+/* The same, with the code and the error of the event. */
+void ht_problem_event(struct ht_ctl *c, uint64_t ino, enum ht_event_code code, int error, const char *fmt, ...)
+    HT_PRINTF(5, 6);
+/* False: there was none. */
+bool ht_problem_clear(struct ht_ctl *c, uint64_t ino);
 /* False: none. */
 bool ht_problem_get(struct ht_ctl *c, uint64_t ino, char out[HT_CTL_ERROR_MAX]);
 

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * figures.c - every number that can be asked for: one row each, whether as an attribute alone, as a line of the
- * attribute stats, or as a metric. A new figure is one row here.
+ * attribute stats, or as a metric. A new figure is one row here. Counts of events have a row for each code, made from
+ * the table in tiering/base/event.c.
  *
  * Figures are a snapshot: gathered into one struct, then written out. No lock is held meanwhile, so figures of
  * different layers may be some microseconds apart.
  */
 #include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/event_log.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
@@ -190,21 +192,75 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
     return r;
 }
 
+/* ------------------------------------------------------------------ events */
+
+#define EVENTS_PREFIX "events_"
+enum { EVENT_WORD_BYTES = 64 };
+
+/* write-error is counted as events_write_error. */
+static void event_word(unsigned code, char out[EVENT_WORD_BYTES])
+{
+    snprintf(out, EVENT_WORD_BYTES, EVENTS_PREFIX "%s", ht_event_kinds[code].word);
+    for (char *p = out; *p; p++)
+        if (*p == '-')
+            *p = '_';
+}
+
+static bool find_event(const char *word, unsigned *out_code)
+{
+    char known[EVENT_WORD_BYTES];
+
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
+        event_word(i, known);
+        if (strcmp(known, word) == 0) {
+            *out_code = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void event_lines(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_event_figures f;
+    char word[EVENT_WORD_BYTES];
+
+    ht_event_log_figures(c->events, &f);
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
+        event_word(i, word);
+        ht_buf_printf(out, "%s=%llu\n", word, (unsigned long long)f.count[i]);
+    }
+}
+
+static void event_metrics(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_event_figures f;
+
+    ht_event_log_figures(c->events, &f);
+    ht_buf_printf(out, "# TYPE hitrain_events counter\n# HELP hitrain_events Events since the mount, by code.\n");
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        ht_buf_printf(out, "hitrain_events_total{code=\"%s\",level=\"%s\"} %llu\n", ht_event_kinds[i].word,
+                      ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)f.count[i]);
+}
+
 /* -------------------------------------------------------------- attributes */
 
 bool ht_figures_known(const char *word)
 {
+    unsigned code;
+
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (strcmp(rows[i].word, word) == 0)
             return true;
-    return false;
+    return find_event(word, &code);
 }
 
 int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
 {
+    struct ht_event_figures events;
     struct figures f;
     uint64_t root;
-    unsigned scopes = ht_figures_scopes(c, ino, &root);
+    unsigned scopes = ht_figures_scopes(c, ino, &root), code;
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
         int r;
@@ -217,7 +273,11 @@ int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
         *out = value_of(&rows[i], &f);
         return 0;
     }
-    return -ENODATA;
+    if (!(scopes & HT_FIGURES_STORE) || !find_event(word, &code))
+        return -ENODATA;
+    ht_event_log_figures(c->events, &events);
+    *out = events.count[code];
+    return 0;
 }
 
 int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
@@ -234,6 +294,8 @@ int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope & scopes)
             ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
+    if (scopes & HT_FIGURES_STORE)
+        event_lines(c, out);
     return out->err;
 }
 
@@ -323,6 +385,8 @@ int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
         else if (rows[i].scope == HT_FIGURES_STORE && !root)
             metric_store(&rows[i], &f, out);
     }
+    if (r == 0 && !root)
+        event_metrics(c, out);
     ht_buf_printf(out, "# EOF\n");
     ht_buf_free(&list.found);
     return r ? r : out->err;

@@ -82,6 +82,8 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
         return S_IFREG | steer_bits(base);
     case HT_HIDDEN_STATS:
         return S_IFREG | (base & 0444);
+    case HT_HIDDEN_EVENTS:
+        return S_IFREG | 0400;
     default:
         return S_IFREG | (base & 0666);
     }
@@ -173,14 +175,14 @@ static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
 struct fixed {
     const char *name;
     enum ht_hidden_kind kind;
-    bool root_only; /* not in the mount's root when that is no model root */
+    bool model_only; /* not in the mount's root when that is no model root */
+    bool mount_only; /* only in the mount's root */
 };
 
 static const struct fixed fixed[] = {
-    {"ctl", HT_HIDDEN_CTL, false},
-    {"grad", HT_HIDDEN_GRAD_DIR, true},
-    {"state", HT_HIDDEN_STATE_DIR, true},
-    {"stats", HT_HIDDEN_STATS, false},
+    {"ctl", HT_HIDDEN_CTL, false, false},      {"events", HT_HIDDEN_EVENTS, false, true},
+    {"grad", HT_HIDDEN_GRAD_DIR, true, false}, {"state", HT_HIDDEN_STATE_DIR, true, false},
+    {"stats", HT_HIDDEN_STATS, false, false},
 };
 
 static bool below_root(struct ht_ctl *c, uint64_t dir)
@@ -190,10 +192,15 @@ static bool below_root(struct ht_ctl *c, uint64_t dir)
     return ht_ns_tensor(c->ns, dir, &t) == 0 && t.root;
 }
 
+static bool is_there(const struct fixed *f, uint64_t dir, bool in_model)
+{
+    return (in_model || !f->model_only) && (dir == HT_NS_ROOT_INO || !f->mount_only);
+}
+
 static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct stat *out_st)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(fixed); i++)
-        if (strcmp(fixed[i].name, name) == 0 && (!fixed[i].root_only || below_root(c, dir)))
+        if (strcmp(fixed[i].name, name) == 0 && is_there(&fixed[i], dir, below_root(c, dir)))
             return found(c, fixed[i].kind, 0, dir, out_st);
     return -ENOENT;
 }
@@ -281,7 +288,7 @@ static int list_fixed(struct ht_hidden_dir *d, uint64_t dir)
     int r = 0;
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(fixed) && r == 0; i++)
-        if (root || !fixed[i].root_only)
+        if (is_there(&fixed[i], dir, root))
             r = list_one(d, fixed[i].name, number_of(fixed[i].kind, 0, dir), mode_of(fixed[i].kind, 0) & S_IFMT);
     return r;
 }

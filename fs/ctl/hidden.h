@@ -6,6 +6,7 @@
  *     grad/P                 the gradient of P
  *     state/P/NAME           optimizer state as f32
  *     ctl  stats
+ *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They
  * have no lookup counts of their own; a count on grad/P or state/P is one on P. The rest lives below a directory that

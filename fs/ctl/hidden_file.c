@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hidden_file.c - open files of the hidden tree: gradients, states, ctl and stats.
+ * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats and events.
  *
  * ctl is a conversation per open file: lines written are commands, lines read are their results in order,
  * whatever the offsets. Its mutex serialises the conversation of threads that share the descriptor; it is held over a
  * command, which is why such calls WAIT.
  */
+#include "fs/ctl/events.h"
 #include "fs/ctl/hidden_priv.h"
 
 #include <fcntl.h>
@@ -38,6 +39,7 @@ struct ht_hidden_file {
     const char *state;          /* STATE: name */
     struct talk *talk;          /* CTL */
     struct ht_buf text;         /* STATS */
+    struct ht_event_feed *feed; /* EVENTS */
 };
 
 /* -------------------------------------------------------------------- open */
@@ -58,17 +60,6 @@ static int open_param(struct ht_hidden_file *f)
     return r;
 }
 
-/* The optimizer keeps the reason in the root's error, where the trainer looks; an operator looks in the log. */
-static void tell(struct ht_hidden_file *f, int error)
-{
-    struct ht_root_stat st;
-
-    if (ht_optim_root_stat(f->ctl->optim, f->param.root, &st) == 0 && st.error[0])
-        ht_error("%s", st.error);
-    else
-        ht_error("gradient or state of inode %llu: %s", (unsigned long long)ht_hidden_base(f->ino), strerror(-error));
-}
-
 static int open_grad(struct ht_hidden_file *f)
 {
     int r = open_param(f);
@@ -76,10 +67,8 @@ static int open_grad(struct ht_hidden_file *f)
     if (r)
         return r;
     r = ht_grad_open(f->ctl->optim, &f->param, &f->grad);
-    if (r) {
-        tell(f, r);
+    if (r)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
-    }
     return r;
 }
 
@@ -126,6 +115,8 @@ static int open_kind(struct ht_hidden_file *f)
         return open_talk(f);
     case HT_HIDDEN_STATS:
         return open_stats(f);
+    case HT_HIDDEN_EVENTS:
+        return ht_event_feed_open(f->ctl, &f->feed);
     default:
         return -EISDIR;
     }
@@ -145,11 +136,25 @@ static int access_mask(enum ht_hidden_kind kind, int flags)
     }
 }
 
+/* Events name things in directories that not everybody may look into. */
+static int check_events(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
+{
+    struct stat st;
+    int r = ht_ns_getattr(c->ns, ht_hidden_ruler(c, ino), &st);
+
+    if (r)
+        return r;
+    return caller->cred.uid == 0 || caller->cred.uid == st.st_uid ? 0 : -EACCES;
+}
+
 int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
                    struct ht_hidden_file **out)
 {
     struct ht_hidden_file *f;
     int r = ht_ctl_access(c, ht_hidden_ruler(c, ino), access_mask(ht_hidden_kind(ino), flags), caller);
+
+    if (r == 0 && ht_hidden_kind(ino) == HT_HIDDEN_EVENTS)
+        r = check_events(c, ino, caller);
 
     if (r)
         return r;
@@ -193,6 +198,8 @@ void ht_hidden_release(struct ht_hidden_file *f)
         ht_buf_free(&f->talk->results);
         free(f->talk);
     }
+    if (f->feed)
+        ht_event_feed_close(f->feed);
     ht_buf_free(&f->text);
     free(f);
 }
@@ -309,6 +316,8 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
         return ht_optim_state_read(f->ctl->optim, &f->param, f->state, off, buf, len);
     case HT_HIDDEN_CTL:
         return read_talk(f->talk, buf, len);
+    case HT_HIDDEN_EVENTS:
+        return ht_event_feed_read(f->feed, off, buf, len);
     default:
         return read_text(&f->text, off, buf, len);
     }
@@ -330,13 +339,8 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
 
 int ht_hidden_flush(struct ht_hidden_file *f)
 {
-    if (f->kind == HT_HIDDEN_GRAD) {
-        int r = ht_grad_flush(f->grad);
-
-        if (r)
-            tell(f, r);
-        return r;
-    }
+    if (f->kind == HT_HIDDEN_GRAD)
+        return ht_grad_flush(f->grad);
     return f->kind == HT_HIDDEN_CTL ? flush_talk(f) : 0;
 }
 

@@ -16,6 +16,7 @@ enum ht_hidden_kind {
     HT_HIDDEN_STATE,     /* .hitrain/state/P/NAME; index: which NAME */
     HT_HIDDEN_CTL,       /* .hitrain/ctl; base: its directory, as in the next */
     HT_HIDDEN_STATS,     /* .hitrain/stats */
+    HT_HIDDEN_EVENTS,    /* .hitrain/events of the mount's root */
 };
 enum { HT_HIDDEN_STATES_MAX = 255 };
 

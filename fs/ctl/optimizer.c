@@ -78,8 +78,7 @@ static int change_root(struct ht_ctl *c, uint64_t ino, const char *text, const s
     }
     r = ht_ns_setxattr(c->ns, ino, word, text, strlen(text), 0);
     if (r && had == 0 && ht_optim_root_configure(c->optim, ino, &before))
-        ht_error("optimizer of inode %llu: neither the new nor the old configuration can be kept",
-                 (unsigned long long)ino);
+        ht_problem_set(c, ino, "optimizer: neither the new nor the old configuration can be kept");
     return r;
 }
 

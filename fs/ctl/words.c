@@ -219,6 +219,7 @@ static ssize_t get_grad_norm(struct ht_ctl *c, uint64_t ino, char *buf, size_t c
     return -ENODATA;
 }
 
+/* The write error that is remembered, whether or not fsync told somebody. */
 static int sticky_error(struct ht_ctl *c, uint64_t ino, bool clear)
 {
     struct ht_obj_stat st;
@@ -231,7 +232,7 @@ static int sticky_error(struct ht_ctl *c, uint64_t ino, bool clear)
     if (clear)
         ht_obj_clear_error(obj);
     ht_ns_close(c->ns, ino);
-    return st.error;
+    return st.sticky_error;
 }
 
 /* A lost write comes first, then what the optimizer refused, then what a word or the tree refused. */
@@ -251,12 +252,18 @@ static ssize_t get_error(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 
 static int clear_error(const struct request *q)
 {
+    const struct ht_event_about about = {.id = q->ino};
+    struct ht_root_stat st;
     struct ht_ns_tensor t;
+    bool any = sticky_error(q->ctl, q->ino, true) != 0;
 
-    (void)sticky_error(q->ctl, q->ino, true);
-    ht_problem_clear(q->ctl, q->ino);
-    if (ht_ns_tensor(q->ctl->ns, q->ino, &t) == 0 && t.is_root)
+    any |= ht_problem_clear(q->ctl, q->ino);
+    if (ht_ns_tensor(q->ctl->ns, q->ino, &t) == 0 && t.is_root) {
+        any |= ht_optim_root_stat(q->ctl->optim, q->ino, &st) == 0 && st.error[0];
         ht_optim_root_clear_error(q->ctl->optim, q->ino);
+    }
+    if (any)
+        ht_event(HT_EVENT_ERROR_CLEARED, &about, "the error was cleared by user %u", q->caller->cred.uid);
     return 0;
 }
 

@@ -34,6 +34,13 @@ void ht_log_set_level(enum ht_log_level level)
     atomic_store(&least_level, (int)level);
 }
 
+const char *ht_log_level_word(enum ht_log_level level)
+{
+    static const char *const words[] = {"error", "warn", "info", "debug"};
+
+    return words[level];
+}
+
 static void write_stderr(const char *line, size_t len)
 {
     while (len > 0) {

@@ -30,7 +30,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/fault.h"
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 #define FRAME_PAYLOAD_MAX ((uint64_t)(4 * HT_MIB))
 
@@ -173,7 +173,9 @@ static void refill_copies(struct ht_journal *j)
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
         if (i == j->chosen || !j->refill[i])
             continue;
-        ht_info("log: copy %u on %s is brought up to copy %u", i, ht_dev_name(j->copy[i].dev), j->chosen);
+        struct ht_event_about about = {.device = ht_dev_name(j->copy[i].dev), .offset = j->copy[i].offset};
+        ht_event(HT_EVENT_LOG_REPAIRED, &about, "log: copy %u on %s is brought up to copy %u", i, about.device,
+                 j->chosen);
         ht_journal_refill(j, j->chosen, i, j->start.pos, j->end_pos);
     }
 }

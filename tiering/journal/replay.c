@@ -21,7 +21,7 @@
 
 #include <stdlib.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 #define NO_FORK SIZE_MAX
 
@@ -168,9 +168,14 @@ static void fill_report(struct replay *r)
         if (s->state != HT_LOG_DAMAGED)
             continue;
         r->report->copy[i].damage_pos = s->end_pos;
-        ht_warn("log: copy %u on %s is damaged at position %llu (frame %llu)%s%s", i, ht_dev_name(r->copy[i].dev),
-                (unsigned long long)s->end_pos, (unsigned long long)s->last_seq + 1, s->error ? ": " : "",
-                s->error ? strerror(-s->error) : "");
+        struct ht_event_about about = {
+            .device = ht_dev_name(r->copy[i].dev),
+            .offset = r->copy[i].offset + s->end_pos % r->copy[i].log_bytes,
+            .error = s->error,
+        };
+        ht_event(HT_EVENT_LOG_DAMAGED, &about, "log: copy %u on %s is damaged at position %llu (frame %llu)%s%s", i,
+                 about.device, (unsigned long long)s->end_pos, (unsigned long long)s->last_seq + 1,
+                 s->error ? ": " : "", s->error ? strerror(-s->error) : "");
     }
 }
 

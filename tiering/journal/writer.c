@@ -17,7 +17,7 @@
 
 #include <assert.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 static bool in_use(const struct ht_journal *j, unsigned i)
 {
@@ -55,9 +55,12 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
         j->first_error = error;
     unsigned left = ht_journal_copies_locked(j);
     pthread_mutex_unlock(&j->lock);
-    if (dev)
-        ht_error("log: %s failed on %s (copy %u): %s; %s", what, ht_dev_name(dev), i, strerror(-error),
-                 left ? "going on with the other copy" : "no copy is left");
+    if (dev) {
+        struct ht_event_about about = {.device = ht_dev_name(dev), .offset = j->copy[i].offset, .error = error};
+
+        ht_event(HT_EVENT_LOG_COPY_LOST, &about, "log: %s failed on %s (copy %u): %s; %s", what, about.device, i,
+                 strerror(-error), left ? "going on with the other copy" : "no copy is left");
+    }
 }
 
 /* ---------------------------------------------------------------- pieces */
@@ -152,12 +155,12 @@ static int split_if_needed_locked(struct ht_journal *j, uint64_t bytes)
     if (j->split || j->end_pos + bytes <= j->start.pos + j->log_bytes)
         return 0;
     if (!j->compacting || ht_journal_copies_locked(j) < HT_LOG_COPIES) {
-        ht_error("log: full, and only one copy is there: add the missing device");
+        ht_event(HT_EVENT_LOG_FULL, NULL, "log: full, and only one copy is there: add the missing device");
         return -ENOSPC;
     }
     j->kept = 0;
     j->split = true;
-    ht_warn("log: full; compacting into copy 1 while copy 0 is kept");
+    ht_event(HT_EVENT_LOG_FULL, NULL, "log: full; compacting into copy 1 while copy 0 is kept");
     return 0;
 }
 
@@ -166,7 +169,10 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
     int rc = j->config.before_write ? j->config.before_write(j->config.ctx) : 0;
 
     if (rc) {
-        ht_error("log: what it names cannot be made durable: %s; the log is closed", strerror(-rc));
+        struct ht_event_about about = {.error = rc};
+
+        ht_event(HT_EVENT_READ_ONLY, &about, "log: what it names cannot be made durable: %s; the log is closed",
+                 strerror(-rc));
         return rc;
     }
     ht_frame_encode(f->mem, header);

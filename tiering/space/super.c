@@ -13,7 +13,7 @@
 
 #include <assert.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 /* ----------------------------------------------------------------- read */
 
@@ -95,8 +95,12 @@ static int write_copy(struct ht_super *sb, struct ht_dev *dev, unsigned index, u
     ht_super_encode(sb, block);
     assert(ht_super_decode(block, &check) == HT_SUPER_OK); /* what cannot be read back is not written */
     int err = ht_dev_write(dev, ht_super_offset(sb->device_bytes[index], copy), block, sizeof(block));
-    if (err)
-        ht_error("%s: cannot write superblock copy %u: %s", ht_dev_name(dev), copy, strerror(-err));
+    if (err) {
+        struct ht_event_about about = {0, ht_dev_name(dev), ht_super_offset(sb->device_bytes[index], copy), err};
+
+        ht_event(HT_EVENT_WRITE_ERROR, &about, "superblock copy %u on %s could not be written: %s", copy, about.device,
+                 strerror(-err));
+    }
     return err;
 }
 

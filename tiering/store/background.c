@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 enum { BATCH = 16 };
@@ -38,6 +38,13 @@ static void relieve(struct ht_store *s)
     }
 }
 
+static void commit_failed(int error)
+{
+    struct ht_event_about about = {.error = error};
+    ht_event(HT_EVENT_COMMIT_FAILED, &about, "the commit of what is outside models failed: %s; it will be tried again",
+             strerror(-error));
+}
+
 void *ht_writeback_main(void *arg)
 {
     struct ht_store *s = arg;
@@ -51,7 +58,7 @@ void *ht_writeback_main(void *arg)
             ht_store_unlock(s);
             int rc = ht_store_commit(s);
             if (rc)
-                ht_warn("background commit failed: %s; it will be tried again", strerror(-rc));
+                commit_failed(rc);
             next = ht_now_ns() + period;
             ht_store_lock(s);
         } else {

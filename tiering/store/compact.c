@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 enum { SLICE_BYTES = 64 << 10 };
@@ -103,6 +103,13 @@ static int set_start(struct ht_store *s, const struct ht_journal_start *start)
     return rc;
 }
 
+static void tell_failure(int error)
+{
+    struct ht_event_about about = {.error = error};
+    ht_event(HT_EVENT_COMPACTION_FAILED, &about,
+             "log compaction failed: %s; the log keeps growing until it can be repeated", strerror(-error));
+}
+
 int ht_store_compact(struct ht_store *s)
 {
     struct emission e = {.s = s};
@@ -126,7 +133,7 @@ int ht_store_compact(struct ht_store *s)
     if (!rc)
         ht_journal_compact_release(s->journal, &start);
     else
-        ht_error("log compaction failed: %s; the log keeps growing until it can be repeated", strerror(-rc));
+        tell_failure(rc);
     return rc;
 }
 

@@ -60,6 +60,8 @@ static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, 
     if (!rc)
         rc = ht_xfer_wait(&x, ring);
     ht_ring_put(o->s, ring);
+    if (rc)
+        ht_read_failed(o, index, &x, rc);
     return rc ? rc : ht_ref_verify(o, index, ref, buf);
 }
 
@@ -117,12 +119,8 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     if (!rc)
         zero_outside(data, visible, bytes, lo, hi);
     ht_store_lock(s);
-    if (needed) {
-        if (rc)
-            s->read_errors++;
-        else
-            o->read_bytes += (uint64_t)ht_ref_blocks(&ref) * HT_BLOCK_BYTES;
-    }
+    if (needed && !rc)
+        o->read_bytes += (uint64_t)ht_ref_blocks(&ref) * HT_BLOCK_BYTES;
     if (!rc) {
         im->valid_lo = 0;
         im->valid_hi = bytes;

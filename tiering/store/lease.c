@@ -13,7 +13,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 enum { N = HT_LEASE_CHUNKS_MAX, ADMIT_SHARE = 8 };
@@ -186,6 +186,8 @@ static int wait_reads(struct ht_lease *l, struct ht_lease_work *w)
     for (unsigned i = 0; i < l->count; i++) {
         struct part *p = &w->part[i];
         int rc = p->reading ? ht_xfer_wait(&p->xfer, l->ring) : 0;
+        if (rc)
+            ht_read_failed(l->chunk[i].obj, l->chunk[i].index, &p->xfer, rc);
         if (rc && !first)
             first = rc;
     }
@@ -241,8 +243,6 @@ int ht_lease_wait(struct ht_lease *l)
         if (w->part[i].reading)
             rc = check_part(&l->chunk[i], &w->part[i]);
     ht_store_lock(s);
-    if (rc)
-        s->read_errors++;
     for (unsigned i = 0; !rc && i < l->count; i++) {
         struct ht_lease_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];
@@ -334,15 +334,19 @@ static void install_or_lose(struct ht_store *s, struct ht_lease_chunk *lc, struc
         o->written_bytes += (uint64_t)ht_ref_blocks(&p->ref) * HT_BLOCK_BYTES;
         return;
     }
-    ht_error("object %llu, chunk %llu: its new content could not be written: %s; abort returns to the last commit",
-             (unsigned long long)o->oid, (unsigned long long)lc->index, strerror(-p->rc));
+    const struct ht_dev *dev = p->xfer.bad_dev;
+    struct ht_event_about about = {o->oid, dev ? ht_dev_name(dev) : NULL, dev ? p->xfer.bad_offset : 0, p->rc};
+    ht_event(
+        HT_EVENT_WRITE_ERROR, &about,
+        "new content of chunk %llu of object %llu could not be written to %s: %s; abort returns to the last commit",
+        (unsigned long long)lc->index, (unsigned long long)o->oid, dev ? about.device : "any device", strerror(-p->rc));
     s->write_errors++;
     if (p->writing) {
         o->stored_blocks -= ht_ref_blocks(&p->ref);
         ht_free_ref_now(s, &p->ref);
     }
     p->c->flags |= CH_BAD;
-    o->error = p->rc;
+    o->error = o->sticky = p->rc;
     o->lost = true;
     o->meta_dirty = true; /* keeps it on the scope's list, for abort */
     ht_obj_touch(o);

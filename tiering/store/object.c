@@ -335,6 +335,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .version = o->version,
         .unpublished = o->dirty || o->writing || o->unpublished || o->meta_dirty,
         .error = o->error,
+        .sticky_error = o->sticky,
     };
     ht_store_unlock(o->s);
 }
@@ -342,7 +343,14 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
 void ht_obj_clear_error(struct ht_obj *o)
 {
     ht_store_lock(o->s);
-    o->error = 0;
+    o->error = o->sticky = 0;
+    ht_store_unlock(o->s);
+}
+
+void ht_obj_note_error(struct ht_obj *o, int error)
+{
+    ht_store_lock(o->s);
+    o->error = o->sticky = error;
     ht_store_unlock(o->s);
 }
 

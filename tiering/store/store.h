@@ -146,11 +146,14 @@ struct ht_obj_stat {
     uint64_t device_read_bytes, device_written_bytes;
     uint64_t version; /* grows with every change of content */
     bool unpublished; /* there is something ht_obj_publish would put */
-    int error;        /* sticky write error that no writeback or sync has reported yet, or 0 */
+    int error;        /* write error that no writeback or sync has reported yet, or 0 */
+    int sticky_error; /* the last write error, reported or not, until ht_obj_clear_error */
 };
 void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
-/* Forget a sticky write error: somebody has seen it. */
+/* Forget a write error: somebody has seen it. */
 void ht_obj_clear_error(struct ht_obj *obj);
+/* Something written to it was lost on the way here: the next sync reports it. */
+void ht_obj_note_error(struct ht_obj *obj, int error);
 uint64_t ht_obj_id(const struct ht_obj *obj);
 uint64_t ht_obj_size(struct ht_obj *obj);
 uint32_t ht_obj_chunk_bytes(const struct ht_obj *obj);

@@ -106,7 +106,8 @@ struct ht_obj {
     bool deleted;    /* currently */
     bool dead;       /* for good: leaves memory with its last reference */
     bool meta_dirty; /* size or existence is unpublished */
-    int error;       /* sticky, reported and cleared by writeback */
+    int error;       /* reported and cleared by writeback */
+    int sticky;      /* the last error, until somebody clears it */
     bool lost;       /* a chunk is BAD: the error stays until abort */
     uint64_t delete_lsn;
     uint32_t dirty, writing, unpublished, resident; /* chunks */
@@ -287,10 +288,14 @@ void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref);
 struct ht_xfer {
     struct ht_io io_[4], *ios;
     unsigned count;
+    struct ht_dev *bad_dev; /* after an error: which device, and where */
+    uint64_t bad_offset;
 };
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring); /* the first error; frees what start took */
+/* Raise and count what ht_xfer_wait, or ht_xfer_start, said of a read. Lock not held. */
+void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, int error);
 /* Verify what was read; counts errors. 0 or -EIO. */
 int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf);
 struct ht_ring *ht_ring_get(struct ht_store *s); /* NULL: none to be had */

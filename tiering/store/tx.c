@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 /* Without a compaction thread the one who needs room makes it. */
@@ -69,6 +69,15 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
     ht_store_unlock(s);
 }
 
+/* Told once: everything that is tried afterwards is refused. */
+static void log_failed(struct ht_store *s, int error)
+{
+    struct ht_event_about about = {.error = error};
+    if (!atomic_exchange(&s->failed, true))
+        ht_event(HT_EVENT_READ_ONLY, &about,
+                 "the metadata log cannot be written: %s; the store is read-only from now on", strerror(-error));
+}
+
 int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn)
 {
     struct ht_store *s = tx->s;
@@ -77,8 +86,7 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn)
     if (!rc && tx->records.len)
         rc = ht_journal_append(s->journal, &tx->records, &lsn);
     if (rc) {
-        ht_error("the metadata log cannot be written: %s; the store is read-only from now on", strerror(-rc));
-        s->failed = true;
+        log_failed(s, rc);
     } else if (lsn) {
         s->last_lsn = lsn;
     }
@@ -96,7 +104,7 @@ int ht_store_sync(struct ht_store *s, uint64_t lsn)
         return 0;
     int rc = ht_journal_sync(s->journal, lsn);
     if (rc) {
-        s->failed = true;
+        log_failed(s, rc);
         return rc;
     }
     ht_store_lock(s);

@@ -11,7 +11,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 enum { WINDOW = 16 };
@@ -112,14 +112,21 @@ static void job_failed(struct job *j, int rc)
     s->write_errors++;
     o->stored_blocks -= ht_ref_blocks(&j->ref);
     struct ht_extent e = ht_ref_extent(&j->ref, 0);
-    ht_error("write to %s failed at byte %llu: %s (object %llu, chunk %llu stays in memory)",
-             ht_dev_name(s->dev[e.device]), (unsigned long long)(e.block * HT_BLOCK_BYTES), strerror(-rc),
-             (unsigned long long)o->oid, (unsigned long long)j->index);
+    struct ht_event_about about = {o->oid, ht_dev_name(s->dev[e.device]), e.block * HT_BLOCK_BYTES, rc};
+    if (j->xfer.bad_dev) {
+        about.device = ht_dev_name(j->xfer.bad_dev);
+        about.offset = j->xfer.bad_offset;
+    }
+    ht_event(
+        HT_EVENT_WRITE_ERROR, &about,
+        "chunk %llu of object %llu could not be written at byte %llu of %s: %s; it stays in memory and is tried again",
+        (unsigned long long)j->index, (unsigned long long)o->oid, (unsigned long long)about.offset, about.device,
+        strerror(-rc));
     ht_free_ref_now(s, &j->ref);
     ht_chunk_set_dirty(o, j->c, j->index);
     /* Best effort: without a reservation the retry reports ENOSPC. */
     int again = ht_chunk_reserve(o, j->c, (uint32_t)ht_div_up(ht_chunk_len(o, j->index), HT_BLOCK_BYTES));
-    o->error = again ? again : rc;
+    o->error = o->sticky = again ? again : rc;
 }
 
 static void note_error(struct window *w, int rc)

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/hash.h"
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 enum { RING_DEPTH = 64 };
@@ -49,6 +49,7 @@ int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
 {
     x->count = ht_ref_extents(ref);
     x->ios = x->io_;
+    x->bad_dev = NULL;
     if (x->count > HT_ARRAY_SIZE(x->io_)) {
         x->ios = malloc(x->count * sizeof(*x->ios));
         if (!x->ios) {
@@ -78,8 +79,11 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
     int first = 0;
     for (unsigned i = 0; i < x->count; i++) {
         int rc = ht_ring_wait(ring, &x->ios[i]);
-        if (rc && !first)
+        if (rc && !first) {
             first = rc;
+            x->bad_dev = x->ios[i].dev;
+            x->bad_offset = x->ios[i].offset;
+        }
     }
     if (x->count && x->ios != x->io_)
         free(x->ios);
@@ -92,16 +96,30 @@ uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t 
     return ht_hash64(stored, len, s->sb.salt);
 }
 
+void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, int error)
+{
+    struct ht_store *s = o->s;
+    const char *device = x->bad_dev ? ht_dev_name(x->bad_dev) : NULL;
+    struct ht_event_about about = {o->oid, device, x->bad_dev ? x->bad_offset : 0, error};
+    ht_event(HT_EVENT_READ_ERROR, &about, "chunk %llu of object %llu cannot be read at byte %llu of %s: %s",
+             (unsigned long long)index, (unsigned long long)o->oid, (unsigned long long)about.offset,
+             device ? device : "any device", strerror(-error));
+    ht_store_lock(s);
+    s->read_errors++;
+    ht_store_unlock(s);
+}
+
 int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf)
 {
     struct ht_store *s = o->s;
     if (ht_store_checksum(s, buf, ref->stored) == ref->checksum)
         return 0;
     struct ht_extent e = ht_ref_extent(ref, 0);
-    ht_error(
-        "checksum mismatch: object %llu, chunk %llu, %s, byte offset %llu: the read fails with EIO; run hitrain-fsck",
-        (unsigned long long)o->oid, (unsigned long long)index, ht_dev_name(s->dev[e.device]),
-        (unsigned long long)(e.block * HT_BLOCK_BYTES));
+    struct ht_event_about about = {o->oid, ht_dev_name(s->dev[e.device]), e.block * HT_BLOCK_BYTES, -EIO};
+    ht_event(
+        HT_EVENT_CHECKSUM, &about,
+        "chunk %llu of object %llu at byte %llu of %s: its checksum is wrong; the read fails with EIO; run hitrain-fsck",
+        (unsigned long long)index, (unsigned long long)o->oid, (unsigned long long)about.offset, about.device);
     ht_store_lock(s);
     s->checksum_errors++;
     ht_store_unlock(s);

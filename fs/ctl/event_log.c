@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* event_log.c - see event_log.h. */
+#include "fs/ctl/event_log.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define FIRST_PERIOD_NS 1000000000ull
+#define LAST_PERIOD_NS (64 * FIRST_PERIOD_NS)
+
+/* One kind of repetition. Unused ones have ends_ns 0. */
+struct repeat {
+    uint64_t ends_ns, period_ns;
+    uint64_t held; /* counted and not appended yet */
+    struct ht_event last;
+};
+
+struct ht_event_log {
+    pthread_mutex_t lock; /* guards all of it */
+    pthread_cond_t more;
+    bool stopped;
+    uint64_t last;    /* sequence number of the newest entry */
+    uint64_t visible; /* of the newest one with a name */
+    uint64_t count[HT_EVENT_CODES];
+    struct repeat kind[HT_EVENT_KINDS_MAX];
+    struct repeat rest[HT_EVENT_CODES]; /* what found no place among the kinds */
+    unsigned entries;
+    struct ht_event_entry ring[];
+};
+
+int ht_event_log_new(unsigned entries, struct ht_event_log **out)
+{
+    struct ht_event_log *l = calloc(1, sizeof(*l) + entries * sizeof(l->ring[0]));
+    pthread_condattr_t attr;
+
+    if (!l)
+        return -ENOMEM;
+    l->entries = entries;
+    pthread_mutex_init(&l->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&l->more, &attr);
+    pthread_condattr_destroy(&attr);
+    *out = l;
+    return 0;
+}
+
+void ht_event_log_free(struct ht_event_log *l)
+{
+    if (!l)
+        return;
+    pthread_cond_destroy(&l->more);
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+/* ------------------------------------------------------------------ append */
+
+static struct ht_event_entry *entry_of(struct ht_event_log *l, uint64_t seq)
+{
+    return &l->ring[seq % l->entries];
+}
+
+static uint64_t oldest_locked(const struct ht_event_log *l)
+{
+    return l->last > l->entries ? l->last - l->entries + 1 : 1;
+}
+
+static void append_locked(struct ht_event_log *l, const struct ht_event *e, uint64_t count, bool various)
+{
+    struct ht_event_entry *entry = entry_of(l, ++l->last);
+
+    entry->seq = l->last;
+    entry->count = count;
+    entry->various = various;
+    entry->event = *e;
+    entry->path[0] = 0;
+    if (l->visible + 1 < oldest_locked(l)) /* nobody gave it a name in time */
+        l->visible = oldest_locked(l) - 1;
+    pthread_cond_signal(&l->more);
+}
+
+/* ------------------------------------------------------------------ repeats */
+
+static bool same(const struct ht_event *a, const struct ht_event *b)
+{
+    return a->code == b->code && a->id == b->id && a->error == b->error && strcmp(a->device, b->device) == 0;
+}
+
+static void begin_repeat(struct repeat *r, const struct ht_event *e, uint64_t now_ns)
+{
+    r->period_ns = FIRST_PERIOD_NS;
+    r->ends_ns = now_ns + FIRST_PERIOD_NS;
+    r->held = 0;
+    r->last = *e;
+}
+
+static void end_period_locked(struct ht_event_log *l, struct repeat *r, uint64_t now_ns, bool various)
+{
+    if (!r->ends_ns || r->ends_ns > now_ns)
+        return;
+    if (r->held == 0 || now_ns == UINT64_MAX) {
+        r->ends_ns = 0;
+    } else {
+        r->period_ns = ht_min_u64(2 * r->period_ns, LAST_PERIOD_NS);
+        r->ends_ns = now_ns + r->period_ns;
+    }
+    if (r->held)
+        append_locked(l, &r->last, r->held, various);
+    r->held = 0;
+}
+
+static void tick_locked(struct ht_event_log *l, uint64_t now_ns)
+{
+    for (unsigned i = 0; i < HT_EVENT_KINDS_MAX; i++)
+        end_period_locked(l, &l->kind[i], now_ns, false);
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        end_period_locked(l, &l->rest[i], now_ns, true);
+}
+
+void ht_event_log_tick(struct ht_event_log *l, uint64_t now_ns)
+{
+    pthread_mutex_lock(&l->lock);
+    tick_locked(l, now_ns);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* The kind it repeats, a free one for it, or what is counted by the code alone. */
+static struct repeat *find_repeat(struct ht_event_log *l, const struct ht_event *e)
+{
+    struct repeat *unused = NULL;
+
+    for (unsigned i = 0; i < HT_EVENT_KINDS_MAX; i++) {
+        struct repeat *r = &l->kind[i];
+
+        if (r->ends_ns && same(&r->last, e))
+            return r;
+        if (!r->ends_ns && !unused)
+            unused = r;
+    }
+    return unused ? unused : &l->rest[e->code];
+}
+
+void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t now_ns)
+{
+    struct repeat *r;
+
+    pthread_mutex_lock(&l->lock);
+    l->count[e->code]++;
+    tick_locked(l, now_ns);
+    r = find_repeat(l, e);
+    if (r->ends_ns) {
+        if (r->held++ == 0)
+            pthread_cond_signal(&l->more); /* its end is to be waited for */
+        r->last = *e;
+    } else {
+        begin_repeat(r, e, now_ns);
+        append_locked(l, e, 1, false);
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* ------------------------------------------------------------------- naming */
+
+bool ht_event_log_unnamed(struct ht_event_log *l, struct ht_event_entry *out)
+{
+    bool any;
+
+    pthread_mutex_lock(&l->lock);
+    any = l->visible < l->last;
+    if (any)
+        *out = *entry_of(l, l->visible + 1);
+    pthread_mutex_unlock(&l->lock);
+    return any;
+}
+
+void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path)
+{
+    pthread_mutex_lock(&l->lock);
+    if (seq == l->visible + 1) {
+        struct ht_event_entry *entry = entry_of(l, seq);
+        size_t len = strnlen(path, sizeof(entry->path) - 1);
+
+        memcpy(entry->path, path, len);
+        entry->path[len] = 0;
+        l->visible = seq;
+    }
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* When the next period with something held ends; 0: none does. Silent ones end when the next event is put. */
+static uint64_t due_locked(const struct ht_event_log *l)
+{
+    uint64_t due = 0;
+
+    for (unsigned i = 0; i < HT_EVENT_KINDS_MAX + HT_EVENT_CODES; i++) {
+        const struct repeat *r = i < HT_EVENT_KINDS_MAX ? &l->kind[i] : &l->rest[i - HT_EVENT_KINDS_MAX];
+
+        if (r->ends_ns && r->held && (!due || r->ends_ns < due))
+            due = r->ends_ns;
+    }
+    return due;
+}
+
+static void wait_locked(struct ht_event_log *l, uint64_t due)
+{
+    struct timespec ts = {(time_t)(due / 1000000000), (long)(due % 1000000000)};
+
+    if (due)
+        pthread_cond_timedwait(&l->more, &l->lock, &ts);
+    else
+        pthread_cond_wait(&l->more, &l->lock);
+}
+
+bool ht_event_log_wait(struct ht_event_log *l)
+{
+    bool work;
+
+    pthread_mutex_lock(&l->lock);
+    for (;;) {
+        uint64_t due = due_locked(l);
+
+        work = l->visible < l->last || (due && due <= ht_now_ns());
+        if (work || l->stopped)
+            break;
+        wait_locked(l, due);
+    }
+    pthread_mutex_unlock(&l->lock);
+    return work;
+}
+
+void ht_event_log_stop(struct ht_event_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    l->stopped = true;
+    tick_locked(l, UINT64_MAX);
+    pthread_cond_broadcast(&l->more);
+    pthread_mutex_unlock(&l->lock);
+}
+
+/* ------------------------------------------------------------------ reading */
+
+bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_entry *out)
+{
+    uint64_t seq;
+    bool any;
+
+    pthread_mutex_lock(&l->lock);
+    seq = after < UINT64_MAX ? ht_max_u64(after + 1, oldest_locked(l)) : after;
+    any = seq <= l->visible;
+    if (any)
+        *out = *entry_of(l, seq);
+    pthread_mutex_unlock(&l->lock);
+    return any;
+}
+
+void ht_event_log_figures(struct ht_event_log *l, struct ht_event_figures *out)
+{
+    pthread_mutex_lock(&l->lock);
+    memcpy(out->count, l->count, sizeof(out->count));
+    out->entries = l->last;
+    out->overwritten = oldest_locked(l) - 1;
+    pthread_mutex_unlock(&l->lock);
+}

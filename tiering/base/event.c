@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* event.c - see event.h. One lock, read by who raises: events are rare, and the sink is brief. */
+#include "tiering/base/event.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
+    [HT_EVENT_MOUNTED] = {"mounted", HT_LOG_INFO, "The store was mounted."},
+    [HT_EVENT_UNMOUNTING] = {"unmounting", HT_LOG_INFO, "The mount is being ended, and by what."},
+    [HT_EVENT_WRITE_ERROR] = {"write-error", HT_LOG_ERROR, "A device failed a write of content."},
+    [HT_EVENT_READ_ERROR] = {"read-error", HT_LOG_ERROR, "A device failed a read of content."},
+    [HT_EVENT_CHECKSUM] = {"checksum", HT_LOG_ERROR, "A device returned other bytes than were written."},
+    [HT_EVENT_NO_SPACE] = {"no-space", HT_LOG_ERROR, "Something was refused because the store is full."},
+    [HT_EVENT_WRITE_REFUSED] = {"write-refused", HT_LOG_ERROR, "A client's write failed for another reason."},
+    [HT_EVENT_READ_ONLY] = {"read-only", HT_LOG_ERROR, "The log cannot be written: the store takes no changes."},
+    [HT_EVENT_COMMIT_FAILED] = {"commit-failed", HT_LOG_ERROR, "A commit did not become durable."},
+    [HT_EVENT_LOG_COPY_LOST] = {"log-copy-lost", HT_LOG_ERROR, "One copy of the log is not written any more."},
+    [HT_EVENT_LOG_DAMAGED] = {"log-damaged", HT_LOG_WARN, "One copy of the log was damaged; the other one is used."},
+    [HT_EVENT_LOG_REPAIRED] = {"log-repaired", HT_LOG_INFO, "A copy of the log was brought up to the other one."},
+    [HT_EVENT_LOG_FULL] = {"log-full", HT_LOG_WARN, "The log is full and is compacted into one of its copies."},
+    [HT_EVENT_COMPACTION_FAILED] = {"compaction-failed", HT_LOG_ERROR, "The log could not be compacted."},
+    [HT_EVENT_GRADIENT_REFUSED] = {"gradient-refused", HT_LOG_ERROR, "A gradient is not applied."},
+    [HT_EVENT_STEP_REFUSED] = {"step-refused", HT_LOG_ERROR, "A step cannot end yet."},
+    [HT_EVENT_UPDATE_FAILED] = {"update-failed", HT_LOG_ERROR, "A range of a parameter could not be updated."},
+    [HT_EVENT_STEP_ABORTED] = {"step-aborted", HT_LOG_WARN, "A model went back to its last durable step."},
+    [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "Space that a step will need is not reserved."},
+    [HT_EVENT_REFUSED] = {"refused", HT_LOG_WARN, "An attribute, a hidden file or a command was refused."},
+    [HT_EVENT_ERROR_CLEARED] = {"error-cleared", HT_LOG_INFO, "Somebody cleared the word error."},
+    [HT_EVENT_DELETE_FAILED] = {"delete-failed", HT_LOG_WARN, "Something deleted stays until the next mount."},
+    [HT_EVENT_PRIVILEGE_KEPT] = {"privilege-kept", HT_LOG_ERROR, "A written file keeps setuid bits or capabilities."},
+    [HT_EVENT_STALE_CACHE] = {"stale-cache", HT_LOG_ERROR, "Clients may see what is not so any more."},
+    [HT_EVENT_PAGES_LOST] = {"pages-lost", HT_LOG_ERROR, "Not everything could be written when the mount ended."},
+    [HT_EVENT_FORCED_UNMOUNT] = {"forced-unmount", HT_LOG_WARN, "The mount ended while it was in use."},
+};
+
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static void (*sink)(void *ctx, const struct ht_event *e); /* lock */
+static void *sink_ctx;                                    /* lock */
+
+void ht_event_set_sink(void (*fn)(void *ctx, const struct ht_event *e), void *ctx)
+{
+    pthread_rwlock_wrlock(&lock);
+    sink = fn;
+    sink_ctx = ctx;
+    pthread_rwlock_unlock(&lock);
+}
+
+void ht_event(enum ht_event_code code, const struct ht_event_about *about, const char *fmt, ...)
+{
+    int saved_errno = errno;
+    struct ht_event e = {.code = code, .time_ns = ht_wall_ns()};
+    va_list args;
+
+    if (about) {
+        e.id = about->id;
+        e.offset = about->offset;
+        e.error = about->error;
+        snprintf(e.device, sizeof(e.device), "%s", about->device ? about->device : "");
+    }
+    errno = saved_errno; /* for %m */
+    va_start(args, fmt);
+    vsnprintf(e.text, sizeof(e.text), fmt, args);
+    va_end(args);
+    pthread_rwlock_rdlock(&lock);
+    if (sink)
+        sink(sink_ctx, &e);
+    else
+        ht_log(ht_event_kinds[code].level, "%s", e.text);
+    pthread_rwlock_unlock(&lock);
+    errno = saved_errno;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * event.h - what an operator must learn of although no program looked: a code of a fixed set, what it is about, and a
+ * text. Any layer raises events; whoever keeps them installs the sink. Without one they are messages (log.h).
+ *
+ * The words of the codes are an interface (hitrainctl, metrics, hitrainctl(8)): never change or reuse one.
+ */
+#ifndef HITRAIN_TIERING_BASE_EVENT_H
+#define HITRAIN_TIERING_BASE_EVENT_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/log.h"
+
+enum ht_event_code {
+    HT_EVENT_MOUNTED,
+    HT_EVENT_UNMOUNTING,
+    HT_EVENT_WRITE_ERROR,
+    HT_EVENT_READ_ERROR,
+    HT_EVENT_CHECKSUM,
+    HT_EVENT_NO_SPACE,
+    HT_EVENT_WRITE_REFUSED,
+    HT_EVENT_READ_ONLY,
+    HT_EVENT_COMMIT_FAILED,
+    HT_EVENT_LOG_COPY_LOST,
+    HT_EVENT_LOG_DAMAGED,
+    HT_EVENT_LOG_REPAIRED,
+    HT_EVENT_LOG_FULL,
+    HT_EVENT_COMPACTION_FAILED,
+    HT_EVENT_GRADIENT_REFUSED,
+    HT_EVENT_STEP_REFUSED,
+    HT_EVENT_UPDATE_FAILED,
+    HT_EVENT_STEP_ABORTED,
+    HT_EVENT_NOT_RESERVED,
+    HT_EVENT_REFUSED,
+    HT_EVENT_ERROR_CLEARED,
+    HT_EVENT_DELETE_FAILED,
+    HT_EVENT_PRIVILEGE_KEPT,
+    HT_EVENT_STALE_CACHE,
+    HT_EVENT_PAGES_LOST,
+    HT_EVENT_FORCED_UNMOUNT,
+    HT_EVENT_CODES,
+};
+
+struct ht_event_kind {
+    const char *word;
+    enum ht_log_level level;
+    const char *meaning; /* one line, for people */
+};
+extern const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES];
+
+/* What an event is about. Zeros and NULL: not known, or nothing. */
+struct ht_event_about {
+    uint64_t id;        /* inode, or object of the store (which share their numbers) */
+    const char *device; /* its name */
+    uint64_t offset;    /* on the device, bytes */
+    int error;          /* negative errno */
+};
+
+enum { HT_EVENT_TEXT_BYTES = 256, HT_EVENT_DEVICE_BYTES = 128 };
+
+struct ht_event {
+    enum ht_event_code code;
+    int error;
+    uint64_t time_ns; /* wall clock */
+    uint64_t id;
+    uint64_t offset; /* counts only with a device */
+    char device[HT_EVENT_DEVICE_BYTES];
+    char text[HT_EVENT_TEXT_BYTES];
+};
+
+/*
+ * Raise an event; about may be NULL. Any thread, with any lock held; errno is kept. The text says what happened in a
+ * sentence that stands alone but for the path, which the sink may know how to find from the id.
+ */
+void ht_event(enum ht_event_code code, const struct ht_event_about *about, const char *fmt, ...) HT_PRINTF(3, 4);
+
+/* Who gets events from now on; NULL: nobody. Must not block, nor take a lock that is held around ht_event. When this
+ * returns no call of the sink before is running any more. */
+void ht_event_set_sink(void (*sink)(void *ctx, const struct ht_event *e), void *ctx);
+
+#endif
