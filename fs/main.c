@@ -17,6 +17,7 @@
 #include "fs/ns/ns.h"
 #include "fs/options.h"
 #include "fs/process.h"
+#include "fs/remount.h"
 #include "optim/optim.h"
 #include "tiering/base/event.h"
 #include "tiering/base/std.h"
@@ -205,7 +206,7 @@ static int mount_fuse(struct daemon *d)
     ht_signals_defer();
     r = ht_fuse_mount(d->fuse, d->mountpoint);
     ht_signals_direct(r ? NULL : stop_mount, d->fuse);
-    return r;
+    return r ? r : ht_remount_later_flags(d->mountpoint, &d->options);
 }
 
 /* -------------------------------------------------------------------- down */
@@ -306,8 +307,11 @@ static int check_places(struct daemon *d)
 
 static int run(struct daemon *d)
 {
-    int r = check_places(d);
+    int r;
 
+    if (d->options.remount)
+        return ht_remount(&d->options);
+    r = check_places(d);
     if (r == 0 && !d->options.foreground) {
         fflush(NULL);
         r = ht_daemon_fork();

@@ -3,6 +3,7 @@
 #include "fs/options.h"
 
 #include <getopt.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -133,27 +134,62 @@ static int set_default(struct ht_options *o, const char *value)
     return 0;
 }
 
+static int set_remount(struct ht_options *o, const char *value)
+{
+    o->remount = true;
+    return 0;
+}
+
+#define FIXED(field) offsetof(struct ht_options, field), sizeof(((struct ht_options *)0)->field)
+
 static const struct row {
     const char *word;
     const char *value; /* how help calls it; NULL: takes none */
     int (*set)(struct ht_options *o, const char *value);
     const char *help;
+    size_t offset, bytes; /* what a remount cannot change; bytes 0: nothing */
 } rows[] = {
-    {"dram", "SIZE", set_dram, "DRAM tier (default: a quarter of the available memory)"},
-    {"staging", "SIZE", set_staging, "staging pool (default: 64M)"},
-    {"commit", "SECONDS", set_commit, "how long unsynced data outside model roots may stay volatile (default: 5)"},
-    {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)"},
-    {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)"},
-    {"numa", "auto|off|NODE", set_numa, "where memory comes from (default: auto, the node of the first device)"},
-    {"device", "PATH", set_device, "a further member of the store"},
-    {"tune", NULL, set_tune, "let it change settings of the system that make it faster, and say which"},
-    {"allow_other", NULL, set_allow_other, "other users have access (default for root)"},
-    {"default_permissions", NULL, set_default, "the kernel checks permissions (always so)"},
-    {"rw", NULL, set_default, "read and write (the default)"},
-    {"defaults", NULL, set_default, "nothing special"},
+    {"dram", "SIZE", set_dram, "DRAM tier (default: a quarter of the available memory)", FIXED(dram_bytes)},
+    {"staging", "SIZE", set_staging, "staging pool (default: 64M)", FIXED(staging_bytes)},
+    {"commit", "SECONDS", set_commit, "how long unsynced data outside model roots may stay volatile (default: 5)",
+     FIXED(commit_ms)},
+    {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)",
+     FIXED(optim_threads)},
+    {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",
+     FIXED(fuse_threads)},
+    {"numa", "auto|off|NODE", set_numa, "where memory comes from (default: auto, the node of the first device)",
+     FIXED(numa_node)},
+    {"device", "PATH", set_device, "a further member of the store", FIXED(device_count)},
+    {"tune", NULL, set_tune, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
+    {"allow_other", NULL, set_allow_other, "other users have access (default for root)", FIXED(allow_other)},
+    {"remount", NULL, set_remount, "change ro, rw, noatime and the like of a mount that is there", 0, 0},
+    {"default_permissions", NULL, set_default, "the kernel checks permissions (always so)", 0, 0},
+    {"defaults", NULL, set_default, "nothing special", 0, 0},
 };
+static_assert(HT_ARRAY_SIZE(rows) <= 32, "one bit of given for each");
+
+/* What the kernel says of a mount, and mount(8) hands back for a remount. */
+static const char *const told_by_kernel[] = {"user_id=", "group_id=", "rootmode=", "seclabel"};
 
 /* ----------------------------------------------------------------- one word */
+
+/* Flags, then what libfuse knows beyond them. */
+static const char *kernel_word(unsigned i)
+{
+    unsigned flags = 0;
+
+    while (ht_mount_flag_word(flags))
+        flags++;
+    if (i < flags)
+        return ht_mount_flag_word(i);
+    for (unsigned k = 0; ht_fuse_option(k); k++) {
+        struct ht_mount_flags ignored = {0, 0};
+
+        if (!ht_mount_flags_add(&ignored, ht_fuse_option(k)) && i-- == flags)
+            return ht_fuse_option(k);
+    }
+    return NULL;
+}
 
 static int unknown(const char *option)
 {
@@ -161,8 +197,8 @@ static int unknown(const char *option)
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         ht_buf_printf(&b, " %s%s%s", rows[i].word, rows[i].value ? "=" : "", rows[i].value ? rows[i].value : "");
-    for (unsigned i = 0; ht_fuse_option(i); i++)
-        ht_buf_printf(&b, " %s", ht_fuse_option(i));
+    for (unsigned i = 0; kernel_word(i); i++)
+        ht_buf_printf(&b, " %s", kernel_word(i));
     ht_error("unknown option '%s'; allowed are:%s", option, b.err ? "" : (const char *)b.data);
     ht_buf_free(&b);
     return -EINVAL;
@@ -174,6 +210,7 @@ static int set_row(struct ht_options *o, const struct row *row, const char *valu
         ht_error("option '%s' %s", row->word, value ? "takes no value" : "needs a value");
         return -EINVAL;
     }
+    o->given |= 1u << (row - rows);
     return row->set(o, value);
 }
 
@@ -190,9 +227,21 @@ static int pass_on(struct ht_options *o, const char *option)
         ht_buf_put_u8(b, (uint8_t)*p);
     }
     ht_buf_put_u8(b, 0);
-    if (strcmp(option, "ro") == 0)
-        o->read_only = true;
     return b->err;
+}
+
+static int set_flag_word(struct ht_options *o, const char *word)
+{
+    o->read_only = strcmp(word, "ro") == 0 || (o->read_only && strcmp(word, "rw") != 0);
+    return ht_mount_flag_at_start(word) ? pass_on(o, word) : 0;
+}
+
+static bool is_told_by_kernel(const char *option)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(told_by_kernel); i++)
+        if (strncmp(option, told_by_kernel[i], strlen(told_by_kernel[i])) == 0)
+            return true;
+    return false;
 }
 
 static int set_option(struct ht_options *o, char *option)
@@ -203,7 +252,17 @@ static int set_option(struct ht_options *o, char *option)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (strlen(rows[i].word) == len && memcmp(rows[i].word, option, len) == 0)
             return set_row(o, &rows[i], equals ? equals + 1 : NULL);
-    return ht_fuse_knows_option(option) ? pass_on(o, option) : unknown(option);
+    if (ht_mount_flags_add(&o->flags, option))
+        return set_flag_word(o, option);
+    if (ht_fuse_knows_option(option)) {
+        o->labelled = true;
+        return pass_on(o, option);
+    }
+    if (is_told_by_kernel(option)) {
+        o->told = true;
+        return 0;
+    }
+    return unknown(option);
 }
 
 /*
@@ -294,6 +353,10 @@ static int take_arguments(struct ht_options *o, int argc, char **argv)
         o->device[i] = argv[optind + (int)i];
     o->device_count += count;
     o->mountpoint = argv[argc - 1];
+    if (o->told && !o->remount) {
+        ht_error("options that the kernel tells of a mount (user_id and the like) are for a remount only");
+        return -EINVAL;
+    }
     return 0;
 }
 
@@ -313,6 +376,15 @@ int ht_options_parse(int argc, char **argv, bool allow_other, struct ht_options 
     if (r || o->help || o->version)
         return r;
     return take_arguments(o, argc, argv);
+}
+
+const char *ht_options_changed(const struct ht_options *in_force, const struct ht_options *asked)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if ((asked->given & 1u << i) && rows[i].bytes &&
+            memcmp((const char *)in_force + rows[i].offset, (const char *)asked + rows[i].offset, rows[i].bytes) != 0)
+            return rows[i].word;
+    return NULL;
 }
 
 void ht_options_free(struct ht_options *o)
@@ -340,7 +412,7 @@ void ht_options_usage(void)
         printf("%*s%s\n", n < 24 ? 24 - n : 1, "", rows[i].help);
     }
     printf("and, for the kernel:");
-    for (unsigned i = 0; ht_fuse_option(i); i++)
-        printf(" %s", ht_fuse_option(i));
+    for (unsigned i = 0; kernel_word(i); i++)
+        printf(" %s", kernel_word(i));
     printf("\n");
 }

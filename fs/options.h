@@ -3,6 +3,7 @@
 #ifndef HITRAIN_FS_OPTIONS_H
 #define HITRAIN_FS_OPTIONS_H
 
+#include "fs/mountflags.h"
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/mem.h"
@@ -15,7 +16,11 @@ struct ht_options {
     unsigned device_count, named_count; /* named_count: how many at the end of device are owned */
     const char *mountpoint;
     bool foreground, single_thread, debug, help, version;
-    bool read_only, tune, allow_other;
+    bool read_only, tune, allow_other, remount;
+    bool labelled;  /* security contexts were named */
+    bool told;      /* so was something that the kernel tells of a mount: for a remount only */
+    uint32_t given; /* bit i: row i of the table of options was named */
+    struct ht_mount_flags flags;
     uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
     unsigned commit_ms;
     unsigned optim_threads; /* 0: one for each CPU */
@@ -26,6 +31,8 @@ struct ht_options {
 
 /* allow_other: the default. -EINVAL: said what is wrong. Release with ht_options_free in any case. */
 int ht_options_parse(int argc, char **argv, bool allow_other, struct ht_options *out) HT_CHECK;
+/* For a remount: the first option of asked that was named and differs from what is in force. NULL: none. */
+const char *ht_options_changed(const struct ht_options *in_force, const struct ht_options *asked);
 void ht_options_free(struct ht_options *o);
 void ht_options_usage(void);
 

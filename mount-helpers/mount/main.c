@@ -17,6 +17,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
+#include "tiering/base/std.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mount/options.h"
 
@@ -147,9 +148,7 @@ static int add_options(struct request *r, const char *text)
     const char *what = NULL;
     int ret = ht_mount_options(text, &r->options, &what);
 
-    if (ret == -ENOTSUP && strcmp(what, "remount") == 0)
-        ht_error("%s: a hitrain mount cannot be changed by 'remount': unmount it and mount it again", r->point);
-    else if (ret == -ENOTSUP)
+    if (ret == -ENOTSUP)
         ht_error("%s: option '%s' is not possible: hitrain opens regular files itself", r->point, what);
     else if (ret < 0)
         ht_error("%s", strerror(-ret));
@@ -217,8 +216,10 @@ int main(int argc, char **argv)
     struct request r = {.options = HT_BUF_INIT};
     const char **opts = calloc((size_t)argc + 1, sizeof(*opts));
     size_t opt_count;
-    int status = opts != NULL ? parse(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
+    int status;
 
+    ht_std_open();
+    status = opts != NULL ? parse(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
     if (status >= 0)
         goto out;
     status = EXIT_SUCCESS;

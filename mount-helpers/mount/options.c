@@ -2,24 +2,21 @@
 /*
  * options.c - see options.h.
  *
- * Three kinds of options: for whoever reads fstab (dropped), for the kernel through libfuse (libfuse knows some of
- * them and refuses the rest, so that those which only restate the default are dropped), and everything else, which
- * is the daemon's to accept or to refuse by name.
+ * Two kinds of options: for whoever reads fstab (dropped), and everything else, which is the daemon's to accept or to
+ * refuse by name.
  */
 #include "mount-helpers/mount/options.h"
 
 /* Words of mount(8), fstab and systemd that say nothing to a file system, or ask for what is so anyway. */
 static const char *const dropped[] = {
-    "defaults",   "rw",         "auto",     "noauto",     "user",        "nouser",        "users",
-    "owner",      "group",      "nofail",   "_netdev",    "async",       "atime",         "diratime",
-    "relatime",   "norelatime", "lazytime", "nolazytime", "strictatime", "nostrictatime", "iversion",
-    "noiversion", "mand",       "nomand",   "loud",       "silent",      "symfollow",     "nomtab",
+    "defaults", "auto",       "noauto",   "user",       "nouser", "users",  "owner", "group",  "nofail", "_netdev",
+    "lazytime", "nolazytime", "iversion", "noiversion", "mand",   "nomand", "loud",  "silent", "nomtab",
 };
 /* The same, up to a value or a name that follows. */
 static const char *const dropped_prefixes[] = {"x-", "X-", "comment=", "user=", "uhelper=", "helper="};
 
 /* What mount(8) passes on although no FUSE file system can do it. */
-static const char *const refused[] = {"remount", "loop"};
+static const char *const refused[] = {"loop"};
 
 static bool is_word(const char *option, size_t len, const char *word)
 {

@@ -30,7 +30,7 @@ static void unescape(const char *from, char *to, size_t cap)
 
 static bool parse_line(char *line, struct ht_mount_entry *out)
 {
-    char *save, *words[5], *word = strtok_r(line, " \n", &save), *type, *source;
+    char *save, *words[6], *word = strtok_r(line, " \n", &save), *type, *source, *super;
 
     for (unsigned i = 0; i < HT_ARRAY_SIZE(words); i++) {
         if (word == NULL)
@@ -42,11 +42,14 @@ static bool parse_line(char *line, struct ht_mount_entry *out)
         word = strtok_r(NULL, " \n", &save);
     type = strtok_r(NULL, " \n", &save);
     source = strtok_r(NULL, " \n", &save);
+    super = strtok_r(NULL, " \n", &save);
     if (word == NULL || type == NULL || source == NULL || sscanf(words[2], "%u:%u", &out->major, &out->minor) != 2)
         return false;
     unescape(words[4], out->point, sizeof(out->point));
     unescape(type, out->type, sizeof(out->type));
     unescape(source, out->source, sizeof(out->source));
+    unescape(words[5], out->options, sizeof(out->options));
+    unescape(super != NULL ? super : "", out->super_options, sizeof(out->super_options));
     return true;
 }
 

@@ -6,11 +6,15 @@
 #include <limits.h>
 #include "tiering/base/base.h"
 
+enum { HT_MOUNT_OPTIONS_MAX = 512 };
+
 struct ht_mount_entry {
     unsigned major, minor;
     char point[PATH_MAX];
     char type[64];
     char source[PATH_MAX];
+    char options[HT_MOUNT_OPTIONS_MAX];       /* of this mount: rw, noatime, ...; separated by commas */
+    char super_options[HT_MOUNT_OPTIONS_MAX]; /* of the file system */
 };
 
 /* The mount whose source is this device or file. -ENOENT: it is not mounted in this namespace. */

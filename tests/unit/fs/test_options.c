@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
 #include "fs/options.h"
 
 enum { ARGS_MAX = 24 };
@@ -94,6 +95,8 @@ START_TEST(wrong_ones_are_refused)
         "a m -x",
         "a m -o dram=1G,bogus=2",
         "a m -o max_threads=0",
+        "a m -o user_id=0",
+        "a m -o remount=1",
         "a b c d e f g h i j k l m n o p q r m",
     };
 
@@ -103,6 +106,55 @@ START_TEST(wrong_ones_are_refused)
         ck_assert_msg(parse(bad[i], &o) == -EINVAL, "'%s'", bad[i]);
         ht_options_free(&o);
     }
+}
+END_TEST
+
+static const char *changed(const char *running, const char *asked)
+{
+    static struct ht_options now, next;
+    const char *word;
+
+    ck_assert_int_eq(parse(running, &now), 0);
+    ck_assert_int_eq(parse(asked, &next), 0);
+    ck_assert(next.remount);
+    word = ht_options_changed(&now, &next);
+    ht_options_free(&now);
+    ht_options_free(&next);
+    return word;
+}
+
+START_TEST(a_remount_names_what_cannot_change)
+{
+    static const char running[] = "a m -o dram=1G,commit=3,noatime";
+
+    ck_assert_ptr_null(changed(running, "a m -o remount"));
+    ck_assert_ptr_null(changed(running, "a m -o remount,ro,strictatime,user_id=0,group_id=0,default_permissions"));
+    ck_assert_ptr_null(changed(running, "a m -o remount,dram=1024M,commit=3"));
+    ck_assert_ptr_null(changed(running, "a m -o remount,commit=5,commit=3")); /* the last one counts */
+    ck_assert_str_eq(changed(running, "a m -o remount,commit=5"), "commit");
+    ck_assert_str_eq(changed(running, "a m -o remount,ro,dram=2G"), "dram");
+    ck_assert_str_eq(changed(running, "a m -o staging=64M,remount"), "staging");
+    ck_assert_str_eq(changed(running, "a m -o remount,tune"), "tune");
+    ck_assert_str_eq(changed(running, "a m -o remount,device=b"), "device");
+}
+END_TEST
+
+START_TEST(flags_are_collected_and_later_words_win)
+{
+    struct ht_options o;
+
+    ck_assert_int_eq(parse("a m -o ro,rw,noatime,relatime,nodev,dev,nosuid", &o), 0);
+    ck_assert(!o.read_only);
+    ck_assert_uint_eq(o.flags.set, MS_RELATIME | MS_NOSUID);
+    ck_assert_uint_eq(o.flags.clear & (MS_RDONLY | MS_NOATIME | MS_NODEV | MS_NOSUID),
+                      MS_RDONLY | MS_NOATIME | MS_NODEV);
+    ht_options_free(&o);
+    ck_assert_uint_eq(ht_mount_flags_of("rw,nosuid,relatime,user_id=0"), MS_NOSUID | MS_RELATIME);
+    ck_assert_uint_eq(ht_mount_flags_of(""), 0);
+    ck_assert_int_eq(parse("a m -o strictatime", &o), 0);
+    ck_assert_uint_eq(ht_mount_flags_later(&o.flags), MS_STRICTATIME);
+    ck_assert_uint_eq(o.passed.len, 0); /* libfuse does not know it */
+    ht_options_free(&o);
 }
 END_TEST
 
@@ -128,6 +180,8 @@ int main(void)
     tcase_add_test(t, all_options);
     tcase_add_test(t, commas_in_values);
     tcase_add_test(t, wrong_ones_are_refused);
+    tcase_add_test(t, a_remount_names_what_cannot_change);
+    tcase_add_test(t, flags_are_collected_and_later_words_win);
     tcase_add_test(t, help_needs_nothing_else);
     suite_add_tcase(s, t);
     r = srunner_create(s);
