@@ -311,7 +311,7 @@ def test_hidden_tree_is_resolved_and_not_listed(root):
     mnt = root.parent
     (mnt / 'plain').mkdir()
     refused(errno.ENOENT, os.stat, mnt / 'plain/.hitrain')
-    assert sorted(os.listdir(mnt / '.hitrain')) == ['ctl', 'stats']
+    assert sorted(os.listdir(mnt / '.hitrain')) == ['ctl', 'events', 'stats']
 
 
 def test_states_are_readable_and_writable(root):
