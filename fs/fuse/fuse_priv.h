@@ -17,7 +17,7 @@
 #include "fs/fuse/session.h"
 #include "fs/ctl/hidden.h"
 #include "tiering/base/list.h"
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 enum {
     HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write the kernel is offered */

@@ -192,10 +192,17 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
         ht_read_and_reply(f, req, o->obj, (uint64_t)off, size, HT_TRAFFIC_OTHER);
 }
 
-static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off)
+/* *out_error: why less than everything was written. */
+static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
+                         int *out_error)
 {
-    ssize_t n = ht_obj_write(o->obj, off, buf, size);
+    ssize_t n = ht_obj_write(o->obj, off, buf, size), more = n;
 
+    while (more > 0 && (size_t)n < size) {
+        more = ht_obj_write(o->obj, off + (uint64_t)n, buf + n, size - (size_t)n);
+        n += more > 0 ? more : 0;
+    }
+    *out_error = more < 0 ? (int)more : 0;
     ht_count_written(f, traffic_of(f, o), n);
     if (n > 0)
         ht_ns_touch(f->ns, o->ino, true);
@@ -206,7 +213,8 @@ static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, 
  * Pages that a mapping dirtied do not wait for an update: they are ordered by `wait` only, and an invalidation may be
  * waiting for this very request. Nor does anybody know who dirtied them.
  */
-static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off)
+static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
+                           int *out_error)
 {
     ssize_t n;
 
@@ -214,13 +222,14 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
     f->page_write_ns = ht_now_ns();
     if (o->privileged)
         ht_privilege_drop(f, o->ino, true);
-    n = write_now(f, o, buf, size, off);
+    n = write_now(f, o, buf, size, off, out_error);
     f->page_writes--;
-    return n;
+    return *out_error ? *out_error : n; /* the kernel takes a part for the whole */
 }
 
 /* Whoever writes by himself waits for a pending update of the bytes, and wins over it. */
-static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off)
+static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off,
+                           int *out_error)
 {
     struct ht_fuse *f = ht_fuse_of(req);
 
@@ -228,13 +237,14 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
         ht_park_wait(f, o->ino, off, size);
     if (o->privileged)
         ht_privilege_drop(f, o->ino, is_superuser(req));
-    return write_now(f, o, buf, size, off);
+    return write_now(f, o, buf, size, off, out_error);
 }
 
 void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_open *o = open_of(fi);
+    int error;
     ssize_t n;
 
     if (ht_hidden_match(ino)) {
@@ -242,9 +252,12 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
         return;
     }
     refresh(f, o);
-    n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off) : write_bytes(req, o, buf, size, (uint64_t)off);
+    n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
+                      : write_bytes(req, o, buf, size, (uint64_t)off, &error);
+    if (error)
+        ht_ctl_write_failed(f->ctl, ino, (uint64_t)off, size, error, fi->writepage);
     if (n < 0)
-        ht_reply(req, (int)n);
+        fuse_reply_err(req, (int)-n);
     else
         fuse_reply_write(req, (size_t)n);
 }

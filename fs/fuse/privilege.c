@@ -46,9 +46,12 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid)
 
     if (r == 0 || r == -ENODATA)
         r = keep_setuid ? 0 : ht_ns_setattr(f->ns, ino, HT_KILL_SUID, &none, &st);
-    if (r)
-        ht_error("inode %llu: setuid bits or capabilities of a written file cannot be cleared: %s",
-                 (unsigned long long)ino, strerror(-r));
+    if (r) {
+        const struct ht_event_about about = {.id = ino, .error = r};
+
+        ht_event(HT_EVENT_PRIVILEGE_KEPT, &about, "setuid bits or capabilities of a written file cannot be cleared: %s",
+                 strerror(-r));
+    }
     ht_ctl_changed(f->ctl);
     /* Attributes only (a negative offset): what waits for pages could wait for the write that is being answered. */
     if (f->mounted)

@@ -2,8 +2,19 @@
 /* reply.c - answers and what every operation needs to form one. */
 #include "fs/fuse/fuse_priv.h"
 
+/* Not everybody looks at what a call returns. Of writes ht_ctl_write_failed tells more. */
+static void tell_full(fuse_req_t req, int r)
+{
+    const struct ht_event_about about = {.error = r};
+
+    if (r == -ENOSPC)
+        ht_event(HT_EVENT_NO_SPACE, &about, "a request of process %d was refused: the store is full",
+                 (int)fuse_req_ctx(req)->pid);
+}
+
 void ht_reply(fuse_req_t req, int r)
 {
+    tell_full(req, r);
     fuse_reply_err(req, r < 0 ? -r : 0);
 }
 

@@ -315,7 +315,8 @@ static void sync_mount(struct ht_fuse *f)
     if (fd < 0)
         return;
     if (syncfs(fd))
-        ht_warn("%s: not all mapped pages could be written: %s", f->mountpoint, strerror(errno));
+        ht_event(HT_EVENT_PAGES_LOST, NULL, "%s: not all mapped pages could be written: %s", f->mountpoint,
+                 strerror(errno));
     close(fd);
     f->page_write_ns = ht_now_ns();
     for (unsigned waited_ms = 0; !pages_settled(f) && waited_ms < PAGES_WAIT_MS; waited_ms++)
@@ -328,7 +329,7 @@ void ht_fuse_stop(struct ht_fuse *f)
     if (umount2(f->mountpoint, UMOUNT_NOFOLLOW) == 0)
         return; /* the loop ends by itself */
     if (errno == EBUSY) {
-        ht_warn("%s is in use: its users get ENOTCONN from now on", f->mountpoint);
+        ht_event(HT_EVENT_FORCED_UNMOUNT, NULL, "%s is in use: its users get ENOTCONN from now on", f->mountpoint);
         /* Forced, so that the kernel ends what it still waits for; detached, so that a new mount can take the place. */
         if (umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
             return;

@@ -8,7 +8,7 @@
 #include "fs/ns/ns_priv.h"
 
 #include <stdlib.h>
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 enum { REAP_BYTES = 1024, ROOT_MODE = S_IFDIR | 0755 };
 
@@ -232,10 +232,12 @@ int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_s
 static void reap_or_tell(struct ht_ns *ns, uint64_t ino)
 {
     int rc = reap(ns, ino);
+    const struct ht_event_about about = {.id = ino, .error = rc};
 
     if (rc != 0 && rc != -EROFS)
-        ht_warn("inode %llu is in use by nobody and could not be deleted: %s; the next mount will",
-                (unsigned long long)ino, strerror(-rc));
+        ht_event(HT_EVENT_DELETE_FAILED, &about,
+                 "inode %llu is in use by nobody and could not be deleted: %s; the next mount will",
+                 (unsigned long long)ino, strerror(-rc));
 }
 
 /* Drop n counts; more than there are is a caller's mistake that must not wrap. True when nothing is left. */

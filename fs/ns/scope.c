@@ -10,7 +10,7 @@
 #include "fs/ns/ns_priv.h"
 
 #include <stdlib.h>
-#include "tiering/base/log.h"
+#include "tiering/base/event.h"
 
 enum { TRIES_MAX = 64, MOVE_BYTES = 4096 };
 
@@ -153,9 +153,11 @@ int ht_ns_scope_settle(struct ht_ns *ns, int rc)
     pthread_rwlock_unlock(&ns->lock);
     for (size_t n = 0; n < s.count; n++) {
         int one = bring_home(ns, s.inos[n]);
+        const struct ht_event_about about = {.id = s.inos[n], .error = one};
         if (one != 0)
-            ht_warn("inode %llu: its content is outside its model root: %s; it will be put right at the next mount",
-                    (unsigned long long)s.inos[n], strerror(-one));
+            ht_event(HT_EVENT_COMMIT_FAILED, &about,
+                     "its content is outside its model root: %s; it will be put right at the next mount",
+                     strerror(-one));
         if (error == 0)
             error = one;
     }
