@@ -433,6 +433,34 @@ static void op_lease(struct engine *e, unsigned i)
     ht_ring_free(l.ring);
 }
 
+/* A range of one object becomes that of another, or of itself; aligned more often than not, so that chunks are shared. */
+static void op_clone(struct engine *e, unsigned to)
+{
+    unsigned from = (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS);
+    struct slot_model *m = &e->slot[to], *f = &e->slot[from];
+    if (!f->exists)
+        return;
+    uint64_t mask = rnd_below(&e->rnd, 4) ? ~0xffffull : ~0ull;
+    uint64_t src_off = rnd_below(&e->rnd, 3) ? 0 : rnd_below(&e->rnd, ENGINE_BYTES_MAX) & mask;
+    uint64_t dst_off = rnd_below(&e->rnd, 3) ? src_off : rnd_below(&e->rnd, ENGINE_BYTES_MAX) & mask;
+    uint64_t room = ENGINE_BYTES_MAX - dst_off, len = rnd_below(&e->rnd, 3) ? room : 1 + rnd_below(&e->rnd, room);
+    uint64_t want = src_off < f->size ? ht_min_u64(len, f->size - src_off) : 0;
+    bool overlap = from == to && (src_off < dst_off ? dst_off - src_off : src_off - dst_off) < want;
+    ssize_t n = ht_obj_clone(f->obj, src_off, m->obj, dst_off, len);
+    if (overlap) {
+        MUST(n == -EINVAL);
+        return;
+    }
+    MUST(n == (ssize_t)want || n == -ENOSPC || (n > 0 && n < (ssize_t)want));
+    if (n <= 0)
+        return;
+    if (dst_off > m->size)
+        memset(m->content + m->size, 0, dst_off - m->size);
+    memcpy(m->content + dst_off, f->content + src_off, (size_t)n);
+    m->size = ht_max_u64(m->size, dst_off + (uint64_t)n);
+    note_version(m);
+}
+
 static void op_on_slot(struct engine *e, unsigned i, uint64_t kind)
 {
     if (!e->slot[i].exists) {
@@ -463,6 +491,10 @@ static void op_on_slot(struct engine *e, unsigned i, uint64_t kind)
     case 6:
         op_read(e, i);
         break;
+    case 7:
+    case 8:
+        op_clone(e, i);
+        break;
     default:
         op_write(e, i);
     }
@@ -483,7 +515,7 @@ void engine_step(struct engine *e)
     else if (kind == 6)
         MUST(ht_writeback_now(e->s) >= 0);
     else
-        op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 12));
+        op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 14));
 }
 
 void engine_check_exact(struct engine *e)

@@ -241,6 +241,12 @@ bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e)
     return bit_find(a->device[e->device].taken, e->block, end, true) == end;
 }
 
+bool ht_alloc_begins_taken(const struct ht_alloc *a, const struct ht_extent *e)
+{
+    const struct ht_extent first = {e->block, 1, e->device};
+    return extent_inside(a, e) && !ht_alloc_is_free(a, &first);
+}
+
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e)
 {
     if (!extent_inside(a, e))

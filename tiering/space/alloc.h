@@ -35,6 +35,8 @@ void ht_alloc_free(struct ht_alloc *a);
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_CHECK;
 /* Give a run back. It must be taken. */
 void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e);
+/* Inside its device, and its first block taken. */
+bool ht_alloc_begins_taken(const struct ht_alloc *a, const struct ht_extent *e);
 bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e);
 
 /* Reserve blocks against available space. -ENOSPC. */

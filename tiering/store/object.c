@@ -133,7 +133,6 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
 /* Space of everything the object still names. Nobody else refers to it. */
 void ht_obj_release_content(struct ht_obj *o)
 {
-    struct ht_store *s = o->s;
     struct ht_chunk *c;
     uint64_t index = 0;
     ht_chunk_for_each_from(c, o, index)
@@ -143,19 +142,7 @@ void ht_obj_release_content(struct ht_obj *o)
         ht_chunk_drop_image(o, c, index);
         ht_chunk_drop_cur(o, c);
         ht_chunk_note_unpublished(o, c, index, was);
-        if (c->flags & CH_PUB) {
-            uint32_t blocks = ht_ref_blocks(&c->pub);
-            o->stored_blocks -= blocks;
-            if (o->delete_lsn > (s->journal ? ht_journal_durable(s->journal) : 0)) {
-                ht_alloc_limbo_add(s->alloc, blocks);
-                if (ht_limbo_push(&s->limbo, o->delete_lsn, &c->pub))
-                    ht_alloc_limbo_sub(s->alloc, blocks);
-            } else {
-                ht_free_ref_now(s, &c->pub);
-            }
-            c->flags &= (uint8_t)~CH_PUB;
-            s->chunks--;
-        }
+        ht_chunk_drop_pub(o, c);
         ht_chunk_settle_claim(o, c);
     }
 }
@@ -392,7 +379,8 @@ int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
     ht_store_lock(s);
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
     uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
-    uint64_t want = 2 * blocks > o->stored_blocks ? 2 * blocks - o->stored_blocks : 0;
+    uint64_t stored = o->stored_blocks - o->shared_blocks; /* what is shared does not come back when it is rewritten */
+    uint64_t want = 2 * blocks > stored ? 2 * blocks - stored : 0;
     if (size == 0)
         want = 0;
     int rc = reserve_uncovered(o, blocks);

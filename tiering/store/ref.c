@@ -51,6 +51,29 @@ void ht_ref_forget(struct ht_ref *r)
     memset(r, 0, sizeof(*r));
 }
 
+int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r)
+{
+    struct ht_ref copy = *r;
+    unsigned n = ht_ref_extents(r);
+    int rc = n > 1 ? ht_ref_set(&copy, hung(r), n) : 0;
+    if (!rc)
+        *out = copy;
+    return rc;
+}
+
+bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b)
+{
+    unsigned n = ht_ref_extents(a);
+    if (n != ht_ref_extents(b) || a->stored != b->stored || a->codec != b->codec || a->checksum != b->checksum)
+        return false;
+    for (unsigned i = 0; i < n; i++) {
+        struct ht_extent x = ht_ref_extent(a, i), y = ht_ref_extent(b, i);
+        if (x.block != y.block || x.blocks != y.blocks || x.device != y.device)
+            return false;
+    }
+    return true;
+}
+
 uint32_t ht_ref_blocks(const struct ht_ref *r)
 {
     return (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES);
@@ -85,6 +108,58 @@ void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
     ht_ref_forget(ref);
 }
 
+/* Without memory for the list, or with a log that failed, the space is lost until the next mount, never reused too early. */
+static void free_later(struct ht_store *s, struct ht_limbo_queue *q, uint64_t lsn, struct ht_ref *ref)
+{
+    uint32_t blocks = ht_ref_blocks(ref);
+    if (s->failed || ht_limbo_push(q, lsn, ref))
+        ht_ref_forget(ref);
+    else
+        ht_alloc_limbo_add(s->alloc, blocks);
+    memset(ref, 0, sizeof(*ref));
+}
+
+/* What the log may still name: of an object whose deletion is lsn. */
+static void free_after(struct ht_store *s, uint64_t lsn, struct ht_ref *ref)
+{
+    switch (ht_share_drop(s, ref, false)) {
+    case HT_SHARE_OWNED:
+        ht_ref_forget(ref);
+        break;
+    case HT_SHARE_FREE:
+        if (lsn > (s->journal ? ht_journal_durable(s->journal) : 0))
+            free_later(s, &s->limbo, lsn, ref);
+        else
+            ht_free_ref_now(s, ref);
+        break;
+    case HT_SHARE_LATER:
+        free_later(s, &s->limbo, s->last_lsn, ref);
+        break;
+    case HT_SHARE_WITH_TX:
+        free_later(s, &s->tx.frees, 0, ref);
+        break;
+    }
+}
+
+bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref)
+{
+    switch (ht_share_drop(s, ref, false)) {
+    case HT_SHARE_OWNED:
+        ht_ref_forget(ref);
+        return false;
+    case HT_SHARE_FREE:
+        ht_free_ref_now(s, ref);
+        break;
+    case HT_SHARE_LATER:
+        free_later(s, &s->limbo, s->last_lsn, ref);
+        break;
+    case HT_SHARE_WITH_TX:
+        free_later(s, &s->tx.frees, 0, ref);
+        break;
+    }
+    return true;
+}
+
 void ht_limbo_durable(struct ht_store *s, uint64_t lsn)
 {
     struct ht_limbo_queue *q = &s->limbo;
@@ -102,21 +177,29 @@ static void regain_guarantee(struct ht_obj *o, uint32_t blocks)
 {
     if (!o->guarantee_blocks)
         return;
-    uint64_t room = 2 * o->guarantee_blocks - ht_min_u64(2 * o->guarantee_blocks, o->stored_blocks + o->guarantee_left);
-    uint64_t n = ht_min_u64(room, blocks);
+    uint64_t n = ht_min_u64(ht_guarantee_room(o), blocks);
     if (n && ht_alloc_reserve(o->s->alloc, n) == 0)
         o->guarantee_left += n;
+}
+
+/* The object has a reference less. */
+static void forget_stored(struct ht_obj *o, const struct ht_ref *ref)
+{
+    uint32_t blocks = ht_ref_blocks(ref);
+    o->stored_blocks -= blocks;
+    if (ref->shared)
+        o->shared_blocks -= blocks;
 }
 
 void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref)
 {
     uint32_t blocks = ht_ref_blocks(ref);
-    o->stored_blocks -= blocks;
-    ht_alloc_limbo_add(o->s->alloc, blocks);
-    /* Without memory for the list the space is lost until the next mount, never reused too early. */
-    if (ht_limbo_push(&tx->frees, 0, ref))
-        ht_alloc_limbo_sub(o->s->alloc, blocks);
-    memset(ref, 0, sizeof(*ref));
+    forget_stored(o, ref);
+    if (ht_share_drop(o->s, ref, true) == HT_SHARE_OWNED) {
+        ht_ref_forget(ref);
+        return;
+    }
+    free_later(o->s, &tx->frees, 0, ref);
     regain_guarantee(o, blocks);
 }
 
@@ -127,12 +210,22 @@ void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c)
             memset(&c->cur, 0, sizeof(c->cur));
         } else {
             uint32_t blocks = ht_ref_blocks(&c->cur);
-            o->stored_blocks -= blocks;
-            ht_free_ref_now(o->s, &c->cur);
-            regain_guarantee(o, blocks);
+            forget_stored(o, &c->cur);
+            if (ht_ref_drop(o->s, &c->cur))
+                regain_guarantee(o, blocks);
         }
     }
     c->flags &= (uint8_t) ~(CH_CUR | CH_SHARE | CH_GONE);
+}
+
+void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c)
+{
+    if (!(c->flags & CH_PUB))
+        return;
+    forget_stored(o, &c->pub);
+    free_after(o->s, o->delete_lsn, &c->pub);
+    c->flags &= (uint8_t)~CH_PUB;
+    o->s->chunks--;
 }
 
 /* ----------------------------------------------------------- reservation */
@@ -179,26 +272,66 @@ void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c)
     c->flags &= (uint8_t)~CH_CLAIM;
 }
 
+/* Reservation of one allocation, and where it came from: what remains of it is fresh. */
+struct gathered {
+    struct ht_image *im;
+    uint32_t own;  /* of the image's */
+    uint64_t left; /* of the object's guarantee */
+};
+
 /*
  * Make need blocks of reservation available for one allocation: the image's own, the object's guarantee, and only
  * then fresh ones. -ENOSPC changes nothing.
  */
-static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
+static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need, struct gathered *out)
 {
     struct ht_store *s = o->s;
-    struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL;
-    uint64_t own = im ? im->reserved_blocks : 0;
-    uint64_t left = need > own ? ht_min_u64(need - own, o->guarantee_left) : 0;
-    if (own + left < need) {
-        int rc = ht_alloc_reserve(s->alloc, need - own - left);
+    struct gathered g = {.im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL};
+    uint32_t has = g.im ? g.im->reserved_blocks : 0;
+    g.own = has < need ? has : need;
+    g.left = ht_min_u64(need - g.own, o->guarantee_left);
+    if (g.own + g.left < need) {
+        int rc = ht_alloc_reserve(s->alloc, need - g.own - g.left);
         if (rc)
             return rc;
-    } else {
-        ht_alloc_unreserve(s->alloc, own + left - need);
     }
-    if (im)
-        im->reserved_blocks = 0;
-    o->guarantee_left -= left;
+    ht_alloc_unreserve(s->alloc, has - g.own);
+    if (g.im)
+        g.im->reserved_blocks = 0;
+    o->guarantee_left -= g.left;
+    *out = g;
+    return 0;
+}
+
+/* Nothing was allocated: a later try finds what this one had. */
+static void return_reservation(struct ht_obj *o, uint32_t need, const struct gathered *g)
+{
+    if (g->im)
+        g->im->reserved_blocks = g->own;
+    o->guarantee_left += g->left;
+    ht_alloc_unreserve(o->s->alloc, need - g->own - g->left);
+}
+
+/*
+ * What is promised is not free yet: make it so. Space is in limbo until the log is durable, and in the transaction being collected until
+ * that is appended: one that frees something waits for no chunk, so it ends. Lock held, let go meanwhile.
+ */
+static int wait_for_space(struct ht_store *s)
+{
+    uint64_t lsn = s->last_lsn;
+    if (s->failed)
+        return -EROFS;
+    if (s->limbo.count && s->limbo.items[s->limbo.head].lsn <= lsn) {
+        ht_store_unlock(s);
+        int rc = ht_journal_sync(s->journal, lsn);
+        ht_store_lock(s);
+        if (!rc)
+            ht_limbo_durable(s, lsn);
+        return rc;
+    }
+    if (!s->tx.frees.count)
+        return -ENOSPC; /* lost to a list that found no memory */
+    pthread_cond_wait(&s->settled, &s->lock);
     return 0;
 }
 
@@ -206,35 +339,20 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
 {
     struct ht_store *s = o->s;
     uint32_t need = (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
-    int rc = gather_reservation(o, c, need);
+    struct gathered g;
+    int rc = gather_reservation(o, c, need, &g), n = 0;
     if (rc)
         return rc;
     struct ht_extent e[HT_FRAGS_MAX];
-    int n;
-    while ((n = ht_alloc_take(s->alloc, need, -1, e)) == -EAGAIN) {
-        /* The space is there once the log is durable. */
-        uint64_t lsn = s->last_lsn;
-        ht_store_unlock(s);
-        rc = ht_journal_sync(s->journal, lsn);
-        ht_store_lock(s);
-        if (rc) {
-            ht_alloc_unreserve(s->alloc, need);
-            return rc;
-        }
-        ht_limbo_durable(s, ht_journal_durable(s->journal));
-        if (!s->limbo.count && !s->tx.frees.count && ht_alloc_free_blocks(s->alloc) < need) {
-            /* What is missing was lost by a log that failed or a list that found no memory. */
-            ht_alloc_unreserve(s->alloc, need);
-            return -ENOSPC;
-        }
-    }
-    if (n < 0) {
-        ht_alloc_unreserve(s->alloc, need);
-        return n;
+    while (!rc && (n = ht_alloc_take(s->alloc, need, -1, e)) == -EAGAIN)
+        rc = wait_for_space(s);
+    if (rc) {
+        return_reservation(o, need, &g);
+        return rc;
     }
     memset(out, 0, sizeof(*out));
     out->stored = bytes;
-    out->visible = bytes & 0xffffff;
+    out->visible = bytes & HT_VISIBLE_MASK;
     rc = ht_ref_set(out, e, (unsigned)n);
     for (int i = 0; rc && i < n; i++)
         ht_alloc_release(s->alloc, &e[i]);

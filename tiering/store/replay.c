@@ -111,7 +111,8 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r)
     if (!c)
         return -ENOMEM;
     forget_pub(o, c);
-    c->pub = (struct ht_ref){.stored = stored, .visible = visible & 0xffffff, .codec = codec, .checksum = checksum};
+    c->pub =
+        (struct ht_ref){.stored = stored, .visible = visible & HT_VISIBLE_MASK, .codec = codec, .checksum = checksum};
     rc = ht_ref_set(&c->pub, e, n);
     if (rc)
         return rc;
@@ -200,21 +201,71 @@ static int note_conflict(struct ht_obj *o, uint64_t index, const struct ht_exten
     return 0;
 }
 
-static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+/* References that begin in space which is taken, and who has it. */
+struct waiting {
+    struct ht_obj *o;
+    struct ht_chunk *c;
+    uint64_t index;
+};
+
+struct owner {
+    uint64_t place; /* device and first block; 0: no entry, there is the superblock */
+    struct ht_obj *o;
+    struct ht_ref *ref; /* NULL: none begins there */
+};
+
+struct settling {
+    struct waiting *waiting;
+    size_t count, cap;
+    struct owner *owner; /* hash of the places where somebody waits */
+    size_t owner_size;
+};
+
+static int add_waiting(struct settling *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (w->count == w->cap) {
+        size_t cap = w->cap ? w->cap * 2 : 64;
+        struct waiting *p = realloc(w->waiting, cap * sizeof(*p));
+        if (!p)
+            return -ENOMEM;
+        w->waiting = p;
+        w->cap = cap;
+    }
+    w->waiting[w->count++] = (struct waiting){o, c, index};
+    return 0;
+}
+
+/* Mark what the reference names; what is not to be had is a conflict. */
+static int mark_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref)
 {
     struct ht_store *s = o->s;
-    for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
-        struct ht_extent e = ht_ref_extent(&c->pub, i);
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
+        struct ht_extent e = ht_ref_extent(ref, i);
         int rc = ht_alloc_mark(s->alloc, &e);
         if (rc && note_conflict(o, index, &e, rc))
             return -ENOMEM;
     }
-    o->stored_blocks += ht_ref_blocks(&c->pub);
-    c->flags |= CH_CLAIM;
-    return ht_journal_claim(s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, true);
+    return 0;
 }
 
-static int settle_object(struct ht_obj *o)
+/*
+ * What begins where something else is already may be another owner of the same: it waits until all first owners are
+ * known. Until then the bit shared of its reference says so.
+ */
+static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct settling *w)
+{
+    struct ht_extent first = ht_ref_extent(&c->pub, 0);
+    bool taken = ht_alloc_begins_taken(o->s->alloc, &first);
+    int rc = taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
+    if (rc)
+        return rc;
+    c->pub.shared = taken;
+    o->stored_blocks += ht_ref_blocks(&c->pub);
+    c->flags |= CH_CLAIM;
+    return ht_journal_claim(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, true);
+}
+
+static int settle_object(struct ht_obj *o, struct settling *w)
 {
     if (!o->defined) {
         ht_error("log: object %llu has content but no description", (unsigned long long)o->oid);
@@ -228,7 +279,7 @@ static int settle_object(struct ht_obj *o)
         if (rc)
             break;
         if (c->flags & CH_PUB)
-            rc = settle_chunk(o, c, index);
+            rc = settle_chunk(o, c, index, w);
     }
     return rc;
 }
@@ -245,15 +296,88 @@ static int check_chunk_sizes(struct ht_obj *o)
     return 0;
 }
 
+static uint64_t place_of(const struct ht_ref *ref)
+{
+    struct ht_extent e = ht_ref_extent(ref, 0);
+    return e.block | (uint64_t)e.device << 48;
+}
+
+static struct owner *find_owner(const struct settling *w, uint64_t place)
+{
+    size_t i = place * 0x9e3779b97f4a7c15ull >> 20;
+    while (w->owner[i & (w->owner_size - 1)].place && w->owner[i & (w->owner_size - 1)].place != place)
+        i++;
+    return &w->owner[i & (w->owner_size - 1)];
+}
+
+static int list_places(struct settling *w)
+{
+    w->owner_size = 64;
+    while (w->owner_size < 2 * w->count)
+        w->owner_size *= 2;
+    w->owner = calloc(w->owner_size, sizeof(*w->owner));
+    if (!w->owner)
+        return -ENOMEM;
+    for (size_t i = 0; i < w->count; i++) {
+        uint64_t place = place_of(&w->waiting[i].c->pub);
+        find_owner(w, place)->place = place;
+    }
+    return 0;
+}
+
+static void list_owners(struct settling *w, struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        struct owner *e = c->flags & CH_PUB && !c->pub.shared ? find_owner(w, place_of(&c->pub)) : NULL;
+        if (e && e->place)
+            *e = (struct owner){e->place, o, &c->pub};
+    }
+}
+
+/* The same extents, the same stored bytes: another owner. Everything else is damage. */
+static int settle_waiting(struct settling *w, struct waiting *x)
+{
+    struct ht_ref *ref = &x->c->pub;
+    const struct owner *e = find_owner(w, place_of(ref));
+    ref->shared = e->place && e->ref && ht_ref_same_place(e->ref, ref);
+    if (!ref->shared)
+        return mark_ref(x->o, x->index, ref);
+    x->o->shared_blocks += ht_ref_blocks(ref);
+    if (!e->ref->shared)
+        e->o->shared_blocks += ht_ref_blocks(ref);
+    e->ref->shared = 1;
+    return ht_share_add(x->o->s, ref, true);
+}
+
+/* Linear in the chunks, and nothing at all where nobody waits. */
+static int settle_shared(struct ht_store *s, struct settling *w)
+{
+    int rc = w->count ? list_places(w) : 0;
+    for (size_t b = 0; !rc && w->count && b < s->table_size; b++)
+        for (struct ht_obj *o = s->table[b]; o; o = o->next)
+            list_owners(w, o);
+    for (size_t i = 0; !rc && i < w->count; i++)
+        rc = settle_waiting(w, &w->waiting[i]);
+    free(w->waiting);
+    free(w->owner);
+    return rc;
+}
+
 int ht_store_replayed(struct ht_store *s)
 {
+    struct settling w = {0};
     int rc = 0;
     for (size_t b = 0; !rc && b < s->table_size; b++)
         for (struct ht_obj *o = s->table[b]; !rc && o; o = o->next) {
-            rc = settle_object(o);
+            rc = settle_object(o, &w);
             if (!rc)
                 rc = check_chunk_sizes(o);
         }
+    int shared_rc = settle_shared(s, &w); /* also frees the lists */
+    rc = rc ? rc : shared_rc;
     if (!rc && s->conflict_count && !s->opts.read_only) {
         const struct ht_ref_conflict *x = &s->conflicts[0];
         ht_error("object %llu, chunk %llu: %s (device %u, block %llu); run hitrain-fsck", (unsigned long long)x->oid,

@@ -155,6 +155,16 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     return rc;
 }
 
+void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
+{
+    if (size <= o->size)
+        return;
+    o->size = size;
+    o->meta_dirty = true;
+    o->version++;
+    ht_obj_touch(o);
+}
+
 static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, const uint8_t *buf)
 {
     struct ht_store *s = o->s;
@@ -172,11 +182,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         if (c->flags & CH_BAD)
             ht_chunk_install_hole(o, c, index);
         ht_chunk_set_dirty(o, c, index);
-        uint64_t end = (index << o->chunk_shift) + a + len;
-        if (end > o->size) {
-            o->size = end;
-            o->meta_dirty = true;
-        }
+        ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
     }
     ht_chunk_unlock_exclusive(s, c);
     return rc;
@@ -237,7 +243,7 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
         c->cur = c->pub;
         c->flags |= CH_CUR | CH_SHARE;
     }
-    c->cur.visible = keep & 0xffffff;
+    c->cur.visible = keep & HT_VISIBLE_MASK;
     c->generation++;
     ht_chunk_note_unpublished(o, c, index, was);
 }

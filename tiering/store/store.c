@@ -103,6 +103,7 @@ static void init_locks(struct ht_store *s)
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_init(&s->chunk_cond[i], NULL);
     pthread_cond_init(&s->slot_cond, NULL);
+    pthread_cond_init(&s->settled, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -322,6 +323,7 @@ static void destroy_locks(struct ht_store *s)
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_destroy(&s->chunk_cond[i]);
     pthread_cond_destroy(&s->slot_cond);
+    pthread_cond_destroy(&s->settled);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->rings.lock);
     pthread_mutex_destroy(&s->super_lock);
@@ -339,6 +341,7 @@ void ht_store_close(struct ht_store *s)
     if (s->journal)
         ht_journal_abandon(s->journal);
     free_objects(s);
+    ht_shares_free(s);
     free_limbo(&s->limbo);
     free_limbo(&s->tx.frees);
     free(s->tx.deletes);

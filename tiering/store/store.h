@@ -10,8 +10,9 @@
  *
  *   write ---> image (dirty) --writeback--> current --publish in a transaction--> published
  *
- * Writeback always goes to new space, except that an unpublished current reference may be overwritten in
- * place: nothing durable ever named it. What publishing replaces is freed once the transaction is durable.
+ * Writeback always goes to new space. What publishing replaces is free once the transaction is durable; an unpublished current
+ * reference that is replaced is free at once: nothing durable ever named it. Both only with their last owner, for
+ * what is stored may belong to several chunks (ht_obj_clone).
  *
  * A scope groups objects that are published together (a model root); scope 0 is
  * everything else, published by fsync of each object and by the commit timer.
@@ -140,7 +141,7 @@ int ht_obj_set_scope(struct ht_obj *obj, uint64_t scope, struct ht_tx *tx) HT_CH
 struct ht_obj_stat {
     uint64_t oid, size, scope;
     uint32_t chunk_bytes, obj_class;
-    uint64_t stored_bytes; /* on devices, current references, in whole blocks */
+    uint64_t stored_bytes; /* on devices, current references, in whole blocks; shared ones count for each owner */
     uint64_t resident_bytes, dirty_bytes;
     uint64_t hits, misses; /* chunk accesses served from the image, or not */
     uint64_t device_read_bytes, device_written_bytes;
@@ -169,6 +170,17 @@ ssize_t ht_obj_write(struct ht_obj *obj, uint64_t off, const void *buf, size_t l
 int ht_obj_truncate(struct ht_obj *obj, uint64_t size) HT_CHECK;
 /* Zero a range; frees whole chunks inside it. WAITS. */
 int ht_obj_punch(struct ht_obj *obj, uint64_t off, uint64_t len) HT_CHECK;
+/*
+ * Copy a range as it was at some moment during the call: the target then has the same bytes, and is as large as a write would have
+ * made it. Returns the count, short at the end of the source or when a later part failed, or -errno when nothing was done. WAITS.
+ * Whole chunks at the same offset inside chunks of the same size are not copied: both objects own what is stored, until
+ * one writes (also the last, partial chunk of the source if the target holds nothing behind it). For that dirty images of the
+ * source are written back, though nothing is published, and a target that never held a byte takes the chunk size
+ * of the source. Holes become holes. Everything else is copied through memory, and so is all of or into a scratch object.
+ * -EINVAL: the ranges overlap in one object. -EFBIG: beyond HT_FILE_BYTES_MAX. -ENOSPC, -EIO: as for reading and writing; what a
+ * guaranteed object shares needs space as if it were copied.
+ */
+ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len) HT_CHECK;
 /* Offset of the next data (hole: the next hole) at or after off, or -ENXIO at or beyond the end. In whole chunks. */
 int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
 
@@ -201,7 +213,8 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx);
 size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope);
 /*
  * Back to what is published: content, sizes; objects created since are deleted, objects deleted since are there
- * again. No lease or lock on them may be held. Waits for chunks in use; may be called inside a transaction.
+ * again. No lease or lock on them may be held. Waits for chunks in use; may be called inside a transaction that publishes nothing:
+ * who holds a chunk may wait for the space that a publication frees.
  */
 int ht_scope_abort(struct ht_store *s, uint64_t scope) HT_CHECK;
 
@@ -289,7 +302,9 @@ struct ht_chunk_info {
 };
 struct ht_extent;
 int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk_info *info), void *ctx) HT_CHECK;
-/* For fsck: extents that two references claim, or that lie outside the data area, found in replay. */
+/*
+ * For fsck: extents that two references claim which are not owners of the very same, or that lie outside the data area, found in replay.
+ */
 struct ht_ref_conflict {
     uint64_t oid, index;
     uint32_t device;

@@ -16,6 +16,7 @@
  *   PUB   pub is what the log says
  *   CUR   cur is newer and not in the log; GONE: newer, and nothing (a hole)
  *   SHARE cur names the extents of pub with fewer visible bytes (truncated)
+ * Extents may belong to references of other chunks, too (share.c): clones.
  *   BAD   a staged write was lost: reads are -EIO until abort or overwrite
  * An image in the arena, if there is one, is at least as new as both.
  */
@@ -38,11 +39,14 @@
 struct ht_ref {
     uint64_t place;        /* 48 bits: first block, or a pointer to extents; 8: device; 8: extents - 1 */
     uint32_t stored;       /* bytes on the device, covered by the checksum */
-    uint32_t visible : 24; /* of them what counts; the rest of the chunk is zeros */
+    uint32_t visible : 23; /* of them what counts; the rest of the chunk is zeros */
+    uint32_t shared : 1;   /* has or had other owners: share.c knows */
     uint32_t codec : 8;
     uint64_t checksum;
 };
 static_assert(sizeof(struct ht_ref) == 24, "memory per chunk is bounded");
+#define HT_VISIBLE_MASK 0x7fffffu
+static_assert(HT_CHUNK_BYTES <= HT_VISIBLE_MASK, "visible counts a whole chunk");
 
 static inline unsigned ht_ref_extents(const struct ht_ref *r)
 {
@@ -52,6 +56,9 @@ static inline unsigned ht_ref_extents(const struct ht_ref *r)
 int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_CHECK;
 /* i-th extent. */
 struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
+/* Another reference to the same, with an array of its own; it is no owner yet. */
+int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_CHECK;
+bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);
 void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
 uint32_t ht_ref_blocks(const struct ht_ref *r);
 
@@ -111,7 +118,8 @@ struct ht_obj {
     bool lost;       /* a chunk is BAD: the error stays until abort */
     uint64_t delete_lsn;
     uint32_t dirty, writing, unpublished, resident; /* chunks */
-    uint64_t stored_blocks, guarantee_blocks, guarantee_left;
+    uint64_t stored_blocks, shared_blocks;          /* of references; of those with the bit shared */
+    uint64_t guarantee_blocks, guarantee_left;
     uint64_t version, hits, misses, read_bytes, written_bytes;
 };
 
@@ -124,6 +132,13 @@ static inline uint32_t ht_obj_bytes_per_chunk(const struct ht_obj *o)
 static inline uint64_t ht_guarantee_bytes(const struct ht_obj *o, uint64_t blocks)
 {
     return blocks * HT_BLOCK_BYTES << (o->obj_class == HT_CLASS_SCRATCH);
+}
+
+/* What a guarantee lacks of two copies, one of them stored: shared blocks are not counted, they do not come back. */
+static inline uint64_t ht_guarantee_room(const struct ht_obj *o)
+{
+    uint64_t have = o->stored_blocks - o->shared_blocks + o->guarantee_left;
+    return 2 * o->guarantee_blocks > have ? 2 * o->guarantee_blocks - have : 0;
 }
 
 /* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
@@ -164,6 +179,8 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need_blocks)
 void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c);
 /* Release an unpublished current reference's space; the chunk has none then (flags CUR, SHARE, GONE cleared). */
 void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c);
+/* Release the published one of an object that is gone for good. */
+void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c);
 /* Install a new current reference (or none: hole). Old unpublished one must have been dropped. */
 void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref);
 void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
@@ -190,6 +207,18 @@ struct ht_limbo_queue { /* FIFO by lsn, grown, never shrunk */
     size_t head, count, cap;
 };
 
+struct ht_share {   /* extents with several owners */
+    uint64_t key;   /* first block and device */
+    uint64_t ended; /* value of tx_count when a transaction last ended an owner */
+    uint32_t owners;
+    bool named; /* by a record in the log */
+};
+
+struct ht_share_table {
+    struct ht_share *entry; /* owners is 0 where there is none */
+    size_t size, count;
+};
+
 struct ht_tx {
     struct ht_store *s;
     struct ht_buf records;
@@ -212,6 +241,7 @@ struct ht_store {
     pthread_cond_t slot_cond;              /* an image may be evictable now */
     pthread_cond_t wake;                   /* the writeback thread has something to do */
     unsigned slot_waiters;
+    pthread_cond_t settled; /* a transaction was appended: what it freed is in limbo */
 
     struct ht_store_opts opts;
     struct ht_dev *dev[HT_DEVICES_MAX];
@@ -235,7 +265,9 @@ struct ht_store {
     pthread_mutex_t tx_lock; /* held while a transaction is open; guards tx and last_lsn */
     struct ht_tx tx;
     _Atomic uint64_t last_lsn; /* of the last transaction appended */
+    uint64_t tx_count;         /* transactions settled; lock */
     struct ht_limbo_queue limbo;
+    struct ht_share_table shares;
     struct ht_lease_work *lease_works; /* free ones */
 
     struct ht_meta_client client[CLIENTS_MAX];
@@ -275,8 +307,27 @@ void ht_obj_untouch_if_idle(struct ht_obj *o); /* off it, when nothing is dirty 
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count) HT_CHECK;
 void ht_obj_release_content(struct ht_obj *o);
 
-/* limbo.c */
+/* share.c */
+/* One owner more of what ref names; ref is one of those it has. named: by a record in the log. -ENOMEM. */
+int ht_share_add(struct ht_store *s, const struct ht_ref *ref, bool named) HT_CHECK;
+/* A record names it now. */
+void ht_share_named(struct ht_store *s, const struct ht_ref *ref);
+enum ht_share_left {
+    HT_SHARE_OWNED,   /* by others: nothing comes free */
+    HT_SHARE_FREE,    /* nothing but ref ever named it, or all that did is durably gone */
+    HT_SHARE_LATER,   /* free when the last transaction that was appended is durable */
+    HT_SHARE_WITH_TX, /* when the one is that is being collected */
+};
+/* An owner lets go; logged: by a record in the open transaction. */
+enum ht_share_left ht_share_drop(struct ht_store *s, const struct ht_ref *ref, bool logged);
+void ht_shares_free(struct ht_store *s);
+/* *out: one owner more of what the chunk holds, to be installed or dropped. The chunk is held, has no newer image. -ENOMEM, -ENOSPC. */
+int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out) HT_CHECK;
+
+/* ref.c */
 int ht_limbo_push(struct ht_limbo_queue *q, uint64_t lsn, const struct ht_ref *ref);
+/* An owner that the log does not know by this lets go: free at once, or when it may be. True if it is or will be free. */
+bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref);
 /* Take blocks of a reference that nothing names any more out of use at once. */
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref);
 /* Free what the log has made durable. */
@@ -311,7 +362,12 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK
 /* Bytes of chunk index inside size. */
 uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);
 
+/* rw.c */
+void ht_obj_grow_locked(struct ht_obj *o, uint64_t size);
+
 /* writeback.c */
+/* Write back chunks [first, last) as far as it can be done; errors stay with the object. No lock held. */
+void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
 /* Clean some dirty images to make room. Returns how many were cleaned, or the error if none could be. No lock held. */
 int ht_writeback_some(struct ht_store *s, unsigned most) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);

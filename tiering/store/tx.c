@@ -47,9 +47,13 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
     ht_store_lock(s);
     for (size_t i = 0; i < tx->frees.count; i++) {
         struct ht_limbo *item = &tx->frees.items[(tx->frees.head + i) % tx->frees.cap];
-        if (!lsn || ht_limbo_push(&s->limbo, lsn, &item->ref))
-            ht_alloc_limbo_sub(s->alloc, ht_ref_blocks(&item->ref));
+        if (lsn && ht_limbo_push(&s->limbo, lsn, &item->ref) == 0)
+            continue;
+        ht_alloc_limbo_sub(s->alloc, ht_ref_blocks(&item->ref));
+        ht_ref_forget(&item->ref);
     }
+    s->tx_count++;
+    pthread_cond_broadcast(&s->settled);
     tx->frees.count = tx->frees.head = 0;
     for (size_t i = 0; i < tx->delete_count; i++) {
         struct ht_obj *o = tx->deletes[i];

@@ -222,6 +222,26 @@ static void write_object(struct window *w, struct ht_obj *o)
     ht_chunk_for_each_from(c, o, index) if (c->writing || dirty(w->s, c)) write_chunk(w, o, c, index);
 }
 
+void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last)
+{
+    struct ht_store *s = o->s;
+    struct window *w = window_open(s);
+    if (!w)
+        return;
+    struct ht_chunk *c;
+    uint64_t index = first;
+    ht_store_lock(s);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= last)
+            break;
+        if (c->writing || dirty(s, c))
+            write_chunk(w, o, c, index);
+    }
+    (void)window_close(w);
+    ht_store_unlock(s);
+}
+
 int ht_obj_writeback(struct ht_obj *o)
 {
     struct ht_store *s = o->s;

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * clone.c - copying between objects by sharing what is stored.
+ *
+ * What the source holds in whole chunks, at the same place inside chunks of the same size, gets a second owner (share.c); its dirty
+ * images are written back first. Holes stay holes. The rest is copied through memory, chunk by chunk of the target: each such step
+ * happens as a whole or not at all, so the count of what was done is exact.
+ *
+ * Locks: one chunk at a time. Between letting go of the source's and taking the target's the clone itself is an owner.
+ */
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+struct clone {
+    struct ht_obj *src, *dst;
+    uint64_t src_off, dst_off, len, done;
+    bool share;   /* as far as objects and offsets allow it */
+    uint8_t *buf; /* a chunk, once something has to be copied */
+};
+
+enum { COPY = 1 }; /* cannot be shared */
+
+static uint64_t src_pos(const struct clone *k)
+{
+    return k->src_off + k->done;
+}
+
+static uint64_t dst_pos(const struct clone *k)
+{
+    return k->dst_off + k->done;
+}
+
+static bool holds(struct ht_obj *o, struct ht_chunk *c)
+{
+    return ht_chunk_ref(c) || c->flags & CH_BAD || c->writing ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+}
+
+/* Bytes from here to the end of what is wanted, which the source's end may cut short; of them *out_hole come before the first data. */
+static uint64_t look_ahead(struct clone *k, uint64_t *out_hole)
+{
+    struct ht_obj *o = k->src;
+    struct ht_chunk *c;
+    ht_store_lock(o->s);
+    uint64_t pos = src_pos(k), end = ht_min_u64(k->src_off + k->len, o->size), data = end;
+    uint64_t index = pos >> o->chunk_shift;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index << o->chunk_shift >= end)
+            break;
+        if (holds(o, c)) {
+            data = ht_max_u64(pos, index << o->chunk_shift);
+            break;
+        }
+    }
+    ht_store_unlock(o->s);
+    if (pos >= end)
+        return 0;
+    *out_hole = data - pos;
+    return end - pos;
+}
+
+/* n bytes of hole: up to the end of a chunk of the target that was begun, whole chunks, or the beginning of one. */
+static ssize_t clone_hole(struct clone *k, uint64_t n)
+{
+    struct ht_obj *o = k->dst;
+    uint64_t bytes = ht_obj_bytes_per_chunk(o), pos = dst_pos(k), inside = pos & (bytes - 1);
+    if (inside)
+        n = ht_min_u64(n, bytes - inside);
+    else if (n > bytes)
+        n -= n & (bytes - 1);
+    int rc = ht_obj_punch(o, pos, n);
+    if (rc)
+        return rc;
+    ht_store_lock(o->s);
+    ht_obj_grow_locked(o, pos + n);
+    ht_store_unlock(o->s);
+    return (ssize_t)n;
+}
+
+/* What chunk index of the source holds, if that is all in its first n bytes: 0; COPY; 0 with nothing in out: a hole. Lock held. */
+static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_ref *out)
+{
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (!c)
+        return 0;
+    ht_chunk_lock_exclusive(o->s, c); /* no write of it is in flight then */
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    bool newer = c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty;
+    int rc = 0;
+    if (c->flags & CH_BAD)
+        rc = -EIO;
+    else if (newer || (ref && ref->visible > n))
+        rc = COPY;
+    else if (ref)
+        rc = ht_chunk_share(o, c, out);
+    ht_chunk_unlock_exclusive(o->s, c);
+    return rc;
+}
+
+/* Chunk index of the target becomes ref; n bytes of it count. Lock held. */
+static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct ht_ref *ref)
+{
+    struct ht_store *s = o->s;
+    uint64_t end = (index << o->chunk_shift) + n;
+    struct ht_chunk *c = ht_chunk_make(o, index);
+    if (!c)
+        return -ENOMEM;
+    ht_chunk_lock_exclusive(s, c);
+    int rc = n < ht_obj_bytes_per_chunk(o) && o->size > end ? COPY : 0; /* what is behind stays */
+    if (!rc)
+        rc = ht_chunk_reserve(o, c, 0);
+    if (!rc) {
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_install(o, c, index, ref);
+        o->stored_blocks += ht_ref_blocks(ref);
+        o->shared_blocks += ht_ref_blocks(ref);
+        o->version++;
+        ht_obj_grow_locked(o, end);
+    }
+    ht_chunk_unlock_exclusive(s, c);
+    return rc;
+}
+
+/* Count, COPY's negative never: 0 says that this piece must be copied. */
+static ssize_t clone_chunk(struct clone *k, uint32_t n)
+{
+    struct ht_store *s = k->src->s;
+    struct ht_ref ref = {0};
+    ht_store_lock(s);
+    int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &ref);
+    if (!rc && ref.stored) {
+        rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &ref);
+        if (rc)
+            ht_ref_drop(s, &ref);
+    }
+    ht_store_unlock(s);
+    if (rc == COPY)
+        return 0;
+    if (!rc && !ref.stored)
+        return clone_hole(k, n);
+    return rc ? rc : (ssize_t)n;
+}
+
+static ssize_t copy_piece(struct clone *k, uint64_t n)
+{
+    uint64_t bytes = ht_obj_bytes_per_chunk(k->dst);
+    n = ht_min_u64(n, bytes - (dst_pos(k) & (bytes - 1)));
+    if (!k->buf)
+        k->buf = malloc(bytes);
+    if (!k->buf)
+        return -ENOMEM;
+    ssize_t got = ht_obj_read(k->src, src_pos(k), k->buf, n);
+    return got > 0 ? ht_obj_write(k->dst, dst_pos(k), k->buf, (size_t)got) : got;
+}
+
+/* 0: the source ends here now. */
+static ssize_t clone_step(struct clone *k)
+{
+    uint64_t hole, n = look_ahead(k, &hole);
+    if (!n)
+        return 0;
+    if (hole)
+        return clone_hole(k, hole);
+    uint64_t bytes = ht_obj_bytes_per_chunk(k->src), inside = src_pos(k) & (bytes - 1);
+    n = ht_min_u64(n, bytes - inside);
+    ssize_t rc = k->share && !inside ? clone_chunk(k, (uint32_t)n) : 0;
+    return rc ? rc : copy_piece(k, n);
+}
+
+/* May chunks be shared? A target that never held a byte takes the chunk size of the source for it. */
+static bool may_share(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off)
+{
+    if (src->obj_class == HT_CLASS_SCRATCH || dst->obj_class == HT_CLASS_SCRATCH)
+        return false;
+    uint32_t bytes = ht_obj_chunk_bytes(src);
+    if (ht_obj_set_chunk_bytes(dst, bytes))
+        return false;
+    return ((src_off ^ dst_off) & (bytes - 1)) == 0;
+}
+
+static bool overlap(uint64_t a, uint64_t b, uint64_t len)
+{
+    return a < b ? b - a < len : a - b < len;
+}
+
+ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len)
+{
+    uint64_t size = ht_obj_size(src);
+    if (ht_store_read_only(src->s))
+        return -EROFS;
+    len = src_off < size ? ht_min_u64(len, size - src_off) : 0;
+    if (!len)
+        return 0;
+    if (dst_off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - dst_off)
+        return -EFBIG;
+    if (src == dst && overlap(src_off, dst_off, len))
+        return -EINVAL;
+    struct clone k = {.src = src, .dst = dst, .src_off = src_off, .dst_off = dst_off, .len = len};
+    k.share = may_share(src, src_off, dst, dst_off);
+    if (k.share)
+        ht_obj_clean(src, (src_off + ht_obj_bytes_per_chunk(src) - 1) >> src->chunk_shift,
+                     ((src_off + len - 1) >> src->chunk_shift) + 1);
+    ssize_t n = 1;
+    while (k.done < len && (n = clone_step(&k)) > 0)
+        k.done += (uint64_t)n;
+    free(k.buf);
+    return k.done ? (ssize_t)k.done : n;
+}

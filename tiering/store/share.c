@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * share.c - stored bytes with several owners.
+ *
+ * An owner is a reference of a chunk (one that is CH_SHARE counts with the published one it narrows), or a clone under way.
+ * References that overlap name the very same extents, so their first block says which they are. In the table is what has, or
+ * had in this mount, more than one owner; the references to it carry the bit shared, so that all others never look here.
+ *
+ * Why an entry stays when one owner is left: the record that ended another one may not be durable yet. Then the
+ * space must not be used again at once, though nothing but an unpublished reference names it in memory:
+ *
+ *   a file is deleted, its clone was never published and is dropped; now a crash shows the file again
+ *
+ * So whoever drops the last reference to something that a record has named frees it through limbo, behind every
+ * transaction that may have ended an owner. Entries with one owner are thrown out when the table is full and all is durable.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/store/store_priv.h"
+
+enum { TABLE_START = 64 };
+
+static uint64_t key_of(const struct ht_ref *ref)
+{
+    struct ht_extent e = ht_ref_extent(ref, 0);
+    return e.block | (uint64_t)e.device << 48;
+}
+
+static size_t bucket(const struct ht_share_table *t, uint64_t key)
+{
+    return (key * 0x9e3779b97f4a7c15ull >> 20) & (t->size - 1);
+}
+
+/* The entry, or the free place where it would be. The table is never full. */
+static struct ht_share *find(const struct ht_share_table *t, uint64_t key)
+{
+    size_t i = bucket(t, key);
+    while (t->entry[i].owners && t->entry[i].key != key)
+        i = (i + 1) & (t->size - 1);
+    return &t->entry[i];
+}
+
+static struct ht_share *lookup(const struct ht_share_table *t, const struct ht_ref *ref)
+{
+    struct ht_share *e = t->size ? find(t, key_of(ref)) : NULL;
+    return e && e->owners ? e : NULL;
+}
+
+/* What follows in the chain moves up, so that no search ends too early. */
+static void take_out(struct ht_share_table *t, struct ht_share *e)
+{
+    size_t hole = (size_t)(e - t->entry), mask = t->size - 1;
+    for (size_t i = (hole + 1) & mask; t->entry[i].owners; i = (i + 1) & mask) {
+        size_t home = bucket(t, t->entry[i].key);
+        if (((i - home) & mask) < ((i - hole) & mask))
+            continue;
+        t->entry[hole] = t->entry[i];
+        hole = i;
+    }
+    t->entry[hole].owners = 0;
+    t->count--;
+}
+
+/* Into a table of another size; without what has one owner and nothing to wait for. */
+static int rebuild(struct ht_store *s, size_t size, bool settled)
+{
+    struct ht_share_table *t = &s->shares, was = *t;
+    struct ht_share *entry = calloc(size, sizeof(*entry));
+    if (!entry)
+        return -ENOMEM;
+    *t = (struct ht_share_table){.entry = entry, .size = size};
+    for (size_t i = 0; i < was.size; i++) {
+        const struct ht_share *e = &was.entry[i];
+        if (!e->owners || (e->owners == 1 && settled && e->ended != s->tx_count))
+            continue;
+        *find(t, e->key) = *e;
+        t->count++;
+    }
+    free(was.entry);
+    s->meta_bytes += (size - was.size) * sizeof(*entry);
+    return 0;
+}
+
+static int make_room(struct ht_store *s)
+{
+    struct ht_share_table *t = &s->shares;
+    if (!t->size)
+        return rebuild(s, TABLE_START, false);
+    if (t->count < t->size / 4 * 3)
+        return 0;
+    size_t single = 0;
+    for (size_t i = 0; i < t->size; i++)
+        single += t->entry[i].owners == 1;
+    bool settled = s->journal && s->last_lsn <= ht_journal_durable(s->journal);
+    return rebuild(s, settled && single > t->size / 4 ? t->size : t->size * 2, settled);
+}
+
+int ht_share_add(struct ht_store *s, const struct ht_ref *ref, bool named)
+{
+    int rc = make_room(s);
+    if (rc)
+        return rc;
+    struct ht_share *e = find(&s->shares, key_of(ref));
+    if (!e->owners) {
+        *e = (struct ht_share){.key = key_of(ref), .ended = UINT64_MAX, .owners = 1};
+        s->shares.count++;
+    }
+    e->owners++;
+    e->named |= named;
+    return 0;
+}
+
+void ht_share_named(struct ht_store *s, const struct ht_ref *ref)
+{
+    struct ht_share *e = ref->shared ? lookup(&s->shares, ref) : NULL;
+    if (e)
+        e->named = true;
+}
+
+enum ht_share_left ht_share_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
+{
+    struct ht_share *e = ref->shared ? lookup(&s->shares, ref) : NULL;
+    if (!e)
+        return HT_SHARE_FREE;
+    if (e->owners > 1) {
+        e->owners--;
+        if (logged)
+            e->ended = s->tx_count;
+        return HT_SHARE_OWNED;
+    }
+    enum ht_share_left left = !e->named ? HT_SHARE_FREE : e->ended == s->tx_count ? HT_SHARE_WITH_TX : HT_SHARE_LATER;
+    take_out(&s->shares, e);
+    return left;
+}
+
+void ht_shares_free(struct ht_store *s)
+{
+    free(s->shares.entry);
+}
+
+/* ---------------------------------------------------------------- chunks */
+
+/* What is shared does not come back when it is dropped: a guarantee may not count it as stored. */
+static int guarantee_shared(struct ht_obj *o, uint32_t blocks)
+{
+    o->shared_blocks += blocks;
+    uint64_t n = ht_min_u64(ht_guarantee_room(o), blocks);
+    int rc = ht_alloc_reserve(o->s->alloc, n);
+    if (rc)
+        o->shared_blocks -= blocks;
+    else
+        o->guarantee_left += n;
+    return rc;
+}
+
+int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out)
+{
+    struct ht_store *s = o->s;
+    bool current = (c->flags & CH_CUR) && !(c->flags & CH_SHARE);
+    struct ht_ref *own = current ? &c->cur : &c->pub, copy;
+    int rc = ht_ref_copy(&copy, ht_chunk_ref(c));
+    if (rc)
+        return rc;
+    uint32_t blocks = ht_ref_blocks(own);
+    rc = own->shared ? 0 : guarantee_shared(o, blocks);
+    if (!rc) {
+        own->shared = 1;
+        c->cur.shared |= c->flags & CH_SHARE ? 1 : 0;
+        rc = ht_share_add(s, own, !current); /* without memory the bit stays: one owner without an entry, as ever */
+    }
+    if (rc) {
+        ht_ref_forget(&copy);
+        return rc;
+    }
+    copy.shared = 1;
+    *out = copy;
+    return 0;
+}
