@@ -9,6 +9,12 @@ void ht_json_init(struct ht_json *j, FILE *to)
     *j = (struct ht_json){.to = to};
 }
 
+void ht_json_init_lines(struct ht_json *j, FILE *to)
+{
+    ht_json_init(j, to);
+    j->lines = true;
+}
+
 /* Bytes of the UTF-8 character at p, or 0 where there is none. */
 static unsigned utf8_length(const unsigned char *p)
 {
@@ -84,7 +90,8 @@ static void lead(struct ht_json *j, const char *key)
 
 static void open_level(struct ht_json *j, const char *key, char opening, char closing)
 {
-    bool one_line = j->depth > 0 && (j->level[j->depth - 1].close == ']' || j->level[j->depth - 1].one_line);
+    bool one_line =
+        j->lines || (j->depth > 0 && (j->level[j->depth - 1].close == ']' || j->level[j->depth - 1].one_line));
 
     assert(j->depth < HT_JSON_DEPTH_MAX);
     lead(j, key);

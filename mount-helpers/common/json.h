@@ -15,6 +15,7 @@ enum { HT_JSON_DEPTH_MAX = 8 };
 struct ht_json {
     FILE *to;
     unsigned depth;
+    bool lines; /* each outermost value stands on one line */
     struct {
         char close;    /* what ends this level */
         bool any;      /* something stands in it already */
@@ -24,6 +25,8 @@ struct ht_json {
 
 /* key: NULL inside an array and for the outermost value. */
 void ht_json_init(struct ht_json *j, FILE *to);
+/* For streams: each outermost value on a line of its own. */
+void ht_json_init_lines(struct ht_json *j, FILE *to);
 void ht_json_object(struct ht_json *j, const char *key);
 void ht_json_array(struct ht_json *j, const char *key);
 /* Closes the innermost object or array. */

@@ -13,7 +13,7 @@
 
 enum { TRIES = 4 }; /* the value may grow between asking for its size and for itself */
 
-static int explain(const char *path, int err)
+int ht_ctl_explain(const char *path, int err)
 {
     if (err == -ENOTCONN)
         ht_error("%s: the daemon of this mount is gone; unmount it and mount it again", path);
@@ -22,19 +22,28 @@ static int explain(const char *path, int err)
     return err;
 }
 
-int ht_ctl_check_mount(const char *path)
+int ht_ctl_mount_point(const char *path, char out[PATH_MAX])
 {
     struct ht_mount_entry *m = malloc(sizeof(*m));
     int ret = m != NULL ? ht_mount_of_path(path, m) : -ENOMEM;
 
     if (ret < 0) {
-        ret = explain(path, ret);
+        ret = ht_ctl_explain(path, ret);
     } else if (!ht_mount_is_hitrain(m)) {
         ht_error("%s is not on a hitrain mount: it is on %s (%s)", path, m->point, m->type);
         ret = -ENOTSUP;
+    } else {
+        memcpy(out, m->point, sizeof(m->point));
     }
     free(m);
     return ret;
+}
+
+int ht_ctl_check_mount(const char *path)
+{
+    char point[PATH_MAX];
+
+    return ht_ctl_mount_point(path, point);
 }
 
 static ssize_t get(const char *path, const char *name, char **out_text)
@@ -72,6 +81,6 @@ int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_
     snprintf(name, sizeof(name), "%s%s", HT_XATTR_PREFIX, word);
     n = get(path, name, out_text);
     if (n < 0 && !quiet && n != -ENODATA)
-        return explain(path, (int)n);
+        return ht_ctl_explain(path, (int)n);
     return n < 0 ? (int)n : 0;
 }

@@ -3,19 +3,26 @@
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_CTL_H
 #define HITRAIN_MOUNT_HELPERS_CTL_CTL_H
 
-#include "tiering/base/base.h"
+#include <limits.h>
+#include "tiering/base/log.h"
 
 /* Exit codes of hitrainctl. */
 enum { HT_CTL_OK = 0, HT_CTL_FAILED = 1, HT_CTL_USAGE = 2 };
 
 struct ht_ctl_options {
     bool json;
-    double watch_s; /* stats: again after so many seconds; 0: once */
+    double watch_s;          /* stats: again after so many seconds; 0: once */
+    bool follow;             /* events: go on with new ones */
+    uint64_t since;          /* events: after this number */
+    enum ht_log_level level; /* events: at least so important */
 };
 
 /* Each command in its own file; path is on some mount or other. Returns an exit code; errors are told. */
 int ht_ctl_stats(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_commit(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_events(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_prefetch(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_evict(const char *path, const struct ht_ctl_options *o);
 
 /*
  * The attribute user.hitrain.WORD of a path, with a NUL behind it; free it. -ENODATA: not set; other errors are told
@@ -24,5 +31,9 @@ int ht_ctl_commit(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_text) HT_CHECK;
 /* Whether path lies on a hitrain mount; why not is told. */
 int ht_ctl_check_mount(const char *path) HT_CHECK;
+/* The same, and where that is mounted. */
+int ht_ctl_mount_point(const char *path, char out[PATH_MAX]) HT_CHECK;
+/* Say why a path of a mount cannot be used; returns err. */
+int ht_ctl_explain(const char *path, int err);
 
 #endif

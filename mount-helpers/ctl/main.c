@@ -6,38 +6,42 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/log.h"
 #include "mount-helpers/common/text.h"
 
+enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_HELP, OPT_VERSION };
+#define OPT_BIT(option) (1u << ((option)-OPT_JSON))
+
 static const struct command {
-    const char *name;
+    const char *name, *usage;
     int (*run)(const char *path, const struct ht_ctl_options *o);
-    bool may_watch;
+    bool many; /* paths */
+    unsigned options;
+    const char *help;
 } commands[] = {
-    {"stats", ht_ctl_stats, true},
-    {"commit", ht_ctl_commit, false},
+    {"stats", "PATH [--json] [--watch=SECONDS]", ht_ctl_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
+     "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
+     "  --watch=SECONDS  print again after so many seconds, until interrupted\n"},
+    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", ht_ctl_events, false,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_LEVEL),
+     "Prints what happened to the store that PATH lies on since it was mounted: errors, refusals,\n"
+     "commits that failed. For root and the owner of the mount's root.\n\n"
+     "  --follow         go on with new events, until interrupted or unmounted\n"
+     "  --since=SEQ      only events after the one with this number\n"
+     "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
+    {"commit", "PATH [--json]", ht_ctl_commit, false, OPT_BIT(OPT_JSON),
+     "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
+     "everything outside model roots durable.\n\n"},
+    {"prefetch", "PATH...", ht_ctl_prefetch, true, 0,
+     "Brings files into the DRAM tier, as far as there is room. Needs write permission on the mount's root.\n\n"},
+    {"evict", "PATH...", ht_ctl_evict, true, 0,
+     "Writes files back and lets them go from the DRAM tier. Needs write permission on the mount's root.\n\n"},
 };
 
-static const char usage_text[] =
-    "Usage: hitrainctl COMMAND PATH [--json]\n"
-    "\n"
-    "  stats PATH [--watch=SECONDS]  counters of a file or, at the mount's root, of the whole store\n"
-    "  commit PATH                   end the step of the model root PATH and make it durable; at the\n"
-    "                                mount's root: make everything outside model roots durable\n"
-    "\n"
-    "  --json                        as JSON\n"
-    "  --help, --version\n"
-    "\n"
-    "Exit status: 0 done, 1 failed, 2 usage.\n";
-
-enum { OPT_JSON = 256, OPT_WATCH, OPT_HELP, OPT_VERSION };
-
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},
-    {"watch", required_argument, NULL, OPT_WATCH},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},         {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},     {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL}, {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},   {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -46,6 +50,23 @@ static int usage_error(const char *why, const char *what)
         ht_error("%s%s", why, what);
     fputs("Try 'hitrainctl --help'.\n", stderr);
     return HT_CTL_USAGE;
+}
+
+/* command NULL: of all. */
+static int put_help(const struct command *command)
+{
+    if (command != NULL) {
+        printf("Usage: hitrainctl %s %s\n\n%s", command->name, command->usage, command->help);
+        if (command->options & OPT_BIT(OPT_JSON))
+            puts("  --json           as JSON");
+    } else {
+        puts("Usage: hitrainctl COMMAND PATH... [OPTION...]\n");
+        for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++)
+            printf("  %s %s\n", commands[i].name, commands[i].usage);
+        puts("\n  COMMAND --help        what it does\n  --help, --version");
+    }
+    puts("\nExit status: 0 done, 1 failed, 2 usage.");
+    return HT_CTL_OK;
 }
 
 static bool parse_seconds(const char *text, double *out)
@@ -59,6 +80,25 @@ static bool parse_seconds(const char *text, double *out)
     return true;
 }
 
+static bool parse_number(const char *text, uint64_t *out)
+{
+    char *end;
+
+    errno = 0;
+    *out = strtoull(text, &end, 10);
+    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0 && *out <= INT64_MAX;
+}
+
+static bool parse_level(const char *text, enum ht_log_level *out)
+{
+    for (enum ht_log_level l = HT_LOG_ERROR; l <= HT_LOG_INFO; l++)
+        if (strcmp(ht_log_level_word(l), text) == 0) {
+            *out = l;
+            return true;
+        }
+    return false;
+}
+
 static const struct command *find_command(const char *name)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++)
@@ -67,53 +107,96 @@ static const struct command *find_command(const char *name)
     return NULL;
 }
 
-/* -1: go on; else the exit status. */
-static int parse(int argc, char **argv, struct ht_ctl_options *o)
-{
-    int c;
+struct parsed {
+    struct ht_ctl_options o;
+    unsigned given; /* OPT_BIT of each */
+    bool help, version;
+};
 
-    while ((c = getopt_long(argc, argv, "", words, NULL)) != -1) {
-        switch (c) {
-        case OPT_JSON:
-            o->json = true;
-            break;
-        case OPT_WATCH:
-            if (!parse_seconds(optarg, &o->watch_s))
-                return usage_error("--watch: not a number of seconds from 0.01 to 86400: ", optarg);
-            break;
-        case OPT_HELP:
-            fputs(usage_text, stdout);
-            return HT_CTL_OK;
-        case OPT_VERSION:
-            ht_print_version("hitrainctl");
-            return HT_CTL_OK;
-        default:
-            return usage_error(NULL, NULL);
-        }
+static int parse_value(int option, const char *value, struct ht_ctl_options *o)
+{
+    switch (option) {
+    case OPT_JSON:
+        o->json = true;
+        return 0;
+    case OPT_FOLLOW:
+        o->follow = true;
+        return 0;
+    case OPT_WATCH:
+        return parse_seconds(value, &o->watch_s)
+            ? 0
+            : usage_error("--watch: not a number of seconds from 0.01 to 86400: ", value);
+    case OPT_SINCE:
+        return parse_number(value, &o->since) ? 0 : usage_error("--since: not the number of an event: ", value);
+    default:
+        return parse_level(value, &o->level) ? 0 : usage_error("--level: not error, warn or info: ", value);
     }
-    return -1;
+}
+
+static int parse(int argc, char **argv, struct parsed *p)
+{
+    int c, status = 0;
+
+    while (status == 0 && (c = getopt_long(argc, argv, "", words, NULL)) != -1) {
+        if (c == OPT_HELP)
+            p->help = true;
+        else if (c == OPT_VERSION)
+            p->version = true;
+        else if (c == '?')
+            status = usage_error(NULL, NULL);
+        else
+            status = parse_value(c, optarg, &p->o);
+        if (status == 0)
+            p->given |= OPT_BIT(c);
+    }
+    return status;
+}
+
+static const char *misplaced(const struct command *command, unsigned given)
+{
+    for (const struct option *w = words; w->name != NULL; w++)
+        if (given & ~command->options & OPT_BIT(w->val))
+            return w->name;
+    return NULL;
+}
+
+static int run(const struct command *command, char **paths, const struct ht_ctl_options *o)
+{
+    int status = HT_CTL_OK;
+
+    for (; *paths != NULL; paths++) {
+        int one = command->run(*paths, o);
+
+        if (one != HT_CTL_OK)
+            status = one;
+    }
+    return status;
 }
 
 int main(int argc, char **argv)
 {
-    struct ht_ctl_options o = {false, 0};
+    struct parsed p = {.o = {.level = HT_LOG_INFO}};
     const struct command *command;
-    int status = parse(argc, argv, &o);
+    int status = parse(argc, argv, &p);
 
-    if (status >= 0)
+    if (status != 0)
         return status;
-    if (optind == argc)
-        return usage_error("expected a command and a path", "");
-    if (strcmp(argv[optind], "version") == 0 && optind + 1 == argc) {
+    if (p.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {
         ht_print_version("hitrainctl");
         return HT_CTL_OK;
     }
+    if (optind == argc)
+        return p.help ? put_help(NULL) : usage_error("expected a command and a path", "");
     command = find_command(argv[optind]);
     if (command == NULL)
         return usage_error("unknown command ", argv[optind]);
-    if (argc - optind != 2)
-        return usage_error("expected one path after ", argv[optind]);
-    if (o.watch_s > 0 && !command->may_watch)
-        return usage_error("--watch is not for ", argv[optind]);
-    return command->run(argv[optind + 1], &o);
+    if (p.help)
+        return put_help(command);
+    if (misplaced(command, p.given) != NULL) {
+        ht_error("--%s is not for %s", misplaced(command, p.given), command->name);
+        return usage_error(NULL, NULL);
+    }
+    if (argc - optind < 2 || (argc - optind > 2 && !command->many))
+        return usage_error(command->many ? "expected paths after " : "expected one path after ", argv[optind]);
+    return run(command, argv + optind + 1, &p.o);
 }

@@ -50,6 +50,24 @@ START_TEST(objects_and_arrays_nest)
 }
 END_TEST
 
+START_TEST(streams_have_a_line_for_each_value)
+{
+    struct written w;
+    struct ht_json *j = begin(&w);
+
+    ht_json_init_lines(j, j->to);
+    for (unsigned i = 0; i < 2; i++) {
+        ht_json_object(j, NULL);
+        ht_json_u64(j, "n", i);
+        ht_json_object(j, "in");
+        ht_json_str(j, "s", "x");
+        ht_json_end(j);
+        ht_json_end(j);
+    }
+    expect(&w, "{\"n\": 0, \"in\": {\"s\": \"x\"}}\n{\"n\": 1, \"in\": {\"s\": \"x\"}}\n");
+}
+END_TEST
+
 static const struct {
     const char *bytes, *json;
 } strings[] = {
@@ -101,6 +119,7 @@ int main(void)
     int failed;
 
     tcase_add_test(t, objects_and_arrays_nest);
+    tcase_add_test(t, streams_have_a_line_for_each_value);
     tcase_add_loop_test(t, any_bytes_make_a_string, 0, (int)HT_ARRAY_SIZE(strings));
     tcase_add_loop_test(t, only_what_json_calls_a_number_is_one, 0, (int)HT_ARRAY_SIZE(values));
     suite_add_tcase(s, t);
