@@ -79,7 +79,7 @@ B := $(O)$(if $(variant),/$(variant))
 
 # Low to high. A unit test of a layer is linked with that layer and what is before it, no more.
 LAYERS := tiering/base tiering/io tiering/codec tiering/journal tiering/space tiering/tier tiering/cache \
-	tiering/store optim fs/ns fs/ctl fs/fuse fs mount-helpers/common
+	tiering/store optim/rules optim fs/ns fs/ctl fs/fuse fs mount-helpers/common
 PROGRAMS := hitrain mkfs.hitrain mount.hitrain hitrain-fsck hitrainctl
 dir_hitrain := fs
 dir_mkfs.hitrain := mount-helpers/mkfs

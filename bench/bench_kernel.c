@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "optim/kernel.h"
+#include "optim/rules/rule.h"
 #include "tiering/base/base.h"
 
 enum { ELEMENTS = 24 << 20, RUNS = 9, ARRAYS_IN = 4, ARRAYS_OUT = 3 };
@@ -59,26 +59,26 @@ int main(void)
 {
     float *p = array(), *m = array(), *v = array(), *g = array();
     double ceiling[RUNS], rate[RUNS], scalar[RUNS];
-    const char *name;
-    ht_adamw_fn fn = ht_adamw_choose(&name);
-    struct ht_adamw_scalars s;
-    struct ht_adamw_arrays a = {.p = p, .m = m, .v = v, .g = g, .p_dtype = HT_DTYPE_F32, .g_dtype = HT_DTYPE_F32};
-    ht_adamw_scalars(&s, 1e-3, 0.9, 0.999, 1e-8, 0.01, false, 10);
+    const struct ht_kernels *kernels = ht_kernels_choose();
+    struct ht_optim_config config = ht_rule_of(HT_RULE_ADAMW)->defaults;
+    struct ht_update u = {.p = p, .state = {m, v}, .g = g, .p_dtype = HT_DTYPE_F32, .g_dtype = HT_DTYPE_F32};
+    struct ht_scalars s;
+    ht_rule_scalars(&config, 10, &s);
     for (int i = 0; i < RUNS; i++) {
         uint64_t t = ht_now_ns();
         stream(p, m, v, g, ELEMENTS);
         ceiling[i] = gbytes_per_s(t);
         t = ht_now_ns();
-        fn(&s, &a, ELEMENTS);
+        kernels->fn[s.kernel](&s, &u, ELEMENTS);
         rate[i] = gbytes_per_s(t);
         t = ht_now_ns();
-        ht_adamw_scalar(&s, &a, ELEMENTS);
+        ht_kernels_scalar.fn[s.kernel](&s, &u, ELEMENTS);
         scalar[i] = gbytes_per_s(t);
     }
     double top = median(ceiling, RUNS), fast = median(rate, RUNS), slow = median(scalar, RUNS);
     printf("one core, %d MiB per array, medians of %d interleaved runs\n", (int)(ELEMENTS * sizeof(float) >> 20), RUNS);
     printf("  stream of the same shape  %6.2f GB/s\n", top);
-    printf("  AdamW, %-6s             %6.2f GB/s  %.2f of the stream\n", name, fast, fast / top);
+    printf("  AdamW, %-6s             %6.2f GB/s  %.2f of the stream\n", kernels->name, fast, fast / top);
     printf("  AdamW, scalar reference   %6.2f GB/s  %.2f of the stream\n", slow, slow / top);
     return 0;
 }

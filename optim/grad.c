@@ -178,8 +178,8 @@ static int open_in_root(struct root *root, const struct ht_param_desc *desc, str
     struct shape shape;
     int ret = ht_opt_shape_of(&shape, bytes, ht_obj_chunk_bytes(desc->obj), desc->dtype, desc->grad_dtype);
 
-    if (ret && !(ht_opt_dtype_bytes(desc->dtype) && ht_opt_dtype_bytes(desc->grad_dtype)))
-        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32 or bf16");
+    if (ret && !(ht_kernel_dtype_bytes(desc->dtype) && ht_kernel_dtype_bytes(desc->grad_dtype)))
+        ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "parameters and gradients are f32, bf16 or f16");
     else if (ret)
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "%llu bytes are no whole number of elements",
                       (unsigned long long)bytes);
@@ -493,6 +493,14 @@ static int freeze_range(struct range *r)
     return 0;
 }
 
+/* What the open step computes with, or the next one will. Locked. */
+static const struct ht_optim_config *config_of_step(const struct param *p, const struct ht_optim_config *override)
+{
+    const struct root *root = p->root;
+
+    return override ? override : root->open ? &root->latched : &root->config;
+}
+
 /* The first gradient of a step settles what the step computes with. Locked. */
 static void latch(struct param *p, const struct ht_optim_config *override)
 {
@@ -504,10 +512,11 @@ static void latch(struct param *p, const struct ht_optim_config *override)
     }
     if (p->has_grad)
         return;
-    const struct ht_optim_config *c = override ? override : &root->latched;
+    const struct ht_optim_config *c = config_of_step(p, override);
     p->has_grad = true;
     ht_list_add_tail(&root->touched, &p->touched);
-    ht_adamw_scalars(&p->scalars, c->lr, c->beta1, c->beta2, c->eps, c->weight_decay, c->maximize, p->cur.t + 1);
+    ht_rule_scalars(c, p->cur.t + 1, &p->scalars);
+    p->layout = p->cur.layout;
 }
 
 /* Freeze all, queue what became whole. Locked. Returns a ticket of the invalidation. */
@@ -560,6 +569,9 @@ static void tell_flush_error(struct param *p, uint64_t torn, int err)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: is not as long as the parameter (%llu bytes); it is not applied",
                       (unsigned long long)(p->shape.elements * p->shape.g_bytes));
+    else if (err == -EBUSY)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: its state is that of another rule; reset it first");
     else if (err == -ENOSPC)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "no space for its optimizer state and one rewrite; the gradient is not applied");
@@ -567,8 +579,19 @@ static void tell_flush_error(struct param *p, uint64_t torn, int err)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %s; it is not applied", strerror(-err));
 }
 
+/* State of another rule is no use to this one: nothing is applied until it is reset. Locked. */
+static int check_rule(struct param *p, const struct ht_optim_config *override)
+{
+    struct layout layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
+
+    if (ht_opt_same_layout(&layout, &p->cur.layout))
+        return 0;
+    drop_written(p);
+    return -EBUSY;
+}
+
 /* Locked, let go meanwhile. Another flush may be quicker: then there is nothing to do. */
-static int ensure_state(struct param *p)
+static int ensure_state(struct param *p, const struct layout *layout)
 {
     int ret = ht_opt_gate_enter(p->root);
 
@@ -576,7 +599,7 @@ static int ensure_state(struct param *p)
         return ret;
     if (!p->gone && !p->cur.exists) {
         unlock(p->o);
-        ret = ht_opt_state_create(p);
+        ret = ht_opt_state_create(p, layout);
         lock(p->o);
     }
     ht_opt_gate_leave(p->root);
@@ -586,6 +609,7 @@ static int ensure_state(struct param *p)
 static int flush_locked(struct param *p, const struct ht_optim_config *override, uint64_t *out_torn)
 {
     uint64_t ticket = 0;
+    struct layout layout;
     int ret;
 
     for (;;) {
@@ -597,10 +621,13 @@ static int flush_locked(struct param *p, const struct ht_optim_config *override,
         ret = judge(p, out_torn);
         if (ret || p->cur.exists)
             break;
-        ret = ensure_state(p);
+        layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
+        ret = ensure_state(p, &layout);
         if (ret)
             break;
     }
+    if (!ret && !p->has_grad)
+        ret = check_rule(p, override);
     if (!ret)
         ret = ht_opt_state_load(p);
     if (!ret)

@@ -68,10 +68,10 @@ static int settle_param(struct param *p)
     if (p->gone)
         return 0;
     int ret = ht_opt_state_load(p);
-    for (unsigned i = 0; !ret && i < ht_opt_states(p->cur.dtype); i++)
+    for (unsigned i = 0; !ret && i < p->cur.layout.count; i++)
         ret = ht_obj_guarantee(p->state[i], p->cur.elements * 4);
     if (!ret)
-        ret = ht_obj_guarantee(p->obj, p->cur.elements * ht_opt_dtype_bytes(p->cur.dtype));
+        ret = ht_obj_guarantee(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
     return ret;
 }
 
@@ -130,10 +130,9 @@ static int start_threads(struct ht_optim *o)
 
 int ht_optim_start(struct ht_optim *o)
 {
-    const char *name;
     int ret = 0;
 
-    o->kernel = ht_adamw_choose(&name);
+    o->kernels = ht_kernels_choose();
     o->started = true;
     if (ht_store_read_only(o->store))
         return 0;
@@ -144,7 +143,7 @@ int ht_optim_start(struct ht_optim *o)
     if (ret)
         ht_optim_stop(o);
     else
-        ht_debug("optimizer: %u threads, kernel %s", o->threads, name);
+        ht_debug("optimizer: %u threads, kernels %s", o->threads, o->kernels->name);
     return ret;
 }
 

@@ -21,6 +21,7 @@
 #ifndef HITRAIN_OPTIM_OPTIM_H
 #define HITRAIN_OPTIM_OPTIM_H
 
+#include "optim/rules/config.h"
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/store/store.h"
@@ -28,26 +29,6 @@
 
 struct ht_optim;
 struct ht_grad;
-
-/* ---------------------------------------------------------- configuration */
-
-enum ht_rule { HT_RULE_ADAMW = 1 };
-
-struct ht_optim_config {
-    enum ht_rule rule;
-    double lr, beta1, beta2, eps, weight_decay;
-    bool maximize;
-    bool partial;           /* a boundary may come while parameters are partly covered */
-    uint32_t durable_every; /* steps; default 1 */
-};
-enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256 };
-/*
- * "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0 maximize=0"; words left out have the
- * defaults of torch.optim.AdamW. -EINVAL with a message in err that names the word and what is allowed (unknown rule or word, not a number, NaN, out of range,
- * twice).
- */
-int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out,
-                          char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
 
 /* ------------------------------------------------------------------- life */
 
@@ -109,8 +90,8 @@ int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step) HT_
 struct ht_param_desc {
     uint64_t root;
     struct ht_obj *obj; /* the parameter's bytes; the optimizer takes its own reference */
-    uint8_t dtype;      /* f32 or bf16 */
-    uint8_t grad_dtype; /* f32 or bf16 */
+    uint8_t dtype;      /* f32, bf16 or f16 */
+    uint8_t grad_dtype; /* f32, bf16 or f16 */
 };
 /* Open the gradient of a parameter; several openers share it. -EINVAL: dtype not supported, or another element count than the state has (reset it). */
 int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out) HT_CHECK;
@@ -152,7 +133,8 @@ bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid);
 /* The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion). Inside a transaction. */
 void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx);
 
-/* State as f32 files. Names by index, or -ENOENT: exp_avg, exp_avg_sq, step, and master for bf16 parameters. */
+/* State as f32 files. Names by index, or -ENOENT: those of the rule (exp_avg, momentum_buffer, ...), master for parameters of
+ * two bytes, step. */
 int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name);
 /* Bytes of it: elements x 4, or 4 for "step". 0 while there is no state. -ENOENT: unknown name. */
 int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc, const char *name);

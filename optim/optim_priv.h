@@ -32,18 +32,16 @@
 
 #include <pthread.h>
 
-#include "optim/kernel.h"
+#include "optim/rules/kernel.h"
 #include "optim/optim.h"
+#include "optim/rules/rule.h"
 #include "optim/spans.h"
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
 #include "tiering/store/store.h"
 
-enum { RANGE_BLOCK = 32, STATES_MAX = 3, THREADS_MAX = 64, NAME_MAX_BYTES = 160 };
-
-/* Numbers are on disk. */
-enum state_kind { STATE_EXP_AVG = 1, STATE_EXP_AVG_SQ = 2, STATE_MASTER = 3 };
+enum { RANGE_BLOCK = 32, STATES_MAX = HT_KERNEL_STATES_MAX + 1, THREADS_MAX = 64, NAME_MAX_BYTES = 160 };
 
 enum range_state { RANGE_IDLE, RANGE_QUEUED, RANGE_RUNNING, RANGE_DONE, RANGE_FAILED };
 
@@ -63,6 +61,11 @@ struct inflight {
     uint64_t begin, end; /* bytes of the gradient */
 };
 
+/* Which state objects a parameter has, in the order of its rule, the master last. */
+struct layout {
+    uint8_t count, kind[STATES_MAX]; /* enum ht_state_kind */
+};
+
 /* What a record says of a parameter. */
 struct param_meta {
     bool exists;
@@ -70,6 +73,7 @@ struct param_meta {
     uint32_t chunk_bytes;
     uint64_t elements;
     uint64_t t; /* steps in which it had a gradient */
+    struct layout layout;
     uint64_t oid[STATES_MAX];
 };
 
@@ -106,7 +110,9 @@ struct param {
     uint64_t complete; /* ranges frozen wholly in this step */
     uint64_t pending;  /* QUEUED or RUNNING */
     uint64_t failed;
-    struct ht_adamw_scalars scalars; /* latched by its first gradient of the step */
+    /* Latched by its first gradient of the step; state may go while an update is running. */
+    struct ht_scalars scalars;
+    struct layout layout;
 
     struct ht_list waiters;
     struct ht_list inval; /* optim.invals: ranges [inval_first, inval_last] to invalidate */
@@ -153,7 +159,7 @@ struct ht_optim {
     pthread_cond_t work;    /* for workers: ready is not empty, or stopping */
     pthread_cond_t notify;  /* for the helper */
     bool started, stopping, helper_started;
-    ht_adamw_fn kernel;
+    const struct ht_kernels *kernels;
 
     struct ht_list roots, params; /* by seq */
     uint64_t next_seq;
@@ -221,11 +227,12 @@ void ht_opt_param_put_objects(struct param *p);                    /* locked */
 void ht_opt_put_state(struct param *p);                            /* locked: references to state objects */
 /* Locked: let go of everything of a parameter that is gone, unless an update is running. */
 void ht_opt_param_settle(struct param *p);
-unsigned ht_opt_states(uint8_t dtype); /* how many state objects */
-const char *ht_opt_state_word(enum state_kind kind);
-uint8_t ht_opt_dtype_bytes(uint8_t dtype); /* f32, bf16; else 0 */
+struct layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype);
+bool ht_opt_same_layout(const struct layout *a, const struct layout *b);
+/* What holds for a parameter now. Not locked. */
+void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out);
 /* Under the gate, not locked: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
-int ht_opt_state_create(struct param *p) HT_CHECK;
+int ht_opt_state_create(struct param *p, const struct layout *layout) HT_CHECK;
 /* Space for the gradient outside memory: as long as there is state. */
 int ht_opt_grad_reserve(struct param *p) HT_CHECK;
 /* Inside a transaction, locked: delete the current state's objects. */

@@ -25,8 +25,8 @@ static int build(struct ht_optim *o)
         return -ENOMEM;
     ht_list_for_each(pos, &o->params) {
         const struct param *p = ht_list_entry(pos, struct param, all);
-        for (unsigned i = 0; p->cur.exists && i < ht_opt_states(p->cur.dtype); i++)
-            o->owners[n++] = (struct state_owner){p->cur.oid[i], p->oid, ht_opt_state_word(STATE_EXP_AVG + i)};
+        for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++)
+            o->owners[n++] = (struct state_owner){p->cur.oid[i], p->oid, ht_state_word(p->cur.layout.kind[i])};
     }
     qsort(o->owners, n, sizeof(*o->owners), by_oid);
     o->owner_count = n;

@@ -149,23 +149,34 @@ void ht_opt_param_sweep(struct param *p, struct ht_tx *tx)
     ht_opt_param_free(p);
 }
 
-/* ------------------------------------------------------------------- words */
+/* ------------------------------------------------------------------ layout */
 
-unsigned ht_opt_states(uint8_t dtype)
+struct layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype)
 {
-    return dtype == HT_DTYPE_BF16 ? 3 : 2;
+    struct layout l = {0};
+
+    l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
+    for (unsigned i = l.count; i < STATES_MAX; i++)
+        l.kind[i] = 0;
+    if (ht_kernel_dtype_bytes(dtype) == 2)
+        l.kind[l.count++] = HT_STATE_MASTER;
+    return l;
 }
 
-const char *ht_opt_state_word(enum state_kind kind)
+bool ht_opt_same_layout(const struct layout *a, const struct layout *b)
 {
-    static const char *const word[] = {"", "exp_avg", "exp_avg_sq", "master"};
-
-    return word[kind];
+    return a->count == b->count && !memcmp(a->kind, b->kind, a->count);
 }
 
-uint8_t ht_opt_dtype_bytes(uint8_t dtype)
+void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out)
 {
-    return dtype == HT_DTYPE_F32 ? 4 : dtype == HT_DTYPE_BF16 ? 2 : 0;
+    struct ht_optim *o = r->o;
+
+    if (o->hooks.override && o->hooks.override(o->hooks.ctx, oid, out))
+        return;
+    lock(o);
+    *out = r->config;
+    unlock(o);
 }
 
 /* ------------------------------------------------------------------- state */
@@ -256,7 +267,7 @@ static int make_objects(struct param *p, struct ht_obj *of, struct param_meta *m
     uint64_t bytes = p->shape.elements * p->shape.p_bytes;
     int ret = 0;
 
-    for (unsigned i = 0; !ret && i < ht_opt_states(meta->dtype); i++)
+    for (unsigned i = 0; !ret && i < meta->layout.count; i++)
         ret = create_one(p, &meta->oid[i], &obj[i]);
     if (!ret)
         ret = ht_obj_guarantee(of, bytes);
@@ -282,7 +293,7 @@ static int adopt(struct param *p, const struct param_meta *meta, struct ht_obj *
     return ret;
 }
 
-int ht_opt_state_create(struct param *p)
+int ht_opt_state_create(struct param *p, const struct layout *layout)
 {
     struct ht_obj *obj[STATES_MAX] = {NULL};
     /* A reference of our own: the parameter may be deleted meanwhile. */
@@ -292,6 +303,7 @@ int ht_opt_state_create(struct param *p)
         .dtype = p->shape.dtype,
         .chunk_bytes = p->shape.chunk_bytes,
         .elements = p->shape.elements,
+        .layout = *layout,
     };
     int ret = of ? make_objects(p, of, &meta, obj) : -ESTALE;
 
@@ -320,7 +332,7 @@ void ht_opt_state_delete(struct param *p, struct ht_tx *tx)
 
 int ht_opt_state_load(struct param *p)
 {
-    for (unsigned i = 0; p->cur.exists && i < ht_opt_states(p->cur.dtype); i++) {
+    for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
         if (!p->state[i])
             p->state[i] = ht_obj_get(p->o->store, p->cur.oid[i]);
         if (!p->state[i])

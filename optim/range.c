@@ -12,7 +12,7 @@
 
 int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype, uint8_t grad_dtype)
 {
-    uint8_t p_bytes = ht_opt_dtype_bytes(dtype), g_bytes = ht_opt_dtype_bytes(grad_dtype);
+    uint8_t p_bytes = ht_kernel_dtype_bytes(dtype), g_bytes = ht_kernel_dtype_bytes(grad_dtype);
 
     if (!p_bytes || !g_bytes || bytes % p_bytes)
         return -EINVAL;

@@ -60,18 +60,17 @@ void ht_opt_put_root_del(struct ht_buf *b, uint64_t id)
 static void put_param(struct ht_buf *b, const struct param *p, const struct param_meta *meta)
 {
     size_t mark = ht_record_begin(b, REC_PARAM);
-    unsigned count = ht_opt_states(meta->dtype);
 
     ht_buf_put_u64(b, p->oid);
     ht_buf_put_u64(b, p->root->id);
     ht_buf_put_u8(b, meta->dtype);
     ht_buf_put_u8(b, 0);
-    ht_buf_put_u16(b, (uint16_t)count);
+    ht_buf_put_u16(b, meta->layout.count);
     ht_buf_put_u32(b, meta->chunk_bytes);
     ht_buf_put_u64(b, meta->elements);
     ht_buf_put_u64(b, meta->t);
-    for (unsigned i = 0; i < count; i++) {
-        ht_buf_put_u64(b, STATE_EXP_AVG + i);
+    for (unsigned i = 0; i < meta->layout.count; i++) {
+        ht_buf_put_u64(b, meta->layout.kind[i]);
         ht_buf_put_u64(b, meta->oid[i]);
     }
     ht_record_end(b, mark);
@@ -84,7 +83,7 @@ static bool same_meta(const struct param_meta *a, const struct param_meta *b)
     if (a->exists != b->exists || !a->exists)
         return a->exists == b->exists;
     return a->dtype == b->dtype && a->chunk_bytes == b->chunk_bytes && a->elements == b->elements && a->t == b->t &&
-        !memcmp(a->oid, b->oid, sizeof(a->oid));
+        ht_opt_same_layout(&a->layout, &b->layout) && !memcmp(a->oid, b->oid, sizeof(a->oid));
 }
 
 static void publish_param(struct param *p, struct ht_tx *tx)
@@ -208,12 +207,18 @@ static int replay_root_del(struct ht_optim *o, struct ht_reader *in)
 static int read_states(struct ht_reader *in, struct param_meta *meta, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        if (ht_get_u64(in) != STATE_EXP_AVG + i)
+        uint64_t kind = ht_get_u64(in);
+        /* Each at most once, the master last and where it belongs. */
+        bool master = i + 1 == count && ht_kernel_dtype_bytes(meta->dtype) == 2;
+        if (kind >= HT_STATE_KINDS || !ht_state_word((unsigned)kind) || master != (kind == HT_STATE_MASTER) ||
+            memchr(meta->layout.kind, (int)kind, i))
             return -EUCLEAN;
+        meta->layout.kind[i] = (uint8_t)kind;
         meta->oid[i] = ht_get_u64(in);
         if (!meta->oid[i] || meta->oid[i] > HT_ID_MAX)
             return -EUCLEAN;
     }
+    meta->layout.count = (uint8_t)count;
     return 0;
 }
 
@@ -225,7 +230,9 @@ static int read_meta(struct ht_reader *in, struct param_meta *meta)
     meta->chunk_bytes = ht_get_u32(in);
     meta->elements = ht_get_u64(in);
     meta->t = ht_get_u64(in);
-    if (in->bad || zero || !ht_opt_dtype_bytes(meta->dtype) || count != ht_opt_states(meta->dtype) ||
+    if (in->bad || zero || !ht_kernel_dtype_bytes(meta->dtype) ||
+        count > HT_KERNEL_STATES_MAX + (ht_kernel_dtype_bytes(meta->dtype) == 2) ||
+        count < (ht_kernel_dtype_bytes(meta->dtype) == 2) ||
         (meta->chunk_bytes != HT_CHUNK_BYTES && meta->chunk_bytes != HT_SMALL_CHUNK_BYTES) ||
         meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
         return -EUCLEAN;
@@ -246,8 +253,8 @@ static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, cons
     if (!p)
         return -ENOMEM;
     p->cur = p->pub = *meta;
-    return ht_opt_shape_of(&p->shape, meta->elements * ht_opt_dtype_bytes(meta->dtype), meta->chunk_bytes, meta->dtype,
-                           meta->dtype);
+    return ht_opt_shape_of(&p->shape, meta->elements * ht_kernel_dtype_bytes(meta->dtype), meta->chunk_bytes,
+                           meta->dtype, meta->dtype);
 }
 
 static int replay_param(struct ht_optim *o, struct ht_reader *in)
@@ -258,7 +265,7 @@ static int replay_param(struct ht_optim *o, struct ht_reader *in)
     if (in->bad || !oid || oid > HT_ID_MAX || !root || read_meta(in, &meta) || !ht_reader_done(in))
         return -EUCLEAN;
     ht_store_saw_id(o->store, oid);
-    for (unsigned i = 0; i < ht_opt_states(meta.dtype); i++)
+    for (unsigned i = 0; i < meta.layout.count; i++)
         ht_store_saw_id(o->store, meta.oid[i]);
     return put_in_table(o, oid, root, &meta);
 }
@@ -308,7 +315,7 @@ int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len
 
 static int check_state(struct param *p)
 {
-    for (unsigned i = 0; i < ht_opt_states(p->cur.dtype); i++) {
+    for (unsigned i = 0; i < p->cur.layout.count; i++) {
         struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[i]);
         struct ht_obj_stat st = {0};
         if (obj)
@@ -317,7 +324,7 @@ static int check_state(struct param *p)
         if (obj && st.size == p->cur.elements * 4 && st.chunk_bytes == p->cur.chunk_bytes && st.scope == p->root->id)
             continue;
         ht_error("log: %s of parameter %llu (object %llu) is not as its parameter needs it",
-                 ht_opt_state_word(STATE_EXP_AVG + i), (unsigned long long)p->oid, (unsigned long long)p->cur.oid[i]);
+                 ht_state_word(p->cur.layout.kind[i]), (unsigned long long)p->oid, (unsigned long long)p->cur.oid[i]);
         return -EUCLEAN;
     }
     return 0;

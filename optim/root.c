@@ -173,6 +173,14 @@ static bool any_state(const struct root *r)
     return false;
 }
 
+/* Also in the state it keeps: sgd has some with momentum only. */
+static bool same_rule(const struct ht_optim_config *a, const struct ht_optim_config *b)
+{
+    struct layout was = ht_opt_layout(a, HT_DTYPE_F32), is = ht_opt_layout(b, HT_DTYPE_F32);
+
+    return a->rule == b->rule && ht_opt_same_layout(&was, &is);
+}
+
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)
 {
     int ret = 0;
@@ -181,7 +189,7 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     struct root *r = ht_opt_root_find(o, root);
     if (!r || !r->exists)
         ret = -ENOENT;
-    else if (r->configured && r->config.rule != config->rule && any_state(r))
+    else if (r->configured && !same_rule(&r->config, config) && any_state(r))
         ret = -EBUSY;
     if (!ret) {
         r->config = *config;
@@ -303,7 +311,7 @@ static void stat_params(struct root *r, struct ht_root_stat *out)
         if (!p->cur.exists || p->gone)
             continue;
         out->parameters++;
-        out->state_bytes += p->cur.elements * 4 * ht_opt_states(p->cur.dtype);
+        out->state_bytes += p->cur.elements * 4 * p->cur.layout.count;
     }
 }
 

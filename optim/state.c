@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * state.c - optimizer state as files: exp_avg, exp_avg_sq, master (of bf16 parameters), and step.
+ * state.c - optimizer state as files: what the rule keeps, master (of parameters of two bytes), and step.
  *
  * step is the number of steps the moments stand for, as one f32: what torch.optim keeps beside them. The others
  * are their objects. Bytes are read and written without the lock; a reference to the parameter keeps them.
@@ -10,40 +10,63 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* Index of the word "step", after the objects. */
-static int find_word(uint8_t dtype, const char *name)
+/* Of the state there is, or that the first gradient would make. */
+static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, struct layout *out)
 {
-    unsigned count = ht_opt_states(dtype);
+    struct ht_optim_config config;
+    struct root *root = ht_opt_root_get(o, desc->root);
 
-    for (unsigned i = 0; i < count; i++) {
-        if (!strcmp(name, ht_opt_state_word(STATE_EXP_AVG + i)))
+    if (!root)
+        return -ENOENT;
+    ht_opt_config_of(root, ht_obj_id(desc->obj), &config);
+    lock(o);
+    const struct param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
+    if (p && !p->gone && p->cur.exists)
+        *out = p->cur.layout;
+    else
+        *out = ht_opt_layout(&config, desc->dtype);
+    unlock(o);
+    ht_opt_root_put(root);
+    return 0;
+}
+
+/* Index of a word in its layout; "step" comes after the objects. */
+static int find_word(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, struct layout *layout)
+{
+    int ret = find_layout(o, desc, layout);
+
+    if (ret)
+        return ret;
+    for (unsigned i = 0; i < layout->count; i++) {
+        if (!strcmp(name, ht_state_word(layout->kind[i])))
             return (int)i;
     }
-    return !strcmp(name, "step") ? (int)count : -ENOENT;
+    return !strcmp(name, "step") ? layout->count : -ENOENT;
 }
 
 int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name)
 {
-    unsigned count = ht_opt_states(desc->dtype);
+    struct layout layout;
+    int ret = ht_kernel_dtype_bytes(desc->dtype) ? find_layout(o, desc, &layout) : -ENOENT;
 
-    (void)o;
-    if (!ht_opt_dtype_bytes(desc->dtype) || index > count)
+    if (ret || index > layout.count)
         return -ENOENT;
-    *out_name = index < count ? ht_opt_state_word(STATE_EXP_AVG + index) : "step";
+    *out_name = index < layout.count ? ht_state_word(layout.kind[index]) : "step";
     return 0;
 }
 
 int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc, const char *name)
 {
-    int word = find_word(desc->dtype, name);
-    int64_t size = word < 0 ? word : 0;
+    struct layout layout;
+    int word = find_word(o, desc, name, &layout);
+    int64_t size = 0;
 
-    if (word < 0 || !ht_opt_dtype_bytes(desc->dtype))
+    if (word < 0 || !ht_kernel_dtype_bytes(desc->dtype))
         return -ENOENT;
     lock(o);
     const struct param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
     if (p && !p->gone && p->cur.exists)
-        size = (unsigned)word == ht_opt_states(p->cur.dtype) ? 4 : (int64_t)(p->cur.elements * 4);
+        size = word == layout.count ? 4 : (int64_t)(p->cur.elements * 4);
     unlock(o);
     return size;
 }
@@ -77,7 +100,8 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
                             void *buf, size_t len)
 {
     struct ht_obj *obj = NULL;
-    ssize_t ret = find_word(desc->dtype, name);
+    struct layout layout;
+    ssize_t ret = find_word(o, desc, name, &layout);
     unsigned word = (unsigned)ret;
 
     if (ret < 0)
@@ -90,7 +114,9 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
     if (p->cur.exists && off < HT_FILE_BYTES_MAX)
         wait_for_range(p, off, len);
     ret = 0;
-    if (p->cur.exists && word < ht_opt_states(p->cur.dtype))
+    if (p->cur.exists && !ht_opt_same_layout(&layout, &p->cur.layout))
+        ret = -ESTALE;
+    else if (p->cur.exists && word < layout.count)
         obj = ht_obj_get(o->store, p->cur.oid[word]);
     else if (p->cur.exists)
         ret = read_step(p, off, buf, len);
@@ -119,14 +145,14 @@ static ssize_t write_step(struct param *p, uint64_t off, const void *buf, size_t
 }
 
 /* Under the gate, locked. out_obj: where bytes go; none: all is done and *out_ret says what. */
-static void prepare_write(struct param *p, unsigned word, uint64_t off, const void *buf, size_t len,
-                          struct ht_obj **out_obj, ssize_t *out_ret)
+static void prepare_write(struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
+                          size_t len, struct ht_obj **out_obj, ssize_t *out_ret)
 {
-    if (p->gone)
+    if (p->gone || !ht_opt_same_layout(layout, &p->cur.layout))
         *out_ret = -ESTALE;
     else if (p->root->open || p->has_grad || p->pending)
         *out_ret = -EBUSY;
-    else if (word == ht_opt_states(p->cur.dtype))
+    else if (word == layout->count)
         *out_ret = write_step(p, off, buf, len);
     else if (off > p->cur.elements * 4 || len > p->cur.elements * 4 - off)
         *out_ret = -EINVAL;
@@ -135,7 +161,8 @@ static void prepare_write(struct param *p, unsigned word, uint64_t off, const vo
 }
 
 /* Under the gate, not locked. */
-static ssize_t write_gated(struct param *p, unsigned word, uint64_t off, const void *buf, size_t len)
+static ssize_t write_gated(struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
+                           size_t len)
 {
     struct ht_obj *obj = NULL;
     ssize_t ret = 0;
@@ -144,11 +171,11 @@ static ssize_t write_gated(struct param *p, unsigned word, uint64_t off, const v
     bool make = !p->cur.exists && !p->gone && !p->root->open;
     unlock(p->o);
     if (make)
-        ret = ht_opt_state_create(p);
+        ret = ht_opt_state_create(p, layout);
     if (ret)
         return ret;
     lock(p->o);
-    prepare_write(p, word, off, buf, len, &obj, &ret);
+    prepare_write(p, layout, word, off, buf, len, &obj, &ret);
     unlock(p->o);
     if (obj)
         ret = ht_obj_write(obj, off, buf, len);
@@ -159,7 +186,8 @@ static ssize_t write_gated(struct param *p, unsigned word, uint64_t off, const v
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                              const void *buf, size_t len)
 {
-    int word = find_word(desc->dtype, name);
+    struct layout layout;
+    int word = find_word(o, desc, name, &layout);
     struct ht_grad *g;
 
     if (word < 0)
@@ -173,7 +201,7 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
     ret = p ? ht_opt_gate_enter(p->root) : -ESTALE;
     unlock(o);
     if (!ret) {
-        ret = write_gated(p, (unsigned)word, off, buf, len);
+        ret = write_gated(p, &layout, (unsigned)word, off, buf, len);
         lock(o);
         ht_opt_gate_leave(p->root);
         unlock(o);
@@ -190,7 +218,7 @@ uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid)
 
     lock(o);
     const struct param *p = ht_opt_param_find(o, oid);
-    for (unsigned i = 0; p && !p->gone && p->cur.exists && i < ht_opt_states(p->cur.dtype); i++) {
+    for (unsigned i = 0; p && !p->gone && p->cur.exists && i < p->cur.layout.count; i++) {
         struct ht_obj *obj = ht_obj_get(o->store, p->cur.oid[i]);
         struct ht_obj_stat st = {0};
         if (obj)

@@ -321,7 +321,7 @@ static void reload(struct param *p)
         ht_opt_param_settle(p);
         return;
     }
-    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_opt_dtype_bytes(p->cur.dtype) : 0;
+    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;
     if (ht_opt_state_load(p) || ht_obj_guarantee(p->obj, bytes) || ht_opt_grad_reserve(p))
         ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
 }

@@ -52,7 +52,7 @@ static void describe(struct job *j, struct ht_optim *o, struct ht_ring *ring)
     j->elements = j->nonfinite = 0;
     add_chunk(&j->lease, p->obj, r->index, HT_LEASE_UPDATE);
     j->state_chunks = (unsigned)ht_div_up((uint64_t)ht_opt_range_elements(p, r->index) * 4, chunk);
-    for (unsigned s = 0; s < ht_opt_states(p->shape.dtype); s++) {
+    for (unsigned s = 0; s < p->layout.count; s++) {
         j->state_at[s] = j->lease.count;
         for (unsigned i = 0; i < j->state_chunks; i++)
             add_chunk(&j->lease, p->state[s], r->index * per_range + i, HT_LEASE_UPDATE);
@@ -83,7 +83,7 @@ static bool complete(const struct job *j)
 
     if (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->lease.chunk[0].len < elements * p->shape.p_bytes)
         return false;
-    for (unsigned s = 0; s < ht_opt_states(p->shape.dtype); s++) {
+    for (unsigned s = 0; s < p->layout.count; s++) {
         bytes = 0;
         for (unsigned i = 0; i < j->state_chunks; i++)
             bytes += j->lease.chunk[j->state_at[s] + i].len;
@@ -99,39 +99,44 @@ static bool complete(const struct job *j)
 /* ----------------------------------------------------------------- compute */
 
 /* The longest run from element e on that is contiguous in every array, and its addresses. */
-static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_adamw_arrays *out)
+static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
 {
     const struct shape *shape = &j->range->param->shape;
+    const struct layout *layout = &j->range->param->layout;
     const struct ht_lease_chunk *chunk = j->lease.chunk;
     uint64_t per_chunk = shape->chunk_bytes / 4, c = e / per_chunk, at = e % per_chunk;
     uint64_t grad = grad_begin(j->range) + e * shape->g_bytes;
     uint64_t grad_chunk = grad / shape->chunk_bytes, grad_at = grad % shape->chunk_bytes;
     uint64_t n = ht_min_u64(end - e, per_chunk - at);
 
-    *out = (struct ht_adamw_arrays){
+    *out = (struct ht_update){
         .p = chunk[0].data + e * shape->p_bytes,
-        .m = (float *)(void *)chunk[j->state_at[0] + c].data + at,
-        .v = (float *)(void *)chunk[j->state_at[1] + c].data + at,
         .g = chunk[j->grad_at + (grad_chunk - j->grad_first)].data + grad_at,
         .p_dtype = shape->dtype,
         .g_dtype = shape->grad_dtype,
     };
-    if (shape->dtype == HT_DTYPE_BF16)
-        out->master = (float *)(void *)chunk[j->state_at[2] + c].data + at;
+    for (unsigned s = 0; s < layout->count; s++) {
+        float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
+        if (layout->kind[s] == HT_STATE_MASTER)
+            out->master = state;
+        else
+            out->state[s] = state;
+    }
     return ht_min_u64(n, (shape->chunk_bytes - grad_at) / shape->g_bytes);
 }
 
-static void compute(struct job *j, ht_adamw_fn kernel)
+static void compute(struct job *j)
 {
     const struct range *r = j->range;
     const struct param *p = r->param;
     const struct ht_span *v = ht_spans_all(&r->frozen);
+    ht_kernel_fn kernel = p->o->kernels->fn[p->scalars.kernel];
 
     for (uint32_t i = 0; i < r->frozen.count; i++) {
         uint64_t e = v[i].begin / p->shape.g_bytes, end = v[i].end / p->shape.g_bytes;
         j->elements += end - e;
         while (e < end) {
-            struct ht_adamw_arrays arrays;
+            struct ht_update arrays;
             uint64_t n = run_at(j, e, end, &arrays);
             j->nonfinite += kernel(&p->scalars, &arrays, n);
             e += n;
@@ -145,14 +150,14 @@ static uint32_t changed_mask(const struct job *j)
     return (1u << j->grad_at) - 1;
 }
 
-static void run(struct job *j, ht_adamw_fn kernel)
+static void run(struct job *j)
 {
     int ret;
 
     if (!j->err)
         j->err = complete(j) ? ht_fault("optim.update") : -EINVAL;
     if (!j->err)
-        compute(j, kernel);
+        compute(j);
     ht_lease_end(&j->lease, j->err ? 0 : changed_mask(j));
     ret = ht_lease_finish(&j->lease);
     if (ret && !j->err)
@@ -265,7 +270,7 @@ static void update(struct worker *w, struct job *now, struct job *next)
         now->err = ht_lease_wait(&now->lease);
     take_second(w, next);
     if (now->begun)
-        run(now, w->o->kernel);
+        run(now);
     end(now, ht_now_ns() - start);
 }
 

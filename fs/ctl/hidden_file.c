@@ -53,7 +53,7 @@ static int open_param(struct ht_hidden_file *f)
         struct ht_ns_tensor t;
 
         ht_problem_set(f->ctl, base,
-                       "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32 or bf16)");
+                       "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
         if (ht_ns_tensor(f->ctl->ns, base, &t) == 0 && t.root)
             ht_problem_set(f->ctl, t.root, "a gradient was opened of a file without a float dtype");
     }

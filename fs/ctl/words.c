@@ -55,9 +55,10 @@ static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     const struct ht_dtype_word *row = ht_parse_dtype(q->value, q->len);
 
-    return row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16)
-        ? 0
-        : (snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: gradients are f32 or bf16"), -EINVAL);
+    if (row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16 || row->dtype == HT_DTYPE_F16))
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: gradients are f32, bf16 or f16");
+    return -EINVAL;
 }
 
 static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])

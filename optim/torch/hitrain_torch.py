@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AdamW for PyTorch that runs inside a hitrain store: gradients go in, new parameters come out.
+"""Optimizers for PyTorch that run inside a hitrain store: gradients go in, new parameters come out.
 
     model = Model()
     optimizer = HitrainAdamW(model.named_parameters(), '/mnt/hitrain/model', lr=3e-4)
@@ -13,6 +13,8 @@ A directory of the mount becomes the model; each parameter is one file in it. st
 files) master weights stay in the store. After a crash, mount again and pass resume=True: the model continues from
 the last committed step, which `optimizer.committed_step` names.
 
+HitrainAdam, HitrainSGD, HitrainLion and HitrainAdagrad are used alike.
+
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
 Works with torch 1.13 and 2.x; needs nothing else.
 """
@@ -23,23 +25,24 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tupl
 
 import torch
 
-__all__ = ['HitrainAdamW']
+__all__ = ['HitrainAdagrad', 'HitrainAdam', 'HitrainAdamW', 'HitrainLion', 'HitrainOptimizer', 'HitrainSGD']
 
 XATTR = 'user.hitrain.'
 HIDDEN = '.hitrain'
 
 # What files can hold, in the words of the store.
-FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16'}
+FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
 
 
-class HitrainAdamW(torch.optim.Optimizer):
-    """The optimizer of the files below the directory `root`; see the text at the top of this module.
+class HitrainOptimizer(torch.optim.Optimizer):
+    """The optimizer of the files below the directory `root`; see the text at the top of this module. Use one of the
+    classes below, which are its rules.
 
     params         tensors, (name, tensor) pairs such as model.named_parameters(), or a list of groups as in
                    torch.optim, whose 'params' may be either
-    lr ... maximize  as in torch.optim.AdamW, also per group; change them in param_groups at any time
+    defaults       hyper-parameters of the rule, also per group; change them in param_groups at any time
     names          names of the files, one per parameter in order, where params has none
-    param_dtype    dtype of the files: torch.float32 or torch.bfloat16; default: each tensor's own
+    param_dtype    dtype of the files: torch.float32, torch.bfloat16 or torch.float16; default: each tensor's own
     grad_dtype     dtype in which gradients are sent; default: the file's
     durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps,
                    and never leaves one in parts
@@ -51,11 +54,11 @@ class HitrainAdamW(torch.optim.Optimizer):
     their dtype not the file's, bytes pass through a buffer here.
     """
 
-    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-3,
-                 betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, *,
-                 maximize: bool = False, names: Optional[Iterable[str]] = None,
-                 param_dtype: Optional[torch.dtype] = None, grad_dtype: Optional[torch.dtype] = None,
-                 durable_every: int = 1, resume: bool = False) -> None:
+    rule = ''  # the store's word for it
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
+                 names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
+                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, resume: bool = False) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         self.root = os.path.abspath(os.fspath(root))
@@ -66,7 +69,7 @@ class HitrainAdamW(torch.optim.Optimizer):
         self._names = iter(names) if names is not None else None
         self._root_fd = self._ctl_fd = -1
         self._config = ''  # what the root's attribute says
-        defaults = {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay, 'maximize': maximize}
+        self.defaults = defaults  # torch.optim sets the same; needed before that
         _check_hyper(defaults)
         groups = _as_groups(params)
         try:
@@ -124,7 +127,7 @@ class HitrainAdamW(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Take hyper-parameters back. ValueError when the store holds another step or other parameters."""
         if 'hitrain' not in state_dict:
-            raise ValueError('this state_dict is not from a HitrainAdamW')
+            raise ValueError('this state_dict is not from an optimizer in a hitrain store')
         said, holds = state_dict['hitrain']['step'], self._read_number('step')
         if said != holds:
             raise ValueError(f'the state_dict is of step {said}, but {self.root} holds step {holds}')
@@ -170,7 +173,8 @@ class HitrainAdamW(torch.optim.Optimizer):
             f.read_parameter()
 
     def read_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
-        """A copy of one piece of the optimizer's state, as f32: exp_avg, exp_avg_sq, step, or master (bf16 files)."""
+        """A copy of one piece of the optimizer's state, as f32: exp_avg or what else the rule keeps,
+        step, or master (files of two bytes per element)."""
         f = self._files[parameter]
         out = torch.empty(() if name == 'step' else tuple(f.tensor.shape), dtype=torch.float32)
         with self._explained(f'state {name} of {f.name}'):
@@ -190,7 +194,7 @@ class HitrainAdamW(torch.optim.Optimizer):
                 _close_quietly(fd)  # of a dead mount, too
         self._root_fd = self._ctl_fd = -1
 
-    def __enter__(self) -> 'HitrainAdamW':
+    def __enter__(self) -> 'HitrainOptimizer':
         return self
 
     def __exit__(self, *exc: Any) -> None:
@@ -232,9 +236,11 @@ class HitrainAdamW(torch.optim.Optimizer):
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
         """The words of the attribute. repr() of a float reads back as the same float."""
-        text = 'adamw lr={!r} beta1={!r} beta2={!r} eps={!r} weight_decay={!r} maximize={:d}'.format(
-            float(group['lr']), float(group['betas'][0]), float(group['betas'][1]), float(group['eps']),
-            float(group['weight_decay']), bool(group['maximize']))
+        words = {k: group[k] for k in self.defaults if k != 'betas'}
+        if 'betas' in self.defaults:
+            words['beta1'], words['beta2'] = group['betas']
+        flags = {'nesterov', 'maximize'}
+        text = ' '.join([self.rule] + [f'{k}={int(v)}' if k in flags else f'{k}={float(v)!r}' for k, v in words.items()])
         return f'{text} durable_every={self.durable_every}' if of_root else text
 
     def _send_config(self) -> None:
@@ -313,6 +319,61 @@ class HitrainAdamW(torch.optim.Optimizer):
         self._files[p] = f
         with self._explained(f'parameter {name}'):
             f.open_existing() if existing else f.create()
+
+
+class HitrainAdamW(HitrainOptimizer):
+    """torch.optim.AdamW's rule. options: those of HitrainOptimizer."""
+    rule = 'adamw'
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-3,
+                 betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2, *,
+                 maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay,
+                                        'maximize': maximize}, **options)
+
+
+class HitrainAdam(HitrainOptimizer):
+    """torch.optim.Adam's rule: weight_decay is part of the gradient."""
+    rule = 'adam'
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-3,
+                 betas: Tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0, *,
+                 maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay,
+                                        'maximize': maximize}, **options)
+
+
+class HitrainSGD(HitrainOptimizer):
+    """torch.optim.SGD's rule."""
+    rule = 'sgd'
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-3, momentum: float = 0.0,
+                 dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, *,
+                 maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, root, {'lr': lr, 'momentum': momentum, 'dampening': dampening,
+                                        'weight_decay': weight_decay, 'nesterov': nesterov, 'maximize': maximize},
+                         **options)
+
+
+class HitrainLion(HitrainOptimizer):
+    """Lion (Chen et al., arXiv:2302.06675)."""
+    rule = 'lion'
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-4,
+                 betas: Tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0, *,
+                 maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'weight_decay': weight_decay,
+                                        'maximize': maximize}, **options)
+
+
+class HitrainAdagrad(HitrainOptimizer):
+    """torch.optim.Adagrad's rule, its sums beginning with zero."""
+    rule = 'adagrad'
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', lr: float = 1e-2, lr_decay: float = 0.0,
+                 weight_decay: float = 0.0, eps: float = 1e-10, *, maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, root, {'lr': lr, 'lr_decay': lr_decay, 'weight_decay': weight_decay, 'eps': eps,
+                                        'maximize': maximize}, **options)
 
 
 class _ParameterFile:
@@ -445,10 +506,10 @@ def _as_groups(params: Iterable) -> List[Dict[str, Any]]:
 
 
 def _check_hyper(group: Dict[str, Any]) -> None:
-    for key in ('lr', 'eps', 'weight_decay'):
-        if not 0.0 <= group[key] < float('inf'):
+    for key in ('lr', 'eps', 'weight_decay', 'momentum', 'lr_decay'):
+        if not 0.0 <= group.get(key, 0.0) < float('inf'):
             raise ValueError(f'{key} must be a number >= 0, not {group[key]}')
-    for beta in group['betas']:
+    for beta in group.get('betas', ()):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f'betas must be numbers >= 0 and < 1, not {group["betas"]}')
 

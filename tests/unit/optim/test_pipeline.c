@@ -48,6 +48,37 @@ START_TEST(threads_and_chunks_change_nothing)
 }
 END_TEST
 
+static const char *const rules[] = {
+    "adamw lr=1e-2 weight_decay=0.1",
+    "adam lr=1e-2 weight_decay=0.1",
+    "sgd lr=1e-2",
+    "sgd lr=1e-2 momentum=0.9 dampening=0.1 weight_decay=0.1",
+    "sgd lr=1e-2 momentum=0.9 nesterov=1 maximize=1",
+    "lion lr=1e-3 weight_decay=0.1",
+    "adagrad lr=1e-2 lr_decay=0.1",
+};
+
+START_TEST(every_rule_and_pair_of_dtypes_steps)
+{
+    static const uint8_t dtype[] = {HT_DTYPE_F32, HT_DTYPE_BF16, HT_DTYPE_F16};
+
+    w.config = rules[_i];
+    w.threads = 2;
+    setenv("HITRAIN_KERNEL", "avx2", 1);
+    world_open(&w);
+    for (unsigned i = 0; i < 9; i++)
+        world_param(&w, dtype[i / 3], dtype[i % 3], 20001 + i, HT_SMALL_CHUNK_BYTES);
+    run_steps();
+    world_unmount(&w);
+    world_mount(&w);
+    check_all(&w);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(what_does_not_fit_in_memory_streams)
 {
     struct ht_store_stats st;
@@ -330,6 +361,7 @@ int main(void)
 {
     TCase *t = tcase_create("all");
 
+    tcase_add_loop_test(t, every_rule_and_pair_of_dtypes_steps, 0, (int)HT_ARRAY_SIZE(rules));
     tcase_add_loop_test(t, threads_and_chunks_change_nothing, 0, 8);
     tcase_add_test(t, what_does_not_fit_in_memory_streams);
     tcase_add_loop_test(t, the_order_of_writes_changes_nothing, 0, 4);

@@ -423,6 +423,71 @@ START_TEST(hyper_parameters_are_latched_by_the_first_gradient)
 }
 END_TEST
 
+START_TEST(another_rule_needs_parameters_without_state)
+{
+    struct ht_optim_config adam = world_config("adam"), lion = world_config("lion"),
+                           faster = world_config("adamw lr=1");
+
+    two_params();
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &lion), 0);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &adam), 0);
+    struct ht_optim_config before = world_config(w.config);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &before), 0);
+    step_all(&w);
+    commit();
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &adam), -EBUSY);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &lion), -EBUSY);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &faster), 0);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &before), 0);
+    check_all(&w);
+    for (unsigned i = 0; i < w.params; i++)
+        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[i].oid), 0);
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &lion), 0);
+    w.config = "lion";
+    for (unsigned i = 0; i < w.params; i++) {
+        w.param[i].t = 0;
+        memset(w.param[i].m, 0, w.param[i].n * 4);
+        memset(w.param[i].master, 0, w.param[i].n * 4);
+    }
+    step_all(&w);
+    commit();
+    check_all(&w);
+    done();
+}
+END_TEST
+
+static bool override_with_lion(void *ctx, uint64_t oid, struct ht_optim_config *out)
+{
+    struct world *me = ctx;
+
+    if (oid != me->param[0].oid)
+        return false;
+    *out = world_config("lion lr=0.5");
+    return true;
+}
+
+START_TEST(a_gradient_for_state_of_another_rule_is_refused)
+{
+    two_params();
+    step_all(&w);
+    commit();
+    w.hooks.override = override_with_lion;
+    world_unmount(&w);
+    world_mount(&w);
+    uint8_t *bytes = random_gradient(&w, &w.param[0]);
+    struct ht_grad *g = open_grad(&w, &w.param[0]);
+    ck_assert_int_eq(ht_grad_write(g, 0, bytes, w.param[0].n * 4), (ssize_t)(w.param[0].n * 4));
+    ck_assert_int_eq(ht_grad_flush(g), -EBUSY);
+    check_error(&w, &w.param[0], "another rule");
+    ht_grad_release(g);
+    free(bytes);
+    step_param(&w, &w.param[1]);
+    commit();
+    check_all(&w);
+    done();
+}
+END_TEST
+
 static bool override_first(void *ctx, uint64_t oid, struct ht_optim_config *out)
 {
     struct world *me = ctx;
@@ -717,6 +782,8 @@ int main(void)
     tcase_add_loop_test(t, partial_updates_exactly_what_is_covered, 0, 3);
     tcase_add_test(t, a_parameter_without_a_gradient_keeps_its_count);
     tcase_add_test(t, hyper_parameters_are_latched_by_the_first_gradient);
+    tcase_add_test(t, another_rule_needs_parameters_without_state);
+    tcase_add_test(t, a_gradient_for_state_of_another_rule_is_refused);
     tcase_add_test(t, a_parameter_may_have_its_own_configuration);
     tcase_add_test(t, the_step_number_can_be_set);
     tcase_add_test(t, without_space_for_a_step_the_first_gradient_is_refused);

@@ -12,11 +12,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "optim/kernel.h"
+#include "optim/rules/rule.h"
 #include "optim/optim.h"
 #include "tiering/base/fault.h"
 
-enum { MIB = 1 << 20, ROOT = 1000, PARAMS_MAX = 8 };
+enum { MIB = 1 << 20, ROOT = 1000, PARAMS_MAX = 9 };
 
 struct test_param {
     uint64_t oid;
@@ -175,7 +175,7 @@ static inline void world_close(struct world *w)
 
 static inline size_t dtype_bytes(uint8_t dtype)
 {
-    return dtype == HT_DTYPE_BF16 ? 2 : 4;
+    return ht_kernel_dtype_bytes(dtype);
 }
 
 static inline float random_value(struct world *w)
@@ -185,9 +185,9 @@ static inline float random_value(struct world *w)
 
 static inline void put_value(void *array, uint8_t dtype, uint64_t i, float x)
 {
-    uint16_t half = ht_f32_to_bf16(x);
+    uint16_t half = dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(x) : ht_f32_to_f16(x);
 
-    if (dtype == HT_DTYPE_BF16)
+    if (dtype_bytes(dtype) == 2)
         memcpy((uint8_t *)array + 2 * i, &half, 2);
     else
         memcpy((uint8_t *)array + 4 * i, &x, 4);
@@ -233,20 +233,19 @@ static inline uint8_t *random_gradient(struct world *w, const struct test_param 
 static inline void model_update(struct test_param *p, const struct ht_optim_config *c, const uint8_t *g, uint64_t first,
                                 uint64_t last, bool count)
 {
-    struct ht_adamw_scalars s;
-    struct ht_adamw_arrays a = {
+    struct ht_scalars s;
+    struct ht_update a = {
         .p = p->p + first * dtype_bytes(p->dtype),
-        .master = p->dtype == HT_DTYPE_BF16 ? p->master + first : NULL,
-        .m = p->m + first,
-        .v = p->v + first,
+        .master = dtype_bytes(p->dtype) == 2 ? p->master + first : NULL,
+        .state = {p->m + first, p->v + first},
         .g = g + first * dtype_bytes(p->grad_dtype),
         .p_dtype = p->dtype,
         .g_dtype = p->grad_dtype,
     };
 
     p->t += count;
-    ht_adamw_scalars(&s, c->lr, c->beta1, c->beta2, c->eps, c->weight_decay, c->maximize, p->t);
-    ht_adamw_scalar(&s, &a, last - first);
+    ht_rule_scalars(c, p->t, &s);
+    ht_kernels_scalar.fn[s.kernel](&s, &a, last - first);
 }
 
 static inline struct ht_grad *open_grad(struct world *w, const struct test_param *p)
@@ -317,9 +316,13 @@ static inline void check_param(struct world *w, const struct test_param *p)
     free(got);
     if (!p->t)
         return;
-    ck_assert_msg(same_state(w, p, "exp_avg", p->m), "exp_avg of %llu differs", (unsigned long long)p->oid);
-    ck_assert_msg(same_state(w, p, "exp_avg_sq", p->v), "exp_avg_sq of %llu differs", (unsigned long long)p->oid);
-    ck_assert(p->dtype != HT_DTYPE_BF16 || same_state(w, p, "master", p->master));
+    struct ht_optim_config c = world_config(w->config);
+    const float *state[] = {p->m, p->v};
+    uint8_t kind[HT_KERNEL_STATES_MAX];
+    for (unsigned i = 0; i < ht_rule_of(c.rule)->states(&c, kind); i++)
+        ck_assert_msg(same_state(w, p, ht_state_word(kind[i]), state[i]), "%s of %llu differs", ht_state_word(kind[i]),
+                      (unsigned long long)p->oid);
+    ck_assert(dtype_bytes(p->dtype) != 2 || same_state(w, p, "master", p->master));
     ck_assert_int_eq(ht_optim_state_read(w->o, &desc, "step", 0, &t, 4), 4);
     ck_assert(t == (float)p->t);
 }

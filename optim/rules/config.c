@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * config.c - the text of user.hitrain.optimizer. A new word is one row of a table; a new rule one row of another.
+ * config.c - the text of user.hitrain.optimizer. A new word is one row of a table; rules say which they have.
  * Pure: the caller stores the text. Nothing from a client is trusted: every message quotes at most a few clean
  * characters of it.
  */
-#include "optim/optim.h"
+#include "optim/rules/config.h"
+#include "optim/rules/rule.h"
 
 #include <ctype.h>
 #include <float.h>
@@ -33,26 +34,26 @@ static const struct word words[] = {
     {"beta2", NUMBER, FIELD(beta2), 0, 1, true, "a number >= 0 and < 1"},
     {"eps", NUMBER, FIELD(eps), 0, FLT_MAX, false, "a number >= 0"},
     {"weight_decay", NUMBER, FIELD(weight_decay), 0, FLT_MAX, false, "a number >= 0"},
+    {"momentum", NUMBER, FIELD(momentum), 0, FLT_MAX, false, "a number >= 0"},
+    {"dampening", NUMBER, FIELD(dampening), -FLT_MAX, FLT_MAX, false, "a number"},
+    {"lr_decay", NUMBER, FIELD(lr_decay), 0, FLT_MAX, false, "a number >= 0"},
+    {"nesterov", FLAG, FIELD(nesterov), 0, 1, false, "0 or 1"},
     {"durable_every", COUNT, FIELD(durable_every), 1, 1000000, false, "a whole number from 1 to 1000000"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
 };
 
-/* The defaults of torch.optim.AdamW. */
-static const struct ht_optim_config adamw_defaults = {
-    .rule = HT_RULE_ADAMW,
-    .lr = 1e-3,
-    .beta1 = 0.9,
-    .beta2 = 0.999,
-    .eps = 1e-8,
-    .weight_decay = 1e-2,
-    .durable_every = 1,
-};
+/* Beside those of the rule. */
+static const char common_words[] = "durable_every partial maximize";
 
+/* Words that people try because torch.optim has them. */
 static const struct {
-    const char *name;
-    const struct ht_optim_config *defaults;
-} rules[] = {{"adamw", &adamw_defaults}};
+    const char *name, *why;
+} absent_words[] = {
+    {"amsgrad", "is not implemented: the largest second moment is not kept"},
+    {"initial_accumulator_value", "is not implemented: state begins with zeros; write .hitrain/state/P/sum instead"},
+    {"betas", "is given as beta1= and beta2="},
+};
 
 /* One word, cut to a length that messages can hold, with unprintable characters replaced. */
 struct token {
@@ -97,22 +98,46 @@ static HT_PRINTF(2, 3) int refuse(char *err, const char *fmt, ...)
 
 static int parse_rule(const struct token *t, struct ht_optim_config *out, char *err)
 {
-    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
-        if (!strcmp(t->text, rules[i].name)) {
-            *out = *rules[i].defaults;
-            return 0;
-        }
+    const struct ht_rule *rule = ht_rule_named(t->text);
+    char names[128];
+
+    if (rule) {
+        *out = rule->defaults;
+        return 0;
     }
-    return refuse(err, "optimizer \"%s\" is not known; known: adamw", t->text);
+    ht_rule_names(names, sizeof(names));
+    return refuse(err, "optimizer \"%s\" is not known; known: %s", t->text, names);
 }
 
-static const struct word *find_word(const char *name, size_t len)
+/* Is name one of the words of a list? */
+static bool listed(const char *list, const char *name, size_t len)
 {
+    for (size_t n; *list; list += n + (list[n] == ' ')) {
+        n = strcspn(list, " ");
+        if (n == len && !memcmp(list, name, len))
+            return true;
+    }
+    return false;
+}
+
+static const struct word *find_word(const struct ht_rule *rule, const char *name, size_t len)
+{
+    if (!listed(rule->words, name, len) && !listed(common_words, name, len))
+        return NULL;
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
         if (strlen(words[i].name) == len && !memcmp(words[i].name, name, len))
             return &words[i];
     }
     return NULL;
+}
+
+static int refuse_word(const struct ht_rule *rule, const char *text, size_t len, char *err)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(absent_words); i++) {
+        if (strlen(absent_words[i].name) == len && !memcmp(absent_words[i].name, text, len))
+            return refuse(err, "%s %s", absent_words[i].name, absent_words[i].why);
+    }
+    return refuse(err, "\"%s\" is no word=value of %s; words: %s %s", text, rule->name, rule->words, common_words);
 }
 
 /* Decimal numbers only: strtod also takes hexadecimal ones, infinities and NaN. */
@@ -148,15 +173,14 @@ static void set_word(const struct word *w, double value, struct ht_optim_config 
 /* seen: bit i: words[i] was there. */
 static int parse_word(const struct token *t, unsigned *seen, struct ht_optim_config *out, char *err)
 {
+    const struct ht_rule *rule = ht_rule_of(out->rule);
     const char *equals = strchr(t->text, '=');
-    const struct word *w = equals ? find_word(t->text, (size_t)(equals - t->text)) : NULL;
+    size_t len = equals ? (size_t)(equals - t->text) : strlen(t->text);
+    const struct word *w = equals ? find_word(rule, t->text, len) : NULL;
     double value;
 
     if (!w)
-        return refuse(
-            err,
-            "\"%s\" is no word=value of adamw; words: lr beta1 beta2 eps weight_decay durable_every partial maximize",
-            t->text);
+        return refuse_word(rule, t->text, len, err);
     if (*seen & 1u << (w - words))
         return refuse(err, "%s is given twice", w->name);
     if (t->cut || !parse_number(equals + 1, &value) || !in_range(w, value))
@@ -183,9 +207,9 @@ int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *
         ret = parse_word(&t, &seen, &config, err);
     if (ret)
         return ret;
-    /* Both are finite, their product may not be. */
-    if (config.lr * config.weight_decay > FLT_MAX)
-        return refuse(err, "weight_decay: lr * weight_decay is too large");
+    const char *wrong = ht_rule_of(config.rule)->refuse ? ht_rule_of(config.rule)->refuse(&config) : NULL;
+    if (wrong)
+        return refuse(err, "%s", wrong);
     *out = config;
     return 0;
 }

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * adam.h - Adam with L2 regularisation (Kingma and Ba, arXiv:1412.6980), as torch.optim.Adam:
+ *
+ *   g += weight_decay p
+ *   m += (1 - beta1) (g - m)
+ *   v  = beta2 v + (1 - beta2) g^2
+ *   p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+ *
+ * Operations and roundings stand in the order of PyTorch 2, with its fused multiply-adds (1.13 computes m in two
+ * steps, which is less exact), so that a run can move between the two:
+ *
+ *   m = fma(1 - beta1, g - m, m)
+ *   v = fma((1 - beta2) * g, g, v * beta2)
+ *   p = p + (-step_size * m) / (sqrt(v) / sqrt(1 - beta2^t) + eps)      the quotient is rounded first
+ */
+#ifndef HITRAIN_OPTIM_RULES_ADAM_H
+#define HITRAIN_OPTIM_RULES_ADAM_H
+
+#include "optim/rules/element.h"
+
+/* Moments; returns what is added to the parameter. */
+HT_LANES_FN ht_lanes adam_change(struct element *x, const struct ht_scalars *s)
+{
+    ht_lanes m = x->state[0], v = x->state[1];
+
+    m = lanes_fma(lanes_set(s->adam.one_minus_beta1), x->g - m, m);
+    v = lanes_fma(lanes_set(s->adam.one_minus_beta2) * x->g, x->g, v * lanes_set(s->adam.beta2));
+    x->state[0] = m;
+    x->state[1] = v;
+    return lanes_set(s->adam.minus_step_size) * m /
+        (lanes_sqrt(v) / lanes_set(s->adam.sqrt_bc2) + lanes_set(s->adam.eps));
+}
+
+HT_LANES_FN void adam_step(struct element *x, const struct ht_scalars *s)
+{
+    x->g = lanes_fma(lanes_set(s->adam.weight_decay), x->p, x->g);
+    x->p = x->p + adam_change(x, s);
+}
+
+/* Everything is computed in double and rounded once, as PyTorch does with the Python floats it is given. */
+static inline void adam_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
+{
+    double bc1 = 1.0 - pow(c->beta1, (double)t), bc2 = 1.0 - pow(c->beta2, (double)t);
+
+    out->kernel = HT_KERNEL_ADAM;
+    out->adam.decay = (float)(1.0 - c->lr * c->weight_decay);
+    out->adam.weight_decay = (float)c->weight_decay;
+    out->adam.one_minus_beta1 = (float)(1.0 - c->beta1);
+    out->adam.beta2 = (float)c->beta2;
+    out->adam.one_minus_beta2 = (float)(1.0 - c->beta2);
+    out->adam.minus_step_size = (float)-(c->lr / bc1);
+    out->adam.sqrt_bc2 = (float)sqrt(bc2);
+    out->adam.eps = (float)c->eps;
+}
+
+static inline unsigned adam_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
+{
+    (void)c;
+    out_kind[0] = HT_STATE_EXP_AVG;
+    out_kind[1] = HT_STATE_EXP_AVG_SQ;
+    return 2;
+}
+
+HT_RULE adam_rule = {
+    .name = "adam",
+    .words = "lr beta1 beta2 eps weight_decay",
+    .defaults = {.rule = HT_RULE_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .durable_every = 1},
+    .states = adam_states,
+    .scalars = adam_scalars,
+};
+
+#endif

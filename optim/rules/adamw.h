@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * adamw.h - Adam with decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101), as torch.optim.AdamW:
+ *
+ *   p *= 1 - lr weight_decay
+ *   m, v, p as in adam.h, without its first line
+ */
+#ifndef HITRAIN_OPTIM_RULES_ADAMW_H
+#define HITRAIN_OPTIM_RULES_ADAMW_H
+
+#include <float.h>
+#include "optim/rules/adam.h"
+
+HT_LANES_FN void adamw_step(struct element *x, const struct ht_scalars *s)
+{
+    x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s);
+}
+
+static inline void adamw_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
+{
+    adam_scalars(c, t, out);
+    out->kernel = HT_KERNEL_ADAMW;
+}
+
+/* Both are finite, their product may not be. */
+static inline const char *adamw_refuse(const struct ht_optim_config *c)
+{
+    return c->lr * c->weight_decay > FLT_MAX ? "weight_decay: lr * weight_decay is too large" : NULL;
+}
+
+HT_RULE adamw_rule = {
+    .name = "adamw",
+    .words = "lr beta1 beta2 eps weight_decay",
+    .defaults = {.rule = HT_RULE_ADAMW,
+                 .lr = 1e-3,
+                 .beta1 = 0.9,
+                 .beta2 = 0.999,
+                 .eps = 1e-8,
+                 .weight_decay = 1e-2,
+                 .durable_every = 1},
+    .states = adam_states,
+    .refuse = adamw_refuse,
+    .scalars = adamw_scalars,
+};
+
+#endif

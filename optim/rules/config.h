@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* config.h - hyper-parameters, and the text they are set with. Pure functions, any thread. */
+#ifndef HITRAIN_OPTIM_RULES_CONFIG_H
+#define HITRAIN_OPTIM_RULES_CONFIG_H
+
+#include "tiering/base/base.h"
+
+enum ht_rule_id { HT_RULE_ADAMW = 1, HT_RULE_ADAM, HT_RULE_SGD, HT_RULE_LION, HT_RULE_ADAGRAD };
+
+struct ht_optim_config {
+    enum ht_rule_id rule;
+    double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay; /* those its rule has */
+    bool nesterov, maximize;
+    bool partial;           /* a boundary may come while parameters are partly covered */
+    uint32_t durable_every; /* steps; default 1 */
+};
+enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256 };
+/*
+ * A rule and its words: "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0 maximize=0".
+ * Words left out have the defaults of the torch.optim class of that name (rules/ has formulas and words). -EINVAL with a message in err that names the word and what is allowed (unknown rule or word, not a number, NaN, out of range,
+ * twice).
+ */
+int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out,
+                          char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+
+#endif

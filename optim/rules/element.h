@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* element.h - what the step of a rule gets: one or more elements, in lanes. */
+#ifndef HITRAIN_OPTIM_RULES_ELEMENT_H
+#define HITRAIN_OPTIM_RULES_ELEMENT_H
+
+#include "optim/rules/lanes.h"
+#include "optim/rules/rule.h"
+
+struct element {
+    ht_lanes p; /* the parameter in f32, to be updated */
+    ht_lanes g; /* the gradient, its sign turned if maximize says so */
+    ht_lanes state[HT_KERNEL_STATES_MAX];
+};
+
+/* The rule of a file; files of kernels do not use it. */
+#define HT_RULE static const struct ht_rule __attribute__((unused))
+
+#endif

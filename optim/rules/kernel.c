@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernel.c - conversions of two-byte floats, and which kernels this CPU runs.
+ *
+ * Owns no state but the choice itself, which is a pure function of the CPU and the environment. Any thread.
+ */
+#include "optim/rules/kernel.h"
+
+#include <stdlib.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include "tiering/base/log.h"
+
+float ht_bf16_to_f32(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float f;
+
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+uint16_t ht_f32_to_bf16(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+float ht_f16_to_f32(uint16_t x)
+{
+    uint32_t sign = (uint32_t)(x & 0x8000u) << 16, exponent = x >> 10 & 0x1fu, fraction = x & 0x3ffu, bits;
+    float f;
+
+    if (exponent == 0) { /* zero or subnormal: fraction * 2^-24, exact */
+        f = (float)fraction * 0x1p-24f;
+        return sign ? -f : f;
+    }
+    if (exponent == 0x1f)
+        bits = sign | 0x7f800000u | fraction << 13 | (fraction ? 0x400000u : 0);
+    else
+        bits = sign | (exponent + 112) << 23 | fraction << 13;
+    memcpy(&f, &bits, sizeof(f));
+    return f;
+}
+
+/* fraction: 24 bits with the leading one; the lowest `drop` of them are rounded away. */
+static uint32_t round_even(uint32_t fraction, unsigned drop)
+{
+    uint32_t half = 1u << (drop - 1), rest = fraction & ((half << 1) - 1), kept = fraction >> drop;
+
+    return kept + (rest > half || (rest == half && (kept & 1)));
+}
+
+uint16_t ht_f32_to_f16(float x)
+{
+    uint32_t bits, sign, exponent, fraction;
+
+    memcpy(&bits, &x, sizeof(bits));
+    sign = bits >> 16 & 0x8000u;
+    exponent = bits >> 23 & 0xffu;
+    fraction = (bits & 0x7fffffu) | 0x800000u;
+    if (exponent == 0xff)
+        return (uint16_t)(sign | 0x7c00u | (bits & 0x7fffffu ? 0x200u | (bits & 0x7fffffu) >> 13 : 0));
+    if (exponent > 142) /* 2^16 and more */
+        return (uint16_t)(sign | 0x7c00u);
+    if (exponent < 102) /* below half of the smallest subnormal */
+        return (uint16_t)sign;
+    if (exponent < 113) /* subnormal: a fraction of 2^-24; a carry makes the smallest normal number, as it should */
+        return (uint16_t)(sign | round_even(fraction, 126 - exponent));
+    return (uint16_t)(sign | (((exponent - 113) << 10) + round_even(fraction, 13)));
+}
+
+uint8_t ht_kernel_dtype_bytes(uint8_t dtype)
+{
+    switch (dtype) {
+    case HT_DTYPE_F32:
+        return 4;
+    case HT_DTYPE_BF16:
+    case HT_DTYPE_F16:
+        return 2;
+    default:
+        return 0;
+    }
+}
+
+/* NULL: this CPU has not what they need. */
+static const struct ht_kernels *avx2(void)
+{
+#if defined(__x86_64__)
+    unsigned a, b, c = 0, d;
+
+    /* F16C by hand: not every compiler knows its name. */
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+        c & bit_F16C)
+        return &ht_kernels_avx2;
+#endif
+    return NULL;
+}
+
+const struct ht_kernels *ht_kernels_choose(void)
+{
+    const char *asked = getenv("HITRAIN_KERNEL");
+    const struct ht_kernels *fastest = avx2();
+
+    if (!asked || !*asked)
+        return fastest ? fastest : &ht_kernels_scalar;
+    if (!strcmp(asked, "scalar"))
+        return &ht_kernels_scalar;
+    if (strcmp(asked, "avx2") != 0)
+        ht_warn("HITRAIN_KERNEL=%s: scalar and avx2 are known; the fastest that this CPU runs is used", asked);
+    else if (!fastest)
+        ht_warn("HITRAIN_KERNEL=avx2: this CPU has no AVX2, FMA and F16C; the scalar kernels are used");
+    return fastest ? fastest : &ht_kernels_scalar;
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernel.h - the arithmetic of one update, element by element.
+ *
+ * A kernel is the element-wise part of an update rule; a rule may have several, for its variants. The formula is
+ * written once, in lanes (lanes.h), and compiled for each instruction set: one element at a time without any (the
+ * reference), eight with AVX2, FMA and F16C. All of them give the same bits for the same inputs: what fuses says fma, and
+ * results that are NaN are stored as one quiet NaN, because which NaN an operation hands on differs between instruction sets.
+ * No kernel writes beyond n elements. Pure functions, any thread.
+ *
+ * AVX-512 has no kernels: on memory-bound loops it has nothing to win, and no machine was there to run them.
+ */
+#ifndef HITRAIN_OPTIM_RULES_KERNEL_H
+#define HITRAIN_OPTIM_RULES_KERNEL_H
+
+#include "tiering/base/base.h"
+#include <hitrain/words.h>
+
+enum ht_kernel {
+    HT_KERNEL_ADAMW,
+    HT_KERNEL_ADAM,
+    HT_KERNEL_SGD,
+    HT_KERNEL_SGD_MOMENTUM,
+    HT_KERNEL_SGD_NESTEROV,
+    HT_KERNEL_LION,
+    HT_KERNEL_ADAGRAD,
+    HT_KERNEL_COUNT
+};
+
+/* What the elements of one parameter share in one step; filled by the rule, in double, and rounded once. */
+struct ht_scalars {
+    enum ht_kernel kernel;
+    bool maximize; /* the gradient's sign is turned before anything else */
+    union {
+        struct {
+            float decay;        /* 1 - lr * weight_decay (adamw) */
+            float weight_decay; /* (adam) */
+            float one_minus_beta1, beta2, one_minus_beta2;
+            float minus_step_size; /* -lr / (1 - beta1^t) */
+            float sqrt_bc2;        /* sqrt(1 - beta2^t) */
+            float eps;
+        } adam;
+        struct {
+            float weight_decay, momentum, nesterov_momentum, one_minus_dampening, minus_lr;
+        } sgd;
+        struct {
+            float decay, beta1, one_minus_beta1, beta2, one_minus_beta2, minus_lr;
+        } lion;
+        struct {
+            float weight_decay, minus_lr, eps;
+        } adagrad;
+    };
+};
+
+enum { HT_KERNEL_STATES_MAX = 2 };
+
+/*
+ * What one fused pass works on, n elements of each:
+ *   p       f32, bf16 or f16 (p_dtype), updated
+ *   master  f32, only for p of two bytes (else NULL), updated: where round(master) differs from p the
+ *           element restarts from p, so that a parameter loaded from outside is believed
+ *   state   f32, as many as the kernel keeps, in the order of its rule; updated
+ *   g       f32, bf16 or f16 (g_dtype)
+ * Arrays need no alignment beyond their element's and do not overlap.
+ */
+struct ht_update {
+    void *p;
+    float *master;
+    float *state[HT_KERNEL_STATES_MAX];
+    const void *g;
+    uint8_t p_dtype, g_dtype; /* enum ht_dtype */
+};
+
+/* Returns how many gradient elements were NaN or infinite. */
+typedef uint64_t (*ht_kernel_fn)(const struct ht_scalars *s, const struct ht_update *u, size_t n);
+
+struct ht_kernels {
+    const char *name; /* of the instruction set */
+    ht_kernel_fn fn[HT_KERNEL_COUNT];
+};
+extern const struct ht_kernels ht_kernels_scalar;
+#if defined(__x86_64__)
+extern const struct ht_kernels ht_kernels_avx2;
+#endif
+/* The fastest ones this CPU runs; the environment variable HITRAIN_KERNEL=scalar|avx2 overrides. */
+const struct ht_kernels *ht_kernels_choose(void);
+/* Bytes of an element of a parameter or gradient: 4, 2, or 0 for a dtype that is none. */
+uint8_t ht_kernel_dtype_bytes(uint8_t dtype);
+
+/* bf16, f16 <-> f32, round to nearest even, subnormals kept; NaN stays NaN (quiet). */
+uint16_t ht_f32_to_bf16(float x);
+float ht_bf16_to_f32(uint16_t x);
+uint16_t ht_f32_to_f16(float x);
+float ht_f16_to_f32(uint16_t x);
+
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernel_avx2.c - eight elements at a time, for CPUs with AVX2, FMA and F16C. Tails go through the reference.
+ *
+ * Equal to it bit for bit: vsqrtps and vdivps round correctly, conversions to nearest even.
+ */
+#if defined(__x86_64__)
+#define HT_LANES_AVX2
+#include "optim/rules/kernel_loop.h"
+
+static uint64_t update_tail(const struct ht_scalars *s, const struct ht_update *u, size_t n)
+{
+    size_t done = n & ~(size_t)(HT_LANES - 1);
+    struct ht_update tail = *u;
+
+    tail.p = (uint8_t *)u->p + done * ht_kernel_dtype_bytes(u->p_dtype);
+    tail.g = (const uint8_t *)u->g + done * ht_kernel_dtype_bytes(u->g_dtype);
+    tail.master = u->master ? u->master + done : NULL;
+    for (unsigned k = 0; k < HT_KERNEL_STATES_MAX; k++)
+        tail.state[k] = u->state[k] ? u->state[k] + done : NULL;
+    return ht_kernels_scalar.fn[s->kernel](s, &tail, n - done);
+}
+
+#define KERNEL(number, rule, states)                                                             \
+    static uint64_t rule##_avx2(const struct ht_scalars *s, const struct ht_update *u, size_t n) \
+    {                                                                                            \
+        return update_by_dtypes(s, u, n, rule##_step, states) + update_tail(s, u, n);            \
+    }
+HT_KERNELS(KERNEL)
+
+#define ROW(number, rule, states) [number] = rule##_avx2,
+const struct ht_kernels ht_kernels_avx2 = {.name = "avx2", .fn = {HT_KERNELS(ROW)}};
+#else
+typedef int nothing_here;
+#endif

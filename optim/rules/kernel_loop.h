@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernel_loop.h - one pass over n elements with the step of a rule, for the lanes of the file that includes this.
+ *
+ * The loop is instantiated for each step and pair of dtypes, so that no choice is left inside it.
+ */
+#ifndef HITRAIN_OPTIM_RULES_KERNEL_LOOP_H
+#define HITRAIN_OPTIM_RULES_KERNEL_LOOP_H
+
+#include "optim/rules/all.h"
+
+typedef void (*step_fn)(struct element *x, const struct ht_scalars *s);
+
+HT_LANES_FN ht_lanes load_parameter(const struct ht_update *u, size_t i, uint8_t dtype)
+{
+    if (dtype == HT_DTYPE_F32)
+        return lanes_load_f32((const float *)u->p + i);
+    return lanes_believe(lanes_load_f32(u->master + i), (const uint16_t *)u->p + i, dtype);
+}
+
+HT_LANES_FN void store_parameter(const struct ht_update *u, size_t i, ht_lanes p, uint8_t dtype)
+{
+    if (dtype == HT_DTYPE_F32) {
+        lanes_store_f32((float *)u->p + i, p);
+        return;
+    }
+    lanes_store_f32(u->master + i, p);
+    lanes_store_halves((uint16_t *)u->p + i, p, dtype);
+}
+
+HT_LANES_FN unsigned update_lanes(const struct ht_scalars *s, const struct ht_update *u, size_t i, step_fn step,
+                                  unsigned states, uint8_t p_dtype, uint8_t g_dtype)
+{
+    struct element x = {.g = lanes_load(u->g, g_dtype, i), .p = load_parameter(u, i, p_dtype)};
+    unsigned nonfinite = lanes_count_nonfinite(x.g);
+    bool nan;
+
+    x.g = lanes_negate(x.g, s->maximize);
+    for (unsigned k = 0; k < states; k++)
+        x.state[k] = lanes_load_f32(u->state[k] + i);
+    step(&x, s);
+    nan = lanes_any_nan(x.p);
+    for (unsigned k = 0; k < states; k++)
+        nan |= lanes_any_nan(x.state[k]);
+    if (__builtin_expect(nan, 0)) {
+        x.p = lanes_canonical(x.p);
+        for (unsigned k = 0; k < states; k++)
+            x.state[k] = lanes_canonical(x.state[k]);
+    }
+    for (unsigned k = 0; k < states; k++)
+        lanes_store_f32(u->state[k] + i, x.state[k]);
+    store_parameter(u, i, x.p, p_dtype);
+    return nonfinite;
+}
+
+/* As many elements as fill lanes wholly. */
+HT_LANES_FN uint64_t update_all(const struct ht_scalars *scalars, const struct ht_update *update, size_t n,
+                                step_fn step, unsigned states, uint8_t p_dtype, uint8_t g_dtype)
+{
+    /* Copies, because the compiler cannot know that the arrays do not overlap these. */
+    struct ht_scalars s = *scalars;
+    struct ht_update u = *update;
+    uint64_t nonfinite = 0;
+
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES)
+        nonfinite += update_lanes(&s, &u, i, step, states, p_dtype, g_dtype);
+    return nonfinite;
+}
+
+HT_LANES_FN uint64_t update_by_gradient(const struct ht_scalars *s, const struct ht_update *u, size_t n, step_fn step,
+                                        unsigned states, uint8_t p_dtype)
+{
+    switch (u->g_dtype) {
+    case HT_DTYPE_F32:
+        return update_all(s, u, n, step, states, p_dtype, HT_DTYPE_F32);
+    case HT_DTYPE_BF16:
+        return update_all(s, u, n, step, states, p_dtype, HT_DTYPE_BF16);
+    default:
+        return update_all(s, u, n, step, states, p_dtype, HT_DTYPE_F16);
+    }
+}
+
+HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct ht_update *u, size_t n, step_fn step,
+                                      unsigned states)
+{
+    switch (u->p_dtype) {
+    case HT_DTYPE_F32:
+        return update_by_gradient(s, u, n, step, states, HT_DTYPE_F32);
+    case HT_DTYPE_BF16:
+        return update_by_gradient(s, u, n, step, states, HT_DTYPE_BF16);
+    default:
+        return update_by_gradient(s, u, n, step, states, HT_DTYPE_F16);
+    }
+}
+
+#endif

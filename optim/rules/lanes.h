@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lanes.h - a few floats at a time: the type and the operations that kernels are written in.
+ *
+ * One lane, or eight where HT_LANES_AVX2 is defined before this file is included. + - * / are the compiler's own on
+ * both types; what else a rule needs stands here twice, with the same bits as result.
+ */
+#ifndef HITRAIN_OPTIM_RULES_LANES_H
+#define HITRAIN_OPTIM_RULES_LANES_H
+
+#include <math.h>
+#include "optim/rules/kernel.h"
+
+#define HT_LANES_FN static inline __attribute__((always_inline, unused))
+
+#ifdef HT_LANES_AVX2
+
+#include <immintrin.h>
+
+typedef __m256 ht_lanes;
+enum { HT_LANES = 8 };
+
+HT_LANES_FN __m256i lanes_bits(ht_lanes x)
+{
+    return _mm256_castps_si256(x);
+}
+
+HT_LANES_FN ht_lanes lanes_of_bits(__m256i bits)
+{
+    return _mm256_castsi256_ps(bits);
+}
+
+HT_LANES_FN ht_lanes lanes_set(float x)
+{
+    return _mm256_set1_ps(x);
+}
+
+/* a * b + c, rounded once */
+HT_LANES_FN ht_lanes lanes_fma(ht_lanes a, ht_lanes b, ht_lanes c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+
+HT_LANES_FN ht_lanes lanes_sqrt(ht_lanes x)
+{
+    return _mm256_sqrt_ps(x);
+}
+
+/* 1, 0 or -1; 0 for NaN, as torch.sign */
+HT_LANES_FN ht_lanes lanes_sign(ht_lanes x)
+{
+    ht_lanes zero = _mm256_setzero_ps(), one = _mm256_set1_ps(1.0f);
+
+    return _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_GT_OQ), one) -
+        _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_LT_OQ), one);
+}
+
+HT_LANES_FN ht_lanes lanes_negate(ht_lanes x, bool really)
+{
+    return _mm256_xor_ps(x, lanes_of_bits(_mm256_set1_epi32(really ? INT32_MIN : 0)));
+}
+
+HT_LANES_FN bool lanes_any_nan(ht_lanes x)
+{
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0;
+}
+
+HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
+{
+    ht_lanes nan = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+
+    return _mm256_blendv_ps(x, lanes_of_bits(_mm256_set1_epi32(0x7fc00000)), nan);
+}
+
+HT_LANES_FN unsigned lanes_count_nonfinite(ht_lanes x)
+{
+    __m256i exponent = _mm256_set1_epi32(0x7f800000);
+    __m256i high = _mm256_and_si256(lanes_bits(x), exponent);
+    int mask = _mm256_movemask_ps(lanes_of_bits(_mm256_cmpeq_epi32(high, exponent)));
+
+    return (unsigned)__builtin_popcount((unsigned)mask);
+}
+
+/* Elements of two bytes, in the low halves of 32-bit lanes. */
+HT_LANES_FN __m256i lanes_load_halves(const void *p)
+{
+    return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+
+HT_LANES_FN __m128i lanes_pack(__m256i halves)
+{
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x08);
+
+    return _mm256_castsi256_si128(packed);
+}
+
+HT_LANES_FN ht_lanes lanes_widen(__m256i halves, uint8_t dtype)
+{
+    if (dtype == HT_DTYPE_BF16)
+        return lanes_of_bits(_mm256_slli_epi32(halves, 16));
+    return _mm256_cvtph_ps(lanes_pack(halves));
+}
+
+HT_LANES_FN __m256i lanes_narrow(ht_lanes x, uint8_t dtype)
+{
+    if (dtype == HT_DTYPE_F16)
+        return _mm256_cvtepu16_epi32(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+
+    __m256i bits = lanes_bits(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i up = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i nan = lanes_bits(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+
+    return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+}
+
+HT_LANES_FN ht_lanes lanes_load_f32(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+
+HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
+{
+    _mm256_storeu_ps(p, x);
+}
+
+HT_LANES_FN void lanes_store_halves(void *p, ht_lanes x, uint8_t dtype)
+{
+    _mm_storeu_si128((__m128i *)p, lanes_pack(lanes_narrow(x, dtype)));
+}
+
+/* x where narrowed it is what lies at p, else what lies there. */
+HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)
+{
+    __m256i there = lanes_load_halves(p);
+    __m256i same = _mm256_cmpeq_epi32(lanes_narrow(x, dtype), there);
+
+    return _mm256_blendv_ps(lanes_widen(there, dtype), x, lanes_of_bits(same));
+}
+
+HT_LANES_FN ht_lanes lanes_load(const void *array, uint8_t dtype, size_t i)
+{
+    if (dtype == HT_DTYPE_F32)
+        return lanes_load_f32((const float *)array + i);
+    return lanes_widen(lanes_load_halves((const uint16_t *)array + i), dtype);
+}
+
+#else
+
+typedef float ht_lanes;
+enum { HT_LANES = 1 };
+
+HT_LANES_FN ht_lanes lanes_set(float x)
+{
+    return x;
+}
+
+HT_LANES_FN ht_lanes lanes_fma(ht_lanes a, ht_lanes b, ht_lanes c)
+{
+    return fmaf(a, b, c);
+}
+
+HT_LANES_FN ht_lanes lanes_sqrt(ht_lanes x)
+{
+    return sqrtf(x);
+}
+
+HT_LANES_FN ht_lanes lanes_sign(ht_lanes x)
+{
+    return (float)(x > 0) - (float)(x < 0);
+}
+
+HT_LANES_FN ht_lanes lanes_negate(ht_lanes x, bool really)
+{
+    return really ? -x : x;
+}
+
+HT_LANES_FN bool lanes_any_nan(ht_lanes x)
+{
+    return isnan(x);
+}
+
+HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
+{
+    static const uint32_t quiet_nan = 0x7fc00000u;
+
+    if (isnan(x))
+        memcpy(&x, &quiet_nan, sizeof(x));
+    return x;
+}
+
+HT_LANES_FN unsigned lanes_count_nonfinite(ht_lanes x)
+{
+    return !isfinite(x);
+}
+
+HT_LANES_FN ht_lanes lanes_load_f32(const float *p)
+{
+    ht_lanes x;
+
+    memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+HT_LANES_FN void lanes_store_f32(float *p, ht_lanes x)
+{
+    memcpy(p, &x, sizeof(x));
+}
+
+HT_LANES_FN uint16_t lanes_narrow(ht_lanes x, uint8_t dtype)
+{
+    return dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(x) : ht_f32_to_f16(x);
+}
+
+HT_LANES_FN void lanes_store_halves(void *p, ht_lanes x, uint8_t dtype)
+{
+    uint16_t half = lanes_narrow(x, dtype);
+
+    memcpy(p, &half, sizeof(half));
+}
+
+HT_LANES_FN ht_lanes lanes_load(const void *array, uint8_t dtype, size_t i)
+{
+    uint16_t half;
+
+    if (dtype == HT_DTYPE_F32)
+        return lanes_load_f32((const float *)array + i);
+    memcpy(&half, (const uint16_t *)array + i, sizeof(half));
+    return dtype == HT_DTYPE_BF16 ? ht_bf16_to_f32(half) : ht_f16_to_f32(half);
+}
+
+HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)
+{
+    uint16_t there;
+
+    memcpy(&there, p, sizeof(there));
+    return lanes_narrow(x, dtype) == there ? x : lanes_load(p, dtype, 0);
+}
+
+#endif
+#endif

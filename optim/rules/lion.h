@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lion.h - Lion (Chen et al., arXiv:2302.06675, algorithm 2). PyTorch has none; roundings are those of its operations
+ * mul_, add_(alpha=) and sign_ applied in the paper's order:
+ *
+ *   p *= 1 - lr weight_decay
+ *   p -= lr sign(beta1 m + (1 - beta1) g)
+ *   m  = beta2 m + (1 - beta2) g
+ */
+#ifndef HITRAIN_OPTIM_RULES_LION_H
+#define HITRAIN_OPTIM_RULES_LION_H
+
+#include <float.h>
+#include "optim/rules/element.h"
+
+HT_LANES_FN void lion_step(struct element *x, const struct ht_scalars *s)
+{
+    ht_lanes m = x->state[0];
+    ht_lanes c = lanes_fma(lanes_set(s->lion.one_minus_beta1), x->g, m * lanes_set(s->lion.beta1));
+
+    x->p = lanes_fma(lanes_set(s->lion.minus_lr), lanes_sign(c), x->p * lanes_set(s->lion.decay));
+    x->state[0] = lanes_fma(lanes_set(s->lion.one_minus_beta2), x->g, m * lanes_set(s->lion.beta2));
+}
+
+static inline void lion_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
+{
+    (void)t;
+    out->kernel = HT_KERNEL_LION;
+    out->lion.decay = (float)(1.0 - c->lr * c->weight_decay);
+    out->lion.beta1 = (float)c->beta1;
+    out->lion.one_minus_beta1 = (float)(1.0 - c->beta1);
+    out->lion.beta2 = (float)c->beta2;
+    out->lion.one_minus_beta2 = (float)(1.0 - c->beta2);
+    out->lion.minus_lr = (float)-c->lr;
+}
+
+static inline unsigned lion_states(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX])
+{
+    (void)c;
+    out_kind[0] = HT_STATE_EXP_AVG;
+    return 1;
+}
+
+static inline const char *lion_refuse(const struct ht_optim_config *c)
+{
+    return c->lr * c->weight_decay > FLT_MAX ? "weight_decay: lr * weight_decay is too large" : NULL;
+}
+
+HT_RULE lion_rule = {
+    .name = "lion",
+    .words = "lr beta1 beta2 weight_decay",
+    .defaults = {.rule = HT_RULE_LION, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .durable_every = 1},
+    .states = lion_states,
+    .refuse = lion_refuse,
+    .scalars = lion_scalars,
+};
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rule.c - the table of rules, and the words of state. */
+#include "optim/rules/rule.h"
+
+#include <stdio.h>
+
+#include "optim/rules/all.h"
+
+#define ROW(rule) &rule##_rule,
+static const struct ht_rule *const rules[] = {HT_RULES(ROW)};
+#undef ROW
+
+const struct ht_rule *ht_rule_of(enum ht_rule_id id)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
+        if (rules[i]->defaults.rule == id)
+            return rules[i];
+    }
+    return NULL;
+}
+
+const struct ht_rule *ht_rule_named(const char *name)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
+        if (!strcmp(name, rules[i]->name))
+            return rules[i];
+    }
+    return NULL;
+}
+
+void ht_rule_names(char *buf, size_t cap)
+{
+    size_t used = 0;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rules) && used < cap; i++)
+        used += (size_t)snprintf(buf + used, cap - used, "%s%s", i ? " " : "", rules[i]->name);
+}
+
+void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->maximize = c->maximize;
+    ht_rule_of(c->rule)->scalars(c, t, out);
+}
+
+const char *ht_state_word(unsigned kind)
+{
+    static const char *const word[HT_STATE_KINDS] = {
+        [HT_STATE_EXP_AVG] = "exp_avg", [HT_STATE_EXP_AVG_SQ] = "exp_avg_sq",
+        [HT_STATE_MASTER] = "master",   [HT_STATE_MOMENTUM_BUFFER] = "momentum_buffer",
+        [HT_STATE_SUM] = "sum",
+    };
+
+    return kind < HT_STATE_KINDS ? word[kind] : NULL;
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rule.h - what an update rule is: its words, the state it keeps, its scalars, its arithmetic.
+ *
+ * Each rule is one file of this folder, with its formula and where it comes from. A new one is such a file, a line in
+ * all.h, its numbers in enum ht_rule_id and enum ht_kernel, and the kinds of state it is the first to keep.
+ */
+#ifndef HITRAIN_OPTIM_RULES_RULE_H
+#define HITRAIN_OPTIM_RULES_RULE_H
+
+#include "optim/rules/kernel.h"
+#include "optim/rules/config.h"
+
+/* Numbers are on disk. */
+enum ht_state_kind {
+    HT_STATE_EXP_AVG = 1,
+    HT_STATE_EXP_AVG_SQ = 2,
+    HT_STATE_MASTER = 3, /* of parameters of two bytes, whatever the rule */
+    HT_STATE_MOMENTUM_BUFFER = 4,
+    HT_STATE_SUM = 5,
+    HT_STATE_KINDS
+};
+/* Its file below .hitrain/state/P/, PyTorch's name where it has one; NULL: no such kind. */
+const char *ht_state_word(unsigned kind);
+
+struct ht_rule {
+    const char *name;
+    const char *words; /* those of its own, in the order of messages; others are in config.c */
+    struct ht_optim_config defaults;
+    /* Kinds of state beside the master, in the order of ht_update.state. Returns how many. */
+    unsigned (*states)(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
+    /* What is wrong with a combination of words that are right each, or NULL. */
+    const char *(*refuse)(const struct ht_optim_config *c);
+    /* t: number of this parameter's step, from 1. */
+    void (*scalars)(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
+};
+const struct ht_rule *ht_rule_of(enum ht_rule_id id);
+/* By its name, or NULL. */
+const struct ht_rule *ht_rule_named(const char *name);
+/* Names of all rules, a space between. */
+void ht_rule_names(char *buf, size_t cap);
+void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
+
+#endif

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every kernel equals the scalar one bit for bit, whatever the values, lengths and addresses; conversions are exact. */
+#include <check.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "optim/rules/rule.h"
+
+enum { N_MAX = 1031, GUARD = 64, ROUNDS = 60 };
+
+static uint64_t rnd = 88172645463325252ull;
+
+static uint64_t next_random(void)
+{
+    rnd ^= rnd << 13;
+    rnd ^= rnd >> 7;
+    rnd ^= rnd << 17;
+    return rnd;
+}
+
+/* All kinds of numbers: any bits, subnormals, specials, and ordinary ones. */
+static uint32_t wild_bits(void)
+{
+    static const uint32_t special[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0xffc00001,
+                                       0x7f800001, 0x7f7fffff, 0x00000001, 0x00800000, 0x3f800000, 0x3f808000};
+    uint64_t r = next_random();
+
+    switch (r >> 60 & 3) {
+    case 0:
+        return (uint32_t)r;
+    case 1:
+        return (uint32_t)r & 0x807fffffu;
+    case 2:
+        return special[(r & 0xffff) % HT_ARRAY_SIZE(special)];
+    default:
+        return ((uint32_t)r & 0x83ffffffu) | 0x38000000u;
+    }
+}
+
+static uint32_t tame_bits(void)
+{
+    return ((uint32_t)next_random() & 0x83ffffffu) | 0x38000000u;
+}
+
+struct arrays {
+    uint8_t p[4 * N_MAX + GUARD], master[4 * N_MAX + GUARD], m[4 * N_MAX + GUARD], v[4 * N_MAX + GUARD],
+        g[4 * N_MAX + GUARD];
+};
+
+static void fill(uint8_t *bytes, size_t len, bool wild)
+{
+    for (size_t i = 0; i + 4 <= len; i += 4) {
+        uint32_t bits = wild ? wild_bits() : tame_bits();
+        memcpy(bytes + i, &bits, 4);
+    }
+}
+
+static struct ht_update view(struct arrays *a, uint8_t p_dtype, uint8_t g_dtype, size_t skip)
+{
+    size_t p_size = ht_kernel_dtype_bytes(p_dtype), g_size = ht_kernel_dtype_bytes(g_dtype);
+
+    return (struct ht_update){
+        .p = a->p + skip * p_size,
+        .master = p_size == 2 ? (float *)(void *)(a->master + skip * 4) : NULL,
+        .state = {(float *)(void *)(a->m + skip * 4), (float *)(void *)(a->v + skip * 4)},
+        .g = a->g + skip * g_size,
+        .p_dtype = p_dtype,
+        .g_dtype = g_dtype,
+    };
+}
+
+/* Half of the masters agree with their parameter, as they do in a real run. */
+static void round_some(struct ht_update *a, size_t n)
+{
+    for (size_t i = 0; a->master && i < n; i += 2) {
+        uint16_t half = a->p_dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(a->master[i]) : ht_f32_to_f16(a->master[i]);
+        memcpy((uint8_t *)a->p + 2 * i, &half, 2);
+    }
+}
+
+static double random_unit(void)
+{
+    return (double)(next_random() % 1000) / 1000;
+}
+
+static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
+{
+    static const enum ht_rule_id rule[HT_KERNEL_COUNT] = {HT_RULE_ADAMW, HT_RULE_ADAM, HT_RULE_SGD,    HT_RULE_SGD,
+                                                          HT_RULE_SGD,   HT_RULE_LION, HT_RULE_ADAGRAD};
+    struct ht_optim_config c = {
+        .rule = rule[kernel],
+        .lr = random_unit() * 1e-2,
+        .beta1 = random_unit(),
+        .beta2 = random_unit(),
+        .eps = 1e-8,
+        .weight_decay = random_unit() * 0.1,
+        .momentum = kernel == HT_KERNEL_SGD ? 0 : random_unit() + 1e-3,
+        .dampening = random_unit(),
+        .lr_decay = random_unit(),
+        .nesterov = kernel == HT_KERNEL_SGD_NESTEROV,
+        .maximize = next_random() & 1,
+    };
+
+    ht_rule_scalars(&c, next_random() % 100000 + 1, s);
+    ck_assert_int_eq(s->kernel, kernel);
+}
+
+static void compare(ht_kernel_fn fn, enum ht_kernel kernel, uint8_t p_dtype, uint8_t g_dtype, size_t n, size_t skip,
+                    bool wild)
+{
+    static _Alignas(64) struct arrays a, b;
+    struct ht_scalars s;
+    struct ht_update va = view(&a, p_dtype, g_dtype, skip), vb = view(&b, p_dtype, g_dtype, skip);
+
+    fill((uint8_t *)&a, sizeof(a), wild);
+    for (size_t i = 0; !wild && i < N_MAX; i++)
+        a.v[4 * i + 3] &= 0x7f;
+    round_some(&va, n);
+    memcpy(&b, &a, sizeof(a));
+    random_scalars(&s, kernel);
+    ck_assert_uint_eq(fn(&s, &va, n), ht_kernels_scalar.fn[kernel](&s, &vb, n));
+    /* All of it: nothing beyond n was touched either. */
+    ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
+}
+
+static const uint8_t dtypes[] = {HT_DTYPE_F32, HT_DTYPE_BF16, HT_DTYPE_F16};
+
+#if defined(__x86_64__)
+static bool have_avx2(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+START_TEST(avx2_equals_scalar)
+{
+    enum ht_kernel kernel = (enum ht_kernel)(_i / 9);
+    uint8_t p_dtype = dtypes[_i % 3], g_dtype = dtypes[_i / 3 % 3];
+
+    if (!have_avx2())
+        return;
+    for (size_t n = 0; n < 70; n++) {
+        for (size_t skip = 0; skip < 9; skip++)
+            compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, n, skip, (n + skip) & 1);
+    }
+    for (unsigned i = 0; i < ROUNDS; i++)
+        compare(ht_kernels_avx2.fn[kernel], kernel, p_dtype, g_dtype, N_MAX - 9, i % 9, i & 1);
+}
+END_TEST
+#endif
+
+START_TEST(a_run_in_pieces_equals_a_run_at_once)
+{
+    static struct arrays a, b;
+    struct ht_scalars s;
+    ht_kernel_fn fn = ht_kernels_choose()->fn[_i];
+
+    fill((uint8_t *)&a, sizeof(a), true);
+    memcpy(&b, &a, sizeof(a));
+    random_scalars(&s, (enum ht_kernel)_i);
+    struct ht_update whole = view(&a, HT_DTYPE_BF16, HT_DTYPE_F32, 0);
+    uint64_t nonfinite = fn(&s, &whole, 1000), sum = 0;
+    for (size_t at = 0, n; at < 1000; at += n) {
+        struct ht_update piece = view(&b, HT_DTYPE_BF16, HT_DTYPE_F32, at);
+        n = ht_min_u64(next_random() % 37 + 1, 1000 - at);
+        sum += fn(&s, &piece, n);
+    }
+    ck_assert_uint_eq(nonfinite, sum);
+    ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
+}
+END_TEST
+
+/* The formulas of the papers, in double. */
+struct truth {
+    double p, m, v;
+};
+
+static void step_in_double(struct truth *x, const struct ht_optim_config *c, enum ht_kernel kernel, double g,
+                           uint64_t t)
+{
+    g = c->maximize ? -g : g;
+    if (kernel == HT_KERNEL_ADAMW || kernel == HT_KERNEL_LION)
+        x->p *= 1 - c->lr * c->weight_decay;
+    else
+        g += c->weight_decay * x->p;
+    if (kernel == HT_KERNEL_ADAMW || kernel == HT_KERNEL_ADAM) {
+        x->m = c->beta1 * x->m + (1 - c->beta1) * g;
+        x->v = c->beta2 * x->v + (1 - c->beta2) * g * g;
+        double m = x->m / (1 - pow(c->beta1, (double)t)), v = x->v / (1 - pow(c->beta2, (double)t));
+        x->p -= c->lr * m / (sqrt(v) + c->eps);
+    } else if (kernel == HT_KERNEL_LION) {
+        double u = c->beta1 * x->m + (1 - c->beta1) * g;
+        x->p -= c->lr * ((u > 0) - (u < 0));
+        x->m = c->beta2 * x->m + (1 - c->beta2) * g;
+    } else if (kernel == HT_KERNEL_ADAGRAD) {
+        x->m += g * g;
+        x->p -= c->lr / (1 + (double)(t - 1) * c->lr_decay) * g / (sqrt(x->m) + c->eps);
+    } else {
+        x->m = t == 1 ? g : c->momentum * x->m + (1 - c->dampening) * g;
+        if (kernel == HT_KERNEL_SGD_MOMENTUM)
+            g = x->m;
+        else if (kernel == HT_KERNEL_SGD_NESTEROV)
+            g += c->momentum * x->m;
+        x->p -= c->lr * g;
+    }
+}
+
+START_TEST(every_rule_follows_its_formula)
+{
+    static const char *const text[HT_KERNEL_COUNT] = {
+        "adamw lr=1e-2 beta1=0.8 beta2=0.95 weight_decay=0.1",
+        "adam lr=1e-2 beta1=0.8 beta2=0.95 weight_decay=0.1 maximize=1",
+        "sgd lr=1e-2 weight_decay=0.1",
+        "sgd lr=1e-2 momentum=0.9 dampening=0.2 weight_decay=0.1",
+        "sgd lr=1e-2 momentum=0.9 nesterov=1 weight_decay=0.1",
+        "lion lr=1e-2 beta1=0.8 beta2=0.95 weight_decay=0.1",
+        "adagrad lr=1e-2 lr_decay=0.1 weight_decay=0.1",
+    };
+    enum ht_kernel kernel = (enum ht_kernel)_i;
+    struct ht_optim_config c;
+    char err[HT_OPTIM_ERROR_MAX];
+    float p = 0.7f, m = 0, v = 0;
+    struct truth x = {0.7f, 0, 0};
+
+    ck_assert_int_eq(ht_optim_config_parse(text[_i], strlen(text[_i]), &c, err), 0);
+    for (uint64_t t = 1; t <= 100; t++) {
+        float g = (float)sin((double)t) + 0.1f;
+        struct ht_update u = {&p, NULL, {&m, &v}, &g, HT_DTYPE_F32, HT_DTYPE_F32};
+        struct ht_scalars s;
+        ht_rule_scalars(&c, t, &s);
+        ck_assert_int_eq(s.kernel, kernel);
+        ck_assert_uint_eq(ht_kernels_scalar.fn[kernel](&s, &u, 1), 0);
+        step_in_double(&x, &c, kernel, g, t);
+        ck_assert_msg(fabs(p - x.p) < 2e-6, "step %llu: %.9g is not %.9g", (unsigned long long)t, (double)p, x.p);
+    }
+}
+END_TEST
+
+START_TEST(nonfinite_gradients_are_counted)
+{
+    float p[9] = {0}, m[9] = {0}, v[9] = {0};
+    float g[9] = {1, INFINITY, 2, NAN, 3, -INFINITY, 4, 5, NAN};
+    struct ht_update a = {p, NULL, {m, v}, g, HT_DTYPE_F32, HT_DTYPE_F32};
+    struct ht_scalars s;
+
+    random_scalars(&s, (enum ht_kernel)_i);
+    ck_assert_uint_eq(ht_kernels_choose()->fn[_i](&s, &a, 9), 4);
+}
+END_TEST
+
+START_TEST(a_parameter_loaded_from_outside_is_believed)
+{
+    struct ht_optim_config still = {.rule = HT_RULE_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    struct ht_scalars s;
+
+    ht_rule_scalars(&still, 1, &s);
+    for (unsigned i = 0; i < 2; i++) {
+        uint8_t dtype = dtypes[1 + i];
+        uint16_t p[2] = {dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(1.0f) : ht_f32_to_f16(1.0f),
+                         dtype == HT_DTYPE_BF16 ? ht_f32_to_bf16(2.0f) : ht_f32_to_f16(2.0f)};
+        float master[2] = {1.0001f, 7.0f}, m[2] = {0}, v[2] = {0}, g[2] = {0};
+        struct ht_update a = {p, master, {m, v}, g, dtype, HT_DTYPE_F32};
+        ht_kernels_scalar.fn[s.kernel](&s, &a, 2);
+        ck_assert(master[0] == 1.0001f); /* rounds to p: kept */
+        ck_assert(master[1] == 2.0f);    /* does not: p wins */
+    }
+}
+END_TEST
+
+/* Round to nearest even, by arithmetic in double instead of bits. */
+static uint16_t slow_bf16(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, 4);
+    if (isnan(x))
+        return (uint16_t)(bits >> 16 | 0x40);
+    uint16_t down = (uint16_t)(bits >> 16), up = (uint16_t)(down + 1);
+    if ((down & 0x7f80) == 0x7f80)
+        return down;
+    double below = ht_bf16_to_f32(down), above = ht_bf16_to_f32(up);
+    if (isinf(above)) /* where the next number would be, were there one */
+        above = 2 * below - (double)ht_bf16_to_f32((uint16_t)(down - 1));
+    double to_down = fabs((double)x - below), to_up = fabs(above - (double)x);
+    if (to_down == to_up)
+        return down & 1 ? up : down;
+    return to_down < to_up ? down : up;
+}
+
+START_TEST(bf16_rounds_to_nearest_even)
+{
+    unsigned wrong = 0;
+
+    for (unsigned i = 0; i < 2000000; i++) {
+        uint32_t bits = i & 1 ? wild_bits() : (uint32_t)next_random() << 15;
+        float x;
+        memcpy(&x, &bits, 4);
+        wrong += ht_f32_to_bf16(x) != slow_bf16(x);
+    }
+    for (uint32_t h = 0; h < 65536; h++) {
+        float x = ht_bf16_to_f32((uint16_t)h);
+        wrong += isnan(x) ? !isnan(ht_bf16_to_f32(ht_f32_to_bf16(x))) : ht_f32_to_bf16(x) != h;
+    }
+    ck_assert_uint_eq(wrong, 0);
+}
+END_TEST
+
+/* By arithmetic in double: the nearest multiple of the unit in the last place of f16 at x, half to even. */
+static uint16_t slow_f16(float x)
+{
+    uint16_t sign = signbit(x) ? 0x8000 : 0;
+    double a = fabs((double)x), unit, scaled;
+    int exponent;
+
+    if (isnan(x) || isinf(x))
+        return (uint16_t)(sign | 0x7c00);
+    if (a == 0)
+        return sign;
+    (void)frexp(a, &exponent);
+    unit = ldexp(1, (exponent < -13 ? -13 : exponent) - 11);
+    scaled = nearbyint(a / unit);
+    if (scaled * unit >= 65536)
+        return (uint16_t)(sign | 0x7c00);
+    if (exponent < -13)
+        return (uint16_t)(sign | (uint16_t)scaled);
+    return (uint16_t)(sign | (uint16_t)(((unsigned)(exponent + 13) << 10) + (unsigned)scaled));
+}
+
+START_TEST(f16_rounds_to_nearest_even)
+{
+    unsigned wrong = 0;
+
+    for (unsigned i = 0; i < 2000000; i++) {
+        /* Any bits, and numbers of the range in which f16 has something to round. */
+        uint32_t bits = i & 1 ? wild_bits() : ((uint32_t)next_random() & 0x9fffffffu) + 0x2f000000u;
+        float x;
+        bits = i % 4 ? bits : bits & ~0xfffu;
+        memcpy(&x, &bits, 4);
+        wrong += isnan(x) ? (ht_f32_to_f16(x) & 0x7e00) != 0x7e00 : ht_f32_to_f16(x) != slow_f16(x);
+    }
+    for (uint32_t h = 0; h < 65536; h++) {
+        float x = ht_f16_to_f32((uint16_t)h);
+        wrong += isnan(x) ? !isnan(ht_f16_to_f32(ht_f32_to_f16(x))) : ht_f32_to_f16(x) != h;
+    }
+    ck_assert_uint_eq(wrong, 0);
+}
+END_TEST
+
+START_TEST(the_environment_chooses_the_kernel)
+{
+    setenv("HITRAIN_KERNEL", "scalar", 1);
+    ck_assert_ptr_eq(ht_kernels_choose(), &ht_kernels_scalar);
+    ck_assert_str_eq(ht_kernels_choose()->name, "scalar");
+    setenv("HITRAIN_KERNEL", "fastest", 1);
+    ck_assert_ptr_nonnull(ht_kernels_choose());
+#if defined(__x86_64__)
+    setenv("HITRAIN_KERNEL", "avx2", 1);
+    ck_assert_ptr_eq(ht_kernels_choose(), have_avx2() ? &ht_kernels_avx2 : &ht_kernels_scalar);
+#endif
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("kernel");
+    TCase *t = tcase_create("all");
+
+    tcase_set_timeout(t, 300);
+#if defined(__x86_64__)
+    tcase_add_loop_test(t, avx2_equals_scalar, 0, 9 * HT_KERNEL_COUNT);
+#endif
+    tcase_add_loop_test(t, a_run_in_pieces_equals_a_run_at_once, 0, HT_KERNEL_COUNT);
+    tcase_add_loop_test(t, every_rule_follows_its_formula, 0, HT_KERNEL_COUNT);
+    tcase_add_loop_test(t, nonfinite_gradients_are_counted, 0, HT_KERNEL_COUNT);
+    tcase_add_test(t, a_parameter_loaded_from_outside_is_believed);
+    tcase_add_test(t, bf16_rounds_to_nearest_even);
+    tcase_add_test(t, f16_rounds_to_nearest_even);
+    tcase_add_test(t, the_environment_chooses_the_kernel);
+    suite_add_tcase(suite, t);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
