@@ -162,6 +162,27 @@ def test_bf16_parameter_keeps_a_master(mnt):
     word(r, 'grad_dtype', 'f32')
 
 
+def test_state_is_what_the_rule_keeps(mnt):
+    root = mnt / 'model'
+    root.mkdir()
+    word(root, 'dtype', 'f16')
+    word(root, 'optimizer', 'sgd lr=1 momentum=0.5')
+    p, g = random(1000).astype('f2'), random(1000, 1).astype('f2')
+    (root / 'p').write_bytes(p.tobytes())
+    assert sorted(os.listdir(root / '.hitrain/state/p')) == ['master', 'momentum_buffer', 'step']
+    for _ in range(2):
+        (root / '.hitrain/grad/p').write_bytes(g.tobytes())
+        sync(root)
+    master = p.astype('f4') - g.astype('f4') * 2.5  # 1 and 1 + 0.5 times
+    got = np.frombuffer((root / '.hitrain/state/p/master').read_bytes(), 'f4')
+    assert np.abs(got - master).max() < 1e-5
+    assert (root / 'p').read_bytes() == got.astype('f2').tobytes()
+    buffer = np.frombuffer((root / '.hitrain/state/p/momentum_buffer').read_bytes(), 'f4')
+    assert np.array_equal(buffer, 1.5 * g.astype('f4'))
+    refused(errno.EBUSY, word, root, 'optimizer', 'sgd lr=1')
+    assert 'another rule' in word(root, 'error')
+
+
 def test_gradient_in_pieces_by_several_writers(root):
     n, big = 3 * MIB // 4 + 7, random(3 * MIB // 4 + 7, 2)
     g = random(n, 9)
@@ -439,7 +460,7 @@ def test_words_that_are_not_copied(root, tmp_path):
 # --------------------------------------------------------------------- bad input
 
 @pytest.mark.parametrize('text,named', [
-    ('sgd lr=1', 'sgd'), ('adamw learning=1', 'learning'), ('adamw lr=fast', 'lr'), ('adamw lr=-1', 'lr'),
+    ('rmsprop lr=1', 'rmsprop'), ('adamw amsgrad=1', 'amsgrad is not implemented'), ('adamw learning=1', 'learning'), ('adamw lr=fast', 'lr'), ('adamw lr=-1', 'lr'),
     ('adamw beta1=1.5', 'beta1'), ('adamw lr=nan', 'lr'), ('adamw lr=1 lr=2', 'lr'), ('', ''), ('x' * 2000, '')])
 def test_wrong_optimizer_is_refused(mnt, text, named):
     d = mnt / 'd'
