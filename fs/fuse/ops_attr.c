@@ -84,6 +84,20 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
 
 /* ---------------------------------------------------- extended attributes */
 
+/* The kernel checks who may use which namespace, and lets names of none pass. */
+static bool refuse_name(fuse_req_t req, const char *name)
+{
+    static const char *const namespaces[] = {"user.", "trusted.", "security.", NULL};
+
+    for (const char *const *n = namespaces; *n; n++)
+        if (strncmp(name, *n, strlen(*n)) == 0)
+            return false;
+    if (!strcmp(name, HT_NS_ACL_ACCESS) || !strcmp(name, HT_NS_ACL_DEFAULT))
+        return false;
+    fuse_reply_err(req, EOPNOTSUPP);
+    return true;
+}
+
 static void job_setxattr(struct ht_job *job)
 {
     struct ht_caller caller = ht_fuse_caller(job->req);
@@ -137,6 +151,8 @@ void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char
 
     if (ht_hidden_match(ino))
         fuse_reply_err(req, EOPNOTSUPP);
+    else if (refuse_name(req, name))
+        return;
     else if (!ht_words_match(name))
         set_plain(req, ino, name, value, size, flags);
     else if (ht_words_waits(name))
@@ -162,6 +178,8 @@ void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t siz
     char *buf = ht_fuse_buffer();
     ssize_t n;
 
+    if (refuse_name(req, name))
+        return;
     if (!buf)
         n = -ENOMEM;
     else if (ht_hidden_match(ino))
@@ -210,6 +228,8 @@ void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
 
     if (ht_hidden_match(ino))
         fuse_reply_err(req, EOPNOTSUPP);
+    else if (refuse_name(req, name))
+        return;
     else if (!ht_words_match(name))
         ht_reply(req, ht_ns_removexattr(f->ns, ino, name));
     else if (ht_words_waits(name))

@@ -294,18 +294,32 @@ static int extend_to(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, uint64
     return size > ht_obj_size(obj) ? ht_ns_setattr(f->ns, ino, HT_SET_SIZE, &values, &st) : 0;
 }
 
+/* The kernel asks others for the end of setuid bits, but us only with writes. */
+static void range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, uint64_t len)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+
+    if (ht_open_root(f, o))
+        ht_park_wait(f, o->ino, off, len);
+    if (o->privileged)
+        ht_privilege_drop(f, o->ino, is_superuser(req));
+}
+
 /*
  * Punching and zeroing. Plain allocation is not offered: the C library then writes zeros, and so gets what it asked for.
  */
-static int change_range(struct ht_fuse *f, struct ht_open *o, int mode, uint64_t off, uint64_t len)
+static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t off, uint64_t len)
 {
-    uint64_t size = ht_obj_size(o->obj);
+    struct ht_fuse *f = ht_fuse_of(req);
+    uint64_t size;
     int r = 0;
 
     if (mode != (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE) && (mode & ~FALLOC_FL_KEEP_SIZE) != FALLOC_FL_ZERO_RANGE)
         return -EOPNOTSUPP;
-    if (ht_open_root(f, o))
-        ht_park_wait(f, o->ino, off, len);
+    if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
+        return -EFBIG;
+    range_written_by(req, o, off, len);
+    size = ht_obj_size(o->obj);
     if (off < size)
         r = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
     if (r == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
@@ -320,7 +334,7 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
     if (ht_hidden_match(ino))
         fuse_reply_err(req, EOPNOTSUPP);
     else
-        ht_reply(req, change_range(ht_fuse_of(req), open_of(fi), mode, (uint64_t)off, (uint64_t)len));
+        ht_reply(req, change_range(req, open_of(fi), mode, (uint64_t)off, (uint64_t)len));
 }
 
 void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
