@@ -128,6 +128,10 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
             return;
         }
         fi->fh = (uintptr_t)d;
+    } else {
+        /* The kernel may keep the listing, too: it drops it with the next name that is made or removed. */
+        fi->cache_readdir = 1;
+        fi->keep_cache = 1;
     }
     if (fuse_reply_open(req, fi) && d)
         ht_hidden_closedir(d);

@@ -84,6 +84,8 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
     fi->keep_cache = 0;
     fi->direct_io = (fi->flags & O_DIRECT) != 0;
     fi->parallel_direct_writes = fi->direct_io;
+    /* Whoever only reads has no lost write to hear of when it closes. */
+    fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
     return 0;
 }
 

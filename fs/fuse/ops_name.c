@@ -13,20 +13,32 @@ static bool refuse(fuse_req_t req, fuse_ino_t parent, const char *name)
     return true;
 }
 
+/* The kernel may believe that a name is missing as long as it may believe one that is there. */
+static void reply_missing(fuse_req_t req)
+{
+    const struct fuse_entry_param none = {.entry_timeout = HT_FUSE_VALID_S};
+
+    fuse_reply_entry(req, &none);
+}
+
 /* The kernel asks for "." and ".." only to follow a file handle; those into the hidden tree end with its memory of it. */
 void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    bool hidden = ht_hidden_name(parent, name);
     struct stat st;
     int r;
 
     if (!strcmp(name, ".") || !strcmp(name, ".."))
         r = ht_hidden_match(parent) ? -ESTALE : ht_ns_lookup_ino(f->ns, parent, name[1] != 0, &st);
-    else if (ht_hidden_name(parent, name))
+    else if (hidden)
         r = ht_hidden_lookup(f->ctl, parent, name, &st);
     else
         r = ht_ns_lookup(f->ns, parent, name, &st);
-    ht_reply_entry(req, r, &st);
+    if (r == -ENOENT && !hidden)
+        reply_missing(req);
+    else
+        ht_reply_entry(req, r, &st);
 }
 
 static void forget_one(struct ht_fuse *f, uint64_t ino, uint64_t n)

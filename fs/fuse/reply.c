@@ -24,12 +24,20 @@ static double valid_for(uint64_t ino)
     return ht_hidden_match(ino) ? 0.0 : HT_FUSE_VALID_S;
 }
 
+/* Blocks of a sparse file are an estimate while it is dirty: they become exact without the kernel. */
+static double attr_valid_for(const struct stat *st)
+{
+    bool sparse = S_ISREG(st->st_mode) && st->st_blocks > 0 && st->st_blocks < st->st_size / S_BLKSIZE;
+
+    return sparse ? 0.0 : valid_for(st->st_ino);
+}
+
 void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st)
 {
     if (r)
         ht_reply(req, r);
     else
-        fuse_reply_attr(req, st, valid_for(ino));
+        fuse_reply_attr(req, st, attr_valid_for(st));
 }
 
 void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
@@ -38,7 +46,7 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
         .ino = st->st_ino,
         .generation = 1, /* inode numbers are never used again */
         .attr = *st,
-        .attr_timeout = valid_for(st->st_ino),
+        .attr_timeout = attr_valid_for(st),
         .entry_timeout = valid_for(st->st_ino),
     };
 }
