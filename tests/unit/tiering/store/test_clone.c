@@ -1,0 +1,731 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Clones: what is stored belongs to several objects, until the last of them lets go and the log knows it. */
+#include <pthread.h>
+#include <time.h>
+
+#include "tests/unit/tiering/store/world.h"
+
+enum { SMALL = HT_SMALL_CHUNK_BYTES };
+
+static void clone_all(struct ht_obj *src, struct ht_obj *dst)
+{
+    uint64_t size = ht_obj_size(src);
+    ck_assert_int_eq(ht_obj_clone(src, 0, dst, 0, HT_FILE_BYTES_MAX), (ssize_t)size);
+}
+
+static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
+{
+    struct ht_obj *o = object(chunk_bytes, scope);
+    put_all(o, 0, p, n);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return o;
+}
+
+static void publish_scope(uint64_t scope)
+{
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
+    ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + 4096, &tx), 0);
+    ht_scope_publish(s, scope, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+/* Put other bytes wherever there is room, so that what is free by mistake is overwritten. */
+static void use_all_space(void)
+{
+    struct ht_obj *o = object(SMALL, 0);
+    uint8_t *junk = pattern(4096, 99);
+    uint64_t end = 0;
+    while (ht_obj_write(o, end, junk, 4096) == 4096) {
+        end += SMALL;
+        if (end % (32 * SMALL) == 0)
+            ck_assert_int_eq(ht_obj_writeback(o), 0);
+    }
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    delete (o);
+    free(junk);
+}
+
+START_TEST(a_clone_has_the_same_bytes_and_takes_no_space)
+{
+    fresh(64, false);
+    uint8_t *p = pattern(8 * MIB + 12345, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 8 * MIB + 12345), *b = object(SMALL, 0);
+    struct ht_store_stats before = stats();
+    clone_all(a, b);
+    ck_assert_uint_eq(ht_obj_chunk_bytes(b), HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
+    ck_assert_uint_lt(stats().device_written_bytes - before.device_written_bytes, MIB);
+    ck_assert_uint_eq(obj_stat(b).stored_bytes, obj_stat(a).stored_bytes);
+    ht_obj_evict(a);
+    ht_obj_evict(b);
+    expect(b, 0, p, 8 * MIB + 12345);
+    /* One that writes has its own; the other does not see it. */
+    put_all(b, 3 * MIB + 5, (const uint8_t *)"mine", 4);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ck_assert_uint_eq(stats().available_bytes, before.available_bytes - MIB);
+    expect(a, 0, p, 8 * MIB + 12345);
+    memcpy(p + 3 * MIB + 5, "mine", 4);
+    ht_obj_evict(b);
+    expect(b, 0, p, 8 * MIB + 12345);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(space_comes_back_with_the_last_owner_in_any_order)
+{
+    static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    fresh(32, false);
+    uint8_t *p = pattern(3 * MIB, 2);
+    struct ht_store_stats before = stats();
+    for (int k = 0; k < 48; k++) {
+        /* The owners are published or not, and there was a remount since or not. */
+        bool publish = k / 6 & 1, again = k / 12 & 1, gone = k / 24 & 1;
+        struct ht_obj *o[3] = {stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
+        clone_all(o[0], o[1]);
+        clone_all(o[1], o[2]);
+        for (int i = 1; publish && i < 3; i++)
+            ck_assert_int_eq(ht_obj_sync(o[i]), 0);
+        if (again) {
+            uint64_t oid[3];
+            for (int i = 0; i < 3; i++) {
+                oid[i] = ht_obj_id(o[i]);
+                ht_obj_put(o[i]);
+            }
+            remount();
+            for (int i = 0; i < 3; i++)
+                ck_assert_ptr_nonnull(o[i] = ht_obj_get(s, oid[i]));
+        }
+        for (int i = 0; i < 3; i++) {
+            struct ht_obj *x = o[order[k % 6][i]];
+            ck_assert_uint_ge(before.free_bytes - stats().free_bytes, 3 * MIB);
+            for (int j = i; j < 3; j++) {
+                ht_obj_evict(o[order[k % 6][j]]);
+                expect(o[order[k % 6][j]], 0, p, 3 * MIB);
+            }
+            if (gone)
+                ck_assert_int_eq(ht_obj_truncate(x, 0), 0);
+            if (gone)
+                ck_assert_int_eq(ht_obj_sync(x), 0);
+            delete (x);
+            ck_assert_int_eq(ht_store_commit(s), 0);
+        }
+        ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
+        ck_assert_uint_eq(stats().limbo_bytes, 0);
+        ck_assert_uint_eq(stats().reserved_bytes, 0);
+        ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes);
+    }
+    free(p);
+    done();
+}
+END_TEST
+
+/* The record that ends one owner is not durable, the other owner was never published: a crash shows the first one again. */
+START_TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
+{
+    uint8_t *p = pattern(4 * MIB, 3);
+    for (int variant = 0; variant < 4; variant++) {
+        fresh(16, false);
+        struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB), *b = object(HT_CHUNK_BYTES, 9);
+        uint64_t oid = ht_obj_id(a), free_bytes = stats().free_bytes;
+        clone_all(a, b);
+        struct ht_tx *tx;
+        if (variant < 2) { /* ended by a deletion */
+            delete (a);
+        } else { /* by a publication; the last owner goes while that is still being collected, or later */
+            ck_assert_int_eq(ht_obj_truncate(a, 0), 0);
+            ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+            ht_obj_publish(a, tx);
+            if (variant == 2)
+                ck_assert_int_eq(ht_obj_truncate(b, 0), 0);
+            ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+            ht_obj_put(a);
+        }
+        if (variant == 1)
+            ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+        else
+            ck_assert_int_eq(ht_obj_truncate(b, 0), 0);
+        ht_obj_put(b);
+        ck_assert_uint_eq(stats().free_bytes, free_bytes);
+        ck_assert_uint_eq(stats().limbo_bytes, 4 * MIB);
+        /* As much as fits without it may be written; a crash then shows a as it was. */
+        struct ht_obj *c = object(HT_CHUNK_BYTES, 0);
+        uint8_t *q = pattern(MIB, 4);
+        uint64_t end = 0;
+        for (; stats().free_bytes >= MIB && stats().limbo_bytes; end += MIB) {
+            put_all(c, end, q, MIB);
+            ck_assert_int_eq(ht_obj_writeback(c), 0);
+        }
+        ht_obj_put(c);
+        crash();
+        a = ht_obj_get(s, oid);
+        ck_assert_ptr_nonnull(a);
+        expect(a, 0, p, 4 * MIB);
+        ht_obj_put(a);
+        free(q);
+        done();
+    }
+    free(p);
+}
+END_TEST
+
+/* Who needs the space while it waits for a transaction that is being collected waits for that, and has it then. */
+static void *write_much(void *arg)
+{
+    uint8_t *p = pattern(MIB, 5);
+    uint64_t end = 0;
+    while (ht_obj_write(arg, end, p, MIB) == MIB) {
+        ck_assert_int_eq(ht_obj_writeback(arg), 0);
+        end += MIB;
+    }
+    free(p);
+    return NULL;
+}
+
+START_TEST(space_of_an_open_transaction_is_waited_for)
+{
+    fresh(16, false);
+    uint8_t *p = pattern(4 * MIB, 6);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB), *c = object(HT_CHUNK_BYTES, 0);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_obj_truncate(a, 0), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_publish(a, tx);
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, write_much, c), 0);
+    while (stats().free_bytes >= MIB) /* then it waits */
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    pthread_join(thread, NULL);
+    ck_assert_uint_lt(stats().available_bytes, MIB);
+    ck_assert_uint_ge(ht_obj_size(c), 13 * MIB);
+    ck_assert_int_eq(ht_obj_sync(c), 0);
+    ht_obj_put(a);
+    ht_obj_put(c);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_remount_counts_the_owners)
+{
+    fresh(16, false);
+    uint8_t *p = pattern(3 * MIB, 7);
+    struct ht_obj *o[3] = {stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), object(SMALL, 0), object(SMALL, 0)};
+    uint64_t oid[3];
+    clone_all(o[0], o[1]);
+    clone_all(o[0], o[2]);
+    ck_assert_int_eq(ht_obj_truncate(o[2], 2 * MIB + 10), 0); /* sees less of the last chunk */
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    uint64_t free_bytes = stats().free_bytes;
+    for (int i = 0; i < 3; i++) {
+        oid[i] = ht_obj_id(o[i]);
+        ht_obj_put(o[i]);
+    }
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    crash();
+    ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_ptr_nonnull(o[i] = ht_obj_get(s, oid[i]));
+        if (i == 2)
+            break;
+        delete (o[i]);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        ck_assert_uint_eq(stats().free_bytes, free_bytes);
+        use_all_space();
+        ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    expect(o[2], 0, p, 2 * MIB + 10);
+    ht_obj_put(o[2]);
+    crash();
+    o[2] = ht_obj_get(s, oid[2]);
+    expect(o[2], 0, p, 2 * MIB + 10);
+    delete (o[2]);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes + 3 * MIB);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not)
+{
+    fresh(16, false);
+    uint8_t *p = pattern(2 * MIB, 8);
+    /* The source is dirty and never published: the clone is what the log knows. */
+    struct ht_obj *a = object(HT_CHUNK_BYTES, 0), *b = object(HT_CHUNK_BYTES, 0), *c = object(HT_CHUNK_BYTES, 0);
+    uint64_t oid[3] = {ht_obj_id(a), ht_obj_id(b), ht_obj_id(c)};
+    put_all(a, 0, p, 2 * MIB);
+    clone_all(a, b);
+    ck_assert_uint_eq(obj_stat(a).dirty_bytes, 0);
+    clone_all(a, c);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(c);
+    crash();
+    ck_assert_ptr_null(ht_obj_get(s, oid[0]));
+    ck_assert_ptr_null(ht_obj_get(s, oid[2]));
+    b = ht_obj_get(s, oid[1]);
+    use_all_space();
+    expect(b, 0, p, 2 * MIB);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
+{
+    fresh(32, false);
+    uint8_t *p = pattern(2 * MIB, 9), *q = pattern(2 * MIB, 10);
+    struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 9);
+    put_all(a, 0, p, 2 * MIB);
+    ck_assert_int_eq(ht_obj_guarantee(a, 2 * MIB), 0);
+    clone_all(a, b);
+    struct ht_lease l = {.store = s, .count = 2};
+    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
+    for (int staged = 0; staged < 2; staged++) {
+        struct ht_obj *x = stored(HT_CHUNK_BYTES, 0, q, 2 * MIB); /* fills the tier */
+        for (unsigned i = 0; staged && i < 6; i++)
+            put_all(x, i * MIB, q, MIB);
+        ht_obj_evict(a);
+        ht_obj_evict(b);
+        for (unsigned i = 0; i < 2; i++)
+            l.chunk[i] = (struct ht_lease_chunk){.obj = a, .index = i, .mode = HT_LEASE_OVERWRITE};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        for (unsigned i = 0; i < 2; i++)
+            memcpy(l.chunk[i].data, q + i * MIB, MIB);
+        ht_lease_end(&l, 3);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+        use_all_space();
+        ht_obj_evict(a);
+        expect(b, 0, p, 2 * MIB);
+        expect(a, 0, q, 2 * MIB);
+        delete (x);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    ht_ring_free(l.ring);
+    publish_scope(9);
+    ht_obj_evict(a);
+    ht_obj_evict(b);
+    expect(a, 0, q, 2 * MIB);
+    expect(b, 0, p, 2 * MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+/* Sharing takes nothing off what was promised: neither of the source, nor of the target, nor if the promise comes after it. */
+START_TEST(a_guarantee_holds_for_what_is_shared)
+{
+    uint8_t *p = pattern(3 * MIB, 11);
+    for (int variant = 0; variant < 3; variant++) {
+        fresh(24, false);
+        struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 0), *g = variant == 1 ? b : a;
+        uint64_t scope = variant == 1 ? 0 : 9;
+        put_all(a, 0, p, 3 * MIB);
+        publish_scope(9);
+        if (variant < 2)
+            ck_assert_int_eq(ht_obj_guarantee(g, 3 * MIB), 0);
+        clone_all(a, b);
+        ck_assert_int_eq(ht_obj_sync(b), 0);
+        if (variant == 2)
+            ck_assert_int_eq(ht_obj_guarantee(g, 3 * MIB), 0);
+        struct ht_obj *filler = object(HT_CHUNK_BYTES, 0);
+        uint64_t end = 0;
+        while (ht_obj_write(filler, end, p, MIB) > 0)
+            end += MIB;
+        ck_assert_int_eq(ht_obj_sync(filler), 0);
+        for (int round = 0; round < 6; round++) {
+            put_all(g, 0, p, 3 * MIB);
+            ck_assert_int_eq(scope ? ht_scope_writeback(s, scope) : ht_obj_writeback(g), 0);
+            if (round % 2)
+                publish_scope(scope);
+        }
+        ck_assert_int_eq(ht_obj_guarantee(g, 0), 0);
+        ht_obj_put(a);
+        ht_obj_put(b);
+        ht_obj_put(filler);
+        done();
+    }
+    free(p);
+}
+END_TEST
+
+START_TEST(a_full_store_refuses_to_share_what_is_guaranteed)
+{
+    fresh(16, false);
+    uint8_t *p = pattern(3 * MIB, 12);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), *b = object(HT_CHUNK_BYTES, 0),
+                  *plain = stored(HT_CHUNK_BYTES, 0, p, MIB), *filler = object(SMALL, 0);
+    ck_assert_int_eq(ht_obj_guarantee(a, 3 * MIB), 0);
+    uint64_t end = 0;
+    while (ht_obj_write(filler, end, p, SMALL) == SMALL)
+        end += SMALL;
+    ck_assert_int_eq(ht_obj_sync(filler), 0);
+    struct ht_store_stats before = stats();
+    ck_assert_int_eq(ht_obj_clone(a, 0, b, 0, 3 * MIB), -ENOSPC);
+    ck_assert_uint_eq(ht_obj_size(b), 0);
+    ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
+    ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes);
+    clone_all(plain, b); /* no promise, no space */
+    expect(b, 0, p, MIB);
+    ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(plain);
+    ht_obj_put(filler);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(an_aborted_scope_gives_its_clones_back)
+{
+    fresh(32, false);
+    uint8_t *p = pattern(2 * MIB, 13), *q = pattern(2 * MIB, 14);
+    struct ht_obj *out = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *in = object(HT_CHUNK_BYTES, 9), *two;
+    put_all(in, 0, q, 2 * MIB);
+    publish_scope(9);
+    struct ht_store_stats before = stats();
+    clone_all(out, in); /* into the scope */
+    two = object(SMALL, 0);
+    clone_all(in, two); /* and out of it again, before it was published */
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    ht_obj_evict(in);
+    expect(in, 0, q, 2 * MIB);
+    expect(two, 0, p, 2 * MIB);
+    delete (out);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    use_all_space();
+    ht_obj_evict(two);
+    expect(two, 0, p, 2 * MIB);
+    delete (two);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().free_bytes, before.free_bytes + 2 * MIB);
+    ht_obj_put(in);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+START_TEST(edges_holes_and_other_chunk_sizes_are_right)
+{
+    fresh(64, false);
+    enum { N = 4 * MIB };
+    uint8_t *p = pattern(N, 15), *want = malloc(N), *old = pattern(N, 16);
+    static const uint32_t sizes[] = {SMALL, HT_CHUNK_BYTES};
+    uint64_t rnd = 5;
+    for (int k = 0; k < 120; k++) {
+        struct ht_obj *a = object(sizes[k & 1], 0), *b = object(sizes[k >> 1 & 1], 0);
+        uint64_t cut = k % 5 == 0 ? N - 77777 : N;
+        put_all(a, 0, p, cut);
+        ck_assert_int_eq(ht_obj_punch(a, MIB, 3 * SMALL), 0);
+        memset(p + MIB, 0, 3 * SMALL);
+        uint64_t have = k % 3 == 0 ? 0 : k % 3 == 1 ? N : MIB + 5;
+        if (have)
+            put_all(b, 0, old, have);
+        memset(want, 0, N);
+        memcpy(want, old, have);
+        if (k & 4)
+            ck_assert_int_eq(ht_store_commit(s), 0);
+        rnd = rnd * 6364136223846793005ull + 1442695040888963407ull;
+        uint64_t align = k & 8 ? SMALL : 1, src = (rnd >> 20) % N / align * align;
+        uint64_t dst = k & 16 ? src : (rnd >> 33) % N / align * align;
+        uint64_t len = ht_min_u64(1 + (rnd >> 40) % N, N - dst), n = src < cut ? ht_min_u64(len, cut - src) : 0;
+        ck_assert_int_eq(ht_obj_clone(a, src, b, dst, len), (ssize_t)n);
+        memcpy(want + dst, p + src, n);
+        uint64_t size = n ? ht_max_u64(have, dst + n) : have;
+        ck_assert_uint_eq(ht_obj_size(b), size);
+        expect(b, 0, want, size);
+        ck_assert_int_eq(ht_obj_sync(b), 0);
+        ht_obj_evict(b);
+        expect(b, 0, want, size);
+        expect(a, 0, p, cut);
+        delete (a);
+        delete (b);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().chunks, 0);
+    free(p);
+    free(want);
+    free(old);
+    done();
+}
+END_TEST
+
+START_TEST(a_sparse_source_of_any_size_is_cloned_at_once)
+{
+    fresh(32, false);
+    struct ht_obj *a = object(SMALL, 0), *b = object(SMALL, 0);
+    uint64_t far = HT_FILE_BYTES_MAX - SMALL;
+    put_all(a, far, (const uint8_t *)"end", 3);
+    put_all(b, 5 * MIB, (const uint8_t *)"old", 3);
+    clone_all(a, b);
+    ck_assert_uint_eq(ht_obj_size(b), far + 3);
+    ck_assert_int_eq(ht_obj_seek(b, 0, false), (int64_t)far);
+    expect(b, far, (const uint8_t *)"end", 3);
+    ck_assert_uint_lt(stats().meta_bytes, 200000);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    done();
+}
+END_TEST
+
+START_TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
+{
+    fresh(32, false);
+    uint8_t *p = pattern(SMALL + 1000, 17);
+    struct ht_obj *a = stored(SMALL, 0, p, SMALL + 1000), *b = object(SMALL, 0),
+                  *c = stored(SMALL, 0, p + 9, 2 * SMALL - 9);
+    uint64_t available = stats().available_bytes;
+    clone_all(a, b);
+    ck_assert_uint_eq(stats().available_bytes, available);
+    clone_all(a, c);
+    ck_assert_uint_lt(stats().available_bytes, available);
+    expect(c, 0, p, SMALL + 1000);
+    put_all(b, SMALL + 1000, p, 10); /* appending is not seen by the others */
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_evict(a);
+    ht_obj_evict(c);
+    expect(a, 0, p, SMALL + 1000);
+    expect(c, 0, p, SMALL + 1000);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(c);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(what_cannot_be_cloned_is_refused)
+{
+    fresh(32, false);
+    uint8_t *p = pattern(4 * SMALL, 18);
+    struct ht_obj *a = stored(SMALL, 0, p, 4 * SMALL), *b = object(SMALL, 0);
+    ck_assert_int_eq(ht_obj_clone(a, 0, a, 100, 101), -EINVAL);
+    ck_assert_int_eq(ht_obj_clone(a, SMALL, a, 0, SMALL + 1), -EINVAL);
+    ck_assert_int_eq(ht_obj_clone(a, 0, a, 0, 1), -EINVAL);
+    ck_assert_int_eq(ht_obj_clone(a, 0, a, SMALL, SMALL), SMALL); /* beside each other */
+    expect(a, SMALL, p, SMALL);
+    ck_assert_int_eq(ht_obj_clone(a, 4 * SMALL, b, 0, 1), 0);
+    ck_assert_int_eq(ht_obj_clone(a, UINT64_MAX, b, 0, 1), 0);
+    ck_assert_int_eq(ht_obj_clone(a, 0, b, HT_FILE_BYTES_MAX, 1), -EFBIG);
+    ck_assert_int_eq(ht_obj_clone(a, 0, b, UINT64_MAX, 1), -EFBIG);
+    ck_assert_uint_eq(ht_obj_size(b), 0);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    remount();
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    mount_with(false, true);
+    a = ht_obj_get(s, 2);
+    ck_assert_int_eq(ht_obj_clone(a, 0, a, SMALL, SMALL), -EROFS);
+    ht_obj_put(a);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(scratch_is_copied_not_shared)
+{
+    fresh(32, false);
+    struct ht_obj *x;
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH, .scope = 9};
+    ck_assert_int_eq(ht_obj_create(s, &attr, &x), 0);
+    uint8_t *p = pattern(2 * MIB, 19);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
+    clone_all(a, x);
+    clone_all(x, b);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ht_obj_scratch_clear(x);
+    delete (a);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(obj_stat(b).stored_bytes, 2 * MIB);
+    expect(b, 0, p, 2 * MIB);
+    ht_obj_put(x);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
+/* In pieces of one block each. */
+START_TEST(chunks_in_many_pieces_are_shared_too)
+{
+    fresh(16, false);
+    static struct ht_obj *o[4000];
+    unsigned n = 0;
+    uint8_t *p = pattern(MIB, 20);
+    while (n < 4000 && (o[n] = object(SMALL, 0)) && ht_obj_write(o[n], 0, p, 4096) == 4096)
+        n++;
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    for (unsigned i = 0; i < n; i += 2)
+        delete (o[i]);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    struct ht_obj *filler = object(SMALL, 0); /* what is in one piece */
+    uint64_t end = 0;
+    while (stats().available_bytes > 4 * MIB && ht_obj_write(filler, end, p, SMALL) == SMALL)
+        end += SMALL;
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    uint64_t free_bytes = stats().free_bytes;
+    for (int k = 0; k < 4; k++) {
+        struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = object(SMALL, 0);
+        uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)};
+        clone_all(a, b);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        if (k & 2) {
+            for (unsigned i = 1; i < n; i += 2) {
+                ht_obj_put(o[i]);
+                o[i] = NULL;
+            }
+            ht_obj_put(filler);
+            ht_obj_put(a);
+            ht_obj_put(b);
+            crash();
+            ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
+            filler = NULL;
+            a = ht_obj_get(s, oid[0]);
+            b = ht_obj_get(s, oid[1]);
+        }
+        delete (k & 1 ? a : b);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        expect(k & 1 ? b : a, 0, p, MIB);
+        delete (k & 1 ? b : a);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    }
+    for (unsigned i = 1; i < n; i += 2)
+        ht_obj_put(o[i]);
+    ht_obj_put(filler);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(remembering_owners_costs_what_is_shared)
+{
+    fresh(32, false);
+    uint8_t *p = pattern(8 * MIB, 21);
+    struct ht_obj *a = stored(SMALL, 0, p, 8 * MIB);
+    uint64_t meta = 0;
+    for (int k = 0; k < 60; k++) {
+        struct ht_obj *b = object(SMALL, 0);
+        clone_all(a, b);
+        ck_assert_int_eq(ht_obj_sync(b), 0);
+        put_all(a, 0, p, 8 * MIB); /* a has its own again */
+        ck_assert_int_eq(ht_obj_sync(a), 0);
+        delete (b);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        if (k == 5)
+            meta = stats().meta_bytes;
+    }
+    ck_assert_uint_eq(stats().meta_bytes, meta);
+    ht_obj_put(a);
+    free(p);
+    done();
+}
+END_TEST
+
+struct cloner {
+    pthread_t thread;
+    struct ht_obj *from, *to;
+    unsigned seed;
+};
+
+static void *clone_and_write(void *arg)
+{
+    struct cloner *c = arg;
+    uint8_t byte[SMALL];
+    for (unsigned i = 0; i < 60; i++) {
+        uint64_t size = ht_obj_size(c->from);
+        ssize_t n = ht_obj_clone(c->from, 0, c->to, 0, size);
+        ck_assert(n >= 0 || n == -ENOSPC);
+        memset(byte, (int)(c->seed + i), sizeof(byte));
+        n = ht_obj_write(c->to, (uint64_t)((i * 7 + c->seed) % 24) * SMALL, byte, sizeof(byte));
+        ck_assert(n > 0 || n == -ENOSPC);
+        if (i % 5 == c->seed % 5)
+            ck_assert_int_eq(ht_obj_sync(c->to), 0);
+        if (i % 11 == c->seed)
+            ck_assert_int_eq(ht_obj_truncate(c->to, 10 * SMALL), 0);
+        /* Every chunk is of one byte: none is torn. */
+        for (unsigned k = 0; k < 24; k++) {
+            n = ht_obj_read(c->to, (uint64_t)k * SMALL, byte, sizeof(byte));
+            ck_assert_int_ge(n, 0);
+            if (n > 1)
+                ck_assert_int_eq(memcmp(byte, byte + 1, (size_t)n - 1), 0);
+        }
+    }
+    return NULL;
+}
+
+START_TEST(cloning_in_a_circle_while_all_write_disturbs_nobody)
+{
+    fresh(32, true);
+    enum { N = 4 };
+    struct cloner c[N];
+    struct ht_store_stats before = stats();
+    struct ht_obj *o[N];
+    uint8_t *p = calloc(24, SMALL);
+    for (unsigned i = 0; i < N; i++) {
+        o[i] = object(SMALL, i == 3 ? 9 : 0);
+        put_all(o[i], 0, p, 24 * SMALL);
+    }
+    for (unsigned i = 0; i < N; i++) {
+        c[i] = (struct cloner){.from = o[i], .to = o[(i + 1) % N], .seed = i};
+        ck_assert_int_eq(pthread_create(&c[i].thread, NULL, clone_and_write, &c[i]), 0);
+    }
+    for (unsigned i = 0; i < N; i++)
+        pthread_join(c[i].thread, NULL);
+    publish_scope(9);
+    for (unsigned i = 0; i < N; i++)
+        delete (o[i]);
+    publish_scope(9);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
+    ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
+    free(p);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("clones");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, a_clone_has_the_same_bytes_and_takes_no_space);
+    tcase_add_test(tc, space_comes_back_with_the_last_owner_in_any_order);
+    tcase_add_test(tc, what_a_record_named_is_not_used_again_before_its_end_is_durable);
+    tcase_add_test(tc, space_of_an_open_transaction_is_waited_for);
+    tcase_add_test(tc, a_remount_counts_the_owners);
+    tcase_add_test(tc, an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not);
+    tcase_add_test(tc, an_unpublished_reference_that_is_shared_is_not_overwritten);
+    tcase_add_test(tc, a_guarantee_holds_for_what_is_shared);
+    tcase_add_test(tc, a_full_store_refuses_to_share_what_is_guaranteed);
+    tcase_add_test(tc, an_aborted_scope_gives_its_clones_back);
+    tcase_add_test(tc, edges_holes_and_other_chunk_sizes_are_right);
+    tcase_add_test(tc, a_sparse_source_of_any_size_is_cloned_at_once);
+    tcase_add_test(tc, the_last_partial_chunk_is_shared_unless_something_is_behind_it);
+    tcase_add_test(tc, what_cannot_be_cloned_is_refused);
+    tcase_add_test(tc, scratch_is_copied_not_shared);
+    tcase_add_test(tc, chunks_in_many_pieces_are_shared_too);
+    tcase_add_test(tc, remembering_owners_costs_what_is_shared);
+    tcase_add_test(tc, cloning_in_a_circle_while_all_write_disturbs_nobody);
+    return run_suite(tc);
+}
