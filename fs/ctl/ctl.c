@@ -193,6 +193,7 @@ void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o)
 
 void ht_ctl_detach(struct ht_ctl *c)
 {
+    ht_event_log_settle(c->events);
     pthread_mutex_lock(&c->name_lock);
     c->attached = false;
     pthread_mutex_unlock(&c->name_lock);

@@ -26,7 +26,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_CHECK;
 const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c);
 const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c);
 void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o);
-/* Names and optimizer are about to go: events are told without paths from now on. */
+/* Names and optimizer are about to go: events so far are told, later ones without paths. */
 void ht_ctl_detach(struct ht_ctl *c);
 /* Give every model root its optimizer back, after a mount. WAITS. */
 int ht_ctl_start(struct ht_ctl *c) HT_CHECK;

@@ -18,7 +18,8 @@ struct repeat {
 
 struct ht_event_log {
     pthread_mutex_t lock; /* guards all of it */
-    pthread_cond_t more;
+    pthread_cond_t more;  /* something to name, or to wait for */
+    pthread_cond_t named; /* visible grew */
     bool stopped;
     uint64_t last;    /* sequence number of the newest entry */
     uint64_t visible; /* of the newest one with a name */
@@ -42,6 +43,7 @@ int ht_event_log_new(unsigned entries, struct ht_event_log **out)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&l->more, &attr);
     pthread_condattr_destroy(&attr);
+    pthread_cond_init(&l->named, NULL);
     *out = l;
     return 0;
 }
@@ -51,6 +53,7 @@ void ht_event_log_free(struct ht_event_log *l)
     if (!l)
         return;
     pthread_cond_destroy(&l->more);
+    pthread_cond_destroy(&l->named);
     pthread_mutex_destroy(&l->lock);
     free(l);
 }
@@ -185,6 +188,7 @@ void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path)
         memcpy(entry->path, path, len);
         entry->path[len] = 0;
         l->visible = seq;
+        pthread_cond_broadcast(&l->named);
     }
     pthread_mutex_unlock(&l->lock);
 }
@@ -228,6 +232,15 @@ bool ht_event_log_wait(struct ht_event_log *l)
     }
     pthread_mutex_unlock(&l->lock);
     return work;
+}
+
+void ht_event_log_settle(struct ht_event_log *l)
+{
+    pthread_mutex_lock(&l->lock);
+    tick_locked(l, UINT64_MAX);
+    for (uint64_t last = l->last; l->visible < last && !l->stopped;)
+        pthread_cond_wait(&l->named, &l->lock);
+    pthread_mutex_unlock(&l->lock);
 }
 
 void ht_event_log_stop(struct ht_event_log *l)

@@ -51,6 +51,8 @@ bool ht_event_log_unnamed(struct ht_event_log *l, struct ht_event_entry *out);
 void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path);
 /* Wait until there is an entry without a name, or something to tick. False: stopped, and nothing is left to name. */
 bool ht_event_log_wait(struct ht_event_log *l);
+/* Append everything that is counted, and wait until all entries have names. */
+void ht_event_log_settle(struct ht_event_log *l);
 void ht_event_log_stop(struct ht_event_log *l);
 
 /* The first visible entry after a sequence number. False: none. */

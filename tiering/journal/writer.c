@@ -52,7 +52,7 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
     struct ht_dev *dev = j->copy[i].dev;
     j->copy[i].dev = NULL;
     if (!j->first_error)
-        j->first_error = error;
+        j->first_error = -EIO; /* whatever the device says: its being full is not our log's */
     unsigned left = ht_journal_copies_locked(j);
     pthread_mutex_unlock(&j->lock);
     if (dev) {

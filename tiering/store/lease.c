@@ -335,11 +335,13 @@ static void install_or_lose(struct ht_store *s, struct ht_lease_chunk *lc, struc
         return;
     }
     const struct ht_dev *dev = p->xfer.bad_dev;
-    struct ht_event_about about = {o->oid, dev ? ht_dev_name(dev) : NULL, dev ? p->xfer.bad_offset : 0, p->rc};
+    struct ht_event_about about = {o->oid, dev ? ht_dev_name(dev) : NULL, dev ? p->xfer.bad_offset : 0,
+                                   ht_xfer_error(&p->xfer, p->rc)};
     ht_event(
         HT_EVENT_WRITE_ERROR, &about,
         "new content of chunk %llu of object %llu could not be written to %s: %s; abort returns to the last commit",
-        (unsigned long long)lc->index, (unsigned long long)o->oid, dev ? about.device : "any device", strerror(-p->rc));
+        (unsigned long long)lc->index, (unsigned long long)o->oid, dev ? about.device : "any device",
+        strerror(-about.error));
     s->write_errors++;
     if (p->writing) {
         o->stored_blocks -= ht_ref_blocks(&p->ref);

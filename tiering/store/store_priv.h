@@ -339,12 +339,16 @@ void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref);
 struct ht_xfer {
     struct ht_io io_[4], *ios;
     unsigned count;
-    struct ht_dev *bad_dev; /* after an error: which device, and where */
+    struct ht_dev *bad_dev; /* after an error: which device, where, and what it said */
     uint64_t bad_offset;
+    int bad_error;
 };
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
-int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring); /* the first error; frees what start took */
+/* Frees what start took. Whatever a device says is -EIO: a full one below us (thin, or a file) is not a full store. */
+int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring);
+/* The device's own word for an error of ht_xfer_wait, which is returned when there is none. */
+int ht_xfer_error(const struct ht_xfer *x, int error);
 /* Raise and count what ht_xfer_wait, or ht_xfer_start, said of a read. Lock not held. */
 void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, int error);
 /* Verify what was read; counts errors. 0 or -EIO. */

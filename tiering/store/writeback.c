@@ -112,7 +112,8 @@ static void job_failed(struct job *j, int rc)
     s->write_errors++;
     o->stored_blocks -= ht_ref_blocks(&j->ref);
     struct ht_extent e = ht_ref_extent(&j->ref, 0);
-    struct ht_event_about about = {o->oid, ht_dev_name(s->dev[e.device]), e.block * HT_BLOCK_BYTES, rc};
+    struct ht_event_about about = {o->oid, ht_dev_name(s->dev[e.device]), e.block * HT_BLOCK_BYTES,
+                                   ht_xfer_error(&j->xfer, rc)};
     if (j->xfer.bad_dev) {
         about.device = ht_dev_name(j->xfer.bad_dev);
         about.offset = j->xfer.bad_offset;
@@ -121,7 +122,7 @@ static void job_failed(struct job *j, int rc)
         HT_EVENT_WRITE_ERROR, &about,
         "chunk %llu of object %llu could not be written at byte %llu of %s: %s; it stays in memory and is tried again",
         (unsigned long long)j->index, (unsigned long long)o->oid, (unsigned long long)about.offset, about.device,
-        strerror(-rc));
+        strerror(-about.error));
     ht_free_ref_now(s, &j->ref);
     ht_chunk_set_dirty(o, j->c, j->index);
     /* Best effort: without a reservation the retry reports ENOSPC. */

@@ -80,7 +80,8 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
     for (unsigned i = 0; i < x->count; i++) {
         int rc = ht_ring_wait(ring, &x->ios[i]);
         if (rc && !first) {
-            first = rc;
+            first = -EIO;
+            x->bad_error = rc;
             x->bad_dev = x->ios[i].dev;
             x->bad_offset = x->ios[i].offset;
         }
@@ -96,9 +97,15 @@ uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t 
     return ht_hash64(stored, len, s->sb.salt);
 }
 
+int ht_xfer_error(const struct ht_xfer *x, int error)
+{
+    return x->bad_dev ? x->bad_error : error;
+}
+
 void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, int error)
 {
     struct ht_store *s = o->s;
+    error = ht_xfer_error(x, error);
     const char *device = x->bad_dev ? ht_dev_name(x->bad_dev) : NULL;
     struct ht_event_about about = {o->oid, device, x->bad_dev ? x->bad_offset : 0, error};
     ht_event(HT_EVENT_READ_ERROR, &about, "chunk %llu of object %llu cannot be read at byte %llu of %s: %s",

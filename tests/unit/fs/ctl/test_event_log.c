@@ -191,6 +191,32 @@ END_TEST
 
 enum { WRITERS = 4, PUTS = 5000 };
 static _Atomic unsigned writing;
+static _Atomic bool settled;
+
+static void *settle(void *arg)
+{
+    ht_event_log_settle(log_);
+    settled = true;
+    return NULL;
+}
+
+START_TEST(settling_appends_what_is_counted_and_waits_for_names)
+{
+    pthread_t t;
+    uint64_t now = ht_now_ns();
+
+    put(HT_EVENT_READ_ERROR, 3, now);
+    put(HT_EVENT_READ_ERROR, 3, now);
+    ck_assert_uint_eq(name_all(), 1);
+    ck_assert_int_eq(pthread_create(&t, NULL, settle, NULL), 0);
+    ck_assert(ht_event_log_wait(log_)); /* the repetition, long before its time */
+    ck_assert_uint_lt(ht_now_ns() - now, SECOND);
+    ck_assert(!settled);
+    ck_assert_uint_eq(name_all(), 1);
+    pthread_join(t, NULL);
+    ck_assert(settled);
+}
+END_TEST
 
 static void *write_many(void *arg)
 {
@@ -317,6 +343,7 @@ int main(void)
     tcase_add_test(t, what_goes_on_for_long_is_told_ever_more_rarely);
     tcase_add_test(t, after_silence_the_next_one_is_told_at_once);
     tcase_add_test(t, a_flood_of_different_ones_is_counted_by_its_code_and_none_is_lost);
+    tcase_add_test(t, settling_appends_what_is_counted_and_waits_for_names);
     tcase_add_test(t, many_threads_write_while_others_read);
     tcase_add_test(t, whoever_waits_learns_of_entries_and_of_the_end_of_a_repetition);
     tcase_add_test(t, a_line_holds_what_is_known_and_no_name_can_forge_another);

@@ -1,0 +1,512 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors are loud: what no program looked at is in the word error, in the events and in the counters.
+
+The failures are real ones: bytes changed on the image, a device that ends too early, a device that cannot take writes
+(a loop device whose file lies on a full file system), a store that is full.
+"""
+import contextlib
+import errno
+import json
+import mmap
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+from conftest import BIN, MIB, SECONDS_MAX, Store, run, wait_for
+
+NOBODY = 65534
+BLOCK = 4096
+
+
+# --------------------------------------------------------------------- helpers
+
+def refused(error, f, *args):
+    with pytest.raises(OSError) as e:
+        f(*args)
+    assert e.value.errno == error, e.value
+
+
+def word(path, name):
+    return os.getxattr(path, 'user.hitrain.' + name).decode()
+
+
+def events(mnt, *options, code=None):
+    lines = run('hitrainctl', 'events', '--json', *options, mnt).stdout.splitlines()
+    found = [json.loads(line) for line in lines]
+    return [e for e in found if code is None or e['code'] == code]
+
+
+def wait_event(mnt, code, **fields):
+    """The first event of the code with these fields; the daemon names events a moment after they happened."""
+    def find():
+        return [e for e in events(mnt, code=code) if all(e.get(k) == v for k, v in fields.items())]
+    wait_for(find, f'event {code} {fields}', 10)
+    return find()[0]
+
+
+def counted(mnt, code):
+    """The counter, which is the same everywhere."""
+    name = 'events_' + code.replace('-', '_')
+    count = int(word(mnt, name))
+    assert f'{name}={count}\n' in word(mnt, 'stats')
+    assert re.search(rf'^hitrain_events_total{{code="{code}",level="\w+"}} {count}$',
+                     (mnt / '.hitrain/stats').read_text(), re.M)
+    assert json.loads(run('hitrainctl', 'stats', '--json', mnt).stdout)['stats'][name] == count
+    return count
+
+
+def pattern(size, seed):
+    return b''.join(b'%08x%08x' % (seed, i) for i in range(size // 16))
+
+
+def write_direct(path, size, ignore=True):
+    """As DeepSpeed does: aligned blocks of 1 MiB, whatever becomes of them."""
+    buf = mmap.mmap(-1, MIB)
+    buf[:] = pattern(MIB, 7)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
+    try:
+        for off in range(0, size, MIB):
+            with contextlib.suppress(OSError) if ignore else contextlib.nullcontext():
+                os.pwrite(fd, buf, off)
+    finally:
+        os.close(fd)
+        buf.close()
+
+
+def sync(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fill(path):
+    """Until its file system is full."""
+    with open(path, 'wb', buffering=0) as f, contextlib.suppress(OSError):
+        for size in MIB, BLOCK:
+            with contextlib.suppress(OSError):
+                while True:
+                    f.write(bytes(size))
+
+
+class LoopStore(Store):
+    """A store on a loop device, whose file lies on a small file system of its own."""
+
+    def __init__(self, folder, size, host_bytes):
+        self.folder, self.point, self.log = folder, folder / 'mnt', folder / 'log'
+        self.host = folder / 'host'
+        self.daemon = self.image = None
+        self.point.mkdir()
+        self.host.mkdir()
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={host_bytes}', 'tmpfs', self.host], check=True)
+        self.backing = self.host / 'backing'
+        self.backing.touch()
+        os.truncate(self.backing, size)
+        made = subprocess.run(['losetup', '--find', '--show', self.backing], stdout=subprocess.PIPE, text=True)
+        if made.returncode != 0:
+            self.end()
+            pytest.skip('no loop devices')
+        self.image = pathlib.Path(made.stdout.strip())
+        done = run('mkfs.hitrain', self.image)
+        # both copies of the log are there; only content can find no room
+        self.logs = [int(n) * MIB for n in re.findall(r'device 0 at (\d+) MiB', done.stdout)]
+        assert len(self.logs) == 2, done.stdout
+
+    def end(self):
+        if self.image:
+            subprocess.run(['losetup', '-d', self.image], check=True, timeout=SECONDS_MAX)
+        subprocess.run(['umount', self.host], check=True, timeout=SECONDS_MAX)
+
+
+@pytest.fixture
+def loop_store(request, tmp_path_factory):
+    made = LoopStore(tmp_path_factory.mktemp('loop'), 64 * MIB, 48 * MIB)
+    yield made
+    failed = getattr(request.node, 'failed', True)
+    try:
+        made.close(failed)
+        if failed:
+            print(f'--- {made.log}\n{made.messages() if made.log.exists() else ""}')
+        else:
+            made.assert_clean()
+    finally:
+        made.end()
+        shutil.rmtree(made.folder)
+
+
+# -------------------------------------------------------------- failing devices
+
+def test_changed_bytes_are_an_error_of_that_read_alone(make_store):
+    store = make_store('64M')
+    mnt = store.mount()
+    content = {name: pattern(3 * MIB, seed) for name, seed in (('a', 1), ('b', 2))}
+    (mnt / 'dir').mkdir()
+    for name, data in content.items():
+        os.setxattr(mnt / 'dir', 'user.hitrain.dtype', b'u8')  # chunks of 1 MiB
+        (mnt / 'dir' / name).write_bytes(data)
+    store.unmount()
+    at = store.image.read_bytes().index(content['a'][MIB:MIB + BLOCK])
+    with open(store.image, 'r+b') as f:
+        f.seek(at + 5000)
+        f.write(b'\xff\xff')
+    mnt = store.mount()
+    fd = os.open(mnt / 'dir/a', os.O_RDONLY | os.O_DIRECT)
+    buf = mmap.mmap(-1, MIB)
+    for chunk, good in ((0, True), (1, False), (2, True), (1, False)):
+        if good:
+            assert os.preadv(fd, [buf], chunk * MIB) == MIB and buf[:] == content['a'][chunk * MIB:(chunk + 1) * MIB]
+        else:
+            refused(errno.EIO, os.preadv, fd, [buf], chunk * MIB)
+    os.close(fd)
+    assert (mnt / 'dir/b').read_bytes() == content['b']
+    e = wait_event(mnt, 'checksum')
+    assert e['path'] == 'dir/a' and e['device'] == str(store.image) and e['offset'] == at and e['error'] == 'EIO'
+    assert e['id'] == (mnt / 'dir/a').stat().st_ino and e['level'] == 'error'
+    assert counted(mnt, 'checksum') == 2 and word(mnt, 'checksum_errors') == '2' and word(mnt, 'read_errors') == '0'
+    # what replaces it is good again
+    with open(mnt / 'dir/a', 'r+b') as f:
+        f.seek(MIB)
+        f.write(content['a'][MIB:2 * MIB])
+        os.fsync(f.fileno())
+    assert (mnt / 'dir/a').read_bytes() == content['a']
+
+
+def test_a_device_that_fails_reads_is_named(loop_store):
+    data = pattern(8 * MIB, 3)
+    (loop_store.mount() / 'a').write_bytes(data)
+    loop_store.unmount()
+    mnt = loop_store.mount('ro')
+    whole = loop_store.backing.read_bytes()
+    at = whole.index(data[:BLOCK])
+    os.truncate(loop_store.backing, at)
+    subprocess.run(['blockdev', '--flushbufs', loop_store.image], check=True)
+    refused(errno.EIO, (mnt / 'a').read_bytes)
+    e = wait_event(mnt, 'read-error', path='a')
+    assert e['device'] == str(loop_store.image) and e['offset'] >= at and e['error'] == 'EIO'
+    assert counted(mnt, 'read-error') >= 1 and int(word(mnt, 'read_errors')) >= 1 and counted(mnt, 'checksum') == 0
+    with open(loop_store.backing, 'r+b') as f:
+        f.truncate(len(whole))
+        for piece in range(at, len(whole), BLOCK):
+            if any(whole[piece:piece + BLOCK]):  # the host has no room for zeros
+                f.seek(piece)
+                f.write(whole[piece:piece + BLOCK])
+    assert (mnt / 'a').read_bytes() == data
+
+
+def preallocate_logs(store):
+    with open(store.backing, 'r+b') as f:
+        for at in store.logs:
+            os.posix_fallocate(f.fileno(), at, MIB)
+
+
+def test_a_write_that_fails_when_its_writer_has_left(loop_store):
+    preallocate_logs(loop_store)
+    mnt = loop_store.mount('commit=1')
+    (mnt / 'good').write_bytes(b'good')
+    sync(mnt / 'good')
+    data = pattern(12 * MIB, 4)
+    keeper = os.open(mnt / 'a', os.O_RDWR | os.O_CREAT)
+    fill(loop_store.host / 'filler')
+    (mnt / 'a').write_bytes(data)  # into memory: nobody has been told anything
+    wait_for(lambda: word(mnt / 'a', 'error'), 'the background commit')
+    assert word(mnt / 'a', 'error') == 'write: Input/output error' and word(mnt / 'good', 'error') == ''
+    e = wait_event(mnt, 'write-error', path='a')
+    assert e['device'] == str(loop_store.image) and e['offset'] > 0 and e['error'] in ('EIO', 'ENOSPC')
+    refused(errno.EIO, lambda: os.close(os.open(mnt / 'a', os.O_WRONLY)))  # of any descriptor that may write
+    refused(errno.EIO, os.fsync, keeper)
+    assert (mnt / 'a').read_bytes() == data and (mnt / 'good').read_bytes() == b'good'
+    wait_event(mnt, 'commit-failed')
+    assert counted(mnt, 'write-error') >= 12 and int(word(mnt, 'write_errors')) == counted(mnt, 'write-error')
+    assert len(events(mnt, code='write-error')) < 12, 'repetition is counted, not listed'
+    # the device takes writes again: nothing was lost, and the word stays until somebody clears it
+    (loop_store.host / 'filler').unlink()
+    with contextlib.suppress(OSError):
+        os.fsync(keeper)
+    os.fsync(keeper)
+    os.close(keeper)
+    assert word(mnt / 'a', 'error') == 'write: Input/output error'
+    os.setxattr(mnt / 'a', 'user.hitrain.error', b'')
+    assert word(mnt / 'a', 'error') == ''
+    wait_event(mnt, 'error-cleared', path='a')
+    loop_store.kill()
+    assert (loop_store.mount() / 'a').read_bytes() == data
+
+
+def test_a_step_whose_writes_fail_is_refused_and_told(loop_store):
+    preallocate_logs(loop_store)
+    mnt = loop_store.mount()
+    root = mnt / 'model'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    (root / 'w').write_bytes(pattern(2 * MIB, 5))
+    sync(root)
+    before = (root / 'w').read_bytes()
+    fill(loop_store.host / 'filler')
+    with contextlib.suppress(OSError):
+        (root / '.hitrain/grad/w').write_bytes(bytes(2 * MIB))
+    refused(errno.EIO, sync, root)
+    wait_event(mnt, 'commit-failed', path='model')
+    assert 'write-error' in {e['code'] for e in events(mnt)} and 'commit failed' in word(root, 'error')
+    (loop_store.host / 'filler').unlink()
+    (root / '.hitrain/ctl').write_bytes(b'abort\n')
+    wait_event(mnt, 'step-aborted', path='model')
+    assert (root / 'w').read_bytes() == before
+
+
+def test_a_log_that_cannot_be_written_makes_the_store_read_only_and_says_so(loop_store):
+    mnt = loop_store.mount()
+    (mnt / 'kept').write_bytes(b'kept')
+    sync(mnt / 'kept')
+    with open(loop_store.backing, 'r+b') as f:  # mkfs may have written zeros: give the rest of the log back
+        for at in loop_store.logs:
+            subprocess.run(['fallocate', '--punch-hole', '--offset', str(at + MIB // 4), '--length', str(MIB // 4),
+                            loop_store.backing], check=True)
+        os.fsync(f.fileno())
+    fill(loop_store.host / 'filler')
+    with pytest.raises(OSError):
+        for i in range(3000):
+            (mnt / f'{i}').touch()
+            sync(mnt / f'{i}')
+    wait_event(mnt, 'log-copy-lost')
+    wait_event(mnt, 'read-only')
+    refused(errno.EROFS, (mnt / 'new').touch)
+    assert counted(mnt, 'read-only') == 1 and (mnt / 'kept').read_bytes() == b'kept'
+    loop_store.kill()
+    (loop_store.host / 'filler').unlink()
+    assert (loop_store.mount() / 'kept').read_bytes() == b'kept'
+
+
+# ------------------------------------------------------------------ full stores
+
+@pytest.fixture
+def full(make_store):
+    """A store without room; its file 'big' has the room."""
+    store = make_store('32M')
+    mnt = store.mount()
+    (mnt / 'old').write_bytes(b'old' * 1000)
+    sync(mnt / 'old')
+    write_direct(mnt / 'big', 64 * MIB)
+    return store
+
+
+def test_a_direct_write_that_nobody_looks_at(full):
+    mnt = full.point
+    e = wait_event(mnt, 'no-space', path='big')
+    assert e['error'] == 'ENOSPC' and 'write of 1048576 bytes at ' in e['text']
+    assert 'No space left on device' in word(mnt / 'big', 'error') and word(mnt / 'old', 'error') == ''
+    refused(errno.EINVAL, os.setxattr, mnt / 'big', 'user.hitrain.nonsense', b'')
+    assert 'No space left on device' in word(mnt / 'big', 'error'), 'a lesser problem does not hide it'
+    assert counted(mnt, 'no-space') >= 64 - 32
+    assert len(events(mnt, code='no-space')) < 10
+    sync(mnt / 'big')  # what was accepted is whole
+    os.setxattr(mnt / 'big', 'user.hitrain.error', b'')
+    assert word(mnt / 'big', 'error') == ''
+
+
+def test_a_full_store_refuses_new_files_aloud_and_serves_old_ones(full):
+    mnt = full.point
+    before = counted(mnt, 'no-space')
+    refused(errno.ENOSPC, (mnt / 'new').write_bytes, b'x')
+    assert counted(mnt, 'no-space') > before
+    with open(mnt / 'old', 'r+b') as f:
+        assert f.read() == b'old' * 1000
+        f.truncate(3)
+    assert (mnt / 'old').read_bytes() == b'old'
+    (mnt / 'big').unlink()
+    sync(mnt)
+
+    def made():
+        with contextlib.suppress(OSError):
+            return (mnt / 'new').write_bytes(b'x')
+    wait_for(made, 'room', 10)
+
+
+def test_mapped_pages_that_find_no_space_are_told_to_fsync_and_close(make_store):
+    mnt = make_store('32M').mount()
+    with open(mnt / 'm', 'w+b') as f:
+        f.truncate(48 * MIB)
+        other = os.open(mnt / 'm', os.O_RDWR)
+        with mmap.mmap(f.fileno(), 48 * MIB) as m:
+            for at in range(0, 48 * MIB, BLOCK):
+                m[at] = 1
+            with contextlib.suppress(OSError):
+                m.flush()
+        wait_event(mnt, 'no-space', path='m')
+        assert 'No space left on device' in word(mnt / 'm', 'error')
+        errors = []
+        for call in (os.close, os.fsync):
+            try:
+                call(os.dup(other) if call is os.close else other)
+            except OSError as e:
+                errors.append(e.errno)
+        assert errors and set(errors) <= {errno.ENOSPC, errno.EIO}, errors
+        assert 'No space left on device' in word(mnt / 'm', 'error'), 'until somebody clears it'
+        with contextlib.suppress(OSError):
+            os.close(other)
+        f.truncate(0)
+        with contextlib.suppress(OSError):
+            f.close()
+    os.setxattr(mnt / 'm', 'user.hitrain.error', b'')
+
+
+# ------------------------------------------------------------------- refusals
+
+def test_a_refused_gradient_is_in_error_and_in_the_events(mnt):
+    root = mnt / 'model'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5')
+    (root / 'w').write_bytes(bytes(4096))
+    fd = os.open(root / '.hitrain/grad/w', os.O_WRONLY)
+    os.write(fd, b'odd')
+    refused(errno.EINVAL, os.close, fd)
+    e = wait_event(mnt, 'gradient-refused')
+    assert e['path'] == 'model/w' and 'element' in e['text'] and counted(mnt, 'gradient-refused') == 1
+    sync(root)
+    assert 'element' in word(root, 'error'), 'a commit does not clear it'
+    os.setxattr(root, 'user.hitrain.error', b'')
+    assert word(root, 'error') == ''
+    wait_event(mnt, 'error-cleared', path='model')
+
+
+def test_a_flood_adds_few_entries_and_loses_no_count(mnt):
+    (mnt / 'd').mkdir()
+    for i in range(300):
+        (mnt / 'd' / str(i)).touch()
+    for turn in range(3):
+        for i in range(300):
+            with contextlib.suppress(OSError):
+                os.setxattr(mnt / 'd' / str(i), 'user.hitrain.nonsense', b'')
+    assert counted(mnt, 'refused') == 900
+    wait_for(lambda: sum(e['count'] for e in events(mnt, code='refused')) == 900, 'all counts', 10)
+    assert len(events(mnt)) < 200
+    assert any(e.get('various') for e in events(mnt)) and '300' not in {e.get('path') for e in events(mnt)}
+
+
+# --------------------------------------------------------------- reading events
+
+def test_events_are_for_root_and_the_owner(mnt):
+    path = mnt / '.hitrain/events'
+    assert path.stat().st_mode & 0o777 == 0o400
+    mnt.chmod(0o755)
+    assert 'code=mounted' in path.read_text()
+    for args in (['cat', path], [BIN / 'hitrainctl', 'events', mnt]):
+        done = subprocess.run(args, user=NOBODY, group=NOBODY, extra_groups=[], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1 and not done.stdout and done.stderr
+    os.chown(mnt, NOBODY, NOBODY)
+    done = subprocess.run(['cat', path], user=NOBODY, group=NOBODY, extra_groups=[], stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and 'code=mounted' in done.stdout
+    with open(path, 'wb', buffering=0) as f:
+        refused(errno.EBADF, f.write, b'x')
+    (mnt / 'sub').mkdir()
+    refused(errno.ENOENT, os.stat, mnt / 'sub/.hitrain/events')
+
+
+def test_events_for_people_for_programs_and_from_a_number_on(mnt):
+    for name in ('a', 'b'):
+        (mnt / name).touch()
+        refused(errno.EINVAL, os.setxattr, mnt / name, 'user.hitrain.nonsense', b'')
+    wait_event(mnt, 'refused', path='b')
+    found = events(mnt)
+    assert [e['code'] for e in found] == ['mounted', 'refused', 'refused'] and [e['seq'] for e in found] == [1, 2, 3]
+    assert abs(found[2]['time_ns'] / 1e9 - time.time()) < 60
+    assert [e['seq'] for e in events(mnt, '--since=2')] == [3] and events(mnt / 'a', '--since=3') == []
+    assert [e['seq'] for e in events(mnt, '--level=warn')] == [2, 3] and events(mnt, '--level=error') == []
+    lines = run('hitrainctl', 'events', mnt).stdout.splitlines()
+    assert len(lines) == 3 and '\033' not in lines[1]
+    assert re.fullmatch(r' +2  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  warn   refused +/a: unknown attribute .*', lines[1])
+    with open(mnt / '.hitrain/events') as f:  # a stream: what comes later follows
+        assert len(f.read().splitlines()) == 3
+        os.setxattr(mnt, 'user.hitrain.error', b'')
+        os.setxattr(mnt / 'a', 'user.hitrain.error', b'')
+        wait_event(mnt, 'error-cleared', path='a')
+        assert 'code=error-cleared' in f.read()
+
+
+def test_names_cannot_forge_events(mnt):
+    name = b'x\nseq=9\tcode=checksum\ttext=\x1b[31m'
+    with open(os.fsencode(mnt) + b'/' + name, 'w') as f:
+        refused(errno.EINVAL, os.setxattr, f.fileno(), 'user.hitrain.nonsense', b'')
+    e = wait_event(mnt, 'refused')
+    assert e['path'] == name.decode() and len(events(mnt)) == 2
+    assert '\x1b' not in run('hitrainctl', 'events', mnt).stdout
+
+
+def test_following_shows_new_events_and_is_not_in_the_way(store):
+    mnt = store.point
+    follower = subprocess.Popen([BIN / 'hitrainctl', 'events', '--follow', '--json', mnt], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+    assert json.loads(follower.stdout.readline())['code'] == 'mounted'
+    refused(errno.EINVAL, os.setxattr, mnt, 'user.hitrain.nonsense', b'')
+    assert json.loads(follower.stdout.readline())['code'] == 'refused'
+    time.sleep(1)
+    store.unmount()
+    _, status, used = os.wait4(follower.pid, 0)
+    follower.returncode = os.waitstatus_to_exitcode(status)
+    assert follower.returncode == 0 and 'not mounted any more' in follower.stderr.read()
+    assert follower.stdout.read() == '' and used.ru_utime + used.ru_stime < 0.5
+
+
+def test_in_the_background_events_go_to_syslog(make_store):
+    if os.path.exists('/dev/log'):
+        pytest.skip('somebody else listens to syslog here')
+    store = make_store('64M')
+    heard = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    heard.settimeout(20)
+    heard.bind('/dev/log')
+    try:
+        run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M')
+        refused(errno.EINVAL, os.setxattr, store.point, 'user.hitrain.nonsense', b'')
+        told = []
+        while not told or 'refused' not in told[-1]:
+            told.append(heard.recv(4096).decode())
+    finally:
+        heard.close()
+        os.unlink('/dev/log')
+        subprocess.run(['umount', store.point], timeout=SECONDS_MAX)
+    daemon, warning, info = 3 << 3, 4, 6
+    assert re.match(rf'<{daemon | info}>.* hitrain\[\d+\]: \[mounted\] ', told[0]), told
+    assert re.match(rf'<{daemon | warning}>.* hitrain\[\d+\]: \[refused\] unknown attribute', told[-1]), told
+
+
+# -------------------------------------------------------------------- hitrainctl
+
+def test_prefetch_and_evict(mnt):
+    for name in ('a', 'b with blanks'):
+        (mnt / name).write_bytes(pattern(2 * MIB, 6))
+    paths = [mnt / 'a', mnt / 'b with blanks']
+    run('hitrainctl', 'evict', *paths)
+    assert [word(p, 'resident_bytes') for p in paths] == ['0', '0'] and word(paths[0], 'stored_bytes') == str(2 * MIB)
+    run('hitrainctl', 'prefetch', *paths)
+    assert all(int(word(p, 'resident_bytes')) >= 2 * MIB for p in paths)
+    done = run('hitrainctl', 'evict', mnt / 'none', mnt / 'a', mnt, check=False)
+    assert done.returncode == 1 and 'none' in done.stderr and word(paths[0], 'resident_bytes') == '0'
+
+
+@pytest.mark.parametrize('command', ['stats', 'events', 'commit', 'prefetch', 'evict'])
+def test_hitrainctl_says_what_is_wrong_with_a_path(store, tmp_path, command):
+    done = run('hitrainctl', command, '--help')
+    assert done.stdout.startswith(f'Usage: hitrainctl {command} ') and 'Exit status' in done.stdout
+    (tmp_path / 'f').touch()
+    for path, words in ((tmp_path / 'f', 'not on a hitrain mount'), (tmp_path / 'none', 'No such file')):
+        done = run('hitrainctl', command, path, check=False)
+        assert done.returncode == 1 and str(path) in done.stderr and words in done.stderr and not done.stdout
+    store.kill()
+    done = run('hitrainctl', command, store.point, check=False)
+    assert done.returncode == 1 and 'the daemon of this mount is gone' in done.stderr
+
+
+@pytest.mark.parametrize('args', [['events', '/', '--since=x'], ['events', '/', '--level=loud'], ['stats', '/', '--follow'],
+                                  ['prefetch'], ['evict', '/', '--json'], ['events', '/', '/']])
+def test_hitrainctl_refuses_wrong_usage(args):
+    done = run('hitrainctl', *args, check=False)
+    assert done.returncode == 2 and done.stderr and not done.stdout
