@@ -20,6 +20,7 @@
 #include "fs/remount.h"
 #include "optim/optim.h"
 #include "tiering/base/event.h"
+#include "tiering/base/mem.h"
 #include "tiering/base/std.h"
 #include "tiering/store/store.h"
 #include <hitrain/version.h>
@@ -246,12 +247,44 @@ static int shut_down(struct daemon *d)
 
 /* -------------------------------------------------------------------- main */
 
+/* Memory is taken while the mount is in use already, when it is too late to say no. */
+static int check_memory(const struct ht_options *o)
+{
+    uint64_t there = ht_mem_available();
+    char dram[32], staging[32], available[32];
+
+    if (o->dram_bytes <= there && o->staging_bytes <= there - o->dram_bytes)
+        return 0;
+    ht_error("dram=%s and staging=%s are more than the %s of memory that are available here",
+             o->dram_bytes ? ht_format_size(o->dram_bytes, dram, sizeof(dram)) : "default",
+             o->staging_bytes ? ht_format_size(o->staging_bytes, staging, sizeof(staging)) : "default",
+             ht_format_size(there, available, sizeof(available)));
+    return -ENOMEM;
+}
+
+static const char *remedy(int err)
+{
+    switch (-err) {
+    case ENOMEM:
+        return "; ask for less memory with dram= and staging=";
+    case EMFILE:
+    case ENFILE:
+        return "; raise the limit of open files (ulimit -n)";
+    default:
+        return "";
+    }
+}
+
 /* Lower layers say what is wrong with what they look at; this is for what nobody has named. */
 static int begin(struct daemon *d)
 {
     const char *step = "waiting for signals";
     int r = ht_signals_start();
 
+    if (r == 0) {
+        step = "finding memory";
+        r = check_memory(&d->options);
+    }
     if (r == 0) {
         step = "opening";
         r = open_devices(d);
@@ -269,7 +302,7 @@ static int begin(struct daemon *d)
         r = mount_fuse(d);
     }
     if (r)
-        ht_error("%s is not mounted: %s failed: %s", d->source, step, strerror(-r));
+        ht_error("%s is not mounted: %s failed: %s%s", d->source, step, strerror(-r), remedy(r));
     return r;
 }
 

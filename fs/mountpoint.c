@@ -3,15 +3,33 @@
 #include "fs/mountpoint.h"
 
 #include <fcntl.h>
+#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "fs/fuse/mountinfo.h"
 #include "tiering/base/log.h"
+
+/* Who is not root may unmount what is theirs through libfuse's helper. */
+static bool detach_by_helper(const char *path)
+{
+    char name[] = "fusermount3", unmount[] = "-uzq", end[] = "--", *point = strdup(path);
+    char *argv[] = {name, unmount, end, point, NULL};
+    int status = -1;
+    pid_t pid;
+
+    if (point && posix_spawnp(&pid, name, NULL, NULL, argv, environ) == 0)
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+            ;
+    free(point);
+    errno = EPERM;
+    return status == 0;
+}
 
 /* Of a daemon that is gone; what is below is visible again afterwards. */
 static int detach_dead(const char *path)
@@ -22,7 +40,7 @@ static int detach_dead(const char *path)
         ht_error("%s does not answer, and what is mounted there is not hitrain's: unmount it first", path);
         return -ENOTCONN;
     }
-    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW)) {
+    if (umount2(path, MNT_DETACH | UMOUNT_NOFOLLOW) && (errno != EPERM || !detach_by_helper(path))) {
         int r = -errno;
 
         ht_error("%s: the dead mount there cannot be detached: %s", path, strerror(-r));
@@ -77,6 +95,7 @@ int ht_mountpoint_check_fuse(void)
         ht_error("/dev/fuse is missing or does not answer: load the kernel module (modprobe fuse), or give the "
                  "container the device");
     else
-        ht_error("/dev/fuse cannot be opened: %s", strerror(-r));
+        ht_error("/dev/fuse cannot be opened: %s%s", strerror(-r),
+                 r == -EACCES ? "; where users may mount, its mode is 0666; root may always" : "");
     return r;
 }

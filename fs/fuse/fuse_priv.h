@@ -34,10 +34,12 @@ struct ht_fuse {
     struct ht_ctl_cache cache;
     struct fuse_session *session;
     char *mountpoint;
+    char number[32]; /* MAJOR:MINOR of the mount */
     unsigned threads;
+    pthread_t loop_thread;
     bool single_thread;
     bool masks; /* umasks are applied here, not by the kernel */
-    _Atomic bool mounted, ready_told, exited;
+    _Atomic bool mounted, ready_told, looping, exited;
     _Atomic unsigned notifying; /* threads inside a notification */
     /* Writes of mapped pages: running now, and when the last one began. */
     _Atomic unsigned page_writes;

@@ -11,12 +11,14 @@
 #include "fs/fuse/mountinfo.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <unistd.h>
 
 enum {
+    LOOP_SIGNAL = SIGUSR2,
     READ_AHEAD_KB = 4096,
     THREADS_MIN = 4,
     THREADS_MAX = 16,
@@ -266,12 +268,16 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
 
 int ht_fuse_mount(struct ht_fuse *f, const char *mountpoint)
 {
+    struct ht_mountinfo m;
+
     f->mountpoint = strdup(mountpoint);
     if (!f->mountpoint)
         return -ENOMEM;
     if (fuse_session_mount(f->session, mountpoint))
         return -EIO;
     f->mounted = true;
+    if (ht_mountinfo_at(mountpoint, &m) == 0)
+        memcpy(f->number, m.number, sizeof(f->number));
     ht_ctl_set_cache(f->ctl, &f->cache);
     return 0;
 }
@@ -290,11 +296,36 @@ static int loop_threads(struct ht_fuse *f)
     return r;
 }
 
+static void ignore_signal(int sig)
+{
+}
+
 int ht_fuse_loop(struct ht_fuse *f)
 {
-    int r = f->single_thread ? fuse_session_loop(f->session) : loop_threads(f);
+    const struct sigaction interrupt = {.sa_handler = ignore_signal}; /* without SA_RESTART */
+    int r;
 
+    f->loop_thread = pthread_self();
+    f->looping = sigaction(LOOP_SIGNAL, &interrupt, NULL) == 0;
+    r = f->single_thread ? fuse_session_loop(f->session) : loop_threads(f);
+    f->looping = false;
     return r < 0 ? r : 0;
+}
+
+/*
+ * libfuse looks at its flag when something wakes the thread that loops. With a connection that nobody uses any more
+ * that is a signal, sent again until it has come at the right moment.
+ */
+static void end_loop(struct ht_fuse *f)
+{
+    const struct timespec pause = {0, 10000000};
+
+    f->exited = true;
+    fuse_session_exit(f->session);
+    while (f->looping) {
+        pthread_kill(f->loop_thread, LOOP_SIGNAL);
+        nanosleep(&pause, NULL);
+    }
 }
 
 static bool pages_settled(struct ht_fuse *f)
@@ -302,40 +333,69 @@ static bool pages_settled(struct ht_fuse *f)
     return f->page_writes == 0 && ht_now_ns() - f->page_write_ns > PAGES_QUIET_MS * 1000000ull;
 }
 
+/* Is our mount what one finds at its path? Not when it is covered by another mount, was moved, or detached (umount -l). */
+static bool is_in_place(const struct ht_fuse *f)
+{
+    struct ht_mountinfo m;
+
+    return ht_mountinfo_at(f->mountpoint, &m) == 0 && strcmp(m.number, f->number) == 0;
+}
+
 /*
  * Pages that mappings have dirtied are still the kernel's: have them written while there are workers to take them.
  * syncfs hands the pages over, but (since Linux 6.18) does not wait until they were written; workers that have seen none for
- * a while have taken all.
+ * a while have taken all. A mount that has no path any more is reached only with all others.
  */
-static void sync_mount(struct ht_fuse *f)
+static void sync_mount(struct ht_fuse *f, bool in_place)
 {
     const struct timespec pause = {0, 1000000};
-    int fd = open(f->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = in_place ? open(f->mountpoint, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 
-    if (fd < 0)
+    if (in_place && fd < 0)
         return;
-    if (syncfs(fd))
-        ht_event(HT_EVENT_PAGES_LOST, NULL, "%s: not all mapped pages could be written: %s", f->mountpoint,
-                 strerror(errno));
-    close(fd);
+    if (!in_place)
+        sync();
+    else if (syncfs(fd))
+        ht_warn("%s: not all mapped pages could be written: %s", f->mountpoint, strerror(errno));
+    if (fd >= 0)
+        close(fd);
     f->page_write_ns = ht_now_ns();
     for (unsigned waited_ms = 0; !pages_settled(f) && waited_ms < PAGES_WAIT_MS; waited_ms++)
         nanosleep(&pause, NULL);
 }
 
+/*
+ * End the connection without a look at the path, where another mount may be. libfuse unmounts by path unless its descriptor
+ * says that the connection has ended, as the end of a pipe that nobody reads does.
+ */
+static void abandon_mount(struct ht_fuse *f)
+{
+    int fds[2];
+
+    if (pipe2(fds, O_CLOEXEC))
+        return;
+    close(fds[0]);
+    (void)dup3(fds[1], fuse_session_fd(f->session), O_CLOEXEC);
+    close(fds[1]);
+}
+
 void ht_fuse_stop(struct ht_fuse *f)
 {
-    sync_mount(f);
-    if (umount2(f->mountpoint, UMOUNT_NOFOLLOW) == 0)
+    bool in_place = is_in_place(f);
+
+    sync_mount(f, in_place);
+    if (!in_place) {
+        ht_warn("%s: this mount is covered by another one, moved or detached: its users get ENOTCONN from now on",
+                f->mountpoint);
+    } else if (umount2(f->mountpoint, UMOUNT_NOFOLLOW) == 0) {
         return; /* the loop ends by itself */
-    if (errno == EBUSY) {
-        ht_event(HT_EVENT_FORCED_UNMOUNT, NULL, "%s is in use: its users get ENOTCONN from now on", f->mountpoint);
+    } else if (errno == EBUSY) {
+        ht_warn("%s is in use: its users get ENOTCONN from now on", f->mountpoint);
         /* Forced, so that the kernel ends what it still waits for; detached, so that a new mount can take the place. */
         if (umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
             return;
     }
-    f->exited = true;
-    fuse_session_exit(f->session); /* without the right to unmount: libfuse's helper does it after the loop */
+    end_loop(f); /* without the right to unmount: libfuse's helper does it after the loop */
 }
 
 /* libfuse closes the descriptor that notifications go to. */
@@ -356,6 +416,8 @@ void ht_fuse_finish(struct ht_fuse *f)
 {
     if (f->mounted && f->exited) {
         settle_notifications(f);
+        if (!is_in_place(f))
+            abandon_mount(f);
         fuse_session_unmount(f->session);
     }
     ht_job_stop(f);
