@@ -18,9 +18,11 @@ HitrainAdam, HitrainSGD, HitrainLion and HitrainAdagrad are used alike.
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
 Works with torch 1.13 and 2.x; needs nothing else.
 """
+import contextlib
 import ctypes
 import errno
 import os
+import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
@@ -46,6 +48,10 @@ class HitrainOptimizer(torch.optim.Optimizer):
     grad_dtype     dtype in which gradients are sent; default: the file's
     durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps,
                    and never leaves one in parts
+    overlap        True: backward() sends each gradient as soon as it has produced it, so that the store computes while
+                   the rest of backward still runs; step() sends what is left. Where several backwards make one
+                   step, wrap all but the last in `with optimizer.hold_gradients():`, and do not change .grad between
+                   backward() and step()
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it; what an
                    interrupted step left is aborted
@@ -58,13 +64,15 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
-                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, resume: bool = False) -> None:
+                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, overlap: bool = False,
+                 resume: bool = False) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every = durable_every
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self._resume, self._built = resume, False
+        self._overlap, self._holding = overlap, False
         self._files: Dict[torch.Tensor, '_ParameterFile'] = {}
         self._names = iter(names) if names is not None else None
         self._root_fd = self._ctl_fd = -1
@@ -105,15 +113,24 @@ class HitrainOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._send_config()
-        sent = [f for f in self._parameter_files() if f.tensor.grad is not None]
-        for f in sent:
-            self.send_gradient(f.tensor)
-        if sent:
+        files = [f for f in self._parameter_files() if f.sent or f.tensor.grad is not None]
+        for f in files:
+            if not f.sent:
+                self.send_gradient(f.tensor)
+        if files:
             self._end_step()
-            for f in sent:
+            for f in files:
                 self.receive_parameter(f.tensor)
         return loss
+
+    @contextlib.contextmanager
+    def hold_gradients(self) -> Iterator[None]:
+        """With overlap=True: gradients of a backward() in here are not sent, because more will be added to them."""
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            self._holding = before
 
     def state_dict(self) -> Dict[str, Any]:
         """Hyper-parameters, and the step that the store holds durably (it is made durable first).
@@ -158,13 +175,17 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._command('abort')
         self._step = self._read_number('step')
         for f in self._parameter_files():
+            f.sent = False
             self.receive_parameter(f.tensor)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
         """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
         f = self._files[parameter]
+        if not any(g.sent for g in self._files.values()):
+            self._send_config()  # the first gradient settles the hyper-parameters of the step
         with self._explained(f'gradient of {f.name}'):
             f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name))
+        f.sent = True
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
         """Read one parameter; waits for its update. Part of step()."""
@@ -185,10 +206,66 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 os.close(fd)
         return out
 
+    def write_state(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
+        """Replace one piece of the optimizer's state, between steps; part of the next commit."""
+        f = self._files[parameter]
+        wanted = () if name == 'step' else tuple(f.tensor.shape)
+        if tuple(value.shape) != wanted:
+            raise ValueError(f'{name} of {f.name} has the shape {wanted}, not {tuple(value.shape)}')
+        with self._explained(f'state {name} of {f.name}'):
+            fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                _write_all(fd, value.detach().to('cpu', torch.float32).contiguous())
+            finally:
+                os.close(fd)
+
+    def export_state(self) -> Dict[str, Any]:
+        """A state_dict for the torch.optim class of this rule: copies of all state, as f32.
+
+        Load it into an optimizer that was made with the same parameters in the same groups, and the run goes on
+        there; masters of files of two bytes are not part of it (read_state('master'))."""
+        state: Dict[int, Dict[str, torch.Tensor]] = {}
+        groups: List[Dict[str, Any]] = []
+        for group in self.param_groups:
+            first = sum(len(g['params']) for g in groups)
+            groups.append({**{k: v for k, v in group.items() if k not in ('params', 'names')},
+                           'params': list(range(first, first + len(group['params'])))})
+            for i, p in enumerate(group['params'], first):
+                if self.state_words(group) and self._has_state(p):
+                    state[i] = {name: self.read_state(p, name) for name in self.state_words(group)}
+        return {'state': state, 'param_groups': groups}
+
+    def import_state(self, state_dict: Dict[str, Any]) -> None:
+        """Take state and hyper-parameters from a state_dict of the torch.optim class of this rule, with the same
+        parameters in the same groups, and commit. The tensors keep their values: make this optimizer from a model that has them already."""
+        groups = state_dict['param_groups']
+        if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups]:
+            raise ValueError('the state_dict groups other parameters than this optimizer does')
+        for own, new in zip(self.param_groups, groups):
+            if new.get('amsgrad'):
+                raise ValueError('amsgrad is not implemented in the store')
+            hyper = {k: new[k] for k in self.defaults if k in new}
+            _check_hyper({**own, **hyper})
+            own.update(hyper)
+            for p, i in zip(own['params'], new['params']):
+                kept = state_dict['state'].get(i, {})
+                for name in self.state_words(own):
+                    if kept.get(name) is not None:
+                        self.write_state(p, name, torch.as_tensor(kept[name]))
+                if 'step' not in self.state_words(own) and kept:
+                    self.write_state(p, 'step', torch.tensor(1.0))  # not the first one, which begins the buffer anew
+        self._send_config()
+        self.commit()
+
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Let go of the files (an open one keeps the store from being unmounted). What was committed stays."""
         for f in self._files.values():
             f.close()
+        self._holding = True  # hooks that are left do nothing
         for fd in (self._root_fd, self._ctl_fd):
             if fd >= 0:
                 _close_quietly(fd)  # of a dead mount, too
@@ -263,10 +340,24 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 os.fsync(self._root_fd)
         else:
             self._command('step')
+        for f in self._files.values():
+            f.sent = False
         step = self._read_number('step')
         if step != self._step + 1:
             raise RuntimeError(f'{self.root} went from step {self._step} to {step}: somebody else steers it, too')
         self._step = step
+
+    def _gradient_ready(self, f: '_ParameterFile') -> None:
+        if self._holding or f.tensor.grad is None:
+            return
+        if f.sent:
+            raise RuntimeError(f'a second gradient of {f.name} before step(): wrap all backwards but the last in '
+                               'hold_gradients()')
+        self.send_gradient(f.tensor)
+
+    def _has_state(self, p: torch.Tensor) -> bool:
+        with self._explained(f'state of {self._files[p].name}'):
+            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
 
     def _command(self, line: str) -> None:
         with self._explained(line):
@@ -319,6 +410,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._files[p] = f
         with self._explained(f'parameter {name}'):
             f.open_existing() if existing else f.create()
+        if self._overlap:
+            f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
 
 
 class HitrainAdamW(HitrainOptimizer):
@@ -331,6 +424,9 @@ class HitrainAdamW(HitrainOptimizer):
         super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay,
                                         'maximize': maximize}, **options)
 
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        return 'step', 'exp_avg', 'exp_avg_sq'
+
 
 class HitrainAdam(HitrainOptimizer):
     """torch.optim.Adam's rule: weight_decay is part of the gradient."""
@@ -341,6 +437,9 @@ class HitrainAdam(HitrainOptimizer):
                  maximize: bool = False, **options: Any) -> None:
         super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'eps': eps, 'weight_decay': weight_decay,
                                         'maximize': maximize}, **options)
+
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        return 'step', 'exp_avg', 'exp_avg_sq'
 
 
 class HitrainSGD(HitrainOptimizer):
@@ -354,6 +453,9 @@ class HitrainSGD(HitrainOptimizer):
                                         'weight_decay': weight_decay, 'nesterov': nesterov, 'maximize': maximize},
                          **options)
 
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        return ('momentum_buffer',) if group['momentum'] else ()
+
 
 class HitrainLion(HitrainOptimizer):
     """Lion (Chen et al., arXiv:2302.06675)."""
@@ -365,6 +467,9 @@ class HitrainLion(HitrainOptimizer):
         super().__init__(params, root, {'lr': lr, 'betas': tuple(betas), 'weight_decay': weight_decay,
                                         'maximize': maximize}, **options)
 
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        return ('exp_avg',)
+
 
 class HitrainAdagrad(HitrainOptimizer):
     """torch.optim.Adagrad's rule, its sums beginning with zero."""
@@ -375,6 +480,9 @@ class HitrainAdagrad(HitrainOptimizer):
         super().__init__(params, root, {'lr': lr, 'lr_decay': lr_decay, 'weight_decay': weight_decay, 'eps': eps,
                                         'maximize': maximize}, **options)
 
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        return 'step', 'sum'
+
 
 class _ParameterFile:
     """One tensor and its file."""
@@ -384,6 +492,8 @@ class _ParameterFile:
         self.path, self.name, self.tensor = path, name, tensor
         self.dtype, self.grad_dtype = dtype, grad_dtype
         self.fd = -1
+        self.sent = False  # its gradient, in this step
+        self.hook: Any = None
         self.config = ''  # this file's own optimizer attribute
         self._buffers: Dict[torch.dtype, torch.Tensor] = {}
 
@@ -443,6 +553,9 @@ class _ParameterFile:
         self.config = text
 
     def close(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
         if self.fd >= 0:
             _close_quietly(self.fd)
         self.fd = -1
@@ -494,6 +607,31 @@ class _Explained:
             return os.getxattr(self.root, XATTR + 'error').decode(errors='replace')
         except OSError as e:
             return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+
+
+class _NodeHook:
+    """A hook on the node of the graph that adds to .grad; the node lives as long as somebody refers to it."""
+
+    def __init__(self, node: Any, call: Callable[[], None]) -> None:
+        self._node, self._handle = node, node.register_hook(lambda *unused: call())
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: _ParameterFile) -> Any:
+    """Call method(f) whenever backward has added to p.grad all that it will; the result's remove() ends that."""
+    def call(*unused: Any) -> None:
+        bound = method()
+        if bound is not None:
+            bound(f)
+
+    if not p.requires_grad:
+        return None
+    if hasattr(p, 'register_post_accumulate_grad_hook'):  # torch >= 2.1
+        return p.register_post_accumulate_grad_hook(call)
+    with torch.enable_grad():
+        return _NodeHook(p.expand_as(p).grad_fn.next_functions[0][0], call)
 
 
 def _as_groups(params: Iterable) -> List[Dict[str, Any]]:

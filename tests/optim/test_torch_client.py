@@ -121,6 +121,79 @@ def test_other_rules_equal_torchs(root, name, options):
         hitrain_torch.HitrainLion(resumed.items(), root, resume=True)
 
 
+@pytest.mark.parametrize('name, options', [
+    ('AdamW', {'weight_decay': 0.1}), ('SGD', {'momentum': 0.9, 'nesterov': True}), ('Adagrad', {})])
+def test_a_run_moves_from_torch_to_the_store_and_back(root, name, options):
+    plain, moving = parameters(), parameters()
+    whole = getattr(torch.optim, name)(plain.values(), lr=LR, **options)
+    first = getattr(torch.optim, name)(moving.values(), lr=LR, **options)
+    for step in range(9):
+        give_gradients(plain, step)
+        whole.step()
+    run(first, moving, 0, 3)
+    with getattr(hitrain_torch, 'Hitrain' + name)(moving.items(), root, lr=1.0, **options) as optimizer:
+        optimizer.import_state(first.state_dict())
+        assert optimizer.param_groups[0]['lr'] == LR
+        run(optimizer, moving, 3, 6)
+        exported = optimizer.export_state()
+    last = getattr(torch.optim, name)(moving.values(), lr=1.0, **options)
+    last.load_state_dict(exported)
+    run(last, moving, 6, 9)
+    assert_close(moving, plain)
+
+
+def test_state_of_other_shapes_is_refused(root):
+    params = parameters()
+    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+        with pytest.raises(ValueError, match='shape'):
+            optimizer.write_state(params['norm'], 'exp_avg', torch.zeros(8))
+        with pytest.raises(ValueError, match='other parameters'):
+            optimizer.import_state({'state': {}, 'param_groups': [{'params': [0]}]})
+        assert optimizer.export_state()['state'] == {}
+
+
+def loss_of(params, x):
+    return ((x @ params['wide.weight'] + params['wide.bias']).sin().mean() * params['scale']
+            + (params['norm'] ** 2).sum())
+
+
+def test_backward_sends_gradients_as_they_come(root):
+    x = torch.randn(16, 300, generator=torch.Generator().manual_seed(5))
+    plain, own = parameters(), parameters()
+    other = torch.optim.AdamW(plain.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, overlap=True) as optimizer:
+        for step in range(4):
+            for params, o in ((plain, other), (own, optimizer)):
+                o.param_groups[0]['lr'] = LR / (1 + step)
+                o.zero_grad()
+                loss_of(params, x).backward()
+                if o is optimizer:  # all are there before step(), and their updates may run
+                    assert int(os.getxattr(root, 'user.hitrain.step_open')) == 1
+                    assert all(f.sent for f in optimizer._parameter_files())
+                o.step()
+        assert_close(own, plain)
+        assert optimizer.committed_step == 4
+        # several backwards make one step
+        for params, o in ((plain, other), (own, optimizer)):
+            o.zero_grad()
+            with optimizer.hold_gradients():
+                loss_of(params, x).backward()
+            assert int(os.getxattr(root, 'user.hitrain.step_open')) == 0
+            loss_of(params, 2 * x).backward()
+            o.step()
+        assert_close(own, plain)
+        # a gradient too many is an error that names it, and abort() forgets what was sent
+        committed = {n: p.detach().clone() for n, p in own.items()}
+        loss_of(own, x).backward()
+        with pytest.raises(RuntimeError, match='a second gradient of'):
+            loss_of(own, x).backward()
+        optimizer.abort()
+        assert_equal(own, committed)
+        assert optimizer.committed_step == 5
+    optimizer.zero_grad()
+    loss_of(own, x).backward()  # closed: hooks are gone
+
+
 def test_lion_moves_by_its_learning_rate(root):
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}
