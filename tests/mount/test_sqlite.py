@@ -120,8 +120,9 @@ def test_a_killed_writer_leaves_the_others_going(store, mode):
     stays, told = start(WRITER, path, 'stays', mode, SECONDS + 1), []
     for i in range(6 if LONG else 3):
         dies = start(WRITER, path, f'dies-{i}', mode, 60)
-        while not dies.stdout.readline():
-            assert dies.poll() is None
+        first = dies.stdout.readline().split()
+        assert first, dies.communicate()
+        told.append(tuple(first))
         time.sleep(random.uniform(0, 0.2))
         dies.kill()
         told += acknowledged(dies, may_fail=True)
