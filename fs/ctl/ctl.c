@@ -337,15 +337,16 @@ int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)
 
 void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len, int error, bool unseen)
 {
+    const struct ht_event_about about = {.id = ino, .error = error};
     struct ht_obj *obj;
 
-    if (unseen && ht_ns_open(c->ns, ino, &obj) == 0) {
-        ht_obj_note_error(obj, error);
+    if (ht_ns_open(c->ns, ino, &obj) == 0) {
+        ht_obj_note_error(obj, error, unseen);
         ht_ns_close(c->ns, ino);
     }
-    ht_problem_event(c, ino, error == -ENOSPC ? HT_EVENT_NO_SPACE : HT_EVENT_WRITE_REFUSED, error,
-                     "%s of %llu bytes at %llu failed: %s", unseen ? "write of mapped pages" : "write",
-                     (unsigned long long)len, (unsigned long long)off, strerror(-error));
+    ht_event(error == -ENOSPC ? HT_EVENT_NO_SPACE : HT_EVENT_WRITE_REFUSED, &about,
+             "%s of %llu bytes at %llu failed: %s", unseen ? "write of mapped pages" : "write", (unsigned long long)len,
+             (unsigned long long)off, strerror(-error));
 }
 
 /* -------------------------------------------------------------- durability */

@@ -11,11 +11,10 @@
 
 enum { HT_PROBLEMS_MAX = 64 }; /* remembered texts; the oldest makes room */
 
-/* The last failed write of an inode, or else the last refused thing, for the word error. */
+/* The last refused thing of an inode, for the word error. */
 struct ht_problem {
     uint64_t ino; /* 0: free */
     uint64_t age;
-    enum ht_event_code code;
     char text[HT_CTL_ERROR_MAX];
 };
 
@@ -53,9 +52,6 @@ struct ht_ctl {
 
 /* problem.c: tell people (an event) and programs (word error). */
 void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...) HT_PRINTF(3, 4);
-/* The same, with the code and the error of the event. */
-void ht_problem_event(struct ht_ctl *c, uint64_t ino, enum ht_event_code code, int error, const char *fmt, ...)
-    HT_PRINTF(5, 6);
 /* False: there was none. */
 bool ht_problem_clear(struct ht_ctl *c, uint64_t ino);
 /* False: none. */

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * problem.c - the last thing that failed or was refused of each inode: a small table, oldest out first. What was only refused does
- * not hide a write that failed. Guarded by ctl.lock.
- */
+/* problem.c - the last refused thing of each inode: a small table, oldest out first. Guarded by ctl.lock. */
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdarg.h>
@@ -26,42 +23,25 @@ static struct ht_problem *oldest_locked(struct ht_ctl *c)
     return best;
 }
 
-static void set(struct ht_ctl *c, uint64_t ino, enum ht_event_code code, int error, const char *fmt, va_list args)
-{
-    const struct ht_event_about about = {.id = ino, .error = error};
-    char text[HT_CTL_ERROR_MAX];
-    struct ht_problem *p;
-
-    vsnprintf(text, sizeof(text), fmt, args);
-    ht_event(code, &about, "%s", text);
-    pthread_mutex_lock(&c->lock);
-    p = find_locked(c, ino);
-    if (!p || code != HT_EVENT_REFUSED || p->code == HT_EVENT_REFUSED) {
-        p = p ? p : oldest_locked(c);
-        p->ino = ino;
-        p->age = ++c->problem_age;
-        p->code = code;
-        memcpy(p->text, text, sizeof(text));
-    }
-    pthread_mutex_unlock(&c->lock);
-}
-
 void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...)
 {
+    const struct ht_event_about about = {.id = ino};
+    char text[HT_CTL_ERROR_MAX];
+    struct ht_problem *p;
     va_list args;
 
     va_start(args, fmt);
-    set(c, ino, HT_EVENT_REFUSED, 0, fmt, args);
+    vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-}
-
-void ht_problem_event(struct ht_ctl *c, uint64_t ino, enum ht_event_code code, int error, const char *fmt, ...)
-{
-    va_list args;
-
-    va_start(args, fmt);
-    set(c, ino, code, error, fmt, args);
-    va_end(args);
+    ht_event(HT_EVENT_REFUSED, &about, "%s", text);
+    pthread_mutex_lock(&c->lock);
+    p = find_locked(c, ino);
+    if (!p)
+        p = oldest_locked(c);
+    p->ino = ino;
+    p->age = ++c->problem_age;
+    memcpy(p->text, text, sizeof(text));
+    pthread_mutex_unlock(&c->lock);
 }
 
 bool ht_problem_clear(struct ht_ctl *c, uint64_t ino)

@@ -18,7 +18,7 @@ import time
 
 import pytest
 
-from conftest import BIN, MIB, SECONDS_MAX, Store, run, wait_for
+from conftest import BIN, MIB, ROOT, SECONDS_MAX, Store, run, wait_for
 
 NOBODY = 65534
 BLOCK = 4096
@@ -430,6 +430,12 @@ def test_events_for_people_for_programs_and_from_a_number_on(mnt):
         os.setxattr(mnt / 'a', 'user.hitrain.error', b'')
         wait_event(mnt, 'error-cleared', path='a')
         assert 'code=error-cleared' in f.read()
+
+
+def test_the_manual_names_every_code(mnt):
+    manual = (ROOT / 'mount-helpers/man/hitrainctl.8').read_text().replace('\\-', '-')
+    codes = re.findall(r'^hitrain_events_total{code="([a-z-]+)"', (mnt / '.hitrain/stats').read_text(), re.M)
+    assert len(codes) > 20 and codes == re.findall(r'^\.BR ([a-z-]+) " \((?:error|warn|info)\)"$', manual, re.M)
 
 
 def test_names_cannot_forge_events(mnt):

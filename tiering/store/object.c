@@ -334,10 +334,12 @@ void ht_obj_clear_error(struct ht_obj *o)
     ht_store_unlock(o->s);
 }
 
-void ht_obj_note_error(struct ht_obj *o, int error)
+void ht_obj_note_error(struct ht_obj *o, int error, bool report)
 {
     ht_store_lock(o->s);
-    o->error = o->sticky = error;
+    o->sticky = error;
+    if (report)
+        o->error = error;
     ht_store_unlock(o->s);
 }
 

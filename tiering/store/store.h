@@ -153,8 +153,8 @@ struct ht_obj_stat {
 void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
 /* Forget a write error: somebody has seen it. */
 void ht_obj_clear_error(struct ht_obj *obj);
-/* Something written to it was lost on the way here: the next sync reports it. */
-void ht_obj_note_error(struct ht_obj *obj, int error);
+/* Something written to it did not get here: sticky_error keeps it; report: nobody was told, the next sync tells it. */
+void ht_obj_note_error(struct ht_obj *obj, int error, bool report);
 uint64_t ht_obj_id(const struct ht_obj *obj);
 uint64_t ht_obj_size(struct ht_obj *obj);
 uint32_t ht_obj_chunk_bytes(const struct ht_obj *obj);
