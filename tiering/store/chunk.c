@@ -262,6 +262,8 @@ void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, cons
     ht_chunk_drop_cur(o, c);
     c->cur = *ref;
     c->flags |= CH_CUR;
+    if (ref->visible == ht_obj_bytes_per_chunk(o))
+        ht_chunk_unpromise(o, c, 0);
     c->flags &= (uint8_t)~CH_BAD;
     c->generation++;
     ht_chunk_note_unpublished(o, c, index, was);

@@ -143,6 +143,7 @@ void ht_obj_release_content(struct ht_obj *o)
         ht_chunk_drop_cur(o, c);
         ht_chunk_note_unpublished(o, c, index, was);
         ht_chunk_drop_pub(o, c);
+        ht_chunk_unpromise(o, c, 0);
         ht_chunk_settle_claim(o, c);
     }
 }
@@ -313,6 +314,7 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .chunk_bytes = ht_obj_bytes_per_chunk(o),
         .obj_class = o->obj_class,
         .stored_bytes = o->stored_blocks * HT_BLOCK_BYTES,
+        .promised_bytes = o->promised_blocks * HT_BLOCK_BYTES,
         .resident_bytes = o->resident * slot,
         .dirty_bytes = o->dirty * slot,
         .hits = o->hits,
@@ -417,6 +419,7 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
             continue;
         ht_chunk_lock_exclusive(s, c);
         ht_chunk_drop_image(o, c, index);
+        ht_chunk_unpromise(o, c, 0);
         ht_chunk_install_hole(o, c, index);
         ht_chunk_unlock_exclusive(s, c);
     }

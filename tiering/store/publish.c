@@ -168,6 +168,7 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = o->s;
     ht_chunk_lock_exclusive(s, c);
+    ht_chunk_unpromise(o, c, 0);
     bool was = ht_chunk_unpublished(c);
     bool newer = was || (c->flags & CH_BAD) || (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
     if (newer) {

@@ -247,11 +247,14 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
     /* All of it, though an unpublished reference may be reused: it may be published before the image is written back. */
     if (need <= im->reserved_blocks)
         return 0;
-    int rc = ht_alloc_reserve(s->alloc, need - im->reserved_blocks);
-    if (!rc)
+    uint32_t promised = ht_chunk_use_promise(o, c, need - im->reserved_blocks);
+    int rc = ht_alloc_reserve(s->alloc, need - im->reserved_blocks - promised);
+    if (!rc) {
         im->reserved_blocks = need;
-    else
+    } else {
+        ht_chunk_return_promise(o, c, promised);
         ht_chunk_settle_claim(o, c);
+    }
     return rc;
 }
 
@@ -264,7 +267,7 @@ void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c)
 
 void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c)
 {
-    bool live = c->writing || c->flags & (CH_PUB | CH_CUR) ||
+    bool live = c->writing || c->promised || c->flags & (CH_PUB | CH_CUR) ||
         (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
     if (live || !(c->flags & CH_CLAIM))
         return;
@@ -275,13 +278,13 @@ void ht_chunk_settle_claim(struct ht_obj *o, struct ht_chunk *c)
 /* Reservation of one allocation, and where it came from: what remains of it is fresh. */
 struct gathered {
     struct ht_image *im;
-    uint32_t own;  /* of the image's */
-    uint64_t left; /* of the object's guarantee */
+    uint32_t own, promised; /* of the image's, of the chunk's */
+    uint64_t left;          /* of the object's guarantee */
 };
 
 /*
- * Make need blocks of reservation available for one allocation: the image's own, the object's guarantee, and only
- * then fresh ones. -ENOSPC changes nothing.
+ * Make need blocks of reservation available for one allocation: the image's own, what the chunk was promised, the object's
+ * guarantee, and only then fresh ones. -ENOSPC changes nothing.
  */
 static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need, struct gathered *out)
 {
@@ -289,11 +292,12 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
     struct gathered g = {.im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL};
     uint32_t has = g.im ? g.im->reserved_blocks : 0;
     g.own = has < need ? has : need;
-    g.left = ht_min_u64(need - g.own, o->guarantee_left);
-    if (g.own + g.left < need) {
-        int rc = ht_alloc_reserve(s->alloc, need - g.own - g.left);
-        if (rc)
-            return rc;
+    g.promised = ht_chunk_use_promise(o, c, need - g.own);
+    g.left = ht_min_u64(need - g.own - g.promised, o->guarantee_left);
+    int rc = ht_alloc_reserve(s->alloc, need - g.own - g.promised - g.left);
+    if (rc) {
+        ht_chunk_return_promise(o, c, g.promised);
+        return rc;
     }
     ht_alloc_unreserve(s->alloc, has - g.own);
     if (g.im)
@@ -304,12 +308,13 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
 }
 
 /* Nothing was allocated: a later try finds what this one had. */
-static void return_reservation(struct ht_obj *o, uint32_t need, const struct gathered *g)
+static void return_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need, const struct gathered *g)
 {
     if (g->im)
         g->im->reserved_blocks = g->own;
     o->guarantee_left += g->left;
-    ht_alloc_unreserve(o->s->alloc, need - g->own - g->left);
+    ht_chunk_return_promise(o, c, g->promised);
+    ht_alloc_unreserve(o->s->alloc, need - g->own - g->promised - g->left);
 }
 
 /*
@@ -347,7 +352,7 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
     while (!rc && (n = ht_alloc_take(s->alloc, need, -1, e)) == -EAGAIN)
         rc = wait_for_space(s);
     if (rc) {
-        return_reservation(o, need, &g);
+        return_reservation(o, c, need, &g);
         return rc;
     }
     memset(out, 0, sizeof(*out));

@@ -222,6 +222,7 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
 {
     struct ht_store *s = o->s;
     o->version++;
+    ht_chunk_unpromise(o, c, keep);
     if (c->slot != HT_SLOT_NONE) {
         struct ht_image *im = ht_arena_image(s->arena, c->slot);
         if (im->valid_hi > keep)
@@ -313,6 +314,8 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
         if (is_cut(o, size))
             break;
     }
+    if (size == o->size)
+        ht_obj_unpromise_behind(o, size);
     if (size != o->size) {
         o->size = size;
         o->meta_dirty = true;

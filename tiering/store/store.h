@@ -141,7 +141,8 @@ int ht_obj_set_scope(struct ht_obj *obj, uint64_t scope, struct ht_tx *tx) HT_CH
 struct ht_obj_stat {
     uint64_t oid, size, scope;
     uint32_t chunk_bytes, obj_class;
-    uint64_t stored_bytes; /* on devices, current references, in whole blocks; shared ones count for each owner */
+    uint64_t stored_bytes;   /* on devices, current references, in whole blocks; shared ones count for each owner */
+    uint64_t promised_bytes; /* set aside by ht_obj_allocate, not written yet */
     uint64_t resident_bytes, dirty_bytes;
     uint64_t hits, misses; /* chunk accesses served from the image, or not */
     uint64_t device_read_bytes, device_written_bytes;
@@ -181,6 +182,14 @@ int ht_obj_punch(struct ht_obj *obj, uint64_t off, uint64_t len) HT_CHECK;
  * guaranteed object shares needs space as if it were copied.
  */
 ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len) HT_CHECK;
+/*
+ * Set space aside (posix_fallocate): until unmount the first write to a chunk of the range, up to the range's end in it, does not fail
+ * with -ENOSPC, neither for data nor for log room. The size stays, and the range may lie beyond it; reads and seeks see no
+ * difference. What is stored already gets nothing: writing it again needs new space, as everywhere; so does writing more to a chunk that
+ * was written back in part, beyond what is left of its promise. Truncating (also to the size it has), punching, deleting and abort give
+ * the space back. -ENOSPC: nothing is changed. -EFBIG: beyond HT_FILE_BYTES_MAX.
+ */
+int ht_obj_allocate(struct ht_obj *obj, uint64_t off, uint64_t len) HT_CHECK;
 /* Offset of the next data (hole: the next hole) at or after off, or -ENXIO at or beyond the end. In whole chunks. */
 int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
 

@@ -71,6 +71,7 @@ struct ht_chunk {
     uint32_t slot;       /* image, or HT_SLOT_NONE */
     uint32_t generation; /* of the newest reference */
     uint16_t shared;     /* holders */
+    uint16_t promised;   /* blocks set aside for it: allocate.c */
     uint8_t flags;       /* CH_* */
     uint8_t pos;         /* in its leaf */
     uint8_t exclusive : 1;
@@ -119,7 +120,7 @@ struct ht_obj {
     uint64_t delete_lsn;
     uint32_t dirty, writing, unpublished, resident; /* chunks */
     uint64_t stored_blocks, shared_blocks;          /* of references; of those with the bit shared */
-    uint64_t guarantee_blocks, guarantee_left;
+    uint64_t guarantee_blocks, guarantee_left, promised_blocks;
     uint64_t version, hits, misses, read_bytes, written_bytes;
 };
 
@@ -161,7 +162,7 @@ void ht_chunks_free(struct ht_obj *o); /* the memory of the table */
 /* Does it hold anything, or somebody hold it? */
 static inline bool ht_chunk_in_use(const struct ht_chunk *c)
 {
-    return c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared;
+    return c->flags || c->slot != HT_SLOT_NONE || c->exclusive || c->shared || c->promised;
 }
 void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c);
 void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c);
@@ -306,6 +307,15 @@ void ht_obj_untouch_if_idle(struct ht_obj *o); /* off it, when nothing is dirty 
 /* References to all touched objects of a scope, in a malloc'd array (count returned), for loops that let the lock go. */
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count) HT_CHECK;
 void ht_obj_release_content(struct ht_obj *o);
+
+/* allocate.c */
+/* Give back what is promised but for the first keep_bytes of the chunk. */
+void ht_chunk_unpromise(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_bytes);
+/* Up to need blocks of what is promised become the caller's reservation; and back. */
+uint32_t ht_chunk_use_promise(struct ht_obj *o, struct ht_chunk *c, uint32_t need);
+void ht_chunk_return_promise(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks);
+/* Give back what is promised behind size. */
+void ht_obj_unpromise_behind(struct ht_obj *o, uint64_t size);
 
 /* share.c */
 /* One owner more of what ref names; ref is one of those it has. named: by a record in the log. -ENOMEM. */

@@ -490,7 +490,7 @@ END_TEST
 START_TEST(the_last_partial_chunk_is_shared_unless_something_is_behind_it)
 {
     fresh(32, false);
-    uint8_t *p = pattern(SMALL + 1000, 17);
+    uint8_t *p = pattern(2 * SMALL, 17);
     struct ht_obj *a = stored(SMALL, 0, p, SMALL + 1000), *b = object(SMALL, 0),
                   *c = stored(SMALL, 0, p + 9, 2 * SMALL - 9);
     uint64_t available = stats().available_bytes;
