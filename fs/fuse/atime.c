@@ -3,7 +3,7 @@
  * atime.c - access times by the options of the mount (noatime, nodiratime, relatime, strictatime).
  *
  * The kernel leaves these times to us and does not tell of its options, which a remount changes. They stand in its table
- * of mounts, which says when it has changed: asked when a time is about to change, read again when it has.
+ * of mounts, which says when it has changed: asked by reads, read again when it has.
  *
  * Locks: atime_lock, a leaf. Threads: any.
  */
@@ -14,6 +14,8 @@
 #include <poll.h>
 #include <stdio.h>
 #include <unistd.h>
+
+enum { TICK_NS = 4000000 };
 
 static bool has_word(const char *words, const char *word)
 {
@@ -57,23 +59,33 @@ void ht_atime_start(struct ht_fuse *f)
     read_options(f);
 }
 
-/* A change is told once: whoever asked first has read the options before anybody else goes on. */
+/*
+ * Asked once in some milliseconds: asking costs half a microsecond. A change is told once; whoever asked has read
+ * the options before anybody else goes on.
+ */
 static void follow_options(struct ht_fuse *f)
 {
     struct pollfd p = {.fd = f->mounts_fd, .events = POLLPRI};
+    uint64_t now = ht_now_ns() / TICK_NS;
 
+    if (f->mounts_asked == now)
+        return;
+    f->mounts_asked = now;
     pthread_mutex_lock(&f->atime_lock);
     if (poll(&p, 1, 0) > 0 && (p.revents & (POLLPRI | POLLERR)))
         read_options(f);
     pthread_mutex_unlock(&f->atime_lock);
 }
 
+bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir)
+{
+    follow_options(f);
+    return f->atime != HT_ATIME_NEVER && (!dir || f->dir_atime) &&
+        ht_ns_atime_due(f->ns, ino, f->atime == HT_ATIME_STRICT);
+}
+
 void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir)
 {
-    if (!ht_ns_atime_due(f->ns, ino, f->atime == HT_ATIME_STRICT))
-        return;
-    follow_options(f);
-    if (f->atime == HT_ATIME_NEVER || (dir && !f->dir_atime))
-        return;
-    ht_ns_touch(f->ns, ino, false);
+    if (ht_atime_due(f, ino, dir))
+        ht_ns_touch(f->ns, ino, false);
 }

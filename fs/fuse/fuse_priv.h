@@ -48,9 +48,10 @@ struct ht_fuse {
     void *ready_ctx;
 
     /* atime.c */
-    pthread_mutex_t atime_lock; /* a leaf */
-    int mounts_fd;              /* tells of remounts */
-    _Atomic int atime;          /* enum ht_atime */
+    pthread_mutex_t atime_lock;    /* a leaf */
+    int mounts_fd;                 /* tells of remounts */
+    _Atomic uint64_t mounts_asked; /* when, in ticks */
+    _Atomic int atime;             /* enum ht_atime */
     _Atomic bool dir_atime;
 
     pthread_mutex_t open_lock; /* a leaf */
@@ -114,6 +115,7 @@ void ht_open_close_all(struct ht_fuse *f);
 /* atime.c: after a read of a file, a directory or a link. start: the mount is there. */
 void ht_atime_init(struct ht_fuse *f);
 void ht_atime_start(struct ht_fuse *f);
+bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_finish(struct ht_fuse *f);
 

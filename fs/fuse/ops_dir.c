@@ -129,8 +129,11 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         }
         fi->fh = (uintptr_t)d;
     } else {
-        /* The kernel may keep the listing, too: it drops it with the next name that is made or removed. */
-        fi->cache_readdir = 1;
+        /*
+         * The kernel may keep the listing, too: it drops it with the next name that is made or removed. But a read that
+         * counts as an access has to come here.
+         */
+        fi->cache_readdir = !ht_atime_due(ht_fuse_of(req), ino, true);
         fi->keep_cache = 1;
     }
     if (fuse_reply_open(req, fi) && d)

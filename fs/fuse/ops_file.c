@@ -194,21 +194,35 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
         ht_read_and_reply(f, req, o->obj, (uint64_t)off, size, HT_TRAFFIC_OTHER);
 }
 
+/*
+ * What truncating and rewriting gave up is free when it is published, which the commit timer does: a full store does it
+ * at once. True: try again.
+ */
+static bool made_room(struct ht_fuse *f, int error)
+{
+    return error == -ENOSPC && ht_store_commit(f->store) == 0;
+}
+
 /* *out_error: why less than everything was written. */
 static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
                          int *out_error)
 {
-    ssize_t n = ht_obj_write(o->obj, off, buf, size), more = n;
+    size_t done = 0;
+    ssize_t n = 0;
+    bool again = false;
 
-    while (more > 0 && (size_t)n < size) {
-        more = ht_obj_write(o->obj, off + (uint64_t)n, buf + n, size - (size_t)n);
-        n += more > 0 ? more : 0;
+    while (done < size) {
+        n = ht_obj_write(o->obj, off + done, buf + done, size - done);
+        done += n > 0 ? (size_t)n : 0;
+        if (n < 0 && (again || !made_room(f, (int)n)))
+            break;
+        again = n < 0;
     }
-    *out_error = more < 0 ? (int)more : 0;
-    ht_count_written(f, traffic_of(f, o), n);
-    if (n > 0)
+    *out_error = n < 0 ? (int)n : 0;
+    ht_count_written(f, traffic_of(f, o), (ssize_t)done);
+    if (done > 0)
         ht_ns_touch(f->ns, o->ino, true);
-    return n;
+    return done > 0 ? (ssize_t)done : n;
 }
 
 /*

@@ -24,12 +24,16 @@ static double valid_for(uint64_t ino)
     return ht_hidden_match(ino) ? 0.0 : HT_FUSE_VALID_S;
 }
 
-/* Blocks of a sparse file are an estimate while it is dirty: they become exact without the kernel. */
+/*
+ * Blocks are an estimate while a file is dirty, or cut and not published: they become exact without the kernel, but for
+ * a file that is whole or empty.
+ */
 static double attr_valid_for(const struct stat *st)
 {
-    bool sparse = S_ISREG(st->st_mode) && st->st_blocks > 0 && st->st_blocks < st->st_size / S_BLKSIZE;
+    blkcnt_t whole = (blkcnt_t)(ht_round_up((uint64_t)st->st_size, HT_BLOCK_BYTES) / S_BLKSIZE);
+    bool exact = !S_ISREG(st->st_mode) || st->st_blocks == 0 || st->st_blocks == whole;
 
-    return sparse ? 0.0 : valid_for(st->st_ino);
+    return exact ? valid_for(st->st_ino) : 0.0;
 }
 
 void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st)

@@ -131,17 +131,6 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
     return 0;
 }
 
-size_t ht_ns_content_bytes(struct ht_obj *obj)
-{
-    enum { OBJECT_BYTES = 64, CHUNK_BYTES = 80 };
-    struct ht_obj_stat os;
-
-    ht_obj_stat(obj, &os);
-    if (!os.unpublished)
-        return 0;
-    return OBJECT_BYTES + (size_t)ht_div_up(os.size, os.chunk_bytes) * CHUNK_BYTES;
-}
-
 /* A reference to the content of a regular file, for what waits. */
 static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {

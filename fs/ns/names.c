@@ -231,7 +231,7 @@ static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat 
 
 /*
  * Who writes into a new file and does not look at the result of it may look at that of creating it. A tensor's first
- * byte needs a whole chunk.
+ * byte needs a whole chunk. What was given up and not published yet (a truncated file) becomes free by a commit.
  */
 static int check_room(struct ht_ns *ns, uint64_t parent)
 {
@@ -243,7 +243,9 @@ static int check_room(struct ht_ns *ns, uint64_t parent)
     if (dir != NULL)
         bytes = ht_ns_chunk_bytes(ns, dir);
     pthread_rwlock_unlock(&ns->lock);
-    return ht_store_available(ns->store) < bytes ? -ENOSPC : 0;
+    if (ht_store_available(ns->store) >= bytes)
+        return 0;
+    return ht_store_commit(ns->store) != 0 || ht_store_available(ns->store) < bytes ? -ENOSPC : 0;
 }
 
 static int make(struct ht_ns *ns, const struct making *m, struct stat *out_st)

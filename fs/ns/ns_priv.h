@@ -336,8 +336,6 @@ void ht_ns_fill_stat(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat 
 /* The content of a regular file, made if there is none, with a reference. Lock held for writing. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i);
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj) HT_CHECK;
-/* Bytes that publishing an object's content may put. */
-size_t ht_ns_content_bytes(struct ht_obj *obj);
 
 /* ------------------------------------------------------------- xattr.c */
 

@@ -61,7 +61,7 @@ static int write_back(struct ht_obj *obj, size_t *bytes)
     if (obj == NULL)
         return 0;
     rc = ht_obj_writeback(obj);
-    *bytes += ht_ns_content_bytes(obj);
+    *bytes += ht_obj_pending_bytes(obj);
     ht_obj_put(obj);
     return rc;
 }

@@ -133,7 +133,7 @@ static int bring_home(struct ht_ns *ns, uint64_t ino)
         struct ht_ns_op op;
         rc = ht_obj_sync(obj);
         if (rc == 0)
-            rc = ht_ns_op_begin(ns, MOVE_BYTES + ht_ns_content_bytes(obj), &op);
+            rc = ht_ns_op_begin(ns, MOVE_BYTES + ht_obj_pending_bytes(obj), &op);
         if (rc == 0)
             rc = ht_ns_op_end(&op, bring_home_locked(&op, ino));
     }

@@ -58,7 +58,7 @@ static int sync_locked(struct ht_ns_op *op, const struct syncing *s)
 
 static int sync_in_tx(struct ht_ns *ns, const struct syncing *s)
 {
-    size_t content_bytes = s->obj != NULL ? ht_ns_content_bytes(s->obj) : 0;
+    size_t content_bytes = s->obj != NULL ? ht_obj_pending_bytes(s->obj) : 0;
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, s->bytes + content_bytes, &op);
 

@@ -9,9 +9,15 @@ import pytest
 
 from calls import (AT_EMPTY_PATH, AT_FDCWD, EXCHANGE, NOREPLACE, WHITEOUT, Handle, call, close_dead, drop_caches, fails,
                    link_fd, rename, tick)
-from conftest import MIB, SECONDS_MAX
+from conftest import MIB, SECONDS_MAX, wait_for
 
 LINKS_MAX = 65000
+
+
+def sync(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
 
 
 def make_tree(mnt):
@@ -302,10 +308,8 @@ def test_tmpfile_that_is_never_named_leaves_nothing(store, below_root):
             store.mount()
         else:
             os.close(fd)
-        dir_fd = os.open(mnt, os.O_RDONLY)
-        os.fsync(dir_fd)
-        os.close(dir_fd)
-        assert os.listdir(mnt) == [] and free - os.statvfs(mnt).f_bavail < 16
+        assert os.listdir(mnt) == []
+        wait_for(lambda: sync(mnt) or free - os.statvfs(mnt).f_bavail < 16, 'its space is free')
 
 
 @pytest.mark.parametrize('below_root', [False, True])
@@ -393,8 +397,13 @@ def test_file_handle_of_an_open_deleted_file(mnt):
         fd = handle.open(mount_fd)
         assert os.read(fd, 10) == b'text'
         os.close(fd)
-    with fails(errno.ESTALE):
-        handle.open(mount_fd)
+
+    def is_stale():
+        try:
+            os.close(handle.open(mount_fd))
+        except OSError as e:
+            return e.errno == errno.ESTALE
+    wait_for(is_stale, 'the last close has arrived')
     os.close(mount_fd)
 
 

@@ -148,17 +148,28 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
     ht_store_unlock(s);
 }
 
+static size_t pending_bytes(const struct ht_obj *o)
+{
+    return HT_OBJECT_RECORD_BYTES +
+        (size_t)(o->unpublished + o->dirty) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+}
+
+size_t ht_obj_pending_bytes(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    size_t bytes = pending_bytes(o);
+    ht_store_unlock(o->s);
+    return bytes;
+}
+
 size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope)
 {
     size_t bytes = 0;
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
-        ht_list_for_each(p, &sc->touched) {
-            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
-            bytes += HT_OBJECT_RECORD_BYTES +
-                (size_t)(o->unpublished + o->dirty) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
-        }
+        ht_list_for_each(p, &sc->touched)
+            bytes += pending_bytes(ht_list_entry(p, struct ht_obj, touched));
     ht_store_unlock(s);
     return bytes;
 }

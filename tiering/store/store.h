@@ -197,6 +197,8 @@ int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
 int ht_obj_writeback(struct ht_obj *obj) HT_CHECK;
 /* Put references and size that are not published into tx. In a scope: this object alone (fsync of one file below a root). */
 void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
+/* About how many bytes that would put now. */
+size_t ht_obj_pending_bytes(struct ht_obj *obj);
 /* Writeback, publish in a transaction of its own, wait until durable. WAITS. */
 int ht_obj_sync(struct ht_obj *obj) HT_CHECK;
 /* Bring chunks into the DRAM tier as far as there is room (WAITS), or push clean ones out. */
