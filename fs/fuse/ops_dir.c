@@ -117,11 +117,12 @@ void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
 
 void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     struct ht_caller caller = ht_fuse_caller(req);
     struct ht_hidden_dir *d = NULL;
 
     if (ht_hidden_match(ino)) {
-        int r = ht_hidden_opendir(ht_fuse_of(req)->ctl, ino, &caller, &d);
+        int r = ht_hidden_opendir(f->ctl, ino, &caller, &d);
 
         if (r) {
             ht_reply(req, r);
@@ -130,11 +131,12 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         fi->fh = (uintptr_t)d;
     } else {
         /*
-         * The kernel may keep the listing, too: it drops it with the next name that is made or removed. But a read that
-         * counts as an access has to come here.
+         * The kernel may keep the listing: it drops it with the next name that is made or removed. It is told anew when the
+         * read counts as an access, and when it does not know what is listed: that brings the attributes along, which
+         * it would ask for one by one.
          */
-        fi->cache_readdir = !ht_atime_due(ht_fuse_of(req), ino, true);
-        fi->keep_cache = 1;
+        fi->cache_readdir = 1;
+        fi->keep_cache = !ht_atime_due(f, ino, true) && ht_ns_entries_known(f->ns, ino);
     }
     if (fuse_reply_open(req, fi) && d)
         ht_hidden_closedir(d);

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 /* Cookies 1 and 2 are left to who lists "." and "..". */
-enum { SLOTS_MIN = 8, COOKIE_FIRST = 3 };
+enum { SLOTS_MIN = 8, COOKIE_FIRST = 3, SAMPLES = 16 };
 
 static uint64_t slot_of_entry(struct ht_ns_entry *e)
 {
@@ -148,6 +148,30 @@ int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(voi
     rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
     pthread_rwlock_unlock(&ns->lock);
     return rc;
+}
+
+static bool sample_is_known(const struct ht_ns_dir *d)
+{
+    uint32_t step = d->slot_count / SAMPLES + 1;
+
+    for (uint32_t i = 0; i < d->slot_count; i += step) {
+        const struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
+        if (e != NULL && atomic_load_explicit(&e->inode->lookups, memory_order_relaxed) == 0)
+            return false;
+    }
+    return true;
+}
+
+bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir)
+{
+    const struct ht_ns_inode *i;
+    bool known;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, dir);
+    known = i != NULL && ht_ns_is_dir(i) && sample_is_known(i->u.dir);
+    pthread_rwlock_unlock(&ns->lock);
+    return known;
 }
 
 uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir)

@@ -136,6 +136,8 @@ int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(voi
                   void *ctx) HT_CHECK;
 /* Inside readdir's fn: attributes of an entry, taking a lookup count when ref. */
 int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *out_st);
+/* Do all of the directory's entries, as far as a few tell, have a lookup count? Cheap. */
+bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir);
 /* Parent of a directory (the root's is itself), for "..". 0: not a directory. */
 uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
 

@@ -62,6 +62,23 @@ def test_kernel_does_not_ask_twice(make_store):
         assert more[kind] == 0, more
 
 
+def test_walk_over_forgotten_names_is_no_lookup_of_each(make_store):
+    store = make_store()
+    mnt = store.mount(flags=('-d',))
+    (mnt / 'd').mkdir()
+    for i in range(1000):
+        (mnt / 'd' / f'file{i}').touch()
+    keeps_folder = os.open(mnt / 'd', os.O_RDONLY)
+    os.listdir(mnt / 'd')
+    forget_names(mnt)
+    before = asked(store)
+    with os.scandir(mnt / 'd') as entries:
+        assert sum(e.stat().st_size == 0 for e in entries) == 1000
+    more = asked(store) - before
+    assert more['READDIRPLUS'] > 0 and more['LOOKUP'] + more['GETATTR'] < 100, more
+    os.close(keeps_folder)
+
+
 def test_listing_follows_every_change(mnt):
     d = mnt / 'd'
     d.mkdir()

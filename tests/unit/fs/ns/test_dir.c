@@ -85,6 +85,33 @@ START_TEST(a_reference_can_be_taken_while_reading)
 }
 END_TEST
 
+START_TEST(entries_are_known_while_they_have_references)
+{
+    uint64_t dir, last = 0;
+    char name[32];
+
+    world_new(&w);
+    dir = make_dir(&w, ROOT, "dir");
+    ck_assert(ht_ns_entries_known(w.ns, dir));
+    for (unsigned n = 0; n < 10; n++) {
+        snprintf(name, sizeof(name), "file-%u", n);
+        last = make_file(&w, dir, name);
+    }
+    ck_assert(ht_ns_entries_known(w.ns, dir));
+    ht_ns_forget(w.ns, last, 1);
+    ck_assert(!ht_ns_entries_known(w.ns, dir));
+    OK(ht_ns_unlink(w.ns, dir, "file-9"));
+    ck_assert(ht_ns_entries_known(w.ns, dir));
+    for (unsigned n = 10; n < 1000; n++) {
+        snprintf(name, sizeof(name), "file-%u", n);
+        ht_ns_forget(w.ns, make_file(&w, dir, name), 1);
+    }
+    ck_assert(!ht_ns_entries_known(w.ns, dir));
+    ck_assert(!ht_ns_entries_known(w.ns, 777));
+    world_free(&w);
+}
+END_TEST
+
 /* Names "x<n>" come and go; "s<n>" stay, some replaced and exchanged in place. */
 static void disturb(uint64_t dir, unsigned round)
 {
@@ -203,9 +230,13 @@ END_TEST
 int main(void)
 {
     const TTest *const tests[] = {
-        entries_are_told_with_their_types, a_reference_can_be_taken_while_reading,
-        what_stays_is_seen_exactly_once,   what_stays_is_seen_exactly_once_below_a_root,
-        a_directory_is_emptied_while_read, large_directories_work,
+        entries_are_told_with_their_types,
+        a_reference_can_be_taken_while_reading,
+        entries_are_known_while_they_have_references,
+        what_stays_is_seen_exactly_once,
+        what_stays_is_seen_exactly_once_below_a_root,
+        a_directory_is_emptied_while_read,
+        large_directories_work,
     };
 
     return run_tests("dir", tests, HT_ARRAY_SIZE(tests));
