@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+enum { COPY_BYTES_MAX = 256 << 20 };
+
 static struct ht_open *open_of(const struct fuse_file_info *fi)
 {
     return (struct ht_open *)(uintptr_t)fi->fh;
@@ -321,23 +323,43 @@ static void range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, ui
         ht_privilege_drop(f, o->ino, is_superuser(req));
 }
 
-/*
- * Punching and zeroing. Plain allocation is not offered: the C library then writes zeros, and so gets what it asked for.
- */
+static bool range_mode_known(int mode)
+{
+    switch (mode & ~FALLOC_FL_KEEP_SIZE) {
+    case 0:
+    case FALLOC_FL_ZERO_RANGE:
+        return true;
+    case FALLOC_FL_PUNCH_HOLE:
+        return mode & FALLOC_FL_KEEP_SIZE;
+    default:
+        return false;
+    }
+}
+
+static int allocate(struct ht_fuse *f, struct ht_open *o, uint64_t off, uint64_t len)
+{
+    int r = ht_obj_allocate(o->obj, off, len);
+
+    return made_room(f, r) ? ht_obj_allocate(o->obj, off, len) : r;
+}
+
+/* The space is set aside before the size grows, so that a file that could not get it stays as it is. */
 static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     uint64_t size;
     int r = 0;
 
-    if (mode != (FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE) && (mode & ~FALLOC_FL_KEEP_SIZE) != FALLOC_FL_ZERO_RANGE)
+    if (!range_mode_known(mode))
         return -EOPNOTSUPP;
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
     range_written_by(req, o, off, len);
     size = ht_obj_size(o->obj);
-    if (off < size)
+    if ((mode & ~FALLOC_FL_KEEP_SIZE) && off < size)
         r = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
+    if (r == 0 && !(mode & FALLOC_FL_PUNCH_HOLE))
+        r = allocate(f, o, off, len);
     if (r == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
         r = extend_to(f, o->ino, o->obj, off + len);
     if (r == 0)
@@ -351,6 +373,50 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
         fuse_reply_err(req, EOPNOTSUPP);
     else
         ht_reply(req, change_range(req, open_of(fi), mode, (uint64_t)off, (uint64_t)len));
+}
+
+/*
+ * Copies within the store: of whole chunks only what names them, so nothing crosses the mount. The kernel has written
+ * the source's pages and drops the target's. The rest of a long copy is asked for again: a killed client waits for one
+ * piece at most.
+ */
+static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_off, struct ht_open *to, uint64_t to_off,
+                          uint64_t len)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    ssize_t n;
+
+    len = ht_min_u64(len, COPY_BYTES_MAX);
+    if (ht_open_root(f, from))
+        ht_park_wait(f, from->ino, from_off, len);
+    range_written_by(req, to, to_off, len);
+    n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
+    if (made_room(f, (int)n))
+        n = ht_obj_clone(from->obj, from_off, to->obj, to_off, len);
+    if (n < 0)
+        return n;
+    ht_atime_touch(f, from->ino, false);
+    if (n > 0)
+        ht_ns_touch(f->ns, to->ino, true);
+    ht_count_written(f, traffic_of(f, to), 0);
+    return n;
+}
+
+void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
+                           fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
+{
+    ssize_t n;
+
+    /* The kernel then reads and writes. */
+    if (ht_hidden_match(ino_in) || ht_hidden_match(ino_out)) {
+        fuse_reply_err(req, EOPNOTSUPP);
+        return;
+    }
+    n = copy_range(req, open_of(fi_in), (uint64_t)off_in, open_of(fi_out), (uint64_t)off_out, len);
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else
+        fuse_reply_write(req, (size_t)n);
 }
 
 void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)

@@ -101,6 +101,7 @@ const struct fuse_lowlevel_ops ht_fuse_ops = {
     .release = ht_op_release,
     .fsync = ht_op_fsync,
     .fallocate = ht_op_fallocate,
+    .copy_file_range = ht_op_copy_file_range,
     .lseek = ht_op_lseek,
     .opendir = ht_op_opendir,
     .readdir = ht_op_readdir,

@@ -180,6 +180,8 @@ WRITES = {
     'punch': on_fd(lambda fd: fallocate(fd, PUNCH | KEEP_SIZE, 0, 4096)),
     'zero': on_fd(lambda fd: fallocate(fd, ZERO, 0, 4096)),
     'zero keep': on_fd(lambda fd: fallocate(fd, ZERO | KEEP_SIZE, 0, 4096)),
+    'allocate': on_fd(lambda fd: fallocate(fd, 0, 0, 9000)),
+    'allocate keep': on_fd(lambda fd: fallocate(fd, KEEP_SIZE, 0, 9000)),
     'copy': on_fd(copy_into),
 }
 

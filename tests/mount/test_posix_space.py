@@ -171,10 +171,14 @@ def test_ranges_that_cannot_be(mnt):
         for at, length in ((0, 0), (-1, 10), (0, -1)):
             with fails(errno.EINVAL):
                 fallocate(fd, mode, at, length)
-    for mode in (PUNCH | KEEP_SIZE, ZERO, ZERO | KEEP_SIZE):
+    for mode in (0, KEEP_SIZE, PUNCH | KEEP_SIZE, ZERO, ZERO | KEEP_SIZE):
         for at, length in ((FILE_MAX, 1), (FILE_MAX - 4096, 4097), (1 << 62, 1 << 62)):
             with fails(errno.EFBIG):
                 fallocate(fd, mode, at, length)
+    for mode in (0, KEEP_SIZE, ZERO):
+        with fails(errno.ENOSPC):
+            fallocate(fd, mode, 0, 1 << 40)
+        assert os.fstat(fd).st_size == os.fstat(fd).st_blocks == 0
     for mode in (PUNCH, COLLAPSE, INSERT, PUNCH | ZERO | KEEP_SIZE):
         with fails(errno.EOPNOTSUPP):
             fallocate(fd, mode, 0, 4096)
@@ -187,6 +191,45 @@ def test_ranges_that_cannot_be(mnt):
     fd = os.open(mnt / 'p', os.O_RDWR)
     with fails(errno.ESPIPE):
         fallocate(fd, ZERO, 0, 4096)
+    os.close(fd)
+
+
+@pytest.mark.parametrize('keep', [0, KEEP_SIZE])
+def test_allocated_space_is_there_when_it_is_written(make_store, keep):
+    mnt = make_store('64M').mount('dram=16M')
+    start = available(mnt)
+    fd = os.open(mnt / 'f', os.O_RDWR | os.O_CREAT)
+    os.write(fd, b'x' * 100)
+    fallocate(fd, keep, 0, 10 * MIB)
+    assert os.fstat(fd).st_size == (100 if keep else 10 * MIB)
+    assert 10 * MIB <= held(mnt / 'f') <= 10 * MIB + 65536 and available(mnt) <= start - 10 * MIB
+    if not keep:
+        assert os.pread(fd, 11 * MIB, 0) == b'x' * 100 + bytes(10 * MIB - 100)
+    fill(mnt / 'rest')
+    with fails(errno.ENOSPC):
+        os.pwrite(fd, b'y' * MIB, 20 * MIB)
+    data = os.urandom(10 * MIB)
+    for at in range(0, 10 * MIB, MIB):
+        assert os.pwrite(fd, data[at:at + MIB], at) == MIB
+    os.fsync(fd)
+    assert os.pread(fd, 11 * MIB, 0) == data
+    os.close(fd)
+
+
+def test_allocated_space_is_given_back(mnt):
+    start = available(mnt)
+    for give_back in (lambda fd: os.ftruncate(fd, 0), lambda fd: os.ftruncate(fd, os.fstat(fd).st_size),
+                      lambda fd: os.unlink(mnt / 'f')):
+        fd = os.open(mnt / 'f', os.O_RDWR | os.O_CREAT)
+        fallocate(fd, KEEP_SIZE, 0, 20 * MIB)
+        assert available(mnt) <= start - 20 * MIB and os.fstat(fd).st_size == 0
+        give_back(fd)
+        os.close(fd)
+        wait_for(lambda: available(mnt) > start - MIB, 'the space is back')
+    fd = os.open(mnt / 'f', os.O_RDWR | os.O_CREAT)
+    fallocate(fd, 0, 0, 20 * MIB)
+    fallocate(fd, PUNCH | KEEP_SIZE, 0, 15 * MIB)
+    assert start - 6 * MIB < available(mnt) <= start - 5 * MIB and held(mnt / 'f') == 5 * MIB
     os.close(fd)
 
 
