@@ -25,7 +25,7 @@ def daemons_of(image):
                 words = f.read().split(b'\0')
         except OSError:
             continue
-        if words and words[0].endswith(b'/hitrain') and str(image).encode() in words:
+        if words and os.path.basename(words[0]) == b'hitrain' and str(image).encode() in words:
             out.append(int(pid))
     return out
 

@@ -41,7 +41,7 @@ static bool read_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
 
 static bool take(struct ht_holder *h, pid_t pid)
 {
-    if (pid <= 0 || pid == getpid() || !read_command(pid, h->command))
+    if (pid <= 0 || !read_command(pid, h->command))
         return false;
     h->pid = pid;
     return true;
@@ -100,7 +100,7 @@ static void find_opener(dev_t rdev, struct ht_holder *h)
     while (dir != NULL && h->pid == 0 && (e = readdir(dir)) != NULL) {
         pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)atol(e->d_name) : 0;
 
-        if (pid > 0 && pid != getpid() && has_open(pid, rdev))
+        if (pid > 0 && has_open(pid, rdev))
             take(h, pid);
     }
     if (dir != NULL)

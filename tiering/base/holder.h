@@ -16,7 +16,7 @@ struct ht_holder {
 };
 
 /*
- * The process, other than this one, that holds path: the owner of a flock on a regular file, whoever has a block
+ * The process, perhaps this one, that holds path: the owner of a flock on a regular file, whoever has a block
  * device open. A guess for people, not a lock: it may be another one a moment later. -errno: path cannot be looked at.
  */
 int ht_holder_find(const char *path, struct ht_holder *out) HT_CHECK;

@@ -29,7 +29,7 @@ struct ht_fail_hook {
 struct ht_dev {
     char *name;
     int fd; /* -1: memory */
-    bool rdonly;
+    bool rdonly, block;
     uint64_t size;
     uint32_t lba;
     int numa_node;

@@ -70,7 +70,7 @@ static bool worth_waiting(const char *path, int flags)
         return false;
     if (ht_holder_find(path, &h) != 0)
         return true;
-    if (h.point[0] != '\0' && h.pid != 0)
+    if (h.pid == getpid() || (h.pid != 0 && h.point[0] != '\0'))
         return false;
     if (!(flags & HT_DEV_QUIET))
         ht_warn("%s is %s; waiting up to %d s for it", path, ht_holder_text(&h, text), HT_DEVICE_WAIT_S);
@@ -107,7 +107,9 @@ static void explain_busy(const char *path)
     if (ht_holder_find(path, &h) != 0)
         h = (struct ht_holder){0};
     ht_holder_text(&h, text);
-    if (h.point[0] != '\0')
+    if (h.pid == getpid())
+        ht_error("%s is held by this program already: it was named twice", path);
+    else if (h.point[0] != '\0')
         ht_error("%s is %s; unmount it first: umount %s", path, text, h.point);
     else
         ht_error("%s is %s; it is free when that has ended", path, text);
@@ -280,6 +282,7 @@ int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
     if (dev == NULL)
         return -ENOMEM;
     dev->rdonly = flags & HT_DEV_RDONLY;
+    dev->block = block;
     err = open_held(path, block, flags, &dev->fd);
     if (err != 0)
         explain_failure(path, block, flags, err);

@@ -26,7 +26,9 @@
 #include "tiering/base/log.h"
 
 #include <liburing.h>
+#include <linux/fs.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <time.h>
 
 #define DEPTH_MAX 4096u
@@ -211,6 +213,16 @@ static uint32_t half_of(const struct ht_io *io, uint32_t bytes)
     return half > 0 ? half : bytes;
 }
 
+/* To the kernel a block device that went away, or shrank, is full; a thin volume may be so in truth. */
+static int true_error(const struct ht_dev *dev, int err)
+{
+    uint64_t bytes;
+
+    if (err != -ENOSPC || !dev->block || (ioctl(dev->fd, BLKGETSIZE64, &bytes) == 0 && bytes >= dev->size))
+        return err;
+    return -EIO;
+}
+
 static void handle_cqe(struct ht_ring *ring, struct ht_io *io, int res)
 {
     if (ht_fault("io.again") != 0)
@@ -220,7 +232,7 @@ static void handle_cqe(struct ht_ring *ring, struct ht_io *io, int res)
         return;
     }
     if (io->op == HT_IO_FLUSH || res < 0) {
-        end(ring, io, res < 0 ? res : 0, true);
+        end(ring, io, res < 0 ? true_error(io->dev, res) : 0, true);
         return;
     }
     if (ht_fault("io.short") != 0)
