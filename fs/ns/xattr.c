@@ -284,6 +284,19 @@ static bool is_acl(const char *name)
     return strcmp(name, HT_NS_ACL_ACCESS) == 0 || strcmp(name, HT_NS_ACL_DEFAULT) == 0;
 }
 
+/* The kernel leaves it to us to refuse namespaces that do not exist, and names that are nothing but one. */
+static int check_name(const char *name)
+{
+    static const char *const prefixes[] = {"user.", "trusted.", "security."};
+
+    if (*name == 0 || strlen(name) > HT_XATTR_NAME_BYTES_MAX)
+        return -ERANGE;
+    for (size_t n = 0; n < HT_ARRAY_SIZE(prefixes); n++)
+        if (strncmp(name, prefixes[n], strlen(prefixes[n])) == 0)
+            return name[strlen(prefixes[n])] != 0 ? 0 : -EINVAL;
+    return is_acl(name) ? 0 : -EOPNOTSUPP;
+}
+
 static int set_locked(struct ht_ns_op *op, const struct xattr_request *q)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, q->ino);
@@ -300,17 +313,16 @@ static int set_locked(struct ht_ns_op *op, const struct xattr_request *q)
 int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags)
 {
     struct xattr_request q = {ino, name, value, len, flags};
-    size_t name_len = strlen(name);
     struct ht_ns_op op;
-    int rc;
+    int rc = check_name(name);
 
-    if (name_len == 0 || name_len > HT_XATTR_NAME_BYTES_MAX)
-        return -ERANGE;
+    if (rc != 0)
+        return rc;
     if (len > HT_XATTR_VALUE_BYTES_MAX)
         return -E2BIG;
     if ((flags & ~(XATTR_CREATE | XATTR_REPLACE | HT_XATTR_KILL_SGID)) != 0)
         return -EINVAL;
-    rc = ht_ns_op_begin(ns, 512 + name_len + len, &op);
+    rc = ht_ns_op_begin(ns, 512 + strlen(name) + len, &op);
     return rc != 0 ? rc : ht_ns_op_end(&op, set_locked(&op, &q));
 }
 
@@ -329,7 +341,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name)
         return word_value(w, i) == 0 ? -ENODATA : set_field(op, i, w, 0);
     x = ht_ns_xattr_find(i, name, strlen(name));
     if (x == NULL)
-        return -ENODATA;
+        return is_acl(name) ? 0 : -ENODATA; /* that there is none is what was asked for */
     ht_ns_xattr_drop(op, i, x, op->now_ns);
     return 0;
 }
@@ -337,8 +349,10 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name)
 int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name)
 {
     struct ht_ns_op op;
-    int rc = ht_ns_op_begin(ns, 512, &op);
+    int rc = check_name(name);
 
+    if (rc == 0)
+        rc = ht_ns_op_begin(ns, 512, &op);
     return rc != 0 ? rc : ht_ns_op_end(&op, remove_locked(&op, ino, name));
 }
 
@@ -373,8 +387,10 @@ static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *b
 
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf, size_t cap)
 {
-    ssize_t n;
+    ssize_t n = check_name(name);
 
+    if (n != 0)
+        return n;
     pthread_rwlock_rdlock(&ns->lock);
     n = get_locked(ht_ns_inode_live(ns, ino), name, buf, cap);
     pthread_rwlock_unlock(&ns->lock);
