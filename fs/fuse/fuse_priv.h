@@ -123,8 +123,10 @@ void ht_atime_finish(struct ht_fuse *f);
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
 /* Does an access list, set by this caller, take the setgid bit away? Of whoever is not in the file's group. */
 bool ht_loses_setgid(fuse_req_t req, uint64_t ino);
-/* What a write, a truncation or a change of owner takes away; keep_setuid: root wrote. */
-void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid);
+/* The bits that this caller's write, truncation or change of owner takes away: HT_KILL_*. */
+unsigned ht_privilege_kills(fuse_req_t req, uint64_t ino);
+/* Take away capabilities, and these bits. */
+void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills);
 
 /* parked.c: answer a read now, or when the updates of its bytes have been applied. */
 int ht_park_init(struct ht_fuse *f) HT_CHECK;

@@ -57,7 +57,9 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
         if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
             ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
         if ((what & (HT_SET_UID | HT_SET_GID)) && ht_privileged(f, ino))
-            ht_privilege_drop(f, ino, false);
+            ht_privilege_drop(f, ino, ht_privilege_kills(req, ino));
+        if (what & HT_KILL_SUID)
+            what |= ht_privilege_kills(req, ino);
         r = ht_ns_setattr(f->ns, ino, what, attr, &st);
         if (what & HT_SET_MODE)
             ht_ctl_changed(f->ctl);

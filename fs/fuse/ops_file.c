@@ -37,9 +37,10 @@ uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o)
     return o->root;
 }
 
-static bool is_superuser(fuse_req_t req)
+/* Root's writes leave setuid and setgid bits. */
+static void drop_privilege(fuse_req_t req, uint64_t ino)
 {
-    return fuse_req_ctx(req)->uid == 0;
+    ht_privilege_drop(ht_fuse_of(req), ino, fuse_req_ctx(req)->uid == 0 ? 0 : ht_privilege_kills(req, ino));
 }
 
 static enum ht_traffic_kind traffic_of(struct ht_fuse *f, struct ht_open *o)
@@ -49,14 +50,15 @@ static enum ht_traffic_kind traffic_of(struct ht_fuse *f, struct ht_open *o)
 
 /* -------------------------------------------------------------------- open */
 
-static int truncate_on_open(struct ht_fuse *f, uint64_t ino, bool superuser)
+static int truncate_on_open(fuse_req_t req, uint64_t ino)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     struct stat zero = {0}, st;
 
     if (ht_ctl_param(f->ctl, ino))
         ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
     if (ht_privileged(f, ino))
-        ht_privilege_drop(f, ino, superuser);
+        drop_privilege(req, ino);
     return ht_ns_setattr(f->ns, ino, HT_SET_SIZE | HT_SET_MTIME_NOW, &zero, &st);
 }
 
@@ -71,7 +73,7 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
     o->ino = ino;
     r = ht_ns_open(f->ns, ino, &o->obj);
     if (r == 0 && (fi->flags & O_TRUNC)) {
-        r = truncate_on_open(f, ino, is_superuser(req));
+        r = truncate_on_open(req, ino);
         if (r)
             ht_ns_close(f->ns, ino);
     }
@@ -239,7 +241,7 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
     f->page_writes++;
     f->page_write_ns = ht_now_ns();
     if (o->privileged)
-        ht_privilege_drop(f, o->ino, true);
+        ht_privilege_drop(f, o->ino, 0);
     n = write_now(f, o, buf, size, off, out_error);
     f->page_writes--;
     return *out_error ? *out_error : n; /* the kernel takes a part for the whole */
@@ -254,7 +256,7 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
     if (o->root)
         ht_park_wait(f, o->ino, off, size);
     if (o->privileged)
-        ht_privilege_drop(f, o->ino, is_superuser(req));
+        drop_privilege(req, o->ino);
     return write_now(f, o, buf, size, off, out_error);
 }
 
@@ -320,7 +322,7 @@ static void range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, ui
     if (ht_open_root(f, o))
         ht_park_wait(f, o->ino, off, len);
     if (o->privileged)
-        ht_privilege_drop(f, o->ino, is_superuser(req));
+        drop_privilege(req, o->ino);
 }
 
 static bool range_mode_known(int mode)

@@ -15,7 +15,7 @@ bool ht_privileged(struct ht_fuse *f, uint64_t ino)
 {
     struct stat st;
 
-    if (ht_ns_getattr(f->ns, ino, &st) || !S_ISREG(st.st_mode))
+    if (ht_ns_getattr(f->ns, ino, &st) || S_ISDIR(st.st_mode))
         return false;
     return (st.st_mode & (S_ISUID | S_ISGID)) || ht_ns_getxattr(f->ns, ino, capability, NULL, 0) >= 0;
 }
@@ -38,14 +38,20 @@ bool ht_loses_setgid(fuse_req_t req, uint64_t ino)
     return true;
 }
 
-void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, bool keep_setuid)
+/* A setgid bit where the group may not execute is no privilege, but nobody else's to leave on a file he changed. */
+unsigned ht_privilege_kills(fuse_req_t req, uint64_t ino)
+{
+    return HT_KILL_SUID | (ht_loses_setgid(req, ino) ? HT_KILL_SGID : 0);
+}
+
+void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills)
 {
     const struct stat none = {0};
     struct stat st;
     int r = ht_ns_removexattr(f->ns, ino, capability);
 
     if (r == 0 || r == -ENODATA)
-        r = keep_setuid ? 0 : ht_ns_setattr(f->ns, ino, HT_KILL_SUID, &none, &st);
+        r = kills ? ht_ns_setattr(f->ns, ino, kills, &none, &st) : 0;
     if (r) {
         const struct ht_event_about about = {.id = ino, .error = r};
 

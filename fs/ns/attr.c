@@ -171,12 +171,12 @@ static int set_size(struct ht_ns *ns, uint64_t ino, off_t size)
 
 /* --------------------------------------------------------------- setattr */
 
-static uint16_t without_suid(uint16_t mode)
+static uint16_t without_suid(uint16_t mode, unsigned what)
 {
-    if (!S_ISREG(mode))
+    if (S_ISDIR(mode))
         return mode;
     mode &= (uint16_t)~S_ISUID;
-    return (mode & S_IXGRP) != 0 ? mode & (uint16_t)~S_ISGID : mode;
+    return (mode & S_IXGRP) != 0 || (what & HT_KILL_SGID) != 0 ? mode & (uint16_t)~S_ISGID : mode;
 }
 
 static void apply(struct ht_ns_attr *a, unsigned what, const struct stat *v, int64_t now)
@@ -188,7 +188,7 @@ static void apply(struct ht_ns_attr *a, unsigned what, const struct stat *v, int
     if ((what & HT_SET_GID) != 0)
         a->gid = v->st_gid;
     if ((what & HT_KILL_SUID) != 0)
-        a->mode = without_suid(a->mode);
+        a->mode = without_suid(a->mode, what);
     if ((what & HT_SET_ATIME) != 0)
         a->atime_ns = from_timespec(v->st_atim);
     if ((what & (HT_SET_MTIME_NOW | HT_SET_SIZE)) != 0)
@@ -243,11 +243,11 @@ static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
     const struct ht_ns_inode *i;
     bool nothing;
 
-    if (what != HT_KILL_SUID)
+    if (what == 0 || (what & ~(unsigned)(HT_KILL_SUID | HT_KILL_SGID)) != 0)
         return what == 0;
     pthread_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
-    nothing = i == NULL || without_suid(i->cur.mode) == i->cur.mode;
+    nothing = i == NULL || without_suid(i->cur.mode, what) == i->cur.mode;
     pthread_rwlock_unlock(&ns->lock);
     return nothing;
 }

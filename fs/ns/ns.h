@@ -82,7 +82,8 @@ enum ht_setattr {
     HT_SET_CTIME = 64,
     HT_SET_ATIME_NOW = 128,
     HT_SET_MTIME_NOW = 256,
-    HT_KILL_SUID = 512, /* clear setuid, and setgid where the group may execute */
+    HT_KILL_SUID = 512,  /* clear setuid, and setgid where the group may execute */
+    HT_KILL_SGID = 1024, /* with it: clear setgid in any case */
 };
 /* Size goes through ht_obj_truncate. WAITS. */
 int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values,

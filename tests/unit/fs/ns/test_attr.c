@@ -94,6 +94,7 @@ START_TEST(suid_is_cleared)
     v.st_mode = 06745; /* setgid without execution for the group means locking */
     set(file, HT_SET_MODE, v);
     ck_assert_uint_eq(set(file, HT_KILL_SUID, v).st_mode, S_IFREG | 02745);
+    ck_assert_uint_eq(set(file, HT_KILL_SUID | HT_KILL_SGID, v).st_mode, S_IFREG | 0745);
     world_free(&w);
 }
 END_TEST
