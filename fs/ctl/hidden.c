@@ -143,6 +143,25 @@ int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
     return 0;
 }
 
+static unsigned hidden_perm(unsigned perm, void *ctx)
+{
+    return mode_of(*(const enum ht_hidden_kind *)ctx, perm << 6 | perm << 3 | perm) & 7;
+}
+
+/* Made up from that of the ruling inode as the mode is: mask and entries change alike, so what is effective does, too. */
+ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
+{
+    enum ht_hidden_kind kind = ht_hidden_kind(ino);
+    ssize_t n;
+
+    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || kind == HT_HIDDEN_EVENTS)
+        return -ENODATA;
+    n = ht_ns_getxattr(c->ns, ht_hidden_ruler(c, ino), name, buf, cap);
+    if (n > 0 && cap)
+        ht_ns_acl_map(buf, (size_t)n, hidden_perm, &kind);
+    return n;
+}
+
 int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st)
 {
     if (what & (HT_SET_MODE | HT_SET_UID | HT_SET_GID))

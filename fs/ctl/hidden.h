@@ -29,6 +29,9 @@ int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CH
 /* Truncation and times are accepted and change nothing: a gradient has the size of its parameter. Else -EPERM. */
 int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_CHECK;
 
+/* The access list beside the mode that getattr tells, and nothing else: -ENODATA, -ERANGE. cap 0: the length. */
+ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_CHECK;
+
 /* ------------------------------------------------------------- directories */
 
 struct ht_hidden_dir;

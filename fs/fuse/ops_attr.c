@@ -185,7 +185,7 @@ void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t siz
     if (!buf)
         n = -ENOMEM;
     else if (ht_hidden_match(ino))
-        n = -ENODATA;
+        n = ht_hidden_getxattr(f->ctl, ino, name, buf, cap);
     else if (ht_words_match(name))
         n = ht_words_get(f->ctl, ino, name, buf, cap);
     else

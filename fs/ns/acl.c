@@ -105,6 +105,12 @@ uint32_t ht_ns_acl_inherit(void *value, size_t len, uint32_t mode)
     return left;
 }
 
+void ht_ns_acl_map(void *value, size_t len, unsigned (*perm)(unsigned perm, void *ctx), void *ctx)
+{
+    for (size_t n = 0; n < entry_count(len); n++)
+        set_perm(value, n, perm(get_entry(value, n).perm, ctx) & 7);
+}
+
 /* ---------------------------------------------------------------- access */
 
 static bool is_member(uint32_t id, struct ht_cred cred, const uint32_t *gids, size_t gid_count)

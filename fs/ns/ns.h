@@ -154,6 +154,8 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
  */
 #define HT_NS_ACL_ACCESS "system.posix_acl_access"
 #define HT_NS_ACL_DEFAULT "system.posix_acl_default"
+/* Every entry's permissions through perm. value: a list as it is stored. */
+void ht_ns_acl_map(void *value, size_t len, unsigned (*perm)(unsigned perm, void *ctx), void *ctx);
 enum { HT_XATTR_KILL_SGID = 1 << 8 };
 int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags) HT_CHECK;
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf,
