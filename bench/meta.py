@@ -93,17 +93,21 @@ class Side:
 
     def stop(self):
         if is_mounted(self.point):
-            subprocess.run(['umount', str(self.point)], timeout=SECONDS_MAX)
+            subprocess.run(['umount', str(self.point)], timeout=SECONDS_MAX, check=False)
         try:
             self.daemon.wait(SECONDS_MAX)
         except subprocess.TimeoutExpired:
             self.daemon.kill()
             self.daemon.wait()
-            subprocess.run(['umount', '-l', str(self.point)], stderr=subprocess.DEVNULL)
+            subprocess.run(['umount', '-l', str(self.point)], stderr=subprocess.DEVNULL, check=False)
 
     def close(self):
+        """Every step is tried, whatever became of the one before."""
         while self.undo:
-            self.undo.pop()()
+            try:
+                self.undo.pop()()
+            except (SystemExit, OSError, subprocess.SubprocessError) as e:
+                print(f'bench-meta: cleaning up: {e}', file=sys.stderr)
 
     def measure(self, layout, files):
         clients, whose = layout
@@ -169,6 +173,14 @@ def tell(rows, count):
     print(f'\n  {len(rows) - len(below)} of {len(rows)} lines at least equal')
 
 
+def remove_folder(folder):
+    with open('/proc/self/mountinfo') as table:
+        if any(line.split()[4].startswith(f'{folder}/') for line in table):
+            print(f'bench-meta: something is still mounted below {folder}: it stays', file=sys.stderr)
+            return
+    shutil.rmtree(folder)
+
+
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=5, help='of each side and layout')
@@ -185,12 +197,12 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = BUILD / 'bench/meta.jsonl'
     folder = pathlib.Path(tempfile.mkdtemp(prefix='meta-', dir=out.parent))
-    atexit.register(lambda: shutil.rmtree(folder))  # registered first, so that it is done last
+    atexit.register(remove_folder, folder)  # registered first, so that it is done last
     sides = [start_hitrain(folder, args.options), start_baseline(folder, args.baseline_flags.split())]
     runs, done, began = [], 0, time.monotonic()
     total = args.runs * len(LAYOUTS) * 2
     print(f'bench-meta: {total} runs\n{FAIRNESS}', flush=True)
-    for side in sides:  # what only the first run has to do is not measured
+    for side in sides:  # what only a first run has to do is not measured
         side.measure(LAYOUTS[0], args.files)
     for n in range(args.runs):
         for layout in LAYOUTS:

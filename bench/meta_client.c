@@ -32,7 +32,7 @@
 
 #include "tiering/base/base.h"
 
-enum { CLIENTS_MAX = 64, DIRENT_BYTES = 32768, NAME_BYTES = 32, WARM_STATS = 20, WARM_WALKS = 5 };
+enum { CLIENTS_MAX = 64, DIRENT_BYTES = 32768, NAME_BYTES = 32, WARM_STATS = 20, MISSING_STATS = 4, WARM_WALKS = 5 };
 
 struct shared {
     pthread_barrier_t barrier;
@@ -135,6 +135,20 @@ static uint64_t do_stat_warm(struct client *c)
     return n;
 }
 
+/* As a compiler looks for headers in folder after folder. */
+static uint64_t do_stat_missing(struct client *c)
+{
+    uint64_t n = 0;
+    char name[NAME_BYTES];
+    struct stat st;
+
+    for (int pass = 0; pass < MISSING_STATS; pass++)
+        for (unsigned i = c->first; i < c->end; i++, n++)
+            if (syscall(SYS_newfstatat, c->folder, name_of(name, "none", i), &st, 0) == 0 || errno != ENOENT)
+                fail("stat of a missing name");
+    return n;
+}
+
 static uint64_t stat_entries(int fd, const char *buf, long len)
 {
     uint64_t n = 0;
@@ -196,9 +210,19 @@ static const struct phase {
     const char *name; /* NULL: the cache is emptied here */
     uint64_t (*run)(struct client *c);
 } phases[] = {
-    {"mkdir", do_mkdir},   {"rmdir", do_rmdir},    {"create", do_create},       {"stat warm", do_stat_warm},
-    {NULL, NULL},          {"stat cold", do_stat}, {"open read", do_open_read}, {"open write", do_open_write},
-    {NULL, NULL},          {"walk cold", do_walk}, {"walk warm", do_walk_warm}, {"rename", do_rename},
+    {"mkdir", do_mkdir},
+    {"rmdir", do_rmdir},
+    {"create", do_create},
+    {"stat warm", do_stat_warm},
+    {NULL, NULL},
+    {"stat cold", do_stat},
+    {"stat missing", do_stat_missing},
+    {"open read", do_open_read},
+    {"open write", do_open_write},
+    {NULL, NULL},
+    {"walk cold", do_walk},
+    {"walk warm", do_walk_warm},
+    {"rename", do_rename},
     {"unlink", do_unlink},
 };
 
