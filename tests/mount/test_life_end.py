@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""However a mount ends, what was promised is there: synced bytes and committed steps always, and after an orderly end all
+that was written."""
+import mmap
+import os
+import signal
+import struct
+import subprocess
+import time
+
+import pytest
+
+from conftest import MIB, SECONDS_MAX, SMALL, run, wait_for
+from test_life import daemons_of
+
+COUNT = 1000
+TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
+
+
+def fsync(path):
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+
+
+class Content:
+    """Everything that can be promised, made in a mount, and checked in a later one."""
+
+    def __init__(self, point):
+        self.point = point
+        self.parameter = None
+
+    def make(self):
+        (self.point / 'synced').write_bytes(b's' * 300_000)
+        fsync(self.point / 'synced')
+        self.step()
+        (self.point / 'written').write_bytes(b'w' * MIB)
+        (self.point / 'folder').mkdir()
+        self.held = open(self.point / 'held', 'w+b', buffering=0)
+        self.held.write(bytes(8192))
+        self.map = mmap.mmap(self.held.fileno(), 8192)
+        self.map[4096:4100] = b'page'
+
+    def step(self):
+        """A committed step; then gradients of one that nobody committed."""
+        root = self.point / 'model'
+        root.mkdir()
+        os.setxattr(root, 'user.hitrain.dtype', b'f32')
+        (root / 'p').write_bytes(struct.pack('f', 1.0) * COUNT)
+        os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5 weight_decay=0')
+        (root / '.hitrain/grad/p').write_bytes(struct.pack('f', 1.0) * COUNT)
+        fsync(root)
+        self.parameter = (root / 'p').read_bytes()
+        assert self.parameter != struct.pack('f', 1.0) * COUNT
+        (root / '.hitrain/grad/p').write_bytes(struct.pack('f', -1.0) * COUNT)
+
+    def let_go(self):
+        self.map.close()
+        try:
+            self.held.close()
+        except OSError:
+            pass
+
+    def check(self, orderly, pages):
+        assert (self.point / 'synced').read_bytes() == b's' * 300_000
+        assert (self.point / 'model/p').read_bytes() == self.parameter, 'the committed step and no other'
+        assert os.getxattr(self.point / 'model', 'user.hitrain.step') == b'1'
+        if orderly:
+            assert (self.point / 'written').read_bytes() == b'w' * MIB and (self.point / 'folder').is_dir()
+            assert (self.point / 'held').stat().st_size == 8192
+        if pages:
+            assert (self.point / 'held').read_bytes()[4096:4100] == b'page'
+
+
+def umount(store, *flags):
+    return subprocess.run(['umount', *flags, store.point], stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
+
+
+@pytest.mark.parametrize('how', ['signal TERM', 'signal INT', 'signal HUP', 'signals', 'lazy', 'forced', 'killed', 'unused'])
+@pytest.mark.parametrize('background', [False, True])
+def test_an_end(make_store, how, background):
+    store = make_store('64M')
+    content = Content(store.point)
+    if background:
+        run('hitrain', '-o', ','.join((*SMALL, 'commit=3600')), store.image, store.point)
+        (pid,) = daemons_of(store.image)
+    else:
+        store.mount('commit=3600')
+        pid = store.daemon.pid
+    content.make()
+    done = umount(store)
+    assert done.returncode and 'busy' in done.stderr, 'files are open'
+    assert (store.point / 'written').exists(), 'and nothing has happened'
+
+    if how.startswith('signal '):
+        os.kill(pid, getattr(signal, 'SIG' + how.split()[1]))
+    elif how == 'signals':
+        for sig in (TERM, TERM, INT, HUP, TERM):
+            os.kill(pid, sig)
+            time.sleep(0.002)
+    elif how == 'lazy':
+        assert umount(store, '-l').returncode == 0
+        assert content.held.write(b'') == 0 and content.map[4096:4100] == b'page'
+        os.pwrite(content.held.fileno(), b'late', 0)
+        assert os.path.exists(f'/proc/{pid}') and not store.is_mounted()
+        content.let_go()
+    elif how == 'forced':
+        umount(store, '-f')
+    elif how == 'killed':
+        os.kill(pid, KILL)
+    else:
+        content.let_go()
+        assert umount(store).returncode == 0
+
+    if store.daemon:
+        assert store.daemon.wait(SECONDS_MAX) == (-KILL if how == 'killed' else 0), store.messages()
+        store.daemon = None
+    else:
+        wait_for(lambda: not daemons_of(store.image), 'end of the daemon')
+    content.let_go()
+    while store.is_mounted():  # what is left of a mount that was killed or forced
+        store.detach()
+    store.assert_clean()
+    store.mount()
+    content.check(orderly=how != 'killed', pages=how not in ('killed', 'forced'))
+    if how == 'lazy':
+        assert (store.point / 'held').read_bytes()[:4] == b'late'
+
+
+def test_writers_at_work_when_the_end_comes(make_store):
+    """What a writer was told to be synced before its first error is there."""
+    store = make_store('256M')
+    for sig in (TERM, INT, KILL):
+        store.mount()
+        folder = store.point / sig.name  # so that nothing is written into the folder below after the end
+        folder.mkdir()
+        script = 'i=0; while dd if=/dev/zero of=$0-$i bs=64k count=4 conv=fsync; do echo $i; i=$((i + 1)); done'
+        writers = [subprocess.Popen(['sh', '-c', script, folder / str(w)], stdout=subprocess.PIPE,
+                                    stderr=subprocess.DEVNULL, text=True) for w in range(3)]
+        time.sleep(0.4)
+        store.daemon.send_signal(sig)
+        assert store.daemon.wait(SECONDS_MAX) == (-KILL if sig == KILL else 0), store.messages()
+        store.daemon = None
+        kept = [writer.communicate(timeout=SECONDS_MAX)[0].split() for writer in writers]
+        while store.is_mounted():
+            store.detach()
+        store.assert_clean()
+        store.mount()
+        for w, numbers in enumerate(kept):
+            for i in numbers:
+                assert (folder / f'{w}-{i}').stat().st_size == 4 * 65536, (w, i)
+        assert any(kept)
+        store.unmount()
