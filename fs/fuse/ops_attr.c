@@ -48,6 +48,8 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
 {
     struct ht_fuse *f = ht_fuse_of(req);
     unsigned what = what_to_set(to_set);
+    /* What changes nothing is a chown to what is there, or the kernel's wish to end privileges. */
+    bool chown = what & (HT_SET_UID | HT_SET_GID);
     struct stat st;
     int r;
 
@@ -56,8 +58,8 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
     } else {
         if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
             ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
-        if ((what & (HT_SET_UID | HT_SET_GID)) && ht_privileged(f, ino))
-            ht_privilege_drop(f, ino, ht_privilege_kills(req, ino));
+        if ((chown || to_set == 0) && ht_privileged(f, ino))
+            ht_privilege_drop(f, ino, chown || fuse_req_ctx(req)->uid ? ht_privilege_kills(req, ino) : 0);
         if (what & HT_KILL_SUID)
             what |= ht_privilege_kills(req, ino);
         r = ht_ns_setattr(f->ns, ino, what, attr, &st);

@@ -196,7 +196,7 @@ def test_set_id_bits_end_with_every_kind_of_write(open_mnt, how):
     subprocess.run(['setcap', 'cap_net_raw+ep', str(f)], check=True, timeout=SECONDS_MAX)
     os.chmod(f, 0o6777)
     assert os.getxattr(f, 'security.capability') and mode(f) == 0o6777
-    for uid, before, after in ((OTHER, 0o6777, 0o777), (NOBODY, 0o6777, 0o777), (NOBODY, 0o2766, 0o2766), (0, 0o6777, 0o6777)):
+    for uid, before, after in ((OTHER, 0o6777, 0o777), (NOBODY, 0o6777, 0o777), (NOBODY, 0o2766, 0o2766), (OTHER, 0o2766, 0o766), (0, 0o6777, 0o6777)):
         os.chmod(f, before)
         if uid:
             as_user(lambda: WRITES[how](f), uid, uid)
@@ -224,6 +224,13 @@ def test_set_id_bits_and_a_change_of_owner(open_mnt):
     os.chmod(f, 0o6777)
     as_user(lambda: os.chown(f, -1, OTHER), OTHER, OTHER)  # to what it is
     assert mode(f) == 0o777
+    os.chmod(f, 0o6777)
+    as_user(lambda: os.chown(f, -1, -1), OTHER, OTHER)
+    assert mode(f) == 0o777
+    os.mkfifo(open_mnt / 'p')
+    os.chmod(open_mnt / 'p', 0o6777)
+    os.chown(open_mnt / 'p', OTHER, OTHER)
+    assert mode(open_mnt / 'p') == 0o777
     (open_mnt / 'd').mkdir()
     os.chmod(open_mnt / 'd', 0o6777)
     os.chown(open_mnt / 'd', OTHER, OTHER)
