@@ -102,6 +102,7 @@ struct ht_open {
     struct ht_list link; /* in fuse.opens */
     uint64_t ino;
     struct ht_obj *obj;
+    bool stores; /* a mapping of it can change pages without our knowledge */
     /* What was found out in the epoch of ht_ctl_epoch (0: never), and is asked at each read and write. */
     _Atomic uint32_t epoch;
     _Atomic uint64_t root;   /* the model root this is a parameter of, or 0 */
@@ -146,6 +147,7 @@ struct ht_job {
     fuse_req_t req;
     uint64_t ino, off, size;
     struct ht_hidden_file *file;
+    struct ht_open *open;
     int flags;
     char *data; /* owned: freed after fn */
 };

@@ -71,6 +71,7 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
     if (!o)
         return -ENOMEM;
     o->ino = ino;
+    o->stores = (fi->flags & O_ACCMODE) == O_RDWR;
     r = ht_ns_open(f->ns, ino, &o->obj);
     if (r == 0 && (fi->flags & O_TRUNC)) {
         r = truncate_on_open(req, ino);
@@ -421,17 +422,56 @@ void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, stru
         fuse_reply_write(req, (size_t)n);
 }
 
-void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+/* A mapping keeps its descriptor open, until its pages have been written. */
+static bool may_be_mapped(struct ht_fuse *f, uint64_t ino)
 {
-    int64_t at;
+    bool found = false;
 
-    if (ht_hidden_match(ino) || (whence != SEEK_DATA && whence != SEEK_HOLE)) {
-        fuse_reply_err(req, EINVAL);
-        return;
+    pthread_mutex_lock(&f->open_lock);
+    ht_list_for_each(p, &f->opens) {
+        struct ht_open *o = ht_list_entry(p, struct ht_open, link);
+
+        found = found || (o->ino == ino && o->stores);
     }
-    at = ht_obj_seek(open_of(fi)->obj, (uint64_t)off, whence == SEEK_HOLE);
+    pthread_mutex_unlock(&f->open_lock);
+    return found;
+}
+
+static void seek_and_reply(fuse_req_t req, struct ht_open *o, uint64_t off, int whence)
+{
+    int64_t at = ht_obj_seek(o->obj, off, whence == SEEK_HOLE);
+
     if (at < 0)
         ht_reply(req, (int)at);
     else
         fuse_reply_lseek(req, at);
+}
+
+static void job_seek(struct ht_job *job)
+{
+    struct ht_ctl_cache *cache = &job->fuse->cache;
+
+    cache->drop_data(cache->ctx, job->ino, 0, 0);
+    seek_and_reply(job->req, job->open, job->off, job->flags);
+}
+
+/*
+ * The kernel asks without having written the pages that a mapping has changed, and whoever copies a file would take
+ * them for holes. It writes them when it is told to drop them, which a worker must not wait for.
+ */
+void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+{
+    struct ht_job *job;
+
+    if (ht_hidden_match(ino) || (whence != SEEK_DATA && whence != SEEK_HOLE)) {
+        fuse_reply_err(req, EINVAL);
+    } else if (!may_be_mapped(ht_fuse_of(req), ino)) {
+        seek_and_reply(req, open_of(fi), (uint64_t)off, whence);
+    } else if ((job = ht_job_new(ht_fuse_of(req), req, job_seek)) != NULL) {
+        job->ino = ino;
+        job->open = open_of(fi);
+        job->off = (uint64_t)off;
+        job->flags = whence;
+        ht_job_submit(job);
+    }
 }
