@@ -516,6 +516,7 @@ static void latch(struct param *p, const struct ht_optim_config *override)
     p->has_grad = true;
     ht_list_add_tail(&root->touched, &p->touched);
     ht_rule_scalars(c, p->cur.t + 1, &p->scalars);
+    ht_opt_scale(p);
     p->layout = p->cur.layout;
 }
 
@@ -526,6 +527,7 @@ static int freeze(struct param *p, const struct ht_optim_config *override, uint6
     int ret = 0;
 
     latch(p, override);
+    bool deferred = ht_opt_deferred(p->root);
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct range *r = ht_list_entry(pos, struct range, dirty);
         int err = freeze_range(r);
@@ -535,6 +537,8 @@ static int freeze(struct param *p, const struct ht_optim_config *override, uint6
         if (r->state != RANGE_IDLE || !ht_spans_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, r->index)))
             continue;
         p->complete++;
+        if (deferred)
+            continue;
         ht_opt_range_queue(r);
         first = ht_min_u64(first, r->index);
         last = ht_max_u64(last, r->index);

@@ -75,6 +75,9 @@ struct ht_root_stat {
     uint64_t grad_bytes;       /* gradient bytes accepted since mount */
     uint64_t updated_elements; /* since mount */
     uint64_t nonfinite;        /* gradient elements, since mount */
+    uint64_t skipped, clipped; /* steps, since mount */
+    bool norm_known;           /* max_grad_norm or skip_nonfinite was set in the last step */
+    double grad_norm;          /* of the last step: all gradients, unscaled, before clipping */
     uint64_t state_bytes;
     uint64_t update_ns;             /* worker time spent in updates since mount */
     uint64_t commit_ns;             /* time in commits since mount */

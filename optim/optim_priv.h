@@ -113,6 +113,7 @@ struct param {
     /* Latched by its first gradient of the step; state may go while an update is running. */
     struct ht_scalars scalars;
     struct layout layout;
+    double *sums; /* while the root is measuring: squares of the gradient, by HT_SUM_SPAN elements */
 
     struct ht_list waiters;
     struct ht_list inval; /* optim.invals: ranges [inval_first, inval_last] to invalidate */
@@ -129,6 +130,11 @@ struct root {
     bool configured;
     struct ht_optim_config config, published_config, latched;
     bool gate, draining, hold, open;
+    bool measuring;  /* ranges are queued to be summed, not to be updated (norm.c) */
+    bool norm_known; /* grad_norm is that of the last boundary */
+    double grad_norm;
+    uint64_t step_nonfinite;   /* found by measuring */
+    uint64_t skipped, clipped; /* steps since mount */
     uint64_t step, pub_step, durable_step;
     uint64_t undurable; /* boundaries since the last publication */
     uint64_t pending;   /* QUEUED or RUNNING, of all parameters */
@@ -283,6 +289,27 @@ void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain);
 
 /* Freeze and queue what was written. WAITS. */
 int ht_opt_flush(struct param *p) HT_CHECK;
+
+/* ------------------------------------------------------------------ norm.c */
+
+/* Elements of one entry of param.sums: every range is a whole number of them, but the last. */
+enum { HT_SUM_SPAN = 16 * HT_SUM_BLOCK };
+/* Do updates of this step wait for its boundary, because they depend on all of its gradients? */
+bool ht_opt_deferred(const struct root *root);
+/* Locked: into the root's or the parameter's scalars, before its first range is queued. */
+void ht_opt_scale(struct param *p);
+/*
+ * At the boundary of a deferred step, draining; locked, let go meanwhile: find the norm, then queue all updates.
+ * *out_skip: none was queued, the step is to change nothing.
+ */
+int ht_opt_whole_step(struct root *root, bool *out_skip) HT_CHECK;
+
+/* ------------------------------------------------------------------ step.c */
+
+/* Locked: queue whatever is frozen and not queued yet; drop caches of it if updates follow. */
+void ht_opt_queue_frozen(struct root *root, bool updates);
+/* Locked, let go meanwhile: until nothing of the root is queued or running. -EIO: something failed; -ECANCELED: stopping. */
+int ht_opt_drain(struct root *root) HT_CHECK;
 
 /* ---------------------------------------------------------------- update.c */
 

@@ -133,6 +133,7 @@ void ht_opt_param_free(struct param *p)
     o->param_count--;
     ht_opt_param_put_objects(p);
     ht_opt_ranges_free(p);
+    free(p->sums);
     ht_list_del(&p->touched);
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);

@@ -330,6 +330,10 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .grad_bytes = r->grad_bytes,
         .updated_elements = r->updated_elements,
         .nonfinite = r->nonfinite,
+        .skipped = r->skipped,
+        .clipped = r->clipped,
+        .norm_known = r->norm_known,
+        .grad_norm = r->grad_norm,
         .update_ns = r->update_ns,
         .commit_ns = r->commit_ns,
     };

@@ -25,8 +25,8 @@ static struct param *find_partial(const struct root *root)
     return NULL;
 }
 
-/* Queue exactly what is covered of ranges that are not covered wholly. */
-static void queue_partial(struct param *p)
+/* Queue what is covered of ranges that are not queued: not covered wholly, or of a deferred step. */
+static void queue_frozen(struct param *p, bool updates)
 {
     uint64_t first = UINT64_MAX, last = 0;
 
@@ -38,24 +38,24 @@ static void queue_partial(struct param *p)
         first = ht_min_u64(first, i);
         last = i;
     }
-    if (first <= last)
+    if (updates && first <= last)
         (void)ht_opt_inval(p, first, last);
 }
 
 /*
- * Locked. New reads are parked from now on; those before may have filled caches. That these are empty is waited for at the
+ * Before updates new reads are parked from now on; those before may have filled caches. That these are empty is waited for at the
  * end (leave), not here: writers of gradients wait for this, and among them may be all who could answer such a read.
  */
-static void queue_all_partial(struct root *root)
+void ht_opt_queue_frozen(struct root *root, bool updates)
 {
     ht_list_for_each(pos, &root->touched) {
         struct param *p = ht_list_entry(pos, struct param, touched);
         if (!p->gone)
-            queue_partial(p);
+            queue_frozen(p, updates);
     }
 }
 
-static int wait_drained(struct root *root)
+int ht_opt_drain(struct root *root)
 {
     while ((root->pending || root->running) && !root->o->stopping)
         wait_changed(root->o);
@@ -73,13 +73,13 @@ static void drop_leftovers(struct param *p)
 }
 
 /* The step is over: count it, and make room for the next one's gradients. Locked, let go meanwhile. */
-static void close_step(struct root *root)
+static void close_step(struct root *root, bool skipped)
 {
     while (!ht_list_empty(&root->touched)) {
         struct param *p = ht_list_entry(root->touched.next, struct param, touched);
         p->refs++;
         drop_leftovers(p);
-        if (!p->gone)
+        if (!p->gone && !skipped)
             p->cur.t++;
         ht_opt_coverage_clear(p, true);
         p->refs--;
@@ -100,11 +100,17 @@ static int try_boundary(struct root *root, uint64_t *out_partial)
         *out_partial = partial->oid;
         return -EBUSY;
     }
-    if (partial)
-        queue_all_partial(root);
-    int ret = wait_drained(root);
+    bool skipped = false;
+    int ret = 0;
+    if (root->open && ht_opt_deferred(root))
+        ret = ht_opt_whole_step(root, &skipped);
+    else if (partial)
+        ht_opt_queue_frozen(root, true);
+    root->norm_known = root->open && ht_opt_deferred(root) && !ret;
+    if (!ret)
+        ret = ht_opt_drain(root);
     if (!ret && root->open)
-        close_step(root);
+        close_step(root, skipped);
     return ret;
 }
 
@@ -364,7 +370,7 @@ static int quiesce(struct root *root)
     lock(o);
     root->draining = true;
     each_param(root, cancel);
-    int ret = wait_drained(root);
+    int ret = ht_opt_drain(root);
     if (ret == -EIO)
         ret = 0;
     if (!ret)

@@ -18,7 +18,7 @@
 struct job {
     struct range *range; /* NULL: free */
     struct ht_lease lease;
-    bool begun;
+    bool begun, measure; /* measure: sum the gradient, change nothing */
     int err;
     uint64_t elements, nonfinite;
     /* places in lease.chunk */
@@ -48,11 +48,13 @@ static void describe(struct job *j, struct ht_optim *o, struct ht_ring *ring)
     uint64_t begin = grad_begin(r), end = begin + ht_opt_range_grad_bytes(p, r->index);
 
     j->lease = (struct ht_lease){.store = o->store, .ring = ring};
+    j->measure = p->root->measuring; /* as long as a range is queued or running */
     j->err = 0;
     j->elements = j->nonfinite = 0;
-    add_chunk(&j->lease, p->obj, r->index, HT_LEASE_UPDATE);
+    if (!j->measure)
+        add_chunk(&j->lease, p->obj, r->index, HT_LEASE_UPDATE);
     j->state_chunks = (unsigned)ht_div_up((uint64_t)ht_opt_range_elements(p, r->index) * 4, chunk);
-    for (unsigned s = 0; s < p->layout.count; s++) {
+    for (unsigned s = 0; !j->measure && s < p->layout.count; s++) {
         j->state_at[s] = j->lease.count;
         for (unsigned i = 0; i < j->state_chunks; i++)
             add_chunk(&j->lease, p->state[s], r->index * per_range + i, HT_LEASE_UPDATE);
@@ -81,9 +83,10 @@ static bool complete(const struct job *j)
     uint64_t elements = ht_opt_range_elements(p, r->index);
     uint64_t grad_end = grad_begin(r) + ht_opt_range_grad_bytes(p, r->index), bytes = 0;
 
-    if (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->lease.chunk[0].len < elements * p->shape.p_bytes)
+    if (!j->measure &&
+        (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->lease.chunk[0].len < elements * p->shape.p_bytes))
         return false;
-    for (unsigned s = 0; s < p->layout.count; s++) {
+    for (unsigned s = 0; !j->measure && s < p->layout.count; s++) {
         bytes = 0;
         for (unsigned i = 0; i < j->state_chunks; i++)
             bytes += j->lease.chunk[j->state_at[s] + i].len;
@@ -144,6 +147,32 @@ static void compute(struct job *j)
     }
 }
 
+/* The elements from e on that lie in one block and one chunk of the gradient. */
+static uint64_t sum_at(struct job *j, uint64_t e, uint64_t end)
+{
+    const struct param *p = j->range->param;
+    uint64_t at = (uint64_t)j->range->index * p->shape.range_elements + e;
+    uint64_t byte = at * p->shape.g_bytes, in_chunk = byte % p->shape.chunk_bytes;
+    uint64_t n = ht_min_u64(end - e, (p->shape.chunk_bytes - in_chunk) / p->shape.g_bytes);
+    const uint8_t *g = j->lease.chunk[j->grad_at + (byte / p->shape.chunk_bytes - j->grad_first)].data + in_chunk;
+
+    n = ht_min_u64(n, HT_SUM_BLOCK - at % HT_SUM_BLOCK);
+    p->sums[at / HT_SUM_SPAN] += p->o->kernels->sum_squares(g, p->shape.grad_dtype, n, &j->nonfinite);
+    return n;
+}
+
+static void measure(struct job *j)
+{
+    const struct range *r = j->range;
+    const struct ht_span *v = ht_spans_all(&r->frozen);
+    uint32_t size = r->param->shape.g_bytes;
+
+    for (uint32_t i = 0; i < r->frozen.count; i++) {
+        for (uint64_t e = v[i].begin / size; e < v[i].end / size;)
+            e += sum_at(j, e, v[i].end / size);
+    }
+}
+
 /* Bits of all chunks but the gradient's. */
 static uint32_t changed_mask(const struct job *j)
 {
@@ -156,7 +185,9 @@ static void run(struct job *j)
 
     if (!j->err)
         j->err = complete(j) ? ht_fault("optim.update") : -EINVAL;
-    if (!j->err)
+    if (!j->err && j->measure)
+        measure(j);
+    else if (!j->err)
         compute(j);
     ht_lease_end(&j->lease, j->err ? 0 : changed_mask(j));
     ret = ht_lease_finish(&j->lease);
@@ -195,14 +226,17 @@ static void end(struct job *j, uint64_t ns)
     if (j->err)
         tell_failure(j);
     lock(o);
-    r->state = j->err ? RANGE_FAILED : RANGE_DONE;
+    r->state = j->err ? RANGE_FAILED : j->measure ? RANGE_IDLE : RANGE_DONE;
     p->failed += j->err != 0;
     if (j->err && !root->failure)
         root->failure = j->err;
     root->updated_elements += j->err ? 0 : j->elements;
-    root->nonfinite += j->nonfinite;
+    if (j->measure)
+        root->step_nonfinite += j->nonfinite;
+    if (j->measure || !ht_opt_deferred(root)) /* counted once */
+        root->nonfinite += j->nonfinite;
     root->update_ns += ns;
-    if (!j->err)
+    if (!j->err && !j->measure)
         ht_opt_range_drop(r);
     p->pending--;
     root->pending--;

@@ -112,6 +112,8 @@ static const struct row rows[] = {
     ROOT("grad_bytes", COUNTER, root.grad_bytes, "Gradient bytes accepted."),
     ROOT("updated_elements", COUNTER, root.updated_elements, "Elements updated."),
     ROOT("nonfinite", COUNTER, root.nonfinite, "Gradient elements that were NaN or infinite."),
+    ROOT("skipped_steps", COUNTER, root.skipped, "Steps that changed nothing because a gradient was not finite."),
+    ROOT("clipped_steps", COUNTER, root.clipped, "Steps of which the gradient was longer than max_grad_norm."),
     ROOT("update_ns", COUNTER, root.update_ns, "Worker time spent in updates, nanoseconds."),
     ROOT("commit_ns", COUNTER, root.commit_ns, "Time spent in commits, nanoseconds."),
 

@@ -214,10 +214,18 @@ static ssize_t get_durable_step(struct ht_ctl *c, uint64_t ino, char *buf, size_
     return r ? r : snprintf(buf, cap, "%llu", (unsigned long long)st.durable_step);
 }
 
-/* Norms are known while clipping asks for them; no rule does yet. */
+/* Known when the last step had to know it: max_grad_norm or skip_nonfinite is set. */
 static ssize_t get_grad_norm(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
-    return -ENODATA;
+    uint64_t root;
+    struct ht_root_stat st;
+    int r = root_of(c, ino, &root);
+
+    if (r == 0)
+        r = ht_optim_root_stat(c->optim, root, &st);
+    if (r == 0 && !st.norm_known)
+        r = -ENODATA;
+    return r ? r : snprintf(buf, cap, "%.17g", st.grad_norm);
 }
 
 /* The write error that is remembered, whether or not fsync told somebody. */

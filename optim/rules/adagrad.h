@@ -38,7 +38,7 @@ static inline unsigned adagrad_states(const struct ht_optim_config *c, uint8_t o
 HT_RULE adagrad_rule = {
     .name = "adagrad",
     .words = "lr lr_decay weight_decay eps",
-    .defaults = {.rule = HT_RULE_ADAGRAD, .lr = 1e-2, .eps = 1e-10, .durable_every = 1},
+    .defaults = {.rule = HT_RULE_ADAGRAD, .lr = 1e-2, .eps = 1e-10, HT_COMMON_DEFAULTS},
     .states = adagrad_states,
     .scalars = adagrad_scalars,
 };

@@ -65,7 +65,7 @@ static inline unsigned adam_states(const struct ht_optim_config *c, uint8_t out_
 HT_RULE adam_rule = {
     .name = "adam",
     .words = "lr beta1 beta2 eps weight_decay",
-    .defaults = {.rule = HT_RULE_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .durable_every = 1},
+    .defaults = {.rule = HT_RULE_ADAM, .lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, HT_COMMON_DEFAULTS},
     .states = adam_states,
     .scalars = adam_scalars,
 };

@@ -37,7 +37,7 @@ HT_RULE adamw_rule = {
                  .beta2 = 0.999,
                  .eps = 1e-8,
                  .weight_decay = 1e-2,
-                 .durable_every = 1},
+                 HT_COMMON_DEFAULTS},
     .states = adam_states,
     .refuse = adamw_refuse,
     .scalars = adamw_scalars,

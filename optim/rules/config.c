@@ -38,13 +38,16 @@ static const struct word words[] = {
     {"dampening", NUMBER, FIELD(dampening), -FLT_MAX, FLT_MAX, false, "a number"},
     {"lr_decay", NUMBER, FIELD(lr_decay), 0, FLT_MAX, false, "a number >= 0"},
     {"nesterov", FLAG, FIELD(nesterov), 0, 1, false, "0 or 1"},
+    {"grad_scale", NUMBER, FIELD(grad_scale), 1e-30, 1e30, false, "a number from 1e-30 to 1e30"},
+    {"max_grad_norm", NUMBER, FIELD(max_grad_norm), 0, FLT_MAX, false, "a number >= 0 (0: no clipping)"},
+    {"skip_nonfinite", FLAG, FIELD(skip_nonfinite), 0, 1, false, "0 or 1"},
     {"durable_every", COUNT, FIELD(durable_every), 1, 1000000, false, "a whole number from 1 to 1000000"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
 };
 
 /* Beside those of the rule. */
-static const char common_words[] = "durable_every partial maximize";
+static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite";
 
 /* Words that people try because torch.optim has them. */
 static const struct {

@@ -11,6 +11,9 @@ struct ht_optim_config {
     enum ht_rule_id rule;
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay; /* those its rule has */
     bool nesterov, maximize;
+    double grad_scale;      /* gradients come multiplied by it (loss scaling) */
+    double max_grad_norm;   /* clip the whole step's gradient to it; 0: no */
+    bool skip_nonfinite;    /* a step with a NaN or infinity in its gradients changes nothing */
     bool partial;           /* a boundary may come while parameters are partly covered */
     uint32_t durable_every; /* steps; default 1 */
 };

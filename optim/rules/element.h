@@ -12,7 +12,8 @@ struct element {
     ht_lanes state[HT_KERNEL_STATES_MAX];
 };
 
-/* The rule of a file; files of kernels do not use it. */
+/* The rule of a file, files of kernels do not use it; and what has the same default in all. */
+#define HT_COMMON_DEFAULTS .durable_every = 1, .grad_scale = 1
 #define HT_RULE static const struct ht_rule __attribute__((unused))
 
 #endif

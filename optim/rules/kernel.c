@@ -75,6 +75,19 @@ uint16_t ht_f32_to_f16(float x)
     return (uint16_t)(sign | (((exponent - 113) << 10) + round_even(fraction, 13)));
 }
 
+float ht_kernel_element(const void *array, uint8_t dtype, size_t i)
+{
+    uint16_t half;
+    float f;
+
+    if (dtype == HT_DTYPE_F32) {
+        memcpy(&f, (const float *)array + i, sizeof(f));
+        return f;
+    }
+    memcpy(&half, (const uint16_t *)array + i, sizeof(half));
+    return dtype == HT_DTYPE_BF16 ? ht_bf16_to_f32(half) : ht_f16_to_f32(half);
+}
+
 uint8_t ht_kernel_dtype_bytes(uint8_t dtype)
 {
     switch (dtype) {

@@ -30,7 +30,8 @@ enum ht_kernel {
 /* What the elements of one parameter share in one step; filled by the rule, in double, and rounded once. */
 struct ht_scalars {
     enum ht_kernel kernel;
-    bool maximize; /* the gradient's sign is turned before anything else */
+    float grad_factor; /* the gradient is multiplied by it before anything else */
+    bool maximize;     /* and its sign turned */
     union {
         struct {
             float decay;        /* 1 - lr * weight_decay (adamw) */
@@ -74,8 +75,17 @@ struct ht_update {
 /* Returns how many gradient elements were NaN or infinite. */
 typedef uint64_t (*ht_kernel_fn)(const struct ht_scalars *s, const struct ht_update *u, size_t n);
 
+/* Sums of squares are cut at multiples of it, so that they do not depend on how ranges are cut. */
+enum { HT_SUM_BLOCK = 1024 };
+/*
+ * The squares of n elements (at most a block), added in double in a fixed order: lane i takes elements i, i + 8, ... (a product of
+ * two f32 is exact in double, so that it does not matter what fuses). Adds to *nonfinite how many were NaN or infinite.
+ */
+typedef double (*ht_sum_fn)(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite);
+
 struct ht_kernels {
     const char *name; /* of the instruction set */
+    ht_sum_fn sum_squares;
     ht_kernel_fn fn[HT_KERNEL_COUNT];
 };
 extern const struct ht_kernels ht_kernels_scalar;
@@ -84,6 +94,8 @@ extern const struct ht_kernels ht_kernels_avx2;
 #endif
 /* The fastest ones this CPU runs; the environment variable HITRAIN_KERNEL=scalar|avx2 overrides. */
 const struct ht_kernels *ht_kernels_choose(void);
+/* Element i of an array of a dtype that gradients can have. */
+float ht_kernel_element(const void *array, uint8_t dtype, size_t i);
 /* Bytes of an element of a parameter or gradient: 4, 2, or 0 for a dtype that is none. */
 uint8_t ht_kernel_dtype_bytes(uint8_t dtype);
 

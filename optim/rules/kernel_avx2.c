@@ -28,8 +28,39 @@ static uint64_t update_tail(const struct ht_scalars *s, const struct ht_update *
     }
 HT_KERNELS(KERNEL)
 
+HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
+{
+    __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
+    double lane[8];
+    size_t i = 0;
+
+    for (; i + HT_LANES <= n; i += HT_LANES) {
+        ht_lanes x = lanes_load(g, dtype, i);
+        __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
+        low = _mm256_fmadd_pd(a, a, low);
+        high = _mm256_fmadd_pd(b, b, high);
+        *nonfinite += lanes_count_nonfinite(x);
+    }
+    _mm256_storeu_pd(lane, low);
+    _mm256_storeu_pd(lane + 4, high);
+    sum_one_by_one(g, dtype, i, n, lane, nonfinite);
+    return add_up(lane);
+}
+
+static double sum_squares_avx2(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
+{
+    switch (dtype) {
+    case HT_DTYPE_F32:
+        return sum_of(g, HT_DTYPE_F32, n, nonfinite);
+    case HT_DTYPE_BF16:
+        return sum_of(g, HT_DTYPE_BF16, n, nonfinite);
+    default:
+        return sum_of(g, HT_DTYPE_F16, n, nonfinite);
+    }
+}
+
 #define ROW(number, rule, states) [number] = rule##_avx2,
-const struct ht_kernels ht_kernels_avx2 = {.name = "avx2", .fn = {HT_KERNELS(ROW)}};
+const struct ht_kernels ht_kernels_avx2 = {.name = "avx2", .sum_squares = sum_squares_avx2, .fn = {HT_KERNELS(ROW)}};
 #else
 typedef int nothing_here;
 #endif

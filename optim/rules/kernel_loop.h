@@ -35,7 +35,7 @@ HT_LANES_FN unsigned update_lanes(const struct ht_scalars *s, const struct ht_up
     unsigned nonfinite = lanes_count_nonfinite(x.g);
     bool nan;
 
-    x.g = lanes_negate(x.g, s->maximize);
+    x.g = lanes_negate(x.g * lanes_set(s->grad_factor), s->maximize);
     for (unsigned k = 0; k < states; k++)
         x.state[k] = lanes_load_f32(u->state[k] + i);
     step(&x, s);
@@ -90,6 +90,23 @@ HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct h
         return update_by_gradient(s, u, n, step, states, HT_DTYPE_BF16);
     default:
         return update_by_gradient(s, u, n, step, states, HT_DTYPE_F16);
+    }
+}
+
+/* Of the eight lanes of a sum. */
+HT_LANES_FN double add_up(const double lane[8])
+{
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+/* Elements from first on, the lane of element i being i % 8. */
+HT_LANES_FN void sum_one_by_one(const void *g, uint8_t dtype, size_t first, size_t n, double lane[8],
+                                uint64_t *nonfinite)
+{
+    for (size_t i = first; i < n; i++) {
+        float x = ht_kernel_element(g, dtype, i);
+        lane[i % 8] += (double)x * (double)x;
+        *nonfinite += !isfinite(x);
     }
 }
 

@@ -9,5 +9,14 @@
     }
 HT_KERNELS(KERNEL)
 
+static double sum_squares_scalar(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite)
+{
+    double lane[8] = {0};
+
+    sum_one_by_one(g, dtype, 0, n, lane, nonfinite);
+    return add_up(lane);
+}
+
 #define ROW(number, rule, states) [number] = rule##_scalar,
-const struct ht_kernels ht_kernels_scalar = {.name = "scalar", .fn = {HT_KERNELS(ROW)}};
+const struct ht_kernels ht_kernels_scalar = {
+    .name = "scalar", .sum_squares = sum_squares_scalar, .fn = {HT_KERNELS(ROW)}};

@@ -222,12 +222,7 @@ HT_LANES_FN void lanes_store_halves(void *p, ht_lanes x, uint8_t dtype)
 
 HT_LANES_FN ht_lanes lanes_load(const void *array, uint8_t dtype, size_t i)
 {
-    uint16_t half;
-
-    if (dtype == HT_DTYPE_F32)
-        return lanes_load_f32((const float *)array + i);
-    memcpy(&half, (const uint16_t *)array + i, sizeof(half));
-    return dtype == HT_DTYPE_BF16 ? ht_bf16_to_f32(half) : ht_f16_to_f32(half);
+    return ht_kernel_element(array, dtype, i);
 }
 
 HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)

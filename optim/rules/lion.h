@@ -49,7 +49,7 @@ static inline const char *lion_refuse(const struct ht_optim_config *c)
 HT_RULE lion_rule = {
     .name = "lion",
     .words = "lr beta1 beta2 weight_decay",
-    .defaults = {.rule = HT_RULE_LION, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .durable_every = 1},
+    .defaults = {.rule = HT_RULE_LION, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, HT_COMMON_DEFAULTS},
     .states = lion_states,
     .refuse = lion_refuse,
     .scalars = lion_scalars,

@@ -39,6 +39,7 @@ void ht_rule_names(char *buf, size_t cap)
 void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out)
 {
     memset(out, 0, sizeof(*out));
+    out->grad_factor = (float)(1.0 / c->grad_scale);
     out->maximize = c->maximize;
     ht_rule_of(c->rule)->scalars(c, t, out);
 }

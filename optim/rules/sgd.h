@@ -67,7 +67,7 @@ static inline const char *sgd_refuse(const struct ht_optim_config *c)
 HT_RULE sgd_rule = {
     .name = "sgd",
     .words = "lr momentum dampening weight_decay nesterov",
-    .defaults = {.rule = HT_RULE_SGD, .lr = 1e-3, .durable_every = 1},
+    .defaults = {.rule = HT_RULE_SGD, .lr = 1e-3, HT_COMMON_DEFAULTS},
     .states = sgd_states,
     .refuse = sgd_refuse,
     .scalars = sgd_scalars,

@@ -21,6 +21,7 @@ Works with torch 1.13 and 2.x; needs nothing else.
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
@@ -48,6 +49,10 @@ class HitrainOptimizer(torch.optim.Optimizer):
     grad_dtype     dtype in which gradients are sent; default: the file's
     durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps,
                    and never leaves one in parts
+    max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
+                   0: do not. `grad_norm` tells the norm of the last step
+    grad_scale     the number that the loss was multiplied by: gradients are divided by it
+    skip_nonfinite True: a step with a NaN or infinity in its gradients changes nothing (and `step_was_skipped`)
     overlap        True: backward() sends each gradient as soon as it has produced it, so that the store computes while
                    the rest of backward still runs; step() sends what is left. Where several backwards make one
                    step, wrap all but the last in `with optimizer.hold_gradients():`, and do not change .grad between
@@ -64,12 +69,15 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
-                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, overlap: bool = False,
+                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
+                 grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False,
                  resume: bool = False) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every = durable_every
+        # Of the whole step; like hyper-parameters they may be changed before its first gradient is sent.
+        self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self._resume, self._built = resume, False
         self._overlap, self._holding = overlap, False
@@ -163,6 +171,17 @@ class HitrainOptimizer(torch.optim.Optimizer):
     def committed_step(self) -> int:
         """The last step that a crash cannot take away, as the store counts."""
         return self._read_number('durable_step')
+
+    @property
+    def grad_norm(self) -> float:
+        """Of the last step, before clipping; known with max_grad_norm or skip_nonfinite."""
+        with self._explained('grad_norm'):
+            return float(os.getxattr(self.root, XATTR + 'grad_norm'))
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step changed nothing, because a gradient of it was not finite."""
+        return self.skip_nonfinite and not math.isfinite(self.grad_norm)
 
     def commit(self) -> None:
         """Make everything below the root durable, as one. Ends a step if one is open."""
@@ -318,7 +337,17 @@ class HitrainOptimizer(torch.optim.Optimizer):
             words['beta1'], words['beta2'] = group['betas']
         flags = {'nesterov', 'maximize'}
         text = ' '.join([self.rule] + [f'{k}={int(v)}' if k in flags else f'{k}={float(v)!r}' for k, v in words.items()])
-        return f'{text} durable_every={self.durable_every}' if of_root else text
+        return f'{text} {self._words_of_root()}' if of_root else text
+
+    def _words_of_root(self) -> str:
+        words = [f'durable_every={self.durable_every}']
+        if self.max_grad_norm:
+            words.append(f'max_grad_norm={float(self.max_grad_norm)!r}')
+        if self.grad_scale != 1.0:
+            words.append(f'grad_scale={float(self.grad_scale)!r}')
+        if self.skip_nonfinite:
+            words.append('skip_nonfinite=1')
+        return ' '.join(words)
 
     def _send_config(self) -> None:
         """Tell the store what changed in param_groups: the root follows the first group, the files of groups that

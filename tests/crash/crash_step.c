@@ -30,6 +30,14 @@ struct stack {
     struct ht_ctl *ctl;
     struct ht_ns *ns;
     struct ht_optim *optim;
+    const char *config;
+};
+
+static const char *const configs[] = {
+    "adamw lr=0.01 weight_decay=0.1",
+    "adamw lr=0.01 max_grad_norm=1 skip_nonfinite=1",
+    "sgd lr=0.01 momentum=0.9 nesterov=1",
+    "adagrad lr=0.01",
 };
 
 /* What one committed step looks like, as one number, by step; index 0: the root without any step. */
@@ -150,7 +158,7 @@ static void make_root(struct stack *k)
     }
     free(p);
     put_file(k, root, "cursor", "0", 1);
-    set_word(k, root, "user.hitrain.optimizer", "adamw lr=0.01 weight_decay=0.1");
+    set_word(k, root, "user.hitrain.optimizer", k->config);
 }
 
 static void write_gradient(struct stack *k, uint64_t root, unsigned i, uint64_t step)
@@ -206,14 +214,14 @@ static uint64_t mix_file(struct stack *k, uint64_t ino, uint64_t hash)
 
 static uint64_t mix_state(struct stack *k, uint64_t root, unsigned i, uint64_t hash)
 {
-    static const char *const names[] = {"exp_avg", "exp_avg_sq", "step", "master"};
+    static const char *const names[] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "step", "master"};
     struct ht_obj *o;
     uint64_t ino = find(k, root, params[i].name);
     ck_assert_int_eq(ht_ns_open(k->ns, ino, &o), 0);
     uint8_t dtype = element_bytes(i) == 4 ? HT_DTYPE_F32 : HT_DTYPE_BF16;
     struct ht_param_desc desc = {.root = root, .obj = o, .dtype = dtype, .grad_dtype = dtype};
     uint8_t *p = malloc(params[i].elements * 4);
-    for (unsigned s = 0; s < 4; s++) {
+    for (unsigned s = 0; s < HT_ARRAY_SIZE(names); s++) {
         ssize_t n = ht_optim_state_read(k->optim, &desc, names[s], 0, p, params[i].elements * 4);
         if (n > 0)
             hash = ht_hash64(p, (size_t)n, hash + s);
@@ -406,7 +414,8 @@ START_TEST(every_state_holds_one_committed_step)
     char path[64];
     snprintf(path, sizeof(path), "/tmp/hitrain-steps-%d.log", (int)getpid());
     uint8_t *base = malloc(DEVICE_BYTES);
-    struct stack k = {0};
+    static_assert(HT_ARRAY_SIZE(configs) == SCRIPTS, "one for each script");
+    struct stack k = {.config = configs[_i]};
     struct history h = {0};
     struct recording rec;
     struct state_walk w;

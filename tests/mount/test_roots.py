@@ -430,7 +430,7 @@ def test_stats_of_store_root_and_file(root):
     assert int(of_file['state_stored_bytes']) >= 8192
     of_root = dict(line.split('=') for line in word(root, 'stats').splitlines())
     assert (of_root['step'], of_root['parameters'], of_root['updated_elements']) == ('1', '1', '1000')
-    refused(errno.ENODATA, word, root, 'grad_norm')
+    refused(errno.ENODATA, word, root, 'grad_norm')  # nothing asks for it
     refused(errno.ENODATA, word, root / 'w', 'total_bytes')
 
 

@@ -194,6 +194,39 @@ def test_backward_sends_gradients_as_they_come(root):
     loss_of(own, x).backward()  # closed: hooks are gone
 
 
+def test_clipping_and_scaling_equal_torchs(root):
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, max_grad_norm=1.5, grad_scale=1024.0) as optimizer:
+        for step in range(10):
+            give_gradients(theirs, step)
+            norm = torch.nn.utils.clip_grad_norm_(theirs.values(), 1.5)
+            other.step()
+            give_gradients(own, step)
+            for p in own.values():
+                p.grad *= 1024
+            optimizer.step()
+            assert optimizer.grad_norm == pytest.approx(norm.item(), rel=1e-5)
+        assert_close(own, theirs)
+
+
+def test_a_step_that_overflowed_is_skipped(root):
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, skip_nonfinite=True) as optimizer:
+        for step in range(6):
+            for params in (own, theirs):
+                give_gradients(params, step)
+            if step % 3 == 1:
+                own['norm'].grad[3] = float('inf')
+            else:
+                other.step()
+            optimizer.step()
+            assert optimizer.step_was_skipped == (step % 3 == 1)
+        assert_close(own, theirs)
+        assert optimizer.committed_step == 6 and optimizer.read_state(own['norm'], 'step').item() == 4
+
+
 def test_lion_moves_by_its_learning_rate(root):
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}

@@ -99,6 +99,7 @@ static void random_scalars(struct ht_scalars *s, enum ht_kernel kernel)
         .lr_decay = random_unit(),
         .nesterov = kernel == HT_KERNEL_SGD_NESTEROV,
         .maximize = next_random() & 1,
+        .grad_scale = next_random() & 1 ? 1 : random_unit() + 0.1,
     };
 
     ht_rule_scalars(&c, next_random() % 100000 + 1, s);
@@ -247,9 +248,28 @@ START_TEST(nonfinite_gradients_are_counted)
 }
 END_TEST
 
+START_TEST(sums_of_squares_are_the_same_bits_everywhere)
+{
+    static struct arrays a;
+    uint8_t dtype = dtypes[_i];
+
+    for (unsigned round = 0; round < 400; round++) {
+        uint64_t bad[2] = {0}, n = next_random() % (HT_SUM_BLOCK + 1);
+        fill((uint8_t *)&a, sizeof(a), round & 1);
+        double slow = ht_kernels_scalar.sum_squares(a.g, dtype, n, &bad[0]);
+        double fast = ht_kernels_choose()->sum_squares(a.g, dtype, n, &bad[1]), plain = 0;
+        ck_assert(memcmp(&slow, &fast, 8) == 0 || (isnan(slow) && isnan(fast)));
+        ck_assert_uint_eq(bad[0], bad[1]);
+        for (uint64_t i = 0; i < n; i++)
+            plain += (double)ht_kernel_element(a.g, dtype, i) * (double)ht_kernel_element(a.g, dtype, i);
+        ck_assert(!(fabs(slow - plain) > 1e-12 * plain)); /* NaN and infinity pass */
+    }
+}
+END_TEST
+
 START_TEST(a_parameter_loaded_from_outside_is_believed)
 {
-    struct ht_optim_config still = {.rule = HT_RULE_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8};
+    struct ht_optim_config still = {.rule = HT_RULE_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1};
     struct ht_scalars s;
 
     ht_rule_scalars(&still, 1, &s);
@@ -371,6 +391,7 @@ int main(void)
     tcase_add_loop_test(t, a_run_in_pieces_equals_a_run_at_once, 0, HT_KERNEL_COUNT);
     tcase_add_loop_test(t, every_rule_follows_its_formula, 0, HT_KERNEL_COUNT);
     tcase_add_loop_test(t, nonfinite_gradients_are_counted, 0, HT_KERNEL_COUNT);
+    tcase_add_loop_test(t, sums_of_squares_are_the_same_bits_everywhere, 0, 3);
     tcase_add_test(t, a_parameter_loaded_from_outside_is_believed);
     tcase_add_test(t, bf16_rounds_to_nearest_even);
     tcase_add_test(t, f16_rounds_to_nearest_even);
