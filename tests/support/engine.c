@@ -461,6 +461,14 @@ static void op_clone(struct engine *e, unsigned to)
     note_version(m);
 }
 
+/* Promises change nothing that can be seen; what they hold is missing elsewhere. */
+static void op_allocate(struct engine *e, unsigned i)
+{
+    uint64_t off = rnd_below(&e->rnd, ENGINE_BYTES_MAX), len = 1 + rnd_below(&e->rnd, ENGINE_BYTES_MAX - off);
+    int rc = ht_obj_allocate(e->slot[i].obj, off, len);
+    MUST(rc == 0 || rc == -ENOSPC);
+}
+
 static void op_on_slot(struct engine *e, unsigned i, uint64_t kind)
 {
     if (!e->slot[i].exists) {
@@ -495,6 +503,9 @@ static void op_on_slot(struct engine *e, unsigned i, uint64_t kind)
     case 8:
         op_clone(e, i);
         break;
+    case 9:
+        op_allocate(e, i);
+        break;
     default:
         op_write(e, i);
     }
@@ -515,7 +526,7 @@ void engine_step(struct engine *e)
     else if (kind == 6)
         MUST(ht_writeback_now(e->s) >= 0);
     else
-        op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 14));
+        op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 15));
 }
 
 void engine_check_exact(struct engine *e)
@@ -527,6 +538,27 @@ void engine_check_exact(struct engine *e)
         struct version have = version_now(m);
         MUST(same_version(&want, &have));
     }
+}
+
+static int add_stored(void *ctx, const struct ht_chunk_info *info)
+{
+    *(uint64_t *)ctx += ht_round_up(info->stored_bytes, HT_BLOCK_BYTES);
+    return 0;
+}
+
+void engine_check_space(struct engine *e)
+{
+    struct ht_store_stats st;
+    uint64_t stored = 0;
+    for (unsigned i = 0; i < ENGINE_SLOTS; i++)
+        if (e->slot[i].exists)
+            op_delete(e, i);
+    op_commit_all(e);
+    op_commit_scope(e);
+    MUST(ht_store_walk(e->s, add_stored, &stored) == 0);
+    ht_store_stats(e->s, &st);
+    MUST(st.limbo_bytes == 0 && st.reserved_bytes == 0);
+    MUST(st.free_bytes + stored == st.total_bytes);
 }
 
 /* ------------------------------------------------------------- recovery */
@@ -601,6 +633,7 @@ const char *engine_verify_state(const struct engine *src, size_t ack, struct ht_
         engine_unmount(&t);
         MUST(engine_mount(&t) == 0);
         engine_check_exact(&t);
+        engine_check_space(&t);
         engine_unmount(&t);
     }
     t.dev = NULL;

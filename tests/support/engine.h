@@ -66,6 +66,8 @@ void engine_step(struct engine *e);
 void engine_fill(struct engine *e, uint64_t leave);
 /* Every object equals the model exactly. */
 void engine_check_exact(struct engine *e);
+/* Deletes everything, after which nothing may be missing of the space. */
+void engine_check_space(struct engine *e);
 void engine_unmount(struct engine *e); /* cleanly; the scope's pending state is gone, in the model too */
 void engine_crash(
     struct engine *e); /* close without unmounting, nothing of the device lost; the model is not changed */

@@ -262,6 +262,9 @@ void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, cons
     ht_chunk_drop_cur(o, c);
     c->cur = *ref;
     c->flags |= CH_CUR;
+    /* By force: the bytes are stored already. New writes are refused instead while this exceeds the limit. */
+    if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
+        ht_store_claim_force(o->s, ht_ref_extra_bytes(ref));
     if (ref->visible == ht_obj_bytes_per_chunk(o))
         ht_chunk_unpromise(o, c, 0);
     c->flags &= (uint8_t)~CH_BAD;

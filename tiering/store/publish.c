@@ -123,6 +123,30 @@ void ht_obj_publish_locked(struct ht_obj *o, struct ht_tx *tx)
     ht_obj_untouch_if_idle(o);
 }
 
+size_t ht_obj_pending_bytes_locked(struct ht_obj *o)
+{
+    if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
+        return 0;
+    if (o->deleted)
+        return o->published ? HT_OBJECT_DEL_RECORD_BYTES : 0;
+    size_t bytes = o->meta_dirty || !o->published ? HT_OBJECT_RECORD_BYTES : 0;
+    bytes += (size_t)(o->dirty + o->writing) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!o->unpublished)
+            break;
+        if (!ht_chunk_leaf(c)->unpublished)
+            index = ht_leaf_last(index);
+        else if (c->flags & CH_CUR)
+            bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->cur);
+        else if (c->flags & CH_GONE)
+            bytes += HT_CHUNK_DEL_RECORD_BYTES;
+    }
+    return bytes;
+}
+
 void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
 {
     ht_store_lock(o->s);
@@ -148,16 +172,10 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
     ht_store_unlock(s);
 }
 
-static size_t pending_bytes(const struct ht_obj *o)
-{
-    return HT_OBJECT_RECORD_BYTES +
-        (size_t)(o->unpublished + o->dirty) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
-}
-
 size_t ht_obj_pending_bytes(struct ht_obj *o)
 {
     ht_store_lock(o->s);
-    size_t bytes = pending_bytes(o);
+    size_t bytes = ht_obj_pending_bytes_locked(o) + HT_OBJECT_RECORD_BYTES;
     ht_store_unlock(o->s);
     return bytes;
 }
@@ -169,7 +187,7 @@ size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope)
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
         ht_list_for_each(p, &sc->touched)
-            bytes += pending_bytes(ht_list_entry(p, struct ht_obj, touched));
+            bytes += ht_obj_pending_bytes_locked(ht_list_entry(p, struct ht_obj, touched));
     ht_store_unlock(s);
     return bytes;
 }

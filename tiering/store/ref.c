@@ -74,6 +74,11 @@ bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b)
     return true;
 }
 
+uint32_t ht_ref_extra_bytes(const struct ht_ref *r)
+{
+    return (ht_ref_extents(r) - 1) * HT_FRAG_RECORD_BYTES;
+}
+
 uint32_t ht_ref_blocks(const struct ht_ref *r)
 {
     return (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES);
@@ -189,6 +194,8 @@ static void forget_stored(struct ht_obj *o, const struct ht_ref *ref)
     o->stored_blocks -= blocks;
     if (ref->shared)
         o->shared_blocks -= blocks;
+    if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
+        ht_journal_unclaim(o->s->journal, ht_ref_extra_bytes(ref));
 }
 
 void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref)

@@ -262,7 +262,8 @@ static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, st
     c->pub.shared = taken;
     o->stored_blocks += ht_ref_blocks(&c->pub);
     c->flags |= CH_CLAIM;
-    return ht_journal_claim(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, true);
+    return ht_journal_claim(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->pub),
+                            true);
 }
 
 static int settle_object(struct ht_obj *o, struct settling *w)

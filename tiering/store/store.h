@@ -197,7 +197,7 @@ int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
 int ht_obj_writeback(struct ht_obj *obj) HT_CHECK;
 /* Put references and size that are not published into tx. In a scope: this object alone (fsync of one file below a root). */
 void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
-/* About how many bytes that would put now. */
+/* About how many bytes that would put now; at least as many. */
 size_t ht_obj_pending_bytes(struct ht_obj *obj);
 /* Writeback, publish in a transaction of its own, wait until durable. WAITS. */
 int ht_obj_sync(struct ht_obj *obj) HT_CHECK;
@@ -220,7 +220,7 @@ void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t coun
 int ht_scope_writeback(struct ht_store *s, uint64_t scope) HT_CHECK;
 /* Put everything unpublished of the scope's objects into tx: sizes, references, deletions. */
 void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx);
-/* About how many bytes ht_scope_publish would put now. */
+/* How many bytes ht_scope_publish would put now, and some for every dirty image, which may be written back before that. */
 size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope);
 /*
  * Back to what is published: content, sizes; objects created since are deleted, objects deleted since are there

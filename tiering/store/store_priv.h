@@ -61,6 +61,8 @@ int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_CHECK;
 bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);
 void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
 uint32_t ht_ref_blocks(const struct ht_ref *r);
+/* Bytes of its record beyond the one extent that every chunk claims. */
+uint32_t ht_ref_extra_bytes(const struct ht_ref *r);
 
 /* ---------------------------------------------------------------- chunks */
 
@@ -182,7 +184,7 @@ void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c);
 void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c);
 /* Release the published one of an object that is gone for good. */
 void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c);
-/* Install a new current reference (or none: hole). Old unpublished one must have been dropped. */
+/* Install a new current reference (or none: hole). An unpublished one is dropped. */
 void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref);
 void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
 /* Keep the unpublished counters of a chunk and its object right after flags changed. was: unpublished before. */
@@ -388,6 +390,8 @@ bool ht_store_evict_image(void *ctx, uint32_t slot);
 
 /* publish.c */
 void ht_obj_publish_locked(struct ht_obj *o, struct ht_tx *tx);
+/* What that would put now, and as much again for each image that may be written back before. */
+size_t ht_obj_pending_bytes_locked(struct ht_obj *o);
 void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o);
 void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size);
 void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
@@ -407,7 +411,9 @@ void *ht_writeback_main(void *s);
 
 enum {
     HT_OBJECT_RECORD_BYTES = 8 + 8 + 4 + 4 + 8 + 8,
+    HT_OBJECT_DEL_RECORD_BYTES = 8 + 8,
     HT_CHUNK_RECORD_BYTES = 8 + 8 + 8 + 4 + 1 + 1 + 2 + 4 + 4 + 8,
+    HT_CHUNK_DEL_RECORD_BYTES = 8 + 8 + 8 + 8,
     HT_FRAG_RECORD_BYTES = 12,
 };
 

@@ -151,8 +151,7 @@ int ht_obj_sync(struct ht_obj *o)
     if (rc)
         return rc;
     ht_store_lock(s);
-    size_t bytes =
-        HT_OBJECT_RECORD_BYTES + (size_t)(o->unpublished + 1) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    size_t bytes = ht_obj_pending_bytes_locked(o);
     ht_store_unlock(s);
     struct ht_tx *tx;
     rc = ht_tx_begin(s, bytes, &tx);

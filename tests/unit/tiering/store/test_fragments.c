@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A store whose free space is in single blocks: chunks in many pieces, whose records are as long as what was claimed for them. */
+#include "tests/unit/tiering/store/world.h"
+
+enum { SMALL = HT_SMALL_CHUNK_BYTES, RECORD = 60, PIECE = 12 };
+
+static struct ht_obj *comb;
+
+/* Every other block is taken by a scratch object, which claims nothing of the log. */
+static void fresh_in_pieces(uint64_t mib)
+{
+    struct ht_super sb;
+    struct ht_format_opts format = {.log_bytes = HT_LOG_BYTES_MIN};
+    ck_assert_int_eq(ht_dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
+    mount_with(false, false);
+    struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = SMALL, .obj_class = HT_CLASS_SCRATCH};
+    ck_assert_int_eq(ht_obj_create(s, &a, &comb), 0);
+    uint8_t block[4096] = {1};
+    uint64_t n = 0;
+    while (ht_obj_write(comb, n * SMALL, block, sizeof(block)) == sizeof(block))
+        n++;
+    while (stats().dram_dirty_bytes)
+        ck_assert_int_gt(ht_writeback_now(s), 0);
+    for (uint64_t i = 0; i < n; i += 2)
+        ht_obj_scratch_drop(comb, i, 1);
+}
+
+static void done_with_pieces(void)
+{
+    ht_obj_put(comb);
+    done();
+}
+
+static int count_pieces(void *ctx, const struct ht_chunk_info *info)
+{
+    *(uint64_t *)ctx += info->extent_count - 1;
+    return 0;
+}
+
+static uint64_t pieces(void)
+{
+    uint64_t n = 0;
+    ck_assert_int_eq(ht_store_walk(s, count_pieces, &n), 0);
+    return n;
+}
+
+/* Publish scope 9, after a look at what was foretold. */
+static void publish(void)
+{
+    struct ht_tx *tx;
+    uint64_t lsn;
+    size_t bytes = ht_scope_pending_bytes(s, 9);
+    ck_assert_int_eq(ht_tx_begin(s, bytes, &tx), 0);
+    ht_scope_publish(s, 9, tx);
+    ck_assert_uint_eq(ht_tx_records(tx)->len, bytes);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    ck_assert_uint_eq(ht_scope_pending_bytes(s, 9), 0);
+}
+
+START_TEST(claims_and_estimates_are_exact)
+{
+    fresh_in_pieces(64);
+    uint8_t *p = pattern(4 * MIB, 1);
+    struct ht_store_stats before = stats();
+    struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 9);
+    uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)}, objects = 2 * 40;
+    put_all(a, 0, p, 4 * MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    publish();
+    uint64_t n = pieces();
+    ck_assert_uint_ge(n, 4 * 200);
+    ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes + objects + 4 * RECORD + n * PIECE);
+    ck_assert_int_eq(ht_obj_clone(a, 0, b, 0, 4 * MIB), 4 * MIB); /* pieces of its own, in the log */
+    ck_assert_int_eq(ht_obj_truncate(a, 3 * MIB + 100), 0);       /* one chunk narrower */
+    ck_assert_int_eq(ht_obj_punch(a, MIB, MIB), 0);
+    publish();
+    ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes + objects + 7 * RECORD + pieces() * PIECE);
+    put_all(a, 0, p + 1, MIB); /* current and published at once */
+    put_all(b, 0, p + 1, MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    n = stats().log.claimed_bytes;
+    ck_assert_uint_eq(n, before.log.claimed_bytes + objects + 7 * RECORD + pieces() * PIECE);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(comb);
+    crash();
+    ck_assert_uint_eq(stats().log.claimed_bytes, n);
+    for (int i = 0; i < 2; i++) {
+        a = ht_obj_get(s, oid[i]);
+        expect(a, 2 * MIB, p + 2 * MIB, MIB);
+        delete (a);
+    }
+    publish();
+    ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes);
+    comb = NULL;
+    free(p);
+    done_with_pieces();
+}
+END_TEST
+
+/* More chunks than the log could hold the records of: refused while they are written, and the log lasts. */
+START_TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
+{
+    fresh_in_pieces(256);
+    uint8_t *p = pattern(MIB, 2);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
+    uint64_t oid = ht_obj_id(o), count = 0;
+    while (ht_obj_write(o, count * MIB, p, MIB) == MIB)
+        count++;
+    ck_assert_uint_gt(stats().available_bytes, 16 * MIB); /* there would be space */
+    ck_assert_uint_ge(count, 16);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    publish();
+    ck_assert_int_eq(ht_obj_truncate(o, (count / 2) * MIB), 0);
+    publish();
+    for (unsigned round = 0; round < 12; round++) { /* rewriting needs as many claims again, until it is published */
+        for (uint64_t i = 0; i < count / 3; i++)
+            put_all(o, i * MIB + round, p, 1000);
+        ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+        publish();
+    }
+    ck_assert(!ht_store_read_only(s));
+    ck_assert_uint_ge(stats().log.compactions, 1);
+    ht_obj_put(o);
+    ht_obj_put(comb);
+    remount();
+    o = ht_obj_get(s, oid);
+    expect(o, (count / 3) * MIB, p, MIB);
+    expect(o, 11, p, 989);
+    ht_obj_put(o);
+    comb = NULL;
+    free(p);
+    done_with_pieces();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("pieces");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, claims_and_estimates_are_exact);
+    tcase_add_test(tc, a_log_full_of_pieces_refuses_writes_and_lasts);
+    return run_suite(tc);
+}
