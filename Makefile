@@ -261,11 +261,12 @@ install: all
 	$(if $(in_bin),install -m 755 $(addprefix $(B)/bin/,$(in_bin)) '$(DESTDIR)$(PREFIX)/bin')
 	$(if $(in_sbin),install -m 755 $(addprefix $(B)/bin/,$(in_sbin)) '$(DESTDIR)$(SBINDIR)')
 	$(if $(filter hitrain-fsck,$(in_sbin)),ln -sf hitrain-fsck '$(DESTDIR)$(SBINDIR)/fsck.hitrain')
+	$(if $(filter mount.hitrain,$(in_sbin)),ln -sf mount.hitrain '$(DESTDIR)$(SBINDIR)/mount.fuse.hitrain')
 	$(if $(man_pages),install -d '$(DESTDIR)$(MANDIR)/man8' && install -m 644 $(man_pages) '$(DESTDIR)$(MANDIR)/man8')
 
 uninstall:
 	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
-		$(foreach p,mkfs.hitrain mount.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
+		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
 		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man8/$(m)')
 
 clean:
