@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""O_DIRECT and asynchronous I/O: any alignment, any tail, many at once; and no request costs more than it must."""
+import concurrent.futures
+import mmap
+import os
+import random
+import subprocess
+
+import pytest
+
+from conftest import MIB
+from programs import LONG, client
+
+KIB = 1024
+
+
+class Aligned:
+    """Memory whose first byte is so many bytes behind the start of a page."""
+
+    def __init__(self, size, shift=0):
+        self.map = mmap.mmap(-1, size + shift + mmap.PAGESIZE)
+        self.view = memoryview(self.map)[shift:shift + size]
+
+    def __enter__(self):
+        return self.view
+
+    def __exit__(self, *_):
+        self.view.release()
+        self.map.close()
+
+
+def direct(path, flags=os.O_RDWR):
+    return os.open(path, flags | os.O_DIRECT, 0o600)
+
+
+def put(fd, data, off, shift=0):
+    with Aligned(len(data), shift) as m:
+        m[:] = data
+        assert os.pwritev(fd, [m], off) == len(data)
+
+
+def take(fd, size, off, shift=0):
+    with Aligned(size, shift) as m:
+        n = os.preadv(fd, [m], off)
+        return bytes(m[:n])
+
+
+def figure(path, name):
+    return int(os.getxattr(path, 'user.hitrain.' + name))
+
+
+# ------------------------------------------------------------------------ fio
+
+
+ENGINES = {
+    'psync': ('--direct=1',),
+    'libaio': ('--direct=1', '--iodepth=16'),
+    'io_uring': ('--direct=1', '--iodepth=16'),
+    'mmap': (),
+}
+
+
+def fio(folder, *options):
+    done = subprocess.run(
+        ['fio', '--name=job', f'--directory={folder}', '--fallocate=none', '--verify=crc32c', '--do_verify=1',
+         '--verify_fatal=1', '--group_reporting', '--minimal', *options],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, cwd=folder)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize('engine', ENGINES)
+def test_fio_reads_what_it_wrote(mnt, engine):
+    size = '64m' if LONG else '6m'
+    for pattern, block in (('write', '1m'), ('randwrite', '4k'), ('randrw', '4k-64k')):
+        folder = mnt / pattern
+        folder.mkdir()
+        fio(folder, f'--ioengine={engine}', f'--rw={pattern}', f'--{"bsrange" if "-" in block else "bs"}={block}',
+            f'--size={size}', '--numjobs=2', *ENGINES[engine])
+
+
+@pytest.mark.parametrize('engine', ['libaio', 'io_uring'])
+def test_fio_with_buffers_between_pages(mnt, engine):
+    fio(mnt, f'--ioengine={engine}', '--rw=randwrite', '--bs=1m', '--size=8m', '--direct=1', '--iodepth=8',
+        '--iomem_align=1k', '--mem=malloc')
+    (mnt / 'odd').mkdir()
+    fio(mnt / 'odd', f'--ioengine={engine}', '--rw=write', '--bs=1000k', '--blockalign=1k', '--size=7777k',
+        '--direct=1', '--iodepth=8')
+
+
+# ------------------------------------------------------- what DeepSpeed does
+
+
+def test_swapping_as_deepspeed_does(make_store):
+    store = make_store('512M')
+    store.mount()
+    steps = 20 if LONG else 3
+    swap = ('swapper', '--ranks=3', '--tensors=3', '--size=' + str(2 * MIB + 512))
+    client(*swap, f'--steps={steps}', store.point)
+    client(*swap, '--check', f'--first={steps - 1}', store.point)
+    swapped = [p for p in store.point.rglob('*.swp')]
+    assert len(swapped) == 27 and all(p.stat().st_mode == 0o100600 for p in swapped)
+    store.unmount()
+    store.mount()
+    client(*swap, '--check', f'--first={steps - 1}', store.point)
+    client(*swap, f'--first={steps}', '--steps=1', store.point)
+
+
+def test_swapping_tensors_with_a_dtype(mnt):
+    os.setxattr(mnt, 'user.hitrain.dtype', b'f32')
+    client('swapper', '--ranks=2', '--steps=3', mnt)
+
+
+# -------------------------------------------------------- splits and tails
+
+
+def test_split_write_costs_no_read_of_the_device(make_store):
+    """1 MiB from a buffer between pages arrives in two requests; the second must not fetch what the first replaced."""
+    store = make_store()
+    store.mount()
+    os.setxattr(store.point, 'user.hitrain.dtype', b'u8')
+    path = store.point / 'tensor'
+    path.write_bytes(os.urandom(16 * MIB))
+    os.sync()
+    store.unmount()  # nothing is in memory
+    store.mount()
+    new = os.urandom(16 * MIB)
+    before = figure(store.point, 'device_read_bytes')
+    fd = direct(path)
+    for off in range(0, len(new), MIB):
+        put(fd, new[off:off + MIB], off, shift=KIB)
+    os.close(fd)
+    os.sync()
+    assert figure(path, 'device_read_bytes') == 0
+    assert figure(store.point, 'device_read_bytes') - before < MIB // 4
+    assert path.read_bytes() == new
+
+
+@pytest.mark.parametrize('shift', [0, 1, 512, KIB, 3 * KIB, 4095])
+def test_tails_of_any_length_from_any_memory(mnt, shift):
+    rnd = random.Random(shift)
+    path = mnt / 'file'
+    want = bytearray()
+    fd = direct(path, os.O_RDWR | os.O_CREAT)
+    for size in (1, 511, 513, 4095, 4097, 65535, 65537, MIB - 1, MIB + 1, MIB + 1537):
+        off = rnd.randrange(len(want) + 1)
+        data = rnd.randbytes(size)
+        put(fd, data, off, shift)
+        want[off:off + size] = data
+        assert os.fstat(fd).st_size == len(want)
+        assert take(fd, len(want) + 5000, 0, shift) == want
+    assert path.read_bytes() == want
+    assert take(fd, 100, len(want)) == b''
+    os.close(fd)
+
+
+def test_direct_append(mnt):
+    fd = direct(mnt / 'log', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    want = b''
+    for size in (100, 4096, 70000, 1):
+        data = os.urandom(size)
+        with Aligned(size, 1) as m:
+            m[:] = data
+            assert os.writev(fd, [m]) == size
+        want += data
+    os.close(fd)
+    assert (mnt / 'log').read_bytes() == want
+
+
+# --------------------------------------------------------------- many at once
+
+
+def parallel(work, items, threads=8):
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, items))
+
+
+@pytest.mark.parametrize('block', [4096, 64 * KIB, 100_001])
+@pytest.mark.parametrize('grows', [False, True], ids=['inside', 'beyond the end'])
+def test_parallel_direct_writes_to_one_file(mnt, block, grows):
+    count = 60
+    data = [os.urandom(block) for _ in range(count)]
+    path = mnt / 'file'
+    path.write_bytes(b'' if grows else bytes(count * block))
+    order = list(range(count))
+    random.Random(block).shuffle(order)
+
+    def write(i):
+        fd = direct(path, os.O_WRONLY)
+        put(fd, data[i], i * block, shift=KIB)
+        os.close(fd)
+    parallel(write, order)
+    assert path.read_bytes() == b''.join(data)
+    fd = direct(path)
+    assert take(fd, count * block, 0) == b''.join(data)
+    os.close(fd)
+
+
+def test_parallel_writers_of_one_block_leave_one_of_theirs(mnt):
+    """A request is whole: nobody sees half of one writer's bytes and half of another's."""
+    path = mnt / 'file'
+    size = 64 * KIB
+    path.write_bytes(bytes(size))
+    fd = direct(path)
+    for _ in range(10):
+        parallel(lambda i: put(fd, bytes([i]) * size, 0), range(1, 9))
+        seen = take(fd, size, 0)
+        assert len(set(seen)) == 1 and seen[0] in range(1, 9)
+    os.close(fd)
+
+
+def test_direct_and_buffered_descriptors_agree(mnt):
+    path = mnt / 'file'
+    path.write_bytes(os.urandom(300_000))
+    plain, straight = os.open(path, os.O_RDWR), direct(path)
+    rnd = random.Random(1)
+    want = bytearray(path.read_bytes())
+    for _ in range(200):
+        off, data = rnd.randrange(290_000), rnd.randbytes(rnd.randrange(1, 9000))
+        if rnd.random() < 0.5:
+            os.pwrite(plain, data, off)
+        else:
+            put(straight, data, off, shift=rnd.randrange(4096))
+        want[off:off + len(data)] = data
+        assert os.pread(plain, 20000, off) == want[off:off + 20000]
+        assert take(straight, 20000, off) == want[off:off + 20000]
+    os.close(plain)
+    os.close(straight)
