@@ -226,6 +226,28 @@ static int pick_file(void)
     return -1;
 }
 
+/* First the file, then its name. */
+static int make_unnamed(uint64_t parent, const char *name, struct ht_cred cred, struct stat *out_st)
+{
+    uint64_t ino;
+    int rc;
+
+    OK(ht_ns_tmpfile(w.ns, parent, 0644, cred, out_st));
+    ino = out_st->st_ino;
+    if (dice(2) == 0)
+        OK(ht_ns_fsync(w.ns, ino));
+    rc = ht_ns_link(w.ns, ino, parent, name, out_st);
+    ht_ns_forget(w.ns, ino, 1);
+    return rc;
+}
+
+static int make_file_of_model(uint64_t parent, const char *name, struct ht_cred cred, struct stat *out_st)
+{
+    if (dice(3) == 0)
+        return make_unnamed(parent, name, cred, out_st);
+    return ht_ns_mknod(w.ns, parent, name, S_IFREG | 0644, 0, cred, out_st);
+}
+
 static void make(bool dir)
 {
     int parent = pick_dir(), node = free_node(), rc, expected;
@@ -237,7 +259,7 @@ static void make(bool dir)
         return;
     expected = find_entry(&cur, parent, name) != NULL ? -EEXIST : 0;
     rc = dir ? ht_ns_mkdir(w.ns, cur.node[parent].ino, name, 0755, cred, &st)
-             : ht_ns_mknod(w.ns, cur.node[parent].ino, name, S_IFREG | 0644, 0, cred, &st);
+             : make_file_of_model(cur.node[parent].ino, name, cred, &st);
     ck_assert_int_eq(rc, expected);
     if (rc != 0)
         return;
