@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* items.c - the list of stored chunks: 48 bytes each, and whose they are. */
+/* items.c - the list of stored chunks: 48 bytes each, one for every owner of what is shared, and whose they are. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pass_refs.c - references: inside the devices, clear of superblocks and logs, apart from each other, and owned. */
+/*
+ * pass_refs.c - references: inside the devices, clear of superblocks and logs, apart from each other unless they are clones (which name
+ * the very same: replay has counted them), and owned.
+ */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>

@@ -186,8 +186,8 @@ ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, u
  * Set space aside (posix_fallocate): until unmount the first write to a chunk of the range, up to the range's end in it, does not fail
  * with -ENOSPC, neither for data nor for log room. The size stays, and the range may lie beyond it; reads and seeks see no
  * difference. What is stored already gets nothing: writing it again needs new space, as everywhere; so does writing more to a chunk that
- * was written back in part, beyond what is left of its promise. Truncating (also to the size it has), punching, deleting and abort give
- * the space back. -ENOSPC: nothing is changed. -EFBIG: beyond HT_FILE_BYTES_MAX.
+ * was written back in part, beyond what is left of its promise. Truncating (also to the size it has), punching and deleting give the
+ * space back; so does abort, if anything of the object changed. -ENOSPC: nothing is changed. -EFBIG: beyond HT_FILE_BYTES_MAX.
  */
 int ht_obj_allocate(struct ht_obj *obj, uint64_t off, uint64_t len) HT_CHECK;
 /* Offset of the next data (hole: the next hole) at or after off, or -ENXIO at or beyond the end. In whole chunks. */

@@ -88,7 +88,7 @@ static_assert(sizeof(struct ht_chunk) <= 64, "memory per chunk is bounded");
  */
 enum { LEAF_SHIFT = 3, LEAF_CHUNKS = 1 << LEAF_SHIFT, NODE_SHIFT = 6, NODE_SLOTS = 1 << NODE_SHIFT };
 struct ht_leaf {
-    uint16_t dirty, unpublished; /* chunks that are so: lets scans skip leaves */
+    uint16_t dirty, unpublished, writing; /* chunks that are so: lets scans skip leaves */
     struct ht_chunk chunk[LEAF_CHUNKS];
 };
 struct ht_node {

@@ -92,6 +92,7 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     }
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;
+    ht_chunk_leaf(c)->writing++;
     ht_chunk_downgrade(s, c);
     w->count++;
     o->writing++;
@@ -157,6 +158,7 @@ static void finish_job(struct window *w)
         s->writebacks++;
     }
     c->writing = 0;
+    ht_chunk_leaf(c)->writing--;
     ht_chunk_unlock_shared(s, c);
     w->first = (w->first + 1) % WINDOW;
     w->count--;
@@ -214,13 +216,29 @@ static void write_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c, 
         note_error(w, rc);
 }
 
-/* What cannot be written holds up nothing else: every chunk is tried. */
+/*
+ * Chunks [first, last). What cannot be written holds up nothing else: every chunk is tried. A write that somebody else
+ * has in flight counts as dirty until it is done.
+ */
+static void write_range(struct window *w, struct ht_obj *o, uint64_t first, uint64_t last)
+{
+    struct ht_chunk *c;
+    uint64_t index = first;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        const struct ht_leaf *leaf = ht_chunk_leaf(c);
+        if (index >= last || (!o->dirty && !o->writing))
+            break;
+        if (!leaf->dirty && !leaf->writing)
+            index = ht_leaf_last(index);
+        else if (c->writing || dirty(w->s, c))
+            write_chunk(w, o, c, index);
+    }
+}
+
 static void write_object(struct window *w, struct ht_obj *o)
 {
-    /* A write that somebody else has in flight counts as dirty until it is done. */
-    struct ht_chunk *c;
-    uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index) if (c->writing || dirty(w->s, c)) write_chunk(w, o, c, index);
+    write_range(w, o, 0, UINT64_MAX);
 }
 
 void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last)
@@ -229,16 +247,8 @@ void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last)
     struct window *w = window_open(s);
     if (!w)
         return;
-    struct ht_chunk *c;
-    uint64_t index = first;
     ht_store_lock(s);
-    ht_chunk_for_each_from(c, o, index)
-    {
-        if (index >= last)
-            break;
-        if (c->writing || dirty(s, c))
-            write_chunk(w, o, c, index);
-    }
+    write_range(w, o, first, last);
     (void)window_close(w);
     ht_store_unlock(s);
 }
