@@ -219,9 +219,9 @@ static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, 
     while (done < size) {
         n = ht_obj_write(o->obj, off + done, buf + done, size - done);
         done += n > 0 ? (size_t)n : 0;
-        if (n < 0 && (again || !made_room(f, (int)n)))
+        if (n <= 0 && (again || !made_room(f, (int)n)))
             break;
-        again = n < 0;
+        again = n <= 0;
     }
     *out_error = n < 0 ? (int)n : 0;
     ht_count_written(f, traffic_of(f, o), (ssize_t)done);
