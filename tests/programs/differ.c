@@ -1389,6 +1389,7 @@ int main(int argc, char **argv)
         if (r)
             kill(sides[i].pid, SIGKILL);
         fclose(sides[i].lines);
+        free(sides[i].line);
         if (waitpid(sides[i].pid, &status, 0) == sides[i].pid && !r && status)
             r = 2;
     }
