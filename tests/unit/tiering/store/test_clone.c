@@ -436,7 +436,7 @@ START_TEST(edges_holes_and_other_chunk_sizes_are_right)
     uint8_t *p = pattern(N, 15), *want = malloc(N), *old = pattern(N, 16);
     static const uint32_t sizes[] = {SMALL, HT_CHUNK_BYTES};
     uint64_t rnd = 5;
-    for (int k = 0; k < 120; k++) {
+    for (int k = 0; k < 80; k++) {
         struct ht_obj *a = object(sizes[k & 1], 0), *b = object(sizes[k >> 1 & 1], 0);
         uint64_t cut = k % 5 == 0 ? N - 77777 : N;
         put_all(a, 0, p, cut);
@@ -567,6 +567,28 @@ START_TEST(scratch_is_copied_not_shared)
     ht_obj_put(x);
     ht_obj_put(b);
     free(p);
+    done();
+}
+END_TEST
+
+START_TEST(what_cannot_be_written_back_is_copied_as_it_is)
+{
+    fresh(32, false);
+    uint8_t *p = pattern(2 * MIB, 22), *q = pattern(2 * MIB, 23);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
+    put_all(a, 0, q, 2 * MIB);
+    ht_dev_fail(dev, HT_IO_WRITE, 1, false);
+    clone_all(a, b);
+    expect(b, 0, q, 2 * MIB);
+    ck_assert_int_eq(obj_stat(a).error, -EIO); /* is the source's to tell */
+    ck_assert_int_eq(obj_stat(b).error, 0);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ht_obj_evict(b);
+    expect(b, 0, q, 2 * MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    free(q);
     done();
 }
 END_TEST
@@ -713,7 +735,7 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("clones");
-    tcase_set_timeout(tc, 60);
+    tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_clone_has_the_same_bytes_and_takes_no_space);
     tcase_add_test(tc, space_comes_back_with_the_last_owner_in_any_order);
     tcase_add_test(tc, what_a_record_named_is_not_used_again_before_its_end_is_durable);
@@ -729,6 +751,7 @@ int main(void)
     tcase_add_test(tc, the_last_partial_chunk_is_shared_unless_something_is_behind_it);
     tcase_add_test(tc, what_cannot_be_cloned_is_refused);
     tcase_add_test(tc, scratch_is_copied_not_shared);
+    tcase_add_test(tc, what_cannot_be_written_back_is_copied_as_it_is);
     tcase_add_test(tc, chunks_in_many_pieces_are_shared_too);
     tcase_add_test(tc, remembering_owners_costs_what_is_shared);
     tcase_add_test(tc, cloning_in_a_circle_while_all_write_disturbs_nobody);
