@@ -78,6 +78,8 @@ static int stack_close(struct stack *k, bool clean)
         ht_optim_stop(k->optim);
     if (clean)
         rc = ht_store_unmount(k->store);
+    if (k->ctl)
+        ht_ctl_detach(k->ctl);
     if (k->optim)
         ht_optim_free(k->optim);
     if (k->ns)
