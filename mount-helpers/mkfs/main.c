@@ -30,7 +30,7 @@ static const char usage_text[] =
     "  --label=LABEL    name of the store, at most 32 bytes\n"
     "  --chunk=SIZE     unit of placement of tensors (1M; a power of two from 64K to 1M)\n"
     "  --log-size=SIZE  size of each of the two copies of the metadata log\n"
-    "                   (1/64 of the smallest device)\n"
+    "                   (1/32 of the smallest device)\n"
     "  --force          overwrite what a device holds; never one that is mounted or in use\n"
     "  --no-wait        fail at once when a device is in use, instead of after 30 s\n"
     "  --help, --version\n";

@@ -169,13 +169,14 @@ static ssize_t clone_step(struct clone *k)
     return rc ? rc : copy_piece(k, n);
 }
 
-/* May chunks be shared? A target that never held a byte takes the chunk size of the source for it. */
+/* May chunks be shared? A target that never held a byte takes the larger chunks of the source for it. */
 static bool may_share(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off)
 {
     if (src->obj_class == HT_CLASS_SCRATCH || dst->obj_class == HT_CLASS_SCRATCH)
         return false;
-    uint32_t bytes = ht_obj_chunk_bytes(src);
-    if (ht_obj_set_chunk_bytes(dst, bytes))
+    uint32_t bytes = ht_obj_chunk_bytes(src), own = ht_obj_chunk_bytes(dst);
+    /* Never smaller ones: whoever asked for large chunks will update them. */
+    if (own > bytes || (own < bytes && ht_obj_set_chunk_bytes(dst, bytes)))
         return false;
     return ((src_off ^ dst_off) & (bytes - 1)) == 0;
 }

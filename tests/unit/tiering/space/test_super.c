@@ -71,7 +71,7 @@ START_TEST(log_size_follows_the_smallest_device)
     struct ht_dev *devs[] = {new_dev(HT_GIB), new_dev(64 * HT_GIB)};
     struct ht_super sb = format(devs, 2);
 
-    ck_assert_uint_eq(sb.log_bytes, 16 * HT_MIB);
+    ck_assert_uint_eq(sb.log_bytes, 32 * HT_MIB);
     ht_dev_close(devs[0]);
     ht_dev_close(devs[1]);
 }

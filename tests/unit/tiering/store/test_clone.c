@@ -78,6 +78,23 @@ START_TEST(a_clone_has_the_same_bytes_and_takes_no_space)
 }
 END_TEST
 
+START_TEST(a_target_that_was_made_for_large_chunks_keeps_them)
+{
+    fresh(64, false);
+    uint8_t *p = pattern(4 * MIB + 99, 1);
+    struct ht_obj *a = stored(SMALL, 0, p, 4 * MIB + 99), *b = object(HT_CHUNK_BYTES, 0);
+    clone_all(a, b);
+    ck_assert_uint_eq(ht_obj_chunk_bytes(b), HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ht_obj_evict(b);
+    expect(b, 0, p, 4 * MIB + 99);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
 START_TEST(space_comes_back_with_the_last_owner_in_any_order)
 {
     static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
@@ -737,6 +754,7 @@ int main(void)
     TCase *tc = tcase_create("clones");
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_clone_has_the_same_bytes_and_takes_no_space);
+    tcase_add_test(tc, a_target_that_was_made_for_large_chunks_keeps_them);
     tcase_add_test(tc, space_comes_back_with_the_last_owner_in_any_order);
     tcase_add_test(tc, what_a_record_named_is_not_used_again_before_its_end_is_durable);
     tcase_add_test(tc, space_of_an_open_transaction_is_waited_for);
