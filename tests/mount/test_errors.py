@@ -454,8 +454,11 @@ def test_following_shows_new_events_and_is_not_in_the_way(store):
     assert json.loads(follower.stdout.readline())['code'] == 'mounted'
     refused(errno.EINVAL, os.setxattr, mnt, 'user.hitrain.nonsense', b'')
     assert json.loads(follower.stdout.readline())['code'] == 'refused'
-    time.sleep(0.87)  # it looks each quarter of a second: between two looks
-    store.unmount()
+    time.sleep(1)
+    # Only while it looks, a moment in each quarter of a second, is the mount in use.
+    wait_for(lambda: subprocess.run(['umount', mnt], stderr=subprocess.DEVNULL).returncode == 0, 'umount', 1)
+    assert store.daemon.wait(SECONDS_MAX) == 0
+    store.daemon = None
     _, status, used = os.wait4(follower.pid, 0)
     follower.returncode = os.waitstatus_to_exitcode(status)
     assert follower.returncode == 0 and 'not mounted any more' in follower.stderr.read()
