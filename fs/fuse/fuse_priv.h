@@ -56,6 +56,7 @@ struct ht_fuse {
 
     pthread_mutex_t open_lock; /* a leaf */
     struct ht_list opens;      /* open regular files */
+    struct ht_list open_dirs;  /* ops_dir.c */
 
     /* parked.c */
     pthread_mutex_t park_lock; /* above the optimizer's lock */
@@ -112,6 +113,7 @@ struct ht_open {
 uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
 /* What is still open when the mount has ended by force. */
 void ht_open_close_all(struct ht_fuse *f);
+void ht_open_dirs_free(struct ht_fuse *f);
 
 /* atime.c: after a read of a file, a directory or a link. start: the mount is there. */
 void ht_atime_init(struct ht_fuse *f);
@@ -148,6 +150,7 @@ struct ht_job {
     uint64_t ino, off, size;
     struct ht_hidden_file *file;
     struct ht_open *open;
+    struct open_dir *dir;
     int flags;
     char *data; /* owned: freed after fn */
 };

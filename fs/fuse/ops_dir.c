@@ -4,13 +4,30 @@
  *
  * Offsets that the kernel hands back: 1 after ".", 2 after "..", then the cookies of fs/ns (or places in a hidden
  * listing, from 1) plus 2.
+ *
+ * A walk ends at the cookie that was the directory's highest when it began: a renamed entry gets a higher one, and who
+ * renames what it lists would never come to an end. So two walks of one directory may list different things, and the
+ * kernel must not make one kept listing of both. Who opens a directory that an older walk still has open takes no part in the
+ * kept listing; and the kernel's is dropped when a walk closes that left something out.
+ *
+ * Locks: open_lock for the list of open directories.
  */
 #include "fs/fuse/fuse_priv.h"
 
+#include <stdlib.h>
+
 enum { AFTER_DOT = 1, AFTER_DOTS = 2 };
+
+struct open_dir {
+    struct ht_list link; /* in fuse.open_dirs */
+    uint64_t ino;
+    _Atomic uint64_t last; /* cookie that its walk ends with */
+    _Atomic bool left_out; /* there were higher ones */
+};
 
 struct listing {
     struct ht_fuse *fuse;
+    struct open_dir *dir; /* NULL: hidden */
     fuse_req_t req;
     char *buf;
     size_t len, cap;
@@ -49,6 +66,10 @@ static int add_entry(void *ctx, const struct ht_ns_dirent *e)
     struct stat st = {.st_ino = e->ino, .st_mode = e->type};
     bool counted = false;
 
+    if (e->cookie > l->dir->last) {
+        l->dir->left_out = true;
+        return 1;
+    }
     /* Room first: a count that the kernel never hears of would never be given back. */
     if (room_for(l, e->name) > l->cap - l->len)
         return 1;
@@ -82,7 +103,13 @@ static void add_hidden(struct listing *l, const struct ht_hidden_dir *d, uint64_
 static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    struct listing l = {f, req, ht_fuse_buffer(), 0, ht_min_u64(size, HT_FUSE_IO_BYTES), plus};
+    bool hidden = ht_hidden_match(ino);
+    struct listing l = {.fuse = f,
+                        .dir = hidden ? NULL : (struct open_dir *)(uintptr_t)fi->fh,
+                        .req = req,
+                        .buf = ht_fuse_buffer(),
+                        .cap = ht_min_u64(size, HT_FUSE_IO_BYTES),
+                        .plus = plus};
     uint64_t at = (uint64_t)off;
     int r = 0;
 
@@ -90,11 +117,13 @@ static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct 
         fuse_reply_err(req, ENOMEM);
         return;
     }
-    if (!ht_hidden_match(ino))
+    if (!hidden)
         ht_atime_touch(f, ino, true);
+    if (!hidden && at == 0)
+        l.dir->last = ht_ns_dir_last(f->ns, ino);
     if (at >= AFTER_DOTS || add_dots(&l, ino, at)) {
         at = at > AFTER_DOTS ? at - AFTER_DOTS : 0;
-        if (ht_hidden_match(ino))
+        if (hidden)
             add_hidden(&l, (const struct ht_hidden_dir *)(uintptr_t)fi->fh, at);
         else
             r = ht_ns_readdir(f->ns, ino, at, add_entry, &l);
@@ -115,38 +144,111 @@ void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
     list(req, ino, size, off, fi, true);
 }
 
+/* ------------------------------------------------------------- open, close */
+
+static void open_hidden(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_caller caller = ht_fuse_caller(req);
+    struct ht_hidden_dir *d;
+    int r = ht_hidden_opendir(ht_fuse_of(req)->ctl, ino, &caller, &d);
+
+    if (r) {
+        ht_reply(req, r);
+        return;
+    }
+    fi->fh = (uintptr_t)d;
+    if (fuse_reply_open(req, fi))
+        ht_hidden_closedir(d);
+}
+
+/* Into the list. False: somebody has the directory open whose walk ends earlier. */
+static bool enlist(struct ht_fuse *f, struct open_dir *d)
+{
+    bool alike = true;
+
+    pthread_mutex_lock(&f->open_lock);
+    ht_list_for_each(l, &f->open_dirs) {
+        const struct open_dir *other = ht_list_entry(l, struct open_dir, link);
+
+        alike = alike && (other->ino != d->ino || other->last >= d->last);
+    }
+    ht_list_add_tail(&f->open_dirs, &d->link);
+    pthread_mutex_unlock(&f->open_lock);
+    return alike;
+}
+
+static void close_dir(struct ht_fuse *f, struct open_dir *d)
+{
+    pthread_mutex_lock(&f->open_lock);
+    ht_list_del(&d->link);
+    pthread_mutex_unlock(&f->open_lock);
+    free(d);
+}
+
 void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_caller caller = ht_fuse_caller(req);
-    struct ht_hidden_dir *d = NULL;
+    struct open_dir *d;
 
     if (ht_hidden_match(ino)) {
-        int r = ht_hidden_opendir(f->ctl, ino, &caller, &d);
-
-        if (r) {
-            ht_reply(req, r);
-            return;
-        }
-        fi->fh = (uintptr_t)d;
-    } else {
-        /*
-         * The kernel may keep the listing: it drops it with the next name that is made or removed. It is told anew when the
-         * read counts as an access, and when it does not know what is listed: that brings the attributes along, which
-         * it would ask for one by one.
-         */
-        fi->cache_readdir = 1;
-        fi->keep_cache = !ht_atime_due(f, ino, true) && ht_ns_entries_known(f->ns, ino);
+        open_hidden(req, ino, fi);
+        return;
     }
-    if (fuse_reply_open(req, fi) && d)
-        ht_hidden_closedir(d);
+    d = calloc(1, sizeof(*d));
+    if (!d) {
+        fuse_reply_err(req, ENOMEM);
+        return;
+    }
+    d->ino = ino;
+    d->last = ht_ns_dir_last(f->ns, ino);
+    fi->fh = (uintptr_t)d;
+    /*
+     * The kernel may keep the listing: it drops it with the next name that is made or removed. It is told anew when the
+     * read counts as an access, and when it does not know what is listed: that brings the attributes along, which
+     * it would ask for one by one.
+     */
+    fi->cache_readdir = enlist(f, d);
+    fi->keep_cache = !ht_atime_due(f, ino, true) && ht_ns_entries_known(f->ns, ino);
+    if (fuse_reply_open(req, fi))
+        close_dir(f, d);
+}
+
+/* Listed until the kernel has dropped what this walk may have given it. */
+static void job_close(struct ht_job *job)
+{
+    struct ht_fuse *f = job->fuse;
+
+    f->cache.drop_data(f, job->ino, 0, 0);
+    close_dir(f, job->dir);
+    fuse_reply_err(job->req, 0);
 }
 
 void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    if (ht_hidden_match(ino))
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct open_dir *d = (struct open_dir *)(uintptr_t)fi->fh;
+    struct ht_job *job;
+
+    if (ht_hidden_match(ino)) {
         ht_hidden_closedir((struct ht_hidden_dir *)(uintptr_t)fi->fh);
+    } else if (d->left_out) {
+        job = ht_job_new(f, req, job_close);
+        if (!job)
+            return; /* stays listed: the directory's listing is not kept any more */
+        job->ino = ino;
+        job->dir = d;
+        ht_job_submit(job);
+        return;
+    } else {
+        close_dir(f, d);
+    }
     fuse_reply_err(req, 0);
+}
+
+void ht_open_dirs_free(struct ht_fuse *f)
+{
+    while (!ht_list_empty(&f->open_dirs))
+        close_dir(f, ht_list_entry(f->open_dirs.next, struct open_dir, link));
 }
 
 /* ------------------------------------------------------------------ commit */

@@ -250,6 +250,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->ready_ctx = opts->ctx;
     pthread_mutex_init(&f->open_lock, NULL);
     ht_list_init(&f->opens);
+    ht_list_init(&f->open_dirs);
     pthread_mutex_init(&f->park_lock, NULL);
     pthread_mutex_init(&f->job_lock, NULL);
     ht_atime_init(f);
@@ -428,6 +429,7 @@ void ht_fuse_finish(struct ht_fuse *f)
         fuse_session_unmount(f->session);
     }
     ht_open_close_all(f);
+    ht_open_dirs_free(f);
     ht_hidden_close_all(f->ctl);
     ht_ctl_set_cache(f->ctl, NULL);
 }

@@ -150,6 +150,19 @@ int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(voi
     return rc;
 }
 
+uint64_t ht_ns_dir_last(struct ht_ns *ns, uint64_t dir)
+{
+    const struct ht_ns_inode *i;
+    uint64_t last = 0;
+
+    pthread_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, dir);
+    if (i != NULL && ht_ns_is_dir(i) && i->u.dir->next_cookie > 0)
+        last = i->u.dir->next_cookie - 1;
+    pthread_rwlock_unlock(&ns->lock);
+    return last;
+}
+
 static bool sample_is_known(const struct ht_ns_dir *d)
 {
     uint32_t step = d->slot_count / SAMPLES + 1;

@@ -135,6 +135,8 @@ struct ht_ns_dirent {
  */
 int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
                   void *ctx) HT_CHECK;
+/* The highest cookie given to an entry so far: what is made or renamed after this gets a higher one. 0: none. */
+uint64_t ht_ns_dir_last(struct ht_ns *ns, uint64_t dir);
 /* Inside readdir's fn: attributes of an entry, taking a lookup count when ref. */
 int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *out_st);
 /* Do all of the directory's entries, as far as a few tell, have a lookup count? Cheap. */

@@ -211,6 +211,48 @@ def test_removing_while_reading(mnt):
     assert len(seen) == len(names) and set(seen) == names and os.listdir(mnt) == []
 
 
+def test_renaming_what_is_listed_comes_to_an_end(mnt):
+    """To another name and back: each entry gets a new place, and none behind the end of the walk."""
+    names = set(make_files(mnt, 3000))
+    d = Directory(mnt)
+    for _ in range(2):  # rewound, too
+        seen = []
+        while (name := d.read()) is not None:
+            seen.append(name)
+            assert len(seen) <= 2 * len(names)
+            if name not in ('.', '..') and len(seen) % 3:
+                os.rename(mnt / name, mnt / 'TMP')
+                os.rename(mnt / 'TMP', mnt / name)
+        assert set(seen) == names | {'.', '..'} and len(seen) == len(names) + 2
+        d.rewind()
+    d.close()
+
+
+def test_a_walk_that_began_earlier_leaves_nothing_out_of_later_ones(mnt):
+    """Two walks one after the other and in turns, around a new name: the kernel keeps no listing that lacks it."""
+    names = set(make_files(mnt, 2000))
+    tick()
+    for turn in range(10):
+        assert set(os.listdir(mnt)) == names
+        old = os.open(mnt, os.O_RDONLY)
+        seen = [name for name, _ in getdents(old, 4096)]
+        name = f'new {turn}'
+        (mnt / name).touch()
+        names.add(name)
+        new = os.open(mnt, os.O_RDONLY)
+        also = [name for name, _ in getdents(new, 4096)]
+        seen += walk(old)
+        assert set(seen) - {'.', '..'} in (names, names - {name})
+        assert set(also + walk(new)) - {'.', '..'} == names
+        if turn % 2:
+            os.close(old)
+            old = None
+        for _ in range(3):
+            assert set(os.listdir(mnt)) == names
+        for fd in filter(None, (old, new)):
+            os.close(fd)
+
+
 def test_types_and_numbers_are_told(mnt):
     (mnt / 'f').touch()
     (mnt / 'd').mkdir()
