@@ -3,6 +3,7 @@
 #include "fs/fuse/fuse_priv.h"
 
 #include <limits.h>
+#include <stdio.h>
 
 /* Nothing is made, removed or moved in the hidden tree, and nothing gets its name. */
 static bool refuse(fuse_req_t req, fuse_ino_t parent, const char *name)
@@ -126,6 +127,14 @@ void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name)
 void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
                   unsigned flags)
 {
-    if (!refuse(req, parent, name) && !refuse(req, new_parent, new_name))
-        ht_reply(req, ht_ns_rename(ht_fuse_of(req)->ns, parent, name, new_parent, new_name, flags));
+    struct ht_ns *ns = ht_fuse_of(req)->ns;
+
+    if (refuse(req, parent, name) || refuse(req, new_parent, new_name))
+        return;
+    if (flags & RENAME_WHITEOUT)
+        ht_reply(req,
+                 ht_ns_rename_whiteout(ns, parent, name, new_parent, new_name, flags & ~(unsigned)RENAME_WHITEOUT,
+                                       ht_fuse_cred(req)));
+    else
+        ht_reply(req, ht_ns_rename(ns, parent, name, new_parent, new_name, flags));
 }

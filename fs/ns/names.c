@@ -229,6 +229,18 @@ static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat 
     return 0;
 }
 
+int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, struct ht_cred cred,
+                        struct ht_ns_inode **out)
+{
+    const struct making m = {.mode = S_IFCHR, .cred = cred};
+    struct ht_obj *obj = NULL;
+    int rc = make_inode(op, dir, &m, out, &obj);
+
+    if (rc == 0)
+        announce(op, *out, obj);
+    return rc;
+}
+
 /*
  * Who writes into a new file and does not look at the result of it may look at that of creating it. A tensor's first
  * byte needs a whole chunk. What was given up and not published yet (a truncated file) becomes free by a commit.

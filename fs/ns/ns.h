@@ -121,6 +121,10 @@ int ht_ns_rmdir(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
  * first. WAITS. */
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
                  unsigned flags) HT_CHECK;
+/* The same, and in one with it a whiteout (character device 0:0, no permissions, cred's) is left under the old name.
+ * flags: RENAME_NOREPLACE. */
+int ht_ns_rename_whiteout(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent,
+                          const char *new_name, unsigned flags, struct ht_cred cred) HT_CHECK;
 
 struct ht_ns_dirent {
     const char *name; /* valid during the call */

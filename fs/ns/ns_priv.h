@@ -325,6 +325,9 @@ int ht_ns_scope_settle(struct ht_ns *ns, int rc) HT_CHECK;
 /* The directory for a change of that name; -ESTALE, -ENOTDIR, -ENOENT (removed), -ENAMETOOLONG, -EINVAL. */
 int ht_ns_find_dir(struct ht_ns *ns, uint64_t ino, const char *name, struct ht_ns_inode **out) HT_CHECK;
 int ht_ns_check_removable(const struct ht_ns_inode *i, bool want_dir) HT_CHECK;
+/* An inode for a name in dir, announced. Reserved: 1 shadow. */
+int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, struct ht_cred cred,
+                        struct ht_ns_inode **out) HT_CHECK;
 /* Before a directory loses its name for good: publishes what is pending below it if it is a model root. */
 void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i);
 /* Bytes that settling the root of that name would put. */

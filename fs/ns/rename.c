@@ -5,17 +5,21 @@
  * A file that takes another's place brings its data: what was not written back yet is written before the transaction
  * and published in it, so that no crash finds the new name with the content of neither. Below a root that comes with
  * the commit. Writing back waits, so it is done with no lock held; what is renamed is looked up again afterwards.
+ *
+ * A whiteout, which overlayfs takes for the absence of what lies below, is a character device 0:0. It takes the old name's place in the same
+ * transaction.
  */
 #include "fs/ns/ns_priv.h"
 
 #include <stdio.h>
 
-enum { RENAME_BYTES = 2048 };
+enum { RENAME_BYTES = 2048, WHITEOUT_BYTES = 1024 };
 
 struct renaming {
     uint64_t parent, new_parent;
     const char *name, *new_name;
     unsigned flags;
+    const struct ht_cred *whiteout; /* of whom one is left under the old name, or NULL */
     /* found under the lock */
     struct ht_ns_inode *dir, *new_dir;
     struct ht_ns_entry *from, *to; /* to: NULL where nothing is replaced */
@@ -141,7 +145,7 @@ static int check_rename(const struct renaming *r)
 /* Room for each side of the change, as ht_ns_entry_add and _drop want it. */
 static int reserve(struct ht_ns *ns, const struct renaming *r)
 {
-    int rc = ht_ns_reserve(ns, r->dir->root, 6, 4);
+    int rc = ht_ns_reserve(ns, r->dir->root, 8, 4);
 
     if (rc == 0)
         rc = ht_ns_dir_reserve(ns, r->dir->u.dir, 2);
@@ -150,19 +154,44 @@ static int reserve(struct ht_ns *ns, const struct renaming *r)
     return rc;
 }
 
+/* Nothing changes but that the whiteout's inode is there. */
+static int make_whiteout(struct ht_ns_op *op, const struct renaming *r, struct ht_ns_entry **out_entry,
+                         struct ht_ns_inode **out)
+{
+    int rc = ht_ns_entry_new(op->ns, r->name, strlen(r->name), out_entry);
+
+    if (rc != 0)
+        return rc;
+    rc = ht_ns_make_whiteout(op, r->dir, *r->whiteout, out);
+    if (rc != 0)
+        ht_ns_entry_free(op->ns, *out_entry);
+    return rc;
+}
+
 static int move(struct ht_ns_op *op, struct renaming *r)
 {
     struct ht_ns_inode *moved = r->from->inode, *replaced = r->to != NULL ? r->to->inode : NULL;
-    struct ht_ns_entry *e;
+    struct ht_ns_inode *whiteout = NULL;
+    struct ht_ns_entry *e, *at_from;
     int rc = reserve(op->ns, r);
 
     if (rc == 0)
         rc = ht_ns_entry_new(op->ns, r->new_name, strlen(r->new_name), &e);
     if (rc != 0)
         return rc;
+    if (r->whiteout != NULL) {
+        rc = make_whiteout(op, r, &at_from, &whiteout);
+        if (rc != 0) {
+            ht_ns_entry_free(op->ns, e);
+            return rc;
+        }
+    }
     if (replaced != NULL)
         ht_ns_settle_root(op, replaced);
-    ht_ns_entry_drop(op, r->from);
+    if (whiteout != NULL)
+        ht_ns_entry_add(op, at_from, r->dir, whiteout, r->from);
+    else
+        ht_ns_entry_drop(op, r->from);
     ht_ns_entry_add(op, e, r->new_dir, moved, r->to);
     if (replaced != NULL) {
         publish_data(op, moved);
@@ -206,21 +235,39 @@ static int rename_locked(struct ht_ns_op *op, struct renaming *r)
     return (r->flags & RENAME_EXCHANGE) != 0 ? exchange(op, r) : move(op, r);
 }
 
+static int rename_names(struct ht_ns *ns, struct renaming *r)
+{
+    size_t bytes = RENAME_BYTES + (r->whiteout != NULL ? WHITEOUT_BYTES : 0);
+    struct ht_ns_op op;
+    int rc = write_back_data(ns, r, &bytes);
+
+    if (rc != 0)
+        return rc;
+    bytes += ht_ns_settle_bytes(ns, r->new_parent, r->new_name);
+    rc = ht_ns_op_begin(ns, bytes, &op);
+    return rc != 0 ? rc : ht_ns_op_end(&op, rename_locked(&op, r));
+}
+
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
                  unsigned flags)
 {
     struct renaming r = {
         .parent = parent, .new_parent = new_parent, .name = name, .new_name = new_name, .flags = flags};
-    size_t bytes = RENAME_BYTES;
-    struct ht_ns_op op;
-    int rc;
 
     if ((flags & ~(unsigned)(RENAME_NOREPLACE | RENAME_EXCHANGE)) != 0 || flags == (RENAME_NOREPLACE | RENAME_EXCHANGE))
         return -EINVAL;
-    rc = write_back_data(ns, &r, &bytes);
-    if (rc != 0)
-        return rc;
-    bytes += ht_ns_settle_bytes(ns, new_parent, new_name);
-    rc = ht_ns_op_begin(ns, bytes, &op);
-    return rc != 0 ? rc : ht_ns_op_end(&op, rename_locked(&op, &r));
+    return rename_names(ns, &r);
+}
+
+int ht_ns_rename_whiteout(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent,
+                          const char *new_name, unsigned flags, struct ht_cred cred)
+{
+    struct renaming r = {.parent = parent,
+                         .new_parent = new_parent,
+                         .name = name,
+                         .new_name = new_name,
+                         .flags = flags,
+                         .whiteout = &cred};
+
+    return (flags & ~(unsigned)RENAME_NOREPLACE) != 0 ? -EINVAL : rename_names(ns, &r);
 }

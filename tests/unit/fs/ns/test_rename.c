@@ -110,6 +110,81 @@ START_TEST(noreplace_and_exchange)
 }
 END_TEST
 
+static int mv_whiteout(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
+{
+    int rc = ht_ns_rename_whiteout(w.ns, from, name, to, new_name, flags, (struct ht_cred){7, 8, 022});
+
+    world_check(&w);
+    return rc;
+}
+
+static void expect_whiteout(uint64_t parent, const char *name)
+{
+    struct stat st;
+
+    OK(ht_ns_lookup(w.ns, parent, name, &st));
+    ck_assert_uint_eq(st.st_mode, S_IFCHR);
+    ck_assert_uint_eq(st.st_rdev, 0);
+    ck_assert_uint_eq(st.st_nlink, 1);
+    ck_assert_uint_eq(st.st_uid, 7);
+    ck_assert_uint_eq(st.st_gid, 8);
+    ht_ns_forget(w.ns, st.st_ino, 1);
+}
+
+START_TEST(a_whiteout_stays_under_the_old_name)
+{
+    uint64_t file, dir, other;
+
+    world_new(&w);
+    other = make_dir(&w, ROOT, "other");
+    file = make_file(&w, ROOT, "file");
+    dir = make_dir(&w, ROOT, "dir");
+    make_file(&w, other, "taken");
+    FAILS(mv_whiteout(ROOT, "file", other, "x", RENAME_EXCHANGE), EINVAL);
+    FAILS(mv_whiteout(ROOT, "file", other, "taken", RENAME_NOREPLACE), EEXIST);
+    FAILS(mv_whiteout(ROOT, "none", other, "x", 0), ENOENT);
+    OK(mv_whiteout(ROOT, "file", other, "taken", 0));
+    OK(mv_whiteout(ROOT, "dir", other, "dir", RENAME_NOREPLACE));
+    for (int crash = 0; crash < 2; crash++) {
+        ck_assert_uint_eq(peek(&w, other, "taken"), file);
+        ck_assert_uint_eq(ht_ns_parent(w.ns, find(&w, other, "dir")), other);
+        ck_assert_uint_eq(peek(&w, other, "dir"), dir);
+        expect_whiteout(ROOT, "file");
+        expect_whiteout(ROOT, "dir");
+        ck_assert_uint_eq(attributes(&w, ROOT).st_nlink, 3);
+        ck_assert_uint_eq(attributes(&w, other).st_nlink, 3);
+        world_synced_crash(&w);
+    }
+    OK(mv(other, "taken", ROOT, "file", 0)); /* over the whiteout */
+    ck_assert_uint_eq(peek(&w, ROOT, "file"), file);
+    OK(ht_ns_unlink(w.ns, ROOT, "dir"));
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_whiteout_below_a_root_comes_with_the_commit)
+{
+    uint64_t root, file;
+
+    world_new(&w);
+    root = make_dir(&w, ROOT, "root");
+    file = make_file(&w, root, "file");
+    make_root(&w, root);
+    for (int round = 0; round < 2; round++) {
+        OK(mv_whiteout(root, "file", root, "moved", 0));
+        expect_whiteout(root, "file");
+        if (round == 0)
+            abort_root(&w, root, NULL, NULL);
+        else
+            commit(&w, root);
+        world_crash(&w);
+        ck_assert_uint_eq(peek(&w, root, round == 0 ? "file" : "moved"), file);
+    }
+    expect_whiteout(root, "file");
+    world_free(&w);
+}
+END_TEST
+
 START_TEST(the_replaced_file_goes_when_nobody_has_it_open)
 {
     uint64_t old, new;
@@ -224,6 +299,8 @@ int main(void)
         files_and_directories_are_told_apart,
         a_directory_does_not_go_below_itself,
         noreplace_and_exchange,
+        a_whiteout_stays_under_the_old_name,
+        a_whiteout_below_a_root_comes_with_the_commit,
         the_replaced_file_goes_when_nobody_has_it_open,
         a_replacing_file_brings_its_data,
         exchanged_files_bring_their_data,
