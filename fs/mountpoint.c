@@ -12,7 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "fs/fuse/mountinfo.h"
+#include "tiering/base/mounts.h"
 #include "tiering/base/log.h"
 
 /* Who is not root may unmount what is theirs through libfuse's helper. */
@@ -34,9 +34,9 @@ static bool detach_by_helper(const char *path)
 /* Of a daemon that is gone; what is below is visible again afterwards. */
 static int detach_dead(const char *path)
 {
-    struct ht_mountinfo m;
+    struct ht_mount_entry m;
 
-    if (ht_mountinfo_at(path, &m) || (strcmp(m.type, "fuse.hitrain") != 0 && strcmp(m.type, "fuse") != 0)) {
+    if (ht_mount_at(path, &m) || (strcmp(m.type, "fuse.hitrain") != 0 && strcmp(m.type, "fuse") != 0)) {
         ht_error("%s does not answer, and what is mounted there is not hitrain's: unmount it first", path);
         return -ENOTCONN;
     }

@@ -8,7 +8,7 @@
  * Locks: atime_lock, a leaf. Threads: any.
  */
 #include "fs/fuse/fuse_priv.h"
-#include "fs/fuse/mountinfo.h"
+#include "tiering/base/mounts.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -29,9 +29,9 @@ static bool has_word(const char *words, const char *word)
 
 static void read_options(struct ht_fuse *f)
 {
-    struct ht_mountinfo m;
+    struct ht_mount_entry m;
 
-    if (ht_mountinfo_at(f->mountpoint, &m))
+    if (ht_mount_at(f->mountpoint, &m))
         return; /* moved, or of another namespace: as it was */
     f->atime = has_word(m.options, "noatime") ? HT_ATIME_NEVER
         : has_word(m.options, "relatime")     ? HT_ATIME_RELATIVE

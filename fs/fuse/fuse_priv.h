@@ -34,7 +34,7 @@ struct ht_fuse {
     struct ht_ctl_cache cache;
     struct fuse_session *session;
     char *mountpoint;
-    char number[32]; /* MAJOR:MINOR of the mount */
+    unsigned major, minor; /* device number of the mount */
     unsigned threads;
     pthread_t loop_thread;
     bool single_thread;

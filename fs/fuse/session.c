@@ -8,7 +8,7 @@
  * Threads: the caller's (loop), libfuse's workers, job threads; ht_fuse_stop from a thread of its own.
  */
 #include "fs/fuse/fuse_priv.h"
-#include "fs/fuse/mountinfo.h"
+#include "tiering/base/mounts.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -32,13 +32,13 @@ enum {
 /* Starts at 128 KiB. Must be done before the kernel learns max_readahead, of which it takes the smaller. */
 static void raise_read_ahead(struct ht_fuse *f)
 {
-    struct ht_mountinfo m;
+    struct ht_mount_entry m;
     char path[96], value[16];
     int n = snprintf(value, sizeof(value), "%d", READ_AHEAD_KB), fd;
 
-    if (ht_mountinfo_at(f->mountpoint, &m))
+    if (ht_mount_at(f->mountpoint, &m))
         return;
-    snprintf(path, sizeof(path), "/sys/class/bdi/%s/read_ahead_kb", m.number);
+    snprintf(path, sizeof(path), "/sys/class/bdi/%u:%u/read_ahead_kb", m.major, m.minor);
     fd = open(path, O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, value, (size_t)n) != n)
         ht_debug("read-ahead of the mount stays at its default: %s: %s", path, strerror(errno));
@@ -270,7 +270,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
 
 int ht_fuse_mount(struct ht_fuse *f, const char *mountpoint)
 {
-    struct ht_mountinfo m;
+    struct ht_mount_entry m;
 
     f->mountpoint = strdup(mountpoint);
     if (!f->mountpoint)
@@ -278,8 +278,10 @@ int ht_fuse_mount(struct ht_fuse *f, const char *mountpoint)
     if (fuse_session_mount(f->session, mountpoint))
         return -EIO;
     f->mounted = true;
-    if (ht_mountinfo_at(mountpoint, &m) == 0)
-        memcpy(f->number, m.number, sizeof(f->number));
+    if (ht_mount_at(mountpoint, &m) == 0) {
+        f->major = m.major;
+        f->minor = m.minor;
+    }
     ht_ctl_set_cache(f->ctl, &f->cache);
     return 0;
 }
@@ -338,9 +340,9 @@ static bool pages_settled(struct ht_fuse *f)
 /* Is our mount what one finds at its path? Not when it is covered by another mount, was moved, or detached (umount -l). */
 static bool is_in_place(const struct ht_fuse *f)
 {
-    struct ht_mountinfo m;
+    struct ht_mount_entry m;
 
-    return ht_mountinfo_at(f->mountpoint, &m) == 0 && strcmp(m.number, f->number) == 0;
+    return ht_mount_at(f->mountpoint, &m) == 0 && m.major == f->major && m.minor == f->minor;
 }
 
 /*
