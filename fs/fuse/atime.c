@@ -3,7 +3,8 @@
  * atime.c - access times by the options of the mount (noatime, nodiratime, relatime, strictatime).
  *
  * The kernel leaves these times to us and does not tell of its options, which a remount changes. They stand in its table
- * of mounts, which says when it has changed: asked by reads, read again when it has.
+ * of mounts, which says when it has changed: asked by reads, read again when it has. While the mount is read-only nothing
+ * is stamped.
  *
  * Locks: atime_lock, a leaf. Threads: any.
  */
@@ -33,9 +34,10 @@ static void read_options(struct ht_fuse *f)
 
     if (ht_mount_at(f->mountpoint, &m))
         return; /* moved, or of another namespace: as it was */
-    f->atime = has_word(m.options, "noatime") ? HT_ATIME_NEVER
-        : has_word(m.options, "relatime")     ? HT_ATIME_RELATIVE
-                                              : HT_ATIME_STRICT;
+    if (has_word(m.options, "ro") || has_word(m.super_options, "ro") || has_word(m.options, "noatime"))
+        f->atime = HT_ATIME_NEVER;
+    else
+        f->atime = has_word(m.options, "relatime") ? HT_ATIME_RELATIVE : HT_ATIME_STRICT;
     f->dir_atime = !has_word(m.options, "nodiratime");
 }
 
@@ -59,29 +61,37 @@ void ht_atime_start(struct ht_fuse *f)
     read_options(f);
 }
 
-/*
- * Asked once in some milliseconds: asking costs half a microsecond. A change is told once; whoever asked has read
- * the options before anybody else goes on.
- */
+/* Asking costs half a microsecond. A change is told once; whoever asked has read the options before anybody else goes on. */
 static void follow_options(struct ht_fuse *f)
 {
     struct pollfd p = {.fd = f->mounts_fd, .events = POLLPRI};
-    uint64_t now = ht_now_ns() / TICK_NS;
 
-    if (f->mounts_asked == now)
-        return;
-    f->mounts_asked = now;
     pthread_mutex_lock(&f->atime_lock);
     if (poll(&p, 1, 0) > 0 && (p.revents & (POLLPRI | POLLERR)))
         read_options(f);
     pthread_mutex_unlock(&f->atime_lock);
 }
 
-bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir)
+/* By the options known. */
+static bool is_due(struct ht_fuse *f, uint64_t ino, bool dir)
 {
-    follow_options(f);
     return f->atime != HT_ATIME_NEVER && (!dir || f->dir_atime) &&
         ht_ns_atime_due(f->ns, ino, f->atime == HT_ATIME_STRICT);
+}
+
+/* Options are asked for once in some milliseconds, and before anything is stamped: a read-only mount stays as it is. */
+bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir)
+{
+    uint64_t now = ht_now_ns() / TICK_NS;
+
+    if (f->mounts_asked != now) {
+        f->mounts_asked = now;
+        follow_options(f);
+    }
+    if (!is_due(f, ino, dir))
+        return false;
+    follow_options(f);
+    return is_due(f, ino, dir);
 }
 
 void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir)

@@ -410,3 +410,19 @@ def test_noatime_and_nodiratime(make_store):
     for path, read, expected in ((f, f.read_bytes, 'a'), (d, lambda: os.listdir(d), '')):
         assert changed(path, read) == expected
 
+
+def test_reads_change_nothing_while_read_only(make_store):
+    mnt = make_store().mount('strictatime')
+    f, d, s = mnt / 'f', mnt / 'd', mnt / 's'
+    f.write_bytes(b'x')
+    d.mkdir()
+    os.symlink('f', s)
+    reads = ((f, f.read_bytes), (d, lambda: os.listdir(d)), (s, lambda: os.readlink(s)))
+    for path, read in reads:
+        assert changed(path, read) == 'a'
+    remount(mnt, 'ro,strictatime')
+    for path, read in reads:
+        assert changed(path, read) == ''
+    remount(mnt, 'rw,strictatime')
+    for path, read in reads:
+        assert changed(path, read) == 'a'
