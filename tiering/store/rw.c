@@ -352,6 +352,30 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
     return rc;
 }
 
+static bool has_data(struct ht_chunk *c)
+{
+    return c->slot != HT_SLOT_NONE || ht_chunk_ref(c);
+}
+
+/*
+ * What is set aside in [off, end), which lies behind the size. A promise counts blocks from its chunk's start; which of them
+ * data has taken is not known, so of a chunk with data only a punched tail gives back.
+ */
+static void unpromise_range(struct ht_obj *o, uint64_t off, uint64_t end)
+{
+    uint64_t index = off >> o->chunk_shift;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        uint64_t start = index << o->chunk_shift;
+        uint64_t stop = has_data(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->promised * HT_BLOCK_BYTES;
+        if (start >= end)
+            break;
+        if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
+            ht_chunk_unpromise(o, c, start < off ? (uint32_t)(off - start) : 0);
+    }
+}
+
 int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
 {
     struct ht_store *s = o->s;
@@ -360,6 +384,8 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
         return rc;
     ht_store_lock(s);
     uint64_t end = len > o->size || off > o->size - len ? o->size : off + len;
+    uint64_t behind = ht_max_u64(off, o->size),
+             all = len > HT_FILE_BYTES_MAX - ht_min_u64(off, HT_FILE_BYTES_MAX) ? HT_FILE_BYTES_MAX : off + len;
     uint64_t bytes = ht_obj_bytes_per_chunk(o);
     while (off < end && !rc) {
         uint64_t index = off >> o->chunk_shift, start = index << o->chunk_shift;
@@ -373,13 +399,10 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
         }
         off = stop;
     }
+    if (!rc)
+        unpromise_range(o, behind, all);
     ht_store_unlock(s);
     return rc;
-}
-
-static bool has_data(struct ht_chunk *c)
-{
-    return c->slot != HT_SLOT_NONE || ht_chunk_ref(c);
 }
 
 /* The first chunk at or after index with data, or without; chunks that are not in memory hold none. */

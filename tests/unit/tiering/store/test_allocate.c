@@ -55,6 +55,36 @@ START_TEST(what_was_allocated_can_be_written_on_a_full_store)
 }
 END_TEST
 
+START_TEST(punching_behind_the_end_gives_back_what_was_allocated)
+{
+    fresh(16, false);
+    struct ht_obj *o = object(SMALL, 0);
+    uint8_t *p = pattern(SMALL, 7);
+    ck_assert_int_eq(ht_obj_allocate(o, 0, 10000), 0);
+    ck_assert_uint_eq(obj_stat(o).promised_bytes, 12288);
+    ck_assert_int_eq(ht_obj_punch(o, 0, 10000), 0);
+    expect_nothing_promised(o);
+
+    put_all(o, 0, p, 4096);
+    ck_assert_int_eq(ht_obj_allocate(o, 0, 4 * SMALL), 0);
+    ck_assert_uint_eq(obj_stat(o).promised_bytes, 4 * SMALL - 4096);
+    ck_assert_int_eq(ht_obj_punch(o, SMALL, SMALL), 0);
+    ck_assert_uint_eq(obj_stat(o).promised_bytes, 3 * SMALL - 4096);
+    ck_assert_int_eq(ht_obj_punch(o, 8192, SMALL - 12288), 0); /* not the end of the chunk: that stays */
+    ck_assert_uint_ge(obj_stat(o).promised_bytes, 2 * SMALL + 4096);
+    ck_assert_int_eq(ht_obj_punch(o, 3 * SMALL + 4096, UINT64_MAX), 0);
+    ck_assert_uint_eq(obj_stat(o).promised_bytes, 2 * SMALL - 4096 + 4096);
+    ck_assert_int_eq(ht_obj_punch(o, 4096, UINT64_MAX), 0);
+    ck_assert_uint_le(obj_stat(o).promised_bytes, 4096);
+    expect(o, 0, p, 4096);
+    ck_assert_int_eq(ht_obj_truncate(o, 4096), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
 START_TEST(staged_updates_use_what_was_allocated)
 {
     fresh(32, false);
@@ -257,6 +287,7 @@ int main(void)
     TCase *tc = tcase_create("allocation");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, what_was_allocated_can_be_written_on_a_full_store);
+    tcase_add_test(tc, punching_behind_the_end_gives_back_what_was_allocated);
     tcase_add_test(tc, staged_updates_use_what_was_allocated);
     tcase_add_test(tc, a_refused_allocation_changes_nothing);
     tcase_add_test(tc, log_room_is_promised_too);
