@@ -38,7 +38,7 @@ static int64_t from_timespec(struct timespec ts)
 
 /*
  * What is dirty counts as stored, within the size: programs take no blocks for no data (tar --sparse). So does what was
- * set aside.
+ * set aside. Holes are whole chunks, and programs that look for them take them to be multiples of st_blksize.
  */
 static void fill_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat *st)
 {
@@ -50,6 +50,7 @@ static void fill_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct s
         return;
     ht_obj_stat(obj, &os);
     ht_obj_put(obj);
+    st->st_blksize = os.chunk_bytes;
     bytes = os.promised_bytes +
         ht_min_u64(os.stored_bytes + os.dirty_bytes, ht_max_u64(os.stored_bytes, ht_round_up(os.size, HT_BLOCK_BYTES)));
     st->st_size = (off_t)os.size;

@@ -289,3 +289,26 @@ def test_punching_makes_room_on_a_full_store(make_store):
         (mnt / 'new').write_bytes(b'n' * 5 * MIB)
         fallocate(f.fileno(), ZERO, 0, MIB + 17)  # whole chunks need no room
         assert f.read(2 * MIB) == bytes(2 * MIB)
+
+
+def test_holes_are_no_finer_than_the_block_size_told(mnt):
+    (mnt / 'tensors').mkdir()
+    os.setxattr(mnt / 'tensors', 'user.hitrain.dtype', b'f32')
+    for folder in (mnt, mnt / 'tensors'):
+        with open(folder / 'sparse', 'w+b') as f:
+            block = os.fstat(f.fileno()).st_blksize
+            assert block == (65536 if folder == mnt else MIB)
+            f.truncate(8 * block)
+            for at in (0, 3 * block + 5000, 5 * block - 1):
+                os.pwrite(f.fileno(), b'x', at)
+            at, seen = 0, []
+            while at < 8 * block:
+                data = os.lseek(f.fileno(), at, os.SEEK_DATA) if at <= 5 * block - 1 else 8 * block
+                assert data % block == 0
+                if data == 8 * block:
+                    break
+                at = os.lseek(f.fileno(), data, os.SEEK_HOLE)
+                assert at % block == 0
+                seen.append((data // block, at // block))
+            assert seen == [(0, 1), (3, 5)]
+    assert os.stat(mnt).st_blksize == os.statvfs(mnt).f_bsize == 4096
