@@ -74,14 +74,16 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_store_stats s;
     struct ht_ns_stats n;
+    uint64_t log_left;
     struct statvfs v = {.f_bsize = HT_BLOCK_BYTES, .f_frsize = HT_BLOCK_BYTES, .f_namemax = HT_NAME_BYTES_MAX};
 
     ht_store_stats(f->store, &s);
     ht_ns_stats(f->ns, &n);
+    log_left = s.log.claim_limit_bytes - ht_min_u64(s.log.claimed_bytes, s.log.claim_limit_bytes);
     v.f_blocks = s.total_bytes / HT_BLOCK_BYTES;
     /* What is promised to somebody (dirty data, the next step of a model) is in use; what was just deleted is free. */
     v.f_bfree = v.f_bavail = s.available_bytes / HT_BLOCK_BYTES;
-    v.f_ffree = v.f_bavail; /* a file that holds anything needs a block */
+    v.f_ffree = ht_min_u64(v.f_bavail, log_left / n.file_claim_bytes); /* a file that holds anything needs a block */
     v.f_files = n.inodes + v.f_ffree;
     fuse_reply_statfs(req, &v);
 }

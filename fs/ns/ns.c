@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include "tiering/base/event.h"
 
-enum { REAP_BYTES = 1024, ROOT_MODE = S_IFDIR | 0755 };
+enum { REAP_BYTES = 1024, USUAL_NAME_BYTES = 32, ROOT_MODE = S_IFDIR | 0755 };
 
 /* ------------------------------------------------------------------ life */
 
@@ -367,9 +367,21 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     pthread_rwlock_unlock(&ns->lock);
 }
 
+static uint64_t file_claim_bytes(void)
+{
+    const struct ht_ns_inode file = {.cur.mode = S_IFREG};
+    const struct ht_ns_entry name = {.len = USUAL_NAME_BYTES};
+
+    return ht_ns_inode_claim(&file) + ht_ns_entry_claim(&name) + ht_obj_claim_bytes();
+}
+
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
 {
     pthread_rwlock_rdlock(&ns->lock);
-    *out = (struct ht_ns_stats){ns->inode_count, ns->entry_count, ns->xattr_count, ns->meta_bytes};
+    *out = (struct ht_ns_stats){.inodes = ns->inode_count,
+                                .entries = ns->entry_count,
+                                .xattrs = ns->xattr_count,
+                                .meta_bytes = ns->meta_bytes,
+                                .file_claim_bytes = file_claim_bytes()};
     pthread_rwlock_unlock(&ns->lock);
 }

@@ -221,6 +221,7 @@ int ht_ns_fsync(struct ht_ns *ns, uint64_t ino) HT_CHECK;
 
 struct ht_ns_stats {
     uint64_t inodes, entries, xattrs, meta_bytes;
+    uint64_t file_claim_bytes; /* log bytes of one more regular file, with a name of usual length */
 };
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out);
 

@@ -312,3 +312,16 @@ def test_holes_are_no_finer_than_the_block_size_told(mnt):
                 seen.append((data // block, at // block))
             assert seen == [(0, 1), (3, 5)]
     assert os.stat(mnt).st_blksize == os.statvfs(mnt).f_bsize == 4096
+
+
+def test_as_many_files_fit_as_are_said_to(make_store):
+    mnt = make_store('64M').mount()
+    said, made = os.statvfs(mnt).f_ffree, 0
+    assert said < os.statvfs(mnt).f_bavail
+    fd = os.open(mnt, os.O_RDONLY)
+    with fails(errno.ENOSPC):
+        while True:
+            os.mknod(f'a name of thirty-two bytes {made:05}', 0o100600, dir_fd=fd)
+            made += 1
+    os.close(fd)
+    assert 0.75 * said <= made <= 1.25 * said and os.statvfs(mnt).f_ffree <= said // 100

@@ -172,6 +172,11 @@ void ht_obj_put_locked(struct ht_obj *o)
 
 /* ------------------------------------------------------------- interface */
 
+uint64_t ht_obj_claim_bytes(void)
+{
+    return HT_OBJECT_RECORD_BYTES;
+}
+
 int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_obj **out_obj)
 {
     assert(attr->chunk_bytes >= HT_SMALL_CHUNK_BYTES && attr->chunk_bytes <= HT_CHUNK_BYTES);

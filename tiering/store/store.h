@@ -125,6 +125,8 @@ struct ht_obj_attr {
  * Make an empty object, known at once, published with the next ht_obj_publish. The caller gets a reference. -ENOSPC.
  */
 int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_obj **out_obj) HT_CHECK;
+/* Log bytes that an object claims when it is created. */
+uint64_t ht_obj_claim_bytes(void);
 /* A reference to an object that exists (also one deleted in a scope but not published so), or NULL. */
 struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid);
 void ht_obj_put(struct ht_obj *obj);
