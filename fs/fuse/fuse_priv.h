@@ -197,6 +197,8 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
 void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
                            fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags);
 void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
+void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
+                 const void *in, size_t in_len, size_t out_cap);
 
 void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void ht_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);

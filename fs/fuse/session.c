@@ -103,6 +103,7 @@ const struct fuse_lowlevel_ops ht_fuse_ops = {
     .fallocate = ht_op_fallocate,
     .copy_file_range = ht_op_copy_file_range,
     .lseek = ht_op_lseek,
+    .ioctl = ht_op_ioctl,
     .opendir = ht_op_opendir,
     .readdir = ht_op_readdir,
     .readdirplus = ht_op_readdirplus,

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Owners, permission bits and times, as POSIX and Linux have them, for root and for ordinary users."""
 import errno
+import fcntl
 import mmap
 import os
 import stat
+import struct
 import subprocess
 import time
 
@@ -426,3 +428,32 @@ def test_reads_change_nothing_while_read_only(make_store):
     remount(mnt, 'rw,strictatime')
     for path, read in reads:
         assert changed(path, read) == 'a'
+
+
+def test_flags_of_files_are_none(mnt):
+    getflags, setflags, getversion = 0x80086601, 0x40086602, 0x80087601
+    getxattr, setxattr = 0x801c581f, 0x401c5820
+    model = mnt / 'model'
+    (mnt / 'd').mkdir()
+    (mnt / 'f').touch()
+    model.mkdir()
+    os.setxattr(model, 'user.hitrain.optimizer', b'adamw lr=1e-3')
+    for path in (mnt / 'f', mnt / 'd', mnt):
+        fd = os.open(path, os.O_RDONLY)
+        for ask, size in ((getflags, 4), (getversion, 4), (getxattr, 28)):
+            answer = bytearray(b'\xff' * size)
+            fcntl.ioctl(fd, ask, answer)
+            assert answer == bytes(size)
+        fcntl.ioctl(fd, setflags, bytes(4))
+        fcntl.ioctl(fd, setxattr, bytes(28))
+        for ask, value in ((setflags, struct.pack('I', 0x10)), (setxattr, struct.pack('I24x', 8)),
+                           (setxattr, struct.pack('12xI12x', 5))):
+            with fails(errno.EOPNOTSUPP):
+                fcntl.ioctl(fd, ask, value)
+        with fails(errno.ENOTTY):
+            fcntl.ioctl(fd, 0x80046699, bytearray(4))
+        os.close(fd)
+    fd = os.open(model / '.hitrain' / 'stats', os.O_RDONLY)
+    with fails(errno.ENOTTY):
+        fcntl.ioctl(fd, getversion, bytearray(8))
+    os.close(fd)

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ops_ioctl.c - what lsattr and chattr ask of a file: there are no flags here, and none can be set. */
+#include "fs/fuse/fuse_priv.h"
+
+#include <linux/fs.h>
+
+/* Size and direction are part of the number; the kernel has prepared as much. */
+static bool is_none(unsigned cmd, const void *in, size_t len)
+{
+    static const struct fsxattr none;
+    size_t want = cmd == FS_IOC_SETFLAGS ? sizeof(uint32_t) : sizeof(none);
+
+    return len >= want && memcmp(in, &none, want) == 0;
+}
+
+static void reply_set(fuse_req_t req, bool none)
+{
+    if (none)
+        fuse_reply_ioctl(req, 0, NULL, 0);
+    else
+        fuse_reply_err(req, EOPNOTSUPP);
+}
+
+void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
+                 const void *in, size_t in_len, size_t out_cap)
+{
+    static const struct fsxattr none;
+    static const uint32_t zero;
+
+    if (ht_hidden_match(ino))
+        fuse_reply_err(req, ENOTTY);
+    else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
+        reply_set(req, is_none(cmd, in, in_len));
+    else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))
+        fuse_reply_ioctl(req, 0, &none, sizeof(none));
+    else if ((cmd == FS_IOC_GETFLAGS || cmd == FS_IOC_GETVERSION) && out_cap >= sizeof(zero))
+        fuse_reply_ioctl(req, 0, &zero, sizeof(zero)); /* inode numbers are never used again: one generation */
+    else
+        fuse_reply_err(req, ENOTTY);
+}
