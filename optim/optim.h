@@ -148,7 +148,7 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
                              const void *buf, size_t len) HT_CHECK;
 /*
- * For fsck: which parameter an object is state of, and under which name ("exp_avg"; valid while o is). Works on a store that
+ * For fsck, and for names of events: which parameter an object is state of, and under which name ("exp_avg"; valid while o is). Works on a store that
  * was only mounted, with no workers started. -ENOENT: the object is nobody's state.
  */
 int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name) HT_CHECK;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * owner.c - whose state an object is, for fsck: a sorted list, made at the first question.
+ * owner.c - whose state an object is: for fsck, and for the names in events.
  *
- * The answer holds for a store that nobody changes; a running optimizer never asks.
+ * fsck asks for every object of a store that nobody changes: a sorted list, made at the first question. While the optimizer
+ * runs, questions are rare and the answer changes: all parameters are looked at.
  */
 #include "optim/optim_priv.h"
 
@@ -33,19 +34,43 @@ static int build(struct ht_optim *o)
     return 0;
 }
 
-int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name)
+/* Locked. */
+static bool look(const struct ht_optim *o, uint64_t oid, struct state_owner *out)
+{
+    ht_list_for_each(pos, &o->params) {
+        const struct param *p = ht_list_entry(pos, struct param, all);
+        for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
+            if (p->cur.oid[i] != oid)
+                continue;
+            *out = (struct state_owner){oid, p->oid, ht_state_word(p->cur.layout.kind[i])};
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Locked. */
+static int look_up(struct ht_optim *o, uint64_t oid, struct state_owner *out)
 {
     struct state_owner key = {.oid = oid};
-    const struct state_owner *found = NULL;
+    int ret = o->owners ? 0 : build(o);
+    const struct state_owner *found = ret ? NULL : bsearch(&key, o->owners, o->owner_count, sizeof(key), by_oid);
+
+    if (found)
+        *out = *found;
+    return ret ? ret : found ? 0 : -ENOENT;
+}
+
+int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name)
+{
+    struct state_owner found;
 
     lock(o);
-    int ret = o->owners ? 0 : build(o);
-    if (!ret)
-        found = bsearch(&key, o->owners, o->owner_count, sizeof(key), by_oid);
+    int ret = o->started ? (look(o, oid, &found) ? 0 : -ENOENT) : look_up(o, oid, &found);
     unlock(o);
-    if (ret || !found)
-        return ret ? ret : -ENOENT;
-    *out_param = found->param;
-    *out_name = found->name;
+    if (ret)
+        return ret;
+    *out_param = found.param;
+    *out_name = found.name;
     return 0;
 }

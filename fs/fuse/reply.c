@@ -48,7 +48,7 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
 {
     *out = (struct fuse_entry_param){
         .ino = st->st_ino,
-        .generation = 1, /* inode numbers are never used again */
+        .generation = 1, /* inode numbers are never used again, not even after a crash */
         .attr = *st,
         .attr_timeout = attr_valid_for(st),
         .entry_timeout = valid_for(st->st_ino),

@@ -31,7 +31,7 @@ typedef struct {
 } ht_le64;
 
 #define HT_SUPER_MAGIC "hitrain\n"
-#define HT_FORMAT_VERSION 1u
+#define HT_FORMAT_VERSION 2u /* 2: chunks with several owners, state of other rules */
 #define HT_SUPER_COPIES 3u
 #define HT_SUPER_BLOCK_1 16u /* copy 1 is at this block, copy 0 at block 0 */
 

@@ -387,6 +387,29 @@ def test_file_handles_outlive_the_kernels_memory(store):
     os.close(fd)
 
 
+def test_a_handle_of_what_a_crash_took_opens_nothing_else(store):
+    """Numbers that nobody made durable are not given out again."""
+    mnt = store.point
+    handles = []
+    for i in range(50):
+        (mnt / f'lost{i}').write_bytes(b'lost')
+        handles.append(Handle(mnt / f'lost{i}'))
+    store.kill()
+    store.mount()
+    for i in range(200):
+        (mnt / f'secret{i}').write_bytes(b'secret')
+    fd = os.open(mnt, os.O_RDONLY)
+    for handle in handles:
+        try:
+            found = handle.open(fd)
+        except OSError as e:
+            assert e.errno == errno.ESTALE
+        else:
+            assert os.read(found, 10) in (b'lost', b'')
+            os.close(found)
+    os.close(fd)
+
+
 def test_file_handle_of_an_open_deleted_file(mnt):
     (mnt / 'f').write_bytes(b'text')
     handle = Handle(mnt / 'f')

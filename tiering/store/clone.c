@@ -129,6 +129,11 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
     struct ht_store *s = k->src->s;
     struct ht_ref ref = {0};
     ht_store_lock(s);
+    /* Somebody else may have settled the target's chunks for another size meanwhile. */
+    if (k->src->chunk_shift != k->dst->chunk_shift) {
+        ht_store_unlock(s);
+        return 0;
+    }
     int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &ref);
     if (!rc && ref.stored) {
         rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &ref);

@@ -71,9 +71,7 @@ static int emit_objects_slice(struct emission *e)
 static int emit_ids(struct ht_store *s)
 {
     pthread_mutex_lock(&s->tx_lock);
-    uint8_t next[8];
-    ht_le64_store(next, s->next_id);
-    ht_record_put(&s->tx.records, HT_REC_IDS, next, sizeof(next));
+    ht_record_ids(&s->tx.records, ht_max_u64(s->ids_logged, s->next_id));
     return ht_tx_commit(&s->tx, NULL);
 }
 

@@ -9,6 +9,13 @@
 
 #include "tiering/store/store_priv.h"
 
+void ht_record_ids(struct ht_buf *b, uint64_t next)
+{
+    uint8_t bytes[8];
+    ht_le64_store(bytes, next);
+    ht_record_put(b, HT_REC_IDS, bytes, sizeof(bytes));
+}
+
 void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size)
 {
     size_t mark = ht_record_begin(b, HT_REC_OBJECT);

@@ -62,7 +62,13 @@ static void take_out(struct ht_share_table *t, struct ht_share *e)
     t->count--;
 }
 
-/* Into a table of another size; without what has one owner and nothing to wait for. */
+/* One owner, and nothing to wait for once the log is durable: the open transaction ended no other. */
+static bool is_idle(const struct ht_store *s, const struct ht_share *e)
+{
+    return e->owners == 1 && e->ended != s->tx_count;
+}
+
+/* Into a table of another size; without what is idle, if all is settled. */
 static int rebuild(struct ht_store *s, size_t size, bool settled)
 {
     struct ht_share_table *t = &s->shares, was = *t;
@@ -72,7 +78,7 @@ static int rebuild(struct ht_store *s, size_t size, bool settled)
     *t = (struct ht_share_table){.entry = entry, .size = size};
     for (size_t i = 0; i < was.size; i++) {
         const struct ht_share *e = &was.entry[i];
-        if (!e->owners || (e->owners == 1 && settled && e->ended != s->tx_count))
+        if (!e->owners || (settled && is_idle(s, e)))
             continue;
         *find(t, e->key) = *e;
         t->count++;
@@ -89,11 +95,13 @@ static int make_room(struct ht_store *s)
         return rebuild(s, TABLE_START, false);
     if (t->count < t->size / 4 * 3)
         return 0;
-    size_t single = 0;
-    for (size_t i = 0; i < t->size; i++)
-        single += t->entry[i].owners == 1;
     bool settled = s->journal && s->last_lsn <= ht_journal_durable(s->journal);
-    return rebuild(s, settled && single > t->size / 4 ? t->size : t->size * 2, settled);
+    size_t idle = 0;
+    for (size_t i = 0; i < t->size; i++)
+        idle += settled && is_idle(s, &t->entry[i]);
+    int rc = rebuild(s, idle > t->size / 4 ? t->size : t->size * 2, settled);
+    assert(rc || t->count < t->size);
+    return rc;
 }
 
 int ht_share_add(struct ht_store *s, const struct ht_ref *ref, bool named)

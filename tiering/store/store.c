@@ -226,6 +226,21 @@ static int start_threads(struct ht_store *s)
     return 0;
 }
 
+/* Durable before the first is given out. A log without room for it is no reason not to mount. */
+static int reserve_ids(struct ht_store *s)
+{
+    struct ht_tx *tx;
+    uint64_t lsn;
+    int rc = ht_tx_begin(s, 64, &tx);
+    if (rc == -ENOSPC)
+        return 0;
+    if (rc)
+        return rc;
+    ht_tx_reserve_ids(tx);
+    rc = ht_tx_commit(tx, &lsn);
+    return rc ? rc : ht_store_sync(s, lsn);
+}
+
 int ht_store_mount(struct ht_store *s)
 {
     int rc = open_journal(s);
@@ -235,6 +250,8 @@ int ht_store_mount(struct ht_store *s)
     if (rc || s->opts.read_only)
         return rc;
     rc = begin_writing(s);
+    if (!rc)
+        rc = reserve_ids(s);
     if (!rc)
         rc = start_threads(s);
     s->mounted = rc == 0;

@@ -264,6 +264,7 @@ struct ht_store {
     struct ht_scope *scopes; /* few: one per model root */
     struct ht_scope *scope0;
     _Atomic uint64_t next_id;
+    uint64_t ids_logged; /* up to there the log says that numbers were given out; tx_lock */
 
     pthread_mutex_t tx_lock; /* held while a transaction is open; guards tx and last_lsn */
     struct ht_tx tx;
@@ -388,7 +389,12 @@ void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
 int ht_writeback_some(struct ht_store *s, unsigned most) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 
+/* tx.c */
+/* Into an open transaction: that numbers were given out which will be. */
+void ht_tx_reserve_ids(struct ht_tx *tx);
+
 /* publish.c */
+void ht_record_ids(struct ht_buf *b, uint64_t next);
 void ht_obj_publish_locked(struct ht_obj *o, struct ht_tx *tx);
 /* What that would put now, and as much again for each image that may be written back before. */
 size_t ht_obj_pending_bytes_locked(struct ht_obj *o);

@@ -82,11 +82,29 @@ static void log_failed(struct ht_store *s, int error)
                  "the metadata log cannot be written: %s; the store is read-only from now on", strerror(-error));
 }
 
+/*
+ * A number that was given out is in file handles and caches, also when nothing that bears it reached the log before a crash:
+ * the log names numbers far ahead of those given out, and the next mount begins there.
+ */
+enum { IDS_AHEAD = 1 << 20 };
+
+void ht_tx_reserve_ids(struct ht_tx *tx)
+{
+    struct ht_store *s = tx->s;
+    uint64_t next = s->next_id;
+    if (s->ids_logged >= ht_min_u64(next + IDS_AHEAD / 2, HT_ID_MAX))
+        return;
+    s->ids_logged = ht_min_u64(next + IDS_AHEAD, HT_ID_MAX);
+    ht_record_ids(&tx->records, s->ids_logged);
+}
+
 int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn)
 {
     struct ht_store *s = tx->s;
     uint64_t lsn = 0;
     int rc = tx->records.err;
+    if (!rc && tx->records.len)
+        ht_tx_reserve_ids(tx);
     if (!rc && tx->records.len)
         rc = ht_journal_append(s->journal, &tx->records, &lsn);
     if (rc) {

@@ -179,7 +179,7 @@ START_TEST(every_field_has_bounds)
         unsigned bytes;
         enum ht_super_problem problem;
     } cases[] = {
-        {F(version), 2, 4, HT_SUPER_BAD_VERSION},
+        {F(version), HT_FORMAT_VERSION + 1, 4, HT_SUPER_BAD_VERSION},
         {F(feat_refuse), 1ull << 63, 8, HT_SUPER_BAD_VERSION},
         {F(feat_ro), 1, 8, HT_SUPER_OK},
         {F(feat_ignore), 1, 8, HT_SUPER_OK},

@@ -236,6 +236,35 @@ START_TEST(space_of_an_open_transaction_is_waited_for)
 }
 END_TEST
 
+/* Owners that the open transaction ended stay in the table: it must grow, however many there are. */
+START_TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
+{
+    enum { OLD = 48, NEW = 120 };
+    fresh(64, false);
+    uint8_t *p = pattern(NEW * SMALL, 8);
+    struct ht_obj *a = stored(SMALL, 0, p, OLD * SMALL), *b = object(SMALL, 0), *c = stored(SMALL, 0, p, NEW * SMALL),
+                  *d = object(SMALL, 0);
+    struct ht_tx *tx;
+    clone_all(a, b);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ck_assert_int_eq(ht_obj_truncate(a, 0), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 16384, &tx), 0);
+    ht_obj_publish(a, tx);
+    for (uint64_t i = 0; i < NEW; i++)
+        ck_assert_int_eq(ht_obj_clone(c, i * SMALL, d, i * SMALL, SMALL), SMALL);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ck_assert_int_eq(ht_obj_sync(d), 0);
+    ht_obj_evict(d);
+    expect(d, 0, p, NEW * SMALL);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(c);
+    ht_obj_put(d);
+    free(p);
+    done();
+}
+END_TEST
+
 START_TEST(a_remount_counts_the_owners)
 {
     fresh(16, false);
@@ -758,6 +787,7 @@ int main(void)
     tcase_add_test(tc, space_comes_back_with_the_last_owner_in_any_order);
     tcase_add_test(tc, what_a_record_named_is_not_used_again_before_its_end_is_durable);
     tcase_add_test(tc, space_of_an_open_transaction_is_waited_for);
+    tcase_add_test(tc, owners_ended_by_an_open_transaction_are_no_room_for_new_ones);
     tcase_add_test(tc, a_remount_counts_the_owners);
     tcase_add_test(tc, an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not);
     tcase_add_test(tc, an_unpublished_reference_that_is_shared_is_not_overwritten);
