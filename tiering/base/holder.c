@@ -39,41 +39,51 @@ static bool read_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
     return n > 0;
 }
 
-static bool take(struct ht_holder *h, pid_t pid)
+/* A program of hitrain, by its name: others may have a block device open without holding it. */
+static bool is_ours(pid_t pid)
 {
-    if (pid <= 0 || !read_command(pid, h->command))
-        return false;
-    h->pid = pid;
-    return true;
+    char path[32], name[32] = "";
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/comm", (int)pid);
+    f = fopen(path, "re");
+    if (f != NULL) {
+        if (fgets(name, sizeof(name), f) == NULL)
+            name[0] = '\0';
+        fclose(f);
+    }
+    return strstr(name, "hitrain") != NULL;
 }
 
 /* Lines are "1: FLOCK ADVISORY WRITE pid major:minor:inode start end", the device in hexadecimal. */
-static void find_flock(const struct stat *st, struct ht_holder *h)
+static void each_flock(const struct stat *st, ht_holder_visit *visit, void *arg)
 {
     FILE *f = fopen("/proc/locks", "re");
     char line[256];
+    bool done = false;
 
-    while (f != NULL && h->pid == 0 && fgets(line, sizeof(line), f) != NULL) {
+    while (f != NULL && !done && fgets(line, sizeof(line), f) != NULL) {
         unsigned major_no, minor_no;
         unsigned long long inode;
         int pid;
 
-        if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_no, &minor_no, &inode) == 4 &&
+        if (sscanf(line, "%*s FLOCK %*s %*s %d %x:%x:%llu", &pid, &major_no, &minor_no, &inode) == 4 && pid > 0 &&
             makedev(major_no, minor_no) == st->st_dev && inode == st->st_ino)
-            take(h, pid);
+            done = visit(pid, arg);
     }
     if (f != NULL)
         fclose(f);
 }
 
+/* What a user's own namespace has below /dev may hang, too: only what the kernel knows already is asked for. */
 static bool is_device(int fds, const char *name, dev_t rdev)
 {
     char link[PATH_MAX];
     ssize_t n = readlinkat(fds, name, link, sizeof(link) - 1);
-    struct stat st;
+    struct statx st;
 
-    return n > 5 && memcmp(link, "/dev/", 5) == 0 && fstatat(fds, name, &st, 0) == 0 && S_ISBLK(st.st_mode) &&
-        st.st_rdev == rdev;
+    return n > 5 && memcmp(link, "/dev/", 5) == 0 && statx(fds, name, AT_STATX_DONT_SYNC, STATX_TYPE, &st) == 0 &&
+        S_ISBLK(st.stx_mode) && makedev(st.stx_rdev_major, st.stx_rdev_minor) == rdev;
 }
 
 static bool has_open(pid_t pid, dev_t rdev)
@@ -92,19 +102,63 @@ static bool has_open(pid_t pid, dev_t rdev)
     return found;
 }
 
-static void find_opener(dev_t rdev, struct ht_holder *h)
+static void each_opener(dev_t rdev, ht_holder_visit *visit, void *arg)
 {
     DIR *dir = opendir("/proc");
+    bool done = false;
     struct dirent *e;
 
-    while (dir != NULL && h->pid == 0 && (e = readdir(dir)) != NULL) {
+    while (dir != NULL && !done && (e = readdir(dir)) != NULL) {
         pid_t pid = isdigit((unsigned char)e->d_name[0]) ? (pid_t)atol(e->d_name) : 0;
 
         if (pid > 0 && has_open(pid, rdev))
-            take(h, pid);
+            done = visit(pid, arg);
     }
     if (dir != NULL)
         closedir(dir);
+}
+
+static void each(const struct stat *st, ht_holder_visit *visit, void *arg)
+{
+    if (S_ISBLK(st->st_mode))
+        each_opener(st->st_rdev, visit, arg);
+    else
+        each_flock(st, visit, arg);
+}
+
+int ht_holder_each(const char *path, ht_holder_visit *visit, void *arg)
+{
+    struct stat st;
+
+    if (stat(path, &st) != 0)
+        return -errno;
+    each(&st, visit, arg);
+    return 0;
+}
+
+static bool take_owner(pid_t pid, void *arg)
+{
+    struct ht_holder *h = arg;
+
+    if (!read_command(pid, h->command))
+        return false;
+    h->pid = pid;
+    return true;
+}
+
+/* The first that has it open, until one comes that holds what it opens. */
+static bool take_opener(pid_t pid, void *arg)
+{
+    struct ht_holder *h = arg;
+    bool holds = pid == getpid() || is_ours(pid);
+    char command[HT_HOLDER_COMMAND_MAX];
+
+    if ((!holds && h->pid != 0) || !read_command(pid, command))
+        return false;
+    memcpy(h->command, command, sizeof(command));
+    h->pid = pid;
+    h->opener = !holds;
+    return holds;
 }
 
 int ht_holder_find(const char *path, struct ht_holder *out)
@@ -118,12 +172,11 @@ int ht_holder_find(const char *path, struct ht_holder *out)
     if (m == NULL)
         return -ENOMEM;
     *out = (struct ht_holder){0};
-    if (ht_mount_of_source(path, m) == 0)
+    each(&st, S_ISBLK(st.st_mode) ? take_opener : take_owner, out);
+    if (ht_mount_of_source(path, m) == 0) {
         memcpy(out->point, m->point, sizeof(out->point));
-    if (S_ISBLK(st.st_mode))
-        find_opener(st.st_rdev, out);
-    else
-        find_flock(&st, out);
+        out->mount_lives = !ht_mount_is_fuse(m) || (out->pid != 0 && !out->opener);
+    }
     free(m);
     return 0;
 }
@@ -131,10 +184,13 @@ int ht_holder_find(const char *path, struct ht_holder *out)
 const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX])
 {
     int n = h->point[0] ? snprintf(text, HT_HOLDER_TEXT_MAX, "mounted on %s", h->point) : 0;
+    const char *and = n ? " and " : "";
 
-    if (h->pid)
-        snprintf(text + n, HT_HOLDER_TEXT_MAX - (size_t)n, "%sheld by process %d (%s)", n ? " and " : "", (int)h->pid,
-                 h->command);
+    if (h->pid && h->opener)
+        snprintf(text + n, HT_HOLDER_TEXT_MAX - (size_t)n, "%sin use, perhaps by process %d (%s), which has it open",
+                 and, (int)h->pid, h->command);
+    else if (h->pid)
+        snprintf(text + n, HT_HOLDER_TEXT_MAX - (size_t)n, "%sheld by process %d (%s)", and, (int)h->pid, h->command);
     else if (n == 0)
         snprintf(text, HT_HOLDER_TEXT_MAX,
                  "in use: by a program that cannot be seen from here, or by the last writes of one that was killed");

@@ -12,15 +12,22 @@ enum { HT_HOLDER_COMMAND_MAX = 256, HT_HOLDER_TEXT_MAX = PATH_MAX + HT_HOLDER_CO
 struct ht_holder {
     pid_t pid;                           /* 0: none that is alive and that we may see */
     char command[HT_HOLDER_COMMAND_MAX]; /* its command line, arguments separated by blanks; may be cut */
+    bool opener;                         /* it has the block device open, and that is all that is known */
     char point[PATH_MAX];                /* where the device is mounted in our namespace; "" when it is not */
+    bool mount_lives;                    /* that mount is the kernel's own, or the process is its daemon */
 };
 
+/* True: enough. */
+typedef bool ht_holder_visit(pid_t pid, void *arg);
+
+/* Every process that may hold path: the owners of flocks on a regular file, whoever has a block device open. */
+int ht_holder_each(const char *path, ht_holder_visit *visit, void *arg) HT_CHECK;
 /*
- * The process, perhaps this one, that holds path: the owner of a flock on a regular file, whoever has a block
- * device open. A guess for people, not a lock: it may be another one a moment later. -errno: path cannot be looked at.
+ * The process, perhaps this one, that holds path: the owner of a flock on a regular file; of those that have a block
+ * device open a program of hitrain, else any. A guess for people, not a lock: it may be another one a moment later. -errno: path cannot be looked at.
  */
 int ht_holder_find(const char *path, struct ht_holder *out) HT_CHECK;
-/* "mounted on /mnt and held by process 12 (hitrain a b)", or the part of it that is known. Returns text. */
+/* "mounted on /mnt and held by process 12 (hitrain a b)", or "in use, perhaps by" a mere opener, or the part of it that is known. Returns text. */
 const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX]);
 
 #endif

@@ -53,22 +53,25 @@ static bool parse_line(char *line, struct ht_mount_entry *out)
     return true;
 }
 
-/* The last entry that matches: it is the one on top. */
-static int find(bool (*match)(const void *what, const struct ht_mount_entry *m), const void *what,
+/* Of the entries that match best the last one: it is the one on top. */
+static int find(int (*match)(const void *what, const struct ht_mount_entry *m), const void *what,
                 struct ht_mount_entry *out)
 {
     FILE *f = fopen("/proc/self/mountinfo", "re");
     struct ht_mount_entry *m = malloc(sizeof(*m));
+    int ret = -ENOENT, best = 1;
     char *line = NULL;
     size_t cap = 0;
-    int ret = -ENOENT;
 
     if (f == NULL || m == NULL) {
         ret = f == NULL ? -errno : -ENOMEM;
         goto out;
     }
     while (getline(&line, &cap, f) > 0) {
-        if (parse_line(line, m) && match(what, m)) {
+        int grade = parse_line(line, m) ? match(what, m) : 0;
+
+        if (grade >= best) {
+            best = grade;
             *out = *m;
             ret = 0;
         }
@@ -81,27 +84,46 @@ out:
     return ret;
 }
 
+/* -------------------------------------------------------- the mount of a source */
+
 struct source {
     struct stat st;
     char path[PATH_MAX];
 };
 
-static bool match_source(const void *what, const struct ht_mount_entry *m)
+/* Whom a FUSE mount belongs to. The kernel writes it after everything that a security module may have said. */
+static bool user_of(const struct ht_mount_entry *m, unsigned long *out_uid)
 {
+    bool known = false;
+
+    for (const char *p = m->super_options; p != NULL; p = strchr(p, ',')) {
+        p += *p == ',';
+        known |= sscanf(p, "user_id=%lu", out_uid) == 1;
+    }
+    return known;
+}
+
+/*
+ * 0: no. What a FUSE mount says about its source is what its user said, so that only root and the owner of the source
+ * are believed, and root rather than the owner.
+ */
+static int match_source(const void *what, const struct ht_mount_entry *m)
+{
+    enum { NO, OWNER, ROOT };
     const struct source *s = what;
+    unsigned long uid = 0;
     struct stat st;
 
     if (S_ISBLK(s->st.st_mode) && makedev(m->major, m->minor) == s->st.st_rdev)
-        return true;
-    if (m->source[0] != '/')
-        return false;
+        return ROOT;
+    if (ht_mount_is_fuse(m) && (!user_of(m, &uid) || (uid != 0 && uid != s->st.st_uid)))
+        return NO;
     if (strcmp(m->source, s->path) == 0)
-        return true;
-    /* another name of the same file or device */
-    if (stat(m->source, &st) != 0 || (st.st_mode & S_IFMT) != (s->st.st_mode & S_IFMT))
-        return false;
-    return S_ISBLK(st.st_mode) ? st.st_rdev == s->st.st_rdev
-                               : S_ISREG(st.st_mode) && st.st_dev == s->st.st_dev && st.st_ino == s->st.st_ino;
+        return uid == 0 ? ROOT : OWNER;
+    /* Another name of a device. Looking anywhere but where root keeps them could hang in some other mount. */
+    if (uid != 0 || !S_ISBLK(s->st.st_mode) || strncmp(m->source, "/dev/", 5) != 0)
+        return NO;
+    return stat(m->source, &st) == 0 && S_ISBLK(st.st_mode) && st.st_rdev == s->st.st_rdev ? ROOT : NO;
 }
 
 int ht_mount_of_source(const char *path, struct ht_mount_entry *out)
@@ -113,7 +135,9 @@ int ht_mount_of_source(const char *path, struct ht_mount_entry *out)
     return find(match_source, &s, out);
 }
 
-static bool match_device(const void *what, const struct ht_mount_entry *m)
+/* -------------------------------------------------------------- other questions */
+
+static int match_device(const void *what, const struct ht_mount_entry *m)
 {
     return makedev(m->major, m->minor) == *(const dev_t *)what;
 }
@@ -127,7 +151,7 @@ int ht_mount_of_path(const char *path, struct ht_mount_entry *out)
     return find(match_device, &st.st_dev, out);
 }
 
-static bool match_point(const void *what, const struct ht_mount_entry *m)
+static int match_point(const void *what, const struct ht_mount_entry *m)
 {
     return strcmp(m->point, what) == 0;
 }
@@ -135,6 +159,12 @@ static bool match_point(const void *what, const struct ht_mount_entry *m)
 int ht_mount_at(const char *path, struct ht_mount_entry *out)
 {
     return find(match_point, path, out);
+}
+
+bool ht_mount_is_fuse(const struct ht_mount_entry *m)
+{
+    return strcmp(m->type, "fuse") == 0 || strncmp(m->type, "fuse.", 5) == 0 || strcmp(m->type, "fuseblk") == 0 ||
+        strncmp(m->type, "fuseblk.", 8) == 0;
 }
 
 bool ht_mount_is_hitrain(const struct ht_mount_entry *m)

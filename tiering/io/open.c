@@ -70,7 +70,7 @@ static bool worth_waiting(const char *path, int flags)
         return false;
     if (ht_holder_find(path, &h) != 0)
         return true;
-    if (h.pid == getpid() || (h.pid != 0 && h.point[0] != '\0'))
+    if (h.pid == getpid() || h.mount_lives)
         return false;
     if (!(flags & HT_DEV_QUIET))
         ht_warn("%s is %s; waiting up to %d s for it", path, ht_holder_text(&h, text), HT_DEVICE_WAIT_S);
