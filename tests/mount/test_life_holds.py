@@ -131,6 +131,135 @@ def test_a_foreign_holder_of_a_file_is_named(make_store):
         assert run('hitrain-fsck', '--no-wait', store.image).returncode == 0, 'readers share a file'
 
 
+@contextlib.contextmanager
+def opener(path):
+    """A process that has it open, for nothing, and is older than every holder."""
+    with open(path, 'rb') as f:
+        process = subprocess.Popen(['sleep', '300'], stdin=f)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_who_merely_has_a_device_open_is_in_nobodys_way(make_store, tmp_path):
+    """Neither of a remount nor of messages, which name the holder; alone it is named with doubt."""
+    store = make_store('64M')
+    image = store.image
+    with loop_device(image) as store.image, opener(store.image) as process:
+        store.mount()
+        done = run('hitrain', '-o', 'remount,ro', store.image, store.point)
+        assert done.stderr == '' and os.statvfs(store.point).f_flag & os.ST_RDONLY
+        done = run('hitrain-fsck', store.image, check=False)
+        assert done.returncode == 8 and f'held by process {store.daemon.pid} (' in done.stderr, done.stderr
+        assert f'process {process.pid} ' not in done.stderr
+        store.unmount()
+        with os.fdopen(os.open(store.image, os.O_RDONLY | os.O_EXCL)):
+            with opener(store.image):
+                done = run('hitrain-fsck', '--no-wait', store.image, check=False)
+        assert done.returncode == 8 and 'held by' not in done.stderr and 'perhaps by process' in done.stderr, done.stderr
+        store.assert_clean()
+    store.image = image
+
+
+def test_other_daemons_of_a_file_are_not_asked_at_a_remount(make_store, tmp_path):
+    """Readers share a file: each mount has a daemon and options of its own."""
+    store = make_store('64M')
+    with contextlib.ExitStack() as stack:
+        for name, commit in ('a', 5), ('b', 6), ('c', 7):
+            (tmp_path / name).mkdir()
+            run('hitrain', '-o', ','.join((*SMALL, 'ro', f'commit={commit}')), store.image, tmp_path / name)
+            stack.callback(unmount, tmp_path / name)
+        for name, commit in ('a', 5), ('b', 6), ('c', 7):
+            run('hitrain', '-o', f'remount,ro,noatime,commit={commit}', store.image, tmp_path / name)
+            done = run('hitrain', '-o', f'remount,ro,commit={commit + 1}', store.image, tmp_path / name, check=False)
+            assert done.returncode and "option 'commit' cannot change" in done.stderr, done.stderr
+
+
+def test_a_device_that_the_kernel_has_mounted_is_not_waited_for(make_store, tmp_path):
+    if not shutil.which('mkfs.ext4'):
+        pytest.skip('no mkfs.ext4 here')
+    store = make_store('64M')
+    image = tmp_path / 'ext4'
+    image.touch()
+    os.truncate(image, 16 * MIB)
+    subprocess.run(['mkfs.ext4', '-q', image], check=True, timeout=SECONDS_MAX)
+    with loop_device(image) as device:
+        subprocess.run(['mount', device, store.point], check=True, timeout=SECONDS_MAX)
+        try:
+            begin = time.monotonic()
+            for program in 'hitrain-fsck', 'mkfs.hitrain':
+                done = run(program, device, check=False)
+                assert done.returncode and f'mounted on {store.point}' in done.stderr, done.stderr
+            assert time.monotonic() - begin < 10
+        finally:
+            unmount(store.point)
+
+
+# ---------------------------------------------------------- a user's mount that lies
+
+NOBODY = 65534
+LIAR = """
+import os, sys
+fd = os.open('/dev/fuse', os.O_RDWR)
+import ctypes
+source, kind, user, point = sys.argv[1:]
+done = ctypes.CDLL(None, use_errno=True).mount(source.encode(), point.encode(), kind.encode(), 6,
+    f'fd={fd},rootmode=40000,user_id={user},group_id={user}'.encode())
+assert done == 0, ctypes.get_errno()
+print('mounted', flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def lying_mount(source, point, user=NOBODY, kind='fuse.hitrain'):
+    """What fusermount would have made for this user, with fsname=source. Nobody ever answers there."""
+    point.mkdir()
+    process = subprocess.Popen(['/usr/bin/python3', '-c', LIAR, str(source), kind, str(user), str(point)],
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == 'mounted\n'
+        yield point
+    finally:
+        process.stdin.close()  # ends the connection, with which everybody who hangs there is free
+        process.wait(SECONDS_MAX)
+        process.stdout.close()
+        subprocess.run(['umount', '-l', point], check=True, timeout=SECONDS_MAX)
+
+
+@pytest.mark.parametrize('kind', ['fuse.hitrain', 'fuse.sshfs', 'fuse'])
+def test_a_users_mount_cannot_pose_as_the_mount_of_a_device(held, tmp_path, kind):
+    with lying_mount(held.image, tmp_path / 'before', kind=kind):
+        run('mkfs.hitrain', '--force', held.image)
+        held.mount()
+        with lying_mount(held.image, tmp_path / 'after', kind=kind):
+            for program in 'mkfs.hitrain', 'hitrain-fsck':
+                done = run(program, held.image, check=False)
+                assert done.returncode and f'umount {held.point}\n' in done.stderr, done.stderr
+                assert str(tmp_path) not in done.stderr, done.stderr
+        held.unmount()
+        with kept_open(held):
+            done = run('hitrain-fsck', '--no-wait', held.image, check=False)
+            assert done.returncode == 8 and 'mounted on' not in done.stderr, done.stderr
+    held.assert_clean()
+
+
+def test_a_mount_that_answers_nobody_hangs_nobody(held, tmp_path):
+    """Not even as root's: what it says of its source is compared, and looked at only where devices are."""
+    with lying_mount(tmp_path / 'hangs' / 'x', tmp_path / 'hangs') as point:
+        with lying_mount(point / 'y', tmp_path / 'of-root', user=0):
+            run('mkfs.hitrain', '--force', held.image, timeout=20)
+            held.mount()
+            for program in 'mkfs.hitrain', 'hitrain-fsck':
+                done = run(program, held.image, check=False, timeout=20)
+                assert done.returncode and f'mounted on {held.point} ' in done.stderr, done.stderr
+            run('hitrain', '-o', 'remount,ro', held.image, held.point, timeout=20)
+            held.unmount()
+    held.assert_clean()
+
+
 def test_waiting_ends_when_interrupted(make_store, tmp_path):
     """In the foreground, too, and nothing is left: no process, no mount, no hold."""
     store = make_store('64M')

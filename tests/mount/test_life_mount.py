@@ -188,6 +188,26 @@ def test_remount_that_cannot_be(space):
     assert first.startswith('rw,') and second.startswith('ro,noatime')
 
 
+def test_remount_changes_no_other_mount_that_is_at_its_path(space):
+    """The table names the youngest mount at a path; an older one that was moved there may be what is on top."""
+    done = space.run('''
+        mkdir $POINT/../old $POINT/../over
+        mount -t tmpfs old $POINT/../old
+        mkdir $POINT/../over/deep
+        hitrain -o $SMALL $IMAGE $POINT/../over/deep
+        mount -t tmpfs over $POINT/../over
+        mkdir $POINT/../over/deep
+        mount --move $POINT/../old $POINT/../over/deep
+        fails hitrain -o remount,ro $IMAGE $POINT/../over/deep
+        touch $POINT/../over/deep/f
+        umount $POINT/../over/deep $POINT/../over
+        hitrain -o remount,ro $IMAGE $POINT/../over/deep
+        fails touch $POINT/../over/deep/f 2>/dev/null
+        umount $POINT/../over/deep
+    ''')
+    assert 'nothing was changed' in done.stderr or 'is not a mount of hitrain' in done.stderr, done.stderr
+
+
 def test_what_was_written_is_durable_when_a_mount_became_read_only(make_store):
     store = make_store('64M')
     store.mount('commit=3600')

@@ -18,6 +18,7 @@
 
 static _Atomic int least_level = HT_LOG_INFO;
 static _Atomic bool to_syslog;
+static _Thread_local bool is_silent;
 static char syslog_ident[64]; /* written once, before to_syslog */
 
 void ht_log_to_syslog(const char *ident)
@@ -32,6 +33,11 @@ void ht_log_to_syslog(const char *ident)
 void ht_log_set_level(enum ht_log_level level)
 {
     atomic_store(&least_level, (int)level);
+}
+
+void ht_log_silence(bool silent)
+{
+    is_silent = silent;
 }
 
 const char *ht_log_level_word(enum ht_log_level level)
@@ -65,7 +71,7 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
     size_t len;
     va_list args;
 
-    if ((int)level > atomic_load_explicit(&least_level, memory_order_relaxed))
+    if (is_silent || (int)level > atomic_load_explicit(&least_level, memory_order_relaxed))
         return;
     head = snprintf(line, sizeof(line) / 2, "%s: %s", program_invocation_short_name, words[level]);
     if (head < 0 || (size_t)head >= sizeof(line) / 2)

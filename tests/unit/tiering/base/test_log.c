@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Messages are one whole line each, whatever is in them. */
 #include <check.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
 #include "tiering/base/log.h"
@@ -59,6 +60,29 @@ START_TEST(less_important_messages_are_hidden)
 }
 END_TEST
 
+static void *say_so(void *arg)
+{
+    ht_error("from another thread");
+    return arg;
+}
+
+START_TEST(a_silent_thread_silences_no_other)
+{
+    const char *text;
+    pthread_t thread;
+
+    capture();
+    ht_log_silence(true);
+    ht_error("hidden");
+    ck_assert_int_eq(pthread_create(&thread, NULL, say_so, NULL), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ht_log_silence(false);
+    ht_info("shown");
+    text = captured();
+    ck_assert_str_eq(text, "test_log: error: from another thread\ntest_log: shown\n");
+}
+END_TEST
+
 START_TEST(control_characters_do_not_reach_the_terminal)
 {
     const char *text;
@@ -108,6 +132,7 @@ int main(void)
 
     tcase_add_test(t, a_message_names_the_program_and_the_level);
     tcase_add_test(t, less_important_messages_are_hidden);
+    tcase_add_test(t, a_silent_thread_silences_no_other);
     tcase_add_test(t, control_characters_do_not_reach_the_terminal);
     tcase_add_test(t, a_long_message_is_cut_and_still_one_line);
     tcase_add_test(t, errno_survives_a_message);
