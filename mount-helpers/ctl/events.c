@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "mount-helpers/common/json.h"
+#include "mount-helpers/common/text.h"
 #include <hitrain/words.h>
 
 enum { FOLLOW_MS = 250, READ_BYTES = 1 << 16, FIELDS_MAX = 24 };
@@ -128,7 +129,14 @@ static void put_time(uint64_t ns)
     printf("%s.%03u", text, (unsigned)(ns / 1000000 % 1000));
 }
 
-/* Escaped texts are fit for a terminal. */
+/* Padded to width and with a blank after it. */
+static void put_column(const char *text, int width)
+{
+    ht_put_printable(text, stdout);
+    printf("%*s ", width > (int)strlen(text) ? width - (int)strlen(text) : 0, "");
+}
+
+/* hitrain escapes its texts, but the mount may be anybody's who calls it hitrain. */
 static void put_for_people(const struct reader *r, const struct line *l)
 {
     static const char *const colour[] = {"\033[31m", "\033[33m", "", ""};
@@ -136,13 +144,19 @@ static void put_for_people(const struct reader *r, const struct line *l)
     const char *path = value_of(l, "path");
     uint64_t count = number_of(l, "count");
 
-    printf("%6s  ", value_of(l, "seq"));
+    printf("%6llu  ", (unsigned long long)number_of(l, "seq"));
     put_time(number_of(l, "time_ns"));
-    printf("  %s%-5s  %-17s%s ", r->colours ? colour[level] : "", value_of(l, "level"), value_of(l, "code"),
-           r->colours && colour[level][0] != '\0' ? "\033[0m" : "");
-    if (path[0] != '\0')
-        printf("/%s: ", path);
-    fputs(value_of(l, "text"), stdout);
+    printf("  %s", r->colours ? colour[level] : "");
+    put_column(value_of(l, "level"), 6);
+    put_column(value_of(l, "code"), 17);
+    if (r->colours && colour[level][0] != '\0')
+        fputs("\033[0m", stdout);
+    if (path[0] != '\0') {
+        putchar('/');
+        ht_put_printable(path, stdout);
+        fputs(": ", stdout);
+    }
+    ht_put_printable(value_of(l, "text"), stdout);
     if (count > 1)
         printf(" (and %llu more%s)", (unsigned long long)count - 1,
                value_of(l, "various")[0] != '\0' ? ", of various files or devices" : "");

@@ -5,6 +5,7 @@ The failures are real ones: bytes changed on the image, a device that ends too e
 (a loop device whose file lies on a full file system), a store that is full.
 """
 import contextlib
+import ctypes
 import errno
 import json
 import mmap
@@ -13,7 +14,10 @@ import pathlib
 import re
 import shutil
 import socket
+import stat
+import struct
 import subprocess
+import threading
 import time
 
 import pytest
@@ -445,6 +449,70 @@ def test_names_cannot_forge_events(mnt):
     e = wait_event(mnt, 'refused')
     assert e['path'] == name.decode() and len(events(mnt)) == 2
     assert '\x1b' not in run('hitrainctl', 'events', mnt).stdout
+
+
+@contextlib.contextmanager
+def foreign_mount(point, events):
+    """A file system of somebody else that goes by our name and has .hitrain/events, served by a thread."""
+    point.mkdir()
+    fd = os.open('/dev/fuse', os.O_RDWR)
+    options = f'fd={fd},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other'.encode()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(b'x', os.fsencode(point), b'fuse.hitrain', 0, options) == 0, os.strerror(ctypes.get_errno())
+
+    def attr(node):
+        mode = stat.S_IFREG | 0o444 if node == 3 else stat.S_IFDIR | 0o755
+        return struct.pack('<6Q10I', node, len(events), 0, 0, 0, 0, 0, 0, 0, mode, 1, 0, 0, 0, 4096, 0)
+
+    def answer(opcode, node, body):
+        if opcode == 26:  # INIT
+            return struct.pack('<4I2H2I2HI7I', 7, 31, 0, 0, 1, 1, 4096, 1, 0, 0, 0, *[0] * 7)
+        if opcode == 1:  # LOOKUP
+            child = {b'.hitrain': 2, b'events': 3}.get(body.rstrip(b'\0'))
+            return child and struct.pack('<4Q2I', child, 0, 0, 0, 0, 0) + attr(child)
+        if opcode == 3:  # GETATTR
+            return struct.pack('<Q2I', 0, 0, 0) + attr(node)
+        if opcode in (14, 27):  # OPEN, OPENDIR; direct
+            return struct.pack('<Q2I', 0, 1, 0)
+        if opcode == 15:  # READ; from an event's number on
+            return b'' if struct.unpack_from('<Q', body, 8)[0] else events
+        return None
+
+    def serve():
+        while True:
+            try:
+                request = os.read(fd, 1 << 17)
+            except OSError as e:
+                if e.errno == errno.ENODEV:
+                    return
+                continue
+            _, opcode, unique, node = struct.unpack_from('<2I2Q', request)
+            if opcode in (2, 42):  # FORGET wants no answer
+                continue
+            body = answer(opcode, node, request[40:])
+            error = 0 if body is not None else -(errno.ENOENT if opcode == 1 else errno.ENOSYS)
+            with contextlib.suppress(OSError):
+                os.write(fd, struct.pack('<IiQ', 16 + len(body or b''), error, unique) + (body or b''))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield point
+    finally:
+        subprocess.run(['umount', '-l', point], check=True)
+        thread.join(SECONDS_MAX)
+        os.close(fd)
+
+
+def test_a_foreign_mount_does_not_steer_the_terminal(tmp_path):
+    """It goes by our name; what it has for events is not what hitrain escapes."""
+    evil = b'\x1b[31mX\x07'
+    fields = b'\t'.join(key + b'=' + evil for key in (b'code', b'path', b'text', b'error', b'various', evil))
+    with foreign_mount(tmp_path / 'mnt', b'seq=1' + evil + b'\ttime_ns=1\tlevel=warn\tcount=2\t' + fields + b'\n') as point:
+        for options in (), ('--json',):
+            done = run('hitrainctl', 'events', *options, point)
+            assert 'X' in done.stdout and done.stdout.count('\n') == 1, done.stdout
+            assert not re.search('[\0-\x09\x0b-\x1f\x7f]', done.stdout + done.stderr), done.stdout
 
 
 def test_following_shows_new_events_and_is_not_in_the_way(store):
