@@ -206,7 +206,7 @@ fd = os.open('/dev/fuse', os.O_RDWR)
 import ctypes
 source, kind, user, point = sys.argv[1:]
 done = ctypes.CDLL(None, use_errno=True).mount(source.encode(), point.encode(), kind.encode(), 6,
-    f'fd={fd},rootmode=40000,user_id={user},group_id={user}'.encode())
+    f'fd={fd},rootmode=40000,user_id={user},group_id={user},allow_other'.encode())
 assert done == 0, ctypes.get_errno()
 print('mounted', flush=True)
 sys.stdin.read()
