@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -294,7 +295,7 @@ def test_hold_outlasts_a_dead_mount_only_as_long_as_its_writes(held, tmp_path):
 
 # ------------------------------------------------------- killed on a slow device
 
-SLOW_BYTES_PER_S = 4 * MIB
+SLOW_BYTES_PER_S = 1 * MIB
 BLKIO = '/sys/fs/cgroup/blkio'
 
 
@@ -348,6 +349,15 @@ def slow_group(device):
                 time.sleep(0.1)
 
 
+WRITE_AND_SYNC = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+os.write(fd, os.urandom(10 << 20))
+print('written', flush=True)
+os.fsync(fd)
+"""
+
+
 def test_killed_while_its_writes_go_on(make_store, tmp_path):
     """The remount waits for writes of a process that is gone, says so, and has every synced file."""
     store = make_store('256M')
@@ -362,14 +372,16 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
                 f.flush()
                 os.fsync(f.fileno())
         limit(True)
-        writers = [subprocess.Popen(['dd', 'if=/dev/urandom', f'of={store.point}/lost{i}', 'bs=1M', 'count=16',
-                                     'conv=fsync'], stderr=subprocess.DEVNULL) for i in range(2)]
-        time.sleep(1.5)
+        writers = [subprocess.Popen([sys.executable, '-c', WRITE_AND_SYNC, store.point / f'lost{i}'],
+                                    stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for i in range(2)]
+        for writer in writers:
+            assert writer.stdout.readline() == b'written\n'
+        time.sleep(0.5)  # some of 20 MiB are on their way now, at 1 MiB each second
         begin = time.monotonic()
         store.kill()
         gone = time.monotonic() - begin
         for writer in writers:
-            writer.wait(SECONDS_MAX)
+            writer.communicate(timeout=SECONDS_MAX)
         done = run('hitrain', '-o', ','.join(SMALL), store.image, store.point)
         waited = time.monotonic() - begin - gone
         assert waited > 0.3, 'the device was not slow enough to test anything'
