@@ -124,13 +124,13 @@ static void free_later(struct ht_store *s, struct ht_limbo_queue *q, uint64_t ls
     memset(ref, 0, sizeof(*ref));
 }
 
-/* What the log may still name: of an object whose deletion is lsn. */
-static void free_after(struct ht_store *s, uint64_t lsn, struct ht_ref *ref)
+/* An owner lets go of what the log may name until lsn is durable (0: it names none). True if it is or will be free. */
+static bool drop_ref(struct ht_store *s, uint64_t lsn, struct ht_ref *ref)
 {
     switch (ht_share_drop(s, ref, false)) {
     case HT_SHARE_OWNED:
         ht_ref_forget(ref);
-        break;
+        return false;
     case HT_SHARE_FREE:
         if (lsn > (s->journal ? ht_journal_durable(s->journal) : 0))
             free_later(s, &s->limbo, lsn, ref);
@@ -144,25 +144,12 @@ static void free_after(struct ht_store *s, uint64_t lsn, struct ht_ref *ref)
         free_later(s, &s->tx.frees, 0, ref);
         break;
     }
+    return true;
 }
 
 bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref)
 {
-    switch (ht_share_drop(s, ref, false)) {
-    case HT_SHARE_OWNED:
-        ht_ref_forget(ref);
-        return false;
-    case HT_SHARE_FREE:
-        ht_free_ref_now(s, ref);
-        break;
-    case HT_SHARE_LATER:
-        free_later(s, &s->limbo, s->last_lsn, ref);
-        break;
-    case HT_SHARE_WITH_TX:
-        free_later(s, &s->tx.frees, 0, ref);
-        break;
-    }
-    return true;
+    return drop_ref(s, 0, ref);
 }
 
 void ht_limbo_durable(struct ht_store *s, uint64_t lsn)
@@ -230,7 +217,7 @@ void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c)
     if (!(c->flags & CH_PUB))
         return;
     forget_stored(o, &c->pub);
-    free_after(o->s, o->delete_lsn, &c->pub);
+    drop_ref(o->s, o->delete_lsn, &c->pub);
     c->flags &= (uint8_t)~CH_PUB;
     o->s->chunks--;
 }
