@@ -8,7 +8,6 @@
 #ifndef HITRAIN_OPTIM_RULES_ADAMW_H
 #define HITRAIN_OPTIM_RULES_ADAMW_H
 
-#include <float.h>
 #include "optim/rules/adam.h"
 
 HT_LANES_FN void adamw_step(struct element *x, const struct ht_scalars *s)
@@ -22,12 +21,6 @@ static inline void adamw_scalars(const struct ht_optim_config *c, uint64_t t, st
     out->kernel = HT_KERNEL_ADAMW;
 }
 
-/* Both are finite, their product may not be. */
-static inline const char *adamw_refuse(const struct ht_optim_config *c)
-{
-    return c->lr * c->weight_decay > FLT_MAX ? "weight_decay: lr * weight_decay is too large" : NULL;
-}
-
 HT_RULE adamw_rule = {
     .name = "adamw",
     .words = "lr beta1 beta2 eps weight_decay",
@@ -39,7 +32,7 @@ HT_RULE adamw_rule = {
                  .weight_decay = 1e-2,
                  HT_COMMON_DEFAULTS},
     .states = adam_states,
-    .refuse = adamw_refuse,
+    .refuse = refuse_decay,
     .scalars = adamw_scalars,
 };
 

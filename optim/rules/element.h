@@ -3,6 +3,7 @@
 #ifndef HITRAIN_OPTIM_RULES_ELEMENT_H
 #define HITRAIN_OPTIM_RULES_ELEMENT_H
 
+#include <float.h>
 #include "optim/rules/lanes.h"
 #include "optim/rules/rule.h"
 
@@ -15,5 +16,11 @@ struct element {
 /* The rule of a file, files of kernels do not use it; and what has the same default in all. */
 #define HT_COMMON_DEFAULTS .durable_every = 1, .grad_scale = 1
 #define HT_RULE static const struct ht_rule __attribute__((unused))
+
+/* For rules whose weight decay is apart from the gradient: both are finite, their product may not be. */
+static inline const char *refuse_decay(const struct ht_optim_config *c)
+{
+    return c->lr * c->weight_decay > FLT_MAX ? "weight_decay: lr * weight_decay is too large" : NULL;
+}
 
 #endif

@@ -10,7 +10,6 @@
 #ifndef HITRAIN_OPTIM_RULES_LION_H
 #define HITRAIN_OPTIM_RULES_LION_H
 
-#include <float.h>
 #include "optim/rules/element.h"
 
 HT_LANES_FN void lion_step(struct element *x, const struct ht_scalars *s)
@@ -41,17 +40,12 @@ static inline unsigned lion_states(const struct ht_optim_config *c, uint8_t out_
     return 1;
 }
 
-static inline const char *lion_refuse(const struct ht_optim_config *c)
-{
-    return c->lr * c->weight_decay > FLT_MAX ? "weight_decay: lr * weight_decay is too large" : NULL;
-}
-
 HT_RULE lion_rule = {
     .name = "lion",
     .words = "lr beta1 beta2 weight_decay",
     .defaults = {.rule = HT_RULE_LION, .lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, HT_COMMON_DEFAULTS},
     .states = lion_states,
-    .refuse = lion_refuse,
+    .refuse = refuse_decay,
     .scalars = lion_scalars,
 };
 
