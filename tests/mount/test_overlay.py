@@ -66,6 +66,15 @@ def is_whiteout(path):
     return stat.S_ISCHR(st.st_mode) and st.st_rdev == 0
 
 
+def change(point):
+    (point / 'a').unlink()
+    os.rename(point / 'b', point / 'moved')
+    with open(point / 'c', 'a') as f:
+        f.write(' and more')
+    os.rename(point / 'd' / 'g', point / 'd' / 'h')
+    (point / 'new').mkdir()
+
+
 def check(point):
     assert sorted(os.listdir(point)) == ['c', 'd', 'moved', 'new']
     assert (point / 'moved').read_text() == 'b' and (point / 'c').read_text() == 'c and more'
@@ -76,12 +85,7 @@ def check(point):
 
 def test_overlay_removes_renames_and_copies_up(store, layers):
     lower, upper, point = layers
-    (point / 'a').unlink()
-    os.rename(point / 'b', point / 'moved')
-    with open(point / 'c', 'a') as f:
-        f.write(' and more')
-    os.rename(point / 'd' / 'g', point / 'd' / 'h')
-    (point / 'new').mkdir()
+    change(point)
     check(point)
     assert is_whiteout(upper / 'a') and is_whiteout(upper / 'b') and is_whiteout(upper / 'd' / 'g')
     assert sorted(os.listdir(lower)) == ['a', 'b', 'c', 'd'] and (lower / 'c').read_text() == 'c'
@@ -93,12 +97,7 @@ def test_overlay_removes_renames_and_copies_up(store, layers):
 
 def test_overlay_finds_its_layer_again(store, layers):
     lower, upper, point = layers
-    (point / 'a').unlink()
-    os.rename(point / 'b', point / 'moved')
-    with open(point / 'c', 'a') as f:
-        f.write(' and more')
-    os.rename(point / 'd' / 'g', point / 'd' / 'h')
-    (point / 'new').mkdir()
+    change(point)
     unmount(point)
     store.unmount()
     store.mount()
