@@ -29,6 +29,8 @@
 ## Knobs
 ##   V=1        show commands
 ##   SAN=       asan, ubsan, tsan, or several joined by commas; has its own folder, e.g. build/asan
+##   LOCKS=1    end a program at the first lock taken out of order (include/hitrain/locks.h); builds with SAN= always do;
+##              has its own folder, build/locks
 ##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
 ##   TEST=      glob over test names or paths: only these are built and run, e.g. make unit TEST='test_ring*'
 ##   O=         where to build (build)
@@ -72,7 +74,7 @@ ifneq ($(filter-out asan ubsan tsan,$(sans)),)
 $(error SAN=$(SAN): asan, ubsan and tsan are known)
 endif
 compiler := $(notdir $(firstword $(CC)))
-variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans)))
+variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks)))
 B := $(O)$(if $(variant),/$(variant))
 
 # ---- what is built: found by wildcard, so a new file or an empty folder needs no line here ----
@@ -122,11 +124,13 @@ WARN_gcc_san := -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-stringop-ov
 is_clang := $(findstring clang,$(compiler))
 san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubst ubsan,undefined,$(patsubst tsan,thread,$(sans))))))
 SAN_FLAGS := $(if $(sans),-fsanitize=$(san_names) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+# The order of locks is checked in builds that look for errors (include/hitrain/locks.h).
+LOCK_FLAGS := $(if $(sans)$(LOCKS),-DHT_LOCK_CHECK)
 
 # No contraction: results are bit-identical whatever the instruction set; what fuses says fmaf.
 CFLAGS_ALL = -std=gnu11 -O2 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
 	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
-	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) -Iinclude -I. $(EXTRA_CFLAGS)
+	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) -Iinclude -I. $(EXTRA_CFLAGS)
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))

@@ -5,7 +5,6 @@
  * Up: devices, store, names and optimizer registered with it, replay, names and optimizer started, mount. Down in reverse;
  * whatever step fails, the ones before it are undone. Nothing is written before the store is mounted.
  */
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -20,6 +19,7 @@
 #include "fs/remount.h"
 #include "optim/optim.h"
 #include "tiering/base/event.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/mem.h"
 #include "tiering/base/std.h"
 #include "tiering/store/store.h"
@@ -45,7 +45,7 @@ enum { PROGRESS_AFTER_S = 2 };
 struct progress {
     struct daemon *d;
     pthread_t thread;
-    pthread_mutex_t lock;
+    struct ht_mutex lock;
     pthread_cond_t ended;
     bool done, running;
 };
@@ -73,16 +73,16 @@ static void *progress_main(void *arg)
     unsigned seconds = 0;
 
     clock_gettime(CLOCK_MONOTONIC, &until);
-    pthread_mutex_lock(&p->lock);
+    ht_mutex_lock(&p->lock);
     while (!p->done) {
         until.tv_sec += PROGRESS_AFTER_S;
         seconds += PROGRESS_AFTER_S;
-        while (!p->done && pthread_cond_timedwait(&p->ended, &p->lock, &until) == 0)
+        while (!p->done && ht_cond_timedwait(&p->ended, &p->lock, &until) == 0)
             ;
         if (!p->done)
             tell_progress(p->d, seconds);
     }
-    pthread_mutex_unlock(&p->lock);
+    ht_mutex_unlock(&p->lock);
     return NULL;
 }
 
@@ -91,7 +91,7 @@ static void progress_begin(struct progress *p, struct daemon *d)
     pthread_condattr_t attr;
 
     *p = (struct progress){.d = d};
-    pthread_mutex_init(&p->lock, NULL);
+    ht_mutex_init(&p->lock, HT_LOCK_PROGRESS);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&p->ended, &attr);
@@ -101,14 +101,14 @@ static void progress_begin(struct progress *p, struct daemon *d)
 
 static void progress_end(struct progress *p)
 {
-    pthread_mutex_lock(&p->lock);
+    ht_mutex_lock(&p->lock);
     p->done = true;
     pthread_cond_signal(&p->ended);
-    pthread_mutex_unlock(&p->lock);
+    ht_mutex_unlock(&p->lock);
     if (p->running)
         pthread_join(p->thread, NULL);
     pthread_cond_destroy(&p->ended);
-    pthread_mutex_destroy(&p->lock);
+    ht_mutex_destroy(&p->lock);
 }
 
 /* ---------------------------------------------------------------------- up */

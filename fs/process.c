@@ -3,7 +3,6 @@
 #include "fs/process.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "tiering/base/event.h"
+#include "tiering/base/lock.h"
 
 #ifndef PR_SET_IO_FLUSHER
 #define PR_SET_IO_FLUSHER 57
@@ -90,12 +90,12 @@ void ht_process_tune(void)
  */
 static struct {
     pthread_t thread;
-    pthread_mutex_t lock;
+    struct ht_mutex lock;
     void (*stop)(void *ctx); /* NULL: starting */
     void *ctx;
     bool running;
     _Atomic bool ending;
-} waiter = {.lock = PTHREAD_MUTEX_INITIALIZER};
+} waiter = {.lock = HT_MUTEX_INIT(HT_LOCK_SIGNALS)};
 
 static void ending_signals(sigset_t *set)
 {
@@ -115,12 +115,12 @@ static void *wait_for_signal(void *arg)
         ;
     if (waiter.ending)
         return NULL;
-    pthread_mutex_lock(&waiter.lock);
+    ht_mutex_lock(&waiter.lock);
     if (!waiter.stop) {
         ht_error("signal %d: ended before the mount was there", sig);
         _exit(128 + sig); /* as good as a power cut, which the store survives; and the device may hang */
     }
-    pthread_mutex_unlock(&waiter.lock);
+    ht_mutex_unlock(&waiter.lock);
     ht_event(HT_EVENT_UNMOUNTING, NULL, "signal %d: unmounting", sig);
     waiter.stop(waiter.ctx);
     return NULL;
@@ -140,14 +140,14 @@ int ht_signals_start(void)
 
 void ht_signals_defer(void)
 {
-    pthread_mutex_lock(&waiter.lock);
+    ht_mutex_lock(&waiter.lock);
 }
 
 void ht_signals_direct(void (*stop)(void *ctx), void *ctx)
 {
     waiter.stop = stop;
     waiter.ctx = ctx;
-    pthread_mutex_unlock(&waiter.lock);
+    ht_mutex_unlock(&waiter.lock);
 }
 
 void ht_signals_end(void)

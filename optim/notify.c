@@ -160,7 +160,7 @@ void *ht_opt_helper_main(void *arg)
         } else if (o->stopping) {
             break;
         } else {
-            pthread_cond_wait(&o->notify, &o->lock);
+            ht_cond_wait(&o->notify, &o->lock);
         }
     }
     unlock(o);

@@ -16,7 +16,7 @@ static unsigned cpu_count(void)
 
 static void init_locks(struct ht_optim *o)
 {
-    pthread_mutex_init(&o->lock, NULL);
+    ht_mutex_init(&o->lock, HT_LOCK_OPTIM);
     pthread_cond_init(&o->changed, NULL);
     pthread_cond_init(&o->work, NULL);
     pthread_cond_init(&o->notify, NULL);
@@ -220,7 +220,7 @@ void ht_optim_free(struct ht_optim *o)
     }
     free(o->table);
     free(o->owners);
-    pthread_mutex_destroy(&o->lock);
+    ht_mutex_destroy(&o->lock);
     pthread_cond_destroy(&o->changed);
     pthread_cond_destroy(&o->work);
     pthread_cond_destroy(&o->notify);

@@ -30,8 +30,6 @@
 #ifndef HITRAIN_OPTIM_OPTIM_PRIV_H
 #define HITRAIN_OPTIM_OPTIM_PRIV_H
 
-#include <pthread.h>
-
 #include "optim/rules/kernel.h"
 #include "optim/optim.h"
 #include "optim/rules/rule.h"
@@ -39,6 +37,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
+#include "tiering/base/lock.h"
 #include "tiering/store/store.h"
 
 enum { RANGE_BLOCK = 32, STATES_MAX = HT_KERNEL_STATES_MAX + 1, THREADS_MAX = 64, NAME_MAX_BYTES = 160 };
@@ -160,7 +159,7 @@ struct worker {
 struct ht_optim {
     struct ht_store *store;
     struct ht_optim_hooks hooks;
-    pthread_mutex_t lock;
+    struct ht_mutex lock;
     pthread_cond_t changed; /* some state that somebody waits for */
     pthread_cond_t work;    /* for workers: ready is not empty, or stopping */
     pthread_cond_t notify;  /* for the helper */
@@ -186,17 +185,17 @@ struct ht_optim {
 
 static inline void lock(struct ht_optim *o)
 {
-    pthread_mutex_lock(&o->lock);
+    ht_mutex_lock(&o->lock);
 }
 
 static inline void unlock(struct ht_optim *o)
 {
-    pthread_mutex_unlock(&o->lock);
+    ht_mutex_unlock(&o->lock);
 }
 
 static inline void wait_changed(struct ht_optim *o)
 {
-    pthread_cond_wait(&o->changed, &o->lock);
+    ht_cond_wait(&o->changed, &o->lock);
 }
 
 static inline void tell_changed(struct ht_optim *o)

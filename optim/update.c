@@ -277,7 +277,7 @@ static struct range *wait_for_range(struct ht_optim *o)
 
     lock(o);
     while (!o->stopping && !(r = take(o, false)))
-        pthread_cond_wait(&o->work, &o->lock);
+        ht_cond_wait(&o->work, &o->lock);
     unlock(o);
     return r;
 }

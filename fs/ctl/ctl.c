@@ -63,14 +63,14 @@ static void note_stale(void *ctx, uint64_t ino, uint64_t parent, const char *nam
         s->parent = parent;
         memcpy(s->name, name ? name : "", len + 1);
     }
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     if (s) {
         s->next = c->stale;
         c->stale = s;
     } else {
         c->stale_lost = true;
     }
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
 }
 
 static void hook_abort(void *ctx, uint64_t root)
@@ -97,16 +97,16 @@ static bool hook_override(void *ctx, uint64_t oid, struct ht_optim_config *out)
 
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link)
 {
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     ht_list_add_tail(head, link);
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
 }
 
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link)
 {
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     ht_list_del(link);
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
 }
 
 void ht_ctl_drop_stale(struct ht_ctl *c)
@@ -115,12 +115,12 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
     struct ht_stale *list;
     bool lost;
 
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     list = c->stale;
     lost = c->stale_lost;
     c->stale = NULL;
     c->stale_lost = false;
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
     if (lost)
         ht_event(
             HT_EVENT_STALE_CACHE, NULL,
@@ -150,9 +150,9 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     c->epoch = 1;
     ht_list_init(&c->files);
     ht_list_init(&c->dirs);
-    pthread_mutex_init(&c->lock, NULL);
-    pthread_mutex_init(&c->root_lock, NULL);
-    pthread_mutex_init(&c->name_lock, NULL);
+    ht_mutex_init(&c->lock, HT_LOCK_CTL);
+    ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
+    ht_mutex_init(&c->name_lock, HT_LOCK_EVENT_NAMES);
     c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted, .root_deleted = hook_root_deleted};
     c->optim_hooks = (struct ht_optim_hooks){
         .ctx = c,
@@ -186,17 +186,17 @@ void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o)
 {
     c->ns = ns;
     c->optim = o;
-    pthread_mutex_lock(&c->name_lock);
+    ht_mutex_lock(&c->name_lock);
     c->attached = true;
-    pthread_mutex_unlock(&c->name_lock);
+    ht_mutex_unlock(&c->name_lock);
 }
 
 void ht_ctl_detach(struct ht_ctl *c)
 {
     ht_event_log_settle(c->events);
-    pthread_mutex_lock(&c->name_lock);
+    ht_mutex_lock(&c->name_lock);
     c->attached = false;
-    pthread_mutex_unlock(&c->name_lock);
+    ht_mutex_unlock(&c->name_lock);
 }
 
 static int start_root(void *ctx, uint64_t ino)
@@ -237,9 +237,9 @@ void ht_ctl_free(struct ht_ctl *c)
     c->cache = NULL;
     ht_ctl_drop_stale(c);
     ht_events_stop(c);
-    pthread_mutex_destroy(&c->name_lock);
-    pthread_mutex_destroy(&c->lock);
-    pthread_mutex_destroy(&c->root_lock);
+    ht_mutex_destroy(&c->name_lock);
+    ht_mutex_destroy(&c->lock);
+    ht_mutex_destroy(&c->root_lock);
     free(c);
 }
 

@@ -3,10 +3,10 @@
 #ifndef HITRAIN_FS_CTL_CTL_PRIV_H
 #define HITRAIN_FS_CTL_CTL_PRIV_H
 
-#include <pthread.h>
 #include "fs/ctl/ctl.h"
 #include "fs/ctl/parse.h"
 #include "tiering/base/list.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/event.h"
 
 enum { HT_PROBLEMS_MAX = 64 }; /* remembered texts; the oldest makes room */
@@ -35,7 +35,7 @@ struct ht_ctl {
     struct ht_traffic traffic;
     _Atomic uint32_t epoch;
 
-    pthread_mutex_t lock;       /* guards what follows; a leaf */
+    struct ht_mutex lock;       /* guards what follows; a leaf */
     struct ht_list files, dirs; /* open ones of the hidden tree */
     struct ht_problem problem[HT_PROBLEMS_MAX];
     uint64_t problem_age;
@@ -44,10 +44,10 @@ struct ht_ctl {
 
     struct ht_event_log *events;
     pthread_t event_thread;
-    pthread_mutex_t name_lock; /* above names and optimizer */
+    struct ht_mutex name_lock; /* above names and optimizer */
     bool attached;             /* ns and optim may be asked for names; name_lock */
 
-    pthread_mutex_t root_lock; /* one change of what is a root at a time; above everything else */
+    struct ht_mutex root_lock; /* one change of what is a root at a time; above everything else */
 };
 
 /* problem.c: tell people (an event) and programs (word error). */

@@ -2,9 +2,10 @@
 /* event_log.c - see event_log.h. */
 #include "fs/ctl/event_log.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
+
+#include "tiering/base/lock.h"
 
 #define FIRST_PERIOD_NS 1000000000ull
 #define LAST_PERIOD_NS (64 * FIRST_PERIOD_NS)
@@ -17,7 +18,7 @@ struct repeat {
 };
 
 struct ht_event_log {
-    pthread_mutex_t lock; /* guards all of it */
+    struct ht_mutex lock; /* guards all of it */
     pthread_cond_t more;  /* something to name, or to wait for */
     pthread_cond_t named; /* visible grew */
     bool stopped;
@@ -38,7 +39,7 @@ int ht_event_log_new(unsigned entries, struct ht_event_log **out)
     if (!l)
         return -ENOMEM;
     l->entries = entries;
-    pthread_mutex_init(&l->lock, NULL);
+    ht_mutex_init(&l->lock, HT_LOCK_EVENT_LOG);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&l->more, &attr);
@@ -54,7 +55,7 @@ void ht_event_log_free(struct ht_event_log *l)
         return;
     pthread_cond_destroy(&l->more);
     pthread_cond_destroy(&l->named);
-    pthread_mutex_destroy(&l->lock);
+    ht_mutex_destroy(&l->lock);
     free(l);
 }
 
@@ -124,9 +125,9 @@ static void tick_locked(struct ht_event_log *l, uint64_t now_ns)
 
 void ht_event_log_tick(struct ht_event_log *l, uint64_t now_ns)
 {
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     tick_locked(l, now_ns);
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
 }
 
 /* The kind it repeats, a free one for it, or what is counted by the code alone. */
@@ -149,7 +150,7 @@ void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t
 {
     struct repeat *r;
 
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     l->count[e->code]++;
     tick_locked(l, now_ns);
     r = find_repeat(l, e);
@@ -161,7 +162,7 @@ void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t
         begin_repeat(r, e, now_ns);
         append_locked(l, e, 1, false);
     }
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
 }
 
 /* ------------------------------------------------------------------- naming */
@@ -170,17 +171,17 @@ bool ht_event_log_unnamed(struct ht_event_log *l, struct ht_event_entry *out)
 {
     bool any;
 
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     any = l->visible < l->last;
     if (any)
         *out = *entry_of(l, l->visible + 1);
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
     return any;
 }
 
 void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path)
 {
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     if (seq == l->visible + 1) {
         struct ht_event_entry *entry = entry_of(l, seq);
         size_t len = strnlen(path, sizeof(entry->path) - 1);
@@ -190,7 +191,7 @@ void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path)
         l->visible = seq;
         pthread_cond_broadcast(&l->named);
     }
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
 }
 
 /* When the next period with something held ends; 0: none does. Silent ones end when the next event is put. */
@@ -212,16 +213,16 @@ static void wait_locked(struct ht_event_log *l, uint64_t due)
     struct timespec ts = {(time_t)(due / 1000000000), (long)(due % 1000000000)};
 
     if (due)
-        pthread_cond_timedwait(&l->more, &l->lock, &ts);
+        ht_cond_timedwait(&l->more, &l->lock, &ts);
     else
-        pthread_cond_wait(&l->more, &l->lock);
+        ht_cond_wait(&l->more, &l->lock);
 }
 
 bool ht_event_log_wait(struct ht_event_log *l)
 {
     bool work;
 
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     for (;;) {
         uint64_t due = due_locked(l);
 
@@ -230,26 +231,26 @@ bool ht_event_log_wait(struct ht_event_log *l)
             break;
         wait_locked(l, due);
     }
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
     return work;
 }
 
 void ht_event_log_settle(struct ht_event_log *l)
 {
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     tick_locked(l, UINT64_MAX);
     for (uint64_t last = l->last; l->visible < last && !l->stopped;)
-        pthread_cond_wait(&l->named, &l->lock);
-    pthread_mutex_unlock(&l->lock);
+        ht_cond_wait(&l->named, &l->lock);
+    ht_mutex_unlock(&l->lock);
 }
 
 void ht_event_log_stop(struct ht_event_log *l)
 {
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     l->stopped = true;
     tick_locked(l, UINT64_MAX);
     pthread_cond_broadcast(&l->more);
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
 }
 
 /* ------------------------------------------------------------------ reading */
@@ -259,20 +260,20 @@ bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_e
     uint64_t seq;
     bool any;
 
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     seq = after < UINT64_MAX ? ht_max_u64(after + 1, oldest_locked(l)) : after;
     any = seq <= l->visible;
     if (any)
         *out = *entry_of(l, seq);
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
     return any;
 }
 
 void ht_event_log_figures(struct ht_event_log *l, struct ht_event_figures *out)
 {
-    pthread_mutex_lock(&l->lock);
+    ht_mutex_lock(&l->lock);
     memcpy(out->count, l->count, sizeof(out->count));
     out->entries = l->last;
     out->overwritten = oldest_locked(l) - 1;
-    pthread_mutex_unlock(&l->lock);
+    ht_mutex_unlock(&l->lock);
 }

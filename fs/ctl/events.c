@@ -11,7 +11,7 @@
 
 struct ht_event_feed {
     struct ht_event_log *log;
-    pthread_mutex_t lock; /* guards what follows: threads may share a descriptor */
+    struct ht_mutex lock; /* guards what follows: threads may share a descriptor */
     bool begun;
     uint64_t after; /* last entry that was turned into text */
     struct ht_buf line;
@@ -27,7 +27,7 @@ static void find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
     uint64_t param;
 
     path[0] = 0;
-    pthread_mutex_lock(&c->name_lock);
+    ht_mutex_lock(&c->name_lock);
     if (id && c->attached && ht_optim_state_owner(c->optim, id, &param, &state) == 0) {
         size_t len;
 
@@ -37,7 +37,7 @@ static void find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
     } else if (id && c->attached) {
         ht_ns_path(c->ns, id, path, HT_EVENT_PATH_BYTES);
     }
-    pthread_mutex_unlock(&c->name_lock);
+    ht_mutex_unlock(&c->name_lock);
 }
 
 static void tell(const struct ht_event_entry *entry)
@@ -166,14 +166,14 @@ int ht_event_feed_open(struct ht_ctl *c, struct ht_event_feed **out)
     if (!f)
         return -ENOMEM;
     f->log = c->events;
-    pthread_mutex_init(&f->lock, NULL);
+    ht_mutex_init(&f->lock, HT_LOCK_FEED);
     *out = f;
     return 0;
 }
 
 void ht_event_feed_close(struct ht_event_feed *f)
 {
-    pthread_mutex_destroy(&f->lock);
+    ht_mutex_destroy(&f->lock);
     ht_buf_free(&f->line);
     free(f);
 }
@@ -198,7 +198,7 @@ ssize_t ht_event_feed_read(struct ht_event_feed *f, uint64_t off, void *buf, siz
 {
     size_t done = 0;
 
-    pthread_mutex_lock(&f->lock);
+    ht_mutex_lock(&f->lock);
     if (!f->begun)
         f->after = off;
     f->begun = true;
@@ -209,6 +209,6 @@ ssize_t ht_event_feed_read(struct ht_event_feed *f, uint64_t off, void *buf, siz
         f->read += n;
         done += n;
     }
-    pthread_mutex_unlock(&f->lock);
+    ht_mutex_unlock(&f->lock);
     return (ssize_t)done;
 }

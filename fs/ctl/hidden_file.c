@@ -21,7 +21,7 @@ enum {
 };
 
 struct talk {
-    pthread_mutex_t lock;
+    struct ht_mutex lock;
     char line[LINE_MAX_BYTES]; /* begun and not ended yet */
     size_t line_len;
     bool line_too_long;
@@ -89,7 +89,7 @@ static int open_talk(struct ht_hidden_file *f)
     f->talk = calloc(1, sizeof(*f->talk));
     if (!f->talk)
         return -ENOMEM;
-    pthread_mutex_init(&f->talk->lock, NULL);
+    ht_mutex_init(&f->talk->lock, HT_LOCK_TALK);
     return 0;
 }
 
@@ -194,7 +194,7 @@ void ht_hidden_release(struct ht_hidden_file *f)
     if (f->kind == HT_HIDDEN_GRAD || f->kind == HT_HIDDEN_STATE)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     if (f->talk) {
-        pthread_mutex_destroy(&f->talk->lock);
+        ht_mutex_destroy(&f->talk->lock);
         ht_buf_free(&f->talk->results);
         free(f->talk);
     }
@@ -255,7 +255,7 @@ static ssize_t write_talk(struct ht_hidden_file *f, const char *buf, size_t len)
     struct talk *t = f->talk;
     int r = 0;
 
-    pthread_mutex_lock(&t->lock);
+    ht_mutex_lock(&t->lock);
     for (size_t i = 0; i < len && r == 0; i++) {
         if (buf[i] == '\n')
             r = run_line(f);
@@ -264,7 +264,7 @@ static ssize_t write_talk(struct ht_hidden_file *f, const char *buf, size_t len)
         else
             t->line_too_long = true;
     }
-    pthread_mutex_unlock(&t->lock);
+    ht_mutex_unlock(&t->lock);
     return r ? r : (ssize_t)len;
 }
 
@@ -272,10 +272,10 @@ static int flush_talk(struct ht_hidden_file *f)
 {
     int r = 0;
 
-    pthread_mutex_lock(&f->talk->lock);
+    ht_mutex_lock(&f->talk->lock);
     if (f->talk->line_len)
         r = run_line(f);
-    pthread_mutex_unlock(&f->talk->lock);
+    ht_mutex_unlock(&f->talk->lock);
     return r;
 }
 
@@ -283,7 +283,7 @@ static ssize_t read_talk(struct talk *t, void *buf, size_t len)
 {
     size_t n;
 
-    pthread_mutex_lock(&t->lock);
+    ht_mutex_lock(&t->lock);
     n = ht_min_u64(len, t->results.len - t->read);
     if (n)
         memcpy(buf, t->results.data + t->read, n);
@@ -292,7 +292,7 @@ static ssize_t read_talk(struct talk *t, void *buf, size_t len)
         ht_buf_reset(&t->results);
         t->read = 0;
     }
-    pthread_mutex_unlock(&t->lock);
+    ht_mutex_unlock(&t->lock);
     return (ssize_t)n;
 }
 

@@ -134,12 +134,12 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
         return r;
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return refuse_text(c, ino, "only directories and regular files can carry one");
-    pthread_mutex_lock(&c->root_lock);
+    ht_mutex_lock(&c->root_lock);
     r = refuse_flags(c, ino, flags);
     if (r == 0)
         r = S_ISDIR(st.st_mode) ? set_directory(c, ino, text, &config)
                                 : ht_ns_setxattr(c->ns, ino, word, text, len, flags);
-    pthread_mutex_unlock(&c->root_lock);
+    ht_mutex_unlock(&c->root_lock);
     return r;
 }
 
@@ -171,8 +171,8 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino)
 
     if (r)
         return r;
-    pthread_mutex_lock(&c->root_lock);
+    ht_mutex_lock(&c->root_lock);
     r = t.is_root ? end_root(c, ino) : ht_ns_removexattr(c->ns, ino, word);
-    pthread_mutex_unlock(&c->root_lock);
+    ht_mutex_unlock(&c->root_lock);
     return r;
 }

@@ -34,25 +34,25 @@ void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...)
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     ht_event(HT_EVENT_REFUSED, &about, "%s", text);
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     p = find_locked(c, ino);
     if (!p)
         p = oldest_locked(c);
     p->ino = ino;
     p->age = ++c->problem_age;
     memcpy(p->text, text, sizeof(text));
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
 }
 
 bool ht_problem_clear(struct ht_ctl *c, uint64_t ino)
 {
     struct ht_problem *p;
 
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     p = find_locked(c, ino);
     if (p)
         p->ino = 0;
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
     return p != NULL;
 }
 
@@ -60,10 +60,10 @@ bool ht_problem_get(struct ht_ctl *c, uint64_t ino, char out[HT_CTL_ERROR_MAX])
 {
     struct ht_problem *p;
 
-    pthread_mutex_lock(&c->lock);
+    ht_mutex_lock(&c->lock);
     p = find_locked(c, ino);
     if (p)
         memcpy(out, p->text, HT_CTL_ERROR_MAX);
-    pthread_mutex_unlock(&c->lock);
+    ht_mutex_unlock(&c->lock);
     return p != NULL;
 }

@@ -45,7 +45,7 @@ void ht_atime_init(struct ht_fuse *f)
 {
     f->atime = HT_ATIME_RELATIVE;
     f->dir_atime = true;
-    pthread_mutex_init(&f->atime_lock, NULL);
+    ht_mutex_init(&f->atime_lock, HT_LOCK_ATIME);
     f->mounts_fd = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
 }
 
@@ -53,7 +53,7 @@ void ht_atime_finish(struct ht_fuse *f)
 {
     if (f->mounts_fd >= 0)
         close(f->mounts_fd);
-    pthread_mutex_destroy(&f->atime_lock);
+    ht_mutex_destroy(&f->atime_lock);
 }
 
 void ht_atime_start(struct ht_fuse *f)
@@ -66,10 +66,10 @@ static void follow_options(struct ht_fuse *f)
 {
     struct pollfd p = {.fd = f->mounts_fd, .events = POLLPRI};
 
-    pthread_mutex_lock(&f->atime_lock);
+    ht_mutex_lock(&f->atime_lock);
     if (poll(&p, 1, 0) > 0 && (p.revents & (POLLPRI | POLLERR)))
         read_options(f);
-    pthread_mutex_unlock(&f->atime_lock);
+    ht_mutex_unlock(&f->atime_lock);
 }
 
 /* By the options known. */

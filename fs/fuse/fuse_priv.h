@@ -12,11 +12,11 @@
 #define FUSE_USE_VERSION FUSE_MAKE_VERSION(3, 17)
 #include <fuse_lowlevel.h>
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include "fs/fuse/session.h"
 #include "fs/ctl/hidden.h"
 #include "tiering/base/list.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/event.h"
 
 enum {
@@ -48,22 +48,22 @@ struct ht_fuse {
     void *ready_ctx;
 
     /* atime.c */
-    pthread_mutex_t atime_lock;    /* a leaf */
+    struct ht_mutex atime_lock;    /* a leaf */
     int mounts_fd;                 /* tells of remounts */
     _Atomic uint64_t mounts_asked; /* when, in ticks */
     _Atomic int atime;             /* enum ht_atime */
     _Atomic bool dir_atime;
 
-    pthread_mutex_t open_lock; /* a leaf */
+    struct ht_mutex open_lock; /* a leaf */
     struct ht_list opens;      /* open regular files */
     struct ht_list open_dirs;  /* ops_dir.c */
 
     /* parked.c */
-    pthread_mutex_t park_lock; /* above the optimizer's lock */
+    struct ht_mutex park_lock; /* above the optimizer's lock */
     struct ht_list park_free, parked;
 
     /* job.c */
-    pthread_mutex_t job_lock;
+    struct ht_mutex job_lock;
     pthread_cond_t job_wanted;
     struct ht_list job_queue, job_free;
     pthread_t job_thread[HT_JOB_THREADS];

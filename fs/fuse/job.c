@@ -17,14 +17,14 @@ static struct ht_job *next_job(struct ht_fuse *f)
 {
     struct ht_job *job = NULL;
 
-    pthread_mutex_lock(&f->job_lock);
+    ht_mutex_lock(&f->job_lock);
     while (ht_list_empty(&f->job_queue) && !f->job_stop)
-        pthread_cond_wait(&f->job_wanted, &f->job_lock);
+        ht_cond_wait(&f->job_wanted, &f->job_lock);
     if (!ht_list_empty(&f->job_queue)) {
         job = ht_list_entry(f->job_queue.next, struct ht_job, link);
         ht_list_del(&job->link);
     }
-    pthread_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(&f->job_lock);
     return job;
 }
 
@@ -34,9 +34,9 @@ static void put_free(struct ht_job *job)
 
     free(job->data);
     job->data = NULL;
-    pthread_mutex_lock(&f->job_lock);
+    ht_mutex_lock(&f->job_lock);
     ht_list_add_tail(&f->job_free, &job->link);
-    pthread_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(&f->job_lock);
 }
 
 static void *run(void *arg)
@@ -70,12 +70,12 @@ static struct ht_job *take_free(struct ht_fuse *f)
 {
     struct ht_job *job = NULL;
 
-    pthread_mutex_lock(&f->job_lock);
+    ht_mutex_lock(&f->job_lock);
     if (!ht_list_empty(&f->job_free)) {
         job = ht_list_entry(f->job_free.next, struct ht_job, link);
         ht_list_del(&job->link);
     }
-    pthread_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(&f->job_lock);
     return job ? job : malloc(sizeof(*job));
 }
 
@@ -110,18 +110,18 @@ void ht_job_submit(struct ht_job *job)
 {
     struct ht_fuse *f = job->fuse;
 
-    pthread_mutex_lock(&f->job_lock);
+    ht_mutex_lock(&f->job_lock);
     ht_list_add_tail(&f->job_queue, &job->link);
     pthread_cond_signal(&f->job_wanted);
-    pthread_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(&f->job_lock);
 }
 
 void ht_job_stop(struct ht_fuse *f)
 {
-    pthread_mutex_lock(&f->job_lock);
+    ht_mutex_lock(&f->job_lock);
     f->job_stop = true;
     pthread_cond_broadcast(&f->job_wanted);
-    pthread_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(&f->job_lock);
     while (f->job_threads)
         pthread_join(f->job_thread[--f->job_threads], NULL);
     while (!ht_list_empty(&f->job_free)) {

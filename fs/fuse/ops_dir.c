@@ -166,22 +166,22 @@ static bool enlist(struct ht_fuse *f, struct open_dir *d)
 {
     bool alike = true;
 
-    pthread_mutex_lock(&f->open_lock);
+    ht_mutex_lock(&f->open_lock);
     ht_list_for_each(l, &f->open_dirs) {
         const struct open_dir *other = ht_list_entry(l, struct open_dir, link);
 
         alike = alike && (other->ino != d->ino || other->last >= d->last);
     }
     ht_list_add_tail(&f->open_dirs, &d->link);
-    pthread_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(&f->open_lock);
     return alike;
 }
 
 static void close_dir(struct ht_fuse *f, struct open_dir *d)
 {
-    pthread_mutex_lock(&f->open_lock);
+    ht_mutex_lock(&f->open_lock);
     ht_list_del(&d->link);
-    pthread_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(&f->open_lock);
     free(d);
 }
 

@@ -82,9 +82,9 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
         free(o);
         return r;
     }
-    pthread_mutex_lock(&f->open_lock);
+    ht_mutex_lock(&f->open_lock);
     ht_list_add_tail(&f->opens, &o->link);
-    pthread_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(&f->open_lock);
     fi->fh = (uintptr_t)o;
     fi->keep_cache = 0;
     fi->direct_io = (fi->flags & O_DIRECT) != 0;
@@ -96,9 +96,9 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 
 static void drop_open(struct ht_fuse *f, struct ht_open *o)
 {
-    pthread_mutex_lock(&f->open_lock);
+    ht_mutex_lock(&f->open_lock);
     ht_list_del(&o->link);
-    pthread_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(&f->open_lock);
     ht_ns_close(f->ns, o->ino);
     free(o);
 }
@@ -427,13 +427,13 @@ static bool may_be_mapped(struct ht_fuse *f, uint64_t ino)
 {
     bool found = false;
 
-    pthread_mutex_lock(&f->open_lock);
+    ht_mutex_lock(&f->open_lock);
     ht_list_for_each(p, &f->opens) {
         struct ht_open *o = ht_list_entry(p, struct ht_open, link);
 
         found = found || (o->ino == ino && o->stores);
     }
-    pthread_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(&f->open_lock);
     return found;
 }
 

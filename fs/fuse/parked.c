@@ -53,22 +53,22 @@ static void put_free(struct parked *p)
     if (p->obj)
         ht_obj_put(p->obj);
     p->obj = NULL;
-    pthread_mutex_lock(&f->park_lock);
+    ht_mutex_lock(&f->park_lock);
     ht_list_del(&p->link);
     ht_list_add_tail(&f->park_free, &p->link);
-    pthread_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(&f->park_lock);
 }
 
 static struct parked *take_free(struct ht_fuse *f)
 {
     struct parked *p = NULL;
 
-    pthread_mutex_lock(&f->park_lock);
+    ht_mutex_lock(&f->park_lock);
     if (!ht_list_empty(&f->park_free)) {
         p = ht_list_entry(f->park_free.next, struct parked, link);
         ht_list_del(&p->link);
     }
-    pthread_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(&f->park_lock);
     return p ? p : make(f);
 }
 
@@ -103,11 +103,11 @@ static fuse_req_t claim(struct parked *p)
 {
     fuse_req_t req;
 
-    pthread_mutex_lock(&p->fuse->park_lock);
+    ht_mutex_lock(&p->fuse->park_lock);
     req = p->req;
     p->req = NULL;
     p->waiting = false;
-    pthread_mutex_unlock(&p->fuse->park_lock);
+    ht_mutex_unlock(&p->fuse->park_lock);
     return req;
 }
 
@@ -126,14 +126,14 @@ static void on_interrupt(fuse_req_t req, void *data)
     struct parked *p = data;
     bool mine = false;
 
-    pthread_mutex_lock(&p->fuse->park_lock);
+    ht_mutex_lock(&p->fuse->park_lock);
     if (p->req == req && !p->waiting)
         p->interrupted = true;
     else if (p->req == req)
         mine = ht_optim_cancel(p->fuse->optim, &p->waiter);
     if (mine)
         p->req = NULL;
-    pthread_mutex_unlock(&p->fuse->park_lock);
+    ht_mutex_unlock(&p->fuse->park_lock);
     if (!mine)
         return;
     put_free(p);
@@ -147,7 +147,7 @@ static bool wait_for_update(struct parked *p)
     bool parked = false;
 
     fuse_req_interrupt_func(p->req, on_interrupt, p);
-    pthread_mutex_lock(&f->park_lock);
+    ht_mutex_lock(&f->park_lock);
     if (!p->interrupted) {
         p->waiting = true;
         ht_list_add_tail(&f->parked, &p->link);
@@ -158,7 +158,7 @@ static bool wait_for_update(struct parked *p)
         p->waiting = false;
         ht_list_del(&p->link);
     }
-    pthread_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(&f->park_lock);
     return parked;
 }
 
@@ -228,14 +228,14 @@ static struct parked *take_parked(struct ht_fuse *f)
 {
     struct parked *p = NULL;
 
-    pthread_mutex_lock(&f->park_lock);
+    ht_mutex_lock(&f->park_lock);
     if (!ht_list_empty(&f->parked))
         p = ht_list_entry(f->parked.next, struct parked, link);
     if (p && !(p->waiting && ht_optim_cancel(f->optim, &p->waiter)))
         p = NULL; /* being woken right now: look again */
     if (p)
         ht_list_del(&p->link);
-    pthread_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(&f->park_lock);
     return p;
 }
 
@@ -243,9 +243,9 @@ static bool any_parked(struct ht_fuse *f)
 {
     bool any;
 
-    pthread_mutex_lock(&f->park_lock);
+    ht_mutex_lock(&f->park_lock);
     any = !ht_list_empty(&f->parked);
-    pthread_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(&f->park_lock);
     return any;
 }
 

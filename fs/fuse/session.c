@@ -249,11 +249,11 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;
     f->ready_ctx = opts->ctx;
-    pthread_mutex_init(&f->open_lock, NULL);
+    ht_mutex_init(&f->open_lock, HT_LOCK_OPENS);
     ht_list_init(&f->opens);
     ht_list_init(&f->open_dirs);
-    pthread_mutex_init(&f->park_lock, NULL);
-    pthread_mutex_init(&f->job_lock, NULL);
+    ht_mutex_init(&f->park_lock, HT_LOCK_PARKED);
+    ht_mutex_init(&f->job_lock, HT_LOCK_JOBS);
     ht_atime_init(f);
     r = ht_park_init(f);
     if (r == 0)
@@ -442,9 +442,9 @@ void ht_fuse_free(struct ht_fuse *f)
     if (f->session)
         fuse_session_destroy(f->session);
     ht_atime_finish(f);
-    pthread_mutex_destroy(&f->open_lock);
-    pthread_mutex_destroy(&f->park_lock);
-    pthread_mutex_destroy(&f->job_lock);
+    ht_mutex_destroy(&f->open_lock);
+    ht_mutex_destroy(&f->park_lock);
+    ht_mutex_destroy(&f->job_lock);
     free(f->mountpoint);
     free(f);
 }

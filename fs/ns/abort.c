@@ -134,10 +134,10 @@ void ht_ns_root_abort(struct ht_ns *ns, uint64_t ino, told_fn fn, void *ctx)
     struct ht_list shadows;
     uint32_t entry_count;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     root = ht_ns_root_find(ns, ino);
     if (root == NULL) {
-        pthread_rwlock_unlock(&ns->lock);
+        ht_rwlock_unlock(&ns->lock);
         return;
     }
     entry_count = root->entry_count;
@@ -145,10 +145,10 @@ void ht_ns_root_abort(struct ht_ns *ns, uint64_t ino, told_fn fn, void *ctx)
     take_list(&root->shadows, &shadows);
     ht_list_for_each_safe(p, next, &shadows)
         revert_inode(ns, ht_list_entry(p, struct ht_ns_shadow, link));
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     if (fn != NULL)
         tell(root, entry_count, &shadows, fn, ctx);
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     clean_up(ns, root, entry_count, &shadows);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
 }

@@ -89,11 +89,11 @@ int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st)
 {
     const struct ht_ns_inode *i;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     if (i != NULL)
         ht_ns_fill_stat(ns, i, out_st);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return i != NULL ? 0 : -ESTALE;
 }
 
@@ -139,7 +139,7 @@ static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
     struct ht_ns_inode *i;
     int rc;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     if (i == NULL)
         rc = -ESTALE;
@@ -147,7 +147,7 @@ static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
         rc = ht_ns_is_dir(i) ? -EISDIR : -EINVAL;
     else
         rc = ht_ns_content(ns, i, out_obj);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }
 
@@ -246,10 +246,10 @@ static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
 
     if (what == 0 || (what & ~(unsigned)(HT_KILL_SUID | HT_KILL_SGID)) != 0)
         return what == 0;
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     nothing = i == NULL || without_suid(i->cur.mode, what) == i->cur.mode;
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return nothing;
 }
 
@@ -282,10 +282,10 @@ bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict)
 
     if (ht_store_read_only(ns->store))
         return false;
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     due = i != NULL && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return due;
 }
 
@@ -316,14 +316,14 @@ void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written)
 
     if (ht_store_read_only(ns->store))
         return;
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     due = touch_due(ht_ns_inode_live(ns, ino), written, now);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     if (!due)
         return;
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     touch_locked(ns, ht_ns_inode_live(ns, ino), written, now);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
 }
 
 /* ---------------------------------------------------------------- access */
@@ -368,9 +368,9 @@ int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, 
     const struct ht_ns_inode *i;
     int rc;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     rc = i == NULL ? -ESTALE : access_locked(i, mask & (R_OK | W_OK | X_OK), cred, gids, gid_count);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }

@@ -119,7 +119,7 @@ size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code,
     struct checking c = {.ns = ns, .report = report, .ctx = ctx};
     int rc;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     for (size_t n = 0; n < ns->problems_kept; n++)
         report(ctx, ns->problems[n].code, ns->problems[n].text);
     c.found = ns->problem_count;
@@ -129,6 +129,6 @@ size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code,
         report(ctx, "ns-inconsistent", "inodes, names or attributes are miscounted");
         c.found++;
     }
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return c.found;
 }

@@ -143,10 +143,10 @@ int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(voi
     struct ht_ns_inode *i;
     int rc;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, dir);
     rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }
 
@@ -155,11 +155,11 @@ uint64_t ht_ns_dir_last(struct ht_ns *ns, uint64_t dir)
     const struct ht_ns_inode *i;
     uint64_t last = 0;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, dir);
     if (i != NULL && ht_ns_is_dir(i) && i->u.dir->next_cookie > 0)
         last = i->u.dir->next_cookie - 1;
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return last;
 }
 
@@ -180,10 +180,10 @@ bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir)
     const struct ht_ns_inode *i;
     bool known;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, dir);
     known = i != NULL && ht_ns_is_dir(i) && sample_is_known(i->u.dir);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return known;
 }
 
@@ -192,10 +192,10 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir)
     const struct ht_ns_inode *i;
     uint64_t parent = 0;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, dir);
     if (i != NULL && ht_ns_is_dir(i))
         parent = i->u.dir->self != NULL ? i->u.dir->self->dir->ino : i->ino;
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return parent;
 }

@@ -28,11 +28,11 @@ int ht_ns_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
     struct ht_buf *records = ht_tx_records(tx);
     size_t end = records->len + max_bytes;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     do {
         for (struct ht_ns_inode *i = ht_ns_inode_scan(ns, cursor); i != NULL; i = i->hash_next)
             emit_inode(i, tx);
     } while (*cursor != 0 && records->len < end && records->err == 0);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return *cursor != 0 ? 1 : 0;
 }

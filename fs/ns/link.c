@@ -269,8 +269,8 @@ int ht_ns_replayed(void *ctx)
     struct ht_ns *ns = ctx;
     int rc;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     rc = link_up(ns);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc == 0 && ns->problem_count > 0 && !ht_store_read_only(ns->store) ? refuse(ns) : rc;
 }

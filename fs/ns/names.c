@@ -250,11 +250,11 @@ static int check_room(struct ht_ns *ns, uint64_t parent)
     const struct ht_ns_inode *dir;
     uint32_t bytes = 0;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     dir = ht_ns_inode_live(ns, parent);
     if (dir != NULL)
         bytes = ht_ns_chunk_bytes(ns, dir);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     if (ht_store_available(ns->store) >= bytes)
         return 0;
     return ht_store_commit(ns->store) != 0 || ht_store_available(ns->store) < bytes ? -ENOSPC : 0;
@@ -325,7 +325,7 @@ ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     const struct ht_ns_inode *i;
     ssize_t n = -ESTALE;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     if (i != NULL && !S_ISLNK(i->cur.mode)) {
         n = -EINVAL;
@@ -333,7 +333,7 @@ ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
         n = (ssize_t)ht_min_u64(strlen(i->u.target), cap);
         memcpy(buf, i->u.target, (size_t)n);
     }
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return n;
 }
 
@@ -429,7 +429,7 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name)
     struct ht_ns_entry *e = NULL;
     struct orphans o = {0};
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     if (ht_ns_find_dir(ns, parent, name, &dir) == 0)
         e = ht_ns_entry_find(ns, dir, name, strlen(name));
     if (e != NULL && (e->inode->flags & HT_NS_MODEL_ROOT) != 0) {
@@ -439,7 +439,7 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name)
         (void)rc;
         o.bytes += ht_ns_root_pending_bytes_locked(o.root) + ht_scope_pending_bytes(ns->store, e->inode->ino);
     }
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return o.bytes;
 }
 

@@ -14,19 +14,6 @@ enum { REAP_BYTES = 1024, USUAL_NAME_BYTES = 32, ROOT_MODE = S_IFDIR | 0755 };
 
 /* ------------------------------------------------------------------ life */
 
-static int init_lock(pthread_rwlock_t *lock)
-{
-    pthread_rwlockattr_t attr;
-    int rc;
-
-    pthread_rwlockattr_init(&attr);
-    /* Lookups come without end: they must not keep changes out. No reader takes it twice. */
-    pthread_rwlockattr_setkind_np(&attr, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    rc = pthread_rwlock_init(lock, &attr);
-    pthread_rwlockattr_destroy(&attr);
-    return -rc;
-}
-
 static int init(struct ht_ns *ns)
 {
     int rc = ht_random(&ns->salt, sizeof(ns->salt));
@@ -36,12 +23,12 @@ static int init(struct ht_ns *ns)
     ht_list_init(&ns->free_shadows);
     ns->replaying = true;
     if (rc == 0)
-        rc = init_lock(&ns->lock);
+        rc = ht_rwlock_init(&ns->lock, HT_LOCK_NAMES); /* no reader takes it twice */
     if (rc != 0)
         return rc;
     rc = ht_ns_tables_init(ns);
     if (rc != 0)
-        pthread_rwlock_destroy(&ns->lock);
+        ht_rwlock_destroy(&ns->lock);
     return rc;
 }
 
@@ -93,7 +80,7 @@ void ht_ns_free(struct ht_ns *ns)
     for (size_t n = 0; n < ns->problems_kept; n++)
         free(ns->problems[n].text);
     free(ns->problems);
-    pthread_rwlock_destroy(&ns->lock);
+    ht_rwlock_destroy(&ns->lock);
     free(ns);
 }
 
@@ -148,9 +135,9 @@ static int reap_all(struct ht_ns *ns)
 
     do {
         u.count = 0;
-        pthread_rwlock_rdlock(&ns->lock);
+        ht_rwlock_rdlock(&ns->lock);
         ht_ns_inode_each(ns, add_unused, &u);
-        pthread_rwlock_unlock(&ns->lock);
+        ht_rwlock_unlock(&ns->lock);
         for (size_t n = 0; rc == 0 && n < u.count; n++)
             rc = reap(ns, u.inos[n]);
     } while (rc == 0 && u.count == HT_ARRAY_SIZE(u.inos));
@@ -200,9 +187,9 @@ int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct sta
 {
     int rc;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     rc = lookup_locked(ns, parent, name, out_st);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }
 
@@ -223,9 +210,9 @@ int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_s
 {
     int rc;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     rc = lookup_ino_locked(ns, ino, up, out_st);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }
 
@@ -257,10 +244,10 @@ void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
     struct ht_ns_inode *i;
     bool unused;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_find(ns, ino);
     unused = i != NULL && drop_lookups(i, n);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     if (unused)
         reap_or_tell(ns, ino);
 }
@@ -287,9 +274,9 @@ int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
     int rc;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     rc = open_locked(ns, ino, out_obj);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }
 
@@ -299,14 +286,14 @@ void ht_ns_close(struct ht_ns *ns, uint64_t ino)
     struct ht_obj *obj = NULL;
     bool unused = false;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     i = ht_ns_inode_find(ns, ino);
     if (i != NULL && S_ISREG(i->cur.mode) && i->opens > 0 && --i->opens == 0) {
         obj = i->u.obj;
         i->u.obj = NULL;
         unused = ht_ns_unused(i);
     }
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     ht_obj_put(obj);
     if (unused)
         reap_or_tell(ns, ino);
@@ -318,7 +305,7 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
 {
     const struct ht_ns_inode *i;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     if (i != NULL)
         *out = (struct ht_ns_tensor){.root = i->root->ino,
@@ -326,7 +313,7 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
                                      .dtype = i->cur.dtype,
                                      .grad_dtype = i->cur.grad_dtype,
                                      .obj_class = i->cur.obj_class};
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return i != NULL ? 0 : -ESTALE;
 }
 
@@ -360,11 +347,11 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     if (cap == 0)
         return;
     buf[0] = '\0';
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_find(ns, ino);
     if (i != NULL)
         ht_ns_path_locked(ns, i, buf, cap);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
 }
 
 static uint64_t file_claim_bytes(void)
@@ -377,11 +364,11 @@ static uint64_t file_claim_bytes(void)
 
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
 {
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     *out = (struct ht_ns_stats){.inodes = ns->inode_count,
                                 .entries = ns->entry_count,
                                 .xattrs = ns->xattr_count,
                                 .meta_bytes = ns->meta_bytes,
                                 .file_claim_bytes = file_claim_bytes()};
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
 }

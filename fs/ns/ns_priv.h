@@ -34,12 +34,12 @@
 #ifndef HITRAIN_FS_NS_NS_PRIV_H
 #define HITRAIN_FS_NS_NS_PRIV_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "fs/ns/ns.h"
 #include "fs/ns/records.h"
 #include "tiering/base/list.h"
+#include "tiering/base/lock.h"
 
 enum ht_ns_state { HT_NS_CLEAN, HT_NS_NEW, HT_NS_GONE };
 
@@ -128,7 +128,7 @@ struct ht_ns {
     struct ht_ns_hooks hooks;
     uint32_t root_uid, root_gid;
     uint64_t salt; /* of the hash of names */
-    pthread_rwlock_t lock;
+    struct ht_rwlock lock;
     struct ht_ns_inode **inodes;  /* hash by number */
     struct ht_ns_entry **entries; /* hash by directory and name */
     uint64_t inode_mask, entry_mask;

@@ -26,7 +26,7 @@ int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op)
     if (rc != 0)
         return rc;
     *op = (struct ht_ns_op){.ns = ns, .tx = tx, .now_ns = ht_ns_now()};
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     return 0;
 }
 
@@ -35,7 +35,7 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
     unsigned count = op->deleted_count;
 
     op->deleted_count = 0;
-    pthread_rwlock_unlock(&op->ns->lock);
+    ht_rwlock_unlock(&op->ns->lock);
     for (unsigned i = 0; i < count && op->ns->hooks.deleted != NULL; i++)
         op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->tx);
     if (op->ended_scope != 0) {
@@ -48,7 +48,7 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
 
 void ht_ns_op_lock(struct ht_ns_op *op)
 {
-    pthread_rwlock_wrlock(&op->ns->lock);
+    ht_rwlock_wrlock(&op->ns->lock);
 }
 
 int ht_ns_op_end(struct ht_ns_op *op, int rc)

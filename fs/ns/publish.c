@@ -117,11 +117,11 @@ void ht_ns_root_publish(struct ht_ns *ns, uint64_t ino, struct ht_tx *tx)
 {
     struct ht_ns_root *root;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     root = ht_ns_root_find(ns, ino);
     if (root != NULL)
         ht_ns_root_publish_locked(ns, root, tx);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
 }
 
 static size_t inode_pending_bytes(const struct ht_ns_inode *i)
@@ -150,10 +150,10 @@ size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t ino)
     struct ht_ns_root *root;
     size_t bytes;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     root = ht_ns_root_find(ns, ino);
     bytes = root != NULL ? ht_ns_root_pending_bytes_locked(root) : 0;
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return bytes;
 }
 

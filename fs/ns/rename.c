@@ -76,12 +76,12 @@ static int write_back_data(struct ht_ns *ns, struct renaming *r, size_t *bytes)
     struct ht_obj *a = NULL, *b = NULL;
     int rc, error;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     if (find_names(ns, r) == 0 && r->to != NULL && (r->flags & RENAME_NOREPLACE) == 0) {
         a = unpublished_content(ns, r->from->inode);
         b = (r->flags & RENAME_EXCHANGE) != 0 ? unpublished_content(ns, r->to->inode) : NULL;
     }
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     rc = write_back(a, bytes);
     error = write_back(b, bytes);
     return rc != 0 ? rc : error;

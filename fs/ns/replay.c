@@ -228,9 +228,9 @@ int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
     int rc = ht_ns_record_decode(type, payload, len, &r);
 
     if (rc == 0) {
-        pthread_rwlock_wrlock(&ns->lock);
+        ht_rwlock_wrlock(&ns->lock);
         rc = replay_record(ns, &r);
-        pthread_rwlock_unlock(&ns->lock);
+        ht_rwlock_unlock(&ns->lock);
     }
     if (rc == -EUCLEAN)
         ht_error("log: malformed record of names, type %u, %u bytes", type, len);

@@ -68,7 +68,7 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
     size_t count = 0;
     int rc = 0;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     ht_list_for_each(p, &ns->roots)
         count++;
     inos = malloc((count + 1) * sizeof(*inos));
@@ -76,7 +76,7 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
     if (inos != NULL)
         ht_list_for_each(p, &ns->roots)
             inos[count++] = ht_list_entry(p, struct ht_ns_root, link)->ino;
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     if (inos == NULL)
         return -ENOMEM;
     for (size_t n = 0; rc == 0 && n < count; n++)
@@ -243,12 +243,12 @@ static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
     struct ht_ns_members m = {0};
     int rc;
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : collect_tree(&m, i);
     *out_bytes = ROOT_BYTES + m.count * (OBJECT_MOVE_BYTES + HT_NS_INODE_RECORD_BYTES);
     ht_ns_members_free(&m);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return rc;
 }
 

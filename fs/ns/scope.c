@@ -148,9 +148,9 @@ int ht_ns_scope_settle(struct ht_ns *ns, int rc)
     struct strays s = {.ns = ns};
     int error = 0;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     error = ht_ns_inode_each(ns, add_stray, &s);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     for (size_t n = 0; n < s.count; n++) {
         int one = bring_home(ns, s.inos[n]);
         const struct ht_event_about about = {.id = s.inos[n], .error = one};

@@ -72,9 +72,9 @@ int ht_ns_fsync(struct ht_ns *ns, uint64_t ino)
     struct syncing s = {.ino = ino};
     int rc;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     rc = look(ns, &s);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     if (rc == 0 && s.obj != NULL && !s.nothing)
         rc = ht_obj_writeback(s.obj);
     if (rc == 0 && !s.nothing)
@@ -106,11 +106,11 @@ void ht_ns_flush(void *ctx, struct ht_tx *tx)
     struct ht_list *shadows = &ns->outside.shadows;
     size_t end = ht_tx_records(tx)->len + flush_limit(ns);
 
-    pthread_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(&ns->lock);
     while (!ht_list_empty(shadows) && ht_tx_records(tx)->len < end) {
         struct ht_ns_inode *i = ht_list_entry(shadows->next, struct ht_ns_shadow, link)->inode;
         ht_ns_put_inode(tx, i, &i->cur);
         ht_ns_shadow_drop(ns, i);
     }
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
 }

@@ -391,9 +391,9 @@ ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *b
 
     if (n != 0)
         return n;
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     n = get_locked(ht_ns_inode_live(ns, ino), name, buf, cap);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return n;
 }
 
@@ -433,8 +433,8 @@ ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf,
 {
     ssize_t n;
 
-    pthread_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(&ns->lock);
     n = list_locked(ht_ns_inode_live(ns, ino), trusted, buf, cap);
-    pthread_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(&ns->lock);
     return n;
 }

@@ -22,7 +22,7 @@ import time
 
 PYTHON = '/usr/bin/python3'
 PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
-LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh']
+LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
 PYTEST_LINE = re.compile(r'^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s.*$', re.M)
 # Inner makes choose their own parallelism: the pipe of an outer one does not reach them.

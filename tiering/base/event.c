@@ -2,9 +2,10 @@
 /* event.c - see event.h. One lock, read by who raises: events are rare, and the sink is brief. */
 #include "tiering/base/event.h"
 
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
+
+#include "tiering/base/lock.h"
 
 const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_MOUNTED] = {"mounted", HT_LOG_INFO, "The store was mounted."},
@@ -35,16 +36,16 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_FORCED_UNMOUNT] = {"forced-unmount", HT_LOG_WARN, "The mount ended while it was in use."},
 };
 
-static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct ht_rwlock lock = HT_RWLOCK_INIT(HT_LOCK_EVENT_SINK);
 static void (*sink)(void *ctx, const struct ht_event *e); /* lock */
 static void *sink_ctx;                                    /* lock */
 
 void ht_event_set_sink(void (*fn)(void *ctx, const struct ht_event *e), void *ctx)
 {
-    pthread_rwlock_wrlock(&lock);
+    ht_rwlock_wrlock(&lock);
     sink = fn;
     sink_ctx = ctx;
-    pthread_rwlock_unlock(&lock);
+    ht_rwlock_unlock(&lock);
 }
 
 void ht_event(enum ht_event_code code, const struct ht_event_about *about, const char *fmt, ...)
@@ -63,11 +64,11 @@ void ht_event(enum ht_event_code code, const struct ht_event_about *about, const
     va_start(args, fmt);
     vsnprintf(e.text, sizeof(e.text), fmt, args);
     va_end(args);
-    pthread_rwlock_rdlock(&lock);
+    ht_rwlock_rdlock(&lock);
     if (sink)
         sink(sink_ctx, &e);
     else
         ht_log(ht_event_kinds[code].level, "%s", e.text);
-    pthread_rwlock_unlock(&lock);
+    ht_rwlock_unlock(&lock);
     errno = saved_errno;
 }

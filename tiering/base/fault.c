@@ -8,9 +8,10 @@
 #include "tiering/base/fault.h"
 
 #include <assert.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+
+#include "tiering/base/lock.h"
 
 #define POINTS_MAX 32
 #define POINT_NAME_BYTES 64
@@ -22,7 +23,7 @@ struct point {
     bool repeat;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_FAULTS);
 static struct point points[POINTS_MAX]; /* lock */
 static _Atomic unsigned armed_count;    /* changed under lock */
 
@@ -40,7 +41,7 @@ void ht_fault_arm(const char *point, unsigned nth, int error, bool repeat)
     bool found;
 
     assert(nth > 0 && error < 0 && strlen(point) < POINT_NAME_BYTES);
-    pthread_mutex_lock(&lock);
+    ht_mutex_lock(&lock);
     p = lookup_locked(point);
     found = p != NULL;
     if (!found) {
@@ -54,14 +55,14 @@ void ht_fault_arm(const char *point, unsigned nth, int error, bool repeat)
     p->repeat = repeat;
     if (!found)
         atomic_fetch_add(&armed_count, 1);
-    pthread_mutex_unlock(&lock);
+    ht_mutex_unlock(&lock);
 }
 
 void ht_fault_disarm_all(void)
 {
-    pthread_mutex_lock(&lock);
+    ht_mutex_lock(&lock);
     atomic_store(&armed_count, 0);
-    pthread_mutex_unlock(&lock);
+    ht_mutex_unlock(&lock);
 }
 
 int ht_fault(const char *point)
@@ -71,14 +72,14 @@ int ht_fault(const char *point)
 
     if (atomic_load_explicit(&armed_count, memory_order_relaxed) == 0)
         return 0;
-    pthread_mutex_lock(&lock);
+    ht_mutex_lock(&lock);
     p = lookup_locked(point);
     if (p != NULL) {
         p->passed++;
         if (p->passed == p->nth || (p->repeat && p->passed > p->nth))
             error = p->error;
     }
-    pthread_mutex_unlock(&lock);
+    ht_mutex_unlock(&lock);
     return error;
 }
 
@@ -87,9 +88,9 @@ unsigned ht_fault_passed(const char *point)
     struct point *p;
     unsigned passed;
 
-    pthread_mutex_lock(&lock);
+    ht_mutex_lock(&lock);
     p = lookup_locked(point);
     passed = p != NULL ? p->passed : 0;
-    pthread_mutex_unlock(&lock);
+    ht_mutex_unlock(&lock);
     return passed;
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* staging.c - the staging pool: two stacks of buffers. */
 #include <assert.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "tiering/cache/staging.h"
+#include "tiering/base/lock.h"
 
 enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16 };
 
@@ -16,7 +16,7 @@ struct part {
 
 struct ht_staging {
     struct ht_pinned memory;
-    pthread_mutex_t lock; /* guards the stacks */
+    struct ht_mutex lock; /* guards the stacks */
     struct part part[HT_STAGING_PARTS];
 };
 
@@ -46,7 +46,7 @@ int ht_staging_new(uint64_t bytes, int numa_node, struct ht_staging **out_stagin
         free(p);
         return rc;
     }
-    pthread_mutex_init(&p->lock, NULL);
+    ht_mutex_init(&p->lock, HT_LOCK_STAGING);
     rc = part_init(p, HT_STAGING_FILL, 0, count / 4);
     if (!rc)
         rc = part_init(p, HT_STAGING_UPDATE, count / 4, count - count / 4);
@@ -67,7 +67,7 @@ void ht_staging_free(struct ht_staging *p)
         pthread_cond_destroy(&p->part[i].freed);
         free(p->part[i].stack);
     }
-    pthread_mutex_destroy(&p->lock);
+    ht_mutex_destroy(&p->lock);
     ht_pinned_free(&p->memory);
     free(p);
 }
@@ -78,25 +78,25 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
     if (count > part->total)
         return -E2BIG;
     int rc = 0;
-    pthread_mutex_lock(&p->lock);
+    ht_mutex_lock(&p->lock);
     while (part->free < count && !nowait)
-        pthread_cond_wait(&part->freed, &p->lock);
+        ht_cond_wait(&part->freed, &p->lock);
     if (part->free < count)
         rc = -EAGAIN;
     for (unsigned i = 0; !rc && i < count; i++)
         out_bufs[i] = part->stack[--part->free];
-    pthread_mutex_unlock(&p->lock);
+    ht_mutex_unlock(&p->lock);
     return rc;
 }
 
 void ht_staging_put(struct ht_staging *p, enum ht_staging_part which, void *buf)
 {
     struct part *part = &p->part[which];
-    pthread_mutex_lock(&p->lock);
+    ht_mutex_lock(&p->lock);
     assert(part->free < part->total);
     part->stack[part->free++] = buf;
     pthread_cond_broadcast(&part->freed);
-    pthread_mutex_unlock(&p->lock);
+    ht_mutex_unlock(&p->lock);
 }
 
 unsigned ht_staging_count(const struct ht_staging *p, enum ht_staging_part part)
@@ -111,11 +111,11 @@ uint64_t ht_staging_bytes(const struct ht_staging *p)
 
 uint64_t ht_staging_used_bytes(struct ht_staging *p)
 {
-    pthread_mutex_lock(&p->lock);
+    ht_mutex_lock(&p->lock);
     uint64_t used = 0;
     for (int i = 0; i < HT_STAGING_PARTS; i++)
         used += p->part[i].total - p->part[i].free;
-    pthread_mutex_unlock(&p->lock);
+    ht_mutex_unlock(&p->lock);
     return used * BUF_BYTES;
 }
 

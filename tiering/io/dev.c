@@ -26,9 +26,9 @@ struct ht_dev *ht_dev_alloc(const char *name)
     }
     dev->fd = -1;
     dev->numa_node = HT_NUMA_OFF;
-    pthread_mutex_init(&dev->ram_lock, NULL);
-    pthread_mutex_init(&dev->fail_lock, NULL);
-    pthread_mutex_init(&dev->record_lock, NULL);
+    ht_mutex_init(&dev->ram_lock, HT_LOCK_DEV_RAM);
+    ht_mutex_init(&dev->fail_lock, HT_LOCK_DEV_FAIL);
+    ht_mutex_init(&dev->record_lock, HT_LOCK_DEV_RECORD);
     return dev;
 }
 
@@ -42,9 +42,9 @@ void ht_dev_close(struct ht_dev *dev)
         munmap(dev->ram, dev->size);
     if (dev->fd >= 0)
         close(dev->fd);
-    pthread_mutex_destroy(&dev->record_lock);
-    pthread_mutex_destroy(&dev->fail_lock);
-    pthread_mutex_destroy(&dev->ram_lock);
+    ht_mutex_destroy(&dev->record_lock);
+    ht_mutex_destroy(&dev->fail_lock);
+    ht_mutex_destroy(&dev->ram_lock);
     free(dev->name);
     free(dev);
 }
@@ -99,12 +99,12 @@ void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat
 {
     bool armed = false;
 
-    pthread_mutex_lock(&dev->fail_lock);
+    ht_mutex_lock(&dev->fail_lock);
     dev->fail[op] = (struct ht_fail_hook){nth, repeat};
     for (unsigned i = 0; i < HT_IO_OPS; i++)
         armed |= dev->fail[i].left > 0;
     atomic_store(&dev->fail_armed, armed);
-    pthread_mutex_unlock(&dev->fail_lock);
+    ht_mutex_unlock(&dev->fail_lock);
 }
 
 static bool fails_now(struct ht_dev *dev, enum ht_io_op op)
@@ -114,11 +114,11 @@ static bool fails_now(struct ht_dev *dev, enum ht_io_op op)
 
     if (!atomic_load_explicit(&dev->fail_armed, memory_order_relaxed))
         return false;
-    pthread_mutex_lock(&dev->fail_lock);
+    ht_mutex_lock(&dev->fail_lock);
     fires = hook->left == 1;
     if (hook->left > 0 && !(fires && hook->repeat))
         hook->left--;
-    pthread_mutex_unlock(&dev->fail_lock);
+    ht_mutex_unlock(&dev->fail_lock);
     return fires;
 }
 

@@ -13,8 +13,8 @@
 #ifndef HITRAIN_TIERING_IO_IO_PRIV_H
 #define HITRAIN_TIERING_IO_IO_PRIV_H
 
-#include <pthread.h>
 #include "tiering/io/dev.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/mem.h"
 
 #define HT_IO_OPS 3u
@@ -35,18 +35,18 @@ struct ht_dev {
     int numa_node;
 
     uint8_t *ram;
-    pthread_mutex_t ram_lock; /* the bytes of ram */
+    struct ht_mutex ram_lock; /* the bytes of ram */
 
     _Atomic uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors;
     _Atomic uint64_t writes_ended, writes_covered;
     _Atomic unsigned in_flight;
 
     _Atomic bool fail_armed;
-    pthread_mutex_t fail_lock;
+    struct ht_mutex fail_lock;
     struct ht_fail_hook fail[HT_IO_OPS]; /* fail_lock */
 
     _Atomic bool recording; /* changes under record_lock */
-    pthread_mutex_t record_lock;
+    struct ht_mutex record_lock;
     struct ht_recorder *recorder; /* record_lock */
 };
 

@@ -24,7 +24,7 @@ struct helper {
     pid_t owner;
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_IO_POOL);
 static pthread_cond_t given_back = PTHREAD_COND_INITIALIZER;
 static struct helper *idle;   /* lock */
 static unsigned helper_count; /* lock: idle ones and those in use */
@@ -73,37 +73,37 @@ static int helper_get(struct helper **out)
     struct helper *h;
     int err;
 
-    pthread_mutex_lock(&lock);
+    ht_mutex_lock(&lock);
     forget_parents_helpers_locked();
     while (idle == NULL && helper_count >= HELPERS_MAX)
-        pthread_cond_wait(&given_back, &lock);
+        ht_cond_wait(&given_back, &lock);
     h = idle;
     if (h != NULL)
         idle = h->next;
     else
         helper_count++;
-    pthread_mutex_unlock(&lock);
+    ht_mutex_unlock(&lock);
     if (h != NULL) {
         *out = h;
         return 0;
     }
     err = helper_new(out);
     if (err != 0) {
-        pthread_mutex_lock(&lock);
+        ht_mutex_lock(&lock);
         helper_count--;
         pthread_cond_signal(&given_back);
-        pthread_mutex_unlock(&lock);
+        ht_mutex_unlock(&lock);
     }
     return err;
 }
 
 static void helper_put(struct helper *h)
 {
-    pthread_mutex_lock(&lock);
+    ht_mutex_lock(&lock);
     h->next = idle;
     idle = h;
     pthread_cond_signal(&given_back);
-    pthread_mutex_unlock(&lock);
+    ht_mutex_unlock(&lock);
 }
 
 /* In parts of PART_BYTES_MAX, as many at a time as the ring is deep. */

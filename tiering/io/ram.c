@@ -40,10 +40,10 @@ void ht_ram_perform(struct ht_io *io)
 {
     struct ht_dev *dev = io->dev;
 
-    pthread_mutex_lock(&dev->ram_lock);
+    ht_mutex_lock(&dev->ram_lock);
     if (io->op == HT_IO_READ)
         memcpy(io->buf, dev->ram + io->offset, io->len);
     else if (io->op == HT_IO_WRITE)
         memcpy(dev->ram + io->offset, io->buf, io->len);
-    pthread_mutex_unlock(&dev->ram_lock);
+    ht_mutex_unlock(&dev->ram_lock);
 }

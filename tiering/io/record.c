@@ -148,14 +148,14 @@ void ht_record_write(struct ht_io *io, uint32_t bytes)
     struct ht_recorder *r;
     uint64_t seq;
 
-    pthread_mutex_lock(&dev->record_lock);
+    ht_mutex_lock(&dev->record_lock);
     seq = atomic_fetch_add(&dev->writes_ended, 1) + 1;
     r = dev->recorder;
     if (r != NULL && bytes > 0) {
         remember(r, seq, io->offset, bytes);
         append(r, io->offset, io->buf, bytes, 0, "");
     }
-    pthread_mutex_unlock(&dev->record_lock);
+    ht_mutex_unlock(&dev->record_lock);
 }
 
 static bool overlaps_any(const struct span *s, const struct span *others, size_t count)
@@ -183,7 +183,7 @@ void ht_record_flush(struct ht_io *io)
     struct ht_recorder *r;
     size_t covered = 0;
 
-    pthread_mutex_lock(&dev->record_lock);
+    ht_mutex_lock(&dev->record_lock);
     r = dev->recorder;
     if (r == NULL)
         goto out;
@@ -196,7 +196,7 @@ void ht_record_flush(struct ht_io *io)
     r->volatile_count -= covered;
     memmove(r->volatiles, r->volatiles + covered, r->volatile_count * sizeof(*r->volatiles));
 out:
-    pthread_mutex_unlock(&dev->record_lock);
+    ht_mutex_unlock(&dev->record_lock);
 }
 
 int ht_recorder_start(struct ht_dev *dev, const char *path)
@@ -215,14 +215,14 @@ int ht_recorder_start(struct ht_dev *dev, const char *path)
     r->end = SECTOR_BYTES;
     write_super(r);
     err = r->err;
-    pthread_mutex_lock(&dev->record_lock);
+    ht_mutex_lock(&dev->record_lock);
     if (err == 0 && dev->recorder != NULL)
         err = -EBUSY;
     if (err == 0) {
         dev->recorder = r;
         atomic_store(&dev->recording, true);
     }
-    pthread_mutex_unlock(&dev->record_lock);
+    ht_mutex_unlock(&dev->record_lock);
     if (err != 0) {
         close(r->fd);
         free(r);
@@ -236,12 +236,12 @@ int ht_recorder_mark(struct ht_dev *dev, const char *text)
 
     if (strlen(text) > TEXT_BYTES_MAX)
         return -EINVAL;
-    pthread_mutex_lock(&dev->record_lock);
+    ht_mutex_lock(&dev->record_lock);
     if (dev->recorder != NULL) {
         append(dev->recorder, 0, NULL, 0, FLAG_MARK, text);
         err = dev->recorder->err;
     }
-    pthread_mutex_unlock(&dev->record_lock);
+    ht_mutex_unlock(&dev->record_lock);
     return err;
 }
 
@@ -250,11 +250,11 @@ int ht_recorder_stop(struct ht_dev *dev)
     struct ht_recorder *r;
     int err;
 
-    pthread_mutex_lock(&dev->record_lock);
+    ht_mutex_lock(&dev->record_lock);
     r = dev->recorder;
     dev->recorder = NULL;
     atomic_store(&dev->recording, false);
-    pthread_mutex_unlock(&dev->record_lock);
+    ht_mutex_unlock(&dev->record_lock);
     if (r == NULL)
         return -ENOENT;
     write_super(r);

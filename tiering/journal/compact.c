@@ -17,29 +17,29 @@
 
 bool ht_journal_compact_wait(struct ht_journal *j)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     while (!j->stopping && !ht_journal_compact_wanted_locked(j))
-        pthread_cond_wait(&j->compact, &j->lock);
+        ht_cond_wait(&j->compact, &j->lock);
     bool wanted = !j->stopping;
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return wanted;
 }
 
 void ht_journal_compact_poke(struct ht_journal *j)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     j->poked = true;
     pthread_cond_broadcast(&j->compact);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
 }
 
 void ht_journal_stop_compaction(struct ht_journal *j)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     j->stopping = true;
     pthread_cond_broadcast(&j->compact);
     pthread_cond_broadcast(&j->room);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
 }
 
 static int append_mark_locked(struct ht_journal *j, uint16_t type, uint64_t *out_lsn)
@@ -82,9 +82,9 @@ static int begin_locked(struct ht_journal *j)
 
 int ht_journal_compact_begin(struct ht_journal *j)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     int rc = begin_locked(j);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
@@ -92,7 +92,7 @@ int ht_journal_compact_end(struct ht_journal *j, struct ht_journal_start *out_st
 {
     uint64_t lsn;
 
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     assert(j->compacting);
     int rc = append_mark_locked(j, HT_REC_COMPACT_END, &lsn);
     if (rc == 0)
@@ -101,7 +101,7 @@ int ht_journal_compact_end(struct ht_journal *j, struct ht_journal_start *out_st
         *out_start = j->begin;
         out_start->durable_seq = lsn;
     }
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
@@ -110,9 +110,9 @@ static void leave_split_locked(struct ht_journal *j)
 {
     ht_journal_token_take_locked(j);
     if (!j->error) {
-        pthread_mutex_unlock(&j->lock);
+        ht_mutex_unlock(&j->lock);
         ht_journal_refill(j, !j->kept, j->kept, j->begin.pos, j->end_pos);
-        pthread_mutex_lock(&j->lock);
+        ht_mutex_lock(&j->lock);
         j->split = false;
         j->durable_seq = j->written_seq;
         ht_journal_tell_durable_locked(j);
@@ -122,7 +122,7 @@ static void leave_split_locked(struct ht_journal *j)
 
 void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_start *start)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     assert(j->compacting && start->pos == j->begin.pos && start->seq == j->begin.seq);
     if (j->split)
         leave_split_locked(j);
@@ -130,5 +130,5 @@ void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_st
     j->compacting = j->emitting = false;
     j->compactions++;
     pthread_cond_broadcast(&j->room);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
 }

@@ -115,7 +115,7 @@ int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **o
     j->frame_payload_max = ht_min_u64(j->log_bytes / 8, FRAME_PAYLOAD_MAX) - HT_FRAME_HEADER_BYTES;
     j->start = config->start;
     j->queue_end = &j->queue;
-    pthread_mutex_init(&j->lock, NULL);
+    ht_mutex_init(&j->lock, HT_LOCK_JOURNAL);
     pthread_cond_init(&j->progress, NULL);
     pthread_cond_init(&j->room, NULL);
     pthread_cond_init(&j->compact, NULL);
@@ -141,7 +141,7 @@ void ht_journal_abandon(struct ht_journal *j)
     pthread_cond_destroy(&j->compact);
     pthread_cond_destroy(&j->room);
     pthread_cond_destroy(&j->progress);
-    pthread_mutex_destroy(&j->lock);
+    ht_mutex_destroy(&j->lock);
     free(j);
 }
 
@@ -154,14 +154,14 @@ int ht_journal_close(struct ht_journal *j)
 {
     if (!j)
         return 0;
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     int rc = j->started && !j->error ? ht_journal_write_up_to_locked(j, last_appended_locked(j)) : 0;
     /* A compaction in split mode that was not carried through: the next mount goes on with the copy that was kept. */
     if (rc == 0 && j->started && !j->error && j->durable_seq < last_appended_locked(j))
         rc = -EIO;
     if (j->first_error)
         rc = j->first_error;
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     ht_journal_abandon(j);
     return rc;
 }
@@ -229,11 +229,11 @@ int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
         return -EROFS;
     if (j->started || new_epoch <= j->epoch)
         return -EINVAL;
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     ht_journal_token_take_locked(j);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     refill_copies(j);
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     ht_journal_token_release_locked(j);
     int rc = prepare_spares(j);
     if (rc == 0) {
@@ -247,7 +247,7 @@ int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
         ht_error("log: cannot begin to write: %s", strerror(-rc));
         ht_journal_fail_locked(j, rc);
     }
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
@@ -327,13 +327,13 @@ int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t
     if (group->err)
         return group->err;
     assert(group->len > 0 && ht_records_valid(group->data, group->len));
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     int rc = ht_journal_append_locked(j, group->data, group->len, out_lsn);
     if (rc == 0)
         ht_journal_emitted_locked(j, group->len);
     if (rc == 0 && ht_journal_compact_wanted_locked(j))
         pthread_cond_broadcast(&j->compact);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
@@ -343,7 +343,7 @@ int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn)
 {
     while (!j->error && j->written_seq < lsn) {
         if (j->writing)
-            pthread_cond_wait(&j->progress, &j->lock);
+            ht_cond_wait(&j->progress, &j->lock);
         else
             ht_journal_write_next_locked(j);
     }
@@ -352,14 +352,14 @@ int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn)
 
 int ht_journal_sync(struct ht_journal *j, uint64_t lsn)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     int rc = lsn > last_appended_locked(j) ? -EINVAL : ht_journal_write_up_to_locked(j, lsn);
     /* Written is durable, except in split mode; and what the callback does for it has been done. */
     while (rc == 0 && j->told_seq < lsn && !j->error)
-        pthread_cond_wait(&j->progress, &j->lock);
+        ht_cond_wait(&j->progress, &j->lock);
     if (rc == 0 && j->told_seq < lsn)
         rc = j->error;
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
@@ -367,9 +367,9 @@ uint64_t ht_journal_durable(const struct ht_journal *cj)
 {
     struct ht_journal *j = (struct ht_journal *)cj; /* only its lock changes */
 
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     uint64_t seq = j->durable_seq;
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return seq;
 }
 
@@ -377,9 +377,9 @@ uint64_t ht_journal_next(const struct ht_journal *cj)
 {
     struct ht_journal *j = (struct ht_journal *)cj;
 
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     uint64_t seq = j->open ? j->open->seq : j->next_seq;
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return seq;
 }
 
@@ -387,7 +387,7 @@ void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
 {
     struct ht_journal *j = (struct ht_journal *)cj;
 
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     *out = (struct ht_journal_stats){
         .log_bytes = j->log_bytes,
         .used_bytes = ht_journal_used_locked(j),
@@ -398,5 +398,5 @@ void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
         .compactions = j->compactions,
         .bytes_written = j->bytes_written,
     };
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
 }

@@ -15,8 +15,7 @@
 #define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
 
 #include "tiering/journal/journal.h"
-
-#include <pthread.h>
+#include "tiering/base/lock.h"
 
 /* ---------------------------------------------------------------- frames */
 
@@ -139,7 +138,7 @@ struct ht_journal {
     uint64_t log_bytes;              /* constant */
     uint64_t frame_payload_max;      /* constant: a frame with several groups stays below */
 
-    pthread_mutex_t lock;
+    struct ht_mutex lock;
     pthread_cond_t progress; /* told_seq, written_seq, writing, error */
     pthread_cond_t room;     /* start, claims, tickets, error */
     pthread_cond_t compact;  /* compaction is wanted, stopping */

@@ -87,25 +87,25 @@ int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force)
 {
     int rc = 0;
 
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     if (!force && (bytes > j->log_bytes || j->claimed + bytes > ht_journal_claim_limit(j->log_bytes)))
         rc = -ENOSPC;
     if (rc == 0) {
         j->claimed += bytes;
         j->emission_left += bytes;
     }
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
 void ht_journal_unclaim(struct ht_journal *j, uint64_t bytes)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     assert(j->claimed >= bytes);
     j->claimed -= bytes;
     if (j->waiters)
         pthread_cond_broadcast(&j->room);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
 }
 
 /* ------------------------------------------------------------------ room */
@@ -159,7 +159,7 @@ static int wait_at_head_locked(struct ht_journal *j, size_t bytes)
         j->head_waits = true;
         j->head_bytes = bytes;
         pthread_cond_broadcast(&j->compact);
-        pthread_cond_wait(&j->room, &j->lock);
+        ht_cond_wait(&j->room, &j->lock);
     }
     return j->error;
 }
@@ -170,7 +170,7 @@ static int wait_for_room_locked(struct ht_journal *j, size_t bytes)
 
     j->waiters++;
     while (ticket != j->ticket_serving)
-        pthread_cond_wait(&j->room, &j->lock);
+        ht_cond_wait(&j->room, &j->lock);
     int rc = wait_at_head_locked(j, bytes);
     j->waiters--;
     j->head_waits = false;
@@ -183,21 +183,21 @@ int ht_journal_wait_room(struct ht_journal *j, size_t bytes)
 {
     int rc = 0;
 
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     if (j->error || !j->started)
         rc = j->error ? j->error : -EROFS;
     else if (bytes > j->log_bytes || ht_frame_bytes(bytes) + 2 * EMISSION_MARGIN_BYTES > j->log_bytes)
         rc = -ENOSPC;
     else if (!ht_journal_emits_locked(j) && (j->waiters || !fits_locked(j, bytes)))
         rc = wait_for_room_locked(j, bytes);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return rc;
 }
 
 bool ht_journal_try_room(struct ht_journal *j, size_t bytes)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     bool fits = ht_journal_emits_locked(j) || (bytes <= j->log_bytes && fits_locked(j, bytes));
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     return fits;
 }

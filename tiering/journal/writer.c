@@ -36,7 +36,7 @@ unsigned ht_journal_copies_locked(const struct ht_journal *j)
 void ht_journal_token_take_locked(struct ht_journal *j)
 {
     while (j->writing)
-        pthread_cond_wait(&j->progress, &j->lock);
+        ht_cond_wait(&j->progress, &j->lock);
     j->writing = true;
 }
 
@@ -48,13 +48,13 @@ void ht_journal_token_release_locked(struct ht_journal *j)
 
 static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int error)
 {
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     struct ht_dev *dev = j->copy[i].dev;
     j->copy[i].dev = NULL;
     if (!j->first_error)
         j->first_error = -EIO; /* whatever the device says: its being full is not our log's */
     unsigned left = ht_journal_copies_locked(j);
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     if (dev) {
         struct ht_event_about about = {.device = ht_dev_name(dev), .offset = j->copy[i].offset, .error = error};
 
@@ -204,9 +204,9 @@ void ht_journal_tell_durable_locked(struct ht_journal *j)
     uint64_t seq = j->durable_seq;
 
     if (j->config.durable) {
-        pthread_mutex_unlock(&j->lock);
+        ht_mutex_unlock(&j->lock);
         j->config.durable(j->config.ctx, seq);
-        pthread_mutex_lock(&j->lock);
+        ht_mutex_lock(&j->lock);
     }
     j->told_seq = seq;
 }
@@ -227,10 +227,10 @@ void ht_journal_write_next_locked(struct ht_journal *j)
     assert(f->seq == j->written_seq + 1);
     j->writing = true;
     int rc = split_if_needed_locked(j, ht_frame_bytes(f->payload_len));
-    pthread_mutex_unlock(&j->lock);
+    ht_mutex_unlock(&j->lock);
     if (rc == 0)
         rc = write_frame(j, f, &header);
-    pthread_mutex_lock(&j->lock);
+    ht_mutex_lock(&j->lock);
     if (rc)
         ht_journal_fail_locked(j, rc);
     else

@@ -21,7 +21,7 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
     struct timespec ts = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
     int rc = 0;
     while (!s->stopping && !under_pressure(s) && rc != ETIMEDOUT)
-        rc = deadline_ns ? pthread_cond_timedwait(&s->wake, &s->lock, &ts) : pthread_cond_wait(&s->wake, &s->lock);
+        rc = deadline_ns ? ht_cond_timedwait(&s->wake, &s->lock, &ts) : ht_cond_wait(&s->wake, &s->lock);
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
 
@@ -34,7 +34,7 @@ static void relieve(struct ht_store *s)
         struct timespec ts;
         uint64_t at = ht_now_ns() + 10000000;
         ts = (struct timespec){(time_t)(at / 1000000000), (long)(at % 1000000000)};
-        pthread_cond_timedwait(&s->wake, &s->lock, &ts);
+        ht_cond_timedwait(&s->wake, &s->lock, &ts);
     }
 }
 

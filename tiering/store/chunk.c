@@ -131,7 +131,7 @@ static pthread_cond_t *cond_of(struct ht_store *s, struct ht_chunk *c)
 
 static void wait_chunk(struct ht_store *s, struct ht_chunk *c)
 {
-    pthread_cond_wait(cond_of(s, c), &s->lock);
+    ht_cond_wait(cond_of(s, c), &s->lock);
 }
 
 static void wake_chunk(struct ht_store *s, struct ht_chunk *c)

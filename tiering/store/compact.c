@@ -52,7 +52,7 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b)
 static int emit_objects_slice(struct emission *e)
 {
     struct ht_store *s = e->s;
-    pthread_mutex_lock(&s->tx_lock);
+    ht_mutex_lock(&s->tx_lock);
     struct ht_buf *b = &s->tx.records;
     ht_store_lock(s);
     while (e->next < e->count && b->len < SLICE_BYTES) {
@@ -70,7 +70,7 @@ static int emit_objects_slice(struct emission *e)
 
 static int emit_ids(struct ht_store *s)
 {
-    pthread_mutex_lock(&s->tx_lock);
+    ht_mutex_lock(&s->tx_lock);
     ht_record_ids(&s->tx.records, ht_max_u64(s->ids_logged, s->next_id));
     return ht_tx_commit(&s->tx, NULL);
 }
@@ -80,7 +80,7 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
     uint64_t cursor = 0;
     int more = 1;
     while (more > 0) {
-        pthread_mutex_lock(&s->tx_lock);
+        ht_mutex_lock(&s->tx_lock);
         more = c->emit(c->ctx, &s->tx, &cursor, SLICE_BYTES);
         int rc = ht_tx_commit(&s->tx, NULL);
         if (rc)
@@ -91,13 +91,13 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
 
 static int set_start(struct ht_store *s, const struct ht_journal_start *start)
 {
-    pthread_mutex_lock(&s->super_lock);
+    ht_mutex_lock(&s->super_lock);
     s->sb.start_pos = start->pos;
     s->sb.start_seq = start->seq;
     s->sb.start_chain = start->chain;
     s->sb.durable_seq = start->durable_seq;
     int rc = ht_super_write(&s->sb, s->dev, s->dev_count);
-    pthread_mutex_unlock(&s->super_lock);
+    ht_mutex_unlock(&s->super_lock);
     return rc;
 }
 

@@ -16,7 +16,7 @@ static void wait_for_slot(struct ht_store *s, struct ht_chunk *c)
     s->slot_waiters = 0;
     ht_chunk_unlock_exclusive(s, c);
     s->slot_waiters = waiters + 1;
-    pthread_cond_wait(&s->slot_cond, &s->lock);
+    ht_cond_wait(&s->slot_cond, &s->lock);
     s->slot_waiters--;
     ht_chunk_lock_exclusive(s, c);
 }

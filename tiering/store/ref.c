@@ -330,7 +330,7 @@ static int wait_for_space(struct ht_store *s)
     }
     if (!s->tx.frees.count)
         return -ENOSPC; /* lost to a list that found no memory */
-    pthread_cond_wait(&s->settled, &s->lock);
+    ht_cond_wait(&s->settled, &s->lock);
     return 0;
 }
 

@@ -96,10 +96,10 @@ static int make_memory(struct ht_store *s)
 
 static void init_locks(struct ht_store *s)
 {
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_mutex_init(&s->tx_lock, NULL);
-    pthread_mutex_init(&s->super_lock, NULL);
-    pthread_mutex_init(&s->rings.lock, NULL);
+    ht_mutex_init(&s->lock, HT_LOCK_STORE);
+    ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
+    ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
+    ht_mutex_init(&s->rings.lock, HT_LOCK_RINGS);
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_init(&s->chunk_cond[i], NULL);
     pthread_cond_init(&s->slot_cond, NULL);
@@ -342,10 +342,10 @@ static void destroy_locks(struct ht_store *s)
     pthread_cond_destroy(&s->slot_cond);
     pthread_cond_destroy(&s->settled);
     pthread_cond_destroy(&s->wake);
-    pthread_mutex_destroy(&s->rings.lock);
-    pthread_mutex_destroy(&s->super_lock);
-    pthread_mutex_destroy(&s->tx_lock);
-    pthread_mutex_destroy(&s->lock);
+    ht_mutex_destroy(&s->rings.lock);
+    ht_mutex_destroy(&s->super_lock);
+    ht_mutex_destroy(&s->tx_lock);
+    ht_mutex_destroy(&s->lock);
 }
 
 void ht_store_close(struct ht_store *s)

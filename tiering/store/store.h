@@ -21,7 +21,8 @@
  * between ht_tx_begin and ht_tx_commit; only one transaction is open at a time, so the order of
  * changes in memory is the order in the log. No I/O happens inside one.
  *
- * Lock order: transaction lock > names (fs/ns) > optimizer > store > journal > device.
+ * Lock order: transaction lock > names (fs/ns) > optimizer > store > journal > device
+ * (all locks: <hitrain/locks.h>).
  * Functions below that wait for I/O or memory (marked WAITS) must be called with none of these held.
  *
  * Errors: negative errno. -EIO: device error or checksum mismatch; -ENOSPC: no space

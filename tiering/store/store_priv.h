@@ -23,11 +23,11 @@
 #ifndef HITRAIN_TIERING_STORE_STORE_PRIV_H
 #define HITRAIN_TIERING_STORE_STORE_PRIV_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/space/alloc.h"
@@ -233,13 +233,13 @@ struct ht_tx {
 enum { COND_COUNT = 64, CLIENTS_MAX = 4 };
 
 struct ht_ring_pool {
-    pthread_mutex_t lock;
+    struct ht_mutex lock;
     struct ht_ring *free[32];
     unsigned count;
 };
 
 struct ht_store {
-    pthread_mutex_t lock;                  /* guards all that is not said otherwise */
+    struct ht_mutex lock;                  /* guards all that is not said otherwise */
     pthread_cond_t chunk_cond[COND_COUNT]; /* chunk locks, by address */
     pthread_cond_t slot_cond;              /* an image may be evictable now */
     pthread_cond_t wake;                   /* the writeback thread has something to do */
@@ -250,7 +250,7 @@ struct ht_store {
     struct ht_dev *dev[HT_DEVICES_MAX];
     unsigned dev_count;
     struct ht_super sb; /* super_lock */
-    pthread_mutex_t super_lock;
+    struct ht_mutex super_lock;
     struct ht_journal *journal;
     struct ht_journal_report report;
     struct ht_alloc *alloc;
@@ -266,7 +266,7 @@ struct ht_store {
     _Atomic uint64_t next_id;
     uint64_t ids_logged; /* up to there the log says that numbers were given out; tx_lock */
 
-    pthread_mutex_t tx_lock; /* held while a transaction is open; guards tx and last_lsn */
+    struct ht_mutex tx_lock; /* held while a transaction is open; guards tx and last_lsn */
     struct ht_tx tx;
     _Atomic uint64_t last_lsn; /* of the last transaction appended */
     uint64_t tx_count;         /* transactions settled; lock */
@@ -292,12 +292,12 @@ struct ht_store {
 
 static inline void ht_store_lock(struct ht_store *s)
 {
-    pthread_mutex_lock(&s->lock);
+    ht_mutex_lock(&s->lock);
 }
 
 static inline void ht_store_unlock(struct ht_store *s)
 {
-    pthread_mutex_unlock(&s->lock);
+    ht_mutex_unlock(&s->lock);
 }
 
 /* object.c */

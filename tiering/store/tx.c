@@ -25,10 +25,10 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
             rc = ht_journal_wait_room(s->journal, bytes);
         if (rc)
             return rc;
-        pthread_mutex_lock(&s->tx_lock);
+        ht_mutex_lock(&s->tx_lock);
         if (ht_journal_try_room(s->journal, bytes))
             break;
-        pthread_mutex_unlock(&s->tx_lock); /* somebody else took the room meanwhile */
+        ht_mutex_unlock(&s->tx_lock); /* somebody else took the room meanwhile */
     }
     assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && s->tx.delete_count == 0);
     *out_tx = &s->tx;
@@ -114,7 +114,7 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn)
     }
     settle_frees(tx, rc ? 0 : lsn);
     ht_buf_reset(&tx->records);
-    pthread_mutex_unlock(&s->tx_lock);
+    ht_mutex_unlock(&s->tx_lock);
     if (out_lsn)
         *out_lsn = rc ? 0 : lsn;
     return rc;

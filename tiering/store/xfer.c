@@ -23,10 +23,10 @@ int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring)
 struct ht_ring *ht_ring_get(struct ht_store *s)
 {
     struct ht_ring *ring = NULL;
-    pthread_mutex_lock(&s->rings.lock);
+    ht_mutex_lock(&s->rings.lock);
     if (s->rings.count)
         ring = s->rings.free[--s->rings.count];
-    pthread_mutex_unlock(&s->rings.lock);
+    ht_mutex_unlock(&s->rings.lock);
     if (!ring && ht_store_ring_new(s, &ring))
         return NULL;
     return ring;
@@ -34,12 +34,12 @@ struct ht_ring *ht_ring_get(struct ht_store *s)
 
 void ht_ring_put(struct ht_store *s, struct ht_ring *ring)
 {
-    pthread_mutex_lock(&s->rings.lock);
+    ht_mutex_lock(&s->rings.lock);
     if (s->rings.count < HT_ARRAY_SIZE(s->rings.free)) {
         s->rings.free[s->rings.count++] = ring;
         ring = NULL;
     }
-    pthread_mutex_unlock(&s->rings.lock);
+    ht_mutex_unlock(&s->rings.lock);
     if (ring)
         ht_ring_free(ring);
 }

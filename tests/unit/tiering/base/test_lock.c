@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Locks taken out of their order end the process, in builds that check it; in order they are plain locks. */
+#include <check.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+#include "tiering/base/lock.h"
+
+static struct ht_mutex outer, inner;
+static struct ht_rwlock names;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+static void setup(void)
+{
+    ht_mutex_init(&outer, HT_LOCK_TX);
+    ht_mutex_init(&inner, HT_LOCK_STORE);
+    ck_assert_int_eq(ht_rwlock_init(&names, HT_LOCK_NAMES), 0);
+}
+
+static void teardown(void)
+{
+    ht_mutex_destroy(&outer);
+    ht_mutex_destroy(&inner);
+    ht_rwlock_destroy(&names);
+}
+
+START_TEST(locks_in_order_may_be_given_back_in_any)
+{
+    ht_mutex_lock(&outer);
+    ht_rwlock_rdlock(&names);
+    ht_mutex_lock(&inner);
+    ht_mutex_unlock(&outer);
+    ht_mutex_unlock(&inner);
+    ht_rwlock_unlock(&names);
+    ht_rwlock_wrlock(&names);
+    ht_mutex_lock(&inner);
+    ht_mutex_unlock(&inner);
+    ht_rwlock_unlock(&names);
+}
+END_TEST
+
+START_TEST(a_wait_may_hold_earlier_locks)
+{
+    struct timespec past = {0, 0};
+
+    ht_mutex_lock(&outer);
+    ht_mutex_lock(&inner);
+    ck_assert_int_eq(ht_cond_timedwait(&changed, &inner, &past), ETIMEDOUT);
+    ht_mutex_unlock(&inner);
+    ht_mutex_unlock(&outer);
+}
+END_TEST
+
+static void *take_outer(void *arg)
+{
+    ht_mutex_lock(&outer);
+    ht_mutex_unlock(&outer);
+    return arg;
+}
+
+START_TEST(what_other_threads_hold_does_not_matter)
+{
+    pthread_t thread;
+
+    ht_mutex_lock(&inner);
+    ck_assert_int_eq(pthread_create(&thread, NULL, take_outer, NULL), 0);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ht_mutex_unlock(&inner);
+}
+END_TEST
+
+#ifdef HT_LOCK_CHECK
+START_TEST(an_earlier_lock_under_a_later_one_ends_the_process)
+{
+    ht_mutex_lock(&inner);
+    ht_mutex_lock(&outer);
+}
+END_TEST
+
+START_TEST(a_lock_taken_twice_ends_the_process)
+{
+    ht_rwlock_rdlock(&names);
+    ht_rwlock_rdlock(&names);
+}
+END_TEST
+
+START_TEST(a_wait_with_a_later_lock_held_ends_the_process)
+{
+    struct timespec past = {0, 0};
+
+    ht_mutex_lock(&outer);
+    ht_mutex_lock(&inner);
+    (void)ht_cond_timedwait(&changed, &outer, &past);
+}
+END_TEST
+
+START_TEST(giving_back_what_is_not_held_ends_the_process)
+{
+    ht_mutex_unlock(&inner);
+}
+END_TEST
+
+START_TEST(a_lock_without_a_rank_ends_the_process)
+{
+    struct ht_mutex nameless = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+    ht_mutex_lock(&nameless);
+}
+END_TEST
+
+static void add_violations(TCase *tc)
+{
+    tcase_add_test_raise_signal(tc, an_earlier_lock_under_a_later_one_ends_the_process, SIGABRT);
+    tcase_add_test_raise_signal(tc, a_lock_taken_twice_ends_the_process, SIGABRT);
+    tcase_add_test_raise_signal(tc, a_wait_with_a_later_lock_held_ends_the_process, SIGABRT);
+    tcase_add_test_raise_signal(tc, giving_back_what_is_not_held_ends_the_process, SIGABRT);
+    tcase_add_test_raise_signal(tc, a_lock_without_a_rank_ends_the_process, SIGABRT);
+}
+#else
+static void add_violations(TCase *tc)
+{
+    (void)tc;
+}
+#endif
+
+int main(void)
+{
+    Suite *suite = suite_create("lock");
+    TCase *tc = tcase_create("order");
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, locks_in_order_may_be_given_back_in_any);
+    tcase_add_test(tc, a_wait_may_hold_earlier_locks);
+    tcase_add_test(tc, what_other_threads_hold_does_not_matter);
+    add_violations(tc);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
