@@ -39,6 +39,7 @@ enum ht_lock_rank {
     HT_LOCK_DEV_RAM,    /* io: bytes of a device in memory */
     HT_LOCK_EVENT_SINK, /* base: who is told of events, over telling it */
     HT_LOCK_EVENT_LOG,  /* fs/ctl: the last events */
+    HT_LOCK_KEPT,       /* base: memory that tests keep for the next store */
     HT_LOCK_FAULTS,     /* base: armed fault points */
     HT_LOCK_RANKS
 };

@@ -13,6 +13,7 @@
 #include "tests/support/engine.h"
 #include "tests/support/states.h"
 #include "tiering/base/log.h"
+#include "tiering/base/mem.h"
 
 enum { DEVICE_BYTES = 12 << 20, SCRIPTS = 12, OPS = 120, STATES = 2400, TIGHT_BYTES = 1200 << 10 };
 
@@ -50,13 +51,13 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
     uint64_t rnd = seed * 31 + 7;
     unsigned bad = 0;
     ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, lba, &dev), 0);
-    walk_begin(&w, rec, base, DEVICE_BYTES, lba);
+    walk_begin(&w, rec, base, &dev, 1);
     for (unsigned n = 0; n < states; n++) {
         size_t point = (size_t)((uint64_t)rec->count * n / states + rnd_below(&rnd, rec->count / states + 1));
         point = ht_max_u64(point, w.at);
         walk_to(&w, ht_min_u64(point, rec->count));
-        enum state_kind kind = (enum state_kind)(n % STATE_KINDS);
-        walk_state(&w, kind, &rnd, ht_dev_ram_data(dev));
+        enum state_kind kind = (enum state_kind)(n % STATE_DRAWN);
+        walk_state(&w, kind, &rnd);
         const char *wrong = engine_verify_state(e, ack_at(rec, w.at), dev, rnd);
         if (wrong) {
             printf("seed %llu, lba %u, entry %zu of %zu, kept %s: %s\n", (unsigned long long)seed, lba, w.at,
@@ -95,6 +96,7 @@ END_TEST
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
+    ht_pinned_keep(true);
     Suite *suite = suite_create("power-cut states of the engine");
     TCase *tc = tcase_create("states");
     tcase_add_loop_test(tc, every_state_of_a_power_cut_recovers, 0, SCRIPTS);

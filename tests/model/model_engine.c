@@ -6,6 +6,7 @@
 
 #include "tests/support/engine.h"
 #include "tests/support/states.h"
+#include "tiering/base/mem.h"
 
 enum { DEVICE_BYTES = 24 << 20, OPS = 3000, SEEDS = 6 };
 
@@ -43,6 +44,7 @@ END_TEST
 
 int main(void)
 {
+    ht_pinned_keep(true);
     Suite *suite = suite_create("the engine against a model");
     TCase *tc = tcase_create("random work");
     tcase_add_loop_test(tc, random_work_equals_the_model, 0, SEEDS * 4);

@@ -9,6 +9,7 @@
 #define HITRAIN_TESTS_SUPPORT_STATES_H
 
 #include "tiering/base/base.h"
+#include "tiering/io/dev.h"
 
 struct log_entry {
     uint64_t offset; /* bytes */
@@ -34,28 +35,53 @@ enum state_kind {
     STATE_ONLY_ONE,
     STATE_RANDOM, /* any subset, any order */
     STATE_TORN,   /* any subset, any order, some torn at 512 or 4096 bytes */
+    STATE_DRAWN,  /* kinds up to here are drawn one at a time by walk_state */
+    STATE_SUBSET = STATE_DRAWN,
+    STATE_PREFIX,
     STATE_KINDS
 };
 extern const char *const state_names[STATE_KINDS];
 
 /*
- * Walks through crash points of one recording in ascending order. image: bytes long, the content when the recording
- * began; becomes the durable content at the point.
+ * Walks through crash points of one recording in ascending order. The state is made in the RAM of devices of the caller's, one after
+ * the other in the recording's addresses, and is put back to what is durable wherever it was written to since: by the
+ * walk or by whoever has used the devices.
  */
 struct state_walk {
     const struct recording *rec;
-    uint8_t *durable;
-    uint64_t bytes;
-    size_t at;       /* entries completed */
-    size_t *pending; /* indices of volatile writes, in order */
+    struct ht_dev *const *dev;
+    unsigned dev_count;
+    uint8_t *durable;     /* the content that is sure to be there at the point */
+    uint64_t *block_hash; /* of it */
+    uint64_t bytes, sum;  /* of all devices; of the hashes */
+    size_t at;            /* entries completed */
+    size_t *pending;      /* indices of volatile writes, in order */
     size_t pending_count;
     unsigned lba;
 };
 
-void walk_begin(struct state_walk *w, const struct recording *rec, const uint8_t *base, uint64_t bytes, unsigned lba);
+/* base: content of all devices when the recording began. */
+void walk_begin(struct state_walk *w, const struct recording *rec, const uint8_t *base, struct ht_dev *const dev[],
+                unsigned dev_count);
 void walk_to(struct state_walk *w, size_t point);
-/* Build one state into out. rnd: seed, advanced. */
-void walk_state(const struct state_walk *w, enum state_kind kind, uint64_t *rnd, uint8_t *out);
+/*
+ * The next point, behind this one, before something is made durable, or the end. The states at these points are all there are:
+ * those between two of them are states of the second.
+ */
+size_t walk_next_flush(const struct state_walk *w);
+/* The devices hold what is durable and nothing else. */
+void walk_reset(struct state_walk *w);
+/* The devices hold one state of a kind that can be drawn. rnd: seed, advanced. */
+void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd);
+/* What the devices hold now, as one number. */
+uint64_t walk_hash(const struct state_walk *w);
+/*
+ * All states at the point: every subset of the writes in flight up to 10 of them; beyond that every prefix, every single
+ * loss, every single survivor, and random ones; then each write torn at 512 and 4096 bytes, beside those before it and beside all.
+ * fn is called with each made, and may change the devices; false ends it.
+ */
+enum { WALK_SUBSETS_OF_MAX = 10 };
+bool walk_each(struct state_walk *w, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
 void walk_end(struct state_walk *w);
 
 /* A number from the environment, or the standard. */

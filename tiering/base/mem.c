@@ -9,6 +9,7 @@
  * shared memory never (shmem_enabled=never); without them filling it costs ten times as much.
  */
 #include "tiering/base/mem.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/log.h"
 
 #include <inttypes.h>
@@ -171,6 +172,56 @@ static int prepare(struct ht_pinned *m, int node)
     return 0;
 }
 
+/* ------------------------------------------------------------ for tests */
+
+enum { KEPT_MAX = 8 };
+
+static struct {
+    struct ht_mutex lock;
+    bool on;
+    struct ht_pinned area[KEPT_MAX];
+    unsigned count;
+} kept = {.lock = HT_MUTEX_INIT(HT_LOCK_KEPT)};
+
+static bool take_kept(struct ht_pinned *m, size_t bytes)
+{
+    bool found = false;
+
+    ht_mutex_lock(&kept.lock);
+    for (unsigned i = 0; i < kept.count && !found; i++) {
+        found = kept.area[i].bytes == bytes;
+        if (!found)
+            continue;
+        *m = kept.area[i];
+        kept.area[i] = kept.area[--kept.count];
+    }
+    ht_mutex_unlock(&kept.lock);
+    return found;
+}
+
+static bool keep(const struct ht_pinned *m)
+{
+    ht_mutex_lock(&kept.lock);
+    bool room = kept.on && kept.count < KEPT_MAX && m->filler == NULL;
+    if (room)
+        kept.area[kept.count++] = *m;
+    ht_mutex_unlock(&kept.lock);
+    return room;
+}
+
+void ht_pinned_keep(bool on)
+{
+    ht_mutex_lock(&kept.lock);
+    kept.on = on;
+    while (!on && kept.count > 0) {
+        kept.count--;
+        munmap(kept.area[kept.count].base, kept.area[kept.count].bytes);
+    }
+    ht_mutex_unlock(&kept.lock);
+}
+
+/* ---------------------------------------------------------------- in all */
+
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node)
 {
     struct ht_pinned p = {.base = NULL};
@@ -179,6 +230,8 @@ int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int nod
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return -EINVAL;
     p.bytes = ht_round_up(bytes, HUGE_PAGE_BYTES);
+    if (take_kept(m, p.bytes))
+        return 0;
     p.base = map_aligned(p.bytes);
     if (p.base == MAP_FAILED)
         return -errno;
@@ -196,6 +249,8 @@ void ht_pinned_free(struct ht_pinned *m)
     if (m->base == NULL)
         return;
     stop_filler(m);
-    munmap(m->base, m->bytes);
+    m->filler = NULL;
+    if (!keep(m))
+        munmap(m->base, m->bytes);
     *m = (struct ht_pinned){.base = NULL};
 }

@@ -25,6 +25,11 @@ struct ht_pinned {
  */
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node) HT_CHECK;
 void ht_pinned_free(struct ht_pinned *m);
+/*
+ * For tests that open thousands of stores: what is freed from now on is kept, as it is, for the next allocation of
+ * the same size on any node. false: as usual again, and what was kept is freed.
+ */
+void ht_pinned_keep(bool on);
 /* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
 uint64_t ht_mem_available(void);
 

@@ -40,6 +40,7 @@ void ht_dev_close(struct ht_dev *dev)
     ht_recorder_end(dev);
     if (dev->ram != NULL)
         munmap(dev->ram, dev->size);
+    free(dev->ram_touched);
     if (dev->fd >= 0)
         close(dev->fd);
     ht_mutex_destroy(&dev->record_lock);

@@ -34,8 +34,8 @@ struct ht_dev {
     uint32_t lba;
     int numa_node;
 
-    uint8_t *ram;
-    struct ht_mutex ram_lock; /* the bytes of ram */
+    uint8_t *ram, *ram_touched;
+    struct ht_mutex ram_lock; /* the bytes of both */
 
     _Atomic uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors;
     _Atomic uint64_t writes_ended, writes_covered;

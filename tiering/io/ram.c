@@ -7,6 +7,8 @@
  */
 #include "tiering/io/io_priv.h"
 
+#include <hitrain/limits.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 
 int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
@@ -26,6 +28,11 @@ int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
     }
     dev->ram = ram;
     dev->size = bytes;
+    dev->ram_touched = calloc(1, ht_div_up(bytes, HT_BLOCK_BYTES));
+    if (dev->ram_touched == NULL) {
+        ht_dev_close(dev);
+        return -ENOMEM;
+    }
     dev->lba = lba;
     *out_dev = dev;
     return 0;
@@ -36,6 +43,19 @@ void *ht_dev_ram_data(struct ht_dev *dev)
     return dev->ram;
 }
 
+uint8_t *ht_dev_ram_touched(struct ht_dev *dev)
+{
+    return dev->ram_touched;
+}
+
+static void ram_write(struct ht_dev *dev, const struct ht_io *io)
+{
+    uint64_t first = io->offset / HT_BLOCK_BYTES, end = ht_div_up(io->offset + io->len, HT_BLOCK_BYTES);
+
+    memcpy(dev->ram + io->offset, io->buf, io->len);
+    memset(dev->ram_touched + first, 1, end - first);
+}
+
 void ht_ram_perform(struct ht_io *io)
 {
     struct ht_dev *dev = io->dev;
@@ -44,6 +64,6 @@ void ht_ram_perform(struct ht_io *io)
     if (io->op == HT_IO_READ)
         memcpy(io->buf, dev->ram + io->offset, io->len);
     else if (io->op == HT_IO_WRITE)
-        memcpy(dev->ram + io->offset, io->buf, io->len);
+        ram_write(dev, io);
     ht_mutex_unlock(&dev->ram_lock);
 }

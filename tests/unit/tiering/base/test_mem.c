@@ -131,6 +131,26 @@ START_TEST(a_cgroup_limit_caps_available_memory)
 }
 END_TEST
 
+START_TEST(memory_that_is_kept_is_given_again_as_it_is)
+{
+    struct ht_pinned a, b;
+
+    ht_pinned_keep(true);
+    ck_assert_int_eq(ht_pinned_alloc(&a, "hitrain-test", 2 * HT_MIB, HT_NUMA_OFF), 0);
+    char *base = a.base;
+    base[7] = 'x';
+    ht_pinned_free(&a);
+    ck_assert_int_eq(ht_pinned_alloc(&b, "hitrain-test", 4 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_ptr_ne(b.base, base);
+    ck_assert_int_eq(ht_pinned_alloc(&a, "hitrain-test", 2 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_ptr_eq(a.base, base);
+    ck_assert_int_eq(base[7], 'x');
+    ht_pinned_free(&a);
+    ht_pinned_keep(false);
+    ht_pinned_free(&b);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("mem");
@@ -140,6 +160,7 @@ int main(void)
 
     tcase_set_timeout(t, 60);
     tcase_add_test(t, memory_is_aligned_populated_and_given_back);
+    tcase_add_test(t, memory_that_is_kept_is_given_again_as_it_is);
     tcase_add_test(t, memory_is_bound_to_a_node);
     tcase_add_test(t, a_node_that_is_not_there_is_refused);
     tcase_add_test(t, a_lock_limit_costs_the_lock_only);

@@ -454,6 +454,8 @@ START_TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
     ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, buf, BLOCK), 0);
     ck_assert(!is_filled(buf, BLOCK, BLOCK, 1));
     ck_assert_str_eq(ht_dev_name(dev), "ram");
+    ck_assert_int_eq(ht_dev_ram_touched(dev)[0], 0);
+    ck_assert_int_eq(ht_dev_ram_touched(dev)[1], 1);
     free(buf);
     finish();
 }

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stack.c - the whole daemon but FUSE, on devices of memory. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "mount-helpers/fsck/fsck.h"
+#include "tests/support/stack.h"
+#include "tests/support/states.h"
+#include "tiering/base/hash.h"
+
+/* ------------------------------------------------------------------- life */
+
+void stack_format(struct stack *k, unsigned dev_count, uint64_t bytes, unsigned lba)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+    *k = (struct stack){.dev_count = dev_count};
+    for (unsigned i = 0; i < dev_count; i++)
+        ck_assert_int_eq(ht_dev_open_ram(bytes, lba, &k->dev[i]), 0);
+    ck_assert_int_eq(ht_super_format(k->dev, dev_count, &opts, &sb), 0);
+}
+
+static int make_layers(struct stack *k, unsigned optim_threads)
+{
+    struct ht_store_opts opts = {
+        .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = true};
+    int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
+    if (!rc)
+        rc = ht_ctl_new(k->store, &k->ctl);
+    if (!rc)
+        rc = ht_ns_new(k->store, ht_ctl_ns_hooks(k->ctl), 0, 0, &k->ns);
+    if (!rc)
+        rc = ht_optim_new(k->store, optim_threads, ht_ctl_optim_hooks(k->ctl), &k->optim);
+    return rc;
+}
+
+int stack_open(struct stack *k, unsigned optim_threads)
+{
+    int rc = make_layers(k, optim_threads);
+    if (rc)
+        return rc;
+    ht_ctl_attach(k->ctl, k->ns, k->optim);
+    rc = ht_store_mount(k->store);
+    if (!rc)
+        rc = ht_ns_start(k->ns);
+    if (!rc)
+        rc = ht_optim_start(k->optim);
+    return rc ? rc : ht_ctl_start(k->ctl);
+}
+
+int stack_close(struct stack *k, bool clean)
+{
+    int rc = 0;
+    if (k->optim)
+        ht_optim_stop(k->optim);
+    if (clean)
+        rc = ht_store_unmount(k->store);
+    if (k->ctl)
+        ht_ctl_detach(k->ctl);
+    if (k->optim)
+        ht_optim_free(k->optim);
+    if (k->ns)
+        ht_ns_free(k->ns);
+    if (k->ctl)
+        ht_ctl_free(k->ctl);
+    if (k->store)
+        ht_store_close(k->store);
+    k->store = NULL;
+    k->ctl = NULL;
+    k->ns = NULL;
+    k->optim = NULL;
+    return rc;
+}
+
+void stack_free(struct stack *k)
+{
+    for (unsigned i = 0; i < k->dev_count; i++)
+        ht_dev_close(k->dev[i]);
+    k->dev_count = 0;
+}
+
+unsigned stack_fsck(const struct stack *k)
+{
+    static int (*const passes[])(struct ht_fsck * f) = {ht_fsck_pass_super, ht_fsck_pass_log, ht_fsck_pass_refs,
+                                                        ht_fsck_pass_tensors, ht_fsck_pass_names};
+    char *text = NULL;
+    size_t len = 0;
+    struct ht_fsck *f = calloc(1, sizeof(*f));
+    f->opt.json = true;
+    memcpy(f->devs, k->dev, sizeof(f->devs));
+    f->dev_count = k->dev_count;
+    ht_json_init(&f->json, open_memstream(&text, &len));
+    ht_json_array(&f->json, NULL);
+    int rc = 0;
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(passes) && !rc; i++)
+        rc = passes[i](f);
+    ht_json_end(&f->json);
+    fclose(f->json.to);
+    unsigned n = (unsigned)f->problems + (rc != 0);
+    if (n)
+        printf("fsck: %s\n", text);
+    f->dev_count = 0; /* the devices are not its own */
+    ht_fsck_close(f);
+    free(f);
+    free(text);
+    return n;
+}
+
+/* ------------------------------------------------------------------ files */
+
+uint64_t stack_find(const struct stack *k, uint64_t dir, const char *name)
+{
+    struct stat st;
+    if (ht_ns_lookup(k->ns, dir, name, &st))
+        return 0;
+    ht_ns_forget(k->ns, st.st_ino, 1);
+    return st.st_ino;
+}
+
+uint64_t stack_make(const struct stack *k, uint64_t dir, const char *name)
+{
+    struct stat st;
+    uint64_t ino = stack_find(k, dir, name);
+    if (ino)
+        return ino;
+    ck_assert_int_eq(ht_ns_mknod(k->ns, dir, name, S_IFREG | 0644, 0, (struct ht_cred){0, 0}, &st), 0);
+    ht_ns_forget(k->ns, st.st_ino, 1);
+    return st.st_ino;
+}
+
+int stack_write(const struct stack *k, uint64_t ino, uint64_t off, const void *data, size_t len)
+{
+    struct ht_obj *o;
+    ck_assert_int_eq(ht_ns_open(k->ns, ino, &o), 0);
+    ssize_t n = ht_obj_write(o, off, data, len);
+    ht_ns_touch(k->ns, ino, true);
+    ht_ns_close(k->ns, ino);
+    return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -ENOSPC;
+}
+
+void stack_put(const struct stack *k, uint64_t dir, const char *name, const void *data, size_t len)
+{
+    ck_assert_int_eq(stack_write(k, stack_make(k, dir, name), 0, data, len), 0);
+}
+
+void stack_set_word(const struct stack *k, uint64_t ino, const char *name, const char *value)
+{
+    struct ht_caller root = {{0, 0}, NULL, NULL};
+    ck_assert_int_eq(ht_words_set(k->ctl, ino, name, value, strlen(value), 0, &root), 0);
+}
+
+/* ------------------------------------------------------------------ models */
+
+uint64_t stack_element_bytes(const struct stack_param *p)
+{
+    return strcmp(p->dtype, "f32") == 0 ? 4 : 2;
+}
+
+static uint8_t dtype_of(const struct stack_param *p)
+{
+    return stack_element_bytes(p) == 4 ? HT_DTYPE_F32 : HT_DTYPE_BF16;
+}
+
+static void fill(uint8_t *out, const struct stack_param *p, uint64_t seed)
+{
+    for (uint64_t e = 0; e < p->elements; e++) {
+        float x = (float)(int32_t)(rnd_next(&seed) & 0xffff) / 65536.0f - 0.5f;
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        if (stack_element_bytes(p) == 4)
+            ht_le32_store(out + 4 * e, bits);
+        else
+            memcpy(out + 2 * e, (uint8_t *)&bits + 2, 2);
+    }
+}
+
+uint64_t stack_model(const struct stack *k, const char *name, const struct stack_param *params, unsigned count,
+                     const char *config)
+{
+    struct stat st;
+    struct ht_cred cred = {0, 0};
+    ck_assert_int_eq(ht_ns_mkdir(k->ns, HT_NS_ROOT_INO, name, 0755, cred, &st), 0);
+    uint64_t root = st.st_ino;
+    for (unsigned i = 0; i < count; i++) {
+        uint8_t *bytes = malloc(params[i].elements * 4);
+        stack_set_word(k, stack_make(k, root, params[i].name), "user.hitrain.dtype", params[i].dtype);
+        fill(bytes, &params[i], i + 1);
+        stack_put(k, root, params[i].name, bytes, params[i].elements * stack_element_bytes(&params[i]));
+        free(bytes);
+    }
+    stack_put(k, root, "cursor", "0", 1);
+    stack_set_word(k, root, "user.hitrain.optimizer", config);
+    return root;
+}
+
+/* The object must be closed with ht_ns_close. */
+static struct ht_param_desc describe(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t ino)
+{
+    struct ht_obj *o;
+    ck_assert_int_eq(ht_ns_open(k->ns, ino, &o), 0);
+    return (struct ht_param_desc){.root = root, .obj = o, .dtype = dtype_of(p), .grad_dtype = dtype_of(p)};
+}
+
+void stack_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed)
+{
+    struct ht_grad *g;
+    uint64_t ino = stack_find(k, root, p->name), bytes = p->elements * stack_element_bytes(p);
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    ck_assert_int_eq(ht_grad_open(k->optim, &desc, &g), 0);
+    uint8_t *data = malloc(bytes);
+    fill(data, p, seed);
+    ck_assert_int_eq(ht_grad_write(g, 0, data, bytes), (ssize_t)bytes);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
+uint64_t stack_file_hash(const struct stack *k, uint64_t ino, uint64_t hash)
+{
+    struct ht_obj *o;
+    if (ht_ns_open(k->ns, ino, &o))
+        return 1;
+    uint64_t size = ht_obj_size(o);
+    uint8_t *p = malloc(size + 1);
+    ssize_t n = ht_obj_read(o, 0, p, size);
+    hash = n == (ssize_t)size ? ht_hash64(p, size, hash ^ size) : 2;
+    free(p);
+    ht_ns_close(k->ns, ino);
+    return hash;
+}
+
+static uint64_t mix_state(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t ino,
+                          uint64_t hash)
+{
+    static const char *const names[] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "step", "master"};
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    uint8_t *data = malloc(p->elements * 4);
+    for (unsigned s = 0; s < HT_ARRAY_SIZE(names); s++) {
+        ssize_t n = ht_optim_state_read(k->optim, &desc, names[s], 0, data, p->elements * 4);
+        if (n > 0)
+            hash = ht_hash64(data, (size_t)n, hash + s);
+    }
+    free(data);
+    ht_ns_close(k->ns, ino);
+    return hash;
+}
+
+static int mix_name(void *ctx, const struct ht_ns_dirent *e)
+{
+    uint64_t *sum = ctx;
+    *sum += ht_hash64(e->name, strlen(e->name), 3); /* whatever the order */
+    return 0;
+}
+
+uint64_t stack_model_hash(const struct stack *k, uint64_t root, const struct stack_param *params, unsigned count)
+{
+    uint64_t hash = 0, names = 0, cursor = stack_find(k, root, "cursor");
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t ino = stack_find(k, root, params[i].name);
+        if (!ino)
+            return 0;
+        hash = stack_file_hash(k, ino, hash);
+        hash = mix_state(k, root, &params[i], ino, hash);
+    }
+    if (!cursor)
+        return 0;
+    hash = stack_file_hash(k, cursor, hash);
+    ck_assert_int_eq(ht_ns_readdir(k->ns, root, 0, mix_name, &names), 0);
+    return hash ^ names;
+}
+
+uint64_t stack_model_step(const struct stack *k, uint64_t root)
+{
+    struct ht_root_stat st;
+    return ht_optim_root_stat(k->optim, root, &st) ? UINT64_MAX : st.durable_step;
+}
