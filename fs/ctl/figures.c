@@ -71,6 +71,7 @@ static const struct row rows[] = {
     STORE("limbo_bytes", GAUGE, store.limbo_bytes, "Space freed and not reusable before the log says so durably."),
     STORE("objects", GAUGE, store.objects, "Tensors, states and files."),
     STORE("chunks", GAUGE, store.chunks, "Chunks of all objects."),
+    STORE("lost_chunks", GAUGE, store.lost_chunks, "Chunks that hitrain-fsck has marked lost: reading them is EIO."),
     STORE("inodes", GAUGE, ns.inodes, "Inodes."),
     STORE("entries", GAUGE, ns.entries, "Directory entries."),
     STORE("xattrs", GAUGE, ns.xattrs, "Extended attributes."),

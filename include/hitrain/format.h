@@ -37,7 +37,8 @@ typedef struct {
 
 /* Feature words: an unknown bit in the first refuses the mount, in the second allows
  * read-only, in the third is ignored. */
-#define HT_FEAT_REFUSE_KNOWN 0ull
+#define HT_FEAT_REFUSE_LOST 1ull /* there are, or were, chunks of HT_CODEC_LOST */
+#define HT_FEAT_REFUSE_KNOWN HT_FEAT_REFUSE_LOST
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -129,7 +130,11 @@ enum ht_record_type {
 #define HT_RECORD_HEADER_BYTES 8u
 
 /* codec of a stored chunk */
-enum { HT_CODEC_RAW = 0 };
+enum {
+    HT_CODEC_RAW = 0,
+    HT_CODEC_LOST =
+        1, /* no extents, nothing stored: fsck gave up what was there; reading the visible bytes is an error */
+};
 
 /* class of an object */
 enum { HT_CLASS_DURABLE = 0, HT_CLASS_SCRATCH = 1 };

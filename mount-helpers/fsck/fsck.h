@@ -102,6 +102,7 @@ struct ht_fsck {
     size_t frag_count, frag_cap;
 
     uint64_t problems, objects, stored_bytes, verified_bytes;
+    uint64_t lost_chunks; /* marked so by an earlier repair: no problem any more */
     struct ht_json json;
     bool failed; /* an operational error was told */
 };

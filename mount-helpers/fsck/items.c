@@ -45,6 +45,10 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
     struct ht_fsck_item *it;
     int ret;
 
+    if (info->codec == HT_CODEC_LOST) {
+        f->lost_chunks++;
+        return 0;
+    }
     /* the decoder has checked all of these: see to it that narrower fields hold them */
     if (info->extent_count == 0 || info->extent_count > HT_FRAGS_MAX || info->index > UINT32_MAX ||
         info->extents[0].device >= HT_DEVICES_MAX || info->chunk_bytes == 0 || info->stored_bytes > HT_CHUNK_BYTES)

@@ -102,12 +102,24 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_u64(j, "repaired", 0);
     ht_json_u64(j, "objects", f->objects);
     ht_json_u64(j, "chunks", f->item_count);
+    ht_json_u64(j, "lost_chunks", f->lost_chunks);
     ht_json_u64(j, "stored_bytes", f->stored_bytes);
     ht_json_u64(j, "verified_bytes", f->verified_bytes);
     ht_json_u64(j, "log_frames", f->log.frames);
     ht_json_u64(j, "log_records", f->log.records);
     ht_json_end(j);
     ht_json_end(j);
+}
+
+static const char *lost_text(const struct ht_fsck *f)
+{
+    static char text[64];
+
+    if (f->lost_chunks == 0)
+        return "";
+    snprintf(text, sizeof(text), "; %llu %s marked lost", (unsigned long long)f->lost_chunks,
+             ht_plural(f->lost_chunks, "chunk"));
+    return text;
 }
 
 void ht_fsck_summary(struct ht_fsck *f, const char *name, int status)
@@ -124,7 +136,7 @@ void ht_fsck_summary(struct ht_fsck *f, const char *name, int status)
     else if (f->failed)
         printf("%s: not checked to the end\n", name);
     else
-        printf("%s: clean, %llu %s in %zu %s, %s verified\n", name, (unsigned long long)f->objects,
+        printf("%s: clean, %llu %s in %zu %s, %s verified%s\n", name, (unsigned long long)f->objects,
                ht_plural(f->objects, "object"), f->item_count, ht_plural(f->item_count, "chunk"),
-               ht_size_text(f->verified_bytes));
+               ht_size_text(f->verified_bytes), lost_text(f));
 }

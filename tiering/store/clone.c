@@ -89,7 +89,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     const struct ht_ref *ref = ht_chunk_ref(c);
     bool newer = c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty;
     int rc = 0;
-    if (c->flags & CH_BAD)
+    if (c->flags & CH_BAD || (ref && ht_ref_lost(ref) && !newer))
         rc = -EIO;
     else if (newer || (ref && ref->visible > n))
         rc = COPY;

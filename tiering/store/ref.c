@@ -106,7 +106,7 @@ int ht_limbo_push(struct ht_limbo_queue *q, uint64_t lsn, const struct ht_ref *r
 
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
 {
-    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
+    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++) {
         struct ht_extent e = ht_ref_extent(ref, i);
         ht_alloc_release(s->alloc, &e);
     }
@@ -174,11 +174,11 @@ static void regain_guarantee(struct ht_obj *o, uint32_t blocks)
         o->guarantee_left += n;
 }
 
-/* The object has a reference less. */
-static void forget_stored(struct ht_obj *o, const struct ht_ref *ref)
+void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref)
 {
     uint32_t blocks = ht_ref_blocks(ref);
     o->stored_blocks -= blocks;
+    o->s->lost_chunks -= ht_ref_lost(ref);
     if (ref->shared)
         o->shared_blocks -= blocks;
     if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
@@ -188,7 +188,7 @@ static void forget_stored(struct ht_obj *o, const struct ht_ref *ref)
 void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref)
 {
     uint32_t blocks = ht_ref_blocks(ref);
-    forget_stored(o, ref);
+    ht_obj_forget_stored(o, ref);
     if (ht_share_drop(o->s, ref, true) == HT_SHARE_OWNED) {
         ht_ref_forget(ref);
         return;
@@ -204,7 +204,7 @@ void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c)
             memset(&c->cur, 0, sizeof(c->cur));
         } else {
             uint32_t blocks = ht_ref_blocks(&c->cur);
-            forget_stored(o, &c->cur);
+            ht_obj_forget_stored(o, &c->cur);
             if (ht_ref_drop(o->s, &c->cur))
                 regain_guarantee(o, blocks);
         }
@@ -216,7 +216,7 @@ void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c)
 {
     if (!(c->flags & CH_PUB))
         return;
-    forget_stored(o, &c->pub);
+    ht_obj_forget_stored(o, &c->pub);
     drop_ref(o->s, o->delete_lsn, &c->pub);
     c->flags &= (uint8_t)~CH_PUB;
     o->s->chunks--;

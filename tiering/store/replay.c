@@ -31,6 +31,7 @@ static void forget_pub(struct ht_obj *o, struct ht_chunk *c)
 {
     if (!(c->flags & CH_PUB))
         return;
+    o->s->lost_chunks -= ht_ref_lost(&c->pub);
     ht_ref_forget(&c->pub);
     c->flags &= (uint8_t)~CH_PUB;
     o->s->chunks--;
@@ -90,6 +91,17 @@ static int read_extents(struct ht_store *s, struct ht_reader *r, struct ht_exten
     return blocks == ht_div_up(stored, HT_BLOCK_BYTES) ? 0 : -EUCLEAN;
 }
 
+static bool raw_valid(uint8_t codec, uint16_t frags, uint32_t stored, uint32_t visible)
+{
+    return codec == HT_CODEC_RAW && frags && frags <= HT_FRAGS_MAX && stored && stored <= HT_CHUNK_BYTES &&
+        visible <= stored;
+}
+
+static bool lost_valid(uint16_t frags, uint32_t stored, uint32_t visible, uint64_t checksum)
+{
+    return !frags && !stored && visible && visible <= HT_CHUNK_BYTES && !checksum;
+}
+
 static int replay_chunk(struct ht_store *s, struct ht_reader *r)
 {
     uint64_t oid = ht_get_u64(r), index = ht_get_u64(r);
@@ -99,8 +111,8 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r)
     uint16_t n = ht_get_u16(r);
     uint32_t stored = ht_get_u32(r), visible = ht_get_u32(r);
     uint64_t checksum = ht_get_u64(r);
-    if (r->bad || oid > HT_ID_MAX || codec != HT_CODEC_RAW || reserved || !n || n > HT_FRAGS_MAX || !stored ||
-        stored > HT_CHUNK_BYTES || visible > stored || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES)
+    if (r->bad || oid > HT_ID_MAX || reserved || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES ||
+        !(codec == HT_CODEC_LOST ? lost_valid(n, stored, visible, checksum) : raw_valid(codec, n, stored, visible)))
         return -EUCLEAN;
     struct ht_extent e[HT_FRAGS_MAX];
     int rc = read_extents(s, r, e, n, stored);
@@ -113,9 +125,10 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r)
     forget_pub(o, c);
     c->pub =
         (struct ht_ref){.stored = stored, .visible = visible & HT_VISIBLE_MASK, .codec = codec, .checksum = checksum};
-    rc = ht_ref_set(&c->pub, e, n);
+    rc = n ? ht_ref_set(&c->pub, e, n) : 0;
     if (rc)
         return rc;
+    s->lost_chunks += ht_ref_lost(&c->pub);
     c->flags |= CH_PUB;
     c->generation = generation;
     s->chunks++;
@@ -255,8 +268,8 @@ static int mark_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref)
 static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct settling *w)
 {
     struct ht_extent first = ht_ref_extent(&c->pub, 0);
-    bool taken = ht_alloc_begins_taken(o->s->alloc, &first);
-    int rc = taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
+    bool lost = ht_ref_lost(&c->pub), taken = !lost && ht_alloc_begins_taken(o->s->alloc, &first);
+    int rc = lost ? 0 : taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
     if (rc)
         return rc;
     c->pub.shared = taken;
@@ -289,7 +302,8 @@ static int check_chunk_sizes(struct ht_obj *o)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index) if ((c->flags & CH_PUB) && c->pub.stored > ht_obj_bytes_per_chunk(o))
+    ht_chunk_for_each_from(c, o, index) if ((c->flags & CH_PUB) &&
+                                            ht_max_u64(c->pub.stored, c->pub.visible) > ht_obj_bytes_per_chunk(o))
     {
         ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
         return -EUCLEAN;

@@ -33,6 +33,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->limbo_bytes = out->available_bytes + out->reserved_bytes - out->free_bytes;
     out->objects = s->objects;
     out->chunks = s->chunks;
+    out->lost_chunks = s->lost_chunks;
     out->dram_bytes = ht_arena_bytes(s->arena);
     out->dram_used_bytes = ht_arena_used_bytes(s->arena);
     out->dram_dirty_bytes = s->dirty_bytes;
@@ -94,7 +95,7 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
             .generation = c->generation,
             .codec = c->pub.codec,
             .checksum = c->pub.checksum,
-            .extent_count = ht_ref_extents(&c->pub),
+            .extent_count = ht_ref_lost(&c->pub) ? 0 : ht_ref_extents(&c->pub),
             .extents = e,
         };
         for (unsigned k = 0; k < info.extent_count; k++)

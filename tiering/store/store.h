@@ -282,7 +282,7 @@ int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring) HT_CHECK;
 
 struct ht_store_stats {
     uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, limbo_bytes; /* space for data */
-    uint64_t objects, chunks;
+    uint64_t objects, chunks, lost_chunks; /* published; of them those marked lost */
     uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes;
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t hits, misses, evictions, writebacks;
@@ -315,6 +315,7 @@ struct ht_chunk_info {
     const struct ht_extent *extents;
 };
 struct ht_extent;
+/* A chunk marked lost has stored_bytes 0 and no extents. */
 int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk_info *info), void *ctx) HT_CHECK;
 /*
  * For fsck: extents that two references claim which are not owners of the very same, or that lie outside the data area, found in replay.
@@ -326,6 +327,11 @@ struct ht_ref_conflict {
     uint32_t blocks;
     int error; /* -EEXIST overlap, -ERANGE outside */
 };
+/*
+ * For fsck: mark a published chunk lost. What its reference names comes free at the next mount. Durable with the next
+ * sync. -ENOENT: there is no such chunk; -EBUSY: there is something newer. WAITS.
+ */
+int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index) HT_CHECK;
 /* Copies up to cap conflicts; returns how many there are in all. */
 size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap);
 

@@ -52,6 +52,11 @@ static inline unsigned ht_ref_extents(const struct ht_ref *r)
 {
     return (unsigned)(r->place >> 56) + 1;
 }
+/* Nothing is stored, and what was cannot be had any more: reading it is -EIO, writing all of the chunk heals it. */
+static inline bool ht_ref_lost(const struct ht_ref *r)
+{
+    return r->codec == HT_CODEC_LOST;
+}
 /* -ENOMEM only when n > 1. */
 int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_CHECK;
 /* i-th extent. */
@@ -260,7 +265,7 @@ struct ht_store {
 
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
-    uint64_t chunks, meta_bytes;
+    uint64_t chunks, lost_chunks, meta_bytes;
     struct ht_scope *scopes; /* few: one per model root */
     struct ht_scope *scope0;
     _Atomic uint64_t next_id;
@@ -345,6 +350,8 @@ bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref);
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref);
 /* Free what the log has made durable. */
 void ht_limbo_durable(struct ht_store *s, uint64_t lsn);
+/* The object has a reference less: counts and claims of it. */
+void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref);
 /* At the end of the transaction: the reference is free once it is durable. */
 void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref);
 
@@ -355,6 +362,7 @@ struct ht_xfer {
     struct ht_dev *bad_dev; /* after an error: which device, where, and what it said */
     uint64_t bad_offset;
     int bad_error;
+    bool lost; /* nothing was read: the chunk is marked lost */
 };
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;

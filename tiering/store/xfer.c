@@ -47,7 +47,8 @@ void ht_ring_put(struct ht_store *s, struct ht_ring *ring)
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op)
 {
-    x->count = ht_ref_extents(ref);
+    x->lost = ht_ref_lost(ref);
+    x->count = x->lost ? 0 : ht_ref_extents(ref);
     x->ios = x->io_;
     x->bad_dev = NULL;
     if (x->count > HT_ARRAY_SIZE(x->io_)) {
@@ -76,7 +77,7 @@ int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
 
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
 {
-    int first = 0;
+    int first = x->lost ? -EIO : 0;
     for (unsigned i = 0; i < x->count; i++) {
         int rc = ht_ring_wait(ring, &x->ios[i]);
         if (rc && !first) {
@@ -108,9 +109,13 @@ void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, i
     error = ht_xfer_error(x, error);
     const char *device = x->bad_dev ? ht_dev_name(x->bad_dev) : NULL;
     struct ht_event_about about = {o->oid, device, x->bad_dev ? x->bad_offset : 0, error};
-    ht_event(HT_EVENT_READ_ERROR, &about, "chunk %llu of object %llu cannot be read at byte %llu of %s: %s",
-             (unsigned long long)index, (unsigned long long)o->oid, (unsigned long long)about.offset,
-             device ? device : "any device", strerror(-error));
+    if (x->lost)
+        ht_event(HT_EVENT_READ_ERROR, &about, "chunk %llu of object %llu is marked lost: write it anew, or delete it",
+                 (unsigned long long)index, (unsigned long long)o->oid);
+    else
+        ht_event(HT_EVENT_READ_ERROR, &about, "chunk %llu of object %llu cannot be read at byte %llu of %s: %s",
+                 (unsigned long long)index, (unsigned long long)o->oid, (unsigned long long)about.offset,
+                 device ? device : "any device", strerror(-error));
     ht_store_lock(s);
     s->read_errors++;
     ht_store_unlock(s);

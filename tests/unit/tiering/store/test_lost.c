@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chunks marked lost: reads fail, everything else goes on, and writing heals. */
+#include "tests/unit/tiering/store/world.h"
+
+enum { CHUNKS = 3, INDEX = 1 };
+
+static uint8_t *content;
+static struct ht_obj *obj;
+static uint64_t oid;
+
+static void setup(void)
+{
+    fresh(64, false);
+    content = pattern(CHUNKS * MIB, 3);
+    obj = object(MIB, 0);
+    oid = ht_obj_id(obj);
+    put_all(obj, 0, content, CHUNKS * MIB);
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+    ht_obj_evict(obj);
+    ck_assert_int_eq(ht_store_lose_chunk(s, oid, INDEX), 0);
+}
+
+static void teardown(void)
+{
+    ht_obj_put(obj);
+    done();
+    free(content);
+}
+
+static void begin_again(void (*how)(void))
+{
+    ht_obj_put(obj);
+    how();
+    obj = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(obj);
+}
+
+static void sync_all(void)
+{
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+}
+
+static void expect_lost(void)
+{
+    uint8_t byte;
+
+    ck_assert_int_eq(ht_obj_read(obj, INDEX * MIB, &byte, 1), -EIO);
+    ck_assert_int_eq(ht_obj_read(obj, (INDEX + 1) * MIB - 1, &byte, 1), -EIO);
+    expect(obj, 0, content, MIB);
+    expect(obj, 2 * MIB, content + 2 * MIB, MIB);
+    ck_assert_uint_eq(stats().lost_chunks, 1);
+    ck_assert_uint_eq(stats().chunks, CHUNKS);
+}
+
+START_TEST(reads_of_it_fail_and_the_rest_is_there)
+{
+    expect_lost();
+    begin_again(remount);
+    expect_lost();
+    ck_assert_uint_eq(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_LOST, HT_FEAT_REFUSE_LOST);
+    ck_assert_int_eq(ht_store_lose_chunk(s, oid, INDEX), 0); /* is already */
+    ck_assert_int_eq(ht_store_lose_chunk(s, oid, CHUNKS), -ENOENT);
+    ck_assert_int_eq(ht_store_lose_chunk(s, oid + 1, 0), -ENOENT);
+}
+END_TEST
+
+START_TEST(the_mark_outlives_compaction)
+{
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    begin_again(crash);
+    expect_lost();
+}
+END_TEST
+
+START_TEST(what_it_had_stored_comes_free_at_the_next_mount)
+{
+    uint64_t before = stats().free_bytes;
+
+    begin_again(remount);
+    ck_assert_uint_eq(stats().free_bytes, before + MIB);
+}
+END_TEST
+
+START_TEST(writing_all_of_it_heals)
+{
+    put_all(obj, INDEX * MIB, content, MIB);
+    expect(obj, INDEX * MIB, content, MIB);
+    sync_all();
+    ck_assert_uint_eq(stats().lost_chunks, 0);
+    begin_again(crash);
+    expect(obj, INDEX * MIB, content, MIB);
+    ck_assert_uint_eq(stats().lost_chunks, 0);
+}
+END_TEST
+
+START_TEST(a_part_of_it_that_is_cut_off_leaves_the_rest_lost)
+{
+    uint8_t byte;
+
+    ck_assert_int_eq(ht_obj_truncate(obj, INDEX * MIB + 100), 0);
+    sync_all();
+    begin_again(crash);
+    ck_assert_int_eq(ht_obj_read(obj, INDEX * MIB + 99, &byte, 1), -EIO);
+    ck_assert_int_eq(ht_obj_truncate(obj, INDEX * MIB), 0);
+    sync_all();
+    ck_assert_uint_eq(stats().lost_chunks, 0);
+    begin_again(crash);
+    expect(obj, 0, content, MIB);
+}
+END_TEST
+
+START_TEST(it_can_neither_be_cloned_nor_updated)
+{
+    struct ht_obj *copy = object(MIB, 0);
+    struct ht_ring *ring;
+    struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = obj, .index = INDEX, .mode = HT_LEASE_UPDATE}}};
+
+    ck_assert_int_eq(ht_obj_clone(obj, INDEX * MIB, copy, 0, MIB), -EIO);
+    ck_assert_int_eq(ht_obj_clone(obj, 0, copy, 0, MIB), MIB);
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    l.ring = ring;
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), -EIO);
+    ht_lease_end(&l, 0);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    l.chunk[0].mode = HT_LEASE_OVERWRITE;
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    memcpy(l.chunk[0].data, content, MIB);
+    ht_lease_end(&l, 1);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    expect(obj, INDEX * MIB, content, MIB);
+    ht_ring_free(ring);
+    ht_obj_put(copy);
+}
+END_TEST
+
+START_TEST(it_goes_with_its_object)
+{
+    struct ht_obj *o = obj;
+
+    obj = NULL;
+    delete (o);
+    ck_assert_uint_eq(stats().lost_chunks, 0);
+    remount();
+    ck_assert_uint_eq(stats().lost_chunks, 0);
+    ck_assert_uint_eq(stats().chunks, 0);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("lost");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, reads_of_it_fail_and_the_rest_is_there);
+    tcase_add_test(tc, the_mark_outlives_compaction);
+    tcase_add_test(tc, what_it_had_stored_comes_free_at_the_next_mount);
+    tcase_add_test(tc, writing_all_of_it_heals);
+    tcase_add_test(tc, a_part_of_it_that_is_cut_off_leaves_the_rest_lost);
+    tcase_add_test(tc, it_can_neither_be_cloned_nor_updated);
+    tcase_add_test(tc, it_goes_with_its_object);
+    return run_suite(tc);
+}
