@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define COUNT_OF(a) (sizeof(a) / sizeof((a)[0]))
 
@@ -79,6 +80,28 @@ __attribute__((noreturn, format(printf, 1, 2))) static inline void die(const cha
     va_end(args);
     fprintf(stderr, ": %s\n", strerror(error));
     exit(2);
+}
+
+/* For programs that a mount may be taken from: exit status 3 says that it was. */
+__attribute__((noreturn)) static inline void failed(const char *what)
+{
+    if (errno == ENOTCONN || errno == ECONNABORTED)
+        exit(3);
+    die("%s", what);
+}
+
+/* One write(2), so that what was said is told also by a program that is killed next, and lines of threads do not mix. */
+__attribute__((format(printf, 1, 2))) static inline void tell_line(const char *format, ...)
+{
+    char line[2048];
+    va_list args;
+    int len;
+
+    va_start(args, format);
+    len = vsnprintf(line, sizeof(line), format, args);
+    va_end(args);
+    if (write(STDOUT_FILENO, line, (size_t)len) != len)
+        die("standard output");
 }
 
 #endif
