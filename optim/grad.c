@@ -43,29 +43,28 @@ static int check_shape(const struct param *p, const struct shape *shape)
     return !same && (p->openers || has_coverage(p)) ? -EBUSY : 0;
 }
 
-static int make_grad_object(struct param *p, const struct shape *shape, struct ht_obj **out)
+int ht_opt_scratch_create(const struct param *p, uint32_t chunk_bytes, struct ht_obj **out)
 {
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(p->o->store),
-        .chunk_bytes = shape->chunk_bytes,
+        .chunk_bytes = chunk_bytes,
         .obj_class = HT_CLASS_SCRATCH,
     };
 
     return ht_obj_create(p->o->store, &attr, out);
 }
 
-/* Its chunks have another size: start with a new one. */
-static int delete_grad_object(struct param *p)
+int ht_opt_scratch_delete(const struct param *p, struct ht_obj **obj)
 {
     struct ht_tx *tx;
     int ret = ht_tx_begin(p->o->store, 0, &tx);
 
     if (ret)
         return ret;
-    ht_obj_delete(p->grad, tx);
+    ht_obj_delete(*obj, tx);
     ret = ht_tx_commit(tx, NULL);
-    ht_obj_put(p->grad);
-    p->grad = NULL;
+    ht_obj_put(*obj);
+    *obj = NULL;
     return ret;
 }
 
@@ -74,10 +73,13 @@ static int build(struct param *p, const struct shape *shape)
 {
     int ret = 0;
 
+    /* Its chunks have another size: start with a new one. */
     if (p->grad && ht_obj_chunk_bytes(p->grad) != shape->chunk_bytes)
-        ret = delete_grad_object(p);
+        ret = ht_opt_scratch_delete(p, &p->grad);
+    if (!ret && p->sum && !same_shape(&p->shape, shape))
+        ret = ht_opt_scratch_delete(p, &p->sum);
     if (!ret && !p->grad)
-        ret = make_grad_object(p, shape, &p->grad);
+        ret = ht_opt_scratch_create(p, shape->chunk_bytes, &p->grad);
     if (!ret)
         ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
     if (!ret)
@@ -253,7 +255,7 @@ static struct piece piece_at(const struct param *p, uint64_t begin, uint64_t end
     };
 }
 
-/* Is any of it frozen? Makes the ranges. Locked. */
+/* Is any of it frozen? -EAGAIN: not for long. Makes the ranges. Locked. */
 static int check_free(struct param *p, uint64_t begin, uint64_t end)
 {
     while (begin < end) {
@@ -262,6 +264,8 @@ static int check_free(struct param *p, uint64_t begin, uint64_t end)
         if (!r)
             return -ENOMEM;
         if (ht_spans_overlap(&r->frozen, at.begin, at.end))
+            return ht_opt_range_adding(r) ? -EAGAIN : -EBUSY;
+        if (ht_opt_range_full(r))
             return -EBUSY;
         begin += at.end - at.begin;
     }
@@ -313,7 +317,7 @@ static int begin_write(struct param *p, struct inflight *w)
 {
     int ret;
 
-    do {
+    for (;;) {
         ret = ht_opt_wait_open(p->root);
         if (!ret && p->gone)
             ret = -ESTALE;
@@ -325,11 +329,11 @@ static int begin_write(struct param *p, struct inflight *w)
             ret = check_free(p, w->begin, w->end);
         if (!ret && !in_flight(p, w->begin, w->end))
             break;
-        if (!ret)
-            wait_changed(p->o);
-    } while (!ret);
-    if (!ret)
-        ret = remove_written(p, w->begin, w->end);
+        if (ret && ret != -EAGAIN)
+            return ret;
+        wait_changed(p->o);
+    }
+    ret = remove_written(p, w->begin, w->end);
     if (!ret)
         ht_list_add_tail(&p->inflight, &w->link);
     return ret;
@@ -536,10 +540,13 @@ static int freeze(struct param *p, const struct ht_optim_config *override, uint6
             ht_list_del(&r->dirty);
         if (r->state != RANGE_IDLE || !ht_spans_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, r->index)))
             continue;
-        p->complete++;
-        if (deferred)
+        bool whole = r->added + 1 == p->root->latched.accumulate, update = whole && !deferred;
+        unsigned work = (update ? WORK_UPDATE : 0u) | (p->root->latched.accumulate > 1 ? WORK_ADD : 0u);
+        p->complete += whole;
+        if (work)
+            ht_opt_range_queue(r, work);
+        if (!update)
             continue;
-        ht_opt_range_queue(r);
         first = ht_min_u64(first, r->index);
         last = ht_max_u64(last, r->index);
     }
@@ -578,7 +585,7 @@ static void tell_flush_error(struct param *p, uint64_t torn, int err)
                       "gradient: its state is that of another rule; reset it first");
     else if (err == -ENOSPC)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
-                      "no space for its optimizer state and one rewrite; the gradient is not applied");
+                      "no space for its optimizer state, sums and one rewrite; the gradient is not applied");
     else
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %s; it is not applied", strerror(-err));
 }
@@ -594,18 +601,25 @@ static int check_rule(struct param *p, const struct ht_optim_config *override)
     return -EBUSY;
 }
 
+static bool lacks_sum(const struct param *p)
+{
+    return !p->sum && ht_opt_accumulate(p->root) > 1;
+}
+
 /* Locked, let go meanwhile. Another flush may be quicker: then there is nothing to do. */
-static int ensure_state(struct param *p, const struct layout *layout)
+static int ensure_objects(struct param *p, const struct layout *layout)
 {
     int ret = ht_opt_gate_enter(p->root);
 
     if (ret)
         return ret;
-    if (!p->gone && !p->cur.exists) {
-        unlock(p->o);
+    bool state = !p->gone && !p->cur.exists, sum = !p->gone && lacks_sum(p);
+    unlock(p->o);
+    if (state)
         ret = ht_opt_state_create(p, layout);
-        lock(p->o);
-    }
+    if (!ret && sum)
+        ret = ht_opt_sum_create(p);
+    lock(p->o);
     ht_opt_gate_leave(p->root);
     return ret;
 }
@@ -623,10 +637,10 @@ static int flush_locked(struct param *p, const struct ht_optim_config *override,
         if (ht_list_empty(&p->dirty) && !p->bad)
             return 0;
         ret = judge(p, out_torn);
-        if (ret || p->cur.exists)
+        if (ret || (p->cur.exists && !lacks_sum(p)))
             break;
         layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
-        ret = ensure_state(p, &layout);
+        ret = ensure_objects(p, &layout);
         if (ret)
             break;
     }
@@ -634,6 +648,8 @@ static int flush_locked(struct param *p, const struct ht_optim_config *override,
         ret = check_rule(p, override);
     if (!ret)
         ret = ht_opt_state_load(p);
+    if (!ret && !p->has_grad)
+        ret = ht_opt_sum_reserve(p);
     if (!ret)
         ret = freeze(p, override, &ticket);
     ht_opt_inval_wait(p->o, ticket);

@@ -19,9 +19,15 @@ bool ht_opt_deferred(const struct root *root)
     return root->latched.max_grad_norm > 0 || root->latched.skip_nonfinite;
 }
 
+/* What gradients, or sums of them, are divided by. */
+static double divisor(const struct root *root)
+{
+    return root->latched.grad_scale * (root->latched.accumulate_mean ? root->latched.accumulate : 1);
+}
+
 void ht_opt_scale(struct param *p)
 {
-    p->scalars.grad_factor = (float)(1.0 / p->root->latched.grad_scale);
+    p->scalars.grad_factor = (float)(1.0 / divisor(p->root));
 }
 
 /* ----------------------------------------------------------------- measure */
@@ -63,38 +69,43 @@ static double sum_of(const struct param *p)
     return sum;
 }
 
-static int add_up(const struct root *root, double *out)
+/* sorted: room for all that are touched. */
+static double add_up(const struct root *root, struct param **sorted)
 {
-    size_t count = 0, n = 0;
+    double sum = 0;
+    size_t n = 0;
+
+    ht_list_for_each(pos, &root->touched)
+        sorted[n++] = ht_list_entry(pos, struct param, touched);
+    qsort(sorted, n, sizeof(struct param *), by_number);
+    for (size_t i = 0; i < n; i++)
+        sum += sorted[i]->gone ? 0 : sum_of(sorted[i]);
+    return sum;
+}
+
+static size_t count_touched(const struct root *root)
+{
+    size_t count = 0;
 
     ht_list_for_each(pos, &root->touched)
         count++;
-    struct param **sorted = malloc((count + 1) * sizeof(struct param *));
-    if (!sorted)
-        return -ENOMEM;
-    ht_list_for_each(pos, &root->touched)
-        sorted[n++] = ht_list_entry(pos, struct param, touched);
-    qsort(sorted, count, sizeof(struct param *), by_number);
-    *out = 0;
-    for (size_t i = 0; i < count; i++)
-        *out += sorted[i]->gone ? 0 : sum_of(sorted[i]);
-    free(sorted);
-    return 0;
+    return count;
 }
 
+/* All memory first: once something was measured only a failed update may end this, after which there is abort alone. */
 static int measure(struct root *root, double *out_sum)
 {
-    int ret = make_sums(root);
+    struct param **sorted = malloc((count_touched(root) + 1) * sizeof(struct param *));
+    int ret = sorted ? make_sums(root) : -ENOMEM;
 
     root->step_nonfinite = 0;
     if (!ret) {
-        root->measuring = true;
         ht_opt_queue_frozen(root, false);
         ret = ht_opt_drain(root);
-        root->measuring = false;
     }
     if (!ret)
-        ret = add_up(root, out_sum);
+        *out_sum = add_up(root, sorted);
+    free(sorted);
     drop_sums(root);
     return ret;
 }
@@ -108,7 +119,7 @@ static void skip(struct root *root)
         struct param *p = ht_list_entry(pos, struct param, touched);
         for (uint64_t i = 0; i < p->shape.range_count; i++) {
             struct range *r = ht_opt_range_find(p, i);
-            if (r && r->frozen.count)
+            if (r && (r->frozen.count || r->added))
                 r->state = RANGE_DONE;
         }
     }
@@ -124,7 +135,7 @@ static void clip(struct root *root, double norm)
     /* NaN too: as with PyTorch it goes into every parameter. */
     ht_list_for_each(pos, &root->touched) {
         struct param *p = ht_list_entry(pos, struct param, touched);
-        p->scalars.grad_factor = (float)(coefficient / root->latched.grad_scale);
+        p->scalars.grad_factor = (float)(coefficient / divisor(root));
     }
     root->clipped++;
 }
@@ -136,7 +147,7 @@ int ht_opt_whole_step(struct root *root, bool *out_skip)
 
     if (ret)
         return ret;
-    root->grad_norm = sqrt(sum) / root->latched.grad_scale;
+    root->grad_norm = sqrt(sum) / divisor(root);
     *out_skip = root->latched.skip_nonfinite && root->step_nonfinite;
     if (*out_skip) {
         skip(root);

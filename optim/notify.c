@@ -95,7 +95,7 @@ static bool ranges_pending(const struct param *p, uint64_t first, uint64_t last)
 {
     for (uint64_t i = first; p->pending && i <= last && i < p->shape.range_count; i++) {
         const struct range *r = ht_opt_range_find(p, i);
-        if (r && (r->state == RANGE_QUEUED || r->state == RANGE_RUNNING))
+        if (r && ht_opt_range_updating(r))
             return true;
     }
     return false;

@@ -13,7 +13,8 @@
  *   IDLE     nothing queued since the last boundary
  *
  * Range = one chunk of the parameter. It is updated when all its elements are covered by frozen gradient
- * elements; what is only partly covered waits, and is EBUSY at the boundary unless the configuration says partial=1 (then exactly the covered elements are updated).
+ * elements (accumulate=S: S times); what is only partly covered, or too few times, waits, and is EBUSY at the boundary unless the
+ * configuration says partial=1 (then exactly the covered elements are updated, by the sum of what came for each).
  *
  * Lock order: transaction > names > optimizer > store. Callbacks of struct ht_optim_hooks are called with no
  * optimizer lock held. WAITS: may block on I/O and updates, call with no lock held.
@@ -74,6 +75,9 @@ struct ht_root_stat {
     uint64_t parameters;       /* with state */
     uint64_t grad_bytes;       /* gradient bytes accepted since mount */
     uint64_t updated_elements; /* since mount */
+    uint64_t added_elements;   /* of gradients, to sums (accumulate), since mount */
+    uint64_t sum_resident_bytes,
+        sum_stored_bytes;      /* of sums: in the DRAM tier, and on devices for want of room there */
     uint64_t nonfinite;        /* gradient elements, since mount */
     uint64_t skipped, clipped; /* steps, since mount */
     bool norm_known;           /* max_grad_norm or skip_nonfinite was set in the last step */
@@ -98,7 +102,8 @@ struct ht_param_desc {
 };
 /* Open the gradient of a parameter; several openers share it. -EINVAL: dtype not supported, or another element count than the state has (reset it). */
 int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out) HT_CHECK;
-/* Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step. WAITS. */
+/* Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step (accumulate=S: all S times;
+ * before that it waits until the one before has been added). WAITS. */
 ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
 /* What has been written and not been consumed yet; zeros elsewhere. */
 ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_CHECK;

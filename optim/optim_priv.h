@@ -12,6 +12,8 @@
  *                                                    --error--> FAILED --abort--> IDLE
  *   QUEUED --abort, stop, deletion--> IDLE
  *
+ * With accumulation it goes round once for each gradient but the last: frozen wholly, added to its sum, IDLE.
+ *
  * A root:
  *
  *   gate      one of boundary, commit, abort, reset, creation of state, write of state at a time; held over I/O
@@ -44,14 +46,24 @@ enum { RANGE_BLOCK = 32, STATES_MAX = HT_KERNEL_STATES_MAX + 1, THREADS_MAX = 64
 
 enum range_state { RANGE_IDLE, RANGE_QUEUED, RANGE_RUNNING, RANGE_DONE, RANGE_FAILED };
 
+/* What a worker does with a range, in this order; what needs nothing more from clients includes the update. */
+enum range_work {
+    WORK_ADD = 1,     /* its frozen gradient into its sum */
+    WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.sums */
+    WORK_UPDATE = 4,
+};
+
 struct range {
     struct param *param;
     struct ht_list queue;            /* in root.queue while QUEUED */
     struct ht_list dirty;            /* in param.dirty while written is not empty */
     struct ht_spans written, frozen; /* gradient bytes from the start of the range */
     uint32_t index;
-    uint8_t state; /* enum range_state */
-    bool consumed; /* its gradient's chunks have been dropped */
+    uint8_t state;   /* enum range_state */
+    uint8_t work;    /* enum range_work, while it is not IDLE */
+    bool consumed;   /* its gradient's chunks have been dropped */
+    bool part_added; /* the sum has what is frozen, too */
+    uint32_t added;  /* whole gradients in the sum */
 };
 
 /* A write that is copying right now; on the writer's stack. */
@@ -98,6 +110,7 @@ struct param {
     bool bad;     /* a write went beyond: the next flush refuses what was written */
     struct param_meta cur, pub;
     struct ht_obj *obj, *grad, *state[STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
+    struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
 
     struct shape shape;
     struct range **block; /* by index / RANGE_BLOCK; NULL where never touched */
@@ -129,7 +142,6 @@ struct root {
     bool configured;
     struct ht_optim_config config, published_config, latched;
     bool gate, draining, hold, open;
-    bool measuring;  /* ranges are queued to be summed, not to be updated (norm.c) */
     bool norm_known; /* grad_norm is that of the last boundary */
     double grad_norm;
     uint64_t step_nonfinite;   /* found by measuring */
@@ -139,7 +151,7 @@ struct root {
     uint64_t pending;   /* QUEUED or RUNNING, of all parameters */
     uint64_t running;   /* taken by a worker and not wholly finished */
     int failure;        /* first error of an update since the last abort */
-    uint64_t grad_bytes, updated_elements, nonfinite, update_ns, commit_ns;
+    uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
     char error[HT_OPTIM_ERROR_MAX];
 };
 
@@ -263,13 +275,15 @@ uint32_t ht_opt_range_elements(const struct param *p, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct param *p, uint64_t index);
 /* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
 bool ht_opt_ranges_share(const struct param *p);
-/* Locked: queue a range for a worker; take it off again (state IDLE). */
-void ht_opt_range_queue(struct range *r);
+/* Locked: queue a range for a worker; take it off again (state IDLE). work: of enum range_work. */
+void ht_opt_range_queue(struct range *r, unsigned work);
 void ht_opt_range_unqueue(struct range *r);
 /* Locked: forget all coverage; nothing may be RUNNING. frozen_only: written bytes stay. */
 void ht_opt_coverage_clear(struct param *p, bool frozen_only);
 /* Locked, let go meanwhile: drop the gradient chunks of a range that nobody needs any more. */
 void ht_opt_range_drop(struct range *r);
+/* Is the parameter's content, or state, of this range about to change? */
+bool ht_opt_range_updating(const struct range *r);
 void ht_opt_root_ready(struct root *r); /* locked: put it on the ready list if it has work */
 
 /* ---------------------------------------------------------------- notify.c */
@@ -288,6 +302,31 @@ void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain);
 
 /* Freeze and queue what was written. WAITS. */
 int ht_opt_flush(struct param *p) HT_CHECK;
+
+/* Under the gate, not locked: an object for this parameter that is never published. */
+int ht_opt_scratch_create(const struct param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_CHECK;
+int ht_opt_scratch_delete(const struct param *p, struct ht_obj **obj) HT_CHECK;
+
+/* ------------------------------------------------------------ accumulate.c */
+
+/* Gradients of each element that make a step: the open one, or the next. Locked. */
+uint32_t ht_opt_accumulate(const struct root *root);
+/* Under the gate, not locked: the object for its sums. */
+int ht_opt_sum_create(struct param *p) HT_CHECK;
+/* Locked: space for its sums outside memory, or give it back when nothing is accumulated. -ENOSPC */
+int ht_opt_sum_reserve(struct param *p) HT_CHECK;
+/* Locked: is this range having a gradient added, after which it takes the next one? */
+bool ht_opt_range_adding(const struct range *r);
+/* Locked: may no more be written to it in this step? */
+bool ht_opt_range_full(const struct range *r);
+/* Does its gradient come from its sum? */
+bool ht_opt_range_summed(const struct range *r);
+/* What of a range is to be measured or updated: spans of gradient bytes. whole: room for one. */
+const struct ht_span *ht_opt_range_cover(const struct range *r, struct ht_span *whole, uint32_t *out_count);
+/* Locked: a whole gradient has been added: make room for the next. */
+void ht_opt_range_added(struct range *r);
+/* Locked, let go meanwhile: drop its sum. */
+void ht_opt_sum_drop(struct range *r);
 
 /* ------------------------------------------------------------------ norm.c */
 

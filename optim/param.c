@@ -108,7 +108,8 @@ void ht_opt_param_put_objects(struct param *p)
 {
     ht_obj_put(p->obj);
     ht_obj_put(p->grad);
-    p->obj = p->grad = NULL;
+    ht_obj_put(p->sum);
+    p->obj = p->grad = p->sum = NULL;
     ht_opt_put_state(p);
 }
 
@@ -147,6 +148,8 @@ void ht_opt_param_sweep(struct param *p, struct ht_tx *tx)
         return;
     if (p->grad)
         ht_obj_delete(p->grad, tx);
+    if (p->sum)
+        ht_obj_delete(p->sum, tx);
     ht_opt_param_free(p);
 }
 
@@ -438,6 +441,8 @@ static int reset(struct param *p)
     int err = ht_tx_commit(tx, NULL);
     if (!ret && p->grad)
         ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
+    if (!ret && p->sum)
+        ht_obj_scratch_drop(p->sum, 0, UINT64_MAX);
     lock(o);
     if (!ret && p->obj)
         ret = ht_obj_guarantee(p->obj, 0);

@@ -114,11 +114,12 @@ void ht_opt_root_ready(struct root *root)
     pthread_cond_signal(&o->work);
 }
 
-void ht_opt_range_queue(struct range *r)
+void ht_opt_range_queue(struct range *r, unsigned work)
 {
     struct param *p = r->param;
 
     r->state = RANGE_QUEUED;
+    r->work = (uint8_t)work;
     r->consumed = false;
     p->pending++;
     p->root->pending++;
@@ -132,11 +133,17 @@ void ht_opt_range_unqueue(struct range *r)
     struct param *p = r->param;
 
     r->state = RANGE_IDLE;
+    r->work = 0;
     ht_list_del(&r->queue);
     p->pending--;
     p->root->pending--;
     p->refs--;
     ht_opt_root_ready(p->root);
+}
+
+bool ht_opt_range_updating(const struct range *r)
+{
+    return (r->state == RANGE_QUEUED || r->state == RANGE_RUNNING) && r->work != WORK_ADD;
 }
 
 /* ---------------------------------------------------------------- coverage */
@@ -145,7 +152,9 @@ static void clear_range(struct range *r, bool frozen_only)
 {
     ht_spans_clear(&r->frozen);
     r->state = RANGE_IDLE;
-    r->consumed = false;
+    r->work = 0;
+    r->consumed = r->part_added = false;
+    r->added = 0;
     if (frozen_only)
         return;
     ht_spans_clear(&r->written);

@@ -304,6 +304,16 @@ void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
     unlock(o);
 }
 
+static void stat_sum(const struct param *p, struct ht_root_stat *out)
+{
+    struct ht_obj_stat st = {0};
+
+    if (p->sum)
+        ht_obj_stat(p->sum, &st);
+    out->sum_resident_bytes += st.resident_bytes;
+    out->sum_stored_bytes += st.stored_bytes;
+}
+
 static void stat_params(struct root *r, struct ht_root_stat *out)
 {
     ht_list_for_each(pos, &r->params) {
@@ -312,6 +322,7 @@ static void stat_params(struct root *r, struct ht_root_stat *out)
             continue;
         out->parameters++;
         out->state_bytes += p->cur.elements * 4 * p->cur.layout.count;
+        stat_sum(p, out);
     }
 }
 
@@ -329,6 +340,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .open = r->open,
         .grad_bytes = r->grad_bytes,
         .updated_elements = r->updated_elements,
+        .added_elements = r->added_elements,
         .nonfinite = r->nonfinite,
         .skipped = r->skipped,
         .clipped = r->clipped,

@@ -78,8 +78,7 @@ static void wait_for_range(struct param *p, uint64_t off, uint64_t len)
 
     for (uint64_t i = off / per_range; i < p->shape.range_count && i * per_range < off + len; i++) {
         const struct range *r;
-        while ((r = ht_opt_range_find(p, i)) && (r->state == RANGE_QUEUED || r->state == RANGE_RUNNING) &&
-               !p->o->stopping)
+        while ((r = ht_opt_range_find(p, i)) && ht_opt_range_updating(r) && !p->o->stopping)
             wait_changed(p->o);
     }
 }

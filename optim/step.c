@@ -25,16 +25,17 @@ static struct param *find_partial(const struct root *root)
     return NULL;
 }
 
-/* Queue what is covered of ranges that are not queued: not covered wholly, or of a deferred step. */
+/* Queue what is covered of ranges that are not queued: not covered wholly, too few times, or of a deferred step. */
 static void queue_frozen(struct param *p, bool updates)
 {
     uint64_t first = UINT64_MAX, last = 0;
 
     for (uint64_t i = 0; i < p->shape.range_count; i++) {
         struct range *r = ht_opt_range_find(p, i);
-        if (!r || r->state != RANGE_IDLE || !r->frozen.count)
+        if (!r || r->state != RANGE_IDLE || !(r->frozen.count || r->added))
             continue;
-        ht_opt_range_queue(r);
+        bool add = r->frozen.count && !r->part_added && ht_opt_accumulate(p->root) > 1;
+        ht_opt_range_queue(r, (updates ? WORK_UPDATE : WORK_MEASURE) | (add ? WORK_ADD : 0u));
         first = ht_min_u64(first, i);
         last = i;
     }
@@ -62,13 +63,17 @@ int ht_opt_drain(struct root *root)
     return root->pending || root->running ? -ECANCELED : root->failure ? -EIO : 0;
 }
 
-/* Gradient chunks that could not be dropped when their range was done: shared, or covered in part. */
+/* Gradient chunks that could not be dropped when their range was done: shared, or covered in part; sums of a step that was skipped. */
 static void drop_leftovers(struct param *p)
 {
     for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
         struct range *r = ht_opt_range_find(p, i);
-        if (r && r->frozen.count && !r->consumed)
+        if (!r || !(r->frozen.count || r->added))
+            continue;
+        if (!r->consumed)
             ht_opt_range_drop(r);
+        if (!(r->work & WORK_UPDATE))
+            ht_opt_sum_drop(r);
     }
 }
 
@@ -101,10 +106,11 @@ static int try_boundary(struct root *root, uint64_t *out_partial)
         return -EBUSY;
     }
     bool skipped = false;
-    int ret = 0;
-    if (root->open && ht_opt_deferred(root))
+    /* What is being added comes to rest first: then it can be queued. */
+    int ret = ht_opt_accumulate(root) > 1 ? ht_opt_drain(root) : 0;
+    if (!ret && root->open && ht_opt_deferred(root))
         ret = ht_opt_whole_step(root, &skipped);
-    else if (partial)
+    else if (!ret && partial)
         ht_opt_queue_frozen(root, true);
     root->norm_known = root->open && ht_opt_deferred(root) && !ret;
     if (!ret)
@@ -112,6 +118,17 @@ static int try_boundary(struct root *root, uint64_t *out_partial)
     if (!ret && root->open)
         close_step(root, skipped);
     return ret;
+}
+
+static void tell_partial(struct root *root, uint64_t oid, unsigned wanted)
+{
+    if (wanted > 1)
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, oid,
+                      "has not got all of the %u gradients of this step; write the rest, or abort, or set partial=1",
+                      wanted);
+    else
+        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, oid,
+                      "only a part of it has a gradient in this step; write the rest, or abort, or set partial=1");
 }
 
 /* On success the root is held: no update runs until let_go. */
@@ -126,11 +143,11 @@ static int boundary(struct root *root)
     root->hold = !ret;
     root->draining = false;
     ht_opt_root_ready(root);
+    unsigned wanted = ht_opt_accumulate(root);
     tell_changed(o);
     unlock(o);
     if (ret == -EBUSY)
-        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, partial,
-                      "only a part of it has a gradient in this step; write the rest, or abort, or set partial=1");
+        tell_partial(root, partial, wanted);
     return ret;
 }
 
@@ -297,11 +314,11 @@ static void forget_gradient(struct param *p)
         wait_changed(p->o);
     ht_opt_coverage_clear(p, false);
     p->bad = false;
-    struct ht_obj *grad = p->grad;
-    if (!grad)
-        return;
+    struct ht_obj *scratch[] = {p->grad, p->sum};
     unlock(p->o);
-    ht_obj_scratch_drop(grad, 0, UINT64_MAX);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(scratch); i++)
+        if (scratch[i])
+            ht_obj_scratch_drop(scratch[i], 0, UINT64_MAX);
     lock(p->o);
 }
 

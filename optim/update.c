@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * update.c - workers: a range's parameter, state and gradient under one lease, one pass of the kernel.
+ * update.c - workers: a range's parameter, state, sum and gradient under one lease, one pass of the kernel.
  *
  * A worker keeps two leases going: while it computes on one, the reads of the next are in flight. The second is taken only
  * when its buffers are free at once, and only for ranges that share no chunk with others: a worker that holds chunks
@@ -18,11 +18,16 @@
 struct job {
     struct range *range; /* NULL: free */
     struct ht_lease lease;
-    bool begun, measure; /* measure: sum the gradient, change nothing */
+    bool begun, summed;
+    unsigned work; /* enum range_work */
     int err;
-    uint64_t elements, nonfinite;
+    uint64_t elements, added, nonfinite;
+    /* what is measured or updated; fixed while the range is running */
+    const struct ht_span *cover;
+    struct ht_span whole;
+    uint32_t covers;
     /* places in lease.chunk */
-    unsigned state_at[STATES_MAX], state_chunks, grad_at, grad_chunks;
+    unsigned state_at[STATES_MAX], state_chunks, sum_at, grad_at, grad_chunks;
     uint64_t grad_first;
 };
 
@@ -39,31 +44,62 @@ static uint64_t grad_begin(const struct range *r)
     return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
 }
 
-/* Name all chunks of the range: the parameter's first, then state by state, then the gradient's. */
+/* The chunks of an object of four bytes per element that a range has. Returns the place of the first. */
+static unsigned add_range(struct job *j, struct ht_obj *obj, enum ht_lease_mode mode)
+{
+    uint64_t per_range = 4 / j->range->param->shape.p_bytes;
+    unsigned at = j->lease.count;
+
+    for (unsigned i = 0; i < j->state_chunks; i++)
+        add_chunk(&j->lease, obj, j->range->index * per_range + i, mode);
+    return at;
+}
+
+static void add_gradient(struct job *j)
+{
+    const struct param *p = j->range->param;
+    uint64_t begin = grad_begin(j->range), end = begin + ht_opt_range_grad_bytes(p, j->range->index);
+
+    j->grad_at = j->lease.count;
+    j->grad_first = begin / p->shape.chunk_bytes;
+    j->grad_chunks = 0;
+    if (j->summed && !(j->work & WORK_ADD))
+        return;
+    j->grad_chunks = (unsigned)(ht_div_up(end, p->shape.chunk_bytes) - j->grad_first);
+    for (unsigned i = 0; i < j->grad_chunks; i++)
+        add_chunk(&j->lease, p->grad, j->grad_first + i, HT_LEASE_READ);
+}
+
+/* The first gradient makes the sum, where it is whole. */
+static enum ht_lease_mode sum_mode(const struct range *r)
+{
+    bool whole = ht_spans_cover(&r->frozen, 0, ht_opt_range_grad_bytes(r->param, r->index));
+
+    if (!(r->work & WORK_ADD))
+        return HT_LEASE_READ;
+    return r->added || !whole ? HT_LEASE_UPDATE : HT_LEASE_OVERWRITE;
+}
+
+/* Name all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
 static void describe(struct job *j, struct ht_optim *o, struct ht_ring *ring)
 {
     const struct range *r = j->range;
     const struct param *p = r->param;
-    uint64_t chunk = p->shape.chunk_bytes, per_range = 4 / p->shape.p_bytes;
-    uint64_t begin = grad_begin(r), end = begin + ht_opt_range_grad_bytes(p, r->index);
+    bool update = r->work & WORK_UPDATE;
 
     j->lease = (struct ht_lease){.store = o->store, .ring = ring};
-    j->measure = p->root->measuring; /* as long as a range is queued or running */
+    j->work = r->work;
+    j->summed = ht_opt_range_summed(r);
+    j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);
     j->err = 0;
-    j->elements = j->nonfinite = 0;
-    if (!j->measure)
+    j->elements = j->added = j->nonfinite = 0;
+    if (update)
         add_chunk(&j->lease, p->obj, r->index, HT_LEASE_UPDATE);
-    j->state_chunks = (unsigned)ht_div_up((uint64_t)ht_opt_range_elements(p, r->index) * 4, chunk);
-    for (unsigned s = 0; !j->measure && s < p->layout.count; s++) {
-        j->state_at[s] = j->lease.count;
-        for (unsigned i = 0; i < j->state_chunks; i++)
-            add_chunk(&j->lease, p->state[s], r->index * per_range + i, HT_LEASE_UPDATE);
-    }
-    j->grad_at = j->lease.count;
-    j->grad_first = begin / chunk;
-    j->grad_chunks = (unsigned)(ht_div_up(end, chunk) - j->grad_first);
-    for (unsigned i = 0; i < j->grad_chunks; i++)
-        add_chunk(&j->lease, p->grad, j->grad_first + i, HT_LEASE_READ);
+    j->state_chunks = (unsigned)ht_div_up((uint64_t)ht_opt_range_elements(p, r->index) * 4, p->shape.chunk_bytes);
+    for (unsigned s = 0; update && s < p->layout.count; s++)
+        j->state_at[s] = add_range(j, p->state[s], HT_LEASE_UPDATE);
+    j->sum_at = j->summed ? add_range(j, p->sum, sum_mode(r)) : j->lease.count;
+    add_gradient(j);
 }
 
 static void begin(struct job *j, bool second)
@@ -75,31 +111,85 @@ static void begin(struct job *j, bool second)
         j->err = ret;
 }
 
+static uint64_t bytes_of(const struct job *j, unsigned at, unsigned count)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        bytes += j->lease.chunk[at + i].len;
+    return bytes;
+}
+
 /* Is everything still as long as when the gradient was frozen? A truncate may have come between. */
 static bool complete(const struct job *j)
 {
     const struct range *r = j->range;
     const struct param *p = r->param;
-    uint64_t elements = ht_opt_range_elements(p, r->index);
-    uint64_t grad_end = grad_begin(r) + ht_opt_range_grad_bytes(p, r->index), bytes = 0;
+    uint64_t elements = ht_opt_range_elements(p, r->index), before = j->grad_first * p->shape.chunk_bytes;
+    uint64_t grad_end = grad_begin(r) + ht_opt_range_grad_bytes(p, r->index);
+    bool update = j->work & WORK_UPDATE;
 
-    if (!j->measure &&
+    if (update &&
         (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->lease.chunk[0].len < elements * p->shape.p_bytes))
         return false;
-    for (unsigned s = 0; !j->measure && s < p->layout.count; s++) {
-        bytes = 0;
-        for (unsigned i = 0; i < j->state_chunks; i++)
-            bytes += j->lease.chunk[j->state_at[s] + i].len;
-        if (bytes < elements * 4)
+    for (unsigned s = 0; update && s < p->layout.count; s++) {
+        if (bytes_of(j, j->state_at[s], j->state_chunks) < elements * 4)
             return false;
     }
-    bytes = j->grad_first * p->shape.chunk_bytes;
-    for (unsigned i = 0; i < j->grad_chunks; i++)
-        bytes += j->lease.chunk[j->grad_at + i].len;
-    return bytes >= grad_end;
+    if (j->summed && bytes_of(j, j->sum_at, j->state_chunks) < elements * 4)
+        return false;
+    return !j->grad_chunks || before + bytes_of(j, j->grad_at, j->grad_chunks) >= grad_end;
 }
 
 /* ----------------------------------------------------------------- compute */
+
+/* Element e of the gradient as it was written; *n is cut to what is contiguous there. */
+static const uint8_t *written_at(const struct job *j, uint64_t e, uint64_t *n)
+{
+    const struct shape *shape = &j->range->param->shape;
+    uint64_t byte = grad_begin(j->range) + e * shape->g_bytes, in_chunk = byte % shape->chunk_bytes;
+
+    *n = ht_min_u64(*n, (shape->chunk_bytes - in_chunk) / shape->g_bytes);
+    return j->lease.chunk[j->grad_at + (byte / shape->chunk_bytes - j->grad_first)].data + in_chunk;
+}
+
+static float *summed_at(const struct job *j, uint64_t e, uint64_t *n)
+{
+    uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
+
+    *n = ht_min_u64(*n, per_chunk - at);
+    return (float *)(void *)j->lease.chunk[j->sum_at + e / per_chunk].data + at;
+}
+
+static const void *gradient_at(const struct job *j, uint64_t e, uint64_t *n)
+{
+    return j->summed ? (const void *)summed_at(j, e, n) : written_at(j, e, n);
+}
+
+static uint8_t gradient_dtype(const struct job *j)
+{
+    return j->summed ? HT_DTYPE_F32 : j->range->param->shape.grad_dtype;
+}
+
+/* Frozen elements into their sum. */
+static void add(struct job *j)
+{
+    const struct range *r = j->range;
+    const struct shape *shape = &r->param->shape;
+    const struct ht_span *v = ht_spans_all(&r->frozen);
+
+    for (uint32_t i = 0; i < r->frozen.count; i++) {
+        uint64_t e = v[i].begin / shape->g_bytes, end = v[i].end / shape->g_bytes;
+        j->added += end - e;
+        while (e < end) {
+            uint64_t n = end - e;
+            float *sum = summed_at(j, e, &n);
+            const uint8_t *g = written_at(j, e, &n);
+            r->param->o->kernels->add(sum, g, shape->grad_dtype, n, !r->added);
+            e += n;
+        }
+    }
+}
 
 /* The longest run from element e on that is contiguous in every array, and its addresses. */
 static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
@@ -108,15 +198,13 @@ static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_
     const struct layout *layout = &j->range->param->layout;
     const struct ht_lease_chunk *chunk = j->lease.chunk;
     uint64_t per_chunk = shape->chunk_bytes / 4, c = e / per_chunk, at = e % per_chunk;
-    uint64_t grad = grad_begin(j->range) + e * shape->g_bytes;
-    uint64_t grad_chunk = grad / shape->chunk_bytes, grad_at = grad % shape->chunk_bytes;
     uint64_t n = ht_min_u64(end - e, per_chunk - at);
 
     *out = (struct ht_update){
         .p = chunk[0].data + e * shape->p_bytes,
-        .g = chunk[j->grad_at + (grad_chunk - j->grad_first)].data + grad_at,
+        .g = gradient_at(j, e, &n),
         .p_dtype = shape->dtype,
-        .g_dtype = shape->grad_dtype,
+        .g_dtype = gradient_dtype(j),
     };
     for (unsigned s = 0; s < layout->count; s++) {
         float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
@@ -125,18 +213,17 @@ static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_
         else
             out->state[s] = state;
     }
-    return ht_min_u64(n, (shape->chunk_bytes - grad_at) / shape->g_bytes);
+    return n;
 }
 
 static void compute(struct job *j)
 {
     const struct range *r = j->range;
     const struct param *p = r->param;
-    const struct ht_span *v = ht_spans_all(&r->frozen);
     ht_kernel_fn kernel = p->o->kernels->fn[p->scalars.kernel];
 
-    for (uint32_t i = 0; i < r->frozen.count; i++) {
-        uint64_t e = v[i].begin / p->shape.g_bytes, end = v[i].end / p->shape.g_bytes;
+    for (uint32_t i = 0; i < j->covers; i++) {
+        uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;
         j->elements += end - e;
         while (e < end) {
             struct ht_update arrays;
@@ -148,35 +235,33 @@ static void compute(struct job *j)
 }
 
 /* The elements from e on that lie in one block and one chunk of the gradient. */
-static uint64_t sum_at(struct job *j, uint64_t e, uint64_t end)
+static uint64_t measure_at(struct job *j, uint64_t e, uint64_t end)
 {
     const struct param *p = j->range->param;
     uint64_t at = (uint64_t)j->range->index * p->shape.range_elements + e;
-    uint64_t byte = at * p->shape.g_bytes, in_chunk = byte % p->shape.chunk_bytes;
-    uint64_t n = ht_min_u64(end - e, (p->shape.chunk_bytes - in_chunk) / p->shape.g_bytes);
-    const uint8_t *g = j->lease.chunk[j->grad_at + (byte / p->shape.chunk_bytes - j->grad_first)].data + in_chunk;
+    uint64_t n = ht_min_u64(end - e, HT_SUM_BLOCK - at % HT_SUM_BLOCK);
+    const void *g = gradient_at(j, e, &n);
 
-    n = ht_min_u64(n, HT_SUM_BLOCK - at % HT_SUM_BLOCK);
-    p->sums[at / HT_SUM_SPAN] += p->o->kernels->sum_squares(g, p->shape.grad_dtype, n, &j->nonfinite);
+    p->sums[at / HT_SUM_SPAN] += p->o->kernels->sum_squares(g, gradient_dtype(j), n, &j->nonfinite);
     return n;
 }
 
 static void measure(struct job *j)
 {
-    const struct range *r = j->range;
-    const struct ht_span *v = ht_spans_all(&r->frozen);
-    uint32_t size = r->param->shape.g_bytes;
+    uint32_t size = j->range->param->shape.g_bytes;
 
-    for (uint32_t i = 0; i < r->frozen.count; i++) {
-        for (uint64_t e = v[i].begin / size; e < v[i].end / size;)
-            e += sum_at(j, e, v[i].end / size);
+    for (uint32_t i = 0; i < j->covers; i++) {
+        for (uint64_t e = j->cover[i].begin / size; e < j->cover[i].end / size;)
+            e += measure_at(j, e, j->cover[i].end / size);
     }
 }
 
-/* Bits of all chunks but the gradient's. */
+/* Bits of parameter and state; without an update, of the sum, which an update needs no more. */
 static uint32_t changed_mask(const struct job *j)
 {
-    return (1u << j->grad_at) - 1;
+    uint32_t before_sum = (1u << j->sum_at) - 1;
+
+    return j->work & WORK_UPDATE ? before_sum : j->work & WORK_ADD ? ((1u << j->grad_at) - 1) & ~before_sum : 0;
 }
 
 static void run(struct job *j)
@@ -185,9 +270,11 @@ static void run(struct job *j)
 
     if (!j->err)
         j->err = complete(j) ? ht_fault("optim.update") : -EINVAL;
-    if (!j->err && j->measure)
+    if (!j->err && j->work & WORK_ADD)
+        add(j);
+    if (!j->err && j->work & WORK_MEASURE)
         measure(j);
-    else if (!j->err)
+    if (!j->err && j->work & WORK_UPDATE)
         compute(j);
     ht_lease_end(&j->lease, j->err ? 0 : changed_mask(j));
     ret = ht_lease_finish(&j->lease);
@@ -209,6 +296,43 @@ static void tell_failure(const struct job *j)
                   j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
 }
 
+/* Locked. */
+static void count(const struct job *j, uint64_t ns)
+{
+    struct root *root = j->range->param->root;
+    bool measured = j->work & WORK_MEASURE;
+
+    j->range->param->failed += j->err != 0;
+    if (j->err && !root->failure)
+        root->failure = j->err;
+    root->updated_elements += j->err ? 0 : j->elements;
+    root->added_elements += j->err ? 0 : j->added;
+    if (measured)
+        root->step_nonfinite += j->nonfinite;
+    if (measured || !ht_opt_deferred(root)) /* counted once */
+        root->nonfinite += j->nonfinite;
+    root->update_ns += ns;
+}
+
+/* What was done without an error: the range's new state, and what is not needed any more. Locked, let go meanwhile. */
+static void settle_range(const struct job *j)
+{
+    struct range *r = j->range;
+
+    if (j->work & WORK_MEASURE) {
+        r->part_added |= (j->work & WORK_ADD) && r->frozen.count;
+        r->state = RANGE_IDLE;
+        r->work = 0;
+        return;
+    }
+    r->state = RANGE_DONE;
+    ht_opt_range_drop(r);
+    if (j->work & WORK_UPDATE)
+        ht_opt_sum_drop(r);
+    else
+        ht_opt_range_added(r);
+}
+
 /*
  * The range is applied or failed: tell everybody who waits. Caches need no second invalidation: the one that was asked for
  * when the range became pending runs after that, and every read since then was parked until here, so what a cache holds once it
@@ -226,18 +350,11 @@ static void end(struct job *j, uint64_t ns)
     if (j->err)
         tell_failure(j);
     lock(o);
-    r->state = j->err ? RANGE_FAILED : j->measure ? RANGE_IDLE : RANGE_DONE;
-    p->failed += j->err != 0;
-    if (j->err && !root->failure)
-        root->failure = j->err;
-    root->updated_elements += j->err ? 0 : j->elements;
-    if (j->measure)
-        root->step_nonfinite += j->nonfinite;
-    if (j->measure || !ht_opt_deferred(root)) /* counted once */
-        root->nonfinite += j->nonfinite;
-    root->update_ns += ns;
-    if (!j->err && !j->measure)
-        ht_opt_range_drop(r);
+    count(j, ns);
+    if (j->err)
+        r->state = RANGE_FAILED;
+    else
+        settle_range(j);
     p->pending--;
     root->pending--;
     ht_opt_take_waiters(p, &chain);

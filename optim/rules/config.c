@@ -16,7 +16,7 @@
 
 enum { WORD_CHARS_MAX = 64 };
 
-enum kind { NUMBER, COUNT, FLAG };
+enum kind { NUMBER, COUNT, FLAG, CHOICE };
 
 struct word {
     const char *name;
@@ -25,6 +25,7 @@ struct word {
     double min, max;
     bool below_max; /* max itself is not allowed */
     const char *allowed;
+    const char *choices; /* of a CHOICE: the words for 0 and 1 */
 };
 
 #define FIELD(name) offsetof(struct ht_optim_config, name)
@@ -42,12 +43,15 @@ static const struct word words[] = {
     {"max_grad_norm", NUMBER, FIELD(max_grad_norm), 0, FLT_MAX, false, "a number >= 0 (0: no clipping)"},
     {"skip_nonfinite", FLAG, FIELD(skip_nonfinite), 0, 1, false, "0 or 1"},
     {"durable_every", COUNT, FIELD(durable_every), 1, 1000000, false, "a whole number from 1 to 1000000"},
+    {"accumulate", COUNT, FIELD(accumulate), 1, HT_ACCUMULATE_MAX, false, "a whole number from 1 to 65536"},
+    {"accumulate_mode", CHOICE, FIELD(accumulate_mean), 0, 1, false, "sum or mean", "sum mean"},
     {"partial", FLAG, FIELD(partial), 0, 1, false, "0 or 1"},
     {"maximize", FLAG, FIELD(maximize), 0, 1, false, "0 or 1"},
 };
 
 /* Beside those of the rule. */
-static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite";
+static const char common_words[] = "durable_every partial maximize grad_scale max_grad_norm skip_nonfinite "
+                                   "accumulate accumulate_mode";
 
 /* Words that people try because torch.optim has them. */
 static const struct {
@@ -112,20 +116,22 @@ static int parse_rule(const struct token *t, struct ht_optim_config *out, char *
     return refuse(err, "optimizer \"%s\" is not known; known: %s", t->text, names);
 }
 
-/* Is name one of the words of a list? */
-static bool listed(const char *list, const char *name, size_t len)
+/* The place of name among the words of a list, or -1. */
+static int place_in(const char *list, const char *name, size_t len)
 {
-    for (size_t n; *list; list += n + (list[n] == ' ')) {
+    int place = 0;
+
+    for (size_t n; *list; list += n + (list[n] == ' '), place++) {
         n = strcspn(list, " ");
         if (n == len && !memcmp(list, name, len))
-            return true;
+            return place;
     }
-    return false;
+    return -1;
 }
 
 static const struct word *find_word(const struct ht_rule *rule, const char *name, size_t len)
 {
-    if (!listed(rule->words, name, len) && !listed(common_words, name, len))
+    if (place_in(rule->words, name, len) < 0 && place_in(common_words, name, len) < 0)
         return NULL;
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
         if (strlen(words[i].name) == len && !memcmp(words[i].name, name, len))
@@ -152,6 +158,14 @@ static bool parse_number(const char *text, double *out)
         return false;
     *out = strtod(text, &end);
     return *end == '\0' && isfinite(*out);
+}
+
+static bool parse_value(const struct word *w, const char *text, double *out)
+{
+    if (w->kind != CHOICE)
+        return parse_number(text, out);
+    *out = place_in(w->choices, text, strlen(text));
+    return true;
 }
 
 static bool in_range(const struct word *w, double value)
@@ -186,7 +200,7 @@ static int parse_word(const struct token *t, unsigned *seen, struct ht_optim_con
         return refuse_word(rule, t->text, len, err);
     if (*seen & 1u << (w - words))
         return refuse(err, "%s is given twice", w->name);
-    if (t->cut || !parse_number(equals + 1, &value) || !in_range(w, value))
+    if (t->cut || !parse_value(w, equals + 1, &value) || !in_range(w, value))
         return refuse(err, "%s=%s: must be %s", w->name, equals + 1, w->allowed);
     *seen |= 1u << (w - words);
     set_word(w, value, out);

@@ -14,10 +14,12 @@ struct ht_optim_config {
     double grad_scale;      /* gradients come multiplied by it (loss scaling) */
     double max_grad_norm;   /* clip the whole step's gradient to it; 0: no */
     bool skip_nonfinite;    /* a step with a NaN or infinity in its gradients changes nothing */
+    uint32_t accumulate;    /* gradients of each element that make one step; default 1 */
+    bool accumulate_mean;   /* their sum is divided by that number */
     bool partial;           /* a boundary may come while parameters are partly covered */
     uint32_t durable_every; /* steps; default 1 */
 };
-enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256 };
+enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536 };
 /*
  * A rule and its words: "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0 maximize=0".
  * Words left out have the defaults of the torch.optim class of that name (rules/ has formulas and words). -EINVAL with a message in err that names the word and what is allowed (unknown rule or word, not a number, NaN, out of range,

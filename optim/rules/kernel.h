@@ -83,8 +83,12 @@ enum { HT_SUM_BLOCK = 1024 };
  */
 typedef double (*ht_sum_fn)(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite);
 
+/* Add n elements of a gradient to a sum of f32; first: the sum becomes them, signs of zeros and all. */
+typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bool first);
+
 struct ht_kernels {
     const char *name; /* of the instruction set */
+    ht_add_fn add;
     ht_sum_fn sum_squares;
     ht_kernel_fn fn[HT_KERNEL_COUNT];
 };

@@ -59,8 +59,17 @@ static double sum_squares_avx2(const void *g, uint8_t dtype, size_t n, uint64_t 
     }
 }
 
+static void add_avx2(float *sum, const void *g, uint8_t dtype, size_t n, bool first)
+{
+    size_t done = n & ~(size_t)(HT_LANES - 1);
+
+    add_by_gradient(sum, g, dtype, n, first);
+    ht_kernels_scalar.add(sum + done, (const uint8_t *)g + done * ht_kernel_dtype_bytes(dtype), dtype, n - done, first);
+}
+
 #define ROW(number, rule, states) [number] = rule##_avx2,
-const struct ht_kernels ht_kernels_avx2 = {.name = "avx2", .sum_squares = sum_squares_avx2, .fn = {HT_KERNELS(ROW)}};
+const struct ht_kernels ht_kernels_avx2 = {
+    .name = "avx2", .add = add_avx2, .sum_squares = sum_squares_avx2, .fn = {HT_KERNELS(ROW)}};
 #else
 typedef int nothing_here;
 #endif

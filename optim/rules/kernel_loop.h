@@ -93,6 +93,34 @@ HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct h
     }
 }
 
+/* As many elements of a gradient into a sum as fill lanes wholly. */
+HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, bool first)
+{
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES) {
+        ht_lanes x = lanes_load(g, dtype, i);
+
+        if (!first)
+            x = lanes_load_f32(sum + i) + x;
+        if (__builtin_expect(lanes_any_nan(x), 0))
+            x = lanes_canonical(x);
+        lanes_store_f32(sum + i, x);
+    }
+}
+
+HT_LANES_FN void add_by_gradient(float *sum, const void *g, uint8_t dtype, size_t n, bool first)
+{
+    switch (dtype) {
+    case HT_DTYPE_F32:
+        add_all(sum, g, n, HT_DTYPE_F32, first);
+        break;
+    case HT_DTYPE_BF16:
+        add_all(sum, g, n, HT_DTYPE_BF16, first);
+        break;
+    default:
+        add_all(sum, g, n, HT_DTYPE_F16, first);
+    }
+}
+
 /* Of the eight lanes of a sum. */
 HT_LANES_FN double add_up(const double lane[8])
 {

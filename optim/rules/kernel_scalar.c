@@ -17,6 +17,11 @@ static double sum_squares_scalar(const void *g, uint8_t dtype, size_t n, uint64_
     return add_up(lane);
 }
 
+static void add_scalar(float *sum, const void *g, uint8_t dtype, size_t n, bool first)
+{
+    add_by_gradient(sum, g, dtype, n, first);
+}
+
 #define ROW(number, rule, states) [number] = rule##_scalar,
 const struct ht_kernels ht_kernels_scalar = {
-    .name = "scalar", .sum_squares = sum_squares_scalar, .fn = {HT_KERNELS(ROW)}};
+    .name = "scalar", .add = add_scalar, .sum_squares = sum_squares_scalar, .fn = {HT_KERNELS(ROW)}};

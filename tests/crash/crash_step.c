@@ -16,7 +16,7 @@
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
 
-enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 4, THREADS = 2 };
+enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 5, THREADS = 2 };
 
 static const struct stack_param params[PARAMS] = {
     {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
@@ -26,21 +26,23 @@ static const char *const configs[] = {
     "adamw lr=0.01 max_grad_norm=1 skip_nonfinite=1",
     "sgd lr=0.01 momentum=0.9 nesterov=1",
     "adagrad lr=0.01",
+    "adamw lr=0.01 accumulate=2 accumulate_mode=mean",
 };
 
 /* What one committed step looks like, as one number, by step; index 0: the root without any step. */
 struct history {
     uint64_t hash[STEPS + 1];
+    unsigned passes; /* gradients that make a step */
 };
 
 /* ---------------------------------------------------------------- training */
 
 /* Everything a step changes but its commit: gradients, a file of the step, names. */
-static void work(struct stack *k, uint64_t root, uint64_t step)
+static void work(struct stack *k, uint64_t root, uint64_t step, unsigned passes)
 {
     char text[16], old[16];
-    for (unsigned i = 0; i < PARAMS; i++)
-        stack_gradient(k, root, &params[(i + step) % PARAMS], step * 100 + (i + step) % PARAMS);
+    for (unsigned i = 0; i < PARAMS * passes; i++)
+        stack_gradient(k, root, &params[(i + step) % PARAMS], step * 100 + i);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
     stack_put(k, root, "cursor", text, strlen(text));
     snprintf(text, sizeof(text), "log-%llu", (unsigned long long)step);
@@ -72,11 +74,11 @@ static void train(struct stack *k, struct history *h, uint64_t seed, const char 
     h->hash[0] = fingerprint(k, root);
     acknowledge(k, "step", 0);
     for (uint64_t step = 1; step <= STEPS; step++) {
-        work(k, root, step);
+        work(k, root, step, h->passes);
         if (rnd_below(&seed, 3) == 0) {
             ck_assert_int_eq(ht_optim_abort(k->optim, root), 0);
             ck_assert_uint_eq(fingerprint(k, root), h->hash[step - 1]);
-            work(k, root, step);
+            work(k, root, step, h->passes);
         }
         if (rnd_below(&seed, 3) == 0)
             ck_assert_int_eq(ht_store_compact(k->store), 0);
@@ -146,7 +148,7 @@ static const char *verify(struct stack *k, const struct history *h, uint64_t ste
     uint64_t root = wrong ? 0 : stack_find(k, HT_NS_ROOT_INO, "model");
     if (root && step != UINT64_MAX && stack_model_step(k, root) < STEPS) { /* go on training */
         uint64_t next = stack_model_step(k, root) + 1;
-        work(k, root, next);
+        work(k, root, next, h->passes);
         if (ht_optim_commit(k->optim, root) || fingerprint(k, root) != h->hash[next])
             wrong = "training on from there differs";
     }
@@ -179,7 +181,7 @@ START_TEST(every_state_holds_one_committed_step)
     uint8_t *base = malloc(DEVICE_BYTES);
     static_assert(HT_ARRAY_SIZE(configs) == SCRIPTS, "one for each script");
     struct stack k;
-    struct history h = {0};
+    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1};
     struct recording rec;
     struct state_walk w;
     record(&k, &h, path, seed, lba, configs[_i], base);

@@ -457,6 +457,35 @@ def test_words_that_are_not_copied(root, tmp_path):
     assert word(root.parent / 'copy', 'dtype') == 'f32'
 
 
+def test_gradients_of_several_passes_make_one_step(root):
+    """Sums as NumPy makes them in f32; readers see the last step until the last gradient; too early an end is named."""
+    word(root, 'optimizer', OPTIMIZER + ' accumulate=3 accumulate_mode=mean')
+    big = root / 'big'
+    p = np.fromfile(big, 'f4')
+    grads = [random(len(p), 50 + i) for i in range(6)]
+    for g in grads[:2]:
+        put_gradient(root, 'big', g)
+        assert np.array_equal(np.fromfile(big, 'f4'), p)
+    refused(errno.EBUSY, sync, root)
+    assert 'big' in word(root, 'error') and '3 gradients' in word(root, 'error')
+    put_gradient(root, 'big', grads[2])
+    refused(errno.EBUSY, put_gradient, root, 'big', grads[2])
+    sync(root)
+    first = ((grads[0] + grads[1]) + grads[2]).astype('f8') / 3
+    assert near(np.fromfile(big, 'f4'), adamw(p, [first]))
+    for g in grads[:2]:
+        put_gradient(root, 'big', g)
+    assert int(word(root, 'sum_resident_bytes')) + int(word(root, 'sum_stored_bytes')) > 0
+    assert command(root, 'abort') == ['ok']
+    assert word(root, 'sum_resident_bytes') == word(root, 'sum_stored_bytes') == '0'
+    for g in grads[3:]:
+        put_gradient(root, 'big', g)
+    sync(root)
+    second = ((grads[3] + grads[4]) + grads[5]).astype('f8') / 3
+    assert near(np.fromfile(big, 'f4'), adamw(p, [first, second]))
+    assert word(root, 'step') == '2' and word(root, 'added_elements') == str(8 * len(p))
+
+
 # --------------------------------------------------------------------- bad input
 
 @pytest.mark.parametrize('text,named', [

@@ -29,6 +29,11 @@ START_TEST(every_word_is_read)
     ck_assert(config.lr == 3e-4 && config.beta1 == 0 && config.beta2 == 0.95 && config.eps == 0);
     ck_assert(config.weight_decay == 0.1 && config.maximize && config.partial);
     ck_assert_uint_eq(config.durable_every, 16);
+    ck_assert(config.accumulate == 1 && !config.accumulate_mean);
+    ck_assert_int_eq(parse("sgd accumulate=4 accumulate_mode=mean"), 0);
+    ck_assert(config.accumulate == 4 && config.accumulate_mean);
+    ck_assert_int_eq(parse("sgd accumulate_mode=sum"), 0);
+    ck_assert(!config.accumulate_mean);
 }
 END_TEST
 
@@ -68,6 +73,11 @@ static const char *const wrong[][2] = {
     {"adamw durable_every=0", "durable_every"},
     {"adamw durable_every=1.5", "whole"},
     {"adamw durable_every=99999999", "durable_every"},
+    {"adamw accumulate=0", "from 1 to 65536"},
+    {"adamw accumulate=65537", "from 1 to 65536"},
+    {"adamw accumulate_mode=average", "sum or mean"},
+    {"adamw accumulate_mode=", "sum or mean"},
+    {"adamw accumulate_mode=1", "sum or mean"},
     {"adamw partial=2", "0 or 1"},
     {"adamw partial=yes", "0 or 1"},
     {"adamw maximize=0.5", "0 or 1"},

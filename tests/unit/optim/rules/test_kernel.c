@@ -267,6 +267,36 @@ START_TEST(sums_of_squares_are_the_same_bits_everywhere)
 }
 END_TEST
 
+/* In pieces of any length, with NaN and signed zeros; the first one is a copy. */
+START_TEST(additions_are_the_same_bits_everywhere)
+{
+    enum { N = 1003 };
+    static const uint32_t odd[] = {0x80000000, 0x7fc00001, 0xffc12345, 0x7f800001,
+                                   0x7f800000, 0xff800000, 1,          0x80000001};
+    uint8_t dtype = (uint8_t)(HT_DTYPE_F32 + _i);
+    static uint32_t g[2][N];
+    static float sum[N], want[N];
+
+    for (unsigned i = 0; i < 2 * N; i++)
+        g[i / N][i % N] = i % 7 ? (uint32_t)next_random() : odd[(uint32_t)next_random() % HT_ARRAY_SIZE(odd)];
+    for (unsigned pass = 0; pass < 2; pass++) {
+        for (size_t i = 0; i < N; i++) {
+            float x = ht_kernel_element(g[pass], dtype, i);
+            want[i] = pass ? want[i] + x : x;
+        }
+        for (size_t i = 0, n; i < N; i += n) {
+            n = ht_min_u64(1 + (uint32_t)next_random() % 37, N - i);
+            ht_kernels_choose()->add(sum + i, (uint8_t *)g[pass] + i * ht_kernel_dtype_bytes(dtype), dtype, n, !pass);
+        }
+        for (size_t i = 0; i < N; i++) {
+            uint32_t bits;
+            memcpy(&bits, &sum[i], 4);
+            ck_assert(isnan(want[i]) ? bits == 0x7fc00000u : !memcmp(&sum[i], &want[i], 4));
+        }
+    }
+}
+END_TEST
+
 START_TEST(a_parameter_loaded_from_outside_is_believed)
 {
     struct ht_optim_config still = {.rule = HT_RULE_ADAMW, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .grad_scale = 1};
@@ -392,6 +422,7 @@ int main(void)
     tcase_add_loop_test(t, every_rule_follows_its_formula, 0, HT_KERNEL_COUNT);
     tcase_add_loop_test(t, nonfinite_gradients_are_counted, 0, HT_KERNEL_COUNT);
     tcase_add_loop_test(t, sums_of_squares_are_the_same_bits_everywhere, 0, 3);
+    tcase_add_loop_test(t, additions_are_the_same_bits_everywhere, 0, 3);
     tcase_add_test(t, a_parameter_loaded_from_outside_is_believed);
     tcase_add_test(t, bf16_rounds_to_nearest_even);
     tcase_add_test(t, f16_rounds_to_nearest_even);
