@@ -416,7 +416,7 @@ static bool each_tear(const struct each *a)
     return true;
 }
 
-bool walk_each(struct state_walk *w, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx)
+bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx)
 {
     struct each a = {w, rnd, fn, ctx};
     bool few = w->pending_count <= WALK_SUBSETS_OF_MAX;
@@ -425,5 +425,5 @@ bool walk_each(struct state_walk *w, uint64_t *rnd, bool (*fn)(void *ctx, enum s
         return false;
     if (w->pending_count > 1 && !each_random(&a, few ? RANDOMS : RANDOMS_OF_MANY))
         return false;
-    return each_tear(&a);
+    return !tears || each_tear(&a);
 }

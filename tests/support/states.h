@@ -77,11 +77,11 @@ void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd);
 uint64_t walk_hash(const struct state_walk *w);
 /*
  * All states at the point: every subset of the writes in flight up to 10 of them; beyond that every prefix, every single
- * loss, every single survivor, and random ones; then each write torn at 512 and 4096 bytes, beside those before it and beside all.
- * fn is called with each made, and may change the devices; false ends it.
+ * loss, every single survivor, and random ones; then, with tears, each write torn at 512 and 4096 bytes, beside those before it and
+ * beside all, and all torn alike. fn is called with each made, and may change the devices; false ends it.
  */
 enum { WALK_SUBSETS_OF_MAX = 10 };
-bool walk_each(struct state_walk *w, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
+bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
 void walk_end(struct state_walk *w);
 
 /* A number from the environment, or the standard. */

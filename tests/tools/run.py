@@ -171,6 +171,14 @@ class Runner:
             self.fail(name, bad, output)
         elif self.args.verbose:
             print(output, end='', flush=True)
+        else:
+            self.figures(output)
+
+    def figures(self, output):
+        """What a program measured and wants to be seen also when all is well."""
+        for l in output.splitlines():
+            if l.startswith('figures: '):
+                print('       ' + l[len('figures: '):], flush=True)
 
     def pytests(self, sources):
         """One pytest process for each file, one after the other: they mount, kill daemons and count bytes."""

@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * crash_small.c - short stories, and every state in which a power cut could have left the devices: fsck finds nothing, it mounts, each
+ * group of names is at what was acknowledged or later, work goes on; and the recovery itself is cut in every way, too.
+ *
+ * HITRAIN_SCRIPT=NAME plays one story; HITRAIN_STATE=NAME:N looks at one state of it, as a failure names it; HITRAIN_SEED=N
+ * draws other random states; HITRAIN_STATES=N looks at no more than N of each story. HITRAIN_LONG=1 tears the
+ * writes of recoveries, too, and draws from more seeds.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support/story.h"
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+#include "tiering/base/mem.h"
+
+enum { BAD_MAX = 5, SCRIPTS_MAX = 64, LONG_SEEDS = 60 };
+
+/* In memory that the test's process shares with the one that prints. */
+struct figures {
+    uint64_t points, made[STATE_KINDS], images, recoveries, recovery_states, contents, bad, ns;
+    uint64_t at; /* the state that is looked at */
+};
+static struct figures *figures;
+
+/* ----------------------------------------------------------- set of numbers */
+
+struct set {
+    uint64_t *slot; /* 0: free */
+    size_t size, count;
+};
+
+static bool set_add(struct set *set, uint64_t value)
+{
+    if (2 * (set->count + 1) > set->size) {
+        struct set bigger = {.size = set->size ? 2 * set->size : 1024};
+        bigger.slot = calloc(bigger.size, sizeof(uint64_t));
+        for (size_t i = 0; i < set->size; i++)
+            if (set->slot[i])
+                set_add(&bigger, set->slot[i]);
+        free(set->slot);
+        *set = bigger;
+    }
+    value += value == 0;
+    size_t i = value % set->size;
+    while (set->slot[i] && set->slot[i] != value)
+        i = (i + 1) % set->size;
+    bool is_new = set->slot[i] == 0;
+    set->slot[i] = value;
+    set->count += is_new;
+    return is_new;
+}
+
+/* ----------------------------------------------------------------- explorer */
+
+struct explorer {
+    const struct story *s;
+    struct stack k; /* on devices that hold one state after the other */
+    struct figures *f;
+    struct state_walk w;
+    struct set images, shapes, contents;
+    size_t ack; /* what was acknowledged at the point */
+    uint64_t rnd, made, only, most;
+    int log_fd; /* recordings of recoveries */
+    char log_path[64];
+    /* A recovery that is being cut. */
+    struct state_walk inner;
+};
+
+static const char *check_again(struct explorer *x)
+{
+    uint64_t content;
+    if (stack_fsck(&x->k))
+        return "a cut recovery leaves problems for fsck";
+    int rc = stack_open(&x->k, 1);
+    const char *wrong = rc ? "it does not mount after a cut recovery" : story_compare(x->s, x->ack, &x->k, &content);
+    stack_close(&x->k, false);
+    return wrong;
+}
+
+static void tell(struct explorer *x, const char *where, enum state_kind kind, const char *wrong)
+{
+    printf("%s: state %llu (entry %zu of %zu, kept %s%s): %s; once more: HITRAIN_SEED=%llu HITRAIN_STATE=%s:%llu\n",
+           x->s->script->name, (unsigned long long)x->made, x->w.at, x->w.rec->count, state_names[kind], where, wrong,
+           (unsigned long long)setting("HITRAIN_SEED", 1), x->s->script->name, (unsigned long long)x->made);
+    x->f->bad++;
+}
+
+static bool visit_inner(void *ctx, enum state_kind kind)
+{
+    struct explorer *x = ctx;
+    x->f->recovery_states++;
+    if (!set_add(&x->images, walk_hash(&x->inner) + x->ack))
+        return true;
+    x->f->images++;
+    const char *wrong = check_again(x);
+    if (wrong)
+        tell(x, " in a cut recovery", kind, wrong);
+    return x->f->bad < BAD_MAX;
+}
+
+/* Where a recovery wrote and when it flushed: those that are alike are cut once. */
+static uint64_t shape_of(const struct recording *rec, uint64_t ack)
+{
+    uint64_t hash = ack;
+    for (size_t i = 0; i < rec->count; i++) {
+        const struct log_entry *e = &rec->entry[i];
+        const uint64_t shape[3] = {e->offset, e->len, e->flush};
+        hash = ht_hash64(shape, sizeof(shape), hash);
+    }
+    return hash;
+}
+
+/* base: the state that was recovered. The devices hold anything at all afterwards. */
+static void cut_recovery(struct explorer *x, const struct recording *rec, const uint8_t *base)
+{
+    bool more = true;
+    if (!set_add(&x->shapes, shape_of(rec, x->ack)))
+        return;
+    x->f->recoveries++;
+    walk_begin(&x->inner, rec, base, x->k.dev, x->k.dev_count);
+    do {
+        walk_to(&x->inner, walk_next_flush(&x->inner));
+        more = walk_each(&x->inner, getenv("HITRAIN_LONG") != NULL, &x->rnd, visit_inner, x);
+    } while (more && x->inner.at < rec->count);
+    walk_end(&x->inner);
+    for (unsigned i = 0; i < x->k.dev_count; i++)
+        memset(ht_dev_ram_touched(x->k.dev[i]), 1, STORY_DEVICE_BYTES / HT_BLOCK_BYTES);
+}
+
+static void forget_after_recovery(struct recording *rec)
+{
+    for (size_t i = 0; i < rec->count; i++)
+        if (rec->entry[i].mark)
+            rec->count = i;
+}
+
+static uint8_t *content_of(const struct stack *k)
+{
+    uint8_t *all = malloc((size_t)k->dev_count * STORY_DEVICE_BYTES);
+    for (unsigned i = 0; i < k->dev_count; i++)
+        memcpy(all + (size_t)i * STORY_DEVICE_BYTES, ht_dev_ram_data(k->dev[i]), STORY_DEVICE_BYTES);
+    return all;
+}
+
+static const char *recover_and_go_on(struct explorer *x)
+{
+    uint64_t content;
+    int rc = stack_open(&x->k, 1);
+    const char *wrong = rc ? "it does not mount" : NULL;
+    ck_assert_int_eq(ht_recorder_mark(x->k.dev[0], "recovered"), 0);
+    if (!wrong)
+        wrong = story_compare(x->s, x->ack, &x->k, &content);
+    if (wrong)
+        stack_close(&x->k, false);
+    else
+        set_add(&x->contents, content);
+    return wrong ? wrong : story_go_on(x->s, &x->k);
+}
+
+static const char *check_state(struct explorer *x)
+{
+    struct recording rec;
+    if (stack_fsck(&x->k))
+        return "fsck finds problems";
+    uint8_t *base = content_of(&x->k);
+    ck_assert_int_eq(ht_recorder_start(x->k.dev[0], x->log_path), 0);
+    const char *wrong = recover_and_go_on(x);
+    ck_assert_int_eq(ht_recorder_stop(x->k.dev[0]), 0);
+    if (!wrong) {
+        recording_load(&rec, x->log_path);
+        forget_after_recovery(&rec);
+        cut_recovery(x, &rec, base);
+        recording_free(&rec);
+    }
+    free(base);
+    return wrong;
+}
+
+static bool visit(void *ctx, enum state_kind kind)
+{
+    struct explorer *x = ctx;
+    x->f->at = ++x->made;
+    x->f->made[kind]++;
+    if (x->only && x->made != x->only)
+        return x->made < x->only;
+    if (!set_add(&x->images, walk_hash(&x->w) + x->ack))
+        return true;
+    x->f->images++;
+    const char *wrong = check_state(x);
+    if (wrong)
+        tell(x, "", kind, wrong);
+    return x->f->bad < BAD_MAX && x->f->images < x->most;
+}
+
+static void open_explorer(struct explorer *x, const struct story *s, const struct recording *rec, const uint8_t *base,
+                          struct figures *f)
+{
+    *x = (struct explorer){.s = s, .f = f, .most = setting("HITRAIN_STATES", UINT64_MAX)};
+    const char *one = getenv("HITRAIN_STATE");
+    x->only = one && strchr(one, ':') ? strtoull(strchr(one, ':') + 1, NULL, 10) : 0;
+    x->log_fd = memfd_create("hitrain-recovery", MFD_CLOEXEC);
+    snprintf(x->log_path, sizeof(x->log_path), "/proc/self/fd/%d", x->log_fd);
+    x->k.dev_count = s->script->devices;
+    for (unsigned i = 0; i < x->k.dev_count; i++)
+        ck_assert_int_eq(ht_dev_open_ram(STORY_DEVICE_BYTES, s->script->lba, &x->k.dev[i]), 0);
+    walk_begin(&x->w, rec, base, x->k.dev, x->k.dev_count);
+}
+
+static void close_explorer(struct explorer *x)
+{
+    x->f->contents = x->contents.count;
+    walk_end(&x->w);
+    close(x->log_fd);
+    stack_free(&x->k);
+    free(x->images.slot);
+    free(x->shapes.slot);
+    free(x->contents.slot);
+}
+
+/* One pass over all points. */
+static void explore(const struct story *s, const struct recording *rec, const uint8_t *base, uint64_t seed,
+                    struct figures *f)
+{
+    struct explorer x;
+    bool more = true;
+    open_explorer(&x, s, rec, base, f);
+    x.rnd = seed;
+    do {
+        walk_to(&x.w, walk_next_flush(&x.w));
+        x.ack = story_ack_at(rec, x.w.at);
+        f->points++;
+        more = walk_each(&x.w, true, &x.rnd, visit, &x);
+    } while (more && x.w.at < rec->count);
+    close_explorer(&x);
+}
+
+/* -------------------------------------------------------------------- test */
+
+static bool is_wanted(const char *name)
+{
+    const char *script = getenv("HITRAIN_SCRIPT"), *state = getenv("HITRAIN_STATE");
+    if (state)
+        return !strncmp(state, name, strlen(name)) && state[strlen(name)] == ':';
+    return !script || !strcmp(script, name);
+}
+
+START_TEST(every_state_recovers)
+{
+    struct story s;
+    struct recording rec;
+    uint8_t *base;
+    struct figures *f = &figures[_i];
+    if (!is_wanted(story_scripts[_i].name))
+        return;
+    uint64_t began = ht_now_ns(), seeds = getenv("HITRAIN_LONG") ? LONG_SEEDS : 1;
+    story_play(&s, &story_scripts[_i], &rec, &base);
+    for (uint64_t i = 0; i < seeds; i++)
+        explore(&s, &rec, base, (setting("HITRAIN_SEED", 1) + i) * 77 + (uint64_t)_i, f);
+    f->ns = ht_now_ns() - began;
+    recording_free(&rec);
+    free(base);
+    story_free(&s);
+    ck_assert_uint_eq(f->bad, 0);
+}
+END_TEST
+
+static void print_row(const char *name, const struct figures *f)
+{
+    uint64_t made = 0;
+    for (unsigned i = 0; i < STATE_KINDS; i++)
+        made += f->made[i];
+    printf("figures: %-12s %6llu %6llu %6llu %7llu %10llu %13llu %9llu %8llu %6.1f %5llu\n", name,
+           (unsigned long long)f->points, (unsigned long long)(made - f->made[STATE_RANDOM] - f->made[STATE_TORN]),
+           (unsigned long long)f->made[STATE_RANDOM], (unsigned long long)f->made[STATE_TORN],
+           (unsigned long long)f->recoveries, (unsigned long long)f->recovery_states, (unsigned long long)f->images,
+           (unsigned long long)f->contents, (double)f->ns / 1e9, (unsigned long long)f->bad);
+}
+
+static void print_figures(void)
+{
+    struct figures sum = {0};
+    printf("figures: %-12s %6s %6s %6s %7s %10s %13s %9s %8s %6s %5s\n", "story", "points", "subset", "random", "torn",
+           "recoveries", "cuts of them", "distinct", "contents", "s", "bad");
+    for (unsigned i = 0; i < story_script_count; i++) {
+        const uint64_t *from = (const uint64_t *)&figures[i];
+        for (unsigned k = 0; k < sizeof(sum) / sizeof(*from); k++)
+            ((uint64_t *)&sum)[k] += from[k];
+        if (is_wanted(story_scripts[i].name))
+            print_row(story_scripts[i].name, &figures[i]);
+    }
+    print_row("all", &sum);
+}
+
+int main(void)
+{
+    ht_log_set_level(HT_LOG_ERROR);
+    ht_pinned_keep(true);
+    figures = mmap(NULL, SCRIPTS_MAX * sizeof(*figures), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    Suite *suite = suite_create("every power-cut state of short stories");
+    TCase *tc = tcase_create("stories");
+    tcase_add_loop_test(tc, every_state_recovers, 0, (int)story_script_count);
+    tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 7200 : 300);
+    suite_add_tcase(suite, tc);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    print_figures();
+    return failed != 0;
+}
