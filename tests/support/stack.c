@@ -80,29 +80,46 @@ void stack_free(struct stack *k)
     k->dev_count = 0;
 }
 
-unsigned stack_fsck(const struct stack *k)
+/* text: of the problems, to be freed. */
+static uint64_t run_passes(const struct stack *k, char **text, int *out_rc)
 {
     static int (*const passes[])(struct ht_fsck * f) = {ht_fsck_pass_super, ht_fsck_pass_log, ht_fsck_pass_refs,
                                                         ht_fsck_pass_tensors, ht_fsck_pass_names};
-    char *text = NULL;
     size_t len = 0;
     struct ht_fsck *f = calloc(1, sizeof(*f));
     f->opt.json = true;
     memcpy(f->devs, k->dev, sizeof(f->devs));
     f->dev_count = k->dev_count;
-    ht_json_init(&f->json, open_memstream(&text, &len));
+    ht_json_init(&f->json, open_memstream(text, &len));
     ht_json_array(&f->json, NULL);
     int rc = 0;
     for (unsigned i = 0; i < HT_ARRAY_SIZE(passes) && !rc; i++)
         rc = passes[i](f);
     ht_json_end(&f->json);
     fclose(f->json.to);
-    unsigned n = (unsigned)f->problems + (rc != 0);
-    if (n)
-        printf("fsck: %s\n", text);
     f->dev_count = 0; /* the devices are not its own */
     ht_fsck_close(f);
+    uint64_t problems = f->problems;
     free(f);
+    *out_rc = rc;
+    return problems;
+}
+
+uint64_t stack_problems(const struct stack *k, int *out_rc)
+{
+    char *text = NULL;
+    uint64_t n = run_passes(k, &text, out_rc);
+    free(text);
+    return n;
+}
+
+unsigned stack_fsck(const struct stack *k)
+{
+    char *text = NULL;
+    int rc;
+    unsigned n = (unsigned)run_passes(k, &text, &rc) + (rc != 0);
+    if (n)
+        printf("fsck: %s\n", text);
     free(text);
     return n;
 }

@@ -29,6 +29,8 @@ void stack_free(struct stack *k); /* the devices */
 
 /* All passes of fsck; how many problems it finds, told on stdout. */
 unsigned stack_fsck(const struct stack *k);
+/* The same without a word, of a store that may be in any state; *out_rc: 0, or the error that ended a pass. */
+uint64_t stack_problems(const struct stack *k, int *out_rc);
 
 /* 0: there is none. */
 uint64_t stack_find(const struct stack *k, uint64_t dir, const char *name);

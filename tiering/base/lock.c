@@ -33,6 +33,7 @@ static const char *const names[HT_LOCK_RANKS] = {
     [HT_LOCK_DEV_RAM] = "memory device",
     [HT_LOCK_EVENT_SINK] = "event sink",
     [HT_LOCK_EVENT_LOG] = "event log",
+    [HT_LOCK_KEPT] = "kept memory",
     [HT_LOCK_FAULTS] = "fault points",
 };
 

@@ -20,6 +20,17 @@ static void tell_super_problem(struct ht_dev *dev, int rc)
     ht_error("%s: %s", ht_dev_name(dev), why);
 }
 
+/* Each one's own superblock fits it, but it is the newest that counts. */
+static int check_sizes(struct ht_store *s)
+{
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (ht_dev_size(s->dev[i]) < s->sb.device_bytes[i]) {
+            tell_super_problem(s->dev[i], -ENODATA);
+            return -ENODATA;
+        }
+    return 0;
+}
+
 /* Read the superblocks of all devices and put the devices into the order of their indices. */
 static int gather_devices(struct ht_store *s, struct ht_dev *devs[], unsigned n)
 {
@@ -51,7 +62,7 @@ static int gather_devices(struct ht_store *s, struct ht_dev *devs[], unsigned n)
             ht_error("device %u of %u of the store is missing; name it with -o device=PATH", i, s->dev_count);
             return -ENODEV;
         }
-    return 0;
+    return check_sizes(s);
 }
 
 static int reserve_fixed_areas(struct ht_store *s)

@@ -1,0 +1,531 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * crash_damage.c - damaged stores: every byte of the metadata changed, one at a time and in both copies, random damage,
+ * zeroed ranges, truncated devices, members of other stores.
+ *
+ * Damage to one copy of anything is no loss: the store mounts, shows exactly what it held, fsck names the damage, and
+ * the next mount has repaired it. Of other damage: the mount is refused, or what is read was once written there, or it
+ * is an error. Never wrong bytes, a crash, a hang, or memory without bound.
+ *
+ * Every byte is looked at by superblock and log alone; every STRIDE-th by the whole daemon, HITRAIN_LONG=1: all of
+ * them, with three patterns. HITRAIN_SEED=N seeds the random ones.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+#include "tests/support/sample.h"
+#include "tests/support/states.h"
+#include "tiering/base/hash.h"
+#include "tiering/base/log.h"
+
+enum {
+    STRIDE = 151,  /* of all bytes: no divisor of anything, so that every field is met in some frame */
+    BEHIND = 8192, /* bytes behind the end of the log that are changed, too */
+    RANDOM = 300,  /* states of random damage */
+    AREAS = HT_SUPER_COPIES + HT_LOG_COPIES,
+    RSS_KIB_MAX = 400 << 10,
+};
+
+static struct stack k;
+static uint8_t *base; /* the undamaged device */
+static struct sample_items all, last;
+static struct ht_super sb;
+static uint64_t end_pos, records_hash;
+static bool clean; /* unmounted; else the log is open at its end, as after a crash */
+
+struct area {
+    uint64_t offset, bytes;
+    uint64_t used;  /* damage in front of it is found */
+    uint64_t doubt; /* damage between that and this may be: what a write that was cut off leaves looks alike */
+};
+static struct area area[AREAS];
+
+/* ---------------------------------------------------------------- the store */
+
+static void remember(void *ctx)
+{
+    (void)ctx;
+    sample_free(&last);
+    sample_read(&k, &last);
+    ck_assert(last.errors == 0);
+    sample_read(&k, &all);
+}
+
+static int mix_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    uint64_t *hash = ctx;
+
+    *hash = ht_hash64(payload, len, *hash + type);
+    return 0;
+}
+
+/* What the log holds as one number, as superblock and log alone tell it. */
+static int read_log(uint64_t *out_hash)
+{
+    struct ht_super_report report;
+    struct ht_journal_report log;
+    struct ht_journal *j;
+    struct ht_super s;
+    int rc = ht_super_read(k.dev[0], &s, &report);
+
+    if (rc)
+        return rc;
+    struct ht_journal_config c = {
+        .dev = {k.dev[0], k.dev[0]},
+        .offset = {s.log_offset[0], s.log_offset[1]},
+        .log_bytes = s.log_bytes,
+        .salt = s.salt,
+        .start = {.pos = s.start_pos, .seq = s.start_seq, .chain = s.start_chain},
+        .epoch = s.epoch,
+        .durable_seq = s.durable_seq,
+        .ctx = out_hash,
+        .replay = mix_record,
+    };
+    *out_hash = 0;
+    rc = ht_journal_open(&c, false, &log, &j);
+    if (rc)
+        return rc;
+    end_pos = log.copy[log.chosen].end_pos;
+    ht_journal_abandon(j);
+    return 0;
+}
+
+/* The last frame of a log that was not ended by an unmount may as well never have been written. */
+static void note_areas(void)
+{
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
+        area[i] = (struct area){ht_super_offset(SAMPLE_DEVICE_BYTES, i), HT_BLOCK_BYTES, HT_BLOCK_BYTES, 0};
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        uint64_t used = end_pos - sb.start_pos;
+        area[HT_SUPER_COPIES + i] = (struct area){sb.log_offset[i] + sb.start_pos % sb.log_bytes, used + BEHIND,
+                                                  clean ? used : used - HT_BLOCK_BYTES, used};
+        ck_assert(sb.start_pos % sb.log_bytes + used + BEHIND <= sb.log_bytes); /* does not wrap around */
+    }
+}
+
+static void make_store(bool unmounted)
+{
+    struct ht_super_report report;
+
+    clean = unmounted;
+    ht_log_set_level(HT_LOG_ERROR - 1); /* thousands of damaged stores would have much to say */
+    ht_pinned_keep(true);
+    sample_format(&k);
+    ck_assert(stack_open(&k, 1) == 0);
+    sample_populate(&k, remember, NULL);
+    ck_assert(stack_close(&k, clean) == 0);
+    ck_assert(ht_super_read(k.dev[0], &sb, &report) == 0 && read_log(&records_hash) == 0);
+    note_areas();
+    sample_sort(&all);
+    sample_sort(&last);
+    base = malloc(SAMPLE_DEVICE_BYTES);
+    ck_assert(base);
+    memcpy(base, ht_dev_ram_data(k.dev[0]), SAMPLE_DEVICE_BYTES);
+}
+
+static void make_clean(void)
+{
+    make_store(true);
+}
+
+static void make_crashed(void)
+{
+    make_store(false);
+}
+
+static void drop_store(void)
+{
+    struct rusage usage;
+
+    ck_assert_int_eq(getrusage(RUSAGE_SELF, &usage), 0);
+#ifndef __SANITIZE_ADDRESS__
+    ck_assert_int_le(usage.ru_maxrss, RSS_KIB_MAX);
+#endif
+    stack_free(&k);
+    ht_pinned_keep(false);
+    sample_free(&all);
+    sample_free(&last);
+    free(base);
+}
+
+static uint8_t *bytes_of_device(void)
+{
+    return ht_dev_ram_data(k.dev[0]);
+}
+
+static void restore_block(uint64_t block)
+{
+    memcpy(bytes_of_device() + block * HT_BLOCK_BYTES, base + block * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
+}
+
+/* What the store has written since; what was damaged is the damager's to tell. */
+static void restore(void)
+{
+    uint8_t *touched = ht_dev_ram_touched(k.dev[0]);
+
+    for (uint64_t block = 0; block < SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES; block++)
+        if (touched[block])
+            restore_block(block);
+    memset(touched, 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+}
+
+static void restore_all(void)
+{
+    memcpy(bytes_of_device(), base, SAMPLE_DEVICE_BYTES);
+}
+
+/* ------------------------------------------------------------------ verdict */
+
+static bool same_items(struct sample_items *now)
+{
+    sample_sort(now);
+    return now->errors == 0 && now->count == last.count &&
+        memcmp(now->item, last.item, last.count * sizeof(*last.item)) == 0;
+}
+
+static bool all_known(const struct sample_items *now)
+{
+    for (size_t i = 0; i < now->count; i++)
+        if (!sample_has(&all, now->item[i]))
+            return false;
+    return true;
+}
+
+/* It goes on working, and the next fsck is silent. */
+static const char *go_on(void)
+{
+    int rc;
+
+    stack_put(&k, HT_NS_ROOT_INO, "later", "later", 5);
+    if (ht_store_commit(k.store))
+        return "it cannot commit";
+    if (stack_close(&k, true))
+        return "it does not unmount";
+    return stack_problems(&k, &rc) || rc ? "the next mount has not repaired it" : NULL;
+}
+
+/* One copy of something is damaged. */
+static const char *verify_harmless(bool found, bool doubt)
+{
+    struct sample_items now = {0};
+    const char *wrong = NULL;
+    int rc;
+    uint64_t problems = stack_problems(&k, &rc);
+
+    if (rc || (!doubt && (problems != 0) != found))
+        return found ? "fsck does not name it" : "fsck names what is none";
+    if (stack_open(&k, 1)) {
+        wrong = "it does not mount";
+    } else {
+        sample_read(&k, &now);
+        wrong = same_items(&now) ? go_on() : "something is lost or different";
+    }
+    (void)stack_close(&k, false);
+    sample_free(&now);
+    return wrong;
+}
+
+/* Any damage. An error from anything is as good as an old content. */
+static const char *verify_any(bool *out_mounted)
+{
+    struct sample_items now = {0};
+    const char *wrong = NULL;
+    int rc;
+
+    (void)stack_problems(&k, &rc);
+    *out_mounted = stack_open(&k, 1) == 0;
+    if (*out_mounted) {
+        sample_read(&k, &now);
+        if (!all_known(&now))
+            wrong = "something is read that nobody wrote there";
+    }
+    (void)stack_close(&k, false);
+    sample_free(&now);
+    return wrong;
+}
+
+/* -------------------------------------------------------------------- flips */
+
+static uint8_t changed(uint8_t byte, unsigned pattern)
+{
+    static const uint8_t flip[] = {0xff, 0x01};
+
+    return pattern < HT_ARRAY_SIZE(flip) ? byte ^ flip[pattern] : (uint8_t)(byte ? 0 : 0x80);
+}
+
+static void show(const char *wrong, uint64_t offset, unsigned pattern)
+{
+    if (wrong)
+        printf("byte %llu, pattern %u: %s\n", (unsigned long long)offset, pattern, wrong);
+}
+
+/* By superblocks and log alone. */
+static unsigned flip_lightly(uint64_t offset, unsigned pattern)
+{
+    uint8_t *byte = bytes_of_device() + offset;
+    uint64_t hash = 0;
+
+    *byte = changed(*byte, pattern);
+    int rc = read_log(&hash);
+    *byte = base[offset];
+    show(rc || hash != records_hash ? "the log is not what it was" : NULL, offset, pattern);
+    return rc || hash != records_hash;
+}
+
+static unsigned flip_wholly(const struct area *a, uint64_t at, unsigned pattern)
+{
+    uint8_t *byte = bytes_of_device() + a->offset + at;
+
+    *byte = changed(*byte, pattern);
+    const char *wrong = verify_harmless(at < a->used, at >= a->used && at < a->doubt);
+    show(wrong, a->offset + at, pattern);
+    restore();
+    restore_block((a->offset + at) / HT_BLOCK_BYTES);
+    return wrong != NULL;
+}
+
+START_TEST(a_changed_byte_of_one_copy_is_named_repaired_and_no_loss)
+{
+    bool thorough = getenv("HITRAIN_LONG") != NULL;
+    unsigned patterns = thorough ? 3 : 1, bad = 0, light = 0, whole = 0;
+
+    for (unsigned i = 0; i < AREAS; i++)
+        for (uint64_t at = 0; at < area[i].bytes; at++)
+            for (unsigned p = 0; p < patterns; p++) {
+                unsigned pattern = (unsigned)(at + p) % 3;
+                bool wholly = thorough || at % STRIDE == 0;
+                if (wholly)
+                    bad += flip_wholly(&area[i], at, pattern);
+                else if (clean)
+                    bad += flip_lightly(area[i].offset + at, pattern);
+                light += !wholly && clean;
+                whole += wholly;
+            }
+    printf("changed bytes: %u read by superblock and log, %u mounted and checked; %u bad\n", light, whole, bad);
+    ck_assert_uint_eq(bad, 0);
+}
+END_TEST
+
+/* The same byte of all superblocks, or of both logs. */
+static unsigned flip_together(unsigned first, unsigned count, uint64_t at, unsigned pattern, unsigned *mounted)
+{
+    bool is_mounted;
+
+    for (unsigned i = first; i < first + count; i++) {
+        uint8_t *byte = bytes_of_device() + area[i].offset + at;
+        *byte = changed(*byte, pattern);
+    }
+    const char *wrong = verify_any(&is_mounted);
+    show(wrong, area[first].offset + at, pattern);
+    *mounted += is_mounted;
+    restore();
+    for (unsigned i = first; i < first + count; i++)
+        restore_block((area[i].offset + at) / HT_BLOCK_BYTES);
+    return wrong != NULL;
+}
+
+static void flip_all_copies(void)
+{
+    unsigned stride = getenv("HITRAIN_LONG") ? 1 : STRIDE, bad = 0, states = 0, mounted = 0;
+
+    for (uint64_t at = 0; at < area[0].bytes; at += stride, states++)
+        bad += flip_together(0, HT_SUPER_COPIES, at, (unsigned)at % 3, &mounted);
+    ck_assert_uint_eq(mounted, 0);
+    for (uint64_t at = 0; at < area[HT_SUPER_COPIES].bytes; at += stride, states++)
+        bad += flip_together(HT_SUPER_COPIES, HT_LOG_COPIES, at, (unsigned)at % 3, &mounted);
+    printf("%u bytes changed in all copies, %u mounted; %u bad\n", states, mounted, bad);
+    ck_assert_uint_eq(bad, 0);
+}
+
+START_TEST(a_byte_changed_in_all_copies_gives_an_error_or_what_was_there)
+{
+    flip_all_copies();
+}
+END_TEST
+
+/* ------------------------------------------------------------- other damage */
+
+static void damage_bytes(uint64_t *rnd)
+{
+    for (uint64_t n = 1 + rnd_below(rnd, 30); n > 0; n--) {
+        const struct area *a = &area[rnd_below(rnd, AREAS)];
+        bytes_of_device()[a->offset + rnd_below(rnd, a->bytes)] = (uint8_t)rnd_next(rnd);
+    }
+}
+
+static void zero_range(uint64_t *rnd)
+{
+    uint64_t unit = rnd_below(rnd, 2) ? 512 : 4096, len = unit << rnd_below(rnd, 11);
+    uint64_t at = rnd_below(rnd, (SAMPLE_DEVICE_BYTES - len) / unit) * unit;
+
+    memset(bytes_of_device() + at, 0, len);
+}
+
+/* What belongs elsewhere. */
+static void misplace(uint64_t *rnd)
+{
+    uint64_t blocks = SAMPLE_DEVICE_BYTES / 4096, to = rnd_below(rnd, blocks), from = rnd_below(rnd, blocks);
+
+    if (rnd_below(rnd, 2)) { /* from one place of the metadata to another */
+        to = area[rnd_below(rnd, AREAS)].offset / 4096 + rnd_below(rnd, 5);
+        from = area[rnd_below(rnd, AREAS)].offset / 4096 + rnd_below(rnd, 5);
+    }
+    memcpy(bytes_of_device() + ht_min_u64(to, blocks - 1) * 4096, base + ht_min_u64(from, blocks - 1) * 4096, 4096);
+}
+
+static void damage_anything(uint64_t *rnd)
+{
+    for (uint64_t n = 1 + rnd_below(rnd, 4000); n > 0; n--)
+        bytes_of_device()[rnd_below(rnd, SAMPLE_DEVICE_BYTES)] ^= (uint8_t)(1 + rnd_below(rnd, 255));
+}
+
+START_TEST(random_damage_gives_an_error_or_what_was_there)
+{
+    static void (*const damage[])(uint64_t * rnd) = {damage_bytes, zero_range, misplace, damage_anything};
+    unsigned states = getenv("HITRAIN_LONG") ? 100 * RANDOM : RANDOM, bad = 0, mounted = 0;
+    uint64_t seed = setting("HITRAIN_SEED", 7);
+
+    for (unsigned n = 0; n < states; n++) {
+        uint64_t rnd = seed * 1000003 + n;
+        bool is_mounted;
+        for (uint64_t times = 1 + rnd_below(&rnd, 3); times > 0; times--)
+            damage[rnd_below(&rnd, HT_ARRAY_SIZE(damage))](&rnd);
+        const char *wrong = verify_any(&is_mounted);
+        if (wrong)
+            printf("seed %llu, state %u: %s\n", (unsigned long long)seed, n, wrong);
+        bad += wrong != NULL;
+        mounted += is_mounted;
+        restore_all();
+    }
+    printf("%u states of random damage, %u mounted; %u bad\n", states, mounted, bad);
+    ck_assert_uint_eq(bad, 0);
+    ck_assert_uint_gt(mounted, 0);
+    ck_assert_uint_lt(mounted, states);
+}
+END_TEST
+
+static void resize(uint64_t bytes)
+{
+    struct ht_dev *other;
+
+    ck_assert_int_eq(ht_dev_open_ram(bytes, 4096, &other), 0);
+    memcpy(ht_dev_ram_data(other), base, ht_min_u64(bytes, SAMPLE_DEVICE_BYTES));
+    ht_dev_close(k.dev[0]);
+    k.dev[0] = other;
+}
+
+START_TEST(a_truncated_device_is_refused_and_a_longer_one_is_not)
+{
+    bool mounted;
+    int rc;
+
+    for (uint64_t bytes = 4096; bytes < SAMPLE_DEVICE_BYTES; bytes += 37 * 4096) {
+        resize(bytes);
+        ck_assert(stack_problems(&k, &rc) || rc);
+        ck_assert_ptr_null(verify_any(&mounted));
+        ck_assert(!mounted);
+    }
+    resize(2 * SAMPLE_DEVICE_BYTES);
+    ck_assert_ptr_null(verify_any(&mounted));
+    ck_assert(mounted);
+}
+END_TEST
+
+/* ------------------------------------------------------------------ members */
+
+enum { MEMBERS = 2 };
+
+static void make_members(struct ht_dev *dev[MEMBERS])
+{
+    struct ht_format_opts opts = {0};
+    struct ht_super s;
+
+    for (unsigned i = 0; i < MEMBERS; i++)
+        ck_assert_int_eq(ht_dev_open_ram(SAMPLE_DEVICE_BYTES, 4096, &dev[i]), 0);
+    ck_assert_int_eq(ht_super_format(dev, MEMBERS, &opts, &s), 0);
+}
+
+static int attach(struct ht_dev *a, struct ht_dev *b)
+{
+    struct ht_store_opts opts = {
+        .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = true};
+    struct ht_dev *dev[MEMBERS] = {a, b};
+    struct ht_store *s = NULL;
+    int rc = ht_store_new(dev, b ? 2 : 1, &opts, &s);
+
+    if (!rc)
+        rc = ht_store_mount(s);
+    if (s)
+        ht_store_close(s);
+    return rc;
+}
+
+START_TEST(members_of_other_stores_and_the_same_one_twice_are_refused)
+{
+    struct ht_dev *x[MEMBERS], *y[MEMBERS];
+
+    make_members(x);
+    make_members(y);
+    ck_assert_int_eq(attach(x[0], x[1]), 0);
+    ck_assert_int_eq(attach(x[1], x[0]), 0);
+    ck_assert_int_ne(attach(x[0], y[1]), 0);
+    ck_assert_int_ne(attach(y[0], x[1]), 0);
+    ck_assert_int_ne(attach(x[0], x[0]), 0);
+    memcpy(ht_dev_ram_data(x[1]), ht_dev_ram_data(x[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_ne(attach(x[0], x[1]), 0);
+    for (unsigned i = 0; i < MEMBERS; i++) {
+        ht_dev_close(x[i]);
+        ht_dev_close(y[i]);
+    }
+}
+END_TEST
+
+/* A member's newest superblock, valid in itself, tells sizes of the others: they must be there. */
+START_TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
+{
+    struct ht_dev *x[MEMBERS];
+    struct ht_super_report report;
+    struct ht_super s;
+
+    make_members(x);
+    ck_assert_int_eq(ht_super_read(x[0], &s, &report), 0);
+    s.device_bytes[1] = 1ull << 44;
+    s.generation += 10;
+    ck_assert_int_eq(ht_super_write(&s, (struct ht_dev *[]){x[0], NULL}, MEMBERS), 0);
+    ck_assert_int_ne(attach(x[0], x[1]), 0);
+    for (unsigned i = 0; i < MEMBERS; i++)
+        ht_dev_close(x[i]);
+}
+END_TEST
+
+int main(void)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what fails is told, too */
+    Suite *suite = suite_create("damaged stores");
+    TCase *ended = tcase_create("unmounted"), *crashed = tcase_create("crashed"), *members = tcase_create("members");
+    int timeout = getenv("HITRAIN_LONG") ? 7200 : 400;
+
+    tcase_add_checked_fixture(ended, make_clean, drop_store);
+    tcase_add_test(ended, a_changed_byte_of_one_copy_is_named_repaired_and_no_loss);
+    tcase_add_test(ended, a_byte_changed_in_all_copies_gives_an_error_or_what_was_there);
+    tcase_add_test(ended, random_damage_gives_an_error_or_what_was_there);
+    tcase_add_test(ended, a_truncated_device_is_refused_and_a_longer_one_is_not);
+    tcase_add_checked_fixture(crashed, make_crashed, drop_store);
+    tcase_add_test(crashed, a_changed_byte_of_one_copy_is_named_repaired_and_no_loss);
+    tcase_add_test(crashed, a_byte_changed_in_all_copies_gives_an_error_or_what_was_there);
+    tcase_add_test(crashed, random_damage_gives_an_error_or_what_was_there);
+    tcase_add_test(members, members_of_other_stores_and_the_same_one_twice_are_refused);
+    tcase_add_test(members, a_member_cannot_say_that_another_one_is_larger_than_it_is);
+    tcase_set_timeout(ended, timeout);
+    tcase_set_timeout(crashed, timeout);
+    suite_add_tcase(suite, ended);
+    suite_add_tcase(suite, crashed);
+    suite_add_tcase(suite, members);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
