@@ -108,7 +108,7 @@ clients := $(patsubst %.c,%,$(sort $(wildcard tests/programs/*.c)))
 test_programs := $(patsubst %,$(B)/%,$(unit_tests) $(state_tests))
 client_programs := $(patsubst %,$(B)/%,$(clients))
 bench_programs := $(patsubst %,$(B)/%,$(benches))
-meta_client := bench/meta_client
+bench_clients := bench/meta_client bench/step_client
 
 # ---- flags ----
 
@@ -206,7 +206,7 @@ $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 	@mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
 endef
-$(foreach t,$(unit_tests) $(state_tests) $(benches) $(meta_client),$(eval $(call test_rule,$(t))))
+$(foreach t,$(unit_tests) $(state_tests) $(benches) $(bench_clients),$(eval $(call test_rule,$(t))))
 
 # What runs on a mount knows nothing of hitrain: one file, the C library, and it runs anywhere else, too.
 $(client_programs): $(B)/%: $(B)/obj/%.o
@@ -240,7 +240,7 @@ unit states mounted torch bench:
 # Through make again, because what deps installed decides how all is linked.
 bench-meta:
 	@tests/tools/deps.sh bench
-	@$(MAKE) --no-print-directory all $(B)/$(meta_client)
+	@$(MAKE) --no-print-directory all $(B)/bench/meta_client
 	@$(PYTHON) bench/meta.py
 
 lint:

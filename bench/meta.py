@@ -11,7 +11,6 @@ import atexit
 import json
 import os
 import pathlib
-import shutil
 import signal
 import statistics
 import subprocess
@@ -19,15 +18,14 @@ import sys
 import tempfile
 import time
 
-TOP = pathlib.Path(__file__).resolve().parents[1]
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
-PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or BUILD / 'bin')
+from common import (BUILD, PROGRAMS, SECONDS_MAX, TOP, give_up, is_mounted, make_loop_device, remove_folder, run,
+                    wait_for)
+
 CLIENT = BUILD / 'bench/meta_client'
 PASSTHROUGH = TOP / 'build/deps/bench/passthrough_hp'
 
 STORE_BYTES = 1 << 30
 DRAM = '256M'  # names do not need it; memory that is being populated would only be in the way
-SECONDS_MAX = 60
 LAYOUTS = [(1, 'own'), (4, 'own'), (4, 'shared')]  # clients, whose folder
 TITLE = {(1, 'own'): '1 client', (4, 'own'): '4 clients, a folder each', (4, 'shared'): '4 clients, one folder'}
 
@@ -36,27 +34,6 @@ Neither side fsyncs: changes are volatile, and each commits them by itself every
 cached by the kernel as long as each daemon says by default (hitrain 1 hour, passthrough_hp 24 hours). "Cold" follows
 on emptying the kernel's cache of the mount; ext4 below keeps its own. Rates are operations per second of all clients.
 """
-
-
-def run(*args):
-    done = subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX)
-    if done.returncode:
-        sys.exit(f'bench-meta: {" ".join(map(str, args))}: exit {done.returncode}\n{done.stdout}')
-    return done.stdout.strip()
-
-
-def wait_for(condition, what):
-    end = time.monotonic() + SECONDS_MAX
-    while not condition():
-        if time.monotonic() > end:
-            sys.exit(f'bench-meta: {what}: not within {SECONDS_MAX} s')
-        time.sleep(0.02)
-
-
-def is_mounted(path):
-    with open('/proc/self/mountinfo') as table:
-        return any(line.split()[4] == str(path) for line in table)
 
 
 class Side:
@@ -73,11 +50,7 @@ class Side:
         atexit.register(self.close)
 
     def make_device(self):
-        image = self.folder / 'image'
-        with open(image, 'wb') as f:
-            f.truncate(STORE_BYTES)
-            os.posix_fallocate(f.fileno(), 0, STORE_BYTES)
-        device = run('losetup', '--find', '--show', '--direct-io=on', image)
+        device = make_loop_device(self.folder / 'image', STORE_BYTES)
         self.undo.append(lambda: run('losetup', '--detach', device))
         return device
 
@@ -88,7 +61,7 @@ class Side:
         self.undo.append(self.stop)
         wait_for(lambda: self.daemon.poll() is not None or is_mounted(self.point), f'mounting {self.name}')
         if self.daemon.poll() is not None:
-            sys.exit(f'bench-meta: {args[0]}: exit {self.daemon.returncode}\n{self.log.read_text()}')
+            give_up(f'{args[0]}: exit {self.daemon.returncode}\n{self.log.read_text()}')
         os.stat(self.point)  # answered: it is ready
 
     def stop(self):
@@ -173,14 +146,6 @@ def tell(rows, count):
     print(f'\n  {len(rows) - len(below)} of {len(rows)} lines at least equal')
 
 
-def remove_folder(folder):
-    with open('/proc/self/mountinfo') as table:
-        if any(line.split()[4].startswith(f'{folder}/') for line in table):
-            print(f'bench-meta: something is still mounted below {folder}: it stays', file=sys.stderr)
-            return
-    shutil.rmtree(folder)
-
-
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=5, help='of each side and layout')
@@ -193,7 +158,7 @@ def parse_args():
 def main():
     args = parse_args()
     if os.geteuid():
-        sys.exit('bench-meta: mounting and loop devices need root')
+        give_up('mounting and loop devices need root')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = BUILD / 'bench/meta.jsonl'
     folder = pathlib.Path(tempfile.mkdtemp(prefix='meta-', dir=out.parent))

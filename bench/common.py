@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benches share: programs that must succeed, loop devices, limits on their speed."""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import time
+
+TOP = pathlib.Path(__file__).resolve().parents[1]
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or BUILD / 'bin')
+SECONDS_MAX = 60
+
+
+def give_up(why):
+    sys.exit(f'{pathlib.Path(sys.argv[0]).name}: {why}')
+
+
+def run(*args, seconds_max=SECONDS_MAX, **kw):
+    done = subprocess.run([str(a) for a in args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=seconds_max, check=False, **kw)
+    if done.returncode:
+        give_up(f'{" ".join(map(str, args))}: exit {done.returncode}\n{done.stdout}')
+    return done.stdout.strip()
+
+
+def wait_for(condition, what):
+    end = time.monotonic() + SECONDS_MAX
+    while not condition():
+        if time.monotonic() > end:
+            give_up(f'{what}: not within {SECONDS_MAX} s')
+        time.sleep(0.02)
+
+
+def is_mounted(path):
+    with open('/proc/self/mountinfo') as table:
+        return any(line.split()[4] == str(path) for line in table)
+
+
+def make_loop_device(image, size):
+    """A loop device with direct I/O on a new file whose space is allocated."""
+    with open(image, 'wb') as f:
+        f.truncate(size)
+        os.posix_fallocate(f.fileno(), 0, size)
+    return run('losetup', '--find', '--show', '--direct-io=on', image)
+
+
+def remove_folder(folder):
+    with open('/proc/self/mountinfo') as table:
+        if any(line.split()[4].startswith(f'{folder}/') for line in table):
+            print(f'something is still mounted below {folder}: it stays', file=sys.stderr)
+            return
+    shutil.rmtree(folder)
+
+
+class SpeedLimit:
+    """A cgroup whose members read and write a device at so many bytes per second each way, while it is on."""
+
+    def __init__(self, device, name):
+        number = os.stat(device).st_rdev
+        self.number = f'{os.major(number)}:{os.minor(number)}'
+        self.v1 = os.path.isdir('/sys/fs/cgroup/blkio')
+        self.folder = pathlib.Path('/sys/fs/cgroup', 'blkio' if self.v1 else '', f'{name}-{os.getpid()}')
+        try:
+            if not self.v1:
+                pathlib.Path('/sys/fs/cgroup/cgroup.subtree_control').write_text('+io')
+            self.folder.mkdir()
+            self.set(0)
+        except OSError as e:
+            give_up(f'no cgroup here limits the speed of devices: {e}')
+
+    def set(self, bytes_per_s):
+        """0: no limit."""
+        if self.v1:
+            for way in 'read', 'write':
+                (self.folder / f'blkio.throttle.{way}_bps_device').write_text(f'{self.number} {bytes_per_s}')
+        else:
+            limit = bytes_per_s or 'max'
+            (self.folder / 'io.max').write_text(f'{self.number} rbps={limit} wbps={limit}')
+
+    def enter(self):
+        """For preexec_fn: the new process is a member."""
+        (self.folder / 'cgroup.procs').write_text(str(os.getpid()))
+
+    def remove(self):
+        self.set(0)
+        end = time.monotonic() + SECONDS_MAX
+        while True:
+            try:
+                self.folder.rmdir()
+                return
+            except OSError:  # a member that is still ending
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)

@@ -1,0 +1,322 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizer steps in the store beside optimizers outside it, on a device of known speed.
+
+Run it with `make bench-step`, as root. A loop device is limited to the same speed for reads and for writes, and fio says
+what it gives for the mix of reads and writes of each case. Then AdamW on f32 parameters runs in hitrain (gradients
+written to .hitrain/grad, a boundary per step), and in two clients on XFS on the same device: A reads p, m and v, updates
+them with the same kernel and writes them back; B also has its gradient on the device, as DeepSpeed's pattern does. All
+bytes are counted by the device. Medians of interleaved runs; a table, and all figures in step.jsonl beside bench-meta's.
+"""
+import argparse
+import atexit
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, give_up, is_mounted, make_loop_device, remove_folder,
+                    run, wait_for)
+
+CLIENT = BUILD / 'bench/step_client'
+MIB = 1 << 20
+RANGE = MIB  # of each array
+ARRAYS = 3  # p, m, v
+KEPT_SHARE = 0.75  # of the DRAM tier: what the store keeps of parameters and state
+SETUP_SECONDS_MAX = 300
+
+
+class Case:
+    """resident: the part of p, m and v that memory holds."""
+
+    def __init__(self, name, resident, durable_every, steps):
+        self.name, self.resident, self.durable_every, self.steps = name, resident, durable_every, steps
+
+    def bytes_each_way(self, moved):
+        """Per parameter and step, by arithmetic: (in, out) of what moves `moved` bytes when nothing is resident."""
+        staged = moved * (1 - self.resident)
+        return staged, staged + moved * self.resident / self.durable_every
+
+
+CASES = [
+    Case('nothing resident, every step durable', 0, 1, 3),
+    Case('nothing resident, every 16th durable', 0, 16, 3),
+    Case('half resident, every step durable', 0.5, 1, 4),
+    Case('half resident, every 16th durable', 0.5, 16, 16),
+]
+
+
+class Device:
+    def __init__(self, folder, size, limit):
+        self.path = make_loop_device(folder / 'image', size)
+        atexit.register(run, 'losetup', '--detach', self.path)
+        self.limit = limit
+        self.group = SpeedLimit(self.path, 'hitrain-bench')
+        atexit.register(self.group.remove)
+
+    def slow(self, on):
+        self.group.set(self.limit if on else 0)
+
+    def counters(self):
+        with open(f'/sys/block/{os.path.basename(self.path)}/stat') as f:
+            words = f.read().split()
+        return int(words[2]) * 512, int(words[6]) * 512
+
+    def run(self, *args, seconds_max=SECONDS_MAX):
+        """In the group, so at the limit while it is on."""
+        return run(*args, seconds_max=seconds_max, preexec_fn=self.group.enter)
+
+
+# ------------------------------------------------------------------ the ceiling
+
+def fio(device, read_bytes, write_bytes):
+    """Seconds for so many bytes each way at once, sequential, in requests of 1 MiB, 16 of each in flight."""
+    common = ['--ioengine=libaio', '--direct=1', '--bs=1M', '--iodepth=16', f'--filename={device.path}']
+    jobs = []
+    for name, way, count, offset in (('r', 'read', read_bytes, 0), ('w', 'write', write_bytes, 1 << 30)):
+        if count >= MIB:
+            jobs += [f'--name={name}', *common, f'--rw={way}', f'--io_size={count // MIB}M', f'--offset={offset}', '--size=1G']
+    device.slow(True)
+    out = json.loads(device.run('fio', '--output-format=json', *jobs, seconds_max=SETUP_SECONDS_MAX))
+    return max(j[w]['runtime'] for j in out['jobs'] for w in ('read', 'write')) / 1000
+
+
+# ------------------------------------------------------------------ hitrain
+
+class Store:
+    def __init__(self, device, folder, elements, files):
+        self.device, self.elements, self.files = device, elements, files
+        self.point = folder / 'mnt'
+        self.point.mkdir(exist_ok=True)
+        self.log = folder / 'log'
+        self.daemon = None
+        atexit.register(self.stop)
+
+    def format(self):
+        self.device.slow(False)
+        run(PROGRAMS / 'mkfs.hitrain', '--force', self.device.path)
+        self.start('1G')
+        root = self.point / 'model'
+        root.mkdir()
+        zeros = bytes(self.elements // self.files * 4)
+        for n in range(self.files):
+            path = root / f'p{n:02}'
+            path.touch()
+            os.setxattr(path, 'user.hitrain.dtype', b'f32')
+            path.write_bytes(zeros)
+        os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=1e-3')
+        self.step(1)
+        self.stop()
+
+    def start(self, dram, durable_every=1):
+        with open(self.log, 'w') as log:
+            self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', self.device.path, self.point, '-o', f'dram={dram}'],
+                                           stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                                           preexec_fn=self.device.group.enter)
+        wait_for(lambda: self.daemon.poll() is not None or is_mounted(self.point), 'mounting')
+        if self.daemon.poll() is not None:
+            give_up(f'hitrain: exit {self.daemon.returncode}\n{self.log.read_text()}')
+        root = self.point / 'model'
+        if root.exists():
+            os.setxattr(root, 'user.hitrain.optimizer', f'adamw lr=1e-3 durable_every={durable_every}'.encode())
+
+    def stop(self):
+        if not self.daemon:
+            return
+        self.device.slow(False)
+        if is_mounted(self.point):
+            run('umount', self.point, seconds_max=SETUP_SECONDS_MAX)
+        self.daemon.wait(SETUP_SECONDS_MAX)
+        self.daemon = None
+
+    def step(self, number):
+        """Gradients that are not all the same, and the boundary."""
+        hidden = self.point / 'model/.hitrain'
+        piece = (number * 0.001).hex().encode().ljust(16, b'\0')[:8].replace(b'\0', b' ')
+        gradient = memoryview(piece * (MIB // 8))
+        for n in range(self.files):
+            fd = os.open(hidden / f'grad/p{n:02}', os.O_WRONLY)
+            for at in range(0, self.elements // self.files * 4, MIB):
+                os.pwrite(fd, gradient, at)
+            os.close(fd)
+        with open(hidden / 'ctl', 'r+b', buffering=0) as ctl:
+            ctl.write(b'step\n')
+            answer = ctl.read(4096)
+        if not answer.startswith(b'ok'):
+            give_up(f'step: {answer.decode()}')
+
+    def measure(self, case):
+        total = self.elements * 4 * ARRAYS
+        dram = max(int(case.resident * total / KEPT_SHARE), 128 * MIB)
+        self.start(dram, case.durable_every)
+        for n in range(case.durable_every if case.resident else 1):  # what is resident becomes so, and is durable
+            self.step(n)
+        self.device.slow(True)
+        before, began = self.device.counters(), time.monotonic()
+        for n in range(case.steps):
+            self.step(n + 2)
+        seconds = time.monotonic() - began
+        after = self.device.counters()
+        self.stop()
+        return {'seconds': seconds, 'steps': case.steps, 'read_bytes': after[0] - before[0],
+                'written_bytes': after[1] - before[1]}
+
+
+# ------------------------------------------------------------------ outside
+
+class Outside:
+    def __init__(self, device, folder, elements):
+        self.device, self.elements = device, elements
+        self.point = folder / 'xfs'
+        self.point.mkdir(exist_ok=True)
+        atexit.register(self.unmount)
+
+    def format(self, arrays):
+        self.device.slow(False)
+        run('mkfs.xfs', '-q', '-f', self.device.path, seconds_max=SETUP_SECONDS_MAX)
+        run('mount', self.device.path, self.point)
+        run(CLIENT, 'make', self.point, RANGE, self.elements, arrays, seconds_max=SETUP_SECONDS_MAX)
+
+    def unmount(self):
+        if is_mounted(self.point):
+            run('umount', self.point)
+
+    def measure(self, arrays, steps, kept, durable_every):
+        self.device.slow(True)
+        before = self.device.counters()
+        result = json.loads(self.device.run(CLIENT, 'step', self.point, RANGE, self.elements, arrays, steps, kept,
+                                            durable_every, seconds_max=SETUP_SECONDS_MAX))
+        after = self.device.counters()
+        return {**result, 'read_bytes': after[0] - before[0], 'written_bytes': after[1] - before[1]}
+
+
+# ------------------------------------------------------------------ results
+
+def per_step(r):
+    return r['seconds'] / r['steps']
+
+
+class Results:
+    def __init__(self, elements):
+        self.elements, self.rows = elements, []
+
+    def add(self, run_number, who, result, ceiling_s=None):
+        """ceiling_s: what fio takes for the bytes of one step by arithmetic."""
+        self.rows.append({'run': run_number, 'who': who, **result, 'fio_s': ceiling_s})
+
+    def of(self, who):
+        return [r for r in self.rows if r['who'] == who]
+
+    def summary(self, who):
+        rows = self.of(who)
+        count = self.elements
+        moved = [(r['read_bytes'] + r['written_bytes']) / r['seconds'] for r in rows]
+        return {'who': who, 'step_s': statistics.median(per_step(r) for r in rows),
+                'in': statistics.median(r['read_bytes'] / r['steps'] / count for r in rows),
+                'out': statistics.median(r['written_bytes'] / r['steps'] / count for r in rows),
+                'bytes_per_s': statistics.median(moved),
+                'of_fio': statistics.median(r['fio_s'] / per_step(r) for r in rows)}
+
+    def ratio(self, ours, theirs):
+        """How many times faster a step is: the median over the runs."""
+        return statistics.median(per_step(b) / per_step(a) for a, b in zip(self.of(ours), self.of(theirs)))
+
+
+def tell(results, case_list):
+    names = [c.name for c in case_list] + ['A', 'A, half resident, every 16th written', 'B']
+    rows = {n: results.summary(n) for n in names}
+    expected = {c.name: c.bytes_each_way(12) for c in case_list}
+    expected.update({'A': (12, 12), 'A, half resident, every 16th written': CASES[3].bytes_each_way(12), 'B': (16, 16)})
+    print(f'\n  {"":40}{"bytes in":>10}{"out":>7}{"by arithmetic":>16}{"s/step":>9}{"of fio":>8}')
+    for n, r in rows.items():
+        want = f'{expected[n][0]:.2f} {expected[n][1]:.2f}'
+        print(f'  {n:40}{r["in"]:10.2f}{r["out"]:7.2f}{want:>16}{r["step_s"]:9.3f}{r["of_fio"]:8.2f}')
+    print('\n  Bytes are per parameter and step, counted by the device. "of fio": the time fio needs for the bytes of the\n'
+          '  arithmetic, with as many each way, over the time of a step.\n')
+    print(f'  {"hitrain over":40}{"A":>8}{"bytes allow":>13}{"B":>8}{"bytes allow":>13}')
+    out = list(rows.values())
+    for c in case_list:
+        most = max(c.bytes_each_way(12))
+        line = {'who': c.name, 'over': 'clients'}
+        text = f'  {c.name:40}'
+        for client, bytes_each_way in (('A', 12), ('B', 16)):
+            allowed = bytes_each_way / most
+            void = rows[client]['of_fio'] < 0.95
+            got = results.ratio(c.name, client)
+            line.update({client: got, f'{client}_allowed': allowed, f'{client}_void': void})
+            text += f'{got:8.2f}{allowed:13.2f}{"!" if void else ""}'
+        out.append(line)
+        print(text)
+    if any(rows[c]['of_fio'] < 0.95 for c in 'AB'):
+        print('  ! void: the client itself stayed below 0.95 of fio')
+    return out
+
+
+def parse_args():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('--runs', type=int, default=3)
+    p.add_argument('--elements', type=int, default=96 * MIB, help='parameters, in 16 files')
+    p.add_argument('--limit', type=int, default=300 * MIB, help="bytes per second each way")
+    p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
+    return p.parse_args()
+
+
+def one_run(number, args, device, store, outside, cases, results, said):
+    ceilings = {}
+
+    def ceiling(each_way):
+        if each_way not in ceilings:
+            ceilings[each_way] = fio(device, *(int(b * args.elements) for b in each_way))
+        return ceilings[each_way]
+
+    for c in cases:
+        ceiling(c.bytes_each_way(12))
+    full = ceiling((12, 12)), ceiling((16, 16)), ceiling(CASES[3].bytes_each_way(12))
+    said(f'run {number + 1}: fio gives {12 * args.elements / full[0] / MIB:.0f} MiB/s each way at once')
+    store.format()
+    for c in cases:
+        results.add(number, c.name, store.measure(c), ceiling(c.bytes_each_way(12)))
+        said(f'run {number + 1}: {c.name}: {per_step(results.rows[-1]):.2f} s')
+    ranges = args.elements * 4 // RANGE
+    outside.format(4)
+    for who, arrays, steps, kept, every, best in (('A', 3, 3, 0, 1, full[0]), ('B', 4, 3, 0, 1, full[1]),
+                                                  ('A, half resident, every 16th written', 3, 16, ranges // 2, 16, full[2])):
+        results.add(number, who, outside.measure(arrays, steps, kept, every), best)
+        said(f'run {number + 1}: {who}: {per_step(results.rows[-1]):.2f} s')
+    outside.unmount()
+
+
+def main():
+    args = parse_args()
+    if os.geteuid():
+        give_up('mounting and loop devices need root')
+    if args.elements % (16 * MIB // 4):
+        give_up('--elements must be a multiple of 4194304')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    out = BUILD / 'bench/step.jsonl'
+    folder = pathlib.Path(tempfile.mkdtemp(prefix='step-', dir=out.parent))
+    atexit.register(remove_folder, folder)  # registered first, so that it is done last
+    device = Device(folder, max(args.elements * 32, 2 << 30) + (1 << 30), args.limit)
+    store, outside = Store(device, folder, args.elements, 16), Outside(device, folder, args.elements)
+    cases = [c for c in CASES if args.only in c.name]
+    results, began = Results(args.elements), time.monotonic()
+
+    def said(text):
+        print(f'  {time.monotonic() - began:5.0f} s  {text}', flush=True)
+
+    print(f'bench-step: {args.elements / 1e6:.0f} million f32 parameters, AdamW, {args.runs} runs, '
+          f'device limited to {args.limit / MIB:.0f} MiB/s each way', flush=True)
+    for number in range(args.runs):
+        one_run(number, args, device, store, outside, cases, results, said)
+    rows = tell(results, cases)
+    out.write_text(''.join(json.dumps(r) + '\n' for r in results.rows + rows))
+    print(f'  all figures: {out}')
+
+
+if __name__ == '__main__':
+    main()
