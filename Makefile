@@ -20,6 +20,8 @@
 ##   bench      build and run bench/bench_*.c
 ##   bench-meta create, stat, rename, unlink, ... per second, beside ext4 seen through libfuse's passthrough_hp, which is
 ##              built for it; under 3 minutes; medians into build/bench/meta.jsonl
+##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
+##              device counts them; 10 minutes; all figures into build/bench/step.jsonl
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
 ##   uninstall  remove what install put there
 ##   clean      remove what was built, build/deps apart
@@ -226,7 +228,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long unit states mounted torch bench bench-meta lint format demo
+.PHONY: deps check check-long unit states mounted torch bench bench-meta bench-step lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -239,9 +241,13 @@ unit states mounted torch bench:
 
 # Through make again, because what deps installed decides how all is linked.
 bench-meta:
-	@tests/tools/deps.sh bench
+	@tests/tools/deps.sh bench-meta
 	@$(MAKE) --no-print-directory all $(B)/bench/meta_client
 	@$(PYTHON) bench/meta.py
+bench-step:
+	@tests/tools/deps.sh bench-step
+	@$(MAKE) --no-print-directory all $(B)/bench/step_client
+	@$(PYTHON) bench/step.py
 
 lint:
 	@$(runner) lint

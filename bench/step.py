@@ -28,6 +28,7 @@ MIB = 1 << 20
 RANGE = MIB  # of each array
 ARRAYS = 3  # p, m, v
 KEPT_SHARE = 0.75  # of the DRAM tier: what the store keeps of parameters and state
+FILES = 64
 SETUP_SECONDS_MAX = 300
 
 
@@ -152,7 +153,7 @@ class Store:
 
     def measure(self, case):
         total = self.elements * 4 * ARRAYS
-        dram = max(int(case.resident * total / KEPT_SHARE), 128 * MIB)
+        dram = max(int(case.resident * total / KEPT_SHARE), 64 * MIB)
         self.start(dram, case.durable_every)
         for n in range(case.durable_every if case.resident else 1):  # what is resident becomes so, and is durable
             self.step(n)
@@ -260,7 +261,7 @@ def tell(results, case_list):
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
-    p.add_argument('--elements', type=int, default=96 * MIB, help='parameters, in 16 files')
+    p.add_argument('--elements', type=int, default=96 * MIB, help=f'parameters, in {FILES} files')
     p.add_argument('--limit', type=int, default=300 * MIB, help="bytes per second each way")
     p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
     return p.parse_args()
@@ -295,14 +296,14 @@ def main():
     args = parse_args()
     if os.geteuid():
         give_up('mounting and loop devices need root')
-    if args.elements % (16 * MIB // 4):
-        give_up('--elements must be a multiple of 4194304')
+    if args.elements % (FILES * MIB // 4):
+        give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = BUILD / 'bench/step.jsonl'
     folder = pathlib.Path(tempfile.mkdtemp(prefix='step-', dir=out.parent))
     atexit.register(remove_folder, folder)  # registered first, so that it is done last
     device = Device(folder, max(args.elements * 32, 2 << 30) + (1 << 30), args.limit)
-    store, outside = Store(device, folder, args.elements, 16), Outside(device, folder, args.elements)
+    store, outside = Store(device, folder, args.elements, FILES), Outside(device, folder, args.elements)
     cases = [c for c in CASES if args.only in c.name]
     results, began = Results(args.elements), time.monotonic()
 

@@ -246,8 +246,9 @@ int main(int argc, char **argv)
     bool make = argc == 6 && strcmp(argv[1], "make") == 0;
 
     if (!make && (argc != 9 || strcmp(argv[1], "step") != 0)) {
-        fprintf(stderr, "usage: step_client make FOLDER BYTES ELEMENTS ARRAYS\n"
-                        "       step_client step FOLDER BYTES ELEMENTS ARRAYS STEPS KEPT DURABLE_EVERY\n");
+        fprintf(stderr,
+                "usage: step_client make FOLDER BYTES ELEMENTS ARRAYS\n"
+                "       step_client step FOLDER BYTES ELEMENTS ARRAYS STEPS KEPT DURABLE_EVERY\n");
         return 2;
     }
     c.range_bytes = number(argv[3]);

@@ -312,11 +312,22 @@ static bool in_flight(const struct param *p, uint64_t begin, uint64_t end)
     return false;
 }
 
+/*
+ * A writer that is faster than the updates waits for them: its gradients would only push others out of memory, and be written to a
+ * device and read again. Workers need nothing from any client, so this ends. Locked, let go meanwhile.
+ */
+static void wait_backlog(struct ht_optim *o)
+{
+    while (o->backlog_bytes >= o->backlog_bytes_max && !o->stopping)
+        wait_changed(o);
+}
+
 /* Locked: wait for our turn and take the bytes out of written. */
 static int begin_write(struct param *p, struct inflight *w)
 {
     int ret;
 
+    wait_backlog(p->o);
     for (;;) {
         ret = ht_opt_wait_open(p->root);
         if (!ret && p->gone)

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include "tiering/base/log.h"
 
+enum { BACKLOG_SHARE = 8 }; /* of the DRAM tier */
+
 static unsigned cpu_count(void)
 {
     cpu_set_t set;
@@ -128,10 +130,20 @@ static int start_threads(struct ht_optim *o)
     return ret;
 }
 
+/* What foreground traffic is left of the DRAM tier, beside the keep-set, is not for gradients alone. */
+static void size_backlog(struct ht_optim *o)
+{
+    struct ht_store_stats stats;
+
+    ht_store_stats(o->store, &stats);
+    o->backlog_bytes_max = ht_max_u64(stats.dram_bytes / BACKLOG_SHARE, HT_MIB);
+}
+
 int ht_optim_start(struct ht_optim *o)
 {
     int ret = 0;
 
+    size_backlog(o);
     o->kernels = ht_kernels_choose();
     o->started = true;
     if (ht_store_read_only(o->store))

@@ -185,6 +185,8 @@ struct ht_optim {
     struct state_owner *owners;
     size_t owner_count;
     struct ht_list ready; /* roots with ranges to take, in turn */
+    uint64_t backlog_bytes,
+        backlog_bytes_max; /* gradients of ranges that are queued or running; from then on writers wait */
 
     struct ht_list invals; /* parameters, by ticket */
     uint64_t inval_issued, inval_done;

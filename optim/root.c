@@ -248,6 +248,8 @@ static int remove_param(struct param *p, struct ht_tx *tx)
     /* Reservations only end here; giving some back cannot fail. */
     if (p->obj)
         ret = ht_obj_guarantee(p->obj, 0);
+    if (p->obj)
+        ht_obj_let_go(p->obj);
     p->gone = true;
     ht_opt_coverage_clear(p, false);
     forget_record(p, tx);

@@ -79,6 +79,8 @@ static const struct row rows[] = {
     STORE("dram_bytes", GAUGE, store.dram_bytes, "DRAM tier."),
     STORE("resident_bytes", GAUGE, store.dram_used_bytes, "Used part of the DRAM tier."),
     STORE("dirty_bytes", GAUGE, store.dram_dirty_bytes, "Part of the DRAM tier newer than the devices."),
+    STORE("kept_bytes", GAUGE, store.dram_kept_bytes,
+          "Part of the DRAM tier that holds what updates work on, and stays."),
     STORE("staging_bytes", GAUGE, store.staging_bytes, "Staging pool."),
     STORE("staging_used_bytes", GAUGE, store.staging_used_bytes, "Used part of the staging pool."),
     STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),

@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`. With the word "bench": also
-# libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures beside.
+# Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`. With the word "bench-meta": also
+# libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures beside. With
+# "bench-step": also what makes the XFS that `make bench-step` measures beside.
 #
 # Run again it only looks and returns at once. Packages come from the machine's own package
 # sources. Where those have a libfuse older than 3.17, libfuse is built from the source package
@@ -29,6 +30,8 @@ packages=(
 fuse_build_packages=(dpkg-dev meson ninja-build)
 # Wanted only to build passthrough_hp.
 example_packages=(dpkg-dev g++)
+# Wanted only for bench-step.
+step_packages=(xfsprogs)
 
 say() { echo "deps: $*"; }
 die() { echo "deps: $*" >&2; exit 1; }
@@ -212,9 +215,10 @@ if ! have_fuse; then
 	fi
 fi
 have_fuse || die "no libfuse >= $fuse_min"
-if [ "${1-}" = bench ] && [ ! -x "$example" ]; then
-	build_example
-fi
+case ${1-} in
+bench-meta) [ -x "$example" ] || build_example ;;
+bench-step) install_missing "${step_packages[@]}" ;;
+esac
 select_blas
 
 if [ -s "$stamp" ]; then

@@ -25,7 +25,7 @@ struct slot {
 struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots, free_head, split_hint, hand;
-    uint64_t used_bytes;
+    uint64_t used_bytes, kept_bytes;
     struct slot *slot;
     struct ht_image *image; /* SUBS per slot */
     ht_evict_fn evict;
@@ -94,6 +94,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     uint32_t i = n / SUBS;
     struct slot *s = &a->slot[i];
     assert(s->state != SLOT_FREE);
+    ht_arena_let_go(a, n);
     a->image[n].owner = NULL;
     a->used_bytes -= ht_arena_slot_bytes(a, n);
     if (s->state == SLOT_SPLIT) {
@@ -111,6 +112,8 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
 static bool try_evict(struct ht_arena *a, uint32_t n)
 {
     struct ht_image *im = &a->image[n];
+    if (im->kept)
+        return false;
     if (im->referenced) {
         im->referenced = false;
         return false;
@@ -122,9 +125,9 @@ static bool try_evict(struct ht_arena *a, uint32_t n)
 }
 
 /* Sweep until a whole slot is free; a split one becomes so when all of its images go. */
-static bool evict_whole(struct ht_arena *a)
+static void evict_whole(struct ht_arena *a, uint64_t tries)
 {
-    for (uint64_t tries = 0; tries < 2ull * a->slots && a->free_head == HT_SLOT_NONE; tries++) {
+    for (; tries && a->free_head == HT_SLOT_NONE; tries--) {
         uint32_t i = a->hand;
         a->hand = (a->hand + 1) % a->slots;
         struct slot *s = &a->slot[i];
@@ -136,7 +139,6 @@ static bool evict_whole(struct ht_arena *a)
             if (s->used & (1u << k))
                 try_evict(a, i * SUBS + k);
     }
-    return a->free_head != HT_SLOT_NONE;
 }
 
 static uint32_t take_sub(struct ht_arena *a, uint32_t i)
@@ -157,7 +159,7 @@ static bool has_free_sub(const struct ht_arena *a, uint32_t i)
 }
 
 /* A sub-slot: of the hinted slot, else of a fresh one, else of what the clock frees. */
-static uint32_t get_small(struct ht_arena *a, bool evict)
+static uint32_t get_small(struct ht_arena *a, uint64_t tries)
 {
     if (has_free_sub(a, a->split_hint))
         return take_sub(a, a->split_hint);
@@ -167,7 +169,7 @@ static uint32_t get_small(struct ht_arena *a, bool evict)
     for (uint32_t k = 0; k < a->slots; k++)
         if (has_free_sub(a, k))
             return take_sub(a, k);
-    for (uint64_t tries = 0; evict && tries < 2ull * a->slots; tries++) {
+    for (; tries; tries--) {
         i = a->hand;
         a->hand = (a->hand + 1) % a->slots;
         if (a->slot[i].state == SLOT_WHOLE)
@@ -184,14 +186,14 @@ static uint32_t get_small(struct ht_arena *a, bool evict)
     return HT_SLOT_NONE;
 }
 
-uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, bool evict)
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most)
 {
     uint32_t n = HT_SLOT_NONE;
+    uint64_t tries = ht_min_u64(most, 2ull * a->slots);
     if (chunk_bytes <= 1u << SUB_SHIFT) {
-        n = get_small(a, evict);
+        n = get_small(a, tries);
     } else {
-        if (a->free_head == HT_SLOT_NONE && evict)
-            evict_whole(a);
+        evict_whole(a, tries);
         uint32_t i = slot_from_free(a, SLOT_WHOLE);
         n = i == HT_SLOT_NONE ? i : i * SUBS;
     }
@@ -200,6 +202,34 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, bool evict)
     a->image[n] = (struct ht_image){.referenced = true};
     a->used_bytes += ht_arena_slot_bytes(a, n);
     return n;
+}
+
+bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes)
+{
+    uint64_t most = ht_arena_bytes(a) * HT_ARENA_KEEP_PERCENT / 100;
+
+    return chunk_bytes > 1u << SUB_SHIFT && a->kept_bytes + (1u << SLOT_SHIFT) <= most;
+}
+
+void ht_arena_keep(struct ht_arena *a, uint32_t n)
+{
+    if (a->image[n].kept)
+        return;
+    a->image[n].kept = true;
+    a->kept_bytes += ht_arena_slot_bytes(a, n);
+}
+
+void ht_arena_let_go(struct ht_arena *a, uint32_t n)
+{
+    if (!a->image[n].kept)
+        return;
+    a->image[n].kept = false;
+    a->kept_bytes -= ht_arena_slot_bytes(a, n);
+}
+
+uint64_t ht_arena_kept_bytes(const struct ht_arena *a)
+{
+    return a->kept_bytes;
 }
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)

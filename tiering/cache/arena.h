@@ -28,6 +28,7 @@ struct ht_image {
     uint32_t reserved_blocks; /* space promised for writing it back */
     bool dirty;               /* newer than the current reference */
     bool referenced;          /* second chance */
+    bool kept;                /* not asked to go */
 };
 
 /* May this image go now? True: it has been detached by the owner. */
@@ -36,13 +37,27 @@ typedef bool (*ht_evict_fn)(void *ctx, uint32_t slot);
 int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, struct ht_arena **out_arena) HT_CHECK;
 void ht_arena_free(struct ht_arena *a);
 
-/* A slot for chunk_bytes (up to 1 MiB), evicting if evict is set. HT_SLOT_NONE: nothing could go. The image is zeroed. */
-uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, bool evict);
+/*
+ * A slot for chunk_bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice.
+ * HT_SLOT_NONE: none did. The image is zeroed.
+ */
+#define HT_ARENA_ASK_ALL UINT32_MAX
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries);
 /* Give an image's slot back. */
 void ht_arena_put(struct ht_arena *a, uint32_t slot);
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot);
 uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot);
+/*
+ * The keep-set: images that stay until they are given back, at most HT_ARENA_KEEP_PERCENT of the arena, so that work that passes over
+ * more than fits finds the same part of it here every time, in any order.
+ */
+#define HT_ARENA_KEEP_PERCENT 75u
+/* Is there room in it for another image of this chunk size? Never for those that share a slot. */
+bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes);
+void ht_arena_keep(struct ht_arena *a, uint32_t slot); /* needs can_keep, unless it is kept already */
+void ht_arena_let_go(struct ht_arena *a, uint32_t slot);
+uint64_t ht_arena_kept_bytes(const struct ht_arena *a);
 /* Bytes a slot number stands for: 1 MiB or 64 KiB. */
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot);
 /* Next used slot in clock order, advancing the writeback hand; HT_SLOT_NONE after a whole round of unused ones. */

@@ -10,17 +10,11 @@
 
 enum { BATCH = 16 };
 
-/* More than half of the tier dirty: clean some before somebody has to wait for it. */
-static bool under_pressure(const struct ht_store *s)
-{
-    return s->dirty_bytes > ht_arena_bytes(s->arena) / 2;
-}
-
 static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
     struct timespec ts = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
     int rc = 0;
-    while (!s->stopping && !under_pressure(s) && rc != ETIMEDOUT)
+    while (!s->stopping && !ht_store_under_pressure(s) && rc != ETIMEDOUT)
         rc = deadline_ns ? ht_cond_timedwait(&s->wake, &s->lock, &ts) : ht_cond_wait(&s->wake, &s->lock);
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
@@ -28,7 +22,7 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 static void relieve(struct ht_store *s)
 {
     ht_store_unlock(s);
-    int n = ht_writeback_some(s, BATCH);
+    int n = ht_writeback_some(s, BATCH, true);
     ht_store_lock(s);
     if (n <= 0 && !s->stopping) { /* all busy, or the device fails: do not spin */
         struct timespec ts;

@@ -26,14 +26,14 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     struct ht_store *s = o->s;
     assert(c->slot == HT_SLOT_NONE && c->exclusive);
     uint32_t slot;
-    while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), true)) == HT_SLOT_NONE) {
+    while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL)) == HT_SLOT_NONE) {
         ht_store_unlock(s);
-        int n = ht_writeback_some(s, 8);
+        int n = ht_writeback_some(s, 8, false);
         ht_store_lock(s);
         if (n < 0)
             return n;
         if (n == 0) {
-            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), true);
+            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL);
             if (slot != HT_SLOT_NONE)
                 break;
             wait_for_slot(s, c);
@@ -41,11 +41,7 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
                 return 0;
         }
     }
-    struct ht_image *im = ht_arena_image(s->arena, slot);
-    im->owner = o;
-    im->index = index;
-    c->slot = slot;
-    o->resident++;
+    ht_chunk_attach_image(o, c, index, slot);
     return 0;
 }
 

@@ -2,7 +2,7 @@
 /*
  * lease.c - a few chunks held for one piece of work.
  *
- *   begin: chunks locked in (object, index) order; images filled or, where there is room without evicting, made;
+ *   begin: chunks locked in (object, index) order; images filled or, while the keep-set has room, made;
  *          the rest gets staging buffers, all at once; reads start
  *   wait:  reads done and verified
  *   end:   images dirty and free; staged chunks that changed start their write to new space
@@ -16,7 +16,7 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
-enum { N = HT_LEASE_CHUNKS_MAX, ADMIT_SHARE = 8 };
+enum { N = HT_LEASE_CHUNKS_MAX, ADMIT_TRIES = 64 };
 
 struct part {
     struct ht_chunk *c;
@@ -74,12 +74,18 @@ static void sort_order(const struct ht_lease *l, unsigned order[N])
     }
 }
 
-/* Room for one more image without pushing anybody out, leaving some for foreground traffic? */
-static bool admit(struct ht_store *s, const struct ht_obj *o)
+/* What is updated over and over becomes resident while the keep-set has room; the rest streams through staging. Lock held. */
+static void admit(struct ht_store *s, struct ht_lease_chunk *lc, struct ht_chunk *c)
 {
-    uint32_t all = (uint32_t)(ht_arena_bytes(s->arena) >> 20);
-    return o->chunk_shift > 16 ? ht_arena_free_slots(s->arena) > all / ADMIT_SHARE
-                               : ht_arena_free_slots(s->arena) > all / ADMIT_SHARE + 1;
+    struct ht_obj *o = lc->obj;
+    if (c->slot == HT_SLOT_NONE && ht_arena_can_keep(s->arena, ht_obj_bytes_per_chunk(o))) {
+        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), ADMIT_TRIES);
+        if (slot == HT_SLOT_NONE)
+            return;
+        ht_chunk_attach_image(o, c, lc->index, slot);
+    }
+    if (c->slot != HT_SLOT_NONE)
+        ht_chunk_keep(o, c);
 }
 
 /* Lock one chunk and decide where its bytes will be. Lock held. */
@@ -101,16 +107,8 @@ static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part
     if (ref)
         p->ref = *ref;
     bool fresh = c->slot == HT_SLOT_NONE;
-    if (fresh && admit(s, o)) {
-        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), false);
-        if (slot != HT_SLOT_NONE) {
-            struct ht_image *im = ht_arena_image(s->arena, slot);
-            im->owner = o;
-            im->index = lc->index;
-            c->slot = slot;
-            o->resident++;
-        }
-    }
+    if (lc->mode != HT_LEASE_READ)
+        admit(s, lc, c);
     if (c->slot == HT_SLOT_NONE) {
         lc->staged = true;
         return 0;

@@ -478,3 +478,12 @@ void ht_obj_evict(struct ht_obj *o)
                                             !ht_arena_image(s->arena, c->slot)->dirty) ht_chunk_drop_image(o, c, index);
     ht_store_unlock(s);
 }
+
+void ht_obj_let_go(struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_store_lock(o->s);
+    ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE) ht_chunk_let_go(o, c);
+    ht_store_unlock(o->s);
+}

@@ -207,6 +207,8 @@ int ht_obj_sync(struct ht_obj *obj) HT_CHECK;
 /* Bring chunks into the DRAM tier as far as there is room (WAITS), or push clean ones out. */
 int ht_obj_prefetch(struct ht_obj *obj) HT_CHECK;
 void ht_obj_evict(struct ht_obj *obj);
+/* Nobody updates it any more: its images may be evicted as others are. */
+void ht_obj_let_go(struct ht_obj *obj);
 /*
  * Promise that every chunk of the object, up to size bytes, can be rewritten once between two publications
  * without -ENOSPC. Lasts until the object is deleted, or is asked for again with another size (0: end). -ENOSPC.
@@ -283,7 +285,7 @@ int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring) HT_CHECK;
 struct ht_store_stats {
     uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, limbo_bytes; /* space for data */
     uint64_t objects, chunks, lost_chunks; /* published; of them those marked lost */
-    uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes;
+    uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes, dram_kept_bytes;
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t hits, misses, evictions, writebacks;
     uint64_t device_read_bytes, device_written_bytes, device_flushes;

@@ -198,6 +198,11 @@ static inline bool ht_chunk_unpublished(const struct ht_chunk *c)
 {
     return c->flags & (CH_CUR | CH_GONE);
 }
+/* A slot that the arena gave becomes its image. */
+void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot);
+/* Its image stays in memory from now on, if there is room for it among those that do. */
+void ht_chunk_keep(struct ht_obj *o, struct ht_chunk *c);
+void ht_chunk_let_go(struct ht_obj *o, struct ht_chunk *c);
 void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
 void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index); /* unless it holds something */
 /* Give back the log claim of a chunk that is nothing any more. */
@@ -290,7 +295,7 @@ struct ht_store {
     struct ht_ref_conflict *conflicts;
     size_t conflict_count, conflict_cap;
 
-    uint64_t dirty_bytes;
+    uint64_t dirty_bytes, pressing_bytes; /* the second: of images that press */
     uint64_t hits, misses, evictions, writebacks, commits;
     uint64_t checksum_errors, read_errors, write_errors;
 };
@@ -393,8 +398,18 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size);
 /* writeback.c */
 /* Write back chunks [first, last) as far as it can be done; errors stay with the object. No lock held. */
 void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
-/* Clean some dirty images to make room. Returns how many were cleaned, or the error if none could be. No lock held. */
-int ht_writeback_some(struct ht_store *s, unsigned most) HT_CHECK;
+/*
+ * Clean some dirty images to make room: only those that press, or all but the keep-set, which makes no room. Returns how many were
+ * cleaned, or the error if none could be. No lock held.
+ */
+int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing) HT_CHECK;
+/*
+ * Dirty, and better cleaned before somebody has to wait for it. The keep-set is written when its commit asks for it, scratch only
+ * when memory is short. Lock held.
+ */
+bool ht_image_presses(const struct ht_image *im);
+/* So much of that, that it is time. Lock held. */
+bool ht_store_under_pressure(const struct ht_store *s);
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 
 /* tx.c */

@@ -299,7 +299,7 @@ int ht_scope_writeback(struct ht_store *s, uint64_t scope)
     return rc ? rc : wrc;
 }
 
-int ht_writeback_some(struct ht_store *s, unsigned most)
+int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)
 {
     struct window *w = window_open(s);
     if (!w)
@@ -316,7 +316,8 @@ int ht_writeback_some(struct ht_store *s, unsigned most)
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
         struct ht_chunk *c = ht_chunk_find(o, im->index);
-        if (!im->dirty || !ht_chunk_trylock_exclusive(c))
+        bool wanted = pressing ? ht_image_presses(im) : im->dirty && !im->kept;
+        if (!wanted || !ht_chunk_trylock_exclusive(c))
             continue;
         if (w->count == WINDOW)
             finish_job(w);
@@ -338,7 +339,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most)
 
 int ht_writeback_now(struct ht_store *s)
 {
-    return ht_writeback_some(s, WINDOW);
+    return ht_writeback_some(s, WINDOW, false);
 }
 
 bool ht_store_evict_image(void *ctx, uint32_t slot)

@@ -99,6 +99,35 @@ START_TEST(what_does_not_fit_in_memory_streams)
 }
 END_TEST
 
+/* A gradient that is written faster than it is used waits for its turn outside the store, instead of going through a device. */
+START_TEST(a_fast_writer_costs_no_device_traffic)
+{
+    enum { CHUNKS = 48 };
+    struct ht_dev_counters before, after;
+
+    w.threads = 1;
+    w.device_bytes = 512ull * MIB;
+    w.dram_bytes = 16ull * MIB;
+    world_open(&w);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, CHUNKS * MIB / 4, HT_CHUNK_BYTES);
+    step_all(&w); /* makes the state */
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint8_t *bytes = calloc(CHUNKS, MIB);
+    struct ht_grad *g = open_grad(&w, &w.param[0]);
+    ht_dev_counters(w.dev, &before);
+    for (size_t i = 0; i < CHUNKS; i++) {
+        write_all(g, i * MIB, bytes, MIB);
+        ck_assert_int_eq(ht_grad_flush(g), 0);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_dev_counters(w.dev, &after);
+    ck_assert_uint_lt(after.written_bytes - before.written_bytes, 3ull * CHUNKS * MIB + MIB);
+    ht_grad_release(g);
+    free(bytes);
+    world_close(&w);
+}
+END_TEST
+
 /* Odd pieces in random order; flushes in between freeze whatever is whole. */
 static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
 {
@@ -363,6 +392,7 @@ int main(void)
 
     tcase_add_loop_test(t, every_rule_and_pair_of_dtypes_steps, 0, (int)HT_ARRAY_SIZE(rules));
     tcase_add_loop_test(t, threads_and_chunks_change_nothing, 0, 8);
+    tcase_add_test(t, a_fast_writer_costs_no_device_traffic);
     tcase_add_test(t, what_does_not_fit_in_memory_streams);
     tcase_add_loop_test(t, the_order_of_writes_changes_nothing, 0, 4);
     tcase_add_test(t, several_writers_share_one_gradient);

@@ -27,7 +27,7 @@ static struct ht_arena *arena(unsigned mib)
 
 static uint32_t get_used(struct ht_arena *a, uint32_t bytes, bool may_evict)
 {
-    uint32_t n = ht_arena_get(a, bytes, may_evict);
+    uint32_t n = ht_arena_get(a, bytes, may_evict ? HT_ARENA_ASK_ALL : 0);
     if (n != HT_SLOT_NONE)
         ht_arena_image(a, n)->owner = a;
     return n;

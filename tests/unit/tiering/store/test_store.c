@@ -220,6 +220,26 @@ START_TEST(a_lease_works_with_images_and_without)
 }
 END_TEST
 
+static int take(struct ht_lease *l, struct ht_obj *o, uint64_t index)
+{
+    l->chunk[0] = (struct ht_lease_chunk){.obj = o, .index = index, .mode = HT_LEASE_UPDATE};
+    int rc = ht_lease_begin(l);
+    return rc ? rc : ht_lease_wait(l);
+}
+
+/* Update chunks [first, end) with what they hold: as many as there is room for stay in memory. Returns how many did not. */
+static unsigned fill_keep_set(struct ht_lease *l, struct ht_obj *o, uint64_t first, uint64_t end)
+{
+    unsigned staged = 0;
+    for (uint64_t i = first; i < end; i++) {
+        ck_assert_int_eq(take(l, o, i), 0);
+        staged += l->chunk[0].staged;
+        ht_lease_end(l, 1);
+        ck_assert_int_eq(ht_lease_finish(l), 0);
+    }
+    return staged;
+}
+
 START_TEST(a_lost_staged_write_is_never_hidden)
 {
     fresh(64, false);
@@ -235,9 +255,8 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     struct ht_lease l = {.store = s, .count = 1};
     ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
-    l.chunk[0] = (struct ht_lease_chunk){.obj = o, .index = 0, .mode = HT_LEASE_UPDATE};
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    fill_keep_set(&l, o, 1, 20);
+    ck_assert_int_eq(take(&l, o, 0), 0);
     ck_assert(l.chunk[0].staged);
     l.chunk[0].data[0] ^= 1;
     ht_dev_fail(dev, HT_IO_WRITE, 1, false);
@@ -250,6 +269,51 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     expect(o, 0, p, 20 * MIB);
     ht_ring_free(l.ring);
     ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
+static uint64_t device_read_bytes(void)
+{
+    struct ht_dev_counters c;
+    ht_dev_counters(dev, &c);
+    return c.read_bytes;
+}
+
+/* K of N chunks hit, in whatever order they are updated, and other traffic does not push them out. */
+START_TEST(what_is_updated_over_and_over_stays)
+{
+    enum { N = 24 };
+    fresh(128, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9), *other = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(N * MIB, 10);
+    put_all(o, 0, p, N * MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ht_obj_evict(o);
+    struct ht_lease l = {.store = s, .count = 1};
+    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
+    unsigned staged = fill_keep_set(&l, o, 0, N);
+    struct ht_store_stats st;
+    ht_store_stats(s, &st);
+    unsigned kept = (unsigned)(st.dram_kept_bytes / MIB);
+    ck_assert_uint_eq(kept, st.dram_bytes * 3 / 4 / MIB);
+    ck_assert_uint_eq(staged, N - kept);
+    for (unsigned pass = 0; pass < 3; pass++) {
+        put_all(other, 0, p, N * MIB);
+        ck_assert_int_eq(ht_obj_writeback(other), 0);
+        uint64_t before = device_read_bytes();
+        for (unsigned i = 0; i < N; i++)
+            ck_assert_uint_le(fill_keep_set(&l, o, (i * 5 + pass) % N, (i * 5 + pass) % N + 1), 1);
+        ck_assert_uint_eq(device_read_bytes() - before, (N - kept) * (uint64_t)MIB);
+    }
+    expect(o, 0, p, N * MIB);
+    ht_obj_let_go(o);
+    ht_store_stats(s, &st);
+    ck_assert_uint_eq(st.dram_kept_bytes, 0);
+    ht_ring_free(l.ring);
+    ht_obj_put(o);
+    ht_obj_put(other);
     free(p);
     done();
 }
@@ -683,6 +747,7 @@ int main(void)
     tcase_add_test(tc, a_guaranteed_object_can_always_be_rewritten);
     tcase_add_test(tc, a_lease_works_with_images_and_without);
     tcase_add_test(tc, a_lost_staged_write_is_never_hidden);
+    tcase_add_test(tc, what_is_updated_over_and_over_stays);
     tcase_add_test(tc, scratch_is_not_kept_and_costs_no_write);
     tcase_add_test(tc, space_comes_back_after_deletion);
     tcase_add_test(tc, freed_space_waits_for_the_log);
