@@ -160,4 +160,31 @@ void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_st
 /* Begin to stop: compact_wait returns false from now on. */
 void ht_journal_stop_compaction(struct ht_journal *j);
 
+/*
+ * Read the log again, a frame of all copies at a time, from its start to what is durable now. Starts with a zeroed cursor, repair
+ * set or not; ends with ht_log_scrub_end. Beside everything else the log does.
+ */
+struct ht_log_scrub {
+    bool repair; /* write what a copy lost from the other one; not in a log that was not started */
+    bool begun_;
+    uint64_t pos_, seq_, chain_; /* the next frame, and what it names as its predecessor's checksum */
+    uint8_t *mem_[HT_LOG_COPIES];
+    size_t cap_[HT_LOG_COPIES];
+};
+struct ht_log_scrub_found {
+    uint64_t bytes; /* read */
+    struct ht_log_scrub_damage {
+        struct ht_dev *dev;
+        uint64_t offset;
+        int error; /* -EUCLEAN: it does not verify; else the device's */
+        bool damaged, repaired;
+    } copy[HT_LOG_COPIES];
+};
+/*
+ * 1: a frame was looked at; 0: the end. -EAGAIN: one copy is being left behind just now, try again later; -EUCLEAN: this frame is in
+ * no copy (a compaction writes everything anew elsewhere); -ENOMEM. out is set always.
+ */
+int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *cursor, struct ht_log_scrub_found *out) HT_CHECK;
+void ht_log_scrub_end(struct ht_log_scrub *cursor);
+
 #endif

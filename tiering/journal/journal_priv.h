@@ -10,6 +10,7 @@
  *   writer.c   one frame onto all copies; copies that drop out, refill
  *   room.c     claims and log room: the arithmetic
  *   compact.c  begin, end, release
+ *   scrub.c    reading the copies again
  */
 #ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
 #define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H

@@ -111,6 +111,11 @@ static int write_copy_flushed(struct ht_super *sb, struct ht_dev *dev, unsigned 
     return err ? err : ht_dev_flush(dev);
 }
 
+static bool is_current(const struct ht_super *sb, const struct ht_super *have)
+{
+    return have->generation == sb->generation && memcmp(have->uuid, sb->uuid, sizeof(have->uuid)) == 0;
+}
+
 /*
  * In which order to overwrite the copies of a device: first those that do not hold the present generation (after damage, a failed write or
  * a crash in between), so that one that does stays valid until another is flushed.
@@ -126,8 +131,7 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
         struct ht_super have;
         bool io_error;
         uint64_t at = ht_super_offset(sb->device_bytes[index], c);
-        current[c] = read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && have.generation == sb->generation &&
-            memcmp(have.uuid, sb->uuid, sizeof(have.uuid)) == 0;
+        current[c] = read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && is_current(sb, &have);
     }
     for (unsigned pass = 0; pass < 2; pass++)
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
@@ -186,4 +190,36 @@ int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned de
     unsigned partial;
 
     return ht_super_write_all(sb, devs, dev_count, &partial) ? -EIO : 0;
+}
+
+/* ---------------------------------------------------------------- scrub */
+
+/* One copy as it is on the device: is it what sb says? */
+static bool copy_sound(const struct ht_super *sb, struct ht_dev *dev, unsigned c, struct ht_super_scrub *out)
+{
+    struct ht_super have;
+    bool io_error;
+
+    out->problem[c] = read_copy(dev, out->offset[c], &have, &io_error);
+    out->stale[c] = out->problem[c] == HT_SUPER_OK && !is_current(sb, &have);
+    return out->problem[c] == HT_SUPER_OK && !out->stale[c];
+}
+
+unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned index, bool repair,
+                        struct ht_super_scrub *out)
+{
+    struct ht_super copy = *sb;
+    unsigned bad = 0;
+
+    memset(out, 0, sizeof(*out));
+    for (unsigned c = 0; c < HT_SUPER_COPIES; c++) {
+        struct ht_super_scrub again = {.offset = {0}};
+
+        out->offset[c] = again.offset[c] = ht_super_offset(sb->device_bytes[index], c);
+        if (copy_sound(sb, dev, c, out))
+            continue;
+        bad++;
+        out->repaired[c] = repair && write_copy_flushed(&copy, dev, index, c) == 0 && copy_sound(sb, dev, c, &again);
+    }
+    return bad;
 }

@@ -63,6 +63,18 @@ int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_r
  */
 int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_CHECK;
 
+/*
+ * Read the copies that a device should hold of sb again; with repair, each bad one is written anew, flushed and read, one after the
+ * other. The caller keeps others from writing them. Returns how many were bad.
+ */
+struct ht_super_scrub {
+    enum ht_super_problem problem[HT_SUPER_COPIES]; /* HT_SUPER_OK also for what is valid and old: stale */
+    bool stale[HT_SUPER_COPIES], repaired[HT_SUPER_COPIES];
+    uint64_t offset[HT_SUPER_COPIES];
+};
+unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned index, bool repair,
+                        struct ht_super_scrub *out);
+
 struct ht_format_opts {
     const char *label;    /* or NULL */
     uint32_t chunk_bytes; /* 0: 1 MiB */
