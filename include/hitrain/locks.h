@@ -29,6 +29,7 @@ enum ht_lock_rank {
     /* Leaves: nothing but what is written below them here is taken under them. */
     HT_LOCK_STAGING,    /* cache: free staging buffers */
     HT_LOCK_RINGS,      /* store: free rings */
+    HT_LOCK_SCRUB,      /* store: figures of the scrub, and its thread's end */
     HT_LOCK_CTL,        /* fs/ctl: open hidden files, what went wrong with which file */
     HT_LOCK_JOBS,       /* fs/fuse: requests for threads that may wait */
     HT_LOCK_OPENS,      /* fs/fuse: open files and directories */

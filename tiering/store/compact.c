@@ -20,18 +20,6 @@ struct emission {
     uint64_t chunk; /* of the object being emitted */
 };
 
-static int collect_oids(struct emission *e)
-{
-    struct ht_store *s = e->s;
-    ht_store_lock(s);
-    e->oids = malloc((s->objects + 1) * sizeof(*e->oids));
-    for (size_t b = 0; e->oids && b < s->table_size; b++)
-        for (struct ht_obj *o = s->table[b]; o; o = o->next)
-            e->oids[e->count++] = o->oid;
-    ht_store_unlock(s);
-    return e->oids ? 0 : -ENOMEM;
-}
-
 static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b)
 {
     if (e->chunk == 0)
@@ -114,7 +102,7 @@ int ht_store_compact(struct ht_store *s)
     int rc = ht_journal_compact_begin(s->journal);
     if (rc)
         return rc;
-    rc = collect_oids(&e);
+    rc = ht_store_oids(s, &e.oids, &e.count);
     if (!rc)
         rc = emit_ids(s);
     while (!rc && e.next < e.count)

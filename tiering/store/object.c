@@ -75,6 +75,22 @@ static void remove_from_table(struct ht_obj *o)
     o->s->objects--;
 }
 
+int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
+{
+    size_t n = 0;
+    ht_store_lock(s);
+    uint64_t *oids = malloc((s->objects + 1) * sizeof(*oids));
+    for (size_t b = 0; oids && b < s->table_size; b++)
+        for (struct ht_obj *o = s->table[b]; o; o = o->next)
+            oids[n++] = o->oid;
+    ht_store_unlock(s);
+    if (!oids)
+        return -ENOMEM;
+    *out_oids = oids;
+    *out_count = n;
+    return 0;
+}
+
 /* ---------------------------------------------------------------- scopes */
 
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)

@@ -111,6 +111,7 @@ static void init_locks(struct ht_store *s)
     ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
     ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
     ht_mutex_init(&s->rings.lock, HT_LOCK_RINGS);
+    ht_scrub_init(&s->scrub);
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_init(&s->chunk_cond[i], NULL);
     pthread_cond_init(&s->slot_cond, NULL);
@@ -271,8 +272,15 @@ int ht_store_mount(struct ht_store *s)
 
 /* --------------------------------------------------------------- unmount */
 
+static void stop_scrub(struct ht_store *s)
+{
+    int none = ht_store_scrub_stop(s);
+    (void)none;
+}
+
 static void stop_threads(struct ht_store *s)
 {
+    stop_scrub(s);
     if (!s->threads_running)
         return;
     ht_store_lock(s);
@@ -287,6 +295,7 @@ static void stop_threads(struct ht_store *s)
 
 int ht_store_unmount(struct ht_store *s)
 {
+    stop_scrub(s);
     if (!s->mounted)
         return 0;
     /* While compaction still runs: the commit may need the room it makes. */
@@ -353,6 +362,7 @@ static void destroy_locks(struct ht_store *s)
     pthread_cond_destroy(&s->slot_cond);
     pthread_cond_destroy(&s->settled);
     pthread_cond_destroy(&s->wake);
+    ht_scrub_destroy(&s->scrub);
     ht_mutex_destroy(&s->rings.lock);
     ht_mutex_destroy(&s->super_lock);
     ht_mutex_destroy(&s->tx_lock);

@@ -47,9 +47,10 @@ struct ht_tx; /* a group of log records being collected */
 /* ------------------------------------------------------------------ life */
 
 struct ht_store_opts {
-    uint64_t dram_bytes;    /* arena; 0: a quarter of the available memory; at least 8 MiB */
-    uint64_t staging_bytes; /* staging pool; 0: 64 MiB; at least 16 MiB */
-    unsigned commit_ms;     /* unsynced data outside scopes may stay volatile so long; 0: no timer */
+    uint64_t dram_bytes;       /* arena; 0: a quarter of the available memory; at least 8 MiB */
+    uint64_t staging_bytes;    /* staging pool; 0: 64 MiB; at least 16 MiB */
+    uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
+    unsigned commit_ms;        /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
     bool force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only */
     int numa_node;          /* or HT_NUMA_OFF */
@@ -279,6 +280,29 @@ void ht_lease_end(struct ht_lease *l, uint32_t dirty);
 int ht_lease_finish(struct ht_lease *l) HT_CHECK;
 /* A ring fit for leases, with the store's memory registered; free with ht_ring_free before ht_store_close. */
 int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring) HT_CHECK;
+
+/* ----------------------------------------------------------------- scrub */
+
+/*
+ * One run reads and verifies everything once: superblock copies, log copies, and every stored chunk that a reference names, past
+ * the DRAM tier. What is bad is written anew from a second copy: superblocks and log frames from another one, chunks from their image in
+ * DRAM, to a new place. Else it is counted and told (events scrub-*); reads of it go on to be -EIO. A run ends with the
+ * mount, and the next one begins at the beginning.
+ */
+enum ht_scrub_state { HT_SCRUB_NEVER, HT_SCRUB_RUNNING, HT_SCRUB_COMPLETE, HT_SCRUB_STOPPED, HT_SCRUB_FAILED };
+struct ht_scrub_stats {
+    uint64_t state; /* enum ht_scrub_state */
+    /* Of the run that is under way, or the last one. total: what there was to read when it began. */
+    uint64_t run_bytes, run_total_bytes, run_ns, run_found, run_repaired;
+    uint64_t runs, bytes, found, repaired; /* since the mount; runs: complete ones */
+};
+/* Start a run in the background. -EBUSY: there is one. The store is mounted. */
+int ht_store_scrub_start(struct ht_store *s) HT_CHECK;
+/* End it. WAITS. -ESRCH: there is none. */
+int ht_store_scrub_stop(struct ht_store *s) HT_CHECK;
+/* A whole run in this thread, as fast as it goes. WAITS. What was found is in the figures. */
+int ht_store_scrub(struct ht_store *s) HT_CHECK;
+void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out);
 
 /* ------------------------------------------------------------ inspection */
 

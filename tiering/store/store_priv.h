@@ -248,6 +248,15 @@ struct ht_ring_pool {
     unsigned count;
 };
 
+struct ht_scrub {
+    struct ht_mutex lock; /* guards what follows; a leaf */
+    pthread_cond_t changed;
+    pthread_t thread;
+    bool joinable, stop;
+    uint64_t began_ns;
+    struct ht_scrub_stats st;
+};
+
 struct ht_store {
     struct ht_mutex lock;                  /* guards all that is not said otherwise */
     pthread_cond_t chunk_cond[COND_COUNT]; /* chunk locks, by address */
@@ -283,6 +292,7 @@ struct ht_store {
     struct ht_limbo_queue limbo;
     struct ht_share_table shares;
     struct ht_lease_work *lease_works; /* free ones */
+    struct ht_scrub scrub;             /* own lock */
 
     struct ht_meta_client client[CLIENTS_MAX];
     unsigned clients;
@@ -320,6 +330,9 @@ void ht_obj_untouch_if_idle(struct ht_obj *o); /* off it, when nothing is dirty 
 /* References to all touched objects of a scope, in a malloc'd array (count returned), for loops that let the lock go. */
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count) HT_CHECK;
 void ht_obj_release_content(struct ht_obj *o);
+
+/* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
+int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_CHECK;
 
 /* allocate.c */
 /* Give back what is promised but for the first keep_bytes of the chunk. */
@@ -426,12 +439,41 @@ void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size);
 void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
                      const struct ht_ref *r);
 
+/*
+ * relocate.c: published bytes to another place. No lock, no chunk held.
+ * begin: write len bytes (room for whole blocks) to new space. end: publish and make durable that the published reference `was` of the
+ * chunk is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or is busy, nothing was done.
+ */
+int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out) HT_CHECK;
+int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref) HT_CHECK;
+
+/* scrub_chunk.c */
+struct ht_suspect {
+    struct ht_obj *obj; /* the caller keeps its reference */
+    uint64_t index;
+    struct ht_ref ref; /* a copy of the one that is looked at */
+    struct ht_ring *ring;
+    bool repair;
+    /* out, when it is bad */
+    int error; /* -EUCLEAN: the checksum; else the device's */
+    const char *device;
+    uint64_t offset;
+    int repair_error; /* why it could not be repaired; -ENODATA: there is no second copy; 0: it was */
+};
+enum ht_suspect_result { HT_SUSPECT_SOUND, HT_SUSPECT_ABSENT, HT_SUSPECT_BAD };
+/* Read a reference and verify it, again if it seems bad, and repair it if it is. -ENOMEM; out as enum ht_suspect_result. No lock held. */
+int ht_suspect_check(struct ht_suspect *x) HT_CHECK;
+
 /* replay.c */
 int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len);
 int ht_store_replayed(struct ht_store *s);
 
 /* lease.c */
 void ht_lease_works_free(struct ht_store *s);
+
+/* scrub.c */
+void ht_scrub_init(struct ht_scrub *c);
+void ht_scrub_destroy(struct ht_scrub *c); /* ends it first */
 
 /* compact.c */
 void *ht_compaction_main(void *s);

@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_scrub.c - damage on the media is found, repaired where there is a second copy, and nobody who works meanwhile sees any of it. */
+#include "world.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "tiering/base/event.h"
+#include "tiering/io/dev.h"
+
+enum { SMALL = HT_SMALL_CHUNK_BYTES, BIG = HT_CHUNK_BYTES, SCOPE = 77 };
+
+/* ---------------------------------------------------------------- support */
+
+static _Atomic unsigned events[HT_EVENT_CODES];
+
+static void count_event(void *ctx, const struct ht_event *e)
+{
+    events[e->code]++;
+}
+
+static uint8_t *ram(void)
+{
+    return ht_dev_ram_data(dev);
+}
+
+/* Where these bytes are on the device. */
+static uint64_t place_of(const uint8_t *p, size_t n)
+{
+    uint8_t *at = memmem(ram(), ht_dev_size(dev), p, n);
+    ck_assert_ptr_nonnull(at);
+    return (uint64_t)(at - ram());
+}
+
+static void damage(uint64_t place)
+{
+    ram()[place] ^= 0x10;
+}
+
+static struct ht_scrub_stats scrub(void)
+{
+    struct ht_scrub_stats st;
+    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
+    return st;
+}
+
+static void expect_found(uint64_t found, uint64_t repaired)
+{
+    struct ht_scrub_stats st = scrub();
+    ck_assert_uint_eq(st.run_found, found);
+    ck_assert_uint_eq(st.run_repaired, repaired);
+}
+
+/* An object of one chunk, stored and published. */
+static struct ht_obj *stored(const uint8_t *p, size_t n, uint64_t scope)
+{
+    struct ht_obj *o = object(BIG, scope);
+    put_all(o, 0, p, n);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return o;
+}
+
+static void setup(void)
+{
+    memset(events, 0, sizeof(events));
+    ht_event_set_sink(count_event, NULL);
+    fresh(32, false);
+}
+
+static void teardown(void)
+{
+    done();
+    ht_event_set_sink(NULL, NULL);
+}
+
+/* ------------------------------------------------------------------ tests */
+
+START_TEST(a_sound_store_is_read_whole_and_nothing_found)
+{
+    uint8_t *p = pattern(3 * BIG, 1);
+    struct ht_obj *o = stored(p, 3 * BIG - 100, 0);
+    struct ht_scrub_stats st = scrub();
+    ck_assert_uint_eq(st.run_found, 0);
+    ck_assert_uint_ge(st.run_bytes, 3 * BIG + 3 * 4096);
+    ck_assert_uint_eq(st.run_bytes, st.run_total_bytes);
+    ck_assert_uint_eq(st.runs, 1);
+    ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 1);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_superblock_copy_is_written_anew)
+{
+    struct ht_super sb;
+    struct ht_super_report report;
+    memset(ram() + ht_super_offset(ht_dev_size(dev), (unsigned)_i), 0x55, 512);
+    expect_found(1, 1);
+    ck_assert_int_eq(ht_super_read(dev, &sb, &report), 0);
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
+        ck_assert_int_eq(report.copy[i], HT_SUPER_OK);
+    expect_found(0, 0);
+    ck_assert_uint_eq(events[HT_EVENT_SCRUB_REPAIRED], 1);
+}
+END_TEST
+
+START_TEST(all_superblock_copies_are_written_anew_from_memory)
+{
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
+        memset(ram() + ht_super_offset(ht_dev_size(dev), i), 0, 4096);
+    expect_found(3, 3);
+    remount();
+}
+END_TEST
+
+static uint64_t log_place(unsigned copy)
+{
+    return ht_store_super(s)->log_offset[copy];
+}
+
+START_TEST(a_log_frame_is_written_anew_from_the_other_copy)
+{
+    uint8_t *p = pattern(SMALL, 1);
+    struct ht_obj *o[8];
+    for (unsigned i = 0; i < 8; i++)
+        o[i] = stored(p, SMALL, 0);
+    damage(log_place((unsigned)_i) + 100);              /* the first frame */
+    damage(log_place((unsigned)_i) + 5 * 4096 + 8);     /* a header in the middle */
+    memset(ram() + log_place(!_i) + 3 * 4096, 0, 4096); /* one that is gone, in the other copy */
+    expect_found(3, 3);
+    expect_found(0, 0);
+    ck_assert_int_eq(memcmp(ram() + log_place(0), ram() + log_place(1), 8 * 4096), 0);
+    for (unsigned i = 0; i < 8; i++)
+        ht_obj_put(o[i]);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_frame_that_no_copy_has_is_replaced_by_a_compaction)
+{
+    uint8_t *p = pattern(SMALL, 1);
+    struct ht_obj *o = stored(p, SMALL, 0);
+    uint64_t oid = ht_obj_id(o);
+    damage(log_place(0) + 100);
+    damage(log_place(1) + 100);
+    expect_found(2, 0);
+    ck_assert_uint_eq(events[HT_EVENT_LOG_DAMAGED], 1);
+    ck_assert_int_eq(ht_store_compact(s), 0); /* which the thread would have done */
+    expect_found(0, 0);
+    ht_obj_put(o);
+    remount();
+    o = ht_obj_get(s, oid);
+    expect(o, 0, p, SMALL);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
+{
+    uint8_t *p = pattern(BIG, 1), byte;
+    struct ht_obj *o = stored(p, BIG, 0), *other = stored(p + 1, BIG - 1, 0);
+    ht_obj_evict(o);
+    damage(place_of(p, BIG) + 5000);
+    expect_found(1, 0);
+    expect_found(1, 0);
+    ck_assert_uint_eq(events[HT_EVENT_SCRUB_DAMAGE], 2);
+    ck_assert_int_eq(ht_obj_read(o, 0, &byte, 1), -EIO);
+    expect(other, 0, p + 1, BIG - 1);
+    put_all(o, 0, p, BIG); /* writing it heals */
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    expect_found(0, 0);
+    ht_obj_put(o);
+    ht_obj_put(other);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_published_chunk_is_written_to_another_place_from_its_clean_image)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG - 5000, _i ? SCOPE : 0);
+    uint64_t was = place_of(p, BIG - 5000), oid = ht_obj_id(o), free_bytes = stats().available_bytes;
+    damage(was + 4096);
+    expect_found(1, 1);
+    expect_found(0, 0);
+    ck_assert_uint_eq(stats().available_bytes, free_bytes);
+    ck_assert_uint_eq(obj_stat(o).dirty_bytes, 0);
+    ck_assert(!obj_stat(o).unpublished);
+    ht_obj_put(o);
+    crash();
+    o = ht_obj_get(s, oid);
+    expect(o, 0, p, BIG - 5000);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(what_was_cut_off_is_not_needed_for_a_repair)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+    uint64_t oid = ht_obj_id(o);
+    ck_assert_int_eq(ht_obj_truncate(o, 300000), 0);
+    if (_i)
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+    expect(o, 0, p, 300000);
+    damage(place_of(p, BIG) + 900000);
+    expect_found(1, 1);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    expect_found(0, 0);
+    ht_obj_put(o);
+    crash();
+    o = ht_obj_get(s, oid);
+    ck_assert_uint_eq(ht_obj_size(o), 300000);
+    expect(o, 0, p, 300000);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
+{
+    uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 99);
+    struct ht_obj *o = stored(p, BIG, SCOPE);
+    put_all(o, 0, q, BIG);
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    damage(place_of(q, BIG) + 77);
+    expect_found(1, 1);
+    expect_found(0, 0);
+    ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    expect(o, 0, p, BIG);
+    ht_obj_put(o);
+    free(q);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_dirty_image_is_written_back_at_once)
+{
+    uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 99);
+    struct ht_obj *o = stored(p, BIG, 0);
+    uint64_t was = place_of(p, BIG);
+    put_all(o, 0, q, BIG);
+    damage(was + 77);
+    expect_found(1, 1);
+    ck_assert_uint_eq(obj_stat(o).dirty_bytes, 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    expect_found(0, 0);
+    ht_obj_evict(o);
+    expect(o, 0, q, BIG);
+    ht_obj_put(o);
+    free(q);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
+{
+    uint8_t *p = pattern(2 * BIG, 1), *q = pattern(BIG, 99);
+    struct ht_obj *o = stored(p, 2 * BIG, SCOPE);
+    uint64_t oid = ht_obj_id(o);
+    put_all(o, BIG, q, BIG); /* the step: the second chunk */
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    damage(place_of(p, BIG) + 4242);
+    expect_found(1, 1);
+    ht_obj_put(o);
+    crash(); /* before the commit: the step is not there, the repair is */
+    o = ht_obj_get(s, oid);
+    expect(o, 0, p, 2 * BIG);
+    ht_obj_put(o);
+    free(q);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_full_store_repairs_nothing_and_says_so)
+{
+    uint8_t *p = pattern(BIG, 1), *fill = pattern(BIG, 5);
+    struct ht_obj *o = stored(p, BIG, 0), *big = object(BIG, 0);
+    uint64_t at = 0;
+    while (ht_obj_write(big, at, fill, 4096) == 4096)
+        at += 4096;
+    expect(o, 0, p, BIG);
+    damage(place_of(p, BIG) + 1);
+    expect_found(1, 0);
+    expect(o, 0, p, BIG);
+    delete (big);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    expect_found(1, 1);
+    ht_obj_put(o);
+    free(fill);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+    struct ht_scrub_stats st = scrub();
+    uint64_t reads;
+    struct ht_dev_counters n;
+    ht_dev_counters(dev, &n);
+    reads = n.reads;
+    scrub();
+    ht_dev_counters(dev, &n);
+    reads = n.reads - reads; /* of a run; the chunk is the last one */
+    ht_dev_fail(dev, HT_IO_READ, (unsigned)reads, false);
+    expect_found(0, 0);
+    ht_dev_fail(dev, HT_IO_READ, (unsigned)reads, true);
+    st = scrub();
+    ck_assert_uint_eq(st.run_found, 1);
+    ck_assert_uint_eq(st.run_repaired, 1); /* from its image */
+    ht_dev_fail(dev, HT_IO_READ, 0, false);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(every_read_or_write_may_fail_and_a_run_ends)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+    uint64_t oid = ht_obj_id(o);
+    for (unsigned nth = 1; nth < 20; nth++) {
+        enum ht_io_op op = nth % 2 ? HT_IO_READ : HT_IO_WRITE;
+        ht_dev_fail(dev, op, nth, false);
+        struct ht_scrub_stats st = scrub();
+        ht_dev_fail(dev, op, 0, false);
+        ck_assert_uint_ge(st.run_found, st.run_repaired);
+    }
+    expect_found(0, 0);
+    ht_obj_put(o);
+    remount();
+    o = ht_obj_get(s, oid);
+    expect(o, 0, p, BIG);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_clone_is_repaired_for_each_owner_that_has_an_image)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0), *other = object(BIG, 0);
+    ck_assert_int_eq(ht_obj_clone(o, 0, other, 0, BIG), BIG);
+    ck_assert_int_eq(ht_obj_sync(other), 0);
+    damage(place_of(p, BIG) + 1);
+    expect_found(2, 1);
+    expect(o, 0, p, BIG);
+    delete (other);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    expect_found(0, 0);
+    ht_obj_evict(o);
+    expect(o, 0, p, BIG);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+START_TEST(a_read_only_store_is_looked_at_and_left_alone)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+    uint64_t oid = ht_obj_id(o), place = place_of(p, BIG);
+    ht_obj_put(o);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    mount_with(false, true);
+    o = ht_obj_get(s, oid);
+    expect(o, 0, p, BIG); /* an image, so that it could be repaired */
+    damage(place);
+    damage(ht_super_offset(ht_dev_size(dev), 1) + 200);
+    damage(log_place(1) + 100);
+    uint8_t *before = malloc(ht_dev_size(dev));
+    memcpy(before, ram(), ht_dev_size(dev));
+    expect_found(3, 0);
+    ck_assert_int_eq(memcmp(before, ram(), ht_dev_size(dev)), 0);
+    free(before);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+/* -------------------------------------------------------------- the thread */
+
+static void wait_for_end(void)
+{
+    struct ht_scrub_stats st;
+    const struct timespec pause = {.tv_nsec = 1000000};
+    for (;;) {
+        ht_store_scrub_stats(s, &st);
+        if (st.state != HT_SCRUB_RUNNING)
+            return;
+        nanosleep(&pause, NULL);
+    }
+}
+
+START_TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
+{
+    struct ht_scrub_stats st;
+    uint8_t *p = pattern(8 * BIG, 1);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    struct ht_store_opts opts = {
+        .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .scrub_rate_bytes = 1000};
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+    ht_obj_put(stored(p, 8 * BIG, 0));
+    ck_assert_int_eq(ht_store_scrub_stop(s), -ESRCH);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(ht_store_scrub_start(s), 0);
+        ck_assert_int_eq(ht_store_scrub_start(s), -EBUSY);
+        ck_assert_int_eq(ht_store_scrub_stop(s), 0);
+        ht_store_scrub_stats(s, &st);
+        ck_assert_uint_eq(st.state, HT_SCRUB_STOPPED);
+        ck_assert_int_eq(ht_store_scrub_stop(s), -ESRCH);
+    }
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    free(p); /* and it is unmounted while it runs, at 1,000 bytes a second */
+}
+END_TEST
+
+struct load {
+    pthread_t thread;
+    uint8_t *p;
+    unsigned seed;
+    struct ht_obj *o;
+};
+
+static _Atomic bool enough;
+
+/* Rewrites, syncs, truncates, drops from memory, and reads back. */
+static void *work(void *arg)
+{
+    struct load *l = arg;
+    for (unsigned i = 0; !enough || i < 20; i++) {
+        size_t n = SMALL + (i * 7919u + l->seed) % (BIG - SMALL);
+        put_all(l->o, 0, l->p + i % 64, n);
+        if (i % 3 == 0)
+            ck_assert_int_eq(ht_obj_sync(l->o), 0);
+        if (i % 5 == 0)
+            ht_obj_evict(l->o);
+        expect(l->o, 0, l->p + i % 64, n);
+        if (i % 7 == 0)
+            ck_assert_int_eq(ht_obj_truncate(l->o, n / 2), 0);
+    }
+    return NULL;
+}
+
+START_TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
+{
+    enum { THREADS = 3 };
+    struct load l[THREADS];
+    struct ht_scrub_stats st;
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .commit_ms = 5,
+                                 .scrub_rate_bytes = 1ull << 40};
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+    enough = false;
+    for (unsigned i = 0; i < THREADS; i++) {
+        l[i] = (struct load){.p = pattern(BIG + 64, i), .seed = i * 1001, .o = object(BIG, 0)};
+        pthread_create(&l[i].thread, NULL, work, &l[i]);
+    }
+    for (unsigned i = 0; i < 30; i++) {
+        ck_assert_int_eq(ht_store_scrub_start(s), 0);
+        wait_for_end();
+    }
+    enough = true;
+    for (unsigned i = 0; i < THREADS; i++) {
+        pthread_join(l[i].thread, NULL);
+        ht_obj_put(l[i].o);
+        free(l[i].p);
+    }
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.runs, 30);
+    ck_assert_uint_eq(st.found, 0);
+}
+END_TEST
+
+int main(void)
+{
+    ht_log_set_level(HT_LOG_ERROR);
+    TCase *tc = tcase_create("scrub");
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, a_sound_store_is_read_whole_and_nothing_found);
+    tcase_add_loop_test(tc, a_superblock_copy_is_written_anew, 0, HT_SUPER_COPIES);
+    tcase_add_test(tc, all_superblock_copies_are_written_anew_from_memory);
+    tcase_add_loop_test(tc, a_log_frame_is_written_anew_from_the_other_copy, 0, 2);
+    tcase_add_test(tc, a_frame_that_no_copy_has_is_replaced_by_a_compaction);
+    tcase_add_test(tc, a_chunk_without_a_second_copy_is_told_and_stays_an_error);
+    tcase_add_loop_test(tc, a_published_chunk_is_written_to_another_place_from_its_clean_image, 0, 2);
+    tcase_add_loop_test(tc, what_was_cut_off_is_not_needed_for_a_repair, 0, 2);
+    tcase_add_test(tc, an_unpublished_reference_is_replaced_and_nothing_is_published_for_it);
+    tcase_add_test(tc, a_dirty_image_is_written_back_at_once);
+    tcase_add_test(tc, a_repair_below_a_root_keeps_the_open_step_out_of_the_log);
+    tcase_add_test(tc, a_full_store_repairs_nothing_and_says_so);
+    tcase_add_test(tc, a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is);
+    tcase_add_test(tc, every_read_or_write_may_fail_and_a_run_ends);
+    tcase_add_test(tc, a_clone_is_repaired_for_each_owner_that_has_an_image);
+    tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
+    tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
+    tcase_add_test(tc, beside_a_load_it_finds_nothing_and_changes_nothing);
+    tcase_set_timeout(tc, 120);
+    return run_suite(tc);
+}
