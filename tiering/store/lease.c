@@ -16,7 +16,7 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
-enum { N = HT_LEASE_CHUNKS_MAX, ADMIT_TRIES = 64 };
+enum { N = HT_LEASE_CHUNKS_MAX, ADMIT_TRIES = 64, FREE_SHARE = 8 };
 
 struct part {
     struct ht_chunk *c;
@@ -74,12 +74,26 @@ static void sort_order(const struct ht_lease *l, unsigned order[N])
     }
 }
 
-/* What is updated over and over becomes resident while the keep-set has room; the rest streams through staging. Lock held. */
+/* How many images may be asked to go for one of this object; -1: none may come, not even to a free place. */
+static int admission(const struct ht_store *s, const struct ht_obj *o)
+{
+    uint32_t all = (uint32_t)(ht_arena_bytes(s->arena) >> 20);
+    if (ht_arena_can_keep(s->arena, ht_obj_bytes_per_chunk(o)))
+        return ADMIT_TRIES;
+    bool small = ht_obj_bytes_per_chunk(o) <= HT_SMALL_CHUNK_BYTES;
+    return small && ht_arena_free_slots(s->arena) > all / FREE_SHARE + 1 ? 0 : -1;
+}
+
+/*
+ * What is updated over and over becomes resident while the keep-set has room, small chunks where places are free; the rest streams
+ * through staging. Lock held.
+ */
 static void admit(struct ht_store *s, struct ht_lease_chunk *lc, struct ht_chunk *c)
 {
     struct ht_obj *o = lc->obj;
-    if (c->slot == HT_SLOT_NONE && ht_arena_can_keep(s->arena, ht_obj_bytes_per_chunk(o))) {
-        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), ADMIT_TRIES);
+    int tries = admission(s, o);
+    if (c->slot == HT_SLOT_NONE && tries >= 0) {
+        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), (uint32_t)tries);
         if (slot == HT_SLOT_NONE)
             return;
         ht_chunk_attach_image(o, c, lc->index, slot);
