@@ -401,6 +401,45 @@ ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t l
     return n;
 }
 
+struct param *ht_opt_grad_param(const struct ht_grad *g)
+{
+    return g->param;
+}
+
+static int fill_windows(struct param *p, uint64_t bytes, void *window, size_t window_bytes, ht_opt_fill_fn fill,
+                        void *ctx)
+{
+    int ret = 0;
+
+    for (uint64_t off = 0; !ret && off < bytes; off += window_bytes) {
+        size_t len = ht_min_u64(window_bytes, bytes - off);
+        memset(window, 0, len);
+        ret = fill(ctx, off, window, len);
+        ssize_t n = ret ? ret : ht_obj_write(p->grad, off, window, len);
+        ret = n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
+    }
+    return ret;
+}
+
+int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx)
+{
+    struct param *p = g->param;
+    struct inflight w = {.begin = 0, .end = ht_grad_size(g)};
+
+    lock(p->o);
+    ssize_t ret = begin_write(p, &w);
+    unlock(p->o);
+    if (!ret) {
+        ret = fill_windows(p, w.end, window, window_bytes, fill, ctx);
+        lock(p->o);
+        ret = end_write(p, &w, ret ? ret : (ssize_t)w.end);
+        unlock(p->o);
+    }
+    if (ret < 0)
+        tell_write_error(p, 0, w.end, (int)ret);
+    return ret < 0 ? (int)ret : 0;
+}
+
 /* -------------------------------------------------------------------- read */
 
 /* Zero the part of one range that is neither written nor waiting to be applied. buf: its bytes from begin on. */

@@ -116,6 +116,17 @@ int ht_grad_flush(struct ht_grad *g) HT_CHECK;
 void ht_grad_release(struct ht_grad *g);
 uint64_t ht_grad_size(struct ht_grad *g); /* bytes of a whole gradient */
 
+/*
+ * Sparse gradients (hitrain/topk.h): the same as the dense one with zeros where nothing is named, bit for bit. A flush judges
+ * what was written wholly before any of it is applied: -EINVAL, named in the root's error, and nothing is changed. Content that
+ * is shorter than it says stays for the next flush; release drops it.
+ */
+struct ht_topk;
+int ht_topk_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_topk **out) HT_CHECK;
+ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t len) HT_CHECK; /* WAITS for memory */
+int ht_topk_flush(struct ht_topk *t) HT_CHECK;                                                /* WAITS */
+void ht_topk_release(struct ht_topk *t);
+
 /* ------------------------------------------------------------ parameters */
 
 /* Called once, by the thread that completed the work, with no lock held. */

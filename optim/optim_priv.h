@@ -304,6 +304,13 @@ void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain);
 
 /* Freeze and queue what was written. WAITS. */
 int ht_opt_flush(struct param *p) HT_CHECK;
+struct param *ht_opt_grad_param(const struct ht_grad *g);
+/*
+ * Write a whole gradient, all of it or nothing: fill gets one window after the other, in order and zeroed, and puts its
+ * elements in. window: memory for a whole number of elements. Errors as of ht_grad_write, told, or those of fill. WAITS.
+ */
+typedef int (*ht_opt_fill_fn)(void *ctx, uint64_t off, void *buf, size_t len);
+int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx) HT_CHECK;
 
 /* Under the gate, not locked: an object for this parameter that is never published. */
 int ht_opt_scratch_create(const struct param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_CHECK;

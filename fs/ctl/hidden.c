@@ -44,10 +44,10 @@ bool ht_hidden_name(uint64_t parent, const char *name)
     return ht_hidden_match(parent) || strcmp(name, HT_CTL_DIR) == 0;
 }
 
-/* grad/P and state/P hold a count of P; everything else lives below a directory that is held. */
+/* grad/P, grad-topk/P and state/P hold a count of P; everything else lives below a directory that is held. */
 static bool counts(enum ht_hidden_kind kind)
 {
-    return kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_PARAM_DIR;
+    return kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_TOPK || kind == HT_HIDDEN_PARAM_DIR;
 }
 
 void ht_hidden_forget(struct ht_ctl *c, uint64_t ino, uint64_t n)
@@ -74,6 +74,7 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
     switch (kind) {
     case HT_HIDDEN_DIR:
     case HT_HIDDEN_GRAD_DIR:
+    case HT_HIDDEN_TOPK_DIR:
     case HT_HIDDEN_STATE_DIR:
         return S_IFDIR | (base & 0555);
     case HT_HIDDEN_PARAM_DIR:
@@ -199,9 +200,9 @@ struct fixed {
 };
 
 static const struct fixed fixed[] = {
-    {"ctl", HT_HIDDEN_CTL, false, false},      {"events", HT_HIDDEN_EVENTS, false, true},
-    {"grad", HT_HIDDEN_GRAD_DIR, true, false}, {"state", HT_HIDDEN_STATE_DIR, true, false},
-    {"stats", HT_HIDDEN_STATS, false, false},
+    {"ctl", HT_HIDDEN_CTL, false, false},        {"events", HT_HIDDEN_EVENTS, false, true},
+    {"grad", HT_HIDDEN_GRAD_DIR, true, false},   {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
+    {"state", HT_HIDDEN_STATE_DIR, true, false}, {"stats", HT_HIDDEN_STATS, false, false},
 };
 
 static bool below_root(struct ht_ctl *c, uint64_t dir)
@@ -232,7 +233,7 @@ static int lookup_param(struct ht_ctl *c, uint64_t dir, enum ht_hidden_kind kind
 
     if (r)
         return r;
-    if (S_ISREG(st.st_mode) && (kind == HT_HIDDEN_GRAD || ht_ctl_param(c, st.st_ino)))
+    if (S_ISREG(st.st_mode) && (kind != HT_HIDDEN_PARAM_DIR || ht_ctl_param(c, st.st_ino)))
         r = found(c, kind, 0, st.st_ino, out_st);
     else
         r = -ENOENT;
@@ -267,6 +268,8 @@ int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct
         return lookup_fixed(c, base, name, out_st);
     case HT_HIDDEN_GRAD_DIR:
         return lookup_param(c, base, HT_HIDDEN_GRAD, name, out_st);
+    case HT_HIDDEN_TOPK_DIR:
+        return lookup_param(c, base, HT_HIDDEN_TOPK, name, out_st);
     case HT_HIDDEN_STATE_DIR:
         return lookup_param(c, base, HT_HIDDEN_PARAM_DIR, name, out_st);
     case HT_HIDDEN_PARAM_DIR:
@@ -378,6 +381,8 @@ static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
         return list_fixed(d, base);
     case HT_HIDDEN_GRAD_DIR:
         return list_params(d, base, HT_HIDDEN_GRAD);
+    case HT_HIDDEN_TOPK_DIR:
+        return list_params(d, base, HT_HIDDEN_TOPK);
     case HT_HIDDEN_STATE_DIR:
         return list_params(d, base, HT_HIDDEN_PARAM_DIR);
     case HT_HIDDEN_PARAM_DIR:

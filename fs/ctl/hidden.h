@@ -4,12 +4,13 @@
  *
  *   DIR/.hitrain/            of the mount's root, and of each directory at or below a model root
  *     grad/P                 the gradient of P
+ *     grad-topk/P            the same, sparse (hitrain/topk.h)
  *     state/P/NAME           optimizer state as f32
  *     ctl  stats
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They
- * have no lookup counts of their own; a count on grad/P or state/P is one on P. The rest lives below a directory that
+ * have no lookup counts of their own; a count on grad/P, grad-topk/P or state/P is one on P. The rest lives below a directory that
  * whoever holds it holds too.
  *
  * Locks: none of its own, but one per open ctl file. WAITS as in ctl.h.

@@ -34,8 +34,9 @@ struct ht_hidden_file {
     struct ht_ctl *ctl;
     uint64_t ino;
     enum ht_hidden_kind kind;
-    struct ht_param_desc param; /* GRAD and STATE */
+    struct ht_param_desc param; /* GRAD, TOPK and STATE */
     struct ht_grad *grad;       /* GRAD */
+    struct ht_topk *topk;       /* TOPK */
     const char *state;          /* STATE: name */
     struct talk *talk;          /* CTL */
     struct ht_buf text;         /* STATS */
@@ -66,7 +67,8 @@ static int open_grad(struct ht_hidden_file *f)
 
     if (r)
         return r;
-    r = ht_grad_open(f->ctl->optim, &f->param, &f->grad);
+    r = f->kind == HT_HIDDEN_GRAD ? ht_grad_open(f->ctl->optim, &f->param, &f->grad)
+                                  : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
     if (r)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     return r;
@@ -108,6 +110,7 @@ static int open_kind(struct ht_hidden_file *f)
 {
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
+    case HT_HIDDEN_TOPK:
         return open_grad(f);
     case HT_HIDDEN_STATE:
         return open_state(f);
@@ -177,7 +180,7 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
 
 bool ht_hidden_open_waits(uint64_t ino)
 {
-    return ht_hidden_kind(ino) == HT_HIDDEN_GRAD;
+    return ht_hidden_kind(ino) == HT_HIDDEN_GRAD || ht_hidden_kind(ino) == HT_HIDDEN_TOPK;
 }
 
 void ht_hidden_release_all(struct ht_ctl *c)
@@ -191,7 +194,9 @@ void ht_hidden_release(struct ht_hidden_file *f)
     ht_ctl_unlink(f->ctl, &f->link);
     if (f->grad)
         ht_grad_release(f->grad);
-    if (f->kind == HT_HIDDEN_GRAD || f->kind == HT_HIDDEN_STATE)
+    if (f->topk)
+        ht_topk_release(f->topk);
+    if (f->grad || f->topk || f->kind == HT_HIDDEN_STATE)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     if (f->talk) {
         ht_mutex_destroy(&f->talk->lock);
@@ -328,6 +333,8 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
         return ht_grad_write(f->grad, off, buf, len);
+    case HT_HIDDEN_TOPK:
+        return ht_topk_write(f->topk, off, buf, len);
     case HT_HIDDEN_STATE:
         return ht_optim_state_write(f->ctl->optim, &f->param, f->state, off, buf, len);
     case HT_HIDDEN_CTL:
@@ -341,6 +348,8 @@ int ht_hidden_flush(struct ht_hidden_file *f)
 {
     if (f->kind == HT_HIDDEN_GRAD)
         return ht_grad_flush(f->grad);
+    if (f->kind == HT_HIDDEN_TOPK)
+        return ht_topk_flush(f->topk);
     return f->kind == HT_HIDDEN_CTL ? flush_talk(f) : 0;
 }
 
@@ -358,6 +367,7 @@ bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op)
 {
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
+    case HT_HIDDEN_TOPK:
         return op == HT_HIDDEN_FLUSH;
     case HT_HIDDEN_STATE:
         return op != HT_HIDDEN_FLUSH;
@@ -372,6 +382,7 @@ enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f)
 {
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
+    case HT_HIDDEN_TOPK:
         return HT_TRAFFIC_GRAD;
     case HT_HIDDEN_STATE:
         return HT_TRAFFIC_STATE;

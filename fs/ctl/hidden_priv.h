@@ -17,6 +17,8 @@ enum ht_hidden_kind {
     HT_HIDDEN_CTL,       /* .hitrain/ctl; base: its directory, as in the next */
     HT_HIDDEN_STATS,     /* .hitrain/stats */
     HT_HIDDEN_EVENTS,    /* .hitrain/events of the mount's root */
+    HT_HIDDEN_TOPK_DIR,  /* .hitrain/grad-topk; base: its directory */
+    HT_HIDDEN_TOPK,      /* .hitrain/grad-topk/P; base: P */
 };
 enum { HT_HIDDEN_STATES_MAX = 255 };
 

@@ -18,6 +18,7 @@ enum ht_lock_rank {
     HT_LOCK_TALK,        /* fs/ctl: conversation of one open .hitrain/ctl, over a command */
     HT_LOCK_ROOTS,       /* fs/ctl: one change of what is a model root at a time */
     HT_LOCK_FEED,        /* fs/ctl: one open .hitrain/events */
+    HT_LOCK_TOPK,        /* optim: one open sparse gradient, over its flush */
     HT_LOCK_EVENT_NAMES, /* fs/ctl: whether names and optimizer may be asked for a path */
     HT_LOCK_TX,          /* store: the transaction */
     HT_LOCK_NAMES,       /* fs/ns: names and inodes; readers and writers */

@@ -3,6 +3,7 @@
 import errno
 import mmap
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -310,10 +311,10 @@ def test_one_worker_thread_does_not_block_itself(make_store):
 
 def test_hidden_tree_is_resolved_and_not_listed(root):
     assert sorted(os.listdir(root)) == ['big', 'w']
-    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'grad', 'state', 'stats']
+    assert sorted(os.listdir(root / '.hitrain')) == ['ctl', 'grad', 'grad-topk', 'state', 'stats']
     (root / 'note.txt').write_text('no tensor')
     os.setxattr(root / 'note.txt', 'user.hitrain.dtype', b'u8')
-    assert sorted(os.listdir(root / '.hitrain/grad')) == ['big', 'w']
+    assert sorted(os.listdir(root / '.hitrain/grad')) == sorted(os.listdir(root / '.hitrain/grad-topk')) == ['big', 'w']
     assert sorted(os.listdir(root / '.hitrain/state')) == ['big', 'w']
     assert sorted(os.listdir(root / '.hitrain/state/w')) == ['exp_avg', 'exp_avg_sq', 'step']
     assert os.stat(root / '.hitrain/grad/w').st_size == 4000
@@ -484,6 +485,52 @@ def test_gradients_of_several_passes_make_one_step(root):
     second = ((grads[3] + grads[4]) + grads[5]).astype('f8') / 3
     assert near(np.fromfile(big, 'f4'), adamw(p, [first, second]))
     assert word(root, 'step') == '2' and word(root, 'added_elements') == str(8 * len(p))
+
+
+# ----------------------------------------------------------- sparse gradients
+
+def sparse(n, at, values, magic=b'HTtopk\r\n', version=1, dtype=1):
+    return (struct.pack('<8sIB3xQQ', magic, version, dtype, n, len(at)) + at.astype('<u4').tobytes() + values.tobytes())
+
+
+def test_a_sparse_gradient_is_the_dense_one(root, tmp_path):
+    p, g = random(3 * MIB // 4 + 7, 2), random(3 * MIB // 4 + 7, 5)
+    at = np.flatnonzero(np.random.default_rng(6).random(len(p)) < 0.02)
+    (tmp_path / 'g').write_bytes(sparse(len(p), at, g[at]))
+    subprocess.run(['cp', tmp_path / 'g', root / '.hitrain/grad-topk/big'], check=True, timeout=SECONDS_MAX)
+    sync(root)
+    dense = np.zeros_like(g)
+    dense[at] = g[at]
+    assert near(np.fromfile(root / 'big', 'f4'), adamw(p, [dense]))
+    fd = os.open(root / '.hitrain/grad-topk/big', os.O_WRONLY)  # small pieces, and a child's exec that flushes in between
+    data = sparse(len(p), at[:5000], g[at[:5000]])
+    for off in range(0, len(data), 4999):
+        os.write(fd, data[off:off + 4999])
+        if off == 9998:
+            subprocess.run(['true'], check=True, timeout=SECONDS_MAX)
+    os.close(fd)
+    sync(root)
+    few = np.zeros_like(g)
+    few[at[:5000]] = g[at[:5000]]
+    assert near(np.fromfile(root / 'big', 'f4'), adamw(p, [dense, few]))
+    assert word(root, 'step') == '2'
+
+
+@pytest.mark.parametrize('data, named', [
+    (b'1234', 'no whole header'), (sparse(1000, np.arange(3), np.ones(3, 'f4'), magic=b'something'[:8]), 'magic'),
+    (sparse(1000, np.arange(3), np.ones(3, 'f4'), version=7), 'version 7'),
+    (sparse(1000, np.arange(3), np.ones(3, 'f4'), dtype=4), 'dtype 4'),
+    (sparse(999, np.arange(3), np.ones(3, 'f4')), '999 elements'),
+    (sparse(1000, np.array([1, 3, 3]), np.ones(3, 'f4')), 'must increase'),
+    (sparse(1000, np.array([1, 3, 1000]), np.ones(3, 'f4')), 'index 1000 of 1000'),
+    (sparse(1000, np.arange(3), np.ones(2, 'f4')), 'ends after'), (sparse(1000, np.arange(3), np.ones(4, 'f4')), 'says')])
+def test_a_wrong_sparse_gradient_is_named(root, data, named):
+    before = (root / 'w').read_bytes()
+    fd = os.open(root / '.hitrain/grad-topk/w', os.O_WRONLY)
+    os.write(fd, data)
+    refused(errno.EINVAL, os.close, fd)
+    assert word(root, 'error').startswith('model/w: sparse gradient: ') and named in word(root, 'error')
+    assert word(root, 'step_open') == '0' and (root / 'w').read_bytes() == before
 
 
 # --------------------------------------------------------------------- bad input
