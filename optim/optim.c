@@ -30,6 +30,7 @@ static void init_lists(struct ht_optim *o)
     ht_list_init(&o->params);
     ht_list_init(&o->ready);
     ht_list_init(&o->invals);
+    ht_list_init(&o->problems);
 }
 
 int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks, struct ht_optim **out)
@@ -232,6 +233,7 @@ void ht_optim_free(struct ht_optim *o)
     }
     free(o->table);
     free(o->owners);
+    ht_opt_problems_free(o);
     ht_mutex_destroy(&o->lock);
     pthread_cond_destroy(&o->changed);
     pthread_cond_destroy(&o->work);

@@ -168,6 +168,19 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
  * was only mounted, with no workers started. -ENOENT: the object is nobody's state.
  */
 int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name) HT_CHECK;
+/* For fsck: what was found, and taken out, when the log had been read. Returns how many. */
+size_t ht_optim_check(struct ht_optim *o, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
+/* For fsck: each root, with parameter 0, and each parameter. fn is called with the lock held: it only takes notes. */
+struct ht_optim_entry {
+    uint64_t root, parameter;
+    unsigned state_count;
+    const uint64_t *states; /* objects */
+};
+int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim_entry *e), void *ctx) HT_CHECK;
+/* For fsck: out of memory without a record, so that a compaction leaves it out. Parameter 0: the root with all of its. */
+void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter);
+/* For fsck: a configuration that changes nothing and goes with the state which a root's parameters have. */
+const char *ht_optim_root_config(struct ht_optim *o, uint64_t root);
 /* Sum of the device space of a parameter's state, for stats. */
 uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
 

@@ -155,6 +155,10 @@ struct root {
     char error[HT_OPTIM_ERROR_MAX];
 };
 
+/* check.c. What reading the log to its end found: taken out and remembered for fsck, where the store leaves out. */
+int ht_opt_check_states(struct ht_optim *o) HT_CHECK;
+void ht_opt_problems_free(struct ht_optim *o);
+
 /* For fsck: see owner.c. */
 struct state_owner {
     uint64_t oid, param;
@@ -184,7 +188,8 @@ struct ht_optim {
     size_t table_size, param_count;
     struct state_owner *owners;
     size_t owner_count;
-    struct ht_list ready; /* roots with ranges to take, in turn */
+    struct ht_list problems; /* found when the log had been read (check.c) */
+    struct ht_list ready;    /* roots with ranges to take, in turn */
     uint64_t backlog_bytes,
         backlog_bytes_max; /* gradients of ranges that are queued or running; from then on writers wait */
 

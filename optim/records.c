@@ -313,23 +313,6 @@ int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len
 
 /* ---------------------------------------------------------------- replayed */
 
-static int check_state(struct param *p)
-{
-    for (unsigned i = 0; i < p->cur.layout.count; i++) {
-        struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[i]);
-        struct ht_obj_stat st = {0};
-        if (obj)
-            ht_obj_stat(obj, &st);
-        ht_obj_put(obj);
-        if (obj && st.size == p->cur.elements * 4 && st.chunk_bytes == p->cur.chunk_bytes && st.scope == p->root->id)
-            continue;
-        ht_error("log: %s of parameter %llu (object %llu) is not as its parameter needs it",
-                 ht_state_word(p->cur.layout.kind[i]), (unsigned long long)p->oid, (unsigned long long)p->cur.oid[i]);
-        return -EUCLEAN;
-    }
-    return 0;
-}
-
 /* The log can be claimed from only when it has been read to its end. */
 static void claim_all(struct ht_optim *o)
 {
@@ -344,18 +327,9 @@ static void claim_all(struct ht_optim *o)
 int ht_opt_replayed(void *ctx)
 {
     struct ht_optim *o = ctx;
-    int ret = 0;
 
     lock(o);
-    ht_list_for_each(pos, &o->params) {
-        struct param *p = ht_list_entry(pos, struct param, all);
-        if (!p->root->exists) {
-            ht_error("log: parameter %llu belongs to root %llu, which is none", (unsigned long long)p->oid,
-                     (unsigned long long)p->root->id);
-            ret = -EUCLEAN;
-        }
-        ret = ret ? ret : check_state(p);
-    }
+    int ret = ht_opt_check_states(o);
     claim_all(o);
     unlock(o);
     return ret;

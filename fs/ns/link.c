@@ -53,6 +53,22 @@ static bool is_published(const struct ht_ns_inode *i)
     return (i->flags & HT_NS_PUBLISHED) != 0;
 }
 
+static void take_out(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    if (is_published(e->inode) && e->inode->ino != HT_NS_ROOT_INO)
+        e->inode->flags |= HT_NS_VICTIM;
+    ht_ns_entry_remove(ns, e);
+    ht_ns_entry_free(ns, e);
+}
+
+/* Of a name that was linked up already. */
+static void unlink_entry(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    ht_ns_dir_remove(ns, e->dir->u.dir, e);
+    ht_ns_entry_count(e, -1);
+    take_out(ns, e);
+}
+
 /* NULL: nothing is wrong with it. */
 static const char *entry_problem(const struct ht_ns_entry *e, const char **out_text)
 {
@@ -60,18 +76,18 @@ static const char *entry_problem(const struct ht_ns_entry *e, const char **out_t
 
     if (!is_published(e->dir) || !ht_ns_is_dir(e->dir)) {
         *out_text = "is in something that is no directory";
-        return "ns-parent";
+        return "NS-PARENT";
     }
     if (!is_published(i)) {
         *out_text = "names an inode that does not exist";
-        return "ns-dangling";
+        return "NS-DANGLING";
     }
     if (i->ino == HT_NS_ROOT_INO || (ht_ns_is_dir(i) && i->links > 0)) {
         *out_text = "is a second name of a directory";
-        return "ns-directory-names";
+        return "NS-DIRECTORY-NAMES";
     }
     *out_text = "is one name too many";
-    return i->links >= HT_LINKS_MAX ? "ns-links" : NULL;
+    return i->links >= HT_LINKS_MAX ? "NS-LINKS" : NULL;
 }
 
 static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e)
@@ -83,8 +99,7 @@ static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e)
     if (code != NULL) {
         ht_ns_problem(ns, code, "name \"%s\" in inode %llu, of inode %llu, %s", shown(e, name), (ull)e->dir->ino,
                       (ull)e->inode->ino, text);
-        ht_ns_entry_remove(ns, e);
-        ht_ns_entry_free(ns, e);
+        take_out(ns, e);
         return 0;
     }
     rc = ht_ns_dir_reserve(ns, e->dir->u.dir, 1);
@@ -108,39 +123,61 @@ static int link_names(void *ctx, struct ht_ns_inode *i)
 
 /* ---------------------------------------------------------------- inodes */
 
+static const char lost_target[] = "(lost)";
+
 /* No entry names, or is in, an inode without a record any more. */
 static int sweep(void *ctx, struct ht_ns_inode *i)
 {
     struct ht_ns *ns = ctx;
 
     i->opens = 0; /* counted entries during replay */
-    if (!is_published(i)) {
+    if (!is_published(i) && i->ino != HT_NS_ROOT_INO) {
         if (i->xattrs != NULL)
-            ht_ns_problem(ns, "ns-attributes", "extended attributes of inode %llu, which does not exist", (ull)i->ino);
+            ht_ns_problem(ns, "NS-ATTRIBUTES", "extended attributes of inode %llu, which does not exist", (ull)i->ino);
         ht_ns_inode_free(ns, i);
         return 0;
     }
     if (!S_ISLNK(i->cur.mode) || i->u.target != NULL)
         return 0;
-    ht_ns_problem(ns, "ns-target", "symbolic link of inode %llu has no target", (ull)i->ino);
-    return ht_ns_inode_set_target(ns, i, "", 0);
+    ht_ns_problem(ns, "NS-TARGET", "symbolic link of inode %llu has no target", (ull)i->ino);
+    return ht_ns_inode_set_target(ns, i, lost_target, strlen(lost_target));
 }
 
-/* A new store has none yet: it is published by ht_ns_start. */
-static int make_root_dir(struct ht_ns *ns)
+static void init_root_dir(struct ht_ns *ns, struct ht_ns_inode *i)
 {
-    struct ht_ns_inode *i;
-    int rc;
-
-    if (ns->inode_count > 0)
-        ht_ns_problem(ns, "ns-root", "the root directory is missing");
-    rc = ht_ns_inode_new(ns, HT_NS_ROOT_INO, ROOT_MODE, &i);
-    if (rc != 0)
-        return rc;
     i->cur.uid = ns->root_uid;
     i->cur.gid = ns->root_gid;
     i->cur.atime_ns = i->cur.mtime_ns = i->cur.ctime_ns = ht_ns_now();
-    return 0;
+}
+
+/* Inode 1 has no record, or one that makes it something else: it becomes a directory, for the names in it. */
+static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i)
+{
+    int rc;
+
+    ht_ns_problem(ns, "NS-ROOT", is_published(i) ? "inode 1 is not a directory" : "the root directory is missing");
+    ht_ns_inode_drop_payload(ns, i);
+    rc = ht_ns_inode_set_mode(ns, i, ROOT_MODE);
+    init_root_dir(ns, i);
+    i->flags |= HT_NS_PUBLISHED;
+    return rc;
+}
+
+/* A new store has none yet: it is published by ht_ns_start. */
+static int find_root_dir(struct ht_ns *ns)
+{
+    struct ht_ns_inode *i = ht_ns_inode_find(ns, HT_NS_ROOT_INO);
+    bool blank = ns->inode_count == 0;
+    int rc;
+
+    if (i != NULL)
+        return is_published(i) && ht_ns_is_dir(i) ? 0 : mend_root_dir(ns, i);
+    rc = ht_ns_inode_new(ns, HT_NS_ROOT_INO, ROOT_MODE, &i);
+    if (rc == 0 && !blank)
+        return mend_root_dir(ns, i);
+    if (rc == 0)
+        init_root_dir(ns, i);
+    return rc;
 }
 
 /* ----------------------------------------------------------- reachability */
@@ -153,7 +190,7 @@ static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht
     if ((child->flags & HT_NS_MODEL_ROOT) == 0)
         return 0;
     if (*out != &ns->outside) {
-        ht_ns_problem(ns, "ns-nested-root", "model root of inode %llu is below that of inode %llu", (ull)child->ino,
+        ht_ns_problem(ns, "NS-NESTED-ROOT", "model root of inode %llu is below that of inode %llu", (ull)child->ino,
                       (ull)(*out)->ino);
         child->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
         return 0;
@@ -166,49 +203,117 @@ static int reach(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_
                  struct ht_ns_inode *child)
 {
     struct ht_ns_root *root;
-    int rc;
+    int rc = child_root(ns, dir, child, &root);
 
-    if ((child->flags & HT_NS_MARKED) != 0) { /* another name of a file */
-        if (child->root != dir->root)
-            ht_ns_problem(ns, "ns-link-across-root", "inode %llu has names in and outside of a model root",
-                          (ull)child->ino);
-        return 0;
-    }
-    rc = child_root(ns, dir, child, &root);
     if (rc != 0)
         return rc;
     ht_ns_inode_set_root(ns, child, root);
     return ht_ns_members_add(found, child);
 }
 
+/* A file that was reached may have other names, but only where its content is published with it. */
+static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    if (ht_ns_is_dir(e->inode) || e->inode->root == e->dir->root)
+        return 0;
+    ht_ns_problem(ns, "NS-LINK-ACROSS-ROOT", "inode %llu has names in and outside of a model root", (ull)e->inode->ino);
+    unlink_entry(ns, e);
+    return 0;
+}
+
+/* From the last slot down: taking a name out may make the array shorter. */
 static int reach_children(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_ns_inode *dir)
 {
     const struct ht_ns_dir *d = dir->u.dir;
     int rc = 0;
 
-    for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++)
-        rc = reach(ns, found, dir, ht_ns_dir_entry(d, s)->inode);
+    for (uint32_t s = d->slot_count; rc == 0 && s > 0; s--) {
+        struct ht_ns_entry *e = s <= d->slot_count ? ht_ns_dir_entry(d, s - 1) : NULL;
+
+        if (e != NULL)
+            rc = (e->inode->flags & HT_NS_MARKED) != 0 ? reach_again(ns, e) : reach(ns, found, dir, e->inode);
+    }
     return rc;
 }
 
-static int report_unreached(void *ctx, struct ht_ns_inode *i)
+/* Everything below those that were found from number first on. */
+static int reach_below(struct ht_ns *ns, struct ht_ns_members *found, size_t first)
 {
-    if ((i->flags & HT_NS_MARKED) == 0 && i->links > 0)
-        ht_ns_problem(ctx, "ns-unreachable", "inode %llu has a name but cannot be reached from the root directory",
-                      (ull)i->ino);
-    return 0;
+    int rc = 0;
+
+    for (size_t n = first; rc == 0 && n < found->count; n++)
+        if (ht_ns_is_dir(found->inodes[n]))
+            rc = reach_children(ns, found, found->inodes[n]);
+    return rc;
+}
+
+/* The names above it lead round in a circle: one directory that is on it. One that goes twice as fast meets the other there. */
+static struct ht_ns_inode *on_circle(struct ht_ns_inode *i)
+{
+    struct ht_ns_inode *slow = i, *fast = i;
+
+    do {
+        slow = slow->names->dir;
+        fast = fast->names->dir->names->dir;
+    } while (slow != fast);
+    return slow;
+}
+
+/* What names lead to, but not from the root directory; it is reached from here, as if from outside of model roots. */
+static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_ns_inode *i)
+{
+    size_t first = found->count;
+    int rc;
+
+    if (i->links > 0) {
+        i = on_circle(i);
+        ht_ns_problem(ns, "NS-UNREACHABLE", "directory inode %llu is below itself", (ull)i->ino);
+        unlink_entry(ns, i->u.dir->self);
+    } else if (ht_ns_is_dir(i) && i->u.dir->live > 0 && (i->flags & HT_NS_VICTIM) == 0) {
+        ht_ns_problem(ns, "NS-UNREACHABLE", "directory inode %llu has no name, but there are names in it", (ull)i->ino);
+    }
+    i->flags |= HT_NS_VICTIM;
+    rc = reach(ns, found, NULL, i);
+    return rc == 0 ? reach_below(ns, found, first) : rc;
+}
+
+struct strays {
+    struct ht_ns *ns;
+    struct ht_ns_members *found;
+    bool tops; /* only those without names: what is below them is reached from there */
+};
+
+static bool is_top(const struct strays *s, const struct ht_ns_inode *i)
+{
+    if (i->links > 0 || i->ino == HT_NS_ROOT_INO)
+        return false;
+    /* Where records were left out, one that named it may be among them. */
+    return (i->flags & HT_NS_VICTIM) != 0 || (ht_ns_is_dir(i) && i->u.dir->live > 0) ||
+        ht_store_log_report(s->ns->store)->left_out > 0;
+}
+
+static int find_stray(void *ctx, struct ht_ns_inode *i)
+{
+    struct strays *s = ctx;
+
+    if ((i->flags & HT_NS_MARKED) != 0 || (s->tops ? !is_top(s, i) : i->links == 0))
+        return 0;
+    return reach_stray(s->ns, s->found, i);
 }
 
 static int find_reachable(struct ht_ns *ns)
 {
     struct ht_ns_members found = {0};
+    struct strays s = {ns, &found, true};
     int rc = reach(ns, &found, NULL, ht_ns_inode_find(ns, HT_NS_ROOT_INO));
 
-    for (size_t n = 0; rc == 0 && n < found.count; n++)
-        if (ht_ns_is_dir(found.inodes[n]))
-            rc = reach_children(ns, &found, found.inodes[n]);
     if (rc == 0)
-        rc = ht_ns_inode_each(ns, report_unreached, ns);
+        rc = reach_below(ns, &found, 0);
+    if (rc == 0)
+        rc = ht_ns_inode_each(ns, find_stray, &s);
+    s.tops = false;
+    if (rc == 0)
+        rc = ht_ns_inode_each(ns, find_stray, &s);
     ht_ns_members_free(&found);
     return rc;
 }
@@ -239,18 +344,12 @@ static int claim_all(struct ht_ns *ns)
 
 static int link_up(struct ht_ns *ns)
 {
-    const struct ht_ns_inode *root;
-    int rc = ht_ns_inode_each(ns, link_names, ns);
+    int rc = find_root_dir(ns);
 
     if (rc == 0)
+        rc = ht_ns_inode_each(ns, link_names, ns);
+    if (rc == 0)
         rc = ht_ns_inode_each(ns, sweep, ns);
-    root = ht_ns_inode_find(ns, HT_NS_ROOT_INO);
-    if (rc == 0 && root == NULL)
-        rc = make_root_dir(ns);
-    if (rc == 0 && root != NULL && !ht_ns_is_dir(root)) {
-        ht_error("names: inode %d is not a directory; run hitrain-fsck", HT_NS_ROOT_INO);
-        return -EUCLEAN;
-    }
     if (rc == 0)
         rc = find_reachable(ns);
     return rc == 0 ? claim_all(ns) : rc;
@@ -272,5 +371,7 @@ int ht_ns_replayed(void *ctx)
     ht_rwlock_wrlock(&ns->lock);
     rc = link_up(ns);
     ht_rwlock_unlock(&ns->lock);
-    return rc == 0 && ns->problem_count > 0 && !ht_store_read_only(ns->store) ? refuse(ns) : rc;
+    if (rc != 0 || ns->problem_count == 0 || ht_store_read_only(ns->store) || ht_store_leaves_out(ns->store))
+        return rc;
+    return refuse(ns);
 }

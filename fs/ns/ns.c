@@ -86,8 +86,7 @@ void ht_ns_free(struct ht_ns *ns)
 
 /* ----------------------------------------------------------------- start */
 
-/* The root directory of a new store is in memory already: replay found none. */
-static void publish_root_dir(struct ht_ns_op *op)
+void ht_ns_publish_root_dir(struct ht_ns_op *op)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(op->ns, HT_NS_ROOT_INO);
 
@@ -154,7 +153,7 @@ int ht_ns_start(struct ht_ns *ns)
     rc = ht_ns_op_begin(ns, REAP_BYTES, &op);
     if (rc != 0)
         return rc;
-    publish_root_dir(&op);
+    ht_ns_publish_root_dir(&op);
     rc = ht_ns_op_end(&op, 0);
     if (rc == 0)
         rc = reap_all(ns);

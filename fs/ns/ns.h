@@ -225,6 +225,15 @@ struct ht_ns_stats {
 };
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out);
 
+/*
+ * For fsck, on a store that is being repaired: what lost all its names when linking up took out what does not fit gets
+ * one in lost+found. WAITS.
+ */
+int ht_ns_reconnect(struct ht_ns *ns) HT_CHECK;
+/* It will get one. */
+bool ht_ns_is_rescued(struct ht_ns *ns, uint64_t ino);
+/* The same for an object that no inode has: it becomes a file's content. -EEXIST: its number is an inode's. WAITS. */
+int ht_ns_adopt(struct ht_ns *ns, uint64_t oid) HT_CHECK;
 /* For fsck: problems in published names, one call each (text names path and inode). Returns how many. */
 size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
 

@@ -50,6 +50,7 @@ enum {
     HT_NS_STALE = 8,      /* made and aborted; only references are left */
     HT_NS_MARKED = 16,    /* for one walk, under the lock */
     HT_NS_UNNAMED = 32,   /* made without a name, and may get its first one */
+    HT_NS_VICTIM = 64,    /* lost its names when what did not fit together was taken out */
 };
 
 struct ht_ns_root {
@@ -189,6 +190,8 @@ int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_CHECK;
 /* The lock let go and the hooks called, the transaction still open: for calls into layers that call back. */
 void ht_ns_op_unlock(struct ht_ns_op *op);
 void ht_ns_op_lock(struct ht_ns_op *op);
+/* The root directory of a new store is in memory already, for replay found none: now in the log, too. */
+void ht_ns_publish_root_dir(struct ht_ns_op *op);
 /* Coarse wall clock, as the kernel stamps files with. */
 int64_t ht_ns_now(void);
 
@@ -217,6 +220,8 @@ struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino);
 int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out) HT_CHECK;
 /* The mode of an inode that was none of a type yet, or another one of the same type. */
 int ht_ns_inode_set_mode(struct ht_ns *ns, struct ht_ns_inode *i, uint32_t mode) HT_CHECK;
+/* What belongs to its type: it is of none then. Nobody has it open. */
+void ht_ns_inode_drop_payload(struct ht_ns *ns, struct ht_ns_inode *i);
 int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *target, size_t len) HT_CHECK;
 /* Out of the table, with its attributes, shadow and claims. It has no names. */
 void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i);

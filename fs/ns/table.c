@@ -161,7 +161,7 @@ static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i)
     ns->inode_count--;
 }
 
-static void free_payload(struct ht_ns *ns, struct ht_ns_inode *i)
+void ht_ns_inode_drop_payload(struct ht_ns *ns, struct ht_ns_inode *i)
 {
     if (S_ISDIR(i->cur.mode) && i->u.dir != NULL) {
         ns->meta_bytes -= sizeof(*i->u.dir) + (uint64_t)i->u.dir->slot_cap * sizeof(*i->u.dir->slots);
@@ -173,6 +173,7 @@ static void free_payload(struct ht_ns *ns, struct ht_ns_inode *i)
     } else if (S_ISREG(i->cur.mode)) {
         ht_obj_put(i->u.obj);
     }
+    memset(&i->u, 0, sizeof(i->u));
 }
 
 void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
@@ -185,7 +186,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
     unclaim(ns, ht_ns_inode_claim(i));
     ht_ns_shadow_drop(ns, i);
     remove_from_table(ns, i);
-    free_payload(ns, i);
+    ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);
     free(i);
 }

@@ -4,12 +4,15 @@
  *
  *   1 superblocks  pass_super.c    every copy on every device, by itself
  *   2 log          pass_log.c      both copies; then the store is opened by the daemon's own replay, read-only
- *   3 references   pass_refs.c     where stored chunks lie: inside the devices, apart from each other, with an owner
- *   4 tensors      pass_tensors.c  every stored chunk is read and its checksum verified
- *   5 names        pass_names.c    directories, links, attributes
+ *   3 names        pass_names.c    directories, links, attributes
+ *   4 optimizer    pass_optim.c    model roots, parameters and their state belong together
+ *   5 references   pass_refs.c     where stored chunks lie: inside the devices, apart from each other, with an owner
+ *   6 tensors      pass_tensors.c  every stored chunk is read and its checksum verified
+ *   - repair       repair.c        what was noted on the way, through the store's own transactions
  *
- * A pass tells problems through ht_fsck_problem and goes on; it returns a negative errno only where going on is
- * impossible. One thread; nothing is ever written to a device.
+ * A pass tells problems through ht_fsck_problem, notes what is to be repaired, and goes on; it returns a negative errno
+ * only where going on is impossible. One thread. But for copies of the superblock, which are written anew at once,
+ * nothing is changed before all passes are through.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 #define HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
@@ -43,16 +46,31 @@ enum ht_fsck_code {
     HT_FSCK_SB_SHORT,
     HT_FSCK_LOG_FRAME,
     HT_FSCK_LOG_READ,
-    HT_FSCK_LOG_DIFFER,
     HT_FSCK_LOG_ALL,
+    HT_FSCK_LOG_FORK,
     HT_FSCK_LOG_RECORD,
+    HT_FSCK_NS_ROOT,
+    HT_FSCK_NS_PARENT,
+    HT_FSCK_NS_DANGLING,
+    HT_FSCK_NS_DIRECTORY_NAMES,
+    HT_FSCK_NS_LINKS,
+    HT_FSCK_NS_ATTRIBUTES,
+    HT_FSCK_NS_TARGET,
+    HT_FSCK_NS_NESTED_ROOT,
+    HT_FSCK_NS_LINK_ACROSS_ROOT,
+    HT_FSCK_NS_UNREACHABLE,
+    HT_FSCK_OPT_ROOT,
+    HT_FSCK_OPT_PARAM,
+    HT_FSCK_OPT_STATE,
+    HT_FSCK_OPT_CONFIG,
+    HT_FSCK_REF_OBJECT,
     HT_FSCK_REF_RANGE,
     HT_FSCK_REF_META,
+    HT_FSCK_REF_SIZE,
     HT_FSCK_REF_OVERLAP,
     HT_FSCK_REF_ORPHAN,
     HT_FSCK_DATA_READ,
     HT_FSCK_DATA_CSUM,
-    HT_FSCK_NAME, /* the name layer's own codes */
     HT_FSCK_CODES,
 };
 
@@ -62,6 +80,7 @@ enum ht_fsck_code {
 struct ht_fsck_where {
     const char *device, *path, *state;
     uint64_t copy, offset, bytes, position, frame, object, chunk, first_byte;
+    bool by_hand; /* no program can repair this one */
 };
 #define HT_FSCK_NOWHERE                                                                            \
     .copy = HT_FSCK_NONE, .offset = HT_FSCK_NONE, .bytes = HT_FSCK_NONE, .position = HT_FSCK_NONE, \
@@ -85,16 +104,27 @@ struct ht_fsck_item {
     bool unreadable; /* its place makes no sense: told by pass 3, not read by pass 4 */
 };
 
+/* An element of one of the lists of what is to be repaired: chunks, or objects, or parameters of roots. */
+struct ht_fsck_note {
+    uint64_t id, part;
+};
+struct ht_fsck_notes {
+    struct ht_fsck_note *list;
+    size_t count, cap;
+};
+
 struct ht_fsck {
     struct ht_fsck_options opt;
+    FILE *out;
     struct ht_dev *devs[HT_DEVICES_MAX]; /* as given; after ht_fsck_open_store by index */
     unsigned dev_count;
-    struct ht_super super; /* newest of the first device */
+    struct ht_super super; /* newest of all devices */
 
     struct ht_store *store;
     struct ht_ns *ns;
     struct ht_optim *optim;
     struct ht_journal_report log;
+    bool log_known;
 
     struct ht_fsck_item *items;
     size_t item_count, item_cap;
@@ -105,14 +135,37 @@ struct ht_fsck {
     uint64_t lost_chunks; /* marked so by an earlier repair: no problem any more */
     struct ht_json json;
     bool failed; /* an operational error was told */
+
+    /* What is to be repaired. */
+    uint64_t repaired, planned; /* problems: done, and to be done when all passes are through */
+    struct ht_fsck_told *told;  /* for --json: what was told, until it is known which of it was repaired */
+    size_t told_count, told_cap;
+    bool blocked;                      /* something was left that the store cannot be written with */
+    bool cut;                          /* the log ends where its longest copy does */
+    bool overlaps;                     /* references share space, and at most one of them is right */
+    struct ht_fsck_notes lose;         /* chunks: object, index */
+    struct ht_fsck_notes orphans;      /* objects */
+    struct ht_fsck_notes forget;       /* of the optimizer: root, parameter or 0 */
+    struct ht_fsck_notes unconfigured; /* model roots */
 };
+
+int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part) HT_CHECK;
 
 /* --------------------------------------------------------------- problem.c */
 
-void ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
+/* True: it is to be repaired. That is noted by the caller, unless opening the store for repair does it. */
+bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
     HT_PRINTF(4, 5);
-/* For HT_FSCK_NAME: under the name layer's code. */
-void ht_fsck_name_problem(struct ht_fsck *f, const char *code, const char *text);
+/* By its code's name, as other layers tell theirs. */
+bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text);
+/* The problem told last has been repaired at once. */
+void ht_fsck_repaired_last(struct ht_fsck *f);
+/* For --json with repair: all problems, each with what became of it. */
+void ht_fsck_tell_all(struct ht_fsck *f, bool repaired);
+void ht_fsck_told_free(struct ht_fsck *f);
+const char *ht_fsck_code_name(enum ht_fsck_code code);
+/* A row of the table has a repair. */
+bool ht_fsck_code_repairable(enum ht_fsck_code code);
 
 /* ----------------------------------------------------------------- passes */
 
@@ -120,21 +173,31 @@ void ht_fsck_name_problem(struct ht_fsck *f, const char *code, const char *text)
 int ht_fsck_pass_super(struct ht_fsck *f) HT_CHECK;
 /* Opens the store. -EUCLEAN: told, and nothing behind the log can be checked. */
 int ht_fsck_pass_log(struct ht_fsck *f) HT_CHECK;
+int ht_fsck_pass_names(struct ht_fsck *f) HT_CHECK;
+int ht_fsck_pass_optim(struct ht_fsck *f) HT_CHECK;
 int ht_fsck_pass_refs(struct ht_fsck *f) HT_CHECK;
 int ht_fsck_pass_tensors(struct ht_fsck *f) HT_CHECK;
-int ht_fsck_pass_names(struct ht_fsck *f) HT_CHECK;
+
+/* ------------------------------------------------------------- repair.c, run.c */
+
+/* All that was noted; the store is closed then. An error is told: the next run finds what is left. */
+int ht_fsck_repair(struct ht_fsck *f) HT_CHECK;
+/* All passes over f->devs, repair, and the last line, onto f->out. Returns the exit status. */
+int ht_fsck_run(struct ht_fsck *f, const char *name);
 
 /* ---------------------------------------------------------------- session.c */
 
-/* Open and hold the devices for reading. Errors are told. */
+/* Open and hold the devices, for writing where something may be repaired. Errors are told. */
 int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count) HT_CHECK;
-/* Attach, replay the log. force: though all copies are damaged. */
-int ht_fsck_open_store(struct ht_fsck *f, bool force) HT_CHECK;
+/* Attach, replay the log. force: though all copies are damaged. repair: to be written. */
+int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair) HT_CHECK;
 void ht_fsck_close_store(struct ht_fsck *f);
 void ht_fsck_close(struct ht_fsck *f);
 
 /* ------------------------------------------------------------------ items.c */
 
+/* Room for need more elements of size bytes in an array that grows. */
+int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t size) HT_CHECK;
 /* All published references, in (object, chunk) order. */
 int ht_fsck_items_load(struct ht_fsck *f) HT_CHECK;
 /* By device and offset, as a disk likes to be read. */

@@ -6,10 +6,9 @@
 
 #include "tiering/base/log.h"
 
-#define FIRST_CAP 4096
+#define FIRST_CAP 64
 
-/* Room for need more elements of size bytes. */
-static int grow(void **array, size_t *cap, size_t count, size_t need, size_t size)
+int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t size)
 {
     size_t want = *cap != 0 ? *cap : FIRST_CAP;
     void *p;
@@ -28,7 +27,7 @@ static int grow(void **array, size_t *cap, size_t count, size_t need, size_t siz
 
 static int add_frags(struct ht_fsck *f, const struct ht_chunk_info *info)
 {
-    int ret = grow((void **)&f->frags, &f->frag_cap, f->frag_count, info->extent_count, sizeof(*f->frags));
+    int ret = ht_fsck_grow((void **)&f->frags, &f->frag_cap, f->frag_count, info->extent_count, sizeof(*f->frags));
 
     if (ret == 0 && f->frag_count + info->extent_count > UINT32_MAX)
         ret = -EOVERFLOW;
@@ -53,7 +52,7 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
     if (info->extent_count == 0 || info->extent_count > HT_FRAGS_MAX || info->index > UINT32_MAX ||
         info->extents[0].device >= HT_DEVICES_MAX || info->chunk_bytes == 0 || info->stored_bytes > HT_CHUNK_BYTES)
         return -EUCLEAN;
-    ret = grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
+    ret = ht_fsck_grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
     if (ret < 0)
         return ret;
     it = &f->items[f->item_count];
@@ -127,14 +126,23 @@ struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fs
         .block = it->block, .blocks = (uint32_t)ht_div_up(it->stored, HT_BLOCK_BYTES), .device = it->device};
 }
 
+int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part)
+{
+    int ret = ht_fsck_grow((void **)&n->list, &n->cap, n->count, 1, sizeof(*n->list));
+
+    if (ret == 0)
+        n->list[n->count++] = (struct ht_fsck_note){id, part};
+    return ret;
+}
+
 /* -------------------------------------------------------------------- owners */
 
-/* Path of an inode from the mount's root; false when there is no such inode. */
+/* Path of a file from the mount's root; false when there is no such file. */
 static bool inode_path(struct ht_fsck *f, uint64_t ino, char *buf, size_t cap)
 {
     struct stat st;
 
-    if (ht_ns_getattr(f->ns, ino, &st) != 0)
+    if (ht_ns_getattr(f->ns, ino, &st) != 0 || !S_ISREG(st.st_mode))
         return false;
     buf[0] = '/';
     buf[1] = '\0';

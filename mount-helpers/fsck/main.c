@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hitrain-fsck - check a store, all of it: every superblock, both logs, every reference, every stored byte, every name.
- *
- * Reads only. Repair is a later version's: -p and -y are accepted and say for each problem that it stays.
+ * hitrain-fsck - check a store, all of it, and repair it: every superblock, both logs, every reference, every stored
+ * byte, every name.
  */
 #include "mount-helpers/fsck/fsck.h"
 
@@ -17,18 +16,19 @@
 static const char usage_text[] =
     "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--no-wait] DEVICE...\n"
     "\n"
-    "Checks the hitrain store on all of its devices; they must not be mounted.\n"
+    "Checks the hitrain store on all of its devices, and repairs it; they must not be mounted.\n"
     "\n"
     "  -n          change nothing (default)\n"
-    "  -p, -a, -y  repair; this version repairs nothing and says so for each problem\n"
+    "  -p, -a      repair what can be repaired without giving up or guessing anything\n"
+    "  -y          repair everything that can be repaired\n"
     "  -f          accepted: everything is always checked\n"
     "  --json      problems, figures and the state of the log as JSON on stdout\n"
     "  --progress  show progress on stderr also where that is no terminal\n"
-    "  --extents   list where every stored chunk lies, too\n"
+    "  --extents   list where every stored chunk lies, too (with -n)\n"
     "  --no-wait   fail at once when a device is in use, instead of after 30 s\n"
     "  --help, --version\n"
     "\n"
-    "Exit status: 0 clean, 4 problems left, 8 operational error, 16 usage; 4 and 8 may add up.\n";
+    "Exit status: 0 clean, 1 problems repaired, 4 problems left, 8 operational error, 16 usage; 1, 4 and 8 may add up.\n";
 
 enum { OPT_JSON = 256, OPT_PROGRESS, OPT_EXTENTS, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
 
@@ -96,46 +96,23 @@ static int parse(int argc, char **argv, struct ht_fsck_options *o)
         mode = c;
     }
     o->mode = mode == 'p' ? HT_FSCK_PREEN : mode == 'y' ? HT_FSCK_YES : HT_FSCK_CHECK;
+    if (o->extents && o->mode != HT_FSCK_CHECK)
+        return usage_error("--extents goes with -n only");
     if (optind == argc || argc - optind > (int)HT_DEVICES_MAX)
         return usage_error("expected the devices of one store");
     return -1;
 }
 
-static int check(struct ht_fsck *f, char *const paths[], unsigned count)
-{
-    int ret = ht_fsck_open_devices(f, paths, count);
-
-    if (ret == 0)
-        ret = ht_fsck_pass_super(f);
-    if (ret == 0)
-        ret = ht_fsck_pass_log(f);
-    if (ret == 0)
-        ret = ht_fsck_pass_refs(f);
-    if (ret == 0)
-        ret = ht_fsck_pass_tensors(f);
-    if (ret == 0)
-        ret = ht_fsck_pass_names(f);
-    return ret;
-}
-
 static int run(struct ht_fsck *f, char *const paths[], unsigned count)
 {
-    int ret, status;
+    int status;
 
+    f->out = stdout;
     ht_json_init(&f->json, stdout);
-    if (f->opt.json) {
-        ht_json_object(&f->json, NULL);
-        ht_json_array(&f->json, "problems");
-    }
-    ret = check(f, paths, count);
-    /* -EUCLEAN: the damage that ends the check was told as a problem */
-    f->failed = ret < 0 && (ret != -EUCLEAN || f->problems == 0);
-    if (f->opt.json)
-        ht_json_end(&f->json);
-    if (f->opt.extents && ret == 0)
-        ht_fsck_list_extents(f);
-    status = (f->problems != 0 ? HT_FSCK_LEFT : HT_FSCK_CLEAN) | (f->failed ? HT_FSCK_FAILED : 0);
-    ht_fsck_summary(f, paths[0], status);
+    /* who holds it, and other errors, were told */
+    f->failed = ht_fsck_open_devices(f, paths, count) < 0;
+    status = ht_fsck_run(f, paths[0]);
+    ht_fsck_close(f);
     return status;
 }
 
@@ -149,7 +126,6 @@ int main(int argc, char **argv)
     if (status >= 0)
         return status;
     status = run(&f, argv + optind, (unsigned)(argc - optind));
-    ht_fsck_close(&f);
     if (fflush(stdout) != 0 || ferror(stdout)) {
         ht_error("cannot write the result: %s", strerror(errno));
         status |= HT_FSCK_FAILED;

@@ -3,16 +3,13 @@
  * pass_log.c - both copies of the metadata log.
  *
  * The journal's own replay decides where each copy ends and whether that end is damage; a copy that is merely behind,
- * as a crash leaves it, is in order. What the chain of checksums does not cover, the padding behind each frame, is
- * compared between the copies.
+ * as a crash leaves it, is in order. Opening the store for repair writes the copy anew that is not.
  */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
-
-#define COMPARE_BYTES HT_MIB
 
 static struct ht_dev *copy_device(const struct ht_fsck *f, unsigned copy)
 {
@@ -61,110 +58,104 @@ static bool tell_copies(struct ht_fsck *f)
     return any_whole;
 }
 
-/* ------------------------------------------------------ bytes between frames */
+/* ------------------------------------------------------------- no whole copy */
 
-static void tell_difference(struct ht_fsck *f, unsigned copy, uint64_t pos)
+static int add_step(void *ctx, const struct ht_optim_entry *e)
 {
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-
-    w.device = ht_dev_name(copy_device(f, copy));
-    w.copy = copy;
-    w.position = pos;
-    w.offset = copy_place(f, copy, pos);
-    ht_fsck_problem(
-        f, HT_FSCK_LOG_DIFFER, &w,
-        "%s: log copy %u differs from copy %u at position %llu (byte offset %llu), outside any frame's checksum",
-        w.device, copy, f->log.chosen, (unsigned long long)pos, (unsigned long long)w.offset);
+    return e->parameter == 0 ? ht_fsck_note(ctx, e->root, 0) : 0;
 }
 
-static int compare_piece(struct ht_fsck *f, uint64_t pos, size_t len, uint8_t *a, uint8_t *b)
+/* "; model /m goes back to step 7": how far the models are by what is left of the log. */
+static void models_text(struct ht_fsck *f, char *buf, size_t cap)
 {
-    unsigned other = 1 - f->log.chosen;
-    int ret = ht_dev_read(copy_device(f, f->log.chosen), copy_place(f, f->log.chosen, pos), a, len);
+    struct ht_fsck_notes roots = {0};
+    char path[256];
+    size_t used = 0;
 
-    if (ret == 0)
-        ret = ht_dev_read(copy_device(f, other), copy_place(f, other, pos), b, len);
-    if (ret < 0) {
-        ht_error("log: cannot compare its copies at position %llu: %s", (unsigned long long)pos, strerror(-ret));
-        return ret;
+    buf[0] = '\0';
+    if (ht_optim_walk(f->optim, add_step, &roots) != 0)
+        roots.count = 0;
+    for (size_t i = 0; i < roots.count && used < cap; i++) {
+        struct ht_root_stat st;
+
+        if (ht_optim_root_stat(f->optim, roots.list[i].id, &st) != 0)
+            continue;
+        ht_ns_path(f->ns, roots.list[i].id, path, sizeof(path));
+        used += (size_t)snprintf(buf + used, cap - used, "; model /%s is at step %llu there", path,
+                                 (unsigned long long)st.durable_step);
     }
-    for (size_t i = 0; i < len; i++) {
-        if (a[i] != b[i]) {
-            tell_difference(f, other, pos + i);
-            return 1;
-        }
-    }
-    return 0;
+    free(roots.list);
 }
-
-/* The part of the log that both copies hold, read side by side; the first difference is enough. */
-static int compare_copies(struct ht_fsck *f)
-{
-    const struct ht_super *sb = ht_store_super(f->store);
-    uint64_t end = ht_min_u64(f->log.copy[0].end_pos, f->log.copy[1].end_pos);
-    void *a = NULL, *b = NULL;
-    int ret = 0;
-
-    static_assert(HT_LOG_COPIES == 2, "compares one copy with the other");
-    if (posix_memalign(&a, HT_BLOCK_BYTES, COMPARE_BYTES) != 0 ||
-        posix_memalign(&b, HT_BLOCK_BYTES, COMPARE_BYTES) != 0)
-        ret = -ENOMEM;
-    for (uint64_t pos = sb->start_pos; ret == 0 && pos < end;) {
-        uint64_t to_wrap = sb->log_bytes - pos % sb->log_bytes;
-        size_t len = (size_t)ht_min_u64(ht_min_u64(COMPARE_BYTES, to_wrap), end - pos);
-
-        ret = compare_piece(f, pos, len, a, b);
-        pos += len;
-    }
-    free(a);
-    free(b);
-    return ret < 0 ? ret : 0;
-}
-
-/* ---------------------------------------------------------------------- pass */
 
 static void tell_all_damaged(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    unsigned long long last = f->log.copy[f->log.chosen].last_seq, known = f->log.known_seq;
+    char models[1024];
 
-    ht_fsck_problem(
+    models_text(f, models, sizeof(models));
+    w.by_hand = f->log.frames == 0;
+    f->cut |= ht_fsck_problem(
         f, HT_FSCK_LOG_ALL, &w,
-        "no copy of the log is whole: what follows was found in the longest one, and newer changes may be missing");
+        "no copy of the log is whole: %llu %s up to number %llu of at least %llu can be read%s; what follows is what they say",
+        (unsigned long long)f->log.frames, f->log.frames == 1 ? "frame" : "frames", last, known, models);
 }
 
-static void tell_refused(struct ht_fsck *f)
+static void tell_diverged(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
-    ht_fsck_problem(
-        f, HT_FSCK_LOG_RECORD, &w,
-        "the log is whole but its records make no sense (the reason stands above); nothing behind it can be checked");
+    f->cut |= ht_fsck_problem(
+        f, HT_FSCK_LOG_FORK, &w,
+        "both copies of the log are whole and say different things: their devices were mounted apart. Copy %u is the newer one",
+        f->log.chosen);
+}
+
+/* ---------------------------------------------------------------------- pass */
+
+static void tell_left_out(struct ht_fsck *f)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+
+    if (f->log.left_out == 0)
+        return;
+    w.frame = f->log.left_out_frame;
+    ht_fsck_problem(f, HT_FSCK_LOG_RECORD, &w,
+                    "%llu %s of the log no sense, the first in frame %llu; what follows is what the others say",
+                    (unsigned long long)f->log.left_out, f->log.left_out == 1 ? "record makes" : "records make",
+                    (unsigned long long)w.frame);
+}
+
+/* By the longest copy, for want of a better one. */
+static int open_by_force(struct ht_fsck *f)
+{
+    bool diverged = f->log.diverged;
+    int ret;
+
+    ht_fsck_close_store(f);
+    ret = ht_fsck_open_store(f, true, false);
+    if (ret < 0)
+        return ret;
+    if (diverged)
+        tell_diverged(f);
+    else
+        tell_all_damaged(f);
+    return 0;
 }
 
 int ht_fsck_pass_log(struct ht_fsck *f)
 {
-    int ret = ht_fsck_open_store(f, false);
+    int ret = ht_fsck_open_store(f, false, false);
     bool whole;
 
     if (f->store == NULL || f->optim == NULL)
         return ret; /* told */
     whole = tell_copies(f);
-    if (ret == -EUCLEAN && !whole) {
-        tell_all_damaged(f);
-        ht_fsck_close_store(f);
-        ret = ht_fsck_open_store(f, true);
-        if (f->store == NULL || f->optim == NULL)
-            return ret;
-    }
-    if (ret == -EUCLEAN) {
-        tell_refused(f);
-        return ret;
-    }
-    if (ret < 0) {
+    if (ret == -EUCLEAN && (!whole || f->log.diverged))
+        ret = open_by_force(f);
+    if (ret < 0)
         ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-ret));
-        return ret;
-    }
-    if (f->log.copy[0].state == HT_LOG_ENDED && f->log.copy[1].state == HT_LOG_ENDED)
-        return compare_copies(f);
-    return 0;
+    else
+        tell_left_out(f);
+    return ret == -EUCLEAN ? -EIO : ret;
 }

@@ -2,13 +2,31 @@
 /* pass_names.c - directories, links and attributes, checked by the layer that keeps them. */
 #include "mount-helpers/fsck/fsck.h"
 
+#include "mount-helpers/common/text.h"
+
+struct counting {
+    struct ht_fsck *f;
+    size_t told;
+};
+
 static void tell(void *ctx, const char *code, const char *text)
 {
-    ht_fsck_name_problem(ctx, code, text);
+    struct counting *c = ctx;
+
+    c->told++;
+    (void)ht_fsck_problem_named(c->f, code, text); /* opening for repair takes out all of it */
 }
 
 int ht_fsck_pass_names(struct ht_fsck *f)
 {
-    (void)ht_ns_check(f->ns, tell, f); /* each was counted when it was told */
+    struct counting c = {.f = f};
+    size_t found = ht_ns_check(f->ns, tell, &c);
+
+    if (found <= c.told)
+        return 0;
+    f->problems += found - c.told;
+    f->planned += f->opt.mode != HT_FSCK_CHECK && !f->blocked ? found - c.told : 0;
+    if (!f->opt.json)
+        fprintf(f->out, "... and %zu more of names\n", found - c.told);
     return 0;
 }

@@ -63,46 +63,118 @@ static struct ht_fsck_item *find_partner(struct ht_fsck *f, const struct ht_ref_
     return NULL;
 }
 
-static void tell_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, bool search)
-{
-    static char text[HT_FSCK_PATH_MAX + 128], other_text[HT_FSCK_PATH_MAX + 128];
-    static struct ht_fsck_owner owner, other_owner;
-    struct ht_fsck_item *it = find_item(f, c->oid, c->index);
-    struct ht_fsck_item *other = search && c->error == -EEXIST ? find_partner(f, c) : NULL;
-    const char *meta = c->error == -EEXIST ? find_meta(f, c) : NULL;
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-    unsigned long long offset = c->block * HT_BLOCK_BYTES, bytes = (unsigned long long)c->blocks * HT_BLOCK_BYTES;
+struct conflict {
+    const struct ht_ref_conflict *c;
+    char text[HT_FSCK_PATH_MAX + 128]; /* whose it is, and which chunk */
+    struct ht_fsck_where where;
+    unsigned long long offset, bytes;
+};
 
-    if (it == NULL)
-        return; /* gone again by a later record */
-    ht_fsck_item_text(f, it, text, sizeof(text), &owner);
-    w.device = c->device < f->dev_count ? ht_dev_name(f->devs[c->device]) : "missing device";
-    w.offset = offset;
-    w.bytes = bytes;
-    w.object = c->oid;
-    w.chunk = c->index;
-    w.path = owner.path;
-    w.state = owner.state;
-    if (c->error != -EEXIST) {
-        it->unreadable = true;
-        ht_fsck_problem(f, HT_FSCK_REF_RANGE, &w, "%s: its place, %llu bytes at byte offset %llu, is not on %s", text,
-                        bytes, offset, w.device);
-    } else if (meta != NULL) {
-        ht_fsck_problem(f, HT_FSCK_REF_META, &w, "%s: its place, %llu bytes at byte offset %llu of %s, is that of %s",
-                        text, bytes, offset, w.device, meta);
-    } else {
-        if (other != NULL)
-            ht_fsck_item_text(f, other, other_text, sizeof(other_text), &other_owner);
-        ht_fsck_problem(f, HT_FSCK_REF_OVERLAP, &w,
-                        "%s: its place, %llu bytes at byte offset %llu of %s, belongs also to %s", text, bytes, offset,
-                        w.device, other != NULL ? other_text : "another chunk");
+static bool tell_overlap(struct ht_fsck *f, const struct conflict *k, bool search)
+{
+    static char text[HT_FSCK_PATH_MAX + 128];
+    static struct ht_fsck_owner owner;
+    struct ht_fsck_item *other = search ? find_partner(f, k->c) : NULL;
+
+    if (other != NULL)
+        ht_fsck_item_text(f, other, text, sizeof(text), &owner);
+    f->overlaps |= ht_fsck_problem(f, HT_FSCK_REF_OVERLAP, &k->where,
+                                   "%s: its place, %llu bytes at byte offset %llu of %s, belongs also to %s", k->text,
+                                   k->bytes, k->offset, k->where.device, other != NULL ? text : "another chunk");
+    return false; /* which one is to go, the checksums tell */
+}
+
+/* True: the chunk is to be marked lost. */
+static bool tell_place(struct ht_fsck *f, const struct conflict *k, bool search)
+{
+    const char *meta = k->c->error == -EEXIST ? find_meta(f, k->c) : NULL;
+
+    if (k->c->error == -EFBIG)
+        return ht_fsck_problem(f, HT_FSCK_REF_SIZE, &k->where, "%s: what is stored is larger than a chunk of it",
+                               k->text);
+    if (k->c->error == -ERANGE)
+        return ht_fsck_problem(f, HT_FSCK_REF_RANGE, &k->where,
+                               "%s: its place, %llu bytes at byte offset %llu, is not on %s", k->text, k->bytes,
+                               k->offset, k->where.device);
+    if (meta == NULL)
+        return tell_overlap(f, k, search);
+    return ht_fsck_problem(f, HT_FSCK_REF_META, &k->where,
+                           "%s: its place, %llu bytes at byte offset %llu of %s, is that of %s", k->text, k->bytes,
+                           k->offset, k->where.device, meta);
+}
+
+static int tell_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, bool search)
+{
+    static struct ht_fsck_owner owner;
+    static struct conflict k;
+    struct ht_fsck_item *it = find_item(f, c->oid, c->index);
+
+    if (it != NULL && it->unreadable)
+        return 0; /* another piece of it was told */
+    k = (struct conflict){.c = c,
+                          .where = {HT_FSCK_NOWHERE},
+                          .offset = c->block * HT_BLOCK_BYTES,
+                          .bytes = (unsigned long long)c->blocks * HT_BLOCK_BYTES};
+    if (it != NULL) {
+        ht_fsck_item_text(f, it, k.text, sizeof(k.text), &owner);
+    } else { /* a mark */
+        ht_fsck_owner(f, c->oid, &owner);
+        snprintf(k.text, sizeof(k.text), "%s, chunk %llu", owner.path, (unsigned long long)c->index);
     }
+    k.where.device = c->device < f->dev_count ? ht_dev_name(f->devs[c->device]) : "missing device";
+    k.where.offset = k.offset;
+    k.where.bytes = k.bytes;
+    k.where.object = c->oid;
+    k.where.chunk = c->index;
+    k.where.path = owner.path;
+    k.where.state = owner.state;
+    bool lose = tell_place(f, &k, search);
+    if (it != NULL)
+        it->unreadable = c->error != -EEXIST || find_meta(f, c) != NULL;
+    return lose ? ht_fsck_note(&f->lose, c->oid, c->index) : 0;
+}
+
+static void tell_undescribed(struct ht_fsck *f, uint64_t oid)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+
+    w.object = oid;
+    ht_fsck_problem(f, HT_FSCK_REF_OBJECT, &w, "object %llu has content, but nothing says how large it is",
+                    (unsigned long long)oid);
+}
+
+static int by_chunk(const void *a, const void *b)
+{
+    const struct ht_ref_conflict *x = a, *y = b;
+
+    if (x->oid != y->oid)
+        return x->oid < y->oid ? -1 : 1;
+    if (x->index != y->index)
+        return x->index < y->index ? -1 : 1;
+    return x->block < y->block ? -1 : x->block > y->block;
+}
+
+/* Undescribed objects first: without them nothing is repaired. */
+static int tell_conflicts(struct ht_fsck *f, struct ht_ref_conflict *list, size_t count)
+{
+    unsigned searched = 0;
+    int ret = 0;
+
+    qsort(list, count, sizeof(*list), by_chunk);
+    for (size_t i = 0; i < count; i++)
+        if (list[i].error == -ENOENT)
+            tell_undescribed(f, list[i].oid);
+    for (size_t i = 0; ret == 0 && i < count; i++)
+        if (list[i].error != -ENOENT)
+            ret = tell_conflict(f, &list[i], searched++ < PARTNERS_MAX);
+    return ret;
 }
 
 static int check_conflicts(struct ht_fsck *f)
 {
     size_t count = ht_store_conflicts(f->store, NULL, 0);
     struct ht_ref_conflict *list;
+    int ret;
 
     if (count == 0)
         return 0;
@@ -110,14 +182,13 @@ static int check_conflicts(struct ht_fsck *f)
     if (list == NULL)
         return -ENOMEM;
     count = ht_min_u64(count, ht_store_conflicts(f->store, list, count));
-    for (size_t i = 0; i < count; i++)
-        tell_conflict(f, &list[i], i < PARTNERS_MAX);
+    ret = tell_conflicts(f, list, count);
     free(list);
-    return 0;
+    return ret;
 }
 
 /* items[first...end) are one object's. */
-static void check_owner(struct ht_fsck *f, size_t first, size_t end)
+static int check_owner(struct ht_fsck *f, size_t first, size_t end)
 {
     static struct ht_fsck_owner owner;
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
@@ -125,14 +196,16 @@ static void check_owner(struct ht_fsck *f, size_t first, size_t end)
     f->objects++;
     ht_fsck_owner(f, f->items[first].oid, &owner);
     if (owner.known)
-        return;
+        return 0;
     w.object = f->items[first].oid;
     w.bytes = 0;
     for (size_t i = first; i < end; i++)
         w.bytes += f->items[i].stored;
-    ht_fsck_problem(f, HT_FSCK_REF_ORPHAN, &w,
-                    "object %llu (%zu chunks, %llu bytes) belongs to no file and no optimizer",
-                    (unsigned long long)w.object, end - first, (unsigned long long)w.bytes);
+    if (!ht_fsck_problem(f, HT_FSCK_REF_ORPHAN, &w,
+                         "object %llu (%zu chunks, %llu bytes) belongs to no file and no optimizer",
+                         (unsigned long long)w.object, end - first, (unsigned long long)w.bytes))
+        return 0;
+    return ht_fsck_note(&f->orphans, w.object, 0);
 }
 
 int ht_fsck_pass_refs(struct ht_fsck *f)
@@ -141,12 +214,12 @@ int ht_fsck_pass_refs(struct ht_fsck *f)
 
     if (ret == 0)
         ret = check_conflicts(f);
-    if (ret < 0)
-        return ret;
-    for (size_t first = 0, end; first < f->item_count; first = end) {
+    for (size_t first = 0, end; ret == 0 && first < f->item_count; first = end) {
         for (end = first + 1; end < f->item_count && f->items[end].oid == f->items[first].oid;)
             end++;
-        check_owner(f, first, end);
+        ret = check_owner(f, first, end);
     }
-    return 0;
+    if (ret < 0)
+        ht_error("cannot check the references: %s", strerror(-ret));
+    return ret;
 }

@@ -8,6 +8,8 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
+#include <stdlib.h>
+
 #include "tiering/base/log.h"
 #include "mount-helpers/common/probe.h"
 #include "mount-helpers/common/text.h"
@@ -30,26 +32,38 @@ static enum ht_fsck_code code_of(enum ht_super_problem p)
     return HT_FSCK_SB_READ;
 }
 
-/* Where copy i lies: where the store ended at mkfs, when that is known. */
-static uint64_t copy_offset(struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
+static void rewrite(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
 {
-    return ht_super_offset(sb != NULL ? sb->device_bytes[sb->device_index] : ht_dev_size(dev), copy);
+    if (ht_super_rewrite(sb, dev, copy) == 0)
+        ht_fsck_repaired_last(f);
+    else
+        f->failed = true; /* the reason was told */
+}
+
+/* Where on the device a copy lies, with the words that all messages begin with. */
+static struct ht_fsck_where copy_where(struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+
+    w.device = ht_dev_name(dev);
+    w.copy = copy;
+    w.offset = ht_super_offset(sb->device_bytes[sb->device_index], copy);
+    w.bytes = HT_BLOCK_BYTES;
+    return w;
 }
 
 static void tell_copies(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb,
                         const struct ht_super_report *report)
 {
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
-        struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+        struct ht_fsck_where w = copy_where(dev, sb, i);
 
         if (report->copy[i] == HT_SUPER_OK)
             continue;
-        w.device = ht_dev_name(dev);
-        w.copy = i;
-        w.offset = copy_offset(dev, sb, i);
-        w.bytes = HT_BLOCK_BYTES;
-        ht_fsck_problem(f, code_of(report->copy[i]), &w, "%s: superblock copy %u (byte offset %llu): %s", w.device, i,
-                        (unsigned long long)w.offset, ht_super_problem_text(report->copy[i]));
+        w.by_hand = w.offset + w.bytes > ht_dev_size(dev);
+        if (ht_fsck_problem(f, code_of(report->copy[i]), &w, "%s: superblock copy %u (byte offset %llu): %s", w.device,
+                            i, (unsigned long long)w.offset, ht_super_problem_text(report->copy[i])))
+            rewrite(f, dev, sb, i);
     }
 }
 
@@ -57,22 +71,19 @@ static void tell_copies(struct ht_fsck *f, struct ht_dev *dev, const struct ht_s
 static void check_copy(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb, unsigned copy)
 {
     _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
-    uint64_t offset = copy_offset(dev, sb, copy);
+    struct ht_fsck_where w = copy_where(dev, sb, copy);
     struct ht_super other;
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
-    if (ht_dev_read(dev, offset, block, sizeof(block)) != 0 || ht_super_decode(block, &other) != HT_SUPER_OK)
+    if (ht_dev_read(dev, w.offset, block, sizeof(block)) != 0 || ht_super_decode(block, &other) != HT_SUPER_OK)
         return; /* told already */
     if (memcmp(other.uuid, sb->uuid, sizeof(other.uuid)) == 0 && other.device_index == sb->device_index &&
         other.salt == sb->salt)
         return;
-    w.device = ht_dev_name(dev);
-    w.copy = copy;
-    w.offset = offset;
-    w.bytes = HT_BLOCK_BYTES;
-    ht_fsck_problem(f, HT_FSCK_SB_OTHER, &w,
-                    "%s: superblock copy %u (byte offset %llu) belongs to another store or device than the newest one",
-                    w.device, copy, (unsigned long long)offset);
+    if (ht_fsck_problem(
+            f, HT_FSCK_SB_OTHER, &w,
+            "%s: superblock copy %u (byte offset %llu) belongs to another store or device than the newest one",
+            w.device, copy, (unsigned long long)w.offset))
+        rewrite(f, dev, sb, copy);
 }
 
 static int tell_foreign(struct ht_dev *dev)
@@ -101,57 +112,110 @@ static void tell_short(struct ht_fsck *f, struct ht_dev *dev, const struct ht_su
         (unsigned long long)w.offset, (unsigned long long)made, (unsigned long long)w.bytes);
 }
 
-static int tell_none(struct ht_fsck *f, struct ht_dev *dev)
-{
-    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+/* What one device turned out to be. */
+struct member {
+    struct ht_super super;
+    struct ht_super_report report;
+    int ret;
+};
 
-    w.device = ht_dev_name(dev);
-    ht_fsck_problem(f, HT_FSCK_SB_NONE, &w, "%s: no copy of the superblock is valid", w.device);
-    return -EUCLEAN;
+/* The one device of the store that nothing else is: its number, or -1. */
+static int missing_index(const struct ht_fsck *f, const struct member *m, const struct ht_super *newest)
+{
+    unsigned seen = 0, missing = HT_DEVICES_MAX;
+
+    if (newest == NULL || newest->device_count != f->dev_count)
+        return -1;
+    for (unsigned i = 0; i < f->dev_count; i++)
+        seen |= m[i].ret == 0 ? 1u << m[i].super.device_index : 0;
+    for (unsigned i = 0; i < f->dev_count; i++)
+        if ((seen & 1u << i) == 0)
+            missing = missing == HT_DEVICES_MAX ? i : HT_DEVICES_MAX + 1;
+    return missing < HT_DEVICES_MAX ? (int)missing : -1;
 }
 
-static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct ht_super *out_sb)
+/* Where no copy is valid the other devices know what stood there. */
+static int check_none(struct ht_fsck *f, unsigned i, struct member *m, const struct ht_super *newest)
 {
-    struct ht_super_report report;
-    int ret = ht_super_read(dev, out_sb, &report);
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    int index = missing_index(f, m, newest);
 
-    switch (ret) {
-    case 0:
-        tell_copies(f, dev, out_sb, &report);
-        for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
-            check_copy(f, dev, out_sb, i);
-        return 0;
-    case -ENODATA:
-        tell_copies(f, dev, out_sb, &report);
-        tell_short(f, dev, out_sb);
+    w.device = ht_dev_name(f->devs[i]);
+    w.by_hand = index < 0 || ht_dev_size(f->devs[i]) < newest->device_bytes[index];
+    if (!ht_fsck_problem(f, HT_FSCK_SB_NONE, &w, "%s: no copy of the superblock is valid: %s; %s; %s", w.device,
+                         ht_super_problem_text(m[i].report.copy[0]), ht_super_problem_text(m[i].report.copy[1]),
+                         ht_super_problem_text(m[i].report.copy[2])))
         return -EUCLEAN;
-    case -EUCLEAN:
-        tell_copies(f, dev, NULL, &report);
-        return tell_none(f, dev);
+    m[i].super = *newest;
+    m[i].super.device_index = (uint32_t)index;
+    m[i].ret = 0;
+    for (unsigned c = 0; m[i].ret == 0 && c < HT_SUPER_COPIES; c++)
+        m[i].ret = ht_super_rewrite(&m[i].super, f->devs[i], c);
+    if (m[i].ret == 0)
+        ht_fsck_repaired_last(f);
+    return m[i].ret;
+}
+
+/* -EUCLEAN: nothing was told yet. */
+static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct member *m)
+{
+    m->ret = ht_super_read(dev, &m->super, &m->report);
+    switch (m->ret) {
+    case 0:
+        tell_copies(f, dev, &m->super, &m->report);
+        for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
+            check_copy(f, dev, &m->super, i);
+        break;
+    case -ENODATA:
+        tell_copies(f, dev, &m->super, &m->report);
+        tell_short(f, dev, &m->super);
+        break;
     case -EMEDIUMTYPE:
         return tell_foreign(dev);
+    case -EUCLEAN:
+        break;
     case -EPROTONOSUPPORT:
         ht_error("%s: a hitrain store of a format that this version does not know", ht_dev_name(dev));
-        return ret;
+        break;
     default:
-        ht_error("%s: cannot read its superblocks: %s", ht_dev_name(dev), strerror(-ret));
-        return ret;
+        ht_error("%s: cannot read its superblocks: %s", ht_dev_name(dev), strerror(-m->ret));
+        break;
     }
+    return m->ret;
+}
+
+/* An operational error weighs more than damage: nothing was checked then. */
+static int worse(int a, int b)
+{
+    return a == 0 || (a == -EUCLEAN && b != 0) ? b : a;
+}
+
+static int check_devices(struct ht_fsck *f, struct member *m)
+{
+    const struct ht_super *newest = NULL;
+    int ret = 0;
+
+    for (unsigned i = 0; i < f->dev_count; i++) {
+        int one = check_device(f, f->devs[i], &m[i]);
+
+        if (one == 0 && (newest == NULL || m[i].super.generation > newest->generation))
+            newest = &m[i].super;
+        if (one != -EUCLEAN)
+            ret = worse(ret, one == -ENODATA ? -EUCLEAN : one);
+    }
+    if (newest != NULL)
+        f->super = *newest;
+    for (unsigned i = 0; i < f->dev_count; i++)
+        if (m[i].ret == -EUCLEAN)
+            ret = worse(ret, check_none(f, i, m, newest));
+    return ret;
 }
 
 int ht_fsck_pass_super(struct ht_fsck *f)
 {
-    int ret = 0;
+    struct member *m = calloc(f->dev_count + 1, sizeof(*m));
+    int ret = m != NULL ? check_devices(f, m) : -ENOMEM;
 
-    for (unsigned i = 0; i < f->dev_count; i++) {
-        struct ht_super sb;
-        int one = check_device(f, f->devs[i], &sb);
-
-        if (one == 0 && (i == 0 || sb.generation > f->super.generation))
-            f->super = sb;
-        /* an operational error weighs more than damage: nothing was checked then */
-        if (one < 0 && (ret == 0 || ret == -EUCLEAN))
-            ret = one;
-    }
+    free(m);
     return ret;
 }

@@ -16,8 +16,8 @@ enum { BATCHES = 8 };
 #define BATCH_BYTES (4 * HT_MIB)
 
 struct batch {
-    uint8_t *buf;
-    size_t first, count; /* items */
+    uint8_t *buf, *alone; /* alone: room for one chunk more */
+    size_t first, count;  /* items */
     unsigned io_count;
     struct ht_io ios[HT_FRAGS_MAX];
 };
@@ -26,6 +26,7 @@ struct reader {
     struct ht_fsck *f;
     struct ht_ring *ring;
     size_t next; /* item to submit */
+    int error;   /* of noting what is to be repaired */
     struct ht_progress progress;
     struct batch batch[BATCHES];
 };
@@ -42,6 +43,7 @@ static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t o
     static char text[HT_FSCK_PATH_MAX + 128];
     static struct ht_fsck_owner owner;
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    bool lose;
 
     ht_fsck_item_text(r->f, it, text, sizeof(text), &owner);
     w.device = ht_dev_name(r->f->devs[it->device]);
@@ -54,22 +56,24 @@ static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t o
     w.first_byte = (uint64_t)it->index << it->chunk_shift;
     ht_progress_clear(&r->progress);
     if (error != 0)
-        ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
-                        (unsigned long long)offset, w.device, strerror(-error));
+        lose = ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
+                               (unsigned long long)offset, w.device, strerror(-error));
     else
-        ht_fsck_problem(r->f, HT_FSCK_DATA_CSUM, &w,
-                        "%s: its checksum does not match, %llu bytes at byte offset %llu of %s%s", text,
-                        (unsigned long long)it->stored, (unsigned long long)offset, w.device,
-                        it->frag_count > 1 ? " and further places" : "");
+        lose = ht_fsck_problem(r->f, HT_FSCK_DATA_CSUM, &w,
+                               "%s: its checksum does not match, %llu bytes at byte offset %llu of %s%s", text,
+                               (unsigned long long)it->stored, (unsigned long long)offset, w.device,
+                               it->frag_count > 1 ? " and further places" : "");
+    if (lose && r->error == 0)
+        r->error = ht_fsck_note(&r->f->lose, it->oid, it->index);
 }
 
 /* As the store: over what is stored, seeded with the store's salt. */
-static void verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
+static bool verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
 {
-    if (ht_store_checksum(r->f->store, buf, it->stored) == it->checksum)
-        r->f->verified_bytes += it->stored;
-    else
-        tell_bad(r, it, it->block * HT_BLOCK_BYTES, 0);
+    bool good = ht_store_checksum(r->f->store, buf, it->stored) == it->checksum;
+
+    r->f->verified_bytes += good ? it->stored : 0;
+    return good;
 }
 
 /* --------------------------------------------------------------------- batches */
@@ -146,7 +150,7 @@ static bool submit(struct reader *r, struct batch *b)
     return true;
 }
 
-/* One chunk by itself, to find what of a failed batch is bad. */
+/* One chunk by itself: to find what of a failed batch is bad, and to give what has a wrong checksum a second chance. */
 static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t *buf)
 {
     uint8_t *to = buf;
@@ -162,7 +166,8 @@ static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t 
         }
         to += bytes;
     }
-    verify(r, it, buf);
+    if (!verify(r, it, buf))
+        tell_bad(r, it, it->block * HT_BLOCK_BYTES, 0);
 }
 
 static void finish(struct reader *r, struct batch *b)
@@ -178,10 +183,8 @@ static void finish(struct reader *r, struct batch *b)
     for (size_t i = b->first; i < b->first + b->count; i++) {
         const struct ht_fsck_item *it = &r->f->items[i];
 
-        if (error != 0)
-            read_alone(r, it, b->buf);
-        else
-            verify(r, it, from);
+        if (error != 0 || !verify(r, it, from))
+            read_alone(r, it, b->alone);
         from += room_bytes(it);
         ht_progress_add(&r->progress, it->stored);
     }
@@ -209,7 +212,9 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
     int ret = r != NULL ? ht_ring_new(BATCHES * 8, &r->ring) : -ENOMEM;
 
     for (unsigned i = 0; ret == 0 && i < BATCHES; i++)
-        if (posix_memalign((void **)&r->batch[i].buf, HT_BLOCK_BYTES, BATCH_BYTES) != 0)
+        if (posix_memalign((void **)&r->batch[i].buf, HT_BLOCK_BYTES, BATCH_BYTES + HT_CHUNK_BYTES) == 0)
+            r->batch[i].alone = r->batch[i].buf + BATCH_BYTES;
+        else
             ret = -ENOMEM;
     if (ret == 0) {
         r->f = f;
@@ -217,7 +222,9 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
         ht_progress_begin(&r->progress, f->opt.progress, f->stored_bytes);
         read_all(r);
         ht_progress_end(&r->progress);
-    } else {
+        ret = r->error;
+    }
+    if (ret < 0) {
         ht_error("cannot read the tensors: %s", strerror(-ret));
     }
     if (r != NULL) {

@@ -3,37 +3,86 @@
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdarg.h>
+#include <stdlib.h>
 
 #include "mount-helpers/common/text.h"
 
 enum { TEXT_MAX = HT_FSCK_PATH_MAX + 512 };
 
-/* default_yes: what -p would answer; repair: the question. */
+/* Who may say yes. */
+enum answer {
+    BY_HAND, /* nobody: repair says what to do */
+    ASK,     /* -y: something is given up for it, or guessed */
+    SAFE,    /* -p, too */
+};
+
+/* What a no means for the rest. */
+enum part {
+    COPY,  /* nothing: a copy of the superblock stands for itself */
+    MARK,  /* nothing: the store can be written with it */
+    STORE, /* the store cannot be written: nothing else of it is repaired either */
+};
+
 static const struct row {
     const char *code;
-    bool default_yes;
+    enum answer answer;
+    enum part part;
     const char *repair;
 } table[HT_FSCK_CODES] = {
-    [HT_FSCK_SB_READ] = {"SB-READ", true, "rewrite it from a valid copy"},
-    [HT_FSCK_SB_MAGIC] = {"SB-MAGIC", true, "rewrite it from a valid copy"},
-    [HT_FSCK_SB_CSUM] = {"SB-CSUM", true, "rewrite it from a valid copy"},
-    [HT_FSCK_SB_VERSION] = {"SB-VERSION", false, "rewrite it from a valid copy"},
-    [HT_FSCK_SB_FIELD] = {"SB-FIELD", true, "rewrite it from a valid copy"},
-    [HT_FSCK_SB_OTHER] = {"SB-OTHER", true, "rewrite it from the newest copy"},
-    [HT_FSCK_SB_NONE] = {"SB-NONE", false, "search the device for the log"},
-    [HT_FSCK_SB_SHORT] = {"SB-SHORT", false, "drop what was stored beyond the end"},
-    [HT_FSCK_LOG_FRAME] = {"LOG-FRAME", true, "rewrite it from the other copy"},
-    [HT_FSCK_LOG_READ] = {"LOG-READ", true, "rewrite it from the other copy"},
-    [HT_FSCK_LOG_DIFFER] = {"LOG-DIFFER", true, "rewrite it from the copy that mounts use"},
-    [HT_FSCK_LOG_ALL] = {"LOG-ALL", false, "end the log before the damage, losing what came after"},
-    [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", false, "leave the record out"},
-    [HT_FSCK_REF_RANGE] = {"REF-RANGE", true, "mark the range unreadable"},
-    [HT_FSCK_REF_META] = {"REF-META", true, "mark the range unreadable"},
-    [HT_FSCK_REF_OVERLAP] = {"REF-OVERLAP", true, "keep the one whose checksum holds"},
-    [HT_FSCK_REF_ORPHAN] = {"REF-ORPHAN", true, "move it to lost+found"},
-    [HT_FSCK_DATA_READ] = {"DATA-READ", true, "mark the range unreadable"},
-    [HT_FSCK_DATA_CSUM] = {"DATA-CSUM", true, "mark the range unreadable"},
-    [HT_FSCK_NAME] = {"NAME", true, "correct it"},
+    [HT_FSCK_SB_READ] = {"SB-READ", SAFE, COPY, "write it anew from a valid copy"},
+    [HT_FSCK_SB_MAGIC] = {"SB-MAGIC", SAFE, COPY, "write it anew from a valid copy"},
+    [HT_FSCK_SB_CSUM] = {"SB-CSUM", SAFE, COPY, "write it anew from a valid copy"},
+    [HT_FSCK_SB_VERSION] = {"SB-VERSION", ASK, COPY, "write it anew from a valid copy"},
+    [HT_FSCK_SB_FIELD] = {"SB-FIELD", SAFE, COPY, "write it anew from a valid copy"},
+    [HT_FSCK_SB_OTHER] = {"SB-OTHER", SAFE, COPY, "write it anew from the newest copy"},
+    [HT_FSCK_SB_NONE] = {"SB-NONE", ASK, COPY, "write it anew from the other devices of the store"},
+    [HT_FSCK_SB_SHORT] = {"SB-SHORT", BY_HAND, STORE, "give the device its size again"},
+    [HT_FSCK_LOG_FRAME] = {"LOG-FRAME", SAFE, MARK, "write it anew from the other copy"},
+    [HT_FSCK_LOG_READ] = {"LOG-READ", SAFE, MARK, "write it anew from the other copy"},
+    [HT_FSCK_LOG_ALL] = {"LOG-ALL", ASK, STORE, "end the log before the damage"},
+    [HT_FSCK_LOG_FORK] = {"LOG-FORK", ASK, STORE, "keep the newer copy, and write the other anew from it"},
+    [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", ASK, STORE, "leave them out"},
+    [HT_FSCK_NS_ROOT] = {"NS-ROOT", SAFE, STORE, "make a new one with the same names in it"},
+    [HT_FSCK_NS_PARENT] = {"NS-PARENT", SAFE, STORE, "drop it; what has no other name goes to lost+found"},
+    [HT_FSCK_NS_DANGLING] = {"NS-DANGLING", SAFE, STORE, "drop it"},
+    [HT_FSCK_NS_DIRECTORY_NAMES] = {"NS-DIRECTORY-NAMES", SAFE, STORE, "drop it"},
+    [HT_FSCK_NS_LINKS] = {"NS-LINKS", SAFE, STORE, "drop it"},
+    [HT_FSCK_NS_ATTRIBUTES] = {"NS-ATTRIBUTES", SAFE, STORE, "drop them"},
+    [HT_FSCK_NS_TARGET] = {"NS-TARGET", SAFE, STORE, "make it point to (lost)"},
+    [HT_FSCK_NS_NESTED_ROOT] = {"NS-NESTED-ROOT", SAFE, STORE, "make the lower one an ordinary directory"},
+    [HT_FSCK_NS_LINK_ACROSS_ROOT] = {"NS-LINK-ACROSS-ROOT", SAFE, STORE, "drop the name on the other side"},
+    [HT_FSCK_NS_UNREACHABLE] = {"NS-UNREACHABLE", SAFE, STORE, "move it to lost+found"},
+    [HT_FSCK_OPT_ROOT] = {"OPT-ROOT", ASK, STORE, "forget it; state of its parameters goes to lost+found"},
+    [HT_FSCK_OPT_PARAM] = {"OPT-PARAM", ASK, STORE, "forget it; its state goes to lost+found"},
+    [HT_FSCK_OPT_STATE] = {"OPT-STATE", ASK, STORE, "forget all state of this parameter; it goes to lost+found"},
+    [HT_FSCK_OPT_CONFIG] = {"OPT-CONFIG", ASK, STORE, "set one with lr=0 that goes with its state"},
+    [HT_FSCK_REF_OBJECT] = {"REF-OBJECT", ASK, STORE, "describe it as its chunks show it"},
+    [HT_FSCK_REF_RANGE] = {"REF-RANGE", SAFE, MARK, "mark the chunk lost: reading it is an error"},
+    [HT_FSCK_REF_META] = {"REF-META", SAFE, MARK, "mark the chunk lost: reading it is an error"},
+    [HT_FSCK_REF_SIZE] = {"REF-SIZE", SAFE, MARK, "mark the chunk lost: reading it is an error"},
+    [HT_FSCK_REF_OVERLAP] = {"REF-OVERLAP", SAFE, MARK, "keep the one whose checksum holds"},
+    [HT_FSCK_REF_ORPHAN] = {"REF-ORPHAN", SAFE, MARK, "move it to lost+found"},
+    [HT_FSCK_DATA_READ] = {"DATA-READ", ASK, MARK, "mark the chunk lost: reading it is an error"},
+    [HT_FSCK_DATA_CSUM] = {"DATA-CSUM", SAFE, MARK, "mark the chunk lost: reading it is an error"},
+};
+
+const char *ht_fsck_code_name(enum ht_fsck_code code)
+{
+    return table[code].code;
+}
+
+bool ht_fsck_code_repairable(enum ht_fsck_code code)
+{
+    return table[code].answer != BY_HAND;
+}
+
+/* -------------------------------------------------------------------- json */
+
+struct ht_fsck_told {
+    const char *code;
+    char *text, *path; /* ours */
+    struct ht_fsck_where where;
+    enum { LEFT, PLANNED, REPAIRED } fate;
 };
 
 static void put_string(struct ht_json *j, const char *key, const char *value)
@@ -48,14 +97,14 @@ static void put_number(struct ht_json *j, const char *key, uint64_t value)
         ht_json_u64(j, key, value);
 }
 
-static void tell_json(struct ht_fsck *f, const char *code, const struct ht_fsck_where *w, const char *text)
+static void put_problem(struct ht_json *j, const struct ht_fsck_told *t, bool repaired)
 {
-    struct ht_json *j = &f->json;
+    const struct ht_fsck_where *w = &t->where;
 
     ht_json_object(j, NULL);
-    ht_json_str(j, "code", code);
-    ht_json_str(j, "text", text);
-    ht_json_bool(j, "repaired", false);
+    ht_json_str(j, "code", t->code);
+    ht_json_str(j, "text", t->text);
+    ht_json_bool(j, "repaired", repaired);
     put_string(j, "device", w->device);
     put_number(j, "copy", w->copy);
     put_number(j, "offset", w->offset);
@@ -63,32 +112,98 @@ static void tell_json(struct ht_fsck *f, const char *code, const struct ht_fsck_
     put_number(j, "position", w->position);
     put_number(j, "frame", w->frame);
     put_number(j, "object", w->object);
-    put_string(j, "path", w->path);
+    put_string(j, "path", t->path);
     put_string(j, "state", w->state);
     put_number(j, "chunk", w->chunk);
     put_number(j, "first_byte", w->first_byte);
     ht_json_end(j);
 }
 
-static void tell(struct ht_fsck *f, const struct row *row, const char *code, const struct ht_fsck_where *w,
-                 const char *text)
+/* Kept until its fate is known; without memory for that it is told as left. */
+static void keep(struct ht_fsck *f, const struct ht_fsck_told *t)
 {
-    f->problems++;
-    if (f->opt.json) {
-        tell_json(f, code, w, text);
+    struct ht_fsck_told *copy;
+
+    if (ht_fsck_grow((void **)&f->told, &f->told_cap, f->told_count, 1, sizeof(*f->told)) != 0) {
+        put_problem(&f->json, t, false);
         return;
     }
-    printf("%s: ", code);
-    ht_put_printable(text, stdout);
-    putchar('\n');
-    if (f->opt.mode == HT_FSCK_YES || (f->opt.mode == HT_FSCK_PREEN && row->default_yes))
-        printf("    not repaired: this version cannot %s\n", row->repair);
-    else if (f->opt.mode == HT_FSCK_PREEN)
-        printf("    not repaired: it would need a decision, to %s\n", row->repair);
-    fflush(stdout);
+    copy = &f->told[f->told_count++];
+    *copy = *t;
+    copy->text = strdup(t->text);
+    copy->path = t->path != NULL ? strdup(t->path) : NULL;
+    if (copy->text == NULL)
+        f->told_count--; /* counted, not listed */
 }
 
-void ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
+void ht_fsck_tell_all(struct ht_fsck *f, bool repaired)
+{
+    for (size_t i = 0; i < f->told_count; i++) {
+        const struct ht_fsck_told *t = &f->told[i];
+
+        put_problem(&f->json, t, t->fate == REPAIRED || (t->fate == PLANNED && repaired));
+    }
+}
+
+void ht_fsck_told_free(struct ht_fsck *f)
+{
+    for (size_t i = 0; i < f->told_count; i++) {
+        free(f->told[i].text);
+        free(f->told[i].path);
+    }
+    free(f->told);
+}
+
+/* -------------------------------------------------------------------- text */
+
+/* NULL: it is to be repaired. Else why it is left, in front of what would be done; empty: nothing to say. */
+static const char *why_left(const struct ht_fsck *f, const struct row *row, bool by_hand)
+{
+    if (f->opt.mode == HT_FSCK_CHECK)
+        return "";
+    if (by_hand)
+        return "left: no program can repair this";
+    if (row->answer == BY_HAND)
+        return "left: first ";
+    if (row->answer == ASK && f->opt.mode != HT_FSCK_YES)
+        return "left: only -y would ";
+    if (row->part != COPY && f->blocked)
+        return "left, for what was left above: ";
+    return NULL;
+}
+
+static void tell_text(struct ht_fsck *f, const struct row *row, const char *text, const char *left, bool by_hand)
+{
+    fprintf(f->out, "%s: ", row->code);
+    ht_put_printable(text, f->out);
+    fputc('\n', f->out);
+    if (left == NULL)
+        fprintf(f->out, "    repair: %s\n", row->repair);
+    else if (left[0] != '\0')
+        fprintf(f->out, "    %s%s\n", left, by_hand ? "" : row->repair);
+    fflush(f->out);
+}
+
+static bool tell(struct ht_fsck *f, const struct row *row, const struct ht_fsck_where *w, char *text)
+{
+    const char *left = why_left(f, row, w->by_hand);
+    struct ht_fsck_told t = {row->code, text, (char *)(uintptr_t)w->path, *w, left == NULL ? PLANNED : LEFT};
+
+    f->problems++;
+    f->blocked |= left != NULL && row->part == STORE;
+    f->planned += left == NULL && row->part != COPY;
+    if (!f->opt.json)
+        tell_text(f, row, text, left, w->by_hand);
+    else if (f->opt.mode == HT_FSCK_CHECK)
+        put_problem(&f->json, &t, false);
+    else
+        keep(f, &t);
+    if (left == NULL && row->part == COPY && f->told_count != 0)
+        f->told[f->told_count - 1].fate = LEFT; /* until ht_fsck_repaired_last */
+    return left == NULL;
+}
+
+bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
 {
     char text[TEXT_MAX];
     va_list args;
@@ -96,12 +211,24 @@ void ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    tell(f, &table[code], table[code].code, where, text);
+    return tell(f, &table[code], where, text);
 }
 
-void ht_fsck_name_problem(struct ht_fsck *f, const char *code, const char *text)
+bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text)
 {
     const struct ht_fsck_where nowhere = {HT_FSCK_NOWHERE};
 
-    tell(f, &table[HT_FSCK_NAME], code, &nowhere, text);
+    for (unsigned i = 0; i < HT_FSCK_CODES; i++)
+        if (strcmp(table[i].code, code) == 0)
+            return ht_fsck_problem(f, (enum ht_fsck_code)i, &nowhere, "%s", text);
+    fprintf(stderr, "hitrain-fsck: %s: %s: a mistake of this program\n", code, text);
+    f->failed = true;
+    return false;
+}
+
+void ht_fsck_repaired_last(struct ht_fsck *f)
+{
+    f->repaired++;
+    if (f->told_count != 0)
+        f->told[f->told_count - 1].fate = REPAIRED;
 }

@@ -13,10 +13,10 @@ static void list_piece(struct ht_fsck *f, const struct ht_fsck_item *it, const s
     uint64_t offset = e->block * HT_BLOCK_BYTES, bytes = (uint64_t)e->blocks * HT_BLOCK_BYTES;
 
     if (!f->opt.json) {
-        ht_put_printable(owner->path, stdout);
-        printf("%s%s  chunk %u  %s  offset %llu  bytes %llu\n", owner->state != NULL ? "  state " : "",
-               owner->state != NULL ? owner->state : "", it->index, device, (unsigned long long)offset,
-               (unsigned long long)bytes);
+        ht_put_printable(owner->path, f->out);
+        fprintf(f->out, "%s%s  chunk %u  %s  offset %llu  bytes %llu\n", owner->state != NULL ? "  state " : "",
+                owner->state != NULL ? owner->state : "", it->index, device, (unsigned long long)offset,
+                (unsigned long long)bytes);
         return;
     }
     ht_json_object(&f->json, NULL);
@@ -59,7 +59,7 @@ static const char *state_text(enum ht_log_state s)
 
 static void log_json(struct ht_fsck *f)
 {
-    const struct ht_super *sb = ht_store_super(f->store);
+    const struct ht_super *sb = &f->super;
     struct ht_json *j = &f->json;
 
     ht_json_array(j, "log");
@@ -94,12 +94,12 @@ static void summary_json(struct ht_fsck *f, int status)
 
     if (f->super.device_count != 0)
         store_json(f);
-    if (f->store != NULL && f->optim != NULL)
+    if (f->log_known)
         log_json(f);
     ht_json_object(j, "summary");
     ht_json_u64(j, "exit", (uint64_t)status);
     ht_json_u64(j, "problems", f->problems);
-    ht_json_u64(j, "repaired", 0);
+    ht_json_u64(j, "repaired", f->repaired);
     ht_json_u64(j, "objects", f->objects);
     ht_json_u64(j, "chunks", f->item_count);
     ht_json_u64(j, "lost_chunks", f->lost_chunks);
@@ -122,21 +122,30 @@ static const char *lost_text(const struct ht_fsck *f)
     return text;
 }
 
+static void summary_text(struct ht_fsck *f, const char *name)
+{
+    unsigned long long problems = f->problems, repaired = f->repaired;
+
+    fprintf(f->out, "%s: ", name);
+    if (f->problems == 0 && !f->failed)
+        fprintf(f->out, "clean, %llu %s in %zu %s, %s verified%s\n", (unsigned long long)f->objects,
+                ht_plural(f->objects, "object"), f->item_count, ht_plural(f->item_count, "chunk"),
+                ht_size_text(f->verified_bytes), lost_text(f));
+    else if (f->problems == 0)
+        fputs("not checked to the end\n", f->out);
+    else if (f->opt.mode == HT_FSCK_CHECK)
+        fprintf(f->out, "%llu %s left", problems, ht_plural(f->problems, "problem"));
+    else
+        fprintf(f->out, "%llu %s, %llu repaired, %llu left", problems, ht_plural(f->problems, "problem"), repaired,
+                problems - repaired);
+    if (f->problems != 0)
+        fprintf(f->out, "%s\n", f->failed ? ", and not everything could be checked" : "");
+}
+
 void ht_fsck_summary(struct ht_fsck *f, const char *name, int status)
 {
-    unsigned long long problems = f->problems;
-
-    if (f->opt.json) {
+    if (f->opt.json)
         summary_json(f, status);
-        return;
-    }
-    if (f->problems != 0)
-        printf("%s: %llu %s left%s\n", name, problems, ht_plural(f->problems, "problem"),
-               f->failed ? ", and not everything could be checked" : "");
-    else if (f->failed)
-        printf("%s: not checked to the end\n", name);
     else
-        printf("%s: clean, %llu %s in %zu %s, %s verified%s\n", name, (unsigned long long)f->objects,
-               ht_plural(f->objects, "object"), f->item_count, ht_plural(f->item_count, "chunk"),
-               ht_size_text(f->verified_bytes), lost_text(f));
+        summary_text(f, name);
 }

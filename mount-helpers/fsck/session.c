@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* session.c - devices and store, opened as the daemon opens them, for reading only. */
+/* session.c - devices and store, opened as the daemon opens them, but without threads, and leaving out what makes no sense. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
 {
-    int flags = HT_DEV_RDONLY | (f->opt.no_wait ? HT_DEV_NOWAIT : 0);
+    int flags = (f->opt.mode == HT_FSCK_CHECK ? HT_DEV_RDONLY : 0) | (f->opt.no_wait ? HT_DEV_NOWAIT : 0);
 
     while (f->dev_count < count) {
         const char *path = paths[f->dev_count];
@@ -35,18 +35,20 @@ static void name_parameter(void *ctx, uint64_t oid, char *buf, size_t cap)
     ht_ns_path(f->ns, oid, buf, cap);
 }
 
-int ht_fsck_open_store(struct ht_fsck *f, bool force)
+int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
 {
     struct ht_store_opts opts = {
         .dram_bytes = DRAM_BYTES,
         .staging_bytes = STAGING_BYTES,
-        .read_only = true,
+        .read_only = !repair,
         .force_damaged_log = force,
+        .leave_out = true,
+        .repair = repair,
         .numa_node = HT_NUMA_OFF,
         .no_threads = true,
     };
     struct ht_optim_hooks hooks = {.ctx = f, .name = name_parameter}; /* nothing else happens without workers */
-    struct ht_ns_hooks ns_hooks = {.ctx = f};
+    struct ht_ns_hooks ns_hooks = {.ctx = f};                         /* nothing is deleted */
     int ret = ht_store_new(f->devs, f->dev_count, &opts, &f->store);
 
     if (ret == 0)
@@ -58,7 +60,11 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force)
         return ret == -EUCLEAN ? -EIO : ret; /* pass 1 found its superblocks in order */
     }
     ret = ht_store_mount(f->store);
+    if (repair)
+        return ret;
     f->log = *ht_store_log_report(f->store);
+    f->super = *ht_store_super(f->store);
+    f->log_known = true;
     return ret;
 }
 
@@ -82,4 +88,9 @@ void ht_fsck_close(struct ht_fsck *f)
         ht_dev_close(f->devs[i]);
     free(f->items);
     free(f->frags);
+    free(f->lose.list);
+    free(f->orphans.list);
+    free(f->forget.list);
+    free(f->unconfigured.list);
+    ht_fsck_told_free(f);
 }

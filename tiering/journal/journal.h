@@ -53,6 +53,8 @@ struct ht_journal_config {
     uint8_t host_id[16], boot_id[16];
     void *ctx;
     ht_replay_fn replay;
+    bool leave_out; /* for fsck: a record that makes no sense, as replay says with -EUCLEAN, is left out and counted */
+    bool give_up;   /* for fsck, with force: may be written; what is behind the end of the chosen copy is given up */
     /* Make everything the records of the next frame may name durable. 0 or -errno. No lock is held. */
     int (*before_write)(void *ctx);
     /* Frames up to lsn are durable. No lock is held; called in order; must not wait for the journal. */
@@ -72,7 +74,10 @@ struct ht_journal_report {
         bool stale;          /* undamaged, but not the chosen one and not equal to it: will be refilled */
     } copy[HT_LOG_COPIES];
     unsigned chosen; /* the copy replayed */
+    bool diverged;   /* both copies are whole, and neither continues the other */
     uint64_t frames, records, bytes;
+    uint64_t known_seq;                /* the highest frame that anything found calls written */
+    uint64_t left_out, left_out_frame; /* records, and the number of the frame of the first */
 };
 
 /*

@@ -31,6 +31,7 @@ struct replay {
     struct ht_log_scan scan[HT_LOG_COPIES];
     struct ht_journal_report *report;
     struct ht_log_scanner scanner;
+    bool diverged;
 };
 
 /* --------------------------------------------------------------- judging */
@@ -142,6 +143,7 @@ static int choose(struct replay *r, bool force, bool *out_sound)
     bool ended0 = r->scan[0].state == HT_LOG_ENDED, ended1 = r->scan[1].state == HT_LOG_ENDED;
     if (ended0 && ended1) {
         chosen = choose_of_two(r->scan);
+        r->diverged = chosen < 0;
         if (chosen < 0)
             ht_error("log: the copies on %s and %s have diverged: the members of this store were mounted apart",
                      ht_dev_name(r->copy[0].dev), ht_dev_name(r->copy[1].dev));
@@ -155,9 +157,16 @@ static int choose(struct replay *r, bool force, bool *out_sound)
 
 /* ---------------------------------------------------------------- report */
 
+static uint64_t highest_seq(const struct ht_log_scan *s)
+{
+    return ht_max_u64(s->later ? s->later_frame.seq : 0, ht_max_u64(s->last_seq, s->named_durable));
+}
+
 static void fill_report(struct replay *r)
 {
     memset(r->report, 0, sizeof(*r->report));
+    r->report->diverged = r->diverged;
+    r->report->known_seq = r->config->durable_seq;
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
         const struct ht_log_scan *s = &r->scan[i];
         r->report->copy[i].state = s->state;
@@ -165,6 +174,7 @@ static void fill_report(struct replay *r)
         r->report->copy[i].end_pos = s->end_pos;
         r->report->copy[i].epoch = s->last_epoch;
         r->report->copy[i].error = s->error;
+        r->report->known_seq = ht_max_u64(r->report->known_seq, highest_seq(s));
         if (s->state != HT_LOG_DAMAGED)
             continue;
         r->report->copy[i].damage_pos = s->end_pos;
@@ -222,8 +232,11 @@ static int hand_out_frame(void *ctx, const struct ht_frame *f, const uint8_t *pa
         if (rd.bad)
             return -EUCLEAN; /* was verified: cannot be */
         int rc = hand_out_record(r->config, type, p, len);
-        if (rc)
-            return rc < 0 ? rc : -EUCLEAN;
+        bool malformed = rc == -EUCLEAN || rc > 0;
+        if (rc && !(malformed && r->config->leave_out))
+            return malformed ? -EUCLEAN : rc;
+        if (malformed && r->report->left_out++ == 0)
+            r->report->left_out_frame = f->seq;
         r->report->records++;
     }
     r->report->frames++;
@@ -278,7 +291,7 @@ static void journal_from(struct ht_journal *j, const struct replay *r, unsigned 
     const struct ht_log_scan *s = &r->scan[chosen];
 
     memcpy(j->copy, r->copy, sizeof(j->copy));
-    j->read_only = !sound;
+    j->read_only = !sound && !r->config->give_up;
     j->chosen = chosen;
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         j->refill[i] = j->copy[i].dev && (r->scan[i].state == HT_LOG_DAMAGED || !scans_equal(s, &r->scan[i]));

@@ -185,6 +185,13 @@ unsigned ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
     return failed;
 }
 
+int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned copy)
+{
+    struct ht_super same = *sb;
+
+    return write_copy_flushed(&same, dev, sb->device_index, copy);
+}
+
 int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
 {
     unsigned partial;

@@ -74,6 +74,8 @@ struct ht_super_scrub {
 };
 unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned index, bool repair,
                         struct ht_super_scrub *out);
+/* For fsck: one copy of one device anew, and flush. sb: as another copy of that device has it. */
+int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned copy) HT_CHECK;
 
 struct ht_format_opts {
     const char *label;    /* or NULL */

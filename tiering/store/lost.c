@@ -28,9 +28,9 @@ static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t ind
         return -ENOENT;
     if (ht_chunk_unpublished(c) || c->slot != HT_SLOT_NONE)
         return -EBUSY;
-    if (ht_ref_lost(&c->pub))
+    uint64_t visible = ht_min_u64(c->pub.visible ? c->pub.visible : 1, ht_obj_bytes_per_chunk(o));
+    if (ht_ref_lost(&c->pub) && c->pub.visible == visible)
         return 0;
-    uint32_t visible = c->pub.visible ? c->pub.visible : 1;
     ht_obj_forget_stored(o, &c->pub);
     ht_ref_forget(&c->pub);
     c->pub = (struct ht_ref){.visible = visible & HT_VISIBLE_MASK, .codec = HT_CODEC_LOST};

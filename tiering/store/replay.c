@@ -279,13 +279,41 @@ static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, st
                             true);
 }
 
-static int settle_object(struct ht_obj *o, struct settling *w)
+/* As its chunks show it: all of them fit, and the last one ends the object. */
+static void describe(struct ht_obj *o)
 {
-    if (!o->defined) {
+    uint64_t index = 0, last = 0;
+    uint32_t most = 0, end = 0;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!(c->flags & CH_PUB))
+            continue;
+        most = (uint32_t)ht_max_u64(most, ht_max_u64(c->pub.stored, c->pub.visible));
+        last = index;
+        end = c->pub.visible;
+    }
+    o->chunk_shift = (uint8_t)__builtin_ctz(most > HT_SMALL_CHUNK_BYTES ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    o->size = o->pub_size = ht_min_u64((last << o->chunk_shift) + end, HT_FILE_BYTES_MAX);
+    o->defined = o->published = true;
+}
+
+static int undescribed(struct ht_obj *o)
+{
+    const struct ht_extent nowhere = {0};
+    if (!o->s->opts.leave_out) {
         ht_error("log: object %llu has content but no description", (unsigned long long)o->oid);
         return -EUCLEAN;
     }
-    int rc = ht_journal_claim(o->s->journal, HT_OBJECT_RECORD_BYTES, true);
+    describe(o);
+    return note_conflict(o, 0, &nowhere, -ENOENT);
+}
+
+static int settle_object(struct ht_obj *o, struct settling *w)
+{
+    int rc = o->defined ? 0 : undescribed(o);
+    if (!rc)
+        rc = ht_journal_claim(o->s->journal, HT_OBJECT_RECORD_BYTES, true);
     struct ht_chunk *c;
     uint64_t index = 0;
     ht_chunk_for_each_from(c, o, index)
@@ -298,17 +326,29 @@ static int settle_object(struct ht_obj *o, struct settling *w)
     return rc;
 }
 
+static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+{
+    if (!o->s->opts.leave_out) {
+        ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
+        return -EUCLEAN;
+    }
+    struct ht_extent e = ht_ref_extent(&c->pub, 0);
+    return note_conflict(o, index, &e, -EFBIG);
+}
+
 static int check_chunk_sizes(struct ht_obj *o)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
-    ht_chunk_for_each_from(c, o, index) if ((c->flags & CH_PUB) &&
-                                            ht_max_u64(c->pub.stored, c->pub.visible) > ht_obj_bytes_per_chunk(o))
+    int rc = 0;
+    ht_chunk_for_each_from(c, o, index)
     {
-        ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
-        return -EUCLEAN;
+        if (rc)
+            break;
+        if ((c->flags & CH_PUB) && ht_max_u64(c->pub.stored, c->pub.visible) > ht_obj_bytes_per_chunk(o))
+            rc = too_large(o, c, index);
     }
-    return 0;
+    return rc;
 }
 
 static uint64_t place_of(const struct ht_ref *ref)
@@ -393,7 +433,7 @@ int ht_store_replayed(struct ht_store *s)
         }
     int shared_rc = settle_shared(s, &w); /* also frees the lists */
     rc = rc ? rc : shared_rc;
-    if (!rc && s->conflict_count && !s->opts.read_only) {
+    if (!rc && s->conflict_count && !s->opts.read_only && !s->opts.repair) {
         const struct ht_ref_conflict *x = &s->conflicts[0];
         ht_error("object %llu, chunk %llu: %s (device %u, block %llu); run hitrain-fsck", (unsigned long long)x->oid,
                  (unsigned long long)x->index,

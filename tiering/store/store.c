@@ -132,7 +132,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     if (!s)
         return -ENOMEM;
     s->opts = *opts;
-    s->opts.read_only |= opts->force_damaged_log;
+    s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     s->tx.s = s;
     s->next_id = FIRST_ID;
     init_locks(s);
@@ -197,6 +197,8 @@ static int open_journal(struct ht_store *s)
         .durable_seq = s->sb.durable_seq,
         .ctx = s,
         .replay = replay_record,
+        .leave_out = s->opts.leave_out,
+        .give_up = s->opts.repair,
         .before_write = flush_data,
         .durable = log_durable,
     };
@@ -216,6 +218,8 @@ static int begin_writing(struct ht_store *s)
     uint64_t epoch = s->sb.epoch + 1;
     s->sb.epoch = epoch;
     s->sb.flags = HT_SUPER_IN_USE;
+    if (s->opts.repair) /* later frames may have been given up */
+        s->sb.durable_seq = ht_min_u64(s->sb.durable_seq, ht_journal_durable(s->journal));
     ht_host_ids(s->sb.host_id, s->sb.boot_id);
     int rc = ht_super_write(&s->sb, s->dev, s->dev_count);
     return rc ? rc : ht_journal_start(s->journal, epoch);
@@ -403,6 +407,11 @@ const struct ht_super *ht_store_super(const struct ht_store *s)
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s)
 {
     return &s->report;
+}
+
+bool ht_store_leaves_out(const struct ht_store *s)
+{
+    return s->opts.leave_out;
 }
 
 bool ht_store_read_only(const struct ht_store *s)

@@ -52,9 +52,12 @@ struct ht_store_opts {
     uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
     unsigned commit_ms;        /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
-    bool force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only */
-    int numa_node;          /* or HT_NUMA_OFF */
-    bool no_threads;        /* no background threads: tests drive writeback and compaction themselves */
+    bool
+        force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only, but for repair */
+    bool leave_out;        /* fsck only: what makes no sense in the log is left out and remembered, not refused */
+    bool repair;           /* fsck only, with leave_out: write all the same; a compaction makes it last */
+    int numa_node;         /* or HT_NUMA_OFF */
+    bool no_threads;       /* no background threads: tests drive writeback and compaction themselves */
 };
 
 /* Metadata of other layers that lives in the same log. Record types [type_first, type_last]. */
@@ -93,6 +96,8 @@ void ht_store_close(struct ht_store *s);
 const struct ht_super *ht_store_super(const struct ht_store *s);
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
 bool ht_store_read_only(const struct ht_store *s);
+/* Opened with leave_out: metadata clients do so, too. */
+bool ht_store_leaves_out(const struct ht_store *s);
 
 /* ---------------------------------------------------------- transactions */
 
@@ -351,7 +356,9 @@ struct ht_ref_conflict {
     uint32_t device;
     uint64_t block;
     uint32_t blocks;
-    int error; /* -EEXIST overlap, -ERANGE outside */
+    /* -EEXIST overlap, -ERANGE outside; with leave_out also -EFBIG larger than a chunk of its object, and -ENOENT an object
+     * that no record described: its size was guessed */
+    int error;
 };
 /*
  * For fsck: mark a published chunk lost. What its reference names comes free at the next mount. Durable with the next

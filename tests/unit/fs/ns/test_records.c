@@ -274,22 +274,22 @@ static void expect_problem(const struct ht_ns_record *r, size_t count, const cha
 
 START_TEST(records_that_do_not_fit_together_are_told)
 {
-    PROBLEM("ns-dangling", ENTRY(1, 5, S_IFREG, "a"));
-    PROBLEM("ns-parent", ENTRY(1, 1, S_IFDIR, "a"), {.type = HT_REC_NS_INODE_DEL, .ino = 1});
-    PROBLEM("ns-parent", INODE(5, S_IFREG), ENTRY(6, 5, S_IFREG, "a"));
-    PROBLEM("ns-parent", INODE(5, S_IFREG), INODE(6, S_IFREG), ENTRY(1, 6, S_IFREG, "b"), ENTRY(6, 5, S_IFREG, "a"));
-    PROBLEM("ns-directory-names", INODE(5, S_IFDIR), ENTRY(1, 5, S_IFDIR, "a"), ENTRY(1, 5, S_IFDIR, "b"));
-    PROBLEM("ns-directory-names", ENTRY(1, 1, S_IFDIR, "self"));
-    PROBLEM("ns-unreachable", INODE(5, S_IFDIR), INODE(6, S_IFDIR), ENTRY(5, 6, S_IFDIR, "a"),
+    PROBLEM("NS-DANGLING", ENTRY(1, 5, S_IFREG, "a"));
+    PROBLEM("NS-ROOT", ENTRY(1, 1, S_IFDIR, "a"), {.type = HT_REC_NS_INODE_DEL, .ino = 1});
+    PROBLEM("NS-PARENT", INODE(5, S_IFREG), ENTRY(6, 5, S_IFREG, "a"));
+    PROBLEM("NS-PARENT", INODE(5, S_IFREG), INODE(6, S_IFREG), ENTRY(1, 6, S_IFREG, "b"), ENTRY(6, 5, S_IFREG, "a"));
+    PROBLEM("NS-DIRECTORY-NAMES", INODE(5, S_IFDIR), ENTRY(1, 5, S_IFDIR, "a"), ENTRY(1, 5, S_IFDIR, "b"));
+    PROBLEM("NS-DIRECTORY-NAMES", ENTRY(1, 1, S_IFDIR, "self"));
+    PROBLEM("NS-UNREACHABLE", INODE(5, S_IFDIR), INODE(6, S_IFDIR), ENTRY(5, 6, S_IFDIR, "a"),
             ENTRY(6, 5, S_IFDIR, "b"));
-    PROBLEM("ns-unreachable", INODE(5, S_IFDIR), ENTRY(5, 5, S_IFDIR, "a"));
-    PROBLEM("ns-unreachable", INODE(5, S_IFDIR), INODE(6, S_IFREG), ENTRY(5, 6, S_IFREG, "a"));
-    PROBLEM("ns-nested-root", MODEL_ROOT(5), MODEL_ROOT(6), ENTRY(1, 5, S_IFDIR, "a"), ENTRY(5, 6, S_IFDIR, "b"));
-    PROBLEM("ns-link-across-root", MODEL_ROOT(5), INODE(6, S_IFREG), ENTRY(1, 5, S_IFDIR, "a"),
+    PROBLEM("NS-UNREACHABLE", INODE(5, S_IFDIR), ENTRY(5, 5, S_IFDIR, "a"));
+    PROBLEM("NS-UNREACHABLE", INODE(5, S_IFDIR), INODE(6, S_IFREG), ENTRY(5, 6, S_IFREG, "a"));
+    PROBLEM("NS-NESTED-ROOT", MODEL_ROOT(5), MODEL_ROOT(6), ENTRY(1, 5, S_IFDIR, "a"), ENTRY(5, 6, S_IFDIR, "b"));
+    PROBLEM("NS-LINK-ACROSS-ROOT", MODEL_ROOT(5), INODE(6, S_IFREG), ENTRY(1, 5, S_IFDIR, "a"),
             ENTRY(5, 6, S_IFREG, "b"), ENTRY(1, 6, S_IFREG, "c"));
-    PROBLEM("ns-target", INODE(5, S_IFLNK), ENTRY(1, 5, S_IFLNK, "a"));
-    PROBLEM("ns-attributes", {.type = HT_REC_NS_XATTR, .ino = 5, .name = "user.a", .name_len = 6});
-    PROBLEM("ns-root", {.type = HT_REC_NS_INODE_DEL, .ino = 1}, INODE(5, S_IFREG));
+    PROBLEM("NS-TARGET", INODE(5, S_IFLNK), ENTRY(1, 5, S_IFLNK, "a"));
+    PROBLEM("NS-ATTRIBUTES", {.type = HT_REC_NS_XATTR, .ino = 5, .name = "user.a", .name_len = 6});
+    PROBLEM("NS-ROOT", {.type = HT_REC_NS_INODE_DEL, .ino = 1}, INODE(5, S_IFREG));
 }
 END_TEST
 

@@ -98,6 +98,7 @@ static void begin_run(struct run *r)
     r->f.opt.json = true;
     r->f.devs[0] = dev;
     r->f.dev_count = 1;
+    r->f.out = stdout;
     ht_json_init(&r->f.json, open_memstream(&r->text, &r->len));
     ht_json_array(&r->f.json, NULL);
     ck_assert_int_eq(ht_fsck_pass_super(&r->f), 0);

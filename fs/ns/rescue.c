@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rescue.c - lost+found: names for what has none any more, when fsck repairs.
+ *
+ * Each is a transaction of its own, of the usual kind: when a repair is cut short, the next one finds the rest.
+ * The names tell the number: #17, or #17.1 if there is one already.
+ */
+#include "fs/ns/ns_priv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { RESCUE_BYTES = 1024, TRIES_MAX = 100, FOLDER_MODE = 0700, FILE_MODE = S_IFREG | 0600 };
+typedef unsigned long long ull;
+
+/* n-th name of the kind. */
+static void name_of(char name[HT_NAME_BYTES_MAX + 1], const char *stem, unsigned n)
+{
+    if (n == 0)
+        snprintf(name, HT_NAME_BYTES_MAX + 1, "%s", stem);
+    else
+        snprintf(name, HT_NAME_BYTES_MAX + 1, "%s.%u", stem, n);
+}
+
+static int publish_root_dir(struct ht_ns *ns)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, RESCUE_BYTES, &op);
+
+    if (rc != 0)
+        return rc;
+    ht_ns_publish_root_dir(&op);
+    return ht_ns_op_end(&op, 0);
+}
+
+/* lost+found, made if need be; where that is something else, lost+found.1 and so on. */
+static int find_folder(struct ht_ns *ns, uint64_t *out_ino)
+{
+    const struct ht_cred nobody = {0};
+    char name[HT_NAME_BYTES_MAX + 1];
+    struct stat st;
+    int rc = publish_root_dir(ns);
+
+    for (unsigned n = 0; rc == 0 && n < TRIES_MAX; n++) {
+        name_of(name, "lost+found", n);
+        rc = ht_ns_lookup(ns, HT_NS_ROOT_INO, name, &st);
+        if (rc == -ENOENT)
+            rc = ht_ns_mkdir(ns, HT_NS_ROOT_INO, name, FOLDER_MODE, nobody, &st);
+        if (rc != 0)
+            return rc;
+        *out_ino = st.st_ino;
+        ht_ns_forget(ns, st.st_ino, 1);
+        if (S_ISDIR(st.st_mode))
+            return 0;
+    }
+    return rc != 0 ? rc : -EEXIST;
+}
+
+/* A name for the inode in the folder. */
+static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i)
+{
+    struct ht_ns_inode *dir = ht_ns_inode_live(op->ns, folder);
+    char stem[32], name[HT_NAME_BYTES_MAX + 1];
+    struct ht_ns_entry *e;
+    unsigned n = 0;
+    int rc = dir != NULL && !ht_ns_pending(dir) ? 0 : -ESTALE;
+
+    snprintf(stem, sizeof(stem), "#%llu", (ull)i->ino);
+    do
+        name_of(name, stem, n++);
+    while (rc == 0 && n < TRIES_MAX && ht_ns_entry_find(op->ns, dir, name, strlen(name)) != NULL);
+    if (rc == 0)
+        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
+    if (rc == 0)
+        rc = ht_ns_reserve(op->ns, dir->root, 2, 1);
+    if (rc == 0)
+        rc = ht_ns_entry_new(op->ns, name, strlen(name), &e);
+    if (rc == 0)
+        ht_ns_entry_add(op, e, dir, i, NULL);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ inodes */
+
+struct victims {
+    uint64_t *inos;
+    size_t count, cap;
+};
+
+static bool is_victim(const struct ht_ns_inode *i)
+{
+    return (i->flags & HT_NS_VICTIM) != 0 && i->links == 0;
+}
+
+static int add_victim(void *ctx, struct ht_ns_inode *i)
+{
+    struct victims *v = ctx;
+    uint64_t *p;
+
+    if (!is_victim(i))
+        return 0;
+    if (v->count == v->cap) {
+        size_t cap = v->cap == 0 ? 32 : v->cap * 2;
+        p = realloc(v->inos, cap * sizeof(*p));
+        if (p == NULL)
+            return -ENOMEM;
+        v->inos = p;
+        v->cap = cap;
+    }
+    v->inos[v->count++] = i->ino;
+    return 0;
+}
+
+bool ht_ns_is_rescued(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    bool rescued;
+
+    ht_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_find(ns, ino);
+    rescued = i != NULL && is_victim(i);
+    ht_rwlock_unlock(&ns->lock);
+    return rescued;
+}
+
+static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
+{
+    struct ht_ns_inode *i;
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, RESCUE_BYTES, &op);
+
+    if (rc != 0)
+        return rc;
+    i = ht_ns_inode_find(ns, ino);
+    rc = put_into(&op, folder, i);
+    return ht_ns_op_end(&op, rc);
+}
+
+int ht_ns_reconnect(struct ht_ns *ns)
+{
+    struct victims v = {0};
+    uint64_t folder;
+    int rc;
+
+    ht_rwlock_rdlock(&ns->lock);
+    rc = ht_ns_inode_each(ns, add_victim, &v);
+    ht_rwlock_unlock(&ns->lock);
+    if (rc == 0 && v.count > 0)
+        rc = find_folder(ns, &folder);
+    for (size_t n = 0; rc == 0 && n < v.count; n++)
+        rc = reconnect(ns, folder, v.inos[n]);
+    free(v.inos);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- objects */
+
+static int adopt_locked(struct ht_ns_op *op, uint64_t folder, uint64_t oid)
+{
+    struct ht_obj *obj = ht_obj_get(op->ns->store, oid);
+    struct ht_ns_inode *i = NULL;
+    struct ht_obj_stat st;
+    int rc = obj == NULL ? -ENOENT : ht_ns_inode_find(op->ns, oid) != NULL ? -EEXIST : 0;
+
+    if (rc == 0)
+        rc = ht_ns_inode_new(op->ns, oid, FILE_MODE, &i);
+    if (rc == 0) {
+        i->cur.atime_ns = i->cur.mtime_ns = i->cur.ctime_ns = op->now_ns;
+        ht_obj_stat(obj, &st);
+        if (st.scope != 0)
+            rc = ht_obj_set_scope(obj, 0, op->tx);
+    }
+    if (rc == 0)
+        rc = put_into(op, folder, i);
+    if (rc == 0)
+        ht_ns_attr_put(op, i);
+    else if (i != NULL)
+        ht_ns_inode_free(op->ns, i);
+    ht_obj_put(obj);
+    return rc;
+}
+
+int ht_ns_adopt(struct ht_ns *ns, uint64_t oid)
+{
+    struct ht_ns_op op;
+    uint64_t folder;
+    int rc = find_folder(ns, &folder);
+
+    if (rc == 0)
+        rc = ht_ns_op_begin(ns, RESCUE_BYTES, &op);
+    if (rc != 0)
+        return rc;
+    rc = adopt_locked(&op, folder, oid);
+    return ht_ns_op_end(&op, rc);
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* run.c - one run over devices that are open: all passes, repair, the sums. */
+#include "mount-helpers/fsck/fsck.h"
+
+#include "tiering/base/log.h"
+
+static int check(struct ht_fsck *f)
+{
+    static int (*const pass[])(struct ht_fsck * f) = {
+        ht_fsck_pass_super, ht_fsck_pass_log,  ht_fsck_pass_names,
+        ht_fsck_pass_optim, ht_fsck_pass_refs, ht_fsck_pass_tensors,
+    };
+    int ret = 0;
+
+    for (unsigned i = 0; ret == 0 && i < HT_ARRAY_SIZE(pass); i++)
+        ret = pass[i](f);
+    return ret;
+}
+
+/* Problems found while opening for repair were told before; what cannot be done now is found again by the next run. */
+static int repair(struct ht_fsck *f)
+{
+    int ret = f->blocked || f->planned == 0 ? 0 : ht_fsck_repair(f);
+
+    if (ret == 0 && !f->blocked)
+        f->repaired += f->planned;
+    return ret;
+}
+
+static int status_of(const struct ht_fsck *f)
+{
+    int status = f->problems > f->repaired ? HT_FSCK_LEFT : HT_FSCK_CLEAN;
+
+    return status | (f->repaired != 0 ? HT_FSCK_CORRECTED : 0) | (f->failed ? HT_FSCK_FAILED : 0);
+}
+
+int ht_fsck_run(struct ht_fsck *f, const char *name)
+{
+    int ret, status;
+
+    if (f->opt.json) {
+        ht_json_object(&f->json, NULL);
+        ht_json_array(&f->json, "problems");
+    }
+    ret = f->failed ? -EIO : check(f);
+    /* -EUCLEAN: the damage that ends the check was told as a problem */
+    f->failed |= ret < 0 && (ret != -EUCLEAN || f->problems == 0);
+    if (f->opt.json && f->opt.mode == HT_FSCK_CHECK)
+        ht_json_end(&f->json);
+    if (f->opt.extents && ret == 0)
+        ht_fsck_list_extents(f);
+    ret = ret == 0 ? repair(f) : ret;
+    f->failed |= ret < 0 && ret != -EUCLEAN;
+    if (f->opt.json && f->opt.mode != HT_FSCK_CHECK) {
+        ht_fsck_tell_all(f, ret == 0 && !f->blocked);
+        ht_json_end(&f->json);
+    }
+    status = status_of(f);
+    ht_fsck_summary(f, name, status);
+    return status;
+}
