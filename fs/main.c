@@ -136,6 +136,7 @@ static int open_store(struct daemon *d)
     const struct ht_store_opts opts = {
         .dram_bytes = d->options.dram_bytes,
         .staging_bytes = d->options.staging_bytes,
+        .scrub_rate_bytes = d->options.scrub_rate_bytes,
         .commit_ms = d->options.commit_ms,
         .read_only = d->options.read_only,
         .numa_node = numa_node(d),

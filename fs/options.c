@@ -12,6 +12,7 @@
 
 #define DRAM_BYTES_MIN (8 * HT_MIB)
 #define STAGING_BYTES_MIN (24 * HT_MIB)
+#define SCRUB_RATE_BYTES_MIN (64 * HT_KIB)
 enum { COMMIT_S_DEFAULT = 5, COMMIT_S_MAX = 3600, THREADS_MAX = 64, NUMA_NODES_MAX = 1024 };
 
 /* ------------------------------------------------------------------ values */
@@ -59,6 +60,11 @@ static int set_dram(struct ht_options *o, const char *value)
 static int set_staging(struct ht_options *o, const char *value)
 {
     return parse_size("staging", value, STAGING_BYTES_MIN, &o->staging_bytes);
+}
+
+static int set_scrub_rate(struct ht_options *o, const char *value)
+{
+    return parse_size("scrub_rate", value, SCRUB_RATE_BYTES_MIN, &o->scrub_rate_bytes);
 }
 
 static int set_commit(struct ht_options *o, const char *value)
@@ -153,6 +159,8 @@ static const struct row {
     {"staging", "SIZE", set_staging, "staging pool (default: 64M)", FIXED(staging_bytes)},
     {"commit", "SECONDS", set_commit, "how long unsynced data outside model roots may stay volatile (default: 5)",
      FIXED(commit_ms)},
+    {"scrub_rate", "SIZE", set_scrub_rate, "what a scrub reads in a second at most (default: 64M)",
+     FIXED(scrub_rate_bytes)},
     {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)",
      FIXED(optim_threads)},
     {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",

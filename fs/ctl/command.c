@@ -112,6 +112,21 @@ static int run_on_root(struct ht_ctl *c, uint64_t root, enum ht_command_id id)
     }
 }
 
+static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+{
+    bool start = cmd->path_len == strlen("start");
+    int r;
+
+    if (dir != HT_NS_ROOT_INO) {
+        snprintf(err, HT_CTL_ERROR_MAX, "a scrub is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root");
+        return -EINVAL;
+    }
+    r = start ? ht_store_scrub_start(c->store) : ht_store_scrub_stop(c->store);
+    if (r == -EBUSY || r == -ESRCH)
+        snprintf(err, HT_CTL_ERROR_MAX, start ? "a scrub is running already" : "no scrub is running");
+    return r;
+}
+
 /* The optimizer names what is in the way in the root's error. */
 static void explain(struct ht_ctl *c, uint64_t root, int error, char err[HT_CTL_ERROR_MAX])
 {
@@ -133,7 +148,9 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct h
     err[0] = 0;
     if (cmd->id == HT_COMMAND_NONE)
         return 0;
-    if (cmd->path_len) {
+    if (cmd->id == HT_COMMAND_SCRUB) {
+        r = run_scrub(c, dir, cmd, err);
+    } else if (cmd->path_len) {
         r = run_with_path(c, dir, root, cmd, err);
     } else if (root) {
         r = run_on_root(c, root, cmd->id);

@@ -18,6 +18,7 @@ struct figures {
     struct ht_ns_stats ns;
     struct ht_root_stat root;
     struct ht_obj_stat file;
+    struct ht_scrub_stats scrub;
     uint64_t file_state_bytes;
     uint64_t step_open;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
@@ -96,6 +97,16 @@ static const struct row rows[] = {
     STORE("checksum_errors", COUNTER, store.checksum_errors, "Chunks whose bytes were not what was written."),
     STORE("read_errors", COUNTER, store.read_errors, "Reads that a device failed."),
     STORE("write_errors", COUNTER, store.write_errors, "Writes that a device failed."),
+    STORE("scrub_state", GAUGE, scrub.state, "0 no scrub yet, 1 running, 2 complete, 3 stopped, 4 failed."),
+    STORE("scrub_run_bytes", GAUGE, scrub.run_bytes, "Read by the scrub that runs, or ran last."),
+    STORE("scrub_run_total_bytes", GAUGE, scrub.run_total_bytes, "What that scrub has to read in all."),
+    STORE("scrub_run_ns", GAUGE, scrub.run_ns, "How long that scrub has run, nanoseconds."),
+    STORE("scrub_run_found", GAUGE, scrub.run_found, "Bad copies and chunks that it found."),
+    STORE("scrub_run_repaired", GAUGE, scrub.run_repaired, "Of these, repaired."),
+    STORE("scrub_runs", COUNTER, scrub.runs, "Complete scrubs."),
+    STORE("scrub_read_bytes", COUNTER, scrub.bytes, "Bytes read by scrubs."),
+    STORE("scrub_found", COUNTER, scrub.found, "Bad copies and chunks that scrubs found."),
+    STORE("scrub_repaired", COUNTER, scrub.repaired, "Of these, repaired."),
     STORE("commits", COUNTER, store.commits, "Transactions that somebody waited for."),
 
     STORE("log_bytes", GAUGE, store.log.log_bytes, "Size of the metadata log."),
@@ -163,6 +174,7 @@ unsigned ht_figures_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
 static void gather_store(struct ht_ctl *c, struct figures *f)
 {
     ht_store_stats(c->store, &f->store);
+    ht_store_scrub_stats(c->store, &f->scrub);
     ht_ns_stats(c->ns, &f->ns);
     for (unsigned i = 0; i < HT_TRAFFIC_KINDS; i++) {
         f->read_bytes[i] = c->traffic.read_bytes[i];

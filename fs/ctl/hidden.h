@@ -56,6 +56,9 @@ int ht_hidden_flush(struct ht_hidden_file *f) HT_CHECK;
 int ht_hidden_fsync(struct ht_hidden_file *f) HT_CHECK;
 void ht_hidden_release(struct ht_hidden_file *f);
 
+/* Is it a ctl, where what is written are commands? */
+bool ht_hidden_commands(uint64_t ino);
+
 /* Which calls WAIT for updates; the others wait for I/O and memory at most. */
 enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
 bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op);

@@ -363,6 +363,11 @@ int ht_hidden_fsync(struct ht_hidden_file *f)
     return ht_optim_root_stat(f->ctl->optim, f->param.root, &st) == 0 && st.open ? -EBUSY : -EINVAL;
 }
 
+bool ht_hidden_commands(uint64_t ino)
+{
+    return ht_hidden_kind(ino) == HT_HIDDEN_CTL;
+}
+
 bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op)
 {
     switch (f->kind) {

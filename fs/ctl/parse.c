@@ -65,7 +65,9 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     return 0;
 }
 
-enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED };
+enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP };
+static const char *const takes[] = {"no argument", "the path of a file or nothing", "the path of a file",
+                                    "start or stop"};
 
 static const struct {
     const char *word;
@@ -80,11 +82,26 @@ static const struct {
     {"reset", HT_COMMAND_RESET, ARG_REQUIRED},
     {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED},
     {"evict", HT_COMMAND_EVICT, ARG_REQUIRED},
+    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP},
 };
 
 static bool is_blank(char c)
 {
     return c == ' ' || c == '\t' || c == '\r';
+}
+
+static bool fits(enum argument kind, const char *text, size_t len)
+{
+    switch (kind) {
+    case ARG_NONE:
+        return len == 0;
+    case ARG_REQUIRED:
+        return len != 0;
+    case ARG_START_STOP:
+        return is_word(text, len, "start") || is_word(text, len, "stop");
+    default:
+        return true;
+    }
 }
 
 static int unknown_command(const char *word, size_t len, char err[HT_CTL_ERROR_MAX])
@@ -116,9 +133,8 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
             continue;
         while (at < len && is_blank(line[at]))
             at++;
-        if ((at < len && commands[i].argument == ARG_NONE) || (at == len && commands[i].argument == ARG_REQUIRED)) {
-            snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", commands[i].word,
-                     commands[i].argument == ARG_NONE ? "no argument" : "the path of a file");
+        if (!fits(commands[i].argument, line + at, len - at)) {
+            snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", commands[i].word, takes[commands[i].argument]);
             return -EINVAL;
         }
         *out = (struct ht_command){commands[i].id, line + at, len - at};

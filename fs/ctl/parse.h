@@ -38,10 +38,11 @@ enum ht_command_id {
     HT_COMMAND_RESET,
     HT_COMMAND_PREFETCH,
     HT_COMMAND_EVICT,
+    HT_COMMAND_SCRUB,
 };
 struct ht_command {
     enum ht_command_id id;
-    const char *path; /* inside the line; path_len 0: none given */
+    const char *path; /* the argument, inside the line; path_len 0: none given */
     size_t path_len;
 };
 /* One line without its newline. -EINVAL with a message in err. */

@@ -211,5 +211,7 @@ void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void ht_hop_read(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi);
 void ht_hop_write(fuse_req_t req, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
 void ht_hop_flush(fuse_req_t req, struct fuse_file_info *fi);
+void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
+                  size_t in_len);
 
 #endif

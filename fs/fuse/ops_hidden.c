@@ -8,6 +8,7 @@
 #include "fs/fuse/fuse_priv.h"
 
 #include <stdlib.h>
+#include <hitrain/words.h>
 
 static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
 {
@@ -119,6 +120,42 @@ void ht_hop_write(fuse_req_t req, const char *buf, size_t size, off_t off, struc
         return;
     job->file = file_of(fi);
     job->off = (uint64_t)off;
+    ht_job_submit(job);
+}
+
+static void job_command(struct ht_job *job)
+{
+    ssize_t n = ht_hidden_write(job->file, 0, job->data, job->size);
+
+    if (n < 0)
+        ht_reply(job->req, (int)n);
+    else
+        fuse_reply_ioctl(job->req, 0, NULL, 0);
+}
+
+/* A whole line, for the newline that it is to end with there is room where the NUL is. */
+void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
+                  size_t in_len)
+{
+    struct ht_ioctl_line line;
+    struct ht_job *job;
+    size_t len;
+
+    if (cmd != HT_IOCTL_COMMAND || in_len < sizeof(line) || !fi || !ht_hidden_commands(ino)) {
+        ht_reply(req, -ENOTTY);
+        return;
+    }
+    memcpy(&line, in, sizeof(line));
+    len = strnlen(line.text, sizeof(line.text));
+    if (len == sizeof(line.text)) {
+        ht_reply(req, -E2BIG);
+        return;
+    }
+    line.text[len++] = '\n';
+    job = ht_job_new(ht_fuse_of(req), req, job_command);
+    if (!job || !ht_job_data(job, line.text, len))
+        return;
+    job->file = file_of(fi);
     ht_job_submit(job);
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ops_ioctl.c - what lsattr and chattr ask of a file: there are no flags here, and none can be set. */
+/*
+ * ops_ioctl.c - what lsattr and chattr ask of a file: there are no flags here, and none can be set. What .hitrain/ctl
+ * understands is in ops_hidden.c.
+ */
 #include "fs/fuse/fuse_priv.h"
 
 #include <linux/fs.h>
@@ -28,7 +31,7 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
     static const uint32_t zero;
 
     if (ht_hidden_match(ino))
-        fuse_reply_err(req, ENOTTY);
+        ht_hop_ioctl(req, ino, cmd, fi, in, in_len);
     else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
         reply_set(req, is_none(cmd, in, in_len));
     else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))

@@ -4,9 +4,19 @@
 #define HITRAIN_WORDS_H
 
 #include <stdint.h>
+#include <sys/ioctl.h>
 
 #define HT_XATTR_PREFIX "user.hitrain."
 #define HT_CTL_DIR ".hitrain"
+
+/*
+ * On .hitrain/ctl opened for reading: one line as if written there, with a NUL behind it. A mount that is read-only lets nobody open
+ * it for writing.
+ */
+struct ht_ioctl_line {
+    char text[256];
+};
+#define HT_IOCTL_COMMAND _IOW('h', 1, struct ht_ioctl_line)
 
 /* Numbers are on disk: never reuse one. */
 enum ht_dtype {

@@ -10,6 +10,7 @@
 enum { HT_CTL_OK = 0, HT_CTL_FAILED = 1, HT_CTL_USAGE = 2 };
 
 struct ht_ctl_options {
+    const char *verb; /* scrub: what to do */
     bool json;
     double watch_s;          /* stats: again after so many seconds; 0: once */
     bool follow;             /* events: go on with new ones */
@@ -23,6 +24,7 @@ int ht_ctl_commit(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_events(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_prefetch(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_evict(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_scrub(const char *path, const struct ht_ctl_options *o);
 
 /*
  * The attribute user.hitrain.WORD of a path, with a NUL behind it; free it. -ENODATA: not set; other errors are told
@@ -33,6 +35,8 @@ int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_
 int ht_ctl_check_mount(const char *path) HT_CHECK;
 /* The same, and where that is mounted. */
 int ht_ctl_mount_point(const char *path, char out[PATH_MAX]) HT_CHECK;
+/* Have the daemon of the mount at point run a line of .hitrain/ctl; why it did not is told, naming path. 0 or -errno. */
+int ht_ctl_command(const char *path, const char *point, const char *line) HT_CHECK;
 /* Say why a path of a mount cannot be used; returns err. */
 int ht_ctl_explain(const char *path, int err);
 

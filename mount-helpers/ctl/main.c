@@ -11,30 +11,38 @@
 enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_HELP, OPT_VERSION };
 #define OPT_BIT(option) (1u << ((option)-OPT_JSON))
 
+static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
+
 static const struct command {
     const char *name, *usage;
+    const char *const *verbs; /* one of them stands between name and path; NULL: none does */
     int (*run)(const char *path, const struct ht_ctl_options *o);
     bool many; /* paths */
     unsigned options;
     const char *help;
 } commands[] = {
-    {"stats", "PATH [--json] [--watch=SECONDS]", ht_ctl_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
+    {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_ctl_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
      "  --watch=SECONDS  print again after so many seconds, until interrupted\n"},
-    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", ht_ctl_events, false,
+    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_ctl_events, false,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_LEVEL),
      "Prints what happened to the store that PATH lies on since it was mounted: errors, refusals,\n"
      "commits that failed. For root and the owner of the mount's root.\n\n"
      "  --follow         go on with new events, until interrupted or unmounted\n"
      "  --since=SEQ      only events after the one with this number\n"
      "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
-    {"commit", "PATH [--json]", ht_ctl_commit, false, OPT_BIT(OPT_JSON),
+    {"commit", "PATH [--json]", NULL, ht_ctl_commit, false, OPT_BIT(OPT_JSON),
      "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
      "everything outside model roots durable.\n\n"},
-    {"prefetch", "PATH...", ht_ctl_prefetch, true, 0,
+    {"prefetch", "PATH...", NULL, ht_ctl_prefetch, true, 0,
      "Brings files into the DRAM tier, as far as there is room. Needs write permission on the mount's root.\n\n"},
-    {"evict", "PATH...", ht_ctl_evict, true, 0,
+    {"evict", "PATH...", NULL, ht_ctl_evict, true, 0,
      "Writes files back and lets them go from the DRAM tier. Needs write permission on the mount's root.\n\n"},
+    {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_ctl_scrub, false, OPT_BIT(OPT_JSON),
+     "Reads everything that the store of PATH has on its devices, in the background, verifies it, and repairs\n"
+     "what has a second copy: superblocks, the log, and chunks that are in DRAM. What is bad beyond repair is an\n"
+     "event (hitrainctl events) and stays an error for readers. start and stop need write permission on the mount's\n"
+     "root; status tells how far it is. A scrub ends with the mount.\n\n"},
 };
 
 static const struct option words[] = {
@@ -160,6 +168,14 @@ static const char *misplaced(const struct command *command, unsigned given)
     return NULL;
 }
 
+static bool takes_verb(const struct command *command, const char *word)
+{
+    for (const char *const *v = command->verbs; *v != NULL; v++)
+        if (word != NULL && strcmp(*v, word) == 0)
+            return true;
+    return false;
+}
+
 static int run(const struct command *command, char **paths, const struct ht_ctl_options *o)
 {
     int status = HT_CTL_OK;
@@ -195,6 +211,12 @@ int main(int argc, char **argv)
     if (misplaced(command, p.given) != NULL) {
         ht_error("--%s is not for %s", misplaced(command, p.given), command->name);
         return usage_error(NULL, NULL);
+    }
+    if (command->verbs != NULL) {
+        p.o.verb = argv[optind + 1];
+        if (!takes_verb(command, p.o.verb))
+            return usage_error("expected: hitrainctl scrub start, status or stop", "");
+        optind++;
     }
     if (argc - optind < 2 || (argc - optind > 2 && !command->many))
         return usage_error(command->many ? "expected paths after " : "expected one path after ", argv[optind]);

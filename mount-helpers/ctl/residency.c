@@ -2,12 +2,8 @@
 /* residency.c - `hitrainctl prefetch` and `evict`: what the DRAM tier holds, through .hitrain/ctl of the mount's root. */
 #include "mount-helpers/ctl/ctl.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
-
-#include <hitrain/words.h>
 
 /* The path below the mount, inside path; NULL and told: it cannot be named in a command. */
 static const char *below(const char *path, const char *point)
@@ -25,27 +21,9 @@ static const char *below(const char *path, const char *point)
     return path + len + 1;
 }
 
-/* 0, or -errno with the daemon's reason, if it gave one, in answer. */
-static int command(const char *control, const char *line, char *answer, size_t cap)
-{
-    int fd = open(control, O_RDWR | O_CLOEXEC), ret = 0;
-    ssize_t n;
-
-    answer[0] = '\0';
-    if (fd < 0)
-        return -errno;
-    if (write(fd, line, strlen(line)) < 0)
-        ret = -errno;
-    n = ret < 0 ? read(fd, answer, cap - 1) : 0;
-    answer[n > 0 ? n : 0] = '\0';
-    answer[strcspn(answer, "\n")] = '\0';
-    close(fd);
-    return ret;
-}
-
 static int run(const char *verb, const char *path)
 {
-    char point[PATH_MAX], control[PATH_MAX + 32], line[PATH_MAX + 32], answer[512];
+    char point[PATH_MAX], line[PATH_MAX + 32];
     char *whole;
     const char *rest;
     int ret;
@@ -58,14 +36,9 @@ static int run(const char *verb, const char *path)
         free(whole);
         return HT_CTL_FAILED;
     }
-    snprintf(control, sizeof(control), "%s/" HT_CTL_DIR "/ctl", point);
-    snprintf(line, sizeof(line), "%s %s\n", verb, rest);
+    snprintf(line, sizeof(line), "%s %s", verb, rest);
     free(whole);
-    ret = command(control, line, answer, sizeof(answer));
-    if (ret < 0 && answer[0] != '\0')
-        ht_error("%s: %s", path, answer);
-    else if (ret < 0)
-        ht_error("%s: %s", control, strerror(-ret));
+    ret = ht_ctl_command(path, point, line);
     return ret < 0 ? HT_CTL_FAILED : HT_CTL_OK;
 }
 

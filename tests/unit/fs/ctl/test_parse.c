@@ -95,6 +95,8 @@ START_TEST(commands_take_what_they_need)
         {"reset x", HT_COMMAND_RESET, "x"},
         {"prefetch x", HT_COMMAND_PREFETCH, "x"},
         {"evict   x", HT_COMMAND_EVICT, "x"},
+        {"scrub start", HT_COMMAND_SCRUB, "start"},
+        {"scrub stop ", HT_COMMAND_SCRUB, "stop"},
     };
     char err[HT_CTL_ERROR_MAX];
     struct ht_command c;
@@ -119,6 +121,9 @@ START_TEST(refused_commands_say_why)
     ck_assert_ptr_nonnull(strstr(err, "commit"));
     ck_assert_int_eq(command("apply", &c, err), -EINVAL);
     ck_assert_ptr_nonnull(strstr(err, "path"));
+    ck_assert_int_eq(command("scrub", &c, err), -EINVAL);
+    ck_assert_int_eq(command("scrub sto", &c, err), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(err, "start or stop"));
     ck_assert_int_eq(command("comit", &c, err), -EINVAL);
     ck_assert_ptr_nonnull(strstr(err, "'comit'"));
     ck_assert_ptr_nonnull(strstr(err, "commit"));

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scrub of a mounted store, as an operator runs it, beside training and on a read-only mount."""
+import json
+import os
+import subprocess
+
+import numpy as np
+import pytest
+
+from conftest import BIN, run, wait_for
+
+ELEMENTS = 700_000
+STEPS = 12
+MIB = 1 << 20
+
+
+def scrub(verb, point, check=True):
+    done = run('hitrainctl', 'scrub', verb, point, '--json', check=check)
+    return json.loads(done.stdout) if done.returncode == 0 else done
+
+
+def finished(point):
+    """Waits for the end of the scrub that runs; its figures."""
+    wait_for(lambda: scrub('status', point)['state'] != 'running', 'scrub')
+    return scrub('status', point)
+
+
+def events(point, code):
+    lines = run('hitrainctl', 'events', point, '--json').stdout.splitlines()
+    return [e for e in map(json.loads, lines) if e['code'] == code]
+
+
+def sync(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path, data):
+    path.write_bytes(data)
+    sync(path)
+
+
+def flip(image, at):
+    with open(image, 'r+b') as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 1]))
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def damage(image, data):
+    """Changes one byte of the only place of the image that holds data; where."""
+    whole = image.read_bytes()
+    at = whole.find(data)
+    assert at >= 0 and whole.find(data, at + 1) < 0
+    flip(image, at + 7)
+    return at + 7
+
+
+def train(point, steps, between):
+    """Some steps of one model; the parameters and moments at the end."""
+    root = point / 'model'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    names = ['a', 'b', 'c']
+    for i, name in enumerate(names):
+        values = np.random.default_rng(i).standard_normal(ELEMENTS, dtype=np.float32)
+        (root / name).write_bytes(values.tobytes())
+    os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.01 weight_decay=0.1 max_grad_norm=1')
+    for step in range(steps):
+        for i, name in enumerate(names):
+            gradient = np.random.default_rng(100 * step + i).standard_normal(ELEMENTS, dtype=np.float32)
+            (root / '.hitrain' / 'grad' / name).write_bytes(gradient.tobytes())
+        sync(root)
+        between(step)
+    states = [root / '.hitrain' / 'state' / n / s for n in names for s in ('exp_avg', 'exp_avg_sq')]
+    return [p.read_bytes() for p in [root / n for n in names] + states]
+
+
+def test_steps_beside_a_scrub_give_the_same_bits(make_store):
+    quiet, busy = make_store('512M'), make_store('512M')
+    want = train(quiet.mount(), STEPS, lambda step: None)
+    point = busy.mount('scrub_rate=8G')
+    write_file(point / 'ballast', np.random.default_rng(9).bytes(24 * MIB))
+    runs = []
+
+    def scrub_again(step):
+        if not runs or scrub('status', point)['state'] != 'running':
+            runs.append(scrub('start', point)['state'])
+
+    got = train(point, STEPS, scrub_again)
+    assert got == want
+    end = finished(point)
+    assert (end['state'], end['found']) == ('complete', 0)
+    assert len(runs) >= 2
+    busy.unmount()
+    busy.assert_clean()
+
+
+def test_what_is_bad_is_repaired_from_memory_or_told(make_store):
+    store = make_store()
+    point = store.mount('scrub_rate=8G')
+    kept, lost = (np.random.default_rng(i).bytes(200_000) for i in (1, 2))
+    write_file(point / 'kept', kept)
+    write_file(point / 'lost', lost)
+    run('hitrainctl', 'evict', point / 'lost')
+    damage(store.image, kept[:4096])
+    damage(store.image, lost[:4096])
+    scrub('start', point)
+    end = finished(point)
+    assert (end['state'], end['found'], end['repaired']) == ('complete', 2, 1), end
+    assert events(point, 'scrub-damage')[0]['path'] == 'lost'
+    assert events(point, 'scrub-repaired')[0]['path'] == 'kept'
+    assert 'hitrain_scrub_repaired_total 1\n' in (point / '.hitrain' / 'stats').read_text()
+    (point / 'lost').unlink()
+    sync(point)
+    scrub('start', point)
+    assert finished(point)['found'] == 0
+    store.unmount()
+    assert (store.mount() / 'kept').read_bytes() == kept
+
+
+def test_start_stop_and_what_is_refused(make_store):
+    store = make_store()
+    point = store.mount('scrub_rate=64k')
+    write_file(point / 'file', np.random.default_rng(1).bytes(8 * MIB))
+    assert scrub('status', point)['state'] == 'never'
+    assert 'no scrub is running' in scrub('stop', point, check=False).stderr
+    now = scrub('start', point)
+    assert now['state'] == 'running' and now['total_bytes'] > 8 * MIB
+    assert 'running already' in scrub('start', point, check=False).stderr
+    assert 'running' in run('hitrainctl', 'scrub', 'status', point).stdout
+    assert scrub('stop', point)['state'] == 'stopped'
+    scrub('start', point)
+    assert run('hitrainctl', 'scrub', 'go', point, check=False).returncode == 2
+    assert run('hitrainctl', 'scrub', check=False).returncode == 2
+    store.unmount()  # while it runs
+    store.assert_clean()
+
+
+def test_a_read_only_mount_is_looked_at_and_left_alone(make_store):
+    store = make_store()
+    point = store.mount()
+    data = np.random.default_rng(1).bytes(300_000)
+    write_file(point / 'file', data)
+    store.unmount()
+    at = damage(store.image, data[:4096])
+    before = store.image.read_bytes()
+    point = store.mount('ro', 'scrub_rate=8G')
+    scrub('start', point)
+    end = finished(point)
+    assert (end['state'], end['found'], end['repaired']) == ('complete', 1, 0)
+    store.unmount()
+    assert store.image.read_bytes() == before
+    flip(store.image, at)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason='asks as another user')
+def test_only_who_may_write_the_root_may_start_one(make_store):
+    store = make_store()
+    point = store.mount()
+    done = subprocess.run([str(BIN / 'hitrainctl'), 'scrub', 'start', str(point)], user=65534, group=65534,
+                          stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and 'ermission denied' in done.stderr
+    assert scrub('status', point)['state'] == 'never'
