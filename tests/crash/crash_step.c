@@ -212,6 +212,7 @@ END_TEST
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* what a failing child has told is not lost */
     ht_pinned_keep(true);
     Suite *suite = suite_create("power-cut states of a training run");
     TCase *tc = tcase_create("steps");

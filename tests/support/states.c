@@ -11,8 +11,8 @@
 #define LOG_MAGIC 0x6a736677736872ull
 enum { SECTOR = 512, FLAG_FLUSH = 1, FLAG_FUA = 2, FLAG_DISCARD = 4, FLAG_MARK = 8, ENTRY_HEAD = 32 };
 
-const char *const state_names[STATE_KINDS] = {"nothing", "all",  "all but one", "only one",
-                                              "random",  "torn", "a subset",    "a prefix"};
+const char *const state_names[STATE_KINDS] = {"nothing", "all",      "all but one", "only one", "random",
+                                              "torn",    "a subset", "a prefix",    "noise"};
 
 uint64_t rnd_next(uint64_t *state)
 {
@@ -281,6 +281,17 @@ static bool unit_is_there(enum tear tear, uint64_t i, uint64_t units, uint64_t *
     }
 }
 
+static void apply_noise(const struct state_walk *w, size_t i, uint64_t *rnd)
+{
+    const struct log_entry *e = &w->rec->entry[w->pending[i]];
+    uint64_t noise[512 / sizeof(uint64_t)];
+    for (uint64_t at = 0; at < e->len; at += sizeof(noise)) {
+        for (size_t k = 0; k < HT_ARRAY_SIZE(noise); k++)
+            noise[k] = rnd_next(rnd);
+        put(w, e->offset + at, (const uint8_t *)noise, sizeof(noise));
+    }
+}
+
 static void apply_torn(const struct state_walk *w, size_t i, uint64_t unit, enum tear tear, uint64_t *rnd)
 {
     const struct log_entry *e = &w->rec->entry[w->pending[i]];
@@ -416,6 +427,22 @@ static bool each_tear(const struct each *a)
     return true;
 }
 
+static bool each_noise(const struct each *a)
+{
+    size_t n = a->w->pending_count;
+    for (size_t i = 0; i <= n && n; i++)
+        for (unsigned all = 0; all < 2; all++) {
+            for (size_t k = 0; k < n; k++)
+                if (k == i || i == n)
+                    apply_noise(a->w, k, a->rnd);
+                else if (all || k < i)
+                    apply(a->w, k);
+            if (!visit(a, STATE_NOISE))
+                return false;
+        }
+    return true;
+}
+
 bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx)
 {
     struct each a = {w, rnd, fn, ctx};
@@ -425,5 +452,5 @@ bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void 
         return false;
     if (w->pending_count > 1 && !each_random(&a, few ? RANDOMS : RANDOMS_OF_MANY))
         return false;
-    return !tears || each_tear(&a);
+    return !tears || (each_tear(&a) && each_noise(&a));
 }

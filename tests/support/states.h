@@ -3,7 +3,7 @@
  * states.h - the device contents that a power cut could have left, from a recording.
  *
  * Model: an entry is logged when the device completed it. A flush makes every write before it durable, a
- * write with FUA is durable itself. Of the rest each may be there or not, in any order, and may be torn.
+ * write with FUA is durable itself. Of the rest each may be there or not, in any order, and may be torn; or its place holds noise.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_STATES_H
 #define HITRAIN_TESTS_SUPPORT_STATES_H
@@ -38,6 +38,7 @@ enum state_kind {
     STATE_DRAWN,  /* kinds up to here are drawn one at a time by walk_state */
     STATE_SUBSET = STATE_DRAWN,
     STATE_PREFIX,
+    STATE_NOISE, /* some of the writes have left what was never written */
     STATE_KINDS
 };
 extern const char *const state_names[STATE_KINDS];
@@ -77,8 +78,8 @@ void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd);
 uint64_t walk_hash(const struct state_walk *w);
 /*
  * All states at the point: every subset of the writes in flight up to 10 of them; beyond that every prefix, every single
- * loss, every single survivor, and random ones; then, with tears, each write torn at 512 and 4096 bytes, beside those before it and
- * beside all, and all torn alike. fn is called with each made, and may change the devices; false ends it.
+ * loss, every single survivor, and random ones; then, with tears, each write torn at 512 and 4096 bytes, or replaced by noise, beside
+ * those before it and beside all, and all of them alike. fn is called with each made, and may change the devices; false ends it.
  */
 enum { WALK_SUBSETS_OF_MAX = 10 };
 bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
