@@ -392,3 +392,50 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
         unmount(store.point)
         store.assert_clean()
     store.image = image
+
+
+@contextlib.contextmanager
+def slow_file_system(folder, mib):
+    """(folder of an ext4 file system on a device that can be made slow, its cgroup, limit)"""
+    if not shutil.which('mkfs.ext4'):
+        pytest.skip('no mkfs.ext4 here')
+    image, point = folder / 'ext4', folder / 'slow'
+    point.mkdir()
+    with open(image, 'wb') as f:
+        f.truncate(mib * MIB)
+    with loop_device(image) as device, slow_group(device) as (group, limit):
+        subprocess.run(['mkfs.ext4', '-q', device], check=True, timeout=SECONDS_MAX)
+        subprocess.run(['mount', device, point], check=True, timeout=SECONDS_MAX)
+        try:
+            yield point, group, limit
+        finally:
+            limit(False)
+            wait_for(lambda: subprocess.run(['umount', point], stderr=subprocess.DEVNULL).returncode == 0,
+                     'the last write to the slow file system')
+
+
+def test_a_file_stays_held_while_writes_of_the_dead_go_on(make_store, tmp_path):
+    """The hold of a file is as strong as that of a device: it ends with the last write, not with the process."""
+    with slow_file_system(tmp_path, 200) as (folder, group, limit):
+        store = make_store('64M')
+        kept, store.image = store.image, folder / 'store'
+        shutil.copyfile(kept, store.image)  # all of it is there: what is written later changes nothing of the file itself
+        store.mount()
+        with open(f'{group}/cgroup.procs', 'w') as f:
+            f.write(str(store.daemon.pid))
+        (store.point / 'f').write_bytes(b'x')
+        limit(True)
+        writer = subprocess.Popen([sys.executable, '-c', WRITE_AND_SYNC, store.point / 'lost'],
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert writer.stdout.readline() == b'written\n'
+        time.sleep(0.5)  # some of 10 MiB are on their way now, at 1 MiB each second
+        store.kill()
+        writer.communicate(timeout=SECONDS_MAX)
+        begin = time.monotonic()
+        done = run('hitrain-fsck', '--no-wait', store.image, check=False)
+        assert done.returncode == 8, 'the store is free while writes to it go on'
+        assert time.monotonic() - begin < 10
+        limit(False)
+        store.detach()
+        assert store.fsck().returncode == 0
+        store.image = kept
