@@ -10,6 +10,7 @@
 ##   check-long the same with more random states and steps per test, and a TSan run of the unit tests
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
+##   twins      broken twins: builds with one safeguard missing, each of which the crash tests must notice
 ##   mounted    tests of a real mount   (tests/mount/test_*.py)
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
 ##   lint       include directions, headers compile alone, formatting, shell scripts, SPDX lines
@@ -31,6 +32,7 @@
 ## Knobs
 ##   V=1        show commands
 ##   SAN=       asan, ubsan, tsan, or several joined by commas; has its own folder, e.g. build/asan
+##   TWINS=1    with broken twins to choose from by HITRAIN_TWIN (tiering/base/twin.h); has its own folder
 ##   LOCKS=1    end a program at the first lock taken out of order (include/hitrain/locks.h); builds with SAN= always do;
 ##              has its own folder, build/locks
 ##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
@@ -76,7 +78,7 @@ ifneq ($(filter-out asan ubsan tsan,$(sans)),)
 $(error SAN=$(SAN): asan, ubsan and tsan are known)
 endif
 compiler := $(notdir $(firstword $(CC)))
-variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks)))
+variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks) $(if $(TWINS),twins)))
 B := $(O)$(if $(variant),/$(variant))
 
 # ---- what is built: found by wildcard, so a new file or an empty folder needs no line here ----
@@ -128,11 +130,12 @@ san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubs
 SAN_FLAGS := $(if $(sans),-fsanitize=$(san_names) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 # The order of locks is checked in builds that look for errors (include/hitrain/locks.h).
 LOCK_FLAGS := $(if $(sans)$(LOCKS),-DHT_LOCK_CHECK)
+TWIN_FLAGS := $(if $(TWINS),-DHT_TWINS)
 
 # No contraction: results are bit-identical whatever the instruction set; what fuses says fmaf.
 CFLAGS_ALL = -std=gnu11 -O2 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
 	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
-	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) -Iinclude -I. $(EXTRA_CFLAGS)
+	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(TWIN_FLAGS) -Iinclude -I. $(EXTRA_CFLAGS)
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
@@ -228,7 +231,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long unit states mounted torch bench bench-meta bench-step lint format demo
+.PHONY: deps check check-long unit states twins mounted torch bench bench-meta bench-step lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -236,7 +239,7 @@ check: deps
 	@$(runner) check
 check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
-unit states mounted torch bench:
+unit states twins mounted torch bench:
 	@$(runner) $@
 
 # Through make again, because what deps installed decides how all is linked.

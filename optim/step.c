@@ -12,6 +12,7 @@
 #include "optim/optim_priv.h"
 
 #include "tiering/base/log.h"
+#include "tiering/base/twin.h"
 
 /* ---------------------------------------------------------------- boundary */
 
@@ -189,6 +190,13 @@ static int append(struct root *root, uint64_t *out_lsn, uint64_t *out_step)
     ht_opt_publish(root, tx);
     *out_step = root->pub_step;
     unlock(o);
+    if (HT_TWIN("torn-commit")) {
+        ret = ht_tx_commit(tx, out_lsn);
+        ret = ret ? ret : ht_store_sync(o->store, *out_lsn);
+        ret = ret ? ret : ht_tx_begin(o->store, pending_bytes(root), &tx);
+        if (ret)
+            return ret;
+    }
     ht_scope_publish(o->store, root->id, tx);
     return ht_tx_commit(tx, out_lsn);
 }

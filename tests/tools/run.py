@@ -85,10 +85,10 @@ class Runner:
         text = output.decode('utf-8', 'replace') + late
         return proc.returncode if not late else 124, text, time.monotonic() - begin
 
-    def make(self, targets, cc, san):
+    def make(self, targets, cc, san, more=()):
         """Builds targets as far as possible; returns those that could not be built."""
         a = self.args
-        base = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}'] + a.set
+        base = [a.make, '-k', '--no-print-directory', f'O={a.out}', f'CC={cc}', f'SAN={san}', *more] + a.set
         if a.verbose:
             base.append('V=1')
         name = f'building in {variant_dir(a.out, cc, san)}'
@@ -235,6 +235,24 @@ class Runner:
         sources = list(pathlib.Path('tests/crash').glob('crash_*.c')) + list(pathlib.Path('tests/model').glob('model_*.c'))
         self.programs(sources, self.args.cc, self.args.san)
 
+    def twins(self):
+        """Each broken twin must be noticed; their programs are built in a folder of their own."""
+        self.heading('broken twins')
+        out = os.path.join(self.args.out, 'twins')
+        needed = ['all'] + [f'{out}/tests/crash/crash_{n}' for n in ('small', 'rot')]
+        if self.make(needed, 'gcc', '', ['TWINS=1']):
+            return
+        status, output, seconds = self.command([PYTHON, 'tests/tools/twins.py', '--build', out], self.env)
+        counts = re.findall(r'^(\d+) twins caught, (\d+) not$', output, re.M)
+        good, bad = map(int, counts[-1]) if counts else (0, 1)
+        self.ran += 1
+        self.passed += good
+        self.line(status == 0, seconds, 'tests/tools/twins.py', f'{good} twins caught' + (f', {bad} not' if bad else ''))
+        if status != 0:
+            self.fail('tests/tools/twins.py', max(bad, 1), output)
+        else:
+            self.figures(output)
+
     def mounted(self):
         self.python_tests('mounted tests', 'tests/mount')
 
@@ -278,6 +296,8 @@ class Runner:
         if long:
             self.unit(san='tsan')
         self.states()
+        if everything:
+            self.twins()
         self.mounted()
         self.torch()
 
@@ -297,7 +317,7 @@ class Runner:
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=['check', 'check-long', 'unit', 'states', 'mounted', 'torch', 'lint', 'bench'])
+    p.add_argument('what', choices=['check', 'check-long', 'unit', 'states', 'twins', 'mounted', 'torch', 'lint', 'bench'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
     p.add_argument('--cc', default='gcc')

@@ -13,6 +13,7 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/base/holder.h"
 #include "tiering/base/log.h"
+#include "tiering/base/twin.h"
 #include <hitrain/limits.h>
 
 #include <fcntl.h>
@@ -43,6 +44,15 @@ static void sleep_ms(unsigned ms)
     nanosleep(&ts, NULL);
 }
 
+static int lock_file(int fd, bool rdonly)
+{
+    struct flock weaker = {.l_type = rdonly ? F_RDLCK : F_WRLCK};
+
+    if (HT_TWIN("fcntl"))
+        return fcntl(fd, F_SETLK, &weaker);
+    return flock(fd, (rdonly ? LOCK_SH : LOCK_EX) | LOCK_NB);
+}
+
 /* One attempt; -EBUSY when somebody else holds it. */
 static int try_open(const char *path, bool block, bool rdonly, int *out_fd)
 {
@@ -51,7 +61,7 @@ static int try_open(const char *path, bool block, bool rdonly, int *out_fd)
 
     if (fd < 0)
         return -errno;
-    if (!block && flock(fd, (rdonly ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0) {
+    if (!block && lock_file(fd, rdonly) != 0) {
         err = errno == EWOULDBLOCK ? -EBUSY : -errno;
         close(fd);
         return err;

@@ -31,6 +31,7 @@
 
 #include "tiering/base/fault.h"
 #include "tiering/base/event.h"
+#include "tiering/base/twin.h"
 
 #define FRAME_PAYLOAD_MAX ((uint64_t)(4 * HT_MIB))
 
@@ -232,7 +233,8 @@ int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
     ht_mutex_lock(&j->lock);
     ht_journal_token_take_locked(j);
     ht_mutex_unlock(&j->lock);
-    refill_copies(j);
+    if (!HT_TWIN("no-refill"))
+        refill_copies(j);
     ht_mutex_lock(&j->lock);
     ht_journal_token_release_locked(j);
     int rc = prepare_spares(j);
@@ -352,6 +354,8 @@ int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn)
 
 int ht_journal_sync(struct ht_journal *j, uint64_t lsn)
 {
+    if (HT_TWIN("early-answer"))
+        return 0;
     ht_mutex_lock(&j->lock);
     int rc = lsn > last_appended_locked(j) ? -EINVAL : ht_journal_write_up_to_locked(j, lsn);
     /* Written is durable, except in split mode; and what the callback does for it has been done. */

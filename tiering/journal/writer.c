@@ -18,6 +18,7 @@
 #include <assert.h>
 
 #include "tiering/base/event.h"
+#include "tiering/base/twin.h"
 
 static bool in_use(const struct ht_journal *j, unsigned i)
 {
@@ -177,7 +178,8 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
     }
     ht_frame_encode(f->mem, header);
     write_copies(j, header->pos, f->mem, ht_frame_bytes(header->payload_len));
-    flush_copies(j);
+    if (!HT_TWIN("frame-flush") && !(HT_TWIN("start-early") && j->compacting))
+        flush_copies(j);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (in_use(j, i))
             return 0;

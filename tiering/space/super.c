@@ -14,6 +14,7 @@
 #include <assert.h>
 
 #include "tiering/base/event.h"
+#include "tiering/base/twin.h"
 
 /* ----------------------------------------------------------------- read */
 
@@ -135,7 +136,7 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
     }
     for (unsigned pass = 0; pass < 2; pass++)
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
-            if (current[usual[i]] == (pass == 1))
+            if (HT_TWIN("super-order") ? pass == 0 : current[usual[i]] == (pass == 1))
                 out_order[n++] = usual[i];
 }
 
@@ -144,7 +145,7 @@ static int write_rest(struct ht_super *sb, struct ht_dev *dev, unsigned index, c
 {
     int err1 = write_copy(sb, dev, index, order[1]);
     int err2 = write_copy(sb, dev, index, order[2]);
-    int err = ht_dev_flush(dev);
+    int err = HT_TWIN("super-flush") ? 0 : ht_dev_flush(dev);
 
     return err1 ? err1 : err2 ? err2 : err;
 }
@@ -172,7 +173,7 @@ unsigned ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
     for (unsigned i = 0; i < dev_count; i++)
         first[i] = devs[i] && write_copy(sb, devs[i], i, order[i][0]) == 0;
     for (unsigned i = 0; i < dev_count; i++)
-        first[i] = first[i] && ht_dev_flush(devs[i]) == 0;
+        first[i] = first[i] && (HT_TWIN("super-flush") || ht_dev_flush(devs[i]) == 0);
     for (unsigned i = 0; i < dev_count; i++) {
         if (!devs[i])
             continue;

@@ -8,6 +8,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
 #define PLACE_MASK ((1ull << 48) - 1)
@@ -117,7 +118,9 @@ void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
 static void free_later(struct ht_store *s, struct ht_limbo_queue *q, uint64_t lsn, struct ht_ref *ref)
 {
     uint32_t blocks = ht_ref_blocks(ref);
-    if (s->failed || ht_limbo_push(q, lsn, ref))
+    if (HT_TWIN("reuse-at-once"))
+        ht_free_ref_now(s, ref);
+    else if (s->failed || ht_limbo_push(q, lsn, ref))
         ht_ref_forget(ref);
     else
         ht_alloc_limbo_add(s->alloc, blocks);

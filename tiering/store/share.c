@@ -17,6 +17,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
 enum { TABLE_START = 64 };
@@ -131,7 +132,7 @@ enum ht_share_left ht_share_drop(struct ht_store *s, const struct ht_ref *ref, b
     struct ht_share *e = ref->shared ? lookup(&s->shares, ref) : NULL;
     if (!e)
         return HT_SHARE_FREE;
-    if (e->owners > 1) {
+    if (e->owners > 1 && !HT_TWIN("owner-forgotten")) {
         e->owners--;
         if (logged)
             e->ended = s->tx_count;

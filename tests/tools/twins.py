@@ -1,0 +1,105 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Broken twins: the program with one safeguard taken out (tiering/base/twin.h). A test that passes on a twin proves nothing.
+
+Each row names a twin, what is missing in it, and the test that has to notice. The tests are the ordinary ones, built in a
+folder of their own with TWINS=1; the same tests pass on the program itself. The last line is "N twins caught, N not".
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+
+SECONDS_MAX = 300
+SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
+HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
+
+# twin, what is missing, program, story (of crash_small)
+TWINS = [
+    ('data-flush', 'flush of data before the frame that names it', SMALL, 'create'),
+    ('frame-flush', 'flush after a frame', SMALL, 'create'),
+    ('early-answer', 'fsync waits for the frame', SMALL, 'create'),
+    ('super-flush', 'flushes of the superblock', SMALL, 'mount'),
+    ('super-order', 'the last good superblock is overwritten last', SMALL, 'mount'),
+    ('epoch-unnamed', 'the superblock knows an epoch before frames do', SMALL, 'mount'),
+    ('start-early', 'compaction is durable before its start is named', SMALL, 'compact'),
+    ('log-reuse', 'log space is free when the new start is durable', SMALL, 'log-wrap'),
+    ('no-refill', 'a stale copy of the log is refilled', SMALL, 'create'),
+    ('pending-emitted', 'compaction emits published state only', SMALL, 'compact-step'),
+    ('torn-commit', 'one commit is one frame', SMALL, 'step'),
+    ('reuse-at-once', 'freed space waits for the log', SMALL, 'reuse'),
+    ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
+    ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
+    ('super-checksum', 'checksum of a superblock', ROT, ''),
+    ('chunk-checksum', 'checksum of stored content', ROT, ''),
+    ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
+    ('no-chain', 'a frame names the one before it', ROT, ''),
+    ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
+]
+FOUND = re.compile(r'state (\d+)')
+
+
+def command(test, build):
+    if '::' in test:
+        return ['/usr/bin/python3', '-m', 'pytest', '-x', '-q', '-rs', '-p', 'no:cacheprovider', test]
+    return [os.path.join(build, test)]
+
+
+def run(twin, test, story, build, seed):
+    """(passed, skipped, output)"""
+    env = dict(os.environ, HITRAIN_TWIN=twin, HITRAIN_SEED=str(seed), HITRAIN_SCRIPT=story, HITRAIN_BUILD=build,
+               HITRAIN_BIN=os.path.join(build, 'bin'))
+    env.pop('HITRAIN_LONG', None)
+    if not story:
+        del env['HITRAIN_SCRIPT']
+    done = subprocess.run(command(test, build), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=SECONDS_MAX)
+    text = done.stdout.decode('utf-8', 'replace')
+    skipped = '::' in test and ' skipped' in text and ' failed' not in text
+    return done.returncode == 0, skipped, text
+
+
+def states_until(text):
+    """How many states were looked at before the first bad one."""
+    found = FOUND.search(text)
+    return found.group(1) if found else '-'
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--build', required=True, help='folder of a build with TWINS=1')
+    p.add_argument('--seeds', type=int, default=1, help='run each so many times, with other random states')
+    p.add_argument('--twin', default='', help='this one only')
+    args = p.parse_args()
+    caught = missed = 0
+    for test, story in (SMALL, 'create'), (ROT, ''):
+        passed, _, text = run('', test, story, os.path.abspath(args.build), 1)
+        if not passed:
+            sys.exit(f'{text}\nthe tests fail without any twin: what they say of twins means nothing')
+    print(f'figures: {"twin":<16} {"what it lacks":<52} {"caught by":<14} {"state":>6} {"s":>6}')
+    for twin, lacks, test, story in TWINS:
+        if args.twin and twin != args.twin:
+            continue
+        begin = time.monotonic()
+        results = [run(twin, test, story, os.path.abspath(args.build), seed + 1) for seed in range(args.seeds)]
+        seconds = (time.monotonic() - begin) / args.seeds
+        by = story or test.split('/')[-1].split('.')[0]
+        if any(skipped for _, skipped, _ in results):
+            print(f'figures: {twin:<16} {lacks:<52} {"skipped":<14} {"":>6} {seconds:6.1f}')
+            continue
+        unseen = sum(passed for passed, _, _ in results)
+        missed += unseen > 0
+        caught += unseen == 0
+        states = ' '.join(sorted({states_until(text) for _, _, text in results}))
+        print(f'figures: {twin:<16} {lacks:<52} {by if not unseen else "NOT CAUGHT":<14} {states:>6} {seconds:6.1f}',
+              flush=True)
+        if unseen:
+            print(f'{twin}: unnoticed in {unseen} of {args.seeds} runs')
+    print(f'{caught} twins caught, {missed} not', flush=True)
+    return 1 if missed or not caught else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
