@@ -16,7 +16,7 @@ the last committed step, which `optimizer.committed_step` names.
 HitrainAdam, HitrainSGD, HitrainLion and HitrainAdagrad are used alike.
 
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
-Works with torch 1.13 and 2.x; needs nothing else.
+Works with torch 1.13 and 2.x; needs nothing but hitrain_topk.py and hitrain_ahead.py beside it.
 """
 import contextlib
 import ctypes
@@ -24,17 +24,36 @@ import errno
 import math
 import os
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
-__all__ = ['HitrainAdagrad', 'HitrainAdam', 'HitrainAdamW', 'HitrainLion', 'HitrainOptimizer', 'HitrainSGD']
+import hitrain_ahead
+import hitrain_topk
+
+__all__ = ['HitrainAdagrad', 'HitrainAdam', 'HitrainAdamW', 'HitrainLion', 'HitrainOptimizer', 'HitrainSGD',
+           'Shard']
 
 XATTR = 'user.hitrain.'
 HIDDEN = '.hitrain'
 
 # What files can hold, in the words of the store.
 FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
+
+
+class Shard(NamedTuple):
+    """Which part of a model's gradients this process writes, where several train it together.
+
+    rank      of this process; that of rank 0 makes the root, sets hyper-parameters and ends steps
+    world     how many there are; each writes the rank-th of so many equal parts of every gradient
+    barrier   returns when all of them have called it: torch.distributed.barrier, multiprocessing.Barrier(n).wait, ...
+    """
+    rank: int
+    world: int
+    barrier: Callable[[], Any]
+
+    def part(self, elements: int) -> slice:
+        return slice(elements * self.rank // self.world, elements * (self.rank + 1) // self.world)
 
 
 class HitrainOptimizer(torch.optim.Optimizer):
@@ -57,6 +76,14 @@ class HitrainOptimizer(torch.optim.Optimizer):
                    the rest of backward still runs; step() sends what is left. Where several backwards make one
                    step, wrap all but the last in `with optimizer.hold_gradients():`, and do not change .grad between
                    backward() and step()
+    accumulate     N gradients of each parameter make a step, added in the store: the trainer keeps none. Send each with
+                   send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends the step
+    accumulate_mode  'sum', or 'mean': the sum divided by N
+    topk           send this fraction of each gradient's elements, the largest, and keep the rest for the next one (error
+                   feedback; see hitrain_topk.py). A residual of four bytes per parameter stays with the tensors; it
+                   is not saved, and abort() forgets it. 0: send all
+    shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call step()
+                   alike and read all parameters; gradients must be reduced before, at least each process's own part
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it; what an
                    interrupted step left is aborted
@@ -71,13 +98,25 @@ class HitrainOptimizer(torch.optim.Optimizer):
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False,
+                 accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
                  resume: bool = False) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
+        if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
+            raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
+        if shard and (not 0 <= shard.rank < shard.world or overlap or topk):
+            raise ValueError('a shard has a rank below its world, and neither overlap nor topk')
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every = durable_every
         # Of the whole step; like hyper-parameters they may be changed before its first gradient is sent.
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
+        self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
+        self._feedback = hitrain_topk.ErrorFeedback(topk) if topk else None
+        self._shard, self._ahead = shard, None  # type: Optional[Shard], Optional[hitrain_ahead.ReadAhead]
+        self._leads = shard is None or shard.rank == 0
+        if not self._leads:
+            shard.barrier()  # what rank 0 made is there now
+            resume = True
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self._resume, self._built = resume, False
         self._overlap, self._holding = overlap, False
@@ -94,10 +133,13 @@ class HitrainOptimizer(torch.optim.Optimizer):
             if self._names is not None and next(self._names, None) is not None:
                 raise ValueError('names has more names than there are parameters')
             self._built = True
-            self._send_config()
-            if not resume:
-                self.commit()
+            if self._leads:
+                self._send_config()
+                if not resume:
+                    self.commit()
             self._step = self._read_number('step')
+            if shard and self._leads:
+                shard.barrier()
         except BaseException:
             self._undo()
             self.close()
@@ -121,15 +163,44 @@ class HitrainOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.wait()
         files = [f for f in self._parameter_files() if f.sent or f.tensor.grad is not None]
-        for f in files:
-            if not f.sent:
-                self.send_gradient(f.tensor)
-        if files:
-            self._end_step()
+        if not files:
+            return loss
+        if self._shard:
+            self._send_shards(files)
+        else:
+            for f in files:
+                if f.sent < self.accumulate and f.tensor.grad is not None:
+                    self.send_gradient(f.tensor)
+        self._end_step()
+        if self._ahead:
+            self._ahead.start(f.tensor for f in files)
+        else:
             for f in files:
                 self.receive_parameter(f.tensor)
         return loss
+
+    @torch.no_grad()
+    def send_gradients(self) -> None:
+        """With accumulate=N: send the gradients of the backward passes since the last call as one of the N, and clear them."""
+        for f in self._parameter_files():
+            if f.tensor.grad is not None:
+                self.send_gradient(f.tensor)
+                f.tensor.grad = None
+
+    def read_ahead(self, model: torch.nn.Module) -> None:
+        """From now on step() returns before the new parameters are read: a thread reads them in the order in which the last forward
+        of `model` used them, and each module's forward waits for its own. Who looks at a parameter in another way calls
+        wait() first."""
+        if self._ahead:
+            self._ahead.close()
+        self._ahead = hitrain_ahead.ReadAhead(self.receive_parameter, model, [f.tensor for f in self._parameter_files()])
+
+    def wait(self) -> None:
+        """Until all parameters of the last step are read."""
+        if self._ahead:
+            self._ahead.wait_all()
 
     @contextlib.contextmanager
     def hold_gradients(self) -> Iterator[None]:
@@ -185,26 +256,36 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def commit(self) -> None:
         """Make everything below the root durable, as one. Ends a step if one is open."""
+        self._must_lead()
         with self._explained('commit'):
             os.fsync(self._root_fd)
         self._step = self._read_number('step')
 
     def abort(self) -> None:
         """Undo what was not made durable: the store and the tensors go back to `committed_step`."""
+        self.wait()
         self._command('abort')
         self._step = self._read_number('step')
+        if self._feedback:
+            self._feedback.forget()
         for f in self._parameter_files():
-            f.sent = False
+            f.sent = 0
             self.receive_parameter(f.tensor)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
         """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
         f = self._files[parameter]
+        if self._ahead:
+            self._ahead.wait([parameter])  # of the step before, where forward had no use for it
         if not any(g.sent for g in self._files.values()):
             self._send_config()  # the first gradient settles the hyper-parameters of the step
         with self._explained(f'gradient of {f.name}'):
-            f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name))
-        f.sent = True
+            if self._feedback:
+                f.write_sparse(os.path.join(self.root, HIDDEN, 'grad-topk', f.name),
+                               *self._feedback.choose(parameter, f.dense_gradient(), f.grad_dtype, self.grad_scale))
+            else:
+                f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name))
+        f.sent += 1
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
         """Read one parameter; waits for its update. Part of step()."""
@@ -282,6 +363,9 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Let go of the files (an open one keeps the store from being unmounted). What was committed stays."""
+        if self._ahead:
+            self._ahead.close()
+            self._ahead = None
         for f in self._files.values():
             f.close()
         self._holding = True  # hooks that are left do nothing
@@ -297,7 +381,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, '_files') and hasattr(self, '_root_fd'):
+        if hasattr(self, '_ahead') and hasattr(self, '_root_fd'):
             self.close()
 
     # -- the model root --
@@ -310,7 +394,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self._make_root(defaults)
         with self._explained('model root'):
             self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if self._resume and self._read_number('step_open'):
+        if self._resume and self._leads and self._read_number('step_open'):
             self._command('abort')
 
     def _make_root(self, defaults: Dict[str, Any]) -> None:
@@ -347,6 +431,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
             words.append(f'grad_scale={float(self.grad_scale)!r}')
         if self.skip_nonfinite:
             words.append('skip_nonfinite=1')
+        if self.accumulate > 1:
+            words.append(f'accumulate={self.accumulate} accumulate_mode={self.accumulate_mode}')
         return ' '.join(words)
 
     def _send_config(self) -> None:
@@ -363,14 +449,30 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 for p in group['params']:
                     self._files[p].set_config('' if text == common else text)
 
+    def _send_shards(self, files: List['_ParameterFile']) -> None:
+        """Hyper-parameters before anybody's gradient, and all gradients before the end of the step."""
+        if self._leads:
+            self._send_config()
+        self._shard.barrier()
+        for f in files:
+            with self._explained(f'gradient of {f.name}'):
+                f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name), self._shard.part(f.tensor.numel()))
+        self._shard.barrier()
+
+    def _must_lead(self) -> None:
+        if not self._leads:
+            raise RuntimeError('rank 0 steers the model, nobody else')
+
     def _end_step(self) -> None:
-        if self.durable_every == 1:
+        if self._leads and self.durable_every == 1:
             with self._explained('commit'):
                 os.fsync(self._root_fd)
-        else:
+        elif self._leads:
             self._command('step')
+        if self._shard:
+            self._shard.barrier()
         for f in self._files.values():
-            f.sent = False
+            f.sent = 0
         step = self._read_number('step')
         if step != self._step + 1:
             raise RuntimeError(f'{self.root} went from step {self._step} to {step}: somebody else steers it, too')
@@ -379,16 +481,20 @@ class HitrainOptimizer(torch.optim.Optimizer):
     def _gradient_ready(self, f: '_ParameterFile') -> None:
         if self._holding or f.tensor.grad is None:
             return
-        if f.sent:
+        if f.sent == self.accumulate:
             raise RuntimeError(f'a second gradient of {f.name} before step(): wrap all backwards but the last in '
-                               'hold_gradients()')
+                               'hold_gradients()' if self.accumulate == 1 else
+                               f'{f.name} has had the {self.accumulate} gradients of this step: call step()')
         self.send_gradient(f.tensor)
+        if self.accumulate > 1:
+            f.tensor.grad = None  # the next one is another
 
     def _has_state(self, p: torch.Tensor) -> bool:
         with self._explained(f'state of {self._files[p].name}'):
             return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
 
     def _command(self, line: str) -> None:
+        self._must_lead()
         with self._explained(line):
             if self._ctl_fd < 0:
                 self._ctl_fd = os.open(os.path.join(self.root, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
@@ -521,7 +627,7 @@ class _ParameterFile:
         self.path, self.name, self.tensor = path, name, tensor
         self.dtype, self.grad_dtype = dtype, grad_dtype
         self.fd = -1
-        self.sent = False  # its gradient, in this step
+        self.sent = 0  # gradients, in this step
         self.hook: Any = None
         self.config = ''  # this file's own optimizer attribute
         self._buffers: Dict[torch.dtype, torch.Tensor] = {}
@@ -550,17 +656,19 @@ class _ParameterFile:
         self.config = self._attribute('optimizer')
         self.read_parameter()
 
-    def write_gradient(self, path: str) -> None:
-        grad = self.tensor.grad
-        if grad.layout != torch.strided:
+    def dense_gradient(self) -> torch.Tensor:
+        if self.tensor.grad.layout != torch.strided:
             raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            _write_all(fd, self._ready(grad, self.grad_dtype))
-        except BaseException:
-            _close_quietly(fd)
-            raise
-        os.close(fd)  # hands the gradient over: errors of it are raised here
+        return self.tensor.grad
+
+    def write_gradient(self, path: str, part: slice = slice(None)) -> None:
+        whole = self._ready(self.dense_gradient(), self.grad_dtype).view(-1)
+        if whole[part].numel():
+            _hand_over(path, [whole[part]], (part.start or 0) * whole.element_size())
+
+    def write_sparse(self, path: str, indices: torch.Tensor, values: torch.Tensor) -> None:
+        head = hitrain_topk.header(values.dtype, self.tensor.numel(), indices.numel())
+        _hand_over(path, [torch.frombuffer(bytearray(head), dtype=torch.uint8), indices, values])
 
     def read_parameter(self) -> None:
         if _direct(self.tensor, self.dtype):
@@ -697,10 +805,23 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast('B')
 
 
-def _write_all(fd: int, tensor: torch.Tensor) -> None:
+def _write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
     memory, done = _memory(tensor), 0
     while done < len(memory):
-        done += os.pwrite(fd, memory[done:], done)
+        done += os.pwrite(fd, memory[done:], at + done)
+
+
+def _hand_over(path: str, tensors: List[torch.Tensor], at: int = 0) -> None:
+    """A gradient: these, one after the other."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for t in tensors:
+            _write_all(fd, t, at)
+            at += t.numel() * t.element_size()
+    except BaseException:
+        _close_quietly(fd)
+        raise
+    os.close(fd)  # hands the gradient over: errors of it are raised here
 
 
 def _read_all(fd: int, tensor: torch.Tensor) -> None:

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients that do not come whole and at once: in several passes, sparse, from several processes; and parameters read ahead."""
+import errno
+import multiprocessing
+import os
+import pathlib
+import sys
+import tempfile
+
+import pytest
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
+import torch  # noqa: E402
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'optim/torch'))
+
+from demo_store import Store  # noqa: E402
+from hitrain_topk import ErrorFeedback  # noqa: E402
+from hitrain_torch import HitrainAdamW, HitrainSGD, Shard  # noqa: E402
+
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
+LR = 1e-2
+SECONDS_MAX = 120
+
+
+@pytest.fixture
+def root():
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-gradients-') as folder:
+        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
+        try:
+            s.format()
+            s.mount()
+            yield s.mountpoint / 'model'
+            s.unmount()
+            assert s.check().returncode == 0
+        finally:
+            s.close()
+
+
+def parameters(seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return {n: torch.nn.Parameter(torch.randn(shape, generator=random)) for n, shape in SHAPES.items()}
+
+
+def loss_of(params, x):
+    return ((x @ params['wide.weight'] + params['wide.bias']).sin().mean() * params['scale']
+            + (params['norm'] ** 2).sum())
+
+
+def batch(step, k):
+    return torch.randn(8, 300, generator=torch.Generator().manual_seed(100 * step + k))
+
+
+def equal(left, right):
+    return all(torch.equal(left[n], right[n]) for n in left)
+
+
+def close(left, right):
+    return all((left[n] - right[n]).abs().max() <= 1e-3 * LR for n in left)
+
+
+# ---------------------------------------------------------------- accumulation
+
+@pytest.mark.parametrize('overlap', [False, True])
+def test_passes_are_added_as_autograd_adds_them(root, overlap):
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, accumulate=3, overlap=overlap, max_grad_norm=2.0) as optimizer:
+        for step in range(4):
+            other.zero_grad()
+            for k in range(3):
+                loss_of(theirs, batch(step, k)).backward()
+                loss_of(own, batch(step, k)).backward()
+                if not overlap and k < 2:
+                    optimizer.send_gradients()
+                assert (overlap or k < 2) == all(p.grad is None for p in own.values())
+            torch.nn.utils.clip_grad_norm_(theirs.values(), 2.0)
+            other.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert close(own, theirs) and optimizer.committed_step == 4
+
+
+def test_sums_are_the_same_bits(root):
+    """Without a rule that rounds: what plain descent subtracts is the sum itself."""
+    own = parameters()
+    start = {n: p.detach().clone() for n, p in own.items()}
+    with HitrainSGD(own.items(), root, lr=1.0, accumulate=4, accumulate_mode='mean') as optimizer:
+        sums = {n: None for n in own}
+        for k in range(4):
+            loss_of(own, batch(0, k)).backward()
+            for n, p in own.items():
+                sums[n] = p.grad.clone() if sums[n] is None else sums[n] + p.grad
+            optimizer.send_gradients()
+        optimizer.step()
+        assert equal(own, {n: start[n] - sums[n] * 0.25 for n in own})
+
+
+def test_too_few_and_too_many_passes(root):
+    own = parameters()
+    start = {n: p.detach().clone() for n, p in own.items()}
+    with HitrainAdamW(own.items(), root, lr=LR, accumulate=2, overlap=True) as optimizer:
+        loss_of(own, batch(0, 0)).backward()
+        with pytest.raises(OSError, match='all of the 2 gradients') as e:
+            optimizer.step()
+        assert e.value.errno == errno.EBUSY
+        loss_of(own, batch(0, 1)).backward()
+        with pytest.raises(RuntimeError, match='the 2 gradients of this step'):
+            loss_of(own, batch(0, 2)).backward()
+        optimizer.abort()
+        assert equal(own, start)
+    for options in ({'accumulate': 0}, {'accumulate_mode': 'average'}):
+        with pytest.raises(ValueError, match='accumulate'):
+            HitrainAdamW(own.items(), root, resume=True, **options)
+
+
+# ---------------------------------------------------------------------- sparse
+
+def regression(seed=3):
+    """A small model, and data that it can fit."""
+    random = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))
+    x = torch.randn(256, 20, generator=random)
+    return model, x, torch.tanh(x @ torch.randn(20, 1, generator=random))
+
+
+def descend(model, x, y, steps, optimizer, change=lambda: None):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = ((model(x) - y) ** 2).mean()
+        loss.backward()
+        change()
+        optimizer.step()
+    return ((model(x) - y) ** 2).mean().item()
+
+
+def test_error_feedback_converges_as_dense_gradients_do(root):
+    """A twentieth of each gradient follows the dense descent where what was left out is remembered, and goes elsewhere where not."""
+    model, x, y = regression()
+    first = ((model(x) - y) ** 2).mean().item()
+    dense = descend(model, x, y, 300, torch.optim.SGD(model.parameters(), lr=0.05))
+
+    model, x, y = regression()
+    feedback = ErrorFeedback(0.05)
+
+    def forgetful():
+        for p in model.parameters():
+            at, values = feedback.choose(p, p.grad, torch.float32)
+            feedback.forget()
+            p.grad = torch.zeros(p.numel()).scatter_(0, at.long(), values).view(p.shape)
+    without = descend(model, x, y, 300, torch.optim.SGD(model.parameters(), lr=0.05), forgetful)
+
+    model, x, y = regression()
+    with HitrainSGD(model.named_parameters(), root, lr=0.05, topk=0.05) as optimizer:
+        sparse = descend(model, x, y, 300, optimizer)
+    print(f'loss: {first:.4f} at first, {dense:.5f} dense, {sparse:.5f} sparse, {without:.5f} without feedback')
+    assert dense < first / 4 and abs(sparse - dense) < 0.05 * dense < abs(without - dense)
+
+
+def test_a_whole_topk_equals_the_dense_gradient(root):
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, topk=1.0, grad_scale=64.0, skip_nonfinite=True) as optimizer:
+        for step in range(3):
+            for params, o in ((own, optimizer), (theirs, other)):
+                o.zero_grad()
+                loss_of(params, batch(step, 0)).backward()
+            for p in own.values():
+                p.grad *= 64
+            optimizer.step()
+            other.step()
+            assert close(own, theirs)
+        held = {n: p.detach().clone() for n, p in own.items()}
+        own['norm'].grad[2] = float('nan')  # the store sees it, the residual does not keep it
+        optimizer.step()
+        assert optimizer.step_was_skipped and equal(own, held)
+        own['norm'].grad[2] = 1.0
+        optimizer.step()
+        assert not optimizer.step_was_skipped and all(p.isfinite().all() for p in own.values())
+
+
+def test_what_is_left_out_is_sent_later(root):
+    p = torch.nn.Parameter(torch.zeros(10))
+    with HitrainSGD([('p', p)], root, lr=1.0, topk=0.1, param_dtype=torch.float32) as optimizer:
+        for _ in range(100):
+            p.grad = torch.arange(1.0, 11.0)
+            optimizer.step()
+        sent, all_of_it = -p.detach(), 100 * torch.arange(1.0, 11.0)
+        assert (all_of_it - sent).max() <= 10 * 10 * 2  # bounded, whatever the number of steps
+        assert (sent > 0).all()
+    with pytest.raises(ValueError, match='fraction'):
+        ErrorFeedback(0.0)
+
+
+# ----------------------------------------------------------- several processes
+
+def train_part(rank, world, barrier, root, dtype, steps, results):
+    """One process of several: all compute the same gradient here, each writes its part."""
+    try:
+        torch.set_num_threads(1)
+        own = parameters(seed=rank)  # those of rank 0 count
+        with HitrainAdamW(own.items(), root, lr=LR, param_dtype=dtype,
+                          shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
+            for step in range(steps):
+                optimizer.zero_grad()
+                optimizer.param_groups[0]['lr'] = LR / (1 + step)
+                loss_of(own, batch(step, 0)).backward()
+                optimizer.step()
+            if rank:
+                with pytest.raises(RuntimeError, match='rank 0'):
+                    optimizer.commit()
+            barrier.wait(SECONDS_MAX)
+        results.put((rank, {n: p.detach().numpy() for n, p in own.items()}))
+    except BaseException as e:
+        barrier.abort()
+        results.put((rank, e))
+        raise
+
+
+@pytest.mark.parametrize('world, dtype', [(2, torch.float32)] + [(3, torch.bfloat16)] * bool(os.environ.get('HITRAIN_LONG')))
+def test_processes_write_a_part_each(root, world, dtype):
+    context = multiprocessing.get_context('spawn')
+    barrier, results = context.Barrier(world), context.Queue()
+    workers = [context.Process(target=train_part, args=(r, world, barrier, root, dtype, 3, results)) for r in range(world)]
+    for w in workers:
+        w.start()
+    found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
+    for w in workers:
+        w.join(SECONDS_MAX)
+        assert w.exitcode == 0
+    assert os.getxattr(root, 'user.hitrain.durable_step') == b'3'
+    alone = parameters(seed=0)
+    with HitrainAdamW(alone.items(), root.parent / 'alone', lr=LR, param_dtype=dtype) as optimizer:
+        for step in range(3):
+            optimizer.zero_grad()
+            optimizer.param_groups[0]['lr'] = LR / (1 + step)
+            loss_of(alone, batch(step, 0)).backward()
+            optimizer.step()
+    for part in found.values():
+        assert not isinstance(part, BaseException), part
+        assert equal({n: torch.from_numpy(part[n]) for n in part}, found_as_tensors(found[0]))
+    assert close(found_as_tensors(found[0]), {n: p.detach() for n, p in alone.items()})
+
+
+def found_as_tensors(part):
+    return {n: torch.from_numpy(v) for n, v in part.items()}
+
+
+def test_bad_shards(root):
+    own = parameters()
+    for options in ({'shard': Shard(2, 2, print)}, {'shard': Shard(0, 1, print), 'overlap': True},
+                    {'shard': Shard(0, 1, print), 'topk': 0.5}):
+        with pytest.raises(ValueError, match='shard'):
+            HitrainAdamW(own.items(), root, **options)
+
+
+# ------------------------------------------------------------------ read ahead
+
+def test_parameters_are_read_in_forward_order_and_before_use(root):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+    plain = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+    plain.load_state_dict(model.state_dict())
+    x = torch.randn(4, 64)
+    theirs = torch.optim.AdamW(plain.parameters(), lr=LR)
+    order = []
+    with HitrainAdamW(reversed(list(model.named_parameters())), root, lr=LR, overlap=True) as optimizer:
+        read = optimizer.receive_parameter
+        names = {p: n for n, p in model.named_parameters()}
+        optimizer.receive_parameter = lambda p: (order.append(names[p]), read(p))
+        optimizer.read_ahead(model)
+        for _ in range(5):
+            for m, o in ((model, optimizer), (plain, theirs)):
+                o.zero_grad()
+                m(x).pow(2).sum().backward()
+                o.step()
+        optimizer.wait()
+        assert order[-12:] == [n for n, _ in model.named_parameters()]
+        assert close(dict(model.named_parameters()), dict(plain.named_parameters()))
+        with pytest.raises(ValueError, match='belong to no module'):
+            optimizer.read_ahead(model[0])
+    assert not model[0]._forward_pre_hooks
+    model(x)
