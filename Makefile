@@ -8,6 +8,9 @@
 ##   demo       train a small GPT through a mounted store: deps, all, optim/torch/demo.py
 ##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
 ##   check-long the same with more random states and steps per test, and a TSan run of the unit tests
+##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
+##              some 4 minutes; skipped where QEMU is not installed
+##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
 ##   twins      broken twins: builds with one safeguard missing, each of which the crash tests must notice
@@ -231,7 +234,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long unit states twins mounted torch bench bench-meta bench-step lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states twins mounted torch bench bench-meta bench-step lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -251,6 +254,13 @@ bench-step:
 	@tests/tools/deps.sh bench-step
 	@$(MAKE) --no-print-directory all $(B)/bench/step_client
 	@$(PYTHON) bench/step.py
+
+# A machine that boots needs minutes, so this is no part of check.
+check-vm:
+	@$(MAKE) --no-print-directory all clients
+	@$(PYTHON) tests/qemu/cuts.py
+deps-vm:
+	@tests/tools/deps.sh vm
 
 lint:
 	@$(runner) lint

@@ -51,7 +51,7 @@ class Loop:
         self.store, self.seed = store, seed
         self.model, self.files = store.point / 'model', store.point / 'traffic'
         self.steps, self.traffic = Journal(store.folder / 'steps'), Journal(store.folder / 'traffic')
-        self.judge = Judge(lambda: (self.steps.lines(), self.traffic.lines()))
+        self.judge = Judge()
         said('trainer', 'make', self.model)
 
     def killed_after(self, lines, seconds):
@@ -67,7 +67,8 @@ class Loop:
             assert process.returncode == GONE, error
 
     def judged(self):
-        self.judge.after_crash(said('trainer', 'look', self.model), said('traffic', 'look', self.files))
+        self.judge.after_crash((self.steps.lines(), self.traffic.lines()), said('trainer', 'look', self.model),
+                               said('traffic', 'look', self.files))
 
 
 def test_killed_at_random_moments(make_store):
@@ -110,9 +111,8 @@ LOOKS = 'file 2 2 4 2 2 2\nfile 8 3 0 0 0 0\n'
 
 
 def verdict(step='step 7 digest a', files=LOOKS, said=SAID):
-    judge = Judge(lambda: (['step 7'], said))
     try:
-        judge.after_crash(step, files)
+        Judge().after_crash((['step 7'], said), step, files)
     except AssertionError as e:
         return str(e).splitlines()[0]
     return None

@@ -61,10 +61,9 @@ class Slot:
 
 
 class Judge:
-    """Of one store: reads what was said, asks what is there, and says where that differs."""
+    """Of one store: takes what was said and what is there, and says where that differs."""
 
-    def __init__(self, reads_journals):
-        self.said = reads_journals  # () -> (lines of trainer, lines of traffic) since it was last asked
+    def __init__(self):
         self.slots = {}
         self.step = 0
         self.last_op = 0
@@ -92,14 +91,14 @@ class Judge:
             slot.begin(op, kind, blocks)
             self.last_op = max(self.last_op, op)
 
-    def after_crash(self, trainer_looks, traffic_looks):
-        """Raises AssertionError, else takes what is there as what must stay."""
-        trainer, traffic = self.said()
-        self.read_steps(trainer)
-        self.read_traffic(traffic)
+    def after_crash(self, said, trainer_looks, traffic_looks, step_max=None):
+        """said: lines of trainer, lines of traffic, since the last crash. Raises AssertionError, else takes what is there as
+        what must stay."""
+        self.read_steps(said[0])
+        self.read_traffic(said[1])
         _, step, _, digest = trainer_looks.split()
         step = int(step)
-        assert self.step <= step <= self.step + 1, f'step {self.step} was committed, step {step} is there'
+        assert self.step <= step <= (step_max or self.step + 1), f'step {self.step} was committed, step {step} is there'
         assert self.digests.setdefault(step, digest) == digest, f'step {step} is not what it was'
         self.under_way += step > self.step
         self.step = step

@@ -3,7 +3,8 @@
 #
 # Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`. With the word "bench-meta": also
 # libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures beside. With
-# "bench-step": also what makes the XFS that `make bench-step` measures beside.
+# "bench-step": also what makes the XFS that `make bench-step` measures beside. With the
+# word "vm": also QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots.
 #
 # Run again it only looks and returns at once. Packages come from the machine's own package
 # sources. Where those have a libfuse older than 3.17, libfuse is built from the source package
@@ -32,6 +33,9 @@ fuse_build_packages=(dpkg-dev meson ninja-build)
 example_packages=(dpkg-dev g++)
 # Wanted only for bench-step.
 step_packages=(xfsprogs)
+
+# Wanted only for a machine in QEMU: itself, its first file system, and what unpacks modules.
+vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
 
 say() { echo "deps: $*"; }
 die() { echo "deps: $*" >&2; exit 1; }
@@ -168,6 +172,26 @@ build_example() {
 	rm -rf "$work"
 }
 
+# The kernel package that Debian's meta package names, beside this machine's own.
+fetch_kernel() {
+	local package
+	update_lists
+	package=$(apt-cache depends linux-image-amd64 | awk '$1 == "Depends:" { print $2 }')
+	[ -n "$package" ] || die "no package linux-image-amd64"
+	say "fetching $package"
+	rm -rf "$kernel.new" "$kernel"
+	mkdir -p "$kernel.new/package"
+	(
+		cd "$kernel.new/package"
+		apt-get -q -o APT::Sandbox::User=root download "$package"
+		dpkg-deb -x ./*.deb ..
+	) >"$log" 2>&1 || { cat "$log" >&2; die "could not fetch $package"; }
+	rm -rf "$kernel.new/package"
+	# Where all of / is below /usr the modules are, too.
+	[ -d "$kernel.new/lib/modules" ] || ln -s usr/lib "$kernel.new/lib"
+	mv "$kernel.new" "$kernel"
+}
+
 # selected NAME: where an alternative points, or nothing. Each reader of a pipe here reads to its end:
 # one that stops early kills the writer with SIGPIPE, now and then, and pipefail makes that an error.
 selected() {
@@ -201,6 +225,7 @@ log=$(mktemp)
 work=$deps/work
 stamp=$deps/fuse3.version
 example=$deps/bench/passthrough_hp
+kernel=$deps/vm/kernel
 trap 'rm -f "$log"' EXIT
 
 install_missing "${packages[@]}"
@@ -218,6 +243,10 @@ have_fuse || die "no libfuse >= $fuse_min"
 case ${1-} in
 bench-meta) [ -x "$example" ] || build_example ;;
 bench-step) install_missing "${step_packages[@]}" ;;
+vm)
+	install_missing "${vm_packages[@]}"
+	[ -d "$kernel" ] || fetch_kernel
+	;;
 esac
 select_blas
 
