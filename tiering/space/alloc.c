@@ -35,9 +35,11 @@
 #define GROUP_WORDS (GROUP_BLOCKS / 64)
 #define SMALL_TRIES_MAX 64u /* partial groups looked at before a whole one is broken */
 #define NO_GROUP UINT64_MAX
+#define BAD_PART 32u /* of a device may be bad places; beyond that the device is bad */
 
 struct device {
-    uint64_t blocks, groups, free_blocks;
+    uint64_t blocks, groups, free_blocks, bad_blocks;
+    bool offline, failing;
     uint64_t *taken;                 /* GROUP_WORDS words per group */
     uint64_t *whole, *partial;       /* a bit per group */
     uint16_t *free;                  /* per group */
@@ -171,7 +173,8 @@ static void device_set(struct ht_alloc *a, struct device *d, uint64_t block, uin
         block = stop;
     }
     d->free_blocks = taken ? d->free_blocks - count : d->free_blocks + count;
-    a->free_blocks = taken ? a->free_blocks - count : a->free_blocks + count;
+    if (!d->offline)
+        a->free_blocks = taken ? a->free_blocks - count : a->free_blocks + count;
 }
 
 static void device_free(struct device *d)
@@ -233,6 +236,21 @@ void ht_alloc_free(struct ht_alloc *a)
     free(a);
 }
 
+void ht_alloc_set_offline(struct ht_alloc *a, unsigned device)
+{
+    struct device *d = &a->device[device];
+
+    assert(!d->offline && d->free_blocks == d->blocks);
+    d->offline = true;
+    a->total -= d->blocks;
+    a->free_blocks -= d->blocks;
+}
+
+void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing)
+{
+    a->device[device].failing = failing;
+}
+
 bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e)
 {
     if (!extent_inside(a, e))
@@ -266,7 +284,29 @@ void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e)
     device_set(a, d, e->block, e->blocks, false);
 }
 
+bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e)
+{
+    assert(extent_inside(a, e));
+    struct device *d = &a->device[e->device];
+    if (d->bad_blocks + e->blocks > d->blocks / BAD_PART)
+        return false;
+    d->bad_blocks += e->blocks;
+    return true;
+}
+
 /* ------------------------------------------------------- accounting */
+
+uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e)
+{
+    return e->device < a->device_count && a->device[e->device].offline ? 0 : e->blocks;
+}
+
+void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_device *out)
+{
+    const struct device *d = &a->device[device];
+
+    *out = (struct ht_alloc_device){d->blocks, d->free_blocks, d->bad_blocks};
+}
 
 uint64_t ht_alloc_total(const struct ht_alloc *a)
 {
@@ -402,24 +442,18 @@ static void take_pieces(struct taking *t, struct device *d)
         take_pieces_of(t, d, 1);
 }
 
-static struct device *device_most_free(struct ht_alloc *a)
+int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish)
 {
-    struct device *best = &a->device[0];
+    struct ht_place_device table[HT_DEVICES_MAX];
 
-    for (unsigned i = 1; i < a->device_count; i++)
-        if (a->device[i].free_blocks > best->free_blocks)
-            best = &a->device[i];
-    return best;
+    for (unsigned i = 0; i < a->device_count; i++) {
+        const struct device *d = &a->device[i];
+        table[i] = (struct ht_place_device){d->blocks, d->free_blocks, d->offline, d->failing};
+    }
+    return ht_place_choose(table, a->device_count, blocks, wish);
 }
 
-static struct device *device_choose(struct ht_alloc *a, uint32_t blocks, int hint)
-{
-    if (hint >= 0 && (unsigned)hint < a->device_count && a->device[hint].free_blocks >= blocks)
-        return &a->device[hint];
-    return device_most_free(a);
-}
-
-int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent out[HT_FRAGS_MAX])
+int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish, struct ht_extent out[HT_FRAGS_MAX])
 {
     assert(blocks >= 1 && blocks <= GROUP_BLOCKS);
     assert(a->reserved >= blocks);
@@ -427,10 +461,11 @@ int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_exten
         return -EAGAIN;
 
     struct taking t = {.alloc = a, .out = out, .left = blocks};
-    struct device *d = device_choose(a, blocks, hint);
+    struct device *d = &a->device[ht_alloc_choose(a, blocks, wish)];
     if (d->free_blocks < blocks || !take_contiguous(&t, d)) {
-        for (; t.left > 0; d = device_most_free(a))
-            take_pieces(&t, d);
+        take_pieces(&t, d);
+        while (t.left > 0)
+            take_pieces(&t, &a->device[ht_alloc_choose(a, t.left, wish)]);
     }
     a->reserved -= blocks;
     return (int)t.count;

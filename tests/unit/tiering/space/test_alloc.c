@@ -16,7 +16,7 @@ static struct ht_alloc *new_alloc(unsigned count, const uint64_t blocks[])
 static int take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent out[HT_FRAGS_MAX])
 {
     ck_assert_int_eq(ht_alloc_reserve(a, blocks), 0);
-    return ht_alloc_take(a, blocks, hint, out);
+    return ht_alloc_take(a, blocks, (struct ht_place_wish){.hint = hint}, out);
 }
 
 START_TEST(counts_follow_marks_and_releases)
@@ -62,14 +62,14 @@ START_TEST(reservations_bound_what_is_available)
     ht_alloc_limbo_add(a, 10);
     ck_assert_int_eq(ht_alloc_reserve(a, 66), 0);
     ck_assert_uint_eq(ht_alloc_available(a), 0);
-    ck_assert_int_eq(ht_alloc_take(a, 200, -1, out), 1);
+    ck_assert_int_eq(ht_alloc_take(a, 200, HT_PLACE_ANY, out), 1);
     ck_assert_uint_eq(ht_alloc_reserved(a), 66);
     /* 56 are free, the other ten are on their way */
-    ck_assert_int_eq(ht_alloc_take(a, 66, -1, out), -EAGAIN);
+    ck_assert_int_eq(ht_alloc_take(a, 66, HT_PLACE_ANY, out), -EAGAIN);
     ck_assert_uint_eq(ht_alloc_reserved(a), 66);
     ht_alloc_release(a, &(struct ht_extent){out[0].block, 10, 0});
     ht_alloc_limbo_sub(a, 10);
-    ck_assert_int_gt(ht_alloc_take(a, 66, -1, out), 0);
+    ck_assert_int_gt(ht_alloc_take(a, 66, HT_PLACE_ANY, out), 0);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
     ht_alloc_free(a);
 }
@@ -128,22 +128,64 @@ START_TEST(long_pieces_are_preferred_to_short_ones)
 }
 END_TEST
 
-START_TEST(device_by_hint_or_by_most_free)
+START_TEST(devices_take_turns_and_hints_are_heard)
 {
     struct ht_alloc *a = new_alloc(3, (uint64_t[]){2560, 5120, 300});
     struct ht_extent out[HT_FRAGS_MAX];
+    static const uint32_t turns[] = {0, 1, 2, 1, 0, 1, 1, 0};
 
-    ck_assert_int_eq(take(a, 256, -1, out), 1);
-    ck_assert_uint_eq(out[0].device, 1);
+    /* by the share that is free: 300 blocks are as much of one as 2560 of the other, once */
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(turns); i++) {
+        ck_assert_int_eq(take(a, 256, -1, out), 1);
+        ck_assert_uint_eq(out[0].device, turns[i]);
+    }
     ck_assert_int_eq(take(a, 256, 0, out), 1);
     ck_assert_uint_eq(out[0].device, 0);
-    ck_assert_int_eq(take(a, 256, 2, out), 1);
-    ck_assert_uint_eq(out[0].device, 2);
     /* 44 blocks are left there: another device serves */
     ck_assert_int_eq(take(a, 256, 2, out), 1);
-    ck_assert_uint_eq(out[0].device, 1);
+    ck_assert_uint_ne(out[0].device, 2);
     /* hints beyond the devices are no hints */
     ck_assert_int_eq(take(a, 1, 7, out), 1);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(a_device_that_is_not_there_counts_nowhere)
+{
+    struct ht_alloc *a;
+    struct ht_extent out[HT_FRAGS_MAX], there = {100, 50, 1};
+
+    ck_assert_int_eq(ht_alloc_new(2, (uint64_t[]){1000, 2000}, &a), 0);
+    ht_alloc_set_offline(a, 1);
+    ck_assert_uint_eq(ht_alloc_total(a), 1000);
+    ck_assert_uint_eq(ht_alloc_available(a), 1000);
+    ck_assert_int_eq(ht_alloc_mark(a, &there), 0);
+    ck_assert_int_eq(ht_alloc_mark(a, &there), -EEXIST);
+    ck_assert_uint_eq(ht_alloc_countable(a, &there), 0);
+    ck_assert_int_eq(ht_alloc_reserve(a, 1001), -ENOSPC);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(take(a, 256, 1, out), 1);
+        ck_assert_uint_eq(out[0].device, 0);
+    }
+    ht_alloc_release(a, &there);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 1000 - 3 * 256);
+    ht_alloc_free(a);
+}
+END_TEST
+
+START_TEST(bad_places_are_kept_up_to_a_share)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){3200});
+    struct ht_extent out[HT_FRAGS_MAX];
+    struct ht_alloc_device d;
+
+    ck_assert_int_eq(take(a, 60, -1, out), 1);
+    ck_assert(ht_alloc_keep_bad(a, &out[0]));
+    ck_assert_int_eq(take(a, 60, -1, out), 1);
+    ck_assert(!ht_alloc_keep_bad(a, &out[0]));
+    ht_alloc_device(a, 0, &d);
+    ck_assert_uint_eq(d.bad_blocks, 60);
+    ck_assert_uint_eq(d.free_blocks, 3200 - 120);
     ht_alloc_free(a);
 }
 END_TEST
@@ -215,7 +257,7 @@ static void model_take(struct model *m, struct ht_alloc *a)
         ck_assert_uint_lt(m->free, want);
         return;
     }
-    int n = ht_alloc_take(a, want, rand() % 5 - 1, out);
+    int n = ht_alloc_take(a, want, (struct ht_place_wish){.hint = rand() % 5 - 1}, out);
     ck_assert_int_gt(n, 0);
     for (int i = 0; i < n; i++) {
         model_set(m, &out[i], true);
@@ -265,7 +307,9 @@ static Suite *suite(void)
     tcase_add_test(t, whole_chunks_are_whole_groups_and_small_ones_share);
     tcase_add_test(t, fragments_serve_when_nothing_contiguous_is_left);
     tcase_add_test(t, long_pieces_are_preferred_to_short_ones);
-    tcase_add_test(t, device_by_hint_or_by_most_free);
+    tcase_add_test(t, devices_take_turns_and_hints_are_heard);
+    tcase_add_test(t, a_device_that_is_not_there_counts_nowhere);
+    tcase_add_test(t, bad_places_are_kept_up_to_a_share);
     tcase_add_test(t, requests_span_devices_when_none_has_enough);
     tcase_add_loop_test(t, random_operations_agree_with_a_naive_model, 0, 12);
     suite_add_tcase(s, t);
