@@ -113,17 +113,24 @@ static void progress_end(struct progress *p)
 
 /* ---------------------------------------------------------------------- up */
 
+/* As a device is that died or was taken out; not one that somebody else holds. */
+static bool is_gone(int error)
+{
+    return error == -ENOENT || error == -ENXIO || error == -ENODEV || error == -EIO || error == -ENOMEDIUM;
+}
+
 static int open_devices(struct daemon *d)
 {
     const struct ht_options *o = &d->options;
 
-    for (; d->dev_count < o->device_count; d->dev_count++) {
-        int r = ht_dev_open(o->device[d->dev_count], o->read_only ? HT_DEV_RDONLY : 0, &d->dev[d->dev_count]);
+    for (unsigned i = 0; i < o->device_count; i++) {
+        int r = ht_dev_open(o->device[i], o->read_only ? HT_DEV_RDONLY : 0, &d->dev[d->dev_count]);
 
-        if (r)
+        if (r && !(o->degraded && is_gone(r)))
             return r; /* said why */
+        d->dev_count += r == 0;
     }
-    return 0;
+    return d->dev_count ? 0 : -ENODEV;
 }
 
 static int numa_node(const struct daemon *d)
@@ -139,6 +146,8 @@ static int open_store(struct daemon *d)
         .scrub_rate_bytes = d->options.scrub_rate_bytes,
         .commit_ms = d->options.commit_ms,
         .read_only = d->options.read_only,
+        .degraded = d->options.degraded,
+        .answer_ms = d->options.answer_s * 1000,
         .numa_node = numa_node(d),
     };
     int r = ht_store_new(d->dev, d->dev_count, &opts, &d->store);

@@ -13,7 +13,7 @@
 #define DRAM_BYTES_MIN (8 * HT_MIB)
 #define STAGING_BYTES_MIN (24 * HT_MIB)
 #define SCRUB_RATE_BYTES_MIN (64 * HT_KIB)
-enum { COMMIT_S_DEFAULT = 5, COMMIT_S_MAX = 3600, THREADS_MAX = 64, NUMA_NODES_MAX = 1024 };
+enum { COMMIT_S_DEFAULT = 5, COMMIT_S_MAX = 3600, TIMEOUT_S_MAX = 3600, THREADS_MAX = 64, NUMA_NODES_MAX = 1024 };
 
 /* ------------------------------------------------------------------ values */
 
@@ -123,6 +123,17 @@ static int set_device(struct ht_options *o, const char *value)
     return 0;
 }
 
+static int set_degraded(struct ht_options *o, const char *value)
+{
+    o->degraded = true;
+    return 0;
+}
+
+static int set_device_timeout(struct ht_options *o, const char *value)
+{
+    return parse_number("device_timeout", value, 1, TIMEOUT_S_MAX, &o->answer_s);
+}
+
 static int set_tune(struct ht_options *o, const char *value)
 {
     o->tune = true;
@@ -168,6 +179,10 @@ static const struct row {
     {"numa", "auto|off|NODE", set_numa, "where memory comes from (default: auto, the node of the first device)",
      FIXED(numa_node)},
     {"device", "PATH", set_device, "a further member of the store", FIXED(device_count)},
+    {"degraded", NULL, set_degraded, "go on without members that are missing: what lies on them is EIO",
+     FIXED(degraded)},
+    {"device_timeout", "SECONDS", set_device_timeout,
+     "a device does not answer when a request takes longer (default: 30)", FIXED(answer_s)},
     {"tune", NULL, set_tune, "let it change settings of the system that make it faster, and say which", FIXED(tune)},
     {"allow_other", NULL, set_allow_other, "other users have access (default for root)", FIXED(allow_other)},
     {"remount", NULL, set_remount, "change ro, rw, noatime and the like of a mount that is there", 0, 0},

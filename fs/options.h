@@ -16,7 +16,7 @@ struct ht_options {
     unsigned device_count, named_count; /* named_count: how many at the end of device are owned */
     const char *mountpoint;
     bool foreground, single_thread, debug, help, version;
-    bool read_only, tune, allow_other, remount;
+    bool read_only, tune, allow_other, remount, degraded;
     bool labelled;  /* security contexts were named */
     bool told;      /* so was something that the kernel tells of a mount: for a remount only */
     uint32_t given; /* bit i: row i of the table of options was named */
@@ -24,6 +24,7 @@ struct ht_options {
     uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
     uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
     unsigned commit_ms;
+    unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: one for each CPU */
     unsigned fuse_threads;  /* 0: by the number of CPUs */
     int numa_node;          /* a node, HT_NUMA_OFF or HT_NUMA_AUTO */

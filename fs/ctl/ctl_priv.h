@@ -76,7 +76,13 @@ int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *ou
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_CHECK;
 
+/* devices.c: a line for each device, key=value separated by tabs; and the same as metrics. */
+int ht_device_lines(struct ht_ctl *c, struct ht_buf *out) HT_CHECK;
+void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
+
 /* figures.c */
+/* A text as OpenMetrics writes labels. */
+void ht_figures_label(const char *text, char *out, size_t cap);
 enum ht_figure_scope { HT_FIGURES_STORE = 1, HT_FIGURES_ROOT = 2, HT_FIGURES_FILE = 4 };
 /* What figures an inode has: a set of scopes, 0 for most directories; *out_root: the model root of HT_FIGURES_ROOT. */
 unsigned ht_figures_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root);

@@ -334,8 +334,7 @@ struct root_list {
     unsigned count;
 };
 
-/* A path as OpenMetrics writes labels. */
-static void escape_label(const char *path, char *out, size_t cap)
+void ht_figures_label(const char *path, char *out, size_t cap)
 {
     size_t n = 0;
 
@@ -357,7 +356,7 @@ static int add_root(void *ctx, uint64_t ino)
         return 0;
     path[0] = '/';
     ht_ns_path(list->ctl->ns, ino, path + 1, sizeof(path) - 1);
-    escape_label(path, r.label, sizeof(r.label));
+    ht_figures_label(path, r.label, sizeof(r.label));
     ht_buf_put(&list->found, &r, sizeof(r));
     list->count += !list->found.err;
     return list->found.err;
@@ -405,8 +404,10 @@ int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
         else if (rows[i].scope == HT_FIGURES_STORE && !root)
             metric_store(&rows[i], &f, out);
     }
-    if (r == 0 && !root)
+    if (r == 0 && !root) {
+        ht_device_metrics(c, out);
         event_metrics(c, out);
+    }
     ht_buf_printf(out, "# EOF\n");
     ht_buf_free(&list.found);
     return r ? r : out->err;

@@ -281,17 +281,30 @@ static int set_error(const struct request *q)
     return q->len ? -EINVAL : clear_error(q);
 }
 
+static ssize_t hand_out(struct ht_buf *text, ssize_t r, char *buf, size_t cap)
+{
+    if (r == 0) {
+        r = (ssize_t)ht_min_u64(text->len, cap);
+        memcpy(buf, text->data, (size_t)r);
+    }
+    ht_buf_free(text);
+    return r;
+}
+
 static ssize_t get_stats(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
     struct ht_buf text = HT_BUF_INIT;
-    ssize_t r = ht_figures_lines(c, ino, &text);
 
-    if (r == 0) {
-        r = (ssize_t)ht_min_u64(text.len, cap);
-        memcpy(buf, text.data, (size_t)r);
-    }
-    ht_buf_free(&text);
-    return r;
+    return hand_out(&text, ht_figures_lines(c, ino, &text), buf, cap);
+}
+
+static ssize_t get_devices(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_buf text = HT_BUF_INIT;
+
+    if (ino != HT_NS_ROOT_INO)
+        return -ENODATA;
+    return hand_out(&text, ht_device_lines(c, &text), buf, cap);
 }
 
 static int read_only(const struct request *q)
@@ -312,6 +325,7 @@ static const struct word words[] = {
     {"durable_step", NULL, read_only, get_durable_step, read_only, false},
     {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},
     {"stats", NULL, read_only, get_stats, read_only, false},
+    {"devices", NULL, read_only, get_devices, read_only, false},
 };
 
 /* ---------------------------------------------------------------- dispatch */

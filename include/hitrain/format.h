@@ -75,10 +75,12 @@ struct ht_disk_super {
     ht_le64 created_ns;                         /*  240 */
     ht_le64 device_bytes[HT_DEVICES_MAX];       /*  248 */
     uint8_t device_uuid[HT_DEVICES_MAX][16];    /*  376 */
-    uint8_t pad[4096 - 632];                    /*  632 zero */
+    ht_le64 member_epoch[HT_DEVICES_MAX]; /*  632 last epoch that each device took part in, as far as this one knows */
+    uint8_t pad[4096 - 760];              /*  760 zero */
 };
 static_assert(sizeof(struct ht_disk_super) == 4096, "superblock is one block");
 static_assert(offsetof(struct ht_disk_super, device_uuid) == 376, "superblock layout");
+static_assert(offsetof(struct ht_disk_super, member_epoch) == 632, "superblock layout");
 
 #define HT_SUPER_CLEAN 1u  /* unmounted cleanly: durable_seq is the last frame */
 #define HT_SUPER_IN_USE 2u /* a writer has it mounted, or died */

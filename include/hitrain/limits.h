@@ -24,5 +24,6 @@
 #define HT_LABEL_BYTES 32u
 #define HT_SHAPE_DIMS_MAX 16u
 #define HT_DEVICE_WAIT_S 30
+#define HT_DEVICE_ANSWER_S 30 /* default: a device whose oldest request is older does not answer */
 
 #endif

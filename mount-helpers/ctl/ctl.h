@@ -22,9 +22,26 @@ struct ht_ctl_options {
 int ht_ctl_stats(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_commit(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_events(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_device(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_prefetch(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_evict(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_scrub(const char *path, const struct ht_ctl_options *o);
+
+/* A line key=value, separated by tabs, as the daemon tells events and devices. */
+enum { HT_CTL_FIELDS_MAX = 24 };
+struct ht_ctl_field {
+    const char *key;
+    char *value; /* as it came */
+};
+struct ht_ctl_line {
+    struct ht_ctl_field field[HT_CTL_FIELDS_MAX];
+    unsigned count;
+};
+/* Cuts text, which is one line and must live as long, into its fields. */
+void ht_ctl_parse_line(char *text, struct ht_ctl_line *out);
+/* "" and 0 when there is none. */
+const char *ht_ctl_value(const struct ht_ctl_line *l, const char *key);
+uint64_t ht_ctl_number(const struct ht_ctl_line *l, const char *key);
 
 /*
  * The attribute user.hitrain.WORD of a path, with a NUL behind it; free it. -ENODATA: not set; other errors are told

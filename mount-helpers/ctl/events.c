@@ -18,17 +18,7 @@
 #include "mount-helpers/common/text.h"
 #include <hitrain/words.h>
 
-enum { FOLLOW_MS = 250, READ_BYTES = 1 << 16, FIELDS_MAX = 24 };
-
-struct field {
-    const char *key;
-    char *value; /* escaped */
-};
-
-struct line {
-    struct field field[FIELDS_MAX];
-    unsigned count;
-};
+enum { FOLLOW_MS = 250, READ_BYTES = 1 << 16 };
 
 struct reader {
     const struct ht_ctl_options *o;
@@ -42,38 +32,10 @@ struct reader {
 
 /* -------------------------------------------------------------------- lines */
 
-/* Cuts text, which is one line, into its fields. */
-static void parse_line(char *text, struct line *out)
-{
-    char *save, *word = strtok_r(text, "\t", &save);
-
-    for (out->count = 0; word != NULL && out->count < FIELDS_MAX; word = strtok_r(NULL, "\t", &save)) {
-        char *equal = strchr(word, '=');
-
-        if (equal == NULL)
-            continue;
-        *equal = '\0';
-        out->field[out->count++] = (struct field){word, equal + 1};
-    }
-}
-
-static const char *value_of(const struct line *l, const char *key)
-{
-    for (unsigned i = 0; i < l->count; i++)
-        if (strcmp(l->field[i].key, key) == 0)
-            return l->field[i].value;
-    return "";
-}
-
-static uint64_t number_of(const struct line *l, const char *key)
-{
-    return strtoull(value_of(l, key), NULL, 10);
-}
-
-static enum ht_log_level level_of(const struct line *l)
+static enum ht_log_level level_of(const struct ht_ctl_line *l)
 {
     for (enum ht_log_level level = HT_LOG_ERROR; level < HT_LOG_DEBUG; level++)
-        if (strcmp(ht_log_level_word(level), value_of(l, "level")) == 0)
+        if (strcmp(ht_log_level_word(level), ht_ctl_value(l, "level")) == 0)
             return level;
     return HT_LOG_DEBUG;
 }
@@ -96,7 +58,7 @@ static void unescape(char *text)
 
 /* ------------------------------------------------------------------- output */
 
-static void put_json(struct line *l)
+static void put_json(struct ht_ctl_line *l)
 {
     static const char *const texts[] = {"level", "code", "path", "device", "error", "text"};
     struct ht_json j;
@@ -104,7 +66,7 @@ static void put_json(struct line *l)
     ht_json_init_lines(&j, stdout);
     ht_json_object(&j, NULL);
     for (unsigned i = 0; i < l->count; i++) {
-        struct field *f = &l->field[i];
+        struct ht_ctl_field *f = &l->field[i];
         bool text = false;
 
         for (size_t k = 0; k < HT_ARRAY_SIZE(texts); k++)
@@ -137,18 +99,18 @@ static void put_column(const char *text, int width)
 }
 
 /* hitrain escapes its texts, but the mount may be anybody's who calls it hitrain. */
-static void put_for_people(const struct reader *r, const struct line *l)
+static void put_for_people(const struct reader *r, const struct ht_ctl_line *l)
 {
     static const char *const colour[] = {"\033[31m", "\033[33m", "", ""};
     enum ht_log_level level = level_of(l);
-    const char *path = value_of(l, "path");
-    uint64_t count = number_of(l, "count");
+    const char *path = ht_ctl_value(l, "path");
+    uint64_t count = ht_ctl_number(l, "count");
 
-    printf("%6llu  ", (unsigned long long)number_of(l, "seq"));
-    put_time(number_of(l, "time_ns"));
+    printf("%6llu  ", (unsigned long long)ht_ctl_number(l, "seq"));
+    put_time(ht_ctl_number(l, "time_ns"));
     printf("  %s", r->colours ? colour[level] : "");
-    put_column(value_of(l, "level"), 6);
-    put_column(value_of(l, "code"), 17);
+    put_column(ht_ctl_value(l, "level"), 6);
+    put_column(ht_ctl_value(l, "code"), 17);
     if (r->colours && colour[level][0] != '\0')
         fputs("\033[0m", stdout);
     if (path[0] != '\0') {
@@ -156,20 +118,20 @@ static void put_for_people(const struct reader *r, const struct line *l)
         ht_put_printable(path, stdout);
         fputs(": ", stdout);
     }
-    ht_put_printable(value_of(l, "text"), stdout);
+    ht_put_printable(ht_ctl_value(l, "text"), stdout);
     if (count > 1)
         printf(" (and %llu more%s)", (unsigned long long)count - 1,
-               value_of(l, "various")[0] != '\0' ? ", of various files or devices" : "");
+               ht_ctl_value(l, "various")[0] != '\0' ? ", of various files or devices" : "");
     putchar('\n');
 }
 
 static void put_line(struct reader *r, char *text)
 {
-    struct line l;
+    struct ht_ctl_line l;
     uint64_t seq;
 
-    parse_line(text, &l);
-    seq = number_of(&l, "seq");
+    ht_ctl_parse_line(text, &l);
+    seq = ht_ctl_number(&l, "seq");
     if (seq == 0)
         return;
     if (seq > r->after + 1 && (r->after > 0 || r->o->follow))

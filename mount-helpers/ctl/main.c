@@ -24,6 +24,9 @@ static const struct command {
     {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_ctl_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
      "  --watch=SECONDS  print again after so many seconds, until interrupted\n"},
+    {"device", "PATH [--json]", NULL, ht_ctl_device, false, OPT_BIT(OPT_JSON),
+     "Prints the devices of the store that PATH lies on: size, use, health, state of the log's copy,\n"
+     "requests done and failed.\n\n"},
     {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_ctl_events, false,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_LEVEL),
      "Prints what happened to the store that PATH lies on since it was mounted: errors, refusals,\n"

@@ -37,6 +37,11 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_SCRUB_DAMAGE] = {"scrub-damage", HT_LOG_ERROR, "Scrub found something bad and could not repair it."},
     [HT_EVENT_SCRUB_REPAIRED] = {"scrub-repaired", HT_LOG_WARN, "Scrub found something bad and repaired it."},
     [HT_EVENT_SCRUB_ENDED] = {"scrub-ended", HT_LOG_INFO, "A scrub ended, and what it found in all."},
+    [HT_EVENT_DEGRADED] = {"degraded", HT_LOG_WARN, "The store was mounted without one of its members."},
+    [HT_EVENT_MEMBER_LEFT] = {"member-left", HT_LOG_ERROR, "A member takes no superblock or log any more."},
+    [HT_EVENT_DEVICE_FAILING] = {"device-failing", HT_LOG_ERROR, "A device fails what is written to it."},
+    [HT_EVENT_DEVICE_SILENT] = {"device-not-answering", HT_LOG_ERROR, "A device does not answer."},
+    [HT_EVENT_DEVICE_ANSWERS] = {"device-answers", HT_LOG_INFO, "A device that did not answer does so again."},
 };
 
 static struct ht_rwlock lock = HT_RWLOCK_INIT(HT_LOCK_EVENT_SINK);

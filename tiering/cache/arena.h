@@ -29,6 +29,7 @@ struct ht_image {
     bool dirty;               /* newer than the current reference */
     bool referenced;          /* second chance */
     bool kept;                /* not asked to go */
+    uint8_t home;             /* device it should be written to, and 1; 0: any */
 };
 
 /* May this image go now? True: it has been detached by the owner. */

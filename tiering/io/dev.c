@@ -27,6 +27,7 @@ struct ht_dev *ht_dev_alloc(const char *name)
     dev->fd = -1;
     dev->numa_node = HT_NUMA_OFF;
     ht_mutex_init(&dev->ram_lock, HT_LOCK_DEV_RAM);
+    ht_mutex_init(&dev->flight_lock, HT_LOCK_DEV_FLIGHT);
     ht_mutex_init(&dev->fail_lock, HT_LOCK_DEV_FAIL);
     ht_mutex_init(&dev->record_lock, HT_LOCK_DEV_RECORD);
     return dev;
@@ -45,6 +46,7 @@ void ht_dev_close(struct ht_dev *dev)
         close(dev->fd);
     ht_mutex_destroy(&dev->record_lock);
     ht_mutex_destroy(&dev->fail_lock);
+    ht_mutex_destroy(&dev->flight_lock);
     ht_mutex_destroy(&dev->ram_lock);
     free(dev->name);
     free(dev);
@@ -85,6 +87,7 @@ void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
         .written_bytes = atomic_load(&dev->written_bytes),
         .read_errors = atomic_load(&dev->read_errors),
         .write_errors = atomic_load(&dev->write_errors),
+        .flush_errors = atomic_load(&dev->flush_errors),
     };
 }
 
@@ -145,7 +148,7 @@ int ht_io_begin(struct ht_io *io)
     io->result = 0;
     io->moved_ = 0;
     io->next_ = NULL;
-    atomic_fetch_add_explicit(&io->dev->in_flight, 1, memory_order_relaxed);
+    ht_flight_begin(io);
     if (io->op == HT_IO_FLUSH) {
         io->len = 0;
         io->covers_ = atomic_load(&io->dev->writes_ended);
@@ -183,7 +186,7 @@ static void count(struct ht_io *io, int result)
 {
     struct ht_dev *dev = io->dev;
     _Atomic uint64_t *ops[] = {&dev->reads, &dev->writes, &dev->flushes};
-    _Atomic uint64_t *errors[] = {&dev->read_errors, &dev->write_errors, &dev->write_errors};
+    _Atomic uint64_t *errors[] = {&dev->read_errors, &dev->write_errors, &dev->flush_errors};
 
     atomic_fetch_add_explicit(result == 0 ? ops[io->op] : errors[io->op], 1, memory_order_relaxed);
     if (result == 0 && io->op != HT_IO_FLUSH)
@@ -198,7 +201,7 @@ void ht_io_end(struct ht_io *io, int result, bool performed)
     if (performed && io->op == HT_IO_FLUSH && result == 0)
         end_flush(io);
     count(io, result);
-    atomic_fetch_sub_explicit(&io->dev->in_flight, 1, memory_order_release);
+    ht_flight_end(io, result);
     io->result = result;
     io->done = true;
 }

@@ -61,9 +61,18 @@ const char *ht_dev_name(const struct ht_dev *dev); /* path, or "ram" */
 int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
 
 struct ht_dev_counters {
-    uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors;
+    uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors, flush_errors;
 };
 void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out);
+/*
+ * How a device does, by what it did since it was opened. FAILING: three writes in a row failed, or the last flush did. NOT_ANSWERING: a
+ * request is older than the caller's bound. Words of the interface: ht_health_word.
+ */
+enum ht_health { HT_HEALTH_OK, HT_HEALTH_ERRORS, HT_HEALTH_FAILING, HT_HEALTH_NOT_ANSWERING, HT_HEALTH_MISSING };
+enum ht_health ht_dev_health(struct ht_dev *dev, uint64_t answer_ns_max);
+const char *ht_health_word(enum ht_health health);
+/* Age of the oldest request in flight; 0 when there is none. */
+uint64_t ht_dev_oldest_ns(struct ht_dev *dev);
 /* True when a write has completed since the last flush that covered it was submitted. */
 bool ht_dev_needs_flush(const struct ht_dev *dev);
 
@@ -74,6 +83,9 @@ bool ht_dev_needs_flush(const struct ht_dev *dev);
  */
 enum ht_io_op { HT_IO_READ, HT_IO_WRITE, HT_IO_FLUSH };
 void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);
+
+/* A device of memory stops answering, or answers again: requests wait meanwhile. */
+void ht_dev_stall(struct ht_dev *dev, bool stalled);
 
 /*
  * Record every completed write, flush and mark of a device, in the dm-log-writes format
@@ -102,6 +114,8 @@ struct ht_io {
     uint32_t moved_;
     uint64_t covers_;
     struct ht_io *next_;
+    uint64_t began_ns_;
+    struct ht_io *older_, *newer_;
 };
 
 /* depth: requests in flight at most (submission beyond it waits for completions). */

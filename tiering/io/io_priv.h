@@ -8,7 +8,7 @@
  * `writes_covered` to the sample. A write that ends while a flush runs is therefore never
  * taken as covered.
  *
- * Locks: ram_lock, fail_lock and record_lock are leaves: nothing is taken under them.
+ * Locks: ram_lock, flight_lock, fail_lock and record_lock are leaves: nothing is taken under them.
  */
 #ifndef HITRAIN_TIERING_IO_IO_PRIV_H
 #define HITRAIN_TIERING_IO_IO_PRIV_H
@@ -37,9 +37,15 @@ struct ht_dev {
     uint8_t *ram, *ram_touched;
     struct ht_mutex ram_lock; /* the bytes of both */
 
-    _Atomic uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors;
+    _Atomic bool stalled;
+
+    _Atomic uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors, flush_errors;
+    _Atomic unsigned writes_failed_in_row;
+    _Atomic bool flush_failed; /* the last one did */
     _Atomic uint64_t writes_ended, writes_covered;
     _Atomic unsigned in_flight;
+    struct ht_mutex flight_lock;
+    struct ht_io *oldest, *newest; /* in flight, through newer_ and older_; flight_lock */
 
     _Atomic bool fail_armed;
     struct ht_mutex fail_lock;
@@ -60,6 +66,10 @@ struct ht_dev *ht_dev_alloc(const char *name);
 int ht_io_begin(struct ht_io *io);
 /* performed: whether the request reached the device. Sets io->done last. */
 void ht_io_end(struct ht_io *io, int result, bool performed);
+
+/* health.c: a request is in flight, and not any more. */
+void ht_flight_begin(struct ht_io *io);
+void ht_flight_end(struct ht_io *io, int result);
 
 /* Move the bytes of a request on a RAM device. */
 void ht_ram_perform(struct ht_io *io);

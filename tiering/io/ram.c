@@ -56,6 +56,11 @@ static void ram_write(struct ht_dev *dev, const struct ht_io *io)
     memset(dev->ram_touched + first, 1, end - first);
 }
 
+void ht_dev_stall(struct ht_dev *dev, bool stalled)
+{
+    dev->stalled = stalled;
+}
+
 void ht_ram_perform(struct ht_io *io)
 {
     struct ht_dev *dev = io->dev;

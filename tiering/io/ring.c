@@ -192,18 +192,28 @@ static void end(struct ht_ring *ring, struct ht_io *io, int result, bool perform
     ht_io_end(io, result, performed);
 }
 
-static void serve_local(struct ht_ring *ring)
+/* What a stalled device has to perform stays in the list. True: something was served. */
+static bool serve_local(struct ht_ring *ring)
 {
-    while (ring->local != NULL) {
-        struct ht_io *io = ring->local;
+    struct ht_io **at = &ring->local;
+    bool served = false;
+
+    while (*at != NULL) {
+        struct ht_io *io = *at;
         int err = io->result;
 
-        ring->local = io->next_;
+        if (err == 0 && io->dev->stalled) {
+            at = &io->next_;
+            continue;
+        }
+        *at = io->next_;
         ring->local_count--;
         if (err == 0)
             ht_ram_perform(io);
         end(ring, io, err, err == 0);
+        served = true;
     }
+    return served;
 }
 
 static uint32_t half_of(const struct ht_io *io, uint32_t bytes)
@@ -267,13 +277,27 @@ static void nap(void)
     nanosleep(&ts, NULL);
 }
 
+static void submit_uring(struct ht_ring *ring)
+{
+    int err;
+
+    if (ring->in_flight > ring->local_count) {
+        err = io_uring_submit(&ring->uring);
+        /* Short of memory or interrupted: the next wait submits again. */
+        if (err < 0 && err != -EAGAIN && err != -EBUSY && err != -ENOMEM && err != -EINTR)
+            fatal("submit", err);
+    }
+}
+
 /* Make progress: at least one completion is taken when anything was in flight. */
 static void reap(struct ht_ring *ring)
 {
     int err;
 
     if (ring->local != NULL) {
-        ht_ring_kick(ring);
+        submit_uring(ring);
+        if (!serve_local(ring))
+            nap();
         return;
     }
     while (ring->in_flight > 0) {
@@ -305,15 +329,8 @@ void ht_ring_submit(struct ht_ring *ring, struct ht_io *io)
 
 void ht_ring_kick(struct ht_ring *ring)
 {
-    int err;
-
-    if (ring->in_flight > ring->local_count) {
-        err = io_uring_submit(&ring->uring);
-        /* Short of memory or interrupted: the next wait submits again. */
-        if (err < 0 && err != -EAGAIN && err != -EBUSY && err != -ENOMEM && err != -EINTR)
-            fatal("submit", err);
-    }
-    serve_local(ring);
+    submit_uring(ring);
+    (void)serve_local(ring);
 }
 
 int ht_ring_wait(struct ht_ring *ring, struct ht_io *io)

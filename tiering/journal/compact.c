@@ -112,7 +112,12 @@ static void leave_split_locked(struct ht_journal *j)
     if (!j->error) {
         ht_mutex_unlock(&j->lock);
         ht_journal_refill(j, !j->kept, j->kept, j->begin.pos, j->end_pos);
+        int rc = ht_journal_record_lost(j);
         ht_mutex_lock(&j->lock);
+        if (rc)
+            ht_journal_fail_locked(j, rc);
+    }
+    if (!j->error) {
         j->split = false;
         j->durable_seq = j->written_seq;
         ht_journal_tell_durable_locked(j);

@@ -377,6 +377,16 @@ uint64_t ht_journal_durable(const struct ht_journal *cj)
     return seq;
 }
 
+bool ht_journal_copy_live(const struct ht_journal *cj, unsigned copy)
+{
+    struct ht_journal *j = (struct ht_journal *)cj;
+
+    ht_mutex_lock(&j->lock);
+    bool live = j->copy[copy].dev != NULL;
+    ht_mutex_unlock(&j->lock);
+    return live;
+}
+
 uint64_t ht_journal_next(const struct ht_journal *cj)
 {
     struct ht_journal *j = (struct ht_journal *)cj;

@@ -44,6 +44,7 @@ typedef int (*ht_replay_fn)(void *ctx, uint16_t type, const uint8_t *payload, ui
 
 struct ht_journal_config {
     struct ht_dev *dev[HT_LOG_COPIES]; /* NULL: copy missing */
+    bool behind[HT_LOG_COPIES];        /* known to be an old one: refilled, not believed, unless no other is there */
     uint64_t offset[HT_LOG_COPIES];    /* bytes */
     uint64_t log_bytes;
     uint64_t salt;
@@ -57,6 +58,11 @@ struct ht_journal_config {
     bool give_up;   /* for fsck, with force: may be written; what is behind the end of the chosen copy is given up */
     /* Make everything the records of the next frame may name durable. 0 or -errno. No lock is held. */
     int (*before_write)(void *ctx);
+    /*
+     * A copy has dropped out and others go on: record it where the next mount looks, durably, before a frame that the copy lacks counts as
+     * durable. 0 or -errno, which closes the log. No lock is held; must not wait for the journal. May be NULL.
+     */
+    int (*copy_lost)(void *ctx, unsigned copy);
     /* Frames up to lsn are durable. No lock is held; called in order; must not wait for the journal. */
     void (*durable)(void *ctx, uint64_t lsn);
 };
@@ -117,6 +123,8 @@ int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t
  */
 int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_CHECK;
 uint64_t ht_journal_durable(const struct ht_journal *j);
+/* This copy is written: it is there and has not dropped out. */
+bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy);
 /* The lowest lsn that an append made from now on can get; which it really got, only the append says. */
 uint64_t ht_journal_next(const struct ht_journal *j);
 

@@ -158,6 +158,7 @@ struct ht_journal {
     /* Written by the holder of the writing token, under the lock; read by anyone under it. */
     bool writing;
     struct ht_log_copy copy[HT_LOG_COPIES];
+    bool lost[HT_LOG_COPIES]; /* dropped out, and not recorded yet */
     uint64_t end_pos, written_seq, written_checksum;
     uint64_t durable_seq;
     uint64_t told_seq; /* the durable callback has returned for it */
@@ -207,6 +208,8 @@ unsigned ht_journal_copies_locked(const struct ht_journal *j);
 void ht_journal_write_next_locked(struct ht_journal *j);
 /* Make copy `to` equal to copy `from` between two positions; drops it on failure. The caller holds the writing token, no lock. */
 void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos);
+/* Have it recorded that copies dropped out. Needs the token, no lock. */
+int ht_journal_record_lost(struct ht_journal *j) HT_CHECK;
 /* Durable_seq has grown: call the client. Needs the token; the lock is dropped meanwhile. */
 void ht_journal_tell_durable_locked(struct ht_journal *j);
 void ht_journal_token_take_locked(struct ht_journal *j);

@@ -189,6 +189,12 @@ static void fill_report(struct replay *r)
     }
 }
 
+/* Left behind by the other one, which is there. */
+static bool is_passed_over(const struct ht_journal_config *c, unsigned i)
+{
+    return c->behind[i] && c->dev[!i] && !c->behind[!i];
+}
+
 static bool scans_equal(const struct ht_log_scan *a, const struct ht_log_scan *b)
 {
     return a->last_seq == b->last_seq && a->last_checksum == b->last_checksum;
@@ -200,6 +206,7 @@ static void report_chosen(struct replay *r, unsigned chosen)
     const struct ht_log_scan *s = &r->scan[other];
 
     r->report->chosen = chosen;
+    r->report->copy[other].stale = is_passed_over(r->config, other);
     if (s->state != HT_LOG_ENDED || scans_equal(s, &r->scan[chosen]))
         return;
     r->report->copy[other].stale = true;
@@ -264,7 +271,7 @@ static int scan_copies(struct replay *r)
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
         r->copy[i] = (struct ht_log_copy){r->config->dev[i], r->config->offset[i], r->config->log_bytes};
         r->scan[i].state = HT_LOG_MISSING;
-        if (!r->copy[i].dev)
+        if (!r->copy[i].dev || is_passed_over(r->config, i))
             continue;
         int rc = ht_log_scan_copy(&r->scanner, &r->copy[i], &r->scan[i]);
         if (rc)

@@ -8,7 +8,7 @@
  * that callbacks come in order.
  *
  * A copy whose device fails a write or a flush drops out: it is not written again in this mount, and is stale from
- * then on. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
+ * then on; that is recorded (copy_lost) before a frame that it lacks counts as durable. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
  * any more.
  *
  * Split mode (room.c): the kept copy is left as it is, all frames go to the other.
@@ -52,6 +52,7 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
     ht_mutex_lock(&j->lock);
     struct ht_dev *dev = j->copy[i].dev;
     j->copy[i].dev = NULL;
+    j->lost[i] = dev != NULL;
     if (!j->first_error)
         j->first_error = -EIO; /* whatever the device says: its being full is not our log's */
     unsigned left = ht_journal_copies_locked(j);
@@ -165,6 +166,18 @@ static int split_if_needed_locked(struct ht_journal *j, uint64_t bytes)
     return 0;
 }
 
+int ht_journal_record_lost(struct ht_journal *j)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; rc == 0 && i < HT_LOG_COPIES; i++) {
+        if (j->lost[i] && j->config.copy_lost)
+            rc = j->config.copy_lost(j->config.ctx, i);
+        j->lost[i] = false;
+    }
+    return rc;
+}
+
 static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_frame *header)
 {
     int rc = j->config.before_write ? j->config.before_write(j->config.ctx) : 0;
@@ -182,7 +195,7 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
         flush_copies(j);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (in_use(j, i))
-            return 0;
+            return ht_journal_record_lost(j);
     return -EIO;
 }
 

@@ -158,11 +158,12 @@ static int write_rest_alone(struct ht_super *sb, struct ht_dev *dev, unsigned in
     return err ? err : write_copy_flushed(sb, dev, index, order[2]);
 }
 
-unsigned ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count, unsigned *out_partial)
+uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count, unsigned *out_partial)
 {
     unsigned order[HT_DEVICES_MAX][HT_SUPER_COPIES];
     bool first[HT_DEVICES_MAX] = {false};
-    unsigned failed = 0, partial = 0;
+    uint32_t failed = 0;
+    unsigned partial = 0;
     uint32_t index = sb->device_index;
 
     assert(dev_count == sb->device_count && dev_count <= HT_DEVICES_MAX);
@@ -179,7 +180,7 @@ unsigned ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
             continue;
         int err = first[i] ? write_rest(sb, devs[i], i, order[i]) : write_rest_alone(sb, devs[i], i, order[i]);
         partial += err || !first[i];
-        failed += err && !first[i];
+        failed |= (uint32_t)(err && !first[i]) << i;
     }
     sb->device_index = index;
     *out_partial = partial;
@@ -193,11 +194,16 @@ int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned cop
     return write_copy_flushed(&same, dev, sb->device_index, copy);
 }
 
-int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
+uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
 {
     unsigned partial;
 
-    return ht_super_write_all(sb, devs, dev_count, &partial) ? -EIO : 0;
+    return ht_super_write_all(sb, devs, dev_count, &partial);
+}
+
+int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count)
+{
+    return ht_super_write_each(sb, devs, dev_count) ? -EIO : 0;
 }
 
 /* ---------------------------------------------------------------- scrub */

@@ -28,6 +28,7 @@ struct ht_super {
     uint64_t created_ns;
     uint64_t device_bytes[HT_DEVICES_MAX];
     uint8_t device_uuid[HT_DEVICES_MAX][16];
+    uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h; all zero: never recorded */
 };
 
 /* What is wrong with a superblock copy; also fsck's words. */
@@ -62,6 +63,8 @@ int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_r
  * 0 when every present device holds it in at least one copy... else -EIO.
  */
 int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_CHECK;
+/* The same; the devices (bits) that hold it in no copy. */
+uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_CHECK;
 
 /*
  * Read the copies that a device should hold of sb again; with repair, each bad one is written anew, flushed and read, one after the

@@ -110,6 +110,7 @@ static void encode_layout(const struct ht_super *sb, struct ht_disk_super *d)
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         put64(&d->device_bytes[i], sb->device_bytes[i]);
         memcpy(d->device_uuid[i], sb->device_uuid[i], sizeof(d->device_uuid[i]));
+        put64(&d->member_epoch[i], sb->member_epoch[i]);
     }
 }
 
@@ -164,6 +165,7 @@ static void decode_layout(const struct ht_disk_super *d, struct ht_super *sb)
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         sb->device_bytes[i] = get64(&d->device_bytes[i]);
         memcpy(sb->device_uuid[i], d->device_uuid[i], sizeof(sb->device_uuid[i]));
+        sb->member_epoch[i] = get64(&d->member_epoch[i]);
     }
 }
 
@@ -263,6 +265,9 @@ static bool log_state_valid(const struct ht_super *sb)
         return false;
     if (sb->epoch > HT_SUPER_COUNTER_MAX || sb->durable_seq > HT_SUPER_COUNTER_MAX)
         return false;
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb->member_epoch[i] > sb->epoch)
+            return false;
     return !(sb->flags & HT_SUPER_CLEAN) || sb->durable_seq + 1 >= sb->start_seq;
 }
 

@@ -85,7 +85,7 @@ static int set_start(struct ht_store *s, const struct ht_journal_start *start)
     s->sb.start_seq = start->seq;
     s->sb.start_chain = start->chain;
     s->sb.durable_seq = start->durable_seq;
-    int rc = HT_TWIN("log-reuse") ? 0 : ht_super_write(&s->sb, s->dev, s->dev_count);
+    int rc = HT_TWIN("log-reuse") ? 0 : ht_store_write_super(s);
     ht_mutex_unlock(&s->super_lock);
     return rc;
 }

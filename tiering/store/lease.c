@@ -29,6 +29,7 @@ struct part {
 
 struct ht_lease_work {
     struct ht_lease_work *next;
+    int home; /* the device where all that changes should lie */
     struct part part[N];
 };
 
@@ -281,13 +282,16 @@ int ht_lease_wait(struct ht_lease *l)
 }
 
 /* A changed image. Lock held. */
-static void end_image(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+static void end_image(struct ht_lease *l, struct ht_lease_chunk *lc, struct part *p)
 {
+    struct ht_store *s = l->store;
+    const struct ht_lease_work *w = l->priv_;
     struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
     im->valid_lo = 0;
     if (im->valid_hi < lc->len)
         im->valid_hi = lc->len;
     im->data_hi = (uint32_t)ht_max_u64(im->data_hi, lc->len);
+    im->home = (uint8_t)(w->home + 1);
     if (p->c->flags & CH_BAD)
         ht_chunk_install_hole(lc->obj, p->c, lc->index);
     ht_chunk_set_dirty(lc->obj, p->c, lc->index);
@@ -297,6 +301,7 @@ static void end_image(struct ht_store *s, struct ht_lease_chunk *lc, struct part
 static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct part *p)
 {
     struct ht_store *s = l->store;
+    const struct ht_lease_work *w = l->priv_;
     uint32_t len = lc->len;
     bool was = ht_chunk_unpublished(p->c), gone = p->c->flags & CH_GONE;
     ht_chunk_drop_cur(lc->obj, p->c);
@@ -305,7 +310,7 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     ht_chunk_note_unpublished(lc->obj, p->c, lc->index, was);
     p->rc = ht_chunk_reserve(lc->obj, p->c, 0);
     if (!p->rc)
-        p->rc = ht_chunk_take_space(lc->obj, p->c, len, &p->ref);
+        p->rc = ht_chunk_take_space(lc->obj, p->c, len, (struct ht_place_wish){.hint = w->home}, &p->ref);
     p->writing = !p->rc;
     if (p->rc)
         return;
@@ -316,11 +321,24 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     ht_store_lock(s);
 }
 
+/* What belongs together stays together: on the device of the first chunk that is stored, or where there is room for all. Lock held. */
+static int find_home(const struct ht_lease *l, const struct ht_lease_work *w)
+{
+    uint32_t blocks = 0;
+    for (unsigned i = 0; i < l->count; i++) {
+        if (w->part[i].stored && l->chunk[i].mode != HT_LEASE_READ)
+            return (int)ht_ref_extent(&w->part[i].ref, 0).device;
+        blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
+    }
+    return ht_alloc_choose(l->store->alloc, blocks, HT_PLACE_ANY);
+}
+
 void ht_lease_end(struct ht_lease *l, uint32_t dirty)
 {
     struct ht_store *s = l->store;
     struct ht_lease_work *w = l->priv_;
     ht_store_lock(s);
+    w->home = dirty ? find_home(l, w) : -1;
     for (unsigned i = 0; i < l->count; i++) {
         struct ht_lease_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];
@@ -331,34 +349,32 @@ void ht_lease_end(struct ht_lease *l, uint32_t dirty)
             continue;
         }
         if (changed && !lc->staged)
-            end_image(s, lc, p);
+            end_image(l, lc, p);
         release_chunk(s, lc, p);
     }
     ht_store_unlock(s);
 }
 
-static void install_or_lose(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struct part *p)
 {
     struct ht_obj *o = lc->obj;
+    struct ht_store *s = l->store;
+    if (p->rc && p->writing)
+        p->rc = ht_write_elsewhere(o, p->c, lc->index, l->ring, lc->data, &p->xfer, &p->ref, p->rc);
     if (!p->rc) {
         ht_chunk_install(o, p->c, lc->index, &p->ref);
         o->version++;
         o->written_bytes += (uint64_t)ht_ref_blocks(&p->ref) * HT_BLOCK_BYTES;
         return;
     }
-    const struct ht_dev *dev = p->xfer.bad_dev;
-    struct ht_event_about about = {o->oid, dev ? ht_dev_name(dev) : NULL, dev ? p->xfer.bad_offset : 0,
-                                   ht_xfer_error(&p->xfer, p->rc)};
+    const char *device = p->xfer.bad_dev ? ht_device_name(s, p->xfer.bad_dev - 1) : NULL;
+    struct ht_event_about about = {o->oid, device, device ? p->xfer.bad_offset : 0, ht_xfer_error(&p->xfer, p->rc)};
     ht_event(
         HT_EVENT_WRITE_ERROR, &about,
         "new content of chunk %llu of object %llu could not be written to %s: %s; abort returns to the last commit",
-        (unsigned long long)lc->index, (unsigned long long)o->oid, dev ? about.device : "any device",
+        (unsigned long long)lc->index, (unsigned long long)o->oid, device ? device : "any device",
         strerror(-about.error));
     s->write_errors++;
-    if (p->writing) {
-        o->stored_blocks -= ht_ref_blocks(&p->ref);
-        ht_free_ref_now(s, &p->ref);
-    }
     p->c->flags |= CH_BAD;
     o->error = o->sticky = p->rc;
     o->lost = true;
@@ -379,7 +395,7 @@ int ht_lease_finish(struct ht_lease *l)
         struct part *p = &w->part[i];
         if (!p->c)
             continue;
-        install_or_lose(s, &l->chunk[i], p);
+        install_or_lose(l, &l->chunk[i], p);
         if (p->rc && !first)
             first = p->rc;
         release_chunk(s, &l->chunk[i], p);

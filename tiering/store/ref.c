@@ -85,6 +85,16 @@ uint32_t ht_ref_blocks(const struct ht_ref *r)
     return (uint32_t)ht_div_up(r->stored, HT_BLOCK_BYTES);
 }
 
+uint32_t ht_ref_countable(const struct ht_store *s, const struct ht_ref *r)
+{
+    uint32_t blocks = 0;
+    for (unsigned i = 0; i < ht_ref_extents(r); i++) {
+        struct ht_extent e = ht_ref_extent(r, i);
+        blocks += ht_alloc_countable(s->alloc, &e);
+    }
+    return blocks;
+}
+
 /* ----------------------------------------------------------------- limbo */
 
 int ht_limbo_push(struct ht_limbo_queue *q, uint64_t lsn, const struct ht_ref *ref)
@@ -117,7 +127,7 @@ void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
 /* Without memory for the list, or with a log that failed, the space is lost until the next mount, never reused too early. */
 static void free_later(struct ht_store *s, struct ht_limbo_queue *q, uint64_t lsn, struct ht_ref *ref)
 {
-    uint32_t blocks = ht_ref_blocks(ref);
+    uint32_t blocks = ht_ref_countable(s, ref);
     if (HT_TWIN("reuse-at-once"))
         ht_free_ref_now(s, ref);
     else if (s->failed || ht_limbo_push(q, lsn, ref))
@@ -160,7 +170,7 @@ void ht_limbo_durable(struct ht_store *s, uint64_t lsn)
     struct ht_limbo_queue *q = &s->limbo;
     while (q->count && q->items[q->head].lsn <= lsn) {
         struct ht_limbo *item = &q->items[q->head];
-        ht_alloc_limbo_sub(s->alloc, ht_ref_blocks(&item->ref));
+        ht_alloc_limbo_sub(s->alloc, ht_ref_countable(s, &item->ref));
         ht_free_ref_now(s, &item->ref);
         q->head = (q->head + 1) % q->cap;
         q->count--;
@@ -337,7 +347,8 @@ static int wait_for_space(struct ht_store *s)
     return 0;
 }
 
-int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_ref *out)
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_place_wish wish,
+                        struct ht_ref *out)
 {
     struct ht_store *s = o->s;
     uint32_t need = (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
@@ -346,7 +357,7 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
     if (rc)
         return rc;
     struct ht_extent e[HT_FRAGS_MAX];
-    while (!rc && (n = ht_alloc_take(s->alloc, need, -1, e)) == -EAGAIN)
+    while (!rc && (n = ht_alloc_take(s->alloc, need, wish, e)) == -EAGAIN)
         rc = wait_for_space(s);
     if (rc) {
         return_reservation(o, c, need, &g);

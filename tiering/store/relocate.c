@@ -23,7 +23,7 @@ static int take_space(struct ht_store *s, uint32_t blocks, struct ht_ref *ref)
     ht_store_lock(s);
     int rc = ht_alloc_reserve(s->alloc, blocks), n = 0;
     if (!rc) {
-        n = ht_alloc_take(s->alloc, blocks, -1, e);
+        n = ht_alloc_take(s->alloc, blocks, HT_PLACE_ANY, e);
         if (n < 0) { /* what is in limbo only is not waited for */
             ht_alloc_unreserve(s->alloc, blocks);
             rc = -ENOSPC;

@@ -8,11 +8,22 @@ static void device_figures(struct ht_store *s, struct ht_store_stats *out)
 {
     for (unsigned i = 0; i < s->dev_count; i++) {
         struct ht_dev_counters c;
+        if (!s->dev[i])
+            continue;
         ht_dev_counters(s->dev[i], &c);
         out->device_read_bytes += c.read_bytes;
         out->device_written_bytes += c.written_bytes;
         out->device_flushes += c.flushes;
     }
+}
+
+/* Superblocks and logs are not space for data. */
+static uint64_t fixed_bytes(const struct ht_store *s)
+{
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < s->dev_count; i++)
+        bytes += s->dev[i] ? ht_store_fixed_bytes(s, i) : 0;
+    return bytes;
 }
 
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
@@ -24,9 +35,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     if (s->journal)
         ht_journal_stats(s->journal, &out->log);
     ht_store_lock(s);
-    /* Superblocks and logs are not space for data. */
-    uint64_t fixed = HT_LOG_COPIES * s->sb.log_bytes + (uint64_t)s->dev_count * HT_SUPER_COPIES * HT_BLOCK_BYTES;
-    out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed;
+    out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed_bytes(s);
     out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
     out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;

@@ -5,66 +5,12 @@
 
 #include "tiering/base/log.h"
 #include "tiering/base/twin.h"
+#include "tiering/space/members.h"
 #include "tiering/store/store_priv.h"
 
 enum { DRAM_BYTES_MIN = 8 << 20, STAGING_BYTES_DEFAULT = 64 << 20, STAGING_BYTES_MIN = 16 << 20, FIRST_ID = 2 };
 
 /* ---------------------------------------------------------------- attach */
-
-static void tell_super_problem(struct ht_dev *dev, int rc)
-{
-    const char *why = rc == -EMEDIUMTYPE ? "holds no hitrain store; format it with mkfs.hitrain"
-        : rc == -EUCLEAN                 ? "has superblocks of hitrain but none of them is valid; run hitrain-fsck"
-        : rc == -EPROTONOSUPPORT         ? "was written by a newer version of hitrain"
-        : rc == -ENODATA                 ? "is smaller than the store it holds: truncated?"
-                                         : strerror(-rc);
-    ht_error("%s: %s", ht_dev_name(dev), why);
-}
-
-/* Each one's own superblock fits it, but it is the newest that counts. */
-static int check_sizes(struct ht_store *s)
-{
-    for (unsigned i = 0; i < s->dev_count; i++)
-        if (ht_dev_size(s->dev[i]) < s->sb.device_bytes[i]) {
-            tell_super_problem(s->dev[i], -ENODATA);
-            return -ENODATA;
-        }
-    return 0;
-}
-
-/* Read the superblocks of all devices and put the devices into the order of their indices. */
-static int gather_devices(struct ht_store *s, struct ht_dev *devs[], unsigned n)
-{
-    bool first = true;
-    for (unsigned i = 0; i < n; i++) {
-        struct ht_super sb;
-        struct ht_super_report report;
-        int rc = ht_super_read(devs[i], &sb, &report);
-        if (rc) {
-            tell_super_problem(devs[i], rc);
-            return rc;
-        }
-        if (!first && memcmp(sb.uuid, s->sb.uuid, 16)) {
-            ht_error("%s belongs to another store than %s", ht_dev_name(devs[i]), ht_dev_name(devs[0]));
-            return -EXDEV;
-        }
-        if (s->dev[sb.device_index]) {
-            ht_error("%s and %s are the same member", ht_dev_name(devs[i]), ht_dev_name(s->dev[sb.device_index]));
-            return -EXDEV;
-        }
-        s->dev[sb.device_index] = devs[i];
-        if (first || sb.generation > s->sb.generation)
-            s->sb = sb;
-        first = false;
-    }
-    s->dev_count = s->sb.device_count;
-    for (unsigned i = 0; i < s->dev_count; i++)
-        if (!s->dev[i]) {
-            ht_error("device %u of %u of the store is missing; name it with -o device=PATH", i, s->dev_count);
-            return -ENODEV;
-        }
-    return check_sizes(s);
-}
 
 static int reserve_fixed_areas(struct ht_store *s)
 {
@@ -88,6 +34,11 @@ static int make_allocator(struct ht_store *s)
     for (unsigned i = 0; i < s->dev_count; i++)
         blocks[i] = s->sb.device_bytes[i] / HT_BLOCK_BYTES;
     int rc = ht_alloc_new(s->dev_count, blocks, &s->alloc);
+    for (unsigned i = 0; !rc && i < s->dev_count; i++)
+        if (!s->dev[i]) {
+            ht_alloc_set_offline(s->alloc, i);
+            s->health[i] = HT_HEALTH_MISSING;
+        }
     return rc ? rc : reserve_fixed_areas(s);
 }
 
@@ -121,6 +72,7 @@ static void init_locks(struct ht_store *s)
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &attr);
+    pthread_cond_init(&s->watch, &attr);
     pthread_condattr_destroy(&attr);
 }
 
@@ -138,7 +90,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->next_id = FIRST_ID;
     init_locks(s);
     s->scope0 = ht_scope_find(s, 0, true);
-    int rc = s->scope0 ? gather_devices(s, devs, dev_count) : -ENOMEM;
+    int rc = s->scope0 ? ht_store_gather(s, devs, dev_count) : -ENOMEM;
     if (!rc)
         rc = make_allocator(s);
     if (!rc)
@@ -147,8 +99,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
         ht_store_close(s);
         return rc;
     }
-    for (unsigned i = 0; i < dev_count; i++)
-        devs[i] = s->dev[i];
+    ht_store_put_in_order(s, devs, dev_count);
     *out_store = s;
     return 0;
 }
@@ -173,7 +124,7 @@ static int flush_data(void *ctx)
     struct ht_store *s = ctx;
     int first = 0;
     for (unsigned i = 0; i < s->dev_count && !HT_TWIN("data-flush"); i++) {
-        int rc = ht_dev_needs_flush(s->dev[i]) ? ht_dev_flush(s->dev[i]) : 0;
+        int rc = s->dev[i] && ht_dev_needs_flush(s->dev[i]) ? ht_dev_flush(s->dev[i]) : 0;
         if (rc && !first)
             first = rc;
     }
@@ -201,46 +152,52 @@ static int open_journal(struct ht_store *s)
         .leave_out = s->opts.leave_out,
         .give_up = s->opts.repair,
         .before_write = flush_data,
+        .copy_lost = ht_store_copy_lost,
         .durable = log_durable,
     };
     ht_host_ids(c.host_id, c.boot_id);
     for (unsigned k = 0; k < HT_LOG_COPIES; k++) {
         c.dev[k] = s->dev[s->sb.log_device[k]];
         c.offset[k] = s->sb.log_offset[k];
+        c.behind[k] = !ht_members_takes_part(&s->sb, s->sb.log_device[k]);
     }
     s->replaying = true;
     int rc = ht_journal_open(&c, s->opts.force_damaged_log, &s->report, &s->journal);
     return rc;
 }
 
-/* The epoch must be durable in the superblock before a frame carries it. */
-static int begin_writing(struct ht_store *s)
+static void stop_scrub(struct ht_store *s)
 {
-    uint64_t epoch = s->sb.epoch + 1;
-    s->sb.epoch = epoch;
-    s->sb.flags = HT_SUPER_IN_USE;
-    if (s->opts.repair) /* later frames may have been given up */
-        s->sb.durable_seq = ht_min_u64(s->sb.durable_seq, ht_journal_durable(s->journal));
-    ht_host_ids(s->sb.host_id, s->sb.boot_id);
-    int rc = HT_TWIN("epoch-unnamed") ? 0 : ht_super_write(&s->sb, s->dev, s->dev_count);
-    return rc ? rc : ht_journal_start(s->journal, epoch);
+    int none = ht_store_scrub_stop(s);
+    (void)none;
+}
+
+static void stop_threads(struct ht_store *s)
+{
+    stop_scrub(s);
+    if (!s->threads)
+        return;
+    ht_store_lock(s);
+    s->stopping = true;
+    pthread_cond_broadcast(&s->wake);
+    pthread_cond_broadcast(&s->watch);
+    ht_store_unlock(s);
+    ht_journal_stop_compaction(s->journal);
+    while (s->threads)
+        pthread_join(s->thread[--s->threads], NULL);
 }
 
 static int start_threads(struct ht_store *s)
 {
     if (s->opts.no_threads)
         return 0;
-    int rc = pthread_create(&s->writeback_thread, NULL, ht_writeback_main, s);
+    static void *(*const mains[])(void *) = {ht_writeback_main, ht_compaction_main, ht_health_main};
+    int rc = 0;
+    for (; !rc && s->threads < HT_ARRAY_SIZE(mains); s->threads += rc == 0)
+        rc = pthread_create(&s->thread[s->threads], NULL, mains[s->threads], s);
     if (rc)
-        return -rc;
-    rc = pthread_create(&s->compaction_thread, NULL, ht_compaction_main, s);
-    if (rc) {
-        s->stopping = true;
-        pthread_join(s->writeback_thread, NULL);
-        return -rc;
-    }
-    s->threads_running = true;
-    return 0;
+        stop_threads(s);
+    return -rc;
 }
 
 /* Durable before the first is given out. A log without room for it is no reason not to mount. */
@@ -266,37 +223,18 @@ int ht_store_mount(struct ht_store *s)
     s->replaying = false;
     if (rc || s->opts.read_only)
         return rc;
-    rc = begin_writing(s);
+    rc = ht_store_begin_epoch(s);
     if (!rc)
         rc = reserve_ids(s);
     if (!rc)
         rc = start_threads(s);
     s->mounted = rc == 0;
+    if (!rc)
+        ht_store_tell_missing(s);
     return rc;
 }
 
 /* --------------------------------------------------------------- unmount */
-
-static void stop_scrub(struct ht_store *s)
-{
-    int none = ht_store_scrub_stop(s);
-    (void)none;
-}
-
-static void stop_threads(struct ht_store *s)
-{
-    stop_scrub(s);
-    if (!s->threads_running)
-        return;
-    ht_store_lock(s);
-    s->stopping = true;
-    pthread_cond_broadcast(&s->wake);
-    ht_store_unlock(s);
-    ht_journal_stop_compaction(s->journal);
-    pthread_join(s->writeback_thread, NULL);
-    pthread_join(s->compaction_thread, NULL);
-    s->threads_running = false;
-}
 
 int ht_store_unmount(struct ht_store *s)
 {
@@ -313,9 +251,11 @@ int ht_store_unmount(struct ht_store *s)
         rc = lsn ? ht_journal_sync(s->journal, lsn) : 0;
     }
     if (!rc) {
+        ht_mutex_lock(&s->super_lock);
         s->sb.flags = HT_SUPER_CLEAN;
         s->sb.durable_seq = ht_journal_durable(s->journal);
-        rc = ht_super_write(&s->sb, s->dev, s->dev_count);
+        rc = ht_store_write_super(s);
+        ht_mutex_unlock(&s->super_lock);
     }
     s->mounted = false;
     return rc;
@@ -368,6 +308,7 @@ static void destroy_locks(struct ht_store *s)
     pthread_cond_destroy(&s->settled);
     pthread_cond_destroy(&s->wake);
     ht_scrub_destroy(&s->scrub);
+    pthread_cond_destroy(&s->watch);
     ht_mutex_destroy(&s->rings.lock);
     ht_mutex_destroy(&s->super_lock);
     ht_mutex_destroy(&s->tx_lock);

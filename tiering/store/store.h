@@ -52,6 +52,8 @@ struct ht_store_opts {
     uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
     unsigned commit_ms;        /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
+    unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
+    bool degraded;      /* go on without members that are missing */
     bool
         force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only, but for repair */
     bool leave_out;        /* fsck only: what makes no sense in the log is left out and remembered, not refused */
@@ -80,7 +82,8 @@ struct ht_meta_client {
 /*
  * Attach to the devices (which stay the caller's: close them after ht_store_close): read superblocks, check that they belong
  * together. Nothing is written. devs in any order; on success ordered by index.
- * Errors: those of ht_super_read; -EXDEV: devices of different stores; -ENODEV: a member is missing.
+ * Errors: those of ht_super_read; -EXDEV: devices of different stores, or members that have diverged; -ENODEV: a member is missing
+ * and opts do not say degraded; -ESTALE: the members with the newest log are missing.
  * The reason is told through ht_error.
  */
 int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,
@@ -325,6 +328,23 @@ struct ht_store_stats {
     struct ht_journal_stats log;
 };
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
+
+/* One device of the store. */
+enum ht_log_copy_state { HT_LOG_COPY_NONE, HT_LOG_COPY_WRITTEN, HT_LOG_COPY_LOST };
+struct ht_device_stat {
+    const char *name;                /* path; NULL: missing. Lives as long as the store */
+    uint64_t bytes;                  /* as it was formatted */
+    uint64_t data_bytes, free_bytes; /* of that for data, and unused of it */
+    uint64_t bad_bytes;              /* did not take what was written to them; not used in this mount */
+    enum ht_health health;
+    uint64_t oldest_request_ns;
+    enum ht_log_copy_state log; /* HT_LOG_COPY_LOST: missing, or not written any more */
+    struct ht_dev_counters io;
+};
+unsigned ht_store_device_count(const struct ht_store *s);
+void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_stat *out);
+/* Look at the health of all devices now, and tell what has changed: what a thread does four times in each answer_ms. */
+void ht_store_watch_devices(struct ht_store *s);
 /* Its available_bytes alone: cheap. */
 uint64_t ht_store_available(struct ht_store *s);
 /* Publish everything outside scopes and make it durable: sync(2), the commit timer. WAITS. */

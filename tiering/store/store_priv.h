@@ -57,6 +57,8 @@ static inline bool ht_ref_lost(const struct ht_ref *r)
 {
     return r->codec == HT_CODEC_LOST;
 }
+/* Blocks that come free with it: none on devices that are missing. */
+uint32_t ht_ref_countable(const struct ht_store *s, const struct ht_ref *r);
 /* -ENOMEM only when n > 1. */
 int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_CHECK;
 /* i-th extent. */
@@ -266,9 +268,12 @@ struct ht_store {
     pthread_cond_t settled; /* a transaction was appended: what it freed is in limbo */
 
     struct ht_store_opts opts;
-    struct ht_dev *dev[HT_DEVICES_MAX];
+    struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: missing */
     unsigned dev_count;
-    struct ht_super sb; /* super_lock */
+    _Atomic uint8_t health[HT_DEVICES_MAX]; /* as it was told last; changed under lock */
+    struct ht_super sb;                     /* super_lock */
+    uint32_t part;                          /* devices (bits) that take part in the epoch; super_lock */
+    uint32_t super_failed;                  /* those that take no superblock any more; super_lock */
     struct ht_mutex super_lock;
     struct ht_journal *journal;
     struct ht_journal_report report;
@@ -296,10 +301,12 @@ struct ht_store {
 
     struct ht_meta_client client[CLIENTS_MAX];
     unsigned clients;
-    bool mounted, replaying, threads_running;
+    bool mounted, replaying;
     _Atomic bool stopping;
     _Atomic bool failed; /* the log cannot be written: read-only */
-    pthread_t writeback_thread, compaction_thread;
+    pthread_t thread[3]; /* writeback, compaction, health: those that run */
+    unsigned threads;
+    pthread_cond_t watch; /* the health thread has to end */
     uint32_t writeback_hand;
 
     struct ht_ref_conflict *conflicts;
@@ -333,6 +340,19 @@ void ht_obj_release_content(struct ht_obj *o);
 
 /* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_CHECK;
+
+/* members.c */
+/* Read the superblocks; devices into the order of their indices, those that are missing as NULL. Errors are told. */
+int ht_store_gather(struct ht_store *s, struct ht_dev *const devs[], unsigned n) HT_CHECK;
+/* The caller's list: members by index, then what is none. */
+void ht_store_put_in_order(const struct ht_store *s, struct ht_dev *devs[], unsigned n);
+/* A new epoch, in superblocks and log. */
+int ht_store_begin_epoch(struct ht_store *s) HT_CHECK;
+/* Write sb to all members. One that cannot be written is left behind, as long as another one has the log. super_lock held. */
+int ht_store_write_super(struct ht_store *s) HT_CHECK;
+void ht_store_tell_missing(struct ht_store *s);
+/* The journal's copy_lost. */
+int ht_store_copy_lost(void *ctx, unsigned copy);
 
 /* allocate.c */
 /* Give back what is promised but for the first keep_bytes of the chunk. */
@@ -377,13 +397,15 @@ void ht_tx_free_ref(struct ht_tx *tx, struct ht_obj *o, struct ht_ref *ref);
 struct ht_xfer {
     struct ht_io io_[4], *ios;
     unsigned count;
-    struct ht_dev *bad_dev; /* after an error: which device, where, and what it said */
+    unsigned bad_dev; /* after an error: index of the device + 1 (0: none was asked), where, and what it said */
     uint64_t bad_offset;
     int bad_error;
     bool lost; /* nothing was read: the chunk is marked lost */
 };
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
+/* Its path, or words for one that is not there. */
+const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Frees what start took. Whatever a device says is -EIO: a full one below us (thin, or a file) is not a full store. */
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring);
 /* The device's own word for an error of ht_xfer_wait, which is returned when there is none. */
@@ -392,11 +414,27 @@ int ht_xfer_error(const struct ht_xfer *x, int error);
 void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, int error);
 /* Verify what was read; counts errors. 0 or -EIO. */
 int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf);
+/* health.c */
+/* How the device does now; told when it changed, and remembered for placement. Lock held. */
+enum ht_health ht_store_judge_device(struct ht_store *s, unsigned device);
+void *ht_health_main(void *s);
+/* What superblocks and log take of a device. */
+uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device);
+
+/* elsewhere.c */
+/*
+ * A write of a chunk to ref failed with error: find a place that takes it. data: whole blocks, which do not change meanwhile; the chunk is
+ * held. Lock held, let go meanwhile. 0: ref says where it is now. Else the last error, and x says of what; ref names nothing then, and
+ * the object has no space for it.
+ */
+int ht_write_elsewhere(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_ring *ring, const void *data,
+                       struct ht_xfer *x, struct ht_ref *ref, int error) HT_CHECK;
 struct ht_ring *ht_ring_get(struct ht_store *s); /* NULL: none to be had */
 void ht_ring_put(struct ht_store *s, struct ht_ring *ring);
 /* Allocate space for bytes, consuming the reservation of the chunk (or the object's guarantee). Called with the lock, may let it go to
  * make the log durable. out->place is set. */
-int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_ref *out) HT_CHECK;
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_place_wish wish,
+                        struct ht_ref *out) HT_CHECK;
 
 /* fill.c: with the lock held and the chunk exclusively (the lock is let go meanwhile). */
 /* May let the chunk go and take it again: then everything about it may have changed, and it may have a slot already. */

@@ -49,7 +49,7 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
         struct ht_limbo *item = &tx->frees.items[(tx->frees.head + i) % tx->frees.cap];
         if (lsn && ht_limbo_push(&s->limbo, lsn, &item->ref) == 0)
             continue;
-        ht_alloc_limbo_sub(s->alloc, ht_ref_blocks(&item->ref));
+        ht_alloc_limbo_sub(s->alloc, ht_ref_countable(s, &item->ref));
         ht_ref_forget(&item->ref);
     }
     s->tx_count++;

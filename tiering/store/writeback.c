@@ -59,13 +59,15 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
  */
 static int take_space(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t bytes, struct ht_ref *out)
 {
-    int rc = ht_chunk_take_space(o, c, bytes, out);
+    int hint = ht_arena_image(o->s->arena, c->slot)->home - 1;
+    struct ht_place_wish wish = {.hint = hint};
+    int rc = ht_chunk_take_space(o, c, bytes, wish, out);
     if (rc != -ENOSPC || !o->guarantee_blocks || !(c->flags & CH_CUR) || (c->flags & CH_SHARE))
         return rc;
     bool was = ht_chunk_unpublished(c);
     ht_chunk_drop_cur(o, c);
     ht_chunk_note_unpublished(o, c, index, was);
-    return ht_chunk_take_space(o, c, bytes, out);
+    return ht_chunk_take_space(o, c, bytes, wish, out);
 }
 
 /* Start writing one dirty chunk held exclusively. Lock held, let go meanwhile; the chunk is shared or free afterwards. */
@@ -105,18 +107,15 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     return 0;
 }
 
-/* A failed write: the space is not used again by luck of order, the image is dirty again. */
+/* No place took it: the image is dirty again. */
 static void job_failed(struct job *j, int rc)
 {
     struct ht_obj *o = j->o;
     struct ht_store *s = o->s;
     s->write_errors++;
-    o->stored_blocks -= ht_ref_blocks(&j->ref);
-    struct ht_extent e = ht_ref_extent(&j->ref, 0);
-    struct ht_event_about about = {o->oid, ht_dev_name(s->dev[e.device]), e.block * HT_BLOCK_BYTES,
-                                   ht_xfer_error(&j->xfer, rc)};
+    struct ht_event_about about = {o->oid, "any device", 0, ht_xfer_error(&j->xfer, rc)};
     if (j->xfer.bad_dev) {
-        about.device = ht_dev_name(j->xfer.bad_dev);
+        about.device = ht_device_name(s, j->xfer.bad_dev - 1);
         about.offset = j->xfer.bad_offset;
     }
     ht_event(
@@ -124,7 +123,6 @@ static void job_failed(struct job *j, int rc)
         "chunk %llu of object %llu could not be written at byte %llu of %s: %s; it stays in memory and is tried again",
         (unsigned long long)j->index, (unsigned long long)o->oid, (unsigned long long)about.offset, about.device,
         strerror(-about.error));
-    ht_free_ref_now(s, &j->ref);
     ht_chunk_set_dirty(o, j->c, j->index);
     /* Best effort: without a reservation the retry reports ENOSPC. */
     int again = ht_chunk_reserve(o, j->c, (uint32_t)ht_div_up(ht_chunk_len(o, j->index), HT_BLOCK_BYTES));
@@ -149,6 +147,8 @@ static void finish_job(struct window *w)
         rc = j->rc;
     ht_store_lock(s);
     struct ht_chunk *c = j->c;
+    if (rc)
+        rc = ht_write_elsewhere(j->o, c, j->index, w->ring, ht_arena_data(s->arena, c->slot), &j->xfer, &j->ref, rc);
     if (rc) {
         job_failed(j, rc);
         note_error(w, rc);

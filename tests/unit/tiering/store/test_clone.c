@@ -623,8 +623,9 @@ START_TEST(what_cannot_be_written_back_is_copied_as_it_is)
     uint8_t *p = pattern(2 * MIB, 22), *q = pattern(2 * MIB, 23);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
     put_all(a, 0, q, 2 * MIB);
-    ht_dev_fail(dev, HT_IO_WRITE, 1, false);
+    ht_dev_fail(dev, HT_IO_WRITE, 1, true);
     clone_all(a, b);
+    ht_dev_fail(dev, HT_IO_WRITE, 0, false);
     expect(b, 0, q, 2 * MIB);
     ck_assert_int_eq(obj_stat(a).error, -EIO); /* is the source's to tell */
     ck_assert_int_eq(obj_stat(b).error, 0);

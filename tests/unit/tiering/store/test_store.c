@@ -112,8 +112,9 @@ START_TEST(a_failed_write_is_reported_and_kept)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(MIB, 5);
     put_all(o, 0, p, MIB);
-    ht_dev_fail(dev, HT_IO_WRITE, 1, false);
+    ht_dev_fail(dev, HT_IO_WRITE, 1, true); /* here and everywhere else */
     ck_assert_int_eq(ht_obj_sync(o), -EIO);
+    ht_dev_fail(dev, HT_IO_WRITE, 0, false);
     expect(o, 0, p, MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_evict(o);
@@ -259,9 +260,10 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     ck_assert_int_eq(take(&l, o, 0), 0);
     ck_assert(l.chunk[0].staged);
     l.chunk[0].data[0] ^= 1;
-    ht_dev_fail(dev, HT_IO_WRITE, 1, false);
+    ht_dev_fail(dev, HT_IO_WRITE, 1, true);
     ht_lease_end(&l, 1);
     ck_assert_int_eq(ht_lease_finish(&l), -EIO);
+    ht_dev_fail(dev, HT_IO_WRITE, 0, false);
     uint8_t byte;
     ck_assert_int_eq(ht_obj_read(o, 0, &byte, 1), -EIO);
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);

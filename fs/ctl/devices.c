@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* devices.c - the devices of the store, as text: one table of figures for the attribute devices and for the metrics. */
+#include "fs/ctl/ctl_priv.h"
+
+static const struct row {
+    const char *key, *metric, *type, *unit, *help;
+    size_t offset;
+} rows[] = {
+#define ROW(key, metric, type, unit, field, help)                                               \
+    {                                                                                           \
+        key, "hitrain_device_" metric, type, unit, help, offsetof(struct ht_device_stat, field) \
+    }
+    ROW("bytes", "size_bytes", "gauge", "bytes", bytes, "Size of the device."),
+    ROW("data_bytes", "data_bytes", "gauge", "bytes", data_bytes, "Part of the device that is for data."),
+    ROW("free_bytes", "free_bytes", "gauge", "bytes", free_bytes, "Part for data that nothing names."),
+    ROW("bad_bytes", "bad_bytes", "gauge", "bytes", bad_bytes, "Places that did not take what was written to them."),
+    ROW("reads", "reads", "counter", NULL, io.reads, "Reads that succeeded."),
+    ROW("read_bytes", "read_bytes", "counter", "bytes", io.read_bytes, "Bytes read."),
+    ROW("read_errors", "read_errors", "counter", NULL, io.read_errors, "Reads that failed."),
+    ROW("writes", "writes", "counter", NULL, io.writes, "Writes that succeeded."),
+    ROW("written_bytes", "written_bytes", "counter", "bytes", io.written_bytes, "Bytes written."),
+    ROW("write_errors", "write_errors", "counter", NULL, io.write_errors, "Writes that failed."),
+    ROW("flushes", "flushes", "counter", NULL, io.flushes, "Flushes that succeeded."),
+    ROW("flush_errors", "flush_errors", "counter", NULL, io.flush_errors, "Flushes that failed."),
+    ROW("oldest_request_ns", "oldest_request_ns", "gauge", NULL, oldest_request_ns,
+        "Age of the oldest request in flight."),
+#undef ROW
+};
+
+static uint64_t value_of(const struct row *row, const struct ht_device_stat *st)
+{
+    uint64_t v;
+
+    memcpy(&v, (const char *)st + row->offset, sizeof(v));
+    return v;
+}
+
+static const char *log_word(enum ht_log_copy_state state)
+{
+    static const char *const words[] = {"none", "written", "lost"};
+
+    return words[state];
+}
+
+/* A path may hold anything: what would end the line or the field is '?'. */
+static void put_path(struct ht_buf *out, const char *path)
+{
+    for (; path && *path; path++)
+        ht_buf_put_u8(out, (unsigned char)*path < 0x20 || *path == 0x7f ? '?' : (uint8_t)*path);
+}
+
+int ht_device_lines(struct ht_ctl *c, struct ht_buf *out)
+{
+    for (unsigned i = 0; i < ht_store_device_count(c->store); i++) {
+        struct ht_device_stat st;
+
+        ht_store_device_stat(c->store, i, &st);
+        ht_buf_printf(out, "index=%u\thealth=%s\tlog=%s", i, ht_health_word(st.health), log_word(st.log));
+        for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
+            ht_buf_printf(out, "\t%s=%llu", rows[k].key, (unsigned long long)value_of(&rows[k], &st));
+        ht_buf_printf(out, "\tpath=");
+        put_path(out, st.name);
+        ht_buf_put_u8(out, '\n');
+    }
+    return out->err;
+}
+
+/* ----------------------------------------------------------------- metrics */
+
+static void head(struct ht_buf *out, const char *name, const char *type, const char *unit, const char *help)
+{
+    ht_buf_printf(out, "# TYPE %s %s\n", name, type);
+    if (unit)
+        ht_buf_printf(out, "# UNIT %s %s\n", name, unit);
+    ht_buf_printf(out, "# HELP %s %s\n", name, help);
+}
+
+static void put_health(struct ht_buf *out, unsigned index, enum ht_health health)
+{
+    for (enum ht_health h = HT_HEALTH_OK; h <= HT_HEALTH_MISSING; h++)
+        ht_buf_printf(out, "hitrain_device_health{device=\"%u\",hitrain_device_health=\"%s\"} %d\n", index,
+                      ht_health_word(h), h == health);
+}
+
+void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_device_stat st[HT_DEVICES_MAX];
+    unsigned count = ht_store_device_count(c->store);
+
+    for (unsigned i = 0; i < count; i++)
+        ht_store_device_stat(c->store, i, &st[i]);
+    for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++) {
+        bool counter = strcmp(rows[k].type, "counter") == 0;
+
+        head(out, rows[k].metric, rows[k].type, rows[k].unit, rows[k].help);
+        for (unsigned i = 0; i < count; i++)
+            ht_buf_printf(out, "%s%s{device=\"%u\"} %llu\n", rows[k].metric, counter ? "_total" : "", i,
+                          (unsigned long long)value_of(&rows[k], &st[i]));
+    }
+    head(out, "hitrain_device_health", "stateset", NULL, "How the device does.");
+    for (unsigned i = 0; i < count; i++)
+        put_health(out, i, st[i].health);
+    head(out, "hitrain_device", "info", NULL, "Path of each device.");
+    for (unsigned i = 0; i < count; i++) {
+        char path[512];
+
+        ht_figures_label(st[i].name ? st[i].name : "", path, sizeof(path));
+        ht_buf_printf(out, "hitrain_device_info{device=\"%u\",path=\"%s\"} 1\n", i, path);
+    }
+}

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stores of two devices: both named, one missing, returned, failing, silent."""
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+
+import pytest
+
+from conftest import MIB, SECONDS_MAX, SMALL, Store, run, wait_for
+
+SIZE = 96 * MIB
+
+
+def pattern(size, seed):
+    return b''.join(b'%08x%08x' % (seed, i) for i in range(size // 16))
+
+
+def refused(error, f, *args):
+    with pytest.raises(OSError) as e:
+        f(*args)
+    assert e.value.errno == error, e.value
+
+
+def devices(mnt):
+    return json.loads(run('hitrainctl', 'device', '--json', mnt).stdout)['devices']
+
+
+def events(mnt, code):
+    found = [json.loads(line) for line in run('hitrainctl', 'events', '--json', mnt).stdout.splitlines()]
+    return [e for e in found if e['code'] == code]
+
+
+class PairStore(Store):
+    """A store on two loop devices, whose files lie on file systems of their own where that is asked for."""
+
+    def __init__(self, folder, hosts=False):
+        self.folder, self.point, self.log = folder, folder / 'mnt', folder / 'log'
+        self.daemon = None
+        self.loops, self.hosts = [], []
+        self.point.mkdir()
+        for name in 'a', 'b':
+            self.make_device(name, hosts)
+        self.image = self.loops[0]
+        run('mkfs.hitrain', *self.loops)
+
+    def losetup(self, backing, *options):
+        done = subprocess.run(['losetup', '--find', '--show', *options, backing], stdout=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            self.end()
+            pytest.skip('no loop devices')
+        return pathlib.Path(done.stdout.strip())
+
+    def make_device(self, name, hosted):
+        backing = self.folder / name
+        if hosted:  # an ext4 that can be frozen
+            host = self.folder / f'host-{name}'
+            host.mkdir()
+            with open(self.folder / f'disk-{name}', 'wb') as f:
+                f.truncate(SIZE + 32 * MIB)
+            subprocess.run(['mkfs.ext4', '-q', '-F', '-O', '^has_journal', f.name], check=True)
+            subprocess.run(['mount', '-o', 'loop', f.name, host], check=True)
+            self.hosts.append(host)
+            backing = host / 'backing'
+        with open(backing, 'wb') as f:
+            os.posix_fallocate(f.fileno(), 0, SIZE)
+        self.loops.append(self.losetup(backing, '--direct-io=on'))
+
+    def mount_on(self, loops, *options):
+        mounts = self.mounts_told()
+        self.image = loops[0]
+        self.start(*SMALL, *(f'device={p}' for p in loops[1:]), *options)
+        wait_for(lambda: self.daemon.poll() is not None or self.mounts_told() > mounts, 'mount')
+        assert self.daemon.poll() is None, self.messages()
+        return self.point
+
+    def refused(self, loops, *options):
+        done = run('hitrain', '-f', *loops, self.point, *(['-o', ','.join(options)] if options else []), check=False)
+        assert done.returncode == 1
+        return done.stderr
+
+    def fsck(self):
+        return run('hitrain-fsck', '-n', *self.loops, check=False)
+
+    def end(self):
+        for loop in self.loops:
+            subprocess.run(['losetup', '-d', loop], check=True, timeout=SECONDS_MAX)
+        for host in self.hosts:
+            wait_for(lambda: subprocess.run(['umount', host], stderr=subprocess.DEVNULL).returncode == 0, 'umount')
+
+
+@pytest.fixture
+def make_pair(request, tmp_path_factory):
+    made = []
+
+    def make(**kw):
+        made.append(PairStore(tmp_path_factory.mktemp('pair'), **kw))
+        return made[-1]
+
+    yield make
+    failed = getattr(request.node, 'failed', True)
+    for store in made:
+        try:
+            store.close(failed)
+            if failed:
+                print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
+            elif not getattr(store, 'diverged', False):
+                store.assert_clean()
+        finally:
+            store.end()
+            shutil.rmtree(store.folder)
+
+
+def write_tensors(mnt, count=3, seed=0):
+    with contextlib.suppress(FileExistsError):
+        (mnt / 't').mkdir()
+    os.setxattr(mnt / 't', 'user.hitrain.dtype', b'u8')  # chunks of 1 MiB
+    content = {f't/{i}': pattern(4 * MIB, seed + i) for i in range(count)}
+    for name, data in content.items():
+        (mnt / name).write_bytes(data)
+    fd = os.open(mnt, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    return content
+
+
+def lost_chunks(mnt, name, data):
+    """What cannot be read; what can is right."""
+    lost = []
+    with open(mnt / name, 'rb', buffering=0) as f:
+        for at in range(0, len(data), MIB):
+            try:
+                assert os.pread(f.fileno(), MIB, at) == data[at:at + MIB]
+            except OSError as e:
+                assert e.errno == errno.EIO
+                lost.append(at)
+    return lost
+
+
+def test_two_devices_share_the_content_in_any_order(make_pair):
+    store = make_pair()
+    mnt = store.mount_on(store.loops)
+    content = write_tensors(mnt)
+    found = devices(mnt)
+    assert [d['path'] for d in found] == [str(p) for p in store.loops]
+    assert [(d['health'], d['log']) for d in found] == [('ok', 'written')] * 2
+    used = [d['data_bytes'] - d['free_bytes'] for d in found]
+    assert abs(used[0] - used[1]) <= MIB and sum(used) >= 12 * MIB
+    assert os.statvfs(mnt).f_blocks * 4096 > 1.8 * (SIZE - 8 * MIB)
+    metrics = (mnt / '.hitrain/stats').read_text()
+    assert f'hitrain_device_info{{device="1",path="{store.loops[1]}"}} 1\n' in metrics
+    assert 'hitrain_device_health{device="0",hitrain_device_health="ok"} 1\n' in metrics
+    refused(errno.ENODATA, os.getxattr, mnt / 't', 'user.hitrain.devices')
+    text = run('hitrainctl', 'device', mnt / 't').stdout.splitlines()
+    assert len(text) == 3 and all(str(p) in line and ' ok ' in line for p, line in zip(store.loops, text[1:]))
+    store.unmount()
+    assert store.fsck().returncode == 0
+    mount = ['mount', '-t', 'hitrain', store.loops[1], store.point, '-o', f'device={store.loops[0]},dram=32M,staging=24M']
+    if subprocess.run(['which', 'mount.hitrain'], stdout=subprocess.DEVNULL).returncode == 0:
+        subprocess.run(mount, check=True, timeout=SECONDS_MAX)
+        for name, data in content.items():
+            assert (store.point / name).read_bytes() == data
+        subprocess.run(['umount', store.point], check=True, timeout=SECONDS_MAX)
+    mnt = store.mount_on(store.loops[::-1])
+    for name, data in content.items():
+        assert (mnt / name).read_bytes() == data
+
+
+@pytest.mark.parametrize('gone', [0, 1])
+def test_without_a_member_the_rest_works_and_it_comes_back(make_pair, gone):
+    store = make_pair()
+    there = [store.loops[1 - gone]]
+    mnt = store.mount_on(store.loops)
+    content = write_tensors(mnt)
+    store.unmount()
+    text = store.refused(there)
+    assert f'device {gone} of 2 of the store is missing' in text and 'degraded' in text, text
+    mnt = store.mount_on(there, 'degraded')
+    assert len(events(mnt, 'degraded')) == 1
+    found = devices(mnt)
+    assert (found[gone]['health'], found[gone]['log'], found[gone]['path']) == ('missing', 'lost', '')
+    assert found[1 - gone]['health'] == 'ok'
+    lost = {name: lost_chunks(mnt, name, data) for name, data in content.items()}
+    assert 4 <= sum(map(len, lost.values())) <= 8
+    # written anew in place, and as files of their own
+    name = max(lost, key=lambda n: len(lost[n]))
+    with open(mnt / name, 'r+b') as f:
+        content[name] = pattern(4 * MIB, 99)
+        f.write(content[name])
+        f.flush()
+        os.fsync(f.fileno())
+    assert lost_chunks(mnt, name, content[name]) == []
+    (mnt / 'new').write_bytes(pattern(MIB, 7))
+    (mnt / 't/1').rename(mnt / 't/renamed')
+    content['t/renamed'] = content.pop('t/1')
+    if name == 't/1':
+        name = 't/renamed'
+    fd = os.open(mnt, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    store.kill()
+    mnt = store.mount_on(store.loops)
+    assert events(mnt, 'log-repaired')
+    for path, data in content.items():
+        assert (mnt / path).read_bytes() == data, path
+    assert (mnt / 'new').read_bytes() == pattern(MIB, 7)
+    assert [(d['health'], d['log']) for d in devices(mnt)] == [('ok', 'written')] * 2
+    store.unmount()
+
+
+def test_members_that_changed_apart_are_refused(make_pair):
+    store = make_pair()
+    write_tensors(store.mount_on(store.loops))
+    store.unmount()
+    for loop in store.loops:
+        (store.mount_on([loop], 'degraded') / 'own').write_text(str(loop))
+        store.unmount()
+    text = store.refused(store.loops, 'degraded')
+    assert all(str(p) in text for p in store.loops) and 'diverged' in text, text
+    assert (store.mount_on([store.loops[1]], 'degraded') / 'own').read_text() == str(store.loops[1])
+    store.diverged = True
+
+
+def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair):
+    store = make_pair()
+    mnt = store.mount_on(store.loops)
+    write_tensors(mnt, 1)
+    # its file ends early now: what lies behind the end fails
+    backing = store.folder / 'b'
+    os.truncate(backing, 12 * MIB)
+    subprocess.run(['losetup', '-c', store.loops[1]], check=True)
+    content = write_tensors(mnt, 6, seed=10)
+    for name, data in content.items():
+        assert os.getxattr(mnt / name, 'user.hitrain.error') == b''
+        assert lost_chunks(mnt, name, data) == []
+    bad = devices(mnt)[1]
+    assert bad['health'] in ('errors', 'failing') and bad['write_errors'] > 0
+    found = events(mnt, 'write-error')
+    assert found and all(e['device'] == str(store.loops[1]) for e in found)
+    store.kill()
+    os.truncate(backing, SIZE)
+    subprocess.run(['losetup', '-c', store.loops[1]], check=True)
+    mnt = store.mount_on(store.loops)
+    for name, data in content.items():
+        assert (mnt / name).read_bytes() == data
+
+
+def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pair):
+    if not shutil.which('fsfreeze') or not shutil.which('mkfs.ext4'):
+        pytest.skip('fsfreeze and mkfs.ext4 are needed')
+    store = make_pair(hosts=True)
+    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0')
+    content = write_tensors(mnt, 2)
+    result = []
+
+    def sync_new():
+        with open(mnt / 't/new', 'wb') as f:
+            f.write(pattern(4 * MIB, 50))
+            f.flush()
+            os.fsync(f.fileno())
+            result.append(True)
+
+    subprocess.run(['fsfreeze', '-f', store.hosts[1]], check=True)
+    thread = threading.Thread(target=sync_new)
+    try:
+        thread.start()
+        wait_for(lambda: devices(mnt)[1]['health'] == 'not-answering', 'it is noticed')
+        wait_for(lambda: events(mnt, 'device-not-answering'), 'it is told')
+        assert len(events(mnt, 'device-not-answering')) == 1 and not result
+        assert devices(mnt)[0]['health'] in ('ok', 'not-answering')
+        (mnt / 'other').write_bytes(b'not waited for')  # names and memory are as ever
+        assert (mnt / 'other').read_bytes() == b'not waited for' and len(os.listdir(mnt / 't')) == 3
+        assert not result, 'nothing is durable while the log of a device does not answer'
+    finally:
+        subprocess.run(['fsfreeze', '-u', store.hosts[1]], check=True)
+    thread.join(SECONDS_MAX)
+    assert result
+    wait_for(lambda: events(mnt, 'device-answers'), 'it answers again')
+    store.kill()
+    mnt = store.mount_on(store.loops)
+    for name, data in {**content, 't/new': pattern(4 * MIB, 50)}.items():
+        assert (mnt / name).read_bytes() == data

@@ -1,0 +1,169 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which members of a store may act together, told as histories. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "tiering/space/members.h"
+
+enum { COUNT = 3, A = 1, B = 2, C = 4 };
+
+static struct ht_super sb[COUNT];
+
+static void fresh(void)
+{
+    memset(sb, 0, sizeof(sb));
+    for (unsigned i = 0; i < COUNT; i++) {
+        sb[i].device_index = i;
+        sb[i].device_count = COUNT;
+        sb[i].generation = 1;
+        sb[i].log_device[1] = 1; /* copies on A and B */
+    }
+}
+
+/* What is known to the newest of the present ones goes to all of those (bits) that `written` names. */
+static void write(uint32_t present, uint32_t take_part, uint32_t written)
+{
+    struct ht_super newest = {.generation = 0};
+
+    for (unsigned i = 0; i < COUNT; i++)
+        if (present >> i & 1 && sb[i].generation > newest.generation)
+            newest = sb[i];
+    newest.generation++;
+    newest.epoch++;
+    ht_members_take_part(&newest, take_part);
+    for (unsigned i = 0; i < COUNT; i++)
+        if (written >> i & 1) {
+            sb[i] = newest;
+            sb[i].device_index = i;
+        }
+}
+
+static void mount(uint32_t present)
+{
+    write(present, present, present);
+}
+
+static int judge(uint32_t present, struct ht_members *out)
+{
+    const struct ht_super *there[HT_DEVICES_MAX] = {NULL};
+
+    for (unsigned i = 0; i < COUNT; i++)
+        there[i] = present >> i & 1 ? &sb[i] : NULL;
+    return ht_members_judge(there, out);
+}
+
+START_TEST(members_of_one_history_belong_together)
+{
+    struct ht_members m;
+
+    fresh();
+    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    mount(A | B | C);
+    mount(A | B | C);
+    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    /* B is away twice and returns */
+    mount(A | C);
+    mount(A | C);
+    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_uint_ne(m.newest, 1);
+    mount(A | B | C);
+    /* now another one may be away */
+    mount(B | C);
+    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_int_eq(judge(A, &m), 0); /* it cannot know */
+}
+END_TEST
+
+START_TEST(members_mounted_apart_have_diverged)
+{
+    struct ht_members m;
+
+    fresh();
+    mount(A | B | C);
+    mount(A | C);
+    mount(B);
+    ck_assert_int_eq(judge(A | B | C, &m), -EXDEV);
+    ck_assert_uint_eq(m.apart[0], 0);
+    ck_assert_uint_eq(m.apart[1], 1);
+    ck_assert_int_eq(judge(A | C, &m), 0);
+    ck_assert_int_eq(judge(B, &m), 0);
+    for (unsigned i = 0; i < 5; i++)
+        mount(B); /* however long ago, and however often */
+    ck_assert_int_eq(judge(A | B | C, &m), -EXDEV);
+    ck_assert_int_eq(judge(B | C, &m), -EXDEV);
+}
+END_TEST
+
+START_TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
+{
+    struct ht_members m;
+
+    fresh();
+    mount(A | B | C);
+    /* A is left behind and still takes superblocks */
+    write(A | B | C, B | C, A | B | C);
+    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_int_eq(judge(A | C, &m), -ESTALE);
+    ck_assert_uint_eq(m.left_behind, 0);
+    ck_assert_int_eq(judge(B, &m), 0);
+    mount(B | C);
+    ck_assert_int_eq(judge(A | B | C, &m), 0); /* to be behind is not to have diverged */
+    mount(A | B | C);
+    ck_assert_int_eq(judge(A, &m), 0);
+    /* and takes none: mounted alone it cannot know, but then it has diverged */
+    write(A | B | C, B | C, B | C);
+    ck_assert_int_eq(judge(A, &m), 0);
+    ck_assert_int_eq(judge(A | B, &m), 0);
+    mount(A);
+    ck_assert_int_eq(judge(A | B, &m), -EXDEV);
+}
+END_TEST
+
+START_TEST(a_crash_between_two_superblocks_parts_nobody)
+{
+    struct ht_members m;
+
+    for (uint32_t written = 0; written < 8; written++) {
+        fresh();
+        mount(A | B | C);
+        write(A | B | C, A | B | C, written);
+        ck_assert_int_eq(judge(A | B | C, &m), 0);
+        /* whoever goes on without the others has begun nothing that they miss */
+        mount(B | C);
+        ck_assert_int_eq(judge(A | B | C, &m), 0);
+    }
+}
+END_TEST
+
+START_TEST(members_without_a_record_are_taken_as_they_are)
+{
+    struct ht_members m;
+
+    fresh();
+    for (unsigned i = 0; i < COUNT; i++)
+        sb[i].epoch = 7;
+    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    mount(A | C);
+    ck_assert_int_eq(judge(A | B | C, &m), 0); /* until then B took part in all */
+    mount(B);
+    ck_assert_int_eq(judge(A | B | C, &m), -EXDEV);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("members");
+    TCase *t = tcase_create("members");
+    SRunner *r = srunner_create(s);
+
+    tcase_add_test(t, members_of_one_history_belong_together);
+    tcase_add_test(t, members_mounted_apart_have_diverged);
+    tcase_add_test(t, a_member_left_behind_in_mid_run_does_not_stand_for_the_store);
+    tcase_add_test(t, a_crash_between_two_superblocks_parts_nobody);
+    tcase_add_test(t, members_without_a_record_are_taken_as_they_are);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,452 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stores of two devices of memory: members that are missing, return, fail, or stop answering. */
+#include <check.h>
+#include <pthread.h>
+
+#include "tests/unit/tiering/store/world.h"
+#include "tiering/space/alloc.h"
+
+enum { BYTES = 12 * MIB, DEVICES = 2 };
+
+static struct ht_dev *devs[DEVICES];
+static uint64_t oid;
+static uint8_t *content, *newer;
+
+static int try_mount(unsigned present, bool degraded)
+{
+    struct ht_dev *given[DEVICES];
+    unsigned n = 0;
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = true,
+                                 .answer_ms = 50,
+                                 .degraded = degraded};
+
+    for (unsigned i = DEVICES; i-- > 0;)
+        if (present >> i & 1)
+            given[n++] = devs[i];
+    int rc = ht_store_new(given, n, &opts, &s);
+    if (rc)
+        return rc;
+    ck_assert_ptr_eq(given[0], devs[present & 1 ? 0 : 1]); /* by index again */
+    rc = ht_store_mount(s);
+    if (rc)
+        ht_store_close(s);
+    return rc;
+}
+
+static void make(void)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+
+    for (unsigned i = 0; i < DEVICES; i++)
+        ck_assert_int_eq(ht_dev_open_ram(64 * MIB, 4096, &devs[i]), 0);
+    ck_assert_int_eq(ht_super_format(devs, DEVICES, &opts, &sb), 0);
+    ck_assert_int_eq(try_mount(3, false), 0);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    oid = ht_obj_id(o);
+    content = pattern(BYTES, 1);
+    newer = pattern(BYTES, 2);
+    put_all(o, 0, content, BYTES);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+}
+
+static void end(void)
+{
+    free(content);
+    free(newer);
+    for (unsigned i = 0; i < DEVICES; i++)
+        ht_dev_close(devs[i]);
+}
+
+static void unmount(void)
+{
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+}
+
+static struct ht_device_stat device(unsigned i)
+{
+    struct ht_device_stat st;
+
+    ht_store_device_stat(s, i, &st);
+    return st;
+}
+
+static struct ht_obj *the_object(void)
+{
+    struct ht_obj *o = ht_obj_get(s, oid);
+
+    ck_assert_ptr_nonnull(o);
+    return o;
+}
+
+static void sync_one(struct ht_obj *o, uint64_t off, const uint8_t *p)
+{
+    put_all(o, off, p, MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+}
+
+struct where {
+    unsigned chunks[DEVICES];
+    bool on[BYTES / MIB]; /* second device? */
+};
+
+static int count_chunk(void *ctx, const struct ht_chunk_info *info)
+{
+    struct where *w = ctx;
+
+    for (unsigned i = 1; i < info->extent_count; i++)
+        ck_assert_uint_eq(info->extents[i].device, info->extents[0].device);
+    if (info->oid == oid) {
+        w->chunks[info->extents[0].device]++;
+        w->on[info->index] = info->extents[0].device;
+    }
+    return 0;
+}
+
+static struct where where(void)
+{
+    struct where w = {{0}, {0}};
+
+    ck_assert_int_eq(ht_store_walk(s, count_chunk, &w), 0);
+    return w;
+}
+
+/* ------------------------------------------------------------ missing members */
+
+START_TEST(chunks_spread_over_equal_devices)
+{
+    make();
+    struct where w = where();
+    ck_assert_uint_eq(w.chunks[0], BYTES / MIB / 2);
+    ck_assert_uint_eq(w.chunks[1], BYTES / MIB / 2);
+    ck_assert_int_eq(device(0).log, HT_LOG_COPY_WRITTEN);
+    ck_assert_int_eq(device(1).log, HT_LOG_COPY_WRITTEN);
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
+{
+    unsigned gone = (unsigned)_i, there = 1u << !gone;
+    make();
+    struct where w = where();
+    uint64_t total = stats().total_bytes;
+    unmount();
+    ck_assert_int_eq(try_mount(there, false), -ENODEV);
+    ck_assert_int_eq(try_mount(there, true), 0);
+    ck_assert_uint_eq(stats().total_bytes, total / 2);
+    ck_assert_int_eq(device(gone).health, HT_HEALTH_MISSING);
+    ck_assert_int_eq(device(gone).log, HT_LOG_COPY_LOST);
+    struct ht_obj *o = the_object();
+    uint8_t byte;
+    for (unsigned i = 0; i < BYTES / MIB; i++)
+        if (w.on[i] == gone)
+            ck_assert_int_eq(ht_obj_read(o, i * MIB, &byte, 1), -EIO);
+        else
+            expect(o, i * MIB, content + i * MIB, MIB);
+    /* written whole it is well again, and lies elsewhere */
+    for (unsigned i = 0; i < BYTES / MIB; i += 3)
+        sync_one(o, i * MIB, newer + i * MIB);
+    ht_obj_evict(o);
+    for (unsigned i = 0; i < BYTES / MIB; i += 3)
+        expect(o, i * MIB, newer + i * MIB, MIB);
+    ht_obj_put(o);
+    ht_store_close(s); /* a crash */
+    /* back: brought up to date, and what was written meanwhile is neither lost nor undone */
+    ck_assert_int_eq(try_mount(3, false), 0);
+    ck_assert_int_eq(device(gone).log, HT_LOG_COPY_WRITTEN);
+    o = the_object();
+    for (unsigned i = 0; i < BYTES / MIB; i++)
+        expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
+    ht_obj_put(o);
+    unmount();
+    /* so now the other one may be away */
+    ck_assert_int_eq(try_mount(1u << gone, true), 0);
+    o = the_object();
+    w = where();
+    for (unsigned i = 0; i < BYTES / MIB; i++)
+        if (w.on[i] == gone)
+            expect(o, i * MIB, (i % 3 ? content : newer) + i * MIB, MIB);
+    ht_obj_put(o);
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(what_a_missing_member_holds_is_no_space)
+{
+    make();
+    unmount();
+    ck_assert_int_eq(try_mount(1, true), 0);
+    struct ht_obj *o = the_object(), *filler = object(HT_CHUNK_BYTES, 0);
+    /* freed on the missing one: no room for anybody here */
+    ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    uint64_t end_at = 0;
+    while (ht_obj_write(filler, end_at, content, MIB) == MIB)
+        end_at += MIB;
+    ck_assert_int_eq(ht_obj_sync(filler), 0);
+    ck_assert_uint_lt(end_at, 64 * MIB);
+    ck_assert_uint_ge(end_at, 56 * MIB);
+    ht_obj_put(o);
+    ht_obj_put(filler);
+    unmount();
+    ck_assert_int_eq(try_mount(3, false), 0);
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(members_that_changed_apart_are_refused)
+{
+    make();
+    unmount();
+    for (unsigned i = 0; i < DEVICES; i++) {
+        ck_assert_int_eq(try_mount(1u << i, true), 0);
+        struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+        sync_one(o, 0, newer);
+        ht_obj_put(o);
+        unmount();
+    }
+    ck_assert_int_eq(try_mount(3, false), -EXDEV);
+    ck_assert_int_eq(try_mount(3, true), -EXDEV);
+    ck_assert_int_eq(try_mount(1, true), 0);
+    unmount();
+    end();
+}
+END_TEST
+
+/* -------------------------------------------------------- failing in mid-run */
+
+/* All that a device can be told to fail. */
+static void fail_all(struct ht_dev *d, bool fail)
+{
+    ht_dev_fail(d, HT_IO_WRITE, fail, fail);
+    ht_dev_fail(d, HT_IO_FLUSH, fail, fail);
+}
+
+START_TEST(a_member_that_stops_taking_writes_is_left_behind)
+{
+    unsigned bad = (unsigned)_i % 2, crashes = (unsigned)_i / 2;
+    make();
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    fail_all(devs[bad], true);
+    struct ht_obj *o = the_object();
+    for (unsigned i = 0; i < BYTES / MIB; i++)
+        sync_one(o, i * MIB, newer + i * MIB);
+    struct where w = where();
+    ck_assert_uint_eq(w.chunks[bad], 0);
+    ck_assert_int_eq(device(bad).log, HT_LOG_COPY_LOST);
+    ck_assert_int_ge(device(bad).health, HT_HEALTH_FAILING);
+    ck_assert_int_eq(obj_stat(o).sticky_error, 0);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ht_obj_put(o);
+    if (crashes)
+        ht_store_close(s);
+    else
+        unmount();
+    fail_all(devs[bad], false);
+    /* several mounts later, with it and without it */
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(try_mount(i == 1 ? 1u << !bad : 3, true), 0);
+        o = the_object();
+        expect(o, 0, newer, BYTES);
+        ht_obj_put(o);
+        unmount();
+    }
+    end();
+}
+END_TEST
+
+START_TEST(a_member_left_behind_does_not_stand_for_the_store)
+{
+    make();
+    ht_dev_fail(devs[1], HT_IO_WRITE, 1, false);
+    struct ht_tx *tx;
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0); /* only the log writes */
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_publish(o, tx);
+    uint64_t lsn;
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
+    ht_obj_put(o);
+    ht_store_close(s);
+    ck_assert_int_eq(try_mount(2, true), -ESTALE);
+    ck_assert_int_eq(try_mount(1, true), 0);
+    unmount();
+    ck_assert_int_eq(try_mount(3, false), 0);
+    unmount();
+    ck_assert_int_eq(try_mount(2, true), 0);
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(a_bad_place_is_not_used_again)
+{
+    make();
+    struct ht_obj *o = the_object();
+    uint64_t bad = device(0).bad_bytes + device(1).bad_bytes;
+    for (unsigned i = 0; i < 2; i++)
+        ht_dev_fail(devs[i], HT_IO_WRITE, 1, false);
+    put_all(o, 0, newer, MIB);
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    for (unsigned i = 0; i < 2; i++)
+        ht_dev_fail(devs[i], HT_IO_WRITE, 0, false);
+    ck_assert_uint_eq(device(0).bad_bytes + device(1).bad_bytes, bad + MIB);
+    ck_assert_uint_eq(stats().write_errors, 1);
+    ht_obj_evict(o);
+    expect(o, 0, newer, MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    unmount();
+    ck_assert_int_eq(try_mount(3, false), 0);
+    ck_assert_uint_eq(device(0).bad_bytes + device(1).bad_bytes, 0);
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(a_staged_update_goes_elsewhere_too)
+{
+    make();
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
+    put_all(o, 0, content, BYTES);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    struct ht_lease l = {.store = s, .count = 4};
+    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
+    for (unsigned i = 0; i < 4; i++)
+        l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_UPDATE};
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    for (unsigned i = 0; i < 4; i++)
+        memcpy(l.chunk[i].data, newer + i * MIB, MIB);
+    fail_all(devs[0], true);
+    ht_lease_end(&l, 15);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    fail_all(devs[0], false);
+    ht_ring_free(l.ring);
+    expect(o, 0, newer, 4 * MIB);
+    ht_obj_put(o);
+    unmount();
+    end();
+}
+END_TEST
+
+/* The chunks of a range follow the first of them that has a place. */
+START_TEST(a_range_stays_together)
+{
+    make();
+    struct ht_obj *p = object(HT_CHUNK_BYTES, 9), *state = object(HT_CHUNK_BYTES, 9);
+    put_all(p, 0, content, BYTES);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    put_all(state, BYTES - 1, content, 1);
+    ht_obj_evict(p);
+    struct ht_lease l = {.store = s, .count = 2};
+    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
+    for (unsigned i = 0; i < BYTES / MIB; i++) {
+        l.chunk[0] = (struct ht_lease_chunk){.obj = p, .index = i, .mode = HT_LEASE_UPDATE};
+        l.chunk[1] = (struct ht_lease_chunk){.obj = state, .index = i, .mode = HT_LEASE_UPDATE};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        memcpy(l.chunk[0].data, newer + i * MIB, MIB);
+        memcpy(l.chunk[1].data, newer + i * MIB, MIB);
+        ht_lease_end(&l, 3);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+    }
+    ht_ring_free(l.ring);
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
+    ht_scope_publish(s, 9, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    struct where of[2];
+    for (unsigned k = 0; k < 2; k++) {
+        oid = ht_obj_id(k ? state : p);
+        of[k] = where();
+        ck_assert_uint_eq(of[k].chunks[0] + of[k].chunks[1], BYTES / MIB);
+        ck_assert_uint_gt(of[k].chunks[0], 0);
+        ck_assert_uint_gt(of[k].chunks[1], 0);
+    }
+    ck_assert_int_eq(memcmp(of[0].on, of[1].on, sizeof(of[0].on)), 0);
+    ht_obj_put(p);
+    ht_obj_put(state);
+    unmount();
+    end();
+}
+END_TEST
+
+/* -------------------------------------------------------- not answering */
+
+static void *sync_object(void *arg)
+{
+    return (void *)(intptr_t)ht_obj_sync(arg);
+}
+
+START_TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
+{
+    make();
+    struct ht_obj *o = the_object();
+    struct where w = where();
+    uint64_t commits = stats().commits;
+    put_all(o, 0, newer, MIB);
+    ht_dev_stall(devs[1], true);
+    pthread_t thread;
+    void *result;
+    ck_assert_int_eq(pthread_create(&thread, NULL, sync_object, o), 0);
+    do
+        ht_store_watch_devices(s);
+    while (device(1).health != HT_HEALTH_NOT_ANSWERING);
+    ck_assert_uint_ge(device(1).oldest_request_ns, 50 * 1000000);
+    ck_assert_int_eq(device(0).health, HT_HEALTH_OK);
+    /* nothing is waited for that is on it, and the rest is as ever */
+    uint8_t byte;
+    for (unsigned i = 2; i < BYTES / MIB; i++) {
+        ht_obj_evict(o);
+        if (w.on[i])
+            ck_assert_int_eq(ht_obj_read(o, i * MIB, &byte, 1), -EIO);
+        else
+            expect(o, i * MIB, content + i * MIB, MIB);
+    }
+    put_all(o, 5 * MIB, newer, MIB);
+    ck_assert_uint_eq(stats().commits, commits);
+    ht_dev_stall(devs[1], false);
+    pthread_join(thread, &result);
+    ck_assert_int_eq((int)(intptr_t)result, 0);
+    ht_store_watch_devices(s);
+    ck_assert_int_ne(device(1).health, HT_HEALTH_NOT_ANSWERING);
+    ht_obj_evict(o);
+    expect(o, 0, newer, MIB);
+    ht_obj_put(o);
+    unmount();
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("devices");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, chunks_spread_over_equal_devices);
+    tcase_add_loop_test(t, a_missing_member_is_refused_and_costs_only_what_is_on_it, 0, 2);
+    tcase_add_test(t, what_a_missing_member_holds_is_no_space);
+    tcase_add_test(t, members_that_changed_apart_are_refused);
+    tcase_add_loop_test(t, a_member_that_stops_taking_writes_is_left_behind, 0, 4);
+    tcase_add_test(t, a_member_left_behind_does_not_stand_for_the_store);
+    tcase_add_test(t, a_bad_place_is_not_used_again);
+    tcase_add_test(t, a_staged_update_goes_elsewhere_too);
+    tcase_add_test(t, a_range_stays_together);
+    tcase_add_test(t, a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it);
+    return run_suite(t);
+}

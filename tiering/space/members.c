@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* members.c - see members.h. */
+#include "tiering/space/members.h"
+
+/* Stores that were made before epochs of members were recorded. */
+static bool is_recorded(const struct ht_super *sb)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb->member_epoch[i])
+            return true;
+    return false;
+}
+
+/* The last epoch that device i took part in, as far as this superblock knows. */
+static uint64_t took_part(const struct ht_super *sb, unsigned i)
+{
+    return is_recorded(sb) ? sb->member_epoch[i] : sb->epoch;
+}
+
+bool ht_members_takes_part(const struct ht_super *sb, unsigned i)
+{
+    return took_part(sb, i) == sb->epoch;
+}
+
+static bool knows(const struct ht_super *a, const struct ht_super *b)
+{
+    return took_part(a, b->device_index) >= took_part(b, b->device_index);
+}
+
+static int find_apart(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        for (unsigned k = 0; k < i; k++)
+            if (sb[i] && sb[k] && !knows(sb[i], sb[k]) && !knows(sb[k], sb[i])) {
+                out->apart[0] = k;
+                out->apart[1] = i;
+                return -EXDEV;
+            }
+    return 0;
+}
+
+static unsigned find_newest(const struct ht_super *const sb[HT_DEVICES_MAX])
+{
+    unsigned newest = HT_DEVICES_MAX;
+
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (sb[i] && (newest == HT_DEVICES_MAX || sb[i]->generation > sb[newest]->generation))
+            newest = i;
+    return newest;
+}
+
+/* Does one of the log's copies that are here go on to the end, as far as the newest superblock knows? */
+static int check_log(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    const struct ht_super *newest = sb[out->newest];
+    bool present = false;
+
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++) {
+        unsigned device = newest->log_device[c];
+
+        if (!sb[device])
+            continue;
+        if (ht_members_takes_part(newest, device))
+            return 0;
+        present = true;
+        out->left_behind = device;
+    }
+    return present ? -ESTALE : 0; /* without any copy the journal says so */
+}
+
+int ht_members_judge(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+{
+    out->newest = find_newest(sb);
+    int rc = find_apart(sb, out);
+
+    return rc ? rc : check_log(sb, out);
+}
+
+void ht_members_take_part(struct ht_super *sb, uint32_t devices)
+{
+    bool recorded = is_recorded(sb);
+
+    for (unsigned i = 0; i < sb->device_count; i++) {
+        if (devices >> i & 1)
+            sb->member_epoch[i] = sb->epoch;
+        else if (!recorded) /* until now all took part */
+            sb->member_epoch[i] = sb->epoch - 1;
+    }
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * members.h - which members of a store may act together: who took part in what. Pure.
+ *
+ * Every mount has an epoch, and so has every time at which a member is left behind while the others go on. A superblock names its epoch, and
+ * for each device the last epoch that one took part in, as far as was known when it was written. It is written to all members that take
+ * part before anything of that epoch is. So of two members with one history one knows all that the other did:
+ *
+ *   A knows B:  A.member_epoch[B] >= B.member_epoch[B]
+ *
+ *   both mounted at 5, then A alone at 6:  A {epoch 6, A 6, B 5}   B {epoch 5, A 5, B 5}   A knows B: B is brought up to date
+ *   and then B alone, too:                 A {epoch 6, A 6, B 5}   B {epoch 6, A 5, B 6}   neither: they have diverged
+ *
+ * A member that was left behind while it could still be written, or whose log is not brought up to date yet, knows that itself: it must
+ * not stand for the store alone.
+ */
+#ifndef HITRAIN_TIERING_SPACE_MEMBERS_H
+#define HITRAIN_TIERING_SPACE_MEMBERS_H
+
+#include "tiering/space/super.h"
+
+struct ht_members {
+    unsigned newest;      /* index of the device whose superblock counts */
+    unsigned apart[2];    /* -EXDEV: these two */
+    unsigned left_behind; /* -ESTALE: this one */
+};
+
+/*
+ * sb[i]: superblock of the device with index i; NULL: not there. One is. 0, -EXDEV: two of them have changed apart from each other; -ESTALE: none of
+ * those present that hold a copy of the log has the newest one.
+ */
+int ht_members_judge(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out) HT_CHECK;
+/* Had device i all that was there when this was written? */
+bool ht_members_takes_part(const struct ht_super *sb, unsigned i);
+/* Those that take part (bits) do so in sb->epoch from now on. */
+void ht_members_take_part(struct ht_super *sb, uint32_t devices);
+
+#endif

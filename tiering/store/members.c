@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * members.c - the devices of a store: which are there, whether they belong together, who takes part in an epoch.
+ *
+ * The order in which an epoch begins:
+ *
+ *   superblocks: the epoch; who takes part: all but those whose log is behind
+ *   log: copies that are behind are brought up; the epoch record
+ *   superblocks again, if there were such: they take part, too
+ *
+ * So a crash in between never leaves a member that takes itself for up to date and is not. A member whose copy of
+ * the log, or whose superblock, cannot be written is left behind in the same way, with an epoch of its own (space/members.h says
+ * what the next mount makes of it) that is durable before anything is that this member lacks.
+ *
+ * Lock: super_lock guards sb, part and super_failed once the store is mounted.
+ */
+#include "tiering/base/event.h"
+#include "tiering/base/log.h"
+#include "tiering/base/twin.h"
+#include "tiering/space/members.h"
+#include "tiering/store/store_priv.h"
+
+/* ---------------------------------------------------------------- gather */
+
+struct gathering {
+    struct ht_super sb[HT_DEVICES_MAX]; /* of s->dev[i] */
+    const struct ht_super *there[HT_DEVICES_MAX];
+};
+
+static void tell_super_problem(struct ht_dev *dev, int rc)
+{
+    const char *why = rc == -EMEDIUMTYPE ? "holds no hitrain store; format it with mkfs.hitrain"
+        : rc == -EUCLEAN                 ? "has superblocks of hitrain but none of them is valid; run hitrain-fsck"
+        : rc == -EPROTONOSUPPORT         ? "was written by a newer version of hitrain"
+        : rc == -ENODATA                 ? "is smaller than the store it holds: truncated?"
+                                         : strerror(-rc);
+    ht_error("%s: %s", ht_dev_name(dev), why);
+}
+
+static int add_member(struct ht_store *s, struct gathering *g, struct ht_dev *dev, const struct ht_super *sb)
+{
+    unsigned index = sb->device_index;
+
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        if (g->there[i] && memcmp(sb->uuid, g->there[i]->uuid, sizeof(sb->uuid)) != 0) {
+            ht_error("%s belongs to another store than %s", ht_dev_name(dev), ht_dev_name(s->dev[i]));
+            return -EXDEV;
+        }
+    if (g->there[index]) {
+        ht_error("%s and %s are the same member", ht_dev_name(dev), ht_dev_name(s->dev[index]));
+        return -EXDEV;
+    }
+    g->sb[index] = *sb;
+    g->there[index] = &g->sb[index];
+    s->dev[index] = dev;
+    return 0;
+}
+
+static int read_member(struct ht_store *s, struct gathering *g, struct ht_dev *dev)
+{
+    struct ht_super sb;
+    struct ht_super_report report;
+    int rc = ht_super_read(dev, &sb, &report);
+
+    if (rc == 0)
+        return add_member(s, g, dev, &sb);
+    tell_super_problem(dev, rc);
+    if (rc != -EIO || !s->opts.degraded)
+        return rc;
+    ht_warn("%s: going on as if it were missing", ht_dev_name(dev));
+    return 0;
+}
+
+static int judge(struct ht_store *s, const struct gathering *g)
+{
+    struct ht_members m;
+    int rc = ht_members_judge(g->there, &m);
+
+    if (rc == -EXDEV)
+        ht_error(
+            "%s and %s have diverged: each was mounted without the other and has changes that the other lacks; mount "
+            "one of them with -o degraded, save what is needed, and format the other",
+            ht_dev_name(s->dev[m.apart[0]]), ht_dev_name(s->dev[m.apart[1]]));
+    else if (rc == -ESTALE)
+        ht_error(
+            "%s was left behind when its log could not be written, and the others went on: name the other members, too",
+            ht_dev_name(s->dev[m.left_behind]));
+    if (rc == 0)
+        s->sb = g->sb[m.newest];
+    return rc;
+}
+
+/* Each one's own superblock fits it, but it is the newest that counts. */
+static int check_fit(struct ht_store *s)
+{
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
+        if (!s->dev[i])
+            continue;
+        if (i >= s->dev_count) {
+            ht_error("%s says that it is device %u of a store that has %u", ht_dev_name(s->dev[i]), i, s->dev_count);
+            return -EUCLEAN;
+        }
+        if (ht_dev_size(s->dev[i]) < s->sb.device_bytes[i]) {
+            tell_super_problem(s->dev[i], -ENODATA);
+            return -ENODATA;
+        }
+    }
+    return 0;
+}
+
+static int check_missing(struct ht_store *s)
+{
+    for (unsigned i = 0; i < s->dev_count && !s->opts.degraded; i++)
+        if (!s->dev[i]) {
+            ht_error(
+                "device %u of %u of the store is missing; name it with -o device=PATH, or go on without what is on it "
+                "with -o degraded",
+                i, s->dev_count);
+            return -ENODEV;
+        }
+    return 0;
+}
+
+void ht_store_tell_missing(struct ht_store *s)
+{
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (!s->dev[i])
+            ht_event(
+                HT_EVENT_DEGRADED, NULL,
+                "mounted without device %u of %u: what lies on it cannot be read until it is there again; new data is "
+                "on the others",
+                i, s->dev_count);
+}
+
+int ht_store_gather(struct ht_store *s, struct ht_dev *const devs[], unsigned n)
+{
+    struct gathering g = {0};
+    bool any = false;
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && i < n; i++)
+        rc = read_member(s, &g, devs[i]);
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        any |= g.there[i] != NULL;
+    if (!rc)
+        rc = any ? judge(s, &g) : -EIO;
+    s->dev_count = s->sb.device_count;
+    if (!rc)
+        rc = check_fit(s);
+    return rc ? rc : check_missing(s);
+}
+
+void ht_store_put_in_order(const struct ht_store *s, struct ht_dev *devs[], unsigned n)
+{
+    struct ht_dev *others[HT_DEVICES_MAX];
+    unsigned count = 0, at = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        bool member = false;
+        for (unsigned k = 0; k < s->dev_count; k++)
+            member |= s->dev[k] == devs[i];
+        if (!member)
+            others[count++] = devs[i];
+    }
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (s->dev[i])
+            devs[at++] = s->dev[i];
+    for (unsigned i = 0; i < count; i++)
+        devs[at++] = others[i];
+}
+
+/* ------------------------------------------------------------- superblocks */
+
+static void tell_left(struct ht_store *s, uint32_t devices, const char *what)
+{
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_event_about about = {.device = s->dev[i] ? ht_dev_name(s->dev[i]) : NULL, .error = -EIO};
+        if (devices >> i & 1)
+            ht_event(HT_EVENT_MEMBER_LEFT, &about,
+                     "%s (device %u) does not take %s: the others go on without it; what is stored on it stays in use",
+                     about.device, i, what);
+    }
+}
+
+static bool part_has_log(const struct ht_store *s)
+{
+    return (s->part >> s->sb.log_device[0] & 1) || (s->part >> s->sb.log_device[1] & 1);
+}
+
+static void leave_behind(struct ht_store *s, uint32_t devices)
+{
+    s->part &= ~devices;
+    s->sb.epoch++;
+    ht_members_take_part(&s->sb, s->part);
+}
+
+int ht_store_write_super(struct ht_store *s)
+{
+    for (;;) {
+        struct ht_dev *devs[HT_DEVICES_MAX];
+
+        for (unsigned i = 0; i < s->dev_count; i++)
+            devs[i] = s->super_failed >> i & 1 ? NULL : s->dev[i];
+        uint32_t failed = ht_super_write_each(&s->sb, devs, s->dev_count);
+        if (!failed)
+            return 0;
+        s->super_failed |= failed;
+        leave_behind(s, failed);
+        if (!part_has_log(s))
+            return -EIO;
+        tell_left(s, failed, "its superblock");
+    }
+}
+
+int ht_store_copy_lost(void *ctx, unsigned copy)
+{
+    struct ht_store *s = ctx;
+    uint32_t device = 1u << s->sb.log_device[copy];
+    int rc = 0;
+
+    if (s->sb.log_device[0] == s->sb.log_device[1])
+        return 0; /* they come and go together */
+    ht_mutex_lock(&s->super_lock);
+    if (s->part & device) {
+        leave_behind(s, device);
+        tell_left(s, device, "the log");
+        rc = part_has_log(s) ? ht_store_write_super(s) : -EIO;
+    }
+    ht_mutex_unlock(&s->super_lock);
+    return rc;
+}
+
+/* ------------------------------------------------------------------- epoch */
+
+static uint32_t present(const struct ht_store *s)
+{
+    uint32_t devices = 0;
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        devices |= (uint32_t)(s->dev[i] != NULL) << i;
+    return devices;
+}
+
+/* Devices with a copy of the log that is not the newest; both copies of one device count as one. */
+static uint32_t log_behind(const struct ht_store *s)
+{
+    const struct ht_journal_report *r = &s->report;
+    uint32_t devices = 0;
+
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++)
+        if (r->copy[c].stale || r->copy[c].state == HT_LOG_DAMAGED)
+            devices |= 1u << s->sb.log_device[c];
+    return devices & ~(1u << s->sb.log_device[r->chosen]);
+}
+
+static int write_epoch(struct ht_store *s)
+{
+    ht_mutex_lock(&s->super_lock);
+    ht_members_take_part(&s->sb, s->part);
+    int rc = ht_store_write_super(s);
+    ht_mutex_unlock(&s->super_lock);
+    return rc;
+}
+
+/* Copies that were behind and are not any more. */
+static int take_in(struct ht_store *s, uint32_t behind)
+{
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++)
+        if (!ht_journal_copy_live(s->journal, c))
+            behind &= ~(1u << s->sb.log_device[c]);
+    s->part |= behind & ~s->super_failed;
+    return behind ? write_epoch(s) : 0;
+}
+
+int ht_store_begin_epoch(struct ht_store *s)
+{
+    uint32_t behind = log_behind(s) & present(s);
+
+    s->part = present(s) & ~behind;
+    s->sb.flags = HT_SUPER_IN_USE;
+    ht_host_ids(s->sb.host_id, s->sb.boot_id);
+    if (s->opts.repair) /* later frames may have been given up */
+        s->sb.durable_seq = ht_min_u64(s->sb.durable_seq, ht_journal_durable(s->journal));
+    uint64_t epoch = ++s->sb.epoch; /* durable in the superblock before a frame carries it */
+    int rc = HT_TWIN("epoch-unnamed") ? 0 : write_epoch(s);
+    if (!rc)
+        rc = ht_journal_start(s->journal, epoch);
+    return rc ? rc : take_in(s, behind);
+}
