@@ -211,13 +211,41 @@ static int reach(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_
     return ht_ns_members_add(found, child);
 }
 
+/* Model root with which the content of a file is published; of what has none, where it was reached first. */
+static uint64_t scope_of(struct ht_ns *ns, const struct ht_ns_inode *i)
+{
+    struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
+    struct ht_obj_stat st = {.scope = i->root->ino};
+
+    if (obj != NULL)
+        ht_obj_stat(obj, &st);
+    ht_obj_put(obj);
+    return st.scope;
+}
+
+/* The file belongs to the root of e: its names elsewhere go, as far as they were reached. */
+static void move_to(struct ht_ns *ns, struct ht_ns_entry *e)
+{
+    struct ht_ns_inode *i = e->inode;
+
+    for (struct ht_ns_entry *n = i->names, *next; n != NULL; n = next) {
+        next = n->name_next;
+        if ((n->dir->flags & HT_NS_MARKED) != 0 && n->dir->root != e->dir->root)
+            unlink_entry(ns, n);
+    }
+    ht_ns_inode_set_root(ns, i, e->dir->root);
+}
+
 /* A file that was reached may have other names, but only where its content is published with it. */
 static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e)
 {
     if (ht_ns_is_dir(e->inode) || e->inode->root == e->dir->root)
         return 0;
     ht_ns_problem(ns, "NS-LINK-ACROSS-ROOT", "inode %llu has names in and outside of a model root", (ull)e->inode->ino);
-    unlink_entry(ns, e);
+    if (scope_of(ns, e->inode) == e->dir->root->ino)
+        move_to(ns, e);
+    else
+        unlink_entry(ns, e);
     return 0;
 }
 

@@ -69,6 +69,7 @@ enum ht_fsck_code {
     HT_FSCK_REF_SIZE,
     HT_FSCK_REF_OVERLAP,
     HT_FSCK_REF_ORPHAN,
+    HT_FSCK_REF_NUMBER,
     HT_FSCK_DATA_READ,
     HT_FSCK_DATA_CSUM,
     HT_FSCK_CODES,
@@ -145,6 +146,7 @@ struct ht_fsck {
     bool overlaps;                     /* references share space, and at most one of them is right */
     struct ht_fsck_notes lose;         /* chunks: object, index */
     struct ht_fsck_notes orphans;      /* objects */
+    struct ht_fsck_notes strangers;    /* objects that can be no file */
     struct ht_fsck_notes forget;       /* of the optimizer: root, parameter or 0 */
     struct ht_fsck_notes unconfigured; /* model roots */
 };

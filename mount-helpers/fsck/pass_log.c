@@ -45,17 +45,11 @@ static void tell_damage(struct ht_fsck *f, unsigned copy)
                         (unsigned long long)pos, (unsigned long long)w.offset, (unsigned long long)frame);
 }
 
-static bool tell_copies(struct ht_fsck *f)
+static void tell_copies(struct ht_fsck *f)
 {
-    bool any_whole = false;
-
-    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (f->log.copy[i].state == HT_LOG_DAMAGED || f->log.copy[i].error != 0)
             tell_damage(f, i);
-        else
-            any_whole |= f->log.copy[i].state == HT_LOG_ENDED;
-    }
-    return any_whole;
 }
 
 /* ------------------------------------------------------------- no whole copy */
@@ -120,10 +114,10 @@ static void tell_left_out(struct ht_fsck *f)
     if (f->log.left_out == 0)
         return;
     w.frame = f->log.left_out_frame;
-    ht_fsck_problem(f, HT_FSCK_LOG_RECORD, &w,
-                    "%llu %s of the log no sense, the first in frame %llu; what follows is what the others say",
-                    (unsigned long long)f->log.left_out, f->log.left_out == 1 ? "record makes" : "records make",
-                    (unsigned long long)w.frame);
+    ht_fsck_problem(
+        f, HT_FSCK_LOG_RECORD, &w, "%llu %s no sense, the first in frame %llu; what follows is what the others say",
+        (unsigned long long)f->log.left_out,
+        f->log.left_out == 1 ? "record of the log makes" : "records of the log make", (unsigned long long)w.frame);
 }
 
 /* By the longest copy, for want of a better one. */
@@ -140,19 +134,20 @@ static int open_by_force(struct ht_fsck *f)
         tell_diverged(f);
     else
         tell_all_damaged(f);
+    tell_copies(f);
     return 0;
 }
 
 int ht_fsck_pass_log(struct ht_fsck *f)
 {
     int ret = ht_fsck_open_store(f, false, false);
-    bool whole;
 
     if (f->store == NULL || f->optim == NULL)
         return ret; /* told */
-    whole = tell_copies(f);
-    if (ret == -EUCLEAN && (!whole || f->log.diverged))
+    if (ret == -EUCLEAN)
         ret = open_by_force(f);
+    else
+        tell_copies(f);
     if (ret < 0)
         ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-ret));
     else

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "mount-helpers/common/text.h"
 
 /* For so many conflicts the other owner is searched for, which takes a look at every reference. */
 enum { PARTNERS_MAX = 100 };
@@ -187,6 +188,25 @@ static int check_conflicts(struct ht_fsck *f)
     return ret;
 }
 
+/* Nobody's. Where its number is that of a directory, say, it cannot become a file. */
+static int tell_orphan(struct ht_fsck *f, const struct ht_fsck_where *w, size_t chunks)
+{
+    unsigned long long oid = w->object, bytes = w->bytes;
+    struct stat st;
+
+    if (ht_ns_getattr(f->ns, w->object, &st) == 0)
+        return ht_fsck_problem(f, HT_FSCK_REF_NUMBER, w,
+                               "object %llu (%zu %s, %llu bytes) has the number of something that is no file", oid,
+                               chunks, ht_plural(chunks, "chunk"), bytes)
+            ? ht_fsck_note(&f->strangers, w->object, 0)
+            : 0;
+    return ht_fsck_problem(f, HT_FSCK_REF_ORPHAN, w,
+                           "object %llu (%zu %s, %llu bytes) belongs to no file and no optimizer", oid, chunks,
+                           ht_plural(chunks, "chunk"), bytes)
+        ? ht_fsck_note(&f->orphans, w->object, 0)
+        : 0;
+}
+
 /* items[first...end) are one object's. */
 static int check_owner(struct ht_fsck *f, size_t first, size_t end)
 {
@@ -201,11 +221,7 @@ static int check_owner(struct ht_fsck *f, size_t first, size_t end)
     w.bytes = 0;
     for (size_t i = first; i < end; i++)
         w.bytes += f->items[i].stored;
-    if (!ht_fsck_problem(f, HT_FSCK_REF_ORPHAN, &w,
-                         "object %llu (%zu chunks, %llu bytes) belongs to no file and no optimizer",
-                         (unsigned long long)w.object, end - first, (unsigned long long)w.bytes))
-        return 0;
-    return ht_fsck_note(&f->orphans, w.object, 0);
+    return tell_orphan(f, &w, end - first);
 }
 
 int ht_fsck_pass_refs(struct ht_fsck *f)

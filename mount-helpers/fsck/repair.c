@@ -16,7 +16,7 @@
 
 /* ------------------------------------------------------------------ objects */
 
-static int delete_in(struct ht_store *s, struct ht_obj *obj, struct ht_tx *tx)
+static int delete_in(struct ht_obj *obj, struct ht_tx *tx)
 {
     struct ht_obj_stat st;
     int ret = 0;
@@ -29,7 +29,6 @@ static int delete_in(struct ht_store *s, struct ht_obj *obj, struct ht_tx *tx)
     return ret;
 }
 
-/* Its number is that of something else than a file, so no name can lead to it. */
 static int delete_object(struct ht_store *s, uint64_t oid)
 {
     struct ht_obj *obj = ht_obj_get(s, oid);
@@ -40,7 +39,7 @@ static int delete_object(struct ht_store *s, uint64_t oid)
         ht_obj_put(obj);
         return ret;
     }
-    ret = delete_in(s, obj, tx);
+    ret = delete_in(obj, tx);
     error = ht_tx_commit(tx, NULL);
     ht_obj_put(obj);
     return ret != 0 ? ret : error;
@@ -50,11 +49,10 @@ static int rescue_orphans(struct ht_fsck *f)
 {
     int ret = 0;
 
-    for (size_t i = 0; ret == 0 && i < f->orphans.count; i++) {
+    for (size_t i = 0; ret == 0 && i < f->orphans.count; i++)
         ret = ht_ns_adopt(f->ns, f->orphans.list[i].id);
-        if (ret == -EEXIST)
-            ret = delete_object(f->store, f->orphans.list[i].id);
-    }
+    for (size_t i = 0; ret == 0 && i < f->strangers.count; i++)
+        ret = delete_object(f->store, f->strangers.list[i].id);
     return ret;
 }
 

@@ -90,6 +90,7 @@ void ht_fsck_close(struct ht_fsck *f)
     free(f->frags);
     free(f->lose.list);
     free(f->orphans.list);
+    free(f->strangers.list);
     free(f->forget.list);
     free(f->unconfigured.list);
     ht_fsck_told_free(f);

@@ -83,8 +83,8 @@ void stack_free(struct stack *k)
 /* text: of the problems, to be freed. */
 static uint64_t run_passes(const struct stack *k, char **text, int *out_rc)
 {
-    static int (*const passes[])(struct ht_fsck * f) = {ht_fsck_pass_super, ht_fsck_pass_log, ht_fsck_pass_refs,
-                                                        ht_fsck_pass_tensors, ht_fsck_pass_names};
+    static int (*const passes[])(struct ht_fsck * f) = {ht_fsck_pass_super, ht_fsck_pass_log,  ht_fsck_pass_names,
+                                                        ht_fsck_pass_optim, ht_fsck_pass_refs, ht_fsck_pass_tensors};
     size_t len = 0;
     struct ht_fsck *f = calloc(1, sizeof(*f));
     f->opt.json = true;

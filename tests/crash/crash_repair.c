@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * crash_repair.c - power cuts while fsck repairs: in every state that one could leave, the next run repairs the rest, the
+ * one after it has nothing to say, the store mounts, and all that a repair without a cut keeps is there.
+ *
+ * HITRAIN_LONG=1: torn writes, too. HITRAIN_SEED=N seeds the random states.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support/mending.h"
+#include "tests/support/states.h"
+
+enum { IMAGES = 1 << 14 };
+
+struct cut {
+    const struct damage *d;
+    struct state_walk w;
+    uint64_t seen[IMAGES]; /* hashes of states, 0: none */
+    uint64_t rnd, states, images;
+    size_t kept; /* of what there was, by a repair without a cut */
+};
+
+static bool is_new(struct cut *c, uint64_t hash)
+{
+    size_t i = hash % IMAGES;
+
+    for (hash |= 1; c->seen[i] != 0; i = (i + 1) % IMAGES)
+        if (c->seen[i] == hash)
+            return false;
+    c->seen[i] = hash;
+    c->images++;
+    ck_assert_uint_lt(c->images, IMAGES / 2);
+    return true;
+}
+
+static bool visit(void *ctx, enum state_kind kind)
+{
+    struct cut *c = ctx;
+    size_t errors, kept;
+    int status;
+
+    c->states++;
+    if (!is_new(c, walk_hash(&c->w)))
+        return true;
+    status = mending_fsck(HT_FSCK_YES, false);
+    ck_assert_msg(status == HT_FSCK_CLEAN || status == HT_FSCK_CORRECTED, "%s, state %llu (%s): exit %d\n%s",
+                  c->d->name, (unsigned long long)c->states, state_names[kind], status, mending_text);
+    status = mending_fsck(HT_FSCK_YES, false);
+    ck_assert_msg(status == HT_FSCK_CLEAN, "%s, state %llu (%s), second run: exit %d\n%s", c->d->name,
+                  (unsigned long long)c->states, state_names[kind], status, mending_text);
+    kept = mending_count(&mending_worlds[0], &errors);
+    ck_assert_msg(kept >= c->kept, "%s, state %llu (%s): %zu kept of %zu", c->d->name, (unsigned long long)c->states,
+                  state_names[kind], kept, c->kept);
+    stack_close(&mending, false);
+    return true;
+}
+
+/* Repairs what was damaged, recorded; then all states. */
+static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *out_images)
+{
+    struct cut *c = calloc(1, sizeof(*c));
+    uint8_t *base = malloc(SAMPLE_DEVICE_BYTES);
+    int fd = memfd_create("hitrain-repair", MFD_CLOEXEC);
+    struct recording rec;
+    char path[64];
+    size_t errors;
+
+    c->d = d;
+    c->rnd = setting("HITRAIN_SEED", 1);
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    mending_begin(1);
+    damage_do(d, &mending, &mending_worlds[0].ids);
+    memcpy(base, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(ht_recorder_start(mending.dev[0], path), 0);
+    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
+    ck_assert_int_eq(ht_recorder_stop(mending.dev[0]), 0);
+    c->kept = mending_count(&mending_worlds[0], &errors);
+    stack_close(&mending, false);
+    recording_load(&rec, path);
+    walk_begin(&c->w, &rec, base, mending.dev, 1);
+    do {
+        walk_to(&c->w, walk_next_flush(&c->w));
+        walk_each(&c->w, getenv("HITRAIN_LONG") != NULL, &c->rnd, visit, c);
+    } while (c->w.at < rec.count);
+    walk_end(&c->w);
+    *out_states += c->states;
+    *out_images += c->images;
+    recording_free(&rec);
+    stack_free(&mending);
+    close(fd);
+    free(base);
+    free(c);
+}
+
+START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
+{
+    uint64_t states = 0, images = 0, damages_cut = 0;
+
+    mending_setup();
+    for (unsigned i = 0; i < damage_count; i++) {
+        const struct damage *d = &damages[i];
+
+        if (d->stays || d->reading_fails || d->devices > 1 || strcmp(d->name, "NS-LINKS") == 0)
+            continue;
+        cut_repair(d, &states, &images);
+        damages_cut++;
+    }
+    printf("%llu repairs cut: %llu states, %llu distinct images\n", (unsigned long long)damages_cut,
+           (unsigned long long)states, (unsigned long long)images);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("cut repairs");
+    TCase *t = tcase_create("repairs");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 3600);
+    tcase_add_test(t, a_repair_that_is_cut_short_is_completed_by_the_next);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,566 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* damage.c - see damage.h. */
+#include "tests/support/damage.h"
+
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "fs/ns/records.h"
+#include "tests/support/sample.h"
+#include "tiering/base/hash.h"
+#include "tiering/space/alloc.h"
+
+enum {
+    NEW_INO = 5000, /* of nothing in the sample */
+    FREE_BLOCK = 1300,
+    REC_OPT_ROOT = HT_REC_OPT_FIRST,
+    REC_OPT_PARAM = HT_REC_OPT_FIRST + 2,
+    KIND_EXP_AVG = 1,
+    FRAME_BYTES = HT_BLOCK_BYTES,
+};
+
+/* ----------------------------------------------------------------- the store */
+
+static int find_place(void *ctx, const struct ht_chunk_info *info)
+{
+    struct damage_ids *ids = ctx;
+    struct ht_ref_place place = {info->extents[0].block, info->checksum, info->stored_bytes, info->visible_bytes};
+
+    if (info->oid == ids->small && info->index == 0)
+        ids->of_small = place;
+    if (info->oid == ids->big && info->index == 0)
+        ids->of_big = place;
+    if (info->oid == ids->sparse)
+        ids->of_sparse = place;
+    return 0;
+}
+
+void damage_find(const struct stack *k, struct damage_ids *out)
+{
+    *out = (struct damage_ids){
+        .small = stack_find(k, HT_NS_ROOT_INO, "small"),
+        .big = stack_find(k, HT_NS_ROOT_INO, "big"),
+        .sparse = stack_find(k, HT_NS_ROOT_INO, "sparse"),
+        .below = stack_find(k, stack_find(k, HT_NS_ROOT_INO, "dir"), "below"),
+        .model = stack_find(k, HT_NS_ROOT_INO, "model"),
+    };
+    out->w = stack_find(k, out->model, "w");
+    ck_assert_int_eq(ht_store_walk(k->store, find_place, out), 0);
+    ck_assert(out->of_small.block && out->of_big.block && out->of_sparse.block);
+}
+
+static struct ht_super super_of(struct stack *k, unsigned dev)
+{
+    struct ht_super_report report;
+    struct ht_super sb;
+
+    ck_assert_int_eq(ht_super_read(k->dev[dev], &sb, &report), 0);
+    return sb;
+}
+
+static void append_to(struct ht_journal *j, const struct ht_buf *records, uint64_t epoch)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_journal_start(j, epoch), 0);
+    ck_assert_int_eq(ht_journal_append(j, records, &lsn), 0);
+    ck_assert_int_eq(ht_journal_sync(j, lsn), 0);
+    ck_assert_int_eq(ht_journal_close(j), 0);
+}
+
+void damage_append(struct stack *k, const struct ht_buf *records)
+{
+    struct ht_super sb = super_of(k, 0);
+    struct ht_journal_report report;
+    struct ht_journal *j;
+
+    sb.epoch++;
+    sb.flags = HT_SUPER_IN_USE;
+    ck_assert_int_eq(ht_super_write(&sb, k->dev, k->dev_count), 0);
+    struct ht_journal_config c = {
+        .dev = {k->dev[sb.log_device[0]], k->dev[sb.log_device[1]]},
+        .offset = {sb.log_offset[0], sb.log_offset[1]},
+        .log_bytes = sb.log_bytes,
+        .salt = sb.salt,
+        .start = {.pos = sb.start_pos, .seq = sb.start_seq, .chain = sb.start_chain},
+        .epoch = sb.epoch - 1,
+        .durable_seq = sb.durable_seq,
+        .leave_out = true,
+        .give_up = true,
+    };
+    ck_assert_int_eq(ht_journal_open(&c, true, &report, &j), 0);
+    append_to(j, records, sb.epoch);
+}
+
+void damage_do(const struct damage *d, struct stack *k, const struct damage_ids *ids)
+{
+    struct ht_buf records = HT_BUF_INIT;
+
+    if (d->put != NULL) {
+        d->put(ids, &records);
+        damage_append(k, &records);
+    }
+    if (d->harm != NULL)
+        d->harm(k, ids);
+    ht_buf_free(&records);
+}
+
+/* --------------------------------------------------------------- superblocks */
+
+static uint8_t *bytes_at(struct stack *k, unsigned dev, uint64_t offset)
+{
+    return (uint8_t *)ht_dev_ram_data(k->dev[dev]) + offset;
+}
+
+static uint8_t *super_copy(struct stack *k, unsigned dev, unsigned copy)
+{
+    return bytes_at(k, dev, ht_super_offset(ht_dev_size(k->dev[dev]), copy));
+}
+
+/* A field of a copy, and the checksum that goes with it. */
+static void set_field(uint8_t *copy, size_t at, uint32_t value)
+{
+    ht_le32_store(copy + at, value);
+    ht_le64_store(copy + offsetof(struct ht_disk_super, checksum),
+                  ht_hash64(copy + offsetof(struct ht_disk_super, version),
+                            HT_BLOCK_BYTES - offsetof(struct ht_disk_super, version), 0));
+}
+
+static void no_magic(struct stack *k, const struct damage_ids *ids)
+{
+    super_copy(k, 0, 1)[3] ^= 1;
+}
+
+static void bad_checksum(struct stack *k, const struct damage_ids *ids)
+{
+    super_copy(k, 0, 2)[2000] ^= 1;
+}
+
+static void other_version(struct stack *k, const struct damage_ids *ids)
+{
+    set_field(super_copy(k, 0, 2), offsetof(struct ht_disk_super, version), 99);
+}
+
+static void bad_field(struct stack *k, const struct damage_ids *ids)
+{
+    set_field(super_copy(k, 0, 0), offsetof(struct ht_disk_super, chunk_bytes), 12345);
+}
+
+static void other_store(struct stack *k, const struct damage_ids *ids)
+{
+    set_field(super_copy(k, 0, 1), offsetof(struct ht_disk_super, uuid), 1);
+}
+
+static void no_super(struct stack *k, unsigned dev)
+{
+    for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
+        super_copy(k, dev, c)[100] ^= 1;
+}
+
+static void no_super_of_one(struct stack *k, const struct damage_ids *ids)
+{
+    no_super(k, 1);
+}
+
+static void no_super_at_all(struct stack *k, const struct damage_ids *ids)
+{
+    no_super(k, 0);
+}
+
+static void truncated(struct stack *k, const struct damage_ids *ids)
+{
+    struct ht_dev *shorter;
+
+    ck_assert_int_eq(ht_dev_open_ram(SAMPLE_DEVICE_BYTES / 2, 4096, &shorter), 0);
+    memcpy(ht_dev_ram_data(shorter), ht_dev_ram_data(k->dev[0]), SAMPLE_DEVICE_BYTES / 2);
+    ht_dev_close(k->dev[0]);
+    k->dev[0] = shorter;
+}
+
+/* ----------------------------------------------------------------------- log */
+
+static uint8_t *log_at(struct stack *k, unsigned copy, uint64_t frame_from_start)
+{
+    struct ht_super sb = super_of(k, 0);
+    uint64_t pos = sb.start_pos + frame_from_start * FRAME_BYTES;
+
+    return bytes_at(k, sb.log_device[copy], sb.log_offset[copy] + pos % sb.log_bytes);
+}
+
+static void bad_frame(struct stack *k, const struct damage_ids *ids)
+{
+    log_at(k, 1, 3)[50] ^= 1;
+}
+
+static void bad_frame_in_both(struct stack *k, const struct damage_ids *ids)
+{
+    uint64_t last = 0;
+
+    /* The last but three: most of the store is there still. */
+    while (ht_le32_load(log_at(k, 0, last + 1)) == HT_FRAME_MAGIC)
+        last++;
+    ck_assert_uint_gt(last, 4);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        log_at(k, i, last - 3)[60] ^= 1;
+}
+
+static void bad_first_frame(struct stack *k, const struct damage_ids *ids)
+{
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        log_at(k, i, 0)[60] ^= 1;
+}
+
+static void put_record(struct ht_buf *b, const struct ht_ns_record *r)
+{
+    ht_ns_record_encode(b, r);
+}
+
+static void put_inode(struct ht_buf *b, uint64_t ino, uint32_t mode, bool model_root)
+{
+    put_record(
+        b,
+        &(struct ht_ns_record){
+            .type = HT_REC_NS_INODE, .ino = ino, .attr = {.mode = (uint16_t)(mode | 0755)}, .model_root = model_root});
+}
+
+static void put_entry(struct ht_buf *b, uint64_t parent, uint64_t ino, uint32_t type, const char *name)
+{
+    put_record(b,
+               &(struct ht_ns_record){.type = HT_REC_NS_ENTRY,
+                                      .parent = parent,
+                                      .ino = ino,
+                                      .entry_type = (uint16_t)type,
+                                      .name = name,
+                                      .name_len = (uint32_t)strlen(name)});
+}
+
+static void put_fork(struct ht_buf *b, const char *name)
+{
+    ht_buf_reset(b);
+    put_inode(b, NEW_INO, S_IFIFO, false);
+    put_entry(b, HT_NS_ROOT_INO, NEW_INO, S_IFIFO, name);
+}
+
+/* Each device was mounted without the other, and something was done there. */
+static void mounted_apart(struct stack *k, const struct damage_ids *ids)
+{
+    uint64_t bytes = ht_dev_size(k->dev[1]);
+    uint8_t *before[2], *apart = malloc(bytes);
+    struct ht_buf b = HT_BUF_INIT;
+
+    for (unsigned i = 0; i < 2; i++) {
+        before[i] = malloc(bytes);
+        memcpy(before[i], ht_dev_ram_data(k->dev[i]), bytes);
+    }
+    put_fork(&b, "apart");
+    damage_append(k, &b);
+    memcpy(apart, ht_dev_ram_data(k->dev[1]), bytes);
+    for (unsigned i = 0; i < 2; i++)
+        memcpy(ht_dev_ram_data(k->dev[i]), before[i], bytes);
+    put_fork(&b, "here");
+    damage_append(k, &b);
+    memcpy(ht_dev_ram_data(k->dev[1]), apart, bytes);
+    ht_buf_free(&b);
+    free(apart);
+    free(before[0]);
+    free(before[1]);
+}
+
+static void cut_record(const struct damage_ids *ids, struct ht_buf *b)
+{
+    ht_record_put(b, HT_REC_CHUNK, "abc", 3);
+}
+
+/* --------------------------------------------------------------------- names */
+
+static void no_root_dir(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_record(b, &(struct ht_ns_record){.type = HT_REC_NS_INODE_DEL, .ino = HT_NS_ROOT_INO});
+}
+
+static void in_no_directory(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_inode(b, NEW_INO, S_IFREG, false);
+    put_entry(b, NEW_INO + 1, NEW_INO, S_IFREG, "stray");
+}
+
+static void dangling(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_entry(b, HT_NS_ROOT_INO, NEW_INO, S_IFREG, "dang\033ling\302\233");
+}
+
+static void second_directory_name(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_entry(b, HT_NS_ROOT_INO, ids->below, S_IFDIR, "second");
+}
+
+static void attributes_of_nothing(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_record(b, &(struct ht_ns_record){.type = HT_REC_NS_XATTR, .ino = NEW_INO, .name = "user.a", .name_len = 6});
+}
+
+static void no_target(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_inode(b, NEW_INO, S_IFLNK, false);
+    put_entry(b, HT_NS_ROOT_INO, NEW_INO, S_IFLNK, "nowhere");
+}
+
+static void nested_root(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_inode(b, NEW_INO, S_IFDIR, true);
+    put_entry(b, ids->model, NEW_INO, S_IFDIR, "nested");
+}
+
+static void link_across_root(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_entry(b, HT_NS_ROOT_INO, ids->w, S_IFREG, "outside");
+}
+
+static void below_itself(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_inode(b, NEW_INO, S_IFDIR, false);
+    put_inode(b, NEW_INO + 1, S_IFREG, false);
+    put_entry(b, NEW_INO, NEW_INO, S_IFDIR, "self");
+    put_entry(b, NEW_INO, NEW_INO + 1, S_IFREG, "kept");
+}
+
+static void nameless_directory(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_inode(b, NEW_INO, S_IFDIR, false);
+    put_inode(b, NEW_INO + 1, S_IFREG, false);
+    put_entry(b, NEW_INO, NEW_INO + 1, S_IFREG, "kept");
+}
+
+/* Needs a log that is larger than the sample's. */
+static void too_many_names(struct stack *k, const struct damage_ids *ids)
+{
+    struct ht_buf b = HT_BUF_INIT;
+    char name[16];
+
+    stack_free(k);
+    stack_format(k, 1, 512 << 20, 4096);
+    put_inode(&b, HT_NS_ROOT_INO, S_IFDIR, false);
+    put_inode(&b, NEW_INO, S_IFREG, false);
+    for (unsigned i = 0; i <= HT_LINKS_MAX; i++) {
+        snprintf(name, sizeof(name), "n%u", i);
+        put_entry(&b, HT_NS_ROOT_INO, NEW_INO, S_IFREG, name);
+    }
+    damage_append(k, &b);
+    ht_buf_free(&b);
+}
+
+/* ----------------------------------------------------------------- optimizer */
+
+static void optimizer_root(const struct damage_ids *ids, struct ht_buf *b)
+{
+    size_t mark = ht_record_begin(b, REC_OPT_ROOT);
+
+    ht_buf_put_u64(b, NEW_INO);
+    ht_buf_put_u64(b, 3);
+    ht_record_end(b, mark);
+}
+
+/* state: object of its one state, or 0. */
+static void put_parameter(struct ht_buf *b, uint64_t oid, uint64_t root, uint64_t state)
+{
+    size_t mark = ht_record_begin(b, REC_OPT_PARAM);
+
+    ht_buf_put_u64(b, oid);
+    ht_buf_put_u64(b, root);
+    ht_buf_put_u8(b, HT_DTYPE_F32);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, state != 0);
+    ht_buf_put_u32(b, HT_CHUNK_BYTES);
+    ht_buf_put_u64(b, 10);
+    ht_buf_put_u64(b, 1);
+    if (state != 0) {
+        ht_buf_put_u64(b, KIND_EXP_AVG);
+        ht_buf_put_u64(b, state);
+    }
+    ht_record_end(b, mark);
+}
+
+static void parameter_of_no_root(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_parameter(b, NEW_INO, NEW_INO + 1, 0);
+}
+
+static void parameter_without_file(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_parameter(b, NEW_INO, ids->model, 0);
+}
+
+static void wrong_state(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_parameter(b, ids->w, ids->model, ids->small);
+}
+
+static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_record(b,
+               &(struct ht_ns_record){.type = HT_REC_NS_XATTR,
+                                      .ino = ids->model,
+                                      .name = "user.hitrain.optimizer",
+                                      .name_len = 22,
+                                      .value = "adamw lr=fast",
+                                      .value_len = 13});
+}
+
+/* ---------------------------------------------------------------- references */
+
+static void put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p)
+{
+    size_t mark = ht_record_begin(b, HT_REC_CHUNK);
+
+    ht_buf_put_u64(b, oid);
+    ht_buf_put_u64(b, 0);
+    ht_buf_put_u32(b, 77); /* generation */
+    ht_buf_put_u8(b, HT_CODEC_RAW);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, 1);
+    ht_buf_put_u32(b, p->stored);
+    ht_buf_put_u32(b, p->visible);
+    ht_buf_put_u64(b, p->checksum);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, (uint16_t)ht_div_up(p->stored, HT_BLOCK_BYTES));
+    ht_buf_put_u64(b, p->block);
+    ht_record_end(b, mark);
+}
+
+static void put_object(struct ht_buf *b, uint64_t oid, uint64_t size)
+{
+    size_t mark = ht_record_begin(b, HT_REC_OBJECT);
+
+    ht_buf_put_u64(b, oid);
+    ht_buf_put_u32(b, HT_SMALL_CHUNK_BYTES);
+    ht_buf_put_u32(b, HT_CLASS_DURABLE);
+    ht_buf_put_u64(b, size);
+    ht_buf_put_u64(b, 0);
+    ht_record_end(b, mark);
+}
+
+static void undescribed(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_chunk(b, NEW_INO, &ids->of_small);
+}
+
+static void orphan(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_object(b, NEW_INO, 10);
+    put_chunk(b, NEW_INO, &ids->of_small);
+}
+
+/* Its number is a directory's: it can be no file. */
+static void orphan_directory(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_object(b, ids->below, 10);
+    put_chunk(b, ids->below, &ids->of_small);
+}
+
+static void move_small(const struct damage_ids *ids, struct ht_buf *b, uint64_t block)
+{
+    struct ht_ref_place p = ids->of_small;
+
+    p.block = block;
+    put_chunk(b, ids->small, &p);
+}
+
+static void outside(const struct damage_ids *ids, struct ht_buf *b)
+{
+    move_small(ids, b, 1u << 30);
+}
+
+static void on_superblock(const struct damage_ids *ids, struct ht_buf *b)
+{
+    move_small(ids, b, HT_SUPER_BLOCK_1);
+}
+
+static void on_log(const struct damage_ids *ids, struct ht_buf *b)
+{
+    move_small(ids, b, HT_MIB / HT_BLOCK_BYTES + 1);
+}
+
+static void too_large(const struct damage_ids *ids, struct ht_buf *b)
+{
+    const struct ht_ref_place p = {FREE_BLOCK, 1, 2 * HT_SMALL_CHUNK_BYTES, 10};
+
+    put_chunk(b, ids->small, &p);
+}
+
+static void on_another(const struct damage_ids *ids, struct ht_buf *b)
+{
+    move_small(ids, b, ids->of_big.block + 1);
+}
+
+/* Both have the right checksum: the bytes of one are a part of the other's. */
+static void within_another(struct stack *k, const struct damage_ids *ids)
+{
+    struct ht_ref_place p = {ids->of_big.block + 1, 0, HT_BLOCK_BYTES, 15};
+    struct ht_buf b = HT_BUF_INIT;
+
+    p.checksum = ht_hash64(bytes_at(k, 0, p.block * HT_BLOCK_BYTES), HT_BLOCK_BYTES, super_of(k, 0).salt);
+    put_chunk(&b, ids->small, &p);
+    damage_append(k, &b);
+    ht_buf_free(&b);
+}
+
+/* ------------------------------------------------------------------- content */
+
+static void bad_bytes(struct stack *k, const struct damage_ids *ids)
+{
+    bytes_at(k, 0, ids->of_sparse.block * HT_BLOCK_BYTES)[5] ^= 1;
+}
+
+static void bad_shared_bytes(struct stack *k, const struct damage_ids *ids)
+{
+    bytes_at(k, 0, ids->of_big.block * HT_BLOCK_BYTES)[70] ^= 1;
+}
+
+const struct damage damages[] = {
+    {"SB-READ", .reading_fails = true, .alone = true},
+    {"SB-MAGIC", .harm = no_magic},
+    {"SB-CSUM", .harm = bad_checksum},
+    {"SB-VERSION", .harm = other_version},
+    {"SB-FIELD", .harm = bad_field},
+    {"SB-OTHER", .harm = other_store},
+    {"SB-NONE", .harm = no_super_of_one, .devices = 2, .alone = true},
+    {"SB-NONE-alone", .harm = no_super_at_all, .stays = true, .alone = true},
+    {"SB-SHORT", .harm = truncated, .stays = true, .alone = true},
+    {"LOG-FRAME", .harm = bad_frame},
+    {"LOG-READ", .devices = 2, .reading_fails = true, .alone = true},
+    {"LOG-ALL", .harm = bad_frame_in_both},
+    {"LOG-ALL-first", .harm = bad_first_frame, .stays = true, .alone = true},
+    {"LOG-FORK", .harm = mounted_apart, .devices = 2, .alone = true},
+    {"LOG-RECORD", .put = cut_record},
+    {"NS-ROOT", .put = no_root_dir},
+    {"NS-PARENT", .put = in_no_directory},
+    {"NS-DANGLING", .put = dangling},
+    {"NS-DIRECTORY-NAMES", .put = second_directory_name},
+    {"NS-LINKS", .harm = too_many_names, .alone = true},
+    {"NS-ATTRIBUTES", .put = attributes_of_nothing},
+    {"NS-TARGET", .put = no_target},
+    {"NS-NESTED-ROOT", .put = nested_root},
+    {"NS-LINK-ACROSS-ROOT", .put = link_across_root},
+    {"NS-UNREACHABLE", .put = below_itself},
+    {"NS-UNREACHABLE-nameless", .put = nameless_directory},
+    {"OPT-ROOT", .put = optimizer_root},
+    {"OPT-ROOT-parameter", .put = parameter_of_no_root},
+    {"OPT-PARAM", .put = parameter_without_file},
+    {"OPT-STATE", .put = wrong_state},
+    {"OPT-CONFIG", .put = bad_config},
+    {"REF-OBJECT", .put = undescribed},
+    {"REF-RANGE", .put = outside},
+    {"REF-META", .put = on_superblock},
+    {"REF-META-log", .put = on_log},
+    {"REF-SIZE", .put = too_large},
+    {"REF-OVERLAP", .put = on_another},
+    {"REF-OVERLAP-both", .harm = within_another, .alone = true},
+    {"REF-ORPHAN", .put = orphan},
+    {"REF-NUMBER", .put = orphan_directory},
+    {"DATA-READ", .reading_fails = true, .alone = true},
+    {"DATA-CSUM", .harm = bad_bytes},
+    {"DATA-CSUM-shared", .harm = bad_shared_bytes},
+};
+const unsigned damage_count = HT_ARRAY_SIZE(damages);

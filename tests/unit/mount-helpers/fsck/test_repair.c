@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Repair: one store for each problem that fsck has a code for, what the first run with -y says of it, and that the
+ * second has nothing to say. tests/fsck/NAME.1 and NAME.2 hold both; HITRAIN_REGENERATE=1 writes them anew.
+ *
+ * Whatever was damaged: after a repair the store mounts, and all that nothing was said of is there as it was. And a
+ * store of which fsck says that it is clean does mount. HITRAIN_LONG=1: more pairs of damages; HITRAIN_SEED=N.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tests/support/mending.h"
+#include "tests/support/states.h"
+
+enum { PAIRS = 60, PAIRS_LONG = 1500, READS_MAX = 200 };
+
+/* --------------------------------------------------------------- expected texts */
+
+static void compare_text(const char *name, unsigned run)
+{
+    static char expected[MENDING_TEXT_MAX];
+    char path[256];
+    FILE *file;
+
+    snprintf(path, sizeof(path), "tests/fsck/%s.%u", name, run);
+    if (getenv("HITRAIN_REGENERATE") != NULL) {
+        file = fopen(path, "w");
+        ck_assert_msg(file != NULL && fputs(mending_text, file) >= 0 && fclose(file) == 0, "%s cannot be written",
+                      path);
+        return;
+    }
+    file = fopen(path, "r");
+    ck_assert_msg(file != NULL, "%s is missing", path);
+    expected[fread(expected, 1, MENDING_TEXT_MAX - 1, file)] = '\0';
+    fclose(file);
+    ck_assert_msg(strcmp(mending_text, expected) == 0, "%s:\n%s--- instead of\n%s", path, mending_text, expected);
+}
+
+static void add_line(const char *fmt, size_t a, size_t b, size_t c)
+{
+    mending_text_len +=
+        (size_t)snprintf(mending_text + mending_text_len, MENDING_TEXT_MAX - mending_text_len, fmt, a, b, c);
+}
+
+static bool tells(const struct damage *d)
+{
+    size_t len = 0;
+    char code[64];
+
+    /* What is behind the code in small letters is the variant. */
+    while (d->name[len] != '\0' && !(d->name[len] == '-' && d->name[len + 1] >= 'a'))
+        len++;
+    snprintf(code, sizeof(code), "%.*s: ", (int)len, d->name);
+    return strncmp(mending_text, code, strlen(code)) == 0 || strstr(mending_text, code) != NULL;
+}
+
+/* ------------------------------------------------------------------ one damage */
+
+static const struct mending_world *world_of(const struct damage *d)
+{
+    return &mending_worlds[d->devices == 2 ? 1 : 0];
+}
+
+static void make_damage(const struct damage *d)
+{
+    mending_begin(d->devices == 2 ? 2 : 1);
+    damage_do(d, &mending, &world_of(d)->ids);
+}
+
+/* Reading fails from the n-th request on, for the first n with which that is the problem found. */
+static int run_with_failing_reads(const struct damage *d)
+{
+    for (unsigned n = 1; n < READS_MAX; n++) {
+        ht_dev_fail(mending.dev[mending.dev_count - 1], HT_IO_READ, n, true);
+        int status = mending_fsck(HT_FSCK_YES, false);
+
+        if (tells(d) && strstr(mending_text, "1 problem, 1 repaired") != NULL)
+            return status;
+        stack_free(&mending);
+        make_damage(d);
+    }
+    ck_abort_msg("%s is never told", d->name);
+    return -1;
+}
+
+static void check_damage(const struct damage *d)
+{
+    const struct mending_world *w = world_of(d);
+    size_t kept, errors;
+    int status;
+
+    make_damage(d);
+    if (!d->reading_fails) {
+        ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false) & HT_FSCK_LEFT, HT_FSCK_LEFT);
+        ck_assert_msg(tells(d), "%s is not told but\n%s", d->name, mending_text);
+        ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, true) & HT_FSCK_LEFT, HT_FSCK_LEFT);
+    }
+    status = d->reading_fails ? run_with_failing_reads(d) : mending_fsck(HT_FSCK_YES, false);
+    add_line("exit %zu\n", (size_t)status, 0, 0);
+    compare_text(d->name, 1);
+    status = mending_fsck(HT_FSCK_YES, false);
+    add_line("exit %zu\n", (size_t)status, 0, 0);
+    if (!d->stays) {
+        ck_assert_msg(status == HT_FSCK_CLEAN, "%s, second run:\n%s", d->name, mending_text);
+        kept = mending_count(w, &errors);
+        add_line("%zu of %zu things as they were, %zu cannot be read\n", kept, w->items.count, errors);
+        compare_text(d->name, 2);
+        mending_go_on();
+    } else {
+        compare_text(d->name, 2);
+    }
+    stack_free(&mending);
+}
+
+/* ------------------------------------------------------------------------ tests */
+
+START_TEST(each_problem_is_told_and_repaired_and_then_there_is_none)
+{
+    check_damage(&damages[_i]);
+}
+END_TEST
+
+START_TEST(every_code_has_a_case)
+{
+    for (unsigned c = 0; c < HT_FSCK_CODES; c++) {
+        bool found = false;
+
+        for (unsigned i = 0; i < damage_count; i++)
+            found |= strcmp(damages[i].name, ht_fsck_code_name((enum ht_fsck_code)c)) == 0;
+        ck_assert_msg(found, "%s", ht_fsck_code_name((enum ht_fsck_code)c));
+    }
+}
+END_TEST
+
+START_TEST(json_says_of_each_problem_whether_it_was_repaired)
+{
+    mending_begin(1);
+    for (unsigned i = 0; i < damage_count; i++)
+        if (strcmp(damages[i].name, "SB-MAGIC") == 0 || strcmp(damages[i].name, "DATA-CSUM") == 0)
+            damage_do(&damages[i], &mending, &mending_worlds[0].ids);
+    ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, true), HT_FSCK_CORRECTED);
+    ck_assert_ptr_null(strstr(mending_text, "\"repaired\": false"));
+    ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": true"));
+    ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": 2"));
+    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, true), HT_FSCK_CLEAN);
+    ck_assert_ptr_nonnull(strstr(mending_text, "\"lost_chunks\": 1"));
+    stack_free(&mending);
+}
+END_TEST
+
+/* -p gives up nothing and guesses nothing; the rest of the store it does not touch then. */
+START_TEST(what_needs_a_decision_is_left_by_preening)
+{
+    static const char *const names[] = {"LOG-RECORD", "REF-RANGE"};
+
+    mending_begin(1);
+    for (unsigned n = 0; n < HT_ARRAY_SIZE(names); n++)
+        for (unsigned i = 0; i < damage_count; i++)
+            if (strcmp(damages[i].name, names[n]) == 0)
+                damage_do(&damages[i], &mending, &mending_worlds[0].ids);
+    uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
+    memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(mending_text, "left: only -y would leave them out"));
+    ck_assert_ptr_nonnull(strstr(mending_text, "left, for what was left above: mark the chunk lost"));
+    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES), 0);
+    free(before);
+    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
+    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CLEAN);
+    stack_free(&mending);
+}
+END_TEST
+
+/* Records first: appending them mends superblocks and logs. */
+static void damage_both(const struct damage *a, const struct damage *b)
+{
+    const struct damage *first = a->put != NULL ? a : b, *second = first == a ? b : a;
+
+    mending_begin(1);
+    damage_do(first, &mending, &mending_worlds[0].ids);
+    if (second != first)
+        damage_do(second, &mending, &mending_worlds[0].ids);
+}
+
+static const struct damage *any_damage(uint64_t *rnd)
+{
+    const struct damage *d;
+
+    do
+        d = &damages[rnd_below(rnd, damage_count)];
+    while (d->alone || d->stays || d->devices > 1);
+    return d;
+}
+
+START_TEST(of_any_two_damages_nothing_is_left)
+{
+    uint64_t rnd = setting("HITRAIN_SEED", 1);
+    unsigned pairs = getenv("HITRAIN_LONG") != NULL ? PAIRS_LONG : PAIRS;
+    size_t errors;
+
+    for (unsigned i = 0; i < pairs; i++) {
+        const struct damage *a = any_damage(&rnd), *b = any_damage(&rnd);
+        int status;
+
+        damage_both(a, b);
+        status = mending_fsck(HT_FSCK_CHECK, false);
+        ck_assert_msg(status == HT_FSCK_LEFT, "%s and %s: exit %d\n%s", a->name, b->name, status, mending_text);
+        status = mending_fsck(HT_FSCK_YES, false);
+        ck_assert_msg(status == HT_FSCK_CORRECTED, "%s and %s: exit %d\n%s", a->name, b->name, status, mending_text);
+        status = mending_fsck(HT_FSCK_YES, false);
+        ck_assert_msg(status == HT_FSCK_CLEAN, "%s and %s, second run: exit %d\n%s", a->name, b->name, status,
+                      mending_text);
+        (void)mending_count(&mending_worlds[0], &errors);
+        mending_go_on();
+        stack_free(&mending);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("fsck repairs");
+    TCase *t = tcase_create("repairs");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_unchecked_fixture(t, mending_setup, NULL);
+    tcase_set_timeout(t, 600);
+    tcase_add_loop_test(t, each_problem_is_told_and_repaired_and_then_there_is_none, 0, (int)damage_count);
+    tcase_add_test(t, every_code_has_a_case);
+    tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
+    tcase_add_test(t, what_needs_a_decision_is_left_by_preening);
+    tcase_add_test(t, of_any_two_damages_nothing_is_left);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
