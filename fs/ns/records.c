@@ -85,14 +85,17 @@ static void get_name(struct ht_reader *in, struct ht_ns_record *r)
 
 static bool decode_entry(struct ht_reader *in, struct ht_ns_record *r)
 {
+    uint32_t type;
+
     r->parent = ht_get_u64(in);
     r->ino = ht_get_u64(in);
     r->time_ns = (int64_t)ht_get_u64(in);
-    r->entry_type = (uint16_t)((uint32_t)ht_get_u8(in) << MODE_TYPE_SHIFT);
+    type = (uint32_t)ht_get_u8(in) << MODE_TYPE_SHIFT;
+    r->entry_type = (uint16_t)type;
     if (in->bad)
         return false;
     get_name(in, r);
-    return !in->bad && r->parent != 0 && ht_ns_type_valid(r->entry_type) && ht_ns_name_valid(r->name, r->name_len);
+    return !in->bad && r->parent != 0 && ht_ns_type_valid(type) && ht_ns_name_valid(r->name, r->name_len);
 }
 
 static bool decode_entry_del(struct ht_reader *in, struct ht_ns_record *r)
