@@ -24,6 +24,8 @@
 ##   bench      build and run bench/bench_*.c
 ##   bench-meta create, stat, rename, unlink, ... per second, beside ext4 seen through libfuse's passthrough_hp, which is
 ##              built for it; under 3 minutes; medians into build/bench/meta.jsonl
+##   bench-kernel
+##              update kernels in memory, one core and all, beside an in-place stream and PyTorch's fused AdamW; 5 minutes
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
@@ -234,7 +236,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states twins mounted torch bench bench-meta bench-step lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states twins mounted torch bench bench-meta bench-step bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -250,6 +252,9 @@ bench-meta:
 	@tests/tools/deps.sh bench-meta
 	@$(MAKE) --no-print-directory all $(B)/bench/meta_client
 	@$(PYTHON) bench/meta.py
+bench-kernel: deps
+	@$(MAKE) --no-print-directory $(B)/bench/bench_kernel
+	@$(PYTHON) bench/kernel.py
 bench-step:
 	@tests/tools/deps.sh bench-step
 	@$(MAKE) --no-print-directory all $(B)/bench/step_client

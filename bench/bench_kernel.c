@@ -1,33 +1,70 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_kernel.c - the AdamW kernels beside an in-place stream of the same shape: four arrays in, three out, one
- * addition each, arrays far larger than the caches. One core, medians of interleaved runs; the ratio is what counts.
+ * bench_kernel.c - the update kernels beside an in-place stream of the same shape: as many arrays in and out, one
+ * addition each, every array four times the last cache. On one core, then on all; medians of interleaved runs, and
+ * the ratio is what counts.
+ *
+ *     bench_kernel [--json] [RUNS]
  */
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "optim/rules/rule.h"
 #include "tiering/base/base.h"
 
-enum { ELEMENTS = 24 << 20, RUNS = 9, ARRAYS_IN = 4, ARRAYS_OUT = 3 };
+enum { RUNS = 9, RUNS_MAX = 99, CACHES = 4, ARRAYS_MAX = 4, THREADS_MAX = 64, DEFAULT_L3 = 32 << 20 };
+#define BYTES_MAX (128ull << 20) /* of an array: a cache that is the whole host's says little about us */
 
-static float *array(void)
+/* Each rule once; p and g, and as many states between them as the kernel keeps. */
+static const struct {
+    const char *config;
+    unsigned states;
+} cases[] = {
+    {"adamw lr=1e-3 weight_decay=0.1", 2}, {"adam lr=1e-3 weight_decay=0.1", 2}, {"sgd lr=1e-3", 0},
+    {"sgd lr=1e-3 momentum=0.9", 1},       {"lion lr=1e-4 weight_decay=0.1", 1}, {"adagrad lr=1e-2", 1},
+};
+
+struct arrays {
+    float *a[ARRAYS_MAX]; /* p, states, and the gradient last */
+    size_t elements;
+};
+
+struct work {
+    const struct arrays *arrays;
+    unsigned written; /* arrays in and out; one more is only read */
+    ht_kernel_fn kernel;
+    const struct ht_scalars *scalars;
+    size_t first, count;
+};
+
+static float *array(size_t bytes)
 {
-    size_t bytes = (size_t)ELEMENTS * sizeof(float);
     float *a = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
     if (a == MAP_FAILED) {
         perror("bench_kernel: no memory for the arrays");
         exit(1);
     }
     madvise(a, bytes, MADV_HUGEPAGE);
-    for (size_t i = 0; i < ELEMENTS; i++)
+    for (size_t i = 0; i < bytes / sizeof(float); i++)
         a[i] = (float)(i % 1000) * 1e-3f;
     return a;
 }
 
-/* The ceiling: the same traffic, next to no arithmetic. */
-__attribute__((noinline)) static void stream(float *p, float *m, float *v, const float *g, size_t n)
+/*
+ * The ceiling: the same traffic, next to no arithmetic, in vectors. All arrays begin at the same place of a page, as chunks in the
+ * store do: what loads one array after having stored another waits for it for nothing, unless it may be reordered (restrict).
+ */
+#if defined(__x86_64__) && !defined(__clang__)
+#define STREAM __attribute__((noinline, optimize("O3"), target("avx2"))) static void
+#else
+#define STREAM __attribute__((noinline)) static void
+#endif
+STREAM stream4(float *restrict p, float *restrict m, float *restrict v, const float *restrict g, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         float x = g[i];
@@ -35,6 +72,76 @@ __attribute__((noinline)) static void stream(float *p, float *m, float *v, const
         m[i] += x;
         v[i] += x;
     }
+}
+
+STREAM stream3(float *restrict p, float *restrict m, const float *restrict g, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        float x = g[i];
+        p[i] += x;
+        m[i] += x;
+    }
+}
+
+STREAM stream2(float *restrict p, const float *restrict g, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] += g[i];
+}
+
+static void stream(const struct work *w)
+{
+    float *p = w->arrays->a[0] + w->first, *m = w->arrays->a[1] + w->first, *v = w->arrays->a[2] + w->first;
+    const float *g = w->arrays->a[ARRAYS_MAX - 1] + w->first;
+
+    if (w->written == 3)
+        stream4(p, m, v, g, w->count);
+    else if (w->written == 2)
+        stream3(p, m, g, w->count);
+    else
+        stream2(p, g, w->count);
+}
+
+static void *run(void *arg)
+{
+    const struct work *w = arg;
+
+    if (!w->kernel) {
+        stream(w);
+        return NULL;
+    }
+    struct ht_update u = {
+        .p = w->arrays->a[0] + w->first,
+        .state = {w->arrays->a[1] + w->first, w->arrays->a[2] + w->first},
+        .g = w->arrays->a[ARRAYS_MAX - 1] + w->first,
+        .p_dtype = HT_DTYPE_F32,
+        .g_dtype = HT_DTYPE_F32,
+    };
+    w->kernel(w->scalars, &u, w->count);
+    return NULL;
+}
+
+/* GB/s of one pass, each thread over its own part. */
+static double measure(const struct work *whole, unsigned threads)
+{
+    pthread_t thread[THREADS_MAX];
+    struct work part[THREADS_MAX];
+    size_t each = whole->arrays->elements / threads;
+    uint64_t began = ht_now_ns();
+
+    for (unsigned i = 0; i < threads; i++) {
+        part[i] = *whole;
+        part[i].first = i * each;
+        part[i].count = each;
+        if (i && pthread_create(&thread[i], NULL, run, &part[i])) {
+            perror("bench_kernel: pthread_create");
+            exit(1);
+        }
+    }
+    run(&part[0]);
+    for (unsigned i = 1; i < threads; i++)
+        pthread_join(thread[i], NULL);
+    return (double)(each * threads * sizeof(float)) * (2 * whole->written + 1) / (double)(ht_now_ns() - began);
 }
 
 static int by_value(const void *a, const void *b)
@@ -49,36 +156,75 @@ static double median(double *v, int n)
     return v[n / 2];
 }
 
-static double gbytes_per_s(uint64_t began_ns)
+static void bench(const struct arrays *arrays, unsigned index, unsigned threads, int runs, bool json)
 {
-    double bytes = (double)ELEMENTS * sizeof(float) * (ARRAYS_IN + ARRAYS_OUT);
-    return bytes / (double)(ht_now_ns() - began_ns);
+    const struct ht_kernels *kernels = ht_kernels_choose();
+    double top[RUNS_MAX], fast[RUNS_MAX], slow[RUNS_MAX], ratio[RUNS_MAX];
+    struct ht_optim_config config;
+    struct ht_scalars s;
+    char why[HT_OPTIM_ERROR_MAX];
+
+    if (ht_optim_config_parse(cases[index].config, strlen(cases[index].config), &config, why)) {
+        fprintf(stderr, "bench_kernel: %s: %s\n", cases[index].config, why);
+        exit(1);
+    }
+    ht_rule_scalars(&config, 10, &s);
+    struct work w = {.arrays = arrays, .written = cases[index].states + 1, .scalars = &s};
+    for (int i = 0; i < runs; i++) {
+        w.kernel = NULL;
+        top[i] = measure(&w, threads);
+        w.kernel = kernels->fn[s.kernel];
+        fast[i] = measure(&w, threads);
+        w.kernel = ht_kernels_scalar.fn[s.kernel];
+        slow[i] = measure(&w, threads);
+        ratio[i] = fast[i] / top[i];
+    }
+    double t = median(top, runs), f = median(fast, runs), l = median(slow, runs), r = median(ratio, runs);
+    if (json)
+        printf("{\"rule\": \"%s\", \"threads\": %u, \"kernel\": \"%s\", \"stream_gb_s\": %.3f, \"kernel_gb_s\": %.3f, "
+               "\"scalar_gb_s\": %.3f, \"ratio\": %.3f}\n",
+               cases[index].config, threads, kernels->name, t, f, l, r);
+    else
+        printf("  %-34s%8u%11.2f%11.2f%11.2f%8.2f\n", cases[index].config, threads, t, f, l, r);
+    fflush(stdout);
 }
 
-int main(void)
+static size_t array_bytes(void)
 {
-    float *p = array(), *m = array(), *v = array(), *g = array();
-    double ceiling[RUNS], rate[RUNS], scalar[RUNS];
-    const struct ht_kernels *kernels = ht_kernels_choose();
-    struct ht_optim_config config = ht_rule_of(HT_RULE_ADAMW)->defaults;
-    struct ht_update u = {.p = p, .state = {m, v}, .g = g, .p_dtype = HT_DTYPE_F32, .g_dtype = HT_DTYPE_F32};
-    struct ht_scalars s;
-    ht_rule_scalars(&config, 10, &s);
-    for (int i = 0; i < RUNS; i++) {
-        uint64_t t = ht_now_ns();
-        stream(p, m, v, g, ELEMENTS);
-        ceiling[i] = gbytes_per_s(t);
-        t = ht_now_ns();
-        kernels->fn[s.kernel](&s, &u, ELEMENTS);
-        rate[i] = gbytes_per_s(t);
-        t = ht_now_ns();
-        ht_kernels_scalar.fn[s.kernel](&s, &u, ELEMENTS);
-        scalar[i] = gbytes_per_s(t);
+    long l3 = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    uint64_t bytes = CACHES * (uint64_t)(l3 > 0 ? l3 : DEFAULT_L3);
+
+    return ht_min_u64(bytes, BYTES_MAX) / 4096 * 4096;
+}
+
+static unsigned cpu_count(void)
+{
+    cpu_set_t set;
+
+    return sched_getaffinity(0, sizeof(set), &set) ? 1 : ht_min_u64((uint64_t)CPU_COUNT(&set), THREADS_MAX);
+}
+
+int main(int argc, char **argv)
+{
+    bool json = argc > 1 && strcmp(argv[1], "--json") == 0;
+    int runs = argc > 1 + json ? atoi(argv[1 + json]) : RUNS;
+    size_t bytes = array_bytes();
+    struct arrays arrays = {.elements = bytes / sizeof(float)};
+    unsigned cpus = cpu_count();
+
+    if (runs < 1 || runs > RUNS_MAX) {
+        fprintf(stderr, "usage: bench_kernel [--json] [RUNS]\n");
+        return 2;
     }
-    double top = median(ceiling, RUNS), fast = median(rate, RUNS), slow = median(scalar, RUNS);
-    printf("one core, %d MiB per array, medians of %d interleaved runs\n", (int)(ELEMENTS * sizeof(float) >> 20), RUNS);
-    printf("  stream of the same shape  %6.2f GB/s\n", top);
-    printf("  AdamW, %-6s             %6.2f GB/s  %.2f of the stream\n", kernels->name, fast, fast / top);
-    printf("  AdamW, scalar reference   %6.2f GB/s  %.2f of the stream\n", slow, slow / top);
+    for (unsigned i = 0; i < ARRAYS_MAX; i++)
+        arrays.a[i] = array(bytes);
+    if (!json)
+        printf("%zu MiB per array, f32, medians of %d interleaved runs, GB/s (%s)\n\n  %-34s%8s%11s%11s%11s%8s\n",
+               bytes >> 20, runs, ht_kernels_choose()->name, "", "threads", "stream", "kernel", "scalar", "ratio");
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
+        bench(&arrays, i, 1, runs, json);
+        if (cpus > 1)
+            bench(&arrays, i, cpus, runs, json);
+    }
     return 0;
 }

@@ -32,6 +32,7 @@ HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonf
 {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
     double lane[8];
+    ht_counts counts = lanes_no_counts();
     size_t i = 0;
 
     for (; i + HT_LANES <= n; i += HT_LANES) {
@@ -39,8 +40,9 @@ HT_LANES_FN double sum_of(const void *g, uint8_t dtype, size_t n, uint64_t *nonf
         __m256d a = _mm256_cvtps_pd(_mm256_castps256_ps128(x)), b = _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1));
         low = _mm256_fmadd_pd(a, a, low);
         high = _mm256_fmadd_pd(b, b, high);
-        *nonfinite += lanes_count_nonfinite(x);
+        counts = lanes_count_nonfinite(counts, x);
     }
+    *nonfinite += lanes_sum_counts(counts);
     _mm256_storeu_pd(lane, low);
     _mm256_storeu_pd(lane + 4, high);
     sum_one_by_one(g, dtype, i, n, lane, nonfinite);

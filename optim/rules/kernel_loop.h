@@ -28,21 +28,26 @@ HT_LANES_FN void store_parameter(const struct ht_update *u, size_t i, ht_lanes p
     lanes_store_halves((uint16_t *)u->p + i, p, dtype);
 }
 
-HT_LANES_FN unsigned update_lanes(const struct ht_scalars *s, const struct ht_update *u, size_t i, step_fn step,
-                                  unsigned states, uint8_t p_dtype, uint8_t g_dtype)
+HT_LANES_FN bool any_nan(const struct element *x, unsigned states)
+{
+    bool nan = lanes_any_nan(x->p, states > 0 ? x->state[0] : x->p);
+
+    for (unsigned k = 1; k < states; k++)
+        nan |= lanes_any_nan(x->state[k], x->state[k]);
+    return nan;
+}
+
+HT_LANES_FN void update_lanes(const struct ht_scalars *s, const struct ht_update *u, size_t i, step_fn step,
+                              unsigned states, uint8_t p_dtype, uint8_t g_dtype, ht_counts *nonfinite)
 {
     struct element x = {.g = lanes_load(u->g, g_dtype, i), .p = load_parameter(u, i, p_dtype)};
-    unsigned nonfinite = lanes_count_nonfinite(x.g);
-    bool nan;
 
+    *nonfinite = lanes_count_nonfinite(*nonfinite, x.g);
     x.g = lanes_negate(x.g * lanes_set(s->grad_factor), s->maximize);
     for (unsigned k = 0; k < states; k++)
         x.state[k] = lanes_load_f32(u->state[k] + i);
     step(&x, s);
-    nan = lanes_any_nan(x.p);
-    for (unsigned k = 0; k < states; k++)
-        nan |= lanes_any_nan(x.state[k]);
-    if (__builtin_expect(nan, 0)) {
+    if (__builtin_expect(any_nan(&x, states), 0)) {
         x.p = lanes_canonical(x.p);
         for (unsigned k = 0; k < states; k++)
             x.state[k] = lanes_canonical(x.state[k]);
@@ -50,7 +55,6 @@ HT_LANES_FN unsigned update_lanes(const struct ht_scalars *s, const struct ht_up
     for (unsigned k = 0; k < states; k++)
         lanes_store_f32(u->state[k] + i, x.state[k]);
     store_parameter(u, i, x.p, p_dtype);
-    return nonfinite;
 }
 
 /* As many elements as fill lanes wholly. */
@@ -60,11 +64,11 @@ HT_LANES_FN uint64_t update_all(const struct ht_scalars *scalars, const struct h
     /* Copies, because the compiler cannot know that the arrays do not overlap these. */
     struct ht_scalars s = *scalars;
     struct ht_update u = *update;
-    uint64_t nonfinite = 0;
+    ht_counts nonfinite = lanes_no_counts();
 
     for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES)
-        nonfinite += update_lanes(&s, &u, i, step, states, p_dtype, g_dtype);
-    return nonfinite;
+        update_lanes(&s, &u, i, step, states, p_dtype, g_dtype, &nonfinite);
+    return lanes_sum_counts(nonfinite);
 }
 
 HT_LANES_FN uint64_t update_by_gradient(const struct ht_scalars *s, const struct ht_update *u, size_t n, step_fn step,
@@ -101,7 +105,7 @@ HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, boo
 
         if (!first)
             x = lanes_load_f32(sum + i) + x;
-        if (__builtin_expect(lanes_any_nan(x), 0))
+        if (__builtin_expect(lanes_any_nan(x, x), 0))
             x = lanes_canonical(x);
         lanes_store_f32(sum + i, x);
     }

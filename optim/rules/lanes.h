@@ -60,9 +60,9 @@ HT_LANES_FN ht_lanes lanes_negate(ht_lanes x, bool really)
     return _mm256_xor_ps(x, lanes_of_bits(_mm256_set1_epi32(really ? INT32_MIN : 0)));
 }
 
-HT_LANES_FN bool lanes_any_nan(ht_lanes x)
+HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
 {
-    return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0;
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
 }
 
 HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
@@ -72,13 +72,31 @@ HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
     return _mm256_blendv_ps(x, lanes_of_bits(_mm256_set1_epi32(0x7fc00000)), nan);
 }
 
-HT_LANES_FN unsigned lanes_count_nonfinite(ht_lanes x)
+/* One 32-bit count in each lane: of fewer than 2^32 times. */
+typedef __m256i ht_counts;
+
+HT_LANES_FN ht_counts lanes_no_counts(void)
+{
+    return _mm256_setzero_si256();
+}
+
+HT_LANES_FN ht_counts lanes_count_nonfinite(ht_counts c, ht_lanes x)
 {
     __m256i exponent = _mm256_set1_epi32(0x7f800000);
     __m256i high = _mm256_and_si256(lanes_bits(x), exponent);
-    int mask = _mm256_movemask_ps(lanes_of_bits(_mm256_cmpeq_epi32(high, exponent)));
 
-    return (unsigned)__builtin_popcount((unsigned)mask);
+    return _mm256_sub_epi32(c, _mm256_cmpeq_epi32(high, exponent)); /* equal is -1 */
+}
+
+HT_LANES_FN uint64_t lanes_sum_counts(ht_counts c)
+{
+    uint32_t lane[8];
+    uint64_t sum = 0;
+
+    _mm256_storeu_si256((__m256i *)(void *)lane, c);
+    for (unsigned i = 0; i < 8; i++)
+        sum += lane[i];
+    return sum;
 }
 
 /* Elements of two bytes, in the low halves of 32-bit lanes. */
@@ -176,9 +194,9 @@ HT_LANES_FN ht_lanes lanes_negate(ht_lanes x, bool really)
     return really ? -x : x;
 }
 
-HT_LANES_FN bool lanes_any_nan(ht_lanes x)
+HT_LANES_FN bool lanes_any_nan(ht_lanes a, ht_lanes b)
 {
-    return isnan(x);
+    return isnan(a) || isnan(b);
 }
 
 HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
@@ -190,9 +208,21 @@ HT_LANES_FN ht_lanes lanes_canonical(ht_lanes x)
     return x;
 }
 
-HT_LANES_FN unsigned lanes_count_nonfinite(ht_lanes x)
+typedef uint64_t ht_counts;
+
+HT_LANES_FN ht_counts lanes_no_counts(void)
 {
-    return !isfinite(x);
+    return 0;
+}
+
+HT_LANES_FN ht_counts lanes_count_nonfinite(ht_counts c, ht_lanes x)
+{
+    return c + !isfinite(x);
+}
+
+HT_LANES_FN uint64_t lanes_sum_counts(ht_counts c)
+{
+    return c;
 }
 
 HT_LANES_FN ht_lanes lanes_load_f32(const float *p)
