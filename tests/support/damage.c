@@ -10,6 +10,7 @@
 #include "tests/support/sample.h"
 #include "tiering/base/hash.h"
 #include "tiering/space/alloc.h"
+#include "tiering/space/members.h"
 
 enum {
     NEW_INO = 5000, /* of nothing in the sample */
@@ -77,6 +78,7 @@ void damage_append(struct stack *k, const struct ht_buf *records)
 
     sb.epoch++;
     sb.flags = HT_SUPER_IN_USE;
+    ht_members_take_part(&sb, (1u << k->dev_count) - 1);
     ck_assert_int_eq(ht_super_write(&sb, k->dev, k->dev_count), 0);
     struct ht_journal_config c = {
         .dev = {k->dev[sb.log_device[0]], k->dev[sb.log_device[1]]},

@@ -13,7 +13,7 @@ static int note_feature(struct ht_store *s)
     ht_mutex_lock(&s->super_lock);
     if (!(s->sb.feat_refuse & HT_FEAT_REFUSE_LOST)) {
         s->sb.feat_refuse |= HT_FEAT_REFUSE_LOST;
-        rc = ht_super_write(&s->sb, s->dev, s->dev_count);
+        rc = ht_store_write_super(s);
     }
     ht_mutex_unlock(&s->super_lock);
     return rc;
