@@ -393,7 +393,7 @@ int ht_options_parse(int argc, char **argv, bool allow_other, struct ht_options 
         .commit_ms = COMMIT_S_DEFAULT * 1000,
         .numa_node = HT_NUMA_AUTO,
     };
-    optind = 1;
+    optind = 0; /* forgets, unlike 1, where in an argument the last call stopped */
     while (r == 0 && (flag = getopt_long(argc, argv, "fsdhVo:", longs, NULL)) != -1)
         r = set_flag(o, flag);
     if (r || o->help || o->version)
