@@ -18,6 +18,9 @@
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
 ##   lint       include directions, headers compile alone, formatting, shell scripts, SPDX lines
 ##   format     rewrite all C files as .clang-format says
+##   fuzz       run every fuzz target (tests/fuzz/fuzz_*.c) with libFuzzer, FUZZ_SECONDS in all; what is new goes to build/fuzz.
+##              check runs the inputs of tests/fuzz/corpus once
+##   fuzz-merge put into tests/fuzz/corpus what build/fuzz has and it lacks
 ##   libs       the layers' archives, into build/lib
 ##   tests      build all test programs, run none
 ##   clients    those that mounted tests run on the mount (tests/programs/*.c)
@@ -40,6 +43,7 @@
 ##   TWINS=1    with broken twins to choose from by HITRAIN_TWIN (tiering/base/twin.h); has its own folder
 ##   LOCKS=1    end a program at the first lock taken out of order (include/hitrain/locks.h); builds with SAN= always do;
 ##              has its own folder, build/locks
+##   FUZZ_SECONDS=  how long fuzz takes (300)
 ##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
 ##   TEST=      glob over test names or paths: only these are built and run, e.g. make unit TEST='test_ring*'
 ##   O=         where to build (build)
@@ -79,8 +83,8 @@ comma := ,
 empty :=
 space := $(empty) $(empty)
 sans := $(subst $(comma), ,$(SAN))
-ifneq ($(filter-out asan ubsan tsan,$(sans)),)
-$(error SAN=$(SAN): asan, ubsan and tsan are known)
+ifneq ($(filter-out asan ubsan tsan fuzzer,$(sans)),)
+$(error SAN=$(SAN): asan, ubsan and tsan are known, and fuzzer with CC=clang)
 endif
 compiler := $(notdir $(firstword $(CC)))
 variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks) $(if $(TWINS),twins)))
@@ -114,6 +118,8 @@ unit_tests := $(patsubst %.c,%,$(sort $(shell find tests/unit -name 'test_*.c' 2
 state_tests := $(patsubst %.c,%,$(sort $(wildcard tests/crash/crash_*.c tests/model/model_*.c)))
 benches := $(patsubst %.c,%,$(sort $(wildcard bench/bench_*.c)))
 clients := $(patsubst %.c,%,$(sort $(wildcard tests/programs/*.c)))
+fuzz_targets := $(patsubst %.c,%,$(sort $(wildcard tests/fuzz/fuzz_*.c)))
+fuzz_programs := $(patsubst %,$(B)/%,$(fuzz_targets))
 test_programs := $(patsubst %,$(B)/%,$(unit_tests) $(state_tests))
 client_programs := $(patsubst %,$(B)/%,$(clients))
 bench_programs := $(patsubst %,$(B)/%,$(benches))
@@ -131,7 +137,7 @@ WARN_clang := -Wimplicit-fallthrough -Wno-gnu-folding-constant -Wno-unknown-warn
 WARN_gcc_san := -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds
 
 is_clang := $(findstring clang,$(compiler))
-san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubst ubsan,undefined,$(patsubst tsan,thread,$(sans))))))
+san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubst ubsan,undefined,$(patsubst tsan,thread,$(patsubst fuzzer,fuzzer-no-link,$(sans)))))))
 SAN_FLAGS := $(if $(sans),-fsanitize=$(san_names) -fno-sanitize-recover=all -fno-omit-frame-pointer)
 # The order of locks is checked in builds that look for errors (include/hitrain/locks.h).
 LOCK_FLAGS := $(if $(sans)$(LOCKS),-DHT_LOCK_CHECK)
@@ -169,7 +175,7 @@ say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
 .PHONY: all libs tests clients
 all: $(patsubst %,$(B)/bin/%,$(built_programs)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
-tests: $(test_programs) clients
+tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs)
 
 # Rebuild when the command would be another one.
@@ -218,6 +224,21 @@ $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 endef
 $(foreach t,$(unit_tests) $(state_tests) $(benches) $(bench_clients),$(eval $(call test_rule,$(t))))
 
+# The fuzzer has a main of its own. Check's assertions, which helpers use, work without Check.
+fuzz_main := $(if $(filter fuzzer,$(sans)),,$(B)/obj/tests/fuzz/replay.o)
+fuzz_objects := $(fuzz_main) $(B)/obj/tests/fuzz/check.o
+define fuzz_rule
+$(B)/$(1): $(B)/obj/$(1).o $(fuzz_objects) $(call test_archives,$(1))
+	$$(call say,LD,$$@)
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) $(if $(fuzz_main),,-fsanitize=fuzzer) -o $$@ $$^ $$(FUSE_LIBS) $$(LIBS)
+endef
+$(foreach t,$(fuzz_targets),$(eval $(call fuzz_rule,$(t))))
+$(B)/tests/fuzz/seeds: $(B)/obj/tests/fuzz/seeds.o $(B)/obj/tests/fuzz/check.o $(call test_archives,tests/fuzz/seeds)
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(FUSE_LIBS) $(LIBS)
+
 # What runs on a mount knows nothing of hitrain: one file, the C library, and it runs anywhere else, too.
 $(client_programs): $(B)/%: $(B)/obj/%.o
 	$(call say,LD,$@)
@@ -244,6 +265,12 @@ check: deps
 	@$(runner) check
 check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
+FUZZ_SECONDS ?= 300
+.PHONY: fuzz fuzz-merge
+fuzz: deps
+	@$(runner) fuzz --seconds '$(FUZZ_SECONDS)'
+fuzz-merge: deps
+	@$(runner) fuzz-merge
 unit states twins mounted torch bench:
 	@$(runner) $@
 

@@ -303,7 +303,8 @@ START_TEST(a_changed_byte_of_one_copy_is_named_repaired_and_no_loss)
                 light += !wholly && clean;
                 whole += wholly;
             }
-    printf("changed bytes: %u read by superblock and log, %u mounted and checked; %u bad\n", light, whole, bad);
+    printf("figures: changed bytes: %u read by superblock and log, %u mounted and checked; %u bad\n", light, whole,
+           bad);
     ck_assert_uint_eq(bad, 0);
 }
 END_TEST
@@ -335,7 +336,7 @@ static void flip_all_copies(void)
     ck_assert_uint_eq(mounted, 0);
     for (uint64_t at = 0; at < area[HT_SUPER_COPIES].bytes; at += stride, states++)
         bad += flip_together(HT_SUPER_COPIES, HT_LOG_COPIES, at, (unsigned)at % 3, &mounted);
-    printf("%u bytes changed in all copies, %u mounted; %u bad\n", states, mounted, bad);
+    printf("figures: %u bytes changed in all copies, %u mounted; %u bad\n", states, mounted, bad);
     ck_assert_uint_eq(bad, 0);
 }
 
@@ -399,7 +400,7 @@ START_TEST(random_damage_gives_an_error_or_what_was_there)
         mounted += is_mounted;
         restore_all();
     }
-    printf("%u states of random damage, %u mounted; %u bad\n", states, mounted, bad);
+    printf("figures: %u states of random damage, %u mounted; %u bad\n", states, mounted, bad);
     ck_assert_uint_eq(bad, 0);
     ck_assert_uint_gt(mounted, 0);
     ck_assert_uint_lt(mounted, states);

@@ -23,6 +23,8 @@ import time
 PYTHON = '/usr/bin/python3'
 PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
 LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
+FUZZ_SAN = 'asan,ubsan,fuzzer'
+FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
 PYTEST_LINE = re.compile(r'^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s.*$', re.M)
 # Inner makes choose their own parallelism: the pipe of an outer one does not reach them.
@@ -271,6 +273,65 @@ class Runner:
         self.heading(f'build with {cc}')
         self.make(['all', 'tests'], cc, '')
 
+    # -- fuzzing --
+
+    def fuzz_targets(self, san, cc):
+        """{name: program} of the selected targets that could be built."""
+        sources = self.selected(pathlib.Path('tests/fuzz').glob('fuzz_*.c'))
+        out = variant_dir(self.args.out, cc, san)
+        targets = {pathlib.Path(s).stem[len('fuzz_'):]: os.path.join(out, s[:-2]) for s in sources}
+        lost = self.make(list(targets.values()), cc, san)
+        return {n: t for n, t in targets.items() if t not in lost}
+
+    def fuzz(self):
+        """As many targets at a time as there are processors; each gets its share of the time."""
+        self.heading(f'fuzzing for {self.args.seconds} s')
+        targets = self.fuzz_targets(FUZZ_SAN, 'clang')
+        rounds = -(-len(targets) // self.jobs) or 1
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            running = {pool.submit(self.fuzz_one, n, t, max(1, self.args.seconds // rounds)): n
+                       for n, t in targets.items()}
+            for done in concurrent.futures.as_completed(running):
+                self.count_fuzz(running[done], *done.result())
+
+    def fuzz_one(self, name, target, seconds):
+        found = os.path.join(self.args.out, 'fuzz', name)
+        corpus = os.path.join('tests/fuzz/corpus', name)
+        os.makedirs(found, exist_ok=True)
+        argv = [os.path.abspath(target), f'-max_total_time={seconds}', '-timeout=20', f'-rss_limit_mb={FUZZ_RSS_MIB}',
+                '-use_value_profile=1', '-print_final_stats=1', f'-artifact_prefix={found}-', found]
+        return self.command(self.fixed_addresses() + argv + ([corpus] if os.path.isdir(corpus) else []),
+                            self.program_env(FUZZ_SAN))
+
+    def count_fuzz(self, name, status, output, seconds):
+        self.ran += 1
+        stats = dict(re.findall(r'^stat::(\w+):\s+(\d+)', output, re.M))
+        cover = re.findall(r' cov: (\d+) ', output)
+        ok = status == 0
+        self.passed += ok
+        self.line(ok, seconds, f'fuzz_{name}', f'{stats.get("number_of_executed_units", "?")} inputs, '
+                  f'{stats.get("new_units_added", "?")} new, {cover[-1] if cover else "?"} places reached, '
+                  f'{stats.get("peak_rss_mb", "?")} MiB')
+        if not ok:
+            self.fail(f'fuzz_{name}', 1, output[-20000:])
+
+    def fuzz_merge(self):
+        """Inputs of build/fuzz that reach what the corpus does not."""
+        for name, target in self.fuzz_targets(FUZZ_SAN, 'clang').items():
+            corpus, found = os.path.join('tests/fuzz/corpus', name), os.path.join(self.args.out, 'fuzz', name)
+            os.makedirs(corpus, exist_ok=True)
+            if not os.path.isdir(found):
+                continue
+            status, output, seconds = self.command(
+                self.fixed_addresses() + [os.path.abspath(target), '-merge=1', corpus, found], self.program_env(FUZZ_SAN))
+            self.line(status == 0, seconds, f'fuzz_{name}', f'{len(os.listdir(corpus))} inputs in its corpus')
+            if status != 0:
+                self.fail(f'fuzz_{name}', 1, output[-20000:])
+
+    def replay(self):
+        self.heading('inputs of fuzz targets')
+        self.programs(pathlib.Path('tests/fuzz').glob('fuzz_*.c'), self.args.cc, 'asan,ubsan')
+
     def bench(self):
         sources = self.selected(pathlib.Path('bench').glob('bench_*.c'))
         out = variant_dir(self.args.out, self.args.cc, self.args.san)
@@ -295,6 +356,7 @@ class Runner:
         self.unit(san='asan,ubsan')
         if long:
             self.unit(san='tsan')
+        self.replay()
         self.states()
         if everything:
             self.twins()
@@ -317,13 +379,15 @@ class Runner:
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=['check', 'check-long', 'unit', 'states', 'twins', 'mounted', 'torch', 'lint', 'bench'])
+    p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'twins', 'mounted',
+                                    'torch', 'lint', 'bench'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
     p.add_argument('--cc', default='gcc')
     p.add_argument('--san', default='')
     p.add_argument('--test', default='')
     p.add_argument('--set', action='append', default=[])
+    p.add_argument('--seconds', type=int, default=300)
     p.add_argument('--verbose', action='store_true')
     args = p.parse_args()
     os.chdir(pathlib.Path(__file__).resolve().parents[2])
@@ -332,8 +396,8 @@ def main():
     if args.what == 'check-long':
         runner.check(long=True)
     else:
-        getattr(runner, args.what)()
-    return runner.finish(begin, args.what not in ('lint', 'bench'))
+        getattr(runner, args.what.replace('-', '_'))()
+    return runner.finish(begin, args.what not in ('lint', 'bench', 'fuzz-merge'))
 
 
 if __name__ == '__main__':

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Records of the log, of all layers together: the input is a sequence of records (type, length, payload), which a
+ * journal writes into the empty log of a small device. fsck's passes look at it; if it mounts, everything is read,
+ * written, committed, compacted and unmounted; then it mounts again and shows the same.
+ */
+#include "tests/fuzz/fuzz.h"
+#include "tests/support/sample.h"
+#include "tiering/base/log.h"
+#include "tiering/base/mem.h"
+
+enum { NEW_FRAME = 0xff, EPOCH = 1, INPUT_MAX = 1 << 16 };
+
+static struct stack k;
+static uint8_t *base;
+static struct ht_super sb;
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    struct ht_super_report report;
+
+    (void)argc;
+    (void)argv;
+    ht_log_set_level(HT_LOG_ERROR - 1);
+    ht_pinned_keep(true);
+    sample_format(&k);
+    MUST(ht_super_read(k.dev[0], &sb, &report) == 0);
+    sb.epoch = EPOCH;
+    sb.flags = HT_SUPER_IN_USE;
+    MUST(ht_super_write(&sb, k.dev, 1) == 0);
+    base = malloc(SAMPLE_DEVICE_BYTES);
+    MUST(base);
+    memcpy(base, ht_dev_ram_data(k.dev[0]), SAMPLE_DEVICE_BYTES);
+    memset(ht_dev_ram_touched(k.dev[0]), 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+    return 0;
+}
+
+static void restore(void)
+{
+    uint8_t *touched = ht_dev_ram_touched(k.dev[0]), *ram = ht_dev_ram_data(k.dev[0]);
+
+    for (size_t b = 0; b < SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES; b++)
+        if (touched[b])
+            memcpy(ram + b * HT_BLOCK_BYTES, base + b * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
+    memset(touched, 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+}
+
+/* ----------------------------------------------------------------- the log */
+
+static bool append(struct ht_journal *j, struct ht_buf *group)
+{
+    uint64_t lsn;
+    bool fits = ht_journal_append(j, group, &lsn) == 0 && ht_journal_sync(j, lsn) == 0;
+
+    group->len = 0;
+    return fits;
+}
+
+static void put_records(struct ht_journal *j, const uint8_t *data, size_t size)
+{
+    struct ht_reader in = ht_reader_of(data, size);
+    struct ht_buf group = HT_BUF_INIT;
+    bool fits = true;
+
+    while (fits && !ht_reader_done(&in)) {
+        uint8_t type = ht_get_u8(&in);
+        size_t len;
+        if (type == NEW_FRAME) {
+            fits = !group.len || append(j, &group);
+            continue;
+        }
+        const uint8_t *payload = fuzz_piece(&in, &len);
+        ht_record_put(&group, type ? type : HT_REC_OBJECT, payload, len);
+    }
+    if (group.len)
+        (void)append(j, &group);
+    ht_buf_free(&group);
+}
+
+static void write_log(const uint8_t *data, size_t size)
+{
+    struct ht_journal_config c = {
+        .dev = {k.dev[0], k.dev[0]},
+        .offset = {sb.log_offset[0], sb.log_offset[1]},
+        .log_bytes = sb.log_bytes,
+        .salt = sb.salt,
+        .start = {.pos = sb.start_pos, .seq = sb.start_seq, .chain = sb.start_chain},
+    };
+    struct ht_journal_report report;
+    struct ht_journal *j;
+
+    MUST(ht_journal_open(&c, false, &report, &j) == 0);
+    MUST(ht_journal_start(j, EPOCH) == 0);
+    put_records(j, data, size);
+    MUST(ht_journal_close(j) == 0);
+}
+
+/* ----------------------------------------------------------------- the use */
+
+static int commit_root(void *ctx, uint64_t ino)
+{
+    (void)ctx;
+    int rc = ht_optim_commit(k.optim, ino);
+    (void)rc; /* may well be impossible */
+    return 0;
+}
+
+static void write_something(void)
+{
+    struct ht_cred cred = {0, 0, 0};
+    struct stat st;
+    int rc;
+
+    if (ht_ns_mknod(k.ns, HT_NS_ROOT_INO, "later", S_IFREG | 0644, 0, cred, &st) == 0) {
+        rc = stack_write(&k, st.st_ino, 70000, "later", 5);
+        ht_ns_forget(k.ns, st.st_ino, 1);
+    }
+    rc = ht_ns_roots(k.ns, commit_root, NULL);
+    if (!rc)
+        rc = ht_store_commit(k.store);
+    if (!rc)
+        rc = ht_store_compact(k.store);
+    (void)rc;
+}
+
+static bool same(struct sample_items *a, struct sample_items *b)
+{
+    sample_sort(a);
+    sample_sort(b);
+    return a->errors == b->errors && a->count == b->count &&
+        (!a->count || memcmp(a->item, b->item, a->count * sizeof(*a->item)) == 0);
+}
+
+static void use(void)
+{
+    struct sample_items before = {0}, after = {0};
+
+    write_something();
+    sample_read(&k, &before);
+    if (stack_close(&k, true) == 0) {
+        MUST(stack_open(&k, 1) == 0);
+        sample_read(&k, &after);
+        MUST(same(&before, &after));
+        (void)stack_close(&k, false);
+    }
+    sample_free(&before);
+    sample_free(&after);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    int rc;
+
+    if (size > INPUT_MAX)
+        return -1;
+    restore();
+    write_log(data, size);
+    (void)stack_problems(&k, &rc);
+    if (stack_open(&k, 1) == 0)
+        use();
+    else
+        (void)stack_close(&k, false);
+    return 0;
+}

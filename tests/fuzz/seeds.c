@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * seeds.c - first inputs of the targets that take what is on a device, of a real store: seeds FOLDER. Wanted again when
+ * the format has changed; the fuzzer finds the rest.
+ */
+#include "tests/fuzz/fuzz.h"
+#include "tests/support/sample.h"
+
+enum { PATH_BYTES = 4096, LOG_USED_BYTES = 5 * HT_BLOCK_BYTES };
+
+static const char *folder;
+
+static void put_seed(const char *target, const char *name, const void *data, size_t len)
+{
+    char path[PATH_BYTES];
+
+    snprintf(path, sizeof(path), "%s/%s/seed-%s", folder, target, name);
+    FILE *f = fopen(path, "wb");
+    MUST(f && fwrite(data, 1, len, f) == len && fclose(f) == 0);
+}
+
+/* Without the zeros at the end: the target fills up with them. */
+static void put_super(const struct stack *k)
+{
+    uint8_t seed[1 + HT_BLOCK_BYTES] = {0x0f};
+    size_t len = sizeof(seed);
+
+    memcpy(seed + 1, ht_dev_ram_data(k->dev[0]), HT_BLOCK_BYTES);
+    while (!seed[len - 1])
+        len--;
+    put_seed("super", "all", seed, len);
+    seed[0] = 2;
+    put_seed("super", "one", seed, len);
+}
+
+/* --------------------------------------------------------------- records */
+
+struct records {
+    struct ht_buf *out;
+    unsigned count;
+};
+
+static int put_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    struct records *r = ctx;
+
+    MUST(len <= UINT16_MAX);
+    ht_buf_put_u8(r->out, (uint8_t)type);
+    ht_buf_put_u16(r->out, (uint16_t)len);
+    ht_buf_put(r->out, payload, len);
+    if (++r->count % 7 == 0)
+        ht_buf_put_u8(r->out, 0xff); /* another frame */
+    return 0;
+}
+
+static void put_store(const struct stack *k, const char *name)
+{
+    struct ht_super_report super_report;
+    struct ht_journal_report report;
+    struct ht_buf out = HT_BUF_INIT;
+    struct records records = {&out, 0};
+    struct ht_journal *j;
+    struct ht_super s;
+
+    MUST(ht_super_read(k->dev[0], &s, &super_report) == 0);
+    struct ht_journal_config c = {
+        .dev = {k->dev[0], k->dev[0]},
+        .offset = {s.log_offset[0], s.log_offset[1]},
+        .log_bytes = s.log_bytes,
+        .salt = s.salt,
+        .start = {.pos = s.start_pos, .seq = s.start_seq, .chain = s.start_chain},
+        .epoch = s.epoch,
+        .ctx = &records,
+        .replay = put_record,
+    };
+    MUST(ht_journal_open(&c, false, &report, &j) == 0);
+    ht_journal_abandon(j);
+    MUST(!out.err);
+    put_seed("store", name, out.data, out.len);
+    ht_buf_free(&out);
+}
+
+static unsigned moments;
+
+static void put_moment(void *ctx)
+{
+    char name[16];
+
+    snprintf(name, sizeof(name), "%u", moments++);
+    put_store(ctx, name);
+}
+
+/* ---------------------------------------------------------------- frames */
+
+static void put_frames(void)
+{
+    static uint8_t seed[2 + LOG_USED_BYTES] = {0, 3};
+    struct ht_journal_config c = {.log_bytes = HT_LOG_BYTES_MIN, .salt = SAMPLE_SALT, .start = {.seq = 1}};
+    struct ht_journal_report report;
+    struct ht_buf group = HT_BUF_INIT;
+    struct ht_journal *j;
+    uint64_t lsn;
+
+    MUST(ht_dev_open_ram(HT_LOG_BYTES_MIN, 4096, &c.dev[0]) == 0);
+    for (uint64_t epoch = 1; epoch <= 2; epoch++, c.epoch = epoch - 1) {
+        MUST(ht_journal_open(&c, false, &report, &j) == 0 && ht_journal_start(j, epoch) == 0);
+        group.len = 0;
+        ht_record_put(&group, HT_REC_IDS, &epoch, sizeof(epoch));
+        MUST(ht_journal_append(j, &group, &lsn) == 0 && ht_journal_sync(j, lsn) == 0);
+        MUST(ht_journal_close(j) == 0);
+    }
+    memcpy(seed + 2, ht_dev_ram_data(c.dev[0]), LOG_USED_BYTES);
+    put_seed("frames", "both", seed, sizeof(seed));
+    seed[1] = 0;
+    seed[0] = 8;
+    put_seed("frames", "one", seed, sizeof(seed));
+    ht_buf_free(&group);
+    ht_dev_close(c.dev[0]);
+}
+
+int main(int argc, char **argv)
+{
+    struct stack k;
+
+    MUST(argc == 2);
+    folder = argv[1];
+    sample_format(&k);
+    put_super(&k);
+    MUST(stack_open(&k, 1) == 0);
+    sample_populate(&k, put_moment, &k);
+    MUST(stack_close(&k, true) == 0);
+    put_store(&k, "all");
+    stack_free(&k);
+    put_frames();
+    return 0;
+}
