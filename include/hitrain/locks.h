@@ -37,6 +37,7 @@ enum ht_lock_rank {
     HT_LOCK_ATIME,      /* fs/fuse: the mount's options for access times */
     HT_LOCK_IO_POOL,    /* io: shared rings */
     HT_LOCK_DEV_RECORD, /* io: the recorder of a device */
+    HT_LOCK_RECORDER,   /* io: a recording, of one device or several */
     HT_LOCK_DEV_FLIGHT, /* io: what is in flight on a device */
     HT_LOCK_DEV_FAIL,   /* io: what a device is to fail with */
     HT_LOCK_DEV_RAM,    /* io: bytes of a device in memory */

@@ -69,7 +69,8 @@ struct explorer {
     char log_path[64];
     /* A recovery that is being cut. */
     struct state_walk inner;
-    bool noise; /* in what it recovers */
+    struct kept_state began; /* what it recovers */
+    bool noise;              /* in what it recovers */
 };
 
 static const char *check_again(struct explorer *x, enum state_kind kind)
@@ -130,14 +131,16 @@ static uint64_t shape_of(const struct recording *rec, uint64_t began)
     return hash;
 }
 
-/* base: the state that was recovered. The devices hold anything at all afterwards. */
-static void cut_recovery(struct explorer *x, const struct recording *rec, const uint8_t *base, uint64_t began)
+/* The devices hold anything at all afterwards. */
+static void cut_recovery(struct explorer *x, const struct recording *rec, uint64_t began)
 {
     bool more = true;
     if (!set_add(&x->shapes, shape_of(rec, began + x->ack)))
         return;
     x->f->recoveries++;
+    uint8_t *base = walk_kept_content(&x->w, &x->began);
     walk_begin(&x->inner, rec, base, x->k.dev, x->k.dev_count);
+    free(base);
     do {
         walk_to(&x->inner, walk_next_flush(&x->inner));
         more = walk_each(&x->inner, x->inner.pending_count == 1 || getenv("HITRAIN_LONG"), &x->rnd, visit_inner, x);
@@ -152,14 +155,6 @@ static void forget_after_recovery(struct recording *rec)
     for (size_t i = 0; i < rec->count; i++)
         if (rec->entry[i].mark)
             rec->count = i;
-}
-
-static uint8_t *content_of(const struct stack *k)
-{
-    uint8_t *all = malloc((size_t)k->dev_count * STORY_DEVICE_BYTES);
-    for (unsigned i = 0; i < k->dev_count; i++)
-        memcpy(all + (size_t)i * STORY_DEVICE_BYTES, ht_dev_ram_data(k->dev[i]), STORY_DEVICE_BYTES);
-    return all;
 }
 
 static const char *recover_and_go_on(struct explorer *x)
@@ -183,19 +178,18 @@ static const char *check_state(struct explorer *x, enum state_kind kind)
     struct recording rec;
     if (kind != STATE_NOISE && stack_fsck(&x->k))
         return "fsck finds problems";
-    uint8_t *base = content_of(&x->k);
+    walk_keep(&x->w, &x->began);
     uint64_t began = super_shape(&x->k) << 32;
-    ck_assert_int_eq(ht_recorder_start(x->k.dev[0], x->log_path), 0);
+    stack_record(&x->k, x->log_path);
     const char *wrong = recover_and_go_on(x);
     ck_assert_int_eq(ht_recorder_stop(x->k.dev[0]), 0);
     if (!wrong) {
         recording_load(&rec, x->log_path);
         forget_after_recovery(&rec);
         x->noise = kind == STATE_NOISE;
-        cut_recovery(x, &rec, base, began);
+        cut_recovery(x, &rec, began);
         recording_free(&rec);
     }
-    free(base);
     return wrong;
 }
 
@@ -235,6 +229,7 @@ static void close_explorer(struct explorer *x)
     walk_end(&x->w);
     close(x->log_fd);
     stack_free(&x->k);
+    kept_free(&x->began);
     free(x->images.slot);
     free(x->shapes.slot);
     free(x->contents.slot);

@@ -267,5 +267,9 @@ const struct story_script story_scripts[] = {
     {"log-full", {"a"}, 4096, 1, before_compaction, few_frames},
     {"log-wrap", {"a"}, 512, 1, before_wrap_around, few_frames},
     {"mount", {"model", "a"}, 512, 1, model, mounts},
+    {"two-write", {"a"}, 512, 2, synced_a, overwrite},
+    {"two-names", {"a b"}, 4096, 2, synced_a_b, rename_over},
+    {"two-step", {"model", "a"}, 4096, 2, model, compaction_in_an_open_step},
+    {"two-mount", {"model", "a"}, 4096, 2, model, mounts},
 };
 const unsigned story_script_count = HT_ARRAY_SIZE(story_scripts);

@@ -113,6 +113,13 @@ uint64_t stack_problems(const struct stack *k, int *out_rc)
     return n;
 }
 
+void stack_record(const struct stack *k, const char *path)
+{
+    ck_assert_int_eq(ht_recorder_start(k->dev[0], path), 0);
+    for (unsigned i = 1; i < k->dev_count; i++)
+        ck_assert_int_eq(ht_recorder_join(k->dev[i], k->dev[0]), 0);
+}
+
 unsigned stack_fsck(const struct stack *k)
 {
     char *text = NULL;

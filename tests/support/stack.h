@@ -26,6 +26,8 @@ int stack_open(struct stack *k, unsigned optim_threads) HT_CHECK;
 /* clean: unmount; else as after a crash: nothing is written any more. The devices stay open. */
 int stack_close(struct stack *k, bool clean);
 void stack_free(struct stack *k); /* the devices */
+/* Record all devices, in one order; ht_recorder_stop of the first ends it. */
+void stack_record(const struct stack *k, const char *path);
 
 /* All passes of fsck; how many problems it finds, told on stdout. */
 unsigned stack_fsck(const struct stack *k);

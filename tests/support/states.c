@@ -256,6 +256,39 @@ uint64_t walk_hash(const struct state_walk *w)
     return h.sum;
 }
 
+static void keep_block(void *ctx, uint64_t block, uint8_t *now, uint8_t *touched)
+{
+    struct kept_state *k = ctx;
+    if (k->count == k->cap) {
+        k->cap = k->cap ? 2 * k->cap : 64;
+        k->block = must(realloc(k->block, k->cap * sizeof(*k->block)));
+        k->data = must(realloc(k->data, k->cap * HT_BLOCK_BYTES));
+    }
+    k->block[k->count] = block;
+    memcpy(k->data + k->count++ * HT_BLOCK_BYTES, now, HT_BLOCK_BYTES);
+}
+
+void walk_keep(const struct state_walk *w, struct kept_state *k)
+{
+    k->count = 0;
+    each_touched(w, keep_block, k);
+}
+
+uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k)
+{
+    uint8_t *all = must(malloc(w->bytes));
+    memcpy(all, w->durable, w->bytes);
+    for (size_t i = 0; i < k->count; i++)
+        memcpy(all + k->block[i] * HT_BLOCK_BYTES, k->data + i * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
+    return all;
+}
+
+void kept_free(struct kept_state *k)
+{
+    free(k->block);
+    free(k->data);
+}
+
 /* ---------------------------------------------------------------- states */
 
 static void apply(const struct state_walk *w, size_t i)

@@ -76,6 +76,16 @@ void walk_reset(struct state_walk *w);
 void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd);
 /* What the devices hold now, as one number. */
 uint64_t walk_hash(const struct state_walk *w);
+/* A state that is remembered as what differs from the durable content. Zeroed at first. */
+struct kept_state {
+    uint64_t *block;
+    uint8_t *data;
+    size_t count, cap;
+};
+void walk_keep(const struct state_walk *w, struct kept_state *k);
+/* All of it, for walk_begin; the caller frees it. */
+uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k);
+void kept_free(struct kept_state *k);
 /*
  * All states at the point: every subset of the writes in flight up to 10 of them; beyond that every prefix, every single
  * loss, every single survivor, and random ones; then, with tears, each write torn at 512 and 4096 bytes, or replaced by noise, beside

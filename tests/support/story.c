@@ -149,7 +149,7 @@ void story_play(struct story *s, const struct story_script *script, struct recor
     promise(s, NULL);
     s->acks[0] = s->now; /* before the first mark it is what was prepared */
     *out_base = devices_content(&s->k);
-    ck_assert_int_eq(ht_recorder_start(s->k.dev[0], path), 0);
+    stack_record(&s->k, path);
     s->recording = true;
     script->run(s);
     ck_assert_int_eq(stack_close(&s->k, false), 0);

@@ -29,6 +29,7 @@ static const char *const names[HT_LOCK_RANKS] = {
     [HT_LOCK_ATIME] = "access times",
     [HT_LOCK_IO_POOL] = "ring pool",
     [HT_LOCK_DEV_RECORD] = "recorder",
+    [HT_LOCK_RECORDER] = "recording",
     [HT_LOCK_DEV_FAIL] = "device faults",
     [HT_LOCK_DEV_RAM] = "memory device",
     [HT_LOCK_EVENT_SINK] = "event sink",

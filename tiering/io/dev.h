@@ -98,6 +98,11 @@ void ht_dev_stall(struct ht_dev *dev, bool stalled);
  * the format: a FUA write is durable itself, and no older write undoes it.
  */
 int ht_recorder_start(struct ht_dev *dev, const char *path) HT_CHECK;
+/*
+ * Record dev together with one that is recorded already: in one order, at addresses behind those of the devices that are
+ * recorded together so far. -ENOENT: that one is not recorded. Stopping one stops all.
+ */
+int ht_recorder_join(struct ht_dev *dev, struct ht_dev *recorded) HT_CHECK;
 int ht_recorder_mark(struct ht_dev *dev, const char *text) HT_CHECK;
 int ht_recorder_stop(struct ht_dev *dev) HT_CHECK;
 

@@ -15,14 +15,18 @@
  * on. What was written over it since, and is still volatile, follows once more, so that a replay of
  * everything ends with the same bytes as the device.
  *
+ * Several devices may share a recorder: one order of all that completed, each device at addresses of its own, one
+ * behind the other. A flush covers one device, so while writes of another are volatile it is logged in the same way.
+ *
  * `volatiles` lists the logged writes that no ended flush covers, in order of completion, with
- * the place of their data in the log. All of it is guarded by the device's record_lock. Allocates: a
- * device that is recorded is in a test.
+ * the place of their data in the log. A device's record_lock guards its pointer to the recorder, the recorder's own lock,
+ * below it, all else. Allocates: a device that is recorded is in a test.
  */
 #include "tiering/io/io_priv.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
 
+#include <hitrain/limits.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -38,8 +42,9 @@
 enum { FLAG_FLUSH = 1, FLAG_FUA = 2, FLAG_MARK = 8 };
 
 struct span {
-    uint64_t seq; /* the device's writes_ended when it ended */
-    uint64_t offset;
+    const struct ht_dev *dev;
+    uint64_t seq;        /* the device's writes_ended when it ended */
+    uint64_t offset;     /* address in the log, as below */
     uint64_t log_offset; /* of its data */
     uint32_t len;
 };
@@ -50,6 +55,12 @@ struct ht_recorder {
     uint64_t entry_count, end;
     struct span *volatiles;
     size_t volatile_count, volatile_cap;
+    struct {
+        struct ht_dev *dev;
+        uint64_t first; /* address of its first byte */
+    } member[HT_DEVICES_MAX];
+    unsigned member_count; /* constant while anything is in flight */
+    struct ht_mutex lock;
 };
 
 static void fail(struct ht_recorder *r, int err)
@@ -126,7 +137,16 @@ static void append_again(struct ht_recorder *r, const struct span *s, unsigned f
     free(copy);
 }
 
-static void remember(struct ht_recorder *r, uint64_t seq, uint64_t offset, uint32_t len)
+static uint64_t address_of(const struct ht_recorder *r, const struct ht_dev *dev, uint64_t offset)
+{
+    unsigned i = 0;
+
+    while (r->member[i].dev != dev)
+        i++;
+    return r->member[i].first + offset;
+}
+
+static void remember(struct ht_recorder *r, const struct ht_dev *dev, uint64_t seq, uint64_t offset, uint32_t len)
 {
     if (r->volatile_count == r->volatile_cap) {
         size_t cap = r->volatile_cap > 0 ? 2 * r->volatile_cap : 64;
@@ -139,7 +159,7 @@ static void remember(struct ht_recorder *r, uint64_t seq, uint64_t offset, uint3
         r->volatiles = bigger;
         r->volatile_cap = cap;
     }
-    r->volatiles[r->volatile_count++] = (struct span){seq, offset, r->end + SECTOR_BYTES, len};
+    r->volatiles[r->volatile_count++] = (struct span){dev, seq, offset, r->end + SECTOR_BYTES, len};
 }
 
 void ht_record_write(struct ht_io *io, uint32_t bytes)
@@ -152,8 +172,11 @@ void ht_record_write(struct ht_io *io, uint32_t bytes)
     seq = atomic_fetch_add(&dev->writes_ended, 1) + 1;
     r = dev->recorder;
     if (r != NULL && bytes > 0) {
-        remember(r, seq, io->offset, bytes);
-        append(r, io->offset, io->buf, bytes, 0, "");
+        ht_mutex_lock(&r->lock);
+        uint64_t at = address_of(r, dev, io->offset);
+        remember(r, dev, seq, at, bytes);
+        append(r, at, io->buf, bytes, 0, "");
+        ht_mutex_unlock(&r->lock);
     }
     ht_mutex_unlock(&dev->record_lock);
 }
@@ -177,26 +200,85 @@ static void append_partial_flush(struct ht_recorder *r, size_t covered)
     write_super(r);
 }
 
-void ht_record_flush(struct ht_io *io)
+/* What this flush covered to the front, each part in its order. Returns how many that are. */
+static size_t part_covered(struct ht_recorder *r, const struct ht_dev *dev, uint64_t covers)
 {
-    struct ht_dev *dev = io->dev;
-    struct ht_recorder *r;
-    size_t covered = 0;
+    struct span *rest = reallocarray(NULL, r->volatile_count + 1, sizeof(*rest));
+    size_t covered = 0, left = 0;
 
-    ht_mutex_lock(&dev->record_lock);
-    r = dev->recorder;
-    if (r == NULL)
-        goto out;
-    while (covered < r->volatile_count && r->volatiles[covered].seq <= io->covers_)
-        covered++;
+    if (rest == NULL) {
+        fail(r, -ENOMEM);
+        return 0;
+    }
+    for (size_t i = 0; i < r->volatile_count; i++) {
+        const struct span *s = &r->volatiles[i];
+
+        if (s->dev == dev && s->seq <= covers)
+            r->volatiles[covered++] = *s;
+        else
+            rest[left++] = *s;
+    }
+    memcpy(r->volatiles + covered, rest, left * sizeof(*rest));
+    free(rest);
+    return covered;
+}
+
+static void record_flush_locked(struct ht_recorder *r, const struct ht_io *io)
+{
+    size_t covered = part_covered(r, io->dev, io->covers_);
+
     if (covered == r->volatile_count)
         append(r, 0, NULL, 0, FLAG_FLUSH, "");
     else
         append_partial_flush(r, covered);
     r->volatile_count -= covered;
     memmove(r->volatiles, r->volatiles + covered, r->volatile_count * sizeof(*r->volatiles));
-out:
+}
+
+void ht_record_flush(struct ht_io *io)
+{
+    struct ht_dev *dev = io->dev;
+    struct ht_recorder *r;
+
+    ht_mutex_lock(&dev->record_lock);
+    r = dev->recorder;
+    if (r != NULL) {
+        ht_mutex_lock(&r->lock);
+        record_flush_locked(r, io);
+        ht_mutex_unlock(&r->lock);
+    }
     ht_mutex_unlock(&dev->record_lock);
+}
+
+/* Guarded by nothing: nothing is in flight on the device. */
+static int attach(struct ht_recorder *r, struct ht_dev *dev)
+{
+    uint64_t first = 0;
+    int err = 0;
+
+    if (r->member_count == HT_DEVICES_MAX)
+        return -ENOSPC;
+    if (r->member_count > 0)
+        first = r->member[r->member_count - 1].first + ht_dev_size(r->member[r->member_count - 1].dev);
+    r->member[r->member_count].dev = dev;
+    r->member[r->member_count].first = first;
+    ht_mutex_lock(&dev->record_lock);
+    if (dev->recorder != NULL)
+        err = -EBUSY;
+    if (err == 0) {
+        dev->recorder = r;
+        atomic_store(&dev->recording, true);
+        r->member_count++;
+    }
+    ht_mutex_unlock(&dev->record_lock);
+    return err;
+}
+
+static void free_recorder(struct ht_recorder *r)
+{
+    ht_mutex_destroy(&r->lock);
+    free(r->volatiles);
+    free(r);
 }
 
 int ht_recorder_start(struct ht_dev *dev, const char *path)
@@ -206,40 +288,44 @@ int ht_recorder_start(struct ht_dev *dev, const char *path)
 
     if (r == NULL)
         return -ENOMEM;
+    ht_mutex_init(&r->lock, HT_LOCK_RECORDER);
     r->fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (r->fd < 0) {
         err = -errno;
-        free(r);
+        free_recorder(r);
         return err;
     }
     r->end = SECTOR_BYTES;
     write_super(r);
     err = r->err;
-    ht_mutex_lock(&dev->record_lock);
-    if (err == 0 && dev->recorder != NULL)
-        err = -EBUSY;
-    if (err == 0) {
-        dev->recorder = r;
-        atomic_store(&dev->recording, true);
-    }
-    ht_mutex_unlock(&dev->record_lock);
+    if (err == 0)
+        err = attach(r, dev);
     if (err != 0) {
         close(r->fd);
-        free(r);
+        free_recorder(r);
     }
     return err;
 }
 
+int ht_recorder_join(struct ht_dev *dev, struct ht_dev *recorded)
+{
+    return recorded->recorder != NULL ? attach(recorded->recorder, dev) : -ENOENT;
+}
+
 int ht_recorder_mark(struct ht_dev *dev, const char *text)
 {
+    struct ht_recorder *r;
     int err = -ENOENT;
 
     if (strlen(text) > TEXT_BYTES_MAX)
         return -EINVAL;
     ht_mutex_lock(&dev->record_lock);
-    if (dev->recorder != NULL) {
-        append(dev->recorder, 0, NULL, 0, FLAG_MARK, text);
-        err = dev->recorder->err;
+    r = dev->recorder;
+    if (r != NULL) {
+        ht_mutex_lock(&r->lock);
+        append(r, 0, NULL, 0, FLAG_MARK, text);
+        err = r->err;
+        ht_mutex_unlock(&r->lock);
     }
     ht_mutex_unlock(&dev->record_lock);
     return err;
@@ -252,17 +338,22 @@ int ht_recorder_stop(struct ht_dev *dev)
 
     ht_mutex_lock(&dev->record_lock);
     r = dev->recorder;
-    dev->recorder = NULL;
-    atomic_store(&dev->recording, false);
     ht_mutex_unlock(&dev->record_lock);
     if (r == NULL)
         return -ENOENT;
+    for (unsigned i = 0; i < r->member_count; i++) {
+        struct ht_dev *member = r->member[i].dev;
+
+        ht_mutex_lock(&member->record_lock);
+        member->recorder = NULL;
+        atomic_store(&member->recording, false);
+        ht_mutex_unlock(&member->record_lock);
+    }
     write_super(r);
     err = r->err;
     if (close(r->fd) != 0 && err == 0)
         err = -errno;
-    free(r->volatiles);
-    free(r);
+    free_recorder(r);
     return err;
 }
 

@@ -350,6 +350,40 @@ START_TEST(a_log_that_cannot_be_written_is_reported_and_writes_go_on)
 }
 END_TEST
 
+/* One order, addresses behind each other, and a flush of one device says nothing of the other. */
+START_TEST(devices_recorded_together_share_one_order)
+{
+    struct ht_dev *second;
+    uint8_t *buf = aligned(BLOCK);
+    struct log log;
+
+    ck_assert(begin(RAM_512));
+    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &second), 0);
+    ck_assert_int_eq(ht_recorder_join(dev, second), -ENOENT);
+    ck_assert_int_eq(ht_recorder_join(second, dev), 0);
+    ck_assert_int_eq(ht_recorder_join(second, dev), -EBUSY);
+    fill(buf, BLOCK, BLOCK, 5);
+    ck_assert_int_eq(ht_dev_write(dev, BLOCK, buf, BLOCK), 0);
+    ck_assert_int_eq(ht_dev_write(second, 2 * BLOCK, buf, BLOCK), 0);
+    ck_assert_int_eq(ht_dev_flush(second), 0);
+    ck_assert_int_eq(ht_recorder_mark(second, "second is durable"), 0);
+    ck_assert_int_eq(ht_dev_flush(dev), 0);
+    log = stop();
+    ck_assert_uint_eq(log.count, 5);
+    ck_assert_uint_eq(log.entries[0].offset, BLOCK);
+    ck_assert_uint_eq(log.entries[1].offset, DEV_BYTES + 2 * BLOCK);
+    ck_assert_uint_eq(log.entries[2].flags, FUA);
+    ck_assert_uint_eq(log.entries[2].offset, DEV_BYTES + 2 * BLOCK);
+    ck_assert_mem_eq(log.entries[2].data, buf, BLOCK);
+    ck_assert_uint_eq(log.entries[3].flags, MARK);
+    ck_assert_uint_eq(log.entries[4].flags, FLUSH);
+    ck_assert_int_eq(ht_recorder_stop(second), -ENOENT);
+    ht_dev_close(second);
+    free(buf);
+    finish(&log);
+}
+END_TEST
+
 START_TEST(closing_ends_a_recording)
 {
     struct log log;
@@ -381,6 +415,7 @@ int main(void)
     tcase_add_test(t, a_recorder_is_one_per_device_and_refuses_what_it_cannot_do);
     tcase_add_test(t, a_second_recorder_leaves_the_first_alone);
     tcase_add_test(t, a_log_that_cannot_be_written_is_reported_and_writes_go_on);
+    tcase_add_test(t, devices_recorded_together_share_one_order);
     tcase_add_test(t, closing_ends_a_recording);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);
