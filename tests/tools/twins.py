@@ -19,6 +19,7 @@ HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_t
 # twin, what is missing, program, story (of crash_small)
 TWINS = [
     ('data-flush', 'flush of data before the frame that names it', SMALL, 'create'),
+    ('second-flush', 'flush of data on the other device', SMALL, 'two-write'),
     ('frame-flush', 'flush after a frame', SMALL, 'create'),
     ('early-answer', 'fsync waits for the frame', SMALL, 'create'),
     ('super-flush', 'flushes of the superblock', SMALL, 'mount'),

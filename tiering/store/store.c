@@ -123,7 +123,8 @@ static int flush_data(void *ctx)
 {
     struct ht_store *s = ctx;
     int first = 0;
-    for (unsigned i = 0; i < s->dev_count && !HT_TWIN("data-flush"); i++) {
+    unsigned count = HT_TWIN("data-flush") ? 0 : HT_TWIN("second-flush") ? 1 : s->dev_count;
+    for (unsigned i = 0; i < count; i++) {
         int rc = s->dev[i] && ht_dev_needs_flush(s->dev[i]) ? ht_dev_flush(s->dev[i]) : 0;
         if (rc && !first)
             first = rc;
