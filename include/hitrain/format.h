@@ -31,7 +31,8 @@ typedef struct {
 } ht_le64;
 
 #define HT_SUPER_MAGIC "hitrain\n"
-#define HT_FORMAT_VERSION 2u /* 2: chunks with several owners, state of other rules */
+#define HT_FORMAT_VERSION \
+    3u /* 2: chunks with several owners, state of other rules; 3: epochs of members in the superblock */
 #define HT_SUPER_COPIES 3u
 #define HT_SUPER_BLOCK_1 16u /* copy 1 is at this block, copy 0 at block 0 */
 
@@ -74,13 +75,14 @@ struct ht_disk_super {
     uint8_t boot_id[16];                        /*  224 of the last writer */
     ht_le64 created_ns;                         /*  240 */
     ht_le64 device_bytes[HT_DEVICES_MAX];       /*  248 */
-    uint8_t device_uuid[HT_DEVICES_MAX][16];    /*  376 */
-    ht_le64 member_epoch[HT_DEVICES_MAX]; /*  632 last epoch that each device took part in, as far as this one knows */
-    uint8_t pad[4096 - 760];              /*  760 zero */
+    ht_le64 member_epoch[HT_DEVICES_MAX]; /* 376 last epoch that each device took part in, as far as this one knows */
+    uint8_t device_uuid[HT_DEVICES_MAX][16]; /*  504 */
+    uint8_t pad[4096 - 760];                 /*  760 zero */
 };
 static_assert(sizeof(struct ht_disk_super) == 4096, "superblock is one block");
-static_assert(offsetof(struct ht_disk_super, device_uuid) == 376, "superblock layout");
-static_assert(offsetof(struct ht_disk_super, member_epoch) == 632, "superblock layout");
+static_assert(offsetof(struct ht_disk_super, device_uuid) == 504, "superblock layout");
+/* What changes after mkfs lies in the first 512 bytes, which no power cut tears: each copy is the old one or the new. */
+static_assert(offsetof(struct ht_disk_super, member_epoch) + 8 * HT_DEVICES_MAX <= 512, "superblock layout");
 
 #define HT_SUPER_CLEAN 1u  /* unmounted cleanly: durable_seq is the last frame */
 #define HT_SUPER_IN_USE 2u /* a writer has it mounted, or died */

@@ -110,7 +110,7 @@ static const char *const rotten[] = {"overwrite", "xattr", "clone", "step", "com
 
 START_TEST(rot_in_one_superblock_is_survived)
 {
-    static const unsigned fields[] = {8, 50, 96, 104, 136, 144, 168, 176, 184, 192, 200, 376};
+    static const unsigned fields[] = {8, 50, 96, 104, 136, 144, 168, 176, 184, 192, 200, 376, 504};
     struct patient p;
     admit(&p, rotten[_i]);
     for (unsigned copy = 0; copy < HT_SUPER_COPIES; copy++)
