@@ -6,16 +6,25 @@
  * sets per range: written (since the last flush) and frozen (belongs to the open step). A write takes its
  * bytes out of written while it copies, so a concurrent flush of another opener never freezes bytes in flux.
  *
- * A flush freezes whole elements. An element of which only a part was written is an error of the writer, unless a
- * write that will complete it is in progress: then everything written since the last flush is dropped.
+ * A flush freezes whole elements, from the first to the last byte that its opener wrote since its last one: what others
+ * write elsewhere is theirs. An element of which only a part was written is an error of the writer, unless a write that
+ * will complete it is in progress: then everything written there since the last flush is dropped.
  */
 #include "optim/optim_priv.h"
 
 #include <stdlib.h>
 #include "tiering/base/log.h"
 
+/* Bytes of a gradient. */
+struct window {
+    uint64_t begin, end;
+};
+static const struct window everything = {0, UINT64_MAX};
+
 struct ht_grad {
     struct param *param;
+    struct window mine; /* from the first to the last byte written since the last flush; end 0: none */
+    uint64_t writes;
 };
 
 /* -------------------------------------------------------------------- open */
@@ -200,7 +209,7 @@ static int open_in_root(struct root *root, const struct ht_param_desc *desc, str
 int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out)
 {
     struct root *root = ht_opt_root_get(o, desc->root);
-    struct ht_grad *g = malloc(sizeof(*g));
+    struct ht_grad *g = calloc(1, sizeof(*g));
     int ret = !g ? -ENOMEM : !root ? -EINVAL : 0;
 
     if (!ret)
@@ -350,11 +359,24 @@ static int begin_write(struct param *p, struct inflight *w)
     return ret;
 }
 
-static ssize_t end_write(struct param *p, struct inflight *w, ssize_t n)
+/* Locked. */
+static void widen(struct ht_grad *g, uint64_t begin, uint64_t end)
 {
+    if (!g->mine.end)
+        g->mine.begin = begin;
+    g->mine.begin = ht_min_u64(g->mine.begin, begin);
+    g->mine.end = ht_max_u64(g->mine.end, end);
+    g->writes++;
+}
+
+static ssize_t end_write(struct ht_grad *g, struct inflight *w, ssize_t n)
+{
+    struct param *p = g->param;
+
     ht_list_del(&w->link);
     if (n > 0 && !p->gone) {
         int ret = add_written(p, w->begin, w->begin + (uint64_t)n);
+        widen(g, w->begin, w->begin + (uint64_t)n);
         p->root->grad_bytes += ret ? 0 : (uint64_t)n;
         n = ret ? ret : n;
     }
@@ -393,7 +415,7 @@ ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t l
     if (!n) {
         n = ht_obj_write(p->grad, off, buf, len);
         lock(p->o);
-        n = end_write(p, &w, n);
+        n = end_write(g, &w, n);
         unlock(p->o);
     }
     if (n < 0)
@@ -432,7 +454,7 @@ int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_op
     if (!ret) {
         ret = fill_windows(p, w.end, window, window_bytes, fill, ctx);
         lock(p->o);
-        ret = end_write(p, &w, ret ? ret : (ssize_t)w.end);
+        ret = end_write(g, &w, ret ? ret : (ssize_t)w.end);
         unlock(p->o);
     }
     if (ret < 0)
@@ -487,51 +509,75 @@ ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len)
 
 /* ------------------------------------------------------------------- flush */
 
-/* Is an element torn at byte pos (from the start of the range) without a write that completes it? */
-static bool torn_at(const struct range *r, uint32_t pos)
+static uint64_t range_begin(const struct range *r)
 {
-    const struct param *p = r->param;
-    uint64_t base = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
-    uint64_t element = base + pos / p->shape.g_bytes * p->shape.g_bytes;
-
-    return pos % p->shape.g_bytes && !in_flight(p, element, element + p->shape.g_bytes);
+    return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
 }
 
-/* The first torn element of what was written, as a byte offset in the gradient. */
-static bool find_torn(const struct param *p, uint64_t *out_at)
+/* The elements that a window touches, as bytes from the start of the range. Empty: none. */
+static struct ht_span window_of(const struct range *r, const struct window *w)
+{
+    uint64_t size = r->param->shape.g_bytes, base = range_begin(r),
+             last = base + ht_opt_range_grad_bytes(r->param, r->index);
+    uint64_t begin = ht_max_u64(w->begin / size * size, base), end = ht_min_u64(w->end, last);
+
+    end = (end + size - 1) / size * size;
+    return begin < end ? (struct ht_span){(uint32_t)(begin - base), (uint32_t)(end - base)} : (struct ht_span){0, 0};
+}
+
+/* Is an element torn at byte pos (from the start of the range), in part of window in, without a write that completes it? */
+static bool torn_at(const struct range *r, uint32_t pos, struct ht_span in)
+{
+    const struct param *p = r->param;
+    uint32_t element = pos / p->shape.g_bytes * p->shape.g_bytes;
+    uint64_t at = range_begin(r) + element;
+
+    return pos % p->shape.g_bytes && in.begin <= element && element < in.end &&
+        !in_flight(p, at, at + p->shape.g_bytes);
+}
+
+/* The first torn element of what was written in a window, as a byte offset in the gradient. */
+static bool find_torn(const struct param *p, const struct window *w, uint64_t *out_at)
 {
     ht_list_for_each(pos, &p->dirty) {
         const struct range *r = ht_list_entry(pos, struct range, dirty);
-        const struct ht_span *v = ht_spans_all(&r->written);
+        const struct ht_span *v = ht_spans_all(&r->written), in = window_of(r, w);
         for (uint32_t i = 0; i < r->written.count; i++) {
-            uint32_t at = torn_at(r, v[i].begin) ? v[i].begin : v[i].end;
-            if (!torn_at(r, at))
+            uint32_t at = torn_at(r, v[i].begin, in) ? v[i].begin : v[i].end;
+            if (!torn_at(r, at, in))
                 continue;
-            *out_at = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes + at;
+            *out_at = range_begin(r) + at;
             return true;
         }
     }
     return false;
 }
 
-static void drop_written(struct param *p)
+/* What a window touches; where a set cannot be cut for want of memory, all of its range. */
+static void drop_written(struct param *p, const struct window *w)
 {
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct range *r = ht_list_entry(pos, struct range, dirty);
-        ht_spans_clear(&r->written);
-        ht_list_del(&r->dirty);
+        struct ht_span in = window_of(r, w);
+        if (ht_spans_remove(&r->written, in.begin, in.end))
+            ht_spans_clear(&r->written);
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
     }
     p->bad = false;
 }
 
-/* Move whole elements from written to frozen; parts of elements that are being completed stay. */
-static int freeze_range(struct range *r)
+/* Move whole elements of a window from written to frozen; parts of elements that are being completed stay. */
+static int freeze_range(struct range *r, const struct window *w)
 {
     uint32_t size = r->param->shape.g_bytes;
+    struct ht_span in = window_of(r, w);
 
     for (uint32_t i = 0; i < r->written.count;) {
         struct ht_span v = ht_spans_all(&r->written)[i];
         uint32_t begin = (v.begin + size - 1) / size * size, end = v.end / size * size;
+        begin = begin > in.begin ? begin : in.begin;
+        end = end < in.end ? end : in.end;
         if (begin >= end) {
             i++;
             continue;
@@ -574,8 +620,8 @@ static void latch(struct param *p, const struct ht_optim_config *override)
     p->layout = p->cur.layout;
 }
 
-/* Freeze all, queue what became whole. Locked. Returns a ticket of the invalidation. */
-static int freeze(struct param *p, const struct ht_optim_config *override, uint64_t *out_ticket)
+/* Freeze a window, queue what became whole. Locked. Returns a ticket of the invalidation. */
+static int freeze(struct param *p, const struct window *w, const struct ht_optim_config *override, uint64_t *out_ticket)
 {
     uint64_t first = UINT64_MAX, last = 0;
     int ret = 0;
@@ -584,7 +630,7 @@ static int freeze(struct param *p, const struct ht_optim_config *override, uint6
     bool deferred = ht_opt_deferred(p->root);
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct range *r = ht_list_entry(pos, struct range, dirty);
-        int err = freeze_range(r);
+        int err = freeze_range(r, w);
         ret = ret ? ret : err;
         if (!r->written.count)
             ht_list_del(&r->dirty);
@@ -606,18 +652,18 @@ static int freeze(struct param *p, const struct ht_optim_config *override, uint6
 }
 
 /* What is wrong with what was written? Drops it then. Locked. */
-static int judge(struct param *p, uint64_t *out_at)
+static int judge(struct param *p, const struct window *w, uint64_t *out_at)
 {
     uint64_t expected = p->shape.elements * p->shape.p_bytes;
 
     if (p->gone)
         return -ESTALE;
-    bool torn = find_torn(p, out_at);
+    bool torn = find_torn(p, w, out_at);
     if (!torn)
         *out_at = UINT64_MAX;
     if (!torn && !p->bad && ht_obj_size(p->obj) == expected && ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
         return 0;
-    drop_written(p);
+    drop_written(p, w);
     return -EINVAL;
 }
 
@@ -641,13 +687,13 @@ static void tell_flush_error(struct param *p, uint64_t torn, int err)
 }
 
 /* State of another rule is no use to this one: nothing is applied until it is reset. Locked. */
-static int check_rule(struct param *p, const struct ht_optim_config *override)
+static int check_rule(struct param *p, const struct window *w, const struct ht_optim_config *override)
 {
     struct layout layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
 
     if (ht_opt_same_layout(&layout, &p->cur.layout))
         return 0;
-    drop_written(p);
+    drop_written(p, w);
     return -EBUSY;
 }
 
@@ -674,7 +720,8 @@ static int ensure_objects(struct param *p, const struct layout *layout)
     return ret;
 }
 
-static int flush_locked(struct param *p, const struct ht_optim_config *override, uint64_t *out_torn)
+static int flush_locked(struct param *p, const struct window *w, const struct ht_optim_config *override,
+                        uint64_t *out_torn)
 {
     uint64_t ticket = 0;
     struct layout layout;
@@ -684,9 +731,9 @@ static int flush_locked(struct param *p, const struct ht_optim_config *override,
         ret = ht_opt_wait_open(p->root);
         if (ret)
             return ret;
-        if (ht_list_empty(&p->dirty) && !p->bad)
+        if ((ht_list_empty(&p->dirty) || !w->end) && !p->bad)
             return 0;
-        ret = judge(p, out_torn);
+        ret = judge(p, w, out_torn);
         if (ret || (p->cur.exists && !lacks_sum(p)))
             break;
         layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
@@ -695,18 +742,19 @@ static int flush_locked(struct param *p, const struct ht_optim_config *override,
             break;
     }
     if (!ret && !p->has_grad)
-        ret = check_rule(p, override);
+        ret = check_rule(p, w, override);
     if (!ret)
         ret = ht_opt_state_load(p);
     if (!ret && !p->has_grad)
         ret = ht_opt_sum_reserve(p);
     if (!ret)
-        ret = freeze(p, override, &ticket);
+        ret = freeze(p, w, override, &ticket);
     ht_opt_inval_wait(p->o, ticket);
     return ret;
 }
 
-int ht_opt_flush(struct param *p)
+/* g: whose gradient; NULL: everybody's. */
+static int flush(struct param *p, struct ht_grad *g)
 {
     struct ht_optim *o = p->o;
     struct ht_optim_config config;
@@ -714,7 +762,11 @@ int ht_opt_flush(struct param *p)
     uint64_t torn = UINT64_MAX;
 
     lock(o);
-    int ret = flush_locked(p, own ? &config : NULL, &torn);
+    struct window w = g ? g->mine : everything;
+    uint64_t writes = g ? g->writes : 0;
+    int ret = flush_locked(p, &w, own ? &config : NULL, &torn);
+    if (g && (!ret || ret == -EINVAL) && g->writes == writes) /* none meanwhile */
+        g->mine = (struct window){0, 0};
     unlock(o);
     if (ret)
         tell_flush_error(p, torn, ret);
@@ -723,13 +775,13 @@ int ht_opt_flush(struct param *p)
 
 int ht_grad_flush(struct ht_grad *g)
 {
-    return ht_opt_flush(g->param);
+    return flush(g->param, g);
 }
 
 int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
 {
     struct param *p = ht_opt_param_get(o, oid);
-    int ret = p && p->root->id == root ? ht_opt_flush(p) : -ENOENT;
+    int ret = p && p->root->id == root ? flush(p, NULL) : -ENOENT;
 
     if (p)
         ht_opt_param_put(p);

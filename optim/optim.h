@@ -108,7 +108,7 @@ ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t l
 /* What has been written and not been consumed yet; zeros elsewhere. */
 ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_CHECK;
 /*
- * FLUSH: freeze and queue the whole elements written since the last one. Marks ranges pending and invalidates the
+ * FLUSH: freeze and queue the whole elements that this opener wrote since its last one. Marks ranges pending and invalidates the
  * parameter's cached range before it returns. The first one of a new parameter creates its state: -ENOSPC then leaves everything as it was and the gradient unapplied.
  * -EINVAL: the gradient had ended inside an element (that gradient is dropped, named in the root's error).
  */

@@ -307,8 +307,6 @@ void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain);
 
 /* ----------------------------------------------------------------- grad.c */
 
-/* Freeze and queue what was written. WAITS. */
-int ht_opt_flush(struct param *p) HT_CHECK;
 struct param *ht_opt_grad_param(const struct ht_grad *g);
 /*
  * Write a whole gradient, all of it or nothing: fill gets one window after the other, in order and zeroed, and puts its

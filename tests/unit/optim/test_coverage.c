@@ -121,6 +121,36 @@ START_TEST(a_torn_element_refuses_what_came_since_the_last_flush)
 }
 END_TEST
 
+/* Each has half of it, in odd pieces; one closes while the other is inside an element, and inside its own. */
+START_TEST(an_opener_answers_for_what_it_wrote_itself)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_grad *other = open_grad(&w, p);
+    uint64_t half = 100000, end = p->n * 4;
+    write_all(other, half, bytes, 70001);
+    write_ok(0, half);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_flush(other), -EINVAL);
+    check_error(&w, p, "inside an element at byte 170001");
+    write_all(other, half + 40002, bytes, end - half - 40002);
+    ck_assert_int_eq(ht_grad_flush(g), 0); /* nothing of its own */
+    write_all(other, half, bytes, 40002);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    /* What is whole and not closed yet belongs to no step: its writer may think again. */
+    ck_assert_int_eq(ht_grad_write(other, half, "rubbish, 16 byte", 16), 16);
+    write_ok(0, half);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ht_grad_release(other);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
 START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
 {
     begin(HT_DTYPE_F32);
@@ -404,6 +434,7 @@ int main(void)
     tcase_add_test(t, rewriting_before_the_flush_counts_once);
     tcase_add_test(t, a_second_gradient_before_the_boundary_is_refused);
     tcase_add_test(t, a_torn_element_refuses_what_came_since_the_last_flush);
+    tcase_add_test(t, an_opener_answers_for_what_it_wrote_itself);
     tcase_add_test(t, bytes_beyond_the_parameter_refuse_the_gradient);
     tcase_add_test(t, wrong_dtypes_and_sizes_do_not_open);
     tcase_add_test(t, an_empty_parameter_has_an_empty_gradient);
