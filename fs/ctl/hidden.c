@@ -44,18 +44,6 @@ bool ht_hidden_name(uint64_t parent, const char *name)
     return ht_hidden_match(parent) || strcmp(name, HT_CTL_DIR) == 0;
 }
 
-/* grad/P, grad-topk/P and state/P hold a count of P; everything else lives below a directory that is held. */
-static bool counts(enum ht_hidden_kind kind)
-{
-    return kind == HT_HIDDEN_GRAD || kind == HT_HIDDEN_TOPK || kind == HT_HIDDEN_PARAM_DIR;
-}
-
-void ht_hidden_forget(struct ht_ctl *c, uint64_t ino, uint64_t n)
-{
-    if (counts(ht_hidden_kind(ino)))
-        ht_ns_forget(c->ns, ht_hidden_base(ino), n);
-}
-
 /* -------------------------------------------------------------- attributes */
 
 static mode_t search_bits(mode_t mode)
@@ -237,8 +225,7 @@ static int lookup_param(struct ht_ctl *c, uint64_t dir, enum ht_hidden_kind kind
         r = found(c, kind, 0, st.st_ino, out_st);
     else
         r = -ENOENT;
-    if (r)
-        ht_ns_forget(c->ns, st.st_ino, 1);
+    ht_ns_forget(c->ns, st.st_ino, 1);
     return r;
 }
 

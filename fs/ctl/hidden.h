@@ -10,8 +10,8 @@
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
  * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They
- * have no lookup counts of their own; a count on grad/P, grad-topk/P or state/P is one on P. The rest lives below a directory that
- * whoever holds it holds too.
+ * take no lookup counts, so that what a client keeps of them keeps no file that was removed: numbers are never used again,
+ * and one whose inode is gone is ESTALE.
  *
  * Locks: none of its own, but one per open ctl file. WAITS as in ctl.h.
  */
@@ -23,9 +23,8 @@
 bool ht_hidden_match(uint64_t ino);
 /* Is name in parent (hidden or not) one that belongs to the hidden tree? */
 bool ht_hidden_name(uint64_t parent, const char *name);
-/* Takes a count, as ht_ns_lookup. */
+/* Takes no count. */
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
-void ht_hidden_forget(struct ht_ctl *c, uint64_t ino, uint64_t n);
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CHECK;
 /* Truncation and times are accepted and change nothing: a gradient has the size of its parameter. Else -EPERM. */
 int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_CHECK;

@@ -44,9 +44,7 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 static void forget_one(struct ht_fuse *f, uint64_t ino, uint64_t n)
 {
-    if (ht_hidden_match(ino))
-        ht_hidden_forget(f->ctl, ino, n);
-    else
+    if (!ht_hidden_match(ino))
         ht_ns_forget(f->ns, ino, n);
 }
 

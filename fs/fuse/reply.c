@@ -57,9 +57,7 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
 
 static void forget(struct ht_fuse *f, uint64_t ino)
 {
-    if (ht_hidden_match(ino))
-        ht_hidden_forget(f->ctl, ino, 1);
-    else
+    if (!ht_hidden_match(ino))
         ht_ns_forget(f->ns, ino, 1);
 }
 

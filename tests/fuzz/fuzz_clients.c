@@ -136,7 +136,8 @@ static void call_hidden(struct ht_reader *in, unsigned which)
     if (ino && ht_hidden_match(ino) && ht_hidden_open(k.ctl, ino, len ? O_RDWR : O_RDONLY, &root_caller, &f) == 0)
         use_hidden(f, off, data, len);
     while (depth-- > 0)
-        ht_hidden_match(held[depth]) ? ht_hidden_forget(k.ctl, held[depth], 1) : ht_ns_forget(k.ns, held[depth], 1);
+        if (!ht_hidden_match(held[depth]))
+            ht_ns_forget(k.ns, held[depth], 1);
 }
 
 static void call_root(unsigned which)
