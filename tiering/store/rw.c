@@ -95,7 +95,7 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
             done += n;
     }
     ht_store_unlock(s);
-    return done ? (ssize_t)done : rc;
+    return rc ? rc : (ssize_t)done; /* less than there is would be taken for the end */
 }
 
 /* --------------------------------------------------------------- writing */

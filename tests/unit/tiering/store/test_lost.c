@@ -64,6 +64,19 @@ START_TEST(reads_of_it_fail_and_the_rest_is_there)
 }
 END_TEST
 
+/* A short count would be taken for the end of the file, by the kernel's page cache first of all. */
+START_TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
+{
+    uint8_t *buf = malloc(CHUNKS * MIB);
+
+    ck_assert_int_eq(ht_obj_read(obj, 0, buf, CHUNKS * MIB), -EIO);
+    ck_assert_int_eq(ht_obj_read(obj, 0, buf, MIB + 1), -EIO);
+    ck_assert_int_eq(ht_obj_read(obj, 0, buf, MIB), MIB);
+    ck_assert_int_eq(ht_obj_read(obj, 2 * MIB, buf, CHUNKS * MIB), MIB);
+    free(buf);
+}
+END_TEST
+
 START_TEST(the_mark_outlives_compaction)
 {
     ck_assert_int_eq(ht_store_compact(s), 0);
@@ -154,6 +167,7 @@ int main(void)
 
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, reads_of_it_fail_and_the_rest_is_there);
+    tcase_add_test(tc, a_read_that_reaches_it_is_an_error_as_a_whole);
     tcase_add_test(tc, the_mark_outlives_compaction);
     tcase_add_test(tc, what_it_had_stored_comes_free_at_the_next_mount);
     tcase_add_test(tc, writing_all_of_it_heals);
