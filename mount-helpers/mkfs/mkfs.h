@@ -31,6 +31,9 @@ struct ht_mkfs_target {
  * Nothing that was there is changed, except the size of an existing regular file with both --size and --force.
  */
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o) HT_CHECK;
+struct stat;
+/* -EBUSY, and told: something else works on it, though it may be opened. */
+int ht_mkfs_check_in_use(const char *path, const struct stat *st) HT_CHECK;
 /* Let go; undo: and remove what ht_mkfs_open created. */
 void ht_mkfs_close(struct ht_mkfs_target *t, bool undo);
 

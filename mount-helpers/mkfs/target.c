@@ -2,7 +2,7 @@
 /*
  * target.c - one device to format: may it be, and holding it.
  *
- * What protects data: a mounted device or one that another program holds is refused always; one on which libblkid or
+ * What protects data: a mounted device, or one that another program or the kernel uses, is refused always; one on which libblkid or
  * hitrain recognises something, and a regular file that holds any bytes at all at its beginning, unless forced.
  */
 #include "mount-helpers/mkfs/mkfs.h"
@@ -171,6 +171,8 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
 
     if (ret == 0)
         ret = check_mounted(t);
+    if (ret == 0)
+        ret = ht_mkfs_check_in_use(t->path, st);
     if (ret == 0)
         ret = hold(t, o);
     if (ret == 0)
