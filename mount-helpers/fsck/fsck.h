@@ -93,7 +93,7 @@ enum ht_fsck_mode { HT_FSCK_CHECK, HT_FSCK_PREEN, HT_FSCK_YES };
 
 struct ht_fsck_options {
     enum ht_fsck_mode mode;
-    bool json, progress, extents, no_wait;
+    bool json, progress, extents, no_wait, degraded;
 };
 
 /* One stored chunk. Where it lies in several pieces, they are frags[frag_first...] and block is that of the first. */
@@ -102,7 +102,7 @@ struct ht_fsck_item {
     uint32_t index, stored, visible, frag_first;
     uint16_t frag_count;
     uint8_t device, chunk_shift;
-    bool unreadable; /* its place makes no sense: told by pass 3, not read by pass 4 */
+    bool unreadable; /* its place makes no sense, which was told, or is on a missing device: not read */
 };
 
 /* An element of one of the lists of what is to be repaired: chunks, or objects, or parameters of roots. */
@@ -117,9 +117,10 @@ struct ht_fsck_notes {
 struct ht_fsck {
     struct ht_fsck_options opt;
     FILE *out;
-    struct ht_dev *devs[HT_DEVICES_MAX]; /* as given; after ht_fsck_open_store by index */
-    unsigned dev_count;
-    struct ht_super super; /* newest of all devices */
+    struct ht_dev *devs[HT_DEVICES_MAX];   /* as given */
+    struct ht_dev *member[HT_DEVICES_MAX]; /* by index in the store; NULL: missing. From pass 1 on */
+    unsigned dev_count;                    /* of those given */
+    struct ht_super super;                 /* newest of all devices */
 
     struct ht_store *store;
     struct ht_ns *ns;
@@ -133,7 +134,8 @@ struct ht_fsck {
     size_t frag_count, frag_cap;
 
     uint64_t problems, objects, stored_bytes, verified_bytes;
-    uint64_t lost_chunks; /* marked so by an earlier repair: no problem any more */
+    uint64_t lost_chunks;    /* marked so by an earlier repair: no problem any more */
+    uint64_t missing_chunks; /* on devices that are not there */
     struct ht_json json;
     bool failed; /* an operational error was told */
 
@@ -213,6 +215,8 @@ struct ht_fsck_owner {
     const char *state;           /* name of the optimizer state, or NULL */
 };
 void ht_fsck_owner(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out);
+/* The name of a member, or what to say in place of it. */
+const char *ht_fsck_member_name(const struct ht_fsck *f, uint32_t index);
 /* "/a/b, chunk 3 (bytes 3145728 to 4194303)" */
 void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *buf, size_t cap,
                        struct ht_fsck_owner *out_owner);

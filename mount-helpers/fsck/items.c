@@ -72,6 +72,9 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
         ret = add_frags(f, info);
     if (ret < 0)
         return ret;
+    for (unsigned i = 0; i < info->extent_count && f->opt.degraded; i++)
+        it->unreadable |= f->member[info->extents[i].device] == NULL;
+    f->missing_chunks += it->unreadable;
     f->item_count++;
     f->stored_bytes += info->stored_bytes;
     return 0;
@@ -133,6 +136,13 @@ int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part)
     if (ret == 0)
         n->list[n->count++] = (struct ht_fsck_note){id, part};
     return ret;
+}
+
+const char *ht_fsck_member_name(const struct ht_fsck *f, uint32_t index)
+{
+    const struct ht_dev *dev = index < HT_DEVICES_MAX ? f->member[index] : NULL;
+
+    return dev != NULL ? ht_dev_name(dev) : "a missing device";
 }
 
 /* -------------------------------------------------------------------- owners */

@@ -13,7 +13,7 @@
 
 static struct ht_dev *copy_device(const struct ht_fsck *f, unsigned copy)
 {
-    return f->devs[ht_store_super(f->store)->log_device[copy]];
+    return f->member[ht_store_super(f->store)->log_device[copy]];
 }
 
 static uint64_t copy_place(const struct ht_fsck *f, unsigned copy, uint64_t pos)

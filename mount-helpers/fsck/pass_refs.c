@@ -111,7 +111,7 @@ static int tell_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, boo
     struct ht_fsck_item *it = find_item(f, c->oid, c->index);
 
     if (it != NULL && it->unreadable)
-        return 0; /* another piece of it was told */
+        return 0; /* another piece of it was told, or is missing */
     k = (struct conflict){.c = c,
                           .where = {HT_FSCK_NOWHERE},
                           .offset = c->block * HT_BLOCK_BYTES,
@@ -122,7 +122,7 @@ static int tell_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, boo
         ht_fsck_owner(f, c->oid, &owner);
         snprintf(k.text, sizeof(k.text), "%s, chunk %llu", owner.path, (unsigned long long)c->index);
     }
-    k.where.device = c->device < f->dev_count ? ht_dev_name(f->devs[c->device]) : "missing device";
+    k.where.device = ht_fsck_member_name(f, c->device);
     k.where.offset = k.offset;
     k.where.bytes = k.bytes;
     k.where.object = c->oid;

@@ -151,8 +151,10 @@ static int check_none(struct ht_fsck *f, unsigned i, struct member *m, const str
     m[i].ret = 0;
     for (unsigned c = 0; m[i].ret == 0 && c < HT_SUPER_COPIES; c++)
         m[i].ret = ht_super_rewrite(&m[i].super, f->devs[i], c);
-    if (m[i].ret == 0)
+    if (m[i].ret == 0) {
         ht_fsck_repaired_last(f);
+        f->member[index] = f->devs[i];
+    }
     return m[i].ret;
 }
 
@@ -198,6 +200,8 @@ static int check_devices(struct ht_fsck *f, struct member *m)
     for (unsigned i = 0; i < f->dev_count; i++) {
         int one = check_device(f, f->devs[i], &m[i]);
 
+        if (one == 0)
+            f->member[m[i].super.device_index] = f->devs[i];
         if (one == 0 && (newest == NULL || m[i].super.generation > newest->generation))
             newest = &m[i].super;
         if (one != -EUCLEAN)

@@ -46,7 +46,7 @@ static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t o
     bool lose;
 
     ht_fsck_item_text(r->f, it, text, sizeof(text), &owner);
-    w.device = ht_dev_name(r->f->devs[it->device]);
+    w.device = ht_fsck_member_name(r->f, it->device);
     w.offset = offset;
     w.bytes = it->stored;
     w.object = it->oid;
@@ -82,7 +82,7 @@ static void add_io(struct reader *r, struct batch *b, uint32_t device, uint64_t 
 {
     b->ios[b->io_count] = (struct ht_io){
         .op = HT_IO_READ,
-        .dev = r->f->devs[device],
+        .dev = r->f->member[device],
         .offset = block * HT_BLOCK_BYTES,
         .buf = buf,
         .len = (uint32_t)bytes,
@@ -158,7 +158,7 @@ static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t 
     for (unsigned i = 0; i < it->frag_count; i++) {
         struct ht_extent e = ht_fsck_item_extent(r->f, it, i);
         size_t bytes = (size_t)e.blocks * HT_BLOCK_BYTES;
-        int ret = ht_dev_read(r->f->devs[e.device], e.block * HT_BLOCK_BYTES, to, bytes);
+        int ret = ht_dev_read(r->f->member[e.device], e.block * HT_BLOCK_BYTES, to, bytes);
 
         if (ret < 0) {
             tell_bad(r, it, e.block * HT_BLOCK_BYTES, ret);

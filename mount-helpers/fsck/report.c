@@ -9,7 +9,7 @@
 static void list_piece(struct ht_fsck *f, const struct ht_fsck_item *it, const struct ht_fsck_owner *owner,
                        const struct ht_extent *e)
 {
-    const char *device = e->device < f->dev_count ? ht_dev_name(f->devs[e->device]) : "missing";
+    const char *device = ht_fsck_member_name(f, e->device);
     uint64_t offset = e->block * HT_BLOCK_BYTES, bytes = (uint64_t)e->blocks * HT_BLOCK_BYTES;
 
     if (!f->opt.json) {
@@ -67,7 +67,7 @@ static void log_json(struct ht_fsck *f)
         ht_json_object(j, NULL);
         ht_json_u64(j, "copy", i);
         ht_json_str(j, "state", state_text(f->log.copy[i].state));
-        ht_json_str(j, "device", ht_dev_name(f->devs[sb->log_device[i]]));
+        ht_json_str(j, "device", ht_fsck_member_name(f, sb->log_device[i]));
         ht_json_u64(j, "offset", sb->log_offset[i]);
         ht_json_u64(j, "bytes", sb->log_bytes);
         ht_json_u64(j, "start_position", sb->start_pos);
@@ -103,6 +103,7 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_u64(j, "objects", f->objects);
     ht_json_u64(j, "chunks", f->item_count);
     ht_json_u64(j, "lost_chunks", f->lost_chunks);
+    ht_json_u64(j, "missing_chunks", f->missing_chunks);
     ht_json_u64(j, "stored_bytes", f->stored_bytes);
     ht_json_u64(j, "verified_bytes", f->verified_bytes);
     ht_json_u64(j, "log_frames", f->log.frames);
@@ -111,14 +112,19 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_end(j);
 }
 
-static const char *lost_text(const struct ht_fsck *f)
+/* What was not read. */
+static const char *unread_text(const struct ht_fsck *f)
 {
-    static char text[64];
+    static char text[128];
+    int used = 0;
 
-    if (f->lost_chunks == 0)
-        return "";
-    snprintf(text, sizeof(text), "; %llu %s marked lost", (unsigned long long)f->lost_chunks,
-             ht_plural(f->lost_chunks, "chunk"));
+    text[0] = '\0';
+    if (f->lost_chunks != 0)
+        used = snprintf(text, sizeof(text), "; %llu %s marked lost", (unsigned long long)f->lost_chunks,
+                        ht_plural(f->lost_chunks, "chunk"));
+    if (f->missing_chunks != 0)
+        snprintf(text + used, sizeof(text) - (size_t)used, "; %llu %s on missing devices",
+                 (unsigned long long)f->missing_chunks, ht_plural(f->missing_chunks, "chunk"));
     return text;
 }
 
@@ -130,7 +136,7 @@ static void summary_text(struct ht_fsck *f, const char *name)
     if (f->problems == 0 && !f->failed)
         fprintf(f->out, "clean, %llu %s in %zu %s, %s verified%s\n", (unsigned long long)f->objects,
                 ht_plural(f->objects, "object"), f->item_count, ht_plural(f->item_count, "chunk"),
-                ht_size_text(f->verified_bytes), lost_text(f));
+                ht_size_text(f->verified_bytes), unread_text(f));
     else if (f->problems == 0)
         fputs("not checked to the end\n", f->out);
     else if (f->opt.mode == HT_FSCK_CHECK)

@@ -43,6 +43,7 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
         .read_only = !repair,
         .force_damaged_log = force,
         .leave_out = true,
+        .degraded = f->opt.degraded,
         .repair = repair,
         .numa_node = HT_NUMA_OFF,
         .no_threads = true,
@@ -56,7 +57,8 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
     if (ret == 0)
         ret = ht_optim_new(f->store, 1, &hooks, &f->optim);
     if (ret < 0) {
-        ht_error("%s: cannot open the store: %s", ht_dev_name(f->devs[0]), strerror(-ret));
+        ht_error("%s: cannot open the store: %s%s", ht_dev_name(f->devs[0]), strerror(-ret),
+                 ret == -ENODEV ? "; name all of its devices, or check what is there with --degraded" : "");
         return ret == -EUCLEAN ? -EIO : ret; /* pass 1 found its superblocks in order */
     }
     ret = ht_store_mount(f->store);

@@ -492,6 +492,39 @@ def test_damage_of_both_log_copies_is_told_and_the_rest_is_checked(used):
     assert codes.count('LOG-FRAME') == 2 and 'LOG-ALL' in codes
 
 
+def test_lost_content_is_an_error_until_it_is_written_anew(used, tmp_path):
+    e = extent_of(used, '/dir/plain.bin', 1)
+    with open(used, 'r+b') as f:
+        f.seek(e['offset'])
+        f.write(bytes(e['stored']))
+    done = call('hitrain-fsck', '-y', used)
+    assert done.returncode == 1 and 'repair: mark the chunk lost' in done.stdout
+    done = call('hitrain-fsck', used)
+    assert done.returncode == 0 and '1 chunk marked lost' in done.stdout
+    with mounted(used, tmp_path / 'mnt') as point:
+        path = point / 'dir/plain.bin'
+        assert b'lost_chunks=1\n' in os.getxattr(point, 'user.hitrain.stats')
+        with open(path, 'r+b', buffering=0) as f:
+            assert len(f.read(65536)) == 65536
+            with pytest.raises(OSError):
+                f.read(65536)
+            f.seek(65536)
+            f.write(65536 * b'x')
+        with open(path, 'rb') as f:
+            assert f.read()[65536:131072] == 65536 * b'x'
+    assert fsck_json(used, 0)['summary']['lost_chunks'] == 0
+
+
+def test_what_is_there_of_a_store_can_be_checked(tmp_path):
+    paths = [tmp_path / 'a', tmp_path / 'b']
+    call('mkfs.hitrain', '--size=16M', *paths)
+    done = call('hitrain-fsck', paths[1])
+    assert done.returncode == 8 and '--degraded' in done.stderr
+    assert call('hitrain-fsck', '--degraded', paths[1]).returncode == 0
+    assert call('hitrain-fsck', '--degraded', '-y', paths[1]).returncode == 16
+    assert call('hitrain-fsck', *paths).returncode == 0
+
+
 def test_a_truncated_image_is_told(used):
     os.truncate(used, 40 * MIB)
     done = call('hitrain-fsck', used)

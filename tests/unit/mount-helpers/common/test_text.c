@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What may reach a terminal of names that anybody could have given. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "mount-helpers/common/text.h"
+
+static void expect(const char *text, const char *shown)
+{
+    char *got;
+    size_t len;
+    FILE *f = open_memstream(&got, &len);
+
+    ht_put_printable(text, f);
+    fclose(f);
+    ck_assert_str_eq(got, shown);
+    free(got);
+}
+
+START_TEST(what_can_be_read_is_shown)
+{
+    expect("", "");
+    expect("/a b/c~", "/a b/c~");
+    expect("gr\303\274\303\237e", "gr\303\274\303\237e");
+    expect("\302\240\340\244\205\360\237\220\230", "\302\240\340\244\205\360\237\220\230");
+}
+END_TEST
+
+START_TEST(what_a_terminal_would_obey_is_not)
+{
+    expect("a\033[2Jb\n\177", "a?[2Jb??");
+    expect("\233"
+           "31m",
+           "?31m"); /* CSI as one byte */
+    expect("\302\233"
+           "31m",
+           "??31m"); /* and as UTF-8 */
+    expect("\302\200\302\237", "????");
+}
+END_TEST
+
+START_TEST(what_is_no_utf8_is_not)
+{
+    expect("\377\200\301\201", "????");
+    expect("\303", "?");
+    expect("\343\201", "??");
+    expect("\342\202x", "??x");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("text");
+    TCase *t = tcase_create("printable");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_add_test(t, what_can_be_read_is_shown);
+    tcase_add_test(t, what_a_terminal_would_obey_is_not);
+    tcase_add_test(t, what_is_no_utf8_is_not);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
