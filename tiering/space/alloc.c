@@ -265,6 +265,15 @@ bool ht_alloc_begins_taken(const struct ht_alloc *a, const struct ht_extent *e)
     return extent_inside(a, e) && !ht_alloc_is_free(a, &first);
 }
 
+void ht_alloc_prefetch(const struct ht_alloc *a, const struct ht_extent *e)
+{
+    if (!extent_inside(a, e))
+        return;
+    const struct device *d = &a->device[e->device];
+    __builtin_prefetch(&d->taken[e->block / 64], 1);
+    __builtin_prefetch(&d->free[e->block / GROUP_BLOCKS], 1);
+}
+
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e)
 {
     if (!extent_inside(a, e))

@@ -38,6 +38,8 @@ void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing);
 /* Take a run out of the free space (superblocks, logs, replay). -EEXIST: part of it is taken already (nothing changed);
  * -ERANGE: outside the device. */
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_CHECK;
+/* Its marking follows soon: places of neighbours in a file are anywhere, and each would wait for memory. */
+void ht_alloc_prefetch(const struct ht_alloc *a, const struct ht_extent *e);
 /* Give a run back. It must be taken. */
 void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e);
 /*

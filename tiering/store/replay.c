@@ -309,6 +309,17 @@ static int undescribed(struct ht_obj *o)
     return note_conflict(o, 0, &nowhere, -ENOENT);
 }
 
+/* At the first chunk of a leaf, for all of them. */
+static void prefetch_places(struct ht_obj *o, const struct ht_chunk *first)
+{
+    for (unsigned k = 0; k < LEAF_CHUNKS; k++) {
+        if (!(first[k].flags & CH_PUB))
+            continue;
+        struct ht_extent e = ht_ref_extent(&first[k].pub, 0);
+        ht_alloc_prefetch(o->s->alloc, &e);
+    }
+}
+
 static int settle_object(struct ht_obj *o, struct settling *w)
 {
     int rc = o->defined ? 0 : undescribed(o);
@@ -320,6 +331,8 @@ static int settle_object(struct ht_obj *o, struct settling *w)
     {
         if (rc)
             break;
+        if (c->pos == 0)
+            prefetch_places(o, c);
         if (c->flags & CH_PUB)
             rc = settle_chunk(o, c, index, w);
     }
