@@ -7,7 +7,7 @@
 ##   deps       install what is missing (Debian packages; libfuse into build/deps where the packaged one is too old)
 ##   demo       train a small GPT through a mounted store: deps, all, optim/torch/demo.py
 ##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
-##   check-long the same with more random states and steps per test, and a TSan run of the unit tests
+##   check-long the same with more random states and steps per test, and TSan runs of the unit tests and of a mount
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
 ##              some 4 minutes; skipped where QEMU is not installed
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
@@ -18,6 +18,7 @@
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
 ##   lint       include directions, headers compile alone, formatting, shell scripts, SPDX lines
 ##   format     rewrite all C files as .clang-format says
+##   races      tests of a real mount with a daemon that ThreadSanitizer watches (part of check-long)
 ##   fuzz       run every fuzz target (tests/fuzz/fuzz_*.c) with libFuzzer, FUZZ_SECONDS in all; what is new goes to build/fuzz.
 ##              check runs the inputs of tests/fuzz/corpus once
 ##   fuzz-merge put into tests/fuzz/corpus what build/fuzz has and it lacks
@@ -271,6 +272,9 @@ fuzz: deps
 	@$(runner) fuzz --seconds '$(FUZZ_SECONDS)'
 fuzz-merge: deps
 	@$(runner) fuzz-merge
+.PHONY: races
+races: deps
+	@$(runner) races
 unit states twins mounted torch bench:
 	@$(runner) $@
 

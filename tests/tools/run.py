@@ -15,6 +15,7 @@ import fnmatch
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ import time
 PYTHON = '/usr/bin/python3'
 PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
 LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
+# What is run with a daemon that ThreadSanitizer watches.
+RACES = ['test_crowd.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -182,11 +185,12 @@ class Runner:
             if l.startswith('figures: '):
                 print('       ' + l[len('figures: '):], flush=True)
 
-    def pytests(self, sources):
+    def pytests(self, sources, env=None, prefix=()):
         """One pytest process for each file, one after the other: they mount, kill daemons and count bytes."""
         for source in self.selected(sources):
             status, output, seconds = self.command(
-                [PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source], self.env)
+                [*prefix, PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
+                env or self.env)
             self.ran += 1
             counts = {}
             said = PYTEST_LINE.findall(output)
@@ -267,6 +271,22 @@ class Runner:
         if sources:
             self.all_programs()
             self.pytests(sources)
+
+    def races(self):
+        """Mounted tests with programs that ThreadSanitizer watches; whatever it reports is a failure."""
+        self.heading('mounted tests under ThreadSanitizer')
+        out = variant_dir(self.args.out, self.args.cc, 'tsan')
+        if self.make(['all', 'clients'], self.args.cc, 'tsan'):
+            return
+        folder = os.path.abspath(os.path.join(self.args.out, 'races'))
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        env = self.program_env('tsan')
+        env.update(HITRAIN_BIN=os.path.abspath(os.path.join(out, 'bin')), HITRAIN_BUILD=os.path.abspath(out),
+                   TSAN_OPTIONS=f'log_path={folder}/report second_deadlock_stack=1 history_size=4')
+        self.pytests([os.path.join('tests/mount', t) for t in RACES], env, self.fixed_addresses())
+        for report in sorted(os.listdir(folder)):
+            self.fail(report, 1, pathlib.Path(folder, report).read_text(errors='replace')[:20000])
 
     def other_compiler(self):
         cc = 'clang' if self.args.cc != 'clang' else 'gcc'
@@ -361,6 +381,8 @@ class Runner:
         if everything:
             self.twins()
         self.mounted()
+        if long and everything:
+            self.races()
         self.torch()
 
     def finish(self, begin, sums):
@@ -380,7 +402,7 @@ class Runner:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'twins', 'mounted',
-                                    'torch', 'lint', 'bench'])
+                                    'races', 'torch', 'lint', 'bench'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
     p.add_argument('--cc', default='gcc')
