@@ -128,6 +128,59 @@ START_TEST(a_fast_writer_costs_no_device_traffic)
 }
 END_TEST
 
+enum { KEEP_RANGES = 12, KEEP_ARRAYS = 3 }; /* parameter and two moments */
+
+/* A step whose ranges come in one order or the other. */
+static void step_in_order(struct test_param *p, const uint8_t *bytes, bool backwards)
+{
+    struct ht_optim_config c = world_config(w.config);
+    struct ht_grad *g = open_grad(&w, p);
+
+    for (size_t i = 0; i < KEEP_RANGES; i++) {
+        write_all(g, (backwards ? KEEP_RANGES - 1 - i : i) * MIB, bytes, MIB);
+        ck_assert_int_eq(ht_grad_flush(g), 0);
+    }
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    model_update(p, &c, bytes, 0, p->n, true);
+}
+
+/* Where K of N chunks fit a step reads the other N - K, in any order of updates; and writes as many if it need not be durable. */
+START_TEST(a_step_reads_what_does_not_fit_and_no_more)
+{
+    static const char *const config[] = {"adamw lr=1e-2", "adamw lr=1e-2 durable_every=16"};
+    struct ht_dev_counters before, after;
+    struct ht_store_stats st;
+
+    w.config = config[_i];
+    w.threads = 2;
+    w.dram_bytes = 16ull * MIB;
+    world_open(&w);
+    struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, (uint64_t)KEEP_RANGES * MIB / 4, HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint8_t *bytes = random_gradient(&w, p);
+    step_in_order(p, bytes, false); /* makes the state */
+    step_in_order(p, bytes, true);
+    for (unsigned step = 0; step < 6; step++) {
+        ht_store_stats(w.s, &st);
+        uint64_t rest = (uint64_t)KEEP_ARRAYS * KEEP_RANGES * MIB - st.dram_kept_bytes;
+        ck_assert_uint_eq(st.dram_kept_bytes, 12ull * MIB);
+        ht_dev_counters(w.dev, &before);
+        step_in_order(p, bytes, step % 3 == 1);
+        ht_dev_counters(w.dev, &after);
+        /* Some may still be in what is left of memory for other traffic. */
+        uint64_t luck = w.dram_bytes - st.dram_kept_bytes, read = after.read_bytes - before.read_bytes;
+        ck_assert(read <= rest && read >= rest - luck);
+        if (_i)
+            ck_assert_uint_le(after.written_bytes - before.written_bytes, rest);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    free(bytes);
+    world_close(&w);
+}
+END_TEST
+
 /* Odd pieces in random order; flushes in between freeze whatever is whole. */
 static void write_shuffled(const struct test_param *p, const uint8_t *bytes)
 {
@@ -393,6 +446,7 @@ int main(void)
     tcase_add_loop_test(t, every_rule_and_pair_of_dtypes_steps, 0, (int)HT_ARRAY_SIZE(rules));
     tcase_add_loop_test(t, threads_and_chunks_change_nothing, 0, 8);
     tcase_add_test(t, a_fast_writer_costs_no_device_traffic);
+    tcase_add_loop_test(t, a_step_reads_what_does_not_fit_and_no_more, 0, 2);
     tcase_add_test(t, what_does_not_fit_in_memory_streams);
     tcase_add_loop_test(t, the_order_of_writes_changes_nothing, 0, 4);
     tcase_add_test(t, several_writers_share_one_gradient);
