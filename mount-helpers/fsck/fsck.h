@@ -93,7 +93,7 @@ enum ht_fsck_mode { HT_FSCK_CHECK, HT_FSCK_PREEN, HT_FSCK_YES };
 
 struct ht_fsck_options {
     enum ht_fsck_mode mode;
-    bool json, progress, extents, no_wait, degraded;
+    bool json, progress, extents, no_data, no_wait, degraded;
 };
 
 /* One stored chunk. Where it lies in several pieces, they are frags[frag_first...] and block is that of the first. */

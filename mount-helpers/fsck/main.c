@@ -14,7 +14,8 @@
 #include "mount-helpers/common/text.h"
 
 static const char usage_text[] =
-    "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--degraded] [--no-wait] DEVICE...\n"
+    "Usage: hitrain-fsck [-n | -p | -y] [--json] [--progress] [--extents] [--degraded] [--no-data]\n"
+    "                    [--no-wait] DEVICE...\n"
     "\n"
     "Checks the hitrain store on all of its devices, and repairs it; they must not be mounted.\n"
     "\n"
@@ -26,18 +27,24 @@ static const char usage_text[] =
     "  --progress  show progress on stderr also where that is no terminal\n"
     "  --extents   list where every stored chunk lies, too (with -n)\n"
     "  --degraded  check what is there although devices of the store are missing (with -n)\n"
+    "  --no-data   check everything that the log says, and read nothing that is stored\n"
     "  --no-wait   fail at once when a device is in use, instead of after 30 s\n"
     "  --help, --version\n"
     "\n"
     "Exit status: 0 clean, 1 problems repaired, 4 problems left, 8 operational error, 16 usage; 1, 4 and 8 may add up.\n";
 
-enum { OPT_JSON = 256, OPT_PROGRESS, OPT_EXTENTS, OPT_DEGRADED, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
+enum { OPT_JSON = 256, OPT_PROGRESS, OPT_EXTENTS, OPT_DEGRADED, OPT_NO_DATA, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},       {"progress", no_argument, NULL, OPT_PROGRESS},
-    {"extents", no_argument, NULL, OPT_EXTENTS}, {"degraded", no_argument, NULL, OPT_DEGRADED},
-    {"no-wait", no_argument, NULL, OPT_NO_WAIT}, {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION}, {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"progress", no_argument, NULL, OPT_PROGRESS},
+    {"extents", no_argument, NULL, OPT_EXTENTS},
+    {"degraded", no_argument, NULL, OPT_DEGRADED},
+    {"no-data", no_argument, NULL, OPT_NO_DATA},
+    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
 };
 
 static bool parse_flag(int c, struct ht_fsck_options *o)
@@ -56,6 +63,9 @@ static bool parse_flag(int c, struct ht_fsck_options *o)
         return true;
     case OPT_DEGRADED:
         o->degraded = true;
+        return true;
+    case OPT_NO_DATA:
+        o->no_data = true;
         return true;
     case OPT_NO_WAIT:
         o->no_wait = true;

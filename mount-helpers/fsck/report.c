@@ -134,9 +134,10 @@ static void summary_text(struct ht_fsck *f, const char *name)
 
     fprintf(f->out, "%s: ", name);
     if (f->problems == 0 && !f->failed)
-        fprintf(f->out, "clean, %llu %s in %zu %s, %s verified%s\n", (unsigned long long)f->objects,
+        fprintf(f->out, "clean, %llu %s in %zu %s, %s %s%s\n", (unsigned long long)f->objects,
                 ht_plural(f->objects, "object"), f->item_count, ht_plural(f->item_count, "chunk"),
-                ht_size_text(f->verified_bytes), unread_text(f));
+                ht_size_text(f->opt.no_data ? f->stored_bytes : f->verified_bytes),
+                f->opt.no_data ? "not read" : "verified", unread_text(f));
     else if (f->problems == 0)
         fputs("not checked to the end\n", f->out);
     else if (f->opt.mode == HT_FSCK_CHECK)

@@ -405,6 +405,16 @@ def test_a_crashed_store_is_clean(image, tmp_path, delay):
     fsck_json(image, 0)
 
 
+def test_no_data_reads_nothing_that_is_stored(used):
+    listed = extents(used)
+    with flipped(used, listed[0]['offset']):
+        assert [p['code'] for p in fsck_json(used, 4)['problems']] == ['DATA-CSUM']
+        unread = fsck_json(used, 0, '--no-data')['summary']
+        assert unread['verified_bytes'] == 0 and unread['chunks'] == len({(e['object'], e['chunk']) for e in listed})
+        assert 'not read' in call('hitrain-fsck', '--no-data', used).stdout
+    assert ' verified' in call('hitrain-fsck', used).stdout
+
+
 def test_progress_is_shown_when_asked_for(used):
     done = call('hitrain-fsck', '--progress', used)
     assert done.returncode == 0 and 'verified' in done.stderr and '100.0 %' in done.stderr
