@@ -76,7 +76,7 @@ int ht_ns_fsync(struct ht_ns *ns, uint64_t ino)
     rc = look(ns, &s);
     ht_rwlock_unlock(&ns->lock);
     if (rc == 0 && s.obj != NULL && !s.nothing)
-        rc = ht_obj_writeback(s.obj);
+        rc = ht_obj_writeback_flushed(s.obj);
     if (rc == 0 && !s.nothing)
         rc = sync_in_tx(ns, &s);
     ht_obj_put(s.obj);

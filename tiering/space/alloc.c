@@ -240,10 +240,10 @@ void ht_alloc_set_offline(struct ht_alloc *a, unsigned device)
 {
     struct device *d = &a->device[device];
 
-    assert(!d->offline && d->free_blocks == d->blocks);
+    assert(!d->offline);
     d->offline = true;
     a->total -= d->blocks;
-    a->free_blocks -= d->blocks;
+    a->free_blocks -= d->free_blocks;
 }
 
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing)

@@ -30,7 +30,7 @@ struct ht_alloc;
 /* device_blocks[i]: size of device i in blocks. Everything starts free. */
 int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct ht_alloc **out_alloc) HT_CHECK;
 void ht_alloc_free(struct ht_alloc *a);
-/* The device is not there: its blocks are marked and released as ever, but they count nowhere and none is allocated. Before anything else. */
+/* The device is not there: its blocks are marked and released as ever, but they count nowhere and none is allocated. For good. */
 void ht_alloc_set_offline(struct ht_alloc *a, unsigned device);
 /* Allocate there only when nothing else is left, or not any more so. */
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing);

@@ -359,6 +359,8 @@ static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struc
 {
     struct ht_obj *o = lc->obj;
     struct ht_store *s = l->store;
+    if (!p->rc)
+        p->rc = ht_xfer_settle(s, &p->xfer, &p->ref);
     if (p->rc && p->writing)
         p->rc = ht_write_elsewhere(o, p->c, lc->index, l->ring, lc->data, &p->xfer, &p->ref, p->rc);
     if (!p->rc) {

@@ -88,6 +88,7 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
             o->s->chunks++;
         c->pub = c->cur;
         ht_share_named(o->s, &c->pub);
+        ht_note_published(o->s, &c->pub);
         memset(&c->cur, 0, sizeof(c->cur));
         c->flags |= CH_PUB;
     } else if (c->flags & CH_GONE) {

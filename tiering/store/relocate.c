@@ -85,6 +85,7 @@ static int swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, stru
         ht_store_claim_force(o->s, ht_ref_extra_bytes(ref));
     ht_tx_free_ref(tx, o, &c->pub);
     c->pub = *ref;
+    ht_note_published(o->s, &c->pub);
     memset(ref, 0, sizeof(*ref));
     return 0;
 }

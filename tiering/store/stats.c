@@ -22,7 +22,7 @@ static uint64_t fixed_bytes(const struct ht_store *s)
 {
     uint64_t bytes = 0;
     for (unsigned i = 0; i < s->dev_count; i++)
-        bytes += s->dev[i] ? ht_store_fixed_bytes(s, i) : 0;
+        bytes += s->dev[i] && !(s->closed >> i & 1) ? ht_store_fixed_bytes(s, i) : 0;
     return bytes;
 }
 

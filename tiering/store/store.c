@@ -119,19 +119,6 @@ static int replay_record(void *ctx, uint16_t type, const uint8_t *payload, uint3
     return ht_store_replay(ctx, type, payload, len);
 }
 
-static int flush_data(void *ctx)
-{
-    struct ht_store *s = ctx;
-    int first = 0;
-    unsigned count = HT_TWIN("data-flush") ? 0 : HT_TWIN("second-flush") ? 1 : s->dev_count;
-    for (unsigned i = 0; i < count; i++) {
-        int rc = s->dev[i] && ht_dev_needs_flush(s->dev[i]) ? ht_dev_flush(s->dev[i]) : 0;
-        if (rc && !first)
-            first = rc;
-    }
-    return first;
-}
-
 static void log_durable(void *ctx, uint64_t lsn)
 {
     struct ht_store *s = ctx;
@@ -152,7 +139,7 @@ static int open_journal(struct ht_store *s)
         .replay = replay_record,
         .leave_out = s->opts.leave_out,
         .give_up = s->opts.repair,
-        .before_write = flush_data,
+        .before_write = ht_flush_before_frame,
         .copy_lost = ht_store_copy_lost,
         .durable = log_durable,
     };

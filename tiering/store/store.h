@@ -207,6 +207,8 @@ int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
 
 /* Write dirty images to devices; nothing is published. Returns the first error (also a sticky one, which it clears). WAITS. */
 int ht_obj_writeback(struct ht_obj *obj) HT_CHECK;
+/* The same, and on the media: what to do before publishing something that has to be durable soon. WAITS. */
+int ht_obj_writeback_flushed(struct ht_obj *obj) HT_CHECK;
 /* Put references and size that are not published into tx. In a scope: this object alone (fsync of one file below a root). */
 void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
 /* About how many bytes that would put now; at least as many. */
@@ -230,7 +232,7 @@ void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t coun
 
 /* ---------------------------------------------------------------- scopes */
 
-/* Write back every dirty image of the scope's objects. WAITS. */
+/* Write back every dirty image of the scope's objects, and flush. WAITS. */
 int ht_scope_writeback(struct ht_store *s, uint64_t scope) HT_CHECK;
 /* Put everything unpublished of the scope's objects into tx: sizes, references, deletions. */
 void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx);

@@ -270,6 +270,13 @@ struct ht_store {
     struct ht_store_opts opts;
     struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: missing */
     unsigned dev_count;
+    /* rescue.c; devices as bits. closed and rescues are read without the lock, too */
+    _Atomic uint32_t closed;                /* take no more content */
+    _Atomic uint64_t rescues;               /* how often current references were gone through */
+    uint32_t suspect, unsafe;               /* a flush failed: not gone through yet; ever */
+    uint32_t published;                     /* maybe not flushed since something on them was published */
+    uint64_t flush_errors[HT_DEVICES_MAX];  /* as they were looked into */
+    bool broken;                            /* something published was not flushed and never will be */
     _Atomic uint8_t health[HT_DEVICES_MAX]; /* as it was told last; changed under lock */
     struct ht_super sb;                     /* super_lock */
     uint32_t part;                          /* devices (bits) that take part in the epoch; super_lock */
@@ -400,10 +407,13 @@ struct ht_xfer {
     unsigned bad_dev; /* after an error: index of the device + 1 (0: none was asked), where, and what it said */
     uint64_t bad_offset;
     int bad_error;
-    bool lost; /* nothing was read: the chunk is marked lost */
+    uint64_t rescues; /* store.rescues when it began */
+    bool lost;        /* nothing was read: the chunk is marked lost */
 };
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
+/* A write succeeded and is about to be installed; has a flush of its device failed meanwhile? -EIO then. Lock held. */
+int ht_xfer_settle(struct ht_store *s, struct ht_xfer *x, const struct ht_ref *ref) HT_CHECK;
 /* Its path, or words for one that is not there. */
 const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Frees what start took. Whatever a device says is -EIO: a full one below us (thin, or a file) is not a full store. */
@@ -420,6 +430,19 @@ enum ht_health ht_store_judge_device(struct ht_store *s, unsigned device);
 void *ht_health_main(void *s);
 /* What superblocks and log take of a device. */
 uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device);
+
+/* rescue.c */
+/* Begin with what store.rescues is before the writes. */
+struct ht_rounds {
+    uint64_t rescues;
+    unsigned count;
+};
+/* Flush all devices. 0: what is current now is on the media; -EAGAIN: some of it is dirty again: write it, and ask again; or the error. */
+int ht_flush_written(struct ht_store *s, struct ht_rounds *r) HT_CHECK;
+/* The journal's before_write. */
+int ht_flush_before_frame(void *ctx);
+/* A record names ref from now on. Lock held. */
+void ht_note_published(struct ht_store *s, const struct ht_ref *ref);
 
 /* elsewhere.c */
 /*

@@ -165,7 +165,7 @@ void ht_store_saw_id(struct ht_store *s, uint64_t id)
 int ht_obj_sync(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    int rc = ht_obj_writeback(o);
+    int rc = ht_obj_writeback_flushed(o);
     if (rc)
         return rc;
     ht_store_lock(s);

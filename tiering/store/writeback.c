@@ -147,6 +147,8 @@ static void finish_job(struct window *w)
         rc = j->rc;
     ht_store_lock(s);
     struct ht_chunk *c = j->c;
+    if (!rc)
+        rc = ht_xfer_settle(s, &j->xfer, &j->ref);
     if (rc)
         rc = ht_write_elsewhere(j->o, c, j->index, w->ring, ht_arena_data(s->arena, c->slot), &j->xfer, &j->ref, rc);
     if (rc) {
@@ -272,7 +274,19 @@ int ht_obj_writeback(struct ht_obj *o)
     return rc;
 }
 
-int ht_scope_writeback(struct ht_store *s, uint64_t scope)
+int ht_obj_writeback_flushed(struct ht_obj *o)
+{
+    struct ht_rounds r = {.rescues = o->s->rescues};
+    int rc;
+    do {
+        rc = ht_obj_writeback(o);
+        if (!rc)
+            rc = ht_flush_written(o->s, &r);
+    } while (rc == -EAGAIN);
+    return rc;
+}
+
+static int write_scope(struct ht_store *s, uint64_t scope)
 {
     struct window *w = window_open(s);
     if (!w)
@@ -297,6 +311,17 @@ int ht_scope_writeback(struct ht_store *s, uint64_t scope)
     if (!rc)
         free(objs);
     return rc ? rc : wrc;
+}
+
+int ht_scope_writeback(struct ht_store *s, uint64_t scope)
+{
+    struct ht_rounds r = {.rescues = s->rescues};
+    int rc, flushed;
+    do {
+        rc = write_scope(s, scope);
+        flushed = ht_flush_written(s, &r);
+    } while (!rc && flushed == -EAGAIN);
+    return rc ? rc : flushed;
 }
 
 int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)

@@ -386,6 +386,116 @@ START_TEST(a_range_stays_together)
 }
 END_TEST
 
+/* ------------------------------------------------------------ failed flushes */
+
+/* Written to devices, not flushed, in no record. */
+static struct ht_obj *written_object(const uint8_t *bytes, uint64_t scope)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
+
+    put_all(o, 0, bytes, 4 * MIB);
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    return o;
+}
+
+START_TEST(what_a_failed_flush_covered_is_written_again)
+{
+    bool evicted = _i;
+    fresh(64, false);
+    newer = pattern(BYTES, 2);
+    struct ht_obj *o = written_object(newer, 0);
+    uint64_t id = ht_obj_id(o), written = stats().device_written_bytes;
+    if (evicted)
+        ht_obj_evict(o);
+    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_uint_ge(stats().device_written_bytes, written + 4 * MIB);
+    ck_assert_int_eq(obj_stat(o).sticky_error, 0);
+    ht_obj_put(o);
+    crash();
+    o = ht_obj_get(s, id);
+    expect(o, 0, newer, 4 * MIB);
+    ht_obj_put(o);
+    done();
+    free(newer);
+}
+END_TEST
+
+START_TEST(a_flush_that_never_succeeds_is_told)
+{
+    fresh(64, false);
+    newer = pattern(BYTES, 2);
+    struct ht_obj *o = written_object(newer, 0);
+    uint64_t commits = stats().commits;
+    ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
+    ck_assert_int_eq(ht_obj_sync(o), -EIO);
+    ck_assert_uint_eq(stats().commits, commits);
+    expect(o, 0, newer, 4 * MIB);
+    ht_dev_fail(dev, HT_IO_FLUSH, 0, false);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    done();
+    free(newer);
+}
+END_TEST
+
+/* With content that was written to it, not flushed, and in no record yet. */
+START_TEST(a_device_that_dies_takes_only_what_was_durable_on_it)
+{
+    unsigned bad = (unsigned)_i;
+    make();
+    struct ht_obj *a = written_object(newer, 0), *b = written_object(newer + 4 * MIB, 9);
+    uint64_t ids[] = {ht_obj_id(a), ht_obj_id(b)};
+    fail_all(devs[bad], true);
+    ck_assert_int_eq(ht_obj_sync(a), 0);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
+    ht_scope_publish(s, 9, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    ck_assert(!ht_store_read_only(s));
+    ck_assert_uint_le(stats().total_bytes, 64 * MIB);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_store_close(s);
+    ck_assert_int_eq(try_mount(1u << !bad, true), 0);
+    for (unsigned k = 0; k < 2; k++) {
+        struct ht_obj *o = ht_obj_get(s, ids[k]);
+        ck_assert_ptr_nonnull(o);
+        expect(o, 0, newer + k * 4 * MIB, 4 * MIB);
+        ht_obj_put(o);
+    }
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(what_died_with_its_device_is_told_to_its_owner_alone)
+{
+    make();
+    struct ht_obj *a = written_object(newer, 9), *b = object(HT_CHUNK_BYTES, 0);
+    ht_obj_evict(a);
+    fail_all(devs[1], true);
+    ht_dev_fail(devs[1], HT_IO_READ, 1, true);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
+    ck_assert_int_eq(obj_stat(a).sticky_error, -EIO);
+    sync_one(b, 0, newer);
+    ck_assert(!ht_store_read_only(s));
+    ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO); /* until abort */
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ht_dev_fail(devs[1], HT_IO_READ, 0, false);
+    fail_all(devs[1], false);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    unmount();
+    end();
+}
+END_TEST
+
 /* -------------------------------------------------------- not answering */
 
 static void *sync_object(void *arg)
@@ -447,6 +557,10 @@ int main(void)
     tcase_add_test(t, a_bad_place_is_not_used_again);
     tcase_add_test(t, a_staged_update_goes_elsewhere_too);
     tcase_add_test(t, a_range_stays_together);
+    tcase_add_loop_test(t, what_a_failed_flush_covered_is_written_again, 0, 2);
+    tcase_add_test(t, a_flush_that_never_succeeds_is_told);
+    tcase_add_loop_test(t, a_device_that_dies_takes_only_what_was_durable_on_it, 0, 2);
+    tcase_add_test(t, what_died_with_its_device_is_told_to_its_owner_alone);
     tcase_add_test(t, a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it);
     return run_suite(t);
 }
