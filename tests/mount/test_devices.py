@@ -2,10 +2,12 @@
 """Stores of two devices: both named, one missing, returned, failing, silent."""
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import pathlib
 import shutil
+import struct
 import subprocess
 import threading
 
@@ -14,6 +16,7 @@ import pytest
 from conftest import MIB, SECONDS_MAX, SMALL, Store, run, wait_for
 
 SIZE = 96 * MIB
+EXT4_IOC_SHUTDOWN = 0x8004587d
 
 
 def pattern(size, seed):
@@ -41,7 +44,7 @@ class PairStore(Store):
     def __init__(self, folder, hosts=False):
         self.folder, self.point, self.log = folder, folder / 'mnt', folder / 'log'
         self.daemon = None
-        self.loops, self.hosts = [], []
+        self.loops, self.hosts, self.disks = [], [], []
         self.point.mkdir()
         for name in 'a', 'b':
             self.make_device(name, hosts)
@@ -65,10 +68,27 @@ class PairStore(Store):
             subprocess.run(['mkfs.ext4', '-q', '-F', '-O', '^has_journal', f.name], check=True)
             subprocess.run(['mount', '-o', 'loop', f.name, host], check=True)
             self.hosts.append(host)
+            self.disks.append(f.name)
             backing = host / 'backing'
         with open(backing, 'wb') as f:
             os.posix_fallocate(f.fileno(), 0, SIZE)
         self.loops.append(self.losetup(backing, '--direct-io=on'))
+
+    def kill_device(self, i):
+        """All that it is asked fails: its host is shut down, as ext4 is after an error."""
+        fd = os.open(self.hosts[i], os.O_RDONLY)
+        try:
+            fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack('I', 2))
+        finally:
+            os.close(fd)
+
+    def replace_device(self, i):
+        """What it had when it died, alive. Nobody holds it."""
+        host = self.hosts[i]
+        subprocess.run(['losetup', '-d', self.loops[i]], check=True, timeout=SECONDS_MAX)
+        wait_for(lambda: subprocess.run(['umount', host], stderr=subprocess.DEVNULL).returncode == 0, 'umount')
+        subprocess.run(['mount', '-o', 'loop', self.disks[i], host], check=True)
+        self.loops[i] = self.losetup(host / 'backing', '--direct-io=on')
 
     def mount_on(self, loops, *options):
         mounts = self.mounts_told()
@@ -247,6 +267,47 @@ def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair
     mnt = store.mount_on(store.loops)
     for name, data in content.items():
         assert (mnt / name).read_bytes() == data
+
+
+def fsync(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
+    if not shutil.which('mkfs.ext4'):
+        pytest.skip('mkfs.ext4 is needed')
+    store = make_pair(hosts=True)
+    mnt = store.mount_on(store.loops, 'commit=0')
+    write_tensors(mnt, 2)
+    flushed = {name: pattern(4 * MIB, 30 + i) for i, name in enumerate(('t/x', 't/y'))}
+    for name, data in flushed.items():
+        (mnt / name).write_bytes(data)
+    run('hitrainctl', 'evict', mnt / 't/x')  # on its devices, but neither flushed nor in the log, nor in memory
+    store.kill_device(1)
+    fsync(mnt / 't/y')
+    refused(errno.EIO, fsync, mnt / 't/x')
+    assert os.getxattr(mnt / 't/x', 'user.hitrain.error')
+    after = write_tensors(mnt, 3, seed=60)
+    for name, data in {**after, 't/y': flushed['t/y']}.items():
+        assert (mnt / name).read_bytes() == data
+        assert os.getxattr(mnt / name, 'user.hitrain.error') == b''
+    dead = devices(mnt)[1]
+    assert dead['health'] == 'failing' and dead['log'] == 'lost' and events(mnt, 'member-left')
+    assert not events(mnt, 'read-only')
+    store.kill()
+    mnt = store.mount_on(store.loops[:1], 'degraded')
+    for name, data in {**after, 't/y': flushed['t/y']}.items():
+        assert (mnt / name).read_bytes() == data
+    store.unmount()
+    store.replace_device(1)
+    mnt = store.mount_on(store.loops)
+    for name, data in {**after, 't/y': flushed['t/y']}.items():
+        assert (mnt / name).read_bytes() == data
+    assert [(d['health'], d['log']) for d in devices(mnt)] == [('ok', 'written')] * 2
 
 
 def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pair):
