@@ -5,7 +5,7 @@
  *
  * HITRAIN_SCRIPT=NAME plays one story; HITRAIN_STATE=NAME:N looks at one state of it, as a failure names it; HITRAIN_SEED=N
  * draws other random states; HITRAIN_STATES=N looks at no more than N of each story. HITRAIN_LONG=1 tears the
- * writes of recoveries, too, and draws from more seeds.
+ * writes of recoveries, too, and goes through all with 100 seeds, which differ in what is random.
  */
 #include <check.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
 
-enum { BAD_MAX = 5, SCRIPTS_MAX = 64, LONG_SEEDS = 60 };
+enum { BAD_MAX = 5, SCRIPTS_MAX = 64, LONG_SEEDS = 100 };
 
 /* In memory that the test's process shares with the one that prints. */
 struct figures {
@@ -86,9 +86,10 @@ static const char *check_again(struct explorer *x, enum state_kind kind)
 
 static void tell(struct explorer *x, const char *where, enum state_kind kind, const char *wrong)
 {
-    printf("%s: state %llu (entry %zu of %zu, kept %s%s): %s; once more: HITRAIN_SEED=%llu HITRAIN_STATE=%s:%llu\n",
+    printf("%s: state %llu (entry %zu of %zu, kept %s%s): %s; once more: %sHITRAIN_SEED=%llu HITRAIN_STATE=%s:%llu\n",
            x->s->script->name, (unsigned long long)x->made, x->w.at, x->w.rec->count, state_names[kind], where, wrong,
-           (unsigned long long)setting("HITRAIN_SEED", 1), x->s->script->name, (unsigned long long)x->made);
+           getenv("HITRAIN_LONG") ? "HITRAIN_LONG=1 " : "", (unsigned long long)setting("HITRAIN_SEED", 1),
+           x->s->script->name, (unsigned long long)x->made);
     x->f->bad++;
 }
 
@@ -135,6 +136,7 @@ static uint64_t shape_of(const struct recording *rec, uint64_t began)
 static void cut_recovery(struct explorer *x, const struct recording *rec, uint64_t began)
 {
     bool more = true;
+    uint64_t rnd = x->made; /* of its own, so that one state alone is made as among all */
     if (!set_add(&x->shapes, shape_of(rec, began + x->ack)))
         return;
     x->f->recoveries++;
@@ -143,7 +145,7 @@ static void cut_recovery(struct explorer *x, const struct recording *rec, uint64
     free(base);
     do {
         walk_to(&x->inner, walk_next_flush(&x->inner));
-        more = walk_each(&x->inner, x->inner.pending_count == 1 || getenv("HITRAIN_LONG"), &x->rnd, visit_inner, x);
+        more = walk_each(&x->inner, x->inner.pending_count == 1 || getenv("HITRAIN_LONG"), &rnd, visit_inner, x);
     } while (more && x->inner.at < rec->count);
     walk_end(&x->inner);
     for (unsigned i = 0; i < x->k.dev_count; i++)
@@ -209,8 +211,7 @@ static bool visit(void *ctx, enum state_kind kind)
     return x->f->bad < BAD_MAX && x->f->images < x->most;
 }
 
-static void open_explorer(struct explorer *x, const struct story *s, const struct recording *rec, const uint8_t *base,
-                          struct figures *f)
+static void open_explorer(struct explorer *x, const struct story *s, struct figures *f)
 {
     *x = (struct explorer){.s = s, .f = f, .most = setting("HITRAIN_STATES", UINT64_MAX)};
     const char *one = getenv("HITRAIN_STATE");
@@ -220,13 +221,11 @@ static void open_explorer(struct explorer *x, const struct story *s, const struc
     x->k.dev_count = s->script->devices;
     for (unsigned i = 0; i < x->k.dev_count; i++)
         ck_assert_int_eq(ht_dev_open_ram(STORY_DEVICE_BYTES, s->script->lba, &x->k.dev[i]), 0);
-    walk_begin(&x->w, rec, base, x->k.dev, x->k.dev_count);
 }
 
 static void close_explorer(struct explorer *x)
 {
     x->f->contents = x->contents.count;
-    walk_end(&x->w);
     close(x->log_fd);
     stack_free(&x->k);
     kept_free(&x->began);
@@ -235,21 +234,20 @@ static void close_explorer(struct explorer *x)
     free(x->contents.slot);
 }
 
-/* One pass over all points. */
-static void explore(const struct story *s, const struct recording *rec, const uint8_t *base, uint64_t seed,
-                    struct figures *f)
+/* One pass over all points. False: it shall be the last. */
+static bool explore(struct explorer *x, const struct recording *rec, const uint8_t *base, uint64_t seed)
 {
-    struct explorer x;
     bool more = true;
-    open_explorer(&x, s, rec, base, f);
-    x.rnd = seed;
+    x->rnd = seed;
+    walk_begin(&x->w, rec, base, x->k.dev, x->k.dev_count);
     do {
-        walk_to(&x.w, walk_next_flush(&x.w));
-        x.ack = story_ack_at(rec, x.w.at);
-        f->points++;
-        more = walk_each(&x.w, true, &x.rnd, visit, &x);
-    } while (more && x.w.at < rec->count);
-    close_explorer(&x);
+        walk_to(&x->w, walk_next_flush(&x->w));
+        x->ack = story_ack_at(rec, x->w.at);
+        x->f->points++;
+        more = walk_each(&x->w, true, &x->rnd, visit, x);
+    } while (more && x->w.at < rec->count);
+    walk_end(&x->w);
+    return more;
 }
 
 /* -------------------------------------------------------------------- test */
@@ -266,14 +264,18 @@ START_TEST(every_state_recovers)
 {
     struct story s;
     struct recording rec;
+    struct explorer x;
     uint8_t *base;
     struct figures *f = &figures[_i];
     if (!is_wanted(story_scripts[_i].name))
         return;
     uint64_t began = ht_now_ns(), seeds = getenv("HITRAIN_LONG") ? LONG_SEEDS : 1;
     story_play(&s, &story_scripts[_i], &rec, &base);
+    open_explorer(&x, &s, f);
     for (uint64_t i = 0; i < seeds; i++)
-        explore(&s, &rec, base, (setting("HITRAIN_SEED", 1) + i) * 77 + (uint64_t)_i, f);
+        if (!explore(&x, &rec, base, (setting("HITRAIN_SEED", 1) + i) * 77 + (uint64_t)_i))
+            break;
+    close_explorer(&x);
     f->ns = ht_now_ns() - began;
     recording_free(&rec);
     free(base);
