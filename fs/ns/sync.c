@@ -12,7 +12,7 @@ enum { SYNC_BYTES = 1024 };
 struct syncing {
     uint64_t ino;
     struct ht_obj *obj; /* content to be made durable, or NULL */
-    bool nothing;       /* it has no name to be found by, or nothing is unpublished on a store that takes nothing */
+    bool nothing;       /* it has no name to be found by, or nothing can be unpublished: a read-only mount */
     size_t bytes;
 };
 
@@ -33,7 +33,8 @@ static int look(struct ht_ns *ns, struct syncing *s)
         s->obj = ht_obj_get(ns->store, i->ino);
     if (s->obj != NULL)
         ht_obj_stat(s->obj, &os);
-    s->nothing = is_deleted(i) || (ht_store_read_only(ns->store) && i->shadow == NULL && !os.unpublished);
+    s->nothing = is_deleted(i) ||
+        (ht_store_read_only(ns->store) && !ht_store_failed(ns->store) && i->shadow == NULL && !os.unpublished);
     s->bytes = SYNC_BYTES + (ht_ns_pending(i) ? ht_ns_root_pending_bytes_locked(i->root) : 0);
     return 0;
 }

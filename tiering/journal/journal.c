@@ -324,6 +324,25 @@ int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_
     return 0;
 }
 
+int ht_journal_prepare(struct ht_journal *j, size_t bytes)
+{
+    int rc = 0;
+
+    ht_mutex_lock(&j->lock);
+    bool there = fits_open_frame(j, bytes) || (j->spare && ht_frame_bytes(bytes) <= j->spare->cap);
+    if (!there && !j->error) {
+        struct ht_frame_buf *f = frame_new(ht_max_u64(bytes, j->frame_payload_max));
+        rc = f ? 0 : -ENOMEM;
+        if (f) {
+            f->next = j->spare;
+            j->spare = f;
+            j->spare_count++;
+        }
+    }
+    ht_mutex_unlock(&j->lock);
+    return rc;
+}
+
 int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn)
 {
     if (group->err)
@@ -385,6 +404,16 @@ bool ht_journal_copy_live(const struct ht_journal *cj, unsigned copy)
     bool live = j->copy[copy].dev != NULL;
     ht_mutex_unlock(&j->lock);
     return live;
+}
+
+bool ht_journal_failed(const struct ht_journal *cj)
+{
+    struct ht_journal *j = (struct ht_journal *)cj;
+
+    ht_mutex_lock(&j->lock);
+    bool failed = j->error != 0;
+    ht_mutex_unlock(&j->lock);
+    return failed;
 }
 
 uint64_t ht_journal_next(const struct ht_journal *cj)

@@ -118,6 +118,8 @@ void ht_record_end(struct ht_buf *group, size_t mark);
  * -ENOSPC: does not fit the region (a caller that waited for room never sees it); -EROFS/-EIO: log failed.
  */
 int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn) HT_CHECK;
+/* Have memory for a group of so many bytes, so that its append will not lack it. -ENOMEM. */
+int ht_journal_prepare(struct ht_journal *j, size_t bytes) HT_CHECK;
 /*
  * Wait until the frame lsn is durable (writing it if nobody else does: group commit by a leader). 0 or the error that stopped the log.
  */
@@ -125,6 +127,8 @@ int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_CHECK;
 uint64_t ht_journal_durable(const struct ht_journal *j);
 /* This copy is written: it is there and has not dropped out. */
 bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy);
+/* Nothing is appended or becomes durable any more. */
+bool ht_journal_failed(const struct ht_journal *j);
 /* The lowest lsn that an append made from now on can get; which it really got, only the append says. */
 uint64_t ht_journal_next(const struct ht_journal *j);
 

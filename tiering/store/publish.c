@@ -65,15 +65,8 @@ void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o)
     size_t mark = ht_record_begin(&tx->records, HT_REC_OBJECT_DEL);
     ht_buf_put_u64(&tx->records, o->oid);
     ht_record_end(&tx->records, mark);
-    if (tx->delete_count == tx->delete_cap) {
-        size_t cap = tx->delete_cap ? tx->delete_cap * 2 : 16;
-        struct ht_obj **p = realloc(tx->deletes, cap * sizeof(*p));
-        if (!p)
-            return; /* its space comes back at the next mount */
-        tx->deletes = p;
-        tx->delete_cap = cap;
-    }
-    tx->deletes[tx->delete_count++] = o;
+    o->next_deleted = tx->deleted;
+    tx->deleted = o;
     o->refs++;
 }
 
@@ -242,18 +235,26 @@ static void abort_object(struct ht_obj *o)
     }
 }
 
+/*
+ * Without memory of its own: whoever aborts has taken the names back already, and must get through. Each object goes to the end of the
+ * list before the lock may be let go, so as many as there were at the beginning are all of them.
+ */
 int ht_scope_abort(struct ht_store *s, uint64_t scope)
 {
-    struct ht_obj **objs;
-    size_t count;
+    size_t left = 0;
     ht_store_lock(s);
-    int rc = ht_scope_collect(s, scope, &objs, &count);
-    for (size_t i = 0; !rc && i < count; i++) {
-        abort_object(objs[i]);
-        ht_obj_put_locked(objs[i]);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        ht_list_for_each(p, &sc->touched)
+            left++;
+    for (; left && !ht_list_empty(&sc->touched); left--) {
+        struct ht_obj *o = ht_list_entry(sc->touched.next, struct ht_obj, touched);
+        ht_list_del(&o->touched);
+        ht_list_add_tail(&sc->touched, &o->touched);
+        o->refs++;
+        abort_object(o);
+        ht_obj_put_locked(o);
     }
     ht_store_unlock(s);
-    if (!rc)
-        free(objs);
-    return rc;
+    return 0;
 }

@@ -316,7 +316,6 @@ void ht_store_close(struct ht_store *s)
     ht_shares_free(s);
     free_limbo(&s->limbo);
     free_limbo(&s->tx.frees);
-    free(s->tx.deletes);
     ht_buf_free(&s->tx.records);
     ht_lease_works_free(s);
     ht_staging_free(s->staging);
@@ -347,4 +346,9 @@ bool ht_store_leaves_out(const struct ht_store *s)
 bool ht_store_read_only(const struct ht_store *s)
 {
     return s->opts.read_only || s->failed;
+}
+
+bool ht_store_failed(const struct ht_store *s)
+{
+    return s->failed;
 }

@@ -99,6 +99,8 @@ void ht_store_close(struct ht_store *s);
 const struct ht_super *ht_store_super(const struct ht_store *s);
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
 bool ht_store_read_only(const struct ht_store *s);
+/* The log has failed: not everything that was changed is durable, nor will be. */
+bool ht_store_failed(const struct ht_store *s);
 /* Opened with leave_out: metadata clients do so, too. */
 bool ht_store_leaves_out(const struct ht_store *s);
 

@@ -111,6 +111,7 @@ struct ht_scope {
 struct ht_obj {
     struct ht_store *s;
     struct ht_obj *next; /* hash chain */
+    struct ht_obj *next_deleted;
     uint64_t oid, size, pub_size;
     struct ht_scope *scope;
     struct ht_list touched;
@@ -238,8 +239,7 @@ struct ht_tx {
     struct ht_store *s;
     struct ht_buf records;
     struct ht_limbo_queue frees; /* lsn filled in at commit */
-    struct ht_obj **deletes;     /* objects whose deletion is in this transaction */
-    size_t delete_count, delete_cap;
+    struct ht_obj *deleted;      /* those whose deletion is in this transaction, by next_deleted */
 };
 
 enum { COND_COUNT = 64, CLIENTS_MAX = 4 };

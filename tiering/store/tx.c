@@ -6,6 +6,15 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
+/* Told once: everything that is tried afterwards is refused. */
+static void log_failed(struct ht_store *s, int error)
+{
+    struct ht_event_about about = {.error = error};
+    if (!atomic_exchange(&s->failed, true))
+        ht_event(HT_EVENT_READ_ONLY, &about,
+                 "the metadata log cannot be written: %s; the store is read-only from now on", strerror(-error));
+}
+
 /* Without a compaction thread the one who needs room makes it. */
 static int compact_if_full(struct ht_store *s, size_t bytes)
 {
@@ -13,6 +22,29 @@ static int compact_if_full(struct ht_store *s, size_t bytes)
     ht_journal_stats(s->journal, &st);
     bool full = st.used_bytes + bytes > st.log_bytes / 2 || !ht_journal_try_room(s->journal, bytes);
     return full ? ht_store_compact(s) : 0;
+}
+
+/* A log that failed while nobody waited for it, in a compaction say, is told by the first one who needs it. */
+static int no_room(struct ht_store *s, int error)
+{
+    if (ht_journal_failed(s->journal))
+        log_failed(s, error);
+    return error;
+}
+
+/*
+ * Before anything is changed, for afterwards there is no way back: a transaction that cannot be appended closes the log. What callers
+ * ask for is about what they put.
+ */
+static int reserve_memory(struct ht_tx *tx, size_t bytes)
+{
+    enum { SLACK_BYTES = 8 << 10 };
+    int rc = ht_buf_reserve(&tx->records, bytes + SLACK_BYTES);
+    if (!rc)
+        rc = ht_journal_prepare(tx->s->journal, bytes + SLACK_BYTES);
+    if (rc)
+        ht_buf_reset(&tx->records);
+    return rc;
 }
 
 int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
@@ -24,13 +56,18 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
         if (!rc)
             rc = ht_journal_wait_room(s->journal, bytes);
         if (rc)
-            return rc;
+            return no_room(s, rc);
         ht_mutex_lock(&s->tx_lock);
         if (ht_journal_try_room(s->journal, bytes))
             break;
         ht_mutex_unlock(&s->tx_lock); /* somebody else took the room meanwhile */
     }
-    assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && s->tx.delete_count == 0);
+    assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && !s->tx.deleted);
+    int rc = reserve_memory(&s->tx, bytes);
+    if (rc) {
+        ht_mutex_unlock(&s->tx_lock);
+        return rc;
+    }
     *out_tx = &s->tx;
     return 0;
 }
@@ -55,8 +92,9 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
     s->tx_count++;
     pthread_cond_broadcast(&s->settled);
     tx->frees.count = tx->frees.head = 0;
-    for (size_t i = 0; i < tx->delete_count; i++) {
-        struct ht_obj *o = tx->deletes[i];
+    while (tx->deleted) {
+        struct ht_obj *o = tx->deleted;
+        tx->deleted = o->next_deleted;
         o->delete_lsn = lsn ? lsn : UINT64_MAX;
         o->published = false;
         o->dead = true;
@@ -67,19 +105,9 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
         }
         ht_obj_put_locked(o);
     }
-    tx->delete_count = 0;
     /* The frame may have become durable before its frees were listed. */
     ht_limbo_durable(s, ht_journal_durable(s->journal));
     ht_store_unlock(s);
-}
-
-/* Told once: everything that is tried afterwards is refused. */
-static void log_failed(struct ht_store *s, int error)
-{
-    struct ht_event_about about = {.error = error};
-    if (!atomic_exchange(&s->failed, true))
-        ht_event(HT_EVENT_READ_ONLY, &about,
-                 "the metadata log cannot be written: %s; the store is read-only from now on", strerror(-error));
 }
 
 /*
