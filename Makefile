@@ -215,6 +215,10 @@ $(B)/bin/$(1): $(call objects,$(dir_$(1))) $(call program_archives,$(dir_$(1)))
 endef
 $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 
+# Tests of failing calls stand between the project and the C library (tests/support/wrap.h).
+wrapped := malloc calloc realloc aligned_alloc pthread_create
+test_flags = $(if $(filter tests/unit/faults/%,$(1)),$(patsubst %,-Wl$(comma)--wrap=%,$(wrapped)))
+
 # layer_of: tests/unit/tiering/io/test_x -> tiering/io
 layer_of = $(patsubst tests/unit/%/,%,$(dir $(1)))
 helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))
@@ -224,7 +228,7 @@ define test_rule
 $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 	$$(call say,LD,$$@)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) $$(call test_flags,$(1)) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
 endef
 $(foreach t,$(unit_tests) $(state_tests) $(benches) $(bench_clients),$(eval $(call test_rule,$(t))))
 

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wrap.h - calls of the C library that fail when a test wants it: memory and threads.
+ *
+ * Programs below tests/unit/faults are linked so that these calls of the project (not those inside libraries) come here first. Production
+ * code knows nothing of it. A test allocates with wrap_pause around it, or before it arms.
+ */
+#ifndef HITRAIN_TESTS_SUPPORT_WRAP_H
+#define HITRAIN_TESTS_SUPPORT_WRAP_H
+
+#include "tiering/base/base.h"
+
+enum wrap_kind { WRAP_MEMORY, WRAP_THREAD, WRAP_KINDS };
+
+/* The n-th call from now (1 = next) of any thread fails, repeat: all after it, too. 0 disarms. */
+void wrap_fail(enum wrap_kind kind, unsigned nth, bool repeat);
+/* Has the armed call come? */
+bool wrap_reached(enum wrap_kind kind);
+/* Calls of this thread do not count nor fail while it is paused. Returns how it was. */
+bool wrap_pause(bool paused);
+
+#endif
