@@ -62,6 +62,9 @@ static void record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index)
 
 void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o)
 {
+    if (o->leaving) /* its scope was published in this transaction already */
+        return;
+    o->leaving = true;
     size_t mark = ht_record_begin(&tx->records, HT_REC_OBJECT_DEL);
     ht_buf_put_u64(&tx->records, o->oid);
     ht_record_end(&tx->records, mark);

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "tiering/base/event.h"
+#include "tiering/space/members.h"
 #include "tiering/store/pace.h"
 #include "tiering/store/store_priv.h"
 
@@ -126,7 +127,7 @@ static bool scrub_supers(struct run *r, bool *out_stop)
     bool more = true;
     for (unsigned i = 0; more && i < s->dev_count; i++) {
         struct ht_super_scrub f;
-        if (!s->dev[i])
+        if (!s->dev[i] || !ht_members_takes_part(&s->sb, i)) /* one that was left behind keeps saying so */
             continue;
         ht_mutex_lock(&s->super_lock);
         unsigned bad = ht_super_scrub(&s->sb, s->dev[i], i, r->repair, &f);

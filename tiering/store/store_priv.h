@@ -122,6 +122,7 @@ struct ht_obj {
     bool published;  /* the log knows it */
     bool defined;    /* replay saw its OBJECT record */
     bool deleted;    /* currently */
+    bool leaving;    /* its deletion is in the open transaction */
     bool dead;       /* for good: leaves memory with its last reference */
     bool meta_dirty; /* size or existence is unpublished */
     int error;       /* reported and cleared by writeback */

@@ -448,7 +448,7 @@ static bool reached(const struct play *p, enum kind kind)
     if (kind == MEMORY || kind == THREAD)
         return wrap_reached(kind == MEMORY ? WRAP_MEMORY : WRAP_THREAD);
     ht_dev_counters(p->k.dev[0], &n);
-    return kind == READ ? n.read_errors : n.write_errors;
+    return kind == READ ? n.read_errors : kind == WRITE ? n.write_errors : n.flush_errors;
 }
 
 /* False: the script ended before the N-th. */
