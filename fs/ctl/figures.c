@@ -25,7 +25,7 @@ struct figures {
     uint64_t requests, parked_reads;
 };
 
-enum kind { GAUGE, COUNTER };
+enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics tell each of them */ };
 
 struct row {
     const char *word;
@@ -91,9 +91,9 @@ static const struct row rows[] = {
     STORE("misses", COUNTER, store.misses, "Chunk accesses that needed a device."),
     STORE("evictions", COUNTER, store.evictions, "Images dropped to make room."),
     STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
-    STORE("device_read_bytes", COUNTER, store.device_read_bytes, "Bytes read from devices."),
-    STORE("device_written_bytes", COUNTER, store.device_written_bytes, "Bytes written to devices."),
-    STORE("device_flushes", COUNTER, store.device_flushes, "Cache flushes of devices."),
+    STORE("device_read_bytes", SUM, store.device_read_bytes, "Bytes read from devices."),
+    STORE("device_written_bytes", SUM, store.device_written_bytes, "Bytes written to devices."),
+    STORE("device_flushes", SUM, store.device_flushes, "Cache flushes of devices."),
     STORE("checksum_errors", COUNTER, store.checksum_errors, "Chunks whose bytes were not what was written."),
     STORE("read_errors", COUNTER, store.read_errors, "Reads that a device failed."),
     STORE("write_errors", COUNTER, store.write_errors, "Writes that a device failed."),
@@ -401,7 +401,7 @@ int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && r == 0; i++) {
         if (rows[i].scope == HT_FIGURES_ROOT)
             metric_roots(&rows[i], &list, out);
-        else if (rows[i].scope == HT_FIGURES_STORE && !root)
+        else if (rows[i].scope == HT_FIGURES_STORE && rows[i].kind != SUM && !root)
             metric_store(&rows[i], &f, out);
     }
     if (r == 0 && !root) {

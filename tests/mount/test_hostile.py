@@ -442,7 +442,7 @@ RECORDS = {
 SUPERS = {'log of 1 TiB': (128, struct.pack('<Q', 1 << 40)), 'start unaligned': (168, struct.pack('<Q', 5)),
           'sixteen devices': (116, struct.pack('<I', 16)), 'device of 2^59 bytes': (248, struct.pack('<Q', 1 << 59)),
           'the last epoch': (192, struct.pack('<Q', 1 << 62)), 'the last generation': (104, struct.pack('<Q', 1 << 62)),
-          'the last position': (168, struct.pack('<Q', 1 << 62)), 'unknown feature': (24, struct.pack('<Q', 1)), 'logs that overlap': (160, struct.pack('<Q', 1 << 20))}
+          'the last position': (168, struct.pack('<Q', 1 << 62)), 'unknown feature': (24, struct.pack('<Q', 1 << 63)), 'logs that overlap': (160, struct.pack('<Q', 1 << 20))}
 
 
 @pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')
