@@ -122,9 +122,9 @@ static int first_round(struct ht_fsck *f)
     forget_parameters(f);
     ret = ht_ns_reconnect(f->ns);
     if (ret == 0)
-        ret = rescue_orphans(f);
+        ret = lose_chunks(f); /* also of what is deleted next */
     if (ret == 0)
-        ret = lose_chunks(f);
+        ret = rescue_orphans(f);
     return ret == 0 ? configure_roots(f) : ret;
 }
 

@@ -8,6 +8,7 @@
 
 #include "fs/ns/records.h"
 #include "tests/support/sample.h"
+#include "tests/support/states.h"
 #include "tiering/base/hash.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
@@ -506,6 +507,65 @@ static void within_another(struct stack *k, const struct damage_ids *ids)
     put_chunk(&b, ids->small, &p);
     damage_append(k, &b);
     ht_buf_free(&b);
+}
+
+/* -------------------------------------------------------------------- random */
+
+static uint64_t any_id(uint64_t *rnd)
+{
+    return rnd_below(rnd, 8) == 0 ? NEW_INO + rnd_below(rnd, 3) : 1 + rnd_below(rnd, 24);
+}
+
+static void any_name_record(struct ht_buf *b, uint64_t *rnd)
+{
+    static const uint16_t types[] = {S_IFREG, S_IFDIR, S_IFLNK, S_IFREG};
+    char name[2] = {(char)('a' + rnd_below(rnd, 4)), '\0'};
+    uint16_t type = types[rnd_below(rnd, HT_ARRAY_SIZE(types))];
+    struct ht_ns_record r = {.type = (uint16_t)(HT_REC_NS_FIRST + rnd_below(rnd, 7)),
+                             .ino = any_id(rnd),
+                             .parent = any_id(rnd),
+                             .attr = {.mode = type | 0644},
+                             .model_root = type == S_IFDIR && rnd_below(rnd, 4) == 0,
+                             .entry_type = type,
+                             .name = name,
+                             .name_len = 1,
+                             .value = name,
+                             .value_len = 1};
+
+    put_record(b, &r);
+}
+
+static void any_store_record(const struct damage_ids *ids, struct ht_buf *b, uint64_t *rnd)
+{
+    const struct ht_ref_place places[] = {ids->of_small, ids->of_big, {FREE_BLOCK, 1, HT_BLOCK_BYTES, 9}};
+    size_t mark;
+
+    switch (rnd_below(rnd, 4)) {
+    case 0:
+        put_object(b, any_id(rnd), rnd_below(rnd, 100000));
+        break;
+    case 1:
+        put_chunk(b, any_id(rnd), &places[rnd_below(rnd, HT_ARRAY_SIZE(places))]);
+        break;
+    case 2:
+        put_parameter(b, any_id(rnd), any_id(rnd), rnd_below(rnd, 2) ? any_id(rnd) : 0);
+        break;
+    default: /* the object, or of the optimizer a root or a parameter, is deleted */
+        mark = ht_record_begin(
+            b, (uint16_t[]){HT_REC_OBJECT_DEL, HT_REC_OPT_FIRST + 1, HT_REC_OPT_FIRST + 3}[rnd_below(rnd, 3)]);
+        ht_buf_put_u64(b, any_id(rnd));
+        ht_record_end(b, mark);
+        break;
+    }
+}
+
+void damage_random_records(const struct damage_ids *ids, struct ht_buf *records, uint64_t *rnd)
+{
+    for (uint64_t n = 1 + rnd_below(rnd, 12); n > 0; n--)
+        if (rnd_below(rnd, 3) == 0)
+            any_store_record(ids, records, rnd);
+        else
+            any_name_record(records, rnd);
 }
 
 /* ------------------------------------------------------------------- content */

@@ -13,7 +13,7 @@
 #include "tests/support/mending.h"
 #include "tests/support/states.h"
 
-enum { PAIRS = 60, PAIRS_LONG = 1500, READS_MAX = 200 };
+enum { PAIRS = 60, PAIRS_LONG = 1500, LOGS = 60, LOGS_LONG = 3000, READS_MAX = 200 };
 
 /* --------------------------------------------------------------- expected texts */
 
@@ -121,14 +121,30 @@ START_TEST(each_problem_is_told_and_repaired_and_then_there_is_none)
 }
 END_TEST
 
+static const char manual[] = "mount-helpers/man/hitrain-fsck.8";
+
+/* And stands in the manual. */
 START_TEST(every_code_has_a_case)
 {
+    static char page[MENDING_TEXT_MAX];
+    FILE *file = fopen(manual, "r");
+
+    ck_assert_msg(file != NULL, "%s is missing", manual);
+    page[fread(page, 1, sizeof(page) - 1, file)] = '\0';
+    fclose(file);
     for (unsigned c = 0; c < HT_FSCK_CODES; c++) {
+        const char *name = ht_fsck_code_name((enum ht_fsck_code)c);
+        char row[128] = "\n";
+        size_t len = 1;
         bool found = false;
 
         for (unsigned i = 0; i < damage_count; i++)
-            found |= strcmp(damages[i].name, ht_fsck_code_name((enum ht_fsck_code)c)) == 0;
-        ck_assert_msg(found, "%s", ht_fsck_code_name((enum ht_fsck_code)c));
+            found |= strcmp(damages[i].name, name) == 0;
+        ck_assert_msg(found, "%s", name);
+        for (const char *p = name; *p != '\0' && len < sizeof(row) - 4; p++)
+            len += (size_t)snprintf(row + len, sizeof(row) - len, "%s%c", *p == '-' ? "\\" : "", *p);
+        snprintf(row + len, sizeof(row) - len, "\t");
+        ck_assert_msg(strstr(page, row) != NULL, "%s is not in %s", name, manual);
     }
 }
 END_TEST
@@ -218,6 +234,42 @@ START_TEST(of_any_two_damages_nothing_is_left)
 }
 END_TEST
 
+/*
+ * Records that are well-formed each and make no sense together. Whatever they say: a store of which fsck finds nothing
+ * mounts, and after a repair it finds nothing.
+ */
+START_TEST(of_any_records_nothing_is_left)
+{
+    uint64_t rnd = setting("HITRAIN_SEED", 1);
+    unsigned logs = getenv("HITRAIN_LONG") != NULL ? LOGS_LONG : LOGS;
+    struct ht_buf records = HT_BUF_INIT;
+    unsigned clean = 0;
+    size_t errors;
+
+    for (unsigned i = 0; i < logs; i++) {
+        int status;
+
+        mending_begin(1);
+        ht_buf_reset(&records);
+        damage_random_records(&mending_worlds[0].ids, &records, &rnd);
+        damage_append(&mending, &records);
+        status = mending_fsck(HT_FSCK_CHECK, false);
+        clean += status == HT_FSCK_CLEAN;
+        if (status != HT_FSCK_CLEAN) {
+            status = mending_fsck(HT_FSCK_YES, false);
+            ck_assert_msg(status == HT_FSCK_CORRECTED, "log %u: exit %d\n%s", i, status, mending_text);
+            status = mending_fsck(HT_FSCK_YES, false);
+        }
+        ck_assert_msg(status == HT_FSCK_CLEAN, "log %u, second run: exit %d\n%s", i, status, mending_text);
+        (void)mending_count(&mending_worlds[0], &errors);
+        mending_go_on();
+        stack_free(&mending);
+    }
+    ht_buf_free(&records);
+    printf("%u random logs, %u of them clean\n", logs, clean);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("fsck repairs");
@@ -232,6 +284,7 @@ int main(void)
     tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
     tcase_add_test(t, what_needs_a_decision_is_left_by_preening);
     tcase_add_test(t, of_any_two_damages_nothing_is_left);
+    tcase_add_test(t, of_any_records_nothing_is_left);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);
     failed = srunner_ntests_failed(r);
