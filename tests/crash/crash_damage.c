@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 
+#include "mount-helpers/fsck/fsck.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
@@ -227,6 +228,20 @@ static const char *verify_harmless(bool found, bool doubt)
     return wrong;
 }
 
+/* What is repaired is clean, and mounts. What became of its content, test_repair looks at. */
+static const char *verify_repair(void)
+{
+    int status = stack_repair(&k), rc;
+
+    if (status & ~HT_FSCK_CORRECTED)
+        return NULL; /* it says so */
+    if (stack_problems(&k, &rc) || rc)
+        return "fsck finds problems after its repair";
+    rc = stack_open(&k, 1);
+    (void)stack_close(&k, false);
+    return rc ? "what was repaired does not mount" : NULL;
+}
+
 /* Any damage. An error from anything is as good as an old content. */
 static const char *verify_any(bool *out_mounted)
 {
@@ -234,8 +249,10 @@ static const char *verify_any(bool *out_mounted)
     const char *wrong = NULL;
     int rc;
 
-    (void)stack_problems(&k, &rc);
+    uint64_t problems = stack_problems(&k, &rc);
     *out_mounted = stack_open(&k, 1) == 0;
+    if (problems == 0 && rc == 0 && !*out_mounted)
+        wrong = "fsck finds nothing, and it does not mount";
     if (*out_mounted) {
         sample_read(&k, &now);
         if (!all_known(&now))
@@ -382,23 +399,32 @@ static void damage_anything(uint64_t *rnd)
         bytes_of_device()[rnd_below(rnd, SAMPLE_DEVICE_BYTES)] ^= (uint8_t)(1 + rnd_below(rnd, 255));
 }
 
+static void (*const damage[])(uint64_t *rnd) = {damage_bytes, zero_range, misplace, damage_anything};
+
+static void damage_anew(uint64_t rnd)
+{
+    restore_all();
+    for (uint64_t times = 1 + rnd_below(&rnd, 3); times > 0; times--)
+        damage[rnd_below(&rnd, HT_ARRAY_SIZE(damage))](&rnd);
+}
+
 START_TEST(random_damage_gives_an_error_or_what_was_there)
 {
-    static void (*const damage[])(uint64_t * rnd) = {damage_bytes, zero_range, misplace, damage_anything};
     unsigned states = getenv("HITRAIN_LONG") ? 100 * RANDOM : RANDOM, bad = 0, mounted = 0;
     uint64_t seed = setting("HITRAIN_SEED", 7);
 
     for (unsigned n = 0; n < states; n++) {
-        uint64_t rnd = seed * 1000003 + n;
         bool is_mounted;
-        for (uint64_t times = 1 + rnd_below(&rnd, 3); times > 0; times--)
-            damage[rnd_below(&rnd, HT_ARRAY_SIZE(damage))](&rnd);
+        damage_anew(seed * 1000003 + n);
         const char *wrong = verify_any(&is_mounted);
+        if (!wrong && n % 2) {
+            damage_anew(seed * 1000003 + n);
+            wrong = verify_repair();
+        }
         if (wrong)
             printf("seed %llu, state %u: %s\n", (unsigned long long)seed, n, wrong);
         bad += wrong != NULL;
         mounted += is_mounted;
-        restore_all();
     }
     printf("figures: %u states of random damage, %u mounted; %u bad\n", states, mounted, bad);
     ck_assert_uint_eq(bad, 0);

@@ -113,6 +113,25 @@ uint64_t stack_problems(const struct stack *k, int *out_rc)
     return n;
 }
 
+int stack_repair(const struct stack *k)
+{
+    char *text = NULL;
+    size_t len = 0;
+    struct ht_fsck *f = calloc(1, sizeof(*f));
+    f->opt.mode = HT_FSCK_YES;
+    f->out = open_memstream(&text, &len);
+    memcpy(f->devs, k->dev, sizeof(f->devs));
+    f->dev_count = k->dev_count;
+    ht_json_init(&f->json, f->out);
+    int status = ht_fsck_run(f, "ram");
+    fclose(f->out);
+    f->dev_count = 0; /* the devices are not its own */
+    ht_fsck_close(f);
+    free(f);
+    free(text);
+    return status;
+}
+
 void stack_record(const struct stack *k, const char *path)
 {
     ck_assert_int_eq(ht_recorder_start(k->dev[0], path), 0);

@@ -33,6 +33,8 @@ void stack_record(const struct stack *k, const char *path);
 unsigned stack_fsck(const struct stack *k);
 /* The same without a word, of a store that may be in any state; *out_rc: 0, or the error that ended a pass. */
 uint64_t stack_problems(const struct stack *k, int *out_rc);
+/* The exit status of hitrain-fsck -y; without a word, too. */
+int stack_repair(const struct stack *k);
 
 /* 0: there is none. */
 uint64_t stack_find(const struct stack *k, uint64_t dir, const char *name);
