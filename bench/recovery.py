@@ -29,6 +29,7 @@ FILES = 16
 RECORD_BYTES = 60       # of a chunk in the log
 CLAIM_SHARE = 0.29      # of the log, at most: live records
 OPTIONS = 'dram=32M,staging=24M'
+MAP_BYTES = MIB // BLOCK // 8 + 2 + 2 / 8    # for each MiB of a device
 RUNS = 3
 CHURN_LAPS = 10         # of a log of 1 MiB
 
@@ -143,8 +144,8 @@ def figures(result, base):
     n, seconds = result['chunks'], result['mount_s'] - base['mount_s']
     result['s_per_million'] = seconds / n * 1e6
     result['times_fio'] = seconds / result['fio_s'] if result['fio_s'] else None
-    # A bit for each block of the device is not a chunk's, and told apart.
-    result['map_bytes'] = n * result['chunk_bytes'] // BLOCK // 8
+    # What is free of a device is known by the block and by the MiB; that is no chunk's, and told apart.
+    result['map_bytes'] = n * result['chunk_bytes'] // MIB * MAP_BYTES
     result['bytes_per_chunk'] = (result['resident_bytes'] - base['resident_bytes'] - result['map_bytes']) / n
     return result
 

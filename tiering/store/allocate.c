@@ -8,6 +8,8 @@
  *
  * store.lock guards it; chunk locks do not matter.
  */
+#include <assert.h>
+
 #include "tiering/store/store_priv.h"
 
 enum { CLAIM_BYTES = HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES };
@@ -26,6 +28,13 @@ static uint32_t wanted_bytes(const struct range *r, uint64_t index)
 static uint32_t blocks_of(uint32_t bytes)
 {
     return (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
+}
+
+/* Never more than a chunk has, and what a writer that lets go of it gives back. */
+static void set_promised(struct ht_chunk *c, uint32_t blocks)
+{
+    assert(blocks <= HT_CHUNK_PROMISED_MAX);
+    c->promised = blocks & HT_CHUNK_PROMISED_MAX;
 }
 
 /* Blocks that the chunk lacks for a first write anywhere in the range. */
@@ -80,7 +89,7 @@ static void promise(const struct range *r)
         if (index > r->last)
             break;
         uint32_t n = lacks(r, c, index);
-        c->promised = (uint16_t)(c->promised + n);
+        set_promised(c, c->promised + n);
         r->o->promised_blocks += n;
         if (n && r->o->obj_class != HT_CLASS_SCRATCH)
             c->flags |= CH_CLAIM;
@@ -131,7 +140,7 @@ void ht_chunk_unpromise(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_byte
         return;
     ht_alloc_unreserve(o->s->alloc, c->promised - keep);
     o->promised_blocks -= c->promised - keep;
-    c->promised = (uint16_t)keep;
+    set_promised(c, keep);
     if (!keep)
         ht_chunk_settle_claim(o, c);
 }
@@ -139,14 +148,14 @@ void ht_chunk_unpromise(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_byte
 uint32_t ht_chunk_use_promise(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
 {
     uint32_t n = c->promised < need ? c->promised : need;
-    c->promised = (uint16_t)(c->promised - n);
+    set_promised(c, c->promised - n);
     o->promised_blocks -= n;
     return n;
 }
 
 void ht_chunk_return_promise(struct ht_obj *o, struct ht_chunk *c, uint32_t n)
 {
-    c->promised = (uint16_t)(c->promised + n);
+    set_promised(c, c->promised + n);
     o->promised_blocks += n;
 }
 

@@ -65,7 +65,7 @@ static struct ht_leaf *new_leaf(struct ht_obj *o)
         return NULL;
     for (unsigned k = 0; k < LEAF_CHUNKS; k++) {
         l->chunk[k].slot = HT_SLOT_NONE;
-        l->chunk[k].pos = (uint8_t)k;
+        l->chunk[k].pos = k & (LEAF_CHUNKS - 1);
     }
     o->s->meta_bytes += sizeof(*l);
     return l;
@@ -143,7 +143,7 @@ static void wake_chunk(struct ht_store *s, struct ht_chunk *c)
 
 void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c)
 {
-    while (c->exclusive || c->waiting)
+    while (c->exclusive || c->waiting || c->shared == HT_CHUNK_HOLDERS_MAX)
         wait_chunk(s, c);
     c->shared++;
 }
@@ -169,7 +169,8 @@ void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c)
 void ht_chunk_unlock_shared(struct ht_store *s, struct ht_chunk *c)
 {
     assert(c->shared);
-    if (--c->shared == 0)
+    bool was_full = c->shared-- == HT_CHUNK_HOLDERS_MAX;
+    if (was_full || !c->shared)
         wake_chunk(s, c);
 }
 

@@ -35,7 +35,7 @@
 
 /* ------------------------------------------------------------ references */
 
-/* Where stored bytes are. One extent is kept inline; more hang off a pointer. 24 bytes. */
+/* Where stored bytes are. One extent is kept inline; more hang off a pointer. Aligned to 4, so that a chunk is no longer than its fields. */
 struct ht_ref {
     uint64_t place;        /* 48 bits: first block, or a pointer to extents; 8: device; 8: extents - 1 */
     uint32_t stored;       /* bytes on the device, covered by the checksum */
@@ -43,7 +43,7 @@ struct ht_ref {
     uint32_t shared : 1;   /* has or had other owners: share.c knows */
     uint32_t codec : 8;
     uint64_t checksum;
-};
+} __attribute__((packed, aligned(4)));
 static_assert(sizeof(struct ht_ref) == 24, "memory per chunk is bounded");
 #define HT_VISIBLE_MASK 0x7fffffu
 static_assert(HT_CHUNK_BYTES <= HT_VISIBLE_MASK, "visible counts a whole chunk");
@@ -74,20 +74,22 @@ uint32_t ht_ref_extra_bytes(const struct ht_ref *r);
 /* ---------------------------------------------------------------- chunks */
 
 enum { CH_PUB = 1, CH_CUR = 2, CH_GONE = 4, CH_SHARE = 8, CH_BAD = 16, CH_CLAIM = 32 };
+enum { HT_CHUNK_HOLDERS_MAX = 1023, HT_CHUNK_PROMISED_MAX = 1023 };
 
 struct ht_chunk {
     struct ht_ref pub, cur;
-    uint32_t slot;       /* image, or HT_SLOT_NONE */
-    uint32_t generation; /* of the newest reference */
-    uint16_t shared;     /* holders */
-    uint16_t promised;   /* blocks set aside for it: allocate.c */
-    uint8_t flags;       /* CH_* */
-    uint8_t pos;         /* in its leaf */
-    uint8_t exclusive : 1;
-    uint8_t waiting : 1; /* somebody wants it exclusively: no new sharers */
-    uint8_t writing : 1; /* writeback in flight (the writer is one of shared) */
+    uint32_t slot;          /* image, or HT_SLOT_NONE */
+    uint32_t generation;    /* of the newest reference */
+    uint32_t shared : 10;   /* holders */
+    uint32_t promised : 10; /* blocks set aside for it: allocate.c */
+    uint32_t flags : 6;     /* CH_* */
+    uint32_t pos : 3;       /* in its leaf */
+    uint32_t exclusive : 1;
+    uint32_t waiting : 1; /* somebody wants it exclusively: no new sharers */
+    uint32_t writing : 1; /* writeback in flight (the writer is one of shared) */
 };
-static_assert(sizeof(struct ht_chunk) <= 64, "memory per chunk is bounded");
+/* With its share of leaf, node and the allocator's heads: 63. */
+static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 bytes");
 
 /*
  * The chunks of an object hang in a radix tree: leaves of 8 chunks under nodes of 64. It is as high as the highest chunk asks
@@ -98,6 +100,7 @@ struct ht_leaf {
     uint16_t dirty, unpublished, writing; /* chunks that are so: lets scans skip leaves */
     struct ht_chunk chunk[LEAF_CHUNKS];
 };
+static_assert(LEAF_CHUNKS <= 1 << 3, "a chunk's place in its leaf has three bits");
 struct ht_node {
     void *slot[NODE_SLOTS]; /* nodes or, in the lowest ones, leaves; NULL: no chunk */
 };
