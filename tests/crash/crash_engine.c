@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tests/support/engine.h"
+#include "tests/support/seen.h"
 #include "tests/support/states.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
@@ -46,6 +47,7 @@ static void record_script(struct engine *e, const char *path, uint64_t seed, uns
 static unsigned check_states(struct engine *e, const struct recording *rec, const uint8_t *base, unsigned lba,
                              uint64_t seed, unsigned states)
 {
+    struct seen seen = {0};
     struct state_walk w;
     struct ht_dev *dev;
     uint64_t rnd = seed * 31 + 7;
@@ -58,6 +60,7 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
         walk_to(&w, ht_min_u64(point, rec->count));
         enum state_kind kind = (enum state_kind)(n % STATE_DRAWN);
         walk_state(&w, kind, &rnd);
+        seen_add(&seen, walk_hash(&w) + ack_at(rec, w.at));
         const char *wrong = engine_verify_state(e, ack_at(rec, w.at), dev, rnd);
         if (wrong) {
             printf("seed %llu, lba %u, entry %zu of %zu, kept %s: %s\n", (unsigned long long)seed, lba, w.at,
@@ -65,6 +68,8 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
             bad++;
         }
     }
+    states_told(1, recording_flushes(rec), states, seen.count);
+    seen_free(&seen);
     walk_end(&w);
     ht_dev_close(dev);
     return bad;

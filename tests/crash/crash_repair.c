@@ -12,30 +12,16 @@
 #include <unistd.h>
 
 #include "tests/support/mending.h"
+#include "tests/support/seen.h"
 #include "tests/support/states.h"
-
-enum { IMAGES = 1 << 14 };
 
 struct cut {
     const struct damage *d;
     struct state_walk w;
-    uint64_t seen[IMAGES]; /* hashes of states, 0: none */
-    uint64_t rnd, states, images;
+    struct seen images;
+    uint64_t rnd, states;
     size_t kept; /* of what there was, by a repair without a cut */
 };
-
-static bool is_new(struct cut *c, uint64_t hash)
-{
-    size_t i = hash % IMAGES;
-
-    for (hash |= 1; c->seen[i] != 0; i = (i + 1) % IMAGES)
-        if (c->seen[i] == hash)
-            return false;
-    c->seen[i] = hash;
-    c->images++;
-    ck_assert_uint_lt(c->images, IMAGES / 2);
-    return true;
-}
 
 static bool visit(void *ctx, enum state_kind kind)
 {
@@ -44,7 +30,7 @@ static bool visit(void *ctx, enum state_kind kind)
     int status;
 
     c->states++;
-    if (!is_new(c, walk_hash(&c->w)))
+    if (!seen_add(&c->images, walk_hash(&c->w)))
         return true;
     status = mending_fsck(HT_FSCK_YES, false);
     ck_assert_msg(status == HT_FSCK_CLEAN || status == HT_FSCK_CORRECTED, "%s, state %llu (%s): exit %d\n%s",
@@ -60,7 +46,7 @@ static bool visit(void *ctx, enum state_kind kind)
 }
 
 /* Repairs what was damaged, recorded; then all states. */
-static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *out_images)
+static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *out_images, uint64_t *out_flushes)
 {
     struct cut *c = calloc(1, sizeof(*c));
     uint8_t *base = malloc(SAMPLE_DEVICE_BYTES);
@@ -88,17 +74,20 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     } while (c->w.at < rec.count);
     walk_end(&c->w);
     *out_states += c->states;
-    *out_images += c->images;
+    *out_images += c->images.count;
+    *out_flushes += recording_flushes(&rec);
     recording_free(&rec);
     stack_free(&mending);
     close(fd);
     free(base);
+    seen_free(&c->images);
     free(c);
 }
 
 START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
 {
-    uint64_t states = 0, images = 0, damages_cut = 0;
+    uint64_t states = 0, images = 0, flushes = 0;
+    unsigned repairs = 0;
 
     mending_setup();
     for (unsigned i = 0; i < damage_count; i++) {
@@ -106,11 +95,10 @@ START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
 
         if (d->stays || d->reading_fails || d->devices > 1 || strcmp(d->name, "NS-LINKS") == 0)
             continue;
-        cut_repair(d, &states, &images);
-        damages_cut++;
+        cut_repair(d, &states, &images, &flushes);
+        repairs++;
     }
-    printf("%llu repairs cut: %llu states, %llu distinct images\n", (unsigned long long)damages_cut,
-           (unsigned long long)states, (unsigned long long)images);
+    states_told(repairs, flushes, states, images);
 }
 END_TEST
 

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "tests/support/seen.h"
 #include "tests/support/story.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
@@ -27,34 +28,6 @@ struct figures {
 };
 static struct figures *figures;
 
-/* ----------------------------------------------------------- set of numbers */
-
-struct set {
-    uint64_t *slot; /* 0: free */
-    size_t size, count;
-};
-
-static bool set_add(struct set *set, uint64_t value)
-{
-    if (2 * (set->count + 1) > set->size) {
-        struct set bigger = {.size = set->size ? 2 * set->size : 1024};
-        bigger.slot = calloc(bigger.size, sizeof(uint64_t));
-        for (size_t i = 0; i < set->size; i++)
-            if (set->slot[i])
-                set_add(&bigger, set->slot[i]);
-        free(set->slot);
-        *set = bigger;
-    }
-    value += value == 0;
-    size_t i = value % set->size;
-    while (set->slot[i] && set->slot[i] != value)
-        i = (i + 1) % set->size;
-    bool is_new = set->slot[i] == 0;
-    set->slot[i] = value;
-    set->count += is_new;
-    return is_new;
-}
-
 /* ----------------------------------------------------------------- explorer */
 
 struct explorer {
@@ -62,7 +35,7 @@ struct explorer {
     struct stack k; /* on devices that hold one state after the other */
     struct figures *f;
     struct state_walk w;
-    struct set images, shapes, contents;
+    struct seen images, shapes, contents;
     size_t ack; /* what was acknowledged at the point */
     uint64_t rnd, made, only, most;
     int log_fd; /* recordings of recoveries */
@@ -97,7 +70,7 @@ static bool visit_inner(void *ctx, enum state_kind kind)
 {
     struct explorer *x = ctx;
     x->f->recovery_states++;
-    if (!set_add(&x->images, walk_hash(&x->inner) + x->ack))
+    if (!seen_add(&x->images, walk_hash(&x->inner) + x->ack))
         return true;
     x->f->images++;
     const char *wrong = check_again(x, kind);
@@ -137,7 +110,7 @@ static void cut_recovery(struct explorer *x, const struct recording *rec, uint64
 {
     bool more = true;
     uint64_t rnd = x->made; /* of its own, so that one state alone is made as among all */
-    if (!set_add(&x->shapes, shape_of(rec, began + x->ack)))
+    if (!seen_add(&x->shapes, shape_of(rec, began + x->ack)))
         return;
     x->f->recoveries++;
     uint8_t *base = walk_kept_content(&x->w, &x->began);
@@ -170,7 +143,7 @@ static const char *recover_and_go_on(struct explorer *x)
     if (wrong)
         stack_close(&x->k, false);
     else
-        set_add(&x->contents, content);
+        seen_add(&x->contents, content);
     return wrong ? wrong : story_go_on(x->s, &x->k);
 }
 
@@ -202,7 +175,7 @@ static bool visit(void *ctx, enum state_kind kind)
     x->f->made[kind]++;
     if (x->only && x->made != x->only)
         return x->made < x->only;
-    if (!set_add(&x->images, walk_hash(&x->w) + x->ack))
+    if (!seen_add(&x->images, walk_hash(&x->w) + x->ack))
         return true;
     x->f->images++;
     const char *wrong = check_state(x, kind);
@@ -229,9 +202,9 @@ static void close_explorer(struct explorer *x)
     close(x->log_fd);
     stack_free(&x->k);
     kept_free(&x->began);
-    free(x->images.slot);
-    free(x->shapes.slot);
-    free(x->contents.slot);
+    seen_free(&x->images);
+    seen_free(&x->shapes);
+    seen_free(&x->contents);
 }
 
 /* One pass over all points. False: it shall be the last. */
@@ -306,6 +279,7 @@ static void print_row(const char *name, const struct figures *f)
 static void print_figures(void)
 {
     struct figures sum = {0};
+    unsigned scripts = 0;
     printf("figures: %-12s %9s %9s %9s %9s %9s %9s %9s %9s %9s %9s %8s\n", "story", "points", "subsets", "random",
            "torn", "noise", "recovered", "cut again", "distinct", "contents", "bad", "seconds");
     for (unsigned i = 0; i < story_script_count; i++) {
@@ -314,8 +288,13 @@ static void print_figures(void)
             ((uint64_t *)&sum)[k] += from[k];
         if (is_wanted(story_scripts[i].name))
             print_row(story_scripts[i].name, &figures[i]);
+        scripts += figures[i].points > 0;
     }
     print_row("all", &sum);
+    uint64_t made = sum.recovery_states;
+    for (unsigned i = 0; i < STATE_KINDS; i++)
+        made += sum.made[i];
+    states_told(scripts, sum.points, made, sum.images);
 }
 
 int main(void)

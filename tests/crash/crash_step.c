@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/seen.h"
 #include "tests/support/stack.h"
 #include "tests/support/states.h"
 #include "tiering/base/log.h"
@@ -184,6 +185,7 @@ START_TEST(every_state_holds_one_committed_step)
     struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1};
     struct recording rec;
     struct state_walk w;
+    struct seen seen = {0};
     record(&k, &h, path, seed, lba, configs[_i], base);
     recording_load(&rec, path);
     unlink(path);
@@ -193,7 +195,9 @@ START_TEST(every_state_holds_one_committed_step)
         walk_to(&w, ht_min_u64(ht_max_u64(point, w.at), rec.count));
         enum state_kind kind = (enum state_kind)(n % STATE_DRAWN);
         walk_state(&w, kind, &rnd);
-        const char *wrong = verify(&k, &h, last_mark(&rec, w.at, "step "), last_mark(&rec, w.at, "outside "));
+        uint64_t step = last_mark(&rec, w.at, "step "), outside = last_mark(&rec, w.at, "outside ");
+        seen_add(&seen, walk_hash(&w) + step + outside);
+        const char *wrong = verify(&k, &h, step, outside);
         if (!wrong)
             continue;
         printf("seed %llu, entry %zu of %zu, kept %s: %s\n", (unsigned long long)seed, w.at, rec.count,
@@ -201,6 +205,8 @@ START_TEST(every_state_holds_one_committed_step)
         bad++;
     }
     printf("script %d: %d steps, %zu entries, %u states, %u bad\n", _i, STEPS, rec.count, states, bad);
+    states_told(1, recording_flushes(&rec), states, seen.count);
+    seen_free(&seen);
     walk_end(&w);
     recording_free(&rec);
     stack_free(&k);

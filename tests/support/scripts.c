@@ -177,6 +177,23 @@ static void aborted_step(struct story *s)
     story_model_commit(s);
 }
 
+/* Two gradients, the second sparse, make a step: their sums are in no log, whatever is written of them. */
+static void accumulated_steps(struct story *s)
+{
+    story_pass(s, 2, 0);
+    story_writeback(s);
+    story_write(s, "a", 3, 0, SMALL);
+    story_compact(s);
+    story_fsync(s, "a");
+    story_pass(s, 2, 1);
+    story_writeback(s);
+    story_model_commit(s);
+    story_pass(s, 3, 0);
+    story_model_abort(s);
+    story_work(s, 4);
+    story_model_commit(s);
+}
+
 /* --------------------------------------------------------------------- log */
 
 static void compaction_in_an_open_step(struct story *s)
@@ -262,6 +279,7 @@ const struct story_script story_scripts[] = {
     {"reuse-clone", {"a", "b", "c"}, 4096, 1, fill_up, reuse_of_clones},
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"abort", {"model", "a"}, 4096, 1, model, aborted_step},
+    {"accumulate", {"model", "a"}, 512, 1, model, accumulated_steps, true},
     {"compact", {"a"}, 512, 1, synced_a, compactions},
     {"compact-step", {"model", "a"}, 512, 1, model, compaction_in_an_open_step},
     {"log-full", {"a"}, 4096, 1, before_compaction, few_frames},

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stack.c - the whole daemon but FUSE, on devices of memory. */
 #include <check.h>
+#include <hitrain/topk.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -8,6 +9,8 @@
 #include "tests/support/stack.h"
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
+
+enum { SPARSE_EVERY = 5 };
 
 /* ------------------------------------------------------------------- life */
 
@@ -256,6 +259,37 @@ void stack_gradient(const struct stack *k, uint64_t root, const struct stack_par
     ck_assert_int_eq(ht_grad_write(g, 0, data, bytes), (ssize_t)bytes);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ht_grad_release(g);
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
+/* As a client writes it, into out, which has room for count entries. Returns its bytes. */
+static size_t sparse_content(uint8_t *out, const struct stack_param *p, uint64_t count, uint64_t seed)
+{
+    struct ht_topk_header h = {.magic = HT_TOPK_MAGIC, .dtype = dtype_of(p)};
+    const struct stack_param named = {p->name, p->dtype, count};
+    size_t at = sizeof(h);
+    ht_le32_store(&h.version, HT_TOPK_VERSION);
+    ht_le64_store(&h.elements, p->elements);
+    ht_le64_store(&h.count, count);
+    memcpy(out, &h, sizeof(h));
+    for (uint32_t i = 0; i < count; i++, at += 4)
+        ht_le32_store(out + at, SPARSE_EVERY * i);
+    fill(out + at, &named, seed);
+    return at + count * stack_element_bytes(p);
+}
+
+void stack_sparse_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed)
+{
+    struct ht_topk *t;
+    uint64_t ino = stack_find(k, root, p->name), count = ht_div_up(p->elements, SPARSE_EVERY);
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    uint8_t *data = malloc(sizeof(struct ht_topk_header) + count * 8);
+    size_t bytes = sparse_content(data, p, count, seed);
+    ck_assert_int_eq(ht_topk_open(k->optim, &desc, &t), 0);
+    ck_assert_int_eq(ht_topk_write(t, 0, data, bytes), (ssize_t)bytes);
+    ck_assert_int_eq(ht_topk_flush(t), 0);
+    ht_topk_release(t);
     ht_ns_close(k->ns, ino);
     free(data);
 }

@@ -55,6 +55,8 @@ uint64_t stack_model(const struct stack *k, const char *name, const struct stack
                      const char *config);
 /* Write and close the gradient of a parameter. */
 void stack_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
+/* The same for a sparse one, of every fifth element. */
+void stack_sparse_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
 /* Parameters, optimizer states, cursor and names of a model as one number; 0: something is missing. */
 uint64_t stack_model_hash(const struct stack *k, uint64_t root, const struct stack_param *params, unsigned count);
 /* The content of a file mixed into hash; 1 or 2 when it cannot be opened or read. */

@@ -91,6 +91,20 @@ void recording_free(struct recording *r)
     free(r->entry);
 }
 
+size_t recording_flushes(const struct recording *r)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < r->count; i++)
+        n += r->entry[i].flush || r->entry[i].fua;
+    return n;
+}
+
+void states_told(unsigned scripts, uint64_t flushes, uint64_t made, uint64_t distinct)
+{
+    printf("states: %u scripts, %llu flush points, %llu made, %llu distinct\n", scripts, (unsigned long long)flushes,
+           (unsigned long long)made, (unsigned long long)distinct);
+}
+
 /* ------------------------------------------------------- devices as one */
 
 static struct ht_dev *device_of(const struct state_walk *w, uint64_t *offset)

@@ -95,6 +95,11 @@ enum { WALK_SUBSETS_OF_MAX = 10 };
 bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
 void walk_end(struct state_walk *w);
 
+/* Flushes and writes with FUA in a recording. */
+size_t recording_flushes(const struct recording *r);
+/* One line for tests/tools/run.py, which adds them up: what was looked at. */
+void states_told(unsigned scripts, uint64_t flushes, uint64_t made, uint64_t distinct);
+
 /* A number from the environment, or the standard. */
 uint64_t setting(const char *name, uint64_t standard);
 

@@ -12,7 +12,16 @@
 enum { PARAMS = 2, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };
 
 static const struct stack_param params[PARAMS] = {{"w", "f32", 1500}, {"h", "bf16", 700}};
-static const char model_config[] = "adamw lr=0.01 weight_decay=0.1";
+
+static const char *optimizer_of(const struct story_script *script)
+{
+    return script->accumulates ? "adamw lr=0.01 weight_decay=0.1 accumulate=2" : "adamw lr=0.01 weight_decay=0.1";
+}
+
+static unsigned passes_of(const struct story_script *script)
+{
+    return script->accumulates ? 2 : 1;
+}
 
 /* ---------------------------------------------------------- what a group is */
 
@@ -194,22 +203,28 @@ const char *story_compare(const struct story *s, size_t ack, const struct stack 
     return NULL;
 }
 
-static void work(const struct stack *k, uint64_t root, unsigned step)
+static void work_pass(const struct stack *k, uint64_t root, unsigned step, unsigned pass)
+{
+    for (unsigned i = 0; i < PARAMS; i++)
+        (pass == 1 ? stack_sparse_gradient : stack_gradient)(k, root, &params[i], step * 100 + 10 * pass + i);
+}
+
+static void work(const struct story *s, const struct stack *k, uint64_t root, unsigned step)
 {
     char text[16];
-    for (unsigned i = 0; i < PARAMS; i++)
-        stack_gradient(k, root, &params[i], step * 100 + i);
+    for (unsigned pass = 0; pass < passes_of(s->script); pass++)
+        work_pass(k, root, step, pass);
     snprintf(text, sizeof(text), "%u", step);
     stack_put(k, root, "cursor", text, strlen(text));
 }
 
-static const char *train_on(const struct stack *k)
+static const char *train_on(const struct story *s, const struct stack *k)
 {
     uint64_t root = stack_find(k, HT_NS_ROOT_INO, "model");
     uint64_t step = root ? stack_model_step(k, root) : UINT64_MAX;
     if (step == UINT64_MAX)
         return NULL;
-    work(k, root, (unsigned)step + 1000);
+    work(s, k, root, (unsigned)step + 1000);
     if (ht_optim_commit(k->optim, root))
         return "a step after it cannot be committed";
     return stack_model_step(k, root) == step + 1 ? NULL : "a step after it has the wrong number";
@@ -247,7 +262,7 @@ const char *story_go_on(const struct story *s, struct stack *k)
 {
     const char *wrong = write_after(k);
     if (!wrong)
-        wrong = train_on(k);
+        wrong = train_on(s, k);
     uint64_t before = wrong ? 0 : all_hash(s, k);
     int rc = stack_close(k, !wrong);
     if (wrong || rc)
@@ -377,14 +392,20 @@ static void note_model(struct story *s)
 
 void story_model(struct story *s)
 {
-    uint64_t root = stack_model(&s->k, "model", params, PARAMS, model_config);
+    uint64_t root = stack_model(&s->k, "model", params, PARAMS, optimizer_of(s->script));
     ck_assert_int_eq(ht_optim_commit(s->k.optim, root), 0);
     note_model(s);
 }
 
 void story_work(struct story *s, unsigned step)
 {
-    work(&s->k, must_find(s, "model"), step);
+    work(s, &s->k, must_find(s, "model"), step);
+    ck_assert_int_eq(ht_optim_wait(s->k.optim, must_find(s, "model"), 0), 0);
+}
+
+void story_pass(struct story *s, unsigned step, unsigned pass)
+{
+    work_pass(&s->k, must_find(s, "model"), step, pass);
     ck_assert_int_eq(ht_optim_wait(s->k.optim, must_find(s, "model"), 0), 0);
 }
 

@@ -23,6 +23,7 @@ struct story_script {
     unsigned lba, devices;
     void (*prepare)(struct story *s); /* before the recording begins; may be NULL */
     void (*run)(struct story *s);
+    bool accumulates; /* two gradients of each parameter make a step of its model, and the second is sparse */
 };
 extern const struct story_script story_scripts[];
 extern const unsigned story_script_count;
@@ -67,8 +68,9 @@ void story_link(struct story *s, const char *from, const char *to);
 void story_unlink(struct story *s, const char *name);
 void story_symlink(struct story *s, const char *name, const char *target);
 void story_xattr(struct story *s, const char *name, uint64_t seed, size_t len);
-void story_model(struct story *s);               /* makes and commits one */
-void story_work(struct story *s, unsigned step); /* gradients and other changes of a step */
+void story_model(struct story *s);                              /* makes and commits one */
+void story_work(struct story *s, unsigned step);                /* gradients and other changes of a step */
+void story_pass(struct story *s, unsigned step, unsigned pass); /* one gradient of each parameter only */
 void story_model_commit(struct story *s);
 void story_model_abort(struct story *s);
 void story_compact(struct story *s);

@@ -29,6 +29,7 @@ RACES = ['test_crowd.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.p
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
+STATES_LINE = re.compile(r'^states: (\d+) scripts, (\d+) flush points, (\d+) made, (\d+) distinct$', re.M)
 PYTEST_LINE = re.compile(r'^=*\s*((?:\d+ [a-z]+(?:, )?)+) in [\d.]+s.*$', re.M)
 # Inner makes choose their own parallelism: the pipe of an outer one does not reach them.
 NOT_INHERITED = ('MAKEFLAGS', 'MFLAGS', 'GNUMAKEFLAGS', 'MAKELEVEL', 'MAKEOVERRIDES')
@@ -56,6 +57,7 @@ class Runner:
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
         self.jobs = os.cpu_count() or 1
         self.still = None
+        self.cut = [0] * 4  # scripts, flush points, states made, distinct
 
     # -- telling --
 
@@ -171,6 +173,8 @@ class Runner:
             bad = 1
             output = terminated(output) + f'exit status {status}, {good} checks passed\n'
         self.passed += good
+        for numbers in STATES_LINE.findall(output):
+            self.cut = [a + int(b) for a, b in zip(self.cut, numbers)]
         self.line(bad == 0, seconds, name, f'{good} passed' + (f', {bad} failed' if bad else ''))
         if bad:
             self.fail(name, bad, output)
@@ -240,6 +244,8 @@ class Runner:
         self.heading('crash and model tests')
         sources = list(pathlib.Path('tests/crash').glob('crash_*.c')) + list(pathlib.Path('tests/model').glob('model_*.c'))
         self.programs(sources, self.args.cc, self.args.san)
+        scripts, points, made, distinct = self.cut
+        print(f'  power cuts: {scripts} scripts with {points} flush points, {made} states, {distinct} of them distinct', flush=True)
 
     def twins(self):
         """Each broken twin must be noticed; their programs are built in a folder of their own."""
