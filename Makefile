@@ -154,7 +154,7 @@ CFLAGS_ALL = -std=gnu11 -O2 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contrac
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
-isa_flags = $(if $(x86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c -mbmi -mbmi2)$(if $(filter \
+isa_flags = $(if $(x86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c -mbmi -mbmi2 -mprfchw)$(if $(filter \
 	%_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma))
 
 # Debian 12 has libfuse 3.14; `make deps` built a newer one there.
