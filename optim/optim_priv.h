@@ -7,7 +7,7 @@
  *
  * A range:
  *
- *   IDLE --frozen wholly (grad.c), or in part at a partial boundary (step.c)--> QUEUED
+ *   IDLE --frozen wholly (grad_flush.c), or in part at a partial boundary (step.c)--> QUEUED
  *   QUEUED --taken by a worker (update.c)--> RUNNING --applied--> DONE --boundary--> IDLE
  *                                                    --error--> FAILED --abort--> IDLE
  *   QUEUED --abort, stop, deletion--> IDLE
@@ -305,8 +305,29 @@ void ht_opt_wake(struct ht_waiter *chain);
 /* Locked: let the helper wake them. */
 void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain);
 
-/* ----------------------------------------------------------------- grad.c */
+/* ------------------------------------------------------------ grad_open.c */
 
+/* The parameter of desc, ready to take a gradient; one more opener and reference. Errors as of ht_grad_open, told. */
+int ht_opt_param_open(struct root *root, const struct ht_param_desc *desc, struct param **out) HT_CHECK;
+/* Under the gate, not locked: an object for this parameter that is never published. */
+int ht_opt_scratch_create(const struct param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_CHECK;
+int ht_opt_scratch_delete(const struct param *p, struct ht_obj **obj) HT_CHECK;
+
+/* --------------------------------------------------- grad.c, grad_flush.c */
+
+/* Bytes of a gradient. */
+struct ht_opt_window {
+    uint64_t begin, end;
+};
+
+struct ht_grad {
+    struct param *param;
+    struct ht_opt_window mine; /* from the first to the last byte written since the last flush; end 0: none */
+    uint64_t writes;
+};
+
+/* Is a write of any of these bytes in progress? Locked. */
+bool ht_opt_grad_in_flight(const struct param *p, uint64_t begin, uint64_t end);
 struct param *ht_opt_grad_param(const struct ht_grad *g);
 /*
  * Write a whole gradient, all of it or nothing: fill gets one window after the other, in order and zeroed, and puts its
@@ -314,10 +335,6 @@ struct param *ht_opt_grad_param(const struct ht_grad *g);
  */
 typedef int (*ht_opt_fill_fn)(void *ctx, uint64_t off, void *buf, size_t len);
 int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx) HT_CHECK;
-
-/* Under the gate, not locked: an object for this parameter that is never published. */
-int ht_opt_scratch_create(const struct param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_CHECK;
-int ht_opt_scratch_delete(const struct param *p, struct ht_obj **obj) HT_CHECK;
 
 /* ------------------------------------------------------------ accumulate.c */
 
