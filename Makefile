@@ -33,6 +33,8 @@
 ##   bench-recovery
 ##              time and memory of mounting and checking by the number of chunks, 1e4 to 1e6 (HITRAIN_LONG=1: 1e7), beside
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
+##   bench-path reading and writing tensors through the mount, cold and hot, beside fio on the same limited device, XFS, tmpfs
+##              and libfuse's passthrough_hp; 15 minutes, 5 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
@@ -127,7 +129,7 @@ fuzz_programs := $(patsubst %,$(B)/%,$(fuzz_targets))
 test_programs := $(patsubst %,$(B)/%,$(unit_tests) $(state_tests))
 client_programs := $(patsubst %,$(B)/%,$(clients))
 bench_programs := $(patsubst %,$(B)/%,$(benches))
-bench_clients := bench/meta_client bench/step_client bench/recovery_maker
+bench_clients := bench/meta_client bench/step_client bench/recovery_maker bench/path_client
 
 # ---- flags ----
 
@@ -265,7 +267,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states twins mounted torch bench bench-meta bench-recovery bench-step bench-kernel lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states twins mounted torch bench bench-meta bench-path bench-recovery bench-step bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -293,6 +295,10 @@ bench-meta:
 bench-kernel: deps
 	@$(MAKE) --no-print-directory $(B)/bench/bench_kernel
 	@$(PYTHON) bench/kernel.py
+bench-path:
+	@tests/tools/deps.sh bench-path
+	@$(MAKE) --no-print-directory all $(B)/bench/path_client
+	@$(PYTHON) bench/path.py $(if $(RUNS),--runs $(RUNS))
 bench-recovery: deps
 	@$(MAKE) --no-print-directory all $(B)/bench/recovery_maker
 	@$(PYTHON) bench/recovery.py

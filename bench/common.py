@@ -55,11 +55,11 @@ def remove_folder(folder):
 
 
 class SpeedLimit:
-    """A cgroup whose members read and write a device at so many bytes per second each way, while it is on."""
+    """A cgroup whose members read and write each of some devices at so many bytes per second each way, while it is on."""
 
-    def __init__(self, device, name):
-        number = os.stat(device).st_rdev
-        self.number = f'{os.major(number)}:{os.minor(number)}'
+    def __init__(self, *devices, name):
+        numbers = [os.stat(d).st_rdev for d in devices]
+        self.numbers = [f'{os.major(n)}:{os.minor(n)}' for n in numbers]
         self.v1 = os.path.isdir('/sys/fs/cgroup/blkio')
         self.folder = pathlib.Path('/sys/fs/cgroup', 'blkio' if self.v1 else '', f'{name}-{os.getpid()}')
         try:
@@ -72,12 +72,13 @@ class SpeedLimit:
 
     def set(self, bytes_per_s):
         """0: no limit."""
-        if self.v1:
-            for way in 'read', 'write':
-                (self.folder / f'blkio.throttle.{way}_bps_device').write_text(f'{self.number} {bytes_per_s}')
-        else:
-            limit = bytes_per_s or 'max'
-            (self.folder / 'io.max').write_text(f'{self.number} rbps={limit} wbps={limit}')
+        for number in self.numbers:
+            if self.v1:
+                for way in 'read', 'write':
+                    (self.folder / f'blkio.throttle.{way}_bps_device').write_text(f'{number} {bytes_per_s}')
+            else:
+                limit = bytes_per_s or 'max'
+                (self.folder / 'io.max').write_text(f'{number} rbps={limit} wbps={limit}')
 
     def enter(self):
         """For preexec_fn: the new process is a member."""

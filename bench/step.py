@@ -57,7 +57,7 @@ class Device:
         self.path = make_loop_device(folder / 'image', size)
         atexit.register(run, 'losetup', '--detach', self.path)
         self.limit = limit
-        self.group = SpeedLimit(self.path, 'hitrain-bench')
+        self.group = SpeedLimit(self.path, name='hitrain-bench')
         atexit.register(self.group.remove)
 
     def slow(self, on):

@@ -3,7 +3,7 @@
 #
 # Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`. With the word "bench-meta": also
 # libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures beside. With
-# "bench-step": also what makes the XFS that `make bench-step` measures beside. With the
+# "bench-step": also what makes the XFS that `make bench-step` measures beside. With "bench-path": all of that, and strace. With the
 # word "vm": also QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots.
 #
 # Run again it only looks and returns at once. Packages come from the machine's own package
@@ -33,6 +33,8 @@ fuse_build_packages=(dpkg-dev meson ninja-build)
 example_packages=(dpkg-dev g++)
 # Wanted only for bench-step.
 step_packages=(xfsprogs)
+# Wanted only for bench-path, which counts system calls.
+path_packages=(xfsprogs strace)
 
 # Wanted only for a machine in QEMU: itself, its first file system, and what unpacks modules.
 vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
@@ -243,6 +245,10 @@ have_fuse || die "no libfuse >= $fuse_min"
 case ${1-} in
 bench-meta) [ -x "$example" ] || build_example ;;
 bench-step) install_missing "${step_packages[@]}" ;;
+bench-path)
+	install_missing "${path_packages[@]}"
+	[ -x "$example" ] || build_example
+	;;
 vm)
 	install_missing "${vm_packages[@]}"
 	[ -d "$kernel" ] || fetch_kernel
