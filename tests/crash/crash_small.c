@@ -5,7 +5,8 @@
  *
  * HITRAIN_SCRIPT=NAME plays one story; HITRAIN_STATE=NAME:N looks at one state of it, as a failure names it; HITRAIN_SEED=N
  * draws other random states; HITRAIN_STATES=N looks at no more than N of each story. HITRAIN_LONG=1 tears the
- * writes of recoveries, too, and goes through all with 100 seeds, which differ in what is random.
+ * writes of recoveries, too, and goes through all with 100 seeds, which differ in what is random. HITRAIN_SAVE=FOLDER leaves
+ * what each story began on and its recording there, as NAME.base and NAME.log, for other programs that read the dm-log-writes format.
  */
 #include <check.h>
 #include <stdio.h>
@@ -233,6 +234,22 @@ static bool is_wanted(const char *name)
     return !script || !strcmp(script, name);
 }
 
+static void save_one(const char *name, const char *what, const uint8_t *data, size_t len)
+{
+    char path[256];
+    snprintf(path, sizeof(path), "%s/%s.%s", getenv("HITRAIN_SAVE"), name, what);
+    FILE *f = fopen(path, "wb");
+    ck_assert_msg(f && fwrite(data, 1, len, f) == len && fclose(f) == 0, "%s cannot be written", path);
+}
+
+static void save(const struct story_script *script, const struct recording *rec, const uint8_t *base)
+{
+    if (!getenv("HITRAIN_SAVE"))
+        return;
+    save_one(script->name, "base", base, (size_t)script->devices * STORY_DEVICE_BYTES);
+    save_one(script->name, "log", rec->file, rec->bytes);
+}
+
 START_TEST(every_state_recovers)
 {
     struct story s;
@@ -244,6 +261,7 @@ START_TEST(every_state_recovers)
         return;
     uint64_t began = ht_now_ns(), seeds = getenv("HITRAIN_LONG") ? LONG_SEEDS : 1;
     story_play(&s, &story_scripts[_i], &rec, &base);
+    save(&story_scripts[_i], &rec, base);
     open_explorer(&x, &s, f);
     for (uint64_t i = 0; i < seeds; i++)
         if (!explore(&x, &rec, base, (setting("HITRAIN_SEED", 1) + i) * 77 + (uint64_t)_i))

@@ -58,7 +58,7 @@ static size_t read_file(const char *path, uint8_t **out)
 
 void recording_load(struct recording *r, const char *path)
 {
-    size_t n = read_file(path, &r->file);
+    size_t n = r->bytes = read_file(path, &r->file);
     if (n < SECTOR || ht_le64_load(r->file) != LOG_MAGIC)
         die("no log of writes");
     uint64_t count = ht_le64_load(r->file + 16);

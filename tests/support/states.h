@@ -20,6 +20,7 @@ struct log_entry {
 
 struct recording {
     uint8_t *file;
+    size_t bytes; /* of the file */
     struct log_entry *entry;
     size_t count;
 };
