@@ -216,6 +216,17 @@ def test_mkfs_says_what_it_made(tmp_path):
     assert result['label'] == 'my store' and result['uuid'] in done.stdout and result['clean']
 
 
+@pytest.mark.parametrize('size,log', [(8 << 20, '512 KiB'), (64 << 20, '2 MiB'), (128 << 30, '1 GiB'), (8 << 40, '2 GiB')])
+def test_the_log_has_room_for_what_fits_on_the_device(size, log, tmp_path):
+    path = tmp_path / 'sparse.img'
+    path.touch()
+    os.truncate(path, size)
+    done = call('mkfs.hitrain', path)
+    assert done.returncode == 0, done.stderr
+    assert f'2 x {log}:' in done.stdout
+    assert path.stat().st_blocks * 512 < MIB
+
+
 def test_mkfs_makes_a_store_of_two_devices(tmp_path):
     paths = [tmp_path / 'a.img', tmp_path / 'b.img']
     done = call('mkfs.hitrain', '--size=16M', *paths)

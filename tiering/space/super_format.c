@@ -12,10 +12,15 @@
 
 #define LOG_PLACE (1 * HT_MIB) /* of the first log region on a device; later regions are aligned to it too */
 
-/* For one file of 16 KiB after the other, as ext4 provides inodes: about 150 bytes of claims for each, which end at 0.29 of the log. */
-static uint64_t default_log_bytes(uint64_t smallest_bytes)
+/*
+ * Claims end at 0.29 of the log. For one file of 16 KiB after the other, as ext4 provides inodes, about 150 bytes are claimed for each: 1/32
+ * of the store. More than 1 GiB of that is more than anyone needs; but large stores can always be filled with whole chunks of 1 MiB, which
+ * claim 72 bytes each.
+ */
+static uint64_t default_log_bytes(uint64_t smallest_bytes, uint64_t all_bytes)
 {
-    uint64_t bytes = smallest_bytes / 32 / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
+    uint64_t wanted = ht_max_u64(HT_GIB, all_bytes / 4096);
+    uint64_t bytes = ht_min_u64(smallest_bytes / 32, wanted) / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
 
     return ht_min_u64(ht_max_u64(bytes, HT_LOG_BYTES_MIN), HT_LOG_BYTES_MAX);
 }
@@ -33,16 +38,17 @@ static void place_logs(struct ht_super *sb)
 
 static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const struct ht_format_opts *opts)
 {
-    uint64_t smallest = UINT64_MAX;
+    uint64_t smallest = UINT64_MAX, all = 0;
 
     for (unsigned i = 0; i < sb->device_count; i++) {
         sb->device_bytes[i] = ht_dev_size(devs[i]);
         smallest = ht_min_u64(smallest, sb->device_bytes[i]);
+        all += sb->device_bytes[i];
     }
     if (smallest < HT_SUPER_DEVICE_BYTES_MIN)
         return -ENOSPC;
     sb->chunk_bytes = opts->chunk_bytes ? opts->chunk_bytes : HT_CHUNK_BYTES;
-    sb->log_bytes = opts->log_bytes ? opts->log_bytes : default_log_bytes(smallest);
+    sb->log_bytes = opts->log_bytes ? opts->log_bytes : default_log_bytes(smallest, all);
     if (!ht_super_chunk_bytes_valid(sb->chunk_bytes) || !ht_super_log_bytes_valid(sb->log_bytes))
         return -EINVAL;
     if (sb->log_bytes > smallest / 4)

@@ -84,7 +84,7 @@ START_TEST(format_refuses_bad_wishes)
     const struct ht_format_opts bad[] = {
         {.chunk_bytes = 3 << 16}, {.chunk_bytes = 1 << 15},
         {.chunk_bytes = 1 << 23}, {.log_bytes = 1000000},
-        {.log_bytes = 64 * 1024}, {.log_bytes = 2 * HT_GIB},
+        {.log_bytes = 64 * 1024}, {.log_bytes = HT_LOG_BYTES_MAX + 4096},
         {.label = "a\nb"},        {.label = "this label is longer than thirty-two"},
     };
 
