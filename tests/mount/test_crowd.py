@@ -5,10 +5,10 @@
 """
 import contextlib
 import errno
-import mmap
 import os
 import random
 import subprocess
+import sys
 
 import numpy as np
 
@@ -41,11 +41,19 @@ def work_on_files(top, rnd):
         b.unlink()
 
 
+# A process of its own: touching a page of a dead mount is SIGBUS.
+MAPPER = '''
+import mmap, sys
+for _ in range(20):
+    with open(sys.argv[1], 'r+b') as f, mmap.mmap(f.fileno(), 0) as m:
+        m[::4096] = bytes([1]) * (len(m) // 4096)
+        m.flush()
+'''
+
+
 def work_on_mapping(path):
     path.write_bytes(bytes(MIB))
-    with open(path, 'r+b') as f, mmap.mmap(f.fileno(), 0) as m:
-        m[::4096] = bytes([1]) * (MIB // 4096)
-        m.flush()
+    subprocess.run([sys.executable, '-c', MAPPER, path], check=True, stderr=subprocess.DEVNULL, timeout=60)
 
 
 def train(root):
