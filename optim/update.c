@@ -269,7 +269,7 @@ static void run(struct job *j)
     int ret;
 
     if (!j->err)
-        j->err = complete(j) ? ht_fault("optim.update") : -EINVAL;
+        j->err = complete(j) ? ht_fault(HT_FAULT_OPTIM_UPDATE) : -EINVAL;
     if (!j->err && j->work & WORK_ADD)
         add(j);
     if (!j->err && j->work & WORK_MEASURE)

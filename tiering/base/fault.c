@@ -1,96 +1,73 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * fault.c - named fault points.
- *
- * The table is guarded by `lock`; `armed_count` lets a passage see without it that nothing is
- * armed, which is always so outside tests. Any thread.
- */
+/* fault.c - see fault.h. Any thread; `lock` guards the table. */
 #include "tiering/base/fault.h"
 
 #include <assert.h>
-#include <stdatomic.h>
-#include <stdio.h>
 
 #include "tiering/base/lock.h"
 
-#define POINTS_MAX 32
-#define POINT_NAME_BYTES 64
-
-struct point {
-    char name[POINT_NAME_BYTES];
-    unsigned nth, passed;
+static const struct {
+    const char *name;
     int error;
-    bool repeat;
+} kinds[] = {
+#define ROW(id, name, error, what) {name, error},
+    HT_FAULT_POINTS(ROW)
+#undef ROW
 };
+static_assert(HT_ARRAY_SIZE(kinds) == HT_FAULT_COUNT, "one row each");
+
+static struct {
+    unsigned nth, passed; /* nth 0: not armed */
+    bool repeat;
+} points[HT_FAULT_COUNT]; /* lock */
 
 static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_FAULTS);
-static struct point points[POINTS_MAX]; /* lock */
-static _Atomic unsigned armed_count;    /* changed under lock */
+_Atomic unsigned ht_faults_armed; /* changed under lock */
 
-static struct point *lookup_locked(const char *name)
+const char *ht_fault_name(enum ht_fault_point point)
 {
-    for (unsigned i = 0; i < atomic_load(&armed_count); i++)
-        if (strcmp(points[i].name, name) == 0)
-            return &points[i];
-    return NULL;
+    return kinds[point].name;
 }
 
-void ht_fault_arm(const char *point, unsigned nth, int error, bool repeat)
+void ht_fault_arm(enum ht_fault_point point, unsigned nth, bool repeat)
 {
-    struct point *p;
-    bool found;
-
-    assert(nth > 0 && error < 0 && strlen(point) < POINT_NAME_BYTES);
+    assert(nth > 0);
     ht_mutex_lock(&lock);
-    p = lookup_locked(point);
-    found = p != NULL;
-    if (!found) {
-        assert(armed_count < POINTS_MAX);
-        p = &points[armed_count];
-        snprintf(p->name, sizeof(p->name), "%s", point);
-    }
-    p->nth = nth;
-    p->passed = 0;
-    p->error = error;
-    p->repeat = repeat;
-    if (!found)
-        atomic_fetch_add(&armed_count, 1);
+    if (points[point].nth == 0)
+        atomic_fetch_add(&ht_faults_armed, 1);
+    points[point].nth = nth;
+    points[point].passed = 0;
+    points[point].repeat = repeat;
     ht_mutex_unlock(&lock);
 }
 
 void ht_fault_disarm_all(void)
 {
     ht_mutex_lock(&lock);
-    atomic_store(&armed_count, 0);
+    for (unsigned i = 0; i < HT_FAULT_COUNT; i++)
+        points[i].nth = 0;
+    atomic_store(&ht_faults_armed, 0);
     ht_mutex_unlock(&lock);
 }
 
-int ht_fault(const char *point)
+int ht_fault_pass(enum ht_fault_point point)
 {
-    struct point *p;
     int error = 0;
 
-    if (atomic_load_explicit(&armed_count, memory_order_relaxed) == 0)
-        return 0;
     ht_mutex_lock(&lock);
-    p = lookup_locked(point);
-    if (p != NULL) {
-        p->passed++;
-        if (p->passed == p->nth || (p->repeat && p->passed > p->nth))
-            error = p->error;
+    if (points[point].nth > 0) {
+        unsigned passed = ++points[point].passed;
+        if (passed == points[point].nth || (points[point].repeat && passed > points[point].nth))
+            error = -kinds[point].error;
     }
     ht_mutex_unlock(&lock);
     return error;
 }
 
-unsigned ht_fault_passed(const char *point)
+unsigned ht_fault_passed(enum ht_fault_point point)
 {
-    struct point *p;
-    unsigned passed;
-
     ht_mutex_lock(&lock);
-    p = lookup_locked(point);
-    passed = p != NULL ? p->passed : 0;
+    unsigned passed = points[point].passed;
     ht_mutex_unlock(&lock);
     return passed;
 }

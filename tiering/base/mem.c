@@ -9,6 +9,7 @@
  * shared memory never (shmem_enabled=never); without them filling it costs ten times as much.
  */
 #include "tiering/base/mem.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/log.h"
 
@@ -225,8 +226,10 @@ void ht_pinned_keep(bool on)
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node)
 {
     struct ht_pinned p = {.base = NULL};
-    int err;
+    int err = ht_fault(HT_FAULT_PINNED);
 
+    if (err != 0)
+        return err;
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return -EINVAL;
     p.bytes = ht_round_up(bytes, HUGE_PAGE_BYTES);

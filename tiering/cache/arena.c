@@ -11,6 +11,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"
 
 enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20 };
@@ -190,6 +191,8 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most)
 {
     uint32_t n = HT_SLOT_NONE;
     uint64_t tries = ht_min_u64(most, 2ull * a->slots);
+    if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
+        return n;
     if (chunk_bytes <= 1u << SUB_SHIFT) {
         n = get_small(a, tries);
     } else {

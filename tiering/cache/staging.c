@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "tiering/cache/staging.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/lock.h"
 
 enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16 };
@@ -77,7 +78,9 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
     struct part *part = &p->part[which];
     if (count > part->total)
         return -E2BIG;
-    int rc = 0;
+    int rc = nowait ? ht_fault(HT_FAULT_CACHE_STAGING) : 0;
+    if (rc)
+        return rc;
     ht_mutex_lock(&p->lock);
     while (part->free < count && !nowait)
         ht_cond_wait(&part->freed, &p->lock);

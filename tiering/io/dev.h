@@ -78,8 +78,7 @@ bool ht_dev_needs_flush(const struct ht_dev *dev);
 
 /*
  * Test hooks of any device. fail: the n-th operation of a kind from now (1 = next) fails with -EIO and does not
- * reach the device, repeat: all after it; 0 disarms. Fault points of all rings: "io.short" halves a transfer,
- * "io.again" lets it be interrupted before it moved anything; both must go unnoticed by the caller.
+ * reach the device, repeat: all after it; 0 disarms. What may happen to those that do has fault points (tiering/base/fault.h).
  */
 enum ht_io_op { HT_IO_READ, HT_IO_WRITE, HT_IO_FLUSH };
 void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);

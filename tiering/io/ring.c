@@ -58,8 +58,11 @@ static int init_uring(struct io_uring *uring, unsigned depth)
 {
     /* COOP_TASKRUN (Linux 5.19) spares interrupts; without it all works the same. */
     static const unsigned flags[] = {IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CLAMP, 0};
-    int err = -EINVAL;
+    int err = ht_fault(HT_FAULT_IO_RING);
 
+    if (err != 0)
+        return err;
+    err = -EINVAL;
     for (unsigned i = 0; i < HT_ARRAY_SIZE(flags) && err == -EINVAL; i++)
         err = io_uring_queue_init(depth, uring, flags[i]);
     return err;
@@ -117,7 +120,7 @@ void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, 
                 (struct iovec){(char *)areas[i].base + at, ht_min_u64(PIECE_BYTES, areas[i].bytes - at)};
         }
     }
-    if (io_uring_register_buffers(&ring->uring, pieces, piece_count) == 0)
+    if (ht_fault(HT_FAULT_IO_REGISTER) == 0 && io_uring_register_buffers(&ring->uring, pieces, piece_count) == 0)
         ring->area_count = count;
 out:
     free(pieces);
@@ -186,9 +189,20 @@ static void push_local(struct ht_ring *ring, struct ht_io *io)
     ring->local_count++;
 }
 
+/* What a device says of a request that it has performed. */
+static int told(const struct ht_io *io)
+{
+    static const enum ht_fault_point points[HT_IO_OPS] = {HT_FAULT_IO_READ, HT_FAULT_IO_WRITE, HT_FAULT_IO_FLUSH};
+    int err = ht_fault(points[io->op]);
+
+    return err == 0 && io->op == HT_IO_WRITE ? ht_fault(HT_FAULT_IO_FULL) : err;
+}
+
 static void end(struct ht_ring *ring, struct ht_io *io, int result, bool performed)
 {
     ring->in_flight--;
+    if (performed && result == 0)
+        result = told(io);
     ht_io_end(io, result, performed);
 }
 
@@ -202,7 +216,7 @@ static bool serve_local(struct ht_ring *ring)
         struct ht_io *io = *at;
         int err = io->result;
 
-        if (err == 0 && io->dev->stalled) {
+        if (err == 0 && (io->dev->stalled || ht_fault(HT_FAULT_IO_SILENT) != 0)) {
             at = &io->next_;
             continue;
         }
@@ -214,6 +228,13 @@ static bool serve_local(struct ht_ring *ring)
         served = true;
     }
     return served;
+}
+
+static void nap(void)
+{
+    struct timespec ts = {0, ERROR_NAP_NS};
+
+    nanosleep(&ts, NULL);
 }
 
 static uint32_t half_of(const struct ht_io *io, uint32_t bytes)
@@ -235,9 +256,11 @@ static int true_error(const struct ht_dev *dev, int err)
 
 static void handle_cqe(struct ht_ring *ring, struct ht_io *io, int res)
 {
-    if (ht_fault("io.again") != 0)
+    if (ht_fault(HT_FAULT_IO_AGAIN) != 0)
         res = -EAGAIN;
     if (res == -EINTR || res == -EAGAIN) {
+        if (res == -EAGAIN)
+            nap();
         push_sqe(ring, io);
         return;
     }
@@ -245,8 +268,10 @@ static void handle_cqe(struct ht_ring *ring, struct ht_io *io, int res)
         end(ring, io, res < 0 ? true_error(io->dev, res) : 0, true);
         return;
     }
-    if (ht_fault("io.short") != 0)
+    if (ht_fault(HT_FAULT_IO_SHORT) != 0)
         res = (int)half_of(io, (uint32_t)res);
+    if (ht_fault(HT_FAULT_IO_TORN) != 0 && res > 0)
+        res--;
     io->moved_ += (uint32_t)res;
     if (io->moved_ == io->len)
         end(ring, io, 0, true);
@@ -270,19 +295,14 @@ static unsigned take_completions(struct ht_ring *ring)
     return taken;
 }
 
-static void nap(void)
-{
-    struct timespec ts = {0, ERROR_NAP_NS};
-
-    nanosleep(&ts, NULL);
-}
-
 static void submit_uring(struct ht_ring *ring)
 {
     int err;
 
     if (ring->in_flight > ring->local_count) {
-        err = io_uring_submit(&ring->uring);
+        err = ht_fault(HT_FAULT_IO_SUBMIT);
+        if (err == 0)
+            err = io_uring_submit(&ring->uring);
         /* Short of memory or interrupted: the next wait submits again. */
         if (err < 0 && err != -EAGAIN && err != -EBUSY && err != -ENOMEM && err != -EINTR)
             fatal("submit", err);
@@ -301,7 +321,9 @@ static void reap(struct ht_ring *ring)
         return;
     }
     while (ring->in_flight > 0) {
-        err = io_uring_submit_and_wait(&ring->uring, 1);
+        err = ht_fault(HT_FAULT_IO_WAIT);
+        if (err == 0)
+            err = io_uring_submit_and_wait(&ring->uring, 1);
         if (take_completions(ring) > 0)
             return;
         if (err == -EAGAIN || err == -EBUSY || err == -ENOMEM)

@@ -46,7 +46,7 @@ static void frame_free(struct ht_frame_buf *f)
 
 static struct ht_frame_buf *frame_new(size_t payload_bytes)
 {
-    struct ht_frame_buf *f = ht_fault("journal.frame_alloc") ? NULL : calloc(1, sizeof(*f));
+    struct ht_frame_buf *f = ht_fault(HT_FAULT_JOURNAL_FRAME) ? NULL : calloc(1, sizeof(*f));
 
     if (!f)
         return NULL;

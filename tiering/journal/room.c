@@ -42,6 +42,8 @@
 
 #include <assert.h>
 
+#include "tiering/base/fault.h"
+
 #define EMISSION_MARGIN_BYTES ((uint64_t)(32 * HT_KIB))
 /* Somebody who fits by the arithmetic still waits in vain when claims are reckoned too low: then it is an error, not for ever. */
 #define COMPACTIONS_PER_WAIT_MAX 4
@@ -85,8 +87,10 @@ void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes)
 
 int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force)
 {
-    int rc = 0;
+    int rc = force ? 0 : ht_fault(HT_FAULT_JOURNAL_CLAIM);
 
+    if (rc)
+        return rc;
     ht_mutex_lock(&j->lock);
     if (!force && (bytes > j->log_bytes || j->claimed + bytes > ht_journal_claim_limit(j->log_bytes)))
         rc = -ENOSPC;
@@ -181,8 +185,10 @@ static int wait_for_room_locked(struct ht_journal *j, size_t bytes)
 
 int ht_journal_wait_room(struct ht_journal *j, size_t bytes)
 {
-    int rc = 0;
+    int rc = ht_fault(HT_FAULT_JOURNAL_ROOM);
 
+    if (rc)
+        return rc;
     ht_mutex_lock(&j->lock);
     if (j->error || !j->started)
         rc = j->error ? j->error : -EROFS;

@@ -18,6 +18,7 @@
 #include <assert.h>
 
 #include "tiering/base/event.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/twin.h"
 
 static bool in_use(const struct ht_journal *j, unsigned i)
@@ -76,9 +77,11 @@ struct batch {
 static void batch_finish(struct ht_journal *j, struct batch *b, const char *what)
 {
     ht_ring_drain(j->ring);
-    for (unsigned i = 0; i < b->count; i++)
-        if (j->io[i].result)
-            drop_copy(j, b->copy[i], what, j->io[i].result);
+    for (unsigned i = 0; i < b->count; i++) {
+        int rc = j->io[i].result ? j->io[i].result : ht_fault(HT_FAULT_JOURNAL_WRITE);
+        if (rc)
+            drop_copy(j, b->copy[i], what, rc);
+    }
     b->count = 0;
 }
 
@@ -130,7 +133,7 @@ static void flush_copies(struct ht_journal *j)
     for (unsigned k = 0; k < b.count; k++)
         for (unsigned i = 0; i < HT_LOG_COPIES; i++)
             if (dev[i] == j->io[k].dev)
-                result[i] = j->io[k].result;
+                result[i] = j->io[k].result ? j->io[k].result : ht_fault(HT_FAULT_JOURNAL_FLUSH);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (result[i])
             drop_copy(j, i, "a flush", result[i]);
@@ -290,7 +293,9 @@ void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_
 {
     if (!j->copy[from].dev || !j->copy[to].dev)
         return;
-    int rc = copy_range(j, from, to, start_pos, end_pos);
+    int rc = ht_fault(HT_FAULT_JOURNAL_REFILL);
+    if (rc == 0)
+        rc = copy_range(j, from, to, start_pos, end_pos);
     if (rc == 0)
         rc = cut_behind(j, to, start_pos, end_pos);
     if (rc == 0)

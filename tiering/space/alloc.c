@@ -31,6 +31,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/fault.h"
+
 #define GROUP_BLOCKS 256u
 #define GROUP_WORDS (GROUP_BLOCKS / 64)
 #define SMALL_TRIES_MAX 64u /* partial groups looked at before a whole one is broken */
@@ -340,7 +342,7 @@ uint64_t ht_alloc_available(const struct ht_alloc *a)
 
 int ht_alloc_reserve(struct ht_alloc *a, uint64_t blocks)
 {
-    if (blocks > ht_alloc_available(a))
+    if (blocks > ht_alloc_available(a) || (blocks > 0 && ht_fault(HT_FAULT_SPACE_RESERVE) != 0))
         return -ENOSPC;
     a->reserved += blocks;
     return 0;

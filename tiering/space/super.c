@@ -14,6 +14,7 @@
 #include <assert.h>
 
 #include "tiering/base/event.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/twin.h"
 
 /* ----------------------------------------------------------------- read */
@@ -95,7 +96,9 @@ static int write_copy(struct ht_super *sb, struct ht_dev *dev, unsigned index, u
     sb->device_index = index;
     ht_super_encode(sb, block);
     assert(ht_super_decode(block, &check) == HT_SUPER_OK); /* what cannot be read back is not written */
-    int err = ht_dev_write(dev, ht_super_offset(sb->device_bytes[index], copy), block, sizeof(block));
+    int err = ht_fault(HT_FAULT_SPACE_SUPER);
+    if (!err)
+        err = ht_dev_write(dev, ht_super_offset(sb->device_bytes[index], copy), block, sizeof(block));
     if (err) {
         struct ht_event_about about = {0, ht_dev_name(dev), ht_super_offset(sb->device_bytes[index], copy), err};
 

@@ -4,6 +4,7 @@
 
 #include "tiering/base/hash.h"
 #include "tiering/base/event.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
@@ -101,6 +102,8 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
     int first = x->lost ? -EIO : 0;
     for (unsigned i = 0; i < x->count; i++) {
         int rc = ht_ring_wait(ring, &x->ios[i]);
+        if (!rc)
+            rc = ht_fault(x->ios[i].op == HT_IO_READ ? HT_FAULT_STORE_READ : HT_FAULT_STORE_WRITE);
         if (rc && !first) {
             first = -EIO;
             x->bad_error = rc;
@@ -150,7 +153,8 @@ void ht_read_failed(struct ht_obj *o, uint64_t index, const struct ht_xfer *x, i
 int ht_ref_verify(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, const void *buf)
 {
     struct ht_store *s = o->s;
-    if (ht_store_checksum(s, buf, ref->stored) == ref->checksum || HT_TWIN("chunk-checksum"))
+    if ((ht_store_checksum(s, buf, ref->stored) == ref->checksum && !ht_fault(HT_FAULT_STORE_CHECKSUM)) ||
+        HT_TWIN("chunk-checksum"))
         return 0;
     struct ht_extent e = ht_ref_extent(ref, 0);
     struct ht_event_about about = {o->oid, ht_device_name(s, e.device), e.block * HT_BLOCK_BYTES, -EIO};

@@ -400,7 +400,7 @@ START_TEST(a_failed_addition_can_only_be_aborted)
     write_passes(sum, 1, true);
     free_sums(sum);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
-    ht_fault_arm("optim.update", 1, -EIO, false);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 1, false);
     uint8_t *g = random_gradient(&w, p);
     write_gradient(&w, p, g);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);

@@ -603,7 +603,7 @@ START_TEST(a_failed_update_can_only_be_aborted)
     two_params();
     step_all(&w);
     commit();
-    ht_fault_arm("optim.update", 3, -EIO, false);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 3, false);
     step_all(&w);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
     ht_fault_disarm_all();

@@ -5,56 +5,58 @@
 #include <stdlib.h>
 #include "tiering/base/fault.h"
 
+static const enum ht_fault_point point = HT_FAULT_IO_READ, other = HT_FAULT_IO_WRITE;
+
 #define THREADS 4
 #define PASSAGES 1000
 
 START_TEST(a_point_that_is_not_armed_never_fires)
 {
-    ck_assert_int_eq(ht_fault("a"), 0);
-    ht_fault_arm("b", 1, -EIO, true);
-    ck_assert_int_eq(ht_fault("a"), 0);
-    ck_assert_uint_eq(ht_fault_passed("a"), 0);
+    ck_assert_int_eq(ht_fault(other), 0);
+    ht_fault_arm(point, 1, true);
+    ck_assert_int_eq(ht_fault(other), 0);
+    ck_assert_uint_eq(ht_fault_passed(other), 0);
     ht_fault_disarm_all();
-    ck_assert_int_eq(ht_fault("b"), 0);
-    ck_assert_uint_eq(ht_fault_passed("b"), 0);
+    ck_assert_int_eq(ht_fault(point), 0);
+    ck_assert_uint_eq(ht_fault_passed(point), 0);
 }
 END_TEST
 
 START_TEST(the_nth_passage_fires_once)
 {
-    ht_fault_arm("p", 3, -ENOSPC, false);
-    ck_assert_int_eq(ht_fault("p"), 0);
-    ck_assert_int_eq(ht_fault("p"), 0);
-    ck_assert_int_eq(ht_fault("p"), -ENOSPC);
-    ck_assert_int_eq(ht_fault("p"), 0);
-    ck_assert_uint_eq(ht_fault_passed("p"), 4);
+    ht_fault_arm(point, 3, false);
+    ck_assert_int_eq(ht_fault(point), 0);
+    ck_assert_int_eq(ht_fault(point), 0);
+    ck_assert_int_eq(ht_fault(point), -EIO);
+    ck_assert_int_eq(ht_fault(point), 0);
+    ck_assert_uint_eq(ht_fault_passed(point), 4);
 }
 END_TEST
 
 START_TEST(a_repeating_point_fires_from_then_on)
 {
-    ht_fault_arm("p", 2, -EIO, true);
-    ck_assert_int_eq(ht_fault("p"), 0);
-    ck_assert_int_eq(ht_fault("p"), -EIO);
-    ck_assert_int_eq(ht_fault("p"), -EIO);
+    ht_fault_arm(point, 2, true);
+    ck_assert_int_eq(ht_fault(point), 0);
+    ck_assert_int_eq(ht_fault(point), -EIO);
+    ck_assert_int_eq(ht_fault(point), -EIO);
 }
 END_TEST
 
 START_TEST(arming_again_starts_over)
 {
-    ht_fault_arm("p", 1, -EIO, true);
-    ck_assert_int_eq(ht_fault("p"), -EIO);
-    ht_fault_arm("p", 2, -EINTR, false);
-    ck_assert_uint_eq(ht_fault_passed("p"), 0);
-    ck_assert_int_eq(ht_fault("p"), 0);
-    ck_assert_int_eq(ht_fault("p"), -EINTR);
+    ht_fault_arm(point, 1, true);
+    ck_assert_int_eq(ht_fault(point), -EIO);
+    ht_fault_arm(point, 2, false);
+    ck_assert_uint_eq(ht_fault_passed(point), 0);
+    ck_assert_int_eq(ht_fault(point), 0);
+    ck_assert_int_eq(ht_fault(point), -EIO);
 }
 END_TEST
 
 static void *pass_often(void *fired)
 {
     for (int i = 0; i < PASSAGES; i++)
-        if (ht_fault("p") != 0)
+        if (ht_fault(point) != 0)
             ++*(unsigned *)fired;
     return NULL;
 }
@@ -64,7 +66,7 @@ START_TEST(one_of_many_threads_is_hit)
     unsigned fired[THREADS] = {0}, sum = 0;
     pthread_t threads[THREADS];
 
-    ht_fault_arm("p", THREADS * PASSAGES / 2, -EIO, false);
+    ht_fault_arm(point, THREADS * PASSAGES / 2, false);
     for (int i = 0; i < THREADS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, pass_often, &fired[i]), 0);
     for (int i = 0; i < THREADS; i++) {
@@ -72,7 +74,19 @@ START_TEST(one_of_many_threads_is_hit)
         sum += fired[i];
     }
     ck_assert_uint_eq(sum, 1);
-    ck_assert_uint_eq(ht_fault_passed("p"), THREADS * PASSAGES);
+    ck_assert_uint_eq(ht_fault_passed(point), THREADS * PASSAGES);
+}
+END_TEST
+
+START_TEST(names_are_words_and_no_two_are_alike)
+{
+    for (int i = 0; i < HT_FAULT_COUNT; i++) {
+        const char *name = ht_fault_name((enum ht_fault_point)i);
+
+        ck_assert_ptr_nonnull(strchr(name, '.'));
+        for (int k = 0; k < i; k++)
+            ck_assert_str_ne(name, ht_fault_name((enum ht_fault_point)k));
+    }
 }
 END_TEST
 
@@ -88,6 +102,7 @@ int main(void)
     tcase_add_test(t, the_nth_passage_fires_once);
     tcase_add_test(t, a_repeating_point_fires_from_then_on);
     tcase_add_test(t, arming_again_starts_over);
+    tcase_add_test(t, names_are_words_and_no_two_are_alike);
     tcase_add_test(t, one_of_many_threads_is_hit);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);

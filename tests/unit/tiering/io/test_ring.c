@@ -112,16 +112,16 @@ START_TEST(short_and_interrupted_transfers_go_unnoticed)
         return;
     buf = aligned(len);
     fill(buf, 0, len, 3);
-    ht_fault_arm("io.short", 1, -EIO, true);
-    ht_fault_arm("io.again", 2, -EAGAIN, false);
+    ht_fault_arm(HT_FAULT_IO_SHORT, 1, true);
+    ht_fault_arm(HT_FAULT_IO_AGAIN, 2, false);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), 0);
     memset(buf, 0, len);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, len), 0);
     if (_i > RAM_4096)
-        ck_assert_uint_gt(ht_fault_passed("io.short"), 10);
+        ck_assert_uint_gt(ht_fault_passed(HT_FAULT_IO_SHORT), 10);
     ht_fault_disarm_all();
     ck_assert(is_filled(buf, 0, len, 3));
-    ht_fault_arm("io.again", 1, -EAGAIN, false);
+    ht_fault_arm(HT_FAULT_IO_AGAIN, 1, false);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
     ht_fault_disarm_all();
     free(buf);

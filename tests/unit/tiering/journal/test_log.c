@@ -379,7 +379,7 @@ START_TEST(no_memory_for_a_large_group_changes_nothing)
     new_store(true);
     for (unsigned i = 0; i < 40; i++)
         keys[i] = i;
-    ht_fault_arm("journal.frame_alloc", 1, -ENOMEM, false);
+    ht_fault_arm(HT_FAULT_JOURNAL_FRAME, 1, false);
     ck_assert_int_eq(kv_set(&kv, keys, 40, 9, 2000, &lsn), -ENOMEM);
     ht_fault_disarm_all();
     ck_assert_int_eq(kv_set(&kv, keys, 40, 9, 2000, &lsn), 0);
