@@ -260,6 +260,10 @@ int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct st
 
     if (rc != 0)
         return rc;
+    if ((what & HT_SET_SIZE) != 0 && nothing_to_set(ns, ino, what & ~(unsigned)HT_SET_SIZE)) {
+        ht_ns_touch(ns, ino, true); /* as a write does: a log without room is no reason not to truncate */
+        what = 0;
+    }
     if (nothing_to_set(ns, ino, what))
         return ht_ns_getattr(ns, ino, out_st);
     rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attributes, times, access, access lists. */
+#include "tiering/base/fault.h"
 #include "world.h"
 
 static struct world w;
@@ -78,6 +79,29 @@ START_TEST(size_is_the_contents)
     OK(ht_ns_fsync(w.ns, file));
     world_crash(&w);
     ck_assert_int_eq(attributes(&w, file).st_size, 4);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_log_without_room_keeps_nobody_from_truncating)
+{
+    struct stat v = {.st_size = 10, .st_mtim = {10, 11}}, st;
+    uint64_t file;
+
+    world_new(&w);
+    file = make_file(&w, ROOT, "file");
+    set(file, HT_SET_MTIME, v);
+    ht_fault_arm(HT_FAULT_JOURNAL_ROOM, 1, true);
+    FAILS(ht_ns_setattr(w.ns, file, HT_SET_MODE, &v, &st), ENOSPC);
+    st = set(file, HT_SET_SIZE, v);
+    ht_fault_disarm_all();
+    ck_assert_int_eq(st.st_size, 10);
+    ck_assert_int_gt(st.st_mtim.tv_sec, 1000);
+    OK(ht_ns_fsync(w.ns, file));
+    world_crash(&w);
+    st = attributes(&w, file);
+    ck_assert_int_eq(st.st_size, 10);
+    ck_assert_int_gt(st.st_mtim.tv_sec, 1000);
     world_free(&w);
 }
 END_TEST
@@ -338,6 +362,7 @@ int main(void)
         attributes_are_set_and_durable,
         times_of_now_and_far_away,
         size_is_the_contents,
+        a_log_without_room_keeps_nobody_from_truncating,
         suid_is_cleared,
         reading_and_writing_touch,
         touched_times_are_published_by_fsync_commit_and_unmount,
