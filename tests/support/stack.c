@@ -2,8 +2,10 @@
 /* stack.c - the whole daemon but FUSE, on devices of memory. */
 #include <check.h>
 #include <hitrain/topk.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/stack.h"
@@ -22,6 +24,27 @@ void stack_format(struct stack *k, unsigned dev_count, uint64_t bytes, unsigned 
     for (unsigned i = 0; i < dev_count; i++)
         ck_assert_int_eq(ht_dev_open_ram(bytes, lba, &k->dev[i]), 0);
     ck_assert_int_eq(ht_super_format(k->dev, dev_count, &opts, &sb), 0);
+}
+
+bool stack_format_file(struct stack *k, uint64_t bytes)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+    const char *folder = getenv("HITRAIN_BUILD");
+    char path[PATH_MAX];
+    snprintf(path, sizeof(path), "%s/stack-XXXXXX", folder ? folder : "/tmp");
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    close(fd);
+    *k = (struct stack){.dev_count = 1};
+    int rc = ht_dev_open(path, HT_DEV_NOWAIT, &k->dev[0]);
+    unlink(path);
+    if (rc == -EINVAL)
+        return false;
+    ck_assert_int_eq(rc, 0);
+    ck_assert_int_eq(ht_super_format(k->dev, 1, &opts, &sb), 0);
+    return true;
 }
 
 static int make_layers(struct stack *k, unsigned optim_threads)
@@ -263,9 +286,9 @@ void stack_gradient(const struct stack *k, uint64_t root, const struct stack_par
     free(data);
 }
 
-/* As a client writes it, into out, which has room for count entries. Returns its bytes. */
-static size_t sparse_content(uint8_t *out, const struct stack_param *p, uint64_t count, uint64_t seed)
+size_t stack_sparse_content(uint8_t *out, const struct stack_param *p, uint64_t seed)
 {
+    uint64_t count = ht_div_up(p->elements, SPARSE_EVERY);
     struct ht_topk_header h = {.magic = HT_TOPK_MAGIC, .dtype = dtype_of(p)};
     const struct stack_param named = {p->name, p->dtype, count};
     size_t at = sizeof(h);
@@ -282,10 +305,10 @@ static size_t sparse_content(uint8_t *out, const struct stack_param *p, uint64_t
 void stack_sparse_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed)
 {
     struct ht_topk *t;
-    uint64_t ino = stack_find(k, root, p->name), count = ht_div_up(p->elements, SPARSE_EVERY);
+    uint64_t ino = stack_find(k, root, p->name);
     struct ht_param_desc desc = describe(k, root, p, ino);
-    uint8_t *data = malloc(sizeof(struct ht_topk_header) + count * 8);
-    size_t bytes = sparse_content(data, p, count, seed);
+    uint8_t *data = malloc(sizeof(struct ht_topk_header) + p->elements * 8);
+    size_t bytes = stack_sparse_content(data, p, seed);
     ck_assert_int_eq(ht_topk_open(k->optim, &desc, &t), 0);
     ck_assert_int_eq(ht_topk_write(t, 0, data, bytes), (ssize_t)bytes);
     ck_assert_int_eq(ht_topk_flush(t), 0);

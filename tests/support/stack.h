@@ -21,6 +21,8 @@ struct stack {
 
 /* Open devices of memory with a new store on them. */
 void stack_format(struct stack *k, unsigned dev_count, uint64_t bytes, unsigned lba);
+/* On one device that is a file, reached through the kernel. False: its file system has no O_DIRECT. */
+bool stack_format_file(struct stack *k, uint64_t bytes);
 /* Mount. 0 or -errno; stack_close must follow in either case. */
 int stack_open(struct stack *k, unsigned optim_threads) HT_CHECK;
 /* clean: unmount; else as after a crash: nothing is written any more. The devices stay open. */
@@ -57,6 +59,8 @@ uint64_t stack_model(const struct stack *k, const char *name, const struct stack
 void stack_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
 /* The same for a sparse one, of every fifth element. */
 void stack_sparse_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
+/* What a client writes for it, into room for the header and 8 bytes for each element. Returns its bytes. */
+size_t stack_sparse_content(uint8_t *out, const struct stack_param *p, uint64_t seed);
 /* Parameters, optimizer states, cursor and names of a model as one number; 0: something is missing. */
 uint64_t stack_model_hash(const struct stack *k, uint64_t root, const struct stack_param *params, unsigned count);
 /* The content of a file mixed into hash; 1 or 2 when it cannot be opened or read. */
