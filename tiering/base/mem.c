@@ -54,7 +54,7 @@ static void *map_aligned(size_t bytes)
     return base;
 }
 
-static int bind_to_node(void *base, size_t bytes, int node)
+int ht_mem_bind(void *base, size_t bytes, int node)
 {
     unsigned long mask[NODES_MAX / WORD_BITS] = {0};
 
@@ -73,7 +73,7 @@ static int bind_to_node(void *base, size_t bytes, int node)
     return 0;
 }
 
-static int populate(char *base, size_t bytes)
+int ht_mem_populate(char *base, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
@@ -125,7 +125,7 @@ static void *fill_rest(void *arg)
     struct ht_filler *f = arg;
 
     for (size_t at = 0; at < f->bytes && !atomic_load(&f->stop); at += STEP_BYTES)
-        if (populate(f->base + at, ht_min_u64(STEP_BYTES, f->bytes - at)) != 0)
+        if (ht_mem_populate(f->base + at, ht_min_u64(STEP_BYTES, f->bytes - at)) != 0)
             break; /* whoever touches it will see why */
     return NULL;
 }
@@ -161,11 +161,11 @@ static int prepare(struct ht_pinned *m, int node)
 
     madvise(m->base, m->bytes, MADV_HUGEPAGE);
     madvise(m->base, m->bytes, MADV_DONTDUMP);
-    err = bind_to_node(m->base, m->bytes, node);
+    err = ht_mem_bind(m->base, m->bytes, node);
     if (err != 0)
         return err;
     m->locked = mlock2(m->base, m->bytes, MLOCK_ONFAULT) == 0;
-    err = populate(m->base, eager);
+    err = ht_mem_populate(m->base, eager);
     if (err != 0)
         return err;
     m->huge = is_huge(m->base, m->bytes, eager);

@@ -30,6 +30,9 @@ void ht_pinned_free(struct ht_pinned *m);
  * the same size on any node. false: as usual again, and what was kept is freed.
  */
 void ht_pinned_keep(bool on);
+/* For memory mapped elsewhere: before it is touched, its pages come from this node; now, all of them. */
+int ht_mem_bind(void *base, size_t bytes, int node) HT_CHECK;
+int ht_mem_populate(char *base, size_t bytes) HT_CHECK;
 /* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
 uint64_t ht_mem_available(void);
 

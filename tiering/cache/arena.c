@@ -23,12 +23,20 @@ struct slot {
     uint32_t next; /* FREE: chain */
 };
 
+struct guest {
+    uint8_t *data;
+    uint32_t next; /* free: chain */
+};
+
 struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots, free_head, split_hint, hand;
     uint64_t used_bytes, kept_bytes;
     struct slot *slot;
     struct ht_image *image; /* SUBS per slot */
+    uint32_t guests, guest_head;
+    struct guest *guest;
+    struct ht_image *guest_image;
     ht_evict_fn evict;
     void *ctx;
 };
@@ -67,8 +75,51 @@ void ht_arena_free(struct ht_arena *a)
     ht_pinned_free(&a->memory);
     free(a->slot);
     free(a->image);
+    free(a->guest);
+    free(a->guest_image);
     free(a);
 }
+
+/* ------------------------------------------------------------------ guests */
+
+int ht_arena_expect_guests(struct ht_arena *a, uint32_t count)
+{
+    a->guest = calloc(count, sizeof(*a->guest));
+    a->guest_image = calloc(count, sizeof(*a->guest_image));
+    if (!a->guest || !a->guest_image)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < count; i++)
+        a->guest[i].next = i + 1 < count ? i + 1 : HT_SLOT_NONE;
+    a->guests = count;
+    return 0;
+}
+
+bool ht_arena_is_guest(const struct ht_arena *a, uint32_t slot)
+{
+    return slot != HT_SLOT_NONE && slot >= a->slots * SUBS;
+}
+
+uint32_t ht_arena_adopt(struct ht_arena *a, uint8_t *data)
+{
+    uint32_t i = a->guests ? a->guest_head : HT_SLOT_NONE;
+    if (i == HT_SLOT_NONE)
+        return i;
+    a->guest_head = a->guest[i].next;
+    a->guest[i].data = data;
+    a->guest_image[i] = (struct ht_image){.kept = true};
+    return a->slots * SUBS + i;
+}
+
+static void put_guest(struct ht_arena *a, uint32_t n)
+{
+    uint32_t i = n - a->slots * SUBS;
+    a->guest_image[i].owner = NULL;
+    a->guest[i].data = NULL;
+    a->guest[i].next = a->guest_head;
+    a->guest_head = i;
+}
+
+/* ------------------------------------------------------------------- slots */
 
 static void slot_to_free(struct ht_arena *a, uint32_t i)
 {
@@ -92,6 +143,10 @@ static uint32_t slot_from_free(struct ht_arena *a, enum slot_state state)
 
 void ht_arena_put(struct ht_arena *a, uint32_t n)
 {
+    if (ht_arena_is_guest(a, n)) {
+        put_guest(a, n);
+        return;
+    }
     uint32_t i = n / SUBS;
     struct slot *s = &a->slot[i];
     assert(s->state != SLOT_FREE);
@@ -216,7 +271,7 @@ bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes)
 
 void ht_arena_keep(struct ht_arena *a, uint32_t n)
 {
-    if (a->image[n].kept)
+    if (ht_arena_is_guest(a, n) || a->image[n].kept)
         return;
     a->image[n].kept = true;
     a->kept_bytes += ht_arena_slot_bytes(a, n);
@@ -224,7 +279,7 @@ void ht_arena_keep(struct ht_arena *a, uint32_t n)
 
 void ht_arena_let_go(struct ht_arena *a, uint32_t n)
 {
-    if (!a->image[n].kept)
+    if (ht_arena_is_guest(a, n) || !a->image[n].kept)
         return;
     a->image[n].kept = false;
     a->kept_bytes -= ht_arena_slot_bytes(a, n);
@@ -237,16 +292,20 @@ uint64_t ht_arena_kept_bytes(const struct ht_arena *a)
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)
 {
-    return &a->image[slot];
+    return ht_arena_is_guest(a, slot) ? &a->guest_image[slot - a->slots * SUBS] : &a->image[slot];
 }
 
 uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot)
 {
+    if (ht_arena_is_guest(a, slot))
+        return a->guest[slot - a->slots * SUBS].data;
     return (uint8_t *)a->memory.base + ((uint64_t)slot << SUB_SHIFT);
 }
 
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
 {
+    if (ht_arena_is_guest(a, slot))
+        return 1u << SLOT_SHIFT;
     return a->slot[slot / SUBS].state == SLOT_SPLIT ? 1u << SUB_SHIFT : 1u << SLOT_SHIFT;
 }
 

@@ -3,6 +3,9 @@
  * arena.h - the DRAM tier: one pinned memory of 1 MiB slots, each used whole for a chunk
  * of a tensor or split into sixteen 64 KiB sub-slots for chunks of small files.
  *
+ * Guests are images in memory that is not the arena's (handed-out tensors). They have slot numbers of their own behind those of the
+ * slots, are always kept, and are never asked to go.
+ *
  * Passive: knows no objects and starts no I/O. Which image may go is the owner's word (ht_evict_fn), which
  * one is asked first is the clock's (second chance). A slot number counts in
  * sub-slots: a whole slot has the number of its first one.
@@ -46,6 +49,12 @@ void ht_arena_free(struct ht_arena *a);
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries);
 /* Give an image's slot back. */
 void ht_arena_put(struct ht_arena *a, uint32_t slot);
+
+/* Room for so many guests; once. */
+int ht_arena_expect_guests(struct ht_arena *a, uint32_t count) HT_CHECK;
+/* An image for one chunk of 1 MiB at data, zeroed. HT_SLOT_NONE: no room. Given back as others are. */
+uint32_t ht_arena_adopt(struct ht_arena *a, uint8_t *data);
+bool ht_arena_is_guest(const struct ht_arena *a, uint32_t slot);
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot);
 uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot);

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shared.c - see shared.h. A memfd, mapped whole; again, twice as large, when it outgrows its mapping. No shared state. */
+#include "tiering/base/shared.h"
+#include "tiering/base/mem.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define HUGE_PAGE_BYTES (2 * HT_MIB)
+
+/* At an address aligned to huge pages: without that none is used. */
+static uint8_t *map_aligned(int fd, uint64_t bytes)
+{
+    size_t reserved = bytes + HUGE_PAGE_BYTES;
+    char *area = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *base;
+
+    if (area == MAP_FAILED)
+        return NULL;
+    base = (char *)ht_round_up((uintptr_t)area, HUGE_PAGE_BYTES);
+    if (base > area)
+        munmap(area, (size_t)(base - area));
+    munmap(base + bytes, (size_t)(area + reserved - (base + bytes)));
+    if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED)
+        return (uint8_t *)base;
+    munmap(base, bytes);
+    return NULL;
+}
+
+static int map_more(struct ht_shared *m, uint64_t bytes, int node)
+{
+    uint64_t before = m->maps ? m->map[m->maps - 1].bytes : 0, want = ht_round_up(bytes, HUGE_PAGE_BYTES);
+    uint8_t *base;
+    int err;
+
+    if (m->maps == HT_SHARED_MAPS_MAX)
+        return -ENOMEM;
+    want = ht_max_u64(want, 2 * before);
+    base = map_aligned(m->fd, want);
+    if (!base)
+        return -ENOMEM;
+    madvise(base, want, MADV_HUGEPAGE);
+    madvise(base, want, MADV_DONTDUMP);
+    err = ht_mem_bind(base, want, node);
+    if (err) {
+        munmap(base, want);
+        return err;
+    }
+    (void)mlock2(base, want, MLOCK_ONFAULT); /* or it may be swapped, as the arena then may, which says so */
+    m->map[m->maps].base = base;
+    m->map[m->maps++].bytes = want;
+    return 0;
+}
+
+int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node)
+{
+    int err = 0;
+
+    if (!m->maps || bytes > m->map[m->maps - 1].bytes)
+        err = map_more(m, ht_max_u64(bytes, 1), node);
+    if (!err && ftruncate(m->fd, (off_t)bytes))
+        err = -errno;
+    if (!err)
+        m->bytes = bytes;
+    return err;
+}
+
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node)
+{
+    int err;
+
+    *m = (struct ht_shared){.fd = memfd_create(name, MFD_CLOEXEC)};
+    if (m->fd < 0)
+        return -errno;
+    err = ht_shared_resize(m, bytes, node);
+    if (!err && bytes)
+        err = ht_mem_populate((char *)ht_shared_at(m, 0), bytes);
+    if (err)
+        ht_shared_close(m);
+    return err;
+}
+
+void ht_shared_close(struct ht_shared *m)
+{
+    while (m->maps) {
+        m->maps--;
+        munmap(m->map[m->maps].base, m->map[m->maps].bytes);
+    }
+    close(m->fd);
+    m->fd = -1;
+}

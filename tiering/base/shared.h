@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * shared.h - memory that is a file: the kernel may give it to other processes, which read and map the very pages.
+ *
+ * The file is as large as its content, to the byte: whoever touches memory behind the end gets SIGBUS, so the owner keeps apart
+ * who shrinks it and who uses what lies there. Growing moves nothing: addresses stay good until the memory is closed.
+ */
+#ifndef HITRAIN_TIERING_BASE_SHARED_H
+#define HITRAIN_TIERING_BASE_SHARED_H
+
+#include "tiering/base/base.h"
+
+enum { HT_SHARED_MAPS_MAX = 32 }; /* each at least twice the one before: more than there are addresses */
+
+struct ht_shared {
+    int fd;
+    uint64_t bytes; /* of the file */
+    unsigned maps;
+    struct {
+        uint8_t *base; /* aligned to 2 MiB */
+        uint64_t bytes;
+    } map[HT_SHARED_MAPS_MAX];
+};
+
+/* Zeros, all of them there at once, locked where the limits allow. -ENOMEM */
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node) HT_CHECK;
+void ht_shared_close(struct ht_shared *m);
+/* Growing: the new part is zeros that get memory when they are touched. Shrinking cannot fail. */
+int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node) HT_CHECK;
+static inline uint8_t *ht_shared_at(const struct ht_shared *m, uint64_t off)
+{
+    return m->map[m->maps - 1].base + off;
+}
+
+#endif
