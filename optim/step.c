@@ -428,6 +428,7 @@ int ht_optim_abort(struct ht_optim *o, uint64_t id)
     ret = quiesce(root);
     if (!ret)
         ret = restore(root);
+    int shown = ret ? 0 : ht_scope_restore_handed(o->store, root->id);
     lock(o);
     if (!ret) {
         root->open = false;
@@ -448,7 +449,7 @@ int ht_optim_abort(struct ht_optim *o, uint64_t id)
     ht_opt_inval_wait(o, o->inval_issued);
     unlock(o);
     leave(root);
-    return ret;
+    return ret ? ret : shown;
 }
 
 /* -------------------------------------------------------------------- wait */

@@ -32,6 +32,38 @@ static void relieve(struct ht_store *s)
     }
 }
 
+static size_t pending_bytes_outside(struct ht_store *s)
+{
+    return ht_scope_pending_bytes(s, 0) + 4096;
+}
+
+/* out: looks also at what is handed out, as nobody asks the timer to. */
+static int commit(struct ht_store *s, bool out)
+{
+    int error = ht_handed_find_changes(s, 0, out), written = ht_scope_write(s, 0);
+    error = written ? written : error;
+    if (error == -EROFS)
+        return error;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, pending_bytes_outside(s), &tx);
+    if (rc)
+        return rc;
+    ht_scope_publish(s, 0, tx);
+    for (unsigned i = 0; i < s->clients; i++)
+        if (s->client[i].flush)
+            s->client[i].flush(s->client[i].ctx, tx);
+    uint64_t lsn;
+    rc = ht_tx_commit(tx, &lsn);
+    if (!rc)
+        rc = ht_store_sync(s, s->last_lsn);
+    return rc ? rc : error;
+}
+
+int ht_store_commit(struct ht_store *s)
+{
+    return commit(s, true);
+}
+
 static void commit_failed(int error)
 {
     struct ht_event_about about = {.error = error};
@@ -50,7 +82,7 @@ void *ht_writeback_main(void *arg)
             break;
         if (due) {
             ht_store_unlock(s);
-            int rc = ht_store_commit(s);
+            int rc = commit(s, false);
             if (rc)
                 commit_failed(rc);
             next = ht_now_ns() + period;
@@ -61,29 +93,4 @@ void *ht_writeback_main(void *arg)
     }
     ht_store_unlock(s);
     return NULL;
-}
-
-static size_t pending_bytes_outside(struct ht_store *s)
-{
-    return ht_scope_pending_bytes(s, 0) + 4096;
-}
-
-int ht_store_commit(struct ht_store *s)
-{
-    int error = ht_scope_writeback(s, 0);
-    if (error == -EROFS)
-        return error;
-    struct ht_tx *tx;
-    int rc = ht_tx_begin(s, pending_bytes_outside(s), &tx);
-    if (rc)
-        return rc;
-    ht_scope_publish(s, 0, tx);
-    for (unsigned i = 0; i < s->clients; i++)
-        if (s->client[i].flush)
-            s->client[i].flush(s->client[i].ctx, tx);
-    uint64_t lsn;
-    rc = ht_tx_commit(tx, &lsn);
-    if (!rc)
-        rc = ht_store_sync(s, s->last_lsn);
-    return rc ? rc : error;
 }

@@ -33,7 +33,7 @@ static uint64_t dst_pos(const struct clone *k)
 
 static bool holds(struct ht_obj *o, struct ht_chunk *c)
 {
-    return ht_chunk_ref(c) || c->flags & CH_BAD || c->writing ||
+    return ht_chunk_ref(c) || c->flags & CH_BAD || c->writing || ht_handed_stores(o) ||
         (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
 }
 
@@ -74,9 +74,11 @@ static ssize_t clone_hole(struct clone *k, uint64_t n)
     if (rc)
         return rc;
     ht_store_lock(o->s);
-    ht_obj_grow_locked(o, pos + n);
+    rc = ht_handed_reach(o, pos + n);
+    if (!rc)
+        ht_obj_grow_locked(o, pos + n);
     ht_store_unlock(o->s);
-    return (ssize_t)n;
+    return rc ? rc : (ssize_t)n;
 }
 
 /* What chunk index of the source holds, if that is all in its first n bytes: 0; COPY; 0 with nothing in out: a hole. Lock held. */
@@ -91,7 +93,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     int rc = 0;
     if (c->flags & CH_BAD || (ref && ht_ref_lost(ref) && !newer))
         rc = -EIO;
-    else if (newer || (ref && ref->visible > n))
+    else if (newer || o->handed || (ref && ref->visible > n))
         rc = COPY;
     else if (ref)
         rc = ht_chunk_share(o, c, out);
@@ -108,7 +110,8 @@ static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct
     if (!c)
         return -ENOMEM;
     ht_chunk_lock_exclusive(s, c);
-    int rc = n < ht_obj_bytes_per_chunk(o) && o->size > end ? COPY : 0; /* what is behind stays */
+    /* What is behind stays; what others map has its bytes where they are. */
+    int rc = o->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) ? COPY : 0;
     if (!rc)
         rc = ht_chunk_reserve(o, c, 0);
     if (!rc) {

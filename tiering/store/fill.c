@@ -25,6 +25,8 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = o->s;
     assert(c->slot == HT_SLOT_NONE && c->exclusive);
+    if (o->handed)
+        return ht_handed_attach(o, c, index);
     uint32_t slot;
     while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL)) == HT_SLOT_NONE) {
         ht_store_unlock(s);
@@ -39,6 +41,8 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
             wait_for_slot(s, c);
             if (c->slot != HT_SLOT_NONE)
                 return 0;
+            if (o->handed)
+                return ht_handed_attach(o, c, index);
         }
     }
     ht_chunk_attach_image(o, c, index, slot);
@@ -106,14 +110,17 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     /* A copy: publishing moves references without the chunk's lock. The space stays ours while we hold the chunk. */
     struct ht_ref ref = now ? *now : (struct ht_ref){0};
     uint8_t *data = ht_arena_data(s->arena, c->slot);
-    uint32_t visible = ref.visible;
+    /* What is handed out has nothing behind the object's end, not even room for the rest of a stored block, and shows verified bytes only. */
+    bool guest = ht_arena_is_guest(s->arena, c->slot);
+    uint32_t end = guest ? ht_chunk_len(o, index) : bytes;
+    uint32_t visible = ref.visible = ht_min_u64(ref.visible, end) & HT_VISIBLE_MASK;
     bool needed = now && (lo == hi ? visible > 0 : lo > 0 || visible > hi);
     ht_store_unlock(s);
     int rc = 0;
     if (needed)
-        rc = lo == hi ? read_ref(o, index, &ref, data) : merge_ref(o, index, &ref, data, lo, hi);
+        rc = lo == hi && !guest ? read_ref(o, index, &ref, data) : merge_ref(o, index, &ref, data, lo, hi);
     if (!rc)
-        zero_outside(data, visible, bytes, lo, hi);
+        zero_outside(data, visible, end, lo, hi);
     ht_store_lock(s);
     if (needed && !rc)
         o->read_bytes += (uint64_t)ht_ref_blocks(&ref) * HT_BLOCK_BYTES;

@@ -121,6 +121,11 @@ static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part
     p->stored = ref != NULL;
     if (ref)
         p->ref = *ref;
+    if (o->handed && c->slot == HT_SLOT_NONE && lc->mode != HT_LEASE_READ) {
+        int rc = ht_handed_attach(o, c, lc->index); /* where others see the update */
+        if (rc)
+            return rc;
+    }
     bool fresh = c->slot == HT_SLOT_NONE;
     if (lc->mode != HT_LEASE_READ)
         admit(s, lc, c);

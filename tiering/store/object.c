@@ -180,6 +180,7 @@ void ht_obj_put_locked(struct ht_obj *o)
         ht_alloc_unreserve(o->s->alloc, o->guarantee_left);
     o->guarantee_left = o->guarantee_blocks = 0;
     ht_obj_release_content(o);
+    ht_handed_free(o);
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unclaim(o->s->journal, HT_OBJECT_RECORD_BYTES);
     remove_from_table(o);
@@ -418,6 +419,8 @@ int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
     if (!rc) {
         o->guarantee_left = want;
         o->guarantee_blocks = blocks;
+        if (o->handed)
+            o->handed->guaranteed = false; /* it is the caller's now */
     }
     ht_store_unlock(s);
     return rc;
@@ -490,6 +493,11 @@ void ht_obj_evict(struct ht_obj *o)
     struct ht_chunk *c;
     uint64_t index = 0;
     ht_store_lock(s);
+    if (o->handed) {
+        ht_handed_evict(o);
+        ht_store_unlock(s);
+        return;
+    }
     ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE && !c->exclusive && !c->shared &&
                                             !ht_arena_image(s->arena, c->slot)->dirty) ht_chunk_drop_image(o, c, index);
     ht_store_unlock(s);

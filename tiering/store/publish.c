@@ -203,9 +203,13 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     ht_chunk_lock_exclusive(s, c);
     ht_chunk_unpromise(o, c, 0);
     bool was = ht_chunk_unpublished(c);
-    bool newer = was || (c->flags & CH_BAD) || (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
+    bool newer = was || (c->flags & CH_BAD) || ht_handed_stores(o) ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
     if (newer) {
-        ht_chunk_drop_image(o, c, index);
+        if (ht_arena_is_guest(s->arena, c->slot))
+            ht_handed_revert(o, c, index);
+        else
+            ht_chunk_drop_image(o, c, index);
         ht_chunk_drop_cur(o, c);
         c->flags &= (uint8_t)~CH_BAD;
         c->generation++;
@@ -225,6 +229,7 @@ static void abort_object(struct ht_obj *o)
     o->lost = false;
     o->meta_dirty = false;
     if (o->published) {
+        ht_handed_reach_again(o, o->pub_size);
         o->size = o->pub_size;
         o->deleted = false;
         ht_obj_untouch_if_idle(o); /* not when somebody wrote to it again meanwhile */
@@ -246,6 +251,7 @@ int ht_scope_abort(struct ht_store *s, uint64_t scope)
 {
     size_t left = 0;
     ht_store_lock(s);
+    ht_handed_touch(s, scope);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
         ht_list_for_each(p, &sc->touched)

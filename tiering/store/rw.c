@@ -61,6 +61,9 @@ static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len
     int rc = hold_for_read(o, c, index, a, a + len);
     if (rc)
         return rc;
+    uint32_t there = len;
+    if (o->handed) /* made shorter meanwhile: memory ends there, too */
+        there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_chunk_len(o, index), a) - a);
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
         ht_arena_image(s->arena, c->slot)->referenced = true;
@@ -68,9 +71,8 @@ static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len
     }
     ht_store_unlock(s);
     if (data)
-        memcpy(buf, data, len);
-    else
-        memset(buf, 0, len);
+        memcpy(buf, data, there);
+    memset(buf + (data ? there : 0), 0, len - (data ? there : 0));
     ht_store_lock(s);
     ht_chunk_unlock_shared(s, c);
     return 0;
@@ -138,7 +140,8 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     struct ht_store *s = o->s;
     int rc = 0;
     bool whole = a == 0 && b == ht_obj_bytes_per_chunk(o);
-    if (c->slot == HT_SLOT_NONE)
+    rc = ht_handed_reach(o, (index << o->chunk_shift) + b);
+    if (!rc && c->slot == HT_SLOT_NONE)
         rc = ht_chunk_get_slot(o, c, index);
     if (rc)
         return rc;
@@ -223,7 +226,9 @@ static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     struct ht_store *s = o->s;
     o->version++;
     ht_chunk_unpromise(o, c, keep);
-    if (c->slot != HT_SLOT_NONE) {
+    if (ht_arena_is_guest(s->arena, c->slot)) {
+        ht_handed_cut(o, c, index, keep);
+    } else if (c->slot != HT_SLOT_NONE) {
         struct ht_image *im = ht_arena_image(s->arena, c->slot);
         if (im->valid_hi > keep)
             im->valid_hi = keep;
@@ -316,14 +321,17 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
     }
     if (size == o->size)
         ht_obj_unpromise_behind(o, size);
-    if (size != o->size) {
+    rc = ht_handed_reach(o, size);
+    if (!rc && size != o->size) {
         o->size = size;
         o->meta_dirty = true;
         o->version++;
         ht_obj_touch(o);
     }
+    if (o->handed)
+        ht_handed_trim(o);
     ht_store_unlock(s);
-    return 0;
+    return rc;
 }
 
 static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
@@ -383,6 +391,7 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
     if (rc)
         return rc;
     ht_store_lock(s);
+    rc = ht_handed_complete(o);
     uint64_t end = len > o->size || off > o->size - len ? o->size : off + len;
     uint64_t behind = ht_max_u64(off, o->size),
              all = len > HT_FILE_BYTES_MAX - ht_min_u64(off, HT_FILE_BYTES_MAX) ? HT_FILE_BYTES_MAX : off + len;

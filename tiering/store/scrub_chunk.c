@@ -67,11 +67,16 @@ static enum remedy choose(const struct ht_chunk *c, const struct ht_image *im, c
 }
 
 /* The image if it is one of all that the chunk holds. */
-static struct ht_image *whole_image(struct ht_obj *o, struct ht_chunk *c)
+static struct ht_image *whole_image(const struct ht_suspect *x, struct ht_chunk *c)
 {
+    struct ht_obj *o = x->obj;
+    uint64_t index = x->index;
     const struct ht_ref *now = ht_chunk_ref(c);
     struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(o->s->arena, c->slot) : NULL;
-    return im && now && im->valid_lo == 0 && im->valid_hi >= now->visible ? im : NULL;
+    /* What is handed out has no memory behind the end that the object has now. */
+    bool short_of =
+        c->slot != HT_SLOT_NONE && ht_arena_is_guest(o->s->arena, c->slot) && ht_chunk_len(o, index) < x->ref.visible;
+    return im && now && !short_of && im->valid_lo == 0 && im->valid_hi >= now->visible ? im : NULL;
 }
 
 /* Make the image dirty; writeback finds it a new place. Lock and chunk held. */
@@ -119,7 +124,7 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
 {
     struct ht_obj *o = x->obj;
     struct ht_store *s = o->s;
-    struct ht_image *im = whole_image(o, c);
+    struct ht_image *im = whole_image(x, c);
     v->remedy = x->repair ? choose(c, im, &x->ref) : NO_REMEDY;
     if (v->remedy == WRITE_BACK && !im->dirty)
         v->error = mark_dirty(o, c, x->index);

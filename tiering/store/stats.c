@@ -43,8 +43,11 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->objects = s->objects;
     out->chunks = s->chunks;
     out->lost_chunks = s->lost_chunks;
-    out->dram_bytes = ht_arena_bytes(s->arena);
-    out->dram_used_bytes = ht_arena_used_bytes(s->arena);
+    out->dram_bytes = ht_arena_bytes(s->arena) + s->opts.handout_bytes;
+    out->handout_bytes = s->opts.handout_bytes;
+    out->handed_bytes = s->handed_bytes;
+    out->handed_count = s->handed_count;
+    out->dram_used_bytes = ht_arena_used_bytes(s->arena) + s->handed_bytes;
     out->dram_dirty_bytes = s->dirty_bytes;
     out->dram_kept_bytes = ht_arena_kept_bytes(s->arena);
     out->hits = s->hits;

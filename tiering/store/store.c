@@ -53,7 +53,14 @@ static int make_memory(struct ht_store *s)
         ht_error("at least 8 MiB of dram and 16 MiB of staging are needed");
         return -EINVAL;
     }
-    int rc = ht_arena_new(o->dram_bytes, o->numa_node, ht_store_evict_image, s, &s->arena);
+    if (o->handout_bytes > o->dram_bytes / 100 * HT_HANDED_PERCENT_MAX ||
+        o->dram_bytes - o->handout_bytes < DRAM_BYTES_MIN) {
+        ht_error("at most %u %% of dram can be handed out, and 8 MiB must be left", HT_HANDED_PERCENT_MAX);
+        return -EINVAL;
+    }
+    int rc = ht_arena_new(o->dram_bytes - o->handout_bytes, o->numa_node, ht_store_evict_image, s, &s->arena);
+    if (!rc)
+        rc = ht_handed_init(s);
     return rc ? rc : ht_staging_new(o->staging_bytes, o->numa_node, &s->staging);
 }
 
@@ -89,6 +96,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->tx.s = s;
     s->next_id = FIRST_ID;
     init_locks(s);
+    ht_list_init(&s->handed);
     s->scope0 = ht_scope_find(s, 0, true);
     int rc = s->scope0 ? ht_store_gather(s, devs, dev_count) : -ENOMEM;
     if (!rc)
@@ -270,6 +278,7 @@ static void free_objects(struct ht_store *s)
             struct ht_obj *o = s->table[b];
             s->table[b] = o->next;
             forget_content(o);
+            ht_handed_free(o);
             ht_chunks_free(o);
             free(o);
         }

@@ -47,7 +47,8 @@ struct ht_tx; /* a group of log records being collected */
 /* ------------------------------------------------------------------ life */
 
 struct ht_store_opts {
-    uint64_t dram_bytes;       /* arena; 0: a quarter of the available memory; at least 8 MiB */
+    uint64_t dram_bytes;       /* DRAM tier; 0: a quarter of the available memory; at least 8 MiB */
+    uint64_t handout_bytes;    /* of that, for images that are handed out; at most 75 % */
     uint64_t staging_bytes;    /* staging pool; 0: 64 MiB; at least 16 MiB */
     uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
     unsigned commit_ms;        /* unsynced data outside scopes may stay volatile so long; 0: no timer */
@@ -232,6 +233,24 @@ void ht_obj_scratch_clear(struct ht_obj *obj);
 /* The same for a range of whole chunks. */
 void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t count);
 
+/* ------------------------------------------------------------ handed out */
+
+/*
+ * An object's content as a file of memory, for others to read and map: *out_fd, the store's, always as large as the object. Until it is
+ * handed back what the file shows is the object's content, whoever changes it: writes, updates, truncation, abort. WAITS: for
+ * reading all of it. -EINVAL: an object of small chunks, an empty or a scratch one; -ENOSPC: the share of memory is used up; -EIO: not all of it can
+ * be read; -EBUSY: it changed meanwhile. Not while it is out.
+ */
+int ht_obj_hand_out(struct ht_obj *obj, int *out_fd) HT_CHECK;
+/* From now on others may change it without a word. Promises its whole rewrite: -ENOSPC. WAITS. */
+int ht_obj_expect_stores(struct ht_obj *obj) HT_CHECK;
+/* Nobody has it any more: the memory stays until another object wants it. */
+void ht_obj_hand_back(struct ht_obj *obj);
+/* What was changed without a word is dirty from now on. ht_obj_writeback, ht_obj_sync and ht_scope_writeback begin with it. WAITS. */
+int ht_obj_find_changes(struct ht_obj *obj) HT_CHECK;
+/* After ht_scope_abort, and its transaction: the files show the old content again. WAITS. */
+int ht_scope_restore_handed(struct ht_store *s, uint64_t scope) HT_CHECK;
+
 /* ---------------------------------------------------------------- scopes */
 
 /* Write back every dirty image of the scope's objects, and flush. WAITS. */
@@ -322,6 +341,8 @@ struct ht_store_stats {
     uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, limbo_bytes; /* space for data */
     uint64_t objects, chunks, lost_chunks; /* published; of them those marked lost */
     uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes, dram_kept_bytes;
+    uint64_t handout_bytes, handed_bytes,
+        handed_count; /* share; memory that was handed out and is out or kept; objects */
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t hits, misses, evictions, writebacks;
     uint64_t device_read_bytes, device_written_bytes, device_flushes;
@@ -351,7 +372,7 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
 void ht_store_watch_devices(struct ht_store *s);
 /* Its available_bytes alone: cheap. */
 uint64_t ht_store_available(struct ht_store *s);
-/* Publish everything outside scopes and make it durable: sync(2), the commit timer. WAITS. */
+/* Publish everything outside scopes and make it durable: sync(2). WAITS. */
 int ht_store_commit(struct ht_store *s) HT_CHECK;
 /* Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the error if none could be. WAITS. */
 int ht_writeback_now(struct ht_store *s) HT_CHECK;

@@ -28,6 +28,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/shared.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 #include "tiering/space/alloc.h"
@@ -111,6 +112,16 @@ struct ht_scope {
     struct ht_scope *next;
 };
 
+/* handout.c: images in memory that others have, too. */
+struct ht_handed {
+    struct ht_list link; /* in store.handed: what is back in the order of coming back */
+    struct ht_obj *obj;
+    struct ht_shared memory;
+    bool out;        /* holds a reference */
+    bool stores;     /* its content may have been changed unseen */
+    bool guaranteed; /* for that the object was given a guarantee */
+};
+
 struct ht_obj {
     struct ht_store *s;
     struct ht_obj *next; /* hash chain */
@@ -118,6 +129,7 @@ struct ht_obj {
     uint64_t oid, size, pub_size;
     struct ht_scope *scope;
     struct ht_list touched;
+    struct ht_handed *handed;
     void *root; /* a leaf if height is 0, or a node; NULL: no chunk yet */
     uint32_t refs;
     uint8_t height; /* nodes above a leaf */
@@ -308,7 +320,10 @@ struct ht_store {
     struct ht_limbo_queue limbo;
     struct ht_share_table shares;
     struct ht_lease_work *lease_works; /* free ones */
-    struct ht_scrub scrub;             /* own lock */
+    struct ht_list handed;
+    uint32_t handed_count;
+    uint64_t handed_bytes;
+    struct ht_scrub scrub; /* own lock */
 
     struct ht_meta_client client[CLIENTS_MAX];
     unsigned clients;
@@ -470,12 +485,40 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK
 /* Bytes of chunk index inside size. */
 uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);
 
+/* handout.c: with the lock held, unless said otherwise. What takes a handed-out object is not to be called for others. */
+int ht_handed_init(struct ht_store *s) HT_CHECK; /* no lock */
+bool ht_handed_stores(const struct ht_obj *o);   /* of any object */
+/* The chunk, held exclusively, gets its image there; valid only if it is a hole. -ENOMEM */
+int ht_handed_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
+/* Every chunk gets one. Of any object; the lock may be let go. */
+int ht_handed_complete(struct ht_obj *o) HT_CHECK;
+/* The file is to be at least so large: before anybody writes there, or the object grows. Of any object. -ENOSPC: its share is used up. */
+int ht_handed_reach(struct ht_obj *o, uint64_t bytes) HT_CHECK;
+/* It was so large before. Of any object. */
+void ht_handed_reach_again(struct ht_obj *o, uint64_t bytes);
+/* As large as the object, which was made smaller. The lock may be let go. */
+void ht_handed_trim(struct ht_obj *o);
+/* The chunk, held exclusively, is zeros behind keep, and clean when nothing is left. The lock may be let go. */
+void ht_handed_cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep);
+/* Its image, newer than what is published, is to be read again. */
+void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+/* All of the scope that may have been changed unseen: onto its list. */
+void ht_handed_touch(struct ht_store *s, uint64_t scope);
+/* As ht_obj_find_changes, for all of a scope; out: also what is still out. No lock held. */
+int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out) HT_CHECK;
+/* Unless it is out. The lock may be let go. */
+void ht_handed_evict(struct ht_obj *o);
+/* Of any object: the memory goes; nobody has images in it. */
+void ht_handed_free(struct ht_obj *o);
+
 /* rw.c */
 void ht_obj_grow_locked(struct ht_obj *o, uint64_t size);
 
 /* writeback.c */
 /* Write back chunks [first, last) as far as it can be done; errors stay with the object. No lock held. */
 void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
+/* ht_scope_writeback without looking for changes first. No lock held. */
+int ht_scope_write(struct ht_store *s, uint64_t scope) HT_CHECK;
 /*
  * Clean some dirty images to make room: only those that press, or all but the keep-set, which makes no room. Returns how many were
  * cleaned, or the error if none could be. No lock held.

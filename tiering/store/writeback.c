@@ -5,8 +5,8 @@
  *   dirty --take space, start--> writing (shared: readers go on) --done--> clean, current reference
  *                                                                 --error-> dirty again, sticky error
  *
- * The image itself is what is written: the writer of the write holds the chunk shared, so nobody changes it. A few
- * writes are in flight per caller (the window).
+ * The image itself is what is written: the writer of the write holds the chunk shared, so nobody changes it. Of an image that others
+ * change unseen (handout.c) it is a copy in a staging buffer. A few writes are in flight per caller (the window).
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -22,6 +22,7 @@ struct job {
     uint64_t index;
     struct ht_ref ref;
     struct ht_xfer xfer;
+    void *copy; /* of what is written, or NULL */
     int rc;
 };
 
@@ -30,6 +31,7 @@ struct window {
     struct ht_ring *ring;
     struct job job[WINDOW];
     unsigned first, count; /* jobs in flight, oldest first */
+    unsigned copies;       /* of them with one */
     unsigned failed;
     int error; /* the first */
 };
@@ -40,6 +42,8 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     struct ht_store *s = o->s;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
     const struct ht_ref *ref = ht_chunk_ref(c);
+    if (ht_handed_stores(o)) /* anything may be there */
+        im->data_hi = ht_chunk_len(o, index);
     if (im->valid_lo > 0 || (ref && ref->visible > im->valid_hi)) {
         int rc = ht_chunk_fill(o, c, index);
         if (rc)
@@ -47,7 +51,7 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     }
     uint32_t bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));
     uint32_t pad = (uint32_t)ht_round_up(bytes, HT_BLOCK_BYTES) - bytes;
-    if (pad) /* beyond what was written, or valid zeros already */
+    if (pad && !ht_handed_stores(o)) /* beyond what was written, or valid zeros already */
         memset(ht_arena_data(s->arena, c->slot) + bytes, 0, pad);
     *out_bytes = bytes;
     return 0;
@@ -70,28 +74,76 @@ static int take_space(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
     return ht_chunk_take_space(o, c, bytes, wish, out);
 }
 
+static void finish_job(struct window *w);
+
+/*
+ * A buffer for a copy: nobody waits for one with buffers of his own. (What may be waited for with one is space, which comes with the log,
+ * and that needs none.) Lock held, let go meanwhile.
+ */
+static void *take_copy(struct window *w)
+{
+    void *buf;
+    int rc;
+    do {
+        ht_store_unlock(w->s);
+        rc = ht_staging_get(w->s->staging, HT_STAGING_FILL, 1, w->copies > 0, &buf);
+        ht_store_lock(w->s);
+        if (rc)
+            finish_job(w);
+    } while (rc);
+    w->copies++;
+    return buf;
+}
+
+static void put_copy(struct window *w, struct job *j)
+{
+    if (!j->copy)
+        return;
+    ht_staging_put(w->s->staging, HT_STAGING_FILL, j->copy);
+    j->copy = NULL;
+    w->copies--;
+}
+
+/* What goes to the device. No lock held, the chunk is. */
+static const void *bytes_to_write(struct window *w, const struct job *j, uint32_t bytes)
+{
+    const uint8_t *data = ht_arena_data(w->s->arena, j->c->slot);
+    if (!j->copy)
+        return data;
+    memcpy(j->copy, data, bytes);
+    memset((uint8_t *)j->copy + bytes, 0, ht_round_up(bytes, HT_BLOCK_BYTES) - bytes);
+    return j->copy;
+}
+
 /* Start writing one dirty chunk held exclusively. Lock held, let go meanwhile; the chunk is shared or free afterwards. */
 static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = w->s;
     uint32_t bytes;
+    while (w->copies && !ht_arena_is_guest(s->arena, c->slot)) /* completing may ask for a buffer, too */
+        finish_job(w);
     int rc = complete_image(o, c, index, &bytes);
     if (rc) {
         ht_chunk_unlock_exclusive(s, c);
         return rc;
     }
     if (bytes == 0) { /* truncated away meanwhile */
-        ht_chunk_drop_image(o, c, index);
+        if (ht_arena_is_guest(s->arena, c->slot))
+            ht_handed_cut(o, c, index, 0);
+        else
+            ht_chunk_drop_image(o, c, index);
         ht_chunk_unlock_exclusive(s, c);
         return 0;
     }
-    struct job *j = &w->job[(w->first + w->count) % WINDOW];
-    *j = (struct job){.o = o, .c = c, .index = index};
-    rc = take_space(o, c, index, bytes, &j->ref);
+    struct ht_ref ref;
+    rc = take_space(o, c, index, bytes, &ref);
     if (rc) {
         ht_chunk_unlock_exclusive(s, c);
         return rc;
     }
+    void *copy = ht_handed_stores(o) ? take_copy(w) : NULL;
+    struct job *j = &w->job[(w->first + w->count) % WINDOW];
+    *j = (struct job){.o = o, .c = c, .index = index, .ref = ref, .copy = copy};
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;
     ht_chunk_leaf(c)->writing++;
@@ -100,7 +152,7 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     o->writing++;
     o->refs++;
     ht_store_unlock(s);
-    const void *data = ht_arena_data(s->arena, c->slot);
+    const void *data = bytes_to_write(w, j, bytes);
     j->ref.checksum = ht_store_checksum(s, data, bytes);
     j->rc = ht_xfer_start(&j->xfer, s, w->ring, &j->ref, (void *)(uintptr_t)data, HT_IO_WRITE);
     ht_store_lock(s);
@@ -149,8 +201,10 @@ static void finish_job(struct window *w)
     struct ht_chunk *c = j->c;
     if (!rc)
         rc = ht_xfer_settle(s, &j->xfer, &j->ref);
+    const void *data = j->copy ? j->copy : ht_arena_data(s->arena, c->slot);
     if (rc)
-        rc = ht_write_elsewhere(j->o, c, j->index, w->ring, ht_arena_data(s->arena, c->slot), &j->xfer, &j->ref, rc);
+        rc = ht_write_elsewhere(j->o, c, j->index, w->ring, data, &j->xfer, &j->ref, rc);
+    put_copy(w, j);
     if (rc) {
         job_failed(j, rc);
         note_error(w, rc);
@@ -260,14 +314,15 @@ int ht_obj_writeback(struct ht_obj *o)
     struct ht_store *s = o->s;
     if (o->obj_class == HT_CLASS_SCRATCH) /* goes to a device only when memory is short */
         return 0;
+    int found = ht_obj_find_changes(o);
     struct window *w = window_open(s);
     if (!w)
         return -ENOMEM;
     ht_store_lock(s);
     write_object(w, o);
     int rc = window_close(w);
-    if (o->error && !rc)
-        rc = o->error;
+    if (!rc)
+        rc = o->error ? o->error : found;
     if (!o->lost)
         o->error = 0;
     ht_store_unlock(s);
@@ -314,6 +369,12 @@ static int write_scope(struct ht_store *s, uint64_t scope)
 }
 
 int ht_scope_writeback(struct ht_store *s, uint64_t scope)
+{
+    int found = ht_handed_find_changes(s, scope, true), rc = ht_scope_write(s, scope);
+    return found ? found : rc;
+}
+
+int ht_scope_write(struct ht_store *s, uint64_t scope)
 {
     struct ht_rounds r = {.rescues = s->rescues};
     int rc, flushed;

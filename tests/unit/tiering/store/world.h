@@ -12,10 +12,12 @@ enum { MIB = 1 << 20 };
 
 static struct ht_dev *dev;
 static struct ht_store *s;
+static uint64_t world_handout_bytes; /* beside the 8 MiB */
 
 static inline void mount_with(bool threads, bool read_only)
 {
-    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB + world_handout_bytes,
+                                 .handout_bytes = world_handout_bytes,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !threads,

@@ -1,0 +1,554 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Objects whose content others have as a file of memory. A mapping of that file plays the others. */
+#include "tests/unit/tiering/store/world.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+enum { SHARE = 12 * MIB, SIZE = 2 * MIB + 5000, SCOPE = 77 };
+
+static int fd;
+
+static void start(void)
+{
+    world_handout_bytes = SHARE;
+    fresh(64, false);
+}
+
+static struct ht_obj *written(size_t size, unsigned seed, uint64_t scope)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
+    uint8_t *p = pattern(size, seed);
+    put_all(o, 0, p, size);
+    free(p);
+    return o;
+}
+
+static void hand_out(struct ht_obj *o)
+{
+    ck_assert_int_eq(ht_obj_hand_out(o, &fd), 0);
+}
+
+static uint8_t *map(size_t size)
+{
+    uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(p, MAP_FAILED);
+    return p;
+}
+
+static uint64_t file_size(void)
+{
+    struct stat st;
+    ck_assert_int_eq(fstat(fd, &st), 0);
+    return (uint64_t)st.st_size;
+}
+
+static void expect_pattern(struct ht_obj *o, size_t size, unsigned seed)
+{
+    uint8_t *p = pattern(size, seed);
+    ck_assert_uint_eq(ht_obj_size(o), size);
+    expect(o, 0, p, size);
+    free(p);
+}
+
+static void expect_mapped(const uint8_t *mapped, size_t size, unsigned seed)
+{
+    uint8_t *p = pattern(size, seed);
+    ck_assert_uint_eq(file_size(), size);
+    ck_assert_int_eq(memcmp(mapped, p, size), 0);
+    free(p);
+}
+
+/* All content of a scope durable. */
+static void commit(uint64_t scope)
+{
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
+    ht_scope_publish(s, scope, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+static void abort_scope(void)
+{
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
+    ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ck_assert_int_eq(ht_scope_restore_handed(s, SCOPE), 0);
+}
+
+static struct ht_obj *again(uint64_t oid)
+{
+    struct ht_obj *o = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(o);
+    return o;
+}
+
+static void crash_without(struct ht_obj *o)
+{
+    ht_obj_put(o);
+    crash();
+}
+
+START_TEST(file_shows_content_whoever_changes_it)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, 0);
+    hand_out(o);
+    uint8_t *m = map(4 * MIB);
+    expect_mapped(m, SIZE, 1);
+    put_all(o, MIB - 3, (const uint8_t *)"abcdef", 6);
+    ck_assert_int_eq(memcmp(m + MIB - 3, "abcdef", 6), 0);
+    ck_assert_int_eq(ht_obj_punch(o, 10, 2 * MIB), 0);
+    ck_assert_uint_ne(m[9], 0);
+    ck_assert(m[10] == 0 && memcmp(m + 10, m + 11, 2 * MIB - 1) == 0 && m[2 * MIB + 10] != 0);
+    munmap(m, 4 * MIB);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(file_is_as_large_as_the_object)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, 0);
+    hand_out(o);
+    static const uint64_t sizes[] = {SIZE - 1, MIB + 1, MIB, 0, 3 * MIB + 7, 100, 5 * MIB};
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(sizes); i++) {
+        ck_assert_int_eq(ht_obj_truncate(o, sizes[i]), 0);
+        ck_assert_uint_eq(file_size(), sizes[i]);
+        ck_assert_uint_eq(stats().handed_bytes, ht_round_up(sizes[i], 4096));
+    }
+    uint8_t *p = pattern(SIZE, 3), *zero = calloc(1, 5 * MIB), *m = map(5 * MIB);
+    expect(o, 100, zero, 5 * MIB - 100);
+    ck_assert_int_eq(memcmp(m + 100, zero, 5 * MIB - 100), 0);
+    put_all(o, 5 * MIB - 10, p, SIZE);
+    ck_assert_uint_eq(file_size(), 5 * MIB - 10 + SIZE);
+    expect(o, 5 * MIB - 10, p, SIZE);
+    /* Beyond its share it does not grow, and stays what it is. */
+    ck_assert_int_eq(ht_obj_truncate(o, SHARE + 1), -ENOSPC);
+    ck_assert_int_eq(ht_obj_write(o, SHARE, p, 10), -ENOSPC);
+    ck_assert_uint_eq(file_size(), 5 * MIB - 10 + SIZE);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    uint64_t oid = ht_obj_id(o);
+    ht_obj_hand_back(o);
+    crash_without(o);
+    o = again(oid);
+    expect(o, 5 * MIB - 10, p, SIZE);
+    expect(o, 100, zero, 5 * MIB - 110);
+    ht_obj_put(o);
+    munmap(m, 5 * MIB);
+    free(zero);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(dirty_images_move_in)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, 0);
+    uint64_t oid = ht_obj_id(o), dirty = stats().dram_dirty_bytes;
+    hand_out(o);
+    ck_assert_uint_eq(stats().dram_dirty_bytes, dirty);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_uint_eq(stats().dram_dirty_bytes, 0);
+    ht_obj_hand_back(o);
+    crash_without(o);
+    o = again(oid);
+    expect_pattern(o, SIZE, 1);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(updates_go_into_the_very_pages)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, SCOPE);
+    commit(SCOPE);
+    hand_out(o);
+    uint8_t *m = map(SIZE);
+    struct ht_ring *ring;
+    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        struct ht_lease l = {.store = s, .count = 1, .ring = ring, .chunk[0] = {o, i, HT_LEASE_UPDATE, 0, NULL, false}};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        ck_assert_uint_eq(l.chunk[0].len, ht_min_u64(MIB, SIZE - i * MIB));
+        l.chunk[0].data[l.chunk[0].len - 1] = (uint8_t)(0xa0 + i);
+        ht_lease_end(&l, 1);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+    }
+    ck_assert_uint_eq(m[MIB - 1], 0xa0);
+    ck_assert_uint_eq(m[2 * MIB - 1], 0xa1);
+    ck_assert_uint_eq(m[SIZE - 1], 0xa2);
+    uint64_t oid = ht_obj_id(o);
+    uint8_t *want = malloc(SIZE);
+    memcpy(want, m, SIZE);
+    commit(SCOPE);
+    ht_ring_free(ring);
+    munmap(m, SIZE);
+    ht_obj_hand_back(o);
+    crash_without(o);
+    o = again(oid);
+    expect(o, 0, want, SIZE);
+    free(want);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(unseen_stores_are_found)
+{
+    start();
+    struct ht_obj *o = written(5 * MIB + 10, 1, SCOPE);
+    uint64_t oid = ht_obj_id(o);
+    commit(SCOPE);
+    ck_assert_int_eq(ht_obj_truncate(o, 7 * MIB + 1), 0); /* with a hole */
+    commit(SCOPE);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    uint8_t *m = map(7 * MIB + 1), *want = malloc(7 * MIB + 1);
+    uint64_t before = obj_stat(o).device_written_bytes;
+    commit(SCOPE);
+    ck_assert_uint_eq(obj_stat(o).device_written_bytes, before);
+    m[3 * MIB + 17] ^= 1;
+    m[6 * MIB + 1] = 5; /* in the hole */
+    memcpy(want, m, 7 * MIB + 1);
+    commit(SCOPE);
+    ck_assert_uint_eq(obj_stat(o).device_written_bytes, before + 2 * MIB);
+    m[7 * MIB] = 9; /* not committed */
+    ht_obj_hand_back(o);
+    crash_without(o);
+    o = again(oid);
+    expect(o, 0, want, 7 * MIB + 1);
+    ht_obj_put(o);
+    munmap(m, 7 * MIB + 1);
+    free(want);
+    done();
+}
+END_TEST
+
+START_TEST(unseen_stores_beside_writes_are_found)
+{
+    start();
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint64_t oid = ht_obj_id(o);
+    ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    uint8_t *m = map(MIB);
+    m[900000] = 1;
+    put_all(o, 10, (const uint8_t *)"x", 1);
+    m[800000] = 2;
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_hand_back(o);
+    crash_without(o);
+    o = again(oid);
+    expect(o, 900000, (const uint8_t *)"\1", 1);
+    expect(o, 800000, (const uint8_t *)"\2", 1);
+    expect(o, 10, (const uint8_t *)"x", 1);
+    ht_obj_put(o);
+    munmap(m, MIB);
+    done();
+}
+END_TEST
+
+static void fill(struct ht_obj *o, const uint8_t *p)
+{
+    for (uint64_t off = ht_obj_size(o); ht_obj_write(o, off, p, MIB) > 0; off += MIB)
+        ck_assert_int_ge(ht_writeback_now(s), 0);
+}
+
+START_TEST(stores_reserve_a_rewrite)
+{
+    start();
+    struct ht_obj *o = written(4 * MIB, 1, 0), *filler = object(HT_CHUNK_BYTES, 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    uint8_t *m = map(4 * MIB), *p = pattern(MIB, 2);
+    fill(filler, p);
+    memset(m, 7, 4 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_hand_back(o);
+    ck_assert_int_eq(ht_obj_find_changes(o), 0);
+    munmap(m, 4 * MIB);
+    fill(filler, p);
+    /* Nobody is promised anything any more, and there is no space for it. */
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), -ENOSPC);
+    ht_obj_hand_back(o);
+    free(p);
+    ht_obj_put(o);
+    ht_obj_put(filler);
+    done();
+}
+END_TEST
+
+START_TEST(abort_writes_old_bytes_into_the_file)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, SCOPE);
+    commit(SCOPE);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    uint8_t *m = map(6 * MIB);
+    m[5] ^= 1; /* nobody was told */
+    abort_scope();
+    expect_mapped(m, SIZE, 1);
+    uint8_t *p = pattern(SIZE, 2);
+    put_all(o, 3 * MIB, p, SIZE);
+    put_all(o, 0, p, MIB + 7);
+    m[MIB + 100] ^= 1;
+    abort_scope();
+    expect_mapped(m, SIZE, 1);
+    ck_assert_int_eq(ht_obj_truncate(o, 10), 0);
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    abort_scope();
+    expect_mapped(m, SIZE, 1);
+    expect_pattern(o, SIZE, 1);
+    m[7] = 99;
+    commit(SCOPE);
+    expect(o, 7, (const uint8_t *)"c", 1);
+    munmap(m, 6 * MIB);
+    free(p);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(abort_without_stores)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, SCOPE);
+    commit(SCOPE);
+    hand_out(o);
+    uint8_t *m = map(SIZE), *p = pattern(SIZE, 2);
+    put_all(o, 0, p, SIZE);
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    put_all(o, 0, p + 1, MIB + 1);
+    abort_scope();
+    expect_mapped(m, SIZE, 1);
+    munmap(m, SIZE);
+    free(p);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(memory_goes_to_who_wants_it_after_it_is_back)
+{
+    start();
+    struct ht_obj *a = written(8 * MIB, 1, 0), *b = written(6 * MIB, 2, 0);
+    ck_assert_int_eq(ht_obj_sync(a), 0);
+    hand_out(a);
+    ck_assert_int_eq(ht_obj_expect_stores(a), 0);
+    uint8_t *m = map(8 * MIB);
+    int second;
+    ck_assert_int_eq(ht_obj_hand_out(b, &second), -ENOSPC);
+    expect_pattern(b, 6 * MIB, 2);
+    m[123] = 7;
+    m[7 * MIB + 1] = 8;
+    ht_obj_hand_back(a);
+    expect(a, 123, (const uint8_t *)"\7", 1);
+    hand_out(b);
+    ck_assert_uint_eq(stats().handed_count, 1);
+    ck_assert_uint_eq(stats().handed_bytes, 6 * MIB);
+    ht_obj_evict(a);
+    expect(a, 123, (const uint8_t *)"\7", 1);
+    expect(a, 7 * MIB + 1, (const uint8_t *)"\10", 1);
+    munmap(m, 8 * MIB);
+    m = map(6 * MIB);
+    expect_mapped(m, 6 * MIB, 2);
+    munmap(m, 6 * MIB);
+    ht_obj_hand_back(b);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    done();
+}
+END_TEST
+
+START_TEST(back_and_out_again_reads_nothing)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    hand_out(o);
+    uint64_t read = obj_stat(o).device_read_bytes;
+    ck_assert_uint_gt(read, 0);
+    ht_obj_hand_back(o);
+    hand_out(o);
+    ck_assert_uint_eq(obj_stat(o).device_read_bytes, read);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(what_cannot_be_handed_out)
+{
+    start();
+    struct ht_obj *small = object(HT_SMALL_CHUNK_BYTES, 0), *empty = object(HT_CHUNK_BYTES, 0);
+    struct ht_obj *large = written(4 * MIB, 1, 0), *bad = written(SIZE, 2, 0);
+    put_all(small, 0, (const uint8_t *)"x", 1);
+    ck_assert_int_eq(ht_obj_hand_out(small, &fd), -EINVAL);
+    ck_assert_int_eq(ht_obj_hand_out(empty, &fd), -EINVAL);
+    ck_assert_int_eq(ht_obj_truncate(large, SHARE + 1), 0);
+    ck_assert_int_eq(ht_obj_hand_out(large, &fd), -ENOSPC);
+    ck_assert_int_eq(ht_obj_sync(bad), 0);
+    ht_obj_evict(bad);
+    ht_dev_fail(dev, HT_IO_READ, 1, 2);
+    ck_assert_int_eq(ht_obj_hand_out(bad, &fd), -EIO);
+    ht_dev_fail(dev, HT_IO_READ, 0, 0);
+    expect_pattern(bad, SIZE, 2);
+    ck_assert_int_eq(ht_obj_hand_out(bad, &fd), 0);
+    ht_obj_hand_back(bad);
+    ht_obj_put(small);
+    ht_obj_put(empty);
+    ht_obj_put(large);
+    ht_obj_put(bad);
+    done();
+    world_handout_bytes = 0;
+    fresh(32, false);
+    struct ht_obj *o = written(SIZE, 1, 0);
+    ck_assert_int_eq(ht_obj_hand_out(o, &fd), -EINVAL);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(deleted_while_out)
+{
+    start();
+    struct ht_obj *o = written(SIZE, 1, 0);
+    hand_out(o);
+    uint8_t *m = map(SIZE);
+    delete (o);
+    expect_mapped(m, SIZE, 1);
+    ck_assert_uint_eq(stats().handed_count, 1);
+    ht_obj_hand_back(o);
+    ck_assert_uint_eq(stats().handed_count, 0);
+    ck_assert_uint_eq(stats().handed_bytes, 0);
+    munmap(m, SIZE);
+    done();
+}
+END_TEST
+
+START_TEST(clones_have_their_own_bytes)
+{
+    start();
+    struct ht_obj *a = written(SIZE, 1, 0), *b = written(SIZE, 2, 0), *c = object(HT_CHUNK_BYTES, 0);
+    ck_assert_int_eq(ht_obj_sync(a), 0);
+    hand_out(a);
+    ck_assert_int_eq(ht_obj_expect_stores(a), 0);
+    uint8_t *m = map(SIZE);
+    m[100] = 77;
+    ck_assert_int_eq(ht_obj_clone(a, 0, c, 0, SIZE), SIZE);
+    expect(c, 100, (const uint8_t *)"M", 1);
+    ck_assert_int_eq(ht_obj_clone(b, 0, a, 0, SIZE), SIZE);
+    expect_mapped(m, SIZE, 2);
+    expect(c, 100, (const uint8_t *)"M", 1);
+    munmap(m, SIZE);
+    ht_obj_hand_back(a);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(c);
+    done();
+}
+END_TEST
+
+/* ------------------------------------------------------------------ threads */
+
+static struct ht_obj *shared;
+static atomic_bool stop;
+
+static void *change(void *arg)
+{
+    uint8_t *p = pattern(2 * MIB, 9);
+    for (unsigned i = 1; i < 150; i++) {
+        ck_assert_int_ge(ht_obj_write(shared, (uint64_t)(i * 7919) % (3 * MIB), p, i * 97u % (2 * MIB)), 0);
+        ck_assert_int_eq(ht_obj_truncate(shared, i * 104729u % (5 * MIB) + 1), 0);
+    }
+    free(p);
+    stop = true;
+    return NULL;
+}
+
+static void *read_all(void *arg)
+{
+    uint8_t *p = malloc(5 * MIB);
+    while (!stop)
+        ck_assert_int_ge(ht_obj_read(shared, 0, p, 5 * MIB), 0);
+    free(p);
+    return NULL;
+}
+
+static void *write_out(void *arg)
+{
+    while (!stop)
+        ck_assert_int_eq(ht_obj_sync(shared), 0);
+    return NULL;
+}
+
+START_TEST(truncation_beside_everything_else)
+{
+    static void *(*const mains[])(void *) = {change, read_all, write_out};
+    pthread_t t[HT_ARRAY_SIZE(mains)];
+    start();
+    shared = written(SIZE, 1, 0);
+    hand_out(shared);
+    ck_assert_int_eq(ht_obj_expect_stores(shared), 0);
+    stop = false;
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
+        pthread_create(&t[i], NULL, mains[i], NULL);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
+        pthread_join(t[i], NULL);
+    uint64_t oid = ht_obj_id(shared), size = ht_obj_size(shared);
+    ck_assert_uint_eq(file_size(), size);
+    uint8_t *m = map(size), *want = malloc(size);
+    memcpy(want, m, size);
+    expect(shared, 0, want, size);
+    ck_assert_int_eq(ht_obj_sync(shared), 0);
+    ht_obj_hand_back(shared);
+    crash_without(shared);
+    struct ht_obj *o = again(oid);
+    expect(o, 0, want, size);
+    ht_obj_put(o);
+    munmap(m, size);
+    free(want);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("handout");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, file_shows_content_whoever_changes_it);
+    tcase_add_test(tc, file_is_as_large_as_the_object);
+    tcase_add_test(tc, dirty_images_move_in);
+    tcase_add_test(tc, updates_go_into_the_very_pages);
+    tcase_add_test(tc, unseen_stores_are_found);
+    tcase_add_test(tc, unseen_stores_beside_writes_are_found);
+    tcase_add_test(tc, stores_reserve_a_rewrite);
+    tcase_add_test(tc, abort_writes_old_bytes_into_the_file);
+    tcase_add_test(tc, abort_without_stores);
+    tcase_add_test(tc, memory_goes_to_who_wants_it_after_it_is_back);
+    tcase_add_test(tc, back_and_out_again_reads_nothing);
+    tcase_add_test(tc, what_cannot_be_handed_out);
+    tcase_add_test(tc, deleted_while_out);
+    tcase_add_test(tc, clones_have_their_own_bytes);
+    tcase_add_test(tc, truncation_beside_everything_else);
+    return run_suite(tc);
+}

@@ -1,0 +1,611 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * handout.c - objects whose images lie in a file of memory of their own, which others have, too: handed out.
+ *
+ *   none --hand out--> out --hand back--> back --its memory is wanted--> none
+ *                       ^-----hand out-----'
+ *
+ * Out: somebody outside reads (and, when stores are expected, changes) the pages; the store is not asked. Back: nobody does; the memory
+ * stays as a cache, until another object wants it.
+ *
+ * Invariants, while an object has such memory:
+ *  1. The file is at least as large as the object, and exactly as large when nobody is changing its size.
+ *  2. A chunk's image is a guest of the arena at the chunk's place in the file, always valid as a whole, but after an abort until it has
+ *     been read again. A chunk without one is a hole, and zeros in the file.
+ *  3. No image leaves while it is out. Nobody touches memory behind the end of the file (SIGBUS): who uses a chunk's image holds the chunk
+ *     and stays inside the object's size as it was under the lock; who makes the file smaller has waited for all of these (trim).
+ *  4. Where stores are expected, what a device gets is a copy of the image: its checksum is that of what is written.
+ *
+ * What was stored unseen is found by comparing an image with the checksum of the reference (ht_obj_find_changes): then the image is dirty
+ * like any other. Who commits, syncs or copies asks for it; the commit timer does so only for what is back.
+ *
+ * Lock: store.lock; chunks as in lease.c, one at a time.
+ */
+#include <assert.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "tiering/base/event.h"
+#include "tiering/store/store_priv.h"
+
+/* Memory that a file of so many bytes takes. */
+static uint64_t footprint(uint64_t bytes)
+{
+    return ht_round_up(bytes, HT_BLOCK_BYTES);
+}
+
+int ht_handed_init(struct ht_store *s)
+{
+    uint64_t share = s->opts.handout_bytes;
+    return share ? ht_arena_expect_guests(s->arena, (uint32_t)(share / HT_CHUNK_BYTES) + HT_HANDED_MAX) : 0;
+}
+
+static uint8_t *chunk_memory(const struct ht_obj *o, uint64_t index)
+{
+    return ht_shared_at(&o->handed->memory, index << o->chunk_shift);
+}
+
+/* Bytes of the chunk that are in the file. */
+static uint32_t bytes_in_file(const struct ht_obj *o, uint64_t index)
+{
+    uint64_t start = index << o->chunk_shift, bytes = o->handed->memory.bytes;
+    return start < bytes ? (uint32_t)ht_min_u64(bytes - start, ht_obj_bytes_per_chunk(o)) : 0;
+}
+
+bool ht_handed_stores(const struct ht_obj *o)
+{
+    return o->handed && o->handed->stores;
+}
+
+/* ---------------------------------------------------------------- images */
+
+int ht_handed_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = o->s;
+    assert(c->exclusive && c->slot == HT_SLOT_NONE);
+    if (bytes_in_file(o, index) < ht_chunk_len(o, index))
+        return -ENOMEM; /* the file could not grow with the object */
+    uint32_t slot = ht_arena_adopt(s->arena, chunk_memory(o, index));
+    if (slot == HT_SLOT_NONE)
+        return -ENOMEM;
+    ht_chunk_attach_image(o, c, index, slot);
+    if (!ht_chunk_ref(c) && !(c->flags & CH_BAD))
+        ht_arena_image(s->arena, slot)->valid_hi = ht_obj_bytes_per_chunk(o);
+    return 0;
+}
+
+/* An ordinary image moves into the file, dirty or not. Lock and chunk held. */
+static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = o->s;
+    int rc = ht_chunk_fill(o, c, index);
+    if (rc)
+        return rc;
+    uint32_t from = c->slot, len = ht_chunk_len(o, index);
+    struct ht_image was = *ht_arena_image(s->arena, from);
+    const uint8_t *data = ht_arena_data(s->arena, from);
+    uint8_t *to = chunk_memory(o, index);
+    if (bytes_in_file(o, index) < len)
+        return -ENOMEM;
+    ht_store_unlock(s);
+    memcpy(to, data, len);
+    ht_store_lock(s);
+    uint32_t slot = ht_arena_adopt(s->arena, to);
+    if (slot == HT_SLOT_NONE)
+        return -ENOMEM;
+    ht_chunk_set_clean(o, c, index);
+    ht_arena_put(s->arena, from);
+    o->resident--;
+    ht_chunk_attach_image(o, c, index, slot);
+    struct ht_image *im = ht_arena_image(s->arena, slot);
+    im->valid_hi = was.valid_hi;
+    im->data_hi = was.data_hi;
+    im->home = was.home;
+    im->reserved_blocks = was.reserved_blocks;
+    if (was.dirty)
+        ht_chunk_set_dirty(o, c, index);
+    if (s->slot_waiters)
+        pthread_cond_broadcast(&s->slot_cond);
+    return 0;
+}
+
+/* Invariant 2 for one chunk. clear: what lies in the file where there is no image is to be forgotten. */
+static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool clear)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    bool guest = ht_arena_is_guest(o->s->arena, c->slot);
+    int rc = 0;
+    if (!ht_chunk_len(o, index))
+        return 0;
+    if ((c->flags & CH_BAD) || (!guest && ref && ht_ref_lost(ref)))
+        return -EIO;
+    if (c->slot != HT_SLOT_NONE && !guest)
+        return move_in(o, c, index);
+    if (!guest) {
+        rc = ht_handed_attach(o, c, index);
+        if (!rc && clear)
+            memset(chunk_memory(o, index), 0, bytes_in_file(o, index));
+    }
+    return rc ? rc : ht_chunk_fill(o, c, index);
+}
+
+/* Invariant 2. Lock held, let go meanwhile. */
+static int complete(struct ht_obj *o, bool clear)
+{
+    int first = 0;
+    for (uint64_t index = 0; index << o->chunk_shift < o->size; index++) {
+        struct ht_chunk *c = ht_chunk_make(o, index);
+        if (!c)
+            return -ENOMEM;
+        ht_chunk_lock_exclusive(o->s, c);
+        int rc = complete_chunk(o, c, index, clear);
+        ht_chunk_unlock_exclusive(o->s, c);
+        if (rc && !first)
+            first = rc;
+    }
+    return first;
+}
+
+/* ------------------------------------------------------------------ size */
+
+static int grow_file(struct ht_obj *o, uint64_t bytes)
+{
+    uint64_t more = footprint(bytes) - footprint(o->handed->memory.bytes);
+    int rc = ht_shared_resize(&o->handed->memory, bytes, o->s->opts.numa_node);
+    if (!rc)
+        o->s->handed_bytes += more;
+    return rc;
+}
+
+int ht_handed_reach(struct ht_obj *o, uint64_t bytes)
+{
+    const struct ht_store *s = o->s;
+    if (!o->handed || bytes <= o->handed->memory.bytes)
+        return 0;
+    uint64_t more = footprint(bytes) - footprint(o->handed->memory.bytes);
+    if (more > s->opts.handout_bytes || s->handed_bytes > s->opts.handout_bytes - more)
+        return -ENOSPC;
+    return grow_file(o, bytes);
+}
+
+static void drop_images_behind(struct ht_obj *o, uint64_t first)
+{
+    struct ht_chunk *c;
+    uint64_t index = first;
+    ht_chunk_for_each_from(c, o, index) ht_chunk_drop_image(o, c, index);
+}
+
+/* Where it cannot, what would lie behind its end has no image and gets none (attach): reading it fails. */
+void ht_handed_reach_again(struct ht_obj *o, uint64_t bytes)
+{
+    if (o->handed && bytes > o->handed->memory.bytes && grow_file(o, bytes))
+        drop_images_behind(o, o->handed->memory.bytes >> o->chunk_shift);
+}
+
+/* Somebody who holds a chunk behind the first, or NULL. */
+static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t first)
+{
+    struct ht_chunk *c;
+    uint64_t index = first;
+    ht_chunk_for_each_from(c, o, index) if (c->exclusive || c->shared) return c;
+    return NULL;
+}
+
+/* With the chunk that the end lies in held: as small as the object, if nobody works behind it. Lock held. */
+static bool try_trim(struct ht_obj *o, uint64_t size)
+{
+    struct ht_store *s = o->s;
+    struct ht_shared *m = &o->handed->memory;
+    uint64_t behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), before = m->bytes;
+    if (o->size != size || held_behind(o, behind))
+        return false;
+    drop_images_behind(o, behind);
+    if (ht_shared_resize(m, size, s->opts.numa_node) == 0)
+        s->handed_bytes -= footprint(before) - footprint(size);
+    return true;
+}
+
+void ht_handed_trim(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    bool done = false;
+    while (!done && o->handed && o->handed->memory.bytes > o->size) {
+        uint64_t size = o->size, behind = ht_div_up(size, ht_obj_bytes_per_chunk(o));
+        struct ht_chunk *end = behind ? ht_chunk_find(o, behind - 1) : NULL, *held = held_behind(o, behind);
+        if (held) { /* it began with a larger object, or makes it larger */
+            ht_chunk_lock_exclusive(s, held);
+            ht_chunk_unlock_exclusive(s, held);
+            continue;
+        }
+        if (end)
+            ht_chunk_lock_exclusive(s, end);
+        done = try_trim(o, size);
+        if (end)
+            ht_chunk_unlock_exclusive(s, end);
+    }
+}
+
+void ht_handed_cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep)
+{
+    struct ht_store *s = o->s;
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    uint32_t end = bytes_in_file(o, index);
+    uint8_t *data = ht_arena_data(s->arena, c->slot);
+    if (end > keep) {
+        ht_store_unlock(s);
+        memset(data + keep, 0, end - keep);
+        ht_store_lock(s);
+    }
+    im->data_hi = (uint32_t)ht_min_u64(im->data_hi, keep);
+    if (keep)
+        return;
+    ht_chunk_set_clean(o, c, index);
+    ht_chunk_unreserve(o, c);
+    im->valid_lo = 0;
+    im->valid_hi = ht_obj_bytes_per_chunk(o);
+}
+
+int ht_handed_complete(struct ht_obj *o)
+{
+    return o->handed ? complete(o, false) : 0;
+}
+
+/* --------------------------------------------------------------- changes */
+
+static bool all_zero(const uint8_t *p, size_t n)
+{
+    return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
+}
+
+/* Has the image the bytes of ref (NULL: a hole)? Chunk held. */
+static bool unchanged(const struct ht_store *s, const struct ht_ref *ref, const uint8_t *data, uint32_t len)
+{
+    if (!ref)
+        return all_zero(data, len);
+    return !ht_ref_lost(ref) && ref->stored == ref->visible && ref->stored <= len &&
+        ht_store_checksum(s, data, ref->stored) == ref->checksum && all_zero(data + ref->stored, len - ref->stored);
+}
+
+/* Compare; *out_generation: of the reference that it was compared with. Lock held, let go meanwhile. */
+static bool is_changed(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t *out_generation)
+{
+    struct ht_store *s = o->s;
+    ht_chunk_lock_shared(s, c);
+    bool compare = ht_arena_is_guest(s->arena, c->slot) && !ht_arena_image(s->arena, c->slot)->dirty &&
+        ht_arena_image(s->arena, c->slot)->valid_hi && !(c->flags & CH_BAD);
+    bool changed = false;
+    *out_generation = c->generation;
+    if (compare) {
+        const struct ht_ref *now = ht_chunk_ref(c);
+        struct ht_ref ref = now ? *now : (struct ht_ref){0};
+        const uint8_t *data = ht_arena_data(s->arena, c->slot);
+        uint32_t len = ht_chunk_len(o, index);
+        ht_store_unlock(s);
+        changed = !unchanged(s, now ? &ref : NULL, data, len);
+        ht_store_lock(s);
+    }
+    ht_chunk_unlock_shared(s, c);
+    return changed;
+}
+
+/* It differs from the reference of that generation: it is dirty. -EAGAIN: there is another reference, maybe older than the change. */
+static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t generation)
+{
+    struct ht_store *s = o->s;
+    int rc = -EAGAIN;
+    ht_chunk_lock_exclusive(s, c);
+    uint32_t len = ht_chunk_len(o, index);
+    if (!ht_arena_is_guest(s->arena, c->slot) || !len)
+        rc = 0;
+    else if (c->generation == generation)
+        rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(len, HT_BLOCK_BYTES));
+    if (!rc && len && ht_arena_is_guest(s->arena, c->slot)) {
+        ht_arena_image(s->arena, c->slot)->data_hi = len;
+        ht_chunk_set_dirty(o, c, index);
+    }
+    ht_chunk_unlock_exclusive(s, c);
+    return rc;
+}
+
+static int look_at_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    uint32_t generation;
+    int rc = -EAGAIN;
+    while (rc == -EAGAIN)
+        rc = is_changed(o, c, index, &generation) ? note_change(o, c, index, generation) : 0;
+    return rc;
+}
+
+static void end_stores(struct ht_obj *o)
+{
+    struct ht_handed *h = o->handed;
+    bool end = h->guaranteed;
+    h->stores = h->guaranteed = false;
+    if (!end)
+        return;
+    ht_store_unlock(o->s);
+    int none = ht_obj_guarantee(o, 0); /* giving back cannot fail */
+    (void)none;
+    ht_store_lock(o->s);
+}
+
+/* Lock held, let go meanwhile. */
+static int find_changes(struct ht_obj *o)
+{
+    int first = complete(o, false);
+    for (uint64_t index = 0; ht_handed_stores(o) && index << o->chunk_shift < o->size; index++) {
+        struct ht_chunk *c = ht_chunk_find(o, index);
+        int rc = c ? look_at_chunk(o, c, index) : 0;
+        if (rc && !first)
+            first = rc;
+    }
+    if (!first && ht_handed_stores(o) && !o->handed->out)
+        end_stores(o);
+    if (first)
+        o->error = o->sticky = first;
+    return first;
+}
+
+int ht_obj_find_changes(struct ht_obj *o)
+{
+    int rc = 0;
+    ht_store_lock(o->s);
+    if (ht_handed_stores(o))
+        rc = find_changes(o);
+    ht_store_unlock(o->s);
+    return rc;
+}
+
+int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out)
+{
+    struct ht_obj **objs;
+    size_t n = 0;
+    int first = 0;
+    ht_store_lock(s);
+    objs = s->handed_count ? malloc(s->handed_count * sizeof(struct ht_obj *)) : NULL;
+    if (s->handed_count && !objs)
+        first = -ENOMEM;
+    if (objs)
+        ht_list_for_each(p, &s->handed) {
+            struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
+            if (!h->stores || h->obj->scope->id != scope || h->obj->dead || (h->out && !out))
+                continue;
+            objs[n++] = h->obj;
+            h->obj->refs++;
+        }
+    for (size_t i = 0; i < n; i++) {
+        int rc = ht_handed_stores(objs[i]) ? find_changes(objs[i]) : 0;
+        if (rc && !first)
+            first = rc;
+        ht_obj_put_locked(objs[i]);
+    }
+    ht_store_unlock(s);
+    free(objs);
+    return first;
+}
+
+/* ----------------------------------------------------------- out and back */
+
+void ht_handed_free(struct ht_obj *o)
+{
+    struct ht_handed *h = o->handed;
+    struct ht_store *s = o->s;
+    if (!h)
+        return;
+    o->handed = NULL;
+    ht_list_del(&h->link);
+    s->handed_count--;
+    s->handed_bytes -= footprint(h->memory.bytes);
+    ht_shared_close(&h->memory);
+    free(h);
+}
+
+/* Nothing of it is dirty or held: its images go. Lock held. */
+static bool try_free(struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    if (!o->handed || o->handed->out || o->handed->stores || o->dirty || o->writing || held_behind(o, 0))
+        return false;
+    ht_chunk_for_each_from(c, o, index) if (ht_arena_is_guest(o->s->arena, c->slot)) ht_chunk_drop_image(o, c, index);
+    ht_handed_free(o);
+    return true;
+}
+
+/* What is back goes, unless it is in use again or cannot be written. Lock held, let go meanwhile. */
+static bool reclaim(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    bool done = try_free(o);
+    if (done || o->handed->out)
+        return done;
+    o->refs++;
+    int rc = ht_handed_stores(o) ? find_changes(o) : 0;
+    ht_store_unlock(s);
+    ht_obj_clean(o, 0, UINT64_MAX);
+    ht_store_lock(s);
+    done = !rc && try_free(o);
+    ht_obj_put_locked(o);
+    return done;
+}
+
+void ht_handed_evict(struct ht_obj *o)
+{
+    if (!o->handed->out)
+        (void)reclaim(o);
+}
+
+/* The one that came back first. */
+static struct ht_obj *oldest_back(struct ht_store *s)
+{
+    ht_list_for_each(p, &s->handed) {
+        struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
+        if (!h->out)
+            return h->obj;
+    }
+    return NULL;
+}
+
+static bool has_room(const struct ht_store *s, uint64_t bytes)
+{
+    return s->handed_count < HT_HANDED_MAX && bytes <= s->opts.handout_bytes &&
+        s->handed_bytes <= s->opts.handout_bytes - bytes;
+}
+
+static bool may_go_out(const struct ht_obj *o)
+{
+    return o->s->opts.handout_bytes && o->obj_class != HT_CLASS_SCRATCH && !o->deleted && !o->dead &&
+        ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size;
+}
+
+/* Count it among those that have memory, which is made without the lock. Lock held, let go meanwhile. */
+static int make_memory(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    uint64_t size = o->size;
+    struct ht_obj *old;
+    while (!has_room(s, footprint(size)) && (old = oldest_back(s)) != NULL)
+        if (!reclaim(old))
+            return -ENOSPC;
+    if (!has_room(s, footprint(size)))
+        return -ENOSPC;
+    struct ht_handed *h = calloc(1, sizeof(*h));
+    if (!h)
+        return -ENOMEM;
+    s->handed_bytes += footprint(size);
+    s->handed_count++;
+    ht_store_unlock(s);
+    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size, s->opts.numa_node);
+    ht_store_lock(s);
+    if (!rc && (o->handed || o->size != size || !may_go_out(o))) {
+        ht_shared_close(&h->memory);
+        rc = -EBUSY;
+    }
+    if (rc) {
+        s->handed_bytes -= footprint(size);
+        s->handed_count--;
+        free(h);
+        return rc;
+    }
+    h->obj = o;
+    ht_list_add_tail(&s->handed, &h->link);
+    o->handed = h;
+    return 0;
+}
+
+int ht_obj_hand_out(struct ht_obj *o, int *out_fd)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    int rc = !may_go_out(o) ? -EINVAL : o->handed ? 0 : make_memory(o);
+    if (rc) {
+        ht_store_unlock(s);
+        return rc;
+    }
+    assert(!o->handed->out);
+    o->handed->out = true;
+    o->refs++;
+    rc = complete(o, false);
+    if (!rc)
+        ht_handed_trim(o);
+    *out_fd = rc ? -1 : o->handed->memory.fd;
+    ht_store_unlock(s);
+    if (rc)
+        ht_obj_hand_back(o);
+    return rc;
+}
+
+int ht_obj_expect_stores(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    struct ht_handed *h = o->handed;
+    assert(h && h->out);
+    bool guarantee = !h->stores && !o->guarantee_blocks;
+    uint64_t size = o->size;
+    ht_store_unlock(s);
+    int rc = s->opts.read_only ? -EROFS : guarantee ? ht_obj_guarantee(o, size) : 0;
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    h->guaranteed |= guarantee;
+    h->stores = true;
+    /* Whoever writes the pages themselves to a device now, and not a copy, has begun before: their chunks get free one by one. */
+    rc = complete(o, false);
+    ht_store_unlock(s);
+    return rc;
+}
+
+void ht_obj_hand_back(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    struct ht_handed *h = o->handed;
+    assert(h && h->out);
+    h->out = false;
+    ht_list_del(&h->link);
+    ht_list_add_tail(&s->handed, &h->link);
+    ht_obj_put_locked(o);
+    ht_store_unlock(s);
+}
+
+/* ----------------------------------------------------------------- abort */
+
+void ht_handed_touch(struct ht_store *s, uint64_t scope)
+{
+    ht_list_for_each(p, &s->handed) {
+        struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
+        if (h->stores && h->obj->scope->id == scope)
+            ht_obj_touch(h->obj);
+    }
+}
+
+void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    ht_chunk_set_clean(o, c, index);
+    ht_chunk_unreserve(o, c);
+    im->valid_lo = im->valid_hi = im->data_hi = 0;
+}
+
+static int restore(struct ht_obj *o)
+{
+    int rc = complete(o, true);
+    ht_handed_trim(o);
+    if (!rc)
+        return 0;
+    const struct ht_event_about about = {.id = o->oid, .error = rc};
+    ht_event(HT_EVENT_READ_ERROR, &about,
+             "a mapping of object %llu does not show what abort went back to, and it cannot be read again: %s",
+             (unsigned long long)o->oid, strerror(-rc));
+    o->error = o->sticky = rc;
+    return rc;
+}
+
+int ht_scope_restore_handed(struct ht_store *s, uint64_t scope)
+{
+    struct ht_obj **objs;
+    size_t n = 0;
+    int first = 0;
+    ht_store_lock(s);
+    objs = s->handed_count ? malloc(s->handed_count * sizeof(struct ht_obj *)) : NULL;
+    if (s->handed_count && !objs)
+        first = -ENOMEM;
+    if (objs)
+        ht_list_for_each(p, &s->handed) {
+            struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
+            if (h->obj->scope->id != scope || h->obj->dead)
+                continue;
+            objs[n++] = h->obj;
+            h->obj->refs++;
+        }
+    for (size_t i = 0; i < n; i++) {
+        int rc = objs[i]->handed ? restore(objs[i]) : 0;
+        if (rc && !first)
+            first = rc;
+        ht_obj_put_locked(objs[i]);
+    }
+    ht_store_unlock(s);
+    free(objs);
+    return first;
+}
