@@ -11,6 +11,7 @@
 
 #include "fs/ctl/ctl.h"
 #include "fs/daemon.h"
+#include "fs/ending.h"
 #include "fs/fuse/session.h"
 #include "fs/mountpoint.h"
 #include "fs/ns/ns.h"
@@ -193,9 +194,31 @@ static void on_ready(void *ctx)
     ht_event(HT_EVENT_MOUNTED, &about, "%s is mounted on %s", d->source, d->mountpoint);
 }
 
+static void detach_mount(void *ctx)
+{
+    const struct daemon *d = ctx;
+
+    if (d->fuse)
+        ht_fuse_detach(d->fuse);
+}
+
+static void begin_ending(struct daemon *d)
+{
+    const struct ht_ending ending = {.dev = d->dev,
+                                     .count = d->dev_count,
+                                     .answer_s = d->options.answer_s ? d->options.answer_s : HT_DEVICE_ANSWER_S,
+                                     .detach = detach_mount,
+                                     .ctx = d};
+
+    ht_ending_begin(&ending);
+}
+
 static void stop_mount(void *ctx)
 {
-    ht_fuse_stop(ctx);
+    struct daemon *d = ctx;
+
+    begin_ending(d);
+    ht_fuse_stop(d->fuse);
 }
 
 static int mount_fuse(struct daemon *d)
@@ -216,7 +239,7 @@ static int mount_fuse(struct daemon *d)
         return r;
     ht_signals_defer();
     r = ht_fuse_mount(d->fuse, d->mountpoint);
-    ht_signals_direct(r ? NULL : stop_mount, d->fuse);
+    ht_signals_direct(r ? NULL : stop_mount, d);
     return r ? r : ht_remount_later_flags(d->mountpoint, &d->options);
 }
 
@@ -226,6 +249,7 @@ static int shut_down(struct daemon *d)
 {
     int r = 0;
 
+    begin_ending(d);
     if (d->fuse)
         ht_fuse_finish(d->fuse);
     if (d->optim_started)
@@ -239,6 +263,7 @@ static int shut_down(struct daemon *d)
                      strerror(-r));
         }
     }
+    ht_ending_end();
     if (d->fuse)
         ht_fuse_free(d->fuse);
     if (d->ctl)

@@ -97,7 +97,7 @@ static struct {
     _Atomic bool ending;
 } waiter = {.lock = HT_MUTEX_INIT(HT_LOCK_SIGNALS)};
 
-static void ending_signals(sigset_t *set)
+void ht_signals_set(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, SIGTERM);
@@ -110,7 +110,7 @@ static void *wait_for_signal(void *arg)
     sigset_t set;
     int sig;
 
-    ending_signals(&set);
+    ht_signals_set(&set);
     while (sigwait(&set, &sig) || (sig != SIGTERM && sig != SIGINT && sig != SIGHUP))
         ;
     if (waiter.ending)
@@ -131,7 +131,7 @@ int ht_signals_start(void)
     sigset_t set;
     int r;
 
-    ending_signals(&set);
+    ht_signals_set(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     r = pthread_create(&waiter.thread, NULL, wait_for_signal, NULL);
     waiter.running = r == 0;

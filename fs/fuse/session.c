@@ -403,6 +403,12 @@ void ht_fuse_stop(struct ht_fuse *f)
     end_loop(f); /* without the right to unmount: libfuse's helper does it after the loop */
 }
 
+void ht_fuse_detach(struct ht_fuse *f)
+{
+    if (f->mounted && is_in_place(f))
+        (void)umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW);
+}
+
 /* libfuse closes the descriptor that notifications go to. */
 static void settle_notifications(struct ht_fuse *f)
 {

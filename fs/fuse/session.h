@@ -40,6 +40,8 @@ int ht_fuse_loop(struct ht_fuse *f) HT_CHECK;
  * detached and their clients get ENOTCONN. Any thread but a worker.
  */
 void ht_fuse_stop(struct ht_fuse *f);
+/* Take the mount away without waiting for anything, when the process is about to be ended. Any thread. */
+void ht_fuse_detach(struct ht_fuse *f);
 /* After the loop: unmount, and let go of every request that is still held. Nobody touches ctl for this mount afterwards. */
 void ht_fuse_finish(struct ht_fuse *f);
 void ht_fuse_free(struct ht_fuse *f);

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import struct
 import subprocess
 import threading
@@ -345,3 +346,39 @@ def test_a_device_that_does_not_answer_hangs_nobody_who_does_not_need_it(make_pa
     mnt = store.mount_on(store.loops)
     for name, data in {**content, 't/new': pattern(4 * MIB, 50)}.items():
         assert (mnt / name).read_bytes() == data
+
+
+@pytest.mark.parametrize('begin, end', [('umount', 'answer'), ('SIGTERM', 'signal')])
+def test_an_end_that_waits_for_a_device_says_so_and_can_be_cut_short(make_pair, begin, end):
+    if not shutil.which('fsfreeze') or not shutil.which('mkfs.ext4'):
+        pytest.skip('fsfreeze and mkfs.ext4 are needed')
+    store = make_pair(hosts=True)
+    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0')
+    content = write_tensors(mnt, 2)
+    (mnt / 't/late').write_bytes(pattern(4 * MIB, 70))  # in memory
+    daemon = store.daemon
+    subprocess.run(['fsfreeze', '-f', store.hosts[1]], check=True)
+    try:
+        if begin == 'umount':
+            subprocess.run(['umount', mnt], check=True, timeout=SECONDS_MAX)
+        else:
+            daemon.send_signal(signal.SIGTERM)
+        told = f'{store.loops[1]} has not answered a request for '
+        wait_for(lambda: told in store.messages(), 'it is told')
+        assert f'another SIGTERM to process {daemon.pid} ends it' in store.messages()
+        assert daemon.poll() is None
+        if end == 'signal':
+            daemon.send_signal(signal.SIGTERM)
+            assert daemon.wait(SECONDS_MAX) == 1
+            assert 'what was synced is there at the next mount' in store.messages() and not store.is_mounted()
+            store.daemon = None
+    finally:
+        subprocess.run(['fsfreeze', '-u', store.hosts[1]], check=True)
+    if end == 'answer':
+        assert daemon.wait(SECONDS_MAX) == 0, store.messages()
+        store.daemon = None
+        content['t/late'] = pattern(4 * MIB, 70)
+    mnt = store.mount_on(store.loops)
+    for name, data in content.items():
+        assert (mnt / name).read_bytes() == data
+    store.unmount()
