@@ -21,6 +21,7 @@ READER = '''
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started the tests may ignore it
 path, stop = sys.argv[1], sys.argv[2]
+print('reading', flush=True)  # a signal that comes while Python starts can be lost
 while not os.path.exists(stop):
     fd = os.open(path, os.O_RDONLY)
     while os.read(fd, 1 << 20):
@@ -134,10 +135,12 @@ def test_interrupted_readers_leave_nothing_stuck(store, tmp_path):
         command(root, 'commit')
 
     def disturb(i, sig):
-        p = subprocess.Popen([sys.executable, '-c', READER, str(root / f'p{i}'), str(stop)], stderr=subprocess.DEVNULL)
-        time.sleep(random.uniform(0.1, 0.3))
-        p.send_signal(sig)
-        p.wait(SECONDS_MAX)
+        with subprocess.Popen([sys.executable, '-c', READER, str(root / f'p{i}'), str(stop)], stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL) as p:
+            p.stdout.readline()
+            time.sleep(random.uniform(0, 0.2))
+            p.send_signal(sig)
+            p.wait(SECONDS_MAX)
     crowd.add(step)
     crowd.add(disturb, 0, signal.SIGINT)
     crowd.add(disturb, 1, signal.SIGKILL)
