@@ -24,6 +24,7 @@ import machine
 from lab import BUILD, DEVICES, KERNEL, OPTIONS, Failure, Lab
 from replay import Replay, undisturbed
 
+NEEDED = 'qemu-system-x86_64', 'qemu-nbd', '/bin/busybox', 'cpio', 'depmod', 'unxz', 'zstd', KERNEL
 LINES_MAX = 80
 REPLAY_LINES = 80
 CALM = 2        # steps before the recorded boot
@@ -100,7 +101,7 @@ def main():
     p.add_argument('--cuts', type=int, default=200 if os.environ.get('HITRAIN_LONG') else 20)
     p.add_argument('--seed', type=int, default=int(os.environ.get('HITRAIN_SEED', random.SystemRandom().randrange(1 << 30))))
     args = p.parse_args()
-    for what in ('qemu-system-x86_64', 'qemu-nbd', KERNEL):
+    for what in NEEDED:
         if not (shutil.which(what) or os.path.isdir(what)):
             say(f'skipped: {what} is not there; `make deps-vm` installs it')
             return 0
