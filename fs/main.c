@@ -144,6 +144,7 @@ static int open_store(struct daemon *d)
     const struct ht_store_opts opts = {
         .dram_bytes = d->options.dram_bytes,
         .staging_bytes = d->options.staging_bytes,
+        .handout_bytes = d->options.handout_bytes,
         .scrub_rate_bytes = d->options.scrub_rate_bytes,
         .commit_ms = d->options.commit_ms,
         .read_only = d->options.read_only,

@@ -12,6 +12,7 @@
 
 #define DRAM_BYTES_MIN (8 * HT_MIB)
 #define STAGING_BYTES_MIN (24 * HT_MIB)
+#define HANDOUT_BYTES_MIN (2 * HT_MIB)
 #define SCRUB_RATE_BYTES_MIN (64 * HT_KIB)
 enum { COMMIT_S_DEFAULT = 5, COMMIT_S_MAX = 3600, TIMEOUT_S_MAX = 3600, THREADS_MAX = 64, NUMA_NODES_MAX = 1024 };
 
@@ -60,6 +61,12 @@ static int set_dram(struct ht_options *o, const char *value)
 static int set_staging(struct ht_options *o, const char *value)
 {
     return parse_size("staging", value, STAGING_BYTES_MIN, &o->staging_bytes);
+}
+
+static int set_handout(struct ht_options *o, const char *value)
+{
+    o->handout_bytes = 0;
+    return strcmp(value, "off") == 0 ? 0 : parse_size("handout", value, HANDOUT_BYTES_MIN, &o->handout_bytes);
 }
 
 static int set_scrub_rate(struct ht_options *o, const char *value)
@@ -168,6 +175,9 @@ static const struct row {
 } rows[] = {
     {"dram", "SIZE", set_dram, "DRAM tier (default: a quarter of the available memory)", FIXED(dram_bytes)},
     {"staging", "SIZE", set_staging, "staging pool (default: 64M)", FIXED(staging_bytes)},
+    {"handout", "off|SIZE", set_handout,
+     "part of dram for parameters and pinned files whose very pages clients read and map (default: off)",
+     FIXED(handout_bytes)},
     {"commit", "SECONDS", set_commit, "how long unsynced data outside model roots may stay volatile (default: 5)",
      FIXED(commit_ms)},
     {"scrub_rate", "SIZE", set_scrub_rate, "what a scrub reads in a second at most (default: 64M)",

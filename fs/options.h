@@ -22,6 +22,7 @@ struct ht_options {
     uint32_t given; /* bit i: row i of the table of options was named */
     struct ht_mount_flags flags;
     uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
+    uint64_t handout_bytes;             /* 0: off */
     uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */

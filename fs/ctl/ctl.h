@@ -66,7 +66,8 @@ struct ht_traffic {
     _Atomic uint64_t read_bytes[HT_TRAFFIC_KINDS];
     _Atomic uint64_t written_bytes[HT_TRAFFIC_KINDS];
     _Atomic uint64_t requests;
-    _Atomic uint64_t parked_reads; /* reads that waited for an update */
+    _Atomic uint64_t parked_reads;                    /* reads that waited for an update */
+    _Atomic uint64_t handed_opens, handout_fallbacks; /* opens passed through; those that could not be */
 };
 struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c);
 

@@ -22,7 +22,7 @@ struct figures {
     uint64_t file_state_bytes;
     uint64_t step_open;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
-    uint64_t requests, parked_reads;
+    uint64_t requests, parked_reads, handed_opens, handout_fallbacks;
 };
 
 enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics tell each of them */ };
@@ -82,6 +82,11 @@ static const struct row rows[] = {
     STORE("dirty_bytes", GAUGE, store.dram_dirty_bytes, "Part of the DRAM tier newer than the devices."),
     STORE("kept_bytes", GAUGE, store.dram_kept_bytes,
           "Part of the DRAM tier that holds what updates work on, and stays."),
+    STORE("handout_bytes", GAUGE, store.handout_bytes, "Part of the DRAM tier for files that are handed out."),
+    STORE("handed_bytes", GAUGE, store.handed_bytes, "Used part of that."),
+    STORE("handed_files", GAUGE, store.handed_count, "Files in it."),
+    STORE("handed_opens", COUNTER, handed_opens, "Opens of files that were handed out."),
+    STORE("handout_fallbacks", COUNTER, handout_fallbacks, "Files that were to be handed out and could not be."),
     STORE("staging_bytes", GAUGE, store.staging_bytes, "Staging pool."),
     STORE("staging_used_bytes", GAUGE, store.staging_used_bytes, "Used part of the staging pool."),
     STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),
@@ -182,6 +187,8 @@ static void gather_store(struct ht_ctl *c, struct figures *f)
     }
     f->requests = c->traffic.requests;
     f->parked_reads = c->traffic.parked_reads;
+    f->handed_opens = c->traffic.handed_opens;
+    f->handout_fallbacks = c->traffic.handout_fallbacks;
 }
 
 static int gather_file(struct ht_ctl *c, uint64_t ino, struct figures *f)

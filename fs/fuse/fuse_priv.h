@@ -23,6 +23,7 @@ enum {
     HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write the kernel is offered */
     HT_FUSE_BACKGROUND = 512,   /* asynchronous requests in flight */
     HT_JOB_THREADS = 8,
+    HT_HANDOUT_BUCKETS = 256,
 };
 
 struct ht_fuse {
@@ -57,6 +58,15 @@ struct ht_fuse {
     struct ht_mutex open_lock; /* a leaf */
     struct ht_list opens;      /* open regular files */
     struct ht_list open_dirs;  /* ops_dir.c */
+
+    /* handout.c */
+    struct {
+        uint64_t share_bytes; /* 0: nothing is ever handed out */
+        _Atomic bool on;
+        struct ht_mutex lock; /* a leaf */
+        pthread_cond_t idle;
+        struct ht_list files[HT_HANDOUT_BUCKETS];
+    } handout;
 
     /* parked.c */
     struct ht_mutex park_lock; /* above the optimizer's lock */
@@ -103,7 +113,8 @@ struct ht_open {
     struct ht_list link; /* in fuse.opens */
     uint64_t ino;
     struct ht_obj *obj;
-    bool stores; /* a mapping of it can change pages without our knowledge */
+    struct ht_handed_file *handed; /* handout.c */
+    bool stores;                   /* a mapping of it can change pages without our knowledge */
     /* What was found out in the epoch of ht_ctl_epoch (0: never), and is asked at each read and write. */
     _Atomic uint32_t epoch;
     _Atomic uint64_t root;   /* the model root this is a parameter of, or 0 */
@@ -121,6 +132,18 @@ void ht_atime_start(struct ht_fuse *f);
 bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_finish(struct ht_fuse *f);
+
+/*
+ * handout.c. open: sets what the reply says, or leaves it as it is; -ENOSPC: the file is out and no rewrite of it can be promised; close
+ * in any case. forget: after the lookup counts were dropped.
+ */
+void ht_handout_init(struct ht_fuse *f);
+void ht_handout_agree(struct ht_fuse *f, struct fuse_conn_info *conn);
+int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_CHECK;
+bool ht_handout_is_out(const struct ht_open *o);
+void ht_handout_close(struct ht_fuse *f, struct ht_open *o);
+void ht_handout_forget(fuse_req_t req, uint64_t ino);
+void ht_handout_finish(struct ht_fuse *f); /* when the connection has ended */
 
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
@@ -155,7 +178,7 @@ struct ht_job {
     char *data; /* owned: freed after fn */
 };
 int ht_job_start(struct ht_fuse *f) HT_CHECK;
-/* A zeroed job with req set; NULL: no memory, and req was answered so. */
+/* A zeroed job with req set, which may be NULL; NULL: no memory, and req was answered so. */
 struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job));
 /* Give it a copy of len bytes (NUL added). False: no memory; req was answered and the job is gone. */
 bool ht_job_data(struct ht_job *job, const void *data, size_t len);

@@ -84,7 +84,8 @@ struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct h
     struct ht_job *job = take_free(f);
 
     if (!job) {
-        ht_reply(req, -ENOMEM);
+        if (req)
+            ht_reply(req, -ENOMEM);
         return NULL;
     }
     *job = (struct ht_job){.fn = fn, .fuse = f, .req = req};

@@ -4,7 +4,8 @@
  *
  * An opener with O_DIRECT gets direct, parallel I/O; every other goes through the kernel's page cache, without which a
  * shared mapping would be refused and cp would turn into small requests. Pages never outlive the last
- * close (no keep_cache), because an optimizer changes parameters behind the kernel's back.
+ * close (no keep_cache), because an optimizer changes parameters behind the kernel's back. Of files that are handed out
+ * (handout.c) there are no such pages.
  */
 #include "fs/fuse/fuse_priv.h"
 
@@ -62,6 +63,16 @@ static int truncate_on_open(fuse_req_t req, uint64_t ino)
     return ht_ns_setattr(f->ns, ino, HT_SET_SIZE | HT_SET_MTIME_NOW, &zero, &st);
 }
 
+static void drop_open(struct ht_fuse *f, struct ht_open *o)
+{
+    ht_handout_close(f, o);
+    ht_mutex_lock(&f->open_lock);
+    ht_list_del(&o->link);
+    ht_mutex_unlock(&f->open_lock);
+    ht_ns_close(f->ns, o->ino);
+    free(o);
+}
+
 static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -91,16 +102,10 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
     fi->parallel_direct_writes = fi->direct_io;
     /* Whoever only reads has no lost write to hear of when it closes. */
     fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
-    return 0;
-}
-
-static void drop_open(struct ht_fuse *f, struct ht_open *o)
-{
-    ht_mutex_lock(&f->open_lock);
-    ht_list_del(&o->link);
-    ht_mutex_unlock(&f->open_lock);
-    ht_ns_close(f->ns, o->ino);
-    free(o);
+    r = ht_handout_open(req, o, fi);
+    if (r)
+        drop_open(f, o);
+    return r;
 }
 
 void ht_open_close_all(struct ht_fuse *f)
@@ -437,9 +442,19 @@ static bool may_be_mapped(struct ht_fuse *f, uint64_t ino)
     return found;
 }
 
+/* Pages that are handed out may have been written to: all is data. */
+static int64_t seek(struct ht_open *o, uint64_t off, bool hole)
+{
+    uint64_t size = ht_obj_size(o->obj);
+
+    if (!ht_handout_is_out(o))
+        return ht_obj_seek(o->obj, off, hole);
+    return off >= size ? -ENXIO : (int64_t)(hole ? size : off);
+}
+
 static void seek_and_reply(fuse_req_t req, struct ht_open *o, uint64_t off, int whence)
 {
-    int64_t at = ht_obj_seek(o->obj, off, whence == SEEK_HOLE);
+    int64_t at = seek(o, off, whence == SEEK_HOLE);
 
     if (at < 0)
         ht_reply(req, (int)at);

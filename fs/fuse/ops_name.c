@@ -42,22 +42,24 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         ht_reply_entry(req, r, &st);
 }
 
-static void forget_one(struct ht_fuse *f, uint64_t ino, uint64_t n)
+static void forget_one(fuse_req_t req, uint64_t ino, uint64_t n)
 {
-    if (!ht_hidden_match(ino))
-        ht_ns_forget(f->ns, ino, n);
+    if (ht_hidden_match(ino))
+        return;
+    ht_ns_forget(ht_fuse_of(req)->ns, ino, n);
+    ht_handout_forget(req, ino);
 }
 
 void ht_op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n)
 {
-    forget_one(ht_fuse_of(req), ino, n);
+    forget_one(req, ino, n);
     fuse_reply_none(req);
 }
 
 void ht_op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets)
 {
     for (size_t i = 0; i < count; i++)
-        forget_one(ht_fuse_of(req), forgets[i].ino, forgets[i].nlookup);
+        forget_one(req, forgets[i].ino, forgets[i].nlookup);
     fuse_reply_none(req);
 }
 

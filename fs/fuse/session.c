@@ -71,6 +71,7 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_background = HT_FUSE_BACKGROUND;
     conn->congestion_threshold = HT_FUSE_BACKGROUND * 3 / 4;
     conn->max_readahead = READ_AHEAD_KB * 1024;
+    ht_handout_agree(f, conn);
     raise_read_ahead(f);
     ht_atime_start(f);
     if (!atomic_exchange(&f->ready_told, true) && f->ready)
@@ -255,6 +256,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     ht_mutex_init(&f->park_lock, HT_LOCK_PARKED);
     ht_mutex_init(&f->job_lock, HT_LOCK_JOBS);
     ht_atime_init(f);
+    ht_handout_init(f);
     r = ht_park_init(f);
     if (r == 0)
         r = ht_job_start(f);
@@ -438,6 +440,7 @@ void ht_fuse_finish(struct ht_fuse *f)
         fuse_session_unmount(f->session);
     }
     ht_open_close_all(f);
+    ht_handout_finish(f);
     ht_open_dirs_free(f);
     ht_hidden_close_all(f->ctl);
     ht_ctl_set_cache(f->ctl, NULL);
@@ -449,6 +452,8 @@ void ht_fuse_free(struct ht_fuse *f)
         fuse_session_destroy(f->session);
     ht_atime_finish(f);
     ht_mutex_destroy(&f->open_lock);
+    ht_mutex_destroy(&f->handout.lock);
+    pthread_cond_destroy(&f->handout.idle);
     ht_mutex_destroy(&f->park_lock);
     ht_mutex_destroy(&f->job_lock);
     free(f->mountpoint);

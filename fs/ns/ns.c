@@ -251,6 +251,36 @@ void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
         reap_or_tell(ns, ino);
 }
 
+bool ht_ns_known(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    bool known;
+
+    ht_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_find(ns, ino);
+    known = i != NULL && atomic_load_explicit(&i->lookups, memory_order_acquire) > 0;
+    ht_rwlock_unlock(&ns->lock);
+    return known;
+}
+
+bool ht_ns_link_at(struct ht_ns *ns, uint64_t ino, unsigned i, uint64_t *out_parent, char *name)
+{
+    const struct ht_ns_inode *inode;
+    const struct ht_ns_entry *e;
+
+    ht_rwlock_rdlock(&ns->lock);
+    inode = ht_ns_inode_find(ns, ino);
+    e = inode != NULL ? inode->names : NULL;
+    while (e != NULL && (!ht_ns_current(e) || i-- > 0))
+        e = e->name_next;
+    if (e != NULL) {
+        *out_parent = e->dir->ino;
+        memcpy(name, e->name, (size_t)e->len + 1);
+    }
+    ht_rwlock_unlock(&ns->lock);
+    return e != NULL;
+}
+
 static int open_locked(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);

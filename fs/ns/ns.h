@@ -70,6 +70,10 @@ int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct sta
  */
 int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st) HT_CHECK;
 void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n);
+/* Has it a lookup count? */
+bool ht_ns_known(struct ht_ns *ns, uint64_t ino);
+/* The i-th of its names, in no order: where, and what (HT_NAME_BYTES_MAX + 1). False: it has no more. */
+bool ht_ns_link_at(struct ht_ns *ns, uint64_t ino, unsigned i, uint64_t *out_parent, char *name);
 int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st) HT_CHECK;
 
 enum ht_setattr {

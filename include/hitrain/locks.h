@@ -33,6 +33,7 @@ enum ht_lock_rank {
     HT_LOCK_SCRUB,      /* store: figures of the scrub, and its thread's end */
     HT_LOCK_CTL,        /* fs/ctl: open hidden files, what went wrong with which file */
     HT_LOCK_JOBS,       /* fs/fuse: requests for threads that may wait */
+    HT_LOCK_HANDOUT,    /* fs/fuse: files whose pages the kernel has */
     HT_LOCK_OPENS,      /* fs/fuse: open files and directories */
     HT_LOCK_ATIME,      /* fs/fuse: the mount's options for access times */
     HT_LOCK_IO_POOL,    /* io: shared rings */

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files whose pages clients have themselves (handout=): read past the daemon, mapped, changed unseen, and given back."""
+import array
+import mmap
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from calls import NOBODY
+from conftest import BIN, MIB, SECONDS_MAX, wait_for
+
+SHARED, PRIVATE, READ, WRITE = mmap.MAP_SHARED, mmap.MAP_PRIVATE, mmap.PROT_READ, mmap.PROT_WRITE
+ONE, HALF = array.array('f', [1.0]).tobytes(), array.array('f', [0.5]).tobytes()
+PARAM = 3 * MIB + 4000          # bytes, of whole elements
+
+
+def stat(mnt, word):
+    lines = dict(line.split('=', 1) for line in os.getxattr(mnt, 'user.hitrain.stats').decode().splitlines())
+    return int(lines[word])
+
+
+def command(root, text):
+    fd = os.open(root / '.hitrain/ctl', os.O_RDWR)
+    try:
+        os.write(fd, text.encode() + b'\n')
+        return os.read(fd, 4096).decode().strip()
+    finally:
+        os.close(fd)
+
+
+def make_model(mnt, **params):
+    root = mnt / 'model'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    os.setxattr(root, 'user.hitrain.optimizer', b'sgd lr=0.5')
+    for name, size in params.items():
+        (root / name).write_bytes(ONE * (size // 4))
+    command(root, 'commit')
+    return root
+
+
+def gradient(root, name, value):
+    size = os.stat(root / name).st_size
+    (root / '.hitrain/grad' / name).write_bytes(array.array('f', [value]).tobytes() * (size // 4))
+
+
+def mapped(path, flags=os.O_RDWR):
+    """A mapping whose descriptor is closed."""
+    fd = os.open(path, flags)
+    try:
+        return mmap.mmap(fd, 0, SHARED, READ | WRITE if flags == os.O_RDWR else READ)
+    finally:
+        os.close(fd)
+
+
+def floats(data):
+    return array.array('f', data)
+
+
+@pytest.fixture
+def handing(make_store):
+    """A store that hands out up to 16 MiB."""
+    store = make_store()
+    store.mount('dram=48M', 'handout=16M')
+    if 'nothing is handed out' in store.messages():
+        pytest.skip('the kernel or the privileges are not there')
+    return store
+
+
+@pytest.fixture
+def root(handing):
+    return make_model(handing.point, w=PARAM)
+
+
+def test_reads_do_not_reach_the_daemon(handing, root):
+    before = stat(handing.point, 'mount_param_read_bytes')
+    assert (root / 'w').read_bytes() == ONE * (PARAM // 4)
+    assert stat(handing.point, 'mount_param_read_bytes') == before
+    assert stat(handing.point, 'handed_files') == 1
+    assert stat(handing.point, 'handed_bytes') == -(-PARAM // 4096) * 4096
+
+
+def test_update_is_seen_in_a_mapping_whose_descriptor_is_closed(handing, root):
+    with mapped(root / 'w', os.O_RDONLY) as m:
+        for step in range(3):
+            gradient(root, 'w', 1.0)
+            command(root, 'wait')
+            assert set(floats(m[:])) == {1.0 - 0.5 * (step + 1)}
+            command(root, 'commit')
+        command(root, 'evict w')
+        assert set(floats(m[:])) == {-0.5}
+
+
+def pages(key):
+    with open('/proc/meminfo') as f:
+        info = {line.split(':')[0]: int(line.split()[1]) for line in f}
+    return info['Cached'] - info['Shmem'] if key == 'copies' else info[key]
+
+
+def test_no_second_copy_in_the_page_cache(make_store):
+    store, size = make_store('512M'), 64 * MIB
+    store.mount('dram=160M', 'handout=100M')
+    root = make_model(store.point, w=size)
+    grown = []
+    for _ in range(5):          # others use this machine's page cache, too
+        before = pages('copies')
+        with mapped(root / 'w', os.O_RDONLY) as m:
+            assert sum(m[::4096]) == m[0] * (size // 4096)
+            assert (root / 'w').read_bytes()[:4] == ONE
+            grown.append(pages('copies') - before)
+    assert min(grown) < size // 1024 / 8
+
+
+@pytest.mark.parametrize('end', ['unmount', 'kill'])
+def test_commit_finds_what_was_stored_through_a_mapping(handing, root, end):
+    with mapped(root / 'w') as m:
+        m[2 * MIB:2 * MIB + 4] = HALF
+        m[PARAM - 4:] = HALF
+        command(root, 'commit')
+        m[:4] = HALF            # of no commit
+        if end == 'kill':
+            handing.kill()
+    if end == 'unmount':
+        handing.unmount()
+    handing.mount('handout=off')
+    want = bytearray(ONE * (PARAM // 4))
+    want[2 * MIB:2 * MIB + 4] = want[PARAM - 4:] = HALF
+    assert (root / 'w').read_bytes() == want
+
+
+def test_commit_writes_only_what_was_stored(handing, root):
+    with mapped(root / 'w') as m:
+        before = int(os.getxattr(root / 'w', 'user.hitrain.device_written_bytes'))
+        m[10:14] = HALF
+        command(root, 'commit')
+        assert int(os.getxattr(root / 'w', 'user.hitrain.device_written_bytes')) - before == MIB
+        command(root, 'commit')
+        assert int(os.getxattr(root / 'w', 'user.hitrain.device_written_bytes')) - before == MIB
+
+
+def test_update_works_on_what_was_stored(handing, root):
+    with mapped(root / 'w') as m:
+        m[:4] = array.array('f', [3.0]).tobytes()
+        gradient(root, 'w', 1.0)
+        command(root, 'wait')
+        assert floats(m[:8]).tolist() == [2.5, 0.5]
+
+
+def test_abort_restores_mappings(handing, root):
+    with mapped(root / 'w') as m:
+        m[100:104] = HALF
+        gradient(root, 'w', 1.0)
+        command(root, 'wait')
+        assert floats(m[:4])[0] == 0.5
+        command(root, 'abort')
+        assert m[:] == ONE * (PARAM // 4)
+        m[100:104] = HALF       # nothing but a mapping has changed it
+        command(root, 'abort')
+        assert m[:] == ONE * (PARAM // 4)
+        os.truncate(root / 'w', PARAM // 2 // 4 * 4)
+        command(root, 'abort')
+        assert m[:] == ONE * (PARAM // 4) == (root / 'w').read_bytes()
+
+
+def test_every_opener_sees_every_write_at_once(handing, root):
+    path = root / 'w'
+    flags = [os.O_RDONLY, os.O_RDWR, os.O_WRONLY, os.O_RDWR | os.O_DIRECT, os.O_RDONLY | os.O_DIRECT]
+    fds = [os.open(path, f) for f in flags]
+    buf = mmap.mmap(-1, 4096)
+    with mmap.mmap(fds[1], 0) as m:
+        for n, fd in enumerate(fds[1:4]):
+            data = bytes([n + 1]) * 4096
+            buf[:] = data
+            assert os.pwritev(fd, [buf], n * 4096) == 4096
+            assert m[n * 4096:(n + 1) * 4096] == data
+            for reader in (fds[0], fds[1], fds[3], fds[4]):
+                buf[:] = bytes(4096)
+                assert os.preadv(reader, [buf], n * 4096) == 4096 and buf[:] == data
+        m[8:12] = b'abcd'
+        assert os.pread(fds[0], 4, 8) == os.pread(fds[1], 4, 8) == b'abcd'
+    for fd in fds:
+        os.close(fd)
+
+
+def test_random_changes_beside_a_model(handing, root):
+    rng, path = random.Random(1), root / 'w'
+    want = bytearray(path.read_bytes())
+    rd, wr = os.open(path, os.O_RDONLY), os.open(path, os.O_RDWR)
+    for n in range(300):
+        at, data = rng.randrange(5 * MIB), rng.randbytes(rng.randrange(1, 200_000))
+        kind = rng.choice(['write', 'map', 'cut', 'grow', 'punch', 'commit'] if n % 20 else ['check'])
+        if kind == 'write':
+            want.extend(bytes(max(0, at - len(want))))
+            want[at:at + len(data)] = data
+            os.pwrite(wr, data, at)
+        elif kind == 'map' and want:
+            with mmap.mmap(wr, len(want)) as m:
+                at %= len(want)
+                data = data[:len(want) - at]
+                m[at:at + len(data)] = want[at:at + len(data)] = data
+        elif kind == 'cut':
+            del want[at:]
+            os.ftruncate(wr, len(want))
+        elif kind == 'grow' and at > len(want):
+            want.extend(bytes(at - len(want)))
+            os.ftruncate(wr, at)
+        elif kind == 'punch' and at < len(want):
+            zeros = min(len(data), len(want) - at)
+            want[at:at + zeros] = bytes(zeros)
+            subprocess.run(['fallocate', '-p', '-o', str(at), '-l', str(zeros), path], check=True)
+        elif kind == 'commit':
+            command(root, 'commit')
+        elif kind == 'check':
+            assert os.fstat(rd).st_size == len(want)
+            assert os.pread(rd, 8 * MIB, 0) == want == os.pread(wr, 8 * MIB, 0)
+    command(root, 'commit')
+    os.close(rd)
+    os.close(wr)
+    handing.kill()
+    handing.mount('handout=off')
+    assert path.read_bytes() == want
+
+
+def test_copies_and_holes(handing, root):
+    os.truncate(root / 'w', 6 * MIB)
+    with mapped(root / 'w') as m:
+        m[5 * MIB] = 7
+        shutil.copyfile(root / 'w', root / 'copy')
+        subprocess.run(['cp', '--sparse=always', root / 'w', root / 'sparse'], check=True)
+        assert (root / 'copy').read_bytes() == (root / 'sparse').read_bytes() == m[:]
+        os.unlink(root / 'w')
+        assert m[5 * MIB] == 7
+        os.rename(root / 'copy', root / 'w')
+        m[0] = 9
+    assert (root / 'w').read_bytes()[:4] == ONE
+
+
+# -------------------------------------------------------------------- giving back
+
+
+def test_memory_comes_back_when_nobody_has_it(handing):
+    root = make_model(handing.point, a=10 * MIB, b=10 * MIB)
+    with mapped(root / 'a') as m:
+        m[77:81] = HALF
+        assert (root / 'b').read_bytes() == ONE * (10 * MIB // 4)       # does not fit beside it
+        assert stat(handing.point, 'handout_fallbacks') == 1
+        assert stat(handing.point, 'handed_bytes') == 10 * MIB
+        with mapped(root / 'b', os.O_RDONLY) as second:
+            gradient(root, 'b', 1.0)
+            command(root, 'commit')
+            assert floats(second[:4])[0] == 0.5
+
+    def b_is_out():
+        before = stat(handing.point, 'handed_opens')
+        assert (root / 'b').read_bytes() == HALF * (10 * MIB // 4)
+        return stat(handing.point, 'handed_opens') > before
+
+    wait_for(b_is_out, 'b handed out')
+    assert (root / 'a').read_bytes()[76:84] == ONE[:1] + HALF + ONE[1:]
+
+
+def test_pinned_file_outside_models(handing):
+    path = handing.point / 'tokens'
+    path.touch()
+    os.setxattr(path, 'user.hitrain.dtype', b'i32')
+    os.setxattr(path, 'user.hitrain.pin', b'dram')
+    path.write_bytes(bytes(2 * MIB))
+    with mapped(path) as m:
+        assert stat(handing.point, 'handed_files') == 1
+        m[MIB] = 5
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        os.close(fd)
+        handing.kill()
+    handing.mount('handout=16M')
+    with mapped(path) as m:
+        assert m[MIB] == 5
+        m[MIB] = 6
+    handing.unmount()           # nobody has synced it: the end of the mount does
+    handing.mount('handout=off')
+    assert path.read_bytes()[MIB] == 6
+
+
+def test_others_are_ordinary(handing, root):
+    (handing.point / 'file').write_bytes(bytes(MIB))
+    (root / 'empty').touch()
+    (root / 'data').mkdir()
+    os.setxattr(root / 'data', 'user.hitrain.dtype', b'i32')
+    (root / 'data/tokens').write_bytes(bytes(MIB))
+    for path in (handing.point / 'file', root / 'empty', root / 'data/tokens'):
+        path.read_bytes()
+    fd = os.open(root / 'w', os.O_RDONLY | os.O_DIRECT)
+    assert stat(handing.point, 'handed_files') == stat(handing.point, 'handout_fallbacks') == 0
+    assert (root / 'w').read_bytes() == ONE * (PARAM // 4)      # one mode while it is open
+    assert stat(handing.point, 'handed_files') == 0
+    os.close(fd)
+
+
+def test_off_hands_out_nothing(make_store):
+    store = make_store()
+    store.mount()
+    root = make_model(store.point, w=PARAM)
+    with mapped(root / 'w') as m:
+        m[:4] = HALF
+        m.flush()
+        assert (root / 'w').read_bytes()[:8] == HALF + ONE
+    assert stat(store.point, 'handed_opens') == stat(store.point, 'handout_fallbacks') == 0
+
+
+AS_A_USER = """
+set -e
+mount --make-rprivate /
+mknod -m 666 $D/fuse c 10 229; mount --bind $D/fuse /dev/fuse; rm $D/fuse
+as_nobody() { setpriv --reuid 65534 --regid 65534 --clear-groups "$@"; }
+as_nobody hitrain $D/image $D/mnt -o dram=48M,staging=24M,handout=16M 2>$D/log
+trap "umount -l $D/mnt" EXIT
+as_nobody sh -ec '
+cd $D/mnt; mkdir model; setfattr -n user.hitrain.dtype -v f32 model; setfattr -n user.hitrain.optimizer -v sgd model
+head -c 100000 /dev/zero >model/w; cmp -n 100000 model/w /dev/zero; cmp -n 100000 - /dev/zero <>model/w
+getfattr --only-values -n user.hitrain.stats . | grep ^hand; cd /; umount $D/mnt'
+trap - EXIT
+"""
+
+
+def test_without_the_privilege_files_are_ordinary(make_store):
+    if not shutil.which('fusermount3'):
+        pytest.skip('no fusermount3 here')
+    store = make_store()
+    for path in (store.folder, store.image, store.point):
+        os.chown(path, NOBODY, NOBODY)
+    env = dict(os.environ, D=str(store.folder), PATH=f'{BIN}:{os.environ["PATH"]}')
+    done = subprocess.run(['unshare', '-m', 'bash', '-c', AS_A_USER], env=env, text=True, timeout=SECONDS_MAX,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if done.returncode and 'unshare' in done.stderr:
+        pytest.skip('mount namespaces are not allowed here')
+    assert done.returncode == 0, done.stderr + store.messages()
+    figures = dict(line.split('=') for line in done.stdout.split())
+    assert figures['handed_opens'] == figures['handed_files'] == '0' and int(figures['handout_fallbacks']) == 2
+    assert 'nothing is handed out' in store.messages() and 'error' not in store.messages()
+
+
+def test_share_must_fit(make_store):
+    store = make_store()
+    store.start('dram=32M', 'staging=24M', 'handout=30M')
+    assert store.daemon.wait(20) != 0
+    assert 'at most 75 % of dram can be handed out' in store.messages()
+    store.daemon = None
+
+
+# -------------------------------------------------------------------- many at once
+
+
+def test_opening_and_mapping_by_many(handing):
+    root = make_model(handing.point, **{f'p{i}': 2 * MIB for i in range(12)})
+    errors = []
+
+    def work(seed):
+        rng = random.Random(seed)
+        try:
+            for _ in range(60):
+                path = root / f'p{rng.randrange(12)}'
+                if rng.random() < 0.5:
+                    assert path.read_bytes() == ONE * (MIB // 2)
+                else:
+                    with mapped(path, rng.choice([os.O_RDONLY, os.O_RDWR])) as m:
+                        assert m[MIB:MIB + 4] == ONE
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+
+
+WRITER = '''
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+m = mmap.mmap(fd, 0)
+os.close(fd)
+print('mapped', flush=True)
+n = 0
+while True:
+    n += 1
+    for at in range(0, len(m) - 4, 65536):
+        m[at:at + 4] = n.to_bytes(4, 'little')
+'''
+
+
+def test_daemon_killed_beside_mapped_writers(handing, root):
+    """Commits that were acknowledged are there, and what is there was stored; nothing fails its checksum."""
+    for _ in range(3):
+        writer = subprocess.Popen([sys.executable, '-c', WRITER, root / 'w'], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout.readline() == 'mapped\n'
+        for _ in range(5):
+            command(root, 'commit')
+        now = int.from_bytes((root / 'w').read_bytes()[:4], 'little')
+        command(root, 'commit')
+        handing.kill()
+        writer.kill()
+        writer.wait()
+        handing.mount('dram=48M', 'handout=16M')
+        data = (root / 'w').read_bytes()
+        assert int.from_bytes(data[:4], 'little') >= now
+        assert stat(handing.point, 'checksum_errors') == 0
