@@ -112,13 +112,23 @@ static void note(struct story *s)
 
 /* ------------------------------------------------------------------- space */
 
-static void fill_up(struct story *s)
+static void fill_up_but(struct story *s, uint64_t leave)
 {
     story_write(s, "a", 1, 0, CHUNK);
     story_write(s, "b", 2, 0, 1);
     story_commit(s);
-    story_fill(s, CHUNK + CHUNK / 2);
+    story_fill(s, leave);
     story_remount(s, true); /* what the filler had reserved is given back */
+}
+
+static void fill_up(struct story *s)
+{
+    fill_up_but(s, CHUNK + CHUNK / 2);
+}
+
+static void fill_up_but_little(struct story *s)
+{
+    fill_up_but(s, 2 * CHUNK + CHUNK / 2);
 }
 
 static void reuse(struct story *s)
@@ -142,6 +152,19 @@ static void reuse_of_clones(struct story *s)
         story_write(s, "c", 5 + i, CHUNK, CHUNK);
         story_fsync(s, "c");
     }
+}
+
+/* What was damaged is in another place then, and the place it was in is needed at once. */
+static void scrubbed(struct story *s)
+{
+    story_scrub(s, "a");
+    story_write(s, "b", 3, 0, 2 * CHUNK);
+    story_fsync(s, "b");
+    story_truncate(s, "b", CHUNK);
+    story_commit(s);
+    story_scrub(s, "b");
+    story_write(s, "a", 4, 10, 10);
+    story_fsync(s, "a");
 }
 
 /* ------------------------------------------------------------------ models */
@@ -277,6 +300,8 @@ const struct story_script story_scripts[] = {
     {"xattr", {"a"}, 512, 1, synced_a, note},
     {"reuse", {"a", "b"}, 4096, 1, fill_up, reuse},
     {"reuse-clone", {"a", "b", "c"}, 4096, 1, fill_up, reuse_of_clones},
+    {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
+    {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"abort", {"model", "a"}, 4096, 1, model, aborted_step},
     {"accumulate", {"model", "a"}, 512, 1, model, accumulated_steps, true},

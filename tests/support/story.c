@@ -439,6 +439,35 @@ void story_remount(struct story *s, bool clean)
     note(s); /* what was not synced may be gone */
 }
 
+/* Wherever it has been. Its image is in memory then. */
+static void rot_content(struct story *s, const char *name, uint8_t *ram)
+{
+    static uint8_t block[HT_BLOCK_BYTES];
+    struct ht_obj *o;
+    uint64_t ino = must_find(s, name);
+    ck_assert_int_eq(ht_ns_open(s->k.ns, ino, &o), 0);
+    ck_assert_int_eq(ht_obj_read(o, 0, block, sizeof(block)), sizeof(block));
+    ht_ns_close(s->k.ns, ino);
+    for (uint64_t at = 0; at < STORY_DEVICE_BYTES; at += HT_BLOCK_BYTES)
+        if (memcmp(ram + at, block, sizeof(block)) == 0)
+            ram[at] ^= 1;
+}
+
+void story_scrub(struct story *s, const char *name)
+{
+    enum { PLACES = 3 };
+    struct ht_scrub_stats st;
+    const struct ht_super *sb = ht_store_super(s->k.store);
+    uint8_t *ram = ht_dev_ram_data(s->k.dev[0]);
+    rot_content(s, name, ram);
+    ram[ht_super_offset(STORY_DEVICE_BYTES, 1)] ^= 1;
+    ram[sb->log_offset[0] + sb->start_pos % sb->log_bytes] ^= 1;
+    ck_assert_int_eq(ht_store_scrub(s->k.store), 0);
+    ht_store_scrub_stats(s->k.store, &st);
+    ck_assert_uint_eq(st.run_found, PLACES);
+    ck_assert_uint_eq(st.run_repaired, PLACES);
+}
+
 void story_fill(struct story *s, uint64_t leave)
 {
     static uint8_t zeros[FILE_BYTES_MAX];

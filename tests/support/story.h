@@ -75,6 +75,8 @@ void story_model_commit(struct story *s);
 void story_model_abort(struct story *s);
 void story_compact(struct story *s);
 void story_writeback(struct story *s); /* as memory pressure does */
+/* Damage on the first device, below the recorder: a superblock copy, a frame of a log copy, the first block of the name; and its repair. */
+void story_scrub(struct story *s, const char *name);
 void story_remount(struct story *s, bool clean);
 /* Leave so many bytes of space only. */
 void story_fill(struct story *s, uint64_t leave);
