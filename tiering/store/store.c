@@ -220,10 +220,14 @@ int ht_store_mount(struct ht_store *s)
     if (rc || s->opts.read_only)
         return rc;
     rc = ht_store_begin_epoch(s);
-    if (!rc)
-        rc = reserve_ids(s);
+    if (s->opts.repair) /* nobody compacts beside it, and the last thing that it does can split */
+        ht_journal_stop_compaction(s->journal);
     if (!rc)
         rc = start_threads(s);
+    if (!rc)
+        rc = reserve_ids(s); /* may have to wait for a compaction */
+    if (rc)
+        stop_threads(s);
     s->mounted = rc == 0;
     if (!rc)
         ht_store_tell_missing(s);
