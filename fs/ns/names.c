@@ -147,8 +147,9 @@ static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct h
 static int make_inode(struct ht_ns_op *op, const struct ht_ns_inode *dir, const struct making *m,
                       struct ht_ns_inode **out, struct ht_obj **out_obj)
 {
+    uint64_t ino = ht_store_new_id(op->ns->store);
     struct ht_ns_inode *i;
-    int rc = ht_ns_inode_new(op->ns, ht_store_new_id(op->ns->store), m->mode, &i);
+    int rc = ino != 0 ? ht_ns_inode_new(op->ns, ino, m->mode, &i) : -ENOSPC;
 
     if (rc != 0)
         return rc;

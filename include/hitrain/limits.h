@@ -11,7 +11,7 @@
 #define HT_LOG_COPIES 2u
 #define HT_FRAGS_MAX 256u              /* extents of one stored chunk */
 #define HT_FILE_BYTES_MAX (1ull << 44) /* 16 TiB */
-#define HT_ID_MAX (1ull << 47)         /* of inodes and objects: new ones count up from the highest in the log */
+#define HT_ID_MAX (1ull << 47) /* of inodes and objects: new ones count up from the highest in the log, to below this */
 #define HT_NAME_BYTES_MAX 255u
 #define HT_SYMLINK_BYTES_MAX 4095u
 #define HT_XATTR_NAME_BYTES_MAX 255u

@@ -198,7 +198,7 @@ int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_
 {
     assert(attr->chunk_bytes >= HT_SMALL_CHUNK_BYTES && attr->chunk_bytes <= HT_CHUNK_BYTES);
     bool scratch = attr->obj_class == HT_CLASS_SCRATCH;
-    int rc = scratch ? 0 : ht_journal_claim(s->journal, HT_OBJECT_RECORD_BYTES, false);
+    int rc = !attr->oid ? -ENOSPC : scratch ? 0 : ht_journal_claim(s->journal, HT_OBJECT_RECORD_BYTES, false);
     if (rc)
         return rc;
     ht_store_lock(s);

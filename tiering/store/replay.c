@@ -21,6 +21,11 @@ static struct ht_obj *find_or_make(struct ht_store *s, uint64_t oid)
     return o;
 }
 
+static bool id_valid(uint64_t id)
+{
+    return id != 0 && id <= HT_ID_MAX;
+}
+
 static bool chunk_bytes_valid(uint32_t n)
 {
     return n >= HT_SMALL_CHUNK_BYTES && n <= HT_CHUNK_BYTES && (n & (n - 1)) == 0;
@@ -42,7 +47,7 @@ static int replay_object(struct ht_store *s, struct ht_reader *r)
     uint64_t oid = ht_get_u64(r);
     uint32_t chunk_bytes = ht_get_u32(r), obj_class = ht_get_u32(r);
     uint64_t size = ht_get_u64(r), scope = ht_get_u64(r);
-    if (!ht_reader_done(r) || oid > HT_ID_MAX || !chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
+    if (!ht_reader_done(r) || !id_valid(oid) || !chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
         size > HT_FILE_BYTES_MAX)
         return -EUCLEAN;
     struct ht_obj *o = find_or_make(s, oid);
@@ -111,7 +116,7 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r)
     uint16_t n = ht_get_u16(r);
     uint32_t stored = ht_get_u32(r), visible = ht_get_u32(r);
     uint64_t checksum = ht_get_u64(r);
-    if (r->bad || oid > HT_ID_MAX || reserved || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES ||
+    if (r->bad || !id_valid(oid) || reserved || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES ||
         !(codec == HT_CODEC_LOST ? lost_valid(n, stored, visible, checksum) : raw_valid(codec, n, stored, visible)))
         return -EUCLEAN;
     struct ht_extent e[HT_FRAGS_MAX];

@@ -120,7 +120,7 @@ int ht_store_sync(struct ht_store *s, uint64_t lsn) HT_CHECK;
 int ht_store_claim(struct ht_store *s, uint64_t bytes) HT_CHECK;
 void ht_store_claim_force(struct ht_store *s, uint64_t bytes);
 void ht_store_unclaim(struct ht_store *s, uint64_t bytes);
-/* A number never used before in this store, for objects and inodes alike (first: 2). */
+/* A number never used before in this store, for objects and inodes alike (first: 2). 0: there is none left, which only a forged log brings about. */
 uint64_t ht_store_new_id(struct ht_store *s);
 /* Tell of an id found in replay. */
 void ht_store_saw_id(struct ht_store *s, uint64_t id);
@@ -128,7 +128,7 @@ void ht_store_saw_id(struct ht_store *s, uint64_t id);
 /* --------------------------------------------------------------- objects */
 
 struct ht_obj_attr {
-    uint64_t oid;         /* from ht_store_new_id */
+    uint64_t oid;         /* from ht_store_new_id; 0 is -ENOSPC */
     uint32_t chunk_bytes; /* HT_CHUNK_BYTES or HT_SMALL_CHUNK_BYTES */
     uint32_t obj_class;   /* HT_CLASS_DURABLE; HT_CLASS_SCRATCH: never published, gone at unmount */
     uint64_t scope;       /* 0 or the id of a model root */

@@ -181,13 +181,18 @@ void ht_store_unclaim(struct ht_store *s, uint64_t bytes)
 
 uint64_t ht_store_new_id(struct ht_store *s)
 {
-    return s->next_id++;
+    uint64_t id = s->next_id;
+    do {
+        if (id >= HT_ID_MAX)
+            return 0;
+    } while (!atomic_compare_exchange_weak(&s->next_id, &id, id + 1));
+    return id;
 }
 
 void ht_store_saw_id(struct ht_store *s, uint64_t id)
 {
     if (id >= s->next_id)
-        s->next_id = id + 1;
+        s->next_id = ht_min_u64(id + 1, HT_ID_MAX);
 }
 
 int ht_obj_sync(struct ht_obj *o)
