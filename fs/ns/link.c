@@ -182,7 +182,7 @@ static int find_root_dir(struct ht_ns *ns)
 
 /* ----------------------------------------------------------- reachability */
 
-/* The root that a child of dir belongs to; a model root begins its own. */
+/* The root that a child of dir (NULL: of nothing) belongs to; a model root begins its own. */
 static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht_ns_inode *child,
                       struct ht_ns_root **out)
 {
@@ -287,7 +287,7 @@ static struct ht_ns_inode *on_circle(struct ht_ns_inode *i)
     return slow;
 }
 
-/* What names lead to, but not from the root directory; it is reached from here, as if from outside of model roots. */
+/* What names lead to, but not from the root directory; it is reached from here, as if it were in that one: a repair brings it there. */
 static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_ns_inode *i)
 {
     size_t first = found->count;
@@ -301,7 +301,7 @@ static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_
         ht_ns_problem(ns, "NS-UNREACHABLE", "directory inode %llu has no name, but there are names in it", (ull)i->ino);
     }
     i->flags |= HT_NS_VICTIM;
-    rc = reach(ns, found, NULL, i);
+    rc = reach(ns, found, ht_ns_inode_find(ns, HT_NS_ROOT_INO), i);
     return rc == 0 ? reach_below(ns, found, first) : rc;
 }
 

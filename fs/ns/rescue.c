@@ -3,14 +3,15 @@
  * rescue.c - lost+found: names for what has none any more, when fsck repairs.
  *
  * Each is a transaction of its own, of the usual kind: when a repair is cut short, the next one finds the rest.
- * The names tell the number: #17, or #17.1 if there is one already.
+ * The names tell the number: #17, or #17.1 if there is one already. Where the whole store is one model, lost+found is in it, and what
+ * is put there is published at once: nothing else is pending while fsck repairs.
  */
 #include "fs/ns/ns_priv.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { RESCUE_BYTES = 1024, TRIES_MAX = 100, FOLDER_MODE = 0700, FILE_MODE = S_IFREG | 0600 };
+enum { RESCUE_BYTES = 1024, FOLDER_MODE = 0700, FILE_MODE = S_IFREG | 0600 };
 typedef unsigned long long ull;
 
 /* n-th name of the kind. */
@@ -22,6 +23,21 @@ static void name_of(char name[HT_NAME_BYTES_MAX + 1], const char *stem, unsigned
         snprintf(name, HT_NAME_BYTES_MAX + 1, "%s.%u", stem, n);
 }
 
+/* The model root of all that has no model of its own; usually that is none. */
+static struct ht_ns_root *home_of(struct ht_ns *ns)
+{
+    return ht_ns_inode_find(ns, HT_NS_ROOT_INO)->root;
+}
+
+static int end(struct ht_ns_op *op, int rc)
+{
+    struct ht_ns_root *home = home_of(op->ns);
+
+    if (rc == 0 && home->ino != 0)
+        ht_ns_root_publish_locked(op->ns, home, op->tx);
+    return ht_ns_op_end(op, rc);
+}
+
 static int publish_root_dir(struct ht_ns *ns)
 {
     struct ht_ns_op op;
@@ -30,30 +46,50 @@ static int publish_root_dir(struct ht_ns *ns)
     if (rc != 0)
         return rc;
     ht_ns_publish_root_dir(&op);
-    return ht_ns_op_end(&op, 0);
+    return end(&op, 0);
+}
+
+/* No model of its own. */
+static bool is_folder(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    bool is;
+
+    ht_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_find(ns, ino);
+    is = i != NULL && ht_ns_is_dir(i) && i->root == home_of(ns);
+    ht_rwlock_unlock(&ns->lock);
+    return is;
+}
+
+static int make_folder(struct ht_ns *ns, const char *name, struct stat *out_st)
+{
+    const struct ht_cred nobody = {0};
+    int rc = publish_root_dir(ns);
+
+    if (rc == 0)
+        rc = ht_ns_mkdir(ns, HT_NS_ROOT_INO, name, FOLDER_MODE, nobody, out_st);
+    return rc == 0 ? publish_root_dir(ns) : rc;
 }
 
 /* lost+found, made if need be; where that is something else, lost+found.1 and so on. */
 static int find_folder(struct ht_ns *ns, uint64_t *out_ino)
 {
-    const struct ht_cred nobody = {0};
     char name[HT_NAME_BYTES_MAX + 1];
     struct stat st;
-    int rc = publish_root_dir(ns);
 
-    for (unsigned n = 0; rc == 0 && n < TRIES_MAX; n++) {
+    for (unsigned n = 0;; n++) {
         name_of(name, "lost+found", n);
-        rc = ht_ns_lookup(ns, HT_NS_ROOT_INO, name, &st);
+        int rc = ht_ns_lookup(ns, HT_NS_ROOT_INO, name, &st);
         if (rc == -ENOENT)
-            rc = ht_ns_mkdir(ns, HT_NS_ROOT_INO, name, FOLDER_MODE, nobody, &st);
+            rc = make_folder(ns, name, &st);
         if (rc != 0)
             return rc;
         *out_ino = st.st_ino;
         ht_ns_forget(ns, st.st_ino, 1);
-        if (S_ISDIR(st.st_mode))
+        if (is_folder(ns, st.st_ino))
             return 0;
     }
-    return rc != 0 ? rc : -EEXIST;
 }
 
 /* A name for the inode in the folder. */
@@ -63,12 +99,12 @@ static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i)
     char stem[32], name[HT_NAME_BYTES_MAX + 1];
     struct ht_ns_entry *e;
     unsigned n = 0;
-    int rc = dir != NULL && !ht_ns_pending(dir) ? 0 : -ESTALE;
+    int rc = dir != NULL ? 0 : -ESTALE;
 
     snprintf(stem, sizeof(stem), "#%llu", (ull)i->ino);
     do
         name_of(name, stem, n++);
-    while (rc == 0 && n < TRIES_MAX && ht_ns_entry_find(op->ns, dir, name, strlen(name)) != NULL);
+    while (rc == 0 && ht_ns_entry_find(op->ns, dir, name, strlen(name)) != NULL);
     if (rc == 0)
         rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
     if (rc == 0)
@@ -133,7 +169,7 @@ static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
         return rc;
     i = ht_ns_inode_find(ns, ino);
     rc = put_into(&op, folder, i);
-    return ht_ns_op_end(&op, rc);
+    return end(&op, rc);
 }
 
 int ht_ns_reconnect(struct ht_ns *ns)
@@ -158,6 +194,7 @@ int ht_ns_reconnect(struct ht_ns *ns)
 static int adopt_locked(struct ht_ns_op *op, uint64_t folder, uint64_t oid)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, oid);
+    struct ht_ns_root *home = home_of(op->ns);
     struct ht_ns_inode *i = NULL;
     struct ht_obj_stat st;
     int rc = obj == NULL ? -ENOENT : ht_ns_inode_find(op->ns, oid) != NULL ? -EEXIST : 0;
@@ -165,10 +202,11 @@ static int adopt_locked(struct ht_ns_op *op, uint64_t folder, uint64_t oid)
     if (rc == 0)
         rc = ht_ns_inode_new(op->ns, oid, FILE_MODE, &i);
     if (rc == 0) {
+        ht_ns_inode_set_root(op->ns, i, home);
         i->cur.atime_ns = i->cur.mtime_ns = i->cur.ctime_ns = op->now_ns;
         ht_obj_stat(obj, &st);
-        if (st.scope != 0)
-            rc = ht_obj_set_scope(obj, 0, op->tx);
+        if (st.scope != home->ino)
+            rc = ht_obj_set_scope(obj, home->ino, op->tx);
     }
     if (rc == 0)
         rc = put_into(op, folder, i);
@@ -191,5 +229,5 @@ int ht_ns_adopt(struct ht_ns *ns, uint64_t oid)
     if (rc != 0)
         return rc;
     rc = adopt_locked(&op, folder, oid);
-    return ht_ns_op_end(&op, rc);
+    return end(&op, rc);
 }

@@ -328,11 +328,16 @@ static void below_itself(const struct damage_ids *ids, struct ht_buf *b)
     put_entry(b, NEW_INO, NEW_INO + 1, S_IFREG, "kept");
 }
 
+static void nameless_directory_of(struct ht_buf *b, uint64_t ino)
+{
+    put_inode(b, ino, S_IFDIR, false);
+    put_inode(b, ino + 1, S_IFREG, false);
+    put_entry(b, ino, ino + 1, S_IFREG, "kept");
+}
+
 static void nameless_directory(const struct damage_ids *ids, struct ht_buf *b)
 {
-    put_inode(b, NEW_INO, S_IFDIR, false);
-    put_inode(b, NEW_INO + 1, S_IFREG, false);
-    put_entry(b, NEW_INO, NEW_INO + 1, S_IFREG, "kept");
+    nameless_directory_of(b, NEW_INO);
 }
 
 /* Needs a log that is larger than the sample's. */
@@ -399,15 +404,20 @@ static void wrong_state(const struct damage_ids *ids, struct ht_buf *b)
     put_parameter(b, ids->w, ids->model, ids->small);
 }
 
-static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
+static void put_config(struct ht_buf *b, uint64_t root, const char *config)
 {
     put_record(b,
                &(struct ht_ns_record){.type = HT_REC_NS_XATTR,
-                                      .ino = ids->model,
+                                      .ino = root,
                                       .name = "user.hitrain.optimizer",
                                       .name_len = 22,
-                                      .value = "adamw lr=fast",
-                                      .value_len = 13});
+                                      .value = config,
+                                      .value_len = (uint32_t)strlen(config)});
+}
+
+static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
+{
+    put_config(b, ids->model, "adamw lr=fast");
 }
 
 /* ---------------------------------------------------------------- references */
@@ -453,6 +463,31 @@ static void orphan(const struct damage_ids *ids, struct ht_buf *b)
 {
     put_object(b, NEW_INO, 10);
     put_chunk(b, NEW_INO, &ids->of_small);
+}
+
+/* The names that it would get are taken, and so are two that look like lost+found. */
+static void orphan_crowded_out(const struct damage_ids *ids, struct ht_buf *b)
+{
+    const uint64_t file = NEW_INO + 1, model = NEW_INO + 2, folder = NEW_INO + 3;
+
+    orphan(ids, b);
+    put_inode(b, file, S_IFREG, false);
+    put_entry(b, HT_NS_ROOT_INO, file, S_IFREG, "lost+found");
+    put_inode(b, model, S_IFDIR, true);
+    put_config(b, model, "sgd lr=1");
+    put_entry(b, HT_NS_ROOT_INO, model, S_IFDIR, "lost+found.1");
+    put_inode(b, folder, S_IFDIR, false);
+    put_entry(b, HT_NS_ROOT_INO, folder, S_IFDIR, "lost+found.2");
+    put_entry(b, folder, file, S_IFREG, "#5000");
+}
+
+/* Nothing is outside of the model: lost+found is in it. */
+static void orphan_in_a_model(const struct damage_ids *ids, struct ht_buf *b)
+{
+    orphan(ids, b);
+    nameless_directory_of(b, NEW_INO + 1);
+    put_inode(b, HT_NS_ROOT_INO, S_IFDIR, true);
+    put_config(b, HT_NS_ROOT_INO, "sgd lr=1");
 }
 
 /* Its number is a directory's: it can be no file. */
@@ -620,6 +655,8 @@ const struct damage damages[] = {
     {"REF-OVERLAP", .put = on_another},
     {"REF-OVERLAP-both", .harm = within_another, .alone = true},
     {"REF-ORPHAN", .put = orphan},
+    {"REF-ORPHAN-crowded", .put = orphan_crowded_out, .alone = true},
+    {"REF-ORPHAN-model", .put = orphan_in_a_model, .alone = true},
     {"REF-NUMBER", .put = orphan_directory},
     {"DATA-READ", .reading_fails = true, .alone = true},
     {"DATA-CSUM", .harm = bad_bytes},
