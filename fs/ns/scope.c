@@ -124,21 +124,25 @@ static int bring_home_locked(struct ht_ns_op *op, uint64_t ino)
     return i != NULL && is_stray(op->ns, i) ? move_object(op, i, i->root->ino, &busy) : 0;
 }
 
+static int try_bring_home(struct ht_ns *ns, struct ht_obj *obj, uint64_t ino)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, MOVE_BYTES + ht_obj_pending_bytes(obj), &op);
+
+    return rc == 0 ? ht_ns_op_end(&op, bring_home_locked(&op, ino)) : rc;
+}
+
+/* What is not ready is synced first; the others do not wait for the log, or a mount with many of them would take its time. */
 static int bring_home(struct ht_ns *ns, uint64_t ino)
 {
     struct ht_obj *obj = ht_obj_get(ns->store, ino);
-    int rc = -EBUSY;
+    int rc = obj != NULL ? try_bring_home(ns, obj, ino) : 0;
 
-    for (int tries = 0; obj != NULL && rc == -EBUSY && tries < TRIES_MAX; tries++) {
-        struct ht_ns_op op;
+    for (int tries = 0; rc == -EBUSY && tries < TRIES_MAX; tries++) {
         rc = ht_obj_sync(obj);
         if (rc == 0)
-            rc = ht_ns_op_begin(ns, MOVE_BYTES + ht_obj_pending_bytes(obj), &op);
-        if (rc == 0)
-            rc = ht_ns_op_end(&op, bring_home_locked(&op, ino));
+            rc = try_bring_home(ns, obj, ino);
     }
-    if (obj == NULL)
-        return 0;
     ht_obj_put(obj);
     return rc;
 }
