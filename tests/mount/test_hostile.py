@@ -2,6 +2,7 @@
 """Clients that do everything wrong: each time the daemon lives on, the mount can be left and the store is clean."""
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import random
@@ -420,9 +421,18 @@ def chunk(oid, index, block, stored=4096):
 
 
 EVER = (1 << 64) - 1
+LAST_ID = 1 << 47
 SPARSE = record(17, 'QIIQQ', 900, 1 << 16, 0, 1 << 44, 0) + chunk(900, (1 << 28) - 1, 256)
+
+
+def named_file(ino, name):
+    return (record(32, 'QIIIIqqqBBBB', ino, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) +
+            record(34, 'QQqB', 1, ino, 0, 8, tail=name))
+
+
 RECORDS = {
     'the last id': record(17, 'QIIQQ', EVER, 1 << 16, 0, 0, 0),
+    'no id': record(17, 'QIIQQ', 0, 1 << 16, 0, 0, 0),
     'the last next id': record(16, 'Q', EVER),
     'an inode like a hidden one': record(32, 'QIIIIqqqBBBB', 5 << 56 | 3, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
     'the last inode': record(32, 'QIIIIqqqBBBB', EVER, 0o100644, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
@@ -460,3 +470,43 @@ def test_images_made_to_deceive(make_store):
         assert done.returncode in (4, 8, 12) and done.stdout + done.stderr, (what, done)
         done = run('hitrain', bad, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=20)
         assert done.returncode > 0 and done.stderr, (what, done)
+
+
+@pytest.fixture
+def forged(make_store):
+    """A store in whose log stand these records, too."""
+    store = make_store('16M')
+    (store.mount() / 'file').write_bytes(b'x')
+    store.unmount()
+
+    def forge(records):
+        store.image.write_bytes(Image(store.image).with_records(records))
+        store.assert_clean()
+        return store
+
+    return forge
+
+
+@pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')
+def test_a_store_whose_numbers_are_used_up(forged):
+    """Nothing new can be made, and what would be is not written down: the next mount reads all of it."""
+    store = forged(named_file(LAST_ID, b'last'))
+    for _ in range(2):
+        mnt = store.mount()
+        with pytest.raises(OSError) as e:
+            (mnt / 'new').write_bytes(b'x')
+        assert e.value.errno == errno.ENOSPC
+        (mnt / 'last').write_bytes(b'its content')
+        store.unmount()
+        store.assert_clean()
+    store.mount()
+    assert (store.point / 'last').read_bytes() == b'its content'
+
+
+@pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')
+def test_a_log_that_cannot_be_compacted(forged):
+    """More lives in it than any mount would have let in: it is refused, not waited for, and can be read."""
+    store = forged(b''.join(named_file(1000 + i, b'name%05d' % i) for i in range(4500)))
+    done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60)
+    assert done.returncode > 0 and 'No space left' in done.stderr, done
+    assert len(os.listdir(store.mount('ro'))) == 4501
