@@ -51,12 +51,14 @@ static bool state_fits(const struct param *p, unsigned i)
 {
     struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[i]);
     struct ht_obj_stat st = {0};
+    uint8_t kind = p->cur.layout.kind[i];
 
     if (!obj)
         return false;
     ht_obj_stat(obj, &st);
     ht_obj_put(obj);
-    return st.size == p->cur.elements * 4 && st.chunk_bytes == p->cur.chunk_bytes && st.scope == p->root->id;
+    return st.size == ht_opt_state_bytes(&p->shape, kind) &&
+        st.chunk_bytes == ht_opt_state_chunk_bytes(&p->shape, kind) && st.scope == p->root->id;
 }
 
 /* 1: something is wrong with it, and told. */
@@ -165,7 +167,7 @@ const char *ht_optim_root_config(struct ht_optim *o, uint64_t root)
         if (ht_optim_config_parse(text[i], strlen(text[i]), &config, err))
             continue;
         struct layout l = ht_opt_layout(&config, p->cur.dtype);
-        if (!ht_opt_same_layout(&l, &p->cur.layout))
+        if (!ht_opt_same_rule_state(&l, &p->cur.layout))
             continue;
         found = text[i];
         break;

@@ -193,7 +193,7 @@ static int check_rule(struct param *p, const struct ht_opt_window *w, const stru
 {
     struct layout layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
 
-    if (ht_opt_same_layout(&layout, &p->cur.layout))
+    if (ht_opt_same_rule_state(&layout, &p->cur.layout))
         return 0;
     drop_written(p, w);
     return -EBUSY;

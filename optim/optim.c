@@ -72,7 +72,7 @@ static int settle_param(struct param *p)
         return 0;
     int ret = ht_opt_state_load(p);
     for (unsigned i = 0; !ret && i < p->cur.layout.count; i++)
-        ret = ht_obj_guarantee(p->state[i], p->cur.elements * 4);
+        ret = ht_obj_guarantee(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
     if (!ret)
         ret = ht_obj_guarantee(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
     return ret;

@@ -42,7 +42,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/store/store.h"
 
-enum { RANGE_BLOCK = 32, STATES_MAX = HT_KERNEL_STATES_MAX + 1, THREADS_MAX = 64, NAME_MAX_BYTES = 160 };
+enum { RANGE_BLOCK = 32, STATES_MAX = HT_KERNEL_STATES_MAX + 2, THREADS_MAX = 64, NAME_MAX_BYTES = 160 };
 
 enum range_state { RANGE_IDLE, RANGE_QUEUED, RANGE_RUNNING, RANGE_DONE, RANGE_FAILED };
 
@@ -64,6 +64,7 @@ struct range {
     bool consumed;   /* its gradient's chunks have been dropped */
     bool part_added; /* the sum has what is frozen, too */
     uint32_t added;  /* whole gradients in the sum */
+    uint32_t updates;
 };
 
 /* A write that is copying right now; on the writer's stack. */
@@ -72,7 +73,7 @@ struct inflight {
     uint64_t begin, end; /* bytes of the gradient */
 };
 
-/* Which state objects a parameter has, in the order of its rule, the master last. */
+/* Which state objects a parameter has: in the order of its rule, then those of the master. */
 struct layout {
     uint8_t count, kind[STATES_MAX]; /* enum ht_state_kind */
 };
@@ -105,9 +106,11 @@ struct param {
     struct ht_list touched; /* root.touched while has_grad */
     unsigned refs;          /* handles, calls in progress, the helper's list, queued and running ranges */
     unsigned openers;
-    bool gone;    /* deleted (pending or published), or its object vanished */
-    bool claimed; /* log bytes for its record */
-    bool bad;     /* a write went beyond: the next flush refuses what was written */
+    bool gone;         /* deleted (pending or published), or its object vanished */
+    bool claimed;      /* log bytes for its record */
+    bool bad;          /* a write went beyond: the next flush refuses what was written */
+    bool rewriting;    /* its masters, from outside */
+    uint64_t rewrites; /* of them, or an abort */
     struct param_meta cur, pub;
     struct ht_obj *obj, *grad, *state[STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
@@ -253,6 +256,10 @@ void ht_opt_put_state(struct param *p);                            /* locked: re
 void ht_opt_param_settle(struct param *p);
 struct layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype);
 bool ht_opt_same_layout(const struct layout *a, const struct layout *b);
+/* The same, however masters are kept. */
+bool ht_opt_same_rule_state(const struct layout *a, const struct layout *b);
+/* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
+unsigned ht_opt_master_kinds(const struct layout *l);
 /* What holds for a parameter now. Not locked. */
 void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out);
 /* Under the gate, not locked: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
@@ -276,6 +283,11 @@ int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uin
                     uint8_t grad_dtype) HT_CHECK;
 int ht_opt_ranges_init(struct param *p, const struct shape *shape) HT_CHECK; /* locked; replaces what was there */
 void ht_opt_ranges_free(struct param *p);
+/* An object of state: its chunks, those that a whole range has, bytes of so many elements of a range, bytes of all. */
+uint32_t ht_opt_state_chunk_bytes(const struct shape *s, uint8_t kind);
+unsigned ht_opt_state_stride(const struct shape *s, uint8_t kind);
+uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements);
+uint64_t ht_opt_state_bytes(const struct shape *s, uint8_t kind);
 struct range *ht_opt_range_find(const struct param *p, uint64_t index); /* NULL: never touched */
 struct range *ht_opt_range_make(struct param *p, uint64_t index);       /* NULL: no memory */
 uint32_t ht_opt_range_elements(const struct param *p, uint64_t index);
@@ -292,6 +304,21 @@ void ht_opt_range_drop(struct range *r);
 /* Is the parameter's content, or state, of this range about to change? */
 bool ht_opt_range_updating(const struct range *r);
 void ht_opt_root_ready(struct root *r); /* locked: put it on the ready list if it has work */
+
+/* ---------------------------------------------------------------- master.c */
+
+/* A parameter with masters in two bytes; references of the caller. */
+struct ht_opt_masters {
+    const struct ht_kernels *kernels;
+    struct shape shape;
+    struct ht_obj *p, *low, *blocks;
+};
+/* Bytes of the f32 that they stand for. Not locked. WAITS. */
+ssize_t ht_opt_masters_read(const struct ht_opt_masters *m, uint64_t off, void *buf, size_t len) HT_CHECK;
+/* Nobody else changes them meanwhile. -EINVAL: no whole elements; -EDOM: one does not round to the parameter, *out_element.
+ * Then nothing was changed. */
+ssize_t ht_opt_masters_write(const struct ht_opt_masters *m, uint64_t off, const void *buf, size_t len,
+                             uint64_t *out_element) HT_CHECK;
 
 /* ---------------------------------------------------------------- notify.c */
 

@@ -162,14 +162,35 @@ struct layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype)
     l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
     for (unsigned i = l.count; i < STATES_MAX; i++)
         l.kind[i] = 0;
-    if (ht_kernel_dtype_bytes(dtype) == 2)
+    if (dtype == HT_DTYPE_BF16) {
+        l.kind[l.count++] = HT_STATE_MASTER_LOW;
+        l.kind[l.count++] = HT_STATE_MASTER_BLOCKS;
+    } else if (ht_kernel_dtype_bytes(dtype) == 2) {
         l.kind[l.count++] = HT_STATE_MASTER;
+    }
     return l;
+}
+
+unsigned ht_opt_master_kinds(const struct layout *l)
+{
+    if (l->count >= 1 && l->kind[l->count - 1] == HT_STATE_MASTER)
+        return 1;
+    return l->count >= 2 && l->kind[l->count - 2] == HT_STATE_MASTER_LOW &&
+            l->kind[l->count - 1] == HT_STATE_MASTER_BLOCKS
+        ? 2
+        : 0;
 }
 
 bool ht_opt_same_layout(const struct layout *a, const struct layout *b)
 {
     return a->count == b->count && !memcmp(a->kind, b->kind, a->count);
+}
+
+bool ht_opt_same_rule_state(const struct layout *a, const struct layout *b)
+{
+    unsigned count = a->count - ht_opt_master_kinds(a);
+
+    return count == b->count - ht_opt_master_kinds(b) && !memcmp(a->kind, b->kind, count);
 }
 
 void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out)
@@ -186,12 +207,13 @@ void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out)
 /* ------------------------------------------------------------------- state */
 
 /* One state object of zeros, with space for one rewrite. */
-static int create_one(struct param *p, uint64_t *out_oid, struct ht_obj **out_obj)
+static int create_one(struct param *p, uint8_t kind, uint64_t *out_oid, struct ht_obj **out_obj)
 {
     struct ht_store *s = p->o->store;
+    uint64_t bytes = ht_opt_state_bytes(&p->shape, kind);
     struct ht_obj_attr attr = {
         .oid = ht_store_new_id(s),
-        .chunk_bytes = p->shape.chunk_bytes,
+        .chunk_bytes = ht_opt_state_chunk_bytes(&p->shape, kind),
         .obj_class = HT_CLASS_DURABLE,
         .scope = p->root->id,
     };
@@ -200,9 +222,9 @@ static int create_one(struct param *p, uint64_t *out_oid, struct ht_obj **out_ob
     if (ret)
         return ret;
     *out_oid = attr.oid;
-    ret = ht_obj_truncate(*out_obj, p->shape.elements * 4);
+    ret = ht_obj_truncate(*out_obj, bytes);
     if (!ret)
-        ret = ht_obj_guarantee(*out_obj, p->shape.elements * 4);
+        ret = ht_obj_guarantee(*out_obj, bytes);
     return ret;
 }
 
@@ -272,7 +294,7 @@ static int make_objects(struct param *p, struct ht_obj *of, struct param_meta *m
     int ret = 0;
 
     for (unsigned i = 0; !ret && i < meta->layout.count; i++)
-        ret = create_one(p, &meta->oid[i], &obj[i]);
+        ret = create_one(p, meta->layout.kind[i], &meta->oid[i], &obj[i]);
     if (!ret)
         ret = ht_obj_guarantee(of, bytes);
     if (!ret)

@@ -94,6 +94,35 @@ uint32_t ht_opt_range_grad_bytes(const struct param *p, uint64_t index)
     return ht_opt_range_elements(p, index) * p->shape.g_bytes;
 }
 
+/* ------------------------------------------------------------------- state */
+
+uint32_t ht_opt_state_chunk_bytes(const struct shape *s, uint8_t kind)
+{
+    return kind == HT_STATE_MASTER_BLOCKS ? HT_SMALL_CHUNK_BYTES : s->chunk_bytes;
+}
+
+uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements)
+{
+    if (kind == HT_STATE_MASTER_BLOCKS)
+        return ht_div_up(elements, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
+    return elements * (kind == HT_STATE_MASTER_LOW ? 2 : 4);
+}
+
+unsigned ht_opt_state_stride(const struct shape *s, uint8_t kind)
+{
+    return (unsigned)ht_div_up(ht_opt_state_range_bytes(kind, s->range_elements), ht_opt_state_chunk_bytes(s, kind));
+}
+
+uint64_t ht_opt_state_bytes(const struct shape *s, uint8_t kind)
+{
+    uint64_t before = s->range_count ? s->range_count - 1 : 0;
+    uint64_t stride_bytes = (uint64_t)ht_opt_state_stride(s, kind) * ht_opt_state_chunk_bytes(s, kind);
+
+    return before * stride_bytes + ht_opt_state_range_bytes(kind, s->elements - before * s->range_elements);
+}
+
+/* ------------------------------------------------------------------ ranges */
+
 bool ht_opt_ranges_share(const struct param *p)
 {
     return p->shape.g_bytes < p->shape.p_bytes;

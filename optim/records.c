@@ -204,14 +204,26 @@ static int replay_root_del(struct ht_optim *o, struct ht_reader *in)
     return 0;
 }
 
+/* The master's kinds are last, and where they belong. */
+static bool masters_fit(const struct param_meta *meta)
+{
+    const struct layout *l = &meta->layout;
+    unsigned masters = ht_opt_master_kinds(l), others = l->count - masters;
+
+    for (unsigned i = 0; i < others; i++) {
+        if (l->kind[i] == HT_STATE_MASTER || l->kind[i] >= HT_STATE_MASTER_LOW)
+            return false;
+    }
+    return others <= HT_KERNEL_STATES_MAX && (masters > 0) == (ht_kernel_dtype_bytes(meta->dtype) == 2) &&
+        (masters < 2 || meta->dtype == HT_DTYPE_BF16);
+}
+
 static int read_states(struct ht_reader *in, struct param_meta *meta, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
         uint64_t kind = ht_get_u64(in);
-        /* Each at most once, the master last and where it belongs. */
-        bool master = i + 1 == count && ht_kernel_dtype_bytes(meta->dtype) == 2;
-        if (kind >= HT_STATE_KINDS || !ht_state_word((unsigned)kind) || master != (kind == HT_STATE_MASTER) ||
-            memchr(meta->layout.kind, (int)kind, i))
+        /* Each at most once. */
+        if (kind >= HT_STATE_KINDS || !ht_state_word((unsigned)kind) || memchr(meta->layout.kind, (int)kind, i))
             return -EUCLEAN;
         meta->layout.kind[i] = (uint8_t)kind;
         meta->oid[i] = ht_get_u64(in);
@@ -219,7 +231,7 @@ static int read_states(struct ht_reader *in, struct param_meta *meta, unsigned c
             return -EUCLEAN;
     }
     meta->layout.count = (uint8_t)count;
-    return 0;
+    return masters_fit(meta) ? 0 : -EUCLEAN;
 }
 
 static int read_meta(struct ht_reader *in, struct param_meta *meta)
@@ -230,9 +242,7 @@ static int read_meta(struct ht_reader *in, struct param_meta *meta)
     meta->chunk_bytes = ht_get_u32(in);
     meta->elements = ht_get_u64(in);
     meta->t = ht_get_u64(in);
-    if (in->bad || zero || !ht_kernel_dtype_bytes(meta->dtype) ||
-        count > HT_KERNEL_STATES_MAX + (ht_kernel_dtype_bytes(meta->dtype) == 2) ||
-        count < (ht_kernel_dtype_bytes(meta->dtype) == 2) ||
+    if (in->bad || zero || !ht_kernel_dtype_bytes(meta->dtype) || count > STATES_MAX ||
         (meta->chunk_bytes != HT_CHUNK_BYTES && meta->chunk_bytes != HT_SMALL_CHUNK_BYTES) ||
         meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
         return -EUCLEAN;

@@ -323,7 +323,8 @@ static void stat_params(struct root *r, struct ht_root_stat *out)
         if (!p->cur.exists || p->gone)
             continue;
         out->parameters++;
-        out->state_bytes += p->cur.elements * 4 * p->cur.layout.count;
+        for (unsigned i = 0; i < p->cur.layout.count; i++)
+            out->state_bytes += ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]);
         stat_sum(p, out);
     }
 }

@@ -3,7 +3,8 @@
  * state.c - optimizer state as files: what the rule keeps, master (of parameters of two bytes), and step.
  *
  * step is the number of steps the moments stand for, as one f32: what torch.optim keeps beside them. The others
- * are their objects. Bytes are read and written without the lock; a reference to the parameter keeps them.
+ * are their objects, or masters in two bytes seen as f32. Bytes are read and written without the lock; a reference to
+ * the parameter keeps them.
  */
 #include "optim/optim_priv.h"
 
@@ -30,18 +31,24 @@ static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, str
     return 0;
 }
 
-/* Index of a word in its layout; "step" comes after the objects. */
+/* Kinds that are files; "step" comes after them. */
+static unsigned file_count(const struct layout *layout)
+{
+    return layout->count - (ht_opt_master_kinds(layout) == 2);
+}
+
+/* Index of a word in its layout. */
 static int find_word(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, struct layout *layout)
 {
     int ret = find_layout(o, desc, layout);
 
     if (ret)
         return ret;
-    for (unsigned i = 0; i < layout->count; i++) {
+    for (unsigned i = 0; i < file_count(layout); i++) {
         if (!strcmp(name, ht_state_word(layout->kind[i])))
             return (int)i;
     }
-    return !strcmp(name, "step") ? layout->count : -ENOENT;
+    return !strcmp(name, "step") ? (int)file_count(layout) : -ENOENT;
 }
 
 int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name)
@@ -49,9 +56,9 @@ int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, un
     struct layout layout;
     int ret = ht_kernel_dtype_bytes(desc->dtype) ? find_layout(o, desc, &layout) : -ENOENT;
 
-    if (ret || index > layout.count)
+    if (ret || index > file_count(&layout))
         return -ENOENT;
-    *out_name = index < layout.count ? ht_state_word(layout.kind[index]) : "step";
+    *out_name = index < file_count(&layout) ? ht_state_word(layout.kind[index]) : "step";
     return 0;
 }
 
@@ -66,21 +73,76 @@ int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc
     lock(o);
     const struct param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
     if (p && !p->gone && p->cur.exists)
-        size = word == layout.count ? 4 : (int64_t)(p->cur.elements * 4);
+        size = word == (int)file_count(&layout) ? 4 : (int64_t)(p->cur.elements * 4);
     unlock(o);
     return size;
 }
 
-/* Locked, let go meanwhile: until no update of [off, off+len) of a state file is pending. */
-static void wait_for_range(struct param *p, uint64_t off, uint64_t len)
+/*
+ * Locked, let go meanwhile: until no update of [off, off+len) of a state file is pending. Returns a number that is another
+ * one when there has been one since.
+ */
+static uint64_t wait_for_range(struct param *p, uint64_t off, uint64_t len)
 {
-    uint64_t per_range = (uint64_t)p->shape.range_elements * 4;
+    uint64_t per_range = (uint64_t)p->shape.range_elements * 4, version = p->rewrites;
 
     for (uint64_t i = off / per_range; i < p->shape.range_count && i * per_range < off + len; i++) {
         const struct range *r;
         while ((r = ht_opt_range_find(p, i)) && ht_opt_range_updating(r) && !p->o->stopping)
             wait_changed(p->o);
+        version += r ? r->updates : 0;
     }
+    return version;
+}
+
+/* ----------------------------------------------------------------- masters */
+
+static void put_masters(const struct ht_opt_masters *m)
+{
+    ht_obj_put(m->p);
+    ht_obj_put(m->low);
+    ht_obj_put(m->blocks);
+}
+
+/* Locked: references to what masters in two bytes are made of. word: of the missing bits. */
+static int get_masters(const struct param *p, unsigned word, struct ht_opt_masters *out)
+{
+    struct ht_opt_masters m = (struct ht_opt_masters){
+        .kernels = p->o->kernels,
+        .shape = p->shape,
+        .p = ht_obj_get(p->o->store, p->oid),
+        .low = ht_obj_get(p->o->store, p->cur.oid[word]),
+        .blocks = ht_obj_get(p->o->store, p->cur.oid[word + 1]),
+    };
+
+    if (!m.p || !m.low || !m.blocks) {
+        put_masters(&m);
+        return -ESTALE;
+    }
+    *out = m;
+    return 0;
+}
+
+/* Locked, let go meanwhile. Three objects, in none of which an update may come between: else read again. */
+static ssize_t read_masters(struct param *p, unsigned word, uint64_t off, void *buf, size_t len)
+{
+    struct ht_opt_masters m;
+    uint64_t version;
+    ssize_t ret;
+
+    do {
+        while (p->rewriting && !p->o->stopping)
+            wait_changed(p->o);
+        version = wait_for_range(p, off, len);
+        ret = p->cur.exists ? get_masters(p, word, &m) : -ESTALE;
+        if (ret)
+            return ret;
+        unlock(p->o);
+        ret = ht_opt_masters_read(&m, off, buf, len);
+        put_masters(&m);
+        lock(p->o);
+    } while ((p->rewriting || wait_for_range(p, off, len) != version) && !p->o->stopping);
+    return ret;
 }
 
 static ssize_t read_step(struct param *p, uint64_t off, void *buf, size_t len)
@@ -115,7 +177,9 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
     ret = 0;
     if (p->cur.exists && !ht_opt_same_layout(&layout, &p->cur.layout))
         ret = -ESTALE;
-    else if (p->cur.exists && word < layout.count)
+    else if (p->cur.exists && word < layout.count && layout.kind[word] == HT_STATE_MASTER_LOW)
+        ret = read_masters(p, word, off, buf, len);
+    else if (p->cur.exists && word < file_count(&layout))
         obj = ht_obj_get(o->store, p->cur.oid[word]);
     else if (p->cur.exists)
         ret = read_step(p, off, buf, len);
@@ -129,57 +193,111 @@ ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc
 
 /* ------------------------------------------------------------------- write */
 
-static ssize_t write_step(struct param *p, uint64_t off, const void *buf, size_t len)
+/* Up to 2^24 every whole number is a float. */
+static bool is_count(float t)
 {
+    return t >= 0 && t <= 16777216.0f && t == floorf(t);
+}
+
+/* Locked: does what is to be written fit? Before anything is made for it. */
+static int judge_write(const struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
+                       size_t len)
+{
+    uint64_t size = p->shape.elements * 4;
     float t;
 
+    if (word < file_count(layout))
+        return off > size || len > size - off ? -EINVAL : 0;
     if (off != 0 || len != sizeof(t))
         return -EINVAL;
     memcpy(&t, buf, sizeof(t));
-    /* Up to there every whole number is a float. */
-    if (!(t >= 0 && t <= 16777216.0f) || t != floorf(t))
-        return -EINVAL;
-    p->cur.t = (uint64_t)t;
-    return (ssize_t)len;
+    return is_count(t) ? 0 : -EINVAL;
 }
 
-/* Under the gate, locked. out_obj: where bytes go; none: all is done and *out_ret says what. */
-static void prepare_write(struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
-                          size_t len, struct ht_obj **out_obj, ssize_t *out_ret)
+static ssize_t write_step(struct param *p, const void *buf)
+{
+    float t;
+
+    memcpy(&t, buf, sizeof(t));
+    p->cur.t = (uint64_t)t;
+    return sizeof(t);
+}
+
+/* Under the gate, locked, let go meanwhile. Updates that are queued now run when it is over. */
+static ssize_t write_masters(struct param *p, unsigned word, uint64_t off, const void *buf, size_t len,
+                             uint64_t *out_element)
+{
+    struct ht_opt_masters m;
+    ssize_t ret = get_masters(p, word, &m);
+
+    if (ret)
+        return ret;
+    p->root->hold = p->rewriting = true;
+    unlock(p->o);
+    ret = ht_opt_masters_write(&m, off, buf, len, out_element);
+    put_masters(&m);
+    lock(p->o);
+    p->root->hold = p->rewriting = false;
+    p->rewrites++;
+    ht_opt_root_ready(p->root);
+    tell_changed(p->o);
+    return ret;
+}
+
+/* Under the gate, locked, let go meanwhile. */
+static ssize_t write_word(struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
+                          size_t len, uint64_t *out_element)
 {
     if (p->gone || !ht_opt_same_layout(layout, &p->cur.layout))
-        *out_ret = -ESTALE;
-    else if (p->root->open || p->has_grad || p->pending)
-        *out_ret = -EBUSY;
-    else if (word == layout->count)
-        *out_ret = write_step(p, off, buf, len);
-    else if (off > p->cur.elements * 4 || len > p->cur.elements * 4 - off)
-        *out_ret = -EINVAL;
-    else if (!(*out_obj = ht_obj_get(p->o->store, p->cur.oid[word])))
-        *out_ret = -ESTALE;
+        return -ESTALE;
+    if (p->root->open || p->has_grad || p->pending)
+        return -EBUSY;
+    if (word == file_count(layout))
+        return write_step(p, buf);
+    if (layout->kind[word] == HT_STATE_MASTER_LOW)
+        return write_masters(p, word, off, buf, len, out_element);
+    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[word]);
+    unlock(p->o);
+    ssize_t ret = obj ? ht_obj_write(obj, off, buf, len) : -ESTALE;
+    ht_obj_put(obj);
+    lock(p->o);
+    return ret;
 }
 
 /* Under the gate, not locked. */
 static ssize_t write_gated(struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
-                           size_t len)
+                           size_t len, uint64_t *out_element)
 {
-    struct ht_obj *obj = NULL;
-    ssize_t ret = 0;
-
     lock(p->o);
     bool make = !p->cur.exists && !p->gone && !p->root->open;
+    ssize_t ret = judge_write(p, layout, word, off, buf, len);
     unlock(p->o);
-    if (make)
+    if (!ret && make)
         ret = ht_opt_state_create(p, layout);
     if (ret)
         return ret;
     lock(p->o);
-    prepare_write(p, layout, word, off, buf, len, &obj, &ret);
+    ret = write_word(p, layout, word, off, buf, len, out_element);
     unlock(p->o);
-    if (obj)
-        ret = ht_obj_write(obj, off, buf, len);
-    ht_obj_put(obj);
     return ret;
+}
+
+/* Every refusal has a name. Not locked. */
+static ssize_t tell_refused(const struct param *p, const char *name, uint64_t element, ssize_t err)
+{
+    if (err == -EDOM)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
+                      "state %s: element %llu does not round to the parameter; write the parameter first", name,
+                      (unsigned long long)element);
+    else if (err == -EINVAL && !strcmp(name, "step"))
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state step: must be one f32, a whole number up to 2^24");
+    else if (err == -EINVAL)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
+                      "state %s: must be whole elements of f32, within the %llu bytes that it has", name,
+                      (unsigned long long)(p->shape.elements * 4));
+    else if (err == -EBUSY)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state %s: a step is open; commit or abort it first", name);
+    return err == -EDOM ? -EINVAL : err;
 }
 
 ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
@@ -188,6 +306,7 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
     struct layout layout;
     int word = find_word(o, desc, name, &layout);
     struct ht_grad *g;
+    uint64_t element = 0;
 
     if (word < 0)
         return word;
@@ -200,10 +319,11 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
     ret = p ? ht_opt_gate_enter(p->root) : -ESTALE;
     unlock(o);
     if (!ret) {
-        ret = write_gated(p, &layout, (unsigned)word, off, buf, len);
+        ret = write_gated(p, &layout, (unsigned)word, off, buf, len, &element);
         lock(o);
         ht_opt_gate_leave(p->root);
         unlock(o);
+        ret = tell_refused(p, name, element, ret);
     }
     if (p)
         ht_opt_param_put(p);

@@ -347,6 +347,7 @@ static void reload(struct param *p)
 {
     ht_obj_put(p->obj);
     p->obj = ht_obj_get(p->o->store, p->oid);
+    p->rewrites++;
     p->gone = p->obj == NULL || !p->root->exists;
     if (p->gone) {
         ht_opt_param_settle(p);

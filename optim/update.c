@@ -13,6 +13,7 @@
  */
 #include "optim/optim_priv.h"
 
+#include "optim/rules/master.h"
 #include "tiering/base/fault.h"
 
 struct job {
@@ -27,7 +28,7 @@ struct job {
     struct ht_span whole;
     uint32_t covers;
     /* places in lease.chunk */
-    unsigned state_at[STATES_MAX], state_chunks, sum_at, grad_at, grad_chunks;
+    unsigned state_at[STATES_MAX], sum_at, grad_at, grad_chunks;
     uint64_t grad_first;
 };
 
@@ -44,14 +45,25 @@ static uint64_t grad_begin(const struct range *r)
     return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
 }
 
-/* The chunks of an object of four bytes per element that a range has. Returns the place of the first. */
-static unsigned add_range(struct job *j, struct ht_obj *obj, enum ht_lease_mode mode)
+/* Of an object of state, or of sums (which are like state in f32). */
+static uint64_t state_bytes(const struct job *j, uint8_t kind)
 {
-    uint64_t per_range = 4 / j->range->param->shape.p_bytes;
+    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(j->range->param, j->range->index));
+}
+
+static unsigned state_chunks(const struct job *j, uint8_t kind)
+{
+    return (unsigned)ht_div_up(state_bytes(j, kind), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
+}
+
+/* The chunks of it that a range has. Returns the place of the first. */
+static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, enum ht_lease_mode mode)
+{
+    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind);
     unsigned at = j->lease.count;
 
-    for (unsigned i = 0; i < j->state_chunks; i++)
-        add_chunk(&j->lease, obj, j->range->index * per_range + i, mode);
+    for (unsigned i = 0; i < state_chunks(j, kind); i++)
+        add_chunk(&j->lease, obj, j->range->index * stride + i, mode);
     return at;
 }
 
@@ -95,10 +107,9 @@ static void describe(struct job *j, struct ht_optim *o, struct ht_ring *ring)
     j->elements = j->added = j->nonfinite = 0;
     if (update)
         add_chunk(&j->lease, p->obj, r->index, HT_LEASE_UPDATE);
-    j->state_chunks = (unsigned)ht_div_up((uint64_t)ht_opt_range_elements(p, r->index) * 4, p->shape.chunk_bytes);
     for (unsigned s = 0; update && s < p->layout.count; s++)
-        j->state_at[s] = add_range(j, p->state[s], HT_LEASE_UPDATE);
-    j->sum_at = j->summed ? add_range(j, p->sum, sum_mode(r)) : j->lease.count;
+        j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], HT_LEASE_UPDATE);
+    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, sum_mode(r)) : j->lease.count;
     add_gradient(j);
 }
 
@@ -133,10 +144,11 @@ static bool complete(const struct job *j)
         (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->lease.chunk[0].len < elements * p->shape.p_bytes))
         return false;
     for (unsigned s = 0; update && s < p->layout.count; s++) {
-        if (bytes_of(j, j->state_at[s], j->state_chunks) < elements * 4)
+        uint8_t kind = p->layout.kind[s];
+        if (bytes_of(j, j->state_at[s], state_chunks(j, kind)) < state_bytes(j, kind))
             return false;
     }
-    if (j->summed && bytes_of(j, j->sum_at, j->state_chunks) < elements * 4)
+    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM)) < elements * 4)
         return false;
     return !j->grad_chunks || before + bytes_of(j, j->grad_at, j->grad_chunks) >= grad_end;
 }
@@ -191,7 +203,7 @@ static void add(struct job *j)
     }
 }
 
-/* The longest run from element e on that is contiguous in every array, and its addresses. */
+/* The longest run from element e on that is contiguous in every array, and its addresses; not those of masters in two bytes. */
 static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
 {
     const struct shape *shape = &j->range->param->shape;
@@ -206,7 +218,7 @@ static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_
         .p_dtype = shape->dtype,
         .g_dtype = gradient_dtype(j),
     };
-    for (unsigned s = 0; s < layout->count; s++) {
+    for (unsigned s = 0; s < layout->count && layout->kind[s] < HT_STATE_MASTER_LOW; s++) {
         float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
         if (layout->kind[s] == HT_STATE_MASTER)
             out->master = state;
@@ -216,21 +228,56 @@ static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_
     return n;
 }
 
+/* master: of elements from e on, where they are in two bytes; else NULL. */
+static void update_elements(struct job *j, uint64_t e, uint64_t end, float *master)
+{
+    const struct param *p = j->range->param;
+    ht_kernel_fn kernel = p->o->kernels->fn[p->scalars.kernel];
+
+    while (e < end) {
+        struct ht_update arrays;
+        uint64_t n = run_at(j, e, end, &arrays);
+        if (master) {
+            arrays.master = master;
+            master += n;
+        }
+        j->nonfinite += kernel(&p->scalars, &arrays, n);
+        e += n;
+    }
+}
+
+/* low_at: of state, the missing bits of masters; what is to be known of their blocks is the next. Returns where to go on. */
+static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned low_at)
+{
+    const struct param *p = j->range->param;
+    const struct ht_lease_chunk *chunk = j->lease.chunk;
+    uint64_t first = e - e % HT_MASTER_BLOCK;
+    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(p, j->range->index) - first);
+    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + first;
+    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[low_at]].data + first;
+    struct ht_disk_master *block =
+        (struct ht_disk_master *)(void *)chunk[j->state_at[low_at + 1]].data + first / HT_MASTER_BLOCK;
+    float master[HT_MASTER_BLOCK];
+
+    end = ht_min_u64(end, first + n);
+    ht_master_expand(p->o->kernels, block, half, low, n, master);
+    update_elements(j, e, end, master + (e - first));
+    ht_master_compress(p->o->kernels, master, half, n, low, block);
+    return end;
+}
+
 static void compute(struct job *j)
 {
-    const struct range *r = j->range;
-    const struct param *p = r->param;
-    ht_kernel_fn kernel = p->o->kernels->fn[p->scalars.kernel];
+    const struct param *p = j->range->param;
+    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
 
     for (uint32_t i = 0; i < j->covers; i++) {
         uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;
         j->elements += end - e;
-        while (e < end) {
-            struct ht_update arrays;
-            uint64_t n = run_at(j, e, end, &arrays);
-            j->nonfinite += kernel(&p->scalars, &arrays, n);
-            e += n;
-        }
+        if (!low)
+            update_elements(j, e, end, NULL);
+        while (low && e < end)
+            e = update_block(j, e, end, (unsigned)(low - p->layout.kind));
     }
 }
 
@@ -327,10 +374,12 @@ static void settle_range(const struct job *j)
     }
     r->state = RANGE_DONE;
     ht_opt_range_drop(r);
-    if (j->work & WORK_UPDATE)
+    if (j->work & WORK_UPDATE) {
+        r->updates++;
         ht_opt_sum_drop(r);
-    else
+    } else {
         ht_opt_range_added(r);
+    }
 }
 
 /*

@@ -13,7 +13,7 @@
  * with the highest generation counts. The log is described in
  * tiering/journal/journal.h, records below. Everything that the log does not name is free.
  *
- * Only codec files (super.c, frame.c, records.c) touch these structs.
+ * Only codec files (super.c, frame.c, records.c, master.c) touch these structs.
  */
 #ifndef HITRAIN_FORMAT_H
 #define HITRAIN_FORMAT_H
@@ -129,6 +129,18 @@ enum ht_record_type {
     HT_REC_OPT_FIRST = 48,
     HT_REC_OPT_LAST = 63,
 };
+
+/*
+ * Beside the missing bits of masters (state of kind 6): what is to be known of each block of HT_MASTER_BLOCK elements.
+ * Zeros say that nothing is known of it.
+ */
+#define HT_MASTER_BLOCK 2048u
+struct ht_disk_master {
+    ht_le64 hash;  /*  0 XXH3 of the parameter's bytes that the bits belong to */
+    ht_le32 upper; /*  8 zero, or 1 << 16 | the code that stands for an upper tie */
+    ht_le32 pad;   /* 12 zero */
+};
+static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
 
 /* Bytes of a record's header. */
 #define HT_RECORD_HEADER_BYTES 8u

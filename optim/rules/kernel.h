@@ -86,10 +86,16 @@ typedef double (*ht_sum_fn)(const void *g, uint8_t dtype, size_t n, uint64_t *no
 /* Add n elements of a gradient to a sum of f32; first: the sum becomes them, signs of zeros and all. */
 typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bool first);
 
+/* Masters from bf16 and the bits that those miss, and these bits again; true: some are ties (master.h says what upper is). */
+typedef void (*ht_join_fn)(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n);
+typedef bool (*ht_part_fn)(uint16_t *low, const float *master, const uint16_t *p, size_t n);
+
 struct ht_kernels {
     const char *name; /* of the instruction set */
     ht_add_fn add;
     ht_sum_fn sum_squares;
+    ht_join_fn join;
+    ht_part_fn part;
     ht_kernel_fn fn[HT_KERNEL_COUNT];
 };
 extern const struct ht_kernels ht_kernels_scalar;

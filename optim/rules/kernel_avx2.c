@@ -69,9 +69,29 @@ static void add_avx2(float *sum, const void *g, uint8_t dtype, size_t n, bool fi
     ht_kernels_scalar.add(sum + done, (const uint8_t *)g + done * ht_kernel_dtype_bytes(dtype), dtype, n - done, first);
 }
 
+static void join_avx2(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n)
+{
+    size_t done = n & ~(size_t)(HT_LANES - 1);
+
+    join_all(master, p, low, upper, n);
+    ht_kernels_scalar.join(master + done, p + done, low + done, upper, n - done);
+}
+
+static bool part_avx2(uint16_t *low, const float *master, const uint16_t *p, size_t n)
+{
+    size_t done = n & ~(size_t)(HT_LANES - 1);
+    bool ties = part_all(low, master, p, n);
+
+    return ht_kernels_scalar.part(low + done, master + done, p + done, n - done) || ties;
+}
+
 #define ROW(number, rule, states) [number] = rule##_avx2,
-const struct ht_kernels ht_kernels_avx2 = {
-    .name = "avx2", .add = add_avx2, .sum_squares = sum_squares_avx2, .fn = {HT_KERNELS(ROW)}};
+const struct ht_kernels ht_kernels_avx2 = {.name = "avx2",
+                                           .add = add_avx2,
+                                           .sum_squares = sum_squares_avx2,
+                                           .join = join_avx2,
+                                           .part = part_avx2,
+                                           .fn = {HT_KERNELS(ROW)}};
 #else
 typedef int nothing_here;
 #endif

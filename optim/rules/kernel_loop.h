@@ -149,6 +149,22 @@ HT_LANES_FN void add_by_gradient(float *sum, const void *g, uint8_t dtype, size_
     }
 }
 
+/* As many masters as fill lanes wholly. */
+HT_LANES_FN void join_all(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n)
+{
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES)
+        lanes_store_f32(master + i, lanes_join(p + i, low + i, upper));
+}
+
+HT_LANES_FN bool part_all(uint16_t *low, const float *master, const uint16_t *p, size_t n)
+{
+    bool ties = false;
+
+    for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES)
+        ties |= lanes_part(low + i, lanes_load_f32(master + i), p + i);
+    return ties;
+}
+
 /* Of the eight lanes of a sum. */
 HT_LANES_FN double add_up(const double lane[8])
 {

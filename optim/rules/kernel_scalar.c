@@ -22,6 +22,20 @@ static void add_scalar(float *sum, const void *g, uint8_t dtype, size_t n, bool 
     add_by_gradient(sum, g, dtype, n, first);
 }
 
+static void join_scalar(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n)
+{
+    join_all(master, p, low, upper, n);
+}
+
+static bool part_scalar(uint16_t *low, const float *master, const uint16_t *p, size_t n)
+{
+    return part_all(low, master, p, n);
+}
+
 #define ROW(number, rule, states) [number] = rule##_scalar,
-const struct ht_kernels ht_kernels_scalar = {
-    .name = "scalar", .add = add_scalar, .sum_squares = sum_squares_scalar, .fn = {HT_KERNELS(ROW)}};
+const struct ht_kernels ht_kernels_scalar = {.name = "scalar",
+                                             .add = add_scalar,
+                                             .sum_squares = sum_squares_scalar,
+                                             .join = join_scalar,
+                                             .part = part_scalar,
+                                             .fn = {HT_KERNELS(ROW)}};

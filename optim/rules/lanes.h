@@ -164,6 +164,27 @@ HT_LANES_FN ht_lanes lanes_load(const void *array, uint8_t dtype, size_t i)
     return lanes_widen(lanes_load_halves((const uint16_t *)array + i), dtype);
 }
 
+/* A master from its bf16 and the bits that those miss; `upper`: the code of an upper tie (master.h). */
+HT_LANES_FN ht_lanes lanes_join(const uint16_t *p, const uint16_t *low, uint32_t upper)
+{
+    __m256i code = lanes_load_halves(low);
+    __m256i is_upper = _mm256_cmpeq_epi32(code, _mm256_set1_epi32((int)upper));
+    __m256i missing = _mm256_srai_epi32(_mm256_slli_epi32(code, 16), 16);
+
+    missing = _mm256_blendv_epi8(missing, _mm256_set1_epi32(0x8000), is_upper);
+    return lanes_of_bits(_mm256_add_epi32(_mm256_slli_epi32(lanes_load_halves(p), 16), missing));
+}
+
+/* The bits of a master that its bf16 misses. True: one of them is a tie. */
+HT_LANES_FN bool lanes_part(uint16_t *low, ht_lanes x, const uint16_t *p)
+{
+    __m256i near = _mm256_slli_epi32(lanes_load_halves(p), 16);
+    __m256i missing = _mm256_and_si256(_mm256_sub_epi32(lanes_bits(x), near), _mm256_set1_epi32(0xffff));
+
+    _mm_storeu_si128((__m128i *)(void *)low, lanes_pack(missing));
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi32(missing, _mm256_set1_epi32(0x8000))) != 0;
+}
+
 #else
 
 typedef float ht_lanes;
@@ -261,6 +282,24 @@ HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)
 
     memcpy(&there, p, sizeof(there));
     return lanes_narrow(x, dtype) == there ? x : lanes_load(p, dtype, 0);
+}
+
+HT_LANES_FN ht_lanes lanes_join(const uint16_t *p, const uint16_t *low, uint32_t upper)
+{
+    uint32_t missing = *low == upper ? 0x8000 : (uint32_t)(int16_t)*low, bits = ((uint32_t)*p << 16) + missing;
+    ht_lanes x;
+
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+
+HT_LANES_FN bool lanes_part(uint16_t *low, ht_lanes x, const uint16_t *p)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof(bits));
+    *low = (uint16_t)(bits - ((uint32_t)*p << 16));
+    return *low == 0x8000;
 }
 
 #endif

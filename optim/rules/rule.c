@@ -47,9 +47,13 @@ void ht_rule_scalars(const struct ht_optim_config *c, uint64_t t, struct ht_scal
 const char *ht_state_word(unsigned kind)
 {
     static const char *const word[HT_STATE_KINDS] = {
-        [HT_STATE_EXP_AVG] = "exp_avg", [HT_STATE_EXP_AVG_SQ] = "exp_avg_sq",
-        [HT_STATE_MASTER] = "master",   [HT_STATE_MOMENTUM_BUFFER] = "momentum_buffer",
+        [HT_STATE_EXP_AVG] = "exp_avg",
+        [HT_STATE_EXP_AVG_SQ] = "exp_avg_sq",
+        [HT_STATE_MASTER] = "master",
+        [HT_STATE_MOMENTUM_BUFFER] = "momentum_buffer",
         [HT_STATE_SUM] = "sum",
+        [HT_STATE_MASTER_LOW] = "master",
+        [HT_STATE_MASTER_BLOCKS] = "master",
     };
 
     return kind < HT_STATE_KINDS ? word[kind] : NULL;

@@ -18,6 +18,8 @@ enum ht_state_kind {
     HT_STATE_MASTER = 3, /* of parameters of two bytes, whatever the rule */
     HT_STATE_MOMENTUM_BUFFER = 4,
     HT_STATE_SUM = 5,
+    HT_STATE_MASTER_LOW = 6,    /* of bf16 parameters: the bits of masters that those miss, two bytes each */
+    HT_STATE_MASTER_BLOCKS = 7, /* and what is to be known of each block of them (master.h) */
     HT_STATE_KINDS
 };
 /* Its file below .hitrain/state/P/, PyTorch's name where it has one; NULL: no such kind. */

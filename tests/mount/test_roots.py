@@ -164,6 +164,37 @@ def test_bf16_parameter_keeps_a_master(mnt):
     word(r, 'grad_dtype', 'f32')
 
 
+def test_a_bf16_master_is_copied_after_its_parameter(mnt, tmp_path):
+    r = mnt / 'half'
+    r.mkdir()
+    word(r, 'dtype', 'bf16')
+    (r / 'p').write_bytes((random(300000, 1).view('u4') >> 16).astype('u2').tobytes())
+    word(r, 'optimizer', OPTIMIZER)
+    state = r / '.hitrain/state/p'
+
+    def step(seed):
+        put_gradient(r, 'p', (random(300000, seed).view('u4') >> 16).astype('u2'))
+        sync(r)
+        return (r / 'p').read_bytes(), (state / 'master').read_bytes()
+
+    step(2)
+    saved = tmp_path / 'saved'
+    saved.mkdir()
+    for file in (r / 'p', state / 'master', state / 'exp_avg', state / 'exp_avg_sq', state / 'step'):
+        subprocess.run(['cp', file, saved], check=True)
+    wanted = step(3)
+    copied = subprocess.run(['cp', saved / 'master', state], capture_output=True, text=True)
+    assert copied.returncode == 1 and 'Invalid argument' in copied.stderr
+    assert 'write the parameter first' in word(r, 'error')
+    assert ((r / 'p').read_bytes(), (state / 'master').read_bytes()) == wanted
+    subprocess.run(['cp', saved / 'p', r], check=True)
+    loaded = (np.frombuffer((saved / 'p').read_bytes(), 'u2').astype('u4') << 16).view('f4')
+    assert (state / 'master').read_bytes() == loaded.tobytes()
+    for name in ('master', 'exp_avg', 'exp_avg_sq', 'step'):
+        subprocess.run(['cp', saved / name, state], check=True)
+    assert step(3) == wanted
+
+
 def test_state_is_what_the_rule_keeps(mnt):
     root = mnt / 'model'
     root.mkdir()

@@ -198,6 +198,17 @@ static inline struct ht_param_desc world_desc(const struct test_param *p)
     return (struct ht_param_desc){ROOT, p->obj, p->dtype, p->grad_dtype};
 }
 
+/* As if it had never had any state: masters of bf16 are what the parameter is, others nothing until they are written. */
+static inline void forget_state(struct test_param *p)
+{
+    memset(p->m, 0, p->n * 4);
+    memset(p->v, 0, p->n * 4);
+    memset(p->master, 0, p->n * 4);
+    for (uint64_t i = 0; p->dtype == HT_DTYPE_BF16 && i < p->n; i++)
+        p->master[i] = ht_kernel_element(p->p, p->dtype, i);
+    p->t = 0;
+}
+
 /* A parameter of n elements with random values, in the root's scope, not yet committed. */
 static inline struct test_param *world_param(struct world *w, uint8_t dtype, uint8_t grad_dtype, uint64_t n,
                                              uint32_t chunk_bytes)
@@ -213,6 +224,7 @@ static inline struct test_param *world_param(struct world *w, uint8_t dtype, uin
     p->v = calloc(n, 4);
     for (uint64_t i = 0; i < n; i++)
         put_value(p->p, dtype, i, random_value(w));
+    forget_state(p);
     ck_assert_int_eq(ht_obj_create(w->s, &attr, &p->obj), 0);
     ck_assert_int_eq(ht_obj_write(p->obj, 0, p->p, bytes), (ssize_t)bytes);
     return p;
