@@ -260,7 +260,7 @@ int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct st
 
     if (rc != 0)
         return rc;
-    if ((what & HT_SET_SIZE) != 0 && nothing_to_set(ns, ino, what & ~(unsigned)HT_SET_SIZE)) {
+    if ((what & HT_SET_SIZE) != 0 && nothing_to_set(ns, ino, what & ~(unsigned)(HT_SET_SIZE | HT_SET_MTIME_NOW))) {
         ht_ns_touch(ns, ino, true); /* as a write does: a log without room is no reason not to truncate */
         what = 0;
     }

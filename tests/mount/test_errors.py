@@ -204,6 +204,33 @@ def test_a_device_that_fails_reads_is_named(loop_store):
     assert (mnt / 'a').read_bytes() == data
 
 
+def zero(path, at, size):
+    with open(path, 'r+b') as f:
+        f.seek(at)
+        f.write(bytes(size))
+
+
+def test_what_has_a_second_copy_is_read_from_it_and_written_anew(make_store):
+    store = make_store('64M')
+    done = run('mkfs.hitrain', '--force', store.image)
+    size = int(re.search(r'log +2 x (\d+) MiB', done.stdout)[1]) * MIB
+    logs = [(int(at) * MIB, size) for at in re.findall(r'device 0 at (\d+) MiB', done.stdout)]
+    supers = [0, 16 * BLOCK, 64 * MIB - BLOCK]
+    mnt = store.mount()
+    (mnt / 'kept').write_bytes(pattern(MIB, 9))
+    sync(mnt / 'kept')
+    store.unmount()
+    for lost in (0, 1, 0):  # the second and third find nothing but what the one before has written
+        zero(store.image, *logs[lost])
+        for at in supers[:2] if lost else supers[1:]:
+            zero(store.image, at, BLOCK)
+        mnt = store.mount()
+        assert (mnt / 'kept').read_bytes() == pattern(MIB, 9)
+        wait_event(mnt, 'log-repaired')
+        store.unmount()
+        store.assert_clean()
+
+
 def preallocate_logs(store):
     with open(store.backing, 'r+b') as f:
         for at in store.logs:

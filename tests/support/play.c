@@ -143,7 +143,7 @@ static void cut(struct play *p, struct play_file *f)
     struct stat st = {.st_size = 0};
     int rc;
     uint64_t ino = find(p, HT_NS_ROOT_INO, f->name, &rc);
-    if (ino && op(p, ht_ns_setattr(p->k.ns, ino, HT_SET_SIZE, &st, &st)) == 0)
+    if (ino && op(p, ht_ns_setattr(p->k.ns, ino, HT_SET_SIZE | HT_SET_MTIME_NOW, &st, &st)) == 0)
         set(f, EMPTY);
     check_now(p, f);
 }
