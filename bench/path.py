@@ -47,6 +47,7 @@ EIGHT = SETS[2]
 HOT_SETS = [s for s in SETS if s.name != '64 MiB']
 ONE = Set('256 MiB', 256 * MIB, 256 * MIB)
 SWAPPED = Set('swapped', 8 * MIB, 512 * MIB)
+SCRATCH = Set('scratch', 8 * MIB, 512 * MIB)
 SWAPPED_DRAM = '256M'
 
 
@@ -69,6 +70,8 @@ class Bench:
         make_tensors(self.xfs, [*SETS, SWAPPED])
         make_tensors(self.tmpfs, [*SETS, ONE])
         make_tensors(self.hitrain, [*SETS, ONE, SWAPPED])
+        (self.hitrain.point / SCRATCH.folder).mkdir()
+        os.setxattr(self.hitrain.point / SCRATCH.folder, 'user.hitrain.class', b'scratch')
 
     def said(self, text):
         print(f'  {time.monotonic() - self.began:5.0f} s  {text}', flush=True)
@@ -130,17 +133,23 @@ class Bench:
     # ----------------------------------------------------------- other lines
 
     def swapping(self, run):
-        def measure(side):
+        """hitrain also with class=scratch: no run resumes from what is swapped."""
+        def measure(side, swapped):
+            words = {**swapped.words(), 'skew': 1024}
             self.devices.slow(False)
             if side is self.hitrain:
                 side.remount(SWAPPED_DRAM)
-                side.measure('step', SWAPPED.folder, **SWAPPED.words(), skew=1024)
+                side.client('make', swapped.folder, **words)
+                for _ in range(SWAPPED_LAPS):
+                    side.client('step', swapped.folder, **words)
             self.devices.slow(True)
             before = self.devices.counters(side.name)
-            result = side.measure('step', SWAPPED.folder, **SWAPPED.words(), skew=1024, laps=SWAPPED_LAPS)
+            result = side.measure('step', swapped.folder, **words, laps=SWAPPED_LAPS)
             after = self.devices.counters(side.name)
             return {**result, 'device_read': after[0] - before[0], 'device_written': after[1] - before[1]}
-        self.take_turns(run, 'swapping', 'DeepSpeed', [self.xfs, self.hitrain], measure)
+        for cell, swapped in ('durable', SWAPPED), ('class=scratch', SCRATCH):
+            self.take_turns(run, 'swapping', cell, [self.xfs, self.hitrain],
+                            lambda side, s=swapped: measure(side, s if side is self.hitrain else SWAPPED))
         self.devices.slow(False)
 
     def concurrency(self, run):

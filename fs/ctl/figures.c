@@ -87,6 +87,8 @@ static const struct row rows[] = {
     STORE("handed_files", GAUGE, store.handed_count, "Files in it."),
     STORE("handed_opens", COUNTER, handed_opens, "Opens of files that were handed out."),
     STORE("handout_fallbacks", COUNTER, handout_fallbacks, "Files that were to be handed out and could not be."),
+    STORE("staying_bytes", GAUGE, store.dram_staying_bytes,
+          "Part of the DRAM tier that holds what came back after it had to go, and stays while it is used."),
     STORE("staging_bytes", GAUGE, store.staging_bytes, "Staging pool."),
     STORE("staging_used_bytes", GAUGE, store.staging_used_bytes, "Used part of the staging pool."),
     STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),

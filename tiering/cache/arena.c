@@ -13,6 +13,7 @@
 
 #include "tiering/base/fault.h"
 #include "tiering/cache/arena.h"
+#include "tiering/cache/stay.h"
 
 enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20 };
 enum slot_state { SLOT_FREE, SLOT_WHOLE, SLOT_SPLIT };
@@ -31,7 +32,11 @@ struct guest {
 struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots, free_head, split_hint, hand;
-    uint64_t used_bytes, kept_bytes;
+    uint64_t used_bytes, kept_bytes, staying_bytes;
+    uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
+    bool forced;                                       /* the sweep that is running heeds nobody's stay */
+    uint32_t short_for;                                /* images to come until it is forgotten that one found no room */
+    struct ht_stay stay;
     struct slot *slot;
     struct ht_image *image; /* SUBS per slot */
     uint32_t guests, guest_head;
@@ -54,7 +59,8 @@ int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, st
     a->slots = (uint32_t)(bytes >> SLOT_SHIFT);
     a->slot = calloc(a->slots, sizeof(*a->slot));
     a->image = calloc((size_t)a->slots * SUBS, sizeof(*a->image));
-    if (!a->slot || !a->image) {
+    rc = ht_stay_init(&a->stay, a->slots);
+    if (rc || !a->slot || !a->image) {
         ht_arena_free(a);
         return -ENOMEM;
     }
@@ -73,6 +79,7 @@ void ht_arena_free(struct ht_arena *a)
     if (!a)
         return;
     ht_pinned_free(&a->memory);
+    ht_stay_destroy(&a->stay);
     free(a->slot);
     free(a->image);
     free(a->guest);
@@ -141,6 +148,28 @@ static uint32_t slot_from_free(struct ht_arena *a, enum slot_state state)
     return i;
 }
 
+/* Add (1) or take away (-1) what this image is of the dirty bytes that pass through. */
+static void note_dirty(struct ht_arena *a, uint32_t n, int sign)
+{
+    const struct ht_image *im = ht_arena_image(a, n);
+    uint64_t bytes = (uint64_t)(sign * (int64_t)ht_arena_slot_bytes(a, n));
+    if (!ht_image_passes_dirty(im))
+        return;
+    a->passing_dirty_bytes += bytes;
+    if (im->durable)
+        a->durable_dirty_bytes += bytes;
+}
+
+static void stay_no_more(struct ht_arena *a, uint32_t n)
+{
+    if (!a->image[n].stays)
+        return;
+    note_dirty(a, n, -1);
+    a->image[n].stays = false;
+    note_dirty(a, n, 1);
+    a->staying_bytes -= ht_arena_slot_bytes(a, n);
+}
+
 void ht_arena_put(struct ht_arena *a, uint32_t n)
 {
     if (ht_arena_is_guest(a, n)) {
@@ -151,6 +180,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     struct slot *s = &a->slot[i];
     assert(s->state != SLOT_FREE);
     ht_arena_let_go(a, n);
+    stay_no_more(a, n);
     a->image[n].owner = NULL;
     a->used_bytes -= ht_arena_slot_bytes(a, n);
     if (s->state == SLOT_SPLIT) {
@@ -164,18 +194,33 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     slot_to_free(a, i);
 }
 
+static uint64_t stay_bytes_max(const struct ht_arena *a)
+{
+    return ht_arena_bytes(a) * HT_ARENA_KEEP_PERCENT / 100;
+}
+
+/* Those that are kept take the room from those that stay. */
+static bool may_stay(const struct ht_arena *a, const struct ht_image *im)
+{
+    return !a->forced && a->kept_bytes + a->staying_bytes <= stay_bytes_max(a) &&
+        !ht_stay_is_over(&a->stay, im->used_at);
+}
+
 /* Ask one image to go: the second time the hand passes. */
 static bool try_evict(struct ht_arena *a, uint32_t n)
 {
     struct ht_image *im = &a->image[n];
-    if (im->kept)
+    if (im->kept || (im->stays && may_stay(a, im)))
         return false;
+    stay_no_more(a, n);
     if (im->referenced) {
         im->referenced = false;
         return false;
     }
     if (!a->evict(a->ctx, n))
         return false;
+    if (a->slot[n / SUBS].state == SLOT_WHOLE)
+        ht_stay_note_gone(&a->stay, im->owner, im->index, im->used_at);
     ht_arena_put(a, n);
     return true;
 }
@@ -246,6 +291,7 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most)
 {
     uint32_t n = HT_SLOT_NONE;
     uint64_t tries = ht_min_u64(most, 2ull * a->slots);
+    a->forced = most == HT_ARENA_FORCE;
     if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
         return n;
     if (chunk_bytes <= 1u << SUB_SHIFT) {
@@ -255,25 +301,72 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most)
         uint32_t i = slot_from_free(a, SLOT_WHOLE);
         n = i == HT_SLOT_NONE ? i : i * SUBS;
     }
+    if (n == HT_SLOT_NONE && most >= HT_ARENA_ASK_ALL)
+        a->short_for = a->slots;
     if (n == HT_SLOT_NONE)
         return n;
+    a->short_for -= a->short_for > 0;
     a->image[n] = (struct ht_image){.referenced = true};
     a->used_bytes += ht_arena_slot_bytes(a, n);
     return n;
 }
 
+void ht_arena_use(struct ht_arena *a, uint32_t n)
+{
+    struct ht_image *im = ht_arena_image(a, n);
+    im->referenced = true;
+    im->used_at = a->stay.came;
+}
+
+void ht_arena_attach(struct ht_arena *a, uint32_t n, void *owner, uint64_t index, bool durable)
+{
+    struct ht_image *im = ht_arena_image(a, n);
+    uint64_t bytes = ht_arena_slot_bytes(a, n);
+    im->owner = owner;
+    im->index = index;
+    im->durable = durable;
+    if (ht_arena_is_guest(a, n) || a->slot[n / SUBS].state != SLOT_WHOLE)
+        return;
+    im->stays =
+        ht_stay_comes_back(&a->stay, owner, index) && a->kept_bytes + a->staying_bytes + bytes <= stay_bytes_max(a);
+    im->used_at = a->stay.came;
+    a->staying_bytes += im->stays ? bytes : 0;
+}
+
+void ht_arena_set_dirty(struct ht_arena *a, uint32_t n, bool dirty)
+{
+    note_dirty(a, n, -1);
+    ht_arena_image(a, n)->dirty = dirty;
+    note_dirty(a, n, 1);
+}
+
+bool ht_arena_under_pressure(const struct ht_arena *a)
+{
+    uint64_t moving = ht_arena_bytes(a) - a->kept_bytes;
+    if (a->durable_dirty_bytes > moving / 2)
+        return true;
+    return a->short_for && a->passing_dirty_bytes > (moving - a->staying_bytes) / 2;
+}
+
+bool ht_arena_presses(struct ht_arena *a, uint32_t n)
+{
+    const struct ht_image *im = ht_arena_image(a, n);
+    return ht_image_passes_dirty(im) && (im->durable || a->short_for);
+}
+
 bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes)
 {
-    uint64_t most = ht_arena_bytes(a) * HT_ARENA_KEEP_PERCENT / 100;
-
-    return chunk_bytes > 1u << SUB_SHIFT && a->kept_bytes + (1u << SLOT_SHIFT) <= most;
+    return chunk_bytes > 1u << SUB_SHIFT && a->kept_bytes + (1u << SLOT_SHIFT) <= stay_bytes_max(a);
 }
 
 void ht_arena_keep(struct ht_arena *a, uint32_t n)
 {
     if (ht_arena_is_guest(a, n) || a->image[n].kept)
         return;
+    stay_no_more(a, n);
+    note_dirty(a, n, -1);
     a->image[n].kept = true;
+    note_dirty(a, n, 1);
     a->kept_bytes += ht_arena_slot_bytes(a, n);
 }
 
@@ -281,13 +374,20 @@ void ht_arena_let_go(struct ht_arena *a, uint32_t n)
 {
     if (ht_arena_is_guest(a, n) || !a->image[n].kept)
         return;
+    note_dirty(a, n, -1);
     a->image[n].kept = false;
+    note_dirty(a, n, 1);
     a->kept_bytes -= ht_arena_slot_bytes(a, n);
 }
 
 uint64_t ht_arena_kept_bytes(const struct ht_arena *a)
 {
     return a->kept_bytes;
+}
+
+uint64_t ht_arena_staying_bytes(const struct ht_arena *a)
+{
+    return a->staying_bytes;
 }
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)

@@ -29,9 +29,12 @@ struct ht_image {
     uint32_t valid_lo, valid_hi;
     uint32_t data_hi;         /* valid bytes from here on are zeros and need not be stored */
     uint32_t reserved_blocks; /* space promised for writing it back */
-    bool dirty;               /* newer than the current reference */
-    bool referenced;          /* second chance */
-    bool kept;                /* not asked to go */
+    uint32_t used_at;         /* stay.h */
+    bool durable : 1;         /* dirty bytes of it should reach a device soon, not only when memory is short */
+    bool dirty : 1;           /* newer than the current reference */
+    bool referenced : 1;      /* second chance */
+    bool kept : 1;            /* not asked to go */
+    bool stays : 1;           /* asked only when it was not used for long: stay.h */
     uint8_t home;             /* device it should be written to, and 1; 0: any */
 };
 
@@ -42,11 +45,17 @@ int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, st
 void ht_arena_free(struct ht_arena *a);
 
 /*
- * A slot for chunk_bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice.
- * HT_SLOT_NONE: none did. The image is zeroed.
+ * A slot for chunk_bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice;
+ * HT_ARENA_FORCE: those that stay, too, which do so no more. HT_SLOT_NONE: none did. The image is zeroed.
  */
-#define HT_ARENA_ASK_ALL UINT32_MAX
+#define HT_ARENA_FORCE UINT32_MAX
+#define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries);
+/* It becomes the image of this. What comes back after it had to go stays, as long as HT_ARENA_KEEP_PERCENT allow. */
+void ht_arena_attach(struct ht_arena *a, uint32_t slot, void *owner, uint64_t index, bool durable);
+void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty);
+/* Somebody used it. */
+void ht_arena_use(struct ht_arena *a, uint32_t slot);
 /* Give an image's slot back. */
 void ht_arena_put(struct ht_arena *a, uint32_t slot);
 
@@ -68,6 +77,16 @@ bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes);
 void ht_arena_keep(struct ht_arena *a, uint32_t slot); /* needs can_keep, unless it is kept already */
 void ht_arena_let_go(struct ht_arena *a, uint32_t slot);
 uint64_t ht_arena_kept_bytes(const struct ht_arena *a);
+uint64_t ht_arena_staying_bytes(const struct ht_arena *a);
+/* Dirty, and the clock would have it go: it has to be written first. */
+static inline bool ht_image_passes_dirty(const struct ht_image *im)
+{
+    return im->dirty && !im->kept && !im->stays;
+}
+/* Is so much dirty of what passes through that it should be written? Scratch counts when room was short already. */
+bool ht_arena_under_pressure(const struct ht_arena *a);
+/* Should this one be written then? */
+bool ht_arena_presses(struct ht_arena *a, uint32_t slot);
 /* Bytes a slot number stands for: 1 MiB or 64 KiB. */
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot);
 /* Next used slot in clock order, advancing the writeback hand; HT_SLOT_NONE after a whole round of unused ones. */

@@ -14,7 +14,7 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
     struct timespec ts = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
     int rc = 0;
-    while (!s->stopping && !ht_store_under_pressure(s) && rc != ETIMEDOUT)
+    while (!s->stopping && !ht_arena_under_pressure(s->arena) && rc != ETIMEDOUT)
         rc = deadline_ns ? ht_cond_timedwait(&s->wake, &s->lock, &ts) : ht_cond_wait(&s->wake, &s->lock);
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }

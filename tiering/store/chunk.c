@@ -218,31 +218,17 @@ void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         ht_chunk_drop_image(o, c, index);
 }
 
-bool ht_image_presses(const struct ht_image *im)
-{
-    const struct ht_obj *o = im->owner;
-    return im->dirty && !im->kept && o->obj_class != HT_CLASS_SCRATCH;
-}
-
-/* Add (1) or take away (-1) what this image is of the bytes that press. */
-static void note_pressing(struct ht_obj *o, const struct ht_chunk *c, int sign)
-{
-    if (ht_image_presses(ht_arena_image(o->s->arena, c->slot)))
-        o->s->pressing_bytes += (uint64_t)(sign * (int64_t)ht_arena_slot_bytes(o->s->arena, c->slot));
-}
-
 void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
     o->version++;
     if (im->dirty)
         return;
-    im->dirty = true;
+    ht_arena_set_dirty(o->s->arena, c->slot, true);
     o->dirty++;
     ht_chunk_leaf(c)->dirty++;
     o->s->dirty_bytes += ht_arena_slot_bytes(o->s->arena, c->slot);
-    note_pressing(o, c, 1);
-    if (ht_store_under_pressure(o->s))
+    if (ht_arena_under_pressure(o->s->arena))
         pthread_cond_signal(&o->s->wake);
     ht_obj_touch(o);
 }
@@ -252,8 +238,7 @@ void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
     if (!im->dirty)
         return;
-    note_pressing(o, c, -1);
-    im->dirty = false;
+    ht_arena_set_dirty(o->s->arena, c->slot, false);
     o->dirty--;
     ht_chunk_leaf(c)->dirty--;
     o->s->dirty_bytes -= ht_arena_slot_bytes(o->s->arena, c->slot);
@@ -261,33 +246,21 @@ void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 
 void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
 {
-    struct ht_image *im = ht_arena_image(o->s->arena, slot);
-    im->owner = o;
-    im->index = index;
+    ht_arena_attach(o->s->arena, slot, o, index, o->obj_class != HT_CLASS_SCRATCH);
     c->slot = slot;
     o->resident++;
-}
-
-bool ht_store_under_pressure(const struct ht_store *s)
-{
-    uint64_t moving = ht_arena_bytes(s->arena) - ht_arena_kept_bytes(s->arena);
-    return s->pressing_bytes > moving / 2;
 }
 
 void ht_chunk_keep(struct ht_obj *o, struct ht_chunk *c)
 {
     if (ht_arena_image(o->s->arena, c->slot)->kept || !ht_arena_can_keep(o->s->arena, ht_obj_bytes_per_chunk(o)))
         return;
-    note_pressing(o, c, -1);
     ht_arena_keep(o->s->arena, c->slot);
-    note_pressing(o, c, 1);
 }
 
 void ht_chunk_let_go(struct ht_obj *o, struct ht_chunk *c)
 {
-    note_pressing(o, c, -1);
     ht_arena_let_go(o->s->arena, c->slot);
-    note_pressing(o, c, 1);
 }
 
 void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool was)

@@ -135,7 +135,7 @@ static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part
     }
     int rc = 0;
     lc->data = ht_arena_data(s->arena, c->slot);
-    ht_arena_image(s->arena, c->slot)->referenced = true;
+    ht_arena_use(s->arena, c->slot);
     if (!fresh && lc->mode != HT_LEASE_OVERWRITE)
         rc = ht_chunk_fill(o, c, lc->index);
     p->filled = !fresh;

@@ -66,7 +66,7 @@ static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len
         there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_chunk_len(o, index), a) - a);
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
-        ht_arena_image(s->arena, c->slot)->referenced = true;
+        ht_arena_use(s->arena, c->slot);
         data = ht_arena_data(s->arena, c->slot) + a;
     }
     ht_store_unlock(s);
@@ -152,7 +152,7 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
         rc = ht_chunk_fill(o, c, index);
     if (!rc)
         rc = ht_chunk_reserve(o, c, blocks_after_write(o, c, b));
-    im->referenced = true;
+    ht_arena_use(s->arena, c->slot);
     if (rc)
         ht_chunk_drop_empty(o, c, index);
     return rc;

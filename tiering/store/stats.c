@@ -50,6 +50,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->dram_used_bytes = ht_arena_used_bytes(s->arena) + s->handed_bytes;
     out->dram_dirty_bytes = s->dirty_bytes;
     out->dram_kept_bytes = ht_arena_kept_bytes(s->arena);
+    out->dram_staying_bytes = ht_arena_staying_bytes(s->arena);
     out->hits = s->hits;
     out->misses = s->misses;
     out->evictions = s->evictions;

@@ -340,7 +340,7 @@ void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out);
 struct ht_store_stats {
     uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, limbo_bytes; /* space for data */
     uint64_t objects, chunks, lost_chunks; /* published; of them those marked lost */
-    uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes, dram_kept_bytes;
+    uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes, dram_kept_bytes, dram_staying_bytes;
     uint64_t handout_bytes, handed_bytes,
         handed_count; /* share; memory that was handed out and is out or kept; objects */
     uint64_t staging_bytes, staging_used_bytes;

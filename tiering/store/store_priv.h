@@ -338,7 +338,7 @@ struct ht_store {
     struct ht_ref_conflict *conflicts;
     size_t conflict_count, conflict_cap;
 
-    uint64_t dirty_bytes, pressing_bytes; /* the second: of images that press */
+    uint64_t dirty_bytes;
     uint64_t hits, misses, evictions, writebacks, commits;
     uint64_t checksum_errors, read_errors, write_errors;
 };
@@ -524,13 +524,6 @@ int ht_scope_write(struct ht_store *s, uint64_t scope) HT_CHECK;
  * cleaned, or the error if none could be. No lock held.
  */
 int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing) HT_CHECK;
-/*
- * Dirty, and better cleaned before somebody has to wait for it. The keep-set is written when its commit asks for it, scratch only
- * when memory is short. Lock held.
- */
-bool ht_image_presses(const struct ht_image *im);
-/* So much of that, that it is time. Lock held. */
-bool ht_store_under_pressure(const struct ht_store *s);
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 
 /* tx.c */

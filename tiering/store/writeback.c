@@ -402,7 +402,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
         struct ht_chunk *c = ht_chunk_find(o, im->index);
-        bool wanted = pressing ? ht_image_presses(im) : im->dirty && !im->kept;
+        bool wanted = pressing ? ht_arena_presses(s->arena, slot) : ht_image_passes_dirty(im);
         if (!wanted || !ht_chunk_trylock_exclusive(c))
             continue;
         if (w->count == WINDOW)
