@@ -85,9 +85,7 @@ int ht_write_elsewhere(struct ht_obj *o, struct ht_chunk *c, uint64_t index, str
         tell(o, index, x);
         ref->checksum = checksum;
         ht_store_unlock(s);
-        error = ht_xfer_start(x, s, ring, ref, (void *)(uintptr_t)data, HT_IO_WRITE);
-        if (!error)
-            error = ht_xfer_wait(x, ring);
+        error = ht_xfer_run(x, s, ring, ref, (void *)(uintptr_t)data, HT_IO_WRITE);
         ht_store_lock(s);
         if (!error)
             break;

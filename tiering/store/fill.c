@@ -56,9 +56,7 @@ static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, 
     if (!ring)
         return -ENOMEM;
     struct ht_xfer x;
-    int rc = ht_xfer_start(&x, o->s, ring, ref, buf, HT_IO_READ);
-    if (!rc)
-        rc = ht_xfer_wait(&x, ring);
+    int rc = ht_xfer_run(&x, o->s, ring, ref, buf, HT_IO_READ);
     ht_ring_put(o->s, ring);
     if (rc)
         ht_read_failed(o, index, &x, rc);

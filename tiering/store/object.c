@@ -487,6 +487,11 @@ int ht_obj_prefetch(struct ht_obj *o)
     return rc;
 }
 
+static bool is_clean_image(struct ht_store *s, const struct ht_chunk *c)
+{
+    return c->slot != HT_SLOT_NONE && !ht_arena_image(s->arena, c->slot)->dirty;
+}
+
 void ht_obj_evict(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
@@ -498,8 +503,15 @@ void ht_obj_evict(struct ht_obj *o)
         ht_store_unlock(s);
         return;
     }
-    ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE && !c->exclusive && !c->shared &&
-                                            !ht_arena_image(s->arena, c->slot)->dirty) ht_chunk_drop_image(o, c, index);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!is_clean_image(s, c))
+            continue;
+        ht_chunk_lock_exclusive(s, c); /* a read that was answered may hold it for a moment more */
+        if (is_clean_image(s, c))
+            ht_chunk_drop_image(o, c, index);
+        ht_chunk_unlock_exclusive(s, c);
+    }
     ht_store_unlock(s);
 }
 

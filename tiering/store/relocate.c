@@ -49,8 +49,7 @@ static int write_out(struct ht_store *s, struct ht_ring *ring, const struct ht_r
 {
     struct ht_xfer x;
     memset((uint8_t *)bytes + ref->stored, 0, ht_round_up(ref->stored, HT_BLOCK_BYTES) - ref->stored);
-    int rc = ht_xfer_start(&x, s, ring, ref, bytes, HT_IO_WRITE);
-    return rc ? rc : ht_xfer_wait(&x, ring);
+    return ht_xfer_run(&x, s, ring, ref, bytes, HT_IO_WRITE);
 }
 
 int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)

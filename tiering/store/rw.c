@@ -100,6 +100,55 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
     return rc ? rc : (ssize_t)done; /* less than there is would be taken for the end */
 }
 
+/* The bytes where they are, with their chunk held shared; *out_bytes is NULL when no single image has them. Lock held. */
+static int hold_in_place(struct ht_obj *o, uint64_t off, size_t len, struct ht_chunk **out_c, const uint8_t **out_bytes)
+{
+    struct ht_store *s = o->s;
+    uint64_t index = off >> o->chunk_shift;
+    uint32_t bytes = ht_obj_bytes_per_chunk(o), a = (uint32_t)(off & (bytes - 1));
+    struct ht_chunk *c = len && len <= bytes - a ? ht_chunk_find(o, index) : NULL;
+    *out_bytes = NULL;
+    if (!c)
+        return 0;
+    int rc = hold_for_read(o, c, index, a, a + (uint32_t)len);
+    if (rc)
+        return rc;
+    /* Memory of a handed-out object may end earlier. */
+    if (c->slot == HT_SLOT_NONE || ht_arena_is_guest(s->arena, c->slot)) {
+        ht_chunk_unlock_shared(s, c);
+        return 0;
+    }
+    ht_arena_use(s->arena, c->slot);
+    *out_bytes = ht_arena_data(s->arena, c->slot) + a;
+    *out_c = c;
+    return 0;
+}
+
+ssize_t ht_obj_read_in_place(struct ht_obj *o, uint64_t off, void *buf, size_t len, ht_obj_read_fn fn, void *ctx)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c;
+    const uint8_t *bytes;
+    ht_store_lock(s);
+    len = off < o->size ? ht_min_u64(len, o->size - off) : 0;
+    int rc = hold_in_place(o, off, len, &c, &bytes);
+    if (bytes)
+        o->refs++; /* whoever has been answered may let go of it */
+    ht_store_unlock(s);
+    if (rc)
+        return rc;
+    ssize_t n = bytes ? (ssize_t)len : ht_obj_read(o, off, buf, len);
+    if (n >= 0)
+        fn(ctx, bytes ? bytes : buf, (size_t)n);
+    if (bytes) {
+        ht_store_lock(s);
+        ht_chunk_unlock_shared(s, c);
+        ht_obj_put_locked(o);
+        ht_store_unlock(s);
+    }
+    return n;
+}
+
 /* --------------------------------------------------------------- writing */
 
 /* Blocks the chunk will need when [.., b) of it has been written. */

@@ -29,11 +29,9 @@ static int read_and_verify(struct ht_suspect *x, void *buf)
 {
     struct ht_store *s = x->obj->s;
     struct ht_xfer xfer;
-    int rc = ht_xfer_start(&xfer, s, x->ring, &x->ref, buf, HT_IO_READ);
+    int rc = ht_xfer_run(&xfer, s, x->ring, &x->ref, buf, HT_IO_READ);
     if (rc && !xfer.bad_dev)
         return rc;
-    if (!rc)
-        rc = ht_xfer_wait(&xfer, x->ring);
     struct ht_extent e = ht_ref_extent(&x->ref, 0);
     x->device = ht_device_name(s, rc ? xfer.bad_dev - 1 : e.device);
     x->offset = rc ? xfer.bad_offset : e.block * HT_BLOCK_BYTES;

@@ -178,6 +178,13 @@ uint32_t ht_obj_chunk_bytes(const struct ht_obj *obj);
 /* Read up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno. WAITS. */
 ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_CHECK;
 /*
+ * The same without a copy where one chunk has it all: fn is called once, with the bytes in the chunk's image, which it is to use before
+ * it returns, or in buf. It must not come back to the store. Not called when the result is an error. WAITS.
+ */
+typedef void (*ht_obj_read_fn)(void *ctx, const void *bytes, size_t len);
+ssize_t ht_obj_read_in_place(struct ht_obj *obj, uint64_t off, void *buf, size_t len, ht_obj_read_fn fn,
+                             void *ctx) HT_CHECK;
+/*
  * Write; grows the object. All or nothing is promised per chunk only: returns the count written, which is short
  * when a later chunk failed, or -errno when nothing was. WAITS. -EFBIG beyond HT_FILE_BYTES_MAX.
  */

@@ -437,6 +437,9 @@ int ht_xfer_settle(struct ht_store *s, struct ht_xfer *x, const struct ht_ref *r
 const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Frees what start took. Whatever a device says is -EIO: a full one below us (thin, or a file) is not a full store. */
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring);
+/* Both in one. */
+int ht_xfer_run(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                enum ht_io_op op) HT_CHECK;
 /* The device's own word for an error of ht_xfer_wait, which is returned when there is none. */
 int ht_xfer_error(const struct ht_xfer *x, int error);
 /* Raise and count what ht_xfer_wait, or ht_xfer_start, said of a read. Lock not held. */

@@ -62,8 +62,9 @@ static bool all_answer(struct ht_xfer *x, const struct ht_store *s, const struct
     return true;
 }
 
-int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
-                  enum ht_io_op op)
+/* To the ring, and no further. */
+static int queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                 enum ht_io_op op)
 {
     x->lost = ht_ref_lost(ref);
     x->count = x->lost ? 0 : ht_ref_extents(ref);
@@ -93,8 +94,16 @@ int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
         p += x->ios[i].len;
         ht_ring_submit(ring, &x->ios[i]);
     }
-    ht_ring_kick(ring);
     return 0;
+}
+
+int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                  enum ht_io_op op)
+{
+    int rc = queue(x, s, ring, ref, buf, op);
+    if (!rc)
+        ht_ring_kick(ring);
+    return rc;
 }
 
 int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
@@ -115,6 +124,14 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
         free(x->ios);
     x->count = 0;
     return first;
+}
+
+/* Submitting and waiting is one system call. */
+int ht_xfer_run(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                enum ht_io_op op)
+{
+    int rc = queue(x, s, ring, ref, buf, op);
+    return rc ? rc : ht_xfer_wait(x, ring);
 }
 
 uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len)
