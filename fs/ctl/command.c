@@ -66,7 +66,7 @@ static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const stru
     }
     switch (cmd->id) {
     case HT_COMMAND_APPLY:
-        return ht_optim_apply(c->optim, root, ino);
+        return ht_ctl_apply(c, root, ino);
     case HT_COMMAND_WAIT:
         return ht_optim_wait(c->optim, root, ino);
     case HT_COMMAND_RESET:

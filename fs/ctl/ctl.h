@@ -36,12 +36,14 @@ struct ht_store *ht_ctl_store(struct ht_ctl *c);
 struct ht_ns *ht_ctl_ns(struct ht_ctl *c);
 struct ht_optim *ht_ctl_optim(struct ht_ctl *c);
 
-/* Whoever keeps copies of names, attributes and content (the kernel). Both may block; called with no lock held. */
+/* Whoever keeps copies of names, attributes and content (the kernel). Dropping may block; called with no lock held. */
 struct ht_ctl_cache {
     void *ctx;
     /* len 0: everything from off on. */
     void (*drop_data)(void *ctx, uint64_t ino, uint64_t off, uint64_t len);
     void (*drop_name)(void *ctx, uint64_t parent, const char *name);
+    /* What clients have stored into their window of this gradient (ht_hidden_gradient), with a reference; NULL: nobody has one. No waiting. */
+    struct ht_obj *(*mapped)(void *ctx, uint64_t gradient);
 };
 /* NULL: nobody does. */
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);

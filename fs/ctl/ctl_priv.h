@@ -72,6 +72,9 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino) HT_CHECK;
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
 
+/* apply.c. WAITS. */
+int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
+
 /* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_CHECK;

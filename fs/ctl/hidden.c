@@ -44,6 +44,16 @@ bool ht_hidden_name(uint64_t parent, const char *name)
     return ht_hidden_match(parent) || strcmp(name, HT_CTL_DIR) == 0;
 }
 
+bool ht_hidden_is_gradient(uint64_t ino)
+{
+    return ht_hidden_kind(ino) == HT_HIDDEN_GRAD;
+}
+
+uint64_t ht_hidden_gradient(uint64_t param)
+{
+    return number_of(HT_HIDDEN_GRAD, 0, param);
+}
+
 /* -------------------------------------------------------------- attributes */
 
 static mode_t search_bits(mode_t mode)

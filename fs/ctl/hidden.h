@@ -23,6 +23,9 @@
 bool ht_hidden_match(uint64_t ino);
 /* Is name in parent (hidden or not) one that belongs to the hidden tree? */
 bool ht_hidden_name(uint64_t parent, const char *name);
+/* Is it one of .hitrain/grad/? And that of a parameter. */
+bool ht_hidden_is_gradient(uint64_t ino);
+uint64_t ht_hidden_gradient(uint64_t param);
 /* Takes no count. */
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CHECK;
@@ -50,6 +53,8 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
 bool ht_hidden_open_waits(uint64_t ino);
 ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_CHECK;
 ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/* Bytes of a whole gradient; 0: it is none. */
+uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
 /* Of each closing descriptor, maybe early and often. */
 int ht_hidden_flush(struct ht_hidden_file *f) HT_CHECK;
 int ht_hidden_fsync(struct ht_hidden_file *f) HT_CHECK;

@@ -344,6 +344,11 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
     }
 }
 
+uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f)
+{
+    return f->grad ? ht_grad_size(f->grad) : 0;
+}
+
 int ht_hidden_flush(struct ht_hidden_file *f)
 {
     if (f->kind == HT_HIDDEN_GRAD)

@@ -143,7 +143,16 @@ int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi
 bool ht_handout_is_out(const struct ht_open *o);
 void ht_handout_close(struct ht_fuse *f, struct ht_open *o);
 void ht_handout_forget(fuse_req_t req, uint64_t ino);
-void ht_handout_finish(struct ht_fuse *f); /* when the connection has ended */
+/*
+ * handout_grad.c: the same for hidden files, of which only gradients are handed out. looked_up: as often as the kernel is told of one. close:
+ * of every open that got as far as open.
+ */
+void ht_handout_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
+void ht_handout_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
+void ht_handout_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags, struct fuse_file_info *fi);
+void ht_handout_hidden_close(struct ht_fuse *f, uint64_t ino);
+struct ht_obj *ht_handout_mapped(void *fuse, uint64_t ino); /* ht_ctl_cache.mapped */
+void ht_handout_finish(struct ht_fuse *f);                  /* when the connection has ended */
 
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);

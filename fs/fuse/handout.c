@@ -17,23 +17,13 @@
  * Lock: handout.lock, a leaf. An entry that is busy belongs to one thread, which may wait for I/O; other openers of the
  * same file wait for it.
  */
-#include "fs/fuse/fuse_priv.h"
 #include "fs/fuse/handout_policy.h"
+#include "fs/fuse/handout_priv.h"
 
 #include <linux/capability.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-/* An inode with open files, or out. */
-struct ht_handed_file {
-    struct ht_list link;
-    uint64_t ino;
-    unsigned opens;
-    bool out, stores, busy;
-    int backing;        /* out: the kernel's name for the memory */
-    struct ht_obj *obj; /* out; handing out keeps it */
-};
 
 /* ------------------------------------------------------------------- table */
 
@@ -43,8 +33,7 @@ static struct ht_list *bucket(struct ht_fuse *f, uint64_t ino)
 }
 static_assert(HT_HANDOUT_BUCKETS == 256, "eight bits");
 
-/* Locked. */
-static struct ht_handed_file *find(struct ht_fuse *f, uint64_t ino)
+struct ht_handed_file *ht_handed_find(struct ht_fuse *f, uint64_t ino)
 {
     ht_list_for_each(p, bucket(f, ino)) {
         struct ht_handed_file *e = ht_list_entry(p, struct ht_handed_file, link);
@@ -55,7 +44,7 @@ static struct ht_handed_file *find(struct ht_fuse *f, uint64_t ino)
     return NULL;
 }
 
-static struct ht_handed_file *make(struct ht_fuse *f, uint64_t ino)
+struct ht_handed_file *ht_handed_make(struct ht_fuse *f, uint64_t ino)
 {
     struct ht_handed_file *e = calloc(1, sizeof(*e));
 
@@ -66,15 +55,14 @@ static struct ht_handed_file *make(struct ht_fuse *f, uint64_t ino)
     return e;
 }
 
-/* One open more, and the entry is the caller's. NULL: no memory. */
-static struct ht_handed_file *enter(struct ht_fuse *f, uint64_t ino)
+struct ht_handed_file *ht_handed_enter(struct ht_fuse *f, uint64_t ino)
 {
     struct ht_handed_file *e;
 
     ht_mutex_lock(&f->handout.lock);
-    e = find(f, ino);
+    e = ht_handed_find(f, ino);
     if (!e)
-        e = make(f, ino);
+        e = ht_handed_make(f, ino);
     if (e) {
         e->opens++;
         while (e->busy)
@@ -85,21 +73,21 @@ static struct ht_handed_file *enter(struct ht_fuse *f, uint64_t ino)
     return e;
 }
 
-/* Locked. */
-static void free_if_unused(struct ht_handed_file *e)
+void ht_handed_free_if_unused(struct ht_handed_file *e)
 {
-    if (e->opens || e->out || e->busy)
+    if (e->opens || e->lookups || e->out || e->busy)
         return;
     ht_list_del(&e->link);
+    free(e->name);
     free(e);
 }
 
-static void leave(struct ht_fuse *f, struct ht_handed_file *e)
+void ht_handed_leave(struct ht_fuse *f, struct ht_handed_file *e)
 {
     ht_mutex_lock(&f->handout.lock);
     e->busy = false;
     pthread_cond_broadcast(&f->handout.idle);
-    free_if_unused(e);
+    ht_handed_free_if_unused(e);
     ht_mutex_unlock(&f->handout.lock);
 }
 
@@ -126,8 +114,7 @@ static bool wanted(struct ht_fuse *f, const struct ht_handed_file *e, const stru
     return ht_handout_wanted(&c);
 }
 
-/* Give the kernel the object's memory. */
-static int pass(fuse_req_t req, struct ht_handed_file *e, struct ht_obj *obj, bool stores)
+int ht_handed_pass(fuse_req_t req, struct ht_handed_file *e, struct ht_obj *obj, bool stores)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     int fd, r = f->handout.on ? ht_obj_hand_out(obj, &fd) : -EOPNOTSUPP;
@@ -145,6 +132,7 @@ static int pass(fuse_req_t req, struct ht_handed_file *e, struct ht_obj *obj, bo
         return r;
     }
     e->obj = obj;
+    e->fd = fd;
     e->out = true;
     e->stores = stores;
     return 0;
@@ -168,11 +156,11 @@ int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi
 
     if (!f->handout.share_bytes)
         return 0;
-    e = enter(f, o->ino);
+    e = ht_handed_enter(f, o->ino);
     if (!e)
         return -ENOMEM;
     o->handed = e;
-    if (!e->out && wanted(f, e, o, fi) && pass(req, e, o->obj, stores))
+    if (!e->out && wanted(f, e, o, fi) && ht_handed_pass(req, e, o->obj, stores))
         f->traffic->handout_fallbacks++;
     if (e->out && stores && !e->stores) {
         r = ht_obj_expect_stores(e->obj);
@@ -182,7 +170,7 @@ int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi
         use_memory(e, fi);
         f->traffic->handed_opens++;
     }
-    leave(f, e);
+    ht_handed_leave(f, e);
     return r;
 }
 
@@ -204,24 +192,28 @@ static void job_drop_names(struct ht_job *job)
         cache->drop_name(cache->ctx, parent, name);
 }
 
-void ht_handout_close(struct ht_fuse *f, struct ht_open *o)
+void ht_handed_close(struct ht_fuse *f, struct ht_handed_file *e, void (*drop_names)(struct ht_job *job))
 {
-    struct ht_handed_file *e = o->handed;
+    uint64_t ino = e->ino;
     struct ht_job *job;
     bool provoke;
 
-    if (!e)
-        return;
     ht_mutex_lock(&f->handout.lock);
     e->opens--;
     provoke = e->out && !e->opens && f->mounted;
-    free_if_unused(e);
+    ht_handed_free_if_unused(e);
     ht_mutex_unlock(&f->handout.lock);
-    job = provoke ? ht_job_new(f, NULL, job_drop_names) : NULL;
+    job = provoke ? ht_job_new(f, NULL, drop_names) : NULL;
     if (!job)
         return;
-    job->ino = o->ino;
+    job->ino = ino;
     ht_job_submit(job);
+}
+
+void ht_handout_close(struct ht_fuse *f, struct ht_open *o)
+{
+    if (o->handed)
+        ht_handed_close(f, o->handed, job_drop_names);
 }
 
 /* Nobody has it open: is it out? Then the entry is the caller's. */
@@ -230,7 +222,7 @@ static struct ht_handed_file *take_closed(struct ht_fuse *f, uint64_t ino)
     struct ht_handed_file *e;
 
     ht_mutex_lock(&f->handout.lock);
-    e = find(f, ino);
+    e = ht_handed_find(f, ino);
     if (e && (!e->out || e->opens || e->busy))
         e = NULL;
     if (e)
@@ -251,7 +243,7 @@ void ht_handout_forget(fuse_req_t req, uint64_t ino)
         ht_obj_hand_back(e->obj);
         e->out = e->stores = false;
     }
-    leave(f, e);
+    ht_handed_leave(f, e);
 }
 
 /* -------------------------------------------------------------------- life */
@@ -295,7 +287,10 @@ void ht_handout_finish(struct ht_fuse *f)
 
             if (e->out)
                 ht_obj_hand_back(e->obj);
+            if (e->out && ht_hidden_match(e->ino))
+                ht_obj_put(e->obj); /* a window: gone with the mount */
             ht_list_del(&e->link);
+            free(e->name);
             free(e);
         }
     }

@@ -178,10 +178,12 @@ void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mo
 
 void ht_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    if (ht_hidden_match(ino))
+    if (ht_hidden_match(ino)) {
+        ht_handout_hidden_close(ht_fuse_of(req), ino);
         ht_hidden_release((struct ht_hidden_file *)(uintptr_t)fi->fh);
-    else
+    } else {
         drop_open(ht_fuse_of(req), open_of(fi));
+    }
     fuse_reply_err(req, 0);
 }
 

@@ -28,8 +28,11 @@ static void open_now(struct ht_fuse *f, fuse_req_t req, uint64_t ino, int flags)
     }
     fi.fh = (uintptr_t)file;
     fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
-    if (fuse_reply_open(req, &fi))
+    ht_handout_hidden_open(req, ino, ht_hidden_gradient_bytes(file), flags, &fi);
+    if (fuse_reply_open(req, &fi)) {
+        ht_handout_hidden_close(f, ino);
         ht_hidden_release(file);
+    }
 }
 
 static void job_open(struct ht_job *job)

@@ -36,6 +36,8 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
         r = ht_hidden_lookup(f->ctl, parent, name, &st);
     else
         r = ht_ns_lookup(f->ns, parent, name, &st);
+    if (r == 0 && hidden)
+        ht_handout_hidden_looked_up(f, st.st_ino, parent, name);
     if (r == -ENOENT && !hidden)
         reply_missing(req);
     else
@@ -44,8 +46,10 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 
 static void forget_one(fuse_req_t req, uint64_t ino, uint64_t n)
 {
-    if (ht_hidden_match(ino))
+    if (ht_hidden_match(ino)) {
+        ht_handout_hidden_forget(req, ino, n);
         return;
+    }
     ht_ns_forget(ht_fuse_of(req)->ns, ino, n);
     ht_handout_forget(req, ino);
 }

@@ -65,7 +65,7 @@ int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node)
     return err;
 }
 
-int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node)
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node, bool populate)
 {
     int err;
 
@@ -73,7 +73,7 @@ int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int no
     if (m->fd < 0)
         return -errno;
     err = ht_shared_resize(m, bytes, node);
-    if (!err && bytes)
+    if (!err && populate && bytes)
         err = ht_mem_populate((char *)ht_shared_at(m, 0), bytes);
     if (err)
         ht_shared_close(m);

@@ -22,8 +22,8 @@ struct ht_shared {
     } map[HT_SHARED_MAPS_MAX];
 };
 
-/* Zeros, all of them there at once, locked where the limits allow. -ENOMEM */
-int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node) HT_CHECK;
+/* Zeros, all of them there at once (populate) or when they are touched, locked where the limits allow. -ENOMEM */
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node, bool populate) HT_CHECK;
 void ht_shared_close(struct ht_shared *m);
 /* Growing: the new part is zeros that get memory when they are touched. Shrinking cannot fail. */
 int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node) HT_CHECK;

@@ -454,8 +454,8 @@ static bool has_room(const struct ht_store *s, uint64_t bytes)
 
 static bool may_go_out(const struct ht_obj *o)
 {
-    return o->s->opts.handout_bytes && o->obj_class != HT_CLASS_SCRATCH && !o->deleted && !o->dead &&
-        ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size;
+    return o->s->opts.handout_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES &&
+        o->size;
 }
 
 /* Count it among those that have memory, which is made without the lock. Lock held, let go meanwhile. */
@@ -475,7 +475,8 @@ static int make_memory(struct ht_obj *o)
     s->handed_bytes += footprint(size);
     s->handed_count++;
     ht_store_unlock(s);
-    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size, s->opts.numa_node);
+    bool scratch = o->obj_class == HT_CLASS_SCRATCH;
+    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size, s->opts.numa_node, !scratch);
     ht_store_lock(s);
     if (!rc && (o->handed || o->size != size || !may_go_out(o))) {
         ht_shared_close(&h->memory);

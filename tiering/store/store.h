@@ -245,7 +245,8 @@ void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t coun
 /*
  * An object's content as a file of memory, for others to read and map: *out_fd, the store's, always as large as the object. Until it is
  * handed back what the file shows is the object's content, whoever changes it: writes, updates, truncation, abort. WAITS: for
- * reading all of it. -EINVAL: an object of small chunks, an empty or a scratch one; -ENOSPC: the share of memory is used up; -EIO: not all of it can
+ * reading all of it. A scratch object's memory is there when somebody touches it: the file tells whether anybody did. -EINVAL: an object of
+ * small chunks, or an empty one; -ENOSPC: the share of memory is used up; -EIO: not all of it can
  * be read; -EBUSY: it changed meanwhile. Not while it is out.
  */
 int ht_obj_hand_out(struct ht_obj *obj, int *out_fd) HT_CHECK;

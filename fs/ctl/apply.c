@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * apply.c - the command `apply`: what was written to a gradient joins the step.
+ *
+ * A client that stores into its window of a gradient has told nobody what it stored: the window, if there is one, counts as a
+ * whole, and is written to the gradient here. What was written with calls is queued as it is.
+ */
+#include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/hidden.h"
+
+#include <stdlib.h>
+
+enum { PIECE_BYTES = 1 << 20 };
+
+static int copy(struct ht_obj *window, struct ht_grad *g)
+{
+    uint8_t *buf = malloc(PIECE_BYTES);
+    ssize_t n = buf ? 1 : -ENOMEM;
+
+    for (uint64_t off = 0; n > 0; off += (uint64_t)n) {
+        n = ht_obj_read(window, off, buf, PIECE_BYTES);
+        if (n > 0)
+            n = ht_grad_write(g, off, buf, (size_t)n);
+    }
+    free(buf);
+    return (int)n;
+}
+
+static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
+{
+    struct ht_param_desc desc;
+    struct ht_grad *g;
+    int r = ht_ctl_describe(c, ino, &desc);
+
+    if (r)
+        return r;
+    r = ht_grad_open(c->optim, &desc, &g);
+    if (r == 0) {
+        r = copy(window, g);
+        if (r == 0)
+            r = ht_grad_flush(g);
+        ht_grad_release(g);
+    }
+    ht_ns_close(c->ns, ino);
+    return r;
+}
+
+int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+    struct ht_obj *window = cache ? cache->mapped(cache->ctx, ht_hidden_gradient(ino)) : NULL;
+    int r = window ? apply_window(c, ino, window) : 0;
+
+    ht_obj_put(window);
+    return r ? r : ht_optim_apply(c->optim, root, ino);
+}
