@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over more than fits in DRAM, and a daemon that has nothing to do."""
+import os
+import time
+
+import pytest
+
+from conftest import MIB, wait_for
+
+DRAM = 64 * MIB
+TENSOR = 8 * MIB
+COUNT = 16  # twice the DRAM tier
+IDLE_S = 3
+IDLE_TICKS_MAX = 2
+
+
+def figure(point, name):
+    lines = os.getxattr(point, 'user.hitrain.stats').decode().splitlines()
+    return int(dict(line.split('=', 1) for line in lines)[name])
+
+
+def swap(folder, number):
+    """Each tensor read and written back, as swapping does."""
+    for n in range(COUNT):
+        path = folder / f't{n:02}'
+        with open(path, 'r+b', buffering=0) as f:
+            assert f.read(TENSOR) == bytes([number - 1]) * TENSOR, f'{path}, pass {number}'
+            f.seek(0)
+            f.write(bytes([number]) * TENSOR)
+
+
+@pytest.mark.parametrize('kind', ['durable', 'scratch'])
+def test_passes_over_more_than_fits_find_a_part_of_it_in_memory(make_store, kind):
+    point = make_store('512M').mount(f'dram={DRAM}', 'commit=3600')
+    folder = point / 'swapped'
+    folder.mkdir()
+    os.setxattr(folder, 'user.hitrain.class', kind.encode())
+    os.setxattr(folder, 'user.hitrain.dtype', b'u8')
+    for n in range(COUNT):
+        (folder / f't{n:02}').write_bytes(bytes(TENSOR))
+    for number in range(1, 4):
+        swap(folder, number)
+    before = {w: figure(point, w) for w in ('device_read_bytes', 'device_written_bytes')}
+    swap(folder, 4)
+    moved = {w: (figure(point, w) - before[w]) / (TENSOR * COUNT) for w in before}
+    # Three quarters of the tier, which is half of the set, stay: 0.375 of each pass.
+    assert moved['device_read_bytes'] < 0.75, moved
+    if kind == 'scratch':
+        assert moved['device_written_bytes'] < 0.75, moved
+    assert figure(point, 'staying_bytes') > DRAM // 2
+    swap(folder, 5)
+
+
+def ticks(pid):
+    with open(f'/proc/{pid}/stat') as f:
+        words = f.read().rsplit(')', 1)[1].split()
+    return int(words[11]) + int(words[12])
+
+
+def test_an_idle_daemon_uses_no_processor(make_store):
+    store = make_store()
+    point = store.mount('commit=1')
+    for n in range(20):
+        (point / f'f{n}').write_bytes(b'x' * MIB)
+    fd = os.open(point, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    last = [-1]
+
+    def settled():
+        time.sleep(0.5)
+        last.append(ticks(store.daemon.pid))
+        return last[-1] == last[-2]
+    wait_for(settled, 'what the writes left to do is done')
+    before = ticks(store.daemon.pid)
+    time.sleep(IDLE_S)  # three turns of the commit timer
+    assert ticks(store.daemon.pid) - before <= IDLE_TICKS_MAX
