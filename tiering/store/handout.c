@@ -129,16 +129,16 @@ static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
     return rc ? rc : ht_chunk_fill(o, c, index);
 }
 
-/* Invariant 2. Lock held, let go meanwhile. */
+/* Invariant 2. Lock held, let go meanwhile: what is back may have lost its memory to another object then, and nothing is to be done. */
 static int complete(struct ht_obj *o, bool clear)
 {
     int first = 0;
-    for (uint64_t index = 0; index << o->chunk_shift < o->size; index++) {
+    for (uint64_t index = 0; o->handed && index << o->chunk_shift < o->size; index++) {
         struct ht_chunk *c = ht_chunk_make(o, index);
         if (!c)
             return -ENOMEM;
         ht_chunk_lock_exclusive(o->s, c);
-        int rc = complete_chunk(o, c, index, clear);
+        int rc = o->handed ? complete_chunk(o, c, index, clear) : 0;
         ht_chunk_unlock_exclusive(o->s, c);
         if (rc && !first)
             first = rc;
@@ -329,9 +329,11 @@ static void end_stores(struct ht_obj *o)
     ht_store_lock(o->s);
 }
 
-/* Lock held, let go meanwhile. */
+/* Lock held, let go meanwhile. Stores end when it was back all the time: others may go into chunks that were looked at already. */
 static int find_changes(struct ht_obj *o)
 {
+    uint64_t hand = o->handed->hand;
+    bool was_out = o->handed->out;
     int first = complete(o, false);
     for (uint64_t index = 0; ht_handed_stores(o) && index << o->chunk_shift < o->size; index++) {
         struct ht_chunk *c = ht_chunk_find(o, index);
@@ -339,7 +341,7 @@ static int find_changes(struct ht_obj *o)
         if (rc && !first)
             first = rc;
     }
-    if (!first && ht_handed_stores(o) && !o->handed->out)
+    if (!first && !was_out && ht_handed_stores(o) && o->handed->hand == hand)
         end_stores(o);
     if (first)
         o->error = o->sticky = first;
@@ -505,6 +507,7 @@ int ht_obj_hand_out(struct ht_obj *o, int *out_fd)
     }
     assert(!o->handed->out);
     o->handed->out = true;
+    o->handed->hand = ++s->hands;
     o->refs++;
     rc = complete(o, false);
     if (!rc)

@@ -117,6 +117,7 @@ struct ht_handed {
     struct ht_list link; /* in store.handed: what is back in the order of coming back */
     struct ht_obj *obj;
     struct ht_shared memory;
+    uint64_t hand;   /* which time that something was handed out, of store.hands */
     bool out;        /* holds a reference */
     bool stores;     /* its content may have been changed unseen */
     bool guaranteed; /* for that the object was given a guarantee */
@@ -323,6 +324,7 @@ struct ht_store {
     struct ht_list handed;
     uint32_t handed_count;
     uint64_t handed_bytes;
+    uint64_t hands;        /* how often something was handed out */
     struct ht_scrub scrub; /* own lock */
 
     struct ht_meta_client client[CLIENTS_MAX];

@@ -501,6 +501,49 @@ static void *write_out(void *arg)
     return NULL;
 }
 
+static atomic_uint searches;
+
+static void *search(void *arg)
+{
+    while (!stop) {
+        ck_assert_int_eq(ht_obj_find_changes(shared), 0);
+        searches++;
+    }
+    return NULL;
+}
+
+/* A search that looked at the first chunk before it was changed ends after the file is back: the next one finds the change. */
+START_TEST(stores_during_a_search_are_found_by_the_next)
+{
+    enum { ROUNDS = 25, BYTES = 8 * MIB };
+    start();
+    shared = written(BYTES, 1, 0);
+    ck_assert_int_eq(ht_obj_sync(shared), 0);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        pthread_t thread;
+        hand_out(shared);
+        ck_assert_int_eq(ht_obj_expect_stores(shared), 0);
+        uint8_t *m = map(BYTES), last;
+        stop = false;
+        searches = 0;
+        pthread_create(&thread, NULL, search, NULL);
+        do
+            last = ++*(volatile uint8_t *)m;
+        while (searches < 2);
+        ht_obj_hand_back(shared);
+        stop = true;
+        pthread_join(thread, NULL);
+        munmap(m, BYTES);
+        ck_assert_int_eq(ht_obj_sync(shared), 0);
+        ht_obj_evict(shared);
+        ck_assert_uint_eq(stats().handed_count, 0);
+        expect(shared, 0, &last, 1);
+    }
+    ht_obj_put(shared);
+    done();
+}
+END_TEST
+
 START_TEST(truncation_beside_everything_else)
 {
     static void *(*const mains[])(void *) = {change, read_all, write_out};
@@ -549,6 +592,7 @@ int main(void)
     tcase_add_test(tc, what_cannot_be_handed_out);
     tcase_add_test(tc, deleted_while_out);
     tcase_add_test(tc, clones_have_their_own_bytes);
+    tcase_add_test(tc, stores_during_a_search_are_found_by_the_next);
     tcase_add_test(tc, truncation_beside_everything_else);
     return run_suite(tc);
 }
