@@ -6,7 +6,8 @@
  * publishes flushes before (ht_flush_written), while the references are current and no record names them:
  *
  *   flush fails --> the device is closed: nothing is placed there any more, it is not asked to flush; unless it is the only one
- *               --> every current reference on it: its bytes into an image, dirty: they are written anew, and flushed
+ *               --> every current reference on it: its bytes into an image, dirty, and the reference is given up: whoever publishes the
+ *                   object before they are written anew, and flushed, publishes what it had before
  *               --> what cannot be read is lost: BAD, the object's error
  *
  * The log's own flush (ht_flush_before_frame) comes again before each frame. It fails for good when something that was published, and
@@ -83,13 +84,14 @@ int ht_flush_before_frame(void *ctx)
     struct ht_store *s = ctx;
 
     ht_store_lock(s);
-    uint32_t published = s->published;
+    s->flushing |= s->published; /* what is published from here on may be written after the flush began */
+    s->published = 0;
     ht_store_unlock(s);
     flush_all(s);
     ht_store_lock(s);
     look_for_news(s);
-    s->broken |= (s->suspect & published) != 0;
-    s->published &= ~published;
+    s->broken |= (s->suspect & s->flushing) != 0;
+    s->flushing = 0;
     bool broken = s->broken;
     ht_store_unlock(s);
     return broken ? -EIO : 0;
@@ -124,6 +126,14 @@ static bool needs_rescue(const struct ht_chunk *c, uint32_t devices)
     return (c->flags & CH_CUR) && !(c->flags & CH_SHARE) && lies_on(&c->cur, devices);
 }
 
+/* The image has all that the current reference says, and takes its place. */
+static void give_up_cur(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    ht_chunk_set_dirty(o, c, index);
+    ht_chunk_drop_cur(o, c);
+    ht_chunk_note_unpublished(o, c, index, true);
+}
+
 /* What the current reference says is to be written anew. Lock held, let go meanwhile. */
 static void rescue_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices)
 {
@@ -141,7 +151,7 @@ static void rescue_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
         if (rc)
             lose(o, c, index, rc);
         else
-            ht_chunk_set_dirty(o, c, index);
+            give_up_cur(o, c, index);
     }
     ht_chunk_drop_empty(o, c, index);
     ht_chunk_unlock_exclusive(s, c);
@@ -209,7 +219,7 @@ static int rescue(struct ht_store *s)
     uint32_t devices = s->suspect;
     int rc = 0;
 
-    s->broken |= (s->published & devices) != 0;
+    s->broken |= ((s->published | s->flushing) & devices) != 0;
     s->rescues++;
     s->unsafe |= devices;
     for (unsigned i = 0; i < s->dev_count; i++)

@@ -288,10 +288,10 @@ struct ht_store {
     struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: missing */
     unsigned dev_count;
     /* rescue.c; devices as bits. closed and rescues are read without the lock, too */
-    _Atomic uint32_t closed;                /* take no more content */
-    _Atomic uint64_t rescues;               /* how often current references were gone through */
-    uint32_t suspect, unsafe;               /* a flush failed: not gone through yet; ever */
-    uint32_t published;                     /* maybe not flushed since something on them was published */
+    _Atomic uint32_t closed;      /* take no more content */
+    _Atomic uint64_t rescues;     /* how often current references were gone through */
+    uint32_t suspect, unsafe;     /* a flush failed: not gone through yet; ever */
+    uint32_t published, flushing; /* something on them was published and maybe not flushed; that is being flushed */
     uint64_t flush_errors[HT_DEVICES_MAX];  /* as they were looked into */
     bool broken;                            /* something published was not flushed and never will be */
     _Atomic uint8_t health[HT_DEVICES_MAX]; /* as it was told last; changed under lock */
