@@ -10,7 +10,7 @@
  *                                           newer epoch: that branch wins. Both branches have a newer epoch with something in it: the
  *                                           members were mounted apart; refuse.
  *   one damaged                             the other, unless it ends before what the damaged one calls durable
- *   both damaged                            refuse
+ *   both damaged                            refuse; by force the one that goes further, also one that was left behind
  *
  * The chosen chain is walked a second time to hand out the records: nothing reaches the client from a copy that might still
  * be rejected, and no more than one frame is in memory.
@@ -132,6 +132,25 @@ static int refusal(const struct replay *r)
     return readable ? -EUCLEAN : -EIO;
 }
 
+/* Left behind by the other one, which is there. */
+static bool is_passed_over(const struct ht_journal_config *c, unsigned i)
+{
+    return c->behind[i] && c->dev[!i] && !c->behind[!i];
+}
+
+/* Those that were passed over, or the others. */
+static int scan_copies(struct replay *r, bool passed_over)
+{
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        if (!r->copy[i].dev || is_passed_over(r->config, i) != passed_over)
+            continue;
+        int rc = ht_log_scan_copy(&r->scanner, &r->copy[i], &r->scan[i]);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
 /* The copy to believe, or -errno; force: the least bad one in place of -EUCLEAN. *out_sound: not by force. */
 static int choose(struct replay *r, bool force, bool *out_sound)
 {
@@ -152,7 +171,10 @@ static int choose(struct replay *r, bool force, bool *out_sound)
     }
     *out_sound = chosen >= 0;
     bool present = r->scan[0].state != HT_LOG_MISSING || r->scan[1].state != HT_LOG_MISSING;
-    return chosen < 0 && force && present ? least_bad(r) : chosen;
+    if (chosen >= 0 || !force || !present)
+        return chosen;
+    int rc = scan_copies(r, true); /* one that was left behind may still hold more than is left of the newest */
+    return rc ? rc : least_bad(r);
 }
 
 /* ---------------------------------------------------------------- report */
@@ -187,12 +209,6 @@ static void fill_report(struct replay *r)
                  about.device, (unsigned long long)s->end_pos, (unsigned long long)s->last_seq + 1,
                  s->error ? ": " : "", s->error ? strerror(-s->error) : "");
     }
-}
-
-/* Left behind by the other one, which is there. */
-static bool is_passed_over(const struct ht_journal_config *c, unsigned i)
-{
-    return c->behind[i] && c->dev[!i] && !c->behind[!i];
 }
 
 static bool scans_equal(const struct ht_log_scan *a, const struct ht_log_scan *b)
@@ -266,23 +282,13 @@ static int hand_out(struct replay *r, unsigned chosen)
 
 /* ------------------------------------------------------------------ open */
 
-static int scan_copies(struct replay *r)
+static int replay_all(struct replay *r, bool force, bool *out_sound)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
         r->copy[i] = (struct ht_log_copy){r->config->dev[i], r->config->offset[i], r->config->log_bytes};
         r->scan[i].state = HT_LOG_MISSING;
-        if (!r->copy[i].dev || is_passed_over(r->config, i))
-            continue;
-        int rc = ht_log_scan_copy(&r->scanner, &r->copy[i], &r->scan[i]);
-        if (rc)
-            return rc;
     }
-    return 0;
-}
-
-static int replay_all(struct replay *r, bool force, bool *out_sound)
-{
-    int rc = scan_copies(r);
+    int rc = scan_copies(r, false);
     int chosen = rc ? rc : choose(r, force, out_sound);
 
     fill_report(r);

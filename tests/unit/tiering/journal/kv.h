@@ -43,6 +43,7 @@ struct kv {
     pthread_mutex_t tx_lock;
     struct kv_map map;
     bool inline_compaction;
+    bool behind[2];        /* as the superblock says of their devices */
     uint64_t last_durable; /* what the callback said */
     int before_write_error;
     unsigned before_writes;
@@ -189,6 +190,7 @@ static inline int kv_open(struct kv *kv, bool force, unsigned missing)
     for (unsigned i = 0; i < 2; i++) {
         c.dev[i] = missing & 1u << i ? NULL : kv->dev[i];
         c.offset[i] = kv_offset(kv, i);
+        c.behind[i] = kv->behind[i];
     }
     kv->j = NULL;
     return ht_journal_open(&c, force, &kv->report, &kv->j);

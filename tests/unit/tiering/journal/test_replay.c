@@ -262,6 +262,28 @@ START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 END_TEST
 
 /* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
+/* By force: what it holds is more than what is left of the newer one, until the damage comes later than its end. */
+START_TEST(a_copy_left_behind_helps_out_by_force)
+{
+    make_log(true);
+    memset(kv_bytes(&kv, 1, frame_pos[8]), 0, frame_pos[STEPS + 1] - frame_pos[8]);
+    kv.behind[1] = true;
+    ck_assert_int_eq(kv_open(&kv, true, 0), 0);
+    ck_assert_uint_eq(groups_in(&kv.map), STEPS);
+    kv_crash(&kv);
+    for (unsigned damaged = 2; damaged < STEPS; damaged++) {
+        *kv_bytes(&kv, 0, frame_pos[damaged] + 90) ^= 1;
+        ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
+        ck_assert_int_eq(kv_open(&kv, true, 0), 0);
+        ck_assert_uint_eq(kv.report.chosen, damaged < 8 ? 1 : 0);
+        ck_assert_uint_eq(groups_in(&kv.map), ht_max_u64(damaged, 8) - 1);
+        kv_crash(&kv);
+        *kv_bytes(&kv, 0, frame_pos[damaged] + 90) ^= 1;
+    }
+    kv_free_devs(&kv);
+}
+END_TEST
+
 START_TEST(what_was_not_believed_once_stays_gone)
 {
     make_log(true);
@@ -510,6 +532,7 @@ static Suite *suite(void)
     tcase_add_test(t, a_stale_copy_is_refilled);
     tcase_add_test(t, a_stale_copy_is_not_believed_when_the_other_is_damaged);
     tcase_add_test(t, a_member_with_an_older_epoch_is_refilled_never_believed);
+    tcase_add_test(t, a_copy_left_behind_helps_out_by_force);
     tcase_add_test(t, what_was_not_believed_once_stays_gone);
     tcase_add_test(t, members_mounted_apart_are_refused);
     tcase_add_test(t, an_unreadable_copy_is_damaged_and_the_other_used);
