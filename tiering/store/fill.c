@@ -35,7 +35,9 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         if (n < 0)
             return n;
         if (n == 0) {
-            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_FORCE);
+            /* What is being written will be clean soon: no reason yet to ask what stays. */
+            uint32_t whom = s->writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE;
+            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), whom);
             if (slot != HT_SLOT_NONE)
                 break;
             wait_for_slot(s, c);

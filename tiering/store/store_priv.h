@@ -341,6 +341,7 @@ struct ht_store {
     size_t conflict_count, conflict_cap;
 
     uint64_t dirty_bytes;
+    unsigned writing; /* images on their way to a device by writeback */
     uint64_t hits, misses, evictions, writebacks, commits;
     uint64_t checksum_errors, read_errors, write_errors;
 };

@@ -149,6 +149,7 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     ht_chunk_leaf(c)->writing++;
     ht_chunk_downgrade(s, c);
     w->count++;
+    s->writing++;
     o->writing++;
     o->refs++;
     ht_store_unlock(s);
@@ -218,6 +219,7 @@ static void finish_job(struct window *w)
     ht_chunk_unlock_shared(s, c);
     w->first = (w->first + 1) % WINDOW;
     w->count--;
+    s->writing--;
     j->o->writing--;
     ht_obj_untouch_if_idle(j->o);
     ht_obj_put_locked(j->o);
