@@ -136,8 +136,9 @@ static void wait_backlog(struct ht_optim *o)
 }
 
 /* Locked: wait for our turn and take the bytes out of written. */
-static int begin_write(struct param *p, struct inflight *w)
+static int begin_write(struct ht_grad *g, struct inflight *w)
 {
+    struct param *p = g->param;
     int ret;
 
     wait_backlog(p->o);
@@ -146,7 +147,7 @@ static int begin_write(struct param *p, struct inflight *w)
         if (!ret && p->gone)
             ret = -ESTALE;
         if (!ret && w->end > p->shape.elements * p->shape.g_bytes) {
-            p->bad = true;
+            ht_opt_grad_spoil(g);
             ret = -EINVAL;
         }
         if (!ret)
@@ -214,7 +215,7 @@ ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t l
     if (!len)
         return 0;
     lock(p->o);
-    ssize_t n = begin_write(p, &w);
+    ssize_t n = begin_write(g, &w);
     unlock(p->o);
     if (!n) {
         n = ht_obj_write(p->grad, off, buf, len);
@@ -253,7 +254,7 @@ int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_op
     struct inflight w = {.begin = 0, .end = ht_grad_size(g)};
 
     lock(p->o);
-    ssize_t ret = begin_write(p, &w);
+    ssize_t ret = begin_write(g, &w);
     unlock(p->o);
     if (!ret) {
         ret = fill_windows(p, w.end, window, window_bytes, fill, ctx);

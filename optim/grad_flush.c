@@ -65,7 +65,18 @@ static void drop_written(struct param *p, const struct ht_opt_window *w)
         if (!r->written.count)
             ht_list_del(&r->dirty);
     }
-    p->bad = false;
+}
+
+/* Until its next flush, or an abort. */
+static bool spoiled(const struct ht_grad *g)
+{
+    return g && g->spoiled == g->param->forgotten + 1;
+}
+
+void ht_opt_grad_spoil(struct ht_grad *g)
+{
+    g->spoiled = g->param->forgotten + 1;
+    drop_written(g->param, &g->mine);
 }
 
 /* Move whole elements of a window from written to frozen; parts of elements that are being completed stay. */
@@ -154,7 +165,7 @@ static int freeze(struct param *p, const struct ht_opt_window *w, const struct h
 }
 
 /* What is wrong with what was written? Drops it then. Locked. */
-static int judge(struct param *p, const struct ht_opt_window *w, uint64_t *out_at)
+static int judge(struct param *p, const struct ht_grad *g, const struct ht_opt_window *w, uint64_t *out_at)
 {
     uint64_t expected = p->shape.elements * p->shape.p_bytes;
 
@@ -163,7 +174,7 @@ static int judge(struct param *p, const struct ht_opt_window *w, uint64_t *out_a
     bool torn = find_torn(p, w, out_at);
     if (!torn)
         *out_at = UINT64_MAX;
-    if (!torn && !p->bad && ht_obj_size(p->obj) == expected && ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
+    if (!torn && !spoiled(g) && ht_obj_size(p->obj) == expected && ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
         return 0;
     drop_written(p, w);
     return -EINVAL;
@@ -222,8 +233,8 @@ static int ensure_objects(struct param *p, const struct layout *layout)
     return ret;
 }
 
-static int flush_locked(struct param *p, const struct ht_opt_window *w, const struct ht_optim_config *override,
-                        uint64_t *out_torn)
+static int flush_locked(struct param *p, const struct ht_grad *g, const struct ht_opt_window *w,
+                        const struct ht_optim_config *override, uint64_t *out_torn)
 {
     uint64_t ticket = 0;
     struct layout layout;
@@ -233,9 +244,9 @@ static int flush_locked(struct param *p, const struct ht_opt_window *w, const st
         ret = ht_opt_wait_open(p->root);
         if (ret)
             return ret;
-        if ((ht_list_empty(&p->dirty) || !w->end) && !p->bad)
+        if ((ht_list_empty(&p->dirty) || !w->end) && !spoiled(g))
             return 0;
-        ret = judge(p, w, out_torn);
+        ret = judge(p, g, w, out_torn);
         if (ret || (p->cur.exists && !lacks_sum(p)))
             break;
         layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
@@ -266,9 +277,11 @@ static int flush(struct param *p, struct ht_grad *g)
     lock(o);
     struct ht_opt_window w = g ? g->mine : everything;
     uint64_t writes = g ? g->writes : 0;
-    int ret = flush_locked(p, &w, own ? &config : NULL, &torn);
+    int ret = flush_locked(p, g, &w, own ? &config : NULL, &torn);
     if (g && (!ret || ret == -EINVAL) && g->writes == writes) /* none meanwhile */
         g->mine = (struct ht_opt_window){0, 0};
+    if (g && ret == -EINVAL)
+        g->spoiled = 0;
     unlock(o);
     if (ret)
         tell_flush_error(p, torn, ret);

@@ -106,11 +106,11 @@ struct param {
     struct ht_list touched; /* root.touched while has_grad */
     unsigned refs;          /* handles, calls in progress, the helper's list, queued and running ranges */
     unsigned openers;
-    bool gone;         /* deleted (pending or published), or its object vanished */
-    bool claimed;      /* log bytes for its record */
-    bool bad;          /* a write went beyond: the next flush refuses what was written */
-    bool rewriting;    /* its masters, from outside */
-    uint64_t rewrites; /* of them, or an abort */
+    bool gone;          /* deleted (pending or published), or its object vanished */
+    bool claimed;       /* log bytes for its record */
+    bool rewriting;     /* its masters, from outside */
+    uint64_t rewrites;  /* of them, or an abort */
+    uint64_t forgotten; /* aborts: what was written before them does not count */
     struct param_meta cur, pub;
     struct ht_obj *obj, *grad, *state[STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
@@ -351,11 +351,15 @@ struct ht_grad {
     struct param *param;
     struct ht_opt_window mine; /* from the first to the last byte written since the last flush; end 0: none */
     uint64_t writes;
+    uint64_t
+        spoiled; /* 1 + param.forgotten: a write went beyond, so that the next flush refuses what this opener wrote */
 };
 
 /* Is a write of any of these bytes in progress? Locked. */
 bool ht_opt_grad_in_flight(const struct param *p, uint64_t begin, uint64_t end);
 struct param *ht_opt_grad_param(const struct ht_grad *g);
+/* Locked: a write of this opener went beyond the end: drop what it wrote, and have its next flush say so. */
+void ht_opt_grad_spoil(struct ht_grad *g);
 /*
  * Write a whole gradient, all of it or nothing: fill gets one window after the other, in order and zeroed, and puts its
  * elements in. window: memory for a whole number of elements. Errors as of ht_grad_write, told, or those of fill. WAITS.

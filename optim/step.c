@@ -321,7 +321,7 @@ static void forget_gradient(struct param *p)
     while (!ht_list_empty(&p->inflight))
         wait_changed(p->o);
     ht_opt_coverage_clear(p, false);
-    p->bad = false;
+    p->forgotten++;
     struct ht_obj *scratch[] = {p->grad, p->sum};
     unlock(p->o);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(scratch); i++)

@@ -172,6 +172,37 @@ START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
 }
 END_TEST
 
+START_TEST(who_writes_too_much_is_refused_alone)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_grad *other = open_grad(&w, p);
+    uint64_t half = 100000, end = p->n * 4;
+    write_ok(0, half);
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_write(other, end, bytes, 4), -EINVAL);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    /* Nobody else brings what it wrote into the step. */
+    ck_assert_int_eq(ht_optim_apply(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_flush(other), -EINVAL);
+    check_error(&w, p, "not applied");
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    /* An abort forgets what was wrong, too. */
+    ck_assert_int_eq(ht_grad_write(other, end, bytes, 4), -EINVAL);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    write_all(other, 0, bytes, end);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ht_grad_release(other);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
 START_TEST(wrong_dtypes_and_sizes_do_not_open)
 {
     struct ht_grad *other;
@@ -436,6 +467,7 @@ int main(void)
     tcase_add_test(t, a_torn_element_refuses_what_came_since_the_last_flush);
     tcase_add_test(t, an_opener_answers_for_what_it_wrote_itself);
     tcase_add_test(t, bytes_beyond_the_parameter_refuse_the_gradient);
+    tcase_add_test(t, who_writes_too_much_is_refused_alone);
     tcase_add_test(t, wrong_dtypes_and_sizes_do_not_open);
     tcase_add_test(t, an_empty_parameter_has_an_empty_gradient);
     tcase_add_test(t, a_gradient_reads_as_written_until_it_is_applied);
