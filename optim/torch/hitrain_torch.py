@@ -83,7 +83,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
                    feedback; see hitrain_topk.py). A residual of four bytes per parameter stays with the tensors; it
                    is not saved, and abort() forgets it. 0: send all
     shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call step()
-                   alike and read all parameters; gradients must be reduced before, at least each process's own part
+                   (and send_gradients()) alike and read all parameters; gradients must be reduced before, at least each process's own part
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it; what an
                    interrupted step left is aborted
@@ -168,7 +168,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         if not files:
             return loss
         if self._shard:
-            self._send_shards(files)
+            self._send_shards([f for f in files if f.tensor.grad is not None])
         else:
             for f in files:
                 if f.sent < self.accumulate and f.tensor.grad is not None:
@@ -184,10 +184,14 @@ class HitrainOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def send_gradients(self) -> None:
         """With accumulate=N: send the gradients of the backward passes since the last call as one of the N, and clear them."""
-        for f in self._parameter_files():
-            if f.tensor.grad is not None:
+        files = [f for f in self._parameter_files() if f.tensor.grad is not None]
+        if self._shard:
+            self.wait()
+            self._send_shards(files)
+        for f in files:
+            if not self._shard:
                 self.send_gradient(f.tensor)
-                f.tensor.grad = None
+            f.tensor.grad = None
 
     def read_ahead(self, model: torch.nn.Module) -> None:
         """From now on step() returns before the new parameters are read: a thread reads them in the order in which the last forward
@@ -274,6 +278,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
         """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
+        if self._shard:
+            raise RuntimeError('with a shard, all processes send together: call send_gradients() or step()')
         f = self._files[parameter]
         if self._ahead:
             self._ahead.wait([parameter])  # of the step before, where forward had no use for it
@@ -450,13 +456,14 @@ class HitrainOptimizer(torch.optim.Optimizer):
                     self._files[p].set_config('' if text == common else text)
 
     def _send_shards(self, files: List['_ParameterFile']) -> None:
-        """Hyper-parameters before anybody's gradient, and all gradients before the end of the step."""
-        if self._leads:
+        """Hyper-parameters before anybody's gradient, and all parts of one before the next, or the end of the step."""
+        if self._leads and not any(f.sent for f in self._files.values()):
             self._send_config()
         self._shard.barrier()
         for f in files:
             with self._explained(f'gradient of {f.name}'):
                 f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name), self._shard.part(f.tensor.numel()))
+            f.sent += 1
         self._shard.barrier()
 
     def _must_lead(self) -> None:

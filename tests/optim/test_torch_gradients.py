@@ -199,18 +199,14 @@ def test_what_is_left_out_is_sent_later(root):
 
 # ----------------------------------------------------------- several processes
 
-def train_part(rank, world, barrier, root, dtype, steps, results):
-    """One process of several: all compute the same gradient here, each writes its part."""
+def train_part(rank, world, barrier, root, dtype, passes, results):
+    """One process of several: all compute the same gradients here, each writes its part."""
     try:
         torch.set_num_threads(1)
         own = parameters(seed=rank)  # those of rank 0 count
         with HitrainAdamW(own.items(), root, lr=LR, param_dtype=dtype,
-                          shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
-            for step in range(steps):
-                optimizer.zero_grad()
-                optimizer.param_groups[0]['lr'] = LR / (1 + step)
-                loss_of(own, batch(step, 0)).backward()
-                optimizer.step()
+                          accumulate=passes, shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
+            steps_of(optimizer, own, passes)
             if rank:
                 with pytest.raises(RuntimeError, match='rank 0'):
                     optimizer.commit()
@@ -222,11 +218,23 @@ def train_part(rank, world, barrier, root, dtype, steps, results):
         raise
 
 
-@pytest.mark.parametrize('world, dtype', [(2, torch.float32)] + [(3, torch.bfloat16)] * bool(os.environ.get('HITRAIN_LONG')))
-def test_processes_write_a_part_each(root, world, dtype):
+def steps_of(optimizer, own, passes):
+    for step in range(3):
+        optimizer.zero_grad()
+        optimizer.param_groups[0]['lr'] = LR / (1 + step)
+        for k in range(passes):
+            loss_of(own, batch(step, k)).backward()
+            if k < passes - 1:
+                optimizer.send_gradients()
+        optimizer.step()
+
+
+@pytest.mark.parametrize('world, dtype, passes', [(2, torch.float32, 2)] +
+                         [(3, torch.bfloat16, 1), (3, torch.bfloat16, 3)] * bool(os.environ.get('HITRAIN_LONG')))
+def test_processes_write_a_part_each(root, world, dtype, passes):
     context = multiprocessing.get_context('spawn')
     barrier, results = context.Barrier(world), context.Queue()
-    workers = [context.Process(target=train_part, args=(r, world, barrier, root, dtype, 3, results)) for r in range(world)]
+    workers = [context.Process(target=train_part, args=(r, world, barrier, root, dtype, passes, results)) for r in range(world)]
     for w in workers:
         w.start()
     found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
@@ -235,12 +243,8 @@ def test_processes_write_a_part_each(root, world, dtype):
         assert w.exitcode == 0
     assert os.getxattr(root, 'user.hitrain.durable_step') == b'3'
     alone = parameters(seed=0)
-    with HitrainAdamW(alone.items(), root.parent / 'alone', lr=LR, param_dtype=dtype) as optimizer:
-        for step in range(3):
-            optimizer.zero_grad()
-            optimizer.param_groups[0]['lr'] = LR / (1 + step)
-            loss_of(alone, batch(step, 0)).backward()
-            optimizer.step()
+    with HitrainAdamW(alone.items(), root.parent / 'alone', lr=LR, param_dtype=dtype, accumulate=passes) as optimizer:
+        steps_of(optimizer, alone, passes)
     for part in found.values():
         assert not isinstance(part, BaseException), part
         assert equal({n: torch.from_numpy(part[n]) for n in part}, found_as_tensors(found[0]))
@@ -257,6 +261,9 @@ def test_bad_shards(root):
                     {'shard': Shard(0, 1, print), 'topk': 0.5}):
         with pytest.raises(ValueError, match='shard'):
             HitrainAdamW(own.items(), root, **options)
+    with HitrainAdamW(own.items(), root, shard=Shard(0, 1, int)) as optimizer:
+        with pytest.raises(RuntimeError, match='shard'):  # all would write all of it
+            optimizer.send_gradient(own['norm'])
 
 
 # ------------------------------------------------------------------ read ahead
