@@ -281,6 +281,8 @@ void ht_opt_param_sweep(struct param *p, struct ht_tx *tx);
 
 int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype,
                     uint8_t grad_dtype) HT_CHECK;
+/* That of the state there is: an abort may bring back another one than the last gradient was opened for. */
+int ht_opt_state_shape(const struct param *p, struct shape *out) HT_CHECK;
 int ht_opt_ranges_init(struct param *p, const struct shape *shape) HT_CHECK; /* locked; replaces what was there */
 void ht_opt_ranges_free(struct param *p);
 /* An object of state: its chunks, those that a whole range has, bytes of so many elements of a range, bytes of all. */

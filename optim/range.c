@@ -29,6 +29,13 @@ int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uin
     return 0;
 }
 
+int ht_opt_state_shape(const struct param *p, struct shape *out)
+{
+    const struct param_meta *m = &p->cur;
+
+    return ht_opt_shape_of(out, m->elements * ht_kernel_dtype_bytes(m->dtype), m->chunk_bytes, m->dtype, m->dtype);
+}
+
 int ht_opt_ranges_init(struct param *p, const struct shape *shape)
 {
     uint64_t blocks = ht_div_up(shape->range_count, RANGE_BLOCK);

@@ -320,11 +320,12 @@ static void stat_params(struct root *r, struct ht_root_stat *out)
 {
     ht_list_for_each(pos, &r->params) {
         const struct param *p = ht_list_entry(pos, struct param, of_root);
-        if (!p->cur.exists || p->gone)
+        struct shape shape;
+        if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
             continue;
         out->parameters++;
         for (unsigned i = 0; i < p->cur.layout.count; i++)
-            out->state_bytes += ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]);
+            out->state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
         stat_sum(p, out);
     }
 }

@@ -109,13 +109,12 @@ static int get_masters(const struct param *p, unsigned word, struct ht_opt_maste
 {
     struct ht_opt_masters m = (struct ht_opt_masters){
         .kernels = p->o->kernels,
-        .shape = p->shape,
         .p = ht_obj_get(p->o->store, p->oid),
         .low = ht_obj_get(p->o->store, p->cur.oid[word]),
         .blocks = ht_obj_get(p->o->store, p->cur.oid[word + 1]),
     };
 
-    if (!m.p || !m.low || !m.blocks) {
+    if (!m.p || !m.low || !m.blocks || ht_opt_state_shape(p, &m.shape)) {
         put_masters(&m);
         return -ESTALE;
     }

@@ -188,6 +188,23 @@ static void *read_on(void *arg)
     return NULL;
 }
 
+/* A gradient of the new shape was open: what was cut for it does not count for masters that an abort brings back. */
+START_TEST(masters_come_back_after_a_reset_and_another_size)
+{
+    begin("adamw lr=0.01", ELEMENTS, HT_SMALL_CHUNK_BYTES);
+    step();
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_obj_truncate(p->obj, (p->n + 3000) * 2), 0);
+    struct ht_grad *g = open_grad(&w, p);
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    check_all(&w);
+    step();
+    check_all(&w);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(a_reader_never_sees_half_a_step)
 {
     pthread_t reader;
@@ -278,6 +295,7 @@ int main(void)
     tcase_add_loop_test(tc, what_is_written_is_what_the_next_step_begins_with, 0, 2);
     tcase_add_test(tc, a_master_that_is_not_the_parameters_is_refused);
     tcase_add_test(tc, a_loaded_parameter_starts_again_with_what_it_is);
+    tcase_add_test(tc, masters_come_back_after_a_reset_and_another_size);
     tcase_add_test(tc, a_reader_never_sees_half_a_step);
     tcase_add_test(tc, state_with_f32_masters_goes_on);
     SRunner *sr = srunner_create(s);
