@@ -3,11 +3,12 @@
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "tests/support/play.h"
 #include "tests/support/states.h"
 
-enum { DEVICE_BYTES = 8 << 20, BYTES = 40000, STEPS = 3, PARAMS = 2, PASSES = 2 };
+enum { DEVICE_BYTES = 8 << 20, BYTES = 40000, STEPS = 3, PARAMS = 2, PASSES = 2, HANDOUT_BYTES = 2 << 20 };
 enum { ABSENT, EMPTY, HOLE }; /* versions; larger ones are seeds of content. HOLE: its size, and zeros */
 
 static const struct stack_param params[PARAMS] = {{"w", "f32", 1500}, {"h", "bf16", 700}};
@@ -321,6 +322,26 @@ static void step(struct play *p, bool give_up)
         p->steps_acked = at;
 }
 
+/* Somebody has the memory of a parameter, and sees in it what a reader sees. Without such memory all goes on as ever. */
+static void step_seen(struct play *p, bool give_up)
+{
+    static uint8_t seen[8192], read[8192];
+    struct ht_obj *o;
+    int rc, fd = -1;
+    uint64_t ino = p->model ? find(p, p->model, params[0].name, &rc) : 0;
+    if (!ino || op(p, ht_ns_open(p->k.ns, ino, &o)))
+        return;
+    bool out = op(p, ht_obj_hand_out(o, &fd)) == 0;
+    step(p, give_up);
+    ssize_t n = ht_obj_read(o, 0, read, sizeof(read));
+    if (out && n > 0 && !ht_store_failed(p->k.store))
+        expect(p, pread(fd, seen, sizeof(seen), 0) == n && memcmp(seen, read, (size_t)n) == 0,
+               "memory that was handed out is not what is read");
+    if (out)
+        ht_obj_hand_back(o);
+    ht_ns_close(p->k.ns, ino);
+}
+
 /* ----------------------------------------------------------------- script */
 
 static void script(struct play *p)
@@ -339,12 +360,12 @@ static void script(struct play *p)
     sync_file(p, c);
     (void)op(p, ht_store_compact(p->k.store));
     evict(p, a);
-    step(p, true);
+    step_seen(p, true);
     put(p, e, 50);
     commit_all(p);
     cut(p, b);
     sync_file(p, b);
-    step(p, false);
+    step_seen(p, false);
     put(p, b, 21);
     evict(p, b);
     (void)op(p, ht_store_scrub(p->k.store));
@@ -353,6 +374,7 @@ static void script(struct play *p)
 
 static void begin(struct play *p)
 {
+    p->k.handout_bytes = HANDOUT_BYTES;
     static const char *const names[PLAY_FILES] = {"a", "b", "c", "d", "e"};
     for (unsigned i = 0; i < PLAY_FILES; i++)
         p->file[i] = (struct play_file){.name = names[i], .version = {ABSENT}, .count = 1};

@@ -7,7 +7,7 @@
  *   no leak    in the run under ASan; no hang: tests have a time limit
  *
  * The script: files, fsync, clone, unlink, truncate, compaction, eviction, scrub, and a model with dense and sparse gradients that are
- * accumulated, steps and aborts; at the end unmount or crash.
+ * accumulated, clipping, memory that is handed out, steps and aborts; at the end unmount or crash.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_PLAY_H
 #define HITRAIN_TESTS_SUPPORT_PLAY_H

@@ -49,8 +49,11 @@ bool stack_format_file(struct stack *k, uint64_t bytes)
 
 static int make_layers(struct stack *k, unsigned optim_threads)
 {
-    struct ht_store_opts opts = {
-        .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = true};
+    struct ht_store_opts opts = {.dram_bytes = (8 << 20) + k->handout_bytes,
+                                 .staging_bytes = 16 << 20,
+                                 .handout_bytes = k->handout_bytes,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = true};
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
     if (!rc)
         rc = ht_ctl_new(k->store, &k->ctl);

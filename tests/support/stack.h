@@ -13,6 +13,7 @@
 struct stack {
     struct ht_dev *dev[HT_DEVICES_MAX];
     unsigned dev_count;
+    uint64_t handout_bytes; /* of DRAM, for what is handed out; set before stack_open */
     struct ht_store *store;
     struct ht_ctl *ctl;
     struct ht_ns *ns;

@@ -17,6 +17,7 @@
 /* P(identifier, name, errno, what has failed) */
 #define HT_FAULT_POINTS(P)                                                                         \
     P(PINNED, "base.pinned", ENOMEM, "large memory cannot be had")                                 \
+    P(SHARED, "base.shared", ENOMEM, "memory that others map cannot be had")                       \
     P(IO_RING, "io.ring", ENOMEM, "a ring cannot be had")                                          \
     P(IO_REGISTER, "io.register", ENOMEM, "memory is not registered with a ring")                  \
     P(IO_SUBMIT, "io.submit", EAGAIN, "the kernel takes no submission now")                        \

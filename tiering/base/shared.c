@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* shared.c - see shared.h. A memfd, mapped whole; again, twice as large, when it outgrows its mapping. No shared state. */
 #include "tiering/base/shared.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/mem.h"
 
 #include <stdlib.h>
@@ -54,8 +55,10 @@ static int map_more(struct ht_shared *m, uint64_t bytes, int node)
 
 int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node)
 {
-    int err = 0;
+    int err = ht_fault(HT_FAULT_SHARED);
 
+    if (err)
+        return err;
     if (!m->maps || bytes > m->map[m->maps - 1].bytes)
         err = map_more(m, ht_max_u64(bytes, 1), node);
     if (!err && ftruncate(m->fd, (off_t)bytes))
