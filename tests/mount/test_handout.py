@@ -386,12 +386,13 @@ import mmap, os, sys
 fd = os.open(sys.argv[1], os.O_RDWR)
 m = mmap.mmap(fd, 0)
 os.close(fd)
-print('mapped', flush=True)
 n = 0
 while True:
     n += 1
     for at in range(0, len(m) - 4, 65536):
         m[at:at + 4] = n.to_bytes(4, 'little')
+    if n == 1:
+        print('mapped', flush=True)  # and none of what was there before is left
 '''
 
 
