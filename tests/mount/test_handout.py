@@ -349,7 +349,7 @@ def test_share_must_fit(make_store):
     store = make_store()
     store.start('dram=32M', 'staging=24M', 'handout=30M')
     assert store.daemon.wait(20) != 0
-    assert 'at most 75 % of dram can be handed out' in store.messages()
+    assert 'handout=30 MiB is too much of dram=32 MiB' in store.messages()
     store.daemon = None
 
 

@@ -509,7 +509,9 @@ int ht_obj_hand_out(struct ht_obj *o, int *out_fd)
     o->handed->out = true;
     o->handed->hand = ++s->hands;
     o->refs++;
-    rc = complete(o, false);
+    rc = ht_handed_read_in(o);
+    if (!rc)
+        rc = complete(o, false);
     if (!rc)
         ht_handed_trim(o);
     *out_fd = rc ? -1 : o->handed->memory.fd;

@@ -53,9 +53,12 @@ static int make_memory(struct ht_store *s)
         ht_error("at least 8 MiB of dram and 16 MiB of staging are needed");
         return -EINVAL;
     }
-    if (o->handout_bytes > o->dram_bytes / 100 * HT_HANDED_PERCENT_MAX ||
+    if (o->handout_bytes > o->dram_bytes * HT_HANDED_PERCENT_MAX / 100 ||
         o->dram_bytes - o->handout_bytes < DRAM_BYTES_MIN) {
-        ht_error("at most %u %% of dram can be handed out, and 8 MiB must be left", HT_HANDED_PERCENT_MAX);
+        char share[32], dram[32];
+        ht_error("handout=%s is too much of dram=%s: at most %u %% of it can be handed out, and 8 MiB must be left",
+                 ht_format_size(o->handout_bytes, share, sizeof(share)),
+                 ht_format_size(o->dram_bytes, dram, sizeof(dram)), HT_HANDED_PERCENT_MAX);
         return -EINVAL;
     }
     int rc = ht_arena_new(o->dram_bytes - o->handout_bytes, o->numa_node, ht_store_evict_image, s, &s->arena);

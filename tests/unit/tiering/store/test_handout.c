@@ -396,6 +396,47 @@ START_TEST(back_and_out_again_reads_nothing)
 }
 END_TEST
 
+/* More chunks than are read at once, holes and images among them, of an object that was cut short; reads that fail. */
+START_TEST(content_comes_from_devices)
+{
+    world_handout_bytes = 24 * MIB;
+    fresh(128, false);
+    struct ht_obj *o = written(22 * MIB + 4099, 1, 0);
+    uint8_t *p = pattern(22 * MIB, 1), *m;
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    ck_assert_int_eq(ht_obj_punch(o, 3 * MIB, 2 * MIB), 0);
+    memset(p + 3 * MIB, 0, 2 * MIB);
+    ck_assert_int_eq(ht_obj_truncate(o, 21 * MIB + 77), 0);
+    memset(p + 9 * MIB + 5, 8, 100);
+    put_all(o, 9 * MIB + 5, p + 9 * MIB + 5, 100);
+    for (unsigned nth = 1; nth < 24; nth += 4) {
+        ht_dev_fail(dev, HT_IO_READ, nth, false);
+        int rc = ht_obj_hand_out(o, &fd);
+        ht_dev_fail(dev, HT_IO_READ, 0, false);
+        ck_assert(rc == 0 || rc == -EIO);
+        if (!rc)
+            ht_obj_hand_back(o);
+        ht_obj_evict(o);
+        expect(o, 0, p, 21 * MIB + 77);
+        ht_obj_evict(o);
+    }
+    hand_out(o);
+    m = map(21 * MIB + 77);
+    ck_assert_int_eq(memcmp(m, p, 21 * MIB + 77), 0);
+    ck_assert_uint_eq(file_size(), 21 * MIB + 77);
+    ck_assert_int_eq(ht_obj_truncate(o, 22 * MIB), 0);
+    for (uint32_t i = 77; i < 8192; i++)
+        p[21 * MIB + i] = 0;
+    expect(o, 21 * MIB, p + 21 * MIB, 8192);
+    munmap(m, 21 * MIB + 77);
+    free(p);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 START_TEST(what_cannot_be_handed_out)
 {
     start();
@@ -589,6 +630,7 @@ int main(void)
     tcase_add_test(tc, abort_without_stores);
     tcase_add_test(tc, memory_goes_to_who_wants_it_after_it_is_back);
     tcase_add_test(tc, back_and_out_again_reads_nothing);
+    tcase_add_test(tc, content_comes_from_devices);
     tcase_add_test(tc, what_cannot_be_handed_out);
     tcase_add_test(tc, deleted_while_out);
     tcase_add_test(tc, clones_have_their_own_bytes);
