@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * replay.c - a fuzz target without a fuzzer: runs it on files and folders. Without arguments on those of its corpus,
- * tests/fuzz/corpus/NAME, from the root of the tree; then there has to be one.
+ * tests/fuzz/corpus/NAME, from the root of the tree; then there has to be one. Memory has the bound that it has there.
  */
 #include <dirent.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "tests/fuzz/fuzz.h"
+
+enum { RSS_KIB_MAX = 1 << 20 }; /* as make fuzz allows */
 
 static unsigned runs;
 
@@ -56,6 +59,13 @@ static void run_path(const char *path)
     free(entry);
 }
 
+static void check_memory(void)
+{
+    struct rusage usage;
+
+    MUST(getrusage(RUSAGE_SELF, &usage) == 0 && usage.ru_maxrss <= RSS_KIB_MAX);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = strrchr(argv[0], '/') ? strrchr(argv[0], '/') + 1 : argv[0];
@@ -70,6 +80,7 @@ int main(int argc, char **argv)
         snprintf(corpus, sizeof(corpus), "tests/fuzz/corpus/%s", name + 5);
         run_path(corpus);
     }
+    check_memory();
     printf("figures: %s: %u inputs\n", name, runs);
     return runs ? 0 : 1;
 }
