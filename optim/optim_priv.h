@@ -264,7 +264,7 @@ unsigned ht_opt_master_kinds(const struct layout *l);
 void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out);
 /* Under the gate, not locked: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
 int ht_opt_state_create(struct param *p, const struct layout *layout) HT_CHECK;
-/* Space for the gradient outside memory: as long as there is state. */
+/* Space for the gradient outside memory: as long as there is state. Without, that for sums is given back. */
 int ht_opt_grad_reserve(struct param *p) HT_CHECK;
 /* Inside a transaction, locked: delete the current state's objects. */
 void ht_opt_state_delete(struct param *p, struct ht_tx *tx);

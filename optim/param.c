@@ -283,8 +283,10 @@ static int claim_record(struct param *p)
 int ht_opt_grad_reserve(struct param *p)
 {
     uint64_t bytes = p->cur.exists ? p->shape.elements * p->shape.g_bytes : 0;
+    /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
+    int ret = p->sum && !p->cur.exists ? ht_obj_guarantee(p->sum, 0) : 0;
 
-    return p->grad ? ht_obj_guarantee(p->grad, ht_div_up(bytes, 2)) : 0;
+    return ret ? ret : p->grad ? ht_obj_guarantee(p->grad, ht_div_up(bytes, 2)) : 0;
 }
 
 /* All objects and reservations, or none. */

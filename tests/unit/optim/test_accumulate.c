@@ -390,6 +390,31 @@ START_TEST(space_for_sums_is_reserved_by_the_first_gradient)
 }
 END_TEST
 
+/* By a reset, or by the abort of its first step. */
+START_TEST(with_the_state_goes_the_space_for_sums)
+{
+    struct ht_store_stats before, after;
+    float *sum[PARAMS_MAX];
+
+    open_world("sgd lr=1e-2 accumulate=3", 2);
+    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 20, HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_store_stats(w.s, &before);
+    write_passes(sum, GRADIENTS, true);
+    if (_i) {
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid), 0);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    } else {
+        ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    }
+    ht_store_stats(w.s, &after);
+    ck_assert_uint_eq(after.reserved_bytes, before.reserved_bytes);
+    free_sums(sum);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(a_failed_addition_can_only_be_aborted)
 {
     float *sum[PARAMS_MAX];
@@ -431,6 +456,7 @@ int main(void)
     tcase_add_loop_test(t, abort_and_crash_drop_the_sums, 0, 2);
     tcase_add_test(t, sums_that_do_not_fit_in_memory_spill);
     tcase_add_test(t, space_for_sums_is_reserved_by_the_first_gradient);
+    tcase_add_loop_test(t, with_the_state_goes_the_space_for_sums, 0, 2);
     tcase_add_test(t, a_failed_addition_can_only_be_aborted);
     return run_suite("accumulate", t);
 }
