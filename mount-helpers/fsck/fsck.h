@@ -127,6 +127,8 @@ struct ht_fsck {
     struct ht_optim *optim;
     struct ht_journal_report log;
     bool log_known;
+    bool mend;       /* opening mends the log first ... */
+    unsigned mended; /* ... and these frames were written */
 
     struct ht_fsck_item *items;
     size_t item_count, item_cap;

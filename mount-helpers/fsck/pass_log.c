@@ -138,9 +138,30 @@ static int open_by_force(struct ht_fsck *f)
     return 0;
 }
 
+/* Both copies are damaged: maybe each can be made whole by the other. */
+static int open_mended(struct ht_fsck *f)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    int ret;
+
+    ht_fsck_close_store(f);
+    f->mend = true;
+    ret = ht_fsck_open_store(f, false, false);
+    f->mend = false;
+    if (f->mended != 0) /* done: what is planned with it writes all of the log anew */
+        (void)ht_fsck_problem(
+            f, HT_FSCK_LOG_FRAME, &w,
+            "both copies of the log are damaged, but not in the same places: %u %s whole in one of them", f->mended,
+            f->mended == 1 ? "frame was" : "frames were");
+    return ret;
+}
+
 int ht_fsck_pass_log(struct ht_fsck *f)
 {
     int ret = ht_fsck_open_store(f, false, false);
+
+    if (ret == -EUCLEAN && f->opt.mode != HT_FSCK_CHECK && !f->log.diverged)
+        ret = open_mended(f);
 
     if (f->store == NULL || f->optim == NULL)
         return ret; /* told */

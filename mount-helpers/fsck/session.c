@@ -61,7 +61,10 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
                  ret == -ENODEV ? "; name all of its devices, or check what is there with --degraded" : "");
         return ret == -EUCLEAN ? -EIO : ret; /* pass 1 found its superblocks in order */
     }
-    ret = ht_store_mount(f->store);
+    if (f->mend)
+        ret = ht_store_mend_log(f->store, &f->mended);
+    if (ret == 0)
+        ret = ht_store_mount(f->store);
     if (repair)
         return ret;
     f->log = *ht_store_log_report(f->store);

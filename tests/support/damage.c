@@ -208,6 +208,19 @@ static void bad_frame_in_both(struct stack *k, const struct damage_ids *ids)
         log_at(k, i, last - 3)[60] ^= 1;
 }
 
+/* One in each copy, another one. */
+static void bad_frame_in_each(struct stack *k, const struct damage_ids *ids)
+{
+    uint64_t last = 0;
+
+    while (ht_le32_load(log_at(k, 0, last + 1)) == HT_FRAME_MAGIC)
+        last++;
+    ck_assert_uint_gt(last, 4);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        log_at(k, i, last - 3 + 2 * i)[60] ^= 1;
+    log_at(k, 0, last)[60] ^= 1;
+}
+
 static void bad_first_frame(struct stack *k, const struct damage_ids *ids)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
@@ -626,6 +639,7 @@ const struct damage damages[] = {
     {"SB-NONE-alone", .harm = no_super_at_all, .stays = true, .alone = true},
     {"SB-SHORT", .harm = truncated, .stays = true, .alone = true},
     {"LOG-FRAME", .harm = bad_frame},
+    {"LOG-FRAME-each", .harm = bad_frame_in_each},
     {"LOG-READ", .devices = 2, .reading_fails = true, .alone = true},
     {"LOG-ALL", .harm = bad_frame_in_both},
     {"LOG-ALL-first", .harm = bad_first_frame, .stays = true, .alone = true},

@@ -87,6 +87,11 @@ struct ht_journal_report {
 };
 
 /*
+ * Before the log is opened: where both copies are damaged, write to each what only the other has. *out_frames: how many. What no copy has
+ * stays damage.
+ */
+int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames) HT_CHECK;
+/*
  * Read both copies, choose the longest undamaged chain (or, if all are damaged, none) and replay it.
  * Writes nothing. -EUCLEAN: every copy is damaged (the report says where; nothing was replayed
  * unless force is set, which replays the longest anyway); -EIO, -ENOMEM, or what replay returned.

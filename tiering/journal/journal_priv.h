@@ -11,6 +11,7 @@
  *   room.c     claims and log room: the arithmetic
  *   compact.c  begin, end, release
  *   scrub.c    reading the copies again
+ *   mend.c     two damaged copies: each by the other
  */
 #ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
 #define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
@@ -56,6 +57,10 @@ struct ht_log_copy {
 
 /* The bytes from pos that are contiguous on the device, at most len and a piece; *out_offset: where. */
 uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset);
+
+/* Bytes of a copy from a position on; writing also flushes. */
+int ht_log_read_at(const struct ht_log_copy *c, uint64_t pos, uint8_t *mem, uint64_t bytes) HT_CHECK;
+int ht_log_write_at(const struct ht_log_copy *c, uint64_t pos, const uint8_t *mem, uint64_t bytes) HT_CHECK;
 
 #define HT_LOG_READ_AHEAD 4u
 

@@ -24,7 +24,7 @@ void ht_log_scrub_end(struct ht_log_scrub *c)
     memset(c, 0, sizeof(*c));
 }
 
-static int read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, uint64_t bytes)
+int ht_log_read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
     int rc = 0;
     for (uint64_t at = 0; !rc && at < bytes;) {
@@ -36,7 +36,7 @@ static int read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, u
     return rc;
 }
 
-static int write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
+int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
 {
     int rc = 0;
     for (uint64_t at = 0; !rc && at < bytes;) {
@@ -71,7 +71,7 @@ static int look_at_copy(struct ht_journal *j, struct ht_log_scrub *c, struct loo
     struct ht_frame *f = &l->frame[i];
     int rc = reserve(c, i, HT_BLOCK_BYTES);
     if (!rc)
-        rc = read_at(&l->copy[i], c->pos_, c->mem_[i], HT_BLOCK_BYTES);
+        rc = ht_log_read_at(&l->copy[i], c->pos_, c->mem_[i], HT_BLOCK_BYTES);
     if (rc)
         return rc;
     if (!ht_frame_decode_header(c->mem_[i], f) || !continues(j, c, f, l->end_pos))
@@ -79,7 +79,7 @@ static int look_at_copy(struct ht_journal *j, struct ht_log_scrub *c, struct loo
     uint64_t bytes = ht_frame_bytes(f->payload_len);
     rc = reserve(c, i, bytes);
     if (!rc && bytes > HT_BLOCK_BYTES)
-        rc = read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i] + HT_BLOCK_BYTES, bytes - HT_BLOCK_BYTES);
+        rc = ht_log_read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i] + HT_BLOCK_BYTES, bytes - HT_BLOCK_BYTES);
     if (rc)
         return rc;
     return ht_frame_checksum_ok(c->mem_[i], f) && ht_frame_padding_ok(c->mem_[i], f) ? 0 : -EUCLEAN;
@@ -118,7 +118,7 @@ static int repair(struct ht_journal *j, struct ht_log_scrub *c, const struct loo
     int rc = j->error ? j->error : moved_locked(j, c) || !j->copy[to].dev ? -EAGAIN : 0;
     ht_mutex_unlock(&j->lock);
     if (!rc)
-        rc = write_at(&l->copy[to], c->pos_, c->mem_[from], bytes);
+        rc = ht_log_write_at(&l->copy[to], c->pos_, c->mem_[from], bytes);
     ht_mutex_lock(&j->lock);
     ht_journal_token_release_locked(j);
     ht_mutex_unlock(&j->lock);

@@ -138,7 +138,7 @@ static void log_durable(void *ctx, uint64_t lsn)
     ht_store_unlock(s);
 }
 
-static int open_journal(struct ht_store *s)
+static struct ht_journal_config journal_config(struct ht_store *s)
 {
     struct ht_journal_config c = {
         .log_bytes = s->sb.log_bytes,
@@ -160,9 +160,20 @@ static int open_journal(struct ht_store *s)
         c.offset[k] = s->sb.log_offset[k];
         c.behind[k] = !ht_members_takes_part(&s->sb, s->sb.log_device[k]);
     }
+    return c;
+}
+
+static int open_journal(struct ht_store *s)
+{
+    struct ht_journal_config c = journal_config(s);
     s->replaying = true;
-    int rc = ht_journal_open(&c, s->opts.force_damaged_log, &s->report, &s->journal);
-    return rc;
+    return ht_journal_open(&c, s->opts.force_damaged_log, &s->report, &s->journal);
+}
+
+int ht_store_mend_log(struct ht_store *s, unsigned *out_frames)
+{
+    struct ht_journal_config c = journal_config(s);
+    return ht_journal_mend(&c, out_frames);
 }
 
 static void stop_scrub(struct ht_store *s)

@@ -90,6 +90,8 @@ struct ht_meta_client {
 int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,
                  struct ht_store **out_store) HT_CHECK;
 int ht_store_register(struct ht_store *s, const struct ht_meta_client *client) HT_CHECK;
+/* Before mount, for fsck: ht_journal_mend. Writes to the devices also where the store is read-only. */
+int ht_store_mend_log(struct ht_store *s, unsigned *out_frames) HT_CHECK;
 /* Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report. */
 int ht_store_mount(struct ht_store *s) HT_CHECK;
 /* Write back and publish everything outside scopes, mark clean, stop threads. Pending state of scopes is dropped. WAITS. */

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mend.c - two damaged copies of one log become whole by each other: the frame that one lost is in the other one.
+ *
+ * The copy that goes further is walked; what it has behind the end of the other, and where nothing verifies there, is written to it. Then
+ * that one may go further with frames of its own, and they change places. Frames of a fork are never written over: there both end.
+ * Only what verified is written, and only where nothing did: a crash leaves nothing worse than it was.
+ */
+#include "tiering/journal/journal_priv.h"
+
+#include <stdlib.h>
+
+enum { TURNS_MAX = 64 };
+
+struct mending {
+    struct ht_log_scanner scanner;
+    struct ht_log_copy copy[HT_LOG_COPIES];
+    struct ht_log_scan scan[HT_LOG_COPIES];
+    struct ht_frame_mem mem;
+    unsigned bad; /* the copy that is written */
+    unsigned written;
+};
+
+/* The frame that the bad copy has in this place: 1: the same; 0: none; -EEXIST: another one. */
+static int compare(struct mending *m, const struct ht_frame *f)
+{
+    uint64_t bytes = ht_frame_bytes(f->payload_len);
+    struct ht_frame there;
+    int rc = ht_frame_mem_reserve(&m->mem, bytes);
+
+    if (rc)
+        return rc;
+    if (ht_log_read_at(&m->copy[m->bad], f->pos, m->mem.data, bytes) || !ht_frame_decode_header(m->mem.data, &there) ||
+        there.salt != f->salt || there.pos != f->pos || ht_frame_bytes(there.payload_len) > bytes ||
+        !ht_frame_checksum_ok(m->mem.data, &there))
+        return 0;
+    return there.checksum == f->checksum ? ht_frame_padding_ok(m->mem.data, &there) : -EEXIST;
+}
+
+static int mend_frame(void *ctx, const struct ht_frame *f, const uint8_t *payload)
+{
+    struct mending *m = ctx;
+    int rc = f->seq <= m->scan[m->bad].last_seq ? 1 : compare(m, f);
+
+    if (rc == 0)
+        rc = ht_log_write_at(&m->copy[m->bad], f->pos, payload - HT_FRAME_HEADER_BYTES, ht_frame_bytes(f->payload_len));
+    else
+        return rc < 0 ? rc : 0;
+    m->written += rc == 0;
+    return rc;
+}
+
+static int walk(struct mending *m, unsigned i, ht_frame_fn fn)
+{
+    free(m->scan[i].links);
+    m->scan[i].links = NULL;
+    return ht_log_walk(&m->scanner, &m->copy[i], fn, m, &m->scan[i]);
+}
+
+/* One turn: what copy !bad has and copy bad has not. */
+static int turn(struct mending *m)
+{
+    int rc = walk(m, !m->bad, mend_frame);
+
+    return rc ? rc : walk(m, m->bad, NULL);
+}
+
+static int mend(struct mending *m)
+{
+    int rc = walk(m, 0, NULL);
+
+    if (rc == 0)
+        rc = walk(m, 1, NULL);
+    for (unsigned i = 0; rc == 0 && i < TURNS_MAX && m->scan[0].last_seq != m->scan[1].last_seq; i++) {
+        unsigned before = m->written;
+        m->bad = m->scan[0].last_seq > m->scan[1].last_seq;
+        rc = turn(m);
+        if (m->written == before)
+            break;
+    }
+    return rc == -ENOMEM ? rc : 0; /* what cannot be read or written stays damage, and so does a fork */
+}
+
+int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames)
+{
+    struct mending m = {.scanner = {.config = config}};
+    struct ht_ring *ring = NULL;
+    int rc = 0;
+
+    *out_frames = 0;
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        m.copy[i] = (struct ht_log_copy){config->dev[i], config->offset[i], config->log_bytes};
+        if (!config->dev[i])
+            return 0;
+    }
+    rc = ht_ring_new(HT_JOURNAL_IOS, &ring);
+    if (rc == 0)
+        rc = ht_log_reader_init(&m.scanner.reader, ring);
+    if (rc == 0)
+        rc = mend(&m);
+    *out_frames = m.written;
+    ht_log_reader_destroy(&m.scanner.reader);
+    free(m.scanner.frame.data);
+    free(m.mem.data);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        free(m.scan[i].links);
+    ht_ring_free(ring);
+    return rc;
+}
