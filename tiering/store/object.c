@@ -487,9 +487,11 @@ int ht_obj_prefetch(struct ht_obj *o)
     return rc;
 }
 
-static bool is_clean_image(struct ht_store *s, const struct ht_chunk *c)
+/* Not of an object that was handed out while its chunk was waited for. */
+static bool may_evict(struct ht_store *s, const struct ht_chunk *c)
 {
-    return c->slot != HT_SLOT_NONE && !ht_arena_image(s->arena, c->slot)->dirty;
+    return c->slot != HT_SLOT_NONE && !ht_arena_is_guest(s->arena, c->slot) &&
+        !ht_arena_image(s->arena, c->slot)->dirty;
 }
 
 void ht_obj_evict(struct ht_obj *o)
@@ -505,10 +507,10 @@ void ht_obj_evict(struct ht_obj *o)
     }
     ht_chunk_for_each_from(c, o, index)
     {
-        if (!is_clean_image(s, c))
+        if (!may_evict(s, c))
             continue;
         ht_chunk_lock_exclusive(s, c); /* a read that was answered may hold it for a moment more */
-        if (is_clean_image(s, c))
+        if (may_evict(s, c))
             ht_chunk_drop_image(o, c, index);
         ht_chunk_unlock_exclusive(s, c);
     }
