@@ -476,6 +476,20 @@ static int reset(struct param *p)
     return ret ? ret : err;
 }
 
+/* Nobody writes a gradient meanwhile: what counts as written must not be dropped. Under the gate, locked, let go meanwhile. */
+static int reset_alone(struct param *p)
+{
+    p->root->draining = true;
+    while (!ht_list_empty(&p->inflight))
+        wait_changed(p->o);
+    unlock(p->o);
+    int ret = reset(p);
+    lock(p->o);
+    p->root->draining = false;
+    tell_changed(p->o);
+    return ret;
+}
+
 int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid)
 {
     struct param *p = ht_opt_param_get(o, oid);
@@ -487,13 +501,11 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid)
     }
     lock(o);
     int ret = ht_opt_gate_enter(p->root);
-    unlock(o);
     if (!ret) {
-        ret = reset(p);
-        lock(o);
+        ret = reset_alone(p);
         ht_opt_gate_leave(p->root);
-        unlock(o);
     }
+    unlock(o);
     ht_opt_param_put(p);
     return ret;
 }

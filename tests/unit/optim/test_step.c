@@ -2,6 +2,10 @@
 /* Steps end as a whole: durable, aborted, or lost in a crash. */
 #include "tests/unit/optim/world.h"
 
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
 static struct world w;
 
 /* Copies of the model, to go back to. */
@@ -706,6 +710,50 @@ START_TEST(reset_forgets_the_state_and_abort_remembers_it)
 }
 END_TEST
 
+static uint8_t *gradient;
+static atomic_bool writing;
+
+static void *write_whole(void *open)
+{
+    writing = true;
+    write_all(open, 0, gradient, w.param[0].n * 4);
+    return NULL;
+}
+
+/* What counts as written are the bytes that were written, and not what a reset left of them. */
+START_TEST(a_gradient_written_during_a_reset_is_there_or_not)
+{
+    two_params();
+    struct test_param *p = &w.param[0];
+    size_t bytes = p->n * 4;
+    uint8_t *got = malloc(bytes), *nothing = calloc(1, bytes);
+    step_all(&w);
+    commit();
+    gradient = random_gradient(&w, p);
+    struct ht_grad *g = open_grad(&w, p);
+    for (unsigned round = 0; round < 20; round++) {
+        pthread_t writer;
+        writing = false;
+        ck_assert_int_eq(pthread_create(&writer, NULL, write_whole, g), 0);
+        while (!writing)
+            sched_yield();
+        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+        pthread_join(writer, NULL);
+        ssize_t n = ht_grad_read(g, 0, got, bytes);
+        bool all = n == (ssize_t)bytes && !memcmp(got, gradient, bytes);
+        ck_assert(all || n == 0 || !memcmp(got, nothing, (size_t)n));
+        ck_assert_int_eq(ht_grad_flush(g), 0);
+        ck_assert(world_stat(&w).open == all);
+        commit();
+    }
+    ht_grad_release(g);
+    free(gradient);
+    free(nothing);
+    free(got);
+    done();
+}
+END_TEST
+
 START_TEST(after_reset_another_size_is_fine)
 {
     two_params();
@@ -786,6 +834,7 @@ int main(void)
     tcase_add_test(t, device_errors_never_leave_half_a_step);
     tcase_add_test(t, a_truncate_in_mid_step_is_an_error_and_abort_mends_it);
     tcase_add_loop_test(t, reset_forgets_the_state_and_abort_remembers_it, 0, 2);
+    tcase_add_test(t, a_gradient_written_during_a_reset_is_there_or_not);
     tcase_add_test(t, after_reset_another_size_is_fine);
     tcase_add_test(t, a_root_ends_with_everything_it_kept);
     return run_suite("step", t);
