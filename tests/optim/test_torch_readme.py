@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the README shows of the PyTorch client is run as it stands: alone, and in processes that share one model."""
+import multiprocessing
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+import pytest
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'optim/torch'))
+
+from demo_store import Store  # noqa: E402
+
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+ALONE, SHARED = re.findall(r'^```python\n(.*?)^```', (TOP / 'README.md').read_text(), re.M | re.S)
+LR = 3e-4  # as there
+STEPS = 3
+SECONDS_MAX = 120
+
+
+@pytest.fixture
+def folder():
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-readme-') as path:
+        s = Store(PROGRAMS, pathlib.Path(path), '256M', '64M')
+        try:
+            s.format()
+            s.mount()
+            yield s.mountpoint
+            s.unmount()
+            assert s.check().returncode == 0
+        finally:
+            s.close()
+
+
+def make_model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(301, 500), torch.nn.Tanh(), torch.nn.Linear(500, 3))
+
+
+def loss_of(model, step, rank):
+    return model(torch.randn(8, 301, generator=torch.Generator().manual_seed(100 * step + rank))).square().mean()
+
+
+def example(text, root):
+    """What is done once, and what is done in each step."""
+    assert '/mnt/hitrain/model' in text and text.count('\n...\n') == 1
+    return text.replace('/mnt/hitrain/model', str(root)).split('\n...\n')
+
+
+def run_example(text, root, rank):
+    once, each = example(text, root)
+    names = {'model': make_model()}
+    exec(once, names)
+    for step in range(STEPS):
+        names['model'].zero_grad()
+        names['loss'] = loss_of(names['model'], step, rank)
+        exec(each, names)
+    names['optimizer'].close()
+    return {n: p.detach().clone() for n, p in names['model'].named_parameters()}
+
+
+def with_torch(world):
+    """The same with torch.optim in one process, gradients being means over all ranks."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        sum(loss_of(model, step, rank) / world for rank in range(world)).backward()
+        optimizer.step()
+    return dict(model.named_parameters())
+
+
+def assert_close(got, wanted):
+    for name, p in wanted.items():
+        assert (got[name] - p).abs().max() <= 1e-2 * LR, name
+
+
+def test_one_process(folder):
+    assert_close(run_example(ALONE, folder / 'model', 0), with_torch(1))
+    assert os.getxattr(folder / 'model', 'user.hitrain.durable_step') == b'%d' % STEPS
+
+
+def share(rank, world, meeting, root, results):
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group('gloo', init_method=f'file://{meeting}', rank=rank, world_size=world)
+        found = run_example(SHARED, root, rank)
+        results.put((rank, {n: p.numpy() for n, p in found.items()}))
+        dist.barrier()
+    except BaseException as e:
+        results.put((rank, e))
+        raise
+
+
+def test_processes_that_share_a_model(folder, tmp_path):
+    world, context = 2, multiprocessing.get_context('spawn')
+    results = context.Queue()
+    workers = [context.Process(target=share, args=(r, world, tmp_path / 'meeting', folder / 'model', results))
+               for r in range(world)]
+    for w in workers:
+        w.start()
+    found = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
+    for w in workers:
+        w.join(SECONDS_MAX)
+        assert w.exitcode == 0, found
+    wanted = with_torch(world)
+    for part in found.values():
+        assert_close({n: torch.from_numpy(v) for n, v in part.items()}, wanted)
+    assert os.getxattr(folder / 'model', 'user.hitrain.durable_step') == b'%d' % STEPS
