@@ -17,7 +17,7 @@
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
 
-enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 5, THREADS = 2 };
+enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 6, THREADS = 2 };
 
 static const struct stack_param params[PARAMS] = {
     {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
@@ -28,22 +28,24 @@ static const char *const configs[] = {
     "sgd lr=0.01 momentum=0.9 nesterov=1",
     "adagrad lr=0.01",
     "adamw lr=0.01 accumulate=2 accumulate_mode=mean",
+    "adamw lr=0.01 accumulate=2 max_grad_norm=1", /* and sparse gradients */
 };
 
 /* What one committed step looks like, as one number, by step; index 0: the root without any step. */
 struct history {
     uint64_t hash[STEPS + 1];
     unsigned passes; /* gradients that make a step */
+    bool sparse;
 };
 
 /* ---------------------------------------------------------------- training */
 
 /* Everything a step changes but its commit: gradients, a file of the step, names. */
-static void work(struct stack *k, uint64_t root, uint64_t step, unsigned passes)
+static void work(struct stack *k, const struct history *h, uint64_t root, uint64_t step)
 {
     char text[16], old[16];
-    for (unsigned i = 0; i < PARAMS * passes; i++)
-        stack_gradient(k, root, &params[(i + step) % PARAMS], step * 100 + i);
+    for (unsigned i = 0; i < PARAMS * h->passes; i++)
+        (h->sparse ? stack_sparse_gradient : stack_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
     stack_put(k, root, "cursor", text, strlen(text));
     snprintf(text, sizeof(text), "log-%llu", (unsigned long long)step);
@@ -75,11 +77,11 @@ static void train(struct stack *k, struct history *h, uint64_t seed, const char 
     h->hash[0] = fingerprint(k, root);
     acknowledge(k, "step", 0);
     for (uint64_t step = 1; step <= STEPS; step++) {
-        work(k, root, step, h->passes);
+        work(k, h, root, step);
         if (rnd_below(&seed, 3) == 0) {
             ck_assert_int_eq(ht_optim_abort(k->optim, root), 0);
             ck_assert_uint_eq(fingerprint(k, root), h->hash[step - 1]);
-            work(k, root, step, h->passes);
+            work(k, h, root, step);
         }
         if (rnd_below(&seed, 3) == 0)
             ck_assert_int_eq(ht_store_compact(k->store), 0);
@@ -149,7 +151,7 @@ static const char *verify(struct stack *k, const struct history *h, uint64_t ste
     uint64_t root = wrong ? 0 : stack_find(k, HT_NS_ROOT_INO, "model");
     if (root && step != UINT64_MAX && stack_model_step(k, root) < STEPS) { /* go on training */
         uint64_t next = stack_model_step(k, root) + 1;
-        work(k, root, next, h->passes);
+        work(k, h, root, next);
         if (ht_optim_commit(k->optim, root) || fingerprint(k, root) != h->hash[next])
             wrong = "training on from there differs";
     }
@@ -182,7 +184,7 @@ START_TEST(every_state_holds_one_committed_step)
     uint8_t *base = malloc(DEVICE_BYTES);
     static_assert(HT_ARRAY_SIZE(configs) == SCRIPTS, "one for each script");
     struct stack k;
-    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1};
+    struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1, .sparse = _i == SCRIPTS - 1};
     struct recording rec;
     struct state_walk w;
     struct seen seen = {0};
