@@ -65,7 +65,7 @@ START_TEST(any_bytes_of_the_file_can_be_read)
     begin("adamw lr=0.01", ELEMENTS, _i ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     step();
     uint8_t *got = malloc(p->n * 4);
-    for (unsigned round = 0; round < 60; round++) {
+    for (unsigned round = 0; round < 20; round++) {
         uint64_t off = world_random(&w) % (p->n * 4), len = world_random(&w) % (round % 2 ? 100 : p->n * 4);
         ssize_t want = (ssize_t)ht_min_u64(len, p->n * 4 - off);
         ck_assert_int_eq(read_master(off, got, len), want);
@@ -211,7 +211,7 @@ START_TEST(a_reader_never_sees_half_a_step)
     unsigned seen = 0;
 
     w.threads = 2;
-    begin("sgd lr=1", 200000, HT_CHUNK_BYTES);
+    begin("sgd lr=1", 140000, HT_CHUNK_BYTES);
     for (uint64_t i = 0; i < p->n; i++)
         put_value(p->p, p->dtype, i, 1.0f);
     forget_state(p);
@@ -228,7 +228,7 @@ START_TEST(a_reader_never_sees_half_a_step)
     over = false;
     reads = 0;
     ck_assert_int_eq(pthread_create(&reader, NULL, read_on, NULL), 0);
-    for (unsigned i = 0; i < 20; i++) {
+    for (unsigned i = 0; i < 10; i++) {
         ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
         while (seen == reads) /* until one is on its way */
             sched_yield();
