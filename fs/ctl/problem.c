@@ -34,6 +34,9 @@ void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...)
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     ht_event(HT_EVENT_REFUSED, &about, "%s", text);
+    /* Of a model root the optimizer's is shown first; it is older now. */
+    if (c->optim)
+        ht_optim_root_clear_error(c->optim, ino);
     ht_mutex_lock(&c->lock);
     p = find_locked(c, ino);
     if (!p)

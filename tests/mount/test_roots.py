@@ -212,6 +212,9 @@ def test_state_is_what_the_rule_keeps(mnt):
     assert (root / 'p').read_bytes() == got.astype('f2').tobytes()
     buffer = np.frombuffer((root / '.hitrain/state/p/momentum_buffer').read_bytes(), 'f4')
     assert np.array_equal(buffer, 1.5 * g.astype('f4'))
+    # The error is always the last one, whoever refused.
+    refused(errno.EINVAL, (root / '.hitrain/state/p/step').write_bytes, b'abc')
+    assert 'one f32' in word(root, 'error')
     refused(errno.EBUSY, word, root, 'optimizer', 'sgd lr=1')
     assert 'another rule' in word(root, 'error')
 
