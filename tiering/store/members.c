@@ -27,13 +27,16 @@ struct gathering {
     const struct ht_super *there[HT_DEVICES_MAX];
 };
 
-static void tell_super_problem(struct ht_dev *dev, int rc)
+/* among: other devices are named, too; to format one that was a member would be the end of what it holds. */
+static void tell_super_problem(struct ht_dev *dev, int rc, bool among)
 {
-    const char *why = rc == -EMEDIUMTYPE ? "holds no hitrain store; format it with mkfs.hitrain"
-        : rc == -EUCLEAN                 ? "has superblocks of hitrain but none of them is valid; run hitrain-fsck"
-        : rc == -EPROTONOSUPPORT         ? "was written by a newer version of hitrain"
-        : rc == -ENODATA                 ? "is smaller than the store it holds: truncated?"
-                                         : strerror(-rc);
+    const char *why = rc == -EMEDIUMTYPE && among
+        ? "holds nothing of a hitrain store; if it was a member of this one, leave it out and mount with -o degraded"
+        : rc == -EMEDIUMTYPE     ? "holds no hitrain store; format it with mkfs.hitrain"
+        : rc == -EUCLEAN         ? "has superblocks of hitrain but none of them is valid; run hitrain-fsck"
+        : rc == -EPROTONOSUPPORT ? "was written by a newer version of hitrain"
+        : rc == -ENODATA         ? "is smaller than the store it holds: truncated?"
+                                 : strerror(-rc);
     ht_error("%s: %s", ht_dev_name(dev), why);
 }
 
@@ -56,7 +59,7 @@ static int add_member(struct ht_store *s, struct gathering *g, struct ht_dev *de
     return 0;
 }
 
-static int read_member(struct ht_store *s, struct gathering *g, struct ht_dev *dev)
+static int read_member(struct ht_store *s, struct gathering *g, struct ht_dev *dev, bool among)
 {
     struct ht_super sb;
     struct ht_super_report report;
@@ -64,7 +67,7 @@ static int read_member(struct ht_store *s, struct gathering *g, struct ht_dev *d
 
     if (rc == 0)
         return add_member(s, g, dev, &sb);
-    tell_super_problem(dev, rc);
+    tell_super_problem(dev, rc, among);
     if (rc != -EIO || !s->opts.degraded)
         return rc;
     ht_warn("%s: going on as if it were missing", ht_dev_name(dev));
@@ -101,7 +104,7 @@ static int check_fit(struct ht_store *s)
             return -EUCLEAN;
         }
         if (ht_dev_size(s->dev[i]) < s->sb.device_bytes[i]) {
-            tell_super_problem(s->dev[i], -ENODATA);
+            tell_super_problem(s->dev[i], -ENODATA, true);
             return -ENODATA;
         }
     }
@@ -139,7 +142,7 @@ int ht_store_gather(struct ht_store *s, struct ht_dev *const devs[], unsigned n)
     int rc = 0;
 
     for (unsigned i = 0; !rc && i < n; i++)
-        rc = read_member(s, &g, devs[i]);
+        rc = read_member(s, &g, devs[i], n > 1);
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
         any |= g.there[i] != NULL;
     if (!rc)
