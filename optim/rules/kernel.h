@@ -90,7 +90,7 @@ typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bo
 typedef void (*ht_join_fn)(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n);
 typedef bool (*ht_part_fn)(uint16_t *low, const float *master, const uint16_t *p, size_t n);
 
-struct ht_kernels {
+struct ht_kernels {   /* test_torch_numerics.py has both structs, too */
     const char *name; /* of the instruction set */
     ht_add_fn add;
     ht_sum_fn sum_squares;

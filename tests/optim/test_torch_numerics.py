@@ -38,8 +38,8 @@ class Update(ctypes.Structure):
 
 class Kernels(ctypes.Structure):
     """struct ht_kernels"""
-    _fields_ = [('name', ctypes.c_char_p), ('add', ctypes.c_void_p), ('sum_squares', ctypes.c_void_p), ('fn', ctypes.CFUNCTYPE(
-        ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(Update), ctypes.c_size_t) * KERNELS)]
+    _fields_ = [('name', ctypes.c_char_p)] + [(n, ctypes.c_void_p) for n in ('add', 'sum_squares', 'join', 'part')] + [
+        ('fn', ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.POINTER(Update), ctypes.c_size_t) * KERNELS)]
 
 
 @pytest.fixture(scope='session')
