@@ -348,17 +348,22 @@ static int find_changes(struct ht_obj *o)
     return first;
 }
 
+static int find_if_stores(struct ht_obj *o)
+{
+    return ht_handed_stores(o) ? find_changes(o) : 0;
+}
+
 int ht_obj_find_changes(struct ht_obj *o)
 {
-    int rc = 0;
     ht_store_lock(o->s);
-    if (ht_handed_stores(o))
-        rc = find_changes(o);
+    int rc = find_if_stores(o);
     ht_store_unlock(o->s);
     return rc;
 }
 
-int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out)
+/* Visits those of a scope that are wanted, with the lock held, which visit may let go meanwhile; the first error. */
+static int visit_handed(struct ht_store *s, uint64_t scope, bool (*wanted)(const struct ht_handed *h),
+                        int (*visit)(struct ht_obj *o))
 {
     struct ht_obj **objs;
     size_t n = 0;
@@ -369,14 +374,14 @@ int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out)
         first = -ENOMEM;
     if (objs)
         ht_list_for_each(p, &s->handed) {
-            struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
-            if (!h->stores || h->obj->scope->id != scope || h->obj->dead || (h->out && !out))
+            const struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
+            if (!wanted(h) || h->obj->scope->id != scope || h->obj->dead)
                 continue;
             objs[n++] = h->obj;
             h->obj->refs++;
         }
     for (size_t i = 0; i < n; i++) {
-        int rc = ht_handed_stores(objs[i]) ? find_changes(objs[i]) : 0;
+        int rc = visit(objs[i]);
         if (rc && !first)
             first = rc;
         ht_obj_put_locked(objs[i]);
@@ -384,6 +389,21 @@ int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out)
     ht_store_unlock(s);
     free(objs);
     return first;
+}
+
+static bool may_be_stored_to(const struct ht_handed *h)
+{
+    return h->stores;
+}
+
+static bool is_back_and_stored_to(const struct ht_handed *h)
+{
+    return h->stores && !h->out;
+}
+
+int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out)
+{
+    return visit_handed(s, scope, out ? may_be_stored_to : is_back_and_stored_to, find_if_stores);
 }
 
 /* ----------------------------------------------------------- out and back */
@@ -422,7 +442,7 @@ static bool reclaim(struct ht_obj *o)
     if (done || o->handed->out)
         return done;
     o->refs++;
-    int rc = ht_handed_stores(o) ? find_changes(o) : 0;
+    int rc = find_if_stores(o);
     ht_store_unlock(s);
     ht_obj_clean(o, 0, UINT64_MAX);
     ht_store_lock(s);
@@ -574,8 +594,11 @@ void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     im->valid_lo = im->valid_hi = im->data_hi = 0;
 }
 
+/* Of what is not handed out any more nothing is shown. */
 static int restore(struct ht_obj *o)
 {
+    if (!o->handed)
+        return 0;
     int rc = complete(o, true);
     ht_handed_trim(o);
     if (!rc)
@@ -588,30 +611,13 @@ static int restore(struct ht_obj *o)
     return rc;
 }
 
+static bool is_any(const struct ht_handed *h)
+{
+    (void)h;
+    return true;
+}
+
 int ht_scope_restore_handed(struct ht_store *s, uint64_t scope)
 {
-    struct ht_obj **objs;
-    size_t n = 0;
-    int first = 0;
-    ht_store_lock(s);
-    objs = s->handed_count ? malloc(s->handed_count * sizeof(struct ht_obj *)) : NULL;
-    if (s->handed_count && !objs)
-        first = -ENOMEM;
-    if (objs)
-        ht_list_for_each(p, &s->handed) {
-            struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
-            if (h->obj->scope->id != scope || h->obj->dead)
-                continue;
-            objs[n++] = h->obj;
-            h->obj->refs++;
-        }
-    for (size_t i = 0; i < n; i++) {
-        int rc = objs[i]->handed ? restore(objs[i]) : 0;
-        if (rc && !first)
-            first = rc;
-        ht_obj_put_locked(objs[i]);
-    }
-    ht_store_unlock(s);
-    free(objs);
-    return first;
+    return visit_handed(s, scope, is_any, restore);
 }
