@@ -45,21 +45,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     MUST(stack_open(&k, 1) == 0);
     sample_populate(&k, NULL, NULL);
     MUST(stack_close(&k, true) == 0);
-    base = malloc(SAMPLE_DEVICE_BYTES);
-    MUST(base);
-    memcpy(base, ht_dev_ram_data(k.dev[0]), SAMPLE_DEVICE_BYTES);
-    memset(ht_dev_ram_touched(k.dev[0]), 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+    base = sample_keep(&k);
     return 0;
-}
-
-static void restore(void)
-{
-    uint8_t *touched = ht_dev_ram_touched(k.dev[0]), *ram = ht_dev_ram_data(k.dev[0]);
-
-    for (size_t b = 0; b < SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES; b++)
-        if (touched[b])
-            memcpy(ram + b * HT_BLOCK_BYTES, base + b * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
-    memset(touched, 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
 }
 
 /* ------------------------------------------------------------------- calls */
@@ -172,7 +159,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct sample_items items = {0};
     int rc;
 
-    restore();
+    sample_restore(&k, base);
     MUST(stack_open(&k, 1) == 0);
     run_calls(&in);
     sample_read(&k, &items);

@@ -30,21 +30,8 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     sb.epoch = EPOCH;
     sb.flags = HT_SUPER_IN_USE;
     MUST(ht_super_write(&sb, k.dev, 1) == 0);
-    base = malloc(SAMPLE_DEVICE_BYTES);
-    MUST(base);
-    memcpy(base, ht_dev_ram_data(k.dev[0]), SAMPLE_DEVICE_BYTES);
-    memset(ht_dev_ram_touched(k.dev[0]), 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+    base = sample_keep(&k);
     return 0;
-}
-
-static void restore(void)
-{
-    uint8_t *touched = ht_dev_ram_touched(k.dev[0]), *ram = ht_dev_ram_data(k.dev[0]);
-
-    for (size_t b = 0; b < SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES; b++)
-        if (touched[b])
-            memcpy(ram + b * HT_BLOCK_BYTES, base + b * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
-    memset(touched, 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
 }
 
 /* ----------------------------------------------------------------- the log */
@@ -163,7 +150,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     if (size > INPUT_MAX)
         return -1;
-    restore();
+    sample_restore(&k, base);
     write_log(data, size);
     if (size % 2)
         repair();

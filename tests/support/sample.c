@@ -108,3 +108,23 @@ void sample_populate(const struct stack *k, void (*after)(void *ctx), void *ctx)
     step(k, 2);
     all_durable(k, after, ctx);
 }
+
+uint8_t *sample_keep(const struct stack *k)
+{
+    uint8_t *kept = malloc(SAMPLE_DEVICE_BYTES);
+
+    ck_assert_ptr_nonnull(kept);
+    memcpy(kept, ht_dev_ram_data(k->dev[0]), SAMPLE_DEVICE_BYTES);
+    memset(ht_dev_ram_touched(k->dev[0]), 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+    return kept;
+}
+
+void sample_restore(const struct stack *k, const uint8_t *kept)
+{
+    uint8_t *touched = ht_dev_ram_touched(k->dev[0]), *ram = ht_dev_ram_data(k->dev[0]);
+
+    for (size_t b = 0; b < SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES; b++)
+        if (touched[b])
+            memcpy(ram + b * HT_BLOCK_BYTES, kept + b * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
+    memset(touched, 0, SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES);
+}

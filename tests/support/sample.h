@@ -18,6 +18,11 @@ void sample_format(struct stack *k);
  */
 void sample_populate(const struct stack *k, void (*after)(void *ctx), void *ctx);
 
+/* A copy of the device's bytes as they are, to go back to; free it. */
+uint8_t *sample_keep(const struct stack *k);
+/* Back to it: what was touched since, so that it costs little. */
+void sample_restore(const struct stack *k, const uint8_t *kept);
+
 /* Numbers of things that could be read, each for path, kind and content; what gave an error is counted. */
 struct sample_items {
     uint64_t *item;
