@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benches share: programs that must succeed, loop devices, limits on their speed."""
+import atexit
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
@@ -52,6 +55,16 @@ def remove_folder(folder):
             print(f'something is still mounted below {folder}: it stays', file=sys.stderr)
             return
     shutil.rmtree(folder)
+
+
+def begin(name):
+    """For a bench that mounts: a folder of its own, which goes with the program, also when that is ended."""
+    if os.geteuid():
+        give_up('mounting and loop devices need root')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix=f'{name}-', dir=BUILD / 'bench'))
+    atexit.register(remove_folder, folder)  # registered first, so that it is done last
+    return folder
 
 
 class SpeedLimit:

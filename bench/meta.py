@@ -10,15 +10,12 @@ import argparse
 import atexit
 import json
 import os
-import pathlib
-import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
-from common import (BUILD, PROGRAMS, SECONDS_MAX, TOP, give_up, is_mounted, make_loop_device, remove_folder, run,
+from common import (BUILD, PROGRAMS, SECONDS_MAX, TOP, begin, give_up, is_mounted, make_loop_device, run,
                     wait_for)
 
 CLIENT = BUILD / 'bench/meta_client'
@@ -157,12 +154,8 @@ def parse_args():
 
 def main():
     args = parse_args()
-    if os.geteuid():
-        give_up('mounting and loop devices need root')
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = BUILD / 'bench/meta.jsonl'
-    folder = pathlib.Path(tempfile.mkdtemp(prefix='meta-', dir=out.parent))
-    atexit.register(remove_folder, folder)  # registered first, so that it is done last
+    folder = begin('meta')
     sides = [start_hitrain(folder, args.options), start_baseline(folder, args.baseline_flags.split())]
     runs, done, began = [], 0, time.monotonic()
     total = args.runs * len(LAYOUTS) * 2

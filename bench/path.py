@@ -8,17 +8,12 @@ medians of the ratios of neighbouring runs. Tables, all figures in path.jsonl be
 throughput against the size of tensors in path.svg.
 """
 import argparse
-import atexit
 import json
 import os
-import pathlib
-import signal
-import sys
-import tempfile
 import time
 
 import path_report
-from common import BUILD, give_up, remove_folder
+from common import BUILD, begin
 from path_report import rate
 from path_sides import GIB, MIB, Devices, Hitrain, Minimal, Raw, Tmpfs, Xfs, make_tensors, processor_s
 
@@ -246,12 +241,8 @@ def parse_args():
 
 def main():
     args = parse_args()
-    if os.geteuid():
-        give_up('mounting and loop devices need root')
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = BUILD / 'bench/path.jsonl'
-    folder = pathlib.Path(tempfile.mkdtemp(prefix='path-', dir=out.parent))
-    atexit.register(remove_folder, folder)  # registered first, so that it is done last
+    folder = begin('path')
     print(f'bench-path: {args.runs} runs, devices limited to {args.limit / MIB:.0f} MiB/s each way', flush=True)
     bench = Bench(args, folder)
     bench.said('devices, file systems and tensors are made')

@@ -12,16 +12,12 @@ import argparse
 import atexit
 import json
 import os
-import pathlib
-import signal
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
 
-from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, give_up, is_mounted, make_loop_device, remove_folder,
-                    run, wait_for)
+from common import (BUILD, PROGRAMS, SECONDS_MAX, SpeedLimit, begin, give_up, is_mounted, make_loop_device, run,
+                    wait_for)
 
 CLIENT = BUILD / 'bench/step_client'
 MIB = 1 << 20
@@ -294,14 +290,10 @@ def one_run(number, args, device, store, outside, cases, results, said):
 
 def main():
     args = parse_args()
-    if os.geteuid():
-        give_up('mounting and loop devices need root')
     if args.elements % (FILES * MIB // 4):
         give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     out = BUILD / 'bench/step.jsonl'
-    folder = pathlib.Path(tempfile.mkdtemp(prefix='step-', dir=out.parent))
-    atexit.register(remove_folder, folder)  # registered first, so that it is done last
+    folder = begin('step')
     device = Device(folder, max(args.elements * 32, 2 << 30) + (1 << 30), args.limit)
     store, outside = Store(device, folder, args.elements, FILES), Outside(device, folder, args.elements)
     cases = [c for c in CASES if args.only in c.name]
