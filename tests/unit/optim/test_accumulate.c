@@ -8,21 +8,6 @@ enum { GRADIENTS = 3 };
 
 static struct world w;
 
-static void open_world(const char *config, unsigned threads)
-{
-    w.config = config;
-    w.threads = threads;
-    world_open(&w);
-}
-
-static void make_params(uint32_t chunk_bytes)
-{
-    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, chunk_bytes);
-    world_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 100003, chunk_bytes);
-    world_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 50000, chunk_bytes);
-    world_param(&w, HT_DTYPE_F16, HT_DTYPE_F16, 17, chunk_bytes);
-}
-
 /* What autograd does: the first is the sum, each other is added to it in f32. */
 static void model_add(float *sum, const struct test_param *p, const uint8_t *g, bool first)
 {
@@ -108,8 +93,8 @@ static const struct {
 START_TEST(sums_are_those_of_autograd)
 {
     setenv("HITRAIN_KERNEL", _i & 1 ? "scalar" : "avx2", 1);
-    open_world(plain[_i].config, (unsigned)_i % 3 + 1);
-    make_params(_i & 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, plain[_i].config, (unsigned)_i % 3 + 1);
+    world_mixed_params(&w, _i & 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
     for (unsigned step = 0; step < 3; step++)
         whole_step(plain[_i].factor);
     struct ht_root_stat st = world_stat(&w);
@@ -129,10 +114,11 @@ START_TEST(sums_are_clipped_as_one_gradient)
     float *sum[PARAMS_MAX];
     double squares = 0;
 
-    open_world(_i ? "adamw lr=1e-2 max_grad_norm=2 accumulate=3 accumulate_mode=mean"
-                  : "adamw lr=1e-2 max_grad_norm=2 accumulate=3",
-               2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w,
+                  _i ? "adamw lr=1e-2 max_grad_norm=2 accumulate=3 accumulate_mode=mean"
+                     : "adamw lr=1e-2 max_grad_norm=2 accumulate=3",
+                  2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS, true);
     for (unsigned i = 0; i < w.params; i++)
         for (uint64_t k = 0; k < w.param[i].n; k++)
@@ -152,8 +138,8 @@ START_TEST(a_step_skipped_for_one_of_its_gradients_leaves_no_sum)
 {
     float *sum[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 skip_nonfinite=1 accumulate=3", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 skip_nonfinite=1 accumulate=3", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) {
         uint8_t *g = random_gradient(&w, &w.param[i]);
@@ -175,8 +161,8 @@ START_TEST(readers_get_the_last_boundary_until_the_last_gradient)
 {
     float *sum[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 accumulate=3", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS - 1, true);
     for (unsigned i = 0; i < w.params; i++) /* whatever is being added */
         ck_assert(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL));
@@ -198,7 +184,7 @@ START_TEST(too_few_gradients_are_refused_and_too_many)
 {
     float *sum[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 accumulate=3", 2);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS - 1, true);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
@@ -220,7 +206,7 @@ START_TEST(too_many_gradients_of_a_deferred_step_are_refused)
 {
     float *sum[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 accumulate=3 max_grad_norm=1e9", 2);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3 max_grad_norm=1e9", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS, true);
     struct ht_grad *g = open_grad(&w, p);
@@ -242,7 +228,7 @@ START_TEST(partial_applies_what_came)
     float *sum[PARAMS_MAX];
     uint64_t first = 1000, last = 40000;
 
-    open_world(config[_i % 2], 2);
+    world_open_as(&w, config[_i % 2], 2);
     struct test_param *p =
         world_param(&w, HT_DTYPE_F32, _i < 2 ? HT_DTYPE_F32 : HT_DTYPE_BF16, 70001, HT_SMALL_CHUNK_BYTES);
     write_passes(sum, GRADIENTS - 1, true);
@@ -277,8 +263,8 @@ START_TEST(abort_and_crash_drop_the_sums)
 {
     float *sum[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 accumulate=3", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     whole_step(1);
     write_passes(sum, 2, true);
     free_sums(sum);
@@ -303,7 +289,7 @@ START_TEST(sums_that_do_not_fit_in_memory_spill)
     struct ht_store_stats st;
 
     w.device_bytes = 384ull * MIB;
-    open_world("adamw lr=1e-2 accumulate=3", 3);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3", 3);
     world_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
     world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 3u << 19, HT_CHUNK_BYTES);
     write_passes(sum, 2, true);
@@ -353,7 +339,7 @@ START_TEST(space_for_sums_is_reserved_by_the_first_gradient)
     struct ht_tx *tx;
 
     w.device_bytes = 96ull * MIB;
-    open_world("adamw lr=1e-2", 2);
+    world_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 20, HT_CHUNK_BYTES);
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -396,7 +382,7 @@ START_TEST(with_the_state_goes_the_space_for_sums)
     struct ht_store_stats before, after;
     float *sum[PARAMS_MAX];
 
-    open_world("sgd lr=1e-2 accumulate=3", 2);
+    world_open_as(&w, "sgd lr=1e-2 accumulate=3", 2);
     world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 20, HT_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     ht_store_stats(w.s, &before);
@@ -419,7 +405,7 @@ START_TEST(a_failed_addition_can_only_be_aborted)
 {
     float *sum[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 accumulate=3", 1);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3", 1);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     write_passes(sum, 1, true);

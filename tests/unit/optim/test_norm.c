@@ -6,21 +6,6 @@
 
 static struct world w;
 
-static void open_world(const char *config, unsigned threads)
-{
-    w.config = config;
-    w.threads = threads;
-    world_open(&w);
-}
-
-static void make_params(uint32_t chunk_bytes)
-{
-    world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, chunk_bytes);
-    world_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 100003, chunk_bytes);
-    world_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 50000, chunk_bytes);
-    world_param(&w, HT_DTYPE_F16, HT_DTYPE_F16, 17, chunk_bytes);
-}
-
 static double norm_of(uint8_t *const g[])
 {
     double sum = 0;
@@ -88,8 +73,8 @@ static double step_and_factor(double most, double scale)
 
 START_TEST(a_long_gradient_is_clipped)
 {
-    open_world("adamw lr=1e-2 max_grad_norm=2.5", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(2.5, 1) < 0.5);
     ck_assert(step_and_factor(2.5, 1) < 0.5);
     ck_assert_uint_eq(world_stat(&w).clipped, 2);
@@ -99,8 +84,8 @@ END_TEST
 
 START_TEST(a_short_gradient_is_not)
 {
-    open_world("adamw lr=1e-2 max_grad_norm=1000", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=1000", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(1000, 1) == 1);
     ck_assert_uint_eq(world_stat(&w).clipped, 0);
     world_close(&w);
@@ -109,8 +94,8 @@ END_TEST
 
 START_TEST(scaled_gradients_are_unscaled_before_they_are_clipped)
 {
-    open_world("sgd lr=1e-2 momentum=0.9 max_grad_norm=0.001 grad_scale=1024", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "sgd lr=1e-2 momentum=0.9 max_grad_norm=0.001 grad_scale=1024", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     ck_assert(step_and_factor(0.001, 1024) < 1.0 / 1024);
     world_close(&w);
 }
@@ -121,8 +106,8 @@ START_TEST(a_scale_alone_defers_nothing)
     struct ht_optim_config c;
     uint8_t *g[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 grad_scale=512", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 grad_scale=512", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     c = world_config(w.config);
     write_all_gradients(g);
     for (unsigned i = 0; i < w.params; i++)
@@ -141,8 +126,8 @@ START_TEST(readers_see_the_last_boundary_until_the_next)
 {
     uint8_t *g[PARAMS_MAX];
 
-    open_world("adamw lr=1e-2 max_grad_norm=1", 1);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 1);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_all_gradients(g);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     for (unsigned i = 0; i < w.params; i++)
@@ -163,8 +148,8 @@ static double norm_by(unsigned threads, uint32_t chunk_bytes, const char *kernel
     uint8_t *g[PARAMS_MAX];
 
     setenv("HITRAIN_KERNEL", kernel, 1);
-    open_world("adamw lr=1e-2 max_grad_norm=2.5", threads);
-    make_params(chunk_bytes);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", threads);
+    world_mixed_params(&w, chunk_bytes);
     c = world_config(w.config);
     for (unsigned i = 0; i < w.params; i++)
         g[i] = random_gradient(&w, &w.param[i]);
@@ -195,8 +180,8 @@ START_TEST(a_step_that_is_not_finite_changes_nothing)
     uint8_t *g[PARAMS_MAX];
     float bad = _i ? INFINITY : NAN;
 
-    open_world("adamw lr=1e-2 skip_nonfinite=1", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 skip_nonfinite=1", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     step_and_factor(0, 1);
     for (unsigned i = 0; i < w.params; i++) {
         g[i] = random_gradient(&w, &w.param[i]);
@@ -218,8 +203,8 @@ END_TEST
 
 START_TEST(without_the_word_it_goes_into_every_parameter)
 {
-    open_world("adamw lr=1e-2 max_grad_norm=1", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     for (unsigned i = 0; i < w.params; i++) {
         uint8_t *g = random_gradient(&w, &w.param[i]);
         put_value(g, w.param[i].grad_dtype, 3, i == 0 ? NAN : 1);
@@ -239,7 +224,7 @@ START_TEST(what_is_covered_in_part_counts_in_part)
 {
     struct ht_optim_config c;
 
-    open_world("adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     c = world_config(w.config);
     uint8_t *bytes = random_gradient(&w, p);
@@ -274,8 +259,8 @@ START_TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
     uint8_t *g[PARAMS_MAX];
     struct ht_tx *tx;
 
-    open_world("adamw lr=1e-2 max_grad_norm=1e6", 2);
-    make_params(HT_SMALL_CHUNK_BYTES);
+    world_open_as(&w, "adamw lr=1e-2 max_grad_norm=1e6", 2);
+    world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_all_gradients(g);
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
     ht_optim_param_deleted(w.o, w.param[0].oid, tx);

@@ -11,13 +11,6 @@ static struct world w;
 static uint8_t file[FILE_MAX];
 static size_t file_len;
 
-static void open_world(const char *config, unsigned threads)
-{
-    w.config = config;
-    w.threads = threads;
-    world_open(&w);
-}
-
 static struct ht_topk *open_topk(const struct test_param *p)
 {
     struct ht_param_desc desc = world_desc(p);
@@ -94,7 +87,7 @@ START_TEST(it_is_the_dense_gradient_bit_for_bit)
     static const char *const configs[] = {"adamw lr=1e-2 weight_decay=0.1", "sgd lr=1e-2 momentum=0.9",
                                           "lion lr=1e-3 weight_decay=0.1", "adagrad lr=1e-2"};
 
-    open_world(configs[_i], (unsigned)_i % 3 + 1);
+    world_open_as(&w, configs[_i], (unsigned)_i % 3 + 1);
     world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     world_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 100003, HT_SMALL_CHUNK_BYTES);
     world_param(&w, HT_DTYPE_BF16, HT_DTYPE_F32, 50000, HT_SMALL_CHUNK_BYTES);
@@ -114,7 +107,7 @@ END_TEST
 
 START_TEST(without_an_entry_moments_decay)
 {
-    open_world("adamw lr=1e-2", 2);
+    world_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -133,7 +126,7 @@ END_TEST
 
 START_TEST(sums_take_dense_and_sparse_ones)
 {
-    open_world("adamw lr=1e-2 accumulate=3", 2);
+    world_open_as(&w, "adamw lr=1e-2 accumulate=3", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     float *sum = calloc(p->n, sizeof(float));
     for (unsigned pass = 0; pass < 3; pass++) {
@@ -227,7 +220,7 @@ static const struct {
 
 START_TEST(what_is_wrong_is_named_and_changes_nothing)
 {
-    open_world("adamw lr=1e-2", 2);
+    world_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_BF16, 70001, HT_SMALL_CHUNK_BYTES);
     step_sparse(p, HT_DTYPE_BF16, 2);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -254,7 +247,7 @@ START_TEST(what_is_not_complete_yet_stays_for_the_next_flush)
 {
     static const size_t cut[] = {1, HEADER - 1, HEADER + 1, 5000};
 
-    open_world("adamw lr=1e-2", 2);
+    world_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = world_config(w.config);
@@ -283,7 +276,7 @@ END_TEST
 
 START_TEST(a_second_one_in_a_step_is_refused_wholly)
 {
-    open_world("adamw lr=1e-2", 2);
+    world_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     struct ht_optim_config c = world_config(w.config);
@@ -310,7 +303,7 @@ END_TEST
 
 START_TEST(bytes_no_gradient_can_have_are_refused)
 {
-    open_world("adamw lr=1e-2", 1);
+    world_open_as(&w, "adamw lr=1e-2", 1);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 17, HT_SMALL_CHUNK_BYTES);
     struct ht_topk *t = open_topk(p);
     ck_assert_int_eq(ht_topk_write(t, HT_TOPK_BYTES_MAX, file, 1), -EINVAL);
@@ -327,7 +320,7 @@ END_TEST
 /* Bytes of any kind: whatever they say, nothing but a refusal or a step comes of it. */
 START_TEST(noise_is_safe)
 {
-    open_world("adamw lr=1e-2", 2);
+    world_open_as(&w, "adamw lr=1e-2", 2);
     struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     for (unsigned n = 0; n < 500; n++) {

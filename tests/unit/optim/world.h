@@ -230,6 +230,22 @@ static inline struct test_param *world_param(struct world *w, uint8_t dtype, uin
     return p;
 }
 
+static inline void world_open_as(struct world *w, const char *config, unsigned threads)
+{
+    w->config = config;
+    w->threads = threads;
+    world_open(w);
+}
+
+/* Parameters of all dtypes, none of them a whole number of chunks. */
+static inline void world_mixed_params(struct world *w, uint32_t chunk_bytes)
+{
+    world_param(w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, chunk_bytes);
+    world_param(w, HT_DTYPE_F32, HT_DTYPE_BF16, 100003, chunk_bytes);
+    world_param(w, HT_DTYPE_BF16, HT_DTYPE_F32, 50000, chunk_bytes);
+    world_param(w, HT_DTYPE_F16, HT_DTYPE_F16, 17, chunk_bytes);
+}
+
 /* ------------------------------------------------------------------- steps */
 
 static inline uint8_t *random_gradient(struct world *w, const struct test_param *p)
