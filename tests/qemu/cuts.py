@@ -21,10 +21,9 @@ import tempfile
 import time
 
 import machine
-from lab import BUILD, DEVICES, KERNEL, OPTIONS, Failure, Lab
+from lab import DEVICES, OPTIONS, Failure, Lab
 from replay import Replay, undisturbed
 
-NEEDED = 'qemu-system-x86_64', 'qemu-nbd', '/bin/busybox', 'cpio', 'depmod', 'unxz', 'zstd', KERNEL
 LINES_MAX = 80
 REPLAY_LINES = 80
 CALM = 2        # steps before the recorded boot
@@ -78,7 +77,7 @@ def record(lab):
 
 def test(folder, args):
     begin = time.monotonic()
-    lab = Lab(folder, machine.make_initramfs(KERNEL, BUILD, folder), args.seed)
+    lab = Lab(folder, machine.make_initramfs(machine.KERNEL, machine.BUILD, folder), args.seed)
     try:
         make(lab)
         for number in range(1, args.cuts):
@@ -101,10 +100,9 @@ def main():
     p.add_argument('--cuts', type=int, default=200 if os.environ.get('HITRAIN_LONG') else 20)
     p.add_argument('--seed', type=int, default=int(os.environ.get('HITRAIN_SEED', random.SystemRandom().randrange(1 << 30))))
     args = p.parse_args()
-    for what in NEEDED:
-        if not (shutil.which(what) or os.path.isdir(what)):
-            say(f'skipped: {what} is not there; `make deps-vm` installs it')
-            return 0
+    if what := machine.lacking():
+        say(f'skipped: {what} is not there; `make deps-vm` installs it')
+        return 0
     say(f'HITRAIN_SEED={args.seed}')
     folder = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-vm-'))
     try:

@@ -16,11 +16,9 @@ sys.path.insert(0, str(TOP / 'tests/mount'))
 
 from training import Judge  # noqa: E402
 
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
-KERNEL = TOP / 'build/deps/vm/kernel'
 DEVICE_BYTES = 96 << 20
 UNITS = (512, 4096)     # blocks of the namespaces
-DEVICES = '/dev/nvme0n1 /dev/nvme1n1'
+DEVICES = '/dev/block0 /dev/block1'
 OPTIONS = '-o dram=32M,staging=24M'
 STEP_LINES = 8          # in a count of progress a step is worth so many operations on files
 JOURNALS = ('steps', 'traffic')
@@ -94,10 +92,7 @@ class Lab:
             writelog.make_empty(log)
         self.watch = Watch(self.journals, logs)
         drives = self.parts(disks, logs[0]) if one_log else self.wholes(disks, logs)
-        for i, unit in enumerate(UNITS):
-            drives += ['-device', f'nvme,id=c{i},serial=hitrain{i}', '-device',
-                       f'nvme-ns,bus=c{i},drive=n{i},nsid=1,logical_block_size={unit},physical_block_size=4096']
-        self.machine = machine.Machine(KERNEL, self.initramfs, self.folder, drives)
+        self.machine = machine.Machine(machine.KERNEL, self.initramfs, self.folder, drives, UNITS)
 
     @staticmethod
     def wholes(disks, logs):

@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine in QEMU: a stock Debian kernel, an initramfs of our programs, NVMe namespaces, and a plug to pull.
+"""A machine in QEMU: a stock Debian kernel, an initramfs of our programs, NVMe namespaces, NUMA nodes, and a plug to pull.
 
-Software emulation, because hardware virtualisation is missing where tests usually run: right, and slow.
+Software emulation, because hardware virtualisation is missing where tests usually run: right, and slow. To run something in it:
+
+    with machine.started(folder, units=(512, 4096), nodes=2, programs=['tests/unit/...']) as m:
+        status, text = m.try_do('test_ring')        # any line of shell; do() raises where try_do() returns a status
+
+Each namespace has a controller with a volatile write cache, is as big as asked for, and keeps its content in folder/diskN as
+long as that exists. In the machine namespace N is the block device /dev/blockN and the character device /dev/genericN. With
+two nodes each has half of the memory and of the processors, and namespace N hangs on a bus of node N % nodes. Programs lie in
+/bin. What is written to /out appears in folder/out. cut() pulls the plug; the end of the body does so, too.
+`tests/qemu/run.py` does the same from a shell.
 """
+import contextlib
 import os
 import pathlib
 import shutil
@@ -11,7 +21,12 @@ import subprocess
 import time
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+KERNEL = TOP / 'build/deps/vm/kernel'
+NEEDED = 'qemu-system-x86_64', 'qemu-nbd', '/bin/busybox', 'cpio', 'depmod', 'unxz', 'zstd', KERNEL
 SECONDS_MAX = 240
+MEMORY_MB = 768
+DISTANCE = 21   # of the nodes, where a node has 10 to itself
 MODULES = 'nvme fuse 9p 9pnet_virtio virtio_pci'.split()
 PROGRAMS = ('bin/hitrain', 'bin/mkfs.hitrain', 'bin/hitrain-fsck', 'bin/hitrainctl', 'tests/programs/trainer',
             'tests/programs/traffic')
@@ -28,6 +43,11 @@ def wait_for(condition, what, seconds=SECONDS_MAX):
         if time.monotonic() > end:
             raise RuntimeError(f'{what}: not within {seconds} s')
         time.sleep(0.01)
+
+
+def lacking():
+    """What a machine needs and is not here, or None. `make deps-vm` installs it."""
+    return next((what for what in NEEDED if not (shutil.which(what) or os.path.isdir(what))), None)
 
 
 # --------------------------------------------------------------- the initramfs
@@ -73,9 +93,9 @@ def put_module(source, root):
     return path.name
 
 
-def make_initramfs(kernel, build, folder):
+def make_initramfs(kernel, build, folder, more_programs=()):
     root, archive = folder / 'root', folder / 'initramfs'
-    programs = [build / name for name in PROGRAMS]
+    programs = [build / name for name in (*PROGRAMS, *more_programs)]
     for name in ('proc', 'sys', 'dev', 'tmp', 'run', 'etc'):
         (root / name).mkdir(parents=True)
     put('/bin/busybox', root, 'bin/busybox')
@@ -96,11 +116,49 @@ def make_initramfs(kernel, build, folder):
 
 # ----------------------------------------------------------------- the machine
 
+def files(folder, count, size):
+    """Arguments of QEMU: files as the nodes n0, n1, ... of its block layer. Those that are there keep their content."""
+    drives = []
+    for i in range(count):
+        disk = folder / f'disk{i}'
+        disk.touch()
+        os.truncate(disk, size)
+        drives += ['-blockdev', f'driver=raw,node-name=n{i},file.driver=file,file.filename={disk},discard=unmap']
+    return drives
+
+
+def controllers(units, nodes=1):
+    """Arguments of QEMU: for each block size an NVMe controller with one namespace on the node nN, and a write cache."""
+    args = []
+    for i, unit in enumerate(units):
+        bus = f',bus=port{i}' if nodes > 1 else ''
+        if bus:
+            args += ['-device', f'pcie-root-port,id=port{i},bus=host{i % nodes},chassis={i + 1},slot={i}']
+        args += ['-device', f'nvme,id=c{i},serial=hitrain{i}{bus}', '-device',
+                 f'nvme-ns,bus=c{i},drive=n{i},nsid=1,logical_block_size={unit},physical_block_size=4096']
+    return args
+
+
+def memory(nodes):
+    """Arguments of QEMU: processors and memory, and with more than one node a PCI host bridge on each."""
+    args = ['-smp', '2', '-m', str(MEMORY_MB)]
+    if nodes == 1:
+        return args
+    for node in range(nodes):
+        cpus = 2 // nodes
+        args += ['-object', f'memory-backend-ram,id=m{node},size={MEMORY_MB // nodes}M', '-numa',
+                 f'node,nodeid={node},cpus={node * cpus}-{(node + 1) * cpus - 1},memdev=m{node}',
+                 '-device', f'pxb-pcie,id=host{node},bus_nr={64 * (node + 1)},numa_node={node},bus=pcie.0']
+    return args + ['-numa', f'dist,src=0,dst=1,val={DISTANCE}']
+
+
 class Machine:
     """Runs from the making of this object to cut()."""
 
-    def __init__(self, kernel, initramfs, folder, drives):
-        """drives: arguments of QEMU."""
+    def __init__(self, kernel, initramfs, folder, drives, units, nodes=1):
+        """drives: arguments of QEMU that make a node nN of its block layer for each of units. nodes: of NUMA, 1 or 2."""
+        drives = [*memory(nodes), *drives, *controllers(units, nodes)]
+        self.namespaces = len(units)
         self.folder, self.out = folder, folder / 'out'
         self.out.mkdir(exist_ok=True)
         self.console = folder / 'console'
@@ -123,12 +181,13 @@ class Machine:
 
     def start_qemu(self, kernel, initramfs, control, drives, errors):
         return subprocess.Popen([
-            'qemu-system-x86_64', '-machine', 'q35', '-accel', 'tcg,thread=multi,tb-size=256', '-cpu', 'max', '-smp', '2',
-            '-m', '768', '-nographic', '-nodefaults', '-no-reboot', '-monitor', 'none',
+            'qemu-system-x86_64', '-machine', 'q35', '-accel', 'tcg,thread=multi,tb-size=256', '-cpu', 'max',
+            '-nographic', '-nodefaults', '-no-reboot', '-monitor', 'none',
             '-serial', f'file:{self.console}', '-serial', f'unix:{control}',
             '-fsdev', f'local,id=out,path={self.out},security_model=none', '-device', 'virtio-9p-pci,fsdev=out,mount_tag=out',
             '-kernel', str(next((kernel / 'boot').glob('vmlinuz-*'))), '-initrd', str(initramfs),
-            '-append', 'console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off', *drives],
+            '-append', 'console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off '
+            f'namespaces={self.namespaces}', *drives],
             stdin=subprocess.DEVNULL, stderr=errors)
 
     def expect(self, word):
@@ -162,3 +221,13 @@ class Machine:
         self.process.kill()
         self.process.wait()
         self.line.close()
+
+
+@contextlib.contextmanager
+def started(folder, units=(512, 4096), nodes=1, size=64 << 20, programs=()):
+    """A machine with a namespace for each of units; programs: more than PROGRAMS, names below the folder of the build."""
+    m = Machine(KERNEL, make_initramfs(KERNEL, BUILD, folder, programs), folder, files(folder, len(units), size), units, nodes)
+    try:
+        yield m
+    finally:
+        m.cut()

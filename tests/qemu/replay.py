@@ -6,7 +6,8 @@ import subprocess
 import time
 
 import writelog
-from lab import BUILD, DEVICE_BYTES, OPTIONS, UNITS, Failure
+from lab import DEVICE_BYTES, OPTIONS, UNITS, Failure
+from machine import BUILD
 
 SECONDS_MAX = 120
 TELL_SECONDS = 10
