@@ -26,6 +26,8 @@ PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
 LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
 # What is run with a daemon that ThreadSanitizer watches.
 RACES = ['test_crowd.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py']
+# What looks at, or changes, something that the whole machine has once: memory in /proc/meminfo, what is cached.
+ALONE = ['test_handout.py', 'test_memory.py', 'test_posix_names.py']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -190,34 +192,44 @@ class Runner:
                 print('       ' + l[len('figures: '):], flush=True)
 
     def pytests(self, sources, env=None, prefix=()):
-        """One pytest process for each file, one after the other: they mount, kill daemons and count bytes."""
-        for source in self.selected(sources):
-            status, output, seconds = self.command(
-                [*prefix, PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
-                env or self.env)
-            self.ran += 1
-            counts = {}
-            said = PYTEST_LINE.findall(output)
-            for number, word in re.findall(r'(\d+) ([a-z]+)', said[-1] if said else ''):
-                counts[word] = counts.get(word, 0) + int(number)
-            good = counts.get('passed', 0) + counts.get('xfailed', 0)
-            bad = sum(counts.get(w, 0) for w in ('failed', 'error', 'errors', 'xpassed'))
-            if bad == 0 and status != 0:
-                bad = 1
-                output = terminated(output) + f'exit status {status}\n'
-            skipped = counts.get('skipped', 0)
-            self.passed += good
-            self.skipped += skipped
-            self.line(bad == 0, seconds, source, f'{good} passed' + (f', {bad} failed' if bad else '') +
-                      (f', {skipped} skipped' if skipped else ''))
-            if bad:
-                self.fail(source, bad, output)
-            elif self.args.verbose:
-                print(output, end='', flush=True)
-            else:
-                for l in output.splitlines():
-                    if l.startswith('SKIPPED'):
-                        print('       ' + l, flush=True)
+        """One pytest process for each file, as many at a time as there are processors: half the time they wait, for a
+        device, a timer or a daemon that ends. Each has mounts and folders of its own; ALONE says which come last, by themselves."""
+        def run(source):
+            return self.command([*prefix, PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
+                                env or self.env)
+        sources = self.selected(sources)
+        alone = [s for s in sources if os.path.basename(s) in ALONE]
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            running = {pool.submit(run, s): s for s in sources if s not in alone}
+            for done in concurrent.futures.as_completed(running):
+                self.count_pytest(running[done], *done.result())
+        for source in alone:
+            self.count_pytest(source, *run(source))
+
+    def count_pytest(self, source, status, output, seconds):
+        self.ran += 1
+        counts = {}
+        said = PYTEST_LINE.findall(output)
+        for number, word in re.findall(r'(\d+) ([a-z]+)', said[-1] if said else ''):
+            counts[word] = counts.get(word, 0) + int(number)
+        good = counts.get('passed', 0) + counts.get('xfailed', 0)
+        bad = sum(counts.get(w, 0) for w in ('failed', 'error', 'errors', 'xpassed'))
+        if bad == 0 and status != 0:
+            bad = 1
+            output = terminated(output) + f'exit status {status}\n'
+        skipped = counts.get('skipped', 0)
+        self.passed += good
+        self.skipped += skipped
+        self.line(bad == 0, seconds, source, f'{good} passed' + (f', {bad} failed' if bad else '') +
+                  (f', {skipped} skipped' if skipped else ''))
+        if bad:
+            self.fail(source, bad, output)
+        elif self.args.verbose:
+            print(output, end='', flush=True)
+        else:
+            for l in output.splitlines():
+                if l.startswith('SKIPPED'):
+                    print('       ' + l, flush=True)
 
     # -- what the Makefile's targets do --
 
