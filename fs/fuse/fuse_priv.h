@@ -113,6 +113,7 @@ struct ht_open {
     struct ht_list link; /* in fuse.opens */
     uint64_t ino;
     struct ht_obj *obj;
+    struct ht_obj_reader reader;
     struct ht_handed_file *handed; /* handout.c */
     bool stores;                   /* a mapping of it can change pages without our knowledge */
     /* What was found out in the epoch of ht_ctl_epoch (0: never), and is asked at each read and write. */
@@ -168,8 +169,9 @@ int ht_park_init(struct ht_fuse *f) HT_CHECK;
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
 /* Wait in this thread until no update of the range is pending: for writes, whose bytes cannot outlive their request. */
 void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len);
-void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, uint64_t off, size_t len,
-                       enum ht_traffic_kind kind);
+/* reader: of the descriptor it came through, or NULL. */
+void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
+                       uint64_t off, size_t len, enum ht_traffic_kind kind);
 /* Answer everything that still waits with an error, and free the pool. */
 void ht_park_finish(struct ht_fuse *f);
 

@@ -66,6 +66,7 @@ static int truncate_on_open(fuse_req_t req, uint64_t ino)
 static void drop_open(struct ht_fuse *f, struct ht_open *o)
 {
     ht_handout_close(f, o);
+    ht_obj_reader_end(&o->reader);
     ht_mutex_lock(&f->open_lock);
     ht_list_del(&o->link);
     ht_mutex_unlock(&f->open_lock);
@@ -203,7 +204,7 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
     if (ht_open_root(f, o))
         ht_park_read(f, req, o, (uint64_t)off, size);
     else
-        ht_read_and_reply(f, req, o->obj, (uint64_t)off, size, HT_TRAFFIC_OTHER);
+        ht_read_and_reply(f, req, o->obj, &o->reader, (uint64_t)off, size, HT_TRAFFIC_OTHER);
 }
 
 /*

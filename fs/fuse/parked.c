@@ -101,15 +101,15 @@ static void reply_bytes(void *ctx, const void *bytes, size_t len)
     fuse_reply_buf(r->req, bytes, len);
 }
 
-void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, uint64_t off, size_t len,
-                       enum ht_traffic_kind kind)
+void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
+                       uint64_t off, size_t len, enum ht_traffic_kind kind)
 {
     struct reading r = {f, req, kind};
     char *buf = ht_fuse_buffer();
     ssize_t n = -ENOMEM;
 
     if (buf)
-        n = ht_obj_read_in_place(obj, off, buf, ht_min_u64(len, HT_FUSE_IO_BYTES), reply_bytes, &r);
+        n = ht_obj_read_in_place(obj, reader, off, buf, ht_min_u64(len, HT_FUSE_IO_BYTES), reply_bytes, &r);
     if (n < 0) {
         ht_count_read(f, kind, n);
         ht_reply(req, (int)n);
@@ -134,7 +134,7 @@ static void wake(struct ht_waiter *w)
     fuse_req_t req = claim(p);
 
     if (req)
-        ht_read_and_reply(p->fuse, req, p->obj, p->off, p->len, HT_TRAFFIC_PARAM);
+        ht_read_and_reply(p->fuse, req, p->obj, NULL, p->off, p->len, HT_TRAFFIC_PARAM);
     put_free(p);
 }
 
@@ -184,7 +184,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     struct parked *p;
 
     if (len == 0 || ht_optim_readable(f->optim, o->ino, off, len, NULL)) {
-        ht_read_and_reply(f, req, o->obj, off, len, HT_TRAFFIC_PARAM);
+        ht_read_and_reply(f, req, o->obj, &o->reader, off, len, HT_TRAFFIC_PARAM);
         return;
     }
     p = take_free(f);
@@ -210,7 +210,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     if (p->interrupted)
         fuse_reply_err(req, EINTR);
     else
-        ht_read_and_reply(f, req, p->obj, off, len, HT_TRAFFIC_PARAM);
+        ht_read_and_reply(f, req, p->obj, NULL, off, len, HT_TRAFFIC_PARAM);
     put_free(p);
 }
 

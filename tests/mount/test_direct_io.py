@@ -225,3 +225,37 @@ def test_direct_and_buffered_descriptors_agree(mnt):
         assert take(straight, 20000, off) == want[off:off + 20000]
     os.close(plain)
     os.close(straight)
+
+
+# ----------------------------------------------------------------- in sequence
+
+
+@pytest.mark.parametrize('block', [MIB, 64 * KIB])
+def test_one_read_after_the_other_finds_what_was_read_ahead(make_store, block):
+    store = make_store('256M')
+    point = store.mount('dram=64M')
+    os.setxattr(point, 'user.hitrain.dtype', b'u8')
+    content = random.Random(5).randbytes(16 * MIB)
+    (point / 't').write_bytes(content)
+    store.unmount()
+    store.mount('dram=64M')
+    fd = direct(point / 't', os.O_RDONLY)
+    got = b''.join(take(fd, block, off) for off in range(0, len(content), block))
+    os.close(fd)
+    assert got == content
+    assert figure(point, 'read_ahead_hits') >= 8
+    assert figure(point / 't', 'device_read_bytes') == len(content)
+
+
+def test_reads_at_random_places_read_nothing_ahead(make_store):
+    store = make_store('256M')
+    point = store.mount('dram=64M')
+    os.setxattr(point, 'user.hitrain.dtype', b'u8')
+    (point / 't').write_bytes(bytes(64 * MIB))
+    store.unmount()
+    store.mount('dram=64M')
+    fd = direct(point / 't', os.O_RDONLY)
+    for k in range(1, 40):
+        take(fd, 4 * KIB, k * 13 % 64 * MIB)
+    os.close(fd)
+    assert figure(point, 'read_ahead_chunks') == 0

@@ -36,6 +36,7 @@ struct ht_arena {
     uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
     bool forced;                                       /* the sweep that is running heeds nobody's stay */
     uint32_t short_for;                                /* images to come until it is forgotten that one found no room */
+    uint64_t ahead_chunks, ahead_hits, ahead_wasted;
     struct ht_stay stay;
     struct slot *slot;
     struct ht_image *image; /* SUBS per slot */
@@ -181,6 +182,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     assert(s->state != SLOT_FREE);
     ht_arena_let_go(a, n);
     stay_no_more(a, n);
+    a->ahead_wasted += a->image[n].ahead;
     a->image[n].owner = NULL;
     a->used_bytes -= ht_arena_slot_bytes(a, n);
     if (s->state == SLOT_SPLIT) {
@@ -316,6 +318,21 @@ void ht_arena_use(struct ht_arena *a, uint32_t n)
     struct ht_image *im = ht_arena_image(a, n);
     im->referenced = true;
     im->used_at = a->stay.came;
+    a->ahead_hits += im->ahead;
+    im->ahead = false;
+}
+
+void ht_arena_mark_ahead(struct ht_arena *a, uint32_t n)
+{
+    ht_arena_image(a, n)->ahead = true;
+    a->ahead_chunks++;
+}
+
+void ht_arena_ahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted)
+{
+    *out_chunks = a->ahead_chunks;
+    *out_hits = a->ahead_hits;
+    *out_wasted = a->ahead_wasted;
 }
 
 void ht_arena_attach(struct ht_arena *a, uint32_t n, void *owner, uint64_t index, bool durable)
@@ -388,6 +405,11 @@ uint64_t ht_arena_kept_bytes(const struct ht_arena *a)
 uint64_t ht_arena_staying_bytes(const struct ht_arena *a)
 {
     return a->staying_bytes;
+}
+
+uint64_t ht_arena_moving_bytes(const struct ht_arena *a)
+{
+    return ht_arena_bytes(a) - a->kept_bytes - a->staying_bytes - a->passing_dirty_bytes;
 }
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)

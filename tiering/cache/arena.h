@@ -34,6 +34,7 @@ struct ht_image {
     bool dirty : 1;           /* newer than the current reference */
     bool referenced : 1;      /* second chance */
     bool kept : 1;            /* not asked to go */
+    bool ahead : 1;           /* read ahead, and not used yet */
     bool stays : 1;           /* asked only when it was not used for long: stay.h */
     uint8_t home;             /* device it should be written to, and 1; 0: any */
 };
@@ -54,6 +55,10 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries);
 /* It becomes the image of this. What comes back after it had to go stays, as long as HT_ARENA_KEEP_PERCENT allow. */
 void ht_arena_attach(struct ht_arena *a, uint32_t slot, void *owner, uint64_t index, bool durable);
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty);
+/* It comes before anybody has asked for it. */
+void ht_arena_mark_ahead(struct ht_arena *a, uint32_t slot);
+/* How many did, how many of them were used, and how many had to go before. */
+void ht_arena_ahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted);
 /* Somebody used it. */
 void ht_arena_use(struct ht_arena *a, uint32_t slot);
 /* Give an image's slot back. */
@@ -78,6 +83,8 @@ void ht_arena_keep(struct ht_arena *a, uint32_t slot); /* needs can_keep, unless
 void ht_arena_let_go(struct ht_arena *a, uint32_t slot);
 uint64_t ht_arena_kept_bytes(const struct ht_arena *a);
 uint64_t ht_arena_staying_bytes(const struct ht_arena *a);
+/* What the clock may let go, or has nobody in it. */
+uint64_t ht_arena_moving_bytes(const struct ht_arena *a);
 /* Dirty, and the clock would have it go: it has to be written first. */
 static inline bool ht_image_passes_dirty(const struct ht_image *im)
 {

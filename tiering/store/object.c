@@ -460,33 +460,6 @@ void ht_obj_scratch_clear(struct ht_obj *o)
 
 /* -------------------------------------------------------------- residency */
 
-int ht_obj_prefetch(struct ht_obj *o)
-{
-    struct ht_store *s = o->s;
-    struct ht_chunk *c;
-    uint64_t index = 0;
-    int rc = 0;
-    ht_store_lock(s);
-    ht_chunk_for_each_from(c, o, index)
-    {
-        if (rc || ht_arena_free_slots(s->arena) == 0)
-            break;
-        if (c->slot != HT_SLOT_NONE || !ht_chunk_ref(c))
-            continue;
-        ht_chunk_lock_exclusive(s, c);
-        if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c)) {
-            rc = ht_chunk_get_slot(o, c, index);
-            if (!rc)
-                rc = ht_chunk_fill(o, c, index);
-            if (rc)
-                ht_chunk_drop_empty(o, c, index);
-        }
-        ht_chunk_unlock_exclusive(s, c);
-    }
-    ht_store_unlock(s);
-    return rc;
-}
-
 /* Not of an object that was handed out while its chunk was waited for. */
 static bool may_evict(struct ht_store *s, const struct ht_chunk *c)
 {

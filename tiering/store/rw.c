@@ -124,13 +124,16 @@ static int hold_in_place(struct ht_obj *o, uint64_t off, size_t len, struct ht_c
     return 0;
 }
 
-ssize_t ht_obj_read_in_place(struct ht_obj *o, uint64_t off, void *buf, size_t len, ht_obj_read_fn fn, void *ctx)
+ssize_t ht_obj_read_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, void *buf, size_t len,
+                             ht_obj_read_fn fn, void *ctx)
 {
     struct ht_store *s = o->s;
     struct ht_chunk *c;
     const uint8_t *bytes;
     ht_store_lock(s);
     len = off < o->size ? ht_min_u64(len, o->size - off) : 0;
+    if (r)
+        ht_obj_reader_note(o, r, off, len); /* first, so that the device has more to do while we wait */
     int rc = hold_in_place(o, off, len, &c, &bytes);
     if (bytes)
         o->refs++; /* whoever has been answered may let go of it */

@@ -100,6 +100,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->next_id = FIRST_ID;
     init_locks(s);
     ht_list_init(&s->handed);
+    ht_ahead_init(&s->ahead);
     s->scope0 = ht_scope_find(s, 0, true);
     int rc = s->scope0 ? ht_store_gather(s, devs, dev_count) : -ENOMEM;
     if (!rc)
@@ -185,6 +186,7 @@ static void stop_scrub(struct ht_store *s)
 static void stop_threads(struct ht_store *s)
 {
     stop_scrub(s);
+    ht_ahead_stop(s);
     if (!s->threads)
         return;
     ht_store_lock(s);
@@ -323,6 +325,7 @@ static void destroy_locks(struct ht_store *s)
     pthread_cond_destroy(&s->settled);
     pthread_cond_destroy(&s->wake);
     ht_scrub_destroy(&s->scrub);
+    ht_ahead_destroy(&s->ahead);
     pthread_cond_destroy(&s->watch);
     ht_mutex_destroy(&s->rings.lock);
     ht_mutex_destroy(&s->super_lock);

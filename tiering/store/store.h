@@ -37,7 +37,9 @@
 #include "tiering/base/mem.h"
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
+#include "tiering/base/list.h"
 #include "tiering/space/super.h"
+#include "tiering/store/stream.h"
 #include <hitrain/format.h>
 
 struct ht_store;
@@ -177,15 +179,27 @@ uint64_t ht_obj_id(const struct ht_obj *obj);
 uint64_t ht_obj_size(struct ht_obj *obj);
 uint32_t ht_obj_chunk_bytes(const struct ht_obj *obj);
 
+/*
+ * Who reads an object through one descriptor: where reading ahead has got to for him. All zero at first, and the store's from
+ * the first read on, until its end. The object outlives it.
+ */
+struct ht_obj_reader {
+    struct ht_obj *obj;    /* NULL: has not read yet */
+    struct ht_list hungry; /* in a list while there is something to read ahead */
+    struct ht_stream stream;
+    uint64_t next, end; /* chunks to read ahead */
+};
+void ht_obj_reader_end(struct ht_obj_reader *reader);
 /* Read up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno. WAITS. */
 ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_CHECK;
 /*
  * The same without a copy where one chunk has it all: fn is called once, with the bytes in the chunk's image, which it is to use before
- * it returns, or in buf. It must not come back to the store. Not called when the result is an error. WAITS.
+ * it returns, or in buf. It must not come back to the store. Not called when the result is an error. reader: for whom to read
+ * ahead, or NULL. WAITS.
  */
 typedef void (*ht_obj_read_fn)(void *ctx, const void *bytes, size_t len);
-ssize_t ht_obj_read_in_place(struct ht_obj *obj, uint64_t off, void *buf, size_t len, ht_obj_read_fn fn,
-                             void *ctx) HT_CHECK;
+ssize_t ht_obj_read_in_place(struct ht_obj *obj, struct ht_obj_reader *reader, uint64_t off, void *buf, size_t len,
+                             ht_obj_read_fn fn, void *ctx) HT_CHECK;
 /*
  * Write; grows the object. All or nothing is promised per chunk only: returns the count written, which is short
  * when a later chunk failed, or -errno when nothing was. WAITS. -EFBIG beyond HT_FILE_BYTES_MAX.
@@ -355,6 +369,7 @@ struct ht_store_stats {
         handed_count; /* share; memory that was handed out and is out or kept; objects */
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t hits, misses, evictions, writebacks;
+    uint64_t ahead_chunks, ahead_hits, ahead_wasted; /* read ahead; of them used, and gone unused */
     uint64_t device_read_bytes, device_written_bytes, device_flushes;
     uint64_t checksum_errors, read_errors, write_errors;
     uint64_t commits;    /* transactions made durable by someone waiting */
@@ -386,6 +401,8 @@ uint64_t ht_store_available(struct ht_store *s);
 int ht_store_commit(struct ht_store *s) HT_CHECK;
 /* Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the error if none could be. WAITS. */
 int ht_writeback_now(struct ht_store *s) HT_CHECK;
+/* With no_threads: read what is to be read ahead of readers now. WAITS. */
+void ht_store_read_ahead(struct ht_store *s);
 /* With no_threads: one whole compaction now. WAITS. */
 int ht_store_compact(struct ht_store *s) HT_CHECK;
 

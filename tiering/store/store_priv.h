@@ -9,7 +9,7 @@
  *   exclusive  who changes the image, fills it, or replaces references
  *
  * A thread holds at most one chunk lock at a time, but for leases, which take theirs in (oid, index)
- * order. Who waits for a slot of the arena lets go of the chunk it is for: a lease that has all slots may wait for that chunk.
+ * order, and for what is in flight of reading ahead and writeback, which never wait for another one meanwhile. Who waits for a slot of the arena lets go of the chunk it is for: a lease that has all slots may wait for that chunk.
  * So waiting for a slot ends.
  *
  * References of a chunk (flags):
@@ -267,6 +267,13 @@ struct ht_ring_pool {
     unsigned count;
 };
 
+struct ht_ahead {          /* ahead.c; guarded by the store's lock */
+    struct ht_list hungry; /* readers, in the order of their turns */
+    pthread_cond_t wake;
+    pthread_t thread;
+    bool running;
+};
+
 struct ht_scrub {
     struct ht_mutex lock; /* guards what follows; a leaf */
     pthread_cond_t changed;
@@ -324,7 +331,8 @@ struct ht_store {
     struct ht_list handed;
     uint32_t handed_count;
     uint64_t handed_bytes;
-    uint64_t hands;        /* how often something was handed out */
+    uint64_t hands; /* how often something was handed out */
+    struct ht_ahead ahead;
     struct ht_scrub scrub; /* own lock */
 
     struct ht_meta_client client[CLIENTS_MAX];
@@ -518,6 +526,13 @@ int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out) HT_CHEC
 void ht_handed_evict(struct ht_obj *o);
 /* Of any object: the memory goes; nobody has images in it. */
 void ht_handed_free(struct ht_obj *o);
+
+/* ahead.c */
+void ht_ahead_init(struct ht_ahead *a);
+void ht_ahead_stop(struct ht_store *s); /* its thread; no lock */
+void ht_ahead_destroy(struct ht_ahead *a);
+/* This is going to be read: have what follows read ahead, if it should be. Lock held. */
+void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len);
 
 /* rw.c */
 void ht_obj_grow_locked(struct ht_obj *o, uint64_t size);

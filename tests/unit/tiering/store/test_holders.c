@@ -30,7 +30,7 @@ static void *wait_and_read(void *arg)
     uint8_t buf[BYTES];
 
     r->begun++;
-    ck_assert_int_eq(ht_obj_read_in_place(r->o, 0, buf, BYTES, compare, r), BYTES);
+    ck_assert_int_eq(ht_obj_read_in_place(r->o, NULL, 0, buf, BYTES, compare, r), BYTES);
     return NULL;
 }
 
@@ -51,7 +51,7 @@ static void nested(void *ctx, const void *bytes, size_t len)
     if (++r->depth == HOLDERS_MAX)
         start_waiters(r);
     else
-        ck_assert_int_eq(ht_obj_read_in_place(r->o, 0, r->buf, BYTES, nested, r), BYTES);
+        ck_assert_int_eq(ht_obj_read_in_place(r->o, NULL, 0, r->buf, BYTES, nested, r), BYTES);
 }
 
 START_TEST(readers_beyond_the_count_wait)
@@ -63,7 +63,7 @@ START_TEST(readers_beyond_the_count_wait)
     r.want = p;
     r.o = object(1 << 16, 0);
     put_all(r.o, 0, p, BYTES);
-    ck_assert_int_eq(ht_obj_read_in_place(r.o, 0, r.buf, BYTES, nested, &r), BYTES);
+    ck_assert_int_eq(ht_obj_read_in_place(r.o, NULL, 0, r.buf, BYTES, nested, &r), BYTES);
     for (unsigned i = 0; i < WAITERS; i++)
         pthread_join(r.waiter[i], NULL);
     put_all(r.o, 0, p, BYTES); /* alone: nobody is left */

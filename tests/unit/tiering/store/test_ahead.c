@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_ahead.c - reading ahead of who reads in sequence: it finds its bytes, costs nobody else anything, and is counted. */
+#include <pthread.h>
+
+#include "tests/unit/tiering/store/world.h"
+
+enum { SMALL = 1 << 16, TENSOR = 1 << 20, PASSES = 6 };
+
+static const uint8_t *want;
+static uint8_t buf[MIB];
+
+static void compare(void *ctx, const void *bytes, size_t len)
+{
+    const uint64_t *off = ctx;
+    ck_assert_int_eq(memcmp(bytes, want + *off, len), 0);
+}
+
+static void read_at(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, size_t len)
+{
+    uint8_t *mine = malloc(len);
+    ck_assert_int_eq(ht_obj_read_in_place(o, r, off, mine, len, compare, &off), (ssize_t)len);
+    free(mine);
+}
+
+/* An object of so many bytes, on the device alone. */
+static struct ht_obj *cold(uint32_t chunk_bytes, size_t bytes)
+{
+    struct ht_obj *o = object(chunk_bytes, 0);
+    put_all(o, 0, want, bytes);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    ck_assert_uint_eq(obj_stat(o).resident_bytes, 0);
+    return o;
+}
+
+START_TEST(a_stream_misses_once)
+{
+    uint8_t *p = pattern(2 * MIB, 1);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, 2 * MIB);
+    struct ht_obj_reader r = {0};
+    for (uint64_t off = 0; off < 2 * MIB; off += SMALL / 2) {
+        read_at(o, &r, off, SMALL / 2);
+        ht_store_read_ahead(s);
+    }
+    ck_assert_uint_eq(obj_stat(o).misses, 1);
+    ck_assert_uint_eq(obj_stat(o).device_read_bytes, 2 * MIB); /* nothing twice */
+    struct ht_store_stats st = stats();
+    ck_assert_uint_eq(st.ahead_chunks, 31);
+    ck_assert_uint_eq(st.ahead_hits, 31);
+    ck_assert_uint_eq(st.ahead_wasted, 0);
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+START_TEST(who_reads_anywhere_has_nothing_read_ahead)
+{
+    uint8_t *p = pattern(4 * MIB, 2);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, 4 * MIB);
+    struct ht_obj_reader r = {0};
+    for (unsigned i = 1; i < 60; i++) {
+        read_at(o, &r, i * 37 % 64 * (uint64_t)SMALL, 4096);
+        ht_store_read_ahead(s);
+    }
+    ck_assert_uint_eq(stats().ahead_chunks, 0);
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+START_TEST(a_read_elsewhere_takes_back_what_was_asked_for)
+{
+    uint8_t *p = pattern(4 * MIB, 3);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, 4 * MIB);
+    struct ht_obj_reader r = {0};
+    read_at(o, &r, 0, SMALL);
+    read_at(o, &r, 40 * SMALL, 4096);
+    ht_store_read_ahead(s);
+    ck_assert_uint_eq(stats().ahead_chunks, 0);
+    read_at(o, &r, 0, SMALL);
+    ht_obj_reader_end(&r);
+    ht_store_read_ahead(s);
+    ck_assert_uint_eq(stats().ahead_chunks, 0);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+START_TEST(what_is_read_ahead_and_not_used_is_waste)
+{
+    uint8_t *p = pattern(4 * MIB, 4);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, 4 * MIB);
+    struct ht_obj_reader r = {0};
+    read_at(o, &r, 0, SMALL);
+    ht_store_read_ahead(s);
+    ck_assert_uint_eq(stats().ahead_chunks, 2);
+    ht_obj_evict(o);
+    ck_assert_uint_eq(stats().ahead_wasted, 2);
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+/* What is dirty stays, and is not written to make room. */
+START_TEST(it_takes_no_room_from_what_is_dirty)
+{
+    uint8_t *p = pattern(8 * MIB, 5);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(TENSOR, 4 * MIB), *dirty = object(TENSOR, 0);
+    put_all(dirty, 0, p, 7 * MIB);
+    struct ht_obj_reader r = {0};
+    uint64_t written = stats().device_written_bytes;
+    for (uint64_t off = 0; off < 4 * MIB; off += MIB / 4) {
+        read_at(o, &r, off, MIB / 4);
+        ht_store_read_ahead(s);
+    }
+    ck_assert_uint_eq(stats().device_written_bytes, written);
+    ck_assert_uint_eq(obj_stat(dirty).dirty_bytes, 7 * MIB);
+    ck_assert_uint_eq(obj_stat(o).device_read_bytes, 4 * MIB);
+    expect(dirty, 0, p, 7 * MIB);
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    ht_obj_put(dirty);
+    done();
+    free(p);
+}
+END_TEST
+
+/* It is the reader's to hear of it. */
+START_TEST(what_cannot_be_read_ahead_is_the_readers_error)
+{
+    uint8_t *p = pattern(MIB, 6);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, MIB);
+    struct ht_obj_reader r = {0};
+    read_at(o, &r, 0, SMALL);
+    ht_dev_fail(dev, HT_IO_READ, 1, true);
+    ht_store_read_ahead(s);
+    ck_assert_uint_eq(stats().read_errors, 0);
+    uint64_t off = SMALL;
+    ck_assert_int_eq(ht_obj_read_in_place(o, &r, off, buf, SMALL, compare, &off), -EIO);
+    ck_assert_uint_eq(stats().read_errors, 1);
+    ht_dev_fail(dev, HT_IO_READ, 0, false);
+    read_at(o, &r, SMALL, SMALL);
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+START_TEST(a_prefetch_reads_all_of_it_at_once)
+{
+    uint8_t *p = pattern(4 * MIB + 5000, 7);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(TENSOR, 4 * MIB + 5000);
+    ck_assert_int_eq(ht_obj_prefetch(o), 0);
+    uint64_t misses = obj_stat(o).misses;
+    expect(o, 0, p, 4 * MIB + 5000);
+    ck_assert_uint_eq(obj_stat(o).misses, misses);
+    ht_obj_evict(o);
+    ht_dev_fail(dev, HT_IO_READ, 3, false);
+    ck_assert_int_eq(ht_obj_prefetch(o), -EIO);
+    ck_assert_uint_eq(stats().read_errors, 1);
+    expect(o, 0, p, 4 * MIB + 5000);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+struct client {
+    struct ht_obj *o;
+    uint64_t bytes;
+    pthread_t thread;
+};
+
+static void *stream(void *arg)
+{
+    const struct client *c = arg;
+    for (unsigned n = 0; n < PASSES; n++) {
+        struct ht_obj_reader r = {0};
+        for (uint64_t off = 0; off < c->bytes; off += SMALL)
+            read_at(c->o, &r, off, SMALL);
+        ht_obj_reader_end(&r);
+    }
+    return NULL;
+}
+
+static void *spoil(void *arg)
+{
+    const struct client *c = arg;
+    for (unsigned n = 0; n < 40 * PASSES; n++) {
+        uint64_t off = n * 7 % (c->bytes / SMALL) * SMALL;
+        ht_obj_evict(c->o);
+        put_all(c->o, off, want + off, SMALL);
+        if (n % 8 == 0)
+            ck_assert_int_eq(ht_obj_sync(c->o), 0);
+    }
+    return NULL;
+}
+
+/* With its thread, in a tier that holds a part of it all, beside who writes and evicts. */
+START_TEST(streams_beside_each_other_read_what_was_written)
+{
+    struct client c[5];
+    uint8_t *p = pattern(6 * MIB, 8);
+    want = p;
+    fresh(128, true);
+    for (unsigned i = 0; i < 4; i++)
+        c[i] = (struct client){.o = cold(i % 2 ? SMALL : TENSOR, 6 * MIB), .bytes = 6 * MIB};
+    c[4] = c[0];
+    for (unsigned i = 0; i < 5; i++)
+        ck_assert_int_eq(pthread_create(&c[i].thread, NULL, i < 4 ? stream : spoil, &c[i]), 0);
+    for (unsigned i = 0; i < 5; i++)
+        pthread_join(c[i].thread, NULL);
+    ck_assert_uint_gt(stats().ahead_hits, 0);
+    for (unsigned i = 0; i < 4; i++)
+        ht_obj_put(c[i].o);
+    done();
+    free(p);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("ahead");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, a_stream_misses_once);
+    tcase_add_test(tc, who_reads_anywhere_has_nothing_read_ahead);
+    tcase_add_test(tc, a_read_elsewhere_takes_back_what_was_asked_for);
+    tcase_add_test(tc, what_is_read_ahead_and_not_used_is_waste);
+    tcase_add_test(tc, it_takes_no_room_from_what_is_dirty);
+    tcase_add_test(tc, what_cannot_be_read_ahead_is_the_readers_error);
+    tcase_add_test(tc, a_prefetch_reads_all_of_it_at_once);
+    tcase_add_test(tc, streams_beside_each_other_read_what_was_written);
+    return run_suite(tc);
+}
