@@ -134,9 +134,19 @@ static int open_devices(struct daemon *d)
     return d->dev_count ? 0 : -ENODEV;
 }
 
+/* A machine with one node has nothing to choose. */
 static int numa_node(const struct daemon *d)
 {
-    return d->options.numa_node == HT_NUMA_AUTO ? ht_dev_numa_node(d->dev[0]) : d->options.numa_node;
+    return d->options.numa_node == HT_NUMA_AUTO && !ht_nodes_several() ? HT_NUMA_OFF : d->options.numa_node;
+}
+
+/* Threads start where the devices are, and so do those that they start. */
+static void run_near_devices(const struct daemon *d)
+{
+    const struct ht_nodes *nodes = ht_store_nodes(d->store);
+
+    if (nodes->count && !ht_nodes_run_on(nodes, HT_NEAR_ANY))
+        ht_info("%s: this process may not run on processors of its devices' NUMA nodes", d->source);
 }
 
 static int open_store(struct daemon *d)
@@ -154,6 +164,8 @@ static int open_store(struct daemon *d)
     };
     int r = ht_store_new(d->dev, d->dev_count, &opts, &d->store);
 
+    if (r == 0)
+        run_near_devices(d);
     if (r == 0)
         r = ht_ctl_new(d->store, &d->ctl);
     if (r == 0)

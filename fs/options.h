@@ -9,8 +9,6 @@
 #include "tiering/base/mem.h"
 #include <hitrain/limits.h>
 
-enum { HT_NUMA_AUTO = -2 };
-
 struct ht_options {
     const char *device[HT_DEVICES_MAX]; /* the first ones from the arguments, then those of device= (owned) */
     unsigned device_count, named_count; /* named_count: how many at the end of device are owned */

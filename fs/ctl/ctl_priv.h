@@ -79,6 +79,9 @@ int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_CHECK;
 
+/* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
+void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
+void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* devices.c: a line for each device, key=value separated by tabs; and the same as metrics. */
 int ht_device_lines(struct ht_ctl *c, struct ht_buf *out) HT_CHECK;
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);

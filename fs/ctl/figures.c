@@ -91,6 +91,9 @@ static const struct row rows[] = {
           "Part of the DRAM tier that holds what came back after it had to go, and stays while it is used."),
     STORE("staging_bytes", GAUGE, store.staging_bytes, "Staging pool."),
     STORE("staging_used_bytes", GAUGE, store.staging_used_bytes, "Used part of the staging pool."),
+    STORE("locked_bytes", GAUGE, store.locked_bytes,
+          "Memory of tier and staging that cannot be swapped out, as mapped."),
+    STORE("huge_bytes", GAUGE, store.huge_bytes, "Memory of tier and staging in huge pages, when it was populated."),
     STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),
     STORE("names_bytes", GAUGE, ns.meta_bytes, "Memory for names and attributes."),
 
@@ -326,8 +329,10 @@ int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope & scopes)
             ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
-    if (scopes & HT_FIGURES_STORE)
+    if (scopes & HT_FIGURES_STORE) {
+        ht_node_lines(c, out);
         event_lines(c, out);
+    }
     return out->err;
 }
 
@@ -418,6 +423,7 @@ int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
     }
     if (r == 0 && !root) {
         ht_device_metrics(c, out);
+        ht_node_metrics(c, out);
         event_metrics(c, out);
     }
     ht_buf_printf(out, "# EOF\n");

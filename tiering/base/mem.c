@@ -14,21 +14,18 @@
 #include "tiering/base/log.h"
 
 #include <inttypes.h>
-#include <numa.h>
-#include <numaif.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define HUGE_PAGE_BYTES (2 * HT_MIB)
 #define EAGER_BYTES (64 * HT_MIB)
 #define STEP_BYTES (16 * HT_MIB)
-#define NODES_MAX 1024u
-#define WORD_BITS (8 * sizeof(unsigned long))
 
 #ifndef PR_SET_VMA
 #define PR_SET_VMA 0x53564d41 /* Linux 5.17 */
@@ -54,25 +51,6 @@ static void *map_aligned(size_t bytes)
     return base;
 }
 
-int ht_mem_bind(void *base, size_t bytes, int node)
-{
-    unsigned long mask[NODES_MAX / WORD_BITS] = {0};
-
-    if (node < 0)
-        return 0;
-    if (numa_available() < 0 || node > numa_max_node() || (unsigned)node >= NODES_MAX) {
-        ht_error("NUMA node %d does not exist on this machine", node);
-        return -EINVAL;
-    }
-    mask[(unsigned)node / WORD_BITS] |= 1ul << ((unsigned)node % WORD_BITS);
-    if (mbind(base, bytes, MPOL_BIND, mask, NODES_MAX, 0) == 0)
-        return 0;
-    if (errno != EPERM && errno != ENOSYS)
-        return -errno;
-    ht_warn("memory is not bound to NUMA node %d: %m (a container may forbid mbind)", node);
-    return 0;
-}
-
 int ht_mem_populate(char *base, size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -91,8 +69,8 @@ int ht_mem_populate(char *base, size_t bytes)
     return 0;
 }
 
-/* Whether the kernel mapped all that is populated by huge pages; only smaps tells. */
-static bool is_huge(const char *base, size_t bytes, size_t populated)
+/* How much of it the kernel has mapped by huge pages; only smaps tells. */
+static uint64_t count_huge(const char *base, size_t bytes)
 {
     FILE *f = fopen("/proc/self/smaps", "re");
     uint64_t from, to, kib, huge_kib = 0;
@@ -100,7 +78,7 @@ static bool is_huge(const char *base, size_t bytes, size_t populated)
     char line[512];
 
     if (f == NULL)
-        return false;
+        return 0;
     while (fgets(line, sizeof(line), f) != NULL) {
         if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2)
             inside = from >= (uintptr_t)base && to <= (uintptr_t)base + bytes;
@@ -108,7 +86,7 @@ static bool is_huge(const char *base, size_t bytes, size_t populated)
             huge_kib += kib;
     }
     fclose(f);
-    return huge_kib * HT_KIB >= populated;
+    return huge_kib * HT_KIB;
 }
 
 /* ---------------------------------------------------------------- the rest */
@@ -116,17 +94,20 @@ static bool is_huge(const char *base, size_t bytes, size_t populated)
 struct ht_filler {
     pthread_t thread;
     atomic_bool stop;
+    _Atomic uint64_t huge_bytes; /* of all, when it has populated all */
     char *base;
-    size_t bytes;
+    size_t bytes; /* of all */
 };
 
 static void *fill_rest(void *arg)
 {
     struct ht_filler *f = arg;
 
-    for (size_t at = 0; at < f->bytes && !atomic_load(&f->stop); at += STEP_BYTES)
+    for (size_t at = EAGER_BYTES; at < f->bytes && !atomic_load(&f->stop); at += STEP_BYTES)
         if (ht_mem_populate(f->base + at, ht_min_u64(STEP_BYTES, f->bytes - at)) != 0)
             break; /* whoever touches it will see why */
+    if (!atomic_load(&f->stop))
+        atomic_store(&f->huge_bytes, count_huge(f->base, f->bytes));
     return NULL;
 }
 
@@ -137,8 +118,8 @@ static void start_filler(struct ht_pinned *m)
 
     if (m->bytes <= EAGER_BYTES || (f = calloc(1, sizeof(*f))) == NULL)
         return;
-    f->base = (char *)m->base + EAGER_BYTES;
-    f->bytes = m->bytes - EAGER_BYTES;
+    f->base = m->base;
+    f->bytes = m->bytes;
     if (pthread_create(&f->thread, NULL, fill_rest, f) == 0)
         m->filler = f;
     else
@@ -154,21 +135,82 @@ static void stop_filler(struct ht_pinned *m)
     free(m->filler);
 }
 
-static int prepare(struct ht_pinned *m, int node)
+/* ------------------------------------------------------------------- parts */
+
+static void divide(struct ht_pinned *m, const struct ht_nodes *nodes)
+{
+    uint64_t all = 0, before = 0;
+
+    m->nodes = nodes;
+    for (unsigned i = 0; nodes && i < nodes->count; i++)
+        all += nodes->weight[i];
+    for (unsigned i = 0; i + 1 < ht_pinned_parts(m); i++) {
+        before += nodes->weight[i];
+        m->end[i] = (size_t)((unsigned __int128)m->bytes * before / all / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
+    }
+    m->end[ht_pinned_parts(m) - 1] = m->bytes;
+}
+
+unsigned ht_pinned_parts(const struct ht_pinned *m)
+{
+    return m->nodes && m->nodes->count ? m->nodes->count : 1;
+}
+
+size_t ht_pinned_part_start(const struct ht_pinned *m, unsigned part)
+{
+    return part ? m->end[part - 1] : 0;
+}
+
+size_t ht_pinned_part_bytes(const struct ht_pinned *m, unsigned part)
+{
+    return m->end[part] - ht_pinned_part_start(m, part);
+}
+
+unsigned ht_pinned_part_of(const struct ht_pinned *m, const void *address)
+{
+    size_t at = (size_t)((const char *)address - (const char *)m->base);
+    unsigned part = 0;
+
+    while (at >= m->end[part])
+        part++;
+    return part;
+}
+
+uint64_t ht_pinned_away_bytes(const struct ht_pinned *m, unsigned part)
+{
+    char *start = (char *)m->base + ht_pinned_part_start(m, part);
+
+    if (!m->nodes || !m->nodes->count)
+        return 0;
+    return ht_nodes_away(m->nodes, (int)part, start, ht_pinned_part_bytes(m, part), HT_MIB);
+}
+
+uint64_t ht_pinned_huge_bytes(const struct ht_pinned *m)
+{
+    return ht_max_u64(m->huge_bytes, m->filler ? atomic_load(&m->filler->huge_bytes) : 0);
+}
+
+uint64_t ht_mem_lock_limit(void)
+{
+    struct rlimit limit;
+
+    return getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur;
+}
+
+static int prepare(struct ht_pinned *m)
 {
     size_t eager = ht_min_u64(m->bytes, EAGER_BYTES);
     int err;
 
     madvise(m->base, m->bytes, MADV_HUGEPAGE);
     madvise(m->base, m->bytes, MADV_DONTDUMP);
-    err = ht_mem_bind(m->base, m->bytes, node);
-    if (err != 0)
-        return err;
+    for (unsigned i = 0; m->nodes && i < m->nodes->count; i++)
+        ht_nodes_prefer(m->nodes, (int)i, (char *)m->base + ht_pinned_part_start(m, i), ht_pinned_part_bytes(m, i));
     m->locked = mlock2(m->base, m->bytes, MLOCK_ONFAULT) == 0;
     err = ht_mem_populate(m->base, eager);
     if (err != 0)
         return err;
-    m->huge = is_huge(m->base, m->bytes, eager);
+    m->huge_bytes = count_huge(m->base, eager);
     start_filler(m);
     return 0;
 }
@@ -223,7 +265,7 @@ void ht_pinned_keep(bool on)
 
 /* ---------------------------------------------------------------- in all */
 
-int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node)
+int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes)
 {
     struct ht_pinned p = {.base = NULL};
     int err = ht_fault(HT_FAULT_PINNED);
@@ -233,13 +275,16 @@ int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int nod
     if (bytes == 0 || bytes > SIZE_MAX / 2)
         return -EINVAL;
     p.bytes = ht_round_up(bytes, HUGE_PAGE_BYTES);
-    if (take_kept(m, p.bytes))
+    if (take_kept(m, p.bytes)) {
+        divide(m, nodes);
         return 0;
+    }
     p.base = map_aligned(p.bytes);
     if (p.base == MAP_FAILED)
         return -errno;
     prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, p.base, p.bytes, name); /* for /proc/PID/smaps, where the kernel can */
-    err = prepare(&p, node);
+    divide(&p, nodes);
+    err = prepare(&p);
     if (err != 0)
         munmap(p.base, p.bytes);
     else

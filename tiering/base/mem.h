@@ -1,37 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * mem.h - large pinned memory: huge pages where the system allows,
- * locked where the limits allow, bound to a NUMA node where asked.
+ * locked where the limits allow, divided among NUMA nodes where asked.
  */
 #ifndef HITRAIN_TIERING_BASE_MEM_H
 #define HITRAIN_TIERING_BASE_MEM_H
 
 #include "tiering/base/base.h"
-
-enum { HT_NUMA_OFF = -1 };
+#include "tiering/base/nodes.h"
 
 struct ht_pinned {
     void *base; /* aligned to 2 MiB */
     size_t bytes;
-    bool locked, huge;
-    struct ht_filler *filler; /* populates what was not populated at once, or NULL */
+    bool locked;
+    const struct ht_nodes *nodes; /* the caller's, or NULL */
+    size_t end[HT_NODES_MAX];     /* where what comes from the node at a place ends and the next begins; whole 2 MiB */
+    uint64_t huge_bytes;          /* of what was populated at once */
+    struct ht_filler *filler;     /* populates what was not, or NULL */
 };
 
 /*
  * Map and lock bytes (rounded up to 2 MiB). When the lock limit forbids locking
- * the memory is used unlocked and m->locked says so. node: NUMA node or HT_NUMA_OFF.
+ * the memory is used unlocked and m->locked says so. nodes: divided among them, one part after the other; NULL: not.
  * The first 64 MiB are populated at once, the rest by a thread while the memory is in use already: a machine
  * may need many seconds for a large tier. 0 or -errno; release with ht_pinned_free.
  */
-int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, int node) HT_CHECK;
+int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes) HT_CHECK;
 void ht_pinned_free(struct ht_pinned *m);
+/* Parts that it has: one for each node, or one. */
+unsigned ht_pinned_parts(const struct ht_pinned *m);
+size_t ht_pinned_part_start(const struct ht_pinned *m, unsigned part);
+size_t ht_pinned_part_bytes(const struct ht_pinned *m, unsigned part);
+/* The part that this address lies in. */
+unsigned ht_pinned_part_of(const struct ht_pinned *m, const void *address);
+/* What is in huge pages, as far as it was populated; what of a part lies on another node than it should. */
+uint64_t ht_pinned_huge_bytes(const struct ht_pinned *m);
+uint64_t ht_pinned_away_bytes(const struct ht_pinned *m, unsigned part);
+/* Bytes that this process may lock (RLIMIT_MEMLOCK); UINT64_MAX: as many as it likes. */
+uint64_t ht_mem_lock_limit(void);
 /*
  * For tests that open thousands of stores: what is freed from now on is kept, as it is, for the next allocation of
  * the same size on any node. false: as usual again, and what was kept is freed.
  */
 void ht_pinned_keep(bool on);
-/* For memory mapped elsewhere: before it is touched, its pages come from this node; now, all of them. */
-int ht_mem_bind(void *base, size_t bytes, int node) HT_CHECK;
+/* For memory mapped elsewhere: its pages come now, all of them. */
 int ht_mem_populate(char *base, size_t bytes) HT_CHECK;
 /* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
 uint64_t ht_mem_available(void);

@@ -28,11 +28,10 @@ static uint8_t *map_aligned(int fd, uint64_t bytes)
     return NULL;
 }
 
-static int map_more(struct ht_shared *m, uint64_t bytes, int node)
+static int map_more(struct ht_shared *m, uint64_t bytes)
 {
     uint64_t before = m->maps ? m->map[m->maps - 1].bytes : 0, want = ht_round_up(bytes, HUGE_PAGE_BYTES);
     uint8_t *base;
-    int err;
 
     if (m->maps == HT_SHARED_MAPS_MAX)
         return -ENOMEM;
@@ -42,25 +41,23 @@ static int map_more(struct ht_shared *m, uint64_t bytes, int node)
         return -ENOMEM;
     madvise(base, want, MADV_HUGEPAGE);
     madvise(base, want, MADV_DONTDUMP);
-    err = ht_mem_bind(base, want, node);
-    if (err) {
-        munmap(base, want);
-        return err;
-    }
-    (void)mlock2(base, want, MLOCK_ONFAULT); /* or it may be swapped, as the arena then may, which says so */
+    if (m->nodes)
+        ht_nodes_prefer(m->nodes, m->near, base, want);
+    if (mlock2(base, want, MLOCK_ONFAULT) == 0) /* or it may be swapped, as the arena then may, which says so */
+        m->locked_bytes += want;
     m->map[m->maps].base = base;
     m->map[m->maps++].bytes = want;
     return 0;
 }
 
-int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node)
+int ht_shared_resize(struct ht_shared *m, uint64_t bytes)
 {
     int err = ht_fault(HT_FAULT_SHARED);
 
     if (err)
         return err;
     if (!m->maps || bytes > m->map[m->maps - 1].bytes)
-        err = map_more(m, ht_max_u64(bytes, 1), node);
+        err = map_more(m, ht_max_u64(bytes, 1));
     if (!err && ftruncate(m->fd, (off_t)bytes))
         err = -errno;
     if (!err)
@@ -68,14 +65,14 @@ int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node)
     return err;
 }
 
-int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node, bool populate)
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, bool populate)
 {
     int err;
 
-    *m = (struct ht_shared){.fd = memfd_create(name, MFD_CLOEXEC)};
+    *m = (struct ht_shared){.fd = memfd_create(name, MFD_CLOEXEC), .nodes = m->nodes, .near = m->near};
     if (m->fd < 0)
         return -errno;
-    err = ht_shared_resize(m, bytes, node);
+    err = ht_shared_resize(m, bytes);
     if (!err && populate && bytes)
         err = ht_mem_populate((char *)ht_shared_at(m, 0), bytes);
     if (err)

@@ -8,13 +8,16 @@
 #ifndef HITRAIN_TIERING_BASE_SHARED_H
 #define HITRAIN_TIERING_BASE_SHARED_H
 
-#include "tiering/base/base.h"
+#include "tiering/base/nodes.h"
 
 enum { HT_SHARED_MAPS_MAX = 32 }; /* each at least twice the one before: more than there are addresses */
 
 struct ht_shared {
     int fd;
-    uint64_t bytes; /* of the file */
+    uint64_t bytes;               /* of the file */
+    const struct ht_nodes *nodes; /* the owner's, or NULL; where its pages come from */
+    int near;
+    uint64_t locked_bytes; /* of mappings; may be more than the file has */
     unsigned maps;
     struct {
         uint8_t *base; /* aligned to 2 MiB */
@@ -22,11 +25,14 @@ struct ht_shared {
     } map[HT_SHARED_MAPS_MAX];
 };
 
-/* Zeros, all of them there at once (populate) or when they are touched, locked where the limits allow. -ENOMEM */
-int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, int node, bool populate) HT_CHECK;
+/*
+ * Zeros, all of them there at once (populate) or when they are touched, locked where the limits allow. -ENOMEM
+ * m->nodes and m->near, a place in them, are the caller's to set before.
+ */
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, bool populate) HT_CHECK;
 void ht_shared_close(struct ht_shared *m);
 /* Growing: the new part is zeros that get memory when they are touched. Shrinking cannot fail. */
-int ht_shared_resize(struct ht_shared *m, uint64_t bytes, int node) HT_CHECK;
+int ht_shared_resize(struct ht_shared *m, uint64_t bytes) HT_CHECK;
 static inline uint8_t *ht_shared_at(const struct ht_shared *m, uint64_t off)
 {
     return m->map[m->maps - 1].base + off;

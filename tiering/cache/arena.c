@@ -7,6 +7,10 @@
  *
  *   FREE --get large--> WHOLE --put--> FREE
  *   FREE --get small--> SPLIT --last sub-slot put--> FREE
+ *
+ * Memory may come from several NUMA nodes, each of which has a chain of its FREE slots. Slots are numbered round the nodes, so that
+ * whatever sweeps over them asks all nodes in proportion. One clock for all: an image goes because it is old, not because of where it
+ * is. A few slots that came free on another node than was asked for wait for who asks for that one (spare).
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -15,13 +19,15 @@
 #include "tiering/cache/arena.h"
 #include "tiering/cache/stay.h"
 
-enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20 };
+enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20, SPARE_SHARE = 16, SPARE_MAX = 16 };
 enum slot_state { SLOT_FREE, SLOT_WHOLE, SLOT_SPLIT };
 
 struct slot {
     uint8_t state;
+    uint8_t near;  /* place of its node */
     uint16_t used; /* SPLIT: mask of sub-slots */
     uint32_t next; /* FREE: chain */
+    uint32_t at;   /* in memory, in slots */
 };
 
 struct guest {
@@ -31,7 +37,10 @@ struct guest {
 
 struct ht_arena {
     struct ht_pinned memory;
-    uint32_t slots, free_slots, free_head, split_hint, hand;
+    uint32_t slots, free_slots, split_hint, hand;
+    uint32_t spare; /* free slots that are no reason to take one far away */
+    uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX];
+    uint64_t used_on[HT_NODES_MAX];
     uint64_t used_bytes, kept_bytes, staying_bytes;
     uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
     bool forced;                                       /* the sweep that is running heeds nobody's stay */
@@ -47,12 +56,37 @@ struct ht_arena {
     void *ctx;
 };
 
-int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, struct ht_arena **out_arena)
+/* Numbers for slots, each node's in proportion to what it has; chains in this order. */
+static void number_slots(struct ht_arena *a)
+{
+    unsigned parts = ht_pinned_parts(&a->memory);
+    struct ht_nodes shares = {.count = parts};
+    int64_t credit[HT_NODES_MAX] = {0};
+    uint32_t next[HT_NODES_MAX], last[HT_NODES_MAX];
+    for (unsigned p = 0; p < parts; p++) {
+        uint64_t end = ht_min_u64(a->memory.end[p] >> SLOT_SHIFT, a->slots);
+        next[p] = (uint32_t)(ht_pinned_part_start(&a->memory, p) >> SLOT_SHIFT);
+        shares.weight[p] = end > next[p] ? end - next[p] : 0;
+        last[p] = a->free_head[p] = HT_SLOT_NONE;
+    }
+    for (uint32_t i = 0; i < a->slots; i++) {
+        unsigned p = (unsigned)ht_nodes_turn(&shares, credit);
+        a->slot[i] = (struct slot){.near = (uint8_t)p, .at = next[p]++, .next = HT_SLOT_NONE};
+        *(last[p] == HT_SLOT_NONE ? &a->free_head[p] : &a->slot[last[p]].next) = i;
+        last[p] = i;
+        a->free_on[p]++;
+    }
+    a->free_slots = a->slots;
+    a->spare = parts > 1 ? (uint32_t)ht_min_u64(a->slots / SPARE_SHARE, SPARE_MAX) : 0;
+}
+
+int ht_arena_new(uint64_t bytes, const struct ht_nodes *nodes, ht_evict_fn evict, void *ctx,
+                 struct ht_arena **out_arena)
 {
     struct ht_arena *a = calloc(1, sizeof(*a));
     if (!a)
         return -ENOMEM;
-    int rc = ht_pinned_alloc(&a->memory, "hitrain-arena", bytes, numa_node);
+    int rc = ht_pinned_alloc(&a->memory, "hitrain-arena", bytes, nodes);
     if (rc) {
         free(a);
         return rc;
@@ -65,10 +99,7 @@ int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, st
         ht_arena_free(a);
         return -ENOMEM;
     }
-    for (uint32_t i = 0; i < a->slots; i++)
-        a->slot[i].next = i + 1 < a->slots ? i + 1 : HT_SLOT_NONE;
-    a->free_slots = a->slots;
-    a->free_head = a->slots ? 0 : HT_SLOT_NONE;
+    number_slots(a);
     a->evict = evict;
     a->ctx = ctx;
     *out_arena = a;
@@ -131,22 +162,55 @@ static void put_guest(struct ht_arena *a, uint32_t n)
 
 static void slot_to_free(struct ht_arena *a, uint32_t i)
 {
-    a->slot[i].state = SLOT_FREE;
-    a->slot[i].next = a->free_head;
-    a->free_head = i;
+    struct slot *s = &a->slot[i];
+    s->state = SLOT_FREE;
+    s->next = a->free_head[s->near];
+    a->free_head[s->near] = i;
+    a->free_on[s->near]++;
     a->free_slots++;
 }
 
-static uint32_t slot_from_free(struct ht_arena *a, enum slot_state state)
+/* Where most slots are free; where the clock is when none is. */
+static unsigned freest(const struct ht_arena *a)
 {
-    uint32_t i = a->free_head;
+    unsigned best = a->slot[a->hand].near;
+    for (unsigned p = 0; p < ht_pinned_parts(&a->memory); p++)
+        if (a->free_on[p] > a->free_on[best])
+            best = p;
+    return best;
+}
+
+static unsigned place_of(const struct ht_arena *a, int near)
+{
+    return near < 0 || (unsigned)near >= ht_pinned_parts(&a->memory) ? freest(a) : (unsigned)near;
+}
+
+/* Is there a free one near, or so many that one far away is as good? */
+static bool may_take(const struct ht_arena *a, unsigned near)
+{
+    return a->free_on[near] || a->free_slots > a->spare;
+}
+
+/* One that is near, else any. */
+static uint32_t slot_from_free(struct ht_arena *a, enum slot_state state, unsigned near)
+{
+    unsigned p = a->free_on[near] ? near : freest(a);
+    uint32_t i = a->free_head[p];
     if (i == HT_SLOT_NONE)
         return i;
-    a->free_head = a->slot[i].next;
+    a->free_head[p] = a->slot[i].next;
+    a->free_on[p]--;
     a->free_slots--;
     a->slot[i].state = (uint8_t)state;
     a->slot[i].used = 0;
     return i;
+}
+
+static void note_used(struct ht_arena *a, uint32_t n, int sign)
+{
+    uint64_t bytes = (uint64_t)(sign * (int64_t)ht_arena_slot_bytes(a, n));
+    a->used_bytes += bytes;
+    a->used_on[a->slot[n / SUBS].near] += bytes;
 }
 
 /* Add (1) or take away (-1) what this image is of the dirty bytes that pass through. */
@@ -184,7 +248,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     stay_no_more(a, n);
     a->ahead_wasted += a->image[n].ahead;
     a->image[n].owner = NULL;
-    a->used_bytes -= ht_arena_slot_bytes(a, n);
+    note_used(a, n, -1);
     if (s->state == SLOT_SPLIT) {
         assert(s->used & (1u << n % SUBS));
         s->used &= (uint16_t) ~(1u << n % SUBS);
@@ -227,10 +291,10 @@ static bool try_evict(struct ht_arena *a, uint32_t n)
     return true;
 }
 
-/* Sweep until a whole slot is free; a split one becomes so when all of its images go. */
-static void evict_whole(struct ht_arena *a, uint64_t tries)
+/* Sweep until a whole slot may be taken; a split one becomes so when all of its images go. */
+static void evict_whole(struct ht_arena *a, uint64_t tries, unsigned near)
 {
-    for (; tries && a->free_head == HT_SLOT_NONE; tries--) {
+    for (; tries && !may_take(a, near); tries--) {
         uint32_t i = a->hand;
         a->hand = (a->hand + 1) % a->slots;
         struct slot *s = &a->slot[i];
@@ -262,11 +326,11 @@ static bool has_free_sub(const struct ht_arena *a, uint32_t i)
 }
 
 /* A sub-slot: of the hinted slot, else of a fresh one, else of what the clock frees. */
-static uint32_t get_small(struct ht_arena *a, uint64_t tries)
+static uint32_t get_small(struct ht_arena *a, uint64_t tries, unsigned near)
 {
     if (has_free_sub(a, a->split_hint))
         return take_sub(a, a->split_hint);
-    uint32_t i = slot_from_free(a, SLOT_SPLIT);
+    uint32_t i = slot_from_free(a, SLOT_SPLIT, near);
     if (i != HT_SLOT_NONE)
         return take_sub(a, i);
     for (uint32_t k = 0; k < a->slots; k++)
@@ -283,24 +347,25 @@ static uint32_t get_small(struct ht_arena *a, uint64_t tries)
                     break;
         if (has_free_sub(a, i))
             return take_sub(a, i);
-        if (a->free_head != HT_SLOT_NONE)
-            return take_sub(a, slot_from_free(a, SLOT_SPLIT));
+        if (a->free_slots)
+            return take_sub(a, slot_from_free(a, SLOT_SPLIT, near));
     }
     return HT_SLOT_NONE;
 }
 
-uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most)
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most, int wish)
 {
     uint32_t n = HT_SLOT_NONE;
+    unsigned near = place_of(a, wish);
     uint64_t tries = ht_min_u64(most, 2ull * a->slots);
     a->forced = most == HT_ARENA_FORCE;
     if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
         return n;
     if (chunk_bytes <= 1u << SUB_SHIFT) {
-        n = get_small(a, tries);
+        n = get_small(a, tries, near);
     } else {
-        evict_whole(a, tries);
-        uint32_t i = slot_from_free(a, SLOT_WHOLE);
+        evict_whole(a, tries, near);
+        uint32_t i = slot_from_free(a, SLOT_WHOLE, near);
         n = i == HT_SLOT_NONE ? i : i * SUBS;
     }
     if (n == HT_SLOT_NONE && most >= HT_ARENA_ASK_ALL)
@@ -309,7 +374,7 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most)
         return n;
     a->short_for -= a->short_for > 0;
     a->image[n] = (struct ht_image){.referenced = true};
-    a->used_bytes += ht_arena_slot_bytes(a, n);
+    note_used(a, n, 1);
     return n;
 }
 
@@ -421,7 +486,8 @@ uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot)
 {
     if (ht_arena_is_guest(a, slot))
         return a->guest[slot - a->slots * SUBS].data;
-    return (uint8_t *)a->memory.base + ((uint64_t)slot << SUB_SHIFT);
+    return (uint8_t *)a->memory.base + ((uint64_t)a->slot[slot / SUBS].at << SLOT_SHIFT) +
+        ((uint64_t)(slot % SUBS) << SUB_SHIFT);
 }
 
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
@@ -456,7 +522,12 @@ uint64_t ht_arena_used_bytes(const struct ht_arena *a)
 
 uint32_t ht_arena_free_slots(const struct ht_arena *a)
 {
-    return a->free_slots;
+    return a->free_slots - (uint32_t)ht_min_u64(a->free_slots, a->spare);
+}
+
+uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place)
+{
+    return a->used_on[place];
 }
 
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a)

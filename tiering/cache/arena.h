@@ -42,16 +42,19 @@ struct ht_image {
 /* May this image go now? True: it has been detached by the owner. */
 typedef bool (*ht_evict_fn)(void *ctx, uint32_t slot);
 
-int ht_arena_new(uint64_t bytes, int numa_node, ht_evict_fn evict, void *ctx, struct ht_arena **out_arena) HT_CHECK;
+/* nodes live longer, or are NULL. */
+int ht_arena_new(uint64_t bytes, const struct ht_nodes *nodes, ht_evict_fn evict, void *ctx,
+                 struct ht_arena **out_arena) HT_CHECK;
 void ht_arena_free(struct ht_arena *a);
 
 /*
  * A slot for chunk_bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice;
  * HT_ARENA_FORCE: those that stay, too, which do so no more. HT_SLOT_NONE: none did. The image is zeroed.
+ * It lies on the node at the place near if one there is free or comes free soon, else on another.
  */
 #define HT_ARENA_FORCE UINT32_MAX
 #define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
-uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries);
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries, int near);
 /* It becomes the image of this. What comes back after it had to go stays, as long as HT_ARENA_KEEP_PERCENT allow. */
 void ht_arena_attach(struct ht_arena *a, uint32_t slot, void *owner, uint64_t index, bool durable);
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty);
@@ -101,8 +104,10 @@ uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand);
 
 uint64_t ht_arena_bytes(const struct ht_arena *a);
 uint64_t ht_arena_used_bytes(const struct ht_arena *a);
-/* Whole slots that nobody uses. */
+/* Whole slots that nobody uses, but for a few that wait for somebody near them. */
 uint32_t ht_arena_free_slots(const struct ht_arena *a);
+/* Bytes of used slots that come from the node at a place. */
+uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place);
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* staging.c - the staging pool: two stacks of buffers. */
+/* staging.c - the staging pool: for each of its two parts a stack of buffers from each node. */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -7,10 +7,11 @@
 #include "tiering/base/fault.h"
 #include "tiering/base/lock.h"
 
-enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16 };
+enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16, FILL_SHARE = 4 };
 
 struct part {
-    void **stack; /* free buffers */
+    void **stack[HT_NODES_MAX]; /* free buffers */
+    unsigned height[HT_NODES_MAX];
     unsigned free, total;
     pthread_cond_t freed;
 };
@@ -21,20 +22,49 @@ struct ht_staging {
     struct part part[HT_STAGING_PARTS];
 };
 
-static int part_init(struct ht_staging *p, enum ht_staging_part which, unsigned first, unsigned count)
+/* Buffers in turn, so that each node's share of both is fair. */
+static enum ht_staging_part part_of(unsigned buffer)
 {
-    struct part *part = &p->part[which];
-    pthread_cond_init(&part->freed, NULL);
-    part->stack = calloc(count, sizeof(void *));
-    if (!part->stack)
-        return -ENOMEM;
-    part->free = part->total = count;
-    for (unsigned i = 0; i < count; i++)
-        part->stack[i] = (uint8_t *)p->memory.base + (size_t)(first + i) * BUF_BYTES;
-    return 0;
+    return buffer % FILL_SHARE == FILL_SHARE - 1 ? HT_STAGING_FILL : HT_STAGING_UPDATE;
 }
 
-int ht_staging_new(uint64_t bytes, int numa_node, struct ht_staging **out_staging)
+static void push(struct ht_staging *p, enum ht_staging_part which, void *buf)
+{
+    struct part *part = &p->part[which];
+    unsigned near = ht_pinned_part_of(&p->memory, buf);
+    part->stack[near][part->height[near]++] = buf;
+    part->free++;
+}
+
+/* From the node that is asked for, else from the one that has most. */
+static void *pop(struct part *part, int near)
+{
+    unsigned from = near < 0 ? 0 : (unsigned)near;
+    for (unsigned i = 0; (near < 0 || !part->height[from]) && i < HT_NODES_MAX; i++)
+        if (part->height[i] > part->height[from])
+            from = i;
+    part->free--;
+    return part->stack[from][--part->height[from]];
+}
+
+static int part_init(struct ht_staging *p, enum ht_staging_part which, unsigned count)
+{
+    struct part *part = &p->part[which];
+    int rc = 0;
+    pthread_cond_init(&part->freed, NULL);
+    for (unsigned i = 0; i < ht_pinned_parts(&p->memory); i++) {
+        part->stack[i] = calloc(ht_pinned_part_bytes(&p->memory, i) / BUF_BYTES + 1, sizeof(void *));
+        if (!part->stack[i])
+            rc = -ENOMEM;
+    }
+    for (unsigned k = count; !rc && k-- > 0;)
+        if (part_of(k) == which)
+            push(p, which, (uint8_t *)p->memory.base + (size_t)k * BUF_BYTES);
+    part->total = part->free;
+    return rc;
+}
+
+int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_staging **out_staging)
 {
     unsigned count = (unsigned)(bytes / BUF_BYTES);
     if (count < BUFS_MIN)
@@ -42,15 +72,15 @@ int ht_staging_new(uint64_t bytes, int numa_node, struct ht_staging **out_stagin
     struct ht_staging *p = calloc(1, sizeof(*p));
     if (!p)
         return -ENOMEM;
-    int rc = ht_pinned_alloc(&p->memory, "hitrain-staging", (size_t)count * BUF_BYTES, numa_node);
+    int rc = ht_pinned_alloc(&p->memory, "hitrain-staging", (size_t)count * BUF_BYTES, nodes);
     if (rc) {
         free(p);
         return rc;
     }
     ht_mutex_init(&p->lock, HT_LOCK_STAGING);
-    rc = part_init(p, HT_STAGING_FILL, 0, count / 4);
+    rc = part_init(p, HT_STAGING_FILL, count);
     if (!rc)
-        rc = part_init(p, HT_STAGING_UPDATE, count / 4, count - count / 4);
+        rc = part_init(p, HT_STAGING_UPDATE, count);
     if (rc) {
         ht_staging_free(p);
         return rc;
@@ -66,14 +96,16 @@ void ht_staging_free(struct ht_staging *p)
     for (int i = 0; i < HT_STAGING_PARTS; i++) {
         assert(p->part[i].free == p->part[i].total);
         pthread_cond_destroy(&p->part[i].freed);
-        free(p->part[i].stack);
+        for (unsigned k = 0; k < HT_NODES_MAX; k++)
+            free(p->part[i].stack[k]);
     }
     ht_mutex_destroy(&p->lock);
     ht_pinned_free(&p->memory);
     free(p);
 }
 
-int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned count, bool nowait, void *out_bufs[])
+int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned count, bool nowait, int near,
+                   void *out_bufs[])
 {
     struct part *part = &p->part[which];
     if (count > part->total)
@@ -87,7 +119,7 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
     if (part->free < count)
         rc = -EAGAIN;
     for (unsigned i = 0; !rc && i < count; i++)
-        out_bufs[i] = part->stack[--part->free];
+        out_bufs[i] = pop(part, near);
     ht_mutex_unlock(&p->lock);
     return rc;
 }
@@ -97,7 +129,7 @@ void ht_staging_put(struct ht_staging *p, enum ht_staging_part which, void *buf)
     struct part *part = &p->part[which];
     ht_mutex_lock(&p->lock);
     assert(part->free < part->total);
-    part->stack[part->free++] = buf;
+    push(p, which, buf);
     pthread_cond_broadcast(&part->freed);
     ht_mutex_unlock(&p->lock);
 }

@@ -18,11 +18,14 @@ enum ht_staging_part { HT_STAGING_FILL, HT_STAGING_UPDATE, HT_STAGING_PARTS };
 
 struct ht_staging;
 
-/* bytes: rounded down to whole buffers; a quarter is FILL's. At least 16 MiB. */
-int ht_staging_new(uint64_t bytes, int numa_node, struct ht_staging **out_staging) HT_CHECK;
+/* bytes: rounded down to whole buffers; a quarter is FILL's. At least 16 MiB. nodes live longer, or are NULL. */
+int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_staging **out_staging) HT_CHECK;
 void ht_staging_free(struct ht_staging *p);
-/* Take count buffers of a part, all or none. Waits unless nowait (-EAGAIN). -E2BIG: more than the part has. */
-int ht_staging_get(struct ht_staging *p, enum ht_staging_part part, unsigned count, bool nowait,
+/*
+ * Take count buffers of a part, all or none, those from the node at the place near first. Waits unless nowait (-EAGAIN). -E2BIG: more
+ * than the part has.
+ */
+int ht_staging_get(struct ht_staging *p, enum ht_staging_part part, unsigned count, bool nowait, int near,
                    void *out_bufs[]) HT_CHECK;
 void ht_staging_put(struct ht_staging *p, enum ht_staging_part part, void *buf);
 /* Buffers of a part, used or not. */

@@ -52,6 +52,8 @@ int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev) HT_CH
 void *ht_dev_ram_data(struct ht_dev *dev);
 /* A RAM device's note of what was written: one byte for each HT_BLOCK_BYTES, set by writes; tests read and clear it. */
 uint8_t *ht_dev_ram_touched(struct ht_dev *dev);
+/* Let a RAM device be attached to this NUMA node. */
+void ht_dev_ram_set_node(struct ht_dev *dev, int node);
 void ht_dev_close(struct ht_dev *dev);
 
 uint64_t ht_dev_size(const struct ht_dev *dev);

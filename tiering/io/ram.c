@@ -48,6 +48,11 @@ uint8_t *ht_dev_ram_touched(struct ht_dev *dev)
     return dev->ram_touched;
 }
 
+void ht_dev_ram_set_node(struct ht_dev *dev, int node)
+{
+    dev->numa_node = node;
+}
+
 static void ram_write(struct ht_dev *dev, const struct ht_io *io)
 {
     uint64_t first = io->offset / HT_BLOCK_BYTES, end = ht_div_up(io->offset + io->len, HT_BLOCK_BYTES);

@@ -28,7 +28,9 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     if (o->handed)
         return ht_handed_attach(o, c, index);
     uint32_t slot;
-    while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL)) == HT_SLOT_NONE) {
+    uint8_t home;
+    int near = ht_chunk_near(o, c, &home);
+    while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near)) == HT_SLOT_NONE) {
         ht_store_unlock(s);
         int n = ht_writeback_some(s, 8, false);
         ht_store_lock(s);
@@ -37,7 +39,7 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         if (n == 0) {
             /* What is being written will be clean soon: no reason yet to ask what stays. */
             uint32_t whom = s->writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE;
-            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), whom);
+            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), whom, near);
             if (slot != HT_SLOT_NONE)
                 break;
             wait_for_slot(s, c);
@@ -48,6 +50,7 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         }
     }
     ht_chunk_attach_image(o, c, index, slot);
+    ht_arena_image(s->arena, slot)->home = home;
     return 0;
 }
 
@@ -78,7 +81,7 @@ static int merge_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref,
                      uint32_t hi)
 {
     void *buf;
-    int rc = ht_staging_get(o->s->staging, HT_STAGING_FILL, 1, false, &buf);
+    int rc = ht_staging_get(o->s->staging, HT_STAGING_FILL, 1, false, ht_ref_near(o->s, ref), &buf);
     if (rc)
         return rc;
     rc = read_ref(o, index, ref, buf);

@@ -151,7 +151,7 @@ static int complete(struct ht_obj *o, bool clear)
 static int grow_file(struct ht_obj *o, uint64_t bytes)
 {
     uint64_t more = footprint(bytes) - footprint(o->handed->memory.bytes);
-    int rc = ht_shared_resize(&o->handed->memory, bytes, o->s->opts.numa_node);
+    int rc = ht_shared_resize(&o->handed->memory, bytes);
     if (!rc)
         o->s->handed_bytes += more;
     return rc;
@@ -200,7 +200,7 @@ static bool try_trim(struct ht_obj *o, uint64_t size)
     if (o->size != size || held_behind(o, behind))
         return false;
     drop_images_behind(o, behind);
-    if (ht_shared_resize(m, size, s->opts.numa_node) == 0)
+    if (ht_shared_resize(m, size) == 0)
         s->handed_bytes -= footprint(before) - footprint(size);
     return true;
 }
@@ -496,9 +496,11 @@ static int make_memory(struct ht_obj *o)
         return -ENOMEM;
     s->handed_bytes += footprint(size);
     s->handed_count++;
+    h->memory.nodes = &s->nodes;
+    h->memory.near = ht_obj_near_all(o);
     ht_store_unlock(s);
     bool scratch = o->obj_class == HT_CLASS_SCRATCH;
-    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size, s->opts.numa_node, !scratch);
+    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size, !scratch);
     ht_store_lock(s);
     if (!rc && (o->handed || o->size != size || !may_go_out(o))) {
         ht_shared_close(&h->memory);

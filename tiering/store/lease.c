@@ -30,6 +30,7 @@ struct part {
 struct ht_lease_work {
     struct ht_lease_work *next;
     int home; /* the device where all that changes should lie */
+    int near; /* the first of its chunks that is stored, or will be on a known device */
     struct part part[N];
 };
 
@@ -41,7 +42,7 @@ static struct ht_lease_work *work_get(struct ht_store *s)
     else
         w = malloc(sizeof(*w));
     if (w)
-        memset(w, 0, sizeof(*w));
+        *w = (struct ht_lease_work){.near = HT_NEAR_ANY};
     return w;
 }
 
@@ -75,6 +76,26 @@ static void sort_order(const struct ht_lease *l, unsigned order[N])
     }
 }
 
+/* The device that the chunk's image is meant for, or -1. */
+static int image_home(const struct ht_store *s, const struct ht_chunk *c)
+{
+    return c->slot == HT_SLOT_NONE ? -1 : (int)ht_arena_image(s->arena, c->slot)->home - 1;
+}
+
+/* Where memory for the chunk should be: near where it is stored, else with the others. Lock held. */
+static int find_near(const struct ht_store *s, struct ht_lease_work *w, struct ht_chunk *c)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    int home = image_home(s, c), near = HT_NEAR_ANY;
+    if (ref)
+        near = ht_ref_near(s, ref);
+    else if (home >= 0)
+        near = s->near[home];
+    if (w->near == HT_NEAR_ANY)
+        w->near = near;
+    return near == HT_NEAR_ANY ? w->near : near;
+}
+
 /* How many images may be asked to go for one of this object; -1: none may come, not even to a free place. */
 static int admission(const struct ht_store *s, const struct ht_obj *o)
 {
@@ -89,12 +110,12 @@ static int admission(const struct ht_store *s, const struct ht_obj *o)
  * What is updated over and over becomes resident while the keep-set has room, small chunks where places are free; the rest streams
  * through staging. Lock held.
  */
-static void admit(struct ht_store *s, struct ht_lease_chunk *lc, struct ht_chunk *c)
+static void admit(struct ht_store *s, struct ht_lease_chunk *lc, struct ht_chunk *c, int near)
 {
     struct ht_obj *o = lc->obj;
     int tries = admission(s, o);
     if (c->slot == HT_SLOT_NONE && tries >= 0) {
-        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), (uint32_t)tries);
+        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), (uint32_t)tries, near);
         if (slot == HT_SLOT_NONE)
             return;
         ht_chunk_attach_image(o, c, lc->index, slot);
@@ -104,7 +125,7 @@ static void admit(struct ht_store *s, struct ht_lease_chunk *lc, struct ht_chunk
 }
 
 /* Lock one chunk and decide where its bytes will be. Lock held. */
-static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part *p)
+static int take_chunk(struct ht_store *s, struct ht_lease_work *w, struct ht_lease_chunk *lc, struct part *p)
 {
     struct ht_obj *o = lc->obj;
     struct ht_chunk *c = ht_chunk_make(o, lc->index);
@@ -127,8 +148,9 @@ static int take_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct part
             return rc;
     }
     bool fresh = c->slot == HT_SLOT_NONE;
+    int near = find_near(s, w, c);
     if (lc->mode != HT_LEASE_READ)
-        admit(s, lc, c);
+        admit(s, lc, c, near);
     if (c->slot == HT_SLOT_NONE) {
         lc->staged = true;
         return 0;
@@ -172,7 +194,7 @@ static int take_buffers(struct ht_lease *l, struct ht_lease_work *w)
         n += l->chunk[i].staged;
     if (!n)
         return 0;
-    int rc = ht_staging_get(l->store->staging, HT_STAGING_UPDATE, n, l->nowait, bufs);
+    int rc = ht_staging_get(l->store->staging, HT_STAGING_UPDATE, n, l->nowait, w->near, bufs);
     for (unsigned i = 0; !rc && i < l->count; i++)
         if (l->chunk[i].staged)
             l->chunk[i].data = w->part[i].staging = bufs[k++];
@@ -222,7 +244,7 @@ int ht_lease_begin(struct ht_lease *l)
     struct ht_lease_work *w = work_get(s);
     int rc = w ? 0 : -ENOMEM;
     for (unsigned k = 0; !rc && k < l->count; k++)
-        rc = take_chunk(s, &l->chunk[order[k]], &w->part[order[k]]);
+        rc = take_chunk(s, w, &l->chunk[order[k]], &w->part[order[k]]);
     ht_store_unlock(s);
     if (!rc)
         rc = take_buffers(l, w);
@@ -326,16 +348,22 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     ht_store_lock(s);
 }
 
-/* What belongs together stays together: on the device of the first chunk that is stored, or where there is room for all. Lock held. */
+/*
+ * What belongs together stays together: on the device of the first chunk that is stored, or the one that the first image is meant for, or
+ * where there is room for all. Lock held.
+ */
 static int find_home(const struct ht_lease *l, const struct ht_lease_work *w)
 {
+    struct ht_place_wish wish = HT_PLACE_ANY;
     uint32_t blocks = 0;
     for (unsigned i = 0; i < l->count; i++) {
         if (w->part[i].stored && l->chunk[i].mode != HT_LEASE_READ)
             return (int)ht_ref_extent(&w->part[i].ref, 0).device;
+        if (wish.hint < 0)
+            wish.hint = image_home(l->store, w->part[i].c);
         blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
     }
-    return ht_alloc_choose(l->store->alloc, blocks, HT_PLACE_ANY);
+    return ht_alloc_choose(l->store->alloc, blocks, wish);
 }
 
 void ht_lease_end(struct ht_lease *l, uint32_t dirty)

@@ -189,7 +189,7 @@ static int first_look(struct ht_suspect *x)
 {
     struct ht_store *s = x->obj->s;
     void *buf;
-    int rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, &buf);
+    int rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, ht_ref_near(s, &x->ref), &buf);
     if (rc)
         return rc;
     rc = read_and_verify(x, buf);

@@ -17,6 +17,28 @@ static void device_figures(struct ht_store *s, struct ht_store_stats *out)
     }
 }
 
+static uint64_t locked_bytes(const struct ht_store *s)
+{
+    const struct ht_pinned *arena = ht_arena_memory(s->arena), *staging = ht_staging_memory(s->staging);
+    uint64_t bytes = (arena->locked ? arena->bytes : 0) + (staging->locked ? staging->bytes : 0);
+    ht_list_for_each(pos, &s->handed)
+        bytes += ht_list_entry(pos, struct ht_handed, link)->memory.locked_bytes;
+    return bytes;
+}
+
+void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat *out)
+{
+    const struct ht_pinned *arena = ht_arena_memory(s->arena), *staging = ht_staging_memory(s->staging);
+    *out = (struct ht_node_stat){
+        .dram_bytes = ht_pinned_part_bytes(arena, place),
+        .staging_bytes = ht_pinned_part_bytes(staging, place),
+        .away_bytes = ht_pinned_away_bytes(arena, place) + ht_pinned_away_bytes(staging, place),
+    };
+    ht_store_lock(s);
+    out->dram_used_bytes = ht_arena_used_on(s->arena, place);
+    ht_store_unlock(s);
+}
+
 /* Superblocks and logs are not space for data. */
 static uint64_t fixed_bytes(const struct ht_store *s)
 {
@@ -32,9 +54,12 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     device_figures(s, out);
     out->staging_bytes = ht_staging_bytes(s->staging);
     out->staging_used_bytes = ht_staging_used_bytes(s->staging);
+    out->huge_bytes =
+        ht_pinned_huge_bytes(ht_arena_memory(s->arena)) + ht_pinned_huge_bytes(ht_staging_memory(s->staging));
     if (s->journal)
         ht_journal_stats(s->journal, &out->log);
     ht_store_lock(s);
+    out->locked_bytes = locked_bytes(s);
     out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed_bytes(s);
     out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;

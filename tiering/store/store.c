@@ -61,10 +61,12 @@ static int make_memory(struct ht_store *s)
                  ht_format_size(o->dram_bytes, dram, sizeof(dram)), HT_HANDED_PERCENT_MAX);
         return -EINVAL;
     }
-    int rc = ht_arena_new(o->dram_bytes - o->handout_bytes, o->numa_node, ht_store_evict_image, s, &s->arena);
+    int rc = ht_store_find_nodes(s);
+    if (!rc)
+        rc = ht_arena_new(o->dram_bytes - o->handout_bytes, &s->nodes, ht_store_evict_image, s, &s->arena);
     if (!rc)
         rc = ht_handed_init(s);
-    return rc ? rc : ht_staging_new(o->staging_bytes, o->numa_node, &s->staging);
+    return rc ? rc : ht_staging_new(o->staging_bytes, &s->nodes, &s->staging);
 }
 
 static void init_locks(struct ht_store *s)

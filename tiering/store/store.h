@@ -61,7 +61,7 @@ struct ht_store_opts {
         force_damaged_log; /* fsck only: replay the longest chain though it is damaged; implies read_only, but for repair */
     bool leave_out;        /* fsck only: what makes no sense in the log is left out and remembered, not refused */
     bool repair;           /* fsck only, with leave_out: write all the same; a compaction makes it last */
-    int numa_node;         /* or HT_NUMA_OFF */
+    int numa_node;         /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
     bool no_threads;       /* no background threads: tests drive writeback and compaction themselves */
 };
 
@@ -102,6 +102,8 @@ int ht_store_unmount(struct ht_store *s) HT_CHECK;
 void ht_store_close(struct ht_store *s);
 
 const struct ht_super *ht_store_super(const struct ht_store *s);
+/* Those that memory comes from, none where the machine has one; and the place in them of what a range of an object is near. */
+const struct ht_nodes *ht_store_nodes(const struct ht_store *s);
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
 bool ht_store_read_only(const struct ht_store *s);
 /* The log has failed: not everything that was changed is durable, nor will be. */
@@ -368,6 +370,8 @@ struct ht_store_stats {
     uint64_t handout_bytes, handed_bytes,
         handed_count; /* share; memory that was handed out and is out or kept; objects */
     uint64_t staging_bytes, staging_used_bytes;
+    uint64_t locked_bytes; /* of all that memory; of mappings, which may be larger than what they show */
+    uint64_t huge_bytes;   /* of tier and pool in huge pages, as they were populated */
     uint64_t hits, misses, evictions, writebacks;
     uint64_t ahead_chunks, ahead_hits, ahead_wasted; /* read ahead; of them used, and gone unused */
     uint64_t device_read_bytes, device_written_bytes, device_flushes;
@@ -378,6 +382,13 @@ struct ht_store_stats {
     struct ht_journal_stats log;
 };
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
+
+/* One of ht_store_nodes. */
+struct ht_node_stat {
+    uint64_t dram_bytes, dram_used_bytes, staging_bytes; /* its share; not of what is handed out */
+    uint64_t away_bytes;                                 /* of that what the system took from another node, about */
+};
+void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat *out);
 
 /* One device of the store. */
 enum ht_log_copy_state { HT_LOG_COPY_NONE, HT_LOG_COPY_WRITTEN, HT_LOG_COPY_LOST };

@@ -311,7 +311,11 @@ struct ht_store {
     struct ht_alloc *alloc;
     struct ht_arena *arena;
     struct ht_staging *staging;
-    struct ht_ring_pool rings; /* own lock */
+    struct ht_nodes nodes;             /* that memory comes from; fixed */
+    struct ht_nodes homes;             /* devices, as if they were nodes: whose turn it is to get new content */
+    int64_t home_credit[HT_NODES_MAX]; /* for that */
+    int8_t near[HT_DEVICES_MAX];       /* place of each device's node, or HT_NEAR_ANY */
+    struct ht_ring_pool rings;         /* own lock */
 
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
@@ -377,6 +381,18 @@ void ht_obj_release_content(struct ht_obj *o);
 
 /* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_CHECK;
+
+/* near.c: which memory is near which device. */
+/* Before memory is made. -EINVAL: there is no such node. */
+int ht_store_find_nodes(struct ht_store *s) HT_CHECK;
+/*
+ * Where an image of the chunk should be: near the device that it lies on; one that is not stored yet is given a device first (*home,
+ * and 1, as in struct ht_image), if it matters. Lock held.
+ */
+int ht_chunk_near(struct ht_obj *o, struct ht_chunk *c, uint8_t *home);
+int ht_ref_near(const struct ht_store *s, const struct ht_ref *ref);
+/* Where all of what is stored of it lies, or HT_NEAR_ANY. Lock held. */
+int ht_obj_near_all(struct ht_obj *o);
 
 /* members.c */
 /* Read the superblocks; devices into the order of their indices, those that are missing as NULL. Errors are told. */

@@ -80,13 +80,13 @@ static void finish_job(struct window *w);
  * A buffer for a copy: nobody waits for one with buffers of his own. (What may be waited for with one is space, which comes with the log,
  * and that needs none.) Lock held, let go meanwhile.
  */
-static void *take_copy(struct window *w)
+static void *take_copy(struct window *w, int near)
 {
     void *buf;
     int rc;
     do {
         ht_store_unlock(w->s);
-        rc = ht_staging_get(w->s->staging, HT_STAGING_FILL, 1, w->copies > 0, &buf);
+        rc = ht_staging_get(w->s->staging, HT_STAGING_FILL, 1, w->copies > 0, near, &buf);
         ht_store_lock(w->s);
         if (rc)
             finish_job(w);
@@ -141,7 +141,7 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
         ht_chunk_unlock_exclusive(s, c);
         return rc;
     }
-    void *copy = ht_handed_stores(o) ? take_copy(w) : NULL;
+    void *copy = ht_handed_stores(o) ? take_copy(w, ht_ref_near(s, &ref)) : NULL;
     struct job *j = &w->job[(w->first + w->count) % WINDOW];
     *j = (struct job){.o = o, .c = c, .index = index, .ref = ref, .copy = copy};
     ht_chunk_set_clean(o, c, index);

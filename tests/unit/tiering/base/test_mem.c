@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Pinned memory is aligned, zeroed, populated, and given back. */
 #include <check.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -15,7 +16,7 @@ START_TEST(memory_is_aligned_populated_and_given_back)
     struct ht_pinned m;
     uint8_t *p;
 
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 5 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 5 * HT_MIB, NULL), 0);
     ck_assert_uint_eq(m.bytes, 6 * HT_MIB);
     ck_assert_uint_eq((uintptr_t)m.base % (2 * HT_MIB), 0);
     p = m.base;
@@ -28,23 +29,107 @@ START_TEST(memory_is_aligned_populated_and_given_back)
 }
 END_TEST
 
-START_TEST(memory_is_bound_to_a_node)
+/* A list with this machine's first node at every place: what divides memory does not look at numbers. */
+static struct ht_nodes same_node(uint64_t one, uint64_t other)
 {
+    return (struct ht_nodes){.count = 2, .node = {0, 0}, .weight = {one, other}};
+}
+
+START_TEST(memory_comes_from_a_node)
+{
+    struct ht_nodes nodes = {.count = 0};
     struct ht_pinned m;
 
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, 0), 0);
+    ht_nodes_add(&nodes, 0, 1);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 4 * HT_MIB, &nodes), 0);
+    ck_assert_uint_eq(ht_pinned_parts(&m), 1);
     memset(m.base, 1, m.bytes);
+    ck_assert_uint_eq(ht_pinned_away_bytes(&m, 0), 0);
+    nodes.node[0] = 7; /* as if it had been asked for there */
+    ck_assert_uint_eq(ht_pinned_away_bytes(&m, 0), 4 * HT_MIB);
     ht_pinned_free(&m);
 }
 END_TEST
 
-START_TEST(a_node_that_is_not_there_is_refused)
+START_TEST(memory_is_divided_in_proportion)
 {
+    struct ht_nodes nodes = same_node(3, 1);
+    struct ht_pinned m;
+    uint8_t *p;
+
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 20 * HT_MIB, &nodes), 0);
+    ck_assert_uint_eq(ht_pinned_parts(&m), 2);
+    ck_assert_uint_eq(ht_pinned_part_bytes(&m, 0), 14 * HT_MIB); /* whole huge pages */
+    ck_assert_uint_eq(ht_pinned_part_bytes(&m, 1), 6 * HT_MIB);
+    p = m.base;
+    ck_assert_uint_eq(ht_pinned_part_of(&m, p), 0);
+    ck_assert_uint_eq(ht_pinned_part_of(&m, p + 14 * HT_MIB - 1), 0);
+    ck_assert_uint_eq(ht_pinned_part_of(&m, p + 14 * HT_MIB), 1);
+    ck_assert_uint_eq(ht_pinned_part_of(&m, p + 20 * HT_MIB - 1), 1);
+    ht_pinned_free(&m);
+}
+END_TEST
+
+START_TEST(a_node_that_is_not_there_costs_nothing)
+{
+    struct ht_nodes nodes = {.count = 0};
     struct ht_pinned m;
 
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, 999), -EINVAL);
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 0, HT_NUMA_OFF), -EINVAL);
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", SIZE_MAX, HT_NUMA_OFF), -EINVAL);
+    ck_assert(!ht_node_exists(999));
+    ck_assert(!ht_node_exists(HT_NUMA_OFF));
+    ht_nodes_add(&nodes, 999, 1);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, &nodes), 0);
+    memset(m.base, 1, m.bytes);
+    ht_pinned_free(&m);
+    ck_assert(!ht_nodes_run_on(&nodes, HT_NEAR_ANY));
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 0, NULL), -EINVAL);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", SIZE_MAX, NULL), -EINVAL);
+}
+END_TEST
+
+START_TEST(turns_are_taken_in_proportion)
+{
+    struct ht_nodes nodes = {.count = 0};
+    int64_t credit[HT_NODES_MAX] = {0};
+    unsigned turns[2] = {0};
+
+    ck_assert_int_eq(ht_nodes_turn(&nodes, credit), HT_NEAR_ANY);
+    ht_nodes_add(&nodes, 4, 1);
+    ht_nodes_add(&nodes, HT_NUMA_OFF, 9);
+    ht_nodes_add(&nodes, 2, 1);
+    ht_nodes_add(&nodes, 4, 2);
+    ck_assert_uint_eq(nodes.count, 2);
+    ck_assert_int_eq(ht_nodes_find(&nodes, 2), 1);
+    ck_assert_int_eq(ht_nodes_find(&nodes, 3), HT_NEAR_ANY);
+    for (unsigned i = 0; i < 40; i++) {
+        turns[ht_nodes_turn(&nodes, credit)]++;
+        ck_assert_uint_le(turns[1], i / 4 + 1); /* evenly, not in one go */
+    }
+    ck_assert_uint_eq(turns[0], 30);
+    ck_assert_uint_eq(turns[1], 10);
+}
+END_TEST
+
+START_TEST(a_thread_stays_within_the_processors_it_was_given)
+{
+    struct ht_nodes nodes = {.count = 0};
+    cpu_set_t given, one, now;
+
+    ht_nodes_add(&nodes, 0, 1);
+    if (!ht_node_exists(0)) {
+        printf("skipped: this kernel has no NUMA\n");
+        return;
+    }
+    ck_assert_int_eq(sched_getaffinity(0, sizeof(given), &given), 0);
+    CPU_ZERO(&one);
+    for (int i = 0; i < CPU_SETSIZE && !CPU_COUNT(&one); i++)
+        if (CPU_ISSET(i, &given))
+            CPU_SET(i, &one);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof(one), &one), 0);
+    ht_nodes_run_on(&nodes, 0); /* does nothing where this processor belongs to another node */
+    ck_assert_int_eq(sched_getaffinity(0, sizeof(now), &now), 0);
+    ck_assert(CPU_EQUAL(&now, &one));
+    ck_assert_int_eq(sched_setaffinity(0, sizeof(given), &given), 0);
 }
 END_TEST
 
@@ -59,7 +144,7 @@ START_TEST(a_lock_limit_costs_the_lock_only)
     if (geteuid() == 0)
         ck_assert_int_eq(seteuid(65534), 0);
     limited = mlock(&none, sizeof(none)) != 0; /* sanitizers make mlock a success that does nothing */
-    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", HT_MIB, NULL), 0);
     ck_assert(!limited || !m.locked);
     memset(m.base, 1, m.bytes);
     ht_pinned_free(&m);
@@ -136,13 +221,13 @@ START_TEST(memory_that_is_kept_is_given_again_as_it_is)
     struct ht_pinned a, b;
 
     ht_pinned_keep(true);
-    ck_assert_int_eq(ht_pinned_alloc(&a, "hitrain-test", 2 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&a, "hitrain-test", 2 * HT_MIB, NULL), 0);
     char *base = a.base;
     base[7] = 'x';
     ht_pinned_free(&a);
-    ck_assert_int_eq(ht_pinned_alloc(&b, "hitrain-test", 4 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&b, "hitrain-test", 4 * HT_MIB, NULL), 0);
     ck_assert_ptr_ne(b.base, base);
-    ck_assert_int_eq(ht_pinned_alloc(&a, "hitrain-test", 2 * HT_MIB, HT_NUMA_OFF), 0);
+    ck_assert_int_eq(ht_pinned_alloc(&a, "hitrain-test", 2 * HT_MIB, NULL), 0);
     ck_assert_ptr_eq(a.base, base);
     ck_assert_int_eq(base[7], 'x');
     ht_pinned_free(&a);
@@ -161,8 +246,11 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, memory_is_aligned_populated_and_given_back);
     tcase_add_test(t, memory_that_is_kept_is_given_again_as_it_is);
-    tcase_add_test(t, memory_is_bound_to_a_node);
-    tcase_add_test(t, a_node_that_is_not_there_is_refused);
+    tcase_add_test(t, memory_comes_from_a_node);
+    tcase_add_test(t, memory_is_divided_in_proportion);
+    tcase_add_test(t, a_node_that_is_not_there_costs_nothing);
+    tcase_add_test(t, turns_are_taken_in_proportion);
+    tcase_add_test(t, a_thread_stays_within_the_processors_it_was_given);
     tcase_add_test(t, a_lock_limit_costs_the_lock_only);
     tcase_add_test(t, available_memory_is_some_and_not_more_than_there_is);
     tcase_add_test(t, a_cgroup_limit_caps_available_memory);

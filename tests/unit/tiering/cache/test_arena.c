@@ -21,13 +21,13 @@ static struct ht_arena *arena(unsigned mib)
     struct ht_arena *a;
     may_go = true;
     asked = 0;
-    ck_assert_int_eq(ht_arena_new((uint64_t)mib << 20, HT_NUMA_OFF, evict, NULL, &a), 0);
+    ck_assert_int_eq(ht_arena_new((uint64_t)mib << 20, NULL, evict, NULL, &a), 0);
     return a;
 }
 
 static uint32_t get_used(struct ht_arena *a, uint32_t bytes, bool may_evict)
 {
-    uint32_t n = ht_arena_get(a, bytes, may_evict ? HT_ARENA_ASK_ALL : 0);
+    uint32_t n = ht_arena_get(a, bytes, may_evict ? HT_ARENA_ASK_ALL : 0, HT_NEAR_ANY);
     if (n != HT_SLOT_NONE)
         ht_arena_image(a, n)->owner = a;
     return n;
@@ -120,19 +120,110 @@ START_TEST(staging_gives_all_or_none)
 {
     struct ht_staging *p;
     void *buf[32], *more[2];
-    ck_assert_int_eq(ht_staging_new(8 << 20, HT_NUMA_OFF, &p), -EINVAL);
-    ck_assert_int_eq(ht_staging_new(16 << 20, HT_NUMA_OFF, &p), 0);
+    ck_assert_int_eq(ht_staging_new(8 << 20, NULL, &p), -EINVAL);
+    ck_assert_int_eq(ht_staging_new(16 << 20, NULL, &p), 0);
     unsigned n = ht_staging_count(p, HT_STAGING_UPDATE);
     ck_assert_uint_eq(n, 12);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n + 1, false, buf), -E2BIG);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n - 1, false, buf), 0);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, 2, true, more), -EAGAIN);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_FILL, 1, true, more), 0);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n + 1, false, HT_NEAR_ANY, buf), -E2BIG);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n - 1, false, HT_NEAR_ANY, buf), 0);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, 2, true, HT_NEAR_ANY, more), -EAGAIN);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_FILL, 1, true, HT_NEAR_ANY, more), 0);
     ck_assert_uint_eq(ht_staging_used_bytes(p), (uint64_t)n << 20);
     ht_staging_put(p, HT_STAGING_FILL, more[0]);
     for (unsigned i = 0; i < n - 1; i++)
         ht_staging_put(p, HT_STAGING_UPDATE, buf[i]);
     ck_assert_uint_eq(ht_staging_used_bytes(p), 0);
+    ht_staging_free(p);
+}
+END_TEST
+
+/* Two nodes of this many MiB each. */
+static struct ht_nodes two = {.count = 2, .node = {0, 0}, .weight = {1, 1}};
+
+static struct ht_arena *divided(unsigned mib)
+{
+    struct ht_arena *a;
+    may_go = true;
+    asked = 0;
+    ck_assert_int_eq(ht_arena_new(2ull * mib << 20, &two, evict, NULL, &a), 0);
+    return a;
+}
+
+static int place(struct ht_arena *a, uint32_t slot)
+{
+    return (int)ht_pinned_part_of(ht_arena_memory(a), ht_arena_data(a, slot));
+}
+
+static uint32_t get_near(struct ht_arena *a, uint32_t bytes, uint32_t tries, int near)
+{
+    uint32_t n = ht_arena_get(a, bytes, tries, near);
+    ck_assert_uint_ne(n, HT_SLOT_NONE);
+    ht_arena_image(a, n)->owner = a;
+    ht_arena_image(a, n)->referenced = false;
+    return n;
+}
+
+START_TEST(slots_are_near_while_there_are_some)
+{
+    struct ht_arena *a = divided(8);
+    for (int i = 0; i < 8; i++)
+        ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 1);
+    ck_assert_uint_eq(ht_arena_used_on(a, 0), 0);
+    ck_assert_uint_eq(ht_arena_used_on(a, 1), 8 << 20);
+    ck_assert_int_eq(place(a, get_near(a, 1 << 16, 0, 0)), 0);
+    ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 0); /* far, but nothing has to go for it */
+    ck_assert_uint_eq(asked, 0);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(whoever_takes_turns_stays_near_in_a_full_arena)
+{
+    struct ht_arena *a = divided(32);
+    for (int i = 0; i < 64; i++)
+        get_near(a, 1 << 20, 0, i % 2);
+    unsigned near = 0;
+    for (int i = 0; i < 256; i++)
+        near += place(a, get_near(a, 1 << 20, HT_ARENA_ASK_ALL, (i / 3) % 2)) == (i / 3) % 2;
+    ck_assert_uint_ge(near, 250);
+    ck_assert_uint_le(asked, 256 + 8);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(one_node_alone_may_use_all_memory)
+{
+    struct ht_arena *a = divided(32);
+    for (int i = 0; i < 64; i++)
+        get_near(a, 1 << 20, 0, i % 2);
+    uint8_t used[2] = {0};
+    for (int i = 0; i < 128; i++)
+        used[place(a, get_near(a, 1 << 20, HT_ARENA_ASK_ALL, 1))]++;
+    ck_assert_uint_ge(used[0], 48); /* what is old goes first, wherever it is */
+    ck_assert_uint_ge(used[1], 48);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(staging_buffers_are_near_while_there_are_some)
+{
+    struct ht_staging *p;
+    void *buf[12];
+    ck_assert_int_eq(ht_staging_new(16 << 20, &two, &p), 0);
+    ck_assert_uint_eq(ht_staging_count(p, HT_STAGING_FILL), 4);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, 12, true, 1, buf), 0);
+    for (int i = 0; i < 12; i++) {
+        ck_assert_uint_eq(ht_pinned_part_of(ht_staging_memory(p), buf[i]), i < 6);
+        for (int k = 0; k < i; k++)
+            ck_assert_ptr_ne(buf[i], buf[k]);
+    }
+    for (int i = 0; i < 12; i++)
+        ht_staging_put(p, HT_STAGING_UPDATE, buf[i]);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_FILL, 2, true, 0, buf), 0);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(ht_pinned_part_of(ht_staging_memory(p), buf[i]), 0);
+        ht_staging_put(p, HT_STAGING_FILL, buf[i]);
+    }
     ht_staging_free(p);
 }
 END_TEST
@@ -147,6 +238,10 @@ int main(void)
     tcase_add_test(tc, a_split_slot_becomes_whole_again);
     tcase_add_test(tc, the_hand_passes_every_used_slot);
     tcase_add_test(tc, staging_gives_all_or_none);
+    tcase_add_test(tc, slots_are_near_while_there_are_some);
+    tcase_add_test(tc, whoever_takes_turns_stays_near_in_a_full_arena);
+    tcase_add_test(tc, one_node_alone_may_use_all_memory);
+    tcase_add_test(tc, staging_buffers_are_near_while_there_are_some);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

@@ -21,7 +21,7 @@ static bool let_go(void *ctx, uint32_t slot)
 
 static void begin(void)
 {
-    ck_assert_int_eq(ht_arena_new((uint64_t)SLOTS * CHUNK, HT_NUMA_OFF, let_go, NULL, &arena), 0);
+    ck_assert_int_eq(ht_arena_new((uint64_t)SLOTS * CHUNK, NULL, let_go, NULL, &arena), 0);
     for (unsigned i = 0; i < THINGS; i++)
         slot_of[i] = HT_SLOT_NONE;
 }
@@ -31,7 +31,7 @@ static bool use(unsigned thing)
 {
     bool hit = slot_of[thing] != HT_SLOT_NONE;
     if (!hit) {
-        slot_of[thing] = ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL);
+        slot_of[thing] = ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL, HT_NEAR_ANY);
         ck_assert_uint_ne(slot_of[thing], HT_SLOT_NONE);
         ht_arena_attach(arena, slot_of[thing], &owner, thing, true);
     }
@@ -113,8 +113,8 @@ START_TEST(by_force_all_may_go)
     for (unsigned i = 0; i < THINGS; i++)
         if (slot_of[i] != HT_SLOT_NONE && !ht_arena_image(arena, slot_of[i])->stays)
             ht_arena_set_dirty(arena, slot_of[i], true);
-    ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL), HT_SLOT_NONE);
-    ck_assert_uint_ne(ht_arena_get(arena, CHUNK, HT_ARENA_FORCE), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL, HT_NEAR_ANY), HT_SLOT_NONE);
+    ck_assert_uint_ne(ht_arena_get(arena, CHUNK, HT_ARENA_FORCE, HT_NEAR_ANY), HT_SLOT_NONE);
     ht_arena_free(arena);
 }
 END_TEST
@@ -136,7 +136,7 @@ START_TEST(scratch_presses_only_when_room_was_short)
     }
     ck_assert(!ht_arena_under_pressure(arena));
     ck_assert(!ht_arena_presses(arena, slot_of[0]));
-    ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL, HT_NEAR_ANY), HT_SLOT_NONE);
     ck_assert(ht_arena_under_pressure(arena));
     ck_assert(ht_arena_presses(arena, slot_of[0]));
     ht_arena_free(arena);

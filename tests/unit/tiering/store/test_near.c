@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory near the device that a chunk lies on. Nodes of these devices need not be there: what is divided is told by stats. */
+#include <check.h>
+
+#include "tests/unit/tiering/store/world.h"
+#include "tiering/space/alloc.h"
+
+enum { DEVICES = 2, CHUNKS = 6 };
+
+static struct ht_dev *devs[DEVICES];
+
+static void mount_near(int numa)
+{
+    struct ht_store_opts opts = {
+        .dram_bytes = 16 * MIB, .staging_bytes = 16 * MIB, .numa_node = numa, .no_threads = true};
+    ck_assert_int_eq(ht_store_new(devs, DEVICES, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static void make(int first, int second)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+    for (unsigned i = 0; i < DEVICES; i++)
+        ck_assert_int_eq(ht_dev_open_ram(64 * MIB, 4096, &devs[i]), 0);
+    ht_dev_ram_set_node(devs[0], first);
+    ht_dev_ram_set_node(devs[1], second);
+    ck_assert_int_eq(ht_super_format(devs, DEVICES, &opts, &sb), 0);
+    mount_near(HT_NUMA_AUTO);
+}
+
+static void end(void)
+{
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    for (unsigned i = 0; i < DEVICES; i++)
+        ht_dev_close(devs[i]);
+}
+
+static uint64_t used_on(unsigned place)
+{
+    struct ht_node_stat st;
+    ht_store_node_stat(s, place, &st);
+    return st.dram_used_bytes;
+}
+
+static int note_device(void *ctx, const struct ht_chunk_info *info)
+{
+    ((unsigned *)ctx)[info->index] = info->extents[0].device;
+    return 0;
+}
+
+START_TEST(memory_is_divided_among_the_nodes_of_devices)
+{
+    struct ht_node_stat st;
+    make(0, 1);
+    ck_assert_uint_eq(ht_store_nodes(s)->count, 2);
+    for (unsigned i = 0; i < 2; i++) {
+        ht_store_node_stat(s, i, &st);
+        ck_assert_uint_eq(st.dram_bytes, 8 * MIB);
+        ck_assert_uint_eq(st.staging_bytes, 8 * MIB);
+    }
+    end();
+}
+END_TEST
+
+START_TEST(images_are_near_the_device_of_their_chunk)
+{
+    unsigned device[CHUNKS], on[DEVICES] = {0};
+    make(0, 1);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *content = pattern(CHUNKS * MIB, 1);
+    put_all(o, 0, content, CHUNKS * MIB);
+    uint64_t fresh_on[2] = {used_on(0), used_on(1)};
+    ck_assert_uint_eq(fresh_on[0], CHUNKS / 2 * MIB); /* devices take turns */
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_int_eq(ht_store_walk(s, note_device, device), 0);
+    for (unsigned i = 0; i < CHUNKS; i++)
+        on[device[i]]++;
+    for (unsigned i = 0; i < DEVICES; i++)
+        ck_assert_uint_eq(fresh_on[i], (uint64_t)on[i] * MIB); /* where they went is where they had been near */
+    ht_obj_evict(o);
+    ck_assert_uint_eq(used_on(0) + used_on(1), 0);
+    for (unsigned i = 0; i < CHUNKS; i++)
+        if (device[i] == 1)
+            expect(o, (uint64_t)i * MIB, content + (size_t)i * MIB, MIB);
+    ck_assert_uint_eq(used_on(0), 0);
+    ck_assert_uint_eq(used_on(1), (uint64_t)on[1] * MIB);
+    free(content);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
+START_TEST(all_memory_is_used_though_one_device_has_everything)
+{
+    make(0, 1);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *content = pattern(32 * MIB, 1);
+    unsigned device[32], far = 0;
+    put_all(o, 0, content, 32 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_int_eq(ht_store_walk(s, note_device, device), 0);
+    ht_obj_evict(o);
+    for (unsigned i = 0; i < 32; i++)
+        if (device[i] == 0)
+            expect(o, (uint64_t)i * MIB, content + (size_t)i * MIB, MIB);
+    ck_assert_uint_eq(used_on(0), 8 * MIB);
+    far = (unsigned)(used_on(1) / MIB);
+    ck_assert_uint_ge(far, 7);
+    free(content);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
+START_TEST(an_unknown_node_is_no_node)
+{
+    make(HT_NUMA_OFF, HT_NUMA_OFF);
+    ck_assert_uint_eq(ht_store_nodes(s)->count, 0);
+    end();
+    make(0, HT_NUMA_OFF);
+    ck_assert_uint_eq(ht_store_nodes(s)->count, 1);
+    end();
+}
+END_TEST
+
+START_TEST(one_node_can_be_asked_for)
+{
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = 999};
+    make(0, 1);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    ck_assert_int_eq(ht_store_new(devs, DEVICES, &opts, &s), -EINVAL);
+    mount_near(HT_NUMA_OFF);
+    ck_assert_uint_eq(ht_store_nodes(s)->count, 0);
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("near");
+    tcase_add_test(tc, memory_is_divided_among_the_nodes_of_devices);
+    tcase_add_test(tc, images_are_near_the_device_of_their_chunk);
+    tcase_add_test(tc, all_memory_is_used_though_one_device_has_everything);
+    tcase_add_test(tc, an_unknown_node_is_no_node);
+    tcase_add_test(tc, one_node_can_be_asked_for);
+    return run_suite(tc);
+}
