@@ -149,6 +149,27 @@ static void run_near_devices(const struct daemon *d)
         ht_info("%s: this process may not run on processors of its devices' NUMA nodes", d->source);
 }
 
+/* A way on is that nothing is locked: it may be swapped then. */
+static void tell_memory(const struct daemon *d)
+{
+    char needed[32], allowed[32];
+    struct ht_store_stats st;
+    uint64_t limit = ht_mem_lock_limit(), all;
+
+    ht_store_stats(d->store, &st);
+    all = st.dram_bytes - st.handout_bytes + st.staging_bytes;
+    if (st.locked_bytes < all)
+        ht_warn(
+            "%s: memory of the DRAM tier or of staging is not locked and may be swapped out: %s are to be locked, the "
+            "limit is %s; raise it (ulimit -l, LimitMEMLOCK= of a unit), or use less with dram= and staging=",
+            d->source, ht_format_size(all, needed, sizeof(needed)),
+            limit == UINT64_MAX ? "none" : ht_format_size(limit, allowed, sizeof(allowed)));
+    if (st.huge_bytes == 0)
+        ht_info("%s: the system gives no huge pages to the DRAM tier (/sys/kernel/mm/transparent_hugepage/enabled, "
+                "option tune): it is slower to fill",
+                d->source);
+}
+
 static int open_store(struct daemon *d)
 {
     const struct ht_store_opts opts = {
@@ -164,8 +185,10 @@ static int open_store(struct daemon *d)
     };
     int r = ht_store_new(d->dev, d->dev_count, &opts, &d->store);
 
-    if (r == 0)
+    if (r == 0) {
         run_near_devices(d);
+        tell_memory(d);
+    }
     if (r == 0)
         r = ht_ctl_new(d->store, &d->ctl);
     if (r == 0)
