@@ -172,7 +172,8 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
         struct ht_chunk *c = ht_chunk_find(o, r->next++);
         if (!wanted(c) || !ht_chunk_trylock_exclusive(c))
             continue;
-        uint32_t slot = ht_arena_get(o->s->arena, ht_obj_bytes_per_chunk(o), TRIES);
+        int near = ht_chunk_near_stored(o->s, c);
+        uint32_t slot = ht_arena_get(o->s->arena, ht_obj_bytes_per_chunk(o), TRIES, near);
         if (slot != HT_SLOT_NONE) {
             *out_c = c;
             *out_index = r->next - 1;
@@ -305,7 +306,8 @@ static int prefetch_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c
     if (wanted(c) && o->handed) {
         rc = fill_handed(o, c, index);
     } else if (wanted(c)) {
-        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), 0);
+        int near = ht_chunk_near_stored(s, c);
+        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), 0, near);
         if (slot != HT_SLOT_NONE) {
             start(w, o, c, index, slot);
             return 0;

@@ -247,6 +247,7 @@ void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
 {
     ht_arena_attach(o->s->arena, slot, o, index, o->obj_class != HT_CLASS_SCRATCH);
+    ht_arena_image(o->s->arena, slot)->home = ht_chunk_home_stored(o->s, c);
     c->slot = slot;
     o->resident++;
 }

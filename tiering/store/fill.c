@@ -50,7 +50,8 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         }
     }
     ht_chunk_attach_image(o, c, index, slot);
-    ht_arena_image(s->arena, slot)->home = home;
+    if (home)
+        ht_arena_image(s->arena, slot)->home = home;
     return 0;
 }
 

@@ -47,22 +47,32 @@ static int next_home(struct ht_store *s, uint32_t bytes)
     return ht_alloc_choose(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), wish);
 }
 
+/* The device that holds it, or -1. */
+static int device_of(struct ht_chunk *c)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    return ref && !ht_ref_lost(ref) ? (int)ht_ref_extent(ref, 0).device : -1;
+}
+
+int ht_chunk_near_stored(const struct ht_store *s, struct ht_chunk *c)
+{
+    int device = device_of(c);
+    return device < 0 ? HT_NEAR_ANY : s->near[device];
+}
+
 int ht_chunk_near(struct ht_obj *o, struct ht_chunk *c, uint8_t *home)
 {
     struct ht_store *s = o->s;
-    const struct ht_ref *ref = ht_chunk_ref(c);
-    int device;
-    *home = 0;
-    if (s->nodes.count < 2)
-        return HT_NEAR_ANY;
-    if (ref)
-        device = ht_ref_lost(ref) ? -1 : (int)ht_ref_extent(ref, 0).device;
-    else
-        device = next_home(s, ht_obj_bytes_per_chunk(o));
-    if (device < 0)
-        return HT_NEAR_ANY;
+    int device = -1;
+    if (s->nodes.count > 1)
+        device = ht_chunk_ref(c) ? device_of(c) : next_home(s, ht_obj_bytes_per_chunk(o));
     *home = (uint8_t)(device + 1);
-    return s->near[device];
+    return device < 0 ? HT_NEAR_ANY : s->near[device];
+}
+
+uint8_t ht_chunk_home_stored(const struct ht_store *s, struct ht_chunk *c)
+{
+    return s->nodes.count > 1 ? (uint8_t)(device_of(c) + 1) : 0;
 }
 
 int ht_obj_near_all(struct ht_obj *o)

@@ -390,6 +390,9 @@ int ht_store_find_nodes(struct ht_store *s) HT_CHECK;
  * and 1, as in struct ht_image), if it matters. Lock held.
  */
 int ht_chunk_near(struct ht_obj *o, struct ht_chunk *c, uint8_t *home);
+/* The same for what is known to be stored. */
+int ht_chunk_near_stored(const struct ht_store *s, struct ht_chunk *c);
+uint8_t ht_chunk_home_stored(const struct ht_store *s, struct ht_chunk *c);
 int ht_ref_near(const struct ht_store *s, const struct ht_ref *ref);
 /* Where all of what is stored of it lies, or HT_NEAR_ANY. Lock held. */
 int ht_obj_near_all(struct ht_obj *o);
