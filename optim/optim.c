@@ -112,9 +112,7 @@ static int bury_all_orphans(struct ht_optim *o)
 static int start_worker(struct ht_optim *o, struct worker *w)
 {
     w->o = o;
-    int ret = ht_store_ring_new(o->store, &w->ring);
-    if (!ret)
-        ret = -pthread_create(&w->thread, NULL, ht_opt_worker_main, w);
+    int ret = -pthread_create(&w->thread, NULL, ht_opt_worker_main, w);
     w->started = !ret;
     return ret;
 }
@@ -186,9 +184,6 @@ static void join_workers(struct ht_optim *o)
         if (w->started)
             pthread_join(w->thread, NULL);
         w->started = false;
-        if (w->ring)
-            ht_ring_free(w->ring);
-        w->ring = NULL;
     }
 }
 

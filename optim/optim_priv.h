@@ -170,7 +170,6 @@ struct state_owner {
 
 struct worker {
     struct ht_optim *o;
-    struct ht_ring *ring;
     pthread_t thread;
     bool started;
 };

@@ -93,13 +93,13 @@ static enum ht_lease_mode sum_mode(const struct range *r)
 }
 
 /* Name all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
-static void describe(struct job *j, struct ht_optim *o, struct ht_ring *ring)
+static void describe(struct job *j, struct ht_optim *o)
 {
     const struct range *r = j->range;
     const struct param *p = r->param;
     bool update = r->work & WORK_UPDATE;
 
-    j->lease = (struct ht_lease){.store = o->store, .ring = ring};
+    j->lease = (struct ht_lease){.store = o->store};
     j->work = r->work;
     j->summed = ht_opt_range_summed(r);
     j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);
@@ -456,7 +456,7 @@ static void take_second(struct worker *w, struct job *j)
     unlock(w->o);
     if (!j->range)
         return;
-    describe(j, w->o, w->ring);
+    describe(j, w->o);
     begin(j, true);
 }
 
@@ -488,7 +488,7 @@ void *ht_opt_worker_main(void *arg)
             if (!now->range)
                 return NULL;
             now->begun = false;
-            describe(now, w->o, w->ring);
+            describe(now, w->o);
         }
         update(w, now, &job[at ^ 1]);
     }

@@ -29,14 +29,14 @@ enum ht_lock_rank {
     HT_LOCK_JOURNAL,     /* journal */
     /* Leaves: nothing but what is written below them here is taken under them. */
     HT_LOCK_STAGING,    /* cache: free staging buffers */
-    HT_LOCK_RINGS,      /* store: free rings */
     HT_LOCK_SCRUB,      /* store: figures of the scrub, and its thread's end */
     HT_LOCK_CTL,        /* fs/ctl: open hidden files, what went wrong with which file */
     HT_LOCK_JOBS,       /* fs/fuse: requests for threads that may wait */
     HT_LOCK_HANDOUT,    /* fs/fuse: files whose pages the kernel has */
     HT_LOCK_OPENS,      /* fs/fuse: open files and directories */
     HT_LOCK_ATIME,      /* fs/fuse: the mount's options for access times */
-    HT_LOCK_IO_POOL,    /* io: shared rings */
+    HT_LOCK_RINGS,      /* io: which ring is whose */
+    HT_LOCK_IO_PROBE,   /* io: what the kernel can do, while it is asked */
     HT_LOCK_DEV_RECORD, /* io: the recorder of a device */
     HT_LOCK_RECORDER,   /* io: a recording, of one device or several */
     HT_LOCK_DEV_FLIGHT, /* io: what is in flight on a device */

@@ -413,7 +413,6 @@ static void op_lease(struct engine *e, unsigned i)
         return;
     uint32_t cb = ht_obj_chunk_bytes(m->obj);
     struct ht_lease l = {.store = e->s};
-    MUST(ht_store_ring_new(e->s, &l.ring) == 0);
     l.count = 1;
     l.chunk[0] = (struct ht_lease_chunk){
         .obj = m->obj, .index = rnd_below(&e->rnd, (m->size - 1) / cb + 1), .mode = HT_LEASE_UPDATE};
@@ -431,7 +430,6 @@ static void op_lease(struct engine *e, unsigned i)
         end = ht_lease_finish(&l);
         MUST(end == 0 || end == -ENOSPC);
     }
-    ht_ring_free(l.ring);
     if (end)
         op_abort_scope(e);
     else if (!rc)

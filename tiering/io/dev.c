@@ -147,6 +147,8 @@ int ht_io_begin(struct ht_io *io)
     io->done = false;
     io->result = 0;
     io->moved_ = 0;
+    io->pieces_ = 0;
+    io->error_ = 0;
     io->next_ = NULL;
     ht_flight_begin(io);
     if (io->op == HT_IO_FLUSH) {
@@ -158,6 +160,16 @@ int ht_io_begin(struct ht_io *io)
             return err;
     }
     return fails_now(io->dev, io->op) ? -EIO : 0;
+}
+
+/* Pieces of one size, so that none is a small rest. */
+uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left)
+{
+    uint32_t max = dev->transfer_bytes_max;
+
+    if (max == 0 || left <= max)
+        return left;
+    return (uint32_t)ht_round_up(ht_div_up(left, ht_div_up(left, max)), dev->lba);
 }
 
 static void end_write(struct ht_io *io, int result)

@@ -4,7 +4,7 @@
  *
  * A device is a block device, a regular file (both through io_uring with
  * O_DIRECT) or memory (for tests). All I/O goes through a ring: a ring belongs
- * to one thread at a time and holds requests in flight. A request completes
+ * to one thread (rings.h) and holds requests in flight. A request completes
  * when it was transferred in full or failed: short transfers are continued by
  * the ring, EINTR and EAGAIN are retried.
  *
@@ -118,13 +118,31 @@ struct ht_io {
     void *user;      /* the caller's */
     /* the ring's own */
     uint32_t moved_;
+    unsigned pieces_;
+    int error_;
     uint64_t covers_;
     struct ht_io *next_;
     uint64_t began_ns_;
     struct ht_io *older_, *newer_;
 };
 
-/* depth: requests in flight at most (submission beyond it waits for completions). */
+/* What the kernel can do for rings, asked once. Without any of it all works the same, slower. */
+enum ht_ring_mode {
+    HT_RING_PLAIN,
+    HT_RING_COOPERATIVE, /* completions do not interrupt anybody */
+    HT_RING_DEFERRED,    /* and are worked off when their thread waits for them; needs that a ring has one thread */
+};
+struct ht_io_features {
+    enum ht_ring_mode mode;
+    bool memory; /* can be registered */
+};
+int ht_io_features(struct ht_io_features *out) HT_CHECK;
+const char *ht_ring_mode_word(enum ht_ring_mode mode);
+
+/*
+ * A ring of the calling thread, which alone may use it. depth: pieces of requests in flight at most (submission beyond it waits for
+ * completions).
+ */
 int ht_ring_new(unsigned depth, struct ht_ring **out_ring) HT_CHECK;
 void ht_ring_free(struct ht_ring *ring);
 /*
@@ -146,8 +164,8 @@ unsigned ht_ring_in_flight(const struct ht_ring *ring);
 int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count) HT_CHECK;
 
 /*
- * For code without a ring of its own: one request through a ring of a small shared pool. offset and len are
- * multiples of the logical block, buf may have any address (an unaligned one costs a copy).
+ * Begin and wait, on the thread's own ring (rings.h). offset and len are multiples of the logical block, buf may have any
+ * address (an unaligned one costs a copy).
  */
 int ht_dev_read(struct ht_dev *dev, uint64_t offset, void *buf, size_t len) HT_CHECK;
 int ht_dev_write(struct ht_dev *dev, uint64_t offset, const void *buf, size_t len) HT_CHECK;

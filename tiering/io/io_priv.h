@@ -32,6 +32,7 @@ struct ht_dev {
     bool rdonly, block;
     uint64_t size;
     uint32_t lba;
+    uint32_t transfer_bytes_max; /* larger requests are cut; 0: none is too large */
     int numa_node;
 
     uint8_t *ram, *ram_touched;
@@ -70,6 +71,14 @@ void ht_io_end(struct ht_io *io, int result, bool performed);
 /* health.c: a request is in flight, and not any more. */
 void ht_flight_begin(struct ht_io *io);
 void ht_flight_end(struct ht_io *io, int result);
+
+/* How much of so many bytes, or of none, the next transfer moves. */
+uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left);
+
+/* ring.c: ht_ring_new in a mode that is no better than this. */
+int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_CHECK;
+/* End a ring of another process, without waiting for anything. */
+void ht_ring_discard(struct ht_ring *ring);
 
 /* Move the bytes of a request on a RAM device. */
 void ht_ram_perform(struct ht_io *io);

@@ -2,21 +2,21 @@
 /*
  * ring.c - requests in flight.
  *
- * A ring belongs to one thread at a time and may be handed on while nothing is in flight; so no
- * IORING_SETUP_SINGLE_ISSUER, and no DEFER_TASKRUN, which needs it.
+ * A ring belongs to the thread that made it, for good; rings.c gives each thread one.
  *
- * Life of a request:
+ * Life of a request, which is one piece, or several where its device takes no transfer of that size:
  *
  *   submit --check fails, hook fires, RAM device--> local list --kick, wait, drain--> done
- *      `--------> SQE --kick, wait--> kernel --CQE, all moved or error--> done
+ *      `--------> pieces --kick, wait--> kernel --CQEs, all moved or error--> done
  *                  ^                      |
  *                  `--short, EINTR, EAGAIN
  *
  * Invariants:
- *   1. in_flight = local_count + requests that own an SQE or are in the kernel <= depth.
+ *   1. in_flight = local_count + pieces that own an SQE or are in the kernel <= depth.
  *   2. The submission queue has at least depth entries, so that there is always an SQE to be had;
  *      the completion queue is larger, so that it cannot overflow.
  *   3. Write and flush are never ordered by the kernel (IOSQE_IO_DRAIN): callers wait in between.
+ *   4. A request ends with its last piece; pieces of it that are still to be cut count as one.
  *
  * The local list is served in an order that callers cannot rely on, because a device owes none
  * to requests that are in flight together; it is the same in every run.
@@ -24,67 +24,56 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"
+#include "tiering/io/uring.h"
 
-#include <liburing.h>
+#include <assert.h>
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <time.h>
 
 #define DEPTH_MAX 4096u
-#define AREAS_MAX 8u
-#define PIECE_BYTES HT_GIB /* the kernel registers at most this much as one buffer */
-#define PIECES_MAX 1024u
 #define ERROR_NAP_NS 200000
 #define CQE_BATCH 32u
 
-struct area {
-    uintptr_t base;
-    uint64_t bytes;
-    unsigned first_piece;
+/* What is left to be moved of one piece of a request. */
+struct piece {
+    struct ht_io *io;
+    uint32_t at, len;
+    struct piece *next_free;
 };
 
 struct ht_ring {
     struct io_uring uring;
+    pthread_t owner;
     unsigned depth, in_flight;
     struct ht_io *local; /* through next_; a result that is not 0 is the error it ends with */
     unsigned local_count;
     uint64_t order; /* state of the generator that mixes the local list */
-    struct area areas[AREAS_MAX];
-    unsigned area_count;
+    struct ht_uring_memory memory;
+    struct piece *free;
+    struct piece piece[]; /* depth */
 };
 
-static int init_uring(struct io_uring *uring, unsigned depth)
-{
-    /* COOP_TASKRUN (Linux 5.19) spares interrupts; without it all works the same. */
-    static const unsigned flags[] = {IORING_SETUP_CLAMP | IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CLAMP, 0};
-    int err = ht_fault(HT_FAULT_IO_RING);
-
-    if (err != 0)
-        return err;
-    err = -EINVAL;
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(flags) && err == -EINVAL; i++)
-        err = io_uring_queue_init(depth, uring, flags[i]);
-    return err;
-}
-
-int ht_ring_new(unsigned depth, struct ht_ring **out_ring)
+int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
 {
     struct ht_ring *ring;
     int err;
 
     if (depth == 0 || depth > DEPTH_MAX)
         return -EINVAL;
-    ring = calloc(1, sizeof(*ring));
+    ring = calloc(1, sizeof(*ring) + depth * sizeof(ring->piece[0]));
     if (ring == NULL)
         return -ENOMEM;
+    ring->owner = pthread_self();
     ring->depth = depth;
     ring->order = 0x9e3779b97f4a7c15u;
-    err = init_uring(&ring->uring, depth);
+    for (unsigned i = depth; i-- > 0;) {
+        ring->piece[i].next_free = ring->free;
+        ring->free = &ring->piece[i];
+    }
+    err = ht_uring_open(&ring->uring, depth, best);
     if (err != 0) {
-        ht_error("io_uring cannot be used: %s (Linux 5.6 or newer is needed; see the sysctl kernel.io_uring_disabled, "
-                 "the limit on locked memory, and what a container forbids)",
-                 strerror(-err));
         free(ring);
         return err;
     }
@@ -92,52 +81,35 @@ int ht_ring_new(unsigned depth, struct ht_ring **out_ring)
     return 0;
 }
 
+int ht_ring_new(unsigned depth, struct ht_ring **out_ring)
+{
+    return ht_ring_new_in(HT_RING_DEFERRED, depth, out_ring);
+}
+
+static void close_ring(struct ht_ring *ring, bool settle)
+{
+    ht_uring_close(&ring->uring, settle);
+    free(ring);
+}
+
 void ht_ring_free(struct ht_ring *ring)
 {
     if (ring == NULL)
         return;
-    ht_ring_drain(ring);
-    io_uring_queue_exit(&ring->uring);
-    free(ring);
+    if (ring->in_flight > 0)
+        ht_ring_drain(ring);
+    close_ring(ring, pthread_equal(ring->owner, pthread_self()));
+}
+
+void ht_ring_discard(struct ht_ring *ring)
+{
+    close_ring(ring, false);
 }
 
 void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, unsigned count)
 {
-    struct iovec *pieces;
-    unsigned piece_count = 0;
-
-    if (count > AREAS_MAX || ring->area_count > 0)
-        return;
-    pieces = calloc(PIECES_MAX, sizeof(*pieces));
-    if (pieces == NULL)
-        return;
-    for (unsigned i = 0; i < count; i++) {
-        ring->areas[i] = (struct area){(uintptr_t)areas[i].base, areas[i].bytes, piece_count};
-        for (uint64_t at = 0; at < areas[i].bytes; at += PIECE_BYTES) {
-            if (piece_count == PIECES_MAX)
-                goto out;
-            pieces[piece_count++] =
-                (struct iovec){(char *)areas[i].base + at, ht_min_u64(PIECE_BYTES, areas[i].bytes - at)};
-        }
-    }
-    if (ht_fault(HT_FAULT_IO_REGISTER) == 0 && io_uring_register_buffers(&ring->uring, pieces, piece_count) == 0)
-        ring->area_count = count;
-out:
-    free(pieces);
-}
-
-/* The registered piece that holds all of these bytes, or -1. */
-static int lookup_piece(const struct ht_ring *ring, uintptr_t base, uint32_t len)
-{
-    for (unsigned i = 0; i < ring->area_count; i++) {
-        const struct area *a = &ring->areas[i];
-        uint64_t at = base - a->base;
-
-        if (base < a->base || at >= a->bytes || len > a->bytes - at)
-            continue;
-        return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(a->first_piece + at / PIECE_BYTES) : -1;
-    }
-    return -1;
+    if (ring->memory.count == 0)
+        (void)ht_uring_register(&ring->uring, areas, count, &ring->memory);
 }
 
 static void fatal(const char *what, int err)
@@ -146,32 +118,54 @@ static void fatal(const char *what, int err)
     abort();
 }
 
-/* Hand what is left of a request to the kernel, at the next submission. */
-static void push_sqe(struct ht_ring *ring, struct ht_io *io)
+/* ------------------------------------------------------------------ pieces */
+
+static void prepare_transfer(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct piece *p)
+{
+    const struct ht_io *io = p->io;
+    char *buf = (char *)io->buf + p->at;
+    uint64_t offset = io->offset + p->at;
+    int fixed = ht_uring_lookup(&ring->memory, (uintptr_t)buf, p->len);
+
+    if (io->op == HT_IO_READ && fixed >= 0)
+        io_uring_prep_read_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
+    else if (io->op == HT_IO_READ)
+        io_uring_prep_read(sqe, io->dev->fd, buf, p->len, offset);
+    else if (fixed >= 0)
+        io_uring_prep_write_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
+    else
+        io_uring_prep_write(sqe, io->dev->fd, buf, p->len, offset);
+}
+
+/* What the kernel is to do for a piece: by the kind of its device. */
+static void prepare(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct piece *p)
+{
+    if (p->io->op == HT_IO_FLUSH)
+        io_uring_prep_fsync(sqe, p->io->dev->fd, IORING_FSYNC_DATASYNC);
+    else
+        prepare_transfer(ring, sqe, p);
+}
+
+/* Hand what is left of a piece to the kernel, at the next submission. */
+static void push_piece(struct ht_ring *ring, struct piece *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
-    char *buf = (char *)io->buf + io->moved_;
-    uint32_t len = io->len - io->moved_;
-    uint64_t offset = io->offset + io->moved_;
-    int piece;
 
     if (sqe == NULL)
         fatal("no free submission entry", -ENOSPC);
-    if (io->op == HT_IO_FLUSH) {
-        io_uring_prep_fsync(sqe, io->dev->fd, IORING_FSYNC_DATASYNC);
-        io_uring_sqe_set_data(sqe, io);
-        return;
-    }
-    piece = lookup_piece(ring, (uintptr_t)buf, len);
-    if (io->op == HT_IO_READ && piece >= 0)
-        io_uring_prep_read_fixed(sqe, io->dev->fd, buf, len, offset, piece);
-    else if (io->op == HT_IO_READ)
-        io_uring_prep_read(sqe, io->dev->fd, buf, len, offset);
-    else if (piece >= 0)
-        io_uring_prep_write_fixed(sqe, io->dev->fd, buf, len, offset, piece);
-    else
-        io_uring_prep_write(sqe, io->dev->fd, buf, len, offset);
-    io_uring_sqe_set_data(sqe, io);
+    prepare(ring, sqe, p);
+    io_uring_sqe_set_data(sqe, p);
+}
+
+static void begin_piece(struct ht_ring *ring, struct ht_io *io, uint32_t at, uint32_t len)
+{
+    struct piece *p = ring->free;
+
+    ring->free = p->next_free;
+    ring->in_flight++;
+    *p = (struct piece){.io = io, .at = at, .len = len};
+    io->pieces_++;
+    push_piece(ring, p);
 }
 
 static void push_local(struct ht_ring *ring, struct ht_io *io)
@@ -198,12 +192,33 @@ static int told(const struct ht_io *io)
     return err == 0 && io->op == HT_IO_WRITE ? ht_fault(HT_FAULT_IO_FULL) : err;
 }
 
-static void end(struct ht_ring *ring, struct ht_io *io, int result, bool performed)
+static void end(struct ht_io *io, int result, bool performed)
 {
-    ring->in_flight--;
     if (performed && result == 0)
         result = told(io);
     ht_io_end(io, result, performed);
+}
+
+/* Of a request with an error, what is known to be moved is what comes before the first failure. */
+static void piece_gone(struct ht_io *io, int result, uint32_t moved)
+{
+    if (result != 0) {
+        io->moved_ = moved < io->moved_ ? moved : io->moved_;
+        io->error_ = io->error_ != 0 ? io->error_ : result;
+    }
+    if (--io->pieces_ == 0)
+        end(io, io->error_, true);
+}
+
+static void end_piece(struct ht_ring *ring, struct piece *p, int result)
+{
+    struct ht_io *io = p->io;
+    uint32_t moved = p->at;
+
+    ring->in_flight--;
+    p->next_free = ring->free;
+    ring->free = p;
+    piece_gone(io, result, moved);
 }
 
 /* What a stalled device has to perform stays in the list. True: something was served. */
@@ -224,7 +239,8 @@ static bool serve_local(struct ht_ring *ring)
         ring->local_count--;
         if (err == 0)
             ht_ram_perform(io);
-        end(ring, io, err, err == 0);
+        ring->in_flight--;
+        end(io, err, err == 0);
         served = true;
     }
     return served;
@@ -237,9 +253,9 @@ static void nap(void)
     nanosleep(&ts, NULL);
 }
 
-static uint32_t half_of(const struct ht_io *io, uint32_t bytes)
+static uint32_t half_of(const struct ht_dev *dev, uint32_t bytes)
 {
-    uint32_t half = bytes / 2 / io->dev->lba * io->dev->lba;
+    uint32_t half = bytes / 2 / dev->lba * dev->lba;
 
     return half > 0 ? half : bytes;
 }
@@ -254,31 +270,44 @@ static int true_error(const struct ht_dev *dev, int err)
     return -EIO;
 }
 
-static void handle_cqe(struct ht_ring *ring, struct ht_io *io, int res)
+/* How much of a transfer was moved, as far as tests let it. */
+static uint32_t moved_of(const struct ht_io *io, int res)
 {
+    uint32_t moved = (uint32_t)res;
+
+    if (ht_fault(HT_FAULT_IO_SHORT) != 0)
+        moved = half_of(io->dev, moved);
+    if (ht_fault(HT_FAULT_IO_TORN) != 0 && moved > 0)
+        moved--;
+    return moved;
+}
+
+static void handle_cqe(struct ht_ring *ring, struct piece *p, int res)
+{
+    const struct ht_dev *dev = p->io->dev;
+    uint32_t moved;
+
     if (ht_fault(HT_FAULT_IO_AGAIN) != 0)
         res = -EAGAIN;
     if (res == -EINTR || res == -EAGAIN) {
         if (res == -EAGAIN)
             nap();
-        push_sqe(ring, io);
+        push_piece(ring, p);
         return;
     }
-    if (io->op == HT_IO_FLUSH || res < 0) {
-        end(ring, io, res < 0 ? true_error(io->dev, res) : 0, true);
+    if (p->io->op == HT_IO_FLUSH || res < 0) {
+        end_piece(ring, p, res < 0 ? true_error(dev, res) : 0);
         return;
     }
-    if (ht_fault(HT_FAULT_IO_SHORT) != 0)
-        res = (int)half_of(io, (uint32_t)res);
-    if (ht_fault(HT_FAULT_IO_TORN) != 0 && res > 0)
-        res--;
-    io->moved_ += (uint32_t)res;
-    if (io->moved_ == io->len)
-        end(ring, io, 0, true);
-    else if (res == 0 || (uint32_t)res % io->dev->lba != 0)
-        end(ring, io, -EIO, true); /* the device became shorter than it was */
+    moved = moved_of(p->io, res);
+    p->at += moved;
+    p->len -= moved;
+    if (p->len == 0)
+        end_piece(ring, p, 0);
+    else if (moved == 0 || moved % dev->lba != 0)
+        end_piece(ring, p, -EIO); /* the device became shorter than it was */
     else
-        push_sqe(ring, io);
+        push_piece(ring, p);
 }
 
 static unsigned take_completions(struct ht_ring *ring)
@@ -295,56 +324,90 @@ static unsigned take_completions(struct ht_ring *ring)
     return taken;
 }
 
+/* ------------------------------------------------------------------ submit */
+
+/* Short of memory or interrupted: the next wait submits again. */
+static bool passes(int err)
+{
+    return err == -EAGAIN || err == -EBUSY || err == -ENOMEM || err == -EINTR;
+}
+
 static void submit_uring(struct ht_ring *ring)
 {
     int err;
 
-    if (ring->in_flight > ring->local_count) {
-        err = ht_fault(HT_FAULT_IO_SUBMIT);
-        if (err == 0)
-            err = io_uring_submit(&ring->uring);
-        /* Short of memory or interrupted: the next wait submits again. */
-        if (err < 0 && err != -EAGAIN && err != -EBUSY && err != -ENOMEM && err != -EINTR)
-            fatal("submit", err);
-    }
+    if (io_uring_sq_ready(&ring->uring) == 0)
+        return;
+    err = ht_fault(HT_FAULT_IO_SUBMIT);
+    if (err == 0)
+        err = io_uring_submit(&ring->uring);
+    if (err < 0 && !passes(err))
+        fatal("submit", err);
 }
 
-/* Make progress: at least one completion is taken when anything was in flight. */
-static void reap(struct ht_ring *ring)
+/* One call submits, and waits for so many completions. */
+static void enter(struct ht_ring *ring, unsigned wait)
 {
-    int err;
+    int err = ht_fault(HT_FAULT_IO_WAIT);
 
+    if (err == 0)
+        err = io_uring_submit_and_wait(&ring->uring, wait);
+    if (err >= 0 || err == -EINTR)
+        return;
+    if (!passes(err))
+        fatal("submit and wait", err);
+    if (io_uring_cq_ready(&ring->uring) == 0)
+        nap(); /* the kernel is short of memory: what is on its way will end */
+}
+
+/* Make progress: at least one completion is taken when anything was in flight, and where nothing else is to be waited for, several. */
+static void reap(struct ht_ring *ring, unsigned wait)
+{
     if (ring->local != NULL) {
         submit_uring(ring);
         if (!serve_local(ring))
             nap();
         return;
     }
+    if (io_uring_sq_ready(&ring->uring) == 0 && take_completions(ring) > 0)
+        return;
     while (ring->in_flight > 0) {
-        err = ht_fault(HT_FAULT_IO_WAIT);
-        if (err == 0)
-            err = io_uring_submit_and_wait(&ring->uring, 1);
+        enter(ring, ht_min_u64(wait, ring->in_flight));
         if (take_completions(ring) > 0)
             return;
-        if (err == -EAGAIN || err == -EBUSY || err == -ENOMEM)
-            nap(); /* the kernel is short of memory: what is on its way will end */
-        else if (err < 0 && err != -EINTR)
-            fatal("submit and wait", err);
     }
+}
+
+static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
+{
+    uint32_t at = 0;
+
+    io->moved_ = io->len;
+    io->pieces_ = 1;
+    do {
+        uint32_t len = ht_dev_piece(io->dev, io->len - at);
+
+        while (ring->in_flight >= ring->depth)
+            reap(ring, 1);
+        begin_piece(ring, io, at, len);
+        at += len;
+    } while (at < io->len);
+    piece_gone(io, 0, 0);
 }
 
 void ht_ring_submit(struct ht_ring *ring, struct ht_io *io)
 {
     int err;
 
+    assert(pthread_equal(ring->owner, pthread_self()));
     while (ring->in_flight >= ring->depth)
-        reap(ring);
-    ring->in_flight++;
+        reap(ring, 1);
     err = ht_io_begin(io);
     if (err == 0 && io->dev->ram == NULL) {
-        push_sqe(ring, io);
+        cut_pieces(ring, io);
         return;
     }
+    ring->in_flight++;
     io->result = err;
     push_local(ring, io);
 }
@@ -357,20 +420,30 @@ void ht_ring_kick(struct ht_ring *ring)
 
 int ht_ring_wait(struct ht_ring *ring, struct ht_io *io)
 {
+    assert(pthread_equal(ring->owner, pthread_self()));
     while (!io->done)
-        reap(ring);
+        reap(ring, io->pieces_);
     return io->result;
 }
 
 void ht_ring_drain(struct ht_ring *ring)
 {
     while (ring->in_flight > 0)
-        reap(ring);
+        reap(ring, ring->in_flight);
 }
 
 unsigned ht_ring_in_flight(const struct ht_ring *ring)
 {
     return ring->in_flight;
+}
+
+static unsigned pieces_left(const struct ht_io *ios, unsigned count)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        n += ios[i].done ? 0 : ios[i].pieces_;
+    return n;
 }
 
 int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count)
@@ -380,10 +453,10 @@ int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count)
     for (unsigned i = 0; i < count; i++)
         ht_ring_submit(ring, &ios[i]);
     for (unsigned i = 0; i < count; i++) {
-        int err = ht_ring_wait(ring, &ios[i]);
-
+        while (!ios[i].done)
+            reap(ring, pieces_left(ios + i, count - i));
         if (result == 0)
-            result = err;
+            result = ios[i].result;
     }
     return result;
 }

@@ -97,10 +97,6 @@ static void frame_list_free(struct ht_frame_buf *f)
 
 static int new_memory(struct ht_journal *j)
 {
-    int rc = ht_ring_new(HT_JOURNAL_IOS, &j->ring);
-
-    if (rc)
-        return rc;
     j->piece = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
     return j->piece ? 0 : -ENOMEM;
 }
@@ -134,7 +130,6 @@ void ht_journal_abandon(struct ht_journal *j)
     if (!j)
         return;
     assert(!j->writing);
-    ht_ring_free(j->ring);
     free(j->piece);
     frame_free(j->open);
     frame_list_free(j->queue);
@@ -362,6 +357,8 @@ int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t
 
 int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn)
 {
+    if (!ht_ring_mine(j->config.rings)) /* before anything is written: then a missing ring would be the log's end */
+        return -ENOMEM;
     while (!j->error && j->written_seq < lsn) {
         if (j->writing)
             ht_cond_wait(&j->progress, &j->lock);

@@ -52,6 +52,7 @@ struct ht_journal_config {
     uint64_t epoch;       /* highest ever used, from the superblock */
     uint64_t durable_seq; /* the superblock's: frames up to there were durable when it was written; 0: not known */
     uint8_t host_id[16], boot_id[16];
+    struct ht_rings *rings; /* of what the log is part of; or NULL */
     void *ctx;
     ht_replay_fn replay;
     bool leave_out; /* for fsck: a record that makes no sense, as replay says with -EUCLEAN, is left out and counted */

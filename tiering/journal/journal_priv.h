@@ -18,6 +18,7 @@
 
 #include "tiering/journal/journal.h"
 #include "tiering/base/lock.h"
+#include "tiering/io/rings.h"
 
 /* ---------------------------------------------------------------- frames */
 
@@ -76,7 +77,7 @@ struct ht_log_reader {
     unsigned head, count; /* pieces asked for, oldest first */
 };
 
-int ht_log_reader_init(struct ht_log_reader *r, struct ht_ring *ring) HT_CHECK;
+int ht_log_reader_init(struct ht_log_reader *r, struct ht_rings *rings) HT_CHECK;
 void ht_log_reader_destroy(struct ht_log_reader *r);
 /* Go on (or back) to pos of a copy. */
 void ht_log_reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy, uint64_t pos, uint64_t limit_pos);
@@ -189,7 +190,6 @@ struct ht_journal {
     uint64_t frames_written, groups, bytes_written;
 
     /* the writing token's */
-    struct ht_ring *ring;
     struct ht_io io[HT_JOURNAL_IOS];
     uint8_t *piece; /* HT_LOG_PIECE_BYTES, for refill */
 

@@ -84,7 +84,6 @@ static int mend(struct mending *m)
 int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames)
 {
     struct mending m = {.scanner = {.config = config}};
-    struct ht_ring *ring = NULL;
     int rc = 0;
 
     *out_frames = 0;
@@ -93,9 +92,7 @@ int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames
         if (!config->dev[i])
             return 0;
     }
-    rc = ht_ring_new(HT_JOURNAL_IOS, &ring);
-    if (rc == 0)
-        rc = ht_log_reader_init(&m.scanner.reader, ring);
+    rc = ht_log_reader_init(&m.scanner.reader, config->rings);
     if (rc == 0)
         rc = mend(&m);
     *out_frames = m.written;
@@ -104,6 +101,5 @@ int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames
     free(m.mem.data);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         free(m.scan[i].links);
-    ht_ring_free(ring);
     return rc;
 }

@@ -19,10 +19,12 @@ uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, u
     return (uint32_t)ht_min_u64(ht_min_u64(len, HT_LOG_PIECE_BYTES), c->log_bytes - place);
 }
 
-int ht_log_reader_init(struct ht_log_reader *r, struct ht_ring *ring)
+int ht_log_reader_init(struct ht_log_reader *r, struct ht_rings *rings)
 {
     memset(r, 0, sizeof(*r));
-    r->ring = ring;
+    r->ring = ht_ring_mine(rings);
+    if (!r->ring)
+        return -ENOMEM;
     for (unsigned i = 0; i < HT_LOG_READ_AHEAD; i++) {
         r->piece[i].buf = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
         if (!r->piece[i].buf)

@@ -334,7 +334,7 @@ int ht_journal_open(const struct ht_journal_config *config, bool force, struct h
     r.scanner.config = config;
     int rc = ht_journal_new(config, &j);
     if (rc == 0)
-        rc = ht_log_reader_init(&r.scanner.reader, j->ring);
+        rc = ht_log_reader_init(&r.scanner.reader, config->rings);
     if (rc == 0)
         rc = replay_all(&r, force, &sound);
     if (rc >= 0)

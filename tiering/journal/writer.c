@@ -68,15 +68,28 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
 
 /* ---------------------------------------------------------------- pieces */
 
+/* Of the thread that writes, which has seen to it that it has a ring. */
 struct batch {
+    struct ht_ring *ring;
     unsigned copy[HT_JOURNAL_IOS];
     unsigned count;
 };
 
+static struct batch batch_begin(const struct ht_journal *j)
+{
+    return (struct batch){.ring = ht_ring_mine(j->config.rings)};
+}
+
+static void batch_wait(struct ht_journal *j, struct batch *b)
+{
+    for (unsigned i = 0; i < b->count; i++)
+        (void)ht_ring_wait(b->ring, &j->io[i]);
+}
+
 /* Wait for the requests of the batch and drop the copies whose failed. */
 static void batch_finish(struct ht_journal *j, struct batch *b, const char *what)
 {
-    ht_ring_drain(j->ring);
+    batch_wait(j, b);
     for (unsigned i = 0; i < b->count; i++) {
         int rc = j->io[i].result ? j->io[i].result : ht_fault(HT_FAULT_JOURNAL_WRITE);
         if (rc)
@@ -90,12 +103,12 @@ static void batch_add(struct ht_journal *j, struct batch *b, unsigned copy, stru
     assert(b->count < HT_JOURNAL_IOS);
     b->copy[b->count] = copy;
     j->io[b->count] = io;
-    ht_ring_submit(j->ring, &j->io[b->count++]);
+    ht_ring_submit(b->ring, &j->io[b->count++]);
 }
 
 static void write_copies(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
-    struct batch b = {.count = 0};
+    struct batch b = batch_begin(j);
 
     for (uint64_t at = 0; at < bytes;) {
         uint32_t len = 0;
@@ -120,7 +133,7 @@ static void write_copies(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint6
 /* One flush per device, for all copies on it. */
 static void flush_copies(struct ht_journal *j)
 {
-    struct batch b = {.count = 0};
+    struct batch b = batch_begin(j);
     struct ht_dev *dev[HT_LOG_COPIES] = {NULL};
     int result[HT_LOG_COPIES] = {0};
 
@@ -129,7 +142,7 @@ static void flush_copies(struct ht_journal *j)
         if (dev[i] && (i == 0 || dev[i] != dev[0]))
             batch_add(j, &b, i, (struct ht_io){.op = HT_IO_FLUSH, .dev = dev[i]});
     }
-    ht_ring_drain(j->ring);
+    batch_wait(j, &b);
     for (unsigned k = 0; k < b.count; k++)
         for (unsigned i = 0; i < HT_LOG_COPIES; i++)
             if (dev[i] == j->io[k].dev)

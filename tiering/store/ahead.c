@@ -217,7 +217,7 @@ static void feed_all(struct window *w)
 {
     struct ht_store *s = w->s;
     ht_store_unlock(s);
-    w->ring = ht_ring_get(s);
+    w->ring = ht_store_ring(s);
     ht_store_lock(s);
     if (!w->ring) {
         send_away(s);
@@ -229,9 +229,6 @@ static void feed_all(struct window *w)
         if (w->count)
             finish(w);
     } while (w->count);
-    ht_store_unlock(s);
-    ht_ring_put(s, w->ring);
-    ht_store_lock(s);
 }
 
 static void *ahead_main(void *arg)
@@ -339,12 +336,11 @@ static int prefetch(struct window *w, struct ht_obj *o)
 int ht_obj_prefetch(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    struct window w = {.s = s, .tell = true, .ring = ht_ring_get(s)};
+    struct window w = {.s = s, .tell = true, .ring = ht_store_ring(s)};
     if (!w.ring)
         return -ENOMEM;
     ht_store_lock(s);
     int rc = prefetch(&w, o);
     ht_store_unlock(s);
-    ht_ring_put(s, w.ring);
     return rc;
 }

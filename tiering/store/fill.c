@@ -58,12 +58,11 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 /* Read a stored chunk into buf (whole blocks) and verify it. No lock held. */
 static int read_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, void *buf)
 {
-    struct ht_ring *ring = ht_ring_get(o->s);
+    struct ht_ring *ring = ht_store_ring(o->s);
     if (!ring)
         return -ENOMEM;
     struct ht_xfer x;
     int rc = ht_xfer_run(&x, o->s, ring, ref, buf, HT_IO_READ);
-    ht_ring_put(o->s, ring);
     if (rc)
         ht_read_failed(o, index, &x, rc);
     return rc ? rc : ht_ref_verify(o, index, ref, buf);

@@ -103,7 +103,7 @@ int ht_handed_read_in(struct ht_obj *o)
     struct ht_store *s = o->s;
     struct reads all = {.o = o};
     ht_store_unlock(s);
-    all.ring = ht_ring_get(s);
+    all.ring = ht_store_ring(s);
     ht_store_lock(s);
     if (!all.ring)
         return -ENOMEM;
@@ -126,6 +126,5 @@ int ht_handed_read_in(struct ht_obj *o)
             ht_chunk_unlock_exclusive(s, c);
     }
     finish_all(&all);
-    ht_ring_put(s, all.ring);
     return all.error;
 }

@@ -214,7 +214,7 @@ static int start_reads(struct ht_lease *l, struct ht_lease_work *w)
             memset(lc->data, 0, lc->staged ? lc->len : ht_obj_bytes_per_chunk(lc->obj));
             continue;
         }
-        rc = ht_xfer_start(&p->xfer, l->store, l->ring, &p->ref, lc->data, HT_IO_READ);
+        rc = ht_xfer_start(&p->xfer, l->store, l->ring_, &p->ref, lc->data, HT_IO_READ);
         p->reading = !rc;
     }
     return rc;
@@ -225,7 +225,7 @@ static int wait_reads(struct ht_lease *l, struct ht_lease_work *w)
     int first = 0;
     for (unsigned i = 0; i < l->count; i++) {
         struct part *p = &w->part[i];
-        int rc = p->reading ? ht_xfer_wait(&p->xfer, l->ring) : 0;
+        int rc = p->reading ? ht_xfer_wait(&p->xfer, l->ring_) : 0;
         if (rc)
             ht_read_failed(l->chunk[i].obj, l->chunk[i].index, &p->xfer, rc);
         if (rc && !first)
@@ -240,9 +240,10 @@ int ht_lease_begin(struct ht_lease *l)
     unsigned order[N];
     assert(l->count >= 1 && l->count <= N);
     sort_order(l, order);
+    l->ring_ = ht_store_ring(s);
     ht_store_lock(s);
     struct ht_lease_work *w = work_get(s);
-    int rc = w ? 0 : -ENOMEM;
+    int rc = w && l->ring_ ? 0 : -ENOMEM;
     for (unsigned k = 0; !rc && k < l->count; k++)
         rc = take_chunk(s, w, &l->chunk[order[k]], &w->part[order[k]]);
     ht_store_unlock(s);
@@ -344,7 +345,7 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     ht_store_unlock(s);
     memset(lc->data + len, 0, ht_round_up(len, HT_BLOCK_BYTES) - len);
     p->ref.checksum = ht_store_checksum(s, lc->data, len);
-    p->rc = ht_xfer_start(&p->xfer, s, l->ring, &p->ref, lc->data, HT_IO_WRITE);
+    p->rc = ht_xfer_start(&p->xfer, s, l->ring_, &p->ref, lc->data, HT_IO_WRITE);
     ht_store_lock(s);
 }
 
@@ -395,7 +396,7 @@ static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struc
     if (!p->rc)
         p->rc = ht_xfer_settle(s, &p->xfer, &p->ref);
     if (p->rc && p->writing)
-        p->rc = ht_write_elsewhere(o, p->c, lc->index, l->ring, lc->data, &p->xfer, &p->ref, p->rc);
+        p->rc = ht_write_elsewhere(o, p->c, lc->index, l->ring_, lc->data, &p->xfer, &p->ref, p->rc);
     if (!p->rc) {
         ht_chunk_install(o, p->c, lc->index, &p->ref);
         o->version++;
@@ -424,7 +425,7 @@ int ht_lease_finish(struct ht_lease *l)
     int first = 0;
     for (unsigned i = 0; i < l->count; i++)
         if (w->part[i].c && w->part[i].writing && !w->part[i].rc)
-            w->part[i].rc = ht_xfer_wait(&w->part[i].xfer, l->ring);
+            w->part[i].rc = ht_xfer_wait(&w->part[i].xfer, l->ring_);
     ht_store_lock(s);
     for (unsigned i = 0; i < l->count; i++) {
         struct part *p = &w->part[i];

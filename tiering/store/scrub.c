@@ -350,13 +350,13 @@ static int run(struct ht_store *s, bool paced)
     struct run r = {.s = s, .c = &s->scrub, .paced = paced, .repair = !ht_store_read_only(s)};
     bool stop = false;
     r.pace.rate_bytes = s->opts.scrub_rate_bytes ? s->opts.scrub_rate_bytes : RATE_BYTES_DEFAULT;
-    int rc = ht_store_ring_new(s, &r.ring);
+    r.ring = ht_store_ring(s);
+    int rc = r.ring ? 0 : -ENOMEM;
     if (!rc) {
         if (scrub_supers(&r, &stop))
             rc = scrub_log(&r, &stop);
         if (!rc && !stop)
             rc = scrub_objects(&r, &stop);
-        ht_ring_free(r.ring);
     }
     end(s, rc, stop);
     return rc;

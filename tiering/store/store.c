@@ -69,12 +69,18 @@ static int make_memory(struct ht_store *s)
     return rc ? rc : ht_staging_new(o->staging_bytes, &s->nodes, &s->staging);
 }
 
+static int make_rings(struct ht_store *s)
+{
+    const struct ht_pinned *staging = ht_staging_memory(s->staging);
+    const struct ht_pinned_area area = {staging->base, staging->bytes};
+    return ht_rings_new(&area, 1, &s->rings);
+}
+
 static void init_locks(struct ht_store *s)
 {
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
     ht_mutex_init(&s->tx_lock, HT_LOCK_TX);
     ht_mutex_init(&s->super_lock, HT_LOCK_SUPER);
-    ht_mutex_init(&s->rings.lock, HT_LOCK_RINGS);
     ht_scrub_init(&s->scrub);
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_init(&s->chunk_cond[i], NULL);
@@ -109,6 +115,8 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
         rc = make_allocator(s);
     if (!rc)
         rc = make_memory(s);
+    if (!rc)
+        rc = make_rings(s);
     if (rc) {
         ht_store_close(s);
         return rc;
@@ -149,6 +157,7 @@ static struct ht_journal_config journal_config(struct ht_store *s)
         .start = {.pos = s->sb.start_pos, .seq = s->sb.start_seq, .chain = s->sb.start_chain},
         .epoch = s->sb.epoch,
         .durable_seq = s->sb.durable_seq,
+        .rings = s->rings,
         .ctx = s,
         .replay = replay_record,
         .leave_out = s->opts.leave_out,
@@ -329,7 +338,6 @@ static void destroy_locks(struct ht_store *s)
     ht_scrub_destroy(&s->scrub);
     ht_ahead_destroy(&s->ahead);
     pthread_cond_destroy(&s->watch);
-    ht_mutex_destroy(&s->rings.lock);
     ht_mutex_destroy(&s->super_lock);
     ht_mutex_destroy(&s->tx_lock);
     ht_mutex_destroy(&s->lock);
@@ -340,8 +348,7 @@ void ht_store_close(struct ht_store *s)
     if (!s)
         return;
     stop_threads(s);
-    for (unsigned i = 0; i < s->rings.count; i++)
-        ht_ring_free(s->rings.free[i]);
+    ht_rings_free(s->rings);
     if (s->journal)
         ht_journal_abandon(s->journal);
     free_objects(s);

@@ -326,8 +326,8 @@ struct ht_lease {
     struct ht_store *store;
     unsigned count;
     struct ht_lease_chunk chunk[HT_LEASE_CHUNKS_MAX];
-    struct ht_ring *ring; /* the caller thread's, from ht_store_ring_new */
-    bool nowait;          /* do not wait for staging buffers: for a second lease of a thread */
+    bool nowait; /* do not wait for staging buffers: for a second lease of a thread */
+    struct ht_ring *ring_;
     void *priv_;
 };
 int ht_lease_begin(struct ht_lease *l) HT_CHECK;
@@ -335,8 +335,6 @@ int ht_lease_wait(struct ht_lease *l) HT_CHECK;
 /* dirty: bit i set: chunk i was changed (only for UPDATE and OVERWRITE). */
 void ht_lease_end(struct ht_lease *l, uint32_t dirty);
 int ht_lease_finish(struct ht_lease *l) HT_CHECK;
-/* A ring fit for leases, with the store's memory registered; free with ht_ring_free before ht_store_close. */
-int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring) HT_CHECK;
 
 /* ----------------------------------------------------------------- scrub */
 

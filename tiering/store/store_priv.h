@@ -31,6 +31,7 @@
 #include "tiering/base/shared.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
+#include "tiering/io/rings.h"
 #include "tiering/space/alloc.h"
 #include "tiering/store/store.h"
 
@@ -261,12 +262,6 @@ struct ht_tx {
 
 enum { COND_COUNT = 64, CLIENTS_MAX = 4 };
 
-struct ht_ring_pool {
-    struct ht_mutex lock;
-    struct ht_ring *free[32];
-    unsigned count;
-};
-
 struct ht_ahead {          /* ahead.c; guarded by the store's lock */
     struct ht_list hungry; /* readers, in the order of their turns */
     pthread_cond_t wake;
@@ -315,7 +310,7 @@ struct ht_store {
     struct ht_nodes homes;             /* devices, as if they were nodes: whose turn it is to get new content */
     int64_t home_credit[HT_NODES_MAX]; /* for that */
     int8_t near[HT_DEVICES_MAX];       /* place of each device's node, or HT_NEAR_ANY */
-    struct ht_ring_pool rings;         /* own lock */
+    struct ht_rings *rings;
 
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
@@ -504,8 +499,7 @@ void ht_note_published(struct ht_store *s, const struct ht_ref *ref);
  */
 int ht_write_elsewhere(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_ring *ring, const void *data,
                        struct ht_xfer *x, struct ht_ref *ref, int error) HT_CHECK;
-struct ht_ring *ht_ring_get(struct ht_store *s); /* NULL: none to be had */
-void ht_ring_put(struct ht_store *s, struct ht_ring *ring);
+struct ht_ring *ht_store_ring(struct ht_store *s); /* this thread's; NULL: none to be had */
 /* Allocate space for bytes, consuming the reservation of the chunk (or the object's guarantee). Called with the lock, may let it go to
  * make the log durable. out->place is set. */
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_place_wish wish,

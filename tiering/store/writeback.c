@@ -231,7 +231,7 @@ static struct window *window_open(struct ht_store *s)
     if (!w)
         return NULL;
     w->s = s;
-    w->ring = ht_ring_get(s);
+    w->ring = ht_store_ring(s);
     if (!w->ring) {
         free(w);
         return NULL;
@@ -244,7 +244,6 @@ static int window_close(struct window *w)
     while (w->count)
         finish_job(w);
     int rc = w->error;
-    ht_ring_put(w->s, w->ring);
     free(w);
     return rc;
 }

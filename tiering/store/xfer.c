@@ -8,42 +8,9 @@
 #include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
-enum { RING_DEPTH = 64 };
-
-int ht_store_ring_new(struct ht_store *s, struct ht_ring **out_ring)
+struct ht_ring *ht_store_ring(struct ht_store *s)
 {
-    int rc = ht_ring_new(RING_DEPTH, out_ring);
-    if (rc)
-        return rc;
-    /* Not the arena: registering it would populate and pin all of it, for every ring. */
-    const struct ht_pinned *p = ht_staging_memory(s->staging);
-    struct ht_pinned_area area = {p->base, p->bytes};
-    ht_ring_register(*out_ring, &area, 1);
-    return 0;
-}
-
-struct ht_ring *ht_ring_get(struct ht_store *s)
-{
-    struct ht_ring *ring = NULL;
-    ht_mutex_lock(&s->rings.lock);
-    if (s->rings.count)
-        ring = s->rings.free[--s->rings.count];
-    ht_mutex_unlock(&s->rings.lock);
-    if (!ring && ht_store_ring_new(s, &ring))
-        return NULL;
-    return ring;
-}
-
-void ht_ring_put(struct ht_store *s, struct ht_ring *ring)
-{
-    ht_mutex_lock(&s->rings.lock);
-    if (s->rings.count < HT_ARRAY_SIZE(s->rings.free)) {
-        s->rings.free[s->rings.count++] = ring;
-        ring = NULL;
-    }
-    ht_mutex_unlock(&s->rings.lock);
-    if (ring)
-        ht_ring_free(ring);
+    return ht_ring_mine(s->rings);
 }
 
 /* What is missing, or has not answered for long, is not asked: nobody shall wait for it. */

@@ -323,7 +323,6 @@ static void *hold_chunk(void *arg)
 {
     struct ht_lease l = {.store = w.s, .count = 1, .chunk = {{.obj = p->obj, .index = 0, .mode = HT_LEASE_READ}}};
 
-    ck_assert_int_eq(ht_store_ring_new(w.s, &l.ring), 0);
     ck_assert_int_eq(ht_lease_begin(&l), 0);
     ck_assert_int_eq(ht_lease_wait(&l), 0);
     *(atomic_bool *)arg = true;
@@ -331,7 +330,6 @@ static void *hold_chunk(void *arg)
         usleep(1000);
     ht_lease_end(&l, 0);
     ck_assert_int_eq(ht_lease_finish(&l), 0);
-    ht_ring_free(l.ring);
     return NULL;
 }
 

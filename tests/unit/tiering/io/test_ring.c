@@ -383,32 +383,6 @@ START_TEST(threads_with_rings_of_their_own_share_a_device)
 }
 END_TEST
 
-static void *use_ring(void *buf)
-{
-    return (void *)(intptr_t)run_one(HT_IO_WRITE, 0, buf, BLOCK);
-}
-
-START_TEST(a_ring_may_be_handed_to_another_thread)
-{
-    uint8_t *buf;
-
-    if (!begin(_i, 4))
-        return;
-    buf = aligned(BLOCK);
-    for (int i = 0; i < 20; i++) {
-        pthread_t thread;
-        void *result;
-
-        ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), 0);
-        ck_assert_int_eq(pthread_create(&thread, NULL, use_ring, buf), 0);
-        pthread_join(thread, &result);
-        ck_assert_ptr_null(result);
-    }
-    free(buf);
-    finish();
-}
-END_TEST
-
 START_TEST(a_file_that_became_shorter_is_an_error_and_not_zeros)
 {
     char path[PATH_MAX];
@@ -481,7 +455,6 @@ int main(void)
     tcase_add_loop_test(t, only_writes_that_ended_before_a_flush_began_are_covered, 0, KINDS);
     tcase_add_loop_test(t, counters_tell_what_was_done, 0, KINDS);
     tcase_add_loop_test(t, threads_with_rings_of_their_own_share_a_device, 0, KINDS);
-    tcase_add_loop_test(t, a_ring_may_be_handed_to_another_thread, 0, KINDS);
     tcase_add_test(t, a_file_that_became_shorter_is_an_error_and_not_zeros);
     tcase_add_test(t, an_impossible_ring_or_ram_device_is_refused);
     tcase_add_test(t, the_content_of_a_ram_device_can_be_looked_at_and_changed);

@@ -343,7 +343,6 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
     ck_assert_int_eq(ht_obj_guarantee(a, 2 * MIB), 0);
     clone_all(a, b);
     struct ht_lease l = {.store = s, .count = 2};
-    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
     for (int staged = 0; staged < 2; staged++) {
         struct ht_obj *x = stored(HT_CHUNK_BYTES, 0, q, 2 * MIB); /* fills the tier */
         for (unsigned i = 0; staged && i < 6; i++)
@@ -366,7 +365,6 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
         delete (x);
         ck_assert_int_eq(ht_store_commit(s), 0);
     }
-    ht_ring_free(l.ring);
     publish_scope(9);
     ht_obj_evict(a);
     ht_obj_evict(b);

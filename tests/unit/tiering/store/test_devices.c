@@ -322,7 +322,6 @@ START_TEST(a_staged_update_goes_elsewhere_too)
     put_all(o, 0, content, BYTES);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     struct ht_lease l = {.store = s, .count = 4};
-    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
     for (unsigned i = 0; i < 4; i++)
         l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_UPDATE};
     ck_assert_int_eq(ht_lease_begin(&l), 0);
@@ -333,7 +332,6 @@ START_TEST(a_staged_update_goes_elsewhere_too)
     ht_lease_end(&l, 15);
     ck_assert_int_eq(ht_lease_finish(&l), 0);
     fail_all(devs[0], false);
-    ht_ring_free(l.ring);
     expect(o, 0, newer, 4 * MIB);
     ht_obj_put(o);
     unmount();
@@ -351,7 +349,6 @@ START_TEST(a_range_stays_together)
     put_all(state, BYTES - 1, content, 1);
     ht_obj_evict(p);
     struct ht_lease l = {.store = s, .count = 2};
-    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
     for (unsigned i = 0; i < BYTES / MIB; i++) {
         l.chunk[0] = (struct ht_lease_chunk){.obj = p, .index = i, .mode = HT_LEASE_UPDATE};
         l.chunk[1] = (struct ht_lease_chunk){.obj = state, .index = i, .mode = HT_LEASE_UPDATE};
@@ -362,7 +359,6 @@ START_TEST(a_range_stays_together)
         ht_lease_end(&l, 3);
         ck_assert_int_eq(ht_lease_finish(&l), 0);
     }
-    ht_ring_free(l.ring);
     struct ht_tx *tx;
     uint64_t lsn;
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);

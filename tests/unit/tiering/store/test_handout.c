@@ -175,10 +175,8 @@ START_TEST(updates_go_into_the_very_pages)
     commit(SCOPE);
     hand_out(o);
     uint8_t *m = map(SIZE);
-    struct ht_ring *ring;
-    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
     for (unsigned i = 0; i < 3; i++) {
-        struct ht_lease l = {.store = s, .count = 1, .ring = ring, .chunk[0] = {o, i, HT_LEASE_UPDATE, 0, NULL, false}};
+        struct ht_lease l = {.store = s, .count = 1, .chunk[0] = {o, i, HT_LEASE_UPDATE, 0, NULL, false}};
         ck_assert_int_eq(ht_lease_begin(&l), 0);
         ck_assert_int_eq(ht_lease_wait(&l), 0);
         ck_assert_uint_eq(l.chunk[0].len, ht_min_u64(MIB, SIZE - i * MIB));
@@ -193,7 +191,6 @@ START_TEST(updates_go_into_the_very_pages)
     uint8_t *want = malloc(SIZE);
     memcpy(want, m, SIZE);
     commit(SCOPE);
-    ht_ring_free(ring);
     munmap(m, SIZE);
     ht_obj_hand_back(o);
     crash_without(o);

@@ -191,7 +191,6 @@ START_TEST(a_lease_works_with_images_and_without)
     uint8_t *p = pattern(20 * MIB, 9);
     put_all(o, 0, p, 20 * MIB);
     struct ht_lease l = {.store = s};
-    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
     unsigned staged = 0;
     for (unsigned i = 0; i < 20; i += 4) {
         l.count = 4;
@@ -214,7 +213,6 @@ START_TEST(a_lease_works_with_images_and_without)
     }
     ck_assert_uint_gt(staged, 0);
     expect(o, 0, p, 20 * MIB);
-    ht_ring_free(l.ring);
     ht_obj_put(o);
     free(p);
     done();
@@ -255,7 +253,6 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
     struct ht_lease l = {.store = s, .count = 1};
-    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
     fill_keep_set(&l, o, 1, 20);
     ck_assert_int_eq(take(&l, o, 0), 0);
     ck_assert(l.chunk[0].staged);
@@ -269,7 +266,6 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     expect(o, 0, p, 20 * MIB);
-    ht_ring_free(l.ring);
     ht_obj_put(o);
     free(p);
     done();
@@ -294,7 +290,6 @@ START_TEST(what_is_updated_over_and_over_stays)
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ht_obj_evict(o);
     struct ht_lease l = {.store = s, .count = 1};
-    ck_assert_int_eq(ht_store_ring_new(s, &l.ring), 0);
     unsigned staged = fill_keep_set(&l, o, 0, N);
     struct ht_store_stats st;
     ht_store_stats(s, &st);
@@ -313,7 +308,6 @@ START_TEST(what_is_updated_over_and_over_stays)
     ht_obj_let_go(o);
     ht_store_stats(s, &st);
     ck_assert_uint_eq(st.dram_kept_bytes, 0);
-    ht_ring_free(l.ring);
     ht_obj_put(o);
     ht_obj_put(other);
     free(p);
@@ -469,8 +463,6 @@ END_TEST
 START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
 {
     fresh(32, false);
-    struct ht_ring *ring;
-    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
     struct ht_store_stats before, after;
     ht_store_stats(s, &before);
     for (int published = 0; published < 2; published++) {
@@ -478,7 +470,7 @@ START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
         ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
         if (published)
             ck_assert_int_eq(ht_obj_sync(o), 0);
-        struct ht_lease l = {.store = s, .count = 1, .ring = ring};
+        struct ht_lease l = {.store = s, .count = 1};
         l.chunk[0] = (struct ht_lease_chunk){.obj = o, .mode = HT_LEASE_UPDATE};
         ck_assert_int_eq(ht_lease_begin(&l), 0);
         ck_assert_int_eq(ht_lease_wait(&l), 0);
@@ -494,7 +486,6 @@ START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.objects, before.objects);
     ck_assert_uint_eq(after.available_bytes, before.available_bytes);
-    ht_ring_free(ring);
     done();
 }
 END_TEST
@@ -536,14 +527,12 @@ static void *cut_to_nothing(void *arg)
 START_TEST(a_truncation_is_published_wholly_or_not_at_all)
 {
     fresh(32, false);
-    struct ht_ring *ring;
-    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint64_t oid = ht_obj_id(o);
     uint8_t *p = pattern(2 * MIB, 4), *zeros = calloc(2, MIB);
     put_all(o, 0, p, 2 * MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    struct ht_lease l = {.store = s, .count = 1, .ring = ring};
+    struct ht_lease l = {.store = s, .count = 1};
     l.chunk[0] = (struct ht_lease_chunk){.obj = o, .mode = HT_LEASE_READ};
     ck_assert_int_eq(ht_lease_begin(&l), 0);
     ck_assert_int_eq(ht_lease_wait(&l), 0);
@@ -556,7 +545,6 @@ START_TEST(a_truncation_is_published_wholly_or_not_at_all)
     ht_lease_end(&l, 0);
     ck_assert_int_eq(ht_lease_finish(&l), 0);
     pthread_join(thread, NULL);
-    ht_ring_free(ring);
     ht_obj_put(o);
     ht_store_close(s);
     memcpy(ht_dev_ram_data(dev), image, 32 * MIB);
@@ -575,9 +563,9 @@ END_TEST
 
 enum { SLOTS = 8, ROUNDS = 20 };
 
-static void hold_all(struct ht_obj *o, struct ht_ring *ring, unsigned count)
+static void hold_all(struct ht_obj *o, unsigned count)
 {
-    struct ht_lease l = {.store = s, .count = count, .ring = ring};
+    struct ht_lease l = {.store = s, .count = count};
     for (unsigned i = 0; i < count; i++)
         l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_READ};
     ck_assert_int_eq(ht_lease_begin(&l), 0);
@@ -588,10 +576,7 @@ static void hold_all(struct ht_obj *o, struct ht_ring *ring, unsigned count)
 
 static void *hold_one_more(void *arg)
 {
-    struct ht_ring *ring;
-    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
-    hold_all(arg, ring, SLOTS + 1);
-    ht_ring_free(ring);
+    hold_all(arg, SLOTS + 1);
     return NULL;
 }
 
@@ -606,8 +591,6 @@ static void *read_last(void *arg)
 START_TEST(waiting_for_a_slot_holds_up_no_lease)
 {
     fresh(64, false);
-    struct ht_ring *ring;
-    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern((SLOTS + 1) * MIB, 11);
     put_all(o, 0, p, (SLOTS + 1) * MIB);
@@ -615,7 +598,7 @@ START_TEST(waiting_for_a_slot_holds_up_no_lease)
     for (unsigned i = 0; i < ROUNDS; i++) {
         ht_obj_evict(o);
         expect(o, 0, p, SLOTS * MIB);
-        struct ht_lease l = {.store = s, .count = SLOTS, .ring = ring};
+        struct ht_lease l = {.store = s, .count = SLOTS};
         for (unsigned k = 0; k < SLOTS; k++)
             l.chunk[k] = (struct ht_lease_chunk){.obj = o, .index = k, .mode = HT_LEASE_READ};
         ck_assert_int_eq(ht_lease_begin(&l), 0);
@@ -631,7 +614,6 @@ START_TEST(waiting_for_a_slot_holds_up_no_lease)
         pthread_join(lease, NULL);
     }
     expect(o, 0, p, (SLOTS + 1) * MIB);
-    ht_ring_free(ring);
     ht_obj_put(o);
     free(p);
     done();
@@ -647,11 +629,9 @@ START_TEST(pressure_does_not_put_off_the_commit_timer)
         .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .commit_ms = 100};
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
-    struct ht_ring *ring;
-    ck_assert_int_eq(ht_store_ring_new(s, &ring), 0);
     struct ht_obj *busy = object(HT_CHUNK_BYTES, 5), *o = object(HT_SMALL_CHUNK_BYTES, 0);
     ck_assert_int_eq(ht_obj_truncate(busy, 6 * MIB), 0);
-    struct ht_lease l = {.store = s, .count = 6, .ring = ring}, l2;
+    struct ht_lease l = {.store = s, .count = 6}, l2;
     for (unsigned i = 0; i < 6; i++)
         l.chunk[i] = (struct ht_lease_chunk){.obj = busy, .index = i, .mode = HT_LEASE_UPDATE};
     l2 = l;
@@ -679,7 +659,6 @@ START_TEST(pressure_does_not_put_off_the_commit_timer)
     ck_assert(!os.unpublished);
     ht_lease_end(&l2, 0);
     ck_assert_int_eq(ht_lease_finish(&l2), 0);
-    ht_ring_free(ring);
     ht_obj_put(busy);
     ht_obj_put(o);
     done();

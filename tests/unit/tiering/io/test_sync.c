@@ -78,7 +78,7 @@ static void *write_and_read(void *arg)
     return (void *)bad;
 }
 
-START_TEST(more_threads_than_helpers_take_turns)
+START_TEST(many_threads_at_once_share_a_device)
 {
     pthread_t threads[THREADS];
 
@@ -98,7 +98,7 @@ START_TEST(more_threads_than_helpers_take_turns)
 END_TEST
 
 /* A child that used its parent's rings would take the parent's completions. */
-START_TEST(a_forked_child_has_helpers_of_its_own)
+START_TEST(a_forked_child_has_a_ring_of_its_own)
 {
     uint8_t *buf;
     int status;
@@ -126,16 +126,16 @@ END_TEST
 
 int main(void)
 {
-    Suite *s = suite_create("pool");
-    TCase *t = tcase_create("pool");
+    Suite *s = suite_create("sync");
+    TCase *t = tcase_create("sync");
     SRunner *r = srunner_create(s);
     int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, a_buffer_at_any_address_and_long_transfers_work, 0, KINDS);
     tcase_add_loop_test(t, a_refused_request_moves_nothing, 0, KINDS);
-    tcase_add_loop_test(t, more_threads_than_helpers_take_turns, 0, KINDS);
-    tcase_add_loop_test(t, a_forked_child_has_helpers_of_its_own, 0, KINDS);
+    tcase_add_loop_test(t, many_threads_at_once_share_a_device, 0, KINDS);
+    tcase_add_loop_test(t, a_forked_child_has_a_ring_of_its_own, 0, KINDS);
     suite_add_tcase(s, t);
     srunner_run_all(r, CK_NORMAL);
     failed = srunner_ntests_failed(r);

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A ring for each thread: whose it is, how long it lives, and that each lack of the kernel costs speed only. */
+#include <pthread.h>
+#include <sys/wait.h>
+#include "io_test.h"
+#include "tiering/base/fault.h"
+#include "tiering/io/rings.h"
+
+#define DEV_BYTES (16 * HT_MIB)
+#define BLOCK 4096u
+#define AREA_BYTES (64 * BLOCK)
+
+static struct ht_dev *dev;
+static struct ht_rings *rings;
+static uint8_t *area;
+
+/* False: skipped. */
+static bool begin(int kind)
+{
+    struct ht_pinned_area a = {.bytes = AREA_BYTES};
+
+    dev = open_kind((enum kind)kind, DEV_BYTES);
+    if (dev == NULL)
+        return false;
+    a.base = area = aligned(AREA_BYTES);
+    ck_assert_int_eq(ht_rings_new(&a, 1, &rings), 0);
+    return true;
+}
+
+static void finish(void)
+{
+    ht_fault_disarm_all();
+    ht_rings_free(rings);
+    ht_dev_close(dev);
+    free(area);
+}
+
+/* Writes and reads back at a place of the thread's own, in registered memory and in other. How often it failed. */
+static uintptr_t work(unsigned place)
+{
+    uint64_t offset = (uint64_t)place * 8 * BLOCK;
+    uint8_t *in = area + (size_t)place * 4 * BLOCK, *other = aligned(2 * BLOCK);
+    struct ht_ring *ring = ht_ring_mine(rings);
+    uintptr_t bad = ring == NULL;
+
+    for (uint64_t round = 0; round < 20 && bad == 0; round++) {
+        struct ht_io write = io_of(dev, HT_IO_WRITE, offset, in, 2 * BLOCK);
+        struct ht_io read = io_of(dev, HT_IO_READ, offset, round % 2 ? other : in + 2 * BLOCK, 2 * BLOCK);
+
+        fill(in, offset, 2 * BLOCK, round);
+        bad += ht_ring_run(ring, &write, 1) != 0;
+        bad += ht_ring_run(ring, &read, 1) != 0;
+        bad += !is_filled(read.buf, offset, 2 * BLOCK, round);
+        bad += ht_ring_mine(rings) != ring || ht_ring_mine(NULL) != ring;
+    }
+    free(other);
+    return bad;
+}
+
+static void *work_main(void *place)
+{
+    return (void *)work((unsigned)(uintptr_t)place);
+}
+
+static void work_in_threads(unsigned count)
+{
+    pthread_t threads[16];
+
+    for (uintptr_t i = 0; i < count; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, work_main, (void *)i), 0);
+    for (unsigned i = 0; i < count; i++) {
+        void *bad;
+
+        pthread_join(threads[i], &bad);
+        ck_assert_ptr_null(bad);
+    }
+}
+
+START_TEST(each_thread_has_one_ring_for_all_it_does)
+{
+    if (!begin(_i))
+        return;
+    ck_assert_ptr_nonnull(ht_ring_mine(NULL)); /* before it worked for the set */
+    work_in_threads(16);
+    work_in_threads(16);
+    ck_assert_uint_eq(work(3), 0);
+    finish();
+}
+END_TEST
+
+START_TEST(a_thread_of_two_sets_has_a_ring_for_each)
+{
+    struct ht_rings *second;
+    struct ht_ring *first_ring, *second_ring;
+
+    if (!begin(RAM_512))
+        return;
+    ck_assert_int_eq(ht_rings_new(NULL, 0, &second), 0);
+    first_ring = ht_ring_mine(rings);
+    second_ring = ht_ring_mine(second);
+    ck_assert_ptr_ne(first_ring, second_ring);
+    ck_assert_ptr_eq(ht_ring_mine(rings), first_ring);
+    ck_assert_ptr_eq(ht_ring_mine(second), second_ring);
+    ht_rings_free(second);
+    ck_assert_ptr_eq(ht_ring_mine(rings), first_ring);
+    finish();
+}
+END_TEST
+
+static pthread_barrier_t meet;
+
+static void *outlive_set(void *arg)
+{
+    uintptr_t bad = work(1);
+
+    (void)arg;
+    pthread_barrier_wait(&meet); /* the set goes */
+    pthread_barrier_wait(&meet);
+    bad += ht_dev_read(dev, 0, area, BLOCK) != 0;
+    return (void *)bad;
+}
+
+START_TEST(a_set_takes_the_rings_of_threads_that_live_on)
+{
+    pthread_t thread;
+    void *bad;
+
+    if (!begin(_i))
+        return;
+    pthread_barrier_init(&meet, NULL, 2);
+    ck_assert_int_eq(pthread_create(&thread, NULL, outlive_set, NULL), 0);
+    pthread_barrier_wait(&meet);
+    ck_assert_uint_eq(work(0), 0);
+    ht_rings_free(rings);
+    rings = NULL;
+    pthread_barrier_wait(&meet);
+    pthread_join(thread, &bad);
+    ck_assert_ptr_null(bad);
+    pthread_barrier_destroy(&meet);
+    finish();
+}
+END_TEST
+
+/* A child that used its parent's rings would take the parent's completions. */
+START_TEST(a_forked_child_leaves_its_parents_rings_alone)
+{
+    pid_t child;
+    int status;
+
+    if (!begin(_i))
+        return;
+    ck_assert_uint_eq(work(0), 0);
+    child = fork();
+    if (child == 0)
+        _exit(work(1) == 0 ? 0 : 1);
+    ck_assert_uint_eq(work(0), 0);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    finish();
+}
+END_TEST
+
+static const enum ht_fault_point lacks[] = {
+    HT_FAULT_IO_DEFERRED,
+    HT_FAULT_IO_COOPERATIVE,
+    HT_FAULT_IO_REGISTER,
+};
+
+/* Each subset of what a kernel may lack. */
+START_TEST(what_the_kernel_lacks_costs_speed_only)
+{
+    for (int kind = RAM_4096; kind <= A_FILE; kind++) {
+        if (!begin(kind))
+            continue;
+        for (unsigned i = 0; i < HT_ARRAY_SIZE(lacks); i++)
+            if (_i & (1 << i))
+                ht_fault_arm(lacks[i], 1, true);
+        work_in_threads(4);
+        ck_assert_uint_eq(work(5), 0);
+        finish();
+    }
+}
+END_TEST
+
+START_TEST(features_are_found_out_and_have_names)
+{
+    struct ht_io_features f;
+
+    ck_assert_int_eq(ht_io_features(&f), 0);
+    ck_assert(f.mode >= HT_RING_PLAIN && f.mode <= HT_RING_DEFERRED);
+    ck_assert_str_eq(ht_ring_mode_word(HT_RING_DEFERRED), "deferred");
+}
+END_TEST
+
+START_TEST(no_ring_is_told_and_tried_again)
+{
+    if (!begin(A_FILE))
+        return;
+    ht_fault_arm(HT_FAULT_IO_RING, 1, false);
+    ck_assert_int_eq(ht_dev_read(dev, 0, area, BLOCK), -ENOMEM);
+    ck_assert_int_eq(ht_dev_read(dev, 0, area, BLOCK), 0);
+    finish();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("rings");
+    TCase *t = tcase_create("rings");
+    SRunner *r = srunner_create(s);
+    int failed;
+
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, each_thread_has_one_ring_for_all_it_does, 0, KINDS);
+    tcase_add_test(t, a_thread_of_two_sets_has_a_ring_for_each);
+    tcase_add_loop_test(t, a_set_takes_the_rings_of_threads_that_live_on, 0, KINDS);
+    tcase_add_loop_test(t, a_forked_child_leaves_its_parents_rings_alone, 0, KINDS);
+    tcase_add_loop_test(t, what_the_kernel_lacks_costs_speed_only, 0, 1 << HT_ARRAY_SIZE(lacks));
+    tcase_add_test(t, features_are_found_out_and_have_names);
+    tcase_add_test(t, no_ring_is_told_and_tried_again);
+    suite_add_tcase(s, t);
+    srunner_run_all(r, CK_NORMAL);
+    failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rings.c - see rings.h.
+ *
+ * A ring is freed when its thread ends or its set closes. Either may come first, so it is in two lists: its thread's, which only
+ * that thread looks through, and its set's. `lock` guards all lists; whoever takes a ring out of them frees it.
+ *
+ * The ring of no set outlives devices, so it is not in the deferred mode: there what a request held, such as the open file and with it
+ * the hold of a device, may be given back only when the ring is used again, or freed.
+ *
+ * A forked child has copies of its parent's rings, but queues in shared memory are still the parent's: they are closed unused. `lock`
+ * is held over a fork, so that the lists are whole in the child.
+ */
+#include "tiering/io/rings.h"
+#include "tiering/base/list.h"
+#include "tiering/io/io_priv.h"
+
+#include <stdlib.h>
+
+#define RING_DEPTH 64u
+#define AREAS_MAX 4u
+
+struct ht_rings {
+    struct ht_list members; /* lock */
+    struct ht_pinned_area area[AREAS_MAX];
+    unsigned area_count;
+};
+
+struct member {
+    struct ht_list of_thread, of_set; /* lock */
+    struct ht_rings *set;             /* NULL: of none */
+    struct ht_ring *ring;
+    unsigned forks; /* whose: see below */
+};
+
+struct thread {
+    struct ht_list members; /* lock */
+};
+
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_RINGS);
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static bool key_made;
+static unsigned forks; /* how often this process's line has forked: tells a child from its parent; lock */
+static _Thread_local struct thread *self;
+
+/* ------------------------------------------------------------------- ends */
+
+static void take_out_locked(struct member *m, struct ht_list *taken)
+{
+    ht_list_del(&m->of_thread);
+    if (m->set != NULL)
+        ht_list_del(&m->of_set);
+    ht_list_add_tail(taken, &m->of_thread);
+}
+
+static void free_taken(struct ht_list *taken)
+{
+    while (!ht_list_empty(taken)) {
+        struct member *m = ht_list_entry(taken->next, struct member, of_thread);
+
+        ht_list_del(&m->of_thread);
+        if (m->forks == forks)
+            ht_ring_free(m->ring);
+        else
+            ht_ring_discard(m->ring);
+        free(m);
+    }
+}
+
+static void end_of_thread(void *thread)
+{
+    struct thread *t = thread;
+    struct ht_list taken;
+
+    ht_list_init(&taken);
+    ht_mutex_lock(&lock);
+    while (!ht_list_empty(&t->members))
+        take_out_locked(ht_list_entry(t->members.next, struct member, of_thread), &taken);
+    ht_mutex_unlock(&lock);
+    free_taken(&taken);
+    free(t);
+    self = NULL;
+}
+
+/* ------------------------------------------------------------------- fork */
+
+static void before_fork(void)
+{
+    ht_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    ht_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    forks++;
+    ht_mutex_unlock(&lock);
+}
+
+static void set_up(void)
+{
+    key_made = pthread_key_create(&key, end_of_thread) == 0 && pthread_atfork(before_fork, after_fork, in_child) == 0;
+}
+
+static struct thread *this_thread(void)
+{
+    struct thread *t = self;
+
+    if (t != NULL)
+        return t;
+    pthread_once(&once, set_up);
+    t = key_made ? calloc(1, sizeof(*t)) : NULL;
+    if (t == NULL)
+        return NULL;
+    ht_list_init(&t->members);
+    if (pthread_setspecific(key, t) != 0) {
+        free(t);
+        return NULL;
+    }
+    self = t;
+    return t;
+}
+
+/* ------------------------------------------------------------------- mine */
+
+/* One of this set; set NULL: any. Those of a parent are taken out. */
+static struct member *find_locked(struct thread *t, const struct ht_rings *set, struct ht_list *strangers)
+{
+    ht_list_for_each_safe(pos, next, &t->members) {
+        struct member *m = ht_list_entry(pos, struct member, of_thread);
+
+        if (m->forks != forks)
+            take_out_locked(m, strangers);
+        else if (m->set == set || set == NULL)
+            return m;
+    }
+    return NULL;
+}
+
+/* What a ring of no set is for goes on in that of a set, so that one is put before it. */
+static void put_in(struct member *m, struct thread *t, struct ht_rings *set)
+{
+    ht_mutex_lock(&lock);
+    m->forks = forks;
+    m->set = set;
+    ht_list_add_tail(t->members.next, &m->of_thread);
+    if (set != NULL)
+        ht_list_add_tail(&set->members, &m->of_set);
+    ht_mutex_unlock(&lock);
+}
+
+static struct member *make(struct thread *t, struct ht_rings *set)
+{
+    struct member *m = calloc(1, sizeof(*m));
+
+    if (m == NULL)
+        return NULL;
+    if (ht_ring_new_in(set != NULL ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring) != 0) {
+        free(m);
+        return NULL;
+    }
+    if (set != NULL)
+        ht_ring_register(m->ring, set->area, set->area_count);
+    put_in(m, t, set);
+    return m;
+}
+
+struct ht_ring *ht_ring_mine(struct ht_rings *rings)
+{
+    struct thread *t = this_thread();
+    struct ht_list strangers;
+    struct member *m;
+
+    if (t == NULL)
+        return NULL;
+    ht_list_init(&strangers);
+    ht_mutex_lock(&lock);
+    m = find_locked(t, rings, &strangers);
+    ht_mutex_unlock(&lock);
+    free_taken(&strangers);
+    if (m == NULL)
+        m = make(t, rings);
+    return m != NULL ? m->ring : NULL;
+}
+
+/* -------------------------------------------------------------------- set */
+
+int ht_rings_new(const struct ht_pinned_area *areas, unsigned count, struct ht_rings **out_rings)
+{
+    struct ht_rings *set;
+
+    if (count > AREAS_MAX)
+        return -EINVAL;
+    set = calloc(1, sizeof(*set));
+    if (set == NULL)
+        return -ENOMEM;
+    ht_list_init(&set->members);
+    for (unsigned i = 0; i < count; i++)
+        set->area[i] = areas[i];
+    set->area_count = count;
+    *out_rings = set;
+    return 0;
+}
+
+void ht_rings_free(struct ht_rings *rings)
+{
+    struct ht_list taken;
+
+    if (rings == NULL)
+        return;
+    ht_list_init(&taken);
+    ht_mutex_lock(&lock);
+    while (!ht_list_empty(&rings->members))
+        take_out_locked(ht_list_entry(rings->members.next, struct member, of_set), &taken);
+    ht_mutex_unlock(&lock);
+    free_taken(&taken);
+    free(rings);
+}

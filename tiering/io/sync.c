@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sync.c - reads, writes and flushes that are waited for at once, through the thread's own ring.
+ */
+#include "tiering/io/io_priv.h"
+#include "tiering/io/rings.h"
+
+#include <hitrain/limits.h>
+#include <stdlib.h>
+
+#define PARTS_AT_ONCE 8u
+#define PART_BYTES_MAX (1u << 20)
+
+/* In parts of PART_BYTES_MAX, as many at a time as the ring is deep. */
+static int transfer(struct ht_ring *ring, struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
+{
+    struct ht_io ios[PARTS_AT_ONCE];
+    int err = 0;
+
+    while (len > 0 && err == 0) {
+        unsigned n = 0;
+
+        for (; n < PARTS_AT_ONCE && len > 0; n++) {
+            uint32_t part = (uint32_t)ht_min_u64(len, PART_BYTES_MAX);
+
+            ios[n] = (struct ht_io){.op = op, .dev = dev, .offset = offset, .buf = buf, .len = part};
+            offset += part;
+            buf += part;
+            len -= part;
+        }
+        err = ht_ring_run(ring, ios, n);
+    }
+    return err;
+}
+
+/* Through memory that is aligned. */
+static int transfer_bounced(struct ht_ring *ring, struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf,
+                            size_t len)
+{
+    void *bounce = aligned_alloc(HT_BLOCK_BYTES, PART_BYTES_MAX);
+    int err = bounce == NULL ? -ENOMEM : 0;
+
+    while (len > 0 && err == 0) {
+        uint32_t part = (uint32_t)ht_min_u64(len, PART_BYTES_MAX);
+
+        if (op == HT_IO_WRITE)
+            memcpy(bounce, buf, part);
+        err = transfer(ring, dev, op, offset, bounce, part);
+        if (op == HT_IO_READ && err == 0)
+            memcpy(buf, bounce, part);
+        offset += part;
+        buf += part;
+        len -= part;
+    }
+    free(bounce);
+    return err;
+}
+
+static int transfer_any(struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
+{
+    struct ht_ring *ring;
+
+    /* Also so that nothing is moved when only the tail would be refused. */
+    if (((offset | len) & (ht_dev_lba(dev) - 1)) != 0 || len == 0 || offset > ht_dev_size(dev) ||
+        len > ht_dev_size(dev) - offset)
+        return -EINVAL;
+    ring = ht_ring_mine(NULL);
+    if (ring == NULL)
+        return -ENOMEM;
+    if (((uintptr_t)buf & (ht_dev_lba(dev) - 1)) != 0)
+        return transfer_bounced(ring, dev, op, offset, buf, len);
+    return transfer(ring, dev, op, offset, buf, len);
+}
+
+int ht_dev_read(struct ht_dev *dev, uint64_t offset, void *buf, size_t len)
+{
+    return transfer_any(dev, HT_IO_READ, offset, buf, len);
+}
+
+int ht_dev_write(struct ht_dev *dev, uint64_t offset, const void *buf, size_t len)
+{
+    /* A write only reads its buffer; requests have one pointer for both directions. */
+    return transfer_any(dev, HT_IO_WRITE, offset, (char *)(uintptr_t)buf, len);
+}
+
+int ht_dev_flush(struct ht_dev *dev)
+{
+    struct ht_io io = {.op = HT_IO_FLUSH, .dev = dev};
+    struct ht_ring *ring = ht_ring_mine(NULL);
+
+    return ring != NULL ? ht_ring_run(ring, &io, 1) : -ENOMEM;
+}

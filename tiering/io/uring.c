@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * uring.c - see uring.h.
+ *
+ * Modes, best first. The first needs one thread that sets up, submits and waits: completions are worked off when that one asks for
+ * them, and never interrupt it (Linux 6.1). The second spares the interrupts only (5.19). Never with IOSQE_IO_DRAIN: together with the
+ * first mode, a wait for several completions never ends.
+ *
+ * Each feature has a fault point, by which tests play the kernels that lack it; probing knows nothing of these.
+ */
+#include "tiering/io/uring.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/lock.h"
+#include "tiering/base/log.h"
+
+#include <hitrain/limits.h>
+#include <stdlib.h>
+
+#define PIECE_BYTES HT_GIB /* the kernel registers at most this much as one buffer */
+#define PIECES_MAX 1024u
+#define PROBE_DEPTH 2u
+
+static const unsigned mode_flags[] = {
+    [HT_RING_PLAIN] = 0,
+    [HT_RING_COOPERATIVE] = IORING_SETUP_COOP_TASKRUN,
+    [HT_RING_DEFERRED] = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
+};
+
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_IO_PROBE);
+static struct ht_io_features features; /* lock, until probed */
+static bool probed;                    /* lock */
+
+/* ------------------------------------------------------------------ probe */
+
+/* Without these there is no I/O; all of them came by Linux 5.6. */
+static bool operations_there(struct io_uring *uring)
+{
+    static const int needed[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED,
+                                 IORING_OP_FSYNC};
+    struct io_uring_probe *probe = io_uring_get_probe_ring(uring);
+    bool all = probe != NULL;
+
+    for (unsigned i = 0; all && i < HT_ARRAY_SIZE(needed); i++)
+        all = io_uring_opcode_supported(probe, needed[i]);
+    io_uring_free_probe(probe);
+    return all;
+}
+
+static int probe_mode(struct io_uring *uring, enum ht_ring_mode *out_mode)
+{
+    int err = -EINVAL;
+
+    for (int mode = HT_RING_DEFERRED; mode >= HT_RING_PLAIN && err == -EINVAL; mode--) {
+        err = io_uring_queue_init(PROBE_DEPTH, uring, mode_flags[mode]);
+        *out_mode = (enum ht_ring_mode)mode;
+    }
+    return err;
+}
+
+static bool registers_memory(struct io_uring *uring)
+{
+    void *page;
+    bool works;
+
+    if (posix_memalign(&page, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
+        return false;
+    works = io_uring_register_buffers(uring, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0;
+    if (works)
+        io_uring_unregister_buffers(uring);
+    free(page);
+    return works;
+}
+
+static int probe_locked(void)
+{
+    struct ht_io_features f = {.mode = HT_RING_PLAIN};
+    struct io_uring uring;
+    int err = probe_mode(&uring, &f.mode);
+
+    if (err != 0)
+        return err;
+    if (operations_there(&uring))
+        f.memory = registers_memory(&uring);
+    else
+        err = -ENOSYS;
+    io_uring_queue_exit(&uring);
+    if (err == 0) {
+        features = f;
+        probed = true;
+        ht_debug("io_uring: %s, registered memory: %s", ht_ring_mode_word(f.mode), f.memory ? "yes" : "no");
+    }
+    return err;
+}
+
+int ht_io_features(struct ht_io_features *out)
+{
+    int err = 0;
+
+    ht_mutex_lock(&lock);
+    if (!probed)
+        err = probe_locked();
+    if (err == 0)
+        *out = features;
+    ht_mutex_unlock(&lock);
+    return err;
+}
+
+const char *ht_ring_mode_word(enum ht_ring_mode mode)
+{
+    static const char *const words[] = {"plain", "cooperative", "deferred"};
+
+    return words[mode];
+}
+
+/* ------------------------------------------------------------------- open */
+
+static enum ht_ring_mode allowed_mode(enum ht_ring_mode mode)
+{
+    bool not_deferred = ht_fault(HT_FAULT_IO_DEFERRED) != 0, not_cooperative = ht_fault(HT_FAULT_IO_COOPERATIVE) != 0;
+
+    if (mode == HT_RING_DEFERRED && not_deferred)
+        mode = HT_RING_COOPERATIVE;
+    return mode == HT_RING_COOPERATIVE && not_cooperative ? HT_RING_PLAIN : mode;
+}
+
+static int open_ring(struct io_uring *uring, unsigned depth, enum ht_ring_mode best)
+{
+    struct ht_io_features f;
+    int err = ht_fault(HT_FAULT_IO_RING);
+
+    if (err == 0)
+        err = ht_io_features(&f);
+    if (err != 0)
+        return err;
+    best = allowed_mode(best < f.mode ? best : f.mode);
+    return io_uring_queue_init(depth, uring, mode_flags[best] | IORING_SETUP_CLAMP);
+}
+
+int ht_uring_open(struct io_uring *uring, unsigned depth, enum ht_ring_mode best)
+{
+    int err = open_ring(uring, depth, best);
+
+    if (err != 0)
+        ht_error("io_uring cannot be used: %s (Linux 5.6 or newer is needed; see the sysctl kernel.io_uring_disabled, "
+                 "the limit on locked memory, and what a container forbids)",
+                 strerror(-err));
+    return err;
+}
+
+void ht_uring_close(struct io_uring *uring, bool settle)
+{
+    if (settle)
+        (void)io_uring_get_events(uring);
+    io_uring_queue_exit(uring);
+}
+
+/* ----------------------------------------------------------------- memory */
+
+/* How many pieces, or 0: too many. */
+static unsigned cut(const struct ht_pinned_area *areas, unsigned count, struct iovec *pieces, struct ht_uring_memory *m)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        m->area[i].base = (uintptr_t)areas[i].base;
+        m->area[i].bytes = areas[i].bytes;
+        m->area[i].first_piece = n;
+        for (uint64_t at = 0; at < areas[i].bytes; at += PIECE_BYTES) {
+            if (n == PIECES_MAX)
+                return 0;
+            pieces[n++] = (struct iovec){(char *)areas[i].base + at, ht_min_u64(PIECE_BYTES, areas[i].bytes - at)};
+        }
+    }
+    m->count = count;
+    return n;
+}
+
+bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *areas, unsigned count,
+                       struct ht_uring_memory *out_memory)
+{
+    struct ht_uring_memory m;
+    struct iovec *pieces;
+    unsigned n;
+    bool works;
+
+    if (count > HT_URING_AREAS_MAX || ht_fault(HT_FAULT_IO_REGISTER) != 0)
+        return false;
+    pieces = calloc(PIECES_MAX, sizeof(*pieces));
+    if (pieces == NULL)
+        return false;
+    n = cut(areas, count, pieces, &m);
+    works = n > 0 && io_uring_register_buffers(uring, pieces, n) == 0;
+    free(pieces);
+    if (works)
+        *out_memory = m;
+    return works;
+}
+
+int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t len)
+{
+    for (unsigned i = 0; i < m->count; i++) {
+        uint64_t at = base - m->area[i].base, bytes = m->area[i].bytes;
+
+        if (base < m->area[i].base || at >= bytes || len > bytes - at)
+            continue;
+        return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(m->area[i].first_piece + at / PIECE_BYTES) : -1;
+    }
+    return -1;
+}
