@@ -289,6 +289,19 @@ static void mounts(struct story *s)
     story_remount(s, true);
 }
 
+/* Each copy of the log drops out and comes back: one after the other has all. */
+static void lost_copies(struct story *s)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        story_lose_log(s, !i);
+        story_xattr(s, "a", 6 + i, BIG_NOTE);
+        story_fsync(s, "a");
+        story_rejoin_log(s);
+        story_write(s, "a", 3 + i, 0, SMALL);
+        story_fsync(s, "a");
+    }
+}
+
 const struct story_script story_scripts[] = {
     {"create", {"a", "b", "l"}, 512, 1, NULL, create},
     {"overwrite", {"a"}, 512, 1, synced_a, overwrite},
@@ -310,6 +323,8 @@ const struct story_script story_scripts[] = {
     {"log-full", {"a"}, 4096, 1, before_compaction, few_frames},
     {"log-wrap", {"a"}, 512, 1, before_wrap_around, few_frames},
     {"mount", {"model", "a"}, 512, 1, model, mounts},
+    {"rejoin", {"a"}, 512, 1, before_wrap_around, lost_copies},
+    {"two-rejoin", {"a"}, 4096, 2, synced_a, lost_copies},
     {"two-write", {"a"}, 512, 2, synced_a, overwrite},
     {"two-names", {"a b"}, 4096, 2, synced_a_b, rename_over},
     {"two-step", {"model", "a"}, 4096, 2, model, compaction_in_an_open_step},

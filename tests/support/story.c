@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tests/support/story.h"
+#include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 
 enum { PARAMS = 2, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };
@@ -466,6 +467,20 @@ void story_scrub(struct story *s, const char *name)
     ht_store_scrub_stats(s->k.store, &st);
     ck_assert_uint_eq(st.run_found, PLACES);
     ck_assert_uint_eq(st.run_repaired, PLACES);
+}
+
+void story_lose_log(struct story *s, unsigned copy)
+{
+    ht_fault_arm(HT_FAULT_JOURNAL_WRITE, copy + 1, false);
+    story_write(s, "a", 77, 0, 10);
+    story_fsync(s, "a");
+    ck_assert_uint_gt(ht_fault_passed(HT_FAULT_JOURNAL_WRITE), copy);
+    ht_fault_disarm_all();
+}
+
+void story_rejoin_log(struct story *s)
+{
+    ck_assert_int_eq(ht_store_rejoin_log(s->k.store), 0);
 }
 
 void story_fill(struct story *s, uint64_t leave)

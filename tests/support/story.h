@@ -77,6 +77,8 @@ void story_compact(struct story *s);
 void story_writeback(struct story *s); /* as memory pressure does */
 /* Damage on the first device, below the recorder: a superblock copy, a frame of a log copy, the first block of the name; and its repair. */
 void story_scrub(struct story *s, const char *name);
+void story_lose_log(struct story *s, unsigned copy); /* by one error; and it comes back */
+void story_rejoin_log(struct story *s);
 void story_remount(struct story *s, bool clean);
 /* Leave so many bytes of space only. */
 void story_fill(struct story *s, uint64_t leave);

@@ -14,12 +14,44 @@
 #include "tiering/journal/journal_priv.h"
 
 #include <assert.h>
+#include <time.h>
+
+/* A copy that is out is due to come back: first a compaction, then, also when that failed, the copy. */
+static bool rejoin_is_next_locked(struct ht_journal *j)
+{
+    if (!j->rejoin_at_ns || j->error || ht_now_ns() < j->rejoin_at_ns)
+        return false;
+    bool next = j->rejoin_next;
+    j->rejoin_next = !next;
+    j->poked = j->poked || !next;
+    return next;
+}
+
+static void wait_for_work_locked(struct ht_journal *j)
+{
+    struct timespec at = {(time_t)(j->rejoin_at_ns / 1000000000), (long)(j->rejoin_at_ns % 1000000000)};
+
+    if (!j->rejoin_at_ns || j->error)
+        ht_cond_wait(&j->compact, &j->lock);
+    else
+        (void)ht_cond_timedwait(&j->compact, &j->lock, &at);
+}
 
 bool ht_journal_compact_wait(struct ht_journal *j)
 {
     ht_mutex_lock(&j->lock);
-    while (!j->stopping && !ht_journal_compact_wanted_locked(j))
-        ht_cond_wait(&j->compact, &j->lock);
+    while (!j->stopping) {
+        if (rejoin_is_next_locked(j)) {
+            ht_mutex_unlock(&j->lock);
+            int rc = ht_journal_rejoin(j);
+            (void)rc; /* was told, and is tried again */
+            ht_mutex_lock(&j->lock);
+        } else if (ht_journal_compact_wanted_locked(j)) {
+            break;
+        } else {
+            wait_for_work_locked(j);
+        }
+    }
     bool wanted = !j->stopping;
     ht_mutex_unlock(&j->lock);
     return wanted;

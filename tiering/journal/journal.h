@@ -64,6 +64,11 @@ struct ht_journal_config {
      * durable. 0 or -errno, which closes the log. No lock is held; must not wait for the journal. May be NULL.
      */
     int (*copy_lost)(void *ctx, unsigned copy);
+    /*
+     * That copy has all again that is durable: record it, durably, before it is written again. 0 or -errno, which leaves it out. No lock is
+     * held; must not wait for the journal. May be NULL.
+     */
+    int (*copy_back)(void *ctx, unsigned copy);
     /* Frames up to lsn are durable. No lock is held; called in order; must not wait for the journal. */
     void (*durable)(void *ctx, uint64_t lsn);
 };
@@ -133,6 +138,11 @@ int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_CHECK;
 uint64_t ht_journal_durable(const struct ht_journal *j);
 /* This copy is written: it is there and has not dropped out. */
 bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy);
+/*
+ * Bring a copy that dropped out up to the other one, and write it again from now on; beside everything else the log does. What
+ * compact_wait does by itself some time after the failure, later each time that it fails. -ENOENT: none is out. Else -errno: it stays out.
+ */
+int ht_journal_rejoin(struct ht_journal *j) HT_CHECK;
 /* Nothing is appended or becomes durable any more. */
 bool ht_journal_failed(const struct ht_journal *j);
 /* The lowest lsn that an append made from now on can get; which it really got, only the append says. */
@@ -165,7 +175,8 @@ void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out);
 
 /*
  * Compaction, driven by one thread of the store:
- *   wait   blocks until compaction is wanted (or asked for by poke); false when the journal is stopping
+ *   wait   blocks until compaction is wanted (or asked for by poke); false when the journal is stopping. Meanwhile it brings up
+ *          copies that dropped out
  *   begin  writes the begin mark; the same thread then appends the live state in slices, each inside its own
  *          transaction. Slices should be 32 KiB or larger. wait_room and try_room let this thread pass.
  *   end    writes the end mark, makes all durable, returns the new start;

@@ -12,6 +12,7 @@
  *   compact.c  begin, end, release
  *   scrub.c    reading the copies again
  *   mend.c     two damaged copies: each by the other
+ *   rejoin.c   a copy that dropped out comes back
  */
 #ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
 #define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
@@ -164,7 +165,10 @@ struct ht_journal {
     /* Written by the holder of the writing token, under the lock; read by anyone under it. */
     bool writing;
     struct ht_log_copy copy[HT_LOG_COPIES];
-    bool lost[HT_LOG_COPIES]; /* dropped out, and not recorded yet */
+    bool lost[HT_LOG_COPIES];           /* dropped out, and not recorded yet */
+    uint64_t rejoin_at_ns, rejoined_ns; /* when to try to have it back, 0: all are there; when the last one came back */
+    unsigned rejoin_tries;
+    bool rejoin_next; /* the compaction before it was asked for */
     uint64_t end_pos, written_seq, written_checksum;
     uint64_t durable_seq;
     uint64_t told_seq; /* the durable callback has returned for it */
@@ -213,12 +217,18 @@ unsigned ht_journal_copies_locked(const struct ht_journal *j);
 void ht_journal_write_next_locked(struct ht_journal *j);
 /* Make copy `to` equal to copy `from` between two positions; drops it on failure. The caller holds the writing token, no lock. */
 void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos);
+/* A copy has all up to end_pos: what it had behind that must not continue the chain later. Needs the token. */
+int ht_journal_cut_behind(struct ht_journal *j, const struct ht_log_copy *to, uint64_t start_pos,
+                          uint64_t end_pos) HT_CHECK;
 /* Have it recorded that copies dropped out. Needs the token, no lock. */
 int ht_journal_record_lost(struct ht_journal *j) HT_CHECK;
 /* Durable_seq has grown: call the client. Needs the token; the lock is dropped meanwhile. */
 void ht_journal_tell_durable_locked(struct ht_journal *j);
 void ht_journal_token_take_locked(struct ht_journal *j);
 void ht_journal_token_release_locked(struct ht_journal *j);
+
+/* rejoin.c: a copy has dropped out. */
+void ht_journal_plan_rejoin_locked(struct ht_journal *j);
 
 /* room.c */
 uint64_t ht_journal_claim_limit(uint64_t log_bytes);

@@ -7,8 +7,8 @@
  * durable callback; then the token is given back. The callback runs under the token so
  * that callbacks come in order.
  *
- * A copy whose device fails a write or a flush drops out: it is not written again in this mount, and is stale from
- * then on; that is recorded (copy_lost) before a frame that it lacks counts as durable. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
+ * A copy whose device fails a write or a flush drops out: it is stale from then on, until it has been brought up
+ * (rejoin.c); that is recorded (copy_lost) before a frame that it lacks counts as durable. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
  * any more.
  *
  * Split mode (room.c): the kept copy is left as it is, all frames go to the other.
@@ -57,6 +57,7 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
     if (!j->first_error)
         j->first_error = -EIO; /* whatever the device says: its being full is not our log's */
     unsigned left = ht_journal_copies_locked(j);
+    ht_journal_plan_rejoin_locked(j);
     ht_mutex_unlock(&j->lock);
     if (dev) {
         struct ht_event_about about = {.device = ht_dev_name(dev), .offset = j->copy[i].offset, .error = error};
@@ -290,16 +291,15 @@ static int copy_range(struct ht_journal *j, unsigned from, unsigned to, uint64_t
     return 0;
 }
 
-/* What the copy had behind the end must not continue the chain later. */
-static int cut_behind(struct ht_journal *j, unsigned to, uint64_t start_pos, uint64_t end_pos)
+int ht_journal_cut_behind(struct ht_journal *j, const struct ht_log_copy *to, uint64_t start_pos, uint64_t end_pos)
 {
     uint64_t offset;
 
     if (end_pos - start_pos >= j->log_bytes)
         return 0;
     memset(j->piece, 0, HT_BLOCK_BYTES);
-    (void)ht_log_piece(&j->copy[to], end_pos, HT_BLOCK_BYTES, &offset);
-    return ht_dev_write(j->copy[to].dev, offset, j->piece, HT_BLOCK_BYTES);
+    (void)ht_log_piece(to, end_pos, HT_BLOCK_BYTES, &offset);
+    return ht_dev_write(to->dev, offset, j->piece, HT_BLOCK_BYTES);
 }
 
 void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos)
@@ -310,7 +310,7 @@ void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_
     if (rc == 0)
         rc = copy_range(j, from, to, start_pos, end_pos);
     if (rc == 0)
-        rc = cut_behind(j, to, start_pos, end_pos);
+        rc = ht_journal_cut_behind(j, &j->copy[to], start_pos, end_pos);
     if (rc == 0)
         rc = ht_dev_flush(j->copy[to].dev);
     if (rc)

@@ -128,9 +128,10 @@ void *ht_compaction_main(void *arg)
 {
     struct ht_store *s = arg;
     while (ht_journal_compact_wait(s->journal))
-        while (ht_store_compact(s) && !s->failed && !s->stopping) {
+        if (ht_store_compact(s) && !s->failed && !s->stopping) {
             const struct timespec pause = {.tv_nsec = 100000000};
             nanosleep(&pause, NULL); /* short of memory, say: others wait for the room it makes */
+            ht_journal_compact_poke(s->journal);
         }
     return NULL;
 }

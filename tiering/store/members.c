@@ -233,6 +233,29 @@ int ht_store_copy_lost(void *ctx, unsigned copy)
     return rc;
 }
 
+int ht_store_copy_back(void *ctx, unsigned copy)
+{
+    struct ht_store *s = ctx;
+    uint32_t device = 1u << s->sb.log_device[copy];
+
+    if (s->sb.log_device[0] == s->sb.log_device[1])
+        return 0;
+    ht_mutex_lock(&s->super_lock);
+    s->super_failed &= ~device; /* its superblock may be written again, too; if not, it is left behind anew */
+    s->part |= device;
+    ht_members_take_part(&s->sb, s->part);
+    int rc = ht_store_write_super(s);
+    if (rc == 0 && !(s->part & device))
+        rc = -EIO;
+    ht_mutex_unlock(&s->super_lock);
+    return rc;
+}
+
+int ht_store_rejoin_log(struct ht_store *s)
+{
+    return ht_journal_rejoin(s->journal);
+}
+
 /* ------------------------------------------------------------------- epoch */
 
 static uint32_t present(const struct ht_store *s)

@@ -164,6 +164,7 @@ static struct ht_journal_config journal_config(struct ht_store *s)
         .give_up = s->opts.repair,
         .before_write = ht_flush_before_frame,
         .copy_lost = ht_store_copy_lost,
+        .copy_back = ht_store_copy_back,
         .durable = log_durable,
     };
     ht_host_ids(c.host_id, c.boot_id);

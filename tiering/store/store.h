@@ -414,6 +414,8 @@ int ht_writeback_now(struct ht_store *s) HT_CHECK;
 void ht_store_read_ahead(struct ht_store *s);
 /* With no_threads: one whole compaction now. WAITS. */
 int ht_store_compact(struct ht_store *s) HT_CHECK;
+/* A copy of the log that dropped out is brought up and written again, as a thread does some time after. -ENOENT: none is out. WAITS. */
+int ht_store_rejoin_log(struct ht_store *s) HT_CHECK;
 
 /* The checksum of a stored chunk: what a reference carries. Any thread. */
 uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len);

@@ -404,6 +404,8 @@ int ht_store_write_super(struct ht_store *s) HT_CHECK;
 void ht_store_tell_missing(struct ht_store *s);
 /* The journal's copy_lost. */
 int ht_store_copy_lost(void *ctx, unsigned copy);
+/* The journal's copy_back. */
+int ht_store_copy_back(void *ctx, unsigned copy);
 
 /* allocate.c */
 /* Give back what is promised but for the first keep_bytes of the chunk. */

@@ -47,6 +47,7 @@ struct kv {
     uint64_t last_durable; /* what the callback said */
     int before_write_error;
     unsigned before_writes;
+    int (*copy_back)(void *ctx, unsigned copy);
 };
 
 static inline struct ht_dev *kv_new_dev(void)
@@ -186,6 +187,7 @@ static inline int kv_open(struct kv *kv, bool force, unsigned missing)
                                   .ctx = kv,
                                   .replay = kv_replay,
                                   .before_write = kv_before_write,
+                                  .copy_back = kv->copy_back,
                                   .durable = kv_durable};
     for (unsigned i = 0; i < 2; i++) {
         c.dev[i] = missing & 1u << i ? NULL : kv->dev[i];

@@ -265,19 +265,73 @@ START_TEST(a_member_that_stops_taking_writes_is_left_behind)
 }
 END_TEST
 
-START_TEST(a_member_left_behind_does_not_stand_for_the_store)
+/* Only the log writes. */
+static void log_something(void)
 {
-    make();
-    ht_dev_fail(devs[1], HT_IO_WRITE, 1, false);
     struct ht_tx *tx;
-    struct ht_obj *o = object(HT_CHUNK_BYTES, 0); /* only the log writes */
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_publish(o, tx);
     uint64_t lsn;
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-    ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
     ht_obj_put(o);
+}
+
+static void lose_log_of(unsigned member)
+{
+    ht_dev_fail(devs[member], HT_IO_WRITE, 1, false);
+    log_something();
+    ck_assert_int_eq(device(member).log, HT_LOG_COPY_LOST);
+}
+
+START_TEST(a_member_that_was_left_behind_takes_part_again)
+{
+    make();
+    for (unsigned i = 0; i < 4; i++) { /* one error after the other, on both */
+        lose_log_of(i % 2);
+        log_something();
+        ck_assert_int_eq(ht_store_rejoin_log(s), 0);
+        ck_assert_int_eq(device(i % 2).log, HT_LOG_COPY_WRITTEN);
+        log_something();
+    }
+    if (_i)
+        unmount();
+    else
+        ht_store_close(s);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(try_mount(1u << i, true), 0);
+        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
+        unmount();
+        ck_assert_int_eq(try_mount(3, true), 0);
+        unmount();
+    }
+    end();
+}
+END_TEST
+
+/* Its superblock cannot be written: it stays behind, and the other one goes on. */
+START_TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
+{
+    make();
+    lose_log_of(1);
+    ht_dev_fail(devs[1], HT_IO_WRITE, 3, true); /* behind the log and the end of it */
+    ck_assert_int_eq(ht_store_rejoin_log(s), -EIO);
+    ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
+    log_something();
+    ht_store_close(s);
+    ht_dev_fail(devs[1], HT_IO_WRITE, 0, false);
+    ck_assert_int_eq(try_mount(2, true), -ESTALE);
+    ck_assert_int_eq(try_mount(3, false), 0);
+    unmount();
+    end();
+}
+END_TEST
+
+START_TEST(a_member_left_behind_does_not_stand_for_the_store)
+{
+    make();
+    lose_log_of(1);
     ht_store_close(s);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(1, true), 0);
@@ -580,6 +634,8 @@ int main(void)
     tcase_add_test(t, members_that_changed_apart_are_refused);
     tcase_add_loop_test(t, a_member_that_stops_taking_writes_is_left_behind, 0, 4);
     tcase_add_test(t, a_member_left_behind_does_not_stand_for_the_store);
+    tcase_add_loop_test(t, a_member_that_was_left_behind_takes_part_again, 0, 2);
+    tcase_add_test(t, a_member_whose_return_cannot_be_recorded_stays_behind);
     tcase_add_test(t, a_bad_place_is_not_used_again);
     tcase_add_test(t, a_staged_update_goes_elsewhere_too);
     tcase_add_test(t, a_range_stays_together);
