@@ -35,7 +35,6 @@ struct rejoining {
     unsigned from_index, to_index;
     uint64_t epoch, start_pos, end_pos; /* of the log when it was last looked at */
     struct ht_journal_start next;       /* the first frame that is not copied */
-    struct ht_ring *ring;
     struct ht_log_scanner scanner;
 };
 
@@ -200,16 +199,13 @@ static int rejoin_one(struct rejoining *r)
         return rc;
     rc = ht_fault(HT_FAULT_JOURNAL_REFILL);
     if (rc == 0)
-        rc = ht_ring_new(HT_JOURNAL_IOS, &r->ring);
-    if (rc == 0)
-        rc = ht_log_reader_init(&r->scanner.reader, r->ring);
+        rc = ht_log_reader_init(&r->scanner.reader, r->j->config.rings);
     if (rc == 0)
         rc = copy_live(r);
     if (rc == 0)
         rc = finish(r);
     ht_log_reader_destroy(&r->scanner.reader);
     free(r->scanner.frame.data);
-    ht_ring_free(r->ring);
     tell(r, rc);
     return rc;
 }
