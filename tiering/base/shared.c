@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shared.c - see shared.h. A memfd, mapped whole; again, twice as large, when it outgrows its mapping. No shared state. */
+/*
+ * shared.c - see shared.h. A memfd, mapped whole; again, twice as large, when it outgrows its mapping. No shared state.
+ *
+ * Huge pages are used where the file has all of one: the last one would take 2 MiB for whatever is left.
+ */
 #include "tiering/base/shared.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/mem.h"
@@ -39,7 +43,6 @@ static int map_more(struct ht_shared *m, uint64_t bytes)
     base = map_aligned(m->fd, want);
     if (!base)
         return -ENOMEM;
-    madvise(base, want, MADV_HUGEPAGE);
     madvise(base, want, MADV_DONTDUMP);
     if (m->nodes)
         ht_nodes_prefer(m->nodes, m->near, base, want);
@@ -47,7 +50,19 @@ static int map_more(struct ht_shared *m, uint64_t bytes)
         m->locked_bytes += want;
     m->map[m->maps].base = base;
     m->map[m->maps++].bytes = want;
+    m->huge_bytes = 0;
     return 0;
+}
+
+static void choose_pages(struct ht_shared *m)
+{
+    uint64_t huge = m->bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, before = m->huge_bytes;
+
+    if (huge > before)
+        madvise(ht_shared_at(m, before), huge - before, MADV_HUGEPAGE);
+    else if (huge < before)
+        madvise(ht_shared_at(m, huge), before - huge, MADV_NOHUGEPAGE);
+    m->huge_bytes = huge;
 }
 
 int ht_shared_resize(struct ht_shared *m, uint64_t bytes)
@@ -60,12 +75,14 @@ int ht_shared_resize(struct ht_shared *m, uint64_t bytes)
         err = map_more(m, ht_max_u64(bytes, 1));
     if (!err && ftruncate(m->fd, (off_t)bytes))
         err = -errno;
-    if (!err)
-        m->bytes = bytes;
-    return err;
+    if (err)
+        return err;
+    m->bytes = bytes;
+    choose_pages(m);
+    return 0;
 }
 
-int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, bool populate)
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes)
 {
     int err;
 
@@ -73,8 +90,6 @@ int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, bool p
     if (m->fd < 0)
         return -errno;
     err = ht_shared_resize(m, bytes);
-    if (!err && populate && bytes)
-        err = ht_mem_populate((char *)ht_shared_at(m, 0), bytes);
     if (err)
         ht_shared_close(m);
     return err;

@@ -15,6 +15,7 @@ enum { HT_SHARED_MAPS_MAX = 32 }; /* each at least twice the one before: more th
 struct ht_shared {
     int fd;
     uint64_t bytes;               /* of the file */
+    uint64_t huge_bytes;          /* the first ones, whole huge pages of the file */
     const struct ht_nodes *nodes; /* the owner's, or NULL; where its pages come from */
     int near;
     uint64_t locked_bytes; /* of mappings; may be more than the file has */
@@ -26,10 +27,10 @@ struct ht_shared {
 };
 
 /*
- * Zeros, all of them there at once (populate) or when they are touched, locked where the limits allow. -ENOMEM
+ * Zeros, which get memory when they are touched (ht_mem_populate: at once), locked where the limits allow. -ENOMEM
  * m->nodes and m->near, a place in them, are the caller's to set before.
  */
-int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes, bool populate) HT_CHECK;
+int ht_shared_open(struct ht_shared *m, const char *name, uint64_t bytes) HT_CHECK;
 void ht_shared_close(struct ht_shared *m);
 /* Growing: the new part is zeros that get memory when they are touched. Shrinking cannot fail. */
 int ht_shared_resize(struct ht_shared *m, uint64_t bytes) HT_CHECK;

@@ -74,6 +74,20 @@ int ht_handed_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     return 0;
 }
 
+/* Without memory a store would end the process. Of a scratch object's the file is to tell whether anybody touched it. */
+int ht_handed_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+{
+    char *memory = (char *)chunk_memory(o, index);
+    uint32_t bytes = bytes_in_file(o, index);
+    assert(c->exclusive);
+    if (!bytes || o->obj_class == HT_CLASS_SCRATCH)
+        return 0;
+    ht_store_unlock(o->s);
+    int rc = ht_mem_populate(memory, bytes);
+    ht_store_lock(o->s);
+    return rc;
+}
+
 /* An ordinary image moves into the file, dirty or not. Lock and chunk held. */
 static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
@@ -119,8 +133,10 @@ static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
         return 0;
     if ((c->flags & CH_BAD) || (!guest && ref && ht_ref_lost(ref)))
         return -EIO;
-    if (c->slot != HT_SLOT_NONE && !guest)
-        return move_in(o, c, index);
+    if (!guest)
+        rc = ht_handed_populate(o, c, index);
+    if (rc || (c->slot != HT_SLOT_NONE && !guest))
+        return rc ? rc : move_in(o, c, index);
     if (!guest) {
         rc = ht_handed_attach(o, c, index);
         if (!rc && clear)
@@ -499,8 +515,7 @@ static int make_memory(struct ht_obj *o)
     h->memory.nodes = &s->nodes;
     h->memory.near = ht_obj_near_all(o);
     ht_store_unlock(s);
-    bool scratch = o->obj_class == HT_CLASS_SCRATCH;
-    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size, !scratch);
+    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size);
     ht_store_lock(s);
     if (!rc && (o->handed || o->size != size || !may_go_out(o))) {
         ht_shared_close(&h->memory);

@@ -83,7 +83,9 @@ static void start(struct reads *all, struct ht_chunk *c, uint64_t index)
 {
     struct ht_obj *o = all->o;
     struct ht_store *s = o->s;
-    int rc = ht_handed_attach(o, c, index);
+    int rc = ht_handed_populate(o, c, index); /* what was asked for before is being read meanwhile */
+    if (!rc)
+        rc = ht_handed_attach(o, c, index);
     if (rc) {
         all->error = rc;
         ht_chunk_unlock_exclusive(s, c);

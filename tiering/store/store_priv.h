@@ -519,6 +519,8 @@ int ht_handed_init(struct ht_store *s) HT_CHECK; /* no lock */
 bool ht_handed_stores(const struct ht_obj *o);   /* of any object */
 /* The chunk, held exclusively, gets its image there; valid only if it is a hole. -ENOMEM */
 int ht_handed_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
+/* Memory for the chunk, which the caller holds exclusively. Lock held, let go meanwhile. -ENOMEM */
+int ht_handed_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_CHECK;
 /* handout_fill.c: read what has no image, before anybody outside has the memory. The lock is let go meanwhile. */
 int ht_handed_read_in(struct ht_obj *o) HT_CHECK;
 /* Every chunk gets one. Of any object; the lock may be let go. */
