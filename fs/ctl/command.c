@@ -45,7 +45,7 @@ static int prefetch_or_evict(struct ht_ctl *c, uint64_t ino, bool prefetch)
     if (r)
         return r;
     if (prefetch) {
-        r = ht_obj_prefetch(obj);
+        r = ht_ctl_prefetch(c, ino, obj);
     } else {
         r = ht_obj_writeback(obj);
         ht_obj_evict(obj);

@@ -137,6 +137,13 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
     }
 }
 
+int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
+{
+    const struct ht_ctl_cache *cache = c->cache;
+
+    return cache && cache->bring(cache->ctx, ino, obj) ? 0 : ht_obj_prefetch(obj);
+}
+
 /* -------------------------------------------------------------------- life */
 
 int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)

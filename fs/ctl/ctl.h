@@ -44,6 +44,8 @@ struct ht_ctl_cache {
     void (*drop_name)(void *ctx, uint64_t parent, const char *name);
     /* What clients have stored into their window of this gradient (ht_hidden_gradient), with a reference; NULL: nobody has one. No waiting. */
     struct ht_obj *(*mapped)(void *ctx, uint64_t gradient);
+    /* Bring a file's content to where its next opener will have it. False: to no other place than to the store's own. WAITS. */
+    bool (*bring)(void *ctx, uint64_t ino, struct ht_obj *obj);
 };
 /* NULL: nobody does. */
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);

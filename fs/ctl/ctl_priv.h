@@ -62,6 +62,8 @@ void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);
 /* Tell the cache of everything an abort left stale. No lock held. */
 void ht_ctl_drop_stale(struct ht_ctl *c);
+/* A file's content into memory, where its next opener will look for it. WAITS. */
+int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_CHECK;
 /* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */
 int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_CHECK;
 

@@ -147,7 +147,7 @@ static int set_pin(const struct request *q)
 
     if (r || !q->len || ht_ns_open(q->ctl->ns, q->ino, &obj))
         return r;
-    r = ht_obj_prefetch(obj);
+    r = ht_ctl_prefetch(q->ctl, q->ino, obj);
     ht_ns_close(q->ctl->ns, q->ino);
     return r;
 }

@@ -152,8 +152,9 @@ void ht_handout_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t paren
 void ht_handout_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
 void ht_handout_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags, struct fuse_file_info *fi);
 void ht_handout_hidden_close(struct ht_fuse *f, uint64_t ino);
-struct ht_obj *ht_handout_mapped(void *fuse, uint64_t ino); /* ht_ctl_cache.mapped */
-void ht_handout_finish(struct ht_fuse *f);                  /* when the connection has ended */
+struct ht_obj *ht_handout_mapped(void *fuse, uint64_t ino);          /* ht_ctl_cache.mapped */
+bool ht_handout_bring(void *fuse, uint64_t ino, struct ht_obj *obj); /* ht_ctl_cache.bring */
+void ht_handout_finish(struct ht_fuse *f);                           /* when the connection has ended */
 
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);

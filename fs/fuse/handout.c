@@ -100,15 +100,15 @@ static bool is_pinned(struct ht_fuse *f, uint64_t ino)
     return ht_ns_getxattr(f->ns, ino, HT_XATTR_PREFIX "pin", value, sizeof(value)) == 4 && !memcmp(value, "dram", 4);
 }
 
-static bool wanted(struct ht_fuse *f, const struct ht_handed_file *e, const struct ht_open *o,
-                   const struct fuse_file_info *fi)
+/* others: that have it open. */
+static bool wanted(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, unsigned others, bool direct)
 {
     const struct ht_handout_case c = {
-        .parameter = ht_ctl_param(f->ctl, o->ino) != 0,
-        .pinned = is_pinned(f, o->ino),
-        .direct = fi->direct_io,
-        .bytes = ht_obj_size(o->obj),
-        .opens = e->opens - 1,
+        .parameter = ht_ctl_param(f->ctl, ino) != 0,
+        .pinned = is_pinned(f, ino),
+        .direct = direct,
+        .bytes = ht_obj_size(obj),
+        .opens = others,
     };
 
     return ht_handout_wanted(&c);
@@ -160,7 +160,7 @@ int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi
     if (!e)
         return -ENOMEM;
     o->handed = e;
-    if (!e->out && wanted(f, e, o, fi) && ht_handed_pass(req, e, o->obj, stores))
+    if (!e->out && wanted(f, o->ino, o->obj, e->opens - 1, fi->direct_io) && ht_handed_pass(req, e, o->obj, stores))
         f->traffic->handout_fallbacks++;
     if (e->out && stores && !e->stores) {
         r = ht_obj_expect_stores(e->obj);
@@ -172,6 +172,39 @@ int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi
     }
     ht_handed_leave(f, e);
     return r;
+}
+
+/* The entry of a file that is not out; busy, so that it stays so. */
+static struct ht_handed_file *take_ordinary(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_handed_file *e;
+
+    ht_mutex_lock(&f->handout.lock);
+    e = ht_handed_find(f, ino);
+    if (!e)
+        e = ht_handed_make(f, ino);
+    if (e && (e->out || e->busy))
+        e = NULL;
+    if (e)
+        e->busy = true;
+    ht_mutex_unlock(&f->handout.lock);
+    return e;
+}
+
+bool ht_handout_bring(void *fuse, uint64_t ino, struct ht_obj *obj)
+{
+    struct ht_fuse *f = fuse;
+    struct ht_handed_file *e = f->handout.on ? take_ordinary(f, ino) : NULL;
+    bool done;
+    int fd;
+
+    if (!e)
+        return false;
+    done = wanted(f, ino, obj, e->opens, false) && ht_obj_hand_out(obj, &fd) == 0;
+    if (done)
+        ht_obj_hand_back(obj);
+    ht_handed_leave(f, e);
+    return done;
 }
 
 bool ht_handout_is_out(const struct ht_open *o)

@@ -245,8 +245,11 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->ns = ht_ctl_ns(ctl);
     f->optim = ht_ctl_optim(ctl);
     f->traffic = ht_ctl_traffic(ctl);
-    f->cache =
-        (struct ht_ctl_cache){.ctx = f, .drop_data = drop_data, .drop_name = drop_name, .mapped = ht_handout_mapped};
+    f->cache = (struct ht_ctl_cache){.ctx = f,
+                                     .drop_data = drop_data,
+                                     .drop_name = drop_name,
+                                     .mapped = ht_handout_mapped,
+                                     .bring = ht_handout_bring};
     f->single_thread = opts->single_thread;
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;

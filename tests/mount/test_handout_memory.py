@@ -90,6 +90,40 @@ def test_memory_goes_with_the_mapping_and_not_before(handing):
         assert memory_of(handing.daemon) == stat(handing.point, 'handed_bytes') <= 16 * MIB
 
 
+# ------------------------------------------------------------------------ prefetch
+
+
+def test_prefetch_brings_it_to_where_it_is_handed_out(handing, root):
+    handing.unmount()
+    handing.mount('dram=48M', 'handout=16M')
+    command(root, 'prefetch w')
+    assert stat(handing.point, 'handed_bytes') == memory_of(handing.daemon) == -(-PARAM // 4096) * 4096
+    before = stat(handing.point, 'device_read_bytes')
+    with mapped(root / 'w') as m:
+        assert m[:] == ONE * (PARAM // 4)
+        command(root, 'prefetch w')     # it is there
+        assert stat(handing.point, 'device_read_bytes') == before
+        m[:4] = HALF
+    command(root, 'prefetch w')
+    command(root, 'commit')
+    command(root, 'evict w')
+    command(root, 'prefetch w')
+    assert floats((root / 'w').read_bytes()[:8]).tolist() == [0.5, 1.0]
+
+
+def test_prefetch_of_what_is_not_handed_out(handing):
+    """Too large for the share, or open in the ordinary way: into the tier, as far as there is room."""
+    model = make_model(handing.point, large=20 * MIB, open=2 * MIB)
+    handing.unmount()
+    handing.mount('dram=48M', 'handout=16M')
+    fd = os.open(model / 'open', os.O_RDONLY | os.O_DIRECT)
+    for name, size in ('large', 20 * MIB), ('open', 2 * MIB):
+        command(model, f'prefetch {name}')
+        assert int(os.getxattr(model / name, 'user.hitrain.resident_bytes')) == size
+    assert stat(handing.point, 'handed_files') == stat(handing.point, 'handout_fallbacks') == 0
+    os.close(fd)
+
+
 # ----------------------------------------------------------------------- fallbacks
 
 
