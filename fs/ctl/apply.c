@@ -3,7 +3,8 @@
  * apply.c - the command `apply`: what was written to a gradient joins the step.
  *
  * A client that stores into its window of a gradient has told nobody what it stored: the window, if there is one, counts as a
- * whole, and is written to the gradient here. What was written with calls is queued as it is.
+ * whole, and is written to the gradient here. It is zeros then, as a gradient that was written is after its step: the same bytes
+ * cannot get into two steps. What was written with calls is queued as it is.
  */
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden.h"
@@ -42,7 +43,7 @@ static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
         ht_grad_release(g);
     }
     ht_ns_close(c->ns, ino);
-    return r;
+    return r ? r : ht_obj_punch(window, 0, ht_obj_size(window));
 }
 
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)

@@ -136,3 +136,23 @@ def test_parameter_removed_beside_its_window(handing, root):
         with pytest.raises(OSError):
             command(root, 'apply w')
     wait_for(lambda: stat(handing.point, 'handed_files') == 0, 'window given back')
+
+
+def test_stored_gradient_belongs_to_one_step(handing, root):
+    """apply leaves zeros, as a gradient has that was written with calls and used: nothing is applied twice."""
+    with grad_window(root, 'w') as g, mapped(root / 'w', os.O_RDONLY) as w:
+        g[:] = ONE * (PARAM // 4)
+        command(root, 'apply w')
+        assert g[:] == bytes(PARAM)
+        command(root, 'commit')
+        command(root, 'apply w')
+        command(root, 'commit')
+        assert set(floats(w[:])) == {0.5}
+        g[4:8] = ONE                # what is not stored is zero
+        command(root, 'apply w')
+        command(root, 'commit')
+        assert floats(w[:12]).tolist() == [0.5, 0.0, 0.5]
+        g[:4] = ONE
+        with pytest.raises(OSError):
+            command(root, 'apply nobody')
+        assert g[:4] == ONE         # nothing has taken it
