@@ -16,6 +16,15 @@ PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or BUILD / 'bin')
 SECONDS_MAX = 60
 
 
+def machine():
+    """The processor, its cores, memory, kernel: what figures are of."""
+    with open('/proc/cpuinfo') as f:
+        model = next((line.split(':', 1)[1].strip() for line in f if line.startswith('model name')), os.uname().machine)
+    with open('/proc/meminfo') as f:
+        gib = int(f.readline().split()[1]) / (1 << 20)
+    return f'{model}, {os.cpu_count()} processors, {gib:.0f} GiB, Linux {os.uname().release}'
+
+
 def give_up(why):
     sys.exit(f'{pathlib.Path(sys.argv[0]).name}: {why}')
 

@@ -12,8 +12,9 @@ import json
 import os
 import time
 
+import path_handed
 import path_report
-from common import BUILD, begin
+from common import BUILD, begin, machine
 from path_report import rate
 from path_sides import GIB, MIB, Devices, Hitrain, Minimal, Raw, Tmpfs, Xfs, make_tensors, processor_s
 
@@ -38,7 +39,7 @@ class Set:
 
 SETS = [Set('64 KiB', 64 * KIB, 64 * MIB), Set('1 MiB', MIB, 256 * MIB), Set('8 MiB', 8 * MIB, 256 * MIB),
         Set('64 MiB', 64 * MIB, 256 * MIB), Set('1 GiB', GIB, GIB)]
-EIGHT = SETS[2]
+EIGHT, COUNTED = SETS[2:4]
 HOT_SETS = [s for s in SETS if s.name != '64 MiB']
 ONE = Set('256 MiB', 256 * MIB, 256 * MIB)
 SWAPPED = Set('swapped', 8 * MIB, 512 * MIB)
@@ -49,7 +50,7 @@ SWAPPED_DRAM = '256M'
 class Bench:
     def __init__(self, args, folder):
         self.args, self.rows, self.began = args, [], time.monotonic()
-        sizes = {'raw': 1 * GIB, 'xfs': 3 * GIB, 'hitrain': 6 * GIB}
+        sizes = {'raw': 1 * GIB, 'xfs': 3 * GIB, 'hitrain': 8 * GIB}
         self.devices = Devices(folder, sizes, args.limit)
         self.raw = Raw(self.devices, folder / 'raw')
         self.xfs = Xfs(self.devices, folder / 'xfs')
@@ -67,6 +68,7 @@ class Bench:
         make_tensors(self.hitrain, [*SETS, ONE, SWAPPED])
         (self.hitrain.point / SCRATCH.folder).mkdir()
         os.setxattr(self.hitrain.point / SCRATCH.folder, 'user.hitrain.class', b'scratch')
+        path_handed.make(self.hitrain, SETS)
 
     def said(self, text):
         print(f'  {time.monotonic() - self.began:5.0f} s  {text}', flush=True)
@@ -184,15 +186,23 @@ class Bench:
         time.sleep(IDLE_S)
         self.add(0, 'idle', f'{IDLE_S} s', 'hitrain', {'cpu_s': processor_s(self.hitrain.daemon.pid) - before})
 
+    def count_calls(self, cell, side, way, folder, **options):
+        count, names = side.system_calls(way, folder, **COUNTED.words(), **options)
+        self.add(0, 'calls', cell, side.name, {'per_gib': count, 'names': names})
+
     def calls(self):
-        self.hitrain.remount(COLD_DRAM)
-        for way in 'read', 'write':
-            for direct in 1, 0:
-                for side in self.hitrain, self.cold_minimal:
-                    side.make_cold()
-                    count, names = side.system_calls(way, SETS[3].folder, **SETS[3].words(), direct=direct)
-                    cell = f'{way} {"O_DIRECT" if direct else "buffered"} {SETS[3].name}'
-                    self.add(0, 'calls', cell, side.name, {'per_gib': count, 'names': names})
+        for heat, dram, minimal in ('cold', COLD_DRAM, self.cold_minimal), ('hot', HOT_DRAM, self.hot_minimal):
+            self.hitrain.remount(dram)
+            for way in 'read', 'write':
+                for direct in 1, 0:
+                    for side in self.hitrain, minimal:
+                        if heat == 'cold':
+                            side.make_cold()
+                        else:
+                            side.measure(way, COUNTED.folder, **COUNTED.words(), direct=direct)
+                        self.count_calls(f'{heat} {way} {"O_DIRECT" if direct else "buffered"}', side, way, COUNTED.folder,
+                                         direct=direct)
+        path_handed.calls(self, COUNTED)
 
     def many(self):
         """The same with as many tensors in the store as there are, and with MANY more."""
@@ -219,13 +229,17 @@ class Bench:
         def wanted(part):
             return not self.args.only or part in self.args.only.split(',')
         repeated = {'cold': self.cold, 'hot': self.hot, 'swapping': self.swapping, 'clients': self.concurrency,
-                    'small': self.small_beside_stream}
+                    'small': self.small_beside_stream,
+                    'handed': lambda n: path_handed.reading(self, SETS, n),
+                    'prefetch': lambda n: path_handed.prefetching(self, SETS, n)}
         for run in range(self.args.runs):
             for part, measure in repeated.items():
                 if wanted(part):
                     measure(run)
                     self.said(f'run {run + 1} of {self.args.runs}: {part}')
-        for part, measure in {'idle': self.idle, 'calls': self.calls, 'tensors': self.many}.items():
+        once = {'step': lambda: path_handed.stepping(self, SETS), 'idle': self.idle, 'calls': self.calls,
+                'tensors': self.many}
+        for part, measure in once.items():
             if wanted(part):
                 measure()
                 self.said(part)
@@ -235,7 +249,7 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way')
-    p.add_argument('--only', default='', help='some of cold,hot,swapping,clients,small,idle,calls,tensors')
+    p.add_argument('--only', default='', help='some of cold,hot,swapping,clients,small,handed,prefetch,step,idle,calls,tensors')
     return p.parse_args()
 
 
@@ -243,12 +257,13 @@ def main():
     args = parse_args()
     out = BUILD / 'bench/path.jsonl'
     folder = begin('path')
-    print(f'bench-path: {args.runs} runs, devices limited to {args.limit / MIB:.0f} MiB/s each way', flush=True)
+    print(f'bench-path: {args.runs} runs, devices limited to {args.limit / MIB:.0f} MiB/s each way\n  on {machine()}', flush=True)
     bench = Bench(args, folder)
     bench.said('devices, file systems and tensors are made')
     bench.run()
     rows = path_report.tell(bench.rows, args.limit)
-    out.write_text(''.join(json.dumps(r) + '\n' for r in bench.rows + rows))
+    of = {'machine': machine(), 'runs': args.runs, 'limit': args.limit}
+    out.write_text(''.join(json.dumps(r) + '\n' for r in [of, *bench.rows, *rows]))
     path_report.draw(bench.rows, {s.name: s.bytes for s in SETS}, out.with_suffix('.svg'))
     print(f'  all figures: {out}; plot: {out.with_suffix(".svg")}')
 

@@ -6,11 +6,14 @@
  *
  * WAY: make (create and write), write (over what is there), read, step (read and write back each tensor, one after the
  * other, as DeepSpeed's swapping does when it is not pipelined), random (4 KiB reads at random places of one tensor, the
- * next when the last has come), copy (memcpy of as much; FOLDER is not used).
+ * next when the last has come), prefetch (name each tensor to FOLDER/.hitrain/ctl), copy (memcpy of as much; FOLDER is
+ * not used).
  *
  *     bytes=N files=N    tensors t0, t1, ... of so many bytes
  *     direct=0           through the page cache, 1 MiB at a time; else O_DIRECT by Linux's asynchronous I/O, blocks of
  *                        1 MiB, DEPTH in flight, a tensor opened and closed for each transfer
+ *     hold=1             tensors are opened, and mapped, before the time begins
+ *     map=1              read from a mapping, which is shared
  *     clients=N one=1    threads; with one, pieces of 8 MiB of the tensor t0 are shared among them, else tensors are
  *     shuffle=SEED       another order than by number; 0: none
  *     skew=N             buffers begin N bytes behind a page
@@ -39,14 +42,22 @@
 enum { BLOCK = 1 << 20, DEPTH = 8, PIECE = 8 << 20, SMALL = 4096, CLIENTS_MAX = 64 };
 
 static const char *way, *folder, *sync_path = "";
-static uint64_t bytes = 8 << 20, files = 1, direct = 1, clients = 1, one, shuffle, skew, rate, laps = 1, ops = 1000;
+static uint64_t bytes = 8 << 20, files = 1, direct = 1, clients = 1, one, hold, map, shuffle, skew, rate, laps = 1,
+                ops = 1000;
 static uint64_t *order; /* of units: tensors, or pieces of one */
 static uint64_t units;
 static uint64_t *latency_ns;
 
+struct tensor {
+    int fd;
+    uint8_t *mapped;
+};
+static struct tensor *held; /* by unit */
+
 struct client {
     pthread_t thread;
     unsigned number;
+    int ctl;
     uint8_t *buf;
     aio_context_t aio;
     uint64_t moved;
@@ -132,21 +143,62 @@ static void transfer_buffered(struct client *c, int fd, bool writing, uint64_t a
     }
 }
 
-/* One open and close for each transfer. */
-static void transfer(struct client *c, uint64_t unit, bool writing)
+static void transfer_mapped(struct client *c, const uint8_t *mapped, uint64_t at, uint64_t end)
 {
-    uint64_t begin = one ? unit * PIECE : 0, end = one && begin + PIECE < bytes ? begin + PIECE : bytes;
-    int flags = (writing ? O_WRONLY : O_RDONLY) | (direct ? O_DIRECT : 0) | (is("make") ? O_CREAT : 0), fd;
+    for (; at < end; at += BLOCK) {
+        memcpy(c->buf, mapped + at, end - at < BLOCK ? end - at : BLOCK);
+        __asm__ volatile("" ::: "memory");
+    }
+}
+
+static struct tensor open_tensor(uint64_t unit, bool writing)
+{
+    int flags = (writing ? O_WRONLY : O_RDONLY) | (direct ? O_DIRECT : 0) | (is("make") ? O_CREAT : 0);
+    struct tensor t = {0};
     char path[4096];
 
     snprintf(path, sizeof(path), "%s/t%llu", folder, (unsigned long long)(one ? 0 : unit));
-    fd = open(path, flags, 0600);
-    if (fd < 0)
+    t.fd = open(path, flags, 0600);
+    if (t.fd < 0)
         fail(path);
-    (direct ? transfer_direct : transfer_buffered)(c, fd, writing, begin, end);
-    if (close(fd))
+    if (map)
+        t.mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, t.fd, 0);
+    if (t.mapped == MAP_FAILED)
+        fail(path);
+    return t;
+}
+
+static void close_tensor(struct tensor t)
+{
+    if (t.mapped)
+        munmap(t.mapped, bytes);
+    if (close(t.fd))
         fail("close");
+}
+
+/* One open and close for each transfer, if they are not held. */
+static void transfer(struct client *c, uint64_t unit, bool writing)
+{
+    uint64_t begin = one ? unit * PIECE : 0, end = one && begin + PIECE < bytes ? begin + PIECE : bytes;
+    struct tensor t = held ? held[unit] : open_tensor(unit, writing);
+
+    if (t.mapped)
+        transfer_mapped(c, t.mapped, begin, end);
+    else
+        (direct ? transfer_direct : transfer_buffered)(c, t.fd, writing, begin, end);
+    if (!held)
+        close_tensor(t);
     c->moved += end - begin;
+}
+
+static void prefetch(struct client *c, uint64_t unit)
+{
+    char line[64];
+    int n = snprintf(line, sizeof(line), "prefetch t%llu\n", (unsigned long long)unit);
+
+    if (write(c->ctl, line, (size_t)n) != n)
+        fail(line);
+    c->moved += bytes;
 }
 
 static void copy_memory(struct client *c)
@@ -200,9 +252,11 @@ static void *work(void *arg)
         read_at_random(c);
     else
         for (uint64_t i = c->number; i < units * laps; i += clients) {
-            if (!is("make") && !is("write"))
+            if (is("prefetch"))
+                prefetch(c, order[i % units]);
+            if (is("read") || is("step"))
                 transfer(c, order[i % units], false);
-            if (!is("read"))
+            if (is("make") || is("write") || is("step"))
                 transfer(c, order[i % units], true);
             hold_to_rate(c, began);
         }
@@ -226,8 +280,9 @@ static void take_word(const char *word)
         const char *name;
         uint64_t *value;
     } known[] = {
-        {"bytes=", &bytes},     {"files=", &files}, {"direct=", &direct}, {"clients=", &clients}, {"one=", &one},
-        {"shuffle=", &shuffle}, {"skew=", &skew},   {"rate=", &rate},     {"laps=", &laps},       {"ops=", &ops},
+        {"bytes=", &bytes}, {"files=", &files}, {"direct=", &direct}, {"clients=", &clients},
+        {"one=", &one},     {"hold=", &hold},   {"map=", &map},       {"shuffle=", &shuffle},
+        {"skew=", &skew},   {"rate=", &rate},   {"laps=", &laps},     {"ops=", &ops},
     };
 
     for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -256,6 +311,27 @@ static void make_order(void)
         order[i - 1] = order[k];
         order[k] = was;
     }
+}
+
+static void hold_all(void)
+{
+    held = memory(units * sizeof(*held));
+    for (uint64_t i = 0; i < units; i++)
+        held[i] = open_tensor(i, is("write"));
+}
+
+static void make_client(struct client *c, unsigned number)
+{
+    char path[4096];
+
+    c->number = number;
+    c->buf = (uint8_t *)memory(DEPTH * BLOCK + SMALL) + skew;
+    if (syscall(SYS_io_setup, (long)DEPTH, &c->aio))
+        fail("io_setup");
+    snprintf(path, sizeof(path), "%s/.hitrain/ctl", folder);
+    c->ctl = is("prefetch") ? open(path, O_WRONLY) : 0;
+    if (c->ctl < 0)
+        fail(path);
 }
 
 static void make_durable(void)
@@ -298,7 +374,7 @@ int main(int argc, char **argv)
     uint64_t began, moved = 0;
 
     if (argc < 3) {
-        fprintf(stderr, "usage: path_client make|write|read|step|random|copy FOLDER [WORD=VALUE]...\n");
+        fprintf(stderr, "usage: path_client make|write|read|step|random|prefetch|copy FOLDER [WORD=VALUE]...\n");
         return 2;
     }
     way = argv[1];
@@ -309,12 +385,10 @@ int main(int argc, char **argv)
         return 2;
     make_order();
     latency_ns = memory(ops * sizeof(*latency_ns));
-    for (unsigned i = 0; i < clients; i++) {
-        client[i].number = i;
-        client[i].buf = (uint8_t *)memory(DEPTH * BLOCK + SMALL) + skew;
-        if (syscall(SYS_io_setup, (long)DEPTH, &client[i].aio))
-            fail("io_setup");
-    }
+    for (unsigned i = 0; i < clients; i++)
+        make_client(&client[i], i);
+    if (hold)
+        hold_all();
     began = now_ns();
     for (unsigned i = 0; i < clients; i++)
         if (pthread_create(&client[i].thread, NULL, work, &client[i]))

@@ -6,7 +6,7 @@ import plot
 
 MIB, GIB = 1 << 20, 1 << 30
 SOUND = 0.95  # of its ceiling, or a baseline counts for nothing
-HOT_MIN, CLIENTS_MIN, SWAPPING_MIN, SMALL_MAX, TENSORS_MIN = 0.7, 0.9, 1.33, 10, 0.9
+HOT_MIN, CLIENTS_MIN, SWAPPING_MIN, SMALL_MAX, TENSORS_MIN, HANDED_MIN = 0.7, 0.9, 1.33, 10, 0.9, 0.9
 
 
 def rate(record):
@@ -92,12 +92,13 @@ def tell_swapping(results):
     rows = []
     print("\nReading and writing back each tensor of 8 MiB, one after the other, as DeepSpeed's swapping does; half of them\n"
           f'fit in DRAM. "read", "written": by the device, of each byte that is swapped in. At least {SWAPPING_MIN}.\n')
-    print(f'  {"":26}{"MiB/s":>9}{"read":>7}{"written":>9}{"over xfs":>10}')
+    print(f'  {"":26}{"MiB/s":>9}{"CPU s/GiB":>11}{"read":>7}{"written":>9}{"over xfs":>10}')
     for cell in results.cells('swapping'):
         for side in 'xfs', 'hitrain':
             moved = [results.median('swapping', cell, side, lambda r, k=k: r[k] / (r['bytes'] / 2))
                      for k in ('device_read', 'device_written')]
-            print(f'  {side + ", " + cell:26}{results.median("swapping", cell, side) / MIB:9,.0f}{moved[0]:7.2f}{moved[1]:9.2f}',
+            print(f'  {side + ", " + cell:26}{results.median("swapping", cell, side) / MIB:9,.0f}'
+                  f'{results.median("swapping", cell, side, cpu_per_gib):11.2f}{moved[0]:7.2f}{moved[1]:9.2f}',
                   end='\n' if side == 'xfs' else '')
         ratio = results.ratio('swapping', cell, 'hitrain', ['xfs'])
         rows.append({'part': 'swapping', 'cell': cell, 'ratio': ratio, 'least': SWAPPING_MIN})
@@ -108,14 +109,15 @@ def tell_swapping(results):
 def tell_clients(results):
     rows = []
     print(f'\nClients at once, MiB/s of all together, and the lowest of 4 and 16 over a single one (at least {CLIENTS_MIN})\n')
-    print(f'  {"":26}{1:>9}{4:>9}{16:>9}{"ratio":>8}')
+    print(f'  {"":26}{1:>9}{4:>9}{16:>9}{"ratio":>8}{"":>6}{"CPU s/GiB":>11}{4:>7}{16:>7}')
     for cell in results.cells('clients'):
         one, four, many = ([rate(r) for r in results.of('clients', cell, n)] for n in ('1', '4', '16'))
         ratio = min(statistics.median(b / a for a, b in zip(one, more)) for more in (four, many))
         rows.append({'part': 'clients', 'cell': cell, 'ratio': ratio, 'least': CLIENTS_MIN,
                      'totals': [statistics.median(x) for x in (one, four, many)]})
         print(f'  {cell:26}' + ''.join(f'{statistics.median(x) / MIB:9,.0f}' for x in (one, four, many)) +
-              f'{ratio:8.2f}{judged(ratio, CLIENTS_MIN):>6}')
+              f'{ratio:8.2f}{judged(ratio, CLIENTS_MIN):>6}' +
+              ''.join(f'{results.median("clients", cell, n, cpu_per_gib):{w}.2f}' for n, w in (('1', 11), ('4', 7), ('16', 7))))
     return rows
 
 
@@ -136,12 +138,61 @@ def tell_idle(results):
 
 def tell_calls(results):
     print('\nSystem calls of the daemon for each GiB, by strace\n')
-    for cell in results.cells('calls'):
-        for side in 'hitrain', 'minimal daemon on xfs':
-            row = results.of('calls', cell, side)[0]
-            most = sorted(row['names'].items(), key=lambda n: -n[1])[:4]
-            print(f'  {cell:26}{side:24}{row["per_gib"]:8,.0f}   ' + ', '.join(f'{n} {c}' for n, c in most))
+    for row in (r for r in results.rows if r['part'] == 'calls'):
+        most = sorted(row['names'].items(), key=lambda n: -n[1])[:4]
+        print(f'  {row["cell"]:26}{row["side"]:24}{row["per_gib"]:8,.0f}   ' + ', '.join(f'{n} {c}' for n, c in most))
     return []
+
+
+def tell_handed(results):
+    rows = []
+    print(f'\nFiles that are handed out, in DRAM, MiB/s, beside the same of tmpfs (at least {HANDED_MIN} when they stay open). "open": opened\n'
+          'and closed for each tensor.\n')
+    print(f'  {"":26}{"tmpfs":>9}{"hitrain":>9}{"ratio":>8}{"least":>7}{"":>6}{"CPU s/GiB":>11}{"tmpfs":>9}')
+    for cell in results.cells('handed'):
+        mib = [results.median('handed', cell, s) / MIB for s in ('tmpfs', 'hitrain')]
+        cpu = [results.median('handed', cell, s, cpu_per_gib) for s in ('hitrain', 'tmpfs')]
+        ratio, least = results.ratio('handed', cell, 'hitrain', ['tmpfs']), 0 if cell.startswith('open') else HANDED_MIN
+        rows.append({'part': 'handed', 'cell': cell, 'ratio': ratio, 'least': least, 'tmpfs': mib[0] * MIB, 'hitrain': mib[1] * MIB,
+                     'cpu_s_per_gib': cpu[0], 'tmpfs_cpu_s_per_gib': cpu[1]})
+        print(f'  {cell:26}{mib[0]:9,.0f}{mib[1]:9,.0f}{ratio:8.2f}{shown(least or None, 7, 2)}{judged(ratio, least) if least else "":>6}'
+              f'{cpu[0]:11.2f}{cpu[1]:9.2f}')
+    return rows
+
+
+def tell_prefetch(results, limit):
+    rows = []
+    print('\nPrefetching tensors that will be handed out, one after the other, MiB/s, over the device\n')
+    print(f'  {"":26}{"device":>9}{"of fio":>8}{"hitrain":>9}{"ratio":>8}{"least":>7}{"":>6}{"CPU s/GiB":>11}')
+    for cell in results.cells('prefetch'):
+        device, ours = (results.median('prefetch', cell, s) for s in ('device', 'hitrain'))
+        ratio, least = results.ratio('prefetch', cell, 'hitrain', ['device']), cold_min(f' {cell}')
+        void, cpu = device / limit < SOUND, results.median('prefetch', cell, 'hitrain', cpu_per_gib)
+        rows.append({'part': 'prefetch', 'cell': cell, 'ratio': ratio, 'least': least, 'void': void, 'device': device, 'hitrain': ours,
+                     'cpu_s_per_gib': cpu})
+        print(f'  {cell:26}{device / MIB:9,.0f}{device / limit:8.2f}{ours / MIB:9,.0f}{ratio:8.2f}{least:7.2f}'
+              f'{"!" if void else judged(ratio, least):>6}{cpu:11.2f}')
+    return rows
+
+
+def tell_step(results):
+    row = next(r for r in results.rows if r['part'] == 'step')
+    moved = sum(n for name, n in row['calls'].items() if 'read' in name or 'write' in name)
+    calls = ', '.join(f'{name} {n:g}' for name, n in row['calls'].items())
+    print(f'\nA trainer whose gradient and parameter of {row["cell"]} are mapped: {row["steps"] / row["seconds"]:.1f} durable steps per '
+          f'second.\nIts system calls in a step: {calls}; of them reading or writing: {moved:g} (at most 0) {judged(0, moved)}\n'
+          f'Bytes of tensors across the mount: {row["crossed"]:,} (at most 0) {judged(0, row["crossed"])}')
+    return [{'part': 'step', 'cell': 'calls', 'ratio': moved, 'most': 0}, {'part': 'step', 'cell': 'bytes', 'ratio': row['crossed'], 'most': 0}]
+
+
+def tell_targets(rows):
+    def fails(r):
+        return r['ratio'] > r['most'] if 'most' in r else r['ratio'] < r['least']
+    counted = [r for r in rows if ('most' in r or r['least']) and not r.get('void')]
+    missed = [f'{r["part"]} {r["cell"]} {r["ratio"]:.2f}' for r in counted if fails(r)]
+    void = sum(bool(r.get('void')) for r in rows)
+    print(f'\nTargets: {len(counted) - len(missed)} met, {len(missed)} missed, {void} void (the device was slower than it should be)'
+          + ''.join(f'\n  missed: {m}' for m in missed))
 
 
 def tell_tensors(results):
@@ -157,20 +208,24 @@ def tell_tensors(results):
 def tell(rows, limit):
     results, out = Results(rows), []
     parts = {'cold': lambda r: tell_cold(r, limit), 'hot': tell_hot, 'swapping': tell_swapping, 'clients': tell_clients,
-             'small': tell_small, 'idle': tell_idle, 'calls': tell_calls, 'tensors': tell_tensors}
+             'small': tell_small, 'handed': tell_handed, 'prefetch': lambda r: tell_prefetch(r, limit), 'step': tell_step,
+             'idle': tell_idle, 'calls': tell_calls, 'tensors': tell_tensors}
     for part, say in parts.items():
         if results.cells(part):
             out += say(results)
+    tell_targets(out)
     return [{'summary': True, **row} for row in out]
 
 
 def draw(rows, sizes, path):
     results = Results(rows)
 
-    def line(label, color, part, side):
-        points = [(size / MIB, results.median(part, f'read O_DIRECT {name}', side)) for name, size in sizes.items()]
+    def line(label, color, part, side, what='read O_DIRECT'):
+        points = [(size / MIB, results.median(part, f'{what} {name}', side)) for name, size in sizes.items()]
         return plot.Line(label, color, [(x, y / MIB) for x, y in points if y])
     lines = [line('raw device', '#888', 'cold', 'device'), line('XFS', '#e08020', 'cold', 'xfs'),
-             line('hitrain, cold', '#2060c0', 'cold', 'hitrain'), line('hitrain, hot', '#c02040', 'hot', 'hitrain')]
+             line('hitrain, cold', '#2060c0', 'cold', 'hitrain'), line('hitrain, hot', '#c02040', 'hot', 'hitrain'),
+             line('hitrain, handed out', '#208040', 'handed', 'hitrain', 'read'),
+             line('tmpfs', '#b0a040', 'handed', 'tmpfs', 'read')]
     if any(x.points for x in lines):
-        path.write_text(plot.log_log('Reading whole tensors, O_DIRECT', 'size of a tensor, MiB', 'MiB/s', lines))
+        path.write_text(plot.log_log('Reading whole tensors: O_DIRECT, but what is handed out', 'size of a tensor, MiB', 'MiB/s', lines))

@@ -56,6 +56,13 @@ def processor_s(pid):
     return (int(words[11]) + int(words[12])) / os.sysconf('SC_CLK_TCK')
 
 
+def strace_counts(path):
+    """What `strace -c -o path` counted: calls by name. The file goes."""
+    rows = [line.split() for line in path.read_text().splitlines()[2:]]
+    path.unlink()
+    return {r[-1]: int(r[3]) for r in rows if len(r) >= 5 and r[3].isdigit() and r[-1] != 'total'}
+
+
 class Side:
     """A folder that tensors are in. daemon: what serves it, if it is not the kernel."""
 
@@ -94,19 +101,19 @@ class Side:
             moved = self.client(way, folder, **options)['bytes']
             tracer.send_signal(signal.SIGINT)
             tracer.wait(SECONDS_MAX)
-        rows = [line.split() for line in counts.read_text().splitlines()[2:]]
-        counts.unlink()
-        calls = {r[-1]: int(r[3]) for r in rows if len(r) >= 5 and r[3].isdigit() and r[-1] != 'total'}
+        calls = strace_counts(counts)
         return sum(calls.values()) * GIB / moved, calls
 
+    def messages(self):
+        return self.point.with_suffix('.log').read_text()
+
     def start(self, *args):
-        log = self.point.with_suffix('.log')
-        with open(log, 'w') as out:
+        with open(self.point.with_suffix('.log'), 'w') as out:
             self.daemon = subprocess.Popen([str(a) for a in args], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                            start_new_session=True, preexec_fn=self.devices.group.enter)
         wait_for(lambda: self.daemon.poll() is not None or is_mounted(self.point), f'mounting {self.name}')
         if self.daemon.poll() is not None:
-            give_up(f'{args[0]}: exit {self.daemon.returncode}\n{log.read_text()}')
+            give_up(f'{args[0]}: exit {self.daemon.returncode}\n{self.messages()}')
         os.stat(self.point)
 
     def stop(self):
@@ -189,8 +196,9 @@ class Hitrain(Side):
         self.devices.slow(False)
         self.stop()
 
-    def mount(self, dram):
-        self.start(PROGRAMS / 'hitrain', '-f', self.devices.paths['hitrain'], self.point, '-o', f'dram={dram}')
+    def mount(self, dram, handout='off'):
+        self.start(PROGRAMS / 'hitrain', '-f', self.devices.paths['hitrain'], self.point, '-o',
+                   f'dram={dram},handout={handout}')
         self.settle()
 
     def settle(self):
@@ -200,13 +208,13 @@ class Hitrain(Side):
             before = processor_s(self.daemon.pid)
             time.sleep(0.1)
 
-    def remount(self, dram):
+    def remount(self, dram, handout='off'):
         """What is in memory is not there any more."""
         self.unmount()
-        self.mount(dram)
+        self.mount(dram, handout)
 
-    def commit(self):
-        fd = os.open(self.point, os.O_RDONLY)
+    def commit(self, folder=''):
+        fd = os.open(self.point / folder, os.O_RDONLY)
         os.fsync(fd)
         os.close(fd)
 
