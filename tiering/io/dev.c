@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -42,6 +43,8 @@ void ht_dev_close(struct ht_dev *dev)
     if (dev->ram != NULL)
         munmap(dev->ram, dev->size);
     free(dev->ram_touched);
+    if (dev->fd >= 0 && !dev->block)
+        (void)flock(dev->fd, LOCK_UN); /* nothing is in flight: whatever still has the file open, the hold ends here */
     if (dev->fd >= 0)
         close(dev->fd);
     ht_mutex_destroy(&dev->record_lock);
@@ -160,16 +163,6 @@ int ht_io_begin(struct ht_io *io)
             return err;
     }
     return fails_now(io->dev, io->op) ? -EIO : 0;
-}
-
-/* Pieces of one size, so that none is a small rest. */
-uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left)
-{
-    uint32_t max = dev->transfer_bytes_max;
-
-    if (max == 0 || left <= max)
-        return left;
-    return (uint32_t)ht_round_up(ht_div_up(left, ht_div_up(left, max)), dev->lba);
 }
 
 static void end_write(struct ht_io *io, int result)

@@ -8,6 +8,10 @@
  * when it was transferred in full or failed: short transfers are continued by
  * the ring, EINTR and EAGAIN are retried.
  *
+ * A request may have any length. The ring cuts it into pieces of which the device takes each as a whole, and submits them
+ * together: a larger one would be refused to the ring and given to a thread of the kernel that waits for it. Files need no
+ * cutting: what is below them cuts as its extents lie, which nobody here knows.
+ *
  * Order between requests in flight is undefined. A write is durable after a
  * flush of its device that was submitted after the write had completed.
  *
@@ -26,6 +30,7 @@ struct ht_ring;
 struct ht_pinned_area {
     void *base;
     size_t bytes;
+    bool huge; /* mostly in huge pages: then a transfer is one piece for the device, however large */
 };
 
 enum ht_dev_flags {
@@ -58,6 +63,8 @@ void ht_dev_close(struct ht_dev *dev);
 
 uint64_t ht_dev_size(const struct ht_dev *dev);
 uint32_t ht_dev_lba(const struct ht_dev *dev); /* logical block size, bytes */
+/* The most that one transfer moves from and to memory in huge pages, and other memory; 0: no bound. */
+uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge);
 bool ht_dev_rdonly(const struct ht_dev *dev);
 const char *ht_dev_name(const struct ht_dev *dev); /* path, or "ram" */
 int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
@@ -134,7 +141,7 @@ enum ht_ring_mode {
 };
 struct ht_io_features {
     enum ht_ring_mode mode;
-    bool memory; /* can be registered */
+    bool files, memory; /* can be registered */
 };
 int ht_io_features(struct ht_io_features *out) HT_CHECK;
 const char *ht_ring_mode_word(enum ht_ring_mode mode);
@@ -150,6 +157,8 @@ void ht_ring_free(struct ht_ring *ring);
  * first request. The memory must stay mapped as it is until the ring is freed.
  */
 void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, unsigned count);
+/* The same for devices (NULL: none), once; they are closed after the ring was freed. */
+void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count);
 /* Start a request; the io must stay valid until done. Cannot fail: errors come as results. */
 void ht_ring_submit(struct ht_ring *ring, struct ht_io *io);
 /* Push what was submitted to the device without waiting. */

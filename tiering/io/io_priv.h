@@ -32,7 +32,8 @@ struct ht_dev {
     bool rdonly, block;
     uint64_t size;
     uint32_t lba;
-    uint32_t transfer_bytes_max; /* larger requests are cut; 0: none is too large */
+    uint32_t transfer_max,
+        scattered_max; /* bytes, whole blocks; requests above are cut; of memory in small pages; 0: no bound */
     int numa_node;
 
     uint8_t *ram, *ram_touched;
@@ -73,7 +74,10 @@ void ht_flight_begin(struct ht_io *io);
 void ht_flight_end(struct ht_io *io, int result);
 
 /* How much of so many bytes, or of none, the next transfer moves. */
-uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left);
+uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left, bool huge);
+
+/* limits.c: learn transfer_max and scattered_max of a block device. */
+void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
 
 /* ring.c: ht_ring_new in a mode that is no better than this. */
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_CHECK;

@@ -259,6 +259,8 @@ static int learn_geometry(struct ht_dev *dev, bool block)
         return -EINVAL;
     }
     dev->numa_node = find_numa_node(block ? st.st_rdev : st.st_dev);
+    if (block)
+        ht_dev_learn_limits(dev, st.st_rdev);
     return 0;
 }
 

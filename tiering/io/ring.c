@@ -27,6 +27,7 @@
 #include "tiering/io/uring.h"
 
 #include <assert.h>
+#include <hitrain/limits.h>
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -51,6 +52,8 @@ struct ht_ring {
     unsigned local_count;
     uint64_t order; /* state of the generator that mixes the local list */
     struct ht_uring_memory memory;
+    const struct ht_dev *file[HT_DEVICES_MAX]; /* registered devices: a place is the kernel's number */
+    unsigned file_count;
     struct piece *free;
     struct piece piece[]; /* depth */
 };
@@ -112,6 +115,21 @@ void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, 
         (void)ht_uring_register(&ring->uring, areas, count, &ring->memory);
 }
 
+void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count)
+{
+    int fds[HT_DEVICES_MAX];
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        if (devs[i] == NULL || devs[i]->fd < 0 || n == HT_DEVICES_MAX)
+            continue;
+        ring->file[n] = devs[i];
+        fds[n++] = devs[i]->fd;
+    }
+    if (ht_uring_register_files(&ring->uring, fds, n))
+        ring->file_count = n;
+}
+
 static void fatal(const char *what, int err)
 {
     ht_error("io_uring: %s: %s; requests in flight cannot be accounted for, giving up", what, strerror(-err));
@@ -137,6 +155,18 @@ static void prepare_transfer(const struct ht_ring *ring, struct io_uring_sqe *sq
         io_uring_prep_write(sqe, io->dev->fd, buf, p->len, offset);
 }
 
+/* Name a registered device by its place: the kernel need not look up, hold and let go of the file. */
+static void name_device(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct ht_dev *dev)
+{
+    for (unsigned i = 0; i < ring->file_count; i++) {
+        if (ring->file[i] != dev)
+            continue;
+        sqe->fd = (int)i;
+        sqe->flags |= IOSQE_FIXED_FILE;
+        return;
+    }
+}
+
 /* What the kernel is to do for a piece: by the kind of its device. */
 static void prepare(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct piece *p)
 {
@@ -144,6 +174,7 @@ static void prepare(const struct ht_ring *ring, struct io_uring_sqe *sqe, const 
         io_uring_prep_fsync(sqe, p->io->dev->fd, IORING_FSYNC_DATASYNC);
     else
         prepare_transfer(ring, sqe, p);
+    name_device(ring, sqe, p->io->dev);
 }
 
 /* Hand what is left of a piece to the kernel, at the next submission. */
@@ -380,12 +411,13 @@ static void reap(struct ht_ring *ring, unsigned wait)
 
 static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
 {
+    bool huge = ht_uring_is_huge(&ring->memory, (uintptr_t)io->buf);
     uint32_t at = 0;
 
     io->moved_ = io->len;
     io->pieces_ = 1;
     do {
-        uint32_t len = ht_dev_piece(io->dev, io->len - at);
+        uint32_t len = ht_dev_piece(io->dev, io->len - at, huge);
 
         while (ring->in_flight >= ring->depth)
             reap(ring, 1);

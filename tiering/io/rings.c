@@ -18,12 +18,10 @@
 #include <stdlib.h>
 
 #define RING_DEPTH 64u
-#define AREAS_MAX 4u
 
 struct ht_rings {
     struct ht_list members; /* lock */
-    struct ht_pinned_area area[AREAS_MAX];
-    unsigned area_count;
+    struct ht_rings_of of;  /* constant */
 };
 
 struct member {
@@ -163,8 +161,10 @@ static struct member *make(struct thread *t, struct ht_rings *set)
         free(m);
         return NULL;
     }
-    if (set != NULL)
-        ht_ring_register(m->ring, set->area, set->area_count);
+    if (set != NULL) {
+        ht_ring_register_devices(m->ring, set->of.dev, HT_DEVICES_MAX);
+        ht_ring_register(m->ring, set->of.area, set->of.area_count);
+    }
     put_in(m, t, set);
     return m;
 }
@@ -189,19 +189,14 @@ struct ht_ring *ht_ring_mine(struct ht_rings *rings)
 
 /* -------------------------------------------------------------------- set */
 
-int ht_rings_new(const struct ht_pinned_area *areas, unsigned count, struct ht_rings **out_rings)
+int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings)
 {
-    struct ht_rings *set;
+    struct ht_rings *set = calloc(1, sizeof(*set));
 
-    if (count > AREAS_MAX)
-        return -EINVAL;
-    set = calloc(1, sizeof(*set));
     if (set == NULL)
         return -ENOMEM;
     ht_list_init(&set->members);
-    for (unsigned i = 0; i < count; i++)
-        set->area[i] = areas[i];
-    set->area_count = count;
+    set->of = *of;
     *out_rings = set;
     return 0;
 }

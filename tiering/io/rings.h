@@ -3,20 +3,29 @@
  * rings.h - a ring for each thread.
  *
  * A thread has one ring for each set that it works with, and one of no set if it needed one before; they are made when
- * it first asks and freed when it ends. A set is what rings know of a store: its memory is registered with them. Closing the set
- * ends its rings, also those of threads that live on, before the store's devices are closed. A forked child has none of its parent's.
+ * it first asks and freed when it ends. A set is what rings know of a store: its devices and memory are registered with them. Freeing
+ * the set ends its rings, also those of threads that live on; then the devices may be closed. A forked child has none of its parent's.
  *
  * Threads: any. What is asked for is the calling thread's until the thread or the set ends.
  */
 #ifndef HITRAIN_TIERING_IO_RINGS_H
 #define HITRAIN_TIERING_IO_RINGS_H
 
+#include <hitrain/limits.h>
+
 #include "tiering/io/dev.h"
+
+#define HT_RING_AREAS_MAX 4u
 
 struct ht_rings;
 
-/* areas: copied; the memory stays mapped as it is until the set is freed. */
-int ht_rings_new(const struct ht_pinned_area *areas, unsigned count, struct ht_rings **out_rings) HT_CHECK;
+/* What is registered with each ring of a set: stays as it is until the set is freed. */
+struct ht_rings_of {
+    struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: none */
+    struct ht_pinned_area area[HT_RING_AREAS_MAX];
+    unsigned area_count;
+};
+int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings) HT_CHECK;
 /* No thread that has a ring of the set does I/O meanwhile. */
 void ht_rings_free(struct ht_rings *rings);
 

@@ -57,6 +57,15 @@ static int probe_mode(struct io_uring *uring, enum ht_ring_mode *out_mode)
     return err;
 }
 
+static bool registers_files(struct io_uring *uring)
+{
+    bool works = io_uring_register_files(uring, &uring->ring_fd, 1) == 0;
+
+    if (works)
+        io_uring_unregister_files(uring);
+    return works;
+}
+
 static bool registers_memory(struct io_uring *uring)
 {
     void *page;
@@ -71,6 +80,11 @@ static bool registers_memory(struct io_uring *uring)
     return works;
 }
 
+static const char *registered_word(bool registered)
+{
+    return registered ? "registered" : "not registered";
+}
+
 static int probe_locked(void)
 {
     struct ht_io_features f = {.mode = HT_RING_PLAIN};
@@ -79,15 +93,18 @@ static int probe_locked(void)
 
     if (err != 0)
         return err;
-    if (operations_there(&uring))
+    if (operations_there(&uring)) {
+        f.files = registers_files(&uring);
         f.memory = registers_memory(&uring);
-    else
+    } else {
         err = -ENOSYS;
+    }
     io_uring_queue_exit(&uring);
     if (err == 0) {
         features = f;
         probed = true;
-        ht_debug("io_uring: %s, registered memory: %s", ht_ring_mode_word(f.mode), f.memory ? "yes" : "no");
+        ht_debug("io_uring: completions %s, files %s, memory %s", ht_ring_mode_word(f.mode), registered_word(f.files),
+                 registered_word(f.memory));
     }
     return err;
 }
@@ -149,8 +166,11 @@ int ht_uring_open(struct io_uring *uring, unsigned depth, enum ht_ring_mode best
 
 void ht_uring_close(struct io_uring *uring, bool settle)
 {
-    if (settle)
+    if (settle) {
         (void)io_uring_get_events(uring);
+        (void)io_uring_unregister_files(
+            uring); /* at once; the end of the ring comes when the kernel gets round to it */
+    }
     io_uring_queue_exit(uring);
 }
 
@@ -165,6 +185,7 @@ static unsigned cut(const struct ht_pinned_area *areas, unsigned count, struct i
         m->area[i].base = (uintptr_t)areas[i].base;
         m->area[i].bytes = areas[i].bytes;
         m->area[i].first_piece = n;
+        m->area[i].huge = areas[i].huge;
         for (uint64_t at = 0; at < areas[i].bytes; at += PIECE_BYTES) {
             if (n == PIECES_MAX)
                 return 0;
@@ -206,4 +227,19 @@ int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t le
         return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(m->area[i].first_piece + at / PIECE_BYTES) : -1;
     }
     return -1;
+}
+
+bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base)
+{
+    for (unsigned i = 0; i < m->count; i++)
+        if (base >= m->area[i].base && base - m->area[i].base < m->area[i].bytes)
+            return m->area[i].huge;
+    return false;
+}
+
+/* ------------------------------------------------------------------ files */
+
+bool ht_uring_register_files(struct io_uring *uring, const int *fds, unsigned count)
+{
+    return count > 0 && ht_fault(HT_FAULT_IO_FILES) == 0 && io_uring_register_files(uring, fds, count) == 0;
 }

@@ -23,6 +23,7 @@ struct ht_uring_memory {
         uintptr_t base;
         uint64_t bytes;
         unsigned first_piece;
+        bool huge;
     } area[HT_URING_AREAS_MAX];
     unsigned count;
 };
@@ -31,5 +32,10 @@ bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *area
                        struct ht_uring_memory *out_memory);
 /* The registered piece that holds all of these bytes, or -1. */
 int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t len);
+/* Is this address in registered memory of huge pages? */
+bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base);
+
+/* Open files: false, and none is registered. */
+bool ht_uring_register_files(struct io_uring *uring, const int *fds, unsigned count);
 
 #endif

@@ -72,8 +72,10 @@ static int make_memory(struct ht_store *s)
 static int make_rings(struct ht_store *s)
 {
     const struct ht_pinned *staging = ht_staging_memory(s->staging);
-    const struct ht_pinned_area area = {staging->base, staging->bytes};
-    return ht_rings_new(&area, 1, &s->rings);
+    struct ht_rings_of of = {.area[0] = {staging->base, staging->bytes, ht_pinned_huge_bytes(staging) > 0},
+                             .area_count = 1};
+    memcpy(of.dev, s->dev, sizeof(of.dev));
+    return ht_rings_new(&of, &s->rings);
 }
 
 static void init_locks(struct ht_store *s)

@@ -9,6 +9,7 @@
 
 static struct ht_dev *dev;
 static struct ht_ring *ring;
+static bool on_kernel; /* not a device of memory */
 
 /* False: skipped. */
 static bool begin(int kind, unsigned depth)
@@ -16,6 +17,7 @@ static bool begin(int kind, unsigned depth)
     dev = open_kind((enum kind)kind, DEV_BYTES);
     if (dev == NULL)
         return false;
+    on_kernel = kind > RAM_4096;
     ck_assert_int_eq(ht_ring_new(depth, &ring), 0);
     return true;
 }
@@ -196,8 +198,8 @@ START_TEST(registered_memory_serves_aligned_parts_of_it)
     a = aligned(8 * BLOCK);
     b = aligned(8 * BLOCK);
     other = aligned(BLOCK);
-    areas[0] = (struct ht_pinned_area){a, 8 * BLOCK};
-    areas[1] = (struct ht_pinned_area){b, 8 * BLOCK};
+    areas[0] = (struct ht_pinned_area){a, 8 * BLOCK, false};
+    areas[1] = (struct ht_pinned_area){b, 8 * BLOCK, false};
     ht_ring_register(ring, areas, 2);
     fill(a + BLOCK, 0, 4 * BLOCK, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 0, a + BLOCK, 4 * BLOCK), 0);
@@ -209,6 +211,72 @@ START_TEST(registered_memory_serves_aligned_parts_of_it)
     free(a);
     free(b);
     free(other);
+}
+END_TEST
+
+/* Completions that a request of this length takes. */
+static unsigned completions_of(enum ht_io_op op, void *buf, uint32_t len)
+{
+    unsigned n;
+
+    ht_fault_arm(HT_FAULT_IO_AGAIN, UINT32_MAX, false);
+    ck_assert_int_eq(run_one(op, BLOCK, buf, len), 0);
+    n = ht_fault_passed(HT_FAULT_IO_AGAIN);
+    ht_fault_disarm_all();
+    return n;
+}
+
+static unsigned pieces_of(uint32_t len, bool huge)
+{
+    uint32_t max = ht_dev_transfer_max(dev, huge);
+
+    return on_kernel ? max == 0 ? 1 : (unsigned)ht_div_up(len, max) : 0;
+}
+
+START_TEST(large_requests_are_cut_to_what_the_device_takes)
+{
+    const uint32_t len = (4u << 20) + BLOCK;
+    struct ht_pinned_area area = {.bytes = len, .huge = true};
+    uint8_t *buf, *huge;
+
+    if (!begin(_i, 3))
+        return;
+    buf = aligned(len);
+    area.base = huge = aligned(len);
+    ht_ring_register(ring, &area, 1);
+    fill(buf, BLOCK, len, 7);
+    ck_assert_uint_eq(completions_of(HT_IO_WRITE, buf, len), pieces_of(len, false));
+    ck_assert_uint_eq(completions_of(HT_IO_READ, huge, len), pieces_of(len, true));
+    ck_assert(is_filled(huge, BLOCK, len, 7));
+    if (_i >= LOOP_512)
+        ck_assert_uint_gt(pieces_of(len, false), 3); /* more than the ring is deep */
+    finish();
+    free(buf);
+    free(huge);
+}
+END_TEST
+
+START_TEST(a_cut_request_fails_as_a_whole_and_once)
+{
+    const uint32_t len = 4u << 20;
+    uint8_t *buf;
+
+    if (!begin(_i, 8))
+        return;
+    buf = aligned(len);
+    for (unsigned nth = 1; nth <= pieces_of(len, false); nth++) {
+        struct ht_dev_counters c;
+
+        ht_fault_arm(HT_FAULT_IO_TORN, nth, false);
+        ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), -EIO);
+        ht_fault_disarm_all();
+        ht_dev_counters(dev, &c);
+        ck_assert_uint_eq(c.write_errors, nth);
+        ck_assert_uint_eq(c.writes, 0);
+    }
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), 0);
+    free(buf);
+    finish();
 }
 END_TEST
 
@@ -450,6 +518,8 @@ int main(void)
     tcase_add_loop_test(t, more_requests_than_the_ring_is_deep, 0, KINDS);
     tcase_add_loop_test(t, kick_starts_requests_that_nobody_waits_for_yet, 0, KINDS);
     tcase_add_loop_test(t, registered_memory_serves_aligned_parts_of_it, 0, KINDS);
+    tcase_add_loop_test(t, large_requests_are_cut_to_what_the_device_takes, 0, KINDS);
+    tcase_add_loop_test(t, a_cut_request_fails_as_a_whole_and_once, 0, KINDS);
     tcase_add_loop_test(t, the_nth_operation_fails_and_does_not_reach_the_device, 0, KINDS);
     tcase_add_loop_test(t, run_reports_the_first_error_and_ends_all, 0, KINDS);
     tcase_add_loop_test(t, only_writes_that_ended_before_a_flush_began_are_covered, 0, KINDS);

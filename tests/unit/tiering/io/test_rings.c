@@ -17,13 +17,15 @@ static uint8_t *area;
 /* False: skipped. */
 static bool begin(int kind)
 {
-    struct ht_pinned_area a = {.bytes = AREA_BYTES};
+    struct ht_rings_of of = {.area_count = 1};
 
     dev = open_kind((enum kind)kind, DEV_BYTES);
     if (dev == NULL)
         return false;
-    a.base = area = aligned(AREA_BYTES);
-    ck_assert_int_eq(ht_rings_new(&a, 1, &rings), 0);
+    area = aligned(AREA_BYTES);
+    of.dev[3] = dev;
+    of.area[0] = (struct ht_pinned_area){.base = area, .bytes = AREA_BYTES};
+    ck_assert_int_eq(ht_rings_new(&of, &rings), 0);
     return true;
 }
 
@@ -90,12 +92,13 @@ END_TEST
 
 START_TEST(a_thread_of_two_sets_has_a_ring_for_each)
 {
+    static const struct ht_rings_of nothing;
     struct ht_rings *second;
     struct ht_ring *first_ring, *second_ring;
 
     if (!begin(RAM_512))
         return;
-    ck_assert_int_eq(ht_rings_new(NULL, 0, &second), 0);
+    ck_assert_int_eq(ht_rings_new(&nothing, &second), 0);
     first_ring = ht_ring_mine(rings);
     second_ring = ht_ring_mine(second);
     ck_assert_ptr_ne(first_ring, second_ring);
@@ -163,6 +166,7 @@ END_TEST
 static const enum ht_fault_point lacks[] = {
     HT_FAULT_IO_DEFERRED,
     HT_FAULT_IO_COOPERATIVE,
+    HT_FAULT_IO_FILES,
     HT_FAULT_IO_REGISTER,
 };
 

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * limits.c - how large one transfer of a block device may be.
+ *
+ * The kernel would cut a larger one itself, but not while somebody must not be made to wait: a ring's request that needs
+ * cutting is refused, and done by a thread of the kernel instead. That costs two switches, and order.
+ */
+#include "tiering/io/io_priv.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/sysmacros.h>
+
+#define PAGE_BYTES 4096u
+
+/* Of the disk, where the device is a partition of it. 0: not told. */
+static uint64_t queue_limit(dev_t number, const char *name)
+{
+    static const char *const of[] = {"queue", "../queue"};
+    uint64_t value = 0;
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(of) && value == 0; i++) {
+        char path[128];
+        FILE *f;
+
+        snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/%s/%s", major(number), minor(number), of[i], name);
+        f = fopen(path, "re");
+        if (f == NULL)
+            continue;
+        if (fscanf(f, "%" SCNu64, &value) != 1)
+            value = 0;
+        fclose(f);
+    }
+    return value;
+}
+
+/* What is too large to matter is no bound. */
+static uint32_t whole_blocks(const struct ht_dev *dev, uint64_t bytes)
+{
+    return bytes >= UINT32_MAX ? 0 : (uint32_t)(bytes / dev->lba * dev->lba);
+}
+
+void ht_dev_learn_limits(struct ht_dev *dev, dev_t number)
+{
+    uint64_t kib = queue_limit(number, "max_sectors_kb"), segments = queue_limit(number, "max_segments");
+    uint64_t most = kib > 0 ? kib * HT_KIB : UINT64_MAX;
+    uint64_t scattered = segments > 0 ? segments * PAGE_BYTES : UINT64_MAX;
+
+    dev->transfer_max = whole_blocks(dev, most);
+    dev->scattered_max = whole_blocks(dev, ht_min_u64(most, scattered));
+}
+
+uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge)
+{
+    return huge ? dev->transfer_max : dev->scattered_max;
+}
+
+/* Pieces of one size, so that none is a small rest. */
+uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left, bool huge)
+{
+    uint32_t max = ht_dev_transfer_max(dev, huge);
+
+    if (max == 0 || left <= max)
+        return left;
+    return (uint32_t)ht_round_up(ht_div_up(left, ht_div_up(left, max)), dev->lba);
+}
