@@ -117,6 +117,22 @@ static int start_worker(struct ht_optim *o, struct worker *w)
     return ret;
 }
 
+/* The first ones go round, so that none is without. */
+static int place_of(const struct ht_nodes *nodes, unsigned worker, int64_t credit[])
+{
+    return worker < nodes->count ? (int)worker : ht_nodes_turn(nodes, credit);
+}
+
+/* Workers for each NUMA node, as many as its devices ask for. Too few of them serve all. */
+static void place_workers(struct ht_optim *o)
+{
+    const struct ht_nodes *nodes = ht_store_nodes(o->store);
+    int64_t credit[HT_NODES_MAX] = {0};
+
+    for (unsigned i = 0; i < o->threads; i++)
+        o->worker[i].near = o->threads >= nodes->count ? place_of(nodes, i, credit) : HT_NEAR_ANY;
+}
+
 static int start_threads(struct ht_optim *o)
 {
     int ret = -pthread_create(&o->helper, NULL, ht_opt_helper_main, o);
@@ -124,6 +140,7 @@ static int start_threads(struct ht_optim *o)
     lock(o);
     o->helper_started = !ret;
     unlock(o);
+    place_workers(o);
     for (unsigned i = 0; !ret && i < o->threads; i++)
         ret = start_worker(o, &o->worker[i]);
     return ret;

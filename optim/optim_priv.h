@@ -61,6 +61,7 @@ struct range {
     uint32_t index;
     uint8_t state;   /* enum range_state */
     uint8_t work;    /* enum range_work, while it is not IDLE */
+    int8_t near;     /* place of the NUMA node where it should be worked on, while it is not IDLE */
     bool consumed;   /* its gradient's chunks have been dropped */
     bool part_added; /* the sum has what is frozen, too */
     uint32_t added;  /* whole gradients in the sum */
@@ -172,6 +173,7 @@ struct worker {
     struct ht_optim *o;
     pthread_t thread;
     bool started;
+    int near; /* place of the NUMA node that it should run on, then that it runs on; HT_NEAR_ANY */
 };
 
 struct ht_optim {
@@ -304,6 +306,8 @@ void ht_opt_coverage_clear(struct param *p, bool frozen_only);
 void ht_opt_range_drop(struct range *r);
 /* Is the parameter's content, or state, of this range about to change? */
 bool ht_opt_range_updating(const struct range *r);
+/* Of a root whose queue is not empty: what a worker there should take. Locked. */
+struct range *ht_opt_range_next(const struct root *root, int near);
 void ht_opt_root_ready(struct root *r); /* locked: put it on the ready list if it has work */
 
 /* ---------------------------------------------------------------- master.c */

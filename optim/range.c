@@ -8,6 +8,8 @@
 
 #include <stdlib.h>
 
+enum { NEAR_LOOK_MAX = 16 };
+
 /* ------------------------------------------------------------------- shape */
 
 int ht_opt_shape_of(struct shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype, uint8_t grad_dtype)
@@ -154,6 +156,7 @@ void ht_opt_range_queue(struct range *r, unsigned work)
 {
     struct param *p = r->param;
 
+    r->near = (int8_t)(p->obj ? ht_obj_near(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : HT_NEAR_ANY);
     r->state = RANGE_QUEUED;
     r->work = (uint8_t)work;
     r->consumed = false;
@@ -177,6 +180,22 @@ void ht_opt_range_unqueue(struct range *r)
     p->o->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
     p->refs--;
     ht_opt_root_ready(p->root);
+}
+
+/* The first of the queue, or a near one that is not far behind it. Every node that there are ranges of has a worker, so none waits for ever. */
+struct range *ht_opt_range_next(const struct root *root, int near)
+{
+    unsigned looked = 0;
+
+    ht_list_for_each(pos, &root->queue) {
+        struct range *r = ht_list_entry(pos, struct range, queue);
+
+        if (near == HT_NEAR_ANY || r->near == HT_NEAR_ANY || r->near == near)
+            return r;
+        if (++looked == NEAR_LOOK_MAX)
+            break;
+    }
+    return ht_list_entry(root->queue.next, struct range, queue);
 }
 
 bool ht_opt_range_updating(const struct range *r)

@@ -422,12 +422,12 @@ static void end(struct job *j, uint64_t ns)
 /* ------------------------------------------------------------------ worker */
 
 /* The next range of the next root, in turn. Locked. */
-static struct range *take(struct ht_optim *o, bool second)
+static struct range *take(struct ht_optim *o, int near, bool second)
 {
     if (ht_list_empty(&o->ready) || o->stopping)
         return NULL;
     struct root *root = ht_list_entry(o->ready.next, struct root, ready);
-    struct range *r = ht_list_entry(root->queue.next, struct range, queue);
+    struct range *r = ht_opt_range_next(root, near);
     if (second && ht_opt_ranges_share(r->param))
         return NULL;
     ht_list_del(&r->queue);
@@ -438,12 +438,12 @@ static struct range *take(struct ht_optim *o, bool second)
     return r;
 }
 
-static struct range *wait_for_range(struct ht_optim *o)
+static struct range *wait_for_range(struct ht_optim *o, int near)
 {
     struct range *r = NULL;
 
     lock(o);
-    while (!o->stopping && !(r = take(o, false)))
+    while (!o->stopping && !(r = take(o, near, false)))
         ht_cond_wait(&o->work, &o->lock);
     unlock(o);
     return r;
@@ -452,7 +452,7 @@ static struct range *wait_for_range(struct ht_optim *o)
 static void take_second(struct worker *w, struct job *j)
 {
     lock(w->o);
-    j->range = take(w->o, true);
+    j->range = take(w->o, w->near, true);
     unlock(w->o);
     if (!j->range)
         return;
@@ -481,10 +481,12 @@ void *ht_opt_worker_main(void *arg)
     struct job job[2] = {{.range = NULL}, {.range = NULL}};
     unsigned at = 0;
 
+    if (w->near != HT_NEAR_ANY && !ht_nodes_run_on(ht_store_nodes(w->o->store), w->near))
+        w->near = HT_NEAR_ANY;
     for (;; at ^= 1) {
         struct job *now = &job[at];
         if (!now->range) {
-            now->range = wait_for_range(w->o);
+            now->range = wait_for_range(w->o, w->near);
             if (!now->range)
                 return NULL;
             now->begun = false;

@@ -37,9 +37,9 @@ struct guest {
 
 struct ht_arena {
     struct ht_pinned memory;
-    uint32_t slots, free_slots, split_hint, hand;
+    uint32_t slots, free_slots, hand;
     uint32_t spare; /* free slots that are no reason to take one far away */
-    uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX];
+    uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX], split_hint[HT_NODES_MAX];
     uint64_t used_on[HT_NODES_MAX];
     uint64_t used_bytes, kept_bytes, staying_bytes;
     uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
@@ -67,7 +67,7 @@ static void number_slots(struct ht_arena *a)
         uint64_t end = ht_min_u64(a->memory.end[p] >> SLOT_SHIFT, a->slots);
         next[p] = (uint32_t)(ht_pinned_part_start(&a->memory, p) >> SLOT_SHIFT);
         shares.weight[p] = end > next[p] ? end - next[p] : 0;
-        last[p] = a->free_head[p] = HT_SLOT_NONE;
+        last[p] = a->free_head[p] = a->split_hint[p] = HT_SLOT_NONE;
     }
     for (uint32_t i = 0; i < a->slots; i++) {
         unsigned p = (unsigned)ht_nodes_turn(&shares, credit);
@@ -253,7 +253,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
         assert(s->used & (1u << n % SUBS));
         s->used &= (uint16_t) ~(1u << n % SUBS);
         if (s->used) {
-            a->split_hint = i;
+            a->split_hint[s->near] = i;
             return;
         }
     }
@@ -314,7 +314,7 @@ static uint32_t take_sub(struct ht_arena *a, uint32_t i)
     for (unsigned k = 0; k < SUBS; k++)
         if (!(s->used & (1u << k))) {
             s->used |= (uint16_t)(1u << k);
-            a->split_hint = i;
+            a->split_hint[s->near] = i;
             return i * SUBS + k;
         }
     return HT_SLOT_NONE;
@@ -328,8 +328,8 @@ static bool has_free_sub(const struct ht_arena *a, uint32_t i)
 /* A sub-slot: of the hinted slot, else of a fresh one, else of what the clock frees. */
 static uint32_t get_small(struct ht_arena *a, uint64_t tries, unsigned near)
 {
-    if (has_free_sub(a, a->split_hint))
-        return take_sub(a, a->split_hint);
+    if (has_free_sub(a, a->split_hint[near]))
+        return take_sub(a, a->split_hint[near]);
     uint32_t i = slot_from_free(a, SLOT_SPLIT, near);
     if (i != HT_SLOT_NONE)
         return take_sub(a, i);

@@ -94,6 +94,20 @@ int ht_obj_near_all(struct ht_obj *o)
     return near;
 }
 
+int ht_obj_near(struct ht_obj *o, uint64_t offset)
+{
+    struct ht_store *s = o->s;
+    if (s->nodes.count < 2)
+        return HT_NEAR_ANY;
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(o, offset >> o->chunk_shift);
+    int device = c ? device_of(c) : -1;
+    if (c && device < 0 && c->slot != HT_SLOT_NONE)
+        device = ht_arena_image(s->arena, c->slot)->home - 1;
+    ht_store_unlock(s);
+    return device < 0 ? HT_NEAR_ANY : s->near[device];
+}
+
 const struct ht_nodes *ht_store_nodes(const struct ht_store *s)
 {
     return &s->nodes;

@@ -102,8 +102,10 @@ int ht_store_unmount(struct ht_store *s) HT_CHECK;
 void ht_store_close(struct ht_store *s);
 
 const struct ht_super *ht_store_super(const struct ht_store *s);
-/* Those that memory comes from, none where the machine has one; and the place in them of what a range of an object is near. */
+/* The NUMA nodes that memory comes from: none where it does not matter. */
 const struct ht_nodes *ht_store_nodes(const struct ht_store *s);
+/* The place in them where what is at this offset should be worked on, or HT_NEAR_ANY. */
+int ht_obj_near(struct ht_obj *o, uint64_t offset);
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
 bool ht_store_read_only(const struct ht_store *s);
 /* The log has failed: not everything that was changed is durable, nor will be. */

@@ -170,8 +170,18 @@ START_TEST(slots_are_near_while_there_are_some)
         ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 1);
     ck_assert_uint_eq(ht_arena_used_on(a, 0), 0);
     ck_assert_uint_eq(ht_arena_used_on(a, 1), 8 << 20);
-    ck_assert_int_eq(place(a, get_near(a, 1 << 16, 0, 0)), 0);
     ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 0); /* far, but nothing has to go for it */
+    ck_assert_uint_eq(asked, 0);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(small_images_are_near_too)
+{
+    struct ht_arena *a = divided(2);
+    for (int i = 0; i < 64; i++)
+        ck_assert_int_eq(place(a, get_near(a, 1 << 16, 0, i % 2)), i % 2);
+    ck_assert_uint_eq(ht_arena_get(a, 1 << 16, 0, 0), HT_SLOT_NONE);
     ck_assert_uint_eq(asked, 0);
     ht_arena_free(a);
 }
@@ -239,6 +249,7 @@ int main(void)
     tcase_add_test(tc, the_hand_passes_every_used_slot);
     tcase_add_test(tc, staging_gives_all_or_none);
     tcase_add_test(tc, slots_are_near_while_there_are_some);
+    tcase_add_test(tc, small_images_are_near_too);
     tcase_add_test(tc, whoever_takes_turns_stays_near_in_a_full_arena);
     tcase_add_test(tc, one_node_alone_may_use_all_memory);
     tcase_add_test(tc, staging_buffers_are_near_while_there_are_some);
