@@ -45,7 +45,7 @@ struct ht_arena {
     uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
     bool forced;                                       /* the sweep that is running heeds nobody's stay */
     uint32_t short_for;                                /* images to come until it is forgotten that one found no room */
-    uint64_t ahead_chunks, ahead_hits, ahead_wasted;
+    uint64_t ahead_chunks, ahead_hits, ahead_wasted, ahead_bytes;
     struct ht_stay stay;
     struct slot *slot;
     struct ht_image *image; /* SUBS per slot */
@@ -235,6 +235,13 @@ static void stay_no_more(struct ht_arena *a, uint32_t n)
     a->staying_bytes -= ht_arena_slot_bytes(a, n);
 }
 
+static void ahead_no_more(struct ht_arena *a, uint32_t n)
+{
+    struct ht_image *im = ht_arena_image(a, n);
+    a->ahead_bytes -= im->ahead ? ht_arena_slot_bytes(a, n) : 0;
+    im->ahead = false;
+}
+
 void ht_arena_put(struct ht_arena *a, uint32_t n)
 {
     if (ht_arena_is_guest(a, n)) {
@@ -247,6 +254,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     ht_arena_let_go(a, n);
     stay_no_more(a, n);
     a->ahead_wasted += a->image[n].ahead;
+    ahead_no_more(a, n);
     a->image[n].owner = NULL;
     note_used(a, n, -1);
     if (s->state == SLOT_SPLIT) {
@@ -384,13 +392,19 @@ void ht_arena_use(struct ht_arena *a, uint32_t n)
     im->referenced = true;
     im->used_at = a->stay.came;
     a->ahead_hits += im->ahead;
-    im->ahead = false;
+    ahead_no_more(a, n);
 }
 
 void ht_arena_mark_ahead(struct ht_arena *a, uint32_t n)
 {
-    ht_arena_image(a, n)->ahead = true;
+    a->image[n].ahead = true;
     a->ahead_chunks++;
+    a->ahead_bytes += ht_arena_slot_bytes(a, n);
+}
+
+uint64_t ht_arena_ahead_bytes(const struct ht_arena *a)
+{
+    return a->ahead_bytes;
 }
 
 void ht_arena_ahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted)

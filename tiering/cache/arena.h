@@ -62,6 +62,8 @@ void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty);
 void ht_arena_mark_ahead(struct ht_arena *a, uint32_t slot);
 /* How many did, how many of them were used, and how many had to go before. */
 void ht_arena_ahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64_t *out_hits, uint64_t *out_wasted);
+/* Of these, not used yet. */
+uint64_t ht_arena_ahead_bytes(const struct ht_arena *a);
 /* Somebody used it. */
 void ht_arena_use(struct ht_arena *a, uint32_t slot);
 /* Give an image's slot back. */

@@ -20,7 +20,7 @@ enum {
     WINDOW = 32,
     TRIES = 1024,                /* images that are asked to go */
     STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
-    ARENA_SHARE = 8,             /* or this part of the arena, or half as much of what moves in it, if that is less */
+    ARENA_SHARE = 4, /* what is read ahead and not used yet takes at most this part of what moves in the arena */
 };
 
 struct fill {
@@ -109,10 +109,11 @@ static void finish_all(struct window *w)
 
 /* ------------------------------------------------------------------ readers */
 
+/* For one reader: a part of what moves in the arena, of which others have read ahead some already. */
 static uint64_t stream_bytes_max(const struct ht_store *s)
 {
-    uint64_t share = ht_arena_bytes(s->arena) / ARENA_SHARE, moving = 2 * ht_arena_moving_bytes(s->arena) / ARENA_SHARE;
-    return ht_min_u64(STREAM_BYTES_MAX, ht_min_u64(share, moving));
+    uint64_t all = ht_arena_moving_bytes(s->arena) / ARENA_SHARE, used = ht_arena_ahead_bytes(s->arena);
+    return ht_min_u64(STREAM_BYTES_MAX, all - ht_min_u64(used, all));
 }
 
 static void *ahead_main(void *s);
