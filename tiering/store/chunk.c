@@ -33,6 +33,8 @@ static bool within(const struct ht_obj *o, uint64_t index)
 
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
 {
+    if (!index)
+        return o->has_first ? &o->first.chunk : NULL;
     unsigned shift;
     struct ht_leaf *l = within(o, index) ? descend(o, index, &shift) : NULL;
     return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
@@ -40,6 +42,9 @@ struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
 
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
 {
+    if (!*index && o->has_first)
+        return &o->first.chunk;
+    *index += !*index;
     while (within(o, *index)) {
         unsigned shift;
         struct ht_leaf *l = descend(o, *index, &shift);
@@ -92,6 +97,11 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
     struct ht_chunk *c = ht_chunk_find(o, index);
     if (c)
         return c;
+    if (!index) {
+        o->first.chunk.slot = HT_SLOT_NONE;
+        o->has_first = true;
+        return &o->first.chunk;
+    }
     if (raise(o, index))
         return NULL;
     void **p = &o->root;
@@ -271,7 +281,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
         return;
     int d = is ? 1 : -1;
     o->unpublished = (uint32_t)((int64_t)o->unpublished + d);
-    struct ht_leaf *l = ht_chunk_leaf(c);
+    struct ht_leaf_head *l = ht_chunk_leaf(c);
     l->unpublished = (uint16_t)(l->unpublished + d);
     if (is)
         ht_obj_touch(o);

@@ -314,10 +314,10 @@ static int undescribed(struct ht_obj *o)
     return note_conflict(o, 0, &nowhere, -ENOENT);
 }
 
-/* At the first chunk of a leaf, for all of them. */
-static void prefetch_places(struct ht_obj *o, const struct ht_chunk *first)
+/* At the first chunk that is in use of a leaf, for all of them. */
+static void prefetch_places(struct ht_obj *o, const struct ht_chunk *first, unsigned count)
 {
-    for (unsigned k = 0; k < LEAF_CHUNKS; k++) {
+    for (unsigned k = 0; k < count; k++) {
         if (!(first[k].flags & CH_PUB))
             continue;
         struct ht_extent e = ht_ref_extent(&first[k].pub, 0);
@@ -336,8 +336,8 @@ static int settle_object(struct ht_obj *o, struct settling *w)
     {
         if (rc)
             break;
-        if (c->pos == 0)
-            prefetch_places(o, c);
+        if (c->pos == 0 || index == 1)
+            prefetch_places(o, c - c->pos, index ? LEAF_CHUNKS : 1);
         if (c->flags & CH_PUB)
             rc = settle_chunk(o, c, index, w);
     }

@@ -85,7 +85,7 @@ struct ht_chunk {
     uint32_t shared : 10;   /* holders */
     uint32_t promised : 10; /* blocks set aside for it: allocate.c */
     uint32_t flags : 6;     /* CH_* */
-    uint32_t pos : 3;       /* in its leaf */
+    uint32_t pos : 3;       /* in its leaf, or 0 for an object's first */
     uint32_t exclusive : 1;
     uint32_t waiting : 1; /* somebody wants it exclusively: no new sharers */
     uint32_t writing : 1; /* writeback in flight (the writer is one of shared) */
@@ -94,14 +94,23 @@ struct ht_chunk {
 static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 bytes");
 
 /*
- * The chunks of an object hang in a radix tree: leaves of 8 chunks under nodes of 64. It is as high as the highest chunk asks
- * for, so that a small file is one leaf and a byte at the end of 16 TiB is one leaf under five nodes. Leaves stay until the object goes.
+ * The first chunk of an object is in it: most files have no other. The others hang in a radix tree: leaves of 8 chunks under nodes of
+ * 64, the place of chunk 0 unused. It is as high as the highest chunk asks for: a byte at the end of 16 TiB is one leaf under five
+ * nodes. Leaves stay until the object goes.
  */
 enum { LEAF_SHIFT = 3, LEAF_CHUNKS = 1 << LEAF_SHIFT, NODE_SHIFT = 6, NODE_SLOTS = 1 << NODE_SHIFT };
+struct ht_leaf_head {
+    uint16_t dirty, unpublished, writing, pad; /* chunks that are so: lets scans skip leaves */
+};
 struct ht_leaf {
-    uint16_t dirty, unpublished, writing; /* chunks that are so: lets scans skip leaves */
+    struct ht_leaf_head head;
     struct ht_chunk chunk[LEAF_CHUNKS];
 };
+struct ht_first {
+    struct ht_leaf_head head;
+    struct ht_chunk chunk;
+};
+static_assert(offsetof(struct ht_leaf, chunk) == offsetof(struct ht_first, chunk), "a chunk finds its leaf's head");
 static_assert(LEAF_CHUNKS <= 1 << 3, "a chunk's place in its leaf has three bits");
 struct ht_node {
     void *slot[NODE_SLOTS]; /* nodes or, in the lowest ones, leaves; NULL: no chunk */
@@ -132,7 +141,7 @@ struct ht_obj {
     struct ht_scope *scope;
     struct ht_list touched;
     struct ht_handed *handed;
-    void *root; /* a leaf if height is 0, or a node; NULL: no chunk yet */
+    void *root; /* a leaf if height is 0, or a node; NULL: none but the first */
     uint32_t refs;
     uint8_t height; /* nodes above a leaf */
     uint8_t chunk_shift, obj_class;
@@ -145,6 +154,8 @@ struct ht_obj {
     int error;       /* reported and cleared by writeback */
     int sticky;      /* the last error, until somebody clears it */
     bool lost;       /* a chunk is BAD: the error stays until abort */
+    bool has_first;  /* the first chunk is one */
+    struct ht_first first;
     uint64_t delete_lsn;
     uint32_t dirty, writing, unpublished, resident; /* chunks */
     uint64_t stored_blocks, shared_blocks;          /* of references; of those with the bit shared */
@@ -177,14 +188,14 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index); /* NULL: no me
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index);
 /* All chunks from index on, ascending; the lock may be let go meanwhile. */
 #define ht_chunk_for_each_from(c, o, index) for (; (c = ht_chunk_next(o, &(index))); (index)++)
-static inline struct ht_leaf *ht_chunk_leaf(struct ht_chunk *c)
+static inline struct ht_leaf_head *ht_chunk_leaf(struct ht_chunk *c)
 {
-    return (struct ht_leaf *)((char *)(c - c->pos) - offsetof(struct ht_leaf, chunk));
+    return (struct ht_leaf_head *)((char *)(c - c->pos) - offsetof(struct ht_leaf, chunk));
 }
 /* For a loop over chunks that has found nothing in the leaf of this one: the last index in it. */
 static inline uint64_t ht_leaf_last(uint64_t index)
 {
-    return index | (LEAF_CHUNKS - 1);
+    return index ? index | (LEAF_CHUNKS - 1) : 0;
 }
 void ht_chunks_free(struct ht_obj *o); /* the memory of the table */
 /* Does it hold anything, or somebody hold it? */

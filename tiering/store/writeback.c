@@ -283,7 +283,7 @@ static void write_range(struct window *w, struct ht_obj *o, uint64_t first, uint
     uint64_t index = first;
     ht_chunk_for_each_from(c, o, index)
     {
-        const struct ht_leaf *leaf = ht_chunk_leaf(c);
+        const struct ht_leaf_head *leaf = ht_chunk_leaf(c);
         if (index >= last || (!o->dirty && !o->writing))
             break;
         if (!leaf->dirty && !leaf->writing)

@@ -2,7 +2,7 @@
 /* Sparse objects cost what they hold, wherever it is. */
 #include "tests/unit/tiering/store/world.h"
 
-enum { MANY = 1000, FILE_META_BYTES_MAX = 4096 };
+enum { MANY = 1000, FILE_META_BYTES_MAX = 4096, SMALL_META_BYTES_MAX = 320 };
 
 /* The first byte of the last chunk: what is before a byte in its chunk is stored with it. */
 static uint64_t last_of(struct ht_obj *o)
@@ -112,10 +112,30 @@ START_TEST(chunks_far_apart_are_found_in_order)
 }
 END_TEST
 
+/* Of one chunk: with its share of the table of objects. */
+START_TEST(a_small_object_costs_little)
+{
+    static struct ht_obj *o[4 * MANY];
+    fresh(64, false);
+    uint64_t before = stats().meta_bytes;
+    for (unsigned i = 0; i < 4 * MANY; i++) {
+        o[i] = object(i % 2 ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES, 0);
+        put_all(o[i], 0, (const uint8_t *)&i, 1);
+        if (i % 100 == 0)
+            ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    ck_assert_uint_le(stats().meta_bytes - before, 4 * MANY * SMALL_META_BYTES_MAX);
+    for (unsigned i = 0; i < 4 * MANY; i++)
+        ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("sparse");
     tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, a_small_object_costs_little);
     tcase_add_test(tc, a_byte_at_the_end_of_the_largest_object_costs_little);
     tcase_add_test(tc, the_very_last_byte_can_be_written);
     tcase_add_test(tc, chunks_far_apart_are_found_in_order);
