@@ -127,7 +127,9 @@ static int open_by_force(struct ht_fsck *f)
     int ret;
 
     ht_fsck_close_store(f);
+    f->mend = f->opt.mode == HT_FSCK_CHECK && f->mended != 0; /* what repairing modes have written by now */
     ret = ht_fsck_open_store(f, true, false);
+    f->mend = false;
     if (ret < 0)
         return ret;
     if (diverged)
@@ -138,7 +140,7 @@ static int open_by_force(struct ht_fsck *f)
     return 0;
 }
 
-/* Both copies are damaged: maybe each can be made whole by the other. */
+/* Both copies are damaged: maybe each can be made whole by the other. With -n that is done in memory. */
 static int open_mended(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
@@ -160,9 +162,8 @@ int ht_fsck_pass_log(struct ht_fsck *f)
 {
     int ret = ht_fsck_open_store(f, false, false);
 
-    if (ret == -EUCLEAN && f->opt.mode != HT_FSCK_CHECK && !f->log.diverged)
+    if (ret == -EUCLEAN && !f->log.diverged)
         ret = open_mended(f);
-
     if (f->store == NULL || f->optim == NULL)
         return ret; /* told */
     if (ret == -EUCLEAN)

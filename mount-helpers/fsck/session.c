@@ -62,7 +62,8 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
         return ret == -EUCLEAN ? -EIO : ret; /* pass 1 found its superblocks in order */
     }
     if (f->mend)
-        ret = ht_store_mend_log(f->store, &f->mended);
+        ret = f->opt.mode == HT_FSCK_CHECK ? ht_store_mend_log_aside(f->store, &f->mended)
+                                           : ht_store_mend_log(f->store, &f->mended);
     if (ret == 0)
         ret = ht_store_mount(f->store);
     if (repair)

@@ -98,6 +98,12 @@ struct ht_journal_report {
  */
 int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames) HT_CHECK;
 /*
+ * The same in memory, nothing is written: both copies as they are, mended, for a config whose offsets are 0. The caller closes them. NULL: there
+ * is too little memory for it.
+ */
+int ht_journal_mend_aside(const struct ht_journal_config *config, unsigned *out_frames,
+                          struct ht_dev *out_dev[HT_LOG_COPIES]) HT_CHECK;
+/*
  * Read both copies, choose the longest undamaged chain (or, if all are damaged, none) and replay it.
  * Writes nothing. -EUCLEAN: every copy is damaged (the report says where; nothing was replayed
  * unless force is set, which replays the longest anyway); -EIO, -ENOMEM, or what replay returned.

@@ -10,6 +10,8 @@
 
 #include <stdlib.h>
 
+#include "tiering/base/mem.h"
+
 enum { TURNS_MAX = 64 };
 
 struct mending {
@@ -101,5 +103,52 @@ int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames
     free(m.mem.data);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         free(m.scan[i].links);
+    return rc;
+}
+
+/* ------------------------------------------------------------------- aside */
+
+/* What cannot be read stays zeros, which no frame is. */
+static void copy_piece(struct ht_dev *from, uint64_t offset, uint8_t *to, uint32_t len)
+{
+    if (ht_dev_read(from, offset, to, len) == 0)
+        return;
+    memset(to, 0, len);
+    for (uint32_t at = 0; at < len; at += HT_BLOCK_BYTES)
+        if (ht_dev_read(from, offset + at, to + at, HT_BLOCK_BYTES) != 0)
+            memset(to + at, 0, HT_BLOCK_BYTES);
+}
+
+static int copy_aside(const struct ht_journal_config *config, unsigned i, struct ht_dev **out_dev)
+{
+    int rc = ht_dev_open_ram(config->log_bytes, HT_BLOCK_BYTES, out_dev);
+
+    for (uint64_t at = 0; rc == 0 && at < config->log_bytes; at += HT_LOG_PIECE_BYTES)
+        copy_piece(config->dev[i], config->offset[i] + at, (uint8_t *)ht_dev_ram_data(*out_dev) + at,
+                   (uint32_t)ht_min_u64(HT_LOG_PIECE_BYTES, config->log_bytes - at));
+    return rc;
+}
+
+int ht_journal_mend_aside(const struct ht_journal_config *config, unsigned *out_frames,
+                          struct ht_dev *out_dev[HT_LOG_COPIES])
+{
+    struct ht_journal_config aside = *config;
+    int rc = 0;
+
+    *out_frames = 0;
+    if (HT_LOG_COPIES * config->log_bytes > ht_mem_available() / 2)
+        return 0; /* then nothing is known of it */
+    memset(aside.dev, 0, sizeof(aside.dev));
+    memset(aside.offset, 0, sizeof(aside.offset));
+    for (unsigned i = 0; rc == 0 && i < HT_LOG_COPIES; i++)
+        if (config->dev[i])
+            rc = copy_aside(config, i, &aside.dev[i]);
+    if (rc == 0)
+        rc = ht_journal_mend(&aside, out_frames);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        if (rc == 0)
+            out_dev[i] = aside.dev[i];
+        else if (aside.dev[i])
+            ht_dev_close(aside.dev[i]);
     return rc;
 }

@@ -173,6 +173,10 @@ static struct ht_journal_config journal_config(struct ht_store *s)
     for (unsigned k = 0; k < HT_LOG_COPIES; k++) {
         c.dev[k] = s->dev[s->sb.log_device[k]];
         c.offset[k] = s->sb.log_offset[k];
+        if (s->log_aside[k]) {
+            c.dev[k] = s->log_aside[k];
+            c.offset[k] = 0;
+        }
         c.behind[k] = !ht_members_takes_part(&s->sb, s->sb.log_device[k]);
     }
     return c;
@@ -189,6 +193,12 @@ int ht_store_mend_log(struct ht_store *s, unsigned *out_frames)
 {
     struct ht_journal_config c = journal_config(s);
     return ht_journal_mend(&c, out_frames);
+}
+
+int ht_store_mend_log_aside(struct ht_store *s, unsigned *out_frames)
+{
+    struct ht_journal_config c = journal_config(s);
+    return s->opts.read_only ? ht_journal_mend_aside(&c, out_frames, s->log_aside) : -EINVAL;
 }
 
 static void stop_scrub(struct ht_store *s)
@@ -354,6 +364,8 @@ void ht_store_close(struct ht_store *s)
     ht_rings_free(s->rings);
     if (s->journal)
         ht_journal_abandon(s->journal);
+    for (unsigned k = 0; k < HT_LOG_COPIES; k++)
+        ht_dev_close(s->log_aside[k]);
     free_objects(s);
     ht_shares_free(s);
     free_limbo(&s->limbo);

@@ -94,6 +94,8 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
 int ht_store_register(struct ht_store *s, const struct ht_meta_client *client) HT_CHECK;
 /* Before mount, for fsck: ht_journal_mend. Writes to the devices also where the store is read-only. */
 int ht_store_mend_log(struct ht_store *s, unsigned *out_frames) HT_CHECK;
+/* The same in memory: a read-only mount goes by it. */
+int ht_store_mend_log_aside(struct ht_store *s, unsigned *out_frames) HT_CHECK;
 /* Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report. */
 int ht_store_mount(struct ht_store *s) HT_CHECK;
 /* Write back and publish everything outside scopes, mark clean, stop threads. Pending state of scopes is dropped. WAITS. */

@@ -298,7 +298,8 @@ struct ht_store {
     pthread_cond_t settled; /* a transaction was appended: what it freed is in limbo */
 
     struct ht_store_opts opts;
-    struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: missing */
+    struct ht_dev *dev[HT_DEVICES_MAX];      /* NULL: missing */
+    struct ht_dev *log_aside[HT_LOG_COPIES]; /* in memory, in place of those on the devices; ours */
     unsigned dev_count;
     /* rescue.c; devices as bits. closed and rescues are read without the lock, too */
     _Atomic uint32_t closed;      /* take no more content */
