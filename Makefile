@@ -9,7 +9,8 @@
 ##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
 ##   check-long the same with more random states and steps per test, and TSan runs of the unit tests and of a mount
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
-##              some 4 minutes; skipped where QEMU is not installed
+##              before that, where memory and threads are in one with two NUMA nodes; some 5 minutes; skipped where QEMU is
+##              not installed
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
@@ -310,6 +311,8 @@ bench-step:
 # A machine that boots needs minutes, so this is no part of check.
 check-vm:
 	@$(MAKE) --no-print-directory all clients
+	@$(MAKE) --no-print-directory tests TEST='test_[nm]e[am]*'
+	@$(PYTHON) tests/qemu/nodes.py
 	@$(PYTHON) tests/qemu/cuts.py
 deps-vm:
 	@tests/tools/deps.sh vm

@@ -186,7 +186,7 @@ static const struct row {
      FIXED(optim_threads)},
     {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",
      FIXED(fuse_threads)},
-    {"numa", "auto|off|NODE", set_numa, "where memory comes from (default: auto, the node of the first device)",
+    {"numa", "auto|off|NODE", set_numa, "where memory is and threads run (default: auto, the nodes of the devices)",
      FIXED(numa_node)},
     {"device", "PATH", set_device, "a further member of the store", FIXED(device_count)},
     {"degraded", NULL, set_degraded, "go on without members that are missing: what lies on them is EIO",

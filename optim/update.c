@@ -481,6 +481,7 @@ void *ht_opt_worker_main(void *arg)
     struct job job[2] = {{.range = NULL}, {.range = NULL}};
     unsigned at = 0;
 
+    pthread_setname_np(pthread_self(), "ht-update");
     if (w->near != HT_NEAR_ANY && !ht_nodes_run_on(ht_store_nodes(w->o->store), w->near))
         w->near = HT_NEAR_ANY;
     for (;; at ^= 1) {

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory near the device that a chunk lies on. Nodes of these devices need not be there: what is divided is told by stats. */
 #include <check.h>
+#include <numaif.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "tests/unit/tiering/store/world.h"
 #include "tiering/space/alloc.h"
@@ -8,11 +11,15 @@
 enum { DEVICES = 2, CHUNKS = 6 };
 
 static struct ht_dev *devs[DEVICES];
+static uint64_t handout_bytes;
 
 static void mount_near(int numa)
 {
-    struct ht_store_opts opts = {
-        .dram_bytes = 16 * MIB, .staging_bytes = 16 * MIB, .numa_node = numa, .no_threads = true};
+    struct ht_store_opts opts = {.dram_bytes = 16 * MIB + handout_bytes,
+                                 .handout_bytes = handout_bytes,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = numa,
+                                 .no_threads = true};
     ck_assert_int_eq(ht_store_new(devs, DEVICES, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
@@ -42,6 +49,25 @@ static uint64_t used_on(unsigned place)
     struct ht_node_stat st;
     ht_store_node_stat(s, place, &st);
     return st.dram_used_bytes;
+}
+
+static uint64_t wanted_oid;
+static unsigned first_device;
+
+static int note_first(void *ctx, const struct ht_chunk_info *info)
+{
+    (void)ctx;
+    if (info->oid == wanted_oid && info->index == 0)
+        first_device = info->extents[0].device;
+    return 0;
+}
+
+/* Of its first chunk. */
+static unsigned device_of_first(struct ht_obj *o)
+{
+    wanted_oid = ht_obj_id(o);
+    ck_assert_int_eq(ht_store_walk(s, note_first, NULL), 0);
+    return first_device;
 }
 
 static int note_device(void *ctx, const struct ht_chunk_info *info)
@@ -114,6 +140,59 @@ START_TEST(all_memory_is_used_though_one_device_has_everything)
 }
 END_TEST
 
+/* Pages of memory on each of these two nodes. The policy of a file's pages belongs to the file: another mapping shows it, too. */
+static void count_pages(int fd, size_t bytes, unsigned count[2])
+{
+    size_t step = (size_t)sysconf(_SC_PAGESIZE);
+    char *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(base, MAP_FAILED);
+    count[0] = count[1] = 0;
+    for (size_t at = 0; at < bytes; at += step) {
+        void *page = base + at;
+        int node = -1;
+        ck_assert_int_ge(*(volatile char *)page, -128);
+        ck_assert_int_eq(move_pages(0, 1, &page, NULL, &node, 0), 0);
+        ck_assert(node == 0 || node == 1);
+        count[node]++;
+    }
+    munmap(base, bytes);
+}
+
+static struct ht_obj *stored(size_t bytes)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *content = pattern(bytes, 1);
+    put_all(o, 0, content, bytes);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    free(content);
+    return o;
+}
+
+START_TEST(handed_out_images_are_near)
+{
+    struct ht_obj *o[3];
+    int fd[3];
+    unsigned pages[2], all = MIB / (unsigned)sysconf(_SC_PAGESIZE);
+    handout_bytes = 12 * MIB;
+    make(0, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        o[i] = stored((i == 2 ? CHUNKS : 1) * MIB);
+        ck_assert_int_eq(ht_obj_hand_out(o[i], &fd[i]), 0);
+        count_pages(fd[i], (i == 2 ? CHUNKS : 1) * MIB, pages);
+        if (!ht_node_exists(1)) /* then it lies on the other one */
+            ck_assert_uint_eq(pages[0], i == 2 ? CHUNKS * all : all);
+        else if (i == 2) /* on both devices */
+            ck_assert_uint_eq(pages[0], pages[1]);
+        else
+            ck_assert_uint_eq(pages[device_of_first(o[i])], all);
+        ht_obj_hand_back(o[i]);
+        ht_obj_put(o[i]);
+    }
+    handout_bytes = 0;
+    end();
+}
+END_TEST
+
 START_TEST(an_unknown_node_is_no_node)
 {
     make(HT_NUMA_OFF, HT_NUMA_OFF);
@@ -144,6 +223,7 @@ int main(void)
     tcase_add_test(tc, memory_is_divided_among_the_nodes_of_devices);
     tcase_add_test(tc, images_are_near_the_device_of_their_chunk);
     tcase_add_test(tc, all_memory_is_used_though_one_device_has_everything);
+    tcase_add_test(tc, handed_out_images_are_near);
     tcase_add_test(tc, an_unknown_node_is_no_node);
     tcase_add_test(tc, one_node_can_be_asked_for);
     return run_suite(tc);
