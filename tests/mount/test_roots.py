@@ -135,9 +135,11 @@ def test_abort_restores_everything(root):
     put_gradient(root, 'w', g)
     first = np.fromfile(root / 'w', 'f4')
     assert near(first, adamw(p, [g, g]))
-    with open(root / 'sub' / 'f', 'rb') as vanishing:
+    with open(root / 'sub' / 'f', 'rb+', buffering=0) as vanishing:
         assert command(root, 'abort') == ['ok']
         refused(errno.ESTALE, os.pread, vanishing.fileno(), 10, 10 * MIB)
+        refused(errno.ESTALE, os.pread, vanishing.fileno(), 2, 0)
+        refused(errno.ESTALE, os.pwrite, vanishing.fileno(), b'lost', 0)
     assert sorted(os.listdir(root)) == ['big', 'w']
     assert near(np.fromfile(root / 'w', 'f4'), adamw(p, [g]))
     assert np.array_equal(np.fromfile(root / 'big', 'f4'), random(3 * MIB // 4 + 7, 2))

@@ -224,6 +224,7 @@ static void abort_object(struct ht_obj *o)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
+    o->vanished = !o->published; /* first: who reads meanwhile sees that it is gone, and not what is left */
     ht_chunk_for_each_from(c, o, index) if (ht_chunk_in_use(c)) abort_chunk(o, c, index);
     o->error = 0;
     o->lost = false;

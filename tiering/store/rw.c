@@ -96,6 +96,8 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
         if (!rc)
             done += n;
     }
+    if (o->vanished)
+        rc = -ESTALE;
     ht_store_unlock(s);
     return rc ? rc : (ssize_t)done; /* less than there is would be taken for the end */
 }
@@ -113,8 +115,8 @@ static int hold_in_place(struct ht_obj *o, uint64_t off, size_t len, struct ht_c
     int rc = hold_for_read(o, c, index, a, a + (uint32_t)len);
     if (rc)
         return rc;
-    /* Memory of a handed-out object may end earlier. */
-    if (c->slot == HT_SLOT_NONE || ht_arena_is_guest(s->arena, c->slot)) {
+    /* Memory of a handed-out object may end earlier; of one that vanished reading it says so. */
+    if (o->vanished || c->slot == HT_SLOT_NONE || ht_arena_is_guest(s->arena, c->slot)) {
         ht_chunk_unlock_shared(s, c);
         return 0;
     }
@@ -258,6 +260,7 @@ ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len
         return rc;
     size_t done = 0;
     ht_store_lock(s);
+    rc = o->vanished ? -ESTALE : 0;
     while (done < len && !rc) {
         uint64_t pos = off + done;
         uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));

@@ -196,7 +196,8 @@ struct ht_obj_reader {
     uint64_t next, end; /* chunks to read ahead */
 };
 void ht_obj_reader_end(struct ht_obj_reader *reader);
-/* Read up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno. WAITS. */
+/* Read up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno. -ESTALE: an abort took
+ * the object back. WAITS. */
 ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_CHECK;
 /*
  * The same without a copy where one chunk has it all: fn is called once, with the bytes in the chunk's image, which it is to use before
@@ -208,7 +209,7 @@ ssize_t ht_obj_read_in_place(struct ht_obj *obj, struct ht_obj_reader *reader, u
                              ht_obj_read_fn fn, void *ctx) HT_CHECK;
 /*
  * Write; grows the object. All or nothing is promised per chunk only: returns the count written, which is short
- * when a later chunk failed, or -errno when nothing was. WAITS. -EFBIG beyond HT_FILE_BYTES_MAX.
+ * when a later chunk failed, or -errno when nothing was. WAITS. -EFBIG beyond HT_FILE_BYTES_MAX. -ESTALE as for reading.
  */
 ssize_t ht_obj_write(struct ht_obj *obj, uint64_t off, const void *buf, size_t len) HT_CHECK;
 /* Works on a full store too. WAITS. */

@@ -150,6 +150,7 @@ struct ht_obj {
     bool deleted;    /* currently */
     bool leaving;    /* its deletion is in the open transaction */
     bool dead;       /* for good: leaves memory with its last reference */
+    bool vanished;   /* dead because an abort took it back: what was in it is gone */
     bool meta_dirty; /* size or existence is unpublished */
     int error;       /* reported and cleared by writeback */
     int sticky;      /* the last error, until somebody clears it */
