@@ -8,7 +8,8 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
-enum { BATCH = 16 };
+/* Looking for what mappings of handed-out files have stored takes at most so small a part of the time. */
+enum { BATCH = 16, LOOK_PART = 50 };
 
 static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
@@ -37,7 +38,7 @@ static size_t pending_bytes_outside(struct ht_store *s)
     return ht_scope_pending_bytes(s, 0) + 4096;
 }
 
-/* out: looks also at what is handed out, as nobody asks the timer to. */
+/* out: looks also at what is handed out. The timer does so itself, less often. */
 static int commit(struct ht_store *s, bool out)
 {
     int error = ht_handed_find_changes(s, 0, out), written = ht_scope_write(s, 0);
@@ -64,6 +65,18 @@ int ht_store_commit(struct ht_store *s)
     return commit(s, true);
 }
 
+/* At what is handed out outside scopes, unless it is too early. */
+static int look_at_handed(struct ht_store *s, uint64_t *next)
+{
+    uint64_t began = ht_now_ns();
+    if (began < *next)
+        return 0;
+    int rc = ht_handed_find_changes(s, 0, true);
+    uint64_t ended = ht_now_ns();
+    *next = ended + (ended - began) * LOOK_PART;
+    return rc;
+}
+
 static void commit_failed(int error)
 {
     struct ht_event_about about = {.error = error};
@@ -74,7 +87,7 @@ static void commit_failed(int error)
 void *ht_writeback_main(void *arg)
 {
     struct ht_store *s = arg;
-    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0;
+    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0, look = 0;
     ht_store_lock(s);
     while (!s->stopping) {
         bool due = sleep_until(s, next);
@@ -82,9 +95,9 @@ void *ht_writeback_main(void *arg)
             break;
         if (due) {
             ht_store_unlock(s);
-            int rc = commit(s, false);
-            if (rc)
-                commit_failed(rc);
+            int found = look_at_handed(s, &look), rc = commit(s, false);
+            if (rc || found)
+                commit_failed(rc ? rc : found);
             next = ht_now_ns() + period;
             ht_store_lock(s);
         } else {

@@ -17,7 +17,8 @@
  *  4. Where stores are expected, what a device gets is a copy of the image: its checksum is that of what is written.
  *
  * What was stored unseen is found by comparing an image with the checksum of the reference (ht_obj_find_changes): then the image is dirty
- * like any other. Who commits, syncs or copies asks for it; the commit timer does so only for what is back.
+ * like any other. Who commits, syncs or copies asks for it; the commit timer does so for what is back, and for the rest as often as is
+ * cheap (background.c).
  *
  * Lock: store.lock; chunks as in lease.c, one at a time.
  */
