@@ -9,7 +9,7 @@ from common import BUILD, TOP, give_up, run
 from path_sides import GIB, MIB, strace_counts
 
 MODEL = 'model'
-DRAM, SHARE, TOUCHED = '2G', '1536M', 2 * GIB
+DRAM, SHARE, TOUCHED = '2G', '1536M', 4 * GIB
 PREFETCHED = '1 MiB', '8 MiB', '64 MiB', '1 GiB'
 READ = '64 KiB', '1 MiB', '8 MiB', '1 GiB'
 STEP_SET, STEPS = '64 MiB', 4
