@@ -243,6 +243,7 @@ void ht_optim_free(struct ht_optim *o)
         ht_list_del(&r->all);
         free(r);
     }
+    ht_id_table_free(&o->roots_by_id);
     free(o->table);
     free(o->owners);
     ht_opt_problems_free(o);

@@ -36,6 +36,7 @@
 #include "optim/optim.h"
 #include "optim/rules/rule.h"
 #include "optim/spans.h"
+#include "tiering/base/idtable.h"
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
@@ -142,7 +143,8 @@ struct root {
     unsigned refs;
     struct ht_list all, params, touched, queue;
     struct ht_list ready; /* optim.ready while queue is not empty and hold is not set */
-    bool exists;          /* the log has it */
+    struct ht_id_link by_id;
+    bool exists; /* the log has it */
     bool configured;
     struct ht_optim_config config, published_config, latched;
     bool gate, draining, hold, open;
@@ -187,6 +189,7 @@ struct ht_optim {
     const struct ht_kernels *kernels;
 
     struct ht_list roots, params; /* by seq */
+    struct ht_id_table roots_by_id;
     uint64_t next_seq;
     struct param **table;
     size_t table_size, param_count;

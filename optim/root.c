@@ -2,7 +2,7 @@
 /*
  * root.c - model roots: their table, configuration, gate and figures.
  *
- * Roots are few, so they are a list. A root lives while the log knows it, or somebody refers to it.
+ * A root lives while the log knows it, or somebody refers to it.
  */
 #include "optim/optim_priv.h"
 
@@ -14,12 +14,9 @@
 
 struct root *ht_opt_root_find(struct ht_optim *o, uint64_t id)
 {
-    ht_list_for_each(pos, &o->roots) {
-        struct root *r = ht_list_entry(pos, struct root, all);
-        if (r->id == id)
-            return r;
-    }
-    return NULL;
+    struct ht_id_link *link = ht_id_find(&o->roots_by_id, id);
+
+    return link ? ht_container_of(link, struct root, by_id) : NULL;
 }
 
 struct root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
@@ -31,6 +28,11 @@ struct root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
     r = calloc(1, sizeof(*r));
     if (!r)
         return NULL;
+    r->by_id.id = id;
+    if (ht_id_insert(&o->roots_by_id, &r->by_id)) {
+        free(r);
+        return NULL;
+    }
     r->o = o;
     r->id = id;
     r->seq = ++o->next_seq;
@@ -59,6 +61,7 @@ void ht_opt_root_put_locked(struct root *r)
     if (--r->refs || r->exists || !ht_list_empty(&r->params))
         return;
     ht_list_del(&r->all);
+    ht_id_remove(&r->o->roots_by_id, &r->by_id);
     free(r);
 }
 

@@ -11,6 +11,7 @@
  */
 #include "fs/ns/ns_priv.h"
 
+#include <linux/limits.h>
 #include <stdlib.h>
 #include "tiering/base/log.h"
 
@@ -162,12 +163,32 @@ static bool is_name(const struct ht_ns_record *r, const char *name)
     return strlen(name) == r->name_len && memcmp(name, r->name, r->name_len) == 0;
 }
 
+/* "user.a" and its NUL; and what is put beside the bounds of setxattr: access lists and the optimizer's words. */
+enum { SHORTEST_NAME_BYTES = 7, BESIDE = 3 };
+
+/* As much as one can have; more is a log that nobody wrote, and would take long to go through. */
+static bool xattr_fits(const struct ht_ns_inode *i, const struct ht_ns_record *r)
+{
+    uint64_t bytes = (uint64_t)r->name_len + r->value_len, listed = ht_max_u64(r->name_len + 1, SHORTEST_NAME_BYTES);
+
+    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+        if (is_name(r, x->data) && x->name_len == r->name_len)
+            continue;
+        bytes += (uint64_t)x->name_len + x->value_len;
+        listed += ht_max_u64((uint64_t)x->name_len + 1, SHORTEST_NAME_BYTES);
+    }
+    return bytes <= HT_XATTR_INODE_BYTES_MAX + BESIDE * (uint64_t)HT_XATTR_VALUE_BYTES_MAX &&
+        listed <= XATTR_LIST_MAX + BESIDE * (uint64_t)HT_XATTR_NAME_BYTES_MAX;
+}
+
 static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r)
 {
     struct ht_ns_inode *i = find_or_make(ns, r->ino);
     struct ht_ns_xattr *old, *x;
 
     if ((is_name(r, HT_NS_ACL_ACCESS) || is_name(r, HT_NS_ACL_DEFAULT)) && !ht_ns_acl_valid(r->value, r->value_len))
+        return -EUCLEAN;
+    if (i != NULL && !xattr_fits(i, r))
         return -EUCLEAN;
     if (i == NULL || ht_ns_xattr_new(ns, r->name, r->name_len, r->value, r->value_len, &x) != 0)
         return -ENOMEM;

@@ -95,13 +95,17 @@ int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
 
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
 {
-    for (struct ht_scope *sc = s->scopes; sc; sc = sc->next)
-        if (sc->id == id)
-            return sc;
+    struct ht_id_link *link = ht_id_find(&s->scopes_by_id, id);
+    if (link)
+        return ht_container_of(link, struct ht_scope, by_id);
     struct ht_scope *sc = make ? calloc(1, sizeof(*sc)) : NULL;
     if (!sc)
         return NULL;
-    sc->id = id;
+    sc->id = sc->by_id.id = id;
+    if (ht_id_insert(&s->scopes_by_id, &sc->by_id)) {
+        free(sc);
+        return NULL;
+    }
     ht_list_init(&sc->touched);
     sc->next = s->scopes;
     s->scopes = sc;

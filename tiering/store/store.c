@@ -327,6 +327,7 @@ static void free_objects(struct ht_store *s)
             free(o);
         }
     free(s->table);
+    ht_id_table_free(&s->scopes_by_id);
     while (s->scopes) {
         struct ht_scope *next = s->scopes->next;
         free(s->scopes);

@@ -25,6 +25,7 @@
 
 #include <stdatomic.h>
 
+#include "tiering/base/idtable.h"
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
@@ -120,6 +121,7 @@ struct ht_scope {
     uint64_t id;
     struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
     struct ht_scope *next;
+    struct ht_id_link by_id;
 };
 
 /* handout.c: images in memory that others have, too. */
@@ -328,7 +330,8 @@ struct ht_store {
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
     uint64_t chunks, lost_chunks, meta_bytes;
-    struct ht_scope *scopes; /* few: one per model root */
+    struct ht_scope *scopes; /* one per model root */
+    struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;
     _Atomic uint64_t next_id;
     uint64_t ids_logged; /* up to there the log says that numbers were given out; tx_lock */

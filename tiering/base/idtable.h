@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * idtable.h - things found by their number: a hash table of links that live in them.
+ *
+ * Doubles when full and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are an empty table.
+ * No lock: the owner's.
+ */
+#ifndef HITRAIN_TIERING_BASE_IDTABLE_H
+#define HITRAIN_TIERING_BASE_IDTABLE_H
+
+#include "tiering/base/base.h"
+
+struct ht_id_link {
+    uint64_t id;
+    struct ht_id_link *next;
+};
+
+struct ht_id_table {
+    struct ht_id_link **slot;
+    size_t size, count; /* size: a power of two, or 0 */
+};
+
+/* The link with this id, or NULL. */
+struct ht_id_link *ht_id_find(const struct ht_id_table *t, uint64_t id);
+/* No link in the table has its id. -ENOMEM: not even a first table can be had. */
+int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link) HT_CHECK;
+/* It is in the table. */
+void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link);
+/* What was in it is the caller's. */
+void ht_id_table_free(struct ht_id_table *t);
+
+#endif
