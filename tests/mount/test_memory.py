@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's memory is its budget: it runs in a memory cgroup of dram + staging + 128 MiB while a client moves more."""
+import ctypes
 import hashlib
 import os
 import pathlib
+import resource
 import subprocess
 
 import pytest
@@ -14,25 +16,36 @@ LIMIT = DRAM + STAGING + SLACK
 
 
 class Group:
-    """A memory cgroup, of version 1 or 2, whichever this machine has."""
+    """A memory cgroup, of version 1 or 2, whichever this machine has; below another one or at the top."""
 
-    def __init__(self, name, limit):
+    def __init__(self, name, limit, above=None):
         one, two = pathlib.Path('/sys/fs/cgroup/memory'), pathlib.Path('/sys/fs/cgroup')
         self.v1 = one.is_dir()
         if not self.v1 and 'memory' not in _read(two / 'cgroup.subtree_control', ''):
             pytest.skip('no memory cgroup controller here')
-        self.path = (one if self.v1 else two) / name
+        self.path = (above.path if above else one if self.v1 else two) / name
         try:
+            if above and not self.v1:
+                (above.path / 'cgroup.subtree_control').write_text('+memory')
             self.path.mkdir()
-            (self.path / ('memory.limit_in_bytes' if self.v1 else 'memory.max')).write_text(str(limit))
+            if limit:
+                (self.path / ('memory.limit_in_bytes' if self.v1 else 'memory.max')).write_text(str(limit))
         except OSError as e:
             pytest.skip(f'no memory cgroup can be made here: {e}')
 
     def join(self):
         (self.path / 'cgroup.procs').write_text(str(os.getpid()))
 
+    def used(self):
+        return int(_read(self.path / ('memory.usage_in_bytes' if self.v1 else 'memory.current'), '0'))
+
     def peak(self):
         return int(_read(self.path / ('memory.max_usage_in_bytes' if self.v1 else 'memory.peak'), '0'))
+
+    def page_cache(self):
+        """Bytes of files, of itself only where the version tells."""
+        fields = dict(line.split() for line in _read(self.path / 'memory.stat', '').splitlines())
+        return int(fields['cache' if self.v1 else 'file'])
 
     def kills(self):
         text = _read(self.path / ('memory.oom_control' if self.v1 else 'memory.events'), '')
@@ -58,12 +71,22 @@ def group():
 
 
 def _mount_in(group, store):
+    _mount_after(group.join, store)
+
+
+def _mount_after(prepare, store):
+    """prepare: what the daemon's process does first."""
     with open(store.log, 'a') as log:
         store.daemon = subprocess.Popen(
             [str(BIN / 'hitrain'), '-f', str(store.image), str(store.point), '-o', f'dram={DRAM},staging={STAGING}'],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=group.join)
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, preexec_fn=prepare)
     wait_for(lambda: store.daemon.poll() is not None or store.mounts_told(), 'mount')
     assert store.daemon.poll() is None, store.messages()
+
+
+def _figures(store):
+    lines = os.getxattr(store.point, 'user.hitrain.stats').decode().splitlines()
+    return {word: int(value) for word, value in (line.split('=') for line in lines)}
 
 
 def _move(point, total, piece=4 * MIB):
@@ -87,7 +110,7 @@ def _move(point, total, piece=4 * MIB):
     return before, after
 
 
-def test_a_client_moves_three_times_the_budget_through_a_daemon_of_bounded_memory(make_store, group):
+def test_a_client_moves_three_times_the_budget_through_a_daemon_of_bounded_memory(group, make_store):
     store = make_store('1G')
     _mount_in(group, store)
     before, after = _move(store.point, 3 * (DRAM + STAGING))
@@ -98,7 +121,7 @@ def test_a_client_moves_three_times_the_budget_through_a_daemon_of_bounded_memor
     store.unmount()
 
 
-def test_optimizer_state_streams_through_the_same_memory(make_store, group):
+def test_optimizer_state_streams_through_the_same_memory(group, make_store):
     """A model whose state is three times the DRAM tier, updated and committed."""
     store = make_store('2G')
     _mount_in(group, store)
@@ -122,4 +145,197 @@ def test_optimizer_state_streams_through_the_same_memory(make_store, group):
     assert store.daemon.poll() is None, store.messages()
     assert group.kills() == 0
     assert group.peak() <= LIMIT
+    store.unmount()
+
+
+# ------------------------------------------------------------------------ what is locked
+
+PR_CAPBSET_DROP, PR_SET_THP_DISABLE, CAP_IPC_LOCK = 24, 41, 14
+MEMLOCK = 8 * MIB
+
+
+def _may_lock_little():
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK, MEMLOCK))
+    assert ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) == 0
+
+
+def _gets_no_huge_pages():
+    assert ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0
+
+
+def _status(store, word):
+    """A line of /proc/PID/status in bytes."""
+    text = pathlib.Path(f'/proc/{store.daemon.pid}/status').read_text()
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(word + ':'))
+
+
+def _areas(store):
+    """Of tier and pool by the kernel's count, in bytes: resident, locked, in huge pages. None where areas have no names."""
+    sums, inside = {'Rss': 0, 'Locked': 0, 'AnonHugePages': 0}, False
+    for line in pathlib.Path(f'/proc/{store.daemon.pid}/smaps').read_text().splitlines():
+        word = line.split()[0]
+        if '-' in word:
+            inside = '[anon:hitrain-' in line
+        elif inside and word[:-1] in sums:
+            sums[word[:-1]] += int(line.split()[1]) * 1024
+    return sums if sums['Rss'] else None
+
+
+def test_stats_are_what_the_kernel_counts(make_store):
+    store = make_store('256M')
+    _mount_after(lambda: None, store)
+    figures = _figures(store)
+    assert figures['dram_bytes'] == DRAM and figures['staging_bytes'] == STAGING
+    assert figures['locked_bytes'] == _status(store, 'VmLck') == DRAM + STAGING
+    if areas := _areas(store):
+        assert areas == {'Rss': DRAM + STAGING, 'Locked': DRAM + STAGING, 'AnonHugePages': figures['huge_bytes']}
+    assert 'not locked' not in store.messages()
+    assert _status(store, 'RssAnon') < DRAM + STAGING + 32 * MIB
+    store.unmount()
+
+
+def test_a_daemon_that_may_not_lock_says_so_and_goes_on(make_store):
+    store = make_store('256M')
+    _mount_after(_may_lock_little, store)
+    said = store.messages()
+    assert 'not locked' in said and '88 MiB are to be locked, the limit is 8 MiB' in said and 'LimitMEMLOCK=' in said, said
+    assert _figures(store)['locked_bytes'] == _status(store, 'VmLck') == 0
+    before, after = _move(store.point, 2 * DRAM)
+    assert before == after
+    store.unmount()
+
+
+def test_a_system_without_huge_pages_costs_speed_only(make_store):
+    store = make_store('256M')
+    _mount_after(_gets_no_huge_pages, store)
+    assert 'no huge pages' in store.messages()
+    figures = _figures(store)
+    assert figures['huge_bytes'] == 0 and figures['locked_bytes'] == DRAM + STAGING
+    before, after = _move(store.point, 2 * DRAM)
+    assert before == after
+    store.unmount()
+
+
+# ---------------------------------------------------------------- pressure from outside
+
+ROOM, HELD, READ = 64 * MIB, 32 * MIB, 256 * MIB      # beside the daemon's limit; of it held, and read again and again
+ROUNDS = 6
+CLIENT = r'''
+import mmap, os, sys
+point, MIB = sys.argv[1], 1 << 20
+block = mmap.mmap(-1, MIB)
+block.write(os.urandom(MIB))
+grad = os.open(point + "/model", os.O_RDONLY)
+kinds = [("buffered", 0), ("direct", os.O_DIRECT)]
+n = 0
+while True:
+    for kind, flag in kinds:
+        name = f"{point}/{kind}{n % 12}"        # in all, more than the tier holds
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | flag)
+        for i in range(4):
+            os.pwrite(fd, block, i * MIB)
+        for i in range(4):
+            assert os.preadv(fd, [into := mmap.mmap(-1, MIB)], i * MIB) == MIB and into[:] == block[:], name
+        os.close(fd)
+    with open(point + "/model/.hitrain/grad/w", "wb") as f:
+        f.write(b"\0\0\x80\x3f" * (MIB // 4))
+    os.fsync(grad)
+    n += 1
+    print(n, flush=True)
+'''
+
+PRESSER = r'''
+import os, sys
+path, held, MIB = sys.argv[1], int(sys.argv[2]), 1 << 20
+memory = bytearray(held)
+while True:
+    memory[::4096] = b"x" * len(memory[::4096])
+    with open(path, "rb", buffering=0) as f:
+        while f.read(MIB):
+            pass
+    print("round", flush=True)
+    if not sys.stdin.read(1):
+        break
+'''
+
+
+class Program:
+    """Says a line for each round; ends with the body."""
+
+    def __init__(self, text, group, *args):
+        self.process = subprocess.Popen(['/usr/bin/python3', '-c', text, *map(str, args)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, preexec_fn=group.join)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+
+    def line(self):
+        said = self.process.stdout.readline()
+        assert said, f'it ended: {self.process.wait()}'
+        return said.strip()
+
+    def again(self):
+        self.process.stdin.write('x')
+        self.process.stdin.flush()
+
+
+@pytest.fixture
+def groups():
+    """Of all, with little room beside what the daemon may use; of the daemon; of others."""
+    above = Group(f'hitrain-test-all-{os.getpid()}', LIMIT + ROOM)
+    made = [above, Group('daemon', LIMIT, above), Group('others', None, above)]
+    yield made
+    for g in reversed(made):
+        g.remove()
+
+
+def _moved(store):
+    return sum(value for word, value in _figures(store).items() if word.startswith('mount_') and word.endswith('_bytes'))
+
+
+def test_pressure_from_outside_neither_stops_the_daemon_nor_makes_it_grow(groups, make_store, tmp_path):
+    """
+    Others hold memory and read more than there is left, all the time, while a client streams, with and without O_DIRECT, through many
+    files, and takes steps. Each time that they have been round, the daemon has gone on.
+    """
+    above, daemon, others = groups
+    store = make_store('1G')
+    _mount_in(daemon, store)
+    root = store.point / 'model'
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    (root / 'w').write_bytes(bytes(MIB))
+    os.setxattr(root, 'user.hitrain.optimizer', b'adamw')
+    pressing = tmp_path / 'read'
+    with open(pressing, 'wb') as f:
+        for _ in range(READ // MIB):
+            f.write(bytes(MIB))
+        f.flush()
+        os.fsync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)      # who reads it first is charged
+    with Program(CLIENT, others, store.point) as client:
+        while int(client.line()) < 12:
+            pass                                        # every file has been written: all is warm
+        before, moved = _status(store, 'RssAnon'), _moved(store)
+        with Program(PRESSER, others, pressing, HELD) as presser:
+            for _ in range(ROUNDS):
+                presser.line()
+                now = _moved(store)
+                assert now > moved, 'nothing moved while others went round'
+                moved = now
+                presser.again()
+            presser.line()
+            assert above.peak() > LIMIT + ROOM - 8 * MIB, 'there was no pressure'
+    grown = _status(store, 'RssAnon') - before
+    figures = _figures(store)
+    assert grown < 4 * MIB, f'{grown} bytes more'
+    assert figures['locked_bytes'] == DRAM + STAGING
+    assert [g.kills() for g in groups] == [0, 0, 0]
+    assert store.daemon.poll() is None, store.messages()
+    assert daemon.peak() <= LIMIT
+    assert daemon.page_cache() < 8 * MIB                # pages of the mount's files are their users'
     store.unmount()
