@@ -49,6 +49,7 @@ enum ht_fsck_code {
     HT_FSCK_LOG_ALL,
     HT_FSCK_LOG_FORK,
     HT_FSCK_LOG_RECORD,
+    HT_FSCK_LOG_FULL,
     HT_FSCK_NS_ROOT,
     HT_FSCK_NS_PARENT,
     HT_FSCK_NS_DANGLING,

@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 
+#include "mount-helpers/common/text.h"
 #include "tiering/base/log.h"
 
 static struct ht_dev *copy_device(const struct ht_fsck *f, unsigned copy)
@@ -120,6 +121,20 @@ static void tell_left_out(struct ht_fsck *f)
         f->log.left_out == 1 ? "record of the log makes" : "records of the log make", (unsigned long long)w.frame);
 }
 
+/* No program lets so much live in the log; a store like that cannot be mounted to be written. */
+static void tell_full(struct ht_fsck *f)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    struct ht_store_stats st;
+
+    ht_store_stats(f->store, &st);
+    if (!st.log.too_full)
+        return;
+    w.bytes = st.log.claimed_bytes;
+    ht_fsck_problem(f, HT_FSCK_LOG_FULL, &w, "the log cannot be compacted: what lives in it takes %s of its %s",
+                    ht_size_text(st.log.claimed_bytes), ht_size_text(st.log.log_bytes));
+}
+
 /* By the longest copy, for want of a better one. */
 static int open_by_force(struct ht_fsck *f)
 {
@@ -174,5 +189,7 @@ int ht_fsck_pass_log(struct ht_fsck *f)
         ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-ret));
     else
         tell_left_out(f);
+    if (ret == 0)
+        tell_full(f);
     return ret == -EUCLEAN ? -EIO : ret;
 }

@@ -42,6 +42,7 @@ static const struct row {
     [HT_FSCK_LOG_ALL] = {"LOG-ALL", ASK, STORE, "end the log before the damage"},
     [HT_FSCK_LOG_FORK] = {"LOG-FORK", ASK, STORE, "keep the newer copy, and write the other anew from it"},
     [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", ASK, STORE, "leave them out"},
+    [HT_FSCK_LOG_FULL] = {"LOG-FULL", BY_HAND, STORE, "mount it with -o ro and copy what it holds to a new store"},
     [HT_FSCK_NS_ROOT] = {"NS-ROOT", SAFE, STORE, "make a new one with the same names in it"},
     [HT_FSCK_NS_PARENT] = {"NS-PARENT", SAFE, STORE, "drop it; what has no other name goes to lost+found"},
     [HT_FSCK_NS_DANGLING] = {"NS-DANGLING", SAFE, STORE, "drop it"},

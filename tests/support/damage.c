@@ -353,6 +353,18 @@ static void nameless_directory(const struct damage_ids *ids, struct ht_buf *b)
     nameless_directory_of(b, NEW_INO);
 }
 
+/* Names that fill half of the log. */
+static void many_long_names(const struct damage_ids *ids, struct ht_buf *b)
+{
+    char name[HT_NAME_BYTES_MAX + 1];
+
+    put_inode(b, NEW_INO, S_IFREG, false);
+    for (unsigned i = 0; b->len < HT_LOG_BYTES_MIN / 2; i++) {
+        snprintf(name, sizeof(name), "%0*u", HT_NAME_BYTES_MAX, i);
+        put_entry(b, HT_NS_ROOT_INO, NEW_INO, S_IFREG, name);
+    }
+}
+
 /* Needs a log that is larger than the sample's. */
 static void too_many_names(struct stack *k, const struct damage_ids *ids)
 {
@@ -645,6 +657,7 @@ const struct damage damages[] = {
     {"LOG-ALL-first", .harm = bad_first_frame, .stays = true, .alone = true},
     {"LOG-FORK", .harm = mounted_apart, .devices = 2, .alone = true},
     {"LOG-RECORD", .put = cut_record},
+    {"LOG-FULL", .put = many_long_names, .stays = true, .alone = true},
     {"NS-ROOT", .put = no_root_dir},
     {"NS-PARENT", .put = in_no_directory},
     {"NS-DANGLING", .put = dangling},

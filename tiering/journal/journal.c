@@ -441,6 +441,7 @@ void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
         .groups = j->groups,
         .compactions = j->compactions,
         .bytes_written = j->bytes_written,
+        .too_full = !ht_journal_fits_after_compaction_locked(j, 0),
     };
     ht_mutex_unlock(&j->lock);
 }

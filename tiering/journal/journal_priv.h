@@ -236,5 +236,7 @@ bool ht_journal_emits_locked(const struct ht_journal *j);
 void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes);
 uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j);
 bool ht_journal_compact_wanted_locked(const struct ht_journal *j);
+/* A group of so many bytes finds room in a log that has just been compacted. */
+bool ht_journal_fits_after_compaction_locked(const struct ht_journal *j, size_t bytes);
 
 #endif

@@ -127,7 +127,7 @@ static bool fits_locked(const struct ht_journal *j, size_t bytes)
         after + EMISSION_MARGIN_BYTES <= j->log_bytes;
 }
 
-static bool fits_after_compaction_locked(const struct ht_journal *j, size_t bytes)
+bool ht_journal_fits_after_compaction_locked(const struct ht_journal *j, size_t bytes)
 {
     return 2 * emission_bytes(j->claimed) + ht_frame_bytes(bytes) <= j->log_bytes;
 }
@@ -135,7 +135,8 @@ static bool fits_after_compaction_locked(const struct ht_journal *j, size_t byte
 /* After so many compactions since the wait began: will another one make room? */
 static bool can_hope_locked(const struct ht_journal *j, size_t bytes, uint64_t compactions)
 {
-    return compactions == 0 || (compactions < COMPACTIONS_PER_WAIT_MAX && fits_after_compaction_locked(j, bytes));
+    return compactions == 0 ||
+        (compactions < COMPACTIONS_PER_WAIT_MAX && ht_journal_fits_after_compaction_locked(j, bytes));
 }
 
 bool ht_journal_compact_wanted_locked(const struct ht_journal *j)
