@@ -23,6 +23,7 @@
     P(IO_DEFERRED, "io.deferred", EINVAL, "a ring cannot leave completions to its one thread")     \
     P(IO_COOPERATIVE, "io.cooperative", EINVAL, "a ring cannot spare interrupts, either")          \
     P(IO_FILES, "io.files", EINVAL, "devices are not registered with a ring")                      \
+    P(IO_CLONE, "io.clone", EINVAL, "memory is not registered for all rings at once")              \
     P(IO_SUBMIT, "io.submit", EAGAIN, "the kernel takes no submission now")                        \
     P(IO_WAIT, "io.wait", EINTR, "a wait is interrupted")                                          \
     P(IO_AGAIN, "io.again", EAGAIN, "a request is interrupted before it moved anything")           \

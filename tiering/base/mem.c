@@ -91,9 +91,14 @@ static uint64_t count_huge(const char *base, size_t bytes)
 
 /* ---------------------------------------------------------------- the rest */
 
+enum { FILLING, ASKED, FILLED };
+
 struct ht_filler {
     pthread_t thread;
     atomic_bool stop;
+    atomic_int state;      /* whoever comes second, the filler with FILLED or who asks for it, calls */
+    void (*fn)(void *ctx); /* before ASKED */
+    void *ctx;
     _Atomic uint64_t huge_bytes; /* of all, when it has populated all */
     char *base;
     size_t bytes; /* of all */
@@ -108,7 +113,24 @@ static void *fill_rest(void *arg)
             break; /* whoever touches it will see why */
     if (!atomic_load(&f->stop))
         atomic_store(&f->huge_bytes, count_huge(f->base, f->bytes));
+    if (!atomic_load(&f->stop) && atomic_exchange(&f->state, FILLED) == ASKED)
+        f->fn(f->ctx);
     return NULL;
+}
+
+void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx)
+{
+    struct ht_filler *f = m->filler;
+
+    if (f == NULL) {
+        if (m->bytes <= EAGER_BYTES)
+            fn(ctx);
+        return;
+    }
+    f->fn = fn;
+    f->ctx = ctx;
+    if (atomic_exchange(&f->state, ASKED) == FILLED)
+        fn(ctx);
 }
 
 /* Without a thread pages come when they are touched. */
@@ -126,13 +148,14 @@ static void start_filler(struct ht_pinned *m)
         free(f);
 }
 
-static void stop_filler(struct ht_pinned *m)
+void ht_pinned_settle(struct ht_pinned *m)
 {
     if (m->filler == NULL)
         return;
     atomic_store(&m->filler->stop, true);
     pthread_join(m->filler->thread, NULL);
     free(m->filler);
+    m->filler = NULL;
 }
 
 /* ------------------------------------------------------------------- parts */
@@ -296,8 +319,7 @@ void ht_pinned_free(struct ht_pinned *m)
 {
     if (m->base == NULL)
         return;
-    stop_filler(m);
-    m->filler = NULL;
+    ht_pinned_settle(m);
     if (!keep(m))
         munmap(m->base, m->bytes);
     *m = (struct ht_pinned){.base = NULL};

@@ -27,6 +27,10 @@ struct ht_pinned {
  */
 int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes) HT_CHECK;
 void ht_pinned_free(struct ht_pinned *m);
+/* Have this called when all is populated: now if it is, else by the thread that does it; never where that cannot be told. Once. */
+void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx);
+/* Nothing more is populated ahead, and nobody is called after this. */
+void ht_pinned_settle(struct ht_pinned *m);
 /* Parts that it has: one for each node, or one. */
 unsigned ht_pinned_parts(const struct ht_pinned *m);
 size_t ht_pinned_part_start(const struct ht_pinned *m, unsigned part);

@@ -119,6 +119,16 @@ void ht_arena_free(struct ht_arena *a)
     free(a);
 }
 
+void ht_arena_when_populated(struct ht_arena *a, void (*fn)(void *ctx), void *ctx)
+{
+    ht_pinned_when_populated(&a->memory, fn, ctx);
+}
+
+void ht_arena_settle(struct ht_arena *a)
+{
+    ht_pinned_settle(&a->memory);
+}
+
 /* ------------------------------------------------------------------ guests */
 
 int ht_arena_expect_guests(struct ht_arena *a, uint32_t count)

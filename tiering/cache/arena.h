@@ -46,6 +46,9 @@ typedef bool (*ht_evict_fn)(void *ctx, uint32_t slot);
 int ht_arena_new(uint64_t bytes, const struct ht_nodes *nodes, ht_evict_fn evict, void *ctx,
                  struct ht_arena **out_arena) HT_CHECK;
 void ht_arena_free(struct ht_arena *a);
+/* As of its memory (mem.h). */
+void ht_arena_when_populated(struct ht_arena *a, void (*fn)(void *ctx), void *ctx);
+void ht_arena_settle(struct ht_arena *a);
 
 /*
  * A slot for chunk_bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice;

@@ -142,6 +142,7 @@ enum ht_ring_mode {
 struct ht_io_features {
     enum ht_ring_mode mode;
     bool files, memory; /* can be registered */
+    bool shared_memory; /* once for all rings */
 };
 int ht_io_features(struct ht_io_features *out) HT_CHECK;
 const char *ht_ring_mode_word(enum ht_ring_mode mode);

@@ -81,6 +81,10 @@ void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
 
 /* ring.c: ht_ring_new in a mode that is no better than this. */
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_CHECK;
+/* Take over the memory that is registered with another ring; its own is given up, so nothing may be in flight. False: none. */
+struct ht_uring_memory;
+struct io_uring;
+bool ht_ring_clone_memory(struct ht_ring *ring, const struct io_uring *from, const struct ht_uring_memory *memory);
 /* End a ring of another process, without waiting for anything. */
 void ht_ring_discard(struct ht_ring *ring);
 

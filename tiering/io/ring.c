@@ -115,6 +115,15 @@ void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, 
         (void)ht_uring_register(&ring->uring, areas, count, &ring->memory);
 }
 
+bool ht_ring_clone_memory(struct ht_ring *ring, const struct io_uring *from, const struct ht_uring_memory *memory)
+{
+    ring->memory.count = 0;
+    if (!ht_uring_clone(&ring->uring, from))
+        return false;
+    ring->memory = *memory;
+    return true;
+}
+
 void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count)
 {
     int fds[HT_DEVICES_MAX];

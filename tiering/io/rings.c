@@ -14,21 +14,32 @@
 #include "tiering/io/rings.h"
 #include "tiering/base/list.h"
 #include "tiering/io/io_priv.h"
+#include "tiering/io/uring.h"
 
 #include <stdlib.h>
 
 #define RING_DEPTH 64u
 
+/* A ring that works for nobody; the others take its memory over. */
+struct shared {
+    struct io_uring uring;
+    struct ht_uring_memory memory;
+    unsigned forks; /* whose: a child's memory is another one */
+    struct shared *older;
+};
+
 struct ht_rings {
     struct ht_list members; /* lock */
     struct ht_rings_of of;  /* constant */
+    struct shared *shared;  /* the newest; none is freed before the set; lock */
 };
 
 struct member {
     struct ht_list of_thread, of_set; /* lock */
     struct ht_rings *set;             /* NULL: of none */
     struct ht_ring *ring;
-    unsigned forks; /* whose: see below */
+    unsigned forks;              /* whose: see below */
+    const struct shared *shared; /* taken over, or it was tried */
 };
 
 struct thread {
@@ -151,7 +162,16 @@ static void put_in(struct member *m, struct thread *t, struct ht_rings *set)
     ht_mutex_unlock(&lock);
 }
 
-static struct member *make(struct thread *t, struct ht_rings *set)
+/* False: nothing is registered now. */
+static bool share(struct member *m, const struct shared *shared)
+{
+    if (shared == NULL || shared->forks != forks)
+        return false;
+    m->shared = shared;
+    return ht_ring_clone_memory(m->ring, &shared->uring, &shared->memory);
+}
+
+static struct member *make(struct thread *t, struct ht_rings *set, const struct shared *shared)
 {
     struct member *m = calloc(1, sizeof(*m));
 
@@ -163,7 +183,8 @@ static struct member *make(struct thread *t, struct ht_rings *set)
     }
     if (set != NULL) {
         ht_ring_register_devices(m->ring, set->of.dev, HT_DEVICES_MAX);
-        ht_ring_register(m->ring, set->of.area, set->of.area_count);
+        if (!share(m, shared))
+            ht_ring_register(m->ring, set->of.area, set->of.area_count);
     }
     put_in(m, t, set);
     return m;
@@ -172,6 +193,7 @@ static struct member *make(struct thread *t, struct ht_rings *set)
 struct ht_ring *ht_ring_mine(struct ht_rings *rings)
 {
     struct thread *t = this_thread();
+    const struct shared *shared;
     struct ht_list strangers;
     struct member *m;
 
@@ -180,14 +202,72 @@ struct ht_ring *ht_ring_mine(struct ht_rings *rings)
     ht_list_init(&strangers);
     ht_mutex_lock(&lock);
     m = find_locked(t, rings, &strangers);
+    shared = rings != NULL ? rings->shared : NULL;
     ht_mutex_unlock(&lock);
     free_taken(&strangers);
     if (m == NULL)
-        m = make(t, rings);
+        m = make(t, rings, shared);
+    else if (shared != m->shared && rings != NULL && ht_ring_in_flight(m->ring) == 0 && !share(m, shared))
+        ht_ring_register(m->ring, rings->of.area, rings->of.area_count);
     return m != NULL ? m->ring : NULL;
 }
 
 /* -------------------------------------------------------------------- set */
+
+static bool any_of_kernel(const struct ht_rings_of *of)
+{
+    bool any = false;
+
+    for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
+        any |= of->dev[i] != NULL && of->dev[i]->fd >= 0;
+    return any;
+}
+
+static struct shared *shared_new(const struct ht_pinned_area *areas, unsigned count)
+{
+    struct shared *sh = calloc(1, sizeof(*sh));
+
+    if (sh == NULL)
+        return NULL;
+    if (ht_uring_open(&sh->uring, 1, HT_RING_PLAIN) != 0) { /* plain: others than who made it will clone it */
+        free(sh);
+        return NULL;
+    }
+    if (ht_uring_register(&sh->uring, areas, count, &sh->memory))
+        return sh;
+    ht_uring_close(&sh->uring, false);
+    free(sh);
+    return NULL;
+}
+
+static void share_areas(struct ht_rings *rings, const struct ht_pinned_area *areas, unsigned count)
+{
+    struct ht_io_features f;
+    struct shared *sh;
+
+    if (ht_io_features(&f) != 0 || !f.shared_memory)
+        return;
+    sh = shared_new(areas, count);
+    if (sh == NULL)
+        return;
+    ht_mutex_lock(&lock);
+    sh->forks = forks;
+    sh->older = rings->shared;
+    rings->shared = sh;
+    ht_mutex_unlock(&lock);
+}
+
+void ht_rings_share(struct ht_rings *rings, const struct ht_pinned_area *area)
+{
+    struct ht_pinned_area areas[HT_RING_AREAS_MAX + 1];
+    unsigned n = rings->of.area_count;
+
+    if (n == 0)
+        return;
+    memcpy(areas, rings->of.area, sizeof(rings->of.area));
+    areas[n] = *area;
+    share_areas(rings, areas, n + 1);
+}
 
 int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings)
 {
@@ -197,6 +277,10 @@ int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings)
         return -ENOMEM;
     ht_list_init(&set->members);
     set->of = *of;
+    if (!any_of_kernel(of))
+        set->of.area_count = 0;
+    else if (of->area_count > 0)
+        share_areas(set, of->area, of->area_count);
     *out_rings = set;
     return 0;
 }
@@ -213,5 +297,12 @@ void ht_rings_free(struct ht_rings *rings)
         take_out_locked(ht_list_entry(rings->members.next, struct member, of_set), &taken);
     ht_mutex_unlock(&lock);
     free_taken(&taken);
+    while (rings->shared != NULL) {
+        struct shared *sh = rings->shared;
+
+        rings->shared = sh->older;
+        ht_uring_close(&sh->uring, false);
+        free(sh);
+    }
     free(rings);
 }

@@ -19,13 +19,18 @@
 
 struct ht_rings;
 
-/* What is registered with each ring of a set: stays as it is until the set is freed. */
+/* What is registered with each ring of a set: stays as it is until the set is freed. Memory is only where a device of the kernel is. */
 struct ht_rings_of {
     struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: none */
     struct ht_pinned_area area[HT_RING_AREAS_MAX];
     unsigned area_count;
 };
 int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings) HT_CHECK;
+/*
+ * Register one more area, once for all rings together, where the kernel lets them share that; else it is left. Pins all of
+ * its memory, which takes its time. Once for each set; any thread.
+ */
+void ht_rings_share(struct ht_rings *rings, const struct ht_pinned_area *area);
 /* No thread that has a ring of the set does I/O meanwhile. */
 void ht_rings_free(struct ht_rings *rings);
 

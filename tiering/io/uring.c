@@ -15,6 +15,8 @@
 
 #include <hitrain/limits.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define PIECE_BYTES HT_GIB /* the kernel registers at most this much as one buffer */
 #define PIECES_MAX 1024u
@@ -29,6 +31,17 @@ static const unsigned mode_flags[] = {
 static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_IO_PROBE);
 static struct ht_io_features features; /* lock, until probed */
 static bool probed;                    /* lock */
+
+/* Linux 6.12; liburing has it since 2.8. */
+static int clone_memory(struct io_uring *to, const struct io_uring *from)
+{
+    enum { REGISTER_CLONE_BUFFERS = 30 };
+    struct {
+        uint32_t src_fd, flags, src_off, dst_off, count, pad[3];
+    } arg = {.src_fd = (uint32_t)from->ring_fd};
+
+    return syscall(__NR_io_uring_register, to->ring_fd, REGISTER_CLONE_BUFFERS, &arg, 1) == 0 ? 0 : -errno;
+}
 
 /* ------------------------------------------------------------------ probe */
 
@@ -59,7 +72,8 @@ static int probe_mode(struct io_uring *uring, enum ht_ring_mode *out_mode)
 
 static bool registers_files(struct io_uring *uring)
 {
-    bool works = io_uring_register_files(uring, &uring->ring_fd, 1) == 0;
+    static const int nothing = -1; /* is a place that may be filled later */
+    bool works = io_uring_register_files(uring, &nothing, 1) == 0;
 
     if (works)
         io_uring_unregister_files(uring);
@@ -80,6 +94,26 @@ static bool registers_memory(struct io_uring *uring)
     return works;
 }
 
+static bool shares_memory(void)
+{
+    struct io_uring from, to;
+    void *page;
+    bool works = false;
+
+    if (posix_memalign(&page, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
+        return false;
+    if (io_uring_queue_init(PROBE_DEPTH, &from, 0) == 0) {
+        if (io_uring_queue_init(PROBE_DEPTH, &to, 0) == 0) {
+            works = io_uring_register_buffers(&from, &(struct iovec){page, HT_BLOCK_BYTES}, 1) == 0 &&
+                clone_memory(&to, &from) == 0;
+            io_uring_queue_exit(&to);
+        }
+        io_uring_queue_exit(&from);
+    }
+    free(page);
+    return works;
+}
+
 static const char *registered_word(bool registered)
 {
     return registered ? "registered" : "not registered";
@@ -96,6 +130,7 @@ static int probe_locked(void)
     if (operations_there(&uring)) {
         f.files = registers_files(&uring);
         f.memory = registers_memory(&uring);
+        f.shared_memory = f.memory && shares_memory();
     } else {
         err = -ENOSYS;
     }
@@ -227,6 +262,12 @@ int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t le
         return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(m->area[i].first_piece + at / PIECE_BYTES) : -1;
     }
     return -1;
+}
+
+bool ht_uring_clone(struct io_uring *uring, const struct io_uring *from)
+{
+    (void)io_uring_unregister_buffers(uring);
+    return ht_fault(HT_FAULT_IO_CLONE) == 0 && clone_memory(uring, from) == 0;
 }
 
 bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base)

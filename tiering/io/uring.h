@@ -30,6 +30,8 @@ struct ht_uring_memory {
 /* False, and nothing is registered: all works without, slower. */
 bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *areas, unsigned count,
                        struct ht_uring_memory *out_memory);
+/* Take over what is registered with another ring, which works for nobody, in place of one's own. False: one's own is gone, too. */
+bool ht_uring_clone(struct io_uring *uring, const struct io_uring *from);
 /* The registered piece that holds all of these bytes, or -1. */
 int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t len);
 /* Is this address in registered memory of huge pages? */

@@ -69,13 +69,24 @@ static int make_memory(struct ht_store *s)
     return rc ? rc : ht_staging_new(o->staging_bytes, &s->nodes, &s->staging);
 }
 
+static struct ht_pinned_area area_of(const struct ht_pinned *p)
+{
+    return (struct ht_pinned_area){p->base, p->bytes, ht_pinned_huge_bytes(p) > 0};
+}
+
 static int make_rings(struct ht_store *s)
 {
-    const struct ht_pinned *staging = ht_staging_memory(s->staging);
-    struct ht_rings_of of = {.area[0] = {staging->base, staging->bytes, ht_pinned_huge_bytes(staging) > 0},
-                             .area_count = 1};
+    struct ht_rings_of of = {.area[0] = area_of(ht_staging_memory(s->staging)), .area_count = 1};
     memcpy(of.dev, s->dev, sizeof(of.dev));
     return ht_rings_new(&of, &s->rings);
+}
+
+/* Not before: registering pins every page, and whoever mounts would wait for them. */
+static void register_arena(void *ctx)
+{
+    struct ht_store *s = ctx;
+    const struct ht_pinned_area area = area_of(ht_arena_memory(s->arena));
+    ht_rings_share(s->rings, &area);
 }
 
 static void init_locks(struct ht_store *s)
@@ -124,6 +135,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
         return rc;
     }
     ht_store_put_in_order(s, devs, dev_count);
+    ht_arena_when_populated(s->arena, register_arena, s);
     *out_store = s;
     return 0;
 }
@@ -362,6 +374,8 @@ void ht_store_close(struct ht_store *s)
     if (!s)
         return;
     stop_threads(s);
+    if (s->arena)
+        ht_arena_settle(s->arena);
     ht_rings_free(s->rings);
     if (s->journal)
         ht_journal_abandon(s->journal);

@@ -216,6 +216,40 @@ START_TEST(a_cgroup_limit_caps_available_memory)
 }
 END_TEST
 
+static _Atomic unsigned told;
+
+static void tell(void *ctx)
+{
+    const struct ht_pinned *m = ctx;
+
+    ck_assert_ptr_nonnull(m->base);
+    told++;
+}
+
+START_TEST(who_asks_is_told_once_when_all_is_populated)
+{
+    struct ht_pinned m;
+
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 2 * HT_MIB, NULL), 0);
+    ht_pinned_when_populated(&m, tell, &m);
+    ck_assert_uint_eq(told, 1);
+    ht_pinned_free(&m);
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 80 * HT_MIB, NULL), 0);
+    ht_pinned_when_populated(&m, tell, &m);
+    while (told < 2)
+        sched_yield();
+    ht_pinned_settle(&m);
+    ht_pinned_free(&m);
+    ck_assert_uint_eq(told, 2);
+    /* Settled before, or told before: never later. */
+    ck_assert_int_eq(ht_pinned_alloc(&m, "test", 80 * HT_MIB, NULL), 0);
+    ht_pinned_when_populated(&m, tell, &m);
+    ht_pinned_settle(&m);
+    ck_assert_uint_le(told, 3);
+    ht_pinned_free(&m);
+}
+END_TEST
+
 START_TEST(memory_that_is_kept_is_given_again_as_it_is)
 {
     struct ht_pinned a, b;
@@ -245,6 +279,7 @@ int main(void)
 
     tcase_set_timeout(t, 60);
     tcase_add_test(t, memory_is_aligned_populated_and_given_back);
+    tcase_add_test(t, who_asks_is_told_once_when_all_is_populated);
     tcase_add_test(t, memory_that_is_kept_is_given_again_as_it_is);
     tcase_add_test(t, memory_comes_from_a_node);
     tcase_add_test(t, memory_is_divided_in_proportion);
