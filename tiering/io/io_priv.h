@@ -76,6 +76,10 @@ void ht_flight_end(struct ht_io *io, int result);
 /* How much of so many bytes, or of none, the next transfer moves. */
 uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left, bool huge);
 
+/* node.c: the NUMA node of a block device, or HT_NUMA_OFF; and that of a folder of sysfs (below one called devices), for tests. */
+int ht_node_of_block(dev_t number);
+int ht_node_of_folder(const char *dir);
+
 /* limits.c: learn transfer_max and scattered_max of a block device. */
 void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
 

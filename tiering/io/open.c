@@ -213,32 +213,6 @@ static int file_geometry(struct ht_dev *dev, const struct stat *st)
     return 0;
 }
 
-/* The node a block device is attached to: an attribute of the device or of what it hangs on. */
-static int find_numa_node(dev_t number)
-{
-    char link[64], dir[PATH_MAX], path[PATH_MAX + 16], *slash;
-    int node = -1;
-
-    snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(number), minor(number));
-    if (realpath(link, dir) == NULL)
-        return HT_NUMA_OFF;
-    while (strncmp(dir, "/sys/devices/", 13) == 0) {
-        FILE *f;
-
-        snprintf(path, sizeof(path), "%s/numa_node", dir);
-        f = fopen(path, "re");
-        if (f != NULL) {
-            if (fscanf(f, "%d", &node) != 1 || node < 0)
-                node = HT_NUMA_OFF;
-            fclose(f);
-            return node;
-        }
-        slash = strrchr(dir, '/');
-        *slash = '\0';
-    }
-    return HT_NUMA_OFF;
-}
-
 static int learn_geometry(struct ht_dev *dev, bool block)
 {
     struct stat st;
@@ -258,7 +232,7 @@ static int learn_geometry(struct ht_dev *dev, bool block)
                  HT_BLOCK_BYTES);
         return -EINVAL;
     }
-    dev->numa_node = find_numa_node(block ? st.st_rdev : st.st_dev);
+    dev->numa_node = ht_node_of_block(block ? st.st_rdev : st.st_dev);
     if (block)
         ht_dev_learn_limits(dev, st.st_rdev);
     return 0;

@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which NUMA node a device hangs on, in trees as sysfs has them. */
+#include <check.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tiering/io/io_priv.h"
+
+static char top[64];
+
+static const char *under(const char *path)
+{
+    static char full[2][256];
+    static unsigned turn;
+    char *out = full[turn ^= 1];
+    snprintf(out, sizeof(full[0]), "%s/devices/%s", top, path);
+    return out;
+}
+
+/* With all folders above it. */
+static void folder(const char *path)
+{
+    char all[256];
+    snprintf(all, sizeof(all), "%s", under(path));
+    for (char *p = all + strlen(top) + 1; (p = strchr(p, '/')) != NULL; *p++ = '/') {
+        *p = 0;
+        ck_assert(mkdir(all, 0700) == 0 || errno == EEXIST);
+    }
+    ck_assert(mkdir(all, 0700) == 0 || errno == EEXIST);
+}
+
+static void on_node(const char *path, int node)
+{
+    char name[300];
+    FILE *f;
+    folder(path);
+    snprintf(name, sizeof(name), "%s/numa_node", under(path));
+    f = fopen(name, "we");
+    ck_assert_ptr_nonnull(f);
+    fprintf(f, "%d\n", node);
+    fclose(f);
+}
+
+static void linked(const char *to, const char *at)
+{
+    ck_assert_int_eq(symlink(under(to), under(at)), 0);
+}
+
+static int node_of(const char *path)
+{
+    return ht_node_of_folder(under(path));
+}
+
+static void begin(void)
+{
+    snprintf(top, sizeof(top), "/tmp/node-test-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(top));
+    folder("pci0/slot/nvme/nvme0/nvme0n1/nvme0n1p1");
+    on_node("pci0/slot", 1);
+    folder("pci1/slot/nvme/nvme1/nvme1n1");
+    on_node("pci1/slot", 0);
+    on_node("pci1", 3);
+}
+
+static void end(void)
+{
+    char line[128];
+    snprintf(line, sizeof(line), "rm -r %s", top);
+    ck_assert_int_eq(system(line), 0);
+}
+
+START_TEST(the_nearest_attribute_above_a_device_counts)
+{
+    ck_assert_int_eq(node_of("pci0/slot/nvme/nvme0/nvme0n1/nvme0n1p1"), 1);
+    ck_assert_int_eq(node_of("pci1/slot/nvme/nvme1/nvme1n1"), 0);
+    on_node("pci1/slot/nvme/nvme1", -1); /* not known there */
+    ck_assert_int_eq(node_of("pci1/slot/nvme/nvme1/nvme1n1"), 0);
+}
+END_TEST
+
+START_TEST(without_any_there_is_no_node)
+{
+    folder("virtual/block/loop0");
+    ck_assert_int_eq(node_of("virtual/block/loop0"), HT_NUMA_OFF);
+    ck_assert_int_eq(node_of("not/there"), HT_NUMA_OFF);
+}
+END_TEST
+
+START_TEST(what_stands_for_others_is_where_they_all_are)
+{
+    folder("virtual/block/dm-0/slaves");
+    ck_assert_int_eq(node_of("virtual/block/dm-0"), HT_NUMA_OFF);
+    linked("pci0/slot/nvme/nvme0/nvme0n1", "virtual/block/dm-0/slaves/nvme0n1");
+    ck_assert_int_eq(node_of("virtual/block/dm-0"), 1);
+    folder("virtual/block/dm-1/slaves");
+    linked("virtual/block/dm-0", "virtual/block/dm-1/slaves/dm-0");
+    ck_assert_int_eq(node_of("virtual/block/dm-1"), 1);
+    linked("pci1/slot/nvme/nvme1/nvme1n1", "virtual/block/dm-1/slaves/nvme1n1");
+    ck_assert_int_eq(node_of("virtual/block/dm-1"), HT_NUMA_OFF);
+}
+END_TEST
+
+START_TEST(a_namespace_with_several_controllers_is_where_they_all_are)
+{
+    folder("virtual/nvme-subsystem/nvme-subsys0/nvme0n1");
+    linked("pci0/slot/nvme/nvme0", "virtual/nvme-subsystem/nvme-subsys0/nvme0");
+    ck_assert_int_eq(node_of("virtual/nvme-subsystem/nvme-subsys0/nvme0n1"), 1);
+    linked("pci1/slot/nvme/nvme1", "virtual/nvme-subsystem/nvme-subsys0/nvme1");
+    ck_assert_int_eq(node_of("virtual/nvme-subsystem/nvme-subsys0/nvme0n1"), HT_NUMA_OFF);
+}
+END_TEST
+
+START_TEST(devices_that_stand_for_each_other_end)
+{
+    folder("virtual/block/dm-2/slaves");
+    linked("virtual/block/dm-2", "virtual/block/dm-2/slaves/dm-2");
+    ck_assert_int_eq(node_of("virtual/block/dm-2"), HT_NUMA_OFF);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("node");
+    TCase *tc = tcase_create("node");
+    tcase_add_checked_fixture(tc, begin, end);
+    tcase_add_test(tc, the_nearest_attribute_above_a_device_counts);
+    tcase_add_test(tc, without_any_there_is_no_node);
+    tcase_add_test(tc, what_stands_for_others_is_where_they_all_are);
+    tcase_add_test(tc, a_namespace_with_several_controllers_is_where_they_all_are);
+    tcase_add_test(tc, devices_that_stand_for_each_other_end);
+    suite_add_tcase(s, tc);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed != 0;
+}

@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * node.c - which NUMA node a device hangs on, by what sysfs says.
+ *
+ * Real devices have an attribute, or something above them has. Those that stand for others (device mapper, md; a namespace with several
+ * controllers) are where all of these are, if that is one node.
+ */
+#include "tiering/io/io_priv.h"
+
+#include <dirent.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/sysmacros.h>
+
+enum { DEPTH_MAX = 8, NONE_YET = -2 };
+
+static int find(const char *dir, unsigned depth);
+
+/* The attribute of this folder; HT_NUMA_OFF: it has none, or the system does not know. */
+static int attribute(const char *dir)
+{
+    char path[PATH_MAX];
+    int node = HT_NUMA_OFF;
+    FILE *f;
+
+    if (snprintf(path, sizeof(path), "%s/numa_node", dir) >= (int)sizeof(path))
+        return HT_NUMA_OFF;
+    f = fopen(path, "re");
+    if (f == NULL)
+        return HT_NUMA_OFF;
+    if (fscanf(f, "%d", &node) != 1 || node < 0)
+        node = HT_NUMA_OFF;
+    fclose(f);
+    return node;
+}
+
+/* Where all are that are linked in a folder under names that begin so; HT_NUMA_OFF where they differ, or there are none. */
+static int of_linked(const char *dir, const char *prefix, unsigned depth)
+{
+    char path[PATH_MAX], real[PATH_MAX];
+    const struct dirent *e;
+    int all = NONE_YET;
+    DIR *d = opendir(dir);
+
+    if (d == NULL)
+        return HT_NUMA_OFF;
+    while ((e = readdir(d)) != NULL) {
+        if (e->d_type != DT_LNK || strncmp(e->d_name, prefix, strlen(prefix)) != 0)
+            continue;
+        int node = HT_NUMA_OFF;
+        if (snprintf(path, sizeof(path), "%s/%s", dir, e->d_name) < (int)sizeof(path) && realpath(path, real) != NULL)
+            node = find(real, depth + 1);
+        all = all == NONE_YET || all == node ? node : HT_NUMA_OFF;
+        if (all == HT_NUMA_OFF)
+            break;
+    }
+    closedir(d);
+    return all == NONE_YET ? HT_NUMA_OFF : all;
+}
+
+/* The folder itself, what it stands for, then what is above it. */
+static int find(const char *start, unsigned depth)
+{
+    char dir[PATH_MAX], slaves[PATH_MAX + 8], *name;
+    int node = HT_NUMA_OFF;
+
+    if (depth == DEPTH_MAX || snprintf(dir, sizeof(dir), "%s", start) >= (int)sizeof(dir))
+        return HT_NUMA_OFF;
+    while (node == HT_NUMA_OFF && (name = strrchr(dir, '/')) != NULL && strcmp(name, "/devices") != 0) {
+        node = attribute(dir);
+        snprintf(slaves, sizeof(slaves), "%s/slaves", dir);
+        if (node == HT_NUMA_OFF)
+            node = of_linked(slaves, "", depth);
+        if (node == HT_NUMA_OFF && strncmp(name, "/nvme-subsys", 12) == 0)
+            node = of_linked(dir, "nvme", depth);
+        *name = '\0';
+    }
+    return node;
+}
+
+int ht_node_of_folder(const char *dir)
+{
+    return find(dir, 0);
+}
+
+int ht_node_of_block(dev_t number)
+{
+    char link[64], dir[PATH_MAX];
+
+    snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(number), minor(number));
+    return realpath(link, dir) == NULL ? HT_NUMA_OFF : find(dir, 0);
+}
