@@ -253,14 +253,40 @@ static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
     return nothing;
 }
 
+static int could_set_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, const struct stat *v)
+{
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
+    struct ht_ns_xattr *acl = NULL;
+    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, i->root, 1, 0);
+
+    if (rc == 0 && (what & HT_SET_MODE) != 0)
+        rc = changed_acl(op->ns, i, v->st_mode, &acl);
+    if (acl != NULL)
+        ht_ns_xattr_free(op->ns, acl);
+    return rc;
+}
+
+/* What could refuse the other attributes is asked before the size changes: there is no way back from that. */
+static int could_set(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);
+
+    return rc != 0 ? rc : ht_ns_op_end(&op, could_set_locked(&op, ino, what, values));
+}
+
 int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values, struct stat *out_st)
 {
     struct ht_ns_op op;
-    int rc = (what & HT_SET_SIZE) != 0 ? set_size(ns, ino, values->st_size) : 0;
+    bool size = (what & HT_SET_SIZE) != 0;
+    bool alone = size && nothing_to_set(ns, ino, what & ~(unsigned)(HT_SET_SIZE | HT_SET_MTIME_NOW));
+    int rc = size && !alone ? could_set(ns, ino, what, values) : 0;
 
+    if (rc == 0 && size)
+        rc = set_size(ns, ino, values->st_size);
     if (rc != 0)
         return rc;
-    if ((what & HT_SET_SIZE) != 0 && nothing_to_set(ns, ino, what & ~(unsigned)(HT_SET_SIZE | HT_SET_MTIME_NOW))) {
+    if (alone) {
         ht_ns_touch(ns, ino, true); /* as a write does: a log without room is no reason not to truncate */
         what = 0;
     }

@@ -106,6 +106,27 @@ START_TEST(a_log_without_room_keeps_nobody_from_truncating)
 }
 END_TEST
 
+START_TEST(size_with_a_mode_that_is_refused_stays)
+{
+    struct stat v = {.st_size = 10, .st_mode = 0600}, st;
+    uint64_t file;
+
+    world_new(&w);
+    file = make_file(&w, ROOT, "file");
+    set(file, HT_SET_SIZE | HT_SET_MODE, (struct stat){.st_size = 5000, .st_mode = 0644});
+    ht_fault_arm(HT_FAULT_JOURNAL_ROOM, 1, true);
+    FAILS(ht_ns_setattr(w.ns, file, HT_SET_SIZE | HT_SET_MODE, &v, &st), ENOSPC);
+    ht_fault_disarm_all();
+    st = attributes(&w, file);
+    ck_assert_int_eq(st.st_size, 5000);
+    ck_assert_uint_eq(st.st_mode, S_IFREG | 0644);
+    st = set(file, HT_SET_SIZE | HT_SET_MODE, v);
+    ck_assert_int_eq(st.st_size, 10);
+    ck_assert_uint_eq(st.st_mode, S_IFREG | 0600);
+    world_free(&w);
+}
+END_TEST
+
 START_TEST(suid_is_cleared)
 {
     struct stat v = {.st_mode = 06755};
@@ -363,6 +384,7 @@ int main(void)
         times_of_now_and_far_away,
         size_is_the_contents,
         a_log_without_room_keeps_nobody_from_truncating,
+        size_with_a_mode_that_is_refused_stays,
         suid_is_cleared,
         reading_and_writing_touch,
         touched_times_are_published_by_fsync_commit_and_unmount,
