@@ -105,11 +105,24 @@ static void forget(struct ht_topk *t)
     ht_obj_scratch_drop(t->spool, 0, UINT64_MAX);
 }
 
+/* Of one with an entry for each element: so what is kept aside is bounded by the parameter. */
+static uint64_t bytes_max(struct ht_topk *t)
+{
+    const struct shape *s = &t->param->shape;
+
+    lock(t->param->o);
+    uint64_t bytes = HEADER_BYTES + s->elements * (4u + s->g_bytes); /* no value is wider than an element */
+    unlock(t->param->o);
+    return ht_min_u64(bytes, HT_TOPK_BYTES_MAX);
+}
+
 static ssize_t write_locked(struct ht_topk *t, uint64_t off, const void *buf, size_t len)
 {
-    if (off > HT_TOPK_BYTES_MAX || len > HT_TOPK_BYTES_MAX - off)
-        return refuse(t, "%zu bytes at %llu reach beyond the %lu bytes that one can have", len, (unsigned long long)off,
-                      HT_TOPK_BYTES_MAX);
+    uint64_t max = bytes_max(t);
+
+    if (off > max || len > max - off)
+        return refuse(t, "%zu bytes at %llu reach beyond the %llu bytes that one of this parameter can have", len,
+                      (unsigned long long)off, (unsigned long long)max);
     ssize_t n = ht_obj_write(t->spool, off, buf, len);
     if (n <= 0)
         return n;

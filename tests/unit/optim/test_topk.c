@@ -309,6 +309,8 @@ START_TEST(bytes_no_gradient_can_have_are_refused)
     ck_assert_int_eq(ht_topk_write(t, HT_TOPK_BYTES_MAX, file, 1), -EINVAL);
     check_error(&w, p, "reach beyond");
     ck_assert_int_eq(ht_topk_write(t, UINT64_MAX, file, 8), -EINVAL);
+    ck_assert_int_eq(ht_topk_write(t, HEADER + 17 * 8, file, 1), -EINVAL); /* more than an entry for each */
+    ck_assert_int_eq(ht_topk_write(t, HEADER, file, 17 * 8 + 1), -EINVAL);
     ck_assert_int_eq(ht_topk_write(t, 0, file, 0), 0);
     ck_assert_int_eq(ht_topk_flush(t), 0);
     ht_topk_release(t);
