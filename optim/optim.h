@@ -78,7 +78,7 @@ struct ht_root_stat {
     uint64_t added_elements;   /* of gradients, to sums (accumulate), since mount */
     uint64_t sum_resident_bytes,
         sum_stored_bytes;      /* of sums: in the DRAM tier, and on devices for want of room there */
-    uint64_t nonfinite;        /* gradient elements, since mount */
+    uint64_t nonfinite;        /* gradient elements, since mount; of sums with accumulate: an element once in a step */
     uint64_t skipped, clipped; /* steps, since mount */
     bool norm_known;           /* max_grad_norm or skip_nonfinite was set in the last step */
     double grad_norm;          /* of the last step: all gradients, unscaled, before clipping */

@@ -216,7 +216,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self._holding = before
 
     def state_dict(self) -> Dict[str, Any]:
-        """Hyper-parameters, and the step that the store holds durably (it is made durable first).
+        """Hyper-parameters, and the step that the store holds durably (it is made durable first). With a shard: of rank 0.
 
         The state itself stays in the store, so this is small; it belongs to the store and is no copy of it.
         """
@@ -468,7 +468,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def _must_lead(self) -> None:
         if not self._leads:
-            raise RuntimeError('rank 0 steers the model, nobody else')
+            raise RuntimeError(f'rank 0 steers the model, nobody else: call this there alone, not on rank {self._shard.rank} '
+                               f'of {self._shard.world}')
 
     def _end_step(self) -> None:
         if self._leads and self.durable_every == 1:

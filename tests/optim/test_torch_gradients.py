@@ -208,8 +208,9 @@ def train_part(rank, world, barrier, root, dtype, passes, results):
                           accumulate=passes, shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
             steps_of(optimizer, own, passes)
             if rank:
-                with pytest.raises(RuntimeError, match='rank 0'):
-                    optimizer.commit()
+                for call in optimizer.commit, optimizer.state_dict:
+                    with pytest.raises(RuntimeError, match=f'rank 0 .* not on rank {rank} of {world}'):
+                        call()
             barrier.wait(SECONDS_MAX)
         results.put((rank, {n: p.detach().numpy() for n, p in own.items()}))
     except BaseException as e:
