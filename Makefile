@@ -34,8 +34,8 @@
 ##   bench-recovery
 ##              time and memory of mounting and checking by the number of chunks, 1e4 to 1e6 (HITRAIN_LONG=1: 1e7), beside
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
-##   bench-path reading and writing tensors through the mount, cold and hot, beside fio on the same limited device, XFS, tmpfs
-##              and libfuse's passthrough_hp; 15 minutes, 5 with RUNS=1; build/bench/path.jsonl and .svg
+##   bench-path reading and writing tensors through the mount, cold, hot and handed out, beside fio on the same limited device, XFS, tmpfs
+##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)

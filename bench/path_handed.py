@@ -62,7 +62,7 @@ def reading(bench, sets, run_number):
     mount(bench.hitrain)
     for s in (s for s in sets if s.name in READ):
         for way, options in WAYS.items():
-            words = {**s.words(), 'direct': 0, 'laps': max(1, GIB // (s.bytes * s.files)), **options}
+            words = {**s.words(), 'direct': 0, 'laps': s.laps(GIB), **options}
 
             def measure(side):
                 place = folder(s) if side is bench.hitrain else s.folder
