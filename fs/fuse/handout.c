@@ -64,10 +64,12 @@ struct ht_handed_file *ht_handed_enter(struct ht_fuse *f, uint64_t ino)
     if (!e)
         e = ht_handed_make(f, ino);
     if (e) {
-        e->opens++;
+        e->waiting++;
         while (e->busy)
             ht_cond_wait(&f->handout.idle, &f->handout.lock);
+        e->waiting--;
         e->busy = true;
+        e->others = e->opens++;
     }
     ht_mutex_unlock(&f->handout.lock);
     return e;
@@ -75,7 +77,7 @@ struct ht_handed_file *ht_handed_enter(struct ht_fuse *f, uint64_t ino)
 
 void ht_handed_free_if_unused(struct ht_handed_file *e)
 {
-    if (e->opens || e->lookups || e->out || e->busy)
+    if (e->opens || e->waiting || e->lookups || e->out || e->busy)
         return;
     ht_list_del(&e->link);
     free(e->name);
@@ -100,15 +102,14 @@ static bool is_pinned(struct ht_fuse *f, uint64_t ino)
     return ht_ns_getxattr(f->ns, ino, HT_XATTR_PREFIX "pin", value, sizeof(value)) == 4 && !memcmp(value, "dram", 4);
 }
 
-/* others: that have it open. */
-static bool wanted(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, unsigned others, bool direct)
+static bool wanted(struct ht_fuse *f, const struct ht_handed_file *e, struct ht_obj *obj, bool direct)
 {
     const struct ht_handout_case c = {
-        .parameter = ht_ctl_param(f->ctl, ino) != 0,
-        .pinned = is_pinned(f, ino),
+        .parameter = ht_ctl_param(f->ctl, e->ino) != 0,
+        .pinned = is_pinned(f, e->ino),
         .direct = direct,
         .bytes = ht_obj_size(obj),
-        .opens = others,
+        .opens = e->others,
     };
 
     return ht_handout_wanted(&c);
@@ -160,7 +161,7 @@ int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi
     if (!e)
         return -ENOMEM;
     o->handed = e;
-    if (!e->out && wanted(f, o->ino, o->obj, e->opens - 1, fi->direct_io) && ht_handed_pass(req, e, o->obj, stores))
+    if (!e->out && wanted(f, e, o->obj, fi->direct_io) && ht_handed_pass(req, e, o->obj, stores))
         f->traffic->handout_fallbacks++;
     if (e->out && stores && !e->stores) {
         r = ht_obj_expect_stores(e->obj);
@@ -185,8 +186,10 @@ static struct ht_handed_file *take_ordinary(struct ht_fuse *f, uint64_t ino)
         e = ht_handed_make(f, ino);
     if (e && (e->out || e->busy))
         e = NULL;
-    if (e)
+    if (e) {
         e->busy = true;
+        e->others = e->opens;
+    }
     ht_mutex_unlock(&f->handout.lock);
     return e;
 }
@@ -200,7 +203,7 @@ bool ht_handout_bring(void *fuse, uint64_t ino, struct ht_obj *obj)
 
     if (!e)
         return false;
-    done = wanted(f, ino, obj, e->opens, false) && ht_obj_hand_out(obj, &fd) == 0;
+    done = wanted(f, e, obj, false) && ht_obj_hand_out(obj, &fd) == 0;
     if (done)
         ht_obj_hand_back(obj);
     ht_handed_leave(f, e);

@@ -72,7 +72,7 @@ void ht_handout_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int fl
 
     if (!e)
         return;
-    if (!e->out && e->opens == 1 && bytes && ht_handout_may_store(flags) && hand_out_window(req, e, bytes))
+    if (!e->out && !e->others && bytes && ht_handout_may_store(flags) && hand_out_window(req, e, bytes))
         f->traffic->handout_fallbacks++;
     if (e->out) {
         fi->backing_id = e->backing;

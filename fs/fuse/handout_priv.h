@@ -10,6 +10,8 @@ struct ht_handed_file {
     struct ht_list link;
     uint64_t ino;
     unsigned opens;
+    unsigned waiting; /* for it to be idle */
+    unsigned others;  /* busy: how many had it open before */
     uint64_t lookups; /* of gradients: fs/ns counts those of files */
     uint64_t parent;  /* of gradients: where it was looked up last, */
     char *name;       /* and as what */

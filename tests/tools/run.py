@@ -25,7 +25,7 @@ PYTHON = '/usr/bin/python3'
 PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
 LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
 # What is run with a daemon that ThreadSanitizer watches.
-RACES = ['test_crowd.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py']
+RACES = ['test_crowd.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_handout.py']
 # What looks at, or changes, something that the whole machine has once: memory in /proc/meminfo, what is cached.
 ALONE = ['test_handout.py', 'test_memory.py', 'test_posix_names.py']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
