@@ -17,8 +17,10 @@
 #ifndef HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 #define HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 
+#include <pthread.h>
 #include <stdio.h>
 #include "tiering/base/base.h"
+#include "tiering/base/lock.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
@@ -115,6 +117,24 @@ struct ht_fsck_notes {
     size_t count, cap;
 };
 
+/* A pass that cannot say how far it is: a thread tells every few seconds which one it is, and what the devices have read. */
+struct ht_pass_watch {
+    const char *pass;
+    struct ht_dev *const *devs;
+    unsigned dev_count, after_ms;
+    bool on, terminal, shown, done;
+    pthread_t thread;
+    struct ht_mutex lock;
+    pthread_cond_t ended;
+};
+enum { HT_PASS_AFTER_MS = 2000 };
+/* wanted: also where stderr is no terminal. after_ms: between what it says. */
+void ht_pass_watch_begin(struct ht_pass_watch *w, bool wanted, unsigned after_ms, const char *pass,
+                         struct ht_dev *const devs[], unsigned dev_count);
+/* Take the line away, for a message. */
+void ht_pass_watch_clear(struct ht_pass_watch *w);
+void ht_pass_watch_end(struct ht_pass_watch *w);
+
 struct ht_fsck {
     struct ht_fsck_options opt;
     FILE *out;
@@ -141,6 +161,7 @@ struct ht_fsck {
     uint64_t missing_chunks; /* on devices that are not there */
     struct ht_json json;
     bool failed; /* an operational error was told */
+    struct ht_pass_watch watch;
 
     /* What is to be repaired. */
     uint64_t repaired, planned; /* problems: done, and to be done when all passes are through */

@@ -176,6 +176,7 @@ static const char *why_left(const struct ht_fsck *f, const struct row *row, bool
 
 static void tell_text(struct ht_fsck *f, const struct row *row, const char *text, const char *left, bool by_hand)
 {
+    ht_pass_watch_clear(&f->watch);
     fprintf(f->out, "%s: ", row->code);
     ht_put_printable(text, f->out);
     fputc('\n', f->out);

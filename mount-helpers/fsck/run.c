@@ -4,24 +4,39 @@
 
 #include "tiering/base/log.h"
 
+static const struct pass {
+    const char *name; /* NULL: it tells itself how far it is */
+    int (*run)(struct ht_fsck *f);
+} passes[] = {
+    {"superblocks", ht_fsck_pass_super}, {"log", ht_fsck_pass_log},         {"names", ht_fsck_pass_names},
+    {"optimizer", ht_fsck_pass_optim},   {"references", ht_fsck_pass_refs}, {NULL, ht_fsck_pass_tensors},
+};
+
+static int run_pass(struct ht_fsck *f, const struct pass *p)
+{
+    if (!p->name)
+        return f->opt.no_data ? 0 : p->run(f);
+    ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, p->name, f->devs, f->dev_count);
+    int ret = p->run(f);
+    ht_pass_watch_end(&f->watch);
+    return ret;
+}
+
 static int check(struct ht_fsck *f)
 {
-    static int (*const pass[])(struct ht_fsck * f) = {
-        ht_fsck_pass_super, ht_fsck_pass_log,  ht_fsck_pass_names,
-        ht_fsck_pass_optim, ht_fsck_pass_refs, ht_fsck_pass_tensors,
-    };
     int ret = 0;
 
-    for (unsigned i = 0; ret == 0 && i < HT_ARRAY_SIZE(pass); i++)
-        if (pass[i] != ht_fsck_pass_tensors || !f->opt.no_data)
-            ret = pass[i](f);
+    for (unsigned i = 0; ret == 0 && i < HT_ARRAY_SIZE(passes); i++)
+        ret = run_pass(f, &passes[i]);
     return ret;
 }
 
 /* Problems found while opening for repair were told before; what cannot be done now is found again by the next run. */
 static int repair(struct ht_fsck *f)
 {
+    ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, "repair", f->devs, f->dev_count);
     int ret = f->blocked || f->planned == 0 ? 0 : ht_fsck_repair(f);
+    ht_pass_watch_end(&f->watch);
 
     if (ret == 0 && !f->blocked)
         f->repaired += f->planned;
