@@ -35,6 +35,7 @@ struct rejoining {
     unsigned from_index, to_index;
     uint64_t epoch, start_pos, end_pos; /* of the log when it was last looked at */
     struct ht_journal_start next;       /* the first frame that is not copied */
+    bool told;                          /* its return may be on record */
     struct ht_log_scanner scanner;
 };
 
@@ -149,6 +150,7 @@ static int complete(struct rejoining *r)
         rc = ht_journal_cut_behind(r->j, &r->to, r->start_pos, r->end_pos);
     if (rc == 0)
         rc = ht_dev_flush(r->to.dev);
+    r->told = rc == 0;
     if (rc == 0 && r->j->config.copy_back)
         rc = r->j->config.copy_back(r->j->config.ctx, r->to_index);
     return rc;
@@ -185,6 +187,8 @@ static int finish(struct rejoining *r)
         j->rejoined_ns = ht_now_ns();
         if (ht_journal_copies_locked(j) == HT_LOG_COPIES)
             j->first_error = 0; /* nothing is lacking any more */
+    } else if (r->told) {
+        j->lost[r->to_index] = true; /* before the next frame counts, that it is out is on record again */
     }
     ht_journal_token_release_locked(j);
     ht_mutex_unlock(&j->lock);

@@ -185,9 +185,9 @@ static void tell_left(struct ht_store *s, uint32_t devices, const char *what)
     }
 }
 
-static bool part_has_log(const struct ht_store *s)
+static bool has_log(const struct ht_store *s, uint32_t devices)
 {
-    return (s->part >> s->sb.log_device[0] & 1) || (s->part >> s->sb.log_device[1] & 1);
+    return (devices >> s->sb.log_device[0] & 1) || (devices >> s->sb.log_device[1] & 1);
 }
 
 static void leave_behind(struct ht_store *s, uint32_t devices)
@@ -207,10 +207,10 @@ int ht_store_write_super(struct ht_store *s)
         uint32_t failed = ht_super_write_each(&s->sb, devs, s->dev_count);
         if (!failed)
             return 0;
+        if (!has_log(s, s->part & ~failed))
+            return -EIO; /* the last one is not left behind: the next superblock is for it, too */
         s->super_failed |= failed;
         leave_behind(s, failed);
-        if (!part_has_log(s))
-            return -EIO;
         tell_left(s, failed, "its superblock");
     }
 }
@@ -227,7 +227,7 @@ int ht_store_copy_lost(void *ctx, unsigned copy)
     if (s->part & device) {
         leave_behind(s, device);
         tell_left(s, device, "the log");
-        rc = part_has_log(s) ? ht_store_write_super(s) : -EIO;
+        rc = has_log(s, s->part) ? ht_store_write_super(s) : -EIO;
     }
     ht_mutex_unlock(&s->super_lock);
     return rc;

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "tests/unit/tiering/store/world.h"
+#include "tiering/base/fault.h"
 #include "tiering/space/alloc.h"
 
 enum { BYTES = 12 * MIB, DEVICES = 2 };
@@ -328,6 +329,52 @@ START_TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
 }
 END_TEST
 
+/* Some of its record may have been written, and it is out: that is on record before anything is that it lacks. */
+START_TEST(a_return_that_may_be_on_record_is_taken_back)
+{
+    make();
+    lose_log_of(1);
+    ht_fault_arm(HT_FAULT_SPACE_SUPER, _i ? 2 : 1, true);
+    ck_assert_int_eq(ht_store_rejoin_log(s), -EIO);
+    ht_fault_disarm_all();
+    ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    log_something();
+    ht_store_close(s);
+    ck_assert_int_eq(try_mount(2, true), -ESTALE);
+    ck_assert_int_eq(try_mount(3, false), 0);
+    unmount();
+    end();
+}
+END_TEST
+
+/* Who has the last superblock that counts is not left behind: the log's start is nowhere else. */
+START_TEST(superblocks_that_can_be_written_nowhere_are_written_later)
+{
+    struct ht_super_report report;
+    struct ht_super sb;
+    make();
+    if (_i)
+        lose_log_of(1);
+    ht_fault_arm(HT_FAULT_SPACE_SUPER, 1, true);
+    ck_assert_int_eq(ht_store_compact(s), -EIO);
+    ck_assert_int_eq(ht_store_compact(s), -EIO);
+    ht_fault_disarm_all();
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(ht_super_read(devs[i], &sb, &report), 0);
+        ck_assert_uint_eq(sb.start_seq, ht_store_super(s)->start_seq);
+    }
+    ht_store_close(s);
+    ck_assert_int_eq(try_mount(3, false), 0);
+    struct ht_obj *o = the_object();
+    expect(o, 0, content, BYTES);
+    ht_obj_put(o);
+    unmount();
+    end();
+}
+END_TEST
+
 START_TEST(a_member_left_behind_does_not_stand_for_the_store)
 {
     make();
@@ -636,6 +683,8 @@ int main(void)
     tcase_add_test(t, a_member_left_behind_does_not_stand_for_the_store);
     tcase_add_loop_test(t, a_member_that_was_left_behind_takes_part_again, 0, 2);
     tcase_add_test(t, a_member_whose_return_cannot_be_recorded_stays_behind);
+    tcase_add_loop_test(t, a_return_that_may_be_on_record_is_taken_back, 0, 2);
+    tcase_add_loop_test(t, superblocks_that_can_be_written_nowhere_are_written_later, 0, 2);
     tcase_add_test(t, a_bad_place_is_not_used_again);
     tcase_add_test(t, a_staged_update_goes_elsewhere_too);
     tcase_add_test(t, a_range_stays_together);
