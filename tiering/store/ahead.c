@@ -109,11 +109,15 @@ static void finish_all(struct window *w)
 
 /* ------------------------------------------------------------------ readers */
 
-/* For one reader: a part of what moves in the arena, of which others have read ahead some already. */
+/*
+ * For one reader: a part of what moves in the arena, of which others have read ahead some already; or of what is free, for what nobody
+ * came for may stay there for ever.
+ */
 static uint64_t stream_bytes_max(const struct ht_store *s)
 {
     uint64_t all = ht_arena_moving_bytes(s->arena) / ARENA_SHARE, used = ht_arena_ahead_bytes(s->arena);
-    return ht_min_u64(STREAM_BYTES_MAX, all - ht_min_u64(used, all));
+    uint64_t unused = ht_arena_free_slots(s->arena) * HT_MIB / ARENA_SHARE;
+    return ht_min_u64(STREAM_BYTES_MAX, ht_max_u64(all - ht_min_u64(used, all), unused));
 }
 
 static void *ahead_main(void *s);
@@ -143,10 +147,12 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
         r->next = 0;
         return;
     }
+    r->end = ht_div_up(ht_min_u64(to, o->size), unit);
+    if (r->next > r->end) /* he has begun anew */
+        r->next = 0;
     if (at < r->next && wanted(ht_chunk_find(o, at))) /* it was there, and had to go */
         ht_stream_shrink(&r->stream, unit);
     r->next = ht_max_u64(r->next, ((r->stream.hi - 1) >> o->chunk_shift) + 1);
-    r->end = ht_div_up(ht_min_u64(to, o->size), unit);
     while (r->next < r->end && !wanted(ht_chunk_find(o, r->next)))
         r->next++;
     if (r->next >= r->end)

@@ -116,6 +116,60 @@ START_TEST(what_is_read_ahead_and_not_used_is_waste)
 }
 END_TEST
 
+/* Through one descriptor, as who trains reads his data again. */
+START_TEST(who_begins_again_is_read_ahead_of_again)
+{
+    uint8_t *p = pattern(2 * MIB, 9);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, 2 * MIB);
+    struct ht_obj_reader r = {0};
+    for (unsigned pass = 1; pass <= 3; pass++) {
+        ht_obj_evict(o);
+        for (uint64_t off = 0; off < 2 * MIB; off += SMALL) {
+            read_at(o, &r, off, SMALL);
+            ht_store_read_ahead(s);
+        }
+        ck_assert_uint_eq(obj_stat(o).misses, pass);
+    }
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
+/* What nobody came for is in nobody's way while there is room. */
+START_TEST(those_who_read_only_the_beginning_leave_others_room)
+{
+    struct ht_obj *head[20];
+    uint8_t *p = pattern(2 * MIB, 10);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, 2 * MIB);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(head); i++) {
+        struct ht_obj_reader r = {0};
+        head[i] = cold(SMALL, MIB / 4);
+        read_at(head[i], &r, 0, SMALL);
+        ht_store_read_ahead(s);
+        ht_obj_reader_end(&r);
+    }
+    ck_assert_uint_ge(stats().ahead_chunks, 32);
+    struct ht_obj_reader r = {0};
+    for (uint64_t off = 0; off < 2 * MIB; off += SMALL) {
+        read_at(o, &r, off, SMALL);
+        ht_store_read_ahead(s);
+    }
+    ck_assert_uint_eq(obj_stat(o).misses, 1);
+    ht_obj_reader_end(&r);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(head); i++)
+        ht_obj_put(head[i]);
+    ht_obj_put(o);
+    done();
+    free(p);
+}
+END_TEST
+
 /* What is dirty stays, and is not written to make room. */
 START_TEST(it_takes_no_room_from_what_is_dirty)
 {
@@ -248,6 +302,8 @@ int main(void)
     tcase_add_test(tc, who_reads_anywhere_has_nothing_read_ahead);
     tcase_add_test(tc, a_read_elsewhere_takes_back_what_was_asked_for);
     tcase_add_test(tc, what_is_read_ahead_and_not_used_is_waste);
+    tcase_add_test(tc, who_begins_again_is_read_ahead_of_again);
+    tcase_add_test(tc, those_who_read_only_the_beginning_leave_others_room);
     tcase_add_test(tc, it_takes_no_room_from_what_is_dirty);
     tcase_add_test(tc, what_cannot_be_read_ahead_is_the_readers_error);
     tcase_add_test(tc, a_prefetch_reads_all_of_it_at_once);
