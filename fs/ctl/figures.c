@@ -103,6 +103,7 @@ static const struct row rows[] = {
     STORE("read_ahead_chunks", COUNTER, store.ahead_chunks, "Chunks read ahead of those who read in sequence."),
     STORE("read_ahead_hits", COUNTER, store.ahead_hits, "Of these, used."),
     STORE("read_ahead_wasted", COUNTER, store.ahead_wasted, "Of these, dropped unused."),
+    STORE("room_waits", COUNTER, store.room_waits, "Requests that waited for room in the DRAM tier."),
     STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
     STORE("device_read_bytes", SUM, store.device_read_bytes, "Bytes read from devices."),
     STORE("device_written_bytes", SUM, store.device_written_bytes, "Bytes written to devices."),

@@ -19,6 +19,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/cache/stay.h"
 
+enum { GROWING_MAX = 16 }; /* images */
 enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20, SPARE_SHARE = 16, SPARE_MAX = 16 };
 enum slot_state { SLOT_FREE, SLOT_WHOLE, SLOT_SPLIT };
 
@@ -454,10 +455,18 @@ bool ht_arena_under_pressure(const struct ht_arena *a)
     return a->short_for && a->passing_dirty_bytes > (moving - a->staying_bytes) / 2;
 }
 
+/* It was made just now, and not all of it has been written: somebody goes on to do so. */
+static bool is_growing(const struct ht_arena *a, uint32_t n)
+{
+    const struct ht_image *im = &a->image[n];
+    return a->slot[n / SUBS].state == SLOT_WHOLE && im->valid_hi - im->valid_lo < 1u << SLOT_SHIFT &&
+        a->stay.came - im->used_at < ht_max_u64(ht_min_u64(a->slots / 8, GROWING_MAX), 1);
+}
+
 bool ht_arena_presses(struct ht_arena *a, uint32_t n)
 {
     const struct ht_image *im = ht_arena_image(a, n);
-    return ht_image_passes_dirty(im) && (im->durable || a->short_for);
+    return ht_image_passes_dirty(im) && (im->durable || a->short_for) && !is_growing(a, n);
 }
 
 bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes)

@@ -9,16 +9,42 @@
 
 #include "tiering/store/store_priv.h"
 
-/* All images are in use: somebody is about to let go. Only that wakes others who wait here, not that we let go of a chunk without slot. */
-static void wait_for_slot(struct ht_store *s, struct ht_chunk *c)
+#define PATIENCE_NS 100000000u
+enum { ALONE = 8 };
+
+/*
+ * All images are in use: somebody is about to let go. Only that wakes others who wait here, not that we let go of a chunk without slot.
+ * False: nobody did for so long (0: for ever).
+ */
+static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c, uint64_t ns)
 {
+    uint64_t at = ht_now_ns() + ns;
+    const struct timespec until = {(time_t)(at / 1000000000), (long)(at % 1000000000)};
     unsigned waiters = s->slot_waiters;
     s->slot_waiters = 0;
     ht_chunk_unlock_exclusive(s, c);
     s->slot_waiters = waiters + 1;
-    ht_cond_wait(&s->slot_cond, &s->lock);
+    int rc = ns ? ht_cond_timedwait(&s->slot_cond, &s->lock, &until) : ht_cond_wait(&s->slot_cond, &s->lock);
     s->slot_waiters--;
     ht_chunk_lock_exclusive(s, c);
+    return !rc;
+}
+
+/* Clean some images, or wait until somebody lets one go. Lock and chunk held, let go meanwhile. */
+static int make_room(struct ht_obj *o, struct ht_chunk *c, int near, uint32_t *out_slot)
+{
+    struct ht_store *s = o->s;
+    ht_store_unlock(s);
+    int n = ht_writeback_some(s, s->threads ? 1 : ALONE, false); /* the writeback thread does the rest */
+    ht_store_lock(s);
+    if (n)
+        return n < 0 ? n : 0;
+    /* What is being written will be clean soon: no reason yet to ask what stays. */
+    uint32_t whom = s->writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE;
+    *out_slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), whom, near);
+    if (*out_slot == HT_SLOT_NONE)
+        (void)wait_for_slot(s, c, 0);
+    return 0;
 }
 
 int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
@@ -27,27 +53,25 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     assert(c->slot == HT_SLOT_NONE && c->exclusive);
     if (o->handed)
         return ht_handed_attach(o, c, index);
-    uint32_t slot;
     uint8_t home;
     int near = ht_chunk_near(o, c, &home);
-    while ((slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near)) == HT_SLOT_NONE) {
-        ht_store_unlock(s);
-        int n = ht_writeback_some(s, 8, false);
-        ht_store_lock(s);
-        if (n < 0)
-            return n;
-        if (n == 0) {
-            /* What is being written will be clean soon: no reason yet to ask what stays. */
-            uint32_t whom = s->writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE;
-            slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), whom, near);
-            if (slot != HT_SLOT_NONE)
-                break;
-            wait_for_slot(s, c);
-            if (c->slot != HT_SLOT_NONE)
-                return 0;
-            if (o->handed)
-                return ht_handed_attach(o, c, index);
-        }
+    bool comes = true;
+    uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near);
+    s->room_waits += slot == HT_SLOT_NONE;
+    while (slot == HT_SLOT_NONE) {
+        /* Who waits for the next image that is being written goes on as fast as the device, without stopping for many at once. */
+        bool wait = comes && s->writing;
+        comes = !wait || wait_for_slot(s, c, PATIENCE_NS);
+        int rc = wait ? 0 : make_room(o, c, near, &slot);
+        if (rc)
+            return rc;
+        if (slot != HT_SLOT_NONE)
+            break;
+        if (c->slot != HT_SLOT_NONE)
+            return 0;
+        if (o->handed)
+            return ht_handed_attach(o, c, index);
+        slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near);
     }
     ht_chunk_attach_image(o, c, index, slot);
     if (home)

@@ -81,6 +81,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->evictions = s->evictions;
     ht_arena_ahead_stats(s->arena, &out->ahead_chunks, &out->ahead_hits, &out->ahead_wasted);
     out->writebacks = s->writebacks;
+    out->room_waits = s->room_waits;
     out->commits = s->commits;
     out->checksum_errors = s->checksum_errors;
     out->read_errors = s->read_errors;

@@ -97,12 +97,12 @@ static void init_locks(struct ht_store *s)
     ht_scrub_init(&s->scrub);
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_init(&s->chunk_cond[i], NULL);
-    pthread_cond_init(&s->slot_cond, NULL);
     pthread_cond_init(&s->settled, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&s->wake, &attr);
+    pthread_cond_init(&s->slot_cond, &attr);
     pthread_cond_init(&s->watch, &attr);
     pthread_condattr_destroy(&attr);
 }

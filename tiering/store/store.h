@@ -376,6 +376,7 @@ struct ht_store_stats {
     uint64_t locked_bytes; /* of all that memory; of mappings, which may be larger than what they show */
     uint64_t huge_bytes;   /* of tier and pool in huge pages, as they were populated */
     uint64_t hits, misses, evictions, writebacks;
+    uint64_t room_waits;                             /* requests that waited for room in the DRAM tier */
     uint64_t ahead_chunks, ahead_hits, ahead_wasted; /* read ahead; of them used, and gone unused */
     uint64_t device_read_bytes, device_written_bytes, device_flushes;
     uint64_t checksum_errors, read_errors, write_errors;

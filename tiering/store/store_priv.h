@@ -366,6 +366,7 @@ struct ht_store {
     uint64_t dirty_bytes;
     unsigned writing; /* images on their way to a device by writeback */
     uint64_t hits, misses, evictions, writebacks, commits;
+    uint64_t room_waits; /* for an image to go */
     uint64_t checksum_errors, read_errors, write_errors;
 };
 
@@ -576,8 +577,8 @@ void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
 /* ht_scope_writeback without looking for changes first. No lock held. */
 int ht_scope_write(struct ht_store *s, uint64_t scope) HT_CHECK;
 /*
- * Clean some dirty images to make room: only those that press, or all but the keep-set, which makes no room. Returns how many were
- * cleaned, or the error if none could be. No lock held.
+ * Clean some dirty images to make room: only those that press, and as long as they do, or all but the keep-set, which makes no room.
+ * Returns how many were cleaned, or the error if none could be. No lock held.
  */
 int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);

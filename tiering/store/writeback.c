@@ -14,7 +14,7 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
-enum { WINDOW = 16 };
+enum { WINDOW = 16, TRIED_MAX = 256 };
 
 struct job {
     struct ht_obj *o;
@@ -386,19 +386,26 @@ int ht_scope_write(struct ht_store *s, uint64_t scope)
     return rc ? rc : flushed;
 }
 
+/* Shall it look for one more? */
+static bool goes_on(const struct window *w, unsigned tried, unsigned most, bool pressing)
+{
+    if (w->failed == WINDOW)
+        return false;
+    return tried - w->failed < most || (pressing && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
+}
+
 int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)
 {
     struct window *w = window_open(s);
     if (!w)
         return -ENOMEM;
     ht_store_lock(s);
-    uint32_t start = s->writeback_hand, slot;
+    uint64_t in_vain_max = ht_arena_bytes(s->arena) >> 16;
     unsigned tried = 0;
     int rc = 0;
-    for (uint64_t looked = 0;
-         tried - w->failed < most && looked <= (ht_arena_bytes(s->arena) >> 16) && w->failed < WINDOW; looked++) {
-        slot = ht_arena_next_used(s->arena, &s->writeback_hand);
-        if (slot == HT_SLOT_NONE || (looked && slot == start))
+    for (uint64_t in_vain = 0; goes_on(w, tried, most, pressing) && in_vain <= in_vain_max; in_vain++) {
+        uint32_t slot = ht_arena_next_used(s->arena, &s->writeback_hand);
+        if (slot == HT_SLOT_NONE)
             break;
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
@@ -412,6 +419,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)
         rc = start_job(w, o, c, im->index);
         ht_obj_put_locked(o);
         tried++;
+        in_vain = 0;
         if (rc)
             note_error(w, rc);
     }

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_flow.c - writers go on while there is room, whatever the device does, and then wait for no more than the next image. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "tests/unit/tiering/store/world.h"
+
+enum { SMALL = 1 << 16, BUDGET = 8 * MIB, PASSES = 8 };
+
+static uint8_t *want;
+
+struct writer {
+    struct ht_obj *o;
+    uint64_t from, bytes, piece;
+    pthread_t thread;
+    _Atomic uint64_t written;
+};
+
+static void *write_all(void *arg)
+{
+    struct writer *w = arg;
+    for (uint64_t off = w->from; off < w->bytes; off += w->piece) {
+        put_all(w->o, off, want + off % BUDGET, w->piece);
+        w->written = off + w->piece;
+    }
+    return NULL;
+}
+
+static void start(struct writer *w)
+{
+    ck_assert_int_eq(pthread_create(&w->thread, NULL, write_all, w), 0);
+}
+
+static void compare(const struct writer *w)
+{
+    for (uint64_t off = 0; off < w->bytes; off += MIB)
+        expect(w->o, off, want + off % BUDGET, MIB);
+}
+
+/* The device answers nothing meanwhile: who waited for it would never come back. */
+static void a_budget_is_written_beside_a_device_that_stands_still(uint32_t chunk_bytes)
+{
+    want = pattern(BUDGET, 1);
+    fresh(64, true);
+    struct writer w = {.o = object(chunk_bytes, 0), .bytes = BUDGET, .piece = SMALL};
+    ht_dev_stall(dev, true);
+    (void)write_all(&w);
+    ck_assert_uint_eq(stats().room_waits, 0);
+    w.from = BUDGET;
+    w.bytes = BUDGET + MIB;
+    start(&w); /* there is no room for it */
+    while (stats().room_waits == 0)
+        sched_yield();
+    ck_assert_uint_lt(w.written, w.bytes);
+    ht_dev_stall(dev, false);
+    pthread_join(w.thread, NULL);
+    ck_assert_uint_eq(w.written, w.bytes);
+    compare(&w);
+    ht_obj_put(w.o);
+    done();
+    free(want);
+}
+
+START_TEST(writers_go_on_while_there_is_room)
+{
+    a_budget_is_written_beside_a_device_that_stands_still(HT_CHUNK_BYTES);
+}
+END_TEST
+
+START_TEST(writers_of_small_chunks_go_on_too)
+{
+    a_budget_is_written_beside_a_device_that_stands_still(SMALL);
+}
+END_TEST
+
+/* Nothing is written twice, and a tensor's chunks whole, however small the writes. */
+START_TEST(a_stream_of_small_writes_reaches_the_device_in_whole_chunks)
+{
+    want = pattern(BUDGET, 2);
+    fresh(128, true);
+    struct writer w = {.o = object(HT_CHUNK_BYTES, 0), .bytes = 6 * BUDGET, .piece = 4096};
+    (void)write_all(&w);
+    ck_assert_int_eq(ht_obj_sync(w.o), 0);
+    uint64_t bytes = obj_stat(w.o).device_written_bytes, chunks = stats().writebacks;
+    ck_assert_uint_le(bytes, w.bytes + w.bytes / 8);
+    ck_assert_uint_ge(bytes / chunks, MIB * 7 / 8);
+    compare(&w);
+    ht_obj_put(w.o);
+    done();
+    free(want);
+}
+END_TEST
+
+/* Many more than there is room for, all of whom wait now and then. */
+START_TEST(many_writers_share_what_comes_free)
+{
+    enum { WRITERS = 16 };
+    static struct writer w[WRITERS];
+    want = pattern(BUDGET, 3);
+    fresh(256, true);
+    for (unsigned i = 0; i < WRITERS; i++) {
+        w[i] = (struct writer){
+            .o = object(i % 4 ? HT_CHUNK_BYTES : SMALL, 0), .bytes = (uint64_t)PASSES * MIB, .piece = SMALL / 2};
+        start(&w[i]);
+    }
+    for (unsigned i = 0; i < WRITERS; i++)
+        pthread_join(w[i].thread, NULL);
+    ck_assert_uint_gt(stats().room_waits, 0);
+    for (unsigned i = 0; i < WRITERS; i++) {
+        compare(&w[i]);
+        ht_obj_put(w[i].o);
+    }
+    done();
+    free(want);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("flow");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, writers_go_on_while_there_is_room);
+    tcase_add_test(tc, writers_of_small_chunks_go_on_too);
+    tcase_add_test(tc, a_stream_of_small_writes_reaches_the_device_in_whole_chunks);
+    tcase_add_test(tc, many_writers_share_what_comes_free);
+    return run_suite(tc);
+}
