@@ -25,6 +25,7 @@
     P(IO_FILES, "io.files", EINVAL, "devices are not registered with a ring")                      \
     P(IO_CLONE, "io.clone", EINVAL, "memory is not registered for all rings at once")              \
     P(IO_SUBMIT, "io.submit", EAGAIN, "the kernel takes no submission now")                        \
+    P(IO_REFUSED, "io.refused", EBADF, "the kernel refuses a submission")                          \
     P(IO_WAIT, "io.wait", EINTR, "a wait is interrupted")                                          \
     P(IO_AGAIN, "io.again", EAGAIN, "a request is interrupted before it moved anything")           \
     P(IO_SHORT, "io.short", EIO, "half of a transfer is moved")                                    \

@@ -372,6 +372,28 @@ static bool passes(int err)
     return err == -EAGAIN || err == -EBUSY || err == -ENOMEM || err == -EINTR;
 }
 
+/*
+ * The kernel refuses what it was given. What it has not taken is known: that fails, and the queue is empty again. What it
+ * took earlier goes on.
+ */
+static void give_up_unsent(struct ht_ring *ring, const char *what, int err)
+{
+    struct io_uring_sq *sq = &ring->uring.sq;
+    unsigned head = *sq->khead, count = sq->sqe_tail - head;
+    unsigned shift = (ring->uring.flags & IORING_SETUP_SQE128) != 0 ? 1 : 0;
+
+    if (count == 0)
+        fatal(what, err);
+    ht_error("io_uring: %s: %s; %u requests fail", what, strerror(-err), count);
+    sq->sqe_head = sq->sqe_tail = head;
+    io_uring_smp_store_release(sq->ktail, head);
+    for (unsigned i = 0; i < count; i++) {
+        const struct io_uring_sqe *sqe = &sq->sqes[((head + i) & sq->ring_mask) << shift];
+
+        end_piece(ring, (struct piece *)(uintptr_t)sqe->user_data, -EIO);
+    }
+}
+
 static void submit_uring(struct ht_ring *ring)
 {
     int err;
@@ -380,9 +402,11 @@ static void submit_uring(struct ht_ring *ring)
         return;
     err = ht_fault(HT_FAULT_IO_SUBMIT);
     if (err == 0)
+        err = ht_fault(HT_FAULT_IO_REFUSED);
+    if (err == 0)
         err = io_uring_submit(&ring->uring);
     if (err < 0 && !passes(err))
-        fatal("submit", err);
+        give_up_unsent(ring, "submit", err);
 }
 
 /* One call submits, and waits for so many completions. */
@@ -390,13 +414,15 @@ static void enter(struct ht_ring *ring, unsigned wait)
 {
     int err = ht_fault(HT_FAULT_IO_WAIT);
 
+    if (err == 0 && io_uring_sq_ready(&ring->uring) > 0)
+        err = ht_fault(HT_FAULT_IO_REFUSED);
     if (err == 0)
         err = io_uring_submit_and_wait(&ring->uring, wait);
     if (err >= 0 || err == -EINTR)
         return;
     if (!passes(err))
-        fatal("submit and wait", err);
-    if (io_uring_cq_ready(&ring->uring) == 0)
+        give_up_unsent(ring, "submit and wait", err);
+    else if (io_uring_cq_ready(&ring->uring) == 0)
         nap(); /* the kernel is short of memory: what is on its way will end */
 }
 

@@ -388,6 +388,73 @@ START_TEST(counters_tell_what_was_done)
 }
 END_TEST
 
+START_TEST(what_the_kernel_refuses_fails_and_the_rest_goes_on)
+{
+    struct ht_io ios[6];
+    uint8_t *buf;
+
+    if (!begin(_i, 8))
+        return;
+    buf = aligned(6 * BLOCK);
+    fill(buf, 0, 6 * BLOCK, 1);
+    for (unsigned i = 0; i < 6; i++)
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+    for (unsigned i = 0; i < 3; i++)
+        ht_ring_submit(ring, &ios[i]);
+    ht_ring_kick(ring);
+    ht_fault_arm(HT_FAULT_IO_REFUSED, 1, false);
+    ck_assert_int_eq(ht_ring_run(ring, ios + 3, 3), on_kernel ? -EIO : 0);
+    ht_fault_disarm_all();
+    ht_ring_drain(ring);
+    for (unsigned i = 0; i < 6; i++) {
+        ck_assert(ios[i].done);
+        ck_assert_int_eq(ios[i].result, i >= 3 && on_kernel ? -EIO : 0);
+    }
+    ck_assert_int_eq(ht_ring_run(ring, ios, 6), 0);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, memset(buf, 0, 6 * BLOCK), 6 * BLOCK), 0);
+    ck_assert(is_filled(buf, 0, 6 * BLOCK, 1));
+    free(buf);
+    finish();
+}
+END_TEST
+
+static int descriptor_of_ring(void)
+{
+    for (int fd = 3; fd < 64; fd++) {
+        char path[64], target[64] = "";
+
+        snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+        if (readlink(path, target, sizeof(target) - 1) > 0 && strcmp(target, "anon_inode:[io_uring]") == 0)
+            return fd;
+    }
+    ck_abort_msg("no ring is open");
+}
+
+START_TEST(a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers)
+{
+    struct ht_io ios[3];
+    int fd, kept;
+    uint8_t *buf;
+
+    if (!begin(A_FILE, 8))
+        return;
+    buf = aligned(3 * BLOCK);
+    fd = descriptor_of_ring();
+    kept = dup(fd);
+    close(fd);
+    for (unsigned i = 0; i < 3; i++)
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+    ck_assert_int_eq(ht_ring_run(ring, ios, 3), -EIO);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert(ios[i].done && ios[i].result == -EIO);
+    ck_assert_int_eq(dup2(kept, fd), fd);
+    close(kept);
+    ck_assert_int_eq(ht_ring_run(ring, ios, 3), 0);
+    free(buf);
+    finish();
+}
+END_TEST
+
 #define THREADS 8u
 #define ROUNDS 60u
 #define AT_ONCE 8u
@@ -522,6 +589,8 @@ int main(void)
     tcase_add_loop_test(t, a_cut_request_fails_as_a_whole_and_once, 0, KINDS);
     tcase_add_loop_test(t, the_nth_operation_fails_and_does_not_reach_the_device, 0, KINDS);
     tcase_add_loop_test(t, run_reports_the_first_error_and_ends_all, 0, KINDS);
+    tcase_add_loop_test(t, what_the_kernel_refuses_fails_and_the_rest_goes_on, 0, KINDS);
+    tcase_add_test(t, a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers);
     tcase_add_loop_test(t, only_writes_that_ended_before_a_flush_began_are_covered, 0, KINDS);
     tcase_add_loop_test(t, counters_tell_what_was_done, 0, KINDS);
     tcase_add_loop_test(t, threads_with_rings_of_their_own_share_a_device, 0, KINDS);
