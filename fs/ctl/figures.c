@@ -94,6 +94,12 @@ static const struct row rows[] = {
     STORE("locked_bytes", GAUGE, store.locked_bytes,
           "Memory of tier and staging that cannot be swapped out, as mapped."),
     STORE("huge_bytes", GAUGE, store.huge_bytes, "Memory of tier and staging in huge pages, when it was populated."),
+    STORE("rings", GAUGE, store.io.rings, "Threads that talk to devices: each has one ring of io_uring."),
+    STORE("ring_mode", GAUGE, store.io.mode,
+          "How completions come: 0 interrupting threads, 1 sparing interrupts, 2 deferred to the one who waits."),
+    STORE("registered_devices", GAUGE, store.io.devices, "Devices registered with each ring."),
+    STORE("registered_bytes", GAUGE, store.io.memory_bytes,
+          "Memory registered with the rings: tier and staging, or staging."),
     STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),
     STORE("names_bytes", GAUGE, ns.meta_bytes, "Memory for names and attributes."),
 

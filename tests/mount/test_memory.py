@@ -190,6 +190,8 @@ def test_stats_are_what_the_kernel_counts(make_store):
     if areas := _areas(store):
         assert areas == {'Rss': DRAM + STAGING, 'Locked': DRAM + STAGING, 'AnonHugePages': figures['huge_bytes']}
     assert 'not locked' not in store.messages()
+    assert figures['registered_devices'] == 1 and figures['rings'] > 0 and figures['ring_mode'] in (0, 1, 2)
+    assert figures['registered_bytes'] in (STAGING, DRAM + STAGING)
     assert _status(store, 'RssAnon') < DRAM + STAGING + 32 * MIB
     store.unmount()
 

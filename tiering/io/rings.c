@@ -285,6 +285,33 @@ int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings)
     return 0;
 }
 
+static uint64_t registered_bytes(const struct ht_rings *rings)
+{
+    const struct shared *sh = rings->shared;
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; sh != NULL && i < sh->memory.count; i++)
+        bytes += sh->memory.area[i].bytes;
+    for (unsigned i = 0; sh == NULL && i < rings->of.area_count; i++)
+        bytes += rings->of.area[i].bytes;
+    return bytes;
+}
+
+void ht_rings_stats(struct ht_rings *rings, struct ht_rings_stats *out)
+{
+    struct ht_io_features f = {.mode = HT_RING_PLAIN};
+    bool known = ht_io_features(&f) == 0;
+
+    *out = (struct ht_rings_stats){.mode = f.mode};
+    for (unsigned i = 0; f.files && i < HT_DEVICES_MAX; i++)
+        out->devices += rings->of.dev[i] != NULL && rings->of.dev[i]->fd >= 0;
+    ht_mutex_lock(&lock);
+    out->memory_bytes = known && f.memory ? registered_bytes(rings) : 0;
+    ht_list_for_each(pos, &rings->members)
+        out->rings++;
+    ht_mutex_unlock(&lock);
+}
+
 void ht_rings_free(struct ht_rings *rings)
 {
     struct ht_list taken;

@@ -34,6 +34,12 @@ void ht_rings_share(struct ht_rings *rings, const struct ht_pinned_area *area);
 /* No thread that has a ring of the set does I/O meanwhile. */
 void ht_rings_free(struct ht_rings *rings);
 
+struct ht_rings_stats {
+    uint64_t rings, mode, devices; /* mode: enum ht_ring_mode; devices registered with each */
+    uint64_t memory_bytes;         /* registered, once for all of them or with each */
+};
+void ht_rings_stats(struct ht_rings *rings, struct ht_rings_stats *out);
+
 /* This thread's ring of this set; rings NULL: of any, or of none. NULL: none can be had, which was told. */
 struct ht_ring *ht_ring_mine(struct ht_rings *rings);
 

@@ -56,6 +56,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->staging_used_bytes = ht_staging_used_bytes(s->staging);
     out->huge_bytes =
         ht_pinned_huge_bytes(ht_arena_memory(s->arena)) + ht_pinned_huge_bytes(ht_staging_memory(s->staging));
+    ht_rings_stats(s->rings, &out->io);
     if (s->journal)
         ht_journal_stats(s->journal, &out->log);
     ht_store_lock(s);

@@ -35,7 +35,7 @@
 #include <sys/types.h>
 #include "tiering/base/buf.h"
 #include "tiering/base/mem.h"
-#include "tiering/io/dev.h"
+#include "tiering/io/rings.h"
 #include "tiering/journal/journal.h"
 #include "tiering/base/list.h"
 #include "tiering/space/super.h"
@@ -375,6 +375,7 @@ struct ht_store_stats {
     uint64_t staging_bytes, staging_used_bytes;
     uint64_t locked_bytes; /* of all that memory; of mappings, which may be larger than what they show */
     uint64_t huge_bytes;   /* of tier and pool in huge pages, as they were populated */
+    struct ht_rings_stats io;
     uint64_t hits, misses, evictions, writebacks;
     uint64_t room_waits;                             /* requests that waited for room in the DRAM tier */
     uint64_t ahead_chunks, ahead_hits, ahead_wasted; /* read ahead; of them used, and gone unused */
