@@ -88,8 +88,9 @@ def two_nodes(m):
     if min(used) < sum(used) / 3:
         raise AssertionError(f'images lie on one node: {used}')
     expect('workers', look.cpus('ht-update'), {'0': 2, '1': 2})
+    expect('writeback', look.cpus('ht-writeback'), {'0': 1, '1': 1})
     say(f'two devices on two nodes: {half >> 20} MiB on each, every page there; images {used[0] >> 20} and {used[1] >> 20} '
-        'MiB; two workers on each')
+        'MiB; two workers and writeback on each')
     unmount(m)
 
 

@@ -41,7 +41,7 @@ struct ht_arena {
     uint32_t slots, free_slots, hand;
     uint32_t spare; /* free slots that are no reason to take one far away */
     uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX], split_hint[HT_NODES_MAX];
-    uint64_t used_on[HT_NODES_MAX];
+    uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: what passes */
     uint64_t used_bytes, kept_bytes, staying_bytes;
     uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
     bool forced;                                       /* the sweep that is running heeds nobody's stay */
@@ -232,6 +232,7 @@ static void note_dirty(struct ht_arena *a, uint32_t n, int sign)
     if (!ht_image_passes_dirty(im))
         return;
     a->passing_dirty_bytes += bytes;
+    a->dirty_on[a->slot[n / SUBS].near] += bytes;
     if (im->durable)
         a->durable_dirty_bytes += bytes;
 }
@@ -561,6 +562,16 @@ uint32_t ht_arena_free_slots(const struct ht_arena *a)
 uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place)
 {
     return a->used_on[place];
+}
+
+uint64_t ht_arena_dirty_on(const struct ht_arena *a, unsigned place)
+{
+    return a->dirty_on[place];
+}
+
+int ht_arena_near(const struct ht_arena *a, uint32_t slot)
+{
+    return ht_arena_is_guest(a, slot) ? HT_NEAR_ANY : a->slot[slot / SUBS].near;
 }
 
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a)

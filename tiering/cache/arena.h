@@ -113,6 +113,10 @@ uint64_t ht_arena_used_bytes(const struct ht_arena *a);
 uint32_t ht_arena_free_slots(const struct ht_arena *a);
 /* Bytes of used slots that come from the node at a place. */
 uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place);
+/* And of dirty ones of them that pass through. */
+uint64_t ht_arena_dirty_on(const struct ht_arena *a, unsigned place);
+/* The place of an image's memory; HT_NEAR_ANY: a guest's. */
+int ht_arena_near(const struct ht_arena *a, uint32_t slot);
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
 
 #endif

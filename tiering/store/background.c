@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * background.c - the writeback thread: keeps some images clean, and commits what is outside scopes every few seconds.
+ * background.c - the writeback thread: keeps some images clean, and commits what is outside scopes every few seconds. With several NUMA
+ * nodes each has a thread of its own for the first of these.
  */
 #include <stdlib.h>
 #include <time.h>
@@ -15,22 +16,40 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
     struct timespec ts = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
     int rc = 0;
-    while (!s->stopping && !ht_arena_under_pressure(s->arena) && rc != ETIMEDOUT)
+    while (!s->stopping && (s->reliefs || !ht_arena_under_pressure(s->arena)) && rc != ETIMEDOUT)
         rc = deadline_ns ? ht_cond_timedwait(&s->wake, &s->lock, &ts) : ht_cond_wait(&s->wake, &s->lock);
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
 
-static void relieve(struct ht_store *s)
+static void relieve(struct ht_store *s, int near, pthread_cond_t *pause)
 {
     ht_store_unlock(s);
-    int n = ht_writeback_some(s, BATCH, true);
+    int n = ht_writeback_some(s, BATCH, true, near);
     ht_store_lock(s);
     if (n <= 0 && !s->stopping) { /* all busy, or the device fails: do not spin */
         struct timespec ts;
         uint64_t at = ht_now_ns() + 10000000;
         ts = (struct timespec){(time_t)(at / 1000000000), (long)(at % 1000000000)};
-        ht_cond_timedwait(&s->wake, &s->lock, &ts);
+        ht_cond_timedwait(pause, &s->lock, &ts);
     }
+}
+
+/* Pauses with a condition that says only when to end: others make images dirty all the time. */
+void *ht_relief_main(void *arg)
+{
+    const struct ht_relief *r = arg;
+    struct ht_store *s = r->s;
+    pthread_setname_np(pthread_self(), "ht-writeback");
+    ht_nodes_run_on(&s->nodes, r->near);
+    ht_store_lock(s);
+    while (!s->stopping) {
+        if (ht_arena_under_pressure(s->arena) && ht_arena_dirty_on(s->arena, (unsigned)r->near))
+            relieve(s, r->near, &s->watch);
+        else
+            ht_cond_wait(&s->wake, &s->lock);
+    }
+    ht_store_unlock(s);
+    return NULL;
 }
 
 static size_t pending_bytes_outside(struct ht_store *s)
@@ -101,7 +120,7 @@ void *ht_writeback_main(void *arg)
             next = ht_now_ns() + period;
             ht_store_lock(s);
         } else {
-            relieve(s);
+            relieve(s, HT_NEAR_ANY, &s->wake);
         }
     }
     ht_store_unlock(s);

@@ -239,7 +239,7 @@ void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     ht_chunk_leaf(c)->dirty++;
     o->s->dirty_bytes += ht_arena_slot_bytes(o->s->arena, c->slot);
     if (ht_arena_under_pressure(o->s->arena))
-        pthread_cond_signal(&o->s->wake);
+        pthread_cond_broadcast(&o->s->wake);
     ht_obj_touch(o);
 }
 

@@ -223,7 +223,7 @@ static void stop_threads(struct ht_store *s)
 {
     stop_scrub(s);
     ht_ahead_stop(s);
-    if (!s->threads)
+    if (!s->threads && !s->reliefs)
         return;
     ht_store_lock(s);
     s->stopping = true;
@@ -233,6 +233,20 @@ static void stop_threads(struct ht_store *s)
     ht_journal_stop_compaction(s->journal);
     while (s->threads)
         pthread_join(s->thread[--s->threads], NULL);
+    while (s->reliefs)
+        pthread_join(s->relief[--s->reliefs].thread, NULL);
+}
+
+/* Before the writeback thread begins, which does their work when there are none. */
+static int start_reliefs(struct ht_store *s)
+{
+    int rc = 0;
+    for (unsigned i = 0; s->nodes.count > 1 && !rc && i < s->nodes.count; i++) {
+        s->relief[i] = (struct ht_relief){s, (int)i, 0};
+        rc = pthread_create(&s->relief[i].thread, NULL, ht_relief_main, &s->relief[i]);
+        s->reliefs += rc == 0;
+    }
+    return rc;
 }
 
 static int start_threads(struct ht_store *s)
@@ -240,7 +254,7 @@ static int start_threads(struct ht_store *s)
     if (s->opts.no_threads)
         return 0;
     static void *(*const mains[])(void *) = {ht_writeback_main, ht_compaction_main, ht_health_main};
-    int rc = 0;
+    int rc = start_reliefs(s);
     for (; !rc && s->threads < HT_ARRAY_SIZE(mains); s->threads += rc == 0)
         rc = pthread_create(&s->thread[s->threads], NULL, mains[s->threads], s);
     if (rc)

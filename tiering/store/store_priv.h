@@ -283,6 +283,13 @@ struct ht_ahead {          /* ahead.c; guarded by the store's lock */
     bool running;
 };
 
+/* A thread that writes back images of one NUMA node, on that node: one for each when there are several. */
+struct ht_relief {
+    struct ht_store *s;
+    int near;
+    pthread_t thread;
+};
+
 struct ht_scrub {
     struct ht_mutex lock; /* guards what follows; a leaf */
     pthread_cond_t changed;
@@ -357,8 +364,10 @@ struct ht_store {
     _Atomic bool failed; /* the log cannot be written: read-only */
     pthread_t thread[3]; /* writeback, compaction, health: those that run */
     unsigned threads;
-    pthread_cond_t watch; /* the health thread has to end */
-    uint32_t writeback_hand;
+    pthread_cond_t watch;                  /* the health thread has to end */
+    uint32_t writeback_hand[HT_NODES_MAX]; /* one for each place; without places the first */
+    struct ht_relief relief[HT_NODES_MAX];
+    unsigned reliefs;
 
     struct ht_ref_conflict *conflicts;
     size_t conflict_count, conflict_cap;
@@ -578,9 +587,9 @@ void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
 int ht_scope_write(struct ht_store *s, uint64_t scope) HT_CHECK;
 /*
  * Clean some dirty images to make room: only those that press, and as long as they do, or all but the keep-set, which makes no room.
- * Returns how many were cleaned, or the error if none could be. No lock held.
+ * Returns how many were cleaned, or the error if none could be. Only those at a place, unless near is HT_NEAR_ANY. No lock held.
  */
-int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing) HT_CHECK;
+int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 
 /* tx.c */
@@ -637,6 +646,7 @@ void ht_scrub_destroy(struct ht_scrub *c); /* ends it first */
 void *ht_compaction_main(void *s);
 /* threads.c */
 void *ht_writeback_main(void *s);
+void *ht_relief_main(void *relief);
 
 enum {
     HT_OBJECT_RECORD_BYTES = 8 + 8 + 4 + 4 + 8 + 8,

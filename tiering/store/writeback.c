@@ -394,19 +394,22 @@ static bool goes_on(const struct window *w, unsigned tried, unsigned most, bool 
     return tried - w->failed < most || (pressing && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
 }
 
-int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)
+int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near)
 {
     struct window *w = window_open(s);
     if (!w)
         return -ENOMEM;
     ht_store_lock(s);
+    uint32_t *hand = &s->writeback_hand[near == HT_NEAR_ANY ? 0 : near];
     uint64_t in_vain_max = ht_arena_bytes(s->arena) >> 16;
     unsigned tried = 0;
     int rc = 0;
     for (uint64_t in_vain = 0; goes_on(w, tried, most, pressing) && in_vain <= in_vain_max; in_vain++) {
-        uint32_t slot = ht_arena_next_used(s->arena, &s->writeback_hand);
+        uint32_t slot = ht_arena_next_used(s->arena, hand);
         if (slot == HT_SLOT_NONE)
             break;
+        if (near != HT_NEAR_ANY && ht_arena_near(s->arena, slot) != near)
+            continue;
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
         struct ht_chunk *c = ht_chunk_find(o, im->index);
@@ -434,7 +437,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing)
 
 int ht_writeback_now(struct ht_store *s)
 {
-    return ht_writeback_some(s, WINDOW, false);
+    return ht_writeback_some(s, WINDOW, false, HT_NEAR_ANY);
 }
 
 bool ht_store_evict_image(void *ctx, uint32_t slot)

@@ -12,6 +12,7 @@ enum { DEVICES = 2, CHUNKS = 6 };
 
 static struct ht_dev *devs[DEVICES];
 static uint64_t handout_bytes;
+static bool threads;
 
 static void mount_near(int numa)
 {
@@ -19,7 +20,7 @@ static void mount_near(int numa)
                                  .handout_bytes = handout_bytes,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = numa,
-                                 .no_threads = true};
+                                 .no_threads = !threads};
     ck_assert_int_eq(ht_store_new(devs, DEVICES, &opts, &s), 0);
     ck_assert_int_eq(ht_store_mount(s), 0);
 }
@@ -193,6 +194,24 @@ START_TEST(handed_out_images_are_near)
 }
 END_TEST
 
+START_TEST(each_node_has_a_thread_that_cleans_its_images)
+{
+    threads = true;
+    make(0, 1);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *content = pattern(32 * MIB, 1);
+    put_all(o, 0, content, 14 * MIB);
+    while (stats().dram_dirty_bytes > 8 * MIB) /* ends with the test's time if nobody cleans */
+        usleep(1000);
+    put_all(o, 0, content, 32 * MIB);
+    expect(o, 0, content, 32 * MIB);
+    free(content);
+    ht_obj_put(o);
+    threads = false;
+    end();
+}
+END_TEST
+
 START_TEST(an_unknown_node_is_no_node)
 {
     make(HT_NUMA_OFF, HT_NUMA_OFF);
@@ -220,10 +239,12 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("near");
+    tcase_set_timeout(tc, 60); /* also in an emulated machine */
     tcase_add_test(tc, memory_is_divided_among_the_nodes_of_devices);
     tcase_add_test(tc, images_are_near_the_device_of_their_chunk);
     tcase_add_test(tc, all_memory_is_used_though_one_device_has_everything);
     tcase_add_test(tc, handed_out_images_are_near);
+    tcase_add_test(tc, each_node_has_a_thread_that_cleans_its_images);
     tcase_add_test(tc, an_unknown_node_is_no_node);
     tcase_add_test(tc, one_node_can_be_asked_for);
     return run_suite(tc);
