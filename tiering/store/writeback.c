@@ -405,6 +405,8 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
     unsigned tried = 0;
     int rc = 0;
     for (uint64_t in_vain = 0; goes_on(w, tried, most, pressing) && in_vain <= in_vain_max; in_vain++) {
+        if (w->count == WINDOW) /* now: it lets go of the lock */
+            finish_job(w);
         uint32_t slot = ht_arena_next_used(s->arena, hand);
         if (slot == HT_SLOT_NONE)
             break;
@@ -416,8 +418,6 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
         bool wanted = pressing ? ht_arena_presses(s->arena, slot) : ht_image_passes_dirty(im);
         if (!wanted || !ht_chunk_trylock_exclusive(c))
             continue;
-        if (w->count == WINDOW)
-            finish_job(w);
         o->refs++; /* of a scratch object or a dead one nobody else may have any */
         rc = start_job(w, o, c, im->index);
         ht_obj_put_locked(o);

@@ -116,6 +116,40 @@ START_TEST(many_writers_share_what_comes_free)
 }
 END_TEST
 
+static void delete_but_hold(struct ht_obj *o)
+{
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(o, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+}
+
+/* Who cleans images under pressure comes to one of it while he waits for the device. */
+START_TEST(what_is_deleted_may_be_let_go_of_beside_writing)
+{
+    enum { IN_FLIGHT = 16 };
+    want = pattern(BUDGET, 4);
+    fresh(64, true);
+    struct ht_obj *before = object(SMALL, 0), *gone = object(SMALL, 0), *after = object(SMALL, 0);
+    put_all(before, 0, want, IN_FLIGHT * SMALL);
+    put_all(gone, 0, want, SMALL);
+    delete_but_hold(gone);
+    ht_dev_stall(dev, true);
+    put_all(after, 0, want, BUDGET - 17 * SMALL);
+    while (obj_stat(before).dirty_bytes)
+        sched_yield();
+    for (unsigned i = 0; i < 1000; i++)
+        sched_yield();
+    ht_obj_put(gone);
+    ht_dev_stall(dev, false);
+    expect(after, 0, want, BUDGET - 17 * SMALL);
+    ht_obj_put(before);
+    ht_obj_put(after);
+    done();
+    free(want);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("flow");
@@ -124,5 +158,6 @@ int main(void)
     tcase_add_test(tc, writers_of_small_chunks_go_on_too);
     tcase_add_test(tc, a_stream_of_small_writes_reaches_the_device_in_whole_chunks);
     tcase_add_test(tc, many_writers_share_what_comes_free);
+    tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);
     return run_suite(tc);
 }
