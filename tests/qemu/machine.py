@@ -74,6 +74,8 @@ def libraries(programs):
     for program in programs:
         for line in run('ldd', program).splitlines():
             found |= {word for word in line.split() if word.startswith('/')}
+    # What the C library loads when a thread is cancelled, as at unmount.
+    found |= {line.split()[-1] for line in run('ldconfig', '-p').splitlines() if line.split()[0] == 'libgcc_s.so.1'}
     return sorted(found)
 
 
@@ -208,6 +210,7 @@ class Machine:
         return status, (self.out / 'answer').read_text(errors='replace')
 
     def begin(self, command):
+        assert '\n' not in command
         self.line.sendall(command.encode() + b'\n')
 
     def do(self, command):
