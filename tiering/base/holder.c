@@ -7,6 +7,7 @@
  */
 #include "tiering/base/holder.h"
 #include "tiering/base/mounts.h"
+#include "tiering/base/namespace.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -129,11 +130,11 @@ static void each(const struct stat *st, ht_holder_visit *visit, void *arg)
 int ht_holder_each(const char *path, ht_holder_visit *visit, void *arg)
 {
     struct stat st;
+    int ret = ht_namespace_stat(path, &st);
 
-    if (stat(path, &st) != 0)
-        return -errno;
-    each(&st, visit, arg);
-    return 0;
+    if (ret == 0)
+        each(&st, visit, arg);
+    return ret;
 }
 
 static bool take_owner(pid_t pid, void *arg)
@@ -165,9 +166,10 @@ int ht_holder_find(const char *path, struct ht_holder *out)
 {
     struct ht_mount_entry *m;
     struct stat st;
+    int ret = ht_namespace_stat(path, &st);
 
-    if (stat(path, &st) != 0)
-        return -errno;
+    if (ret < 0)
+        return ret;
     m = malloc(sizeof(*m));
     if (m == NULL)
         return -ENOMEM;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mounts.c - see mounts.h. Lines are "id parent major:minor root point options [tags...] - type source options". */
 #include "tiering/base/mounts.h"
+#include "tiering/base/namespace.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -123,14 +124,17 @@ static int match_source(const void *what, const struct ht_mount_entry *m)
     /* Another name of a device. Looking anywhere but where root keeps them could hang in some other mount. */
     if (uid != 0 || !S_ISBLK(s->st.st_mode) || strncmp(m->source, "/dev/", 5) != 0)
         return NO;
-    return stat(m->source, &st) == 0 && S_ISBLK(st.st_mode) && st.st_rdev == s->st.st_rdev ? ROOT : NO;
+    return ht_namespace_stat(m->source, &st) == 0 && S_ISBLK(st.st_mode) && st.st_rdev == s->st.st_rdev ? ROOT : NO;
 }
 
 int ht_mount_of_source(const char *path, struct ht_mount_entry *out)
 {
     struct source s;
+    int ret = ht_namespace_stat(path, &s.st);
 
-    if (stat(path, &s.st) != 0 || realpath(path, s.path) == NULL)
+    if (ret < 0)
+        return ret;
+    if (realpath(path, s.path) == NULL)
         return -errno;
     return find(match_source, &s, out);
 }
