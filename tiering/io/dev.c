@@ -25,7 +25,7 @@ struct ht_dev *ht_dev_alloc(const char *name)
         free(dev);
         return NULL;
     }
-    dev->fd = -1;
+    dev->fd = dev->hold_fd = -1;
     dev->numa_node = HT_NUMA_OFF;
     ht_mutex_init(&dev->ram_lock, HT_LOCK_DEV_RAM);
     ht_mutex_init(&dev->flight_lock, HT_LOCK_DEV_FLIGHT);
@@ -47,6 +47,8 @@ void ht_dev_close(struct ht_dev *dev)
         (void)flock(dev->fd, LOCK_UN); /* nothing is in flight: whatever still has the file open, the hold ends here */
     if (dev->fd >= 0)
         close(dev->fd);
+    if (dev->hold_fd >= 0)
+        close(dev->hold_fd);
     ht_mutex_destroy(&dev->record_lock);
     ht_mutex_destroy(&dev->fail_lock);
     ht_mutex_destroy(&dev->flight_lock);
@@ -88,6 +90,9 @@ void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
         .flushes = atomic_load(&dev->flushes),
         .read_bytes = atomic_load(&dev->read_bytes),
         .written_bytes = atomic_load(&dev->written_bytes),
+        .discards = atomic_load(&dev->discards),
+        .discarded_bytes = atomic_load(&dev->discarded_bytes),
+        .discard_errors = atomic_load(&dev->discard_errors),
         .read_errors = atomic_load(&dev->read_errors),
         .write_errors = atomic_load(&dev->write_errors),
         .flush_errors = atomic_load(&dev->flush_errors),
@@ -134,8 +139,10 @@ static int check_transfer(const struct ht_io *io)
     const struct ht_dev *dev = io->dev;
     uint32_t mask = dev->lba - 1;
 
-    if (io->op == HT_IO_WRITE && dev->rdonly)
+    if (io->op != HT_IO_READ && dev->rdonly)
         return -EROFS;
+    if (io->op == HT_IO_DISCARD && dev->raw && dev->discard_max == 0)
+        return -EOPNOTSUPP;
     if (io->len == 0 || ((io->len | io->offset | (uintptr_t)io->buf) & mask) != 0)
         return -EINVAL;
     if (io->offset > dev->size || io->len > dev->size - io->offset)
@@ -190,13 +197,14 @@ static void end_flush(struct ht_io *io)
 static void count(struct ht_io *io, int result)
 {
     struct ht_dev *dev = io->dev;
-    _Atomic uint64_t *ops[] = {&dev->reads, &dev->writes, &dev->flushes};
-    _Atomic uint64_t *errors[] = {&dev->read_errors, &dev->write_errors, &dev->flush_errors};
+    _Atomic uint64_t *done[HT_IO_OPS] = {&dev->reads, &dev->writes, &dev->flushes, &dev->discards};
+    _Atomic uint64_t *bytes[HT_IO_OPS] = {&dev->read_bytes, &dev->written_bytes, NULL, &dev->discarded_bytes};
+    _Atomic uint64_t *failed[HT_IO_OPS] = {&dev->read_errors, &dev->write_errors, &dev->flush_errors,
+                                           &dev->discard_errors};
 
-    atomic_fetch_add_explicit(result == 0 ? ops[io->op] : errors[io->op], 1, memory_order_relaxed);
-    if (result == 0 && io->op != HT_IO_FLUSH)
-        atomic_fetch_add_explicit(io->op == HT_IO_READ ? &dev->read_bytes : &dev->written_bytes, io->len,
-                                  memory_order_relaxed);
+    atomic_fetch_add_explicit(result == 0 ? done[io->op] : failed[io->op], 1, memory_order_relaxed);
+    if (result == 0 && bytes[io->op] != NULL)
+        atomic_fetch_add_explicit(bytes[io->op], io->len, memory_order_relaxed);
 }
 
 void ht_io_end(struct ht_io *io, int result, bool performed)

@@ -3,7 +3,8 @@
  * dev.h - devices and the I/O on them.
  *
  * A device is a block device, a regular file (both through io_uring with
- * O_DIRECT) or memory (for tests). All I/O goes through a ring: a ring belongs
+ * O_DIRECT), an NVMe namespace by its character device (through io_uring
+ * with NVMe commands; exercised in emulation) or memory (for tests). All I/O goes through a ring: a ring belongs
  * to one thread (rings.h) and holds requests in flight. A request completes
  * when it was transferred in full or failed: short transfers are continued by
  * the ring, EINTR and EAGAIN are retried.
@@ -40,11 +41,11 @@ enum ht_dev_flags {
 };
 
 /*
- * Open a block device or regular file and hold it exclusively: O_EXCL for block devices,
- * flock for files, on the descriptor that every ring registers, so that the hold
+ * Open a block device, regular file or NVMe namespace (/dev/ngXnY) and hold it exclusively: O_EXCL for block devices,
+ * flock for files, both for namespaces, on the descriptor that every ring registers, so that the hold
  * lasts until the last I/O of a killed process has ended. Waits up to 30 s, saying so, when it is held, unless by a
  * process whose mount is in use: that is refused at once.
- * -EBUSY: still held. -EINVAL: neither a block device nor a regular file, or O_DIRECT impossible.
+ * -EBUSY: still held. -EINVAL: none of these, or O_DIRECT impossible.
  * Every failure is logged with its remedy; -EBUSY with the name of the holder.
  */
 int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev) HT_CHECK;
@@ -70,7 +71,8 @@ const char *ht_dev_name(const struct ht_dev *dev); /* path, or "ram" */
 int ht_dev_numa_node(const struct ht_dev *dev);    /* or HT_NUMA_OFF */
 
 struct ht_dev_counters {
-    uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors, flush_errors;
+    uint64_t reads, writes, flushes, discards, read_bytes, written_bytes, discarded_bytes;
+    uint64_t read_errors, write_errors, flush_errors, discard_errors;
 };
 void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out);
 /*
@@ -89,7 +91,12 @@ bool ht_dev_needs_flush(const struct ht_dev *dev);
  * Test hooks of any device. fail: the n-th operation of a kind from now (1 = next) fails with -EIO and does not
  * reach the device, repeat: all after it; 0 disarms. What may happen to those that do has fault points (tiering/base/fault.h).
  */
-enum ht_io_op { HT_IO_READ, HT_IO_WRITE, HT_IO_FLUSH };
+enum ht_io_op {
+    HT_IO_READ,
+    HT_IO_WRITE,
+    HT_IO_FLUSH,
+    HT_IO_DISCARD, /* nobody needs these bytes any more: until they are written again, reading gives anything. -EOPNOTSUPP: cannot */
+};
 void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);
 
 /* A device of memory stops answering, or answers again: requests wait meanwhile. */
@@ -100,7 +107,7 @@ void ht_dev_stall(struct ht_dev *dev, bool stalled);
  * (Linux Documentation/admin-guide/device-mapper/log-writes.rst). One recorder per device; started while nothing
  * is in flight. Sectors are of 512 bytes; a mark has at most 480.
  *
- * Writes are logged when they completed. A FLUSH entry makes every write before it durable, so it is logged only for
+ * Discards are not recorded. Writes are logged when they completed. A FLUSH entry makes every write before it durable, so it is logged only for
  * a flush during which no write completed. Otherwise the writes that this flush covered are logged again with
  * the FUA flag, and after them, again, the writes it did not cover that overlap these. A reader keeps the rule of
  * the format: a FUA write is durable itself, and no older write undoes it.
@@ -118,7 +125,7 @@ struct ht_io {
     enum ht_io_op op;
     struct ht_dev *dev;
     uint64_t offset; /* bytes, aligned to the logical block */
-    void *buf;       /* aligned to the logical block */
+    void *buf;       /* aligned to the logical block; NULL for a discard */
     uint32_t len;    /* bytes, a multiple of the logical block; 0 for a flush */
     int result;      /* out, once done: 0 or -errno */
     bool done;       /* out */
@@ -143,6 +150,7 @@ struct ht_io_features {
     enum ht_ring_mode mode;
     bool files, memory; /* can be registered */
     bool shared_memory; /* once for all rings */
+    bool commands;      /* of NVMe can be passed on */
 };
 int ht_io_features(struct ht_io_features *out) HT_CHECK;
 const char *ht_ring_mode_word(enum ht_ring_mode mode);
@@ -180,5 +188,6 @@ int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count) HT_CHEC
 int ht_dev_read(struct ht_dev *dev, uint64_t offset, void *buf, size_t len) HT_CHECK;
 int ht_dev_write(struct ht_dev *dev, uint64_t offset, const void *buf, size_t len) HT_CHECK;
 int ht_dev_flush(struct ht_dev *dev) HT_CHECK;
+int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len) HT_CHECK;
 
 #endif

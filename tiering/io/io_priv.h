@@ -17,7 +17,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/mem.h"
 
-#define HT_IO_OPS 3u
+#define HT_IO_OPS 4u
 
 struct ht_recorder;
 
@@ -30,10 +30,17 @@ struct ht_dev {
     char *name;
     int fd; /* -1: memory */
     bool rdonly, block;
+    bool raw;    /* an NVMe namespace by its character device: takes commands */
+    int hold_fd; /* of a raw one: its block device, open so that nobody else has it; or -1 */
     uint64_t size;
     uint32_t lba;
     uint32_t transfer_max,
-        scattered_max; /* bytes, whole blocks; requests above are cut; of memory in small pages; 0: no bound */
+        scattered_max;         /* bytes, whole blocks; requests above are cut; of memory in small pages; 0: no bound */
+    uint32_t discard_max;      /* the same of discards, of a raw one; 0: it has none */
+    uint32_t nsid;             /* raw */
+    unsigned block_shift;      /* raw: log2 of lba */
+    bool volatile_cache;       /* raw: has to be flushed */
+    _Atomic bool unregistered; /* raw: the kernel refused a command, perhaps for its registered memory */
     int numa_node;
 
     uint8_t *ram, *ram_touched;
@@ -41,7 +48,8 @@ struct ht_dev {
 
     _Atomic bool stalled;
 
-    _Atomic uint64_t reads, writes, flushes, read_bytes, written_bytes, read_errors, write_errors, flush_errors;
+    _Atomic uint64_t reads, writes, flushes, discards, read_bytes, written_bytes, discarded_bytes;
+    _Atomic uint64_t read_errors, write_errors, flush_errors, discard_errors;
     _Atomic unsigned writes_failed_in_row;
     _Atomic bool flush_failed; /* the last one did */
     _Atomic uint64_t writes_ended, writes_covered;
@@ -69,12 +77,28 @@ int ht_io_begin(struct ht_io *io);
 /* performed: whether the request reached the device. Sets io->done last. */
 void ht_io_end(struct ht_io *io, int result, bool performed);
 
+/* raw.c: learn what a raw device is like; block: the number of its block device. 0, or -errno, which was told. */
+int ht_raw_geometry(struct ht_dev *dev, dev_t block) HT_CHECK;
+/* A flush of what has no volatile cache. */
+bool ht_raw_ends_at_once(const struct ht_io *io);
+/* A piece of a request to a raw device: as much as one command does. */
+struct ht_raw_piece {
+    uint32_t at, len;
+    int registered; /* which piece of registered memory it is in, or -1 */
+    uint8_t *range; /* HT_NVME_RANGE_BYTES that stay until it has ended */
+};
+struct io_uring_sqe;
+/* sqe: twice as long as others. */
+void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, const struct ht_raw_piece *p);
+/* What a completion means: len, or -errno; -EAGAIN: the same command again, a bounded number of times. */
+int ht_raw_result(int res, uint32_t len, unsigned *tries);
+
 /* health.c: a request is in flight, and not any more. */
 void ht_flight_begin(struct ht_io *io);
 void ht_flight_end(struct ht_io *io, int result);
 
 /* How much of so many bytes, or of none, the next transfer moves. */
-uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left, bool huge);
+uint32_t ht_dev_piece(const struct ht_io *io, uint32_t left, bool huge);
 
 /* node.c: the NUMA node of a block device, or HT_NUMA_OFF; and that of a folder of sysfs (below one called devices), for tests. */
 int ht_node_of_block(dev_t number);
@@ -82,6 +106,8 @@ int ht_node_of_folder(const char *dir);
 
 /* limits.c: learn transfer_max and scattered_max of a block device. */
 void ht_dev_learn_limits(struct ht_dev *dev, dev_t number);
+/* A number of the queue of a block device; 0: not told. */
+uint64_t ht_queue_limit(dev_t number, const char *name);
 
 /* ring.c: ht_ring_new in a mode that is no better than this. */
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring) HT_CHECK;

@@ -13,8 +13,8 @@
 
 #define PAGE_BYTES 4096u
 
-/* Of the disk, where the device is a partition of it. 0: not told. */
-static uint64_t queue_limit(dev_t number, const char *name)
+/* Of the disk, where the device is a partition of it. */
+uint64_t ht_queue_limit(dev_t number, const char *name)
 {
     static const char *const of[] = {"queue", "../queue"};
     uint64_t value = 0;
@@ -42,7 +42,7 @@ static uint32_t whole_blocks(const struct ht_dev *dev, uint64_t bytes)
 
 void ht_dev_learn_limits(struct ht_dev *dev, dev_t number)
 {
-    uint64_t kib = queue_limit(number, "max_sectors_kb"), segments = queue_limit(number, "max_segments");
+    uint64_t kib = ht_queue_limit(number, "max_sectors_kb"), segments = ht_queue_limit(number, "max_segments");
     uint64_t most = kib > 0 ? kib * HT_KIB : UINT64_MAX;
     uint64_t scattered = segments > 0 ? segments * PAGE_BYTES : UINT64_MAX;
 
@@ -56,9 +56,10 @@ uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge)
 }
 
 /* Pieces of one size, so that none is a small rest. */
-uint32_t ht_dev_piece(const struct ht_dev *dev, uint32_t left, bool huge)
+uint32_t ht_dev_piece(const struct ht_io *io, uint32_t left, bool huge)
 {
-    uint32_t max = ht_dev_transfer_max(dev, huge);
+    const struct ht_dev *dev = io->dev;
+    uint32_t max = io->op == HT_IO_DISCARD ? dev->discard_max : ht_dev_transfer_max(dev, huge);
 
     if (max == 0 || left <= max)
         return left;

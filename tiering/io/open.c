@@ -6,6 +6,8 @@
  * device mapper take part in it) and flock for files. Both belong to the open file, and
  * requests in flight keep that open, so a hold outlives its process until the last of them has
  * ended. An fcntl lock would not: it goes when the process does, while its writes still run.
+ * The character device of an NVMe namespace has both: flock on itself, which requests in flight
+ * keep, and O_EXCL on the block device beside it, which keeps away whoever knows only that one.
  *
  * Readers of a file share it. A block device knows no shared claim, and a reader without one
  * would not keep a writer away; so there a reader excludes others, too.
@@ -13,6 +15,7 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/base/holder.h"
 #include "tiering/base/log.h"
+#include "tiering/base/namespace.h"
 #include "tiering/base/twin.h"
 #include <hitrain/limits.h>
 
@@ -53,21 +56,32 @@ static int lock_file(int fd, bool rdonly)
     return flock(fd, (rdonly ? LOCK_SH : LOCK_EX) | LOCK_NB);
 }
 
-/* One attempt; -EBUSY when somebody else holds it. */
-static int try_open(const char *path, bool block, bool rdonly, int *out_fd)
-{
-    int fd = open(path, (rdonly ? O_RDONLY : O_RDWR) | O_DIRECT | O_CLOEXEC | (block ? O_EXCL : 0));
-    int err;
+/* What is to be opened. A namespace has beside the character device, which is its path, a block device. */
+struct source {
+    const char *path;
+    enum { A_FILE, A_BLOCK_DEVICE, A_NAMESPACE } kind;
+    char beside[PATH_MAX];
+};
 
-    if (fd < 0)
+/* One attempt; -EBUSY when somebody else holds it. */
+static int try_open(const struct source *s, struct ht_dev *dev)
+{
+    int flags = (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC, err = 0;
+
+    dev->fd = open(s->path, flags | (s->kind != A_NAMESPACE ? O_DIRECT : 0) | (s->kind == A_BLOCK_DEVICE ? O_EXCL : 0));
+    if (dev->fd < 0)
         return -errno;
-    if (!block && lock_file(fd, rdonly) != 0) {
+    if (s->kind != A_BLOCK_DEVICE && lock_file(dev->fd, dev->rdonly) != 0)
         err = errno == EWOULDBLOCK ? -EBUSY : -errno;
-        close(fd);
-        return err;
+    if (err == 0 && s->kind == A_NAMESPACE) {
+        dev->hold_fd = open(s->beside, flags | O_EXCL);
+        err = dev->hold_fd < 0 ? -errno : 0;
     }
-    *out_fd = fd;
-    return 0;
+    if (err != 0) {
+        close(dev->fd);
+        dev->fd = -1;
+    }
+    return err;
 }
 
 /* Waiting for a mount that lives would be in vain; for a daemon that ends, or the last writes of a dead one, it is not. */
@@ -87,21 +101,21 @@ static bool worth_waiting(const char *path, int flags)
     return true;
 }
 
-static int open_held(const char *path, bool block, int flags, int *out_fd)
+static int open_held(const struct source *s, int flags, struct ht_dev *dev)
 {
     uint64_t began_ns = ht_now_ns(), waited_ms;
     bool waits = false;
     int err;
 
     for (;;) {
-        err = try_open(path, block, flags & HT_DEV_RDONLY, out_fd);
+        err = try_open(s, dev);
         if (err != -EBUSY && err != -EINTR)
             return err;
         waited_ms = (ht_now_ns() - began_ns) / 1000000;
         if (waited_ms >= HT_DEVICE_WAIT_S * 1000u)
             return err;
         if (waited_ms >= GRACE_MS && !waits) {
-            waits = worth_waiting(path, flags);
+            waits = worth_waiting(s->path, flags);
             if (!waits)
                 return err;
         }
@@ -125,14 +139,16 @@ static void explain_busy(const char *path)
         ht_error("%s is %s; it is free when that has ended", path, text);
 }
 
-static void explain_failure(const char *path, bool block, int flags, int err)
+static void explain_failure(const struct source *s, int flags, int err)
 {
+    const char *path = s->path;
+
     switch (-err) {
     case EBUSY:
         explain_busy(path);
         break;
     case EINVAL:
-        if (block)
+        if (s->kind != A_FILE)
             ht_error("%s cannot be opened for direct I/O", path);
         else
             ht_error("%s cannot be opened for direct I/O: its file system does not support O_DIRECT; put the file on "
@@ -213,18 +229,69 @@ static int file_geometry(struct ht_dev *dev, const struct stat *st)
     return 0;
 }
 
-static int learn_geometry(struct ht_dev *dev, bool block)
+/* Takes no command: the kernel has no way for them, or the caller may not use it. */
+static int try_command(struct ht_dev *dev, const char *beside)
 {
+    void *block;
+    int err;
+
+    if (posix_memalign(&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
+        return -ENOMEM;
+    err = ht_dev_read(dev, 0, block, dev->lba);
+    free(block);
+    if (err == -EINVAL || err == -EOPNOTSUPP || err == -ENOTTY) {
+        ht_error("%s: this kernel takes no NVMe commands through io_uring (Linux 5.19 does): use %s", dev->name,
+                 beside);
+        return -EOPNOTSUPP;
+    }
+    if (err == -EACCES || err == -EPERM)
+        ht_error(
+            "%s: commands to it need root, or a kernel that asks for no more than its file mode (Linux 6.2): use %s",
+            dev->name, beside);
+    else if (err != 0)
+        ht_error("%s cannot be read: %s", dev->name, strerror(-err));
+    return err;
+}
+
+static int namespace_geometry(struct ht_dev *dev, const struct source *s, dev_t *out_number)
+{
+    struct stat block;
+    int err;
+
+    if (fstat(dev->hold_fd, &block) != 0)
+        return -errno;
+    dev->raw = true;
+    *out_number = block.st_rdev;
+    err = ht_raw_geometry(dev, block.st_rdev);
+    if (err == 0)
+        err = try_command(dev, s->beside);
+    dev->reads = dev->read_bytes = 0; /* that was nobody's */
+    return err;
+}
+
+static bool is_still(const struct source *s, const struct stat *st)
+{
+    return s->kind == A_FILE     ? S_ISREG(st->st_mode)
+        : s->kind == A_NAMESPACE ? ht_namespace_is(st)
+                                 : S_ISBLK(st->st_mode);
+}
+
+static int learn_geometry(struct ht_dev *dev, const struct source *s)
+{
+    dev_t number;
     struct stat st;
     int err;
 
     if (fstat(dev->fd, &st) != 0)
         return -errno;
-    if (block ? !S_ISBLK(st.st_mode) : !S_ISREG(st.st_mode)) {
+    if (!is_still(s, &st)) {
         ht_error("%s changed while it was being opened", dev->name);
         return -EINVAL;
     }
-    err = block ? block_geometry(dev) : file_geometry(dev, &st);
+    number = s->kind == A_FILE ? st.st_dev : st.st_rdev;
+    err = s->kind == A_FILE         ? file_geometry(dev, &st)
+        : s->kind == A_BLOCK_DEVICE ? block_geometry(dev)
+                                    : namespace_geometry(dev, s, &number);
     if (err != 0)
         return err;
     if (dev->lba < LBA_BYTES_MIN || dev->lba > HT_BLOCK_BYTES || (dev->lba & (dev->lba - 1)) != 0) {
@@ -232,35 +299,50 @@ static int learn_geometry(struct ht_dev *dev, bool block)
                  HT_BLOCK_BYTES);
         return -EINVAL;
     }
-    dev->numa_node = ht_node_of_block(block ? st.st_rdev : st.st_dev);
-    if (block)
-        ht_dev_learn_limits(dev, st.st_rdev);
+    dev->numa_node = ht_node_of_block(number);
+    if (s->kind == A_BLOCK_DEVICE)
+        ht_dev_learn_limits(dev, number);
     return 0;
 }
 
-static int is_block(const char *path, bool *out_block)
+static int find_beside(const struct stat *st, struct source *out)
+{
+    int err = ht_namespace_block(st, out->beside);
+
+    if (err == -ENODEV)
+        ht_error("%s cannot be held: its block device %s, which keeps others away from it, is missing in /dev",
+                 out->path, out->beside);
+    else if (err != 0)
+        ht_error("%s cannot be held: the kernel has no block device for this namespace (is it of a format, or of a "
+                 "command set, that it does not know?)",
+                 out->path);
+    return err;
+}
+
+static int look_at(struct source *s)
 {
     struct stat st;
     int err;
 
-    if (stat(path, &st) != 0) {
+    if (stat(s->path, &st) != 0) {
         err = -errno;
-        ht_error("%s: %s", path, strerror(-err));
+        ht_error("%s: %s", s->path, strerror(-err));
         return err;
     }
-    if (!S_ISBLK(st.st_mode) && !S_ISREG(st.st_mode)) {
-        ht_error("%s is neither a block device nor a regular file", path);
-        return -EINVAL;
-    }
-    *out_block = S_ISBLK(st.st_mode);
-    return 0;
+    s->kind = S_ISBLK(st.st_mode) ? A_BLOCK_DEVICE : S_ISREG(st.st_mode) ? A_FILE : A_NAMESPACE;
+    if (s->kind != A_NAMESPACE)
+        return 0;
+    if (ht_namespace_is(&st))
+        return find_beside(&st, s);
+    ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", s->path);
+    return -EINVAL;
 }
 
 int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
 {
+    struct source s = {.path = path};
     struct ht_dev *dev;
-    bool block = false;
-    int err = is_block(path, &block);
+    int err = look_at(&s);
 
     if (err != 0)
         return err;
@@ -268,12 +350,12 @@ int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
     if (dev == NULL)
         return -ENOMEM;
     dev->rdonly = flags & HT_DEV_RDONLY;
-    dev->block = block;
-    err = open_held(path, block, flags, &dev->fd);
+    dev->block = s.kind == A_BLOCK_DEVICE;
+    err = open_held(&s, flags, dev);
     if (err != 0)
-        explain_failure(path, block, flags, err);
+        explain_failure(&s, flags, err);
     else
-        err = learn_geometry(dev, block);
+        err = learn_geometry(dev, &s);
     if (err != 0) {
         ht_dev_close(dev);
         return err;

@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#define DISCARDED_BYTE 0xd1
+
 int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev)
 {
     struct ht_dev *dev;
@@ -61,6 +63,15 @@ static void ram_write(struct ht_dev *dev, const struct ht_io *io)
     memset(dev->ram_touched + first, 1, end - first);
 }
 
+/* Not zeroes, so that whoever reads what he gave away notices. */
+static void ram_discard(struct ht_dev *dev, const struct ht_io *io)
+{
+    uint64_t first = io->offset / HT_BLOCK_BYTES, end = ht_div_up(io->offset + io->len, HT_BLOCK_BYTES);
+
+    memset(dev->ram + io->offset, DISCARDED_BYTE, io->len);
+    memset(dev->ram_touched + first, 1, end - first);
+}
+
 void ht_dev_stall(struct ht_dev *dev, bool stalled)
 {
     dev->stalled = stalled;
@@ -75,5 +86,7 @@ void ht_ram_perform(struct ht_io *io)
         memcpy(io->buf, dev->ram + io->offset, io->len);
     else if (io->op == HT_IO_WRITE)
         ram_write(dev, io);
+    else if (io->op == HT_IO_DISCARD)
+        ram_discard(dev, io);
     ht_mutex_unlock(&dev->ram_lock);
 }

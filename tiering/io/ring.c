@@ -24,9 +24,11 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"
+#include "tiering/io/nvme.h"
 #include "tiering/io/uring.h"
 
 #include <assert.h>
+#include <fcntl.h>
 #include <hitrain/limits.h>
 #include <linux/fs.h>
 #include <stdlib.h>
@@ -41,6 +43,9 @@
 struct piece {
     struct ht_io *io;
     uint32_t at, len;
+    unsigned tries;                     /* raw: after which the controller wanted another one */
+    bool unregistered;                  /* raw: the kernel refused it once, perhaps for its registered memory */
+    uint8_t range[HT_NVME_RANGE_BYTES]; /* raw: of a discard */
     struct piece *next_free;
 };
 
@@ -52,7 +57,7 @@ struct ht_ring {
     unsigned local_count;
     uint64_t order; /* state of the generator that mixes the local list */
     struct ht_uring_memory memory;
-    const struct ht_dev *file[HT_DEVICES_MAX]; /* registered devices: a place is the kernel's number */
+    const struct ht_dev *file[2 * HT_DEVICES_MAX]; /* registered devices: a place is the kernel's number */
     unsigned file_count;
     struct piece *free;
     struct piece piece[]; /* depth */
@@ -126,14 +131,16 @@ bool ht_ring_clone_memory(struct ht_ring *ring, const struct io_uring *from, con
 
 void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count)
 {
-    int fds[HT_DEVICES_MAX];
+    int fds[HT_ARRAY_SIZE(ring->file)];
     unsigned n = 0;
 
     for (unsigned i = 0; i < count; i++) {
-        if (devs[i] == NULL || devs[i]->fd < 0 || n == HT_DEVICES_MAX)
+        if (devs[i] == NULL || devs[i]->fd < 0 || n + 2 > HT_ARRAY_SIZE(fds))
             continue;
         ring->file[n] = devs[i];
         fds[n++] = devs[i]->fd;
+        if (devs[i]->hold_fd >= 0) /* never named: so that the hold lasts as long as requests of a killed process do */
+            fds[n++] = devs[i]->hold_fd;
     }
     if (ht_uring_register_files(&ring->uring, fds, n))
         ring->file_count = n;
@@ -176,10 +183,30 @@ static void name_device(const struct ht_ring *ring, struct io_uring_sqe *sqe, co
     }
 }
 
-/* What the kernel is to do for a piece: by the kind of its device. */
-static void prepare(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct piece *p)
+static void prepare_command(const struct ht_ring *ring, struct io_uring_sqe *sqe, struct piece *p)
 {
-    if (p->io->op == HT_IO_FLUSH)
+    bool moves = p->io->op == HT_IO_READ || p->io->op == HT_IO_WRITE;
+    uintptr_t buf = (uintptr_t)p->io->buf + p->at;
+    struct ht_raw_piece raw = {
+        .at = p->at,
+        .len = p->len,
+        .registered =
+            moves && !p->unregistered && !p->io->dev->unregistered ? ht_uring_lookup(&ring->memory, buf, p->len) : -1,
+        .range = p->range,
+    };
+
+    ht_raw_prepare(sqe, p->io, &raw);
+}
+
+/* What the kernel is to do for a piece: by the kind of its device. */
+static void prepare(const struct ht_ring *ring, struct io_uring_sqe *sqe, struct piece *p)
+{
+    if (p->io->dev->raw)
+        prepare_command(ring, sqe, p);
+    else if (p->io->op == HT_IO_DISCARD)
+        io_uring_prep_fallocate(sqe, p->io->dev->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                                (off_t)(p->io->offset + p->at), p->len);
+    else if (p->io->op == HT_IO_FLUSH)
         io_uring_prep_fsync(sqe, p->io->dev->fd, IORING_FSYNC_DATASYNC);
     else
         prepare_transfer(ring, sqe, p);
@@ -226,8 +253,8 @@ static void push_local(struct ht_ring *ring, struct ht_io *io)
 /* What a device says of a request that it has performed. */
 static int told(const struct ht_io *io)
 {
-    static const enum ht_fault_point points[HT_IO_OPS] = {HT_FAULT_IO_READ, HT_FAULT_IO_WRITE, HT_FAULT_IO_FLUSH};
-    int err = ht_fault(points[io->op]);
+    static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_IO_WRITE, HT_FAULT_IO_FLUSH};
+    int err = io->op == HT_IO_DISCARD ? 0 : ht_fault(points[io->op]);
 
     return err == 0 && io->op == HT_IO_WRITE ? ht_fault(HT_FAULT_IO_FULL) : err;
 }
@@ -261,6 +288,23 @@ static void end_piece(struct ht_ring *ring, struct piece *p, int result)
     piece_gone(io, result, moved);
 }
 
+/* Memory, and what io_uring has nothing for, or nothing has to be done for. */
+static bool served_here(const struct ht_io *io)
+{
+    return io->dev->ram != NULL || ht_raw_ends_at_once(io) || (io->op == HT_IO_DISCARD && io->dev->block);
+}
+
+static int perform_here(struct ht_io *io)
+{
+    uint64_t range[2] = {io->offset, io->len};
+
+    if (io->dev->ram != NULL)
+        ht_ram_perform(io);
+    else if (io->op == HT_IO_DISCARD)
+        return ioctl(io->dev->fd, BLKDISCARD, range) == 0 ? 0 : -errno;
+    return 0;
+}
+
 /* What a stalled device has to perform stays in the list. True: something was served. */
 static bool serve_local(struct ht_ring *ring)
 {
@@ -278,7 +322,7 @@ static bool serve_local(struct ht_ring *ring)
         *at = io->next_;
         ring->local_count--;
         if (err == 0)
-            ht_ram_perform(io);
+            err = perform_here(io);
         ring->in_flight--;
         end(io, err, err == 0);
         served = true;
@@ -322,11 +366,29 @@ static uint32_t moved_of(const struct ht_io *io, int res)
     return moved;
 }
 
+/* The result of a command, which only raw devices have, in the terms of other requests. */
+static int command_result(struct piece *p, int res)
+{
+    bool refused = ht_fault(HT_FAULT_IO_COMMAND_MEMORY) != 0;
+
+    if (!p->io->dev->raw)
+        return res;
+    /* Not every kernel takes every registered memory for a command: Linux 6.1 takes none that it knows to be of large pages. */
+    if ((res == -EINVAL || refused) && !p->unregistered) {
+        p->unregistered = p->io->dev->unregistered = true;
+        return -EINTR;
+    }
+    return ht_raw_result(res, p->len, &p->tries);
+}
+
 static void handle_cqe(struct ht_ring *ring, struct piece *p, int res)
 {
     const struct ht_dev *dev = p->io->dev;
     uint32_t moved;
 
+    res = command_result(p, res);
+    if (p->io->op == HT_IO_DISCARD && res == 0)
+        res = (int)p->len;
     if (ht_fault(HT_FAULT_IO_AGAIN) != 0)
         res = -EAGAIN;
     if (res == -EINTR || res == -EAGAIN) {
@@ -452,7 +514,7 @@ static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
     io->moved_ = io->len;
     io->pieces_ = 1;
     do {
-        uint32_t len = ht_dev_piece(io->dev, io->len - at, huge);
+        uint32_t len = ht_dev_piece(io, io->len - at, huge);
 
         while (ring->in_flight >= ring->depth)
             reap(ring, 1);
@@ -470,7 +532,9 @@ void ht_ring_submit(struct ht_ring *ring, struct ht_io *io)
     while (ring->in_flight >= ring->depth)
         reap(ring, 1);
     err = ht_io_begin(io);
-    if (err == 0 && io->dev->ram == NULL) {
+    if (err == 0 && io->dev->raw && (ring->uring.flags & IORING_SETUP_SQE128) == 0)
+        err = -EOPNOTSUPP;
+    if (err == 0 && !served_here(io)) {
         cut_pieces(ring, io);
         return;
     }

@@ -10,6 +10,7 @@
 
 #define PARTS_AT_ONCE 8u
 #define PART_BYTES_MAX (1u << 20)
+#define DISCARD_BYTES_MAX (1u << 30) /* of one request */
 
 /* In parts of PART_BYTES_MAX, as many at a time as the ring is deep. */
 static int transfer(struct ht_ring *ring, struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
@@ -89,4 +90,20 @@ int ht_dev_flush(struct ht_dev *dev)
     struct ht_ring *ring = ht_ring_mine(NULL);
 
     return ring != NULL ? ht_ring_run(ring, &io, 1) : -ENOMEM;
+}
+
+int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len)
+{
+    struct ht_ring *ring = ht_ring_mine(NULL);
+    int err = ring != NULL ? 0 : -ENOMEM;
+
+    while (len > 0 && err == 0) {
+        struct ht_io io = {
+            .op = HT_IO_DISCARD, .dev = dev, .offset = offset, .len = (uint32_t)ht_min_u64(len, DISCARD_BYTES_MAX)};
+
+        err = ht_ring_run(ring, &io, 1);
+        offset += io.len;
+        len -= io.len;
+    }
+    return err;
 }

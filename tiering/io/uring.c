@@ -21,6 +21,7 @@
 #define PIECE_BYTES HT_GIB /* the kernel registers at most this much as one buffer */
 #define PIECES_MAX 1024u
 #define PROBE_DEPTH 2u
+#define COMMAND_FLAGS (IORING_SETUP_SQE128 | IORING_SETUP_CQE32)
 
 static const unsigned mode_flags[] = {
     [HT_RING_PLAIN] = 0,
@@ -119,6 +120,22 @@ static const char *registered_word(bool registered)
     return registered ? "registered" : "not registered";
 }
 
+/* Those of NVMe are longer than an entry, and so are their results. */
+static bool passes_commands(enum ht_ring_mode mode)
+{
+    struct io_uring_probe *probe;
+    struct io_uring uring;
+    bool works;
+
+    if (io_uring_queue_init(PROBE_DEPTH, &uring, mode_flags[mode] | COMMAND_FLAGS) != 0)
+        return false;
+    probe = io_uring_get_probe_ring(&uring);
+    works = probe != NULL && io_uring_opcode_supported(probe, IORING_OP_URING_CMD);
+    io_uring_free_probe(probe);
+    io_uring_queue_exit(&uring);
+    return works;
+}
+
 static int probe_locked(void)
 {
     struct ht_io_features f = {.mode = HT_RING_PLAIN};
@@ -136,10 +153,11 @@ static int probe_locked(void)
     }
     io_uring_queue_exit(&uring);
     if (err == 0) {
+        f.commands = passes_commands(f.mode);
         features = f;
         probed = true;
-        ht_debug("io_uring: completions %s, files %s, memory %s", ht_ring_mode_word(f.mode), registered_word(f.files),
-                 registered_word(f.memory));
+        ht_debug("io_uring: completions %s, files %s, memory %s, NVMe commands %s", ht_ring_mode_word(f.mode),
+                 registered_word(f.files), registered_word(f.memory), f.commands ? "passed on" : "not passed on");
     }
     return err;
 }
@@ -177,6 +195,8 @@ static enum ht_ring_mode allowed_mode(enum ht_ring_mode mode)
 
 static int open_ring(struct io_uring *uring, unsigned depth, enum ht_ring_mode best)
 {
+    bool no_commands = ht_fault(HT_FAULT_IO_COMMANDS) != 0;
+    unsigned flags = IORING_SETUP_CLAMP;
     struct ht_io_features f;
     int err = ht_fault(HT_FAULT_IO_RING);
 
@@ -184,8 +204,10 @@ static int open_ring(struct io_uring *uring, unsigned depth, enum ht_ring_mode b
         err = ht_io_features(&f);
     if (err != 0)
         return err;
-    best = allowed_mode(best < f.mode ? best : f.mode);
-    return io_uring_queue_init(depth, uring, mode_flags[best] | IORING_SETUP_CLAMP);
+    flags |= mode_flags[allowed_mode(best < f.mode ? best : f.mode)];
+    if (f.commands && !no_commands)
+        flags |= COMMAND_FLAGS;
+    return io_uring_queue_init(depth, uring, flags);
 }
 
 int ht_uring_open(struct io_uring *uring, unsigned depth, enum ht_ring_mode best)

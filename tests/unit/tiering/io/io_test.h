@@ -5,6 +5,7 @@
  * Each kind is made in a scratch file of its own (under $HITRAIN_BUILD, else /tmp) that is
  * unlinked at once. Loop devices are detached as soon as they are open, so that closing them
  * (or dying) removes them. Where a kind cannot be had the test says why and passes.
+ * HITRAIN_TEST_DEVICE names one more, whose content is lost.
  */
 #ifndef HITRAIN_TESTS_IO_TEST_H
 #define HITRAIN_TESTS_IO_TEST_H
@@ -15,11 +16,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-#include "tiering/io/dev.h"
+#include "tiering/io/io_priv.h"
 
-enum kind { RAM_512, RAM_4096, A_FILE, LOOP_512, LOOP_4096, KINDS };
+enum kind { RAM_512, RAM_4096, A_FILE, LOOP_512, LOOP_4096, GIVEN, KINDS };
 
-static const char *const kind_names[] = {"RAM, 512", "RAM, 4096", "file", "loop, 512", "loop, 4096"};
+static const char *const kind_names[] = {"RAM, 512", "RAM, 4096", "file", "loop, 512", "loop, 4096", "given"};
 
 __attribute__((unused)) static char *scratch_path(char path[PATH_MAX], uint64_t bytes)
 {
@@ -77,6 +78,20 @@ __attribute__((unused)) static struct ht_dev *skipped(enum kind kind, const char
     return NULL;
 }
 
+/* Of it the first bytes only, so that its end is where tests have it. */
+__attribute__((unused)) static struct ht_dev *open_given(uint64_t bytes)
+{
+    const char *path = getenv("HITRAIN_TEST_DEVICE");
+    struct ht_dev *dev;
+
+    if (path == NULL)
+        return skipped(GIVEN, "HITRAIN_TEST_DEVICE names none");
+    ck_assert_int_eq(ht_dev_open(path, HT_DEV_QUIET, &dev), 0);
+    ck_assert_uint_ge(dev->size, bytes);
+    dev->size = bytes;
+    return dev;
+}
+
 /* NULL: cannot be had here, which was said. */
 __attribute__((unused)) static struct ht_dev *open_kind(enum kind kind, uint64_t bytes)
 {
@@ -87,6 +102,8 @@ __attribute__((unused)) static struct ht_dev *open_kind(enum kind kind, uint64_t
         ck_assert_int_eq(ht_dev_open_ram(bytes, kind == RAM_512 ? 512 : 4096, &dev), 0);
         return dev;
     }
+    if (kind == GIVEN)
+        return open_given(bytes);
     scratch_path(path, bytes);
     if (!direct_io_works(path)) {
         unlink(path);

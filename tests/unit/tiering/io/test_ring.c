@@ -244,6 +244,8 @@ START_TEST(large_requests_are_cut_to_what_the_device_takes)
     buf = aligned(len);
     area.base = huge = aligned(len);
     ht_ring_register(ring, &area, 1);
+    /* The first one finds out what a raw device does not take from there. */
+    ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, huge, len), 0);
     fill(buf, BLOCK, len, 7);
     ck_assert_uint_eq(completions_of(HT_IO_WRITE, buf, len), pieces_of(len, false));
     ck_assert_uint_eq(completions_of(HT_IO_READ, huge, len), pieces_of(len, true));
@@ -358,6 +360,83 @@ START_TEST(only_writes_that_ended_before_a_flush_began_are_covered)
     ht_ring_free(other);
     free(buf);
     finish();
+}
+END_TEST
+
+START_TEST(a_discard_leaves_its_neighbours_and_may_be_written_again)
+{
+    enum { PART = 1 << 20 }; /* more than one command of a raw device moves */
+    struct ht_dev_counters c;
+    uint8_t *buf;
+    int err;
+
+    if (!begin(_i, 8))
+        return;
+    buf = aligned(3 * PART);
+    fill(buf, 0, 3 * PART, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, 3 * PART), 0);
+    err = run_one(HT_IO_DISCARD, PART, NULL, PART);
+    if (err != 0)
+        ck_assert_int_eq(err, -EOPNOTSUPP);
+    ht_dev_counters(dev, &c);
+    ck_assert_uint_eq(c.discards, err == 0);
+    ck_assert_uint_eq(c.discarded_bytes, err == 0 ? PART : 0);
+    ck_assert_uint_eq(c.discard_errors, err != 0);
+    memset(buf, 0, 3 * PART);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, 3 * PART), 0);
+    ck_assert(is_filled(buf, 0, PART, 1));
+    ck_assert(err != 0 || !is_filled(buf + PART, PART, PART, 1)); /* as all of these devices do it */
+    ck_assert(is_filled(buf + 2 * PART, 2 * PART, PART, 1));
+    fill(buf, PART, PART, 2);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, PART, buf, PART), 0);
+    memset(buf, 0, PART);
+    ck_assert_int_eq(run_one(HT_IO_READ, PART, buf, PART), 0);
+    ck_assert(is_filled(buf, PART, PART, 2));
+    ck_assert_int_eq(run_one(HT_IO_DISCARD, 100, NULL, BLOCK), -EINVAL);
+    ck_assert_int_eq(run_one(HT_IO_DISCARD, DEV_BYTES - BLOCK, NULL, 2 * BLOCK), -EINVAL);
+    ck_assert_int_eq(ht_dev_discard(dev, 0, DEV_BYTES), err);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices)
+{
+    uint8_t *buf;
+
+    dev = open_kind((enum kind)_i, DEV_BYTES);
+    if (dev == NULL)
+        return;
+    ht_fault_arm(HT_FAULT_IO_COMMANDS, 1, true);
+    ck_assert_int_eq(ht_ring_new(4, &ring), 0);
+    ht_fault_disarm_all();
+    buf = aligned(BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), dev->raw ? -EOPNOTSUPP : 0);
+    free(buf);
+    finish();
+}
+END_TEST
+
+START_TEST(commands_that_are_refused_go_without_registered_memory)
+{
+    enum { LEN = 1 << 20 };
+    struct ht_pinned_area area = {.bytes = LEN};
+    uint8_t *buf;
+
+    if (!begin(_i, 4))
+        return;
+    area.base = buf = aligned(LEN);
+    ht_ring_register(ring, &area, 1);
+    ht_fault_arm(HT_FAULT_IO_COMMAND_MEMORY, 1, true);
+    fill(buf, 0, LEN, 1);
+    ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, LEN), 0);
+    memset(buf, 0, LEN);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, LEN), 0);
+    ck_assert(is_filled(buf, 0, LEN, 1));
+    ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
+    ht_fault_disarm_all();
+    finish();
+    free(buf);
 }
 END_TEST
 
@@ -592,6 +671,9 @@ int main(void)
     tcase_add_loop_test(t, what_the_kernel_refuses_fails_and_the_rest_goes_on, 0, KINDS);
     tcase_add_test(t, a_ring_that_the_kernel_does_not_know_fails_requests_and_recovers);
     tcase_add_loop_test(t, only_writes_that_ended_before_a_flush_began_are_covered, 0, KINDS);
+    tcase_add_loop_test(t, a_discard_leaves_its_neighbours_and_may_be_written_again, 0, KINDS);
+    tcase_add_loop_test(t, a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices, 0, KINDS);
+    tcase_add_loop_test(t, commands_that_are_refused_go_without_registered_memory, 0, KINDS);
     tcase_add_loop_test(t, counters_tell_what_was_done, 0, KINDS);
     tcase_add_loop_test(t, threads_with_rings_of_their_own_share_a_device, 0, KINDS);
     tcase_add_test(t, a_file_that_became_shorter_is_an_error_and_not_zeros);
