@@ -88,7 +88,7 @@ class Side:
 def start_hitrain(folder, options):
     side = Side('hitrain', folder)
     device = side.make_device()
-    run(PROGRAMS / 'mkfs.hitrain', device)
+    run(PROGRAMS / 'mkfs.hitrain', '--no-discard', device)
     side.start(PROGRAMS / 'hitrain', '-f', device, side.point, '-o', ','.join([f'dram={DRAM}', *options]))
     return side
 
@@ -98,7 +98,7 @@ def start_baseline(folder, flags):
     device = side.make_device()
     below = side.folder / 'below'
     below.mkdir()
-    run('mkfs.ext4', '-q', device)
+    run('mkfs.ext4', '-q', '-E', 'nodiscard', device)
     run('mount', device, below)
     side.undo.append(lambda: run('umount', below))
     side.start(PASSTHROUGH, '--foreground', *flags, below, side.point)

@@ -148,7 +148,7 @@ class Xfs(Side):
 
     def format(self):
         device = self.devices.paths['xfs']
-        run('mkfs.xfs', '-q', '-f', device, seconds_max=SETUP_SECONDS_MAX)
+        run('mkfs.xfs', '-q', '-f', '-K', device, seconds_max=SETUP_SECONDS_MAX)
         run('mount', device, self.point)
         atexit.register(self.stop)
 
@@ -189,7 +189,7 @@ class Hitrain(Side):
     name = 'hitrain'
 
     def format(self):
-        run(PROGRAMS / 'mkfs.hitrain', '--force', self.devices.paths['hitrain'])
+        run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', self.devices.paths['hitrain'])
         atexit.register(self.unmount)
 
     def unmount(self):

@@ -96,7 +96,7 @@ class Store:
 
     def format(self):
         self.device.slow(False)
-        run(PROGRAMS / 'mkfs.hitrain', '--force', self.device.path)
+        run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', self.device.path)
         self.start('1G')
         root = self.point / 'model'
         root.mkdir()
@@ -175,7 +175,7 @@ class Outside:
 
     def format(self, arrays):
         self.device.slow(False)
-        run('mkfs.xfs', '-q', '-f', self.device.path, seconds_max=SETUP_SECONDS_MAX)
+        run('mkfs.xfs', '-q', '-f', '-K', self.device.path, seconds_max=SETUP_SECONDS_MAX)
         run('mount', self.device.path, self.point)
         run(CLIENT, 'make', self.point, RANGE, self.elements, arrays, seconds_max=SETUP_SECONDS_MAX)
 

@@ -1,22 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* probe.c - see probe.h. */
 #include "mount-helpers/common/probe.h"
+#include "tiering/base/namespace.h"
 
 #include <blkid/blkid.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 enum { SIGNATURES_MAX = 64 }; /* more on one device is no accident, and nothing to loop over */
 
+/*
+ * Of an NVMe namespace it is the block device that libblkid can read. What the page cache keeps of that one may be older than what
+ * commands have written, and must neither be believed nor written back.
+ */
+static int open_readable(const char *path, int flags)
+{
+    char block[PATH_MAX];
+    struct stat st;
+    int fd, ret;
+
+    if (stat(path, &st) != 0)
+        return -errno;
+    if (!ht_namespace_is(&st)) {
+        fd = open(path, flags | O_CLOEXEC);
+        return fd < 0 ? -errno : fd;
+    }
+    ret = ht_namespace_block(&st, block);
+    if (ret < 0)
+        return ret;
+    fd = open(block, flags | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    if (ioctl(fd, BLKFLSBUF, 0) == 0)
+        return fd;
+    ret = -errno;
+    close(fd);
+    return ret;
+}
+
 static int probe_new(const char *path, int flags, int *out_fd, blkid_probe *out_probe)
 {
-    int fd = open(path, flags | O_CLOEXEC);
+    int fd = open_readable(path, flags);
     blkid_probe pr;
 
     if (fd < 0)
-        return -errno;
+        return fd;
     pr = blkid_new_probe();
     if (pr == NULL) {
         close(fd);

@@ -252,16 +252,4 @@ void ht_fsck_list_extents(struct ht_fsck *f);
 /* The last line or, with --json, everything after the problems. */
 void ht_fsck_summary(struct ht_fsck *f, const char *name, int status);
 
-/* ----------------------------------------------------------------- progress.c */
-
-struct ht_progress {
-    bool on, terminal;
-    uint64_t total_bytes, done_bytes, began_ns, shown_ns;
-};
-void ht_progress_begin(struct ht_progress *p, bool wanted, uint64_t total_bytes);
-void ht_progress_add(struct ht_progress *p, uint64_t bytes);
-/* Take the bar away, for a message or for good. */
-void ht_progress_clear(struct ht_progress *p);
-void ht_progress_end(struct ht_progress *p);
-
 #endif

@@ -7,6 +7,7 @@
  * chunks are read one by one, so that only those that are bad are named.
  */
 #include "mount-helpers/fsck/fsck.h"
+#include "mount-helpers/common/progress.h"
 
 #include <stdlib.h>
 
@@ -219,7 +220,7 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
     if (ret == 0) {
         r->f = f;
         ht_fsck_items_sort(f);
-        ht_progress_begin(&r->progress, f->opt.progress, f->stored_bytes);
+        ht_progress_begin(&r->progress, f->opt.progress, "verified", f->stored_bytes);
         read_all(r);
         ht_progress_end(&r->progress);
         ret = r->error;

@@ -11,6 +11,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/log.h"
+#include "tiering/base/namespace.h"
 #include "tiering/base/std.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
@@ -24,31 +25,38 @@
 static const char usage_text[] =
     "Usage: mkfs.hitrain [OPTIONS] DEVICE...\n"
     "\n"
-    "Formats block devices or regular files as one hitrain store.\n"
+    "Formats block devices, NVMe namespaces (/dev/ngXnY) or regular files as one hitrain store.\n"
     "\n"
     "  --size=SIZE      make a regular file of this size (8G, 500M) and format that\n"
     "  --label=LABEL    name of the store, at most 32 bytes\n"
     "  --chunk=SIZE     unit of placement of tensors (1M; a power of two from 64K to 1M)\n"
     "  --log-size=SIZE  size of each of the two copies of the metadata log\n"
     "                   (1/32 of the smallest device)\n"
+    "  -K, --no-discard keep the device from forgetting what it holds (it is faster when it may)\n"
     "  --force          overwrite what a device holds; never one that is mounted or in use\n"
     "  --no-wait        fail at once when a device is in use, instead of after 30 s\n"
     "  --help, --version\n";
 
 /* ------------------------------------------------------------- command line */
 
-enum { OPT_SIZE = 256, OPT_LABEL, OPT_CHUNK, OPT_LOG_SIZE, OPT_FORCE, OPT_NO_WAIT, OPT_HELP, OPT_VERSION };
+enum {
+    OPT_NO_DISCARD = 'K',
+    OPT_SIZE = 256,
+    OPT_LABEL,
+    OPT_CHUNK,
+    OPT_LOG_SIZE,
+    OPT_FORCE,
+    OPT_NO_WAIT,
+    OPT_HELP,
+    OPT_VERSION
+};
 
 static const struct option words[] = {
-    {"size", required_argument, NULL, OPT_SIZE},
-    {"label", required_argument, NULL, OPT_LABEL},
-    {"chunk", required_argument, NULL, OPT_CHUNK},
-    {"log-size", required_argument, NULL, OPT_LOG_SIZE},
-    {"force", no_argument, NULL, OPT_FORCE},
-    {"no-wait", no_argument, NULL, OPT_NO_WAIT},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
+    {"size", required_argument, NULL, OPT_SIZE},       {"label", required_argument, NULL, OPT_LABEL},
+    {"chunk", required_argument, NULL, OPT_CHUNK},     {"log-size", required_argument, NULL, OPT_LOG_SIZE},
+    {"force", no_argument, NULL, OPT_FORCE},           {"no-wait", no_argument, NULL, OPT_NO_WAIT},
+    {"no-discard", no_argument, NULL, OPT_NO_DISCARD}, {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},       {NULL, 0, NULL, 0},
 };
 
 /* A size within bounds, in whole units. */
@@ -117,6 +125,9 @@ static int parse_word(int c, struct ht_mkfs_options *o)
     case OPT_NO_WAIT:
         o->no_wait = true;
         return 0;
+    case OPT_NO_DISCARD:
+        o->no_discard = true;
+        return 0;
     default:
         return -EINVAL;
     }
@@ -127,7 +138,7 @@ static int parse(int argc, char **argv, struct ht_mkfs_options *o)
 {
     int c;
 
-    while ((c = getopt_long(argc, argv, "", words, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "K", words, NULL)) != -1) {
         if (c == OPT_HELP) {
             fputs(usage_text, stdout);
             return EXIT_SUCCESS;
@@ -157,7 +168,7 @@ static int check_distinct(const struct ht_mkfs_target *targets, unsigned count)
     struct stat st[HT_DEVICES_MAX];
 
     for (unsigned i = 0; i < count; i++) {
-        bool there = stat(targets[i].path, &st[i]) == 0;
+        bool there = ht_namespace_stat(targets[i].path, &st[i]) == 0;
 
         if (!there)
             memset(&st[i], 0, sizeof(st[i]));
@@ -227,8 +238,11 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
     struct ht_dev *devs[HT_DEVICES_MAX];
     int ret;
 
-    for (unsigned i = 0; i < count; i++)
+    for (unsigned i = 0; i < count; i++) {
         devs[i] = targets[i].dev;
+        if (targets[i].device && !o->no_discard)
+            ht_mkfs_discard(&targets[i]);
+    }
     ret = ht_super_format(devs, count, &f, out_sb);
     if (ret == -ENOSPC)
         explain_too_small(targets, count, o);

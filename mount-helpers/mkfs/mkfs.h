@@ -13,7 +13,7 @@ struct ht_mkfs_options {
     uint64_t log_bytes;  /* 0: by the devices' size */
     uint32_t chunk_bytes;
     const char *label; /* or NULL */
-    bool force, no_wait;
+    bool force, no_wait, no_discard;
 };
 
 /* One device of the store to be. */
@@ -22,6 +22,7 @@ struct ht_mkfs_target {
     struct ht_dev *dev;
     bool created; /* by us: removed again on failure */
     bool sparse;  /* created, and its space is not allocated */
+    bool device;  /* no regular file */
     bool held_something;
     char found[HT_PROBE_TEXT_MAX]; /* what it held */
 };
@@ -31,6 +32,8 @@ struct ht_mkfs_target {
  * Nothing that was there is changed, except the size of an existing regular file with both --size and --force.
  */
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o) HT_CHECK;
+/* Tell a device that nobody needs what it holds. What it cannot do costs nothing but that. */
+void ht_mkfs_discard(const struct ht_mkfs_target *t);
 struct stat;
 /* -EBUSY, and told: something else works on it, though it may be opened. */
 int ht_mkfs_check_in_use(const char *path, const struct stat *st) HT_CHECK;

@@ -16,6 +16,7 @@
 
 #include "tiering/base/log.h"
 #include "tiering/base/mounts.h"
+#include "tiering/base/namespace.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/text.h"
 
@@ -72,12 +73,12 @@ static int resize_file(struct ht_mkfs_target *t, uint64_t bytes)
 
 static int check_kind(const struct ht_mkfs_target *t, const struct stat *st, const struct ht_mkfs_options *o)
 {
-    if (!S_ISBLK(st->st_mode) && !S_ISREG(st->st_mode)) {
-        ht_error("%s is neither a block device nor a regular file", t->path);
+    if (!S_ISBLK(st->st_mode) && !S_ISREG(st->st_mode) && !ht_namespace_is(st)) {
+        ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", t->path);
         return -EINVAL;
     }
-    if (o->size_bytes != 0 && S_ISBLK(st->st_mode)) {
-        ht_error("%s is a block device: --size is for regular files", t->path);
+    if (o->size_bytes != 0 && !S_ISREG(st->st_mode)) {
+        ht_error("%s is a device: --size is for regular files", t->path);
         return -EINVAL;
     }
     if (o->size_bytes != 0 && !o->force) {
@@ -169,6 +170,7 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
 {
     int ret = check_kind(t, st, o);
 
+    t->device = !S_ISREG(st->st_mode);
     if (ret == 0)
         ret = check_mounted(t);
     if (ret == 0)
@@ -194,12 +196,11 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
 {
     struct stat st;
-    int ret;
+    int ret = ht_namespace_stat(t->path, &st);
 
-    if (stat(t->path, &st) == 0)
+    if (ret == 0)
         return open_existing(t, &st, o);
-    if (errno != ENOENT) {
-        ret = -errno;
+    if (ret != -ENOENT) {
         ht_error("%s: %s", t->path, strerror(-ret));
         return ret;
     }

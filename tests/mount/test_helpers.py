@@ -285,6 +285,38 @@ def test_mkfs_refuses_what_another_program_holds(image):
         refused(image, f'held by process {os.getpid()} ', args=['--no-wait', '--force'])
 
 
+@pytest.fixture
+def loop(tmp_path):
+    """A loop device, and the file below it, all of whose blocks are written."""
+    backing = tmp_path / 'backing'
+    backing.write_bytes(bytes(range(256)) * (32 * MIB // 256))
+    fsync(backing)
+    done = subprocess.run(['losetup', '--find', '--show', backing], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        pytest.skip('no loop devices here')
+    yield done.stdout.strip(), backing
+    subprocess.run(['losetup', '-d', done.stdout.strip()], check=True)
+
+
+@pytest.mark.parametrize('args, kept', [([], 0), (['--no-discard'], 1), (['-K'], 1)])
+def test_mkfs_gives_a_device_back_what_it_held(loop, args, kept):
+    device, backing = loop
+    before = backing.stat().st_blocks
+    assert call('mkfs.hitrain', *args, device).returncode == 0
+    os.sync()
+    after = backing.stat().st_blocks
+    assert after == before if kept else after < before // 2
+
+
+def test_mkfs_keeps_the_space_of_a_file(tmp_path):
+    path = tmp_path / 'image'
+    assert call('mkfs.hitrain', '--size=32M', path).returncode == 0
+    before = path.stat().st_blocks
+    assert before * 512 >= 32 * MIB
+    assert call('mkfs.hitrain', '--force', path).returncode == 0
+    assert path.stat().st_blocks >= before
+
+
 def test_mkfs_refuses_what_is_too_small(tmp_path):
     path = tmp_path / 'small'
     path.write_bytes(bytes(4 * MIB))
@@ -297,7 +329,7 @@ def test_mkfs_refuses_what_is_no_device(tmp_path):
     refused(tmp_path / 'missing', '--size')
     for path in [tmp_path, pathlib.Path('/dev/null')]:
         done = call('mkfs.hitrain', path)
-        assert done.returncode == 1 and 'neither a block device nor a regular file' in done.stderr
+        assert done.returncode == 1 and 'neither a block device nor a regular file, nor an NVMe namespace' in done.stderr
 
 
 def test_mkfs_refuses_the_same_device_twice(tmp_path):
