@@ -3,6 +3,7 @@
 import concurrent.futures
 import mmap
 import os
+import pathlib
 import random
 import subprocess
 
@@ -259,3 +260,43 @@ def test_reads_at_random_places_read_nothing_ahead(make_store):
         take(fd, 4 * KIB, k * 13 % 64 * MIB)
     os.close(fd)
     assert figure(point, 'read_ahead_chunks') == 0
+
+
+# ------------------------------------------------------------- many small writes
+
+
+@pytest.fixture
+def device(make_store):
+    """A store on a loop device, whose counters are those of the kernel."""
+    made = make_store()
+    done = subprocess.run(['losetup', '--find', '--show', '--direct-io=on', made.image], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        pytest.skip('no loop devices here')
+    file, made.image = made.image, pathlib.Path(done.stdout.strip())
+    yield made
+    made.unmount()
+    subprocess.run(['losetup', '-d', made.image], check=True, timeout=60)
+    made.image = file
+
+
+def written(store):
+    """Writes of the device, and their bytes."""
+    words = pathlib.Path('/sys/block', store.image.name, 'stat').read_text().split()
+    return int(words[4]), int(words[6]) * 512
+
+
+@pytest.mark.parametrize('dtype', [b'u8', None])
+def test_a_stream_of_small_writes_reaches_the_device_in_large_ones(device, dtype):
+    """Chunks of tensors have a MiB, those of other files 64 KiB: neighbours go together."""
+    point = device.mount('dram=32M', 'commit=3600')
+    if dtype:
+        os.setxattr(point, 'user.hitrain.dtype', dtype)
+    content = random.Random(6).randbytes(48 * MIB)
+    before = written(device)
+    with open(point / 'file', 'wb', buffering=0) as f:
+        for at in range(0, len(content), 16 * KIB):
+            f.write(content[at:at + 16 * KIB])
+        os.fsync(f.fileno())
+    writes, size = (a - b for a, b in zip(written(device), before))
+    assert size < 1.1 * len(content)
+    assert size / writes > 256 * KIB

@@ -482,6 +482,9 @@ struct ht_xfer {
     uint64_t rescues; /* store.rescues when it began */
     bool lost;        /* nothing was read: the chunk is marked lost */
 };
+/* To the ring, and no further: it goes to the device with the next ht_ring_kick, or when somebody waits. */
+int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                  enum ht_io_op op) HT_CHECK;
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
 /* A write succeeded and is about to be installed; has a flush of its device failed meanwhile? -EIO then. Lock held. */

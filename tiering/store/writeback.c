@@ -14,7 +14,14 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
-enum { WINDOW = 16, TRIED_MAX = 256 };
+enum {
+    WINDOW = 64,
+    FLIGHT_BYTES_MAX = 16 << 20,
+    PUSH_BYTES = 1 << 20, /* go to the device in one call, where neighbours become one request */
+    BATCH = 16,
+    FAILED_MAX = 16,
+    TRIED_MAX = 256,
+};
 
 struct job {
     struct ht_obj *o;
@@ -22,6 +29,7 @@ struct job {
     uint64_t index;
     struct ht_ref ref;
     struct ht_xfer xfer;
+    uint32_t bytes;
     void *copy; /* of what is written, or NULL */
     int rc;
 };
@@ -32,6 +40,7 @@ struct window {
     struct job job[WINDOW];
     unsigned first, count; /* jobs in flight, oldest first */
     unsigned copies;       /* of them with one */
+    uint64_t flight_bytes, unpushed_bytes;
     unsigned failed;
     int error; /* the first */
 };
@@ -115,6 +124,17 @@ static const void *bytes_to_write(struct window *w, const struct job *j, uint32_
     return j->copy;
 }
 
+static bool is_full(const struct window *w)
+{
+    return w->count == WINDOW || w->flight_bytes >= FLIGHT_BYTES_MAX;
+}
+
+static void push(struct window *w)
+{
+    ht_ring_kick(w->ring);
+    w->unpushed_bytes = 0;
+}
+
 /* Start writing one dirty chunk held exclusively. Lock held, let go meanwhile; the chunk is shared or free afterwards. */
 static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
@@ -143,7 +163,8 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     }
     void *copy = ht_handed_stores(o) ? take_copy(w, ht_ref_near(s, &ref)) : NULL;
     struct job *j = &w->job[(w->first + w->count) % WINDOW];
-    *j = (struct job){.o = o, .c = c, .index = index, .ref = ref, .copy = copy};
+    *j = (struct job){.o = o, .c = c, .index = index, .ref = ref, .bytes = bytes, .copy = copy};
+    w->flight_bytes += bytes;
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;
     ht_chunk_leaf(c)->writing++;
@@ -155,7 +176,10 @@ static int start_job(struct window *w, struct ht_obj *o, struct ht_chunk *c, uin
     ht_store_unlock(s);
     const void *data = bytes_to_write(w, j, bytes);
     j->ref.checksum = ht_store_checksum(s, data, bytes);
-    j->rc = ht_xfer_start(&j->xfer, s, w->ring, &j->ref, (void *)(uintptr_t)data, HT_IO_WRITE);
+    j->rc = ht_xfer_queue(&j->xfer, s, w->ring, &j->ref, (void *)(uintptr_t)data, HT_IO_WRITE);
+    w->unpushed_bytes += bytes;
+    if (w->unpushed_bytes >= PUSH_BYTES)
+        push(w);
     ht_store_lock(s);
     return 0;
 }
@@ -219,6 +243,7 @@ static void finish_job(struct window *w)
     ht_chunk_unlock_shared(s, c);
     w->first = (w->first + 1) % WINDOW;
     w->count--;
+    w->flight_bytes -= j->bytes;
     s->writing--;
     j->o->writing--;
     ht_obj_untouch_if_idle(j->o);
@@ -257,7 +282,7 @@ static bool dirty(struct ht_store *s, const struct ht_chunk *c)
 static void write_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = w->s;
-    if (w->count == WINDOW)
+    while (is_full(w))
         finish_job(w);
     if (!dirty(s, c) && !c->writing)
         return;
@@ -389,7 +414,7 @@ int ht_scope_write(struct ht_store *s, uint64_t scope)
 /* Shall it look for one more? */
 static bool goes_on(const struct window *w, unsigned tried, unsigned most, bool pressing)
 {
-    if (w->failed == WINDOW)
+    if (w->failed >= FAILED_MAX)
         return false;
     return tried - w->failed < most || (pressing && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
 }
@@ -405,7 +430,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
     unsigned tried = 0;
     int rc = 0;
     for (uint64_t in_vain = 0; goes_on(w, tried, most, pressing) && in_vain <= in_vain_max; in_vain++) {
-        if (w->count == WINDOW) /* now: it lets go of the lock */
+        while (is_full(w)) /* now: it lets go of the lock */
             finish_job(w);
         uint32_t slot = ht_arena_next_used(s->arena, hand);
         if (slot == HT_SLOT_NONE)
@@ -437,7 +462,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
 
 int ht_writeback_now(struct ht_store *s)
 {
-    return ht_writeback_some(s, WINDOW, false, HT_NEAR_ANY);
+    return ht_writeback_some(s, BATCH, false, HT_NEAR_ANY);
 }
 
 bool ht_store_evict_image(void *ctx, uint32_t slot)

@@ -29,9 +29,8 @@ static bool all_answer(struct ht_xfer *x, const struct ht_store *s, const struct
     return true;
 }
 
-/* To the ring, and no further. */
-static int queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
-                 enum ht_io_op op)
+int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
+                  enum ht_io_op op)
 {
     x->lost = ht_ref_lost(ref);
     x->count = x->lost ? 0 : ht_ref_extents(ref);
@@ -67,7 +66,7 @@ static int queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, co
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op)
 {
-    int rc = queue(x, s, ring, ref, buf, op);
+    int rc = ht_xfer_queue(x, s, ring, ref, buf, op);
     if (!rc)
         ht_ring_kick(ring);
     return rc;
@@ -97,7 +96,7 @@ int ht_xfer_wait(struct ht_xfer *x, struct ht_ring *ring)
 int ht_xfer_run(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                 enum ht_io_op op)
 {
-    int rc = queue(x, s, ring, ref, buf, op);
+    int rc = ht_xfer_queue(x, s, ring, ref, buf, op);
     return rc ? rc : ht_xfer_wait(x, ring);
 }
 
