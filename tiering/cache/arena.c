@@ -464,10 +464,10 @@ static bool is_growing(const struct ht_arena *a, uint32_t n)
         a->stay.came - im->used_at < ht_max_u64(ht_min_u64(a->slots / 8, GROWING_MAX), 1);
 }
 
-bool ht_arena_presses(struct ht_arena *a, uint32_t n)
+bool ht_arena_presses(struct ht_arena *a, uint32_t n, bool growing)
 {
     const struct ht_image *im = ht_arena_image(a, n);
-    return ht_image_passes_dirty(im) && (im->durable || a->short_for) && !is_growing(a, n);
+    return ht_image_passes_dirty(im) && (im->durable || a->short_for) && (growing || !is_growing(a, n));
 }
 
 bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes)

@@ -100,8 +100,8 @@ static inline bool ht_image_passes_dirty(const struct ht_image *im)
 }
 /* Is so much dirty of what passes through that it should be written? Scratch counts when room was short already. */
 bool ht_arena_under_pressure(const struct ht_arena *a);
-/* Should this one be written then? Not while somebody fills it: he would have to wait for the device. */
-bool ht_arena_presses(struct ht_arena *a, uint32_t slot);
+/* Should this one be written then? Not, unless growing is set, while somebody fills it: he would have to wait for the device. */
+bool ht_arena_presses(struct ht_arena *a, uint32_t slot, bool growing);
 /* Bytes a slot number stands for: 1 MiB or 64 KiB. */
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot);
 /* Next used slot in clock order, advancing the writeback hand; HT_SLOT_NONE after a whole round of unused ones. */

@@ -10,7 +10,7 @@
 #include "tiering/store/store_priv.h"
 
 /* Looking for what mappings of handed-out files have stored takes at most so small a part of the time. */
-enum { BATCH = 16, LOOK_PART = 50 };
+enum { BATCH = 16, LOOK_PART = 50, IN_VAIN_MS_MAX = 100 };
 
 static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
@@ -21,11 +21,15 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
 
-static void relieve(struct ht_store *s, int near, pthread_cond_t *pause)
+/* in_vain: since when nothing was cleaned. When that goes on, what was being filled has to do: there is nothing else. */
+static void relieve(struct ht_store *s, int near, pthread_cond_t *pause, uint64_t *in_vain)
 {
+    uint64_t now = ht_now_ns();
+    bool any = *in_vain && now - *in_vain > IN_VAIN_MS_MAX * UINT64_C(1000000);
     ht_store_unlock(s);
-    int n = ht_writeback_some(s, BATCH, true, near);
+    int n = ht_writeback_some(s, BATCH, any ? HT_CLEAN_GROWING : HT_CLEAN_PRESSING, near);
     ht_store_lock(s);
+    *in_vain = n > 0 ? 0 : *in_vain ? *in_vain : now;
     if (n <= 0 && !s->stopping) { /* all busy, or the device fails: do not spin */
         struct timespec ts;
         uint64_t at = ht_now_ns() + 10000000;
@@ -39,12 +43,13 @@ void *ht_relief_main(void *arg)
 {
     const struct ht_relief *r = arg;
     struct ht_store *s = r->s;
+    uint64_t in_vain = 0;
     pthread_setname_np(pthread_self(), "ht-writeback");
     ht_nodes_run_on(&s->nodes, r->near);
     ht_store_lock(s);
     while (!s->stopping) {
         if (ht_arena_under_pressure(s->arena) && ht_arena_dirty_on(s->arena, (unsigned)r->near))
-            relieve(s, r->near, &s->watch);
+            relieve(s, r->near, &s->watch, &in_vain);
         else
             ht_cond_wait(&s->wake, &s->lock);
     }
@@ -106,7 +111,8 @@ static void commit_failed(int error)
 void *ht_writeback_main(void *arg)
 {
     struct ht_store *s = arg;
-    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0, look = 0;
+    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0, look = 0,
+             in_vain = 0;
     ht_store_lock(s);
     while (!s->stopping) {
         bool due = sleep_until(s, next);
@@ -120,7 +126,7 @@ void *ht_writeback_main(void *arg)
             next = ht_now_ns() + period;
             ht_store_lock(s);
         } else {
-            relieve(s, HT_NEAR_ANY, &s->wake);
+            relieve(s, HT_NEAR_ANY, &s->wake, &in_vain);
         }
     }
     ht_store_unlock(s);

@@ -592,7 +592,8 @@ int ht_scope_write(struct ht_store *s, uint64_t scope) HT_CHECK;
  * Clean some dirty images to make room: only those that press, and as long as they do, or all but the keep-set, which makes no room.
  * Returns how many were cleaned, or the error if none could be. Only those at a place, unless near is HT_NEAR_ANY. No lock held.
  */
-int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near) HT_CHECK;
+enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING }; /* growing: pressing, and also what somebody fills */
+int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int near) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 
 /* tx.c */

@@ -412,14 +412,21 @@ int ht_scope_write(struct ht_store *s, uint64_t scope)
 }
 
 /* Shall it look for one more? */
-static bool goes_on(const struct window *w, unsigned tried, unsigned most, bool pressing)
+static bool goes_on(const struct window *w, unsigned tried, unsigned most, enum ht_clean whom)
 {
     if (w->failed >= FAILED_MAX)
         return false;
-    return tried - w->failed < most || (pressing && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
+    return tried - w->failed < most || (whom && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
 }
 
-int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near)
+static bool is_asked(struct ht_store *s, uint32_t slot, enum ht_clean whom)
+{
+    if (whom == HT_CLEAN_ANY)
+        return ht_image_passes_dirty(ht_arena_image(s->arena, slot));
+    return ht_arena_presses(s->arena, slot, whom == HT_CLEAN_GROWING);
+}
+
+int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int near)
 {
     struct window *w = window_open(s);
     if (!w)
@@ -429,7 +436,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
     uint64_t in_vain_max = ht_arena_bytes(s->arena) >> 16;
     unsigned tried = 0;
     int rc = 0;
-    for (uint64_t in_vain = 0; goes_on(w, tried, most, pressing) && in_vain <= in_vain_max; in_vain++) {
+    for (uint64_t in_vain = 0; goes_on(w, tried, most, whom) && in_vain <= in_vain_max; in_vain++) {
         while (is_full(w)) /* now: it lets go of the lock */
             finish_job(w);
         uint32_t slot = ht_arena_next_used(s->arena, hand);
@@ -440,8 +447,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
         struct ht_chunk *c = ht_chunk_find(o, im->index);
-        bool wanted = pressing ? ht_arena_presses(s->arena, slot) : ht_image_passes_dirty(im);
-        if (!wanted || !ht_chunk_trylock_exclusive(c))
+        if (!is_asked(s, slot, whom) || !ht_chunk_trylock_exclusive(c))
             continue;
         o->refs++; /* of a scratch object or a dead one nobody else may have any */
         rc = start_job(w, o, c, im->index);
@@ -462,7 +468,7 @@ int ht_writeback_some(struct ht_store *s, unsigned most, bool pressing, int near
 
 int ht_writeback_now(struct ht_store *s)
 {
-    return ht_writeback_some(s, BATCH, false, HT_NEAR_ANY);
+    return ht_writeback_some(s, BATCH, HT_CLEAN_ANY, HT_NEAR_ANY);
 }
 
 bool ht_store_evict_image(void *ctx, uint32_t slot)

@@ -135,10 +135,10 @@ START_TEST(scratch_presses_only_when_room_was_short)
         ht_arena_set_dirty(arena, slot_of[i], true);
     }
     ck_assert(!ht_arena_under_pressure(arena));
-    ck_assert(!ht_arena_presses(arena, slot_of[0]));
+    ck_assert(!ht_arena_presses(arena, slot_of[0], false));
     ck_assert_uint_eq(ht_arena_get(arena, CHUNK, HT_ARENA_ASK_ALL, HT_NEAR_ANY), HT_SLOT_NONE);
     ck_assert(ht_arena_under_pressure(arena));
-    ck_assert(ht_arena_presses(arena, slot_of[0]));
+    ck_assert(ht_arena_presses(arena, slot_of[0], false));
     ht_arena_free(arena);
 }
 END_TEST

@@ -116,6 +116,33 @@ START_TEST(many_writers_share_what_comes_free)
 }
 END_TEST
 
+/* Nobody fills them any more, and nothing else is there to write: more than half of the tier does not stay dirty for ever. */
+START_TEST(what_was_begun_and_left_is_written_too)
+{
+    enum { FILES = 5 };
+    struct ht_obj *o[FILES];
+    uint64_t dirty = BUDGET;
+    want = pattern(BUDGET, 5);
+    fresh(64, true);
+    for (unsigned i = 0; i < FILES; i++)
+        o[i] = object(HT_CHUNK_BYTES, 0);
+    for (unsigned k = 0; k < 4 * FILES; k++)
+        put_all(o[k % FILES], k / FILES * SMALL, want + k / FILES * SMALL, SMALL);
+    while (dirty > BUDGET / 2) {
+        dirty = 0;
+        for (unsigned i = 0; i < FILES; i++)
+            dirty += obj_stat(o[i]).dirty_bytes;
+        sched_yield();
+    }
+    for (unsigned i = 0; i < FILES; i++) {
+        expect(o[i], 0, want, 4 * SMALL);
+        ht_obj_put(o[i]);
+    }
+    done();
+    free(want);
+}
+END_TEST
+
 static void delete_but_hold(struct ht_obj *o)
 {
     struct ht_tx *tx;
@@ -158,6 +185,7 @@ int main(void)
     tcase_add_test(tc, writers_of_small_chunks_go_on_too);
     tcase_add_test(tc, a_stream_of_small_writes_reaches_the_device_in_whole_chunks);
     tcase_add_test(tc, many_writers_share_what_comes_free);
+    tcase_add_test(tc, what_was_begun_and_left_is_written_too);
     tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);
     return run_suite(tc);
 }
