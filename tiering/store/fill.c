@@ -35,7 +35,8 @@ static int make_room(struct ht_obj *o, struct ht_chunk *c, int near, uint32_t *o
 {
     struct ht_store *s = o->s;
     ht_store_unlock(s);
-    int n = ht_writeback_some(s, s->threads ? 1 : ALONE, HT_CLEAN_ANY, HT_NEAR_ANY); /* the writeback thread does the rest */
+    int n = ht_writeback_some(s, s->threads ? 1 : ALONE, HT_CLEAN_ANY,
+                              HT_NEAR_ANY); /* the writeback thread does the rest */
     ht_store_lock(s);
     if (n)
         return n < 0 ? n : 0;
