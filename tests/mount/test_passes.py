@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes over more than fits in DRAM, and a daemon that has nothing to do."""
 import os
+import pathlib
 import time
 
 import pytest
@@ -12,6 +13,7 @@ TENSOR = 8 * MIB
 COUNT = 16  # twice the DRAM tier
 IDLE_S = 3
 IDLE_TICKS_MAX = 2
+IDLE_WAKEUPS_MAX = 20
 
 
 def figure(point, name):
@@ -57,6 +59,12 @@ def ticks(pid):
     return int(words[11]) + int(words[12])
 
 
+def wakeups(pid):
+    """How often its threads have begun to wait."""
+    lines = [line.split() for t in pathlib.Path(f'/proc/{pid}/task').iterdir() for line in (t / 'status').read_text().splitlines()]
+    return sum(int(words[1]) for words in lines if words[0] == 'voluntary_ctxt_switches:')
+
+
 def test_an_idle_daemon_uses_no_processor(make_store):
     store = make_store()
     point = store.mount('commit=1')
@@ -72,6 +80,7 @@ def test_an_idle_daemon_uses_no_processor(make_store):
         last.append(ticks(store.daemon.pid))
         return last[-1] == last[-2]
     wait_for(settled, 'what the writes left to do is done')
-    before = ticks(store.daemon.pid)
+    before, woken = ticks(store.daemon.pid), wakeups(store.daemon.pid)
     time.sleep(IDLE_S)  # three turns of the commit timer
+    assert wakeups(store.daemon.pid) - woken <= IDLE_WAKEUPS_MAX
     assert ticks(store.daemon.pid) - before <= IDLE_TICKS_MAX
