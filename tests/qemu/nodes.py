@@ -103,6 +103,16 @@ def one_node(m, devices, options, node, what):
     unmount(m)
 
 
+def raw(m):
+    """The same namespaces by commands of NVMe."""
+    devices = BOTH.replace('block', 'generic')
+    m.do(f'mkfs.hitrain --force {devices}; hitrain {devices} /mnt {OPTIONS}')
+    half = (DRAM + STAGING) // 2
+    expect_placed(Look(m), {0: half, 1: half})
+    say('two raw namespaces on two nodes: the same')
+    unmount(m)
+
+
 def off(m):
     m.do(f'hitrain {BOTH} /mnt {OPTIONS},numa=off')
     look = Look(m)
@@ -138,6 +148,7 @@ def main():
             two_nodes(m)
             one_node(m, BOTH, ',numa=1', 1, 'numa=1')
             off(m)
+            raw(m)
             m.do('mkfs.hitrain --force /dev/block1')
             one_node(m, '/dev/block1', '', 1, 'a device on node 1')
             kept_to_processors(m)
