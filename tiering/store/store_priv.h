@@ -588,11 +588,12 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size);
 void ht_obj_clean(struct ht_obj *o, uint64_t first, uint64_t last);
 /* ht_scope_writeback without looking for changes first. No lock held. */
 int ht_scope_write(struct ht_store *s, uint64_t scope) HT_CHECK;
+/* GROWING: those that press, and also what somebody fills. */
+enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING };
 /*
  * Clean some dirty images to make room: only those that press, and as long as they do, or all but the keep-set, which makes no room.
  * Returns how many were cleaned, or the error if none could be. Only those at a place, unless near is HT_NEAR_ANY. No lock held.
  */
-enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING }; /* growing: pressing, and also what somebody fills */
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int near) HT_CHECK;
 bool ht_store_evict_image(void *ctx, uint32_t slot);
 
