@@ -44,8 +44,11 @@ def mount(side):
     side.unmount()
     touch_memory(TOUCHED)
     side.mount(DRAM, SHARE)
-    if 'nothing is handed out' in side.messages():
-        give_up('files are handed out by Linux 6.9 and later, to root: leave the part "handed" away')
+
+
+def possible(side):
+    side.remount(DRAM, SHARE)
+    return 'nothing is handed out' not in side.messages()
 
 
 def stats(side):
