@@ -9,8 +9,8 @@
 ##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
 ##   check-long the same with more random states and steps per test, and TSan runs of the unit tests and of a mount
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
-##              before that, where memory and threads are in one with two NUMA nodes; some 5 minutes; skipped where QEMU is
-##              not installed
+##              before that, where memory and threads are in one with two NUMA nodes, and stores on /dev/ngXnY; some 7 minutes;
+##              skipped where QEMU is not installed
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
@@ -312,7 +312,10 @@ bench-step:
 check-vm:
 	@$(MAKE) --no-print-directory all clients
 	@$(MAKE) --no-print-directory tests TEST='test_[nm]e[am]*'
+	@$(MAKE) --no-print-directory tests TEST='tests/unit/tiering/io/*'
+	@$(MAKE) --no-print-directory tests TEST='test_points*'
 	@$(PYTHON) tests/qemu/nodes.py
+	@$(PYTHON) tests/qemu/raw.py
 	@$(PYTHON) tests/qemu/cuts.py
 deps-vm:
 	@tests/tools/deps.sh vm

@@ -26,20 +26,32 @@ void stack_format(struct stack *k, unsigned dev_count, uint64_t bytes, unsigned 
     ck_assert_int_eq(ht_super_format(k->dev, dev_count, &opts, &sb), 0);
 }
 
-bool stack_format_file(struct stack *k, uint64_t bytes)
+/* The path of a new file, or of the device that is to be used in its place: then true. */
+static bool find_place(char path[PATH_MAX], uint64_t bytes)
 {
-    struct ht_super sb;
-    struct ht_format_opts opts = {0};
-    const char *folder = getenv("HITRAIN_BUILD");
-    char path[PATH_MAX];
-    snprintf(path, sizeof(path), "%s/stack-XXXXXX", folder ? folder : "/tmp");
+    const char *folder = getenv("HITRAIN_BUILD"), *given = getenv("HITRAIN_TEST_DEVICE");
+    if (given) {
+        snprintf(path, PATH_MAX, "%s", given);
+        return true;
+    }
+    snprintf(path, PATH_MAX, "%s/stack-XXXXXX", folder ? folder : "/tmp");
     int fd = mkstemp(path);
     ck_assert_int_ge(fd, 0);
     ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
     close(fd);
+    return false;
+}
+
+bool stack_format_file(struct stack *k, uint64_t bytes)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+    char path[PATH_MAX];
+    bool given = find_place(path, bytes);
     *k = (struct stack){.dev_count = 1};
     int rc = ht_dev_open(path, HT_DEV_NOWAIT, &k->dev[0]);
-    unlink(path);
+    if (!given)
+        unlink(path);
     if (rc == -EINVAL)
         return false;
     ck_assert_int_eq(rc, 0);
