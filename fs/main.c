@@ -149,21 +149,32 @@ static void run_near_devices(const struct daemon *d)
         ht_info("%s: this process may not run on processors of its devices' NUMA nodes", d->source);
 }
 
-/* A way on is that nothing is locked: it may be swapped then. */
-static void tell_memory(const struct daemon *d)
+static void tell_unlocked(const struct daemon *d, uint64_t all)
 {
     char needed[32], allowed[32];
+    uint64_t limit = ht_mem_lock_limit();
+
+    ht_format_size(all, needed, sizeof(needed));
+    if (limit == UINT64_MAX)
+        ht_warn("%s: the system does not lock %s of memory for the DRAM tier and staging, which may be swapped out",
+                d->source, needed);
+    else
+        ht_warn(
+            "%s: memory of the DRAM tier or of staging is not locked and may be swapped out: %s are to be locked, the "
+            "limit is %s; raise it (ulimit -l, LimitMEMLOCK= of a unit), or use less with dram= and staging=",
+            d->source, needed, ht_format_size(limit, allowed, sizeof(allowed)));
+}
+
+/* What was asked for and is not there costs speed, or calm, and nothing else. */
+static void tell_memory(const struct daemon *d)
+{
     struct ht_store_stats st;
-    uint64_t limit = ht_mem_lock_limit(), all;
+    uint64_t all;
 
     ht_store_stats(d->store, &st);
     all = st.dram_bytes - st.handout_bytes + st.staging_bytes;
     if (st.locked_bytes < all)
-        ht_warn(
-            "%s: memory of the DRAM tier or of staging is not locked and may be swapped out: %s are to be locked, the "
-            "limit is %s; raise it (ulimit -l, LimitMEMLOCK= of a unit), or use less with dram= and staging=",
-            d->source, ht_format_size(all, needed, sizeof(needed)),
-            limit == UINT64_MAX ? "none" : ht_format_size(limit, allowed, sizeof(allowed)));
+        tell_unlocked(d, all);
     if (st.huge_bytes == 0)
         ht_info("%s: the system gives no huge pages to the DRAM tier (/sys/kernel/mm/transparent_hugepage/enabled, "
                 "option tune): it is slower to fill",
