@@ -86,11 +86,12 @@ END_TEST
 
 START_TEST(a_reader_keeps_writers_away_and_cannot_write)
 {
-    uint8_t *buf = aligned(BLOCK);
     struct ht_dev *dev;
+    uint8_t *buf;
 
     if (!begin_place(_i))
         return;
+    buf = aligned(BLOCK);
     dev = open_here(HT_DEV_RDONLY);
     ck_assert(ht_dev_rdonly(dev));
     ck_assert_int_eq(open_elsewhere(HT_DEV_NOWAIT), -EBUSY);
@@ -105,10 +106,11 @@ END_TEST
 
 START_TEST(closing_and_opening_again_works_at_once)
 {
-    uint8_t *buf = aligned(BLOCK);
+    uint8_t *buf;
 
     if (!begin_place(_i))
         return;
+    buf = aligned(BLOCK);
     for (int i = 0; i < 200; i++) {
         struct ht_dev *dev;
 
@@ -190,13 +192,15 @@ static void write_until_killed(int tell)
 
 START_TEST(the_hold_of_a_killed_process_lasts_until_its_last_write)
 {
-    uint8_t *ours = aligned(BLOCK), *seen = aligned(BLOCK);
+    uint8_t *ours, *seen;
     struct ht_dev *dev;
     int tell[2], status;
     pid_t child;
 
     if (!begin_place(_i))
         return;
+    ours = aligned(BLOCK);
+    seen = aligned(BLOCK);
     for (unsigned round = 0; round < 5; round++) {
         ck_assert_int_eq(pipe(tell), 0);
         child = fork();
