@@ -20,6 +20,7 @@ enum {
     WINDOW = 32,
     TRIES = 1024,                /* images that are asked to go */
     STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
+    MISSING_MAX = 2,             /* where so many readers wait for devices already, these are busy without it */
     ARENA_SHARE = 4, /* what is read ahead and not used yet takes at most this part of what moves in the arena */
 };
 
@@ -155,7 +156,7 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
     r->next = ht_max_u64(r->next, ((r->stream.hi - 1) >> o->chunk_shift) + 1);
     while (r->next < r->end && !wanted(ht_chunk_find(o, r->next)))
         r->next++;
-    if (r->next >= r->end)
+    if (r->next >= r->end || s->missing >= MISSING_MAX)
         return;
     ht_list_add_tail(&s->ahead.hungry, &r->hungry);
     wake(s);

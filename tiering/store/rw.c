@@ -36,10 +36,12 @@ static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
         o->misses++;
         s->misses++;
+        s->missing++;
         if (c->slot == HT_SLOT_NONE)
             rc = ht_chunk_get_slot(o, c, index);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
+        s->missing--;
         if (rc)
             ht_chunk_drop_empty(o, c, index);
     }

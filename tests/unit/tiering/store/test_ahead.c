@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_ahead.c - reading ahead of who reads in sequence: it finds its bytes, costs nobody else anything, and is counted. */
 #include <pthread.h>
+#include <sched.h>
 
 #include "tests/unit/tiering/store/world.h"
 
@@ -272,6 +273,53 @@ static void *spoil(void *arg)
     return NULL;
 }
 
+struct misser {
+    struct ht_obj *o;
+    uint64_t off;
+    pthread_t thread;
+};
+
+static void *miss(void *arg)
+{
+    const struct misser *m = arg;
+    read_at(m->o, NULL, m->off, SMALL);
+    return NULL;
+}
+
+START_TEST(a_device_that_is_busy_is_given_nothing_more)
+{
+    struct misser m[2];
+    struct ht_obj_reader r = {0};
+    uint8_t *p = pattern(MIB, 9);
+    want = p;
+    fresh(64, false);
+    struct ht_obj *o = cold(SMALL, MIB), *other = cold(SMALL, MIB);
+    read_at(o, NULL, 0, SMALL);
+    uint64_t before = stats().misses;
+    ht_dev_stall(dev, true);
+    for (unsigned i = 0; i < 2; i++) {
+        m[i] = (struct misser){.o = other, .off = i * SMALL};
+        ck_assert_int_eq(pthread_create(&m[i].thread, NULL, miss, &m[i]), 0);
+    }
+    while (stats().misses < before + 2)
+        sched_yield();
+    read_at(o, &r, 0, SMALL);
+    ht_store_read_ahead(s); /* would wait for the device */
+    ht_dev_stall(dev, false);
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(m[i].thread, NULL);
+    ck_assert_uint_eq(stats().ahead_chunks, 0);
+    read_at(o, &r, 0, SMALL);
+    ht_store_read_ahead(s);
+    ck_assert_uint_gt(stats().ahead_chunks, 0);
+    ht_obj_reader_end(&r);
+    ht_obj_put(o);
+    ht_obj_put(other);
+    done();
+    free(p);
+}
+END_TEST
+
 /* With its thread, in a tier that holds a part of it all, beside who writes and evicts. */
 START_TEST(streams_beside_each_other_read_what_was_written)
 {
@@ -307,6 +355,7 @@ int main(void)
     tcase_add_test(tc, it_takes_no_room_from_what_is_dirty);
     tcase_add_test(tc, what_cannot_be_read_ahead_is_the_readers_error);
     tcase_add_test(tc, a_prefetch_reads_all_of_it_at_once);
+    tcase_add_test(tc, a_device_that_is_busy_is_given_nothing_more);
     tcase_add_test(tc, streams_beside_each_other_read_what_was_written);
     return run_suite(tc);
 }
