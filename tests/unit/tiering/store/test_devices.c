@@ -2,6 +2,7 @@
 /* Stores of two devices of memory: members that are missing, return, fail, or stop answering. */
 #include <check.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "tests/unit/tiering/store/world.h"
 #include "tiering/base/fault.h"
@@ -13,6 +14,8 @@ static struct ht_dev *devs[DEVICES];
 static uint64_t oid;
 static uint8_t *content, *newer;
 
+static bool threads; /* of the store's own */
+
 static int try_mount(unsigned present, bool degraded)
 {
     struct ht_dev *given[DEVICES];
@@ -20,7 +23,7 @@ static int try_mount(unsigned present, bool degraded)
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
-                                 .no_threads = true,
+                                 .no_threads = !threads,
                                  .answer_ms = 50,
                                  .degraded = degraded};
 
@@ -300,6 +303,31 @@ START_TEST(a_member_that_was_left_behind_takes_part_again)
         unmount();
     else
         ht_store_close(s);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_int_eq(try_mount(1u << i, true), 0);
+        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
+        unmount();
+        ck_assert_int_eq(try_mount(3, true), 0);
+        unmount();
+    }
+    end();
+}
+END_TEST
+
+/* One error on each, some time apart, is nothing that anybody has to see to. */
+START_TEST(a_member_comes_back_by_itself)
+{
+    make();
+    unmount();
+    threads = true;
+    ck_assert_int_eq(try_mount(3, false), 0);
+    for (unsigned i = 0; i < 2; i++) {
+        lose_log_of(i);
+        while (device(i).log != HT_LOG_COPY_WRITTEN)
+            usleep(1000);
+    }
+    ck_assert(!ht_store_read_only(s));
+    unmount();
     for (unsigned i = 0; i < 2; i++) {
         ck_assert_int_eq(try_mount(1u << i, true), 0);
         ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
@@ -682,6 +710,7 @@ int main(void)
     tcase_add_loop_test(t, a_member_that_stops_taking_writes_is_left_behind, 0, 4);
     tcase_add_test(t, a_member_left_behind_does_not_stand_for_the_store);
     tcase_add_loop_test(t, a_member_that_was_left_behind_takes_part_again, 0, 2);
+    tcase_add_test(t, a_member_comes_back_by_itself);
     tcase_add_test(t, a_member_whose_return_cannot_be_recorded_stays_behind);
     tcase_add_loop_test(t, a_return_that_may_be_on_record_is_taken_back, 0, 2);
     tcase_add_loop_test(t, superblocks_that_can_be_written_nowhere_are_written_later, 0, 2);
