@@ -172,6 +172,8 @@ void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[],
 void ht_ring_submit(struct ht_ring *ring, struct ht_io *io);
 /* Push what was submitted to the device without waiting. */
 void ht_ring_kick(struct ht_ring *ring);
+/* The same once it is worth a system call; what is left goes with the next push or wait. */
+void ht_ring_offer(struct ht_ring *ring);
 /* Wait until this request is done (others may complete meanwhile); returns io->result. */
 int ht_ring_wait(struct ht_ring *ring, struct ht_io *io);
 /* Wait until nothing is in flight. */

@@ -38,6 +38,7 @@
 #define DEPTH_MAX 4096u
 #define ERROR_NAP_NS 200000
 #define CQE_BATCH 32u
+#define OFFER_BYTES (256u << 10)
 
 /* What is left to be moved of one piece of a request. */
 struct piece {
@@ -53,7 +54,8 @@ struct ht_ring {
     struct io_uring uring;
     pthread_t owner;
     unsigned depth, in_flight;
-    struct ht_io *local; /* through next_; a result that is not 0 is the error it ends with */
+    uint64_t unsent_bytes; /* at least, since the kernel was last given something */
+    struct ht_io *local;   /* through next_; a result that is not 0 is the error it ends with */
     unsigned local_count;
     uint64_t order; /* state of the generator that mixes the local list */
     struct ht_uring_memory memory;
@@ -222,6 +224,7 @@ static void push_piece(struct ht_ring *ring, struct piece *p)
         fatal("no free submission entry", -ENOSPC);
     prepare(ring, sqe, p);
     io_uring_sqe_set_data(sqe, p);
+    ring->unsent_bytes += p->len;
 }
 
 static void begin_piece(struct ht_ring *ring, struct ht_io *io, uint32_t at, uint32_t len)
@@ -460,6 +463,7 @@ static void submit_uring(struct ht_ring *ring)
 {
     int err;
 
+    ring->unsent_bytes = 0;
     if (io_uring_sq_ready(&ring->uring) == 0)
         return;
     err = ht_fault(HT_FAULT_IO_SUBMIT);
@@ -476,6 +480,7 @@ static void enter(struct ht_ring *ring, unsigned wait)
 {
     int err = ht_fault(HT_FAULT_IO_WAIT);
 
+    ring->unsent_bytes = 0;
     if (err == 0 && io_uring_sq_ready(&ring->uring) > 0)
         err = ht_fault(HT_FAULT_IO_REFUSED);
     if (err == 0)
@@ -547,6 +552,12 @@ void ht_ring_kick(struct ht_ring *ring)
 {
     submit_uring(ring);
     (void)serve_local(ring);
+}
+
+void ht_ring_offer(struct ht_ring *ring)
+{
+    if (ring->unsent_bytes >= OFFER_BYTES || ring->local != NULL)
+        ht_ring_kick(ring);
 }
 
 int ht_ring_wait(struct ht_ring *ring, struct ht_io *io)

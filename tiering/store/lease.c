@@ -217,6 +217,7 @@ static int start_reads(struct ht_lease *l, struct ht_lease_work *w)
         rc = ht_xfer_start(&p->xfer, l->store, l->ring_, &p->ref, lc->data, HT_IO_READ);
         p->reading = !rc;
     }
+    ht_ring_kick(l->ring_);
     return rc;
 }
 
@@ -387,6 +388,7 @@ void ht_lease_end(struct ht_lease *l, uint32_t dirty)
         release_chunk(s, lc, p);
     }
     ht_store_unlock(s);
+    ht_ring_kick(l->ring_);
 }
 
 static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struct part *p)

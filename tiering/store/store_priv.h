@@ -486,6 +486,7 @@ struct ht_xfer {
 /* To the ring, and no further: it goes to the device with the next ht_ring_kick, or when somebody waits. */
 int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
+/* Small ones are sent together: whoever does not go on to start or wait sends them (ht_ring_kick). */
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
 /* A write succeeded and is about to be installed; has a flush of its device failed meanwhile? -EIO then. Lock held. */

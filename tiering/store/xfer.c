@@ -68,7 +68,7 @@ int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
 {
     int rc = ht_xfer_queue(x, s, ring, ref, buf, op);
     if (!rc)
-        ht_ring_kick(ring);
+        ht_ring_offer(ring);
     return rc;
 }
 

@@ -188,6 +188,40 @@ START_TEST(kick_starts_requests_that_nobody_waits_for_yet)
 }
 END_TEST
 
+/* Calls that gave the kernel something and did not wait. */
+static unsigned pushes(void)
+{
+    return ht_fault_passed(HT_FAULT_IO_SUBMIT);
+}
+
+START_TEST(what_is_offered_goes_together)
+{
+    enum { COUNT = 80 };
+    struct ht_io ios[COUNT];
+    uint8_t *buf;
+
+    if (!begin(_i, COUNT))
+        return;
+    buf = aligned(COUNT * BLOCK);
+    fill(buf, 0, COUNT * BLOCK, 1);
+    ht_fault_arm(HT_FAULT_IO_SUBMIT, UINT32_MAX, false);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
+        ht_ring_submit(ring, &ios[i]);
+        ht_ring_offer(ring);
+        ck_assert_uint_eq(pushes(), on_kernel && i >= 63);
+    }
+    ck_assert_int_eq(ht_ring_wait(ring, &ios[COUNT - 1]), 0); /* sends what was left */
+    ht_ring_drain(ring);
+    ht_fault_disarm_all();
+    memset(buf, 0, COUNT * BLOCK);
+    ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, COUNT * BLOCK), 0);
+    ck_assert(is_filled(buf, 0, COUNT * BLOCK, 1));
+    free(buf);
+    finish();
+}
+END_TEST
+
 START_TEST(registered_memory_serves_aligned_parts_of_it)
 {
     struct ht_pinned_area areas[2];
@@ -663,6 +697,7 @@ int main(void)
     tcase_add_loop_test(t, short_and_interrupted_transfers_go_unnoticed, 0, KINDS);
     tcase_add_loop_test(t, more_requests_than_the_ring_is_deep, 0, KINDS);
     tcase_add_loop_test(t, kick_starts_requests_that_nobody_waits_for_yet, 0, KINDS);
+    tcase_add_loop_test(t, what_is_offered_goes_together, 0, KINDS);
     tcase_add_loop_test(t, registered_memory_serves_aligned_parts_of_it, 0, KINDS);
     tcase_add_loop_test(t, large_requests_are_cut_to_what_the_device_takes, 0, KINDS);
     tcase_add_loop_test(t, a_cut_request_fails_as_a_whole_and_once, 0, KINDS);
