@@ -39,6 +39,7 @@
 #define ERROR_NAP_NS 200000
 #define CQE_BATCH 32u
 #define OFFER_BYTES (256u << 10)
+#define ORDER_SEED 0x9e3779b97f4a7c15u
 
 /* What is left to be moved of one piece of a request. */
 struct piece {
@@ -77,7 +78,6 @@ int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_
         return -ENOMEM;
     ring->owner = pthread_self();
     ring->depth = depth;
-    ring->order = 0x9e3779b97f4a7c15u;
     for (unsigned i = depth; i-- > 0;) {
         ring->piece[i].next_free = ring->free;
         ring->free = &ring->piece[i];
@@ -242,6 +242,8 @@ static void push_local(struct ht_ring *ring, struct ht_io *io)
 {
     struct ht_io **at = &ring->local;
 
+    if (*at == NULL) /* whatever the thread did before */
+        ring->order = ORDER_SEED;
     /* xorshift: first or second place */
     ring->order ^= ring->order << 13;
     ring->order ^= ring->order >> 7;
