@@ -380,7 +380,8 @@ static int command_result(struct piece *p, int res)
         return res;
     /* Not every kernel takes every registered memory for a command: Linux 6.1 takes none that it knows to be of large pages. */
     if ((res == -EINVAL || refused) && !p->unregistered) {
-        p->unregistered = p->io->dev->unregistered = true;
+        p->unregistered = true;
+        p->io->dev->unregistered = true;
         return -EINTR;
     }
     return ht_raw_result(res, p->len, &p->tries);
