@@ -115,31 +115,33 @@ static int write_copy_flushed(struct ht_super *sb, struct ht_dev *dev, unsigned 
     return err ? err : ht_dev_flush(dev);
 }
 
-static bool is_current(const struct ht_super *sb, const struct ht_super *have)
+static bool same_store(const struct ht_super *sb, const struct ht_super *have)
 {
-    return have->generation == sb->generation && memcmp(have->uuid, sb->uuid, sizeof(have->uuid)) == 0;
+    return memcmp(have->uuid, sb->uuid, sizeof(have->uuid)) == 0;
 }
 
 /*
- * In which order to overwrite the copies of a device: first those that do not hold the present generation (after damage, a failed write or
- * a crash in between), so that one that does stays valid until another is flushed.
+ * In which order to overwrite the copies of a device: first those that do not hold the newest generation on it (after damage, a failed write
+ * or a crash in between), so that one that does stays valid until another is flushed. It may have missed some that others took.
  */
 static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned index,
                         unsigned out_order[HT_SUPER_COPIES])
 {
     static const unsigned usual[HT_SUPER_COPIES] = {1, 0, 2};
-    bool current[HT_SUPER_COPIES] = {false};
+    uint64_t generation[HT_SUPER_COPIES] = {0}, newest = 0;
     unsigned n = 0;
 
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++) {
         struct ht_super have;
         bool io_error;
         uint64_t at = ht_super_offset(sb->device_bytes[index], c);
-        current[c] = read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && is_current(sb, &have);
+        if (read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && same_store(sb, &have))
+            generation[c] = have.generation;
+        newest = ht_max_u64(newest, generation[c]);
     }
     for (unsigned pass = 0; pass < 2; pass++)
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
-            if (HT_TWIN("super-order") ? pass == 0 : current[usual[i]] == (pass == 1))
+            if (HT_TWIN("super-order") ? pass == 0 : (generation[usual[i]] == newest) == (pass == 1))
                 out_order[n++] = usual[i];
 }
 
@@ -218,7 +220,7 @@ static bool copy_sound(const struct ht_super *sb, struct ht_dev *dev, unsigned c
     bool io_error;
 
     out->problem[c] = read_copy(dev, out->offset[c], &have, &io_error);
-    out->stale[c] = out->problem[c] == HT_SUPER_OK && !is_current(sb, &have);
+    out->stale[c] = out->problem[c] == HT_SUPER_OK && !(same_store(sb, &have) && have.generation == sb->generation);
     return out->problem[c] == HT_SUPER_OK && !out->stale[c];
 }
 

@@ -306,8 +306,11 @@ START_TEST(failing_at_any_operation_leaves_the_old_or_the_new)
 }
 END_TEST
 
-/* One write of a superblock was cut anywhere inside, from a state in which only some copies are the present ones. */
-static void tear_first_write(unsigned stale_mask)
+/*
+ * One write of a superblock was cut anywhere inside, from a state in which only some copies are the present ones; missed: so many generations
+ * were not written to this device.
+ */
+static void tear_first_write(unsigned stale_mask, unsigned missed)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES);
     struct ht_super old = format(&dev, 1), sb = old, got;
@@ -322,6 +325,7 @@ static void tear_first_write(unsigned stale_mask)
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
         memcpy(was[c], copy_bytes(dev, c), 4096);
     uint64_t before = sb.generation;
+    sb.generation += missed;
     ht_dev_fail(dev, HT_IO_WRITE, 2, true); /* only the first write gets through */
     ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
     int err = ht_super_write(&sb, &dev, 1);
@@ -337,7 +341,8 @@ static void tear_first_write(unsigned stale_mask)
 START_TEST(the_last_present_copy_is_never_overwritten_first)
 {
     for (unsigned stale_mask = 0; stale_mask < 7; stale_mask++)
-        tear_first_write(stale_mask);
+        for (unsigned missed = 0; missed <= 2; missed++)
+            tear_first_write(stale_mask, missed);
 }
 END_TEST
 
