@@ -10,9 +10,10 @@
  *
  * So a crash in between never leaves a member that takes itself for up to date and is not. A member whose copy of
  * the log, or whose superblock, cannot be written is left behind in the same way, with an epoch of its own (space/members.h says
- * what the next mount makes of it) that is durable before anything is that this member lacks.
+ * what the next mount makes of it) that is durable before anything is that this member lacks. It takes part again when its log was brought
+ * up to date, or with the next superblock that it takes if its log never failed.
  *
- * Lock: super_lock guards sb, part and super_failed once the store is mounted.
+ * Lock: super_lock guards sb, part, super_failed and unrecorded once the store is mounted.
  */
 #include "tiering/base/event.h"
 #include "tiering/base/log.h"
@@ -197,38 +198,94 @@ static void leave_behind(struct ht_store *s, uint32_t devices)
     ht_members_take_part(&s->sb, s->part);
 }
 
-int ht_store_write_super(struct ht_store *s)
+static void bring_back(struct ht_store *s, uint32_t devices)
 {
-    for (;;) {
-        struct ht_dev *devs[HT_DEVICES_MAX];
+    s->part |= devices;
+    ht_members_take_part(&s->sb, s->part);
+    for (unsigned i = 0; i < s->dev_count; i++)
+        if (devices >> i & 1)
+            ht_info("%s (device %u) takes part again", ht_dev_name(s->dev[i]), i);
+}
 
-        for (unsigned i = 0; i < s->dev_count; i++)
-            devs[i] = s->super_failed >> i & 1 ? NULL : s->dev[i];
-        uint32_t failed = ht_super_write_each(&s->sb, devs, s->dev_count);
-        if (!failed)
-            return 0;
-        if (!has_log(s, s->part & ~failed))
+/* The devices (bits) that do not take it. */
+static uint32_t write_to_members(struct ht_store *s)
+{
+    struct ht_dev *devs[HT_DEVICES_MAX];
+
+    for (unsigned i = 0; i < s->dev_count; i++)
+        devs[i] = s->super_failed >> i & 1 ? NULL : s->dev[i];
+    return ht_super_write_each(&s->sb, devs, s->dev_count);
+}
+
+/*
+ * back: devices that take part no longer and have all of the log. They do again by a second superblock, once they hold a first one that says
+ * that they do not. Were there one only, a crash before it is on all could leave a device that knows nothing of all this, to be mounted
+ * alone, and others that say of it that it took part.
+ */
+static int write_super(struct ht_store *s, uint32_t back)
+{
+    s->super_failed &= ~back;
+    for (;;) {
+        uint32_t failed = write_to_members(s), left = s->part & failed, came = back & ~failed;
+
+        s->unrecorded = !has_log(s, (s->part & ~left) | came);
+        if (s->unrecorded)
             return -EIO; /* the last one is not left behind: the next superblock is for it, too */
         s->super_failed |= failed;
-        leave_behind(s, failed);
-        tell_left(s, failed, "its superblock");
+        if (came)
+            bring_back(s, came);
+        if (left) {
+            leave_behind(s, left);
+            tell_left(s, left, "its superblock");
+        }
+        if (!came && !left)
+            return 0;
+        back = 0;
     }
+}
+
+/* Those that take no part and have all of the log: only their superblock could not be written. */
+static uint32_t outside(const struct ht_store *s)
+{
+    uint32_t devices = 0;
+
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++)
+        if (ht_journal_copy_live(s->journal, c))
+            devices |= 1u << s->sb.log_device[c];
+    return devices & ~s->part;
+}
+
+int ht_store_write_super(struct ht_store *s)
+{
+    uint32_t before = outside(s);
+    int rc = write_super(s, before);
+    uint32_t now = outside(s) & ~before;
+
+    return rc || !now ? rc : write_super(s, now); /* an error that passes leaves nobody out who does not know it */
+}
+
+/* That the other copy has all is on record before it is that this one has not. */
+static int record_lost(struct ht_store *s, uint32_t device)
+{
+    int rc = outside(s) || s->unrecorded ? ht_store_write_super(s) : 0;
+
+    if (rc || !(s->part & device))
+        return rc;
+    if (!has_log(s, s->part & ~device))
+        return -EIO;
+    leave_behind(s, device);
+    tell_left(s, device, "the log");
+    return ht_store_write_super(s);
 }
 
 int ht_store_copy_lost(void *ctx, unsigned copy)
 {
     struct ht_store *s = ctx;
-    uint32_t device = 1u << s->sb.log_device[copy];
-    int rc = 0;
 
     if (s->sb.log_device[0] == s->sb.log_device[1])
         return 0; /* they come and go together */
     ht_mutex_lock(&s->super_lock);
-    if (s->part & device) {
-        leave_behind(s, device);
-        tell_left(s, device, "the log");
-        rc = has_log(s, s->part) ? ht_store_write_super(s) : -EIO;
-    }
+    int rc = record_lost(s, 1u << s->sb.log_device[copy]);
     ht_mutex_unlock(&s->super_lock);
     return rc;
 }
@@ -241,10 +298,7 @@ int ht_store_copy_back(void *ctx, unsigned copy)
     if (s->sb.log_device[0] == s->sb.log_device[1])
         return 0;
     ht_mutex_lock(&s->super_lock);
-    s->super_failed &= ~device; /* its superblock may be written again, too; if not, it is left behind anew */
-    s->part |= device;
-    ht_members_take_part(&s->sb, s->part);
-    int rc = ht_store_write_super(s);
+    int rc = write_super(s, device | outside(s));
     if (rc == 0 && !(s->part & device))
         rc = -EIO;
     ht_mutex_unlock(&s->super_lock);
@@ -283,7 +337,7 @@ static int write_epoch(struct ht_store *s)
 {
     ht_mutex_lock(&s->super_lock);
     ht_members_take_part(&s->sb, s->part);
-    int rc = ht_store_write_super(s);
+    int rc = write_super(s, 0); /* before the log begins no copy is known to have all */
     ht_mutex_unlock(&s->super_lock);
     return rc;
 }

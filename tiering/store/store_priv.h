@@ -321,7 +321,8 @@ struct ht_store {
     _Atomic uint8_t health[HT_DEVICES_MAX]; /* as it was told last; changed under lock */
     struct ht_super sb;                     /* super_lock */
     uint32_t part;                          /* devices (bits) that take part in the epoch; super_lock */
-    uint32_t super_failed;                  /* those that take no superblock any more; super_lock */
+    uint32_t super_failed;                  /* those that did not take the last superblock; super_lock */
+    bool unrecorded;                        /* no superblock says yet who takes part; super_lock */
     struct ht_mutex super_lock;
     struct ht_journal *journal;
     struct ht_journal_report report;
@@ -426,7 +427,10 @@ int ht_store_gather(struct ht_store *s, struct ht_dev *const devs[], unsigned n)
 void ht_store_put_in_order(const struct ht_store *s, struct ht_dev *devs[], unsigned n);
 /* A new epoch, in superblocks and log. */
 int ht_store_begin_epoch(struct ht_store *s) HT_CHECK;
-/* Write sb to all members. One that cannot be written is left behind, as long as another one has the log. super_lock held. */
+/*
+ * Write sb to all members. One that cannot be written is left behind, as long as another one has the log; it is tried again each time while
+ * its own copy of the log is written. super_lock held.
+ */
 int ht_store_write_super(struct ht_store *s) HT_CHECK;
 void ht_store_tell_missing(struct ht_store *s);
 /* The journal's copy_lost. */

@@ -7,6 +7,7 @@
 #include "tests/unit/tiering/store/world.h"
 #include "tiering/base/fault.h"
 #include "tiering/space/alloc.h"
+#include "tiering/space/members.h"
 
 enum { BYTES = 12 * MIB, DEVICES = 2 };
 
@@ -403,6 +404,111 @@ START_TEST(superblocks_that_can_be_written_nowhere_are_written_later)
 }
 END_TEST
 
+/* A superblock is written (it is to name the feature first), and nothing else. */
+static int write_supers(void)
+{
+    return ht_store_lose_chunk(s, oid, BYTES);
+}
+
+/* All that is written to it fails meanwhile; the log goes on. */
+static void lose_super_of(unsigned member)
+{
+    fail_all(devs[member], true);
+    ck_assert_int_eq(write_supers(), -ENOENT);
+    fail_all(devs[member], false);
+    ck_assert_int_eq(device(member).log, HT_LOG_COPY_WRITTEN);
+}
+
+static bool knows_that_it_takes_part(unsigned member)
+{
+    struct ht_super_report report;
+    struct ht_super sb;
+    ck_assert_int_eq(ht_super_read(devs[member], &sb, &report), 0);
+    ck_assert_uint_eq(sb.generation, ht_store_super(s)->generation);
+    return ht_members_takes_part(&sb, 0) && ht_members_takes_part(&sb, 1);
+}
+
+/* Whoever is there holds all, and nothing has diverged. */
+static void expect_whole_alone(void)
+{
+    for (unsigned i = 0; i < DEVICES; i++) {
+        ck_assert_int_eq(try_mount(1u << i, true), 0);
+        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
+        unmount();
+        ck_assert_int_eq(try_mount(3, true), 0);
+        unmount();
+    }
+}
+
+START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
+{
+    unsigned first = (unsigned)_i;
+    make();
+    lose_super_of(first);
+    log_something();
+    lose_log_of(!first);
+    ck_assert(!ht_store_read_only(s));
+    ck_assert_int_eq(device(first).log, HT_LOG_COPY_WRITTEN);
+    log_something();
+    ck_assert_int_eq(ht_store_rejoin_log(s), 0);
+    ht_store_close(s);
+    expect_whole_alone();
+    end();
+}
+END_TEST
+
+START_TEST(the_next_superblock_brings_a_member_back)
+{
+    make();
+    lose_super_of(_i % 2);
+    if (_i / 2) {
+        unmount();
+    } else {
+        ck_assert_int_eq(ht_store_compact(s), 0);
+        ck_assert(knows_that_it_takes_part(0));
+        ck_assert(knows_that_it_takes_part(1));
+        ht_store_close(s);
+    }
+    expect_whole_alone();
+    end();
+}
+END_TEST
+
+/* A write and a flush: it takes the superblock that says that it is left behind, and the one after that. */
+START_TEST(a_superblock_that_fails_once_leaves_nobody_behind)
+{
+    make();
+    ht_dev_fail(devs[_i], HT_IO_WRITE, 1, false);
+    ht_dev_fail(devs[_i], HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(write_supers(), -ENOENT);
+    ck_assert_uint_gt(ht_store_super(s)->epoch, 1); /* it was left behind */
+    ck_assert(knows_that_it_takes_part(0));
+    ck_assert(knows_that_it_takes_part(1));
+    ht_store_close(s);
+    expect_whole_alone();
+    end();
+}
+END_TEST
+
+/* The last one goes on taking part, without its record; its log is on record before the other one's is given up. */
+START_TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
+{
+    make();
+    fail_all(devs[0], true);
+    ht_dev_fail(devs[1], HT_IO_WRITE, 4, true); /* not the first superblock, but that of being left alone */
+    ck_assert_int_eq(write_supers(), -EIO);
+    fail_all(devs[1], false);
+    log_something(); /* the first one's log fails */
+    ck_assert_int_eq(device(0).log, HT_LOG_COPY_LOST);
+    ht_store_close(s);
+    fail_all(devs[0], false);
+    ck_assert_int_eq(try_mount(1, true), 0); /* it could not be told */
+    unmount();
+    ck_assert_int_eq(try_mount(3, true), -EXDEV);
+    end();
+}
+END_TEST
+
 START_TEST(a_member_left_behind_does_not_stand_for_the_store)
 {
     make();
@@ -708,6 +814,10 @@ int main(void)
     tcase_add_test(t, what_a_missing_member_holds_is_no_space);
     tcase_add_test(t, members_that_changed_apart_are_refused);
     tcase_add_loop_test(t, a_member_that_stops_taking_writes_is_left_behind, 0, 4);
+    tcase_add_loop_test(t, a_member_whose_superblock_failed_stands_in_for_the_log, 0, 2);
+    tcase_add_loop_test(t, the_next_superblock_brings_a_member_back, 0, 4);
+    tcase_add_loop_test(t, a_superblock_that_fails_once_leaves_nobody_behind, 0, 2);
+    tcase_add_test(t, what_could_not_be_recorded_is_before_a_log_is_given_up);
     tcase_add_test(t, a_member_left_behind_does_not_stand_for_the_store);
     tcase_add_loop_test(t, a_member_that_was_left_behind_takes_part_again, 0, 2);
     tcase_add_test(t, a_member_comes_back_by_itself);
