@@ -302,6 +302,20 @@ static void lost_copies(struct story *s)
     }
 }
 
+/* One takes no superblock, the other one's log drops out: each goes on for the other. */
+static void lost_super(struct story *s)
+{
+    story_lose_super(s, 0);
+    story_write(s, "a", 3, 0, SMALL);
+    story_fsync(s, "a");
+    story_lose_log(s, 1);
+    story_write(s, "a", 4, 0, SMALL);
+    story_fsync(s, "a");
+    story_rejoin_log(s);
+    story_write(s, "a", 5, 0, SMALL);
+    story_fsync(s, "a");
+}
+
 const struct story_script story_scripts[] = {
     {"create", {"a", "b", "l"}, 512, 1, NULL, create},
     {"overwrite", {"a"}, 512, 1, synced_a, overwrite},
@@ -325,6 +339,7 @@ const struct story_script story_scripts[] = {
     {"mount", {"model", "a"}, 512, 1, model, mounts},
     {"rejoin", {"a"}, 512, 1, before_wrap_around, lost_copies},
     {"two-rejoin", {"a"}, 4096, 2, synced_a, lost_copies},
+    {"two-super", {"a"}, 4096, 2, synced_a, lost_super, .seldom = true},
     {"two-write", {"a"}, 512, 2, synced_a, overwrite},
     {"two-names", {"a b"}, 4096, 2, synced_a_b, rename_over},
     {"two-step", {"model", "a"}, 4096, 2, model, compaction_in_an_open_step},

@@ -478,6 +478,16 @@ void story_lose_log(struct story *s, unsigned copy)
     ht_fault_disarm_all();
 }
 
+void story_lose_super(struct story *s, unsigned device)
+{
+    for (int op = HT_IO_WRITE; op <= HT_IO_FLUSH; op++)
+        ht_dev_fail(s->k.dev[device], op, 1, true);
+    /* the superblock is to name the feature first; no chunk is lost */
+    ck_assert_int_eq(ht_store_lose_chunk(s->k.store, 0, 0), -ENOENT);
+    for (int op = HT_IO_WRITE; op <= HT_IO_FLUSH; op++)
+        ht_dev_fail(s->k.dev[device], op, 0, false);
+}
+
 void story_rejoin_log(struct story *s)
 {
     ck_assert_int_eq(ht_store_rejoin_log(s->k.store), 0);

@@ -24,6 +24,7 @@ struct story_script {
     void (*prepare)(struct story *s); /* before the recording begins; may be NULL */
     void (*run)(struct story *s);
     bool accumulates; /* two gradients of each parameter make a step of its model, and the second is sparse */
+    bool seldom;      /* only by its name, or with HITRAIN_LONG=1 */
 };
 extern const struct story_script story_scripts[];
 extern const unsigned story_script_count;
@@ -79,6 +80,7 @@ void story_writeback(struct story *s); /* as memory pressure does */
 void story_scrub(struct story *s, const char *name);
 void story_lose_log(struct story *s, unsigned copy); /* by one error; and it comes back */
 void story_rejoin_log(struct story *s);
+void story_lose_super(struct story *s, unsigned device); /* its log goes on */
 void story_remount(struct story *s, bool clean);
 /* Leave so many bytes of space only. */
 void story_fill(struct story *s, uint64_t leave);
