@@ -45,6 +45,7 @@ class Store:
         self.log = folder / 'log'
         self.point.mkdir()
         self.daemon = None
+        self.ends_clean = True  # False: the test leaves a store with problems
         run('mkfs.hitrain', f'--size={size}', self.image)
 
     def start(self, *options, flags=()):
@@ -133,7 +134,7 @@ def make_store(request):
             store.close(failed)
             if failed:
                 print(f'--- {store.log}\n{store.messages() if store.log.exists() else ""}')
-            else:
+            elif store.ends_clean:
                 store.assert_clean()
         finally:
             if not store.is_mounted():

@@ -174,11 +174,14 @@ static bool share(struct member *m, const struct shared *shared)
 static struct member *make(struct thread *t, struct ht_rings *set, const struct shared *shared)
 {
     struct member *m = calloc(1, sizeof(*m));
+    int err;
 
     if (m == NULL)
         return NULL;
-    if (ht_ring_new_in(set != NULL ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring) != 0) {
+    err = ht_ring_new_in(set != NULL ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
+    if (err != 0) {
         free(m);
+        errno = -err;
         return NULL;
     }
     if (set != NULL) {
@@ -197,8 +200,10 @@ struct ht_ring *ht_ring_mine(struct ht_rings *rings)
     struct ht_list strangers;
     struct member *m;
 
-    if (t == NULL)
+    if (t == NULL) {
+        errno = ENOMEM;
         return NULL;
+    }
     ht_list_init(&strangers);
     ht_mutex_lock(&lock);
     m = find_locked(t, rings, &strangers);

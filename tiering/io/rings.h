@@ -40,7 +40,7 @@ struct ht_rings_stats {
 };
 void ht_rings_stats(struct ht_rings *rings, struct ht_rings_stats *out);
 
-/* This thread's ring of this set; rings NULL: of any, or of none. NULL: none can be had, which was told. */
+/* This thread's ring of this set; rings NULL: of any, or of none. NULL: none can be had, which was told; errno says why. */
 struct ht_ring *ht_ring_mine(struct ht_rings *rings);
 
 #endif

@@ -67,7 +67,7 @@ static int transfer_any(struct ht_dev *dev, enum ht_io_op op, uint64_t offset, c
         return -EINVAL;
     ring = ht_ring_mine(NULL);
     if (ring == NULL)
-        return -ENOMEM;
+        return -errno;
     if (((uintptr_t)buf & (ht_dev_lba(dev) - 1)) != 0)
         return transfer_bounced(ring, dev, op, offset, buf, len);
     return transfer(ring, dev, op, offset, buf, len);
@@ -89,13 +89,13 @@ int ht_dev_flush(struct ht_dev *dev)
     struct ht_io io = {.op = HT_IO_FLUSH, .dev = dev};
     struct ht_ring *ring = ht_ring_mine(NULL);
 
-    return ring != NULL ? ht_ring_run(ring, &io, 1) : -ENOMEM;
+    return ring != NULL ? ht_ring_run(ring, &io, 1) : -errno;
 }
 
 int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len)
 {
     struct ht_ring *ring = ht_ring_mine(NULL);
-    int err = ring != NULL ? 0 : -ENOMEM;
+    int err = ring != NULL ? 0 : -errno;
 
     while (len > 0 && err == 0) {
         struct ht_io io = {

@@ -24,7 +24,7 @@ int ht_log_reader_init(struct ht_log_reader *r, struct ht_rings *rings)
     memset(r, 0, sizeof(*r));
     r->ring = ht_ring_mine(rings);
     if (!r->ring)
-        return -ENOMEM;
+        return -errno;
     for (unsigned i = 0; i < HT_LOG_READ_AHEAD; i++) {
         r->piece[i].buf = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
         if (!r->piece[i].buf)
