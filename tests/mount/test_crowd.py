@@ -24,6 +24,8 @@ def work_on_files(top, rnd):
     """One folder of names that come and go; its own, so that what is missing is this worker's doing."""
     top.mkdir(exist_ok=True)
     a, b = top / f'a{rnd.randrange(4)}', top / f'b{rnd.randrange(4)}'
+    if a.exists() and os.stat(a).st_nlink > 1:  # a kill came between link and unlink
+        a.unlink()
     a.write_bytes(rnd.randbytes(rnd.randrange(200_000)))
     with open(a, 'r+b') as f:
         f.truncate(rnd.randrange(300_000))
