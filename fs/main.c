@@ -70,15 +70,14 @@ static void tell_progress(struct daemon *d, unsigned seconds)
 static void *progress_main(void *arg)
 {
     struct progress *p = arg;
-    struct timespec until;
+    uint64_t until_ns = ht_now_ns();
     unsigned seconds = 0;
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
     ht_mutex_lock(&p->lock);
     while (!p->done) {
-        until.tv_sec += PROGRESS_AFTER_S;
+        until_ns += PROGRESS_AFTER_S * UINT64_C(1000000000);
         seconds += PROGRESS_AFTER_S;
-        while (!p->done && ht_cond_timedwait(&p->ended, &p->lock, &until) == 0)
+        while (!p->done && ht_cond_wait_until(&p->ended, &p->lock, until_ns) == 0)
             ;
         if (!p->done)
             tell_progress(p->d, seconds);
@@ -89,14 +88,9 @@ static void *progress_main(void *arg)
 
 static void progress_begin(struct progress *p, struct daemon *d)
 {
-    pthread_condattr_t attr;
-
     *p = (struct progress){.d = d};
     ht_mutex_init(&p->lock, HT_LOCK_PROGRESS);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->ended, &attr);
-    pthread_condattr_destroy(&attr);
+    ht_cond_init(&p->ended);
     p->running = pthread_create(&p->thread, NULL, progress_main, p) == 0;
 }
 

@@ -3,7 +3,6 @@
 #include "fs/ctl/event_log.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/lock.h"
 
@@ -34,16 +33,12 @@ struct ht_event_log {
 int ht_event_log_new(unsigned entries, struct ht_event_log **out)
 {
     struct ht_event_log *l = calloc(1, sizeof(*l) + entries * sizeof(l->ring[0]));
-    pthread_condattr_t attr;
 
     if (!l)
         return -ENOMEM;
     l->entries = entries;
     ht_mutex_init(&l->lock, HT_LOCK_EVENT_LOG);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&l->more, &attr);
-    pthread_condattr_destroy(&attr);
+    ht_cond_init(&l->more);
     pthread_cond_init(&l->named, NULL);
     *out = l;
     return 0;
@@ -208,16 +203,6 @@ static uint64_t due_locked(const struct ht_event_log *l)
     return due;
 }
 
-static void wait_locked(struct ht_event_log *l, uint64_t due)
-{
-    struct timespec ts = {(time_t)(due / 1000000000), (long)(due % 1000000000)};
-
-    if (due)
-        ht_cond_timedwait(&l->more, &l->lock, &ts);
-    else
-        ht_cond_wait(&l->more, &l->lock);
-}
-
 bool ht_event_log_wait(struct ht_event_log *l)
 {
     bool work;
@@ -229,7 +214,7 @@ bool ht_event_log_wait(struct ht_event_log *l)
         work = l->visible < l->last || (due && due <= ht_now_ns());
         if (work || l->stopped)
             break;
-        wait_locked(l, due);
+        ht_cond_wait_until(&l->more, &l->lock, due);
     }
     ht_mutex_unlock(&l->lock);
     return work;

@@ -5,7 +5,6 @@
  */
 #include "mount-helpers/fsck/fsck.h"
 
-#include <time.h>
 #include <unistd.h>
 
 #include "mount-helpers/common/text.h"
@@ -35,9 +34,8 @@ static void *watch_main(void *arg)
     ht_mutex_lock(&w->lock);
     for (unsigned n = 1; !w->done; n++) {
         uint64_t at = began_ns + (uint64_t)n * w->after_ms * 1000000;
-        struct timespec until = {(time_t)(at / 1000000000), (long)(at % 1000000000)};
 
-        while (!w->done && ht_cond_timedwait(&w->ended, &w->lock, &until) == 0)
+        while (!w->done && ht_cond_wait_until(&w->ended, &w->lock, at) == 0)
             ;
         if (!w->done)
             tell_pass(w, began_ns);
@@ -49,17 +47,12 @@ static void *watch_main(void *arg)
 void ht_pass_watch_begin(struct ht_pass_watch *w, bool wanted, unsigned after_ms, const char *pass,
                          struct ht_dev *const devs[], unsigned dev_count)
 {
-    pthread_condattr_t attr;
-
     *w = (struct ht_pass_watch){.pass = pass, .devs = devs, .dev_count = dev_count, .after_ms = after_ms};
     w->terminal = isatty(STDERR_FILENO);
     if (!wanted && !w->terminal)
         return;
     ht_mutex_init(&w->lock, HT_LOCK_PROGRESS);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&w->ended, &attr);
-    pthread_condattr_destroy(&attr);
+    ht_cond_init(&w->ended);
     w->on = pthread_create(&w->thread, NULL, watch_main, w) == 0;
 }
 

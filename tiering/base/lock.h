@@ -10,6 +10,9 @@
 #define HITRAIN_TIERING_BASE_LOCK_H
 
 #include <pthread.h>
+#include <stdint.h>
+#include <time.h>
+
 #include <hitrain/locks.h>
 
 struct ht_mutex {
@@ -78,16 +81,32 @@ static inline void ht_mutex_unlock(struct ht_mutex *m)
     pthread_mutex_unlock(&m->lock);
 }
 
+/* For ht_cond_wait_until, which counts by the clock of ht_now_ns. */
+static inline void ht_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
 static inline int ht_cond_wait(pthread_cond_t *c, struct ht_mutex *m)
 {
     HT_LOCK_TELL(ht_lock_waiting, m);
     return pthread_cond_wait(c, &m->lock);
 }
 
-static inline int ht_cond_timedwait(pthread_cond_t *c, struct ht_mutex *m, const struct timespec *until)
+/* ETIMEDOUT from then on; at_ns 0: it never comes. */
+static inline int ht_cond_wait_until(pthread_cond_t *c, struct ht_mutex *m, uint64_t at_ns)
 {
+    const struct timespec at = {(time_t)(at_ns / 1000000000), (long)(at_ns % 1000000000)};
+
+    if (!at_ns)
+        return ht_cond_wait(c, m);
     HT_LOCK_TELL(ht_lock_waiting, m);
-    return pthread_cond_timedwait(c, &m->lock, until);
+    return pthread_cond_timedwait(c, &m->lock, &at);
 }
 
 /* Writers go first: readers that come without end must not keep them out. 0 or -errno. */

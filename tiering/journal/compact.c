@@ -14,7 +14,6 @@
 #include "tiering/journal/journal_priv.h"
 
 #include <assert.h>
-#include <time.h>
 
 /* A copy that is out is due to come back: first a compaction, then, also when that failed, the copy. */
 static bool rejoin_is_next_locked(struct ht_journal *j)
@@ -25,16 +24,6 @@ static bool rejoin_is_next_locked(struct ht_journal *j)
     j->rejoin_next = !next;
     j->poked = j->poked || !next;
     return next;
-}
-
-static void wait_for_work_locked(struct ht_journal *j)
-{
-    struct timespec at = {(time_t)(j->rejoin_at_ns / 1000000000), (long)(j->rejoin_at_ns % 1000000000)};
-
-    if (!j->rejoin_at_ns || j->error)
-        ht_cond_wait(&j->compact, &j->lock);
-    else
-        (void)ht_cond_timedwait(&j->compact, &j->lock, &at);
 }
 
 bool ht_journal_compact_wait(struct ht_journal *j)
@@ -49,7 +38,7 @@ bool ht_journal_compact_wait(struct ht_journal *j)
         } else if (ht_journal_compact_wanted_locked(j)) {
             break;
         } else {
-            wait_for_work_locked(j);
+            (void)ht_cond_wait_until(&j->compact, &j->lock, j->error ? 0 : j->rejoin_at_ns);
         }
     }
     bool wanted = !j->stopping;

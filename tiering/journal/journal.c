@@ -115,11 +115,7 @@ int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **o
     ht_mutex_init(&j->lock, HT_LOCK_JOURNAL);
     pthread_cond_init(&j->progress, NULL);
     pthread_cond_init(&j->room, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&j->compact, &attr);
-    pthread_condattr_destroy(&attr);
+    ht_cond_init(&j->compact);
     int rc = new_memory(j);
     if (rc) {
         ht_journal_abandon(j);

@@ -4,7 +4,6 @@
  * nodes each has a thread of its own for the first of these.
  */
 #include <stdlib.h>
-#include <time.h>
 
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
@@ -14,10 +13,9 @@ enum { BATCH = 16, LOOK_PART = 50, IN_VAIN_MS_MAX = 100 };
 
 static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
-    struct timespec ts = {(time_t)(deadline_ns / 1000000000), (long)(deadline_ns % 1000000000)};
     int rc = 0;
     while (!s->stopping && (s->reliefs || !ht_arena_under_pressure(s->arena)) && rc != ETIMEDOUT)
-        rc = deadline_ns ? ht_cond_timedwait(&s->wake, &s->lock, &ts) : ht_cond_wait(&s->wake, &s->lock);
+        rc = ht_cond_wait_until(&s->wake, &s->lock, deadline_ns);
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
 
@@ -30,12 +28,8 @@ static void relieve(struct ht_store *s, int near, pthread_cond_t *pause, uint64_
     int n = ht_writeback_some(s, BATCH, any ? HT_CLEAN_GROWING : HT_CLEAN_PRESSING, near);
     ht_store_lock(s);
     *in_vain = n > 0 ? 0 : *in_vain ? *in_vain : now;
-    if (n <= 0 && !s->stopping) { /* all busy, or the device fails: do not spin */
-        struct timespec ts;
-        uint64_t at = ht_now_ns() + 10000000;
-        ts = (struct timespec){(time_t)(at / 1000000000), (long)(at % 1000000000)};
-        ht_cond_timedwait(pause, &s->lock, &ts);
-    }
+    if (n <= 0 && !s->stopping) /* all busy, or the device fails: do not spin */
+        ht_cond_wait_until(pause, &s->lock, ht_now_ns() + 10000000);
 }
 
 /* Pauses with a condition that says only when to end: others make images dirty all the time. */

@@ -18,13 +18,12 @@ enum { ALONE = 8 };
  */
 static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c, uint64_t ns)
 {
-    uint64_t at = ht_now_ns() + ns;
-    const struct timespec until = {(time_t)(at / 1000000000), (long)(at % 1000000000)};
+    uint64_t until = ns ? ht_now_ns() + ns : 0;
     unsigned waiters = s->slot_waiters;
     s->slot_waiters = 0;
     ht_chunk_unlock_exclusive(s, c);
     s->slot_waiters = waiters + 1;
-    int rc = ns ? ht_cond_timedwait(&s->slot_cond, &s->lock, &until) : ht_cond_wait(&s->slot_cond, &s->lock);
+    int rc = ht_cond_wait_until(&s->slot_cond, &s->lock, until);
     s->slot_waiters--;
     ht_chunk_lock_exclusive(s, c);
     return !rc;

@@ -4,7 +4,6 @@
  *
  * What changed is told once, as an event; health[] is what placement and new requests go by.
  */
-#include <time.h>
 
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
@@ -67,10 +66,7 @@ void *ht_health_main(void *arg)
 
     ht_store_lock(s);
     while (!s->stopping) {
-        uint64_t at = ht_now_ns() + period_ns;
-        struct timespec ts = {(time_t)(at / 1000000000), (long)(at % 1000000000)};
-
-        (void)ht_cond_timedwait(&s->watch, &s->lock, &ts);
+        (void)ht_cond_wait_until(&s->watch, &s->lock, ht_now_ns() + period_ns);
         for (unsigned i = 0; i < s->dev_count; i++)
             (void)ht_store_judge_device(s, i);
     }

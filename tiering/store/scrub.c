@@ -76,10 +76,9 @@ static enum ht_event_code code_of(bool repaired)
 static bool sleep_for(struct run *r, uint64_t ns)
 {
     uint64_t until = ht_now_ns() + ns;
-    struct timespec ts = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
     ht_mutex_lock(&r->c->lock);
     while (!r->c->stop && ht_now_ns() < until)
-        ht_cond_timedwait(&r->c->changed, &r->c->lock, &ts);
+        ht_cond_wait_until(&r->c->changed, &r->c->lock, until);
     bool stop = r->c->stop;
     ht_mutex_unlock(&r->c->lock);
     return stop;
@@ -414,12 +413,8 @@ int ht_store_scrub(struct ht_store *s)
 
 void ht_scrub_init(struct ht_scrub *c)
 {
-    pthread_condattr_t attr;
     ht_mutex_init(&c->lock, HT_LOCK_SCRUB);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ht_cond_init(&c->changed);
 }
 
 void ht_scrub_destroy(struct ht_scrub *c)

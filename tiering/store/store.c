@@ -98,13 +98,9 @@ static void init_locks(struct ht_store *s)
     for (unsigned i = 0; i < COND_COUNT; i++)
         pthread_cond_init(&s->chunk_cond[i], NULL);
     pthread_cond_init(&s->settled, NULL);
-    pthread_condattr_t attr;
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->wake, &attr);
-    pthread_cond_init(&s->slot_cond, &attr);
-    pthread_cond_init(&s->watch, &attr);
-    pthread_condattr_destroy(&attr);
+    ht_cond_init(&s->wake);
+    ht_cond_init(&s->slot_cond);
+    ht_cond_init(&s->watch);
 }
 
 int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,

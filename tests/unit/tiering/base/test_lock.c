@@ -4,18 +4,21 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <time.h>
+#include "tiering/base/base.h"
 #include "tiering/base/lock.h"
+
+enum { LONG_AGO_NS = 1 };
 
 static struct ht_mutex outer, inner;
 static struct ht_rwlock names;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t changed;
 
 static void setup(void)
 {
     ht_mutex_init(&outer, HT_LOCK_TX);
     ht_mutex_init(&inner, HT_LOCK_STORE);
     ck_assert_int_eq(ht_rwlock_init(&names, HT_LOCK_NAMES), 0);
+    ht_cond_init(&changed);
 }
 
 static void teardown(void)
@@ -23,6 +26,7 @@ static void teardown(void)
     ht_mutex_destroy(&outer);
     ht_mutex_destroy(&inner);
     ht_rwlock_destroy(&names);
+    pthread_cond_destroy(&changed);
 }
 
 START_TEST(locks_in_order_may_be_given_back_in_any)
@@ -42,13 +46,45 @@ END_TEST
 
 START_TEST(a_wait_may_hold_earlier_locks)
 {
-    struct timespec past = {0, 0};
-
     ht_mutex_lock(&outer);
     ht_mutex_lock(&inner);
-    ck_assert_int_eq(ht_cond_timedwait(&changed, &inner, &past), ETIMEDOUT);
+    ck_assert_int_eq(ht_cond_wait_until(&changed, &inner, LONG_AGO_NS), ETIMEDOUT);
     ht_mutex_unlock(&inner);
     ht_mutex_unlock(&outer);
+}
+END_TEST
+
+START_TEST(a_wait_ends_at_its_time_and_not_before)
+{
+    uint64_t at_ns = ht_now_ns() + 1000000;
+    int rc = 0;
+
+    ht_mutex_lock(&inner);
+    while (!rc)
+        rc = ht_cond_wait_until(&changed, &inner, at_ns);
+    ht_mutex_unlock(&inner);
+    ck_assert_int_eq(rc, ETIMEDOUT);
+    ck_assert_uint_ge(ht_now_ns(), at_ns);
+}
+END_TEST
+
+static void *signal_changed(void *arg)
+{
+    ht_mutex_lock(&inner);
+    pthread_cond_signal(&changed);
+    ht_mutex_unlock(&inner);
+    return arg;
+}
+
+START_TEST(a_wait_without_a_time_ends_by_a_signal)
+{
+    pthread_t thread;
+
+    ht_mutex_lock(&inner);
+    ck_assert_int_eq(pthread_create(&thread, NULL, signal_changed, NULL), 0);
+    ck_assert_int_eq(ht_cond_wait_until(&changed, &inner, 0), 0);
+    ht_mutex_unlock(&inner);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
 }
 END_TEST
 
@@ -87,11 +123,9 @@ END_TEST
 
 START_TEST(a_wait_with_a_later_lock_held_ends_the_process)
 {
-    struct timespec past = {0, 0};
-
     ht_mutex_lock(&outer);
     ht_mutex_lock(&inner);
-    (void)ht_cond_timedwait(&changed, &outer, &past);
+    (void)ht_cond_wait_until(&changed, &outer, LONG_AGO_NS);
 }
 END_TEST
 
@@ -131,6 +165,8 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, locks_in_order_may_be_given_back_in_any);
     tcase_add_test(tc, a_wait_may_hold_earlier_locks);
+    tcase_add_test(tc, a_wait_ends_at_its_time_and_not_before);
+    tcase_add_test(tc, a_wait_without_a_time_ends_by_a_signal);
     tcase_add_test(tc, what_other_threads_hold_does_not_matter);
     add_violations(tc);
     suite_add_tcase(suite, tc);
