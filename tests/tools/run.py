@@ -58,7 +58,7 @@ class Runner:
         self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
         self.jobs = os.cpu_count() or 1
-        self.still = None
+        self.works = {}  # by program in front of a command
         self.cut = [0] * 4  # scripts, flush points, states made, distinct
 
     # -- telling --
@@ -121,16 +121,23 @@ class Runner:
             return any(fnmatch.fnmatch(n, pattern) for n in (p, stem, os.path.basename(p), os.path.basename(stem)))
         return [p for p in sorted(map(str, paths)) if not pattern or match(p)]
 
+    def where_it_works(self, prefix):
+        """The words in front of a command, or none if this machine does not let us."""
+        if prefix[0] not in self.works:
+            try:
+                self.works[prefix[0]] = subprocess.run([*prefix, 'true'], stderr=subprocess.DEVNULL).returncode == 0
+            except OSError:
+                self.works[prefix[0]] = False
+        return prefix if self.works[prefix[0]] else []
+
     def fixed_addresses(self):
         """Sanitizers of older compilers cannot live with as much address randomisation as newer kernels apply."""
-        if self.still is None:
-            prefix = ['setarch', '-R']
-            try:
-                works = subprocess.run(prefix + ['true'], stderr=subprocess.DEVNULL).returncode == 0
-            except OSError:
-                works = False
-            self.still = prefix if works else []
-        return self.still
+        return self.where_it_works(['setarch', '-R'])
+
+    def own_mounts(self):
+        """A mount that hangs on purpose must not hang mount(8) of another test, nor must a namespace that one test makes keep what
+        another one mounted."""
+        return self.where_it_works(['unshare', '--mount', '--propagation', 'slave'])
 
     def program_env(self, san):
         env = dict(self.env)
@@ -194,6 +201,7 @@ class Runner:
     def pytests(self, sources, env=None, prefix=()):
         """One pytest process for each file, as many at a time as there are processors: half the time they wait, for a
         device, a timer or a daemon that ends. Each has mounts and folders of its own; ALONE says which come last, by themselves."""
+        prefix = [*self.own_mounts(), *prefix]
         def run(source):
             return self.command([*prefix, PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
                                 env or self.env)
