@@ -124,7 +124,7 @@ class Bench:
             yield f'write buffered {s.name}', 'write', {'direct': 0}, s
 
     def hot(self, run):
-        self.hitrain.remount(HOT_DRAM)
+        self.hitrain.remount(HOT_DRAM, touched=True)
         for name, way, options, s in self.hot_cells():
             def measure(side):
                 side.measure(way, s.folder, **s.words(), **options)
@@ -160,13 +160,14 @@ class Bench:
             for one in 1, 0:
                 s = ONE if one else EIGHT
                 for clients in 1, 4, 16:
+                    words = {**s.words(), 'one': one, 'clients': clients}
                     self.devices.slow(False)
                     self.hitrain.remount(dram)
-                    if dram == HOT_DRAM:
-                        self.hitrain.measure('read', s.folder, **s.words())
+                    if dram == HOT_DRAM:  # threads and buffers for so many, too
+                        self.hitrain.measure('read', s.folder, **words)
+                        words['laps'] = s.laps(4 * GIB)
                     self.devices.slow(dram == COLD_DRAM)
-                    record = self.hitrain.measure(way, s.folder, sync=way == 'write', **s.words(), one=one,
-                                                  clients=clients)
+                    record = self.hitrain.measure(way, s.folder, sync=way == 'write', **words)
                     self.add(run, 'clients', f'{kind}, {"one file" if one else "many files"}', str(clients), record)
         self.devices.slow(False)
 
@@ -227,7 +228,7 @@ class Bench:
                     if dram == HOT_DRAM:
                         self.hitrain.measure(way, s.folder, **s.words())
                     self.devices.slow(dram == COLD_DRAM)
-                    laps = s.laps(GIB // 2) if dram == HOT_DRAM else 1
+                    laps = s.laps(2 * GIB) if dram == HOT_DRAM else 1
                     self.add(0, 'tensors', name, label,
                              self.hitrain.measure(way, s.folder, sync=way == 'write', **s.words(), laps=laps))
         self.devices.slow(False)

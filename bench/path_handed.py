@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What bench/path.py measures of files whose pages clients have themselves (-o handout=): memory is the ceiling, and tmpfs stands beside it."""
 import json
-import mmap
 import os
 import sys
 
@@ -9,7 +8,7 @@ from common import BUILD, TOP, give_up, run
 from path_sides import GIB, MIB, strace_counts
 
 MODEL = 'model'
-DRAM, SHARE, TOUCHED = '2G', '1536M', 4 * GIB
+DRAM, SHARE = '2G', '1536M'
 PREFETCHED = '1 MiB', '8 MiB', '64 MiB', '1 GiB'
 READ = '64 KiB', '1 MiB', '8 MiB', '1 GiB'
 STEP_SET, STEPS = '64 MiB', 4
@@ -32,20 +31,6 @@ def make(side, sets):
     side.commit(MODEL)
 
 
-def touch_memory(size):
-    """What a virtual machine has not used for a while its host has to find first, slower than a disk."""
-    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        for at in range(0, size, mmap.PAGESIZE):
-            memory[at] = 1
-
-
-def mount(side):
-    side.unmount()
-    touch_memory(TOUCHED)
-    side.mount(DRAM, SHARE)
-
-
 def possible(side):
     side.remount(DRAM, SHARE)
     return 'nothing is handed out' not in side.messages()
@@ -63,7 +48,7 @@ def crossed(side):
 
 
 def reading(bench, sets, run_number):
-    mount(bench.hitrain)
+    bench.hitrain.remount(DRAM, SHARE, touched=True)
     for s in (s for s in sets if s.name in READ):
         for way, options in WAYS.items():
             words = {**s.words(), 'direct': 0, 'laps': s.laps(GIB // 2), **options}
@@ -88,7 +73,7 @@ def prefetching(bench, sets, run_number):
             if side is bench.raw:
                 bench.devices.slow(True)
                 return side.measure('read', '', **s.words())
-            mount(side)
+            side.remount(DRAM, SHARE, touched=True)
             bench.devices.slow(True)
             before = bench.devices.counters(side.name)
             result = side.measure('prefetch', folder(s), **s.words())
@@ -118,7 +103,7 @@ def calls_of_trainer(side, s, steps):
 def stepping(bench, sets):
     """Calls in a step: those of a longer run that a shorter one does not make."""
     s, side = next(s for s in sets if s.name == STEP_SET), bench.hitrain
-    mount(side)
+    side.remount(DRAM, SHARE, touched=True)
     train(side, s, 1)
     before = crossed(side)
     result = train(side, s, STEPS)
@@ -129,7 +114,7 @@ def stepping(bench, sets):
 
 def calls(bench, counted):
     side = bench.hitrain
-    mount(side)
+    side.remount(DRAM, SHARE, touched=True)
     bench.count_calls('prefetch, handed out', side, 'prefetch', folder(counted))
     bench.count_calls('read, handed out', side, 'read', folder(counted), direct=0)
     bench.count_calls('map, handed out', side, 'read', folder(counted), direct=0, map=1)
