@@ -20,9 +20,9 @@
 #include "fs/remount.h"
 #include "optim/optim.h"
 #include "tiering/base/event.h"
-#include "tiering/base/lock.h"
 #include "tiering/base/mem.h"
 #include "tiering/base/std.h"
+#include "tiering/base/ticker.h"
 #include "tiering/store/store.h"
 #include <hitrain/version.h>
 
@@ -41,18 +41,11 @@ struct daemon {
 
 /* ---------------------------------------------------------------- progress */
 
-enum { PROGRESS_AFTER_S = 2 };
+#define PROGRESS_NS UINT64_C(2000000000)
 
-struct progress {
-    struct daemon *d;
-    pthread_t thread;
-    struct ht_mutex lock;
-    pthread_cond_t ended;
-    bool done, running;
-};
-
-static void tell_progress(struct daemon *d, unsigned seconds)
+static void tell_progress(void *ctx, uint64_t since_begin_ns)
 {
+    const struct daemon *d = ctx;
     char read[32], log[32];
     uint64_t bytes = 0;
 
@@ -62,48 +55,9 @@ static void tell_progress(struct daemon *d, unsigned seconds)
         ht_dev_counters(d->dev[i], &c);
         bytes += c.read_bytes;
     }
-    ht_info("%s: replaying the log for %u s: %s read (the log has two copies of %s)", d->source, seconds,
-            ht_format_size(bytes, read, sizeof(read)),
+    ht_info("%s: replaying the log for %u s: %s read (the log has two copies of %s)", d->source,
+            (unsigned)(since_begin_ns / 1000000000), ht_format_size(bytes, read, sizeof(read)),
             ht_format_size(ht_store_super(d->store)->log_bytes, log, sizeof(log)));
-}
-
-static void *progress_main(void *arg)
-{
-    struct progress *p = arg;
-    uint64_t until_ns = ht_now_ns();
-    unsigned seconds = 0;
-
-    ht_mutex_lock(&p->lock);
-    while (!p->done) {
-        until_ns += PROGRESS_AFTER_S * UINT64_C(1000000000);
-        seconds += PROGRESS_AFTER_S;
-        while (!p->done && ht_cond_wait_until(&p->ended, &p->lock, until_ns) == 0)
-            ;
-        if (!p->done)
-            tell_progress(p->d, seconds);
-    }
-    ht_mutex_unlock(&p->lock);
-    return NULL;
-}
-
-static void progress_begin(struct progress *p, struct daemon *d)
-{
-    *p = (struct progress){.d = d};
-    ht_mutex_init(&p->lock, HT_LOCK_PROGRESS);
-    ht_cond_init(&p->ended);
-    p->running = pthread_create(&p->thread, NULL, progress_main, p) == 0;
-}
-
-static void progress_end(struct progress *p)
-{
-    ht_mutex_lock(&p->lock);
-    p->done = true;
-    pthread_cond_signal(&p->ended);
-    ht_mutex_unlock(&p->lock);
-    if (p->running)
-        pthread_join(p->thread, NULL);
-    pthread_cond_destroy(&p->ended);
-    ht_mutex_destroy(&p->lock);
 }
 
 /* ---------------------------------------------------------------------- up */
@@ -207,12 +161,12 @@ static int open_store(struct daemon *d)
 
 static int mount_store(struct daemon *d)
 {
-    struct progress progress;
+    struct ht_ticker progress;
     int r;
 
-    progress_begin(&progress, d);
+    ht_ticker_begin(&progress, PROGRESS_NS, tell_progress, d);
     r = ht_store_mount(d->store);
-    progress_end(&progress);
+    ht_ticker_end(&progress);
     if (r == -EUCLEAN)
         ht_error("%s: the log is damaged; nothing was changed; run hitrain-fsck", d->source);
     if (r)

@@ -14,7 +14,7 @@
 
 enum ht_lock_rank {
     HT_LOCK_SIGNALS = 1, /* fs/process: whom a signal is for, while the mount appears */
-    HT_LOCK_PROGRESS,    /* fs/main, fsck: messages while something is read */
+    HT_LOCK_PROGRESS,    /* base: messages while something long goes on */
     HT_LOCK_TALK,        /* fs/ctl: conversation of one open .hitrain/ctl, over a command */
     HT_LOCK_ROOTS,       /* fs/ctl: one change of what is a model root at a time */
     HT_LOCK_FEED,        /* fs/ctl: one open .hitrain/events */

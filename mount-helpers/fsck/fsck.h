@@ -17,10 +17,9 @@
 #ifndef HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 #define HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 
-#include <pthread.h>
 #include <stdio.h>
 #include "tiering/base/base.h"
-#include "tiering/base/lock.h"
+#include "tiering/base/ticker.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
@@ -121,11 +120,9 @@ struct ht_fsck_notes {
 struct ht_pass_watch {
     const char *pass;
     struct ht_dev *const *devs;
-    unsigned dev_count, after_ms;
-    bool on, terminal, shown, done;
-    pthread_t thread;
-    struct ht_mutex lock;
-    pthread_cond_t ended;
+    unsigned dev_count;
+    bool on, terminal, shown;
+    struct ht_ticker ticker;
 };
 enum { HT_PASS_AFTER_MS = 2000 };
 /* wanted: also where stderr is no terminal. after_ms: between what it says. */
