@@ -180,7 +180,7 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
         struct ht_chunk *c = ht_chunk_find(o, r->next++);
         if (!wanted(c) || !ht_chunk_trylock_exclusive(c))
             continue;
-        int near = ht_chunk_near_stored(o->s, c);
+        int near = ht_chunk_near_now(o->s, c);
         uint32_t slot = ht_arena_get(o->s->arena, ht_obj_bytes_per_chunk(o), TRIES, near);
         if (slot != HT_SLOT_NONE) {
             *out_c = c;
@@ -311,7 +311,7 @@ static int prefetch_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c
     if (wanted(c) && o->handed) {
         rc = fill_handed(o, c, index);
     } else if (wanted(c)) {
-        int near = ht_chunk_near_stored(s, c);
+        int near = ht_chunk_near_now(s, c);
         uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), 0, near);
         if (slot != HT_SLOT_NONE) {
             start(w, o, c, index, slot);

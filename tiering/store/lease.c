@@ -76,21 +76,10 @@ static void sort_order(const struct ht_lease *l, unsigned order[N])
     }
 }
 
-/* The device that the chunk's image is meant for, or -1. */
-static int image_home(const struct ht_store *s, const struct ht_chunk *c)
-{
-    return c->slot == HT_SLOT_NONE ? -1 : (int)ht_arena_image(s->arena, c->slot)->home - 1;
-}
-
 /* Where memory for the chunk should be: near where it is stored, else with the others. Lock held. */
 static int find_near(const struct ht_store *s, struct ht_lease_work *w, struct ht_chunk *c)
 {
-    const struct ht_ref *ref = ht_chunk_ref(c);
-    int home = image_home(s, c), near = HT_NEAR_ANY;
-    if (ref)
-        near = ht_ref_near(s, ref);
-    else if (home >= 0)
-        near = s->near[home];
+    int near = ht_chunk_near_now(s, c);
     if (w->near == HT_NEAR_ANY)
         w->near = near;
     return near == HT_NEAR_ANY ? w->near : near;
@@ -362,7 +351,7 @@ static int find_home(const struct ht_lease *l, const struct ht_lease_work *w)
         if (w->part[i].stored && l->chunk[i].mode != HT_LEASE_READ)
             return (int)ht_ref_extent(&w->part[i].ref, 0).device;
         if (wish.hint < 0)
-            wish.hint = image_home(l->store, w->part[i].c);
+            wish.hint = ht_chunk_home(l->store, w->part[i].c);
         blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
     }
     return ht_alloc_choose(l->store->alloc, blocks, wish);

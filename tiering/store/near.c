@@ -54,9 +54,16 @@ static int device_of(struct ht_chunk *c)
     return ref && !ht_ref_lost(ref) ? (int)ht_ref_extent(ref, 0).device : -1;
 }
 
-int ht_chunk_near_stored(const struct ht_store *s, struct ht_chunk *c)
+int ht_chunk_home(const struct ht_store *s, const struct ht_chunk *c)
+{
+    return c->slot == HT_SLOT_NONE ? -1 : ht_arena_image(s->arena, c->slot)->home - 1;
+}
+
+int ht_chunk_near_now(const struct ht_store *s, struct ht_chunk *c)
 {
     int device = device_of(c);
+    if (device < 0)
+        device = ht_chunk_home(s, c);
     return device < 0 ? HT_NEAR_ANY : s->near[device];
 }
 
@@ -101,11 +108,9 @@ int ht_obj_near(struct ht_obj *o, uint64_t offset)
         return HT_NEAR_ANY;
     ht_store_lock(s);
     struct ht_chunk *c = ht_chunk_find(o, offset >> o->chunk_shift);
-    int device = c ? device_of(c) : -1;
-    if (c && device < 0 && c->slot != HT_SLOT_NONE)
-        device = ht_arena_image(s->arena, c->slot)->home - 1;
+    int near = c ? ht_chunk_near_now(s, c) : HT_NEAR_ANY;
     ht_store_unlock(s);
-    return device < 0 ? HT_NEAR_ANY : s->near[device];
+    return near;
 }
 
 const struct ht_nodes *ht_store_nodes(const struct ht_store *s)

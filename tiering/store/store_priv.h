@@ -413,8 +413,10 @@ int ht_store_find_nodes(struct ht_store *s) HT_CHECK;
  * and 1, as in struct ht_image), if it matters. Lock held.
  */
 int ht_chunk_near(struct ht_obj *o, struct ht_chunk *c, uint8_t *home);
-/* The same for what is known to be stored. */
-int ht_chunk_near_stored(const struct ht_store *s, struct ht_chunk *c);
+/* Of one that is given none: near the device that it lies on, or else the one that its image is meant for. Lock held. */
+int ht_chunk_near_now(const struct ht_store *s, struct ht_chunk *c);
+/* The device that its image is meant for, or -1. Lock held. */
+int ht_chunk_home(const struct ht_store *s, const struct ht_chunk *c);
 uint8_t ht_chunk_home_stored(const struct ht_store *s, struct ht_chunk *c);
 int ht_ref_near(const struct ht_store *s, const struct ht_ref *ref);
 /* Where all of what is stored of it lies, or HT_NEAR_ANY. Lock held. */

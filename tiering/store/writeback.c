@@ -72,8 +72,7 @@ static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
  */
 static int take_space(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t bytes, struct ht_ref *out)
 {
-    int hint = ht_arena_image(o->s->arena, c->slot)->home - 1;
-    struct ht_place_wish wish = {.hint = hint};
+    struct ht_place_wish wish = {.hint = ht_chunk_home(o->s, c)};
     int rc = ht_chunk_take_space(o, c, bytes, wish, out);
     if (rc != -ENOSPC || !o->guarantee_blocks || !(c->flags & CH_CUR) || (c->flags & CH_SHARE))
         return rc;
