@@ -574,6 +574,14 @@ void ht_handed_cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_
 void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
 /* All of the scope that may have been changed unseen: onto its list. */
 void ht_handed_touch(struct ht_store *s, uint64_t scope);
+/*
+ * Visits those of a scope that are wanted, with the lock held, which visit may let go meanwhile; the first error. No lock held.
+ */
+int ht_handed_visit(struct ht_store *s, uint64_t scope, bool (*wanted)(const struct ht_handed *h),
+                    int (*visit)(struct ht_obj *o)) HT_CHECK;
+/* handout_changes.c */
+/* As ht_obj_find_changes, of any object, with the lock held, let go meanwhile. */
+int ht_handed_search(struct ht_obj *o) HT_CHECK;
 /* As ht_obj_find_changes, for all of a scope; out: also what is still out. No lock held. */
 int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out) HT_CHECK;
 /* Unless it is out. The lock may be let go. */
