@@ -8,7 +8,7 @@
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
-/* Looking for what mappings of handed-out files have stored takes at most so small a part of the time. */
+/* Looking for what mappings of handed-out files have stored takes at most so small a part of the timer's period. */
 enum { BATCH = 16, LOOK_PART = 50, IN_VAIN_MS_MAX = 100 };
 
 static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
@@ -56,11 +56,10 @@ static size_t pending_bytes_outside(struct ht_store *s)
     return ht_scope_pending_bytes(s, 0) + 4096;
 }
 
-/* out: looks also at what is handed out. The timer does so itself, less often. */
-static int commit(struct ht_store *s, bool out)
+/* found: the error of looking for what was stored unseen. */
+static int commit(struct ht_store *s, int found)
 {
-    int error = ht_handed_find_changes(s, 0, out), written = ht_scope_write(s, 0);
-    error = written ? written : error;
+    int written = ht_scope_write(s, 0), error = written ? written : found;
     if (error == -EROFS)
         return error;
     struct ht_tx *tx;
@@ -80,19 +79,25 @@ static int commit(struct ht_store *s, bool out)
 
 int ht_store_commit(struct ht_store *s)
 {
-    return commit(s, true);
+    return commit(s, ht_handed_find_changes(s, 0));
 }
 
-/* At what is handed out outside scopes, unless it is too early. */
-static int look_at_handed(struct ht_store *s, uint64_t *next)
+/* Who waits for memory does not wait for a look at tens of GiB. Lock held, let go meanwhile. */
+static void relieve_between(struct ht_store *s)
 {
-    uint64_t began = ht_now_ns();
-    if (began < *next)
-        return 0;
-    int rc = ht_handed_find_changes(s, 0, true);
-    uint64_t ended = ht_now_ns();
-    *next = ended + (ended - began) * LOOK_PART;
-    return rc;
+    if (s->reliefs || !ht_arena_under_pressure(s->arena))
+        return;
+    ht_store_unlock(s);
+    int n = ht_writeback_some(s, BATCH, HT_CLEAN_PRESSING, HT_NEAR_ANY);
+    (void)n; /* the next time, or the loop */
+    ht_store_lock(s);
+}
+
+static int look_and_commit(struct ht_store *s, uint64_t period_ns)
+{
+    uint64_t now = ht_now_ns();
+    struct ht_handed_look look = {period_ns, now, now + period_ns / LOOK_PART, relieve_between, 0};
+    return commit(s, ht_handed_look(s, &look));
 }
 
 static void commit_failed(int error)
@@ -105,8 +110,7 @@ static void commit_failed(int error)
 void *ht_writeback_main(void *arg)
 {
     struct ht_store *s = arg;
-    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0, look = 0,
-             in_vain = 0;
+    uint64_t period = (uint64_t)s->opts.commit_ms * 1000000, next = period ? ht_now_ns() + period : 0, in_vain = 0;
     ht_store_lock(s);
     while (!s->stopping) {
         bool due = sleep_until(s, next);
@@ -114,9 +118,9 @@ void *ht_writeback_main(void *arg)
             break;
         if (due) {
             ht_store_unlock(s);
-            int found = look_at_handed(s, &look), rc = commit(s, false);
-            if (rc || found)
-                commit_failed(rc ? rc : found);
+            int rc = look_and_commit(s, period);
+            if (rc)
+                commit_failed(rc);
             next = ht_now_ns() + period;
             ht_store_lock(s);
         } else {

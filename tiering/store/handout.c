@@ -18,7 +18,7 @@
  *
  * What was stored unseen is found by comparing an image with the checksum of the reference (handout_changes.c): then the image is dirty
  * like any other. Who commits, syncs or copies asks for it; the commit timer does so for what is back, and for the rest as often as is
- * cheap (background.c).
+ * cheap (ht_handed_look).
  *
  * Lock: store.lock; chunks as in lease.c, one at a time.
  */
@@ -267,8 +267,7 @@ int ht_handed_complete(struct ht_obj *o)
     return o->handed ? complete(o, false) : 0;
 }
 
-int ht_handed_visit(struct ht_store *s, uint64_t scope, bool (*wanted)(const struct ht_handed *h),
-                    int (*visit)(struct ht_obj *o))
+int ht_handed_visit(struct ht_store *s, uint64_t scope, ht_handed_wanted_fn wanted, ht_handed_visit_fn visit, void *ctx)
 {
     struct ht_obj **objs;
     size_t n = 0;
@@ -280,13 +279,13 @@ int ht_handed_visit(struct ht_store *s, uint64_t scope, bool (*wanted)(const str
     if (objs)
         ht_list_for_each(p, &s->handed) {
             const struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
-            if (!wanted(h) || h->obj->scope->id != scope || h->obj->dead)
+            if (!wanted(h, ctx) || h->obj->scope->id != scope || h->obj->dead)
                 continue;
             objs[n++] = h->obj;
             h->obj->refs++;
         }
     for (size_t i = 0; i < n; i++) {
-        int rc = visit(objs[i]);
+        int rc = visit(objs[i], ctx);
         if (rc && !first)
             first = rc;
         ht_obj_put_locked(objs[i]);
@@ -447,6 +446,8 @@ int ht_obj_expect_stores(struct ht_obj *o)
     ht_store_lock(s);
     h->guaranteed |= guarantee;
     h->stores = true;
+    h->quiet = 0;
+    h->due_ns = 0;
     /* Whoever writes the pages themselves to a device now, and not a copy, has begun before: their chunks get free one by one. */
     rc = complete(o, false);
     ht_store_unlock(s);
@@ -486,8 +487,9 @@ void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 }
 
 /* Of what is not handed out any more nothing is shown. */
-static int restore(struct ht_obj *o)
+static int restore(struct ht_obj *o, void *ctx)
 {
+    (void)ctx;
     if (!o->handed)
         return 0;
     int rc = complete(o, true);
@@ -502,13 +504,14 @@ static int restore(struct ht_obj *o)
     return rc;
 }
 
-static bool is_any(const struct ht_handed *h)
+static bool is_any(const struct ht_handed *h, const void *ctx)
 {
     (void)h;
+    (void)ctx;
     return true;
 }
 
 int ht_scope_restore_handed(struct ht_store *s, uint64_t scope)
 {
-    return ht_handed_visit(s, scope, is_any, restore);
+    return ht_handed_visit(s, scope, is_any, restore, NULL);
 }

@@ -1,10 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * handout_changes.c - what was stored into handed-out images unseen is found by comparing them with the checksums of their references.
+ *
+ * Who commits or syncs searches all of it. The commit timer has a budget, and leaves files alone for a while in which it found
+ * nothing: looking at memory costs about a tenth of a second a GiB.
  */
-#include <stdlib.h>
-
 #include "tiering/store/store_priv.h"
+
+enum {
+    SLICE_CHUNKS = 16,
+    VAIN_ROUNDS = 3, /* before pauses get longer */
+    QUIET_MAX = 20,
+};
+#define PAUSE_NS_MAX UINT64_C(60000000000)
+#define PAUSE_NS_MAX_PER_GIB UINT64_C(20000000000) /* where that is more: a two hundredth of a processor */
 
 static bool all_zero(const uint8_t *p, size_t n)
 {
@@ -42,6 +51,15 @@ static bool is_changed(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
     return changed;
 }
 
+/* Whoever changes it may go on with that. */
+static void note_found(struct ht_handed *h)
+{
+    if (h->quiet)
+        h->due_ns = 0;
+    h->quiet = 0;
+    h->changed = true;
+}
+
 /* It differs from the reference of that generation: it is dirty. -EAGAIN: there is another reference, maybe older than the change. */
 static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t generation)
 {
@@ -56,6 +74,7 @@ static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
     if (!rc && len && ht_arena_is_guest(s->arena, c->slot)) {
         ht_arena_image(s->arena, c->slot)->data_hi = len;
         ht_chunk_set_dirty(o, c, index);
+        note_found(o->handed);
     }
     ht_chunk_unlock_exclusive(s, c);
     return rc;
@@ -83,28 +102,52 @@ static void end_stores(struct ht_obj *o)
     ht_store_lock(o->s);
 }
 
-/* Lock held, let go meanwhile. Stores end when it was back all the time: others may go into chunks that were looked at already. */
-static int find_changes(struct ht_obj *o)
+static bool is_more(const struct ht_obj *o, uint64_t index)
 {
-    uint64_t hand = o->handed->hand;
-    bool was_out = o->handed->out;
-    int first = ht_handed_complete(o);
-    for (uint64_t index = 0; ht_handed_stores(o) && index << o->chunk_shift < o->size; index++) {
-        struct ht_chunk *c = ht_chunk_find(o, index);
-        int rc = c ? look_at_chunk(o, c, index) : 0;
+    return ht_handed_stores(o) && index << o->chunk_shift < o->size;
+}
+
+/* A few chunks from *index on. Lock held, let go meanwhile. */
+static int look_at_slice(struct ht_obj *o, uint64_t *index)
+{
+    int first = 0;
+    for (unsigned n = 0; n < SLICE_CHUNKS && is_more(o, *index); n++, ++*index) {
+        struct ht_chunk *c = ht_chunk_find(o, *index);
+        int rc = c ? look_at_chunk(o, c, *index) : 0;
         if (rc && !first)
             first = rc;
     }
+    return first;
+}
+
+static int fail(struct ht_obj *o, int error)
+{
+    if (error)
+        o->error = o->sticky = error;
+    return error;
+}
+
+/* Lock held, let go meanwhile. Stores end when it was back all the time: others may go into chunks that were looked at already. */
+static int find_changes(struct ht_obj *o, void (*between)(struct ht_store *s))
+{
+    uint64_t hand = o->handed->hand, index = 0;
+    bool was_out = o->handed->out;
+    int first = ht_handed_complete(o);
+    while (is_more(o, index)) {
+        int rc = look_at_slice(o, &index);
+        if (rc && !first)
+            first = rc;
+        if (between)
+            between(o->s);
+    }
     if (!first && !was_out && ht_handed_stores(o) && o->handed->hand == hand)
         end_stores(o);
-    if (first)
-        o->error = o->sticky = first;
-    return first;
+    return fail(o, first);
 }
 
 int ht_handed_search(struct ht_obj *o)
 {
-    return ht_handed_stores(o) ? find_changes(o) : 0;
+    return ht_handed_stores(o) ? find_changes(o, NULL) : 0;
 }
 
 int ht_obj_find_changes(struct ht_obj *o)
@@ -115,17 +158,85 @@ int ht_obj_find_changes(struct ht_obj *o)
     return rc;
 }
 
-static bool may_be_stored_to(const struct ht_handed *h)
+static bool may_be_stored_to(const struct ht_handed *h, const void *ctx)
 {
+    (void)ctx;
     return h->stores;
 }
 
-static bool is_back_and_stored_to(const struct ht_handed *h)
+static int search(struct ht_obj *o, void *ctx)
 {
-    return h->stores && !h->out;
+    (void)ctx;
+    return ht_handed_search(o);
 }
 
-int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out)
+int ht_handed_find_changes(struct ht_store *s, uint64_t scope)
 {
-    return ht_handed_visit(s, scope, out ? may_be_stored_to : is_back_and_stored_to, ht_handed_search);
+    return ht_handed_visit(s, scope, may_be_stored_to, search, NULL);
+}
+
+/* --------------------------------------------------------- the timer's look */
+
+static uint64_t pause_ns(const struct ht_store *s, const struct ht_handed *h, uint64_t period_ns)
+{
+    uint64_t most = ht_max_u64(PAUSE_NS_MAX, (s->handed_bytes >> 30) * PAUSE_NS_MAX_PER_GIB);
+    unsigned doubled = h->quiet < VAIN_ROUNDS ? 0 : h->quiet - VAIN_ROUNDS + 1;
+    return ht_min_u64(period_ns << doubled, ht_max_u64(most, period_ns));
+}
+
+/* Others are first next time. */
+static void end_round(struct ht_obj *o, const struct ht_handed_look *look)
+{
+    struct ht_handed *h = o->handed;
+    h->quiet = h->changed ? 0 : (unsigned)ht_min_u64(h->quiet + 1, QUIET_MAX);
+    h->changed = false;
+    h->due_ns = look->now_ns + pause_ns(o->s, h, look->period_ns);
+    h->looked = 0;
+    if (!h->out)
+        return;
+    ht_list_del(&h->link);
+    ht_list_add_tail(&o->s->handed, &h->link);
+}
+
+/* Lock held, let go meanwhile. */
+static int look_until(struct ht_obj *o, struct ht_handed_look *look)
+{
+    uint64_t index = o->handed->looked;
+    int first = index ? 0 : ht_handed_complete(o);
+    do {
+        int rc = look_at_slice(o, &index);
+        if (rc && !first)
+            first = rc;
+        look->slices++;
+        look->between(o->s);
+    } while (is_more(o, index) && ht_now_ns() < look->until_ns);
+    if (!ht_handed_stores(o))
+        return fail(o, first);
+    o->handed->changed |= first != 0;
+    if (is_more(o, index))
+        o->handed->looked = index;
+    else
+        end_round(o, look);
+    return fail(o, first);
+}
+
+static bool is_due(const struct ht_handed *h, const void *ctx)
+{
+    const struct ht_handed_look *look = ctx;
+    return h->stores && (!h->out || h->due_ns <= look->now_ns);
+}
+
+static int look_at(struct ht_obj *o, void *ctx)
+{
+    struct ht_handed_look *look = ctx;
+    if (!ht_handed_stores(o))
+        return 0;
+    if (!o->handed->out)
+        return find_changes(o, look->between);
+    return look->slices && ht_now_ns() >= look->until_ns ? 0 : look_until(o, look);
+}
+
+int ht_handed_look(struct ht_store *s, struct ht_handed_look *look)
+{
+    return ht_handed_visit(s, 0, is_due, look_at, look);
 }

@@ -133,6 +133,11 @@ struct ht_handed {
     bool out;        /* holds a reference */
     bool stores;     /* its content may have been changed unseen */
     bool guaranteed; /* for that the object was given a guarantee */
+    /* the timer's look */
+    bool changed;    /* something was found since its last round here ended */
+    unsigned quiet;  /* rounds in a row in which nothing was */
+    uint64_t due_ns; /* no round begins before */
+    uint64_t looked; /* the chunk that it goes on with */
 };
 
 struct ht_obj {
@@ -574,16 +579,29 @@ void ht_handed_cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_
 void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
 /* All of the scope that may have been changed unseen: onto its list. */
 void ht_handed_touch(struct ht_store *s, uint64_t scope);
-/*
- * Visits those of a scope that are wanted, with the lock held, which visit may let go meanwhile; the first error. No lock held.
- */
-int ht_handed_visit(struct ht_store *s, uint64_t scope, bool (*wanted)(const struct ht_handed *h),
-                    int (*visit)(struct ht_obj *o)) HT_CHECK;
+typedef bool (*ht_handed_wanted_fn)(const struct ht_handed *h, const void *ctx);
+typedef int (*ht_handed_visit_fn)(struct ht_obj *o, void *ctx);
+/* Visits those of a scope that are wanted, with the lock held, which visit may let go meanwhile; the first error. No lock held. */
+int ht_handed_visit(struct ht_store *s, uint64_t scope, ht_handed_wanted_fn wanted, ht_handed_visit_fn visit,
+                    void *ctx) HT_CHECK;
+
 /* handout_changes.c */
 /* As ht_obj_find_changes, of any object, with the lock held, let go meanwhile. */
 int ht_handed_search(struct ht_obj *o) HT_CHECK;
-/* As ht_obj_find_changes, for all of a scope; out: also what is still out. No lock held. */
-int ht_handed_find_changes(struct ht_store *s, uint64_t scope, bool out) HT_CHECK;
+/* As ht_obj_find_changes, for all of a scope. No lock held. */
+int ht_handed_find_changes(struct ht_store *s, uint64_t scope) HT_CHECK;
+/* The commit timer's look at what is outside scopes. */
+struct ht_handed_look {
+    uint64_t period_ns; /* it comes so often */
+    uint64_t now_ns, until_ns;
+    void (*between)(struct ht_store *s); /* after each slice; lock held, may let it go */
+    unsigned slices;                     /* out: so many */
+};
+/*
+ * At all of what is back; until the time is up, but for one slice at least, at what is out and due: going on where the last look ended.
+ * Where nothing was found several times in a row, it is due less and less often. No lock held.
+ */
+int ht_handed_look(struct ht_store *s, struct ht_handed_look *look) HT_CHECK;
 /* Unless it is out. The lock may be let go. */
 void ht_handed_evict(struct ht_obj *o);
 /* Of any object: the memory goes; nobody has images in it. */

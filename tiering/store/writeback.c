@@ -395,7 +395,7 @@ static int write_scope(struct ht_store *s, uint64_t scope)
 
 int ht_scope_writeback(struct ht_store *s, uint64_t scope)
 {
-    int found = ht_handed_find_changes(s, scope, true), rc = ht_scope_write(s, scope);
+    int found = ht_handed_find_changes(s, scope), rc = ht_scope_write(s, scope);
     return found ? found : rc;
 }
 
