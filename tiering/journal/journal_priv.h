@@ -199,6 +199,7 @@ struct ht_journal {
 
     unsigned chosen; /* by replay */
     bool refill[HT_LOG_COPIES];
+    bool stale[HT_LOG_COPIES]; /* until then: it merely ends elsewhere */
 };
 
 /* journal.c */

@@ -306,8 +306,11 @@ static void journal_from(struct ht_journal *j, const struct replay *r, unsigned 
     memcpy(j->copy, r->copy, sizeof(j->copy));
     j->read_only = !sound && !r->config->give_up;
     j->chosen = chosen;
-    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
-        j->refill[i] = j->copy[i].dev && (r->scan[i].state == HT_LOG_DAMAGED || !scans_equal(s, &r->scan[i]));
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        bool damaged = r->scan[i].state == HT_LOG_DAMAGED;
+        j->refill[i] = j->copy[i].dev && (damaged || !scans_equal(s, &r->scan[i]));
+        j->stale[i] = j->refill[i] && !damaged;
+    }
     j->end_pos = j->tail_pos = s->end_pos;
     j->written_seq = j->durable_seq = j->told_seq = s->last_seq;
     j->written_checksum = s->last_checksum;

@@ -3,7 +3,8 @@
  * scrub.c - reading again what the copies hold of the log, and writing anew what one of them lost.
  *
  * From the start to the last durable frame nothing is overwritten, but by a compaction that moves the start, and in split mode. Both are
- * looked for after the reads: what moved meanwhile is no damage. A repair writes the bytes of a copy that verified
+ * looked for after the reads: what moved meanwhile is no damage. Nor is a copy that a cut left behind and that, in a mount for reading,
+ * nobody brings up. A repair writes the bytes of a copy that verified
  * over the same place of the other one, holding the writing token: a crash leaves the sound copy as it is.
  */
 #include "tiering/journal/journal_priv.h"
@@ -104,6 +105,9 @@ static int begin_look(struct ht_journal *j, struct ht_log_scrub *c, struct look 
     if (rc > 0 && c->pos_ >= j->end_pos)
         rc = 0;
     memcpy(l->copy, j->copy, sizeof(l->copy));
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        if (j->stale[i] && !j->started)
+            l->copy[i].dev = NULL;
     l->end_pos = j->end_pos;
     ht_mutex_unlock(&j->lock);
     return rc;

@@ -240,6 +240,21 @@ static inline void kv_unmount(struct kv *kv)
     ck_assert_int_eq(kv_super_write(kv), 0);
 }
 
+/* How many frames of copies a scrub calls damaged. */
+static inline unsigned kv_scrub(struct kv *kv)
+{
+    struct ht_log_scrub cursor = {.repair = true};
+    struct ht_log_scrub_found found;
+    unsigned damaged = 0;
+    int rc;
+
+    while ((rc = ht_journal_scrub_step(kv->j, &cursor, &found)) > 0)
+        damaged += found.copy[0].damaged + found.copy[1].damaged;
+    ck_assert_int_eq(rc, 0);
+    ht_log_scrub_end(&cursor);
+    return damaged;
+}
+
 /* ------------------------------------------------------------ compaction */
 
 static inline void kv_put_set(struct ht_buf *b, uint32_t key, uint64_t stamp, uint32_t len)

@@ -206,10 +206,16 @@ START_TEST(a_stale_copy_is_refilled)
     }
     struct kv_map want = kv.map;
     memcpy(ht_dev_ram_data(kv.dev[1]), saved[1], KV_DEVICE_BYTES);
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    ck_assert_uint_eq(kv_scrub(&kv), 0); /* brought up or not, it is no damage */
+    kv_crash(&kv);
     ck_assert_int_eq(kv_mount(&kv), 0);
     ck_assert(kv.report.copy[1].stale);
     ck_assert_int_eq(kv.report.copy[1].state, HT_LOG_ENDED);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
+    ck_assert_uint_eq(kv_scrub(&kv), 0);
+    *kv_bytes(&kv, 1, 100) ^= 1;
+    ck_assert_uint_eq(kv_scrub(&kv), 1);
     kv_crash(&kv);
     ck_assert_int_eq(kv_open(&kv, false, 1), 0);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
