@@ -8,7 +8,8 @@
  * durable, at most one frame was in flight when the writer died. So it is an end when
  *
  *   - nothing behind it verifies as a later frame of the same or a newer epoch. Older laps have lower
- *     positions; what a crash left of the frame in flight does not verify, or continues the chain;
+ *     positions; what a crash left of the frame in flight does not verify, or lacks only padding (is_torn_in_padding),
+ *     or continues the chain;
  *   - no verified frame, and not the superblock, calls a later number durable;
  *   - the place could be read.
  *
@@ -50,7 +51,7 @@ static bool content_ok(const uint8_t *mem, const struct ht_frame *f, const struc
 {
     const uint8_t *payload = mem + HT_FRAME_HEADER_BYTES;
 
-    if (!ht_frame_checksum_ok(mem, f) || !ht_frame_padding_ok(mem, f) || !ht_records_valid(payload, f->payload_len))
+    if (!ht_frame_checksum_ok(mem, f) || !ht_records_valid(payload, f->payload_len))
         return false;
     return f->epoch == s->last_epoch || s->link_count == 0 || ht_records_begin_epoch(payload, f->payload_len, f->epoch);
 }
@@ -96,7 +97,7 @@ static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint
             return 0;
         memcpy(sc->frame.data + at, block, HT_BLOCK_BYTES);
     }
-    return content_ok(sc->frame.data, f, s);
+    return content_ok(sc->frame.data, f, s) && ht_frame_padding_ok(sc->frame.data, f);
 }
 
 static void scan_init(struct ht_log_scan *s, const struct ht_journal_config *c)
@@ -164,6 +165,16 @@ static bool could_be_later(const struct ht_log_scan *s, const struct ht_frame *f
     return f->seq > s->last_seq && f->epoch >= s->last_epoch;
 }
 
+/*
+ * The frame in flight may have been cut where nothing is lost with it: its checksum is right, and its padding is what was there before.
+ * It ends the chain as one that was cut elsewhere; where a later frame or the superblock names it durable, that is damage all the same.
+ */
+static bool is_torn_in_padding(const struct ht_log_scanner *sc, const struct ht_log_scan *s, const struct ht_frame *f)
+{
+    return f->pos == s->end_pos && header_continues(sc, s, f) && content_ok(sc->frame.data, f, s) &&
+        !ht_frame_padding_ok(sc->frame.data, f) && !HT_TWIN("padding-later");
+}
+
 static void note_later(struct ht_log_scan *s, const struct ht_frame *f)
 {
     if (!s->later || f->epoch > s->later_frame.epoch ||
@@ -196,7 +207,8 @@ static int look_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy
         if (rc < 0)
             return rc;
         if (rc > 0) {
-            note_later(s, &f);
+            if (!is_torn_in_padding(sc, s, &f))
+                note_later(s, &f);
             pos += bytes - HT_BLOCK_BYTES;
         }
     }
