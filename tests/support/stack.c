@@ -12,9 +12,16 @@
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
 
-enum { SPARSE_EVERY = 5 };
+enum { SPARSE_EVERY = 5, USED_BYTE = 0xa5 };
 
 /* ------------------------------------------------------------------- life */
+
+/* A format leaves in the log what the device held before: zeros there would be what padding is, and hide a tear in it. */
+static void fill_logs(const struct stack *k, const struct ht_super *sb)
+{
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++)
+        memset((uint8_t *)ht_dev_ram_data(k->dev[sb->log_device[c]]) + sb->log_offset[c], USED_BYTE, sb->log_bytes);
+}
 
 void stack_format(struct stack *k, unsigned dev_count, uint64_t bytes, unsigned lba)
 {
@@ -24,6 +31,7 @@ void stack_format(struct stack *k, unsigned dev_count, uint64_t bytes, unsigned 
     for (unsigned i = 0; i < dev_count; i++)
         ck_assert_int_eq(ht_dev_open_ram(bytes, lba, &k->dev[i]), 0);
     ck_assert_int_eq(ht_super_format(k->dev, dev_count, &opts, &sb), 0);
+    fill_logs(k, &sb);
 }
 
 /* The path of a new file, or of the device that is to be used in its place: then true. */

@@ -33,6 +33,7 @@ TWINS = [
     ('reuse-at-once', 'freed space waits for the log', SMALL, 'reuse'),
     ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
+    ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
     ('super-checksum', 'checksum of a superblock', ROT, ''),
     ('chunk-checksum', 'checksum of stored content', ROT, ''),
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
