@@ -282,7 +282,7 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
 
 static uint64_t stay_bytes_max(const struct ht_arena *a)
 {
-    return ht_arena_bytes(a) * HT_ARENA_KEEP_PERCENT / 100;
+    return ht_arena_keep_max(ht_arena_bytes(a));
 }
 
 /* Those that are kept take the room from those that stay. */

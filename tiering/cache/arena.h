@@ -58,7 +58,7 @@ void ht_arena_settle(struct ht_arena *a);
 #define HT_ARENA_FORCE UINT32_MAX
 #define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries, int near);
-/* It becomes the image of this. What comes back after it had to go stays, as long as HT_ARENA_KEEP_PERCENT allow. */
+/* It becomes the image of this. What comes back after it had to go stays, as long as ht_arena_keep_max() allows. */
 void ht_arena_attach(struct ht_arena *a, uint32_t slot, void *owner, uint64_t index, bool durable);
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty);
 /* It comes before anybody has asked for it. */
@@ -81,10 +81,15 @@ bool ht_arena_is_guest(const struct ht_arena *a, uint32_t slot);
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot);
 uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot);
 /*
- * The keep-set: images that stay until they are given back, at most HT_ARENA_KEEP_PERCENT of the arena, so that work that passes over
- * more than fits finds the same part of it here every time, in any order.
+ * The keep-set: images that stay until they are given back, so that work that passes over more than fits finds the same part of it
+ * here every time, in any order. What passes needs room for what is read ahead and what waits to be written: 32 MiB, which grow with
+ * an arena of more than 256 MiB, and are no more than a quarter of one of less than 128 MiB.
  */
-#define HT_ARENA_KEEP_PERCENT 75u
+static inline uint64_t ht_arena_keep_max(uint64_t arena_bytes)
+{
+    uint64_t passes = arena_bytes / 4 < 32u << 20 ? arena_bytes / 4 : 32u << 20;
+    return arena_bytes - (arena_bytes / 8 > passes ? arena_bytes / 8 : passes);
+}
 /* Is there room in it for another image of this chunk size? Never for those that share a slot. */
 bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes);
 void ht_arena_keep(struct ht_arena *a, uint32_t slot); /* needs can_keep, unless it is kept already */

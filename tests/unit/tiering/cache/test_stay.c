@@ -3,7 +3,7 @@
 
 #include "tiering/cache/arena.h"
 
-enum { SLOTS = 64, STAYING_MAX = SLOTS * HT_ARENA_KEEP_PERCENT / 100, THINGS = 16 * SLOTS, CHUNK = 1 << 20 };
+enum { SLOTS = 64, STAYING_MAX = SLOTS * 3 / 4, THINGS = 16 * SLOTS, CHUNK = 1 << 20 };
 
 /* Things that have an image now and then; all of one owner. */
 static struct ht_arena *arena;
@@ -143,6 +143,17 @@ START_TEST(scratch_presses_only_when_room_was_short)
 }
 END_TEST
 
+START_TEST(what_passes_has_room)
+{
+    const uint64_t mib = 1 << 20;
+
+    ck_assert_uint_eq(ht_arena_keep_max(8 * mib), 6 * mib);
+    ck_assert_uint_eq(ht_arena_keep_max(128 * mib), 96 * mib);
+    ck_assert_uint_eq(ht_arena_keep_max(256 * mib), 224 * mib);
+    ck_assert_uint_eq(ht_arena_keep_max(1024 * mib), 896 * mib);
+}
+END_TEST
+
 START_TEST(dirty_images_that_stay_do_not_press)
 {
     begin();
@@ -170,6 +181,7 @@ int main(void)
     tcase_add_test(tc, kept_images_take_the_room_of_staying_ones);
     tcase_add_test(tc, by_force_all_may_go);
     tcase_add_test(tc, scratch_presses_only_when_room_was_short);
+    tcase_add_test(tc, what_passes_has_room);
     tcase_add_test(tc, dirty_images_that_stay_do_not_press);
     suite_add_tcase(s, tc);
     SRunner *r = srunner_create(s);
