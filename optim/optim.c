@@ -244,7 +244,7 @@ void ht_optim_free(struct ht_optim *o)
         free(r);
     }
     ht_id_table_free(&o->roots_by_id);
-    free(o->table);
+    ht_id_table_free(&o->params_by_oid);
     free(o->owners);
     ht_opt_problems_free(o);
     ht_mutex_destroy(&o->lock);

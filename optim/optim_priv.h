@@ -101,8 +101,8 @@ struct shape {
 struct param {
     struct ht_optim *o;
     struct root *root;
-    uint64_t oid, seq;      /* seq: order of all, for compaction */
-    struct param *next;     /* hash chain */
+    uint64_t oid, seq; /* seq: order of all, for compaction */
+    struct ht_id_link by_oid;
     struct ht_list all;     /* optim.params, in order of seq */
     struct ht_list of_root; /* root.params */
     struct ht_list touched; /* root.touched while has_grad */
@@ -189,10 +189,8 @@ struct ht_optim {
     const struct ht_kernels *kernels;
 
     struct ht_list roots, params; /* by seq */
-    struct ht_id_table roots_by_id;
+    struct ht_id_table roots_by_id, params_by_oid;
     uint64_t next_seq;
-    struct param **table;
-    size_t table_size, param_count;
     struct state_owner *owners;
     size_t owner_count;
     struct ht_list problems; /* found when the log had been read (check.c) */

@@ -21,7 +21,7 @@ static int build(struct ht_optim *o)
 {
     size_t n = 0;
 
-    o->owners = malloc((o->param_count * STATES_MAX + 1) * sizeof(*o->owners));
+    o->owners = malloc((o->params_by_oid.count * STATES_MAX + 1) * sizeof(*o->owners));
     if (!o->owners)
         return -ENOMEM;
     ht_list_for_each(pos, &o->params) {

@@ -11,52 +11,27 @@
 #include <stdlib.h>
 #include "tiering/base/log.h"
 
-enum { TABLE_START = 256 };
-
 /* ------------------------------------------------------------------- table */
-
-static size_t bucket(const struct ht_optim *o, uint64_t oid)
-{
-    return (size_t)(oid * 0x9e3779b97f4a7c15ull >> 20) & (o->table_size - 1);
-}
-
-static void grow_table(struct ht_optim *o)
-{
-    size_t old = o->table_size, size = old ? old * 2 : TABLE_START;
-    struct param **table = calloc(size, sizeof(struct param *)), **was = o->table;
-
-    if (!table)
-        return; /* longer chains, still correct */
-    o->table = table;
-    o->table_size = size;
-    for (size_t i = 0; i < old; i++) {
-        for (struct param *p = was[i], *next; p; p = next) {
-            next = p->next;
-            p->next = table[bucket(o, p->oid)];
-            table[bucket(o, p->oid)] = p;
-        }
-    }
-    free(was);
-}
 
 struct param *ht_opt_param_find(struct ht_optim *o, uint64_t oid)
 {
-    struct param *p = o->table_size ? o->table[bucket(o, oid)] : NULL;
+    struct ht_id_link *link = ht_id_find(&o->params_by_oid, oid);
 
-    while (p && p->oid != oid)
-        p = p->next;
-    return p;
+    return link ? ht_container_of(link, struct param, by_oid) : NULL;
 }
 
 struct param *ht_opt_param_make(struct root *r, uint64_t oid)
 {
     struct ht_optim *o = r->o;
+    struct param *p = calloc(1, sizeof(*p));
 
-    if (o->param_count >= o->table_size)
-        grow_table(o);
-    struct param *p = o->table_size ? calloc(1, sizeof(*p)) : NULL;
     if (!p)
         return NULL;
+    p->by_oid.id = oid;
+    if (ht_id_insert(&o->params_by_oid, &p->by_oid)) {
+        free(p);
+        return NULL;
+    }
     p->o = o;
     p->root = r;
     p->oid = oid;
@@ -68,9 +43,6 @@ struct param *ht_opt_param_make(struct root *r, uint64_t oid)
     ht_list_init(&p->inval);
     ht_list_add_tail(&o->params, &p->all);
     ht_list_add_tail(&r->params, &p->of_root);
-    p->next = o->table[bucket(o, oid)];
-    o->table[bucket(o, oid)] = p;
-    o->param_count++;
     r->refs++;
     return p;
 }
@@ -126,12 +98,8 @@ void ht_opt_param_settle(struct param *p)
 void ht_opt_param_free(struct param *p)
 {
     struct ht_optim *o = p->o;
-    struct param **at = &o->table[bucket(o, p->oid)];
 
-    while (*at != p)
-        at = &(*at)->next;
-    *at = p->next;
-    o->param_count--;
+    ht_id_remove(&o->params_by_oid, &p->by_oid);
     ht_opt_param_put_objects(p);
     ht_opt_ranges_free(p);
     free(p->sums);
