@@ -58,6 +58,18 @@ int ht_nodes_turn(const struct ht_nodes *nodes, int64_t credit[])
     return next;
 }
 
+struct share {
+    unsigned first, end;
+};
+
+/* A place alone, or all of them. */
+static struct share share_of(const struct ht_nodes *nodes, int place)
+{
+    if (place < 0)
+        return (struct share){0, nodes->count};
+    return (struct share){(unsigned)place, (unsigned)place + 1};
+}
+
 /* ---------------------------------------------------------------- machine */
 
 bool ht_node_exists(int node)
@@ -84,15 +96,15 @@ static void tell_once(int node, int error)
 
 void ht_nodes_prefer(const struct ht_nodes *nodes, int place, void *base, size_t bytes)
 {
-    unsigned first = place < 0 ? 0 : (unsigned)place, end = place < 0 ? nodes->count : first + 1;
+    struct share share = share_of(nodes, place);
     unsigned long mask[NUMBERS_MAX / WORD_BITS] = {0};
 
     if (nodes->count == 0 || bytes == 0)
         return;
-    for (unsigned i = first; i < end; i++)
+    for (unsigned i = share.first; i < share.end; i++)
         mask[(unsigned)nodes->node[i] / WORD_BITS] |= 1ul << ((unsigned)nodes->node[i] % WORD_BITS);
-    if (mbind(base, bytes, end - first > 1 ? MPOL_INTERLEAVE : MPOL_PREFERRED, mask, NUMBERS_MAX, 0) != 0)
-        tell_once(nodes->node[first], errno);
+    if (mbind(base, bytes, share.end - share.first > 1 ? MPOL_INTERLEAVE : MPOL_PREFERRED, mask, NUMBERS_MAX, 0) != 0)
+        tell_once(nodes->node[share.first], errno);
 }
 
 uint64_t ht_nodes_away(const struct ht_nodes *nodes, int place, void *base, size_t bytes, size_t step)
@@ -132,7 +144,7 @@ static void keep_allowed(struct bitmask *wanted, const struct bitmask *allowed)
 
 bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
 {
-    unsigned first = place < 0 ? 0 : (unsigned)place, end = place < 0 ? nodes->count : first + 1;
+    struct share share = share_of(nodes, place);
     struct bitmask *wanted, *one, *allowed;
     bool there = false;
 
@@ -141,7 +153,7 @@ bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
     wanted = numa_allocate_cpumask();
     one = numa_allocate_cpumask();
     allowed = numa_allocate_cpumask();
-    for (unsigned i = first; i < end; i++)
+    for (unsigned i = share.first; i < share.end; i++)
         if (numa_node_to_cpus(nodes->node[i], one) == 0)
             add_processors(wanted, one);
     if (numa_sched_getaffinity(0, allowed) > 0) {
