@@ -683,7 +683,7 @@ void ht_scrub_destroy(struct ht_scrub *c); /* ends it first */
 
 /* compact.c */
 void *ht_compaction_main(void *s);
-/* threads.c */
+/* background.c */
 void *ht_writeback_main(void *s);
 void *ht_relief_main(void *relief);
 
