@@ -91,7 +91,7 @@ static void finish(struct window *w)
         struct ht_image *im = ht_arena_image(s->arena, f->c->slot);
         im->valid_hi = bytes;
         im->data_hi = visible;
-        f->o->read_bytes += (uint64_t)ht_ref_blocks(&f->ref) * HT_BLOCK_BYTES;
+        ht_obj_count_read(f->o, &f->ref);
     } else {
         ht_chunk_drop_empty(f->o, f->c, f->index);
         w->error = w->error ? w->error : rc;
@@ -135,7 +135,7 @@ static void wake(struct ht_store *s)
 void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
 {
     struct ht_store *s = o->s;
-    if (!len || o->handed)
+    if (!len || o->extra->handed)
         return;
     if (!r->obj) {
         r->obj = o;
@@ -304,11 +304,11 @@ static int prefetch_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c
     struct ht_store *s = w->s;
     if (w->count == WINDOW)
         finish(w);
-    while (w->count && (c->exclusive || c->shared || o->handed))
+    while (w->count && (c->exclusive || c->shared || o->extra->handed))
         finish(w);
     ht_chunk_lock_exclusive(s, c);
     int rc = 0;
-    if (wanted(c) && o->handed) {
+    if (wanted(c) && o->extra->handed) {
         rc = fill_handed(o, c, index);
     } else if (wanted(c)) {
         int near = ht_chunk_near_now(s, c);

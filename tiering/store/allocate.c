@@ -72,6 +72,12 @@ static void count(const struct range *r, uint64_t *out_blocks, uint64_t *out_cla
     *out_claims = r->o->obj_class == HT_CLASS_SCRATCH ? 0 : claims;
 }
 
+static void count_promised(struct ht_obj *o, int64_t blocks)
+{
+    if (blocks)
+        ht_obj_extra(o)->promised_blocks += (uint64_t)blocks;
+}
+
 static int make_chunks(const struct range *r)
 {
     for (uint64_t i = r->first; i <= r->last; i++)
@@ -90,7 +96,7 @@ static void promise(const struct range *r)
             break;
         uint32_t n = lacks(r, c, index);
         set_promised(c, c->promised + n);
-        r->o->promised_blocks += n;
+        count_promised(r->o, n);
         if (n && r->o->obj_class != HT_CLASS_SCRATCH)
             c->flags |= CH_CLAIM;
     }
@@ -101,7 +107,9 @@ static int allocate(const struct range *r)
     struct ht_store *s = r->o->s;
     uint64_t blocks, claims;
     count(r, &blocks, &claims);
-    int rc = ht_alloc_reserve(s->alloc, blocks);
+    int rc = ht_obj_need_extra(r->o);
+    if (!rc)
+        rc = ht_alloc_reserve(s->alloc, blocks);
     if (rc)
         return rc;
     rc = claims ? ht_journal_claim(s->journal, claims * CLAIM_BYTES, false) : 0;
@@ -139,7 +147,7 @@ void ht_chunk_unpromise(struct ht_obj *o, struct ht_chunk *c, uint32_t keep_byte
     if (c->promised <= keep)
         return;
     ht_alloc_unreserve(o->s->alloc, c->promised - keep);
-    o->promised_blocks -= c->promised - keep;
+    count_promised(o, -(int64_t)(c->promised - keep));
     set_promised(c, keep);
     if (!keep)
         ht_chunk_settle_claim(o, c);
@@ -149,14 +157,14 @@ uint32_t ht_chunk_use_promise(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
 {
     uint32_t n = c->promised < need ? c->promised : need;
     set_promised(c, c->promised - n);
-    o->promised_blocks -= n;
+    count_promised(o, -(int64_t)n);
     return n;
 }
 
 void ht_chunk_return_promise(struct ht_obj *o, struct ht_chunk *c, uint32_t n)
 {
     set_promised(c, c->promised + n);
-    o->promised_blocks += n;
+    count_promised(o, n);
 }
 
 void ht_obj_unpromise_behind(struct ht_obj *o, uint64_t size)

@@ -16,8 +16,8 @@ static unsigned shift_of(unsigned height)
 /* Down towards index: the leaf, or NULL; *out_shift: what is missing is 1 << *out_shift chunks wide. */
 static struct ht_leaf *descend(const struct ht_obj *o, uint64_t index, unsigned *out_shift)
 {
-    unsigned shift = shift_of(o->height);
-    void *p = o->root;
+    unsigned shift = shift_of(o->extra->height);
+    void *p = o->extra->root;
     while (p && shift > LEAF_SHIFT) {
         shift -= NODE_SHIFT;
         p = ((struct ht_node *)p)->slot[index >> shift & (NODE_SLOTS - 1)];
@@ -28,13 +28,13 @@ static struct ht_leaf *descend(const struct ht_obj *o, uint64_t index, unsigned 
 
 static bool within(const struct ht_obj *o, uint64_t index)
 {
-    return index >> shift_of(o->height) == 0;
+    return index >> shift_of(o->extra->height) == 0;
 }
 
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
 {
     if (!index)
-        return o->has_first ? &o->first.chunk : NULL;
+        return o->first.head.there ? &o->first.chunk : NULL;
     unsigned shift;
     struct ht_leaf *l = within(o, index) ? descend(o, index, &shift) : NULL;
     return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
@@ -42,7 +42,7 @@ struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index)
 
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
 {
-    if (!*index && o->has_first)
+    if (!*index && o->first.head.there)
         return &o->first.chunk;
     *index += !*index;
     while (within(o, *index)) {
@@ -79,15 +79,16 @@ static struct ht_leaf *new_leaf(struct ht_obj *o)
 /* Nodes above the root until index is within. */
 static int raise(struct ht_obj *o, uint64_t index)
 {
+    struct ht_obj_extra *x = ht_obj_extra(o);
     while (!within(o, index)) {
-        if (o->root) {
+        if (x->root) {
             struct ht_node *n = new_node(o);
             if (!n)
                 return -ENOMEM;
-            n->slot[0] = o->root;
-            o->root = n;
+            n->slot[0] = x->root;
+            x->root = n;
         }
-        o->height++;
+        x->height++;
     }
     return 0;
 }
@@ -99,13 +100,13 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
         return c;
     if (!index) {
         o->first.chunk.slot = HT_SLOT_NONE;
-        o->has_first = true;
+        o->first.head.there = true;
         return &o->first.chunk;
     }
-    if (raise(o, index))
+    if (ht_obj_need_extra(o) || raise(o, index))
         return NULL;
-    void **p = &o->root;
-    for (unsigned shift = shift_of(o->height); shift > LEAF_SHIFT;) {
+    void **p = &ht_obj_extra(o)->root;
+    for (unsigned shift = shift_of(o->extra->height); shift > LEAF_SHIFT;) {
         if (!*p && !(*p = new_node(o)))
             return NULL;
         shift -= NODE_SHIFT;
@@ -127,9 +128,7 @@ static void free_below(struct ht_obj *o, void *p, unsigned height)
 
 void ht_chunks_free(struct ht_obj *o)
 {
-    free_below(o, o->root, o->height);
-    o->root = NULL;
-    o->height = 0;
+    free_below(o, o->extra->root, o->extra->height);
 }
 
 /* ----------------------------------------------------------------- locks */
@@ -282,7 +281,7 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     int d = is ? 1 : -1;
     o->unpublished = (uint32_t)((int64_t)o->unpublished + d);
     struct ht_leaf_head *l = ht_chunk_leaf(c);
-    l->unpublished = (uint16_t)(l->unpublished + d);
+    l->unpublished = (uint8_t)(l->unpublished + d);
     if (is)
         ht_obj_touch(o);
 }

@@ -93,7 +93,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     int rc = 0;
     if (c->flags & CH_BAD || (ref && ht_ref_lost(ref) && !newer))
         rc = -EIO;
-    else if (newer || o->handed || (ref && ref->visible > n))
+    else if (newer || o->extra->handed || (ref && ref->visible > n))
         rc = COPY;
     else if (ref)
         rc = ht_chunk_share(o, c, out);
@@ -111,14 +111,16 @@ static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct
         return -ENOMEM;
     ht_chunk_lock_exclusive(s, c);
     /* What is behind stays; what others map has its bytes where they are. */
-    int rc = o->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) ? COPY : 0;
+    int rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) ? COPY : 0;
+    if (!rc)
+        rc = ht_obj_need_extra(o);
     if (!rc)
         rc = ht_chunk_reserve(o, c, 0);
     if (!rc) {
         ht_chunk_drop_image(o, c, index);
         ht_chunk_install(o, c, index, ref);
         o->stored_blocks += ht_ref_blocks(ref);
-        o->shared_blocks += ht_ref_blocks(ref);
+        ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
         o->version++;
         ht_obj_grow_locked(o, end);
     }

@@ -51,7 +51,7 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = o->s;
     assert(c->slot == HT_SLOT_NONE && c->exclusive);
-    if (o->handed)
+    if (o->extra->handed)
         return ht_handed_attach(o, c, index);
     uint8_t home;
     int near = ht_chunk_near(o, c, &home);
@@ -69,7 +69,7 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
             break;
         if (c->slot != HT_SLOT_NONE)
             return 0;
-        if (o->handed)
+        if (o->extra->handed)
             return ht_handed_attach(o, c, index);
         slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near);
     }
@@ -150,7 +150,7 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         zero_outside(data, visible, end, lo, hi);
     ht_store_lock(s);
     if (needed && !rc)
-        o->read_bytes += (uint64_t)ht_ref_blocks(&ref) * HT_BLOCK_BYTES;
+        ht_obj_count_read(o, &ref);
     if (!rc) {
         im->valid_lo = 0;
         im->valid_hi = bytes;

@@ -43,19 +43,19 @@ int ht_handed_init(struct ht_store *s)
 
 static uint8_t *chunk_memory(const struct ht_obj *o, uint64_t index)
 {
-    return ht_shared_at(&o->handed->memory, index << o->chunk_shift);
+    return ht_shared_at(&o->extra->handed->memory, index << o->chunk_shift);
 }
 
 /* Bytes of the chunk that are in the file. */
 static uint32_t bytes_in_file(const struct ht_obj *o, uint64_t index)
 {
-    uint64_t start = index << o->chunk_shift, bytes = o->handed->memory.bytes;
+    uint64_t start = index << o->chunk_shift, bytes = o->extra->handed->memory.bytes;
     return start < bytes ? (uint32_t)ht_min_u64(bytes - start, ht_obj_bytes_per_chunk(o)) : 0;
 }
 
 bool ht_handed_stores(const struct ht_obj *o)
 {
-    return o->handed && o->handed->stores;
+    return o->extra->handed && o->extra->handed->stores;
 }
 
 /* ---------------------------------------------------------------- images */
@@ -150,12 +150,12 @@ static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
 static int complete(struct ht_obj *o, bool clear)
 {
     int first = 0;
-    for (uint64_t index = 0; o->handed && index << o->chunk_shift < o->size; index++) {
+    for (uint64_t index = 0; o->extra->handed && index << o->chunk_shift < o->size; index++) {
         struct ht_chunk *c = ht_chunk_make(o, index);
         if (!c)
             return -ENOMEM;
         ht_chunk_lock_exclusive(o->s, c);
-        int rc = o->handed ? complete_chunk(o, c, index, clear) : 0;
+        int rc = o->extra->handed ? complete_chunk(o, c, index, clear) : 0;
         ht_chunk_unlock_exclusive(o->s, c);
         if (rc && !first)
             first = rc;
@@ -167,8 +167,8 @@ static int complete(struct ht_obj *o, bool clear)
 
 static int grow_file(struct ht_obj *o, uint64_t bytes)
 {
-    uint64_t more = footprint(bytes) - footprint(o->handed->memory.bytes);
-    int rc = ht_shared_resize(&o->handed->memory, bytes);
+    uint64_t more = footprint(bytes) - footprint(o->extra->handed->memory.bytes);
+    int rc = ht_shared_resize(&o->extra->handed->memory, bytes);
     if (!rc)
         o->s->handed_bytes += more;
     return rc;
@@ -177,9 +177,9 @@ static int grow_file(struct ht_obj *o, uint64_t bytes)
 int ht_handed_reach(struct ht_obj *o, uint64_t bytes)
 {
     const struct ht_store *s = o->s;
-    if (!o->handed || bytes <= o->handed->memory.bytes)
+    if (!o->extra->handed || bytes <= o->extra->handed->memory.bytes)
         return 0;
-    uint64_t more = footprint(bytes) - footprint(o->handed->memory.bytes);
+    uint64_t more = footprint(bytes) - footprint(o->extra->handed->memory.bytes);
     if (more > s->opts.handout_bytes || s->handed_bytes > s->opts.handout_bytes - more)
         return -ENOSPC;
     return grow_file(o, bytes);
@@ -195,8 +195,8 @@ static void drop_images_behind(struct ht_obj *o, uint64_t first)
 /* Where it cannot, what would lie behind its end has no image and gets none (attach): reading it fails. */
 void ht_handed_reach_again(struct ht_obj *o, uint64_t bytes)
 {
-    if (o->handed && bytes > o->handed->memory.bytes && grow_file(o, bytes))
-        drop_images_behind(o, o->handed->memory.bytes >> o->chunk_shift);
+    if (o->extra->handed && bytes > o->extra->handed->memory.bytes && grow_file(o, bytes))
+        drop_images_behind(o, o->extra->handed->memory.bytes >> o->chunk_shift);
 }
 
 /* Somebody who holds a chunk behind the first, or NULL. */
@@ -212,7 +212,7 @@ static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t first)
 static bool try_trim(struct ht_obj *o, uint64_t size)
 {
     struct ht_store *s = o->s;
-    struct ht_shared *m = &o->handed->memory;
+    struct ht_shared *m = &o->extra->handed->memory;
     uint64_t behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), before = m->bytes;
     if (o->size != size || held_behind(o, behind))
         return false;
@@ -226,7 +226,7 @@ void ht_handed_trim(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
     bool done = false;
-    while (!done && o->handed && o->handed->memory.bytes > o->size) {
+    while (!done && o->extra->handed && o->extra->handed->memory.bytes > o->size) {
         uint64_t size = o->size, behind = ht_div_up(size, ht_obj_bytes_per_chunk(o));
         struct ht_chunk *end = behind ? ht_chunk_find(o, behind - 1) : NULL, *held = held_behind(o, behind);
         if (held) { /* it began with a larger object, or makes it larger */
@@ -264,7 +264,7 @@ void ht_handed_cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_
 
 int ht_handed_complete(struct ht_obj *o)
 {
-    return o->handed ? complete(o, false) : 0;
+    return o->extra->handed ? complete(o, false) : 0;
 }
 
 int ht_handed_visit(struct ht_store *s, uint64_t scope, ht_handed_wanted_fn wanted, ht_handed_visit_fn visit, void *ctx)
@@ -299,11 +299,11 @@ int ht_handed_visit(struct ht_store *s, uint64_t scope, ht_handed_wanted_fn want
 
 void ht_handed_free(struct ht_obj *o)
 {
-    struct ht_handed *h = o->handed;
+    struct ht_handed *h = o->extra->handed;
     struct ht_store *s = o->s;
     if (!h)
         return;
-    o->handed = NULL;
+    ht_obj_extra(o)->handed = NULL;
     ht_list_del(&h->link);
     s->handed_count--;
     s->handed_bytes -= footprint(h->memory.bytes);
@@ -316,7 +316,8 @@ static bool try_free(struct ht_obj *o)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
-    if (!o->handed || o->handed->out || o->handed->stores || o->dirty || o->writing || held_behind(o, 0))
+    if (!o->extra->handed || o->extra->handed->out || o->extra->handed->stores || o->dirty || o->writing ||
+        held_behind(o, 0))
         return false;
     ht_chunk_for_each_from(c, o, index) if (ht_arena_is_guest(o->s->arena, c->slot)) ht_chunk_drop_image(o, c, index);
     ht_handed_free(o);
@@ -328,7 +329,7 @@ static bool reclaim(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
     bool done = try_free(o);
-    if (done || o->handed->out)
+    if (done || o->extra->handed->out)
         return done;
     o->refs++;
     int rc = ht_handed_search(o);
@@ -342,7 +343,7 @@ static bool reclaim(struct ht_obj *o)
 
 void ht_handed_evict(struct ht_obj *o)
 {
-    if (!o->handed->out)
+    if (!o->extra->handed->out)
         (void)reclaim(o);
 }
 
@@ -380,7 +381,7 @@ static int make_memory(struct ht_obj *o)
             return -ENOSPC;
     if (!has_room(s, footprint(size)))
         return -ENOSPC;
-    struct ht_handed *h = calloc(1, sizeof(*h));
+    struct ht_handed *h = ht_obj_need_extra(o) ? NULL : calloc(1, sizeof(*h));
     if (!h)
         return -ENOMEM;
     s->handed_bytes += footprint(size);
@@ -390,7 +391,7 @@ static int make_memory(struct ht_obj *o)
     ht_store_unlock(s);
     int rc = ht_shared_open(&h->memory, "hitrain-tensor", size);
     ht_store_lock(s);
-    if (!rc && (o->handed || o->size != size || !may_go_out(o))) {
+    if (!rc && (o->extra->handed || o->size != size || !may_go_out(o))) {
         ht_shared_close(&h->memory);
         rc = -EBUSY;
     }
@@ -402,7 +403,7 @@ static int make_memory(struct ht_obj *o)
     }
     h->obj = o;
     ht_list_add_tail(&s->handed, &h->link);
-    o->handed = h;
+    ht_obj_extra(o)->handed = h;
     return 0;
 }
 
@@ -410,21 +411,21 @@ int ht_obj_hand_out(struct ht_obj *o, int *out_fd)
 {
     struct ht_store *s = o->s;
     ht_store_lock(s);
-    int rc = !may_go_out(o) ? -EINVAL : o->handed ? 0 : make_memory(o);
+    int rc = !may_go_out(o) ? -EINVAL : o->extra->handed ? 0 : make_memory(o);
     if (rc) {
         ht_store_unlock(s);
         return rc;
     }
-    assert(!o->handed->out);
-    o->handed->out = true;
-    o->handed->hand = ++s->hands;
+    assert(!o->extra->handed->out);
+    o->extra->handed->out = true;
+    o->extra->handed->hand = ++s->hands;
     o->refs++;
     rc = ht_handed_read_in(o);
     if (!rc)
         rc = complete(o, false);
     if (!rc)
         ht_handed_trim(o);
-    *out_fd = rc ? -1 : o->handed->memory.fd;
+    *out_fd = rc ? -1 : o->extra->handed->memory.fd;
     ht_store_unlock(s);
     if (rc)
         ht_obj_hand_back(o);
@@ -435,9 +436,9 @@ int ht_obj_expect_stores(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
     ht_store_lock(s);
-    struct ht_handed *h = o->handed;
+    struct ht_handed *h = o->extra->handed;
     assert(h && h->out);
-    bool guarantee = !h->stores && !o->guarantee_blocks;
+    bool guarantee = !h->stores && !o->extra->guarantee_blocks;
     uint64_t size = o->size;
     ht_store_unlock(s);
     int rc = s->opts.read_only ? -EROFS : guarantee ? ht_obj_guarantee(o, size) : 0;
@@ -458,7 +459,7 @@ void ht_obj_hand_back(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
     ht_store_lock(s);
-    struct ht_handed *h = o->handed;
+    struct ht_handed *h = o->extra->handed;
     assert(h && h->out);
     h->out = false;
     ht_list_del(&h->link);
@@ -490,7 +491,7 @@ void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 static int restore(struct ht_obj *o, void *ctx)
 {
     (void)ctx;
-    if (!o->handed)
+    if (!o->extra->handed)
         return 0;
     int rc = complete(o, true);
     ht_handed_trim(o);
@@ -500,7 +501,7 @@ static int restore(struct ht_obj *o, void *ctx)
     ht_event(HT_EVENT_READ_ERROR, &about,
              "a mapping of object %llu does not show what abort went back to, and it cannot be read again: %s",
              (unsigned long long)o->oid, strerror(-rc));
-    o->error = o->sticky = rc;
+    ht_obj_set_error(o, rc);
     return rc;
 }
 

@@ -74,7 +74,7 @@ static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
     if (!rc && len && ht_arena_is_guest(s->arena, c->slot)) {
         ht_arena_image(s->arena, c->slot)->data_hi = len;
         ht_chunk_set_dirty(o, c, index);
-        note_found(o->handed);
+        note_found(o->extra->handed);
     }
     ht_chunk_unlock_exclusive(s, c);
     return rc;
@@ -91,7 +91,7 @@ static int look_at_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 
 static void end_stores(struct ht_obj *o)
 {
-    struct ht_handed *h = o->handed;
+    struct ht_handed *h = o->extra->handed;
     bool end = h->guaranteed;
     h->stores = h->guaranteed = false;
     if (!end)
@@ -123,15 +123,15 @@ static int look_at_slice(struct ht_obj *o, uint64_t *index)
 static int fail(struct ht_obj *o, int error)
 {
     if (error)
-        o->error = o->sticky = error;
+        ht_obj_set_error(o, error);
     return error;
 }
 
 /* Lock held, let go meanwhile. Stores end when it was back all the time: others may go into chunks that were looked at already. */
 static int find_changes(struct ht_obj *o, void (*between)(struct ht_store *s))
 {
-    uint64_t hand = o->handed->hand, index = 0;
-    bool was_out = o->handed->out;
+    uint64_t hand = o->extra->handed->hand, index = 0;
+    bool was_out = o->extra->handed->out;
     int first = ht_handed_complete(o);
     while (is_more(o, index)) {
         int rc = look_at_slice(o, &index);
@@ -140,7 +140,7 @@ static int find_changes(struct ht_obj *o, void (*between)(struct ht_store *s))
         if (between)
             between(o->s);
     }
-    if (!first && !was_out && ht_handed_stores(o) && o->handed->hand == hand)
+    if (!first && !was_out && ht_handed_stores(o) && o->extra->handed->hand == hand)
         end_stores(o);
     return fail(o, first);
 }
@@ -187,7 +187,7 @@ static uint64_t pause_ns(const struct ht_store *s, const struct ht_handed *h, ui
 /* Others are first next time. */
 static void end_round(struct ht_obj *o, const struct ht_handed_look *look)
 {
-    struct ht_handed *h = o->handed;
+    struct ht_handed *h = o->extra->handed;
     h->quiet = h->changed ? 0 : (unsigned)ht_min_u64(h->quiet + 1, QUIET_MAX);
     h->changed = false;
     h->due_ns = look->now_ns + pause_ns(o->s, h, look->period_ns);
@@ -201,7 +201,7 @@ static void end_round(struct ht_obj *o, const struct ht_handed_look *look)
 /* Lock held, let go meanwhile. */
 static int look_until(struct ht_obj *o, struct ht_handed_look *look)
 {
-    uint64_t index = o->handed->looked;
+    uint64_t index = o->extra->handed->looked;
     int first = index ? 0 : ht_handed_complete(o);
     do {
         int rc = look_at_slice(o, &index);
@@ -212,9 +212,9 @@ static int look_until(struct ht_obj *o, struct ht_handed_look *look)
     } while (is_more(o, index) && ht_now_ns() < look->until_ns);
     if (!ht_handed_stores(o))
         return fail(o, first);
-    o->handed->changed |= first != 0;
+    o->extra->handed->changed |= first != 0;
     if (is_more(o, index))
-        o->handed->looked = index;
+        o->extra->handed->looked = index;
     else
         end_round(o, look);
     return fail(o, first);
@@ -231,7 +231,7 @@ static int look_at(struct ht_obj *o, void *ctx)
     struct ht_handed_look *look = ctx;
     if (!ht_handed_stores(o))
         return 0;
-    if (!o->handed->out)
+    if (!o->extra->handed->out)
         return find_changes(o, look->between);
     return look->slices && ht_now_ns() >= look->until_ns ? 0 : look_until(o, look);
 }

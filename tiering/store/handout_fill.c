@@ -53,7 +53,7 @@ static void finish(struct reads *all)
     if (!rc) {
         im->valid_hi = ht_obj_bytes_per_chunk(o);
         im->data_hi = (uint32_t)ht_min_u64(r->ref.visible, len);
-        o->read_bytes += (uint64_t)ht_ref_blocks(&r->ref) * HT_BLOCK_BYTES;
+        ht_obj_count_read(o, &r->ref);
     } else {
         ht_chunk_drop_image(o, r->c, r->index);
     }

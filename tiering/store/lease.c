@@ -131,7 +131,7 @@ static int take_chunk(struct ht_store *s, struct ht_lease_work *w, struct ht_lea
     p->stored = ref != NULL;
     if (ref)
         p->ref = *ref;
-    if (o->handed && c->slot == HT_SLOT_NONE && lc->mode != HT_LEASE_READ) {
+    if (o->extra->handed && c->slot == HT_SLOT_NONE && lc->mode != HT_LEASE_READ) {
         int rc = ht_handed_attach(o, c, lc->index); /* where others see the update */
         if (rc)
             return rc;
@@ -278,13 +278,11 @@ int ht_lease_wait(struct ht_lease *l)
         struct ht_lease_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];
         if (p->filled && lc->mode != HT_LEASE_OVERWRITE) {
-            s->hits++;
-            lc->obj->hits++;
+            ht_obj_count_hit(lc->obj);
         }
         if (p->reading) {
-            s->misses++;
-            lc->obj->misses++;
-            lc->obj->read_bytes += (uint64_t)ht_ref_blocks(&p->ref) * HT_BLOCK_BYTES;
+            ht_obj_count_miss(lc->obj);
+            ht_obj_count_read(lc->obj, &p->ref);
         }
         if (lc->staged || lc->mode == HT_LEASE_OVERWRITE || p->filled)
             continue;
@@ -391,7 +389,7 @@ static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struc
     if (!p->rc) {
         ht_chunk_install(o, p->c, lc->index, &p->ref);
         o->version++;
-        o->written_bytes += (uint64_t)ht_ref_blocks(&p->ref) * HT_BLOCK_BYTES;
+        ht_obj_count_written(o, &p->ref);
         return;
     }
     const char *device = p->xfer.bad_dev ? ht_device_name(s, p->xfer.bad_dev - 1) : NULL;
@@ -403,7 +401,7 @@ static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struc
         strerror(-about.error));
     s->write_errors++;
     p->c->flags |= CH_BAD;
-    o->error = o->sticky = p->rc;
+    ht_obj_set_error(o, p->rc);
     o->lost = true;
     o->meta_dirty = true; /* keeps it on the scope's list, for abort */
     ht_obj_touch(o);

@@ -4,6 +4,8 @@
  *
  * An object is in memory as long as it exists (its metadata is always resident) or somebody
  * refers to it. dead: it exists no more; the last reference frees it and its space.
+ * What it needs beyond its first chunk, and what few ever have (a guarantee, promises, memory handed out, owners beside it), is an
+ * extra: made where that begins and can still be refused, so nothing that must get through needs memory for it.
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -47,6 +49,26 @@ static void grow_table(struct ht_store *s)
     s->meta_bytes += (size - old) * sizeof(*table);
 }
 
+static const struct ht_obj_extra nothing; /* of all that have no extra of their own */
+
+int ht_obj_need_extra(struct ht_obj *o)
+{
+    if (o->extra != &nothing)
+        return 0;
+    struct ht_obj_extra *x = calloc(1, sizeof(*x));
+    if (!x)
+        return -ENOMEM;
+    o->extra = x;
+    o->s->meta_bytes += sizeof(*x);
+    return 0;
+}
+
+struct ht_obj_extra *ht_obj_extra(struct ht_obj *o)
+{
+    assert(o->extra != &nothing);
+    return (struct ht_obj_extra *)(uintptr_t)o->extra;
+}
+
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
 {
     if (s->objects >= s->table_size)
@@ -58,6 +80,7 @@ struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
     o->oid = oid;
     o->chunk_shift = 16;
     o->scope = s->scope0;
+    o->extra = &nothing;
     ht_list_init(&o->touched);
     o->next = s->table[bucket(s, oid)];
     s->table[bucket(s, oid)] = o;
@@ -123,7 +146,7 @@ void ht_obj_touch(struct ht_obj *o)
 
 void ht_obj_untouch_if_idle(struct ht_obj *o)
 {
-    if (ht_list_empty(&o->touched) || o->dirty || o->writing || o->unpublished || o->meta_dirty)
+    if (ht_list_empty(&o->touched) || o->leaving || o->dirty || o->writing || o->unpublished || o->meta_dirty)
         return;
     ht_list_del(&o->touched);
     ht_obj_put_locked(o);
@@ -168,11 +191,24 @@ void ht_obj_release_content(struct ht_obj *o)
     }
 }
 
-static void free_memory(struct ht_obj *o)
+void ht_obj_free_memory(struct ht_obj *o)
 {
     ht_chunks_free(o);
+    if (o->extra != &nothing) {
+        o->s->meta_bytes -= sizeof(*o->extra);
+        free(ht_obj_extra(o));
+    }
     o->s->meta_bytes -= sizeof(*o);
     free(o);
+}
+
+static void end_guarantee(struct ht_obj *o)
+{
+    if (o->extra == &nothing)
+        return;
+    struct ht_obj_extra *x = ht_obj_extra(o);
+    ht_alloc_unreserve(o->s->alloc, x->guarantee_left);
+    x->guarantee_left = x->guarantee_blocks = 0;
 }
 
 void ht_obj_put_locked(struct ht_obj *o)
@@ -180,15 +216,13 @@ void ht_obj_put_locked(struct ht_obj *o)
     assert(o->refs);
     if (--o->refs || !o->dead)
         return;
-    if (o->guarantee_left)
-        ht_alloc_unreserve(o->s->alloc, o->guarantee_left);
-    o->guarantee_left = o->guarantee_blocks = 0;
+    end_guarantee(o);
     ht_obj_release_content(o);
     ht_handed_free(o);
     if (o->obj_class != HT_CLASS_SCRATCH)
         ht_journal_unclaim(o->s->journal, HT_OBJECT_RECORD_BYTES);
     remove_from_table(o);
-    free_memory(o);
+    ht_obj_free_memory(o);
 }
 
 /* ------------------------------------------------------------- interface */
@@ -282,7 +316,7 @@ int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)
     uint8_t shift = (uint8_t)__builtin_ctz(chunk_bytes);
     int rc = 0;
     if (shift != o->chunk_shift) {
-        if (o->has_first || o->root || o->size) {
+        if (o->first.head.there || o->extra->root || o->size) {
             rc = -EBUSY;
         } else {
             o->chunk_shift = shift;
@@ -339,14 +373,14 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .scope = o->scope->id,
         .chunk_bytes = ht_obj_bytes_per_chunk(o),
         .obj_class = o->obj_class,
-        .stored_bytes = o->stored_blocks * HT_BLOCK_BYTES,
-        .promised_bytes = o->promised_blocks * HT_BLOCK_BYTES,
+        .stored_bytes = ht_obj_stored_blocks(o) * HT_BLOCK_BYTES,
+        .promised_bytes = o->extra->promised_blocks * HT_BLOCK_BYTES,
         .resident_bytes = o->resident * slot,
         .dirty_bytes = o->dirty * slot,
         .hits = o->hits,
         .misses = o->misses,
-        .device_read_bytes = o->read_bytes,
-        .device_written_bytes = o->written_bytes,
+        .device_read_bytes = (uint64_t)o->read_blocks * HT_BLOCK_BYTES,
+        .device_written_bytes = (uint64_t)o->written_blocks * HT_BLOCK_BYTES,
         .version = o->version,
         .unpublished = o->dirty || o->writing || o->unpublished || o->meta_dirty,
         .error = o->error,
@@ -358,17 +392,43 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
 void ht_obj_clear_error(struct ht_obj *o)
 {
     ht_store_lock(o->s);
-    o->error = o->sticky = 0;
+    ht_obj_set_error(o, 0);
     ht_store_unlock(o->s);
 }
 
 void ht_obj_note_error(struct ht_obj *o, int error, bool report)
 {
     ht_store_lock(o->s);
-    o->sticky = error;
+    o->sticky = (int16_t)error;
     if (report)
-        o->error = error;
+        o->error = (int16_t)error;
     ht_store_unlock(o->s);
+}
+
+/* ------------------------------------------------------------ statistics */
+
+#define BLOCKS_MAX ((1ull << 40) - 1)
+
+void ht_obj_count_hit(struct ht_obj *o)
+{
+    o->hits += o->hits != UINT32_MAX;
+    o->s->hits++;
+}
+
+void ht_obj_count_miss(struct ht_obj *o)
+{
+    o->misses += o->misses != UINT32_MAX;
+    o->s->misses++;
+}
+
+void ht_obj_count_read(struct ht_obj *o, const struct ht_ref *ref)
+{
+    o->read_blocks = ht_min_u64((uint64_t)o->read_blocks + ht_ref_blocks(ref), BLOCKS_MAX);
+}
+
+void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref)
+{
+    o->written_blocks = ht_min_u64((uint64_t)o->written_blocks + ht_ref_blocks(ref), BLOCKS_MAX);
 }
 
 /* ------------------------------------------------------------ guarantees */
@@ -379,7 +439,7 @@ static int reserve_uncovered(struct ht_obj *o, uint64_t blocks)
     struct ht_store *s = o->s;
     struct ht_chunk *c;
     uint64_t index = 0;
-    if (!o->guarantee_blocks)
+    if (!o->extra->guarantee_blocks)
         return 0;
     ht_chunk_for_each_from(c, o, index)
     {
@@ -393,11 +453,11 @@ static int reserve_uncovered(struct ht_obj *o, uint64_t blocks)
             continue;
         uint32_t need = (uint32_t)ht_div_up(ht_max_u64(im->data_hi, ref ? ref->visible : 0), HT_BLOCK_BYTES);
         need = need > im->reserved_blocks ? need - im->reserved_blocks : 0;
-        uint64_t left = ht_min_u64(need, o->guarantee_left);
+        uint64_t left = ht_min_u64(need, o->extra->guarantee_left);
         int rc = ht_alloc_reserve(s->alloc, need - left);
         if (rc)
             return rc;
-        o->guarantee_left -= left;
+        ht_obj_extra(o)->guarantee_left -= left;
         im->reserved_blocks += need;
     }
     return 0;
@@ -409,22 +469,26 @@ int ht_obj_guarantee(struct ht_obj *o, uint64_t size)
     ht_store_lock(s);
     uint64_t tail = size & (ht_obj_bytes_per_chunk(o) - 1);
     uint64_t blocks = (size - tail) / HT_BLOCK_BYTES + ht_div_up(tail, HT_BLOCK_BYTES);
-    uint64_t stored = o->stored_blocks - o->shared_blocks; /* what is shared does not come back when it is rewritten */
+    uint64_t stored =
+        ht_obj_stored_blocks(o) - o->extra->shared_blocks; /* what is shared does not come back when it is rewritten */
     uint64_t want = 2 * blocks > stored ? 2 * blocks - stored : 0;
     if (size == 0)
         want = 0;
-    int rc = reserve_uncovered(o, blocks);
+    int rc = size ? ht_obj_need_extra(o) : 0;
+    if (!rc)
+        rc = reserve_uncovered(o, blocks);
     if (size == 0) /* ending one cannot fail; what found no space reports it when it is written back */
         rc = 0;
-    if (!rc && want > o->guarantee_left)
-        rc = ht_alloc_reserve(s->alloc, want - o->guarantee_left);
+    if (!rc && want > o->extra->guarantee_left)
+        rc = ht_alloc_reserve(s->alloc, want - o->extra->guarantee_left);
     else if (!rc)
-        ht_alloc_unreserve(s->alloc, o->guarantee_left - want);
-    if (!rc) {
-        o->guarantee_left = want;
-        o->guarantee_blocks = blocks;
-        if (o->handed)
-            o->handed->guaranteed = false; /* it is the caller's now */
+        ht_alloc_unreserve(s->alloc, o->extra->guarantee_left - want);
+    if (!rc && o->extra != &nothing) {
+        struct ht_obj_extra *x = ht_obj_extra(o);
+        x->guarantee_left = want;
+        x->guarantee_blocks = blocks;
+        if (x->handed)
+            x->handed->guaranteed = false; /* it is the caller's now */
     }
     ht_store_unlock(s);
     return rc;
@@ -477,7 +541,7 @@ void ht_obj_evict(struct ht_obj *o)
     struct ht_chunk *c;
     uint64_t index = 0;
     ht_store_lock(s);
-    if (o->handed) {
+    if (o->extra->handed) {
         ht_handed_evict(o);
         ht_store_unlock(s);
         return;

@@ -68,9 +68,10 @@ void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o)
     size_t mark = ht_record_begin(&tx->records, HT_REC_OBJECT_DEL);
     ht_buf_put_u64(&tx->records, o->oid);
     ht_record_end(&tx->records, mark);
-    o->next_deleted = tx->deleted;
-    tx->deleted = o;
-    o->refs++;
+    if (ht_list_empty(&o->touched))
+        o->refs++;
+    ht_list_del(&o->touched); /* what the scope's list held, this one holds */
+    ht_list_add_tail(&tx->deleted, &o->touched);
 }
 
 /* One chunk's current reference into tx. Lock held. */

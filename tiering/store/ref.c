@@ -180,11 +180,11 @@ void ht_limbo_durable(struct ht_store *s, uint64_t lsn)
 /* Blocks of a guaranteed object go back into its guarantee as soon as they are (or will be) free. */
 static void regain_guarantee(struct ht_obj *o, uint32_t blocks)
 {
-    if (!o->guarantee_blocks)
+    if (!o->extra->guarantee_blocks)
         return;
     uint64_t n = ht_min_u64(ht_guarantee_room(o), blocks);
     if (n && ht_alloc_reserve(o->s->alloc, n) == 0)
-        o->guarantee_left += n;
+        ht_obj_extra(o)->guarantee_left += n;
 }
 
 void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref)
@@ -193,7 +193,7 @@ void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref)
     o->stored_blocks -= blocks;
     o->s->lost_chunks -= ht_ref_lost(ref);
     if (ref->shared)
-        o->shared_blocks -= blocks;
+        ht_obj_extra(o)->shared_blocks -= blocks;
     if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
         ht_journal_unclaim(o->s->journal, ht_ref_extra_bytes(ref));
 }
@@ -249,7 +249,7 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
     if (c->slot == HT_SLOT_NONE)
         return 0;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    if (im->index << o->chunk_shift < ht_guarantee_bytes(o, o->guarantee_blocks))
+    if (im->index << o->chunk_shift < ht_guarantee_bytes(o, o->extra->guarantee_blocks))
         return 0;
     /* All of it, though an unpublished reference may be reused: it may be published before the image is written back. */
     if (need <= im->reserved_blocks)
@@ -300,7 +300,7 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
     uint32_t has = g.im ? g.im->reserved_blocks : 0;
     g.own = has < need ? has : need;
     g.promised = ht_chunk_use_promise(o, c, need - g.own);
-    g.left = ht_min_u64(need - g.own - g.promised, o->guarantee_left);
+    g.left = ht_min_u64(need - g.own - g.promised, o->extra->guarantee_left);
     int rc = ht_alloc_reserve(s->alloc, need - g.own - g.promised - g.left);
     if (rc) {
         ht_chunk_return_promise(o, c, g.promised);
@@ -309,7 +309,8 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
     ht_alloc_unreserve(s->alloc, has - g.own);
     if (g.im)
         g.im->reserved_blocks = 0;
-    o->guarantee_left -= g.left;
+    if (g.left)
+        ht_obj_extra(o)->guarantee_left -= g.left;
     *out = g;
     return 0;
 }
@@ -319,7 +320,8 @@ static void return_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t ne
 {
     if (g->im)
         g->im->reserved_blocks = g->own;
-    o->guarantee_left += g->left;
+    if (g->left)
+        ht_obj_extra(o)->guarantee_left += g->left;
     ht_chunk_return_promise(o, c, g->promised);
     ht_alloc_unreserve(o->s->alloc, need - g->own - g->promised - g->left);
 }

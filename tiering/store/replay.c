@@ -74,6 +74,7 @@ static int replay_object_del(struct ht_store *s, struct ht_reader *r)
     uint64_t index = 0;
     ht_chunk_for_each_from(c, o, index) forget_pub(o, c);
     o->dead = true;
+    o->delete_lsn = 0; /* and of what it names nothing is left */
     o->refs++;
     o->obj_class = HT_CLASS_SCRATCH; /* holds no claim yet */
     ht_obj_put_locked(o);
@@ -418,9 +419,11 @@ static int settle_waiting(struct settling *w, struct waiting *x)
     ref->shared = e->place && e->ref && ht_ref_same_place(e->ref, ref);
     if (!ref->shared)
         return mark_ref(x->o, x->index, ref);
-    x->o->shared_blocks += ht_ref_blocks(ref);
+    if (ht_obj_need_extra(x->o) || ht_obj_need_extra(e->o))
+        return -ENOMEM;
+    ht_obj_extra(x->o)->shared_blocks += ht_ref_blocks(ref);
     if (!e->ref->shared)
-        e->o->shared_blocks += ht_ref_blocks(ref);
+        ht_obj_extra(e->o)->shared_blocks += ht_ref_blocks(ref);
     e->ref->shared = 1;
     return ht_share_add(x->o->s, ref, true);
 }

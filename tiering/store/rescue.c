@@ -115,7 +115,7 @@ static void lose(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error
     ht_chunk_drop_cur(o, c);
     c->flags |= CH_BAD;
     ht_chunk_note_unpublished(o, c, index, was);
-    o->error = o->sticky = -EIO;
+    ht_obj_set_error(o, -EIO);
     o->lost = o->scope->id != 0;
     o->meta_dirty = true; /* keeps it on the scope's list, for abort */
     ht_obj_touch(o);

@@ -24,8 +24,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     struct ht_store *s = o->s;
     ht_chunk_lock_shared(s, c);
     if (image_has(s, c, a, b) || (c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & CH_BAD))) {
-        o->hits++;
-        s->hits++;
+        ht_obj_count_hit(o);
         return 0;
     }
     ht_chunk_unlock_shared(s, c);
@@ -34,8 +33,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     if (c->flags & CH_BAD)
         rc = -EIO;
     else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
-        o->misses++;
-        s->misses++;
+        ht_obj_count_miss(o);
         s->missing++;
         if (c->slot == HT_SLOT_NONE)
             rc = ht_chunk_get_slot(o, c, index);
@@ -64,7 +62,7 @@ static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len
     if (rc)
         return rc;
     uint32_t there = len;
-    if (o->handed) /* made shorter meanwhile: memory ends there, too */
+    if (o->extra->handed) /* made shorter meanwhile: memory ends there, too */
         there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_chunk_len(o, index), a) - a);
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
@@ -385,7 +383,7 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
         o->version++;
         ht_obj_touch(o);
     }
-    if (o->handed)
+    if (o->extra->handed)
         ht_handed_trim(o);
     ht_store_unlock(s);
     return rc;

@@ -289,7 +289,7 @@ static uint64_t total_bytes(struct ht_store *s)
     ht_store_lock(s);
     for (size_t b = 0; b < s->table_size; b++)
         for (const struct ht_obj *o = s->table[b]; o; o = o->next)
-            blocks += o->stored_blocks;
+            blocks += ht_obj_stored_blocks(o);
     ht_store_unlock(s);
     return bytes + blocks * HT_BLOCK_BYTES;
 }

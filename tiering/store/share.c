@@ -153,13 +153,17 @@ void ht_shares_free(struct ht_store *s)
 /* What is shared does not come back when it is dropped: a guarantee may not count it as stored. */
 static int guarantee_shared(struct ht_obj *o, uint32_t blocks)
 {
-    o->shared_blocks += blocks;
-    uint64_t n = ht_min_u64(ht_guarantee_room(o), blocks);
-    int rc = ht_alloc_reserve(o->s->alloc, n);
+    int rc = ht_obj_need_extra(o);
     if (rc)
-        o->shared_blocks -= blocks;
+        return rc;
+    struct ht_obj_extra *x = ht_obj_extra(o);
+    x->shared_blocks += blocks;
+    uint64_t n = ht_min_u64(ht_guarantee_room(o), blocks);
+    rc = ht_alloc_reserve(o->s->alloc, n);
+    if (rc)
+        x->shared_blocks -= blocks;
     else
-        o->guarantee_left += n;
+        x->guarantee_left += n;
     return rc;
 }
 

@@ -114,6 +114,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     s->tx.s = s;
+    ht_list_init(&s->tx.deleted);
     s->next_id = FIRST_ID;
     init_locks(s);
     ht_list_init(&s->handed);
@@ -345,8 +346,7 @@ static void free_objects(struct ht_store *s)
             s->table[b] = o->next;
             forget_content(o);
             ht_handed_free(o);
-            ht_chunks_free(o);
-            free(o);
+            ht_obj_free_memory(o);
         }
     free(s->table);
     ht_id_table_free(&s->scopes_by_id);

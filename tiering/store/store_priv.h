@@ -101,7 +101,8 @@ static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 byt
  */
 enum { LEAF_SHIFT = 3, LEAF_CHUNKS = 1 << LEAF_SHIFT, NODE_SHIFT = 6, NODE_SLOTS = 1 << NODE_SHIFT };
 struct ht_leaf_head {
-    uint16_t dirty, unpublished, writing, pad; /* chunks that are so: lets scans skip leaves */
+    uint8_t dirty, unpublished, writing; /* chunks that are so: lets scans skip leaves */
+    bool there;                          /* of an object's first: it is a chunk */
 };
 struct ht_leaf {
     struct ht_leaf_head head;
@@ -140,36 +141,74 @@ struct ht_handed {
     uint64_t looked; /* the chunk that it goes on with */
 };
 
+/*
+ * What few objects need: made at the first need of it, which is where -ENOMEM can be said, and there until the object goes. Until then
+ * extra points to one that is all zeros.
+ */
+struct ht_obj_extra {
+    void *root; /* of the chunks: a leaf if height is 0, or a node; NULL: none but the first */
+    struct ht_handed *handed;
+    uint64_t guarantee_blocks, guarantee_left, promised_blocks;
+    uint64_t shared_blocks; /* of references with the bit shared */
+    uint8_t height;         /* nodes above a leaf */
+};
+
+/* Three lines of a cache for a file of one chunk. Numbers of blocks have 40 bits: 4 PiB. */
 struct ht_obj {
     struct ht_store *s;
     struct ht_obj *next; /* hash chain */
-    struct ht_obj *next_deleted;
-    uint64_t oid, size, pub_size;
     struct ht_scope *scope;
-    struct ht_list touched;
-    struct ht_handed *handed;
-    void *root; /* a leaf if height is 0, or a node; NULL: none but the first */
+    const struct ht_obj_extra *extra;
+    struct ht_list touched; /* of the scope; or, leaving, of the transaction */
+    uint64_t oid, size;
+    union {
+        uint64_t pub_size;   /* what the log says */
+        uint64_t delete_lsn; /* dead: of the record that says so, or 0: the log never knew it */
+    };
+    uint64_t version;
+    uint64_t stored_blocks : 40; /* of references */
+    uint8_t chunk_shift;
+    uint16_t writing;          /* chunks: fewer than windows of writeback can hold */
+    uint64_t read_blocks : 40; /* from devices; this and what follows of statistics stays at its highest value */
+    uint8_t obj_class;
+    int16_t error;                /* reported and cleared by writeback */
+    uint64_t written_blocks : 40; /* to devices */
+    bool published : 1;           /* the log knows it */
+    bool defined : 1;             /* replay saw its OBJECT record */
+    bool deleted : 1;             /* currently */
+    bool leaving : 1;             /* its deletion is in the open transaction */
+    bool dead : 1;                /* for good: leaves memory with its last reference */
+    bool vanished : 1;            /* dead because an abort took it back: what was in it is gone */
+    bool meta_dirty : 1;          /* size or existence is unpublished */
+    bool lost : 1;                /* a chunk is BAD: the error stays until abort */
+    int16_t sticky;               /* the last error, until somebody clears it */
+    uint32_t hits, misses;
     uint32_t refs;
-    uint8_t height; /* nodes above a leaf */
-    uint8_t chunk_shift, obj_class;
-    bool published;  /* the log knows it */
-    bool defined;    /* replay saw its OBJECT record */
-    bool deleted;    /* currently */
-    bool leaving;    /* its deletion is in the open transaction */
-    bool dead;       /* for good: leaves memory with its last reference */
-    bool vanished;   /* dead because an abort took it back: what was in it is gone */
-    bool meta_dirty; /* size or existence is unpublished */
-    int error;       /* reported and cleared by writeback */
-    int sticky;      /* the last error, until somebody clears it */
-    bool lost;       /* a chunk is BAD: the error stays until abort */
-    bool has_first;  /* the first chunk is one */
+    uint32_t dirty, unpublished, resident; /* chunks */
     struct ht_first first;
-    uint64_t delete_lsn;
-    uint32_t dirty, writing, unpublished, resident; /* chunks */
-    uint64_t stored_blocks, shared_blocks;          /* of references; of those with the bit shared */
-    uint64_t guarantee_blocks, guarantee_left, promised_blocks;
-    uint64_t version, hits, misses, read_bytes, written_bytes;
 };
+static_assert(sizeof(struct ht_obj) == 192, "memory per file is bounded");
+
+/* So that it has an extra of its own. */
+int ht_obj_need_extra(struct ht_obj *o) HT_CHECK;
+/* To be changed: it has one. */
+struct ht_obj_extra *ht_obj_extra(struct ht_obj *o);
+
+/* Bit-fields of this width would be reckoned with in this width. */
+static inline uint64_t ht_obj_stored_blocks(const struct ht_obj *o)
+{
+    return o->stored_blocks;
+}
+/* It failed: the next who syncs is told. */
+static inline void ht_obj_set_error(struct ht_obj *o, int error)
+{
+    o->error = o->sticky = (int16_t)error;
+}
+/* Statistics. */
+void ht_obj_count_hit(struct ht_obj *o);
+void ht_obj_count_miss(struct ht_obj *o);
+void ht_obj_count_read(struct ht_obj *o, const struct ht_ref *ref);
+void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref);
 
 static inline uint32_t ht_obj_bytes_per_chunk(const struct ht_obj *o)
 {
@@ -185,8 +224,9 @@ static inline uint64_t ht_guarantee_bytes(const struct ht_obj *o, uint64_t block
 /* What a guarantee lacks of two copies, one of them stored: shared blocks are not counted, they do not come back. */
 static inline uint64_t ht_guarantee_room(const struct ht_obj *o)
 {
-    uint64_t have = o->stored_blocks - o->shared_blocks + o->guarantee_left;
-    return 2 * o->guarantee_blocks > have ? 2 * o->guarantee_blocks - have : 0;
+    const struct ht_obj_extra *x = o->extra;
+    uint64_t have = ht_obj_stored_blocks(o) - x->shared_blocks + x->guarantee_left;
+    return 2 * x->guarantee_blocks > have ? 2 * x->guarantee_blocks - have : 0;
 }
 
 /* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
@@ -276,7 +316,7 @@ struct ht_tx {
     struct ht_store *s;
     struct ht_buf records;
     struct ht_limbo_queue frees; /* lsn filled in at commit */
-    struct ht_obj *deleted;      /* those whose deletion is in this transaction, by next_deleted */
+    struct ht_list deleted;      /* objects whose deletion is in this transaction, by touched; each holds a reference */
 };
 
 enum { COND_COUNT = 64, CLIENTS_MAX = 4 };
@@ -400,6 +440,7 @@ static inline void ht_store_unlock(struct ht_store *s)
 struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid); /* also deleted ones; no reference taken */
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid);
 void ht_obj_put_locked(struct ht_obj *o);
+void ht_obj_free_memory(struct ht_obj *o); /* with its chunks'; it is in no table, and names nothing */
 struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make);
 void ht_obj_touch(struct ht_obj *o);           /* onto its scope's list */
 void ht_obj_untouch_if_idle(struct ht_obj *o); /* off it, when nothing is dirty or unpublished */

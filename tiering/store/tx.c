@@ -62,7 +62,7 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
             break;
         ht_mutex_unlock(&s->tx_lock); /* somebody else took the room meanwhile */
     }
-    assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && !s->tx.deleted);
+    assert(s->tx.records.len == 0 && s->tx.frees.count == 0 && ht_list_empty(&s->tx.deleted));
     int rc = reserve_memory(&s->tx, bytes);
     if (rc) {
         ht_mutex_unlock(&s->tx_lock);
@@ -92,17 +92,12 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
     s->tx_count++;
     pthread_cond_broadcast(&s->settled);
     tx->frees.count = tx->frees.head = 0;
-    while (tx->deleted) {
-        struct ht_obj *o = tx->deleted;
-        tx->deleted = o->next_deleted;
-        o->delete_lsn = lsn ? lsn : UINT64_MAX;
-        o->published = false;
+    while (!ht_list_empty(&tx->deleted)) {
+        struct ht_obj *o = ht_list_entry(tx->deleted.next, struct ht_obj, touched);
+        o->published = o->meta_dirty = false;
         o->dead = true;
-        o->meta_dirty = false;
-        if (!ht_list_empty(&o->touched)) {
-            ht_list_del(&o->touched);
-            ht_obj_put_locked(o);
-        }
+        o->delete_lsn = lsn ? lsn : UINT64_MAX;
+        ht_list_del(&o->touched);
         ht_obj_put_locked(o);
     }
     /* The frame may have become durable before its frees were listed. */

@@ -74,7 +74,7 @@ static int take_space(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint
 {
     struct ht_place_wish wish = {.hint = ht_chunk_home(o->s, c)};
     int rc = ht_chunk_take_space(o, c, bytes, wish, out);
-    if (rc != -ENOSPC || !o->guarantee_blocks || !(c->flags & CH_CUR) || (c->flags & CH_SHARE))
+    if (rc != -ENOSPC || !o->extra->guarantee_blocks || !(c->flags & CH_CUR) || (c->flags & CH_SHARE))
         return rc;
     bool was = ht_chunk_unpublished(c);
     ht_chunk_drop_cur(o, c);
@@ -202,7 +202,7 @@ static void job_failed(struct job *j, int rc)
     ht_chunk_set_dirty(o, j->c, j->index);
     /* Best effort: without a reservation the retry reports ENOSPC. */
     int again = ht_chunk_reserve(o, j->c, (uint32_t)ht_div_up(ht_chunk_len(o, j->index), HT_BLOCK_BYTES));
-    o->error = o->sticky = again ? again : rc;
+    ht_obj_set_error(o, again ? again : rc);
 }
 
 static void note_error(struct window *w, int rc)
@@ -234,7 +234,7 @@ static void finish_job(struct window *w)
         note_error(w, rc);
     } else {
         ht_chunk_install(j->o, c, j->index, &j->ref);
-        j->o->written_bytes += (uint64_t)ht_ref_blocks(&j->ref) * HT_BLOCK_BYTES;
+        ht_obj_count_written(j->o, &j->ref);
         s->writebacks++;
     }
     c->writing = 0;

@@ -2,7 +2,7 @@
 /* Sparse objects cost what they hold, wherever it is. */
 #include "tests/unit/tiering/store/world.h"
 
-enum { MANY = 1000, FILE_META_BYTES_MAX = 4096, SMALL_META_BYTES_MAX = 320 };
+enum { MANY = 1000, FILE_META_BYTES_MAX = 4096, SMALL_META_BYTES_MAX = 224 };
 
 /* The first byte of the last chunk: what is before a byte in its chunk is stored with it. */
 static uint64_t last_of(struct ht_obj *o)
