@@ -290,6 +290,18 @@ static void lose_log_of(unsigned member)
     ck_assert_int_eq(device(member).log, HT_LOG_COPY_LOST);
 }
 
+/* Whoever is there holds all, and nothing has diverged. */
+static void expect_whole_alone(void)
+{
+    for (unsigned i = 0; i < DEVICES; i++) {
+        ck_assert_int_eq(try_mount(1u << i, true), 0);
+        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
+        unmount();
+        ck_assert_int_eq(try_mount(3, true), 0);
+        unmount();
+    }
+}
+
 START_TEST(a_member_that_was_left_behind_takes_part_again)
 {
     make();
@@ -304,13 +316,7 @@ START_TEST(a_member_that_was_left_behind_takes_part_again)
         unmount();
     else
         ht_store_close(s);
-    for (unsigned i = 0; i < 2; i++) {
-        ck_assert_int_eq(try_mount(1u << i, true), 0);
-        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
-        unmount();
-        ck_assert_int_eq(try_mount(3, true), 0);
-        unmount();
-    }
+    expect_whole_alone();
     end();
 }
 END_TEST
@@ -329,13 +335,7 @@ START_TEST(a_member_comes_back_by_itself)
     }
     ck_assert(!ht_store_read_only(s));
     unmount();
-    for (unsigned i = 0; i < 2; i++) {
-        ck_assert_int_eq(try_mount(1u << i, true), 0);
-        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
-        unmount();
-        ck_assert_int_eq(try_mount(3, true), 0);
-        unmount();
-    }
+    expect_whole_alone();
     end();
 }
 END_TEST
@@ -426,18 +426,6 @@ static bool knows_that_it_takes_part(unsigned member)
     ck_assert_int_eq(ht_super_read(devs[member], &sb, &report), 0);
     ck_assert_uint_eq(sb.generation, ht_store_super(s)->generation);
     return ht_members_takes_part(&sb, 0) && ht_members_takes_part(&sb, 1);
-}
-
-/* Whoever is there holds all, and nothing has diverged. */
-static void expect_whole_alone(void)
-{
-    for (unsigned i = 0; i < DEVICES; i++) {
-        ck_assert_int_eq(try_mount(1u << i, true), 0);
-        ck_assert_uint_eq(device(i).log, HT_LOG_COPY_WRITTEN);
-        unmount();
-        ck_assert_int_eq(try_mount(3, true), 0);
-        unmount();
-    }
 }
 
 START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
