@@ -7,7 +7,8 @@
 
 enum { SMALL = 1 << 16, TENSOR = 1 << 20, PASSES = 6 };
 
-static const uint8_t *want;
+static uint8_t *want;
+static struct ht_obj_reader reader;
 static uint8_t buf[MIB];
 
 static void compare(void *ctx, const void *bytes, size_t len)
@@ -34,109 +35,95 @@ static struct ht_obj *cold(uint32_t chunk_bytes, size_t bytes)
     return o;
 }
 
+/* A new store, and what is to be read. */
+static struct ht_obj *begin(uint32_t chunk_bytes, size_t bytes)
+{
+    want = pattern(bytes, 1);
+    fresh(64, false);
+    reader = (struct ht_obj_reader){0};
+    return cold(chunk_bytes, bytes);
+}
+
+static void end(struct ht_obj *o)
+{
+    ht_obj_reader_end(&reader);
+    ht_obj_put(o);
+    done();
+    free(want);
+}
+
+/* As its thread would, were it quick. */
+static void read_and_feed(struct ht_obj *o, uint64_t off, size_t len)
+{
+    read_at(o, &reader, off, len);
+    ht_store_read_ahead(s);
+}
+
+static void read_all(struct ht_obj *o, uint64_t bytes, size_t step)
+{
+    for (uint64_t off = 0; off < bytes; off += step)
+        read_and_feed(o, off, step);
+}
+
 START_TEST(a_stream_misses_once)
 {
-    uint8_t *p = pattern(2 * MIB, 1);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, 2 * MIB);
-    struct ht_obj_reader r = {0};
-    for (uint64_t off = 0; off < 2 * MIB; off += SMALL / 2) {
-        read_at(o, &r, off, SMALL / 2);
-        ht_store_read_ahead(s);
-    }
+    struct ht_obj *o = begin(SMALL, 2 * MIB);
+    read_all(o, 2 * MIB, SMALL / 2);
     ck_assert_uint_eq(obj_stat(o).misses, 1);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, 2 * MIB); /* nothing twice */
     struct ht_store_stats st = stats();
     ck_assert_uint_eq(st.ahead_chunks, 31);
     ck_assert_uint_eq(st.ahead_hits, 31);
     ck_assert_uint_eq(st.ahead_wasted, 0);
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
 START_TEST(who_reads_anywhere_has_nothing_read_ahead)
 {
-    uint8_t *p = pattern(4 * MIB, 2);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, 4 * MIB);
-    struct ht_obj_reader r = {0};
-    for (unsigned i = 1; i < 60; i++) {
-        read_at(o, &r, i * 37 % 64 * (uint64_t)SMALL, 4096);
-        ht_store_read_ahead(s);
-    }
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+    for (unsigned i = 1; i < 60; i++)
+        read_and_feed(o, i * 37 % 64 * (uint64_t)SMALL, 4096);
     ck_assert_uint_eq(stats().ahead_chunks, 0);
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
 START_TEST(a_read_elsewhere_takes_back_what_was_asked_for)
 {
-    uint8_t *p = pattern(4 * MIB, 3);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, 4 * MIB);
-    struct ht_obj_reader r = {0};
-    read_at(o, &r, 0, SMALL);
-    read_at(o, &r, 40 * SMALL, 4096);
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+    read_at(o, &reader, 0, SMALL);
+    read_and_feed(o, 40 * SMALL, 4096);
+    ck_assert_uint_eq(stats().ahead_chunks, 0);
+    read_at(o, &reader, 0, SMALL);
+    ht_obj_reader_end(&reader);
     ht_store_read_ahead(s);
     ck_assert_uint_eq(stats().ahead_chunks, 0);
-    read_at(o, &r, 0, SMALL);
-    ht_obj_reader_end(&r);
-    ht_store_read_ahead(s);
-    ck_assert_uint_eq(stats().ahead_chunks, 0);
-    ht_obj_put(o);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
 START_TEST(what_is_read_ahead_and_not_used_is_waste)
 {
-    uint8_t *p = pattern(4 * MIB, 4);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, 4 * MIB);
-    struct ht_obj_reader r = {0};
-    read_at(o, &r, 0, SMALL);
-    ht_store_read_ahead(s);
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+    read_and_feed(o, 0, SMALL);
     ck_assert_uint_eq(stats().ahead_chunks, 2);
     ht_obj_evict(o);
     ck_assert_uint_eq(stats().ahead_wasted, 2);
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
 /* Through one descriptor, as who trains reads his data again. */
 START_TEST(who_begins_again_is_read_ahead_of_again)
 {
-    uint8_t *p = pattern(2 * MIB, 9);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, 2 * MIB);
-    struct ht_obj_reader r = {0};
+    struct ht_obj *o = begin(SMALL, 2 * MIB);
     for (unsigned pass = 1; pass <= 3; pass++) {
         ht_obj_evict(o);
-        for (uint64_t off = 0; off < 2 * MIB; off += SMALL) {
-            read_at(o, &r, off, SMALL);
-            ht_store_read_ahead(s);
-        }
+        read_all(o, 2 * MIB, SMALL);
         ck_assert_uint_eq(obj_stat(o).misses, pass);
     }
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
@@ -144,55 +131,36 @@ END_TEST
 START_TEST(those_who_read_only_the_beginning_leave_others_room)
 {
     struct ht_obj *head[20];
-    uint8_t *p = pattern(2 * MIB, 10);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, 2 * MIB);
+    struct ht_obj *o = begin(SMALL, 2 * MIB);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(head); i++) {
-        struct ht_obj_reader r = {0};
         head[i] = cold(SMALL, MIB / 4);
-        read_at(head[i], &r, 0, SMALL);
-        ht_store_read_ahead(s);
-        ht_obj_reader_end(&r);
+        read_and_feed(head[i], 0, SMALL);
+        ht_obj_reader_end(&reader);
+        reader = (struct ht_obj_reader){0};
     }
     ck_assert_uint_ge(stats().ahead_chunks, 32);
-    struct ht_obj_reader r = {0};
-    for (uint64_t off = 0; off < 2 * MIB; off += SMALL) {
-        read_at(o, &r, off, SMALL);
-        ht_store_read_ahead(s);
-    }
+    read_all(o, 2 * MIB, SMALL);
     ck_assert_uint_eq(obj_stat(o).misses, 1);
-    ht_obj_reader_end(&r);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(head); i++)
         ht_obj_put(head[i]);
-    ht_obj_put(o);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
 /* What is dirty stays, and is not written to make room. */
 START_TEST(it_takes_no_room_from_what_is_dirty)
 {
-    uint8_t *p = pattern(8 * MIB, 5);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(TENSOR, 4 * MIB), *dirty = object(TENSOR, 0);
+    struct ht_obj *o = begin(TENSOR, 4 * MIB), *dirty = object(TENSOR, 0);
+    uint8_t *p = pattern(7 * MIB, 5);
     put_all(dirty, 0, p, 7 * MIB);
-    struct ht_obj_reader r = {0};
     uint64_t written = stats().device_written_bytes;
-    for (uint64_t off = 0; off < 4 * MIB; off += MIB / 4) {
-        read_at(o, &r, off, MIB / 4);
-        ht_store_read_ahead(s);
-    }
+    read_all(o, 4 * MIB, MIB / 4);
     ck_assert_uint_eq(stats().device_written_bytes, written);
     ck_assert_uint_eq(obj_stat(dirty).dirty_bytes, 7 * MIB);
     ck_assert_uint_eq(obj_stat(o).device_read_bytes, 4 * MIB);
     expect(dirty, 0, p, 7 * MIB);
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
     ht_obj_put(dirty);
-    done();
+    end(o);
     free(p);
 }
 END_TEST
@@ -200,45 +168,33 @@ END_TEST
 /* It is the reader's to hear of it. */
 START_TEST(what_cannot_be_read_ahead_is_the_readers_error)
 {
-    uint8_t *p = pattern(MIB, 6);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, MIB);
-    struct ht_obj_reader r = {0};
-    read_at(o, &r, 0, SMALL);
+    struct ht_obj *o = begin(SMALL, MIB);
+    read_at(o, &reader, 0, SMALL);
     ht_dev_fail(dev, HT_IO_READ, 1, true);
     ht_store_read_ahead(s);
     ck_assert_uint_eq(stats().read_errors, 0);
     uint64_t off = SMALL;
-    ck_assert_int_eq(ht_obj_read_in_place(o, &r, off, buf, SMALL, compare, &off), -EIO);
+    ck_assert_int_eq(ht_obj_read_in_place(o, &reader, off, buf, SMALL, compare, &off), -EIO);
     ck_assert_uint_eq(stats().read_errors, 1);
     ht_dev_fail(dev, HT_IO_READ, 0, false);
-    read_at(o, &r, SMALL, SMALL);
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
-    done();
-    free(p);
+    read_at(o, &reader, SMALL, SMALL);
+    end(o);
 }
 END_TEST
 
 START_TEST(a_prefetch_reads_all_of_it_at_once)
 {
-    uint8_t *p = pattern(4 * MIB + 5000, 7);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(TENSOR, 4 * MIB + 5000);
+    struct ht_obj *o = begin(TENSOR, 4 * MIB + 5000);
     ck_assert_int_eq(ht_obj_prefetch(o), 0);
     uint64_t misses = obj_stat(o).misses;
-    expect(o, 0, p, 4 * MIB + 5000);
+    expect(o, 0, want, 4 * MIB + 5000);
     ck_assert_uint_eq(obj_stat(o).misses, misses);
     ht_obj_evict(o);
     ht_dev_fail(dev, HT_IO_READ, 3, false);
     ck_assert_int_eq(ht_obj_prefetch(o), -EIO);
     ck_assert_uint_eq(stats().read_errors, 1);
-    expect(o, 0, p, 4 * MIB + 5000);
-    ht_obj_put(o);
-    done();
-    free(p);
+    expect(o, 0, want, 4 * MIB + 5000);
+    end(o);
 }
 END_TEST
 
@@ -289,11 +245,7 @@ static void *miss(void *arg)
 START_TEST(a_device_that_is_busy_is_given_nothing_more)
 {
     struct misser m[2];
-    struct ht_obj_reader r = {0};
-    uint8_t *p = pattern(MIB, 9);
-    want = p;
-    fresh(64, false);
-    struct ht_obj *o = cold(SMALL, MIB), *other = cold(SMALL, MIB);
+    struct ht_obj *o = begin(SMALL, MIB), *other = cold(SMALL, MIB);
     read_at(o, NULL, 0, SMALL);
     uint64_t before = stats().misses;
     ht_dev_stall(dev, true);
@@ -303,20 +255,15 @@ START_TEST(a_device_that_is_busy_is_given_nothing_more)
     }
     while (stats().misses < before + 2)
         sched_yield();
-    read_at(o, &r, 0, SMALL);
-    ht_store_read_ahead(s); /* would wait for the device */
+    read_and_feed(o, 0, SMALL); /* would wait for the device */
     ht_dev_stall(dev, false);
     for (unsigned i = 0; i < 2; i++)
         pthread_join(m[i].thread, NULL);
     ck_assert_uint_eq(stats().ahead_chunks, 0);
-    read_at(o, &r, 0, SMALL);
-    ht_store_read_ahead(s);
+    read_and_feed(o, 0, SMALL);
     ck_assert_uint_gt(stats().ahead_chunks, 0);
-    ht_obj_reader_end(&r);
-    ht_obj_put(o);
     ht_obj_put(other);
-    done();
-    free(p);
+    end(o);
 }
 END_TEST
 
@@ -324,8 +271,7 @@ END_TEST
 START_TEST(streams_beside_each_other_read_what_was_written)
 {
     struct client c[5];
-    uint8_t *p = pattern(6 * MIB, 8);
-    want = p;
+    want = pattern(6 * MIB, 8);
     fresh(128, true);
     for (unsigned i = 0; i < 4; i++)
         c[i] = (struct client){.o = cold(i % 2 ? SMALL : TENSOR, 6 * MIB), .bytes = 6 * MIB};
@@ -338,7 +284,7 @@ START_TEST(streams_beside_each_other_read_what_was_written)
     for (unsigned i = 0; i < 4; i++)
         ht_obj_put(c[i].o);
     done();
-    free(p);
+    free(want);
 }
 END_TEST
 
