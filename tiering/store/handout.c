@@ -2,11 +2,7 @@
 /*
  * handout.c - objects whose images lie in a file of memory of their own, which others have, too: handed out.
  *
- *   none --hand out--> out --hand back--> back --its memory is wanted--> none
- *                       ^-----hand out-----'
- *
- * Out: somebody outside reads (and, when stores are expected, changes) the pages; the store is not asked. Back: nobody does; the memory
- * stays as a cache, until another object wants it.
+ * Who is handed out, and for how long, is handout_life.c's to say.
  *
  * Invariants, while an object has such memory:
  *  1. The file is at least as large as the object, and exactly as large when nobody is changing its size.
@@ -24,16 +20,9 @@
  */
 #include <assert.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
-
-/* Memory that a file of so many bytes takes. */
-static uint64_t footprint(uint64_t bytes)
-{
-    return ht_round_up(bytes, HT_BLOCK_BYTES);
-}
 
 int ht_handed_init(struct ht_store *s)
 {
@@ -167,7 +156,7 @@ static int complete(struct ht_obj *o, bool clear)
 
 static int grow_file(struct ht_obj *o, uint64_t bytes)
 {
-    uint64_t more = footprint(bytes) - footprint(o->extra->handed->memory.bytes);
+    uint64_t more = ht_handed_footprint(bytes) - ht_handed_footprint(o->extra->handed->memory.bytes);
     int rc = ht_shared_resize(&o->extra->handed->memory, bytes);
     if (!rc)
         o->s->handed_bytes += more;
@@ -179,7 +168,7 @@ int ht_handed_reach(struct ht_obj *o, uint64_t bytes)
     const struct ht_store *s = o->s;
     if (!o->extra->handed || bytes <= o->extra->handed->memory.bytes)
         return 0;
-    uint64_t more = footprint(bytes) - footprint(o->extra->handed->memory.bytes);
+    uint64_t more = ht_handed_footprint(bytes) - ht_handed_footprint(o->extra->handed->memory.bytes);
     if (more > s->opts.handout_bytes || s->handed_bytes > s->opts.handout_bytes - more)
         return -ENOSPC;
     return grow_file(o, bytes);
@@ -218,7 +207,7 @@ static bool try_trim(struct ht_obj *o, uint64_t size)
         return false;
     drop_images_behind(o, behind);
     if (ht_shared_resize(m, size) == 0)
-        s->handed_bytes -= footprint(before) - footprint(size);
+        s->handed_bytes -= ht_handed_footprint(before) - ht_handed_footprint(size);
     return true;
 }
 
@@ -295,7 +284,7 @@ int ht_handed_visit(struct ht_store *s, uint64_t scope, ht_handed_wanted_fn want
     return first;
 }
 
-/* ----------------------------------------------------------- out and back */
+/* ------------------------------------------------------------------- end */
 
 void ht_handed_free(struct ht_obj *o)
 {
@@ -306,13 +295,12 @@ void ht_handed_free(struct ht_obj *o)
     ht_obj_extra(o)->handed = NULL;
     ht_list_del(&h->link);
     s->handed_count--;
-    s->handed_bytes -= footprint(h->memory.bytes);
+    s->handed_bytes -= ht_handed_footprint(h->memory.bytes);
     ht_shared_close(&h->memory);
     free(h);
 }
 
-/* Nothing of it is dirty or held: its images go. Lock held. */
-static bool try_free(struct ht_obj *o)
+bool ht_handed_try_free(struct ht_obj *o)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
@@ -322,150 +310,6 @@ static bool try_free(struct ht_obj *o)
     ht_chunk_for_each_from(c, o, index) if (ht_arena_is_guest(o->s->arena, c->slot)) ht_chunk_drop_image(o, c, index);
     ht_handed_free(o);
     return true;
-}
-
-/* What is back goes, unless it is in use again or cannot be written. Lock held, let go meanwhile. */
-static bool reclaim(struct ht_obj *o)
-{
-    struct ht_store *s = o->s;
-    bool done = try_free(o);
-    if (done || o->extra->handed->out)
-        return done;
-    o->refs++;
-    int rc = ht_handed_search(o);
-    ht_store_unlock(s);
-    ht_obj_clean(o, 0, UINT64_MAX);
-    ht_store_lock(s);
-    done = !rc && try_free(o);
-    ht_obj_put_locked(o);
-    return done;
-}
-
-void ht_handed_evict(struct ht_obj *o)
-{
-    if (!o->extra->handed->out)
-        (void)reclaim(o);
-}
-
-/* The one that came back first. */
-static struct ht_obj *oldest_back(struct ht_store *s)
-{
-    ht_list_for_each(p, &s->handed) {
-        struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
-        if (!h->out)
-            return h->obj;
-    }
-    return NULL;
-}
-
-static bool has_room(const struct ht_store *s, uint64_t bytes)
-{
-    return s->handed_count < HT_HANDED_MAX && bytes <= s->opts.handout_bytes &&
-        s->handed_bytes <= s->opts.handout_bytes - bytes;
-}
-
-static bool may_go_out(const struct ht_obj *o)
-{
-    return o->s->opts.handout_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES &&
-        o->size;
-}
-
-/* Count it among those that have memory, which is made without the lock. Lock held, let go meanwhile. */
-static int make_memory(struct ht_obj *o)
-{
-    struct ht_store *s = o->s;
-    uint64_t size = o->size;
-    struct ht_obj *old;
-    while (!has_room(s, footprint(size)) && (old = oldest_back(s)) != NULL)
-        if (!reclaim(old))
-            return -ENOSPC;
-    if (!has_room(s, footprint(size)))
-        return -ENOSPC;
-    struct ht_handed *h = ht_obj_need_extra(o) ? NULL : calloc(1, sizeof(*h));
-    if (!h)
-        return -ENOMEM;
-    s->handed_bytes += footprint(size);
-    s->handed_count++;
-    h->memory.nodes = &s->nodes;
-    h->memory.near = ht_obj_near_all(o);
-    ht_store_unlock(s);
-    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size);
-    ht_store_lock(s);
-    if (!rc && (o->extra->handed || o->size != size || !may_go_out(o))) {
-        ht_shared_close(&h->memory);
-        rc = -EBUSY;
-    }
-    if (rc) {
-        s->handed_bytes -= footprint(size);
-        s->handed_count--;
-        free(h);
-        return rc;
-    }
-    h->obj = o;
-    ht_list_add_tail(&s->handed, &h->link);
-    ht_obj_extra(o)->handed = h;
-    return 0;
-}
-
-int ht_obj_hand_out(struct ht_obj *o, int *out_fd)
-{
-    struct ht_store *s = o->s;
-    ht_store_lock(s);
-    int rc = !may_go_out(o) ? -EINVAL : o->extra->handed ? 0 : make_memory(o);
-    if (rc) {
-        ht_store_unlock(s);
-        return rc;
-    }
-    assert(!o->extra->handed->out);
-    o->extra->handed->out = true;
-    o->extra->handed->hand = ++s->hands;
-    o->refs++;
-    rc = ht_handed_read_in(o);
-    if (!rc)
-        rc = complete(o, false);
-    if (!rc)
-        ht_handed_trim(o);
-    *out_fd = rc ? -1 : o->extra->handed->memory.fd;
-    ht_store_unlock(s);
-    if (rc)
-        ht_obj_hand_back(o);
-    return rc;
-}
-
-int ht_obj_expect_stores(struct ht_obj *o)
-{
-    struct ht_store *s = o->s;
-    ht_store_lock(s);
-    struct ht_handed *h = o->extra->handed;
-    assert(h && h->out);
-    bool guarantee = !h->stores && !o->extra->guarantee_blocks;
-    uint64_t size = o->size;
-    ht_store_unlock(s);
-    int rc = s->opts.read_only ? -EROFS : guarantee ? ht_obj_guarantee(o, size) : 0;
-    if (rc)
-        return rc;
-    ht_store_lock(s);
-    h->guaranteed |= guarantee;
-    h->stores = true;
-    h->quiet = 0;
-    h->due_ns = 0;
-    /* Whoever writes the pages themselves to a device now, and not a copy, has begun before: their chunks get free one by one. */
-    rc = complete(o, false);
-    ht_store_unlock(s);
-    return rc;
-}
-
-void ht_obj_hand_back(struct ht_obj *o)
-{
-    struct ht_store *s = o->s;
-    ht_store_lock(s);
-    struct ht_handed *h = o->extra->handed;
-    assert(h && h->out);
-    h->out = false;
-    ht_list_del(&h->link);
-    ht_list_add_tail(&s->handed, &h->link);
-    ht_obj_put_locked(o);
-    ht_store_unlock(s);
 }
 
 /* ----------------------------------------------------------------- abort */

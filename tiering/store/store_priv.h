@@ -620,6 +620,15 @@ void ht_handed_cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_
 void ht_handed_revert(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
 /* All of the scope that may have been changed unseen: onto its list. */
 void ht_handed_touch(struct ht_store *s, uint64_t scope);
+/* Of any object: the memory goes; nobody has images in it. */
+void ht_handed_free(struct ht_obj *o);
+/* Of any object: so do its images, unless it is out, or something of it is dirty or held. */
+bool ht_handed_try_free(struct ht_obj *o);
+/* Memory that a file of so many bytes takes. */
+static inline uint64_t ht_handed_footprint(uint64_t bytes)
+{
+    return ht_round_up(bytes, HT_BLOCK_BYTES);
+}
 typedef bool (*ht_handed_wanted_fn)(const struct ht_handed *h, const void *ctx);
 typedef int (*ht_handed_visit_fn)(struct ht_obj *o, void *ctx);
 /* Visits those of a scope that are wanted, with the lock held, which visit may let go meanwhile; the first error. No lock held. */
@@ -643,10 +652,9 @@ struct ht_handed_look {
  * Where nothing was found several times in a row, it is due less and less often. No lock held.
  */
 int ht_handed_look(struct ht_store *s, struct ht_handed_look *look) HT_CHECK;
+/* handout_life.c */
 /* Unless it is out. The lock may be let go. */
 void ht_handed_evict(struct ht_obj *o);
-/* Of any object: the memory goes; nobody has images in it. */
-void ht_handed_free(struct ht_obj *o);
 
 /* ahead.c */
 void ht_ahead_init(struct ht_ahead *a);
