@@ -24,12 +24,9 @@
 #include "tiering/io/io_priv.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"
-#include "tiering/io/nvme.h"
-#include "tiering/io/uring.h"
+#include "tiering/io/piece.h"
 
 #include <assert.h>
-#include <fcntl.h>
-#include <hitrain/limits.h>
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -41,16 +38,6 @@
 #define OFFER_BYTES (256u << 10)
 #define ORDER_SEED 0x9e3779b97f4a7c15u
 
-/* What is left to be moved of one piece of a request. */
-struct piece {
-    struct ht_io *io;
-    uint32_t at, len;
-    unsigned tries;                     /* raw: after which the controller wanted another one */
-    bool unregistered;                  /* raw: the kernel refused it once, perhaps for its registered memory */
-    uint8_t range[HT_NVME_RANGE_BYTES]; /* raw: of a discard */
-    struct piece *next_free;
-};
-
 struct ht_ring {
     struct io_uring uring;
     pthread_t owner;
@@ -59,11 +46,9 @@ struct ht_ring {
     struct ht_io *local;   /* through next_; a result that is not 0 is the error it ends with */
     unsigned local_count;
     uint64_t order; /* state of the generator that mixes the local list */
-    struct ht_uring_memory memory;
-    const struct ht_dev *file[2 * HT_DEVICES_MAX]; /* registered devices: a place is the kernel's number */
-    unsigned file_count;
-    struct piece *free;
-    struct piece piece[]; /* depth */
+    struct ht_registered registered;
+    struct ht_piece *free;
+    struct ht_piece piece[]; /* depth */
 };
 
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
@@ -118,34 +103,34 @@ void ht_ring_discard(struct ht_ring *ring)
 
 void ht_ring_register(struct ht_ring *ring, const struct ht_pinned_area *areas, unsigned count)
 {
-    if (ring->memory.count == 0)
-        (void)ht_uring_register(&ring->uring, areas, count, &ring->memory);
+    if (ring->registered.memory.count == 0)
+        (void)ht_uring_register(&ring->uring, areas, count, &ring->registered.memory);
 }
 
 bool ht_ring_clone_memory(struct ht_ring *ring, const struct io_uring *from, const struct ht_uring_memory *memory)
 {
-    ring->memory.count = 0;
+    ring->registered.memory.count = 0;
     if (!ht_uring_clone(&ring->uring, from))
         return false;
-    ring->memory = *memory;
+    ring->registered.memory = *memory;
     return true;
 }
 
 void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count)
 {
-    int fds[HT_ARRAY_SIZE(ring->file)];
+    int fds[HT_ARRAY_SIZE(ring->registered.file)];
     unsigned n = 0;
 
     for (unsigned i = 0; i < count; i++) {
         if (devs[i] == NULL || devs[i]->fd < 0 || n + 2 > HT_ARRAY_SIZE(fds))
             continue;
-        ring->file[n] = devs[i];
+        ring->registered.file[n] = devs[i];
         fds[n++] = devs[i]->fd;
         if (devs[i]->hold_fd >= 0) /* never named: so that the hold lasts as long as requests of a killed process do */
             fds[n++] = devs[i]->hold_fd;
     }
     if (ht_uring_register_files(&ring->uring, fds, n))
-        ring->file_count = n;
+        ring->registered.file_count = n;
 }
 
 static void fatal(const char *what, int err)
@@ -156,84 +141,25 @@ static void fatal(const char *what, int err)
 
 /* ------------------------------------------------------------------ pieces */
 
-static void prepare_transfer(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct piece *p)
-{
-    const struct ht_io *io = p->io;
-    char *buf = (char *)io->buf + p->at;
-    uint64_t offset = io->offset + p->at;
-    int fixed = ht_uring_lookup(&ring->memory, (uintptr_t)buf, p->len);
-
-    if (io->op == HT_IO_READ && fixed >= 0)
-        io_uring_prep_read_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
-    else if (io->op == HT_IO_READ)
-        io_uring_prep_read(sqe, io->dev->fd, buf, p->len, offset);
-    else if (fixed >= 0)
-        io_uring_prep_write_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
-    else
-        io_uring_prep_write(sqe, io->dev->fd, buf, p->len, offset);
-}
-
-/* Name a registered device by its place: the kernel need not look up, hold and let go of the file. */
-static void name_device(const struct ht_ring *ring, struct io_uring_sqe *sqe, const struct ht_dev *dev)
-{
-    for (unsigned i = 0; i < ring->file_count; i++) {
-        if (ring->file[i] != dev)
-            continue;
-        sqe->fd = (int)i;
-        sqe->flags |= IOSQE_FIXED_FILE;
-        return;
-    }
-}
-
-static void prepare_command(const struct ht_ring *ring, struct io_uring_sqe *sqe, struct piece *p)
-{
-    bool moves = p->io->op == HT_IO_READ || p->io->op == HT_IO_WRITE;
-    uintptr_t buf = (uintptr_t)p->io->buf + p->at;
-    struct ht_raw_piece raw = {
-        .at = p->at,
-        .len = p->len,
-        .registered =
-            moves && !p->unregistered && !p->io->dev->unregistered ? ht_uring_lookup(&ring->memory, buf, p->len) : -1,
-        .range = p->range,
-    };
-
-    ht_raw_prepare(sqe, p->io, &raw);
-}
-
-/* What the kernel is to do for a piece: by the kind of its device. */
-static void prepare(const struct ht_ring *ring, struct io_uring_sqe *sqe, struct piece *p)
-{
-    if (p->io->dev->raw)
-        prepare_command(ring, sqe, p);
-    else if (p->io->op == HT_IO_DISCARD)
-        io_uring_prep_fallocate(sqe, p->io->dev->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                (off_t)(p->io->offset + p->at), p->len);
-    else if (p->io->op == HT_IO_FLUSH)
-        io_uring_prep_fsync(sqe, p->io->dev->fd, IORING_FSYNC_DATASYNC);
-    else
-        prepare_transfer(ring, sqe, p);
-    name_device(ring, sqe, p->io->dev);
-}
-
 /* Hand what is left of a piece to the kernel, at the next submission. */
-static void push_piece(struct ht_ring *ring, struct piece *p)
+static void push_piece(struct ht_ring *ring, struct ht_piece *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
 
     if (sqe == NULL)
         fatal("no free submission entry", -ENOSPC);
-    prepare(ring, sqe, p);
+    ht_piece_prepare(p, &ring->registered, sqe);
     io_uring_sqe_set_data(sqe, p);
     ring->unsent_bytes += p->len;
 }
 
 static void begin_piece(struct ht_ring *ring, struct ht_io *io, uint32_t at, uint32_t len)
 {
-    struct piece *p = ring->free;
+    struct ht_piece *p = ring->free;
 
     ring->free = p->next_free;
     ring->in_flight++;
-    *p = (struct piece){.io = io, .at = at, .len = len};
+    *p = (struct ht_piece){.io = io, .at = at, .len = len};
     io->pieces_++;
     push_piece(ring, p);
 }
@@ -282,7 +208,7 @@ static void piece_gone(struct ht_io *io, int result, uint32_t moved)
         end(io, io->error_, true);
 }
 
-static void end_piece(struct ht_ring *ring, struct piece *p, int result)
+static void end_piece(struct ht_ring *ring, struct ht_piece *p, int result)
 {
     struct ht_io *io = p->io;
     uint32_t moved = p->at;
@@ -342,80 +268,16 @@ static void nap(void)
     nanosleep(&ts, NULL);
 }
 
-static uint32_t half_of(const struct ht_dev *dev, uint32_t bytes)
+static void handle_cqe(struct ht_ring *ring, struct ht_piece *p, int res)
 {
-    uint32_t half = bytes / 2 / dev->lba * dev->lba;
+    int rc = ht_piece_take(p, res);
 
-    return half > 0 ? half : bytes;
-}
-
-/* To the kernel a block device that went away, or shrank, is full; a thin volume may be so in truth. */
-static int true_error(const struct ht_dev *dev, int err)
-{
-    uint64_t bytes;
-
-    if (err != -ENOSPC || !dev->block || (ioctl(dev->fd, BLKGETSIZE64, &bytes) == 0 && bytes >= dev->size))
-        return err;
-    return -EIO;
-}
-
-/* How much of a transfer was moved, as far as tests let it. */
-static uint32_t moved_of(const struct ht_io *io, int res)
-{
-    uint32_t moved = (uint32_t)res;
-
-    if (ht_fault(HT_FAULT_IO_SHORT) != 0)
-        moved = half_of(io->dev, moved);
-    if (ht_fault(HT_FAULT_IO_TORN) != 0 && moved > 0)
-        moved--;
-    return moved;
-}
-
-/* The result of a command, which only raw devices have, in the terms of other requests. */
-static int command_result(struct piece *p, int res)
-{
-    bool refused = ht_fault(HT_FAULT_IO_COMMAND_MEMORY) != 0;
-
-    if (!p->io->dev->raw)
-        return res;
-    /* Not every kernel takes every registered memory for a command: Linux 6.1 takes none that it knows to be of large pages. */
-    if ((res == -EINVAL || refused) && !p->unregistered) {
-        p->unregistered = true;
-        p->io->dev->unregistered = true;
-        return -EINTR;
-    }
-    return ht_raw_result(res, p->len, &p->tries);
-}
-
-static void handle_cqe(struct ht_ring *ring, struct piece *p, int res)
-{
-    const struct ht_dev *dev = p->io->dev;
-    uint32_t moved;
-
-    res = command_result(p, res);
-    if (p->io->op == HT_IO_DISCARD && res == 0)
-        res = (int)p->len;
-    if (ht_fault(HT_FAULT_IO_AGAIN) != 0)
-        res = -EAGAIN;
-    if (res == -EINTR || res == -EAGAIN) {
-        if (res == -EAGAIN)
-            nap();
+    if (rc == -EAGAIN)
+        nap();
+    if (rc == -EAGAIN || rc > 0)
         push_piece(ring, p);
-        return;
-    }
-    if (p->io->op == HT_IO_FLUSH || res < 0) {
-        end_piece(ring, p, res < 0 ? true_error(dev, res) : 0);
-        return;
-    }
-    moved = moved_of(p->io, res);
-    p->at += moved;
-    p->len -= moved;
-    if (p->len == 0)
-        end_piece(ring, p, 0);
-    else if (moved == 0 || moved % dev->lba != 0)
-        end_piece(ring, p, -EIO); /* the device became shorter than it was */
     else
-        push_piece(ring, p);
+        end_piece(ring, p, rc);
 }
 
 static unsigned take_completions(struct ht_ring *ring)
@@ -458,7 +320,7 @@ static void give_up_unsent(struct ht_ring *ring, const char *what, int err)
     for (unsigned i = 0; i < count; i++) {
         const struct io_uring_sqe *sqe = &sq->sqes[((head + i) & sq->ring_mask) << shift];
 
-        end_piece(ring, (struct piece *)(uintptr_t)sqe->user_data, -EIO);
+        end_piece(ring, (struct ht_piece *)(uintptr_t)sqe->user_data, -EIO);
     }
 }
 
@@ -516,7 +378,7 @@ static void reap(struct ht_ring *ring, unsigned wait)
 
 static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
 {
-    bool huge = ht_uring_is_huge(&ring->memory, (uintptr_t)io->buf);
+    bool huge = ht_uring_is_huge(&ring->registered.memory, (uintptr_t)io->buf);
     uint32_t at = 0;
 
     io->moved_ = io->len;
