@@ -129,7 +129,7 @@ static void wake(struct ht_store *s)
     struct ht_ahead *a = &s->ahead;
     if (!a->running && !s->opts.no_threads && !s->stopping)
         a->running = pthread_create(&a->thread, NULL, ahead_main, s) == 0;
-    pthread_cond_signal(&a->wake);
+    s->wakes.ahead = s->wakes.any = true;
 }
 
 void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
@@ -246,7 +246,7 @@ static void *ahead_main(void *arg)
     ht_store_lock(s);
     while (!s->stopping) {
         if (ht_list_empty(&s->ahead.hungry))
-            ht_cond_wait(&s->ahead.wake, &s->lock);
+            ht_store_wait(s, &s->ahead.wake, 0);
         else
             feed_all(&w);
     }

@@ -15,7 +15,7 @@ static bool sleep_until(struct ht_store *s, uint64_t deadline_ns)
 {
     int rc = 0;
     while (!s->stopping && (s->reliefs || !ht_arena_under_pressure(s->arena)) && rc != ETIMEDOUT)
-        rc = ht_cond_wait_until(&s->wake, &s->lock, deadline_ns);
+        rc = ht_store_wait(s, &s->wake, deadline_ns);
     return rc == ETIMEDOUT || (deadline_ns && ht_now_ns() >= deadline_ns); /* also under pressure that does not end */
 }
 
@@ -29,7 +29,7 @@ static void relieve(struct ht_store *s, int near, pthread_cond_t *pause, uint64_
     ht_store_lock(s);
     *in_vain = n > 0 ? 0 : *in_vain ? *in_vain : now;
     if (n <= 0 && !s->stopping) /* all busy, or the device fails: do not spin */
-        ht_cond_wait_until(pause, &s->lock, ht_now_ns() + 10000000);
+        ht_store_wait(s, pause, ht_now_ns() + 10000000);
 }
 
 /* Pauses with a condition that says only when to end: others make images dirty all the time. */
@@ -45,7 +45,7 @@ void *ht_relief_main(void *arg)
         if (ht_arena_under_pressure(s->arena) && ht_arena_dirty_on(s->arena, (unsigned)r->near))
             relieve(s, r->near, &s->watch, &in_vain);
         else
-            ht_cond_wait(&s->wake, &s->lock);
+            ht_store_wait(s, &s->wake, 0);
     }
     ht_store_unlock(s);
     return NULL;

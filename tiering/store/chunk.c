@@ -133,21 +133,31 @@ void ht_chunks_free(struct ht_obj *o)
 
 /* ----------------------------------------------------------------- locks */
 
-static pthread_cond_t *cond_of(struct ht_store *s, struct ht_chunk *c)
+static_assert(COND_COUNT == 64, "bits of a word");
+static unsigned cond_of(const struct ht_chunk *c)
 {
-    return &s->chunk_cond[((uintptr_t)c >> 6) * 0x9e3779b97f4a7c15ull >> 58];
+    return (unsigned)(((uintptr_t)c >> 6) * 0x9e3779b97f4a7c15ull >> 58);
 }
 
 static void wait_chunk(struct ht_store *s, struct ht_chunk *c)
 {
-    ht_cond_wait(cond_of(s, c), &s->lock);
+    ht_store_wait(s, &s->chunk_cond[cond_of(c)], 0);
+}
+
+/* Its image may go. A dirty one has to be written first: those who wait do that when nobody else does. */
+static bool frees_slot(const struct ht_store *s, const struct ht_chunk *c)
+{
+    if (!s->slot_waiters || c->slot == HT_SLOT_NONE || c->exclusive || c->shared)
+        return false;
+    return !s->writing || !ht_arena_image(s->arena, c->slot)->dirty;
 }
 
 static void wake_chunk(struct ht_store *s, struct ht_chunk *c)
 {
-    pthread_cond_broadcast(cond_of(s, c));
-    if (s->slot_waiters)
-        pthread_cond_broadcast(&s->slot_cond);
+    s->wakes.chunks |= UINT64_C(1) << cond_of(c);
+    s->wakes.any = true;
+    if (frees_slot(s, c))
+        ht_wake_for_slot(s, c->slot);
 }
 
 void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c)
@@ -238,7 +248,7 @@ void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     ht_chunk_leaf(c)->dirty++;
     o->s->dirty_bytes += ht_arena_slot_bytes(o->s->arena, c->slot);
     if (ht_arena_under_pressure(o->s->arena))
-        pthread_cond_broadcast(&o->s->wake);
+        o->s->wakes.writeback = o->s->wakes.any = true;
     ht_obj_touch(o);
 }
 
@@ -320,9 +330,8 @@ void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         return;
     ht_chunk_set_clean(o, c, index);
     ht_chunk_unreserve(o, c);
+    ht_wake_for_slot(o->s, c->slot);
     ht_arena_put(o->s->arena, c->slot);
     c->slot = HT_SLOT_NONE;
     o->resident--;
-    if (o->s->slot_waiters)
-        pthread_cond_broadcast(&o->s->slot_cond);
 }

@@ -12,18 +12,12 @@
 #define PATIENCE_NS 100000000u
 enum { ALONE = 8 };
 
-/*
- * All images are in use: somebody is about to let go. Only that wakes others who wait here, not that we let go of a chunk without slot.
- * False: nobody did for so long (0: for ever).
- */
-static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c, uint64_t ns)
+/* All images are in use: somebody is about to let go. False: nobody did for some time. */
+static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c)
 {
-    uint64_t until = ns ? ht_now_ns() + ns : 0;
-    unsigned waiters = s->slot_waiters;
-    s->slot_waiters = 0;
+    s->slot_waiters++;
     ht_chunk_unlock_exclusive(s, c);
-    s->slot_waiters = waiters + 1;
-    int rc = ht_cond_wait_until(&s->slot_cond, &s->lock, until);
+    int rc = ht_store_wait(s, &s->slot_cond, ht_now_ns() + PATIENCE_NS);
     s->slot_waiters--;
     ht_chunk_lock_exclusive(s, c);
     return !rc;
@@ -43,8 +37,36 @@ static int make_room(struct ht_obj *o, struct ht_chunk *c, int near, uint32_t *o
     uint32_t whom = s->writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE;
     *out_slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), whom, near);
     if (*out_slot == HT_SLOT_NONE)
-        (void)wait_for_slot(s, c, 0);
+        (void)wait_for_slot(s, c);
     return 0;
+}
+
+/*
+ * An image for a chunk that found none. -EALREADY: it needs none any more. Whoever was woken for a whole slot and leaves some of it
+ * has the next one woken.
+ */
+static int wait_for_room(struct ht_obj *o, struct ht_chunk *c, int near, uint32_t *out_slot)
+{
+    struct ht_store *s = o->s;
+    uint32_t slot = HT_SLOT_NONE, bytes = ht_obj_bytes_per_chunk(o);
+    bool comes = true;
+    int rc = 0;
+    s->room_waits++;
+    while (!rc && slot == HT_SLOT_NONE) {
+        /* Who waits for the next image that is being written goes on as fast as the device, without stopping for many at once. */
+        bool wait = comes && s->writing;
+        comes = !wait || wait_for_slot(s, c);
+        rc = wait ? 0 : make_room(o, c, near, &slot);
+        if (!rc && slot == HT_SLOT_NONE)
+            rc = c->slot != HT_SLOT_NONE || o->extra->handed ? -EALREADY : 0;
+        if (!rc && slot == HT_SLOT_NONE)
+            slot = ht_arena_get(s->arena, bytes, HT_ARENA_ASK_ALL, near);
+    }
+    if (rc || bytes < HT_CHUNK_BYTES)
+        ht_wake_one_for_slot(s);
+    if (!rc)
+        *out_slot = slot;
+    return rc;
 }
 
 int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
@@ -55,24 +77,12 @@ int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         return ht_handed_attach(o, c, index);
     uint8_t home;
     int near = ht_chunk_near(o, c, &home);
-    bool comes = true;
     uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near);
-    s->room_waits += slot == HT_SLOT_NONE;
-    while (slot == HT_SLOT_NONE) {
-        /* Who waits for the next image that is being written goes on as fast as the device, without stopping for many at once. */
-        bool wait = comes && s->writing;
-        comes = !wait || wait_for_slot(s, c, PATIENCE_NS);
-        int rc = wait ? 0 : make_room(o, c, near, &slot);
-        if (rc)
-            return rc;
-        if (slot != HT_SLOT_NONE)
-            break;
-        if (c->slot != HT_SLOT_NONE)
-            return 0;
-        if (o->extra->handed)
-            return ht_handed_attach(o, c, index);
-        slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), HT_ARENA_ASK_ALL, near);
-    }
+    int rc = slot == HT_SLOT_NONE ? wait_for_room(o, c, near, &slot) : 0;
+    if (rc == -EALREADY)
+        return c->slot == HT_SLOT_NONE ? ht_handed_attach(o, c, index) : 0;
+    if (rc)
+        return rc;
     ht_chunk_attach_image(o, c, index, slot);
     if (home)
         ht_arena_image(s->arena, slot)->home = home;

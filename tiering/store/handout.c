@@ -98,6 +98,7 @@ static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     if (slot == HT_SLOT_NONE)
         return -ENOMEM;
     ht_chunk_set_clean(o, c, index);
+    ht_wake_for_slot(s, from);
     ht_arena_put(s->arena, from);
     o->resident--;
     ht_chunk_attach_image(o, c, index, slot);
@@ -108,8 +109,6 @@ static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     im->reserved_blocks = was.reserved_blocks;
     if (was.dirty)
         ht_chunk_set_dirty(o, c, index);
-    if (s->slot_waiters)
-        pthread_cond_broadcast(&s->slot_cond);
     return 0;
 }
 

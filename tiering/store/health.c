@@ -66,7 +66,7 @@ void *ht_health_main(void *arg)
 
     ht_store_lock(s);
     while (!s->stopping) {
-        (void)ht_cond_wait_until(&s->watch, &s->lock, ht_now_ns() + period_ns);
+        (void)ht_store_wait(s, &s->watch, ht_now_ns() + period_ns);
         for (unsigned i = 0; i < s->dev_count; i++)
             (void)ht_store_judge_device(s, i);
     }

@@ -345,7 +345,7 @@ static int wait_for_space(struct ht_store *s)
     }
     if (!s->tx.frees.count)
         return -ENOSPC; /* lost to a list that found no memory */
-    ht_cond_wait(&s->settled, &s->lock);
+    ht_store_wait(s, &s->settled, 0);
     return 0;
 }
 

@@ -344,12 +344,20 @@ struct ht_scrub {
     struct ht_scrub_stats st;
 };
 
+struct ht_wakes {    /* wake.c: who is to be woken when the lock has been let go */
+    uint64_t chunks; /* as bits: places in chunk_cond */
+    unsigned slots;  /* how many who wait for an image */
+    bool all_slots, writeback, ahead;
+    bool any;
+};
+
 struct ht_store {
     struct ht_mutex lock;                  /* guards all that is not said otherwise */
     pthread_cond_t chunk_cond[COND_COUNT]; /* chunk locks, by address */
     pthread_cond_t slot_cond;              /* an image may be evictable now */
     pthread_cond_t wake;                   /* the writeback thread has something to do */
     unsigned slot_waiters;
+    struct ht_wakes wakes;
     pthread_cond_t settled; /* a transaction was appended: what it freed is in limbo */
 
     struct ht_store_opts opts;
@@ -431,10 +439,20 @@ static inline void ht_store_lock(struct ht_store *s)
     ht_mutex_lock(&s->lock);
 }
 
+/* wake.c */
+void ht_store_unlock_and_wake(struct ht_store *s);
 static inline void ht_store_unlock(struct ht_store *s)
 {
-    ht_mutex_unlock(&s->lock);
+    if (s->wakes.any)
+        ht_store_unlock_and_wake(s);
+    else
+        ht_mutex_unlock(&s->lock);
 }
+/* As ht_cond_wait_until with the lock; nobody else may wait with it. */
+int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns);
+/* This image went, or may go: for who waits for one. Lock held. */
+void ht_wake_for_slot(struct ht_store *s, uint32_t slot);
+void ht_wake_one_for_slot(struct ht_store *s);
 
 /* object.c */
 struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid); /* also deleted ones; no reference taken */
