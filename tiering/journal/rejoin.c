@@ -98,10 +98,21 @@ static int look(struct rejoining *r)
     return rc;
 }
 
+static bool is_stopping(struct ht_journal *j)
+{
+    ht_mutex_lock(&j->lock);
+    bool stopping = j->stopping;
+    ht_mutex_unlock(&j->lock);
+    return stopping;
+}
+
+/* Whoever unmounts waits for one request at most. */
 static int copy_frame(void *ctx, const struct ht_frame *f, const uint8_t *payload)
 {
     struct rejoining *r = ctx;
 
+    if (is_stopping(r->j))
+        return -ECANCELED;
     return ht_log_write_at(&r->to, f->pos, payload - HT_FRAME_HEADER_BYTES, ht_frame_bytes(f->payload_len));
 }
 
@@ -168,7 +179,7 @@ static void tell(const struct rejoining *r, int rc)
         ht_event(HT_EVENT_LOG_DAMAGED, &about,
                  "log: copy %u, which alone is written, does not verify on %s; unmount and run hitrain-fsck -p",
                  r->from_index, about.device);
-    } else {
+    } else if (rc != -ECANCELED) {
         ht_info("log: copy %u on %s cannot be written again yet: %s", r->to_index, about.device, strerror(-rc));
     }
 }

@@ -2,6 +2,8 @@
 /* test_rejoin.c - copies that drop out and come back while the log is in use. */
 #include "tests/unit/tiering/journal/kv.h"
 
+#include <sched.h>
+
 #include "tiering/base/log.h"
 
 enum { FRAMES = 40, NOTE = 3000 };
@@ -165,6 +167,36 @@ START_TEST(a_copy_whose_return_cannot_be_recorded_stays_out)
 }
 END_TEST
 
+static void *rejoin(void *out_rc)
+{
+    *(int *)out_rc = ht_journal_rejoin(kv.j);
+    return NULL;
+}
+
+START_TEST(who_stops_waits_for_one_request)
+{
+    pthread_t thread;
+    int rc = 0;
+
+    new_store(true);
+    lose(1, HT_IO_WRITE);
+    set_some(1);
+    ht_dev_stall(kv.dev[1], true);
+    pthread_create(&thread, NULL, rejoin, &rc);
+    while (ht_dev_health(kv.dev[1], 1) != HT_HEALTH_NOT_ANSWERING)
+        sched_yield();
+    ht_journal_stop_compaction(kv.j);
+    ht_dev_fail(kv.dev[1], HT_IO_WRITE, 1, true); /* the next one */
+    ht_dev_stall(kv.dev[1], false);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(rc, -ECANCELED);
+    ck_assert(!ht_journal_copy_live(kv.j, 1));
+    expect_in(0);
+    kv_crash(&kv);
+    end_store();
+}
+END_TEST
+
 START_TEST(the_compaction_thread_brings_copies_back_beside_those_who_append)
 {
     pthread_t thread;
@@ -200,6 +232,7 @@ int main(void)
     tcase_add_test(t, an_attempt_that_fails_is_made_again);
     tcase_add_test(t, a_copy_that_rotted_is_not_copied_over_the_one_that_is_out);
     tcase_add_test(t, a_copy_whose_return_cannot_be_recorded_stays_out);
+    tcase_add_test(t, who_stops_waits_for_one_request);
     tcase_add_loop_test(t, the_compaction_thread_brings_copies_back_beside_those_who_append, 0, 2);
     suite_add_tcase(s, t);
     return kv_run(s);
