@@ -219,7 +219,7 @@ endef
 $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 
 # Tests of failing calls stand between the project and the C library (tests/support/wrap.h).
-wrapped := malloc calloc realloc aligned_alloc pthread_create
+wrapped := malloc calloc realloc aligned_alloc posix_memalign pthread_create
 test_flags = $(if $(filter tests/unit/faults/%,$(1)),$(patsubst %,-Wl$(comma)--wrap=%,$(wrapped)))
 
 # layer_of: tests/unit/tiering/io/test_x -> tiering/io

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 
 /* Cookies 1 and 2 are left to who lists "." and "..". */
-enum { SLOTS_MIN = 8, COOKIE_FIRST = 3, SAMPLES = 16 };
+enum { SLOTS_MIN = 8, SLOTS_LARGE = 4096, COOKIE_FIRST = 3, SAMPLES = 16 };
 
 static uint64_t slot_of_entry(struct ht_ns_entry *e)
 {
@@ -62,6 +62,14 @@ static int resize(struct ht_ns *ns, struct ht_ns_dir *d, uint64_t cap)
     return 0;
 }
 
+/* Large ones by a third: what nobody uses is memory, too. */
+static uint64_t larger(const struct ht_ns_dir *d)
+{
+    uint64_t cap = d->slot_cap;
+
+    return cap < SLOTS_MIN ? SLOTS_MIN : cap < SLOTS_LARGE ? 2 * cap : cap + cap / 3;
+}
+
 /* Grown while a quarter would still be free after squeezing, so that the cost of squeezing is spread. */
 int ht_ns_dir_reserve(struct ht_ns *ns, struct ht_ns_dir *d, uint32_t count)
 {
@@ -70,7 +78,7 @@ int ht_ns_dir_reserve(struct ht_ns *ns, struct ht_ns_dir *d, uint32_t count)
 
     if (want * 4 <= (uint64_t)d->slot_cap * 3 || (d->slot_cap >= want && d->slot_count < d->slot_cap))
         return 0;
-    rc = resize(ns, d, d->slot_cap == 0 ? SLOTS_MIN : (uint64_t)d->slot_cap * 2);
+    rc = resize(ns, d, larger(d));
     return rc != 0 && want <= d->slot_cap ? 0 : rc;
 }
 

@@ -40,6 +40,7 @@
 #include "fs/ns/records.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/pool.h"
 
 enum ht_ns_state { HT_NS_CLEAN, HT_NS_NEW, HT_NS_GONE };
 
@@ -118,6 +119,9 @@ struct ht_ns_entry {
     char name[]; /* terminated */
 };
 
+/* Of entries, with names of up to 255 bytes and their NUL. */
+enum { HT_NS_ENTRY_SIZES = (offsetof(struct ht_ns_entry, name) + 256 + 7) / 8 + 1 };
+
 struct ht_ns_problem {
     const char *code;
     char *text;
@@ -130,8 +134,10 @@ struct ht_ns {
     uint32_t root_uid, root_gid;
     uint64_t salt; /* of the hash of names */
     struct ht_rwlock lock;
-    struct ht_ns_inode **inodes;  /* hash by number */
-    struct ht_ns_entry **entries; /* hash by directory and name */
+    struct ht_pool inode_pool;
+    struct ht_pool entry_pool[HT_NS_ENTRY_SIZES]; /* by their size in 8 bytes */
+    struct ht_ns_inode **inodes;                  /* hash by number */
+    struct ht_ns_entry **entries;                 /* hash by directory and name */
     uint64_t inode_mask, entry_mask;
     uint64_t inode_count, entry_count, xattr_count;
     uint64_t meta_bytes;

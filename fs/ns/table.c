@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include "tiering/base/hash.h"
 
-enum { TABLE_SIZE_START = 256 };
+enum { TABLE_SIZE_START = 256, PER_BUCKET = 2 };
 
 /* ---------------------------------------------------------------- claims */
 
@@ -95,7 +95,7 @@ static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i)
 {
     struct ht_ns_inode **head;
 
-    if (ns->inode_count > ns->inode_mask)
+    if (ns->inode_count >= (ns->inode_mask + 1) * PER_BUCKET)
         grow_inodes(ns);
     head = &ns->inodes[inode_bucket(ns, i->ino)];
     i->hash_next = *head;
@@ -111,9 +111,9 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
 
     if (rc != 0)
         return rc;
-    i = calloc(1, sizeof(*i));
+    i = ht_pool_get(&ns->inode_pool);
     if (i == NULL || ht_ns_inode_set_mode(ns, i, mode) != 0) {
-        free(i);
+        ht_pool_put(&ns->inode_pool, i);
         unclaim(ns, HT_NS_INODE_RECORD_BYTES);
         return -ENOMEM;
     }
@@ -188,7 +188,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
     remove_from_table(ns, i);
     ht_ns_inode_drop_payload(ns, i);
     ns->meta_bytes -= sizeof(*i);
-    free(i);
+    ht_pool_put(&ns->inode_pool, i);
 }
 
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
@@ -255,7 +255,12 @@ struct ht_ns_entry *ht_ns_entry_find_gone(struct ht_ns *ns, const struct ht_ns_i
 
 static size_t entry_bytes(size_t len)
 {
-    return offsetof(struct ht_ns_entry, name) + len + 1;
+    return ht_round_up(offsetof(struct ht_ns_entry, name) + len + 1, 8);
+}
+
+static struct ht_pool *entry_pool(struct ht_ns *ns, size_t len)
+{
+    return &ns->entry_pool[entry_bytes(len) / 8];
 }
 
 int ht_ns_entry_new(struct ht_ns *ns, const char *name, size_t len, struct ht_ns_entry **out)
@@ -265,7 +270,7 @@ int ht_ns_entry_new(struct ht_ns *ns, const char *name, size_t len, struct ht_ns
 
     if (rc != 0)
         return rc;
-    e = calloc(1, entry_bytes(len));
+    e = ht_pool_get(entry_pool(ns, len));
     if (e == NULL) {
         unclaim(ns, HT_NS_ENTRY_RECORD_BYTES + len);
         return -ENOMEM;
@@ -283,7 +288,7 @@ void ht_ns_entry_free(struct ht_ns *ns, struct ht_ns_entry *e)
     unclaim(ns, ht_ns_entry_claim(e));
     ns->meta_bytes -= entry_bytes(e->len);
     ns->entry_count--;
-    free(e);
+    ht_pool_put(entry_pool(ns, e->len), e);
 }
 
 static void grow_entries(struct ht_ns *ns)
@@ -310,7 +315,7 @@ void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_in
 {
     struct ht_ns_entry **head;
 
-    if (ns->entry_count > ns->entry_mask)
+    if (ns->entry_count >= (ns->entry_mask + 1) * PER_BUCKET)
         grow_entries(ns);
     e->dir = dir;
     e->inode = inode;
@@ -398,6 +403,9 @@ void ht_ns_xattr_remove(struct ht_ns_inode *i, struct ht_ns_xattr *x)
 
 int ht_ns_tables_init(struct ht_ns *ns)
 {
+    ht_pool_init(&ns->inode_pool, sizeof(struct ht_ns_inode));
+    for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
+        ht_pool_init(&ns->entry_pool[i], i * 8);
     ns->inodes = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_inode *));
     ns->entries = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_entry *));
     if (ns->inodes == NULL || ns->entries == NULL) {
@@ -430,6 +438,9 @@ void ht_ns_tables_free(struct ht_ns *ns)
         }
     rc = ht_ns_inode_each(ns, free_inode, ns);
     (void)rc;
+    ht_pool_destroy(&ns->inode_pool);
+    for (size_t i = 1; i < HT_NS_ENTRY_SIZES; i++)
+        ht_pool_destroy(&ns->entry_pool[i]);
     free(ns->inodes);
     free(ns->entries);
 }

@@ -12,7 +12,7 @@
 
 #include "tiering/store/store_priv.h"
 
-enum { TABLE_START = 1024 };
+enum { TABLE_START = 1024, OBJECTS_PER_BUCKET = 2 };
 
 /* ----------------------------------------------------------------- table */
 
@@ -71,9 +71,9 @@ struct ht_obj_extra *ht_obj_extra(struct ht_obj *o)
 
 struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
 {
-    if (s->objects >= s->table_size)
+    if (s->objects >= s->table_size * OBJECTS_PER_BUCKET)
         grow_table(s);
-    struct ht_obj *o = s->table_size ? calloc(1, sizeof(*o)) : NULL;
+    struct ht_obj *o = s->table_size ? ht_pool_get(&s->objs) : NULL;
     if (!o)
         return NULL;
     o->s = s;
@@ -199,7 +199,7 @@ void ht_obj_free_memory(struct ht_obj *o)
         free(ht_obj_extra(o));
     }
     o->s->meta_bytes -= sizeof(*o);
-    free(o);
+    ht_pool_put(&o->s->objs, o);
 }
 
 static void end_guarantee(struct ht_obj *o)

@@ -114,6 +114,7 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     s->opts = *opts;
     s->opts.read_only |= opts->force_damaged_log && !opts->repair;
     s->tx.s = s;
+    ht_pool_init(&s->objs, sizeof(struct ht_obj));
     ht_list_init(&s->tx.deleted);
     s->next_id = FIRST_ID;
     init_locks(s);
@@ -349,6 +350,7 @@ static void free_objects(struct ht_store *s)
             ht_obj_free_memory(o);
         }
     free(s->table);
+    ht_pool_destroy(&s->objs);
     ht_id_table_free(&s->scopes_by_id);
     while (s->scopes) {
         struct ht_scope *next = s->scopes->next;

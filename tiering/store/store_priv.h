@@ -29,6 +29,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/pool.h"
 #include "tiering/base/shared.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
@@ -388,6 +389,7 @@ struct ht_store {
     int8_t near[HT_DEVICES_MAX];       /* place of each device's node, or HT_NEAR_ANY */
     struct ht_rings *rings;
 
+    struct ht_pool objs;   /* their memory */
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
     uint64_t chunks, lost_chunks, meta_bytes;

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pool.h - pieces of one size for what there are millions of: no head in front of each, no rounding.
+ *
+ * Pieces come from blocks; a block that is empty is given back, but for one. No lock: the owner's.
+ * In builds with AddressSanitizer each piece is an allocation of its own, so that every misuse of one is found.
+ */
+#ifndef HITRAIN_TIERING_BASE_POOL_H
+#define HITRAIN_TIERING_BASE_POOL_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+
+struct ht_pool {
+    uint32_t piece_bytes;
+    uint32_t idle;       /* blocks that are empty */
+    struct ht_list open; /* blocks with free pieces */
+};
+
+enum { HT_POOL_PIECE_BYTES_MAX = 1024 };
+
+/* piece_bytes is rounded up to whole 8 bytes. */
+void ht_pool_init(struct ht_pool *p, size_t piece_bytes);
+/* Zeros, or NULL: no memory. */
+void *ht_pool_get(struct ht_pool *p);
+/* NULL is none. */
+void ht_pool_put(struct ht_pool *p, void *piece);
+/* All pieces were put. */
+void ht_pool_destroy(struct ht_pool *p);
+
+#endif
