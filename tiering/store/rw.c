@@ -15,11 +15,24 @@ static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, 
     return im->valid_lo <= a && b <= im->valid_hi;
 }
 
+/* A reader waits once, however many of his requests do. */
+static void begin_miss(struct ht_obj *o, struct ht_obj_reader *r)
+{
+    ht_obj_count_miss(o);
+    o->s->missing += !r || r->missing++ == 0;
+}
+
+static void end_miss(struct ht_obj *o, struct ht_obj_reader *r)
+{
+    o->s->missing -= !r || --r->missing == 0;
+}
+
 /*
  * Make [a, b) of the chunk readable in its image and hold it shared; c->slot stays HT_SLOT_NONE
  * for a hole. Lock held.
  */
-static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t b)
+static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_chunk *c, uint64_t index, uint32_t a,
+                         uint32_t b)
 {
     struct ht_store *s = o->s;
     ht_chunk_lock_shared(s, c);
@@ -33,13 +46,12 @@ static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     if (c->flags & CH_BAD)
         rc = -EIO;
     else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
-        ht_obj_count_miss(o);
-        s->missing++;
+        begin_miss(o, r);
         if (c->slot == HT_SLOT_NONE)
             rc = ht_chunk_get_slot(o, c, index);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
-        s->missing--;
+        end_miss(o, r);
         if (rc)
             ht_chunk_drop_empty(o, c, index);
     }
@@ -50,7 +62,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     return rc;
 }
 
-static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
+static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
 {
     struct ht_store *s = o->s;
     struct ht_chunk *c = ht_chunk_find(o, index);
@@ -58,7 +70,7 @@ static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len
         memset(buf, 0, len);
         return 0;
     }
-    int rc = hold_for_read(o, c, index, a, a + len);
+    int rc = hold_for_read(o, r, c, index, a, a + len);
     if (rc)
         return rc;
     uint32_t there = len;
@@ -78,7 +90,7 @@ static int read_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len
     return 0;
 }
 
-ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
+static ssize_t read_for(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, void *buf, size_t len)
 {
     struct ht_store *s = o->s;
     size_t done = 0;
@@ -92,7 +104,7 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
         uint64_t pos = off + done;
         uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
         uint32_t n = (uint32_t)ht_min_u64(len - done, ht_obj_bytes_per_chunk(o) - a);
-        rc = read_piece(o, pos >> o->chunk_shift, a, n, (uint8_t *)buf + done);
+        rc = read_piece(o, r, pos >> o->chunk_shift, a, n, (uint8_t *)buf + done);
         if (!rc)
             done += n;
     }
@@ -102,8 +114,14 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
     return rc ? rc : (ssize_t)done; /* less than there is would be taken for the end */
 }
 
+ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
+{
+    return read_for(o, NULL, off, buf, len);
+}
+
 /* The bytes where they are, with their chunk held shared; *out_bytes is NULL when no single image has them. Lock held. */
-static int hold_in_place(struct ht_obj *o, uint64_t off, size_t len, struct ht_chunk **out_c, const uint8_t **out_bytes)
+static int hold_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, size_t len, struct ht_chunk **out_c,
+                         const uint8_t **out_bytes)
 {
     struct ht_store *s = o->s;
     uint64_t index = off >> o->chunk_shift;
@@ -112,7 +130,7 @@ static int hold_in_place(struct ht_obj *o, uint64_t off, size_t len, struct ht_c
     *out_bytes = NULL;
     if (!c)
         return 0;
-    int rc = hold_for_read(o, c, index, a, a + (uint32_t)len);
+    int rc = hold_for_read(o, r, c, index, a, a + (uint32_t)len);
     if (rc)
         return rc;
     /* Memory of a handed-out object may end earlier; of one that vanished reading it says so. */
@@ -136,13 +154,13 @@ ssize_t ht_obj_read_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t
     len = off < o->size ? ht_min_u64(len, o->size - off) : 0;
     if (r)
         ht_obj_reader_note(o, r, off, len); /* first, so that the device has more to do while we wait */
-    int rc = hold_in_place(o, off, len, &c, &bytes);
+    int rc = hold_in_place(o, r, off, len, &c, &bytes);
     if (bytes)
         o->refs++; /* whoever has been answered may let go of it */
     ht_store_unlock(s);
     if (rc)
         return rc;
-    ssize_t n = bytes ? (ssize_t)len : ht_obj_read(o, off, buf, len);
+    ssize_t n = bytes ? (ssize_t)len : read_for(o, r, off, buf, len);
     if (n >= 0)
         fn(ctx, bytes ? bytes : buf, (size_t)n);
     if (bytes) {

@@ -194,6 +194,7 @@ struct ht_obj_reader {
     struct ht_list hungry; /* in a list while there is something to read ahead */
     struct ht_stream stream;
     uint64_t next, end; /* chunks to read ahead */
+    unsigned missing;   /* of his reads that wait for a device */
 };
 void ht_obj_reader_end(struct ht_obj_reader *reader);
 /* Read up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno. -ESTALE: an abort took
