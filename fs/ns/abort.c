@@ -78,7 +78,7 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s)
 {
     struct ht_ns_inode *i = s->inode;
 
-    i->shadow = NULL;
+    ht_ns_shadow_set(i, NULL);
     revert_xattrs(ns, i);
     if ((i->flags & HT_NS_PUBLISHED) == 0) {
         i->flags |= HT_NS_STALE;
@@ -88,9 +88,9 @@ static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s)
     i->flags &= (uint8_t)~HT_NS_GHOST;
     if (ht_ns_unused(i)) {
         i->flags |= HT_NS_GHOST;
-        i->shadow = s;
+        ht_ns_shadow_set(i, s);
         ht_list_del(&s->link);
-        ht_list_add_tail(&i->root->shadows, &s->link);
+        ht_list_add_tail(&s->root->shadows, &s->link);
     }
 }
 

@@ -123,7 +123,7 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
         .oid = i->ino,
         .chunk_bytes = ht_ns_chunk_bytes(ns, i),
         .obj_class = i->cur.obj_class,
-        .scope = i->root->ino,
+        .scope = ht_ns_root(i)->ino,
     };
     struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
 
@@ -224,7 +224,7 @@ static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, cons
 
     if (i == NULL)
         return -ESTALE;
-    rc = ht_ns_reserve(op->ns, i->root, 1, 0);
+    rc = ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
     if (rc != 0)
@@ -257,7 +257,7 @@ static int could_set_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, co
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_xattr *acl = NULL;
-    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, i->root, 1, 0);
+    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
@@ -330,7 +330,7 @@ static bool touch_due(const struct ht_ns_inode *i, bool written, int64_t now)
 
 static void touch_locked(struct ht_ns *ns, struct ht_ns_inode *i, bool written, int64_t now)
 {
-    if (i == NULL || ht_ns_reserve(ns, i->root, 1, 0) != 0)
+    if (i == NULL || ht_ns_reserve(ns, ht_ns_root(i), 1, 0) != 0)
         return; /* without memory the times stay as they are */
     ht_ns_shadow_take(ns, i);
     if (written)

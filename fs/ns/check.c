@@ -33,6 +33,14 @@ static void expect(struct checking *c, const struct ht_ns_inode *i, bool ok, con
         found(c, i, what);
 }
 
+static bool is_in_place(const struct ht_ns_entry *e)
+{
+    const struct ht_ns_dir *d = e->dir->u.dir;
+    uint32_t slot = ht_ns_dir_seek(d, e->cookie - 1);
+
+    return slot < d->slot_count && ht_ns_dir_entry(d, slot) == e;
+}
+
 static void check_entry(struct checking *c, const struct ht_ns_entry *e)
 {
     const struct ht_ns_inode *i = e->inode;
@@ -42,14 +50,14 @@ static void check_entry(struct checking *c, const struct ht_ns_entry *e)
     expect(c, i, e->state == HT_NS_CLEAN || pending, "a name outside model roots is not published");
     expect(c, i, (e->dirty != 0) == (e->state != HT_NS_CLEAN), "a pending name is not on its root's list");
     if (e->dirty != 0 && pending)
-        expect(c, i, e->dirty <= e->dir->root->entry_count && e->dir->root->entries[e->dirty - 1] == e,
+        expect(c, i, e->dirty <= ht_ns_root(e->dir)->entry_count && ht_ns_root(e->dir)->entries[e->dirty - 1] == e,
                "a pending name is at another place of its root's list");
     if (e->state != HT_NS_NEW)
         expect(c, i, (i->flags & e->dir->flags & HT_NS_PUBLISHED) != 0, "a published name of something that is not");
     if (ht_ns_current(e))
-        expect(c, i, ht_ns_dir_entry(e->dir->u.dir, e->slot) == e, "a name is not in its place in the directory");
+        expect(c, i, is_in_place(e), "a name is not in its place in the directory");
     if (ht_ns_current(e) && (i->flags & HT_NS_MODEL_ROOT) == 0)
-        expect(c, i, i->root == e->dir->root, "it belongs to another model root than its directory");
+        expect(c, i, ht_ns_root(i) == ht_ns_root(e->dir), "it belongs to another model root than its directory");
 }
 
 static void check_names(struct checking *c, const struct ht_ns_inode *i)
@@ -94,7 +102,7 @@ static void check_xattrs(struct checking *c, const struct ht_ns_inode *i)
         c->xattrs++;
         dirty |= x->state != HT_NS_CLEAN;
     }
-    expect(c, i, !dirty || (i->shadow != NULL && i->shadow->xattrs), "a pending attribute is on no list");
+    expect(c, i, !dirty || (ht_ns_shadow(i) != NULL && ht_ns_shadow(i)->xattrs), "a pending attribute is on no list");
 }
 
 static int check_inode(void *ctx, struct ht_ns_inode *i)
@@ -106,11 +114,11 @@ static int check_inode(void *ctx, struct ht_ns_inode *i)
     check_xattrs(c, i);
     if (ht_ns_is_dir(i))
         check_dir(c, i);
-    expect(c, i, i->shadow == NULL || i->shadow->inode == i, "its pending state is another's");
+    expect(c, i, ht_ns_shadow(i) == NULL || ht_ns_shadow(i)->inode == i, "its pending state is another's");
     if ((i->flags & (HT_NS_PUBLISHED | HT_NS_STALE)) == 0 && i->ino != HT_NS_ROOT_INO)
-        expect(c, i, ht_ns_pending(i) && i->shadow != NULL, "it is not in the log and not pending");
+        expect(c, i, ht_ns_pending(i) && ht_ns_shadow(i) != NULL, "it is not in the log and not pending");
     if ((i->flags & HT_NS_GHOST) != 0)
-        expect(c, i, i->links == 0 && i->shadow != NULL, "it is deleted and has a name");
+        expect(c, i, i->links == 0 && ht_ns_shadow(i) != NULL, "it is deleted and has a name");
     return 0;
 }
 

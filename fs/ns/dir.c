@@ -2,7 +2,7 @@
 /*
  * dir.c - the order of entries within a directory, and reading it.
  *
- * Slots are an array by ascending cookie. A new entry goes to the end with the next cookie; a removed one leaves a
+ * Slots are an array by ascending cookie, where an entry finds its own by its cookie. A new entry goes to the end with the next cookie; a removed one leaves a
  * mark that keeps its cookie, so that a binary search still works. Marks are squeezed out when the array is full or
  * mostly marks: cookies stay as they are, so a walk that stopped anywhere goes on right behind that place.
  *
@@ -41,7 +41,6 @@ static void squeeze(struct ht_ns_dir *d)
         struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
         if (e == NULL)
             continue;
-        e->slot = n;
         d->slots[n++] = slot_of_entry(e);
     }
     d->slot_count = n;
@@ -89,14 +88,18 @@ void ht_ns_dir_append(struct ht_ns_dir *d, struct ht_ns_entry *e)
     if (d->next_cookie < COOKIE_FIRST)
         d->next_cookie = COOKIE_FIRST;
     e->cookie = d->next_cookie++;
-    e->slot = d->slot_count;
     d->slots[d->slot_count++] = slot_of_entry(e);
     d->live++;
 }
 
+static uint32_t slot_of(const struct ht_ns_dir *d, uint64_t cookie)
+{
+    return ht_ns_dir_seek(d, cookie - 1);
+}
+
 void ht_ns_dir_remove(struct ht_ns *ns, struct ht_ns_dir *d, struct ht_ns_entry *e)
 {
-    d->slots[e->slot] = e->cookie << 1 | 1;
+    d->slots[slot_of(d, e->cookie)] = e->cookie << 1 | 1;
     d->live--;
     while (d->slot_count > 0 && ht_ns_dir_entry(d, d->slot_count - 1) == NULL)
         d->slot_count--;
@@ -111,8 +114,7 @@ void ht_ns_dir_remove(struct ht_ns *ns, struct ht_ns_dir *d, struct ht_ns_entry 
 void ht_ns_dir_take_over(struct ht_ns_dir *d, struct ht_ns_entry *old, struct ht_ns_entry *e)
 {
     e->cookie = old->cookie;
-    e->slot = old->slot;
-    d->slots[e->slot] = slot_of_entry(e);
+    d->slots[slot_of(d, e->cookie)] = slot_of_entry(e);
 }
 
 uint32_t ht_ns_dir_seek(const struct ht_ns_dir *d, uint64_t cookie)

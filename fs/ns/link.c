@@ -186,7 +186,7 @@ static int find_root_dir(struct ht_ns *ns)
 static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht_ns_inode *child,
                       struct ht_ns_root **out)
 {
-    *out = dir != NULL ? dir->root : &ns->outside;
+    *out = dir != NULL ? ht_ns_root(dir) : &ns->outside;
     if ((child->flags & HT_NS_MODEL_ROOT) == 0)
         return 0;
     if (*out != &ns->outside) {
@@ -215,7 +215,7 @@ static int reach(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_
 static uint64_t scope_of(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
-    struct ht_obj_stat st = {.scope = i->root->ino};
+    struct ht_obj_stat st = {.scope = ht_ns_root(i)->ino};
 
     if (obj != NULL)
         ht_obj_stat(obj, &st);
@@ -230,19 +230,19 @@ static void move_to(struct ht_ns *ns, struct ht_ns_entry *e)
 
     for (struct ht_ns_entry *n = i->names, *next; n != NULL; n = next) {
         next = n->name_next;
-        if ((n->dir->flags & HT_NS_MARKED) != 0 && n->dir->root != e->dir->root)
+        if ((n->dir->flags & HT_NS_MARKED) != 0 && ht_ns_root(n->dir) != ht_ns_root(e->dir))
             unlink_entry(ns, n);
     }
-    ht_ns_inode_set_root(ns, i, e->dir->root);
+    ht_ns_inode_set_root(ns, i, ht_ns_root(e->dir));
 }
 
 /* A file that was reached may have other names, but only where its content is published with it. */
 static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e)
 {
-    if (ht_ns_is_dir(e->inode) || e->inode->root == e->dir->root)
+    if (ht_ns_is_dir(e->inode) || ht_ns_root(e->inode) == ht_ns_root(e->dir))
         return 0;
     ht_ns_problem(ns, "NS-LINK-ACROSS-ROOT", "inode %llu has names in and outside of a model root", (ull)e->inode->ino);
-    if (scope_of(ns, e->inode) == e->dir->root->ino)
+    if (scope_of(ns, e->inode) == ht_ns_root(e->dir)->ino)
         move_to(ns, e);
     else
         unlink_entry(ns, e);

@@ -129,7 +129,7 @@ static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct h
     int rc = 0;
 
     inherit_fields(i, dir, m, op->now_ns);
-    ht_ns_inode_set_root(op->ns, i, dir->root);
+    ht_ns_inode_set_root(op->ns, i, ht_ns_root(dir));
     if (S_ISCHR(m->mode) || S_ISBLK(m->mode))
         i->u.rdev = m->rdev;
     if (m->target != NULL)
@@ -188,7 +188,7 @@ static int make_unnamed_locked(struct ht_ns_op *op, const struct making *m, stru
     int rc = check_parent(dir);
 
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, dir->root, 1, 0);
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 1, 0);
     if (rc == 0)
         rc = make_inode(op, dir, m, &i, &obj);
     if (rc != 0)
@@ -211,7 +211,7 @@ static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat 
     if (rc == 0 && ht_ns_entry_find(op->ns, dir, m->name, len) != NULL)
         rc = -EEXIST;
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, dir->root, 2, 1);
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
     if (rc == 0)
         rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
     if (rc == 0)
@@ -348,7 +348,7 @@ static int check_link(const struct ht_ns_inode *i, const struct ht_ns_inode *dir
         return -EPERM;
     if (i->links == 0 && (i->flags & HT_NS_UNNAMED) == 0)
         return -ENOENT;
-    if (i->root != dir->root)
+    if (ht_ns_root(i) != ht_ns_root(dir))
         return -EXDEV;
     return i->links >= HT_LINKS_MAX ? -EMLINK : 0;
 }
@@ -365,7 +365,7 @@ static int link_locked(struct ht_ns_op *op, uint64_t ino, uint64_t parent, const
     if (rc == 0)
         rc = check_link(i, dir);
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, dir->root, 2, 1);
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
     if (rc == 0)
         rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
     if (rc == 0)
@@ -409,7 +409,7 @@ void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i)
 {
     if ((i->flags & HT_NS_MODEL_ROOT) == 0)
         return;
-    ht_ns_root_publish_locked(op->ns, i->root, op->tx);
+    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
     ht_scope_publish(op->ns->store, i->ino, op->tx);
     op->ended_scope = i->ino;
 }
@@ -419,7 +419,7 @@ static int count_orphan(void *ctx, struct ht_ns_inode *i)
 {
     struct orphans *o = ctx;
 
-    if (i->root == o->root && i->links == 0)
+    if (ht_ns_root(i) == o->root && i->links == 0)
         o->bytes += ORPHAN_BYTES;
     return 0;
 }
@@ -435,7 +435,7 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name)
         e = ht_ns_entry_find(ns, dir, name, strlen(name));
     if (e != NULL && (e->inode->flags & HT_NS_MODEL_ROOT) != 0) {
         int rc;
-        o.root = e->inode->root;
+        o.root = ht_ns_root(e->inode);
         rc = ht_ns_inode_each(ns, count_orphan, &o);
         (void)rc;
         o.bytes += ht_ns_root_pending_bytes_locked(o.root) + ht_scope_pending_bytes(ns->store, e->inode->ino);
@@ -458,7 +458,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name,
     i = e->inode;
     rc = ht_ns_check_removable(i, want_dir);
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, dir->root, 3, 1);
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 3, 1);
     if (rc != 0)
         return rc;
     ht_ns_settle_root(op, i);

@@ -120,7 +120,7 @@ static int reap(struct ht_ns *ns, uint64_t ino)
         return rc;
     i = ht_ns_inode_find(ns, ino);
     if (i != NULL && ht_ns_unused(i)) {
-        rc = ht_ns_reserve(ns, i->root, 1, 0);
+        rc = ht_ns_reserve(ns, ht_ns_root(i), 1, 0);
         if (rc == 0)
             ht_ns_inode_release(&op, i);
     }
@@ -337,7 +337,7 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
     ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_live(ns, ino);
     if (i != NULL)
-        *out = (struct ht_ns_tensor){.root = i->root->ino,
+        *out = (struct ht_ns_tensor){.root = ht_ns_root(i)->ino,
                                      .is_root = (i->flags & HT_NS_MODEL_ROOT) != 0,
                                      .dtype = i->cur.dtype,
                                      .grad_dtype = i->cur.grad_dtype,

@@ -65,6 +65,7 @@ struct ht_ns_root {
 struct ht_ns_shadow {
     struct ht_list link;
     struct ht_ns_inode *inode;
+    struct ht_ns_root *root; /* of the inode */
     uint64_t ino;
     struct ht_ns_attr published; /* means something when the inode is published */
     bool xattrs;                 /* some are NEW or GONE */
@@ -89,9 +90,8 @@ struct ht_ns_dir {
 struct ht_ns_inode {
     uint64_t ino;
     struct ht_ns_inode *hash_next;
-    struct ht_ns_root *root;
+    uintptr_t home; /* its root, or, odd, its shadow, which knows the root */
     struct ht_ns_attr cur;
-    struct ht_ns_shadow *shadow;
     struct ht_ns_entry *names; /* current and GONE */
     struct ht_ns_xattr *xattrs;
     union {
@@ -106,15 +106,14 @@ struct ht_ns_inode {
     uint8_t flags;
 };
 static_assert(HT_LINKS_MAX <= UINT16_MAX, "links fit");
-static_assert(sizeof(struct ht_ns_inode) <= 112, "memory per file is bounded");
+static_assert(sizeof(struct ht_ns_inode) <= 104, "memory per file is bounded");
 
 struct ht_ns_entry {
     struct ht_ns_inode *dir, *inode;
     struct ht_ns_entry *hash_next;
     struct ht_ns_entry *name_next, **name_pprev; /* of inode->names */
-    uint64_t cookie;
-    uint32_t slot;  /* in dir->slots */
-    uint32_t dirty; /* index in root->entries plus 1, or 0 */
+    uint64_t cookie;                             /* current: the slot with it in dir->slots is this one's */
+    uint32_t dirty;                              /* index in root->entries plus 1, or 0 */
     uint8_t state, len;
     char name[]; /* terminated */
 };
@@ -150,6 +149,14 @@ struct ht_ns {
     size_t problem_count, problems_kept;
 };
 
+static inline struct ht_ns_shadow *ht_ns_shadow(const struct ht_ns_inode *i)
+{
+    return (i->home & 1) != 0 ? (struct ht_ns_shadow *)(i->home - 1) : NULL;
+}
+static inline struct ht_ns_root *ht_ns_root(const struct ht_ns_inode *i)
+{
+    return (i->home & 1) != 0 ? ((struct ht_ns_shadow *)(i->home - 1))->root : (struct ht_ns_root *)i->home;
+}
 static inline bool ht_ns_is_dir(const struct ht_ns_inode *i)
 {
     return S_ISDIR(i->cur.mode);
@@ -157,7 +164,7 @@ static inline bool ht_ns_is_dir(const struct ht_ns_inode *i)
 /* Changes of it wait for the root's publication. */
 static inline bool ht_ns_pending(const struct ht_ns_inode *i)
 {
-    return i->root->ino != 0;
+    return ht_ns_root(i)->ino != 0;
 }
 static inline bool ht_ns_current(const struct ht_ns_entry *e)
 {
@@ -171,7 +178,7 @@ static inline bool ht_ns_unused(const struct ht_ns_inode *i)
 }
 static inline const struct ht_ns_attr *ht_ns_published_attr(const struct ht_ns_inode *i)
 {
-    return i->shadow != NULL ? &i->shadow->published : &i->cur;
+    return ht_ns_shadow(i) != NULL ? &ht_ns_shadow(i)->published : &i->cur;
 }
 static inline const char *ht_ns_xattr_value(const struct ht_ns_xattr *x)
 {
@@ -276,6 +283,8 @@ int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, u
 /* The inode gets a shadow, if it has none, with the present values. One was reserved. */
 void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i);
 void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i);
+/* The inode has this one, which is on no list of its root's yet, or (NULL) none. */
+void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s);
 /* Off its list, to the free ones. */
 void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s);
 /* Before and after a change of attributes: pending below a root, else into the log. */

@@ -53,11 +53,20 @@ int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, u
 
 /* --------------------------------------------------------------- shadows */
 
+void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s)
+{
+    struct ht_ns_root *root = ht_ns_root(i);
+
+    if (s != NULL)
+        s->root = root;
+    i->home = s != NULL ? (uintptr_t)s | 1 : (uintptr_t)root;
+}
+
 void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
 {
     struct ht_ns_shadow *s;
 
-    if (i->shadow != NULL)
+    if (ht_ns_shadow(i) != NULL)
         return;
     assert(ns->free_shadow_count > 0);
     s = ht_list_entry(ns->free_shadows.next, struct ht_ns_shadow, link);
@@ -67,17 +76,17 @@ void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
     s->ino = i->ino;
     s->published = i->cur;
     s->xattrs = false;
-    ht_list_add_tail(&i->root->shadows, &s->link);
-    i->shadow = s;
+    ht_ns_shadow_set(i, s);
+    ht_list_add_tail(&s->root->shadows, &s->link);
 }
 
 void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i)
 {
-    struct ht_ns_shadow *s = i->shadow;
+    struct ht_ns_shadow *s = ht_ns_shadow(i);
 
     if (s == NULL)
         return;
-    i->shadow = NULL;
+    ht_ns_shadow_set(i, NULL);
     ht_ns_shadow_recycle(ns, s);
 }
 
@@ -95,12 +104,16 @@ void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s)
 
 void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root)
 {
+    struct ht_ns_shadow *s = ht_ns_shadow(i);
+
     (void)ns;
-    i->root = root;
-    if (i->shadow == NULL)
+    if (s == NULL) {
+        i->home = (uintptr_t)root;
         return;
-    ht_list_del(&i->shadow->link);
-    ht_list_add_tail(&root->shadows, &i->shadow->link);
+    }
+    s->root = root;
+    ht_list_del(&s->link);
+    ht_list_add_tail(&root->shadows, &s->link);
 }
 
 /* ------------------------------------------------------------ attributes */
@@ -135,10 +148,10 @@ static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_ino
     dir->cur.mtime_ns = dir->cur.ctime_ns = inode->cur.ctime_ns = op->now_ns;
     if (pending)
         return;
-    if (dir->shadow != NULL)
-        dir->shadow->published.mtime_ns = dir->shadow->published.ctime_ns = op->now_ns;
-    if (inode->shadow != NULL)
-        inode->shadow->published.ctime_ns = op->now_ns;
+    if (ht_ns_shadow(dir) != NULL)
+        ht_ns_shadow(dir)->published.mtime_ns = ht_ns_shadow(dir)->published.ctime_ns = op->now_ns;
+    if (ht_ns_shadow(inode) != NULL)
+        ht_ns_shadow(inode)->published.ctime_ns = op->now_ns;
 }
 
 /* --------------------------------------------------------------- entries */
@@ -179,7 +192,7 @@ void ht_ns_entry_count(struct ht_ns_entry *e, int by)
 /* The entry is not current any more; its slot was given away or freed. */
 static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e)
 {
-    struct ht_ns_root *root = e->dir->root;
+    struct ht_ns_root *root = ht_ns_root(e->dir);
 
     ht_ns_entry_count(e, -1);
     if (e->state == HT_NS_CLEAN && root->ino != 0) {
@@ -217,7 +230,7 @@ void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_in
     ht_ns_entry_count(e, 1);
     if (ht_ns_pending(dir)) {
         e->state = HT_NS_NEW;
-        ht_ns_entry_dirty(dir->root, e);
+        ht_ns_entry_dirty(ht_ns_root(dir), e);
     } else {
         e->state = HT_NS_CLEAN;
         ht_ns_put_entry(op->tx, e, op->now_ns);

@@ -51,7 +51,7 @@ static void publish_inode(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
 static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e)
 {
     e->dir->u.dir->gone--;
-    ht_ns_entry_undirty(e->dir->root, e);
+    ht_ns_entry_undirty(ht_ns_root(e->dir), e);
     ht_ns_entry_remove(ns, e);
     ht_ns_entry_free(ns, e);
 }
@@ -68,7 +68,7 @@ static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *t
 
     ht_ns_put_entry(tx, e, 0);
     e->state = HT_NS_CLEAN;
-    ht_ns_entry_undirty(e->dir->root, e);
+    ht_ns_entry_undirty(ht_ns_root(e->dir), e);
     if (twin != NULL)
         forget_gone(ns, twin);
 }
@@ -175,9 +175,9 @@ static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir
 {
     int rc = 0;
 
-    for (uint32_t n = 0; rc == 0 && n < dir->root->entry_count; n++)
-        if (dir->root->entries[n]->dir == dir)
-            rc = closure_add(c, dir->root->entries[n]->inode);
+    for (uint32_t n = 0; rc == 0 && n < ht_ns_root(dir)->entry_count; n++)
+        if (ht_ns_root(dir)->entries[n]->dir == dir)
+            rc = closure_add(c, ht_ns_root(dir)->entries[n]->inode);
     return rc;
 }
 
@@ -231,7 +231,7 @@ static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht
 /* Names that a directory lost. */
 static void publish_children_gone(struct ht_ns *ns, struct ht_ns_inode *dir, struct ht_tx *tx)
 {
-    struct ht_ns_root *root = dir->root;
+    struct ht_ns_root *root = ht_ns_root(dir);
 
     for (uint32_t n = root->entry_count; n > 0; n--)
         if (root->entries[n - 1]->state == HT_NS_GONE && root->entries[n - 1]->dir == dir)

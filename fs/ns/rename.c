@@ -133,7 +133,7 @@ static int check_rename(const struct renaming *r)
 
     if (exchange && r->to == NULL)
         return -ENOENT;
-    if (r->dir->root != r->new_dir->root)
+    if (ht_ns_root(r->dir) != ht_ns_root(r->new_dir))
         return -EXDEV;
     if (goes_into_itself(r->from, r->new_dir) || (exchange && goes_into_itself(r->to, r->dir)))
         return -EINVAL;
@@ -145,7 +145,7 @@ static int check_rename(const struct renaming *r)
 /* Room for each side of the change, as ht_ns_entry_add and _drop want it. */
 static int reserve(struct ht_ns *ns, const struct renaming *r)
 {
-    int rc = ht_ns_reserve(ns, r->dir->root, 8, 4);
+    int rc = ht_ns_reserve(ns, ht_ns_root(r->dir), 8, 4);
 
     if (rc == 0)
         rc = ht_ns_dir_reserve(ns, r->dir->u.dir, 2);

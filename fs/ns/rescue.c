@@ -26,7 +26,7 @@ static void name_of(char name[HT_NAME_BYTES_MAX + 1], const char *stem, unsigned
 /* The model root of all that has no model of its own; usually that is none. */
 static struct ht_ns_root *home_of(struct ht_ns *ns)
 {
-    return ht_ns_inode_find(ns, HT_NS_ROOT_INO)->root;
+    return ht_ns_root(ht_ns_inode_find(ns, HT_NS_ROOT_INO));
 }
 
 static int end(struct ht_ns_op *op, int rc)
@@ -57,7 +57,7 @@ static bool is_folder(struct ht_ns *ns, uint64_t ino)
 
     ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_find(ns, ino);
-    is = i != NULL && ht_ns_is_dir(i) && i->root == home_of(ns);
+    is = i != NULL && ht_ns_is_dir(i) && ht_ns_root(i) == home_of(ns);
     ht_rwlock_unlock(&ns->lock);
     return is;
 }
@@ -108,7 +108,7 @@ static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i)
     if (rc == 0)
         rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, dir->root, 2, 1);
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
     if (rc == 0)
         rc = ht_ns_entry_new(op->ns, name, strlen(name), &e);
     if (rc == 0)

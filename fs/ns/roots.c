@@ -20,7 +20,7 @@ struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino)
 {
     const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
 
-    return i != NULL && ino != 0 && i->root->ino == ino ? i->root : NULL;
+    return i != NULL && ino != 0 && ht_ns_root(i)->ino == ino ? ht_ns_root(i) : NULL;
 }
 
 struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino)
@@ -45,7 +45,7 @@ static int set_root_of(void *ctx, struct ht_ns_inode *i)
 {
     struct set_root *s = ctx;
 
-    if (i->root == s->from)
+    if (ht_ns_root(i) == s->from)
         ht_ns_inode_set_root(s->ns, i, s->to);
     return 0;
 }
@@ -139,7 +139,7 @@ static void change_members(struct ht_ns_op *op, const struct ht_ns_members *m, s
 {
     for (size_t n = 0; n < m->count; n++) {
         struct ht_ns_inode *i = m->inodes[n];
-        if (i->shadow != NULL) {
+        if (ht_ns_shadow(i) != NULL) {
             ht_ns_put_inode(op->tx, i, &i->cur);
             ht_ns_shadow_drop(op->ns, i);
         }
@@ -225,7 +225,7 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c)
     int rc = check_new_root(i);
 
     if (rc == 0)
-        rc = ht_ns_reserve(op->ns, i->root, 2, 0);
+        rc = ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
     if (rc == 0)
         rc = collect_tree(&m, i);
     if (rc == 0)
@@ -288,7 +288,7 @@ static int add_root_member(void *ctx, struct ht_ns_inode *i)
 {
     struct root_members *r = ctx;
 
-    return i->root == r->root && (i->flags & HT_NS_STALE) == 0 ? ht_ns_members_add(&r->m, i) : 0;
+    return ht_ns_root(i) == r->root && (i->flags & HT_NS_STALE) == 0 ? ht_ns_members_add(&r->m, i) : 0;
 }
 
 /* Objects move first, because that is what can fail; what the callback deletes is published with the scope. */
@@ -307,8 +307,8 @@ static int turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const
         return rc;
     }
     ht_scope_publish(op->ns->store, scope, op->tx);
-    ht_ns_root_publish_locked(op->ns, i->root, op->tx);
-    ht_ns_root_free(op->ns, i->root);
+    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
+    ht_ns_root_free(op->ns, ht_ns_root(i));
     take_config(op, i);
     return 0;
 }
@@ -317,13 +317,15 @@ static int unmake_locked(struct ht_ns_op *op, struct root_change *c)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, c->ino);
     struct root_members r = {0};
-    int rc = i == NULL ? -ESTALE : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL : ht_ns_reserve(op->ns, i->root, 2, 0);
+    int rc = i == NULL                       ? -ESTALE
+        : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL
+                                             : ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
 
     if (rc != 0)
         return rc;
-    ht_ns_root_publish_locked(op->ns, i->root, op->tx);
+    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
     ht_scope_publish(op->ns->store, c->ino, op->tx);
-    r.root = i->root;
+    r.root = ht_ns_root(i);
     rc = ht_ns_inode_each(op->ns, add_root_member, &r);
     if (rc == 0)
         rc = turn_into_directory(op, i, &r.m, c);

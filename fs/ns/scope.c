@@ -94,7 +94,7 @@ static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i)
         return false;
     ht_obj_stat(obj, &os);
     ht_obj_put(obj);
-    return os.scope != i->root->ino;
+    return os.scope != ht_ns_root(i)->ino;
 }
 
 static int add_stray(void *ctx, struct ht_ns_inode *i)
@@ -121,7 +121,7 @@ static int bring_home_locked(struct ht_ns_op *op, uint64_t ino)
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     uint64_t busy;
 
-    return i != NULL && is_stray(op->ns, i) ? move_object(op, i, i->root->ino, &busy) : 0;
+    return i != NULL && is_stray(op->ns, i) ? move_object(op, i, ht_ns_root(i)->ino, &busy) : 0;
 }
 
 static int try_bring_home(struct ht_ns *ns, struct ht_obj *obj, uint64_t ino)

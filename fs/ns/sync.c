@@ -34,8 +34,8 @@ static int look(struct ht_ns *ns, struct syncing *s)
     if (s->obj != NULL)
         ht_obj_stat(s->obj, &os);
     s->nothing = is_deleted(i) ||
-        (ht_store_read_only(ns->store) && !ht_store_failed(ns->store) && i->shadow == NULL && !os.unpublished);
-    s->bytes = SYNC_BYTES + (ht_ns_pending(i) ? ht_ns_root_pending_bytes_locked(i->root) : 0);
+        (ht_store_read_only(ns->store) && !ht_store_failed(ns->store) && ht_ns_shadow(i) == NULL && !os.unpublished);
+    s->bytes = SYNC_BYTES + (ht_ns_pending(i) ? ht_ns_root_pending_bytes_locked(ht_ns_root(i)) : 0);
     return 0;
 }
 

@@ -118,7 +118,7 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
         return -ENOMEM;
     }
     i->ino = ino;
-    i->root = &ns->outside;
+    i->home = (uintptr_t)&ns->outside;
     insert_inode(ns, i);
     *out = i;
     return 0;

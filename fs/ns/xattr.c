@@ -102,8 +102,8 @@ static void stamp(struct ht_ns_op *op, struct ht_ns_inode *i, int64_t time_ns)
     if (time_ns == 0)
         return;
     i->cur.ctime_ns = time_ns;
-    if (!ht_ns_pending(i) && i->shadow != NULL)
-        i->shadow->published.ctime_ns = time_ns;
+    if (!ht_ns_pending(i) && ht_ns_shadow(i) != NULL)
+        ht_ns_shadow(i)->published.ctime_ns = time_ns;
 }
 
 /* x is current no more. */
@@ -111,7 +111,7 @@ static void end_xattr(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_x
 {
     if (ht_ns_pending(i) && x->state == HT_NS_CLEAN) {
         x->state = HT_NS_GONE;
-        i->shadow->xattrs = true;
+        ht_ns_shadow(i)->xattrs = true;
         return;
     }
     ht_ns_xattr_remove(i, x);
@@ -129,7 +129,7 @@ void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_n
     i->xattrs = x;
     x->state = ht_ns_pending(i) ? HT_NS_NEW : HT_NS_CLEAN;
     if (ht_ns_pending(i))
-        i->shadow->xattrs = true;
+        ht_ns_shadow(i)->xattrs = true;
     else
         ht_ns_put_xattr(op->tx, i->ino, x, time_ns);
 }
@@ -301,7 +301,7 @@ static int set_locked(struct ht_ns_op *op, const struct xattr_request *q)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, q->ino);
     const struct word_field *w = find_word(q->name);
-    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, i->root, 1, 0);
+    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;
@@ -333,7 +333,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name)
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     const struct word_field *w = find_word(name);
     struct ht_ns_xattr *x;
-    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, i->root, 1, 0);
+    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;
