@@ -17,95 +17,16 @@
 #include "tiering/store/store_priv.h"
 
 enum {
-    WINDOW = 32,
     TRIES = 1024,                /* images that are asked to go */
     STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
     MISSING_MAX = 2,             /* where so many readers wait for devices already, these are busy without it */
     ARENA_SHARE = 4, /* what is read ahead and not used yet takes at most this part of what moves in the arena */
 };
 
-struct fill {
-    struct ht_obj *o;
-    struct ht_chunk *c;
-    uint64_t index;
-    struct ht_ref ref;
-    struct ht_xfer xfer;
-    int rc;
-};
-
-struct window {
-    struct ht_store *s;
-    struct ht_ring *ring;
-    bool tell; /* errors */
-    int error; /* the first */
-    unsigned first, count;
-    struct fill fill[WINDOW]; /* in flight, oldest first */
-};
-
 /* Is there something to read for it? */
 static bool wanted(struct ht_chunk *c)
 {
     return c && c->slot == HT_SLOT_NONE && !(c->flags & CH_BAD) && ht_chunk_ref(c) && !ht_ref_lost(ht_chunk_ref(c));
-}
-
-/* Read into a new image of a chunk that is held exclusively. Lock held, let go meanwhile. */
-static void start(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
-{
-    struct ht_store *s = w->s;
-    struct fill *f = &w->fill[(w->first + w->count++) % WINDOW];
-    /* A copy of the reference: publishing moves it without the chunk's lock. */
-    *f = (struct fill){.o = o, .c = c, .index = index, .ref = *ht_chunk_ref(c)};
-    ht_chunk_attach_image(o, c, index, slot);
-    o->refs++;
-    ht_store_unlock(s);
-    f->rc = ht_xfer_start(&f->xfer, s, w->ring, &f->ref, ht_arena_data(s->arena, slot), HT_IO_READ);
-    ht_store_lock(s);
-}
-
-/* What was read is what was written? No lock held. */
-static int check(const struct window *w, struct fill *f, const uint8_t *data, int rc)
-{
-    if (rc && w->tell)
-        ht_read_failed(f->o, f->index, &f->xfer, rc);
-    if (rc)
-        return rc;
-    if (w->tell)
-        return ht_ref_verify(f->o, f->index, &f->ref, data);
-    return ht_store_checksum(w->s, data, f->ref.stored) == f->ref.checksum ? 0 : -EIO;
-}
-
-/* The oldest. Lock held, let go meanwhile. */
-static void finish(struct window *w)
-{
-    struct ht_store *s = w->s;
-    struct fill *f = &w->fill[w->first];
-    uint8_t *data = ht_arena_data(s->arena, f->c->slot);
-    uint32_t bytes = ht_obj_bytes_per_chunk(f->o), visible = (uint32_t)ht_min_u64(f->ref.visible, bytes);
-    ht_store_unlock(s);
-    int rc = ht_xfer_wait(&f->xfer, w->ring);
-    rc = check(w, f, data, f->rc ? f->rc : rc);
-    if (!rc)
-        memset(data + visible, 0, bytes - visible);
-    ht_store_lock(s);
-    if (!rc) {
-        struct ht_image *im = ht_arena_image(s->arena, f->c->slot);
-        im->valid_hi = bytes;
-        im->data_hi = visible;
-        ht_obj_count_read(f->o, &f->ref);
-    } else {
-        ht_chunk_drop_empty(f->o, f->c, f->index);
-        w->error = w->error ? w->error : rc;
-    }
-    ht_chunk_unlock_exclusive(s, f->c);
-    ht_obj_put_locked(f->o);
-    w->first = (w->first + 1) % WINDOW;
-    w->count--;
-}
-
-static void finish_all(struct window *w)
-{
-    while (w->count)
-        finish(w);
 }
 
 /* ------------------------------------------------------------------ readers */
@@ -195,7 +116,7 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
 }
 
 /* A chunk for whoever has been hungry longest. False: nobody is. Lock held, let go meanwhile: the reader may go. */
-static bool feed(struct window *w)
+static bool feed(struct ht_fills *w)
 {
     struct ht_store *s = w->s;
     if (ht_list_empty(&s->ahead.hungry))
@@ -210,7 +131,8 @@ static bool feed(struct window *w)
     if (r->next < r->end)
         ht_list_add_tail(&s->ahead.hungry, &r->hungry);
     ht_arena_mark_ahead(s->arena, slot);
-    start(w, r->obj, c, index, slot);
+    ht_chunk_attach_image(r->obj, c, index, slot);
+    ht_fills_start(w, r->obj, c, index);
     return true;
 }
 
@@ -221,7 +143,7 @@ static void send_away(struct ht_store *s)
 }
 
 /* Until nobody is hungry. Lock held, let go meanwhile. */
-static void feed_all(struct window *w)
+static void feed_all(struct ht_fills *w)
 {
     struct ht_store *s = w->s;
     ht_store_unlock(s);
@@ -232,17 +154,17 @@ static void feed_all(struct window *w)
         return;
     }
     do {
-        while (w->count < WINDOW && !s->stopping && feed(w))
+        while (w->count < HT_FILLS_MAX && !s->stopping && feed(w))
             ;
         if (w->count)
-            finish(w);
+            ht_fills_finish(w);
     } while (w->count);
 }
 
 static void *ahead_main(void *arg)
 {
     struct ht_store *s = arg;
-    struct window w = {.s = s};
+    struct ht_fills w = {.s = s};
     ht_store_lock(s);
     while (!s->stopping) {
         if (ht_list_empty(&s->ahead.hungry))
@@ -256,7 +178,7 @@ static void *ahead_main(void *arg)
 
 void ht_store_read_ahead(struct ht_store *s)
 {
-    struct window w = {.s = s};
+    struct ht_fills w = {.s = s};
     ht_store_lock(s);
     feed_all(&w);
     ht_store_unlock(s);
@@ -299,13 +221,13 @@ static int fill_handed(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 }
 
 /* 0: go on; 1: there is no room. Lock held, let go meanwhile. */
-static int prefetch_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+static int prefetch_chunk(struct ht_fills *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
     struct ht_store *s = w->s;
-    if (w->count == WINDOW)
-        finish(w);
+    if (w->count == HT_FILLS_MAX)
+        ht_fills_finish(w);
     while (w->count && (c->exclusive || c->shared || o->extra->handed))
-        finish(w);
+        ht_fills_finish(w);
     ht_chunk_lock_exclusive(s, c);
     int rc = 0;
     if (wanted(c) && o->extra->handed) {
@@ -314,7 +236,8 @@ static int prefetch_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c
         int near = ht_chunk_near_now(s, c);
         uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), 0, near);
         if (slot != HT_SLOT_NONE) {
-            start(w, o, c, index, slot);
+            ht_chunk_attach_image(o, c, index, slot);
+            ht_fills_start(w, o, c, index);
             return 0;
         }
         rc = 1;
@@ -325,7 +248,7 @@ static int prefetch_chunk(struct window *w, struct ht_obj *o, struct ht_chunk *c
     return rc;
 }
 
-static int prefetch(struct window *w, struct ht_obj *o)
+static int prefetch(struct ht_fills *w, struct ht_obj *o)
 {
     struct ht_chunk *c;
     uint64_t index = 0;
@@ -337,14 +260,14 @@ static int prefetch(struct window *w, struct ht_obj *o)
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
             rc = prefetch_chunk(w, o, c, index);
     }
-    finish_all(w);
+    ht_fills_finish_all(w);
     return rc < 0 ? rc : w->error;
 }
 
 int ht_obj_prefetch(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    struct window w = {.s = s, .tell = true, .ring = ht_store_ring(s)};
+    struct ht_fills w = {.s = s, .tell = true, .ring = ht_store_ring(s)};
     if (!w.ring)
         return -ENOMEM;
     ht_store_lock(s);

@@ -676,6 +676,30 @@ int ht_handed_look(struct ht_store *s, struct ht_handed_look *look) HT_CHECK;
 /* Unless it is out. The lock may be let go. */
 void ht_handed_evict(struct ht_obj *o);
 
+/* fills.c: chunks that are being read. Who has some waits for another chunk only after finishing them all. */
+enum { HT_FILLS_MAX = 32 };
+struct ht_fill {
+    struct ht_obj *o;
+    struct ht_chunk *c;
+    uint64_t index;
+    struct ht_ref ref;
+    struct ht_xfer xfer;
+    int rc;
+};
+struct ht_fills {
+    struct ht_store *s;
+    struct ht_ring *ring;
+    bool tell; /* errors */
+    int error; /* the first */
+    unsigned first, count;
+    struct ht_fill fill[HT_FILLS_MAX]; /* in flight, oldest first */
+};
+/* Read into the new image of a chunk that is stored and held exclusively; there is a place. Lock held, let go meanwhile. */
+void ht_fills_start(struct ht_fills *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+/* The oldest: its chunk gets free, without an image if it cannot be read. Lock held, let go meanwhile. */
+void ht_fills_finish(struct ht_fills *w);
+void ht_fills_finish_all(struct ht_fills *w);
+
 /* ahead.c */
 void ht_ahead_init(struct ht_ahead *a);
 void ht_ahead_stop(struct ht_store *s); /* its thread; no lock */
