@@ -245,8 +245,13 @@ def test_pinned_file_outside_models(handing):
     os.setxattr(path, 'user.hitrain.dtype', b'i32')
     os.setxattr(path, 'user.hitrain.pin', b'dram')
     path.write_bytes(bytes(2 * MIB))
+
+    def goes_out():
+        with mapped(path):
+            return stat(handing.point, 'handed_files') == 1
+
+    wait_for(goes_out, 'handed out')    # the writer's close reaches the daemon after he has gone on
     with mapped(path) as m:
-        assert stat(handing.point, 'handed_files') == 1
         m[MIB] = 5
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
