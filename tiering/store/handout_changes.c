@@ -34,9 +34,11 @@ static bool is_changed(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
 {
     struct ht_store *s = o->s;
     ht_chunk_lock_shared(s, c);
-    bool compare = ht_arena_is_guest(s->arena, c->slot) && !ht_arena_image(s->arena, c->slot)->dirty &&
-        ht_arena_image(s->arena, c->slot)->valid_hi && !(c->flags & CH_BAD);
-    bool changed = false;
+    bool guest = ht_arena_is_guest(s->arena, c->slot);
+    const struct ht_image *im = guest ? ht_arena_image(s->arena, c->slot) : NULL;
+    bool compare = guest && !im->dirty && im->valid_hi && !(c->flags & CH_BAD);
+    /* What lies behind would not be written. */
+    bool changed = guest && im->dirty && im->data_hi < ht_chunk_len(o, index);
     *out_generation = c->generation;
     if (compare) {
         const struct ht_ref *now = ht_chunk_ref(c);

@@ -168,6 +168,29 @@ START_TEST(dirty_images_move_in)
 }
 END_TEST
 
+START_TEST(stores_behind_what_is_dirty_are_found)
+{
+    enum { BEGIN = 16 << 10, END = 2 * BEGIN };
+    start();
+    struct ht_obj *o = written(BEGIN, 1, 0);
+    uint64_t oid = ht_obj_id(o);
+    ck_assert_int_eq(ht_obj_truncate(o, END), 0);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    uint8_t *m = map(END), *p = pattern(END, 1);
+    memcpy(m + BEGIN, p + BEGIN, END - BEGIN);
+    munmap(m, END);
+    ht_obj_hand_back(o);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    crash_without(o);
+    o = again(oid);
+    expect(o, 0, p, END);
+    free(p);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 START_TEST(updates_go_into_the_very_pages)
 {
     start();
@@ -619,6 +642,7 @@ int main(void)
     tcase_add_test(tc, file_shows_content_whoever_changes_it);
     tcase_add_test(tc, file_is_as_large_as_the_object);
     tcase_add_test(tc, dirty_images_move_in);
+    tcase_add_test(tc, stores_behind_what_is_dirty_are_found);
     tcase_add_test(tc, updates_go_into_the_very_pages);
     tcase_add_test(tc, unseen_stores_are_found);
     tcase_add_test(tc, unseen_stores_beside_writes_are_found);
