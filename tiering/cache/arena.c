@@ -2,11 +2,14 @@
 /*
  * arena.c - slots of the DRAM tier, and the clock that chooses which image is asked to go.
  *
- * A 1 MiB slot is FREE, WHOLE or SPLIT. FREE slots are chained; SPLIT slots keep a mask of their
- * used sub-slots, and those with a free one are found by a hint that moves round.
+ * A 1 MiB slot is FREE, WHOLE or SPLIT. FREE slots are chained. A SPLIT one has pieces: runs of 1, 2, 4 or 8 of its sub-slots, each
+ * at a multiple of its length, so that what a piece leaves is room for one of its length. Slots with room for a piece are found by a
+ * hint for each length, which moves round: pieces of a length gather, and a slot in use is filled before a fresh one is split.
  *
  *   FREE --get large--> WHOLE --put--> FREE
- *   FREE --get small--> SPLIT --last sub-slot put--> FREE
+ *   FREE --get small--> SPLIT --last piece put--> FREE
+ *
+ * A slot is kept, or stays, while one of its pieces does: nobody gets it whole meanwhile, so all of it counts.
  *
  * Memory may come from several NUMA nodes, each of which has a chain of its FREE slots. Slots are numbered round the nodes, so that
  * whatever sweeps over them asks all nodes in proportion. One clock for all: an image goes because it is old, not because of where it
@@ -21,14 +24,17 @@
 
 enum { GROWING_MAX = 16 }; /* images */
 enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20, SPARE_SHARE = 16, SPARE_MAX = 16 };
+enum { LENGTHS = 4 };     /* of pieces: 1, 2, 4, 8 sub-slots */
+enum { LOOK_MAX = 1024 }; /* slots looked at for room in one go */
 enum slot_state { SLOT_FREE, SLOT_WHOLE, SLOT_SPLIT };
 
 struct slot {
     uint8_t state;
-    uint8_t near;  /* place of its node */
-    uint16_t used; /* SPLIT: mask of sub-slots */
-    uint32_t next; /* FREE: chain */
-    uint32_t at;   /* in memory, in slots */
+    uint8_t near;       /* place of its node */
+    uint16_t used;      /* SPLIT: mask of sub-slots */
+    uint8_t kept, stay; /* images in it that are kept, that stay */
+    uint32_t next;      /* FREE: chain */
+    uint32_t at;        /* in memory, in slots */
 };
 
 struct guest {
@@ -40,12 +46,15 @@ struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots, hand;
     uint32_t spare; /* free slots that are no reason to take one far away */
-    uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX], split_hint[HT_NODES_MAX];
+    uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX];
+    uint32_t hint[HT_NODES_MAX][LENGTHS]; /* a SPLIT slot that may have room for a piece of that length */
+    uint32_t look;                        /* where one with room was looked for last */
+    uint32_t split_free;                  /* sub-slots of SPLIT slots that nobody uses */
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: what passes */
-    uint64_t used_bytes, kept_bytes, staying_bytes;
-    uint64_t passing_dirty_bytes, durable_dirty_bytes; /* dirty, neither kept nor staying: all; durable ones */
-    bool forced;                                       /* the sweep that is running heeds nobody's stay */
-    uint32_t short_for;                                /* images to come until it is forgotten that one found no room */
+    uint64_t used_bytes, kept_bytes, staying_bytes;         /* the last two: whole slots */
+    uint64_t passing_dirty_bytes, durable_dirty_bytes;      /* dirty, neither kept nor staying: all; durable ones */
+    bool forced;                                            /* the sweep that is running heeds nobody's stay */
+    uint32_t short_for; /* images to come until it is forgotten that one found no room */
     uint64_t ahead_chunks, ahead_hits, ahead_wasted, ahead_bytes;
     struct ht_stay stay;
     struct slot *slot;
@@ -68,7 +77,9 @@ static void number_slots(struct ht_arena *a)
         uint64_t end = ht_min_u64(a->memory.end[p] >> SLOT_SHIFT, a->slots);
         next[p] = (uint32_t)(ht_pinned_part_start(&a->memory, p) >> SLOT_SHIFT);
         shares.weight[p] = end > next[p] ? end - next[p] : 0;
-        last[p] = a->free_head[p] = a->split_hint[p] = HT_SLOT_NONE;
+        last[p] = a->free_head[p] = HT_SLOT_NONE;
+        for (unsigned k = 0; k < LENGTHS; k++)
+            a->hint[p][k] = HT_SLOT_NONE;
     }
     for (uint32_t i = 0; i < a->slots; i++) {
         unsigned p = (unsigned)ht_nodes_turn(&shares, credit);
@@ -95,7 +106,7 @@ int ht_arena_new(uint64_t bytes, const struct ht_nodes *nodes, ht_evict_fn evict
     a->slots = (uint32_t)(bytes >> SLOT_SHIFT);
     a->slot = calloc(a->slots, sizeof(*a->slot));
     a->image = calloc((size_t)a->slots * SUBS, sizeof(*a->image));
-    rc = ht_stay_init(&a->stay, a->slots);
+    rc = ht_stay_init(&a->stay, a->slots, SUBS);
     if (rc || !a->slot || !a->image) {
         ht_arena_free(a);
         return -ENOMEM;
@@ -224,6 +235,26 @@ static void note_used(struct ht_arena *a, uint32_t n, int sign)
     a->used_on[a->slot[n / SUBS].near] += bytes;
 }
 
+/* Add (1) or take away (-1) a slot from those that are kept or stay. */
+static void charge(struct ht_arena *a, const struct slot *s, int sign)
+{
+    uint64_t bytes = (uint64_t)(sign * (int64_t)(1u << SLOT_SHIFT));
+    if (s->kept)
+        a->kept_bytes += bytes;
+    else if (s->stay)
+        a->staying_bytes += bytes;
+}
+
+/* One image of its slot more (1) or less (-1) that is kept, or stays. */
+static void note_held(struct ht_arena *a, uint32_t n, int kept, int stay)
+{
+    struct slot *s = &a->slot[n / SUBS];
+    charge(a, s, -1);
+    s->kept = (uint8_t)(s->kept + kept);
+    s->stay = (uint8_t)(s->stay + stay);
+    charge(a, s, 1);
+}
+
 /* Add (1) or take away (-1) what this image is of the dirty bytes that pass through. */
 static void note_dirty(struct ht_arena *a, uint32_t n, int sign)
 {
@@ -244,7 +275,7 @@ static void stay_no_more(struct ht_arena *a, uint32_t n)
     note_dirty(a, n, -1);
     a->image[n].stays = false;
     note_dirty(a, n, 1);
-    a->staying_bytes -= ht_arena_slot_bytes(a, n);
+    note_held(a, n, 0, -1);
 }
 
 static void ahead_no_more(struct ht_arena *a, uint32_t n)
@@ -252,6 +283,31 @@ static void ahead_no_more(struct ht_arena *a, uint32_t n)
     struct ht_image *im = ht_arena_image(a, n);
     a->ahead_bytes -= im->ahead ? ht_arena_slot_bytes(a, n) : 0;
     im->ahead = false;
+}
+
+static unsigned length_of(uint32_t subs)
+{
+    return (unsigned)__builtin_ctz(subs);
+}
+
+static uint16_t mask_of(uint32_t first, uint32_t subs)
+{
+    return (uint16_t)(((1u << subs) - 1) << first);
+}
+
+/* True: it was the last one of its slot. */
+static bool put_piece(struct ht_arena *a, uint32_t n)
+{
+    struct slot *s = &a->slot[n / SUBS];
+    uint32_t subs = a->image[n].subs;
+    uint16_t mask = mask_of(n % SUBS, subs);
+    assert((s->used & mask) == mask);
+    s->used &= (uint16_t)~mask;
+    a->split_free += subs;
+    a->hint[s->near][length_of(subs)] = n / SUBS;
+    if (!s->used)
+        a->split_free -= SUBS;
+    return !s->used;
 }
 
 void ht_arena_put(struct ht_arena *a, uint32_t n)
@@ -269,15 +325,8 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
     ahead_no_more(a, n);
     a->image[n].owner = NULL;
     note_used(a, n, -1);
-    if (s->state == SLOT_SPLIT) {
-        assert(s->used & (1u << n % SUBS));
-        s->used &= (uint16_t) ~(1u << n % SUBS);
-        if (s->used) {
-            a->split_hint[s->near] = i;
-            return;
-        }
-    }
-    slot_to_free(a, i);
+    if (s->state == SLOT_WHOLE || put_piece(a, n))
+        slot_to_free(a, i);
 }
 
 static uint64_t stay_bytes_max(const struct ht_arena *a)
@@ -290,6 +339,12 @@ static bool may_stay(const struct ht_arena *a, const struct ht_image *im)
 {
     return !a->forced && a->kept_bytes + a->staying_bytes <= stay_bytes_max(a) &&
         !ht_stay_is_over(&a->stay, im->used_at);
+}
+
+/* Of an object that has many images, those in pieces are a stream of small ones: what is remembered of them would crowd out the others. */
+static bool may_come_back(const struct ht_arena *a, uint32_t n, uint64_t index)
+{
+    return a->image[n].subs == SUBS || index == 0;
 }
 
 /* Ask one image to go: the second time the hand passes. */
@@ -305,95 +360,131 @@ static bool try_evict(struct ht_arena *a, uint32_t n)
     }
     if (!a->evict(a->ctx, n))
         return false;
-    if (a->slot[n / SUBS].state == SLOT_WHOLE)
+    if (may_come_back(a, n, im->index))
         ht_stay_note_gone(&a->stay, im->owner, im->index, im->used_at);
     ht_arena_put(a, n);
     return true;
 }
 
-/* Sweep until a whole slot may be taken; a split one becomes so when all of its images go. */
-static void evict_whole(struct ht_arena *a, uint64_t tries, unsigned near)
+static bool has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint32_t *out_first)
 {
-    for (; tries && !may_take(a, near); tries--) {
-        uint32_t i = a->hand;
-        a->hand = (a->hand + 1) % a->slots;
-        struct slot *s = &a->slot[i];
-        if (s->state == SLOT_WHOLE) {
-            try_evict(a, i * SUBS);
-            continue;
+    if (i >= a->slots || a->slot[i].state != SLOT_SPLIT)
+        return false;
+    for (uint32_t k = 0; k < SUBS; k += subs)
+        if (!(a->slot[i].used & mask_of(k, subs))) {
+            *out_first = k;
+            return true;
         }
-        for (unsigned k = 0; k < SUBS && s->state == SLOT_SPLIT; k++)
-            if (s->used & (1u << k))
-                try_evict(a, i * SUBS + k);
-    }
+    return false;
 }
 
-static uint32_t take_sub(struct ht_arena *a, uint32_t i)
+/* Ask the images of a slot to go, until there is room for a piece; all of them for SUBS. */
+static void ask_slot(struct ht_arena *a, uint32_t i, uint32_t subs)
 {
     struct slot *s = &a->slot[i];
-    for (unsigned k = 0; k < SUBS; k++)
-        if (!(s->used & (1u << k))) {
-            s->used |= (uint16_t)(1u << k);
-            a->split_hint[s->near] = i;
-            return i * SUBS + k;
-        }
-    return HT_SLOT_NONE;
-}
-
-static bool has_free_sub(const struct ht_arena *a, uint32_t i)
-{
-    return i < a->slots && a->slot[i].state == SLOT_SPLIT && a->slot[i].used != 0xffff;
-}
-
-/* A sub-slot: of the hinted slot, else of a fresh one, else of what the clock frees. */
-static uint32_t get_small(struct ht_arena *a, uint64_t tries, unsigned near)
-{
-    if (has_free_sub(a, a->split_hint[near]))
-        return take_sub(a, a->split_hint[near]);
-    uint32_t i = slot_from_free(a, SLOT_SPLIT, near);
-    if (i != HT_SLOT_NONE)
-        return take_sub(a, i);
-    for (uint32_t k = 0; k < a->slots; k++)
-        if (has_free_sub(a, k))
-            return take_sub(a, k);
-    for (; tries; tries--) {
-        i = a->hand;
-        a->hand = (a->hand + 1) % a->slots;
-        if (a->slot[i].state == SLOT_WHOLE)
-            try_evict(a, i * SUBS);
-        else
-            for (unsigned k = 0; k < SUBS && a->slot[i].state == SLOT_SPLIT; k++)
-                if (try_evict(a, i * SUBS + k))
-                    break;
-        if (has_free_sub(a, i))
-            return take_sub(a, i);
-        if (a->free_slots)
-            return take_sub(a, slot_from_free(a, SLOT_SPLIT, near));
+    uint32_t first;
+    if (s->state == SLOT_WHOLE)
+        try_evict(a, i * SUBS);
+    for (uint32_t k = 0, step; k < SUBS && s->state == SLOT_SPLIT && !has_room(a, i, subs, &first); k += step) {
+        bool there = s->used & (1u << k);
+        step = there ? a->image[i * SUBS + k].subs : 1;
+        if (there)
+            try_evict(a, i * SUBS + k);
     }
-    return HT_SLOT_NONE;
 }
 
-uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t most, int wish)
+static uint32_t pass_hand(struct ht_arena *a)
+{
+    uint32_t i = a->hand;
+    a->hand = (a->hand + 1) % a->slots;
+    return i;
+}
+
+/* A whole slot. Sweeps until one may be taken; a split one becomes so when all of its images go. */
+static uint32_t get_whole(struct ht_arena *a, uint64_t tries, unsigned near)
+{
+    for (; tries && !may_take(a, near); tries--)
+        ask_slot(a, pass_hand(a), SUBS);
+    uint32_t i = slot_from_free(a, SLOT_WHOLE, near);
+    return i == HT_SLOT_NONE ? i : i * SUBS;
+}
+
+static uint32_t take_piece(struct ht_arena *a, uint32_t i, uint32_t subs)
+{
+    struct slot *s = &a->slot[i];
+    uint32_t first;
+    if (!has_room(a, i, subs, &first))
+        return HT_SLOT_NONE;
+    s->used |= mask_of(first, subs);
+    a->split_free -= subs;
+    a->hint[s->near][length_of(subs)] = i;
+    return i * SUBS + first;
+}
+
+/* Of a fresh slot. */
+static uint32_t split(struct ht_arena *a, uint32_t subs, unsigned near)
+{
+    uint32_t i = slot_from_free(a, SLOT_SPLIT, near);
+    if (i == HT_SLOT_NONE)
+        return i;
+    a->split_free += SUBS;
+    return take_piece(a, i, subs);
+}
+
+/* Of any slot that has room, if one is found soon. */
+static uint32_t look_for_piece(struct ht_arena *a, uint32_t subs)
 {
     uint32_t n = HT_SLOT_NONE;
+    for (uint32_t k = 0; n == HT_SLOT_NONE && a->split_free >= subs && k < a->slots && k < LOOK_MAX; k++) {
+        n = take_piece(a, a->look, subs);
+        if (n == HT_SLOT_NONE)
+            a->look = (a->look + 1) % a->slots;
+    }
+    return n;
+}
+
+/* A piece: of the hinted slot, else of a fresh one, else of any, else of what the clock frees. */
+static uint32_t get_piece(struct ht_arena *a, uint32_t subs, uint64_t tries, unsigned near)
+{
+    uint32_t n = take_piece(a, a->hint[near][length_of(subs)], subs);
+    if (n == HT_SLOT_NONE)
+        n = split(a, subs, near);
+    if (n == HT_SLOT_NONE)
+        n = look_for_piece(a, subs);
+    for (; n == HT_SLOT_NONE && tries; tries--) {
+        uint32_t i = pass_hand(a);
+        ask_slot(a, i, subs);
+        n = take_piece(a, i, subs);
+        if (n == HT_SLOT_NONE)
+            n = split(a, subs, near);
+    }
+    return n;
+}
+
+/* Sub-slots of a piece for so many bytes, or SUBS. */
+static uint32_t subs_for(uint32_t bytes)
+{
+    uint32_t subs = 1;
+    while (subs < SUBS && subs << SUB_SHIFT < bytes)
+        subs *= 2;
+    return subs;
+}
+
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wish)
+{
+    uint32_t subs = subs_for(bytes);
     unsigned near = place_of(a, wish);
     uint64_t tries = ht_min_u64(most, 2ull * a->slots);
     a->forced = most == HT_ARENA_FORCE;
     if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
-        return n;
-    if (chunk_bytes <= 1u << SUB_SHIFT) {
-        n = get_small(a, tries, near);
-    } else {
-        evict_whole(a, tries, near);
-        uint32_t i = slot_from_free(a, SLOT_WHOLE, near);
-        n = i == HT_SLOT_NONE ? i : i * SUBS;
-    }
+        return HT_SLOT_NONE;
+    uint32_t n = subs == SUBS ? get_whole(a, tries, near) : get_piece(a, subs, tries, near);
     if (n == HT_SLOT_NONE && most >= HT_ARENA_ASK_ALL)
         a->short_for = a->slots;
     if (n == HT_SLOT_NONE)
         return n;
     a->short_for -= a->short_for > 0;
-    a->image[n] = (struct ht_image){.referenced = true};
+    a->image[n] = (struct ht_image){.referenced = true, .subs = (uint8_t)subs};
     note_used(a, n, 1);
     return n;
 }
@@ -426,19 +517,32 @@ void ht_arena_ahead_stats(const struct ht_arena *a, uint64_t *out_chunks, uint64
     *out_wasted = a->ahead_wasted;
 }
 
+/* Is there room in the keep-set for what a slot has? */
+static bool has_share(const struct ht_arena *a, const struct slot *s, uint64_t others)
+{
+    return s->kept || a->kept_bytes + others + (1u << SLOT_SHIFT) <= stay_bytes_max(a);
+}
+
+static void stay_if_room(struct ht_arena *a, uint32_t n)
+{
+    const struct slot *s = &a->slot[n / SUBS];
+    if (!s->stay && !has_share(a, s, a->staying_bytes))
+        return;
+    a->image[n].stays = true;
+    note_held(a, n, 0, 1);
+}
+
 void ht_arena_attach(struct ht_arena *a, uint32_t n, void *owner, uint64_t index, bool durable)
 {
     struct ht_image *im = ht_arena_image(a, n);
-    uint64_t bytes = ht_arena_slot_bytes(a, n);
     im->owner = owner;
     im->index = index;
     im->durable = durable;
-    if (ht_arena_is_guest(a, n) || a->slot[n / SUBS].state != SLOT_WHOLE)
+    if (ht_arena_is_guest(a, n) || !may_come_back(a, n, index))
         return;
-    im->stays =
-        ht_stay_comes_back(&a->stay, owner, index) && a->kept_bytes + a->staying_bytes + bytes <= stay_bytes_max(a);
+    if (ht_stay_comes_back(&a->stay, owner, index, im->subs))
+        stay_if_room(a, n);
     im->used_at = a->stay.came;
-    a->staying_bytes += im->stays ? bytes : 0;
 }
 
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t n, bool dirty)
@@ -461,7 +565,7 @@ static bool is_growing(const struct ht_arena *a, uint32_t n)
 {
     const struct ht_image *im = &a->image[n];
     return a->slot[n / SUBS].state == SLOT_WHOLE && im->valid_hi - im->valid_lo < 1u << SLOT_SHIFT &&
-        a->stay.came - im->used_at < ht_max_u64(ht_min_u64(a->slots / 8, GROWING_MAX), 1);
+        a->stay.came - im->used_at < SUBS * ht_max_u64(ht_min_u64(a->slots / 8, GROWING_MAX), 1);
 }
 
 bool ht_arena_presses(struct ht_arena *a, uint32_t n, bool growing)
@@ -470,9 +574,14 @@ bool ht_arena_presses(struct ht_arena *a, uint32_t n, bool growing)
     return ht_image_passes_dirty(im) && (im->durable || a->short_for) && (growing || !is_growing(a, n));
 }
 
-bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes)
+bool ht_arena_can_keep(const struct ht_arena *a)
 {
-    return chunk_bytes > 1u << SUB_SHIFT && a->kept_bytes + (1u << SLOT_SHIFT) <= stay_bytes_max(a);
+    return a->kept_bytes + (1u << SLOT_SHIFT) <= stay_bytes_max(a);
+}
+
+bool ht_arena_may_keep(const struct ht_arena *a, uint32_t n)
+{
+    return !ht_arena_is_guest(a, n) && has_share(a, &a->slot[n / SUBS], 0);
 }
 
 void ht_arena_keep(struct ht_arena *a, uint32_t n)
@@ -483,7 +592,25 @@ void ht_arena_keep(struct ht_arena *a, uint32_t n)
     note_dirty(a, n, -1);
     a->image[n].kept = true;
     note_dirty(a, n, 1);
-    a->kept_bytes += ht_arena_slot_bytes(a, n);
+    note_held(a, n, 1, 0);
+}
+
+void ht_arena_replace(struct ht_arena *a, uint32_t from, uint32_t to)
+{
+    struct ht_image was = a->image[from], *im = &a->image[to];
+    ht_arena_use(a, from);
+    ht_arena_set_dirty(a, from, false);
+    ht_arena_put(a, from);
+    im->valid_lo = was.valid_lo;
+    im->valid_hi = was.valid_hi;
+    im->data_hi = was.data_hi;
+    im->reserved_blocks = was.reserved_blocks;
+    im->home = was.home;
+    if (was.stays && !im->stays)
+        stay_if_room(a, to);
+    if (was.kept && ht_arena_may_keep(a, to))
+        ht_arena_keep(a, to);
+    ht_arena_set_dirty(a, to, was.dirty);
 }
 
 void ht_arena_let_go(struct ht_arena *a, uint32_t n)
@@ -493,7 +620,7 @@ void ht_arena_let_go(struct ht_arena *a, uint32_t n)
     note_dirty(a, n, -1);
     a->image[n].kept = false;
     note_dirty(a, n, 1);
-    a->kept_bytes -= ht_arena_slot_bytes(a, n);
+    note_held(a, n, -1, 0);
 }
 
 uint64_t ht_arena_kept_bytes(const struct ht_arena *a)
@@ -508,7 +635,9 @@ uint64_t ht_arena_staying_bytes(const struct ht_arena *a)
 
 uint64_t ht_arena_moving_bytes(const struct ht_arena *a)
 {
-    return ht_arena_bytes(a) - a->kept_bytes - a->staying_bytes - a->passing_dirty_bytes;
+    uint64_t held =
+        a->kept_bytes + a->staying_bytes + a->passing_dirty_bytes; /* a dirty piece may be in a slot that is kept */
+    return ht_arena_bytes(a) - ht_min_u64(held, ht_arena_bytes(a));
 }
 
 struct ht_image *ht_arena_image(struct ht_arena *a, uint32_t slot)
@@ -528,7 +657,7 @@ uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot)
 {
     if (ht_arena_is_guest(a, slot))
         return 1u << SLOT_SHIFT;
-    return a->slot[slot / SUBS].state == SLOT_SPLIT ? 1u << SUB_SHIFT : 1u << SLOT_SHIFT;
+    return (uint32_t)a->image[slot].subs << SUB_SHIFT;
 }
 
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand)

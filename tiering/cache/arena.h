@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * arena.h - the DRAM tier: one pinned memory of 1 MiB slots, each used whole for a chunk
- * of a tensor or split into sixteen 64 KiB sub-slots for chunks of small files.
+ * arena.h - the DRAM tier: one pinned memory of 1 MiB slots, each used whole for an image or split into pieces of 64, 128, 256 and
+ * 512 KiB for small ones.
  *
  * Guests are images in memory that is not the arena's (handed-out tensors). They have slot numbers of their own behind those of the
  * slots, are always kept, and are never asked to go.
  *
  * Passive: knows no objects and starts no I/O. Which image may go is the owner's word (ht_evict_fn), which
  * one is asked first is the clock's (second chance). A slot number counts in
- * sub-slots: a whole slot has the number of its first one.
+ * sub-slots of 64 KiB: a whole slot or a piece has the number of its first one.
  *
  * Not locked: the store's lock guards it; the bytes are guarded by the chunk locks.
  */
@@ -22,7 +22,7 @@
 
 struct ht_arena;
 
-/* An image's descriptor. Bytes [valid_lo, valid_hi) of the slot are the chunk's. */
+/* An image's descriptor. Bytes [valid_lo, valid_hi) of the slot are the chunk's; what the slot is too short for are zeros. */
 struct ht_image {
     void *owner;    /* the owner's object; NULL: slot unused */
     uint64_t index; /* chunk of it */
@@ -37,6 +37,7 @@ struct ht_image {
     bool ahead : 1;           /* read ahead, and not used yet */
     bool stays : 1;           /* asked only when it was not used for long: stay.h */
     uint8_t home;             /* device it should be written to, and 1; 0: any */
+    uint8_t subs;             /* sub-slots of it; the arena's */
 };
 
 /* May this image go now? True: it has been detached by the owner. */
@@ -51,13 +52,13 @@ void ht_arena_when_populated(struct ht_arena *a, void (*fn)(void *ctx), void *ct
 void ht_arena_settle(struct ht_arena *a);
 
 /*
- * A slot for chunk_bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice;
+ * A slot of at least so many bytes (up to 1 MiB). Where none is free, up to tries images are asked to go; HT_ARENA_ASK_ALL: all of them, twice;
  * HT_ARENA_FORCE: those that stay, too, which do so no more. HT_SLOT_NONE: none did. The image is zeroed.
  * It lies on the node at the place near if one there is free or comes free soon, else on another.
  */
 #define HT_ARENA_FORCE UINT32_MAX
 #define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
-uint32_t ht_arena_get(struct ht_arena *a, uint32_t chunk_bytes, uint32_t tries, int near);
+uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t tries, int near);
 /* It becomes the image of this. What comes back after it had to go stays, as long as ht_arena_keep_max() allows. */
 void ht_arena_attach(struct ht_arena *a, uint32_t slot, void *owner, uint64_t index, bool durable);
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t slot, bool dirty);
@@ -71,6 +72,8 @@ uint64_t ht_arena_ahead_bytes(const struct ht_arena *a);
 void ht_arena_use(struct ht_arena *a, uint32_t slot);
 /* Give an image's slot back. */
 void ht_arena_put(struct ht_arena *a, uint32_t slot);
+/* The image that to has, attached to the same and with the same bytes, is from now on what from was, which is given back. */
+void ht_arena_replace(struct ht_arena *a, uint32_t from, uint32_t to);
 
 /* Room for so many guests; once. */
 int ht_arena_expect_guests(struct ht_arena *a, uint32_t count) HT_CHECK;
@@ -90,10 +93,12 @@ static inline uint64_t ht_arena_keep_max(uint64_t arena_bytes)
     uint64_t passes = arena_bytes / 4 < 32u << 20 ? arena_bytes / 4 : 32u << 20;
     return arena_bytes - (arena_bytes / 8 > passes ? arena_bytes / 8 : passes);
 }
-/* Is there room in it for another image of this chunk size? Never for those that share a slot. */
-bool ht_arena_can_keep(const struct ht_arena *a, uint32_t chunk_bytes);
-void ht_arena_keep(struct ht_arena *a, uint32_t slot); /* needs can_keep, unless it is kept already */
+/* Is there room in it for another image of any size? For this one, which may share its slot with others that are in it? */
+bool ht_arena_can_keep(const struct ht_arena *a);
+bool ht_arena_may_keep(const struct ht_arena *a, uint32_t slot);
+void ht_arena_keep(struct ht_arena *a, uint32_t slot); /* needs may_keep, unless it is kept already */
 void ht_arena_let_go(struct ht_arena *a, uint32_t slot);
+/* Of slots with one that is kept; of others with one that stays. */
 uint64_t ht_arena_kept_bytes(const struct ht_arena *a);
 uint64_t ht_arena_staying_bytes(const struct ht_arena *a);
 /* What the clock may let go, or has nobody in it. */
@@ -107,7 +112,7 @@ static inline bool ht_image_passes_dirty(const struct ht_image *im)
 bool ht_arena_under_pressure(const struct ht_arena *a);
 /* Should this one be written then? Not, unless growing is set, while somebody fills it: he would have to wait for the device. */
 bool ht_arena_presses(struct ht_arena *a, uint32_t slot, bool growing);
-/* Bytes a slot number stands for: 1 MiB or 64 KiB. */
+/* Bytes a slot number stands for. */
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot);
 /* Next used slot in clock order, advancing the writeback hand; HT_SLOT_NONE after a whole round of unused ones. */
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand);

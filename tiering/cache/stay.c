@@ -9,13 +9,13 @@ struct ht_stay_gone {
     uint32_t used_at;
 };
 
-int ht_stay_init(struct ht_stay *p, uint32_t slots)
+int ht_stay_init(struct ht_stay *p, uint32_t slots, uint32_t size)
 {
-    uint64_t size = 1;
-    while (size < (uint64_t)slots * HT_STAY_REMEMBERED && size < 1u << 31)
-        size <<= 1;
-    *p = (struct ht_stay){.mask = (uint32_t)(size - 1), .slots = slots};
-    p->gone = calloc(size, sizeof(*p->gone));
+    uint64_t places = 1;
+    while (places < (uint64_t)slots * HT_STAY_REMEMBERED && places < 1u << 31)
+        places <<= 1;
+    *p = (struct ht_stay){.mask = (uint32_t)(places - 1), .all = slots * size};
+    p->gone = calloc(places, sizeof(*p->gone));
     return p->gone ? 0 : -ENOMEM;
 }
 
@@ -39,9 +39,10 @@ void ht_stay_note_gone(struct ht_stay *p, const void *owner, uint64_t index, uin
     *g = (struct ht_stay_gone){tag, used_at};
 }
 
-bool ht_stay_comes_back(struct ht_stay *p, const void *owner, uint64_t index)
+bool ht_stay_comes_back(struct ht_stay *p, const void *owner, uint64_t index, uint32_t size)
 {
-    uint32_t tag, now = p->came++;
+    uint32_t tag, now = p->came;
+    p->came += size;
     struct ht_stay_gone *g = place_of(p, owner, index, &tag);
     if (g->tag != tag)
         return false;
@@ -53,5 +54,5 @@ bool ht_stay_comes_back(struct ht_stay *p, const void *owner, uint64_t index)
 
 bool ht_stay_is_over(const struct ht_stay *p, uint32_t used_at)
 {
-    return p->came - used_at > 2 * p->usual / HT_STAY_WEIGHT + p->slots;
+    return p->came - used_at > 2 * p->usual / HT_STAY_WEIGHT + p->all;
 }

@@ -9,7 +9,7 @@
  *
  *   gone --comes back--> stays --not used for twice the usual distance--> goes when it is asked
  *
- * Distances are counted in images that came. What has gone is remembered in a table of fixed size, where the newer one wins a place.
+ * Distances are counted in what came, by size. What has gone is remembered in a table of fixed size, where the newer one wins a place.
  * Not locked: the arena's user does.
  */
 #ifndef HITRAIN_TIERING_CACHE_STAY_H
@@ -20,19 +20,20 @@
 struct ht_stay {
     struct ht_stay_gone *gone;
     uint32_t mask;
-    uint32_t slots;
-    uint32_t came;  /* images so far: the time here */
+    uint32_t all;   /* the size of everything */
+    uint32_t came;  /* so far: the time here */
     uint64_t usual; /* distance between uses of what came back: running mean, times HT_STAY_WEIGHT */
 };
 #define HT_STAY_WEIGHT 64u
 #define HT_STAY_REMEMBERED 16u /* images for each slot */
 
-int ht_stay_init(struct ht_stay *p, uint32_t slots) HT_CHECK;
+/* Of so many slots, each of which is of that size. */
+int ht_stay_init(struct ht_stay *p, uint32_t slots, uint32_t size) HT_CHECK;
 void ht_stay_destroy(struct ht_stay *p);
 /* An image of (owner, index) that was last used when came was used_at has been let go. */
 void ht_stay_note_gone(struct ht_stay *p, const void *owner, uint64_t index, uint32_t used_at);
-/* One comes. True: it has been here before, and is remembered no more. */
-bool ht_stay_comes_back(struct ht_stay *p, const void *owner, uint64_t index);
+/* One of that size comes. True: it has been here before, and is remembered no more. */
+bool ht_stay_comes_back(struct ht_stay *p, const void *owner, uint64_t index, uint32_t size);
 /* Is it longer ago than what comes back takes? */
 bool ht_stay_is_over(const struct ht_stay *p, uint32_t used_at);
 

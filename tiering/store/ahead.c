@@ -102,7 +102,8 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
         if (!wanted(c) || !ht_chunk_trylock_exclusive(c))
             continue;
         int near = ht_chunk_near_now(o->s, c);
-        uint32_t slot = ht_arena_get(o->s->arena, ht_obj_bytes_per_chunk(o), TRIES, near);
+        uint32_t bytes = ht_chunk_image_bytes(o, c, r->next - 1, 0);
+        uint32_t slot = ht_arena_get(o->s->arena, bytes, TRIES, near);
         if (slot != HT_SLOT_NONE) {
             *out_c = c;
             *out_index = r->next - 1;
@@ -212,7 +213,7 @@ void ht_ahead_destroy(struct ht_ahead *a)
 /* One that was handed out has its own memory for it. Chunk held. */
 static int fill_handed(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 {
-    int rc = ht_chunk_get_slot(o, c, index);
+    int rc = ht_chunk_get_slot(o, c, index, 0);
     if (!rc)
         rc = ht_chunk_fill(o, c, index);
     if (rc)
@@ -234,7 +235,7 @@ static int prefetch_chunk(struct ht_fills *w, struct ht_obj *o, struct ht_chunk 
         rc = fill_handed(o, c, index);
     } else if (wanted(c)) {
         int near = ht_chunk_near_now(s, c);
-        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), 0, near);
+        uint32_t slot = ht_arena_get(s->arena, ht_chunk_image_bytes(o, c, index, 0), 0, near);
         if (slot != HT_SLOT_NONE) {
             ht_chunk_attach_image(o, c, index, slot);
             ht_fills_start(w, o, c, index);

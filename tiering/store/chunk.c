@@ -273,9 +273,8 @@ void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index,
 
 void ht_chunk_keep(struct ht_obj *o, struct ht_chunk *c)
 {
-    if (ht_arena_image(o->s->arena, c->slot)->kept || !ht_arena_can_keep(o->s->arena, ht_obj_bytes_per_chunk(o)))
-        return;
-    ht_arena_keep(o->s->arena, c->slot);
+    if (ht_arena_may_keep(o->s->arena, c->slot))
+        ht_arena_keep(o->s->arena, c->slot);
 }
 
 void ht_chunk_let_go(struct ht_obj *o, struct ht_chunk *c)

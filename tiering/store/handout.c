@@ -86,13 +86,15 @@ static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     if (rc)
         return rc;
     uint32_t from = c->slot, len = ht_chunk_len(o, index);
+    uint32_t there = (uint32_t)ht_min_u64(len, ht_arena_slot_bytes(s->arena, from));
     struct ht_image was = *ht_arena_image(s->arena, from);
     const uint8_t *data = ht_arena_data(s->arena, from);
     uint8_t *to = chunk_memory(o, index);
     if (bytes_in_file(o, index) < len)
         return -ENOMEM;
     ht_store_unlock(s);
-    memcpy(to, data, len);
+    memcpy(to, data, there);
+    memset(to + there, 0, len - there);
     ht_store_lock(s);
     uint32_t slot = ht_arena_adopt(s->arena, to);
     if (slot == HT_SLOT_NONE)
@@ -103,7 +105,7 @@ static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     o->resident--;
     ht_chunk_attach_image(o, c, index, slot);
     struct ht_image *im = ht_arena_image(s->arena, slot);
-    im->valid_hi = was.valid_hi;
+    im->valid_hi = ht_obj_bytes_per_chunk(o);
     im->data_hi = was.data_hi;
     im->home = was.home;
     im->reserved_blocks = was.reserved_blocks;

@@ -23,7 +23,9 @@ struct part {
     void *staging;
     struct ht_ref ref; /* being read, then being written */
     struct ht_xfer xfer;
+    uint32_t bytes; /* of its image */
     bool stored, reading, writing, filled;
+    bool copied; /* staged, from an image that is too short for it */
     int rc;
 };
 
@@ -85,26 +87,27 @@ static int find_near(const struct ht_store *s, struct ht_lease_work *w, struct h
     return near == HT_NEAR_ANY ? w->near : near;
 }
 
-/* How many images may be asked to go for one of this object; -1: none may come, not even to a free place. */
-static int admission(const struct ht_store *s, const struct ht_obj *o)
+/* How many images may be asked to go for one of so many bytes; -1: none may come, not even to a free place. */
+static int admission(const struct ht_store *s, uint32_t bytes)
 {
     uint32_t all = (uint32_t)(ht_arena_bytes(s->arena) >> 20);
-    if (ht_arena_can_keep(s->arena, ht_obj_bytes_per_chunk(o)))
+    if (ht_arena_can_keep(s->arena))
         return ADMIT_TRIES;
-    bool small = ht_obj_bytes_per_chunk(o) <= HT_SMALL_CHUNK_BYTES;
+    bool small = bytes <= HT_SMALL_CHUNK_BYTES;
     return small && ht_arena_free_slots(s->arena) > all / FREE_SHARE + 1 ? 0 : -1;
 }
 
 /*
- * What is updated over and over becomes resident while the keep-set has room, small chunks where places are free; the rest streams
+ * What is updated over and over becomes resident while the keep-set has room, small images where places are free; the rest streams
  * through staging. Lock held.
  */
 static void admit(struct ht_store *s, struct ht_lease_chunk *lc, struct ht_chunk *c, int near)
 {
     struct ht_obj *o = lc->obj;
-    int tries = admission(s, o);
+    uint32_t bytes = ht_chunk_image_bytes(o, c, lc->index, 0);
+    int tries = admission(s, bytes);
     if (c->slot == HT_SLOT_NONE && tries >= 0) {
-        uint32_t slot = ht_arena_get(s->arena, ht_obj_bytes_per_chunk(o), (uint32_t)tries, near);
+        uint32_t slot = ht_arena_get(s->arena, bytes, (uint32_t)tries, near);
         if (slot == HT_SLOT_NONE)
             return;
         ht_chunk_attach_image(o, c, lc->index, slot);
@@ -150,7 +153,10 @@ static int take_chunk(struct ht_store *s, struct ht_lease_work *w, struct ht_lea
     if (!fresh && lc->mode != HT_LEASE_OVERWRITE)
         rc = ht_chunk_fill(o, c, lc->index);
     p->filled = !fresh;
-    if (!rc && lc->mode != HT_LEASE_READ)
+    p->bytes = ht_arena_slot_bytes(s->arena, c->slot);
+    /* The object has grown. Nobody waits for a longer image with chunks of his own: it passes through a buffer this time. */
+    p->copied = lc->staged = p->bytes < lc->len;
+    if (!rc && !lc->staged && lc->mode != HT_LEASE_READ)
         rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(lc->len, HT_BLOCK_BYTES));
     return rc;
 }
@@ -190,6 +196,13 @@ static int take_buffers(struct ht_lease *l, struct ht_lease_work *w)
     return rc;
 }
 
+/* What the image has, and zeros behind it. */
+static void copy_image(const struct ht_lease *l, const struct ht_lease_chunk *lc, const struct part *p)
+{
+    memcpy(lc->data, ht_arena_data(l->store->arena, p->c->slot), p->bytes);
+    memset(lc->data + p->bytes, 0, lc->len - p->bytes);
+}
+
 /* Start reading what must be read. The chunk is ours, so its reference cannot change. */
 static int start_reads(struct ht_lease *l, struct ht_lease_work *w)
 {
@@ -197,10 +210,12 @@ static int start_reads(struct ht_lease *l, struct ht_lease_work *w)
     for (unsigned i = 0; !rc && i < l->count; i++) {
         struct ht_lease_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];
+        if (p->copied && lc->mode != HT_LEASE_OVERWRITE)
+            copy_image(l, lc, p);
         if (p->filled || lc->mode == HT_LEASE_OVERWRITE)
             continue;
         if (!p->stored) {
-            memset(lc->data, 0, lc->staged ? lc->len : ht_obj_bytes_per_chunk(lc->obj));
+            memset(lc->data, 0, lc->staged ? lc->len : p->bytes);
             continue;
         }
         rc = ht_xfer_start(&p->xfer, l->store, l->ring_, &p->ref, lc->data, HT_IO_READ);
@@ -259,7 +274,7 @@ int ht_lease_begin(struct ht_lease *l)
 static int check_part(struct ht_lease_chunk *lc, struct part *p)
 {
     int rc = ht_ref_verify(lc->obj, lc->index, &p->ref, lc->data);
-    uint32_t end = lc->staged ? lc->len : ht_obj_bytes_per_chunk(lc->obj);
+    uint32_t end = lc->staged ? lc->len : p->bytes;
     if (!rc && p->ref.visible < end)
         memset(lc->data + p->ref.visible, 0, end - p->ref.visible);
     return rc;
@@ -288,7 +303,7 @@ int ht_lease_wait(struct ht_lease *l)
             continue;
         struct ht_image *im = ht_arena_image(s->arena, p->c->slot);
         im->valid_lo = 0;
-        im->valid_hi = ht_obj_bytes_per_chunk(lc->obj);
+        im->valid_hi = p->bytes;
         im->data_hi = p->stored ? p->ref.visible : 0;
     }
     for (unsigned i = 0; i < l->count; i++)
@@ -319,6 +334,8 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     struct ht_store *s = l->store;
     const struct ht_lease_work *w = l->priv_;
     uint32_t len = lc->len;
+    if (p->copied)
+        ht_chunk_drop_image(lc->obj, p->c, lc->index);
     bool was = ht_chunk_unpublished(p->c), gone = p->c->flags & CH_GONE;
     ht_chunk_drop_cur(lc->obj, p->c);
     if (gone)

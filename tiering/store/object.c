@@ -366,7 +366,11 @@ uint32_t ht_obj_chunk_bytes(const struct ht_obj *o)
 void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
 {
     ht_store_lock(o->s);
-    uint64_t slot = o->chunk_shift <= 16 ? 1u << 16 : 1u << 20;
+    const struct ht_chunk *first = ht_chunk_find(o, 0);
+    uint32_t slot = first ? first->slot : HT_SLOT_NONE;
+    uint64_t unit = ht_obj_bytes_per_chunk(o); /* of all images but the first */
+    uint64_t lacks = slot != HT_SLOT_NONE ? unit - ht_arena_slot_bytes(o->s->arena, slot) : 0;
+    bool first_dirty = lacks && ht_arena_image(o->s->arena, slot)->dirty;
     *out = (struct ht_obj_stat){
         .oid = o->oid,
         .size = o->size,
@@ -375,8 +379,8 @@ void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
         .obj_class = o->obj_class,
         .stored_bytes = ht_obj_stored_blocks(o) * HT_BLOCK_BYTES,
         .promised_bytes = o->extra->promised_blocks * HT_BLOCK_BYTES,
-        .resident_bytes = o->resident * slot,
-        .dirty_bytes = o->dirty * slot,
+        .resident_bytes = o->resident * unit - lacks,
+        .dirty_bytes = o->dirty * unit - (first_dirty ? lacks : 0),
         .hits = o->hits,
         .misses = o->misses,
         .device_read_bytes = (uint64_t)o->read_blocks * HT_BLOCK_BYTES,

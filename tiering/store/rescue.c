@@ -142,7 +142,7 @@ static void rescue_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
 
     ht_chunk_lock_exclusive(s, c);
     if (needs_rescue(c, devices) && c->slot == HT_SLOT_NONE)
-        rc = ht_chunk_get_slot(o, c, index);
+        rc = ht_chunk_get_slot(o, c, index, 0);
     if (needs_rescue(c, devices)) {
         if (!rc)
             rc = ht_chunk_fill(o, c, index);

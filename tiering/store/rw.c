@@ -47,8 +47,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
         rc = -EIO;
     else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
         begin_miss(o, r);
-        if (c->slot == HT_SLOT_NONE)
-            rc = ht_chunk_get_slot(o, c, index);
+        rc = ht_chunk_get_slot(o, c, index, b);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
         end_miss(o, r);
@@ -213,8 +212,8 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     int rc = 0;
     bool whole = a == 0 && b == ht_obj_bytes_per_chunk(o);
     rc = ht_handed_reach(o, (index << o->chunk_shift) + b);
-    if (!rc && c->slot == HT_SLOT_NONE)
-        rc = ht_chunk_get_slot(o, c, index);
+    if (!rc)
+        rc = ht_chunk_get_slot(o, c, index, b);
     if (rc)
         return rc;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
@@ -416,8 +415,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
     ht_chunk_lock_exclusive(s, c);
     int rc = 0;
     if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
-        if (c->slot == HT_SLOT_NONE)
-            rc = ht_chunk_get_slot(o, c, index);
+        rc = ht_chunk_get_slot(o, c, index, b);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
         if (!rc)

@@ -18,7 +18,8 @@
  *   SHARE cur names the extents of pub with fewer visible bytes (truncated)
  * Extents may belong to references of other chunks, too (share.c): clones.
  *   BAD   a staged write was lost: reads are -EIO until abort or overwrite
- * An image in the arena, if there is one, is at least as new as both.
+ * An image in the arena, if there is one, is at least as new as both. It may be shorter than the chunk (ht_chunk_image_bytes), but than
+ * neither of them; behind it all is zeros. When the object has grown since, who needs more of it gets a longer one first.
  */
 #ifndef HITRAIN_TIERING_STORE_STORE_PRIV_H
 #define HITRAIN_TIERING_STORE_STORE_PRIV_H
@@ -611,8 +612,18 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
                         struct ht_ref *out) HT_CHECK;
 
 /* fill.c: with the lock held and the chunk exclusively (the lock is let go meanwhile). */
-/* May let the chunk go and take it again: then everything about it may have changed, and it may have a slot already. */
-int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
+/* Has it an image that reaches up to so many bytes? */
+bool ht_chunk_has_slot(struct ht_store *s, const struct ht_chunk *c, uint32_t reach);
+/*
+ * The bytes that an image needs which reaches that far: an object's first chunk takes what it has, so that small objects take little;
+ * the others, which are full but for the last one, take all that a chunk has. Never less than what a reference shows or has stored.
+ */
+uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach);
+/*
+ * An image that reaches so far, for a chunk that has none; one that is shorter moves. May let the chunk go and take it again: then
+ * everything else about it may have changed.
+ */
+int ht_chunk_get_slot(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_CHECK;
 int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
 /* Bytes of chunk index inside size. */
 uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);

@@ -238,6 +238,232 @@ START_TEST(staging_buffers_are_near_while_there_are_some)
 }
 END_TEST
 
+/* ------------------------------------------- pieces, against a plain model */
+
+enum { MODEL_MIB = 12, MODEL_SUBS = MODEL_MIB * 16, MODEL_STEPS = 8000 };
+
+/* By sub-slot in memory: 1 and the number of the image that has it. */
+static uint32_t has[MODEL_SUBS];
+static uint32_t images[MODEL_SUBS], images_count;
+static struct ht_arena *model;
+static uint64_t rnd_state;
+
+static uint32_t rnd(uint32_t below)
+{
+    rnd_state = rnd_state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(rnd_state >> 33) % below;
+}
+
+static void mark(uint32_t n, uint32_t was, uint32_t is)
+{
+    size_t first = (size_t)(ht_arena_data(model, n) - (uint8_t *)ht_arena_memory(model)->base) >> 16;
+    uint32_t subs = ht_arena_slot_bytes(model, n) >> 16;
+    ck_assert_uint_eq(first % subs, 0);
+    for (size_t k = first; k < first + subs; k++) {
+        ck_assert_uint_eq(has[k], was);
+        has[k] = is;
+    }
+}
+
+static void came(uint32_t n)
+{
+    mark(n, 0, n + 1);
+    images[images_count++] = n;
+}
+
+static void went(uint32_t n)
+{
+    uint32_t i = 0;
+    while (images[i] != n)
+        ck_assert_uint_lt(++i, images_count);
+    images[i] = images[--images_count];
+    mark(n, n + 1, 0);
+}
+
+static bool lets_go(void *ctx, uint32_t n)
+{
+    (void)ctx;
+    if (ht_arena_image(model, n)->dirty || rnd(4) == 0)
+        return false;
+    went(n);
+    return true;
+}
+
+/* What the arena says of itself is what the model sees. */
+static void compare(void)
+{
+    uint64_t used = 0, kept = 0, stay = 0, pieces = 0;
+    uint32_t unused = 0, hand = 0;
+    for (uint32_t slot = 0; slot < MODEL_MIB; slot++) {
+        bool some = false, keeps = false, stays = false;
+        for (uint32_t k = 0; k < images_count; k++) {
+            const struct ht_image *im = ht_arena_image(model, images[k]);
+            bool here = images[k] / 16 == slot;
+            some |= here;
+            keeps |= here && im->kept;
+            stays |= here && im->stays;
+        }
+        unused += !some;
+        kept += keeps;
+        stay += stays && !keeps;
+    }
+    for (uint32_t k = 0; k < MODEL_SUBS; k++)
+        used += has[k] != 0;
+    for (uint32_t k = 0; k < images_count; k++)
+        pieces += ht_arena_next_used(model, &hand) != HT_SLOT_NONE;
+    ck_assert_uint_eq(ht_arena_used_bytes(model), used << 16);
+    ck_assert_uint_eq(ht_arena_kept_bytes(model), kept << 20);
+    ck_assert_uint_eq(ht_arena_staying_bytes(model), stay << 20);
+    ck_assert_uint_eq(ht_arena_free_slots(model), unused);
+    ck_assert_uint_le(kept, ht_arena_keep_max((uint64_t)MODEL_MIB << 20) >> 20);
+    ck_assert_uint_eq(pieces, images_count);
+    ck_assert_uint_le(ht_arena_moving_bytes(model), ht_arena_bytes(model));
+}
+
+static uint32_t any_bytes(void)
+{
+    return 1 + rnd(1u << (12 + rnd(9)));
+}
+
+static uint32_t get_any(uint32_t bytes)
+{
+    static const uint32_t tries[] = {0, 3, HT_ARENA_ASK_ALL, HT_ARENA_FORCE};
+    uint32_t n = ht_arena_get(model, bytes, tries[rnd(4)], HT_NEAR_ANY);
+    if (n == HT_SLOT_NONE)
+        return n;
+    ck_assert_uint_ge(ht_arena_slot_bytes(model, n), bytes);
+    ck_assert_uint_lt(ht_arena_slot_bytes(model, n), 2 * (bytes > 1u << 15 ? bytes : 1u << 16));
+    came(n);
+    return n;
+}
+
+static void grow(uint32_t from)
+{
+    uint32_t bytes = ht_arena_slot_bytes(model, from);
+    struct ht_image was = *ht_arena_image(model, from);
+    bool was_dirty = was.dirty;
+    ht_arena_set_dirty(model, from, true); /* as one that is held */
+    uint32_t to = bytes < 1 << 20 ? get_any(2 * bytes) : HT_SLOT_NONE;
+    ht_arena_set_dirty(model, from, was_dirty);
+    if (to == HT_SLOT_NONE)
+        return;
+    ht_arena_attach(model, to, was.owner, was.index, true);
+    was.kept = ht_arena_image(model, from)->kept;
+    went(from);
+    ht_arena_replace(model, from, to);
+    ck_assert_uint_eq(ht_arena_image(model, to)->valid_hi, was.valid_hi);
+    ck_assert_uint_eq(ht_arena_image(model, to)->dirty, was_dirty);
+    ck_assert(!ht_arena_image(model, to)->kept || was.kept);
+    ck_assert_ptr_null(ht_arena_image(model, from)->owner);
+}
+
+static void one_step(void)
+{
+    uint32_t n = images_count ? images[rnd(images_count)] : HT_SLOT_NONE;
+    uint32_t what = n == HT_SLOT_NONE ? 0 : rnd(9);
+    if (what < 3) {
+        n = get_any(any_bytes());
+        if (n == HT_SLOT_NONE)
+            return;
+        ht_arena_attach(model, n, has + rnd(64), rnd(3), true);
+        ht_arena_image(model, n)->valid_hi = rnd(1000);
+    } else if (what == 3) {
+        went(n);
+        ht_arena_set_dirty(model, n, false);
+        ht_arena_put(model, n);
+    } else if (what == 4) {
+        if (ht_arena_may_keep(model, n))
+            ht_arena_keep(model, n);
+    } else if (what == 5) {
+        ht_arena_let_go(model, n);
+    } else if (what == 6) {
+        ht_arena_set_dirty(model, n, rnd(2));
+    } else if (what == 7) {
+        ht_arena_use(model, n);
+    } else {
+        grow(n);
+    }
+}
+
+START_TEST(pieces_do_what_a_plain_model_does)
+{
+    rnd_state = (uint64_t)_i;
+    ck_assert_int_eq(ht_arena_new((uint64_t)MODEL_MIB << 20, NULL, lets_go, NULL, &model), 0);
+    for (int i = 0; i < MODEL_STEPS; i++) {
+        one_step();
+        if (i % 64 == 0)
+            compare();
+    }
+    while (images_count) {
+        uint32_t n = images[0];
+        went(n);
+        ht_arena_set_dirty(model, n, false);
+        ht_arena_put(model, n);
+    }
+    compare();
+    ck_assert_uint_eq(ht_arena_free_slots(model), MODEL_MIB);
+    ck_assert(!ht_arena_under_pressure(model));
+    ht_arena_free(model);
+}
+END_TEST
+
+START_TEST(pieces_of_a_length_gather)
+{
+    struct ht_arena *a = arena(8);
+    for (uint32_t i = 0; i < 16; i++)
+        for (uint32_t bytes = 1 << 16; bytes < 1 << 20; bytes *= 2)
+            if (i << 16 < 1 << 20 && i * bytes < 1 << 20)
+                ck_assert_uint_ne(get_used(a, bytes, false), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_used_bytes(a), 4 << 20);
+    ck_assert_uint_eq(ht_arena_free_slots(a), 4);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
+{
+    struct ht_arena *a = arena(8);
+    uint32_t n[128];
+    for (int i = 0; i < 128; i++)
+        n[i] = get_used(a, 1 << 16, false);
+    for (int i = 0; i < 128; i++)
+        if (i % 16)
+            ht_arena_put(a, n[i]);
+    ck_assert_uint_eq(ht_arena_used_bytes(a), 8 << 16);
+    ck_assert_uint_eq(ht_arena_free_slots(a), 0);
+    for (int i = 0; i < 8; i++)
+        ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_used_bytes(a), 8 << 20);
+    ht_arena_free(a);
+}
+END_TEST
+
+/* Whoever needs a whole slot must find one, however few pieces are kept. */
+START_TEST(kept_pieces_take_no_more_slots_than_kept_images)
+{
+    struct ht_arena *a = arena(8);
+    uint32_t n[128], kept = 0;
+    for (int i = 0; i < 128; i++)
+        n[i] = get_used(a, 1 << 16, false);
+    for (int i = 0; i < 128; i++)
+        if (i % 16) {
+            ht_arena_put(a, n[i]);
+        } else if (ht_arena_may_keep(a, n[i])) {
+            ht_arena_keep(a, n[i]);
+            kept++;
+        }
+    ck_assert_uint_eq(kept, 6);
+    ck_assert(!ht_arena_can_keep(a));
+    uint32_t whole = get_used(a, 1 << 20, true), more = get_used(a, 1 << 16, true);
+    ck_assert_uint_ne(whole, HT_SLOT_NONE);
+    ck_assert(!ht_arena_may_keep(a, whole));
+    if (ht_arena_may_keep(a, more)) /* beside one that is kept it costs nothing */
+        ht_arena_keep(a, more);
+    ck_assert_uint_eq(ht_arena_kept_bytes(a), 6 << 20);
+    ht_arena_free(a);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("DRAM tier");
@@ -253,6 +479,10 @@ int main(void)
     tcase_add_test(tc, whoever_takes_turns_stays_near_in_a_full_arena);
     tcase_add_test(tc, one_node_alone_may_use_all_memory);
     tcase_add_test(tc, staging_buffers_are_near_while_there_are_some);
+    tcase_add_loop_test(tc, pieces_do_what_a_plain_model_does, 0, 3);
+    tcase_add_test(tc, pieces_of_a_length_gather);
+    tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
+    tcase_add_test(tc, kept_pieces_take_no_more_slots_than_kept_images);
     suite_add_tcase(suite, tc);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

@@ -94,7 +94,7 @@ START_TEST(kept_images_take_the_room_of_staying_ones)
         pass(0, 2 * SLOTS);
     for (unsigned i = 0; i < SLOTS / 2; i++) {
         use(8 * SLOTS + i);
-        ck_assert(ht_arena_can_keep(arena, CHUNK));
+        ck_assert(ht_arena_can_keep(arena));
         ht_arena_keep(arena, slot_of[8 * SLOTS + i]);
     }
     pass(0, 2 * SLOTS);
