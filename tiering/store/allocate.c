@@ -133,10 +133,15 @@ int ht_obj_allocate(struct ht_obj *o, uint64_t off, uint64_t len)
         return -EROFS;
     if (!len)
         return 0;
+    struct ht_scope *sc;
     ht_store_lock(o->s);
-    struct range r = {
-        .o = o, .first = off >> o->chunk_shift, .last = (off + len - 1) >> o->chunk_shift, .end = off + len};
-    int rc = allocate(&r);
+    int rc = ht_obj_begin_change(o, &sc);
+    if (!rc) {
+        const struct range r = {
+            .o = o, .first = off >> o->chunk_shift, .last = (off + len - 1) >> o->chunk_shift, .end = off + len};
+        rc = allocate(&r);
+        ht_scope_end_change(o->s, sc);
+    }
     ht_store_unlock(o->s);
     return rc;
 }

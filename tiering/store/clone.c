@@ -101,8 +101,8 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     return rc;
 }
 
-/* Chunk index of the target becomes ref; n bytes of it count. Lock held. */
-static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct ht_ref *ref)
+/* Chunk index of the target becomes ref; n bytes of it count. Lock held, no abort under way. */
+static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const struct ht_ref *ref)
 {
     struct ht_store *s = o->s;
     uint64_t end = (index << o->chunk_shift) + n;
@@ -125,6 +125,17 @@ static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct
         ht_obj_grow_locked(o, end);
     }
     ht_chunk_unlock_exclusive(s, c);
+    return rc;
+}
+
+static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct ht_ref *ref)
+{
+    struct ht_scope *sc;
+    int rc = ht_obj_begin_change(o, &sc);
+    if (rc)
+        return rc;
+    rc = put_target_chunk(o, index, n, ref);
+    ht_scope_end_change(o->s, sc);
     return rc;
 }
 
@@ -196,6 +207,14 @@ static bool overlap(uint64_t a, uint64_t b, uint64_t len)
     return a < b ? b - a < len : a - b < len;
 }
 
+static unsigned aborts_of(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    unsigned aborts = o->scope->aborts;
+    ht_store_unlock(o->s);
+    return aborts;
+}
+
 ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len)
 {
     uint64_t size = ht_obj_size(src);
@@ -213,9 +232,12 @@ ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, u
     if (k.share)
         ht_obj_clean(src, (src_off + ht_obj_bytes_per_chunk(src) - 1) >> src->chunk_shift,
                      ((src_off + len - 1) >> src->chunk_shift) + 1);
+    unsigned aborts = aborts_of(dst);
     ssize_t n = 1;
     while (k.done < len && (n = clone_step(&k)) > 0)
         k.done += (uint64_t)n;
     free(k.buf);
+    if (aborts_of(dst) != aborts) /* some of it may have been taken back */
+        return -ESTALE;
     return k.done ? (ssize_t)k.done : n;
 }

@@ -171,6 +171,23 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
     return 0;
 }
 
+int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope)
+{
+    while (o->scope->aborting)
+        ht_store_wait(o->s, &o->s->settled, 0);
+    if (o->vanished)
+        return -ESTALE;
+    o->scope->changing++;
+    *out_scope = o->scope;
+    return 0;
+}
+
+void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc)
+{
+    if (--sc->changing == 0 && sc->aborting)
+        pthread_cond_broadcast(&s->settled);
+}
+
 /* -------------------------------------------------------------- lifetime */
 
 /* Space of everything the object still names. Nobody else refers to it. */

@@ -245,6 +245,21 @@ static void abort_object(struct ht_obj *o)
     }
 }
 
+/* Lock held, let go meanwhile. */
+static void shut_out_changes(struct ht_store *s, struct ht_scope *sc)
+{
+    sc->aborts++;
+    sc->aborting = true;
+    while (sc->changing)
+        ht_store_wait(s, &s->settled, 0);
+}
+
+static void let_changes_in(struct ht_store *s, struct ht_scope *sc)
+{
+    sc->aborting = false;
+    pthread_cond_broadcast(&s->settled);
+}
+
 /*
  * Without memory of its own: whoever aborts has taken the names back already, and must get through. Each object goes to the end of the
  * list before the lock may be let go, so as many as there were at the beginning are all of them.
@@ -256,6 +271,8 @@ int ht_scope_abort(struct ht_store *s, uint64_t scope)
     ht_handed_touch(s, scope);
     struct ht_scope *sc = ht_scope_find(s, scope, false);
     if (sc)
+        shut_out_changes(s, sc);
+    if (sc)
         ht_list_for_each(p, &sc->touched)
             left++;
     for (; left && !ht_list_empty(&sc->touched); left--) {
@@ -266,6 +283,8 @@ int ht_scope_abort(struct ht_store *s, uint64_t scope)
         abort_object(o);
         ht_obj_put_locked(o);
     }
+    if (sc)
+        let_changes_in(s, sc);
     ht_store_unlock(s);
     return 0;
 }

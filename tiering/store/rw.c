@@ -267,17 +267,11 @@ static int writable(struct ht_store *s)
     return s->opts.read_only || s->failed ? -EROFS : 0;
 }
 
-ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
+/* Lock held, let go meanwhile. */
+static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
 {
-    struct ht_store *s = o->s;
-    if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
-        return -EFBIG;
-    int rc = writable(s);
-    if (rc)
-        return rc;
     size_t done = 0;
-    ht_store_lock(s);
-    rc = o->vanished ? -ESTALE : 0;
+    int rc = 0;
     while (done < len && !rc) {
         uint64_t pos = off + done;
         uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
@@ -286,8 +280,26 @@ ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len
         if (!rc)
             done += n;
     }
-    ht_store_unlock(s);
     return done ? (ssize_t)done : rc;
+}
+
+ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
+{
+    struct ht_store *s = o->s;
+    struct ht_scope *sc;
+    if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
+        return -EFBIG;
+    ssize_t rc = writable(s);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    rc = ht_obj_begin_change(o, &sc);
+    if (!rc) {
+        rc = write_locked(o, off, buf, len);
+        ht_scope_end_change(s, sc);
+    }
+    ht_store_unlock(s);
+    return rc;
 }
 
 /* ------------------------------------------------- truncate, punch, seek */
@@ -376,15 +388,9 @@ static void cut_object(struct ht_obj *o, uint64_t size)
     drop_chunks(o, index + (keep != 0), UINT64_MAX);
 }
 
-int ht_obj_truncate(struct ht_obj *o, uint64_t size)
+/* Lock held, let go meanwhile. */
+static int truncate_locked(struct ht_obj *o, uint64_t size)
 {
-    struct ht_store *s = o->s;
-    if (size > HT_FILE_BYTES_MAX)
-        return -EFBIG;
-    int rc = writable(s);
-    if (rc)
-        return rc;
-    ht_store_lock(s);
     /* The size comes last: published before the cuts it would leave bytes beyond the end that a later growth shows. */
     while (size < o->size) {
         cut_object(o, size);
@@ -393,7 +399,7 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
     }
     if (size == o->size)
         ht_obj_unpromise_behind(o, size);
-    rc = ht_handed_reach(o, size);
+    int rc = ht_handed_reach(o, size);
     if (!rc && size != o->size) {
         o->size = size;
         o->meta_dirty = true;
@@ -402,6 +408,24 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
     }
     if (o->extra->handed)
         ht_handed_trim(o);
+    return rc;
+}
+
+int ht_obj_truncate(struct ht_obj *o, uint64_t size)
+{
+    struct ht_store *s = o->s;
+    struct ht_scope *sc;
+    if (size > HT_FILE_BYTES_MAX)
+        return -EFBIG;
+    int rc = writable(s);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    rc = ht_obj_begin_change(o, &sc);
+    if (!rc) {
+        rc = truncate_locked(o, size);
+        ht_scope_end_change(s, sc);
+    }
     ht_store_unlock(s);
     return rc;
 }
@@ -455,14 +479,10 @@ static void unpromise_range(struct ht_obj *o, uint64_t off, uint64_t end)
     }
 }
 
-int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
+/* Lock held, let go meanwhile. */
+static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len)
 {
-    struct ht_store *s = o->s;
-    int rc = writable(s);
-    if (rc)
-        return rc;
-    ht_store_lock(s);
-    rc = ht_handed_complete(o);
+    int rc = ht_handed_complete(o);
     uint64_t end = len > o->size || off > o->size - len ? o->size : off + len;
     uint64_t behind = ht_max_u64(off, o->size),
              all = len > HT_FILE_BYTES_MAX - ht_min_u64(off, HT_FILE_BYTES_MAX) ? HT_FILE_BYTES_MAX : off + len;
@@ -481,6 +501,22 @@ int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
     }
     if (!rc)
         unpromise_range(o, behind, all);
+    return rc;
+}
+
+int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
+{
+    struct ht_store *s = o->s;
+    struct ht_scope *sc;
+    int rc = writable(s);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    rc = ht_obj_begin_change(o, &sc);
+    if (!rc) {
+        rc = punch_locked(o, off, len);
+        ht_scope_end_change(s, sc);
+    }
     ht_store_unlock(s);
     return rc;
 }

@@ -122,6 +122,9 @@ struct ht_node {
 
 struct ht_scope {
     uint64_t id;
+    unsigned changing; /* calls that change content */
+    unsigned aborts;   /* how many began */
+    bool aborting;
     struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
     struct ht_scope *next;
     struct ht_id_link by_id;
@@ -360,7 +363,7 @@ struct ht_store {
     pthread_cond_t wake;                   /* the writeback thread has something to do */
     unsigned slot_waiters;
     struct ht_wakes wakes;
-    pthread_cond_t settled; /* a transaction was appended: what it freed is in limbo */
+    pthread_cond_t settled; /* a transaction was appended: what it freed is in limbo; or an abort ended, or may begin */
 
     struct ht_store_opts opts;
     struct ht_dev *dev[HT_DEVICES_MAX];      /* NULL: missing */
@@ -468,6 +471,12 @@ void ht_obj_untouch_if_idle(struct ht_obj *o); /* off it, when nothing is dirty 
 /* References to all touched objects of a scope, in a malloc'd array (count returned), for loops that let the lock go. */
 int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count) HT_CHECK;
 void ht_obj_release_content(struct ht_obj *o);
+/*
+ * A change of content that an abort of the scope comes before or after, never into. WAITS for one, with the lock, but no chunk, held. It
+ * waits for those that have begun in turn, so they begin no second one and wait for no transaction. -ESTALE: the object was taken back.
+ */
+int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope) HT_CHECK;
+void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc);
 
 /* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_CHECK;

@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Changes beside an abort: each is before it and taken back whole, or after it and stays whole. */
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "tests/unit/tiering/store/world.h"
+
+enum { SCOPE = 77, ROUNDS = 25, OLD = 6 * MIB, NEW = 12 * MIB };
+
+static uint8_t *old_bytes, *new_bytes;
+static struct ht_obj *obj;
+static atomic_bool begun;
+static ssize_t result;
+
+static void *overwrite(void *arg)
+{
+    begun = true;
+    result = ht_obj_write(obj, 0, new_bytes, NEW);
+    return NULL;
+}
+
+static void *shrink(void *arg)
+{
+    begun = true;
+    result = ht_obj_truncate(obj, 10);
+    return NULL;
+}
+
+static void publish(void)
+{
+    struct ht_tx *tx;
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
+    ht_scope_publish(s, SCOPE, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+static void take_back(void)
+{
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
+    ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+}
+
+/* Somewhere in the middle of it. */
+static void abort_beside(void *(*change)(void *), unsigned round)
+{
+    pthread_t thread;
+    begun = false;
+    ck_assert_int_eq(pthread_create(&thread, NULL, change, NULL), 0);
+    while (!begun)
+        ;
+    for (volatile unsigned spin = round * 500309 % 20000000; spin; spin--)
+        ;
+    take_back();
+    pthread_join(thread, NULL);
+}
+
+static void begin(void)
+{
+    fresh(128, true);
+    old_bytes = pattern(NEW, 1);
+    new_bytes = pattern(NEW, 2);
+    obj = object(HT_CHUNK_BYTES, SCOPE);
+}
+
+static void end(void)
+{
+    ht_obj_put(obj);
+    done();
+    free(old_bytes);
+    free(new_bytes);
+}
+
+static void expect_old(void)
+{
+    ck_assert_uint_eq(ht_obj_size(obj), OLD);
+    expect(obj, 0, old_bytes, OLD);
+    ck_assert_int_eq(ht_obj_truncate(obj, NEW), 0); /* nothing was left behind the end */
+    memset(old_bytes + OLD, 0, NEW - OLD);
+    expect(obj, 0, old_bytes, NEW);
+}
+
+START_TEST(a_write_is_before_an_abort_or_after_it)
+{
+    begin();
+    put_all(obj, 0, old_bytes, OLD);
+    publish();
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        abort_beside(overwrite, round);
+        ck_assert_int_eq(result, NEW);
+        if (ht_obj_size(obj) == NEW)
+            expect(obj, 0, new_bytes, NEW);
+        else
+            expect_old();
+        take_back();
+        expect_old();
+        take_back();
+    }
+    end();
+}
+END_TEST
+
+START_TEST(a_truncation_is_before_an_abort_or_after_it)
+{
+    begin();
+    put_all(obj, 0, old_bytes, OLD);
+    publish();
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        abort_beside(shrink, round / 8);
+        ck_assert_int_eq(result, 0);
+        if (ht_obj_size(obj) == 10)
+            expect(obj, 0, old_bytes, 10);
+        else
+            expect_old();
+        take_back();
+    }
+    end();
+}
+END_TEST
+
+/* Nothing is written into what is gone. */
+START_TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
+{
+    begin();
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        abort_beside(overwrite, round);
+        ck_assert(result == NEW || result == -ESTALE);
+        if (ht_obj_write(obj, 0, new_bytes, 1) == -ESTALE)
+            ck_assert_uint_eq(obj_stat(obj).dirty_bytes, 0);
+        ht_obj_put(obj);
+        obj = object(HT_CHUNK_BYTES, SCOPE);
+    }
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("abort");
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, a_write_is_before_an_abort_or_after_it);
+    tcase_add_test(tc, a_truncation_is_before_an_abort_or_after_it);
+    tcase_add_test(tc, a_write_to_what_an_abort_takes_away_is_before_it_or_fails);
+    return run_suite(tc);
+}
