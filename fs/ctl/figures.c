@@ -81,7 +81,7 @@ static const struct row rows[] = {
     STORE("resident_bytes", GAUGE, store.dram_used_bytes, "Used part of the DRAM tier."),
     STORE("dirty_bytes", GAUGE, store.dram_dirty_bytes, "Part of the DRAM tier newer than the devices."),
     STORE("kept_bytes", GAUGE, store.dram_kept_bytes,
-          "Part of the DRAM tier that holds what updates work on, and stays."),
+          "Part of the DRAM tier, in whole MiB, that holds what updates work on, and stays."),
     STORE("handout_bytes", GAUGE, store.handout_bytes, "Part of the DRAM tier for files that are handed out."),
     STORE("handed_bytes", GAUGE, store.handed_bytes, "Used part of that."),
     STORE("handed_files", GAUGE, store.handed_count, "Files in it."),

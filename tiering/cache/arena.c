@@ -24,8 +24,8 @@
 
 enum { GROWING_MAX = 16 }; /* images */
 enum { SUBS = 16, SUB_SHIFT = 16, SLOT_SHIFT = 20, SPARE_SHARE = 16, SPARE_MAX = 16 };
-enum { LENGTHS = 4 };     /* of pieces: 1, 2, 4, 8 sub-slots */
-enum { LOOK_MAX = 1024 }; /* slots looked at for room in one go */
+enum { LENGTHS = 4 };                      /* of pieces: 1, 2, 4, 8 sub-slots */
+enum { LOOK_MAX = 1024, LOOK_SHORT = 64 }; /* slots looked at for room in one go */
 enum slot_state { SLOT_FREE, SLOT_WHOLE, SLOT_SPLIT };
 
 struct slot {
@@ -295,6 +295,18 @@ static uint16_t mask_of(uint32_t first, uint32_t subs)
     return (uint16_t)(((1u << subs) - 1) << first);
 }
 
+static bool has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint32_t *out_first)
+{
+    if (i >= a->slots || a->slot[i].state != SLOT_SPLIT)
+        return false;
+    for (uint32_t k = 0; k < SUBS; k += subs)
+        if (!(a->slot[i].used & mask_of(k, subs))) {
+            *out_first = k;
+            return true;
+        }
+    return false;
+}
+
 /* True: it was the last one of its slot. */
 static bool put_piece(struct ht_arena *a, uint32_t n)
 {
@@ -304,7 +316,9 @@ static bool put_piece(struct ht_arena *a, uint32_t n)
     assert((s->used & mask) == mask);
     s->used &= (uint16_t)~mask;
     a->split_free += subs;
-    a->hint[s->near][length_of(subs)] = n / SUBS;
+    uint32_t *hint = &a->hint[s->near][length_of(subs)], first;
+    if (!has_room(a, *hint, subs, &first)) /* one is filled before the next is begun */
+        *hint = n / SUBS;
     if (!s->used)
         a->split_free -= SUBS;
     return !s->used;
@@ -366,18 +380,6 @@ static bool try_evict(struct ht_arena *a, uint32_t n)
     return true;
 }
 
-static bool has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint32_t *out_first)
-{
-    if (i >= a->slots || a->slot[i].state != SLOT_SPLIT)
-        return false;
-    for (uint32_t k = 0; k < SUBS; k += subs)
-        if (!(a->slot[i].used & mask_of(k, subs))) {
-            *out_first = k;
-            return true;
-        }
-    return false;
-}
-
 /* Ask the images of a slot to go, until there is room for a piece; all of them for SUBS. */
 static void ask_slot(struct ht_arena *a, uint32_t i, uint32_t subs)
 {
@@ -431,26 +433,29 @@ static uint32_t split(struct ht_arena *a, uint32_t subs, unsigned near)
     return take_piece(a, i, subs);
 }
 
-/* Of any slot that has room, if one is found soon. */
-static uint32_t look_for_piece(struct ht_arena *a, uint32_t subs)
+/* Of a slot that has room, if one is found among the next so many; of one that is near, or of any. */
+static uint32_t look_for_piece(struct ht_arena *a, uint32_t subs, int near, uint32_t most)
 {
     uint32_t n = HT_SLOT_NONE;
-    for (uint32_t k = 0; n == HT_SLOT_NONE && a->split_free >= subs && k < a->slots && k < LOOK_MAX; k++) {
-        n = take_piece(a, a->look, subs);
+    for (uint32_t k = 0; n == HT_SLOT_NONE && a->split_free >= subs && k < a->slots && k < most; k++) {
+        if (near == HT_NEAR_ANY || a->slot[a->look].near == near)
+            n = take_piece(a, a->look, subs);
         if (n == HT_SLOT_NONE)
             a->look = (a->look + 1) % a->slots;
     }
     return n;
 }
 
-/* A piece: of the hinted slot, else of a fresh one, else of any, else of what the clock frees. */
+/* A piece: of the hinted slot or one that is found soon, else of a fresh one, else of any, else of what the clock frees. */
 static uint32_t get_piece(struct ht_arena *a, uint32_t subs, uint64_t tries, unsigned near)
 {
     uint32_t n = take_piece(a, a->hint[near][length_of(subs)], subs);
     if (n == HT_SLOT_NONE)
+        n = look_for_piece(a, subs, (int)near, LOOK_SHORT);
+    if (n == HT_SLOT_NONE)
         n = split(a, subs, near);
     if (n == HT_SLOT_NONE)
-        n = look_for_piece(a, subs);
+        n = look_for_piece(a, subs, HT_NEAR_ANY, LOOK_MAX);
     for (; n == HT_SLOT_NONE && tries; tries--) {
         uint32_t i = pass_hand(a);
         ask_slot(a, i, subs);

@@ -420,6 +420,27 @@ START_TEST(pieces_of_a_length_gather)
 }
 END_TEST
 
+/* As gradients leave while the state that they made comes. */
+START_TEST(pieces_fill_the_room_that_others_leave)
+{
+    struct ht_arena *a = arena(64);
+    uint32_t n[128], slots = 0;
+    bool has_some[64] = {false};
+    for (int i = 0; i < 128; i++)
+        n[i] = get_used(a, 1 << 16, false);
+    for (int i = 0; i < 128; i++) {
+        for (int k = 0; k < 2; k++)
+            has_some[get_used(a, 1 << 16, false) / 16] = true;
+        ht_arena_put(a, n[i]);
+    }
+    for (int i = 0; i < 64; i++)
+        slots += has_some[i];
+    ck_assert_uint_le(slots, 256 / 16 + 2);
+    ck_assert_uint_ge(ht_arena_free_slots(a), 64 - 256 / 16 - 2);
+    ht_arena_free(a);
+}
+END_TEST
+
 START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
 {
     struct ht_arena *a = arena(8);
@@ -481,6 +502,7 @@ int main(void)
     tcase_add_test(tc, staging_buffers_are_near_while_there_are_some);
     tcase_add_loop_test(tc, pieces_do_what_a_plain_model_does, 0, 3);
     tcase_add_test(tc, pieces_of_a_length_gather);
+    tcase_add_test(tc, pieces_fill_the_room_that_others_leave);
     tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
     tcase_add_test(tc, kept_pieces_take_no_more_slots_than_kept_images);
     suite_add_tcase(suite, tc);
