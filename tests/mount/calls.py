@@ -42,6 +42,15 @@ def link_fd(fd, name):
     call('linkat', AT_FDCWD, f'/proc/self/fd/{fd}'.encode(), AT_FDCWD, os.fsencode(name), AT_SYMLINK_FOLLOW)
 
 
+def sync(path):
+    """A file, or a directory: of a model root, the step."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def utimens(path, *times):
     """Times as (seconds, nanoseconds), where nanoseconds may be UTIME_NOW or UTIME_OMIT."""
     call('utimensat', AT_FDCWD, os.fsencode(path), struct.pack('qqqq', *times[0], *times[1]), 0)

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 
+from calls import sync
 from conftest import BIN, MIB
 from test_stress import Crowd, command, make_root
 
@@ -74,14 +75,6 @@ def look(point, root):
     os.getxattr(root, 'user.hitrain.stats')
     os.statvfs(point)
     subprocess.run([str(BIN / 'hitrainctl'), 'stats', str(point)], stdout=subprocess.DEVNULL, check=True, timeout=60)
-
-
-def sync(point):
-    fd = os.open(point, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def until_dead(store):

@@ -14,6 +14,7 @@ import threading
 
 import pytest
 
+from calls import sync
 from conftest import MIB, SECONDS_MAX, SMALL, Store, run, wait_for
 
 SIZE = 96 * MIB
@@ -270,14 +271,6 @@ def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair
         assert (mnt / name).read_bytes() == data
 
 
-def fsync(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
     if not shutil.which('mkfs.ext4'):
         pytest.skip('mkfs.ext4 is needed')
@@ -289,8 +282,8 @@ def test_a_device_that_dies_in_mid_run_takes_only_what_was_on_it(make_pair):
         (mnt / name).write_bytes(data)
     run('hitrainctl', 'evict', mnt / 't/x')  # on its devices, but neither flushed nor in the log, nor in memory
     store.kill_device(1)
-    fsync(mnt / 't/y')
-    refused(errno.EIO, fsync, mnt / 't/x')
+    sync(mnt / 't/y')
+    refused(errno.EIO, sync, mnt / 't/x')
     assert os.getxattr(mnt / 't/x', 'user.hitrain.error')
     after = write_tensors(mnt, 3, seed=60)
     for name, data in {**after, 't/y': flushed['t/y']}.items():

@@ -22,6 +22,7 @@ import time
 
 import pytest
 
+from calls import sync
 from conftest import BIN, MIB, ROOT, SECONDS_MAX, Store, run, wait_for
 
 NOBODY = 65534
@@ -81,14 +82,6 @@ def write_direct(path, size, ignore=True):
     finally:
         os.close(fd)
         buf.close()
-
-
-def sync(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def fill(path):

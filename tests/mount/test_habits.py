@@ -24,6 +24,7 @@ import zipfile
 
 import pytest
 
+from calls import sync
 from conftest import MIB, SECONDS_MAX
 from trees import blob
 
@@ -42,12 +43,6 @@ def finish(process):
     out, err = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0, err
     return out
-
-
-def sync_path(path):
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
 
 
 # -------------------------------------------------------------------------- logs
@@ -178,7 +173,7 @@ def test_editors_replace_files_so_that_a_crash_leaves_one_of_both(store):
             os.unlink(store.point / 'text~')
         os.link(path, store.point / 'text~')
         os.rename(name, path)
-        sync_path(store.point)
+        sync(store.point)
     path.with_suffix('.swp').write_text('unsaved')
     store.kill()
     store.mount()
@@ -199,7 +194,7 @@ def test_rename_over_without_fsync_leaves_some_whole_version(store):
                 os.fsync(f.fileno())
         os.rename(store.point / 'settings.new', path)
         if i == 2:
-            sync_path(store.point)
+            sync(store.point)
     with open(store.point / 'unrelated', 'wb') as f:
         os.fsync(f.fileno())
     store.kill()

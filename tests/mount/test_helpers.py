@@ -13,32 +13,20 @@ import time
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-BIN = pathlib.Path(os.environ.get('HITRAIN_BIN', ROOT / 'build' / 'bin'))
-SECONDS_MAX = 120
-MIB = 1 << 20
-
+from calls import sync
+from conftest import BIN, MIB, ROOT, SECONDS_MAX, run, wait_for
 
 # ---------------------------------------------------------------------- helpers
 
 def call(program, *args, **kw):
-    """Runs one of the project's programs; returns the finished process, output as text."""
-    kw.setdefault('timeout', SECONDS_MAX)
-    return subprocess.run([str(BIN / program), *map(str, args)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, errors='replace', **kw)
+    """One of the project's programs, which may fail."""
+    return run(program, *args, check=False, **kw)
 
 
 def make_image(path, size='64M', *args):
     done = call('mkfs.hitrain', f'--size={size}', *args, path)
     assert done.returncode == 0, done.stderr
     return path
-
-
-def wait_for(condition, what, seconds=SECONDS_MAX):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f'{what}: not within {seconds} s'
-        time.sleep(0.02)
 
 
 class Daemon:
@@ -78,17 +66,9 @@ def mounted(image, point, *options):
     daemon.unmount()
 
 
-def fsync(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def write_synced(path, data):
     path.write_bytes(data)
-    fsync(path)
+    sync(path)
 
 
 def random_bytes(seed, count):
@@ -118,7 +98,7 @@ def train(point):
 
 def step(root, gradient):
     (root / '.hitrain' / 'grad' / 'w').write_bytes(gradient.tobytes())
-    fsync(root)
+    sync(root)
 
 
 def fsck_json(image, status, *args):
@@ -290,7 +270,7 @@ def loop(tmp_path):
     """A loop device, and the file below it, all of whose blocks are written."""
     backing = tmp_path / 'backing'
     backing.write_bytes(bytes(range(256)) * (32 * MIB // 256))
-    fsync(backing)
+    sync(backing)
     done = subprocess.run(['losetup', '--find', '--show', backing], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         pytest.skip('no loop devices here')

@@ -10,17 +10,12 @@ import time
 
 import pytest
 
+from calls import sync
 from conftest import MIB, SECONDS_MAX, SMALL, run, wait_for
 from test_life import daemons_of
 
 COUNT = 1000
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
-
-
-def fsync(path):
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
 
 
 class Content:
@@ -32,7 +27,7 @@ class Content:
 
     def make(self):
         (self.point / 'synced').write_bytes(b's' * 300_000)
-        fsync(self.point / 'synced')
+        sync(self.point / 'synced')
         self.step()
         (self.point / 'written').write_bytes(b'w' * MIB)
         (self.point / 'folder').mkdir()
@@ -49,7 +44,7 @@ class Content:
         (root / 'p').write_bytes(struct.pack('f', 1.0) * COUNT)
         os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.5 weight_decay=0')
         (root / '.hitrain/grad/p').write_bytes(struct.pack('f', 1.0) * COUNT)
-        fsync(root)
+        sync(root)
         self.parameter = (root / 'p').read_bytes()
         assert self.parameter != struct.pack('f', 1.0) * COUNT
         (root / '.hitrain/grad/p').write_bytes(struct.pack('f', -1.0) * COUNT)

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from calls import NOBODY, as_user, fails
+from calls import NOBODY, as_user, fails, sync
 from conftest import SECONDS_MAX
 
 OTHER = 1234
@@ -25,14 +25,6 @@ def model(mnt):
     (root / '.hitrain' / 'grad' / 'p').write_bytes(ONES)
     sync(root)
     return root
-
-
-def sync(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def steer(root):

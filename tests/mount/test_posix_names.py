@@ -7,17 +7,11 @@ import subprocess
 
 import pytest
 
-from calls import (AT_EMPTY_PATH, AT_FDCWD, EXCHANGE, NOREPLACE, WHITEOUT, Handle, call, close_dead, drop_caches, fails,
-                   link_fd, rename, tick)
+from calls import (AT_EMPTY_PATH, AT_FDCWD, EXCHANGE, NOREPLACE, WHITEOUT, Handle, call, close_dead, drop_caches,
+                   fails, link_fd, rename, sync, tick)
 from conftest import MIB, SECONDS_MAX, wait_for
 
 LINKS_MAX = 65000
-
-
-def sync(path):
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
 
 
 def make_tree(mnt):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from calls import COLLAPSE, INSERT, KEEP_SIZE, PUNCH, ZERO, as_user, fails, fallocate
+from calls import COLLAPSE, INSERT, KEEP_SIZE, PUNCH, ZERO, as_user, fails, fallocate, sync
 from conftest import MIB, wait_for
 
 FILE_MAX = 1 << 44
@@ -17,12 +17,6 @@ def available(mnt):
     v = os.statvfs(mnt)
     assert v.f_bsize == v.f_frsize == 4096 and v.f_bavail <= v.f_bfree <= v.f_blocks
     return v.f_bavail * 4096
-
-
-def sync(path):
-    fd = os.open(path, os.O_RDONLY)
-    os.fsync(fd)
-    os.close(fd)
 
 
 def held(path):

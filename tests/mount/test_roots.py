@@ -12,6 +12,7 @@ import threading
 import numpy as np
 import pytest
 
+from calls import sync
 from conftest import MIB, SECONDS_MAX
 
 OPTIMIZER = 'adamw lr=0.01 beta1=0.9 beta2=0.999 eps=1e-8 weight_decay=0.1'
@@ -28,14 +29,6 @@ def refused(error, f, *args):
     with pytest.raises(OSError) as e:
         f(*args)
     assert e.value.errno == error, os.strerror(e.value.errno)
-
-
-def sync(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def command(root, *lines):

@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 
+from calls import sync
 from conftest import BIN, run, wait_for
 
 ELEMENTS = 700_000
@@ -28,14 +29,6 @@ def finished(point):
 def events(point, code):
     lines = run('hitrainctl', 'events', point, '--json').stdout.splitlines()
     return [e for e in map(json.loads, lines) if e['code'] == code]
-
-
-def sync(path):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def write_file(path, data):
