@@ -240,6 +240,9 @@ int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *
 void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i);
 /* For all inodes; fn may free the one it is given. Non-zero ends and is returned. */
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx);
+/* The numbers of all that are wanted, in a malloc'd array, for loops that need the lock for themselves. No lock held. -ENOMEM */
+typedef bool (*ht_ns_wanted_fn)(struct ht_ns *ns, const struct ht_ns_inode *i);
+int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out_inos, size_t *out_count) HT_CHECK;
 /*
  * The chain of one bucket, and the next cursor (0: that was the last). Whatever is there from the first to the last
  * call is met, though the table grows meanwhile.

@@ -118,33 +118,10 @@ static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i)
 
 /* ------------------------------------------------------------------ inodes */
 
-struct victims {
-    uint64_t *inos;
-    size_t count, cap;
-};
-
-static bool is_victim(const struct ht_ns_inode *i)
+static bool is_victim(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
+    (void)ns;
     return (i->flags & HT_NS_VICTIM) != 0 && i->links == 0;
-}
-
-static int add_victim(void *ctx, struct ht_ns_inode *i)
-{
-    struct victims *v = ctx;
-    uint64_t *p;
-
-    if (!is_victim(i))
-        return 0;
-    if (v->count == v->cap) {
-        size_t cap = v->cap == 0 ? 32 : v->cap * 2;
-        p = realloc(v->inos, cap * sizeof(*p));
-        if (p == NULL)
-            return -ENOMEM;
-        v->inos = p;
-        v->cap = cap;
-    }
-    v->inos[v->count++] = i->ino;
-    return 0;
 }
 
 bool ht_ns_is_rescued(struct ht_ns *ns, uint64_t ino)
@@ -154,7 +131,7 @@ bool ht_ns_is_rescued(struct ht_ns *ns, uint64_t ino)
 
     ht_rwlock_rdlock(&ns->lock);
     i = ht_ns_inode_find(ns, ino);
-    rescued = i != NULL && is_victim(i);
+    rescued = i != NULL && is_victim(ns, i);
     ht_rwlock_unlock(&ns->lock);
     return rescued;
 }
@@ -174,18 +151,15 @@ static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
 
 int ht_ns_reconnect(struct ht_ns *ns)
 {
-    struct victims v = {0};
-    uint64_t folder;
-    int rc;
+    uint64_t *victims = NULL, folder;
+    size_t count = 0;
+    int rc = ht_ns_inode_collect(ns, is_victim, &victims, &count);
 
-    ht_rwlock_rdlock(&ns->lock);
-    rc = ht_ns_inode_each(ns, add_victim, &v);
-    ht_rwlock_unlock(&ns->lock);
-    if (rc == 0 && v.count > 0)
+    if (rc == 0 && count > 0)
         rc = find_folder(ns, &folder);
-    for (size_t n = 0; rc == 0 && n < v.count; n++)
-        rc = reconnect(ns, folder, v.inos[n]);
-    free(v.inos);
+    for (size_t n = 0; rc == 0 && n < count; n++)
+        rc = reconnect(ns, folder, victims[n]);
+    free(victims);
     return rc;
 }
 

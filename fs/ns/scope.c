@@ -76,12 +76,6 @@ int ht_ns_scope_move(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_
 
 /* -------------------------------------------------------------- settling */
 
-struct strays {
-    struct ht_ns *ns;
-    uint64_t *inos;
-    size_t count, cap;
-};
-
 static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
     struct ht_obj_stat os;
@@ -95,25 +89,6 @@ static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i)
     ht_obj_stat(obj, &os);
     ht_obj_put(obj);
     return os.scope != ht_ns_root(i)->ino;
-}
-
-static int add_stray(void *ctx, struct ht_ns_inode *i)
-{
-    struct strays *s = ctx;
-    uint64_t *p;
-
-    if (!is_stray(s->ns, i))
-        return 0;
-    if (s->count == s->cap) {
-        size_t cap = s->cap == 0 ? 32 : s->cap * 2;
-        p = realloc(s->inos, cap * sizeof(*p));
-        if (p == NULL)
-            return -ENOMEM;
-        s->inos = p;
-        s->cap = cap;
-    }
-    s->inos[s->count++] = i->ino;
-    return 0;
 }
 
 static int bring_home_locked(struct ht_ns_op *op, uint64_t ino)
@@ -149,15 +124,13 @@ static int bring_home(struct ht_ns *ns, uint64_t ino)
 
 int ht_ns_scope_settle(struct ht_ns *ns, int rc)
 {
-    struct strays s = {.ns = ns};
-    int error = 0;
+    uint64_t *strays = NULL;
+    size_t count = 0;
+    int error = ht_ns_inode_collect(ns, is_stray, &strays, &count);
 
-    ht_rwlock_rdlock(&ns->lock);
-    error = ht_ns_inode_each(ns, add_stray, &s);
-    ht_rwlock_unlock(&ns->lock);
-    for (size_t n = 0; n < s.count; n++) {
-        int one = bring_home(ns, s.inos[n]);
-        const struct ht_event_about about = {.id = s.inos[n], .error = one};
+    for (size_t n = 0; n < count; n++) {
+        int one = bring_home(ns, strays[n]);
+        const struct ht_event_about about = {.id = strays[n], .error = one};
         if (one != 0)
             ht_event(HT_EVENT_COMMIT_FAILED, &about,
                      "its content is outside its model root: %s; it will be put right at the next mount",
@@ -165,6 +138,6 @@ int ht_ns_scope_settle(struct ht_ns *ns, int rc)
         if (error == 0)
             error = one;
     }
-    free(s.inos);
+    free(strays);
     return rc != 0 ? rc : error;
 }

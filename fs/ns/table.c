@@ -204,6 +204,49 @@ int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *
     return 0;
 }
 
+struct collection {
+    struct ht_ns *ns;
+    ht_ns_wanted_fn wanted;
+    uint64_t *inos;
+    size_t count, cap;
+};
+
+static int collect(void *ctx, struct ht_ns_inode *i)
+{
+    struct collection *c = ctx;
+
+    if (!c->wanted(c->ns, i))
+        return 0;
+    if (c->count == c->cap) {
+        size_t cap = c->cap == 0 ? 32 : c->cap * 2;
+        uint64_t *p = realloc(c->inos, cap * sizeof(*p));
+
+        if (p == NULL)
+            return -ENOMEM;
+        c->inos = p;
+        c->cap = cap;
+    }
+    c->inos[c->count++] = i->ino;
+    return 0;
+}
+
+int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out_inos, size_t *out_count)
+{
+    struct collection c = {.ns = ns, .wanted = wanted};
+    int rc;
+
+    ht_rwlock_rdlock(&ns->lock);
+    rc = ht_ns_inode_each(ns, collect, &c);
+    ht_rwlock_unlock(&ns->lock);
+    if (rc != 0) {
+        free(c.inos);
+        return rc;
+    }
+    *out_inos = c.inos;
+    *out_count = c.count;
+    return 0;
+}
+
 static uint64_t reverse_bits(uint64_t v)
 {
     uint64_t r = 0;
