@@ -162,15 +162,15 @@ static int remove_optimizer(const struct request *q)
     return ht_optimizer_remove(q->ctl, q->ino);
 }
 
-static int root_of(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
+/* Of the model root that it belongs to. */
+static int root_stat(struct ht_ctl *c, uint64_t ino, struct ht_root_stat *out)
 {
     struct ht_ns_tensor t;
     int r = ht_ns_tensor(c->ns, ino, &t);
 
     if (r)
         return r;
-    *out_root = t.root;
-    return t.root ? 0 : -ENODATA;
+    return t.root ? ht_optim_root_stat(c->optim, t.root, out) : -ENODATA;
 }
 
 static int set_step(const struct request *q)
@@ -194,35 +194,26 @@ static int set_step(const struct request *q)
 
 static ssize_t get_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
-    uint64_t root;
     struct ht_root_stat st;
-    int r = root_of(c, ino, &root);
+    int r = root_stat(c, ino, &st);
 
-    if (r == 0)
-        r = ht_optim_root_stat(c->optim, root, &st);
     return r ? r : snprintf(buf, cap, "%llu", (unsigned long long)st.step);
 }
 
 static ssize_t get_durable_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
-    uint64_t root;
     struct ht_root_stat st;
-    int r = root_of(c, ino, &root);
+    int r = root_stat(c, ino, &st);
 
-    if (r == 0)
-        r = ht_optim_root_stat(c->optim, root, &st);
     return r ? r : snprintf(buf, cap, "%llu", (unsigned long long)st.durable_step);
 }
 
 /* Known when the last step had to know it: max_grad_norm or skip_nonfinite is set. */
 static ssize_t get_grad_norm(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
-    uint64_t root;
     struct ht_root_stat st;
-    int r = root_of(c, ino, &root);
+    int r = root_stat(c, ino, &st);
 
-    if (r == 0)
-        r = ht_optim_root_stat(c->optim, root, &st);
     if (r == 0 && !st.norm_known)
         r = -ENODATA;
     return r ? r : snprintf(buf, cap, "%.17g", st.grad_norm);
