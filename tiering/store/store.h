@@ -169,7 +169,7 @@ struct ht_obj_stat {
     uint64_t stored_bytes;   /* on devices, current references, in whole blocks; shared ones count for each owner */
     uint64_t promised_bytes; /* set aside by ht_obj_allocate, not written yet */
     uint64_t resident_bytes, dirty_bytes;
-    uint64_t hits, misses; /* chunk accesses served from the image, or not */
+    uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
     uint64_t device_read_bytes, device_written_bytes;
     uint64_t version; /* grows with every change of content */
     bool unpublished; /* there is something ht_obj_publish would put */

@@ -372,7 +372,7 @@ START_TEST(memory_is_counted_and_given_back)
     }
     ht_ns_stats(w.ns, &with);
     ck_assert_uint_eq(with.inodes - before.inodes, 10000);
-    ck_assert_uint_le((with.meta_bytes - before.meta_bytes) / 10000, 256);
+    ck_assert_uint_le((with.meta_bytes - before.meta_bytes) / 10000, 204);
     for (int n = 0; n < 10000; n++) {
         snprintf(name, sizeof(name), "f%d", n);
         OK(ht_ns_unlink(w.ns, ROOT, name));
