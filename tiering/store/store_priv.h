@@ -720,6 +720,42 @@ void ht_fills_start(struct ht_fills *w, struct ht_obj *o, struct ht_chunk *c, ui
 void ht_fills_finish(struct ht_fills *w);
 void ht_fills_finish_all(struct ht_fills *w);
 
+/* writes.c: dirty images that are being written. Who has some waits for another chunk only after finishing them all. */
+enum { HT_WRITES_MAX = 64 };
+struct ht_write {
+    struct ht_obj *o;
+    struct ht_chunk *c;
+    uint64_t index;
+    struct ht_ref ref;
+    struct ht_xfer xfer;
+    uint32_t bytes;
+    void *copy; /* of what is written, or NULL */
+    int rc;
+};
+
+struct ht_writes {
+    struct ht_store *s;
+    struct ht_ring *ring;
+    struct ht_write job[HT_WRITES_MAX];
+    unsigned first, count; /* in flight, oldest first */
+    unsigned copies;       /* of them with one */
+    uint64_t flight_bytes, unpushed_bytes;
+    unsigned failed;
+    int error; /* the first */
+};
+/* No lock held. NULL: no memory, or no ring. */
+struct ht_writes *ht_writes_open(struct ht_store *s);
+/* Waits for all. The first error. Lock held, let go meanwhile. */
+int ht_writes_close(struct ht_writes *w);
+/* Is the oldest to be finished before another one is started? */
+bool ht_writes_full(const struct ht_writes *w);
+/* A dirty chunk, held exclusively, which is shared or free afterwards. Lock held, let go meanwhile. */
+int ht_writes_start(struct ht_writes *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
+/* The oldest. Lock held, let go meanwhile. */
+void ht_writes_finish(struct ht_writes *w);
+/* One was not written. */
+void ht_writes_note_error(struct ht_writes *w, int rc);
+
 /* ahead.c */
 void ht_ahead_init(struct ht_ahead *a);
 void ht_ahead_stop(struct ht_store *s); /* its thread; no lock */
