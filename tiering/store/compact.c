@@ -78,6 +78,7 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
     return more;
 }
 
+/* Not undone when it fails: what it names is durable on all copies, and nothing before it is overwritten until release. */
 static int set_start(struct ht_store *s, const struct ht_journal_start *start)
 {
     ht_mutex_lock(&s->super_lock);
