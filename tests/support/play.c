@@ -396,9 +396,32 @@ bool play_begin_file(struct play *p)
     return true;
 }
 
+/* With all that may be kept in memory, so that updates pass through staging buffers. A fault may come between: then they do not. */
+static void fill_keep_set(struct play *p)
+{
+    enum { CHUNKS = 6 };
+    struct ht_store *s = p->k.store;
+    struct ht_obj *o;
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH};
+    if (ht_obj_create(s, &attr, &o))
+        return;
+    struct ht_lease l = {.store = s, .count = CHUNKS};
+    for (unsigned i = 0; i < CHUNKS; i++)
+        l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_UPDATE};
+    if (!ht_obj_truncate(o, (uint64_t)CHUNKS * HT_CHUNK_BYTES) && !ht_lease_begin(&l)) {
+        int rc = ht_lease_wait(&l);
+        ht_lease_end(&l, 0);
+        rc = ht_lease_finish(&l) ? -EIO : rc;
+        (void)rc;
+    }
+    ht_obj_put(o);
+}
+
 void play_run(struct play *p, bool clean)
 {
     int rc = stack_open(&p->k, 1);
+    if (rc == 0 && p->k.dev_count > 1)
+        fill_keep_set(p);
     if (rc == 0)
         script(p);
     (void)stack_close(&p->k, rc == 0 && clean);
