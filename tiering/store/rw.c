@@ -205,15 +205,31 @@ static void extend_valid(struct ht_image *im, uint32_t a, uint32_t b)
         im->valid_hi = b;
 }
 
+/*
+ * An image for a chunk that is held, in which [.., b) may be written. An object that was handed out while the image was waited for has
+ * memory for no more than its size, and what lies behind that no address yet.
+ */
+static int get_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t b)
+{
+    uint64_t start = index << o->chunk_shift;
+    int rc;
+    do {
+        const struct ht_handed *h = o->extra->handed;
+        if (h && start >= h->memory.bytes && ht_arena_is_guest(o->s->arena, c->slot))
+            ht_chunk_drop_image(o, c, index);
+        rc = ht_handed_reach(o, start + b);
+        if (!rc)
+            rc = ht_chunk_get_slot(o, c, index, b);
+    } while (!rc && o->extra->handed && o->extra->handed->memory.bytes < start + b);
+    return rc;
+}
+
 /* The chunk exclusively, with an image that [a, b) may be copied into, space reserved. Lock held. */
 static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t b)
 {
     struct ht_store *s = o->s;
-    int rc = 0;
     bool whole = a == 0 && b == ht_obj_bytes_per_chunk(o);
-    rc = ht_handed_reach(o, (index << o->chunk_shift) + b);
-    if (!rc)
-        rc = ht_chunk_get_slot(o, c, index, b);
+    int rc = get_image(o, c, index, b);
     if (rc)
         return rc;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
@@ -245,6 +261,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
     struct ht_chunk *c = ht_chunk_make(o, index);
     if (!c)
         return -ENOMEM;
+    bool late = false;
     ht_chunk_lock_exclusive(s, c);
     int rc = prepare_write(o, c, index, a, a + len);
     if (!rc) {
@@ -256,10 +273,13 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         if (c->flags & CH_BAD)
             ht_chunk_install_hole(o, c, index);
         ht_chunk_set_dirty(o, c, index);
-        ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
+        late = o->extra->handed && !ht_arena_is_guest(s->arena, c->slot);
+        rc = ht_handed_reach(o, (index << o->chunk_shift) + a + len);
+        if (!rc)
+            ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
     }
     ht_chunk_unlock_exclusive(s, c);
-    return rc;
+    return !rc && late ? ht_handed_complete(o) : rc; /* it was handed out meanwhile, maybe without this chunk */
 }
 
 static int writable(struct ht_store *s)

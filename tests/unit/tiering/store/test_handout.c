@@ -605,6 +605,60 @@ START_TEST(stores_during_a_search_are_found_by_the_next)
 }
 END_TEST
 
+static void *append(void *arg)
+{
+    for (uint64_t at = 100, n = 2 * MIB + 300000; at < SHARE / 2; at += n)
+        put_all(shared, at, (const uint8_t *)arg + at, n);
+    stop = true;
+    return NULL;
+}
+
+/* So that images have to be waited for. */
+static void *crowd(void *arg)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    while (!stop)
+        put_all(o, 0, arg, SHARE);
+    delete (o);
+    return NULL;
+}
+
+/* Memory is made while a write, which found none, is on its way: it is as large as the object all the same. */
+START_TEST(handed_out_beside_a_write_that_grows)
+{
+    static void *(*const mains[])(void *) = {append, crowd, crowd};
+    uint8_t *p = pattern(SHARE, 1);
+    pthread_t t[HT_ARRAY_SIZE(mains)];
+    world_handout_bytes = SHARE;
+    fresh(128, true);
+    for (unsigned round = 0; round < 20; round++) {
+        shared = written(100, 1, 0);
+        stop = false;
+        for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
+            pthread_create(&t[i], NULL, mains[i], p);
+        while (!stop) {
+            if (ht_obj_hand_out(shared, &fd)) /* it grew just then */
+                continue;
+            uint64_t size = ht_obj_size(shared);
+            ck_assert_uint_ge(file_size(), size);
+            ht_obj_hand_back(shared);
+            ht_obj_evict(shared);
+        }
+        for (unsigned i = 0; i < HT_ARRAY_SIZE(mains); i++)
+            pthread_join(t[i], NULL);
+        hand_out(shared);
+        uint64_t size = ht_obj_size(shared);
+        uint8_t *m = map(size);
+        expect_mapped(m, size, 1);
+        munmap(m, size);
+        ht_obj_hand_back(shared);
+        delete (shared);
+    }
+    free(p);
+    done();
+}
+END_TEST
+
 START_TEST(truncation_beside_everything_else)
 {
     static void *(*const mains[])(void *) = {change, read_all, write_out};
@@ -656,6 +710,7 @@ int main(void)
     tcase_add_test(tc, deleted_while_out);
     tcase_add_test(tc, clones_have_their_own_bytes);
     tcase_add_test(tc, stores_during_a_search_are_found_by_the_next);
+    tcase_add_test(tc, handed_out_beside_a_write_that_grows);
     tcase_add_test(tc, truncation_beside_everything_else);
     return run_suite(tc);
 }
