@@ -18,6 +18,7 @@
 #include "mount-helpers/fsck/fsck.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
+#include "tests/support/suite.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 
@@ -575,9 +576,5 @@ int main(void)
     suite_add_tcase(suite, ended);
     suite_add_tcase(suite, crashed);
     suite_add_tcase(suite, members);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

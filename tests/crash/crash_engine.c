@@ -13,6 +13,7 @@
 #include "tests/support/engine.h"
 #include "tests/support/seen.h"
 #include "tests/support/states.h"
+#include "tests/support/suite.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
 
@@ -110,9 +111,5 @@ int main(void)
     tcase_add_loop_test(tc, every_state_of_a_power_cut_recovers, 0, SCRIPTS);
     tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 3600 : 300);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

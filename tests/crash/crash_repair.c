@@ -14,6 +14,7 @@
 #include "tests/support/mending.h"
 #include "tests/support/seen.h"
 #include "tests/support/states.h"
+#include "tests/support/suite.h"
 
 struct cut {
     const struct damage *d;
@@ -106,14 +107,9 @@ int main(void)
 {
     Suite *s = suite_create("cut repairs");
     TCase *t = tcase_create("repairs");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 3600);
     tcase_add_test(t, a_repair_that_is_cut_short_is_completed_by_the_next);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

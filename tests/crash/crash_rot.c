@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tests/support/story.h"
+#include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
@@ -343,9 +344,5 @@ int main(void)
     tcase_add_loop_test(tc, a_cut_format_leaves_the_old_store_or_the_new, 0, 2);
     tcase_set_timeout(tc, 300);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

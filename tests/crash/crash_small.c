@@ -16,6 +16,7 @@
 
 #include "tests/support/seen.h"
 #include "tests/support/story.h"
+#include "tests/support/suite.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
@@ -327,10 +328,7 @@ int main(void)
     tcase_add_loop_test(tc, every_state_recovers, 0, (int)story_script_count);
     tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 7200 : 300);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
+    int status = run_all(suite);
     print_figures();
-    return failed != 0;
+    return status;
 }

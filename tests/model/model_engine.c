@@ -6,6 +6,7 @@
 
 #include "tests/support/engine.h"
 #include "tests/support/states.h"
+#include "tests/support/suite.h"
 #include "tiering/base/mem.h"
 
 enum { DEVICE_BYTES = 24 << 20, OPS = 3000, SEEDS = 6 };
@@ -50,9 +51,5 @@ int main(void)
     tcase_add_loop_test(tc, random_work_equals_the_model, 0, SEEDS * 4);
     tcase_set_timeout(tc, 600);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

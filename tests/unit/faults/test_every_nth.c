@@ -12,6 +12,7 @@
 
 #include "tests/support/play.h"
 #include "tests/support/states.h"
+#include "tests/support/suite.h"
 #include "tests/support/wrap.h"
 
 enum { REQUESTS = 3 }; /* kinds of a device; after them: */
@@ -102,9 +103,5 @@ int main(void)
     tcase_add_loop_test(tc, every_nth_may_fail, 0, 2 * HT_ARRAY_SIZE(kinds));
     tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 3600 : 300);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

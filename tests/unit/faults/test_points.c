@@ -11,6 +11,7 @@
 #include <stdlib.h>
 
 #include "tests/support/play.h"
+#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
 /*
@@ -108,9 +109,5 @@ int main(void)
     tcase_add_loop_test(tc, each_point_fires_and_costs_no_more_than_it_must, 0, HT_FAULT_COUNT);
     tcase_set_timeout(tc, 300);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

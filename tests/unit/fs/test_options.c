@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include "fs/options.h"
+#include "tests/support/suite.h"
 
 enum { ARGS_MAX = 24 };
 
@@ -173,8 +174,6 @@ int main(void)
 {
     Suite *s = suite_create("options");
     TCase *t = tcase_create("command line");
-    SRunner *r;
-    int failed;
 
     tcase_add_test(t, defaults);
     tcase_add_test(t, all_options);
@@ -184,9 +183,5 @@ int main(void)
     tcase_add_test(t, flags_are_collected_and_later_words_win);
     tcase_add_test(t, help_needs_nothing_else);
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(s);
 }

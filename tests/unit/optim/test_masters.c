@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "optim/optim_priv.h"
+#include "tests/support/suite.h"
 
 enum { ELEMENTS = 600000, BLOCK = HT_MASTER_BLOCK };
 
@@ -298,9 +299,5 @@ int main(void)
     tcase_add_test(tc, masters_come_back_after_a_reset_and_another_size);
     tcase_add_test(tc, a_reader_never_sees_half_a_step);
     tcase_add_test(tc, state_with_f32_masters_goes_on);
-    SRunner *sr = srunner_create(s);
-    srunner_run_all(sr, CK_ENV);
-    int failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed != 0;
+    return run_all(s);
 }

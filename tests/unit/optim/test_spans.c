@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "optim/spans.h"
+#include "tests/support/suite.h"
 
 enum { SIZE = 300, ROUNDS = 50000 };
 
@@ -98,9 +99,5 @@ int main(void)
     tcase_add_test(t, too_many_pieces_are_refused_and_change_nothing);
     tcase_add_test(t, one_piece_needs_no_memory);
     suite_add_tcase(suite, t);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -14,6 +14,7 @@
 
 #include "optim/rules/rule.h"
 #include "optim/optim.h"
+#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
 enum { MIB = 1 << 20, ROOT = 1000, PARAMS_MAX = 9 };
@@ -386,11 +387,7 @@ static inline int run_suite(const char *name, TCase *t)
 
     tcase_set_timeout(t, 300);
     suite_add_tcase(suite, t);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }
 
 #endif

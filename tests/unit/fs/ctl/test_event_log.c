@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include "fs/ctl/event_log.h"
 #include "fs/ctl/events.h"
+#include "tests/support/suite.h"
 
 #define SECOND 1000000000ull
 
@@ -332,8 +333,6 @@ int main(void)
 {
     Suite *s = suite_create("event_log");
     TCase *t = tcase_create("event_log");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, entries_are_shown_in_order_once_they_have_a_name);
@@ -350,8 +349,5 @@ int main(void)
     tcase_add_test(t, a_line_holds_what_is_known_and_no_name_can_forge_another);
     tcase_add_test(t, codes_have_words_of_their_own);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "fs/ctl/parse.h"
+#include "tests/support/suite.h"
 
 static int number(const char *text, uint64_t *out)
 {
@@ -166,8 +167,6 @@ int main(void)
 {
     Suite *s = suite_create("parse");
     TCase *t = tcase_create("texts");
-    SRunner *r;
-    int failed;
 
     tcase_add_test(t, numbers_are_decimal_digits_and_nothing_else);
     tcase_add_test(t, every_dtype_is_found_by_word_and_number);
@@ -176,9 +175,5 @@ int main(void)
     tcase_add_test(t, refused_commands_say_why);
     tcase_add_test(t, paths_stay_below_where_they_begin);
     suite_add_tcase(s, t);
-    r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(s);
 }

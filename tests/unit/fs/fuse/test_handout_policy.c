@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "fs/fuse/handout_policy.h"
+#include "tests/support/suite.h"
 #include "tiering/base/base.h"
 
 static const struct {
@@ -43,9 +44,5 @@ int main(void)
     tcase_add_test(tc, wanted);
     tcase_add_test(tc, stores);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(suite);
 }

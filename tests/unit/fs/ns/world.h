@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "fs/ns/ns.h"
+#include "tests/support/suite.h"
 #include "tiering/space/super.h"
 #include "tiering/store/store.h"
 
@@ -241,18 +242,12 @@ static UNUSED int run_tests(const char *name, const TTest *const *tests, size_t 
 {
     Suite *suite = suite_create(name);
     TCase *tc = tcase_create(name);
-    SRunner *runner;
-    int failed;
 
     for (size_t n = 0; n < count; n++)
         tcase_add_test(tc, tests[n]);
     tcase_set_timeout(tc, 300);
     suite_add_tcase(suite, tc);
-    runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(suite);
 }
 
 #endif

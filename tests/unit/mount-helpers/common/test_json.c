@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/common/json.h"
+#include "tests/support/suite.h"
 
 struct written {
     struct ht_json json;
@@ -115,16 +116,11 @@ int main(void)
 {
     Suite *s = suite_create("json");
     TCase *t = tcase_create("json");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_test(t, objects_and_arrays_nest);
     tcase_add_test(t, streams_have_a_line_for_each_value);
     tcase_add_loop_test(t, any_bytes_make_a_string, 0, (int)HT_ARRAY_SIZE(strings));
     tcase_add_loop_test(t, only_what_json_calls_a_number_is_one, 0, (int)HT_ARRAY_SIZE(values));
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

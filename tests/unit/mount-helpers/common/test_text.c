@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "mount-helpers/common/text.h"
+#include "tests/support/suite.h"
 
 static void expect(const char *text, const char *shown)
 {
@@ -54,15 +55,10 @@ int main(void)
 {
     Suite *s = suite_create("text");
     TCase *t = tcase_create("printable");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_test(t, what_can_be_read_is_shown);
     tcase_add_test(t, what_a_terminal_would_obey_is_not);
     tcase_add_test(t, what_is_no_utf8_is_not);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

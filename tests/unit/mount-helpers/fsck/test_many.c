@@ -10,6 +10,7 @@
 
 #include "fs/ns/records.h"
 #include "tests/support/damage.h"
+#include "tests/support/suite.h"
 
 enum { FEW = 4000, MANY = 4 * FEW, RATIO_MAX = 9, FIRST_INO = 1000, REC_OPT_ROOT = HT_REC_OPT_FIRST };
 #define DEVICE_BYTES ((uint64_t)1 << 30)
@@ -178,9 +179,5 @@ int main(void)
     tcase_add_loop_test(tc, time_goes_with_the_number_of_records, 0, HT_ARRAY_SIZE(kinds));
     tcase_set_timeout(tc, 100);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -6,6 +6,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/fsck/fsck.h"
+#include "tests/support/suite.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mem.h"
 
@@ -254,8 +255,6 @@ int main(void)
 {
     Suite *s = suite_create("fsck passes");
     TCase *t = tcase_create("passes");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, an_empty_store_is_clean);
@@ -265,8 +264,5 @@ int main(void)
     tcase_add_test(t, a_place_outside_the_device_is_told_and_not_read);
     tcase_add_test(t, a_place_of_the_stores_own_is_told);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "mount-helpers/fsck/fsck.h"
+#include "tests/support/suite.h"
 
 enum { FOREVER_MS = 3600 * 1000, WAIT_MS_MAX = 60 * 1000 };
 
@@ -69,9 +70,5 @@ int main(void)
     tcase_add_test(tc, a_long_pass_is_told);
     tcase_add_test(tc, a_short_one_and_one_that_nobody_asked_for_are_not);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -12,6 +12,7 @@
 
 #include "tests/support/mending.h"
 #include "tests/support/states.h"
+#include "tests/support/suite.h"
 
 enum { PAIRS = 60, PAIRS_LONG = 1500, LOGS = 60, LOGS_LONG = 3000, READS_MAX = 200 };
 
@@ -317,8 +318,6 @@ int main(void)
 {
     Suite *s = suite_create("fsck repairs");
     TCase *t = tcase_create("repairs");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_unchecked_fixture(t, mending_setup, NULL);
     tcase_set_timeout(t, 600);
@@ -331,8 +330,5 @@ int main(void)
     tcase_add_test(t, of_any_two_damages_nothing_is_left);
     tcase_add_test(t, of_any_records_nothing_is_left);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

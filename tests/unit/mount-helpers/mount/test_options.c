@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/mount/options.h"
+#include "tests/support/suite.h"
 
 static const struct {
     const char *given, *passed;
@@ -68,15 +69,10 @@ int main(void)
 {
     Suite *s = suite_create("mount options");
     TCase *t = tcase_create("options");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_loop_test(t, options_are_translated, 0, (int)HT_ARRAY_SIZE(cases));
     tcase_add_test(t, several_texts_add_up);
     tcase_add_test(t, what_cannot_be_done_is_refused_by_name);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -3,6 +3,7 @@
 #include <check.h>
 
 #include "optim/optim.h"
+#include "tests/support/suite.h"
 
 static struct ht_optim_config config;
 static char err[HT_OPTIM_ERROR_MAX];
@@ -125,9 +126,5 @@ int main(void)
     tcase_add_loop_test(t, what_is_wrong_is_named, 0, (int)HT_ARRAY_SIZE(wrong));
     tcase_add_test(t, bytes_of_any_kind_are_safe);
     suite_add_tcase(suite, t);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

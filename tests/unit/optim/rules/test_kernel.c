@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "optim/rules/rule.h"
+#include "tests/support/suite.h"
 
 enum { N_MAX = 1031, GUARD = 64, ROUNDS = 60 };
 
@@ -428,9 +429,5 @@ int main(void)
     tcase_add_test(t, f16_rounds_to_nearest_even);
     tcase_add_test(t, the_environment_chooses_the_kernel);
     suite_add_tcase(suite, t);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "optim/rules/master.h"
 #include "optim/rules/rule.h"
+#include "tests/support/suite.h"
 
 enum { BLOCK = HT_MASTER_BLOCK, UPPER = 0x8000 };
 
@@ -256,9 +257,5 @@ int main(void)
     tcase_add_loop_test(tc, a_block_that_a_stranger_changed_is_its_parameters, 0, 2);
     tcase_add_test(tc, any_bytes_are_some_masters);
     tcase_add_loop_test(tc, a_thousand_steps_give_the_bits_of_f32_masters, 0, 2 * HT_ARRAY_SIZE(configs));
-    SRunner *sr = srunner_create(s);
-    srunner_run_all(sr, CK_ENV);
-    int failed = srunner_ntests_failed(sr);
-    srunner_free(sr);
-    return failed != 0;
+    return run_all(s);
 }

@@ -2,6 +2,7 @@
 /* Buffers grow and keep their errors; readers never pass their end. */
 #include <check.h>
 #include <stdlib.h>
+#include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/list.h"
@@ -168,8 +169,6 @@ int main(void)
 {
     Suite *s = suite_create("buf");
     TCase *t = tcase_create("buf");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_test(t, what_is_put_is_read);
     tcase_add_test(t, a_reader_past_its_end_stays_bad_and_gives_zeros);
@@ -181,8 +180,5 @@ int main(void)
     tcase_add_test(t, the_checksum_is_xxh3);
     tcase_add_test(t, lists_keep_order_and_allow_removal);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include "tests/support/suite.h"
 #include "tiering/base/event.h"
 
 static struct ht_event got;
@@ -72,15 +73,10 @@ int main(void)
 {
     Suite *s = suite_create("event");
     TCase *t = tcase_create("event");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_test(t, the_sink_gets_code_object_place_error_and_text);
     tcase_add_test(t, without_a_sink_it_is_a_message_of_its_level);
     tcase_add_test(t, long_names_and_texts_are_cut);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
 static const enum ht_fault_point point = HT_FAULT_IO_READ, other = HT_FAULT_IO_WRITE;
@@ -94,8 +95,6 @@ int main(void)
 {
     Suite *s = suite_create("fault");
     TCase *t = tcase_create("fault");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_checked_fixture(t, ht_fault_disarm_all, ht_fault_disarm_all);
     tcase_add_test(t, a_point_that_is_not_armed_never_fires);
@@ -105,8 +104,5 @@ int main(void)
     tcase_add_test(t, names_are_words_and_no_two_are_alike);
     tcase_add_test(t, one_of_many_threads_is_hit);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/base/idtable.h"
 
 enum { COUNT = 5000 };
@@ -42,9 +43,5 @@ int main(void)
 
     tcase_add_test(tc, each_is_found_by_its_number);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
+#include "tests/support/suite.h"
 #include "tiering/base/base.h"
 #include "tiering/base/lock.h"
 
@@ -170,9 +171,5 @@ int main(void)
     tcase_add_test(tc, what_other_threads_hold_does_not_matter);
     add_violations(tc);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

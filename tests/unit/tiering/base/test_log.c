@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include "tests/support/suite.h"
 #include "tiering/base/log.h"
 
 static int saved_stderr, ends[2];
@@ -127,8 +128,6 @@ int main(void)
 {
     Suite *s = suite_create("log");
     TCase *t = tcase_create("log");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_test(t, a_message_names_the_program_and_the_level);
     tcase_add_test(t, less_important_messages_are_hidden);
@@ -137,8 +136,5 @@ int main(void)
     tcase_add_test(t, a_long_message_is_cut_and_still_one_line);
     tcase_add_test(t, errno_survives_a_message);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

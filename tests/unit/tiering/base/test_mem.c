@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include "tests/support/suite.h"
 #include "tiering/base/mem.h"
 
 START_TEST(memory_is_aligned_populated_and_given_back)
@@ -274,8 +275,6 @@ int main(void)
 {
     Suite *s = suite_create("mem");
     TCase *t = tcase_create("mem");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 60);
     tcase_add_test(t, memory_is_aligned_populated_and_given_back);
@@ -290,8 +289,5 @@ int main(void)
     tcase_add_test(t, available_memory_is_some_and_not_more_than_there_is);
     tcase_add_test(t, a_cgroup_limit_caps_available_memory);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

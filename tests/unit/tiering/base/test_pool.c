@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/base/pool.h"
 
 enum { COUNT = 2000 };
@@ -91,9 +92,5 @@ int main(void)
     tcase_add_test(tc, pieces_are_apart_and_zeros);
     tcase_add_test(tc, what_is_put_is_used_again);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

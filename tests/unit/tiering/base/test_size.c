@@ -2,6 +2,7 @@
 /* Sizes as people write and read them. */
 #include <check.h>
 #include <stdlib.h>
+#include "tests/support/suite.h"
 #include "tiering/base/base.h"
 
 struct parsed {
@@ -109,8 +110,6 @@ int main(void)
 {
     Suite *s = suite_create("size");
     TCase *t = tcase_create("size");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_loop_test(t, parses_or_refuses, 0, HT_ARRAY_SIZE(cases));
     tcase_add_test(t, formats_short);
@@ -118,8 +117,5 @@ int main(void)
     tcase_add_test(t, divides_and_rounds_up);
     tcase_add_test(t, clocks_run_and_random_bytes_differ);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

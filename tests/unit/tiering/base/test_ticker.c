@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/base/ticker.h"
 
 enum { TICKS = 3 };
@@ -59,9 +60,5 @@ int main(void)
     tcase_add_test(tc, it_ticks_until_its_end);
     tcase_add_test(tc, its_end_does_not_wait_for_the_next_tick);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

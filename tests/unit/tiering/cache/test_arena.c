@@ -2,6 +2,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 #include "tiering/cache/staging.h"
 
@@ -506,9 +507,5 @@ int main(void)
     tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
     tcase_add_test(tc, kept_pieces_take_no_more_slots_than_kept_images);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

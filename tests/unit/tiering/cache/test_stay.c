@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <check.h>
 
+#include "tests/support/suite.h"
 #include "tiering/cache/arena.h"
 
 enum { SLOTS = 64, STAYING_MAX = SLOTS * 3 / 4, THINGS = 16 * SLOTS, CHUNK = 1 << 20 };
@@ -184,9 +185,5 @@ int main(void)
     tcase_add_test(tc, what_passes_has_room);
     tcase_add_test(tc, dirty_images_that_stay_do_not_press);
     suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_ENV);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_all(s);
 }

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include "io_test.h"
+#include "tests/support/suite.h"
 
 #define DEV_BYTES (64 * HT_MIB)
 #define BLOCK 4096u
@@ -319,8 +320,6 @@ int main(void)
 {
     Suite *s = suite_create("hold");
     TCase *t = tcase_create("hold");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 180);
     tcase_add_loop_test(t, a_second_holder_is_refused, 0, PLACES);
@@ -333,8 +332,5 @@ int main(void)
     tcase_add_test(t, a_write_protected_device_is_for_reading_only);
     tcase_add_test(t, an_odd_size_is_rounded_down_to_whole_blocks);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tests/support/suite.h"
 #include "tiering/io/io_priv.h"
 
 static char top[64];
@@ -132,9 +133,5 @@ int main(void)
     tcase_add_test(tc, a_namespace_with_several_controllers_is_where_they_all_are);
     tcase_add_test(tc, devices_that_stand_for_each_other_end);
     suite_add_tcase(s, tc);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed != 0;
+    return run_all(s);
 }

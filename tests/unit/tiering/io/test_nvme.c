@@ -2,6 +2,7 @@
 /* What is said to an NVMe controller and understood of its answers, byte by byte as the specification has them. */
 #include <check.h>
 #include <stdlib.h>
+#include "tests/support/suite.h"
 #include "tiering/io/nvme.h"
 
 static uint8_t data[HT_NVME_IDENTIFY_BYTES];
@@ -170,8 +171,6 @@ int main(void)
 {
     Suite *s = suite_create("nvme");
     TCase *c = tcase_create("words");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_add_test(c, a_transfer_names_its_first_block_and_one_block_less_than_it_moves);
     tcase_add_test(c, a_flush_moves_nothing);
@@ -182,8 +181,5 @@ int main(void)
     tcase_add_test(c, the_number_of_a_format_is_checked_and_may_have_six_bits);
     tcase_add_test(c, status_becomes_the_errno_that_block_io_gives);
     suite_add_tcase(s, c);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <sys/stat.h>
 #include "io_test.h"
+#include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 
 #define DEV_BYTES (4 * HT_MIB)
@@ -405,8 +406,6 @@ int main(void)
 {
     Suite *s = suite_create("recorder");
     TCase *t = tcase_create("recorder");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, writes_flushes_and_marks_are_logged_in_order, 0, KINDS);
@@ -418,8 +417,5 @@ int main(void)
     tcase_add_test(t, devices_recorded_together_share_one_order);
     tcase_add_test(t, closing_ends_a_recording);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -2,6 +2,7 @@
 /* Rings behave the same on every kind of device; each test runs on all of them. */
 #include <pthread.h>
 #include "io_test.h"
+#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
 #define DEV_BYTES (16 * HT_MIB)
@@ -687,8 +688,6 @@ int main(void)
 {
     Suite *s = suite_create("ring");
     TCase *t = tcase_create("ring");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, what_is_written_is_read_back, 0, KINDS);
@@ -715,8 +714,5 @@ int main(void)
     tcase_add_test(t, an_impossible_ring_or_ram_device_is_refused);
     tcase_add_test(t, the_content_of_a_ram_device_can_be_looked_at_and_changed);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 #include "io_test.h"
+#include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 #include "tiering/io/rings.h"
 
@@ -270,8 +271,6 @@ int main(void)
 {
     Suite *s = suite_create("rings");
     TCase *t = tcase_create("rings");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, each_thread_has_one_ring_for_all_it_does, 0, KINDS);
@@ -283,8 +282,5 @@ int main(void)
     tcase_add_test(t, features_are_found_out_and_have_names);
     tcase_add_test(t, no_ring_is_told_and_tried_again);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 #include "io_test.h"
+#include "tests/support/suite.h"
 
 #define DEV_BYTES (32 * HT_MIB)
 #define BLOCK 4096u
@@ -128,8 +129,6 @@ int main(void)
 {
     Suite *s = suite_create("sync");
     TCase *t = tcase_create("sync");
-    SRunner *r = srunner_create(s);
-    int failed;
 
     tcase_set_timeout(t, 120);
     tcase_add_loop_test(t, a_buffer_at_any_address_and_long_transfers_work, 0, KINDS);
@@ -137,8 +136,5 @@ int main(void)
     tcase_add_loop_test(t, many_threads_at_once_share_a_device, 0, KINDS);
     tcase_add_loop_test(t, a_forked_child_has_a_ring_of_its_own, 0, KINDS);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return run_all(s);
 }

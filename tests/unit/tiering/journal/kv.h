@@ -8,6 +8,7 @@
 #ifndef TESTS_UNIT_TIERING_JOURNAL_KV_H
 #define TESTS_UNIT_TIERING_JOURNAL_KV_H
 
+#include "tests/support/suite.h"
 #include "tiering/journal/journal.h"
 
 #include <check.h>
@@ -388,12 +389,7 @@ static inline void kv_free_devs(struct kv *kv)
 
 static inline int kv_run(Suite *s)
 {
-    SRunner *r = srunner_create(s);
-
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(s);
 }
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_alloc.c - the allocator against its contract, and at random against a naive model. */
+#include "tests/support/suite.h"
 #include "tiering/space/alloc.h"
 
 #include <check.h>
@@ -318,10 +319,5 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *r = srunner_create(suite());
-
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(suite());
 }

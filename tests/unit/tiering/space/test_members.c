@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/space/members.h"
 
 enum { COUNT = 3, A = 1, B = 2, C = 4 };
@@ -154,7 +155,6 @@ int main(void)
 {
     Suite *s = suite_create("members");
     TCase *t = tcase_create("members");
-    SRunner *r = srunner_create(s);
 
     tcase_add_test(t, members_of_one_history_belong_together);
     tcase_add_test(t, members_mounted_apart_have_diverged);
@@ -162,8 +162,5 @@ int main(void)
     tcase_add_test(t, a_crash_between_two_superblocks_parts_nobody);
     tcase_add_test(t, members_without_a_record_are_taken_as_they_are);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(s);
 }

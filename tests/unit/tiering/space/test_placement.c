@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/space/placement.h"
 
 enum { A = 1, B = 2, C = 4, NONE = -1 };
@@ -61,13 +62,9 @@ int main(void)
 {
     Suite *s = suite_create("placement");
     TCase *t = tcase_create("placement");
-    SRunner *r = srunner_create(s);
 
     tcase_add_loop_test(t, every_case, 0, (int)HT_ARRAY_SIZE(cases));
     tcase_add_test(t, equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion);
     suite_add_tcase(s, t);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(s);
 }

@@ -5,6 +5,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
@@ -384,11 +385,6 @@ static Suite *suite(void)
 
 int main(void)
 {
-    SRunner *r = srunner_create(suite());
-
     ht_log_set_level(HT_LOG_WARN);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+    return run_all(suite());
 }

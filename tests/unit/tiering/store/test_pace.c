@@ -2,6 +2,7 @@
 /* test_pace.c - work in the background keeps to its rate, and to a part of it beside others. */
 #include <check.h>
 
+#include "tests/support/suite.h"
 #include "tiering/store/pace.h"
 
 enum { SECOND = 1000000000 };
@@ -66,9 +67,5 @@ int main(void)
     tcase_add_test(tc, an_idle_time_is_no_credit);
     tcase_add_test(tc, any_rate_can_be_asked_for);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include "tests/support/suite.h"
 #include "tests/unit/tiering/store/world.h"
 #include "tiering/space/alloc.h"
 
@@ -741,9 +742,5 @@ int main(void)
     tcase_add_test(tc, a_guarantee_that_ends_or_is_exceeded_loses_nothing);
     tcase_add_test(tc, seeking_at_or_beyond_the_end_finds_nothing);
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

@@ -2,6 +2,7 @@
 /* test_stream.c - who reads one byte after the other is found out, whatever the order in which his requests come; nobody else is. */
 #include <check.h>
 
+#include "tests/support/suite.h"
 #include "tiering/store/stream.h"
 
 enum { KIB = 1 << 10, MIB = 1 << 20, MOST = 16 * MIB };
@@ -149,9 +150,5 @@ int main(void)
     tcase_add_test(tc, ends_of_the_numbers_are_no_trouble);
     Suite *suite = suite_create("stream");
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }

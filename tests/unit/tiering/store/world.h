@@ -6,6 +6,7 @@
 #include <check.h>
 #include <stdlib.h>
 
+#include "tests/support/suite.h"
 #include "tiering/store/store.h"
 
 enum { MIB = 1 << 20 };
@@ -112,11 +113,7 @@ static inline int run_suite(TCase *tc)
 {
     Suite *suite = suite_create("store");
     suite_add_tcase(suite, tc);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_all(suite);
 }
 
 #endif
