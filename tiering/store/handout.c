@@ -226,7 +226,7 @@ void ht_handed_trim(struct ht_obj *o)
         }
         if (end)
             ht_chunk_lock_exclusive(s, end);
-        done = try_trim(o, size);
+        done = !o->extra->handed || try_trim(o, size); /* another object may have taken its memory meanwhile */
         if (end)
             ht_chunk_unlock_exclusive(s, end);
     }

@@ -659,6 +659,39 @@ START_TEST(handed_out_beside_a_write_that_grows)
 }
 END_TEST
 
+static void *halve(void *arg)
+{
+    ck_assert_int_eq(ht_obj_truncate(shared, MIB), 0);
+    return arg;
+}
+
+/* Who waits for the chunk that the end lies in finds that the memory has gone. */
+START_TEST(memory_goes_beside_a_truncation)
+{
+    start();
+    for (unsigned round = 0; round < 20; round++) {
+        pthread_t thread;
+        shared = written(2 * MIB, 1, 0);
+        ck_assert_int_eq(ht_obj_sync(shared), 0);
+        hand_out(shared);
+        ht_obj_hand_back(shared);
+        struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = shared, .mode = HT_LEASE_READ}}};
+        ck_assert_int_eq(ht_lease_begin(&l), 0);
+        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        pthread_create(&thread, NULL, halve, NULL);
+        while (ht_obj_size(shared) > MIB)
+            ;
+        ht_lease_end(&l, 0);
+        ht_obj_evict(shared);
+        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        pthread_join(thread, NULL);
+        expect_pattern(shared, MIB, 1);
+        delete (shared);
+    }
+    done();
+}
+END_TEST
+
 START_TEST(truncation_beside_everything_else)
 {
     static void *(*const mains[])(void *) = {change, read_all, write_out};
@@ -711,6 +744,7 @@ int main(void)
     tcase_add_test(tc, clones_have_their_own_bytes);
     tcase_add_test(tc, stores_during_a_search_are_found_by_the_next);
     tcase_add_test(tc, handed_out_beside_a_write_that_grows);
+    tcase_add_test(tc, memory_goes_beside_a_truncation);
     tcase_add_test(tc, truncation_beside_everything_else);
     return run_suite(tc);
 }
