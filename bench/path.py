@@ -25,6 +25,7 @@ IDLE_S = 12  # more than two commit timers
 MANY = 100000
 HANDED = 'handed', 'prefetch', 'step'
 SWAPPED_LAPS = 3
+CLIENTS_MEMORY = 128 * MIB
 
 
 class Set:
@@ -37,9 +38,9 @@ class Set:
     def words(self):
         return {'bytes': self.bytes, 'files': self.files}
 
-    def laps(self, least):
+    def laps(self, least, at_least=1):
         """So many that at least so many bytes are moved: what takes a tenth of a second is noise."""
-        return max(1, least // (self.bytes * self.files))
+        return max(at_least, least // (self.bytes * self.files))
 
 
 SETS = [Set('64 KiB', 64 * KIB, 64 * MIB), Set('1 MiB', MIB, 256 * MIB), Set('8 MiB', 8 * MIB, 256 * MIB),
@@ -128,7 +129,7 @@ class Bench:
         for name, way, options, s in self.hot_cells():
             def measure(side):
                 side.measure(way, s.folder, **s.words(), **options)
-                return side.measure(way, s.folder, **s.words(), **options, laps=s.laps(GIB // 2))
+                return side.measure(way, s.folder, **s.words(), **options, laps=s.laps(GIB // 2, 3))
             self.take_turns(run, 'hot', name, [self.tmpfs, self.hot_minimal, self.hitrain], measure)
             self.hitrain.commit()
         self.add(run, 'hot', 'memcpy', 'memory', self.tmpfs.measure('copy', ONE.folder, bytes=GIB))
@@ -160,7 +161,8 @@ class Bench:
             for one in 1, 0:
                 s = ONE if one else EIGHT
                 for clients in 1, 4, 16:
-                    words = {**s.words(), 'one': one, 'clients': clients}
+                    # The same memory for one as for all: less of it would stay in the processor's cache.
+                    words = {**s.words(), 'one': one, 'clients': clients, 'memory': CLIENTS_MEMORY}
                     self.devices.slow(False)
                     self.hitrain.remount(dram)
                     if dram == HOT_DRAM:  # threads and buffers for so many, too

@@ -15,6 +15,7 @@
  *     hold=1             tensors are opened, and mapped, before the time begins
  *     map=1              read from a mapping, which is shared
  *     clients=N one=1    threads; with one, pieces of 8 MiB of the tensor t0 are shared among them, else tensors are
+ *     memory=N           what all of them together move to and from with O_DIRECT, in turn; 8 MiB each if that is more
  *     shuffle=SEED       another order than by number; 0: none
  *     skew=N             buffers begin N bytes behind a page
  *     rate=N             of all clients, in bytes per second; 0: as fast as it goes
@@ -43,7 +44,7 @@ enum { BLOCK = 1 << 20, DEPTH = 8, PIECE = 8 << 20, SMALL = 4096, CLIENTS_MAX = 
 
 static const char *way, *folder, *sync_path = "";
 static uint64_t bytes = 8 << 20, files = 1, direct = 1, clients = 1, one, hold, map, shuffle, skew, rate, laps = 1,
-                ops = 1000;
+                ops = 1000, memory_bytes;
 static uint64_t *order; /* of units: tensors, or pieces of one */
 static uint64_t units;
 static uint64_t *latency_ns;
@@ -58,7 +59,8 @@ struct client {
     pthread_t thread;
     unsigned number;
     int ctl;
-    uint8_t *buf;
+    uint8_t *buf;         /* turns of DEPTH blocks */
+    uint64_t turn[DEPTH]; /* of each block */
     aio_context_t aio;
     uint64_t moved;
 };
@@ -92,6 +94,12 @@ static bool is(const char *name)
 
 /* -------------------------------------------------------------- transfers */
 
+static uint64_t turns(void)
+{
+    uint64_t each = memory_bytes / clients / BLOCK / DEPTH;
+    return each ? each : 1;
+}
+
 /* One transfer of each block, DEPTH of them in flight. */
 static void transfer_direct(struct client *c, int fd, bool writing, uint64_t at, uint64_t end)
 {
@@ -110,7 +118,7 @@ static void transfer_direct(struct client *c, int fd, bool writing, uint64_t at,
                 .aio_data = i,
                 .aio_lio_opcode = writing ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD,
                 .aio_fildes = (uint32_t)fd,
-                .aio_buf = (uintptr_t)c->buf + (uint64_t)i * BLOCK,
+                .aio_buf = (uintptr_t)c->buf + (c->turn[i]++ % turns() * DEPTH + i) * BLOCK,
                 .aio_nbytes = n,
                 .aio_offset = (int64_t)at,
             };
@@ -280,9 +288,9 @@ static void take_word(const char *word)
         const char *name;
         uint64_t *value;
     } known[] = {
-        {"bytes=", &bytes}, {"files=", &files}, {"direct=", &direct}, {"clients=", &clients},
-        {"one=", &one},     {"hold=", &hold},   {"map=", &map},       {"shuffle=", &shuffle},
-        {"skew=", &skew},   {"rate=", &rate},   {"laps=", &laps},     {"ops=", &ops},
+        {"bytes=", &bytes}, {"files=", &files}, {"direct=", &direct},       {"clients=", &clients}, {"one=", &one},
+        {"hold=", &hold},   {"map=", &map},     {"shuffle=", &shuffle},     {"skew=", &skew},       {"rate=", &rate},
+        {"laps=", &laps},   {"ops=", &ops},     {"memory=", &memory_bytes},
     };
 
     for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -325,7 +333,7 @@ static void make_client(struct client *c, unsigned number)
     char path[4096];
 
     c->number = number;
-    c->buf = (uint8_t *)memory(DEPTH * BLOCK + SMALL) + skew;
+    c->buf = (uint8_t *)memory(turns() * DEPTH * BLOCK + SMALL) + skew;
     if (syscall(SYS_io_setup, (long)DEPTH, &c->aio))
         fail("io_setup");
     snprintf(path, sizeof(path), "%s/.hitrain/ctl", folder);
