@@ -129,20 +129,16 @@ int ht_obj_allocate(struct ht_obj *o, uint64_t off, uint64_t len)
 {
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
-    if (ht_store_read_only(o->s))
-        return -EROFS;
     if (!len)
-        return 0;
+        return ht_store_read_only(o->s) ? -EROFS : 0;
     struct ht_scope *sc;
-    ht_store_lock(o->s);
-    int rc = ht_obj_begin_change(o, &sc);
-    if (!rc) {
-        const struct range r = {
-            .o = o, .first = off >> o->chunk_shift, .last = (off + len - 1) >> o->chunk_shift, .end = off + len};
-        rc = allocate(&r);
-        ht_scope_end_change(o->s, sc);
-    }
-    ht_store_unlock(o->s);
+    int rc = ht_obj_lock_for_change(o, &sc);
+    if (rc)
+        return rc;
+    const struct range r = {
+        .o = o, .first = off >> o->chunk_shift, .last = (off + len - 1) >> o->chunk_shift, .end = off + len};
+    rc = allocate(&r);
+    ht_obj_unlock_after_change(o, sc);
     return rc;
 }
 

@@ -188,6 +188,23 @@ void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc)
         pthread_cond_broadcast(&s->settled);
 }
 
+int ht_obj_lock_for_change(struct ht_obj *o, struct ht_scope **out_scope)
+{
+    if (ht_store_read_only(o->s))
+        return -EROFS;
+    ht_store_lock(o->s);
+    int rc = ht_obj_begin_change(o, out_scope);
+    if (rc)
+        ht_store_unlock(o->s);
+    return rc;
+}
+
+void ht_obj_unlock_after_change(struct ht_obj *o, struct ht_scope *sc)
+{
+    ht_scope_end_change(o->s, sc);
+    ht_store_unlock(o->s);
+}
+
 /* -------------------------------------------------------------- lifetime */
 
 /* Space of everything the object still names. Nobody else refers to it. */

@@ -282,11 +282,6 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
     return !rc && late ? ht_handed_complete(o) : rc; /* it was handed out meanwhile, maybe without this chunk */
 }
 
-static int writable(struct ht_store *s)
-{
-    return s->opts.read_only || s->failed ? -EROFS : 0;
-}
-
 /* Lock held, let go meanwhile. */
 static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
 {
@@ -305,20 +300,14 @@ static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, siz
 
 ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
 {
-    struct ht_store *s = o->s;
     struct ht_scope *sc;
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
-    ssize_t rc = writable(s);
+    ssize_t rc = ht_obj_lock_for_change(o, &sc);
     if (rc)
         return rc;
-    ht_store_lock(s);
-    rc = ht_obj_begin_change(o, &sc);
-    if (!rc) {
-        rc = write_locked(o, off, buf, len);
-        ht_scope_end_change(s, sc);
-    }
-    ht_store_unlock(s);
+    rc = write_locked(o, off, buf, len);
+    ht_obj_unlock_after_change(o, sc);
     return rc;
 }
 
@@ -433,20 +422,14 @@ static int truncate_locked(struct ht_obj *o, uint64_t size)
 
 int ht_obj_truncate(struct ht_obj *o, uint64_t size)
 {
-    struct ht_store *s = o->s;
     struct ht_scope *sc;
     if (size > HT_FILE_BYTES_MAX)
         return -EFBIG;
-    int rc = writable(s);
+    int rc = ht_obj_lock_for_change(o, &sc);
     if (rc)
         return rc;
-    ht_store_lock(s);
-    rc = ht_obj_begin_change(o, &sc);
-    if (!rc) {
-        rc = truncate_locked(o, size);
-        ht_scope_end_change(s, sc);
-    }
-    ht_store_unlock(s);
+    rc = truncate_locked(o, size);
+    ht_obj_unlock_after_change(o, sc);
     return rc;
 }
 
@@ -526,18 +509,12 @@ static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len)
 
 int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
 {
-    struct ht_store *s = o->s;
     struct ht_scope *sc;
-    int rc = writable(s);
+    int rc = ht_obj_lock_for_change(o, &sc);
     if (rc)
         return rc;
-    ht_store_lock(s);
-    rc = ht_obj_begin_change(o, &sc);
-    if (!rc) {
-        rc = punch_locked(o, off, len);
-        ht_scope_end_change(s, sc);
-    }
-    ht_store_unlock(s);
+    rc = punch_locked(o, off, len);
+    ht_obj_unlock_after_change(o, sc);
     return rc;
 }
 

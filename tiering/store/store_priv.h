@@ -477,6 +477,9 @@ void ht_obj_release_content(struct ht_obj *o);
  */
 int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope) HT_CHECK;
 void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc);
+/* The same with the lock, which is held between them if it is 0. -EROFS, too. */
+int ht_obj_lock_for_change(struct ht_obj *o, struct ht_scope **out_scope) HT_CHECK;
+void ht_obj_unlock_after_change(struct ht_obj *o, struct ht_scope *sc);
 
 /* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
 int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_CHECK;
