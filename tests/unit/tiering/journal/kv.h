@@ -68,6 +68,19 @@ static inline struct ht_dev *kv_clone_dev(struct ht_dev *dev)
     return clone;
 }
 
+/* What both devices hold, into saved, and back from there. */
+static inline void kv_save_images(const struct kv *kv, uint8_t saved[2][KV_DEVICE_BYTES])
+{
+    for (unsigned i = 0; i < 2; i++)
+        memcpy(saved[i], ht_dev_ram_data(kv->dev[i]), KV_DEVICE_BYTES);
+}
+
+static inline void kv_restore_images(const struct kv *kv, uint8_t saved[2][KV_DEVICE_BYTES])
+{
+    for (unsigned i = 0; i < 2; i++)
+        memcpy(ht_dev_ram_data(kv->dev[i]), saved[i], KV_DEVICE_BYTES);
+}
+
 static inline uint64_t kv_offset(const struct kv *kv, unsigned copy)
 {
     return kv->dev[0] == kv->dev[1] && copy == 1 ? KV_LOG_OFFSET + KV_LOG_BYTES : KV_LOG_OFFSET;

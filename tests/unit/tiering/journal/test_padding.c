@@ -34,18 +34,6 @@ static struct ht_dev *used_dev(void)
     return dev;
 }
 
-static void save_images(void)
-{
-    for (unsigned i = 0; i < 2; i++)
-        memcpy(saved[i], ht_dev_ram_data(kv.dev[i]), KV_DEVICE_BYTES);
-}
-
-static void restore_images(void)
-{
-    for (unsigned i = 0; i < 2; i++)
-        memcpy(ht_dev_ram_data(kv.dev[i]), saved[i], KV_DEVICE_BYTES);
-}
-
 static void put_last(size_t bytes)
 {
     before = kv.map;
@@ -126,7 +114,7 @@ static void check_cut(uint64_t from, uint64_t to)
         ended_with(&after);
         ck_assert(kv.report.copy[bad].stale);
         goes_on();
-        restore_images();
+        kv_restore_images(&kv, saved);
     }
     lose(0, from, to);
     lose(1, from, to);
@@ -134,7 +122,7 @@ static void check_cut(uint64_t from, uint64_t to)
     ck_assert(!kv.report.copy[0].stale && !kv.report.copy[1].stale);
     ck_assert_uint_eq(kv.report.copy[0].end_pos, last_pos);
     goes_on();
-    restore_images();
+    kv_restore_images(&kv, saved);
 }
 
 /* From any sector to the end, and each alone. */
@@ -145,7 +133,7 @@ START_TEST(a_frame_torn_in_its_padding_was_in_flight)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(bytes); i++) {
         make_log((enum where)_i, bytes[i]);
         kv_crash(&kv);
-        save_images();
+        kv_save_images(&kv, saved);
         for (uint64_t at = first_padding(); at < last_end - last_pos; at += SECTOR) {
             check_cut(at, last_end - last_pos);
             check_cut(at, at + SECTOR);
@@ -169,13 +157,13 @@ START_TEST(the_other_copy_may_be_shorter)
 {
     make_log(AT_START, 4096 + 300);
     kv_crash(&kv);
-    save_images();
+    kv_save_images(&kv, saved);
     for (unsigned torn = 0; torn < 2; torn++) {
         lose_padding(torn);
         lose(!torn, 0, last_end - last_pos);
         ended_with(&before);
         goes_on();
-        restore_images();
+        kv_restore_images(&kv, saved);
     }
     kv_free_devs(&kv);
 }
@@ -184,7 +172,7 @@ END_TEST
 /* What is named durable, or was gone on from, was whole. */
 static void is_damage(void)
 {
-    save_images();
+    kv_save_images(&kv, saved);
     for (unsigned bad = 0; bad < 2; bad++) {
         lose_padding(bad);
         ck_assert_int_eq(kv_open(&kv, false, 0), 0);
@@ -192,7 +180,7 @@ static void is_damage(void)
         ck_assert_int_eq(kv.report.copy[bad].state, HT_LOG_DAMAGED);
         ck_assert_uint_eq(kv.report.copy[bad].damage_pos, last_pos);
         kv_crash(&kv);
-        restore_images();
+        kv_restore_images(&kv, saved);
     }
     lose_padding(0);
     lose_padding(1);

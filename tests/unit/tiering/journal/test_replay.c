@@ -55,18 +55,6 @@ static unsigned groups_in(const struct kv_map *map)
 
 static uint8_t saved[2][KV_DEVICE_BYTES];
 
-static void save_images(void)
-{
-    for (unsigned i = 0; i < 2; i++)
-        memcpy(saved[i], ht_dev_ram_data(kv.dev[i]), KV_DEVICE_BYTES);
-}
-
-static void restore_images(void)
-{
-    for (unsigned i = 0; i < 2; i++)
-        memcpy(ht_dev_ram_data(kv.dev[i]), saved[i], KV_DEVICE_BYTES);
-}
-
 /* The next byte to flip: every one of header and payload of small frames, samples of the rest; all of them in the long run. */
 static uint64_t next_flip(uint64_t pos)
 {
@@ -148,7 +136,7 @@ START_TEST(torn_tails_end_the_chain_before_them)
     make_log(true);
     uint64_t pos = frame_pos[STEPS], blocks = (frame_pos[STEPS + 1] - pos) / HT_BLOCK_BYTES;
     ck_assert_uint_ge(blocks, 3);
-    save_images();
+    kv_save_images(&kv, saved);
 
     for (unsigned mask0 = 0; mask0 < 1u << blocks; mask0++)
         for (unsigned mask1 = 0; mask1 < 1u << blocks; mask1++) {
@@ -168,7 +156,7 @@ START_TEST(torn_tails_end_the_chain_before_them)
             ck_assert_int_eq(kv_open(&kv, false, mask0 % 3), 0);
             ck_assert_mem_eq(&want, &kv.map, sizeof(want));
             kv_crash(&kv);
-            restore_images();
+            kv_restore_images(&kv, saved);
         }
     kv_free_devs(&kv);
 }
@@ -178,7 +166,7 @@ START_TEST(torn_at_512_bytes_too)
 {
     make_log(false);
     uint64_t pos = frame_pos[STEPS], bytes = frame_pos[STEPS + 1] - pos;
-    save_images();
+    kv_save_images(&kv, saved);
 
     for (uint64_t at = 0; at < bytes; at += 512) {
         memset(kv_bytes(&kv, 0, pos + at), 0, bytes - at);
@@ -187,7 +175,7 @@ START_TEST(torn_at_512_bytes_too)
         /* what is zero anyway may be lost */
         ck_assert_uint_ge(groups_in(&kv.map), STEPS - 1);
         kv_crash(&kv);
-        restore_images();
+        kv_restore_images(&kv, saved);
     }
     kv_free_devs(&kv);
 }
@@ -196,7 +184,7 @@ END_TEST
 START_TEST(a_stale_copy_is_refilled)
 {
     make_log(true);
-    save_images();
+    kv_save_images(&kv, saved);
 
     /* a few more mounts with something in them */
     for (unsigned i = 0; i < 3; i++) {
@@ -228,7 +216,7 @@ END_TEST
 START_TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
 {
     make_log(true);
-    save_images();
+    kv_save_images(&kv, saved);
 
     ck_assert_int_eq(kv_mount(&kv), 0);
     for (unsigned i = 0; i < 5; i++)
@@ -247,7 +235,7 @@ END_TEST
 START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 {
     make_log(true);
-    save_images();
+    kv_save_images(&kv, saved);
 
     /* copy 1 lacks the last frame, which was in flight; it is mounted alone */
     memset(kv_bytes(&kv, 1, frame_pos[STEPS]), 0, frame_pos[STEPS + 1] - frame_pos[STEPS]);
@@ -262,7 +250,7 @@ START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
     ck_assert(kv.report.copy[0].stale);
     ck_assert_mem_eq(&want, &kv.map, sizeof(want));
     kv_crash(&kv);
-    restore_images();
+    kv_restore_images(&kv, saved);
     kv_free_devs(&kv);
 }
 END_TEST
