@@ -90,8 +90,7 @@ uint8_t *ht_arena_data(struct ht_arena *a, uint32_t slot);
  */
 static inline uint64_t ht_arena_keep_max(uint64_t arena_bytes)
 {
-    uint64_t passes = arena_bytes / 4 < 32u << 20 ? arena_bytes / 4 : 32u << 20;
-    return arena_bytes - (arena_bytes / 8 > passes ? arena_bytes / 8 : passes);
+    return arena_bytes - ht_max_u64(arena_bytes / 8, ht_min_u64(arena_bytes / 4, 32u << 20));
 }
 /* Is there room in it for another image of any size? For this one, which may share its slot with others that are in it? */
 bool ht_arena_can_keep(const struct ht_arena *a);
