@@ -272,6 +272,7 @@ class Runner:
         self.heading('broken twins')
         out = os.path.join(self.args.out, 'twins')
         needed = ['all'] + [f'{out}/tests/crash/crash_{n}' for n in ('small', 'rot')]
+        needed.append(f'{out}/tests/unit/tiering/store/test_scrub')
         if self.make(needed, 'gcc', '', ['TWINS=1']):
             return
         status, output, seconds = self.command([PYTHON, 'tests/tools/twins.py', '--build', out], self.env)

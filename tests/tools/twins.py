@@ -14,6 +14,7 @@ import time
 
 SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
+SCRUB = 'tests/unit/tiering/store/test_scrub'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # twin, what is missing, program, story (of crash_small)
@@ -38,6 +39,7 @@ TWINS = [
     ('chunk-checksum', 'checksum of stored content', ROT, ''),
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
     ('no-chain', 'a frame names the one before it', ROT, ''),
+    ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 FOUND = re.compile(r'state (\d+)')

@@ -107,16 +107,26 @@ bool ht_dev_needs_flush(const struct ht_dev *dev)
     return atomic_load(&dev->writes_ended) > covered;
 }
 
-void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat)
+static void set_hook(struct ht_dev *dev, enum ht_io_op op, struct ht_fail_hook hook)
 {
     bool armed = false;
 
     ht_mutex_lock(&dev->fail_lock);
-    dev->fail[op] = (struct ht_fail_hook){nth, repeat};
+    dev->fail[op] = hook;
     for (unsigned i = 0; i < HT_IO_OPS; i++)
         armed |= dev->fail[i].left > 0;
     atomic_store(&dev->fail_armed, armed);
     ht_mutex_unlock(&dev->fail_lock);
+}
+
+void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat)
+{
+    set_hook(dev, op, (struct ht_fail_hook){.left = nth, .repeat = repeat});
+}
+
+void ht_dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth)
+{
+    set_hook(dev, op, (struct ht_fail_hook){.left = nth, .stalls = true});
 }
 
 static bool fails_now(struct ht_dev *dev, enum ht_io_op op)
@@ -130,6 +140,9 @@ static bool fails_now(struct ht_dev *dev, enum ht_io_op op)
     fires = hook->left == 1;
     if (hook->left > 0 && !(fires && hook->repeat))
         hook->left--;
+    if (fires && hook->stalls)
+        dev->stalled = true;
+    fires = fires && !hook->stalls;
     ht_mutex_unlock(&dev->fail_lock);
     return fires;
 }

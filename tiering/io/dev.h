@@ -101,6 +101,9 @@ void ht_dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat
 
 /* A device of memory stops answering, or answers again: requests wait meanwhile. */
 void ht_dev_stall(struct ht_dev *dev, bool stalled);
+/* It stops answering when the n-th operation of a kind from now begins, that one included; 0 disarms. Replaces ht_dev_fail of that kind. */
+void ht_dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth);
+bool ht_dev_is_stalled(const struct ht_dev *dev);
 
 /*
  * Record every completed write, flush and mark of a device, in the dm-log-writes format

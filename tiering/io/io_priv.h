@@ -24,6 +24,7 @@ struct ht_recorder;
 struct ht_fail_hook {
     unsigned left; /* passages until it fires; 0: disarmed */
     bool repeat;
+    bool stalls; /* the device stops answering; the request does not fail */
 };
 
 struct ht_dev {

@@ -77,6 +77,11 @@ void ht_dev_stall(struct ht_dev *dev, bool stalled)
     dev->stalled = stalled;
 }
 
+bool ht_dev_is_stalled(const struct ht_dev *dev)
+{
+    return dev->stalled;
+}
+
 void ht_ram_perform(struct ht_io *io)
 {
     struct ht_dev *dev = io->dev;

@@ -8,11 +8,13 @@
  * atomicity does. What the object was promised for its next rewrite is not touched.
  *
  * The chunk is not held while it waits for the transaction: an abort inside one waits for chunks. So when the transaction is open
- * everything is looked at again, and whoever changed the chunk meanwhile was first.
+ * everything is looked at again, and whoever changed the chunk meanwhile was first. A truncation in between keeps the place but shows
+ * fewer bytes: then the new place shows as few.
  */
 #include <stdlib.h>
 #include <time.h>
 
+#include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
 enum { TRIES = 50, PAUSE_NS = 2000000 };
@@ -73,11 +75,13 @@ static int swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, stru
 {
     struct ht_chunk *c = ht_chunk_find(o, index);
     if (o->dead || !o->published || !c || (c->flags & (CH_PUB | CH_CUR | CH_GONE)) != CH_PUB ||
-        !ht_ref_same_place(&c->pub, was))
+        !ht_ref_same_place(&c->pub, was) || c->pub.visible > ref->visible)
         return -ESTALE;
     if (c->exclusive || c->shared)
         return -EAGAIN;
     c->generation++;
+    if (!HT_TWIN("cut-undone"))
+        ref->visible = c->pub.visible; /* fewer, where a truncation was published after the bytes had been copied */
     ht_record_chunk(&tx->records, o, index, c, ref);
     o->stored_blocks += ht_ref_blocks(ref);
     if (ht_ref_extents(ref) > 1)

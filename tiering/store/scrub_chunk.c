@@ -71,10 +71,11 @@ static struct ht_image *whole_image(const struct ht_suspect *x, struct ht_chunk 
     uint64_t index = x->index;
     const struct ht_ref *now = ht_chunk_ref(c);
     struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(o->s->arena, c->slot) : NULL;
+    if (!im || !now)
+        return NULL;
     /* What is handed out has no memory behind the end that the object has now. */
-    bool short_of =
-        c->slot != HT_SLOT_NONE && ht_arena_is_guest(o->s->arena, c->slot) && ht_chunk_len(o, index) < x->ref.visible;
-    return im && now && !short_of && im->valid_lo == 0 && im->valid_hi >= now->visible ? im : NULL;
+    bool short_of = ht_arena_is_guest(o->s->arena, c->slot) && ht_chunk_len(o, index) < now->visible;
+    return !short_of && im->valid_lo == 0 && im->valid_hi >= now->visible ? im : NULL;
 }
 
 /* Make the image dirty; writeback finds it a new place. Lock and chunk held. */
@@ -99,13 +100,16 @@ static int write_back(struct ht_suspect *x)
     return rc;
 }
 
-/* What the image holds of the published bytes, into buf. -EUCLEAN: memory has something else. Chunk held, lock not. */
-static int copy_image(struct ht_suspect *x, const uint8_t *data, void *buf)
+/*
+ * The first visible bytes of the image, into buf. Chunk held, lock not. The checksum covers all that is stored, so it cannot verify a part
+ * that a truncation left: guest memory, which a program may have changed since, is not used for that. -EUCLEAN: the memory differs or may.
+ */
+static int copy_image(struct ht_suspect *x, const uint8_t *data, uint32_t visible, bool guest, void *buf)
 {
-    memcpy(buf, data, x->ref.visible);
-    return x->ref.visible != x->ref.stored || ht_store_checksum(x->obj->s, buf, x->ref.stored) == x->ref.checksum
-        ? 0
-        : -EUCLEAN;
+    memcpy(buf, data, visible);
+    if (visible != x->ref.stored)
+        return guest ? -EUCLEAN : 0;
+    return ht_store_checksum(x->obj->s, buf, visible) == x->ref.checksum ? 0 : -EUCLEAN;
 }
 
 /* -------------------------------------------------------- the second look */
@@ -128,11 +132,14 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
         v->error = mark_dirty(o, c, x->index);
     if (v->remedy != RELOCATE)
         return;
+    /* A truncation may have been published since x->ref was copied: the chunk knows what counts of it now. */
+    uint32_t visible = c->pub.visible;
     const uint8_t *data = ht_arena_data(s->arena, c->slot);
+    bool guest = ht_arena_is_guest(s->arena, c->slot);
     ht_store_unlock(s);
-    v->error = copy_image(x, data, buf);
+    v->error = copy_image(x, data, visible, guest, buf);
     if (!v->error)
-        v->error = ht_relocate_begin(s, x->ring, buf, x->ref.visible, &v->moved);
+        v->error = ht_relocate_begin(s, x->ring, buf, visible, &v->moved);
     ht_store_lock(s);
 }
 

@@ -486,6 +486,201 @@ START_TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
 }
 END_TEST
 
+/* ------------------------------------- what changes beside a repair stays changed */
+
+/* The request at which the device falls silent during a repair. */
+enum phase { FIRST_LOOK, SECOND_LOOK, NEW_PLACE, FRAME, FLUSH, PHASES };
+enum change { CUT, CUT_AND_GROWN, CUT_AND_ABORTED, REWRITTEN, CLONED, CHANGES };
+enum { KEPT = 4096 };
+
+struct beside {
+    enum change change;
+    struct ht_obj *o, *other;
+    uint8_t *p, *q;
+    _Atomic bool done;
+};
+
+static unsigned reads_of_a_run(void)
+{
+    struct ht_dev_counters before, after;
+    ht_dev_counters(dev, &before);
+    expect_found(0, 0);
+    ht_dev_counters(dev, &after);
+    return (unsigned)(after.reads - before.reads);
+}
+
+/* Published, which needs no answer of the device. */
+static void cut(struct ht_obj *o, uint64_t size)
+{
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_obj_truncate(o, size), 0);
+    ck_assert_int_eq(ht_tx_begin(s, ht_obj_pending_bytes(o), &tx), 0);
+    ht_obj_publish(o, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+}
+
+static void *change_it(void *arg)
+{
+    struct beside *b = arg;
+    switch (b->change) {
+    case CUT:
+        cut(b->o, KEPT);
+        break;
+    case CUT_AND_GROWN:
+        cut(b->o, KEPT);
+        cut(b->o, BIG);
+        break;
+    case CUT_AND_ABORTED:
+        ck_assert_int_eq(ht_obj_truncate(b->o, KEPT), 0);
+        ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+        break;
+    case REWRITTEN:
+        put_all(b->o, 0, b->q, BIG);
+        ck_assert_int_eq(ht_obj_sync(b->o), 0);
+        break;
+    default:
+        ck_assert_int_eq(ht_obj_clone(b->o, 0, b->other, 0, BIG), BIG);
+        ck_assert_int_eq(ht_obj_sync(b->other), 0);
+    }
+    b->done = true;
+    return NULL;
+}
+
+static void silent_in(enum phase phase, unsigned reads)
+{
+    if (phase <= SECOND_LOOK)
+        ht_dev_stall_at(dev, HT_IO_READ, reads + (phase == SECOND_LOOK)); /* the chunk is the last that is read */
+    else if (phase <= FRAME)
+        ht_dev_stall_at(dev, HT_IO_WRITE, phase == NEW_PLACE ? 1 : 2);
+    else
+        ht_dev_stall_at(dev, HT_IO_FLUSH, 1);
+}
+
+static void rest(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+/* The change ends in the silence, or waits for what the repair holds. */
+static void change_in_silence(struct beside *b)
+{
+    enum { ROUNDS = 30 };
+    pthread_t thread;
+    while (!ht_dev_is_stalled(dev))
+        rest();
+    pthread_create(&thread, NULL, change_it, b);
+    for (unsigned i = 0; i < ROUNDS && !b->done; i++)
+        rest();
+    ht_dev_stall(dev, false);
+    pthread_join(thread, NULL);
+    wait_for_end();
+}
+
+static void expect_cut(struct ht_obj *o, const uint8_t *p)
+{
+    uint8_t *want = calloc(1, BIG);
+    memcpy(want, p, KEPT);
+    expect(o, 0, want, BIG);
+    free(want);
+}
+
+static void expect_bytes_or_error(struct ht_obj *o, const uint8_t *p)
+{
+    uint8_t *got = malloc(BIG);
+    ssize_t n = ht_obj_read(o, 0, got, BIG);
+    ck_assert(n == -EIO || (n == BIG && memcmp(got, p, BIG) == 0));
+    free(got);
+}
+
+/* An abort drops the image, and a clone has none: without the repair their bytes are lost. */
+static void expect_changed(struct beside *b)
+{
+    switch (b->change) {
+    case CUT:
+        ck_assert_int_eq(ht_obj_truncate(b->o, BIG), 0);
+        expect_cut(b->o, b->p);
+        break;
+    case CUT_AND_GROWN:
+        expect_cut(b->o, b->p);
+        break;
+    case CUT_AND_ABORTED:
+        ck_assert_uint_eq(ht_obj_size(b->o), BIG);
+        expect_bytes_or_error(b->o, b->p);
+        break;
+    case REWRITTEN:
+        expect(b->o, 0, b->q, BIG);
+        break;
+    default:
+        expect(b->o, 0, b->p, BIG);
+        expect_bytes_or_error(b->other, b->p);
+    }
+}
+
+START_TEST(what_changes_beside_a_repair_stays_changed)
+{
+    enum phase phase = (enum phase)(_i % PHASES);
+    struct beside b = {.change = (enum change)(_i / PHASES), .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
+    b.other = object(BIG, 0);
+    ck_assert_int_eq(ht_obj_sync(b.other), 0);
+    b.o = stored(b.p, BIG, SCOPE);
+    uint64_t oid = ht_obj_id(b.o), other = ht_obj_id(b.other);
+    unsigned reads = reads_of_a_run();
+    damage(place_of(b.p, BIG) + 900000);
+    silent_in(phase, reads);
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    change_in_silence(&b);
+    expect_changed(&b);
+    ck_assert_int_eq(ht_obj_sync(b.o), 0);
+    scrub(); /* a repair that came second has changed nothing: this one does it */
+    if (b.change <= CUT_AND_GROWN || b.change == REWRITTEN)
+        expect_found(0, 0);
+    ht_obj_evict(b.o);
+    expect_changed(&b);
+    ht_obj_put(b.o);
+    ht_obj_put(b.other);
+    crash();
+    b.o = ht_obj_get(s, oid);
+    b.other = ht_obj_get(s, other);
+    expect_changed(&b);
+    ht_obj_put(b.o);
+    ht_obj_put(b.other);
+    free(b.q);
+    free(b.p);
+}
+END_TEST
+
+START_TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+    uint64_t oid = ht_obj_id(o);
+    struct ht_dev_counters before, now;
+    struct ht_tx *tx;
+    damage(place_of(p, BIG) + 900000);
+    ht_dev_counters(dev, &before);
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0); /* for this the repair waits */
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    do {
+        rest();
+        ht_dev_counters(dev, &now);
+    } while (now.written_bytes < before.written_bytes + BIG);
+    ck_assert_int_eq(ht_obj_truncate(o, KEPT), 0);
+    ht_obj_publish(o, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    wait_for_end();
+    expect_found(0, 0);
+    cut(o, BIG);
+    expect_cut(o, p);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    crash();
+    o = ht_obj_get(s, oid);
+    expect_cut(o, p);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
@@ -508,6 +703,8 @@ int main(void)
     tcase_add_test(tc, a_clone_is_repaired_for_each_owner_that_has_an_image);
     tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
     tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
+    tcase_add_loop_test(tc, what_changes_beside_a_repair_stays_changed, 0, PHASES * CHANGES);
+    tcase_add_test(tc, a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays);
     tcase_add_test(tc, beside_a_load_it_finds_nothing_and_changes_nothing);
     tcase_set_timeout(tc, 120);
     return run_suite(tc);
