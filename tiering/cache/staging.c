@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* staging.c - the staging pool: for each of its two parts a stack of buffers from each node. */
+/*
+ * staging.c - the staging pool: for each of its two parts a stack of buffers from each node.
+ *
+ * Each request that waits has a ticket, and only the one whose ticket is served takes buffers: so none is overtaken, however many it
+ * asks for. A request that may not wait gets nothing while another one waits.
+ */
 #include <assert.h>
 #include <stdlib.h>
 
@@ -13,7 +18,8 @@ struct part {
     void **stack[HT_NODES_MAX]; /* free buffers */
     unsigned height[HT_NODES_MAX];
     unsigned free, total;
-    pthread_cond_t freed;
+    uint64_t ticket_next, ticket_serving; /* equal: nobody waits */
+    pthread_cond_t changed;               /* a buffer came back, or another ticket is served */
 };
 
 struct ht_staging {
@@ -51,7 +57,7 @@ static int part_init(struct ht_staging *p, enum ht_staging_part which, unsigned 
 {
     struct part *part = &p->part[which];
     int rc = 0;
-    pthread_cond_init(&part->freed, NULL);
+    pthread_cond_init(&part->changed, NULL);
     for (unsigned i = 0; i < ht_pinned_parts(&p->memory); i++) {
         part->stack[i] = calloc(ht_pinned_part_bytes(&p->memory, i) / BUF_BYTES + 1, sizeof(void *));
         if (!part->stack[i])
@@ -95,13 +101,24 @@ void ht_staging_free(struct ht_staging *p)
         return;
     for (int i = 0; i < HT_STAGING_PARTS; i++) {
         assert(p->part[i].free == p->part[i].total);
-        pthread_cond_destroy(&p->part[i].freed);
+        pthread_cond_destroy(&p->part[i].changed);
         for (unsigned k = 0; k < HT_NODES_MAX; k++)
             free(p->part[i].stack[k]);
     }
     ht_mutex_destroy(&p->lock);
     ht_pinned_free(&p->memory);
     free(p);
+}
+
+/* Returns when count buffers are free, and all that asked before have theirs. */
+static void wait_turn(struct ht_staging *p, struct part *part, unsigned count)
+{
+    uint64_t ticket = part->ticket_next++;
+    while (ticket != part->ticket_serving || part->free < count)
+        ht_cond_wait(&part->changed, &p->lock);
+    part->ticket_serving++;
+    if (part->ticket_serving != part->ticket_next)
+        pthread_cond_broadcast(&part->changed);
 }
 
 int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned count, bool nowait, int near,
@@ -114,10 +131,11 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
     if (rc)
         return rc;
     ht_mutex_lock(&p->lock);
-    while (part->free < count && !nowait)
-        ht_cond_wait(&part->freed, &p->lock);
-    if (part->free < count)
+    bool at_once = part->ticket_serving == part->ticket_next && part->free >= count;
+    if (!at_once && nowait)
         rc = -EAGAIN;
+    else if (!at_once)
+        wait_turn(p, part, count);
     for (unsigned i = 0; !rc && i < count; i++)
         out_bufs[i] = pop(part, near);
     ht_mutex_unlock(&p->lock);
@@ -130,7 +148,8 @@ void ht_staging_put(struct ht_staging *p, enum ht_staging_part which, void *buf)
     ht_mutex_lock(&p->lock);
     assert(part->free < part->total);
     push(p, which, buf);
-    pthread_cond_broadcast(&part->freed);
+    if (part->ticket_serving != part->ticket_next)
+        pthread_cond_broadcast(&part->changed);
     ht_mutex_unlock(&p->lock);
 }
 

@@ -4,7 +4,7 @@
  *
  * Two parts, so that foreground traffic can never starve updates: FILL serves one
  * buffer at a time, UPDATE serves all buffers of a lease at once. Nobody waits for anything but devices
- * while holding a buffer, so waiting for one always ends.
+ * while holding a buffer, and buffers are given in the order in which threads asked, so waiting for one always ends.
  *
  * Threads: any; has its own lock, innermost.
  */
@@ -22,8 +22,8 @@ struct ht_staging;
 int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_staging **out_staging) HT_CHECK;
 void ht_staging_free(struct ht_staging *p);
 /*
- * Take count buffers of a part, all or none, those from the node at the place near first. Waits unless nowait (-EAGAIN). -E2BIG: more
- * than the part has.
+ * Take count buffers of a part, all or none, those from the node at the place near first. Waits unless nowait. -EAGAIN: it would
+ * have to, for buffers or for others that wait already. -E2BIG: more than the part has.
  */
 int ht_staging_get(struct ht_staging *p, enum ht_staging_part part, unsigned count, bool nowait, int near,
                    void *out_bufs[]) HT_CHECK;

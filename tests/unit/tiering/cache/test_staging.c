@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Staging buffers go to threads in the order in which the threads asked. */
+#include <check.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "tests/support/suite.h"
+#include "tiering/base/base.h"
+#include "tiering/base/mem.h"
+#include "tiering/cache/staging.h"
+
+enum { BUFS = 16, ALL = 12, CROWD = 8, CROWD_TAKES = 4, MANY_MAX = ALL, PATIENCE_S = 20 };
+
+static struct ht_staging *pool;
+
+static void begin(void)
+{
+    ck_assert_int_eq(ht_staging_new((uint64_t)BUFS << 20, NULL, &pool), 0);
+    ck_assert_uint_eq(ht_staging_count(pool, HT_STAGING_UPDATE), ALL);
+}
+
+static int get(unsigned count, bool nowait, void *bufs[MANY_MAX])
+{
+    return ht_staging_get(pool, HT_STAGING_UPDATE, count, nowait, HT_NEAR_ANY, bufs);
+}
+
+static void put(unsigned count, void *bufs[MANY_MAX])
+{
+    for (unsigned i = 0; i < count; i++)
+        ht_staging_put(pool, HT_STAGING_UPDATE, bufs[i]);
+}
+
+struct asker {
+    pthread_t thread;
+    unsigned count;
+    atomic_bool *go_back; /* it keeps what it got until then */
+    atomic_int *turns;
+    int turn; /* when it was served */
+};
+
+static void *ask(void *arg)
+{
+    struct asker *a = arg;
+    void *bufs[MANY_MAX];
+    ck_assert_int_eq(get(a->count, false, bufs), 0);
+    a->turn = atomic_fetch_add(a->turns, 1);
+    while (!atomic_load(a->go_back))
+        sched_yield();
+    put(a->count, bufs);
+    return NULL;
+}
+
+/* Until a thread waits: then whoever does not wait gets nothing, though enough is there. */
+static void await_waiter(void)
+{
+    void *buf[MANY_MAX];
+    uint64_t until = ht_now_ns() + PATIENCE_S * 1000000000ull;
+    int rc;
+    while ((rc = get(1, true, buf)) == 0 && ht_now_ns() < until) {
+        put(1, buf);
+        sched_yield();
+    }
+    ck_assert_int_eq(rc, -EAGAIN);
+}
+
+START_TEST(a_request_is_not_overtaken_by_smaller_ones)
+{
+    void *mine[MANY_MAX];
+    atomic_bool go_back = false;
+    atomic_int turns = 0;
+    struct asker large = {.count = 8, .go_back = &go_back, .turns = &turns};
+    begin();
+    ck_assert_int_eq(get(8, false, mine), 0);
+    pthread_create(&large.thread, NULL, ask, &large);
+    await_waiter();
+    ck_assert_int_eq(atomic_load(&turns), 0);
+    put(8, mine);
+    atomic_store(&go_back, true);
+    pthread_join(large.thread, NULL);
+    ck_assert_int_eq(atomic_load(&turns), 1);
+    ck_assert_int_eq(get(ALL, true, mine), 0); /* no ticket is left behind */
+    put(ALL, mine);
+    ht_staging_free(pool);
+}
+END_TEST
+
+struct crowd {
+    atomic_bool stop;
+    atomic_uint rounds;
+};
+
+static void *crowd_main(void *arg)
+{
+    struct crowd *c = arg;
+    void *bufs[MANY_MAX];
+    while (!atomic_load(&c->stop)) {
+        ck_assert_int_eq(get(CROWD_TAKES, false, bufs), 0);
+        sched_yield();
+        put(CROWD_TAKES, bufs);
+        atomic_fetch_add(&c->rounds, 1);
+    }
+    return NULL;
+}
+
+/* Each of the crowd is served at most once before a request that came while it waited. */
+START_TEST(a_large_request_beside_a_crowd_is_served_in_turn)
+{
+    struct crowd c = {0};
+    pthread_t thread[CROWD];
+    begin();
+    for (unsigned i = 0; i < CROWD; i++)
+        pthread_create(&thread[i], NULL, crowd_main, &c);
+    while (atomic_load(&c.rounds) < 100)
+        sched_yield();
+    for (unsigned count = 6; count <= ALL; count += 2)
+        for (unsigned i = 0; i < 50; i++) {
+            void *bufs[MANY_MAX];
+            ck_assert_int_eq(get(count, false, bufs), 0);
+            put(count, bufs);
+        }
+    atomic_store(&c.stop, true);
+    for (unsigned i = 0; i < CROWD; i++)
+        pthread_join(thread[i], NULL);
+    ht_staging_free(pool);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("staging");
+    TCase *tc = tcase_create("staging");
+    tcase_set_timeout(tc, 2 * PATIENCE_S);
+    tcase_add_test(tc, a_request_is_not_overtaken_by_smaller_ones);
+    tcase_add_test(tc, a_large_request_beside_a_crowd_is_served_in_turn);
+    suite_add_tcase(s, tc);
+    return run_all(s);
+}
