@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two files under random operations hold at every moment what a copy in memory says."""
+import array
 import os
 
 import pytest
 
+from conftest import MIB
+from handed import handing
 from programs import LONG, client
 
 VARIANTS = (
@@ -24,3 +27,19 @@ def test_random_operations(mnt, options, dtype):
     if dtype:
         os.setxattr(mnt, 'user.hitrain.dtype', b'u8')
     client('fsx', f'--ops={OPS // 2}', *options, mnt)
+
+
+@pytest.mark.parametrize('end', [4 * MIB, 3 * MIB + 4000], ids=['whole', 'part'])
+@pytest.mark.parametrize('kind', ['pinned', 'parameter'])
+def test_random_operations_on_files_that_are_handed_out(handing, kind, end):
+    """Mappings are of the daemon's own memory, sizes go up and down, and every descriptor sees what was stored."""
+    folder = handing.point / 'given'
+    folder.mkdir()
+    os.setxattr(folder, 'user.hitrain.dtype', b'f32')
+    if kind == 'parameter':
+        os.setxattr(folder, 'user.hitrain.optimizer', b'sgd lr=0.5')
+    for name in 'AB':
+        (folder / name).write_bytes(array.array('f', [1.0]).tobytes() * (end // 4))
+        if kind == 'pinned':
+            os.setxattr(folder / name, 'user.hitrain.pin', b'dram')
+    client('fsx', '--keep', f'--size={4 * MIB}', f'--ops={OPS}', '--verify=500', folder)

@@ -123,6 +123,31 @@ def test_abort_restores_mappings(handing, root):
         assert m[:] == ONE * (PARAM // 4) == (root / 'w').read_bytes()
 
 
+@pytest.mark.parametrize('sizes', [(PARAM + 3 * MIB,), (4000, PARAM)], ids=['grown', 'shrunk and grown'])
+def test_store_behind_the_former_end(handing, root, sizes):
+    """Every descriptor sees it at once, and a copy has it."""
+    fd = os.open(root / 'w', os.O_RDWR)
+    for size in sizes:
+        os.ftruncate(fd, size)
+    at = sizes[-1] - MIB
+    with mmap.mmap(fd, 0) as m:
+        m[at:at + 4] = HALF
+        want = m[:]
+        assert os.pread(fd, 4, at) == HALF
+        for flags in os.O_RDONLY, os.O_RDWR, os.O_RDONLY | os.O_DIRECT:
+            other = os.open(root / 'w', flags)
+            with mmap.mmap(-1, MIB) as page:
+                assert os.preadv(other, [page], at // 4096 * 4096) and page[at % 4096:at % 4096 + 4] == HALF
+            os.close(other)
+        copy = os.open(root / 'copy', os.O_RDWR | os.O_CREAT)
+        done = 0
+        while done < len(want):
+            done += os.copy_file_range(fd, copy, len(want) - done, done, done)
+        assert os.pread(copy, len(want), 0) == want
+    os.close(copy)
+    os.close(fd)
+
+
 def test_file_that_abort_takes_away(handing, root):
     """Those who have its pages keep them, as they were; what reaches the daemon is told."""
     (root / 'new').write_bytes(ONE * (MIB // 4))

@@ -7,6 +7,8 @@
  * operation wrote it and where, so a mismatch names the writer of the bytes that are wrong. Equal seeds and options do
  * the same operations.
  *
+ * With --keep the two files are there already, and stay: what they hold and how they are known to the file system is the caller's choice.
+ *
  * Invariant: the copy holds zeros from its size on.
  */
 #include <fcntl.h>
@@ -37,7 +39,7 @@ struct file {
 
 static const char *folder = NULL;
 static uint64_t ops = 10000, seed, size_max = 256 << 10, unit, verify_every = 200;
-static int no_map, no_clone, no_space, all_direct, pollute, verbose;
+static int no_map, no_clone, no_space, all_direct, pollute, verbose, keep;
 
 static struct file files[FILES];
 static uint8_t *buffer; /* size_max and UNIT_MAX more, on a page */
@@ -631,23 +633,58 @@ static void step(void)
 
 /* ------------------------------------------------------------------ start */
 
-static bool offers(struct file *f, int mode)
+static bool offers(int fd, int mode)
 {
-    return !no_space && fallocate(f->d[0].fd, mode, 0, PAGE) == 0;
+    return !no_space && fallocate(fd, mode, 0, PAGE) == 0;
 }
 
-static void find_offers(struct file *f)
+/* Tried on a file of its own. */
+static void find_offers(void)
 {
+    char path[4096];
     off_t in = 0, out = PAGE;
+    int fd;
 
-    offers_allocate = offers(f, 0);
-    offers_punch = offers(f, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE);
-    offers_zero = offers(f, FALLOC_FL_ZERO_RANGE);
-    if (ftruncate(f->d[0].fd, PAGE))
+    snprintf(path, sizeof(path), "%s/fsx.%d.offers", folder, (int)getpid());
+    fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 || unlink(path))
+        fail("%s: %s", path, strerror(errno));
+    offers_allocate = offers(fd, 0);
+    offers_punch = offers(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE);
+    offers_zero = offers(fd, FALLOC_FL_ZERO_RANGE);
+    if (ftruncate(fd, PAGE))
         FAIL_ERRNO("truncate");
-    offers_clone = !no_clone && copy_file_range(f->d[0].fd, &in, f->d[0].fd, &out, PAGE, 0) == PAGE;
-    if (ftruncate(f->d[0].fd, 0))
-        FAIL_ERRNO("truncate");
+    offers_clone = !no_clone && copy_file_range(fd, &in, fd, &out, PAGE, 0) == PAGE;
+    close(fd);
+}
+
+/* What a file that is kept holds is what its copy begins with. */
+static void take_content(struct file *f)
+{
+    int fd = open(f->path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : pread(fd, f->copy, size_max, 0);
+    struct stat st;
+
+    if (n < 0 || fstat(fd, &st))
+        fail("%s: %s", f->path, strerror(errno));
+    if (n != st.st_size)
+        fail("%s has more than %llu bytes", f->path, (unsigned long long)size_max);
+    f->size = (uint64_t)n;
+    close(fd);
+}
+
+static void begin_file(struct file *f)
+{
+    f->copy = calloc(1, size_max);
+    if (!f->copy)
+        die("memory");
+    if (keep) {
+        snprintf(f->path, sizeof(f->path), "%s/%s", folder, name_of(f));
+        take_content(f);
+    } else {
+        snprintf(f->path, sizeof(f->path), "%s/fsx.%d.%s", folder, (int)getpid(), name_of(f));
+    }
+    open_file(f);
 }
 
 static void usage(void)
@@ -659,6 +696,7 @@ static void usage(void)
           "  --direct=N    also descriptors with O_DIRECT, at offsets and lengths that are multiples of N; 1: at any\n"
           "  --all-direct  with --direct: no others, also for mappings\n"
           "  --no-map --no-clone --no-space    without mappings, copy_file_range, fallocate\n"
+          "  --keep        the files are FOLDER/A and FOLDER/B, which are there and stay\n"
           "  --pollute     write behind the end of files through mappings\n"
           "  --verify=N    look at everything after each N operations (200)\n"
           "  --verbose     print each operation\n",
@@ -670,10 +708,19 @@ static void parse(int argc, char **argv)
 {
     enum { OPS = 256, SEED, SIZE, DIRECT, VERIFY };
     static const struct option options[] = {
-        {"ops", 1, NULL, OPS},         {"seed", 1, NULL, SEED},       {"size", 1, NULL, SIZE},
-        {"direct", 1, NULL, DIRECT},   {"verify", 1, NULL, VERIFY},   {"no-map", 0, &no_map, 1},
-        {"no-clone", 0, &no_clone, 1}, {"no-space", 0, &no_space, 1}, {"all-direct", 0, &all_direct, 1},
-        {"pollute", 0, &pollute, 1},   {"verbose", 0, &verbose, 1},   {0},
+        {"ops", 1, NULL, OPS},
+        {"seed", 1, NULL, SEED},
+        {"size", 1, NULL, SIZE},
+        {"direct", 1, NULL, DIRECT},
+        {"verify", 1, NULL, VERIFY},
+        {"no-map", 0, &no_map, 1},
+        {"no-clone", 0, &no_clone, 1},
+        {"no-space", 0, &no_space, 1},
+        {"all-direct", 0, &all_direct, 1},
+        {"pollute", 0, &pollute, 1},
+        {"verbose", 0, &verbose, 1},
+        {"keep", 0, &keep, 1},
+        {0},
     };
     uint64_t *numbers[] = {&ops, &seed, &size_max, &unit, &verify_every};
     int c;
@@ -697,20 +744,17 @@ int main(int argc, char **argv)
     printf("fsx: --seed=%llu\n", (unsigned long long)seed);
     fflush(stdout);
     buffer = aligned_alloc(PAGE, (size_max + UNIT_MAX + 2 * PAGE) / PAGE * PAGE);
-    for (int i = 0; i < FILES; i++) {
-        files[i].copy = calloc(1, size_max);
-        if (!buffer || !files[i].copy)
-            die("memory");
-        snprintf(files[i].path, sizeof(files[i].path), "%s/fsx.%d.%s", folder, (int)getpid(), name_of(&files[i]));
-        open_file(&files[i]);
-    }
-    find_offers(&files[0]);
+    if (!buffer)
+        die("memory");
+    for (int i = 0; i < FILES; i++)
+        begin_file(&files[i]);
+    find_offers();
     printf("fsx: allocate %d, punch %d, zero %d, clone %d\n", offers_allocate, offers_punch, offers_zero, offers_clone);
     for (op = 1; op <= ops; op++)
         step();
     for (int i = 0; i < FILES; i++) {
         close_file(&files[i]);
-        if (unlink(files[i].path))
+        if (!keep && unlink(files[i].path))
             FAIL_ERRNO("unlink");
     }
     return 0;

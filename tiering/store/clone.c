@@ -33,7 +33,7 @@ static uint64_t dst_pos(const struct clone *k)
 
 static bool holds(struct ht_obj *o, struct ht_chunk *c)
 {
-    return ht_chunk_ref(c) || c->flags & CH_BAD || c->writing || ht_handed_stores(o) ||
+    return ht_chunk_ref(c) || c->flags & CH_BAD || c->writing ||
         (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
 }
 
@@ -43,11 +43,11 @@ static uint64_t look_ahead(struct clone *k, uint64_t *out_hole)
     struct ht_obj *o = k->src;
     struct ht_chunk *c;
     ht_store_lock(o->s);
-    uint64_t pos = src_pos(k), end = ht_min_u64(k->src_off + k->len, o->size), data = end;
-    uint64_t index = pos >> o->chunk_shift;
+    uint64_t pos = src_pos(k), end = ht_min_u64(k->src_off + k->len, o->size);
+    uint64_t index = pos >> o->chunk_shift, data = ht_handed_hides(o, index) ? pos : end;
     ht_chunk_for_each_from(c, o, index)
     {
-        if (index << o->chunk_shift >= end)
+        if (index << o->chunk_shift >= data)
             break;
         if (holds(o, c)) {
             data = ht_max_u64(pos, index << o->chunk_shift);
@@ -86,7 +86,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
 {
     struct ht_chunk *c = ht_chunk_find(o, index);
     if (!c)
-        return 0;
+        return ht_handed_hides(o, index) ? COPY : 0;
     ht_chunk_lock_exclusive(o->s, c); /* no write of it is in flight then */
     const struct ht_ref *ref = ht_chunk_ref(c);
     bool newer = c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty;

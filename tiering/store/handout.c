@@ -7,7 +7,8 @@
  * Invariants, while an object has such memory:
  *  1. The file is at least as large as the object, and exactly as large when nobody is changing its size.
  *  2. A chunk's image is a guest of the arena at the chunk's place in the file, always valid as a whole, but after an abort until it has
- *     been read again. A chunk without one is a hole, and zeros in the file.
+ *     been read again. A chunk without one is a hole, and zeros in the file, as long as no stores are expected. Where they are, a chunk that
+ *     came into being when the object grew may hold anything (ht_handed_hides): every reader gives it its image first.
  *  3. No image leaves while it is out. Nobody touches memory behind the end of the file (SIGBUS): who uses a chunk's image holds the chunk
  *     and stays inside the object's size as it was under the lock; who makes the file smaller has waited for all of these (trim).
  *  4. Where stores are expected, what a device gets is a copy of the image: its checksum is that of what is written.
@@ -45,6 +46,11 @@ static uint32_t bytes_in_file(const struct ht_obj *o, uint64_t index)
 bool ht_handed_stores(const struct ht_obj *o)
 {
     return o->extra->handed && o->extra->handed->stores;
+}
+
+bool ht_handed_hides(const struct ht_obj *o, uint64_t index)
+{
+    return ht_handed_stores(o) && ht_chunk_len(o, index) > 0;
 }
 
 /* ---------------------------------------------------------------- images */

@@ -134,8 +134,8 @@ static int take_chunk(struct ht_store *s, struct ht_lease_work *w, struct ht_lea
     p->stored = ref != NULL;
     if (ref)
         p->ref = *ref;
-    if (o->extra->handed && c->slot == HT_SLOT_NONE && lc->mode != HT_LEASE_READ) {
-        int rc = ht_handed_attach(o, c, lc->index); /* where others see the update */
+    if (o->extra->handed && c->slot == HT_SLOT_NONE && (lc->mode != HT_LEASE_READ || ht_handed_hides(o, lc->index))) {
+        int rc = ht_handed_attach(o, c, lc->index); /* where others see the update, and we see what they stored */
         if (rc)
             return rc;
     }

@@ -7,6 +7,12 @@
 
 /* --------------------------------------------------------------- reading */
 
+/* Has the chunk no bytes but zeros? */
+static bool is_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    return c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & CH_BAD) && !ht_handed_hides(o, index);
+}
+
 static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, uint32_t b)
 {
     if (c->slot == HT_SLOT_NONE)
@@ -36,7 +42,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
 {
     struct ht_store *s = o->s;
     ht_chunk_lock_shared(s, c);
-    if (image_has(s, c, a, b) || (c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & CH_BAD))) {
+    if (image_has(s, c, a, b) || is_hole(o, c, index)) {
         ht_obj_count_hit(o);
         return 0;
     }
@@ -45,7 +51,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
     int rc = 0;
     if (c->flags & CH_BAD)
         rc = -EIO;
-    else if (!image_has(s, c, a, b) && (c->slot != HT_SLOT_NONE || ht_chunk_ref(c))) {
+    else if (!image_has(s, c, a, b) && !is_hole(o, c, index)) {
         begin_miss(o, r);
         rc = ht_chunk_get_slot(o, c, index, b);
         if (!rc)
@@ -64,10 +70,11 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
 static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
 {
     struct ht_store *s = o->s;
-    struct ht_chunk *c = ht_chunk_find(o, index);
+    bool hides = ht_handed_hides(o, index);
+    struct ht_chunk *c = hides ? ht_chunk_make(o, index) : ht_chunk_find(o, index);
     if (!c) {
         memset(buf, 0, len);
-        return 0;
+        return hides ? -ENOMEM : 0;
     }
     int rc = hold_for_read(o, r, c, index, a, a + len);
     if (rc)
@@ -540,7 +547,9 @@ int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
     ht_store_lock(s);
     int64_t result = -ENXIO;
     uint64_t size = o->size, index = off >> o->chunk_shift;
-    if (off < size) {
+    if (off < size && ht_handed_stores(o)) { /* anything may be there */
+        result = (int64_t)(hole ? size : off);
+    } else if (off < size) {
         uint64_t found = seek_chunk(o, index, hole);
         uint64_t at = found == index ? off : found == UINT64_MAX ? UINT64_MAX : found << o->chunk_shift;
         if (at < size)

@@ -643,6 +643,8 @@ uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);
 /* handout.c: with the lock held, unless said otherwise. What takes a handed-out object is not to be called for others. */
 int ht_handed_init(struct ht_store *s) HT_CHECK; /* no lock */
 bool ht_handed_stores(const struct ht_obj *o);   /* of any object */
+/* Of any object: may the chunk hold bytes that a mapping stored, although it has neither an image nor a reference? */
+bool ht_handed_hides(const struct ht_obj *o, uint64_t index);
 /* The chunk, held exclusively, gets its image there; valid only if it is a hole. -ENOMEM */
 int ht_handed_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK;
 /* Memory for the chunk, which the caller holds exclusively. Lock held, let go meanwhile. -ENOMEM */

@@ -529,6 +529,72 @@ START_TEST(clones_have_their_own_bytes)
 }
 END_TEST
 
+/* What the mapping says behind the former end is what reads, copies and SEEK_DATA see before any search. */
+static void expect_stored(struct ht_obj *o, uint8_t *m, uint64_t off)
+{
+    struct ht_obj *copy = object(HT_CHUNK_BYTES, 0);
+    uint64_t size = ht_obj_size(o);
+    uint8_t *want = malloc(size);
+    memset(m + off, 0x5a, 1000);
+    memcpy(want, m, size);
+    expect(o, 0, want, size);
+    ck_assert_int_eq(ht_obj_seek(o, off, false), (int64_t)off);
+    for (uint64_t done = 0; done < size;) {
+        ssize_t n = ht_obj_clone(o, done, copy, done, size - done);
+        ck_assert_int_gt(n, 0);
+        done += (uint64_t)n;
+    }
+    expect(copy, 0, want, size);
+    free(want);
+    ht_obj_put(copy);
+}
+
+START_TEST(stores_behind_the_former_end_are_read_and_copied)
+{
+    start();
+    struct ht_obj *o = written(MIB + 5000, 1, 0);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    uint8_t *m = map(5 * MIB);
+    ck_assert_int_eq(ht_obj_truncate(o, 4 * MIB + 100), 0);
+    expect_stored(o, m, 3 * MIB + 7);
+    expect_stored(o, m, MIB + 6000);
+    ck_assert_int_eq(ht_obj_truncate(o, 100), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, 4 * MIB), 0);
+    expect_stored(o, m, 2 * MIB + 9);
+    /* A write far behind the end leaves a gap. */
+    ck_assert_int_eq(ht_obj_truncate(o, 100), 0);
+    put_all(o, 4 * MIB, (const uint8_t *)"abc", 3);
+    expect_stored(o, m, 2 * MIB + 9);
+    munmap(m, 5 * MIB);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(step_reads_what_was_stored_behind_the_former_end)
+{
+    start();
+    struct ht_obj *o = written(5000, 1, 0);
+    hand_out(o);
+    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    ck_assert_int_eq(ht_obj_truncate(o, 3 * MIB), 0);
+    uint8_t *m = map(3 * MIB);
+    m[2 * MIB + 1] = 0x5a;
+    struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 2, .mode = HT_LEASE_READ}}};
+    ck_assert_int_eq(ht_lease_begin(&l), 0);
+    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    ck_assert_uint_eq(l.chunk[0].data[1], 0x5a);
+    ht_lease_end(&l, 0);
+    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    munmap(m, 3 * MIB);
+    ht_obj_hand_back(o);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 /* ------------------------------------------------------------------ threads */
 
 static struct ht_obj *shared;
@@ -742,6 +808,8 @@ int main(void)
     tcase_add_test(tc, what_cannot_be_handed_out);
     tcase_add_test(tc, deleted_while_out);
     tcase_add_test(tc, clones_have_their_own_bytes);
+    tcase_add_test(tc, stores_behind_the_former_end_are_read_and_copied);
+    tcase_add_test(tc, step_reads_what_was_stored_behind_the_former_end);
     tcase_add_test(tc, stores_during_a_search_are_found_by_the_next);
     tcase_add_test(tc, handed_out_beside_a_write_that_grows);
     tcase_add_test(tc, memory_goes_beside_a_truncation);
