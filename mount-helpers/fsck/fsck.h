@@ -105,6 +105,7 @@ struct ht_fsck_item {
     uint16_t frag_count;
     uint8_t device, chunk_shift;
     bool unreadable; /* its place makes no sense, which was told, or is on a missing device: not read */
+    bool contested;  /* it shares space with another one, and the repair has to know which of them is sound */
 };
 
 /* An element of one of the lists of what is to be repaired: chunks, or objects, or parameters of roots. */

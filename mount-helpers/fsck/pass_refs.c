@@ -171,6 +171,74 @@ static int tell_conflicts(struct ht_fsck *f, struct ht_ref_conflict *list, size_
     return ret;
 }
 
+/* -------------------------------------------------------------- contested */
+
+/* A stretch of a device that two references share at least in part. */
+struct stretch {
+    uint32_t device;
+    uint64_t first, end; /* blocks */
+};
+
+static int by_stretch(const void *a, const void *b)
+{
+    const struct stretch *x = a, *y = b;
+
+    if (x->device != y->device)
+        return x->device < y->device ? -1 : 1;
+    return x->first < y->first ? -1 : x->first > y->first;
+}
+
+/* Sorted and apart. Returns how many. */
+static size_t merge_stretches(struct stretch *s, size_t count)
+{
+    size_t n = 0;
+
+    qsort(s, count, sizeof(*s), by_stretch);
+    for (size_t i = 1; i < count; i++)
+        if (s[i].device == s[n].device && s[i].first <= s[n].end)
+            s[n].end = ht_max_u64(s[n].end, s[i].end);
+        else
+            s[++n] = s[i];
+    return count != 0 ? n + 1 : 0;
+}
+
+static bool touches(const struct stretch *s, size_t count, const struct ht_extent *e)
+{
+    size_t low = 0, high = count; /* the first stretch that ends behind the extent's first block */
+
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+
+        if (s[mid].device < e->device || (s[mid].device == e->device && s[mid].end <= e->block))
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return low < count && s[low].device == e->device && s[low].first < e->block + e->blocks;
+}
+
+/* A conflict names the reference that came second: whatever touches its place is contested, the first owner as well. */
+static int mark_contested(struct ht_fsck *f, const struct ht_ref_conflict *list, size_t count)
+{
+    struct stretch *s = calloc(count, sizeof(*s));
+    size_t n = 0;
+
+    if (s == NULL)
+        return -ENOMEM;
+    for (size_t i = 0; i < count; i++)
+        if (list[i].error == -EEXIST)
+            s[n++] = (struct stretch){list[i].device, list[i].block, list[i].block + list[i].blocks};
+    n = merge_stretches(s, n);
+    for (size_t i = 0; i < f->item_count; i++)
+        for (unsigned k = 0; k < f->items[i].frag_count && !f->items[i].contested; k++) {
+            struct ht_extent e = ht_fsck_item_extent(f, &f->items[i], k);
+
+            f->items[i].contested = touches(s, n, &e);
+        }
+    free(s);
+    return 0;
+}
+
 static int check_conflicts(struct ht_fsck *f)
 {
     size_t count = ht_store_conflicts(f->store, NULL, 0);
@@ -184,6 +252,8 @@ static int check_conflicts(struct ht_fsck *f)
         return -ENOMEM;
     count = ht_min_u64(count, ht_store_conflicts(f->store, list, count));
     ret = tell_conflicts(f, list, count);
+    if (ret == 0 && f->overlaps)
+        ret = mark_contested(f, list, count);
     free(list);
     return ret;
 }

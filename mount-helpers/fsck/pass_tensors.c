@@ -5,6 +5,8 @@
  * Chunks are taken in the order of their places. Neighbours are read by one request of up to BATCH_BYTES, and
  * several batches are in flight, so that the device works while checksums are computed. When a batch fails, its
  * chunks are read one by one, so that only those that are bad are named.
+ *
+ * With --no-data only contested chunks are read: a repair must know which of two that share space is sound.
  */
 #include "mount-helpers/fsck/fsck.h"
 #include "mount-helpers/common/progress.h"
@@ -106,6 +108,11 @@ static void submit_pieces(struct reader *r, struct batch *b, const struct ht_fsc
     }
 }
 
+static bool is_skipped(const struct ht_fsck *f, const struct ht_fsck_item *it)
+{
+    return it->unreadable || (f->opt.no_data && !it->contested);
+}
+
 /* How many chunks from the next on lie in one row and fit a batch. */
 static size_t count_neighbours(const struct reader *r, uint64_t *out_bytes)
 {
@@ -113,16 +120,16 @@ static size_t count_neighbours(const struct reader *r, uint64_t *out_bytes)
     const struct ht_fsck_item *end = r->f->items + r->f->item_count;
     uint64_t bytes = room_bytes(first);
 
-    while (it < end && !it->unreadable && it->frag_count == 1 && it->device == first->device &&
+    while (it < end && !is_skipped(r->f, it) && it->frag_count == 1 && it->device == first->device &&
            it->block == first->block + bytes / HT_BLOCK_BYTES && bytes + room_bytes(it) <= BATCH_BYTES)
         bytes += room_bytes(it++);
     *out_bytes = bytes;
     return (size_t)(it - first);
 }
 
-static void skip_unreadable(struct reader *r)
+static void skip(struct reader *r)
 {
-    while (r->next < r->f->item_count && r->f->items[r->next].unreadable) {
+    while (r->next < r->f->item_count && is_skipped(r->f, &r->f->items[r->next])) {
         ht_progress_add(&r->progress, r->f->items[r->next].stored);
         r->next++;
     }
@@ -133,7 +140,7 @@ static bool submit(struct reader *r, struct batch *b)
     const struct ht_fsck_item *it;
     uint64_t bytes;
 
-    skip_unreadable(r);
+    skip(r);
     if (r->next == r->f->item_count)
         return false;
     it = &r->f->items[r->next];

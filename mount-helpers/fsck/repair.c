@@ -67,7 +67,10 @@ static int lose_chunks(struct ht_fsck *f)
     return ret;
 }
 
-/* Space that two references still share, though what has a wrong checksum is gone: the later one goes, too. */
+/*
+ * Space that two references still share. Pass 6 has read all that share any, and what has a wrong checksum is gone: the bytes of these two
+ * are the same, and the later one goes, too.
+ */
 static int lose_overlaps(struct ht_fsck *f)
 {
     size_t count = ht_store_conflicts(f->store, NULL, 0);

@@ -15,7 +15,7 @@ static const struct pass {
 static int run_pass(struct ht_fsck *f, const struct pass *p)
 {
     if (!p->name)
-        return f->opt.no_data ? 0 : p->run(f);
+        return f->opt.no_data && !f->overlaps ? 0 : p->run(f);
     ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, p->name, f->devs, f->dev_count);
     int ret = p->run(f);
     ht_pass_watch_end(&f->watch);

@@ -447,7 +447,7 @@ static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
 
 /* ---------------------------------------------------------------- references */
 
-static void put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p)
+void damage_put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p)
 {
     size_t mark = ht_record_begin(b, HT_REC_CHUNK);
 
@@ -481,13 +481,13 @@ static void put_object(struct ht_buf *b, uint64_t oid, uint64_t size)
 
 static void undescribed(const struct damage_ids *ids, struct ht_buf *b)
 {
-    put_chunk(b, NEW_INO, &ids->of_small);
+    damage_put_chunk(b, NEW_INO, &ids->of_small);
 }
 
 static void orphan(const struct damage_ids *ids, struct ht_buf *b)
 {
     put_object(b, NEW_INO, 10);
-    put_chunk(b, NEW_INO, &ids->of_small);
+    damage_put_chunk(b, NEW_INO, &ids->of_small);
 }
 
 /* The names that it would get are taken, and so are two that look like lost+found. */
@@ -519,7 +519,7 @@ static void orphan_in_a_model(const struct damage_ids *ids, struct ht_buf *b)
 static void orphan_directory(const struct damage_ids *ids, struct ht_buf *b)
 {
     put_object(b, ids->below, 10);
-    put_chunk(b, ids->below, &ids->of_small);
+    damage_put_chunk(b, ids->below, &ids->of_small);
 }
 
 static void move_small(const struct damage_ids *ids, struct ht_buf *b, uint64_t block)
@@ -527,7 +527,7 @@ static void move_small(const struct damage_ids *ids, struct ht_buf *b, uint64_t 
     struct ht_ref_place p = ids->of_small;
 
     p.block = block;
-    put_chunk(b, ids->small, &p);
+    damage_put_chunk(b, ids->small, &p);
 }
 
 static void outside(const struct damage_ids *ids, struct ht_buf *b)
@@ -549,7 +549,7 @@ static void too_large(const struct damage_ids *ids, struct ht_buf *b)
 {
     const struct ht_ref_place p = {FREE_BLOCK, 1, 2 * HT_SMALL_CHUNK_BYTES, 10};
 
-    put_chunk(b, ids->small, &p);
+    damage_put_chunk(b, ids->small, &p);
 }
 
 static void on_another(const struct damage_ids *ids, struct ht_buf *b)
@@ -564,7 +564,7 @@ static void within_another(struct stack *k, const struct damage_ids *ids)
     struct ht_buf b = HT_BUF_INIT;
 
     p.checksum = ht_hash64(bytes_at(k, 0, p.block * HT_BLOCK_BYTES), HT_BLOCK_BYTES, super_of(k, 0).salt);
-    put_chunk(&b, ids->small, &p);
+    damage_put_chunk(&b, ids->small, &p);
     damage_append(k, &b);
     ht_buf_free(&b);
 }
@@ -605,7 +605,7 @@ static void any_store_record(const struct damage_ids *ids, struct ht_buf *b, uin
         put_object(b, any_id(rnd), rnd_below(rnd, 100000));
         break;
     case 1:
-        put_chunk(b, any_id(rnd), &places[rnd_below(rnd, HT_ARRAY_SIZE(places))]);
+        damage_put_chunk(b, any_id(rnd), &places[rnd_below(rnd, HT_ARRAY_SIZE(places))]);
         break;
     case 2:
         put_parameter(b, any_id(rnd), any_id(rnd), rnd_below(rnd, 2) ? any_id(rnd) : 0);

@@ -37,6 +37,8 @@ extern const unsigned damage_count;
 
 /* A group of records at the end of the log, whatever state it is in. */
 void damage_append(struct stack *k, const struct ht_buf *records);
+/* The record that chunk 0 of an object is at a place. */
+void damage_put_chunk(struct ht_buf *records, uint64_t oid, const struct ht_ref_place *place);
 /* Well-formed ones, of everything there is in the sample and of a little more. */
 void damage_random_records(const struct damage_ids *ids, struct ht_buf *records, uint64_t *rnd);
 void damage_do(const struct damage *d, struct stack *k, const struct damage_ids *ids);

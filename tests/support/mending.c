@@ -59,7 +59,7 @@ static ssize_t listen(void *ctx, const char *buf, size_t len)
     return (ssize_t)len;
 }
 
-int mending_fsck(enum ht_fsck_mode mode, bool json)
+int mending_fsck_with(const struct ht_fsck_options *opt)
 {
     static const cookie_io_functions_t io = {.write = listen};
     struct ht_fsck *f = calloc(1, sizeof(*f));
@@ -67,8 +67,7 @@ int mending_fsck(enum ht_fsck_mode mode, bool json)
 
     mending_text_len = 0;
     mending_text[0] = '\0';
-    f->opt.mode = mode;
-    f->opt.json = json;
+    f->opt = *opt;
     f->out = fopencookie(NULL, "w", io);
     ht_json_init(&f->json, f->out);
     memcpy(f->devs, mending.dev, sizeof(f->devs));
@@ -80,6 +79,11 @@ int mending_fsck(enum ht_fsck_mode mode, bool json)
     ht_fsck_close(f);
     free(f);
     return status;
+}
+
+int mending_fsck(enum ht_fsck_mode mode, bool json)
+{
+    return mending_fsck_with(&(struct ht_fsck_options){.mode = mode, .json = json});
 }
 
 /* --------------------------------------------------------------- what was kept */

@@ -26,6 +26,7 @@ void mending_setup(void);
 /* Devices with an undamaged store; stack_free ends it. */
 void mending_begin(unsigned devices);
 /* One run; its exit status. Devices that fail to read do so until it has said something. */
+int mending_fsck_with(const struct ht_fsck_options *opt);
 int mending_fsck(enum ht_fsck_mode mode, bool json);
 /* Mounts, and counts what is as it was in w. It stays mounted. */
 size_t mending_count(const struct mending_world *w, size_t *out_errors);

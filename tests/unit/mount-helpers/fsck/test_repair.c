@@ -232,6 +232,46 @@ START_TEST(what_needs_a_decision_is_left_by_preening)
 }
 END_TEST
 
+/* Makes one chunk name the place of another, and repairs. Returns what is as it was. */
+static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_data)
+{
+    struct ht_buf records = HT_BUF_INIT;
+    size_t kept, errors;
+    int status;
+
+    of.checksum ^= 1;
+    mending_begin(1);
+    damage_put_chunk(&records, thief, &of);
+    damage_append(&mending, &records);
+    ht_buf_free(&records);
+    status = mending_fsck_with(&(struct ht_fsck_options){.mode = HT_FSCK_YES, .no_data = no_data});
+    ck_assert_msg(status == HT_FSCK_CORRECTED, "exit %d: %s", status, mending_text);
+    ck_assert_ptr_nonnull(strstr(mending_text, "REF-OVERLAP"));
+    ck_assert_ptr_nonnull(strstr(mending_text, "DATA-CSUM"));
+    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
+    kept = mending_count(&mending_worlds[0], &errors);
+    mending_go_on();
+    stack_free(&mending);
+    return kept;
+}
+
+/* Whichever of the two comes second: what is sound is kept, also where nothing else is read. */
+START_TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
+{
+    const struct damage_ids *ids = &mending_worlds[0].ids;
+    const struct ht_ref_place of[] = {ids->of_small, ids->of_big, ids->of_sparse};
+    const uint64_t owner[] = {ids->small, ids->big, ids->sparse}, thief[] = {ids->small, ids->big, ids->sparse, ids->w};
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(owner); i++)
+        for (unsigned k = 0; k < HT_ARRAY_SIZE(thief); k++)
+            if (thief[k] != owner[i]) {
+                size_t kept = repair_an_overlap(thief[k], of[i], true);
+
+                ck_assert_uint_eq(kept, repair_an_overlap(thief[k], of[i], false));
+            }
+}
+END_TEST
+
 /* Records first: appending them mends superblocks and logs. */
 static void damage_both(const struct damage *a, const struct damage *b)
 {
@@ -327,6 +367,7 @@ int main(void)
     tcase_add_test(t, preening_keeps_what_reads_wrong_today);
     tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
     tcase_add_test(t, what_needs_a_decision_is_left_by_preening);
+    tcase_add_test(t, of_two_that_share_space_the_sound_one_is_kept_with_no_data_too);
     tcase_add_test(t, of_any_two_damages_nothing_is_left);
     tcase_add_test(t, of_any_records_nothing_is_left);
     suite_add_tcase(s, t);
