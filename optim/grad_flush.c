@@ -118,10 +118,8 @@ static void latch(struct param *p, const struct ht_optim_config *override)
 {
     struct root *root = p->root;
 
-    if (!root->open) {
-        root->open = true;
-        root->latched = root->config;
-    }
+    if (!root->open)
+        ht_opt_step_opens(root);
     if (p->has_grad)
         return;
     const struct ht_optim_config *c = config_of_step(p, override);

@@ -44,6 +44,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
     o->threads = (unsigned)ht_min_u64(threads ? threads : cpu_count(), THREADS_MAX);
     init_locks(o);
     init_lists(o);
+    ht_opt_step_numbers_begin(o);
     struct ht_meta_client client = {
         .type_first = HT_REC_OPT_FIRST,
         .type_last = HT_REC_OPT_LAST,

@@ -69,9 +69,12 @@ int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx) HT
 /* The root's directory is being deleted, inside a transaction: it ends, whatever is in progress. Other ids are let pass. */
 void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
 
+enum { HT_OPTIM_CLAIM_MAX = 64 }; /* characters of a claim's name */
+
 struct ht_root_stat {
     uint64_t step, durable_step;
     bool open;                 /* a step is open */
+    uint64_t step_open;        /* its number; 0: none is open */
     uint64_t parameters;       /* with state */
     uint64_t grad_bytes;       /* gradient bytes accepted since mount */
     uint64_t updated_elements; /* since mount */
@@ -83,9 +86,11 @@ struct ht_root_stat {
     bool norm_known;           /* max_grad_norm or skip_nonfinite was set in the last step */
     double grad_norm;          /* of the last step: all gradients, unscaled, before clipping */
     uint64_t state_bytes;
-    uint64_t update_ns;             /* worker time spent in updates since mount */
-    uint64_t commit_ns;             /* time in commits since mount */
-    char error[HT_OPTIM_ERROR_MAX]; /* last refused thing; empty when none */
+    uint64_t update_ns;                      /* worker time spent in updates since mount */
+    uint64_t commit_ns;                      /* time in commits since mount */
+    char error[HT_OPTIM_ERROR_MAX];          /* last refused thing; empty when none */
+    char claimed_by[HT_OPTIM_CLAIM_MAX + 1]; /* empty: nobody has claimed it */
+    int claimed_pid;
 };
 int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
 void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root);
@@ -184,6 +189,30 @@ const char *ht_optim_root_config(struct ht_optim *o, uint64_t root);
 /* Sum of the device space of a parameter's state, for stats. */
 uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
 
+/* --------------------------------------------------------------- steering */
+
+/* On whose behalf a root is steered, and on what condition. */
+struct ht_optim_steer {
+    uint64_t claim;               /* that the client holds; 0: none */
+    bool conditional;             /* only while step_open of the root is the following number */
+    uint64_t step_open;           /* 0: no step */
+    char why[HT_OPTIM_ERROR_MAX]; /* out: the reason of a refusal by claim or condition; else as it was */
+};
+
+struct ht_optim_claim {
+    uint64_t held;        /* the client's claim; 0: none. It is replaced on success. */
+    const char *name;     /* at most HT_OPTIM_CLAIM_MAX characters */
+    const char *takeover; /* the claim of the client of this name may be taken; NULL: nobody's */
+    int pid;              /* for messages */
+};
+/*
+ * The only client that may steer the root from now on. -EBUSY: another client is, named in why. Waits for the command that
+ * runs. A claim ends with ht_optim_unclaim (any thread, no waiting; -ESTALE: it is not in force) or with the root. WAITS.
+ */
+int ht_optim_claim(struct ht_optim *o, uint64_t root, struct ht_optim_claim *want,
+                   char why[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+int ht_optim_unclaim(struct ht_optim *o, uint64_t root, uint64_t claim);
+
 /* ---------------------------------------------------------------- control */
 
 /* Wait until queued updates of one parameter (oid) or all of the root (0) are applied. WAITS. */
@@ -196,6 +225,13 @@ int ht_optim_step(struct ht_optim *o, uint64_t root) HT_CHECK;
 int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_CHECK;
 /* Back to the last durable step. WAITS. */
 int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_CHECK;
+/* The same on behalf of a client. by NULL: a client without a claim, without a condition, as the three above. -EBUSY: another client
+ * has claimed the root; -ESTALE: the condition does not hold, or the client's claim has ended; nothing has happened then. */
+int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
+int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
+int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
+/* The verdict alone, for commands that need no more. */
+int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
 /* Forget the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
 int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
 

@@ -137,6 +137,13 @@ struct param {
     uint64_t inval_first, inval_last, inval_ticket;
 };
 
+/* The client that alone may steer a root. */
+struct claim {
+    uint64_t id; /* 0: nobody */
+    int pid;
+    char name[HT_OPTIM_CLAIM_MAX + 1];
+};
+
 struct root {
     struct ht_optim *o;
     uint64_t id, seq;
@@ -147,7 +154,9 @@ struct root {
     bool exists; /* the log has it */
     bool configured;
     struct ht_optim_config config, published_config, latched;
-    bool gate, draining, hold, open;
+    bool gate, draining, hold;
+    uint64_t open; /* number of the open step; 0: none is */
+    struct claim claim;
     bool norm_known; /* grad_norm is that of the last boundary */
     double grad_norm;
     uint64_t step_nonfinite;   /* found by measuring */
@@ -191,6 +200,7 @@ struct ht_optim {
     struct ht_list roots, params; /* by seq */
     struct ht_id_table roots_by_id, params_by_oid;
     uint64_t next_seq;
+    uint64_t last_step_number, last_claim;
     struct state_owner *owners;
     size_t owner_count;
     struct ht_list problems; /* found when the log had been read (check.c) */
@@ -414,6 +424,16 @@ int ht_opt_whole_step(struct root *root, bool *out_skip) HT_CHECK;
 void ht_opt_queue_frozen(struct root *root, bool updates);
 /* Locked, let go meanwhile: until nothing of the root is queued or running. -EIO: something failed; -ECANCELED: stopping. */
 int ht_opt_drain(struct root *root) HT_CHECK;
+
+/* ----------------------------------------------------------------- steer.c */
+
+void ht_opt_step_numbers_begin(struct ht_optim *o);
+/* Locked: a step opens; it gets its number and its hyper-parameters. */
+void ht_opt_step_opens(struct root *root);
+/* Locked: 0, or -EBUSY or -ESTALE with the reason in why. by NULL: a client without claim and condition. */
+int ht_opt_may_steer(const struct root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+/* Not locked: keep that reason as the root's error and for the caller. */
+void ht_opt_refuse_steering(struct root *root, struct ht_optim_steer *by, const char *why);
 
 /* ---------------------------------------------------------------- update.c */
 

@@ -265,6 +265,7 @@ static void end_root(struct root *r, struct ht_tx *tx)
     ht_opt_put_root_del(ht_tx_records(tx), r->id);
     ht_store_unclaim(r->o->store, ht_opt_root_claim());
     r->exists = r->configured = false;
+    r->claim = (struct claim){0};
 }
 
 int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
@@ -344,7 +345,9 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
     *out = (struct ht_root_stat){
         .step = r->step,
         .durable_step = r->durable_step,
-        .open = r->open,
+        .open = r->open != 0,
+        .step_open = r->open,
+        .claimed_pid = r->claim.pid,
         .grad_bytes = r->grad_bytes,
         .updated_elements = r->updated_elements,
         .added_elements = r->added_elements,
@@ -357,6 +360,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .commit_ns = r->commit_ns,
     };
     memcpy(out->error, r->error, sizeof(out->error));
+    memcpy(out->claimed_by, r->claim.name, sizeof(out->claimed_by));
     stat_params(r, out);
     unlock(o);
     return 0;

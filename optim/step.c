@@ -90,7 +90,7 @@ static void close_step(struct root *root, bool skipped)
         ht_opt_coverage_clear(p, true);
         p->refs--;
     }
-    root->open = false;
+    root->open = 0;
     root->step++;
     root->undurable++;
 }
@@ -133,21 +133,25 @@ static void tell_partial(struct root *root, uint64_t oid, unsigned wanted)
 }
 
 /* On success the root is held: no update runs until let_go. */
-static int boundary(struct root *root)
+static int boundary(struct root *root, struct ht_optim_steer *by)
 {
+    char why[HT_OPTIM_ERROR_MAX];
     struct ht_optim *o = root->o;
     uint64_t partial = 0;
 
     lock(o);
     root->draining = true;
-    int ret = try_boundary(root, &partial);
+    int refused = ht_opt_may_steer(root, by, why);
+    int ret = refused ? refused : try_boundary(root, &partial);
     root->hold = !ret;
     root->draining = false;
     ht_opt_root_ready(root);
     unsigned wanted = ht_opt_accumulate(root);
     tell_changed(o);
     unlock(o);
-    if (ret == -EBUSY)
+    if (refused)
+        ht_opt_refuse_steering(root, by, why);
+    else if (ret == -EBUSY)
         tell_partial(root, partial, wanted);
     return ret;
 }
@@ -252,7 +256,7 @@ static void leave(struct root *root)
 }
 
 /* A boundary, published when commit is set or durable_every says so. */
-static int end_step(struct ht_optim *o, uint64_t id, bool commit)
+static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_optim_steer *by)
 {
     uint64_t start = ht_now_ns();
     struct root *root;
@@ -260,7 +264,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit)
 
     if (ret)
         return ret;
-    ret = boundary(root);
+    ret = boundary(root, by);
     lock(o);
     bool durable = commit || root->undurable >= root->config.durable_every;
     unlock(o);
@@ -275,14 +279,24 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit)
     return ret;
 }
 
+int ht_optim_commit_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    return end_step(o, id, true, by);
+}
+
+int ht_optim_step_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    return end_step(o, id, false, by);
+}
+
 int ht_optim_commit(struct ht_optim *o, uint64_t id)
 {
-    return end_step(o, id, true);
+    return end_step(o, id, true, NULL);
 }
 
 int ht_optim_step(struct ht_optim *o, uint64_t id)
 {
-    return end_step(o, id, false);
+    return end_step(o, id, false, NULL);
 }
 
 /* ------------------------------------------------------------------- abort */
@@ -388,15 +402,23 @@ static int restore(struct root *root)
     return ret ? ret : err;
 }
 
-/* Nothing of the step is left to run or to be written. */
-static int quiesce(struct root *root)
+/* Nothing of the step is left to run or to be written. *out_refused: it may not be taken back, and nothing has happened. */
+static int quiesce(struct root *root, struct ht_optim_steer *by, bool *out_refused)
 {
+    char why[HT_OPTIM_ERROR_MAX];
     struct ht_optim *o = root->o;
 
     lock(o);
-    root->draining = true;
+    int ret = ht_opt_may_steer(root, by, why);
+    *out_refused = ret != 0;
+    root->draining = !ret;
+    if (ret) {
+        unlock(o);
+        ht_opt_refuse_steering(root, by, why);
+        return ret;
+    }
     each_param(root, cancel);
-    int ret = ht_opt_drain(root);
+    ret = ht_opt_drain(root);
     if (ret == -EIO)
         ret = 0;
     if (!ret)
@@ -419,20 +441,25 @@ static void wake_all(struct root *root)
     ht_opt_wake(chain);
 }
 
-int ht_optim_abort(struct ht_optim *o, uint64_t id)
+int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
 {
     struct root *root;
+    bool refused;
     int ret = enter(o, id, &root);
 
     if (ret)
         return ret;
-    ret = quiesce(root);
+    ret = quiesce(root, by, &refused);
+    if (refused) {
+        leave(root);
+        return ret;
+    }
     if (!ret)
         ret = restore(root);
     int shown = ret ? 0 : ht_scope_restore_handed(o->store, root->id);
     lock(o);
     if (!ret) {
-        root->open = false;
+        root->open = 0;
         root->failure = 0;
         each_param(root, reload);
     }
@@ -451,6 +478,11 @@ int ht_optim_abort(struct ht_optim *o, uint64_t id)
     unlock(o);
     leave(root);
     return ret ? ret : shown;
+}
+
+int ht_optim_abort(struct ht_optim *o, uint64_t id)
+{
+    return ht_optim_abort_by(o, id, NULL);
 }
 
 /* -------------------------------------------------------------------- wait */

@@ -54,8 +54,91 @@ static int prefetch_or_evict(struct ht_ctl *c, uint64_t ino, bool prefetch)
     return r;
 }
 
-static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_command *cmd,
-                       char err[HT_CTL_ERROR_MAX])
+/* ---------------------------------------------------------------- steering */
+
+static struct ht_optim_steer steer_of(const struct ht_seat *seat, uint64_t root, const struct ht_command *cmd)
+{
+    return (struct ht_optim_steer){
+        .claim = seat->root == root ? seat->claim : 0,
+        .conditional = cmd->conditional,
+        .step_open = cmd->step_open,
+    };
+}
+
+static int reset(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
+                 const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_optim_steer by = steer_of(seat, root, cmd);
+    int r = ht_optim_may_steer(c->optim, root, &by);
+
+    if (r)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
+    return r ? r : ht_optim_reset(c->optim, root, ino);
+}
+
+static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
+                        char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_optim_steer by = steer_of(seat, root, cmd);
+    int r;
+
+    if (cmd->id == HT_COMMAND_STEP) {
+        r = ht_optim_step_by(c->optim, root, &by);
+    } else if (cmd->id == HT_COMMAND_COMMIT) {
+        r = ht_optim_commit_by(c->optim, root, &by);
+    } else {
+        r = ht_optim_abort_by(c->optim, root, &by);
+        ht_ctl_drop_stale(c);
+    }
+    if (by.why[0])
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
+    return r;
+}
+
+/* A descriptor holds the claim of one root at most. */
+static int claim(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
+                 char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_optim_claim want = {
+        .held = seat->root == root ? seat->claim : 0,
+        .name = cmd->name,
+        .takeover = cmd->takeover[0] ? cmd->takeover : NULL,
+        .pid = seat->process,
+    };
+    int r = ht_optim_claim(c->optim, root, &want, err);
+
+    if (r)
+        return r;
+    if (seat->claim != want.held)
+        ht_seat_leave(c, seat);
+    seat->root = root;
+    seat->claim = want.held;
+    return 0;
+}
+
+static int unclaim(struct ht_ctl *c, struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
+{
+    int r = seat->claim ? ht_optim_unclaim(c->optim, seat->root, seat->claim) : -EINVAL;
+
+    if (r)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s",
+                 seat->claim ? "the claim of this descriptor had ended already"
+                             : "this descriptor has claimed nothing");
+    seat->claim = 0;
+    return r;
+}
+
+void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
+{
+    if (seat->claim)
+        (void)ht_optim_unclaim(c->optim, seat->root, seat->claim);
+    seat->claim = 0;
+}
+
+/* ---------------------------------------------------------------- commands */
+
+static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
+                       const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
     if (cmd->id == HT_COMMAND_PREFETCH || cmd->id == HT_COMMAND_EVICT)
         return prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
@@ -70,14 +153,14 @@ static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const stru
     case HT_COMMAND_WAIT:
         return ht_optim_wait(c->optim, root, ino);
     case HT_COMMAND_RESET:
-        return ht_optim_reset(c->optim, root, ino);
+        return reset(c, root, ino, seat, cmd, err);
     default:
         return -EINVAL;
     }
 }
 
-static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
-                         char err[HT_CTL_ERROR_MAX])
+static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_seat *seat,
+                         const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
     uint64_t ino;
     int r = resolve(c, dir, cmd, &ino);
@@ -87,26 +170,25 @@ static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const st
                  r == -EINVAL ? "not a path below this directory" : strerror(-r));
         return r;
     }
-    r = run_on_file(c, root, ino, cmd, err);
+    r = run_on_file(c, root, ino, seat, cmd, err);
     ht_ns_forget(c->ns, ino, 1);
     return r;
 }
 
-static int run_on_root(struct ht_ctl *c, uint64_t root, enum ht_command_id id)
+static int run_on_root(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
+                       char err[HT_CTL_ERROR_MAX])
 {
-    int r;
-
-    switch (id) {
+    switch (cmd->id) {
     case HT_COMMAND_WAIT:
         return ht_optim_wait(c->optim, root, 0);
     case HT_COMMAND_STEP:
-        return ht_optim_step(c->optim, root);
     case HT_COMMAND_COMMIT:
-        return ht_optim_commit(c->optim, root);
     case HT_COMMAND_ABORT:
-        r = ht_optim_abort(c->optim, root);
-        ht_ctl_drop_stale(c);
-        return r;
+        return end_or_abort(c, root, seat, cmd, err);
+    case HT_COMMAND_CLAIM:
+        return claim(c, root, seat, cmd, err);
+    case HT_COMMAND_UNCLAIM:
+        return unclaim(c, seat, err);
     default:
         return -EINVAL;
     }
@@ -140,7 +222,7 @@ static void explain(struct ht_ctl *c, uint64_t root, int error, char err[HT_CTL_
         snprintf(err, HT_CTL_ERROR_MAX, "%s", strerror(-error));
 }
 
-int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
+int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX])
 {
     int r;
@@ -151,10 +233,10 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct h
     if (cmd->id == HT_COMMAND_SCRUB) {
         r = run_scrub(c, dir, cmd, err);
     } else if (cmd->path_len) {
-        r = run_with_path(c, dir, root, cmd, err);
+        r = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {
-        r = run_on_root(c, root, cmd->id);
-    } else if (cmd->id == HT_COMMAND_COMMIT) {
+        r = run_on_root(c, root, seat, cmd, err);
+    } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional) {
         r = ht_store_commit(c->store);
     } else {
         snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");

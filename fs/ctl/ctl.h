@@ -57,6 +57,7 @@ struct ht_caller {
     struct ht_cred cred;
     size_t (*groups)(void *ctx, uint32_t *gids, size_t cap); /* how many; may be NULL */
     void *ctx;
+    int (*process)(void *ctx); /* its number, for messages; 0: unknown; may be NULL */
 };
 /* 0 or -EACCES. mask: R_OK, W_OK, X_OK. */
 int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller) HT_CHECK;

@@ -77,9 +77,17 @@ int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *ou
 /* apply.c. WAITS. */
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
 
+/* What an open .hitrain/ctl has claimed, and for which process. Guarded by its conversation. */
+struct ht_seat {
+    uint64_t root, claim; /* 0: none */
+    int process;
+};
+
 /* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
-int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_command *cmd,
+int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+/* The open ctl is closed: its claim ends. No waiting. */
+void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 
 /* nodes.c: lines of stats for each NUMA node that memory comes from, if there are several; and the same as metrics. */
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);

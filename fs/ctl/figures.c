@@ -25,7 +25,7 @@ struct figures {
     uint64_t requests, parked_reads, handed_opens, handout_fallbacks;
 };
 
-enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics tell each of them */ };
+enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics tell each of them */, IS_SET /* metrics: 1, or 0 for 0 */ };
 
 struct row {
     const char *word;
@@ -140,7 +140,7 @@ static const struct row rows[] = {
 
     ROOT("step", GAUGE, root.step, "Boundaries."),
     ROOT("durable_step", GAUGE, root.durable_step, "Durable boundaries."),
-    ROOT("step_open", GAUGE, step_open, "1 while a step is open."),
+    ROOT("step_open", IS_SET, step_open, "1 while a step is open. As an attribute, the step's number."),
     ROOT("parameters", GAUGE, root.parameters, "Parameters with optimizer state."),
     ROOT("state_bytes", GAUGE, root.state_bytes, "Optimizer state."),
     ROOT("grad_bytes", COUNTER, root.grad_bytes, "Gradient bytes accepted."),
@@ -231,7 +231,7 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
         r = ht_optim_root_stat(c->optim, root, &f->root);
     if (r == 0 && (scopes & HT_FIGURES_FILE))
         r = gather_file(c, ino, f);
-    f->step_open = f->root.open;
+    f->step_open = f->root.step_open;
     return r;
 }
 
@@ -337,6 +337,8 @@ int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope & scopes)
             ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
+    if (f.root.claimed_by[0])
+        ht_buf_printf(out, "claimed_by=%s pid=%d\n", f.root.claimed_by, f.root.claimed_pid);
     if (scopes & HT_FIGURES_STORE) {
         ht_node_lines(c, out);
         event_lines(c, out);
@@ -397,6 +399,13 @@ static void metric_head(const struct row *row, struct ht_buf *out)
     ht_buf_printf(out, "# HELP hitrain_%s %s\n", row->word, row->help);
 }
 
+static uint64_t metric_of(const struct row *row, const struct figures *f)
+{
+    uint64_t v = value_of(row, f);
+
+    return row->kind == IS_SET ? v != 0 : v;
+}
+
 static void metric_roots(const struct row *row, const struct root_list *list, struct ht_buf *out)
 {
     const struct root_figures *r = (const struct root_figures *)(void *)list->found.data;
@@ -405,7 +414,7 @@ static void metric_roots(const struct row *row, const struct root_list *list, st
         metric_head(row, out);
     for (unsigned i = 0; i < list->count; i++)
         ht_buf_printf(out, "hitrain_%s%s{root=\"%s\"} %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
-                      r[i].label, (unsigned long long)value_of(row, &r[i].f));
+                      r[i].label, (unsigned long long)metric_of(row, &r[i].f));
 }
 
 static void metric_store(const struct row *row, const struct figures *f, struct ht_buf *out)

@@ -27,6 +27,7 @@ struct talk {
     bool line_too_long;
     struct ht_buf results;
     size_t read; /* of results */
+    struct ht_seat seat;
 };
 
 struct ht_hidden_file {
@@ -86,11 +87,12 @@ static int open_state(struct ht_hidden_file *f)
     return r;
 }
 
-static int open_talk(struct ht_hidden_file *f)
+static int open_talk(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     f->talk = calloc(1, sizeof(*f->talk));
     if (!f->talk)
         return -ENOMEM;
+    f->talk->seat.process = caller->process ? caller->process(caller->ctx) : 0;
     ht_mutex_init(&f->talk->lock, HT_LOCK_TALK);
     return 0;
 }
@@ -106,7 +108,7 @@ static int open_stats(struct ht_hidden_file *f)
     return ht_figures_metrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &f->text);
 }
 
-static int open_kind(struct ht_hidden_file *f)
+static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
@@ -115,7 +117,7 @@ static int open_kind(struct ht_hidden_file *f)
     case HT_HIDDEN_STATE:
         return open_state(f);
     case HT_HIDDEN_CTL:
-        return open_talk(f);
+        return open_talk(f, caller);
     case HT_HIDDEN_STATS:
         return open_stats(f);
     case HT_HIDDEN_EVENTS:
@@ -167,7 +169,7 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
     f->ctl = c;
     f->ino = ino;
     f->kind = ht_hidden_kind(ino);
-    r = open_kind(f);
+    r = open_kind(f, caller);
     if (r) {
         ht_buf_free(&f->text);
         free(f);
@@ -199,6 +201,7 @@ void ht_hidden_release(struct ht_hidden_file *f)
     if (f->grad || f->topk || f->kind == HT_HIDDEN_STATE)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     if (f->talk) {
+        ht_seat_leave(f->ctl, &f->talk->seat);
         ht_mutex_destroy(&f->talk->lock);
         ht_buf_free(&f->talk->results);
         free(f->talk);
@@ -234,7 +237,7 @@ static int run_line(struct ht_hidden_file *f)
 {
     struct talk *t = f->talk;
     char err[HT_CTL_ERROR_MAX] = "";
-    struct ht_command cmd = {HT_COMMAND_NONE, NULL, 0};
+    struct ht_command cmd = {.id = HT_COMMAND_NONE};
     uint64_t dir = ht_hidden_base(f->ino);
     struct ht_ns_tensor tensor;
     int r = ht_ns_tensor(f->ctl->ns, dir, &tensor);
@@ -246,7 +249,7 @@ static int run_line(struct ht_hidden_file *f)
     if (r == 0)
         r = ht_parse_command(t->line, t->line_len, &cmd, err);
     if (r == 0)
-        r = ht_command_run(f->ctl, dir, tensor.root, &cmd, err);
+        r = ht_command_run(f->ctl, dir, tensor.root, &t->seat, &cmd, err);
     if (r || cmd.id != HT_COMMAND_NONE)
         answer(t, r, err[0] ? err : strerror(-r));
     t->line_len = 0;

@@ -65,24 +65,27 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     return 0;
 }
 
-enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP };
-static const char *const takes[] = {"no argument", "the path of a file or nothing", "the path of a file",
-                                    "start or stop"};
+enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP, ARG_CONDITION, ARG_CLAIM };
+static const char *const takes[] = {
+    [ARG_NONE] = "no argument",
+    [ARG_OPTIONAL] = "the path of a file or nothing",
+    [ARG_REQUIRED] = "the path of a file",
+    [ARG_START_STOP] = "start or stop",
+    [ARG_CONDITION] = "nothing, or if=N with the number of " HT_XATTR_PREFIX "step_open",
+    [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
+};
 
 static const struct {
     const char *word;
     enum ht_command_id id;
     enum argument argument;
 } commands[] = {
-    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED},
-    {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL},
-    {"step", HT_COMMAND_STEP, ARG_NONE},
-    {"commit", HT_COMMAND_COMMIT, ARG_NONE},
-    {"abort", HT_COMMAND_ABORT, ARG_NONE},
-    {"reset", HT_COMMAND_RESET, ARG_REQUIRED},
-    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED},
-    {"evict", HT_COMMAND_EVICT, ARG_REQUIRED},
-    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP},
+    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED},       {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL},
+    {"step", HT_COMMAND_STEP, ARG_CONDITION},        {"commit", HT_COMMAND_COMMIT, ARG_CONDITION},
+    {"abort", HT_COMMAND_ABORT, ARG_CONDITION},      {"reset", HT_COMMAND_RESET, ARG_REQUIRED},
+    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED}, {"evict", HT_COMMAND_EVICT, ARG_REQUIRED},
+    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP},     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM},
+    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE},
 };
 
 static bool is_blank(char c)
@@ -90,18 +93,70 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\r';
 }
 
-static bool fits(enum argument kind, const char *text, size_t len)
+/* The rest of a text behind a prefix, or NULL. */
+static const char *behind(const char *text, size_t len, const char *prefix)
+{
+    size_t n = strlen(prefix);
+
+    return len >= n && memcmp(text, prefix, n) == 0 ? text + n : NULL;
+}
+
+static bool take_condition(const char *text, size_t len, struct ht_command *out)
+{
+    const char *number = behind(text, len, "if=");
+
+    if (len == 0)
+        return true;
+    out->conditional = true;
+    return number && ht_parse_u64(number, (size_t)(text + len - number), &out->step_open) == 0;
+}
+
+static bool take_name(const char *text, size_t len, char out[HT_CLAIM_NAME_MAX + 1])
+{
+    static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:-";
+
+    if (len == 0 || len > HT_CLAIM_NAME_MAX)
+        return false;
+    memcpy(out, text, len);
+    out[len] = 0;
+    return strspn(out, allowed) == len;
+}
+
+static bool take_claim(const char *text, size_t len, struct ht_command *out)
+{
+    const char *end = text + len, *at = text, *old;
+
+    while (at < end && !is_blank(*at))
+        at++;
+    if (!take_name(text, (size_t)(at - text), out->name))
+        return false;
+    while (at < end && is_blank(*at))
+        at++;
+    if (at == end)
+        return true;
+    old = behind(at, (size_t)(end - at), "takeover=");
+    return old && take_name(old, (size_t)(end - old), out->takeover);
+}
+
+/* False: it is no argument of this kind. */
+static bool take_argument(enum argument kind, const char *text, size_t len, struct ht_command *out)
 {
     switch (kind) {
     case ARG_NONE:
         return len == 0;
+    case ARG_CONDITION:
+        return take_condition(text, len, out);
+    case ARG_CLAIM:
+        return take_claim(text, len, out);
     case ARG_REQUIRED:
-        return len != 0;
+    case ARG_OPTIONAL:
     case ARG_START_STOP:
-        return is_word(text, len, "start") || is_word(text, len, "stop");
-    default:
-        return true;
+        out->path = text;
+        out->path_len = len;
+        return kind == ARG_OPTIONAL ||
+            (kind == ARG_REQUIRED ? len != 0 : is_word(text, len, "start") || is_word(text, len, "stop"));
     }
+    return false;
 }
 
 static int unknown_command(const char *word, size_t len, char err[HT_CTL_ERROR_MAX])
@@ -121,7 +176,7 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
         len--;
     while (len && is_blank(line[len - 1]))
         len--;
-    *out = (struct ht_command){HT_COMMAND_NONE, NULL, 0};
+    *out = (struct ht_command){.id = HT_COMMAND_NONE};
     if (len == 0)
         return 0;
     while (word_len < len && !is_blank(line[word_len]))
@@ -133,11 +188,11 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
             continue;
         while (at < len && is_blank(line[at]))
             at++;
-        if (!fits(commands[i].argument, line + at, len - at)) {
+        if (!take_argument(commands[i].argument, line + at, len - at, out)) {
             snprintf(err, HT_CTL_ERROR_MAX, "'%s' takes %s", commands[i].word, takes[commands[i].argument]);
             return -EINVAL;
         }
-        *out = (struct ht_command){commands[i].id, line + at, len - at};
+        out->id = commands[i].id;
         return 0;
     }
     return unknown_command(line, word_len, err);

@@ -10,7 +10,7 @@
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
 
-enum { HT_CTL_ERROR_MAX = 256 };
+enum { HT_CTL_ERROR_MAX = 256, HT_CLAIM_NAME_MAX = 64 };
 
 /* A number in decimal digits, nothing else. -EINVAL, -ERANGE. */
 int ht_parse_u64(const char *text, size_t len, uint64_t *out) HT_CHECK;
@@ -39,11 +39,16 @@ enum ht_command_id {
     HT_COMMAND_PREFETCH,
     HT_COMMAND_EVICT,
     HT_COMMAND_SCRUB,
+    HT_COMMAND_CLAIM,
+    HT_COMMAND_UNCLAIM,
 };
 struct ht_command {
     enum ht_command_id id;
     const char *path; /* the argument, inside the line; path_len 0: none given */
     size_t path_len;
+    bool conditional; /* "if=N" was given, and N */
+    uint64_t step_open;
+    char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; takeover may be empty */
 };
 /* One line without its newline. -EINVAL with a message in err. */
 int ht_parse_command(const char *line, size_t len, struct ht_command *out, char err[HT_CTL_ERROR_MAX]) HT_CHECK;

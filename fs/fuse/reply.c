@@ -2,6 +2,8 @@
 /* reply.c - answers and what every operation needs to form one. */
 #include "fs/fuse/fuse_priv.h"
 
+#include <stdio.h>
+
 /* Not everybody looks at what a call returns. Of writes ht_ctl_write_failed tells more. */
 static void tell_full(fuse_req_t req, int r)
 {
@@ -90,9 +92,25 @@ struct ht_cred ht_fuse_cred(fuse_req_t req)
     return (struct ht_cred){.uid = ctx->uid, .gid = ctx->gid, .umask = ht_fuse_of(req)->masks ? ctx->umask : 0};
 }
 
+/* The kernel names the thread. */
+static int caller_process(void *ctx)
+{
+    int thread = fuse_req_ctx(ctx)->pid, process = 0;
+    char path[32], line[256];
+    FILE *f;
+
+    snprintf(path, sizeof(path), "/proc/%d/status", thread);
+    f = thread ? fopen(path, "re") : NULL;
+    while (f && fgets(line, sizeof(line), f) && sscanf(line, "Tgid: %d", &process) != 1)
+        ;
+    if (f)
+        fclose(f);
+    return process ? process : thread;
+}
+
 struct ht_caller ht_fuse_caller(fuse_req_t req)
 {
-    return (struct ht_caller){ht_fuse_cred(req), caller_groups, req};
+    return (struct ht_caller){ht_fuse_cred(req), caller_groups, req, caller_process};
 }
 
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n)

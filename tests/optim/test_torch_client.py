@@ -168,7 +168,7 @@ def test_backward_sends_gradients_as_they_come(root):
                 o.zero_grad()
                 loss_of(params, x).backward()
                 if o is optimizer:  # all are there before step(), and their updates may run
-                    assert int(os.getxattr(root, 'user.hitrain.step_open')) == 1
+                    assert int(os.getxattr(root, 'user.hitrain.step_open')) != 0
                     assert all(f.sent for f in optimizer._parameter_files())
                 o.step()
         assert_close(own, plain)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Texts of clients: what is accepted means what it says, everything else is refused with a reason. */
+#include <stdio.h>
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,6 +99,12 @@ START_TEST(commands_take_what_they_need)
         {"evict   x", HT_COMMAND_EVICT, "x"},
         {"scrub start", HT_COMMAND_SCRUB, "start"},
         {"scrub stop ", HT_COMMAND_SCRUB, "stop"},
+        {"commit if=12", HT_COMMAND_COMMIT, ""},
+        {"step if=0", HT_COMMAND_STEP, ""},
+        {"abort  if=9223372036854775807 ", HT_COMMAND_ABORT, ""},
+        {"claim a.B:c-d_9", HT_COMMAND_CLAIM, ""},
+        {"claim a  takeover=b ", HT_COMMAND_CLAIM, ""},
+        {"unclaim", HT_COMMAND_UNCLAIM, ""},
     };
     char err[HT_CTL_ERROR_MAX];
     struct ht_command c;
@@ -131,6 +138,47 @@ START_TEST(refused_commands_say_why)
     memset(long_line, 'x', sizeof(long_line));
     ck_assert_int_eq(ht_parse_command(long_line, sizeof(long_line), &c, err), -EINVAL);
     ck_assert_uint_lt(strlen(err), sizeof(err));
+}
+END_TEST
+
+START_TEST(conditions_and_claims_are_read_whole)
+{
+    static const char *const bad[] = {
+        "commit if=",
+        "commit if=-1",
+        "commit if=1 2",
+        "abort if",
+        "step IF=1",
+        "commit if=99999999999999999999",
+        "claim",
+        "claim a/b",
+        "claim a b",
+        "claim a takeover=",
+        "claim a takeover=b c",
+        "claim a takeover",
+        "unclaim a",
+    };
+    char err[HT_CTL_ERROR_MAX], line[200];
+    struct ht_command c;
+
+    ck_assert_int_eq(command("commit", &c, err), 0);
+    ck_assert(!c.conditional);
+    ck_assert_int_eq(command("commit if=17", &c, err), 0);
+    ck_assert(c.conditional && c.step_open == 17);
+    ck_assert_int_eq(command("claim trainer-1", &c, err), 0);
+    ck_assert_str_eq(c.name, "trainer-1");
+    ck_assert_str_eq(c.takeover, "");
+    ck_assert_int_eq(command("claim new takeover=old", &c, err), 0);
+    ck_assert_str_eq(c.name, "new");
+    ck_assert_str_eq(c.takeover, "old");
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++) {
+        ck_assert_int_eq(command(bad[i], &c, err), -EINVAL);
+        ck_assert_ptr_nonnull(strstr(err, " takes "));
+    }
+    snprintf(line, sizeof(line), "claim %064d", 0);
+    ck_assert_int_eq(command(line, &c, err), 0);
+    snprintf(line, sizeof(line), "claim %065d", 0);
+    ck_assert_int_eq(command(line, &c, err), -EINVAL);
 }
 END_TEST
 
@@ -173,6 +221,7 @@ int main(void)
     tcase_add_test(t, shapes_are_bounded_lists);
     tcase_add_test(t, commands_take_what_they_need);
     tcase_add_test(t, refused_commands_say_why);
+    tcase_add_test(t, conditions_and_claims_are_read_whole);
     tcase_add_test(t, paths_stay_below_where_they_begin);
     suite_add_tcase(s, t);
     return run_all(s);

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which step a command is for, and which program may steer a model root."""
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from calls import fails, sync
+from conftest import BIN, wait_for
+
+SGD = 'sgd lr=1'
+N = 1000
+
+
+def word(path, name, value=None):
+    if value is None:
+        return os.getxattr(path, 'user.hitrain.' + name).decode()
+    os.setxattr(path, 'user.hitrain.' + name, value.encode())
+
+
+class Ctl:
+    """An open .hitrain/ctl: a claim belongs to it."""
+
+    def __init__(self, directory):
+        self.fd = os.open(directory / '.hitrain' / 'ctl', os.O_RDWR)
+
+    def __call__(self, line):
+        try:
+            os.write(self.fd, line.encode() + b'\n')
+        except OSError:
+            pass
+        return os.read(self.fd, 65536).decode().rstrip('\n')
+
+    def close(self):
+        os.close(self.fd)
+
+
+def tell(directory, line):
+    ctl = Ctl(directory)
+    try:
+        return ctl(line)
+    finally:
+        ctl.close()
+
+
+def put_gradient(root, name='w', value=1.0, n=N):
+    with open(root / '.hitrain' / 'grad' / name, 'wb', buffering=0) as f:
+        f.write(np.full(n, value, 'f4').tobytes())
+
+
+def step_open(root):
+    return int(word(root, 'step_open'))
+
+
+@pytest.fixture
+def root(mnt):
+    r = mnt / 'm'
+    r.mkdir()
+    word(r, 'dtype', 'f32')
+    (r / 'w').write_bytes(bytes(4 * N))
+    word(r, 'optimizer', SGD)
+    sync(r)
+    return r
+
+
+# ------------------------------------------------------------------ identity
+
+def test_every_step_has_another_number(store, root):
+    seen = set()
+    for end in ('commit', 'step', 'abort', 'umount', 'kill', 'commit'):
+        assert step_open(root) == 0
+        put_gradient(root)
+        number = step_open(root)
+        assert 0 < number < 1 << 63 and number not in seen
+        seen.add(number)
+        assert step_open(root) == number
+        stats = (root / '.hitrain' / 'stats').read_text()
+        assert re.search(r'^hitrain_step_open\{root="/m"\} 1$', stats, re.M)
+        if end == 'umount':
+            store.unmount()
+            store.mount()
+        elif end == 'kill':
+            store.kill()
+            store.mount()
+        else:
+            assert tell(root, end) == 'ok'
+    assert step_open(root) == 0
+    assert re.search(r'^hitrain_step_open\{root="/m"\} 0$', (root / '.hitrain' / 'stats').read_text(), re.M)
+
+
+@pytest.mark.parametrize('verb', ['commit', 'step', 'abort'])
+def test_a_command_for_another_step_changes_nothing(root, verb):
+    assert tell(root, f'{verb} if=5') == 'error: ESTALE: if=5: the open step is 0: none is open'
+    assert tell(root, f'{verb} if=0') == 'ok'
+    put_gradient(root)
+    number, before = step_open(root), word(root, 'step')
+    for wrong in (0, number - 1, number + 1):
+        assert tell(root, f'{verb} if={wrong}') == f'error: ESTALE: if={wrong}: the open step is {number}'
+        assert f'if={wrong}: the open step is {number}' in word(root, 'error')
+    assert (step_open(root), word(root, 'step')) == (number, before)
+    tell(root, 'wait')
+    assert np.all(np.fromfile(root / 'w', 'f4') == -1)
+    assert tell(root, f'{verb} if={number}') == 'ok'
+    assert step_open(root) == 0
+    assert np.all(np.fromfile(root / 'w', 'f4') == (0 if verb == 'abort' else -1))
+
+
+def test_an_abort_between_the_gradients_of_a_step_is_noticed(root):
+    """What a trainer does: ask after the first gradient, and end that step and no other."""
+    (root / 'v').write_bytes(bytes(4 * N))
+    sync(root)
+    put_gradient(root, 'w')
+    number = step_open(root)
+    assert tell(root, 'abort') == 'ok'  # an operator
+    put_gradient(root, 'v')
+    answer = tell(root, f'commit if={number}')
+    assert answer.startswith('error: ESTALE: ') and str(number) in answer and str(step_open(root)) in answer
+    assert word(root, 'step') == '0'
+
+
+def test_a_race_of_commits_and_aborts_has_one_winner_each(root):
+    stop, aborted = threading.Event(), []
+
+    def operator():
+        ctl = Ctl(root)
+        while not stop.is_set():
+            number = step_open(root)
+            if number and ctl(f'abort if={number}') == 'ok':
+                aborted.append(number)
+        ctl.close()
+
+    other = threading.Thread(target=operator)
+    other.start()
+    committed, ctl = [], Ctl(root)
+    try:
+        for _ in range(60):
+            put_gradient(root)
+            number = step_open(root)
+            answer = ctl(f'commit if={number}') if number else ''
+            if answer == 'ok':
+                committed.append(number)
+            else:
+                assert not number or answer.startswith('error: ESTALE')
+    finally:
+        stop.set()
+        other.join()
+        ctl.close()
+    assert not set(committed) & set(aborted)
+    assert word(root, 'step') == word(root, 'durable_step') == str(len(committed))
+    assert tell(root, 'abort') == 'ok'
+    assert np.all(np.fromfile(root / 'w', 'f4') == -len(committed))
+
+
+# -------------------------------------------------------------------- claims
+
+def test_a_claimed_root_is_steered_by_one_descriptor(root):
+    holder = Ctl(root)
+    assert holder('claim trainer') == 'ok'
+    told = f'claimed by trainer (pid {os.getpid()})'
+    assert f'claimed_by=trainer pid={os.getpid()}' in word(root, 'stats').splitlines()
+    put_gradient(root)
+    number = step_open(root)
+    for line in ('step', 'commit', f'commit if={number}', 'abort', 'reset w', 'claim other', 'claim other takeover=no'):
+        assert tell(root, line) == 'error: EBUSY: ' + told, line
+    with fails(errno.EBUSY):
+        sync(root)
+    assert told in word(root, 'error')
+    with fails(errno.EBUSY):
+        os.removexattr(root, 'user.hitrain.optimizer')
+    assert step_open(root) == number and word(root, 'step') == '0'
+    for line in ('wait', 'wait w', 'prefetch w', 'apply w'):
+        assert tell(root, line) == 'ok', line
+    (root / 'notes').write_bytes(b'others may write')
+    assert holder(f'commit if={number}') == 'ok'
+    assert word(root, 'step') == '1'
+    assert holder('unclaim') == 'ok' and 'claimed_by' not in word(root, 'stats')
+    assert holder('unclaim').startswith('error: EINVAL')
+    assert tell(root, 'commit') == 'ok'
+    holder.close()
+
+
+def test_a_claim_of_a_directory_below_is_one_of_the_root(root):
+    (root / 'sub').mkdir()
+    holder = Ctl(root / 'sub')
+    assert holder('claim trainer') == 'ok'
+    assert tell(root, 'commit').startswith('error: EBUSY: claimed by trainer')
+    assert holder('commit') == 'ok'
+    holder.close()
+
+
+def test_a_claim_ends_with_its_descriptor(root):
+    holder = Ctl(root)
+    assert holder('claim a') == 'ok'
+    other = os.dup(holder.fd)
+    holder.close()
+    assert tell(root, 'commit').startswith('error: EBUSY')  # it is open still
+    os.close(other)
+    wait_for(lambda: tell(root, 'commit') == 'ok', 'the end of the claim')
+
+
+@pytest.mark.parametrize('how', [signal.SIGKILL, signal.SIGTERM])
+def test_a_claim_ends_with_its_process(root, how):
+    code = '''
+import os, sys, threading
+fd = os.open(sys.argv[1], os.O_RDWR)
+def claim():  # the process counts, not the thread
+    os.write(fd, b"claim rank-0\\n")
+t = threading.Thread(target=claim)
+t.start()
+t.join()
+print("claimed", flush=True)
+sys.stdin.read()
+'''
+    child = subprocess.Popen([sys.executable, '-c', code, str(root / '.hitrain' / 'ctl')], stdin=subprocess.PIPE,
+                             stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == 'claimed\n'
+        assert tell(root, 'commit') == f'error: EBUSY: claimed by rank-0 (pid {child.pid})'
+    finally:
+        child.send_signal(how)
+        child.wait()
+    wait_for(lambda: tell(root, 'commit') == 'ok', 'the end of the claim')
+
+
+def test_a_claim_is_taken_over_by_name(root):
+    old, new = Ctl(root), Ctl(root)
+    assert old('claim a') == 'ok' and old('claim a') == 'ok'
+    assert new('claim b takeover=x').startswith('error: EBUSY: claimed by a (pid ')
+    assert new('claim b takeover=a') == 'ok'
+    for line in ('commit', 'step', 'abort', 'reset w'):
+        answer = old(line)
+        assert answer.startswith('error: ESTALE') and 'now claimed by b' in answer, line
+    assert old('unclaim').startswith('error: ESTALE') and 'claimed_by=b' in word(root, 'stats')
+    assert old('commit').startswith('error: EBUSY')  # it claims nothing any more
+    assert old('claim a').startswith('error: EBUSY')
+    assert new('commit') == 'ok'
+    old.close()
+    assert tell(root, 'commit').startswith('error: EBUSY')
+    new.close()
+
+
+@pytest.mark.parametrize('line', ['claim', 'claim a/b', 'claim ' + 65 * 'x', 'claim a b', 'claim a takeover=',
+                                  'commit if=', 'commit if=x', 'step if=1 2', 'abort now'])
+def test_wrong_conditions_and_names_say_what_is_right(root, line):
+    answer = tell(root, line)
+    assert answer.startswith(f"error: EINVAL: '{line.split()[0]}' takes ")
+    assert ('if=N' if 'claim' not in line else 'takeover=OLDNAME') in answer
+
+
+def test_the_mounts_root_has_nothing_to_claim(root):
+    for line in ('claim a', 'commit if=0', 'step if=0'):
+        assert 'no model root' in tell(root.parent, line)
+
+
+def test_a_claim_is_not_in_the_way_of_an_unmount(store, root):
+    holder = Ctl(root)
+    assert holder('claim a') == 'ok'
+    put_gradient(root)
+    assert holder('commit') == 'ok'
+    holder.close()
+    store.unmount()
+    store.mount()
+    assert word(root, 'step') == '1' and 'claimed_by' not in word(root, 'stats')
+    assert tell(root, 'commit') == 'ok'
+
+
+def test_stats_of_a_claimed_root_are_json(root):
+    holder = Ctl(root)
+    assert holder('claim a') == 'ok'
+    done = subprocess.run([BIN / 'hitrainctl', 'stats', '--json', root], stdout=subprocess.PIPE, check=True)
+    assert json.loads(done.stdout)['stats']['claimed_by'] == f'a pid={os.getpid()}'
+    holder.close()
