@@ -256,8 +256,28 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
     return *out_error ? *out_error : n; /* the kernel takes a part for the whole */
 }
 
+/*
+ * The kernel makes EIO of a short answer to an asynchronous direct write, and the request does not say whether it is one. So a direct
+ * write that fits in part fails as a whole, and the file is not longer than before: the next append begins where this one did. Bytes
+ * inside the former size may have changed.
+ */
+static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
+                            int *out_error)
+{
+    uint64_t before = ht_max_u64(ht_obj_size(o->obj), off);
+    ssize_t n = write_now(f, o, buf, size, off, out_error);
+    int r;
+
+    if (*out_error == 0 || n < 0)
+        return n;
+    r = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
+    if (r)
+        ht_debug("inode %llu keeps a part of a write: %s", (unsigned long long)o->ino, strerror(-r));
+    return *out_error;
+}
+
 /* Whoever writes by himself waits for a pending update of the bytes, and wins over it. */
-static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off,
+static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off, bool direct,
                            int *out_error)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -266,7 +286,7 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
         ht_park_wait(f, o->ino, off, size);
     if (o->privileged)
         drop_privilege(req, o->ino);
-    return write_now(f, o, buf, size, off, out_error);
+    return direct ? write_direct(f, o, buf, size, off, out_error) : write_now(f, o, buf, size, off, out_error);
 }
 
 void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
@@ -282,7 +302,7 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     }
     refresh(f, o);
     n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
-                      : write_bytes(req, o, buf, size, (uint64_t)off, &error);
+                      : write_bytes(req, o, buf, size, (uint64_t)off, (fi->flags & O_DIRECT) != 0, &error);
     if (error)
         ht_ctl_write_failed(f->ctl, ino, (uint64_t)off, size, error, fi->writepage);
     if (n < 0)

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Space: figures of the file system, a full store, sparse files, ranges and sizes."""
+import ctypes
 import errno
+import json
 import mmap
 import os
 import random
+import struct
+import subprocess
 
 import pytest
 
@@ -272,6 +276,105 @@ def test_a_full_store(make_store, tensors):
     store.unmount()
     store.mount()
     assert (mnt / 'more').read_bytes() == b'm' * 10 * MIB and (mnt / 'new').read_bytes() == b'n' * 2 * MIB
+
+
+def write_asynchronously(fd, size, off):
+    """One direct write by io_submit(2); returns what io_getevents(2) says of it."""
+    call, context = ctypes.CDLL(None, use_errno=True).syscall, ctypes.c_ulong()
+    assert call(206, 1, ctypes.byref(context)) == 0
+    with mmap.mmap(-1, size) as memory:
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        block = ctypes.create_string_buffer(struct.pack('<QIIHhIQQqQII', 0, 0, 0, 1, 0, fd, at, size, off, 0, 0, 0))
+        assert call(209, context, 1, (ctypes.c_void_p * 1)(ctypes.addressof(block))) == 1
+        event = ctypes.create_string_buffer(32)
+        assert call(208, context, ctypes.c_long(1), ctypes.c_long(1), event, None) == 1
+    call(207, context)
+    return struct.unpack('<QQqq', event.raw)[2]
+
+
+def run_fio(path, *options):
+    done = subprocess.run(['fio', '--output-format=json', '--name=f', f'--filename={path}', '--rw=write', '--bs=1M',
+                           '--fallocate=none', *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          timeout=60)
+    return json.loads(done.stdout[done.stdout.index('{'):])['jobs'][0]['error']
+
+
+@pytest.fixture
+def nearly_full(make_store):
+    """A mount in which half of a request of 1 MiB fits."""
+    mnt = make_store('64M').mount('dram=16M')
+    (mnt / 'room').write_bytes(b'r' * (MIB // 2))
+    (mnt / 'source').write_bytes(b's' * 2 * MIB)
+    fill(mnt / 'large')
+    os.truncate(mnt / 'room', 0)
+    return mnt
+
+
+@pytest.mark.parametrize('inside', [False, True], ids=['extends', 'inside'])
+def test_asynchronous_direct_write_that_fits_in_part(nearly_full, inside):
+    """It fails as a whole, so the file is as long as before."""
+    f = nearly_full / 'room'
+    fd = os.open(f, os.O_RDWR | os.O_DIRECT)
+    before = MIB if inside else 0
+    os.ftruncate(fd, before)
+    for _ in range(2):
+        assert write_asynchronously(fd, MIB, 0) == -errno.ENOSPC
+        assert os.fstat(fd).st_size == os.stat(f).st_size == before
+    if not inside:    # there, what was written keeps the room
+        assert write_asynchronously(fd, MIB // 4, 0) == MIB // 4
+    os.close(fd)
+
+
+def test_direct_write_that_fits_in_part(nearly_full):
+    """A short count or an error; the next one that appends begins where this one ended for its caller."""
+    f = nearly_full / 'room'
+    fd = os.open(f, os.O_RDWR | os.O_DIRECT | os.O_APPEND)
+    with mmap.mmap(-1, MIB) as memory:
+        try:
+            told = os.writev(fd, [memory])
+        except OSError as e:
+            assert e.errno == errno.ENOSPC
+            told = 0
+    assert os.fstat(fd).st_size == told
+    os.close(fd)
+
+
+@pytest.mark.parametrize('options', ['libaio --direct=1 --iodepth=8', 'io_uring --direct=1 --iodepth=8', 'io_uring',
+                                     'psync', 'psync --direct=1', 'pvsync2 --direct=1', 'mmap'])
+def test_every_kind_of_write_to_a_full_store(nearly_full, options):
+    engine, *rest = options.split()
+    assert run_fio(nearly_full / 'room', '--size=8M', '--end_fsync=1', f'--ioengine={engine}', *rest) == errno.ENOSPC
+
+
+def test_copies_and_ranges_on_a_full_store(nearly_full):
+    source = os.open(nearly_full / 'source', os.O_RDONLY)
+    fd = os.open(nearly_full / 'room', os.O_RDWR)
+    done = 0
+    with fails(errno.ENOSPC):
+        while done < 2 * MIB - 100:    # nothing can be shared at another place in its chunk
+            n = os.copy_file_range(source, fd, 2 * MIB - 100 - done, done, 100 + done)
+            assert n > 0
+            done += n
+    assert os.pread(fd, 2 * MIB, 0)[:100 + done] == bytes(100) + b's' * done
+    os.ftruncate(fd, 0)
+    for mode in (0, KEEP_SIZE, ZERO, ZERO | KEEP_SIZE):
+        with fails(errno.ENOSPC):
+            fallocate(fd, mode, 0, MIB)
+        assert os.fstat(fd).st_size == 0
+    os.close(fd)
+    os.close(source)
+
+
+def test_pages_that_do_not_fit(nearly_full):
+    """msync says so, and close."""
+    fd = os.open(nearly_full / 'room', os.O_RDWR)
+    os.ftruncate(fd, 4 * MIB)
+    with mmap.mmap(fd, 4 * MIB) as m:
+        m[:] = b'p' * 4 * MIB
+        with fails(errno.ENOSPC):
+            m.flush()
+    with fails(errno.ENOSPC):
+        os.close(fd)
 
 
 def test_punching_makes_room_on_a_full_store(make_store):

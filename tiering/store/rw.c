@@ -440,6 +440,18 @@ int ht_obj_truncate(struct ht_obj *o, uint64_t size)
     return rc;
 }
 
+int ht_obj_ungrow(struct ht_obj *o, uint64_t size, uint64_t end)
+{
+    struct ht_scope *sc;
+    int rc = ht_obj_lock_for_change(o, &sc);
+    if (rc)
+        return rc;
+    if (size < end && o->size == end)
+        rc = truncate_locked(o, size);
+    ht_obj_unlock_after_change(o, sc);
+    return rc;
+}
+
 static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
 {
     struct ht_store *s = o->s;

@@ -215,6 +215,11 @@ ssize_t ht_obj_read_in_place(struct ht_obj *obj, struct ht_obj_reader *reader, u
 ssize_t ht_obj_write(struct ht_obj *obj, uint64_t off, const void *buf, size_t len) HT_CHECK;
 /* Works on a full store too. WAITS. */
 int ht_obj_truncate(struct ht_obj *obj, uint64_t size) HT_CHECK;
+/*
+ * For the writer of a piece that grew the object from size to end and now fails: the object gets its former size again. Nothing happens
+ * when it does not end at end any more, for then another call has changed the size since. WAITS.
+ */
+int ht_obj_ungrow(struct ht_obj *obj, uint64_t size, uint64_t end) HT_CHECK;
 /* Zero a range; frees whole chunks inside it. WAITS. */
 int ht_obj_punch(struct ht_obj *obj, uint64_t off, uint64_t len) HT_CHECK;
 /*

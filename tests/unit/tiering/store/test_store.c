@@ -525,6 +525,25 @@ static void *cut_to_nothing(void *arg)
     return NULL;
 }
 
+START_TEST(growth_is_taken_back_unless_others_grew_it_since)
+{
+    fresh(32, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(3 * MIB, 1);
+    put_all(o, 0, p, 3 * MIB);
+    ck_assert_int_eq(ht_obj_ungrow(o, MIB + 5, 2 * MIB), 0);
+    ck_assert_uint_eq(ht_obj_size(o), 3 * MIB);
+    ck_assert_int_eq(ht_obj_ungrow(o, 3 * MIB, 3 * MIB), 0);
+    ck_assert_uint_eq(ht_obj_size(o), 3 * MIB);
+    ck_assert_int_eq(ht_obj_ungrow(o, MIB + 5, 3 * MIB), 0);
+    ck_assert_uint_eq(ht_obj_size(o), MIB + 5);
+    expect(o, 0, p, MIB + 5);
+    free(p);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 START_TEST(a_truncation_is_published_wholly_or_not_at_all)
 {
     fresh(32, false);
@@ -736,6 +755,7 @@ int main(void)
     tcase_add_test(tc, many_threads_do_not_disturb_each_other);
     tcase_add_test(tc, an_object_deleted_while_it_is_written_leaves_nothing);
     tcase_add_test(tc, one_object_that_cannot_be_written_holds_up_no_other);
+    tcase_add_test(tc, growth_is_taken_back_unless_others_grew_it_since);
     tcase_add_test(tc, a_truncation_is_published_wholly_or_not_at_all);
     tcase_add_test(tc, waiting_for_a_slot_holds_up_no_lease);
     tcase_add_test(tc, pressure_does_not_put_off_the_commit_timer);
