@@ -27,6 +27,15 @@ int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
     return ret;
 }
 
+void ht_opt_grad_refresh(struct ht_grad *g)
+{
+    if (g->since == g->param->forgotten)
+        return;
+    g->since = g->param->forgotten;
+    g->mine = (struct ht_opt_window){0, 0};
+    g->spoiled = false;
+}
+
 void ht_grad_release(struct ht_grad *g)
 {
     struct param *p = g->param;
@@ -167,11 +176,11 @@ static int begin_write(struct ht_grad *g, struct inflight *w)
 /* Locked. */
 static void widen(struct ht_grad *g, uint64_t begin, uint64_t end)
 {
+    ht_opt_grad_refresh(g);
     if (!g->mine.end)
         g->mine.begin = begin;
     g->mine.begin = ht_min_u64(g->mine.begin, begin);
     g->mine.end = ht_max_u64(g->mine.end, end);
-    g->writes++;
 }
 
 static ssize_t end_write(struct ht_grad *g, struct inflight *w, ssize_t n)

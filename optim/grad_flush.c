@@ -67,16 +67,19 @@ static void drop_written(struct param *p, const struct ht_opt_window *w)
     }
 }
 
-/* Until its next flush, or an abort. */
-static bool spoiled(const struct ht_grad *g)
-{
-    return g && g->spoiled == g->param->forgotten + 1;
-}
-
 void ht_opt_grad_spoil(struct ht_grad *g)
 {
-    g->spoiled = g->param->forgotten + 1;
+    ht_opt_grad_refresh(g);
+    g->spoiled = true;
     drop_written(g->param, &g->mine);
+}
+
+/* What a flush is about. g NULL: everybody's. Locked. */
+static struct ht_opt_window window_of_flush(struct ht_grad *g)
+{
+    if (g)
+        ht_opt_grad_refresh(g);
+    return g ? g->mine : everything;
 }
 
 /* Move whole elements of a window from written to frozen; parts of elements that are being completed stay. */
@@ -172,7 +175,8 @@ static int judge(struct param *p, const struct ht_grad *g, const struct ht_opt_w
     bool torn = find_torn(p, w, out_at);
     if (!torn)
         *out_at = UINT64_MAX;
-    if (!torn && !spoiled(g) && ht_obj_size(p->obj) == expected && ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
+    if (!torn && !(g && g->spoiled) && ht_obj_size(p->obj) == expected &&
+        ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
         return 0;
     drop_written(p, w);
     return -EINVAL;
@@ -231,10 +235,11 @@ static int ensure_objects(struct param *p, const struct layout *layout)
     return ret;
 }
 
-static int flush_locked(struct param *p, const struct ht_grad *g, const struct ht_opt_window *w,
-                        const struct ht_optim_config *override, uint64_t *out_torn)
+/* Locked, let go meanwhile, but not between the window and the end: what is written later is the next flush's. */
+static int flush_window(struct param *p, struct ht_grad *g, const struct ht_optim_config *override, uint64_t *out_torn,
+                        uint64_t *out_ticket)
 {
-    uint64_t ticket = 0;
+    struct ht_opt_window w;
     struct layout layout;
     int ret;
 
@@ -242,9 +247,10 @@ static int flush_locked(struct param *p, const struct ht_grad *g, const struct h
         ret = ht_opt_wait_open(p->root);
         if (ret)
             return ret;
-        if ((ht_list_empty(&p->dirty) || !w->end) && !spoiled(g))
+        w = window_of_flush(g);
+        if ((ht_list_empty(&p->dirty) || !w.end) && !(g && g->spoiled))
             return 0;
-        ret = judge(p, g, w, out_torn);
+        ret = judge(p, g, &w, out_torn);
         if (ret || (p->cur.exists && !lacks_sum(p)))
             break;
         layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
@@ -253,13 +259,23 @@ static int flush_locked(struct param *p, const struct ht_grad *g, const struct h
             break;
     }
     if (!ret && !p->has_grad)
-        ret = check_rule(p, w, override);
+        ret = check_rule(p, &w, override);
     if (!ret)
         ret = ht_opt_state_load(p);
     if (!ret && !p->has_grad)
         ret = ht_opt_sum_reserve(p);
-    if (!ret)
-        ret = freeze(p, w, override, &ticket);
+    return ret ? ret : freeze(p, &w, override, out_ticket);
+}
+
+static int flush_locked(struct param *p, struct ht_grad *g, const struct ht_optim_config *override, uint64_t *out_torn)
+{
+    uint64_t ticket = 0;
+    int ret = flush_window(p, g, override, out_torn, &ticket);
+
+    if (g && (!ret || ret == -EINVAL)) {
+        g->mine = (struct ht_opt_window){0, 0};
+        g->spoiled = false;
+    }
     ht_opt_inval_wait(p->o, ticket);
     return ret;
 }
@@ -273,13 +289,7 @@ static int flush(struct param *p, struct ht_grad *g)
     uint64_t torn = UINT64_MAX;
 
     lock(o);
-    struct ht_opt_window w = g ? g->mine : everything;
-    uint64_t writes = g ? g->writes : 0;
-    int ret = flush_locked(p, g, &w, own ? &config : NULL, &torn);
-    if (g && (!ret || ret == -EINVAL) && g->writes == writes) /* none meanwhile */
-        g->mine = (struct ht_opt_window){0, 0};
-    if (g && ret == -EINVAL)
-        g->spoiled = 0;
+    int ret = flush_locked(p, g, own ? &config : NULL, &torn);
     unlock(o);
     if (ret)
         tell_flush_error(p, torn, ret);

@@ -232,6 +232,12 @@ int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *b
 int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
 /* The verdict alone, for commands that need no more. */
 int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
+/*
+ * Take back what one parameter got in the open step, of all its openers, as if it had not been written; the step stays open.
+ * What they wrote before is not handed over by a later flush. -EBUSY, named in the error: some of it has been applied; then nothing is
+ * changed. WAITS.
+ */
+int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
 /* Forget the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
 int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
 

@@ -112,7 +112,7 @@ struct param {
     bool claimed;       /* log bytes for its record */
     bool rewriting;     /* its masters, from outside */
     uint64_t rewrites;  /* of them, or an abort */
-    uint64_t forgotten; /* aborts: what was written before them does not count */
+    uint64_t forgotten; /* aborts and drops: what was written before them does not count */
     struct param_meta cur, pub;
     struct ht_obj *obj, *grad, *state[STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
@@ -365,15 +365,17 @@ struct ht_opt_window {
 
 struct ht_grad {
     struct param *param;
+    /* What follows is true as long as param.forgotten is since. */
+    uint64_t since;
     struct ht_opt_window mine; /* from the first to the last byte written since the last flush; end 0: none */
-    uint64_t writes;
-    uint64_t
-        spoiled; /* 1 + param.forgotten: a write went beyond, so that the next flush refuses what this opener wrote */
+    bool spoiled;              /* a write went beyond the end: the next flush refuses what this opener wrote */
 };
 
 /* Is a write of any of these bytes in progress? Locked. */
 bool ht_opt_grad_in_flight(const struct param *p, uint64_t begin, uint64_t end);
 struct param *ht_opt_grad_param(const struct ht_grad *g);
+/* Locked: an abort or a drop ended what the opener had written: it begins anew. */
+void ht_opt_grad_refresh(struct ht_grad *g);
 /* Locked: a write of this opener went beyond the end: drop what it wrote, and have its next flush say so. */
 void ht_opt_grad_spoil(struct ht_grad *g);
 /*
@@ -382,6 +384,13 @@ void ht_opt_grad_spoil(struct ht_grad *g);
  */
 typedef int (*ht_opt_fill_fn)(void *ctx, uint64_t off, void *buf, size_t len);
 int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx) HT_CHECK;
+
+/* ------------------------------------------------------------------ drop.c */
+
+/* Locked: take back what is queued; what runs ends by itself. */
+void ht_opt_cancel(struct param *p);
+/* Locked, let go meanwhile: no update runs. Waits for writes that copy, then forgets what was written, frozen and summed. */
+void ht_opt_forget_gradient(struct param *p);
 
 /* ------------------------------------------------------------ accumulate.c */
 

@@ -373,16 +373,6 @@ int ht_opt_bury_orphans(struct root *root)
 
 /* --------------------------------------------------------------- interface */
 
-/* Take what is queued back; what runs ends by itself. Locked. */
-static void cancel_queued(struct param *p)
-{
-    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
-        struct range *r = ht_opt_range_find(p, i);
-        if (r && r->state == RANGE_QUEUED)
-            ht_opt_range_unqueue(r);
-    }
-}
-
 void ht_opt_param_bury(struct param *p, struct ht_tx *tx)
 {
     struct ht_waiter *chain = NULL;
@@ -390,7 +380,7 @@ void ht_opt_param_bury(struct param *p, struct ht_tx *tx)
     if (p->gone)
         return;
     p->gone = true;
-    cancel_queued(p);
+    ht_opt_cancel(p);
     if (p->cur.exists && ht_opt_state_load(p))
         tell_not_deleted(p);
     ht_opt_state_delete(p, tx);

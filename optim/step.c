@@ -320,30 +320,6 @@ static void each_param(struct root *root, void (*fn)(struct param *p))
     }
 }
 
-static void cancel(struct param *p)
-{
-    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
-        struct range *r = ht_opt_range_find(p, i);
-        if (r && r->state == RANGE_QUEUED)
-            ht_opt_range_unqueue(r);
-    }
-}
-
-/* No write is copying, no update running: forget what was written. */
-static void forget_gradient(struct param *p)
-{
-    while (!ht_list_empty(&p->inflight))
-        wait_changed(p->o);
-    ht_opt_coverage_clear(p, false);
-    p->forgotten++;
-    struct ht_obj *scratch[] = {p->grad, p->sum};
-    unlock(p->o);
-    for (unsigned i = 0; i < HT_ARRAY_SIZE(scratch); i++)
-        if (scratch[i])
-            ht_obj_scratch_drop(scratch[i], 0, UINT64_MAX);
-    lock(p->o);
-}
-
 /* Inside the transaction. */
 static void restore_meta(struct param *p)
 {
@@ -417,12 +393,12 @@ static int quiesce(struct root *root, struct ht_optim_steer *by, bool *out_refus
         ht_opt_refuse_steering(root, by, why);
         return ret;
     }
-    each_param(root, cancel);
+    each_param(root, ht_opt_cancel);
     ret = ht_opt_drain(root);
     if (ret == -EIO)
         ret = 0;
     if (!ret)
-        each_param(root, forget_gradient);
+        each_param(root, ht_opt_forget_gradient);
     unlock(o);
     return ret;
 }

@@ -7,6 +7,7 @@
  *   EMPTY --write--> FILLING --flush, complete and right--> applied, EMPTY
  *                            --flush, wrong--> refused, EMPTY
  *                            --flush, shorter than it says--> refused, FILLING (a forked child's exec flushes early)
+ *                            --abort, or drop of the parameter--> EMPTY, at the next call
  *
  * Memory per open file is fixed: two windows of entries and one of the gradient. What was written lies in a scratch object
  * of its own. Its lock serialises the calls of threads that share the descriptor; it is held over the flush.
@@ -34,6 +35,7 @@ struct ht_topk {
     struct param *param; /* the gradient's */
     struct ht_mutex lock;
     struct ht_obj *spool;
+    uint64_t since;          /* param.forgotten when the spool was begun */
     struct ht_spans written; /* bytes of the spool */
     uint64_t written_bytes;  /* end of what was written */
     uint64_t elements, count;
@@ -105,6 +107,17 @@ static void forget(struct ht_topk *t)
     ht_obj_scratch_drop(t->spool, 0, UINT64_MAX);
 }
 
+/* What was written before an abort or a drop is not handed over. */
+static void forget_older(struct ht_topk *t)
+{
+    lock(t->param->o);
+    uint64_t now = t->param->forgotten;
+    unlock(t->param->o);
+    if (t->since != now && t->written.count)
+        forget(t);
+    t->since = now;
+}
+
 /* Of one with an entry for each element: so what is kept aside is bounded by the parameter. */
 static uint64_t bytes_max(struct ht_topk *t)
 {
@@ -138,6 +151,7 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t l
     if (!len)
         return 0;
     ht_mutex_lock(&t->lock);
+    forget_older(t);
     ssize_t n = write_locked(t, off, buf, len);
     if (n < 0)
         tell(t, (int)n);
@@ -325,6 +339,7 @@ static int flush_locked(struct ht_topk *t)
 int ht_topk_flush(struct ht_topk *t)
 {
     ht_mutex_lock(&t->lock);
+    forget_older(t);
     int ret = flush_locked(t);
     ht_mutex_unlock(&t->lock);
     return ret;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * apply.c - the command `apply`: what was written to a gradient joins the step.
+ * apply.c - the commands `apply` and `drop`: what was written to a gradient joins the step, or is taken back.
  *
  * A client that stores into its window of a gradient has told nobody what it stored: the window, if there is one, counts as a
  * whole, and is written to the gradient here. It is zeros then, as a gradient that was written is after its step: the same bytes
- * cannot get into two steps. What was written with calls is queued as it is.
+ * cannot get into two steps. What was written with calls is queued as it is. `drop` empties the window, too.
  */
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden.h"
@@ -46,12 +46,30 @@ static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
     return r ? r : ht_obj_punch(window, 0, ht_obj_size(window));
 }
 
-int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)
+/* A reference, or NULL. */
+static struct ht_obj *get_window(struct ht_ctl *c, uint64_t ino)
 {
     const struct ht_ctl_cache *cache = c->cache;
-    struct ht_obj *window = cache ? cache->mapped(cache->ctx, ht_hidden_gradient(ino)) : NULL;
+
+    return cache ? cache->mapped(cache->ctx, ht_hidden_gradient(ino)) : NULL;
+}
+
+int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)
+{
+    struct ht_obj *window = get_window(c, ino);
     int r = window ? apply_window(c, ino, window) : 0;
 
     ht_obj_put(window);
     return r ? r : ht_optim_apply(c->optim, root, ino);
+}
+
+int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino)
+{
+    struct ht_obj *window = get_window(c, ino);
+    int r = ht_optim_drop(c->optim, root, ino);
+
+    if (r == 0 && window)
+        r = ht_obj_punch(window, 0, ht_obj_size(window));
+    ht_obj_put(window);
+    return r;
 }

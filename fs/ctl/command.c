@@ -65,15 +65,17 @@ static struct ht_optim_steer steer_of(const struct ht_seat *seat, uint64_t root,
     };
 }
 
-static int reset(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
-                 const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+static int reset_or_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
+                         const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_optim_steer by = steer_of(seat, root, cmd);
     int r = ht_optim_may_steer(c->optim, root, &by);
 
     if (r)
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
-    return r ? r : ht_optim_reset(c->optim, root, ino);
+    if (r)
+        return r;
+    return cmd->id == HT_COMMAND_DROP ? ht_ctl_drop(c, root, ino) : ht_optim_reset(c->optim, root, ino);
 }
 
 static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
@@ -153,7 +155,8 @@ static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const stru
     case HT_COMMAND_WAIT:
         return ht_optim_wait(c->optim, root, ino);
     case HT_COMMAND_RESET:
-        return reset(c, root, ino, seat, cmd, err);
+    case HT_COMMAND_DROP:
+        return reset_or_drop(c, root, ino, seat, cmd, err);
     default:
         return -EINVAL;
     }

@@ -74,8 +74,9 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino) HT_CHECK;
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
 
-/* apply.c. WAITS. */
+/* apply.c: the commands of these names. WAIT. */
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
+int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
 
 /* What an open .hitrain/ctl has claimed, and for which process. Guarded by its conversation. */
 struct ht_seat {

@@ -85,7 +85,7 @@ static const struct {
     {"abort", HT_COMMAND_ABORT, ARG_CONDITION},      {"reset", HT_COMMAND_RESET, ARG_REQUIRED},
     {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED}, {"evict", HT_COMMAND_EVICT, ARG_REQUIRED},
     {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP},     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM},
-    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE},
+    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE},       {"drop", HT_COMMAND_DROP, ARG_REQUIRED},
 };
 
 static bool is_blank(char c)

@@ -41,10 +41,11 @@ struct history {
 
 /* ---------------------------------------------------------------- training */
 
-/* Everything a step changes but its commit: gradients, a file of the step, names. */
+/* Everything a step changes but its commit: gradients (a part of one is taken back first), a file of the step, names. */
 static void work(struct stack *k, const struct history *h, uint64_t root, uint64_t step)
 {
     char text[16], old[16];
+    stack_dropped_gradient(k, root, &params[step % PARAMS], step);
     for (unsigned i = 0; i < PARAMS * h->passes; i++)
         (h->sparse ? stack_sparse_gradient : stack_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)step);

@@ -284,20 +284,50 @@ static int write_sparse(struct play *p, const struct ht_param_desc *desc, const 
     return rc;
 }
 
-static int gradient(struct play *p, const struct stack_param *q, uint64_t seed, bool sparse)
+/* Its content is kept until it is closed. */
+static int describe(struct play *p, const struct stack_param *q, struct ht_param_desc *out)
 {
+    uint8_t dtype = stack_element_bytes(q) == 4 ? HT_DTYPE_F32 : HT_DTYPE_BF16;
     struct ht_obj *o;
     int rc;
     uint64_t ino = find(p, p->model, q->name, &rc);
     if (!ino)
         return rc;
     rc = ht_ns_open(p->k.ns, ino, &o);
+    if (!rc)
+        *out = (struct ht_param_desc){.root = p->model, .obj = o, .dtype = dtype, .grad_dtype = dtype};
+    return rc;
+}
+
+static int gradient(struct play *p, const struct stack_param *q, uint64_t seed, bool sparse)
+{
+    struct ht_param_desc desc;
+    int rc = describe(p, q, &desc);
     if (rc)
         return rc;
-    uint8_t dtype = stack_element_bytes(q) == 4 ? HT_DTYPE_F32 : HT_DTYPE_BF16;
-    struct ht_param_desc desc = {.root = p->model, .obj = o, .dtype = dtype, .grad_dtype = dtype};
     rc = (sparse ? write_sparse : write_dense)(p, &desc, q, seed);
-    ht_ns_close(p->k.ns, ino);
+    ht_ns_close(p->k.ns, ht_obj_id(desc.obj));
+    return rc;
+}
+
+/* A part of a gradient that is taken back before the whole one comes. */
+static int write_and_drop(struct play *p, const struct stack_param *q)
+{
+    static const uint8_t part[64] = {1};
+    struct ht_param_desc desc;
+    struct ht_grad *g;
+    int rc = describe(p, q, &desc);
+    if (rc)
+        return rc;
+    rc = ht_grad_open(p->k.optim, &desc, &g);
+    if (!rc) {
+        ssize_t n = ht_grad_write(g, 4, part, sizeof(part));
+        rc = n < 0 ? (int)n : ht_grad_flush(g);
+        int dropped = ht_optim_drop(p->k.optim, p->model, ht_obj_id(desc.obj));
+        rc = rc ? rc : dropped;
+        ht_grad_release(g);
+    }
+    ht_ns_close(p->k.ns, ht_obj_id(desc.obj));
     return rc;
 }
 
@@ -307,6 +337,7 @@ static void step(struct play *p, bool give_up)
     int rc = p->model && p->model_acked ? 0 : -ENOENT;
     if (rc)
         return;
+    rc = op(p, write_and_drop(p, &params[0]));
     for (unsigned i = 0; !rc && i < PASSES * PARAMS; i++)
         rc = op(p, gradient(p, &params[i % PARAMS], p->steps_acked * 100 + i, i == 0 && p->steps_acked == 1));
     if (!rc && !give_up) {

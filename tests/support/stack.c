@@ -309,6 +309,26 @@ void stack_gradient(const struct stack *k, uint64_t root, const struct stack_par
     free(data);
 }
 
+/* Without the first element, so that no update begins. */
+void stack_dropped_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed)
+{
+    struct ht_grad *g;
+    uint64_t ino = stack_find(k, root, p->name), bytes = p->elements * stack_element_bytes(p);
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    ck_assert_int_eq(ht_grad_open(k->optim, &desc, &g), 0);
+    uint8_t *data = malloc(bytes);
+    fill(data, p, seed);
+    uint64_t end = ht_min_u64(bytes, 1000);
+    ck_assert_int_eq(ht_grad_write(g, 4, data, end - 4), (ssize_t)end - 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, data, 3), 3);
+    ck_assert_int_eq(ht_optim_drop(k->optim, root, ino), 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
 size_t stack_sparse_content(uint8_t *out, const struct stack_param *p, uint64_t seed)
 {
     uint64_t count = ht_div_up(p->elements, SPARSE_EVERY);

@@ -58,6 +58,8 @@ uint64_t stack_model(const struct stack *k, const char *name, const struct stack
                      const char *config);
 /* Write and close the gradient of a parameter. */
 void stack_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
+/* A part of a gradient, closed and then taken back (drop). */
+void stack_dropped_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
 /* The same for a sparse one, of every fifth element. */
 void stack_sparse_gradient(const struct stack *k, uint64_t root, const struct stack_param *p, uint64_t seed);
 /* What a client writes for it, into room for the header and 8 bytes for each element. Returns its bytes. */

@@ -274,6 +274,30 @@ START_TEST(what_is_not_complete_yet_stays_for_the_next_flush)
 }
 END_TEST
 
+/* Of what is kept aside an abort and a drop leave nothing. */
+START_TEST(what_was_written_before_it_was_taken_back_is_not_handed_over)
+{
+    world_open_as(&w, "adamw lr=1e-2", 2);
+    struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct ht_optim_config c = world_config(w.config);
+    struct ht_topk *t = open_topk(p);
+    uint8_t *dense = make_sparse(p, HT_DTYPE_F32, 3);
+    write_file(t, _i ? 100001 : 5000);
+    ck_assert_int_eq(_i ? ht_optim_drop(w.o, ROOT, p->oid) : ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_topk_flush(t), 0);
+    ck_assert(!world_stat(&w).open);
+    write_file(t, 100001);
+    ck_assert_int_eq(ht_topk_flush(t), 0);
+    ht_topk_release(t);
+    model_update(p, &c, dense, 0, p->n, true);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    free(dense);
+    world_close(&w);
+}
+END_TEST
+
 START_TEST(a_second_one_in_a_step_is_refused_wholly)
 {
     world_open_as(&w, "adamw lr=1e-2", 2);
@@ -351,6 +375,7 @@ int main(void)
     tcase_add_test(t, sums_take_dense_and_sparse_ones);
     tcase_add_loop_test(t, what_is_wrong_is_named_and_changes_nothing, 0, (int)HT_ARRAY_SIZE(wrong));
     tcase_add_loop_test(t, what_is_not_complete_yet_stays_for_the_next_flush, 0, 4);
+    tcase_add_loop_test(t, what_was_written_before_it_was_taken_back_is_not_handed_over, 0, 2);
     tcase_add_test(t, a_second_one_in_a_step_is_refused_wholly);
     tcase_add_test(t, bytes_no_gradient_can_have_are_refused);
     tcase_add_test(t, noise_is_safe);

@@ -95,6 +95,7 @@ START_TEST(commands_take_what_they_need)
         {"wait w.0", HT_COMMAND_WAIT, "w.0"},
         {"apply a/b c", HT_COMMAND_APPLY, "a/b c"},
         {"reset x", HT_COMMAND_RESET, "x"},
+        {"drop x", HT_COMMAND_DROP, "x"},
         {"prefetch x", HT_COMMAND_PREFETCH, "x"},
         {"evict   x", HT_COMMAND_EVICT, "x"},
         {"scrub start", HT_COMMAND_SCRUB, "start"},
