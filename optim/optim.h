@@ -64,8 +64,15 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
                       struct ht_tx *tx) HT_CHECK;
 /* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_CHECK;
-/* Ends being a root: drops state of all parameters, inside a transaction. -EBUSY while a step is open. */
-int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx) HT_CHECK;
+/*
+ * Ends being a root: commits the open step, then calls unmake, which is to take the root out of the names in a transaction that also
+ * calls ht_optim_root_remove. From before the commit until unmake has returned nobody writes a gradient or steers, so no step is open
+ * when unmake publishes. Every reason for a refusal is found before unmake is called: -EBUSY when the commit is refused (a parameter is partly
+ * covered, named in the error; nothing has changed then). Else the error of the commit, or of unmake. WAITS.
+ */
+int ht_optim_root_end(struct ht_optim *o, uint64_t root, int (*unmake)(void *ctx), void *ctx) HT_CHECK;
+/* Drops the root and the state of all its parameters. Only inside unmake's transaction, which publishes the root's scope after this. */
+void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
 /* The root's directory is being deleted, inside a transaction: it ends, whatever is in progress. Other ids are let pass. */
 void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
 

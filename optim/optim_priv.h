@@ -157,6 +157,7 @@ struct root {
     bool gate, draining, hold;
     uint64_t open; /* number of the open step; 0: none is */
     struct claim claim;
+    bool ending;     /* draining goes on after the boundary, until the root is none any more */
     bool norm_known; /* grad_norm is that of the last boundary */
     double grad_norm;
     uint64_t step_nonfinite;   /* found by measuring */
@@ -247,6 +248,8 @@ void ht_opt_root_put_locked(struct root *r);
 /* One at a time; waits. -ECANCELED: stopping. Locked. */
 int ht_opt_gate_enter(struct root *r) HT_CHECK;
 void ht_opt_gate_leave(struct root *r);
+/* No step is open, and none waits for its publication. Locked. */
+bool ht_opt_root_idle(const struct root *r);
 /* Wait until gradients may be written and frozen. Locked. */
 int ht_opt_wait_open(struct root *r) HT_CHECK;
 /* Keep text as the root's error, with the parameter's name before it (oid 0: none), and raise an event. Not locked. */
@@ -282,6 +285,8 @@ int ht_opt_grad_reserve(struct param *p) HT_CHECK;
 void ht_opt_state_delete(struct param *p, struct ht_tx *tx);
 /* Inside a transaction, locked: its file goes, or its root: so do its state, what is queued and who waits. */
 void ht_opt_param_bury(struct param *p, struct ht_tx *tx);
+/* Raise an event: some of its state is not there. */
+void ht_opt_state_not_deleted(const struct param *p);
 /* Take references to cur's objects that are missing. Locked. */
 int ht_opt_state_load(struct param *p) HT_CHECK;
 /* Not locked: delete (pending) the state of parameters of which the object does not exist. */

@@ -196,14 +196,14 @@ static int create_one(struct param *p, uint8_t kind, uint64_t *out_oid, struct h
     return ret;
 }
 
-/* Objects that nobody has seen; what fails here is a log that has failed, and then nothing matters. */
-static void tell_not_deleted(const struct param *p)
+void ht_opt_state_not_deleted(const struct param *p)
 {
     const struct ht_event_about about = {.id = p->oid};
 
     ht_event(HT_EVENT_DELETE_FAILED, &about, "some of its optimizer state is not there and cannot be deleted");
 }
 
+/* Objects that nobody has seen; what fails here is a log that has failed, and then nothing matters. */
 static void delete_unseen(struct ht_store *s, struct ht_obj *obj[STATES_MAX])
 {
     struct ht_tx *tx;
@@ -364,7 +364,7 @@ int ht_opt_bury_orphans(struct root *root)
         if (!p->gone || !p->cur.exists)
             continue;
         if (ht_opt_state_load(p))
-            tell_not_deleted(p);
+            ht_opt_state_not_deleted(p);
         ht_opt_state_delete(p, tx);
     }
     unlock(o);
@@ -382,7 +382,7 @@ void ht_opt_param_bury(struct param *p, struct ht_tx *tx)
     p->gone = true;
     ht_opt_cancel(p);
     if (p->cur.exists && ht_opt_state_load(p))
-        tell_not_deleted(p);
+        ht_opt_state_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* The content goes with the last reference; while an update is running, with its end. */
     ht_opt_param_settle(p);

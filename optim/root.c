@@ -6,6 +6,7 @@
  */
 #include "optim/optim_priv.h"
 
+#include <assert.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,22 +203,15 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     return ret;
 }
 
-/* Everything published, nothing in progress: the only state in which a root may end. */
-static bool idle(const struct root *r)
+/* No step is open and none is unpublished: the only state in which a root may end. */
+bool ht_opt_root_idle(const struct root *r)
 {
-    if (r->gate || r->open || r->pending || r->running || r->step != r->pub_step)
+    if (r->open || r->pending || r->running || r->step != r->pub_step)
         return false;
     ht_list_for_each(pos, &r->params) {
         const struct param *p = ht_list_entry(pos, struct param, of_root);
-        if (p->has_grad || p->cur.exists != p->pub.exists || p->cur.t != p->pub.t)
+        if (p->has_grad || (p->cur.exists && (!p->pub.exists || p->cur.t != p->pub.t)))
             return false;
-        for (unsigned i = 0; i < STATES_MAX; i++) {
-            struct ht_obj_stat st = {0};
-            if (p->state[i])
-                ht_obj_stat(p->state[i], &st);
-            if (st.unpublished)
-                return false;
-        }
     }
     return true;
 }
@@ -233,30 +227,19 @@ static void forget_record(struct param *p, struct ht_tx *tx)
 }
 
 /* The parameter is an ordinary file from now on. */
-static int remove_param(struct param *p, struct ht_tx *tx)
+static void remove_param(struct param *p, struct ht_tx *tx)
 {
-    int ret = 0;
-
-    if (p->cur.exists)
-        ret = ht_opt_state_load(p);
-    for (unsigned i = 0; !ret && i < STATES_MAX; i++) {
-        if (!p->state[i])
-            continue;
-        /* In scope 0 a deletion is put into the transaction at once. */
-        ret = ht_obj_set_scope(p->state[i], 0, tx);
-    }
-    if (ret)
-        return ret;
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* Reservations only end here; giving some back cannot fail. */
-    if (p->obj)
-        ret = ht_obj_guarantee(p->obj, 0);
+    if (p->obj && ht_obj_guarantee(p->obj, 0))
+        ht_opt_not_reserved(p, "its reservation stays");
     if (p->obj)
         ht_obj_let_go(p->obj);
     p->gone = true;
     ht_opt_coverage_clear(p, false);
     forget_record(p, tx);
-    return ret;
 }
 
 /* What is left of a root whose parameters are all gone. */
@@ -268,29 +251,17 @@ static void end_root(struct root *r, struct ht_tx *tx)
     r->claim = (struct claim){0};
 }
 
-int ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
 {
-    int ret = 0;
-
     lock(o);
     struct root *r = ht_opt_root_find(o, root);
-    if (!r || !r->exists)
-        ret = -ENOENT;
-    else if (!idle(r))
-        ret = -EBUSY;
-    if (ret) {
-        unlock(o);
-        return ret;
-    }
+    assert(r && r->exists && r->ending && ht_opt_root_idle(r));
     r->refs++;
-    ht_list_for_each_safe(pos, next, &r->params) {
-        int err = remove_param(ht_list_entry(pos, struct param, of_root), tx);
-        ret = ret ? ret : err;
-    }
+    ht_list_for_each_safe(pos, next, &r->params)
+        remove_param(ht_list_entry(pos, struct param, of_root), tx);
     end_root(r, tx);
     ht_opt_root_put_locked(r);
     unlock(o);
-    return ret;
 }
 
 void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx)

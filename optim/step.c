@@ -144,7 +144,7 @@ static int boundary(struct root *root, struct ht_optim_steer *by)
     int refused = ht_opt_may_steer(root, by, why);
     int ret = refused ? refused : try_boundary(root, &partial);
     root->hold = !ret;
-    root->draining = false;
+    root->draining = root->ending;
     ht_opt_root_ready(root);
     unsigned wanted = ht_opt_accumulate(root);
     tell_changed(o);
@@ -297,6 +297,63 @@ int ht_optim_commit(struct ht_optim *o, uint64_t id)
 int ht_optim_step(struct ht_optim *o, uint64_t id)
 {
     return end_step(o, id, false, NULL);
+}
+
+/* --------------------------------------------------------------------- end */
+
+static void set_ending(struct root *root, bool ending)
+{
+    lock(root->o);
+    root->ending = root->draining = ending;
+    tell_changed(root->o);
+    unlock(root->o);
+}
+
+/* The twin: everything of the root goes into the log before it is known whether the root may end. */
+static int publish_unasked(struct root *root)
+{
+    uint64_t lsn, scope = root->id;
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+    int ret = ht_scope_writeback(o->store, scope);
+
+    ret = ret ? ret : ht_tx_begin(o->store, pending_bytes(root), &tx);
+    if (ret)
+        return ret;
+    if (o->hooks.publish)
+        o->hooks.publish(o->hooks.ctx, scope, tx);
+    ht_scope_publish(o->store, scope, tx);
+    return ht_tx_commit(tx, &lsn);
+}
+
+/* Under the gate, ending. */
+static int commit_and_unmake(struct root *root, int (*unmake)(void *ctx), void *ctx)
+{
+    int ret = HT_TWIN("publish-unasked") ? publish_unasked(root) : 0;
+
+    ret = ret ? ret : boundary(root, NULL);
+    if (!ret)
+        ret = publish(root);
+    if (ret)
+        return ret;
+    lock(root->o);
+    bool idle = ht_opt_root_idle(root);
+    unlock(root->o);
+    return idle ? unmake(ctx) : -EBUSY;
+}
+
+int ht_optim_root_end(struct ht_optim *o, uint64_t id, int (*unmake)(void *ctx), void *ctx)
+{
+    struct root *root;
+    int ret = enter(o, id, &root);
+
+    if (ret)
+        return ret;
+    set_ending(root, true);
+    ret = commit_and_unmake(root, unmake, ctx);
+    set_ending(root, false);
+    leave(root);
+    return ret;
 }
 
 /* ------------------------------------------------------------------- abort */

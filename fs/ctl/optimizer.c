@@ -143,22 +143,37 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
     return r;
 }
 
-static int remove_in_tx(void *ctx, struct ht_tx *tx)
+static void remove_in_tx(void *ctx, struct ht_tx *tx)
 {
     struct new_root *n = ctx;
 
-    return ht_optim_root_remove(n->ctl->optim, n->ino, tx);
+    ht_optim_root_remove(n->ctl->optim, n->ino, tx);
+}
+
+static int unmake(void *ctx)
+{
+    struct new_root *n = ctx;
+
+    return ht_ns_root_unmake(n->ctl->ns, n->ino, remove_in_tx, n);
+}
+
+/* A commit that is refused says by name what is in the way. */
+static void tell_not_ended(struct ht_ctl *c, uint64_t ino, int error)
+{
+    struct ht_root_stat st;
+
+    if (ht_optim_root_stat(c->optim, ino, &st))
+        st.error[0] = 0;
+    ht_problem_set(c, ino, "cannot stop being a model root: %s", st.error[0] ? st.error : strerror(-error));
 }
 
 static int end_root(struct ht_ctl *c, uint64_t ino)
 {
     struct new_root n = {c, ino, NULL};
-    int r = ht_optim_commit(c->optim, ino);
+    int r = ht_optim_root_end(c->optim, ino, unmake, &n);
 
-    if (r == 0)
-        r = ht_ns_root_unmake(c->ns, ino, remove_in_tx, &n);
     if (r)
-        ht_problem_set(c, ino, "cannot stop being a model root: %s", strerror(-r));
+        tell_not_ended(c, ino, r);
     else
         ht_ctl_changed(c);
     return r;

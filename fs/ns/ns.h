@@ -199,8 +199,12 @@ int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, 
  */
 int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
                     void *ctx) HT_CHECK;
-/* The reverse; the caller has committed. */
-int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
+/*
+ * The reverse; the caller has committed, and keeps everybody from beginning a step until this returns. All below ino is published in
+ * one durable transaction; also_in_tx (may be NULL) takes out the optimizer's records, with no ns lock held. What can be refused is refused
+ * before anything is put into it: -EINVAL: no model root; -ESTALE. WAITS.
+ */
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx),
                       void *ctx) HT_CHECK;
 /* Every root, for attaching optimizers after a mount: fn(ctx, ino). No lock held. */
 int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx) HT_CHECK;

@@ -3,11 +3,13 @@
  * roots.c - model roots: which there are, making one of a directory, and the reverse.
  *
  * Which root an inode belongs to follows from its directories, so making one changes one inode in the log, and the
- * scope of every object below. Objects can be moved between scopes only while nothing of them is unpublished: that is
- * brought about with no lock held, tried again when a writer was faster, and given up after some tries (-EBUSY).
+ * scope of every object below. Objects can be moved into a root's scope only while nothing of them is unpublished: that is
+ * brought about with no lock held, tried again when a writer was faster, and given up after some tries (-EBUSY). Out of it
+ * they can always be moved, so ending a root is never refused when something has been put into the transaction.
  */
 #include "fs/ns/ns_priv.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 enum { TRIES_MAX = 8, OBJECT_MOVE_BYTES = 64, ROOT_BYTES = 4096 };
@@ -283,39 +285,54 @@ struct root_members {
     const struct ht_ns_root *root;
 };
 
-/* Orphans that are open, too. */
+/* Orphans that are open, too. What is deleted goes with the publication. */
 static int add_root_member(void *ctx, struct ht_ns_inode *i)
 {
     struct root_members *r = ctx;
+    bool gone = (i->flags & (HT_NS_STALE | HT_NS_GHOST)) != 0;
 
-    return ht_ns_root(i) == r->root && (i->flags & HT_NS_STALE) == 0 ? ht_ns_members_add(&r->m, i) : 0;
+    return ht_ns_root(i) == r->root && !gone ? ht_ns_members_add(&r->m, i) : 0;
 }
 
-/* Objects move first, because that is what can fail; what the callback deletes is published with the scope. */
-static int turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m,
-                               struct root_change *c)
+struct ending {
+    uint64_t ino;
+    void (*also)(void *ctx, struct ht_tx *tx);
+    void *ctx;
+};
+
+/* Into no scope an object may always move, whoever writes to it meanwhile. */
+static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_t scope)
+{
+    uint64_t busy;
+    int rc = ht_ns_scope_move(op, m, scope, 0, &busy);
+
+    assert(rc == 0);
+    (void)rc;
+}
+
+/* Nothing here can fail. What the callback deletes is published with the scope, from which the files have gone by then. */
+static void turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m,
+                                const struct ending *e)
 {
     uint64_t scope = i->ino;
-    int back, rc = ht_ns_scope_move(op, m, scope, 0, &c->busy);
 
-    if (rc != 0)
-        return rc;
-    rc = call_also(op, c);
-    if (rc != 0) {
-        back = ht_ns_scope_move(op, m, 0, scope, &c->busy);
-        (void)back;
-        return rc;
+    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
+    free_objects(op, m, scope);
+    if (e->also != NULL) {
+        ht_ns_op_unlock(op);
+        e->also(e->ctx, op->tx);
+        ht_ns_op_lock(op);
     }
     ht_scope_publish(op->ns->store, scope, op->tx);
-    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
+    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx); /* times touched meanwhile */
     ht_ns_root_free(op->ns, ht_ns_root(i));
     take_config(op, i);
-    return 0;
 }
 
-static int unmake_locked(struct ht_ns_op *op, struct root_change *c)
+/* Everything that can be refused comes before the first record. */
+static int unmake_locked(struct ht_ns_op *op, const struct ending *e)
 {
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, c->ino);
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, e->ino);
     struct root_members r = {0};
     int rc = i == NULL                       ? -ESTALE
         : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL
@@ -323,41 +340,35 @@ static int unmake_locked(struct ht_ns_op *op, struct root_change *c)
 
     if (rc != 0)
         return rc;
-    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
-    ht_scope_publish(op->ns->store, c->ino, op->tx);
     r.root = ht_ns_root(i);
     rc = ht_ns_inode_each(op->ns, add_root_member, &r);
     if (rc == 0)
-        rc = turn_into_directory(op, i, &r.m, c);
+        turn_into_directory(op, i, &r.m, e);
     ht_ns_members_free(&r.m);
     return rc;
 }
 
+/* The records that move files, and those that delete the state of parameters. */
 static size_t unmake_bytes(struct ht_ns *ns, uint64_t ino)
 {
     size_t bytes = 0;
     int rc = tree_bytes(ns, ino, &bytes);
 
     (void)rc; /* told by the operation */
-    return bytes + ht_ns_root_pending_bytes(ns, ino) + ht_scope_pending_bytes(ns->store, ino);
+    return 2 * bytes + ht_ns_root_pending_bytes(ns, ino) + ht_scope_pending_bytes(ns->store, ino);
 }
 
-int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
 {
-    int rc = -EBUSY;
+    const struct ending e = {.ino = ino, .also = also_in_tx, .ctx = ctx};
+    struct ht_ns_op op;
+    int rc = ht_scope_writeback(ns->store, ino);
 
-    for (int tries = 0; rc == -EBUSY && tries < TRIES_MAX; tries++) {
-        struct root_change c = {.ino = ino, .also = also_in_tx, .ctx = ctx};
-        struct ht_ns_op op;
-        rc = ht_scope_writeback(ns->store, ino);
-        if (rc == 0)
-            rc = ht_ns_op_begin(ns, unmake_bytes(ns, ino), &op);
-        if (rc == 0)
-            rc = ht_ns_op_end(&op, unmake_locked(&op, &c));
-        if (rc == 0)
-            rc = ht_store_sync(ns->store, op.lsn);
-        if (rc == -EBUSY && c.busy == 0)
-            break; /* the optimizer's word */
-    }
+    if (rc == 0)
+        rc = ht_ns_op_begin(ns, unmake_bytes(ns, ino), &op);
+    if (rc == 0)
+        rc = ht_ns_op_end(&op, unmake_locked(&op, &e));
+    if (rc == 0)
+        rc = ht_store_sync(ns->store, op.lsn);
     return ht_ns_scope_settle(ns, rc);
 }

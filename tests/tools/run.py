@@ -273,6 +273,7 @@ class Runner:
         out = os.path.join(self.args.out, 'twins')
         needed = ['all'] + [f'{out}/tests/crash/crash_{n}' for n in ('small', 'rot')]
         needed.append(f'{out}/tests/unit/tiering/store/test_scrub')
+        needed.append(f'{out}/tests/unit/optim/test_step')
         if self.make(needed, 'gcc', '', ['TWINS=1']):
             return
         status, output, seconds = self.command([PYTHON, 'tests/tools/twins.py', '--build', out], self.env)

@@ -15,6 +15,7 @@ import time
 SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
+STEP = 'tests/unit/optim/test_step'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # twin, what is missing, program, story (of crash_small)
@@ -40,6 +41,7 @@ TWINS = [
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
     ('no-chain', 'a frame names the one before it', ROT, ''),
     ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 FOUND = re.compile(r'state (\d+)')

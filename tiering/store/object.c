@@ -367,11 +367,14 @@ int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
     struct ht_store *s = o->s;
     ht_store_lock(s);
     struct ht_scope *sc = ht_scope_find(s, scope, true);
-    int rc = !sc                                                                             ? -ENOMEM
-        : !ht_list_empty(&o->touched) || (!o->published && o->obj_class != HT_CLASS_SCRATCH) ? -EBUSY
-                                                                                             : 0;
-    if (!rc) {
+    bool known = o->published || o->obj_class == HT_CLASS_SCRATCH, touched = !ht_list_empty(&o->touched);
+    int rc = !sc ? -ENOMEM : !known || (touched && sc != s->scope0) ? -EBUSY : 0;
+    if (!rc && !o->leaving) {
         o->scope = sc;
+        if (touched) { /* the reference goes along */
+            ht_list_del(&o->touched);
+            ht_list_add_tail(&sc->touched, &o->touched);
+        }
         if (o->published)
             ht_record_object(&tx->records, o, o->pub_size);
     }

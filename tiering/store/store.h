@@ -160,7 +160,11 @@ void ht_obj_put(struct ht_obj *obj);
 void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
 /* Allowed while the object has never held a byte; else -EBUSY. */
 int ht_obj_set_chunk_bytes(struct ht_obj *obj, uint32_t chunk_bytes) HT_CHECK;
-/* Move a wholly published object (see ht_obj_sync) into another scope: inside a transaction. -EBUSY: something is unpublished. */
+/*
+ * Move an object into another scope: inside a transaction. Into that of a model root only if it is wholly published (see ht_obj_sync), else
+ * -EBUSY. Into scope 0 also with content that is dirty or unpublished, which is published with that scope from then on; that does not fail
+ * for an object that is published at all.
+ */
 int ht_obj_set_scope(struct ht_obj *obj, uint64_t scope, struct ht_tx *tx) HT_CHECK;
 
 struct ht_obj_stat {

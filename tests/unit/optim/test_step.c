@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 static struct world w;
 
@@ -776,25 +777,115 @@ START_TEST(after_reset_another_size_is_fine)
 }
 END_TEST
 
+/* A step of which one parameter has all of its gradient, and the other a part. */
+static struct ht_grad *half_a_step(void)
+{
+    static const uint8_t ones[400];
+    struct ht_grad *g;
+
+    step_param(&w, &w.param[0]);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    g = open_grad(&w, &w.param[1]);
+    write_all(g, 0, ones, sizeof(ones));
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    return g;
+}
+
+static int no_unmake(void *ctx)
+{
+    ck_abort_msg("asked for a root that may not end");
+    return 0;
+}
+
+START_TEST(a_refused_end_of_a_root_publishes_nothing)
+{
+    struct ht_grad *g;
+
+    two_params();
+    step_all(&w);
+    commit();
+    g = half_a_step();
+    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, no_unmake, NULL), -EBUSY);
+    check_error(&w, &w.param[1], "only a part");
+    ck_assert(world_stat(&w).open && world_stat(&w).step == 1);
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_store_commit(w.s), 0);
+    if (_i) {
+        ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    } else {
+        world_crash(&w);
+        world_mount(&w);
+    }
+    restore_model();
+    check_all(&w);
+    ck_assert_uint_eq(world_stat(&w).step, 1);
+    done();
+}
+END_TEST
+
+static atomic_bool stepped;
+
+static void *next_step(void *arg)
+{
+    step_param(&w, &w.param[0]);
+    stepped = true;
+    return arg;
+}
+
+/* The root ends only when this returns 0: a gradient that is closed meanwhile waits for that. */
+static int unmake_beside_a_gradient(void *ctx)
+{
+    pthread_t *thread = ctx;
+
+    ck_assert_int_eq(pthread_create(thread, NULL, next_step, NULL), 0);
+    for (int i = 0; i < 100; i++) {
+        ck_assert(!stepped && !world_stat(&w).open);
+        usleep(1000);
+    }
+    return -EIO;
+}
+
+START_TEST(nobody_begins_a_step_while_a_root_ends)
+{
+    pthread_t thread;
+
+    stepped = false;
+    two_params();
+    step_all(&w);
+    save_model();
+    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, unmake_beside_a_gradient, &thread), -EIO);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+    ck_assert(world_stat(&w).open && world_stat(&w).durable_step == 1);
+    world_crash(&w);
+    world_mount(&w);
+    restore_model();
+    check_all(&w);
+    done();
+}
+END_TEST
+
+static int unmake(void *ctx)
+{
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
+    for (unsigned i = 0; i < w.params; i++)
+        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, 0, tx), 0);
+    ht_optim_root_remove(w.o, ROOT, tx);
+    ht_scope_publish(w.s, ROOT, tx);
+    return ht_tx_commit(tx, NULL);
+}
+
 START_TEST(a_root_ends_with_everything_it_kept)
 {
     struct ht_root_stat st;
     struct ht_store_stats before, after;
-    struct ht_tx *tx;
 
     two_params();
     commit();
     ht_store_stats(w.s, &before);
     step_all(&w);
-    ck_assert_int_eq(ht_tx_begin(w.s, 1000, &tx), 0);
-    ck_assert_int_eq(ht_optim_root_remove(w.o, ROOT, tx), -EBUSY);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-    commit();
-    ck_assert_int_eq(ht_tx_begin(w.s, 1000, &tx), 0);
-    ck_assert_int_eq(ht_optim_root_remove(w.o, ROOT, tx), 0);
-    for (unsigned i = 0; i < w.params; i++)
-        ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, 0, tx), 0);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ck_assert_int_eq(ht_optim_root_end(w.o, ROOT, unmake, NULL), 0);
     ck_assert_int_eq(ht_optim_root_stat(w.o, ROOT, &st), -ENOENT);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -ENOENT);
     ht_store_stats(w.s, &after);
@@ -839,6 +930,8 @@ int main(void)
     tcase_add_loop_test(t, reset_forgets_the_state_and_abort_remembers_it, 0, 2);
     tcase_add_test(t, a_gradient_written_during_a_reset_is_there_or_not);
     tcase_add_test(t, after_reset_another_size_is_fine);
+    tcase_add_loop_test(t, a_refused_end_of_a_root_publishes_nothing, 0, 2);
+    tcase_add_test(t, nobody_begins_a_step_while_a_root_ends);
     tcase_add_test(t, a_root_ends_with_everything_it_kept);
     return run_suite("step", t);
 }
