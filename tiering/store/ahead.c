@@ -109,7 +109,7 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
             *out_index = r->next - 1;
             return slot;
         }
-        ht_chunk_unlock_exclusive(o->s, c);
+        ht_chunk_unlock_exclusive(o, c, r->next - 1);
         ht_stream_shrink(&r->stream, ht_obj_bytes_per_chunk(o));
         r->end = --r->next;
     }
@@ -222,13 +222,16 @@ static int fill_handed(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
 }
 
 /* 0: go on; 1: there is no room. Lock held, let go meanwhile. */
-static int prefetch_chunk(struct ht_fills *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+static int prefetch_chunk(struct ht_fills *w, struct ht_obj *o, uint64_t index)
 {
     struct ht_store *s = w->s;
     if (w->count == HT_FILLS_MAX)
         ht_fills_finish(w);
-    while (w->count && (c->exclusive || c->shared || o->extra->handed))
+    struct ht_chunk *c;
+    while ((c = ht_chunk_find(o, index)) && w->count && (c->exclusive || c->shared || o->extra->handed))
         ht_fills_finish(w);
+    if (!c)
+        return 0;
     ht_chunk_lock_exclusive(s, c);
     int rc = 0;
     if (wanted(c) && o->extra->handed) {
@@ -245,7 +248,7 @@ static int prefetch_chunk(struct ht_fills *w, struct ht_obj *o, struct ht_chunk 
     } else if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c)) {
         rc = -EIO; /* lost, or given up */
     }
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
     return rc;
 }
 
@@ -259,7 +262,7 @@ static int prefetch(struct ht_fills *w, struct ht_obj *o)
         if (rc || w->error || ht_arena_free_slots(w->s->arena) == 0)
             break;
         if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
-            rc = prefetch_chunk(w, o, c, index);
+            rc = prefetch_chunk(w, o, index);
     }
     ht_fills_finish_all(w);
     return rc < 0 ? rc : w->error;

@@ -78,11 +78,16 @@ static void count_promised(struct ht_obj *o, int64_t blocks)
         ht_obj_extra(o)->promised_blocks += (uint64_t)blocks;
 }
 
+/* All of them, or none that was not there before. */
 static int make_chunks(const struct range *r)
 {
-    for (uint64_t i = r->first; i <= r->last; i++)
-        if (!ht_chunk_make(r->o, i))
-            return -ENOMEM;
+    for (uint64_t i = r->first; i <= r->last; i++) {
+        if (ht_chunk_make(r->o, i))
+            continue;
+        for (uint64_t made = r->first; made < i; made++)
+            ht_chunk_trim(r->o, made);
+        return -ENOMEM;
+    }
     return 0;
 }
 
@@ -173,5 +178,8 @@ void ht_obj_unpromise_behind(struct ht_obj *o, uint64_t size)
     struct ht_chunk *c;
     uint64_t first = size >> o->chunk_shift, index = first;
     ht_chunk_for_each_from(c, o, index)
+    {
         ht_chunk_unpromise(o, c, index == first ? (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1)) : 0);
+        ht_chunk_trim(o, index);
+    }
 }

@@ -55,6 +55,11 @@ struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index)
     return NULL;
 }
 
+/* Five nodes, one below the other, reach the last chunk of the largest object. */
+enum { HEIGHT_MAX = 5 };
+static_assert(HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES <= 1ull << (LEAF_SHIFT + NODE_SHIFT * HEIGHT_MAX),
+              "a table's height");
+
 static struct ht_node *new_node(struct ht_obj *o)
 {
     struct ht_node *n = calloc(1, sizeof(*n));
@@ -90,7 +95,94 @@ static int raise(struct ht_obj *o, uint64_t index)
         }
         x->height++;
     }
+    assert(x->height <= HEIGHT_MAX);
     return 0;
+}
+
+/* --- and giving back what of it nobody needs */
+
+static bool is_leaf_in_use(const struct ht_leaf *l)
+{
+    for (unsigned k = 0; k < LEAF_CHUNKS; k++)
+        if (ht_chunk_in_use(&l->chunk[k]))
+            return true;
+    return l->head.users;
+}
+
+static void free_leaf(struct ht_obj *o, struct ht_leaf *l)
+{
+    o->s->meta_bytes -= sizeof(*l);
+    free(l);
+}
+
+static void free_node(struct ht_obj *o, struct ht_node *n)
+{
+    o->s->meta_bytes -= sizeof(*n);
+    free(n);
+}
+
+/* Slots from the first up that are empty. */
+static unsigned empty_slots(const struct ht_node *n, unsigned first)
+{
+    unsigned k = first;
+    while (k < NODE_SLOTS && !n->slot[k])
+        k++;
+    return k - first;
+}
+
+/* As high as the chunks ask for that are left. */
+static void lower(struct ht_obj *o)
+{
+    struct ht_obj_extra *x = ht_obj_extra(o);
+    while (x->height && x->root && empty_slots(x->root, 1) == NODE_SLOTS - 1) {
+        struct ht_node *n = x->root;
+        x->root = n->slot[0];
+        x->height--;
+        free_node(o, n);
+    }
+    if (!x->root)
+        x->height = 0;
+}
+
+void ht_chunk_trim(struct ht_obj *o, uint64_t index)
+{
+    if (!index || (!o->extra->root && !o->extra->height) || !within(o, index))
+        return;
+    void **way[HEIGHT_MAX], **p = &ht_obj_extra(o)->root; /* way: to the nodes above */
+    unsigned depth = 0, shift = shift_of(o->extra->height);
+    while (*p && shift > LEAF_SHIFT) {
+        struct ht_node *n = *p;
+        way[depth++] = p;
+        shift -= NODE_SHIFT;
+        p = &n->slot[index >> shift & (NODE_SLOTS - 1)];
+    }
+    if (*p) {
+        struct ht_leaf *l = *p;
+        if (is_leaf_in_use(l))
+            return;
+        assert(!l->head.dirty && !l->head.unpublished && !l->head.writing);
+        free_leaf(o, l);
+        *p = NULL;
+    }
+    while (depth && empty_slots(*way[depth - 1], 0) == NODE_SLOTS) {
+        free_node(o, *way[--depth]);
+        *way[depth] = NULL;
+    }
+    lower(o);
+}
+
+static struct ht_leaf *make_leaf(struct ht_obj *o, uint64_t index)
+{
+    if (raise(o, index))
+        return NULL;
+    void **p = &ht_obj_extra(o)->root;
+    for (unsigned shift = shift_of(o->extra->height); shift > LEAF_SHIFT;) {
+        if (!*p && !(*p = new_node(o)))
+            return NULL;
+        shift -= NODE_SHIFT;
+        p = &((struct ht_node *)*p)->slot[index >> shift & (NODE_SLOTS - 1)];
+    }
+    return *p = new_leaf(o);
 }
 
 struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
@@ -103,16 +195,9 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
         o->first.head.there = true;
         return &o->first.chunk;
     }
-    if (ht_obj_need_extra(o) || raise(o, index))
-        return NULL;
-    void **p = &ht_obj_extra(o)->root;
-    for (unsigned shift = shift_of(o->extra->height); shift > LEAF_SHIFT;) {
-        if (!*p && !(*p = new_node(o)))
-            return NULL;
-        shift -= NODE_SHIFT;
-        p = &((struct ht_node *)*p)->slot[index >> shift & (NODE_SLOTS - 1)];
-    }
-    struct ht_leaf *l = *p = new_leaf(o);
+    struct ht_leaf *l = ht_obj_need_extra(o) ? NULL : make_leaf(o, index);
+    if (!l)
+        ht_chunk_trim(o, index); /* the nodes that were made for it */
     return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
 }
 
@@ -121,9 +206,10 @@ static void free_below(struct ht_obj *o, void *p, unsigned height)
 {
     for (unsigned k = 0; p && height && k < NODE_SLOTS; k++)
         free_below(o, ((struct ht_node *)p)->slot[k], height - 1);
-    if (p)
-        o->s->meta_bytes -= height ? sizeof(struct ht_node) : sizeof(struct ht_leaf);
-    free(p);
+    if (p && height)
+        free_node(o, p);
+    else if (p)
+        free_leaf(o, p);
 }
 
 void ht_chunks_free(struct ht_obj *o)
@@ -141,7 +227,19 @@ static unsigned cond_of(const struct ht_chunk *c)
 
 static void wait_chunk(struct ht_store *s, struct ht_chunk *c)
 {
+    struct ht_leaf_head *leaf = ht_chunk_leaf(c);
+    leaf->users++;
     ht_store_wait(s, &s->chunk_cond[cond_of(c)], 0);
+    leaf->users--;
+}
+
+/* A thread has let go of it, or changed it without its lock: maybe there is nothing left. */
+static void end_use(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (c->flags == CH_CLAIM && !c->exclusive && !c->shared)
+        ht_chunk_settle_claim(o, c);
+    if (!ht_chunk_in_use(c))
+        ht_chunk_trim(o, index);
 }
 
 /* Its image may go. A dirty one has to be written first: those who wait do that when nobody else does. */
@@ -185,7 +283,7 @@ void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c)
     c->exclusive = 1;
 }
 
-void ht_chunk_unlock_shared(struct ht_store *s, struct ht_chunk *c)
+static void let_go_shared(struct ht_store *s, struct ht_chunk *c)
 {
     assert(c->shared);
     bool was_full = c->shared-- == HT_CHUNK_HOLDERS_MAX;
@@ -193,11 +291,42 @@ void ht_chunk_unlock_shared(struct ht_store *s, struct ht_chunk *c)
         wake_chunk(s, c);
 }
 
-void ht_chunk_unlock_exclusive(struct ht_store *s, struct ht_chunk *c)
+static void let_go_exclusive(struct ht_store *s, struct ht_chunk *c)
 {
     assert(c->exclusive);
     c->exclusive = 0;
     wake_chunk(s, c);
+}
+
+void ht_chunk_unlock_shared(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    assert(ht_chunk_find(o, index) == c);
+    let_go_shared(o->s, c);
+    end_use(o, c, index);
+}
+
+void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    assert(ht_chunk_find(o, index) == c);
+    let_go_exclusive(o->s, c);
+    end_use(o, c, index);
+}
+
+void ht_chunk_relock_exclusive(struct ht_store *s, struct ht_chunk *c)
+{
+    let_go_shared(s, c);
+    ht_chunk_lock_exclusive(s, c);
+}
+
+int ht_chunk_wait(struct ht_store *s, struct ht_chunk *c, pthread_cond_t *cond, uint64_t at_ns)
+{
+    struct ht_leaf_head *leaf = ht_chunk_leaf(c);
+    let_go_exclusive(s, c);
+    leaf->users++;
+    int rc = ht_store_wait(s, cond, at_ns);
+    ht_chunk_lock_exclusive(s, c);
+    leaf->users--;
+    return rc;
 }
 
 void ht_chunk_downgrade(struct ht_store *s, struct ht_chunk *c)
@@ -287,12 +416,14 @@ void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t in
     bool is = ht_chunk_unpublished(c);
     if (is == was)
         return;
-    int d = is ? 1 : -1;
-    o->unpublished = (uint32_t)((int64_t)o->unpublished + d);
-    struct ht_leaf_head *l = ht_chunk_leaf(c);
-    l->unpublished = (uint8_t)(l->unpublished + d);
-    if (is)
+    if (is) {
+        o->unpublished++;
+        ht_chunk_leaf(c)->unpublished++;
         ht_obj_touch(o);
+    } else {
+        o->unpublished--;
+        ht_chunk_leaf(c)->unpublished--;
+    }
 }
 
 void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref)

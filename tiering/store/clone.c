@@ -97,7 +97,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
         rc = COPY;
     else if (ref)
         rc = ht_chunk_share(o, c, out);
-    ht_chunk_unlock_exclusive(o->s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
     return rc;
 }
 
@@ -124,7 +124,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         o->version++;
         ht_obj_grow_locked(o, end);
     }
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
     return rc;
 }
 

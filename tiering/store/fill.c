@@ -53,10 +53,8 @@ static void move_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
 static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c)
 {
     s->slot_waiters++;
-    ht_chunk_unlock_exclusive(s, c);
-    int rc = ht_store_wait(s, &s->slot_cond, ht_now_ns() + PATIENCE_NS);
+    int rc = ht_chunk_wait(s, c, &s->slot_cond, ht_now_ns() + PATIENCE_NS);
     s->slot_waiters--;
-    ht_chunk_lock_exclusive(s, c);
     return !rc;
 }
 

@@ -54,7 +54,7 @@ void ht_fills_finish(struct ht_fills *w)
         ht_chunk_drop_empty(f->o, f->c, f->index);
         w->error = w->error ? w->error : rc;
     }
-    ht_chunk_unlock_exclusive(s, f->c);
+    ht_chunk_unlock_exclusive(f->o, f->c, f->index);
     ht_obj_put_locked(f->o);
     w->first = (w->first + 1) % HT_FILLS_MAX;
     w->count--;

@@ -152,7 +152,7 @@ static int complete(struct ht_obj *o, bool clear)
             return -ENOMEM;
         ht_chunk_lock_exclusive(o->s, c);
         int rc = o->extra->handed ? complete_chunk(o, c, index, clear) : 0;
-        ht_chunk_unlock_exclusive(o->s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
         if (rc && !first)
             first = rc;
     }
@@ -185,7 +185,11 @@ static void drop_images_behind(struct ht_obj *o, uint64_t first)
 {
     struct ht_chunk *c;
     uint64_t index = first;
-    ht_chunk_for_each_from(c, o, index) ht_chunk_drop_image(o, c, index);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_trim(o, index);
+    }
 }
 
 /* Where it cannot, what would lie behind its end has no image and gets none (attach): reading it fails. */
@@ -195,12 +199,11 @@ void ht_handed_reach_again(struct ht_obj *o, uint64_t bytes)
         drop_images_behind(o, o->extra->handed->memory.bytes >> o->chunk_shift);
 }
 
-/* Somebody who holds a chunk behind the first, or NULL. */
-static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t first)
+/* A chunk from *index on that somebody holds, or NULL; *index is moved there. */
+static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t *index)
 {
     struct ht_chunk *c;
-    uint64_t index = first;
-    ht_chunk_for_each_from(c, o, index) if (c->exclusive || c->shared) return c;
+    ht_chunk_for_each_from(c, o, *index) if (c->exclusive || c->shared) return c;
     return NULL;
 }
 
@@ -210,7 +213,8 @@ static bool try_trim(struct ht_obj *o, uint64_t size)
     struct ht_store *s = o->s;
     struct ht_shared *m = &o->extra->handed->memory;
     uint64_t behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), before = m->bytes;
-    if (o->size != size || held_behind(o, behind))
+    uint64_t at = behind;
+    if (o->size != size || held_behind(o, &at))
         return false;
     drop_images_behind(o, behind);
     if (ht_shared_resize(m, size) == 0)
@@ -223,18 +227,18 @@ void ht_handed_trim(struct ht_obj *o)
     struct ht_store *s = o->s;
     bool done = false;
     while (!done && o->extra->handed && o->extra->handed->memory.bytes > o->size) {
-        uint64_t size = o->size, behind = ht_div_up(size, ht_obj_bytes_per_chunk(o));
-        struct ht_chunk *end = behind ? ht_chunk_find(o, behind - 1) : NULL, *held = held_behind(o, behind);
+        uint64_t size = o->size, behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), at = behind;
+        struct ht_chunk *end = behind ? ht_chunk_find(o, behind - 1) : NULL, *held = held_behind(o, &at);
         if (held) { /* it began with a larger object, or makes it larger */
             ht_chunk_lock_exclusive(s, held);
-            ht_chunk_unlock_exclusive(s, held);
+            ht_chunk_unlock_exclusive(o, held, at);
             continue;
         }
         if (end)
             ht_chunk_lock_exclusive(s, end);
         done = !o->extra->handed || try_trim(o, size); /* another object may have taken its memory meanwhile */
         if (end)
-            ht_chunk_unlock_exclusive(s, end);
+            ht_chunk_unlock_exclusive(o, end, behind - 1);
     }
 }
 
@@ -310,11 +314,16 @@ void ht_handed_free(struct ht_obj *o)
 bool ht_handed_try_free(struct ht_obj *o)
 {
     struct ht_chunk *c;
-    uint64_t index = 0;
+    uint64_t index = 0, any = 0;
     if (!o->extra->handed || o->extra->handed->out || o->extra->handed->stores || o->dirty || o->writing ||
-        held_behind(o, 0))
+        held_behind(o, &any))
         return false;
-    ht_chunk_for_each_from(c, o, index) if (ht_arena_is_guest(o->s->arena, c->slot)) ht_chunk_drop_image(o, c, index);
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (ht_arena_is_guest(o->s->arena, c->slot))
+            ht_chunk_drop_image(o, c, index);
+        ht_chunk_trim(o, index);
+    }
     ht_handed_free(o);
     return true;
 }

@@ -49,7 +49,7 @@ static bool is_changed(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
         changed = !unchanged(s, now ? &ref : NULL, data, len);
         ht_store_lock(s);
     }
-    ht_chunk_unlock_shared(s, c);
+    ht_chunk_unlock_shared(o, c, index);
     return changed;
 }
 
@@ -78,17 +78,18 @@ static int note_change(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
         ht_chunk_set_dirty(o, c, index);
         note_found(o->extra->handed);
     }
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
     return rc;
 }
 
-static int look_at_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+static int look_at_chunk(struct ht_obj *o, uint64_t index)
 {
     uint32_t generation;
+    struct ht_chunk *c;
     int rc = -EAGAIN;
-    while (rc == -EAGAIN)
+    while (rc == -EAGAIN && (c = ht_chunk_find(o, index)) != NULL)
         rc = is_changed(o, c, index, &generation) ? note_change(o, c, index, generation) : 0;
-    return rc;
+    return rc == -EAGAIN ? 0 : rc;
 }
 
 static void end_stores(struct ht_obj *o)
@@ -114,8 +115,7 @@ static int look_at_slice(struct ht_obj *o, uint64_t *index)
 {
     int first = 0;
     for (unsigned n = 0; n < SLICE_CHUNKS && is_more(o, *index); n++, ++*index) {
-        struct ht_chunk *c = ht_chunk_find(o, *index);
-        int rc = c ? look_at_chunk(o, c, *index) : 0;
+        int rc = look_at_chunk(o, *index);
         if (rc && !first)
             first = rc;
     }

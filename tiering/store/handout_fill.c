@@ -26,7 +26,20 @@ static void start(struct ht_fills *all, struct ht_obj *o, struct ht_chunk *c, ui
         return;
     }
     all->error = rc;
-    ht_chunk_unlock_exclusive(o->s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
+}
+
+/* The chunk, if it is to be read, with nothing in flight that would wait for us meanwhile. Lock held, let go meanwhile. */
+static struct ht_chunk *make_way(struct ht_fills *all, struct ht_obj *o, uint64_t index)
+{
+    if (all->count == HT_FILLS_MAX)
+        ht_fills_finish(all);
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (c && may_read_here(o, c, index) && (c->exclusive || c->shared)) {
+        ht_fills_finish_all(all);
+        c = ht_chunk_find(o, index);
+    }
+    return c && may_read_here(o, c, index) ? c : NULL;
 }
 
 int ht_handed_read_in(struct ht_obj *o)
@@ -44,17 +57,14 @@ int ht_handed_read_in(struct ht_obj *o)
     {
         if (all.error || index << o->chunk_shift >= o->size)
             break;
-        if (all.count == HT_FILLS_MAX)
-            ht_fills_finish(&all);
-        if (!may_read_here(o, c, index))
+        c = make_way(&all, o, index);
+        if (!c)
             continue;
-        if (c->exclusive || c->shared)
-            ht_fills_finish_all(&all);
         ht_chunk_lock_exclusive(s, c);
         if (may_read_here(o, c, index))
             start(&all, o, c, index);
         else
-            ht_chunk_unlock_exclusive(s, c);
+            ht_chunk_unlock_exclusive(o, c, index);
     }
     ht_fills_finish_all(&all);
     return all.error;

@@ -176,7 +176,7 @@ static void release_chunk(struct ht_store *s, struct ht_lease_chunk *lc, struct 
             ht_chunk_unreserve(lc->obj, p->c);
     }
     ht_chunk_settle_claim(lc->obj, p->c);
-    ht_chunk_unlock_exclusive(s, p->c);
+    ht_chunk_unlock_exclusive(lc->obj, p->c, lc->index);
     p->c = NULL;
 }
 

@@ -554,7 +554,7 @@ void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
         ht_chunk_drop_image(o, c, index);
         ht_chunk_unpromise(o, c, 0);
         ht_chunk_install_hole(o, c, index);
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
     }
     ht_store_unlock(s);
 }
@@ -594,7 +594,7 @@ void ht_obj_evict(struct ht_obj *o)
         ht_chunk_lock_exclusive(s, c); /* a read that was answered may hold it for a moment more */
         if (may_evict(s, c))
             ht_chunk_drop_image(o, c, index);
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
     }
     ht_store_unlock(s);
 }

@@ -109,8 +109,10 @@ static void publish_chunks(struct ht_obj *o, struct ht_tx *tx)
             break;
         if (!ht_chunk_leaf(c)->unpublished)
             index = ht_leaf_last(index);
-        else if (ht_chunk_unpublished(c))
+        else if (ht_chunk_unpublished(c)) {
             publish_chunk(o, c, index, tx);
+            ht_chunk_trim(o, index);
+        }
     }
 }
 
@@ -218,7 +220,7 @@ static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
         ht_chunk_note_unpublished(o, c, index, was);
         ht_chunk_settle_claim(o, c);
     }
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
 }
 
 static void abort_object(struct ht_obj *o)

@@ -156,6 +156,7 @@ static int replay_chunk_del(struct ht_store *s, struct ht_reader *r)
         if (index >= end)
             break;
         forget_pub(o, c);
+        ht_chunk_trim(o, index);
     }
     return 0;
 }

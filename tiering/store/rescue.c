@@ -154,7 +154,7 @@ static void rescue_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
             give_up_cur(o, c, index);
     }
     ht_chunk_drop_empty(o, c, index);
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
 }
 
 static void rescue_object(struct ht_obj *o, uint32_t devices)

@@ -46,8 +46,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
         ht_obj_count_hit(o);
         return 0;
     }
-    ht_chunk_unlock_shared(s, c);
-    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_relock_exclusive(s, c);
     int rc = 0;
     if (c->flags & CH_BAD)
         rc = -EIO;
@@ -61,7 +60,7 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
             ht_chunk_drop_empty(o, c, index);
     }
     if (rc)
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
     else
         ht_chunk_downgrade(s, c);
     return rc;
@@ -92,7 +91,7 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
         memcpy(buf, data, there);
     memset(buf + (data ? there : 0), 0, len - (data ? there : 0));
     ht_store_lock(s);
-    ht_chunk_unlock_shared(s, c);
+    ht_chunk_unlock_shared(o, c, index);
     return 0;
 }
 
@@ -141,7 +140,7 @@ static int hold_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off
         return rc;
     /* Memory of a handed-out object may end earlier; of one that vanished reading it says so. */
     if (o->vanished || c->slot == HT_SLOT_NONE || ht_arena_is_guest(s->arena, c->slot)) {
-        ht_chunk_unlock_shared(s, c);
+        ht_chunk_unlock_shared(o, c, index);
         return 0;
     }
     ht_arena_use(s->arena, c->slot);
@@ -171,7 +170,7 @@ ssize_t ht_obj_read_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t
         fn(ctx, bytes ? bytes : buf, (size_t)n);
     if (bytes) {
         ht_store_lock(s);
-        ht_chunk_unlock_shared(s, c);
+        ht_chunk_unlock_shared(o, c, off >> o->chunk_shift);
         ht_obj_put_locked(o);
         ht_store_unlock(s);
     }
@@ -285,7 +284,7 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         if (!rc)
             ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
     }
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
     return !rc && late ? ht_handed_complete(o) : rc; /* it was handed out meanwhile, maybe without this chunk */
 }
 
@@ -368,7 +367,7 @@ static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last)
             continue;
         ht_chunk_lock_exclusive(s, c);
         cut_chunk(o, c, index, 0);
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
     }
 }
 
@@ -399,7 +398,7 @@ static void cut_object(struct ht_obj *o, uint64_t size)
     if (c) {
         ht_chunk_lock_exclusive(s, c);
         cut_chunk(o, c, index, keep);
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
     }
     drop_chunks(o, index + (keep != 0), UINT64_MAX);
 }
@@ -473,7 +472,7 @@ static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
             ht_chunk_drop_empty(o, c, index);
         }
     }
-    ht_chunk_unlock_exclusive(s, c);
+    ht_chunk_unlock_exclusive(o, c, index);
     return rc;
 }
 
@@ -498,6 +497,7 @@ static void unpromise_range(struct ht_obj *o, uint64_t off, uint64_t end)
             break;
         if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
             ht_chunk_unpromise(o, c, start < off ? (uint32_t)(off - start) : 0);
+        ht_chunk_trim(o, index);
     }
 }
 

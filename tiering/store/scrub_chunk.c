@@ -171,7 +171,7 @@ static int judge(struct ht_suspect *x, struct verdict *v)
     if (c) {
         ht_chunk_lock_exclusive(s, c);
         rc = look_again(x, c, buf, v);
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(x->obj, c, x->index);
     }
     ht_store_unlock(s);
     free(buf);

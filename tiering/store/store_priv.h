@@ -99,12 +99,18 @@ static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 byt
 /*
  * The first chunk of an object is in it: most files have no other. The others hang in a radix tree: leaves of 8 chunks under nodes of
  * 64, the place of chunk 0 unused. It is as high as the highest chunk asks for: a byte at the end of 16 TiB is one leaf under five
- * nodes. Leaves stay until the object goes.
+ * nodes.
+ *
+ * A leaf goes, with the nodes that only it needed, when none of its chunks is in use (ht_chunk_in_use) and no thread waits for one
+ * (users). So a pointer to a chunk is good while the store's lock is held, and beyond that only for a thread that holds or waits for the
+ * chunk. The thread that ends the last use gives the leaf back: unlocking a chunk does it, and what changes a chunk without its lock
+ * calls ht_chunk_trim.
  */
 enum { LEAF_SHIFT = 3, LEAF_CHUNKS = 1 << LEAF_SHIFT, NODE_SHIFT = 6, NODE_SLOTS = 1 << NODE_SHIFT };
 struct ht_leaf_head {
-    uint8_t dirty, unpublished, writing; /* chunks that are so: lets scans skip leaves */
-    bool there;                          /* of an object's first: it is a chunk */
+    uint32_t dirty : 4, unpublished : 4, writing : 4; /* chunks that are so: lets scans skip leaves */
+    uint32_t there : 1;                               /* of an object's first: it is a chunk */
+    uint32_t users : 19;                              /* threads that wait for one of its chunks */
 };
 struct ht_leaf {
     struct ht_leaf_head head;
@@ -114,6 +120,7 @@ struct ht_first {
     struct ht_leaf_head head;
     struct ht_chunk chunk;
 };
+static_assert(sizeof(struct ht_leaf_head) == 4 && LEAF_CHUNKS < 1 << 4, "a leaf's head counts all of its chunks");
 static_assert(offsetof(struct ht_leaf, chunk) == offsetof(struct ht_first, chunk), "a chunk finds its leaf's head");
 static_assert(LEAF_CHUNKS <= 1 << 3, "a chunk's place in its leaf has three bits");
 struct ht_node {
@@ -237,6 +244,8 @@ static inline uint64_t ht_guarantee_room(const struct ht_obj *o)
 /* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index);
 struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index); /* NULL: no memory */
+/* Its leaf goes if none of the chunks there is in use or waited for; none of them is to be touched afterwards. */
+void ht_chunk_trim(struct ht_obj *o, uint64_t index);
 /* The chunk at *index or the next one in memory behind it: *index is moved there. NULL: none. Leaves are there whole. */
 struct ht_chunk *ht_chunk_next(struct ht_obj *o, uint64_t *index);
 /* All chunks from index on, ascending; the lock may be let go meanwhile. */
@@ -259,8 +268,13 @@ static inline bool ht_chunk_in_use(const struct ht_chunk *c)
 void ht_chunk_lock_shared(struct ht_store *s, struct ht_chunk *c);
 void ht_chunk_lock_exclusive(struct ht_store *s, struct ht_chunk *c);
 bool ht_chunk_trylock_exclusive(struct ht_chunk *c);
-void ht_chunk_unlock_shared(struct ht_store *s, struct ht_chunk *c);
-void ht_chunk_unlock_exclusive(struct ht_store *s, struct ht_chunk *c);
+/* The chunk may be gone afterwards. */
+void ht_chunk_unlock_shared(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+void ht_chunk_unlock_exclusive(struct ht_obj *o, struct ht_chunk *c, uint64_t index);
+/* From shared to exclusive. WAITS, and others may have the chunk before. */
+void ht_chunk_relock_exclusive(struct ht_store *s, struct ht_chunk *c);
+/* As ht_store_wait, with a chunk that is held exclusively, but not while this waits. */
+int ht_chunk_wait(struct ht_store *s, struct ht_chunk *c, pthread_cond_t *cond, uint64_t at_ns);
 void ht_chunk_downgrade(struct ht_store *s, struct ht_chunk *c); /* exclusive to shared */
 /* The reference that holds the content when there is no image, or NULL for a hole. */
 struct ht_ref *ht_chunk_ref(struct ht_chunk *c);

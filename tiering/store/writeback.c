@@ -17,19 +17,28 @@ static bool dirty(struct ht_store *s, const struct ht_chunk *c)
     return c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;
 }
 
-/* Write back one chunk if it is still dirty, waiting for its lock. One that we are writing ourselves would never get free: finish first. */
-static void write_chunk(struct ht_writes *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+static bool is_to_be_written(const struct ht_writes *w, const struct ht_chunk *c)
+{
+    return c && (c->writing || dirty(w->s, c));
+}
+
+/*
+ * Write back one chunk if it is still dirty, waiting for its lock. One that we are writing ourselves would never get free: finish first.
+ * Finishing lets go of the store's lock, so the chunk is looked up again.
+ */
+static void write_chunk(struct ht_writes *w, struct ht_obj *o, uint64_t index)
 {
     struct ht_store *s = w->s;
-    while (ht_writes_full(w))
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    while (is_to_be_written(w, c) && (ht_writes_full(w) || (w->count && (c->exclusive || c->shared)))) {
         ht_writes_finish(w);
-    if (!dirty(s, c) && !c->writing)
+        c = ht_chunk_find(o, index);
+    }
+    if (!is_to_be_written(w, c))
         return;
-    while (w->count && (c->exclusive || c->shared))
-        ht_writes_finish(w);
     ht_chunk_lock_exclusive(s, c);
     if (!dirty(s, c)) {
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
         return;
     }
     int rc = ht_writes_start(w, o, c, index);
@@ -52,8 +61,8 @@ static void write_range(struct ht_writes *w, struct ht_obj *o, uint64_t first, u
             break;
         if (!leaf->dirty && !leaf->writing)
             index = ht_leaf_last(index);
-        else if (c->writing || dirty(w->s, c))
-            write_chunk(w, o, c, index);
+        else if (is_to_be_written(w, c))
+            write_chunk(w, o, index);
     }
 }
 
@@ -223,5 +232,6 @@ bool ht_store_evict_image(void *ctx, uint32_t slot)
     c->slot = HT_SLOT_NONE;
     o->resident--;
     s->evictions++;
+    ht_chunk_trim(o, im->index);
     return true;
 }

@@ -113,7 +113,7 @@ int ht_writes_start(struct ht_writes *w, struct ht_obj *o, struct ht_chunk *c, u
         ht_writes_finish(w);
     int rc = complete_image(o, c, index, &bytes);
     if (rc) {
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
     if (bytes == 0) { /* truncated away meanwhile */
@@ -121,13 +121,13 @@ int ht_writes_start(struct ht_writes *w, struct ht_obj *o, struct ht_chunk *c, u
             ht_handed_cut(o, c, index, 0);
         else
             ht_chunk_drop_image(o, c, index);
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
         return 0;
     }
     struct ht_ref ref;
     rc = take_space(o, c, index, bytes, &ref);
     if (rc) {
-        ht_chunk_unlock_exclusive(s, c);
+        ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
     void *copy = ht_handed_stores(o) ? take_copy(w, ht_ref_near(s, &ref)) : NULL;
@@ -208,7 +208,7 @@ void ht_writes_finish(struct ht_writes *w)
     }
     c->writing = 0;
     ht_chunk_leaf(c)->writing--;
-    ht_chunk_unlock_shared(s, c);
+    ht_chunk_unlock_shared(j->o, c, j->index);
     w->first = (w->first + 1) % HT_WRITES_MAX;
     w->count--;
     w->flight_bytes -= j->bytes;
