@@ -329,6 +329,11 @@ static int find_stray(void *ctx, struct ht_ns_inode *i)
     return reach_stray(s->ns, s->found, i);
 }
 
+static int each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
+{
+    return (ht_store_leaves_out(ns->store) ? ht_ns_inode_each_sorted : ht_ns_inode_each)(ns, fn, ctx);
+}
+
 static int find_reachable(struct ht_ns *ns)
 {
     struct ht_ns_members found = {0};
@@ -338,10 +343,10 @@ static int find_reachable(struct ht_ns *ns)
     if (rc == 0)
         rc = reach_below(ns, &found, 0);
     if (rc == 0)
-        rc = ht_ns_inode_each(ns, find_stray, &s);
+        rc = each(ns, find_stray, &s);
     s.tops = false;
     if (rc == 0)
-        rc = ht_ns_inode_each(ns, find_stray, &s);
+        rc = each(ns, find_stray, &s);
     ht_ns_members_free(&found);
     return rc;
 }
@@ -375,9 +380,9 @@ static int link_up(struct ht_ns *ns)
     int rc = find_root_dir(ns);
 
     if (rc == 0)
-        rc = ht_ns_inode_each(ns, link_names, ns);
+        rc = each(ns, link_names, ns);
     if (rc == 0)
-        rc = ht_ns_inode_each(ns, sweep, ns);
+        rc = each(ns, sweep, ns);
     if (rc == 0)
         rc = find_reachable(ns);
     return rc == 0 ? claim_all(ns) : rc;

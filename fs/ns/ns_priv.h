@@ -240,6 +240,8 @@ int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *
 void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i);
 /* For all inodes; fn may free the one it is given. Non-zero ends and is returned. */
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx);
+/* In the order of their numbers, without those that fn has freed. For fsck: what it says and does must not depend on the hash. -ENOMEM. */
+int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx);
 /* The numbers of all that are wanted, in a malloc'd array, for loops that need the lock for themselves. No lock held. -ENOMEM */
 typedef bool (*ht_ns_wanted_fn)(struct ht_ns *ns, const struct ht_ns_inode *i);
 int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out_inos, size_t *out_count) HT_CHECK;

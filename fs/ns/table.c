@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 #include "tiering/base/hash.h"
+#include "tiering/base/idhash.h"
 
 enum { TABLE_SIZE_START = 256, PER_BUCKET = 2 };
 
@@ -52,7 +53,7 @@ uint64_t ht_ns_xattr_claim(const struct ht_ns_xattr *x)
 
 static uint64_t inode_bucket(const struct ht_ns *ns, uint64_t ino)
 {
-    return (ino * 0x9e3779b97f4a7c15ull >> 24) & ns->inode_mask;
+    return ht_id_hash(ino) & ns->inode_mask;
 }
 
 struct ht_ns_inode *ht_ns_inode_find(struct ht_ns *ns, uint64_t ino)
@@ -204,6 +205,37 @@ int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *
     return 0;
 }
 
+static int by_number(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x < y ? -1 : x > y;
+}
+
+static int add_number(void *ctx, struct ht_ns_inode *i)
+{
+    uint64_t **next = ctx;
+
+    *(*next)++ = i->ino;
+    return 0;
+}
+
+int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
+{
+    size_t count = ns->inode_count;
+    uint64_t *inos = malloc((count + 1) * sizeof(*inos)), *next = inos;
+    int rc = inos != NULL ? ht_ns_inode_each(ns, add_number, &next) : -ENOMEM;
+
+    if (rc == 0)
+        qsort(inos, count, sizeof(*inos), by_number);
+    for (size_t n = 0; rc == 0 && n < count; n++) {
+        struct ht_ns_inode *i = ht_ns_inode_find(ns, inos[n]);
+        rc = i != NULL ? fn(ctx, i) : 0;
+    }
+    free(inos);
+    return rc;
+}
+
 struct collection {
     struct ht_ns *ns;
     ht_ns_wanted_fn wanted;
@@ -272,7 +304,7 @@ struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor)
 
 static uint64_t entry_bucket(const struct ht_ns *ns, uint64_t dir, const char *name, size_t len)
 {
-    return ht_hash64(name, len, ns->salt ^ dir * 0x9e3779b97f4a7c15ull) & ns->entry_mask;
+    return ht_hash64(name, len, ns->salt ^ ht_id_hash(dir)) & ns->entry_mask;
 }
 
 static struct ht_ns_entry *find_entry(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len,

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 
 #include "fs/ctl/hidden.h"
+#include "tiering/base/idhash.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/sample.h"
 #include "tiering/base/log.h"
@@ -41,6 +42,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argv;
     ht_log_set_level(HT_LOG_ERROR - 1);
     ht_pinned_keep(true);
+    ht_id_hash_fix(); /* an input does the same each time */
     sample_format(&k);
     MUST(stack_open(&k, 1) == 0);
     sample_populate(&k, NULL, NULL);

@@ -6,9 +6,12 @@
 #include <check.h>
 #include <stdlib.h>
 
-/* Runs all of it and frees it. For main to return. */
+#include "tiering/base/idhash.h"
+
+/* Runs all of it and frees it, with the same order in all hash tables each time. For main to return. */
 static inline int run_all(Suite *s)
 {
+    ht_id_hash_fix();
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
     int failed = srunner_ntests_failed(r);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* idtable.c - see idtable.h. */
 #include "tiering/base/idtable.h"
+#include "tiering/base/idhash.h"
 
 #include <stdlib.h>
 
@@ -8,7 +9,7 @@ enum { SIZE_START = 64 };
 
 static struct ht_id_link **slot_of(const struct ht_id_table *t, uint64_t id)
 {
-    return &t->slot[(size_t)(id * 0x9e3779b97f4a7c15ull >> 20) & (t->size - 1)];
+    return &t->slot[ht_id_hash(id) & (t->size - 1)];
 }
 
 static void put(struct ht_id_table *t, struct ht_id_link *link)

@@ -10,6 +10,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/idhash.h"
 #include "tiering/store/store_priv.h"
 
 enum { TABLE_START = 1024, OBJECTS_PER_BUCKET = 2 };
@@ -18,7 +19,7 @@ enum { TABLE_START = 1024, OBJECTS_PER_BUCKET = 2 };
 
 static size_t bucket(const struct ht_store *s, uint64_t oid)
 {
-    return (oid * 0x9e3779b97f4a7c15ull >> 20) & (s->table_size - 1);
+    return ht_id_hash(oid) & (s->table_size - 1);
 }
 
 struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)

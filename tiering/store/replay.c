@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "tiering/base/idhash.h"
 #include "tiering/store/store_priv.h"
 
 static struct ht_obj *find_or_make(struct ht_store *s, uint64_t oid)
@@ -379,7 +380,7 @@ static uint64_t place_of(const struct ht_ref *ref)
 
 static struct owner *find_owner(const struct settling *w, uint64_t place)
 {
-    size_t i = place * 0x9e3779b97f4a7c15ull >> 20;
+    size_t i = ht_id_hash(place);
     while (w->owner[i & (w->owner_size - 1)].place && w->owner[i & (w->owner_size - 1)].place != place)
         i++;
     return &w->owner[i & (w->owner_size - 1)];
@@ -443,16 +444,48 @@ static int settle_shared(struct ht_store *s, struct settling *w)
     return rc;
 }
 
+static int settle_and_check(struct ht_obj *o, struct settling *w)
+{
+    int rc = settle_object(o, w);
+    return rc ? rc : check_chunk_sizes(o);
+}
+
+static int by_oid_down(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+/* For fsck: which of two that share space comes first must not depend on the hash. It is the one with the higher number. */
+static int settle_sorted(struct ht_store *s, struct settling *w)
+{
+    uint64_t *oids;
+    size_t count;
+    int rc = ht_store_oids(s, &oids, &count);
+    if (rc)
+        return rc;
+    qsort(oids, count, sizeof(*oids), by_oid_down);
+    for (size_t i = 0; !rc && i < count; i++)
+        rc = settle_and_check(ht_obj_find_locked(s, oids[i]), w);
+    free(oids);
+    return rc;
+}
+
+static int settle_all(struct ht_store *s, struct settling *w)
+{
+    int rc = 0;
+    if (s->opts.leave_out)
+        return settle_sorted(s, w);
+    for (size_t b = 0; !rc && b < s->table_size; b++)
+        for (struct ht_obj *o = s->table[b]; !rc && o; o = o->next)
+            rc = settle_and_check(o, w);
+    return rc;
+}
+
 int ht_store_replayed(struct ht_store *s)
 {
     struct settling w = {0};
-    int rc = 0;
-    for (size_t b = 0; !rc && b < s->table_size; b++)
-        for (struct ht_obj *o = s->table[b]; !rc && o; o = o->next) {
-            rc = settle_object(o, &w);
-            if (!rc)
-                rc = check_chunk_sizes(o);
-        }
+    int rc = settle_all(s, &w);
     int shared_rc = settle_shared(s, &w); /* also frees the lists */
     rc = rc ? rc : shared_rc;
     if (!rc && s->conflict_count && !s->opts.read_only && !s->opts.repair) {

@@ -17,6 +17,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/idhash.h"
 #include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
@@ -30,7 +31,7 @@ static uint64_t key_of(const struct ht_ref *ref)
 
 static size_t bucket(const struct ht_share_table *t, uint64_t key)
 {
-    return (key * 0x9e3779b97f4a7c15ull >> 20) & (t->size - 1);
+    return ht_id_hash(key) & (t->size - 1);
 }
 
 /* The entry, or the free place where it would be. The table is never full. */

@@ -36,12 +36,57 @@ START_TEST(each_is_found_by_its_number)
 }
 END_TEST
 
+/* Numbers that share one slot for whoever knows the parameters are spread by others, and no two tables of two processes are alike. */
+START_TEST(numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn)
+{
+    enum { SLOTS = 1 << 12, CHOSEN = 2000, SHARE_MAX = 16 };
+    static uint64_t chosen[CHOSEN];
+    static unsigned in_slot[SLOTS];
+    unsigned count = 0, most = 0;
+
+    for (uint64_t id = 1; count < CHOSEN; id++)
+        if (ht_id_hash(id) % SLOTS == 7)
+            chosen[count++] = id;
+    ht_id_hash_draw();
+    for (unsigned i = 0; i < CHOSEN; i++) {
+        unsigned n = ++in_slot[ht_id_hash(chosen[i]) % SLOTS];
+        most = n > most ? n : most;
+    }
+    ck_assert_uint_le(most, SHARE_MAX);
+    const struct ht_id_hash_seed was = ht_id_hash_seed;
+    ht_id_hash_draw();
+    ck_assert_int_ne(memcmp(&was, &ht_id_hash_seed, sizeof(was)), 0);
+}
+END_TEST
+
+/* As objects in a row, chunks in a row and multiples of large powers are. */
+START_TEST(numbers_in_a_row_are_spread_at_every_distance)
+{
+    enum { SLOTS = 1 << 12, SHARE_MAX = 20 };
+
+    for (unsigned draw = 0; draw < 8; draw++, ht_id_hash_draw())
+        for (unsigned shift = 0; shift <= 52; shift += 4) {
+            static unsigned in_slot[SLOTS];
+            unsigned most = 0;
+
+            memset(in_slot, 0, sizeof(in_slot));
+            for (uint64_t i = 0; i < SLOTS; i++) {
+                unsigned n = ++in_slot[ht_id_hash(i << shift) % SLOTS];
+                most = n > most ? n : most;
+            }
+            ck_assert_msg(most <= SHARE_MAX, "shift %u: %u in one slot", shift, most);
+        }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("idtable");
     TCase *tc = tcase_create("idtable");
 
     tcase_add_test(tc, each_is_found_by_its_number);
+    tcase_add_test(tc, numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn);
+    tcase_add_test(tc, numbers_in_a_row_are_spread_at_every_distance);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }
