@@ -161,6 +161,9 @@ bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid);
  * True also while its step is open.
  */
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid);
+/* Call fn while none of these objects is such a parameter, and none can become one; else -EBUSY, and fn is not called. It must not come back here. */
+int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg),
+                             void *arg) HT_CHECK;
 /* The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion). Inside a transaction. */
 void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx);
 

@@ -477,11 +477,31 @@ bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid)
     return busy;
 }
 
+/* Locked. */
+static bool unpublished(struct ht_optim *o, uint64_t oid)
+{
+    const struct param *p = ht_opt_param_find(o, oid);
+
+    return p && !p->gone && (p->has_grad || p->pending || p->cur.t != p->pub.t);
+}
+
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
 {
     lock(o);
-    const struct param *p = ht_opt_param_find(o, oid);
-    bool yes = p && !p->gone && (p->has_grad || p->pending || p->cur.t != p->pub.t);
+    bool yes = unpublished(o, oid);
     unlock(o);
     return yes;
+}
+
+int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg), void *arg)
+{
+    bool any = false;
+
+    lock(o);
+    for (size_t i = 0; !any && i < count; i++)
+        any = unpublished(o, oids[i]);
+    if (!any)
+        fn(arg);
+    unlock(o);
+    return any ? -EBUSY : 0;
 }

@@ -29,6 +29,13 @@ static void hook_root_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
     ht_optim_root_deleted(c->optim, ino, tx);
 }
 
+static int hook_publish_alone(void *ctx, const uint64_t *inos, size_t count, void (*publish)(void *arg), void *arg)
+{
+    struct ht_ctl *c = ctx;
+
+    return ht_optim_while_published(c->optim, inos, count, publish, arg);
+}
+
 static void hook_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
 {
     struct ht_ctl *c = ctx;
@@ -160,7 +167,12 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
     ht_mutex_init(&c->name_lock, HT_LOCK_EVENT_NAMES);
-    c->ns_hooks = (struct ht_ns_hooks){.ctx = c, .deleted = hook_deleted, .root_deleted = hook_root_deleted};
+    c->ns_hooks = (struct ht_ns_hooks){
+        .ctx = c,
+        .deleted = hook_deleted,
+        .root_deleted = hook_root_deleted,
+        .publish_alone = hook_publish_alone,
+    };
     c->optim_hooks = (struct ht_optim_hooks){
         .ctx = c,
         .invalidate = hook_invalidate,
@@ -358,18 +370,21 @@ void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t 
 
 /* -------------------------------------------------------------- durability */
 
+/* Asked first, because bringing a parameter to a device that may not be published is work for nothing. */
 int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino)
 {
     uint64_t root = ht_ctl_param(c, ino);
     struct ht_root_stat st;
+    bool open = root &&
+        ((ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) || ht_optim_param_unpublished(c->optim, ino));
+    int r = open ? -EBUSY : ht_ns_fsync(c->ns, ino);
 
-    if (root &&
-        ((ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) || ht_optim_param_unpublished(c->optim, ino))) {
-        ht_problem_set(c, ino,
-                       "fsync of a parameter while a step is open or not durable: commit the model root instead");
-        return -EBUSY;
-    }
-    return ht_ns_fsync(c->ns, ino);
+    if (r == -EBUSY)
+        ht_problem_set(
+            c, ino,
+            "fsync of a parameter (or of a directory with a new one) while a step is open or not durable: commit the "
+            "model root instead");
+    return r;
 }
 
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)

@@ -104,7 +104,7 @@ void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t 
 
 /* ------------------------------------------------------------- durability */
 
-/* fsync of a file: -EBUSY for a parameter while a step of its root is open. WAITS for I/O only. */
+/* fsync of a file or directory: -EBUSY for a parameter while a step of its root is open, and for a directory with a new one. WAITS for I/O only. */
 int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino) HT_CHECK;
 /* True: fsync of this directory's descriptor is a commit (ht_ctl_commit). */
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);

@@ -280,7 +280,7 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
     } else if (ino == HT_NS_ROOT_INO) {
         job = ht_job_new(f, req, job_commit_all);
     } else {
-        ht_reply(req, ht_ns_fsync(f->ns, ino));
+        ht_reply(req, ht_ctl_fsync(f->ctl, ino));
         return;
     }
     if (!job)

@@ -47,6 +47,11 @@ struct ht_ns_hooks {
     void (*deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
     /* The directory of a model root loses its name, and at the latest when its inode goes: at once, not pending. */
     void (*root_deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
+    /*
+     * Content of these files of a model root is to be published without the rest of it: call publish(arg) while no open step has changed any of
+     * them, and return 0; or do not call it, and return -EBUSY. The ns lock is held.
+     */
+    int (*publish_alone)(void *ctx, const uint64_t *inos, size_t count, void (*publish)(void *arg), void *arg);
 };
 /* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root
  * directory. */
@@ -223,7 +228,8 @@ void ht_ns_root_abort(struct ht_ns *ns, uint64_t root,
 
 /*
  * fsync: content, attributes and the names that lead to the inode, durable. Below a root it
- * publishes this file alone. Directories: their entries. WAITS.
+ * publishes this file alone. Directories: their entries. -EBUSY: it, or an entry that has to come along with its content, was changed by a
+ * step that is not published; nothing is then. WAITS.
  */
 int ht_ns_fsync(struct ht_ns *ns, uint64_t ino) HT_CHECK;
 

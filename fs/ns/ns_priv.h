@@ -321,8 +321,11 @@ struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino);
 void ht_ns_root_free(struct ht_ns *ns, struct ht_ns_root *root);
 void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx);
 size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root);
-/* Below a root: the inode and the names that lead to it; of a directory also its entries. -ENOMEM: nothing was done. */
-int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i) HT_CHECK;
+/*
+ * Below a root: the inode, its content (obj, or NULL) and the names that lead to it; of a directory also its entries. -ENOMEM, or -EBUSY as
+ * ht_ns_fsync: nothing was done.
+ */
+int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj) HT_CHECK;
 
 /* ------------------------------------------------------------- scope.c */
 

@@ -9,7 +9,8 @@
  * whole: the directories above it, the end of the inode's other published names (or a moved directory would have two),
  * the names of an inode that loses a published one to it (or a file that was only renamed would be lost by a crash),
  * and with the end of a removed directory that of the names in it. The set of inodes whose names must be published with
- * it, the closure, is found before anything changes.
+ * it, the closure, is found before anything changes. Content that an open step has changed is published by nothing but the commit
+ * of that step: who knows of steps is asked for the whole closure, and sees to it that none begins meanwhile.
  *
  * ns.lock held for writing, inside a transaction.
  */
@@ -252,24 +253,70 @@ static void publish_first_time(struct ht_ns *ns, struct ht_ns_inode *i, struct h
     ht_obj_put(obj);
 }
 
-int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i)
-{
-    struct ht_ns *ns = op->ns;
-    struct ht_ns_members c = {0};
-    int rc = closure_find(ns, &c, i);
+struct alone {
+    struct ht_ns_op *op;
+    struct ht_ns_inode *inode;
+    struct ht_obj *obj;
+    struct ht_ns_members closure;
+};
 
-    if (rc == 0) {
-        for (size_t n = 0; n < c.count; n++) {
-            publish_names_gone(ns, c.inodes[n], op->tx);
-            if (c.inodes[n] == i ? ht_ns_is_dir(i) : is_removed_dir(c.inodes[n]))
-                publish_children_gone(ns, c.inodes[n], op->tx);
-        }
-        for (size_t n = 0; n < c.count; n++) {
-            publish_names_new(ns, c.inodes[n], op->tx);
-            publish_first_time(ns, c.inodes[n], op->tx);
-        }
-        publish_inode(ns, i, op->tx);
+static void publish_closure(void *arg)
+{
+    const struct alone *a = arg;
+    const struct ht_ns_members *c = &a->closure;
+    struct ht_ns *ns = a->op->ns;
+    struct ht_tx *tx = a->op->tx;
+
+    for (size_t n = 0; n < c->count; n++) {
+        publish_names_gone(ns, c->inodes[n], tx);
+        if (c->inodes[n] == a->inode ? ht_ns_is_dir(a->inode) : is_removed_dir(c->inodes[n]))
+            publish_children_gone(ns, c->inodes[n], tx);
     }
-    ht_ns_members_free(&c);
+    for (size_t n = 0; n < c->count; n++) {
+        publish_names_new(ns, c->inodes[n], tx);
+        publish_first_time(ns, c->inodes[n], tx);
+    }
+    publish_inode(ns, a->inode, tx);
+    if (a->obj != NULL)
+        ht_obj_publish(a->obj, tx);
+}
+
+/* The files whose content comes along. */
+static size_t list_contents(const struct alone *a, uint64_t *inos)
+{
+    size_t count = 0;
+
+    for (size_t n = 0; n < a->closure.count; n++) {
+        const struct ht_ns_inode *i = a->closure.inodes[n];
+        if (S_ISREG(i->cur.mode) && (i == a->inode || (i->flags & HT_NS_PUBLISHED) == 0))
+            inos[count++] = i->ino;
+    }
+    return count;
+}
+
+static int publish_if_quiet(struct alone *a)
+{
+    const struct ht_ns_hooks *hooks = &a->op->ns->hooks;
+    uint64_t *inos = calloc(a->closure.count, sizeof(*inos));
+    int rc = 0;
+
+    if (inos == NULL)
+        return -ENOMEM;
+    if (hooks->publish_alone != NULL)
+        rc = hooks->publish_alone(hooks->ctx, inos, list_contents(a, inos), publish_closure, a);
+    else
+        publish_closure(a);
+    free(inos);
+    return rc;
+}
+
+int ht_ns_publish_alone(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj)
+{
+    struct alone a = {.op = op, .inode = i, .obj = obj};
+    int rc = closure_find(op->ns, &a.closure, i);
+
+    if (rc == 0)
+        rc = publish_if_quiet(&a);
+    ht_ns_members_free(&a.closure);
     return rc;
 }

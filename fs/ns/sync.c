@@ -42,19 +42,17 @@ static int look(struct ht_ns *ns, struct syncing *s)
 static int sync_locked(struct ht_ns_op *op, const struct syncing *s)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, s->ino);
-    int rc = 0;
 
     if (i == NULL)
         return -ESTALE;
     if (is_deleted(i))
         return 0; /* unlinked meanwhile */
     if (ht_ns_pending(i))
-        rc = ht_ns_publish_alone(op, i);
-    else
-        ht_ns_attr_put(op, i);
-    if (rc == 0 && s->obj != NULL)
+        return ht_ns_publish_alone(op, i, s->obj);
+    ht_ns_attr_put(op, i);
+    if (s->obj != NULL)
         ht_obj_publish(s->obj, op->tx);
-    return rc;
+    return 0;
 }
 
 static int sync_in_tx(struct ht_ns *ns, const struct syncing *s)

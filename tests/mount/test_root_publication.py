@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a model root: all of it or nothing, whatever others do to the model at that moment."""
+"""Nothing of an open step is published by anything but its commit: not by the end of a model root, nor by fsync."""
 import errno
 import os
 import random
@@ -129,3 +129,37 @@ def test_ends_beside_steps_and_aborts_leave_a_clean_store(store, model):
     for t in threads:
         t.join()
     assert not failed, failed
+
+
+# ------------------------------------------------------- what is published without the commit
+
+def refused_as_busy(path):
+    with pytest.raises(OSError) as e:
+        sync(path)
+    assert e.value.errno == errno.EBUSY, os.strerror(e.value.errno)
+
+
+def test_fsync_of_a_directory_publishes_nothing_of_an_open_step(store, model):
+    sub = model / 'sub'
+    sub.mkdir()
+    (sub / 'new').write_bytes(bytes(4096))
+    sync(sub)
+    (sub / 'newer').write_bytes(bytes(4096))
+    put_gradient(sub, 'newer', np.ones(1024, 'f4'))
+    command(model, 'wait')
+    refused_as_busy(sub)
+    assert 'commit the model root' in word(sub, 'error')
+    store.kill()
+    store.mount()
+    assert os.listdir(sub) == ['new']
+
+
+def test_a_file_that_is_no_parameter_any_more_is_published_with_its_step(store, model):
+    put_gradient(model, 'w', np.ones(ELEMENTS, 'f4'))
+    command(model, 'wait')
+    assert content(model) == -1
+    word(model / 'w', 'dtype', 'i32')
+    refused_as_busy(model / 'w')
+    store.kill()
+    store.mount()
+    assert content(model) == 0
