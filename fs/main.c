@@ -240,24 +240,31 @@ static int mount_fuse(struct daemon *d)
 
 /* -------------------------------------------------------------------- down */
 
+/* No client is left. Models first: what is outside of them becomes durable with the store. */
+static int make_durable(struct daemon *d)
+{
+    int models = d->optim_started ? ht_optim_finish(d->optim) : 0, r;
+
+    if (d->optim_started)
+        ht_optim_stop(d->optim);
+    r = d->store_mounted ? ht_store_unmount(d->store) : 0;
+    if (r) {
+        const struct ht_event_about about = {.device = d->source, .error = r};
+
+        ht_event(HT_EVENT_PAGES_LOST, &about, "%s: not everything could be written at the end: %s", d->source,
+                 strerror(-r));
+    }
+    return r ? r : models;
+}
+
 static int shut_down(struct daemon *d)
 {
-    int r = 0;
+    int r;
 
     begin_ending(d);
     if (d->fuse)
         ht_fuse_finish(d->fuse);
-    if (d->optim_started)
-        ht_optim_stop(d->optim);
-    if (d->store_mounted) {
-        r = ht_store_unmount(d->store);
-        if (r) {
-            const struct ht_event_about about = {.device = d->source, .error = r};
-
-            ht_event(HT_EVENT_PAGES_LOST, &about, "%s: not everything could be written at the end: %s", d->source,
-                     strerror(-r));
-        }
-    }
+    r = make_durable(d);
     ht_ending_end();
     if (d->fuse)
         ht_fuse_free(d->fuse);

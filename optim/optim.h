@@ -53,6 +53,11 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
                  struct ht_optim **out) HT_CHECK;
 /* After the mount: start workers. */
 int ht_optim_start(struct ht_optim *o) HT_CHECK;
+/*
+ * An orderly end, when no client is left and before ht_optim_stop: makes durable what is below roots without an open step. Of a root with one
+ * nothing is kept since its last durable step; an event names it. Returns the first error. WAITS.
+ */
+int ht_optim_finish(struct ht_optim *o) HT_CHECK;
 /* Finish running updates, stop workers; queued ones are dropped (a step that was not committed is not kept). Before ht_store_unmount. */
 void ht_optim_stop(struct ht_optim *o);
 void ht_optim_free(struct ht_optim *o);

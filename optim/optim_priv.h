@@ -434,6 +434,8 @@ int ht_opt_whole_step(struct root *root, bool *out_skip) HT_CHECK;
 
 /* ------------------------------------------------------------------ step.c */
 
+/* Makes durable what is below a root that has no open step, whoever has claimed it; the step is not counted. WAITS. */
+int ht_opt_publish_closed(struct root *root) HT_CHECK;
 /* Locked: queue whatever is frozen and not queued yet; drop caches of it if updates follow. */
 void ht_opt_queue_frozen(struct root *root, bool updates);
 /* Locked, let go meanwhile: until nothing of the root is queued or running. -EIO: something failed; -ECANCELED: stopping. */
@@ -465,5 +467,7 @@ void ht_opt_put_root_del(struct ht_buf *b, uint64_t id);
 /* Inside a transaction, locked: everything of the root that is not in the log; what is in it is pub from then on. */
 void ht_opt_publish(struct root *r, struct ht_tx *tx);
 size_t ht_opt_pending_bytes(struct root *r); /* locked */
+/* Locked: has it counts that are not in the log? */
+bool ht_opt_is_unpublished(const struct root *r);
 
 #endif

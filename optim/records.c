@@ -114,6 +114,16 @@ void ht_opt_publish(struct root *r, struct ht_tx *tx)
     ht_opt_put_root(ht_tx_records(tx), r);
 }
 
+bool ht_opt_is_unpublished(const struct root *r)
+{
+    ht_list_for_each(pos, &r->params) {
+        const struct param *p = ht_list_entry(pos, struct param, of_root);
+        if (!same_meta(&p->cur, &p->pub))
+            return true;
+    }
+    return r->step != r->pub_step || r->undurable;
+}
+
 size_t ht_opt_pending_bytes(struct root *r)
 {
     size_t bytes = ROOT_BYTES;

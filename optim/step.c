@@ -11,6 +11,8 @@
  */
 #include "optim/optim_priv.h"
 
+#include <assert.h>
+
 #include "tiering/base/log.h"
 #include "tiering/base/twin.h"
 
@@ -253,6 +255,24 @@ static void leave(struct root *root)
     ht_opt_inval_wait(o, o->inval_issued);
     unlock(o);
     ht_opt_root_put(root);
+}
+
+int ht_opt_publish_closed(struct root *root)
+{
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    int ret = ht_opt_gate_enter(root);
+    assert(ret || (!root->open && !root->failure && !root->pending));
+    root->hold = !ret;
+    unlock(o);
+    if (ret)
+        return ret;
+    ret = publish(root);
+    lock(o);
+    ht_opt_gate_leave(root);
+    unlock(o);
+    return ret;
 }
 
 /* A boundary, published when commit is set or durable_every says so. */

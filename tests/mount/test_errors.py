@@ -318,6 +318,9 @@ def full(make_store):
     (mnt / 'old').write_bytes(b'old' * 1000)
     sync(mnt / 'old')
     write_direct(mnt / 'big', 64 * MIB)
+    with open(mnt / 'rest', 'wb', buffering=0) as f, contextlib.suppress(OSError):
+        while True:     # a direct write that fits in part takes nothing
+            f.write(bytes(65536))
     return store
 
 

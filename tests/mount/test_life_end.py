@@ -12,6 +12,7 @@ import pytest
 
 from calls import sync
 from conftest import MIB, SECONDS_MAX, SMALL, run, wait_for
+from handed import command
 from test_life import daemons_of
 
 COUNT = 1000
@@ -146,3 +147,111 @@ def test_writers_at_work_when_the_end_comes(make_store):
                 assert (folder / f'{w}-{i}').stat().st_size == 4 * 65536, (w, i)
         assert any(kept)
         store.unmount()
+
+
+def end_mount(store, how):
+    """By a plain unmount, or one of the other orderly ends while the mount is in use."""
+    held = None if how == 'umount' else os.open(store.point, os.O_RDONLY)
+    if how == 'umount':
+        assert umount(store).returncode == 0
+    elif how in ('-l', '-f'):
+        umount(store, how)
+    else:
+        store.daemon.send_signal(getattr(signal, how))
+    if held is not None:
+        os.close(held)
+    while store.is_mounted():
+        store.detach()
+    assert store.daemon.wait(SECONDS_MAX) == 0, store.messages()
+    store.daemon = None
+    store.assert_clean()
+
+
+def make_model(store, name, options='', count=COUNT):
+    root = store.point / name
+    root.mkdir()
+    os.setxattr(root, 'user.hitrain.dtype', b'f32')
+    os.setxattr(root, 'user.hitrain.optimizer', f'sgd lr=0.5 {options}'.encode())
+    (root / 'p').write_bytes(struct.pack('f', 1.0) * count)
+    return root
+
+
+def step(root, word='step'):
+    (root / '.hitrain/grad/p').write_bytes(struct.pack('f', 1.0) * ((root / 'p').stat().st_size // 4))
+    command(root, word)
+
+
+def numbers(root):
+    return [int(os.getxattr(root, f'user.hitrain.{word}')) for word in ('step', 'durable_step')]
+
+
+ENDS = ('umount', 'SIGTERM', '-l', '-f')
+
+
+@pytest.mark.parametrize('how', ENDS)
+def test_an_orderly_end_keeps_models_without_an_open_step(make_store, how):
+    store = make_store('64M')
+    store.mount('commit=3600')
+    never = make_model(store, 'never')      # no step, no commit
+    (never / 'notes.txt').write_bytes(b'n' * 5000)
+    (never / 'sub').mkdir()
+    finished = make_model(store, 'finished', 'durable_every=10')
+    command(finished, 'commit')
+    for _ in range(3):
+        step(finished)
+    assert numbers(finished) == [3, 0]
+    changed = make_model(store, 'changed')
+    step(changed, 'commit')
+    os.setxattr(changed, 'user.hitrain.optimizer', b'sgd lr=0.25')
+    os.setxattr(changed / 'p', 'user.note', b'x')
+    (changed / 'gone').write_bytes(b'g')
+    command(changed, 'commit')
+    (changed / 'gone').unlink()
+    (changed / 'p').rename(changed / 'q')
+
+    end_mount(store, how)
+    assert 'step-dropped' not in store.messages()
+    store.mount()
+    assert (never / 'p').read_bytes() == struct.pack('f', 1.0) * COUNT
+    assert (never / 'notes.txt').read_bytes() == b'n' * 5000 and (never / 'sub').is_dir()
+    assert numbers(finished) == [3, 3] and (finished / 'p').read_bytes() == struct.pack('f', -0.5) * COUNT
+    assert numbers(changed) == [1, 1] and sorted(os.listdir(changed)) == ['q']
+    assert os.getxattr(changed, 'user.hitrain.optimizer') == b'sgd lr=0.25'
+    assert os.getxattr(changed / 'q', 'user.note') == b'x'
+
+
+@pytest.mark.parametrize('how', ENDS)
+def test_an_end_within_a_step_names_it_and_keeps_nothing_of_it(make_store, how):
+    store = make_store('64M')
+    store.mount('commit=3600')
+    others = [make_model(store, f'other{i}') for i in range(3)]
+    root = make_model(store, 'deep', 'durable_every=10')
+    command(root, 'commit')
+    step(root, 'commit')
+    step(root)
+    (root / 'cursor').write_bytes(b'of the open step')
+    (root / '.hitrain/grad/p').write_bytes(struct.pack('f', 1.0) * COUNT)
+    command(root, 'wait')
+
+    end_mount(store, how)
+    (told,) = [line for line in store.messages().splitlines() if 'step-dropped' in line]
+    assert '/deep: ' in told and 'step 3,' in told and 'finds step 1' in told
+    store.mount()
+    assert numbers(root) == [1, 1] and sorted(os.listdir(root)) == ['p']
+    assert (root / 'p').read_bytes() == struct.pack('f', 0.5) * COUNT
+    assert all((other / 'p').exists() for other in others)
+
+
+def test_an_end_writes_nothing_of_models_that_are_durable(make_store):
+    store = make_store('64M')
+    store.mount()
+    for i in range(4):
+        step(make_model(store, f'm{i}'), 'commit')
+    store.unmount()
+    before = store.image.read_bytes()
+    store.mount('noatime')
+    assert sorted(os.listdir(store.point)) == ['m0', 'm1', 'm2', 'm3']
+    store.unmount()
+    after = store.image.read_bytes()
+    changed = {at for at in range(0, len(before), 4096) if before[at:at + 4096] != after[at:at + 4096]}
+    assert len(changed) < 20, 'the frames of a mount, and superblocks'

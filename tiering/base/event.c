@@ -26,6 +26,7 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_STEP_REFUSED] = {"step-refused", HT_LOG_ERROR, "A step cannot end yet."},
     [HT_EVENT_UPDATE_FAILED] = {"update-failed", HT_LOG_ERROR, "A range of a parameter could not be updated."},
     [HT_EVENT_STEP_ABORTED] = {"step-aborted", HT_LOG_WARN, "A model went back to its last durable step."},
+    [HT_EVENT_STEP_DROPPED] = {"step-dropped", HT_LOG_WARN, "The mount ended within a step, of which nothing is kept."},
     [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "Space that a step will need is not reserved."},
     [HT_EVENT_REFUSED] = {"refused", HT_LOG_WARN, "An attribute, a hidden file or a command was refused."},
     [HT_EVENT_ERROR_CLEARED] = {"error-cleared", HT_LOG_INFO, "Somebody cleared the word error."},
