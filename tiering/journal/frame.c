@@ -111,17 +111,24 @@ void ht_record_put(struct ht_buf *group, uint16_t type, const void *payload, siz
     ht_record_end(group, mark);
 }
 
-bool ht_records_valid(const uint8_t *payload, size_t len)
+bool ht_records_tile(const uint8_t *payload, uint64_t len, uint64_t *next)
 {
-    struct ht_reader r = ht_reader_of(payload, len);
-
-    while (!ht_reader_done(&r)) {
+    while (*next < len && len - *next >= HT_RECORD_HEADER_BYTES) {
+        struct ht_reader r = ht_reader_of(payload + *next, HT_RECORD_HEADER_BYTES);
         uint16_t type = ht_get_u16(&r), zero = ht_get_u16(&r);
         uint32_t bytes = ht_get_u32(&r);
-        if (r.bad || type == 0 || zero != 0 || bytes > HT_RECORD_BYTES_MAX || !ht_get_bytes(&r, bytes))
+        if (type == 0 || zero != 0 || bytes > HT_RECORD_BYTES_MAX)
             return false;
+        *next += HT_RECORD_HEADER_BYTES + bytes;
     }
     return true;
+}
+
+bool ht_records_valid(const uint8_t *payload, size_t len)
+{
+    uint64_t next = 0;
+
+    return ht_records_tile(payload, len, &next) && next == len;
 }
 
 bool ht_records_begin_epoch(const uint8_t *payload, size_t len, uint64_t epoch)

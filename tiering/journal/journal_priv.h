@@ -43,6 +43,11 @@ bool ht_frame_decode_header(const uint8_t *block, struct ht_frame *out_frame);
 /* mem: the whole frame. */
 bool ht_frame_checksum_ok(const uint8_t *mem, const struct ht_frame *f);
 bool ht_frame_padding_ok(const uint8_t *mem, const struct ht_frame *f);
+/*
+ * The records of the first len bytes of a payload that begin at *next or later have possible headers; *next becomes where the first one lies
+ * that is not wholly there.
+ */
+bool ht_records_tile(const uint8_t *payload, uint64_t len, uint64_t *next);
 /* Record headers tile the payload exactly. */
 bool ht_records_valid(const uint8_t *payload, size_t len);
 /* A payload that begins with the record of this epoch. */

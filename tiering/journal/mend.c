@@ -109,7 +109,7 @@ int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames
 /* ------------------------------------------------------------------- aside */
 
 /* What cannot be read stays zeros, which no frame is. */
-static void copy_piece(struct ht_dev *from, uint64_t offset, uint8_t *to, uint32_t len)
+static void read_piece(struct ht_dev *from, uint64_t offset, uint8_t *to, uint32_t len)
 {
     if (ht_dev_read(from, offset, to, len) == 0)
         return;
@@ -119,13 +119,27 @@ static void copy_piece(struct ht_dev *from, uint64_t offset, uint8_t *to, uint32
             memset(to + at, 0, HT_BLOCK_BYTES);
 }
 
+/* Memory of the device that nothing is written to takes none: a region may be large, and most of it empty. */
+static void copy_blocks(uint8_t *to, const uint8_t *from, uint32_t len)
+{
+    static const uint8_t zeros[HT_BLOCK_BYTES];
+
+    for (uint32_t at = 0; at < len; at += HT_BLOCK_BYTES)
+        if (memcmp(from + at, zeros, HT_BLOCK_BYTES) != 0)
+            memcpy(to + at, from + at, HT_BLOCK_BYTES);
+}
+
 static int copy_aside(const struct ht_journal_config *config, unsigned i, struct ht_dev **out_dev)
 {
-    int rc = ht_dev_open_ram(config->log_bytes, HT_BLOCK_BYTES, out_dev);
+    uint8_t *piece = aligned_alloc(HT_BLOCK_BYTES, HT_LOG_PIECE_BYTES);
+    int rc = piece ? ht_dev_open_ram(config->log_bytes, HT_BLOCK_BYTES, out_dev) : -ENOMEM;
 
-    for (uint64_t at = 0; rc == 0 && at < config->log_bytes; at += HT_LOG_PIECE_BYTES)
-        copy_piece(config->dev[i], config->offset[i] + at, (uint8_t *)ht_dev_ram_data(*out_dev) + at,
-                   (uint32_t)ht_min_u64(HT_LOG_PIECE_BYTES, config->log_bytes - at));
+    for (uint64_t at = 0; rc == 0 && at < config->log_bytes; at += HT_LOG_PIECE_BYTES) {
+        uint32_t len = (uint32_t)ht_min_u64(HT_LOG_PIECE_BYTES, config->log_bytes - at);
+        read_piece(config->dev[i], config->offset[i] + at, piece, len);
+        copy_blocks((uint8_t *)ht_dev_ram_data(*out_dev) + at, piece, len);
+    }
+    free(piece);
     return rc;
 }
 

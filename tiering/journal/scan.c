@@ -15,12 +15,16 @@
  *
  * Otherwise it is damage. Looking behind the end reads the rest of the region once; candidates
  * are verified out of a budget, so that no image makes this take more than a few times the region.
+ *
+ * A header may claim any length. Memory for a frame grows from FRAME_STEP_BYTES, and doubles only while the records that were read so
+ * far are some: each has a header of its own within HT_RECORD_BYTES_MAX, so memory follows what is written.
  */
 #include "tiering/journal/journal_priv.h"
 #include "tiering/base/twin.h"
 
 #include <stdlib.h>
 
+#define FRAME_STEP_BYTES ((uint64_t)HT_MIB)
 #define UNREADABLE_MAX 16u /* behind the end; after so many blocks nothing more is looked for */
 
 static uint64_t limit_pos(const struct ht_log_scanner *sc)
@@ -78,6 +82,22 @@ static void note_durable(struct ht_log_scan *s, const struct ht_frame *f)
     s->named_durable = f->durable_seq;
 }
 
+/*
+ * Memory for more of a frame than the at bytes that were read; *next: the first record in its payload that was not looked at. 1; 0: what was
+ * read is no frame's; -ENOMEM.
+ */
+static int make_room(struct ht_frame_mem *m, const struct ht_frame *f, uint64_t at, uint64_t *next)
+{
+    uint64_t bytes = ht_frame_bytes(f->payload_len), room = ht_max_u64(FRAME_STEP_BYTES, 2 * at);
+
+    if (at < m->cap)
+        return 1;
+    if (at > 0 && !ht_records_tile(m->data + HT_FRAME_HEADER_BYTES, at - HT_FRAME_HEADER_BYTES, next))
+        return 0;
+    int err = ht_frame_mem_reserve(m, ht_min_u64(bytes, room));
+    return err ? err : 1;
+}
+
 /* The frame at pos into memory. 1: it continues the chain; 0: it does not; or -errno (-ENOMEM, or a read error in *out_io). */
 static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint64_t pos, struct ht_frame *f,
                     int *out_io)
@@ -86,13 +106,13 @@ static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint
 
     if (!block || !header_at(sc, block, pos, f) || !header_continues(sc, s, f))
         return 0;
-    uint64_t bytes = ht_frame_bytes(f->payload_len);
-    int err = ht_frame_mem_reserve(&sc->frame, bytes);
-    if (err)
-        return err;
-    memcpy(sc->frame.data, block, HT_BLOCK_BYTES);
-    for (uint64_t at = HT_BLOCK_BYTES; at < bytes; at += HT_BLOCK_BYTES) {
-        block = ht_log_reader_block(&sc->reader, pos + at, out_io);
+    uint64_t bytes = ht_frame_bytes(f->payload_len), next = 0;
+    for (uint64_t at = 0; at < bytes; at += HT_BLOCK_BYTES) {
+        int rc = make_room(&sc->frame, f, at, &next);
+        if (rc <= 0)
+            return rc;
+        if (at > 0)
+            block = ht_log_reader_block(&sc->reader, pos + at, out_io);
         if (!block)
             return 0;
         memcpy(sc->frame.data + at, block, HT_BLOCK_BYTES);
@@ -143,14 +163,14 @@ int ht_log_walk(struct ht_log_scanner *sc, const struct ht_log_copy *copy, ht_fr
 /* 1: the whole frame is there and verifies. 0: not. */
 static int verify_later(struct ht_log_scanner *sc, const struct ht_log_copy *copy, const struct ht_frame *f)
 {
-    uint64_t bytes = ht_frame_bytes(f->payload_len);
-    int err = ht_frame_mem_reserve(&sc->frame, bytes);
+    uint64_t bytes = ht_frame_bytes(f->payload_len), next = 0;
 
-    if (err)
-        return err;
     for (uint64_t at = 0; at < bytes;) {
+        int rc = make_room(&sc->frame, f, at, &next);
+        if (rc <= 0)
+            return rc;
         uint64_t offset;
-        uint32_t len = ht_log_piece(copy, f->pos + at, bytes - at, &offset);
+        uint32_t len = ht_log_piece(copy, f->pos + at, ht_min_u64(bytes, sc->frame.cap) - at, &offset);
         if (ht_dev_read(copy->dev, offset, sc->frame.data + at, len))
             return 0;
         at += len;

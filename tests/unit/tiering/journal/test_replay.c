@@ -7,6 +7,8 @@
  */
 #include "tests/unit/tiering/journal/kv.h"
 
+#include <sys/resource.h>
+
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/journal/journal_priv.h"
@@ -512,6 +514,84 @@ START_TEST(a_hostile_region_takes_no_longer)
 }
 END_TEST
 
+static long peak_kib(void)
+{
+    struct rusage usage;
+
+    ck_assert_int_eq(getrusage(RUSAGE_SELF, &usage), 0);
+    return usage.ru_maxrss;
+}
+
+/* A header, and a record that is there for each of so many MiB of what it claims. */
+static void claim_much(struct ht_dev *dev, uint64_t seq, uint64_t payload_len, unsigned mib)
+{
+    static const uint8_t record[HT_RECORD_HEADER_BYTES] = {KV_SET, 0, 0, 0, 0xf8, 0xff, 0x01, 0}; /* 128 KiB with its header */
+    uint8_t *log = (uint8_t *)ht_dev_ram_data(dev) + KV_LOG_OFFSET;
+    _Alignas(4096) uint8_t mem[4096];
+    struct ht_frame f = {.salt = KV_SALT, .epoch = 1, .seq = seq, .durable_seq = seq - 1};
+
+    ht_frame_encode(mem, &f);
+    ht_le64_store(mem + offsetof(struct ht_disk_frame, payload_len), payload_len);
+    memcpy(log, mem, HT_FRAME_HEADER_BYTES);
+    for (uint64_t at = 0; at < mib * HT_MIB; at += 128 << 10)
+        memcpy(log + HT_FRAME_HEADER_BYTES + at, record, sizeof(record));
+}
+
+/* In the place of the first frame, and of a later one; the bytes behind what is there are no records. */
+START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
+{
+    enum { LOG_BYTES = 1 << 30, LITTLE_KIB = 24 << 10 };
+    static const struct {
+        uint64_t seq;
+        unsigned mib, allowed_mib;
+    } cases[] = {{1, 0, 8}, {3, 0, 8}, {1, 8, 40}, {3, 8, 40}};
+    struct ht_journal_report report;
+    struct ht_journal *j;
+    struct ht_dev *dev;
+
+    ck_assert_int_eq(ht_dev_open_ram(KV_LOG_OFFSET + LOG_BYTES, 4096, &dev), 0);
+    struct ht_journal_config c = {.dev = {dev},
+                                  .offset = {KV_LOG_OFFSET},
+                                  .log_bytes = LOG_BYTES,
+                                  .salt = KV_SALT,
+                                  .start = {.seq = 1},
+                                  .epoch = 1};
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
+        claim_much(dev, cases[i].seq, LOG_BYTES - HT_FRAME_HEADER_BYTES, cases[i].mib);
+        long before = peak_kib();
+        ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), 0);
+        ck_assert_uint_eq(report.frames, 0);
+        ht_journal_abandon(j);
+        ck_assert_int_le(peak_kib() - before, cases[i].allowed_mib * 1024 + LITTLE_KIB);
+    }
+    ht_dev_close(dev);
+}
+END_TEST
+
+/* Both copies are damaged: they are made whole in memory, which an empty region takes little of. */
+START_TEST(a_large_empty_log_is_mended_aside_in_little_memory)
+{
+    enum { LOG_BYTES = 512 << 20, ALLOWED_KIB = 64 << 10 };
+    struct ht_dev *dev, *aside[HT_LOG_COPIES] = {NULL, NULL};
+    unsigned frames;
+
+    ck_assert_int_eq(ht_dev_open_ram(KV_LOG_OFFSET + 2 * (uint64_t)LOG_BYTES, 4096, &dev), 0);
+    struct ht_journal_config c = {.dev = {dev, dev},
+                                  .offset = {KV_LOG_OFFSET, KV_LOG_OFFSET + LOG_BYTES},
+                                  .log_bytes = LOG_BYTES,
+                                  .salt = KV_SALT,
+                                  .start = {.seq = 1},
+                                  .epoch = 1};
+    claim_much(dev, 1, 4096, 0);
+    long before = peak_kib();
+    ck_assert_int_eq(ht_journal_mend_aside(&c, &frames, aside), 0);
+    ck_assert_int_le(peak_kib() - before, ALLOWED_KIB);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        ht_dev_close(aside[i]);
+    ht_dev_close(dev);
+}
+END_TEST
+
 static Suite *suite(void)
 {
     Suite *s = suite_create("replay");
@@ -535,6 +615,8 @@ static Suite *suite(void)
     tcase_add_test(t, the_clients_refusal_ends_replay);
     tcase_add_test(t, malformed_frames_are_never_handed_out);
     tcase_add_test(t, a_hostile_region_takes_no_longer);
+    tcase_add_test(t, memory_follows_what_is_written_not_what_a_header_claims);
+    tcase_add_test(t, a_large_empty_log_is_mended_aside_in_little_memory);
     suite_add_tcase(s, t);
     return s;
 }
