@@ -8,9 +8,12 @@
  * Three views of the same fact, kept together by group_changed():
  *
  *   taken    one bit per block; bits beyond the end of the device are set
- *   free     blocks free in each group
- *   whole    one bit per group: all 256 are free
+ *   used     set bits of each group
+ *   broken   one bit per group: not all 256 are free
  *   partial  one bit per group: some are free, some are not
+ *
+ * All of them are zeros where everything is free. So what nothing was marked in takes no memory, however large a superblock says that its
+ * device is, and whether or not it is there.
  *
  * The two group bitmaps make a search cheap on a full device: 8 TiB are 8 million groups,
  * one megabyte of bits. A run never crosses a group while it is searched for; neighbouring runs
@@ -21,7 +24,7 @@
  * pieces, the longest first.
  *
  * Invariants:
- *  1. free[g] is the number of clear bits of group g; free_blocks of a device their sum.
+ *  1. used[g] is the number of set bits of group g; free_blocks of a device the number of clear ones.
  *  2. reserved never exceeds free + limbo, unless blocks were marked after they were reserved.
  *
  * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
@@ -43,8 +46,8 @@ struct device {
     uint64_t blocks, groups, free_blocks, bad_blocks;
     bool offline, failing;
     uint64_t *taken;                 /* GROUP_WORDS words per group */
-    uint64_t *whole, *partial;       /* a bit per group */
-    uint16_t *free;                  /* per group */
+    uint64_t *broken, *partial;      /* a bit per group */
+    uint16_t *used;                  /* per group */
     uint64_t whole_next, small_next; /* next fit: groups where the searches go on */
 };
 
@@ -114,12 +117,17 @@ static uint64_t *group_bits(const struct device *d, uint64_t group)
 
 static void group_changed(struct device *d, uint64_t group, int delta)
 {
-    unsigned free = (unsigned)(d->free[group] + delta);
+    unsigned used = (unsigned)(d->used[group] + delta);
 
-    assert(free <= GROUP_BLOCKS);
-    d->free[group] = (uint16_t)free;
-    bit_set(d->whole, group, free == GROUP_BLOCKS);
-    bit_set(d->partial, group, free > 0 && free < GROUP_BLOCKS);
+    assert(used <= GROUP_BLOCKS);
+    d->used[group] = (uint16_t)used;
+    bit_set(d->broken, group, used > 0);
+    bit_set(d->partial, group, used > 0 && used < GROUP_BLOCKS);
+}
+
+static unsigned group_free(const struct device *d, uint64_t group)
+{
+    return GROUP_BLOCKS - d->used[group];
 }
 
 /* The shortest free run of at least want blocks; when there is none, the longest. */
@@ -140,14 +148,14 @@ static struct run group_best_run(const struct device *d, uint64_t group, unsigne
     return best;
 }
 
-/* The next set bit of a group bitmap at or after from, around the end once; NO_GROUP when there is none. */
-static uint64_t group_next(const struct device *d, const uint64_t *bits, uint64_t from)
+/* The next bit of a group bitmap with this value at or after from, around the end once; NO_GROUP when there is none. */
+static uint64_t group_next(const struct device *d, const uint64_t *bits, bool value, uint64_t from)
 {
-    uint64_t group = bit_find(bits, from, d->groups, true);
+    uint64_t group = bit_find(bits, from, d->groups, value);
 
     if (group < d->groups)
         return group;
-    group = bit_find(bits, 0, from, true);
+    group = bit_find(bits, 0, from, value);
     return group < from ? group : NO_GROUP;
 }
 
@@ -171,7 +179,7 @@ static void device_set(struct ht_alloc *a, struct device *d, uint64_t block, uin
         uint64_t stop = ht_min_u64((group + 1) * GROUP_BLOCKS, end);
         int changed = (int)(stop - block);
         bits_set(d->taken, block, stop, taken);
-        group_changed(d, group, taken ? -changed : changed);
+        group_changed(d, group, taken ? changed : -changed);
         block = stop;
     }
     d->free_blocks = taken ? d->free_blocks - count : d->free_blocks + count;
@@ -182,9 +190,9 @@ static void device_set(struct ht_alloc *a, struct device *d, uint64_t block, uin
 static void device_free(struct device *d)
 {
     free(d->taken);
-    free(d->whole);
+    free(d->broken);
     free(d->partial);
-    free(d->free);
+    free(d->used);
 }
 
 static int device_init(struct device *d, uint64_t blocks)
@@ -196,15 +204,14 @@ static int device_init(struct device *d, uint64_t blocks)
 
     size_t group_words = (size_t)ht_div_up(d->groups, 64);
     d->taken = calloc(d->groups, GROUP_WORDS * sizeof(*d->taken));
-    d->whole = calloc(group_words, sizeof(*d->whole));
+    d->broken = calloc(group_words, sizeof(*d->broken));
     d->partial = calloc(group_words, sizeof(*d->partial));
-    d->free = calloc(d->groups, sizeof(*d->free));
-    if (!d->taken || !d->whole || !d->partial || !d->free)
+    d->used = calloc(d->groups, sizeof(*d->used));
+    if (!d->taken || !d->broken || !d->partial || !d->used)
         return -ENOMEM;
 
     bits_set(d->taken, blocks, d->groups * GROUP_BLOCKS, true);
-    for (uint64_t g = 0; g < d->groups; g++)
-        group_changed(d, g, (int)ht_min_u64(GROUP_BLOCKS, blocks - g * GROUP_BLOCKS));
+    group_changed(d, d->groups - 1, (int)(d->groups * GROUP_BLOCKS - blocks));
     d->free_blocks = blocks;
     return 0;
 }
@@ -273,7 +280,7 @@ void ht_alloc_prefetch(const struct ht_alloc *a, const struct ht_extent *e)
         return;
     const struct device *d = &a->device[e->device];
     __builtin_prefetch(&d->taken[e->block / 64], 1);
-    __builtin_prefetch(&d->free[e->block / GROUP_BLOCKS], 1);
+    __builtin_prefetch(&d->used[e->block / GROUP_BLOCKS], 1);
 }
 
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e)
@@ -386,7 +393,7 @@ static void take_run(struct taking *t, struct device *d, uint64_t group, struct 
 
 static bool take_whole_group(struct taking *t, struct device *d)
 {
-    uint64_t group = group_next(d, d->whole, d->whole_next);
+    uint64_t group = group_next(d, d->broken, false, d->whole_next);
 
     if (group == NO_GROUP)
         return false;
@@ -401,12 +408,12 @@ static bool take_from_partial(struct taking *t, struct device *d, uint64_t tries
     uint64_t from = d->small_next;
 
     for (uint64_t seen = 0; seen < d->groups && tries > 0;) {
-        uint64_t group = group_next(d, d->partial, from);
+        uint64_t group = group_next(d, d->partial, true, from);
         if (group == NO_GROUP)
             return false;
         seen += (group + d->groups - from) % d->groups + 1;
         from = (group + 1) % d->groups;
-        if (d->free[group] < t->left)
+        if (group_free(d, group) < t->left)
             continue;
         tries--;
         struct run run = group_best_run(d, group, t->left);
@@ -436,7 +443,7 @@ static bool take_contiguous(struct taking *t, struct device *d)
 static void take_pieces_of(struct taking *t, struct device *d, unsigned min_blocks)
 {
     for (uint64_t g = 0; g < d->groups && t->left > 0; g++) {
-        while (t->left > 0 && d->free[g] >= min_blocks) {
+        while (t->left > 0 && group_free(d, g) >= min_blocks) {
             struct run run = group_best_run(d, g, t->left);
             if (run.blocks < min_blocks)
                 break;

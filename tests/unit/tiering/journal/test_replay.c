@@ -525,7 +525,8 @@ static long peak_kib(void)
 /* A header, and a record that is there for each of so many MiB of what it claims. */
 static void claim_much(struct ht_dev *dev, uint64_t seq, uint64_t payload_len, unsigned mib)
 {
-    static const uint8_t record[HT_RECORD_HEADER_BYTES] = {KV_SET, 0, 0, 0, 0xf8, 0xff, 0x01, 0}; /* 128 KiB with its header */
+    static const uint8_t record[HT_RECORD_HEADER_BYTES] = {KV_SET, 0,    0,    0,
+                                                           0xf8,   0xff, 0x01, 0}; /* 128 KiB with its header */
     uint8_t *log = (uint8_t *)ht_dev_ram_data(dev) + KV_LOG_OFFSET;
     _Alignas(4096) uint8_t mem[4096];
     struct ht_frame f = {.salt = KV_SALT, .epoch = 1, .seq = seq, .durable_seq = seq - 1};
