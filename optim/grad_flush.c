@@ -108,16 +108,8 @@ static int freeze_range(struct range *r, const struct ht_opt_window *w)
     return 0;
 }
 
-/* What the open step computes with, or the next one will. Locked. */
-static const struct ht_optim_config *config_of_step(const struct param *p, const struct ht_optim_config *override)
-{
-    const struct root *root = p->root;
-
-    return override ? override : root->open ? &root->latched : &root->config;
-}
-
 /* The first gradient of a step settles what the step computes with. Locked. */
-static void latch(struct param *p, const struct ht_optim_config *override)
+static void latch(struct param *p, const struct ht_optim_config *config)
 {
     struct root *root = p->root;
 
@@ -125,22 +117,21 @@ static void latch(struct param *p, const struct ht_optim_config *override)
         ht_opt_step_opens(root);
     if (p->has_grad)
         return;
-    const struct ht_optim_config *c = config_of_step(p, override);
     p->has_grad = true;
     ht_list_add_tail(&root->touched, &p->touched);
-    ht_rule_scalars(c, p->cur.t + 1, &p->scalars);
+    ht_rule_scalars(config, p->cur.t + 1, &p->scalars);
     ht_opt_scale(p);
     p->layout = p->cur.layout;
 }
 
 /* Freeze a window, queue what became whole. Locked. Returns a ticket of the invalidation. */
-static int freeze(struct param *p, const struct ht_opt_window *w, const struct ht_optim_config *override,
+static int freeze(struct param *p, const struct ht_opt_window *w, const struct ht_optim_config *config,
                   uint64_t *out_ticket)
 {
     uint64_t first = UINT64_MAX, last = 0;
     int ret = 0;
 
-    latch(p, override);
+    latch(p, config);
     bool deferred = ht_opt_deferred(p->root);
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct range *r = ht_list_entry(pos, struct range, dirty);
@@ -202,9 +193,9 @@ static void tell_flush_error(struct param *p, uint64_t torn, int err)
 }
 
 /* State of another rule is no use to this one: nothing is applied until it is reset. Locked. */
-static int check_rule(struct param *p, const struct ht_opt_window *w, const struct ht_optim_config *override)
+static int check_rule(struct param *p, const struct ht_opt_window *w, const struct ht_optim_config *config)
 {
-    struct layout layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
+    struct layout layout = ht_opt_layout(config, p->shape.dtype);
 
     if (ht_opt_same_rule_state(&layout, &p->cur.layout))
         return 0;
@@ -236,7 +227,7 @@ static int ensure_objects(struct param *p, const struct layout *layout)
 }
 
 /* Locked, let go meanwhile, but not between the window and the end: what is written later is the next flush's. */
-static int flush_window(struct param *p, struct ht_grad *g, const struct ht_optim_config *override, uint64_t *out_torn,
+static int flush_window(struct param *p, struct ht_grad *g, struct words *words, uint64_t *out_torn,
                         uint64_t *out_ticket)
 {
     struct ht_opt_window w;
@@ -250,27 +241,36 @@ static int flush_window(struct param *p, struct ht_grad *g, const struct ht_opti
         w = window_of_flush(g);
         if ((ht_list_empty(&p->dirty) || !w.end) && !(g && g->spoiled))
             return 0;
+        if (!ht_opt_words_current(p, words)) {
+            ht_opt_words_read(p, words);
+            continue;
+        }
         ret = judge(p, g, &w, out_torn);
+        if (!ret && words->error && !p->has_grad) {
+            drop_written(p, &w);
+            words->refused = true;
+            return words->error;
+        }
         if (ret || (p->cur.exists && !lacks_sum(p)))
             break;
-        layout = ht_opt_layout(config_of_step(p, override), p->shape.dtype);
+        layout = ht_opt_layout(&words->config, p->shape.dtype);
         ret = ensure_objects(p, &layout);
         if (ret)
             break;
     }
     if (!ret && !p->has_grad)
-        ret = check_rule(p, &w, override);
+        ret = check_rule(p, &w, &words->config);
     if (!ret)
         ret = ht_opt_state_load(p);
     if (!ret && !p->has_grad)
         ret = ht_opt_sum_reserve(p);
-    return ret ? ret : freeze(p, &w, override, out_ticket);
+    return ret ? ret : freeze(p, &w, &words->config, out_ticket);
 }
 
-static int flush_locked(struct param *p, struct ht_grad *g, const struct ht_optim_config *override, uint64_t *out_torn)
+static int flush_locked(struct param *p, struct ht_grad *g, struct words *words, uint64_t *out_torn)
 {
     uint64_t ticket = 0;
-    int ret = flush_window(p, g, override, out_torn, &ticket);
+    int ret = flush_window(p, g, words, out_torn, &ticket);
 
     if (g && (!ret || ret == -EINVAL)) {
         g->mine = (struct ht_opt_window){0, 0};
@@ -284,14 +284,16 @@ static int flush_locked(struct param *p, struct ht_grad *g, const struct ht_opti
 static int flush(struct param *p, struct ht_grad *g)
 {
     struct ht_optim *o = p->o;
-    struct ht_optim_config config;
-    bool own = o->hooks.override && o->hooks.override(o->hooks.ctx, p->oid, &config);
+    struct words words = {.read = false};
     uint64_t torn = UINT64_MAX;
 
     lock(o);
-    int ret = flush_locked(p, g, own ? &config : NULL, &torn);
+    int ret = flush_locked(p, g, &words, &torn);
     unlock(o);
-    if (ret)
+    if (words.refused)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "optimizer: %s; the gradient is not applied",
+                      words.why);
+    else if (ret)
         tell_flush_error(p, torn, ret);
     return ret;
 }

@@ -44,8 +44,12 @@ struct ht_optim_hooks {
     void (*abort)(void *ctx, uint64_t root);
     /* The name of a parameter for messages, into buf. */
     void (*name)(void *ctx, uint64_t oid, char *buf, size_t cap);
-    /* Current configuration of a parameter that overrides the root's; false: none. */
-    bool (*override)(void *ctx, uint64_t oid, struct ht_optim_config *out);
+    /*
+     * The words of a parameter: those of base, amended by its own and those of directories above it, as they were when
+     * change number as_of was the last (UINT64_MAX: now). -EINVAL with the reason in err: together they make no sense. May be NULL.
+     */
+    int (*override)(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
+                    struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]);
 };
 
 /* Registers with the store: call between ht_store_new and ht_store_mount. threads: 0 = one per CPU. */
@@ -69,6 +73,17 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
                       struct ht_tx *tx) HT_CHECK;
 /* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
 int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_CHECK;
+/*
+ * Words that amend a root's are about to change: the number of this change. A step that opened before goes on with those that were
+ * in force then. ht_optim_words_as_of: the last change that the root's open step knows; UINT64_MAX: no step is open.
+ */
+uint64_t ht_optim_words_change(struct ht_optim *o);
+uint64_t ht_optim_words_as_of(struct ht_optim *o, uint64_t root);
+/* The words of a parameter, as its next step would have them (oid 0: of the root). -ENOENT: no root. -EINVAL, see the hook. */
+int ht_optim_words_of(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_config *out,
+                      char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+/* Does the state of this parameter, if it has any, fit these words? */
+bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim_config *config);
 /*
  * Ends being a root: commits the open step, then calls unmake, which is to take the root out of the names in a transaction that also
  * calls ht_optim_root_remove. From before the commit until unmake has returned nobody writes a gradient or steers, so no step is open

@@ -155,7 +155,8 @@ struct root {
     bool configured;
     struct ht_optim_config config, published_config, latched;
     bool gate, draining, hold;
-    uint64_t open; /* number of the open step; 0: none is */
+    uint64_t open;       /* number of the open step; 0: none is */
+    uint64_t open_words; /* the last change of words that it knows */
     struct claim claim;
     bool ending;     /* draining goes on after the boundary, until the root is none any more */
     bool norm_known; /* grad_norm is that of the last boundary */
@@ -202,6 +203,7 @@ struct ht_optim {
     struct ht_id_table roots_by_id, params_by_oid;
     uint64_t next_seq;
     uint64_t last_step_number, last_claim;
+    uint64_t words_changes; /* of roots and of what amends them */
     struct state_owner *owners;
     size_t owner_count;
     struct ht_list problems; /* found when the log had been read (check.c) */
@@ -275,8 +277,6 @@ bool ht_opt_same_layout(const struct layout *a, const struct layout *b);
 bool ht_opt_same_rule_state(const struct layout *a, const struct layout *b);
 /* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
 unsigned ht_opt_master_kinds(const struct layout *l);
-/* What holds for a parameter now. Not locked. */
-void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out);
 /* Under the gate, not locked: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
 int ht_opt_state_create(struct param *p, const struct layout *layout) HT_CHECK;
 /* Space for the gradient outside memory: as long as there is state. Without, that for sums is given back. */
@@ -440,6 +440,22 @@ int ht_opt_publish_closed(struct root *root) HT_CHECK;
 void ht_opt_queue_frozen(struct root *root, bool updates);
 /* Locked, let go meanwhile: until nothing of the root is queued or running. -EIO: something failed; -ECANCELED: stopping. */
 int ht_opt_drain(struct root *root) HT_CHECK;
+
+/* ----------------------------------------------------------------- words.c */
+
+/* What a parameter's gradient is applied with, and what it was read for. */
+struct words {
+    struct ht_optim_config config;
+    uint64_t step, changes; /* root.open and optim.words_changes when it was read */
+    bool read;
+    int error;    /* they make no sense together */
+    bool refused; /* out: for that reason nothing was applied */
+    char why[HT_OPTIM_ERROR_MAX];
+};
+/* Is it that of the open step, or of the one that would open now? Locked. */
+bool ht_opt_words_current(const struct param *p, const struct words *w);
+/* Locked, let go meanwhile. */
+void ht_opt_words_read(struct param *p, struct words *w);
 
 /* ----------------------------------------------------------------- steer.c */
 

@@ -161,17 +161,6 @@ bool ht_opt_same_rule_state(const struct layout *a, const struct layout *b)
     return count == b->count - ht_opt_master_kinds(b) && !memcmp(a->kind, b->kind, count);
 }
 
-void ht_opt_config_of(struct root *r, uint64_t oid, struct ht_optim_config *out)
-{
-    struct ht_optim *o = r->o;
-
-    if (o->hooks.override && o->hooks.override(o->hooks.ctx, oid, out))
-        return;
-    lock(o);
-    *out = r->config;
-    unlock(o);
-}
-
 /* ------------------------------------------------------------------- state */
 
 /* One state object of zeros, with space for one rewrite. */

@@ -198,6 +198,7 @@ int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_o
     if (!ret) {
         r->config = *config;
         r->configured = true;
+        o->words_changes++;
     }
     unlock(o);
     return ret;

@@ -14,21 +14,22 @@
 /* Of the state there is, or that the first gradient would make. */
 static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, struct layout *out)
 {
+    uint64_t oid = ht_obj_id(desc->obj);
     struct ht_optim_config config;
-    struct root *root = ht_opt_root_get(o, desc->root);
+    char why[HT_OPTIM_ERROR_MAX];
 
-    if (!root)
-        return -ENOENT;
-    ht_opt_config_of(root, ht_obj_id(desc->obj), &config);
     lock(o);
-    const struct param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
-    if (p && !p->gone && p->cur.exists)
+    const struct param *p = ht_opt_param_find(o, oid);
+    bool exists = p && !p->gone && p->cur.exists;
+    if (exists)
         *out = p->cur.layout;
-    else
-        *out = ht_opt_layout(&config, desc->dtype);
     unlock(o);
-    ht_opt_root_put(root);
-    return 0;
+    if (exists)
+        return 0;
+    int ret = ht_optim_words_of(o, desc->root, oid, &config, why);
+    if (!ret)
+        *out = ht_opt_layout(&config, desc->dtype);
+    return ret;
 }
 
 /* Kinds that are files; "step" comes after them. */

@@ -36,6 +36,7 @@ void ht_opt_step_opens(struct root *root)
 {
     assert(!root->open);
     root->open = ++root->o->last_step_number;
+    root->open_words = root->o->words_changes;
     root->latched = root->config;
 }
 

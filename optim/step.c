@@ -446,6 +446,7 @@ static int restore(struct root *root)
     each_param(root, restore_meta);
     root->step = root->pub_step;
     root->config = root->published_config;
+    o->words_changes++;
     root->undurable = 0;
     unlock(o);
     /* Inside the transaction, so that nobody makes an object between the names and the content. It waits for chunks

@@ -95,11 +95,10 @@ static void hook_name(void *ctx, uint64_t oid, char *buf, size_t cap)
     ht_ns_path(c->ns, oid, buf, cap);
 }
 
-static bool hook_override(void *ctx, uint64_t oid, struct ht_optim_config *out)
+static int hook_override(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
+                         struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
-    char err[HT_OPTIM_ERROR_MAX];
-
-    return ht_optimizer_read(ctx, oid, out, err) == 0;
+    return ht_override_of(ctx, oid, as_of, base, out, err);
 }
 
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link)
@@ -166,6 +165,8 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     ht_list_init(&c->dirs);
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
+    ht_rwlock_init(&c->words_lock, HT_LOCK_WORDS);
+    ht_list_init(&c->earlier_words);
     ht_mutex_init(&c->name_lock, HT_LOCK_EVENT_NAMES);
     c->ns_hooks = (struct ht_ns_hooks){
         .ctx = c,
@@ -259,6 +260,8 @@ void ht_ctl_free(struct ht_ctl *c)
     ht_mutex_destroy(&c->name_lock);
     ht_mutex_destroy(&c->lock);
     ht_mutex_destroy(&c->root_lock);
+    ht_override_forget_all(c);
+    ht_rwlock_destroy(&c->words_lock);
     free(c);
 }
 

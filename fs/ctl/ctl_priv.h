@@ -48,6 +48,9 @@ struct ht_ctl {
     bool attached;             /* ns and optim may be asked for names; name_lock */
 
     struct ht_mutex root_lock; /* one change of what is a root at a time; above everything else */
+
+    struct ht_rwlock words_lock;  /* override.c */
+    struct ht_list earlier_words; /* guarded by it */
 };
 
 /* problem.c: tell people (an event) and programs (word error). */
@@ -73,6 +76,19 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino) HT_CHECK;
 /* The configuration an inode's attribute says. -ENODATA, -EINVAL with text in err. */
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+
+/*
+ * override.c: the word optimizer of files and of directories below a root: it amends what is above.
+ * The hook of the optimizer. text NULL in the others: without the word.
+ */
+int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
+                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+/* May ino, below root, have this text? -EINVAL: it makes no sense there; -EBUSY: state of another rule; with err. Under root_lock. */
+int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text,
+                      char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+/* Set or remove it, for the next step that opens. Under root_lock. */
+int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags) HT_CHECK;
+void ht_override_forget_all(struct ht_ctl *c);
 
 /* apply.c: the commands of these names. WAIT. */
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;

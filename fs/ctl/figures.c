@@ -323,6 +323,22 @@ int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
     return 0;
 }
 
+/* What the next step of a parameter, or of what a directory says nothing else for, would be computed with. */
+static void effective_words(struct ht_ctl *c, uint64_t ino, unsigned scopes, uint64_t root, struct ht_buf *out)
+{
+    uint64_t model = scopes & HT_FIGURES_FILE ? ht_ctl_param(c, ino) : root;
+    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX];
+    struct ht_optim_config config;
+
+    if (!model)
+        return;
+    if (ht_optim_words_of(c->optim, model, ino, &config, err) == 0)
+        ht_optim_config_text(&config, text, sizeof(text));
+    else
+        snprintf(text, sizeof(text), "refused: %s", err);
+    ht_buf_printf(out, "optimizer=%s\n", text);
+}
+
 int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
 {
     struct figures f;
@@ -337,6 +353,7 @@ int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
         if (rows[i].scope & scopes)
             ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
+    effective_words(c, ino, scopes, root, out);
     if (f.root.claimed_by[0])
         ht_buf_printf(out, "claimed_by=%s pid=%d\n", f.root.claimed_by, f.root.claimed_pid);
     if (scopes & HT_FIGURES_STORE) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * optimizer.c - the word user.hitrain.optimizer: on a directory it makes, changes or ends a model root, on a file it
- * overrides the root's configuration for that parameter.
+ * optimizer.c - the word user.hitrain.optimizer: on a directory it makes, changes or ends a model root; on a file, and on a
+ * directory below a root, it amends what is above (override.c).
  *
  * A text that is refused changes nothing; the reason is in the log and in the word error of the inode (a
  * directory or file below a root: of that root, too, which is where a trainer looks).
@@ -39,11 +39,34 @@ static int add_in_tx(void *ctx, struct ht_tx *tx)
     return ht_optim_root_add(n->ctl->optim, n->ino, n->config, tx);
 }
 
+struct nested {
+    const struct ht_ctl *ctl;
+    uint64_t dir, found;
+};
+
+static int find_nested(void *ctx, uint64_t root)
+{
+    struct nested *n = ctx;
+
+    if (ht_ns_is_below(n->ctl->ns, root, n->dir))
+        n->found = root;
+    return 0;
+}
+
+static void tell_nested(struct ht_ctl *c, uint64_t ino)
+{
+    struct nested n = {c, ino, 0};
+    char path[160] = "";
+    int r = ht_ns_roots(c->ns, find_nested, &n);
+
+    if (r == 0 && n.found)
+        ht_ns_path(c->ns, n.found, path, sizeof(path));
+    ht_problem_set(c, ino, "cannot become a model root: model roots do not nest, and there is one below: %s", path);
+}
+
 static const char *why_no_root(int error)
 {
     switch (error) {
-    case -EINVAL:
-        return "model roots do not nest: there is one above or below";
     case -EBUSY:
         return "something below has a hard link outside";
     case -ENOSPC:
@@ -58,7 +81,9 @@ static int make_root(struct ht_ctl *c, uint64_t ino, const char *text, const str
     struct new_root n = {c, ino, config};
     int r = ht_ns_root_make(c->ns, ino, text, add_in_tx, &n);
 
-    if (r)
+    if (r == -EINVAL)
+        tell_nested(c, ino);
+    else if (r)
         ht_problem_set(c, ino, "cannot become a model root: %s", why_no_root(r));
     return r;
 }
@@ -91,21 +116,6 @@ static int refuse_flags(struct ht_ctl *c, uint64_t ino, int flags)
     return (flags & XATTR_REPLACE) && !there ? -ENODATA : 0;
 }
 
-static int set_directory(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config)
-{
-    struct ht_ns_tensor t;
-    int r = ht_ns_tensor(c->ns, ino, &t);
-
-    if (r)
-        return r;
-    r = t.is_root ? change_root(c, ino, text, config) : make_root(c, ino, text, config);
-    if (r == 0) {
-        ht_problem_clear(c, ino);
-        ht_ctl_changed(c);
-    }
-    return r;
-}
-
 static int refuse_text(struct ht_ctl *c, uint64_t ino, const char *err)
 {
     struct ht_ns_tensor t;
@@ -116,17 +126,58 @@ static int refuse_text(struct ht_ctl *c, uint64_t ino, const char *err)
     return -EINVAL;
 }
 
+/* text NULL: remove it. */
+static int set_override(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags)
+{
+    char err[HT_OPTIM_ERROR_MAX];
+    int r = ht_override_check(c, root, ino, text, err);
+
+    if (r && err[0])
+        refuse_text(c, ino, err);
+    return r ? r : ht_override_set(c, root, ino, text, flags);
+}
+
+static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t, bool dir, const char *text, int flags)
+{
+    struct ht_optim_config config;
+    char err[HT_OPTIM_ERROR_MAX];
+
+    if (ht_optim_config_parse(text, strlen(text), &config, err)) {
+        refuse_text(c, ino, err);
+        return -EINVAL;
+    }
+    if (!dir)
+        return ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags);
+    return t->is_root ? change_root(c, ino, text, &config) : make_root(c, ino, text, &config);
+}
+
+static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text, int flags)
+{
+    struct ht_ns_tensor t;
+    int r = ht_ns_tensor(c->ns, ino, &t);
+
+    if (r == 0)
+        r = refuse_flags(c, ino, flags);
+    if (r)
+        return r;
+    r = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags) : set_own(c, ino, &t, dir, text, flags);
+    if (r == 0) {
+        ht_problem_clear(c, ino);
+        ht_ctl_changed(c);
+    }
+    return r;
+}
+
 int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags)
 {
-    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX] = "";
-    struct ht_optim_config config;
+    char text[HT_OPTIM_CONFIG_TEXT_MAX];
     struct stat st;
     int r;
 
     if (len >= sizeof(text))
         return refuse_text(c, ino, "the text is longer than 1023 bytes");
-    if (ht_optim_config_parse(value, len, &config, err))
-        return refuse_text(c, ino, err);
+    if (len && memchr(value, 0, len))
+        return refuse_text(c, ino, "the text has a zero byte");
     memcpy(text, value, len);
     text[len] = 0;
     r = ht_ns_getattr(c->ns, ino, &st);
@@ -135,10 +186,7 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return refuse_text(c, ino, "only directories and regular files can carry one");
     ht_mutex_lock(&c->root_lock);
-    r = refuse_flags(c, ino, flags);
-    if (r == 0)
-        r = S_ISDIR(st.st_mode) ? set_directory(c, ino, text, &config)
-                                : ht_ns_setxattr(c->ns, ino, word, text, len, flags);
+    r = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags);
     ht_mutex_unlock(&c->root_lock);
     return r;
 }
@@ -187,7 +235,10 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino)
     if (r)
         return r;
     ht_mutex_lock(&c->root_lock);
-    r = t.is_root ? end_root(c, ino) : ht_ns_removexattr(c->ns, ino, word);
+    if (t.is_root)
+        r = end_root(c, ino);
+    else
+        r = t.root ? set_override(c, t.root, ino, NULL, 0) : ht_ns_removexattr(c->ns, ino, word);
     ht_mutex_unlock(&c->root_lock);
     return r;
 }

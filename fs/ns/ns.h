@@ -177,6 +177,15 @@ ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *b
                        size_t cap) HT_CHECK; /* cap 0: the length */
 ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap) HT_CHECK;
 int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name) HT_CHECK;
+/*
+ * Calls fn for the directories below ino's model root that lead to it, topmost first, then for ino, each with its value of
+ * this attribute (NULL: none), until fn returns other than 0, which is returned. fn is called under the lock of the names and
+ * takes nothing but leaves. The root itself is left out, and so is all of a tree that has none. -ESTALE, -ENOMEM.
+ */
+int ht_ns_xattr_path(struct ht_ns *ns, uint64_t ino, const char *name,
+                     int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx) HT_CHECK;
+/* Is ino at or below dir? Of a file with several names, one of them counts. */
+bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir);
 
 /* ----------------------------------------------------------------- tensors */
 

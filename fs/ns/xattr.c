@@ -9,6 +9,7 @@
 #include "fs/ns/ns_priv.h"
 
 #include <linux/limits.h>
+#include <stdlib.h>
 #include <sys/xattr.h>
 
 /* ----------------------------------------------------------------- words */
@@ -324,6 +325,85 @@ int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void 
         return -EINVAL;
     rc = ht_ns_op_begin(ns, 512 + strlen(name) + len, &op);
     return rc != 0 ? rc : ht_ns_op_end(&op, set_locked(&op, &q));
+}
+
+/* ------------------------------------------------------------------ path */
+
+/* The directory of an inode's first name, or NULL. */
+static const struct ht_ns_inode *dir_of(const struct ht_ns_inode *i)
+{
+    const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
+
+    while (e != NULL && !ht_ns_current(e))
+        e = e->name_next;
+    return e != NULL && i->ino != HT_NS_ROOT_INO ? e->dir : NULL;
+}
+
+static const struct ht_ns_inode *next_below_root(const struct ht_ns_inode *i)
+{
+    const struct ht_ns_inode *dir = dir_of(i);
+
+    return dir != NULL && (dir->flags & HT_NS_MODEL_ROOT) == 0 ? dir : NULL;
+}
+
+static int call_with_value(const struct ht_ns_inode *i, const char *name,
+                           int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
+{
+    const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
+
+    return x == NULL ? fn(ctx, i->ino, NULL, 0) : fn(ctx, i->ino, x->data + x->name_len + 1, x->value_len);
+}
+
+enum { DEPTH_COMMON = 32 };
+
+/* Under the lock. */
+static int walk_path(const struct ht_ns_inode *i, const char *name,
+                     int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
+{
+    const struct ht_ns_inode *few[DEPTH_COMMON], **path = few, *at = i;
+    size_t depth = 0, n = 0;
+    int rc = 0;
+
+    for (; at != NULL; at = next_below_root(at))
+        depth++;
+    if (depth > DEPTH_COMMON)
+        path = malloc(depth * sizeof(const struct ht_ns_inode *));
+    if (path == NULL)
+        return -ENOMEM;
+    for (at = i; at != NULL; at = next_below_root(at))
+        path[n++] = at;
+    while (rc == 0 && n > 0)
+        rc = call_with_value(path[--n], name, fn, ctx);
+    if (path != few)
+        free(path);
+    return rc;
+}
+
+int ht_ns_xattr_path(struct ht_ns *ns, uint64_t ino, const char *name,
+                     int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
+{
+    const struct ht_ns_inode *i;
+    int rc = 0;
+
+    ht_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, ino);
+    if (i == NULL)
+        rc = -ESTALE;
+    else if (ht_ns_root(i)->ino != 0 && (i->flags & HT_NS_MODEL_ROOT) == 0)
+        rc = walk_path(i, name, fn, ctx);
+    ht_rwlock_unlock(&ns->lock);
+    return rc;
+}
+
+bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir)
+{
+    const struct ht_ns_inode *i;
+
+    ht_rwlock_rdlock(&ns->lock);
+    for (i = ht_ns_inode_live(ns, ino); i != NULL && i->ino != dir;)
+        i = dir_of(i);
+    ht_rwlock_unlock(&ns->lock);
+    return i != NULL;
 }
 
 /* ---------------------------------------------------------------- remove */

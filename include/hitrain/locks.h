@@ -20,6 +20,7 @@ enum ht_lock_rank {
     HT_LOCK_FEED,        /* fs/ctl: one open .hitrain/events */
     HT_LOCK_TOPK,        /* optim: one open sparse gradient, over its flush */
     HT_LOCK_EVENT_NAMES, /* fs/ctl: whether names and optimizer may be asked for a path */
+    HT_LOCK_WORDS,       /* fs/ctl: words that amend a model root's, over a change of one; readers and writers */
     HT_LOCK_TX,          /* store: the transaction */
     HT_LOCK_NAMES,       /* fs/ns: names and inodes; readers and writers */
     HT_LOCK_PARKED,      /* fs/fuse: requests that wait for an update */

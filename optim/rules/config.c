@@ -103,17 +103,12 @@ static HT_PRINTF(2, 3) int refuse(char *err, const char *fmt, ...)
     return -EINVAL;
 }
 
-static int parse_rule(const struct token *t, struct ht_optim_config *out, char *err)
+static int refuse_rule(const char *name, char *err)
 {
-    const struct ht_rule *rule = ht_rule_named(t->text);
     char names[128];
 
-    if (rule) {
-        *out = rule->defaults;
-        return 0;
-    }
     ht_rule_names(names, sizeof(names));
-    return refuse(err, "optimizer \"%s\" is not known; known: %s", t->text, names);
+    return refuse(err, "\"%s\" is not known; known: %s", name, names);
 }
 
 /* The place of name among the words of a list, or -1. */
@@ -207,7 +202,44 @@ static int parse_word(const struct token *t, unsigned *seen, struct ht_optim_con
     return 0;
 }
 
-int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+/* What words that every rule has say in from, into to. */
+static void copy_common(const struct ht_optim_config *from, struct ht_optim_config *to)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
+        static const size_t bytes[] = {[NUMBER] = sizeof(double), [COUNT] = 4, [FLAG] = 1, [CHOICE] = 1};
+        const struct word *w = &words[i];
+        if (place_in(common_words, w->name, strlen(w->name)) >= 0)
+            memcpy((char *)to + w->offset, (const char *)from + w->offset, bytes[w->kind]);
+    }
+}
+
+/* Where the words begin from: base, or the defaults of the rule that is named. *pos: behind that name. */
+static int begin_config(const char **pos, const char *end, const struct ht_optim_config *base,
+                        struct ht_optim_config *out, char *err)
+{
+    const char *words_at = *pos;
+    const struct ht_rule *rule;
+    struct token t;
+
+    if (!next_token(pos, end, &t))
+        return refuse(err, "empty; e.g. \"adamw lr=3e-4\"");
+    rule = ht_rule_named(t.text);
+    if (!rule && (!base || !strchr(t.text, '=')))
+        return refuse_rule(t.text, err);
+    if (!rule)
+        *pos = words_at;
+    if (base && (!rule || rule->defaults.rule == base->rule)) {
+        *out = *base;
+        return 0;
+    }
+    *out = rule->defaults;
+    if (base)
+        copy_common(base, out);
+    return 0;
+}
+
+static int parse(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
+                 char err[HT_OPTIM_ERROR_MAX])
 {
     const char *pos = text, *end = text + len;
     struct ht_optim_config config;
@@ -216,10 +248,8 @@ int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *
     int ret;
 
     if (len > HT_OPTIM_CONFIG_TEXT_MAX)
-        return refuse(err, "optimizer: %zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
-    if (!next_token(&pos, end, &t))
-        return refuse(err, "optimizer: empty; e.g. \"adamw lr=3e-4\"");
-    ret = parse_rule(&t, &config, err);
+        return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
+    ret = begin_config(&pos, end, base, &config, err);
     while (!ret && next_token(&pos, end, &t))
         ret = parse_word(&t, &seen, &config, err);
     if (ret)
@@ -229,4 +259,59 @@ int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *
         return refuse(err, "%s", wrong);
     *out = config;
     return 0;
+}
+
+int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
+{
+    return parse(text, len, NULL, out, err);
+}
+
+int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
+                          char err[HT_OPTIM_ERROR_MAX])
+{
+    return parse(text, len, base, out, err);
+}
+
+/* As few digits as give the same number. */
+static void put_number(double value, char buf[32])
+{
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(buf, 32, "%.*g", digits, value);
+        if (strtod(buf, NULL) == value)
+            return;
+    }
+}
+
+static void put_value(const struct word *w, const struct ht_optim_config *c, char buf[32])
+{
+    const void *field = (const char *)c + w->offset;
+
+    if (w->kind == NUMBER) {
+        put_number(*(const double *)field, buf);
+    } else if (w->kind == COUNT) {
+        snprintf(buf, 32, "%u", *(const uint32_t *)field);
+    } else if (w->kind == FLAG) {
+        snprintf(buf, 32, "%d", *(const bool *)field);
+    } else {
+        const char *second = strchr(w->choices, ' ') + 1;
+        bool is_second = *(const bool *)field;
+        int len = is_second ? (int)strlen(second) : (int)(second - w->choices) - 1;
+
+        snprintf(buf, 32, "%.*s", len, is_second ? second : w->choices);
+    }
+}
+
+void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap)
+{
+    const struct ht_rule *rule = ht_rule_of(c->rule);
+    size_t used = (size_t)snprintf(buf, cap, "%s", rule->name);
+    char value[32];
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words) && used < cap; i++) {
+        const struct word *w = &words[i];
+        if (!find_word(rule, w->name, strlen(w->name)))
+            continue;
+        put_value(w, c, value);
+        used += (size_t)snprintf(buf + used, cap - used, " %s=%s", w->name, value);
+    }
 }

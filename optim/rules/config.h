@@ -27,5 +27,13 @@ enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_
  */
 int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out,
                           char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+/*
+ * The same for words that amend others: what is left out is as in base. The rule may be left out, too. Where it is another
+ * rule than that of base, the words of its own that are left out have their defaults. out may be base. -EINVAL
+ */
+int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
+                          char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+/* The rule and all words that it has, as a text that parses to the same. Cut if it does not fit in cap bytes. */
+void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap);
 
 #endif

@@ -3,6 +3,7 @@
 #include "optim/rules/rule.h"
 
 #include <stdio.h>
+#include <strings.h>
 
 #include "optim/rules/all.h"
 
@@ -22,7 +23,7 @@ const struct ht_rule *ht_rule_of(enum ht_rule_id id)
 const struct ht_rule *ht_rule_named(const char *name)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(rules); i++) {
-        if (!strcmp(name, rules[i]->name))
+        if (!strcasecmp(name, rules[i]->name))
             return rules[i];
     }
     return NULL;

@@ -37,7 +37,7 @@ struct ht_rule {
     void (*scalars)(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);
 };
 const struct ht_rule *ht_rule_of(enum ht_rule_id id);
-/* By its name, or NULL. */
+/* By its name, in capitals or not; or NULL. */
 const struct ht_rule *ht_rule_named(const char *name);
 /* Names of all rules, a space between. */
 void ht_rule_names(char *buf, size_t cap);

@@ -14,6 +14,7 @@ static const char *const names[HT_LOCK_RANKS] = {
     [HT_LOCK_ROOTS] = "roots",
     [HT_LOCK_FEED] = "feed",
     [HT_LOCK_EVENT_NAMES] = "event names",
+    [HT_LOCK_WORDS] = "optimizer words",
     [HT_LOCK_TX] = "transaction",
     [HT_LOCK_NAMES] = "names",
     [HT_LOCK_PARKED] = "parked",

@@ -458,14 +458,14 @@ START_TEST(another_rule_needs_parameters_without_state)
 }
 END_TEST
 
-static bool override_with_lion(void *ctx, uint64_t oid, struct ht_optim_config *out)
+static int override_with_lion(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
+                              struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
+    static const char text[] = "lion lr=0.5";
     struct world *me = ctx;
 
-    if (oid != me->param[0].oid)
-        return false;
-    *out = world_config("lion lr=0.5");
-    return true;
+    (void)as_of;
+    return oid == me->param[0].oid ? ht_optim_config_amend(text, strlen(text), base, out, err) : 0;
 }
 
 START_TEST(a_gradient_for_state_of_another_rule_is_refused)
@@ -490,14 +490,14 @@ START_TEST(a_gradient_for_state_of_another_rule_is_refused)
 }
 END_TEST
 
-static bool override_first(void *ctx, uint64_t oid, struct ht_optim_config *out)
+static int override_first(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
+                          struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
+    static const char text[] = "lr=0.5 weight_decay=0";
     struct world *me = ctx;
 
-    if (oid != me->param[0].oid)
-        return false;
-    *out = world_config("adamw lr=0.5 weight_decay=0");
-    return true;
+    (void)as_of;
+    return oid == me->param[0].oid ? ht_optim_config_amend(text, strlen(text), base, out, err) : 0;
 }
 
 START_TEST(a_parameter_may_have_its_own_configuration)

@@ -95,6 +95,59 @@ START_TEST(what_is_wrong_is_named)
 }
 END_TEST
 
+static int amend(const char *text, const char *base_text)
+{
+    struct ht_optim_config base;
+
+    ck_assert_int_eq(ht_optim_config_parse(base_text, strlen(base_text), &base, err), 0);
+    return ht_optim_config_amend(text, strlen(text), &base, &config, err);
+}
+
+START_TEST(words_that_amend_leave_the_others_as_they_are)
+{
+    ck_assert_int_eq(amend("adamw weight_decay=0.5", "adamw lr=0.25 beta1=0.5 weight_decay=0 partial=1"), 0);
+    ck_assert(config.lr == 0.25 && config.beta1 == 0.5 && config.weight_decay == 0.5 && config.partial);
+    ck_assert_int_eq(amend("weight_decay=0.5", "AdamW lr=0.25"), 0);
+    ck_assert(config.rule == HT_RULE_ADAMW && config.lr == 0.25 && config.weight_decay == 0.5);
+    ck_assert_int_eq(amend("ADAMW", "adamw lr=0.25"), 0);
+    ck_assert(config.lr == 0.25);
+    /* Another rule has its own defaults; what all rules have stays. */
+    ck_assert_int_eq(amend("lion beta1=0.5", "adamw lr=0.25 weight_decay=0.125 maximize=1 accumulate=3"), 0);
+    ck_assert(config.rule == HT_RULE_LION && config.beta1 == 0.5 && config.lr == 1e-4 && config.weight_decay == 0);
+    ck_assert(config.maximize && config.accumulate == 3);
+    ck_assert_int_eq(amend("beta1=0.5", "sgd"), -EINVAL);
+    ck_assert_ptr_nonnull(strstr(err, "\"beta1=0.5\" is no word=value of sgd"));
+    ck_assert_int_eq(amend("momentum=0", "sgd momentum=0.9 nesterov=1"), -EINVAL);
+    ck_assert_int_eq(amend("momentum=0 nesterov=0", "sgd momentum=0.9 nesterov=1"), 0);
+    ck_assert_int_eq(amend("", "sgd"), -EINVAL);
+    ck_assert_int_eq(amend("rmsprop", "sgd"), -EINVAL);
+}
+END_TEST
+
+START_TEST(words_are_told_as_they_are_read)
+{
+    static const char *const texts[] = {"sgd",
+                                        "AdamW lr=0.1 beta2=0.3333333333333333 accumulate_mode=mean durable_every=7",
+                                        "adam eps=1e-300", "lion maximize=1", "adagrad lr_decay=123456789"};
+    struct ht_optim_config told;
+    char text[HT_OPTIM_CONFIG_TEXT_MAX];
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(texts); i++) {
+        ck_assert_int_eq(parse(texts[i]), 0);
+        ht_optim_config_text(&config, text, sizeof(text));
+        ck_assert_int_eq(ht_optim_config_parse(text, strlen(text), &told, err), 0);
+        ck_assert_mem_eq(&told, &config, sizeof(told));
+    }
+    ck_assert_int_eq(parse("sgd lr=0.1 accumulate=2 accumulate_mode=mean"), 0);
+    ht_optim_config_text(&config, text, sizeof(text));
+    ck_assert_str_eq(text,
+                     "sgd lr=0.1 weight_decay=0 momentum=0 dampening=0 nesterov=0 grad_scale=1 max_grad_norm=0 "
+                     "skip_nonfinite=0 durable_every=1 accumulate=2 accumulate_mode=mean partial=0 maximize=0");
+    ht_optim_config_text(&config, text, 9);
+    ck_assert_str_eq(text, "sgd lr=0");
+}
+END_TEST
+
 START_TEST(bytes_of_any_kind_are_safe)
 {
     char text[HT_OPTIM_CONFIG_TEXT_MAX + 8];
@@ -124,6 +177,8 @@ int main(void)
     tcase_add_test(t, words_left_out_have_the_defaults_of_torch);
     tcase_add_test(t, every_word_is_read);
     tcase_add_loop_test(t, what_is_wrong_is_named, 0, (int)HT_ARRAY_SIZE(wrong));
+    tcase_add_test(t, words_that_amend_leave_the_others_as_they_are);
+    tcase_add_test(t, words_are_told_as_they_are_read);
     tcase_add_test(t, bytes_of_any_kind_are_safe);
     suite_add_tcase(suite, t);
     return run_all(suite);

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The word optimizer of files and of directories below a model root: it amends what is above, from the next step on."""
+import errno
+import os
+
+import numpy as np
+import pytest
+
+from calls import fails, sync
+from test_steering import N, put_gradient, step_open, tell, word
+
+ALL = ('w', 'v')
+
+
+def values(root, name='w'):
+    found = np.fromfile(root / name, 'f4')
+    assert np.all(found == found[0])
+    return found[0]
+
+
+def step(root, *names):
+    for name in names or ALL:
+        put_gradient(root, name)
+    assert tell(root, 'commit') == 'ok'
+
+
+def effective(path):
+    lines = [x for x in word(path, 'stats').splitlines() if x.startswith('optimizer=')]
+    return dict(x.split('=') for x in lines[0][len('optimizer='):].split()[1:])
+
+
+@pytest.fixture
+def root(mnt):
+    r = mnt / 'm'
+    (r / 'norms').mkdir(parents=True)
+    word(r, 'dtype', 'f32')
+    word(r / 'norms', 'dtype', 'f32')
+    for name in ALL + ('norms/n', 'norms/o'):
+        (r / name).write_bytes(bytes(4 * N))
+    word(r, 'optimizer', 'sgd lr=1')
+    sync(r)
+    return r
+
+
+def put_below(root, *names):
+    for name in names:
+        put_gradient(root / 'norms', name)
+
+
+def test_words_that_a_file_leaves_out_are_those_of_the_root(root):
+    word(root, 'optimizer', 'sgd lr=0.5 weight_decay=0')
+    word(root / 'w', 'optimizer', 'sgd maximize=1')  # with the rule, as stores have it
+    word(root / 'v', 'optimizer', 'weight_decay=0.5')
+    assert word(root / 'w', 'optimizer') == 'sgd maximize=1'
+    assert effective(root / 'w')['lr'] == '0.5' and effective(root / 'w')['maximize'] == '1'
+    assert effective(root / 'v') == {**effective(root), 'weight_decay': '0.5'}
+    step(root)
+    assert values(root, 'w') == 0.5 and values(root, 'v') == -0.5
+    word(root, 'optimizer', 'sgd lr=0.25')
+    step(root)
+    assert values(root, 'w') == 0.75 and values(root, 'v') == -0.5 - 0.25 * (1 - 0.25)
+
+
+def test_the_nearest_directory_wins(root):
+    (root / 'norms' / 'deep').mkdir()
+    os.rename(root / 'norms' / 'o', root / 'norms' / 'deep' / 'o')
+    word(root / 'norms', 'optimizer', 'lr=2 maximize=1')
+    word(root / 'norms' / 'deep' / 'o', 'optimizer', 'lr=4')
+    put_gradient(root / 'norms', 'n')
+    put_gradient(root / 'norms' / 'deep', 'o')
+    step(root)
+    assert [values(root, x) for x in ('w', 'norms/n', 'norms/deep/o')] == [-1, 2, 4]
+    word(root / 'norms' / 'deep', 'optimizer', 'lr=8 maximize=0')
+    assert effective(root / 'norms' / 'deep')['lr'] == '8' and effective(root / 'norms' / 'deep' / 'o')['lr'] == '4'
+    put_gradient(root / 'norms' / 'deep', 'o')
+    step(root)
+    assert values(root, 'norms/deep/o') == 0
+    os.removexattr(root / 'norms' / 'deep', 'user.hitrain.optimizer')
+    os.removexattr(root / 'norms' / 'deep' / 'o', 'user.hitrain.optimizer')
+    put_gradient(root / 'norms' / 'deep', 'o')
+    step(root)
+    assert values(root, 'norms/deep/o') == 2
+
+
+def test_deep_directories(root):
+    d = root
+    for i in range(40):
+        d /= f'd{i}'
+        d.mkdir()
+        word(d, 'optimizer', f'lr={i}')
+    word(d, 'dtype', 'f32')
+    (d / 'w').write_bytes(bytes(4 * N))
+    put_gradient(d)
+    assert tell(root, 'commit') == 'ok'
+    assert values(d) == -39
+
+
+@pytest.mark.parametrize('change', ['root', 'file', 'directory', 'removed', 'twice'])
+def test_a_change_in_mid_step_is_for_the_next_step_of_all(root, change):
+    """Before, some parameters of the step had the old words and some the new ones."""
+    word(root / 'norms', 'optimizer', 'lr=2')
+    word(root / 'norms' / 'o', 'optimizer', 'lr=4')
+    put_below(root, 'n')
+    put_gradient(root, 'w')
+    assert step_open(root)
+    if change == 'root':
+        word(root, 'optimizer', 'sgd lr=100')
+    elif change == 'file':
+        word(root / 'norms' / 'o', 'optimizer', 'lr=100')
+        word(root / 'v', 'optimizer', 'lr=100')
+    elif change == 'directory':
+        word(root / 'norms', 'optimizer', 'lr=100 maximize=1')
+    elif change == 'removed':
+        os.removexattr(root / 'norms' / 'o', 'user.hitrain.optimizer')
+    else:
+        for lr in (100, 200):
+            word(root / 'norms' / 'o', 'optimizer', f'lr={lr}')
+    put_below(root, 'o')
+    put_gradient(root, 'v')
+    assert tell(root, 'commit') == 'ok'
+    assert [values(root, x) for x in ('w', 'v', 'norms/n', 'norms/o')] == [-1, -1, -2, -4]
+    put_below(root, 'n', 'o')
+    step(root)
+    after = {'root': [-101, -101, -4, -8], 'file': [-2, -101, -4, -104], 'directory': [-2, -2, 98, 0],
+             'removed': [-2, -2, -4, -6], 'twice': [-2, -2, -4, -204]}[change]
+    assert [values(root, x) for x in ('w', 'v', 'norms/n', 'norms/o')] == after
+
+
+def test_words_survive_a_crash_and_an_abort_takes_them_back(store, root):
+    word(root / 'w', 'optimizer', 'lr=4')
+    word(root / 'norms', 'optimizer', 'lr=8')
+    sync(root)
+    word(root / 'w', 'optimizer', 'lr=16')
+    put_gradient(root, 'w')
+    word(root / 'norms', 'optimizer', 'lr=32')
+    assert tell(root, 'abort') == 'ok'
+    assert word(root / 'w', 'optimizer') == 'lr=4' and word(root / 'norms', 'optimizer') == 'lr=8'
+    store.kill()
+    store.mount()
+    put_below(root, 'n')
+    step(root)
+    assert [values(root, x) for x in ('w', 'v', 'norms/n')] == [-4, -1, -8]
+
+
+def test_what_makes_no_sense_is_refused_when_it_is_set(root):
+    with fails(errno.EINVAL):
+        word(root / 'w', 'optimizer', 'beta1=0.5')
+    assert 'beta1=0.5' in word(root / 'w', 'error') and 'sgd' in word(root, 'error')
+    with fails(errno.EINVAL):
+        word(root / 'norms', 'optimizer', 'nesterov=1')
+    assert 'needs momentum' in word(root / 'norms', 'error')
+    word(root / 'norms', 'optimizer', 'momentum=0.5')
+    word(root / 'norms' / 'n', 'optimizer', 'nesterov=1')
+    # what made sense of it is taken away: the gradient is refused by name
+    os.removexattr(root / 'norms' / 'n', 'user.hitrain.optimizer')
+    word(root / 'norms' / 'n', 'optimizer', 'sgd lr=2')
+    with fails(errno.ENODATA):
+        os.removexattr(root / 'w', 'user.hitrain.optimizer')
+
+
+def test_words_that_no_longer_fit_refuse_the_gradient(root):
+    word(root / 'w', 'optimizer', 'momentum=0.5')
+    word(root, 'optimizer', 'adamw')
+    assert 'refused' in word(root / 'w', 'stats')
+    with fails(errno.EINVAL):
+        put_gradient(root, 'w')
+    assert word(root, 'error').startswith('m/w: optimizer: "momentum=0.5" is no word=value of adamw')
+    os.removexattr(root / 'w', 'user.hitrain.optimizer')
+    step(root)
+    assert word(root, 'step') == '1'
+
+
+def test_another_rule_beside_state_is_refused_when_it_is_set(root):
+    word(root, 'optimizer', 'adamw lr=1')
+    put_below(root, 'n')
+    step(root)
+    for path in ('w', 'norms/n', 'norms'):
+        with fails(errno.EBUSY):
+            word(root / path, 'optimizer', 'sgd momentum=0.9')
+        named = 'm/norms/n' if 'norms' in path else 'm/w'
+        assert f'{named} has state of another rule: reset it first' in word(root / path, 'error')
+        with fails(errno.ENODATA):
+            word(root / path, 'optimizer')
+    word(root / 'norms' / 'o', 'optimizer', 'sgd momentum=0.5')  # it has no state
+    put_below(root, 'o')
+    step(root)
+    assert os.path.exists(root / 'norms/.hitrain/state/o/momentum_buffer')
+    with fails(errno.EBUSY):
+        os.removexattr(root / 'norms' / 'o', 'user.hitrain.optimizer')
+    assert tell(root, 'reset norms/o') == 'ok'
+    os.removexattr(root / 'norms' / 'o', 'user.hitrain.optimizer')
+    put_below(root, 'o')
+    step(root)
+    assert os.path.exists(root / 'norms/.hitrain/state/o/exp_avg')
+
+
+def test_a_root_ends_and_begins_with_words_below(root):
+    word(root / 'norms', 'optimizer', 'lr=2')
+    os.removexattr(root, 'user.hitrain.optimizer')
+    assert word(root / 'norms', 'optimizer') == 'lr=2'
+    word(root, 'optimizer', 'sgd lr=1')
+    put_below(root, 'n')
+    step(root)
+    assert values(root, 'norms/n') == -2
