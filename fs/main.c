@@ -13,6 +13,7 @@
 #include "fs/daemon.h"
 #include "fs/ending.h"
 #include "fs/fuse/session.h"
+#include "fs/lingering.h"
 #include "fs/mountpoint.h"
 #include "fs/ns/ns.h"
 #include "fs/options.h"
@@ -352,7 +353,9 @@ static int serve(struct daemon *d)
         ht_process_tune();
     r = begin(d);
     if (r == 0) {
+        ht_lingering_begin(d->source, d->mountpoint);
         r = ht_fuse_loop(d->fuse);
+        ht_lingering_end();
         if (r)
             ht_error("%s: the connection to the kernel ended: %s", d->mountpoint, strerror(-r));
     }

@@ -439,3 +439,41 @@ def test_a_file_stays_held_while_writes_of_the_dead_go_on(make_store, tmp_path):
         store.detach()
         assert store.fsck().returncode == 0
         store.image = kept
+
+
+def told_kept(store):
+    lines = [line for line in store.messages().splitlines() if '[mount-kept]' in line]
+    return lines[-1] if lines else ''
+
+
+def test_a_mount_that_another_namespace_keeps_is_named(make_store):
+    """Made while the store was mounted, it has a mount of its own, which an unmount here does not reach."""
+    store = make_store('64M')
+    store.mount()
+    keeper = subprocess.Popen(['unshare', '--mount', '--propagation', 'private', 'sleep', '1000'])
+    try:
+        wait_for(lambda: os.readlink(f'/proc/{keeper.pid}/ns/mnt') != os.readlink('/proc/self/ns/mnt') and
+                 os.readlink(f'/proc/{keeper.pid}/exe').endswith('sleep'), 'its namespace')
+        unmount(store.point)
+        wait_for(lambda: told_kept(store), 'a message')
+        assert f'mount namespace of process {keeper.pid} (sleep 1000)' in told_kept(store)
+        assert str(store.image) in told_kept(store) and store.daemon.poll() is None
+    finally:
+        keeper.kill()
+        keeper.wait()
+    assert store.daemon.wait(SECONDS_MAX) == 0
+    store.daemon = None
+
+
+def test_a_mount_that_open_files_keep_is_named(make_store):
+    store = make_store('64M')
+    store.mount()
+    with open(store.point / 'f', 'wb', buffering=0) as f:
+        subprocess.run(['umount', '-l', store.point], check=True, timeout=SECONDS_MAX)
+        wait_for(lambda: told_kept(store), 'a message')
+        assert f'process {os.getpid()} (' in told_kept(store) and 'uses files of it' in told_kept(store)
+        f.write(b'late')
+    assert store.daemon.wait(SECONDS_MAX) == 0
+    store.daemon = None
+    store.mount()
+    assert (store.point / 'f').read_bytes() == b'late'

@@ -35,6 +35,7 @@ const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_STALE_CACHE] = {"stale-cache", HT_LOG_ERROR, "Clients may see what is not so any more."},
     [HT_EVENT_PAGES_LOST] = {"pages-lost", HT_LOG_ERROR, "Not everything could be written when the mount ended."},
     [HT_EVENT_FORCED_UNMOUNT] = {"forced-unmount", HT_LOG_WARN, "The mount ended while it was in use."},
+    [HT_EVENT_MOUNT_KEPT] = {"mount-kept", HT_LOG_WARN, "The mount is gone, but a process keeps the store mounted."},
     [HT_EVENT_SCRUB_DAMAGE] = {"scrub-damage", HT_LOG_ERROR, "Scrub found something bad and could not repair it."},
     [HT_EVENT_SCRUB_REPAIRED] = {"scrub-repaired", HT_LOG_WARN, "Scrub found something bad and repaired it."},
     [HT_EVENT_SCRUB_ENDED] = {"scrub-ended", HT_LOG_INFO, "A scrub ended, and what it found in all."},

@@ -18,8 +18,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-/* False for kernel threads and for processes that have ended already, too: they have no command line any more. */
-static bool read_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
+bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX])
 {
     char path[32];
     ssize_t n;
@@ -141,7 +140,7 @@ static bool take_owner(pid_t pid, void *arg)
 {
     struct ht_holder *h = arg;
 
-    if (!read_command(pid, h->command))
+    if (!ht_holder_command(pid, h->command))
         return false;
     h->pid = pid;
     return true;
@@ -154,7 +153,7 @@ static bool take_opener(pid_t pid, void *arg)
     bool holds = pid == getpid() || is_ours(pid);
     char command[HT_HOLDER_COMMAND_MAX];
 
-    if ((!holds && h->pid != 0) || !read_command(pid, command))
+    if ((!holds && h->pid != 0) || !ht_holder_command(pid, command))
         return false;
     memcpy(h->command, command, sizeof(command));
     h->pid = pid;

@@ -27,6 +27,8 @@ int ht_holder_each(const char *path, ht_holder_visit *visit, void *arg) HT_CHECK
  * device open a program of hitrain, else any. A guess for people, not a lock: it may be another one a moment later. -errno: path cannot be looked at.
  */
 int ht_holder_find(const char *path, struct ht_holder *out) HT_CHECK;
+/* The command line of a process, arguments separated by blanks. False for kernel threads and for processes that have ended: they have none. */
+bool ht_holder_command(pid_t pid, char command[HT_HOLDER_COMMAND_MAX]);
 /* "mounted on /mnt and held by process 12 (hitrain a b)", or "in use, perhaps by" a mere opener, or the part of it that is known. Returns text. */
 const char *ht_holder_text(const struct ht_holder *h, char text[HT_HOLDER_TEXT_MAX]);
 

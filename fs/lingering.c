@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lingering.c - see lingering.h.
+ *
+ * The kernel ends the connection when the last mount of the file system and the last open file have gone. A mount namespace that was made
+ * while the store was mounted may hold another mount of it, and umount -l leaves open files. The device stays held for as long.
+ *
+ * The kernel wakes who polls the table of mounts when it changes, so waiting costs nothing. After the mount has gone there are three
+ * looks and no more.
+ */
+#include "fs/lingering.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "tiering/base/event.h"
+#include "tiering/base/mount_user.h"
+#include "tiering/base/mounts.h"
+
+enum { CALM_MS = 500 }; /* between two looks at a table that changes all the time */
+
+static const int look_after_ms[] = {3000, 60000, 600000};
+
+static struct {
+    pthread_t thread;
+    const char *source, *point;
+    unsigned major, minor;
+    int table, stop; /* descriptors */
+    bool running;
+} the;
+
+/* True: to end. ms -1: until the table changes. */
+static bool pause_for(int ms, bool changes)
+{
+    struct pollfd fds[] = {{.fd = the.stop, .events = POLLIN}, {.fd = changes ? the.table : -1, .events = POLLPRI}};
+
+    while (poll(fds, HT_ARRAY_SIZE(fds), ms) < 0 && errno == EINTR)
+        ;
+    return fds[0].revents != 0;
+}
+
+static void tell(void)
+{
+    const struct ht_event_about about = {.device = the.source};
+    struct ht_mount_user user;
+
+    if (ht_mount_user_find(the.major, the.minor, &user) != 0)
+        ht_event(
+            HT_EVENT_MOUNT_KEPT, &about,
+            "%s is not mounted on %s any more, but the kernel still needs this daemon: a mapping, or a process that cannot be "
+            "seen from here, keeps it",
+            the.source, the.point);
+    else if (user.has_mount)
+        ht_event(
+            HT_EVENT_MOUNT_KEPT, &about,
+            "%s is not mounted on %s any more, but it is in the mount namespace of process %d (%.60s): daemon and device stay "
+            "until it is unmounted there or that ends",
+            the.source, the.point, (int)user.pid, user.command);
+    else
+        ht_event(
+            HT_EVENT_MOUNT_KEPT, &about,
+            "%s is not mounted on %s any more, but process %d (%.60s) still uses files of it: daemon and device stay until "
+            "that ends",
+            the.source, the.point, (int)user.pid, user.command);
+}
+
+static void *wait_and_tell(void *arg)
+{
+    while (ht_mount_is_here(the.major, the.minor))
+        if (pause_for(-1, true) || pause_for(CALM_MS, false))
+            return NULL;
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(look_after_ms); i++) {
+        if (pause_for(look_after_ms[i], false))
+            return NULL;
+        tell();
+    }
+    return NULL;
+}
+
+void ht_lingering_begin(const char *source, const char *mountpoint)
+{
+    struct ht_mount_entry m;
+
+    if (ht_mount_at(mountpoint, &m) != 0)
+        return;
+    the.source = source;
+    the.point = mountpoint;
+    the.major = m.major;
+    the.minor = m.minor;
+    the.table = open("/proc/self/mountinfo", O_RDONLY | O_CLOEXEC);
+    the.stop = eventfd(0, EFD_CLOEXEC);
+    the.running = the.table >= 0 && the.stop >= 0 && pthread_create(&the.thread, NULL, wait_and_tell, NULL) == 0;
+    if (!the.running)
+        ht_debug("nothing is told when another mount namespace keeps the mount: %s", strerror(errno));
+}
+
+void ht_lingering_end(void)
+{
+    if (!the.running)
+        return;
+    if (eventfd_write(the.stop, 1) == 0)
+        pthread_join(the.thread, NULL);
+    close(the.table);
+    close(the.stop);
+    the.running = false;
+}
