@@ -3,7 +3,9 @@
  * hidden.c - what exists in the hidden tree, and what it looks like. See hidden.h.
  *
  * An inode number is made of a kind (bits 56 to 63), an index (48 to 55) and the inode it belongs to (0 to 47; the
- * store numbers from 1 up and never gets there). Attributes are made up from those of that inode, so that the
+ * store numbers from 1 up and never gets there). Below grad, grad-topk and state there is a directory for each directory below
+ * that of .hitrain. Its index is the number of levels between: so every hidden directory has one path, as the kernel wants
+ * it, while a gradient or a state has one for each directory above it. Attributes are made up from those of that inode, so that the
  * kernel's permission check gives what steering and reading need; ht_hidden_open checks again.
  */
 #include "fs/ctl/hidden_priv.h"
@@ -12,6 +14,7 @@
 #include <unistd.h>
 
 #define BASE_BITS 48
+enum { LEVELS_MAX = 255 };
 static_assert(HT_ID_MAX <= 1ull << (BASE_BITS - 1), "inodes of the log are no hidden ones, nor are new ones");
 
 static uint64_t number_of(enum ht_hidden_kind kind, unsigned index, uint64_t base)
@@ -134,7 +137,7 @@ int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
         return r;
     st.st_ino = ino;
     st.st_mode = mode_of(ht_hidden_kind(ino), st.st_mode);
-    st.st_nlink = S_ISDIR(st.st_mode) ? 2 : 1;
+    st.st_nlink = 1; /* of a directory: how many are below is not counted */
     st.st_size = (off_t)size_of(c, ino);
     st.st_blocks = 0;
     st.st_blksize = HT_BLOCK_BYTES;
@@ -223,16 +226,33 @@ static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct
     return -ENOENT;
 }
 
-/* A gradient resolves for every regular file, so that opening one of a file without a float dtype can say why not. */
-static int lookup_param(struct ht_ctl *c, uint64_t dir, enum ht_hidden_kind kind, const char *name, struct stat *out_st)
+/* Of what is in grad, grad-topk or state. */
+static enum ht_hidden_kind kind_in(enum ht_hidden_kind dir)
 {
+    return dir == HT_HIDDEN_GRAD_DIR ? HT_HIDDEN_GRAD
+        : dir == HT_HIDDEN_TOPK_DIR  ? HT_HIDDEN_TOPK
+                                     : HT_HIDDEN_PARAM_DIR;
+}
+
+/*
+ * A directory leads to what is below it. A gradient resolves for every regular file, so that opening one of a file without a float
+ * dtype can say why not.
+ */
+static int lookup_param(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
+{
+    enum ht_hidden_kind dir = ht_hidden_kind(parent), kind = kind_in(dir);
+    unsigned levels = ht_hidden_index(parent);
     struct stat st;
-    int r = ht_ns_lookup(c->ns, dir, name, &st);
+    int r = ht_ns_lookup(c->ns, ht_hidden_base(parent), name, &st);
 
     if (r)
         return r;
-    if (S_ISREG(st.st_mode) && (kind != HT_HIDDEN_PARAM_DIR || ht_ctl_param(c, st.st_ino)))
+    if (S_ISDIR(st.st_mode))
+        r = levels < LEVELS_MAX ? found(c, dir, levels + 1, st.st_ino, out_st) : -ENAMETOOLONG;
+    else if (S_ISREG(st.st_mode) && kind != HT_HIDDEN_PARAM_DIR)
         r = found(c, kind, 0, st.st_ino, out_st);
+    else if (S_ISREG(st.st_mode) && ht_ctl_param(c, st.st_ino))
+        r = found(c, kind, levels, st.st_ino, out_st);
     else
         r = -ENOENT;
     ht_ns_forget(c->ns, st.st_ino, 1);
@@ -264,11 +284,9 @@ int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct
     case HT_HIDDEN_DIR:
         return lookup_fixed(c, base, name, out_st);
     case HT_HIDDEN_GRAD_DIR:
-        return lookup_param(c, base, HT_HIDDEN_GRAD, name, out_st);
     case HT_HIDDEN_TOPK_DIR:
-        return lookup_param(c, base, HT_HIDDEN_TOPK, name, out_st);
     case HT_HIDDEN_STATE_DIR:
-        return lookup_param(c, base, HT_HIDDEN_PARAM_DIR, name, out_st);
+        return lookup_param(c, parent, name, out_st);
     case HT_HIDDEN_PARAM_DIR:
         return lookup_state(c, base, name, out_st);
     default:
@@ -289,7 +307,6 @@ struct ht_hidden_dir {
     struct ht_list link; /* in ctl.dirs */
     struct ht_ctl *ctl;
     struct ht_buf names, entries; /* entries: struct listed */
-    enum ht_hidden_kind want;     /* kind of the entries while they are collected */
 };
 
 static int list_one(struct ht_hidden_dir *d, const char *name, uint64_t ino, uint32_t type)
@@ -319,7 +336,7 @@ static int take_entry(void *ctx, const struct ht_ns_dirent *e)
     struct stat st;
     int r;
 
-    if (!S_ISREG(e->type))
+    if (!S_ISREG(e->type) && !S_ISDIR(e->type))
         return 0;
     r = list_one(d, e->name, e->ino, e->type);
     if (r == 0)
@@ -327,28 +344,37 @@ static int take_entry(void *ctx, const struct ht_ns_dirent *e)
     return r;
 }
 
-static void sieve(struct ht_hidden_dir *d)
+/* The hidden inode that a file or directory stands for in a hidden directory; 0: none. */
+static uint64_t number_in(struct ht_ctl *c, uint64_t dir, const struct listed *l)
+{
+    enum ht_hidden_kind kind = kind_in(ht_hidden_kind(dir));
+    unsigned levels = ht_hidden_index(dir);
+
+    if (S_ISDIR(l->type))
+        return levels < LEVELS_MAX ? number_of(ht_hidden_kind(dir), levels + 1, l->ino) : 0;
+    return ht_ctl_param(c, l->ino) ? number_of(kind, kind == HT_HIDDEN_PARAM_DIR ? levels : 0, l->ino) : 0;
+}
+
+static void sieve(struct ht_hidden_dir *d, uint64_t dir)
 {
     struct listed *l = (struct listed *)(void *)d->entries.data;
     size_t count = d->entries.len / sizeof(*l), kept = 0;
 
     for (size_t i = 0; i < count; i++) {
-        bool keep = ht_ctl_param(d->ctl, l[i].ino) != 0;
-        uint64_t ino = l[i].ino;
+        uint64_t ino = l[i].ino, number = number_in(d->ctl, dir, &l[i]);
 
-        if (keep)
-            l[kept++] = (struct listed){l[i].name, number_of(d->want, 0, ino), mode_of(d->want, 0) & S_IFMT};
+        if (number)
+            l[kept++] = (struct listed){l[i].name, number, mode_of(ht_hidden_kind(number), 0) & S_IFMT};
         ht_ns_forget(d->ctl->ns, ino, 1);
     }
     d->entries.len = kept * sizeof(*l);
 }
 
-static int list_params(struct ht_hidden_dir *d, uint64_t dir, enum ht_hidden_kind want)
+static int list_params(struct ht_hidden_dir *d, uint64_t dir)
 {
-    int r = ht_ns_readdir(d->ctl->ns, dir, 0, take_entry, d);
+    int r = ht_ns_readdir(d->ctl->ns, ht_hidden_base(dir), 0, take_entry, d);
 
-    d->want = want;
-    sieve(d);
+    sieve(d, dir);
     return r;
 }
 
@@ -377,11 +403,9 @@ static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
     case HT_HIDDEN_DIR:
         return list_fixed(d, base);
     case HT_HIDDEN_GRAD_DIR:
-        return list_params(d, base, HT_HIDDEN_GRAD);
     case HT_HIDDEN_TOPK_DIR:
-        return list_params(d, base, HT_HIDDEN_TOPK);
     case HT_HIDDEN_STATE_DIR:
-        return list_params(d, base, HT_HIDDEN_PARAM_DIR);
+        return list_params(d, ino);
     case HT_HIDDEN_PARAM_DIR:
         return list_states(d, base);
     default:

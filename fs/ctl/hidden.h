@@ -3,7 +3,7 @@
  * hidden.h - the tree that is resolved and never listed.
  *
  *   DIR/.hitrain/            of the mount's root, and of each directory at or below a model root
- *     grad/P                 the gradient of P
+ *     grad/P                 the gradient of P, which is a path below DIR
  *     grad-topk/P            the same, sparse (hitrain/topk.h)
  *     state/P/NAME           optimizer state as f32
  *     ctl  stats

@@ -117,6 +117,34 @@ def test_the_directories_permissions_hold_too(model):
     assert 'p' in as_user(lambda: os.listdir(model / '.hitrain' / 'grad'))
 
 
+def test_a_path_below_needs_what_its_directories_need(model):
+    os.chmod(model, 0o755)
+    (model / 'sub').mkdir()
+    os.rename(model / 'p', model / 'sub' / 'p')
+    os.chmod(model / 'sub' / 'p', 0o666)
+    paths = [(model / '.hitrain' / x) for x in ('grad/sub/p', 'grad-topk/sub/p', 'state/sub/p/exp_avg')]
+    for mode, allowed in ((0o700, False), (0o744, False), (0o711, True), (0o755, True)):
+        os.chmod(model / 'sub', mode)
+        for path in paths:
+            if allowed:
+                as_user(lambda: os.stat(path))
+                as_user(lambda: os.close(os.open(path, os.O_WRONLY)))
+                continue
+            with fails(errno.EACCES):
+                as_user(lambda: os.stat(path))
+            with fails(errno.EACCES):
+                as_user(lambda: os.open(path, os.O_WRONLY))
+    os.chmod(model / 'sub', 0o711)
+    for kind in ('grad', 'grad-topk', 'state'):
+        with fails(errno.EACCES):
+            as_user(lambda: os.listdir(model / '.hitrain' / kind / 'sub'))
+    os.chmod(model / 'sub', 0o700)
+    subprocess.run(['setfacl', '-m', f'u:{NOBODY}:x', str(model / 'sub')], check=True, timeout=SECONDS_MAX)
+    as_user(lambda: os.stat(paths[0]))
+    with fails(errno.EACCES):
+        as_user(lambda: os.stat(paths[0]), 77, 77)
+
+
 def test_access_lists_hold_too(model):
     os.chmod(model / 'p', 0o600)
     subprocess.run(['setfacl', '-m', f'u:{NOBODY}:r', str(model / 'p')], check=True, timeout=SECONDS_MAX)

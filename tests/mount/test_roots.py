@@ -360,10 +360,47 @@ def test_hidden_tree_is_resolved_and_not_listed(root):
     (root / 'sub').mkdir()
     (root / 'sub' / 'v').write_bytes(random(10).tobytes())
     assert os.listdir(root / 'sub/.hitrain/grad') == ['v']
+    assert sorted(os.listdir(root / '.hitrain/grad')) == ['big', 'sub', 'w']
     mnt = root.parent
     (mnt / 'plain').mkdir()
     refused(errno.ENOENT, os.stat, mnt / 'plain/.hitrain')
     assert sorted(os.listdir(mnt / '.hitrain')) == ['ctl', 'events', 'stats']
+
+
+def test_a_parameter_is_named_by_its_path_from_any_directory_above(root):
+    deep = root / 'a' / 'b'
+    deep.mkdir(parents=True)
+    word(deep, 'dtype', 'f32')
+    (deep / 'w').write_bytes(random(1000, 1).tobytes())
+    from_above = (root / '.hitrain', 'a/b/w'), (root / 'a/.hitrain', 'b/w'), (deep / '.hitrain', 'w')
+    p, gs = random(1000, 1), [random(1000, 3 + i) for i in range(len(from_above))]
+    for (hidden, path), g in zip(from_above, gs):
+        (hidden / 'grad' / path).write_bytes(g.tobytes())
+        assert command(root, 'wait a/b/w', 'commit') == ['ok', 'ok']
+    assert near(np.fromfile(deep / 'w', 'f4'), adamw(p, gs))
+    states = {(hidden / 'state' / path / 'exp_avg').read_bytes() for hidden, path in from_above}
+    assert len(states) == 1 and any(states.pop())
+    assert {os.stat(hidden / 'grad' / path).st_ino for hidden, path in from_above} == \
+        {os.stat(deep / '.hitrain/grad/w').st_ino}
+    sparse = [(hidden / 'grad-topk' / path) for hidden, path in from_above]
+    assert all(os.stat(x).st_mode == os.stat(sparse[0]).st_mode for x in sparse)
+    found = subprocess.run(['find', root / '.hitrain', '-path', '*a/b*'], check=True, stdout=subprocess.PIPE, text=True)
+    assert {x.split('/.hitrain/')[1] for x in found.stdout.split()} == {
+        f'{kind}/a/b{rest}' for kind in ('grad', 'grad-topk') for rest in ('', '/w')} | {
+        'state/a/b' + rest for rest in ('', '/w', '/w/exp_avg', '/w/exp_avg_sq', '/w/step')}
+    # The paths of one directory are directories of their own: an open one stays where it is.
+    one = os.open(root / '.hitrain/grad/a', os.O_RDONLY)
+    two = os.open(root / 'a/.hitrain/grad', os.O_RDONLY)
+    assert os.readlink(f'/proc/self/fd/{one}').endswith('model/.hitrain/grad/a')
+    assert os.readlink(f'/proc/self/fd/{two}').endswith('model/a/.hitrain/grad')
+    assert os.fstat(one).st_ino != os.fstat(two).st_ino
+    os.close(one)
+    os.close(two)
+    os.rename(root / 'a', root / 'c')
+    refused(errno.ENOENT, os.stat, root / '.hitrain/grad/a/b/w')
+    assert os.stat(root / '.hitrain/grad/c/b/w').st_size == 4000
+    os.symlink('b', root / 'c' / 'link')
+    refused(errno.ENOENT, os.stat, root / '.hitrain/grad/c/link')
 
 
 def test_states_are_readable_and_writable(root):
