@@ -33,6 +33,9 @@ struct ht_grad;
 
 /* ------------------------------------------------------------------- life */
 
+/* Of a parameter: its file has a name; has none, but is in use; is deleted, perhaps pending. */
+enum ht_optim_file { HT_OPTIM_FILE_NAMED, HT_OPTIM_FILE_UNLINKED, HT_OPTIM_FILE_DELETED };
+
 struct ht_optim_hooks {
     void *ctx;
     /* The object's bytes [off, off+len) changed or are about to: drop cached copies. May block; no lock held. */
@@ -44,6 +47,8 @@ struct ht_optim_hooks {
     void (*abort)(void *ctx, uint64_t root);
     /* The name of a parameter for messages, into buf. */
     void (*name)(void *ctx, uint64_t oid, char *buf, size_t cap);
+    /* What has become of its file. NULL: all of them have names. */
+    enum ht_optim_file (*file)(void *ctx, uint64_t oid);
     /*
      * The words of a parameter: those of base, amended by its own and those of directories above it, as they were when
      * change number as_of was the last (UINT64_MAX: now). -EINVAL with the reason in err: together they make no sense. May be NULL.
@@ -184,8 +189,8 @@ bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid);
 /* Call fn while none of these objects is such a parameter, and none can become one; else -EBUSY, and fn is not called. It must not come back here. */
 int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg),
                              void *arg) HT_CHECK;
-/* The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion). Inside a transaction. */
-void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx);
+/* The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion; else with tx). Inside a transaction. */
+void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, struct ht_tx *tx);
 
 /* State as f32 files. Names by index, or -ENOENT: those of the rule (exp_avg, momentum_buffer, ...), master for parameters of
  * two bytes, step. */

@@ -109,6 +109,7 @@ struct param {
     unsigned refs;          /* handles, calls in progress, the helper's list, queued and running ranges */
     unsigned openers;
     bool gone;          /* deleted (pending or published), or its object vanished */
+    bool orphan;        /* a boundary found that its file has no name; only an abort can change that */
     bool claimed;       /* log bytes for its record */
     bool rewriting;     /* its masters, from outside */
     uint64_t rewrites;  /* of them, or an abort */
@@ -480,6 +481,8 @@ uint64_t ht_opt_param_claim(void);
 uint64_t ht_opt_root_claim(void);
 void ht_opt_put_root(struct ht_buf *b, const struct root *r);
 void ht_opt_put_root_del(struct ht_buf *b, uint64_t id);
+/* Inside a transaction, locked: one parameter's record, if the log has another one; frees it if it is gone. */
+void ht_opt_publish_param(struct param *p, struct ht_tx *tx);
 /* Inside a transaction, locked: everything of the root that is not in the log; what is in it is pub from then on. */
 void ht_opt_publish(struct root *r, struct ht_tx *tx);
 size_t ht_opt_pending_bytes(struct root *r); /* locked */

@@ -380,14 +380,29 @@ void ht_opt_param_bury(struct param *p, struct ht_tx *tx)
     tell_changed(p->o);
 }
 
-void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, struct ht_tx *tx)
+/* In scope 0 a deletion is put into the transaction at once. State that the log does not know goes at once anyway. */
+static void leave_scope(struct param *p, struct ht_tx *tx)
+{
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
+    for (unsigned i = 0; i < STATES_MAX; i++) {
+        int ret = p->state[i] ? ht_obj_set_scope(p->state[i], 0, tx) : 0;
+        (void)ret;
+    }
+}
+
+void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, struct ht_tx *tx)
 {
     lock(o);
     struct param *p = ht_opt_param_find(o, oid);
-    if (p) {
+    if (p && !pending)
+        leave_scope(p, tx);
+    if (p)
         ht_opt_param_bury(p, tx);
+    if (p && pending)
         ht_opt_param_sweep(p, tx);
-    }
+    else if (p)
+        ht_opt_publish_param(p, tx);
     unlock(o);
 }
 

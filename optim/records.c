@@ -86,7 +86,7 @@ static bool same_meta(const struct param_meta *a, const struct param_meta *b)
         ht_opt_same_layout(&a->layout, &b->layout) && !memcmp(a->oid, b->oid, sizeof(a->oid));
 }
 
-static void publish_param(struct param *p, struct ht_tx *tx)
+void ht_opt_publish_param(struct param *p, struct ht_tx *tx)
 {
     if (!same_meta(&p->cur, &p->pub)) {
         if (p->cur.exists)
@@ -105,7 +105,7 @@ static void publish_param(struct param *p, struct ht_tx *tx)
 void ht_opt_publish(struct root *r, struct ht_tx *tx)
 {
     ht_list_for_each_safe(pos, next, &r->params)
-        publish_param(ht_list_entry(pos, struct param, of_root), tx);
+        ht_opt_publish_param(ht_list_entry(pos, struct param, of_root), tx);
     r->published_config = r->config;
     r->undurable = 0;
     if (r->step == r->pub_step || !r->exists) /* its directory may have gone meanwhile */

@@ -112,7 +112,7 @@ void ht_opt_refuse(struct root *r, enum ht_event_code code, uint64_t oid, const 
     if (oid && o->hooks.name)
         o->hooks.name(o->hooks.ctx, oid, name, sizeof(name));
     if (oid && !name[0])
-        snprintf(name, sizeof(name), "object %llu", (unsigned long long)oid);
+        snprintf(name, sizeof(name), "a deleted file");
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);

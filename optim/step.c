@@ -18,14 +18,57 @@
 
 /* ---------------------------------------------------------------- boundary */
 
-static struct param *find_partial(const struct root *root)
+/* The first that is only partly covered, orphans apart. */
+static struct param *find_partial(const struct root *root, bool orphans)
 {
     ht_list_for_each(pos, &root->touched) {
         struct param *p = ht_list_entry(pos, struct param, touched);
-        if (!p->gone && p->complete != p->shape.range_count)
+        if (!p->gone && p->complete != p->shape.range_count && p->orphan == orphans)
             return p;
     }
     return NULL;
+}
+
+/* Locked, let go meanwhile. */
+static enum ht_optim_file file_of(struct param *p)
+{
+    const struct ht_optim_hooks *hooks = &p->o->hooks;
+    enum ht_optim_file file = HT_OPTIM_FILE_NAMED;
+
+    p->refs++;
+    unlock(p->o);
+    if (hooks->file)
+        file = hooks->file(hooks->ctx, p->oid);
+    lock(p->o);
+    p->refs--;
+    return file;
+}
+
+/* What nobody finds by a name any more keeps no step from ending, however long it is held open. Locked, let go meanwhile. */
+static struct param *find_in_the_way(struct root *root)
+{
+    struct param *p;
+
+    while ((p = find_partial(root, false)) != NULL && file_of(p) != HT_OPTIM_FILE_NAMED)
+        p->orphan = true;
+    return p;
+}
+
+/* The step ends without them. Locked, let go meanwhile. */
+static int forget_orphans(struct root *root)
+{
+    struct param *p;
+    int ret = 0;
+
+    while (!ret && (p = find_partial(root, true)) != NULL) {
+        p->refs++;
+        ht_opt_cancel(p);
+        ret = ht_opt_drain(root);
+        if (!ret)
+            ht_opt_forget_gradient(p);
+        p->refs--;
+    }
+    return ret;
 }
 
 /* Queue what is covered of ranges that are not queued: not covered wholly, too few times, or of a deferred step. */
@@ -97,20 +140,29 @@ static void close_step(struct root *root, bool skipped)
     root->undurable++;
 }
 
+/* Locked, let go meanwhile. */
+static int judge_coverage(struct root *root, uint64_t *out_partial)
+{
+    const struct param *p = find_in_the_way(root);
+
+    if (!p)
+        return forget_orphans(root);
+    *out_partial = p->oid;
+    return -EBUSY;
+}
+
 /* Locked, let go meanwhile. *out_partial: the parameter that is in the way. */
 static int try_boundary(struct root *root, uint64_t *out_partial)
 {
-    struct param *partial = root->open ? find_partial(root) : NULL;
+    bool skipped = false, allowed = root->latched.partial || root->config.partial;
+    bool partial = root->open && allowed && (find_partial(root, false) || find_partial(root, true));
+    int ret = root->failure ? -EIO : root->open && !allowed ? judge_coverage(root, out_partial) : 0;
 
-    if (root->failure)
-        return -EIO;
-    if (partial && !root->latched.partial && !root->config.partial) {
-        *out_partial = partial->oid;
-        return -EBUSY;
-    }
-    bool skipped = false;
+    if (ret)
+        return ret;
     /* What is being added comes to rest first: then it can be queued. */
-    int ret = ht_opt_accumulate(root) > 1 ? ht_opt_drain(root) : 0;
+    if (ht_opt_accumulate(root) > 1)
+        ret = ht_opt_drain(root);
     if (!ret && root->open && ht_opt_deferred(root))
         ret = ht_opt_whole_step(root, &skipped);
     else if (!ret && partial)
@@ -415,7 +467,11 @@ static void reload(struct param *p)
     ht_obj_put(p->obj);
     p->obj = ht_obj_get(p->o->store, p->oid);
     p->rewrites++;
+    p->orphan = false;
     p->gone = p->obj == NULL || !p->root->exists;
+    /* Its name may be gone for good and the rest pending: then it stays deleted. Who deletes it meanwhile says so himself. */
+    if (!p->gone && file_of(p) == HT_OPTIM_FILE_DELETED)
+        p->gone = true;
     if (p->gone) {
         ht_opt_param_settle(p);
         return;

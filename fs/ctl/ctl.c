@@ -14,11 +14,11 @@
 
 /* ------------------------------------------------------------------- hooks */
 
-static void hook_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
+static void hook_deleted(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx)
 {
     struct ht_ctl *c = ctx;
 
-    ht_optim_param_deleted(c->optim, ino, tx);
+    ht_optim_param_deleted(c->optim, ino, pending, tx);
     (void)ht_problem_clear(c, ino);
 }
 
@@ -93,6 +93,20 @@ static void hook_name(void *ctx, uint64_t oid, char *buf, size_t cap)
     struct ht_ctl *c = ctx;
 
     ht_ns_path(c->ns, oid, buf, cap);
+}
+
+static enum ht_optim_file hook_file(void *ctx, uint64_t oid)
+{
+    struct ht_ctl *c = ctx;
+
+    switch (ht_ns_life(c->ns, oid)) {
+    case HT_NS_NAMED:
+        return HT_OPTIM_FILE_NAMED;
+    case HT_NS_ORPHAN:
+        return HT_OPTIM_FILE_UNLINKED;
+    default:
+        return HT_OPTIM_FILE_DELETED;
+    }
 }
 
 static int hook_override(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
@@ -181,6 +195,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .publish = hook_publish,
         .abort = hook_abort,
         .name = hook_name,
+        .file = hook_file,
         .override = hook_override,
     };
     r = ht_events_start(c);

@@ -251,6 +251,18 @@ void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
         reap_or_tell(ns, ino);
 }
 
+enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    enum ht_ns_life life;
+
+    ht_rwlock_rdlock(&ns->lock);
+    i = ht_ns_inode_live(ns, ino);
+    life = i == NULL ? HT_NS_DELETED : i->links == 0 && (i->flags & HT_NS_UNNAMED) == 0 ? HT_NS_ORPHAN : HT_NS_NAMED;
+    ht_rwlock_unlock(&ns->lock);
+    return life;
+}
+
 bool ht_ns_known(struct ht_ns *ns, uint64_t ino)
 {
     const struct ht_ns_inode *i;
@@ -346,6 +358,16 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
     return i != NULL ? 0 : -ESTALE;
 }
 
+/* A current one; of a file that has none, the one that it had. */
+static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i)
+{
+    const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
+
+    while (e != NULL && !ht_ns_current(e) && i->links > 0)
+        e = e->name_next;
+    return e;
+}
+
 /* Written from the end of buf towards its start; what does not fit is missing at the front. */
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)
 {
@@ -355,9 +377,7 @@ void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf,
     (void)ns;
     buf[at] = '\0';
     while (i->ino != HT_NS_ROOT_INO) {
-        e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
-        while (e != NULL && !ht_ns_current(e))
-            e = e->name_next;
+        e = name_of(i);
         if (e == NULL || (size_t)e->len + 1 > at)
             break;
         if (buf[at] != '\0')
@@ -367,6 +387,15 @@ void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf,
         i = e->dir;
     }
     memmove(buf, buf + at, cap - at);
+}
+
+static void mark_deleted(char *path, size_t cap)
+{
+    static const char mark[] = " (deleted)";
+    size_t len = strlen(path);
+
+    if (cap - len >= sizeof(mark))
+        memcpy(path + len, mark, sizeof(mark));
 }
 
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
@@ -380,6 +409,8 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     i = ht_ns_inode_find(ns, ino);
     if (i != NULL)
         ht_ns_path_locked(ns, i, buf, cap);
+    if (i != NULL && buf[0] != '\0' && i->links == 0)
+        mark_deleted(buf, cap);
     ht_rwlock_unlock(&ns->lock);
 }
 

@@ -40,11 +40,12 @@ struct ht_cred {
 
 /*
  * Called when an inode goes (below a root: pending, as its deletion is; an abort may bring it back), inside the
- * transaction of its deletion, no ns lock held. The content object is deleted by ns itself.
+ * transaction of its deletion, no ns lock held. The content object is deleted by ns itself. Not pending: what belongs to it goes
+ * with this transaction, or a crash would leave that alone.
  */
 struct ht_ns_hooks {
     void *ctx;
-    void (*deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
+    void (*deleted)(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx);
     /* The directory of a model root loses its name, and at the latest when its inode goes: at once, not pending. */
     void (*root_deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
     /*
@@ -75,6 +76,9 @@ int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct sta
  */
 int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st) HT_CHECK;
 void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n);
+/* Has it a name (or can get its first one)? Is it only in use? Or neither: it is deleted, perhaps pending. */
+enum ht_ns_life { HT_NS_NAMED, HT_NS_ORPHAN, HT_NS_DELETED };
+enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino);
 /* Has it a lookup count? */
 bool ht_ns_known(struct ht_ns *ns, uint64_t ino);
 /* The i-th of its names, in no order: where, and what (HT_NAME_BYTES_MAX + 1). False: it has no more. */
@@ -197,7 +201,8 @@ struct ht_ns_tensor {
     uint8_t obj_class;
 };
 int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out) HT_CHECK;
-/* Path below the mount, for messages ("a/b/c"), truncated to cap. */
+/* Path below the mount, for messages ("a/b/c"), truncated to cap. Of a file whose last name went below a root: "a/b/c (deleted)" until that
+ * is published. */
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap);
 /* POSIX permission check for hidden files: mask of R_OK W_OK X_OK; root passes. -EACCES. Supplementary groups: gids. */
 int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, const uint32_t *gids,

@@ -193,6 +193,7 @@ struct ht_ns_op {
     struct ht_tx *tx;
     int64_t now_ns;
     uint64_t deleted[2]; /* inodes that went, for the hook */
+    bool deleted_pending[2];
     unsigned deleted_count;
     uint64_t ended_scope; /* of a root that lost its name, or went: for the hook; what it did there is published, too */
     uint64_t lsn;         /* out of end */

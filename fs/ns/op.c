@@ -37,7 +37,7 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
     op->deleted_count = 0;
     ht_rwlock_unlock(&op->ns->lock);
     for (unsigned i = 0; i < count && op->ns->hooks.deleted != NULL; i++)
-        op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->tx);
+        op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->deleted_pending[i], op->tx);
     if (op->ended_scope != 0) {
         if (op->ns->hooks.root_deleted != NULL)
             op->ns->hooks.root_deleted(op->ns->hooks.ctx, op->ended_scope, op->tx);

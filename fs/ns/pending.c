@@ -252,16 +252,16 @@ void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e)
 static void delete_content(struct ht_ns_op *op, struct ht_ns_inode *i)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
-    struct ht_obj_stat st;
+    int rc = 0;
 
     if (obj == NULL)
         return;
-    ht_obj_stat(obj, &st);
+    /* An orphan of a model root that a mount has found, or whose root is none any more: it goes with the inode, and not with that scope. */
+    if (!ht_ns_pending(i))
+        rc = ht_obj_set_scope(obj, 0, op->tx);
+    (void)rc; /* one that the log does not know goes at once, wherever it is */
     ht_obj_delete(obj, op->tx);
     ht_obj_put(obj);
-    /* An orphan of a root that is none any more: nobody else would publish that scope. */
-    if (st.scope != 0 && !ht_ns_pending(i))
-        ht_scope_publish(op->ns->store, st.scope, op->tx);
 }
 
 /* Nothing is left below it, but orphans; what is pending of it must not stay so for ever. */
@@ -284,6 +284,7 @@ void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i)
         return;
     if ((i->flags & HT_NS_STALE) == 0) {
         assert(op->deleted_count < HT_ARRAY_SIZE(op->deleted));
+        op->deleted_pending[op->deleted_count] = ht_ns_pending(i);
         op->deleted[op->deleted_count++] = i->ino;
         if (S_ISREG(i->cur.mode))
             delete_content(op, i);

@@ -263,7 +263,7 @@ START_TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
     world_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
     write_all_gradients(g);
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    ht_optim_param_deleted(w.o, w.param[0].oid, tx);
+    ht_optim_param_deleted(w.o, w.param[0].oid, true, tx);
     ht_obj_delete(w.param[0].obj, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     double all = norm_of(g);

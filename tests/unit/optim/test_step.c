@@ -157,7 +157,7 @@ START_TEST(a_deleted_parameter_comes_back_with_abort)
     step_all(&w);
     commit();
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    ht_optim_param_deleted(w.o, w.param[0].oid, tx);
+    ht_optim_param_deleted(w.o, w.param[0].oid, true, tx);
     ht_obj_delete(w.param[0].obj, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ck_assert_uint_eq(world_stat(&w).parameters, 1);
@@ -185,7 +185,7 @@ START_TEST(a_deleted_parameter_is_gone_after_the_commit)
     /* In the middle of a step, with its updates queued or running. */
     step_all(&w);
     ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
-    ht_optim_param_deleted(w.o, w.param[1].oid, tx);
+    ht_optim_param_deleted(w.o, w.param[1].oid, true, tx);
     ht_obj_delete(w.param[1].obj, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_obj_put(w.param[1].obj);

@@ -29,7 +29,7 @@ struct world {
     unsigned deleted_count;
 };
 
-static void told_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
+static void told_deleted(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx)
 {
     struct world *w = ctx;
 
