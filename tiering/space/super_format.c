@@ -14,8 +14,8 @@
 
 /*
  * Claims end at 0.29 of the log. For one file of 16 KiB after the other, as ext4 provides inodes, about 150 bytes are claimed for each: 1/32
- * of the store. More than 1 GiB of that is more than anyone needs; but large stores can always be filled with whole chunks of 1 MiB, which
- * claim 72 bytes each.
+ * of the store. More than 1 GiB of that is more than anyone needs; but large stores can be filled with whole chunks of 1 MiB, which
+ * claim 60 bytes each, as far as the largest log goes: 88 million chunks, 84 TiB.
  */
 static uint64_t default_log_bytes(uint64_t smallest_bytes, uint64_t all_bytes)
 {
