@@ -100,6 +100,7 @@ static int add_written(struct param *p, uint64_t begin, uint64_t end)
         struct piece at = piece_at(p, begin, end);
         struct range *r = ht_opt_range_find(p, at.index);
         int ret = ht_spans_add(&r->written, at.begin, at.end);
+        ht_opt_range_count_spans(r);
         if (ret)
             return ret;
         if (ht_list_empty(&r->dirty))
@@ -115,6 +116,7 @@ static int remove_written(struct param *p, uint64_t begin, uint64_t end)
         struct piece at = piece_at(p, begin, end);
         struct range *r = ht_opt_range_find(p, at.index);
         int ret = ht_spans_remove(&r->written, at.begin, at.end);
+        ht_opt_range_count_spans(r);
         if (ret)
             return ret;
         if (!r->written.count)

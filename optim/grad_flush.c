@@ -62,6 +62,7 @@ static void drop_written(struct param *p, const struct ht_opt_window *w)
         struct ht_span in = window_of(r, w);
         if (ht_spans_remove(&r->written, in.begin, in.end))
             ht_spans_clear(&r->written);
+        ht_opt_range_count_spans(r);
         if (!r->written.count)
             ht_list_del(&r->dirty);
     }
@@ -101,6 +102,7 @@ static int freeze_range(struct range *r, const struct ht_opt_window *w)
         int ret = ht_spans_remove(&r->written, begin, end);
         if (!ret)
             ret = ht_spans_add(&r->frozen, begin, end);
+        ht_opt_range_count_spans(r);
         if (ret)
             return ret;
         i += v.begin < begin;

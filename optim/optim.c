@@ -33,6 +33,14 @@ static void init_lists(struct ht_optim *o)
     ht_list_init(&o->problems);
 }
 
+uint64_t ht_optim_meta_bytes(struct ht_optim *o)
+{
+    lock(o);
+    uint64_t bytes = o->meta_bytes + ht_id_table_bytes(&o->roots_by_id) + ht_id_table_bytes(&o->params_by_oid);
+    unlock(o);
+    return bytes;
+}
+
 int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks, struct ht_optim **out)
 {
     struct ht_optim *o = calloc(1, sizeof(*o));

@@ -223,6 +223,8 @@ void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter);
 const char *ht_optim_root_config(struct ht_optim *o, uint64_t root);
 /* Sum of the device space of a parameter's state, for stats. */
 uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
+/* Heap that roots, parameters and the coverage of their gradients take. */
+uint64_t ht_optim_meta_bytes(struct ht_optim *o);
 
 /* --------------------------------------------------------------- steering */
 

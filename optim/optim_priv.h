@@ -67,6 +67,7 @@ struct range {
     bool part_added; /* the sum has what is frozen, too */
     uint32_t added;  /* whole gradients in the sum */
     uint32_t updates;
+    uint32_t spans_bytes; /* of its sets, as far as optim.meta_bytes has them */
 };
 
 /* A write that is copying right now; on the writer's stack. */
@@ -119,7 +120,7 @@ struct param {
     struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
 
     struct shape shape;
-    struct range **block; /* by index / RANGE_BLOCK; NULL where never touched */
+    struct range **block; /* by index / RANGE_BLOCK, the last one as short as it can be; NULL where never touched */
     uint64_t blocks;
     struct ht_list dirty; /* ranges with written bytes */
     struct ht_list inflight;
@@ -203,6 +204,7 @@ struct ht_optim {
     struct ht_list roots, params; /* by seq */
     struct ht_id_table roots_by_id, params_by_oid;
     uint64_t next_seq;
+    uint64_t meta_bytes; /* of roots, parameters and ranges */
     uint64_t last_step_number, last_claim;
     uint64_t words_changes; /* of roots and of what amends them */
     struct state_owner *owners;
@@ -312,6 +314,8 @@ struct range *ht_opt_range_find(const struct param *p, uint64_t index); /* NULL:
 struct range *ht_opt_range_make(struct param *p, uint64_t index);       /* NULL: no memory */
 uint32_t ht_opt_range_elements(const struct param *p, uint64_t index);
 uint32_t ht_opt_range_grad_bytes(const struct param *p, uint64_t index);
+/* Locked: one of its sets of spans may have another size now. */
+void ht_opt_range_count_spans(struct range *r);
 /* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
 bool ht_opt_ranges_share(const struct param *p);
 /* Locked: queue a range for a worker; take it off again (state IDLE). work: of enum range_work. */

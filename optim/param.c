@@ -44,6 +44,7 @@ struct param *ht_opt_param_make(struct root *r, uint64_t oid)
     ht_list_add_tail(&o->params, &p->all);
     ht_list_add_tail(&r->params, &p->of_root);
     r->refs++;
+    o->meta_bytes += sizeof(*p);
     return p;
 }
 
@@ -107,6 +108,7 @@ void ht_opt_param_free(struct param *p)
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);
     ht_opt_root_put_locked(p->root);
+    o->meta_bytes -= sizeof(*p);
     free(p);
 }
 

@@ -49,20 +49,46 @@ int ht_opt_ranges_init(struct param *p, const struct shape *shape)
     p->block = block;
     p->blocks = blocks;
     p->shape = *shape;
+    p->o->meta_bytes += blocks * sizeof(struct range *);
     return 0;
+}
+
+/* Ranges in a block. */
+static unsigned block_ranges(const struct param *p, uint64_t b)
+{
+    return (unsigned)ht_min_u64(RANGE_BLOCK, p->shape.range_count - b * RANGE_BLOCK);
+}
+
+void ht_opt_range_count_spans(struct range *r)
+{
+    uint32_t bytes = (r->written.cap + r->frozen.cap) * (uint32_t)sizeof(struct ht_span);
+
+    r->param->o->meta_bytes += (uint64_t)bytes - r->spans_bytes;
+    r->spans_bytes = bytes;
+}
+
+static void free_block(struct param *p, uint64_t b)
+{
+    unsigned count = block_ranges(p, b);
+
+    for (unsigned i = 0; i < count; i++) {
+        struct range *r = &p->block[b][i];
+        ht_spans_free(&r->written);
+        ht_spans_free(&r->frozen);
+        ht_opt_range_count_spans(r);
+        ht_list_del(&r->dirty);
+    }
+    free(p->block[b]);
+    p->o->meta_bytes -= count * sizeof(struct range);
 }
 
 void ht_opt_ranges_free(struct param *p)
 {
-    for (uint64_t b = 0; b < p->blocks; b++) {
-        for (unsigned i = 0; p->block[b] && i < RANGE_BLOCK; i++) {
-            ht_spans_free(&p->block[b][i].written);
-            ht_spans_free(&p->block[b][i].frozen);
-            ht_list_del(&p->block[b][i].dirty);
-        }
-        free(p->block[b]);
-    }
+    for (uint64_t b = 0; b < p->blocks; b++)
+        if (p->block[b])
+            free_block(p, b);
     free(p->block);
+    p->o->meta_bytes -= p->blocks * sizeof(struct range *);
     p->block = NULL;
     p->blocks = 0;
 }
@@ -74,21 +100,30 @@ struct range *ht_opt_range_find(const struct param *p, uint64_t index)
     return block ? &block[index % RANGE_BLOCK] : NULL;
 }
 
+static struct range *make_block(struct param *p, uint64_t b)
+{
+    unsigned count = block_ranges(p, b);
+    struct range *block = calloc(count, sizeof(*block));
+
+    for (unsigned i = 0; block && i < count; i++) {
+        struct range *r = &block[i];
+        r->param = p;
+        r->index = (uint32_t)(b * RANGE_BLOCK + i);
+        ht_list_init(&r->queue);
+        ht_list_init(&r->dirty);
+    }
+    if (block)
+        p->o->meta_bytes += count * sizeof(*block);
+    return block;
+}
+
 struct range *ht_opt_range_make(struct param *p, uint64_t index)
 {
-    struct range **block = &p->block[index / RANGE_BLOCK];
+    uint64_t b = index / RANGE_BLOCK;
 
-    if (!*block) {
-        *block = calloc(RANGE_BLOCK, sizeof(**block));
-        for (unsigned i = 0; *block && i < RANGE_BLOCK; i++) {
-            struct range *r = &(*block)[i];
-            r->param = p;
-            r->index = (uint32_t)(index / RANGE_BLOCK * RANGE_BLOCK + i);
-            ht_list_init(&r->queue);
-            ht_list_init(&r->dirty);
-        }
-    }
-    return *block ? &(*block)[index % RANGE_BLOCK] : NULL;
+    if (!p->block[b])
+        p->block[b] = make_block(p, b);
+    return p->block[b] ? &p->block[b][index % RANGE_BLOCK] : NULL;
 }
 
 uint32_t ht_opt_range_elements(const struct param *p, uint64_t index)
@@ -221,7 +256,7 @@ static void clear_range(struct range *r, bool frozen_only)
 void ht_opt_coverage_clear(struct param *p, bool frozen_only)
 {
     for (uint64_t b = 0; b < p->blocks; b++) {
-        for (unsigned i = 0; p->block[b] && i < RANGE_BLOCK; i++)
+        for (unsigned i = 0; p->block[b] && i < block_ranges(p, b); i++)
             clear_range(&p->block[b][i], frozen_only);
     }
     p->has_grad = false;

@@ -42,6 +42,7 @@ struct root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
     ht_list_init(&r->queue);
     ht_list_init(&r->ready);
     ht_list_add_tail(&o->roots, &r->all);
+    o->meta_bytes += sizeof(*r);
     return r;
 }
 
@@ -63,6 +64,7 @@ void ht_opt_root_put_locked(struct root *r)
         return;
     ht_list_del(&r->all);
     ht_id_remove(&r->o->roots_by_id, &r->by_id);
+    r->o->meta_bytes -= sizeof(*r);
     free(r);
 }
 

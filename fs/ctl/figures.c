@@ -19,6 +19,7 @@ struct figures {
     struct ht_root_stat root;
     struct ht_obj_stat file;
     struct ht_scrub_stats scrub;
+    uint64_t meta_bytes;
     uint64_t file_state_bytes;
     uint64_t step_open;
     uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
@@ -100,7 +101,9 @@ static const struct row rows[] = {
     STORE("registered_devices", GAUGE, store.io.devices, "Devices registered with each ring."),
     STORE("registered_bytes", GAUGE, store.io.memory_bytes,
           "Memory registered with the rings: tier and staging, or staging."),
-    STORE("meta_bytes", GAUGE, store.meta_bytes, "Memory for objects and chunks."),
+    STORE(
+        "meta_bytes", GAUGE, meta_bytes,
+        "Memory for objects, chunks, optimizer ranges, descriptors of the tier, maps of devices and buffers of the log."),
     STORE("names_bytes", GAUGE, ns.meta_bytes, "Memory for names and attributes."),
 
     STORE("hits", COUNTER, store.hits, "Chunk accesses served from DRAM."),
@@ -197,6 +200,7 @@ static void gather_store(struct ht_ctl *c, struct figures *f)
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
     ht_ns_stats(c->ns, &f->ns);
+    f->meta_bytes = f->store.meta_bytes + f->store.working_bytes + ht_optim_meta_bytes(c->optim);
     for (unsigned i = 0; i < HT_TRAFFIC_KINDS; i++) {
         f->read_bytes[i] = c->traffic.read_bytes[i];
         f->written_bytes[i] = c->traffic.written_bytes[i];

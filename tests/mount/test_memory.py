@@ -347,3 +347,51 @@ def test_pressure_from_outside_neither_stops_the_daemon_nor_makes_it_grow(groups
     assert daemon.peak() <= LIMIT
     assert daemon.page_cache() < 8 * MIB                # pages of the mount's files are their users'
     store.unmount()
+
+
+def _anonymous(store):
+    """Heap, stacks, tier and staging pool of the daemon, as far as they are in memory."""
+    lines = pathlib.Path(f'/proc/{store.daemon.pid}/status').read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith('RssAnon:'))
+
+
+def _reported(store):
+    figures = _figures(store)
+    return figures['meta_bytes'] + figures['names_bytes']
+
+
+def _make_files(at, count):
+    at.mkdir()
+    for i in range(count):
+        with open(at / f'file-{i}', 'wb', buffering=0) as f:
+            f.write(b'x' * 100)
+            for k in range(i % 4):
+                os.pwrite(f.fileno(), b'y' * 100, (k + 1) << 20)
+
+
+def _make_parameters(at, count):
+    """Each with a gradient, so that its optimizer state and coverage are there."""
+    at.mkdir()
+    os.setxattr(at, 'user.hitrain.dtype', b'f32')
+    for i in range(count):
+        (at / f'p{i}').write_bytes(bytes(256))
+    os.setxattr(at, 'user.hitrain.optimizer', b'adamw')
+    for i in range(count):
+        (at / '.hitrain/grad' / f'p{i}').write_bytes(bytes(256))
+    (at / '.hitrain/ctl').write_text('commit\n')
+
+
+def test_the_daemon_reports_the_memory_it_has(make_store):
+    """What files and parameters add to the heap is what they add to the figures, and those leave out nothing large."""
+    store = make_store('1G')
+    _mount_after(lambda: None, store)
+    _make_files(store.point / 'warm', 200)
+    _make_parameters(store.point / 'warm-model', 200)
+    for name, make, count in (('files', _make_files, 4000), ('model', _make_parameters, 3000)):
+        anonymous, reported = _anonymous(store), _reported(store)
+        make(store.point / name, count)
+        more, told = _anonymous(store) - anonymous, _reported(store) - reported
+        assert more - told < 1000 * count + 3 * MIB, (name, more, told)
+        assert told > 300 * count, (name, more, told)
+    assert _anonymous(store) < DRAM + STAGING + _reported(store) + 16 * MIB
+    store.unmount()

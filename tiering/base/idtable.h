@@ -26,6 +26,11 @@ struct ht_id_link *ht_id_find(const struct ht_id_table *t, uint64_t id);
 int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link) HT_CHECK;
 /* It is in the table. */
 void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link);
+/* Heap that it takes, without what is in it. */
+static inline uint64_t ht_id_table_bytes(const struct ht_id_table *t)
+{
+    return t->size * sizeof(t->slot[0]);
+}
 /* What was in it is the caller's. */
 void ht_id_table_free(struct ht_id_table *t);
 

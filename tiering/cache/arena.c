@@ -708,6 +708,12 @@ int ht_arena_near(const struct ht_arena *a, uint32_t slot)
     return ht_arena_is_guest(a, slot) ? HT_NEAR_ANY : a->slot[slot / SUBS].near;
 }
 
+uint64_t ht_arena_meta_bytes(const struct ht_arena *a)
+{
+    return (uint64_t)a->slots * (sizeof(*a->slot) + SUBS * sizeof(*a->image)) +
+        (uint64_t)a->guests * (sizeof(*a->guest) + sizeof(*a->guest_image)) + ht_stay_bytes(&a->stay);
+}
+
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a)
 {
     return &a->memory;

@@ -126,6 +126,8 @@ uint64_t ht_arena_used_on(const struct ht_arena *a, unsigned place);
 uint64_t ht_arena_dirty_on(const struct ht_arena *a, unsigned place);
 /* The place of an image's memory; HT_NEAR_ANY: a guest's. */
 int ht_arena_near(const struct ht_arena *a, uint32_t slot);
+/* Heap for descriptors: of slots, images and guests, and of images that went. */
+uint64_t ht_arena_meta_bytes(const struct ht_arena *a);
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
 
 #endif

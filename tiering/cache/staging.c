@@ -173,6 +173,14 @@ uint64_t ht_staging_used_bytes(struct ht_staging *p)
     return used * BUF_BYTES;
 }
 
+uint64_t ht_staging_meta_bytes(const struct ht_staging *p)
+{
+    uint64_t places = 0;
+    for (unsigned i = 0; i < ht_pinned_parts(&p->memory); i++)
+        places += ht_pinned_part_bytes(&p->memory, i) / BUF_BYTES + 1;
+    return sizeof(*p) + HT_STAGING_PARTS * places * sizeof(void *);
+}
+
 const struct ht_pinned *ht_staging_memory(const struct ht_staging *p)
 {
     return &p->memory;

@@ -32,6 +32,8 @@ void ht_staging_put(struct ht_staging *p, enum ht_staging_part part, void *buf);
 unsigned ht_staging_count(const struct ht_staging *p, enum ht_staging_part part);
 uint64_t ht_staging_bytes(const struct ht_staging *p);
 uint64_t ht_staging_used_bytes(struct ht_staging *p);
+/* Heap for its stacks. */
+uint64_t ht_staging_meta_bytes(const struct ht_staging *p);
 const struct ht_pinned *ht_staging_memory(const struct ht_staging *p);
 
 #endif

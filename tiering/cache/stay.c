@@ -24,6 +24,11 @@ void ht_stay_destroy(struct ht_stay *p)
     free(p->gone);
 }
 
+uint64_t ht_stay_bytes(const struct ht_stay *p)
+{
+    return ((uint64_t)p->mask + 1) * sizeof(*p->gone);
+}
+
 /* Neighbours of one owner get neighbouring places, so that one owner's never collide before the table is full. */
 static struct ht_stay_gone *place_of(struct ht_stay *p, const void *owner, uint64_t index, uint32_t *out_tag)
 {

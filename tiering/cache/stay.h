@@ -30,6 +30,8 @@ struct ht_stay {
 /* Of so many slots, each of which is of that size. */
 int ht_stay_init(struct ht_stay *p, uint32_t slots, uint32_t size) HT_CHECK;
 void ht_stay_destroy(struct ht_stay *p);
+/* Heap that it takes. */
+uint64_t ht_stay_bytes(const struct ht_stay *p);
 /* An image of (owner, index) that was last used when came was used_at has been let go. */
 void ht_stay_note_gone(struct ht_stay *p, const void *owner, uint64_t index, uint32_t used_at);
 /* One of that size comes. True: it has been here before, and is remembered no more. */

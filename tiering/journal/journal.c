@@ -423,6 +423,15 @@ uint64_t ht_journal_next(const struct ht_journal *cj)
     return seq;
 }
 
+static uint64_t frames_memory(const struct ht_frame_buf *f)
+{
+    uint64_t bytes = 0;
+
+    for (; f; f = f->next)
+        bytes += f->cap;
+    return bytes;
+}
+
 void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
 {
     struct ht_journal *j = (struct ht_journal *)cj;
@@ -437,6 +446,7 @@ void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
         .groups = j->groups,
         .compactions = j->compactions,
         .bytes_written = j->bytes_written,
+        .memory_bytes = HT_LOG_PIECE_BYTES + frames_memory(j->open) + frames_memory(j->queue) + frames_memory(j->spare),
         .too_full = !ht_journal_fits_after_compaction_locked(j, 0),
     };
     ht_mutex_unlock(&j->lock);

@@ -176,7 +176,8 @@ void ht_journal_unclaim(struct ht_journal *j, uint64_t bytes);
 struct ht_journal_stats {
     uint64_t log_bytes, used_bytes, claimed_bytes, claim_limit_bytes, frames_written, groups, compactions,
         bytes_written;
-    bool too_full; /* more lives in it than any compaction makes room beside */
+    uint64_t memory_bytes; /* heap of its buffers */
+    bool too_full;         /* more lives in it than any compaction makes room beside */
 };
 void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out);
 

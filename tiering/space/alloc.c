@@ -38,16 +38,19 @@
 
 #define GROUP_BLOCKS 256u
 #define GROUP_WORDS (GROUP_BLOCKS / 64)
-#define SMALL_TRIES_MAX 64u /* partial groups looked at before a whole one is broken */
+#define PAGE_GROUPS (4096u / (GROUP_WORDS * 8)) /* that a page of the map of blocks has */
+#define SMALL_TRIES_MAX 64u                     /* partial groups looked at before a whole one is broken */
 #define NO_GROUP UINT64_MAX
 #define BAD_PART 32u /* of a device may be bad places; beyond that the device is bad */
 
 struct device {
     uint64_t blocks, groups, free_blocks, bad_blocks;
     bool offline, failing;
-    uint64_t *taken;                 /* GROUP_WORDS words per group */
-    uint64_t *broken, *partial;      /* a bit per group */
-    uint16_t *used;                  /* per group */
+    uint64_t *taken;            /* GROUP_WORDS words per group */
+    uint64_t *broken, *partial; /* a bit per group */
+    uint16_t *used;             /* per group */
+    uint64_t *touched;          /* a bit per page of taken: anything was ever in use there, so it has memory */
+    uint64_t pages_touched;
     uint64_t whole_next, small_next; /* next fit: groups where the searches go on */
 };
 
@@ -115,10 +118,19 @@ static uint64_t *group_bits(const struct device *d, uint64_t group)
     return d->taken + group * GROUP_WORDS;
 }
 
+static void note_touched(struct device *d, uint64_t group)
+{
+    uint64_t page = group / PAGE_GROUPS, mask = 1ull << page % 64;
+
+    d->pages_touched += !(d->touched[page / 64] & mask);
+    d->touched[page / 64] |= mask;
+}
+
 static void group_changed(struct device *d, uint64_t group, int delta)
 {
     unsigned used = (unsigned)(d->used[group] + delta);
 
+    note_touched(d, group);
     assert(used <= GROUP_BLOCKS);
     d->used[group] = (uint16_t)used;
     bit_set(d->broken, group, used > 0);
@@ -193,6 +205,7 @@ static void device_free(struct device *d)
     free(d->broken);
     free(d->partial);
     free(d->used);
+    free(d->touched);
 }
 
 static int device_init(struct device *d, uint64_t blocks)
@@ -207,7 +220,8 @@ static int device_init(struct device *d, uint64_t blocks)
     d->broken = calloc(group_words, sizeof(*d->broken));
     d->partial = calloc(group_words, sizeof(*d->partial));
     d->used = calloc(d->groups, sizeof(*d->used));
-    if (!d->taken || !d->broken || !d->partial || !d->used)
+    d->touched = calloc(ht_div_up(d->groups, 64 * PAGE_GROUPS), sizeof(*d->touched));
+    if (!d->taken || !d->broken || !d->partial || !d->used || !d->touched)
         return -ENOMEM;
 
     bits_set(d->taken, blocks, d->groups * GROUP_BLOCKS, true);
@@ -234,6 +248,18 @@ int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct h
     a->free_blocks = a->total;
     *out_alloc = a;
     return 0;
+}
+
+uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a)
+{
+    uint64_t bytes = sizeof(*a);
+    for (unsigned i = 0; i < a->device_count; i++) {
+        const struct device *d = &a->device[i];
+        bytes += d->pages_touched * PAGE_GROUPS * (GROUP_WORDS * sizeof(*d->taken) + sizeof(*d->used));
+        if (d->blocks)
+            bytes += ht_div_up(d->groups, 64) * (sizeof(*d->broken) + sizeof(*d->partial));
+    }
+    return bytes;
 }
 
 void ht_alloc_free(struct ht_alloc *a)

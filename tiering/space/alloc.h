@@ -30,6 +30,8 @@ struct ht_alloc;
 /* device_blocks[i]: size of device i in blocks. Everything starts free. */
 int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct ht_alloc **out_alloc) HT_CHECK;
 void ht_alloc_free(struct ht_alloc *a);
+/* Heap for its maps: 34 MiB for each TiB of devices that was ever in use. */
+uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a);
 /* The device is not there: its blocks are marked and released as ever, but they count nowhere and none is allocated. For good. */
 void ht_alloc_set_offline(struct ht_alloc *a, unsigned device);
 /* Allocate there only when nothing else is left, or not any more so. */

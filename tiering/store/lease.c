@@ -41,8 +41,8 @@ static struct ht_lease_work *work_get(struct ht_store *s)
     struct ht_lease_work *w = s->lease_works;
     if (w)
         s->lease_works = w->next;
-    else
-        w = malloc(sizeof(*w));
+    else if ((w = malloc(sizeof(*w))) != NULL)
+        s->lease_works_bytes += sizeof(*w);
     if (w)
         *w = (struct ht_lease_work){.near = HT_NEAR_ANY};
     return w;

@@ -131,6 +131,7 @@ struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
         return NULL;
     }
     ht_list_init(&sc->touched);
+    s->meta_bytes += sizeof(*sc);
     sc->next = s->scopes;
     s->scopes = sc;
     return sc;

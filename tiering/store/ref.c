@@ -11,6 +11,14 @@
 #include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
+/* Of arrays of extents of all references in the process. */
+static _Atomic uint64_t hung_bytes;
+
+uint64_t ht_refs_hung_bytes(void)
+{
+    return hung_bytes;
+}
+
 #define PLACE_MASK ((1ull << 48) - 1)
 
 int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n)
@@ -23,6 +31,7 @@ int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n)
     struct ht_extent *copy = malloc(n * sizeof(*copy));
     if (!copy)
         return -ENOMEM;
+    hung_bytes += n * sizeof(*copy);
     memcpy(copy, e, n * sizeof(*copy));
     assert(((uint64_t)(uintptr_t)copy & ~PLACE_MASK) == 0);
     r->place = (uint64_t)(uintptr_t)copy | (uint64_t)(n - 1) << 56;
@@ -47,8 +56,10 @@ struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i)
 
 void ht_ref_forget(struct ht_ref *r)
 {
-    if (ht_ref_extents(r) > 1)
+    if (ht_ref_extents(r) > 1) {
+        hung_bytes -= ht_ref_extents(r) * sizeof(struct ht_extent);
         free((void *)(uintptr_t)(r->place & PLACE_MASK));
+    }
     memset(r, 0, sizeof(*r));
 }
 

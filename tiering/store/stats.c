@@ -48,6 +48,19 @@ static uint64_t fixed_bytes(const struct ht_store *s)
     return bytes;
 }
 
+static uint64_t queue_bytes(const struct ht_limbo_queue *q)
+{
+    return q->cap * sizeof(*q->items);
+}
+
+/* Lock held. */
+static uint64_t working_bytes(const struct ht_store *s)
+{
+    return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
+        ht_refs_hung_bytes() + queue_bytes(&s->limbo) + queue_bytes(&s->tx.frees) + s->lease_works_bytes +
+        s->records_bytes + ht_id_table_bytes(&s->scopes_by_id) + s->handed_count * sizeof(struct ht_handed);
+}
+
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
 {
     memset(out, 0, sizeof(*out));
@@ -88,6 +101,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->read_errors = s->read_errors;
     out->write_errors = s->write_errors;
     out->meta_bytes = s->meta_bytes;
+    out->working_bytes = working_bytes(s) + out->log.memory_bytes;
     out->next_id = s->next_id;
     ht_store_unlock(s);
 }

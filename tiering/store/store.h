@@ -393,6 +393,11 @@ struct ht_store_stats {
     uint64_t checksum_errors, read_errors, write_errors;
     uint64_t commits;    /* transactions made durable by someone waiting */
     uint64_t meta_bytes; /* heap held for objects and chunks */
+    /*
+     * Heap held for descriptors of the DRAM tier (800 bytes for each MiB of it, and what is remembered of images that went), maps of the
+     * devices (34 MiB for each TiB), buffers of the log and of leases, and extents of chunks that lie in several pieces.
+     */
+    uint64_t working_bytes;
     uint64_t next_id;
     struct ht_journal_stats log;
 };

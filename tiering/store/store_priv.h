@@ -72,6 +72,7 @@ struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
 int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_CHECK;
 bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);
 void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
+uint64_t ht_refs_hung_bytes(void);    /* heap of all of these, in the process */
 uint32_t ht_ref_blocks(const struct ht_ref *r);
 /* Bytes of its record beyond the one extent that every chunk claims. */
 uint32_t ht_ref_extra_bytes(const struct ht_ref *r);
@@ -410,7 +411,8 @@ struct ht_store {
     struct ht_pool objs;   /* their memory */
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
-    uint64_t chunks, lost_chunks, meta_bytes;
+    uint64_t chunks, lost_chunks;
+    uint64_t meta_bytes;     /* heap of objects, chunks, shares and scopes */
     struct ht_scope *scopes; /* one per model root */
     struct ht_id_table scopes_by_id;
     struct ht_scope *scope0;
@@ -421,9 +423,11 @@ struct ht_store {
     struct ht_tx tx;
     _Atomic uint64_t last_lsn; /* of the last transaction appended */
     uint64_t tx_count;         /* transactions settled; lock */
+    uint64_t records_bytes;    /* heap of tx.records then; lock */
     struct ht_limbo_queue limbo;
     struct ht_share_table shares;
     struct ht_lease_work *lease_works; /* free ones */
+    uint64_t lease_works_bytes;        /* heap of all */
     struct ht_list handed;
     uint32_t handed_count;
     uint64_t handed_bytes;

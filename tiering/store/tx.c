@@ -90,6 +90,7 @@ static void settle_frees(struct ht_tx *tx, uint64_t lsn)
         ht_ref_forget(&item->ref);
     }
     s->tx_count++;
+    s->records_bytes = tx->records.cap;
     pthread_cond_broadcast(&s->settled);
     tx->frees.count = tx->frees.head = 0;
     while (!ht_list_empty(&tx->deleted)) {
