@@ -11,26 +11,32 @@ class ReadAhead:
 
     read       reads one parameter
     model      its modules' direct parameters are waited for by their forward
-    wanted     which parameters there are to read
+    wanted     which parameters there are to read, and their names
 
     The order is that in which the last forward asked; at first, that of model.modules().
+
+    A parameter that is used in another way (by another module's forward, or by a compiled one that runs no hooks) may have been used
+    before it was read. Its gradient shows that: backward() raises then.
     """
 
-    def __init__(self, read: Callable[[torch.Tensor], None], model: torch.nn.Module, wanted: Iterable[torch.Tensor]) -> None:
-        known = set(wanted)
-        self._read = read
+    def __init__(self, read: Callable[[torch.Tensor], None], model: torch.nn.Module, wanted: Dict[torch.Tensor, str]) -> None:
+        self._read, self._names = read, dict(wanted)
         self._order: Dict[torch.Tensor, None] = {}  # dicts, because tensors in lists compare their elements
         self._asked: Dict[torch.Tensor, None] = {}
+        self._unasked: Dict[torch.Tensor, None] = {}  # read in this step, and nobody has waited for them
         self._pending: Dict[torch.Tensor, concurrent.futures.Future] = {}
         self._hooks: List[Any] = []
-        owners = [(m, [p for p in m.parameters(recurse=False) if p in known]) for m in model.modules()]
+        owners = [(m, [p for p in m.parameters(recurse=False) if p in wanted]) for m in model.modules()]
         for _, own in owners:
             self._order.update(dict.fromkeys(own))
-        if len(self._order) < len(known):
-            raise ValueError(f'{len(known) - len(self._order)} parameters of the optimizer belong to no module of the model')
+        if len(self._order) < len(wanted):
+            raise ValueError(f'{len(wanted) - len(self._order)} parameters of the optimizer belong to no module of the model')
         for module, own in owners:
             if own:
-                self._hooks.append(module.register_forward_pre_hook(lambda m, inputs, own=own: self._use(own)))
+                self._hooks.append(module.register_forward_pre_hook(_not_compiled(lambda m, inputs, own=own: self._use(own))))
+        for p in self._order:
+            if p.requires_grad:
+                self._hooks.append(p.register_hook(lambda grad, p=p: self._check_used(p)))
         self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix='hitrain-read')
 
     def start(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -38,25 +44,52 @@ class ReadAhead:
         if len(self._asked) == len(self._order):
             self._order = self._asked
         self._asked = {}
-        chosen = set(parameters)
-        self._pending = {p: self._thread.submit(self._read, p) for p in self._order if p in chosen}
-
-    def _use(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._asked.update(dict.fromkeys(parameters))
-        self.wait(parameters)
+        self._unasked = dict.fromkeys(parameters)
+        self._pending = {p: self._thread.submit(self._read, p) for p in self._order if p in self._unasked}
 
     def wait(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Until these are read; raises what reading them raised."""
+        """Until these are read; raises what reading them raised, again and again."""
         for p in parameters:
-            reading = self._pending.pop(p, None)
-            if reading is not None:
-                reading.result()
+            self._unasked.pop(p, None)
+            self._settle(p)
 
     def wait_all(self) -> None:
-        self.wait(list(self._pending))
+        self.wait(list({**self._pending, **self._unasked}))
+
+    def settle(self) -> None:
+        """Until all is read, which says nothing of who waited for it."""
+        for p in list(self._pending):
+            self._settle(p)
+
+    def forget(self) -> None:
+        """Nothing is read any more when this returns. The caller reads all of it anew."""
+        for reading in self._pending.values():
+            reading.cancel()
+        concurrent.futures.wait(self._pending.values())
+        self._pending, self._unasked = {}, {}
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._thread.shutdown(wait=True)
+
+    def _use(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._asked.update(dict.fromkeys(parameters))
+        self.wait(parameters)
+
+    def _settle(self, p: torch.Tensor) -> None:
+        if p in self._pending:
+            self._pending[p].result()
+            del self._pending[p]
+
+    def _check_used(self, p: torch.Tensor) -> None:
+        if p in self._unasked:
+            raise RuntimeError(f'{self._names[p]} was used before it was read: not by the forward of its own module, or by a compiled '
+                               'one that runs no hooks. Call wait() before the forward, or do not use read_ahead()')
+
+
+def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """torch.compile (2.1 and newer) calls it each time, and keeps no trace of it in what it compiles."""
+    compiler = getattr(torch, 'compiler', None)
+    return compiler.disable(hook) if hasattr(compiler, 'disable') else hook

@@ -15,45 +15,40 @@ the last committed step, which `optimizer.committed_step` names.
 
 HitrainAdam, HitrainSGD, HitrainLion and HitrainAdagrad are used alike.
 
+Parameters may be changed outside step(), by load_state_dict of the model, clamping, averaging or a new initialisation: what
+differs is written to its file before the next step's first gradient.
+
+A step is whole or nothing. When something fails while a step is sent (also by Ctrl-C), the step is taken back before the exception
+leaves: the next gradients make a new step. Where finished steps that are not durable yet had to go with it (durable_every
+above 1), a RuntimeWarning says so, and the tensors go back, too.
+
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
-Works with torch 1.13 and 2.x; needs nothing but hitrain_topk.py and hitrain_ahead.py beside it.
+Works with torch 1.13 and 2.x; needs nothing but the files hitrain_*.py beside it.
 """
 import contextlib
-import ctypes
 import errno
+import gc
+import hashlib
 import math
 import os
+import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
 import hitrain_ahead
 import hitrain_topk
+from hitrain_files import FILE_DTYPES, HIDDEN, XATTR, ParameterFile, check_plain, read_all, write_all
+from hitrain_ranks import RankFailed, Ranks, Shard, part_of
+from hitrain_root import Root
 
 __all__ = ['HitrainAdagrad', 'HitrainAdam', 'HitrainAdamW', 'HitrainLion', 'HitrainOptimizer', 'HitrainSGD',
-           'Shard']
+           'RankFailed', 'Shard']
 
-XATTR = 'user.hitrain.'
-HIDDEN = '.hitrain'
-
-# What files can hold, in the words of the store.
-FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
-
-
-class Shard(NamedTuple):
-    """Which part of a model's gradients this process writes, where several train it together.
-
-    rank      of this process; that of rank 0 makes the root, sets hyper-parameters and ends steps
-    world     how many there are; each writes the rank-th of so many equal parts of every gradient
-    barrier   returns when all of them have called it: torch.distributed.barrier, multiprocessing.Barrier(n).wait, ...
-    """
-    rank: int
-    world: int
-    barrier: Callable[[], Any]
-
-    def part(self, elements: int) -> slice:
-        return slice(elements * self.rank // self.world, elements * (self.rank + 1) // self.world)
+# Flags of torch.optim: those that change no number, and those that the store does not do.
+FREE_FLAGS = ('capturable', 'foreach', 'fused')
+REFUSED_FLAGS = ('amsgrad', 'decoupled_weight_decay', 'differentiable', 'initial_accumulator_value')
 
 
 class HitrainOptimizer(torch.optim.Optimizer):
@@ -61,8 +56,10 @@ class HitrainOptimizer(torch.optim.Optimizer):
     classes below, which are its rules.
 
     params         tensors, (name, tensor) pairs such as model.named_parameters(), or a list of groups as in
-                   torch.optim, whose 'params' may be either
-    defaults       hyper-parameters of the rule, also per group; change them in param_groups at any time
+                   torch.optim, whose 'params' may be either. Prefixes of wrappers (`module.`, `_orig_mod.`, ...) are no
+                   part of a file's name
+    defaults       hyper-parameters of the rule, also per group; change them in param_groups at any time. A step takes what
+                   they are when step() is called
     names          names of the files, one per parameter in order, where params has none
     param_dtype    dtype of the files: torch.float32, torch.bfloat16 or torch.float16; default: each tensor's own
     grad_dtype     dtype in which gradients are sent; default: the file's
@@ -74,19 +71,25 @@ class HitrainOptimizer(torch.optim.Optimizer):
     skip_nonfinite True: a step with a NaN or infinity in its gradients changes nothing (and `step_was_skipped`)
     overlap        True: backward() sends each gradient as soon as it has produced it, so that the store computes while
                    the rest of backward still runs; step() sends what is left. Where several backwards make one
-                   step, wrap all but the last in `with optimizer.hold_gradients():`, and do not change .grad between
-                   backward() and step()
-    accumulate     N gradients of each parameter make a step, added in the store: the trainer keeps none. Send each with
-                   send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends the step
-    accumulate_mode  'sum', or 'mean': the sum divided by N
+                   step, wrap all but the last in `with optimizer.hold_gradients():`. Where gradients, parameters or hyper-parameters are
+                   changed between backward() and step(), step() sends all again, and from then on backward() sends nothing. Not
+                   for DistributedDataParallel, which is refused: it reduces gradients after they were sent
+    accumulate     up to N gradients of each parameter make a step, added in the store: the trainer keeps none. Send each with
+                   send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends the step. The last
+                   group of an epoch may be shorter, and a parameter may have no part in some of them
+    accumulate_mode  'sum', or 'mean': the sum divided by N, however many there were
     topk           send this fraction of each gradient's elements, the largest, and keep the rest for the next one (error
                    feedback; see hitrain_topk.py). A residual of four bytes per parameter stays with the tensors; it
-                   is not saved, and abort() forgets it. 0: send all
-    shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call step()
-                   (and send_gradients()) alike and read all parameters; gradients must be reduced before, at least each process's own part
+                   is not saved, and abort() and a step that is taken back forget it. 0: send all
+    shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call step(),
+                   send_gradients(), add_param_group(), import_state() and abort() alike and read all parameters. Gradients must
+                   be reduced before, at least each process's own part. Where only some have a gradient of a parameter, these
+                   write all of it between them. What fails on one rank raises on all of them (RankFailed)
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it; what an
                    interrupted step left is aborted
+    flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like only as
+                   False
 
     One optimizer steers a model at a time. Tensors may live on any device; where theirs is not the CPU's memory, or
     their dtype not the file's, bytes pass through a buffer here.
@@ -99,112 +102,119 @@ class HitrainOptimizer(torch.optim.Optimizer):
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
-                 resume: bool = False) -> None:
+                 resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
         if shard and (not 0 <= shard.rank < shard.world or overlap or topk):
             raise ValueError('a shard has a rank below its world, and neither overlap nor topk')
+        for name in flags:
+            if name not in FREE_FLAGS + REFUSED_FLAGS:
+                raise TypeError(f'{type(self).__name__} has no option {name}')
+        _check_hyper({**defaults, **flags})
+        groups = _as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every = durable_every
-        # Of the whole step; like hyper-parameters they may be changed before its first gradient is sent.
+        # Of the whole step; like hyper-parameters they may be changed at any time.
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
         self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
         self._feedback = hitrain_topk.ErrorFeedback(topk) if topk else None
-        self._shard, self._ahead = shard, None  # type: Optional[Shard], Optional[hitrain_ahead.ReadAhead]
-        self._leads = shard is None or shard.rank == 0
-        if not self._leads:
-            shard.barrier()  # what rank 0 made is there now
-            resume = True
+        self._ahead: Optional[hitrain_ahead.ReadAhead] = None
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
-        self._resume, self._built = resume, False
-        self._overlap, self._holding = overlap, False
-        self._files: Dict[torch.Tensor, '_ParameterFile'] = {}
-        self._names = iter(names) if names is not None else None
-        self._root_fd = self._ctl_fd = -1
-        self._config = ''  # what the root's attribute says
+        self._overlap, self._holding, self._early = overlap, False, overlap
+        self._files: Dict[torch.Tensor, ParameterFile] = {}
+        self._given_names = iter(names) if names is not None else None
+        self._taken_names: Dict[str, None] = {}
+        self._built, self._pid = False, os.getpid()
+        self._begin_at(0)
+        self._unread = False  # files have newer values than tensors
+        self._durable_due = False  # the end of the step that has begun is to be durable
+        self._torn = ''  # why a step could not be taken back
+        self._emptied: Optional[Tuple[int, List[str]]] = None  # an open step whose gradients were dropped: its number, its hyper-parameters
+        self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
-        _check_hyper(defaults)
-        groups = _as_groups(params)
+        self._root = Root(self.root)
+        self._shard, self._ranks = shard, Ranks(shard, self.root)
+        self._resume = resume or not self._ranks.leads
+        _LIVE.add(self)
         try:
-            self._open_root(defaults)
-            super().__init__(groups, defaults)
-            if self._names is not None and next(self._names, None) is not None:
-                raise ValueError('names has more names than there are parameters')
-            self._built = True
-            if self._leads:
-                self._send_config()
-                if not resume:
-                    self.commit()
-            self._step = self._read_number('step')
-            if shard and self._leads:
-                shard.barrier()
-        except BaseException:
+            self._construct(groups, resume)
+        except BaseException as e:
             self._undo()
-            self.close()
+            self.close(f'could not make its optimizer: {type(e).__name__}')
             raise
 
     # -- what torch.optim offers --
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
-        """As in torch.optim. Files of a group that is added later are part of the next commit."""
+        """As in torch.optim. Files of a group that is added later are part of the next commit. With a shard: on all ranks."""
         group = dict(param_group)
         group['params'], group['names'] = self._named(group['params'])
         _check_hyper({**self.defaults, **group})
         super().add_param_group(group)
-        for name, p in zip(group['names'], group['params']):
-            self._attach(name, p)
+        if not self._built:
+            self._attach_group(group)
+            return
+        try:
+            self._ranks.together('a new group', lambda: self._attach_group(group) if self._ranks.leads else None)
+            self._ranks.together('a new group', lambda: None if self._ranks.leads else self._attach_group(group))
+        except BaseException:
+            self._detach_group(self.param_groups.pop())
+            raise
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
         """One step: send gradients, end the step, take the new parameters. Parameters without a gradient stay."""
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.wait()
-        files = [f for f in self._parameter_files() if f.sent or f.tensor.grad is not None]
-        if not files:
-            return loss
-        if self._shard:
-            self._send_shards([f for f in files if f.tensor.grad is not None])
-        else:
-            for f in files:
-                if f.sent < self.accumulate and f.tensor.grad is not None:
-                    self.send_gradient(f.tensor)
-        self._end_step()
-        if self._ahead:
-            self._ahead.start(f.tensor for f in files)
-        else:
-            for f in files:
-                self.receive_parameter(f.tensor)
+
+        def prepare() -> Dict[str, Any]:
+            nonlocal loss
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            return self._offer(ends=True)
+
+        with self._whole_step():
+            said = self._ranks.together('step()', prepare)
+            files = [f for f, owners in self._owned(said) if f.sent or owners]
+            if not files:
+                return loss
+            self._send(said)
+            self._unread = True
+            self._ranks.together('the end of the step', self._end_step)
+            self._begin_at(self._step + 1)
+            self._durable_due = False
+            self._ranks.together('reading', lambda: self._receive(files))
+            self._unread = False
         return loss
 
     @torch.no_grad()
     def send_gradients(self) -> None:
         """With accumulate=N: send the gradients of the backward passes since the last call as one of the N, and clear them."""
-        files = [f for f in self._parameter_files() if f.tensor.grad is not None]
-        if self._shard:
-            self.wait()
-            self._send_shards(files)
-        for f in files:
-            if not self._shard:
-                self.send_gradient(f.tensor)
-            f.tensor.grad = None
+        with self._whole_step():
+            self._send(self._ranks.together('send_gradients()', lambda: self._offer(ends=False)))
+            for f in self._parameter_files():
+                if f.tensor.grad is not None:
+                    f.clear_gradient()
 
     def read_ahead(self, model: torch.nn.Module) -> None:
         """From now on step() returns before the new parameters are read: a thread reads them in the order in which the last forward
         of `model` used them, and each module's forward waits for its own. Who looks at a parameter in another way calls
-        wait() first."""
+        wait() first. A gradient of a parameter that its module's forward did not wait for is an error of backward()."""
         if self._ahead:
             self._ahead.close()
-        self._ahead = hitrain_ahead.ReadAhead(self.receive_parameter, model, [f.tensor for f in self._parameter_files()])
+        self._ahead = hitrain_ahead.ReadAhead(self.receive_parameter, model, {p: f.name for p, f in self._files.items()})
 
     def wait(self) -> None:
         """Until all parameters of the last step are read."""
         if self._ahead:
             self._ahead.wait_all()
+
+    def _settle(self) -> None:
+        """Nothing is being read. Whether forward waited for what it used is judged as before."""
+        if self._ahead:
+            self._ahead.settle()
 
     @contextlib.contextmanager
     def hold_gradients(self) -> Iterator[None]:
@@ -216,21 +226,30 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self._holding = before
 
     def state_dict(self) -> Dict[str, Any]:
-        """Hyper-parameters, and the step that the store holds durably (it is made durable first). With a shard: of rank 0.
+        """Hyper-parameters, and the number of the last finished step. That step is made durable first; while gradients of the next one
+        are sent already, the end of that one is durable instead. Any rank may call it; with a shard rank 0 makes the step durable.
 
-        The state itself stays in the store, so this is small; it belongs to the store and is no copy of it.
+        The state itself stays in the store, so this is small; it belongs to the store and is no copy of it. A checkpoint to
+        go back to is export_state() beside the model's own state_dict().
         """
-        self.commit()
+        if self._ranks.leads and not self._begun:
+            self.commit()
+        self._durable_due |= self._begun
         groups = [{k: v for k, v in g.items() if k != 'params'} for g in self.param_groups]
         return {'state': {}, 'param_groups': groups, 'hitrain': {'root': self.root, 'step': self._step}}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Take hyper-parameters back. ValueError when the store holds another step or other parameters."""
+        """Take hyper-parameters back, from state_dict(); ValueError when the store holds another step or other parameters. From
+        export_state(), or the state_dict() of the torch.optim class of this rule, take all state: import_state()."""
         if 'hitrain' not in state_dict:
-            raise ValueError('this state_dict is not from an optimizer in a hitrain store')
-        said, holds = state_dict['hitrain']['step'], self._read_number('step')
+            if not state_dict.get('state'):
+                raise ValueError('this state_dict is not from an optimizer in a hitrain store, and has no state to import')
+            self.import_state(state_dict)
+            return
+        said, holds = state_dict['hitrain']['step'], self._root.number('step')
         if said != holds:
-            raise ValueError(f'the state_dict is of step {said}, but {self.root} holds step {holds}')
+            raise ValueError(f'the state_dict is of step {said}, but {self.root} holds step {holds}, and a store keeps its last step only. '
+                             'To go back, load the model\'s own state_dict() and what export_state() gave at that step')
         groups = state_dict['param_groups']
         if [list(g['names']) for g in groups] != [g['names'] for g in self.param_groups]:
             raise ValueError(f'the state_dict groups other parameters than this optimizer of {self.root} does')
@@ -240,17 +259,21 @@ class HitrainOptimizer(torch.optim.Optimizer):
             own.update({k: v for k, v in new.items() if k not in ('params', 'names')})
         self._step = holds
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f'{type(self).__name__} of {self.root} cannot be copied or pickled: its state is in the store. Save '
+                        'state_dict() or export_state(), and make another optimizer on a root of its own')
+
     # -- what the store adds --
 
     @property
     def committed_step(self) -> int:
         """The last step that a crash cannot take away, as the store counts."""
-        return self._read_number('durable_step')
+        return self._root.number('durable_step')
 
     @property
     def grad_norm(self) -> float:
         """Of the last step, before clipping; known with max_grad_norm or skip_nonfinite."""
-        with self._explained('grad_norm'):
+        with self._root.explained('grad_norm'):
             return float(os.getxattr(self.root, XATTR + 'grad_norm'))
 
     @property
@@ -259,55 +282,56 @@ class HitrainOptimizer(torch.optim.Optimizer):
         return self.skip_nonfinite and not math.isfinite(self.grad_norm)
 
     def commit(self) -> None:
-        """Make everything below the root durable, as one. Ends a step if one is open."""
-        self._must_lead()
-        with self._explained('commit'):
-            os.fsync(self._root_fd)
-        self._step = self._read_number('step')
+        """Make everything below the root durable, as one; parameters that were changed outside step(), too. RuntimeError while gradients
+        of a step are sent: step() or abort() ends that one. With a shard: rank 0 alone."""
+        if not self._ranks.leads:
+            raise RuntimeError(f'rank 0 steers the model, nobody else: call this there alone, not on rank {self._ranks.rank} '
+                               f'of {self._ranks.world}')
+        self._check_usable()
+        if self._begun:
+            raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
+        self._settle()
+        for f in self._parameter_files():
+            if f.changed():
+                self._push(f)
+                self._pushed_alone[f] = None
+        self._end_emptied()
+        self._root.command('commit')
+        for f in self._parameter_files():
+            f.published()
+        self._step = self._root.number('step')
 
     def abort(self) -> None:
-        """Undo what was not made durable: the store and the tensors go back to `committed_step`."""
-        self.wait()
-        self._command('abort')
-        self._step = self._read_number('step')
-        if self._feedback:
-            self._feedback.forget()
-        for f in self._parameter_files():
-            f.sent = 0
-            self.receive_parameter(f.tensor)
+        """Undo what was not made durable: the store and the tensors go back to `committed_step`. With a shard: on all ranks, which get the
+        same tensors; ranks that are in another call leave it with RankFailed, and go back with those that called this."""
+        self._go_back(wholly=True)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
         """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
         if self._shard:
             raise RuntimeError('with a shard, all processes send together: call send_gradients() or step()')
-        f = self._files[parameter]
-        if self._ahead:
-            self._ahead.wait([parameter])  # of the step before, where forward had no use for it
-        if not any(g.sent for g in self._files.values()):
-            self._send_config()  # the first gradient settles the hyper-parameters of the step
-        with self._explained(f'gradient of {f.name}'):
-            if self._feedback:
-                f.write_sparse(os.path.join(self.root, HIDDEN, 'grad-topk', f.name),
-                               *self._feedback.choose(parameter, f.dense_gradient(), f.grad_dtype, self.grad_scale))
-            else:
-                f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name))
-        f.sent += 1
+        with self._whole_step():
+            self._check_usable()
+            if not self._begun:
+                self._settle()
+                self._begin([f for f in self._parameter_files() if f.changed()])
+            self._send_one(self._files[parameter])
 
     def receive_parameter(self, parameter: torch.Tensor) -> None:
         """Read one parameter; waits for its update. Part of step()."""
         f = self._files[parameter]
-        with self._explained(f'parameter {f.name}'):
-            f.read_parameter()
+        with self._root.explained(f'parameter {f.name}'):
+            f.read()
 
     def read_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
         """A copy of one piece of the optimizer's state, as f32: exp_avg or what else the rule keeps,
         step, or master (files of two bytes per element)."""
         f = self._files[parameter]
         out = torch.empty(() if name == 'step' else tuple(f.tensor.shape), dtype=torch.float32)
-        with self._explained(f'state {name} of {f.name}'):
+        with self._root.explained(f'state {name} of {f.name}'):
             fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_RDONLY | os.O_CLOEXEC)
             try:
-                _read_all(fd, out)
+                read_all(fd, out)
             finally:
                 os.close(fd)
         return out
@@ -318,67 +342,72 @@ class HitrainOptimizer(torch.optim.Optimizer):
         wanted = () if name == 'step' else tuple(f.tensor.shape)
         if tuple(value.shape) != wanted:
             raise ValueError(f'{name} of {f.name} has the shape {wanted}, not {tuple(value.shape)}')
-        with self._explained(f'state {name} of {f.name}'):
+        with self._root.explained(f'state {name} of {f.name}'):
             fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_WRONLY | os.O_CLOEXEC)
             try:
-                _write_all(fd, value.detach().to('cpu', torch.float32).contiguous())
+                write_all(fd, value.detach().to('cpu', torch.float32).contiguous())
             finally:
                 os.close(fd)
 
     def export_state(self) -> Dict[str, Any]:
-        """A state_dict for the torch.optim class of this rule: copies of all state, as f32.
+        """A state_dict for the torch.optim class of this rule, and for load_state_dict() here: copies of all state, as f32.
 
         Load it into an optimizer that was made with the same parameters in the same groups, and the run goes on
         there; masters of files of two bytes are not part of it (read_state('master'))."""
         state: Dict[int, Dict[str, torch.Tensor]] = {}
         groups: List[Dict[str, Any]] = []
+        first = 0
         for group in self.param_groups:
-            first = sum(len(g['params']) for g in groups)
             groups.append({**{k: v for k, v in group.items() if k not in ('params', 'names')},
                            'params': list(range(first, first + len(group['params'])))})
             for i, p in enumerate(group['params'], first):
                 if self.state_words(group) and self._has_state(p):
                     state[i] = {name: self.read_state(p, name) for name in self.state_words(group)}
+            first += len(group['params'])
         return {'state': state, 'param_groups': groups}
 
     def import_state(self, state_dict: Dict[str, Any]) -> None:
-        """Take state and hyper-parameters from a state_dict of the torch.optim class of this rule, with the same
-        parameters in the same groups, and commit. The tensors keep their values: make this optimizer from a model that has them already."""
+        """Take state and hyper-parameters from export_state(), or from a state_dict of the torch.optim class of this rule, with the same
+        parameters in the same groups, and commit. State of parameters that have none there is forgotten. The tensors keep their
+        values: load those of the model before or after. With a shard: on all ranks."""
         groups = state_dict['param_groups']
         if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups]:
             raise ValueError('the state_dict groups other parameters than this optimizer does')
-        for own, new in zip(self.param_groups, groups):
-            if new.get('amsgrad'):
-                raise ValueError('amsgrad is not implemented in the store')
-            hyper = {k: new[k] for k in self.defaults if k in new}
-            _check_hyper({**own, **hyper})
-            own.update(hyper)
-            for p, i in zip(own['params'], new['params']):
-                kept = state_dict['state'].get(i, {})
-                for name in self.state_words(own):
-                    if kept.get(name) is not None:
-                        self.write_state(p, name, torch.as_tensor(kept[name]))
-                if 'step' not in self.state_words(own) and kept:
-                    self.write_state(p, 'step', torch.tensor(1.0))  # not the first one, which begins the buffer anew
-        self._send_config()
-        self.commit()
+        taken = [{k: new[k] for k in self.defaults if k in new} for new in groups]
+        for own, new, hyper in zip(self.param_groups, groups, taken):
+            _check_hyper({**own, **hyper, **{k: new[k] for k in REFUSED_FLAGS if k in new}})
+
+        def take() -> None:
+            self._check_usable()
+            if self._begun:
+                raise RuntimeError('a part of a step is sent: call step() or abort() first')
+            for own, hyper in zip(self.param_groups, taken):
+                own.update(hyper)
+            if self._ranks.leads:
+                for own, new in zip(self.param_groups, groups):
+                    for p, i in zip(own['params'], new['params']):
+                        self._take_state(own, p, state_dict['state'].get(i, {}))
+                self._send_config()
+                self.commit()
+        self._ranks.together('import_state()', take)
 
     def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
         """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
         raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self, why: str = 'has closed its optimizer') -> None:
         """Let go of the files (an open one keeps the store from being unmounted). What was committed stays."""
         if self._ahead:
             self._ahead.close()
             self._ahead = None
-        for f in self._files.values():
+        for f in self._parameter_files():
             f.close()
         self._holding = True  # hooks that are left do nothing
-        for fd in (self._root_fd, self._ctl_fd):
-            if fd >= 0:
-                _close_quietly(fd)  # of a dead mount, too
-        self._root_fd = self._ctl_fd = -1
+        if os.getpid() == self._pid:
+            self._ranks.close(why)
+            self._root.close()
+        else:
+            self._root.forsake()  # in a forked child both are its parent's
 
     def __enter__(self) -> 'HitrainOptimizer':
         return self
@@ -387,38 +416,62 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, '_ahead') and hasattr(self, '_root_fd'):
+        if hasattr(self, '_ranks'):
             self.close()
 
     # -- the model root --
 
-    def _open_root(self, defaults: Dict[str, Any]) -> None:
-        if self._resume:
-            with self._explained('model root'):
-                self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()
-        else:
-            self._make_root(defaults)
-        with self._explained('model root'):
-            self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        if self._resume and self._leads and self._read_number('step_open'):
-            self._command('abort')
+    def _construct(self, groups: List[Dict[str, Any]], resume: bool) -> None:
+        """Rank 0 makes or opens the model, then the others open it, then it is committed."""
+        def build() -> Dict[str, Any]:
+            self._open_root()
+            torch.optim.Optimizer.__init__(self, groups, self.defaults)
+            if self._given_names is not None and next(self._given_names, None) is not None:
+                raise ValueError('names has more names than there are parameters')
+            return {'model': self._model_digest()}
 
-    def _make_root(self, defaults: Dict[str, Any]) -> None:
-        """A root first and its files afterwards, so that one commit publishes them: after a crash all or none."""
-        with self._explained('model root'):
-            os.makedirs(self.root, exist_ok=True)
-            if os.listdir(self.root):
-                raise FileExistsError(f'{self.root} is not empty; pass resume=True to continue the model that it holds')
-            self._config = self._config_text(defaults, of_root=True)
-            os.setxattr(self.root, XATTR + 'optimizer', self._config.encode())
+        def complete() -> None:
+            if self._ranks.leads:
+                self._send_config()
+                if not resume:
+                    self._root.command('commit')
+            self._begin_at(self._root.number('step'))
+        leads = self._ranks.leads
+        made = self._ranks.together('making the model', build if leads else dict)
+        opened = self._ranks.together('opening the model', build if not leads else lambda: made[0])
+        for rank, said in enumerate(opened):
+            if said['model'] != opened[0]['model']:
+                raise RankFailed(rank, 'trains parameters of other names, shapes or dtypes than rank 0')
+        self._built = True
+        self._ranks.together('committing the model', complete)
+
+    def _open_root(self) -> None:
+        if not self._resume:
+            with self._root.explained('model root'):
+                os.makedirs(self.root, exist_ok=True)
+                if os.listdir(self.root):
+                    raise FileExistsError(f'{self.root} is not empty; pass resume=True to continue the model that it holds')
+                # A root first and its files afterwards, so that one commit publishes them: after a crash all or none.
+                self._config = self._config_text(self.defaults, of_root=True)
+                os.setxattr(self.root, XATTR + 'optimizer', self._config.encode())
+        with self._root.explained('model root'):
+            self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()
+        if self._ranks.leads:
+            self._root.claim()
+            if self._resume and self._root.number('step_open'):
+                self._root.command('abort')
 
     def _undo(self) -> None:
         """Of a construction that failed: files that were made and never committed go away."""
-        if not self._resume and self._root_fd >= 0:
+        if not self._resume and self._root.is_open:
             try:
-                self._command('abort')
+                self._root.command('abort')
             except OSError:
                 pass  # what failed before is what the caller must know
+
+    def _model_digest(self) -> str:
+        text = '\n'.join(f'{f.name} {tuple(f.tensor.shape)} {f.dtype} {f.grad_dtype}' for f in self._parameter_files())
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
         """The words of the attribute. repr() of a float reads back as the same float."""
@@ -437,124 +490,363 @@ class HitrainOptimizer(torch.optim.Optimizer):
             words.append(f'grad_scale={float(self.grad_scale)!r}')
         if self.skip_nonfinite:
             words.append('skip_nonfinite=1')
-        if self.accumulate > 1:
-            words.append(f'accumulate={self.accumulate} accumulate_mode={self.accumulate_mode}')
+        if self.accumulate > 1:  # and a group may be shorter
+            words.append(f'accumulate={self.accumulate} accumulate_mode={self.accumulate_mode} partial=1')
         return ' '.join(words)
+
+    def _all_config(self) -> List[str]:
+        return [self._config_text(self.param_groups[0], of_root=True)] + [self._config_text(g) for g in self.param_groups[1:]]
 
     def _send_config(self) -> None:
         """Tell the store what changed in param_groups: the root follows the first group, the files of groups that
         differ from it carry their own. A step uses what is set when its first gradient is closed."""
         common = self._config_text(self.param_groups[0])
-        wanted = self._config_text(self.param_groups[0], of_root=True)
-        with self._explained('hyper-parameters'):
-            if wanted != self._config:
-                os.setxattr(self.root, XATTR + 'optimizer', wanted.encode())
-                self._config = wanted
+        self._latched = self._all_config()
+        with self._root.explained('hyper-parameters'):
+            if self._latched[0] != self._config:
+                os.setxattr(self.root, XATTR + 'optimizer', self._latched[0].encode())
+                self._config = self._latched[0]
             for group in self.param_groups:
                 text = self._config_text(group)
                 for p in group['params']:
                     self._files[p].set_config('' if text == common else text)
 
-    def _send_shards(self, files: List['_ParameterFile']) -> None:
-        """Hyper-parameters before anybody's gradient, and all parts of one before the next, or the end of the step."""
-        if self._leads and not any(f.sent for f in self._files.values()):
-            self._send_config()
-        self._shard.barrier()
-        for f in files:
-            with self._explained(f'gradient of {f.name}'):
-                f.write_gradient(os.path.join(self.root, HIDDEN, 'grad', f.name), self._shard.part(f.tensor.numel()))
-            f.sent += 1
-        self._shard.barrier()
+    # -- one step --
 
-    def _must_lead(self) -> None:
-        if not self._leads:
-            raise RuntimeError(f'rank 0 steers the model, nobody else: call this there alone, not on rank {self._shard.rank} '
-                               f'of {self._shard.world}')
+    def _begin_at(self, step: int) -> None:
+        """So many steps are finished, and nothing of the next one is sent."""
+        self._step = step
+        self._begun, self._open = False, 0  # the store's number of the open step, once a gradient of it is there
+        self._latched: Optional[List[str]] = None  # hyper-parameters of the step that has begun
+        self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
+        for f in self._parameter_files():
+            f.begin_step()
+
+    def _offer(self, ends: bool) -> Dict[str, Any]:
+        """What this rank brings to the step: for each parameter, has it a gradient, and was it changed outside step()?"""
+        self._check_usable()
+        self._settle()
+        files = list(self._parameter_files())
+        facts = {'gradients': ''.join('01'[f.tensor.grad is not None] for f in files), 'changed': ''}
+        if ends and self._begun:
+            self._check_sent([f for f in files if f.sent])
+        if ends or not self._begun:
+            facts['changed'] = ''.join('01'[f in self._pushed_alone or f.changed()] for f in files)
+        return facts
+
+    def _check_sent(self, sent: List[ParameterFile]) -> None:
+        """What was sent before step() must be what step() would send now. Otherwise the step is sent again where that is possible."""
+        if self._ranks.leads and self._latched != self._all_config():
+            why = 'hyper-parameters were changed'
+        else:
+            why = next((f'the gradient of {f.name} was changed or cleared' for f in sent if f.gradient_changed()), '') or \
+                next((f'the parameter {f.name} was changed' for f in sent if f.changed()), '')
+        if not why:
+            return
+        why += " after the step's first gradient was sent"
+        if self._shard or self.accumulate > 1:
+            raise RuntimeError(f'{why}; with accumulate or a shard that must be done before')
+        if self._step != self._root.number('durable_step') or any(f.tensor.grad is None for f in sent):
+            raise RuntimeError(f'{why}; do that before backward(), or pass overlap=False')
+        self._go_back(wholly=False)
+        if self._early:
+            warnings.warn(f'{why}: the step is sent again, and from now on backward() sends no gradients. Do that before backward() '
+                          'to keep overlap', RuntimeWarning, stacklevel=2)
+        self._early = False
+
+    def _owned(self, said: List[Dict[str, Any]]) -> Iterator[Tuple[ParameterFile, List[int]]]:
+        """Each parameter and the ranks that have a gradient of it."""
+        bits = [s['gradients'] for s in said]
+        for i, f in enumerate(self._parameter_files()):
+            yield f, [rank for rank, b in enumerate(bits) if b[i] == '1']
+
+    def _send(self, said: List[Dict[str, Any]]) -> None:
+        """Changed parameters and hyper-parameters before anybody's gradient, and all parts of it before the next, or the end."""
+        if not any(owners for _, owners in self._owned(said)):
+            return
+        changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
+        self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)
+        if any(changed):
+            self._ranks.together('taking changed parameters', lambda: self._take_changed(changed))
+        self._begun = True
+        owned = [(f, owners) for f, owners in self._owned(said) if self._ranks.rank in owners]
+
+        def write() -> None:
+            for f, owners in owned:
+                if f.is_sent():
+                    continue
+                self._check_room(f)
+                self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
+        self._ranks.together('gradients', write)
+        for f, owners in self._owned(said):
+            if owners and self._ranks.rank not in owners:
+                f.sent += 1
+        if self._ranks.leads and not self._open:
+            self._open = self._root.number('step_open')
+
+    def _begin(self, changed: List[ParameterFile]) -> None:
+        """Before the first gradient of a step: parameters that were changed, then hyper-parameters. Later: parameters alone."""
+        if not self._begun:
+            holds = self._root.number('step')
+            if holds != self._step:
+                raise RuntimeError(f'{self.root} went from step {self._step} to {holds}: somebody else steers it, too; abort() takes over '
+                                   'what it holds')
+            self._begun = True
+            if self._emptied and self._emptied[1] == self._all_config():
+                self._open, self._emptied = self._emptied[0], None
+            self._end_emptied()
+            self._send_config()
+        for f in changed:
+            if f not in self._pushed_alone:
+                self._push(f)
+        self._pushed_alone = {}
+
+    def _push(self, f: ParameterFile) -> None:
+        with self._root.explained(f'parameter {f.name}, changed outside step()'):
+            f.push(self._step)
+
+    def _take_changed(self, changed: List[List[ParameterFile]]) -> None:
+        """Rank 0's values of changed parameters count; a rank that changed others must have got what the store holds."""
+        if self._ranks.leads:
+            return
+        leaders = dict.fromkeys(changed[0])
+        for f in leaders:
+            self.receive_parameter(f.tensor)
+        for f in changed[self._ranks.rank]:
+            if f not in leaders and not f.equals_file():
+                raise RuntimeError(f'the parameter {f.name} was changed outside step() on this rank and not on rank 0: change it on all')
+
+    def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
+        def drop() -> None:
+            if self._ranks.leads:  # where not, the whole step is taken back before it can end
+                self._root.command(f'drop {f.name}')
+        with self._root.explained(f'gradient of {f.name}'):
+            if self._feedback:
+                f.write_sparse(drop, *self._feedback.choose(f.tensor, f.gradient(), f.grad_dtype, self.grad_scale))
+            else:
+                f.write_gradient(drop, part)
+        f.gradient_sent()
+        if not self._shard and not self._open:
+            self._open = self._root.number('step_open')
 
     def _end_step(self) -> None:
-        if self._leads and self.durable_every == 1:
-            with self._explained('commit'):
-                os.fsync(self._root_fd)
-        elif self._leads:
-            self._command('step')
-        if self._shard:
-            self._shard.barrier()
-        for f in self._files.values():
-            f.sent = 0
-        step = self._read_number('step')
-        if step != self._step + 1:
-            raise RuntimeError(f'{self.root} went from step {self._step} to {step}: somebody else steers it, too')
-        self._step = step
+        if self._ranks.leads:
+            durable = self.durable_every == 1 or self._durable_due
+            if not self._open:
+                raise RuntimeError(f'{self.root} has no open step: somebody took it back')
+            self._root.command(f'{"commit" if durable else "step"} if={self._open}')
 
-    def _gradient_ready(self, f: '_ParameterFile') -> None:
-        if self._holding or f.tensor.grad is None:
+    def _receive(self, files: List[ParameterFile]) -> None:
+        if self._ahead:
+            self._ahead.start(f.tensor for f in files)
+        else:
+            for f in files:
+                self.receive_parameter(f.tensor)
+        if self._overlap:
+            self._hook_all()
+
+    def _gradient_ready(self, f: ParameterFile) -> None:
+        if self._holding or not self._early or f.tensor.grad is None:
             return
-        if f.sent == self.accumulate:
+        with self._whole_step():
+            if not self._seen_reducers:
+                _refuse_reducers(self._files)
+                self._seen_reducers = True
+            self._check_room(f)
+            self.send_gradient(f.tensor)
+        if self.accumulate > 1:
+            f.clear_gradient()  # the next one is another
+
+    def _check_room(self, f: ParameterFile) -> None:
+        if f.sent >= self.accumulate:
             raise RuntimeError(f'a second gradient of {f.name} before step(): wrap all backwards but the last in '
                                'hold_gradients()' if self.accumulate == 1 else
                                f'{f.name} has had the {self.accumulate} gradients of this step: call step()')
-        self.send_gradient(f.tensor)
-        if self.accumulate > 1:
-            f.tensor.grad = None  # the next one is another
 
-    def _has_state(self, p: torch.Tensor) -> bool:
-        with self._explained(f'state of {self._files[p].name}'):
-            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
+    def _hook_all(self) -> None:
+        """Also parameters that were frozen when the optimizer was made."""
+        for p, f in self._files.items():
+            if f.hook is None and p.requires_grad:
+                f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
 
-    def _command(self, line: str) -> None:
-        self._must_lead()
-        with self._explained(line):
-            if self._ctl_fd < 0:
-                self._ctl_fd = os.open(os.path.join(self.root, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
-            os.write(self._ctl_fd, line.encode() + b'\n')  # a refusal is an error of the write
-            os.read(self._ctl_fd, 4096)  # 'ok'
+    # -- going back --
 
-    def _read_number(self, word: str) -> int:
-        with self._explained(word):
-            return int(os.getxattr(self.root, XATTR + word))
+    @contextlib.contextmanager
+    def _whole_step(self) -> Iterator[None]:
+        """What fails in here takes back all of the step that was sent, on all ranks."""
+        try:
+            yield
+        except BaseException as e:
+            self._take_back(e)
+            raise
 
-    def _explained(self, what: str) -> '_Explained':
-        return _Explained(self.root, what)
+    def _take_back(self, error: BaseException) -> None:
+        finished = self._step
+        try:
+            self._go_back(wholly=False)
+        except BaseException as second:
+            self._torn = f'a step failed ({type(error).__name__}: {error}) and could not be taken back ({type(second).__name__}: {second})'
+            if not isinstance(second, Exception):
+                raise
+        if self._step < finished:
+            warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}',
+                          RuntimeWarning, stacklevel=2)
+
+    def _go_back(self, wholly: bool) -> None:
+        """Take back what was sent of the open step, on all ranks; wholly: all that is not durable. Tensors are read again where the
+        store has other values than before that step."""
+        if not (wholly or self._shard or self._begun or self._unread):
+            return
+        if self._ahead:
+            self._ahead.forget()  # all is read again
+        alone = self._ranks.over
+        if alone and not self._ranks.leads:
+            self._ranks.together('going back')  # raises: rank 0 cannot be reached
+        wants = {'wholly': wholly, 'unread': self._unread, 'begun': self._begun}
+        wanted = [wants] if alone else self._ranks.gather_at('going back', wants)
+        self._torn = 'going back was not finished'
+
+        def lead() -> Dict[str, Any]:
+            return self._restore(**{k: any(w[k] for w in wanted) for k in wants}) if self._ranks.leads else {}
+        now = lead() if alone else self._ranks.together('going back', lead)[0]
+        if not alone:
+            self._ranks.together('going back', lambda: None if self._ranks.leads else self._read_back(now['reread']))
+        self._begin_at(now['step'])
+        if self._feedback:
+            self._feedback.forget()
+        self._unread, self._torn = False, ''
+
+    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
+        """Of rank 0. Without an open step there is nothing of one to take back."""
+        if wholly or (begun and self._root.number('step_open') and not self._drop_all()):
+            self._root.command('abort')
+            self._emptied = None
+        durable, step = self._root.number('durable_step'), self._root.number('step')
+        for f in self._parameter_files():
+            f.push_again_after(durable)
+        reread = wholly or unread or step != self._step
+        self._read_back(reread)
+        return {'step': step, 'reread': reread}
+
+    def _drop_all(self) -> bool:
+        """Take back the gradients alone, where an abort would take finished steps with them. False: that cannot be done."""
+        if self._root.number('durable_step') == self._root.number('step'):
+            return False
+        try:
+            self._root.command(*(f'drop {f.name}' for f in self._parameter_files()))
+        except OSError as e:
+            if e.errno != errno.EBUSY:  # some of them are applied
+                raise
+            return False
+        self._emptied = (self._root.number('step_open'), self._latched or [])
+        return True
+
+    def _end_emptied(self) -> None:
+        """A step without gradients stays open, with the hyper-parameters of its first one. It ends without being counted."""
+        if self._emptied:
+            self._root.command(f'step if={self._emptied[0]}')
+            os.setxattr(self.root, XATTR + 'step', str(self._step).encode())
+            self._emptied = None
+
+    def _read_back(self, reread: bool) -> None:
+        self._config = ''
+        for f in self._parameter_files():
+            f.forget()
+            if reread:
+                with self._root.explained(f'parameter {f.name}'):
+                    f.restore(may_create=self._ranks.leads)
+
+    def _check_usable(self) -> None:
+        if self._torn:
+            raise RuntimeError(f'{self._torn}: call abort() first')
 
     # -- parameters --
 
-    def _parameter_files(self) -> Iterator['_ParameterFile']:
-        return (self._files[p] for g in self.param_groups for p in g['params'])
+    def _has_state(self, p: torch.Tensor) -> bool:
+        with self._root.explained(f'state of {self._files[p].name}'):
+            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
+
+    def _take_state(self, group: Dict[str, Any], p: torch.Tensor, kept: Dict[str, Any]) -> None:
+        if not kept and self._has_state(p):
+            self._root.command(f'reset {self._files[p].name}')
+        for name in self.state_words(group):
+            if kept.get(name) is not None:
+                self.write_state(p, name, torch.as_tensor(kept[name]))
+        if kept and 'step' not in self.state_words(group):
+            self.write_state(p, 'step', torch.tensor(1.0))  # not the first one, which begins the buffer anew
+
+    def _parameter_files(self) -> Iterable[ParameterFile]:
+        return self._files.values()
 
     def _named(self, params: Any) -> Tuple[List[torch.Tensor], List[str]]:
-        tensors, names = [], []
+        tensors, names, seen = [], [], set()
         for entry in [params] if isinstance(params, torch.Tensor) else params:
             name, tensor = entry if isinstance(entry, tuple) else (None, entry)
-            if name is None and self._names is not None:
-                name = next(self._names, None)
+            if name is None and self._given_names is not None:
+                name = next(self._given_names, None)
                 if name is None:
                     raise ValueError('names has fewer names than there are parameters')
-            if tensor in self._files or any(tensor is t for t in tensors):
+            if tensor in self._files or id(tensor) in seen:
                 raise ValueError(f'the parameter {name or len(tensors)} is given twice')
+            seen.add(id(tensor))
             names.append(name if name is not None else f'parameter{len(self._files) + len(names)}')
             tensors.append(tensor)
-        taken = {f.name for f in self._files.values()}
+        if self._given_names is None:
+            names = self._unwrapped(names)
+        fresh: Dict[str, None] = {}
         for name in names:
             _check_name(name)
-            if name in taken:
+            if name in self._taken_names or name in fresh:
                 raise ValueError(f'two parameters are called {name}')
-            taken.add(name)
+            fresh[name] = None
         return tensors, names
 
+    def _unwrapped(self, names: List[str]) -> List[str]:
+        """As the model calls its parameters, whatever it is wrapped in now. Files of a model that is there keep their names."""
+        plain = _without_wrappers(names)
+        if not self._resume:
+            return plain
+        return [n if n == p or os.path.exists(os.path.join(self.root, n)) else p for n, p in zip(names, plain)]
+
+    def _attach_group(self, group: Dict[str, Any]) -> None:
+        for name, p in zip(group['names'], group['params']):
+            self._attach(name, p)
+        if self._overlap:
+            self._hook_all()
+
+    def _detach_group(self, group: Dict[str, Any]) -> None:
+        for name, p in zip(group['names'], group['params']):
+            self._taken_names.pop(name, None)
+            f = self._files.pop(p, None)
+            if f:
+                f.close()
+
     def _attach(self, name: str, p: torch.Tensor) -> None:
+        check_plain(f'the parameter {name}', p)
         dtype = self._param_dtype or p.dtype
         for d in (dtype, self._grad_dtype or dtype):
             if d not in FILE_DTYPES:
                 raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
         if p.numel() == 0:
             raise ValueError(f'{name} has no elements')
-        f = _ParameterFile(os.path.join(self.root, name), name, p, dtype, self._grad_dtype or dtype)
-        existing = os.path.exists(f.path) if self._built else self._resume
+        f = ParameterFile(self.root, name, p, dtype, self._grad_dtype or dtype)
+        exists = os.path.exists(f.path) if self._built else self._resume
         self._files[p] = f
-        with self._explained(f'parameter {name}'):
-            f.open_existing() if existing else f.create()
-        if self._overlap:
-            f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
+        self._taken_names[name] = None
+        if exists and not os.path.exists(f.path):
+            raise FileNotFoundError(errno.ENOENT, f'no such file (parameter {name}). {self._alike(name)}', self.root)
+        with self._root.explained(f'parameter {name}'):
+            if exists:
+                f.open_existing(self._ranks.leads)
+            else:
+                f.create()
+
+    def _alike(self, name: str) -> str:
+        """What the store calls a parameter whose name ends alike."""
+        held = sorted(n for n in os.listdir(self.root) if n.endswith('.' + name) or name.endswith('.' + n))
+        if held:
+            return f'The model in the store has {held[0]}: pass names= as they are there'
+        return 'The model in the store was made without it'
 
 
 class HitrainAdamW(HitrainOptimizer):
@@ -627,131 +919,17 @@ class HitrainAdagrad(HitrainOptimizer):
         return 'step', 'sum'
 
 
-class _ParameterFile:
-    """One tensor and its file."""
-
-    def __init__(self, path: str, name: str, tensor: torch.Tensor, dtype: torch.dtype,
-                 grad_dtype: torch.dtype) -> None:
-        self.path, self.name, self.tensor = path, name, tensor
-        self.dtype, self.grad_dtype = dtype, grad_dtype
-        self.fd = -1
-        self.sent = 0  # gradients, in this step
-        self.hook: Any = None
-        self.config = ''  # this file's own optimizer attribute
-        self._buffers: Dict[torch.dtype, torch.Tensor] = {}
-
-    def create(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.fd = os.open(self.path, flags, 0o666)
-        os.setxattr(self.fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
-        os.setxattr(self.fd, XATTR + 'shape', self._shape().encode())
-        if self.grad_dtype != self.dtype:
-            os.setxattr(self.fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
-        source = self._ready(self.tensor, self.dtype)
-        _write_all(self.fd, source)
-        if self.dtype != self.tensor.dtype:  # compute with what the store holds
-            self._store(source)
-
-    def open_existing(self) -> None:
-        self.fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
-            found = self._attribute(word)
-            if found != wanted:
-                raise ValueError(f'{self.path}: {word} is {found or "not set"} in the store and {wanted} in the model')
-        grad = FILE_DTYPES[self.grad_dtype]
-        if (self._attribute('grad_dtype') or FILE_DTYPES[self.dtype]) != grad:
-            os.setxattr(self.fd, XATTR + 'grad_dtype', grad.encode())
-        self.config = self._attribute('optimizer')
-        self.read_parameter()
-
-    def dense_gradient(self) -> torch.Tensor:
-        if self.tensor.grad.layout != torch.strided:
-            raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
-        return self.tensor.grad
-
-    def write_gradient(self, path: str, part: slice = slice(None)) -> None:
-        whole = self._ready(self.dense_gradient(), self.grad_dtype).view(-1)
-        if whole[part].numel():
-            _hand_over(path, [whole[part]], (part.start or 0) * whole.element_size())
-
-    def write_sparse(self, path: str, indices: torch.Tensor, values: torch.Tensor) -> None:
-        head = hitrain_topk.header(values.dtype, self.tensor.numel(), indices.numel())
-        _hand_over(path, [torch.frombuffer(bytearray(head), dtype=torch.uint8), indices, values])
-
-    def read_parameter(self) -> None:
-        if _direct(self.tensor, self.dtype):
-            _read_all(self.fd, self.tensor)
-            # What autograd saved of the old values is void: a view of nothing moves the version counter.
-            self.tensor.detach().view(-1)[:0].zero_()
-        else:
-            buffer = self._buffer(self.dtype)
-            _read_all(self.fd, buffer)
-            self._store(buffer)
-
-    def set_config(self, text: str) -> None:
-        if text == self.config:
-            return
-        if text:
-            os.setxattr(self.fd, XATTR + 'optimizer', text.encode())
-        else:
-            os.removexattr(self.fd, XATTR + 'optimizer')
-        self.config = text
-
-    def close(self) -> None:
-        if self.hook is not None:
-            self.hook.remove()
-            self.hook = None
-        if self.fd >= 0:
-            _close_quietly(self.fd)
-        self.fd = -1
-
-    def _shape(self) -> str:
-        return ','.join(map(str, self.tensor.shape)) or '1'
-
-    def _attribute(self, word: str) -> str:
-        try:
-            return os.getxattr(self.fd, XATTR + word).decode()
-        except OSError as e:
-            if e.errno != errno.ENODATA:
-                raise
-            return ''
-
-    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
-        if dtype not in self._buffers:
-            self._buffers[dtype] = torch.empty(self.tensor.shape, dtype=dtype, pin_memory=self.tensor.is_cuda)
-        return self._buffers[dtype]
-
-    def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor itself where its memory is what a file takes, else a copy that is (f32 to bf16: to nearest even)."""
-        return tensor if _direct(tensor, dtype) else self._buffer(dtype).copy_(tensor.detach())
-
-    @torch.no_grad()
-    def _store(self, values: torch.Tensor) -> None:
-        self.tensor.copy_(values)
+# Optimizers of this process. A child that is forked must not hold what steers the model: it would do so after its parent's death.
+_LIVE: 'weakref.WeakSet[HitrainOptimizer]' = weakref.WeakSet()
 
 
-class _Explained:
-    """Adds to an OSError what was being done and what the store says about it."""
+def _forsake_all() -> None:
+    for optimizer in list(_LIVE):
+        optimizer._root.forsake()
+        optimizer._ranks.forsake()
 
-    def __init__(self, root: str, what: str) -> None:
-        self.root, self.what = root, what
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, OSError) and error.errno is not None:
-            text = f'{os.strerror(error.errno)} ({self.what})'
-            said = self._store_says(error.errno)
-            raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root) from error
-
-    def _store_says(self, number: int) -> str:
-        if number in (errno.ENOTCONN, errno.ECONNABORTED):
-            return "the file system's daemon is gone; mount again and continue with resume=True"
-        try:
-            return os.getxattr(self.root, XATTR + 'error').decode(errors='replace')
-        except OSError as e:
-            return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+os.register_at_fork(after_in_child=_forsake_all)
 
 
 class _NodeHook:
@@ -764,19 +942,41 @@ class _NodeHook:
         self._handle.remove()
 
 
-def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: _ParameterFile) -> Any:
+def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: ParameterFile) -> Any:
     """Call method(f) whenever backward has added to p.grad all that it will; the result's remove() ends that."""
     def call(*unused: Any) -> None:
         bound = method()
         if bound is not None:
             bound(f)
 
-    if not p.requires_grad:
-        return None
     if hasattr(p, 'register_post_accumulate_grad_hook'):  # torch >= 2.1
         return p.register_post_accumulate_grad_hook(call)
     with torch.enable_grad():
         return _NodeHook(p.expand_as(p).grad_fn.next_functions[0][0], call)
+
+
+def _refuse_reducers(parameters: Dict[torch.Tensor, Any]) -> None:
+    """Wrappers that reduce gradients between processes do it after a parameter's hook was called, so the hook would send what is not
+    reduced yet. Nothing links a parameter to its wrapper: look at all objects."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return
+    for o in gc.get_objects():
+        kind = type(o).__name__
+        if kind in ('DistributedDataParallel', 'FullyShardedDataParallel') and isinstance(o, torch.nn.Module) and \
+                any(p in parameters for p in o.parameters()):
+            raise RuntimeError(f'overlap=True does not work under {kind}: it reduces gradients after backward has sent them. Pass '
+                               'overlap=False; step() then sends what was reduced')
+
+
+_WRAPPERS = {'_checkpoint_wrapped_module', '_fsdp_wrapped_module', '_orig_mod'}
+
+
+def _without_wrappers(names: List[str]) -> List[str]:
+    """DistributedDataParallel and DataParallel call what they wrap `module`, as a model may call a part of its own: so only if all do."""
+    plain = ['.'.join(part for part in name.split('.') if part not in _WRAPPERS) for name in names]
+    if all(name.startswith('module.') for name in plain):
+        plain = [name[len('module.'):] for name in plain]
+    return plain
 
 
 def _as_groups(params: Iterable) -> List[Dict[str, Any]]:
@@ -795,54 +995,11 @@ def _check_hyper(group: Dict[str, Any]) -> None:
     for beta in group.get('betas', ()):
         if not 0.0 <= beta < 1.0:
             raise ValueError(f'betas must be numbers >= 0 and < 1, not {group["betas"]}')
+    for flag in REFUSED_FLAGS:
+        if group.get(flag):
+            raise ValueError(f'{flag}={group[flag]} is not implemented in the store')
 
 
 def _check_name(name: str) -> None:
-    if not name or '/' in name or '\0' in name or name in ('.', '..', HIDDEN) or len(os.fsencode(name)) > 255:
+    if not name or '/' in name or '\0' in name or '\n' in name or name in ('.', '..', HIDDEN) or len(os.fsencode(name)) > 255:
         raise ValueError(f'{name!r} cannot be the name of a file')
-
-
-def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Can this tensor's memory be read and written as the bytes of a file?"""
-    return tensor.dtype == dtype and tensor.device.type == 'cpu' and tensor.is_contiguous()
-
-
-def _memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor on the CPU, without a copy; valid while the tensor is."""
-    size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast('B')
-
-
-def _write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
-    memory, done = _memory(tensor), 0
-    while done < len(memory):
-        done += os.pwrite(fd, memory[done:], at + done)
-
-
-def _hand_over(path: str, tensors: List[torch.Tensor], at: int = 0) -> None:
-    """A gradient: these, one after the other."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        for t in tensors:
-            _write_all(fd, t, at)
-            at += t.numel() * t.element_size()
-    except BaseException:
-        _close_quietly(fd)
-        raise
-    os.close(fd)  # hands the gradient over: errors of it are raised here
-
-
-def _read_all(fd: int, tensor: torch.Tensor) -> None:
-    memory, done = _memory(tensor), 0
-    while done < len(memory):
-        n = os.preadv(fd, [memory[done:]], done)
-        if n == 0:
-            raise OSError(errno.EIO, f'the file ends after {done} of {len(memory)} bytes')
-        done += n
-
-
-def _close_quietly(fd: int) -> None:
-    try:
-        os.close(fd)
-    except OSError:
-        pass  # told already, by what failed before

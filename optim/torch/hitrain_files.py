@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor and its file in the store: bytes go out and come back, and a change that came from elsewhere is noticed.
+
+A tensor is compared with its file by a checksum over all its bytes. PyTorch's version counter does not see what is changed through
+`.data`, which clipping of weights and averages of weights often use. The checksum reads memory once; it needs no copy.
+"""
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+
+import hitrain_topk
+
+XATTR = 'user.hitrain.'
+HIDDEN = '.hitrain'
+
+# What files can hold, in the words of the store.
+FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
+
+
+class Descriptors:
+    """How many files of parameters this process may keep open: a quarter of its limit. The others are opened for each use."""
+    kept = 0
+
+    @classmethod
+    def may_keep(cls) -> bool:
+        return cls.kept < max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+
+class ParameterFile:
+    """One tensor and its file. Methods raise OSError; the caller says what it was about.
+
+    sent     gradients that the store has got of it in this step
+    config   the file's own attribute `optimizer`; None: not known
+    """
+
+    def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
+        self.root, self.path, self.name, self.tensor = root, os.path.join(root, name), name, tensor
+        self.dtype, self.grad_dtype = dtype, grad_dtype
+        self.sent = 0
+        self.config: Optional[str] = ''
+        self.hook: Any = None
+        self._fd = -1
+        self._buffers: Dict[torch.dtype, torch.Tensor] = {}
+        self._known: Optional[int] = None  # checksum of the tensor when it was equal to the file
+        self._half_read = False
+        self._pushed_in = -1  # finished steps when the tensor's own value was last written to the file
+        self._grad_sent: Any = None
+
+    # -- the parameter --
+
+    def create(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with self._keeping(os.open(self.path, flags, 0o666)) as fd:
+            os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
+            os.setxattr(fd, XATTR + 'shape', self._shape().encode())
+            if self.grad_dtype != self.dtype:
+                os.setxattr(fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
+            self._write(fd)
+        self.config = ''
+
+    def open_existing(self, may_change: bool) -> None:
+        """may_change: the dtype of its gradients may be set."""
+        with self._opened() as fd:
+            for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
+                found = attribute(fd, word)
+                if found != wanted:
+                    raise ValueError(f'{self.path}: {word} is {found or "not set"} in the store and {wanted} in the model')
+            grad = FILE_DTYPES[self.grad_dtype]
+            if may_change and (attribute(fd, 'grad_dtype') or FILE_DTYPES[self.dtype]) != grad:
+                os.setxattr(fd, XATTR + 'grad_dtype', grad.encode())
+            self.config = None
+            self._read(fd)
+
+    def read(self) -> None:
+        """The tensor takes the file's values."""
+        with self._opened() as fd:
+            self._read(fd)
+
+    def restore(self, may_create: bool) -> None:
+        """After an abort: read the file anew, or make it anew where the abort took it away because it was never committed."""
+        self.forget()
+        self._close_kept()
+        if may_create and not os.path.exists(self.path):
+            self.create()
+        else:
+            self.read()
+
+    def forget(self) -> None:
+        """What the store has got in this step, and what it says, is not known any more."""
+        self.begin_step()
+        self.config = None
+
+    def begin_step(self) -> None:
+        self.sent, self._grad_sent = 0, None
+
+    # -- changes from outside --
+
+    def changed(self) -> bool:
+        """Does the tensor differ from what its file held when both were last equal?"""
+        if self._half_read:
+            raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
+        return self._known is None or checksum(self.tensor) != self._known
+
+    def push(self, step: int) -> None:
+        """The file takes the tensor's values. step: how many are finished."""
+        with self._opened() as fd:
+            self._write(fd)
+        self._pushed_in = step
+
+    def push_again_after(self, durable: int) -> None:
+        """The store is back at the durable step: a value that was written since then has to be written once more."""
+        if self._pushed_in >= durable:
+            self._known = None
+
+    def published(self) -> None:
+        self._pushed_in = -1
+
+    def equals_file(self) -> bool:
+        """Read the file and compare; if both are equal, that is remembered."""
+        found = torch.empty(self.tensor.shape, dtype=self.dtype)
+        with self._opened() as fd:
+            read_all(fd, found)
+        equal = bytes(_memory(found)) == bytes(_memory(self.tensor.detach().to('cpu', self.dtype).contiguous()))
+        if equal:
+            self._known = checksum(self.tensor)
+        return equal
+
+    # -- its gradient --
+
+    def gradient(self) -> torch.Tensor:
+        grad = self.tensor.grad
+        if grad.layout != torch.strided:
+            raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
+        check_plain(f'the gradient of {self.name}', grad)
+        return grad
+
+    def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
+        """drop: takes back what was written, when a part of it cannot be."""
+        whole = self._ready(self.gradient(), self.grad_dtype).view(-1)
+        if whole[part].numel():
+            _hand_over(os.path.join(self.root, HIDDEN, 'grad', self.name), [whole[part]],
+                       (part.start or 0) * whole.element_size(), drop)
+
+    def write_sparse(self, drop: Callable[[], None], indices: torch.Tensor, values: torch.Tensor) -> None:
+        head = hitrain_topk.header(values.dtype, self.tensor.numel(), indices.numel())
+        _hand_over(os.path.join(self.root, HIDDEN, 'grad-topk', self.name),
+                   [torch.frombuffer(bytearray(head), dtype=torch.uint8), indices, values], 0, drop)
+
+    def gradient_sent(self) -> None:
+        self.sent += 1
+        self._grad_sent = _identity(self.tensor.grad)
+
+    def is_sent(self) -> bool:
+        """Is what .grad holds now what was sent last?"""
+        return self._grad_sent is not None and _identity(self.tensor.grad) == self._grad_sent
+
+    def gradient_changed(self) -> bool:
+        """Has .grad been changed, or cleared by another than clear_gradient(), since it was sent?"""
+        return self._grad_sent is not None and not self.is_sent()
+
+    def clear_gradient(self) -> None:
+        self.tensor.grad = self._grad_sent = None
+
+    # -- its configuration --
+
+    def set_config(self, text: str) -> None:
+        if text == self.config:
+            return
+        if self.config is None:
+            self.config = attribute(self.path, 'optimizer')
+        if text and text != self.config:
+            os.setxattr(self.path, XATTR + 'optimizer', text.encode())
+        elif self.config and not text:
+            os.removexattr(self.path, XATTR + 'optimizer')
+        self.config = text
+
+    def close(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+        self._close_kept()
+
+    # -- within --
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self._fd >= 0:
+            yield self._fd
+        else:
+            with self._keeping(os.open(self.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+                yield fd
+
+    @contextlib.contextmanager
+    def _keeping(self, fd: int) -> Iterator[int]:
+        if Descriptors.may_keep():
+            Descriptors.kept += 1
+            self._fd = fd
+            yield fd
+            return
+        try:
+            yield fd
+        finally:
+            close_quietly(fd)
+
+    def _close_kept(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            Descriptors.kept -= 1
+            close_quietly(fd)
+
+    def _write(self, fd: int) -> None:
+        self._known = None
+        source = self._ready(self.tensor, self.dtype)
+        write_all(fd, source)
+        if self.dtype != self.tensor.dtype:  # compute with what the store holds
+            self._store(source)
+        self._known = checksum(self.tensor)
+
+    def _read(self, fd: int) -> None:
+        self._half_read = True
+        if _direct(self.tensor, self.dtype):
+            read_all(fd, self.tensor)
+            # What autograd saved of the old values is void: a view of nothing moves the version counter.
+            self.tensor.detach().view(-1)[:0].zero_()
+        else:
+            buffer = self._buffer(self.dtype)
+            read_all(fd, buffer)
+            self._store(buffer)
+        self._known, self._half_read = checksum(self.tensor), False
+
+    def _shape(self) -> str:
+        return ','.join(map(str, self.tensor.shape)) or '1'
+
+    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._buffers:
+            self._buffers[dtype] = torch.empty(self.tensor.shape, dtype=dtype, pin_memory=self.tensor.is_cuda)
+        return self._buffers[dtype]
+
+    def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor itself where its memory is what a file takes, else a copy that is (f32 to bf16: to nearest even)."""
+        return tensor if _direct(tensor, dtype) else self._buffer(dtype).copy_(tensor.detach())
+
+    @torch.no_grad()
+    def _store(self, values: torch.Tensor) -> None:
+        self.tensor.copy_(values)
+
+
+# ------------------------------------------------------------------ tensors
+
+_COLUMNS = 251  # a prime, so that rows of a matrix that change places change the sums, too
+_factors = {torch.device('cpu'): torch.randint(-(1 << 62), 1 << 62, (_COLUMNS,), generator=torch.Generator().manual_seed(251)) | 1}
+
+
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> int:
+    """Of all bytes, as 64-bit words in 251 columns: each column's sum times a factor of its own. It runs where the tensor is."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    row = 8 * _COLUMNS
+    whole = flat.numel() // row * row
+    rest = torch.zeros(row, dtype=torch.uint8, device=flat.device)
+    rest[:flat.numel() - whole] = flat[whole:]
+    sums = flat[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0) + rest.view(torch.int64)
+    if sums.device not in _factors:
+        _factors[sums.device] = _factors[torch.device('cpu')].to(sums.device)
+    return int((sums * _factors[sums.device]).sum())
+
+
+def check_plain(what: str, tensor: torch.Tensor) -> None:
+    """Only a tensor with memory of its own can be a file."""
+    if hasattr(tensor, 'to_local') or hasattr(tensor, '__tensor_flatten__'):
+        raise TypeError(f'{what} is a {type(tensor).__name__}, whose elements are not in one memory: FSDP2 and tensor parallelism '
+                        'make such tensors, and hitrain takes plain ones only')
+    if tensor.device.type == 'meta':
+        raise TypeError(f'{what} is on the device meta and has no values: materialise the model first')
+
+
+def _identity(tensor: Optional[torch.Tensor]) -> Any:
+    return None if tensor is None else (tensor.data_ptr(), tensor._version)
+
+
+def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Can this tensor's memory be read and written as the bytes of a file?"""
+    return tensor.dtype == dtype and tensor.device.type == 'cpu' and tensor.is_contiguous()
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, without a copy; valid while the tensor is."""
+    size, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
+    if size and not address:
+        raise TypeError(f'a {type(tensor).__name__} without memory of its own cannot be read or written')
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast('B')
+
+
+# -------------------------------------------------------------------- files
+
+def attribute(where: Any, word: str) -> str:
+    """Of a path or descriptor; '' when it is not set."""
+    try:
+        return os.getxattr(where, XATTR + word).decode()
+    except OSError as e:
+        if e.errno != errno.ENODATA:
+            raise
+        return ''
+
+
+def write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
+    memory, done = _memory(tensor), 0
+    while done < len(memory):
+        done += os.pwrite(fd, memory[done:], at + done)
+
+
+def read_all(fd: int, tensor: torch.Tensor) -> None:
+    memory, done = _memory(tensor), 0
+    while done < len(memory):
+        n = os.preadv(fd, [memory[done:]], done)
+        if n == 0:
+            raise OSError(errno.EIO, f'the file ends after {done} of {len(memory)} bytes')
+        done += n
+
+
+def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[], None]) -> None:
+    """A gradient: these, one after the other. Closing hands over what was written, so a part is dropped before."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for t in tensors:
+            write_all(fd, t, at)
+            at += t.numel() * t.element_size()
+    except BaseException:
+        try:
+            drop()
+        finally:
+            close_quietly(fd)
+        raise
+    os.close(fd)  # hands the gradient over: errors of it are raised here
+
+
+def close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # told already, by what failed before

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model root as its one steering process sees it: attributes, commands of `.hitrain/ctl`, and what the store says of an error."""
+import errno
+import os
+from typing import Any
+
+from hitrain_files import HIDDEN, XATTR, attribute, close_quietly
+
+
+class Root:
+    """The directory of a model. Attributes can be read by every process; commands are for the one that opened ctl."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._ctl = -1
+
+    def number(self, word: str) -> int:
+        with self.explained(word):
+            return int(os.getxattr(self.path, XATTR + word))
+
+    def claim(self) -> None:
+        """From now on nobody else can end a step of this model or take one back."""
+        with self.explained('model root'):
+            self._ctl = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.command(f'claim hitrain_torch:{os.getpid()}')
+        except OSError as e:
+            self.forsake()
+            if e.errno == errno.EBUSY:
+                raise OSError(e.errno, f'{e.strerror}; one process steers a model: end that one first', self.path) from e
+            raise
+
+    def command(self, *lines: str) -> None:
+        """OSError with the store's own words when it refuses one; those behind that one are not run."""
+        try:
+            os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
+        except OSError as e:
+            said = self._answer() or self._says(e.errno)
+            raise OSError(e.errno, f'{os.strerror(e.errno)} ({lines[0]}): {said}', self.path) from e
+        self._answer()
+
+    @property
+    def is_open(self) -> bool:
+        return self._ctl >= 0
+
+    def close(self) -> None:
+        """The claim ends before this returns: closing alone ends it a moment later."""
+        if self.is_open:
+            try:
+                self.command('unclaim')
+            except OSError:
+                pass  # of a dead mount
+            self.forsake()
+
+    def forsake(self) -> None:
+        """Close, and let the claim be: in a forked child it is its parent's."""
+        ctl, self._ctl = self._ctl, -1
+        if ctl >= 0:
+            close_quietly(ctl)
+
+    def explained(self, what: str) -> '_Explained':
+        return _Explained(self, what)
+
+    def _answer(self) -> str:
+        """Of the last command, without the name of the error. '' if there is none, as from a dead mount."""
+        text, more = b'', b''
+        try:
+            while not text or len(more) == 1 << 16:
+                more = os.read(self._ctl, 1 << 16)
+                text += more
+                if not more:
+                    break
+        except OSError:
+            return ''
+        lines = text.decode(errors='replace').splitlines()
+        return lines[-1].split(': ', 2)[-1] if lines else ''
+
+    def _says(self, number: int) -> str:
+        if number in (errno.ENOTCONN, errno.ECONNABORTED):
+            return "the file system's daemon is gone; mount again and continue with resume=True"
+        try:
+            return attribute(self.path, 'error')
+        except OSError as e:
+            return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+
+
+class _Explained:
+    """Adds to an OSError what was being done and what the store says about it, once."""
+
+    def __init__(self, root: Root, what: str) -> None:
+        self.root, self.what = root, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, OSError) and error.errno is not None:
+            text, said = f'{os.strerror(error.errno)} ({self.what})', self.root._says(error.errno)
+            raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root.path) from error

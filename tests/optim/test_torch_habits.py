@@ -1,0 +1,597 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What trainers do around an optimizer: change parameters, fail in the middle of a step, save at odd moments, wrap the model."""
+import contextlib
+import copy
+import os
+import pathlib
+import pickle
+import resource
+import sys
+import tempfile
+
+import pytest
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
+import torch  # noqa: E402
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'optim/torch'))
+
+from demo_store import Store  # noqa: E402
+import hitrain_files  # noqa: E402
+from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD  # noqa: E402
+
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
+LR = 1e-2
+
+
+@pytest.fixture
+def root():
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-habits-') as folder:
+        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
+        try:
+            s.format()
+            s.mount()
+            yield s.mountpoint / 'model'
+            s.unmount()
+            assert s.check().returncode == 0
+        finally:
+            s.close()
+
+
+def parameters(seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return {n: torch.nn.Parameter(torch.randn(shape, generator=random)) for n, shape in SHAPES.items()}
+
+
+def give_gradients(params, step, scale=1.0):
+    random = torch.Generator().manual_seed(1000 + step)
+    for p in params.values():
+        p.grad = scale * torch.randn(p.shape, generator=random)
+
+
+def loss_of(params, step):
+    x = torch.randn(8, 300, generator=torch.Generator().manual_seed(step))
+    return ((x @ params['w'] + params['bias']).sin().mean() * params['scale'] + (params['norm'] ** 2).sum())
+
+
+def copies(params):
+    return {n: p.detach().clone() for n, p in params.items()}
+
+
+def equal(left, right):
+    return all(torch.equal(left[n], right[n]) for n in left)
+
+
+def close(left, right):
+    return all((left[n] - right[n]).abs().max() <= 1e-3 * LR for n in left)
+
+
+def held(root, name):
+    shape = SHAPES[name]
+    return torch.frombuffer(bytearray((root / name).read_bytes()), dtype=torch.float32).view(shape)
+
+
+def number(root, word):
+    return int(os.getxattr(root, 'user.hitrain.' + word))
+
+
+# ------------------------------------------------------- changes outside step()
+
+def load(params, other):
+    with torch.no_grad():
+        for n, p in params.items():
+            p.copy_(other[n])
+
+
+def change_data(params, other):
+    for n, p in params.items():
+        p.data.copy_(other[n])
+
+
+def assign_data(params, other):
+    for _ in range(3):  # memory of the first may be used again
+        for n, p in params.items():
+            p.data = other[n].detach().clone()
+
+
+def change_one_element(params, other):
+    params['w'].data[17, 3] = 5.0
+
+
+def swap_rows(params, other):
+    params['w'].data[[0, 7]] = params['w'].data[[7, 0]]
+
+
+CHANGES = [load, change_data, assign_data, change_one_element, swap_rows]
+
+
+@pytest.mark.parametrize('overlap', [False, True])
+def test_parameters_changed_outside_step_count(root, overlap):
+    """As torch has it: what is there when a gradient comes is what it is applied to."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
+        for step in range(10):
+            values = parameters(seed=50 + step)
+            for params, o in ((own, optimizer), (theirs, other)):
+                if step % 2:
+                    CHANGES[step // 2](params, values)
+                o.zero_grad()
+                loss_of(params, step).backward()
+                o.step()
+                with torch.no_grad():  # as in clipping of weights, after each step
+                    params['bias'].clamp_(-0.5, 0.5)
+                params['norm'].data.clamp_(-0.9, 0.9)
+            assert close(own, theirs), step
+        assert optimizer.committed_step == 10
+        # A checkpoint holds them, too, and a swap that was undone writes nothing.
+        optimizer.state_dict()
+        assert equal({n: held(root, n) for n in own}, own)
+        before = (root / 'w').stat().st_mtime_ns
+        mean, kept = parameters(seed=9), copies(own)
+        change_data(own, mean)
+        change_data(own, kept)
+        optimizer.commit()
+        assert (root / 'w').stat().st_mtime_ns == before
+
+
+def test_a_change_is_not_lost_with_a_step_that_failed(root):
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        loaded = parameters(seed=3)
+        load(own, loaded)
+        give_gradients(own, 0)
+        own['norm'].grad = own['norm'].grad.to_sparse()
+        with pytest.raises(TypeError, match='gradient of norm is sparse'):
+            optimizer.step()
+        assert equal(own, loaded)
+        give_gradients(own, 1)
+        optimizer.step()
+        assert equal(own, {n: p - own[n].grad for n, p in loaded.items()})
+
+
+def test_checksums_see_every_byte():
+    for size in (1, 3, 250, 251, 502, 100000, 251 * 8 * 3 + 5):
+        t = torch.randint(0, 255, (size,), dtype=torch.uint8)
+        before = hitrain_files.checksum(t)
+        for at in {0, size // 2, size - 1}:
+            t[at] += 1
+            assert hitrain_files.checksum(t) != before
+            t[at] -= 1
+        assert hitrain_files.checksum(t) == before
+    wide = torch.randn(64, 64)
+    assert hitrain_files.checksum(wide.t()) == hitrain_files.checksum(wide.t().contiguous())
+    assert hitrain_files.checksum(wide.view(-1)[1:]) == hitrain_files.checksum(wide.view(-1)[1:].clone())
+
+
+# --------------------------------------------------------- hyper-parameters
+
+def test_abort_forgets_what_it_knew(root):
+    """The store goes back to older hyper-parameters; those of param_groups are sent again."""
+    groups = [{'params': [('a', torch.nn.Parameter(torch.zeros(4)))]}, {'params': [('b', torch.nn.Parameter(torch.zeros(4)))], 'lr': 2.0}]
+    a, b = groups[0]['params'][0][1], groups[1]['params'][0][1]
+    with HitrainSGD(groups, root, lr=1.0) as optimizer:
+        optimizer.param_groups[0]['lr'], optimizer.param_groups[1]['lr'] = 100.0, 200.0
+        optimizer.grad_scale = 2.0
+        for p in (a, b):
+            p.grad = torch.ones(4)
+        optimizer.send_gradient(a)
+        optimizer.abort()
+        assert a.tolist() == b.tolist() == [0.0] * 4
+        optimizer.step()
+        assert a.tolist() == [-50.0] * 4 and b.tolist() == [-100.0] * 4
+
+
+@pytest.mark.parametrize('durable_every, what', [(1, 'hyper-parameters were'), (4, 'hyper-parameters were'), (4, 'the gradient of w was')])
+def test_what_is_set_before_step_counts_with_overlap(root, durable_every, what):
+    """Also what changes gradients between backward() and step(), as clip_grad_norm_ does."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=durable_every) as optimizer:
+        with pytest.warns(RuntimeWarning, match=f'{what} changed .*after .* first gradient was sent') as warned:
+            for step in range(6):
+                for params, o in ((own, optimizer), (theirs, other)):
+                    o.zero_grad()
+                    loss_of(params, step).backward()
+                    if 'hyper' in what:
+                        o.param_groups[0]['lr'] = LR / (2 + step)
+                    torch.nn.utils.clip_grad_norm_(params.values(), 0.5)
+                    o.step()
+        assert close(own, theirs) and number(root, 'step') == 6 and len(warned) == 1
+
+
+def test_what_cannot_be_sent_again_is_an_error(root):
+    own = parameters()
+    with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=10) as optimizer:
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(own, step).backward()
+            optimizer.step()
+        loss_of(own, 2).backward()
+        own['w'].data.zero_()
+        with pytest.warns(RuntimeWarning, match='went back from step 2 to its durable step 0'):
+            with pytest.raises(RuntimeError, match='the parameter w was changed after .* do that before backward'):
+                optimizer.step()
+        assert equal(own, parameters()) and number(root, 'step_open') == 0
+
+
+# ------------------------------------------------------------- broken steps
+
+def fail_at(monkeypatch, calls, error):
+    """The calls-th pwrite from now on raises it."""
+    left, real = [calls], os.pwrite
+
+    def pwrite(*args):
+        left[0] -= 1
+        if left[0] == 0:
+            raise error
+        return real(*args)
+    monkeypatch.setattr(os, 'pwrite', pwrite)
+
+
+@pytest.mark.parametrize('overlap', [False, True])
+def test_a_step_that_failed_is_taken_back_as_a_whole(root, monkeypatch, overlap):
+    """Interrupted before each write of a step: the next batch makes a step of its own, as if that one had never been."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+
+    def whole_step(step):
+        optimizer.zero_grad()
+        loss_of(own, step).backward()
+        optimizer.step()
+    with HitrainAdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
+        for n in range(1, len(SHAPES) + 1):
+            before = copies(own)
+            with monkeypatch.context() as m:
+                fail_at(m, n, KeyboardInterrupt())
+                with pytest.raises(KeyboardInterrupt):
+                    whole_step(100 + n)
+            assert equal(own, before) and number(root, 'step_open') == 0 and number(root, 'step') == n - 1
+            whole_step(n)
+            other.zero_grad()
+            loss_of(theirs, n).backward()
+            other.step()
+            assert close(own, theirs)
+        assert optimizer.committed_step == len(SHAPES)
+
+
+def test_a_part_of_a_gradient_is_taken_back(root, monkeypatch):
+    """Between two writes of one gradient."""
+    own = parameters()
+    start, real = copies(own), os.pwrite
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        for error in KeyboardInterrupt(), OSError(5, 'of the test'):
+            calls = []
+
+            def half(fd, data, at):
+                calls.append(at)
+                if len(calls) == 3:
+                    raise error
+                return real(fd, data[:max(4, len(data) // 2 // 4 * 4)], at)
+            give_gradients(own, 0)
+            with monkeypatch.context() as m:
+                m.setattr(os, 'pwrite', half)
+                with pytest.raises(type(error)):
+                    optimizer.step()
+            assert equal(own, start)
+        give_gradients(own, 1)
+        optimizer.step()
+        assert equal(own, {n: p - own[n].grad for n, p in start.items()})
+
+
+def test_a_step_that_was_taken_away_is_not_finished(root):
+    """Somebody who may steer the root aborts between two gradients: what was sent before would be missing."""
+    own = parameters()
+    start = copies(own)
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        give_gradients(own, 0)
+        optimizer.send_gradient(own['w'])
+        optimizer._root.command('abort')  # by the descriptor that holds the claim: nobody else can
+        optimizer.send_gradient(own['bias'])
+        with pytest.raises(OSError) as e:
+            optimizer.step()
+        assert e.value.errno == 116 and 'if=' in str(e.value)  # ESTALE
+        assert equal(own, start) and number(root, 'step') == 0
+        optimizer.step()
+        assert equal(own, {n: p - own[n].grad for n, p in start.items()})
+
+
+@pytest.mark.parametrize('new_lr', [1.0, 3.0])
+def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new_lr):
+    """Where nothing of it is applied yet, as with clipping, only its gradients go."""
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
+        for step in range(2):
+            give_gradients(own, step)
+            optimizer.step()
+        before = copies(own)
+        give_gradients(own, 2)
+        with monkeypatch.context() as m:
+            fail_at(m, 3, KeyboardInterrupt())
+            with pytest.raises(KeyboardInterrupt):
+                optimizer.step()
+        assert equal(own, before) and number(root, 'durable_step') == 0
+        give_gradients(own, 3)
+        optimizer.param_groups[0]['lr'] = new_lr  # counts, though the step is open with the one before
+        optimizer.step()
+        assert close(own, {n: p - new_lr * own[n].grad for n, p in before.items()})
+        assert number(root, 'step') == 3
+        optimizer.commit()
+        assert optimizer.committed_step == 3
+
+
+def test_a_step_that_cannot_be_taken_back_stops_the_trainer(root, monkeypatch):
+    own = parameters()
+    start = copies(own)
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        give_gradients(own, 0)
+        with monkeypatch.context() as m:
+            def refuse(*lines):
+                raise OSError(5, 'of the test')
+            m.setattr(optimizer._root, 'command', refuse)
+            with pytest.raises(OSError, match='of the test'):
+                optimizer.step()
+            with pytest.raises(RuntimeError, match='could not be taken back .* call abort'):
+                optimizer.step()
+        optimizer.abort()
+        assert equal(own, start)
+        give_gradients(own, 1)
+        optimizer.step()
+        assert equal(own, {n: p - own[n].grad for n, p in start.items()})
+
+
+# ----------------------------------------------------------- saving, loading
+
+def test_state_dict_in_the_middle_of_a_step(root):
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=100) as optimizer:
+        for step in range(3):
+            for params, o in ((own, optimizer), (theirs, other)):
+                o.zero_grad()
+                loss_of(params, step).backward()
+                if o is optimizer and step == 1:
+                    assert optimizer.state_dict()['hitrain']['step'] == 1
+                    with pytest.raises(RuntimeError, match='a part of a step is sent'):
+                        optimizer.commit()
+                o.step()
+            assert optimizer.committed_step == (0, 2, 2)[step]  # the end of that step was made durable
+        assert close(own, theirs)
+
+
+def test_going_back_to_an_earlier_step(root):
+    """state_dict() cannot, and says what can: the model's values and export_state()."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.AdamW(theirs.values(), lr=LR)
+    with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
+        def steps(params, o, first, last):
+            for step in range(first, last):
+                give_gradients(params, step)
+                o.step()
+        steps(own, optimizer, 0, 2)
+        steps(theirs, other, 0, 2)
+        small, values, state = optimizer.state_dict(), copies(own), optimizer.export_state()
+        steps(own, optimizer, 5, 8)
+        with pytest.raises(ValueError, match='keeps its last step only.*export_state'):
+            optimizer.load_state_dict(small)
+        load(own, values)
+        optimizer.load_state_dict(state)
+        steps(own, optimizer, 2, 4)
+        steps(theirs, other, 2, 4)
+        assert close(own, theirs)
+        # Back to a moment when there was no state yet: what there is now is forgotten.
+        optimizer.load_state_dict({'state': {0: state['state'][0]}, 'param_groups': state['param_groups']})
+        assert optimizer.read_state(own['w'], 'step').item() == 2
+        assert list(optimizer.export_state()['state']) == [0]
+
+
+def test_copies_and_pickles_are_refused(root):
+    own = parameters()
+    with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
+        for how in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match='cannot be copied or pickled: its state is in the store'):
+                how(optimizer)
+        give_gradients(own, 0)
+        optimizer.step()
+
+
+# ---------------------------------------------------------------- arguments
+
+def test_flags_of_torch(root):
+    own = parameters()
+    free = {'fused': True, 'foreach': False, 'capturable': True, 'differentiable': False, 'maximize': False}
+    for number, (kind, options) in enumerate([(HitrainAdamW, {'amsgrad': False}), (HitrainAdam, {'amsgrad': False}), (HitrainSGD, {}),
+                                              (HitrainAdagrad, {'initial_accumulator_value': 0})]):
+        with kind([{'params': list(own.items()), 'foreach': None}], root / f'../{number}', lr=LR, **free, **options) as optimizer:
+            give_gradients(own, number)
+            optimizer.step()
+            with pytest.raises(ValueError, match='differentiable=True is not implemented in the store'):
+                optimizer.add_param_group({'params': [torch.nn.Parameter(torch.zeros(1))], 'differentiable': True})
+    for kind, option, error in ((HitrainAdamW, {'amsgrad': True}, ValueError), (HitrainSGD, {'differentiable': True}, ValueError),
+                                (HitrainAdagrad, {'initial_accumulator_value': 0.1}, ValueError), (HitrainAdam, {'rho': 1}, TypeError)):
+        with pytest.raises(error, match=next(iter(option))):
+            kind(own.items(), root, lr=LR, **option)
+    assert not root.exists()
+
+
+def test_names_under_wrappers(root):
+    """A model has the same files whatever it is wrapped in."""
+    def wrapped(prefix, middle=''):
+        return [(f'{prefix}a.{middle}w', torch.nn.Parameter(torch.zeros(2))), (f'{prefix}module.w', torch.nn.Parameter(torch.zeros(3)))]
+    with HitrainAdamW(wrapped('module._orig_mod.'), root, lr=LR):
+        assert sorted(os.listdir(root)) == ['a.w', 'module.w']
+    for prefix, middle in (('', ''), ('module.', ''), ('_orig_mod.module.', ''), ('_fsdp_wrapped_module.', '_fsdp_wrapped_module.')):
+        with HitrainAdamW(wrapped(prefix, middle), root, lr=LR, resume=True) as optimizer:
+            assert [g['names'] for g in optimizer.param_groups] == [['a.w', 'module.w']]
+    with pytest.raises(FileNotFoundError, match='parameter net.a.w.*has a.w: pass names='):
+        HitrainAdamW(wrapped('net.'), root, lr=LR, resume=True)
+    other = root.parent / 'named'
+    pair = wrapped('module.')
+    with HitrainAdamW([p for _, p in pair], other, lr=LR, names=[n for n, _ in pair]):
+        assert sorted(os.listdir(other)) == ['module.a.w', 'module.module.w']
+    with HitrainAdamW(pair, other, lr=LR, resume=True):  # files keep the names that they have
+        assert sorted(os.listdir(other)) == ['module.a.w', 'module.module.w']
+
+
+def test_tensors_without_memory_are_refused(root):
+    class Elsewhere(torch.nn.Parameter):
+        def to_local(self):
+            return self
+    for p, match in ((Elsewhere(torch.zeros(3)), 'parameter p is a Elsewhere'),
+                     (torch.nn.Parameter(torch.zeros(3, device='meta')), 'parameter p is on the device meta')):
+        with pytest.raises(TypeError, match=match):
+            HitrainAdamW([('p', p)], root, lr=LR)
+    p = torch.nn.Parameter(torch.zeros(3))
+    with HitrainAdamW([('p', p)], root, lr=LR) as optimizer:
+        p.grad = torch.ones(3)
+        p.grad.to_local = None  # as a DTensor has it
+        with pytest.raises(TypeError, match='the gradient of p is a Tensor, whose elements are not in one memory'):
+            optimizer.step()
+
+
+def test_frozen_parameters_and_those_that_thaw(root):
+    own, theirs = parameters(), parameters()
+    own['w'].requires_grad_(False)
+    theirs['w'].requires_grad_(False)
+    other = torch.optim.SGD(theirs.values(), lr=LR)
+    with HitrainSGD(own.items(), root, lr=LR, overlap=True) as optimizer:
+        for step in range(4):
+            for params, o in ((own, optimizer), (theirs, other)):
+                params['w'].requires_grad_(step >= 1)
+                o.zero_grad()
+                loss_of(params, step).backward()
+                if o is optimizer and step >= 2:  # its hook is there from the end of the step in which it thawed
+                    assert optimizer._files[own['w']].sent
+                o.step()
+            assert close(own, theirs)
+
+
+# -------------------------------------------------------------------- scale
+
+@contextlib.contextmanager
+def descriptors_at_most(count):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def many(count):
+    return [(f'p{i}', torch.nn.Parameter(torch.full((4,), float(i)))) for i in range(count)]
+
+
+def test_more_parameters_than_descriptors(root):
+    params = many(1100)
+    with descriptors_at_most(256):
+        for resume in False, True:
+            with HitrainSGD(params, root, lr=1.0, resume=resume) as optimizer:
+                for _, p in params:
+                    p.grad = torch.ones(4)
+                optimizer.step()
+                optimizer.abort()
+        assert all(p[0].item() == i - 2 for i, (_, p) in enumerate(params))
+        # One that fails at its end leaves nothing behind.
+        with pytest.raises(TypeError, match='f32 or bf16 or f16'):
+            HitrainSGD(many(500) + [('last', torch.nn.Parameter(torch.zeros(1).double()))], root.parent / 'failed', lr=1.0)
+    assert not os.listdir(root.parent / 'failed')
+
+
+def test_work_grows_with_the_parameters_and_not_with_their_square(root):
+    """Counted in calls and lines of the client, which no load of the machine changes."""
+    def cost(count, where):
+        params, lines = many(count), [0]
+
+        def count_line(frame, event, arg):
+            if 'hitrain_' not in frame.f_code.co_filename:
+                return None
+            lines[0] += event == 'line'
+            return count_line
+        sys.settrace(count_line)
+        try:
+            with HitrainSGD(params, where, lr=1.0, overlap=True) as optimizer:
+                for _, p in params:
+                    p.grad = torch.ones(4)
+                    optimizer._gradient_ready(optimizer._files[p])
+                optimizer.step()
+        finally:
+            sys.settrace(None)
+        return lines[0]
+    few, more = cost(100, root), cost(400, root.parent / 'more')
+    assert more < 4.5 * few
+
+
+# --------------------------------------------------------------- read ahead
+
+def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
+    """A module's forward waits for its own parameters; who uses another's has to call wait()."""
+    model = torch.nn.ModuleDict({'a': torch.nn.Linear(5, 5), 'b': torch.nn.Linear(5, 5)})
+
+    def step(functional, waits=False):
+        optimizer.zero_grad()
+        if waits:
+            optimizer.wait()
+        x = model['a'](torch.ones(2, 5))
+        x = torch.nn.functional.linear(x, model['b'].weight, model['b'].bias) if functional else model['b'](x)
+        x.sum().backward()
+        optimizer.step()
+    with HitrainSGD(model.named_parameters(), root, lr=0.1) as optimizer:
+        optimizer.read_ahead(model)
+        step(False)
+        step(False)
+        with pytest.raises(RuntimeError, match=r'b\.(weight|bias) was used before it was read'):
+            step(True)
+        step(True, waits=True)
+        step(False)
+        assert optimizer.committed_step == 4
+
+
+def test_a_failed_reading_is_raised_until_abort(root):
+    model = torch.nn.Linear(5, 5)
+    with HitrainSGD(model.named_parameters(), root, lr=0.1) as optimizer:
+        def fails(p):
+            raise OSError(5, 'of the test')
+        optimizer.receive_parameter = fails
+        optimizer.read_ahead(model)
+        model(torch.ones(5)).sum().backward()
+        optimizer.step()
+        del optimizer.receive_parameter
+        for _ in range(2):
+            with pytest.raises(OSError, match='of the test'):
+                model(torch.ones(5))
+        optimizer.abort()
+        assert torch.equal(model.weight, torch.frombuffer(bytearray((root / 'weight').read_bytes()), dtype=torch.float32).view(5, 5))
+        model(torch.ones(5))
+
+
+def test_a_tensor_that_was_half_read_is_not_sent(root, monkeypatch):
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        def fails(fd, buffers, at):
+            buffers[0][:4] = bytes(4)
+            raise OSError(5, 'of the test')
+        with monkeypatch.context() as m:
+            m.setattr(os, 'preadv', fails)
+            with pytest.raises(OSError, match='parameter norm'):
+                optimizer.receive_parameter(own['norm'])
+        give_gradients(own, 0)
+        with pytest.raises(RuntimeError, match='reading norm failed'):
+            optimizer.step()
+        optimizer.abort()
+        assert equal(own, parameters())
+
+
+def test_files_that_were_never_committed_outlive_an_abort(root):
+    own = parameters()
+    with HitrainSGD([('w', own['w'])], root, lr=1.0) as optimizer:
+        optimizer.add_param_group({'params': [('norm', own['norm'])]})
+        give_gradients(own, 0)
+        start = own['norm'].detach().clone()
+        optimizer.abort()
+        optimizer.step()
+        assert torch.equal(own['norm'], start - own['norm'].grad)

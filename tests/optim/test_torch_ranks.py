@@ -1,0 +1,477 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that train one model together: a rank that fails, leaves, dies or does other things than the rest, at every point."""
+import multiprocessing
+import os
+import pathlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+import warnings
+
+import pytest
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'optim/torch'))
+
+from demo_store import Store  # noqa: E402
+from hitrain_ranks import RankFailed, Ranks, Shard  # noqa: E402
+from hitrain_torch import HitrainSGD  # noqa: E402
+
+PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+SECONDS_MAX = 120
+WORLD = 3
+
+
+# --------------------------------------------------- meetings, with threads
+
+def meet(world, what, timeout=SECONDS_MAX, exchange=None):
+    """what(rank, ranks) on each rank; what it returned or raised."""
+    results = {}
+    root = tempfile.mkdtemp(prefix='ranks-')
+
+    def one(rank):
+        ranks = Ranks(Shard(rank, world, timeout=timeout, exchange=exchange(rank) if exchange else None), root)
+        try:
+            results[rank] = what(rank, ranks)
+        except BaseException as e:
+            results[rank] = e
+        finally:
+            ranks.close()
+    threads = [threading.Thread(target=one, args=(r,)) for r in range(world)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(SECONDS_MAX)
+        assert not t.is_alive()
+    os.rmdir(root)
+    return results
+
+
+def test_each_hears_all_and_a_failure_is_everybodys():
+    def calls(rank, ranks):
+        heard = [f['n'] for f in ranks.together('a', lambda: {'n': rank})]
+        with pytest.raises((RankFailed, ZeroDivisionError)) as e:
+            ranks.together('b', lambda: {'n': 1 // (rank - 1)})
+        after = ranks.together('c')  # the meeting goes on
+        return heard, e.value, after
+    results = meet(WORLD, calls)
+    for rank, (heard, error, after) in results.items():
+        assert heard == [0, 1, 2] and after == [{}] * WORLD
+        if rank == 1:
+            assert isinstance(error, ZeroDivisionError)
+        else:
+            assert (error.rank, error.cause) == (1, 'failed: ZeroDivisionError: integer division or modulo by zero')
+
+
+def test_one_meeting_after_another():
+    """A rank that is done early comes to the next meeting, and not to what is left of the last one."""
+    def calls(rank, ranks):
+        ranks.together('a')
+        ranks.close()
+        for k in range(20):
+            time.sleep(0.01 * (rank == 0))
+            following = Ranks(Shard(rank, WORLD, timeout=SECONDS_MAX), '/')
+            following.together(f'b{k}')
+            following.close()
+        return 'done'
+    assert meet(WORLD, calls) == dict.fromkeys(range(WORLD), 'done')
+
+
+def test_one_that_does_not_come_or_leaves_fails_all():
+    def late(rank, ranks):
+        ranks.together('a')
+        if rank == 2:
+            time.sleep(3)
+        ranks.together('b')
+    for rank, error in meet(WORLD, late, timeout=1).items():
+        assert isinstance(error, RankFailed), (rank, error)
+        assert rank == 2 or (error.rank == 2 and 'did not come within 1 s' in error.cause)
+
+    def leaves(gone):
+        def calls(rank, ranks):
+            ranks.together('a')
+            if rank == gone:
+                return None
+            with pytest.raises(RankFailed, match=f'rank {gone} has closed its optimizer'):
+                ranks.together('b')
+            with pytest.raises(RankFailed):  # there is no other meeting
+                ranks.together('c')
+            return 'raised'
+        return calls
+    for gone in range(WORLD):
+        assert list(meet(WORLD, leaves(gone)).values()).count('raised') == WORLD - 1
+
+    def interrupted(rank, ranks):
+        def work():
+            raise KeyboardInterrupt
+        ranks.together('a', work if rank == 1 else dict)
+    results = meet(WORLD, interrupted)
+    assert isinstance(results[1], KeyboardInterrupt) and 'rank 1 failed: KeyboardInterrupt' in str(results[0])
+
+
+def test_ranks_at_different_points():
+    """Those that go back wait until all do."""
+    def calls(rank, ranks):
+        if rank != 1:
+            with pytest.raises(RankFailed, match=f'rank 1 is at back, this one .rank {rank}. at step'):
+                ranks.together('step')
+        return [f['who'] for f in ranks.gather_at('back', {'who': rank})]
+    assert all(r == [0, 1, 2] for r in meet(WORLD, calls).values())
+
+
+def test_other_ways_to_meet_and_other_numbers():
+    texts, barrier = {}, threading.Barrier(WORLD)
+
+    def exchange(rank):
+        def all_gather(text):
+            texts[rank] = text
+            barrier.wait(SECONDS_MAX)
+            all_of_them = [texts[r] for r in range(WORLD)]
+            barrier.wait(SECONDS_MAX)
+            return all_of_them
+        return all_gather
+    assert meet(WORLD, lambda rank, ranks: ranks.together('a', lambda: {'n': rank})[2], exchange=exchange) == dict.fromkeys(range(3), {'n': 2})
+
+    root = tempfile.mkdtemp(prefix='ranks-')
+    first = Ranks(Shard(0, 2, timeout=SECONDS_MAX), root)
+    with pytest.raises(OSError, match='another process is rank 0 of this model already'):
+        Ranks(Shard(0, 2), root)
+    other = Ranks(Shard(2, 3, timeout=SECONDS_MAX), root)
+    answers = []
+
+    def come():
+        try:
+            other.together('a')
+        except RankFailed as e:
+            answers.append(e)
+    thread = threading.Thread(target=come)
+    thread.start()
+    with pytest.raises(RankFailed, match='rank 2 came as one of 3 to a meeting of 2'):
+        first.together('a')
+    first.close()
+    thread.join(SECONDS_MAX)
+    assert answers and answers[0].rank == 2
+    with pytest.raises(RankFailed, match='rank 0 did not come within 0.1 s.*exchange='):
+        Ranks(Shard(1, 2, timeout=0.1), root).together('a')
+    os.rmdir(root)
+
+
+# ------------------------------------------------- training, with processes
+
+SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,)}
+
+
+def parameters(seed=0):
+    random = torch.Generator().manual_seed(seed)
+    return {n: torch.nn.Parameter(torch.randn(shape, generator=random)) for n, shape in SHAPES.items()}
+
+
+def give_gradients(params, step):
+    for i, p in enumerate(params.values()):
+        p.grad = torch.full(p.shape, float(step + i + 1))
+
+
+class Job:
+    """One rank in its process: an optimizer, and the checks that all ranks do alike."""
+
+    def __init__(self, rank, root, meeting, **options):
+        self.rank, self.root, self.own = rank, root, parameters(seed=rank)
+        self.meeting = meeting
+        self.optimizer = HitrainSGD(self.own.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX), **options)
+        self.wanted = {n: p.detach().clone() for n, p in self.own.items()}
+        self.agree()
+
+    def barrier(self):
+        """Of the test, beside the optimizer."""
+        self.meeting.wait(SECONDS_MAX)
+
+    def agree(self):
+        for n, p in self.own.items():
+            assert torch.equal(p, self.wanted[n]), (self.rank, n, (p - self.wanted[n]).abs().max())
+
+    def step(self, number):
+        give_gradients(self.own, number)
+        for n, p in self.own.items():
+            self.wanted[n] -= p.grad
+        self.optimizer.step()
+        self.agree()
+
+    def fails(self, failing, call, kind=OSError, match='of the test'):
+        """call() raises its own error on the failing rank and RankFailed on the others; nothing changed."""
+        with pytest.raises((RankFailed, kind), match=match) as e:
+            call()
+        assert isinstance(e.value, RankFailed) == (self.rank != failing), (self.rank, e.value)
+        if self.rank != failing:
+            assert e.value.rank == failing
+        self.agree()
+
+
+def broken(job, where):
+    """What a rank calls at this point fails once."""
+    name, target = {'write': ('_send_one', job.optimizer), 'end': ('_end_step', job.optimizer), 'begin': ('_begin', job.optimizer),
+                    'offer': ('_offer', job.optimizer), 'read': ('_receive', job.optimizer)}[where]
+
+    def fail(*args, **kw):
+        delattr(target, name)
+        raise OSError(5, 'of the test')
+    setattr(target, name, fail)
+
+
+def part_failures(job):
+    """At each point, on each rank that does something there."""
+    step = 0
+    for where in ('offer', 'write', 'begin', 'end', 'read'):
+        for failing in ((0,) if where in ('begin', 'end') else range(WORLD)):
+            if job.rank == failing:
+                broken(job, where)
+            give_gradients(job.own, 50)
+            if where == 'read':  # the step is finished, and told as failed: all read what it made
+                for n, p in job.own.items():
+                    job.wanted[n] -= p.grad
+            job.fails(failing, job.optimizer.step)
+            step += where == 'read'
+            assert job.optimizer._step == step
+            job.step(step)
+            step += 1
+
+
+def part_gradients(job):
+    """A gradient that is not on all ranks, on one only, on none; and frozen parameters."""
+    for step, missing in enumerate(({0: ['bias']}, {1: ['w', 'norm']}, {0: ['w'], 1: ['w']}, {r: list(SHAPES) for r in (1, 2)},
+                                    {r: list(SHAPES) for r in range(WORLD)}, {r: ['norm'] for r in range(WORLD)})):
+        give_gradients(job.own, step)
+        for n, p in job.own.items():
+            if all(n in missing.get(r, ()) for r in range(WORLD)):
+                p.grad = None
+            else:
+                job.wanted[n] -= p.grad
+            if n in missing.get(job.rank, ()):
+                p.grad = None
+        job.optimizer.step()
+        job.agree()
+
+
+def part_changes(job):
+    """Changes outside step(): those of rank 0 count, and one that only another rank made is an error."""
+    for n, p in job.own.items():
+        p.data.copy_(parameters(seed=10 + job.rank)[n])
+        job.wanted[n] = parameters(seed=10)[n].detach().clone()
+    job.step(0)
+    if job.rank == 0:
+        job.own['w'].data.mul_(2)
+        job.optimizer.commit()
+    job.wanted['w'] = job.wanted['w'] * 2
+    job.step(1)
+    if job.rank == 2:
+        job.own['bias'].data.zero_()
+    give_gradients(job.own, 2)
+    with pytest.raises(RuntimeError, match='bias was changed outside step.. on this rank and not on rank 0|^rank 2 failed'):
+        job.optimizer.step()
+    job.own['bias'].data.copy_(job.wanted['bias'])
+    job.step(3)
+
+
+def part_abort(job):
+    """With finished steps that are not durable; and where one rank aborts while the others step."""
+    job.optimizer.durable_every = 5
+    kept = {n: w.clone() for n, w in job.wanted.items()}
+    job.step(0)
+    job.optimizer.abort()
+    job.wanted = kept
+    job.agree()
+    job.step(1)
+    kept = {n: w.clone() for n, w in job.wanted.items()}
+    job.optimizer.state_dict()  # makes it durable
+    job.barrier()
+    job.step(2)
+    job.wanted = kept
+    give_gradients(job.own, 3)
+    if job.rank == 1:
+        job.optimizer.abort()
+    else:
+        with warnings.catch_warnings(record=True), pytest.raises(RankFailed, match='rank 1 is at going back'):
+            job.optimizer.step()
+    job.agree()
+    job.step(4)
+
+
+def part_groups(job):
+    """A group that is added later, and one that fails on one rank."""
+    late = torch.nn.Parameter(torch.full((5,), float(job.rank)))
+    job.optimizer.add_param_group({'params': [('late', late)], 'lr': 2.0})
+    job.own['late'] = late
+    give_gradients(job.own, 0)
+    for n, p in job.own.items():
+        job.wanted[n] = job.wanted.get(n, torch.zeros(5)) - p.grad * (1 + (n == 'late'))
+    job.optimizer.step()
+    job.agree()
+    wrong = torch.nn.Parameter(torch.zeros(3 + (job.rank == 1)))
+    job.fails(1, lambda: job.optimizer.add_param_group({'params': [('wrong', wrong)]}), ValueError, 'shape is 3 in the store and 4')
+    assert len(job.optimizer.param_groups) == 2
+
+
+def part_state(job):
+    job.optimizer.param_groups[0]['momentum'] = 0.5
+    give_gradients(job.own, 0)
+    job.optimizer.step()
+    state = job.optimizer.export_state()
+    kept = {n: p.detach().clone() for n, p in job.own.items()}
+    give_gradients(job.own, 1)
+    job.optimizer.step()
+    wanted = {n: p.detach().clone() for n, p in job.own.items()}
+    give_gradients(job.own, 7)
+    job.optimizer.step()
+    for n, p in job.own.items():
+        p.data.copy_(kept[n])
+    job.optimizer.load_state_dict(state)
+    give_gradients(job.own, 1)
+    job.optimizer.step()
+    job.wanted = wanted
+    job.agree()
+
+
+def part_death(job):
+    """A process that is killed: the others raise at once, and rank 0 takes the step back."""
+    give_gradients(job.own, 0)
+    if job.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RankFailed, match='rank 2 is gone: its process has ended') as e:
+        job.optimizer.step()
+    assert e.value.rank == 2
+    if job.rank == 0:
+        job.agree()
+
+
+def part_interrupt(job):
+    """Ctrl-C while a rank waits for the others."""
+    give_gradients(job.own, 0)
+    if job.rank == 1:
+        threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            job.optimizer.step()
+    else:
+        time.sleep(3 if job.rank == 2 else 0)
+        with pytest.raises(RankFailed, match='rank 1'):
+            job.optimizer.step()
+
+
+def part_wrong_models(rank, root, meeting):
+    """Constructions that fail on one rank fail on all, and leave nothing in the way."""
+    for failing in range(WORLD):
+        own = parameters()
+        if rank == failing:
+            own['w'] = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+        with pytest.raises((TypeError, ValueError, RankFailed)):
+            HitrainSGD(own.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX))
+        meeting.wait(SECONDS_MAX)
+        fewer = {n: p for n, p in parameters().items() if rank != failing or n != 'bias'}
+        with pytest.raises((FileNotFoundError, RankFailed), match='other names, shapes|bias'):
+            HitrainSGD(fewer.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX))
+        meeting.wait(SECONDS_MAX)
+
+
+def work(rank, base, parts, meeting, results):
+    done = None
+    try:
+        torch.set_num_threads(1)
+        for part in parts:
+            done = part.__name__
+            root = base / done
+            if part is part_wrong_models:
+                part(rank, root, meeting)
+                continue
+            job = Job(rank, root, meeting)
+            part(job)
+            job.optimizer.close()
+            if part is not part_death:
+                meeting.wait(SECONDS_MAX)
+        results.put((rank, None))
+    except BaseException as e:
+        meeting.abort()
+        results.put((rank, f'{done}: {type(e).__name__}: {e}'))
+        raise
+
+
+@pytest.fixture
+def base():
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-ranks-') as folder:
+        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
+        try:
+            s.format()
+            s.mount()
+            yield s.mountpoint
+            s.unmount()
+            assert s.check().returncode == 0
+        finally:
+            s.close()
+
+
+def run_parts(base, parts, dies=()):
+    context = multiprocessing.get_context('spawn')
+    meeting, results = context.Barrier(WORLD), context.Queue()
+    workers = [context.Process(target=work, args=(r, base, parts, meeting, results)) for r in range(WORLD)]
+    for w in workers:
+        w.start()
+    said = dict(results.get(timeout=SECONDS_MAX) for r in range(WORLD) if r not in dies)
+    for r, w in enumerate(workers):
+        w.join(SECONDS_MAX)
+        assert w.exitcode == (-signal.SIGKILL if r in dies else 0), said
+    assert not any(said.values()), said
+
+
+def test_ranks_fail_together(base):
+    run_parts(base, [part_wrong_models, part_failures, part_gradients, part_changes, part_abort, part_groups, part_state])
+
+
+def test_ranks_that_are_gone(base):
+    run_parts(base, [part_interrupt, part_death], dies=(2,))
+    assert os.getxattr(base / 'part_death', 'user.hitrain.step_open') == b'0'
+
+
+# --------------------------------------------- wrappers that reduce gradients
+
+def reduced(rank, meeting, root, results):
+    """DistributedDataParallel: overlap is refused by name, and step() sends what was reduced."""
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group('gloo', init_method=f'file://{meeting}', rank=rank, world_size=2)
+        torch.manual_seed(1)
+        model = torch.nn.Linear(5, 3)
+        start = {n: p.detach().clone() for n, p in model.named_parameters()}
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        x = torch.ones(2, 5) * (1 + rank)
+        if rank == 0:
+            with HitrainSGD(model.named_parameters(), root / 'overlap', lr=1.0, overlap=True) as optimizer:
+                with pytest.raises(RuntimeError, match='overlap=True does not work under DistributedDataParallel'):
+                    model(x).sum().backward()
+                optimizer.zero_grad(set_to_none=True)
+        with HitrainSGD(wrapped.named_parameters(), root / 'model', lr=1.0, shard=Shard(rank, 2, timeout=SECONDS_MAX)) as optimizer:
+            assert optimizer.param_groups[0]['names'] == ['weight', 'bias']
+            wrapped(x).sum().backward()
+            optimizer.step()
+        assert torch.equal(model.weight, start['weight'] - 3.0) and torch.equal(model.bias, start['bias'] - 2.0)
+        results.put((rank, None))
+        dist.barrier()
+    except BaseException as e:
+        results.put((rank, f'{type(e).__name__}: {e}'))
+        raise
+
+
+def test_distributed_data_parallel(base, tmp_path):
+    context = multiprocessing.get_context('spawn')
+    results = context.Queue()
+    workers = [context.Process(target=reduced, args=(r, tmp_path / 'meeting', base, results)) for r in range(2)]
+    for w in workers:
+        w.start()
+    said = dict(results.get(timeout=SECONDS_MAX) for _ in workers)
+    for w in workers:
+        w.join(SECONDS_MAX)
+    assert not any(said.values()), said
