@@ -81,14 +81,14 @@ static void count_promised(struct ht_obj *o, int64_t blocks)
 /* All of them, or none that was not there before. */
 static int make_chunks(const struct range *r)
 {
-    for (uint64_t i = r->first; i <= r->last; i++) {
-        if (ht_chunk_make(r->o, i))
-            continue;
-        for (uint64_t made = r->first; made < i; made++)
-            ht_chunk_trim(r->o, made);
-        return -ENOMEM;
-    }
-    return 0;
+    struct ht_chunk *c;
+    int rc = 0;
+    uint64_t i = r->first;
+    for (; !rc && i <= r->last; i++)
+        rc = ht_chunk_ask(r->o, i, &c);
+    for (; rc && i > r->first; i--)
+        ht_chunk_trim(r->o, i - 1);
+    return rc;
 }
 
 static void promise(const struct range *r)

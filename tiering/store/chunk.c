@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/event.h"
 #include "tiering/store/store_priv.h"
 
 /* ----------------------------------------------------------------- table */
@@ -60,11 +61,17 @@ enum { HEIGHT_MAX = 5 };
 static_assert(HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES <= 1ull << (LEAF_SHIFT + NODE_SHIFT * HEIGHT_MAX),
               "a table's height");
 
+static void count_table(struct ht_store *s, int64_t bytes)
+{
+    s->tables_bytes += (uint64_t)bytes;
+    s->meta_bytes += (uint64_t)bytes;
+}
+
 static struct ht_node *new_node(struct ht_obj *o)
 {
     struct ht_node *n = calloc(1, sizeof(*n));
     if (n)
-        o->s->meta_bytes += sizeof(*n);
+        count_table(o->s, sizeof(*n));
     return n;
 }
 
@@ -77,7 +84,7 @@ static struct ht_leaf *new_leaf(struct ht_obj *o)
         l->chunk[k].slot = HT_SLOT_NONE;
         l->chunk[k].pos = k & (LEAF_CHUNKS - 1);
     }
-    o->s->meta_bytes += sizeof(*l);
+    count_table(o->s, sizeof(*l));
     return l;
 }
 
@@ -111,13 +118,13 @@ static bool is_leaf_in_use(const struct ht_leaf *l)
 
 static void free_leaf(struct ht_obj *o, struct ht_leaf *l)
 {
-    o->s->meta_bytes -= sizeof(*l);
+    count_table(o->s, -(int64_t)sizeof(*l));
     free(l);
 }
 
 static void free_node(struct ht_obj *o, struct ht_node *n)
 {
-    o->s->meta_bytes -= sizeof(*n);
+    count_table(o->s, -(int64_t)sizeof(*n));
     free(n);
 }
 
@@ -199,6 +206,38 @@ struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index)
     if (!l)
         ht_chunk_trim(o, index); /* the nodes that were made for it */
     return l ? &l->chunk[index & (LEAF_CHUNKS - 1)] : NULL;
+}
+
+static void tell_tables_full(const struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    const struct ht_event_about about = {.id = o->oid, .error = -ENOSPC};
+    char size[32];
+    if (!s->tables_full)
+        ht_event(
+            HT_EVENT_NO_SPACE, &about,
+            "object %llu cannot have one more place apart from its others: sparse files have the %s of memory that they may; "
+            "delete some, or make a store with a larger log (mkfs.hitrain --log-size=)",
+            (unsigned long long)o->oid, ht_format_size(s->tables_bytes_max, size, sizeof(size)));
+    s->tables_full = true;
+}
+
+int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    if (!c && index && s->tables_bytes >= s->tables_bytes_max) {
+        tell_tables_full(o);
+        return -ENOSPC;
+    }
+    if (!c) {
+        c = ht_chunk_make(o, index);
+        s->tables_full = false;
+    }
+    if (!c)
+        return -ENOMEM;
+    *out_c = c;
+    return 0;
 }
 
 /* Recursion ends after height steps, five at most. */

@@ -106,12 +106,13 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
 {
     struct ht_store *s = o->s;
     uint64_t end = (index << o->chunk_shift) + n;
-    struct ht_chunk *c = ht_chunk_make(o, index);
-    if (!c)
-        return -ENOMEM;
+    struct ht_chunk *c;
+    int rc = ht_chunk_ask(o, index, &c);
+    if (rc)
+        return rc;
     ht_chunk_lock_exclusive(s, c);
     /* What is behind stays; what others map has its bytes where they are. */
-    int rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) ? COPY : 0;
+    rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) ? COPY : 0;
     if (!rc)
         rc = ht_obj_need_extra(o);
     if (!rc)

@@ -264,12 +264,13 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
 static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, const uint8_t *buf)
 {
     struct ht_store *s = o->s;
-    struct ht_chunk *c = ht_chunk_make(o, index);
-    if (!c)
-        return -ENOMEM;
+    struct ht_chunk *c;
+    int rc = ht_chunk_ask(o, index, &c);
+    if (rc)
+        return rc;
     bool late = false;
     ht_chunk_lock_exclusive(s, c);
-    int rc = prepare_write(o, c, index, a, a + len);
+    rc = prepare_write(o, c, index, a, a + len);
     if (!rc) {
         uint8_t *data = ht_arena_data(s->arena, c->slot) + a;
         ht_store_unlock(s);

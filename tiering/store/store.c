@@ -148,6 +148,8 @@ int ht_store_register(struct ht_store *s, const struct ht_meta_client *client)
 
 /* ----------------------------------------------------------------- mount */
 
+#define TABLES_BYTES_MIN (64 * HT_MIB) /* of what tables of chunks may have: see store_priv.h */
+
 static int replay_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
 {
     return ht_store_replay(ctx, type, payload, len);
@@ -195,6 +197,7 @@ static struct ht_journal_config journal_config(struct ht_store *s)
 static int open_journal(struct ht_store *s)
 {
     struct ht_journal_config c = journal_config(s);
+    s->tables_bytes_max = ht_max_u64(s->sb.log_bytes / 2, TABLES_BYTES_MIN);
     s->replaying = true;
     return ht_journal_open(&c, s->opts.force_damaged_log, &s->report, &s->journal);
 }

@@ -106,6 +106,10 @@ static_assert(sizeof(struct ht_chunk) == 60, "memory per chunk is at most 64 byt
  * (users). So a pointer to a chunk is good while the store's lock is held, and beyond that only for a thread that holds or waits for the
  * chunk. The thread that ends the last use gives the leaf back: unlocking a chunk does it, and what changes a chunk without its lock
  * calls ht_chunk_trim.
+ *
+ * A chunk that is alone in its leaf, as in a sparse object, costs up to 1.5 KiB. So leaves and nodes of all objects have a bound, half as
+ * much as the log has bytes, or 64 MiB where that is more. Chunks that fill their leaves never reach it: the log ends before (0.33 of it).
+ * Reading at a mount, steps, which were promised their space, and handed-out memory may exceed it.
  */
 enum { LEAF_SHIFT = 3, LEAF_CHUNKS = 1 << LEAF_SHIFT, NODE_SHIFT = 6, NODE_SLOTS = 1 << NODE_SHIFT };
 struct ht_leaf_head {
@@ -245,6 +249,8 @@ static inline uint64_t ht_guarantee_room(const struct ht_obj *o)
 /* chunk.c: table, locks. All with store.lock held; *_lock may wait (the lock is let go meanwhile). */
 struct ht_chunk *ht_chunk_find(struct ht_obj *o, uint64_t index);
 struct ht_chunk *ht_chunk_make(struct ht_obj *o, uint64_t index); /* NULL: no memory */
+/* The same for a call that may be refused. -ENOMEM; -ENOSPC: the tables have as much memory as they may (store.tables_bytes_max). */
+int ht_chunk_ask(struct ht_obj *o, uint64_t index, struct ht_chunk **out_c) HT_CHECK;
 /* Its leaf goes if none of the chunks there is in use or waited for; none of them is to be touched afterwards. */
 void ht_chunk_trim(struct ht_obj *o, uint64_t index);
 /* The chunk at *index or the next one in memory behind it: *index is moved there. NULL: none. Leaves are there whole. */
@@ -412,6 +418,9 @@ struct ht_store {
     struct ht_obj **table; /* hash of objects */
     size_t table_size, objects;
     uint64_t chunks, lost_chunks;
+    uint64_t tables_bytes; /* heap of leaves and nodes */
+    uint64_t tables_bytes_max;
+    bool tables_full;        /* the last call that asked for more of it was refused */
     uint64_t meta_bytes;     /* heap of objects, chunks, shares and scopes */
     struct ht_scope *scopes; /* one per model root */
     struct ht_id_table scopes_by_id;

@@ -131,12 +131,47 @@ START_TEST(a_small_object_costs_little)
 }
 END_TEST
 
+/* Each place in a leaf and a node of its own. Space is set aside in place of writing, which is quick. */
+START_TEST(places_apart_are_refused_before_their_tables_take_too_much_memory)
+{
+    enum { TABLES_BYTES_MAX = 64 << 20, PLACE_BYTES = 1500 };
+    const uint64_t stride = 32 << 20, used_min = TABLES_BYTES_MAX / PLACE_BYTES;
+    fresh(1024, false);
+    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+    uint64_t before = stats().meta_bytes, places = 0;
+    int rc;
+    while ((rc = ht_obj_allocate(o, (places + 1) * stride, 4096)) == 0)
+        places++;
+    ck_assert_int_eq(rc, -ENOSPC);
+    ck_assert_uint_ge(places, used_min);
+    ck_assert_uint_le(stats().meta_bytes - before, TABLES_BYTES_MAX + 4096);
+    ck_assert_uint_gt(stats().available_bytes, 256 * MIB); /* it was not for want of space */
+    /* Nothing is made by what is refused, and what is there can be written, beside its neighbours. */
+    uint64_t full = stats().meta_bytes, far = (places + 1) * stride;
+    ck_assert_int_eq(ht_obj_write(o, far, "x", 1), -ENOSPC);
+    ck_assert_int_eq(ht_obj_allocate(o, far, 64 * MIB), -ENOSPC);
+    ck_assert_uint_eq(stats().meta_bytes, full);
+    put_all(o, stride, (const uint8_t *)"x", 1);
+    put_all(o, stride + HT_SMALL_CHUNK_BYTES, (const uint8_t *)"y", 1);
+    expect(o, stride + HT_SMALL_CHUNK_BYTES, (const uint8_t *)"y", 1);
+    /* A small file needs no table. */
+    struct ht_obj *small = object(HT_SMALL_CHUNK_BYTES, 0);
+    put_all(small, 0, (const uint8_t *)"z", 1);
+    ck_assert_int_eq(ht_obj_punch(o, 2 * stride, 1000 * stride), 0);
+    put_all(o, far, (const uint8_t *)"x", 1);
+    ht_obj_put(small);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("sparse");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_small_object_costs_little);
     tcase_add_test(tc, a_byte_at_the_end_of_the_largest_object_costs_little);
+    tcase_add_test(tc, places_apart_are_refused_before_their_tables_take_too_much_memory);
     tcase_add_test(tc, the_very_last_byte_can_be_written);
     tcase_add_test(tc, chunks_far_apart_are_found_in_order);
     return run_suite(tc);
