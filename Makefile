@@ -56,7 +56,7 @@
 ##   O=         where to build (build)
 ##   EXTRA_CFLAGS=  added last
 ##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
-##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
+##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, umount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
 ##   DESTDIR=   put before every installed path
 ##
 ## What tests and the demo see in their environment
@@ -102,10 +102,11 @@ B := $(O)$(if $(variant),/$(variant))
 # Low to high. A unit test of a layer is linked with that layer and what is before it, no more.
 LAYERS := tiering/base tiering/io tiering/codec tiering/journal tiering/space tiering/tier tiering/cache \
 	tiering/store optim/rules optim fs/ns fs/ctl fs/fuse fs mount-helpers/common
-PROGRAMS := hitrain mkfs.hitrain mount.hitrain hitrain-fsck hitrainctl
+PROGRAMS := hitrain mkfs.hitrain mount.hitrain umount.hitrain hitrain-fsck hitrainctl
 dir_hitrain := fs
 dir_mkfs.hitrain := mount-helpers/mkfs
 dir_mount.hitrain := mount-helpers/mount
+dir_umount.hitrain := mount-helpers/umount
 dir_hitrain-fsck := mount-helpers/fsck
 dir_hitrainctl := mount-helpers/ctl
 
@@ -343,11 +344,12 @@ install: all
 	$(if $(in_sbin),install -m 755 $(addprefix $(B)/bin/,$(in_sbin)) '$(DESTDIR)$(SBINDIR)')
 	$(if $(filter hitrain-fsck,$(in_sbin)),ln -sf hitrain-fsck '$(DESTDIR)$(SBINDIR)/fsck.hitrain')
 	$(if $(filter mount.hitrain,$(in_sbin)),ln -sf mount.hitrain '$(DESTDIR)$(SBINDIR)/mount.fuse.hitrain')
+	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(if $(man_pages),install -d '$(DESTDIR)$(MANDIR)/man8' && install -m 644 $(man_pages) '$(DESTDIR)$(MANDIR)/man8')
 
 uninstall:
 	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
-		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
+		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
 		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man8/$(m)')
 
 clean:

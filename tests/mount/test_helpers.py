@@ -156,7 +156,7 @@ def used(used_template, tmp_path):
 
 # ------------------------------------------------------------------ common words
 
-@pytest.mark.parametrize('program', ['mkfs.hitrain', 'mount.hitrain', 'hitrain-fsck', 'hitrainctl'])
+@pytest.mark.parametrize('program', ['mkfs.hitrain', 'mount.hitrain', 'umount.hitrain', 'hitrain-fsck', 'hitrainctl'])
 def test_help_and_version(program):
     done = call(program, '--help')
     assert done.returncode == 0 and done.stdout.startswith(f'Usage: {program}')
@@ -170,7 +170,7 @@ def test_help_and_version(program):
     ('mkfs.hitrain', ['--size=8M', '--chunk=3M', 'x'], 1), ('mkfs.hitrain', ['--size=8M', '--chunk=100K', 'x'], 1),
     ('mkfs.hitrain', ['--size=8M', '--label=' + 33 * 'x', 'x'], 1), ('mkfs.hitrain', ['--size=8M', '--log-size=1', 'x'], 1),
     ('mount.hitrain', [], 1), ('mount.hitrain', ['only-one'], 1), ('mount.hitrain', ['a', 'b', '-Z'], 1),
-    ('mount.hitrain', ['a', 'b', '-o', 'loop,ro'], 1),
+    ('mount.hitrain', ['a', 'b', '-o', 'loop,ro'], 1), ('umount.hitrain', [], 1), ('umount.hitrain', ['a', 'b'], 1),
     ('hitrain-fsck', [], 16), ('hitrain-fsck', ['--bogus', 'x'], 16), ('hitrain-fsck', ['-n', '-y', 'x'], 16),
     ('hitrainctl', [], 2), ('hitrainctl', ['bogus', '/'], 2), ('hitrainctl', ['stats'], 2),
     ('hitrainctl', ['stats', '/', '/'], 2), ('hitrainctl', ['commit', '/', '--watch=1'], 2),

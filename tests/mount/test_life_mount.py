@@ -28,9 +28,10 @@ class Namespace:
         self.sbin.mkdir()
         self.fstab.touch()
         self.conf.touch()
-        for program in 'mount.hitrain', 'hitrain':  # beside each other: mount(8) takes PATH away from its helpers
+        for program in 'mount.hitrain', 'umount.hitrain', 'hitrain':  # beside each other: mount(8) takes PATH away from its helpers
             shutil.copy(BIN / program, self.sbin)
-        (self.sbin / 'mount.fuse.hitrain').symlink_to('mount.hitrain')
+        for name in 'mount', 'umount':
+            (self.sbin / f'{name}.fuse.hitrain').symlink_to(f'{name}.hitrain')
 
     def run(self, script, ok=True):
         """Each line is a command; with ok=True all must succeed. What is left mounted goes, and its daemon ends."""
@@ -60,6 +61,68 @@ class Namespace:
 @pytest.fixture
 def space(make_store, tmp_path):
     return Namespace(make_store('64M'), tmp_path)
+
+
+# ------------------------------------------------------------------ unmount
+
+@pytest.mark.parametrize('umount', ['umount -c $POINT', 'umount.hitrain $POINT', '(cd $POINT/.. && umount $(basename $POINT))'])
+def test_umount_returns_when_the_daemon_has_ended(space, umount):
+    """So the device is free for whoever comes next, and nobody has to wait or says so. (Of an absolute path umount(8) looks at the
+    kernel's type only, which is fuse, unless it is told not to canonicalize, as systemd does.)"""
+    out = space.run("""
+        for i in 1 2 3 4 5; do
+            mount -t hitrain -o $SMALL,commit=3600 $IMAGE $POINT
+            head -c 10M /dev/zero >$POINT/f$i
+            UMOUNT
+            flock -n $IMAGE true
+        done
+        hitrain-fsck -n --no-wait $IMAGE >/dev/null
+        mount -t hitrain -o $SMALL $IMAGE $POINT
+        ls $POINT
+        exec 5>$POINT/f1
+        fails umount.hitrain $POINT
+        exec 5>&-
+        UMOUNT
+        flock -n $IMAGE true
+    """.replace('UMOUNT', umount))
+    assert out.stdout == 'f1\nf2\nf3\nf4\nf5\n' and 'busy' in out.stderr and 'hitrain:' not in out.stderr
+
+
+def test_umount_does_not_wait_for_what_stays(space):
+    """A second mount of the store, here or in another mount namespace, and a lazy unmount."""
+    out = space.run("""
+        mount -t hitrain -o $SMALL $IMAGE $POINT
+        mkdir $POINT/d
+        mount --bind $POINT/d /mnt
+        umount.hitrain $POINT
+        touch /mnt/still
+        unshare --mount --propagation private sleep 1000 &
+        keeper=$!
+        until test "$(readlink /proc/$keeper/exe)" = "$(readlink -f "$(which sleep)")"; do sleep 0.01; done
+        umount.hitrain /mnt
+        fails flock -n $IMAGE true
+        kill $keeper
+        flock -w 60 $IMAGE true
+        mount -t hitrain -o $SMALL $IMAGE $POINT
+        exec 5>$POINT/open
+        umount.hitrain -l $POINT
+        fails flock -n $IMAGE true
+        exec 5>&-
+        flock -w 60 $IMAGE true
+    """)
+    assert 'is unmounted here, but process ' in out.stderr and '(sleep 1000) has it in its mount namespace' in out.stderr
+
+
+def test_a_user_unmounts_with_the_helper(space):
+    space.fstab.write_text(f'{space.store.image} {space.store.point} hitrain user,noauto,{",".join(SMALL)} 0 0\n')
+    space.conf.write_text('user_allow_other\n')
+    space.run("""
+        chown -R %d $IMAGE $POINT
+        as_nobody mount $POINT
+        touch $POINT/f || true
+        as_nobody umount $POINT
+        flock -n $IMAGE true
+    """ % NOBODY)
 
 
 # ------------------------------------------------------------------ mount and fstab

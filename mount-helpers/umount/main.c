@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * umount.hitrain - what umount(8) runs for a mount of hitrain: unmounts, and returns when the daemon has ended.
+ *
+ * For the kernel a FUSE mount has gone when nobody can reach it any more; the daemon writes the rest after that and then gives up its
+ * device. Whoever mounts, copies or unplugs the device next wants to wait for that end, and gets it from here. The process is found by what
+ * holds the device, before the unmount; the file system itself is never asked, for it may be dead.
+ *
+ * A lazy or forced unmount is not waited for, nor is one that leaves another mount of the same store.
+ */
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "mount-helpers/common/text.h"
+#include "tiering/base/base.h"
+#include "tiering/base/holder.h"
+#include "tiering/base/log.h"
+#include "tiering/base/mount_user.h"
+#include "tiering/base/mounts.h"
+#include "tiering/base/std.h"
+
+/* Exit codes of umount(8). */
+enum { EXIT_USAGE = 1, EXIT_SYSTEM = 2 };
+enum { PATIENCE_MS = 3000, TELL_MS = 10000, FLAGS_MAX = 8 };
+
+static const char usage_text[] = "Usage: umount.hitrain MOUNTPOINT [-flnrvhV] [-N NAMESPACE] [-t TYPE]\n"
+                                 "\n"
+                                 "Unmounts a hitrain store and waits for the end of its daemon; run by umount(8).\n"
+                                 "\n"
+                                 "  -f, -l        as in umount(8): forced, lazy; nothing is waited for\n"
+                                 "  -N NAMESPACE  unmount in this mount namespace; nothing is waited for\n"
+                                 "  -n, -r, -v    as in umount(8)\n"
+                                 "  -t TYPE       accepted, without effect\n"
+                                 "  -h, --help    print this text\n"
+                                 "  -V, --version print the version\n";
+
+struct request {
+    const char *point, *namespace;
+    const char *flags[FLAGS_MAX]; /* for umount(8) */
+    unsigned flag_count;
+    bool waits;
+};
+
+/* What is to end. */
+struct daemon {
+    struct ht_mount_entry mount;
+    pid_t pid;
+    int fd; /* of the process; -1: not known */
+};
+
+/* ------------------------------------------------------------------- before */
+
+static void find_daemon(const char *point, struct daemon *d)
+{
+    struct ht_holder *h = malloc(sizeof(*h));
+
+    d->fd = -1;
+    if (h != NULL && ht_mount_at(point, &d->mount) == 0 && ht_mount_is_hitrain(&d->mount) &&
+        ht_holder_find(d->mount.source, h) == 0 && h->pid > 0 && !h->opener) {
+        d->pid = h->pid;
+        d->fd = (int)syscall(SYS_pidfd_open, h->pid, 0);
+    }
+    free(h);
+}
+
+/* ------------------------------------------------------------------ unmount */
+
+/* umount(8) itself, told not to call this program: it knows which users may unmount what. */
+static int unmount(const struct request *r)
+{
+    const char *argv[FLAGS_MAX + 8] = {"umount", "-i"};
+    unsigned n = 2;
+    pid_t child;
+    int status;
+
+    for (unsigned i = 0; i < r->flag_count; i++)
+        argv[n++] = r->flags[i];
+    if (r->namespace != NULL) {
+        argv[n++] = "-N";
+        argv[n++] = r->namespace;
+    }
+    argv[n++] = "--";
+    argv[n++] = r->point;
+    fflush(NULL);
+    child = fork();
+    if (child == 0) {
+        execv("/bin/umount", (char *const *)argv);
+        execvp(argv[0], (char *const *)argv);
+        ht_error("cannot run umount: %s", strerror(errno));
+        _exit(EXIT_SYSTEM);
+    }
+    if (child < 0) {
+        ht_error("cannot run umount: %s", strerror(errno));
+        return EXIT_SYSTEM;
+    }
+    while (waitpid(child, &status, 0) < 0)
+        if (errno != EINTR)
+            return EXIT_SYSTEM;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_SYSTEM;
+}
+
+/* -------------------------------------------------------------------- after */
+
+static bool has_ended(const struct daemon *d, int ms)
+{
+    struct pollfd p = {.fd = d->fd, .events = POLLIN};
+    int n;
+
+    while ((n = poll(&p, 1, ms)) < 0 && errno == EINTR)
+        ;
+    return n != 0;
+}
+
+/* Somebody keeps it: then there is no end to wait for. */
+static bool is_kept(const struct daemon *d)
+{
+    struct ht_mount_user user;
+
+    if (ht_mount_user_find(d->mount.major, d->mount.minor, &user) != 0)
+        return false;
+    ht_warn("%s is unmounted here, but process %d (%s) %s: process %d and the device stay until that ends",
+            d->mount.point, (int)user.pid, user.command,
+            user.has_mount ? "has it in its mount namespace" : "uses files of it", (int)d->pid);
+    return true;
+}
+
+static void wait_for_end(const struct daemon *d)
+{
+    unsigned waited_s = 0;
+
+    if (d->fd < 0 || ht_mount_is_here(d->mount.major, d->mount.minor) || has_ended(d, PATIENCE_MS) || is_kept(d))
+        return;
+    while (!has_ended(d, TELL_MS)) {
+        waited_s += TELL_MS / 1000;
+        ht_info("%s is unmounted; waiting for process %d, which writes the rest to %s, for %u s", d->mount.point,
+                (int)d->pid, d->mount.source, waited_s);
+    }
+}
+
+/* ------------------------------------------------------------- command line */
+
+static int usage_error(const char *why)
+{
+    ht_error("%s", why);
+    fputs("Try 'umount.hitrain -h'.\n", stderr);
+    return EXIT_USAGE;
+}
+
+static void add_flag(struct request *r, const char *flag)
+{
+    if (r->flag_count < FLAGS_MAX)
+        r->flags[r->flag_count++] = flag;
+}
+
+/* -1: go on; else the exit status. */
+static int parse(int argc, char **argv, struct request *r)
+{
+    static const struct option words[] = {
+        {"help", no_argument, NULL, 'h'},
+        {"version", no_argument, NULL, 'V'},
+        {NULL, 0, NULL, 0},
+    };
+    int c;
+
+    while ((c = getopt_long(argc, argv, "flnrvhVN:t:", words, NULL)) != -1) {
+        switch (c) {
+        case 'f':
+        case 'l':
+            r->waits = false;
+            add_flag(r, c == 'f' ? "-f" : "-l");
+            break;
+        case 'n':
+            add_flag(r, "-n");
+            break;
+        case 'r':
+            add_flag(r, "-r");
+            break;
+        case 'v':
+            add_flag(r, "-v");
+            break;
+        case 'N':
+            r->waits = false;
+            r->namespace = optarg;
+            break;
+        case 't':
+            break;
+        case 'h':
+            fputs(usage_text, stdout);
+            return EXIT_SUCCESS;
+        case 'V':
+            ht_print_version("umount.hitrain");
+            return EXIT_SUCCESS;
+        default:
+            fputs("Try 'umount.hitrain -h'.\n", stderr);
+            return EXIT_USAGE;
+        }
+    }
+    if (argc - optind != 1)
+        return usage_error("expected a mount point");
+    r->point = argv[optind];
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    struct request r = {.waits = true};
+    struct daemon d = {.fd = -1};
+    int status;
+
+    ht_std_open();
+    status = parse(argc, argv, &r);
+    if (status >= 0)
+        return status;
+    if (r.waits)
+        find_daemon(r.point, &d);
+    status = unmount(&r);
+    if (status == EXIT_SUCCESS)
+        wait_for_end(&d);
+    return status;
+}
