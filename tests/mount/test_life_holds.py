@@ -102,6 +102,36 @@ def test_who_comes_right_after_unmount_waits_for_the_daemon(held, tmp_path, what
     held.assert_clean()
 
 
+def start_while_held(held, point, **kw):
+    """A daemon that has to wait for a second, and how long it took."""
+    with kept_open(held):
+        begin = time.monotonic()
+        waiter = subprocess.Popen([str(BIN / 'hitrain'), '-o', ','.join(SMALL), str(held.image), str(point)],
+                                  stdin=subprocess.DEVNULL, **kw)
+        time.sleep(1)
+    assert waiter.wait(SECONDS_MAX) == 0
+    unmount(point)
+    return time.monotonic() - begin
+
+
+def test_a_short_wait_is_told_on_a_terminal_only(held, tmp_path):
+    for _ in range(20):     # until this machine lets it be short
+        with open(tmp_path.parent / 'said', 'w+') as said:
+            seconds = start_while_held(held, tmp_path, stderr=said)
+            said.seek(0)
+            text = said.read()
+        if seconds < 2.5:
+            assert 'waiting' not in text
+            break
+    ours, its = os.openpty()
+    start_while_held(held, tmp_path, stderr=its)
+    os.close(its)
+    with contextlib.suppress(OSError):     # EIO at the end
+        text = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert 'waiting up to 30 s' in text
+
+
 def test_fsck_directly_after_unmount_again_and_again(held):
     for i in range(6):
         run('hitrain', '-o', ','.join(SMALL), held.image, held.point)

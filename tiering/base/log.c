@@ -35,6 +35,11 @@ void ht_log_set_level(enum ht_log_level level)
     atomic_store(&least_level, (int)level);
 }
 
+bool ht_log_on_terminal(void)
+{
+    return !atomic_load(&to_syslog) && isatty(STDERR_FILENO) == 1;
+}
+
 void ht_log_silence(bool silent)
 {
     is_silent = silent;

@@ -39,6 +39,8 @@
  * would fail at random.
  */
 #define GRACE_MS 60u
+/* A wait that is over sooner is worth a word on a terminal only: scripts compare what programs say. */
+#define PATIENCE_MS 3000u
 
 static void sleep_ms(unsigned ms)
 {
@@ -87,24 +89,29 @@ static int try_open(const struct source *s, struct ht_dev *dev)
 /* Waiting for a mount that lives would be in vain; for a daemon that ends, or the last writes of a dead one, it is not. */
 static bool worth_waiting(const char *path, int flags)
 {
-    char text[HT_HOLDER_TEXT_MAX];
     struct ht_holder h;
 
     if (flags & HT_DEV_NOWAIT)
         return false;
     if (ht_holder_find(path, &h) != 0)
         return true;
-    if (h.pid == getpid() || h.mount_lives)
-        return false;
-    if (!(flags & HT_DEV_QUIET))
+    return h.pid != getpid() && !h.mount_lives;
+}
+
+static void tell_waiting(const char *path, int flags)
+{
+    char text[HT_HOLDER_TEXT_MAX];
+    struct ht_holder h;
+
+    if (!(flags & HT_DEV_QUIET) && ht_holder_find(path, &h) == 0)
         ht_warn("%s is %s; waiting up to %d s for it", path, ht_holder_text(&h, text), HT_DEVICE_WAIT_S);
-    return true;
 }
 
 static int open_held(const struct source *s, int flags, struct ht_dev *dev)
 {
     uint64_t began_ns = ht_now_ns(), waited_ms;
-    bool waits = false;
+    unsigned patience_ms = ht_log_on_terminal() ? 0 : PATIENCE_MS;
+    bool waits = false, told = false;
     int err;
 
     for (;;) {
@@ -118,6 +125,10 @@ static int open_held(const struct source *s, int flags, struct ht_dev *dev)
             waits = worth_waiting(s->path, flags);
             if (!waits)
                 return err;
+        }
+        if (waits && !told && waited_ms >= patience_ms) {
+            tell_waiting(s->path, flags);
+            told = true;
         }
         sleep_ms(RETRY_MS);
     }
