@@ -137,41 +137,46 @@ bool ht_opt_grad_in_flight(const struct param *p, uint64_t begin, uint64_t end)
 }
 
 /*
- * A writer that is faster than the updates waits for them: its gradients would only push others out of memory, and be written to a
- * device and read again. Workers need nothing from any client, so this ends. Locked, let go meanwhile.
+ * A writer that is faster than the updates of its root waits for them: its gradients would only push others out of memory, and be
+ * written to a device and read again. Workers need nothing from any client, so this ends. Locked.
  */
-static void wait_backlog(struct ht_optim *o)
+static bool has_to_wait(const struct root *root)
 {
-    while (o->backlog_bytes >= o->backlog_bytes_max && !o->stopping)
-        wait_changed(o);
+    return !root->o->stopping && (root->draining || root->backlog_bytes >= root->o->backlog_bytes_max);
 }
 
-/* Locked: wait for our turn and take the bytes out of written. */
-static int begin_write(struct ht_grad *g, struct inflight *w)
+/* Locked: take the bytes out of written. -EAGAIN: it is not our turn. */
+static int try_begin_write(struct ht_grad *g, struct inflight *w)
 {
     struct param *p = g->param;
-    int ret;
 
-    wait_backlog(p->o);
-    for (;;) {
-        ret = ht_opt_wait_open(p->root);
-        if (!ret && p->gone)
-            ret = -ESTALE;
-        if (!ret && w->end > p->shape.elements * p->shape.g_bytes) {
-            ht_opt_grad_spoil(g);
-            ret = -EINVAL;
-        }
-        if (!ret)
-            ret = check_free(p, w->begin, w->end);
-        if (!ret && !ht_opt_grad_in_flight(p, w->begin, w->end))
-            break;
-        if (ret && ret != -EAGAIN)
-            return ret;
-        wait_changed(p->o);
+    if (p->o->stopping)
+        return -ECANCELED;
+    if (has_to_wait(p->root))
+        return -EAGAIN;
+    if (p->gone)
+        return -ESTALE;
+    if (w->end > p->shape.elements * p->shape.g_bytes) {
+        ht_opt_grad_spoil(g);
+        return -EINVAL;
     }
-    ret = remove_written(p, w->begin, w->end);
+    int ret = check_free(p, w->begin, w->end);
+    if (!ret && ht_opt_grad_in_flight(p, w->begin, w->end))
+        ret = -EAGAIN;
+    if (!ret)
+        ret = remove_written(p, w->begin, w->end);
     if (!ret)
         ht_list_add_tail(&p->inflight, &w->link);
+    return ret;
+}
+
+/* Locked, let go meanwhile. */
+static int begin_write(struct ht_grad *g, struct inflight *w)
+{
+    int ret;
+
+    while ((ret = try_begin_write(g, w)) == -EAGAIN)
+        wait_changed(g->param->o);
     return ret;
 }
 
@@ -218,7 +223,7 @@ static void tell_write_error(struct param *p, uint64_t off, size_t len, int err)
                       strerror(-err));
 }
 
-ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
+static ssize_t write_bytes(struct ht_grad *g, uint64_t off, const void *buf, size_t len, bool wait)
 {
     struct param *p = g->param;
     struct inflight w = {.begin = off, .end = len > UINT64_MAX - off ? UINT64_MAX : off + len};
@@ -226,8 +231,10 @@ ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t l
     if (!len)
         return 0;
     lock(p->o);
-    ssize_t n = begin_write(g, &w);
+    ssize_t n = wait ? begin_write(g, &w) : try_begin_write(g, &w);
     unlock(p->o);
+    if (n == -EAGAIN)
+        return n;
     if (!n) {
         n = ht_obj_write(p->grad, off, buf, len);
         lock(p->o);
@@ -237,6 +244,16 @@ ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t l
     if (n < 0)
         tell_write_error(p, off, len, (int)n);
     return n;
+}
+
+ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
+{
+    return write_bytes(g, off, buf, len, true);
+}
+
+ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
+{
+    return write_bytes(g, off, buf, len, false);
 }
 
 struct param *ht_opt_grad_param(const struct ht_grad *g)

@@ -142,6 +142,8 @@ int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
 /* Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step (accumulate=S: all S times;
  * before that it waits until the one before has been added). WAITS. */
 ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/* The same, but -EAGAIN, with nothing done, where that one waits for a boundary, updates or another write. */
+ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
 /* What has been written and not been consumed yet; zeros elsewhere. */
 ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_CHECK;
 /*

@@ -166,10 +166,11 @@ struct root {
     uint64_t step_nonfinite;   /* found by measuring */
     uint64_t skipped, clipped; /* steps since mount */
     uint64_t step, pub_step, durable_step;
-    uint64_t undurable; /* boundaries since the last publication */
-    uint64_t pending;   /* QUEUED or RUNNING, of all parameters */
-    uint64_t running;   /* taken by a worker and not wholly finished */
-    int failure;        /* first error of an update since the last abort */
+    uint64_t undurable;     /* boundaries since the last publication */
+    uint64_t pending;       /* QUEUED or RUNNING, of all parameters */
+    uint64_t running;       /* taken by a worker and not wholly finished */
+    uint64_t backlog_bytes; /* gradients of the pending ranges */
+    int failure;            /* first error of an update since the last abort */
     uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
     char error[HT_OPTIM_ERROR_MAX];
 };
@@ -209,10 +210,9 @@ struct ht_optim {
     uint64_t words_changes; /* of roots and of what amends them */
     struct state_owner *owners;
     size_t owner_count;
-    struct ht_list problems; /* found when the log had been read (check.c) */
-    struct ht_list ready;    /* roots with ranges to take, in turn */
-    uint64_t backlog_bytes,
-        backlog_bytes_max; /* gradients of ranges that are queued or running; from then on writers wait */
+    struct ht_list problems;    /* found when the log had been read (check.c) */
+    struct ht_list ready;       /* roots with ranges to take, in turn */
+    uint64_t backlog_bytes_max; /* of one root: from then on those who write its gradients wait */
 
     struct ht_list invals; /* parameters, by ticket */
     uint64_t inval_issued, inval_done;

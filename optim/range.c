@@ -197,7 +197,7 @@ void ht_opt_range_queue(struct range *r, unsigned work)
     r->consumed = false;
     p->pending++;
     p->root->pending++;
-    p->o->backlog_bytes += ht_opt_range_grad_bytes(p, r->index);
+    p->root->backlog_bytes += ht_opt_range_grad_bytes(p, r->index);
     p->refs++;
     ht_list_add_tail(&p->root->queue, &r->queue);
     ht_opt_root_ready(p->root);
@@ -212,7 +212,7 @@ void ht_opt_range_unqueue(struct range *r)
     ht_list_del(&r->queue);
     p->pending--;
     p->root->pending--;
-    p->o->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
+    p->root->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
     p->refs--;
     ht_opt_root_ready(p->root);
 }

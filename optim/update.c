@@ -406,7 +406,7 @@ static void end(struct job *j, uint64_t ns)
         settle_range(j);
     p->pending--;
     root->pending--;
-    o->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
+    root->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
     ht_opt_take_waiters(p, &chain);
     unlock(o);
     ht_opt_wake(chain);

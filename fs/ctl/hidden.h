@@ -51,8 +51,13 @@ struct ht_hidden_file;
 int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
                    struct ht_hidden_file **out) HT_CHECK;
 bool ht_hidden_open_waits(uint64_t ino);
+/* The model root that an open, or any other call, may have to wait for; 0: none. */
+uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino);
 ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_CHECK;
 ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/* Of a gradient: the same, but -EAGAIN, with nothing done, where that one waits for a step. */
+ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_CHECK;
+bool ht_hidden_is_dense(const struct ht_hidden_file *f);
 /* Bytes of a whole gradient; 0: it is none. */
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
 /* Of each closing descriptor, maybe early and often. */
@@ -63,9 +68,18 @@ void ht_hidden_release(struct ht_hidden_file *f);
 /* Is it a ctl, where what is written are commands? */
 bool ht_hidden_commands(uint64_t ino);
 
-/* Which calls WAIT for updates; the others wait for I/O and memory at most. */
+/* What a call may have to wait for, apart from I/O and memory. */
+enum ht_lane_kind {
+    HT_LANE_GRADIENT, /* updates, or a boundary that is being made */
+    HT_LANE_WRITE,    /* the same; it brings bytes that are kept meanwhile */
+    HT_LANE_TALK,     /* what a command waits for that needs no turn, or the conversation of another thread */
+    HT_LANE_TURN,     /* its turn on the root: one at a time */
+    HT_LANES,
+    HT_LANE_NONE = HT_LANES,
+};
 enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
-bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op);
+/* buf: what is to be written. The write of a dense gradient is tried first. */
+enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len);
 enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);
 
 /* After a mount that ended with things open: nobody will close them. No other call may be in progress. */

@@ -347,6 +347,16 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
     }
 }
 
+bool ht_hidden_is_dense(const struct ht_hidden_file *f)
+{
+    return f->kind == HT_HIDDEN_GRAD;
+}
+
+ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len)
+{
+    return ht_grad_try_write(f->grad, off, buf, len);
+}
+
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f)
 {
     return f->grad ? ht_grad_size(f->grad) : 0;
@@ -376,18 +386,37 @@ bool ht_hidden_commands(uint64_t ino)
     return ht_hidden_kind(ino) == HT_HIDDEN_CTL;
 }
 
-bool ht_hidden_waits(const struct ht_hidden_file *f, enum ht_hidden_op op)
+uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_ns_tensor t;
+
+    return ht_ns_tensor(c->ns, ht_hidden_base(ino), &t) ? 0 : t.root;
+}
+
+static enum ht_lane_kind gradient_lane(const struct ht_hidden_file *f, enum ht_hidden_op op)
+{
+    switch (op) {
+    case HT_HIDDEN_FLUSH:
+        return HT_LANE_GRADIENT;
+    case HT_HIDDEN_WRITE:
+        return f->kind == HT_HIDDEN_TOPK ? HT_LANE_WRITE : HT_LANE_NONE; /* a sparse one is locked over its flush */
+    default:
+        return HT_LANE_NONE;
+    }
+}
+
+enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len)
 {
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
     case HT_HIDDEN_TOPK:
-        return op == HT_HIDDEN_FLUSH;
+        return gradient_lane(f, op);
     case HT_HIDDEN_STATE:
-        return op != HT_HIDDEN_FLUSH;
+        return op == HT_HIDDEN_WRITE ? HT_LANE_TURN : op == HT_HIDDEN_READ ? HT_LANE_GRADIENT : HT_LANE_NONE;
     case HT_HIDDEN_CTL:
-        return true;
+        return op == HT_HIDDEN_WRITE && ht_parse_takes_turn(buf, len) ? HT_LANE_TURN : HT_LANE_TALK;
     default:
-        return false;
+        return HT_LANE_NONE;
     }
 }
 

@@ -79,13 +79,14 @@ static const struct {
     const char *word;
     enum ht_command_id id;
     enum argument argument;
+    bool takes_turn; /* one at a time on a root */
 } commands[] = {
-    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED},       {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL},
-    {"step", HT_COMMAND_STEP, ARG_CONDITION},        {"commit", HT_COMMAND_COMMIT, ARG_CONDITION},
-    {"abort", HT_COMMAND_ABORT, ARG_CONDITION},      {"reset", HT_COMMAND_RESET, ARG_REQUIRED},
-    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED}, {"evict", HT_COMMAND_EVICT, ARG_REQUIRED},
-    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP},     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM},
-    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE},       {"drop", HT_COMMAND_DROP, ARG_REQUIRED},
+    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED, false},       {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL, false},
+    {"step", HT_COMMAND_STEP, ARG_CONDITION, true},         {"commit", HT_COMMAND_COMMIT, ARG_CONDITION, true},
+    {"abort", HT_COMMAND_ABORT, ARG_CONDITION, true},       {"reset", HT_COMMAND_RESET, ARG_REQUIRED, true},
+    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false}, {"evict", HT_COMMAND_EVICT, ARG_REQUIRED, false},
+    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
+    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},       {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
 };
 
 static bool is_blank(char c)
@@ -196,6 +197,34 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
         return 0;
     }
     return unknown_command(line, word_len, err);
+}
+
+static bool line_takes_turn(const char *line, size_t len)
+{
+    size_t word_len = 0;
+
+    for (; len && is_blank(*line); line++)
+        len--;
+    while (word_len < len && !is_blank(line[word_len]))
+        word_len++;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++)
+        if (commands[i].takes_turn && is_word(line, word_len, commands[i].word))
+            return true;
+    return false;
+}
+
+bool ht_parse_takes_turn(const char *text, size_t len)
+{
+    const char *end = text + len;
+
+    while (text < end) {
+        const char *newline = memchr(text, '\n', (size_t)(end - text));
+        const char *stop = newline ? newline : end;
+        if (line_takes_turn(text, (size_t)(stop - text)))
+            return true;
+        text = stop + (newline != NULL);
+    }
+    return false;
 }
 
 int ht_parse_component(const char **path, size_t *len, char name[HT_NAME_BYTES_MAX + 1])

@@ -51,6 +51,8 @@ struct ht_command {
     uint64_t step_open;
     char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; takeover may be empty */
 };
+/* Is there a line among these that begins with a command which waits for its turn on a root? */
+bool ht_parse_takes_turn(const char *text, size_t len);
 /* One line without its newline. -EINVAL with a message in err. */
 int ht_parse_command(const char *line, size_t len, struct ht_command *out, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
 

@@ -4,7 +4,7 @@
  *
  * Threads: workers (libfuse's; one with -s) take requests from the kernel and must never wait for another request of
  * it. What may wait for updates or invalidations, which may wait for a read that no worker has taken yet, is done by
- * job threads (job.c); reads and writes of bytes with a pending update wait without a thread (parked.c).
+ * job threads, a few for each model root (job.c); reads of bytes with a pending update wait without a thread (parked.c).
  */
 #ifndef HITRAIN_FS_FUSE_FUSE_PRIV_H
 #define HITRAIN_FS_FUSE_FUSE_PRIV_H
@@ -22,7 +22,8 @@
 enum {
     HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write the kernel is offered */
     HT_FUSE_BACKGROUND = 512,   /* asynchronous requests in flight */
-    HT_JOB_THREADS = 8,
+    HT_LANE_THREADS = 32,       /* that jobs of one kind may take */
+    HT_LANE_BUCKETS = 64,
     HT_HANDOUT_BUCKETS = 256,
 };
 
@@ -75,10 +76,15 @@ struct ht_fuse {
     /* job.c */
     struct ht_mutex job_lock;
     pthread_cond_t job_wanted;
-    struct ht_list job_queue, job_free;
-    pthread_t job_thread[HT_JOB_THREADS];
-    unsigned job_threads;
-    bool job_stop;
+    struct ht_list job_free;
+    struct {
+        struct ht_list lane[HT_LANE_BUCKETS], lane_free, ready[HT_LANES];
+        unsigned running[HT_LANES];
+        unsigned turn, idle, threads;
+        uint64_t count; /* queued and running */
+        bool stop;
+        pthread_t thread[HT_LANES * HT_LANE_THREADS];
+    } jobs;
 };
 
 enum ht_atime { HT_ATIME_NEVER, HT_ATIME_RELATIVE, HT_ATIME_STRICT };
@@ -168,7 +174,7 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills);
 /* parked.c: answer a read now, or when the updates of its bytes have been applied. */
 int ht_park_init(struct ht_fuse *f) HT_CHECK;
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
-/* Wait in this thread until no update of the range is pending: for writes, whose bytes cannot outlive their request. */
+/* Wait in this thread, which is that of a job where it may be long, until no update of the range is pending. */
 void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len);
 /* reader: of the descriptor it came through, or NULL. */
 void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
@@ -177,8 +183,10 @@ void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, st
 void ht_park_finish(struct ht_fuse *f);
 
 /* job.c: run fn(job) on a job thread; fn replies. */
+struct lane;
 struct ht_job {
     struct ht_list link;
+    struct lane *lane; /* while it is running */
     void (*fn)(struct ht_job *job);
     struct ht_fuse *fuse;
     fuse_req_t req;
@@ -194,7 +202,18 @@ int ht_job_start(struct ht_fuse *f) HT_CHECK;
 struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job));
 /* Give it a copy of len bytes (NUL added). False: no memory; req was answered and the job is gone. */
 bool ht_job_data(struct ht_job *job, const void *data, size_t len);
-void ht_job_submit(struct ht_job *job);
+/* key: what its lane waits for: a model root, or some inode; 0: nothing that others could hold for long. */
+void ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
+/* What a job about ino may have to wait for: the model root that it is or lies in, or itself. */
+uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino);
+/* Is an update of these bytes pending, so that whoever changes them has to wait? */
+bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint64_t len);
+/*
+ * As ht_job_data, for a write that will wait in this lane: where much waits there already only the first bytes are
+ * taken (job->size), or, of a write that cannot be cut, none: -ENOMEM.
+ */
+bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, const void *buf, size_t len,
+                  const struct fuse_file_info *fi);
 /* Runs what is queued to its end and stops the threads. */
 void ht_job_stop(struct ht_fuse *f);
 
@@ -243,9 +262,9 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
 
 /* Hidden files: the same operations once it is known that the inode is one. */
 void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_hop_read(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_hop_write(fuse_req_t req, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_hop_flush(fuse_req_t req, struct fuse_file_info *fi);
+void ht_hop_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_hop_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
+void ht_hop_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
 void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
                   size_t in_len);
 

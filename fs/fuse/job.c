@@ -1,42 +1,201 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * job.c - a few threads for requests that may wait for updates and invalidations.
+ * job.c - threads for requests that may wait for steps, updates and invalidations.
  *
  * Closing a gradient waits until the kernel has dropped its copies, and the kernel waits for
  * every read of those pages that it has already queued; were all workers closing gradients, nobody would
  * take these reads. Jobs never wait for other jobs, nor for requests in the kernel's queue except through such
  * reads, which workers and the optimizer's threads answer; so a fixed number of threads is enough.
  *
- * Locks: job_lock, a leaf. Threads: submit from workers; fn on job threads.
+ * Lanes. Jobs of one kind and one key (the model root that they may wait for) make a lane. A lane runs a few jobs at a time, in
+ * order of arrival; the rest wait in its queue and hold no thread. So one root holds few threads, however many requests
+ * its clients send, and the jobs of all other lanes go on. Of commands that wait for their turn on a root (HT_LANE_TURN) one runs.
+ *
+ *   job   queued in its lane -> running -> free
+ *   lane  made with its first job; ready while it has a queued job and may run one more; free without jobs
+ *
+ * Invariants:
+ *  1. lane.running <= running_max[kind]; f->jobs.running[kind] <= HT_LANE_THREADS. So a ready lane of a kind finds a thread,
+ *     or the number of threads that this kind may have is in use.
+ *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and lane.running is below its limit.
+ *
+ * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x HT_LANE_THREADS.
+ *
+ * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
 #include "fs/fuse/fuse_priv.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 
-static struct ht_job *next_job(struct ht_fuse *f)
-{
-    struct ht_job *job = NULL;
+enum {
+    THREADS_AT_START = 4,
+    NO_ROOT_MAX = 4,          /* jobs of key 0, which no root delays */
+    SHORT_BYTES = 32 << 20,   /* copies of what waits in one lane: from then on writes are cut */
+    REFUSE_BYTES = 128 << 20, /* and those that cannot be cut are refused */
+    PIECE_BYTES = 4096,
+};
 
-    ht_mutex_lock(&f->job_lock);
-    while (ht_list_empty(&f->job_queue) && !f->job_stop)
-        ht_cond_wait(&f->job_wanted, &f->job_lock);
-    if (!ht_list_empty(&f->job_queue)) {
-        job = ht_list_entry(f->job_queue.next, struct ht_job, link);
-        ht_list_del(&job->link);
+struct lane {
+    struct ht_list link;  /* in jobs.lane[], or jobs.lane_free */
+    struct ht_list ready; /* in jobs.ready[kind] */
+    struct ht_list queue; /* jobs */
+    enum ht_lane_kind kind;
+    uint64_t key;
+    unsigned running;
+    size_t bytes; /* copied for its jobs */
+};
+
+static const unsigned running_max[HT_LANES] = {
+    [HT_LANE_GRADIENT] = 4,
+    [HT_LANE_WRITE] = 4,
+    [HT_LANE_TALK] = 8,
+    [HT_LANE_TURN] = 1,
+};
+
+/* ------------------------------------------------------------------- lanes */
+
+static unsigned limit_of(const struct lane *l)
+{
+    return l->key ? running_max[l->kind] : ht_max_u64(running_max[l->kind], NO_ROOT_MAX);
+}
+
+static struct ht_list *bucket_of(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
+{
+    return &f->jobs.lane[(key * HT_LANES + kind) % HT_ARRAY_SIZE(f->jobs.lane)];
+}
+
+/* Locked. */
+static struct lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
+{
+    ht_list_for_each(pos, bucket_of(f, kind, key)) {
+        struct lane *l = ht_list_entry(pos, struct lane, link);
+        if (l->kind == kind && l->key == key)
+            return l;
     }
-    ht_mutex_unlock(&f->job_lock);
+    return NULL;
+}
+
+/* Locked. NULL: no memory. */
+static struct lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
+{
+    struct lane *l;
+
+    if (ht_list_empty(&f->jobs.lane_free)) {
+        l = malloc(sizeof(*l));
+    } else {
+        l = ht_list_entry(f->jobs.lane_free.next, struct lane, link);
+        ht_list_del(&l->link);
+    }
+    if (!l)
+        return NULL;
+    *l = (struct lane){.kind = kind, .key = key};
+    ht_list_init(&l->ready);
+    ht_list_init(&l->queue);
+    ht_list_add_tail(bucket_of(f, kind, key), &l->link);
+    return l;
+}
+
+/* Locked: into the list that it belongs in now, at the end: lanes take turns. */
+static void settle_lane(struct ht_fuse *f, struct lane *l)
+{
+    ht_list_del(&l->ready);
+    if (!ht_list_empty(&l->queue) && l->running < limit_of(l)) {
+        ht_list_add_tail(&f->jobs.ready[l->kind], &l->ready);
+    } else if (ht_list_empty(&l->queue) && !l->running) {
+        ht_list_del(&l->link);
+        ht_list_add_tail(&f->jobs.lane_free, &l->link);
+    }
+}
+
+/* --------------------------------------------------------------------- run */
+
+/* Locked: the next kind that has a job and a thread left. HT_LANE_NONE: none. */
+static enum ht_lane_kind ready_kind(struct ht_fuse *f)
+{
+    for (unsigned i = 0; i < HT_LANES; i++) {
+        enum ht_lane_kind kind = (enum ht_lane_kind)(++f->jobs.turn % HT_LANES);
+        if (!ht_list_empty(&f->jobs.ready[kind]) && f->jobs.running[kind] < HT_LANE_THREADS)
+            return kind;
+    }
+    return HT_LANE_NONE;
+}
+
+/* Locked. */
+static struct ht_job *take_job(struct ht_fuse *f, enum ht_lane_kind kind)
+{
+    struct lane *l = ht_list_entry(f->jobs.ready[kind].next, struct lane, ready);
+    struct ht_job *job = ht_list_entry(l->queue.next, struct ht_job, link);
+
+    ht_list_del(&job->link);
+    job->lane = l;
+    l->running++;
+    f->jobs.running[kind]++;
+    settle_lane(f, l);
     return job;
 }
 
-static void put_free(struct ht_job *job)
+/* Locked, let go meanwhile. NULL: the end. */
+static struct ht_job *next_job(struct ht_fuse *f)
 {
-    struct ht_fuse *f = job->fuse;
+    enum ht_lane_kind kind;
 
+    while ((kind = ready_kind(f)) == HT_LANE_NONE) {
+        if (f->jobs.stop && !f->jobs.count)
+            return NULL;
+        f->jobs.idle++;
+        ht_cond_wait(&f->job_wanted, &f->job_lock);
+        f->jobs.idle--;
+    }
+    return take_job(f, kind);
+}
+
+/* Locked. */
+static void put_free(struct ht_fuse *f, struct ht_job *job)
+{
     free(job->data);
     job->data = NULL;
-    ht_mutex_lock(&f->job_lock);
     ht_list_add_tail(&f->job_free, &job->link);
-    ht_mutex_unlock(&f->job_lock);
+}
+
+/* Locked. */
+static void end_job(struct ht_fuse *f, struct ht_job *job)
+{
+    struct lane *l = job->lane;
+
+    l->bytes -= job->data ? job->size : 0;
+    l->running--;
+    f->jobs.running[l->kind]--;
+    f->jobs.count--;
+    settle_lane(f, l);
+    put_free(f, job);
+    if (f->jobs.stop)
+        pthread_cond_broadcast(&f->job_wanted);
+}
+
+static void *run(void *arg);
+
+/* Locked. */
+static int add_thread(struct ht_fuse *f)
+{
+    int r = pthread_create(&f->jobs.thread[f->jobs.threads], NULL, run, f);
+
+    f->jobs.threads += r == 0;
+    return -r;
+}
+
+/*
+ * Locked: a thread for a job that is ready. Each thread that takes one looks for the next: so idle threads are woken one by one.
+ * Without a new thread it is the next one to come free which runs the job.
+ */
+static void call_thread(struct ht_fuse *f)
+{
+    if (ready_kind(f) == HT_LANE_NONE)
+        return;
+    if (f->jobs.idle)
+        pthread_cond_signal(&f->job_wanted);
+    else if (f->jobs.threads < HT_ARRAY_SIZE(f->jobs.thread))
+        (void)add_thread(f);
 }
 
 static void *run(void *arg)
@@ -44,27 +203,38 @@ static void *run(void *arg)
     struct ht_fuse *f = arg;
     struct ht_job *job;
 
+    pthread_setname_np(pthread_self(), "ht-job");
+    ht_mutex_lock(&f->job_lock);
     while ((job = next_job(f)) != NULL) {
+        call_thread(f);
+        ht_mutex_unlock(&f->job_lock);
         job->fn(job);
-        put_free(job);
+        ht_mutex_lock(&f->job_lock);
+        end_job(f, job);
     }
+    ht_mutex_unlock(&f->job_lock);
     return NULL;
 }
 
 int ht_job_start(struct ht_fuse *f)
 {
-    ht_list_init(&f->job_queue);
-    ht_list_init(&f->job_free);
-    pthread_cond_init(&f->job_wanted, NULL);
-    while (f->job_threads < HT_JOB_THREADS) {
-        int r = pthread_create(&f->job_thread[f->job_threads], NULL, run, f);
+    int r = 0;
 
-        if (r)
-            return -r;
-        pthread_setname_np(f->job_thread[f->job_threads++], "ht-job");
-    }
-    return 0;
+    ht_list_init(&f->job_free);
+    ht_list_init(&f->jobs.lane_free);
+    for (unsigned i = 0; i < HT_LANES; i++)
+        ht_list_init(&f->jobs.ready[i]);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(f->jobs.lane); i++)
+        ht_list_init(&f->jobs.lane[i]);
+    pthread_cond_init(&f->job_wanted, NULL);
+    ht_mutex_lock(&f->job_lock);
+    while (r == 0 && f->jobs.threads < THREADS_AT_START)
+        r = add_thread(f);
+    ht_mutex_unlock(&f->job_lock);
+    return r;
 }
+
+/* ------------------------------------------------------------------ submit */
 
 static struct ht_job *take_free(struct ht_fuse *f)
 {
@@ -93,12 +263,22 @@ struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct h
     return job;
 }
 
+static void refuse(struct ht_job *job)
+{
+    struct ht_fuse *f = job->fuse;
+
+    if (job->req)
+        ht_reply(job->req, -ENOMEM);
+    ht_mutex_lock(&f->job_lock);
+    put_free(f, job);
+    ht_mutex_unlock(&f->job_lock);
+}
+
 bool ht_job_data(struct ht_job *job, const void *data, size_t len)
 {
     job->data = malloc(len + 1);
     if (!job->data) {
-        ht_reply(job->req, -ENOMEM);
-        put_free(job);
+        refuse(job);
         return false;
     }
     memcpy(job->data, data, len);
@@ -107,28 +287,91 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len)
     return true;
 }
 
-void ht_job_submit(struct ht_job *job)
+static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
+{
+    ht_mutex_lock(&f->job_lock);
+    const struct lane *l = find_lane(f, kind, key);
+    size_t bytes = l ? l->bytes : 0;
+    ht_mutex_unlock(&f->job_lock);
+    return bytes;
+}
+
+/*
+ * Of asynchronous direct writes the kernel makes EIO when they are cut, and the request does not say whether it is one. Pages of
+ * a mapping would be lost; the kernel has at most HT_FUSE_BACKGROUND of them on the way.
+ */
+bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, const void *buf, size_t len,
+                  const struct fuse_file_info *fi)
+{
+    size_t waiting = bytes_waiting(job->fuse, kind, key);
+
+    if (!fi->writepage && (fi->flags & O_DIRECT) && waiting + len > REFUSE_BYTES) {
+        refuse(job);
+        return false;
+    }
+    if (!fi->writepage && !(fi->flags & O_DIRECT) && waiting + len > SHORT_BYTES)
+        len = ht_min_u64(len, PIECE_BYTES);
+    return ht_job_data(job, buf, len);
+}
+
+uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_ns_tensor t;
+
+    return ht_ns_tensor(f->ns, ino, &t) || !t.root ? ino : t.root;
+}
+
+bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint64_t len)
+{
+    return ht_ctl_param(f->ctl, ino) && !ht_optim_readable(f->optim, ino, off, len, NULL);
+}
+
+void ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
 {
     struct ht_fuse *f = job->fuse;
 
     ht_mutex_lock(&f->job_lock);
-    ht_list_add_tail(&f->job_queue, &job->link);
-    pthread_cond_signal(&f->job_wanted);
+    struct lane *l = find_lane(f, kind, key);
+    if (!l)
+        l = make_lane(f, kind, key);
+    if (!l) {
+        ht_mutex_unlock(&f->job_lock);
+        refuse(job);
+        return;
+    }
+    l->bytes += job->data ? job->size : 0;
+    ht_list_add_tail(&l->queue, &job->link);
+    f->jobs.count++;
+    settle_lane(f, l);
+    call_thread(f);
     ht_mutex_unlock(&f->job_lock);
 }
 
 void ht_job_stop(struct ht_fuse *f)
 {
     ht_mutex_lock(&f->job_lock);
-    f->job_stop = true;
+    f->jobs.stop = true;
     pthread_cond_broadcast(&f->job_wanted);
+    /* One that runs may start another. */
+    for (unsigned i = 0; i < f->jobs.threads; i++) {
+        pthread_t thread = f->jobs.thread[i];
+
+        ht_mutex_unlock(&f->job_lock);
+        pthread_join(thread, NULL);
+        ht_mutex_lock(&f->job_lock);
+    }
+    f->jobs.threads = 0;
     ht_mutex_unlock(&f->job_lock);
-    while (f->job_threads)
-        pthread_join(f->job_thread[--f->job_threads], NULL);
     while (!ht_list_empty(&f->job_free)) {
         struct ht_job *job = ht_list_entry(f->job_free.next, struct ht_job, link);
 
         ht_list_del(&job->link);
         free(job);
+    }
+    while (!ht_list_empty(&f->jobs.lane_free)) {
+        struct lane *l = ht_list_entry(f->jobs.lane_free.next, struct lane, link);
+
+        ht_list_del(&l->link);
+        free(l);
     }
 }

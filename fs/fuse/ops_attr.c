@@ -44,7 +44,7 @@ static unsigned what_to_set(int to_set)
     return what;
 }
 
-void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
+static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     unsigned what = what_to_set(to_set);
@@ -67,6 +67,29 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
             ht_ctl_changed(f->ctl);
     }
     ht_reply_attr(req, ino, r, &st);
+}
+
+static void job_setattr(struct ht_job *job)
+{
+    setattr_now(job->req, job->ino, (const struct stat *)(const void *)job->data, job->flags);
+}
+
+void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    bool cuts = !ht_hidden_match(ino) && (what_to_set(to_set) & HT_SET_SIZE);
+    struct ht_job *job;
+
+    if (!cuts || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
+        setattr_now(req, ino, attr, to_set);
+        return;
+    }
+    job = ht_job_new(f, req, job_setattr);
+    if (!job || !ht_job_data(job, attr, sizeof(*attr)))
+        return;
+    job->ino = ino;
+    job->flags = to_set;
+    ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, ino));
 }
 
 void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
@@ -132,7 +155,7 @@ static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, con
     job->ino = ino;
     job->off = name_len;
     job->flags = flags;
-    ht_job_submit(job);
+    ht_job_submit(job, HT_LANE_TURN, ht_job_key(job->fuse, ino));
 }
 
 static void set_plain(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
@@ -224,7 +247,7 @@ static void removexattr_later(fuse_req_t req, fuse_ino_t ino, const char *name)
     if (!job || !ht_job_data(job, name, strlen(name)))
         return;
     job->ino = ino;
-    ht_job_submit(job);
+    ht_job_submit(job, HT_LANE_TURN, ht_job_key(job->fuse, ino));
 }
 
 void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)

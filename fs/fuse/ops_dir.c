@@ -237,7 +237,7 @@ void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
             return; /* stays listed: the directory's listing is not kept any more */
         job->ino = ino;
         job->dir = d;
-        ht_job_submit(job);
+        ht_job_submit(job, HT_LANE_TALK, ino);
         return;
     } else {
         close_dir(f, d);
@@ -286,5 +286,5 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
     if (!job)
         return;
     job->ino = ino;
-    ht_job_submit(job);
+    ht_job_submit(job, HT_LANE_TURN, ht_ctl_is_root(f->ctl, ino) ? ino : 0);
 }

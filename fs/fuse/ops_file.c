@@ -115,20 +115,37 @@ void ht_open_close_all(struct ht_fuse *f)
         drop_open(f, ht_list_entry(f->opens.next, struct ht_open, link));
 }
 
-void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
-    int r;
+    int r = make_open(req, ino, fi);
 
-    if (ht_hidden_match(ino)) {
-        ht_hop_open(req, ino, fi);
-        return;
-    }
-    r = make_open(req, ino, fi);
     if (r)
         ht_reply(req, r);
     else if (fuse_reply_open(req, fi))
-        drop_open(f, open_of(fi));
+        drop_open(ht_fuse_of(req), open_of(fi));
+}
+
+static void job_open(struct ht_job *job)
+{
+    struct fuse_file_info fi = {.flags = job->flags};
+
+    open_now(job->req, job->ino, &fi);
+}
+
+void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    if (ht_hidden_match(ino)) {
+        ht_hop_open(req, ino, fi);
+    } else if (!(fi->flags & O_TRUNC) || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
+        open_now(req, ino, fi);
+    } else if ((job = ht_job_new(f, req, job_open)) != NULL) {
+        job->ino = ino;
+        job->flags = fi->flags;
+        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, ino));
+    }
 }
 
 /* Answers the creation of what st describes, which holds a lookup count, or that it failed (r). */
@@ -196,7 +213,7 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
     struct ht_open *o = open_of(fi);
 
     if (ht_hidden_match(ino)) {
-        ht_hop_read(req, size, off, fi);
+        ht_hop_read(req, ino, size, off, fi);
         return;
     }
     if (!(fi->flags & O_NOATIME))
@@ -289,6 +306,25 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
     return direct ? write_direct(f, o, buf, size, off, out_error) : write_now(f, o, buf, size, off, out_error);
 }
 
+static void reply_written(fuse_req_t req, const struct ht_open *o, uint64_t off, size_t size, ssize_t n, int error,
+                          bool pages)
+{
+    if (error)
+        ht_ctl_write_failed(ht_fuse_of(req)->ctl, o->ino, off, size, error, pages);
+    if (n < 0)
+        fuse_reply_err(req, (int)-n);
+    else
+        fuse_reply_write(req, (size_t)n);
+}
+
+static void job_write(struct ht_job *job)
+{
+    int error;
+    ssize_t n = write_bytes(job->req, job->open, job->data, job->size, job->off, job->flags & O_DIRECT, &error);
+
+    reply_written(job->req, job->open, job->off, job->size, n, error, false);
+}
+
 void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -297,18 +333,24 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     ssize_t n;
 
     if (ht_hidden_match(ino)) {
-        ht_hop_write(req, buf, size, off, fi);
+        ht_hop_write(req, ino, buf, size, off, fi);
         return;
     }
     refresh(f, o);
+    if (!fi->writepage && o->root && !ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL)) {
+        struct ht_job *job = ht_job_new(f, req, job_write);
+
+        if (!job || !ht_job_bytes(job, HT_LANE_WRITE, o->root, buf, size, fi))
+            return;
+        job->open = o;
+        job->off = (uint64_t)off;
+        job->flags = fi->flags;
+        ht_job_submit(job, HT_LANE_WRITE, o->root);
+        return;
+    }
     n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
                       : write_bytes(req, o, buf, size, (uint64_t)off, (fi->flags & O_DIRECT) != 0, &error);
-    if (error)
-        ht_ctl_write_failed(f->ctl, ino, (uint64_t)off, size, error, fi->writepage);
-    if (n < 0)
-        fuse_reply_err(req, (int)-n);
-    else
-        fuse_reply_write(req, (size_t)n);
+    reply_written(req, o, (uint64_t)off, size, n, error, fi->writepage);
 }
 
 /* ------------------------------------------------------------- durability */
@@ -319,7 +361,7 @@ void ht_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     struct ht_obj_stat st;
 
     if (ht_hidden_match(ino)) {
-        ht_hop_flush(req, fi);
+        ht_hop_flush(req, ino, fi);
         return;
     }
     ht_obj_stat(open_of(fi)->obj, &st);
@@ -398,12 +440,27 @@ static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t of
     return r;
 }
 
+static void job_fallocate(struct ht_job *job)
+{
+    ht_reply(job->req, change_range(job->req, job->open, job->flags, job->off, job->size));
+}
+
 void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi)
 {
-    if (ht_hidden_match(ino))
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_job *job;
+
+    if (ht_hidden_match(ino)) {
         fuse_reply_err(req, EOPNOTSUPP);
-    else
+    } else if (!ht_job_waits_for_update(f, ino, (uint64_t)off, (uint64_t)len)) {
         ht_reply(req, change_range(req, open_of(fi), mode, (uint64_t)off, (uint64_t)len));
+    } else if ((job = ht_job_new(f, req, job_fallocate)) != NULL) {
+        job->open = open_of(fi);
+        job->flags = mode;
+        job->off = (uint64_t)off;
+        job->size = (uint64_t)len;
+        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, ino));
+    }
 }
 
 /*
@@ -433,21 +490,45 @@ static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_of
     return n;
 }
 
+struct copy {
+    struct ht_open *from, *to;
+    uint64_t from_off, to_off, len;
+};
+
+static void copy_and_reply(fuse_req_t req, const struct copy *c)
+{
+    ssize_t n = copy_range(req, c->from, c->from_off, c->to, c->to_off, c->len);
+
+    if (n < 0)
+        ht_reply(req, (int)n);
+    else
+        fuse_reply_write(req, (size_t)n);
+}
+
+static void job_copy(struct ht_job *job)
+{
+    copy_and_reply(job->req, (const struct copy *)(const void *)job->data);
+}
+
 void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
                            fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags)
 {
-    ssize_t n;
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct copy c = {open_of(fi_in), open_of(fi_out), (uint64_t)off_in, (uint64_t)off_out, len};
+    struct ht_job *job;
+    bool in, out;
 
     /* The kernel then reads and writes. */
     if (ht_hidden_match(ino_in) || ht_hidden_match(ino_out)) {
         fuse_reply_err(req, EOPNOTSUPP);
         return;
     }
-    n = copy_range(req, open_of(fi_in), (uint64_t)off_in, open_of(fi_out), (uint64_t)off_out, len);
-    if (n < 0)
-        ht_reply(req, (int)n);
-    else
-        fuse_reply_write(req, (size_t)n);
+    in = ht_job_waits_for_update(f, ino_in, c.from_off, len);
+    out = ht_job_waits_for_update(f, ino_out, c.to_off, len);
+    if (!in && !out)
+        copy_and_reply(req, &c);
+    else if ((job = ht_job_new(f, req, job_copy)) != NULL && ht_job_data(job, &c, sizeof(c)))
+        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, in ? ino_in : ino_out));
 }
 
 /* A mapping keeps its descriptor open, until its pages have been written. */
@@ -510,6 +591,6 @@ void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct f
         job->open = open_of(fi);
         job->off = (uint64_t)off;
         job->flags = whence;
-        ht_job_submit(job);
+        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(job->fuse, ino));
     }
 }

@@ -54,7 +54,7 @@ void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         return;
     job->ino = ino;
     job->flags = fi->flags;
-    ht_job_submit(job);
+    ht_job_submit(job, HT_LANE_GRADIENT, ht_hidden_root(f->ctl, ino));
 }
 
 static void read_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, size_t size)
@@ -74,12 +74,13 @@ static void job_read(struct ht_job *job)
     read_now(job->fuse, job->req, job->file, job->off, job->size);
 }
 
-void ht_hop_read(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *fi)
+void ht_hop_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    enum ht_lane_kind lane = ht_hidden_lane(file_of(fi), HT_HIDDEN_READ, NULL, 0);
     struct ht_job *job;
 
-    if (!ht_hidden_waits(file_of(fi), HT_HIDDEN_READ)) {
+    if (lane == HT_LANE_NONE) {
         read_now(f, req, file_of(fi), (uint64_t)off, size);
         return;
     }
@@ -89,14 +90,11 @@ void ht_hop_read(fuse_req_t req, size_t size, off_t off, struct fuse_file_info *
     job->file = file_of(fi);
     job->off = (uint64_t)off;
     job->size = size;
-    ht_job_submit(job);
+    ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
 }
 
-static void write_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *file, uint64_t off, const char *buf,
-                      size_t size)
+static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, ssize_t n)
 {
-    ssize_t n = ht_hidden_write(file, off, buf, size);
-
     ht_count_written(f, ht_hidden_traffic(file), n);
     if (n < 0)
         ht_reply(req, (int)n);
@@ -106,24 +104,42 @@ static void write_now(struct ht_fuse *f, fuse_req_t req, struct ht_hidden_file *
 
 static void job_write(struct ht_job *job)
 {
-    write_now(job->fuse, job->req, job->file, job->off, job->data, job->size);
+    reply_written(job->fuse, job->req, job->file, ht_hidden_write(job->file, job->off, job->data, job->size));
 }
 
-void ht_hop_write(fuse_req_t req, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+/* With a copy of the bytes. */
+static void write_later(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, const char *buf, size_t size, off_t off,
+                        struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    struct ht_job *job;
+    uint64_t root = ht_hidden_root(f->ctl, ino);
+    struct ht_job *job = ht_job_new(f, req, job_write);
 
-    if (!ht_hidden_waits(file_of(fi), HT_HIDDEN_WRITE)) {
-        write_now(f, req, file_of(fi), (uint64_t)off, buf, size);
+    if (!job)
         return;
-    }
-    job = ht_job_new(f, req, job_write);
-    if (!job || !ht_job_data(job, buf, size))
+    if (!ht_job_bytes(job, lane, root, buf, size, fi))
         return;
     job->file = file_of(fi);
     job->off = (uint64_t)off;
-    ht_job_submit(job);
+    ht_job_submit(job, lane, root);
+}
+
+void ht_hop_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    struct ht_hidden_file *file = file_of(fi);
+    enum ht_lane_kind lane = ht_hidden_lane(file, HT_HIDDEN_WRITE, buf, size);
+    ssize_t n;
+
+    if (lane != HT_LANE_NONE) {
+        write_later(req, ino, lane, buf, size, off, fi);
+        return;
+    }
+    n = ht_hidden_is_dense(file) ? ht_hidden_try_write(file, (uint64_t)off, buf, size)
+                                 : ht_hidden_write(file, (uint64_t)off, buf, size);
+    if (n == -EAGAIN)
+        write_later(req, ino, HT_LANE_WRITE, buf, size, off, fi);
+    else
+        reply_written(ht_fuse_of(req), req, file, n);
 }
 
 static void job_command(struct ht_job *job)
@@ -140,6 +156,7 @@ static void job_command(struct ht_job *job)
 void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
                   size_t in_len)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     struct ht_ioctl_line line;
     struct ht_job *job;
     size_t len;
@@ -155,11 +172,11 @@ void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file
         return;
     }
     line.text[len++] = '\n';
-    job = ht_job_new(ht_fuse_of(req), req, job_command);
+    job = ht_job_new(f, req, job_command);
     if (!job || !ht_job_data(job, line.text, len))
         return;
     job->file = file_of(fi);
-    ht_job_submit(job);
+    ht_job_submit(job, ht_hidden_lane(job->file, HT_HIDDEN_WRITE, line.text, len), ht_hidden_root(f->ctl, ino));
 }
 
 static void job_flush(struct ht_job *job)
@@ -167,17 +184,19 @@ static void job_flush(struct ht_job *job)
     ht_reply(job->req, ht_hidden_flush(job->file));
 }
 
-void ht_hop_flush(fuse_req_t req, struct fuse_file_info *fi)
+void ht_hop_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
+    enum ht_lane_kind lane = ht_hidden_lane(file_of(fi), HT_HIDDEN_FLUSH, NULL, 0);
     struct ht_job *job;
 
-    if (!ht_hidden_waits(file_of(fi), HT_HIDDEN_FLUSH)) {
+    if (lane == HT_LANE_NONE) {
         ht_reply(req, ht_hidden_flush(file_of(fi)));
         return;
     }
-    job = ht_job_new(ht_fuse_of(req), req, job_flush);
+    job = ht_job_new(f, req, job_flush);
     if (!job)
         return;
     job->file = file_of(fi);
-    ht_job_submit(job);
+    ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
 }
