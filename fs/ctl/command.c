@@ -6,9 +6,20 @@
 
 #include <stdio.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+/* A step of a path, as far as the caller may go: what is behind a directory that he may not search is as unknown as nothing. */
+static int look_up(struct ht_ctl *c, uint64_t dir, const char *name, const struct ht_caller *caller,
+                   struct stat *out_st)
+{
+    int r = ht_ctl_may_search(c, dir, caller);
+
+    return r ? r : ht_ns_lookup(c->ns, dir, name, out_st);
+}
 
 /* Holds a lookup count on *out_ino. Symbolic links are not followed: a parameter is named by its own path. */
-static int resolve(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd, uint64_t *out_ino)
+static int resolve(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd, const struct ht_caller *caller,
+                   uint64_t *out_ino)
 {
     const char *path = cmd->path;
     size_t left = cmd->path_len;
@@ -20,7 +31,7 @@ static int resolve(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd,
         return -EINVAL;
     while ((r = ht_parse_component(&path, &left, name)) > 0) {
         struct stat st;
-        int found = ht_ns_lookup(c->ns, at, name, &st);
+        int found = look_up(c, at, name, caller, &st);
 
         if (at != dir)
             ht_ns_forget(c->ns, at, 1);
@@ -139,6 +150,22 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
 
 /* ---------------------------------------------------------------- commands */
 
+/* What a command does to a file needs the permission that a program needs to do the same. */
+static int check_file(struct ht_ctl *c, uint64_t ino, const struct ht_command *cmd, const struct ht_caller *caller)
+{
+    switch (cmd->id) {
+    case HT_COMMAND_PREFETCH:
+    case HT_COMMAND_EVICT:
+        return ht_ctl_access(c, ino, R_OK, caller);
+    case HT_COMMAND_APPLY:
+    case HT_COMMAND_RESET:
+    case HT_COMMAND_DROP:
+        return ht_ctl_access(c, ino, W_OK, caller);
+    default:
+        return 0;
+    }
+}
+
 static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
                        const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
@@ -165,9 +192,16 @@ static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const stru
 static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const struct ht_seat *seat,
                          const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
+    struct ht_person person = seat->person;
+    struct ht_caller caller = ht_person_caller(&person);
     uint64_t ino;
-    int r = resolve(c, dir, cmd, &ino);
+    int r = resolve(c, dir, cmd, &caller, &ino);
 
+    if (r == 0) {
+        r = check_file(c, ino, cmd, &caller);
+        if (r)
+            ht_ns_forget(c->ns, ino, 1);
+    }
     if (r) {
         snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
                  r == -EINVAL ? "not a path below this directory" : strerror(-r));
@@ -197,14 +231,21 @@ static int run_on_root(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, co
     }
 }
 
-static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const struct ht_command *cmd,
+                     char err[HT_CTL_ERROR_MAX])
 {
+    const struct ht_caller caller = {.cred = seat->person.cred};
     bool start = cmd->path_len == strlen("start");
     int r;
 
     if (dir != HT_NS_ROOT_INO) {
         snprintf(err, HT_CTL_ERROR_MAX, "a scrub is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root");
         return -EINVAL;
+    }
+    r = ht_ctl_owner(c, dir, &caller);
+    if (r) {
+        snprintf(err, HT_CTL_ERROR_MAX, "a scrub is for root and the owner of the mount's root directory");
+        return r;
     }
     r = start ? ht_store_scrub_start(c->store) : ht_store_scrub_stop(c->store);
     if (r == -EBUSY || r == -ESRCH)
@@ -234,7 +275,7 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
     if (cmd->id == HT_COMMAND_NONE)
         return 0;
     if (cmd->id == HT_COMMAND_SCRUB) {
-        r = run_scrub(c, dir, cmd, err);
+        r = run_scrub(c, dir, seat, cmd, err);
     } else if (cmd->path_len) {
         r = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {

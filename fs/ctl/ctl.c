@@ -307,21 +307,6 @@ struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c)
 
 /* ----------------------------------------------------------------- queries */
 
-enum { GROUPS_MAX = 1024 };
-
-int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller)
-{
-    uint32_t gids[GROUPS_MAX];
-    size_t count;
-
-    if (ht_ns_access(c->ns, ino, mask, caller->cred, NULL, 0) == 0)
-        return 0;
-    if (!caller->groups)
-        return -EACCES;
-    count = caller->groups(caller->ctx, gids, GROUPS_MAX);
-    return ht_ns_access(c->ns, ino, mask, caller->cred, gids, ht_min_u64(count, GROUPS_MAX));
-}
-
 uint32_t ht_ctl_epoch(struct ht_ctl *c)
 {
     return c->epoch;
@@ -414,7 +399,7 @@ bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
 
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
 {
-    int r = ht_ctl_access(c, root, W_OK, caller);
+    int r = ht_ctl_may_steer(c, root, caller);
 
     return r ? r : ht_optim_commit(c->optim, root);
 }

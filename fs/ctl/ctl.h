@@ -59,7 +59,7 @@ struct ht_caller {
     void *ctx;
     int (*process)(void *ctx); /* its number, for messages; 0: unknown; may be NULL */
 };
-/* 0 or -EACCES. mask: R_OK, W_OK, X_OK. */
+/* 0 or -EACCES. mask: R_OK, W_OK, X_OK. -EACCES also for what is gone. */
 int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller) HT_CHECK;
 
 /* ---------------------------------------------------------------- counters */
@@ -108,7 +108,7 @@ void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t 
 int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino) HT_CHECK;
 /* True: fsync of this directory's descriptor is a commit (ht_ctl_commit). */
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);
-/* Boundary and everything below the root durable; -EACCES without write permission on it. WAITS. */
+/* Boundary and everything below the root durable; -EACCES for who may not steer it. WAITS. */
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_CHECK;
 
 #endif

@@ -71,8 +71,9 @@ int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_CHECK
 int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_CHECK;
 
 /* optimizer.c: the word optimizer. */
-int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags) HT_CHECK;
-int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino) HT_CHECK;
+int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
+                     const struct ht_caller *caller) HT_CHECK;
+int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_CHECK;
 /* The configuration an inode's attribute says. -ENODATA, -EINVAL with text in err. */
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
                       char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
@@ -94,10 +95,31 @@ void ht_override_forget_all(struct ht_ctl *c);
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
 int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
 
-/* What an open .hitrain/ctl has claimed, and for which process. Guarded by its conversation. */
+/* permission.c: who may do what. The credentials of a moment, kept: groups and all. -ENOMEM */
+struct ht_person {
+    struct ht_cred cred;
+    uint32_t *gids;
+    size_t gid_count;
+};
+int ht_person_init(struct ht_person *p, const struct ht_caller *caller) HT_CHECK;
+void ht_person_free(struct ht_person *p);
+/* Valid as long as p. */
+struct ht_caller ht_person_caller(struct ht_person *p);
+/* 0, or -EPERM: neither the owner nor root. */
+int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_CHECK;
+/* 0, or -EACCES: no write permission on the model root, or not the owner where it is sticky. */
+int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_CHECK;
+/* May the caller look for a name in it? 0, -EACCES, -ENOTDIR. */
+int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_CHECK;
+
+/* Could the caller come upon this directory by listing those above it? */
+bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller);
+
+/* Who has opened a .hitrain/ctl, and what that descriptor has claimed. Guarded by its conversation. */
 struct ht_seat {
     uint64_t root, claim; /* 0: none */
     int process;
+    struct ht_person person;
 };
 
 /* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
@@ -124,7 +146,7 @@ int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
 bool ht_figures_known(const char *word);
 /* All of them as key=value lines. */
 int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_CHECK;
-/* OpenMetrics text: of one root, or (root 0) of the store and all its roots. */
-int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out) HT_CHECK;
+/* OpenMetrics text: of one root, or (root 0) of the store and all its roots that the caller may know of. */
+int ht_figures_metrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out) HT_CHECK;
 
 #endif

@@ -378,6 +378,7 @@ struct root_figures {
 
 struct root_list {
     struct ht_ctl *ctl;
+    const struct ht_caller *caller;
     struct ht_buf found; /* struct root_figures, one after the other */
     unsigned count;
 };
@@ -408,6 +409,14 @@ static int add_root(void *ctx, uint64_t ino)
     ht_buf_put(&list->found, &r, sizeof(r));
     list->count += !list->found.err;
     return list->found.err;
+}
+
+/* A path says what is in directories that not everybody may look into. */
+static int add_if_known(void *ctx, uint64_t ino)
+{
+    const struct root_list *list = ctx;
+
+    return ht_ctl_may_find(list->ctl, ino, list->caller) ? add_root(ctx, ino) : 0;
 }
 
 static void metric_head(const struct row *row, struct ht_buf *out)
@@ -445,11 +454,11 @@ static void metric_store(const struct row *row, const struct figures *f, struct 
                   (unsigned long long)value_of(row, f));
 }
 
-int ht_figures_metrics(struct ht_ctl *c, uint64_t root, struct ht_buf *out)
+int ht_figures_metrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
 {
-    struct root_list list = {.ctl = c, .found = HT_BUF_INIT};
+    struct root_list list = {.ctl = c, .caller = caller, .found = HT_BUF_INIT};
     struct figures f;
-    int r = root ? add_root(&list, root) : ht_ns_roots(c->ns, add_root, &list);
+    int r = root ? add_root(&list, root) : ht_ns_roots(c->ns, add_if_known, &list);
 
     if (r == 0 && !root)
         r = gather(c, HT_FIGURES_STORE, 0, 0, &f);

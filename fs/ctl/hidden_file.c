@@ -92,20 +92,31 @@ static int open_talk(struct ht_hidden_file *f, const struct ht_caller *caller)
     f->talk = calloc(1, sizeof(*f->talk));
     if (!f->talk)
         return -ENOMEM;
+    if (ht_person_init(&f->talk->seat.person, caller)) {
+        free(f->talk);
+        return -ENOMEM;
+    }
     f->talk->seat.process = caller->process ? caller->process(caller->ctx) : 0;
     ht_mutex_init(&f->talk->lock, HT_LOCK_TALK);
     return 0;
 }
 
-static int open_stats(struct ht_hidden_file *f)
+static int open_stats(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     uint64_t base = ht_hidden_base(f->ino);
     struct ht_ns_tensor t;
+    struct ht_person person;
+    struct ht_caller known;
     int r = ht_ns_tensor(f->ctl->ns, base, &t);
 
+    if (r == 0)
+        r = ht_person_init(&person, caller);
     if (r)
         return r;
-    return ht_figures_metrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &f->text);
+    known = ht_person_caller(&person);
+    r = ht_figures_metrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &known, &f->text);
+    ht_person_free(&person);
+    return r;
 }
 
 static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -119,7 +130,7 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     case HT_HIDDEN_CTL:
         return open_talk(f, caller);
     case HT_HIDDEN_STATS:
-        return open_stats(f);
+        return open_stats(f, caller);
     case HT_HIDDEN_EVENTS:
         return ht_event_feed_open(f->ctl, &f->feed);
     default:
@@ -152,14 +163,24 @@ static int check_events(struct ht_ctl *c, uint64_t ino, const struct ht_caller *
     return caller->cred.uid == 0 || caller->cred.uid == st.st_uid ? 0 : -EACCES;
 }
 
+static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller)
+{
+    uint64_t ruler = ht_hidden_ruler(c, ino);
+    enum ht_hidden_kind kind = ht_hidden_kind(ino);
+    int r = ht_ctl_access(c, ruler, access_mask(kind, flags), caller);
+
+    if (r == 0 && kind == HT_HIDDEN_EVENTS)
+        r = check_events(c, ino, caller);
+    if (r == 0 && kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, ruler))
+        r = ht_ctl_may_steer(c, ruler, caller);
+    return r;
+}
+
 int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
                    struct ht_hidden_file **out)
 {
     struct ht_hidden_file *f;
-    int r = ht_ctl_access(c, ht_hidden_ruler(c, ino), access_mask(ht_hidden_kind(ino), flags), caller);
-
-    if (r == 0 && ht_hidden_kind(ino) == HT_HIDDEN_EVENTS)
-        r = check_events(c, ino, caller);
+    int r = check_open(c, ino, flags, caller);
 
     if (r)
         return r;
@@ -202,6 +223,7 @@ void ht_hidden_release(struct ht_hidden_file *f)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
     if (f->talk) {
         ht_seat_leave(f->ctl, &f->talk->seat);
+        ht_person_free(&f->talk->seat.person);
         ht_mutex_destroy(&f->talk->lock);
         ht_buf_free(&f->talk->results);
         free(f->talk);

@@ -32,6 +32,30 @@ struct new_root {
     const struct ht_optim_config *config;
 };
 
+/* Everything below a model root goes back and forth with its steps. */
+static int check_owner(struct ht_ctl *c, uint64_t ino, const char *what, const struct ht_caller *caller)
+{
+    int r = ht_ctl_owner(c, ino, caller);
+
+    if (r == -EPERM)
+        ht_problem_set(c, ino, "cannot %s a model root: only the owner of the directory may, or root", what);
+    return r;
+}
+
+/* The first that is another's lies in directories that are all the caller's: he may know its name. */
+static void tell_foreign(struct ht_ctl *c, uint64_t ino, uint64_t foreign)
+{
+    char path[160] = "";
+    struct stat st = {0};
+    int r = ht_ns_getattr(c->ns, foreign, &st);
+
+    ht_ns_path(c->ns, foreign, path, sizeof(path));
+    if (r == 0)
+        ht_problem_set(c, ino,
+                       "cannot become a model root: %s belongs to user %u; move it away, or let root make the model",
+                       path, st.st_uid);
+}
+
 static int add_in_tx(void *ctx, struct ht_tx *tx)
 {
     struct new_root *n = ctx;
@@ -76,13 +100,20 @@ static const char *why_no_root(int error)
     }
 }
 
-static int make_root(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config)
+static int make_root(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config,
+                     const struct ht_caller *caller)
 {
     struct new_root n = {c, ino, config};
-    int r = ht_ns_root_make(c->ns, ino, text, add_in_tx, &n);
+    struct ht_ns_claimant by = {.uid = caller->cred.uid};
+    int r = check_owner(c, ino, "become", caller);
 
+    if (r)
+        return r;
+    r = ht_ns_root_make(c->ns, ino, text, &by, add_in_tx, &n);
     if (r == -EINVAL)
         tell_nested(c, ino);
+    else if (r == -EPERM)
+        tell_foreign(c, ino, by.foreign);
     else if (r)
         ht_problem_set(c, ino, "cannot become a model root: %s", why_no_root(r));
     return r;
@@ -137,7 +168,8 @@ static int set_override(struct ht_ctl *c, uint64_t root, uint64_t ino, const cha
     return r ? r : ht_override_set(c, root, ino, text, flags);
 }
 
-static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t, bool dir, const char *text, int flags)
+static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t, bool dir, const char *text, int flags,
+                   const struct ht_caller *caller)
 {
     struct ht_optim_config config;
     char err[HT_OPTIM_ERROR_MAX];
@@ -148,10 +180,11 @@ static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t,
     }
     if (!dir)
         return ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags);
-    return t->is_root ? change_root(c, ino, text, &config) : make_root(c, ino, text, &config);
+    return t->is_root ? change_root(c, ino, text, &config) : make_root(c, ino, text, &config, caller);
 }
 
-static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text, int flags)
+static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text, int flags,
+                      const struct ht_caller *caller)
 {
     struct ht_ns_tensor t;
     int r = ht_ns_tensor(c->ns, ino, &t);
@@ -160,7 +193,8 @@ static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text
         r = refuse_flags(c, ino, flags);
     if (r)
         return r;
-    r = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags) : set_own(c, ino, &t, dir, text, flags);
+    r = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags)
+                             : set_own(c, ino, &t, dir, text, flags, caller);
     if (r == 0) {
         ht_problem_clear(c, ino);
         ht_ctl_changed(c);
@@ -168,7 +202,8 @@ static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text
     return r;
 }
 
-int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags)
+int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
+                     const struct ht_caller *caller)
 {
     char text[HT_OPTIM_CONFIG_TEXT_MAX];
     struct stat st;
@@ -186,7 +221,7 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return refuse_text(c, ino, "only directories and regular files can carry one");
     ht_mutex_lock(&c->root_lock);
-    r = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags);
+    r = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags, caller);
     ht_mutex_unlock(&c->root_lock);
     return r;
 }
@@ -215,11 +250,14 @@ static void tell_not_ended(struct ht_ctl *c, uint64_t ino, int error)
     ht_problem_set(c, ino, "cannot stop being a model root: %s", st.error[0] ? st.error : strerror(-error));
 }
 
-static int end_root(struct ht_ctl *c, uint64_t ino)
+static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct new_root n = {c, ino, NULL};
-    int r = ht_optim_root_end(c->optim, ino, unmake, &n);
+    int r = check_owner(c, ino, "stop being", caller);
 
+    if (r)
+        return r;
+    r = ht_optim_root_end(c->optim, ino, unmake, &n);
     if (r)
         tell_not_ended(c, ino, r);
     else
@@ -227,7 +265,7 @@ static int end_root(struct ht_ctl *c, uint64_t ino)
     return r;
 }
 
-int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino)
+int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct ht_ns_tensor t;
     int r = ht_ns_tensor(c->ns, ino, &t);
@@ -236,7 +274,7 @@ int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino)
         return r;
     ht_mutex_lock(&c->root_lock);
     if (t.is_root)
-        r = end_root(c, ino);
+        r = end_root(c, ino, caller);
     else
         r = t.root ? set_override(c, t.root, ino, NULL, 0) : ht_ns_removexattr(c->ns, ino, word);
     ht_mutex_unlock(&c->root_lock);

@@ -85,11 +85,33 @@ static int check_one_of(const struct request *q, const char *const *allowed, cha
     return -EINVAL;
 }
 
+static int check_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    int r = ht_ctl_owner(q->ctl, q->ino, q->caller);
+
+    if (r == -EPERM)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s: only the owner may change it, or root", q->name + strlen(HT_XATTR_PREFIX));
+    return r;
+}
+
+/*
+ * On a directory it says what becomes of files that others make there: scratch ones are lost at unmount, synced or not. On a file it takes no more
+ * than truncating it does.
+ */
+static int check_class_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct stat st;
+    int r = ht_ns_getattr(q->ctl->ns, q->ino, &st);
+
+    return r ? r : S_ISDIR(st.st_mode) ? check_owner(q, err) : 0;
+}
+
 static int check_class(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     static const char *const allowed[] = {"durable", "scratch", NULL};
+    int r = check_one_of(q, allowed, err);
 
-    return check_one_of(q, allowed, err);
+    return r ? r : check_class_owner(q, err);
 }
 
 static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
@@ -97,19 +119,6 @@ static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
     static const char *const allowed[] = {"", "dram", "fast", "capacity", NULL};
 
     return check_one_of(q, allowed, err);
-}
-
-static int check_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
-{
-    struct stat st;
-    int r = ht_ns_getattr(q->ctl->ns, q->ino, &st);
-
-    if (r)
-        return r;
-    if (q->caller->cred.uid == 0 || q->caller->cred.uid == st.st_uid)
-        return 0;
-    snprintf(err, HT_CTL_ERROR_MAX, "%s: only the owner may set it", q->name + strlen(HT_XATTR_PREFIX));
-    return -EPERM;
 }
 
 static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
@@ -121,6 +130,27 @@ static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
 }
 
 /* ----------------------------------------------------------- special words */
+
+/* What only the owner may set nobody else may take away. */
+static int remove_checked(const struct request *q, int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]))
+{
+    char err[HT_CTL_ERROR_MAX] = "";
+    int r = check(q, err);
+
+    if (r && err[0])
+        ht_problem_set(q->ctl, q->ino, "%s", err);
+    return r ? r : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
+}
+
+static int remove_class(const struct request *q)
+{
+    return remove_checked(q, check_class_owner);
+}
+
+static int remove_pin(const struct request *q)
+{
+    return remove_checked(q, check_owner);
+}
 
 /* What ht_optim's configuration, changes of dtype and the like mean for open files: ask again. */
 static int set_dtype(const struct request *q)
@@ -154,12 +184,12 @@ static int set_pin(const struct request *q)
 
 static int set_optimizer(const struct request *q)
 {
-    return ht_optimizer_set(q->ctl, q->ino, q->value, q->len, q->flags);
+    return ht_optimizer_set(q->ctl, q->ino, q->value, q->len, q->flags, q->caller);
 }
 
 static int remove_optimizer(const struct request *q)
 {
-    return ht_optimizer_remove(q->ctl, q->ino);
+    return ht_optimizer_remove(q->ctl, q->ino, q->caller);
 }
 
 /* Of the model root that it belongs to. */
@@ -307,8 +337,8 @@ static const struct word words[] = {
     {"dtype", check_dtype, set_dtype, NULL, remove_dtype, false},
     {"shape", check_shape, NULL, NULL, NULL, false},
     {"grad_dtype", check_grad_dtype, NULL, NULL, NULL, false},
-    {"class", check_class, NULL, NULL, NULL, false},
-    {"pin", check_pin, set_pin, NULL, NULL, false},
+    {"class", check_class, NULL, NULL, remove_class, false},
+    {"pin", check_pin, set_pin, NULL, remove_pin, false},
     {"tier", check_tier, NULL, NULL, NULL, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
     {"step", NULL, set_step, get_step, read_only, true},

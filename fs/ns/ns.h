@@ -214,10 +214,15 @@ int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, 
  * Make a directory a model root: everything at and below it is made durable first, then, in one durable transaction,
  * belongs to scope ino; also_in_tx (may be NULL) adds the optimizer's records, with no ns lock held. The attribute
  * user.hitrain.optimizer = config is set and published with it. -EINVAL: a root above or below; -EBUSY: a hard link
- * that leaves the tree, or a file that is being written all the time; -ENOTDIR. WAITS.
+ * that leaves the tree, or a file that is being written all the time; -ENOTDIR; -EPERM: something below belongs to another user than by's (NULL,
+ * or root: may take in anybody's). WAITS.
  */
-int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
-                    void *ctx) HT_CHECK;
+struct ht_ns_claimant {
+    uint32_t uid;
+    uint64_t foreign; /* out, of -EPERM: one that is another's; all directories between it and ino are the claimant's */
+};
+int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, struct ht_ns_claimant *by,
+                    int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx) HT_CHECK;
 /*
  * The reverse; the caller has committed, and keeps everybody from beginning a step until this returns. All below ino is published in
  * one durable transaction; also_in_tx (may be NULL) takes out the optimizer's records, with no ns lock held. What can be refused is refused

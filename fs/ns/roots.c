@@ -112,6 +112,18 @@ static int collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
     return rc;
 }
 
+/* Members are in the order of their depth: of the first that is another's all directories above it are the claimant's. */
+static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by)
+{
+    for (size_t n = 0; by != NULL && by->uid != 0 && n < m->count; n++) {
+        if (m->inodes[n]->cur.uid == by->uid)
+            continue;
+        by->foreign = m->inodes[n]->ino;
+        return -EPERM;
+    }
+    return 0;
+}
+
 /* A root below: -EINVAL. A name outside the tree, of which all members are marked: -EBUSY. */
 static int check_tree(const struct ht_ns_members *m)
 {
@@ -133,6 +145,7 @@ struct root_change {
     const char *config;
     int (*also)(void *ctx, struct ht_tx *tx);
     void *ctx;
+    struct ht_ns_claimant *by;
     uint64_t busy; /* out: the object that was not ready */
 };
 
@@ -231,6 +244,8 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c)
     if (rc == 0)
         rc = collect_tree(&m, i);
     if (rc == 0)
+        rc = check_owners(&m, c->by);
+    if (rc == 0)
         rc = check_tree(&m);
     if (rc == 0)
         rc = turn_into_root(op, i, &m, c);
@@ -254,13 +269,13 @@ static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
     return rc;
 }
 
-int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, int (*also_in_tx)(void *ctx, struct ht_tx *tx),
-                    void *ctx)
+int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, struct ht_ns_claimant *by,
+                    int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
 {
     int rc = strlen(config) > HT_XATTR_VALUE_BYTES_MAX ? -E2BIG : -EBUSY;
 
     for (int tries = 0; rc == -EBUSY && tries < TRIES_MAX; tries++) {
-        struct root_change c = {.ino = ino, .config = config, .also = also_in_tx, .ctx = ctx};
+        struct root_change c = {.ino = ino, .config = config, .also = also_in_tx, .ctx = ctx, .by = by};
         struct ht_ns_op op;
         size_t bytes;
         rc = ht_store_commit(ns->store);

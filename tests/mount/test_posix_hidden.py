@@ -50,7 +50,6 @@ STEERING = {
     'fsync': sync,
     'step': lambda root: os.setxattr(root, 'user.hitrain.step', b'7'),
     'optimizer': lambda root: os.setxattr(root, 'user.hitrain.optimizer', b'adamw lr=0.1'),
-    'remove optimizer': lambda root: os.removexattr(root, 'user.hitrain.optimizer'),
     'error': lambda root: os.setxattr(root, 'user.hitrain.error', b''),
 }
 

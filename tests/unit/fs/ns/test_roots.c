@@ -124,18 +124,43 @@ START_TEST(roots_do_not_nest_and_links_do_not_leave)
     uint64_t out, in;
 
     new_tree();
-    FAILS(ht_ns_root_make(w.ns, d, "adamw", NULL, NULL), EINVAL);
-    FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, NULL), EINVAL);
-    FAILS(ht_ns_root_make(w.ns, ROOT, "adamw", NULL, NULL), EINVAL);
-    FAILS(ht_ns_root_make(w.ns, f, "adamw", NULL, NULL), ENOTDIR);
+    FAILS(ht_ns_root_make(w.ns, d, "adamw", NULL, NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_make(w.ns, ROOT, "adamw", NULL, NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_make(w.ns, f, "adamw", NULL, NULL, NULL), ENOTDIR);
     out = make_dir(&w, ROOT, "out");
     in = make_file(&w, out, "in");
     OK(ht_ns_link(w.ns, in, out, "second", &st));
     OK(ht_ns_link(w.ns, in, ROOT, "outside", &st));
-    FAILS(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL), EBUSY);
+    FAILS(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL), EBUSY);
     OK(ht_ns_unlink(w.ns, ROOT, "outside"));
-    OK(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL));
+    OK(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL));
     FAILS(ht_ns_root_unmake(w.ns, d, NULL, NULL), EINVAL);
+    world_free(&w);
+}
+END_TEST
+
+START_TEST(a_root_takes_in_only_what_is_its_makers)
+{
+    struct ht_ns_claimant by = {.uid = 1000};
+    struct stat st, chown = {.st_uid = 7, .st_gid = 7};
+    uint64_t mine, theirs, deep;
+
+    world_new(&w);
+    mine = make_dir(&w, ROOT, "mine");
+    theirs = make_dir(&w, mine, "theirs");
+    deep = make_file(&w, theirs, "deep");
+    OK(ht_ns_setattr(w.ns, theirs, HT_SET_UID, &chown, &st));
+    OK(ht_ns_setattr(w.ns, deep, HT_SET_UID, &chown, &st));
+    by.uid = attributes(&w, mine).st_uid;
+    FAILS(ht_ns_root_make(w.ns, mine, "adamw", &by, NULL, NULL), EPERM);
+    ck_assert_uint_eq(by.foreign, theirs);
+    by.uid = 7;
+    FAILS(ht_ns_root_make(w.ns, mine, "adamw", &by, NULL, NULL), EPERM);
+    ck_assert_uint_eq(by.foreign, mine);
+    world_check(&w);
+    by.uid = 0;
+    OK(ht_ns_root_make(w.ns, mine, "adamw", &by, NULL, NULL));
     world_free(&w);
 }
 END_TEST
@@ -164,7 +189,7 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
 
     new_tree();
     OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
-    FAILS(ht_ns_root_make(w.ns, root, "adamw", also_in_tx, &a), ENOSPC);
+    FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, also_in_tx, &a), ENOSPC);
     world_check(&w);
     OK(ht_ns_tensor(w.ns, f, &t));
     ck_assert_uint_eq(t.root, 0);
@@ -174,7 +199,7 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
     OK(ht_ns_tensor(w.ns, root, &t));
     ck_assert(!t.is_root);
     a.rc = 0;
-    OK(ht_ns_root_make(w.ns, root, "adamw", also_in_tx, &a));
+    OK(ht_ns_root_make(w.ns, root, "adamw", NULL, also_in_tx, &a));
     ck_assert_uint_eq(a.calls, 2);
     change_everything();
     abort_root(&w, root, NULL, NULL);
@@ -676,6 +701,7 @@ int main(void)
     const TTest *const tests[] = {
         a_directory_becomes_a_root_and_stays_one,
         roots_do_not_nest_and_links_do_not_leave,
+        a_root_takes_in_only_what_is_its_makers,
         a_root_that_is_refused_leaves_nothing,
         a_file_that_is_written_does_not_keep_a_root_from_ending,
         content_that_is_dirty_may_leave_a_scope,

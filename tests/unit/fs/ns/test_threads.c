@@ -148,7 +148,7 @@ static void step_the_root(unsigned round)
 
     if (round % 7 == 3) {
         OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
-        int rc = ht_ns_root_make(w.ns, root, "adamw", NULL, NULL);
+        int rc = ht_ns_root_make(w.ns, root, "adamw", NULL, NULL, NULL);
         ck_assert(rc == 0 || rc == -EBUSY); /* links across may have been made meanwhile */
     }
     if (round % 2 == 0) {

@@ -207,7 +207,7 @@ static UNUSED void expect_xattr(struct world *w, uint64_t ino, const char *name,
 
 static UNUSED void make_root(struct world *w, uint64_t ino)
 {
-    OK(ht_ns_root_make(w->ns, ino, "adamw", NULL, NULL));
+    OK(ht_ns_root_make(w->ns, ino, "adamw", NULL, NULL, NULL));
 }
 
 /* As the optimizer commits and aborts. */

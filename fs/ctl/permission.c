@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * permission.c - who may do what, beyond what the kernel checks by the mode of the file. The table for users is in hitrain(8),
+ * PERMISSIONS; each of its rows has a test (tests/mount/test_permissions.py).
+ *
+ * A model root takes everything below it into its steps: whoever may steer it decides what of that is kept. So making and ending one
+ * is its owner's, and nobody else's files may be taken in.
+ *
+ * Commands run with the credentials of the process that opened .hitrain/ctl. A privileged program that writes to a descriptor it
+ * inherited does not lend its rights to whoever opened it.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { GROUPS_MAX = 1024 };
+
+/* ------------------------------------------------------------- credentials */
+
+int ht_person_init(struct ht_person *p, const struct ht_caller *caller)
+{
+    uint32_t gids[GROUPS_MAX];
+    size_t count = caller->groups ? ht_min_u64(caller->groups(caller->ctx, gids, GROUPS_MAX), GROUPS_MAX) : 0;
+
+    *p = (struct ht_person){.cred = caller->cred};
+    if (!count)
+        return 0;
+    p->gids = malloc(count * sizeof(*p->gids));
+    if (!p->gids)
+        return -ENOMEM;
+    memcpy(p->gids, gids, count * sizeof(*p->gids));
+    p->gid_count = count;
+    return 0;
+}
+
+void ht_person_free(struct ht_person *p)
+{
+    free(p->gids);
+    p->gids = NULL;
+    p->gid_count = 0;
+}
+
+static size_t groups_of(void *ctx, uint32_t *gids, size_t cap)
+{
+    const struct ht_person *p = ctx;
+    size_t count = ht_min_u64(p->gid_count, cap);
+
+    if (count)
+        memcpy(gids, p->gids, count * sizeof(*gids));
+    return count;
+}
+
+struct ht_caller ht_person_caller(struct ht_person *p)
+{
+    return (struct ht_caller){.cred = p->cred, .groups = groups_of, .ctx = p};
+}
+
+/* ---------------------------------------------------------------- verdicts */
+
+int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller)
+{
+    uint32_t gids[GROUPS_MAX];
+    size_t count;
+
+    if (ht_ns_access(c->ns, ino, mask, caller->cred, NULL, 0) == 0)
+        return 0;
+    if (!caller->groups)
+        return -EACCES;
+    count = caller->groups(caller->ctx, gids, GROUPS_MAX);
+    return ht_ns_access(c->ns, ino, mask, caller->cred, gids, ht_min_u64(count, GROUPS_MAX));
+}
+
+static bool is_owner(const struct stat *st, const struct ht_caller *caller)
+{
+    return caller->cred.uid == 0 || caller->cred.uid == st->st_uid;
+}
+
+int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
+{
+    struct stat st;
+    int r = ht_ns_getattr(c->ns, ino, &st);
+
+    return r ? r : is_owner(&st, caller) ? 0 : -EPERM;
+}
+
+int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
+{
+    struct stat st;
+    int r = ht_ns_getattr(c->ns, root, &st);
+
+    if (r == 0)
+        r = ht_ctl_access(c, root, W_OK, caller);
+    if (r)
+        return r;
+    return (st.st_mode & S_ISVTX) && !is_owner(&st, caller) ? -EACCES : 0;
+}
+
+bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller)
+{
+    uint64_t up;
+
+    for (; dir != HT_NS_ROOT_INO; dir = up) {
+        up = ht_ns_parent(c->ns, dir);
+        if (!up || ht_ctl_access(c, up, R_OK | X_OK, caller))
+            return false;
+    }
+    return true;
+}
+
+/* As the kernel goes through a path: what is no directory first, then the right to look into it. */
+int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller)
+{
+    struct stat st;
+    int r = ht_ns_getattr(c->ns, dir, &st);
+
+    if (r)
+        return r;
+    return S_ISDIR(st.st_mode) ? ht_ctl_access(c, dir, X_OK, caller) : -ENOTDIR;
+}

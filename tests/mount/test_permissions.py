@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what: each row of PERMISSIONS in hitrain(8), by the user who may and by users who may not.
+
+The users share a group. It is the first group of none of them, so that supplementary groups decide.
+"""
+import errno
+import os
+import re
+
+import numpy as np
+import pytest
+
+from calls import as_user, fails, sync
+from conftest import ROOT
+from handed import steer as by_ioctl
+from test_roots import command, put_gradient, refused, word
+
+OWNER, MEMBER, STRANGER, GROUP = 2001, 2002, 2003, 3000
+ELEMENTS = 1024
+SGD = 'sgd lr=1'
+
+
+def run_as(user, fn):
+    return as_user(fn, user, user, () if user == STRANGER else (GROUP,))
+
+
+def may(user, fn, *args):
+    return run_as(user, lambda: fn(*args))
+
+
+def may_not(error, user, fn, *args):
+    with fails(error):
+        run_as(user, lambda: fn(*args))
+
+
+def owned(path, user, mode):
+    os.chown(path, user, GROUP)
+    os.chmod(path, mode)
+    return path
+
+
+def directory(path, user, mode=0o2775):
+    path.mkdir()
+    return owned(path, user, mode)
+
+
+def tensor(path, user, mode=0o664):
+    path.write_bytes(bytes(4 * ELEMENTS))
+    return owned(path, user, mode)
+
+
+def remove(path, name):
+    os.removexattr(path, 'user.hitrain.' + name)
+
+
+def answer(path, line):
+    """Of one command; what is refused at open is an OSError."""
+    return command(path, line)[0]
+
+
+@pytest.fixture
+def shared(mnt):
+    """A project directory in which the members of the group write."""
+    os.chmod(mnt, 0o755)
+    return directory(mnt / 'shared', OWNER)
+
+
+@pytest.fixture
+def model(shared):
+    """The owner's model: w is everybody's of the group, own and private/own are the owner's."""
+    m = directory(shared / 'model', OWNER)
+    word(m, 'dtype', 'f32')
+    for name in 'w', 'own':
+        tensor(m / name, OWNER)
+    os.chmod(m / 'own', 0o600)
+    directory(m / 'private', OWNER, 0o700)
+    tensor(m / 'private' / 'own', OWNER, 0o666)
+    may(OWNER, word, m, 'optimizer', SGD)
+    return m
+
+
+ROWS = {}
+
+
+def row(*names):
+    """The test of these rows of the manual."""
+    def mark(test):
+        ROWS.update(dict.fromkeys(names, test))
+        return test
+    return mark
+
+
+def test_every_row_of_the_manual_has_a_test():
+    text = (ROOT / 'mount-helpers/man/hitrain.8').read_text()
+    section = re.search(r'^\.SH PERMISSIONS\n(.*?)^\.SH', text, re.M | re.S).group(1)
+    heads = re.findall(r'^\.TP\n\.IR? (.*)$', section, re.M)
+    names = [re.sub(r'^"|"$', '', n) for head in heads for n in re.split(r'"? ", " "?', head)]
+    assert len(names) > 15 and sorted(names) == sorted(ROWS)
+
+
+# -------------------------------------------------------------- model roots
+
+@row('make a model root')
+def test_a_model_is_made_by_the_owner_of_all_of_it(shared):
+    d = directory(shared / 'd', OWNER)
+    may_not(errno.EPERM, MEMBER, word, d, 'optimizer', SGD)
+    assert 'only the owner' in word(d, 'error')
+    theirs = directory(d / 'theirs', MEMBER, 0o700)
+    tensor(theirs / 'private', MEMBER, 0o600)
+    may_not(errno.EPERM, OWNER, word, d, 'optimizer', SGD)
+    assert f'd/theirs belongs to user {MEMBER}' in word(d, 'error')
+    with pytest.raises(OSError):
+        remove(d, 'optimizer')
+    word(d, 'optimizer', SGD)  # root may
+    other = directory(shared / 'other', OWNER)
+    tensor(other / 'f', OWNER)
+    may(OWNER, word, other, 'optimizer', SGD)
+
+
+@row('end a model root')
+def test_a_model_is_ended_by_its_owner(model):
+    put_gradient(model, 'w', np.ones(ELEMENTS, 'f4'))
+    sync(model)
+    may_not(errno.EPERM, MEMBER, remove, model, 'optimizer')
+    assert 'only the owner' in word(model, 'error') and word(model, 'step') == '1'
+    may_not(errno.EACCES, STRANGER, remove, model, 'optimizer')
+    may(OWNER, remove, model, 'optimizer')
+    refused(errno.ENODATA, word, model, 'step')
+
+
+@row('steer')
+def test_steering_needs_write_permission_on_the_root(model):
+    steps = ['step', 'commit', 'abort', 'wait', 'claim me']
+    for line in steps:
+        assert may(MEMBER, answer, model, line) == 'ok'
+        may_not(errno.EACCES, STRANGER, answer, model, line)
+    os.chmod(model, 0o3775)
+    for line in steps:
+        assert may(OWNER, answer, model, line) == 'ok'
+        may_not(errno.EACCES, MEMBER, answer, model, line)
+    os.chmod(model, 0o2755)
+    may_not(errno.EACCES, MEMBER, answer, model, 'abort')
+    may_not(errno.EACCES, MEMBER, answer, model / 'private', 'abort')
+
+
+def test_an_ioctl_is_a_command(model):
+    def steer():
+        fd = os.open(model / '.hitrain/ctl', os.O_RDWR)
+        try:
+            by_ioctl(fd, 'step')
+        finally:
+            os.close(fd)
+
+    may(MEMBER, steer)
+    may_not(errno.EACCES, STRANGER, steer)
+    assert word(model, 'step') == '0'  # none was open
+
+
+@row('fsync of a model root')
+def test_fsync_of_a_root_is_steering(model):
+    put_gradient(model, 'w', np.ones(ELEMENTS, 'f4'))
+    may_not(errno.EACCES, STRANGER, sync, model)
+    assert word(model, 'durable_step') == '0'
+    os.chmod(model, 0o3775)
+    may_not(errno.EACCES, MEMBER, sync, model)
+    os.chmod(model, 0o2775)
+    may(MEMBER, sync, model)
+    assert word(model, 'durable_step') == '1'
+
+
+@row('change words')
+def test_words_are_changed_by_those_who_may_write(model):
+    may(MEMBER, word, model, 'optimizer', 'sgd lr=2')
+    may(MEMBER, word, model / 'w', 'optimizer', 'sgd lr=3')
+    for path in model, model / 'w':
+        may_not(errno.EACCES, STRANGER, word, path, 'optimizer', 'sgd lr=4')
+    may_not(errno.EACCES, MEMBER, word, model / 'own', 'optimizer', 'sgd lr=4')
+    sub = directory(model / 'sub', OWNER, 0o755)
+    may_not(errno.EACCES, MEMBER, word, sub, 'optimizer', 'sgd lr=4')
+    os.chmod(model, 0o3775)
+    may_not(errno.EPERM, MEMBER, word, model, 'optimizer', 'sgd lr=4')
+    may(OWNER, word, model, 'optimizer', 'sgd lr=5')
+
+
+# ----------------------------------------------------------------- commands
+
+@row('apply P', 'reset P', 'drop P')
+def test_commands_on_a_parameter_need_write_permission_on_it(model):
+    for d, name in (model, 'w'), (model / 'private', 'own'):
+        put(d, name)
+    sync(model)
+    for line in 'apply', 'reset', 'drop':
+        assert may(MEMBER, answer, model, f'{line} w') == 'ok'
+        assert may(MEMBER, answer, model, f'{line} own').startswith('error: EACCES')
+        assert may(MEMBER, answer, model, f'{line} private/own').startswith('error: EACCES')
+        assert may(OWNER, answer, model, f'{line} private/own') == 'ok'
+        may_not(errno.EACCES, STRANGER, answer, model, f'{line} w')
+
+
+@row('wait P')
+def test_waiting_for_a_parameter_needs_the_way_to_it(model):
+    assert may(MEMBER, answer, model, 'wait own') == 'ok'
+    assert may(MEMBER, answer, model, 'wait private/own').startswith('error: EACCES')
+    may_not(errno.EACCES, STRANGER, answer, model, 'wait w')
+
+
+@row('prefetch P', 'evict P')
+def test_residence_is_for_those_who_may_read(mnt, model, shared):
+    os.chmod(mnt, 0o777)
+    for line in 'prefetch', 'evict':
+        assert may(MEMBER, answer, model, f'{line} w') == 'ok'
+        assert may(MEMBER, answer, model, f'{line} own').startswith('error: EACCES')
+        assert may(STRANGER, answer, mnt, f'{line} shared/model/w') == 'ok'
+        assert may(STRANGER, answer, mnt, f'{line} shared/model/own').startswith('error: EACCES')
+        for name in 'own', 'nothing', 'own/more':  # none of them can be told from the others
+            assert may(MEMBER, answer, model, f'{line} private/{name}') == \
+                f"error: EACCES: 'private/{name}': Permission denied"
+        assert may(MEMBER, answer, model, f'{line} nothing').startswith('error: ENOENT')
+        assert may(MEMBER, answer, model, f'{line} w/more').startswith('error: ENOTDIR')
+    os.chmod(mnt, 0o755)
+    may_not(errno.EACCES, STRANGER, answer, mnt, 'prefetch shared/model/w')
+
+
+def test_a_command_has_the_rights_of_who_opened_ctl(model):
+    """A privileged program that writes to a descriptor it was given lends nothing."""
+    def open_ctl():
+        return os.open(model / '.hitrain/ctl', os.O_RDWR)
+
+    os.setegid(GROUP)
+    os.seteuid(MEMBER)
+    try:
+        fd = open_ctl()
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    try:
+        refused(errno.EACCES, os.write, fd, b'prefetch private/own\n')
+        assert os.read(fd, 4096).startswith(b'error: EACCES')
+    finally:
+        os.close(fd)
+
+
+@row('commit of the store')
+def test_the_store_is_committed_by_those_who_may_write_its_root(mnt, shared):
+    may_not(errno.EACCES, STRANGER, answer, mnt, 'commit')
+    os.chmod(mnt, 0o777)
+    assert may(STRANGER, answer, mnt, 'commit') == 'ok'
+
+
+@row('scrub')
+def test_a_scrub_is_the_owners(mnt, shared):
+    os.chmod(mnt, 0o777)
+    for line in 'scrub start', 'scrub stop':
+        assert may(MEMBER, answer, mnt, line).startswith('error: EPERM: a scrub is for root')
+    os.chown(mnt, OWNER, OWNER)
+    assert may(OWNER, answer, mnt, 'scrub start') == 'ok'
+
+
+# ------------------------------------------------------------- hidden files
+
+def put(model, name):
+    put_gradient(model, name, np.ones(ELEMENTS, 'f4'))
+
+
+@row('write a gradient')
+def test_a_gradient_needs_write_permission_on_its_parameter(model):
+    may_not(errno.EACCES, STRANGER, put, model, 'w')
+    may_not(errno.EACCES, MEMBER, put, model, 'own')
+    may_not(errno.EACCES, MEMBER, put, model, 'private/own')
+    may_not(errno.EACCES, MEMBER, put, model / 'private', 'own')
+    may_not(errno.EACCES, STRANGER, open, model / '.hitrain/grad-topk/w', 'wb')
+    may(MEMBER, put, model, 'w')
+    assert np.all(np.fromfile(model / 'w', 'f4') == -1)
+
+
+@row('read state', 'write state')
+def test_state_is_as_readable_and_writable_as_its_parameter(model):
+    remove(model, 'optimizer')
+    may(OWNER, word, model, 'optimizer', 'sgd lr=1 momentum=0.9')
+    for name in 'w', 'own':
+        put_gradient(model, name, np.ones(ELEMENTS, 'f4'))
+    sync(model)
+    state = model / '.hitrain/state'
+
+    def read(name):
+        with open(state / name / 'momentum_buffer', 'rb') as f:
+            return len(f.read())
+
+    def write(name):
+        with open(state / name / 'momentum_buffer', 'r+b', buffering=0) as f:
+            f.write(bytes(8))
+
+    assert may(STRANGER, read, 'w') == 4 * ELEMENTS
+    may_not(errno.EACCES, STRANGER, write, 'w')
+    may(MEMBER, write, 'w')
+    may_not(errno.EACCES, MEMBER, read, 'own')
+    may_not(errno.EACCES, MEMBER, write, 'own')
+
+
+@row('stats')
+def test_figures_need_read_permission_and_name_no_hidden_model(mnt, model, shared):
+    def read(d):
+        return (d / '.hitrain/stats').read_text()
+
+    secret = directory(shared / 'secret', OWNER, 0o700)
+    hidden = directory(secret / 'model', OWNER)
+    word(hidden, 'optimizer', SGD)
+    assert 'shared/model' in may(STRANGER, read, mnt) and 'secret' not in may(STRANGER, read, mnt)
+    assert 'secret/model' in may(OWNER, read, mnt) and 'secret/model' in read(mnt)
+    os.chmod(model, 0o2770)
+    may_not(errno.EACCES, STRANGER, read, model)
+    assert 'hitrain' in may(MEMBER, read, model)
+
+
+@row('events')
+def test_events_are_the_owners(mnt, shared):
+    def read():
+        fd = os.open(mnt / '.hitrain/events', os.O_RDONLY | os.O_NONBLOCK)
+        os.close(fd)
+
+    os.chmod(mnt, 0o777)
+    may_not(errno.EACCES, MEMBER, read)
+    os.chown(mnt, OWNER, OWNER)
+    may(OWNER, read)
+
+
+# --------------------------------------------------------------- attributes
+
+@row('set an attribute')
+def test_attributes_need_write_permission(shared, model):
+    f, d = tensor(shared / 'f', OWNER), directory(shared / 'd', OWNER)
+    for name, value in {'dtype': 'f32', 'grad_dtype': 'f32', 'shape': '1024', 'tier': 'fast', 'error': ''}.items():
+        for path in f, d:
+            may(MEMBER, word, path, name, value)
+            may_not(errno.EACCES, STRANGER, word, path, name, value)
+            may_not(errno.EACCES, MEMBER, word, model / 'own', name, value)
+    empty = owned(shared / 'empty', OWNER, 0o664) if (shared / 'empty').touch() is None else None
+    may_not(errno.EACCES, STRANGER, word, empty, 'class', 'scratch')
+    may(MEMBER, word, empty, 'class', 'scratch')
+    may(MEMBER, word, model, 'step', '5')
+    may_not(errno.EACCES, STRANGER, word, model, 'step', '6')
+    os.chmod(d, 0o3775)
+    may_not(errno.EPERM, MEMBER, word, d, 'dtype', 'f32')
+
+
+@row('class of a directory', 'pin')
+def test_what_costs_others_is_the_owners(shared):
+    f, d = tensor(shared / 'f', OWNER), directory(shared / 'd', OWNER)
+    for path, name, value in (d, 'class', 'scratch'), (f, 'pin', 'dram'):
+        may_not(errno.EPERM, MEMBER, word, path, name, value)
+        assert 'only the owner' in word(path, 'error')
+        may(OWNER, word, path, name, value)
+        may_not(errno.EPERM, MEMBER, remove, path, name)
+        may(OWNER, remove, path, name)
+
+
+@row('read an attribute')
+def test_attributes_are_read_with_read_permission(model):
+    assert may(STRANGER, word, model, 'step') == '0'
+    assert may(STRANGER, word, model / 'w', 'dtype') == 'f32'
+    may_not(errno.EACCES, MEMBER, word, model / 'own', 'dtype')
+    may_not(errno.EACCES, MEMBER, word, model / 'private' / 'own', 'dtype')
