@@ -3,8 +3,11 @@
 import errno
 import os
 import pathlib
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 
 import pytest
 
@@ -22,6 +25,7 @@ PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 LR = 1e-2
+SECONDS_MAX = 120
 
 
 @pytest.fixture
@@ -537,29 +541,35 @@ def test_one_optimizer_steers_a_model(root):
         run(second, other, 2, 3)
 
 
+DYING_TRAINER = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from hitrain_torch import HitrainAdamW
+optimizer = HitrainAdamW([('p', torch.nn.Parameter(torch.zeros(4)))], sys.argv[2])
+child = os.fork()
+if child == 0:  # as a process that loads data
+    signal.pause()
+print(child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def test_a_claim_ends_with_its_process_though_a_child_lives_on(root):
-    import signal
-    import time
-    trainer = os.fork()
-    if trainer == 0:
-        optimizer = HitrainAdamW(parameters().items(), root, lr=LR)
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        (root.parent / 'child').write_text(str(child))
-        os.kill(os.getpid(), signal.SIGKILL)
-        del optimizer
-    os.waitpid(trainer, 0)
-    for _ in range(1000):
+    with subprocess.Popen([sys.executable, '-c', DYING_TRAINER, TOP / 'optim/torch', root], stdout=subprocess.PIPE, text=True) as trainer:
+        child = int(trainer.stdout.readline())
         try:
-            HitrainAdamW(parameters().items(), root, lr=LR, resume=True).close()
-            break
-        except OSError as e:  # the kernel tells of its end a moment later
-            assert e.errno == errno.EBUSY
-            time.sleep(0.02)
-    else:
-        pytest.fail('the claim stayed')
-    os.kill(int((root.parent / 'child').read_text()), signal.SIGKILL)
+            trainer.wait(SECONDS_MAX)
+            end = time.monotonic() + SECONDS_MAX
+            while True:
+                try:
+                    HitrainAdamW([('p', torch.nn.Parameter(torch.zeros(4)))], root, resume=True).close()
+                    break
+                except OSError as e:  # the kernel closes what it had open a moment later
+                    assert e.errno == errno.EBUSY and time.monotonic() < end
+                    time.sleep(0.02)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_model_that_moved_on_elsewhere_is_noticed(root):
