@@ -32,6 +32,8 @@
 enum { HT_FSCK_CLEAN = 0, HT_FSCK_CORRECTED = 1, HT_FSCK_LEFT = 4, HT_FSCK_FAILED = 8, HT_FSCK_USAGE = 16 };
 
 enum { HT_FSCK_PATH_MAX = 4200 };
+/* What --json with repair keeps of problems until the end: some 50,000 of them, or 2,000 with the longest of paths. */
+enum { HT_FSCK_TOLD_BYTES_MAX = 16 << 20 };
 
 /* ---------------------------------------------------------------- problems */
 
@@ -164,7 +166,9 @@ struct ht_fsck {
     /* What is to be repaired. */
     uint64_t repaired, planned; /* problems: done, and to be done when all passes are through */
     struct ht_fsck_told *told;  /* for --json: what was told, until it is known which of it was repaired */
-    size_t told_count, told_cap;
+    size_t told_count, told_cap, told_bytes;
+    size_t last_told;                  /* its place in told, from 1; 0: the last problem is not listed */
+    uint64_t unlisted;                 /* problems of --json that are counted only */
     bool blocked;                      /* something was left that the store cannot be written with */
     bool cut;                          /* the log ends where its longest copy does */
     bool overlaps;                     /* references share space, and at most one of them is right */

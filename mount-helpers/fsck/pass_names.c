@@ -28,5 +28,7 @@ int ht_fsck_pass_names(struct ht_fsck *f)
     f->planned += f->opt.mode != HT_FSCK_CHECK && !f->blocked ? found - c.told : 0;
     if (!f->opt.json)
         fprintf(f->out, "... and %zu more of names\n", found - c.told);
+    else
+        f->unlisted += found - c.told;
     return 0;
 }

@@ -121,21 +121,32 @@ static void put_problem(struct ht_json *j, const struct ht_fsck_told *t, bool re
     ht_json_end(j);
 }
 
-/* Kept until its fate is known; without memory for that it is told as left. */
+/* A copy of t at the end of the list. False: it would be more than is kept, or there is no memory for it. */
+static bool add_told(struct ht_fsck *f, const struct ht_fsck_told *t)
+{
+    size_t bytes = sizeof(*t) + strlen(t->text) + (t->path != NULL ? strlen(t->path) : 0);
+    struct ht_fsck_told copy = *t;
+
+    if (f->told_bytes + bytes > HT_FSCK_TOLD_BYTES_MAX ||
+        ht_fsck_grow((void **)&f->told, &f->told_cap, f->told_count, 1, sizeof(*f->told)) != 0)
+        return false;
+    copy.text = strdup(t->text);
+    copy.path = t->path != NULL ? strdup(t->path) : NULL;
+    if (copy.text == NULL || (copy.path == NULL && t->path != NULL)) {
+        free(copy.text);
+        free(copy.path);
+        return false;
+    }
+    f->told[f->told_count++] = copy;
+    f->told_bytes += bytes;
+    return true;
+}
+
+/* Until its fate is known. The store may have any number of problems: those beyond the bound are counted, not listed. */
 static void keep(struct ht_fsck *f, const struct ht_fsck_told *t)
 {
-    struct ht_fsck_told *copy;
-
-    if (ht_fsck_grow((void **)&f->told, &f->told_cap, f->told_count, 1, sizeof(*f->told)) != 0) {
-        put_problem(&f->json, t, false);
-        return;
-    }
-    copy = &f->told[f->told_count++];
-    *copy = *t;
-    copy->text = strdup(t->text);
-    copy->path = t->path != NULL ? strdup(t->path) : NULL;
-    if (copy->text == NULL)
-        f->told_count--; /* counted, not listed */
+    f->last_told = add_told(f, t) ? f->told_count : 0;
+    f->unlisted += f->last_told == 0;
 }
 
 void ht_fsck_tell_all(struct ht_fsck *f, bool repaired)
@@ -201,8 +212,8 @@ static bool tell(struct ht_fsck *f, const struct row *row, const struct ht_fsck_
         put_problem(&f->json, &t, false);
     else
         keep(f, &t);
-    if (left == NULL && row->part == COPY && f->told_count != 0)
-        f->told[f->told_count - 1].fate = LEFT; /* until ht_fsck_repaired_last */
+    if (left == NULL && row->part == COPY && f->last_told != 0)
+        f->told[f->last_told - 1].fate = LEFT; /* until ht_fsck_repaired_last */
     return left == NULL;
 }
 
@@ -232,6 +243,6 @@ bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text
 void ht_fsck_repaired_last(struct ht_fsck *f)
 {
     f->repaired++;
-    if (f->told_count != 0)
-        f->told[f->told_count - 1].fate = REPAIRED;
+    if (f->last_told != 0)
+        f->told[f->last_told - 1].fate = REPAIRED;
 }

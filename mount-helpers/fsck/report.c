@@ -100,6 +100,7 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_u64(j, "exit", (uint64_t)status);
     ht_json_u64(j, "problems", f->problems);
     ht_json_u64(j, "repaired", f->repaired);
+    ht_json_u64(j, "unlisted", f->unlisted);
     ht_json_u64(j, "objects", f->objects);
     ht_json_u64(j, "chunks", f->item_count);
     ht_json_u64(j, "lost_chunks", f->lost_chunks);

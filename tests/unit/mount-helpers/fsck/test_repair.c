@@ -168,6 +168,42 @@ START_TEST(json_says_of_each_problem_whether_it_was_repaired)
 }
 END_TEST
 
+/* One problem after the other, as of a store of which nothing is right. */
+START_TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
+{
+    enum { PROBLEMS = 20000, TEXT_BYTES = 1500 };
+    struct ht_fsck *f = calloc(1, sizeof(*f));
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    char *text = NULL, *listed, long_text[TEXT_BYTES + 1];
+    size_t text_len = 0;
+    uint64_t count = 0;
+
+    memset(long_text, 'x', TEXT_BYTES);
+    long_text[TEXT_BYTES] = '\0';
+    f->opt = (struct ht_fsck_options){.mode = HT_FSCK_YES, .json = true};
+    f->out = open_memstream(&text, &text_len);
+    ht_json_init(&f->json, f->out);
+    ht_json_array(&f->json, NULL);
+    for (unsigned i = 0; i < PROBLEMS; i++)
+        ck_assert(ht_fsck_problem(f, HT_FSCK_DATA_CSUM, &w, "%s", long_text));
+    ck_assert(ht_fsck_problem(f, HT_FSCK_SB_CSUM, &w, "%s", long_text));
+    ht_fsck_repaired_last(f); /* which is not listed: nor is another one called repaired for it */
+    ht_fsck_tell_all(f, false);
+    ht_json_end(&f->json);
+    fclose(f->out);
+    for (listed = text; (listed = strstr(listed, "\"code\"")) != NULL; listed++)
+        count++;
+    ck_assert_ptr_null(strstr(text, "true"));
+    ck_assert_uint_eq(f->problems, PROBLEMS + 1);
+    ck_assert_uint_eq(count + f->unlisted, PROBLEMS + 1);
+    ck_assert_uint_ge(count, 5000);
+    ck_assert_uint_le(count * TEXT_BYTES, HT_FSCK_TOLD_BYTES_MAX);
+    ht_fsck_told_free(f);
+    free(text);
+    free(f);
+}
+END_TEST
+
 /* Both copies are damaged, in different places: -n says what -p then does, though it changes nothing. */
 START_TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
 {
@@ -366,6 +402,7 @@ int main(void)
     tcase_add_test(t, checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves);
     tcase_add_test(t, preening_keeps_what_reads_wrong_today);
     tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
+    tcase_add_test(t, json_of_a_repair_keeps_a_bounded_number_of_problems);
     tcase_add_test(t, what_needs_a_decision_is_left_by_preening);
     tcase_add_test(t, of_two_that_share_space_the_sound_one_is_kept_with_no_data_too);
     tcase_add_test(t, of_any_two_damages_nothing_is_left);
