@@ -51,6 +51,7 @@ struct ht_journal_config {
     struct ht_journal_start start;
     uint64_t epoch;       /* highest ever used, from the superblock */
     uint64_t durable_seq; /* the superblock's: frames up to there were durable when it was written; 0: not known */
+    bool clean;           /* the superblock's: that was the last frame of its mount, and the log was closed */
     uint8_t host_id[16], boot_id[16];
     struct ht_rings *rings; /* of what the log is part of; or NULL */
     void *ctx;

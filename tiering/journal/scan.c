@@ -16,6 +16,12 @@
  * Otherwise it is damage. Looking behind the end reads the rest of the region once; candidates
  * are verified out of a budget, so that no image makes this take more than a few times the region.
  *
+ * After an orderly unmount there is no need to read that much. The superblock is clean, and the chain ends with the very frame and epoch
+ * that it names. It was written after that frame, as the last thing of its mount, and the next mount makes another superblock durable
+ * before its first frame. So what lies behind can only be of a mount whose superblock this device did not take. Such frames begin right
+ * at the end, with the record of their epoch, and to write over them again their writer has to write over the chain first. CLOSED_LOOK_BYTES
+ * are looked at. After a crash nothing says how far the writer came: all of the region is read then.
+ *
  * A header may claim any length. Memory for a frame grows from FRAME_STEP_BYTES, and doubles only while the records that were read so
  * far are some: each has a header of its own within HT_RECORD_BYTES_MAX, so memory follows what is written.
  */
@@ -25,6 +31,7 @@
 #include <stdlib.h>
 
 #define FRAME_STEP_BYTES ((uint64_t)HT_MIB)
+#define CLOSED_LOOK_BYTES ((uint64_t)(4 * HT_MIB))
 #define UNREADABLE_MAX 16u /* behind the end; after so many blocks nothing more is looked for */
 
 static uint64_t limit_pos(const struct ht_log_scanner *sc)
@@ -204,13 +211,22 @@ static void note_later(struct ht_log_scan *s, const struct ht_frame *f)
     note_durable(s, f);
 }
 
+/* How far to look. */
+static uint64_t look_limit(const struct ht_log_scanner *sc, const struct ht_log_scan *s)
+{
+    const struct ht_journal_config *c = sc->config;
+    bool closed = c->clean && !s->error && s->last_seq == c->durable_seq && s->last_epoch == c->epoch;
+
+    return closed ? ht_min_u64(limit_pos(sc), s->end_pos + CLOSED_LOOK_BYTES) : limit_pos(sc);
+}
+
 static int look_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *s)
 {
-    uint64_t budget_bytes = 2 * sc->config->log_bytes;
+    uint64_t budget_bytes = 2 * sc->config->log_bytes, end = look_limit(sc, s);
     unsigned unreadable = 0;
 
-    ht_log_reader_seek(&sc->reader, copy, s->end_pos, limit_pos(sc));
-    for (uint64_t pos = s->end_pos; pos < limit_pos(sc) && unreadable < UNREADABLE_MAX; pos += HT_BLOCK_BYTES) {
+    ht_log_reader_seek(&sc->reader, copy, s->end_pos, end);
+    for (uint64_t pos = s->end_pos; pos < end && unreadable < UNREADABLE_MAX; pos += HT_BLOCK_BYTES) {
         struct ht_frame f;
         int io_error;
         const uint8_t *block = ht_log_reader_block(&sc->reader, pos, &io_error);

@@ -171,6 +171,7 @@ static struct ht_journal_config journal_config(struct ht_store *s)
         .start = {.pos = s->sb.start_pos, .seq = s->sb.start_seq, .chain = s->sb.start_chain},
         .epoch = s->sb.epoch,
         .durable_seq = s->sb.durable_seq,
+        .clean = s->sb.flags & HT_SUPER_CLEAN,
         .rings = s->rings,
         .ctx = s,
         .replay = replay_record,

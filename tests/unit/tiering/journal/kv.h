@@ -40,7 +40,7 @@ struct kv {
     struct ht_journal *j;
     struct ht_journal_report report;
     struct ht_journal_start start;
-    uint64_t epoch, super_durable;
+    uint64_t epoch, super_durable, super_clean;
     pthread_mutex_t tx_lock;
     struct kv_map map;
     bool inline_compaction;
@@ -97,7 +97,8 @@ static inline uint8_t *kv_bytes(const struct kv *kv, unsigned copy, uint64_t pos
 static inline int kv_super_write(struct kv *kv)
 {
     _Alignas(4096) uint8_t block[4096] = {0};
-    const uint64_t words[] = {KV_MAGIC, kv->start.pos, kv->start.seq, kv->start.chain, kv->epoch, kv->super_durable};
+    const uint64_t words[] = {KV_MAGIC,  kv->start.pos,     kv->start.seq,  kv->start.chain,
+                              kv->epoch, kv->super_durable, kv->super_clean};
 
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++)
         ht_le64_store(block + 8 * i, words[i]);
@@ -114,6 +115,7 @@ static inline void kv_super_read(struct kv *kv)
         .pos = ht_le64_load(block + 8), .seq = ht_le64_load(block + 16), .chain = ht_le64_load(block + 24)};
     kv->epoch = ht_le64_load(block + 32);
     kv->super_durable = ht_le64_load(block + 40);
+    kv->super_clean = ht_le64_load(block + 48);
 }
 
 /* ------------------------------------------------------------- callbacks */
@@ -198,6 +200,7 @@ static inline int kv_open(struct kv *kv, bool force, unsigned missing)
                                   .start = kv->start,
                                   .epoch = kv->epoch,
                                   .durable_seq = kv->super_durable,
+                                  .clean = kv->super_clean,
                                   .ctx = kv,
                                   .replay = kv_replay,
                                   .before_write = kv_before_write,
@@ -215,6 +218,7 @@ static inline int kv_open(struct kv *kv, bool force, unsigned missing)
 static inline int kv_start(struct kv *kv)
 {
     kv->epoch++;
+    kv->super_clean = false;
     kv_claim_all(kv);
     int rc = kv_super_write(kv);
     return rc ? rc : ht_journal_start(kv->j, kv->epoch);
@@ -249,6 +253,7 @@ static inline void kv_unmount(struct kv *kv)
     ht_journal_stats(kv->j, &st);
     ck_assert_uint_le(st.used_bytes, st.log_bytes);
     kv->super_durable = last;
+    kv->super_clean = true;
     ck_assert_int_eq(ht_journal_close(kv->j), 0);
     kv->j = NULL;
     ck_assert_int_eq(kv_super_write(kv), 0);

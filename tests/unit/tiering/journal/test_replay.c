@@ -514,6 +514,26 @@ START_TEST(a_hostile_region_takes_no_longer)
 }
 END_TEST
 
+/* A member that did not take the superblock of the last mount, and its log has the frames of that mount. */
+START_TEST(a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written)
+{
+    uint8_t before[4096];
+    make_log(true);
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    kv_unmount(&kv);
+    ck_assert_int_eq(kv_open(&kv, false, 0), 0);
+    kv_crash(&kv);
+    memcpy(before, ht_dev_ram_data(kv.super), sizeof(before));
+    ck_assert_int_eq(kv_mount(&kv), 0);
+    kv_crash(&kv);
+    memcpy(ht_dev_ram_data(kv.super), before, sizeof(before));
+    ck_assert_int_eq(kv_open(&kv, false, 0), -EUCLEAN);
+    ck_assert_int_eq(kv.report.copy[0].state, HT_LOG_DAMAGED);
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
 static long peak_kib(void)
 {
     struct rusage usage;
@@ -616,6 +636,7 @@ static Suite *suite(void)
     tcase_add_test(t, the_clients_refusal_ends_replay);
     tcase_add_test(t, malformed_frames_are_never_handed_out);
     tcase_add_test(t, a_hostile_region_takes_no_longer);
+    tcase_add_test(t, a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written);
     tcase_add_test(t, memory_follows_what_is_written_not_what_a_header_claims);
     tcase_add_test(t, a_large_empty_log_is_mended_aside_in_little_memory);
     suite_add_tcase(s, t);

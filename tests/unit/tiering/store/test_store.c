@@ -734,6 +734,42 @@ START_TEST(seeking_at_or_beyond_the_end_finds_nothing)
 }
 END_TEST
 
+static uint64_t bytes_read(void)
+{
+    struct ht_dev_counters n;
+    ht_dev_counters(dev, &n);
+    return n.read_bytes;
+}
+
+/* What was written after an orderly unmount is known: nothing. After a crash it is not. */
+START_TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
+{
+    enum { DEVICE_MIB = 4096, LITTLE_BYTES = 32 * MIB };
+    fresh(DEVICE_MIB, false);
+    uint64_t region = ht_store_super(s)->log_bytes, before;
+    ck_assert_uint_gt(region, 2 * LITTLE_BYTES);
+    uint8_t *p = pattern(4096, 1);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint64_t oid = ht_obj_id(o);
+    put_all(o, 0, p, 4096);
+    ht_obj_put(o);
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(ht_store_unmount(s), 0);
+        before = bytes_read();
+        crash(); /* closed in order, that is */
+        ck_assert_uint_lt(bytes_read() - before, LITTLE_BYTES);
+    }
+    before = bytes_read();
+    crash();
+    ck_assert_uint_gt(bytes_read() - before, 2 * region);
+    o = ht_obj_get(s, oid);
+    expect(o, 0, p, 4096);
+    ht_obj_put(o);
+    free(p);
+    done();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("store");
@@ -760,6 +796,7 @@ int main(void)
     tcase_add_test(tc, waiting_for_a_slot_holds_up_no_lease);
     tcase_add_test(tc, pressure_does_not_put_off_the_commit_timer);
     tcase_add_test(tc, a_guarantee_that_ends_or_is_exceeded_loses_nothing);
+    tcase_add_test(tc, a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region);
     tcase_add_test(tc, seeking_at_or_beyond_the_end_finds_nothing);
     suite_add_tcase(suite, tc);
     return run_all(suite);
