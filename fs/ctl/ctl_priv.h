@@ -4,6 +4,7 @@
 #define HITRAIN_FS_CTL_CTL_PRIV_H
 
 #include "fs/ctl/ctl.h"
+#include "fs/ctl/line_quota.h"
 #include "fs/ctl/parse.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
@@ -44,8 +45,9 @@ struct ht_ctl {
 
     struct ht_event_log *events;
     pthread_t event_thread;
-    struct ht_mutex name_lock; /* above names and optimizer */
-    bool attached;             /* ns and optim may be asked for names; name_lock */
+    struct ht_line_quota lines[HT_EVENT_CODES]; /* of that thread */
+    struct ht_mutex name_lock;                  /* above names and optimizer */
+    bool attached;                              /* ns and optim may be asked for names; name_lock */
 
     struct ht_mutex root_lock; /* one change of what is a root at a time; above everything else */
 

@@ -40,7 +40,7 @@ static void find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
     ht_mutex_unlock(&c->name_lock);
 }
 
-static void tell(const struct ht_event_entry *entry)
+static void write_line(const struct ht_event_entry *entry)
 {
     const struct ht_event_kind *kind = &ht_event_kinds[entry->event.code];
     const char *slash = entry->path[0] ? "/" : "", *colon = entry->path[0] ? ": " : "";
@@ -52,6 +52,31 @@ static void tell(const struct ht_event_entry *entry)
                entry->various ? "of various files or devices, " : "", slash, entry->path, colon, entry->event.text);
 }
 
+/* Every event is in the log of events. A line for each of a thousand files would bury the rest of the system's. */
+static void tell(struct ht_ctl *c, const struct ht_event_entry *entry)
+{
+    const struct ht_event_kind *kind = &ht_event_kinds[entry->event.code];
+    struct ht_line_quota *q = &c->lines[entry->event.code];
+    uint64_t hidden = 0;
+
+    if (kind->by_file && !ht_line_quota_take(q, ht_now_ns(), &hidden)) {
+        if (q->hidden == 1)
+            ht_log(kind->level, "[%s] there are more: lines are left out now; hitrainctl events has all", kind->word);
+        return;
+    }
+    if (hidden)
+        ht_log(kind->level, "[%s] %llu lines were left out", kind->word, (unsigned long long)hidden);
+    write_line(entry);
+}
+
+static void tell_hidden(const struct ht_ctl *c)
+{
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        if (c->lines[i].hidden)
+            ht_log(ht_event_kinds[i].level, "[%s] %llu lines were left out", ht_event_kinds[i].word,
+                   (unsigned long long)c->lines[i].hidden);
+}
+
 static void *name_and_tell(void *arg)
 {
     struct ht_ctl *c = arg;
@@ -61,10 +86,11 @@ static void *name_and_tell(void *arg)
         ht_event_log_tick(c->events, ht_now_ns());
         while (ht_event_log_unnamed(c->events, &entry)) {
             find_path(c, entry.event.id, entry.path);
-            tell(&entry);
+            tell(c, &entry);
             ht_event_log_name(c->events, entry.seq, entry.path);
         }
     }
+    tell_hidden(c);
     return NULL;
 }
 

@@ -356,6 +356,24 @@ def test_a_full_store_refuses_new_files_aloud_and_serves_old_ones(full):
     wait_for(made, 'room', 10)
 
 
+def test_what_goes_wrong_with_many_files_does_not_bury_the_log(make_store):
+    """Each is in the log of events; lines for them are few, and say how many were left out."""
+    store = make_store()
+    mnt = store.mount()
+    for i in range(120):
+        (mnt / f'{i}').touch()
+        refused(errno.EINVAL, os.setxattr, mnt / f'{i}', 'user.hitrain.nonsense', b'')
+        time.sleep(0.02)    # so that they are not all of one moment
+    wait_for(lambda: sum(e['count'] for e in events(mnt, code='refused')) == 120, 'all events', 30)
+    entries = len(events(mnt, code='refused'))
+    store.unmount()
+    lines = [line for line in store.messages().splitlines() if '[refused] ' in line]
+    left_out = [re.search(r'\] (\d+) lines were left out$', line) for line in lines]
+    written = [line for line in lines if 'left out' not in line]
+    assert 20 <= len(written) < entries and len(written) + sum(int(m[1]) for m in left_out if m) == entries
+    assert any('hitrainctl events has all' in line for line in lines)
+
+
 def test_mapped_pages_that_find_no_space_are_told_to_fsync_and_close(make_store):
     mnt = make_store('32M').mount()
     with open(mnt / 'm', 'w+b') as f:

@@ -55,6 +55,7 @@ struct ht_event_kind {
     const char *word;
     enum ht_log_level level;
     const char *meaning; /* one line, for people */
+    bool by_file;        /* may come once for every file: not each one gets a line in the system's log */
 };
 extern const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES];
 
