@@ -40,6 +40,7 @@ enum ht_lock_rank {
     HT_LOCK_IO_PROBE,   /* io: what the kernel can do, while it is asked */
     HT_LOCK_DEV_RECORD, /* io: the recorder of a device */
     HT_LOCK_RECORDER,   /* io: a recording, of one device or several */
+    HT_LOCK_DEV_FLUSH,  /* io: the flush of a device that is in flight */
     HT_LOCK_DEV_FLIGHT, /* io: what is in flight on a device */
     HT_LOCK_DEV_FAIL,   /* io: what a device is to fail with */
     HT_LOCK_DEV_RAM,    /* io: bytes of a device in memory */

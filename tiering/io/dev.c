@@ -28,6 +28,8 @@ struct ht_dev *ht_dev_alloc(const char *name)
     dev->fd = dev->hold_fd = -1;
     dev->numa_node = HT_NUMA_OFF;
     ht_mutex_init(&dev->ram_lock, HT_LOCK_DEV_RAM);
+    ht_mutex_init(&dev->flush_lock, HT_LOCK_DEV_FLUSH);
+    pthread_cond_init(&dev->flush_ended, NULL);
     ht_mutex_init(&dev->flight_lock, HT_LOCK_DEV_FLIGHT);
     ht_mutex_init(&dev->fail_lock, HT_LOCK_DEV_FAIL);
     ht_mutex_init(&dev->record_lock, HT_LOCK_DEV_RECORD);
@@ -40,6 +42,7 @@ void ht_dev_close(struct ht_dev *dev)
         return;
     assert(atomic_load(&dev->in_flight) == 0);
     ht_recorder_end(dev);
+    ht_ram_cache_free(dev);
     if (dev->ram != NULL)
         munmap(dev->ram, dev->size);
     free(dev->ram_touched);
@@ -52,6 +55,8 @@ void ht_dev_close(struct ht_dev *dev)
     ht_mutex_destroy(&dev->record_lock);
     ht_mutex_destroy(&dev->fail_lock);
     ht_mutex_destroy(&dev->flight_lock);
+    pthread_cond_destroy(&dev->flush_ended);
+    ht_mutex_destroy(&dev->flush_lock);
     ht_mutex_destroy(&dev->ram_lock);
     free(dev->name);
     free(dev);
@@ -105,6 +110,11 @@ bool ht_dev_needs_flush(const struct ht_dev *dev)
     uint64_t covered = atomic_load(&dev->writes_covered);
 
     return atomic_load(&dev->writes_ended) > covered;
+}
+
+uint64_t ht_dev_flush_failures(const struct ht_dev *dev)
+{
+    return atomic_load(&dev->flush_errors);
 }
 
 static void set_hook(struct ht_dev *dev, enum ht_io_op op, struct ht_fail_hook hook)
@@ -228,6 +238,8 @@ void ht_io_end(struct ht_io *io, int result, bool performed)
         end_flush(io);
     count(io, result);
     ht_flight_end(io, result);
+    if (io->shared_)
+        ht_flush_end(io->dev);
     io->result = result;
     io->done = true;
 }

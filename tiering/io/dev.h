@@ -60,6 +60,19 @@ void *ht_dev_ram_data(struct ht_dev *dev);
 uint8_t *ht_dev_ram_touched(struct ht_dev *dev);
 /* Let a RAM device be attached to this NUMA node. */
 void ht_dev_ram_set_node(struct ht_dev *dev, int node);
+/*
+ * Give a RAM device a volatile cache: what is written can be read at once, and is on the medium when a flush that began afterwards has ended
+ * well, which takes flush_us. A flush that fails (ht_dev_fail) loses from the medium all that was written and not flushed.
+ */
+int ht_dev_ram_set_cache(struct ht_dev *dev, uint32_t flush_us) HT_CHECK;
+/*
+ * Cut the power of devices with caches, at one moment: their media keep any 512-byte sectors of what was not flushed, as seed says, and all
+ * later requests fail. On again, a device shows what its medium has.
+ */
+void ht_dev_ram_power_off(struct ht_dev *const devs[], unsigned count, uint64_t seed);
+void ht_dev_ram_power_on(struct ht_dev *dev);
+/* When the n-th write from now (1 = next) has ended, the flush of another caller fails at once. */
+void ht_dev_ram_void_after(struct ht_dev *dev, unsigned nth);
 void ht_dev_close(struct ht_dev *dev);
 
 uint64_t ht_dev_size(const struct ht_dev *dev);
@@ -86,6 +99,12 @@ const char *ht_health_word(enum ht_health health);
 uint64_t ht_dev_oldest_ns(struct ht_dev *dev);
 /* True when a write has completed since the last flush that covered it was submitted. */
 bool ht_dev_needs_flush(const struct ht_dev *dev);
+/*
+ * How many flushes of the device have failed. What was written before a failure, and not flushed before it, is unknown for good: a flush
+ * that succeeds later says nothing about it. So a write is durable when a flush that began after it has succeeded, and the number
+ * is what it was before the write.
+ */
+uint64_t ht_dev_flush_failures(const struct ht_dev *dev);
 
 /*
  * Test hooks of any device. fail: the n-th operation of a kind from now (1 = next) fails with -EIO and does not
@@ -138,6 +157,7 @@ struct ht_io {
     unsigned pieces_;
     int error_;
     uint64_t covers_;
+    bool shared_; /* a flush that others may wait for */
     struct ht_io *next_;
     uint64_t began_ns_;
     struct ht_io *older_, *newer_;
@@ -183,6 +203,12 @@ int ht_ring_wait(struct ht_ring *ring, struct ht_io *io);
 void ht_ring_drain(struct ht_ring *ring);
 unsigned ht_ring_in_flight(const struct ht_ring *ring);
 
+/*
+ * Flush devices, all at once: what was written to them before the call is durable then. Callers share flushes (flush.c). count is at most
+ * HT_DEVICES_MAX. out_results: 0 or -errno for each device; a flush that failed for another caller meanwhile counts.
+ */
+void ht_ring_flush(struct ht_ring *ring, struct ht_dev *const devs[], unsigned count, int out_results[]);
+
 /* Submit all and wait for all; the first error, or 0. */
 int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count) HT_CHECK;
 
@@ -193,6 +219,8 @@ int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count) HT_CHEC
 int ht_dev_read(struct ht_dev *dev, uint64_t offset, void *buf, size_t len) HT_CHECK;
 int ht_dev_write(struct ht_dev *dev, uint64_t offset, const void *buf, size_t len) HT_CHECK;
 int ht_dev_flush(struct ht_dev *dev) HT_CHECK;
+/* The same; -EIO also when a flush has failed since there were so many failures: for what was written after they were counted. */
+int ht_dev_flush_since(struct ht_dev *dev, uint64_t failures) HT_CHECK;
 int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len) HT_CHECK;
 
 #endif

@@ -8,7 +8,7 @@
  * `writes_covered` to the sample. A write that ends while a flush runs is therefore never
  * taken as covered.
  *
- * Locks: ram_lock, flight_lock, fail_lock and record_lock are leaves: nothing is taken under them.
+ * Locks: ram_lock, flush_lock, flight_lock, fail_lock and record_lock are leaves: nothing is taken under them.
  */
 #ifndef HITRAIN_TIERING_IO_IO_PRIV_H
 #define HITRAIN_TIERING_IO_IO_PRIV_H
@@ -45,7 +45,8 @@ struct ht_dev {
     int numa_node;
 
     uint8_t *ram, *ram_touched;
-    struct ht_mutex ram_lock; /* the bytes of both */
+    struct ht_mutex ram_lock;   /* the bytes of both, unless there is a cache */
+    struct ht_ram_cache *cache; /* or NULL */
 
     _Atomic bool stalled;
 
@@ -54,6 +55,11 @@ struct ht_dev {
     _Atomic unsigned writes_failed_in_row;
     _Atomic bool flush_failed; /* the last one did */
     _Atomic uint64_t writes_ended, writes_covered;
+    struct ht_mutex flush_lock; /* what follows, up to flush_covers */
+    pthread_cond_t flush_ended;
+    bool flushing;         /* the flush with the number flush_begun is in flight */
+    uint64_t flush_begun;  /* shared flushes that began so far */
+    uint64_t flush_covers; /* writes_ended when the last one began */
     _Atomic unsigned in_flight;
     struct ht_mutex flight_lock;
     struct ht_io *oldest, *newest; /* in flight, through newer_ and older_; flight_lock */
@@ -119,8 +125,24 @@ bool ht_ring_clone_memory(struct ht_ring *ring, const struct io_uring *from, con
 /* End a ring of another process, without waiting for anything. */
 void ht_ring_discard(struct ht_ring *ring);
 
-/* Move the bytes of a request on a RAM device. */
-void ht_ram_perform(struct ht_io *io);
+/* Move the bytes of a request on a RAM device. 0, or -EIO when it has no power. */
+int ht_ram_perform(struct ht_io *io);
+
+/* ram_cache.c: the volatile cache of a RAM device. The first five need ht_ram_cache_lock, which guards all of them. */
+extern struct ht_mutex ht_ram_cache_lock;
+/* The bytes of these sectors are about to change. */
+void ht_ram_cache_note_write(struct ht_dev *dev, uint64_t offset, uint64_t bytes);
+void ht_ram_cache_end_write(struct ht_dev *dev);
+bool ht_ram_cache_is_off(const struct ht_dev *dev);
+void ht_ram_cache_end_flush(struct ht_dev *dev);
+void ht_ram_cache_free(struct ht_dev *dev);
+/* A flush was submitted; error: the one that it will end with. Takes the lock. */
+void ht_ram_cache_begin_flush(struct ht_dev *dev, int error);
+/* Is a flush that was submitted not due to end yet? */
+bool ht_ram_cache_delays(const struct ht_io *io);
+
+/* flush.c: a shared flush ended. */
+void ht_flush_end(struct ht_dev *dev);
 
 /* Log the first `bytes` of a write that ended, and count it: one step, so that flushes see both or neither. */
 void ht_record_write(struct ht_io *io, uint32_t bytes);

@@ -59,6 +59,7 @@ static void ram_write(struct ht_dev *dev, const struct ht_io *io)
 {
     uint64_t first = io->offset / HT_BLOCK_BYTES, end = ht_div_up(io->offset + io->len, HT_BLOCK_BYTES);
 
+    ht_ram_cache_note_write(dev, io->offset, io->len);
     memcpy(dev->ram + io->offset, io->buf, io->len);
     memset(dev->ram_touched + first, 1, end - first);
 }
@@ -68,6 +69,7 @@ static void ram_discard(struct ht_dev *dev, const struct ht_io *io)
 {
     uint64_t first = io->offset / HT_BLOCK_BYTES, end = ht_div_up(io->offset + io->len, HT_BLOCK_BYTES);
 
+    ht_ram_cache_note_write(dev, io->offset, io->len);
     memset(dev->ram + io->offset, DISCARDED_BYTE, io->len);
     memset(dev->ram_touched + first, 1, end - first);
 }
@@ -82,16 +84,30 @@ bool ht_dev_is_stalled(const struct ht_dev *dev)
     return dev->stalled;
 }
 
-void ht_ram_perform(struct ht_io *io)
+static void perform(struct ht_dev *dev, struct ht_io *io)
 {
-    struct ht_dev *dev = io->dev;
-
-    ht_mutex_lock(&dev->ram_lock);
     if (io->op == HT_IO_READ)
         memcpy(io->buf, dev->ram + io->offset, io->len);
-    else if (io->op == HT_IO_WRITE)
-        ram_write(dev, io);
     else if (io->op == HT_IO_DISCARD)
         ram_discard(dev, io);
-    ht_mutex_unlock(&dev->ram_lock);
+    else if (io->op == HT_IO_FLUSH)
+        ht_ram_cache_end_flush(dev);
+    else if (io->op == HT_IO_WRITE) {
+        ram_write(dev, io);
+        ht_ram_cache_end_write(dev);
+    }
+}
+
+int ht_ram_perform(struct ht_io *io)
+{
+    struct ht_dev *dev = io->dev;
+    struct ht_mutex *lock = dev->cache != NULL ? &ht_ram_cache_lock : &dev->ram_lock;
+    bool off;
+
+    ht_mutex_lock(lock);
+    off = ht_ram_cache_is_off(dev);
+    if (!off)
+        perform(dev, io);
+    ht_mutex_unlock(lock);
+    return off ? -EIO : 0;
 }

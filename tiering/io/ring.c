@@ -230,8 +230,8 @@ static int perform_here(struct ht_io *io)
     uint64_t range[2] = {io->offset, io->len};
 
     if (io->dev->ram != NULL)
-        ht_ram_perform(io);
-    else if (io->op == HT_IO_DISCARD)
+        return ht_ram_perform(io);
+    if (io->op == HT_IO_DISCARD)
         return ioctl(io->dev->fd, BLKDISCARD, range) == 0 ? 0 : -errno;
     return 0;
 }
@@ -246,7 +246,7 @@ static bool serve_local(struct ht_ring *ring)
         struct ht_io *io = *at;
         int err = io->result;
 
-        if (err == 0 && (io->dev->stalled || ht_fault(HT_FAULT_IO_SILENT) != 0)) {
+        if (err == 0 && (io->dev->stalled || ht_ram_cache_delays(io) || ht_fault(HT_FAULT_IO_SILENT) != 0)) {
             at = &io->next_;
             continue;
         }
@@ -408,6 +408,8 @@ void ht_ring_submit(struct ht_ring *ring, struct ht_io *io)
         cut_pieces(ring, io);
         return;
     }
+    if (io->op == HT_IO_FLUSH && io->dev->cache != NULL)
+        ht_ram_cache_begin_flush(io->dev, err);
     ring->in_flight++;
     io->result = err;
     push_local(ring, io);

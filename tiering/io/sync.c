@@ -86,10 +86,20 @@ int ht_dev_write(struct ht_dev *dev, uint64_t offset, const void *buf, size_t le
 
 int ht_dev_flush(struct ht_dev *dev)
 {
-    struct ht_io io = {.op = HT_IO_FLUSH, .dev = dev};
     struct ht_ring *ring = ht_ring_mine(NULL);
+    int result;
 
-    return ring != NULL ? ht_ring_run(ring, &io, 1) : -errno;
+    if (ring == NULL)
+        return -errno;
+    ht_ring_flush(ring, &dev, 1, &result);
+    return result;
+}
+
+int ht_dev_flush_since(struct ht_dev *dev, uint64_t failures)
+{
+    int err = ht_dev_flush(dev);
+
+    return err == 0 && ht_dev_flush_failures(dev) != failures ? -EIO : err;
 }
 
 int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len)

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Flushes that callers share, and the volatile cache of a memory device. */
+#include <pthread.h>
+#include "io_test.h"
+#include "tests/support/suite.h"
+#include "tiering/io/rings.h"
+
+#define DEV_BYTES (2 * HT_MIB)
+#define BLOCK 4096u
+#define THREADS 8u
+
+static struct ht_dev *dev;
+
+static uint64_t flushes(void)
+{
+    struct ht_dev_counters c;
+
+    ht_dev_counters(dev, &c);
+    return c.flushes;
+}
+
+static void write_block(uint64_t n, uint8_t with)
+{
+    uint8_t *buf = aligned(BLOCK);
+
+    memset(buf, with, BLOCK);
+    ck_assert_int_eq(ht_dev_write(dev, n * BLOCK, buf, BLOCK), 0);
+    free(buf);
+}
+
+static void *flush_main(void *arg)
+{
+    return (void *)(intptr_t)ht_dev_flush(dev);
+}
+
+static unsigned begin_flushes(pthread_t thread[], unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        ck_assert_int_eq(pthread_create(&thread[i], NULL, flush_main, NULL), 0);
+    return count;
+}
+
+static unsigned count_failed(pthread_t thread[], unsigned count)
+{
+    unsigned failed = 0;
+    void *result;
+
+    for (unsigned i = 0; i < count; i++) {
+        pthread_join(thread[i], &result);
+        failed += result != NULL;
+    }
+    return failed;
+}
+
+static void wait_for_flush(void)
+{
+    for (;;) {
+        ht_mutex_lock(&dev->flush_lock);
+        bool flushing = dev->flushing;
+        ht_mutex_unlock(&dev->flush_lock);
+        if (flushing)
+            return;
+        usleep(1000);
+    }
+}
+
+/* written: something since the flush in flight began. Threads that come late need one of their own, and these may share it. */
+START_TEST(callers_that_come_during_a_flush_share_one)
+{
+    bool written = _i;
+    pthread_t first, others[THREADS];
+
+    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(ht_dev_ram_set_cache(dev, 300000), 0);
+    write_block(0, 1);
+    begin_flushes(&first, 1);
+    wait_for_flush();
+    if (written)
+        write_block(1, 2);
+    begin_flushes(others, THREADS);
+    ck_assert_uint_eq(count_failed(&first, 1), 0);
+    ck_assert_uint_eq(count_failed(others, THREADS), 0);
+    ck_assert_uint_lt(flushes(), THREADS / 2);
+    ck_assert_uint_ge(flushes(), written ? 2 : 1);
+    ck_assert(!ht_dev_needs_flush(dev));
+    ht_dev_close(dev);
+}
+END_TEST
+
+static void *flush_both_main(void *arg)
+{
+    struct ht_dev *const *both = arg;
+    int results[2];
+
+    ht_ring_flush(ht_ring_mine(NULL), both, 2, results);
+    return (void *)(intptr_t)(results[0] || results[1]);
+}
+
+START_TEST(a_silent_device_does_not_keep_the_flush_of_another)
+{
+    struct ht_dev *both[2];
+    pthread_t thread;
+
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &both[i]), 0);
+    dev = both[1];
+    ht_dev_stall(both[0], true);
+    ck_assert_int_eq(pthread_create(&thread, NULL, flush_both_main, both), 0);
+    for (unsigned i = 0; i < 10; i++)
+        ck_assert_int_eq(ht_dev_flush(dev), 0);
+    ht_dev_stall(both[0], false);
+    ck_assert_uint_eq(count_failed(&thread, 1), 0);
+    for (unsigned i = 0; i < 2; i++)
+        ht_dev_close(both[i]);
+}
+END_TEST
+
+START_TEST(a_failure_since_the_write_is_told)
+{
+    uint64_t failures;
+
+    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    failures = ht_dev_flush_failures(dev);
+    write_block(0, 1);
+    ck_assert_int_eq(ht_dev_flush_since(dev, failures), 0);
+    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_dev_flush(dev), -EIO);
+    ck_assert_int_eq(ht_dev_flush(dev), 0);
+    ck_assert_int_eq(ht_dev_flush_since(dev, failures), -EIO);
+    ht_dev_close(dev);
+}
+END_TEST
+
+static unsigned sectors_of(uint64_t n, uint8_t with)
+{
+    const uint8_t *block = (const uint8_t *)ht_dev_ram_data(dev) + n * BLOCK;
+    unsigned count = 0;
+
+    for (unsigned i = 0; i < BLOCK; i += 512)
+        count += block[i] == with && block[i + 511] == with;
+    return count;
+}
+
+START_TEST(a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest)
+{
+    unsigned kept = 0;
+
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
+        ck_assert_int_eq(ht_dev_ram_set_cache(dev, 0), 0);
+        write_block(0, 1);
+        ck_assert_int_eq(ht_dev_flush(dev), 0);
+        write_block(1, 2);
+        ht_dev_ram_power_off(&dev, 1, seed);
+        uint8_t *buf = aligned(BLOCK);
+        ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), -EIO);
+        free(buf);
+        ht_dev_ram_power_on(dev);
+        ck_assert_uint_eq(sectors_of(0, 1), BLOCK / 512);
+        kept += sectors_of(1, 2);
+        ht_dev_close(dev);
+    }
+    ck_assert_uint_gt(kept, 0);
+    ck_assert_uint_lt(kept, 20 * BLOCK / 512);
+}
+END_TEST
+
+START_TEST(no_later_flush_brings_what_a_failed_one_lost)
+{
+    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(ht_dev_ram_set_cache(dev, 0), 0);
+    write_block(0, 1);
+    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_dev_flush(dev), -EIO);
+    ck_assert_uint_eq(sectors_of(0, 1), BLOCK / 512); /* can be read */
+    ck_assert_int_eq(ht_dev_flush(dev), 0);
+    ht_dev_ram_power_off(&dev, 1, 1);
+    ht_dev_ram_power_on(dev);
+    ck_assert_uint_eq(sectors_of(0, 1), 0);
+    ht_dev_close(dev);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("flush");
+    TCase *t = tcase_create("flush");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_loop_test(t, callers_that_come_during_a_flush_share_one, 0, 2);
+    tcase_add_test(t, a_silent_device_does_not_keep_the_flush_of_another);
+    tcase_add_test(t, a_failure_since_the_write_is_told);
+    tcase_add_test(t, a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest);
+    tcase_add_test(t, no_later_flush_brings_what_a_failed_one_lost);
+    suite_add_tcase(s, t);
+    return run_all(s);
+}
