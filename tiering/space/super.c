@@ -6,6 +6,7 @@
  *  1. At every moment each device holds one valid copy of the old or the new generation: the last copy
  *     of a generation is overwritten only after one of the next is flushed.
  *  2. The highest valid generation counts.
+ *  3. A copy is flushed only if no flush of its device has failed since it was written, whoever asked for it.
  *
  * Threads: no state of its own; a caller writes superblocks of one store from one thread at a time.
  */
@@ -16,6 +17,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/twin.h"
+#include "tiering/io/rings.h"
 
 /* ----------------------------------------------------------------- read */
 
@@ -108,11 +110,22 @@ static int write_copy(struct ht_super *sb, struct ht_dev *dev, unsigned index, u
     return err;
 }
 
+/* Copies (bits) are on the medium, or, after a flush that failed, perhaps not, whatever reading them says. */
+static int note_flushed(struct ht_super *sb, unsigned index, unsigned copies, int err)
+{
+    if (err)
+        sb->unsure[index] |= (uint8_t)copies;
+    else
+        sb->unsure[index] &= (uint8_t)~copies;
+    return err;
+}
+
 static int write_copy_flushed(struct ht_super *sb, struct ht_dev *dev, unsigned index, unsigned copy)
 {
+    uint64_t failures = ht_dev_flush_failures(dev);
     int err = write_copy(sb, dev, index, copy);
 
-    return err ? err : ht_dev_flush(dev);
+    return err ? err : note_flushed(sb, index, 1u << copy, ht_dev_flush_since(dev, failures));
 }
 
 static bool same_store(const struct ht_super *sb, const struct ht_super *have)
@@ -122,7 +135,7 @@ static bool same_store(const struct ht_super *sb, const struct ht_super *have)
 
 /*
  * In which order to overwrite the copies of a device: first those that do not hold the newest generation on it (after damage, a failed write
- * or a crash in between), so that one that does stays valid until another is flushed. It may have missed some that others took.
+ * or flush, or a crash in between), so that one that does stays valid until another is flushed. It may have missed some that others took.
  */
 static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned index,
                         unsigned out_order[HT_SUPER_COPIES])
@@ -135,7 +148,8 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
         struct ht_super have;
         bool io_error;
         uint64_t at = ht_super_offset(sb->device_bytes[index], c);
-        if (read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && same_store(sb, &have))
+        bool sure = !(sb->unsure[index] >> c & 1);
+        if (sure && read_copy(dev, at, &have, &io_error) == HT_SUPER_OK && same_store(sb, &have))
             generation[c] = have.generation;
         newest = ht_max_u64(newest, generation[c]);
     }
@@ -148,10 +162,12 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
 /* The first copy is flushed: the other two may be overwritten together. */
 static int write_rest(struct ht_super *sb, struct ht_dev *dev, unsigned index, const unsigned order[])
 {
+    uint64_t failures = ht_dev_flush_failures(dev);
     int err1 = write_copy(sb, dev, index, order[1]);
     int err2 = write_copy(sb, dev, index, order[2]);
-    int err = HT_TWIN("super-flush") ? 0 : ht_dev_flush(dev);
+    int err = HT_TWIN("super-flush") ? 0 : ht_dev_flush_since(dev, failures);
 
+    (void)note_flushed(sb, index, 1u << order[1] | 1u << order[2], err);
     return err1 ? err1 : err2 ? err2 : err;
 }
 
@@ -161,6 +177,34 @@ static int write_rest_alone(struct ht_super *sb, struct ht_dev *dev, unsigned in
     int err = write_copy_flushed(sb, dev, index, order[1]);
 
     return err ? err : write_copy_flushed(sb, dev, index, order[2]);
+}
+
+/* The first copy of each device, on all at once. Where it is not durable, first is cleared. */
+static void write_first(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count,
+                        unsigned order[][HT_SUPER_COPIES], bool first[])
+{
+    struct ht_ring *ring = ht_ring_mine(NULL);
+    struct ht_dev *dev[HT_DEVICES_MAX];
+    uint64_t failures[HT_DEVICES_MAX];
+    int result[HT_DEVICES_MAX] = {0};
+    unsigned count = 0;
+
+    for (unsigned i = 0; i < dev_count; i++) {
+        failures[i] = devs[i] ? ht_dev_flush_failures(devs[i]) : 0;
+        first[i] = devs[i] && write_copy(sb, devs[i], i, order[i][0]) == 0;
+        if (first[i])
+            dev[count++] = devs[i];
+    }
+    if (HT_TWIN("super-flush"))
+        return;
+    if (ring)
+        ht_ring_flush(ring, dev, count, result);
+    for (unsigned i = 0, k = 0; i < dev_count; i++) {
+        if (!first[i])
+            continue;
+        bool failed = !ring || result[k++] || ht_dev_flush_failures(devs[i]) != failures[i];
+        first[i] = note_flushed(sb, i, 1u << order[i][0], failed ? -EIO : 0) == 0;
+    }
 }
 
 uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count, unsigned *out_partial)
@@ -176,10 +220,7 @@ uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
         if (devs[i])
             write_order(sb, devs[i], i, order[i]);
     sb->generation++;
-    for (unsigned i = 0; i < dev_count; i++)
-        first[i] = devs[i] && write_copy(sb, devs[i], i, order[i][0]) == 0;
-    for (unsigned i = 0; i < dev_count; i++)
-        first[i] = first[i] && (HT_TWIN("super-flush") || ht_dev_flush(devs[i]) == 0);
+    write_first(sb, devs, dev_count, order, first);
     for (unsigned i = 0; i < dev_count; i++) {
         if (!devs[i])
             continue;

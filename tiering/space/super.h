@@ -29,6 +29,7 @@ struct ht_super {
     uint64_t device_bytes[HT_DEVICES_MAX];
     uint8_t device_uuid[HT_DEVICES_MAX][16];
     uint64_t member_epoch[HT_DEVICES_MAX]; /* members.h; all zero: never recorded */
+    uint8_t unsure[HT_DEVICES_MAX];        /* copies (bits) whose flush failed: in memory only */
 };
 
 /* What is wrong with a superblock copy; also fsck's words. */

@@ -347,6 +347,43 @@ START_TEST(the_last_present_copy_is_never_overwritten_first)
 }
 END_TEST
 
+/*
+ * After the n-th write of a superblock the flush of another caller fails; then the next superblock gets no further than `writes` writes, and the
+ * power is cut.
+ */
+static void void_then_cut(unsigned nth, unsigned writes, uint64_t seed)
+{
+    struct ht_dev *dev = new_dev(DEVICE_BYTES);
+    struct ht_super sb = format(&dev, 1), got;
+    struct ht_super_report report;
+
+    ck_assert_int_eq(ht_dev_ram_set_cache(dev, 0), 0);
+    ck_assert_int_eq(ht_super_write(&sb, &dev, 1), 0);
+    uint64_t durable = sb.generation;
+    ht_dev_ram_void_after(dev, nth);
+    if (ht_super_write(&sb, &dev, 1) == 0)
+        durable = sb.generation;
+    ht_dev_ram_void_after(dev, 0);
+    ht_dev_fail(dev, HT_IO_WRITE, writes + 1, true);
+    ht_dev_fail(dev, HT_IO_FLUSH, writes > 1 ? 2 : 1, true);
+    if (ht_super_write(&sb, &dev, 1) == 0)
+        durable = sb.generation;
+    ht_dev_ram_power_off(&dev, 1, seed);
+    ht_dev_ram_power_on(dev);
+    ck_assert_int_eq(ht_super_read(dev, &got, &report), 0);
+    ck_assert_uint_ge(got.generation, durable);
+    ht_dev_close(dev);
+}
+
+START_TEST(a_flush_that_failed_for_another_caller_takes_no_superblock_away)
+{
+    for (unsigned nth = 1; nth <= 4; nth++)
+        for (unsigned writes = 0; writes <= 3; writes++)
+            for (uint64_t seed = 1; seed <= 5; seed++)
+                void_then_cut(nth, writes, seed);
+}
+END_TEST
+
 START_TEST(format_needs_every_copy)
 {
     for (unsigned nth = 1; nth <= 3; nth++) {
@@ -378,6 +415,7 @@ static Suite *suite(void)
     tcase_add_test(t, missing_members_are_skipped);
     tcase_add_test(t, failing_at_any_operation_leaves_the_old_or_the_new);
     tcase_add_test(t, the_last_present_copy_is_never_overwritten_first);
+    tcase_add_test(t, a_flush_that_failed_for_another_caller_takes_no_superblock_away);
     tcase_add_test(t, format_needs_every_copy);
     suite_add_tcase(s, t);
     return s;
