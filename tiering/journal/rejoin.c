@@ -35,6 +35,7 @@ struct rejoining {
     unsigned from_index, to_index;
     uint64_t epoch, start_pos, end_pos; /* of the log when it was last looked at */
     struct ht_journal_start next;       /* the first frame that is not copied */
+    uint64_t failures;                  /* of flushes of its device when it began */
     bool told;                          /* its return may be on record */
     struct ht_log_scanner scanner;
 };
@@ -160,7 +161,7 @@ static int complete(struct rejoining *r)
     if (rc == 0)
         rc = ht_journal_cut_behind(r->j, &r->to, r->start_pos, r->end_pos);
     if (rc == 0)
-        rc = ht_dev_flush(r->to.dev);
+        rc = ht_dev_flush_since(r->to.dev, r->failures);
     r->told = rc == 0;
     if (rc == 0 && r->j->config.copy_back)
         rc = r->j->config.copy_back(r->j->config.ctx, r->to_index);
@@ -212,6 +213,7 @@ static int rejoin_one(struct rejoining *r)
 
     if (rc)
         return rc;
+    r->failures = ht_dev_flush_failures(r->to.dev);
     rc = ht_fault(HT_FAULT_JOURNAL_REFILL);
     if (rc == 0)
         rc = ht_log_reader_init(&r->scanner.reader, r->j->config.rings);

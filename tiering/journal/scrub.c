@@ -39,6 +39,7 @@ int ht_log_read_at(const struct ht_log_copy *copy, uint64_t pos, uint8_t *mem, u
 
 int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t *mem, uint64_t bytes)
 {
+    uint64_t failures = ht_dev_flush_failures(copy->dev);
     int rc = 0;
     for (uint64_t at = 0; !rc && at < bytes;) {
         uint64_t offset;
@@ -46,7 +47,7 @@ int ht_log_write_at(const struct ht_log_copy *copy, uint64_t pos, const uint8_t 
         rc = ht_dev_write(copy->dev, offset, mem + at, len);
         at += len;
     }
-    return rc ? rc : ht_dev_flush(copy->dev);
+    return rc ? rc : ht_dev_flush_since(copy->dev, failures);
 }
 
 static int reserve(struct ht_log_scrub *c, unsigned i, uint64_t bytes)

@@ -7,6 +7,9 @@
  * durable callback; then the token is given back. The callback runs under the token so
  * that callbacks come in order.
  *
+ * A flush that fails voids what was written before, whoever asked for it: a frame counts only if no flush of its device has failed since it
+ * was written. When another thread's has failed, or when no sound copy would be left, the frame is written again at the same place.
+ *
  * A copy whose device fails a write or a flush drops out: it is stale from then on, until it has been brought up
  * (rejoin.c); that is recorded (copy_lost) before a frame that it lacks counts as durable. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
  * any more.
@@ -20,6 +23,8 @@
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/twin.h"
+
+enum { FLUSHES_AGAIN_MAX = 3 }; /* of one frame */
 
 static bool in_use(const struct ht_journal *j, unsigned i)
 {
@@ -107,7 +112,8 @@ static void batch_add(struct ht_journal *j, struct batch *b, unsigned copy, stru
     ht_ring_submit(b->ring, &j->io[b->count++]);
 }
 
-static void write_copies(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
+/* To these copies (bits), as far as they are in use. */
+static void write_copies(struct ht_journal *j, unsigned copies, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
     struct batch b = batch_begin(j);
 
@@ -115,7 +121,7 @@ static void write_copies(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint6
         uint32_t len = 0;
         for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
             uint64_t offset;
-            if (!in_use(j, i))
+            if (!(copies >> i & 1) || !in_use(j, i))
                 continue;
             len = ht_log_piece(&j->copy[i], pos + at, bytes - at, &offset);
             batch_add(j, &b, i,
@@ -131,26 +137,82 @@ static void write_copies(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint6
     batch_finish(j, &b, "a write");
 }
 
-/* One flush per device, for all copies on it. */
-static void flush_copies(struct ht_journal *j)
+/* One flush per device, for all copies on it. Returns those (bits) for which it failed. */
+static unsigned flush_copies(struct ht_journal *j, int out_results[HT_LOG_COPIES])
 {
-    struct batch b = batch_begin(j);
-    struct ht_dev *dev[HT_LOG_COPIES] = {NULL};
-    int result[HT_LOG_COPIES] = {0};
+    struct ht_dev *dev[HT_LOG_COPIES];
+    unsigned first[HT_LOG_COPIES], count = 0, failed = 0;
+    int result[HT_LOG_COPIES];
 
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
-        dev[i] = in_use(j, i) ? j->copy[i].dev : NULL;
-        if (dev[i] && (i == 0 || dev[i] != dev[0]))
-            batch_add(j, &b, i, (struct ht_io){.op = HT_IO_FLUSH, .dev = dev[i]});
+        unsigned k = 0;
+        while (in_use(j, i) && k < count && dev[k] != j->copy[i].dev)
+            k++;
+        first[i] = k;
+        if (in_use(j, i) && k == count)
+            dev[count++] = j->copy[i].dev;
     }
-    batch_wait(j, &b);
-    for (unsigned k = 0; k < b.count; k++)
-        for (unsigned i = 0; i < HT_LOG_COPIES; i++)
-            if (dev[i] == j->io[k].dev)
-                result[i] = j->io[k].result ? j->io[k].result : ht_fault(HT_FAULT_JOURNAL_FLUSH);
+    ht_ring_flush(ht_ring_mine(j->config.rings), dev, count, result);
+    for (unsigned k = 0; k < count; k++)
+        result[k] = result[k] ? result[k] : ht_fault(HT_FAULT_JOURNAL_FLUSH);
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
+        out_results[i] = in_use(j, i) ? result[first[i]] : 0;
+        failed |= (unsigned)(out_results[i] != 0) << i;
+    }
+    return failed;
+}
+
+static unsigned copies_in_use(const struct ht_journal *j)
+{
+    unsigned copies = 0;
+
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
-        if (result[i])
-            drop_copy(j, i, "a flush", result[i]);
+        copies |= (unsigned)in_use(j, i) << i;
+    return copies;
+}
+
+static void count_failures(const struct ht_journal *j, uint64_t out[HT_LOG_COPIES])
+{
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        out[i] = in_use(j, i) ? ht_dev_flush_failures(j->copy[i].dev) : 0;
+}
+
+/* Copies (bits) on devices of which a flush has failed since. */
+static unsigned copies_voided(const struct ht_journal *j, const uint64_t since[HT_LOG_COPIES])
+{
+    unsigned copies = 0;
+
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        copies |= (unsigned)(in_use(j, i) && ht_dev_flush_failures(j->copy[i].dev) != since[i]) << i;
+    return HT_TWIN("frame-voided") ? 0 : copies;
+}
+
+static void drop_copies(struct ht_journal *j, unsigned copies, const int result[HT_LOG_COPIES])
+{
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        if (copies >> i & 1)
+            drop_copy(j, i, "a flush", result[i] ? result[i] : -EIO);
+}
+
+/* Onto all copies in use, and durable there; those where it is not drop out. */
+static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
+{
+    unsigned copies = copies_in_use(j);
+
+    for (unsigned again = 0; copies; again++) {
+        uint64_t since[HT_LOG_COPIES];
+        int result[HT_LOG_COPIES];
+        count_failures(j, since);
+        write_copies(j, copies, pos, mem, bytes);
+        if (HT_TWIN("frame-flush") || (HT_TWIN("start-early") && j->compacting))
+            return;
+        unsigned failed = flush_copies(j, result);
+        copies = failed | copies_voided(j, since);
+        if (again < FLUSHES_AGAIN_MAX && copies == copies_in_use(j))
+            continue;
+        drop_copies(j, again < FLUSHES_AGAIN_MAX ? failed : copies, result);
+        copies &= copies_in_use(j);
+    }
 }
 
 /* ----------------------------------------------------------------- frames */
@@ -207,9 +269,7 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
         return rc;
     }
     ht_frame_encode(f->mem, header);
-    write_copies(j, header->pos, f->mem, ht_frame_bytes(header->payload_len));
-    if (!HT_TWIN("frame-flush") && !(HT_TWIN("start-early") && j->compacting))
-        flush_copies(j);
+    write_durably(j, header->pos, f->mem, ht_frame_bytes(header->payload_len));
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (in_use(j, i))
             return ht_journal_record_lost(j);
@@ -306,13 +366,14 @@ void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_
 {
     if (!j->copy[from].dev || !j->copy[to].dev)
         return;
+    uint64_t failures = ht_dev_flush_failures(j->copy[to].dev);
     int rc = ht_fault(HT_FAULT_JOURNAL_REFILL);
     if (rc == 0)
         rc = copy_range(j, from, to, start_pos, end_pos);
     if (rc == 0)
         rc = ht_journal_cut_behind(j, &j->copy[to], start_pos, end_pos);
     if (rc == 0)
-        rc = ht_dev_flush(j->copy[to].dev);
+        rc = ht_dev_flush_since(j->copy[to].dev, failures);
     if (rc)
         drop_copy(j, to, "bringing it up to the other copy", rc);
 }
