@@ -233,12 +233,12 @@ static size_t pending_bytes(struct root *root)
     return bytes;
 }
 
-/* Everything below the root into one transaction. */
-static int append(struct root *root, uint64_t *out_lsn, uint64_t *out_step)
+/* Everything below the root into one transaction. -EAGAIN: nothing, the next round. */
+static int append(struct root *root, struct ht_rounds *rounds, uint64_t *out_lsn, uint64_t *out_step)
 {
     struct ht_optim *o = root->o;
     struct ht_tx *tx;
-    int ret = ht_tx_begin(o->store, pending_bytes(root), &tx);
+    int ret = ht_tx_begin_round(o->store, pending_bytes(root), rounds, &tx);
 
     if (ret)
         return ret;
@@ -263,11 +263,16 @@ static int append(struct root *root, uint64_t *out_lsn, uint64_t *out_step)
 static int publish(struct root *root)
 {
     struct ht_optim *o = root->o;
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
     uint64_t lsn = 0, step = 0;
-    int ret = ht_scope_writeback(o->store, root->id);
+    int ret;
 
-    if (!ret)
-        ret = append(root, &lsn, &step);
+    do {
+        ht_rounds_next(o->store, &rounds);
+        ret = ht_scope_writeback(o->store, root->id);
+        if (!ret)
+            ret = append(root, &rounds, &lsn, &step);
+    } while (ret == -EAGAIN);
     let_go(root);
     if (!ret)
         ret = ht_store_sync(o->store, lsn);

@@ -199,6 +199,8 @@ struct ht_ns_op {
     uint64_t lsn;         /* out of end */
 };
 int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_CHECK;
+/* For content that was written back in a round (store.h); NULL: of none. -EAGAIN: nothing was begun, the next round. */
+int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op) HT_CHECK;
 /* Returns rc, or if that is 0 the error of the commit. */
 int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_CHECK;
 /* The lock let go and the hooks called, the transaction still open: for calls into layers that call back. */

@@ -18,16 +18,21 @@ int64_t ht_ns_now(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op)
+int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op)
 {
     struct ht_tx *tx;
-    int rc = ht_tx_begin(ns->store, bytes, &tx);
+    int rc = rounds != NULL ? ht_tx_begin_round(ns->store, bytes, rounds, &tx) : ht_tx_begin(ns->store, bytes, &tx);
 
     if (rc != 0)
         return rc;
     *op = (struct ht_ns_op){.ns = ns, .tx = tx, .now_ns = ht_ns_now()};
     ht_rwlock_wrlock(&ns->lock);
     return 0;
+}
+
+int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op)
+{
+    return ht_ns_op_begin_round(ns, bytes, NULL, op);
 }
 
 void ht_ns_op_unlock(struct ht_ns_op *op)

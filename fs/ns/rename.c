@@ -237,14 +237,18 @@ static int rename_locked(struct ht_ns_op *op, struct renaming *r)
 
 static int rename_names(struct ht_ns *ns, struct renaming *r)
 {
-    size_t bytes = RENAME_BYTES + (r->whiteout != NULL ? WHITEOUT_BYTES : 0);
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
     struct ht_ns_op op;
-    int rc = write_back_data(ns, r, &bytes);
+    int rc;
 
-    if (rc != 0)
-        return rc;
-    bytes += ht_ns_settle_bytes(ns, r->new_parent, r->new_name);
-    rc = ht_ns_op_begin(ns, bytes, &op);
+    do {
+        size_t bytes = RENAME_BYTES + (r->whiteout != NULL ? WHITEOUT_BYTES : 0);
+        ht_rounds_next(ns->store, &rounds);
+        rc = write_back_data(ns, r, &bytes);
+        bytes += ht_ns_settle_bytes(ns, r->new_parent, r->new_name);
+        if (rc == 0)
+            rc = ht_ns_op_begin_round(ns, bytes, &rounds, &op);
+    } while (rc == -EAGAIN);
     return rc != 0 ? rc : ht_ns_op_end(&op, rename_locked(&op, r));
 }
 

@@ -376,11 +376,16 @@ static size_t unmake_bytes(struct ht_ns *ns, uint64_t ino)
 int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
 {
     const struct ending e = {.ino = ino, .also = also_in_tx, .ctx = ctx};
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
     struct ht_ns_op op;
-    int rc = ht_scope_writeback(ns->store, ino);
+    int rc;
 
-    if (rc == 0)
-        rc = ht_ns_op_begin(ns, unmake_bytes(ns, ino), &op);
+    do {
+        ht_rounds_next(ns->store, &rounds);
+        rc = ht_scope_writeback(ns->store, ino);
+        if (rc == 0)
+            rc = ht_ns_op_begin_round(ns, unmake_bytes(ns, ino), &rounds, &op);
+    } while (rc == -EAGAIN);
     if (rc == 0)
         rc = ht_ns_op_end(&op, unmake_locked(&op, &e));
     if (rc == 0)

@@ -55,15 +55,29 @@ static int sync_locked(struct ht_ns_op *op, const struct syncing *s)
     return 0;
 }
 
-static int sync_in_tx(struct ht_ns *ns, const struct syncing *s)
+static int sync_in_tx(struct ht_ns *ns, const struct syncing *s, struct ht_rounds *rounds)
 {
     size_t content_bytes = s->obj != NULL ? ht_obj_pending_bytes(s->obj) : 0;
     struct ht_ns_op op;
-    int rc = ht_ns_op_begin(ns, s->bytes + content_bytes, &op);
+    int rc = ht_ns_op_begin_round(ns, s->bytes + content_bytes, rounds, &op);
 
     if (rc == 0)
         rc = ht_ns_op_end(&op, sync_locked(&op, s));
     return rc != 0 ? rc : ht_store_sync(ns->store, op.lsn);
+}
+
+static int write_and_sync(struct ht_ns *ns, const struct syncing *s)
+{
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
+    int rc;
+
+    do {
+        ht_rounds_next(ns->store, &rounds);
+        rc = s->obj != NULL ? ht_obj_writeback_flushed(s->obj) : 0;
+        if (rc == 0)
+            rc = sync_in_tx(ns, s, &rounds);
+    } while (rc == -EAGAIN);
+    return rc;
 }
 
 int ht_ns_fsync(struct ht_ns *ns, uint64_t ino)
@@ -74,10 +88,8 @@ int ht_ns_fsync(struct ht_ns *ns, uint64_t ino)
     ht_rwlock_rdlock(&ns->lock);
     rc = look(ns, &s);
     ht_rwlock_unlock(&ns->lock);
-    if (rc == 0 && s.obj != NULL && !s.nothing)
-        rc = ht_obj_writeback_flushed(s.obj);
     if (rc == 0 && !s.nothing)
-        rc = sync_in_tx(ns, &s);
+        rc = write_and_sync(ns, &s);
     ht_obj_put(s.obj);
     return rc;
 }

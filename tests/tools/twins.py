@@ -15,6 +15,7 @@ import time
 SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
+FLUSH = 'tests/unit/tiering/store/test_flush'
 STEP = 'tests/unit/optim/test_step'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
@@ -41,6 +42,8 @@ TWINS = [
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
     ('no-chain', 'a frame names the one before it', ROT, ''),
     ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
+    ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]

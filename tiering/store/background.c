@@ -56,14 +56,24 @@ static size_t pending_bytes_outside(struct ht_store *s)
     return ht_scope_pending_bytes(s, 0) + 4096;
 }
 
+/* What could be written goes into the transaction; once more when some of it was given up in between. */
+static int begin_commit(struct ht_store *s, int *out_written, struct ht_tx **out_tx)
+{
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
+    int rc;
+    do {
+        ht_rounds_next(s, &rounds);
+        *out_written = ht_scope_write(s, 0);
+        rc = *out_written == -EROFS ? -EROFS : ht_tx_begin_round(s, pending_bytes_outside(s), &rounds, out_tx);
+    } while (rc == -EAGAIN);
+    return rc;
+}
+
 /* found: the error of looking for what was stored unseen. */
 static int commit(struct ht_store *s, int found)
 {
-    int written = ht_scope_write(s, 0), error = written ? written : found;
-    if (error == -EROFS)
-        return error;
     struct ht_tx *tx;
-    int rc = ht_tx_begin(s, pending_bytes_outside(s), &tx);
+    int written, rc = begin_commit(s, &written, &tx), error = written ? written : found;
     if (rc)
         return rc;
     ht_scope_publish(s, 0, tx);

@@ -93,7 +93,7 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     int rc = 0;
     if (c->flags & CH_BAD || (ref && ht_ref_lost(ref) && !newer))
         rc = -EIO;
-    else if (newer || o->extra->handed || (ref && ref->visible > n))
+    else if (newer || o->extra->handed || (ref && (ref->visible > n || ht_ref_endangered(o->s, ref))))
         rc = COPY;
     else if (ref)
         rc = ht_chunk_share(o, c, out);
@@ -101,9 +101,22 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     return rc;
 }
 
-/* Chunk index of the target becomes ref; n bytes of it count. Lock held, no abort under way. */
-static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const struct ht_ref *ref)
+/* What take_source gave, while store.rescues was so. */
+struct taken {
+    struct ht_ref ref;
+    uint64_t rescues;
+};
+
+/* Has a flush that failed since voided it? Then the source has its bytes in memory. */
+static bool is_void(const struct ht_store *s, const struct taken *t)
 {
+    return ht_ref_unflushed(s, &t->ref) && ht_ref_is_void(s, &t->ref, t->rescues);
+}
+
+/* Chunk index of the target becomes that; n bytes of it count. Lock held, no abort under way. */
+static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const struct taken *t)
+{
+    const struct ht_ref *ref = &t->ref;
     struct ht_store *s = o->s;
     uint64_t end = (index << o->chunk_shift) + n;
     struct ht_chunk *c;
@@ -112,7 +125,7 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
         return rc;
     ht_chunk_lock_exclusive(s, c);
     /* What is behind stays; what others map has its bytes where they are. */
-    rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) ? COPY : 0;
+    rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) || is_void(s, t) ? COPY : 0;
     if (!rc)
         rc = ht_obj_need_extra(o);
     if (!rc)
@@ -129,13 +142,13 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
     return rc;
 }
 
-static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct ht_ref *ref)
+static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct taken *t)
 {
     struct ht_scope *sc;
     int rc = ht_obj_begin_change(o, &sc);
     if (rc)
         return rc;
-    rc = put_target_chunk(o, index, n, ref);
+    rc = put_target_chunk(o, index, n, t);
     ht_scope_end_change(o->s, sc);
     return rc;
 }
@@ -144,23 +157,25 @@ static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct
 static ssize_t clone_chunk(struct clone *k, uint32_t n)
 {
     struct ht_store *s = k->src->s;
-    struct ht_ref ref = {0};
+    struct taken t = {0};
     ht_store_lock(s);
     /* Somebody else may have settled the target's chunks for another size meanwhile. */
     if (k->src->chunk_shift != k->dst->chunk_shift) {
         ht_store_unlock(s);
         return 0;
     }
-    int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &ref);
-    if (!rc && ref.stored) {
-        rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &ref);
+    int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &t.ref);
+    t.rescues = s->rescues;
+    bool hole = !rc && !t.ref.stored;
+    if (!rc && !hole) {
+        rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &t);
         if (rc)
-            ht_ref_drop(s, &ref);
+            ht_ref_drop(s, &t.ref);
     }
     ht_store_unlock(s);
     if (rc == COPY)
         return 0;
-    if (!rc && !ref.stored)
+    if (hole)
         return clone_hole(k, n);
     return rc ? rc : (ssize_t)n;
 }

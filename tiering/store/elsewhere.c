@@ -84,9 +84,12 @@ int ht_write_elsewhere(struct ht_obj *o, struct ht_chunk *c, uint64_t index, str
             break;
         tell(o, index, x);
         ref->checksum = checksum;
+        x->rescues = s->rescues;
         ht_store_unlock(s);
         error = ht_xfer_run(x, s, ring, ref, (void *)(uintptr_t)data, HT_IO_WRITE);
         ht_store_lock(s);
+        if (!error)
+            error = ht_xfer_settle(s, x, ref);
         if (!error)
             break;
     }

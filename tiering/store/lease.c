@@ -347,6 +347,7 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     p->writing = !p->rc;
     if (p->rc)
         return;
+    p->xfer.rescues = s->rescues;
     ht_store_unlock(s);
     memset(lc->data + len, 0, ht_round_up(len, HT_BLOCK_BYTES) - len);
     p->ref.checksum = ht_store_checksum(s, lc->data, len);

@@ -74,9 +74,14 @@ void ht_tx_note_delete(struct ht_tx *tx, struct ht_obj *o)
     ht_list_add_tail(&tx->deleted, &o->touched);
 }
 
-/* One chunk's current reference into tx. Lock held. */
+/*
+ * One chunk's current reference into tx. Lock held. What a failed flush has voided waits until it is written anew; a transaction that is to
+ * have everything cannot leave it out, and the log ends with it (ht_note_published).
+ */
 static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_tx *tx)
 {
+    if ((c->flags & CH_CUR) && !tx->whole && ht_ref_endangered(o->s, &c->cur))
+        return;
     if (c->flags & CH_CUR) {
         ht_record_chunk(&tx->records, o, index, c, &c->cur);
         if ((c->flags & CH_PUB) && !(c->flags & CH_SHARE))

@@ -2,7 +2,7 @@
 /*
  * relocate.c - giving published bytes another place: nothing but the place changes.
  *
- *   reserve, allocate -> write -> transaction: the chunk's record with the new place -> what was there goes to limbo
+ *   reserve, allocate -> write, flush -> transaction: the chunk's record with the new place -> what was there goes to limbo
  *
  * One chunk alone, also below a model root in the middle of a step: its published content stays the same, so the step's
  * atomicity does. What the object was promised for its next rewrite is not touched.
@@ -19,7 +19,7 @@
 
 enum { TRIES = 50, PAUSE_NS = 2000000 };
 
-static int take_space(struct ht_store *s, uint32_t blocks, struct ht_ref *ref)
+static int take_space(struct ht_store *s, uint32_t blocks, struct ht_ref *ref, uint64_t *out_rescues)
 {
     struct ht_extent e[HT_FRAGS_MAX];
     ht_store_lock(s);
@@ -36,6 +36,7 @@ static int take_space(struct ht_store *s, uint32_t blocks, struct ht_ref *ref)
         for (int i = 0; rc && i < n; i++)
             ht_alloc_release(s->alloc, &e[i]);
     }
+    *out_rescues = s->rescues;
     ht_store_unlock(s);
     return rc;
 }
@@ -54,14 +55,31 @@ static int write_out(struct ht_store *s, struct ht_ring *ring, const struct ht_r
     return ht_xfer_run(&x, s, ring, ref, bytes, HT_IO_WRITE);
 }
 
+/* Durable before a chunk has it: a flush that fails later finds it covered. */
+static int flush_out(struct ht_store *s, struct ht_ref *ref, uint64_t rescues)
+{
+    ht_store_lock(s);
+    ht_ref_stamp(s, ref);
+    uint32_t devices = ht_ref_unflushed(s, ref);
+    ht_store_unlock(s);
+    uint32_t failed = ht_flush_devices(s, devices);
+    ht_store_lock(s);
+    bool is_void = ht_ref_is_void(s, ref, rescues);
+    ht_store_unlock(s);
+    return failed || is_void ? -EIO : 0;
+}
+
 int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
 {
     struct ht_ref ref = {.stored = len, .visible = len & HT_VISIBLE_MASK};
-    int rc = take_space(s, ht_ref_blocks(&ref), &ref);
+    uint64_t rescues;
+    int rc = take_space(s, ht_ref_blocks(&ref), &ref, &rescues);
     if (rc)
         return rc;
     ref.checksum = ht_store_checksum(s, bytes, len);
     rc = write_out(s, ring, &ref, bytes);
+    if (!rc)
+        rc = flush_out(s, &ref, rescues);
     if (rc) {
         give_back(s, &ref);
         return rc;

@@ -1,101 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rescue.c - flushes of data, and what becomes of the writes that a failed flush covered.
+ * rescue.c - what becomes of the writes that a failed flush covered.
  *
- * A flush that fails leaves the writes before it unknown, and the next one that succeeds says nothing about them. So whoever
- * publishes flushes before (ht_flush_written), while the references are current and no record names them:
+ * A flush that fails leaves the writes before it unknown, unless an earlier one covered them (flush.c), and the next one that succeeds says
+ * nothing about them:
  *
- *   flush fails --> the device is closed: nothing is placed there any more, it is not asked to flush; unless it is the only one
- *               --> every current reference on it: its bytes into an image, dirty, and the reference is given up: whoever publishes the
- *                   object before they are written anew, and flushed, publishes what it had before
+ *   flush fails --> the device is closed: nothing is placed there any more, it is not asked to flush; unless it is the only one. Whose
+ *                   flush it was does not matter, also that of the log or of a superblock: what cannot flush holds nothing new
+ *               --> every current reference on it that is not covered: its bytes into an image, dirty, and the reference is given up
  *               --> what cannot be read is lost: BAD, the object's error
  *
- * The log's own flush (ht_flush_before_frame) comes again before each frame. It fails for good when something that was published, and
- * had not been flushed then, is on a device that fails: what is in a transaction cannot be taken back.
+ * Whoever publishes the object before it is written anew, and flushed, would publish what it had before. So a publication of what a writeback
+ * wrote begins again when something was given up since (ht_tx_begin_round). References are given up with tx_lock held: what holds when a
+ * transaction begins holds until its end.
  *
- * suspect: devices of which a flush has failed and whose current references were not gone through yet; a write that was under
- * way when they were is noticed when it is installed (ht_xfer_settle). Lock: store.lock.
+ * suspect: devices of which a flush has failed, not looked into yet; rescuing: their references are being gone through, by one thread at a
+ * time, while a new failure makes them suspect again. A write that was under way meanwhile is noticed when it is installed
+ * (ht_xfer_settle), a clone when its target gets the reference. Lock: store.lock.
  */
 #include <stdlib.h>
 
 #include "tiering/base/event.h"
-#include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
-
-enum { ROUNDS_MAX = 2 };
-
-static bool lies_on(const struct ht_ref *ref, uint32_t devices)
-{
-    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++)
-        if (devices >> ht_ref_extent(ref, i).device & 1)
-            return true;
-    return false;
-}
-
-/* ----------------------------------------------------------------- flushes */
-
-/* What fails is counted by the device, whoever asked: the log, too. No lock held. */
-static void flush_all(struct ht_store *s)
-{
-    uint32_t closed = s->closed;
-    unsigned count = HT_TWIN("data-flush") ? 0 : HT_TWIN("second-flush") ? 1 : s->dev_count;
-
-    for (unsigned i = 0; i < count; i++) {
-        int counted = s->dev[i] && !(closed >> i & 1) && ht_dev_needs_flush(s->dev[i]) ? ht_dev_flush(s->dev[i]) : 0;
-        (void)counted;
-    }
-}
-
-/* Has a flush of it failed that was not looked into? */
-static bool is_news(struct ht_store *s, unsigned device)
-{
-    struct ht_dev_counters c;
-
-    if (!s->dev[device] || (s->closed >> device & 1))
-        return false;
-    ht_dev_counters(s->dev[device], &c);
-    bool news = c.flush_errors != s->flush_errors[device];
-    s->flush_errors[device] = c.flush_errors;
-    return news;
-}
-
-static void look_for_news(struct ht_store *s)
-{
-    for (unsigned i = 0; i < s->dev_count; i++)
-        if (is_news(s, i))
-            s->suspect |= 1u << i;
-}
-
-void ht_note_published(struct ht_store *s, const struct ht_ref *ref)
-{
-    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++) {
-        unsigned device = ht_ref_extent(ref, i).device;
-        if (is_news(s, device))
-            s->suspect |= 1u << device;
-        if (s->dev[device] && ht_dev_needs_flush(s->dev[device]))
-            s->published |= 1u << device;
-    }
-    if (lies_on(ref, s->suspect))
-        s->broken = true;
-}
-
-int ht_flush_before_frame(void *ctx)
-{
-    struct ht_store *s = ctx;
-
-    ht_store_lock(s);
-    s->flushing |= s->published; /* what is published from here on may be written after the flush began */
-    s->published = 0;
-    ht_store_unlock(s);
-    flush_all(s);
-    ht_store_lock(s);
-    look_for_news(s);
-    s->broken |= (s->suspect & s->flushing) != 0;
-    s->flushing = 0;
-    bool broken = s->broken;
-    ht_store_unlock(s);
-    return broken ? -EIO : 0;
-}
 
 /* ------------------------------------------------------------------ rescue */
 
@@ -121,40 +47,63 @@ static void lose(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error
     ht_obj_touch(o);
 }
 
-static bool needs_rescue(const struct ht_chunk *c, uint32_t devices)
+static bool needs_rescue(const struct ht_store *s, const struct ht_chunk *c, uint32_t devices)
 {
-    return (c->flags & CH_CUR) && !(c->flags & CH_SHARE) && lies_on(&c->cur, devices);
+    return (c->flags & CH_CUR) && !(c->flags & CH_SHARE) && (ht_ref_unflushed(s, &c->cur) & devices);
 }
 
-/* The image has all that the current reference says, and takes its place. */
-static void give_up_cur(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+/* An image that has all that the current reference says, dirty: it stays until it was written anew. Chunk held. */
+static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices)
 {
-    ht_chunk_set_dirty(o, c, index);
-    ht_chunk_drop_cur(o, c);
-    ht_chunk_note_unpublished(o, c, index, true);
+    struct ht_store *s = o->s;
+    int rc = c->slot == HT_SLOT_NONE ? ht_chunk_get_slot(o, c, index, 0) : 0;
+
+    if (!rc && needs_rescue(s, c, devices))
+        rc = ht_chunk_fill(o, c, index);
+    if (!rc && needs_rescue(s, c, devices))
+        rc = ht_chunk_reserve(o, c, ht_ref_blocks(&c->cur));
+    if (!rc && needs_rescue(s, c, devices))
+        ht_chunk_set_dirty(o, c, index);
+    return rc;
+}
+
+/* The image takes the reference's place, unless it was written anew meanwhile. Chunk held, in a transaction. */
+static void give_up(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error)
+{
+    struct ht_store *s = o->s;
+
+    if (error) {
+        lose(o, c, index, error);
+    } else {
+        ht_chunk_drop_cur(o, c);
+        ht_chunk_note_unpublished(o, c, index, true);
+    }
+    s->given_up++;
 }
 
 /* What the current reference says is to be written anew. Lock held, let go meanwhile. */
 static void rescue_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices)
 {
     struct ht_store *s = o->s;
-    int rc = 0;
 
     ht_chunk_lock_exclusive(s, c);
-    if (needs_rescue(c, devices) && c->slot == HT_SLOT_NONE)
-        rc = ht_chunk_get_slot(o, c, index, 0);
-    if (needs_rescue(c, devices)) {
-        if (!rc)
-            rc = ht_chunk_fill(o, c, index);
-        if (!rc)
-            rc = ht_chunk_reserve(o, c, ht_ref_blocks(&c->cur));
-        if (rc)
-            lose(o, c, index, rc);
-        else
-            give_up_cur(o, c, index);
-    }
+    int rc = needs_rescue(s, c, devices) ? load(o, c, index, devices) : 0;
+    uint32_t generation = c->generation;
     ht_chunk_drop_empty(o, c, index);
+    bool needed = needs_rescue(s, c, devices);
+    ht_chunk_leaf(c)->users += needed;
     ht_chunk_unlock_exclusive(o, c, index);
+    if (!needed)
+        return;
+    ht_store_unlock(s); /* nobody waits for a transaction with a chunk, but for a chunk in one */
+    ht_mutex_lock(&s->tx_lock);
+    ht_store_lock(s);
+    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_leaf(c)->users--;
+    if (c->generation == generation && needs_rescue(s, c, devices))
+        give_up(o, c, index, rc);
+    ht_chunk_unlock_exclusive(o, c, index);
+    ht_mutex_unlock(&s->tx_lock);
 }
 
 static void rescue_object(struct ht_obj *o, uint32_t devices)
@@ -164,7 +113,7 @@ static void rescue_object(struct ht_obj *o, uint32_t devices)
 
     if (o->obj_class == HT_CLASS_SCRATCH)
         return;
-    ht_chunk_for_each_from(c, o, index) if (needs_rescue(c, devices)) rescue_chunk(o, c, index, devices);
+    ht_chunk_for_each_from(c, o, index) if (needs_rescue(o->s, c, devices)) rescue_chunk(o, c, index, devices);
 }
 
 static int rescue_scope(struct ht_store *s, uint64_t id, uint32_t devices)
@@ -222,35 +171,49 @@ static int rescue(struct ht_store *s)
     s->broken |= ((s->published | s->flushing) & devices) != 0;
     s->rescues++;
     s->unsafe |= devices;
+    s->suspect = 0;
+    s->rescuing = devices;
     for (unsigned i = 0; i < s->dev_count; i++)
         if ((devices >> i & 1) && !(s->closed >> i & 1))
             close_device(s, i);
     for (struct ht_scope *sc = s->scopes; !rc && sc; sc = sc->next)
         rc = rescue_scope(s, sc->id, devices);
-    if (!rc)
-        s->suspect &= ~devices;
+    s->rescuing = 0;
+    if (rc)
+        s->suspect |= devices;
+    pthread_cond_broadcast(&s->settled);
     return rc;
 }
 
-int ht_flush_written(struct ht_store *s, struct ht_rounds *r)
+int ht_rescue(struct ht_store *s)
 {
     int rc = 0;
 
-    flush_all(s);
     ht_store_lock(s);
-    look_for_news(s);
-    if (s->suspect)
-        rc = rescue(s);
-    if (!rc && s->rescues != r->rescues)
-        rc = r->count++ < ROUNDS_MAX ? -EAGAIN : -EIO;
-    r->rescues = s->rescues;
+    while (!rc && ht_flush_has_failed(s)) {
+        if (s->rescuing)
+            ht_store_wait(s, &s->settled, 0);
+        else
+            rc = rescue(s);
+    }
     ht_store_unlock(s);
     return rc;
 }
 
-int ht_xfer_settle(struct ht_store *s, struct ht_xfer *x, const struct ht_ref *ref)
+bool ht_ref_is_void(const struct ht_store *s, const struct ht_ref *ref, uint64_t rescues)
 {
-    if (x->rescues == s->rescues || !lies_on(ref, s->unsafe))
+    if (rescues == s->rescues)
+        return false;
+    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++)
+        if (s->unsafe >> ht_ref_extent(ref, i).device & 1)
+            return true;
+    return false;
+}
+
+int ht_xfer_settle(struct ht_store *s, struct ht_xfer *x, struct ht_ref *ref)
+{
+    ht_ref_stamp(s, ref);
+    if (!ht_ref_is_void(s, ref, x->rescues))
         return 0;
     x->bad_dev = ht_ref_extent(ref, 0).device + 1;
     x->bad_offset = ht_ref_extent(ref, 0).block * HT_BLOCK_BYTES;

@@ -119,6 +119,31 @@ bool ht_store_leaves_out(const struct ht_store *s);
 
 /* Open the transaction; bytes: about how much will be put (room in the log is waited for). WAITS. */
 int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_CHECK;
+/*
+ * What was written to a device, and not flushed there, is given up when a flush of the device fails: it is dirty again. So that a publication
+ * does not miss that, its transaction begins only if nothing was given up since its writeback began:
+ *
+ *     struct ht_rounds rounds = HT_ROUNDS_INIT;
+ *     do {
+ *         ht_rounds_next(s, &rounds);
+ *         rc = ht_obj_writeback_flushed(obj);
+ *         if (!rc)
+ *             rc = ht_tx_begin_round(s, bytes, &rounds, &tx);
+ *     } while (rc == -EAGAIN);
+ *
+ * -EAGAIN: no transaction is open, begin again with the writeback; -EIO instead after HT_ROUNDS_MAX rounds.
+ */
+enum { HT_ROUNDS_MAX = 8 };
+struct ht_rounds {
+    uint64_t given_up;
+    unsigned count;
+};
+#define HT_ROUNDS_INIT \
+    {                  \
+        0, 0           \
+    }
+void ht_rounds_next(struct ht_store *s, struct ht_rounds *r);
+int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx) HT_CHECK;
 /* The buffer records are put into with ht_record_begin/end/put. */
 struct ht_buf *ht_tx_records(struct ht_tx *tx);
 /* Append what was put. *out_lsn (may be NULL): for ht_store_sync; 0 when nothing was put. Always closes the transaction.
@@ -252,7 +277,10 @@ int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_CHECK;
 int ht_obj_writeback(struct ht_obj *obj) HT_CHECK;
 /* The same, and on the media: what to do before publishing something that has to be durable soon. WAITS. */
 int ht_obj_writeback_flushed(struct ht_obj *obj) HT_CHECK;
-/* Put references and size that are not published into tx. In a scope: this object alone (fsync of one file below a root). */
+/*
+ * Put references and size that are not published into tx. In a scope: this object alone (fsync of one file below a root). In a transaction
+ * that began with ht_tx_begin_round this is all that the writeback wrote; in another one it is what happens to be written.
+ */
 void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
 /* About how many bytes that would put now; at least as many. */
 size_t ht_obj_pending_bytes(struct ht_obj *obj);

@@ -43,7 +43,8 @@
 /* Where stored bytes are. One extent is kept inline; more hang off a pointer. Aligned to 4, so that a chunk is no longer than its fields. */
 struct ht_ref {
     uint64_t place;        /* 48 bits: first block, or a pointer to extents; 8: device; 8: extents - 1 */
-    uint32_t stored;       /* bytes on the device, covered by the checksum */
+    uint32_t stored : 24;  /* bytes on the device, covered by the checksum */
+    uint32_t clock : 8;    /* low bits of store.flush_clock when its write had ended; 0 from the log: flush.c */
     uint32_t visible : 23; /* of them what counts; the rest of the chunk is zeros */
     uint32_t shared : 1;   /* has or had other owners: share.c knows */
     uint32_t codec : 8;
@@ -342,6 +343,7 @@ struct ht_tx {
     struct ht_store *s;
     struct ht_buf records;
     struct ht_limbo_queue frees; /* lsn filled in at commit */
+    bool whole;                  /* it publishes all that a writeback wrote, or nothing */
     struct ht_list deleted;      /* objects whose deletion is in this transaction, by touched; each holds a reference */
 };
 
@@ -390,11 +392,15 @@ struct ht_store {
     struct ht_dev *dev[HT_DEVICES_MAX];      /* NULL: missing */
     struct ht_dev *log_aside[HT_LOG_COPIES]; /* in memory, in place of those on the devices; ours */
     unsigned dev_count;
-    /* rescue.c; devices as bits. closed and rescues are read without the lock, too */
-    _Atomic uint32_t closed;      /* take no more content */
-    _Atomic uint64_t rescues;     /* how often current references were gone through */
-    uint32_t suspect, unsafe;     /* a flush failed: not gone through yet; ever */
-    uint32_t published, flushing; /* something on them was published and maybe not flushed; that is being flushed */
+    /* rescue.c, flush.c; devices as bits. closed and given_up are read without the lock, too */
+    _Atomic uint32_t closed;          /* take no more content */
+    uint64_t rescues;                 /* how often current references were gone through */
+    uint32_t suspect, unsafe;         /* a flush failed: not gone through yet; ever */
+    uint32_t rescuing;                /* it failed, and they are being gone through */
+    _Atomic uint64_t given_up;        /* references; with tx_lock, too */
+    uint64_t flush_clock;             /* flushes of data begun; flush.c */
+    uint64_t covered[HT_DEVICES_MAX]; /* flush_clock of the last that ended well */
+    uint32_t published, flushing;     /* something on them was published and maybe not flushed; that is being flushed */
     uint64_t flush_errors[HT_DEVICES_MAX];  /* as they were looked into */
     bool broken;                            /* something published was not flushed and never will be */
     _Atomic uint8_t health[HT_DEVICES_MAX]; /* as it was told last; changed under lock */
@@ -592,7 +598,7 @@ struct ht_xfer {
     unsigned bad_dev; /* after an error: index of the device + 1 (0: none was asked), where, and what it said */
     uint64_t bad_offset;
     int bad_error;
-    uint64_t rescues; /* store.rescues when it began */
+    uint64_t rescues; /* of a write: store.rescues when its place was taken; the caller's */
     bool lost;        /* nothing was read: the chunk is marked lost */
 };
 /* To the ring, and no further: it goes to the device with the next ht_ring_kick, or when somebody waits. */
@@ -602,7 +608,7 @@ int ht_xfer_queue(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, c
 int ht_xfer_start(struct ht_xfer *x, struct ht_store *s, struct ht_ring *ring, const struct ht_ref *ref, void *buf,
                   enum ht_io_op op) HT_CHECK;
 /* A write succeeded and is about to be installed; has a flush of its device failed meanwhile? -EIO then. Lock held. */
-int ht_xfer_settle(struct ht_store *s, struct ht_xfer *x, const struct ht_ref *ref) HT_CHECK;
+int ht_xfer_settle(struct ht_store *s, struct ht_xfer *x, struct ht_ref *ref) HT_CHECK;
 /* Its path, or words for one that is not there. */
 const char *ht_device_name(const struct ht_store *s, unsigned device);
 /* Frees what start took. Whatever a device says is -EIO: a full one below us (thin, or a file) is not a full store. */
@@ -623,18 +629,38 @@ void *ht_health_main(void *s);
 /* What superblocks and log take of a device. */
 uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device);
 
-/* rescue.c */
-/* Begin with what store.rescues is before the writes. */
-struct ht_rounds {
-    uint64_t rescues;
-    unsigned count;
-};
-/* Flush all devices. 0: what is current now is on the media; -EAGAIN: some of it is dirty again: write it, and ask again; or the error. */
-int ht_flush_written(struct ht_store *s, struct ht_rounds *r) HT_CHECK;
-/* The journal's before_write. */
-int ht_flush_before_frame(void *ctx);
-/* A record names ref from now on. Lock held. */
+/* flush.c, with the lock, unless said otherwise */
+/* The write of ref has ended: flushes that begin from now on cover it. */
+void ht_ref_stamp(const struct ht_store *s, struct ht_ref *ref);
+/* The devices (bits) that have to be flushed before ref is durable; of all that is current and unpublished of an object, of a scope. */
+uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref);
+uint32_t ht_obj_unflushed_locked(struct ht_obj *o);
+uint32_t ht_scope_unflushed_locked(struct ht_store *s, uint64_t scope);
+/* Has a flush failed, and what it voided is not given up yet? */
+bool ht_flush_has_failed(struct ht_store *s);
+/* Is that so for this one? */
+bool ht_ref_endangered(struct ht_store *s, const struct ht_ref *ref);
+/* A record names ref from now on. */
 void ht_note_published(struct ht_store *s, const struct ht_ref *ref);
+/* Flush these devices; those on which it failed. What was written to the others before is covered. No lock held. */
+uint32_t ht_flush_devices(struct ht_store *s, uint32_t devices) HT_CHECK;
+/*
+ * Flush these devices. 0: what was current on them is on the media; -EAGAIN: some of it was given up: write it, and ask again; or the
+ * error. No lock held.
+ */
+int ht_flush_written(struct ht_store *s, uint32_t devices, struct ht_rounds *r) HT_CHECK;
+/* The journal's before_write. No lock held. */
+int ht_flush_before_frame(void *ctx);
+/* Was nothing given up since the round began? */
+bool ht_round_holds(const struct ht_store *s, const struct ht_rounds *r);
+/* It was: -EAGAIN, or -EIO after too many rounds. */
+int ht_round_failed(struct ht_rounds *r) HT_CHECK;
+
+/* rescue.c */
+/* When a flush has failed: give up what it voided, or wait until another thread has done so. No lock held. */
+int ht_rescue(struct ht_store *s) HT_CHECK;
+/* Lock held. rescues: of the store, when the place of ref was taken, or ref was: may a flush that failed since have voided it? */
+bool ht_ref_is_void(const struct ht_store *s, const struct ht_ref *ref, uint64_t rescues);
 
 /* elsewhere.c */
 /*
@@ -828,7 +854,7 @@ void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, c
 
 /*
  * relocate.c: published bytes to another place. No lock, no chunk held.
- * begin: write len bytes (room for whole blocks) to new space. end: publish and make durable that the published reference `was` of the
+ * begin: write len bytes (room for whole blocks) to new space, and flush. end: publish and make durable that the published reference `was` of the
  * chunk is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or is busy, nothing was done.
  */
 int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out) HT_CHECK;

@@ -72,6 +72,21 @@ int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx)
     return 0;
 }
 
+int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx)
+{
+    int rc = ht_tx_begin(s, bytes, out_tx);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    bool holds = ht_round_holds(s, r) && !ht_flush_has_failed(s);
+    ht_store_unlock(s);
+    s->tx.whole = holds;
+    if (holds)
+        return 0;
+    rc = ht_tx_commit(*out_tx, NULL); /* of nothing */
+    return rc ? rc : ht_round_failed(r);
+}
+
 struct ht_buf *ht_tx_records(struct ht_tx *tx)
 {
     return &tx->records;
@@ -138,6 +153,7 @@ int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn)
     }
     settle_frees(tx, rc ? 0 : lsn);
     ht_buf_reset(&tx->records);
+    tx->whole = false;
     ht_mutex_unlock(&s->tx_lock);
     if (out_lsn)
         *out_lsn = rc ? 0 : lsn;
@@ -191,17 +207,25 @@ void ht_store_saw_id(struct ht_store *s, uint64_t id)
         s->next_id = ht_min_u64(id + 1, HT_ID_MAX);
 }
 
+/* Written back, flushed, and in an open transaction; once more when some of it was given up in between. */
+static int begin_sync(struct ht_obj *o, struct ht_tx **out_tx)
+{
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
+    int rc;
+    do {
+        ht_rounds_next(o->s, &rounds);
+        rc = ht_obj_writeback_flushed(o);
+        if (!rc)
+            rc = ht_tx_begin_round(o->s, ht_obj_pending_bytes(o), &rounds, out_tx);
+    } while (rc == -EAGAIN);
+    return rc;
+}
+
 int ht_obj_sync(struct ht_obj *o)
 {
     struct ht_store *s = o->s;
-    int rc = ht_obj_writeback_flushed(o);
-    if (rc)
-        return rc;
-    ht_store_lock(s);
-    size_t bytes = ht_obj_pending_bytes_locked(o);
-    ht_store_unlock(s);
     struct ht_tx *tx;
-    rc = ht_tx_begin(s, bytes, &tx);
+    int rc = begin_sync(o, &tx);
     if (rc)
         return rc;
     ht_obj_publish(o, tx);

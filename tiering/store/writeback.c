@@ -105,12 +105,18 @@ int ht_obj_writeback(struct ht_obj *o)
 
 int ht_obj_writeback_flushed(struct ht_obj *o)
 {
-    struct ht_rounds r = {.rescues = o->s->rescues};
+    struct ht_store *s = o->s;
+    struct ht_rounds r = HT_ROUNDS_INIT;
     int rc;
     do {
+        ht_rounds_next(s, &r);
         rc = ht_obj_writeback(o);
-        if (!rc)
-            rc = ht_flush_written(o->s, &r);
+        if (rc)
+            break;
+        ht_store_lock(s);
+        uint32_t devices = ht_obj_unflushed_locked(o);
+        ht_store_unlock(s);
+        rc = ht_flush_written(s, devices, &r);
     } while (rc == -EAGAIN);
     return rc;
 }
@@ -150,11 +156,15 @@ int ht_scope_writeback(struct ht_store *s, uint64_t scope)
 
 int ht_scope_write(struct ht_store *s, uint64_t scope)
 {
-    struct ht_rounds r = {.rescues = s->rescues};
+    struct ht_rounds r = HT_ROUNDS_INIT;
     int rc, flushed;
     do {
+        ht_rounds_next(s, &r);
         rc = write_scope(s, scope);
-        flushed = ht_flush_written(s, &r);
+        ht_store_lock(s);
+        uint32_t devices = ht_scope_unflushed_locked(s, scope);
+        ht_store_unlock(s);
+        flushed = ht_flush_written(s, devices, &r);
     } while (!rc && flushed == -EAGAIN);
     return rc ? rc : flushed;
 }

@@ -130,9 +130,11 @@ int ht_writes_start(struct ht_writes *w, struct ht_obj *o, struct ht_chunk *c, u
         ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
+    uint64_t rescues = s->rescues;
     void *copy = ht_handed_stores(o) ? take_copy(w, ht_ref_near(s, &ref)) : NULL;
     struct ht_write *j = &w->job[(w->first + w->count) % HT_WRITES_MAX];
     *j = (struct ht_write){.o = o, .c = c, .index = index, .ref = ref, .bytes = bytes, .copy = copy};
+    j->xfer.rescues = rescues;
     w->flight_bytes += bytes;
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;
