@@ -172,6 +172,11 @@ bool ht_journal_try_room(struct ht_journal *j, size_t bytes) HT_CHECK;
  * claim returns -ENOSPC beyond it, unless force (deletes, abort, replay).
  */
 int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force) HT_CHECK;
+/*
+ * May pieces of content claim so many bytes by force (rule 3 of room.c)? others_claim: some time later, when other calls may have made all
+ * the claims that they are allowed.
+ */
+bool ht_journal_has_room_for_pieces(struct ht_journal *j, uint64_t bytes, bool others_claim);
 void ht_journal_unclaim(struct ht_journal *j, uint64_t bytes);
 
 struct ht_journal_stats {

@@ -19,7 +19,10 @@
  * limit: a commit that rewrites everything which lives still fits. With lower claims
  * larger groups do. Groups for which 2E + F > L are given one compaction to fit by luck, then -ENOSPC.
  * Forced claims (deletes, abort) may go over the limit; what they take from the largest group is small and
- * passing. Tickets keep the order of those who wait: a large group is not overtaken by small ones for ever.
+ * passing. Content that has to be stored in many pieces claims by force, too, for it was accepted already: that has a limit of its own, at
+ * which a group of an eighth of the log is still admitted, and deletes with it.
+ * Rule 3. Claims of pieces end at (7/8 L - 2M) * 4/9, 33 to 39 % of L. Who accepts content sees to it that all of its pieces fit.
+ * Tickets keep the order of those who wait: a large group is not overtaken by small ones for ever.
  *
  * Nobody waits for compaction while it waits for him: its thread passes wait_room, and rule 1 keeps its room.
  *
@@ -56,6 +59,12 @@ static uint64_t emission_bytes(uint64_t claims)
 uint64_t ht_journal_claim_limit(uint64_t log_bytes)
 {
     return (log_bytes - 2 * EMISSION_MARGIN_BYTES) * 4 / 13;
+}
+
+/* Rule 3. */
+static uint64_t pieces_limit(uint64_t log_bytes)
+{
+    return (log_bytes - log_bytes / 8 - 2 * EMISSION_MARGIN_BYTES) * 4 / 9;
 }
 
 static uint64_t emission_left_locked(const struct ht_journal *j)
@@ -100,6 +109,15 @@ int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force)
     }
     ht_mutex_unlock(&j->lock);
     return rc;
+}
+
+bool ht_journal_has_room_for_pieces(struct ht_journal *j, uint64_t bytes, bool others_claim)
+{
+    ht_mutex_lock(&j->lock);
+    uint64_t claimed = others_claim ? ht_max_u64(j->claimed, ht_journal_claim_limit(j->log_bytes)) : j->claimed;
+    bool fits = claimed + bytes <= pieces_limit(j->log_bytes);
+    ht_mutex_unlock(&j->lock);
+    return fits;
 }
 
 void ht_journal_unclaim(struct ht_journal *j, uint64_t bytes)

@@ -51,6 +51,7 @@ struct device {
     uint16_t *used;             /* per group */
     uint64_t *touched;          /* a bit per page of taken: anything was ever in use there, so it has memory */
     uint64_t pages_touched;
+    uint64_t whole;                  /* groups of which all blocks are free */
     uint64_t whole_next, small_next; /* next fit: groups where the searches go on */
 };
 
@@ -132,6 +133,7 @@ static void group_changed(struct device *d, uint64_t group, int delta)
 
     note_touched(d, group);
     assert(used <= GROUP_BLOCKS);
+    d->whole += (used == 0) - (uint64_t)(d->used[group] == 0);
     d->used[group] = (uint16_t)used;
     bit_set(d->broken, group, used > 0);
     bit_set(d->partial, group, used > 0 && used < GROUP_BLOCKS);
@@ -224,6 +226,7 @@ static int device_init(struct device *d, uint64_t blocks)
     if (!d->taken || !d->broken || !d->partial || !d->used || !d->touched)
         return -ENOMEM;
 
+    d->whole = d->groups;
     bits_set(d->taken, blocks, d->groups * GROUP_BLOCKS, true);
     group_changed(d, d->groups - 1, (int)(d->groups * GROUP_BLOCKS - blocks));
     d->free_blocks = blocks;
@@ -248,6 +251,14 @@ int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct h
     a->free_blocks = a->total;
     *out_alloc = a;
     return 0;
+}
+
+uint64_t ht_alloc_whole_blocks(const struct ht_alloc *a)
+{
+    uint64_t groups = 0;
+    for (unsigned i = 0; i < a->device_count; i++)
+        groups += a->device[i].offline ? 0 : a->device[i].whole;
+    return groups * GROUP_BLOCKS;
 }
 
 uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a)

@@ -72,7 +72,9 @@ int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_place_w
 
 uint64_t ht_alloc_total(const struct ht_alloc *a);
 uint64_t ht_alloc_free_blocks(const struct ht_alloc *a); /* really free now */
-uint64_t ht_alloc_available(const struct ht_alloc *a);   /* free + limbo - reserved */
+/* Of these, in groups that are free as a whole: while there are such, nothing is allocated in pieces. */
+uint64_t ht_alloc_whole_blocks(const struct ht_alloc *a);
+uint64_t ht_alloc_available(const struct ht_alloc *a); /* free + limbo - reserved */
 uint64_t ht_alloc_reserved(const struct ht_alloc *a);
 /* Of the extent's blocks those that come free when it is released: none on a device that is not there. */
 uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e);

@@ -248,6 +248,17 @@ void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c)
 
 /* ----------------------------------------------------------- reservation */
 
+/*
+ * Content that is accepted must be written later, maybe all of it in single blocks, and each piece is in the record of its chunk. Is there
+ * room in the log for the pieces of what is dirty or being written, and of need blocks more?
+ */
+static bool pieces_fit(struct ht_store *s, uint32_t need)
+{
+    uint64_t blocks = s->dirty_bytes / HT_BLOCK_BYTES + s->writing_blocks + need;
+    uint64_t whole = ht_alloc_whole_blocks(s->alloc);
+    return blocks <= whole || ht_journal_has_room_for_pieces(s->journal, (blocks - whole) * HT_FRAG_RECORD_BYTES, true);
+}
+
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
 {
     struct ht_store *s = o->s;
@@ -266,7 +277,8 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
     if (need <= im->reserved_blocks)
         return 0;
     uint32_t promised = ht_chunk_use_promise(o, c, need - im->reserved_blocks);
-    int rc = ht_alloc_reserve(s->alloc, need - im->reserved_blocks - promised);
+    bool refused = o->obj_class != HT_CLASS_SCRATCH && !pieces_fit(s, need);
+    int rc = refused ? -ENOSPC : ht_alloc_reserve(s->alloc, need - im->reserved_blocks - promised);
     if (!rc) {
         im->reserved_blocks = need;
     } else {
@@ -360,6 +372,23 @@ static int wait_for_space(struct ht_store *s)
     return 0;
 }
 
+/*
+ * What was guaranteed its space was accepted without a look at its pieces, so it may have to wait here. All else was accepted because they
+ * fit (pieces_fit), and is written whatever has become of the free space since.
+ */
+static bool may_have_pieces(struct ht_obj *o, unsigned n)
+{
+    struct ht_store *s = o->s;
+    return n == 1 || o->obj_class == HT_CLASS_SCRATCH || !o->extra->guarantee_blocks ||
+        ht_journal_has_room_for_pieces(s->journal, (n - 1 + s->writing_blocks) * HT_FRAG_RECORD_BYTES, false);
+}
+
+static void release_extents(struct ht_store *s, const struct ht_extent *e, int n)
+{
+    for (int i = 0; i < n; i++)
+        ht_alloc_release(s->alloc, &e[i]);
+}
+
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_place_wish wish,
                         struct ht_ref *out)
 {
@@ -372,6 +401,10 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
     struct ht_extent e[HT_FRAGS_MAX];
     while (!rc && (n = ht_alloc_take(s->alloc, need, wish, e)) == -EAGAIN)
         rc = wait_for_space(s);
+    if (!rc && !may_have_pieces(o, (unsigned)n)) {
+        release_extents(s, e, n);
+        rc = -ENOSPC;
+    }
     if (rc) {
         return_reservation(o, c, need, &g);
         return rc;
@@ -380,9 +413,9 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
     out->stored = bytes;
     out->visible = bytes & HT_VISIBLE_MASK;
     rc = ht_ref_set(out, e, (unsigned)n);
-    for (int i = 0; rc && i < n; i++)
-        ht_alloc_release(s->alloc, &e[i]);
-    if (!rc)
+    if (rc)
+        release_extents(s, e, n);
+    else
         o->stored_blocks += need;
     return rc;
 }

@@ -466,8 +466,9 @@ struct ht_store {
     size_t conflict_count, conflict_cap;
 
     uint64_t dirty_bytes;
-    unsigned missing; /* readers that wait for a device */
-    unsigned writing; /* images on their way to a device by writeback */
+    unsigned missing;        /* readers that wait for a device */
+    unsigned writing;        /* images on their way to a device by writeback */
+    uint64_t writing_blocks; /* that they have */
     uint64_t hits, misses, evictions, writebacks, commits;
     uint64_t room_waits; /* for an image to go */
     uint64_t checksum_errors, read_errors, write_errors;

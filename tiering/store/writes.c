@@ -142,6 +142,7 @@ int ht_writes_start(struct ht_writes *w, struct ht_obj *o, struct ht_chunk *c, u
     ht_chunk_downgrade(s, c);
     w->count++;
     s->writing++;
+    s->writing_blocks += ht_ref_blocks(&ref);
     o->writing++;
     o->refs++;
     ht_store_unlock(s);
@@ -215,6 +216,7 @@ void ht_writes_finish(struct ht_writes *w)
     w->count--;
     w->flight_bytes -= j->bytes;
     s->writing--;
+    s->writing_blocks -= ht_div_up(j->bytes, HT_BLOCK_BYTES);
     j->o->writing--;
     ht_obj_untouch_if_idle(j->o);
     ht_obj_put_locked(j->o);

@@ -7,13 +7,8 @@ enum { SMALL = HT_SMALL_CHUNK_BYTES, RECORD = 60, PIECE = 12 };
 static struct ht_obj *comb;
 
 /* Every other block is taken by a scratch object, which claims nothing of the log. */
-static void fresh_in_pieces(uint64_t mib)
+static void fill_with_pieces(void)
 {
-    struct ht_super sb;
-    struct ht_format_opts format = {.log_bytes = HT_LOG_BYTES_MIN};
-    ck_assert_int_eq(ht_dev_open_ram(mib * MIB, 512, &dev), 0);
-    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
-    mount_with(false, false);
     struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = SMALL, .obj_class = HT_CLASS_SCRATCH};
     ck_assert_int_eq(ht_obj_create(s, &a, &comb), 0);
     uint8_t block[4096] = {1};
@@ -24,6 +19,21 @@ static void fresh_in_pieces(uint64_t mib)
         ck_assert_int_gt(ht_writeback_now(s), 0);
     for (uint64_t i = 0; i < n; i += 2)
         ht_obj_scratch_drop(comb, i, 1);
+}
+
+static void fresh_with_small_log(uint64_t mib)
+{
+    struct ht_super sb;
+    struct ht_format_opts format = {.log_bytes = HT_LOG_BYTES_MIN};
+    ck_assert_int_eq(ht_dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
+    mount_with(false, false);
+}
+
+static void fresh_in_pieces(uint64_t mib)
+{
+    fresh_with_small_log(mib);
+    fill_with_pieces();
 }
 
 static void done_with_pieces(void)
@@ -137,11 +147,68 @@ START_TEST(a_log_full_of_pieces_refuses_writes_and_lasts)
 }
 END_TEST
 
+/*
+ * Chunks in one piece are rewritten in many while the log has all claims that it takes. Their pieces are claimed by force, but never so many
+ * that nothing can be deleted any more. guaranteed: such content is accepted, and waits in memory.
+ */
+static void rewrite_in_pieces(bool guaranteed)
+{
+    enum { CHUNKS = 80 };
+    fresh_with_small_log(256);
+    uint8_t *p = pattern(MIB, 3);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
+    for (uint64_t i = 0; i < CHUNKS; i++)
+        put_all(o, i * MIB, p, MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    publish();
+    fill_with_pieces();
+    if (guaranteed)
+        ck_assert_int_eq(ht_obj_guarantee(o, CHUNKS * MIB), 0);
+    uint64_t rest = stats().log.claim_limit_bytes - stats().log.claimed_bytes;
+    ck_assert_int_eq(ht_store_claim(s, rest), 0);
+    ssize_t n = MIB;
+    uint64_t done = 0;
+    for (; done < CHUNKS && n == MIB; done++)
+        n = ht_obj_write(o, done * MIB, p + 1, MIB - 1) + 1;
+    ck_assert_int_eq(n, -ENOSPC + 1);
+    ck_assert_uint_ge(done, 8);
+    int rc = ht_scope_writeback(s, 9);
+    ck_assert_int_eq(rc, guaranteed ? -ENOSPC : 0);
+    ck_assert(!stats().log.too_full);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 16 << 10, &tx), 0); /* what deletes */
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    /* With room in the log it goes on. */
+    ht_store_unclaim(s, rest);
+    put_all(o, (done - 1) * MIB, p + 1, MIB - 1);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    ht_obj_evict(o);
+    expect(o, 0, p, MIB);
+    ht_obj_put(o);
+    free(p);
+    done_with_pieces();
+}
+
+START_TEST(rewriting_in_pieces_is_refused_before_the_log_is_stuck)
+{
+    rewrite_in_pieces(false);
+}
+END_TEST
+
+START_TEST(guaranteed_content_in_pieces_waits_before_the_log_is_stuck)
+{
+    rewrite_in_pieces(true);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("pieces");
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, claims_and_estimates_are_exact);
     tcase_add_test(tc, a_log_full_of_pieces_refuses_writes_and_lasts);
+    tcase_add_test(tc, rewriting_in_pieces_is_refused_before_the_log_is_stuck);
+    tcase_add_test(tc, guaranteed_content_in_pieces_waits_before_the_log_is_stuck);
     return run_suite(tc);
 }
