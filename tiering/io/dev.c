@@ -104,6 +104,16 @@ void ht_dev_counters(const struct ht_dev *dev, struct ht_dev_counters *out)
     };
 }
 
+uint64_t ht_dev_next_data(const struct ht_dev *dev, uint64_t offset, uint64_t end)
+{
+    if (dev->ram != NULL || dev->block || dev->raw)
+        return offset;
+    off_t at = lseek(dev->fd, (off_t)offset, SEEK_DATA);
+    if (at < 0)
+        return errno == ENXIO ? end : offset; /* no more data in the file; or it cannot tell */
+    return ht_min_u64((uint64_t)at, end);
+}
+
 bool ht_dev_needs_flush(const struct ht_dev *dev)
 {
     /* covered first: it never exceeds an `ended` that is read later */

@@ -56,6 +56,11 @@ int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev) HT_CHECK;
 int ht_dev_open_ram(uint64_t bytes, uint32_t lba, struct ht_dev **out_dev) HT_CHECK;
 /* The content of a RAM device: dev_size bytes, for tests to inspect, replace and corrupt. */
 void *ht_dev_ram_data(struct ht_dev *dev);
+/*
+ * The first offset from here on, at most end, where bytes may be that were ever written; what is before it reads as zeros. A file with holes
+ * knows; of all others it is offset itself.
+ */
+uint64_t ht_dev_next_data(const struct ht_dev *dev, uint64_t offset, uint64_t end);
 /* A RAM device's note of what was written: one byte for each HT_BLOCK_BYTES, set by writes; tests read and clear it. */
 uint8_t *ht_dev_ram_touched(struct ht_dev *dev);
 /* Let a RAM device be attached to this NUMA node. */

@@ -20,7 +20,7 @@
  * that it names. It was written after that frame, as the last thing of its mount, and the next mount makes another superblock durable
  * before its first frame. So what lies behind can only be of a mount whose superblock this device did not take. Such frames begin right
  * at the end, with the record of their epoch, and to write over them again their writer has to write over the chain first. CLOSED_LOOK_BYTES
- * are looked at. After a crash nothing says how far the writer came: all of the region is read then.
+ * are looked at. After a crash nothing says how far the writer came: all of the region is read then, but for long holes of a file.
  *
  * A header may claim any length. Memory for a frame grows from FRAME_STEP_BYTES, and doubles only while the records that were read so
  * far are some: each has a header of its own within HT_RECORD_BYTES_MAX, so memory follows what is written.
@@ -31,6 +31,7 @@
 #include <stdlib.h>
 
 #define FRAME_STEP_BYTES ((uint64_t)HT_MIB)
+#define HOLE_BYTES_MIN ((uint64_t)(8 * HT_MIB)) /* worth what was read ahead in vain */
 #define CLOSED_LOOK_BYTES ((uint64_t)(4 * HT_MIB))
 #define UNREADABLE_MAX 16u /* behind the end; after so many blocks nothing more is looked for */
 
@@ -220,15 +221,35 @@ static uint64_t look_limit(const struct ht_log_scanner *sc, const struct ht_log_
     return closed ? ht_min_u64(limit_pos(sc), s->end_pos + CLOSED_LOOK_BYTES) : limit_pos(sc);
 }
 
+/* Behind a hole of a file, where no frame can be; pos itself where there is no long one. The reader goes along. */
+static uint64_t skip_hole(struct ht_log_scanner *sc, const struct ht_log_copy *copy, uint64_t pos, uint64_t end)
+{
+    uint64_t offset = copy->offset + pos % copy->log_bytes;
+    uint64_t len = ht_min_u64(end - pos, copy->log_bytes - pos % copy->log_bytes);
+    uint64_t hole = ht_dev_next_data(copy->dev, offset, offset + len) - offset;
+
+    if (hole < HOLE_BYTES_MIN)
+        return pos;
+    pos += hole / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
+    ht_log_reader_seek(&sc->reader, copy, pos, end);
+    return pos;
+}
+
 static int look_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *s)
 {
-    uint64_t budget_bytes = 2 * sc->config->log_bytes, end = look_limit(sc, s);
+    uint64_t budget_bytes = 2 * sc->config->log_bytes, end = look_limit(sc, s), ask_pos = s->end_pos;
     unsigned unreadable = 0;
 
     ht_log_reader_seek(&sc->reader, copy, s->end_pos, end);
     for (uint64_t pos = s->end_pos; pos < end && unreadable < UNREADABLE_MAX; pos += HT_BLOCK_BYTES) {
         struct ht_frame f;
         int io_error;
+        if (pos >= ask_pos) {
+            pos = skip_hole(sc, copy, pos, end);
+            ask_pos = pos + HOLE_BYTES_MIN;
+            if (pos >= end)
+                break;
+        }
         const uint8_t *block = ht_log_reader_block(&sc->reader, pos, &io_error);
         unreadable += !block;
         if (!block || !header_at(sc, block, pos, &f) || !could_be_later(s, &f))

@@ -7,7 +7,10 @@
  */
 #include "tests/unit/tiering/journal/kv.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
@@ -589,6 +592,46 @@ START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
 }
 END_TEST
 
+/* A sparse file of a large log, with a later frame far behind the end: found, and the holes are not read. */
+START_TEST(holes_of_a_file_are_not_read)
+{
+    enum { LOG_BYTES = 1 << 30, FAR = 700 << 20, READ_MAX = 64 << 20 };
+    _Alignas(4096) uint8_t mem[4096];
+    const char *folder = getenv("HITRAIN_BUILD");
+    char path[PATH_MAX];
+    struct ht_journal_report report;
+    struct ht_dev_counters n;
+    struct ht_journal *j;
+    struct ht_dev *dev;
+    snprintf(path, sizeof(path), "%s/replay-XXXXXX", folder ? folder : "/tmp");
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, KV_LOG_OFFSET + LOG_BYTES), 0);
+    if (_i) {
+        struct ht_frame f = {.salt = KV_SALT, .epoch = 1, .seq = 3, .durable_seq = 2, .pos = FAR};
+        ht_frame_encode(mem, &f);
+        ck_assert_int_eq(pwrite(fd, mem, sizeof(mem), KV_LOG_OFFSET + FAR), sizeof(mem));
+    }
+    ck_assert_int_eq(ht_dev_open(path, 0, &dev), 0);
+    ck_assert_int_eq(unlink(path), 0);
+    struct ht_journal_config c = {.dev = {dev},
+                                  .offset = {KV_LOG_OFFSET},
+                                  .log_bytes = LOG_BYTES,
+                                  .salt = KV_SALT,
+                                  .start = {.seq = 1},
+                                  .epoch = 1};
+    ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), _i ? -EUCLEAN : 0);
+    ck_assert_int_eq(report.copy[0].state, _i ? HT_LOG_DAMAGED : HT_LOG_ENDED);
+    ht_dev_counters(dev, &n);
+    if (lseek(fd, KV_LOG_OFFSET, SEEK_DATA) != KV_LOG_OFFSET) /* else this file system does not tell holes */
+        ck_assert_uint_le(n.read_bytes, READ_MAX);
+    if (!_i)
+        ht_journal_abandon(j);
+    ht_dev_close(dev);
+    close(fd);
+}
+END_TEST
+
 /* Both copies are damaged: they are made whole in memory, which an empty region takes little of. */
 START_TEST(a_large_empty_log_is_mended_aside_in_little_memory)
 {
@@ -637,6 +680,7 @@ static Suite *suite(void)
     tcase_add_test(t, malformed_frames_are_never_handed_out);
     tcase_add_test(t, a_hostile_region_takes_no_longer);
     tcase_add_test(t, a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written);
+    tcase_add_loop_test(t, holes_of_a_file_are_not_read, 0, 2);
     tcase_add_test(t, memory_follows_what_is_written_not_what_a_header_claims);
     tcase_add_test(t, a_large_empty_log_is_mended_aside_in_little_memory);
     suite_add_tcase(s, t);
