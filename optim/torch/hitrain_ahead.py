@@ -61,12 +61,14 @@ class ReadAhead:
         for p in list(self._pending):
             self._settle(p)
 
-    def forget(self) -> None:
-        """Nothing is read any more when this returns. The caller reads all of it anew."""
+    def forget(self) -> bool:
+        """Nothing is being read any more when this returns. True: not all was read, and the caller has to do it."""
         for reading in self._pending.values():
             reading.cancel()
         concurrent.futures.wait(self._pending.values())
+        missing = any(r.cancelled() or r.exception() for r in self._pending.values())
         self._pending, self._unasked = {}, {}
+        return missing
 
     def close(self) -> None:
         for hook in self._hooks:

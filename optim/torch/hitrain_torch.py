@@ -128,6 +128,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._taken_names: Dict[str, None] = {}
         self._built, self._pid = False, os.getpid()
         self._begin_at(0)
+        self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
         self._unread = False  # files have newer values than tensors
         self._durable_due = False  # the end of the step that has begun is to be durable
         self._torn = ''  # why a step could not be taken back
@@ -181,8 +182,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
             if not files:
                 return loss
             self._send(said)
-            self._unread = True
             self._ranks.together('the end of the step', self._end_step)
+            self._unread = True
             self._begin_at(self._step + 1)
             self._durable_due = False
             self._ranks.together('reading', lambda: self._receive(files))
@@ -294,7 +295,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
         for f in self._parameter_files():
             if f.changed():
                 self._push(f)
-                self._pushed_alone[f] = None
+                if self._shard:
+                    self._pushed_alone[f] = None
         self._end_emptied()
         self._root.command('commit')
         for f in self._parameter_files():
@@ -518,7 +520,6 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._step = step
         self._begun, self._open = False, 0  # the store's number of the open step, once a gradient of it is there
         self._latched: Optional[List[str]] = None  # hyper-parameters of the step that has begun
-        self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
         for f in self._parameter_files():
             f.begin_step()
 
@@ -528,21 +529,22 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._settle()
         files = list(self._parameter_files())
         facts = {'gradients': ''.join('01'[f.tensor.grad is not None] for f in files), 'changed': ''}
-        if ends and self._begun:
-            self._check_sent([f for f in files if f.sent])
         if ends or not self._begun:
-            facts['changed'] = ''.join('01'[f in self._pushed_alone or f.changed()] for f in files)
+            changed = dict.fromkeys(f for f in files if f.changed())
+            if self._begun and not self._check_sent([f for f in files if f.sent], changed):
+                changed = dict.fromkeys(f for f in files if f.changed())
+            facts['changed'] = ''.join('01'[f in changed or f in self._pushed_alone] for f in files)
         return facts
 
-    def _check_sent(self, sent: List[ParameterFile]) -> None:
-        """What was sent before step() must be what step() would send now. Otherwise the step is sent again where that is possible."""
+    def _check_sent(self, sent: List[ParameterFile], changed: Dict[ParameterFile, None]) -> bool:
+        """What was sent before step() must be what step() would send now. False: it was not, and is taken back to be sent again."""
         if self._ranks.leads and self._latched != self._all_config():
             why = 'hyper-parameters were changed'
         else:
             why = next((f'the gradient of {f.name} was changed or cleared' for f in sent if f.gradient_changed()), '') or \
-                next((f'the parameter {f.name} was changed' for f in sent if f.changed()), '')
+                next((f'the parameter {f.name} was changed' for f in sent if f in changed), '')
         if not why:
-            return
+            return True
         why += " after the step's first gradient was sent"
         if self._shard or self.accumulate > 1:
             raise RuntimeError(f'{why}; with accumulate or a shard that must be done before')
@@ -553,6 +555,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             warnings.warn(f'{why}: the step is sent again, and from now on backward() sends no gradients. Do that before backward() '
                           'to keep overlap', RuntimeWarning, stacklevel=2)
         self._early = False
+        return False
 
     def _owned(self, said: List[Dict[str, Any]]) -> Iterator[Tuple[ParameterFile, List[int]]]:
         """Each parameter and the ranks that have a gradient of it."""
@@ -568,6 +571,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)
         if any(changed):
             self._ranks.together('taking changed parameters', lambda: self._take_changed(changed))
+            self._pushed_alone = {}
         self._begun = True
         owned = [(f, owners) for f, owners in self._owned(said) if self._ranks.rank in owners]
 
@@ -599,7 +603,6 @@ class HitrainOptimizer(torch.optim.Optimizer):
         for f in changed:
             if f not in self._pushed_alone:
                 self._push(f)
-        self._pushed_alone = {}
 
     def _push(self, f: ParameterFile) -> None:
         with self._root.explained(f'parameter {f.name}, changed outside step()'):
@@ -689,7 +692,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             if not isinstance(second, Exception):
                 raise
         if self._step < finished:
-            warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}',
+            warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}, as its tensors did',
                           RuntimeWarning, stacklevel=2)
 
     def _go_back(self, wholly: bool) -> None:
@@ -697,8 +700,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
         store has other values than before that step."""
         if not (wholly or self._shard or self._begun or self._unread):
             return
-        if self._ahead:
-            self._ahead.forget()  # all is read again
+        if self._ahead and self._ahead.forget():
+            self._unread = True
         alone = self._ranks.over
         if alone and not self._ranks.leads:
             self._ranks.together('going back')  # raises: rank 0 cannot be reached
@@ -750,6 +753,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def _read_back(self, reread: bool) -> None:
         self._config = ''
+        if reread:
+            self._pushed_alone = {}
         for f in self._parameter_files():
             f.forget()
             if reread:

@@ -19,7 +19,7 @@ sys.path.insert(0, str(TOP / 'optim/torch'))
 
 from demo_store import Store  # noqa: E402
 import hitrain_files  # noqa: E402
-from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD  # noqa: E402
+from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD, Shard  # noqa: E402
 
 PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
@@ -154,8 +154,29 @@ def test_a_change_is_not_lost_with_a_step_that_failed(root):
         assert equal(own, {n: p - own[n].grad for n, p in loaded.items()})
 
 
+def test_a_change_is_not_lost_with_a_commit_that_failed(root, monkeypatch):
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        loaded = parameters(seed=3)
+        load(own, loaded)
+        give_gradients(own, 0)
+        real = optimizer._root.command
+
+        def refuse(*lines):
+            if lines[0].startswith('commit'):
+                raise OSError(28, 'of the test')
+            real(*lines)
+        with monkeypatch.context() as m:
+            m.setattr(optimizer._root, 'command', refuse)
+            with pytest.raises(OSError, match='of the test'):
+                optimizer.step()
+        assert equal(own, loaded)
+        optimizer.step()
+        assert equal(own, {n: p - own[n].grad for n, p in loaded.items()})
+
+
 def test_checksums_see_every_byte():
-    for size in (1, 3, 250, 251, 502, 100000, 251 * 8 * 3 + 5):
+    for size in (1, 3, 250, 251, 502, 100000, 251 * 8 * 7 + 5):
         t = torch.randint(0, 255, (size,), dtype=torch.uint8)
         before = hitrain_files.checksum(t)
         for at in {0, size // 2, size - 1}:
@@ -264,7 +285,13 @@ def test_a_part_of_a_gradient_is_taken_back(root, monkeypatch):
     own = parameters()
     start, real = copies(own), os.pwrite
     with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
-        for error in KeyboardInterrupt(), OSError(5, 'of the test'):
+        real_command = optimizer._root.command
+
+        def no_drop(*lines):
+            if lines[0].startswith('drop'):
+                raise OSError(16, 'of the test')
+            real_command(*lines)
+        for error, command in ((KeyboardInterrupt(), real_command), (OSError(5, 'of the test'), real_command), (KeyboardInterrupt(), no_drop)):
             calls = []
 
             def half(fd, data, at):
@@ -275,6 +302,7 @@ def test_a_part_of_a_gradient_is_taken_back(root, monkeypatch):
             give_gradients(own, 0)
             with monkeypatch.context() as m:
                 m.setattr(os, 'pwrite', half)
+                m.setattr(optimizer._root, 'command', command)
                 with pytest.raises(type(error)):
                     optimizer.step()
             assert equal(own, start)
@@ -549,6 +577,27 @@ def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
         step(True, waits=True)
         step(False)
         assert optimizer.committed_step == 4
+
+
+def test_a_failed_reading_is_made_up_for_with_a_shard(root):
+    """There step() goes back with all ranks, and reads again what is missing."""
+    model = torch.nn.Linear(5, 5)
+    with HitrainSGD(model.named_parameters(), root, lr=0.1, shard=Shard(0, 1)) as optimizer:
+        real, calls = optimizer.receive_parameter, []
+
+        def fails_once(p):
+            calls.append(p)
+            if len(calls) == 1:
+                raise OSError(5, 'of the test')
+            real(p)
+        optimizer.receive_parameter = fails_once
+        optimizer.read_ahead(model)
+        model(torch.ones(5)).sum().backward()
+        optimizer.step()
+        with pytest.raises(OSError, match='of the test'):
+            optimizer.step()
+        for n, p in model.named_parameters():
+            assert torch.equal(p.detach().view(-1), torch.frombuffer(bytearray((root / n).read_bytes()), dtype=torch.float32)), n
 
 
 def test_a_failed_reading_is_raised_until_abort(root):

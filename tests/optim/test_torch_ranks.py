@@ -267,6 +267,12 @@ def part_changes(job):
     if job.rank == 0:
         job.own['w'].data.mul_(2)
         job.optimizer.commit()
+    job.barrier()
+    give_gradients(job.own, 1)
+    if job.rank == 1:
+        broken(job, 'offer')
+    with pytest.raises((OSError, RankFailed), match='of the test'):  # the others hear of it in the next step all the same
+        job.optimizer.step()
     job.wanted['w'] = job.wanted['w'] * 2
     job.step(1)
     if job.rank == 2:
