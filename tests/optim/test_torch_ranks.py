@@ -343,16 +343,31 @@ def part_state(job):
     job.agree()
 
 
+def dies_in(job, name):
+    setattr(job.optimizer, name, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+
+
 def part_death(job):
-    """A process that is killed: the others raise at once, and rank 0 takes the step back."""
+    """A process that is killed while it writes: the others raise at once, and rank 0 takes the step back."""
     give_gradients(job.own, 0)
     if job.rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+        dies_in(job, '_send_one')
     with pytest.raises(RankFailed, match='rank 2 is gone: its process has ended') as e:
         job.optimizer.step()
     assert e.value.rank == 2
     if job.rank == 0:
         job.agree()
+
+
+def part_death_of_rank_0(job):
+    """Before it ends the step. The others cannot go back: nobody takes them there."""
+    give_gradients(job.own, 0)
+    if job.rank == 0:
+        dies_in(job, '_end_step')
+    with pytest.raises(RankFailed, match='rank 0 is gone: its process has ended'):
+        job.optimizer.step()
+    with pytest.raises(RankFailed, match='rank 0 is gone'):
+        job.optimizer.abort()
 
 
 def part_interrupt(job):
@@ -396,7 +411,7 @@ def work(rank, base, parts, meeting, results):
             job = Job(rank, root, meeting)
             part(job)
             job.optimizer.close()
-            if part is not part_death:
+            if part not in (part_death, part_death_of_rank_0):
                 meeting.wait(SECONDS_MAX)
         results.put((rank, None))
     except BaseException as e:
@@ -440,6 +455,11 @@ def test_ranks_fail_together(base):
 def test_ranks_that_are_gone(base):
     run_parts(base, [part_interrupt, part_death], dies=(2,))
     assert os.getxattr(base / 'part_death', 'user.hitrain.step_open') == b'0'
+    run_parts(base, [part_death_of_rank_0], dies=(0,))
+    own = parameters(seed=1)
+    with HitrainSGD(own.items(), base / 'part_death_of_rank_0', resume=True) as optimizer:
+        assert optimizer.committed_step == 0 and os.getxattr(optimizer.root, 'user.hitrain.step_open') == b'0'
+        assert all(torch.equal(p, q) for p, q in zip(own.values(), parameters(seed=0).values()))
 
 
 # --------------------------------------------- wrappers that reduce gradients
