@@ -103,6 +103,8 @@ int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid)
     int ret = p->root->id == root ? ht_opt_gate_enter(p->root) : -ENOENT;
     if (!ret) {
         ret = drop(p, &chain);
+        if (!ret)
+            ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
         ht_opt_gate_leave(p->root);
     }
     unlock(o);

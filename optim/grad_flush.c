@@ -266,7 +266,11 @@ static int flush_window(struct param *p, struct ht_grad *g, struct words *words,
         ret = ht_opt_state_load(p);
     if (!ret && !p->has_grad)
         ret = ht_opt_sum_reserve(p);
-    return ret ? ret : freeze(p, &w, &words->config, out_ticket);
+    if (!ret)
+        ret = freeze(p, &w, &words->config, out_ticket);
+    if (!ret)
+        ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
+    return ret;
 }
 
 static int flush_locked(struct param *p, struct ht_grad *g, struct words *words, uint64_t *out_torn)

@@ -120,7 +120,10 @@ struct ht_root_stat {
     uint64_t state_bytes;
     uint64_t update_ns;                      /* worker time spent in updates since mount */
     uint64_t commit_ns;                      /* time in commits since mount */
-    char error[HT_OPTIM_ERROR_MAX];          /* last refused thing; empty when none */
+    char error[HT_OPTIM_ERROR_MAX];          /* last refused thing, until the same succeeds; empty when none */
+    uint64_t error_step;                     /* steps that were done then */
+    int64_t error_time;                      /* seconds since 1970 */
+    uint64_t refusals;                       /* since mount */
     char claimed_by[HT_OPTIM_CLAIM_MAX + 1]; /* empty: nobody has claimed it */
     int claimed_pid;
 };

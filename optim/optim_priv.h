@@ -32,6 +32,8 @@
 #ifndef HITRAIN_OPTIM_OPTIM_PRIV_H
 #define HITRAIN_OPTIM_OPTIM_PRIV_H
 
+#include <time.h>
+
 #include "optim/rules/kernel.h"
 #include "optim/optim.h"
 #include "optim/rules/rule.h"
@@ -146,6 +148,15 @@ struct claim {
     char name[HT_OPTIM_CLAIM_MAX + 1];
 };
 
+/* What was refused last, and has not succeeded since. */
+struct refusal {
+    enum ht_event_code code; /* what kind of thing */
+    uint64_t oid;            /* of which parameter; 0: of the root */
+    uint64_t step;           /* boundaries that were done then */
+    time_t time;
+    char text[HT_OPTIM_ERROR_MAX]; /* empty: nothing */
+};
+
 struct root {
     struct ht_optim *o;
     uint64_t id, seq;
@@ -172,7 +183,8 @@ struct root {
     uint64_t backlog_bytes; /* gradients of the pending ranges */
     int failure;            /* first error of an update since the last abort */
     uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
-    char error[HT_OPTIM_ERROR_MAX];
+    struct refusal error;
+    uint64_t refusals; /* since mount */
 };
 
 /* check.c. What reading the log to its end found: taken out and remembered for fsck, where the store leaves out. */
@@ -259,6 +271,9 @@ bool ht_opt_root_idle(const struct root *r);
 int ht_opt_wait_open(struct root *r) HT_CHECK;
 /* Keep text as the root's error, with the parameter's name before it (oid 0: none), and raise an event. Not locked. */
 void ht_opt_refuse(struct root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...) HT_PRINTF(4, 5);
+
+/* Locked: a thing of this kind succeeded, of this parameter (0: of the root): an error that says it was refused ends. */
+void ht_opt_succeeded(struct root *r, enum ht_event_code code, uint64_t oid);
 
 /* A later step may find no space. With or without the lock. */
 void ht_opt_not_reserved(const struct param *p, const char *text);

@@ -467,6 +467,8 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid)
     int ret = ht_opt_gate_enter(p->root);
     if (!ret) {
         ret = reset_alone(p);
+        if (!ret)
+            ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
         ht_opt_gate_leave(p->root);
     }
     unlock(o);

@@ -10,6 +10,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* ------------------------------------------------------------------- table */
 
@@ -120,12 +121,20 @@ void ht_opt_refuse(struct root *r, enum ht_event_code code, uint64_t oid, const 
     va_end(ap);
     ht_event(code, &about, "%s", text);
     lock(o);
-    int n = snprintf(r->error, sizeof(r->error), "%s%s", name, oid ? ": " : "");
-    size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(r->error) - 1);
-    size_t len = ht_min_u64(strlen(text), sizeof(r->error) - 1 - used);
-    memcpy(r->error + used, text, len);
-    r->error[used + len] = '\0';
+    struct refusal *e = &r->error;
+    *e = (struct refusal){.code = code, .oid = oid, .step = r->step, .time = time(NULL)};
+    int n = snprintf(e->text, sizeof(e->text), "%s%s", name, oid ? ": " : "");
+    size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(e->text) - 1);
+    size_t len = ht_min_u64(strlen(text), sizeof(e->text) - 1 - used);
+    memcpy(e->text + used, text, len);
+    r->refusals++;
     unlock(o);
+}
+
+void ht_opt_succeeded(struct root *r, enum ht_event_code code, uint64_t oid)
+{
+    if (r->error.code == code && (!oid || r->error.oid == oid))
+        r->error.text[0] = '\0';
 }
 
 void ht_opt_not_reserved(const struct param *p, const char *text)
@@ -333,7 +342,10 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .update_ns = r->update_ns,
         .commit_ns = r->commit_ns,
     };
-    memcpy(out->error, r->error, sizeof(out->error));
+    memcpy(out->error, r->error.text, sizeof(out->error));
+    out->error_step = r->error.step;
+    out->error_time = r->error.time;
+    out->refusals = r->refusals;
     memcpy(out->claimed_by, r->claim.name, sizeof(out->claimed_by));
     stat_params(r, out);
     unlock(o);
@@ -345,7 +357,7 @@ void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root)
     lock(o);
     struct root *r = ht_opt_root_find(o, root);
     if (r)
-        r->error[0] = '\0';
+        r->error.text[0] = '\0';
     unlock(o);
 }
 

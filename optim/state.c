@@ -321,6 +321,8 @@ ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *des
     if (!ret) {
         ret = write_gated(p, &layout, (unsigned)word, off, buf, len, &element);
         lock(o);
+        if (ret >= 0)
+            ht_opt_succeeded(p->root, HT_EVENT_REFUSED, p->oid);
         ht_opt_gate_leave(p->root);
         unlock(o);
         ret = tell_refused(p, name, element, ret);

@@ -178,12 +178,16 @@ static int try_boundary(struct root *root, uint64_t *out_partial)
 static void tell_partial(struct root *root, uint64_t oid, unsigned wanted)
 {
     if (wanted > 1)
-        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, oid,
-                      "has not got all of the %u gradients of this step; write the rest, or abort, or set partial=1",
-                      wanted);
+        ht_opt_refuse(
+            root, HT_EVENT_STEP_REFUSED, oid,
+            "has not got all of the %u gradients of this step; write the rest, or take back what came with drop, or set "
+            "partial=1; abort takes back the whole step, with everything below the root that is newer than the last commit",
+            wanted);
     else
-        ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, oid,
-                      "only a part of it has a gradient in this step; write the rest, or abort, or set partial=1");
+        ht_opt_refuse(
+            root, HT_EVENT_STEP_REFUSED, oid,
+            "only a part of it has a gradient in this step; write the rest, or take that back with drop, or set partial=1; "
+            "abort takes back the whole step, with everything below the root that is newer than the last commit");
 }
 
 /* On success the root is held: no update runs until let_go. */
@@ -351,6 +355,10 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_opti
         let_go(root);
     lock(o);
     root->commit_ns += durable ? ht_now_ns() - start : 0;
+    if (!ret) {
+        ht_opt_succeeded(root, HT_EVENT_STEP_REFUSED, 0);
+        ht_opt_succeeded(root, HT_EVENT_COMMIT_FAILED, 0);
+    }
     unlock(o);
     leave(root);
     return ret;
@@ -576,6 +584,7 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
     if (!ret) {
         root->open = 0;
         root->failure = 0;
+        root->error.text[0] = '\0'; /* whatever it was about is taken back */
         each_param(root, reload);
     }
     unlock(o);

@@ -86,7 +86,52 @@ static int reset_or_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, const st
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
     if (r)
         return r;
-    return cmd->id == HT_COMMAND_DROP ? ht_ctl_drop(c, root, ino) : ht_optim_reset(c->optim, root, ino);
+    if (cmd->id == HT_COMMAND_DROP)
+        return ht_ctl_drop(c, root, ino);
+    r = ht_optim_reset(c->optim, root, ino);
+    return r == -ENOENT ? 0 : r; /* it never had a gradient, nor state */
+}
+
+struct params {
+    uint64_t root;
+    struct ht_buf found; /* uint64_t each */
+};
+
+static int note_param(void *ctx, const struct ht_optim_entry *e)
+{
+    struct params *p = ctx;
+
+    if (e->root == p->root && e->parameter)
+        ht_buf_put(&p->found, &e->parameter, sizeof(e->parameter));
+    return p->found.err;
+}
+
+/* Every parameter that has state, until one is refused. */
+static int reset_all(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
+                     char err[HT_CTL_ERROR_MAX])
+{
+    const struct ht_caller caller = {.cred = seat->person.cred};
+    struct params p = {.root = root, .found = HT_BUF_INIT};
+    int r = ht_ctl_owner(c, root, &caller);
+
+    if (r == -EPERM)
+        snprintf(err, HT_CTL_ERROR_MAX, "all parameters: only the owner of the model's directory may, or root");
+    if (r == 0)
+        r = ht_optim_walk(c->optim, note_param, &p);
+    for (size_t at = 0; r == 0 && at < p.found.len; at += sizeof(uint64_t)) {
+        char path[160];
+        uint64_t ino;
+
+        memcpy(&ino, p.found.data + at, sizeof(ino));
+        r = reset_or_drop(c, root, ino, seat, cmd, err);
+        if (!r || err[0])
+            continue;
+        ht_ns_path(c->ns, ino, path, sizeof(path));
+        snprintf(err, HT_CTL_ERROR_MAX, "%s: %s", path,
+                 r == -EBUSY ? "it has a gradient in the open step; commit or abort first" : strerror(-r));
+    }
+    ht_buf_free(&p.found);
+    return r;
 }
 
 static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
@@ -166,12 +211,25 @@ static int check_file(struct ht_ctl *c, uint64_t ino, const struct ht_command *c
     }
 }
 
+static bool is_file(struct ht_ctl *c, uint64_t ino)
+{
+    struct stat st;
+
+    return ht_ns_getattr(c->ns, ino, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const struct ht_seat *seat,
                        const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
-    if (cmd->id == HT_COMMAND_PREFETCH || cmd->id == HT_COMMAND_EVICT)
-        return prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
-    if (!root || ht_ctl_param(c, ino) != root) {
+    if (cmd->id == HT_COMMAND_PREFETCH || cmd->id == HT_COMMAND_EVICT) {
+        int r = prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
+
+        if (r == -EISDIR)
+            snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is a directory: name its files, one command each",
+                     (int)ht_min_u64(cmd->path_len, 120), cmd->path);
+        return r;
+    }
+    if (!root || !is_file(c, ino) || ht_ctl_param(c, ino) != root) {
         snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
                  (int)ht_min_u64(cmd->path_len, 120), cmd->path);
         return -EINVAL;
@@ -253,29 +311,28 @@ static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat,
     return r;
 }
 
-/* The optimizer names what is in the way in the root's error. */
-static void explain(struct ht_ctl *c, uint64_t root, int error, char err[HT_CTL_ERROR_MAX])
+/* What the optimizer refuses it names in the root's error; other refusals are put there now. */
+static void explain(struct ht_ctl *c, uint64_t root, uint64_t shown_at, uint64_t refusals_before,
+                    const struct ht_command *cmd, int error, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_root_stat st;
+    bool told = root && ht_optim_root_stat(c->optim, root, &st) == 0 && st.refusals != refusals_before;
 
-    if (err[0])
-        return;
-    if (root && error != -EIO && ht_optim_root_stat(c->optim, root, &st) == 0 && st.error[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", st.error);
-    else
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", strerror(-error));
+    if (!err[0])
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", told && st.error[0] ? st.error : strerror(-error));
+    if (!told)
+        ht_problem_set(c, shown_at, cmd->word, "%s: %s", cmd->word, err);
 }
 
-int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
-                   char err[HT_CTL_ERROR_MAX])
+static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
+               char err[HT_CTL_ERROR_MAX])
 {
     int r;
 
-    err[0] = 0;
-    if (cmd->id == HT_COMMAND_NONE)
-        return 0;
     if (cmd->id == HT_COMMAND_SCRUB) {
         r = run_scrub(c, dir, seat, cmd, err);
+    } else if (cmd->id == HT_COMMAND_RESET && root && cmd->path_len == 1 && *cmd->path == '*') {
+        r = reset_all(c, root, seat, cmd, err);
     } else if (cmd->path_len) {
         r = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {
@@ -286,7 +343,27 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
         snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
         r = -EINVAL;
     }
-    if (r)
-        explain(c, root, r, err);
+    return r;
+}
+
+int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
+                   char err[HT_CTL_ERROR_MAX])
+{
+    uint64_t shown_at = root ? root : dir;
+    struct ht_root_stat st;
+    int r;
+
+    err[0] = 0;
+    if (cmd->id == HT_COMMAND_NONE)
+        return 0;
+    if (!root || ht_optim_root_stat(c->optim, root, &st))
+        st.refusals = 0;
+    r = run(c, dir, root, seat, cmd, err);
+    if (r) {
+        explain(c, root, shown_at, st.refusals, cmd, r, err);
+    } else {
+        ht_problem_done(c, shown_at, cmd->word);
+        ht_problem_done(c, shown_at, "command");
+    }
     return r;
 }

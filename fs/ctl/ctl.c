@@ -383,10 +383,12 @@ int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino)
     int r = open ? -EBUSY : ht_ns_fsync(c->ns, ino);
 
     if (r == -EBUSY)
-        ht_problem_set(
-            c, ino,
+        ht_problem_set_below(
+            c, ino, "fsync",
             "fsync of a parameter (or of a directory with a new one) while a step is open or not durable: commit the "
             "model root instead");
+    else if (r == 0)
+        ht_problem_done(c, ino, "fsync");
     return r;
 }
 

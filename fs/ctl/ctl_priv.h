@@ -10,12 +10,18 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
 
-enum { HT_PROBLEMS_MAX = 64 }; /* remembered texts; the oldest makes room */
+enum { HT_PROBLEMS_MAX = 256 }; /* remembered texts, see problem.c */
 
 /* The last refused thing of an inode, for the word error. */
 struct ht_problem {
-    uint64_t ino; /* 0: free */
+    uint64_t ino;     /* that shows it; 0: free */
+    uint64_t about;   /* what it is about: ino, or something below it */
+    const char *kind; /* what was tried: success of the same ends it */
     uint64_t age;
+    uint32_t uid;  /* the owner of ino */
+    bool in_model; /* step is known: steps that were done then */
+    uint64_t step;
+    int64_t time; /* seconds since 1970 */
     char text[HT_CTL_ERROR_MAX];
 };
 
@@ -39,6 +45,7 @@ struct ht_ctl {
     struct ht_mutex lock;       /* guards what follows; a leaf */
     struct ht_list files, dirs; /* open ones of the hidden tree */
     struct ht_problem problem[HT_PROBLEMS_MAX];
+    _Atomic unsigned problems; /* that are there */
     uint64_t problem_age;
     struct ht_stale *stale;
     bool stale_lost; /* memory ran out: everything counts as stale */
@@ -55,12 +62,20 @@ struct ht_ctl {
     struct ht_list earlier_words; /* guarded by it */
 };
 
-/* problem.c: tell people (an event) and programs (word error). */
-void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...) HT_PRINTF(3, 4);
+/*
+ * problem.c: tell people (an event) and programs (word error). kind: what was tried, a text that stays. _below: the model root
+ * of ino says it, too, with the path of ino.
+ */
+void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
+void ht_problem_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
+/* Something of this kind succeeded. */
+void ht_problem_done(struct ht_ctl *c, uint64_t ino, const char *kind);
 /* False: there was none. */
 bool ht_problem_clear(struct ht_ctl *c, uint64_t ino);
 /* False: none. */
-bool ht_problem_get(struct ht_ctl *c, uint64_t ino, char out[HT_CTL_ERROR_MAX]);
+bool ht_problem_get(struct ht_ctl *c, uint64_t ino, struct ht_problem *out);
+/* The text with its time, and in a model how many steps were done. As snprintf. */
+int ht_problem_tell(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap);
 
 /* ctl.c */
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);

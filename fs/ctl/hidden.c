@@ -274,7 +274,7 @@ static int lookup_state(struct ht_ctl *c, uint64_t param, const char *name, stru
     return r || i == HT_HIDDEN_STATES_MAX ? -ENOENT : found(c, HT_HIDDEN_STATE, i, param, out_st);
 }
 
-int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
+static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
     uint64_t base = ht_hidden_base(parent);
 
@@ -292,6 +292,43 @@ int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct
     default:
         return -ENOTDIR;
     }
+}
+
+int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
+{
+    int r = lookup(c, parent, name, out_st);
+    struct ht_ns_tensor t;
+
+    if (r == 0 && c->problems && ht_hidden_match(parent) && ht_ns_tensor(c->ns, ht_hidden_base(parent), &t) == 0)
+        ht_problem_done(c, t.root, "name");
+    return r;
+}
+
+static void tell_missing_parameter(struct ht_ctl *c, uint64_t root, uint64_t dir, const char *what, const char *name)
+{
+    char path[160];
+
+    ht_ns_path(c->ns, dir, path, sizeof(path));
+    ht_problem_set(c, root, "name", HT_CTL_DIR "/%s/%.64s: there is no such file below /%s", what, name, path);
+}
+
+void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller)
+{
+    uint64_t dir = ht_hidden_base(parent);
+    struct ht_ns_tensor t;
+
+    if (!ht_hidden_match(parent) || ht_ns_tensor(c->ns, dir, &t) || !t.root || ht_ctl_access(c, t.root, W_OK, caller))
+        return;
+    if (ht_hidden_kind(parent) == HT_HIDDEN_DIR)
+        ht_problem_set(c, t.root, "name",
+                       HT_CTL_DIR
+                       "/%.64s: there are ctl, stats, grad/P, grad-topk/P and state/P/NAME, where P is the path of a "
+                       "parameter",
+                       name);
+    else if (ht_hidden_kind(parent) == HT_HIDDEN_GRAD_DIR)
+        tell_missing_parameter(c, t.root, dir, "grad", name);
+    else if (ht_hidden_kind(parent) == HT_HIDDEN_TOPK_DIR)
+        tell_missing_parameter(c, t.root, dir, "grad-topk", name);
 }
 
 /* ------------------------------------------------------------- directories */

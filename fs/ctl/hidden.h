@@ -28,6 +28,8 @@ bool ht_hidden_is_gradient(uint64_t ino);
 uint64_t ht_hidden_gradient(uint64_t param);
 /* Takes no count. */
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
+/* The lookup of this name answered ENOENT: where the caller may steer the model, its error says what there is. */
+void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller);
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CHECK;
 /* Truncation and times are accepted and change nothing: a gradient has the size of its parameter. Else -EPERM. */
 int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_CHECK;

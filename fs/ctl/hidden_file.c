@@ -52,12 +52,10 @@ static int open_param(struct ht_hidden_file *f)
     int r = ht_ctl_describe(f->ctl, base, &f->param);
 
     if (r == -EINVAL) {
-        struct ht_ns_tensor t;
-
-        ht_problem_set(f->ctl, base,
-                       "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
-        if (ht_ns_tensor(f->ctl->ns, base, &t) == 0 && t.root)
-            ht_problem_set(f->ctl, t.root, "a gradient was opened of a file without a float dtype");
+        ht_problem_set_below(f->ctl, base, "gradient",
+                             "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
+    } else if (r == 0) {
+        ht_problem_done(f->ctl, base, "gradient");
     }
     return r;
 }
@@ -259,9 +257,9 @@ static int run_line(struct ht_hidden_file *f)
 {
     struct talk *t = f->talk;
     char err[HT_CTL_ERROR_MAX] = "";
-    struct ht_command cmd = {.id = HT_COMMAND_NONE};
+    struct ht_command cmd = {.id = HT_COMMAND_NONE, .word = "command"};
     uint64_t dir = ht_hidden_base(f->ino);
-    struct ht_ns_tensor tensor;
+    struct ht_ns_tensor tensor = {0};
     int r = ht_ns_tensor(f->ctl->ns, dir, &tensor);
 
     if (r == 0 && t->line_too_long) {
@@ -270,7 +268,9 @@ static int run_line(struct ht_hidden_file *f)
     }
     if (r == 0)
         r = ht_parse_command(t->line, t->line_len, &cmd, err);
-    if (r == 0)
+    if (r && err[0])
+        ht_problem_set(f->ctl, tensor.root ? tensor.root : dir, cmd.word, "%s", err);
+    else if (r == 0)
         r = ht_command_run(f->ctl, dir, tensor.root, &t->seat, &cmd, err);
     if (r || cmd.id != HT_COMMAND_NONE)
         answer(t, r, err[0] ? err : strerror(-r));

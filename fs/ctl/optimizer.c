@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
-static const char word[] = HT_XATTR_PREFIX "optimizer";
+static const char word[] = HT_XATTR_PREFIX "optimizer", word_kind[] = "optimizer";
 
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
@@ -38,7 +38,7 @@ static int check_owner(struct ht_ctl *c, uint64_t ino, const char *what, const s
     int r = ht_ctl_owner(c, ino, caller);
 
     if (r == -EPERM)
-        ht_problem_set(c, ino, "cannot %s a model root: only the owner of the directory may, or root", what);
+        ht_problem_set(c, ino, word_kind, "cannot %s a model root: only the owner of the directory may, or root", what);
     return r;
 }
 
@@ -51,7 +51,7 @@ static void tell_foreign(struct ht_ctl *c, uint64_t ino, uint64_t foreign)
 
     ht_ns_path(c->ns, foreign, path, sizeof(path));
     if (r == 0)
-        ht_problem_set(c, ino,
+        ht_problem_set(c, ino, word_kind,
                        "cannot become a model root: %s belongs to user %u; move it away, or let root make the model",
                        path, st.st_uid);
 }
@@ -85,7 +85,8 @@ static void tell_nested(struct ht_ctl *c, uint64_t ino)
 
     if (r == 0 && n.found)
         ht_ns_path(c->ns, n.found, path, sizeof(path));
-    ht_problem_set(c, ino, "cannot become a model root: model roots do not nest, and there is one below: %s", path);
+    ht_problem_set(c, ino, word_kind, "cannot become a model root: model roots do not nest, and there is one below: %s",
+                   path);
 }
 
 static const char *why_no_root(int error)
@@ -115,7 +116,7 @@ static int make_root(struct ht_ctl *c, uint64_t ino, const char *text, const str
     else if (r == -EPERM)
         tell_foreign(c, ino, by.foreign);
     else if (r)
-        ht_problem_set(c, ino, "cannot become a model root: %s", why_no_root(r));
+        ht_problem_set(c, ino, word_kind, "cannot become a model root: %s", why_no_root(r));
     return r;
 }
 
@@ -128,13 +129,14 @@ static int change_root(struct ht_ctl *c, uint64_t ino, const char *text, const s
     int r = ht_optim_root_configure(c->optim, ino, config);
 
     if (r) {
-        ht_problem_set(c, ino, "optimizer: %s",
-                       r == -EBUSY ? "another rule needs parameters without state: reset them first" : strerror(-r));
+        ht_problem_set(c, ino, word_kind, "optimizer: %s",
+                       r == -EBUSY ? "another rule needs parameters without state: reset them first (reset *)"
+                                   : strerror(-r));
         return r;
     }
     r = ht_ns_setxattr(c->ns, ino, word, text, strlen(text), 0);
     if (r && had == 0 && ht_optim_root_configure(c->optim, ino, &before))
-        ht_problem_set(c, ino, "optimizer: neither the new nor the old configuration can be kept");
+        ht_problem_set(c, ino, word_kind, "optimizer: neither the new nor the old configuration can be kept");
     return r;
 }
 
@@ -149,11 +151,7 @@ static int refuse_flags(struct ht_ctl *c, uint64_t ino, int flags)
 
 static int refuse_text(struct ht_ctl *c, uint64_t ino, const char *err)
 {
-    struct ht_ns_tensor t;
-
-    ht_problem_set(c, ino, "optimizer: %s", err);
-    if (ht_ns_tensor(c->ns, ino, &t) == 0 && t.root && t.root != ino)
-        ht_problem_set(c, t.root, "optimizer of something below: %s", err);
+    ht_problem_set_below(c, ino, word_kind, "optimizer: %s", err);
     return -EINVAL;
 }
 
@@ -195,10 +193,8 @@ static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text
         return r;
     r = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags)
                              : set_own(c, ino, &t, dir, text, flags, caller);
-    if (r == 0) {
-        ht_problem_clear(c, ino);
+    if (r == 0)
         ht_ctl_changed(c);
-    }
     return r;
 }
 
@@ -247,7 +243,7 @@ static void tell_not_ended(struct ht_ctl *c, uint64_t ino, int error)
 
     if (ht_optim_root_stat(c->optim, ino, &st))
         st.error[0] = 0;
-    ht_problem_set(c, ino, "cannot stop being a model root: %s", st.error[0] ? st.error : strerror(-error));
+    ht_problem_set(c, ino, word_kind, "cannot stop being a model root: %s", st.error[0] ? st.error : strerror(-error));
 }
 
 static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)

@@ -3,6 +3,7 @@
 #include "fs/ctl/parse.h"
 
 #include <stdio.h>
+#include <strings.h>
 
 int ht_parse_u64(const char *text, size_t len, uint64_t *out)
 {
@@ -25,12 +26,39 @@ static bool is_word(const char *text, size_t len, const char *word)
     return strlen(word) == len && memcmp(text, word, len) == 0;
 }
 
+/* What PyTorch, NumPy and people call them; case does not matter. */
+static const struct {
+    const char *word;
+    uint8_t dtype;
+} other_names[] = {
+    {"float", HT_DTYPE_F32},     {"float32", HT_DTYPE_F32}, {"fp32", HT_DTYPE_F32},    {"single", HT_DTYPE_F32},
+    {"bfloat16", HT_DTYPE_BF16}, {"half", HT_DTYPE_F16},    {"float16", HT_DTYPE_F16}, {"fp16", HT_DTYPE_F16},
+    {"double", HT_DTYPE_F64},    {"float64", HT_DTYPE_F64}, {"fp64", HT_DTYPE_F64},    {"int8", HT_DTYPE_I8},
+    {"uint8", HT_DTYPE_U8},      {"int16", HT_DTYPE_I16},   {"uint16", HT_DTYPE_U16},  {"int32", HT_DTYPE_I32},
+    {"uint32", HT_DTYPE_U32},    {"int64", HT_DTYPE_I64},   {"uint64", HT_DTYPE_U64},  {"long", HT_DTYPE_I64},
+};
+
+static const struct ht_dtype_word *parse_other_name(const char *text, size_t len)
+{
+    for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
+        if (strlen(ht_dtype_words[i].word) == len && strncasecmp(text, ht_dtype_words[i].word, len) == 0)
+            return &ht_dtype_words[i];
+    for (size_t i = 0; i < HT_ARRAY_SIZE(other_names); i++)
+        if (strlen(other_names[i].word) == len && strncasecmp(text, other_names[i].word, len) == 0)
+            return ht_dtype_row(other_names[i].dtype);
+    return NULL;
+}
+
 const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len)
 {
+    if (len > 6 && memcmp(text, "torch.", 6) == 0) {
+        text += 6;
+        len -= 6;
+    }
     for (size_t i = 0; i < HT_DTYPE_WORDS; i++)
         if (is_word(text, len, ht_dtype_words[i].word))
             return &ht_dtype_words[i];
-    return NULL;
+    return parse_other_name(text, len);
 }
 
 const struct ht_dtype_word *ht_dtype_row(uint8_t dtype)
@@ -177,7 +205,7 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
         len--;
     while (len && is_blank(line[len - 1]))
         len--;
-    *out = (struct ht_command){.id = HT_COMMAND_NONE};
+    *out = (struct ht_command){.id = HT_COMMAND_NONE, .word = "command"};
     if (len == 0)
         return 0;
     while (word_len < len && !is_blank(line[word_len]))
@@ -194,6 +222,7 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
             return -EINVAL;
         }
         out->id = commands[i].id;
+        out->word = commands[i].word;
         return 0;
     }
     return unknown_command(line, word_len, err);

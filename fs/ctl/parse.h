@@ -45,6 +45,7 @@ enum ht_command_id {
 };
 struct ht_command {
     enum ht_command_id id;
+    const char *word; /* its name, a text that stays */
     const char *path; /* the argument, inside the line; path_len 0: none given */
     size_t path_len;
     bool conditional; /* "if=N" was given, and N */

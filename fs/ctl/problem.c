@@ -1,9 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* problem.c - the last refused thing of each inode: a small table, oldest out first. Guarded by ctl.lock. */
+/*
+ * problem.c - the last refused thing of each inode, until the same thing succeeds.
+ *
+ * A table of fixed size, guarded by ctl.lock. Where it is full, the owner of the most entries loses the oldest of them: the
+ * reasons of one user's files cannot push out those of another's.
+ */
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* ------------------------------------------------------------------- table */
 
 static struct ht_problem *find_locked(struct ht_ctl *c, uint64_t ino)
 {
@@ -13,37 +22,139 @@ static struct ht_problem *find_locked(struct ht_ctl *c, uint64_t ino)
     return NULL;
 }
 
-static struct ht_problem *oldest_locked(struct ht_ctl *c)
+static unsigned count_of(const struct ht_ctl *c, uint32_t uid)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < HT_PROBLEMS_MAX; i++)
+        n += c->problem[i].uid == uid;
+    return n;
+}
+
+/* The table is full. */
+static struct ht_problem *victim_locked(struct ht_ctl *c)
 {
     struct ht_problem *best = &c->problem[0];
+    unsigned most = count_of(c, best->uid);
 
-    for (unsigned i = 1; i < HT_PROBLEMS_MAX; i++)
-        if (c->problem[i].ino == 0 || (best->ino && c->problem[i].age < best->age))
-            best = &c->problem[i];
+    for (unsigned i = 1; i < HT_PROBLEMS_MAX; i++) {
+        struct ht_problem *p = &c->problem[i];
+        unsigned n = p->uid == best->uid ? most : count_of(c, p->uid);
+
+        if (n < most || (n == most && p->age > best->age))
+            continue;
+        best = p;
+        most = n;
+    }
     return best;
 }
 
-void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *fmt, ...)
+static struct ht_problem *place_locked(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_problem *p = find_locked(c, ino);
+
+    if (!p)
+        p = find_locked(c, 0);
+    return p ? p : victim_locked(c);
+}
+
+static void put(struct ht_ctl *c, const struct ht_problem *new)
+{
+    struct ht_problem *p;
+
+    ht_mutex_lock(&c->lock);
+    p = place_locked(c, new->ino);
+    c->problems += p->ino == 0;
+    *p = *new;
+    p->age = ++c->problem_age;
+    ht_mutex_unlock(&c->lock);
+}
+
+static void drop_locked(struct ht_ctl *c, struct ht_problem *p)
+{
+    p->ino = 0;
+    c->problems--;
+}
+
+/* --------------------------------------------------------------------- set */
+
+static uint32_t owner_of(struct ht_ctl *c, uint64_t ino)
+{
+    struct stat st;
+
+    return ht_ns_getattr(c->ns, ino, &st) == 0 ? st.st_uid : 0;
+}
+
+/* Of a model root the optimizer's is shown first; it is older now. */
+static void put_at(struct ht_ctl *c, struct ht_problem *p, uint64_t ino, uint64_t root)
+{
+    struct ht_root_stat st;
+
+    p->ino = ino;
+    p->uid = owner_of(c, ino);
+    p->time = time(NULL);
+    p->in_model = root && ht_optim_root_stat(c->optim, root, &st) == 0;
+    p->step = p->in_model ? st.step : 0;
+    if (ino == root)
+        ht_optim_root_clear_error(c->optim, ino);
+    put(c, p);
+}
+
+static uint64_t root_of(struct ht_ctl *c, uint64_t ino)
+{
+    struct ht_ns_tensor t;
+
+    return ht_ns_tensor(c->ns, ino, &t) == 0 ? t.root : 0;
+}
+
+void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
 {
     const struct ht_event_about about = {.id = ino};
-    char text[HT_CTL_ERROR_MAX];
-    struct ht_problem *p;
+    struct ht_problem p = {.about = ino, .kind = kind};
+    va_list args;
+
+    va_start(args, fmt);
+    vsnprintf(p.text, sizeof(p.text), fmt, args);
+    va_end(args);
+    ht_event(HT_EVENT_REFUSED, &about, "%s", p.text);
+    put_at(c, &p, ino, root_of(c, ino));
+}
+
+void ht_problem_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...)
+{
+    const struct ht_event_about about = {.id = ino};
+    struct ht_problem p = {.about = ino, .kind = kind};
+    uint64_t root = root_of(c, ino);
+    char text[HT_CTL_ERROR_MAX], path[160];
     va_list args;
 
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     ht_event(HT_EVENT_REFUSED, &about, "%s", text);
-    /* Of a model root the optimizer's is shown first; it is older now. */
-    if (c->optim)
-        ht_optim_root_clear_error(c->optim, ino);
+    memcpy(p.text, text, sizeof(p.text));
+    put_at(c, &p, ino, root);
+    if (!root || root == ino)
+        return;
+    ht_ns_path(c->ns, ino, path, sizeof(path));
+    if (snprintf(p.text, sizeof(p.text), "%s: %s", path, text) >= (int)sizeof(p.text))
+        p.text[sizeof(p.text) - 2] = '~';
+    put_at(c, &p, root, root);
+}
+
+/* ------------------------------------------------------------------- clear */
+
+void ht_problem_done(struct ht_ctl *c, uint64_t ino, const char *kind)
+{
+    if (!c->problems)
+        return;
     ht_mutex_lock(&c->lock);
-    p = find_locked(c, ino);
-    if (!p)
-        p = oldest_locked(c);
-    p->ino = ino;
-    p->age = ++c->problem_age;
-    memcpy(p->text, text, sizeof(text));
+    for (unsigned i = 0; i < HT_PROBLEMS_MAX; i++) {
+        struct ht_problem *p = &c->problem[i];
+
+        if (p->ino && p->about == ino && strcmp(p->kind, kind) == 0)
+            drop_locked(c, p);
+    }
     ht_mutex_unlock(&c->lock);
 }
 
@@ -51,22 +162,39 @@ bool ht_problem_clear(struct ht_ctl *c, uint64_t ino)
 {
     struct ht_problem *p;
 
+    if (!c->problems)
+        return false;
     ht_mutex_lock(&c->lock);
     p = find_locked(c, ino);
     if (p)
-        p->ino = 0;
+        drop_locked(c, p);
     ht_mutex_unlock(&c->lock);
     return p != NULL;
 }
 
-bool ht_problem_get(struct ht_ctl *c, uint64_t ino, char out[HT_CTL_ERROR_MAX])
+/* -------------------------------------------------------------------- tell */
+
+int ht_problem_tell(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap)
+{
+    char stamp[32] = "";
+    time_t t = (time_t)when;
+    struct tm tm;
+
+    if (gmtime_r(&t, &tm))
+        (void)strftime(stamp, sizeof(stamp), "%Y-%m-%dT%H:%M:%SZ", &tm);
+    if (in_model)
+        return snprintf(buf, cap, "%s (after step %llu, %s)", text, (unsigned long long)step, stamp);
+    return snprintf(buf, cap, "%s (%s)", text, stamp);
+}
+
+bool ht_problem_get(struct ht_ctl *c, uint64_t ino, struct ht_problem *out)
 {
     struct ht_problem *p;
 
     ht_mutex_lock(&c->lock);
     p = find_locked(c, ino);
     if (p)
-        memcpy(out, p->text, HT_CTL_ERROR_MAX);
+        *out = *p;
     ht_mutex_unlock(&c->lock);
     return p != NULL;
 }

@@ -36,28 +36,39 @@ enum { TEXT_MAX = 8192 };
 
 /* ------------------------------------------------------------------ checks */
 
-static int list_dtypes(const char *what, bool floats_only, char err[HT_CTL_ERROR_MAX])
+/* What a client gave, so that a message can show it: cut, and printable. */
+static const char *quoted(const struct request *q, char out[40])
 {
-    int at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", what);
+    size_t n = ht_min_u64(q->len, 32);
 
-    for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
-        if (ht_dtype_words[i].is_float || !floats_only)
-            at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
-    return -EINVAL;
+    for (size_t i = 0; i < n; i++)
+        out[i] = q->value[i] >= ' ' && q->value[i] <= '~' ? q->value[i] : '?';
+    memcpy(out + n, q->len > n ? "..." : "", q->len > n ? 4 : 1);
+    return out;
 }
 
 static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
-    return ht_parse_dtype(q->value, q->len) ? 0 : list_dtypes("dtype", false, err);
+    char given[40];
+    int at;
+
+    if (ht_parse_dtype(q->value, q->len))
+        return 0;
+    at = snprintf(err, HT_CTL_ERROR_MAX, "dtype: \"%s\" is not known; known are", quoted(q, given));
+    for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
+    return -EINVAL;
 }
 
 static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     const struct ht_dtype_word *row = ht_parse_dtype(q->value, q->len);
+    char given[40];
 
     if (row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16 || row->dtype == HT_DTYPE_F16))
         return 0;
-    snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: gradients are f32, bf16 or f16");
+    snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: \"%s\" is not known; gradients are f32, bf16 or f16",
+             quoted(q, given));
     return -EINVAL;
 }
 
@@ -132,30 +143,32 @@ static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
 /* ----------------------------------------------------------- special words */
 
 /* What only the owner may set nobody else may take away. */
-static int remove_checked(const struct request *q, int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]))
+static int remove_checked(const struct request *q, const char *kind,
+                          int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]))
 {
     char err[HT_CTL_ERROR_MAX] = "";
     int r = check(q, err);
 
     if (r && err[0])
-        ht_problem_set(q->ctl, q->ino, "%s", err);
+        ht_problem_set(q->ctl, q->ino, kind, "%s", err);
     return r ? r : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
 }
 
 static int remove_class(const struct request *q)
 {
-    return remove_checked(q, check_class_owner);
+    return remove_checked(q, "class", check_class_owner);
 }
 
 static int remove_pin(const struct request *q)
 {
-    return remove_checked(q, check_owner);
+    return remove_checked(q, "pin", check_owner);
 }
 
 /* What ht_optim's configuration, changes of dtype and the like mean for open files: ask again. */
 static int set_dtype(const struct request *q)
 {
-    int r = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
+    const char *own = ht_parse_dtype(q->value, q->len)->word; /* where another name of it was given */
+    int r = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, own, strlen(own), q->flags);
 
     ht_ctl_changed(q->ctl);
     return r;
@@ -212,14 +225,17 @@ static int set_step(const struct request *q)
     if (r)
         return r;
     if (!t.is_root) {
-        ht_problem_set(q->ctl, q->ino, "step: this is no model root");
+        ht_problem_set(q->ctl, q->ino, "step", "step: this is no model root");
         return -EINVAL;
     }
     if (ht_parse_u64(q->value, q->len, &step)) {
-        ht_problem_set(q->ctl, q->ino, "step: a number in decimal digits");
+        ht_problem_set(q->ctl, q->ino, "step", "step: a number in decimal digits");
         return -EINVAL;
     }
-    return ht_optim_root_set_step(q->ctl->optim, q->ino, step);
+    r = ht_optim_root_set_step(q->ctl->optim, q->ino, step);
+    if (r == -EBUSY)
+        ht_problem_set(q->ctl, q->ino, "step", "step: a step is open or ends now; commit or abort it first");
+    return r;
 }
 
 static ssize_t get_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
@@ -270,14 +286,14 @@ static ssize_t get_error(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
 {
     struct ht_ns_tensor t;
     struct ht_root_stat st;
-    char text[HT_CTL_ERROR_MAX];
+    struct ht_problem p;
     int lost = sticky_error(c, ino, false);
 
     if (lost)
         return snprintf(buf, cap, "write: %s", strerror(-lost));
     if (ht_ns_tensor(c->ns, ino, &t) == 0 && t.is_root && ht_optim_root_stat(c->optim, ino, &st) == 0 && st.error[0])
-        return snprintf(buf, cap, "%s", st.error);
-    return ht_problem_get(c, ino, text) ? snprintf(buf, cap, "%s", text) : 0;
+        return ht_problem_tell(st.error, true, st.error_step, st.error_time, buf, cap);
+    return ht_problem_get(c, ino, &p) ? ht_problem_tell(p.text, p.in_model, p.step, p.time, buf, cap) : 0;
 }
 
 static int clear_error(const struct request *q)
@@ -336,7 +352,7 @@ static int read_only(const struct request *q)
 static const struct word words[] = {
     {"dtype", check_dtype, set_dtype, NULL, remove_dtype, false},
     {"shape", check_shape, NULL, NULL, NULL, false},
-    {"grad_dtype", check_grad_dtype, NULL, NULL, NULL, false},
+    {"grad_dtype", check_grad_dtype, set_dtype, NULL, remove_dtype, false},
     {"class", check_class, NULL, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},
     {"tier", check_tier, NULL, NULL, NULL, false},
@@ -373,9 +389,16 @@ bool ht_words_waits(const char *name)
 
 static int unknown(struct ht_ctl *c, uint64_t ino, const char *name)
 {
+    char list[HT_CTL_ERROR_MAX];
+    int at;
+
     if (ht_figures_known(name + strlen(HT_XATTR_PREFIX)))
         return -EOPNOTSUPP;
-    ht_problem_set(c, ino, "unknown attribute %.200s", name);
+    at = snprintf(list, sizeof(list), "unknown attribute %.80s; known:", name);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words) && at < (int)sizeof(list); i++)
+        if (words[i].set != read_only)
+            at += snprintf(list + at, sizeof(list) - (size_t)at, " %s", words[i].word);
+    ht_problem_set_below(c, ino, "attribute", "%s", list);
     return -EINVAL;
 }
 
@@ -392,10 +415,15 @@ int ht_words_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *v
     r = w->check ? w->check(&q, err) : 0;
     if (r) {
         if (err[0])
-            ht_problem_set(c, ino, "%s", err);
+            ht_problem_set_below(c, ino, w->word, "%s", err);
         return r;
     }
-    return w->set ? w->set(&q) : ht_ns_setxattr(c->ns, ino, name, value, len, flags);
+    r = w->set ? w->set(&q) : ht_ns_setxattr(c->ns, ino, name, value, len, flags);
+    if (r == 0) {
+        ht_problem_done(c, ino, w->word);
+        ht_problem_done(c, ino, "attribute");
+    }
+    return r;
 }
 
 static ssize_t answer(const char *text, ssize_t n, void *buf, size_t cap)

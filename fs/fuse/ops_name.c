@@ -22,6 +22,17 @@ static void reply_missing(fuse_req_t req)
     fuse_reply_entry(req, &none);
 }
 
+static int look_up_hidden(fuse_req_t req, fuse_ino_t parent, const char *name, struct stat *out_st)
+{
+    struct ht_caller caller = ht_fuse_caller(req);
+    struct ht_fuse *f = ht_fuse_of(req);
+    int r = ht_hidden_lookup(f->ctl, parent, name, out_st);
+
+    if (r == -ENOENT)
+        ht_hidden_missed(f->ctl, parent, name, &caller);
+    return r;
+}
+
 /* The kernel asks for "." and ".." only to follow a file handle; those into the hidden tree end with its memory of it. */
 void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
 {
@@ -33,7 +44,7 @@ void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name)
     if (!strcmp(name, ".") || !strcmp(name, ".."))
         r = ht_hidden_match(parent) ? -ESTALE : ht_ns_lookup_ino(f->ns, parent, name[1] != 0, &st);
     else if (hidden)
-        r = ht_hidden_lookup(f->ctl, parent, name, &st);
+        r = look_up_hidden(req, parent, name, &st);
     else
         r = ht_ns_lookup(f->ns, parent, name, &st);
     if (r == 0 && hidden)

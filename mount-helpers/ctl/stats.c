@@ -77,12 +77,8 @@ static void put_json(const char *path, char *text)
     ht_json_object(&j, NULL);
     ht_json_str(&j, "path", path);
     ht_json_object(&j, "stats");
-    while (next_line(&text, &key, &value)) {
-        if (value[strspn(value, "0123456789")] == '\0')
-            ht_json_word(&j, key, value);
-        else
-            ht_json_str(&j, key, value);
-    }
+    while (next_line(&text, &key, &value))
+        ht_json_word(&j, key, value);
     ht_json_end(&j);
     ht_json_end(&j);
 }

@@ -40,7 +40,18 @@ START_TEST(every_dtype_is_found_by_word_and_number)
     ck_assert_ptr_null(ht_parse_dtype("", 0));
     ck_assert_ptr_null(ht_parse_dtype("f3", 2));
     ck_assert_ptr_null(ht_parse_dtype("f32 ", 4));
-    ck_assert_ptr_null(ht_parse_dtype("F32", 3));
+    ck_assert_ptr_null(ht_parse_dtype("torch.", 6));
+    ck_assert_ptr_null(ht_parse_dtype("torch.torch.f32", 15));
+    ck_assert_ptr_null(ht_parse_dtype("floats", 6));
+    static const struct {
+        const char *text;
+        uint8_t dtype;
+    } other[] = {{"F32", HT_DTYPE_F32},     {"float32", HT_DTYPE_F32},     {"fp32", HT_DTYPE_F32},
+                 {"float", HT_DTYPE_F32},   {"bfloat16", HT_DTYPE_BF16},   {"torch.bfloat16", HT_DTYPE_BF16},
+                 {"float16", HT_DTYPE_F16}, {"half", HT_DTYPE_F16},        {"Float64", HT_DTYPE_F64},
+                 {"double", HT_DTYPE_F64},  {"torch.int64", HT_DTYPE_I64}, {"uint8", HT_DTYPE_U8}};
+    for (size_t i = 0; i < HT_ARRAY_SIZE(other); i++)
+        ck_assert_uint_eq(ht_parse_dtype(other[i].text, strlen(other[i].text))->dtype, other[i].dtype);
     ck_assert_ptr_null(ht_dtype_row(HT_DTYPE_NONE));
     ck_assert_ptr_null(ht_dtype_row(255));
 }
