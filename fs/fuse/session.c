@@ -320,7 +320,9 @@ int ht_fuse_loop(struct ht_fuse *f)
     f->looping = sigaction(LOOP_SIGNAL, &interrupt, NULL) == 0;
     r = f->single_thread ? fuse_session_loop(f->session) : loop_threads(f);
     f->looping = false;
-    return r < 0 ? r : 0;
+    return r < 0 && r != -ECONNABORTED
+        ? r
+        : 0; /* a worker may learn so of a forced unmount, which is an end as any other */
 }
 
 /*
