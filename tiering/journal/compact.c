@@ -6,6 +6,9 @@
  *                    |   ^  \
  *              begin |___|   `--reaches the start of the log--> the same, in split mode
  *
+ * A start whose superblock could not be written (unnamed) is not released: nothing before it is overwritten. In split mode that could not be
+ * kept by the next compaction, so the log ends.
+ *
  * The begin mark has a frame of its own, the first of those that remain. A compaction that its driver gave up is begun
  * again with a new mark; in split mode it has to be, since only release ends that.
  *
@@ -144,6 +147,14 @@ static void leave_split_locked(struct ht_journal *j)
         ht_journal_tell_durable_locked(j);
     }
     ht_journal_token_release_locked(j);
+}
+
+void ht_journal_compact_unnamed(struct ht_journal *j, int error)
+{
+    ht_mutex_lock(&j->lock);
+    if (j->split)
+        ht_journal_fail_locked(j, error);
+    ht_mutex_unlock(&j->lock);
 }
 
 void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_start *start)

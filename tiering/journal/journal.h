@@ -205,6 +205,11 @@ void ht_journal_compact_poke(struct ht_journal *j);
 int ht_journal_compact_begin(struct ht_journal *j) HT_CHECK;
 int ht_journal_compact_end(struct ht_journal *j, struct ht_journal_start *out_start) HT_CHECK;
 void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_start *start);
+/*
+ * In place of release: a superblock that names the start could not be written, and may be on the media all the same. In split mode only one
+ * copy has what it names, and the next compaction would overwrite that: the log ends, and the next mount finds either start whole.
+ */
+void ht_journal_compact_unnamed(struct ht_journal *j, int error);
 /* Begin to stop: compact_wait returns false from now on. */
 void ht_journal_stop_compaction(struct ht_journal *j);
 

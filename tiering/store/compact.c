@@ -78,7 +78,7 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
     return more;
 }
 
-/* Not undone when it fails: what it names is durable on all copies, and nothing before it is overwritten until release. */
+/* Not undone when it fails: what it names is durable on all copies that are written, and nothing before it is overwritten until release. */
 static int set_start(struct ht_store *s, const struct ht_journal_start *start)
 {
     ht_mutex_lock(&s->super_lock);
@@ -116,11 +116,14 @@ int ht_store_compact(struct ht_store *s)
     struct ht_journal_start start;
     if (!rc)
         rc = ht_journal_compact_end(s->journal, &start);
-    if (!rc)
+    if (!rc) {
         rc = set_start(s, &start);
-    if (!rc)
-        ht_journal_compact_release(s->journal, &start);
-    else
+        if (rc)
+            ht_journal_compact_unnamed(s->journal, rc);
+        else
+            ht_journal_compact_release(s->journal, &start);
+    }
+    if (rc)
         tell_failure(rc);
     return rc;
 }

@@ -302,6 +302,35 @@ START_TEST(closing_in_split_mode_promises_nothing)
 }
 END_TEST
 
+/* The superblock that ends split mode gets to the medium, and its writer is told that it did not: he compacts again and again. */
+START_TEST(a_start_that_may_have_been_named_is_not_overwritten)
+{
+    struct ht_journal_start start, again;
+    int rc = 0;
+
+    fill_to_the_brim();
+    ck_assert_int_eq(ht_journal_compact_begin(kv.j), 0);
+    for (uint32_t key = 0; key < KV_KEYS;)
+        ck_assert_int_eq(kv_emit_slice(&kv, &key), 0);
+    ck_assert_int_eq(ht_journal_compact_end(kv.j, &start), 0);
+    kv.start = start;
+    kv.super_durable = start.durable_seq;
+    ck_assert_int_eq(kv_super_write(&kv), 0);
+    ht_journal_compact_unnamed(kv.j, -EIO);
+    for (unsigned i = 0; rc == 0 && i < 8; i++) {
+        rc = ht_journal_compact_begin(kv.j);
+        for (uint32_t key = 0; rc == 0 && key < KV_KEYS;)
+            rc = kv_emit_slice(&kv, &key);
+        if (rc == 0)
+            rc = ht_journal_compact_end(kv.j, &again);
+    }
+    ck_assert_int_eq(rc, -EIO);
+    recover_and_check();
+    kv_unmount(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
 /* Not even the epoch record has room: the mount begins in split mode, as often as it takes. */
 START_TEST(a_region_full_to_the_last_block_is_mounted_and_rescued)
 {
@@ -378,6 +407,7 @@ static Suite *suite(void)
     tcase_add_test(t, a_crash_anywhere_in_the_rescue_can_be_rescued);
     tcase_add_test(t, sync_waits_for_the_end_of_split_mode);
     tcase_add_test(t, closing_in_split_mode_promises_nothing);
+    tcase_add_test(t, a_start_that_may_have_been_named_is_not_overwritten);
     tcase_add_test(t, a_region_full_to_the_last_block_is_mounted_and_rescued);
     tcase_add_test(t, one_copy_alone_waits_for_the_other);
     tcase_add_test(t, endless_churn_stays_within_the_region);
