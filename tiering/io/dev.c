@@ -249,7 +249,7 @@ void ht_io_end(struct ht_io *io, int result, bool performed)
     count(io, result);
     ht_flight_end(io, result);
     if (io->shared_)
-        ht_flush_end(io->dev);
+        ht_flush_end(io);
     io->result = result;
     io->done = true;
 }

@@ -162,7 +162,7 @@ struct ht_io {
     unsigned pieces_;
     int error_;
     uint64_t covers_;
-    bool shared_; /* a flush that others may wait for */
+    uint64_t shared_; /* number of a flush that others may wait for, or 0 */
     struct ht_io *next_;
     uint64_t began_ns_;
     struct ht_io *older_, *newer_;

@@ -2,15 +2,14 @@
 /*
  * flush.c - flushes that callers share.
  *
- * One shared flush of a device is in flight at a time, so that its result means what it says:
+ * Up to HT_FLUSHES shared flushes of a device are in flight at a time. Their numbers grow as they begin:
  *
- *   none is in flight                               --> the caller begins one
- *   one is, and no write has ended since it began   --> the caller waits for its result
- *   one is, and a write has ended since             --> the caller waits for its end; one of those that wait begins the next, which
- *                                                       serves them all
+ *   no write has ended since the last one began  --> the caller takes its result
+ *   there is room for one more                   --> the caller begins it
+ *   else                                         --> the caller waits; one of those that wait begins the next, which serves them all
  *
- * Block devices do the same below us, so that nobody waits longer for it. A flush that fails fails for all that wait, also for those that
- * wait for the next one: it has voided what they wrote.
+ * A flush counts as ended when the older ones have ended, too. One that fails fails for all that wait then, also for those that wait for another
+ * one: it may have voided what they wrote.
  *
  * The thread that begins a flush waits for it on its own ring before it waits for anything else, so it always ends for the others.
  * Any thread.
@@ -32,54 +31,72 @@ static struct want want_of(struct ht_dev *dev)
 
     ht_mutex_lock(&dev->flush_lock);
     w.number = dev->flush_begun + 1;
-    if (dev->flushing && dev->flush_covers == atomic_load(&dev->writes_ended))
+    if (dev->flush_ends[dev->flush_begun % HT_FLUSHES] && dev->flush_covers == atomic_load(&dev->writes_ended))
         w.number--;
     w.failures = ht_dev_flush_failures(dev);
     ht_mutex_unlock(&dev->flush_lock);
     return w;
 }
 
+/* The oldest that is in flight, or the next one. */
+static uint64_t oldest_locked(const struct ht_dev *dev)
+{
+    uint64_t oldest = dev->flush_begun + 1;
+
+    for (unsigned i = 0; i < HT_FLUSHES; i++)
+        if (dev->flush_ends[i] && dev->flush_ends[i] < oldest)
+            oldest = dev->flush_ends[i];
+    return oldest;
+}
+
 static bool is_over_locked(const struct ht_dev *dev, const struct want *w)
 {
-    return dev->flush_begun - dev->flushing >= w->number || ht_dev_flush_failures(dev) != w->failures;
+    return oldest_locked(dev) > w->number || ht_dev_flush_failures(dev) != w->failures;
+}
+
+/* The caller's is not among those in flight, and there is room. */
+static bool may_begin_locked(const struct ht_dev *dev, const struct want *w)
+{
+    return dev->flush_begun < w->number && dev->flush_begun + 1 - oldest_locked(dev) < HT_FLUSHES;
 }
 
 /* True: the caller has begun one, and has to wait for it. */
 static bool begin(struct ht_ring *ring, struct ht_dev *dev, const struct want *w, struct ht_io *io)
 {
-    bool begins;
+    uint64_t number = 0;
 
     ht_mutex_lock(&dev->flush_lock);
-    begins = !dev->flushing && !is_over_locked(dev, w);
-    if (begins) {
-        dev->flushing = true;
-        dev->flush_begun++;
+    if (may_begin_locked(dev, w) && !is_over_locked(dev, w)) {
+        number = ++dev->flush_begun;
+        dev->flush_ends[number % HT_FLUSHES] = number;
         dev->flush_covers = atomic_load(&dev->writes_ended);
     }
     ht_mutex_unlock(&dev->flush_lock);
-    if (!begins)
+    if (number == 0)
         return false;
-    *io = (struct ht_io){.op = HT_IO_FLUSH, .dev = dev, .shared_ = true};
+    *io = (struct ht_io){.op = HT_IO_FLUSH, .dev = dev, .shared_ = number};
     ht_ring_submit(ring, io);
     return true;
 }
 
-/* True: it is over. False: none is in flight. */
+/* True: it is over. False: the caller may begin it. */
 static bool wait_for_end(struct ht_dev *dev, const struct want *w)
 {
     bool over;
 
     ht_mutex_lock(&dev->flush_lock);
-    while (!(over = is_over_locked(dev, w)) && dev->flushing)
+    while (!(over = is_over_locked(dev, w)) && !may_begin_locked(dev, w))
         ht_cond_wait(&dev->flush_ended, &dev->flush_lock);
     ht_mutex_unlock(&dev->flush_lock);
     return over;
 }
 
-void ht_flush_end(struct ht_dev *dev)
+void ht_flush_end(const struct ht_io *io)
 {
+    struct ht_dev *dev = io->dev;
+
     ht_mutex_lock(&dev->flush_lock);
-    dev->flushing = false;
+    dev->flush_ends[io->shared_ % HT_FLUSHES] = 0;
     pthread_cond_broadcast(&dev->flush_ended);
     ht_mutex_unlock(&dev->flush_lock);
 }

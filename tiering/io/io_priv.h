@@ -18,6 +18,7 @@
 #include "tiering/base/mem.h"
 
 #define HT_IO_OPS 4u
+#define HT_FLUSHES 4u /* shared flushes of a device in flight at a time */
 
 struct ht_recorder;
 
@@ -57,9 +58,9 @@ struct ht_dev {
     _Atomic uint64_t writes_ended, writes_covered;
     struct ht_mutex flush_lock; /* what follows, up to flush_covers */
     pthread_cond_t flush_ended;
-    bool flushing;         /* the flush with the number flush_begun is in flight */
-    uint64_t flush_begun;  /* shared flushes that began so far */
-    uint64_t flush_covers; /* writes_ended when the last one began */
+    uint64_t flush_begun;            /* shared flushes that began so far: their numbers */
+    uint64_t flush_ends[HT_FLUSHES]; /* numbers of those in flight, or 0 */
+    uint64_t flush_covers;           /* writes_ended when the last one began */
     _Atomic unsigned in_flight;
     struct ht_mutex flight_lock;
     struct ht_io *oldest, *newest; /* in flight, through newer_ and older_; flight_lock */
@@ -142,7 +143,7 @@ void ht_ram_cache_begin_flush(struct ht_dev *dev, int error);
 bool ht_ram_cache_delays(const struct ht_io *io);
 
 /* flush.c: a shared flush ended. */
-void ht_flush_end(struct ht_dev *dev);
+void ht_flush_end(const struct ht_io *io);
 
 /* Log the first `bytes` of a write that ended, and count it: one step, so that flushes see both or neither. */
 void ht_record_write(struct ht_io *io, uint32_t bytes);

@@ -56,7 +56,7 @@ static void wait_for_flush(void)
 {
     for (;;) {
         ht_mutex_lock(&dev->flush_lock);
-        bool flushing = dev->flushing;
+        bool flushing = dev->flush_ends[1] != 0; /* the first */
         ht_mutex_unlock(&dev->flush_lock);
         if (flushing)
             return;
