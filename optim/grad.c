@@ -5,10 +5,15 @@
  * The bytes lie in a scratch object per parameter, made at the first open and kept. What of them counts is known by two
  * sets per range: written (since the last flush) and frozen (belongs to the open step; grad_flush.c). A write takes its
  * bytes out of written while it copies, so a concurrent flush of another opener never freezes bytes in flux.
+ *
+ * Holes: programs that copy files skip what is zero in their source, and set the size in the end. An opener that has set the size
+ * of the whole gradient and wrote nothing since means zeros wherever there is nothing (its flush writes them).
  */
 #include "optim/optim_priv.h"
 
 #include <stdlib.h>
+
+enum { ZEROS_BYTES = 1 << 16 };
 
 int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out)
 {
@@ -34,6 +39,7 @@ void ht_opt_grad_refresh(struct ht_grad *g)
     g->since = g->param->forgotten;
     g->mine = (struct ht_opt_window){0, 0};
     g->spoiled = false;
+    g->sized = 0;
 }
 
 void ht_grad_release(struct ht_grad *g)
@@ -188,6 +194,8 @@ static void widen(struct ht_grad *g, uint64_t begin, uint64_t end)
         g->mine.begin = begin;
     g->mine.begin = ht_min_u64(g->mine.begin, begin);
     g->mine.end = ht_max_u64(g->mine.end, end);
+    g->sized = 0;
+    g->wrote = true;
 }
 
 static ssize_t end_write(struct ht_grad *g, struct inflight *w, ssize_t n)
@@ -293,6 +301,114 @@ int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_op
     if (ret < 0)
         tell_write_error(p, 0, w.end, (int)ret);
     return ret < 0 ? (int)ret : 0;
+}
+
+/* ------------------------------------------------------------------- holes */
+
+int ht_grad_set_size(struct ht_grad *g, uint64_t bytes)
+{
+    struct param *p = g->param;
+
+    lock(p->o);
+    uint64_t whole = p->shape.elements * p->shape.g_bytes;
+    ht_opt_grad_refresh(g);
+    g->sized = bytes <= whole ? bytes : 0;
+    unlock(p->o);
+    if (bytes <= whole)
+        return 0;
+    ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                  "gradient: its size cannot become %llu bytes: it has %llu, as the parameter has elements",
+                  (unsigned long long)bytes, (unsigned long long)whole);
+    return -EINVAL;
+}
+
+bool ht_grad_unused(struct ht_grad *g)
+{
+    lock(g->param->o);
+    bool unused = !g->wrote;
+    unlock(g->param->o);
+    return unused;
+}
+
+/* The first byte from begin on that is in neither set, and in *out_end where the gap ends. */
+static uint32_t gap_in_range(const struct range *r, uint32_t begin, uint32_t end, uint32_t *out_end)
+{
+    uint32_t stop_w, stop_f;
+
+    for (;;) {
+        uint32_t w = ht_spans_next(&r->written, begin, end, &stop_w);
+        uint32_t f = ht_spans_next(&r->frozen, begin, end, &stop_f);
+        if (begin >= end || (w > begin && f > begin)) {
+            *out_end = w < f ? w : f;
+            return begin;
+        }
+        begin = w == begin ? stop_w : stop_f;
+    }
+}
+
+/* The first gap of what was written from *begin on. What is being added belongs to the pass before. Locked. */
+static bool find_gap(const struct param *p, uint64_t *begin, uint64_t *out_end)
+{
+    uint64_t whole = p->shape.elements * p->shape.g_bytes;
+
+    while (*begin < whole) {
+        struct piece at = piece_at(p, *begin, whole);
+        const struct range *r = ht_opt_range_find(p, at.index);
+        uint32_t from = at.begin, to = at.end;
+        if (r && !ht_opt_range_adding(r))
+            from = gap_in_range(r, at.begin, at.end, &to);
+        *begin += from - at.begin;
+        *out_end = *begin + (to - from);
+        if (from < to)
+            return true;
+    }
+    return false;
+}
+
+/* Zeros wherever nothing is written. *out_any: there was such a place. */
+static int write_zeros(struct ht_grad *g, bool *out_any)
+{
+    static const uint8_t zeros[ZEROS_BYTES];
+    struct param *p = g->param;
+    uint64_t begin = 0, end = 0;
+    ssize_t n = 0;
+
+    *out_any = false;
+    for (;;) {
+        lock(p->o);
+        bool found = find_gap(p, &begin, &end);
+        unlock(p->o);
+        if (!found)
+            return 0;
+        *out_any = true;
+        n = ht_grad_write(g, begin, zeros, ht_min_u64(end - begin, sizeof(zeros)));
+        if (n < 0)
+            return (int)n;
+        begin += (uint64_t)n;
+    }
+}
+
+int ht_opt_grad_fill_holes(struct ht_grad *g)
+{
+    struct param *p = g->param;
+
+    lock(p->o);
+    ht_opt_grad_refresh(g);
+    uint64_t sized = g->sized, whole = p->shape.elements * p->shape.g_bytes;
+    bool own = g->mine.end != 0, any = true;
+    g->sized = 0;
+    unlock(p->o);
+    if (!sized || (sized < whole && own))
+        return 0; /* a part of it is the business of the boundary */
+    int ret = sized < whole ? -EINVAL : write_zeros(g, &any);
+    if (ret == -EINVAL)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: %llu bytes of holes where it has %llu bytes; it is not applied",
+                      (unsigned long long)sized, (unsigned long long)whole);
+    if (ret || any || own)
+        return ret;
+    tell_write_error(p, 0, whole, -EBUSY);
+    return -EBUSY;
 }
 
 /* -------------------------------------------------------------------- read */

@@ -306,7 +306,9 @@ static int flush(struct param *p, struct ht_grad *g)
 
 int ht_grad_flush(struct ht_grad *g)
 {
-    return flush(g->param, g);
+    int ret = ht_opt_grad_fill_holes(g);
+
+    return ret ? ret : flush(g->param, g);
 }
 
 int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)

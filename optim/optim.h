@@ -147,6 +147,13 @@ int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht
 ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
 /* The same, but -EAGAIN, with nothing done, where that one waits for a boundary, updates or another write. */
 ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
+/*
+ * The opener has set the size: that of the whole gradient, as copiers do of which the last part is a hole. Unless it goes on writing
+ * its next flush takes what nobody wrote for zeros. A smaller one with nothing written is -EINVAL at the flush, a larger one at once.
+ */
+int ht_grad_set_size(struct ht_grad *g, uint64_t bytes) HT_CHECK;
+/* Nothing was ever written by this opener. */
+bool ht_grad_unused(struct ht_grad *g);
 /* What has been written and not been consumed yet; zeros elsewhere. */
 ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_CHECK;
 /*

@@ -394,6 +394,9 @@ struct ht_grad {
     uint64_t since;
     struct ht_opt_window mine; /* from the first to the last byte written since the last flush; end 0: none */
     bool spoiled;              /* a write went beyond the end: the next flush refuses what this opener wrote */
+    uint64_t sized;            /* size that was set after the last write, for the next flush; 0: none */
+
+    bool wrote; /* ever */
 };
 
 /* Is a write of any of these bytes in progress? Locked. */
@@ -401,6 +404,8 @@ bool ht_opt_grad_in_flight(const struct param *p, uint64_t begin, uint64_t end);
 struct param *ht_opt_grad_param(const struct ht_grad *g);
 /* Locked: an abort or a drop ended what the opener had written: it begins anew. */
 void ht_opt_grad_refresh(struct ht_grad *g);
+/* What the opener left out and counts as zeros; not locked. Errors as of ht_grad_write, told. WAITS. */
+int ht_opt_grad_fill_holes(struct ht_grad *g) HT_CHECK;
 /* Locked: a write of this opener went beyond the end: drop what it wrote, and have its next flush say so. */
 void ht_opt_grad_spoil(struct ht_grad *g);
 /*

@@ -31,7 +31,7 @@ int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct
 /* The lookup of this name answered ENOENT: where the caller may steer the model, its error says what there is. */
 void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller);
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CHECK;
-/* Truncation and times are accepted and change nothing: a gradient has the size of its parameter. Else -EPERM. */
+/* Truncation and times are accepted and change nothing: these files have the sizes that they have. Else -EPERM. */
 int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_CHECK;
 
 /* The access list beside the mode that getattr tells, and nothing else: -ENODATA, -ERANGE. cap 0: the length. */
@@ -62,6 +62,8 @@ ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
 /* Bytes of a whole gradient; 0: it is none. */
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
+/* ftruncate: of a gradient that is open for writing only, ht_grad_set_size; else nothing. */
+int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes) HT_CHECK;
 /* Of each closing descriptor, maybe early and often. */
 int ht_hidden_flush(struct ht_hidden_file *f) HT_CHECK;
 int ht_hidden_fsync(struct ht_hidden_file *f) HT_CHECK;

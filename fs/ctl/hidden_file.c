@@ -35,6 +35,7 @@ struct ht_hidden_file {
     struct ht_ctl *ctl;
     uint64_t ino;
     enum ht_hidden_kind kind;
+    int flags;                  /* of the open */
     struct ht_param_desc param; /* GRAD, TOPK and STATE */
     struct ht_grad *grad;       /* GRAD */
     struct ht_topk *topk;       /* TOPK */
@@ -188,6 +189,7 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
     f->ctl = c;
     f->ino = ino;
     f->kind = ht_hidden_kind(ino);
+    f->flags = flags;
     r = open_kind(f, caller);
     if (r) {
         ht_buf_free(&f->text);
@@ -210,11 +212,20 @@ void ht_hidden_release_all(struct ht_ctl *c)
         ht_hidden_release(ht_list_entry(c->files.next, struct ht_hidden_file, link));
 }
 
+/* Whoever begins a gradient anew and brings nothing may have copied an empty file: closing was no error, as shells close early. */
+static void tell_empty(struct ht_hidden_file *f)
+{
+    if ((f->flags & O_TRUNC) && (f->flags & O_ACCMODE) == O_WRONLY && ht_grad_unused(f->grad))
+        ht_problem_set(f->ctl, ht_hidden_base(f->ino), "gradient: was opened and closed without a byte, so there is none; zeros have to be written");
+}
+
 void ht_hidden_release(struct ht_hidden_file *f)
 {
     ht_ctl_unlink(f->ctl, &f->link);
-    if (f->grad)
+    if (f->grad) {
+        tell_empty(f);
         ht_grad_release(f->grad);
+    }
     if (f->topk)
         ht_topk_release(f->topk);
     if (f->grad || f->topk || f->kind == HT_HIDDEN_STATE)
@@ -367,6 +378,12 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
     default:
         return -EBADF;
     }
+}
+
+/* Who may map it, too, says with `apply` what it holds. */
+int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes)
+{
+    return f->grad && (f->flags & O_ACCMODE) == O_WRONLY ? ht_grad_set_size(f->grad, bytes) : 0;
 }
 
 bool ht_hidden_is_dense(const struct ht_hidden_file *f)

@@ -44,6 +44,17 @@ static unsigned what_to_set(int to_set)
     return what;
 }
 
+static void setattr_hidden(fuse_req_t req, uint64_t ino, const struct stat *attr, unsigned what,
+                           const struct fuse_file_info *fi)
+{
+    struct stat st;
+    int r = ht_hidden_setattr(ht_fuse_of(req)->ctl, ino, what, &st);
+
+    if (r == 0 && (what & HT_SET_SIZE) && fi)
+        r = ht_hidden_set_size((struct ht_hidden_file *)(uintptr_t)fi->fh, (uint64_t)attr->st_size);
+    ht_reply_attr(req, ino, r, &st);
+}
+
 static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -53,19 +64,15 @@ static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, i
     struct stat st;
     int r;
 
-    if (ht_hidden_match(ino)) {
-        r = ht_hidden_setattr(f->ctl, ino, what, &st);
-    } else {
-        if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
-            ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
-        if ((chown || to_set == 0) && ht_privileged(f, ino))
-            ht_privilege_drop(f, ino, chown || fuse_req_ctx(req)->uid ? ht_privilege_kills(req, ino) : 0);
-        if (what & HT_KILL_SUID)
-            what |= ht_privilege_kills(req, ino);
-        r = ht_ns_setattr(f->ns, ino, what, attr, &st);
-        if (what & HT_SET_MODE)
-            ht_ctl_changed(f->ctl);
-    }
+    if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
+        ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
+    if ((chown || to_set == 0) && ht_privileged(f, ino))
+        ht_privilege_drop(f, ino, chown || fuse_req_ctx(req)->uid ? ht_privilege_kills(req, ino) : 0);
+    if (what & HT_KILL_SUID)
+        what |= ht_privilege_kills(req, ino);
+    r = ht_ns_setattr(f->ns, ino, what, attr, &st);
+    if (what & HT_SET_MODE)
+        ht_ctl_changed(f->ctl);
     ht_reply_attr(req, ino, r, &st);
 }
 
@@ -77,9 +84,13 @@ static void job_setattr(struct ht_job *job)
 void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    bool cuts = !ht_hidden_match(ino) && (what_to_set(to_set) & HT_SET_SIZE);
+    bool cuts = what_to_set(to_set) & HT_SET_SIZE;
     struct ht_job *job;
 
+    if (ht_hidden_match(ino)) {
+        setattr_hidden(req, ino, attr, what_to_set(to_set), fi);
+        return;
+    }
     if (!cuts || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
         setattr_now(req, ino, attr, to_set);
         return;

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients as clients get them wrong: given up in the middle, with holes, too many at once; what others notice of it."""
+import errno
 import os
 import subprocess
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from calls import sync
-from conftest import SECONDS_MAX
+from conftest import SECONDS_MAX, wait_for
 from test_roots import command, refused, word
 
 COUNT = 4096
@@ -85,3 +86,101 @@ def test_what_was_applied_cannot_be_dropped(root):
 def test_a_drop_names_what_it_cannot_find(root):
     for line, code in (('drop nothing', 'ENOENT'), ('drop', 'EINVAL'), ('drop ../w', 'EINVAL')):
         assert command(root, line)[0].startswith('error: ' + code)
+
+
+# ----------------------------------------------------------------------- holes
+
+def sparse_file(path, *data):
+    """COUNT elements; ones where data (first, last) says so, holes elsewhere."""
+    with open(path, 'wb') as f:
+        f.truncate(4 * COUNT)
+        for first, last in data:
+            f.seek(4 * first)
+            f.write(ONES[4 * first:4 * last])
+    return path
+
+
+COPIERS = {
+    'cp': lambda source, target: ['cp', '--sparse=always', source, target],
+    'cp by default': lambda source, target: ['cp', source, target],
+    'dd': lambda source, target: ['dd', f'if={source}', f'of={target}', 'bs=4096', 'conv=sparse', 'status=none'],
+    'rsync': lambda source, target: ['rsync', '-I', '-S', '--inplace', source, target],
+}
+
+
+@pytest.mark.parametrize('copier', COPIERS)
+@pytest.mark.parametrize('data', [(), ((0, 1024),), ((0, 1024), (2048, 3072)), ((1024, 4096),)],
+                         ids=['zeros', 'begin', 'pieces', 'end'])
+def test_holes_of_a_copied_gradient_are_zeros_or_refused(root, tmp_path, copier, data):
+    """
+    Zeros where the program sets the size in the end. Else the gradient is partial, which the boundary refuses; and where nothing at
+    all was written, this is told.
+    """
+    word(root, 'optimizer', 'sgd lr=1 weight_decay=0.5')
+    source = sparse_file(tmp_path / 'w', *data)
+    subprocess.run(COPIERS[copier](source, root / '.hitrain' / 'grad' / 'w'), check=True, timeout=SECONDS_MAX)
+    answer = command(root, 'commit')
+    sets_size = copier != 'dd' and (not data or data[-1][1] < COUNT)
+    if answer != ['ok']:
+        assert answer[0].startswith('error: EBUSY') and 'model/w' in answer[0] and not sets_size
+    elif word(root, 'step') == '0':
+        wait_for(lambda: 'without a byte' in word(root / 'w', 'error'), 'it is told')
+        assert not data and not sets_size
+    else:
+        want = np.full(COUNT, 0.5, 'f4')
+        for first, last in data:
+            want[first:last] -= 1
+        assert np.array_equal(np.frombuffer((root / 'w').read_bytes(), 'f4'), want)
+
+
+def test_tar_extracts_a_sparse_gradient(root, tmp_path):
+    sparse_file(tmp_path / 'w', (0, 1024), (2048, 3072))
+    subprocess.run(['tar', '-C', tmp_path, '-S', '-cf', tmp_path / 'tar', 'w'], check=True, timeout=SECONDS_MAX)
+    subprocess.run(['tar', '-C', root / '.hitrain' / 'grad', '--overwrite', '--no-same-owner', '--no-same-permissions',
+                    '-xf', tmp_path / 'tar'], timeout=SECONDS_MAX)     # it may complain of the mode
+    assert command(root, 'commit') == ['ok']
+    want = np.ones(COUNT, 'f4')
+    want[:1024] = want[2048:3072] = 0
+    assert np.array_equal(np.frombuffer((root / 'w').read_bytes(), 'f4'), want)
+
+
+def test_a_size_that_is_set_first_says_nothing(root):
+    """Several writers that each set the size and then write their part."""
+    fds = [open_gradient(root, 'w') for _ in range(2)]
+    for fd in fds:
+        os.ftruncate(fd, 4 * COUNT)
+    for i, fd in enumerate(fds):
+        os.pwrite(fd, ONES[:2 * COUNT], 2 * COUNT * i)
+    for fd in fds:
+        os.close(fd)
+    assert command(root, 'commit') == ['ok']
+    assert values(root / 'w') == {0.0}
+
+
+def test_sizes_that_no_gradient_has(root):
+    fd = open_gradient(root, 'w')
+    refused(errno.EINVAL, os.ftruncate, fd, 4 * COUNT + 4)
+    assert 'has 16384' in word(root, 'error')
+    os.ftruncate(fd, 400)
+    refused(errno.EINVAL, os.close, fd)
+    assert '400 bytes of holes' in word(root, 'error')
+    assert word(root, 'step_open') == '0'
+
+
+def test_zeros_twice_in_a_step(root):
+    (root / '.hitrain' / 'grad' / 'w').write_bytes(ONES)
+    fd = open_gradient(root, 'w')
+    os.ftruncate(fd, 4 * COUNT)
+    refused(errno.EBUSY, os.close, fd)
+    assert 'belong to this step already' in word(root, 'error')
+    assert command(root, 'commit') == ['ok']
+    assert values(root / 'w') == {0.0}
+
+
+def test_an_empty_gradient_is_told(root, tmp_path):
+    (tmp_path / 'empty').write_bytes(b'')
+    subprocess.run(['cp', tmp_path / 'empty', root / '.hitrain' / 'grad' / 'w'], check=True)
+    wait_for(lambda: 'without a byte' in word(root / 'w', 'error'), 'it is told')
+    word(root / 'w', 'error', '')
+    (root / '.hitrain' / 'grad' / 'w').write_bytes(ONES)
+    assert command(root, 'commit') == ['ok'] and word(root / 'w', 'error') == ''
