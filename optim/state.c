@@ -207,7 +207,7 @@ static int judge_write(const struct param *p, const struct layout *layout, unsig
     float t;
 
     if (word < file_count(layout))
-        return off > size || len > size - off ? -EINVAL : 0;
+        return off % 4 || len % 4 || off > size || len > size - off ? -EINVAL : 0;
     if (off != 0 || len != sizeof(t))
         return -EINVAL;
     memcpy(&t, buf, sizeof(t));

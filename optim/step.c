@@ -175,6 +175,7 @@ static int try_boundary(struct root *root, uint64_t *out_partial)
     return ret;
 }
 
+/* Abort may cost more than the caller thinks: also files that no commit has made durable yet. */
 static void tell_partial(struct root *root, uint64_t oid, unsigned wanted)
 {
     if (wanted > 1)

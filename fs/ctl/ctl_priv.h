@@ -108,6 +108,10 @@ int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
 int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags) HT_CHECK;
 void ht_override_forget_all(struct ht_ctl *c);
 
+/* shape.c: a shape that is to be set, and the one that is set. -EINVAL with text in err: the file has another number of elements. */
+int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+
 /* apply.c: the commands of these names. WAIT. */
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
 int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;

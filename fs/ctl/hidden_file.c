@@ -61,12 +61,24 @@ static int open_param(struct ht_hidden_file *f)
     return r;
 }
 
+static int refuse_shape(struct ht_hidden_file *f, const char *why)
+{
+    uint64_t base = ht_hidden_base(f->ino);
+
+    ht_problem_set_below(f->ctl, base, "gradient", "gradient: %s", why);
+    ht_ns_close(f->ctl->ns, base);
+    return -EINVAL;
+}
+
 static int open_grad(struct ht_hidden_file *f)
 {
+    char why[HT_CTL_ERROR_MAX];
     int r = open_param(f);
 
     if (r)
         return r;
+    if (ht_shape_check(f->ctl, ht_hidden_base(f->ino), why))
+        return refuse_shape(f, why);
     r = f->kind == HT_HIDDEN_GRAD ? ht_grad_open(f->ctl->optim, &f->param, &f->grad)
                                   : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
     if (r)
@@ -216,7 +228,9 @@ void ht_hidden_release_all(struct ht_ctl *c)
 static void tell_empty(struct ht_hidden_file *f)
 {
     if ((f->flags & O_TRUNC) && (f->flags & O_ACCMODE) == O_WRONLY && ht_grad_unused(f->grad))
-        ht_problem_set(f->ctl, ht_hidden_base(f->ino), "gradient: was opened and closed without a byte, so there is none; zeros have to be written");
+        ht_problem_set_below(
+            f->ctl, ht_hidden_base(f->ino), "gradient",
+            "gradient: was opened and closed without a byte, so there is none; zeros have to be written");
 }
 
 void ht_hidden_release(struct ht_hidden_file *f)

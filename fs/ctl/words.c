@@ -77,7 +77,7 @@ static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
     struct ht_shape shape;
 
     if (ht_parse_shape(q->value, q->len, &shape) == 0)
-        return 0;
+        return ht_shape_fits(q->ctl, q->ino, q->value, q->len, err);
     snprintf(err, HT_CTL_ERROR_MAX, "shape: numbers separated by commas, at most %u, as in 1024,768",
              HT_SHAPE_DIMS_MAX);
     return -EINVAL;
@@ -228,8 +228,8 @@ static int set_step(const struct request *q)
         ht_problem_set(q->ctl, q->ino, "step", "step: this is no model root");
         return -EINVAL;
     }
-    if (ht_parse_u64(q->value, q->len, &step)) {
-        ht_problem_set(q->ctl, q->ino, "step", "step: a number in decimal digits");
+    if (ht_parse_u64(q->value, q->len, &step) || step > INT64_MAX) {
+        ht_problem_set(q->ctl, q->ino, "step", "step: a number in decimal digits, at most %lld", (long long)INT64_MAX);
         return -EINVAL;
     }
     r = ht_optim_root_set_step(q->ctl->optim, q->ino, step);

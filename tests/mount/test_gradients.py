@@ -184,3 +184,58 @@ def test_an_empty_gradient_is_told(root, tmp_path):
     word(root / 'w', 'error', '')
     (root / '.hitrain' / 'grad' / 'w').write_bytes(ONES)
     assert command(root, 'commit') == ['ok'] and word(root / 'w', 'error') == ''
+
+
+# ------------------------------------------------------- numbers that do not fit
+
+def test_a_shape_that_does_not_fit_is_refused(root):
+    refused(errno.EINVAL, word, root / 'w', 'shape', '7,7')
+    assert 'shape 7,7 says 49 elements, but the file has 16384 bytes of f32' in word(root / 'w', 'error')
+    word(root / 'w', 'shape', '64,64')
+    assert word(root / 'w', 'shape') == '64,64'
+
+
+def test_a_gradient_for_another_shape_is_refused(root):
+    """Frameworks set the shape first, and write the file then."""
+    with open(root / 'new', 'wb') as f:
+        word(root / 'new', 'shape', '2,3')
+        f.write(ONES[:20])
+    refused(errno.EINVAL, open_gradient, root, 'new')
+    assert 'shape 2,3 says 6 elements' in word(root / 'new', 'error') and 'shape 2,3 says 6' in word(root, 'error')
+    with open(root / 'new', 'ab') as f:
+        f.write(ONES[:4])
+    (root / '.hitrain' / 'grad' / 'new').write_bytes(ONES[:24])
+    assert command(root, 'commit') == ['ok']
+
+
+def test_half_an_element_is_no_state(mnt):
+    root = make_root(mnt, 'model', 'adamw lr=1e-3', w=COUNT)
+    (root / '.hitrain' / 'grad' / 'w').write_bytes(ONES)
+    sync(root)
+    path = root / '.hitrain' / 'state' / 'w' / 'exp_avg'
+    before = path.read_bytes()
+    fd = os.open(path, os.O_WRONLY)
+    for off, size in ((0, 102), (2, 4), (4, 3)):
+        refused(errno.EINVAL, os.pwrite, fd, ONES[:size], off)
+        assert 'must be whole elements' in word(root, 'error')
+    assert path.read_bytes() == before
+    assert os.pwrite(fd, ONES[:8], 4) == 8
+    os.close(fd)
+
+
+@pytest.mark.parametrize('value', ['18446744073709551615', '9223372036854775808'])
+def test_a_step_that_cannot_be_counted_on_is_refused(root, value):
+    refused(errno.EINVAL, word, root, 'step', value)
+    assert 'at most 9223372036854775807' in word(root, 'error')
+    word(root, 'step', '1000000000000')
+    assert word(root, 'step') == '1000000000000'
+
+
+def test_a_refused_step_names_what_can_be_done_and_what_abort_takes(root):
+    fd = open_gradient(root, 'w')
+    os.pwrite(fd, ONES[:4], 0)
+    os.close(fd)
+    answer = command(root, 'commit')[0]
+    for words in ('model/w', 'write the rest', 'drop', 'partial=1', 'abort takes back the whole step', 'newer than'):
+        assert words in answer
+    assert command(root, 'drop w', 'commit') == ['ok', 'ok']
