@@ -10,6 +10,7 @@
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -454,6 +455,57 @@ static void metric_store(const struct row *row, const struct figures *f, struct 
                   (unsigned long long)value_of(row, f));
 }
 
+/* As OpenMetrics writes them. */
+static void put_double(double value, struct ht_buf *out)
+{
+    if (isnan(value))
+        ht_buf_printf(out, " NaN\n");
+    else if (isinf(value))
+        ht_buf_printf(out, value > 0 ? " +Inf\n" : " -Inf\n");
+    else
+        ht_buf_printf(out, " %.17g\n", value);
+}
+
+/* Of those roots that know it. */
+static void norm_metrics(const struct root_list *list, struct ht_buf *out)
+{
+    const struct root_figures *r = (const struct root_figures *)(void *)list->found.data;
+    bool begun = false;
+
+    for (unsigned i = 0; i < list->count; i++) {
+        if (!r[i].f.root.norm_known)
+            continue;
+        if (!begun)
+            ht_buf_printf(
+                out,
+                "# TYPE hitrain_grad_norm gauge\n# HELP hitrain_grad_norm Norm of the last step's gradient, before "
+                "clipping. With max_grad_norm or skip_nonfinite.\n");
+        begun = true;
+        ht_buf_printf(out, "hitrain_grad_norm{root=\"%s\"}", r[i].label);
+        put_double(r[i].f.root.grad_norm, out);
+    }
+}
+
+static void claim_metrics(const struct root_list *list, struct ht_buf *out)
+{
+    const struct root_figures *r = (const struct root_figures *)(void *)list->found.data;
+    bool begun = false;
+
+    for (unsigned i = 0; i < list->count; i++) {
+        const struct ht_root_stat *st = &r[i].f.root;
+
+        if (!st->claimed_by[0])
+            continue;
+        if (!begun)
+            ht_buf_printf(
+                out,
+                "# TYPE hitrain_claimed gauge\n# HELP hitrain_claimed The program that alone may steer the model.\n");
+        begun = true;
+        ht_buf_printf(out, "hitrain_claimed{root=\"%s\",name=\"%s\",pid=\"%d\"} 1\n", r[i].label, st->claimed_by,
+                      st->claimed_pid);
+    }
+}
+
 int ht_figures_metrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
 {
     struct root_list list = {.ctl = c, .caller = caller, .found = HT_BUF_INIT};
@@ -467,6 +519,10 @@ int ht_figures_metrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *
             metric_roots(&rows[i], &list, out);
         else if (rows[i].scope == HT_FIGURES_STORE && rows[i].kind != SUM && !root)
             metric_store(&rows[i], &f, out);
+    }
+    if (r == 0) {
+        norm_metrics(&list, out);
+        claim_metrics(&list, out);
     }
     if (r == 0 && !root) {
         ht_device_metrics(c, out);

@@ -54,6 +54,14 @@ static int commit(int fd, bool whole_mount)
     return fsync(fd) == 0 ? 0 : -errno;
 }
 
+static int commit_if(const char *path, const struct ht_ctl_options *o)
+{
+    char line[64];
+
+    ht_ctl_line("commit", o, line, sizeof(line));
+    return ht_ctl_command(path, path, line);
+}
+
 static void put_step(struct ht_json *j, const char *path, const char *word)
 {
     char *text;
@@ -115,9 +123,16 @@ int ht_ctl_commit(const char *path, const struct ht_ctl_options *o)
         close(fd);
         return HT_CTL_FAILED;
     }
+    if (!root && o->conditional) {
+        ht_error("%s is no model root: --if is for the steps of one", path);
+        close(fd);
+        return HT_CTL_FAILED;
+    }
     began_ns = ht_now_ns();
-    ret = commit(fd, whole_mount);
+    ret = o->conditional ? commit_if(path, o) : commit(fd, whole_mount);
     close(fd);
+    if (ret < 0 && o->conditional)
+        return HT_CTL_FAILED; /* told */
     if (ret < 0)
         explain(path, ret);
     else

@@ -16,6 +16,8 @@ struct ht_ctl_options {
     bool follow;             /* events: go on with new ones */
     uint64_t since;          /* events: after this number */
     enum ht_log_level level; /* events: at least so important */
+    bool conditional;        /* step, commit, abort: only while step_open is this number */
+    uint64_t step_open;
 };
 
 /* Each command in its own file; path is on some mount or other. Returns an exit code; errors are told. */
@@ -26,6 +28,15 @@ int ht_ctl_device(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_prefetch(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_evict(const char *path, const struct ht_ctl_options *o);
 int ht_ctl_scrub(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_step(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_abort(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_wait(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_reset(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_drop(const char *path, const struct ht_ctl_options *o);
+int ht_ctl_roots(const char *path, const struct ht_ctl_options *o);
+
+/* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
+int ht_ctl_line(const char *verb, const struct ht_ctl_options *o, char *buf, size_t cap);
 
 /* A line key=value, separated by tabs, as the daemon tells events and devices. */
 enum { HT_CTL_FIELDS_MAX = 24 };

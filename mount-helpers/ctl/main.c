@@ -8,7 +8,7 @@
 
 #include "mount-helpers/common/text.h"
 
-enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_HELP, OPT_VERSION };
+enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_IF, OPT_HELP, OPT_VERSION };
 #define OPT_BIT(option) (1u << ((option)-OPT_JSON))
 
 static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
@@ -34,9 +34,26 @@ static const struct command {
      "  --follow         go on with new events, until interrupted or unmounted\n"
      "  --since=SEQ      only events after the one with this number\n"
      "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
-    {"commit", "PATH [--json]", NULL, ht_ctl_commit, false, OPT_BIT(OPT_JSON),
+    {"roots", "PATH [--json]", NULL, ht_ctl_roots, false, OPT_BIT(OPT_JSON),
+     "Prints the model roots of the store that PATH lies on, as far as you could find them: steps done and durable,\n"
+     "whether one is open, parameters with state, the last step's gradient norm where it is known, who has claimed it.\n\n"},
+    {"commit", "PATH [--if=N] [--json]", NULL, ht_ctl_commit, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
      "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
-     "everything outside model roots durable.\n\n"},
+     "everything outside model roots durable.\n\n"
+     "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
+    {"step", "PATH [--if=N] [--json]", NULL, ht_ctl_step, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+     "Ends the step of the model root PATH. It is durable when durable_every says so.\n\n"
+     "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
+    {"abort", "PATH [--if=N] [--json]", NULL, ht_ctl_abort, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+     "Takes the model root PATH back to its last commit: the open step, later boundaries, and everything else below\n"
+     "it that is newer.\n\n"
+     "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
+    {"wait", "PATH...", NULL, ht_ctl_wait, true, 0,
+     "Returns when the queued updates of a parameter, or of all parameters of a model root, have been applied.\n\n"},
+    {"reset", "PATH...", NULL, ht_ctl_reset, true, 0,
+     "Forgets the optimizer state of a parameter, or of all parameters of a model root.\n\n"},
+    {"drop", "PATH...", NULL, ht_ctl_drop, true, 0,
+     "Takes back the gradient of a parameter in the open step, as if it had not been written.\n\n"},
     {"prefetch", "PATH...", NULL, ht_ctl_prefetch, true, 0,
      "Brings files into the DRAM tier, as far as there is room. Needs write permission on the mount's root.\n\n"},
     {"evict", "PATH...", NULL, ht_ctl_evict, true, 0,
@@ -49,10 +66,15 @@ static const struct command {
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},         {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},     {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL}, {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},   {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},
+    {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL},
+    {"if", required_argument, NULL, OPT_IF},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -139,6 +161,9 @@ static int parse_value(int option, const char *value, struct ht_ctl_options *o)
             : usage_error("--watch: not a number of seconds from 0.01 to 86400: ", value);
     case OPT_SINCE:
         return parse_number(value, &o->since) ? 0 : usage_error("--since: not the number of an event: ", value);
+    case OPT_IF:
+        o->conditional = true;
+        return parse_number(value, &o->step_open) ? 0 : usage_error("--if: not the number of a step: ", value);
     default:
         return parse_level(value, &o->level) ? 0 : usage_error("--level: not error, warn or info: ", value);
     }

@@ -610,7 +610,8 @@ def test_prefetch_and_evict(mnt):
     assert done.returncode == 1 and 'none' in done.stderr and word(paths[0], 'resident_bytes') == '0'
 
 
-@pytest.mark.parametrize('command', ['stats', 'events', 'commit', 'prefetch', 'evict'])
+@pytest.mark.parametrize('command', ['stats', 'events', 'commit', 'prefetch', 'evict', 'roots', 'step', 'abort', 'wait',
+                                     'reset', 'drop'])
 def test_hitrainctl_says_what_is_wrong_with_a_path(store, tmp_path, command):
     done = run('hitrainctl', command, '--help')
     assert done.stdout.startswith(f'Usage: hitrainctl {command} ') and 'Exit status' in done.stdout
@@ -624,7 +625,8 @@ def test_hitrainctl_says_what_is_wrong_with_a_path(store, tmp_path, command):
 
 
 @pytest.mark.parametrize('args', [['events', '/', '--since=x'], ['events', '/', '--level=loud'], ['stats', '/', '--follow'],
-                                  ['prefetch'], ['evict', '/', '--json'], ['events', '/', '/']])
+                                  ['prefetch'], ['evict', '/', '--json'], ['events', '/', '/'], ['step', '/', '--if=x'],
+                                  ['commit', '/', '--if=-1'], ['wait', '/', '--if=1'], ['reset']])
 def test_hitrainctl_refuses_wrong_usage(args):
     done = run('hitrainctl', *args, check=False)
     assert done.returncode == 2 and done.stderr and not done.stdout

@@ -277,3 +277,87 @@ def test_stats_of_a_claimed_root_are_json(root):
     done = subprocess.run([BIN / 'hitrainctl', 'stats', '--json', root], stdout=subprocess.PIPE, check=True)
     assert json.loads(done.stdout)['stats']['claimed_by'] == f'a pid={os.getpid()}'
     holder.close()
+
+
+# ---------------------------------------------------------------- hitrainctl
+
+def hitrainctl(*args):
+    done = subprocess.run([BIN / 'hitrainctl', *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_hitrainctl_steers(root):
+    (root / 'sub').mkdir()
+    word(root / 'sub', 'dtype', 'f32')
+    (root / 'sub' / 'v').write_bytes(bytes(4 * N))
+    put_gradient(root)
+    number = step_open(root)
+    for verb in ('step', 'commit', 'abort'):
+        status, _, told = hitrainctl(verb, f'--if={number + 1}', root)
+        assert status == 1 and f'ESTALE: if={number + 1}: the open step is {number}' in told
+    assert hitrainctl('wait', root, root / 'w', root / 'sub' / 'v') == (0, '', '')
+    status, said, _ = hitrainctl('step', f'--if={number}', root)
+    assert status == 0 and 'step 1, durable_step 1' in said
+    put_gradient(root)
+    status, said, _ = hitrainctl('abort', '--json', root)
+    assert status == 0 and json.loads(said) == {'path': str(root), 'step': 1, 'durable_step': 1}
+    put_gradient(root / 'sub', 'v', n=N // 2)
+    status, _, told = hitrainctl('step', root)
+    assert status == 1 and 'EBUSY: m/sub/v: only a part of it' in told
+    assert hitrainctl('drop', root / 'sub' / 'v') == (0, '', '')
+    put_gradient(root)
+    status, said, _ = hitrainctl('commit', '--json', f'--if={step_open(root)}', root)
+    assert status == 0 and json.loads(said)['durable_step'] == 2
+    assert word(root, 'parameters') == '2'
+    assert hitrainctl('reset', root / 'w', root / 'sub' / 'v') == (0, '', '') and word(root, 'parameters') == '0'
+    put_gradient(root)
+    assert hitrainctl('commit', root)[0] == 0 and hitrainctl('reset', root) == (0, '', '')
+    assert word(root, 'parameters') == '0'
+
+
+def test_hitrainctl_says_what_it_cannot_steer(root):
+    status, _, told = hitrainctl('step', root.parent)
+    assert status == 1 and 'no model root' in told
+    (root.parent / 'plain').mkdir()
+    (root.parent / 'plain' / 'f').touch()
+    for verb, path in (('abort', 'plain'), ('wait', 'plain/f'), ('drop', 'plain/f'), ('reset', 'plain/f')):
+        status, _, told = hitrainctl(verb, root.parent / path)
+        assert status == 1 and 'is no model root' in told
+    (root / '*').write_bytes(bytes(4 * N))
+    status, _, told = hitrainctl('reset', root / '*')
+    assert status == 1 and 'cannot stand in a command' in told
+    status, _, told = hitrainctl('drop', root)
+    assert status == 1 and "'drop' takes the path of a file" in told
+    status, _, told = hitrainctl('commit', '--if=0', root.parent)
+    assert status == 1 and 'no model root' in told
+    holder = Ctl(root)
+    assert holder('claim a') == 'ok'
+    status, _, told = hitrainctl('abort', root)
+    assert status == 1 and 'claimed by a (pid' in told
+    holder.close()
+
+
+def test_the_model_roots_of_a_mount(root):
+    mnt = root.parent
+    assert json.loads(hitrainctl('roots', '--json', mnt)[1])['roots'] == [
+        {'path': '/m', 'step': 0, 'durable_step': 0, 'open': False, 'parameters': 0}]
+    other = mnt / 'a "b"\\n\nc'
+    other.mkdir()
+    word(other, 'dtype', 'f32')
+    (other / 'w').write_bytes(bytes(4 * N))
+    word(other, 'optimizer', 'adamw max_grad_norm=100')
+    put_gradient(other, value=2.0)
+    assert tell(other, 'commit') == 'ok'
+    put_gradient(other)
+    holder = Ctl(other)
+    assert holder('claim trainer') == 'ok'
+    status, said, _ = hitrainctl('roots', '--json', root / 'w')
+    found = json.loads(said)
+    assert status == 0 and found['path'] == str(mnt)
+    one = [r for r in found['roots'] if r['path'] != '/m']
+    assert one == [{'path': '/' + other.name, 'step': 1, 'durable_step': 1, 'open': True, 'parameters': 1,
+                    'grad_norm': pytest.approx(2 * N ** 0.5), 'claimed_by': 'trainer', 'pid': os.getpid()}]
+    assert 'hitrain_grad_norm{root="/a' in (mnt / '.hitrain' / 'stats').read_text()
+    status, said, _ = hitrainctl('roots', mnt)
+    assert status == 0 and '/m\n' in said and f'trainer ({os.getpid()})' in said and len(said.splitlines()) == 3
+    holder.close()
