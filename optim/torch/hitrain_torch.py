@@ -580,7 +580,10 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 if f.is_sent():
                     continue
                 self._check_room(f)
-                self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
+                if self._shard:
+                    self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
+                else:
+                    self.send_gradient(f.tensor)
         self._ranks.together('gradients', write)
         for f, owners in self._owned(said):
             if owners and self._ranks.rank not in owners:
@@ -692,8 +695,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
             if not isinstance(second, Exception):
                 raise
         if self._step < finished:
-            warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}, as its tensors did',
-                          RuntimeWarning, stacklevel=2)
+            warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}, as '
+                          'its tensors did', RuntimeWarning, stacklevel=2)
 
     def _go_back(self, wholly: bool) -> None:
         """Take back what was sent of the open step, on all ranks; wholly: all that is not durable. Tensors are read again where the

@@ -262,6 +262,24 @@ def test_closure_and_parameters_without_a_gradient(root):
         assert optimizer.committed_step == 1
 
 
+def test_step_sends_and_receives_by_public_methods(root):
+    """So that a class of a user's own may watch them."""
+    seen = []
+
+    class Watching(HitrainAdamW):
+        def send_gradient(self, parameter):
+            super().send_gradient(parameter)
+            seen.append(('sent', parameter.numel()))
+
+        def receive_parameter(self, parameter):
+            super().receive_parameter(parameter)
+            seen.append(('received', parameter.numel()))
+    params = parameters()
+    with Watching(params.items(), root, lr=LR) as optimizer:
+        run(optimizer, params, 0, 1)
+    assert seen == [(what, p.numel()) for what in ('sent', 'received') for p in params.values()]
+
+
 def test_tensors_whose_memory_is_no_file(root):
     """Transposed, and of another dtype than the files: bytes go through a buffer."""
     own = {'t': torch.nn.Parameter(torch.arange(600.0).view(20, 30).t())}

@@ -291,7 +291,8 @@ def test_a_part_of_a_gradient_is_taken_back(root, monkeypatch):
             if lines[0].startswith('drop'):
                 raise OSError(16, 'of the test')
             real_command(*lines)
-        for error, command in ((KeyboardInterrupt(), real_command), (OSError(5, 'of the test'), real_command), (KeyboardInterrupt(), no_drop)):
+        for error, command in ((KeyboardInterrupt(), real_command), (OSError(5, 'of the test'), real_command),
+                               (KeyboardInterrupt(), no_drop)):
             calls = []
 
             def half(fd, data, at):
