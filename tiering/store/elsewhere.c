@@ -4,6 +4,8 @@
  *
  *   place fails --> another place of that device --fails--> other devices, one place each --none left--> the caller's error
  *
+ * A place also fails when a flush of its device fails while the write is under way (ht_xfer_settle).
+ *
  * A device that fails every write is not tried twice, nor one that does not answer. When one place took the bytes, those
  * that did not stay taken until the next mount (up to a share of the device, alloc.h); when none did, it is not the places' fault: they are free
  * again. PLACES_MAX bounds what one write may cost.
