@@ -247,6 +247,11 @@ static int append(struct root *root, struct ht_rounds *rounds, uint64_t *out_lsn
 
     if (ret)
         return ret;
+    ret = ht_tx_expect(tx, pending_bytes(root));
+    if (ret) {
+        int closed = ht_tx_commit(tx, NULL); /* of nothing */
+        return closed ? closed : ret;
+    }
     if (o->hooks.publish)
         o->hooks.publish(o->hooks.ctx, root->id, tx);
     lock(o);

@@ -47,6 +47,9 @@ static int sync_locked(struct ht_ns_op *op, const struct syncing *s)
         return -ESTALE;
     if (is_deleted(i))
         return 0; /* unlinked meanwhile */
+    int rc = ht_tx_expect(op->tx, s->bytes + (s->obj != NULL ? ht_obj_pending_bytes(s->obj) : 0));
+    if (rc != 0)
+        return rc;
     if (ht_ns_pending(i))
         return ht_ns_publish_alone(op, i, s->obj);
     ht_ns_attr_put(op, i);

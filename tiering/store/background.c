@@ -76,12 +76,15 @@ static int commit(struct ht_store *s, int found)
     int written, rc = begin_commit(s, &written, &tx), error = written ? written : found;
     if (rc)
         return rc;
-    ht_scope_publish(s, 0, tx);
-    for (unsigned i = 0; i < s->clients; i++)
+    int expected = ht_tx_expect(tx, pending_bytes_outside(s));
+    if (!expected)
+        ht_scope_publish(s, 0, tx);
+    for (unsigned i = 0; !expected && i < s->clients; i++)
         if (s->client[i].flush)
             s->client[i].flush(s->client[i].ctx, tx);
     uint64_t lsn;
     rc = ht_tx_commit(tx, &lsn);
+    rc = expected ? expected : rc;
     if (!rc)
         rc = ht_store_sync(s, s->last_lsn);
     return rc ? rc : error;

@@ -12,7 +12,10 @@
 #include "tiering/base/twin.h"
 #include "tiering/store/store_priv.h"
 
-enum { SLICE_BYTES = 64 << 10 };
+enum {
+    SLICE_BYTES = 64 << 10,
+    RECORD_BYTES_MAX = 72 << 10, /* by which a slice may be longer: an attribute, the longest of all records */
+};
 
 struct emission {
     struct ht_store *s;
@@ -37,11 +40,23 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b)
     e->next++;
 }
 
+/* The transaction of a slice, with memory for it: what fails later than here would end the log. -ENOMEM. */
+static int begin_slice(struct ht_store *s)
+{
+    ht_mutex_lock(&s->tx_lock);
+    int rc = ht_tx_expect(&s->tx, SLICE_BYTES + RECORD_BYTES_MAX);
+    if (rc)
+        ht_mutex_unlock(&s->tx_lock);
+    return rc;
+}
+
 /* One slice in one transaction. The transaction lock keeps publishing out meanwhile. */
 static int emit_objects_slice(struct emission *e)
 {
     struct ht_store *s = e->s;
-    ht_mutex_lock(&s->tx_lock);
+    int rc = begin_slice(s);
+    if (rc)
+        return rc;
     struct ht_buf *b = &s->tx.records;
     ht_store_lock(s);
     while (e->next < e->count && b->len < SLICE_BYTES) {
@@ -59,7 +74,9 @@ static int emit_objects_slice(struct emission *e)
 
 static int emit_ids(struct ht_store *s)
 {
-    ht_mutex_lock(&s->tx_lock);
+    int rc = begin_slice(s);
+    if (rc)
+        return rc;
     ht_record_ids(&s->tx.records, ht_max_u64(s->ids_logged, s->next_id));
     return ht_tx_commit(&s->tx, NULL);
 }
@@ -69,9 +86,11 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
     uint64_t cursor = 0;
     int more = 1;
     while (more > 0) {
-        ht_mutex_lock(&s->tx_lock);
+        int rc = begin_slice(s);
+        if (rc)
+            return rc;
         more = c->emit(c->ctx, &s->tx, &cursor, SLICE_BYTES);
-        int rc = ht_tx_commit(&s->tx, NULL);
+        rc = ht_tx_commit(&s->tx, NULL);
         if (rc)
             return rc;
     }

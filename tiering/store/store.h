@@ -144,6 +144,11 @@ struct ht_rounds {
     }
 void ht_rounds_next(struct ht_store *s, struct ht_rounds *r);
 int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx) HT_CHECK;
+/*
+ * To an open transaction in which nothing was put yet: so many bytes are going to be put, as can be known only now that no other transaction
+ * publishes. -ENOMEM: put nothing, and commit that; later a lack of memory would end the log.
+ */
+int ht_tx_expect(struct ht_tx *tx, size_t bytes) HT_CHECK;
 /* The buffer records are put into with ht_record_begin/end/put. */
 struct ht_buf *ht_tx_records(struct ht_tx *tx);
 /* Append what was put. *out_lsn (may be NULL): for ht_store_sync; 0 when nothing was put. Always closes the transaction.

@@ -87,6 +87,12 @@ int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, str
     return rc ? rc : ht_round_failed(r);
 }
 
+int ht_tx_expect(struct ht_tx *tx, size_t bytes)
+{
+    assert(tx->records.len == 0);
+    return reserve_memory(tx, bytes);
+}
+
 struct ht_buf *ht_tx_records(struct ht_tx *tx)
 {
     return &tx->records;
@@ -228,9 +234,12 @@ int ht_obj_sync(struct ht_obj *o)
     int rc = begin_sync(o, &tx);
     if (rc)
         return rc;
-    ht_obj_publish(o, tx);
     uint64_t lsn;
+    int expected = ht_tx_expect(tx, ht_obj_pending_bytes(o));
+    if (!expected)
+        ht_obj_publish(o, tx);
     rc = ht_tx_commit(tx, &lsn);
+    rc = expected ? expected : rc;
     /* What this object needs may be in a transaction that somebody else appended. */
     return rc ? rc : ht_store_sync(s, lsn ? lsn : s->last_lsn);
 }

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that a transaction lacks is missed before it changes anything: the log goes on. */
+#include "tests/support/wrap.h"
+#include "tests/unit/tiering/store/world.h"
+
+enum { CHUNKS = 1500, STEP = 50 };
+
+/* Some 90 KiB of metadata, made by small transactions. */
+static struct ht_obj *fill(void)
+{
+    struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+    for (uint64_t i = 0; i < CHUNKS; i++) {
+        put_all(o, i * HT_SMALL_CHUNK_BYTES, (const uint8_t *)&i, sizeof(i));
+        if (i % STEP == STEP - 1)
+            ck_assert_int_eq(ht_obj_sync(o), 0);
+    }
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return o;
+}
+
+START_TEST(a_compaction_without_memory_is_put_off)
+{
+    bool reached = true;
+    wrap_pause(true);
+    fresh(64, false);
+    ht_obj_put(fill());
+    for (unsigned nth = 1; reached; nth++) {
+        remount(); /* buffers are small again */
+        wrap_fail(WRAP_MEMORY, nth, true);
+        wrap_pause(false);
+        int rc = ht_store_compact(s);
+        wrap_pause(true);
+        reached = wrap_reached(WRAP_MEMORY);
+        wrap_fail(WRAP_MEMORY, 0, false);
+        ck_assert_int_eq(rc, reached ? -ENOMEM : 0);
+        ck_assert(!ht_store_failed(s));
+        ck_assert_int_eq(ht_store_compact(s), 0);
+    }
+    done();
+}
+END_TEST
+
+/* More is pending when the transaction opens than when it was asked for. */
+START_TEST(a_publication_that_has_grown_is_refused_whole)
+{
+    struct ht_tx *tx;
+    wrap_pause(true);
+    fresh(64, false);
+    struct ht_obj *o = fill();
+    uint64_t oid = ht_obj_id(o);
+    ht_obj_put(o);
+    remount(); /* buffers are small again */
+    o = ht_obj_get(s, oid);
+    ck_assert_int_eq(ht_tx_begin(s, ht_obj_pending_bytes(o), &tx), 0);
+    for (uint64_t i = 0; i < CHUNKS; i++)
+        put_all(o, i * HT_SMALL_CHUNK_BYTES, (const uint8_t *)"x", 1);
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    wrap_fail(WRAP_MEMORY, 1, true);
+    wrap_pause(false);
+    int rc = ht_tx_expect(tx, ht_obj_pending_bytes(o));
+    wrap_pause(true);
+    wrap_fail(WRAP_MEMORY, 0, false);
+    ck_assert_int_eq(rc, -ENOMEM);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ck_assert(!ht_store_failed(s));
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("transactions");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, a_compaction_without_memory_is_put_off);
+    tcase_add_test(tc, a_publication_that_has_grown_is_refused_whole);
+    return run_suite(tc);
+}
