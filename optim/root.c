@@ -10,6 +10,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+
+enum { STAT_SLICE = 64 };
 #include <time.h>
 
 /* ------------------------------------------------------------------- table */
@@ -303,18 +305,48 @@ static void stat_sum(const struct param *p, struct ht_root_stat *out)
     out->sum_stored_bytes += st.stored_bytes;
 }
 
-static void stat_params(struct root *r, struct ht_root_stat *out)
+static void stat_param(const struct param *p, struct ht_root_stat *out)
 {
-    ht_list_for_each(pos, &r->params) {
-        const struct param *p = ht_list_entry(pos, struct param, of_root);
-        struct shape shape;
-        if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
-            continue;
-        out->parameters++;
-        for (unsigned i = 0; i < p->cur.layout.count; i++)
-            out->state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
-        stat_sum(p, out);
+    struct shape shape;
+
+    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
+        return;
+    out->parameters++;
+    for (unsigned i = 0; i < p->cur.layout.count; i++)
+        out->state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
+    stat_sum(p, out);
+}
+
+/* Locked: some parameters from pos on. Returns the one where to go on, with a reference, or NULL. */
+static struct param *stat_slice(struct root *r, struct ht_list *pos, struct ht_root_stat *out)
+{
+    for (unsigned i = 0; pos != &r->params; pos = pos->next, i++) {
+        struct param *p = ht_list_entry(pos, struct param, of_root);
+        if (i == STAT_SLICE) {
+            p->refs++;
+            return p;
+        }
+        stat_param(p, out);
     }
+    return NULL;
+}
+
+void ht_optim_root_totals(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
+{
+    struct root *r = ht_opt_root_get(o, root);
+
+    if (!r)
+        return;
+    lock(o);
+    struct param *p = stat_slice(r, r->params.next, out);
+    while (p) {
+        unlock(o); /* updates go on */
+        lock(o);
+        p->refs--;
+        p = p->root == r ? stat_slice(r, &p->of_root, out) : NULL;
+    }
+    ht_opt_root_put_locked(r);
+    unlock(o);
 }
 
 int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
@@ -347,7 +379,6 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
     out->error_time = r->error.time;
     out->refusals = r->refusals;
     memcpy(out->claimed_by, r->claim.name, sizeof(out->claimed_by));
-    stat_params(r, out);
     unlock(o);
     return 0;
 }

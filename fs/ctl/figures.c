@@ -225,7 +225,21 @@ static int gather_file(struct ht_ctl *c, uint64_t ino, struct figures *f)
     return 0;
 }
 
-static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, struct figures *f)
+/* Is it one of those that are added up over the parameters of a root? */
+static bool is_total(const struct row *row)
+{
+    switch (row->offset) {
+    case offsetof(struct figures, root.parameters):
+    case offsetof(struct figures, root.state_bytes):
+    case offsetof(struct figures, root.sum_resident_bytes):
+    case offsetof(struct figures, root.sum_stored_bytes):
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, bool totals, struct figures *f)
 {
     int r = 0;
 
@@ -234,6 +248,8 @@ static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino
         gather_store(c, f);
     if (scopes & HT_FIGURES_ROOT)
         r = ht_optim_root_stat(c->optim, root, &f->root);
+    if (r == 0 && (scopes & HT_FIGURES_ROOT) && totals)
+        ht_optim_root_totals(c->optim, root, &f->root);
     if (r == 0 && (scopes & HT_FIGURES_FILE))
         r = gather_file(c, ino, f);
     f->step_open = f->root.step_open;
@@ -315,7 +331,7 @@ int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *o
 
         if (!(rows[i].scope & scopes) || strcmp(rows[i].word, word) != 0)
             continue;
-        r = gather(c, rows[i].scope, root, ino, &f);
+        r = gather(c, rows[i].scope, root, ino, is_total(&rows[i]), &f);
         if (r)
             return r;
         *out = value_of(&rows[i], &f);
@@ -349,7 +365,7 @@ int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
     struct figures f;
     uint64_t root;
     unsigned scopes = ht_figures_scopes(c, ino, &root);
-    int r = gather(c, scopes, root, ino, &f);
+    int r = gather(c, scopes, root, ino, true, &f);
 
     if (r)
         return r;
@@ -402,7 +418,7 @@ static int add_root(void *ctx, uint64_t ino)
     struct root_figures r;
     char path[256];
 
-    if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, HT_FIGURES_ROOT, ino, ino, &r.f))
+    if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, HT_FIGURES_ROOT, ino, ino, true, &r.f))
         return 0;
     path[0] = '/';
     ht_ns_path(list->ctl->ns, ino, path + 1, sizeof(path) - 1);
@@ -513,7 +529,7 @@ int ht_figures_metrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *
     int r = root ? add_root(&list, root) : ht_ns_roots(c->ns, add_if_known, &list);
 
     if (r == 0 && !root)
-        r = gather(c, HT_FIGURES_STORE, 0, 0, &f);
+        r = gather(c, HT_FIGURES_STORE, 0, 0, false, &f);
     for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && r == 0; i++) {
         if (rows[i].scope == HT_FIGURES_ROOT)
             metric_roots(&rows[i], &list, out);

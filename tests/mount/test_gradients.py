@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+import time
 
 import numpy as np
 import pytest
@@ -239,3 +240,26 @@ def test_a_refused_step_names_what_can_be_done_and_what_abort_takes(root):
     for words in ('model/w', 'write the rest', 'drop', 'partial=1', 'abort takes back the whole step', 'newer than'):
         assert words in answer
     assert command(root, 'drop w', 'commit') == ['ok', 'ok']
+
+
+# --------------------------------------------------------------------- figures
+
+def test_the_step_is_asked_for_without_a_look_at_every_parameter(mnt):
+    """What has to be added up is right across the pieces in which that is done, and nothing else pays for it."""
+    count = 1000
+    root = make_root(mnt, 'model', 'adamw lr=1e-3', **{f'p{i}': 4 for i in range(count)})
+    for i in range(count):
+        (root / '.hitrain' / 'grad' / f'p{i}').write_bytes(ONES[:16])
+    sync(root)
+    assert word(root, 'parameters') == str(count) and word(root, 'state_bytes') == str(count * 32)
+    assert f'parameters={count}\n' in word(root, 'stats')
+
+    def fastest(name):
+        times = []
+        for _ in range(200):
+            begin = time.perf_counter()
+            word(root, name)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert fastest('step') < fastest('parameters') / 2

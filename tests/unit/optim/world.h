@@ -367,6 +367,7 @@ static inline struct ht_root_stat world_stat(struct world *w)
     struct ht_root_stat st;
 
     ck_assert_int_eq(ht_optim_root_stat(w->o, ROOT, &st), 0);
+    ht_optim_root_totals(w->o, ROOT, &st);
     return st;
 }
 
