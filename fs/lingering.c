@@ -47,24 +47,24 @@ static void tell(void)
     const struct ht_event_about about = {.device = the.source};
     struct ht_mount_user user;
 
+    /* What may be long comes last: a text has a limit. */
     if (ht_mount_user_find(the.major, the.minor, &user) != 0)
         ht_event(
             HT_EVENT_MOUNT_KEPT, &about,
-            "%s is not mounted on %s any more, but the kernel still needs this daemon: a mapping, or a process that cannot be "
-            "seen from here, keeps it",
-            the.source, the.point);
+            "a mapping, or a process that cannot be seen from here, keeps the mount: daemon and device stay; it is not on %s any "
+            "more",
+            the.point);
     else if (user.has_mount)
         ht_event(
             HT_EVENT_MOUNT_KEPT, &about,
-            "%s is not mounted on %s any more, but it is in the mount namespace of process %d (%.60s): daemon and device stay "
-            "until it is unmounted there or that ends",
-            the.source, the.point, (int)user.pid, user.command);
+            "process %d (%.60s) has the mount in its mount namespace: daemon and device stay until it is unmounted there or "
+            "that ends; it is not on %s any more",
+            (int)user.pid, user.command, the.point);
     else
         ht_event(
             HT_EVENT_MOUNT_KEPT, &about,
-            "%s is not mounted on %s any more, but process %d (%.60s) still uses files of it: daemon and device stay until "
-            "that ends",
-            the.source, the.point, (int)user.pid, user.command);
+            "process %d (%.60s) uses files of the mount: daemon and device stay until that ends; it is not on %s any more",
+            (int)user.pid, user.command, the.point);
 }
 
 static void *wait_and_tell(void *arg)

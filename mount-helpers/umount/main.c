@@ -56,13 +56,23 @@ struct daemon {
 
 /* ------------------------------------------------------------------- before */
 
+/* umount(8) gives the path as the table of mounts has it; people may not. */
+static bool find_mount(const char *point, struct ht_mount_entry *out)
+{
+    char path[PATH_MAX];
+
+    if (ht_mount_at(point, out) != 0 && (realpath(point, path) == NULL || ht_mount_at(path, out) != 0))
+        return false;
+    return ht_mount_is_hitrain(out);
+}
+
 static void find_daemon(const char *point, struct daemon *d)
 {
     struct ht_holder *h = malloc(sizeof(*h));
 
     d->fd = -1;
-    if (h != NULL && ht_mount_at(point, &d->mount) == 0 && ht_mount_is_hitrain(&d->mount) &&
-        ht_holder_find(d->mount.source, h) == 0 && h->pid > 0 && !h->opener) {
+    if (h != NULL && find_mount(point, &d->mount) && ht_holder_find(d->mount.source, h) == 0 && h->pid > 0 &&
+        !h->opener) {
         d->pid = h->pid;
         d->fd = (int)syscall(SYS_pidfd_open, h->pid, 0);
     }

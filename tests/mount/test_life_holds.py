@@ -486,8 +486,8 @@ def test_a_mount_that_another_namespace_keeps_is_named(make_store):
                  os.readlink(f'/proc/{keeper.pid}/exe').endswith('sleep'), 'its namespace')
         unmount(store.point)
         wait_for(lambda: told_kept(store), 'a message')
-        assert f'mount namespace of process {keeper.pid} (sleep 1000)' in told_kept(store)
-        assert str(store.image) in told_kept(store) and store.daemon.poll() is None
+        assert f'process {keeper.pid} (sleep 1000) has the mount in its mount namespace' in told_kept(store)
+        assert str(store.point) in told_kept(store) and store.daemon.poll() is None
     finally:
         keeper.kill()
         keeper.wait()
@@ -501,7 +501,7 @@ def test_a_mount_that_open_files_keep_is_named(make_store):
     with open(store.point / 'f', 'wb', buffering=0) as f:
         subprocess.run(['umount', '-l', store.point], check=True, timeout=SECONDS_MAX)
         wait_for(lambda: told_kept(store), 'a message')
-        assert f'process {os.getpid()} (' in told_kept(store) and 'uses files of it' in told_kept(store)
+        assert f'process {os.getpid()} (' in told_kept(store) and 'uses files of the mount' in told_kept(store)
         f.write(b'late')
     assert store.daemon.wait(SECONDS_MAX) == 0
     store.daemon = None

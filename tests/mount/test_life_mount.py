@@ -65,7 +65,7 @@ def space(make_store, tmp_path):
 
 # ------------------------------------------------------------------ unmount
 
-@pytest.mark.parametrize('umount', ['umount -c $POINT', 'umount.hitrain $POINT', '(cd $POINT/.. && umount $(basename $POINT))'])
+@pytest.mark.parametrize('umount', ['umount -c $POINT', 'umount.hitrain $POINT/', '(cd $POINT/.. && umount $(basename $POINT))'])
 def test_umount_returns_when_the_daemon_has_ended(space, umount):
     """So the device is free for whoever comes next, and nobody has to wait or says so. (Of an absolute path umount(8) looks at the
     kernel's type only, which is fuse, unless it is told not to canonicalize, as systemd does.)"""
