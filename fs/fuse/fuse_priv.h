@@ -155,6 +155,7 @@ void ht_handout_forget(fuse_req_t req, uint64_t ino);
  * of every open that got as far as open.
  */
 void ht_handout_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
+void ht_handout_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino); /* takes the last one back */
 void ht_handout_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
 void ht_handout_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags, struct fuse_file_info *fi);
 void ht_handout_hidden_close(struct ht_fuse *f, uint64_t ino);

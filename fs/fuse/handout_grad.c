@@ -136,6 +136,22 @@ void ht_handout_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t paren
     ht_mutex_unlock(&f->handout.lock);
 }
 
+/* A window that is out stays so for the next FORGET, or the end of the mount: giving it back needs a request. */
+void ht_handout_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_handed_file *e;
+
+    if (!concerns(f, ino))
+        return;
+    ht_mutex_lock(&f->handout.lock);
+    e = ht_handed_find(f, ino);
+    if (e) {
+        e->lookups -= e->lookups > 0;
+        ht_handed_free_if_unused(e);
+    }
+    ht_mutex_unlock(&f->handout.lock);
+}
+
 /* The entry if the kernel has forgotten it: the caller's, when it was out. */
 static struct ht_handed_file *forgotten(struct ht_fuse *f, uint64_t ino, uint64_t n)
 {

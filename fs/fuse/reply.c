@@ -57,16 +57,18 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
     };
 }
 
-static void forget(fuse_req_t req, uint64_t ino)
+/* The kernel did not take the answer: it will not forget what it never knew. The request is gone. */
+static void forget(struct ht_fuse *f, uint64_t ino)
 {
     if (ht_hidden_match(ino))
-        ht_handout_hidden_forget(req, ino, 1);
+        ht_handout_hidden_not_looked_up(f, ino);
     else
-        ht_ns_forget(ht_fuse_of(req)->ns, ino, 1);
+        ht_ns_forget(f->ns, ino, 1);
 }
 
 void ht_reply_entry(fuse_req_t req, int r, const struct stat *st)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     struct fuse_entry_param e;
 
     if (r) {
@@ -75,7 +77,7 @@ void ht_reply_entry(fuse_req_t req, int r, const struct stat *st)
     }
     ht_fuse_entry_of(st, &e);
     if (fuse_reply_entry(req, &e))
-        forget(req, st->st_ino);
+        forget(f, st->st_ino);
 }
 
 static size_t caller_groups(void *ctx, uint32_t *gids, size_t cap)
