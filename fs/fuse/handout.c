@@ -118,7 +118,7 @@ static bool wanted(struct ht_fuse *f, const struct ht_handed_file *e, struct ht_
 int ht_handed_pass(fuse_req_t req, struct ht_handed_file *e, struct ht_obj *obj, bool stores)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int fd, r = f->handout.on ? ht_obj_hand_out(obj, &fd) : -EOPNOTSUPP;
+    int fd, r = f->handout.on ? ht_obj_hand_out_to(obj, fuse_req_ctx(req)->uid, &fd) : -EOPNOTSUPP;
 
     if (r)
         return r;

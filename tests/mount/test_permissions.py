@@ -4,6 +4,7 @@
 The users share a group. It is the first group of none of them, so that supplementary groups decide.
 """
 import errno
+import mmap
 import os
 import re
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from calls import as_user, fails, sync
-from conftest import ROOT
+from conftest import MIB, ROOT, wait_for
+from handed import SHARED, READ, handing, stat
 from handed import steer as by_ioctl
 from test_roots import command, put_gradient, refused, word
 
@@ -360,3 +362,38 @@ def test_attributes_are_read_with_read_permission(model):
     assert may(STRANGER, word, model / 'w', 'dtype') == 'f32'
     may_not(errno.EACCES, MEMBER, word, model / 'own', 'dtype')
     may_not(errno.EACCES, MEMBER, word, model / 'private' / 'own', 'dtype')
+
+
+# ------------------------------------------------------------------- memory
+
+def test_one_user_does_not_get_all_of_what_is_handed_out(handing):
+    """Three quarters of 16 MiB; the rest of what he opens is read in the ordinary way."""
+    mnt = handing.point
+    os.chmod(mnt, 0o777)
+
+    def take(prefix):
+        files = []
+        for i in range(8):
+            path = mnt / f'{prefix}{i}'
+            path.touch()
+            word(path, 'dtype', 'f32')
+            path.write_bytes(bytes([i]) * (2 * MIB))
+            sync(path)
+            word(path, 'pin', 'dram')
+            fd = os.open(path, os.O_RDONLY)
+            files.append(mmap.mmap(fd, 2 * MIB, SHARED, READ))
+            os.close(fd)
+            assert files[-1][:] == bytes([i]) * (2 * MIB)
+        return stat(mnt, 'handed_opens') - before
+
+    before = 0
+    assert may(MEMBER, take, 'a') == 6
+    before = stat(mnt, 'handed_opens')
+    assert may(STRANGER, take, 'b') >= 2  # six when the kernel has forgotten the first one's
+
+    def root_gets_all():
+        nonlocal before
+        before = stat(mnt, 'handed_opens')
+        return take('root') == 8
+
+    wait_for(root_gets_all, 'root gets all of the share')

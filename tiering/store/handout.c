@@ -178,6 +178,8 @@ int ht_handed_reach(struct ht_obj *o, uint64_t bytes)
     uint64_t more = ht_handed_footprint(bytes) - ht_handed_footprint(o->extra->handed->memory.bytes);
     if (more > s->opts.handout_bytes || s->handed_bytes > s->opts.handout_bytes - more)
         return -ENOSPC;
+    if (o->extra->handed->out && more && !ht_handed_user_may(s, o->extra->handed->user, 0, more))
+        return -ENOSPC;
     return grow_file(o, bytes);
 }
 

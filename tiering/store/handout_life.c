@@ -55,6 +55,23 @@ static bool has_room(const struct ht_store *s, uint64_t bytes)
         s->handed_bytes <= s->opts.handout_bytes - bytes;
 }
 
+/* There are few: no account has to be kept in step. What is back is nobody's, for it goes when another one wants the memory. */
+bool ht_handed_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
+{
+    uint64_t bytes = more_bytes, bytes_max = s->opts.handout_bytes / 4 * HT_HANDED_USER_QUARTERS;
+    unsigned count = more, count_max = HT_HANDED_MAX / 4 * HT_HANDED_USER_QUARTERS;
+    if (!user)
+        return true;
+    ht_list_for_each(p, &s->handed) {
+        const struct ht_handed *h = ht_list_entry(p, struct ht_handed, link);
+        if (!h->out || h->user != user)
+            continue;
+        bytes += ht_handed_footprint(h->memory.bytes);
+        count++;
+    }
+    return bytes <= bytes_max && count <= count_max;
+}
+
 static bool may_go_out(const struct ht_obj *o)
 {
     return o->s->opts.handout_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES &&
@@ -98,17 +115,37 @@ static int make_memory(struct ht_obj *o)
     return 0;
 }
 
+/* Lock held, let go meanwhile: it has memory then, and the user is within bounds, whatever others of his threads have got. */
+static int prepare(struct ht_obj *o, uint32_t user)
+{
+    const struct ht_store *s = o->s;
+    if (!may_go_out(o))
+        return -EINVAL;
+    if (!ht_handed_user_may(s, user, 1, ht_handed_footprint(o->size)))
+        return -EDQUOT;
+    int rc = o->extra->handed ? 0 : make_memory(o);
+    if (rc)
+        return rc;
+    return ht_handed_user_may(s, user, 1, ht_handed_footprint(o->extra->handed->memory.bytes)) ? 0 : -EDQUOT;
+}
+
 int ht_obj_hand_out(struct ht_obj *o, int *out_fd)
+{
+    return ht_obj_hand_out_to(o, 0, out_fd);
+}
+
+int ht_obj_hand_out_to(struct ht_obj *o, uint32_t user, int *out_fd)
 {
     struct ht_store *s = o->s;
     ht_store_lock(s);
-    int rc = !may_go_out(o) ? -EINVAL : o->extra->handed ? 0 : make_memory(o);
+    int rc = prepare(o, user);
     if (rc) {
         ht_store_unlock(s);
         return rc;
     }
     assert(!o->extra->handed->out);
     o->extra->handed->out = true;
+    o->extra->handed->user = user;
     o->extra->handed->hand = ++s->hands;
     o->refs++;
     rc = ht_handed_read_in(o);

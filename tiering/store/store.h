@@ -316,6 +316,11 @@ void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t coun
  * be read; -EBUSY: it changed meanwhile. Not while it is out.
  */
 int ht_obj_hand_out(struct ht_obj *obj, int *out_fd) HT_CHECK;
+/*
+ * The same on behalf of a user: to one other than root (0) go at most HT_HANDED_USER_QUARTERS of the share, and of the number, so that something is
+ * left for others, whatever one of them opens. -EDQUOT. While it is out, it cannot grow beyond that either (-ENOSPC).
+ */
+int ht_obj_hand_out_to(struct ht_obj *obj, uint32_t user, int *out_fd) HT_CHECK;
 /* From now on others may change it without a word. Promises its whole rewrite: -ENOSPC. WAITS. */
 int ht_obj_expect_stores(struct ht_obj *obj) HT_CHECK;
 /* Nobody has it any more: the memory stays until another object wants it. */

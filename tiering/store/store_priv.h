@@ -150,6 +150,7 @@ struct ht_handed {
     struct ht_shared memory;
     uint64_t hand;   /* which time that something was handed out, of store.hands */
     bool out;        /* holds a reference */
+    uint32_t user;   /* while it is out: whose it counts as; 0: nobody's */
     bool stores;     /* its content may have been changed unseen */
     bool guaranteed; /* for that the object was given a guarantee */
     /* the timer's look */
@@ -694,6 +695,8 @@ int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_CHECK
 /* Bytes of chunk index inside size. */
 uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index);
 
+/* handout_life.c, with the lock held: may this user have so many more images, of so many more bytes in all? */
+bool ht_handed_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes);
 /* handout.c: with the lock held, unless said otherwise. What takes a handed-out object is not to be called for others. */
 int ht_handed_init(struct ht_store *s) HT_CHECK; /* no lock */
 bool ht_handed_stores(const struct ht_obj *o);   /* of any object */

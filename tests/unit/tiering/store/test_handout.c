@@ -366,6 +366,38 @@ START_TEST(abort_without_stores)
 }
 END_TEST
 
+/* Three quarters of 12 MiB. */
+START_TEST(one_user_does_not_get_all_of_the_share)
+{
+    start();
+    struct ht_obj *o[3], *more;
+    int any;
+    for (unsigned i = 0; i < 3; i++) {
+        o[i] = written(3 * MIB, i, 0);
+        ck_assert_int_eq(ht_obj_hand_out_to(o[i], 7, &any), 0);
+    }
+    more = written(1 * MIB, 9, 0);
+    ck_assert_int_eq(ht_obj_hand_out_to(more, 7, &any), -EDQUOT);
+    ck_assert_int_eq(ht_obj_truncate(o[0], 4 * MIB), -ENOSPC);
+    ck_assert_int_eq(ht_obj_hand_out_to(more, 8, &any), 0);
+    ht_obj_hand_back(more);
+    ck_assert_int_eq(ht_obj_hand_out_to(more, 7, &any), -EDQUOT); /* its memory is there still */
+    ck_assert_int_eq(ht_obj_hand_out(more, &any), 0);
+    ht_obj_hand_back(more);
+    ht_obj_hand_back(o[2]);
+    ck_assert_int_eq(ht_obj_hand_out_to(more, 7, &any), 0);
+    ck_assert_int_eq(ht_obj_truncate(more, 2 * MIB), 0);
+    expect_pattern(o[1], 3 * MIB, 1);
+    ht_obj_hand_back(more);
+    ht_obj_hand_back(o[1]);
+    ht_obj_hand_back(o[0]);
+    for (unsigned i = 0; i < 3; i++)
+        ht_obj_put(o[i]);
+    ht_obj_put(more);
+    done();
+}
+END_TEST
+
 START_TEST(memory_goes_to_who_wants_it_after_it_is_back)
 {
     start();
@@ -802,6 +834,7 @@ int main(void)
     tcase_add_test(tc, stores_reserve_a_rewrite);
     tcase_add_test(tc, abort_writes_old_bytes_into_the_file);
     tcase_add_test(tc, abort_without_stores);
+    tcase_add_test(tc, one_user_does_not_get_all_of_the_share);
     tcase_add_test(tc, memory_goes_to_who_wants_it_after_it_is_back);
     tcase_add_test(tc, back_and_out_again_reads_nothing);
     tcase_add_test(tc, content_comes_from_devices);
