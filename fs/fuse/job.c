@@ -19,6 +19,9 @@
  *     or the number of threads that this kind may have is in use.
  *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and lane.running is below its limit.
  *
+ * A job that takes names out of the kernel's caches (after an abort) leaves its lane first: the kernel may hold that directory's lock for a
+ * request whose job is behind it, as fsync of the model root's directory does.
+ *
  * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x HT_LANE_THREADS.
  *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
@@ -159,15 +162,24 @@ static void put_free(struct ht_fuse *f, struct ht_job *job)
 }
 
 /* Locked. */
-static void end_job(struct ht_fuse *f, struct ht_job *job)
+static void leave_lane(struct ht_fuse *f, struct ht_job *job)
 {
     struct lane *l = job->lane;
 
+    if (!l)
+        return;
+    job->lane = NULL;
     l->bytes -= job->data ? job->size : 0;
     l->running--;
     f->jobs.running[l->kind]--;
-    f->jobs.count--;
     settle_lane(f, l);
+}
+
+/* Locked. */
+static void end_job(struct ht_fuse *f, struct ht_job *job)
+{
+    leave_lane(f, job);
+    f->jobs.count--;
     put_free(f, job);
     if (f->jobs.stop)
         pthread_cond_broadcast(&f->job_wanted);
@@ -198,6 +210,18 @@ static void call_thread(struct ht_fuse *f)
         (void)add_thread(f);
 }
 
+static __thread struct ht_job *current_job;
+
+void ht_job_leave_lane(struct ht_fuse *f)
+{
+    if (!current_job)
+        return;
+    ht_mutex_lock(&f->job_lock);
+    leave_lane(f, current_job);
+    call_thread(f);
+    ht_mutex_unlock(&f->job_lock);
+}
+
 static void *run(void *arg)
 {
     struct ht_fuse *f = arg;
@@ -208,7 +232,9 @@ static void *run(void *arg)
     while ((job = next_job(f)) != NULL) {
         call_thread(f);
         ht_mutex_unlock(&f->job_lock);
+        current_job = job;
         job->fn(job);
+        current_job = NULL;
         ht_mutex_lock(&f->job_lock);
         end_job(f, job);
     }

@@ -134,6 +134,7 @@ static void drop_name(void *ctx, uint64_t parent, const char *name)
 {
     struct ht_fuse *f = ctx;
 
+    ht_job_leave_lane(f);
     f->notifying++;
     if (f->mounted)
         fuse_lowlevel_notify_inval_entry(f->session, parent, name, strlen(name));
