@@ -165,7 +165,7 @@ static int judge(struct param *p, const struct ht_grad *g, const struct ht_opt_w
 
     if (p->gone)
         return -ESTALE;
-    bool torn = find_torn(p, w, out_at);
+    bool torn = g && find_torn(p, w, out_at); /* of all openers one may be in the middle of an element, which stays */
     if (!torn)
         *out_at = UINT64_MAX;
     if (!torn && !(g && g->spoiled) && ht_obj_size(p->obj) == expected &&

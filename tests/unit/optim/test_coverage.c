@@ -151,6 +151,21 @@ START_TEST(an_opener_answers_for_what_it_wrote_itself)
 }
 END_TEST
 
+/* apply takes what is whole of all openers; an element of which a part has come stays its writer's. */
+START_TEST(apply_leaves_an_element_that_is_being_written)
+{
+    begin(HT_DTYPE_F32);
+    write_ok(0, 100001);
+    ck_assert_int_eq(ht_optim_apply(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    write_ok(100001, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
 START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
 {
     begin(HT_DTYPE_F32);
@@ -464,6 +479,7 @@ int main(void)
     tcase_add_test(t, a_second_gradient_before_the_boundary_is_refused);
     tcase_add_test(t, a_torn_element_refuses_what_came_since_the_last_flush);
     tcase_add_test(t, an_opener_answers_for_what_it_wrote_itself);
+    tcase_add_test(t, apply_leaves_an_element_that_is_being_written);
     tcase_add_test(t, bytes_beyond_the_parameter_refuse_the_gradient);
     tcase_add_test(t, who_writes_too_much_is_refused_alone);
     tcase_add_test(t, wrong_dtypes_and_sizes_do_not_open);
