@@ -117,12 +117,13 @@ void ht_open_close_all(struct ht_fuse *f)
 
 static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
+    struct ht_fuse *f = ht_fuse_of(req);
     int r = make_open(req, ino, fi);
 
     if (r)
         ht_reply(req, r);
     else if (fuse_reply_open(req, fi))
-        drop_open(ht_fuse_of(req), open_of(fi));
+        drop_open(f, open_of(fi)); /* the request is gone */
 }
 
 static void job_open(struct ht_job *job)
