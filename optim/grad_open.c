@@ -93,6 +93,8 @@ static int find_or_make(struct root *root, uint64_t oid, struct param **out)
         return -ENOMEM;
     if (p->root != root && !p->gone)
         return -EINVAL;
+    if (p->root != root && p->refs) /* those that have one may wait for its former root */
+        return -EBUSY;
     if (p->root != root) {
         ht_list_del(&p->of_root);
         ht_list_add_tail(&root->params, &p->of_root);
@@ -178,6 +180,10 @@ int ht_opt_param_open(struct root *root, const struct ht_param_desc *desc, struc
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid,
                       "has %llu elements now, its optimizer state another count or dtype: reset it first",
                       (unsigned long long)shape.elements);
+    else if (ret == -EBUSY)
+        ht_opt_refuse(
+            root, HT_EVENT_GRADIENT_REFUSED, oid,
+            "its gradient is still open from before, when it belonged to another model root: close that first");
     else if (ret)
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "its gradient cannot be opened: %s", strerror(-ret));
     return ret;

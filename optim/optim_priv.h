@@ -128,6 +128,7 @@ struct param {
     struct ht_list inflight;
 
     bool has_grad;     /* in the open step */
+    bool stepped;      /* by a step that has ended and is not published; its count alone may have been set back since */
     uint64_t complete; /* ranges frozen wholly in this step */
     uint64_t pending;  /* QUEUED or RUNNING */
     uint64_t failed;

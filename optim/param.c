@@ -490,7 +490,7 @@ static bool unpublished(struct ht_optim *o, uint64_t oid)
 {
     const struct param *p = ht_opt_param_find(o, oid);
 
-    return p && !p->gone && (p->has_grad || p->pending || p->cur.t != p->pub.t);
+    return p && !p->gone && (p->has_grad || p->pending || p->stepped || p->cur.t != p->pub.t);
 }
 
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)

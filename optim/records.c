@@ -95,6 +95,7 @@ void ht_opt_publish_param(struct param *p, struct ht_tx *tx)
             put_id(ht_tx_records(tx), REC_PARAM_DEL, p->oid);
         p->pub = p->cur;
     }
+    p->stepped = false;
     if (p->claimed && !p->pub.exists) {
         ht_store_unclaim(p->o->store, ht_opt_param_claim());
         p->claimed = false;

@@ -263,6 +263,10 @@ static void end_root(struct root *r, struct ht_tx *tx)
     ht_store_unclaim(r->o->store, ht_opt_root_claim());
     r->exists = r->configured = false;
     r->claim = (struct claim){0};
+    /* A gradient that is held open keeps this struct; a root that is made here later begins anew. */
+    r->step = r->pub_step = r->durable_step = r->undurable = 0;
+    r->norm_known = false;
+    r->error.text[0] = 0;
 }
 
 void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)

@@ -244,6 +244,22 @@ static ssize_t write_masters(struct param *p, unsigned word, uint64_t off, const
     return ret;
 }
 
+/* Under the gate, locked, let go meanwhile. Updates that are queued now run when it is over. */
+static ssize_t write_plain(struct param *p, unsigned word, uint64_t off, const void *buf, size_t len)
+{
+    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[word]);
+
+    p->root->hold = true;
+    unlock(p->o);
+    ssize_t ret = obj ? ht_obj_write(obj, off, buf, len) : -ESTALE;
+    ht_obj_put(obj);
+    lock(p->o);
+    p->root->hold = false;
+    ht_opt_root_ready(p->root);
+    tell_changed(p->o);
+    return ret;
+}
+
 /* Under the gate, locked, let go meanwhile. */
 static ssize_t write_word(struct param *p, const struct layout *layout, unsigned word, uint64_t off, const void *buf,
                           size_t len, uint64_t *out_element)
@@ -256,12 +272,7 @@ static ssize_t write_word(struct param *p, const struct layout *layout, unsigned
         return write_step(p, buf);
     if (layout->kind[word] == HT_STATE_MASTER_LOW)
         return write_masters(p, word, off, buf, len, out_element);
-    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[word]);
-    unlock(p->o);
-    ssize_t ret = obj ? ht_obj_write(obj, off, buf, len) : -ESTALE;
-    ht_obj_put(obj);
-    lock(p->o);
-    return ret;
+    return write_plain(p, word, off, buf, len);
 }
 
 /* Under the gate, not locked. */

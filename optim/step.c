@@ -61,8 +61,11 @@ static int forget_orphans(struct root *root)
     int ret = 0;
 
     while (!ret && (p = find_partial(root, true)) != NULL) {
+        struct ht_waiter *chain = NULL;
         p->refs++;
         ht_opt_cancel(p);
+        ht_opt_take_waiters(p, &chain); /* those of an update that runs come with its end */
+        ht_opt_wake_later(p->o, chain);
         ret = ht_opt_drain(root);
         if (!ret)
             ht_opt_forget_gradient(p);
@@ -130,8 +133,10 @@ static void close_step(struct root *root, bool skipped)
         struct param *p = ht_list_entry(root->touched.next, struct param, touched);
         p->refs++;
         drop_leftovers(p);
-        if (!p->gone && !skipped)
+        if (!p->gone && !skipped) {
             p->cur.t++;
+            p->stepped = true;
+        }
         ht_opt_coverage_clear(p, true);
         p->refs--;
     }
@@ -474,6 +479,7 @@ static void restore_meta(struct param *p)
     if (memcmp(p->cur.oid, p->pub.oid, sizeof(p->cur.oid)) != 0)
         ht_opt_put_state(p);
     p->cur = p->pub;
+    p->stepped = false;
     if (p->claimed && !p->cur.exists) {
         ht_store_unclaim(p->o->store, ht_opt_param_claim());
         p->claimed = false;

@@ -714,6 +714,22 @@ START_TEST(reset_forgets_the_state_and_abort_remembers_it)
 }
 END_TEST
 
+/* Its file alone is not published: also where its count is that of the last commit again. */
+START_TEST(a_reset_does_not_hide_a_step_that_is_not_durable)
+{
+    world_open_as(&w, "adamw lr=1e-2 durable_every=10", 2);
+    struct test_param *p = world_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_CHUNK_BYTES);
+    step_param(&w, p);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    ck_assert(ht_optim_param_unpublished(w.o, p->oid));
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+    ck_assert(ht_optim_param_unpublished(w.o, p->oid));
+    commit();
+    ck_assert(!ht_optim_param_unpublished(w.o, p->oid));
+    done();
+}
+END_TEST
+
 static uint8_t *gradient;
 static atomic_bool writing;
 
@@ -928,6 +944,7 @@ int main(void)
     tcase_add_test(t, device_errors_never_leave_half_a_step);
     tcase_add_test(t, a_truncate_in_mid_step_is_an_error_and_abort_mends_it);
     tcase_add_loop_test(t, reset_forgets_the_state_and_abort_remembers_it, 0, 2);
+    tcase_add_test(t, a_reset_does_not_hide_a_step_that_is_not_durable);
     tcase_add_test(t, a_gradient_written_during_a_reset_is_there_or_not);
     tcase_add_test(t, after_reset_another_size_is_fine);
     tcase_add_loop_test(t, a_refused_end_of_a_root_publishes_nothing, 0, 2);
