@@ -186,6 +186,23 @@ static int unclaim(struct ht_ctl *c, struct ht_seat *seat, char err[HT_CTL_ERROR
     return r;
 }
 
+int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_caller caller = ht_person_caller(&seat->person);
+    int r;
+
+    if (root == seat->checked)
+        return 0;
+    r = root ? ht_ctl_may_steer(c, root, &caller) : ht_ctl_access(c, dir, W_OK, &caller);
+    if (r)
+        snprintf(err, HT_CTL_ERROR_MAX,
+                 "this directory has come under another model root since " HT_CTL_DIR
+                 "/ctl was opened, and the user that opened it may not steer that one");
+    else
+        seat->checked = root;
+    return r;
+}
+
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
 {
     if (seat->claim)
@@ -337,7 +354,7 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
         r = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {
         r = run_on_root(c, root, seat, cmd, err);
-    } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional) {
+    } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && dir == HT_NS_ROOT_INO) {
         r = ht_store_commit(c->store);
     } else {
         snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");

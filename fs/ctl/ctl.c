@@ -180,7 +180,7 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     ht_mutex_init(&c->lock, HT_LOCK_CTL);
     ht_mutex_init(&c->root_lock, HT_LOCK_ROOTS);
     ht_rwlock_init(&c->words_lock, HT_LOCK_WORDS);
-    ht_list_init(&c->earlier_words);
+    ht_list_init(&c->earlier_roots);
     ht_mutex_init(&c->name_lock, HT_LOCK_EVENT_NAMES);
     c->ns_hooks = (struct ht_ns_hooks){
         .ctx = c,
@@ -374,7 +374,7 @@ void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t 
 /* -------------------------------------------------------------- durability */
 
 /* Asked first, because bringing a parameter to a device that may not be published is work for nothing. */
-int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino)
+int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     uint64_t root = ht_ctl_param(c, ino);
     struct ht_root_stat st;
@@ -383,8 +383,8 @@ int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino)
     int r = open ? -EBUSY : ht_ns_fsync(c->ns, ino);
 
     if (r == -EBUSY)
-        ht_problem_set_below(
-            c, ino, "fsync",
+        ht_problem_set_for(
+            c, ino, caller, "fsync",
             "fsync of a parameter (or of a directory with a new one) while a step is open or not durable: commit the "
             "model root instead");
     else if (r == 0)

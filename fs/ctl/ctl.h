@@ -105,7 +105,7 @@ void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t 
 /* ------------------------------------------------------------- durability */
 
 /* fsync of a file or directory: -EBUSY for a parameter while a step of its root is open, and for a directory with a new one. WAITS for I/O only. */
-int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino) HT_CHECK;
+int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_CHECK;
 /* True: fsync of this directory's descriptor is a commit (ht_ctl_commit). */
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);
 /* Boundary and everything below the root durable; -EACCES for who may not steer it. WAITS. */

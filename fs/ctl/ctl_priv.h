@@ -6,6 +6,7 @@
 #include "fs/ctl/ctl.h"
 #include "fs/ctl/line_quota.h"
 #include "fs/ctl/parse.h"
+#include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
@@ -58,8 +59,9 @@ struct ht_ctl {
 
     struct ht_mutex root_lock; /* one change of what is a root at a time; above everything else */
 
-    struct ht_rwlock words_lock;  /* override.c */
-    struct ht_list earlier_words; /* guarded by it */
+    struct ht_rwlock words_lock;      /* override.c; guards what follows */
+    struct ht_id_table earlier_words; /* by inode */
+    struct ht_list earlier_roots;     /* the same, by model root and by change */
 };
 
 /*
@@ -68,6 +70,11 @@ struct ht_ctl {
  */
 void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
 void ht_problem_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
+/*
+ * What was refused to a caller who may only read ino says ino alone: it does not hide what the model says. Else as _below.
+ */
+void ht_problem_set_for(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const char *kind,
+                        const char *text);
 /* Something of this kind succeeded. */
 void ht_problem_done(struct ht_ctl *c, uint64_t ino, const char *kind);
 /* False: there was none. */
@@ -104,8 +111,9 @@ int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct 
 /* May ino, below root, have this text? -EINVAL: it makes no sense there; -EBUSY: state of another rule; with err. Under root_lock. */
 int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text,
                       char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
-/* Set or remove it, for the next step that opens. Under root_lock. */
-int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags) HT_CHECK;
+/* Set or remove it, for the next step that opens. Under root_lock. -EBUSY with err: too many changes in open steps. */
+int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags,
+                    char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
 void ht_override_forget_all(struct ht_ctl *c);
 
 /* shape.c: a shape that is to be set, and the one that is set. -EINVAL with text in err: the file has another number of elements. */
@@ -139,6 +147,7 @@ bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *cal
 /* Who has opened a .hitrain/ctl, and what that descriptor has claimed. Guarded by its conversation. */
 struct ht_seat {
     uint64_t root, claim; /* 0: none */
+    uint64_t checked;     /* the model root that the person was last found to be allowed to steer; 0: there was none */
     int process;
     struct ht_person person;
 };
@@ -146,6 +155,12 @@ struct ht_seat {
 /* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                    char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+/*
+ * May the person command dir of root? Steering is checked when ctl is opened; it is checked again here if the directory has come
+ * under another root since. -EACCES with text in err.
+ */
+int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat,
+                  char err[HT_CTL_ERROR_MAX]) HT_CHECK;
 /* The open ctl is closed: its claim ends. No waiting. */
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 

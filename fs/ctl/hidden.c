@@ -317,7 +317,7 @@ void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const
     uint64_t dir = ht_hidden_base(parent);
     struct ht_ns_tensor t;
 
-    if (!ht_hidden_match(parent) || ht_ns_tensor(c->ns, dir, &t) || !t.root || ht_ctl_access(c, t.root, W_OK, caller))
+    if (!ht_hidden_match(parent) || ht_ns_tensor(c->ns, dir, &t) || !t.root || ht_ctl_may_steer(c, t.root, caller))
         return;
     if (ht_hidden_kind(parent) == HT_HIDDEN_DIR)
         ht_problem_set(c, t.root, "name",

@@ -47,38 +47,40 @@ struct ht_hidden_file {
 
 /* -------------------------------------------------------------------- open */
 
-static int open_param(struct ht_hidden_file *f)
+static int open_param(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     uint64_t base = ht_hidden_base(f->ino);
     int r = ht_ctl_describe(f->ctl, base, &f->param);
 
     if (r == -EINVAL) {
-        ht_problem_set_below(f->ctl, base, "gradient",
-                             "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
+        ht_problem_set_for(f->ctl, base, caller, "gradient",
+                           "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
     } else if (r == 0) {
         ht_problem_done(f->ctl, base, "gradient");
     }
     return r;
 }
 
-static int refuse_shape(struct ht_hidden_file *f, const char *why)
+static int refuse_shape(struct ht_hidden_file *f, const struct ht_caller *caller, const char *why)
 {
     uint64_t base = ht_hidden_base(f->ino);
+    char text[HT_CTL_ERROR_MAX + 16];
 
-    ht_problem_set_below(f->ctl, base, "gradient", "gradient: %s", why);
+    snprintf(text, sizeof(text), "gradient: %s", why);
+    ht_problem_set_for(f->ctl, base, caller, "gradient", text);
     ht_ns_close(f->ctl->ns, base);
     return -EINVAL;
 }
 
-static int open_grad(struct ht_hidden_file *f)
+static int open_grad(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     char why[HT_CTL_ERROR_MAX];
-    int r = open_param(f);
+    int r = open_param(f, caller);
 
     if (r)
         return r;
     if (ht_shape_check(f->ctl, ht_hidden_base(f->ino), why))
-        return refuse_shape(f, why);
+        return refuse_shape(f, caller, why);
     r = f->kind == HT_HIDDEN_GRAD ? ht_grad_open(f->ctl->optim, &f->param, &f->grad)
                                   : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
     if (r)
@@ -86,9 +88,9 @@ static int open_grad(struct ht_hidden_file *f)
     return r;
 }
 
-static int open_state(struct ht_hidden_file *f)
+static int open_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    int r = open_param(f);
+    int r = open_param(f, caller);
 
     if (r)
         return r;
@@ -135,9 +137,9 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     switch (f->kind) {
     case HT_HIDDEN_GRAD:
     case HT_HIDDEN_TOPK:
-        return open_grad(f);
+        return open_grad(f, caller);
     case HT_HIDDEN_STATE:
-        return open_state(f);
+        return open_state(f, caller);
     case HT_HIDDEN_CTL:
         return open_talk(f, caller);
     case HT_HIDDEN_STATS:
@@ -174,7 +176,8 @@ static int check_events(struct ht_ctl *c, uint64_t ino, const struct ht_caller *
     return caller->cred.uid == 0 || caller->cred.uid == st.st_uid ? 0 : -EACCES;
 }
 
-static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller)
+/* *out_steered: the model root that the caller may steer through ctl; 0: none. */
+static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller, uint64_t *out_steered)
 {
     uint64_t ruler = ht_hidden_ruler(c, ino);
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
@@ -182,7 +185,8 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
 
     if (r == 0 && kind == HT_HIDDEN_EVENTS)
         r = check_events(c, ino, caller);
-    if (r == 0 && kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, ruler))
+    *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, ruler) ? ruler : 0;
+    if (r == 0 && *out_steered)
         r = ht_ctl_may_steer(c, ruler, caller);
     return r;
 }
@@ -191,7 +195,8 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
                    struct ht_hidden_file **out)
 {
     struct ht_hidden_file *f;
-    int r = check_open(c, ino, flags, caller);
+    uint64_t steered;
+    int r = check_open(c, ino, flags, caller, &steered);
 
     if (r)
         return r;
@@ -208,6 +213,8 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
         free(f);
         return r;
     }
+    if (f->talk)
+        f->talk->seat.checked = steered;
     ht_ctl_link(c, &c->files, &f->link);
     *out = f;
     return 0;
@@ -278,6 +285,23 @@ static void answer(struct talk *t, int error, const char *err)
         ht_buf_printf(&t->results, "ok\n");
 }
 
+static int run_checked(struct ht_hidden_file *f, uint64_t root, struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+{
+    struct talk *t = f->talk;
+    uint64_t dir = ht_hidden_base(f->ino);
+    int r = -E2BIG;
+
+    if (t->line_too_long)
+        snprintf(err, HT_CTL_ERROR_MAX, "a command has at most %d bytes", LINE_MAX_BYTES);
+    else
+        r = ht_parse_command(t->line, t->line_len, cmd, err);
+    if (r && err[0])
+        ht_problem_set(f->ctl, root ? root : dir, cmd->word, "%s", err);
+    else if (r == 0)
+        r = ht_command_run(f->ctl, dir, root, &t->seat, cmd, err);
+    return r;
+}
+
 static int run_line(struct ht_hidden_file *f)
 {
     struct talk *t = f->talk;
@@ -287,16 +311,10 @@ static int run_line(struct ht_hidden_file *f)
     struct ht_ns_tensor tensor = {0};
     int r = ht_ns_tensor(f->ctl->ns, dir, &tensor);
 
-    if (r == 0 && t->line_too_long) {
-        snprintf(err, sizeof(err), "a command has at most %d bytes", LINE_MAX_BYTES);
-        r = -E2BIG;
-    }
     if (r == 0)
-        r = ht_parse_command(t->line, t->line_len, &cmd, err);
-    if (r && err[0])
-        ht_problem_set(f->ctl, tensor.root ? tensor.root : dir, cmd.word, "%s", err);
-    else if (r == 0)
-        r = ht_command_run(f->ctl, dir, tensor.root, &t->seat, &cmd, err);
+        r = ht_seat_check(f->ctl, dir, tensor.root, &t->seat, err);
+    if (r == 0)
+        r = run_checked(f, tensor.root, &cmd, err);
     if (r || cmd.id != HT_COMMAND_NONE)
         answer(t, r, err[0] ? err : strerror(-r));
     t->line_len = 0;

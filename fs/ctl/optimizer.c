@@ -161,9 +161,11 @@ static int set_override(struct ht_ctl *c, uint64_t root, uint64_t ino, const cha
     char err[HT_OPTIM_ERROR_MAX];
     int r = ht_override_check(c, root, ino, text, err);
 
+    if (r == 0)
+        r = ht_override_set(c, root, ino, text, flags, err);
     if (r && err[0])
         refuse_text(c, ino, err);
-    return r ? r : ht_override_set(c, root, ino, text, flags);
+    return r;
 }
 
 static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t, bool dir, const char *text, int flags,

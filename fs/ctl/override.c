@@ -8,6 +8,9 @@
  *
  * The number is taken, the earlier text kept and the attribute set under words_lock, which readers share: they see all of a change
  * or nothing. An earlier text is forgotten at the first change after its step.
+ *
+ * An open step only asks for the text that was there when it opened. So an inode has one earlier text at most, that of the first
+ * change after the opening, however often it is changed. There are EARLIER_MAX in all.
  */
 #include "fs/ctl/ctl_priv.h"
 
@@ -17,9 +20,20 @@
 
 static const char word[] = HT_XATTR_PREFIX "optimizer";
 
+enum { EARLIER_MAX = 1 << 16 };
+
+/* A model root that has earlier texts. */
+struct earlier_root {
+    struct ht_list link; /* in ctl.earlier_roots */
+    uint64_t root;
+    struct ht_list words; /* by change; never empty outside of this file's functions */
+};
+
 struct earlier {
-    struct ht_list link; /* in ctl.earlier_words, by change */
-    uint64_t root, ino, change;
+    struct ht_id_link by_ino; /* in ctl.earlier_words */
+    struct ht_list link;      /* in of->words */
+    struct earlier_root *of;
+    uint64_t change;
     size_t len;
     bool none; /* the attribute was not there */
     char text[];
@@ -37,27 +51,22 @@ struct question {
     char *err;
 };
 
-/* The text of the first change after as_of is the one that was in force. */
-static const struct earlier *find_earlier(const struct question *q, uint64_t ino)
+static struct earlier *find_earlier(const struct ht_ctl *c, uint64_t ino)
 {
-    ht_list_for_each(p, &q->ctl->earlier_words) {
-        const struct earlier *e = ht_list_entry(p, struct earlier, link);
+    struct ht_id_link *link = ht_id_find(&c->earlier_words, ino);
 
-        if (e->ino == ino && e->change > q->as_of)
-            return e;
-    }
-    return NULL;
+    return link ? ht_container_of(link, struct earlier, by_ino) : NULL;
 }
 
 static int amend(void *ctx, uint64_t ino, const char *value, size_t len)
 {
     const struct question *q = ctx;
-    const struct earlier *e = find_earlier(q, ino);
+    const struct earlier *e = find_earlier(q->ctl, ino);
 
     if (ino == q->tried_ino) {
         value = q->tried;
         len = value ? strlen(value) : 0;
-    } else if (e) {
+    } else if (e && e->change > q->as_of) {
         value = e->none ? NULL : e->text;
         len = e->len;
     }
@@ -155,30 +164,89 @@ int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char 
 
 /* ------------------------------------------------------------------ change */
 
-static void forget(struct earlier *e)
+static void forget(struct ht_ctl *c, struct earlier *e)
 {
+    struct earlier_root *of = e->of;
+
+    ht_id_remove(&c->earlier_words, &e->by_ino);
     ht_list_del(&e->link);
     free(e);
+    if (!ht_list_empty(&of->words))
+        return;
+    ht_list_del(&of->link);
+    free(of);
 }
 
-/* Under words_lock: those that no open step asks for. */
+static struct earlier *oldest_until(const struct earlier_root *of, uint64_t change)
+{
+    struct earlier *e = ht_list_entry(of->words.next, struct earlier, link);
+
+    return e->change <= change ? e : NULL;
+}
+
+/* Under words_lock: those that no open step asks for. Each root is asked once. */
 static void forget_old(struct ht_ctl *c)
 {
-    ht_list_for_each_safe(p, next, &c->earlier_words) {
-        struct earlier *e = ht_list_entry(p, struct earlier, link);
+    ht_list_for_each_safe(p, next, &c->earlier_roots) {
+        struct earlier_root *of = ht_list_entry(p, struct earlier_root, link);
+        uint64_t as_of = ht_optim_words_as_of(c->optim, of->root);
+        struct earlier *e;
+        bool last = false;
 
-        if (ht_optim_words_as_of(c->optim, e->root) >= e->change)
-            forget(e);
+        while (!last && (e = oldest_until(of, as_of))) {
+            last = e->link.next == &of->words;
+            forget(c, e);
+        }
     }
 }
 
 void ht_override_forget_all(struct ht_ctl *c)
 {
-    while (!ht_list_empty(&c->earlier_words))
-        forget(ht_list_entry(c->earlier_words.next, struct earlier, link));
+    while (!ht_list_empty(&c->earlier_roots)) {
+        struct earlier_root *of = ht_list_entry(c->earlier_roots.next, struct earlier_root, link);
+
+        forget(c, ht_list_entry(of->words.next, struct earlier, link));
+    }
+    ht_id_table_free(&c->earlier_words);
 }
 
-static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct earlier **out)
+static struct earlier_root *earlier_root(struct ht_ctl *c, uint64_t root)
+{
+    struct earlier_root *of;
+
+    ht_list_for_each(p, &c->earlier_roots) {
+        of = ht_list_entry(p, struct earlier_root, link);
+        if (of->root == root)
+            return of;
+    }
+    of = calloc(1, sizeof(*of));
+    if (!of)
+        return NULL;
+    of->root = root;
+    ht_list_init(&of->words);
+    ht_list_add_tail(&c->earlier_roots, &of->link);
+    return of;
+}
+
+/* e is in no list yet; it is freed if there is no memory. */
+static int keep(struct ht_ctl *c, uint64_t root, struct earlier *e)
+{
+    int r = ht_id_insert(&c->earlier_words, &e->by_ino);
+
+    if (r == 0) {
+        e->of = earlier_root(c, root);
+        if (e->of) {
+            ht_list_add_tail(&e->of->words, &e->link);
+            return 0;
+        }
+        ht_id_remove(&c->earlier_words, &e->by_ino);
+        r = -ENOMEM;
+    }
+    free(e);
+    return r;
+}
+
+static int read_earlier(struct ht_ctl *c, uint64_t ino, uint64_t change, struct earlier **out)
 {
     ssize_t n = ht_ns_getxattr(c->ns, ino, word, NULL, 0);
     struct earlier *e;
@@ -188,8 +256,8 @@ static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ea
     e = calloc(1, sizeof(*e) + (size_t)(n > 0 ? n : 0));
     if (!e)
         return -ENOMEM;
-    e->root = root;
-    e->ino = ino;
+    e->by_ino.id = ino;
+    e->change = change;
     e->none = n < 0;
     if (n > 0)
         n = ht_ns_getxattr(c->ns, ino, word, e->text, (size_t)n);
@@ -198,24 +266,56 @@ static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ea
         return (int)n;
     }
     e->len = n > 0 ? (size_t)n : 0;
-    e->change = ht_optim_words_change(c->optim);
-    ht_list_add_tail(&c->earlier_words, &e->link);
     *out = e;
     return 0;
 }
 
-int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags)
+/*
+ * Number a change and keep the text of before, if an open step may ask for it and it is not kept yet. The number comes first: a step
+ * that opens from then on knows the change. *out: what was added, or NULL.
+ */
+static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct earlier **out,
+                        char err[HT_OPTIM_ERROR_MAX])
 {
-    struct earlier *e = NULL;
+    uint64_t change = ht_optim_words_change(c->optim);
+    struct earlier *e;
     int r;
 
-    ht_rwlock_wrlock(&c->words_lock);
+    *out = NULL;
     forget_old(c);
-    r = keep_earlier(c, root, ino, &e);
+    if (ht_optim_words_as_of(c->optim, root) >= change)
+        return 0;
+    e = find_earlier(c, ino);
+    if (e && e->of->root == root)
+        return 0;
+    if (e)
+        forget(c, e); /* of the root that it was in before */
+    if (c->earlier_words.count >= EARLIER_MAX) {
+        snprintf(err, HT_OPTIM_ERROR_MAX,
+                 "the words of %d files were changed in open steps: commit or abort the step first", EARLIER_MAX);
+        return -EBUSY;
+    }
+    r = read_earlier(c, ino, change, &e);
+    if (r == 0)
+        r = keep(c, root, e);
+    if (r == 0)
+        *out = e;
+    return r;
+}
+
+int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags,
+                    char err[HT_OPTIM_ERROR_MAX])
+{
+    struct earlier *e;
+    int r;
+
+    err[0] = 0;
+    ht_rwlock_wrlock(&c->words_lock);
+    r = keep_earlier(c, root, ino, &e, err);
     if (r == 0) {
         r = text ? ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags) : ht_ns_removexattr(c->ns, ino, word);
-        if (r)
-            forget(e);
+        if (r && e)
+            forget(c, e);
     }
     ht_rwlock_unlock(&c->words_lock);
     return r;

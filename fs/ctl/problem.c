@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------------- table */
 
@@ -140,6 +141,15 @@ void ht_problem_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, cons
     if (snprintf(p.text, sizeof(p.text), "%s: %s", path, text) >= (int)sizeof(p.text))
         p.text[sizeof(p.text) - 2] = '~';
     put_at(c, &p, root, root);
+}
+
+void ht_problem_set_for(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const char *kind,
+                        const char *text)
+{
+    if (ht_ctl_access(c, ino, W_OK, caller) == 0)
+        ht_problem_set_below(c, ino, kind, "%s", text);
+    else
+        ht_problem_set(c, ino, kind, "%s", text);
 }
 
 /* ------------------------------------------------------------------- clear */

@@ -269,6 +269,7 @@ static void job_commit_all(struct ht_job *job)
 void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_caller caller = ht_fuse_caller(req);
     struct ht_job *job;
 
     if (ht_hidden_match(ino)) {
@@ -280,7 +281,7 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
     } else if (ino == HT_NS_ROOT_INO) {
         job = ht_job_new(f, req, job_commit_all);
     } else {
-        ht_reply(req, ht_ctl_fsync(f->ctl, ino));
+        ht_reply(req, ht_ctl_fsync(f->ctl, ino, &caller));
         return;
     }
     if (!job)

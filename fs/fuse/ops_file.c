@@ -371,10 +371,12 @@ void ht_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 
 void ht_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
 {
+    struct ht_caller caller = ht_fuse_caller(req);
+
     if (ht_hidden_match(ino))
         ht_reply(req, ht_hidden_fsync((struct ht_hidden_file *)(uintptr_t)fi->fh));
     else
-        ht_reply(req, ht_ctl_fsync(ht_fuse_of(req)->ctl, ino));
+        ht_reply(req, ht_ctl_fsync(ht_fuse_of(req)->ctl, ino, &caller));
 }
 
 /* ------------------------------------------------------------------- space */

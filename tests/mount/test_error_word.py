@@ -158,6 +158,31 @@ def test_who_may_not_steer_writes_no_error_of_the_root(root):
     assert word(root, 'error') == ''
 
 
+@pytest.mark.parametrize('before', ['commit', 'comit'])
+def test_who_may_only_read_a_file_hides_no_error_of_the_root(root, before):
+    (root / 'note').write_bytes(b'text')
+    word(root / 'note', 'dtype', 'u8')
+    put_short(root, 'w')
+    assert tell(root, before).startswith('error')
+    told = word(root, 'error')
+    assert told
+
+    def look():
+        for path in ('w', 'sub'):
+            with fails(errno.EBUSY):
+                sync(root / path)
+        with fails(errno.EINVAL):
+            os.open(root / '.hitrain/grad/note', os.O_RDONLY)
+
+    (root / 'sub' / 'new').touch()
+    as_user(look)
+    assert word(root, 'error') == told
+    assert 'fsync of a parameter' in shown(root / 'w') and 'has no gradient' in shown(root / 'note')
+    with fails(errno.EBUSY):
+        sync(root / 'w')
+    assert shown(root).startswith('m/w: fsync of a parameter')  # who may write it may say it there
+
+
 # ----------------------------------------------------------------- attributes
 
 @pytest.mark.parametrize('name,value,named,right', [

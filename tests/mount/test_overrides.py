@@ -10,12 +10,19 @@ from calls import fails, sync
 from test_steering import N, put_gradient, step_open, tell, word
 
 ALL = ('w', 'v')
+CHANGES = 10000
 
 
 def values(root, name='w'):
     found = np.fromfile(root / name, 'f4')
     assert np.all(found == found[0])
     return found[0]
+
+
+def resident(store):
+    """Bytes of the daemon's own memory."""
+    with open(f'/proc/{store.daemon.pid}/status') as f:
+        return 1024 * int(next(x for x in f if x.startswith('RssAnon:')).split()[1])
 
 
 def step(root, *names):
@@ -124,6 +131,35 @@ def test_a_change_in_mid_step_is_for_the_next_step_of_all(root, change):
     after = {'root': [-101, -101, -4, -8], 'file': [-2, -101, -4, -104], 'directory': [-2, -2, 98, 0],
              'removed': [-2, -2, -4, -6], 'twice': [-2, -2, -4, -204]}[change]
     assert [values(root, x) for x in ('w', 'v', 'norms/n', 'norms/o')] == after
+
+
+def test_the_first_change_of_a_step_keeps_what_was_before_however_many_follow(store, root):
+    """Each change kept the text before it until the step ended, and asked the optimizer once for each that was kept."""
+    put_gradient(root, 'w')
+    assert tell(root, 'commit') == 'ok'
+    put_gradient(root, 'w')
+    texts = ['lr=4' + ' ' * 990, 'lr=2' + ' ' * 990]
+
+    def change(times):
+        for i in range(times):
+            word(root / 'v', 'optimizer', texts[i % 2])
+
+    change(1000)
+    before = resident(store)
+    change(CHANGES)
+    assert resident(store) - before < CHANGES * 1024 // 4
+    put_gradient(root, 'v')
+    assert tell(root, 'commit') == 'ok'
+    assert values(root, 'v') == -1
+    put_gradient(root, 'v')
+    word(root / 'v', 'optimizer', 'lr=16')
+    word(root / 'w', 'optimizer', 'lr=32')
+    word(root / 'v', 'optimizer', 'lr=64')
+    put_gradient(root, 'w')
+    assert tell(root, 'commit') == 'ok'
+    assert values(root, 'v') == -3 and values(root, 'w') == -3
+    step(root)
+    assert values(root, 'v') == -67 and values(root, 'w') == -35
 
 
 def test_words_survive_a_crash_and_an_abort_takes_them_back(store, root):

@@ -242,6 +242,59 @@ def test_a_command_has_the_rights_of_who_opened_ctl(model):
         os.close(fd)
 
 
+def test_an_open_ctl_does_not_steer_what_became_a_root_later(shared):
+    def lines(fd, *texts):
+        for line in texts:
+            refused(errno.EACCES, os.write, fd, line)
+            assert os.read(fd, 4096).startswith(b'error: EACCES: this directory has come under another model root')
+
+    up = directory(shared / 'up', OWNER, 0o755)
+    sub = directory(up / 'sub', OWNER)
+    word(up, 'dtype', 'f32')
+    for path in up / 'w', sub / 'v':
+        tensor(path, OWNER)
+    may(OWNER, word, sub, 'optimizer', SGD)
+    os.setegid(GROUP)
+    os.seteuid(MEMBER)
+    try:
+        fd = os.open(sub / '.hitrain/ctl', os.O_RDWR)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+    try:
+        os.write(fd, b'claim mine\nunclaim\n')
+        assert os.read(fd, 4096) == b'ok\nok\n'
+        may(OWNER, remove, sub, 'optimizer')
+        may(OWNER, word, up, 'optimizer', SGD)
+        sync(up)
+        put_gradient(up, 'w', np.ones(ELEMENTS, 'f4'))
+        lines(fd, b'abort\n', b'commit\n', b'claim it\n', b'wait\n', b'nonsense\n', b'prefetch v\n')
+        assert word(up, 'step_open') != '0' and word(up, 'error') == '' and 'claimed_by' not in word(up, 'stats')
+        os.chmod(up, 0o775)
+        os.write(fd, b'abort\n')
+        assert os.read(fd, 4096) == b'ok\n' and word(up, 'step_open') == '0'
+    finally:
+        os.close(fd)
+
+
+def test_an_open_ctl_of_the_mount_does_not_steer_it_when_it_becomes_sticky_model(mnt):
+    os.chmod(mnt, 0o1777)
+    word(mnt, 'dtype', 'f32')
+    tensor(mnt / 'w', 0)
+    os.seteuid(STRANGER)
+    try:
+        fd = os.open(mnt / '.hitrain/ctl', os.O_RDWR)
+    finally:
+        os.seteuid(0)
+    try:
+        assert os.write(fd, b'commit\n') and os.read(fd, 4096) == b'ok\n'
+        word(mnt, 'optimizer', SGD)
+        refused(errno.EACCES, os.write, fd, b'commit\n')
+        assert word(mnt, 'error') == ''
+    finally:
+        os.close(fd)
+
+
 @row('commit of the store')
 def test_the_store_is_committed_by_those_who_may_write_its_root(mnt, shared):
     may_not(errno.EACCES, STRANGER, answer, mnt, 'commit')
