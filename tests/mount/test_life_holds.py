@@ -415,7 +415,9 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
         done = run('hitrain', '-o', ','.join(SMALL), store.image, store.point)
         waited = time.monotonic() - begin - gone
         assert waited > 0.3, 'the device was not slow enough to test anything'
-        assert 'waiting up to 30 s' in done.stderr and 'killed' in done.stderr, done.stderr
+        told = 'waiting up to 30 s' in done.stderr  # after some seconds
+        assert told or waited < 30, done.stderr
+        assert not told or 'killed' in done.stderr, done.stderr
         assert 'detached the mount of a hitrain that is gone' in done.stderr
         for i in range(8):
             assert (store.point / f'kept{i}').read_bytes() == bytes([i]) * MIB

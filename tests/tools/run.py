@@ -21,6 +21,8 @@ import subprocess
 import sys
 import time
 
+import twins
+
 PYTHON = '/usr/bin/python3'
 PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
 LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
@@ -271,9 +273,7 @@ class Runner:
         """Each broken twin must be noticed; their programs are built in a folder of their own."""
         self.heading('broken twins')
         out = os.path.join(self.args.out, 'twins')
-        needed = ['all'] + [f'{out}/tests/crash/crash_{n}' for n in ('small', 'rot')]
-        needed.append(f'{out}/tests/unit/tiering/store/test_scrub')
-        needed.append(f'{out}/tests/unit/optim/test_step')
+        needed = ['all'] + [f'{out}/{program}' for program in twins.PROGRAMS]
         if self.make(needed, 'gcc', '', ['TWINS=1']):
             return
         status, output, seconds = self.command([PYTHON, 'tests/tools/twins.py', '--build', out], self.env)

@@ -47,6 +47,7 @@ TWINS = [
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
+PROGRAMS = sorted({test for _, _, test, _ in TWINS if '::' not in test})
 FOUND = re.compile(r'state (\d+)')
 
 
