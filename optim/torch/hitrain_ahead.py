@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read new parameters ahead of the forward pass that needs them, in its order, while the store still updates the rest."""
 import concurrent.futures
+import threading
 from typing import Any, Callable, Dict, Iterable, List
 
 import torch
@@ -37,7 +38,9 @@ class ReadAhead:
         for p in self._order:
             if p.requires_grad:
                 self._hooks.append(p.register_hook(lambda grad, p=p: self._check_used(p)))
-        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix='hitrain-read')
+        self._reader: List[int] = []  # identity of the thread, once it runs
+        self._thread = concurrent.futures.ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix='hitrain-read', initializer=lambda mine=self._reader: mine.append(threading.get_ident()))
 
     def start(self, parameters: Iterable[torch.Tensor]) -> None:
         """Begin to read these. Nothing may be pending."""
@@ -71,10 +74,11 @@ class ReadAhead:
         return missing
 
     def close(self) -> None:
+        """Also by the reading thread, where the last reference to the optimizer is one of its tasks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._thread.shutdown(wait=True)
+        self._thread.shutdown(wait=threading.get_ident() not in self._reader)
 
     def _use(self, parameters: Iterable[torch.Tensor]) -> None:
         self._asked.update(dict.fromkeys(parameters))

@@ -50,12 +50,16 @@ class ParameterFile:
         self._half_read = False
         self._pushed_in = -1  # finished steps when the tensor's own value was last written to the file
         self._grad_sent: Any = None
+        self._grad_sum: Optional[int] = None  # its checksum, of a gradient that was sent before step()
+        self.made = False  # by create()
 
     # -- the parameter --
 
     def create(self) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with self._keeping(os.open(self.path, flags, 0o666)) as fd:
+        fd = os.open(self.path, flags, 0o666)
+        self.made = True
+        with self._keeping(fd):
             os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
             os.setxattr(fd, XATTR + 'shape', self._shape().encode())
             if self.grad_dtype != self.dtype:
@@ -96,7 +100,7 @@ class ParameterFile:
         self.config = None
 
     def begin_step(self) -> None:
-        self.sent, self._grad_sent = 0, None
+        self.sent, self._grad_sent, self._grad_sum = 0, None, None
 
     # -- changes from outside --
 
@@ -151,20 +155,23 @@ class ParameterFile:
         _hand_over(os.path.join(self.root, HIDDEN, 'grad-topk', self.name),
                    [torch.frombuffer(bytearray(head), dtype=torch.uint8), indices, values], 0, drop)
 
-    def gradient_sent(self) -> None:
+    def gradient_sent(self, early: bool) -> None:
+        """early: before step(), so .grad may be changed before it ends; PyTorch's version counter would not see all changes."""
         self.sent += 1
         self._grad_sent = _identity(self.tensor.grad)
+        self._grad_sum = checksum(self.tensor.grad) if early else None
 
     def is_sent(self) -> bool:
         """Is what .grad holds now what was sent last?"""
-        return self._grad_sent is not None and _identity(self.tensor.grad) == self._grad_sent
+        return self._grad_sent is not None and _identity(self.tensor.grad) == self._grad_sent and \
+            (self._grad_sum is None or checksum(self.tensor.grad) == self._grad_sum)
 
     def gradient_changed(self) -> bool:
         """Has .grad been changed, or cleared by another than clear_gradient(), since it was sent?"""
         return self._grad_sent is not None and not self.is_sent()
 
     def clear_gradient(self) -> None:
-        self.tensor.grad = self._grad_sent = None
+        self.tensor.grad = self._grad_sent = self._grad_sum = None
 
     # -- its configuration --
 
@@ -183,6 +190,17 @@ class ParameterFile:
         if self.hook is not None:
             self.hook.remove()
             self.hook = None
+        self._close_kept()
+
+    def unmake(self) -> None:
+        """Close it, and take the file away again if create() made it."""
+        self.close()
+        if self.made:
+            os.unlink(self.path)
+            self.made = False
+
+    def forsake(self) -> None:
+        """In a forked child: a descriptor here would keep the store mounted after its parent has closed its own."""
         self._close_kept()
 
     # -- within --
@@ -253,28 +271,48 @@ class ParameterFile:
 # ------------------------------------------------------------------ tensors
 
 _SMALL_BYTES_MAX = 8192
-_COLUMNS = 251  # a prime, so that rows of a matrix that change places change the sums, too
-_factors = {torch.device('cpu'): torch.randint(-(1 << 62), 1 << 62, (_COLUMNS,), generator=torch.Generator().manual_seed(251)) | 1}
+_ROW = 1 << 15  # words; a row and its mixed copy fit in a core's cache
+_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_factors = {torch.device('cpu'): torch.randint(-(1 << 62), 1 << 62, (_ROW,), generator=torch.Generator().manual_seed(251)) | 1}
 
 
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> int:
-    """Of all bytes, as 64-bit words in 251 columns: each column's sum times a factor of its own. It runs where the tensor is. Small
-    ones on the CPU take Python's hash, which starts sooner."""
+    """Of all bytes, as rows of 64-bit words. Each word is mixed and takes a factor of its place in the row; the rows' sums are mixed in
+    turn. It runs where the tensor is. Small ones on the CPU take Python's hash, which starts sooner."""
     dense = tensor.detach().contiguous()
-    if dense.device.type == 'cpu' and dense.numel() * dense.element_size() <= _SMALL_BYTES_MAX:
+    size = dense.numel() * dense.element_size()
+    on_cpu = dense.device.type == 'cpu'
+    if on_cpu and size <= _SMALL_BYTES_MAX:
         return hash(bytes(_memory(dense)))
     flat = dense.view(-1).view(torch.uint8)
     if flat.storage_offset() % 8:
         flat = flat.clone()
-    row = 8 * _COLUMNS
-    whole = flat.numel() // row * row
-    rest = torch.zeros(row, dtype=torch.uint8, device=flat.device)
-    rest[:flat.numel() - whole] = flat[whole:]
-    sums = flat[:whole].view(torch.int64).view(-1, _COLUMNS).sum(0) + rest.view(torch.int64)
-    if sums.device not in _factors:
-        _factors[sums.device] = _factors[torch.device('cpu')].to(sums.device)
-    return int((sums * _factors[sums.device]).sum())
+    if flat.device not in _factors:
+        _factors[flat.device] = _factors[torch.device('cpu')].to(flat.device)
+    factors = _factors[flat.device]
+    tail = torch.zeros(8, dtype=torch.uint8, device=flat.device)
+    tail[:size % 8] = flat[size - size % 8:]
+    words = flat[:size - size % 8].view(torch.int64)
+    whole = len(words) // _ROW * _ROW
+    # PyTorch's threads share the rows of one group; a device is busy with more.
+    groups = words[:whole].view(-1, _ROW).split(torch.get_num_threads() if on_cpu else 256)
+    sums = [_row_sums(rows, factors) for rows in groups]
+    sums += [_row_sums(words[whole:].unsqueeze(0), factors), _row_sums(tail.view(torch.int64).view(1, 1), factors)]
+    total = size
+    for s in torch.cat(sums).tolist():
+        total = ((total ^ total >> 32) * _MIX + s) & _MASK
+    return total
+
+
+def _row_sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """The upper half of each word goes into the lower one, by exclusive or. Otherwise a factor would not count for the sign of an odd f32: it
+    is the top bit, and each odd multiple of 2^63 is 2^63."""
+    mixed = rows.clone()
+    halves = mixed.view(torch.int32)
+    halves[:, ::2] ^= halves[:, 1::2]
+    mixed *= factors[:rows.shape[1]]
+    return mixed.sum(1)
 
 
 def check_plain(what: str, tensor: torch.Tensor) -> None:

@@ -28,7 +28,8 @@ class Shard(NamedTuple):
     barrier   not needed: the ranks meet by themselves. It may be given, and is not called
     exchange  takes a text, returns the texts of all ranks in their order, e.g. by torch.distributed.all_gather_object; default: a
               local socket
-    timeout   seconds until a rank that does not come to a meeting counts as failed
+    timeout   seconds until a rank that does not come to a meeting counts as failed. Rank 0 waits as long for each meeting and then tells
+              the others, so these wait up to twice as long for rank 0 itself
     """
     rank: int
     world: int
@@ -209,7 +210,8 @@ class _Leader(_Meeting):
             self._listener.bind(_address(root))
         except OSError as e:
             self._listener.close()
-            raise OSError(e.errno, 'another process is rank 0 of this model already', root) from e
+            raise OSError(e.errno, 'another process is rank 0 of this model already, or another user has taken the name of its socket; '
+                          'Shard(exchange=...) needs none', root) from e
         self._listener.listen(shard.world)
 
     def __call__(self, mine: str) -> Sequence[str]:

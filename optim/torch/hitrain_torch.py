@@ -18,9 +18,10 @@ HitrainAdam, HitrainSGD, HitrainLion and HitrainAdagrad are used alike.
 Parameters may be changed outside step(), by load_state_dict of the model, clamping, averaging or a new initialisation: what
 differs is written to its file before the next step's first gradient.
 
-A step is whole or nothing. When something fails while a step is sent (also by Ctrl-C), the step is taken back before the exception
-leaves: the next gradients make a new step. Where finished steps that are not durable yet had to go with it (durable_every
-above 1), a RuntimeWarning says so, and the tensors go back, too.
+A step is whole or nothing. When something fails while a step is sent or ended (also by Ctrl-C), the step is taken back before the
+exception leaves: the next gradients make a new step. Where finished steps that are not durable yet had to go with it (durable_every
+above 1), a RuntimeWarning says so, and the tensors go back, too. What fails after the end, as a read of new parameters, leaves the step
+done: state_dict()['hitrain']['step'] counts it, and its batch must not be used again.
 
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
 Works with torch 1.13 and 2.x; needs nothing but the files hitrain_*.py beside it.
@@ -131,6 +132,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
         self._unread = False  # files have newer values than tensors
         self._durable_due = False  # the end of the step that has begun is to be durable
+        self._sending_all = False  # of step() and send_gradients(): nothing of the user's runs until the gradients are done with
         self._torn = ''  # why a step could not be taken back
         self._emptied: Optional[Tuple[int, List[str]]] = None  # an open step whose gradients were dropped: its number, its hyper-parameters
         self._seen_reducers = False
@@ -402,6 +404,11 @@ class HitrainOptimizer(torch.optim.Optimizer):
         if self._ahead:
             self._ahead.close()
             self._ahead = None
+        if os.getpid() == self._pid and self._root.is_open and not self._torn:
+            try:
+                self._end_emptied()  # an unmount takes back an open step, and finished steps before it that are not durable
+            except OSError:
+                pass  # of a dead mount, or one that has told its error before
         for f in self._parameter_files():
             f.close()
         self._holding = True  # hooks that are left do nothing
@@ -584,7 +591,11 @@ class HitrainOptimizer(torch.optim.Optimizer):
                     self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
                 else:
                     self.send_gradient(f.tensor)
-        self._ranks.together('gradients', write)
+        self._sending_all = True
+        try:
+            self._ranks.together('gradients', write)
+        finally:
+            self._sending_all = False
         for f, owners in self._owned(said):
             if owners and self._ranks.rank not in owners:
                 f.sent += 1
@@ -631,7 +642,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 f.write_sparse(drop, *self._feedback.choose(f.tensor, f.gradient(), f.grad_dtype, self.grad_scale))
             else:
                 f.write_gradient(drop, part)
-        f.gradient_sent()
+        f.gradient_sent(early=not self._sending_all)
         if not self._shard and not self._open:
             self._open = self._root.number('step_open')
 
@@ -724,7 +735,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
         """Of rank 0. Without an open step there is nothing of one to take back."""
-        if wholly or (begun and self._root.number('step_open') and not self._drop_all()):
+        if wholly or (begun and (self._ended_and_lost() or (self._root.number('step_open') and not self._drop_all()))):
             self._root.command('abort')
             self._emptied = None
         durable, step = self._root.number('durable_step'), self._root.number('step')
@@ -733,6 +744,11 @@ class HitrainOptimizer(torch.optim.Optimizer):
         reread = wholly or unread or step != self._step
         self._read_back(reread)
         return {'step': step, 'reread': reread}
+
+    def _ended_and_lost(self) -> bool:
+        """The store has ended the step and then failed to make it durable: a crash would take it away, and the trainer was told of an error."""
+        step = self._root.number('step')
+        return step > self._step and self._root.number('durable_step') < step
 
     def _drop_all(self) -> bool:
         """Take back the gradients alone, where an abort would take finished steps with them. False: that cannot be done."""
@@ -748,11 +764,14 @@ class HitrainOptimizer(torch.optim.Optimizer):
         return True
 
     def _end_emptied(self) -> None:
-        """A step without gradients stays open, with the hyper-parameters of its first one. It ends without being counted."""
+        """A step without gradients stays open, with the hyper-parameters of its first one. It ends without being counted. With
+        durable_every its end may publish all steps so far under its number; then they are published again under their own."""
         if self._emptied:
             self._root.command(f'step if={self._emptied[0]}')
             os.setxattr(self.root, XATTR + 'step', str(self._step).encode())
             self._emptied = None
+            if self._root.number('durable_step') > self._step:
+                self._root.command('commit')
 
     def _read_back(self, reread: bool) -> None:
         self._config = ''
@@ -826,8 +845,12 @@ class HitrainOptimizer(torch.optim.Optimizer):
         for name, p in zip(group['names'], group['params']):
             self._taken_names.pop(name, None)
             f = self._files.pop(p, None)
-            if f:
-                f.close()
+            if not f:
+                continue
+            try:
+                f.unmake() if self._ranks.leads else f.close()
+            except OSError:
+                pass  # what failed before is what the caller must know
 
     def _attach(self, name: str, p: torch.Tensor) -> None:
         check_plain(f'the parameter {name}', p)
@@ -935,6 +958,8 @@ def _forsake_all() -> None:
     for optimizer in list(_LIVE):
         optimizer._root.forsake()
         optimizer._ranks.forsake()
+        for f in optimizer._parameter_files():
+            f.forsake()
 
 
 os.register_at_fork(after_in_child=_forsake_all)

@@ -189,6 +189,44 @@ def test_checksums_see_every_byte():
     assert hitrain_files.checksum(wide.view(-1)[1:]) == hitrain_files.checksum(wide.view(-1)[1:].clone())
 
 
+def negate_column(t):
+    t[:, 1].neg_()
+
+
+def flip_two_signs(t):
+    t[5, 1].neg_()
+    t[99, 65].neg_()
+
+
+def swap_far_rows(t):
+    t[[0, 251]] = t[[251, 0]]
+
+
+def swap_distant_elements(t):
+    flat = t.view(-1)
+    flat[[1, 503]] = flat[[503, 1]]
+
+
+def flip_all_bits(t):
+    t.view(torch.int16).bitwise_not_()
+
+
+def change_last_signs(t):
+    t[-1, -3:].neg_()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize('shape', [(600, 128), (601, 127), (1000, 129)])  # a part of a row of the checksum, and more; with and without a tail
+@pytest.mark.parametrize('change', [negate_column, flip_two_signs, swap_far_rows, swap_distant_elements, flip_all_bits, change_last_signs])
+def test_checksums_see_changes_of_one_pattern(dtype, shape, change):
+    """Signs are top bits, which an odd factor moves nowhere; and what changes places must not be what has the same factor."""
+    t = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    before = hitrain_files.checksum(t)
+    assert hitrain_files.checksum(t.clone()) == before
+    change(t)
+    assert hitrain_files.checksum(t) != before
+
+
 # --------------------------------------------------------- hyper-parameters
 
 def test_abort_forgets_what_it_knew(root):
@@ -207,8 +245,23 @@ def test_abort_forgets_what_it_knew(root):
         assert a.tolist() == [-50.0] * 4 and b.tolist() == [-100.0] * 4
 
 
-@pytest.mark.parametrize('durable_every, what', [(1, 'hyper-parameters were'), (4, 'hyper-parameters were'), (4, 'the gradient of w was')])
-def test_what_is_set_before_step_counts_with_overlap(root, durable_every, what):
+def clip(optimizer, params):
+    torch.nn.utils.clip_grad_norm_(params.values(), 0.5)
+
+
+def set_lr_and_clip(optimizer, params):
+    optimizer.param_groups[0]['lr'] /= 2
+    clip(optimizer, params)
+
+
+def halve_data(optimizer, params):
+    params['w'].grad.data.mul_(0.5)
+
+
+@pytest.mark.parametrize('durable_every, change, what', [
+    (1, set_lr_and_clip, 'hyper-parameters were'), (4, set_lr_and_clip, 'hyper-parameters were'),
+    (4, clip, 'the gradient of w was'), (1, halve_data, 'the gradient of w was')])
+def test_what_is_set_before_step_counts_with_overlap(root, durable_every, change, what):
     """Also what changes gradients between backward() and step(), as clip_grad_norm_ does."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
@@ -218,11 +271,29 @@ def test_what_is_set_before_step_counts_with_overlap(root, durable_every, what):
                 for params, o in ((own, optimizer), (theirs, other)):
                     o.zero_grad()
                     loss_of(params, step).backward()
-                    if 'hyper' in what:
-                        o.param_groups[0]['lr'] = LR / (2 + step)
-                    torch.nn.utils.clip_grad_norm_(params.values(), 0.5)
+                    change(o, params)
                     o.step()
         assert close(own, theirs) and number(root, 'step') == 6 and len(warned) == 1
+
+
+@pytest.mark.skipif(not hasattr(getattr(torch, 'amp', None), 'GradScaler'), reason='this PyTorch has a GradScaler for CUDA only')
+def test_gradients_that_a_scaler_divides_count_with_overlap(root):
+    """It writes to .grad without a trace in the version counter."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.SGD(theirs.values(), lr=LR)
+    scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)
+    with HitrainSGD(own.items(), root, lr=LR, overlap=True) as optimizer:
+        with pytest.warns(RuntimeWarning, match='the gradient of w was changed'):
+            for step in range(3):
+                optimizer.zero_grad()
+                scaler.scale(loss_of(own, step)).backward()
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                other.zero_grad()
+                loss_of(theirs, step).backward()
+                other.step()
+        assert close(own, theirs) and number(root, 'step') == 3
 
 
 def test_what_cannot_be_sent_again_is_an_error(root):
@@ -351,6 +422,70 @@ def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new
         assert number(root, 'step') == 3
         optimizer.commit()
         assert optimizer.committed_step == 3
+
+
+def empty_third_step(own, optimizer, monkeypatch):
+    """Two steps, and one that was interrupted, whose gradients alone were dropped: it stays open. What the two made."""
+    for step in range(2):
+        give_gradients(own, step)
+        optimizer.step()
+    before = copies(own)
+    give_gradients(own, 2)
+    with monkeypatch.context() as m:
+        fail_at(m, 3, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    assert equal(own, before) and number(optimizer.root, 'step_open') and number(optimizer.root, 'durable_step') == 0
+    return before
+
+
+def test_an_emptied_step_is_not_published_as_one(root, monkeypatch):
+    """Its end is where durable_every makes steps durable; their number is that of the steps which did something."""
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
+        before = empty_third_step(own, optimizer, monkeypatch)
+        optimizer.param_groups[0]['lr'] = 3.0
+        optimizer.step()
+        assert number(root, 'step') == 3 and optimizer.committed_step == 2
+        assert close(own, {n: p - 3.0 * own[n].grad for n, p in before.items()})
+        optimizer.abort()
+        assert equal(own, before) and number(root, 'step') == 2
+
+
+def test_closing_keeps_the_steps_before_an_emptied_one(root, monkeypatch):
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
+        before = empty_third_step(own, optimizer, monkeypatch)
+    assert number(root, 'step_open') == 0 and number(root, 'step') == 2
+    again = parameters(seed=5)
+    with HitrainSGD(again.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10, resume=True):
+        assert equal(again, before)
+
+
+@pytest.mark.parametrize('finished', [0, 2])
+def test_a_step_that_ended_and_is_not_durable_is_taken_back(root, monkeypatch, finished):
+    """As when the device is full or fails while the end is written: the batch is used again, and counts once."""
+    own = parameters()
+    start = copies(own)
+    with HitrainSGD(own.items(), root, lr=1.0, durable_every=10) as optimizer:
+        for step in range(finished):
+            give_gradients(own, step)
+            optimizer.step()
+        real = optimizer._root.command
+
+        def ends_and_fails(*lines):
+            real(*lines)
+            if lines[0].startswith('step'):
+                raise OSError(28, 'of the test')
+        give_gradients(own, 5)
+        with monkeypatch.context() as m:
+            m.setattr(optimizer._root, 'command', ends_and_fails)
+            lost = pytest.warns(RuntimeWarning, match='went back from step 2 to its durable step 0') if finished else contextlib.nullcontext()
+            with lost, pytest.raises(OSError, match='of the test'):
+                optimizer.step()
+        assert equal(own, start) and number(root, 'step') == 0 and number(root, 'step_open') == 0
+        optimizer.step()
+        assert equal(own, {n: p - own[n].grad for n, p in start.items()}) and number(root, 'step') == 1
 
 
 def test_a_step_that_cannot_be_taken_back_stops_the_trainer(root, monkeypatch):
@@ -555,7 +690,44 @@ def test_work_grows_with_the_parameters_and_not_with_their_square(root):
     assert more < 4.5 * few
 
 
+def test_a_group_that_failed_leaves_no_files(root):
+    own = parameters()
+    with HitrainSGD([('w', own['w'])], root, lr=1.0) as optimizer:
+        with pytest.raises(TypeError, match='f32 or bf16 or f16'):
+            optimizer.add_param_group({'params': [('norm', own['norm']), ('last', torch.nn.Parameter(torch.zeros(1).double()))]})
+        assert os.listdir(root) == ['w']
+        optimizer.add_param_group({'params': [('norm', own['norm'])]})
+        give_gradients(own, 0)
+        optimizer.step()
+        (root / 'other').touch()
+        with pytest.raises(ValueError, match='other: dtype is'):  # a file of another stays
+            optimizer.add_param_group({'params': [('other', own['bias'])]})
+        assert sorted(os.listdir(root)) == ['norm', 'other', 'w']
+        (root / 'other').unlink()
+
+
+def test_a_forked_child_holds_no_files(root):
+    own = parameters()
+    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+        pid = os.fork()
+        if not pid:
+            os._exit(sum(os.path.realpath(f'/proc/self/fd/{n}').startswith(str(root)) for n in os.listdir('/proc/self/fd')))
+        assert os.waitpid(pid, 0)[1] == 0
+        give_gradients(own, 0)
+        optimizer.step()
+
+
 # --------------------------------------------------------------- read ahead
+
+def test_the_reading_thread_may_drop_the_optimizer(root):
+    """Its task then is the last that refers to it: close() must not wait for the thread that calls it."""
+    model = torch.nn.Linear(5, 5)
+    optimizer = HitrainSGD(model.named_parameters(), root, lr=0.1)
+    optimizer.read_ahead(model)
+    ahead = optimizer._ahead
+    assert ahead._thread.submit(optimizer.close).exception(60) is None
+    assert not optimizer._root.is_open
+
 
 def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
     """A module's forward waits for its own parameters; who uses another's has to call wait()."""
