@@ -20,7 +20,7 @@
 #define HT_LINKS_MAX 65000u
 #define HT_RECORD_BYTES_MAX (1u << 17) /* payload of one log record */
 #define HT_LOG_BYTES_MIN (512u << 10)
-#define HT_LOG_BYTES_MAX (16ull << 30) /* 80 million chunks */
+#define HT_LOG_BYTES_MAX (16ull << 30) /* 88 million chunks */
 #define HT_LABEL_BYTES 32u
 #define HT_SHAPE_DIMS_MAX 16u
 #define HT_HANDED_MAX 4096u        /* handed-out images: descriptors and mappings have limits */
