@@ -526,4 +526,12 @@ int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish
     return (int)t.count;
 }
 
+void ht_alloc_untake(struct ht_alloc *a, const struct ht_extent e[], int n)
+{
+    for (int i = 0; i < n; i++) {
+        ht_alloc_release(a, &e[i]);
+        a->reserved += e[i].blocks;
+    }
+}
+
 static_assert(GROUP_BLOCKS <= HT_FRAGS_MAX, "a request in single blocks still fits the extents of one chunk");

@@ -67,6 +67,8 @@ void ht_alloc_limbo_sub(struct ht_alloc *a, uint64_t blocks);
  */
 int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish,
                   struct ht_extent out[HT_FRAGS_MAX]) HT_CHECK;
+/* Undo a take: its runs are free again, and its reservation is there again. n: what it returned. */
+void ht_alloc_untake(struct ht_alloc *a, const struct ht_extent e[], int n);
 /* The device that so many blocks would come from now, or -1. */
 int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish);
 

@@ -383,12 +383,6 @@ static bool may_have_pieces(struct ht_obj *o, unsigned n)
         ht_journal_has_room_for_pieces(s->journal, (n - 1 + s->writing_blocks) * HT_FRAG_RECORD_BYTES, false);
 }
 
-static void release_extents(struct ht_store *s, const struct ht_extent *e, int n)
-{
-    for (int i = 0; i < n; i++)
-        ht_alloc_release(s->alloc, &e[i]);
-}
-
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_place_wish wish,
                         struct ht_ref *out)
 {
@@ -401,20 +395,16 @@ int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, st
     struct ht_extent e[HT_FRAGS_MAX];
     while (!rc && (n = ht_alloc_take(s->alloc, need, wish, e)) == -EAGAIN)
         rc = wait_for_space(s);
-    if (!rc && !may_have_pieces(o, (unsigned)n)) {
-        release_extents(s, e, n);
-        rc = -ENOSPC;
+    if (!rc) {
+        memset(out, 0, sizeof(*out));
+        out->stored = bytes;
+        out->visible = bytes & HT_VISIBLE_MASK;
+        rc = may_have_pieces(o, (unsigned)n) ? ht_ref_set(out, e, (unsigned)n) : -ENOSPC;
+        if (rc)
+            ht_alloc_untake(s->alloc, e, n);
     }
-    if (rc) {
-        return_reservation(o, c, need, &g);
-        return rc;
-    }
-    memset(out, 0, sizeof(*out));
-    out->stored = bytes;
-    out->visible = bytes & HT_VISIBLE_MASK;
-    rc = ht_ref_set(out, e, (unsigned)n);
     if (rc)
-        release_extents(s, e, n);
+        return_reservation(o, c, need, &g);
     else
         o->stored_blocks += need;
     return rc;

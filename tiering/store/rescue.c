@@ -52,6 +52,14 @@ static bool needs_rescue(const struct ht_store *s, const struct ht_chunk *c, uin
     return (c->flags & CH_CUR) && !(c->flags & CH_SHARE) && (ht_ref_unflushed(s, &c->cur) & devices);
 }
 
+/* Without a reservation the writeback of the image reports ENOSPC; its content stays in memory until there is space. */
+static void reserve_if_possible(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks)
+{
+    int rc = ht_chunk_reserve(o, c, blocks);
+
+    (void)rc;
+}
+
 /* An image that has all that the current reference says, dirty: it stays until it was written anew. Chunk held. */
 static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices)
 {
@@ -60,10 +68,10 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
 
     if (!rc && needs_rescue(s, c, devices))
         rc = ht_chunk_fill(o, c, index);
-    if (!rc && needs_rescue(s, c, devices))
-        rc = ht_chunk_reserve(o, c, ht_ref_blocks(&c->cur));
-    if (!rc && needs_rescue(s, c, devices))
+    if (!rc && needs_rescue(s, c, devices)) {
+        reserve_if_possible(o, c, ht_ref_blocks(&c->cur));
         ht_chunk_set_dirty(o, c, index);
+    }
     return rc;
 }
 
@@ -71,39 +79,58 @@ static int load(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t d
 static void give_up(struct ht_obj *o, struct ht_chunk *c, uint64_t index, int error)
 {
     struct ht_store *s = o->s;
+    uint32_t blocks = ht_ref_blocks(&c->cur);
 
     if (error) {
         lose(o, c, index, error);
     } else {
         ht_chunk_drop_cur(o, c);
+        reserve_if_possible(o, c, blocks); /* a full store has had no space for it before */
         ht_chunk_note_unpublished(o, c, index, true);
     }
     s->given_up++;
 }
 
-/* What the current reference says is to be written anew. Lock held, let go meanwhile. */
-static void rescue_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices)
+/*
+ * What the current reference says is to be written anew. False: it still is, as its image went away before the transaction. A truncation may
+ * narrow the reference meanwhile, so it is recognized by its place and checksum; was may name a list of extents that is freed by now. A
+ * reference that replaced it was written after the failure. Lock held, let go meanwhile.
+ */
+static bool try_rescue(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t devices)
 {
     struct ht_store *s = o->s;
 
     ht_chunk_lock_exclusive(s, c);
     int rc = needs_rescue(s, c, devices) ? load(o, c, index, devices) : 0;
-    uint32_t generation = c->generation;
+    struct ht_ref was = c->cur;
     ht_chunk_drop_empty(o, c, index);
     bool needed = needs_rescue(s, c, devices);
     ht_chunk_leaf(c)->users += needed;
     ht_chunk_unlock_exclusive(o, c, index);
     if (!needed)
-        return;
+        return true;
     ht_store_unlock(s); /* nobody waits for a transaction with a chunk, but for a chunk in one */
     ht_mutex_lock(&s->tx_lock);
     ht_store_lock(s);
     ht_chunk_lock_exclusive(s, c);
     ht_chunk_leaf(c)->users--;
-    if (c->generation == generation && needs_rescue(s, c, devices))
+    bool same = needs_rescue(s, c, devices) && c->cur.place == was.place && c->cur.checksum == was.checksum;
+    bool held = c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty;
+    bool settled = !same || rc || held;
+    if (same && settled)
         give_up(o, c, index, rc);
     ht_chunk_unlock_exclusive(o, c, index);
     ht_mutex_unlock(&s->tx_lock);
+    return settled;
+}
+
+static void rescue_chunk(struct ht_obj *o, uint64_t index, uint32_t devices)
+{
+    struct ht_chunk *c;
+
+    do
+        c = ht_chunk_find(o, index); /* the table may have changed */
+    while (c && !try_rescue(o, c, index, devices));
 }
 
 static void rescue_object(struct ht_obj *o, uint32_t devices)
@@ -113,7 +140,7 @@ static void rescue_object(struct ht_obj *o, uint32_t devices)
 
     if (o->obj_class == HT_CLASS_SCRATCH)
         return;
-    ht_chunk_for_each_from(c, o, index) if (needs_rescue(o->s, c, devices)) rescue_chunk(o, c, index, devices);
+    ht_chunk_for_each_from(c, o, index) if (needs_rescue(o->s, c, devices)) rescue_chunk(o, index, devices);
 }
 
 static int rescue_scope(struct ht_store *s, uint64_t id, uint32_t devices)

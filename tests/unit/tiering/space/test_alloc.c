@@ -77,6 +77,24 @@ START_TEST(reservations_bound_what_is_available)
 }
 END_TEST
 
+START_TEST(what_is_undone_is_reserved_again)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){256});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    for (uint64_t block = 0; block < 256; block += 2)
+        ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){block, 1, 0}), 0);
+    int n = take(a, 100, 0, out);
+    ck_assert_int_eq(n, 100);
+    ck_assert_uint_eq(ht_alloc_reserved(a), 0);
+    ht_alloc_untake(a, out, n);
+    ck_assert_uint_eq(ht_alloc_reserved(a), 100);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 128);
+    ck_assert_int_eq(ht_alloc_take(a, 100, HT_PLACE_ANY, out), 100);
+    ht_alloc_free(a);
+}
+END_TEST
+
 START_TEST(whole_chunks_are_whole_groups_and_small_ones_share)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 8});
@@ -338,6 +356,7 @@ static Suite *suite(void)
     tcase_add_test(t, counts_follow_marks_and_releases);
     tcase_add_test(t, mark_refuses_what_is_taken_or_outside);
     tcase_add_test(t, reservations_bound_what_is_available);
+    tcase_add_test(t, what_is_undone_is_reserved_again);
     tcase_add_test(t, whole_chunks_are_whole_groups_and_small_ones_share);
     tcase_add_test(t, fragments_serve_when_nothing_contiguous_is_left);
     tcase_add_test(t, long_pieces_are_preferred_to_short_ones);

@@ -333,6 +333,68 @@ START_TEST(a_device_that_does_not_answer_delays_only_what_lies_on_it)
 }
 END_TEST
 
+/* ------------------------------------------------------- what is given up */
+
+/* The rescue has the bytes in memory, and waits for the open transaction. A truncation narrows the reference that it is to give up. */
+START_TEST(what_is_truncated_while_it_is_given_up_is_given_up)
+{
+    enum { KEEP = 600000 };
+    struct ht_rounds rounds = HT_ROUNDS_INIT;
+    struct ht_tx *tx;
+    pthread_t thread;
+
+    make(1);
+    struct ht_obj *f = published(0, one, MIB);
+    put_all(f, 0, two, MIB);
+    struct ht_obj *other = object(HT_CHUNK_BYTES, 0); /* changed later, so that the rescue comes to it last */
+    put_all(other, 0, three, MIB);
+    ht_rounds_next(s, &rounds);
+    ck_assert_int_eq(ht_obj_writeback(f), 0);
+    struct syncing y = {.o = other};
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_dev_fail(devs[0], HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(pthread_create(&thread, NULL, sync_main, &y), 0);
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && !obj_stat(f).dirty_bytes; ms += 10)
+        usleep(10000);
+    ck_assert_uint_gt(obj_stat(f).dirty_bytes, 0);
+    ck_assert_int_eq(ht_obj_truncate(f, KEEP), 0);
+    ck_assert_int_eq(ht_obj_truncate(other, 0), 0); /* of f alone something is given up */
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(y.rc, 0);
+    ck_assert_int_eq(publish(f, 0, &rounds), -EAGAIN);
+    ck_assert_int_eq(ht_obj_sync(f), 0);
+    ht_obj_put(other);
+    uint64_t id = put(f);
+    power_cut(7);
+    expect_after_cut(id, two, KEEP);
+    end();
+}
+END_TEST
+
+/* There is no space for another copy, and none is needed: the bytes are in memory, and the place that is given up is free. */
+START_TEST(a_full_store_keeps_what_a_failed_flush_covered)
+{
+    make(1);
+    struct ht_obj *filler = object(HT_CHUNK_BYTES, 0), *f = object(HT_CHUNK_BYTES, 0);
+    uint64_t n = 0;
+    while (ht_obj_write(filler, n * MIB, one, MIB) == MIB && ht_obj_sync(filler) == 0)
+        n++;
+    ck_assert_int_eq(ht_obj_truncate(filler, (n - 2) * MIB), 0);
+    ck_assert_int_eq(ht_obj_sync(filler), 0);
+    put_all(f, 0, two, 2 * MIB);
+    ck_assert_int_eq(ht_obj_writeback(f), 0);
+    ck_assert_uint_lt(ht_store_available(s), MIB);
+    ht_dev_fail(devs[0], HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_obj_sync(f), 0);
+    ht_obj_put(filler);
+    uint64_t id = put(f);
+    power_cut(8);
+    expect_after_cut(id, two, 2 * MIB);
+    end();
+}
+END_TEST
+
 /* --------------------------------------------------------------- the log */
 
 /* Both copies of the log are on one device: after the frame was written to it another thread's flush fails. */
@@ -384,6 +446,8 @@ int main(void)
     tcase_add_test(tc, a_failed_flush_of_what_others_wrote_leaves_the_store_writable);
     tcase_add_test(tc, a_clone_under_way_does_not_keep_what_was_given_up);
     tcase_add_test(tc, a_device_that_does_not_answer_delays_only_what_lies_on_it);
+    tcase_add_test(tc, what_is_truncated_while_it_is_given_up_is_given_up);
+    tcase_add_test(tc, a_full_store_keeps_what_a_failed_flush_covered);
     tcase_add_test(tc, a_frame_that_a_flush_of_another_thread_voided_is_written_again);
     tcase_add_test(tc, one_failed_flush_of_the_only_device_leaves_the_store_writable);
     return run_suite(tc);

@@ -175,6 +175,9 @@ static void rewrite_in_pieces(bool guaranteed)
     int rc = ht_scope_writeback(s, 9);
     ck_assert_int_eq(rc, guaranteed ? -ENOSPC : 0);
     ck_assert(!stats().log.too_full);
+    uint64_t reserved = stats().reserved_bytes;
+    ck_assert_int_eq(ht_scope_writeback(s, 9), rc); /* what is refused gives its reservation back, once */
+    ck_assert_uint_eq(stats().reserved_bytes, reserved);
     struct ht_tx *tx;
     ck_assert_int_eq(ht_tx_begin(s, 16 << 10, &tx), 0); /* what deletes */
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
