@@ -31,9 +31,11 @@ static struct want want_of(struct ht_dev *dev)
 
     ht_mutex_lock(&dev->flush_lock);
     w.number = dev->flush_begun + 1;
-    if (dev->flush_ends[dev->flush_begun % HT_FLUSHES] && dev->flush_covers == atomic_load(&dev->writes_ended))
-        w.number--;
     w.failures = ht_dev_flush_failures(dev);
+    if (dev->flush_ends[dev->flush_begun % HT_FLUSHES] && dev->flush_covers == atomic_load(&dev->writes_ended)) {
+        w.number--;
+        w.failures = dev->flush_failures_then; /* it may have failed already */
+    }
     ht_mutex_unlock(&dev->flush_lock);
     return w;
 }
@@ -70,6 +72,7 @@ static bool begin(struct ht_ring *ring, struct ht_dev *dev, const struct want *w
         number = ++dev->flush_begun;
         dev->flush_ends[number % HT_FLUSHES] = number;
         dev->flush_covers = atomic_load(&dev->writes_ended);
+        dev->flush_failures_then = ht_dev_flush_failures(dev);
     }
     ht_mutex_unlock(&dev->flush_lock);
     if (number == 0)

@@ -56,11 +56,12 @@ struct ht_dev {
     _Atomic unsigned writes_failed_in_row;
     _Atomic bool flush_failed; /* the last one did */
     _Atomic uint64_t writes_ended, writes_covered;
-    struct ht_mutex flush_lock; /* what follows, up to flush_covers */
+    struct ht_mutex flush_lock; /* what follows, up to flush_failures_then */
     pthread_cond_t flush_ended;
     uint64_t flush_begun;            /* shared flushes that began so far: their numbers */
     uint64_t flush_ends[HT_FLUSHES]; /* numbers of those in flight, or 0 */
     uint64_t flush_covers;           /* writes_ended when the last one began */
+    uint64_t flush_failures_then;    /* flushes that had failed when it began */
     _Atomic unsigned in_flight;
     struct ht_mutex flight_lock;
     struct ht_io *oldest, *newest; /* in flight, through newer_ and older_; flight_lock */

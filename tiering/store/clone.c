@@ -126,6 +126,8 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
     ht_chunk_lock_exclusive(s, c);
     /* What is behind stays; what others map has its bytes where they are. */
     rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) || is_void(s, t) ? COPY : 0;
+    if (!rc && !ht_ref_pieces_fit(s, ref)) /* a copy may have fewer, or is refused as any write */
+        rc = COPY;
     if (!rc)
         rc = ht_obj_need_extra(o);
     if (!rc)

@@ -348,6 +348,7 @@ static void end_staged(struct ht_lease *l, struct ht_lease_chunk *lc, struct par
     if (p->rc)
         return;
     p->xfer.rescues = s->rescues;
+    s->writing_blocks += ht_ref_blocks(&p->ref);
     ht_store_unlock(s);
     memset(lc->data + len, 0, ht_round_up(len, HT_BLOCK_BYTES) - len);
     p->ref.checksum = ht_store_checksum(s, lc->data, len);
@@ -400,6 +401,8 @@ static void install_or_lose(struct ht_lease *l, struct ht_lease_chunk *lc, struc
 {
     struct ht_obj *o = lc->obj;
     struct ht_store *s = l->store;
+    if (p->writing)
+        s->writing_blocks -= ht_ref_blocks(&p->ref);
     if (!p->rc)
         p->rc = ht_xfer_settle(s, &p->xfer, &p->ref);
     if (p->rc && p->writing)

@@ -250,13 +250,20 @@ void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c)
 
 /*
  * Content that is accepted must be written later, maybe all of it in single blocks, and each piece is in the record of its chunk. Is there
- * room in the log for the pieces of what is dirty or being written, and of need blocks more?
+ * room in the log for the pieces of what is dirty or being written, of need blocks more, and for so many bytes of known pieces?
  */
-static bool pieces_fit(struct ht_store *s, uint32_t need)
+static bool pieces_fit(struct ht_store *s, uint32_t need, uint32_t bytes)
 {
     uint64_t blocks = s->dirty_bytes / HT_BLOCK_BYTES + s->writing_blocks + need;
     uint64_t whole = ht_alloc_whole_blocks(s->alloc);
-    return blocks <= whole || ht_journal_has_room_for_pieces(s->journal, (blocks - whole) * HT_FRAG_RECORD_BYTES, true);
+    uint64_t pieces = blocks > whole ? blocks - whole : 0;
+    uint64_t room = pieces * HT_FRAG_RECORD_BYTES + bytes;
+    return !room || ht_journal_has_room_for_pieces(s->journal, room, true);
+}
+
+bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref)
+{
+    return ht_ref_extents(ref) == 1 || pieces_fit(s, 0, ht_ref_extra_bytes(ref));
 }
 
 int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
@@ -277,7 +284,7 @@ int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
     if (need <= im->reserved_blocks)
         return 0;
     uint32_t promised = ht_chunk_use_promise(o, c, need - im->reserved_blocks);
-    bool refused = o->obj_class != HT_CLASS_SCRATCH && !pieces_fit(s, need);
+    bool refused = o->obj_class != HT_CLASS_SCRATCH && !pieces_fit(s, need, 0);
     int rc = refused ? -ENOSPC : ht_alloc_reserve(s->alloc, need - im->reserved_blocks - promised);
     if (!rc) {
         im->reserved_blocks = need;

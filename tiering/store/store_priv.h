@@ -77,6 +77,8 @@ uint64_t ht_refs_hung_bytes(void);    /* heap of all of these, in the process */
 uint32_t ht_ref_blocks(const struct ht_ref *r);
 /* Bytes of its record beyond the one extent that every chunk claims. */
 uint32_t ht_ref_extra_bytes(const struct ht_ref *r);
+/* May another chunk have this reference, too: does the log have room for its pieces, beside those of accepted content? Lock held. */
+bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref);
 
 /* ---------------------------------------------------------------- chunks */
 

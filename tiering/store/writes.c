@@ -172,9 +172,12 @@ static void job_failed(struct ht_write *j, int rc)
         "chunk %llu of object %llu could not be written at byte %llu of %s: %s; it stays in memory and is tried again",
         (unsigned long long)j->index, (unsigned long long)o->oid, (unsigned long long)about.offset, about.device,
         strerror(-about.error));
-    ht_chunk_set_dirty(o, j->c, j->index);
-    /* Best effort: without a reservation the retry reports ENOSPC. */
+    /* Best effort: without a reservation the retry reports ENOSPC. Neither the job nor the image counts beside what is reserved for it. */
+    uint64_t blocks = ht_div_up(j->bytes, HT_BLOCK_BYTES);
+    s->writing_blocks -= blocks;
     int again = ht_chunk_reserve(o, j->c, (uint32_t)ht_div_up(ht_chunk_len(o, j->index), HT_BLOCK_BYTES));
+    s->writing_blocks += blocks;
+    ht_chunk_set_dirty(o, j->c, j->index);
     ht_obj_set_error(o, again ? again : rc);
 }
 

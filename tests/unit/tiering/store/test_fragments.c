@@ -205,6 +205,30 @@ START_TEST(guaranteed_content_in_pieces_waits_before_the_log_is_stuck)
 }
 END_TEST
 
+/* Clones share what is stored, but have pieces of their own in the log. */
+START_TEST(clones_in_pieces_do_not_fill_the_log)
+{
+    fresh_in_pieces(64);
+    uint8_t *p = pattern(MIB, 4);
+    struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 9);
+    put_all(a, 0, p, MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    uint64_t count = 0;
+    while (count < 80 && ht_obj_clone(a, 0, b, count * MIB, MIB) == MIB)
+        count++;
+    ck_assert_uint_ge(count, 4);
+    ck_assert_uint_lt(count, 80);
+    struct ht_tx *tx;
+    ck_assert_int_eq(ht_tx_begin(s, 16 << 10, &tx), 0); /* what deletes */
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ck_assert_int_eq(ht_scope_abort(s, 9), 0);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done_with_pieces();
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("pieces");
@@ -213,5 +237,6 @@ int main(void)
     tcase_add_test(tc, a_log_full_of_pieces_refuses_writes_and_lasts);
     tcase_add_test(tc, rewriting_in_pieces_is_refused_before_the_log_is_stuck);
     tcase_add_test(tc, guaranteed_content_in_pieces_waits_before_the_log_is_stuck);
+    tcase_add_test(tc, clones_in_pieces_do_not_fill_the_log);
     return run_suite(tc);
 }
