@@ -78,6 +78,8 @@ enum ht_lane_kind {
     HT_LANE_WRITE,    /* the same; it brings bytes that are kept meanwhile */
     HT_LANE_TALK,     /* what a command waits for that needs no turn, or the conversation of another thread */
     HT_LANE_TURN,     /* its turn on the root: one at a time */
+    HT_LANE_UPDATE,   /* updates, and nothing else: the kernel holds pages of the parameter, or their writeback */
+    HT_LANE_NAMES,    /* locks of the kernel's directories, on behalf of no request */
     HT_LANES,
     HT_LANE_NONE = HT_LANES,
 };

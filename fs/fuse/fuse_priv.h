@@ -205,8 +205,8 @@ struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct h
 bool ht_job_data(struct ht_job *job, const void *data, size_t len);
 /* key: what its lane waits for: a model root, or some inode; 0: nothing that others could hold for long. */
 void ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
-/* The calling job, if it is one, holds its place in its lane no longer: it is about to wait for a lock of the kernel, which the request of a job behind
- * it may hold. */
+/* The calling job, if it is one of a request, holds its place in its lane no longer: it is about to wait for a lock of the kernel, which the
+ * request of a job behind it may hold. */
 void ht_job_leave_lane(struct ht_fuse *f);
 /* What a job about ino may have to wait for: the model root that it is or lies in, or itself. */
 uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino);

@@ -243,7 +243,7 @@ void ht_handed_close(struct ht_fuse *f, struct ht_handed_file *e, void (*drop_na
     if (!job)
         return;
     job->ino = ino;
-    ht_job_submit(job, HT_LANE_TALK, ino);
+    ht_job_submit(job, HT_LANE_NAMES, ht_job_key(f, ino));
 }
 
 void ht_handout_close(struct ht_fuse *f, struct ht_open *o)

@@ -19,8 +19,12 @@
  *     or the number of threads that this kind may have is in use.
  *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and lane.running is below its limit.
  *
- * A job that takes names out of the kernel's caches (after an abort) leaves its lane first: the kernel may hold that directory's lock for a
- * request whose job is behind it, as fsync of the model root's directory does.
+ * A request's job that takes names out of the kernel's caches (after an abort) leaves its lane first: the kernel may hold that directory's
+ * lock for a request whose job is behind it, as fsync of the model root's directory does. A job of no request (HT_LANE_NAMES) keeps its
+ * place: no request is behind it, and no more such jobs wait for directories than one kind may have threads.
+ *
+ * An invalidation waits for pages that the kernel holds for a buffered write, and for writeback that it holds back during a
+ * truncation. So these requests never queue behind a job that waits for invalidations: their lane is HT_LANE_UPDATE.
  *
  * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x HT_LANE_THREADS.
  *
@@ -50,10 +54,8 @@ struct lane {
 };
 
 static const unsigned running_max[HT_LANES] = {
-    [HT_LANE_GRADIENT] = 4,
-    [HT_LANE_WRITE] = 4,
-    [HT_LANE_TALK] = 8,
-    [HT_LANE_TURN] = 1,
+    [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4,  [HT_LANE_TALK] = 8,
+    [HT_LANE_TURN] = 1,     [HT_LANE_UPDATE] = 4, [HT_LANE_NAMES] = 4,
 };
 
 /* ------------------------------------------------------------------- lanes */
@@ -214,7 +216,7 @@ static __thread struct ht_job *current_job;
 
 void ht_job_leave_lane(struct ht_fuse *f)
 {
-    if (!current_job)
+    if (!current_job || !current_job->req)
         return;
     ht_mutex_lock(&f->job_lock);
     leave_lane(f, current_job);

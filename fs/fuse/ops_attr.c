@@ -100,7 +100,7 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
         return;
     job->ino = ino;
     job->flags = to_set;
-    ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, ino));
+    ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
 }
 
 void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)

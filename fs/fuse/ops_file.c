@@ -145,7 +145,7 @@ void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     } else if ((job = ht_job_new(f, req, job_open)) != NULL) {
         job->ino = ino;
         job->flags = fi->flags;
-        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, ino));
+        ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
     }
 }
 
@@ -341,12 +341,12 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     if (!fi->writepage && o->root && !ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL)) {
         struct ht_job *job = ht_job_new(f, req, job_write);
 
-        if (!job || !ht_job_bytes(job, HT_LANE_WRITE, o->root, buf, size, fi))
+        if (!job || !ht_job_bytes(job, HT_LANE_UPDATE, o->root, buf, size, fi))
             return;
         job->open = o;
         job->off = (uint64_t)off;
         job->flags = fi->flags;
-        ht_job_submit(job, HT_LANE_WRITE, o->root);
+        ht_job_submit(job, HT_LANE_UPDATE, o->root);
         return;
     }
     n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
@@ -462,7 +462,7 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
         job->flags = mode;
         job->off = (uint64_t)off;
         job->size = (uint64_t)len;
-        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, ino));
+        ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
     }
 }
 
@@ -531,7 +531,7 @@ void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, stru
     if (!in && !out)
         copy_and_reply(req, &c);
     else if ((job = ht_job_new(f, req, job_copy)) != NULL && ht_job_data(job, &c, sizeof(c)))
-        ht_job_submit(job, HT_LANE_GRADIENT, ht_job_key(f, in ? ino_in : ino_out));
+        ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, in ? ino_in : ino_out));
 }
 
 /* A mapping keeps its descriptor open, until its pages have been written. */

@@ -14,7 +14,7 @@ import pytest
 
 from calls import sync
 from conftest import wait_for
-from handed import IOCTL_COMMAND
+from handed import IOCTL_COMMAND, stat
 from test_devices import make_pair  # noqa: F401 (a fixture)
 from test_gradients import make_root, open_gradient, values
 from test_roots import command, word
@@ -98,10 +98,10 @@ def at_once(call, *args):
     return background.results[0]
 
 
-def write_gradient(root, name):
+def write_gradient(root, name, size=len(ONES)):
     fd = open_gradient(root, name)
     try:
-        assert os.pwrite(fd, ONES, 0) == len(ONES)
+        assert os.pwrite(fd, ONES[:size], 0) == size
     finally:
         os.close(fd)
 
@@ -174,3 +174,33 @@ def test_commands_that_wait_for_their_turn_hold_up_nobody_else(store):
     assert values(busy / 'p1') == {0.0} and values(other / 'p0') == {-2.0}
     sync(busy)
     assert values(busy / 'p0') == {-2.0}
+
+
+def test_files_given_back_while_a_commit_holds_their_directory_hold_up_nobody_else(make_pair):
+    """Their names leave the kernel's cache, for which it waits until fsync of the directory has ended."""
+    count, size = 200, 4096     # more files than the daemon may have threads
+    if not shutil.which('mkfs.ext4'):
+        pytest.skip('mkfs.ext4 is needed')
+    store = make_pair(hosts=True)
+    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0', 'dram=128M', 'handout=32M')
+    if 'nothing is handed out' in store.messages():
+        pytest.skip('the kernel or the privileges are not there')
+    busy = make_root(mnt, 'busy', 'sgd lr=1', **{f'p{i}': size for i in range(count)})
+    other = trained(mnt, 'other', 'sgd lr=1 durable_every=100', 1)
+    files = [os.open(busy / f'p{i}', os.O_RDONLY) for i in range(count)]
+    assert stat(mnt, 'handed_files') == count
+    write_gradient(busy, 'p0', size * 4)
+    commit = Background()
+    with silent(store):
+        commit.start(sync, busy)
+        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'),
+                 'the commit waits for a device')
+        for fd in files:
+            os.close(fd)
+        at_once(ioctl, other, 'step')
+        at_once(write_gradient, other, 'p0')
+        at_once(ioctl, other, 'step')
+        at_once(ioctl, other, 'wait')
+        assert not commit.results
+    commit.end()
+    assert values(busy / 'p0') == {0.0} and values(other / 'p0') == {-2.0}
