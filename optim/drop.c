@@ -92,24 +92,26 @@ static int drop(struct param *p, struct ht_waiter **chain)
     return ret;
 }
 
-int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid)
+int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by)
 {
     struct param *p = ht_opt_param_get(o, oid);
     struct ht_waiter *chain = NULL;
+    bool too_late = false;
 
     if (!p)
         return 0; /* it never had a gradient */
     lock(o);
-    int ret = p->root->id == root ? ht_opt_gate_enter(p->root) : -ENOENT;
+    int ret = p->root->id == root ? ht_opt_gate_enter_by(p->root, by) : -ENOENT;
     if (!ret) {
         ret = drop(p, &chain);
+        too_late = ret == -EBUSY;
         if (!ret)
             ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
         ht_opt_gate_leave(p->root);
     }
     unlock(o);
     ht_opt_wake(chain);
-    if (ret == -EBUSY)
+    if (too_late)
         ht_opt_refuse(
             p->root, HT_EVENT_REFUSED, oid,
             "drop: updates have applied a part of its gradient already; abort takes back the whole step, with "

@@ -282,15 +282,15 @@ int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_CHECK;
 int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
 int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
 int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
-/* The verdict alone, for commands that need no more. */
+/* The verdict alone: whether such a command would be refused now. */
 int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
 /*
  * Take back what one parameter got in the open step, of all its openers, as if it had not been written; the step stays open.
  * What they wrote before is not handed over by a later flush. -EBUSY, named in the error: some of it has been applied; then nothing is
- * changed. WAITS.
+ * changed. by, of this and of reset: as above; what it refuses is named in by->why alone. WAITS.
  */
-int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_CHECK;
 /* Forget the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
-int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_CHECK;
 
 #endif

@@ -492,6 +492,8 @@ void ht_opt_step_opens(struct root *root);
 int ht_opt_may_steer(const struct root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX]) HT_CHECK;
 /* Not locked: keep that reason as the root's error and for the caller. */
 void ht_opt_refuse_steering(struct root *root, struct ht_optim_steer *by, const char *why);
+/* ht_opt_gate_enter for such a command, which is not in the gate when it is refused; then by->why says so. Locked, let go meanwhile. */
+int ht_opt_gate_enter_by(struct root *root, struct ht_optim_steer *by) HT_CHECK;
 
 /* ---------------------------------------------------------------- update.c */
 

@@ -454,7 +454,7 @@ static int reset_alone(struct param *p)
     return ret;
 }
 
-int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid)
+int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by)
 {
     struct param *p = ht_opt_param_get(o, oid);
 
@@ -464,7 +464,7 @@ int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid)
         return -ENOENT;
     }
     lock(o);
-    int ret = ht_opt_gate_enter(p->root);
+    int ret = ht_opt_gate_enter_by(p->root, by);
     if (!ret) {
         ret = reset_alone(p);
         if (!ret)

@@ -87,6 +87,19 @@ int ht_optim_may_steer(struct ht_optim *o, uint64_t id, struct ht_optim_steer *b
     return ret;
 }
 
+int ht_opt_gate_enter_by(struct root *root, struct ht_optim_steer *by)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    int ret = ht_opt_gate_enter(root);
+
+    if (ret)
+        return ret;
+    ret = ht_opt_may_steer(root, by, by ? by->why : why);
+    if (ret)
+        ht_opt_gate_leave(root);
+    return ret;
+}
+
 void ht_opt_refuse_steering(struct root *root, struct ht_optim_steer *by, const char *why)
 {
     ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", why);

@@ -63,10 +63,10 @@ int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)
     return r ? r : ht_optim_apply(c->optim, root, ino);
 }
 
-int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino)
+int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by)
 {
     struct ht_obj *window = get_window(c, ino);
-    int r = ht_optim_drop(c->optim, root, ino);
+    int r = ht_optim_drop(c->optim, root, ino, by);
 
     if (r == 0 && window)
         r = ht_obj_punch(window, 0, ht_obj_size(window));

@@ -80,16 +80,18 @@ static int reset_or_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, const st
                          const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_optim_steer by = steer_of(seat, root, cmd);
-    int r = ht_optim_may_steer(c->optim, root, &by);
+    int r = ht_optim_may_steer(c->optim, root, &by); /* also of what has no gradient, nor state */
 
-    if (r)
+    if (r == 0 && cmd->id == HT_COMMAND_DROP) {
+        r = ht_ctl_drop(c, root, ino, &by);
+    } else if (r == 0) {
+        r = ht_optim_reset(c->optim, root, ino, &by);
+        if (r == -ENOENT)
+            r = 0; /* it never had a gradient, nor state */
+    }
+    if (by.why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
-    if (r)
-        return r;
-    if (cmd->id == HT_COMMAND_DROP)
-        return ht_ctl_drop(c, root, ino);
-    r = ht_optim_reset(c->optim, root, ino);
-    return r == -ENOENT ? 0 : r; /* it never had a gradient, nor state */
+    return r;
 }
 
 struct params {

@@ -122,7 +122,7 @@ int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) H
 
 /* apply.c: the commands of these names. WAIT. */
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
-int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
+int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by) HT_CHECK;
 
 /* permission.c: who may do what. The credentials of a moment, kept: groups and all. -ENOMEM */
 struct ht_person {

@@ -323,7 +323,7 @@ static int write_and_drop(struct play *p, const struct stack_param *q)
     if (!rc) {
         ssize_t n = ht_grad_write(g, 4, part, sizeof(part));
         rc = n < 0 ? (int)n : ht_grad_flush(g);
-        int dropped = ht_optim_drop(p->k.optim, p->model, ht_obj_id(desc.obj));
+        int dropped = ht_optim_drop(p->k.optim, p->model, ht_obj_id(desc.obj), NULL);
         rc = rc ? rc : dropped;
         ht_grad_release(g);
     }

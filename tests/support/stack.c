@@ -322,7 +322,7 @@ void stack_dropped_gradient(const struct stack *k, uint64_t root, const struct s
     ck_assert_int_eq(ht_grad_write(g, 4, data, end - 4), (ssize_t)end - 4);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_grad_write(g, 0, data, 3), 3);
-    ck_assert_int_eq(ht_optim_drop(k->optim, root, ino), 0);
+    ck_assert_int_eq(ht_optim_drop(k->optim, root, ino, NULL), 0);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ht_grad_release(g);
     ht_ns_close(k->ns, ino);

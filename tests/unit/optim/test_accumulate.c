@@ -389,7 +389,7 @@ START_TEST(with_the_state_goes_the_space_for_sums)
     write_passes(sum, GRADIENTS, true);
     if (_i) {
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
-        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid), 0);
+        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[0].oid, NULL), 0);
         ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     } else {
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);

@@ -50,7 +50,7 @@ static void whole_step(void)
 
 static void drop_ok(void)
 {
-    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), 0);
 }
 
 START_TEST(what_is_written_and_not_closed_is_not_handed_over)
@@ -162,7 +162,7 @@ START_TEST(what_was_applied_is_refused_and_stays)
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     write_all(g, HT_SMALL_CHUNK_BYTES, bytes, 4000);
-    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid), -EBUSY);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, p->oid, NULL), -EBUSY);
     check_error(&w, p, "abort takes back the whole step");
     /* Nothing of it is gone. */
     write_all(g, HT_SMALL_CHUNK_BYTES + 4000, bytes, BYTES - HT_SMALL_CHUNK_BYTES - 4000);
@@ -177,8 +177,8 @@ START_TEST(only_of_a_parameter_of_this_root)
 {
     begin("adamw lr=1e-2");
     write_all(g, 0, bytes, 4000);
-    ck_assert_int_eq(ht_optim_drop(w.o, ROOT + 1, p->oid), -ENOENT);
-    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, 1ull << 40), 0); /* none there */
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT + 1, p->oid, NULL), -ENOENT);
+    ck_assert_int_eq(ht_optim_drop(w.o, ROOT, 1ull << 40, NULL), 0); /* none there */
     write_all(g, 4000, bytes, BYTES - 4000);
     ck_assert_int_eq(ht_grad_flush(g), 0);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
@@ -236,7 +236,7 @@ static void *drop_often(void *arg)
     atomic_uint *refused = arg;
 
     for (unsigned i = 0; i < 200; i++) {
-        int ret = ht_optim_drop(w.o, ROOT, p->oid);
+        int ret = ht_optim_drop(w.o, ROOT, p->oid, NULL);
         ck_assert(ret == 0 || ret == -EBUSY);
         *refused += ret == -EBUSY;
     }
@@ -260,7 +260,7 @@ static void race(const char *config, unsigned passes)
         over = true;
         for (unsigned i = 0; i < WRITERS; i++)
             pthread_join(thread[i], NULL);
-        int ret = ht_optim_drop(w.o, ROOT, p->oid);
+        int ret = ht_optim_drop(w.o, ROOT, p->oid, NULL);
         ck_assert(ret == 0 || (!deferred && ret == -EBUSY));
         if (ret)
             ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);

@@ -194,7 +194,7 @@ START_TEST(masters_come_back_after_a_reset_and_another_size)
 {
     begin("adamw lr=0.01", ELEMENTS, HT_SMALL_CHUNK_BYTES);
     step();
-    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_int_eq(ht_obj_truncate(p->obj, (p->n + 3000) * 2), 0);
     struct ht_grad *g = open_grad(&w, p);
     ht_grad_release(g);

@@ -192,6 +192,39 @@ START_TEST(who_has_claimed_a_root_steers_it_alone)
 }
 END_TEST
 
+/* The verdict is that of the moment when the command runs, and not of an earlier one. */
+START_TEST(drop_and_reset_are_judged_where_they_run)
+{
+    int (*const verb[])(struct ht_optim *, uint64_t, uint64_t, struct ht_optim_steer *) = {ht_optim_drop,
+                                                                                           ht_optim_reset};
+    char why[HT_OPTIM_ERROR_MAX];
+    uint64_t claim = 0;
+
+    one_param();
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(verb); i++) {
+        struct ht_optim_steer by = holder(0);
+        uint64_t oid = w.param[0].oid;
+        ck_assert_int_eq(ht_optim_may_steer(w.o, ROOT, &by), 0);
+        ck_assert_int_eq(claim_as("trainer", NULL, &claim, why), 0);
+        uint64_t refusals = world_stat(&w).refusals;
+        ck_assert_int_eq(verb[i](w.o, ROOT, oid, &by), -EBUSY);
+        ck_assert_str_eq(by.why, "claimed by trainer (pid 4711)");
+        ck_assert_uint_eq(world_stat(&w).refusals, refusals); /* by->why alone says so */
+        ck_assert_int_eq(verb[i](w.o, ROOT, oid, NULL), -EBUSY);
+        ck_assert_uint_eq(world_stat(&w).parameters, 1);
+        by = holder(claim);
+        ck_assert_int_eq(verb[i](w.o, ROOT, oid, &by), 0);
+        ck_assert_uint_eq(world_stat(&w).parameters, i == 0);
+        ck_assert_int_eq(ht_optim_unclaim(w.o, ROOT, claim), 0);
+        ck_assert_int_eq(verb[i](w.o, ROOT, oid, &by), -ESTALE);
+    }
+    forget_state(&w.param[0]);
+    check_all(&w);
+}
+END_TEST
+
 START_TEST(a_claim_is_taken_over_by_name_only)
 {
     char why[HT_OPTIM_ERROR_MAX];
@@ -229,6 +262,7 @@ int main(void)
     tcase_add_test(t, a_condition_that_does_not_hold_changes_nothing);
     tcase_add_test(t, of_a_commit_and_an_abort_of_one_step_one_wins);
     tcase_add_test(t, who_has_claimed_a_root_steers_it_alone);
+    tcase_add_test(t, drop_and_reset_are_judged_where_they_run);
     tcase_add_test(t, a_claim_is_taken_over_by_name_only);
     return run_suite("steer", t);
 }

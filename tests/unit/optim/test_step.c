@@ -446,7 +446,7 @@ START_TEST(another_rule_needs_parameters_without_state)
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &before), 0);
     check_all(&w);
     for (unsigned i = 0; i < w.params; i++)
-        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[i].oid), 0);
+        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, w.param[i].oid, NULL), 0);
     ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &lion), 0);
     w.config = "lion";
     for (unsigned i = 0; i < w.params; i++)
@@ -694,9 +694,9 @@ START_TEST(reset_forgets_the_state_and_abort_remembers_it)
     step_all(&w);
     commit();
     struct test_param *p = &w.param[1];
-    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_uint_eq(world_stat(&w).parameters, 1);
-    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, 424242), -ENOENT);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, 424242, NULL), -ENOENT);
     if (_i) {
         ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
         restore_model();
@@ -704,7 +704,7 @@ START_TEST(reset_forgets_the_state_and_abort_remembers_it)
         forget_state(p);
     }
     step_param(&w, p);
-    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), -EBUSY);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), -EBUSY);
     commit();
     check_all(&w);
     world_crash(&w);
@@ -722,7 +722,7 @@ START_TEST(a_reset_does_not_hide_a_step_that_is_not_durable)
     step_param(&w, p);
     ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
     ck_assert(ht_optim_param_unpublished(w.o, p->oid));
-    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert(ht_optim_param_unpublished(w.o, p->oid));
     commit();
     ck_assert(!ht_optim_param_unpublished(w.o, p->oid));
@@ -757,7 +757,7 @@ START_TEST(a_gradient_written_during_a_reset_is_there_or_not)
         ck_assert_int_eq(pthread_create(&writer, NULL, write_whole, g), 0);
         while (!writing)
             sched_yield();
-        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+        ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
         pthread_join(writer, NULL);
         ssize_t n = ht_grad_read(g, 0, got, bytes);
         bool all = n == (ssize_t)bytes && !memcmp(got, gradient, bytes);
@@ -780,7 +780,7 @@ START_TEST(after_reset_another_size_is_fine)
     step_all(&w);
     commit();
     struct test_param *p = &w.param[0];
-    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_reset(w.o, ROOT, p->oid, NULL), 0);
     ck_assert_int_eq(ht_obj_truncate(p->obj, 4 * 1000), 0);
     p->n = 1000;
     memset(p->m, 0, p->n * 4);

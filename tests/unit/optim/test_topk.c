@@ -284,7 +284,7 @@ START_TEST(what_was_written_before_it_was_taken_back_is_not_handed_over)
     struct ht_topk *t = open_topk(p);
     uint8_t *dense = make_sparse(p, HT_DTYPE_F32, 3);
     write_file(t, _i ? 100001 : 5000);
-    ck_assert_int_eq(_i ? ht_optim_drop(w.o, ROOT, p->oid) : ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_int_eq(_i ? ht_optim_drop(w.o, ROOT, p->oid, NULL) : ht_optim_abort(w.o, ROOT), 0);
     ck_assert_int_eq(ht_topk_flush(t), 0);
     ck_assert(!world_stat(&w).open);
     write_file(t, 100001);
