@@ -425,6 +425,7 @@ def part_wrong_models(rank, root, meeting):
 
 def work(rank, base, parts, meeting, results):
     done = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     try:
         torch.set_num_threads(1)
         for part in parts:
