@@ -62,7 +62,7 @@ static int commit_if(const char *path, const struct ht_ctl_options *o)
     return ht_ctl_command(path, path, line);
 }
 
-static void put_step(struct ht_json *j, const char *path, const char *word)
+void ht_ctl_put_number(struct ht_json *j, const char *path, const char *word)
 {
     char *text;
 
@@ -84,8 +84,8 @@ static void tell(const char *path, const struct ht_ctl_options *o, double second
     if (!o->json) {
         printf("%s: durable", path);
         if (root) {
-            put_step(NULL, path, "step");
-            put_step(NULL, path, "durable_step");
+            ht_ctl_put_number(NULL, path, "step");
+            ht_ctl_put_number(NULL, path, "durable_step");
         }
         printf(", %.3f s\n", seconds);
         return;
@@ -95,8 +95,8 @@ static void tell(const char *path, const struct ht_ctl_options *o, double second
     ht_json_str(&j, "path", path);
     ht_json_bool(&j, "model_root", root);
     if (root) {
-        put_step(&j, path, "step");
-        put_step(&j, path, "durable_step");
+        ht_ctl_put_number(&j, path, "step");
+        ht_ctl_put_number(&j, path, "durable_step");
     }
     ht_json_word(&j, "seconds", text);
     ht_json_end(&j);

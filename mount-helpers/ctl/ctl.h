@@ -37,6 +37,9 @@ int ht_ctl_roots(const char *path, const struct ht_ctl_options *o);
 
 /* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
 int ht_ctl_line(const char *verb, const struct ht_ctl_options *o, char *buf, size_t cap);
+/* commit.c: a figure of a model after a command, as a word of j, or printed where j is NULL. Nothing where path has none. */
+struct ht_json;
+void ht_ctl_put_number(struct ht_json *j, const char *path, const char *word);
 
 /* A line key=value, separated by tabs, as the daemon tells events and devices. */
 enum { HT_CTL_FIELDS_MAX = 24 };

@@ -82,35 +82,22 @@ int ht_ctl_drop(const char *path, const struct ht_ctl_options *o)
 
 /* ------------------------------------------------------------ step and abort */
 
-static void put_number(struct ht_json *j, const char *path, const char *word)
-{
-    char *text;
-
-    if (ht_ctl_attribute(path, word, true, &text) != 0)
-        return;
-    if (j != NULL)
-        ht_json_word(j, word, text);
-    else
-        printf(", %s %s", word, text);
-    free(text);
-}
-
 static void tell(const char *path, const struct ht_ctl_options *o, const char *done)
 {
     struct ht_json j;
 
     if (!o->json) {
         printf("%s: %s", path, done);
-        put_number(NULL, path, "step");
-        put_number(NULL, path, "durable_step");
+        ht_ctl_put_number(NULL, path, "step");
+        ht_ctl_put_number(NULL, path, "durable_step");
         putchar('\n');
         return;
     }
     ht_json_init(&j, stdout);
     ht_json_object(&j, NULL);
     ht_json_str(&j, "path", path);
-    put_number(&j, path, "step");
-    put_number(&j, path, "durable_step");
+    ht_ctl_put_number(&j, path, "step");
+    ht_ctl_put_number(&j, path, "durable_step");
     ht_json_end(&j);
 }
 
