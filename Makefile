@@ -1,31 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# One Makefile for everything; lines that start with two number signs are what `make help` prints.
+# One Makefile for everything. `make help` prints the lines that start with two number signs.
 #
 ## Targets
 ##   all        programs, into build/bin (the default)
-##   deps       install what is missing (Debian packages; libfuse into build/deps where the packaged one is too old)
+##   deps       install missing Debian packages, and libfuse into build/deps if the packaged one is too old
 ##   demo       train a small GPT through a mounted store: deps, all, optim/torch/demo.py
 ##   check      everything below, ASan and UBSan runs of the unit tests, and a build with clang; ends on one line of sums
 ##   check-long the same with more random states and steps per test, and TSan runs of the unit tests and of a mount
 ##   check-vm   a training loop on NVMe devices of a machine in QEMU, whose power is cut 20 times (HITRAIN_LONG=1: 200);
-##              before that, where memory and threads are in one with two NUMA nodes, and stores on /dev/ngXnY; some 7 minutes;
-##              skipped where QEMU is not installed
+##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
+##              minutes; skipped if QEMU is not installed
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
-##   twins      broken twins: builds with one safeguard missing, each of which the crash tests must notice
+##   mutants    builds with one safeguard missing, each of which the crash tests must notice
 ##   mounted    tests of a real mount   (tests/mount/test_*.py)
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
-##   lint       include directions, headers compile alone, formatting, shell scripts, SPDX lines
-##   format     rewrite all C files as .clang-format says
+##   lint       include directions, headers compile alone, names, formatting, sizes, shell scripts, SPDX lines, lock types, held locks, `make deps all`
+##   format     rewrite all C files as .clang-format and tests/lint/layout.py say
 ##   races      tests of a real mount with a daemon that ThreadSanitizer watches (part of check-long)
-##   fuzz       run every fuzz target (tests/fuzz/fuzz_*.c) with libFuzzer, FUZZ_SECONDS in all; what is new goes to build/fuzz.
+##   coverage   lines that unit, crash, mounted and PyTorch tests run, by folder, and the functions that none runs, into
+##              build/coverage/report.txt; TEST= selects some; 12 minutes
+##   fuzz       run every fuzz target (tests/fuzz/fuzz_*.c) with libFuzzer, FUZZ_SECONDS in all; new inputs go to build/fuzz.
 ##              check runs the inputs of tests/fuzz/corpus once
-##   fuzz-merge put into tests/fuzz/corpus what build/fuzz has and it lacks
+##   fuzz-merge add the inputs of build/fuzz that tests/fuzz/corpus lacks
 ##   libs       the layers' archives, into build/lib
 ##   tests      build all test programs, run none
-##   clients    those that mounted tests run on the mount (tests/programs/*.c)
+##   clients    programs that mounted tests run on the mount (tests/programs/*.c)
 ##   bench      build and run bench/bench_*.c
 ##   bench-meta create, stat, rename, unlink, ... per second, beside ext4 seen through libfuse's passthrough_hp, which is
 ##              built for it; under 3 minutes; medians into build/bench/meta.jsonl
@@ -34,32 +36,34 @@
 ##   bench-recovery
 ##              time and memory of mounting and checking by the number of chunks, 1e4 to 1e6 (HITRAIN_LONG=1: 1e7), beside
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
-##   bench-path reading and writing tensors through the mount, cold, hot and handed out, beside fio on the same limited device, XFS, tmpfs
+##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl
+##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
-##   uninstall  remove what install put there
-##   clean      remove what was built, build/deps apart
+##   uninstall  remove the installed files
+##   clean      remove everything built except build/deps
 ##   distclean  remove build altogether
 ##   help       this text
 ##
 ## Knobs
 ##   V=1        show commands
-##   SAN=       asan, ubsan, tsan, or several joined by commas; has its own folder, e.g. build/asan
-##   TWINS=1    with broken twins to choose from by HITRAIN_TWIN (tiering/base/twin.h); has its own folder
+##   SAN=       asan, ubsan, tsan, or several joined by commas; has its own folder, e.g. build/asan. coverage, alone:
+##              count which lines run (build/coverage)
+##   MUTANTS=1  with mutants to choose from by HITRAIN_MUTANT (tiering/base/mutant.h); has its own folder
 ##   LOCKS=1    end a program at the first lock taken out of order (include/hitrain/locks.h); builds with SAN= always do;
 ##              has its own folder, build/locks
-##   FUZZ_SECONDS=  how long fuzz takes (300)
+##   FUZZ_SECONDS=  seconds for fuzz (300)
 ##   CC=        compiler; another one than gcc has its own folder, e.g. build/clang
 ##   TEST=      glob over test names or paths: only these are built and run, e.g. make unit TEST='test_ring*'
-##   O=         where to build (build)
+##   O=         folder for the build (build)
 ##   EXTRA_CFLAGS=  added last
 ##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
 ##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, umount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
 ##   DESTDIR=   put before every installed path
 ##
-## What tests and the demo see in their environment
+## Environment of tests and of the demo
 ##   HITRAIN_BIN    absolute path of the programs, HITRAIN_BUILD of the folder above it
 ##   HITRAIN_LONG   1 in check-long
 
@@ -78,7 +82,7 @@ endif
 AR ?= ar
 PYTHON := /usr/bin/python3
 PREFIX ?= /usr/local
-# Where /sbin is a link into /usr (all of Debian today), /usr/sbin is the folder that mount and fsck search.
+# If /sbin is a link into /usr (all of Debian today), /usr/sbin is the folder that mount and fsck search.
 SBINDIR ?= $(if $(shell test -L /sbin && echo merged),/usr/sbin,/sbin)
 MANDIR ?= $(PREFIX)/share/man
 O ?= build
@@ -86,31 +90,45 @@ SAN ?=
 TEST ?=
 DEPS := build/deps
 
+after_deps := $(if $(filter deps,$(MAKECMDGOALS)),$(filter-out deps,$(MAKECMDGOALS)))
+ifneq ($(after_deps),)
+# deps together with other goals: it ends before these begin. A new make builds them, because the installed packages
+# decide how everything is compiled and linked.
+.PHONY: deps $(after_deps) through-make-again
+through-make-again: deps
+	@$(MAKE) --no-print-directory $(after_deps)
+$(after_deps): through-make-again
+	@:
+deps:
+	@tests/tools/deps.sh
+else
+
 comma := ,
 empty :=
 space := $(empty) $(empty)
 sans := $(subst $(comma), ,$(SAN))
-ifneq ($(filter-out asan ubsan tsan fuzzer,$(sans)),)
-$(error SAN=$(SAN): asan, ubsan and tsan are known, and fuzzer with CC=clang)
+ifneq ($(filter-out asan ubsan tsan fuzzer coverage,$(sans))$(if $(filter coverage,$(sans)),$(word 2,$(sans))),)
+$(error SAN=$(SAN): asan, ubsan, tsan and (alone) coverage are known, and fuzzer with CC=clang)
 endif
 compiler := $(notdir $(firstword $(CC)))
-variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks) $(if $(TWINS),twins)))
+variant := $(subst $(space),-,$(strip $(filter-out gcc cc,$(compiler)) $(sans) $(if $(LOCKS),locks) $(if $(MUTANTS),mutants)))
 B := $(O)$(if $(variant),/$(variant))
 
-# ---- what is built: found by wildcard, so a new file or an empty folder needs no line here ----
+# ---- sources: found by wildcard, so a new file or an empty folder needs no line here ----
 
-# Low to high. A unit test of a layer is linked with that layer and what is before it, no more.
-LAYERS := tiering/base tiering/io tiering/codec tiering/journal tiering/space tiering/tier tiering/cache \
-	tiering/store optim/rules optim fs/ns fs/ctl fs/fuse fs mount-helpers/common
+# Low to high. A unit test of a layer is linked only with that layer and those before it.
+LAYERS := tiering/base tiering/sys tiering/tier tiering/io tiering/codec tiering/journal tiering/space \
+	tiering/cache tiering/object tiering/data tiering/shm tiering/txn tiering/engine tiering/store \
+	optim/rules optim/state optim/gradient optim/step fs/ns fs/ctl fs/fuse fs/daemon mount-helpers/common
 PROGRAMS := hitrain mkfs.hitrain mount.hitrain umount.hitrain hitrain-fsck hitrainctl
-dir_hitrain := fs
+dir_hitrain := fs/daemon
 dir_mkfs.hitrain := mount-helpers/mkfs
 dir_mount.hitrain := mount-helpers/mount
 dir_umount.hitrain := mount-helpers/umount
 dir_hitrain-fsck := mount-helpers/fsck
 dir_hitrainctl := mount-helpers/ctl
 
-HELPER_DIRS := $(filter-out fs,$(foreach p,$(PROGRAMS),$(dir_$(p))))
+HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
 ARCHIVE_DIRS := $(LAYERS) $(HELPER_DIRS) tests/support
 
 archive = $(if $(wildcard $(1)/*.c),$(B)/lib/lib$(subst /,-,$(1)).a)
@@ -141,20 +159,23 @@ WARN := -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes 
 	-Wno-unused-parameter -Wno-missing-field-initializers
 WARN_gcc := -Wlogical-op -Wimplicit-fallthrough=5 -Wtrampolines
 WARN_clang := -Wimplicit-fallthrough -Wno-gnu-folding-constant -Wno-unknown-warning-option -Wno-unused-command-line-argument
-# With the extra code of sanitizers in its way, gcc sees uses of unset variables that are none.
+# The extra code of sanitizers makes gcc report unset variables that are set.
 WARN_gcc_san := -Wno-maybe-uninitialized -Wno-stringop-overflow -Wno-stringop-overread -Wno-array-bounds
 
 is_clang := $(findstring clang,$(compiler))
 san_names := $(subst $(space),$(comma),$(strip $(patsubst asan,address,$(patsubst ubsan,undefined,$(patsubst tsan,thread,$(patsubst fuzzer,fuzzer-no-link,$(sans)))))))
-SAN_FLAGS := $(if $(sans),-fsanitize=$(san_names) -fno-sanitize-recover=all -fno-omit-frame-pointer)
+SAN_FLAGS := $(if $(filter coverage,$(sans)),--coverage -fprofile-update=atomic,$(if $(sans),-fsanitize=$(san_names) \
+	-fno-sanitize-recover=all -fno-omit-frame-pointer))
 # The order of locks is checked in builds that look for errors (include/hitrain/locks.h).
-LOCK_FLAGS := $(if $(sans)$(LOCKS),-DHT_LOCK_CHECK)
-TWIN_FLAGS := $(if $(TWINS),-DHT_TWINS)
+LOCK_FLAGS := $(if $(filter-out coverage,$(sans))$(LOCKS),-DHT_LOCK_CHECK)
+# So are whole structures (tiering/base/verify.h).
+VERIFY_FLAGS := $(if $(filter-out coverage,$(sans)),-DHT_VERIFY_STATE)
+MUTANT_FLAGS := $(if $(MUTANTS),-DHT_MUTANTS)
 
-# No contraction: results are bit-identical whatever the instruction set; what fuses says fmaf.
+# No contraction: results are bit-identical on every instruction set; code that fuses says fmaf.
 CFLAGS_ALL = -std=gnu11 -O2 -g -D_GNU_SOURCE -D_FILE_OFFSET_BITS=64 -ffp-contract=off -fstack-protector-strong -pthread \
 	$(WARN) $(if $(is_clang),$(WARN_clang),$(WARN_gcc) $(if $(sans),$(WARN_gcc_san))) \
-	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(TWIN_FLAGS) -Iinclude -I. $(EXTRA_CFLAGS)
+	$(if $(sans),$(SAN_FLAGS),-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2) $(LOCK_FLAGS) $(VERIFY_FLAGS) $(MUTANT_FLAGS) -Iinclude -I. $(EXTRA_CFLAGS)
 
 # Code for newer processors stands in files of its own, is chosen at run time, and is empty elsewhere.
 x86 := $(findstring x86_64,$(shell $(CC) -dumpmachine 2>/dev/null))
@@ -171,7 +192,7 @@ FUSE_LIBS := $(shell pkg-config --libs fuse3 2>/dev/null)
 endif
 CHECK_LIBS := $(shell pkg-config --libs check 2>/dev/null)
 
-dir_flags = $(if $(filter fs/fuse/%,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
+dir_flags = $(if $(filter fs/fuse/% tests/unit/fs/fuse/%,$(1)),$(FUSE_CFLAGS))$(if $(filter mount-helpers/mount/%,$(1)),-DHT_BINDIR='"$(PREFIX)/bin"')
 LDFLAGS_ALL = $(SAN_FLAGS) -pthread -Wl,--as-needed -Wl,-z,relro,-z,now $(LDFLAGS)
 LIBS := -luring -lnuma -lzstd -lxxhash -lblkid -lm
 
@@ -186,7 +207,7 @@ libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
 clients: $(client_programs)
 
-# Rebuild when the command would be another one.
+# Rebuilds when the command has changed.
 flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
 $(B)/flags: FORCE
 	@mkdir -p $(@D); echo '$(flags_now)' | cmp -s - $@ || echo '$(flags_now)' >$@
@@ -202,26 +223,30 @@ define archive_rule
 $(call archive,$(1)): $(call objects,$(1)) $(B)/lib/$(subst /,-,$(1)).members
 	$$(call say,AR,$$@)
 	$$(Q)rm -f $$@; $$(AR) rcs $$@ $$(filter %.o,$$^)
-# Rebuild, too, when a file went away.
+# Rebuilds, too, when a file was removed.
 $(B)/lib/$(subst /,-,$(1)).members: FORCE
 	@mkdir -p $$(@D); echo '$(call objects,$(1))' | cmp -s - $$@ || echo '$(call objects,$(1))' >$$@
 endef
 $(foreach d,$(ARCHIVE_DIRS),$(if $(wildcard $(d)/*.c),$(eval $(call archive_rule,$(d)))))
 
 # The objects of a program's own folder are linked as they are; the archives serve everything else.
-not_for_helpers := $(foreach l,fs/fuse fs,$(call archive,$(l)))
-program_archives = $(if $(filter fs,$(1)),$(call archives_to,fs/fuse),$(filter-out $(not_for_helpers),$(call archives_to,all)))
+not_for_helpers := $(foreach l,fs/fuse fs/daemon,$(call archive,$(l)))
+program_archives = $(if $(filter fs/daemon,$(1)),$(call archives_to,fs/fuse),$(filter-out $(not_for_helpers),$(call archives_to,all)))
 define program_rule
 $(B)/bin/$(1): $(call objects,$(dir_$(1))) $(call program_archives,$(dir_$(1)))
 	$$(call say,LD,$$@)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $(if $(filter fs,$(dir_$(1))),$$(FUSE_LIBS)) $$(LIBS)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) -o $$@ $$^ $(if $(filter fs/daemon,$(dir_$(1))),$$(FUSE_LIBS)) $$(LIBS)
 endef
 $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 
 # Tests of failing calls stand between the project and the C library (tests/support/wrap.h).
 wrapped := malloc calloc realloc aligned_alloc posix_memalign pthread_create
-test_flags = $(if $(filter tests/unit/faults/%,$(1)),$(patsubst %,-Wl$(comma)--wrap=%,$(wrapped)))
+wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
+# Memory that tests keep for the next store stands between the store and tiering/sys (tests/support/memory.h).
+memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_ht_pinned_alloc
+test_flags = $(if $(filter tests/unit/faults/% tests/unit/fs/fuse/test_requests,$(1)),$(call wrap_flags,$(wrapped))) \
+	$(if $(filter bench/% tests/unit/tiering/base/%,$(1)),,$(memory_flags))
 
 # layer_of: tests/unit/tiering/io/test_x -> tiering/io
 layer_of = $(patsubst tests/unit/%/,%,$(dir $(1)))
@@ -243,7 +268,7 @@ define fuzz_rule
 $(B)/$(1): $(B)/obj/$(1).o $(fuzz_objects) $(call test_archives,$(1))
 	$$(call say,LD,$$@)
 	@mkdir -p $$(@D)
-	$$(Q)$$(CC) $$(LDFLAGS_ALL) $(if $(fuzz_main),,-fsanitize=fuzzer) -o $$@ $$^ $$(FUSE_LIBS) $$(LIBS)
+	$$(Q)$$(CC) $$(LDFLAGS_ALL) $(call test_flags,$(1)) $(if $(fuzz_main),,-fsanitize=fuzzer) -o $$@ $$^ $$(FUSE_LIBS) $$(LIBS)
 endef
 $(foreach t,$(fuzz_targets),$(eval $(call fuzz_rule,$(t))))
 $(B)/tests/fuzz/seeds: $(B)/obj/tests/fuzz/seeds.o $(B)/obj/tests/fuzz/check.o $(call test_archives,tests/fuzz/seeds)
@@ -251,7 +276,7 @@ $(B)/tests/fuzz/seeds: $(B)/obj/tests/fuzz/seeds.o $(B)/obj/tests/fuzz/check.o $
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(LDFLAGS_ALL) -o $@ $^ $(FUSE_LIBS) $(LIBS)
 
-# What runs on a mount knows nothing of hitrain: one file, the C library, and it runs anywhere else, too.
+# Programs that run on a mount are independent of hitrain: one file and the C library. They run anywhere else, too.
 $(client_programs): $(B)/%: $(B)/obj/%.o
 	$(call say,LD,$@)
 	@mkdir -p $(@D)
@@ -262,14 +287,14 @@ $(client_programs): $(B)/%: $(B)/obj/%.o
 
 # ---- tests ----
 
-# The runner builds what it runs; a knob given here holds there. Tests and the demo find the programs in $HITRAIN_BIN.
+# The runner builds the tests that it runs, with the knobs given here. Tests and the demo find the programs in $HITRAIN_BIN.
 export HITRAIN_BIN := $(abspath $(B))/bin
 export HITRAIN_BUILD := $(abspath $(B))
 export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states twins mounted torch bench bench-meta bench-path bench-recovery bench-step bench-kernel lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-recovery bench-step bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -283,13 +308,16 @@ fuzz: deps
 	@$(runner) fuzz --seconds '$(FUZZ_SECONDS)'
 fuzz-merge: deps
 	@$(runner) fuzz-merge
+.PHONY: coverage
+coverage: deps
+	@$(runner) coverage
 .PHONY: races
 races: deps
 	@$(runner) races
-unit states twins mounted torch bench:
+unit states mutants mounted torch bench:
 	@$(runner) $@
 
-# Through make again, because what deps installed decides how all is linked.
+# A new make, because the installed packages decide how everything is linked.
 bench-meta:
 	@tests/tools/deps.sh bench-meta
 	@$(MAKE) --no-print-directory all $(B)/bench/meta_client
@@ -309,10 +337,15 @@ bench-step:
 	@$(MAKE) --no-print-directory all $(B)/bench/step_client
 	@$(PYTHON) bench/step.py
 
+.PHONY: profile
+profile: deps
+	@$(MAKE) --no-print-directory all
+	@$(PYTHON) bench/profile_daemon.py
+
 # A machine that boots needs minutes, so this is no part of check.
 check-vm:
 	@$(MAKE) --no-print-directory all clients
-	@$(MAKE) --no-print-directory tests TEST='test_[nm]e[am]*'
+	@$(MAKE) --no-print-directory tests TEST='test_[nm][eu]m*'
 	@$(MAKE) --no-print-directory tests TEST='tests/unit/tiering/io/*'
 	@$(MAKE) --no-print-directory tests TEST='test_points*'
 	@$(PYTHON) tests/qemu/nodes.py
@@ -326,7 +359,7 @@ lint:
 format:
 	@tests/lint/format.sh --fix
 
-# Through make again, because what deps installed decides how all is linked.
+# A new make, because the installed packages decide how everything is linked.
 demo: deps
 	@$(MAKE) --no-print-directory all
 	@$(PYTHON) optim/torch/demo.py
@@ -334,7 +367,7 @@ demo: deps
 # ---- install ----
 
 .PHONY: install uninstall clean distclean help
-man_pages := $(wildcard mount-helpers/man/*.8)
+man_pages := $(wildcard mount-helpers/man/*.[78])
 in_bin := $(filter hitrain hitrainctl,$(built_programs))
 in_sbin := $(filter-out $(in_bin),$(built_programs))
 
@@ -345,12 +378,12 @@ install: all
 	$(if $(filter hitrain-fsck,$(in_sbin)),ln -sf hitrain-fsck '$(DESTDIR)$(SBINDIR)/fsck.hitrain')
 	$(if $(filter mount.hitrain,$(in_sbin)),ln -sf mount.hitrain '$(DESTDIR)$(SBINDIR)/mount.fuse.hitrain')
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
-	$(if $(man_pages),install -d '$(DESTDIR)$(MANDIR)/man8' && install -m 644 $(man_pages) '$(DESTDIR)$(MANDIR)/man8')
+	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
 
 uninstall:
 	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
-		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man8/$(m)')
+		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)')
 
 clean:
 	@! test -d '$(O)' || find '$(O)' -mindepth 1 -maxdepth 1 ! -path '$(DEPS)' -exec rm -rf {} +
@@ -359,3 +392,5 @@ distclean:
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
+
+endif

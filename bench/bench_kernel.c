@@ -42,8 +42,9 @@ struct work {
 };
 
 /*
- * As chunks of the DRAM tier lie: whole MiB apart, and not by a power of two. The first cache of Zen tells lines apart by address bits 12 to
- * 27; arrays that differ above these only would throw each other out of it, and stream and kernel would run at a third.
+ * Arrays lie as chunks of the DRAM tier do: whole MiB apart, and not by a power of two. The first cache of Zen
+ * distinguishes lines by address bits 12 to 27. Arrays whose addresses differ only above these evict each other, and
+ * stream and kernel would run at a third.
  */
 static void make_arrays(struct arrays *out, size_t bytes)
 {
@@ -64,8 +65,9 @@ static void make_arrays(struct arrays *out, size_t bytes)
 }
 
 /*
- * The ceiling: the same traffic, next to no arithmetic, in vectors. All arrays begin at the same place of a page, as chunks in the
- * store do: what loads one array after having stored another waits for it for nothing, unless it may be reordered (restrict).
+ * The ceiling: the same traffic, almost no arithmetic, in vectors. All arrays begin at the same place of a page, as
+ * chunks in the store do. A load from one array after a store to another would wait for nothing, unless it may be
+ * reordered (restrict).
  */
 #if defined(__x86_64__) && !defined(__clang__)
 #define STREAM __attribute__((noinline, optimize("O3"), target("avx2"))) static void
@@ -155,6 +157,7 @@ static double measure(const struct work *whole, unsigned threads)
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
+
     return x < y ? -1 : x > y;
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benches share: programs that must succeed, loop devices, limits on their speed."""
+"""The common part of the benches: programs that must succeed, loop devices, limits on their speed."""
 import atexit
 import os
 import pathlib
@@ -17,7 +17,7 @@ SECONDS_MAX = 60
 
 
 def machine():
-    """The processor, its cores, memory, kernel: what figures are of."""
+    """The processor, its cores, memory, kernel: the machine of the figures."""
     with open('/proc/cpuinfo') as f:
         model = next((line.split(':', 1)[1].strip() for line in f if line.startswith('model name')), os.uname().machine)
     with open('/proc/meminfo') as f:

@@ -22,7 +22,7 @@ CLIENT = BUILD / 'bench/meta_client'
 PASSTHROUGH = TOP / 'build/deps/bench/passthrough_hp'
 
 STORE_BYTES = 1 << 30
-DRAM = '256M'  # names do not need it; memory that is being populated would only be in the way
+DRAM = '256M'  # names do not need it; populating more memory would only disturb the runs
 LAYOUTS = [(1, 'own'), (4, 'own'), (4, 'shared')]  # clients, whose folder
 TITLE = {(1, 'own'): '1 client', (4, 'own'): '4 clients, a folder each', (4, 'shared'): '4 clients, one folder'}
 
@@ -34,7 +34,7 @@ on emptying the kernel's cache of the mount; ext4 below keeps its own. Rates are
 
 
 class Side:
-    """A store on a loop device, mounted. undo is what takes it away again, last first."""
+    """A store on a loop device, mounted. undo removes it again, last first."""
 
     def __init__(self, name, folder):
         self.name = name
@@ -160,11 +160,11 @@ def main():
     runs, done, began = [], 0, time.monotonic()
     total = args.runs * len(LAYOUTS) * 2
     print(f'bench-meta: {total} runs\n{FAIRNESS}', flush=True)
-    for side in sides:  # what only a first run has to do is not measured
+    for side in sides:  # work of a first run is not measured
         side.measure(LAYOUTS[0], args.files)
     for n in range(args.runs):
         for layout in LAYOUTS:
-            # Whoever was second is first the next time: what drifts falls on both.
+            # The second becomes the first of the next run: drift falls on both.
             for side in sides if n % 2 == 0 else sides[::-1]:
                 for record in side.measure(layout, args.files):
                     runs.append({'run': n, 'side': side.name, 'clients': layout[0], 'layout': layout[1], **record})

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * meta_client.c - operations on names, as fast as so many processes can ask for them: `make bench-meta` runs it on one
- * mount after another.
+ * meta_client.c - operations on names, as fast as so many processes can ask: `make bench-meta` runs it on one mount
+ * after another.
  *
  *     meta_client FOLDER CLIENTS FILES own|shared MOUNT DAEMON
  *
  * FILES are divided among CLIENTS, each in a folder of its own or all in one. Every phase begins and ends at a barrier;
- * a line of JSON tells its operations, the time from barrier to barrier, and the processor time that the clients and
- * the process DAEMON spent on it. Cold phases come after the mount's entries have been thrown out of the kernel's cache
- * (by remounting MOUNT as it is: that empties the cache of one file system, and leaves the machine's other users alone).
+ * a line of JSON gives its operations, the time from barrier to barrier, and the processor time that the clients and
+ * the process DAEMON used. Cold phases come after the mount's entries have been thrown out of the kernel's cache (by
+ * remounting MOUNT as it is: that empties the cache of one file system, and leaves the machine's other users alone).
  */
 #include <dirent.h>
 #include <errno.h>
@@ -55,9 +55,9 @@ static void fail(const char *what)
     exit(1);
 }
 
-static void check(long r, const char *what)
+static void check(long rc, const char *what)
 {
-    if (r < 0)
+    if (rc < 0)
         fail(what);
 }
 
@@ -94,7 +94,6 @@ static uint64_t open_and_close(struct client *c, int flags, const char *what)
 
     for (unsigned i = c->first; i < c->end; i++) {
         long fd = syscall(SYS_openat, c->folder, name_of(name, "old", i), flags | O_CLOEXEC, 0644);
-
         check(fd, what);
         check(syscall(SYS_close, (int)fd), "close");
     }
@@ -156,14 +155,13 @@ static uint64_t stat_entries(int fd, const char *buf, long len)
 
     for (long at = 0; at < len; n++) {
         const struct dirent64 *e = (const void *)(buf + at);
-
         check(syscall(SYS_newfstatat, fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW), "stat");
         at += e->d_reclen;
     }
     return n;
 }
 
-/* What `ls -l` does. */
+/* As `ls -l` does. */
 static uint64_t do_walk(struct client *c)
 {
     _Alignas(struct dirent64) char buf[DIRENT_BYTES];
@@ -236,7 +234,7 @@ static uint64_t clock_ns(clockid_t clock)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* The flags of mount(2) that say the same as what is in force. */
+/* The flags of mount(2) for the present options. */
 static unsigned long mount_flags(const char *path)
 {
     static const struct {
@@ -254,7 +252,7 @@ static unsigned long mount_flags(const char *path)
     return flags;
 }
 
-/* The daemon hears of what was forgotten; it is given the time to do its part of that. */
+/* The kernel sends the daemon its forgets; the pause gives the daemon time for them. */
 static void empty_cache(const struct client *c)
 {
     const struct timespec pause = {0, 200000000};
@@ -263,7 +261,7 @@ static void empty_cache(const struct client *c)
     nanosleep(&pause, NULL);
 }
 
-/* The process that waits for all others at both barriers tells what lay between them. */
+/* The process that waits for all others at both barriers prints the time between them. */
 static void run_phase(struct client *c, const struct phase *p, clockid_t daemon, bool tells)
 {
     uint64_t began = 0, daemon_began = 0, cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID), operations = 0;
@@ -336,7 +334,7 @@ static struct shared *make_shared(unsigned clients)
     return s;
 }
 
-/* A client that failed would leave the others at a barrier for ever: it takes all of them along. */
+/* If one client failed, the others would wait at a barrier for ever: it ends them all. */
 static void end_together(int signal)
 {
     int status;
@@ -377,7 +375,6 @@ int main(int argc, char **argv)
     signal(SIGCHLD, end_together);
     for (c.index = 0; c.index < c.count; c.index++) {
         pid_t pid;
-
         c.first = files / c.count * c.index;
         c.end = c.first + files / c.count;
         open_folder(&c);

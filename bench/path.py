@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading and writing whole tensors through the mount: hitrain beside the device, XFS, tmpfs and a minimal daemon.
 
-Run it with `make bench-path`, as root. Loop devices are limited to one speed each way; fio says what that gives. "Cold"
-is what has to come from the device or go there, "hot" what is in DRAM. Who stands beside whom takes turns, ratios are
-medians of the ratios of neighbouring runs. Tables, all figures in path.jsonl beside bench-meta's, and a plot of
-throughput against the size of tensors in path.svg.
+Run it with `make bench-path`, as root. Loop devices are limited to one speed each way, and fio measures it. "Cold"
+bytes come from the device or go there, "hot" bytes are in DRAM. Sides that are compared take turns, and ratios are
+medians of the ratios of neighbouring runs. Results: tables, all figures in path.jsonl beside bench-meta's, and a plot
+of throughput against the size of tensors in path.svg.
 """
 import argparse
 import json
 import os
 import time
 
-import path_handed
+import path_passthrough
 import path_report
 from common import BUILD, begin, machine
 from path_report import rate
@@ -23,7 +23,7 @@ COLD_DRAM, HOT_DRAM = '64M', '2G'
 RANDOM_OPS = 300
 IDLE_S = 12  # more than two commit timers
 MANY = 100000
-HANDED = 'handed', 'prefetch', 'step'
+PASSTHROUGH = 'passthrough', 'prefetch', 'step'
 SWAPPED_LAPS = 3
 CLIENTS_MEMORY = 128 * MIB
 
@@ -39,7 +39,7 @@ class Set:
         return {'bytes': self.bytes, 'files': self.files}
 
     def laps(self, least, at_least=1):
-        """So many that at least so many bytes are moved: what takes a tenth of a second is noise."""
+        """So many that at least so many bytes are moved: a run of a tenth of a second is noise."""
         return max(at_least, least // (self.bytes * self.files))
 
 
@@ -74,8 +74,8 @@ class Bench:
         make_tensors(self.hitrain, [*SETS, ONE, SWAPPED])
         (self.hitrain.point / SCRATCH.folder).mkdir()
         os.setxattr(self.hitrain.point / SCRATCH.folder, 'user.hitrain.class', b'scratch')
-        path_handed.make(self.hitrain, SETS)
-        self.hands_out = path_handed.possible(self.hitrain)
+        path_passthrough.make(self.hitrain, SETS)
+        self.has_passthrough = path_passthrough.possible(self.hitrain)
 
     def said(self, text):
         print(f'  {time.monotonic() - self.began:5.0f} s  {text}', flush=True)
@@ -90,12 +90,12 @@ class Bench:
     # ------------------------------------------------------------------ cold
 
     def cold_cells(self):
-        """(name, way, options, set, sides): what the device bounds."""
+        """(name, way, options, set, sides): the cells that the device bounds."""
         for s in SETS:
             for way in 'read', 'write':
                 yield f'{way} O_DIRECT {s.name}', way, {'direct': 1}, s, [self.raw, self.xfs, self.cold_minimal, self.hitrain]
             yield f'read buffered {s.name}', 'read', {'direct': 0}, s, [self.raw, self.cold_minimal, self.hitrain]
-            # Of XFS the kernel's own threads write, which no limit holds: only the device is beside it.
+            # For XFS the kernel's own threads write, which no limit holds: only the device is beside it.
             yield f'write buffered {s.name}', 'write', {'direct': 0}, s, [self.raw, self.hitrain]
         for s in SETS[1:3]:
             for way in 'read', 'write':
@@ -137,7 +137,7 @@ class Bench:
     # ----------------------------------------------------------- other lines
 
     def swapping(self, run):
-        """hitrain also with class=scratch: no run resumes from what is swapped."""
+        """hitrain also with class=scratch: no run resumes from swapped tensors."""
         def measure(side, swapped):
             words = {**swapped.words(), 'skew': 1024}
             self.devices.slow(False)
@@ -161,7 +161,7 @@ class Bench:
             for one in 1, 0:
                 s = ONE if one else EIGHT
                 for clients in 1, 4, 16:
-                    # The same memory for one as for all: less of it would stay in the processor's cache.
+                    # The same memory for one as for all: with less, more would stay in the processor's cache.
                     words = {**s.words(), 'one': one, 'clients': clients, 'memory': CLIENTS_MEMORY}
                     self.devices.slow(False)
                     self.hitrain.remount(dram)
@@ -211,8 +211,8 @@ class Bench:
                             side.measure(way, COUNTED.folder, **COUNTED.words(), direct=direct)
                         self.count_calls(f'{heat} {way} {"O_DIRECT" if direct else "buffered"}', side, way, COUNTED.folder,
                                          direct=direct)
-        if self.hands_out:
-            path_handed.calls(self, COUNTED)
+        if self.has_passthrough:
+            path_passthrough.calls(self, COUNTED)
 
     def many(self):
         """The same with as many tensors in the store as there are, and with MANY more."""
@@ -239,19 +239,20 @@ class Bench:
 
     def run(self):
         def wanted(part):
-            return (not self.args.only or part in self.args.only.split(',')) and (self.hands_out or part not in HANDED)
-        if not self.hands_out:
-            self.said(f'nothing is handed out here (Linux 6.9): without {", ".join(HANDED)}')
+            return (not self.args.only or part in self.args.only.split(',')) and \
+                (self.has_passthrough or part not in PASSTHROUGH)
+        if not self.has_passthrough:
+            self.said(f'no passthrough here (Linux 6.9): without {", ".join(PASSTHROUGH)}')
         repeated = {'cold': self.cold, 'hot': self.hot, 'swapping': self.swapping, 'clients': self.concurrency,
                     'small': self.small_beside_stream,
-                    'handed': lambda n: path_handed.reading(self, SETS, n),
-                    'prefetch': lambda n: path_handed.prefetching(self, SETS, n)}
+                    'passthrough': lambda n: path_passthrough.reading(self, SETS, n),
+                    'prefetch': lambda n: path_passthrough.prefetching(self, SETS, n)}
         for run in range(self.args.runs):
             for part, measure in repeated.items():
                 if wanted(part):
                     measure(run)
                     self.said(f'run {run + 1} of {self.args.runs}: {part}')
-        once = {'step': lambda: path_handed.stepping(self, SETS), 'idle': self.idle, 'calls': self.calls,
+        once = {'step': lambda: path_passthrough.stepping(self, SETS), 'idle': self.idle, 'calls': self.calls,
                 'tensors': self.many}
         for part, measure in once.items():
             if wanted(part):
@@ -263,7 +264,7 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
     p.add_argument('--limit', type=int, default=300 * MIB, help='bytes per second each way')
-    p.add_argument('--only', default='', help='some of cold,hot,swapping,clients,small,handed,prefetch,step,idle,calls,tensors')
+    p.add_argument('--only', default='', help='some of cold,hot,swapping,clients,small,passthrough,prefetch,step,idle,calls,tensors')
     return p.parse_args()
 
 

@@ -4,10 +4,10 @@
  *
  *     path_client WAY FOLDER [WORD=VALUE]...
  *
- * WAY: make (create and write), write (over what is there), read, step (read and write back each tensor, one after the
- * other, as DeepSpeed's swapping does when it is not pipelined), random (4 KiB reads at random places of one tensor, the
- * next when the last has come), prefetch (name each tensor to FOLDER/.hitrain/ctl), copy (memcpy of as much; FOLDER is
- * not used).
+ * WAY: make (create and write), write (over the present content), read, step (read and write back each tensor, one
+ * after the other, as DeepSpeed's swapping does when it is not pipelined), random (4 KiB reads at random places of one
+ * tensor, the next when the last has come), prefetch (name each tensor to FOLDER/.hitrain/ctl), copy (memcpy of as
+ * much; FOLDER is not used).
  *
  *     bytes=N files=N    tensors t0, t1, ... of so many bytes
  *     direct=0           through the page cache, 1 MiB at a time; else O_DIRECT by Linux's asynchronous I/O, blocks of
@@ -15,15 +15,16 @@
  *     hold=1             tensors are opened, and mapped, before the time begins
  *     map=1              read from a mapping, which is shared
  *     clients=N one=1    threads; with one, pieces of 8 MiB of the tensor t0 are shared among them, else tensors are
- *     memory=N           what all of them together move to and from with O_DIRECT, in turn; 8 MiB each if that is more
+ *     memory=N           buffers of all threads together with O_DIRECT, used in turn; 8 MiB each if that is more
  *     shuffle=SEED       another order than by number; 0: none
- *     skew=N             buffers begin N bytes behind a page
+ *     skew=N             buffers begin N bytes after a page
  *     rate=N             of all clients, in bytes per second; 0: as fast as it goes
- *     laps=N             how often all of it
+ *     laps=N             how often all tensors
  *     ops=N              of random
- *     sync=PATH          at the end make what was written durable, by fsync and syncfs of PATH; counted
+ *     sync=PATH          at the end make all writes durable, by fsync and syncfs of PATH; counted
  *
- * Prints a line of JSON: seconds, bytes, processor seconds of this process; of random the median and the 99th percentile, too.
+ * Prints a line of JSON: seconds, bytes, processor seconds of this process; of random the
+ * median and the 99th percentile, too.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -97,10 +98,11 @@ static bool is(const char *name)
 static uint64_t turns(void)
 {
     uint64_t each = memory_bytes / clients / BLOCK / DEPTH;
+
     return each ? each : 1;
 }
 
-/* One transfer of each block, DEPTH of them in flight. */
+/* One transfer of each block, DEPTH in flight. */
 static void transfer_direct(struct client *c, int fd, bool writing, uint64_t at, uint64_t end)
 {
     struct iocb iocb[DEPTH], *p;
@@ -113,7 +115,6 @@ static void transfer_direct(struct client *c, int fd, bool writing, uint64_t at,
         while (at < end && free_count > 0) {
             unsigned i = free_list[--free_count];
             uint64_t n = end - at < BLOCK ? end - at : BLOCK;
-
             iocb[i] = (struct iocb){
                 .aio_data = i,
                 .aio_lio_opcode = writing ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD,
@@ -143,11 +144,10 @@ static void transfer_buffered(struct client *c, int fd, bool writing, uint64_t a
 {
     while (at < end) {
         uint64_t n = end - at < BLOCK ? end - at : BLOCK;
-        ssize_t r = writing ? pwrite(fd, c->buf, n, (off_t)at) : pread(fd, c->buf, n, (off_t)at);
-
-        if (r <= 0)
+        ssize_t rc = writing ? pwrite(fd, c->buf, n, (off_t)at) : pread(fd, c->buf, n, (off_t)at);
+        if (rc <= 0)
             fail(writing ? "write" : "read");
-        at += (uint64_t)r;
+        at += (uint64_t)rc;
     }
 }
 
@@ -232,7 +232,6 @@ static void read_at_random(struct client *c)
         fail(path);
     for (uint64_t i = 0; i < ops; i++) {
         uint64_t began = now_ns();
-
         if (pread(fd, c->buf, SMALL, (off_t)(next_random(&state) % (bytes / SMALL) * SMALL)) != SMALL)
             fail("read");
         latency_ns[i] = now_ns() - began;
@@ -315,7 +314,6 @@ static void make_order(void)
         order[i] = i;
     for (uint64_t i = units; shuffle && i > 1; i--) {
         uint64_t k = next_random(&state) % i, was = order[i - 1];
-
         order[i - 1] = order[k];
         order[k] = was;
     }
@@ -360,7 +358,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void tell(uint64_t ns, uint64_t moved)
+static void report(uint64_t ns, uint64_t moved)
 {
     struct rusage use;
 
@@ -406,6 +404,6 @@ int main(int argc, char **argv)
         moved += client[i].moved;
     }
     make_durable();
-    tell(now_ns() - began, moved);
+    report(now_ns() - began, moved);
     return 0;
 }

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What bench/path.py found, as tables, rows of JSON and a plot."""
+"""The results of bench/path.py, as tables, rows of JSON and a plot."""
 import statistics
 
 import plot
 
 MIB, GIB = 1 << 20, 1 << 30
 SOUND = 0.95  # of its ceiling, or a baseline counts for nothing
-HOT_MIN, CLIENTS_MIN, SWAPPING_MIN, SMALL_MAX, TENSORS_MIN, HANDED_MIN = 0.7, 0.9, 1.33, 10, 0.9, 0.9
+HOT_MIN, CLIENTS_MIN, SWAPPING_MIN, SMALL_MAX, TENSORS_MIN, PASSTHROUGH_MIN = 0.7, 0.9, 1.33, 10, 0.9, 0.9
 
 
 def rate(record):
@@ -49,7 +49,7 @@ def cold_min(cell):
     return 0.8 if cell.endswith(' 1 MiB') else 0 if cell.endswith('64 KiB') else 0.95
 
 
-def tell_cold(results, limit):
+def report_cold(results, limit):
     rows = []
     print(f'\nCold, MiB/s. "ratio": hitrain over the lower of device and minimal daemon. "of fio": the device over its limit; '
           f'below {SOUND} all of the line is void (!).\n')
@@ -70,7 +70,7 @@ def tell_cold(results, limit):
     return rows
 
 
-def tell_hot(results):
+def report_hot(results):
     rows, copy = [], results.median('hot', 'memcpy', 'memory')
     print(f'\nHot (in DRAM), MiB/s; memcpy in the cache gives {copy / MIB:,.0f}. "ratio": hitrain over the minimal daemon.\n')
     print(f'  {"":26}{"tmpfs":>9}{"minimal":>9}{"hitrain":>9}{"ratio":>8}{"least":>7}{"":>6}{"CPU s/GiB":>11}{"minimal":>9}')
@@ -88,7 +88,7 @@ def tell_hot(results):
     return rows
 
 
-def tell_swapping(results):
+def report_swapping(results):
     rows = []
     print("\nReading and writing back each tensor of 8 MiB, one after the other, as DeepSpeed's swapping does; half of them\n"
           f'fit in DRAM. "read", "written": by the device, of each byte that is swapped in. At least {SWAPPING_MIN}.\n')
@@ -106,7 +106,7 @@ def tell_swapping(results):
     return rows
 
 
-def tell_clients(results):
+def report_clients(results):
     rows = []
     print(f'\nClients at once, MiB/s of all together, and the lowest of 4 and 16 over a single one (at least {CLIENTS_MIN})\n')
     print(f'  {"":26}{1:>9}{4:>9}{16:>9}{"ratio":>8}{"":>6}{"CPU s/GiB":>11}{4:>7}{16:>7}')
@@ -121,7 +121,7 @@ def tell_clients(results):
     return rows
 
 
-def tell_small(results):
+def report_small(results):
     idle, busy = ([r['p99_us'] for r in results.of('small', '4 KiB', s)] for s in ('idle', 'busy'))
     ratio = statistics.median(b / a for a, b in zip(idle, busy))
     print(f'\nCold reads of 4 KiB, 99th percentile: {statistics.median(idle) / 1000:.2f} ms alone, '
@@ -130,13 +130,13 @@ def tell_small(results):
     return [{'part': 'small', 'cell': '4 KiB', 'ratio': ratio, 'most': SMALL_MAX}]
 
 
-def tell_idle(results):
+def report_idle(results):
     row = next(r for r in results.rows if r['part'] == 'idle')
     print(f'\nProcessor time of the idle daemon in {row["cell"]}: {row["cpu_s"]:.2f} s')
     return []
 
 
-def tell_calls(results):
+def report_calls(results):
     print('\nSystem calls of the daemon for each GiB, by strace\n')
     for row in (r for r in results.rows if r['part'] == 'calls'):
         most = sorted(row['names'].items(), key=lambda n: -n[1])[:4]
@@ -144,25 +144,25 @@ def tell_calls(results):
     return []
 
 
-def tell_handed(results):
+def report_passthrough(results):
     rows = []
-    print(f'\nFiles that are handed out, in DRAM, MiB/s, beside the same of tmpfs (at least {HANDED_MIN} when they stay open). "open": opened\n'
+    print(f'\nPassthrough files, in DRAM, MiB/s, beside the same of tmpfs (at least {PASSTHROUGH_MIN} when they stay open). "open": opened\n'
           'and closed for each tensor.\n')
     print(f'  {"":26}{"tmpfs":>9}{"hitrain":>9}{"ratio":>8}{"least":>7}{"":>6}{"CPU s/GiB":>11}{"tmpfs":>9}')
-    for cell in results.cells('handed'):
-        mib = [results.median('handed', cell, s) / MIB for s in ('tmpfs', 'hitrain')]
-        cpu = [results.median('handed', cell, s, cpu_per_gib) for s in ('hitrain', 'tmpfs')]
-        ratio, least = results.ratio('handed', cell, 'hitrain', ['tmpfs']), 0 if cell.startswith('open') else HANDED_MIN
-        rows.append({'part': 'handed', 'cell': cell, 'ratio': ratio, 'least': least, 'tmpfs': mib[0] * MIB, 'hitrain': mib[1] * MIB,
+    for cell in results.cells('passthrough'):
+        mib = [results.median('passthrough', cell, s) / MIB for s in ('tmpfs', 'hitrain')]
+        cpu = [results.median('passthrough', cell, s, cpu_per_gib) for s in ('hitrain', 'tmpfs')]
+        ratio, least = results.ratio('passthrough', cell, 'hitrain', ['tmpfs']), 0 if cell.startswith('open') else PASSTHROUGH_MIN
+        rows.append({'part': 'passthrough', 'cell': cell, 'ratio': ratio, 'least': least, 'tmpfs': mib[0] * MIB, 'hitrain': mib[1] * MIB,
                      'cpu_s_per_gib': cpu[0], 'tmpfs_cpu_s_per_gib': cpu[1]})
         print(f'  {cell:26}{mib[0]:9,.0f}{mib[1]:9,.0f}{ratio:8.2f}{shown(least or None, 7, 2)}{judged(ratio, least) if least else "":>6}'
               f'{cpu[0]:11.2f}{cpu[1]:9.2f}')
     return rows
 
 
-def tell_prefetch(results, limit):
+def report_prefetch(results, limit):
     rows = []
-    print('\nPrefetching tensors that will be handed out, one after the other, MiB/s, over the device\n')
+    print('\nPrefetching passthrough tensors, one after the other, MiB/s, over the device\n')
     print(f'  {"":26}{"device":>9}{"of fio":>8}{"hitrain":>9}{"ratio":>8}{"least":>7}{"":>6}{"CPU s/GiB":>11}')
     for cell in results.cells('prefetch'):
         device, ours = (results.median('prefetch', cell, s) for s in ('device', 'hitrain'))
@@ -175,7 +175,7 @@ def tell_prefetch(results, limit):
     return rows
 
 
-def tell_step(results):
+def report_step(results):
     row = next(r for r in results.rows if r['part'] == 'step')
     moved = sum(n for name, n in row['calls'].items() if 'read' in name or 'write' in name)
     calls = ', '.join(f'{name} {n:g}' for name, n in row['calls'].items())
@@ -185,7 +185,7 @@ def tell_step(results):
     return [{'part': 'step', 'cell': 'calls', 'ratio': moved, 'most': 0}, {'part': 'step', 'cell': 'bytes', 'ratio': row['crossed'], 'most': 0}]
 
 
-def tell_targets(rows):
+def report_targets(rows):
     def fails(r):
         return r['ratio'] > r['most'] if 'most' in r else r['ratio'] < r['least']
     counted = [r for r in rows if ('most' in r or r['least']) and not r.get('void')]
@@ -195,7 +195,7 @@ def tell_targets(rows):
           + ''.join(f'\n  missed: {m}' for m in missed))
 
 
-def tell_tensors(results):
+def report_tensors(results):
     rows = []
     print(f'\nWith few tensors in the store and with 100,000 more, MiB/s (at least {TENSORS_MIN})\n')
     for cell in results.cells('tensors'):
@@ -207,13 +207,13 @@ def tell_tensors(results):
 
 def tell(rows, limit):
     results, out = Results(rows), []
-    parts = {'cold': lambda r: tell_cold(r, limit), 'hot': tell_hot, 'swapping': tell_swapping, 'clients': tell_clients,
-             'small': tell_small, 'handed': tell_handed, 'prefetch': lambda r: tell_prefetch(r, limit), 'step': tell_step,
-             'idle': tell_idle, 'calls': tell_calls, 'tensors': tell_tensors}
+    parts = {'cold': lambda r: report_cold(r, limit), 'hot': report_hot, 'swapping': report_swapping, 'clients': report_clients,
+             'small': report_small, 'passthrough': report_passthrough, 'prefetch': lambda r: report_prefetch(r, limit), 'step': report_step,
+             'idle': report_idle, 'calls': report_calls, 'tensors': report_tensors}
     for part, say in parts.items():
         if results.cells(part):
             out += say(results)
-    tell_targets(out)
+    report_targets(out)
     return [{'summary': True, **row} for row in out]
 
 
@@ -222,10 +222,10 @@ def draw(rows, sizes, path):
 
     def line(label, color, part, side, what='read O_DIRECT'):
         points = [(size / MIB, results.median(part, f'{what} {name}', side)) for name, size in sizes.items()]
-        return plot.Line(label, color, [(x, y / MIB) for x, y in points if y])
+        return plot.Curve(label, color, [(x, y / MIB) for x, y in points if y])
     lines = [line('raw device', '#888', 'cold', 'device'), line('XFS', '#e08020', 'cold', 'xfs'),
              line('hitrain, cold', '#2060c0', 'cold', 'hitrain'), line('hitrain, hot', '#c02040', 'hot', 'hitrain'),
-             line('hitrain, handed out', '#208040', 'handed', 'hitrain', 'read'),
-             line('tmpfs', '#b0a040', 'handed', 'tmpfs', 'read')]
+             line('hitrain, passthrough', '#208040', 'passthrough', 'hitrain', 'read'),
+             line('tmpfs', '#b0a040', 'passthrough', 'tmpfs', 'read')]
     if any(x.points for x in lines):
-        path.write_text(plot.log_log('Reading whole tensors: O_DIRECT, but what is handed out', 'size of a tensor, MiB', 'MiB/s', lines))
+        path.write_text(plot.log_log('Reading whole tensors: O_DIRECT, but passthrough files', 'size of a tensor, MiB', 'MiB/s', lines))

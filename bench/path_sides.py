@@ -49,7 +49,7 @@ class Devices:
 
 
 def touch_memory(size):
-    """What a virtual machine has not used for a while its host has to find first, slower than a disk."""
+    """The host of a virtual machine has to find long unused memory first, slower than a disk."""
     with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
         for at in range(0, size, mmap.PAGESIZE):
@@ -67,14 +67,14 @@ def processor_s(pid):
 
 
 def strace_counts(path):
-    """What `strace -c -o path` counted: calls by name. The file goes."""
+    """The counts of `strace -c -o path`: calls by name. Removes the file."""
     rows = [line.split() for line in path.read_text().splitlines()[2:]]
     path.unlink()
     return {r[-1]: int(r[3]) for r in rows if len(r) >= 5 and r[3].isdigit() and r[-1] != 'total'}
 
 
 class Side:
-    """A folder that tensors are in. daemon: what serves it, if it is not the kernel."""
+    """A folder that tensors are in. daemon: serves it, if the kernel does not."""
 
     name = ''
     daemon = None
@@ -90,7 +90,7 @@ class Side:
         return json.loads(self.devices.run(CLIENT, way, self.point / folder, *words_of(options)))
 
     def begin(self, way, folder, **options):
-        """A client that somebody ends."""
+        """A client that the caller ends."""
         return subprocess.Popen([CLIENT, way, self.point / folder, *words_of(options)], stdin=subprocess.DEVNULL,
                                 stdout=subprocess.DEVNULL, preexec_fn=self.devices.group.enter)
 
@@ -103,7 +103,7 @@ class Side:
         return {**result, 'daemon_cpu_s': after - before}
 
     def system_calls(self, way, folder, **options):
-        """Of the daemon, counted by strace, which slows it down: nothing is timed."""
+        """Calls of the daemon, counted by strace, which slows it down: nothing is timed."""
         counts = BUILD / 'bench' / f'strace-{os.getpid()}'
         with subprocess.Popen(['strace', '-q', '-f', '-c', '-p', str(self.daemon.pid), '-o', str(counts)],
                               stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as tracer:
@@ -206,9 +206,9 @@ class Hitrain(Side):
         self.devices.slow(False)
         self.stop()
 
-    def mount(self, dram, handout='off'):
+    def mount(self, dram, passthrough='off'):
         self.start(PROGRAMS / 'hitrain', '-f', self.devices.paths['hitrain'], self.point, '-o',
-                   f'dram={dram},handout={handout}')
+                   f'dram={dram},passthrough={passthrough}')
         self.settle()
 
     def settle(self):
@@ -218,12 +218,12 @@ class Hitrain(Side):
             before = processor_s(self.daemon.pid)
             time.sleep(0.1)
 
-    def remount(self, dram, handout='off', touched=False):
-        """What is in memory is not there any more. touched: the machine's memory was all used a moment ago."""
+    def remount(self, dram, passthrough='off', touched=False):
+        """Memory is empty afterwards. touched: the machine's memory was all used a moment ago."""
         self.unmount()
         if touched:
             touch_memory(TOUCHED)
-        self.mount(dram, handout)
+        self.mount(dram, passthrough)
 
     def commit(self, folder=''):
         fd = os.open(self.point / folder, os.O_RDONLY)

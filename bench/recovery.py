@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long a store takes to come back after a crash, by the number of its chunks; and what its log costs.
+"""How long a store takes to come back after a crash, by the number of its chunks; and the cost of its log.
 
-Run it with `make bench-recovery`, as root. Stores are sparse images with real logs (recovery_maker.c): what is stored is
-zeros, so they may be as large as one likes. The daemon is started, and killed when it has mounted, so each mount is one
-after a crash. fio reads the written part of both copies of the log from the same file. Of several runs the shortest counts: whatever
-else the machine does only makes them longer. A table and a plot
-(recovery.svg) come out, and all figures in recovery.jsonl beside bench-meta's; targets that are missed are named.
+Run it with `make bench-recovery`, as root. Stores are sparse images with real logs (recovery_maker.c): stored content
+is zeros, so they may be as large as one likes. The daemon is started, and killed when it has mounted, so each mount is
+one after a crash. fio reads the written part of both copies of the log from the same file. The shortest of several runs
+counts: other work of the machine only makes runs longer. The results are a table, a plot (recovery.svg), and all
+figures in recovery.jsonl beside bench-meta's. Missed targets are named.
 """
 import argparse
 import atexit
@@ -35,13 +35,13 @@ RUNS = 5
 CHURN_LAPS = 10         # of a log of 1 MiB
 
 PER_MILLION_MAX = 1.0   # seconds
-READING_MAX = 4.0       # times what fio needs
+READING_MAX = 4.0       # times fio's time
 BYTES_MAX = 64          # of memory for a chunk
 POWER_MAX = 1.15        # of the number of chunks, with which processor time grows from 1e5 on
 
 
 class Store:
-    """chunks: of bytes each, behind an object's first one; a store without any is what the others are compared with."""
+    """chunks: of bytes each, after an object's first one; the others are compared with a store without any."""
 
     def __init__(self, folder, chunks, bytes_each):
         self.chunks, self.bytes_each = chunks, bytes_each
@@ -142,12 +142,12 @@ def measure(folder, chunks, bytes_each, with_data):
 
 
 def figures(result, base):
-    """What the targets are about: costs beyond those of a store without chunks."""
+    """The figures of the targets: costs beyond those of a store without chunks."""
     n, seconds = result['chunks'], result['mount_s'] - base['mount_s']
     result['s_per_million'] = seconds / n * 1e6
     result['cpu_s'] = result['mount_cpu_s'] - base['mount_cpu_s']
     result['times_fio'] = seconds / result['fio_s'] if result['fio_s'] else None
-    # What is free of a device is known by the block and by the MiB; that is no chunk's, and told apart.
+    # A device's free space is known by the block and by the MiB; no chunk owns that map, and it is listed apart.
     result['map_bytes'] = n * result['chunk_bytes'] // MIB * MAP_BYTES
     result['bytes_per_chunk'] = (result['resident_bytes'] - base['resident_bytes'] - result['map_bytes']) / n
     return result
@@ -172,7 +172,7 @@ def churn(folder):
                 writes += 1
             used = max(used, stat(store.point, 'log_used_bytes'))
     result = {'churn_writes': writes, 'log_bytes': store.log_bytes, 'log_written_bytes': stat(store.point, 'log_written_bytes'),
-              'log_used_bytes_max': used, 'compactions': stat(store.point, 'log_compactions')}
+              'log_used_bytes_max': used, 'checkpoints': stat(store.point, 'log_checkpoints')}
     store.unmount(daemon)
     return result
 
@@ -211,13 +211,13 @@ def missed(results, churned):
     grown = power(results)
     if grown and grown > POWER_MAX:
         yield f'processor time grows as the {grown:.2f}th power of the number of chunks'
-    if churned['log_used_bytes_max'] > churned['log_bytes'] or not churned['compactions']:
+    if churned['log_used_bytes_max'] > churned['log_bytes'] or not churned['checkpoints']:
         yield 'the log grows with churn'
 
 
 def draw(results, path):
     small = [r for r in results if r['chunk_bytes'] == BLOCK]
-    lines = [plot.Line(label, color, [(r['chunks'], r[key]) for r in small if r[key]]) for label, key, color in (
+    lines = [plot.Curve(label, color, [(r['chunks'], r[key]) for r in small if r[key]]) for label, key, color in (
         ('mount after a crash', 'mount_s', '#c0392b'), ('hitrain-fsck', 'fsck_s', '#2c6fbb'),
         ('hitrain-fsck --no-data', 'fsck_no_data_s', '#7fb3d5'), ('fio reads the log', 'fio_s', '#777777'))]
     path.write_text(plot.log_log('Coming back after a crash', 'chunks', 'seconds', lines))
@@ -245,7 +245,7 @@ def main():
         print(f'\nProcessor time grows as the number of chunks to the power of {power(results):.2f}')
     churned = churn(folder)
     print(f'\nLog under churn: {churned["churn_writes"]} durable writes, {churned["log_written_bytes"] / MIB:.0f} MiB written into '
-          f'{churned["log_bytes"] / MIB:.0f} MiB, {churned["compactions"]} compactions, never more than '
+          f'{churned["log_bytes"] / MIB:.0f} MiB, {churned["checkpoints"]} checkpoints, never more than '
           f'{churned["log_used_bytes_max"] / MIB:.1f} MiB in use')
     with open(out / 'recovery.jsonl', 'w') as f:
         for record in (base, *results, churned):

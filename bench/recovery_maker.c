@@ -2,18 +2,21 @@
 /*
  * recovery_maker.c - gives objects of a store as many chunks as one likes, in the log alone.
  *
- * What is stored is zeros of a sparse image, so the size of the image is all that bounds how many there are; the records,
- * frames, checksums and both copies of the log are what the engine writes. Places are taken in a scattered order, as
- * in a store that has been used for a while. The store is left as a crash leaves it.
+ * Stored content is zeros of a sparse image, so only the size of the image bounds the number of chunks. The engine
+ * itself writes records, frames, checksums and both copies of the log. Places are taken in a scattered order, as in a
+ * store that has been used for a while. The store is left as a crash leaves it.
  */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tiering/base/std.h"
-#include "tiering/store/store.h"
+#include "tiering/sys/stdio_fds.h"
+#include "tiering/api/check.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
 enum { RECORDS_PER_GROUP = 512, STAGING_BYTES = 16 << 20, DRAM_BYTES = 8 << 20 };
-#define APART_BYTES (256 * HT_MIB) /* from the log's end to the first of our places: what the daemon wrote is there */
+/* from the log's end to the first of our places: space for the daemon's own writes */
+#define APART_BYTES (256 * HT_MIB)
 
 struct maker {
     struct ht_store *store;
@@ -33,7 +36,7 @@ static void must(int rc, const char *what)
         die(what, rc);
 }
 
-/* A step that has no divisor in common with the number of places visits each of them once. */
+/* A step that has no divisor in common with the number of places visits each place once. */
 static uint64_t place_of(const struct maker *m, uint64_t k)
 {
     const uint64_t prime = 2147483647;
@@ -104,7 +107,7 @@ int main(int argc, char **argv)
     struct ht_dev *dev;
     uint64_t each;
 
-    ht_std_open();
+    ht_stdio_fds_open();
     if (argc < 5) {
         fputs("usage: recovery_maker IMAGE STORED-BYTES CHUNKS-EACH OBJECT...\n", stderr);
         return 2;

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizer steps in the store beside optimizers outside it, on a device of known speed.
 
-Run it with `make bench-step`, as root. A loop device is limited to the same speed for reads and for writes, and fio says
-what it gives for the mix of reads and writes of each case. Then AdamW on f32 parameters runs in hitrain (gradients
-written to .hitrain/grad, a boundary per step), and in two clients on XFS on the same device: A reads p, m and v, updates
-them with the same kernel and writes them back; B also has its gradient on the device, as DeepSpeed's pattern does. All
-bytes are counted by the device. Medians of interleaved runs; a table, and all figures in step.jsonl beside bench-meta's.
+Run it with `make bench-step`, as root. A loop device is limited to the same speed for reads and for writes, and fio
+measures it for the mix of reads and writes of each case. Then AdamW on f32 parameters runs in hitrain (gradients
+written to .hitrain/grad, a boundary per step), and in two clients on XFS on the same device: A reads p, m and v,
+updates them with the same kernel and writes them back; B also has its gradient on the device, as DeepSpeed's pattern
+does. All bytes are counted by the device. Medians of interleaved runs; a table, and all figures in step.jsonl beside
+bench-meta's.
 """
 import argparse
 import atexit
@@ -23,7 +24,7 @@ CLIENT = BUILD / 'bench/step_client'
 MIB = 1 << 20
 RANGE = MIB  # of each array
 ARRAYS = 3  # p, m, v
-KEPT_SHARE = 0.75  # of the DRAM tier: what the store keeps of parameters and state
+KEPT_SHARE = 0.75  # of the DRAM tier: the store keeps so much of parameters and state
 FILES = 64
 SETUP_SECONDS_MAX = 300
 
@@ -35,7 +36,7 @@ class Case:
         self.name, self.resident, self.durable_every, self.steps = name, resident, durable_every, steps
 
     def bytes_each_way(self, moved):
-        """Per parameter and step, by arithmetic: (in, out) of what moves `moved` bytes when nothing is resident."""
+        """Per parameter and step, by arithmetic: (in, out) of a system that moves `moved` bytes when nothing is resident."""
         staged = moved * (1 - self.resident)
         return staged, staged + moved * self.resident / self.durable_every
 
@@ -151,7 +152,8 @@ class Store:
         total = self.elements * 4 * ARRAYS
         dram = max(int(case.resident * total / KEPT_SHARE), 64 * MIB)
         self.start(dram, case.durable_every)
-        for n in range(case.durable_every if case.resident else 1):  # what is resident becomes so, and is durable
+        # so many steps make the resident content resident and durable
+        for n in range(case.durable_every if case.resident else 1):
             self.step(n)
         self.device.slow(True)
         before, began = self.device.counters(), time.monotonic()
@@ -203,7 +205,7 @@ class Results:
         self.elements, self.rows = elements, []
 
     def add(self, run_number, who, result, ceiling_s=None):
-        """ceiling_s: what fio takes for the bytes of one step by arithmetic."""
+        """ceiling_s: fio's time for the bytes of one step, by arithmetic."""
         self.rows.append({'run': run_number, 'who': who, **result, 'fio_s': ceiling_s})
 
     def of(self, who):

@@ -7,9 +7,10 @@
  *
  * FOLDER holds one file for each array (p, m, v and, with four, the gradient), all f32, in ranges of BYTES. A step
  * reads each range's arrays, updates them with hitrain's own AdamW kernel and writes them back; a gradient on the
- * device is written back, too, as the pattern of DeepSpeed's swapping is (the next backward pass would have written it).
- * Everything goes through Linux's asynchronous I/O with O_DIRECT, SLOTS ranges on their way at any time, so that reads,
- * arithmetic and writes overlap. The first KEPT ranges stay in memory, and are written only in every DURABLE_EVERY-th step.
+ * device is written back, too, as the pattern of DeepSpeed's swapping is (the next backward pass would have written
+ * it). Everything goes through Linux's asynchronous I/O with O_DIRECT, SLOTS ranges on their way at any time, so that
+ * reads, arithmetic and writes overlap. The first KEPT ranges stay in memory, and are written
+ * only in every DURABLE_EVERY-th step.
  *
  * Prints a line of JSON: seconds, and bytes read and written per step.
  */
@@ -81,7 +82,7 @@ static void open_arrays(struct client *c, const char *folder, int flags)
     }
 }
 
-/* Every block written once: what is measured later is overwriting, which is the least a file system can be asked. */
+/* Writes every block once: the benchmark then overwrites, which is the least work for a file system. */
 static void make_arrays(struct client *c)
 {
     uint8_t *buf = memory(c->range_bytes);

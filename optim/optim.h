@@ -9,12 +9,12 @@
  *
  * One step of a root:
  *   OPEN     from the first queued gradient (which latches the hyper-parameters) to the boundary
- *   CLOSING  a boundary was asked for: the queue is being worked off; new gradients are queued, not run
+ *   CLOSING  a boundary was requested: the queue is being worked off; new gradients are queued, not run
  *   IDLE     nothing queued since the last boundary
  *
- * Range = one chunk of the parameter. It is updated when all its elements are covered by frozen gradient
- * elements (accumulate=S: S times); what is only partly covered, or too few times, waits, and is EBUSY at the boundary unless the
- * configuration says partial=1 (then exactly the covered elements are updated, by the sum of what came for each).
+ * Range = one chunk of the parameter. It is updated when all its elements are covered by frozen gradient elements
+ * (accumulate=S: S times). A range that is covered in part, or too few times, waits, and is EBUSY at the boundary. With
+ * partial=1 in the configuration exactly the covered elements are updated there, each by the sum of its gradients.
  *
  * Lock order: transaction > names > optimizer > store. Callbacks of struct ht_optim_hooks are called with no
  * optimizer lock held. WAITS: may block on I/O and updates, call with no lock held.
@@ -25,7 +25,9 @@
 #include "optim/rules/config.h"
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
-#include "tiering/store/store.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 #include <hitrain/words.h>
 
 struct ht_optim;
@@ -33,25 +35,21 @@ struct ht_grad;
 
 /* ------------------------------------------------------------------- life */
 
-/* Of a parameter: its file has a name; has none, but is in use; is deleted, perhaps pending. */
+/* The file of a parameter has a name; has none, but is in use; is deleted, perhaps pending. */
 enum ht_optim_file { HT_OPTIM_FILE_NAMED, HT_OPTIM_FILE_UNLINKED, HT_OPTIM_FILE_DELETED };
 
 struct ht_optim_hooks {
     void *ctx;
     /* The object's bytes [off, off+len) changed or are about to: drop cached copies. May block; no lock held. */
     void (*invalidate)(void *ctx, uint64_t oid, uint64_t off, uint64_t len);
-    /* About the bytes, and the records themselves, of the root's unpublished names. Inside a transaction. */
-    size_t (*pending_bytes)(void *ctx, uint64_t root);
-    void (*publish)(void *ctx, uint64_t root, struct ht_tx *tx);
-    /* Names and attributes of the root back to what is published. Inside a transaction, before the store's abort. */
-    void (*abort)(void *ctx, uint64_t root);
     /* The name of a parameter for messages, into buf. */
     void (*name)(void *ctx, uint64_t oid, char *buf, size_t cap);
-    /* What has become of its file. NULL: all of them have names. */
+    /* The state of its file. NULL: all files have names. */
     enum ht_optim_file (*file)(void *ctx, uint64_t oid);
     /*
      * The words of a parameter: those of base, amended by its own and those of directories above it, as they were when
-     * change number as_of was the last (UINT64_MAX: now). -EINVAL with the reason in err: together they make no sense. May be NULL.
+     * change number as_of was the last (UINT64_MAX: now). -EINVAL with the reason in err:
+     * together they make no sense. May be NULL.
      */
     int (*override)(void *ctx, uint64_t oid, uint64_t as_of, const struct ht_optim_config *base,
                     struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]);
@@ -59,46 +57,64 @@ struct ht_optim_hooks {
 
 /* Registers with the store: call between ht_store_new and ht_store_mount. threads: 0 = one per CPU. */
 int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks,
-                 struct ht_optim **out) HT_CHECK;
+                 struct ht_optim **out) HT_MUST_CHECK;
 /* After the mount: start workers. */
-int ht_optim_start(struct ht_optim *o) HT_CHECK;
+int ht_optim_start(struct ht_optim *o) HT_MUST_CHECK;
 /*
- * An orderly end, when no client is left and before ht_optim_stop: makes durable what is below roots without an open step. Of a root with one
- * nothing is kept since its last durable step; an event names it. Returns the first error. WAITS.
+ * An orderly end, when no client is left and before ht_optim_stop: makes changes below roots without an open step
+ * durable. A root with an open step keeps nothing since its last durable step; an event names it. Returns the first
+ * error. WAITS.
  */
-int ht_optim_finish(struct ht_optim *o) HT_CHECK;
-/* Finish running updates, stop workers; queued ones are dropped (a step that was not committed is not kept). Before ht_store_unmount. */
+int ht_optim_finish(struct ht_optim *o) HT_MUST_CHECK;
+/*
+ * Finishes running updates, stops workers, and drops queued updates (a step that was not committed is not kept). Before
+ * ht_store_unmount.
+ */
 void ht_optim_stop(struct ht_optim *o);
 void ht_optim_free(struct ht_optim *o);
 
 /* ------------------------------------------------------------------ roots */
 
-/* Make or (after a mount) find the root. Inside a transaction; a new root's record goes into tx. tx NULL: only find, else -ENOENT. */
-int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
-                      struct ht_tx *tx) HT_CHECK;
-/* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
-int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_CHECK;
 /*
- * Words that amend a root's are about to change: the number of this change. A step that opened before goes on with those that were
- * in force then. ht_optim_words_as_of: the last change that the root's open step knows; UINT64_MAX: no step is open.
+ * Makes or (after a mount) finds the root. Inside a transaction; a new root's record goes into tx. tx NULL: only find,
+ * else -ENOENT.
+ */
+int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config,
+                      struct ht_tx *tx) HT_MUST_CHECK;
+/* New hyper-parameters, used from the next step on. Another rule while state exists: -EBUSY. */
+int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config) HT_MUST_CHECK;
+/*
+ * Words that amend a root's are about to change: the number of this change. A step that opened before goes on with
+ * those that were in force then. ht_optim_words_as_of: the last change that the root's open
+ * step knows; UINT64_MAX: no step is open.
  */
 uint64_t ht_optim_words_change(struct ht_optim *o);
 uint64_t ht_optim_words_as_of(struct ht_optim *o, uint64_t root);
-/* The words of a parameter, as its next step would have them (oid 0: of the root). -ENOENT: no root. -EINVAL, see the hook. */
+/*
+ * The words of a parameter, as its next step would have them (oid 0: of the root). -ENOENT: no
+ * root. -EINVAL, see the hook.
+ */
 int ht_optim_words_of(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_config *out,
-                      char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+                      char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /* Does the state of this parameter, if it has any, fit these words? */
 bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim_config *config);
 /*
- * Ends being a root: commits the open step, then calls unmake, which is to take the root out of the names in a transaction that also
- * calls ht_optim_root_remove. From before the commit until unmake has returned nobody writes a gradient or steers, so no step is open
- * when unmake publishes. Every reason for a refusal is found before unmake is called: -EBUSY when the commit is refused (a parameter is partly
- * covered, named in the error; nothing has changed then). Else the error of the commit, or of unmake. WAITS.
+ * Ends being a root: commits the open step, then calls unmake, which is to take the root out of the names in a
+ * transaction that also calls ht_optim_root_remove. From before the commit until unmake has returned no client can
+ * write a gradient or steer, so no step is open when unmake publishes. Every reason for a refusal is found before
+ * unmake is called: -EBUSY when the commit is refused (a parameter is partly covered, named in the error; nothing has
+ * changed then). Else returns the error of the commit, or of unmake. WAITS.
  */
-int ht_optim_root_end(struct ht_optim *o, uint64_t root, int (*unmake)(void *ctx), void *ctx) HT_CHECK;
-/* Drops the root and the state of all its parameters. Only inside unmake's transaction, which publishes the root's scope after this. */
+int ht_optim_root_end(struct ht_optim *o, uint64_t root, int (*unmake)(void *ctx), void *ctx) HT_MUST_CHECK;
+/*
+ * Drops the root and the state of all its parameters. Only inside unmake's transaction, which publishes the root's
+ * scope after this.
+ */
 void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
-/* The root's directory is being deleted, inside a transaction: it ends, whatever is in progress. Other ids are let pass. */
+/*
+ * The root's directory is being deleted, inside a transaction: the root ends, whatever is in progress. Ignores other
+ * ids.
+ */
 void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
 
 enum { HT_OPTIM_CLAIM_MAX = 64 }; /* characters of a claim's name */
@@ -124,16 +140,19 @@ struct ht_root_stat {
     uint64_t error_step;                     /* steps that were done then */
     int64_t error_time;                      /* seconds since 1970 */
     uint64_t refusals;                       /* since mount */
-    char claimed_by[HT_OPTIM_CLAIM_MAX + 1]; /* empty: nobody has claimed it */
+    char claimed_by[HT_OPTIM_CLAIM_MAX + 1]; /* empty: not claimed */
     int claimed_pid;
 };
-/* Without what has to be added up (below): those are 0. Costs the same for any number of parameters. */
+/* Without the totals (below): those are 0. Costs the same for any number of parameters. */
 int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
-/* Adds parameters, state_bytes, sum_resident_bytes and sum_stored_bytes of all parameters, a few at a time under the lock. */
+/*
+ * Adds parameters, state_bytes, sum_resident_bytes and sum_stored_bytes of all parameters, a
+ * few at a time under the lock.
+ */
 void ht_optim_root_totals(struct ht_optim *o, uint64_t root, struct ht_root_stat *out);
 void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root);
 /* The trainer sets the step number (resume from elsewhere). -EBUSY while a step is open. */
-int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step) HT_CHECK;
+int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step) HT_MUST_CHECK;
 
 /* -------------------------------------------------------------- gradients */
 
@@ -143,40 +162,50 @@ struct ht_param_desc {
     uint8_t dtype;      /* f32, bf16 or f16 */
     uint8_t grad_dtype; /* f32, bf16 or f16 */
 };
-/* Open the gradient of a parameter; several openers share it. -EINVAL: dtype not supported, or another element count than the state has (reset it). */
-int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out) HT_CHECK;
-/* Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step (accumulate=S: all S times;
- * before that it waits until the one before has been added). WAITS. */
-ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
-/* The same, but -EAGAIN, with nothing done, where that one waits for a boundary, updates or another write. */
-ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_CHECK;
 /*
- * The opener has set the size: that of the whole gradient, as copiers do of which the last part is a hole. Unless it goes on writing
- * its next flush takes what nobody wrote for zeros. A smaller one with nothing written is -EINVAL at the flush, a larger one at once.
+ * Opens the gradient of a parameter; several openers share it. -EINVAL: dtype not supported, or another element count
+ * than the state has (reset it).
  */
-int ht_grad_set_size(struct ht_grad *g, uint64_t bytes) HT_CHECK;
+int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out) HT_MUST_CHECK;
+/*
+ * Bytes of the gradient at off. -EINVAL beyond the parameter; -EBUSY for elements already queued in this step
+ * (accumulate=S: all S times; before that it waits until the one before has been added). WAITS.
+ */
+ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
+/* The same, but -EAGAIN, with nothing done, if that one waits for a boundary, updates or another write. */
+ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
+/*
+ * The opener has set the size of the whole gradient, as copying programs do if the last part is a hole. Unless it goes
+ * on writing, its next flush takes unwritten bytes for zeros. A smaller size with nothing written is -EINVAL at the
+ * flush, a larger one at once.
+ */
+int ht_grad_set_size(struct ht_grad *g, uint64_t bytes) HT_MUST_CHECK;
 /* Nothing was ever written by this opener. */
 bool ht_grad_unused(struct ht_grad *g);
-/* What has been written and not been consumed yet; zeros elsewhere. */
-ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_CHECK;
+/* Bytes that were written and are not consumed yet; zeros elsewhere. */
+ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 /*
- * FLUSH: freeze and queue the whole elements that this opener wrote since its last one. Marks ranges pending and invalidates the
- * parameter's cached range before it returns. The first one of a new parameter creates its state: -ENOSPC then leaves everything as it was and the gradient unapplied.
- * -EINVAL: the gradient had ended inside an element (that gradient is dropped, named in the root's error).
+ * FLUSH: freeze and queue the whole elements that this opener wrote since its last one. Marks ranges pending and
+ * invalidates the parameter's cached range before it returns. The first one of a new parameter creates its
+ * state: -ENOSPC then leaves everything as it was and the gradient unapplied. -EINVAL: the gradient had ended inside an
+ * element (that gradient is dropped, named in the root's error).
  */
-int ht_grad_flush(struct ht_grad *g) HT_CHECK;
+int ht_grad_flush(struct ht_grad *g) HT_MUST_CHECK;
+/* Drops the bytes that this opener wrote since its last flush. */
+void ht_grad_discard(struct ht_grad *g);
 void ht_grad_release(struct ht_grad *g);
 uint64_t ht_grad_size(struct ht_grad *g); /* bytes of a whole gradient */
 
 /*
- * Sparse gradients (hitrain/topk.h): the same as the dense one with zeros where nothing is named, bit for bit. A flush judges
- * what was written wholly before any of it is applied: -EINVAL, named in the root's error, and nothing is changed. Content that
- * is shorter than it says stays for the next flush; release drops it.
+ * Sparse gradients (hitrain/topk.h): the same as a dense one with zeros for all other elements, bit for bit. A flush
+ * checks the whole content before it applies anything: -EINVAL, named in the root's error, and nothing changes. Content
+ * that is shorter than its header says stays for the next flush; release drops it.
  */
 struct ht_topk;
-int ht_topk_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_topk **out) HT_CHECK;
-ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf, size_t len) HT_CHECK; /* WAITS for memory */
-int ht_topk_flush(struct ht_topk *t) HT_CHECK;                                                /* WAITS */
+int ht_topk_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_topk **out) HT_MUST_CHECK;
+ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf,
+                      size_t len) HT_MUST_CHECK;    /* WAITS for memory */
+int ht_topk_flush(struct ht_topk *t) HT_MUST_CHECK; /* WAITS */
 void ht_topk_release(struct ht_topk *t);
 
 /* ------------------------------------------------------------ parameters */
@@ -188,42 +217,53 @@ struct ht_waiter {
     uint64_t oid_, first_, last_;
 };
 /*
- * May [off, off+len) of object oid be read now? True at once when no queued update touches it (or it is no parameter). Else, with w: false, and
- * w->wake is called when the updates have been applied; without w: false only.
+ * May [off, off+len) of object oid be read now? True at once when no queued update touches it (or it is no parameter).
+ * Else, with w: false, and w->wake is called when the updates have been applied; without w: false only.
  */
 bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w);
-/* Take a waiter back. True: it was still waiting and will not be called. */
+/* Removes a waiter. True: it was still waiting and will not be called. */
 bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w);
 /* True when something of this parameter or state is queued or running or partly covered: its step is open. */
 bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid);
 /*
- * True when this parameter has updates that no commit has published: publishing the file alone (its fsync) would mix two steps.
- * True also while its step is open.
+ * True when this parameter has updates that no commit has published: publishing the file alone (its fsync) would mix
+ * two steps. True also while its step is open.
  */
 bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid);
-/* Call fn while none of these objects is such a parameter, and none can become one; else -EBUSY, and fn is not called. It must not come back here. */
+/*
+ * Calls fn while none of these objects is such a parameter, and none can become one; else -EBUSY, and fn is not called.
+ * fn must not call this layer.
+ */
 int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg),
-                             void *arg) HT_CHECK;
-/* The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion; else with tx). Inside a transaction. */
+                             void *arg) HT_MUST_CHECK;
+/*
+ * The parameter is being deleted for good: forget it and its state (pending, as the object's own deletion; else with
+ * tx). Inside a transaction.
+ */
 void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, struct ht_tx *tx);
 
-/* State as f32 files. Names by index, or -ENOENT: those of the rule (exp_avg, momentum_buffer, ...), master for parameters of
- * two bytes, step. */
+/*
+ * State as f32 files. Names by index, or -ENOENT: those of the rule (exp_avg, momentum_buffer, ...), master for
+ * parameters of two bytes, step.
+ */
 int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name);
-/* Bytes of it: elements x 4, or 4 for "step". 0 while there is no state. -ENOENT: unknown name. */
+/* Size of the file: elements x 4, or 4 for "step". 0 while there is no state. -ENOENT: unknown name. */
 int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc, const char *name);
 /* Waits for the queued updates of the range. WAITS. */
 ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
-                            void *buf, size_t len) HT_CHECK;
-/* Creates the state when there is none. -EBUSY while a step is open. -EINVAL beyond its size, or half an element of "step". WAITS. */
-ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
-                             const void *buf, size_t len) HT_CHECK;
+                            void *buf, size_t len) HT_MUST_CHECK;
 /*
- * For fsck, and for names of events: which parameter an object is state of, and under which name ("exp_avg"; valid while o is). Works on a store that
- * was only mounted, with no workers started. -ENOENT: the object is nobody's state.
+ * Creates the state when there is none. -EBUSY while a step is open. -EINVAL beyond its size,
+ * or half an element of "step". WAITS.
  */
-int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name) HT_CHECK;
-/* For fsck: what was found, and taken out, when the log had been read. Returns how many. */
+ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
+                             const void *buf, size_t len) HT_MUST_CHECK;
+/*
+ * For fsck, and for names of events: the parameter whose state an object is, and the name of the state ("exp_avg";
+ * valid while o is). Works on a store that was only mounted, with no workers started. -ENOENT: the object is no state.
+ */
+int ht_optim_state_owner(struct ht_optim *o, uint64_t oid, uint64_t *out_param, const char **out_name) HT_MUST_CHECK;
+/* For fsck: problems that were found when the log had been read, and taken out. Returns how many. */
 size_t ht_optim_check(struct ht_optim *o, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
 /* For fsck: each root, with parameter 0, and each parameter. fn is called with the lock held: it only takes notes. */
 struct ht_optim_entry {
@@ -231,19 +271,27 @@ struct ht_optim_entry {
     unsigned state_count;
     const uint64_t *states; /* objects */
 };
-int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim_entry *e), void *ctx) HT_CHECK;
-/* For fsck: out of memory without a record, so that a compaction leaves it out. Parameter 0: the root with all of its. */
+int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim_entry *e), void *ctx) HT_MUST_CHECK;
+/*
+ * For fsck: removes it from memory without a record, so that a checkpoint leaves it out. Parameter 0: the root with all
+ * its parameters.
+ */
 void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter);
-/* For fsck: a configuration that changes nothing and goes with the state which a root's parameters have. */
+/* For fsck: a configuration that changes nothing and fits the state of a root's parameters. */
 const char *ht_optim_root_config(struct ht_optim *o, uint64_t root);
 /* Sum of the device space of a parameter's state, for stats. */
 uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid);
 /* Heap that roots, parameters and the coverage of their gradients take. */
 uint64_t ht_optim_meta_bytes(struct ht_optim *o);
+/* Appends gates, steps and queues of the roots (tiering/base/dump.h). Any thread. */
+struct ht_dump;
+void ht_optim_dump(struct ht_optim *o, struct ht_dump *d);
+/* Asserts the invariants of roots, parameters and ranges (tiering/base/verify.h). Takes the lock. Any thread. */
+void ht_optim_verify(struct ht_optim *o);
 
 /* --------------------------------------------------------------- steering */
 
-/* On whose behalf a root is steered, and on what condition. */
+/* The client that steers a root, and its condition. */
 struct ht_optim_steer {
     uint64_t claim;               /* that the client holds; 0: none */
     bool conditional;             /* only while step_open of the root is the following number */
@@ -254,43 +302,48 @@ struct ht_optim_steer {
 struct ht_optim_claim {
     uint64_t held;        /* the client's claim; 0: none. It is replaced on success. */
     const char *name;     /* at most HT_OPTIM_CLAIM_MAX characters */
-    const char *takeover; /* the claim of the client of this name may be taken; NULL: nobody's */
+    const char *takeover; /* the claim of a client of this name may be taken; NULL: of none */
     int pid;              /* for messages */
 };
 /*
- * The only client that may steer the root from now on. -EBUSY: another client is, named in why. Waits for the command that
- * runs. A claim ends with ht_optim_unclaim (any thread, no waiting; -ESTALE: it is not in force) or with the root. WAITS.
+ * The only client that may steer the root from now on. -EBUSY: another client is, named in why. Waits for the command
+ * that runs. A claim ends with ht_optim_unclaim (any thread, no waiting; -ESTALE: it is not in
+ * force) or with the root. WAITS.
  */
 int ht_optim_claim(struct ht_optim *o, uint64_t root, struct ht_optim_claim *want,
-                   char why[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+                   char why[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 int ht_optim_unclaim(struct ht_optim *o, uint64_t root, uint64_t claim);
 
 /* ---------------------------------------------------------------- control */
 
-/* Wait until queued updates of one parameter (oid) or all of the root (0) are applied. WAITS. */
-int ht_optim_wait(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+/* Waits until queued updates of one parameter (oid) or all of the root (0) are applied. WAITS. */
+int ht_optim_wait(struct ht_optim *o, uint64_t root, uint64_t oid) HT_MUST_CHECK;
 /* Queue everything written to this gradient, as FLUSH does (for mapped or still open gradients). */
-int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid) HT_CHECK;
+int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid) HT_MUST_CHECK;
 /* Boundary; durable when durable_every says so. -EBUSY: a parameter is partly covered, named in the error. WAITS. */
-int ht_optim_step(struct ht_optim *o, uint64_t root) HT_CHECK;
+int ht_optim_step(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /* Boundary if a step is open, then everything below the root durable as one. WAITS. */
-int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_CHECK;
+int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /* Back to the last durable step. WAITS. */
-int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_CHECK;
-/* The same on behalf of a client. by NULL: a client without a claim, without a condition, as the three above. -EBUSY: another client
- * has claimed the root; -ESTALE: the condition does not hold, or the client's claim has ended; nothing has happened then. */
-int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
-int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
-int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
-/* The verdict alone: whether such a command would be refused now. */
-int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_CHECK;
+int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /*
- * Take back what one parameter got in the open step, of all its openers, as if it had not been written; the step stays open.
- * What they wrote before is not handed over by a later flush. -EBUSY, named in the error: some of it has been applied; then nothing is
- * changed. by, of this and of reset: as above; what it refuses is named in by->why alone. WAITS.
+ * The same on behalf of a client. by NULL: a client without a claim, without a condition, as the three above. -EBUSY:
+ * another client has claimed the root; -ESTALE: the condition does not hold, or the client's
+ * claim has ended; nothing has happened then.
  */
-int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_CHECK;
-/* Forget the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
-int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_CHECK;
+int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
+int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
+int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
+/* The verdict alone: whether such a command would be refused now. */
+int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
+/*
+ * Takes back the gradient of one parameter in the open step, of all its openers, as if it had not been written. When no
+ * gradient is left in the step, none is open any more. A later flush does not hand over bytes from before. -EBUSY,
+ * named in the error: a part has been applied; then nothing changes. by, here and in reset: as above; its refusal is
+ * named in by->why alone. WAITS.
+ */
+int ht_optim_drop(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
+/* Drops the state of a parameter (moments zero, count zero). -EBUSY while its step is open. */
+int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by) HT_MUST_CHECK;
 
 #endif

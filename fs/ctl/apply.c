@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * apply.c - the commands `apply` and `drop`: what was written to a gradient joins the step, or is taken back.
+ * apply.c - the commands `apply` and `drop`: a written gradient joins the step, or is taken back.
  *
- * A client that stores into its window of a gradient has told nobody what it stored: the window, if there is one, counts as a
- * whole, and is written to the gradient here. It is zeros then, as a gradient that was written is after its step: the same bytes
- * cannot get into two steps. What was written with calls is queued as it is. `drop` empties the window, too.
+ * A client that stores into its window of a gradient reports no ranges: the window, if there is one, counts as a whole,
+ * and is written to the gradient here. It is zeros then, like a written gradient after its step: the same bytes cannot
+ * get into two steps. Bytes that were written with calls are queued as they are. `drop` empties the window, too. An
+ * `apply` that fails leaves the window as it is, and none of its bytes in the gradient: the next `apply` of another
+ * client would take those.
  */
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/hidden.h"
@@ -31,19 +33,21 @@ static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
 {
     struct ht_param_desc desc;
     struct ht_grad *g;
-    int r = ht_ctl_describe(c, ino, &desc);
+    int rc = ht_ctl_describe(c, ino, &desc);
 
-    if (r)
-        return r;
-    r = ht_grad_open(c->optim, &desc, &g);
-    if (r == 0) {
-        r = copy(window, g);
-        if (r == 0)
-            r = ht_grad_flush(g);
+    if (rc)
+        return rc;
+    rc = ht_grad_open(c->optim, &desc, &g);
+    if (rc == 0) {
+        rc = copy(window, g);
+        if (rc == 0)
+            rc = ht_grad_flush(g);
+        if (rc)
+            ht_grad_discard(g);
         ht_grad_release(g);
     }
     ht_ns_close(c->ns, ino);
-    return r ? r : ht_obj_punch(window, 0, ht_obj_size(window));
+    return rc ? rc : ht_obj_punch(window, 0, ht_obj_size(window));
 }
 
 /* A reference, or NULL. */
@@ -57,19 +61,19 @@ static struct ht_obj *get_window(struct ht_ctl *c, uint64_t ino)
 int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino)
 {
     struct ht_obj *window = get_window(c, ino);
-    int r = window ? apply_window(c, ino, window) : 0;
+    int rc = window ? apply_window(c, ino, window) : 0;
 
     ht_obj_put(window);
-    return r ? r : ht_optim_apply(c->optim, root, ino);
+    return rc ? rc : ht_optim_apply(c->optim, root, ino);
 }
 
 int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by)
 {
     struct ht_obj *window = get_window(c, ino);
-    int r = ht_optim_drop(c->optim, root, ino, by);
+    int rc = ht_optim_drop(c->optim, root, ino, by);
 
-    if (r == 0 && window)
-        r = ht_obj_punch(window, 0, ht_obj_size(window));
+    if (rc == 0 && window)
+        rc = ht_obj_punch(window, 0, ht_obj_size(window));
     ht_obj_put(window);
-    return r;
+    return rc;
 }

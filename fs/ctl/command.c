@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * command.c - the lines of .hitrain/ctl. All of them may WAIT: the caller's thread must be one that nothing else waits for.
- */
+/* command.c - the lines of .hitrain/ctl. Each may WAIT: the caller's thread must be one that nothing else waits for. */
 #include "fs/ctl/ctl_priv.h"
 
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A step of a path, as far as the caller may go: what is behind a directory that he may not search is as unknown as nothing. */
+/*
+ * Looks up a step of a path with the caller's permissions: names in a directory that the caller may not search are as
+ * unknown as absent ones.
+ */
 static int look_up(struct ht_ctl *c, uint64_t dir, const char *name, const struct ht_caller *caller,
                    struct stat *out_st)
 {
-    int r = ht_ctl_may_search(c, dir, caller);
+    int rc = ht_ctl_may_search(c, dir, caller);
 
-    return r ? r : ht_ns_lookup(c->ns, dir, name, out_st);
+    return rc ? rc : ht_ns_lookup(c->ns, dir, name, out_st);
 }
 
 /* Holds a lookup count on *out_ino. Symbolic links are not followed: a parameter is named by its own path. */
@@ -25,44 +26,43 @@ static int resolve(struct ht_ctl *c, uint64_t dir, const struct ht_command *cmd,
     size_t left = cmd->path_len;
     char name[HT_NAME_BYTES_MAX + 1];
     uint64_t at = dir;
-    int r;
+    int rc;
 
     if (left && *path == '/')
         return -EINVAL;
-    while ((r = ht_parse_component(&path, &left, name)) > 0) {
+    while ((rc = ht_parse_component(&path, &left, name)) > 0) {
         struct stat st;
         int found = look_up(c, at, name, caller, &st);
-
         if (at != dir)
             ht_ns_forget(c->ns, at, 1);
         if (found)
             return found;
         at = st.st_ino;
     }
-    if (r == 0 && at == dir)
-        r = -EINVAL;
-    if (r && at != dir)
+    if (rc == 0 && at == dir)
+        rc = -EINVAL;
+    if (rc && at != dir)
         ht_ns_forget(c->ns, at, 1);
-    if (r == 0)
+    if (rc == 0)
         *out_ino = at;
-    return r;
+    return rc;
 }
 
 static int prefetch_or_evict(struct ht_ctl *c, uint64_t ino, bool prefetch)
 {
     struct ht_obj *obj;
-    int r = ht_ns_open(c->ns, ino, &obj);
+    int rc = ht_ns_open(c->ns, ino, &obj);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     if (prefetch) {
-        r = ht_ctl_prefetch(c, ino, obj);
+        rc = ht_ctl_prefetch(c, ino, obj);
     } else {
-        r = ht_obj_writeback(obj);
+        rc = ht_obj_writeback(obj);
         ht_obj_evict(obj);
     }
     ht_ns_close(c->ns, ino);
-    return r;
+    return rc;
 }
 
 /* ---------------------------------------------------------------- steering */
@@ -80,18 +80,18 @@ static int reset_or_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, const st
                          const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_optim_steer by = steer_of(seat, root, cmd);
-    int r = ht_optim_may_steer(c->optim, root, &by); /* also of what has no gradient, nor state */
+    int rc = ht_optim_may_steer(c->optim, root, &by); /* also for a parameter without gradient and state */
 
-    if (r == 0 && cmd->id == HT_COMMAND_DROP) {
-        r = ht_ctl_drop(c, root, ino, &by);
-    } else if (r == 0) {
-        r = ht_optim_reset(c->optim, root, ino, &by);
-        if (r == -ENOENT)
-            r = 0; /* it never had a gradient, nor state */
+    if (rc == 0 && cmd->id == HT_COMMAND_DROP) {
+        rc = ht_ctl_drop(c, root, ino, &by);
+    } else if (rc == 0) {
+        rc = ht_optim_reset(c->optim, root, ino, &by);
+        if (rc == -ENOENT)
+            rc = 0; /* it never had a gradient, nor state */
     }
     if (by.why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
-    return r;
+    return rc;
 }
 
 struct params {
@@ -114,45 +114,44 @@ static int reset_all(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat
 {
     const struct ht_caller caller = {.cred = seat->person.cred};
     struct params p = {.root = root, .found = HT_BUF_INIT};
-    int r = ht_ctl_owner(c, root, &caller);
+    int rc = ht_ctl_owner(c, root, &caller);
 
-    if (r == -EPERM)
+    if (rc == -EPERM)
         snprintf(err, HT_CTL_ERROR_MAX, "all parameters: only the owner of the model's directory may, or root");
-    if (r == 0)
-        r = ht_optim_walk(c->optim, note_param, &p);
-    for (size_t at = 0; r == 0 && at < p.found.len; at += sizeof(uint64_t)) {
+    if (rc == 0)
+        rc = ht_optim_walk(c->optim, note_param, &p);
+    for (size_t at = 0; rc == 0 && at < p.found.len; at += sizeof(uint64_t)) {
         char path[160];
         uint64_t ino;
-
         memcpy(&ino, p.found.data + at, sizeof(ino));
-        r = reset_or_drop(c, root, ino, seat, cmd, err);
-        if (!r || err[0])
+        rc = reset_or_drop(c, root, ino, seat, cmd, err);
+        if (!rc || err[0])
             continue;
         ht_ns_path(c->ns, ino, path, sizeof(path));
         snprintf(err, HT_CTL_ERROR_MAX, "%s: %s", path,
-                 r == -EBUSY ? "it has a gradient in the open step; commit or abort first" : strerror(-r));
+                 rc == -EBUSY ? "it has a gradient in the open step; commit or abort first" : strerror(-rc));
     }
     ht_buf_free(&p.found);
-    return r;
+    return rc;
 }
 
 static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *seat, const struct ht_command *cmd,
                         char err[HT_CTL_ERROR_MAX])
 {
     struct ht_optim_steer by = steer_of(seat, root, cmd);
-    int r;
+    int rc;
 
     if (cmd->id == HT_COMMAND_STEP) {
-        r = ht_optim_step_by(c->optim, root, &by);
+        rc = ht_optim_step_by(c->optim, root, &by);
     } else if (cmd->id == HT_COMMAND_COMMIT) {
-        r = ht_optim_commit_by(c->optim, root, &by);
+        rc = ht_optim_commit_by(c->optim, root, &by);
     } else {
-        r = ht_optim_abort_by(c->optim, root, &by);
+        rc = ht_optim_abort_by(c->optim, root, &by);
         ht_ctl_drop_stale(c);
     }
     if (by.why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
-    return r;
+    return rc;
 }
 
 /* A descriptor holds the claim of one root at most. */
@@ -165,10 +164,10 @@ static int claim(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const st
         .takeover = cmd->takeover[0] ? cmd->takeover : NULL,
         .pid = seat->process,
     };
-    int r = ht_optim_claim(c->optim, root, &want, err);
+    int rc = ht_optim_claim(c->optim, root, &want, err);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     if (seat->claim != want.held)
         ht_seat_leave(c, seat);
     seat->root = root;
@@ -178,31 +177,31 @@ static int claim(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const st
 
 static int unclaim(struct ht_ctl *c, struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
 {
-    int r = seat->claim ? ht_optim_unclaim(c->optim, seat->root, seat->claim) : -EINVAL;
+    int rc = seat->claim ? ht_optim_unclaim(c->optim, seat->root, seat->claim) : -EINVAL;
 
-    if (r)
+    if (rc)
         snprintf(err, HT_CTL_ERROR_MAX, "%s",
                  seat->claim ? "the claim of this descriptor had ended already"
                              : "this descriptor has claimed nothing");
     seat->claim = 0;
-    return r;
+    return rc;
 }
 
 int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_caller caller = ht_person_caller(&seat->person);
-    int r;
+    int rc;
 
     if (root == seat->checked)
         return 0;
-    r = root ? ht_ctl_may_steer(c, root, &caller) : ht_ctl_access(c, dir, W_OK, &caller);
-    if (r)
+    rc = root ? ht_ctl_may_steer(c, root, &caller) : ht_ctl_access(c, dir, W_OK, &caller);
+    if (rc)
         snprintf(err, HT_CTL_ERROR_MAX,
                  "this directory has come under another model root since " HT_CTL_DIR
                  "/ctl was opened, and the user that opened it may not steer that one");
     else
         seat->checked = root;
-    return r;
+    return rc;
 }
 
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
@@ -214,7 +213,7 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat)
 
 /* ---------------------------------------------------------------- commands */
 
-/* What a command does to a file needs the permission that a program needs to do the same. */
+/* A command needs the permission that a program needs to do the same to the file. */
 static int check_file(struct ht_ctl *c, uint64_t ino, const struct ht_command *cmd, const struct ht_caller *caller)
 {
     switch (cmd->id) {
@@ -241,12 +240,11 @@ static int run_on_file(struct ht_ctl *c, uint64_t root, uint64_t ino, const stru
                        const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
 {
     if (cmd->id == HT_COMMAND_PREFETCH || cmd->id == HT_COMMAND_EVICT) {
-        int r = prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
-
-        if (r == -EISDIR)
+        int rc = prefetch_or_evict(c, ino, cmd->id == HT_COMMAND_PREFETCH);
+        if (rc == -EISDIR)
             snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is a directory: name its files, one command each",
                      (int)ht_min_u64(cmd->path_len, 120), cmd->path);
-        return r;
+        return rc;
     }
     if (!root || !is_file(c, ino) || ht_ctl_param(c, ino) != root) {
         snprintf(err, HT_CTL_ERROR_MAX, "'%.*s' is no parameter of this model root (a regular file with a float dtype)",
@@ -272,21 +270,21 @@ static int run_with_path(struct ht_ctl *c, uint64_t dir, uint64_t root, const st
     struct ht_person person = seat->person;
     struct ht_caller caller = ht_person_caller(&person);
     uint64_t ino;
-    int r = resolve(c, dir, cmd, &caller, &ino);
+    int rc = resolve(c, dir, cmd, &caller, &ino);
 
-    if (r == 0) {
-        r = check_file(c, ino, cmd, &caller);
-        if (r)
+    if (rc == 0) {
+        rc = check_file(c, ino, cmd, &caller);
+        if (rc)
             ht_ns_forget(c->ns, ino, 1);
     }
-    if (r) {
+    if (rc) {
         snprintf(err, HT_CTL_ERROR_MAX, "'%.*s': %s", (int)ht_min_u64(cmd->path_len, 160), cmd->path,
-                 r == -EINVAL ? "not a path below this directory" : strerror(-r));
-        return r;
+                 rc == -EINVAL ? "not a path below this directory" : strerror(-rc));
+        return rc;
     }
-    r = run_on_file(c, root, ino, seat, cmd, err);
+    rc = run_on_file(c, root, ino, seat, cmd, err);
     ht_ns_forget(c->ns, ino, 1);
-    return r;
+    return rc;
 }
 
 static int run_on_root(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
@@ -313,56 +311,56 @@ static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat,
 {
     const struct ht_caller caller = {.cred = seat->person.cred};
     bool start = cmd->path_len == strlen("start");
-    int r;
+    int rc;
 
     if (dir != HT_NS_ROOT_INO) {
         snprintf(err, HT_CTL_ERROR_MAX, "a scrub is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root");
         return -EINVAL;
     }
-    r = ht_ctl_owner(c, dir, &caller);
-    if (r) {
+    rc = ht_ctl_owner(c, dir, &caller);
+    if (rc) {
         snprintf(err, HT_CTL_ERROR_MAX, "a scrub is for root and the owner of the mount's root directory");
-        return r;
+        return rc;
     }
-    r = start ? ht_store_scrub_start(c->store) : ht_store_scrub_stop(c->store);
-    if (r == -EBUSY || r == -ESRCH)
+    rc = start ? ht_store_scrub_start(c->store) : ht_store_scrub_stop(c->store);
+    if (rc == -EBUSY || rc == -ESRCH)
         snprintf(err, HT_CTL_ERROR_MAX, start ? "a scrub is running already" : "no scrub is running");
-    return r;
+    return rc;
 }
 
-/* What the optimizer refuses it names in the root's error; other refusals are put there now. */
+/* The optimizer names its refusals in the root's error; other refusals are put there now. */
 static void explain(struct ht_ctl *c, uint64_t root, uint64_t shown_at, uint64_t refusals_before,
                     const struct ht_command *cmd, int error, char err[HT_CTL_ERROR_MAX])
 {
     struct ht_root_stat st;
-    bool told = root && ht_optim_root_stat(c->optim, root, &st) == 0 && st.refusals != refusals_before;
+    bool reported = root && ht_optim_root_stat(c->optim, root, &st) == 0 && st.refusals != refusals_before;
 
     if (!err[0])
-        snprintf(err, HT_CTL_ERROR_MAX, "%s", told && st.error[0] ? st.error : strerror(-error));
-    if (!told)
-        ht_problem_set(c, shown_at, cmd->word, "%s: %s", cmd->word, err);
+        snprintf(err, HT_CTL_ERROR_MAX, "%s", reported && st.error[0] ? st.error : strerror(-error));
+    if (!reported)
+        ht_last_error_set(c, shown_at, cmd->word, "%s: %s", cmd->word, err);
 }
 
 static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
                char err[HT_CTL_ERROR_MAX])
 {
-    int r;
+    int rc;
 
     if (cmd->id == HT_COMMAND_SCRUB) {
-        r = run_scrub(c, dir, seat, cmd, err);
+        rc = run_scrub(c, dir, seat, cmd, err);
     } else if (cmd->id == HT_COMMAND_RESET && root && cmd->path_len == 1 && *cmd->path == '*') {
-        r = reset_all(c, root, seat, cmd, err);
+        rc = reset_all(c, root, seat, cmd, err);
     } else if (cmd->path_len) {
-        r = run_with_path(c, dir, root, seat, cmd, err);
+        rc = run_with_path(c, dir, root, seat, cmd, err);
     } else if (root) {
-        r = run_on_root(c, root, seat, cmd, err);
+        rc = run_on_root(c, root, seat, cmd, err);
     } else if (cmd->id == HT_COMMAND_COMMIT && !cmd->conditional && dir == HT_NS_ROOT_INO) {
-        r = ht_store_commit(c->store);
+        rc = ht_store_commit(c->store);
     } else {
         snprintf(err, HT_CTL_ERROR_MAX, "this directory is no model root: set " HT_XATTR_PREFIX "optimizer on it");
-        r = -EINVAL;
+        rc = -EINVAL;
     }
-    return r;
+    return rc;
 }
 
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
@@ -370,19 +368,19 @@ int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat
 {
     uint64_t shown_at = root ? root : dir;
     struct ht_root_stat st;
-    int r;
+    int rc;
 
     err[0] = 0;
     if (cmd->id == HT_COMMAND_NONE)
         return 0;
     if (!root || ht_optim_root_stat(c->optim, root, &st))
         st.refusals = 0;
-    r = run(c, dir, root, seat, cmd, err);
-    if (r) {
-        explain(c, root, shown_at, st.refusals, cmd, r, err);
+    rc = run(c, dir, root, seat, cmd, err);
+    if (rc) {
+        explain(c, root, shown_at, st.refusals, cmd, rc, err);
     } else {
-        ht_problem_done(c, shown_at, cmd->word);
-        ht_problem_done(c, shown_at, "command");
+        ht_last_error_done(c, shown_at, cmd->word);
+        ht_last_error_done(c, shown_at, "command");
     }
-    return r;
+    return rc;
 }

@@ -2,9 +2,9 @@
 /*
  * ctl.c - binds names, optimizer and the client's caches together.
  *
- * Owns the hooks that fs/ns and optim call. Threads: hooks run on whatever thread the caller has; those that run inside a
- * transaction must not reach the cache (the kernel may hold a lock that a request waiting for this
- * transaction holds), so what an abort left stale is collected here and told afterwards.
+ * Owns the hooks that fs/ns and optim call. Threads: hooks run on the thread of the caller. Hooks inside a transaction
+ * must not reach the cache (the kernel may hold a lock that a request waiting for this transaction holds). Entries that
+ * an abort made stale are therefore collected here and dropped afterwards.
  */
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/events.h"
@@ -19,7 +19,7 @@ static void hook_deleted(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx
     struct ht_ctl *c = ctx;
 
     ht_optim_param_deleted(c->optim, ino, pending, tx);
-    (void)ht_problem_clear(c, ino);
+    (void)ht_last_error_clear(c, ino);
 }
 
 static void hook_root_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
@@ -45,21 +45,7 @@ static void hook_invalidate(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
         cache->drop_data(cache->ctx, oid, off, len);
 }
 
-static size_t hook_pending_bytes(void *ctx, uint64_t root)
-{
-    struct ht_ctl *c = ctx;
-
-    return ht_ns_root_pending_bytes(c->ns, root);
-}
-
-static void hook_publish(void *ctx, uint64_t root, struct ht_tx *tx)
-{
-    struct ht_ctl *c = ctx;
-
-    ht_ns_root_publish(c->ns, root, tx);
-}
-
-static void note_stale(void *ctx, uint64_t ino, uint64_t parent, const char *name)
+static void hook_stale(void *ctx, uint64_t ino, uint64_t parent, const char *name)
 {
     struct ht_ctl *c = ctx;
     size_t len = name ? strlen(name) : 0;
@@ -70,21 +56,14 @@ static void note_stale(void *ctx, uint64_t ino, uint64_t parent, const char *nam
         s->parent = parent;
         memcpy(s->name, name ? name : "", len + 1);
     }
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_ctl_lock(c));
     if (s) {
         s->next = c->stale;
         c->stale = s;
     } else {
         c->stale_lost = true;
     }
-    ht_mutex_unlock(&c->lock);
-}
-
-static void hook_abort(void *ctx, uint64_t root)
-{
-    struct ht_ctl *c = ctx;
-
-    ht_ns_root_abort(c->ns, root, note_stale, c);
+    ht_mutex_unlock(ht_ctl_lock(c));
     ht_ctl_changed(c);
 }
 
@@ -117,16 +96,16 @@ static int hook_override(void *ctx, uint64_t oid, uint64_t as_of, const struct h
 
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link)
 {
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_ctl_lock(c));
     ht_list_add_tail(head, link);
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_ctl_lock(c));
 }
 
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link)
 {
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_ctl_lock(c));
     ht_list_del(link);
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_ctl_lock(c));
 }
 
 void ht_ctl_drop_stale(struct ht_ctl *c)
@@ -135,19 +114,18 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
     struct ht_stale *list;
     bool lost;
 
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_ctl_lock(c));
     list = c->stale;
     lost = c->stale_lost;
     c->stale = NULL;
     c->stale_lost = false;
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_ctl_lock(c));
     if (lost)
         ht_event(
             HT_EVENT_STALE_CACHE, NULL,
             "memory ran out during an abort: clients may see names and bytes from before it until they look again");
     while (list) {
         struct ht_stale *s = list;
-
         list = s->next;
         if (cache && s->name[0])
             cache->drop_name(cache->ctx, s->parent, s->name);
@@ -169,7 +147,7 @@ int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
 int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
 {
     struct ht_ctl *c = calloc(1, sizeof(*c));
-    int r;
+    int rc;
 
     if (!c)
         return -ENOMEM;
@@ -187,21 +165,19 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
         .deleted = hook_deleted,
         .root_deleted = hook_root_deleted,
         .publish_alone = hook_publish_alone,
+        .stale = hook_stale,
     };
     c->optim_hooks = (struct ht_optim_hooks){
         .ctx = c,
         .invalidate = hook_invalidate,
-        .pending_bytes = hook_pending_bytes,
-        .publish = hook_publish,
-        .abort = hook_abort,
         .name = hook_name,
         .file = hook_file,
         .override = hook_override,
     };
-    r = ht_events_start(c);
-    if (r) {
+    rc = ht_events_start(c);
+    if (rc) {
         ht_ctl_free(c);
-        return r;
+        return rc;
     }
     *out = c;
     return 0;
@@ -221,17 +197,17 @@ void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o)
 {
     c->ns = ns;
     c->optim = o;
-    ht_mutex_lock(&c->name_lock);
+    ht_mutex_lock(ht_ctl_name_lock(c));
     c->attached = true;
-    ht_mutex_unlock(&c->name_lock);
+    ht_mutex_unlock(ht_ctl_name_lock(c));
 }
 
 void ht_ctl_detach(struct ht_ctl *c)
 {
-    ht_event_log_settle(c->events);
-    ht_mutex_lock(&c->name_lock);
+    ht_event_log_drain(c->events);
+    ht_mutex_lock(ht_ctl_name_lock(c));
     c->attached = false;
-    ht_mutex_unlock(&c->name_lock);
+    ht_mutex_unlock(ht_ctl_name_lock(c));
 }
 
 static int start_root(void *ctx, uint64_t ino)
@@ -240,22 +216,22 @@ static int start_root(void *ctx, uint64_t ino)
     struct ht_optim_config config;
     char err[HT_OPTIM_ERROR_MAX], path[256];
     struct ht_tx *tx = NULL;
-    int r = ht_optimizer_read(c, ino, &config, err);
+    int rc = ht_optimizer_read(c, ino, &config, err);
 
-    if (r) {
+    if (rc) {
         ht_ns_path(c->ns, ino, path, sizeof(path));
-        ht_error("model root /%s: %s", path, r == -EINVAL ? err : strerror(-r));
-        return r == -EINVAL || r == -ENODATA ? -EUCLEAN : r;
+        ht_error("model root /%s: %s", path, rc == -EINVAL ? err : strerror(-rc));
+        return rc == -EINVAL || rc == -ENODATA ? -EUCLEAN : rc;
     }
-    if (ht_store_read_only(c->store)) /* replay found the root: nothing will be put into the log */
+    if (ht_store_read_only(c->store)) /* replay found the root: this puts nothing into the log */
         return ht_optim_root_add(c->optim, ino, &config, NULL);
-    r = ht_tx_begin(c->store, 0, &tx);
-    if (r)
-        return r;
-    r = ht_optim_root_add(c->optim, ino, &config, tx);
-    if (r) {
+    rc = ht_tx_begin(c->store, 0, &tx);
+    if (rc)
+        return rc;
+    rc = ht_optim_root_add(c->optim, ino, &config, tx);
+    if (rc) {
         (void)ht_tx_commit(tx, NULL);
-        return r;
+        return rc;
     }
     return ht_tx_commit(tx, NULL);
 }
@@ -300,6 +276,11 @@ void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache)
     c->cache = cache;
 }
 
+void ht_ctl_set_options(struct ht_ctl *c, const char *text)
+{
+    c->options = text;
+}
+
 struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c)
 {
     return &c->traffic;
@@ -337,15 +318,15 @@ int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out)
 {
     struct ht_ns_tensor t;
     struct ht_obj *obj;
-    int r = ht_ns_tensor(c->ns, ino, &t);
+    int rc = ht_ns_tensor(c->ns, ino, &t);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     if (!t.root || !is_float(t.dtype))
         return -EINVAL;
-    r = ht_ns_open(c->ns, ino, &obj);
-    if (r)
-        return r;
+    rc = ht_ns_open(c->ns, ino, &obj);
+    if (rc)
+        return rc;
     *out = (struct ht_param_desc){
         .root = t.root,
         .obj = obj,
@@ -373,23 +354,23 @@ void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t 
 
 /* -------------------------------------------------------------- durability */
 
-/* Asked first, because bringing a parameter to a device that may not be published is work for nothing. */
+/* Checks first, because writing back a parameter that may not be published is wasted work. */
 int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     uint64_t root = ht_ctl_param(c, ino);
     struct ht_root_stat st;
     bool open = root &&
         ((ht_optim_root_stat(c->optim, root, &st) == 0 && st.open) || ht_optim_param_unpublished(c->optim, ino));
-    int r = open ? -EBUSY : ht_ns_fsync(c->ns, ino);
+    int rc = open ? -EBUSY : ht_ns_fsync(c->ns, ino);
 
-    if (r == -EBUSY)
-        ht_problem_set_for(
+    if (rc == -EBUSY)
+        ht_last_error_set_for(
             c, ino, caller, "fsync",
             "fsync of a parameter (or of a directory with a new one) while a step is open or not durable: commit the "
             "model root instead");
-    else if (r == 0)
-        ht_problem_done(c, ino, "fsync");
-    return r;
+    else if (rc == 0)
+        ht_last_error_done(c, ino, "fsync");
+    return rc;
 }
 
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
@@ -401,7 +382,7 @@ bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
 
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
 {
-    int r = ht_ctl_may_steer(c, root, caller);
+    int rc = ht_ctl_may_steer(c, root, caller);
 
-    return r ? r : ht_optim_commit(c->optim, root);
+    return rc ? rc : ht_optim_commit(c->optim, root);
 }

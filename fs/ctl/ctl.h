@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ctl.h - what the store offers beside plain files: the attributes user.hitrain.* and the bindings between names,
- * optimizer and whoever caches for clients. Knows nothing of FUSE. The hidden tree .hitrain/ is in hidden.h.
+ * ctl.h - the interface beside plain files: the attributes user.hitrain.* and the bindings between names, optimizer and
+ * the cache of clients. Knows nothing about FUSE. The hidden tree .hitrain/ is in hidden.h.
  *
  * Order of life: ht_ctl_new, ht_ns_new and ht_optim_new with the hooks, ht_ctl_attach, ht_store_mount, ht_ns_start,
  * ht_optim_start, ht_ctl_start; then ht_ctl_set_cache. The reverse at the end. From ht_ctl_new to ht_ctl_free it is the
@@ -16,51 +16,57 @@
 
 #include <stdatomic.h>
 #include "tiering/base/base.h"
-#include "tiering/store/store.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
 #include "optim/optim.h"
 #include "fs/ns/ns.h"
 
 struct ht_ctl;
 
-int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_CHECK;
+int ht_ctl_new(struct ht_store *s, struct ht_ctl **out) HT_MUST_CHECK;
 const struct ht_ns_hooks *ht_ctl_ns_hooks(struct ht_ctl *c);
 const struct ht_optim_hooks *ht_ctl_optim_hooks(struct ht_ctl *c);
 void ht_ctl_attach(struct ht_ctl *c, struct ht_ns *ns, struct ht_optim *o);
-/* Names and optimizer are about to go: events so far are told, later ones without paths. */
+/* Names and optimizer are about to go: logs the events so far, and later ones without paths. */
 void ht_ctl_detach(struct ht_ctl *c);
-/* Give every model root its optimizer back, after a mount. WAITS. */
-int ht_ctl_start(struct ht_ctl *c) HT_CHECK;
+/* Gives every model root its optimizer back, after a mount. WAITS. */
+int ht_ctl_start(struct ht_ctl *c) HT_MUST_CHECK;
 void ht_ctl_free(struct ht_ctl *c);
 
 struct ht_store *ht_ctl_store(struct ht_ctl *c);
 struct ht_ns *ht_ctl_ns(struct ht_ctl *c);
 struct ht_optim *ht_ctl_optim(struct ht_ctl *c);
 
-/* Whoever keeps copies of names, attributes and content (the kernel). Dropping may block; called with no lock held. */
+/* The holder of copies of names, attributes and content (the kernel). Dropping may block; called with no lock held. */
 struct ht_ctl_cache {
     void *ctx;
     /* len 0: everything from off on. */
     void (*drop_data)(void *ctx, uint64_t ino, uint64_t off, uint64_t len);
     void (*drop_name)(void *ctx, uint64_t parent, const char *name);
-    /* What clients have stored into their window of this gradient (ht_hidden_gradient), with a reference; NULL: nobody has one. No waiting. */
+    /*
+     * The window of this gradient (ht_hidden_gradient) that clients store into, with a reference; NULL: there is none.
+     * Does not wait.
+     */
     struct ht_obj *(*mapped)(void *ctx, uint64_t gradient);
-    /* Bring a file's content to where its next opener will have it. False: to no other place than to the store's own. WAITS. */
+    /* Prefetches a file's content to the place of its next opener. False: that is the store's own memory. WAITS. */
     bool (*bring)(void *ctx, uint64_t ino, struct ht_obj *obj);
 };
-/* NULL: nobody does. */
+/* NULL: there is no such cache. */
 void ht_ctl_set_cache(struct ht_ctl *c, const struct ht_ctl_cache *cache);
+/* The attribute options of the mount's root: text that stays. Before the mount. */
+void ht_ctl_set_options(struct ht_ctl *c, const char *text);
 
 /* ----------------------------------------------------------------- callers */
 
-/* Supplementary groups are asked for only when the rest does not decide. */
+/* Supplementary groups are read only when the rest does not decide. */
 struct ht_caller {
     struct ht_cred cred;
     size_t (*groups)(void *ctx, uint32_t *gids, size_t cap); /* how many; may be NULL */
     void *ctx;
     int (*process)(void *ctx); /* its number, for messages; 0: unknown; may be NULL */
 };
-/* 0 or -EACCES. mask: R_OK, W_OK, X_OK. -EACCES also for what is gone. */
-int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller) HT_CHECK;
+/* 0 or -EACCES. mask: R_OK, W_OK, X_OK. -EACCES also for an inode that is gone. */
+int ht_ctl_access(struct ht_ctl *c, uint64_t ino, int mask, const struct ht_caller *caller) HT_MUST_CHECK;
 
 /* ---------------------------------------------------------------- counters */
 
@@ -71,12 +77,17 @@ struct ht_traffic {
     _Atomic uint64_t read_bytes[HT_TRAFFIC_KINDS];
     _Atomic uint64_t written_bytes[HT_TRAFFIC_KINDS];
     _Atomic uint64_t requests;
-    _Atomic uint64_t parked_reads;                    /* reads that waited for an update */
-    _Atomic uint64_t handed_opens, handout_fallbacks; /* opens passed through; those that could not be */
+    _Atomic uint64_t parked_reads;                             /* reads that waited for an update */
+    _Atomic uint64_t workers;                                  /* threads that take requests */
+    _Atomic uint64_t job_threads;                              /* threads for requests that may wait for others */
+    _Atomic uint64_t jobs_left;                                /* of these, aborts that wait for directories */
+    _Atomic uint64_t passthrough_opens, passthrough_fallbacks; /* opens passed through; those that could not be */
 };
 struct ht_traffic *ht_ctl_traffic(struct ht_ctl *c);
 
-/* Grows whenever what an open file remembers of its inode (its root, its dtype, its mode) may have changed. */
+/*
+ * Grows whenever the facts that an open file remembers of its inode (its root, its dtype, its mode) may have changed.
+ */
 uint32_t ht_ctl_epoch(struct ht_ctl *c);
 void ht_ctl_changed(struct ht_ctl *c);
 /* The model root that this file is a parameter of, or 0. */
@@ -85,30 +96,37 @@ uint64_t ht_ctl_param(struct ht_ctl *c, uint64_t ino);
 /* -------------------------------------------------- attributes of hitrain */
 
 /* True for names of user.hitrain.*: they go to the functions below, every other name to fs/ns. */
-bool ht_words_match(const char *name);
-/* -EINVAL with the reason in the log and in the word error; -EOPNOTSUPP: read-only. WAITS when ht_words_waits(name). */
-int ht_words_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *value, size_t len, int flags,
-                 const struct ht_caller *caller) HT_CHECK;
+bool ht_attribute_match(const char *name);
+/*
+ * -EINVAL with the reason in the log and in the word error; -EOPNOTSUPP: read-only. WAITS when
+ * ht_attribute_waits(name).
+ */
+int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *value, size_t len, int flags,
+                     const struct ht_caller *caller) HT_MUST_CHECK;
 /* cap 0: the length. -ENODATA, -ERANGE. */
-ssize_t ht_words_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_CHECK;
-int ht_words_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller) HT_CHECK;
-bool ht_words_waits(const char *name);
+ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_MUST_CHECK;
+int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller) HT_MUST_CHECK;
+bool ht_attribute_waits(const char *name);
 
 /* ------------------------------------------------------------------ errors */
 
 /*
- * A client's write of len bytes at off failed. It was told, but need not have looked (DeepSpeed never does): the word
- * error keeps it, and there is an event. unseen: nobody was told (pages of a mapping): the next fsync and close of the file tell it, too.
+ * A client's write of len bytes at off failed. The client got the error, but may have ignored it (DeepSpeed always
+ * does): the word error keeps it, and there is an event. unseen: no client got it (pages of a mapping): the next fsync
+ * and close of the file return it, too.
  */
 void ht_ctl_write_failed(struct ht_ctl *c, uint64_t ino, uint64_t off, uint64_t len, int error, bool unseen);
 
 /* ------------------------------------------------------------- durability */
 
-/* fsync of a file or directory: -EBUSY for a parameter while a step of its root is open, and for a directory with a new one. WAITS for I/O only. */
-int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_CHECK;
+/*
+ * fsync of a file or directory: -EBUSY for a parameter while a step of its root is open, and
+ * for a directory with a new one. WAITS for I/O only.
+ */
+int ht_ctl_fsync(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_MUST_CHECK;
 /* True: fsync of this directory's descriptor is a commit (ht_ctl_commit). */
 bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir);
-/* Boundary and everything below the root durable; -EACCES for who may not steer it. WAITS. */
-int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_CHECK;
+/* Makes a boundary, and everything below the root durable; -EACCES if the caller may not steer it. WAITS. */
+int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctl_priv.h - what the files of fs/ctl share. */
+/* ctl_priv.h - the common part of the files of fs/ctl. */
 #ifndef HITRAIN_FS_CTL_CTL_PRIV_H
 #define HITRAIN_FS_CTL_CTL_PRIV_H
 
@@ -10,14 +10,19 @@
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
+#include "tiering/api/object.h"
+#include "tiering/api/scrub.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
-enum { HT_PROBLEMS_MAX = 256 }; /* remembered texts, see problem.c */
+enum { HT_LAST_ERRORS_MAX = 256 }; /* remembered texts, see last_error.c */
 
-/* The last refused thing of an inode, for the word error. */
-struct ht_problem {
+/* The last refused action of an inode, for the word error. */
+struct ht_last_error {
     uint64_t ino;     /* that shows it; 0: free */
-    uint64_t about;   /* what it is about: ino, or something below it */
-    const char *kind; /* what was tried: success of the same ends it */
+    uint64_t about;   /* the subject: ino, or something below it */
+    const char *kind; /* the refused action: its next success ends the entry */
     uint64_t age;
     uint32_t uid;  /* the owner of ino */
     bool in_model; /* step is known: steps that were done then */
@@ -26,7 +31,7 @@ struct ht_problem {
     char text[HT_CTL_ERROR_MAX];
 };
 
-/* A name or inode that is not what a client's caches say, after an abort. */
+/* A name or inode whose copy in a client's cache is stale after an abort. */
 struct ht_stale {
     struct ht_stale *next;
     uint64_t ino, parent;
@@ -40,127 +45,143 @@ struct ht_ctl {
     struct ht_ns_hooks ns_hooks;
     struct ht_optim_hooks optim_hooks;
     const struct ht_ctl_cache *_Atomic cache;
+    const char *options; /* the attribute options, or NULL */
     struct ht_traffic traffic;
     _Atomic uint32_t epoch;
 
-    struct ht_mutex lock;       /* guards what follows; a leaf */
-    struct ht_list files, dirs; /* open ones of the hidden tree */
-    struct ht_problem problem[HT_PROBLEMS_MAX];
-    _Atomic unsigned problems; /* that are there */
-    uint64_t problem_age;
-    struct ht_stale *stale;
-    bool stale_lost; /* memory ran out: everything counts as stale */
+    struct ht_mutex lock;       /* a leaf */
+    struct ht_list files, dirs; /* open ones of the hidden tree; lock */
+    HT_GUARDED_BY(HT_LOCK_CTL) struct {
+        struct ht_last_error last_error[HT_LAST_ERRORS_MAX];
+        uint64_t last_error_age;
+        struct ht_stale *stale;
+        bool stale_lost; /* memory ran out: everything counts as stale */
+    };
+    _Atomic unsigned last_errors; /* that are there; changes under lock */
 
     struct ht_event_log *events;
     pthread_t event_thread;
     struct ht_line_quota lines[HT_EVENT_CODES]; /* of that thread */
     struct ht_mutex name_lock;                  /* above names and optimizer */
-    bool attached;                              /* ns and optim may be asked for names; name_lock */
+    /* ns and optim may be used to find names. */
+    bool attached HT_GUARDED_BY(HT_LOCK_EVENT_NAMES);
 
-    struct ht_mutex root_lock; /* one change of what is a root at a time; above everything else */
+    struct ht_mutex root_lock; /* one change of the set of roots at a time; above everything else */
 
-    struct ht_rwlock words_lock;      /* override.c; guards what follows */
+    struct ht_rwlock words_lock;      /* override.c; guards the fields below */
     struct ht_id_table earlier_words; /* by inode */
     struct ht_list earlier_roots;     /* the same, by model root and by change */
 };
 
+HT_MUTEX_OF(ht_ctl_lock, struct ht_ctl, lock, HT_LOCK_CTL)
+HT_MUTEX_OF(ht_ctl_name_lock, struct ht_ctl, name_lock, HT_LOCK_EVENT_NAMES)
+HT_MUTEX_OF(ht_ctl_root_lock, struct ht_ctl, root_lock, HT_LOCK_ROOTS)
+HT_RWLOCK_OF(ht_ctl_words_lock, struct ht_ctl, words_lock, HT_LOCK_WORDS)
+
 /*
- * problem.c: tell people (an event) and programs (word error). kind: what was tried, a text that stays. _below: the model root
- * of ino says it, too, with the path of ino.
+ * last_error.c: reports an error to people (an event) and programs (the word error). kind: the action, a static text.
+ * _below: also at the model root of ino, with the path of ino.
  */
-void ht_problem_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
-void ht_problem_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
+void ht_last_error_set(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
+void ht_last_error_set_below(struct ht_ctl *c, uint64_t ino, const char *kind, const char *fmt, ...) HT_PRINTF(4, 5);
 /*
- * What was refused to a caller who may only read ino says ino alone: it does not hide what the model says. Else as _below.
+ * If the caller may only read ino, the error appears at ino alone: it does not hide the model's error. Else as _below.
  */
-void ht_problem_set_for(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const char *kind,
-                        const char *text);
-/* Something of this kind succeeded. */
-void ht_problem_done(struct ht_ctl *c, uint64_t ino, const char *kind);
+void ht_last_error_set_for(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, const char *kind,
+                           const char *text);
+/* An action of this kind succeeded. */
+void ht_last_error_done(struct ht_ctl *c, uint64_t ino, const char *kind);
 /* False: there was none. */
-bool ht_problem_clear(struct ht_ctl *c, uint64_t ino);
+bool ht_last_error_clear(struct ht_ctl *c, uint64_t ino);
 /* False: none. */
-bool ht_problem_get(struct ht_ctl *c, uint64_t ino, struct ht_problem *out);
-/* The text with its time, and in a model how many steps were done. As snprintf. */
-int ht_problem_tell(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap);
+bool ht_last_error_get(struct ht_ctl *c, uint64_t ino, struct ht_last_error *out);
+/* Moves a file's content into memory, to the place in which its next opener will look for it. WAITS. */
+int ht_last_error_format(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap);
 
 /* ctl.c */
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);
-/* Tell the cache of everything an abort left stale. No lock held. */
+/* Drops everything that an abort left stale from the cache. No lock held. */
 void ht_ctl_drop_stale(struct ht_ctl *c);
 /* A file's content into memory, where its next opener will look for it. WAITS. */
-int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_CHECK;
+int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj) HT_MUST_CHECK;
 /* Parameter: its description, with the content kept until ht_ns_close(ns, ino). -EINVAL: no float dtype, or no root. */
-int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_CHECK;
+int ht_ctl_describe(struct ht_ctl *c, uint64_t ino, struct ht_param_desc *out) HT_MUST_CHECK;
 
 /* optimizer.c: the word optimizer. */
 int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
-                     const struct ht_caller *caller) HT_CHECK;
-int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_CHECK;
-/* The configuration an inode's attribute says. -ENODATA, -EINVAL with text in err. */
+                     const struct ht_caller *caller) HT_MUST_CHECK;
+int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_MUST_CHECK;
+/* The configuration in an inode's attribute. -ENODATA, -EINVAL with text in err. */
 int ht_optimizer_read(struct ht_ctl *c, uint64_t ino, struct ht_optim_config *out,
-                      char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+                      char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 
 /*
- * override.c: the word optimizer of files and of directories below a root: it amends what is above.
- * The hook of the optimizer. text NULL in the others: without the word.
+ * override.c: the word optimizer of files and of directories below a root: it amends the words above. The hook of the
+ * optimizer. text NULL in the others: without the word.
  */
 int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct ht_optim_config *base,
-                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
-/* May ino, below root, have this text? -EINVAL: it makes no sense there; -EBUSY: state of another rule; with err. Under root_lock. */
+                   struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/*
+ * May ino, below root, have this text? -EINVAL: it is senseless there; -EBUSY: state of another rule; with err. Under
+ * root_lock.
+ */
 int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text,
-                      char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
-/* Set or remove it, for the next step that opens. Under root_lock. -EBUSY with err: too many changes in open steps. */
+                      char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
+/* Sets or removes it, for the next step. Under root_lock. -EBUSY with err: too many changes in open steps. */
 int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags,
-                    char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+                    char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 void ht_override_forget_all(struct ht_ctl *c);
 
-/* shape.c: a shape that is to be set, and the one that is set. -EINVAL with text in err: the file has another number of elements. */
-int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
-int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+/*
+ * shape.c: a shape that is to be set, and the present one. -EINVAL with text in err: the file has another number of
+ * elements.
+ */
+int ht_shape_fits(struct ht_ctl *c, uint64_t ino, const char *text, size_t len,
+                  char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
+int ht_shape_check(struct ht_ctl *c, uint64_t ino, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 
 /* apply.c: the commands of these names. WAIT. */
-int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_CHECK;
-int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by) HT_CHECK;
+int ht_ctl_apply(struct ht_ctl *c, uint64_t root, uint64_t ino) HT_MUST_CHECK;
+int ht_ctl_drop(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ht_optim_steer *by) HT_MUST_CHECK;
 
-/* permission.c: who may do what. The credentials of a moment, kept: groups and all. -ENOMEM */
+/* permission.c. The credentials of a moment, kept: groups and all. -ENOMEM */
 struct ht_person {
     struct ht_cred cred;
     uint32_t *gids;
     size_t gid_count;
 };
-int ht_person_init(struct ht_person *p, const struct ht_caller *caller) HT_CHECK;
+int ht_person_init(struct ht_person *p, const struct ht_caller *caller) HT_MUST_CHECK;
 void ht_person_free(struct ht_person *p);
 /* Valid as long as p. */
 struct ht_caller ht_person_caller(struct ht_person *p);
 /* 0, or -EPERM: neither the owner nor root. */
-int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_CHECK;
+int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller) HT_MUST_CHECK;
 /* 0, or -EACCES: no write permission on the model root, or not the owner where it is sticky. */
-int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_CHECK;
-/* May the caller look for a name in it? 0, -EACCES, -ENOTDIR. */
-int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_CHECK;
+int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller) HT_MUST_CHECK;
+/* May the caller search it? 0, -EACCES, -ENOTDIR. */
+int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller) HT_MUST_CHECK;
 
-/* Could the caller come upon this directory by listing those above it? */
+/* Could the caller find this directory by listing those above it? */
 bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller);
 
-/* Who has opened a .hitrain/ctl, and what that descriptor has claimed. Guarded by its conversation. */
+/* The opener of a .hitrain/ctl, and the claim of that descriptor. Guarded by its session's lock. */
 struct ht_seat {
     uint64_t root, claim; /* 0: none */
-    uint64_t checked;     /* the model root that the person was last found to be allowed to steer; 0: there was none */
+    uint64_t checked;     /* the model root that the person was last allowed to steer; 0: none */
     int process;
     struct ht_person person;
 };
 
 /* command.c: run one command for directory dir of root (0: the mount's root, no model root). WAITS. */
 int ht_command_run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat, const struct ht_command *cmd,
-                   char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+                   char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 /*
- * May the person command dir of root? Steering is checked when ctl is opened; it is checked again here if the directory has come
- * under another root since. -EACCES with text in err.
+ * May the person command dir of root? Opening ctl checks the right to steer; this checks it again if the directory has
+ * moved under another root since. -EACCES with text in err.
  */
 int ht_seat_check(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *seat,
-                  char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+                  char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 /* The open ctl is closed: its claim ends. No waiting. */
 void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 
@@ -168,21 +189,22 @@ void ht_seat_leave(struct ht_ctl *c, struct ht_seat *seat);
 void ht_node_lines(struct ht_ctl *c, struct ht_buf *out);
 void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* devices.c: a line for each device, key=value separated by tabs; and the same as metrics. */
-int ht_device_lines(struct ht_ctl *c, struct ht_buf *out) HT_CHECK;
+int ht_device_lines(struct ht_ctl *c, struct ht_buf *out) HT_MUST_CHECK;
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
 
-/* figures.c */
+/* metrics.c */
 /* A text as OpenMetrics writes labels. */
-void ht_figures_label(const char *text, char *out, size_t cap);
-enum ht_figure_scope { HT_FIGURES_STORE = 1, HT_FIGURES_ROOT = 2, HT_FIGURES_FILE = 4 };
-/* What figures an inode has: a set of scopes, 0 for most directories; *out_root: the model root of HT_FIGURES_ROOT. */
-unsigned ht_figures_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root);
+void ht_metrics_label(const char *text, char *out, size_t cap);
+enum ht_metric_scope { HT_METRICS_STORE = 1, HT_METRICS_ROOT = 2, HT_METRICS_FILE = 4 };
+/* The figures of an inode: a set of scopes, 0 for most directories; *out_root: the model root of HT_METRICS_ROOT. */
+unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root);
 /* One word. -ENODATA: the inode has no such figure. */
-int ht_figures_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out) HT_CHECK;
-bool ht_figures_known(const char *word);
-/* All of them as key=value lines. */
-int ht_figures_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_CHECK;
+int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out) HT_MUST_CHECK;
+bool ht_metrics_known(const char *word);
+/* All figures as key=value lines. */
+int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out) HT_MUST_CHECK;
 /* OpenMetrics text: of one root, or (root 0) of the store and all its roots that the caller may know of. */
-int ht_figures_metrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out) HT_CHECK;
+int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller,
+                           struct ht_buf *out) HT_MUST_CHECK;
 
 #endif

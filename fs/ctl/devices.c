@@ -13,7 +13,7 @@ static const struct row {
     ROW("bytes", "size_bytes", "gauge", "bytes", bytes, "Size of the device."),
     ROW("data_bytes", "data_bytes", "gauge", "bytes", data_bytes, "Part of the device that is for data."),
     ROW("free_bytes", "free_bytes", "gauge", "bytes", free_bytes, "Part for data that nothing names."),
-    ROW("bad_bytes", "bad_bytes", "gauge", "bytes", bad_bytes, "Places that did not take what was written to them."),
+    ROW("bad_bytes", "bad_bytes", "gauge", "bytes", bad_bytes, "Places that failed a write."),
     ROW("reads", "reads", "counter", NULL, io.reads, "Reads that succeeded."),
     ROW("read_bytes", "read_bytes", "counter", "bytes", io.read_bytes, "Bytes read."),
     ROW("read_errors", "read_errors", "counter", NULL, io.read_errors, "Reads that failed."),
@@ -42,7 +42,7 @@ static const char *log_word(enum ht_log_copy_state state)
     return words[state];
 }
 
-/* A path may hold anything: what would end the line or the field is '?'. */
+/* A path may hold anything: characters that would end the line or the field become '?'. */
 static void put_path(struct ht_buf *out, const char *path)
 {
     for (; path && *path; path++)
@@ -53,7 +53,6 @@ int ht_device_lines(struct ht_ctl *c, struct ht_buf *out)
 {
     for (unsigned i = 0; i < ht_store_device_count(c->store); i++) {
         struct ht_device_stat st;
-
         ht_store_device_stat(c->store, i, &st);
         ht_buf_printf(out, "index=%u\thealth=%s\tlog=%s", i, ht_health_word(st.health), log_word(st.log));
         for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
@@ -91,7 +90,6 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
         ht_store_device_stat(c->store, i, &st[i]);
     for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++) {
         bool counter = strcmp(rows[k].type, "counter") == 0;
-
         head(out, rows[k].metric, rows[k].type, rows[k].unit, rows[k].help);
         for (unsigned i = 0; i < count; i++)
             ht_buf_printf(out, "%s%s{device=\"%u\"} %llu\n", rows[k].metric, counter ? "_total" : "", i,
@@ -103,8 +101,7 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
     head(out, "hitrain_device", "info", NULL, "Path of each device.");
     for (unsigned i = 0; i < count; i++) {
         char path[512];
-
-        ht_figures_label(st[i].name ? st[i].name : "", path, sizeof(path));
+        ht_metrics_label(st[i].name ? st[i].name : "", path, sizeof(path));
         ht_buf_printf(out, "hitrain_device_info{device=\"%u\",path=\"%s\"} 1\n", i, path);
     }
 }

@@ -17,18 +17,22 @@ struct repeat {
 };
 
 struct ht_event_log {
-    struct ht_mutex lock; /* guards all of it */
+    struct ht_mutex lock;
     pthread_cond_t more;  /* something to name, or to wait for */
     pthread_cond_t named; /* visible grew */
-    bool stopped;
-    uint64_t last;    /* sequence number of the newest entry */
-    uint64_t visible; /* of the newest one with a name */
-    uint64_t count[HT_EVENT_CODES];
-    struct repeat kind[HT_EVENT_KINDS_MAX];
-    struct repeat rest[HT_EVENT_CODES]; /* what found no place among the kinds */
-    unsigned entries;
-    struct ht_event_entry ring[];
+    HT_GUARDED_BY(HT_LOCK_EVENT_LOG) struct {
+        bool stopped;
+        uint64_t last;    /* sequence number of the newest entry */
+        uint64_t visible; /* of the newest one with a name */
+        uint64_t count[HT_EVENT_CODES];
+        struct repeat kind[HT_EVENT_KINDS_MAX];
+        struct repeat rest[HT_EVENT_CODES]; /* repetitions that found no place among the kinds */
+    };
+    unsigned entries; /* fixed */
+    struct ht_event_entry ring[] HT_GUARDED_BY(HT_LOCK_EVENT_LOG);
 };
+
+HT_MUTEX_OF(log_lock, struct ht_event_log, lock, HT_LOCK_EVENT_LOG)
 
 int ht_event_log_new(unsigned entries, struct ht_event_log **out)
 {
@@ -61,12 +65,13 @@ static struct ht_event_entry *entry_of(struct ht_event_log *l, uint64_t seq)
     return &l->ring[seq % l->entries];
 }
 
-static uint64_t oldest_locked(const struct ht_event_log *l)
+static uint64_t oldest_locked(const struct ht_event_log *l) HT_REQUIRES(HT_LOCK_EVENT_LOG)
 {
     return l->last > l->entries ? l->last - l->entries + 1 : 1;
 }
 
 static void append_locked(struct ht_event_log *l, const struct ht_event *e, uint64_t count, bool various)
+    HT_REQUIRES(HT_LOCK_EVENT_LOG)
 {
     struct ht_event_entry *entry = entry_of(l, ++l->last);
 
@@ -75,7 +80,7 @@ static void append_locked(struct ht_event_log *l, const struct ht_event *e, uint
     entry->various = various;
     entry->event = *e;
     entry->path[0] = 0;
-    if (l->visible + 1 < oldest_locked(l)) /* nobody gave it a name in time */
+    if (l->visible + 1 < oldest_locked(l)) /* it got no name in time */
         l->visible = oldest_locked(l) - 1;
     pthread_cond_signal(&l->more);
 }
@@ -96,6 +101,7 @@ static void begin_repeat(struct repeat *r, const struct ht_event *e, uint64_t no
 }
 
 static void end_period_locked(struct ht_event_log *l, struct repeat *r, uint64_t now_ns, bool various)
+    HT_REQUIRES(HT_LOCK_EVENT_LOG)
 {
     if (!r->ends_ns || r->ends_ns > now_ns)
         return;
@@ -110,7 +116,7 @@ static void end_period_locked(struct ht_event_log *l, struct repeat *r, uint64_t
     r->held = 0;
 }
 
-static void tick_locked(struct ht_event_log *l, uint64_t now_ns)
+static void tick_locked(struct ht_event_log *l, uint64_t now_ns) HT_REQUIRES(HT_LOCK_EVENT_LOG)
 {
     for (unsigned i = 0; i < HT_EVENT_KINDS_MAX; i++)
         end_period_locked(l, &l->kind[i], now_ns, false);
@@ -120,19 +126,18 @@ static void tick_locked(struct ht_event_log *l, uint64_t now_ns)
 
 void ht_event_log_tick(struct ht_event_log *l, uint64_t now_ns)
 {
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     tick_locked(l, now_ns);
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
 }
 
-/* The kind it repeats, a free one for it, or what is counted by the code alone. */
+/* The kind that the event repeats, a free one for it, or the count of its code alone. */
 static struct repeat *find_repeat(struct ht_event_log *l, const struct ht_event *e)
 {
     struct repeat *unused = NULL;
 
     for (unsigned i = 0; i < HT_EVENT_KINDS_MAX; i++) {
         struct repeat *r = &l->kind[i];
-
         if (r->ends_ns && same(&r->last, e))
             return r;
         if (!r->ends_ns && !unused)
@@ -145,7 +150,7 @@ void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t
 {
     struct repeat *r;
 
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     l->count[e->code]++;
     tick_locked(l, now_ns);
     r = find_repeat(l, e);
@@ -157,7 +162,7 @@ void ht_event_log_put(struct ht_event_log *l, const struct ht_event *e, uint64_t
         begin_repeat(r, e, now_ns);
         append_locked(l, e, 1, false);
     }
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
 }
 
 /* ------------------------------------------------------------------- naming */
@@ -166,37 +171,35 @@ bool ht_event_log_unnamed(struct ht_event_log *l, struct ht_event_entry *out)
 {
     bool any;
 
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     any = l->visible < l->last;
     if (any)
         *out = *entry_of(l, l->visible + 1);
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
     return any;
 }
 
 void ht_event_log_name(struct ht_event_log *l, uint64_t seq, const char *path)
 {
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     if (seq == l->visible + 1) {
         struct ht_event_entry *entry = entry_of(l, seq);
         size_t len = strnlen(path, sizeof(entry->path) - 1);
-
         memcpy(entry->path, path, len);
         entry->path[len] = 0;
         l->visible = seq;
         pthread_cond_broadcast(&l->named);
     }
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
 }
 
-/* When the next period with something held ends; 0: none does. Silent ones end when the next event is put. */
-static uint64_t due_locked(const struct ht_event_log *l)
+/* The end of the next period with a held event; 0: none. Periods without one end when the next event is put. */
+static uint64_t due_locked(const struct ht_event_log *l) HT_REQUIRES(HT_LOCK_EVENT_LOG)
 {
     uint64_t due = 0;
 
     for (unsigned i = 0; i < HT_EVENT_KINDS_MAX + HT_EVENT_CODES; i++) {
         const struct repeat *r = i < HT_EVENT_KINDS_MAX ? &l->kind[i] : &l->rest[i - HT_EVENT_KINDS_MAX];
-
         if (r->ends_ns && r->held && (!due || r->ends_ns < due))
             due = r->ends_ns;
     }
@@ -207,35 +210,34 @@ bool ht_event_log_wait(struct ht_event_log *l)
 {
     bool work;
 
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     for (;;) {
         uint64_t due = due_locked(l);
-
         work = l->visible < l->last || (due && due <= ht_now_ns());
         if (work || l->stopped)
             break;
-        ht_cond_wait_until(&l->more, &l->lock, due);
+        ht_cond_wait_until(&l->more, log_lock(l), due);
     }
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
     return work;
 }
 
-void ht_event_log_settle(struct ht_event_log *l)
+void ht_event_log_drain(struct ht_event_log *l)
 {
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     tick_locked(l, UINT64_MAX);
     for (uint64_t last = l->last; l->visible < last && !l->stopped;)
-        ht_cond_wait(&l->named, &l->lock);
-    ht_mutex_unlock(&l->lock);
+        ht_cond_wait(&l->named, log_lock(l));
+    ht_mutex_unlock(log_lock(l));
 }
 
 void ht_event_log_stop(struct ht_event_log *l)
 {
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     l->stopped = true;
     tick_locked(l, UINT64_MAX);
     pthread_cond_broadcast(&l->more);
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
 }
 
 /* ------------------------------------------------------------------ reading */
@@ -245,20 +247,20 @@ bool ht_event_log_next(struct ht_event_log *l, uint64_t after, struct ht_event_e
     uint64_t seq;
     bool any;
 
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     seq = after < UINT64_MAX ? ht_max_u64(after + 1, oldest_locked(l)) : after;
     any = seq <= l->visible;
     if (any)
         *out = *entry_of(l, seq);
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
     return any;
 }
 
-void ht_event_log_figures(struct ht_event_log *l, struct ht_event_figures *out)
+void ht_event_log_metrics(struct ht_event_log *l, struct ht_event_metrics *out)
 {
-    ht_mutex_lock(&l->lock);
+    ht_mutex_lock(log_lock(l));
     memcpy(out->count, l->count, sizeof(out->count));
     out->entries = l->last;
     out->overwritten = oldest_locked(l) - 1;
-    ht_mutex_unlock(&l->lock);
+    ht_mutex_unlock(log_lock(l));
 }

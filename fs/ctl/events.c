@@ -2,21 +2,26 @@
 /*
  * events.c - see events.h.
  *
- * name_lock keeps names and optimizer from going away while the thread asks them for a path; above their locks.
+ * name_lock keeps names and optimizer from going away while the thread looks up a path; above their locks.
  */
 #include "fs/ctl/events.h"
 
-#include <stdio.h>
 #include <stdlib.h>
+
+#include "tiering/base/json.h"
 
 struct ht_event_feed {
     struct ht_event_log *log;
-    struct ht_mutex lock; /* guards what follows: threads may share a descriptor */
-    bool begun;
-    uint64_t after; /* last entry that was turned into text */
-    struct ht_buf line;
-    size_t read; /* of line */
+    struct ht_mutex lock; /* threads may share a descriptor */
+    HT_GUARDED_BY(HT_LOCK_FEED) struct {
+        bool begun;
+        uint64_t after; /* last entry that became a line */
+        char *line;
+        size_t len, read; /* of line */
+    };
 };
+
+HT_MUTEX_OF(feed_lock, struct ht_event_feed, lock, HT_LOCK_FEED)
 
 /* ------------------------------------------------------------------ naming */
 
@@ -27,17 +32,16 @@ static void find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYT
     uint64_t param;
 
     path[0] = 0;
-    ht_mutex_lock(&c->name_lock);
+    ht_mutex_lock(ht_ctl_name_lock(c));
     if (id && c->attached && ht_optim_state_owner(c->optim, id, &param, &state) == 0) {
         size_t len;
-
         ht_ns_path(c->ns, param, path, HT_EVENT_PATH_BYTES);
         len = strlen(path);
         snprintf(path + len, HT_EVENT_PATH_BYTES - len, " (%s)", state);
     } else if (id && c->attached) {
         ht_ns_path(c->ns, id, path, HT_EVENT_PATH_BYTES);
     }
-    ht_mutex_unlock(&c->name_lock);
+    ht_mutex_unlock(ht_ctl_name_lock(c));
 }
 
 static void write_line(const struct ht_event_entry *entry)
@@ -52,8 +56,11 @@ static void write_line(const struct ht_event_entry *entry)
                entry->various ? "of various files or devices, " : "", slash, entry->path, colon, entry->event.text);
 }
 
-/* Every event is in the log of events. A line for each of a thousand files would bury the rest of the system's. */
-static void tell(struct ht_ctl *c, const struct ht_event_entry *entry)
+/*
+ * Every event is in the log of events. A line for each of a thousand files would bury the other lines of the system's
+ * log.
+ */
+static void report(struct ht_ctl *c, const struct ht_event_entry *entry)
 {
     const struct ht_event_kind *kind = &ht_event_kinds[entry->event.code];
     struct ht_line_quota *q = &c->lines[entry->event.code];
@@ -69,7 +76,7 @@ static void tell(struct ht_ctl *c, const struct ht_event_entry *entry)
     write_line(entry);
 }
 
-static void tell_hidden(const struct ht_ctl *c)
+static void report_hidden(const struct ht_ctl *c)
 {
     for (unsigned i = 0; i < HT_EVENT_CODES; i++)
         if (c->lines[i].hidden)
@@ -77,7 +84,7 @@ static void tell_hidden(const struct ht_ctl *c)
                    (unsigned long long)c->lines[i].hidden);
 }
 
-static void *name_and_tell(void *arg)
+static void *name_and_report(void *arg)
 {
     struct ht_ctl *c = arg;
     struct ht_event_entry entry;
@@ -86,11 +93,11 @@ static void *name_and_tell(void *arg)
         ht_event_log_tick(c->events, ht_now_ns());
         while (ht_event_log_unnamed(c->events, &entry)) {
             find_path(c, entry.event.id, entry.path);
-            tell(c, &entry);
+            report(c, &entry);
             ht_event_log_name(c->events, entry.seq, entry.path);
         }
     }
-    tell_hidden(c);
+    report_hidden(c);
     return NULL;
 }
 
@@ -105,15 +112,15 @@ static void take(void *ctx, const struct ht_event *e)
 
 int ht_events_start(struct ht_ctl *c)
 {
-    int r = ht_event_log_new(HT_EVENT_ENTRIES, &c->events);
+    int rc = ht_event_log_new(HT_EVENT_ENTRIES, &c->events);
 
-    if (r)
-        return r;
-    r = pthread_create(&c->event_thread, NULL, name_and_tell, c);
-    if (r) {
+    if (rc)
+        return rc;
+    rc = pthread_create(&c->event_thread, NULL, name_and_report, c);
+    if (rc) {
         ht_event_log_free(c->events);
         c->events = NULL;
-        return -r;
+        return -rc;
     }
     pthread_setname_np(c->event_thread, "ht-events");
     ht_event_set_sink(take, c);
@@ -133,54 +140,36 @@ void ht_events_stop(struct ht_ctl *c)
 
 /* -------------------------------------------------------------------- text */
 
-static void put_escaped(struct ht_buf *out, const char *text)
+/* Writes nothing for an unknown text. */
+static void put_known(struct ht_json *j, const char *key, const char *text)
 {
-    for (; *text; text++) {
-        unsigned char ch = (unsigned char)*text;
-
-        if (ch < 0x20 || ch == 0x7f || ch == '\\')
-            ht_buf_printf(out, "\\%03o", ch);
-        else
-            ht_buf_put(out, text, 1);
-    }
+    if (text && text[0])
+        ht_json_str(j, key, text);
 }
 
-static void put_text(struct ht_buf *out, const char *key, const char *text)
-{
-    if (!text[0])
-        return;
-    ht_buf_printf(out, "%s=", key);
-    put_escaped(out, text);
-    ht_buf_put(out, "\t", 1);
-}
-
-static void put_number(struct ht_buf *out, const char *key, uint64_t value)
-{
-    ht_buf_printf(out, "%s=%llu\t", key, (unsigned long long)value);
-}
-
-void ht_event_line(const struct ht_event_entry *entry, struct ht_buf *out)
+void ht_event_put(const struct ht_event_entry *entry, FILE *to)
 {
     const struct ht_event *e = &entry->event;
-    const char *error = e->error ? strerrorname_np(-e->error) : NULL;
+    struct ht_json j;
 
-    put_number(out, "seq", entry->seq);
-    put_number(out, "time_ns", e->time_ns);
-    put_text(out, "level", ht_log_level_word(ht_event_kinds[e->code].level));
-    put_text(out, "code", ht_event_kinds[e->code].word);
-    put_number(out, "count", entry->count);
+    ht_json_init_lines(&j, to);
+    ht_json_object(&j, NULL);
+    ht_json_u64(&j, "seq", entry->seq);
+    ht_json_u64(&j, "time_ns", e->time_ns);
+    ht_json_str(&j, "level", ht_log_level_word(ht_event_kinds[e->code].level));
+    ht_json_str(&j, "code", ht_event_kinds[e->code].word);
+    ht_json_u64(&j, "count", entry->count);
     if (entry->various)
-        put_number(out, "various", 1);
-    put_text(out, "path", entry->path);
+        ht_json_bool(&j, "various", true);
+    put_known(&j, "path", entry->path);
     if (e->id)
-        put_number(out, "id", e->id);
-    put_text(out, "device", e->device);
+        ht_json_u64(&j, "id", e->id);
+    put_known(&j, "device", e->device);
     if (e->device[0])
-        put_number(out, "offset", e->offset);
-    put_text(out, "error", error ? error : "");
-    ht_buf_printf(out, "text=");
-    put_escaped(out, e->text);
-    ht_buf_put(out, "\n", 1);
+        ht_json_u64(&j, "offset", e->offset);
+    put_known(&j, "error", e->error ? strerrorname_np(-e->error) : NULL);
+    ht_json_str(&j, "text", e->text);
+    ht_json_end(&j);
 }
 
 /* -------------------------------------------------------------------- feed */
@@ -199,42 +188,51 @@ int ht_event_feed_open(struct ht_ctl *c, struct ht_event_feed **out)
 
 void ht_event_feed_close(struct ht_event_feed *f)
 {
+    HT_UNSHARED(HT_LOCK_FEED);
     ht_mutex_destroy(&f->lock);
-    ht_buf_free(&f->line);
+    free(f->line);
     free(f);
 }
 
-/* Make the next line when all of the last one was read. False: there is none. */
-static bool next_line(struct ht_event_feed *f)
+/* Makes the next line when all of the last one was read. False: there is none, or no memory for it. */
+static bool next_line(struct ht_event_feed *f) HT_REQUIRES(HT_LOCK_FEED)
 {
     struct ht_event_entry entry;
+    FILE *to;
 
-    if (f->read < f->line.len)
+    if (f->read < f->len)
         return true;
-    ht_buf_reset(&f->line);
-    f->read = 0;
     if (!ht_event_log_next(f->log, f->after, &entry))
         return false;
-    ht_event_line(&entry, &f->line);
+    free(f->line);
+    f->line = NULL;
+    f->len = f->read = 0;
+    to = open_memstream(&f->line, &f->len);
+    if (!to)
+        return false;
+    ht_event_put(&entry, to);
+    if (fclose(to)) {
+        f->len = 0;
+        return false;
+    }
     f->after = entry.seq;
-    return f->line.err == 0;
+    return true;
 }
 
 ssize_t ht_event_feed_read(struct ht_event_feed *f, uint64_t off, void *buf, size_t len)
 {
     size_t done = 0;
 
-    ht_mutex_lock(&f->lock);
+    ht_mutex_lock(feed_lock(f));
     if (!f->begun)
         f->after = off;
     f->begun = true;
     while (done < len && next_line(f)) {
-        size_t n = ht_min_u64(len - done, f->line.len - f->read);
-
-        memcpy((char *)buf + done, f->line.data + f->read, n);
+        size_t n = ht_min_u64(len - done, f->len - f->read);
+        memcpy((char *)buf + done, f->line + f->read, n);
         f->read += n;
         done += n;
     }
-    ht_mutex_unlock(&f->lock);
+    ht_mutex_unlock(feed_lock(f));
     return (ssize_t)done;
 }

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hidden.c - what exists in the hidden tree, and what it looks like. See hidden.h.
+ * hidden.c - the inodes of the hidden tree, and their attributes. See hidden.h.
  *
  * An inode number is made of a kind (bits 56 to 63), an index (48 to 55) and the inode it belongs to (0 to 47; the
- * store numbers from 1 up and never gets there). Below grad, grad-topk and state there is a directory for each directory below
- * that of .hitrain. Its index is the number of levels between: so every hidden directory has one path, as the kernel wants
- * it, while a gradient or a state has one for each directory above it. Attributes are made up from those of that inode, so that the
- * kernel's permission check gives what steering and reading need; ht_hidden_open checks again.
+ * store numbers from 1 up and never gets there). Below grad, grad-topk and state there is a directory for each
+ * directory below that of .hitrain. Its index is the number of levels between: so every hidden directory has one path,
+ * as the kernel wants it, while a gradient or a state has one for each directory above it. Attributes derive from those
+ * of that inode, so that the kernel's permission check grants the rights for steering and reading; ht_hidden_open
+ * checks again.
  */
 #include "fs/ctl/hidden_priv.h"
 
@@ -64,7 +65,7 @@ static mode_t search_bits(mode_t mode)
     return (mode & 0444) | (mode & 0444) >> 2;
 }
 
-/* Those who may write may read the answers. */
+/* A user who may write may read the answers. */
 static mode_t steer_bits(mode_t mode)
 {
     return (mode & 0222) | (mode & 0222) << 1;
@@ -98,7 +99,7 @@ static uint64_t grad_size(const struct ht_param_desc *d)
     return p && g ? ht_obj_size(d->obj) / p->bytes * g->bytes : 0;
 }
 
-/* 0 for what is no parameter (opening it says why), and for state that is not there yet. */
+/* 0 for an inode that is no parameter (opening it reports the reason), and for absent state. */
 static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
 {
     struct ht_param_desc d;
@@ -117,8 +118,8 @@ static uint64_t size_of(struct ht_ctl *c, uint64_t ino)
     return size > 0 ? (uint64_t)size : 0;
 }
 
-/* Whose permissions rule over it: for ctl those of the model root, else those of the base. */
-uint64_t ht_hidden_ruler(struct ht_ctl *c, uint64_t ino)
+/* The inode whose permissions rule: for ctl the model root, else the base. */
+uint64_t ht_hidden_permission_inode(struct ht_ctl *c, uint64_t ino)
 {
     struct ht_ns_tensor t;
     uint64_t base = ht_hidden_base(ino);
@@ -131,10 +132,10 @@ uint64_t ht_hidden_ruler(struct ht_ctl *c, uint64_t ino)
 int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st)
 {
     struct stat st;
-    int r = ht_ns_getattr(c->ns, ht_hidden_ruler(c, ino), &st);
+    int rc = ht_ns_getattr(c->ns, ht_hidden_permission_inode(c, ino), &st);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     st.st_ino = ino;
     st.st_mode = mode_of(ht_hidden_kind(ino), st.st_mode);
     st.st_nlink = 1; /* of a directory: how many are below is not counted */
@@ -150,7 +151,10 @@ static unsigned hidden_perm(unsigned perm, void *ctx)
     return mode_of(*(const enum ht_hidden_kind *)ctx, perm << 6 | perm << 3 | perm) & 7;
 }
 
-/* Made up from that of the ruling inode as the mode is: mask and entries change alike, so what is effective does, too. */
+/*
+ * Derived from the list of the ruling inode as the mode is: mask and entries change alike, so the effective permissions
+ * do, too.
+ */
 ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
 {
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
@@ -158,7 +162,7 @@ ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, voi
 
     if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || kind == HT_HIDDEN_EVENTS)
         return -ENODATA;
-    n = ht_ns_getxattr(c->ns, ht_hidden_ruler(c, ino), name, buf, cap);
+    n = ht_ns_getxattr(c->ns, ht_hidden_permission_inode(c, ino), name, buf, cap);
     if (n > 0 && cap)
         ht_ns_acl_map(buf, (size_t)n, hidden_perm, &kind);
     return n;
@@ -182,12 +186,12 @@ static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
 {
     struct ht_ns_tensor t;
     struct stat st;
-    int r = ht_ns_getattr(c->ns, dir, &st);
+    int rc = ht_ns_getattr(c->ns, dir, &st);
 
-    if (r == 0)
-        r = ht_ns_tensor(c->ns, dir, &t);
-    if (r)
-        return r;
+    if (rc == 0)
+        rc = ht_ns_tensor(c->ns, dir, &t);
+    if (rc)
+        return rc;
     if (!S_ISDIR(st.st_mode) || (!t.root && dir != HT_NS_ROOT_INO))
         return -ENOENT;
     return found(c, HT_HIDDEN_DIR, 0, dir, out_st);
@@ -196,7 +200,7 @@ static int lookup_dir(struct ht_ctl *c, uint64_t dir, struct stat *out_st)
 struct fixed {
     const char *name;
     enum ht_hidden_kind kind;
-    bool model_only; /* not in the mount's root when that is no model root */
+    bool model_only; /* in the mount's root only when that is a model root */
     bool mount_only; /* only in the mount's root */
 };
 
@@ -226,7 +230,7 @@ static int lookup_fixed(struct ht_ctl *c, uint64_t dir, const char *name, struct
     return -ENOENT;
 }
 
-/* Of what is in grad, grad-topk or state. */
+/* The kind of entries in grad, grad-topk or state. */
 static enum ht_hidden_kind kind_in(enum ht_hidden_kind dir)
 {
     return dir == HT_HIDDEN_GRAD_DIR ? HT_HIDDEN_GRAD
@@ -235,43 +239,43 @@ static enum ht_hidden_kind kind_in(enum ht_hidden_kind dir)
 }
 
 /*
- * A directory leads to what is below it. A gradient resolves for every regular file, so that opening one of a file without a float
- * dtype can say why not.
+ * A directory leads to the entries below it. A gradient resolves for every regular file, so that an open can say why a
+ * file without a float dtype has none.
  */
 static int lookup_param(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
     enum ht_hidden_kind dir = ht_hidden_kind(parent), kind = kind_in(dir);
     unsigned levels = ht_hidden_index(parent);
     struct stat st;
-    int r = ht_ns_lookup(c->ns, ht_hidden_base(parent), name, &st);
+    int rc = ht_ns_lookup(c->ns, ht_hidden_base(parent), name, &st);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     if (S_ISDIR(st.st_mode))
-        r = levels < LEVELS_MAX ? found(c, dir, levels + 1, st.st_ino, out_st) : -ENAMETOOLONG;
+        rc = levels < LEVELS_MAX ? found(c, dir, levels + 1, st.st_ino, out_st) : -ENAMETOOLONG;
     else if (S_ISREG(st.st_mode) && kind != HT_HIDDEN_PARAM_DIR)
-        r = found(c, kind, 0, st.st_ino, out_st);
+        rc = found(c, kind, 0, st.st_ino, out_st);
     else if (S_ISREG(st.st_mode) && ht_ctl_param(c, st.st_ino))
-        r = found(c, kind, levels, st.st_ino, out_st);
+        rc = found(c, kind, levels, st.st_ino, out_st);
     else
-        r = -ENOENT;
+        rc = -ENOENT;
     ht_ns_forget(c->ns, st.st_ino, 1);
-    return r;
+    return rc;
 }
 
 static int lookup_state(struct ht_ctl *c, uint64_t param, const char *name, struct stat *out_st)
 {
     struct ht_param_desc d;
     const char *known;
-    int r = ht_ctl_describe(c, param, &d);
+    int rc = ht_ctl_describe(c, param, &d);
     unsigned i = 0;
 
-    if (r)
+    if (rc)
         return -ENOENT;
-    while (i < HT_HIDDEN_STATES_MAX && (r = ht_optim_state_name(c->optim, &d, i, &known)) == 0 && strcmp(known, name))
+    while (i < HT_HIDDEN_STATES_MAX && (rc = ht_optim_state_name(c->optim, &d, i, &known)) == 0 && strcmp(known, name))
         i++;
     ht_ns_close(c->ns, param);
-    return r || i == HT_HIDDEN_STATES_MAX ? -ENOENT : found(c, HT_HIDDEN_STATE, i, param, out_st);
+    return rc || i == HT_HIDDEN_STATES_MAX ? -ENOENT : found(c, HT_HIDDEN_STATE, i, param, out_st);
 }
 
 static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
@@ -296,20 +300,20 @@ static int lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct st
 
 int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st)
 {
-    int r = lookup(c, parent, name, out_st);
+    int rc = lookup(c, parent, name, out_st);
     struct ht_ns_tensor t;
 
-    if (r == 0 && c->problems && ht_hidden_match(parent) && ht_ns_tensor(c->ns, ht_hidden_base(parent), &t) == 0)
-        ht_problem_done(c, t.root, "name");
-    return r;
+    if (rc == 0 && c->last_errors && ht_hidden_match(parent) && ht_ns_tensor(c->ns, ht_hidden_base(parent), &t) == 0)
+        ht_last_error_done(c, t.root, "name");
+    return rc;
 }
 
-static void tell_missing_parameter(struct ht_ctl *c, uint64_t root, uint64_t dir, const char *what, const char *name)
+static void report_missing_parameter(struct ht_ctl *c, uint64_t root, uint64_t dir, const char *what, const char *name)
 {
     char path[160];
 
     ht_ns_path(c->ns, dir, path, sizeof(path));
-    ht_problem_set(c, root, "name", HT_CTL_DIR "/%s/%.64s: there is no such file below /%s", what, name, path);
+    ht_last_error_set(c, root, "name", HT_CTL_DIR "/%s/%.64s: there is no such file below /%s", what, name, path);
 }
 
 void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller)
@@ -320,15 +324,15 @@ void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const
     if (!ht_hidden_match(parent) || ht_ns_tensor(c->ns, dir, &t) || !t.root || ht_ctl_may_steer(c, t.root, caller))
         return;
     if (ht_hidden_kind(parent) == HT_HIDDEN_DIR)
-        ht_problem_set(c, t.root, "name",
-                       HT_CTL_DIR
-                       "/%.64s: there are ctl, stats, grad/P, grad-topk/P and state/P/NAME, where P is the path of a "
+        ht_last_error_set(
+            c, t.root, "name",
+            HT_CTL_DIR "/%.64s: there are ctl, stats, grad/P, grad-topk/P and state/P/NAME, where P is the path of a "
                        "parameter",
-                       name);
+            name);
     else if (ht_hidden_kind(parent) == HT_HIDDEN_GRAD_DIR)
-        tell_missing_parameter(c, t.root, dir, "grad", name);
+        report_missing_parameter(c, t.root, dir, "grad", name);
     else if (ht_hidden_kind(parent) == HT_HIDDEN_TOPK_DIR)
-        tell_missing_parameter(c, t.root, dir, "grad-topk", name);
+        report_missing_parameter(c, t.root, dir, "grad-topk", name);
 }
 
 /* ------------------------------------------------------------- directories */
@@ -358,27 +362,27 @@ static int list_one(struct ht_hidden_dir *d, const char *name, uint64_t ino, uin
 static int list_fixed(struct ht_hidden_dir *d, uint64_t dir)
 {
     bool root = below_root(d->ctl, dir);
-    int r = 0;
+    int rc = 0;
 
-    for (size_t i = 0; i < HT_ARRAY_SIZE(fixed) && r == 0; i++)
+    for (size_t i = 0; i < HT_ARRAY_SIZE(fixed) && rc == 0; i++)
         if (is_there(&fixed[i], dir, root))
-            r = list_one(d, fixed[i].name, number_of(fixed[i].kind, 0, dir), mode_of(fixed[i].kind, 0) & S_IFMT);
-    return r;
+            rc = list_one(d, fixed[i].name, number_of(fixed[i].kind, 0, dir), mode_of(fixed[i].kind, 0) & S_IFMT);
+    return rc;
 }
 
-/* Inside the walk names may not be asked about: take them all, each with a count, and sieve afterwards. */
-static int take_entry(void *ctx, const struct ht_ns_dirent *e)
+/* Inside the walk no lookup of names is allowed: takes all entries, each with a count, and sieves afterwards. */
+static int take_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_hidden_dir *d = ctx;
     struct stat st;
-    int r;
+    int rc;
 
     if (!S_ISREG(e->type) && !S_ISDIR(e->type))
         return 0;
-    r = list_one(d, e->name, e->ino, e->type);
-    if (r == 0)
-        r = ht_ns_getattr_locked(d->ctl->ns, e->ino, true, &st);
-    return r;
+    rc = list_one(d, e->name, e->ino, e->type);
+    if (rc == 0)
+        rc = ht_ns_getattr_locked(d->ctl->ns, e->ino, true, &st);
+    return rc;
 }
 
 /* The hidden inode that a file or directory stands for in a hidden directory; 0: none. */
@@ -399,7 +403,6 @@ static void sieve(struct ht_hidden_dir *d, uint64_t dir)
 
     for (size_t i = 0; i < count; i++) {
         uint64_t ino = l[i].ino, number = number_in(d->ctl, dir, &l[i]);
-
         if (number)
             l[kept++] = (struct listed){l[i].name, number, mode_of(ht_hidden_kind(number), 0) & S_IFMT};
         ht_ns_forget(d->ctl->ns, ino, 1);
@@ -409,27 +412,27 @@ static void sieve(struct ht_hidden_dir *d, uint64_t dir)
 
 static int list_params(struct ht_hidden_dir *d, uint64_t dir)
 {
-    int r = ht_ns_readdir(d->ctl->ns, ht_hidden_base(dir), 0, take_entry, d);
+    int rc = ht_ns_readdir(d->ctl->ns, ht_hidden_base(dir), 0, take_entry, d);
 
     sieve(d, dir);
-    return r;
+    return rc;
 }
 
 static int list_states(struct ht_hidden_dir *d, uint64_t param)
 {
     struct ht_param_desc desc;
     const char *name;
-    int r = ht_ctl_describe(d->ctl, param, &desc);
+    int rc = ht_ctl_describe(d->ctl, param, &desc);
 
-    if (r)
+    if (rc)
         return -ENOENT;
-    for (unsigned i = 0; i < HT_HIDDEN_STATES_MAX && r == 0; i++) {
+    for (unsigned i = 0; i < HT_HIDDEN_STATES_MAX && rc == 0; i++) {
         if (ht_optim_state_name(d->ctl->optim, &desc, i, &name))
             break;
-        r = list_one(d, name, number_of(HT_HIDDEN_STATE, i, param), S_IFREG);
+        rc = list_one(d, name, number_of(HT_HIDDEN_STATE, i, param), S_IFREG);
     }
     ht_ns_close(d->ctl->ns, param);
-    return r;
+    return rc;
 }
 
 static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
@@ -453,19 +456,19 @@ static int list_kind(struct ht_hidden_dir *d, uint64_t ino)
 int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller, struct ht_hidden_dir **out)
 {
     struct ht_hidden_dir *d;
-    int r = ht_ctl_access(c, ht_hidden_base(ino), R_OK, caller);
+    int rc = ht_ctl_access(c, ht_hidden_base(ino), R_OK, caller);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     d = calloc(1, sizeof(*d));
     if (!d)
         return -ENOMEM;
     d->ctl = c;
     ht_ctl_link(c, &c->dirs, &d->link);
-    r = list_kind(d, ino);
-    if (r) {
+    rc = list_kind(d, ino);
+    if (rc) {
         ht_hidden_closedir(d);
-        return r;
+        return rc;
     }
     *out = d;
     return 0;
@@ -490,9 +493,8 @@ void ht_hidden_closedir(struct ht_hidden_dir *d)
     free(d);
 }
 
-void ht_hidden_close_all(struct ht_ctl *c)
+void ht_hidden_closedir_all(struct ht_ctl *c)
 {
     while (!ht_list_empty(&c->dirs))
         ht_hidden_closedir(ht_list_entry(c->dirs.next, struct ht_hidden_dir, link));
-    ht_hidden_release_all(c);
 }

@@ -9,11 +9,11 @@
  *     ctl  stats
  *     events               of the mount's root only; for its owner and root, as it names what others may not see
  *
- * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They
- * take no lookup counts, so that what a client keeps of them keeps no file that was removed: numbers are never used again,
- * and one whose inode is gone is ESTALE.
+ * Its inodes exist only as numbers: kind, index and the inode of the directory or parameter they belong to. They take
+ * no lookup counts, so that a client that keeps such inodes keeps no removed file: numbers are never used again, and
+ * one whose inode is gone is ESTALE.
  *
- * Locks: none of its own, but one per open ctl file. WAITS as in ctl.h.
+ * Locks: one per open ctl file, and no other of its own. WAITS as in ctl.h.
  */
 #ifndef HITRAIN_FS_CTL_HIDDEN_H
 #define HITRAIN_FS_CTL_HIDDEN_H
@@ -23,25 +23,25 @@
 bool ht_hidden_match(uint64_t ino);
 /* Is name in parent (hidden or not) one that belongs to the hidden tree? */
 bool ht_hidden_name(uint64_t parent, const char *name);
-/* Is it one of .hitrain/grad/? And that of a parameter. */
+/* Is it a gradient in .hitrain/grad/? And the gradient's inode of a parameter. */
 bool ht_hidden_is_gradient(uint64_t ino);
 uint64_t ht_hidden_gradient(uint64_t param);
 /* Takes no count. */
-int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
-/* The lookup of this name answered ENOENT: where the caller may steer the model, its error says what there is. */
+int ht_hidden_lookup(struct ht_ctl *c, uint64_t parent, const char *name, struct stat *out_st) HT_MUST_CHECK;
+/* The lookup of this name answered ENOENT: if the caller may steer the model, its error lists the present names. */
 void ht_hidden_missed(struct ht_ctl *c, uint64_t parent, const char *name, const struct ht_caller *caller);
-int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_CHECK;
+int ht_hidden_getattr(struct ht_ctl *c, uint64_t ino, struct stat *out_st) HT_MUST_CHECK;
 /* Truncation and times are accepted and change nothing: these files have the sizes that they have. Else -EPERM. */
-int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_CHECK;
+int ht_hidden_setattr(struct ht_ctl *c, uint64_t ino, unsigned what, struct stat *out_st) HT_MUST_CHECK;
 
-/* The access list beside the mode that getattr tells, and nothing else: -ENODATA, -ERANGE. cap 0: the length. */
-ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_CHECK;
+/* The access list that belongs to the mode of getattr, and no other attribute: -ENODATA, -ERANGE. cap 0: the length. */
+ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------- directories */
 
 struct ht_hidden_dir;
 int ht_hidden_opendir(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller,
-                      struct ht_hidden_dir **out) HT_CHECK;
+                      struct ht_hidden_dir **out) HT_MUST_CHECK;
 /* The entry at place i, counted from 0; false: the end. Without "." and "..". */
 bool ht_hidden_entry(const struct ht_hidden_dir *d, uint64_t i, const char **out_name, struct stat *out_st);
 void ht_hidden_closedir(struct ht_hidden_dir *d);
@@ -49,46 +49,50 @@ void ht_hidden_closedir(struct ht_hidden_dir *d);
 /* ------------------------------------------------------------------- files */
 
 struct ht_hidden_file;
-/* WAITS, for gradients: a boundary that is being made comes first. */
+/* WAITS, for gradients: a running boundary comes first. */
 int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
-                   struct ht_hidden_file **out) HT_CHECK;
+                   struct ht_hidden_file **out) HT_MUST_CHECK;
 bool ht_hidden_open_waits(uint64_t ino);
 /* The model root that an open, or any other call, may have to wait for; 0: none. */
 uint64_t ht_hidden_root(struct ht_ctl *c, uint64_t ino);
-ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_CHECK;
-ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_CHECK;
-/* Of a gradient: the same, but -EAGAIN, with nothing done, where that one waits for a step. */
-ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_CHECK;
+ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
+/* For a gradient: the same, but -EAGAIN, with nothing done, if that one waits for a step. */
+ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
-/* Bytes of a whole gradient; 0: it is none. */
+/* Bytes of a whole gradient; 0: it is no gradient. */
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
 /* ftruncate: of a gradient that is open for writing only, ht_grad_set_size; else nothing. */
-int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes) HT_CHECK;
-/* Of each closing descriptor, maybe early and often. */
-int ht_hidden_flush(struct ht_hidden_file *f) HT_CHECK;
-int ht_hidden_fsync(struct ht_hidden_file *f) HT_CHECK;
+int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes) HT_MUST_CHECK;
+/* Called for each closing descriptor, maybe early and often. */
+int ht_hidden_flush(struct ht_hidden_file *f) HT_MUST_CHECK;
+int ht_hidden_fsync(struct ht_hidden_file *f) HT_MUST_CHECK;
 void ht_hidden_release(struct ht_hidden_file *f);
 
-/* Is it a ctl, where what is written are commands? */
+/* fs/fuse counts this open among those of a passthrough gradient. Set before a client can use the file. */
+void ht_hidden_set_counted(struct ht_hidden_file *f);
+bool ht_hidden_is_counted(const struct ht_hidden_file *f);
+
+/* Is it a ctl, whose writes are commands? */
 bool ht_hidden_commands(uint64_t ino);
 
-/* What a call may have to wait for, apart from I/O and memory. */
+/* The reasons for which a call may have to wait, apart from I/O and memory. */
 enum ht_lane_kind {
-    HT_LANE_GRADIENT, /* updates, or a boundary that is being made */
-    HT_LANE_WRITE,    /* the same; it brings bytes that are kept meanwhile */
-    HT_LANE_TALK,     /* what a command waits for that needs no turn, or the conversation of another thread */
-    HT_LANE_TURN,     /* its turn on the root: one at a time */
-    HT_LANE_UPDATE,   /* updates, and nothing else: the kernel holds pages of the parameter, or their writeback */
-    HT_LANE_NAMES,    /* locks of the kernel's directories, on behalf of no request */
+    HT_LANE_GRADIENT,    /* updates, or a boundary that is being made */
+    HT_LANE_WRITE,       /* the same; it brings bytes that are kept while it waits */
+    HT_LANE_CTL_SESSION, /* the waits of a command that needs no turn, or the session of another thread */
+    HT_LANE_TURN,        /* its turn on the root: one at a time */
+    HT_LANE_UPDATE,      /* updates, and nothing else: the kernel holds pages of the parameter, or their writeback */
+    HT_LANE_NAMES,       /* locks of the kernel's directories, on behalf of no request */
     HT_LANES,
     HT_LANE_NONE = HT_LANES,
 };
 enum ht_hidden_op { HT_HIDDEN_READ, HT_HIDDEN_WRITE, HT_HIDDEN_FLUSH };
-/* buf: what is to be written. The write of a dense gradient is tried first. */
+/* buf: the bytes to write. The write of a dense gradient is tried first. */
 enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_op op, const void *buf, size_t len);
 enum ht_traffic_kind ht_hidden_traffic(const struct ht_hidden_file *f);
 
-/* After a mount that ended with things open: nobody will close them. No other call may be in progress. */
+/* After a mount that ended with open files: no client will close them. No other call may be in progress. */
 void ht_hidden_close_all(struct ht_ctl *c);
 
 #endif

@@ -2,8 +2,8 @@
 /*
  * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats and events.
  *
- * ctl is a conversation per open file: lines written are commands, lines read are their results in order,
- * whatever the offsets. Its mutex serialises the conversation of threads that share the descriptor; it is held over a
+ * ctl is a session per open file: lines written are commands, lines read are their results in order,
+ * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
  * command, which is why such calls WAIT.
  */
 #include "fs/ctl/events.h"
@@ -20,15 +20,19 @@ enum {
     RESULTS_MAX_BYTES = 1 << 16, /* unread results beyond this are dropped, oldest first */
 };
 
-struct talk {
+struct session {
     struct ht_mutex lock;
-    char line[LINE_MAX_BYTES]; /* begun and not ended yet */
-    size_t line_len;
-    bool line_too_long;
-    struct ht_buf results;
-    size_t read; /* of results */
-    struct ht_seat seat;
+    HT_GUARDED_BY(HT_LOCK_CTL_SESSION) struct {
+        char line[LINE_MAX_BYTES]; /* begun and not ended yet */
+        size_t line_len;
+        bool line_too_long;
+        struct ht_buf results;
+        size_t read; /* of results */
+        struct ht_seat seat;
+    };
 };
+
+HT_MUTEX_OF(session_lock, struct session, lock, HT_LOCK_CTL_SESSION)
 
 struct ht_hidden_file {
     struct ht_list link; /* in ctl.files */
@@ -40,9 +44,10 @@ struct ht_hidden_file {
     struct ht_grad *grad;       /* GRAD */
     struct ht_topk *topk;       /* TOPK */
     const char *state;          /* STATE: name */
-    struct talk *talk;          /* CTL */
+    struct session *session;    /* CTL */
     struct ht_buf text;         /* STATS */
     struct ht_event_feed *feed; /* EVENTS */
+    bool counted;               /* by fs/fuse */
 };
 
 /* -------------------------------------------------------------------- open */
@@ -50,15 +55,15 @@ struct ht_hidden_file {
 static int open_param(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     uint64_t base = ht_hidden_base(f->ino);
-    int r = ht_ctl_describe(f->ctl, base, &f->param);
+    int rc = ht_ctl_describe(f->ctl, base, &f->param);
 
-    if (r == -EINVAL) {
-        ht_problem_set_for(f->ctl, base, caller, "gradient",
-                           "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
-    } else if (r == 0) {
-        ht_problem_done(f->ctl, base, "gradient");
+    if (rc == -EINVAL) {
+        ht_last_error_set_for(f->ctl, base, caller, "gradient",
+                              "has no gradient: it is no parameter (set " HT_XATTR_PREFIX "dtype to f32, bf16 or f16)");
+    } else if (rc == 0) {
+        ht_last_error_done(f->ctl, base, "gradient");
     }
-    return r;
+    return rc;
 }
 
 static int refuse_shape(struct ht_hidden_file *f, const struct ht_caller *caller, const char *why)
@@ -67,7 +72,7 @@ static int refuse_shape(struct ht_hidden_file *f, const struct ht_caller *caller
     char text[HT_CTL_ERROR_MAX + 16];
 
     snprintf(text, sizeof(text), "gradient: %s", why);
-    ht_problem_set_for(f->ctl, base, caller, "gradient", text);
+    ht_last_error_set_for(f->ctl, base, caller, "gradient", text);
     ht_ns_close(f->ctl->ns, base);
     return -EINVAL;
 }
@@ -75,42 +80,43 @@ static int refuse_shape(struct ht_hidden_file *f, const struct ht_caller *caller
 static int open_grad(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
     char why[HT_CTL_ERROR_MAX];
-    int r = open_param(f, caller);
+    int rc = open_param(f, caller);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     if (ht_shape_check(f->ctl, ht_hidden_base(f->ino), why))
         return refuse_shape(f, caller, why);
-    r = f->kind == HT_HIDDEN_GRAD ? ht_grad_open(f->ctl->optim, &f->param, &f->grad)
-                                  : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
-    if (r)
+    rc = f->kind == HT_HIDDEN_GRAD ? ht_grad_open(f->ctl->optim, &f->param, &f->grad)
+                                   : ht_topk_open(f->ctl->optim, &f->param, &f->topk);
+    if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
-    return r;
+    return rc;
 }
 
 static int open_state(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    int r = open_param(f, caller);
+    int rc = open_param(f, caller);
 
-    if (r)
-        return r;
-    r = ht_optim_state_name(f->ctl->optim, &f->param, ht_hidden_index(f->ino), &f->state);
-    if (r)
+    if (rc)
+        return rc;
+    rc = ht_optim_state_name(f->ctl->optim, &f->param, ht_hidden_index(f->ino), &f->state);
+    if (rc)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
-    return r;
+    return rc;
 }
 
-static int open_talk(struct ht_hidden_file *f, const struct ht_caller *caller)
+static int open_session(struct ht_hidden_file *f, const struct ht_caller *caller)
 {
-    f->talk = calloc(1, sizeof(*f->talk));
-    if (!f->talk)
+    f->session = calloc(1, sizeof(*f->session));
+    if (!f->session)
         return -ENOMEM;
-    if (ht_person_init(&f->talk->seat.person, caller)) {
-        free(f->talk);
+    HT_UNSHARED(HT_LOCK_CTL_SESSION);
+    if (ht_person_init(&f->session->seat.person, caller)) {
+        free(f->session);
         return -ENOMEM;
     }
-    f->talk->seat.process = caller->process ? caller->process(caller->ctx) : 0;
-    ht_mutex_init(&f->talk->lock, HT_LOCK_TALK);
+    f->session->seat.process = caller->process ? caller->process(caller->ctx) : 0;
+    ht_mutex_init(&f->session->lock, HT_LOCK_CTL_SESSION);
     return 0;
 }
 
@@ -120,16 +126,16 @@ static int open_stats(struct ht_hidden_file *f, const struct ht_caller *caller)
     struct ht_ns_tensor t;
     struct ht_person person;
     struct ht_caller known;
-    int r = ht_ns_tensor(f->ctl->ns, base, &t);
+    int rc = ht_ns_tensor(f->ctl->ns, base, &t);
 
-    if (r == 0)
-        r = ht_person_init(&person, caller);
-    if (r)
-        return r;
+    if (rc == 0)
+        rc = ht_person_init(&person, caller);
+    if (rc)
+        return rc;
     known = ht_person_caller(&person);
-    r = ht_figures_metrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &known, &f->text);
+    rc = ht_metrics_openmetrics(f->ctl, base == HT_NS_ROOT_INO ? 0 : t.root, &known, &f->text);
     ht_person_free(&person);
-    return r;
+    return rc;
 }
 
 static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
@@ -141,7 +147,7 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     case HT_HIDDEN_STATE:
         return open_state(f, caller);
     case HT_HIDDEN_CTL:
-        return open_talk(f, caller);
+        return open_session(f, caller);
     case HT_HIDDEN_STATS:
         return open_stats(f, caller);
     case HT_HIDDEN_EVENTS:
@@ -154,7 +160,7 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
 static int access_mask(enum ht_hidden_kind kind, int flags)
 {
     if (kind == HT_HIDDEN_CTL)
-        return W_OK; /* who may steer may read the answers */
+        return W_OK; /* a user who may steer may read the answers */
     switch (flags & O_ACCMODE) {
     case O_RDONLY:
         return R_OK;
@@ -165,30 +171,30 @@ static int access_mask(enum ht_hidden_kind kind, int flags)
     }
 }
 
-/* Events name things in directories that not everybody may look into. */
+/* Events name things in directories that not all users may search. */
 static int check_events(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct stat st;
-    int r = ht_ns_getattr(c->ns, ht_hidden_ruler(c, ino), &st);
+    int rc = ht_ns_getattr(c->ns, ht_hidden_permission_inode(c, ino), &st);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     return caller->cred.uid == 0 || caller->cred.uid == st.st_uid ? 0 : -EACCES;
 }
 
 /* *out_steered: the model root that the caller may steer through ctl; 0: none. */
 static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller, uint64_t *out_steered)
 {
-    uint64_t ruler = ht_hidden_ruler(c, ino);
+    uint64_t permission_inode = ht_hidden_permission_inode(c, ino);
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
-    int r = ht_ctl_access(c, ruler, access_mask(kind, flags), caller);
+    int rc = ht_ctl_access(c, permission_inode, access_mask(kind, flags), caller);
 
-    if (r == 0 && kind == HT_HIDDEN_EVENTS)
-        r = check_events(c, ino, caller);
-    *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, ruler) ? ruler : 0;
-    if (r == 0 && *out_steered)
-        r = ht_ctl_may_steer(c, ruler, caller);
-    return r;
+    if (rc == 0 && kind == HT_HIDDEN_EVENTS)
+        rc = check_events(c, ino, caller);
+    *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, permission_inode) ? permission_inode : 0;
+    if (rc == 0 && *out_steered)
+        rc = ht_ctl_may_steer(c, permission_inode, caller);
+    return rc;
 }
 
 int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_caller *caller,
@@ -196,10 +202,10 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
 {
     struct ht_hidden_file *f;
     uint64_t steered;
-    int r = check_open(c, ino, flags, caller, &steered);
+    int rc = check_open(c, ino, flags, caller, &steered);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     f = calloc(1, sizeof(*f));
     if (!f)
         return -ENOMEM;
@@ -207,17 +213,28 @@ int ht_hidden_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht_ca
     f->ino = ino;
     f->kind = ht_hidden_kind(ino);
     f->flags = flags;
-    r = open_kind(f, caller);
-    if (r) {
+    rc = open_kind(f, caller);
+    if (rc) {
         ht_buf_free(&f->text);
         free(f);
-        return r;
+        return rc;
     }
-    if (f->talk)
-        f->talk->seat.checked = steered;
+    HT_UNSHARED(HT_LOCK_CTL_SESSION);
+    if (f->session)
+        f->session->seat.checked = steered;
     ht_ctl_link(c, &c->files, &f->link);
     *out = f;
     return 0;
+}
+
+void ht_hidden_set_counted(struct ht_hidden_file *f)
+{
+    f->counted = true;
+}
+
+bool ht_hidden_is_counted(const struct ht_hidden_file *f)
+{
+    return f->counted;
 }
 
 bool ht_hidden_open_waits(uint64_t ino)
@@ -225,17 +242,21 @@ bool ht_hidden_open_waits(uint64_t ino)
     return ht_hidden_kind(ino) == HT_HIDDEN_GRAD || ht_hidden_kind(ino) == HT_HIDDEN_TOPK;
 }
 
-void ht_hidden_release_all(struct ht_ctl *c)
+void ht_hidden_close_all(struct ht_ctl *c)
 {
+    ht_hidden_closedir_all(c);
     while (!ht_list_empty(&c->files))
         ht_hidden_release(ht_list_entry(c->files.next, struct ht_hidden_file, link));
 }
 
-/* Whoever begins a gradient anew and brings nothing may have copied an empty file: closing was no error, as shells close early. */
-static void tell_empty(struct ht_hidden_file *f)
+/*
+ * A client that begins a gradient anew and writes nothing may have copied an empty file. Closing returns no error, as
+ * shells close early.
+ */
+static void report_empty(struct ht_hidden_file *f)
 {
     if ((f->flags & O_TRUNC) && (f->flags & O_ACCMODE) == O_WRONLY && ht_grad_unused(f->grad))
-        ht_problem_set_below(
+        ht_last_error_set_below(
             f->ctl, ht_hidden_base(f->ino), "gradient",
             "gradient: was opened and closed without a byte, so there is none; zeros have to be written");
 }
@@ -244,19 +265,19 @@ void ht_hidden_release(struct ht_hidden_file *f)
 {
     ht_ctl_unlink(f->ctl, &f->link);
     if (f->grad) {
-        tell_empty(f);
+        report_empty(f);
         ht_grad_release(f->grad);
     }
     if (f->topk)
         ht_topk_release(f->topk);
     if (f->grad || f->topk || f->kind == HT_HIDDEN_STATE)
         ht_ns_close(f->ctl->ns, ht_hidden_base(f->ino));
-    if (f->talk) {
-        ht_seat_leave(f->ctl, &f->talk->seat);
-        ht_person_free(&f->talk->seat.person);
-        ht_mutex_destroy(&f->talk->lock);
-        ht_buf_free(&f->talk->results);
-        free(f->talk);
+    if (f->session) {
+        ht_seat_leave(f->ctl, &f->session->seat);
+        ht_person_free(&f->session->seat.person);
+        ht_mutex_destroy(&f->session->lock);
+        ht_buf_free(&f->session->results);
+        free(f->session);
     }
     if (f->feed)
         ht_event_feed_close(f->feed);
@@ -273,7 +294,7 @@ static const char *errno_name(int error)
     return name ? name : "EIO";
 }
 
-static void answer(struct talk *t, int error, const char *err)
+static void answer(struct session *t, int error, const char *err) HT_REQUIRES(HT_LOCK_CTL_SESSION)
 {
     if (t->results.len - t->read > RESULTS_MAX_BYTES) {
         ht_buf_reset(&t->results);
@@ -286,77 +307,78 @@ static void answer(struct talk *t, int error, const char *err)
 }
 
 static int run_checked(struct ht_hidden_file *f, uint64_t root, struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+    HT_REQUIRES(HT_LOCK_CTL_SESSION)
 {
-    struct talk *t = f->talk;
+    struct session *t = f->session;
     uint64_t dir = ht_hidden_base(f->ino);
-    int r = -E2BIG;
+    int rc = -E2BIG;
 
     if (t->line_too_long)
         snprintf(err, HT_CTL_ERROR_MAX, "a command has at most %d bytes", LINE_MAX_BYTES);
     else
-        r = ht_parse_command(t->line, t->line_len, cmd, err);
-    if (r && err[0])
-        ht_problem_set(f->ctl, root ? root : dir, cmd->word, "%s", err);
-    else if (r == 0)
-        r = ht_command_run(f->ctl, dir, root, &t->seat, cmd, err);
-    return r;
+        rc = ht_parse_command(t->line, t->line_len, cmd, err);
+    if (rc && err[0])
+        ht_last_error_set(f->ctl, root ? root : dir, cmd->word, "%s", err);
+    else if (rc == 0)
+        rc = ht_command_run(f->ctl, dir, root, &t->seat, cmd, err);
+    return rc;
 }
 
-static int run_line(struct ht_hidden_file *f)
+static int run_line(struct ht_hidden_file *f) HT_REQUIRES(HT_LOCK_CTL_SESSION)
 {
-    struct talk *t = f->talk;
+    struct session *t = f->session;
     char err[HT_CTL_ERROR_MAX] = "";
     struct ht_command cmd = {.id = HT_COMMAND_NONE, .word = "command"};
     uint64_t dir = ht_hidden_base(f->ino);
     struct ht_ns_tensor tensor = {0};
-    int r = ht_ns_tensor(f->ctl->ns, dir, &tensor);
+    int rc = ht_ns_tensor(f->ctl->ns, dir, &tensor);
 
-    if (r == 0)
-        r = ht_seat_check(f->ctl, dir, tensor.root, &t->seat, err);
-    if (r == 0)
-        r = run_checked(f, tensor.root, &cmd, err);
-    if (r || cmd.id != HT_COMMAND_NONE)
-        answer(t, r, err[0] ? err : strerror(-r));
+    if (rc == 0)
+        rc = ht_seat_check(f->ctl, dir, tensor.root, &t->seat, err);
+    if (rc == 0)
+        rc = run_checked(f, tensor.root, &cmd, err);
+    if (rc || cmd.id != HT_COMMAND_NONE)
+        answer(t, rc, err[0] ? err : strerror(-rc));
     t->line_len = 0;
     t->line_too_long = false;
-    return r;
+    return rc;
 }
 
 /* The first command that fails ends the write with its error, so that a shell sees it; the rest is not run. */
-static ssize_t write_talk(struct ht_hidden_file *f, const char *buf, size_t len)
+static ssize_t write_session(struct ht_hidden_file *f, const char *buf, size_t len)
 {
-    struct talk *t = f->talk;
-    int r = 0;
+    struct session *t = f->session;
+    int rc = 0;
 
-    ht_mutex_lock(&t->lock);
-    for (size_t i = 0; i < len && r == 0; i++) {
+    ht_mutex_lock(session_lock(t));
+    for (size_t i = 0; i < len && rc == 0; i++) {
         if (buf[i] == '\n')
-            r = run_line(f);
+            rc = run_line(f);
         else if (t->line_len < LINE_MAX_BYTES)
             t->line[t->line_len++] = buf[i];
         else
             t->line_too_long = true;
     }
-    ht_mutex_unlock(&t->lock);
-    return r ? r : (ssize_t)len;
+    ht_mutex_unlock(session_lock(t));
+    return rc ? rc : (ssize_t)len;
 }
 
-static int flush_talk(struct ht_hidden_file *f)
+static int flush_session(struct ht_hidden_file *f)
 {
-    int r = 0;
+    int rc = 0;
 
-    ht_mutex_lock(&f->talk->lock);
-    if (f->talk->line_len)
-        r = run_line(f);
-    ht_mutex_unlock(&f->talk->lock);
-    return r;
+    ht_mutex_lock(session_lock(f->session));
+    if (f->session->line_len)
+        rc = run_line(f);
+    ht_mutex_unlock(session_lock(f->session));
+    return rc;
 }
 
-static ssize_t read_talk(struct talk *t, void *buf, size_t len)
+static ssize_t read_session(struct session *t, void *buf, size_t len)
 {
     size_t n;
 
-    ht_mutex_lock(&t->lock);
+    ht_mutex_lock(session_lock(t));
     n = ht_min_u64(len, t->results.len - t->read);
     if (n)
         memcpy(buf, t->results.data + t->read, n);
@@ -365,7 +387,7 @@ static ssize_t read_talk(struct talk *t, void *buf, size_t len)
         ht_buf_reset(&t->results);
         t->read = 0;
     }
-    ht_mutex_unlock(&t->lock);
+    ht_mutex_unlock(session_lock(t));
     return (ssize_t)n;
 }
 
@@ -388,7 +410,7 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
     case HT_HIDDEN_STATE:
         return ht_optim_state_read(f->ctl->optim, &f->param, f->state, off, buf, len);
     case HT_HIDDEN_CTL:
-        return read_talk(f->talk, buf, len);
+        return read_session(f->session, buf, len);
     case HT_HIDDEN_EVENTS:
         return ht_event_feed_read(f->feed, off, buf, len);
     default:
@@ -406,13 +428,13 @@ ssize_t ht_hidden_write(struct ht_hidden_file *f, uint64_t off, const void *buf,
     case HT_HIDDEN_STATE:
         return ht_optim_state_write(f->ctl->optim, &f->param, f->state, off, buf, len);
     case HT_HIDDEN_CTL:
-        return write_talk(f, buf, len);
+        return write_session(f, buf, len);
     default:
         return -EBADF;
     }
 }
 
-/* Who may map it, too, says with `apply` what it holds. */
+/* A client that may map the gradient uses `apply` to hand it over. */
 int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes)
 {
     return f->grad && (f->flags & O_ACCMODE) == O_WRONLY ? ht_grad_set_size(f->grad, bytes) : 0;
@@ -439,10 +461,13 @@ int ht_hidden_flush(struct ht_hidden_file *f)
         return ht_grad_flush(f->grad);
     if (f->kind == HT_HIDDEN_TOPK)
         return ht_topk_flush(f->topk);
-    return f->kind == HT_HIDDEN_CTL ? flush_talk(f) : 0;
+    return f->kind == HT_HIDDEN_CTL ? flush_session(f) : 0;
 }
 
-/* Gradients are not kept: there is nothing to make durable. State becomes durable with the root's commit and no other way. */
+/*
+ * Gradients are not kept: there is nothing to make durable. State becomes durable with the
+ * root's commit and no other way.
+ */
 int ht_hidden_fsync(struct ht_hidden_file *f)
 {
     struct ht_root_stat st;
@@ -485,7 +510,7 @@ enum ht_lane_kind ht_hidden_lane(const struct ht_hidden_file *f, enum ht_hidden_
     case HT_HIDDEN_STATE:
         return op == HT_HIDDEN_WRITE ? HT_LANE_TURN : op == HT_HIDDEN_READ ? HT_LANE_GRADIENT : HT_LANE_NONE;
     case HT_HIDDEN_CTL:
-        return op == HT_HIDDEN_WRITE && ht_parse_takes_turn(buf, len) ? HT_LANE_TURN : HT_LANE_TALK;
+        return op == HT_HIDDEN_WRITE && ht_parse_takes_turn(buf, len) ? HT_LANE_TURN : HT_LANE_CTL_SESSION;
     default:
         return HT_LANE_NONE;
     }

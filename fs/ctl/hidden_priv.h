@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hidden_priv.h - what hidden.c (names) and hidden_file.c (contents) share. */
+/* hidden_priv.h - the common part of hidden.c (names) and hidden_file.c (contents). */
 #ifndef HITRAIN_FS_CTL_HIDDEN_PRIV_H
 #define HITRAIN_FS_CTL_HIDDEN_PRIV_H
 
@@ -26,9 +26,7 @@ enum ht_hidden_kind ht_hidden_kind(uint64_t ino);
 unsigned ht_hidden_index(uint64_t ino);
 uint64_t ht_hidden_base(uint64_t ino);
 /* The inode whose permissions rule over a hidden one. */
-uint64_t ht_hidden_ruler(struct ht_ctl *c, uint64_t ino);
-
-/* hidden_file.c */
-void ht_hidden_release_all(struct ht_ctl *c);
+uint64_t ht_hidden_permission_inode(struct ht_ctl *c, uint64_t ino);
+void ht_hidden_closedir_all(struct ht_ctl *c);
 
 #endif

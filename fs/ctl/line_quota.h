@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * line_quota.h - how many lines of one kind go into the system's log: so many at once, then one each period. What is left out is counted,
- * and the next line that is written may say how many were.
+ * line_quota.h - limits the lines of one kind in the system's log: so many at once, then one each period. Counts
+ * omitted lines, and the next line may contain that count.
  */
 #ifndef HITRAIN_FS_CTL_LINE_QUOTA_H
 #define HITRAIN_FS_CTL_LINE_QUOTA_H
@@ -13,11 +13,14 @@ enum { HT_LINES_AT_ONCE = 20 };
 
 /* Zeros: nothing was written yet. One thread. */
 struct ht_line_quota {
-    uint64_t paid_ns; /* until then the lines that were written are paid for */
-    uint64_t hidden;  /* left out since the last line */
+    uint64_t paid_ns; /* written lines have used up the time until then */
+    uint64_t hidden;  /* omitted since the last line */
 };
 
-/* May one more line be written now? Then *out_hidden is how many were left out before it; else it is counted among them. */
+/*
+ * May one more line be written now? True: *out_hidden is the number of lines that were omitted before it. False: this
+ * one is omitted, too.
+ */
 bool ht_line_quota_take(struct ht_line_quota *q, uint64_t now_ns, uint64_t *out_hidden);
 
 #endif

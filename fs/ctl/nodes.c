@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* nodes.c - the NUMA nodes that memory comes from, as text: one table of figures for the attribute stats and for the metrics. */
+/*
+ * nodes.c - the NUMA nodes that memory comes from, as text: one table of figures for the
+ * attribute stats and for the metrics.
+ */
 #include "fs/ctl/ctl_priv.h"
 
 static const struct row {
@@ -27,7 +30,6 @@ void ht_node_lines(struct ht_ctl *c, struct ht_buf *out)
 
     for (unsigned i = 0; i < nodes->count; i++) {
         struct ht_node_stat st;
-
         ht_store_node_stat(c->store, i, &st);
         for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
             ht_buf_printf(out, "node%d_%s=%llu\n", nodes->node[i], rows[k].word,

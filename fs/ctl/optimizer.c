@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * optimizer.c - the word user.hitrain.optimizer: on a directory it makes, changes or ends a model root; on a file, and on a
- * directory below a root, it amends what is above (override.c).
+ * optimizer.c - the word user.hitrain.optimizer: on a directory it makes, changes or ends a model root; on a file, and
+ * on a directory below a root, it amends the word above (override.c).
  *
- * A text that is refused changes nothing; the reason is in the log and in the word error of the inode (a
- * directory or file below a root: of that root, too, which is where a trainer looks).
+ * A refused text changes nothing. The reason is in the log and in the word error of the inode. For a directory or file
+ * below a root it is also in that of the root, where a trainer looks.
  */
 #include "fs/ctl/ctl_priv.h"
 
@@ -32,28 +32,29 @@ struct new_root {
     const struct ht_optim_config *config;
 };
 
-/* Everything below a model root goes back and forth with its steps. */
+/* Steps commit and abort everything below a model root, so only its owner may make or end one. */
 static int check_owner(struct ht_ctl *c, uint64_t ino, const char *what, const struct ht_caller *caller)
 {
-    int r = ht_ctl_owner(c, ino, caller);
+    int rc = ht_ctl_owner(c, ino, caller);
 
-    if (r == -EPERM)
-        ht_problem_set(c, ino, word_kind, "cannot %s a model root: only the owner of the directory may, or root", what);
-    return r;
+    if (rc == -EPERM)
+        ht_last_error_set(c, ino, word_kind, "cannot %s a model root: only the owner of the directory may, or root",
+                          what);
+    return rc;
 }
 
-/* The first that is another's lies in directories that are all the caller's: he may know its name. */
-static void tell_foreign(struct ht_ctl *c, uint64_t ino, uint64_t foreign)
+/* All directories above the first foreign inode are the caller's, so the caller may know its name. */
+static void report_foreign(struct ht_ctl *c, uint64_t ino, uint64_t foreign)
 {
     char path[160] = "";
     struct stat st = {0};
-    int r = ht_ns_getattr(c->ns, foreign, &st);
+    int rc = ht_ns_getattr(c->ns, foreign, &st);
 
     ht_ns_path(c->ns, foreign, path, sizeof(path));
-    if (r == 0)
-        ht_problem_set(c, ino, word_kind,
-                       "cannot become a model root: %s belongs to user %u; move it away, or let root make the model",
-                       path, st.st_uid);
+    if (rc == 0)
+        ht_last_error_set(c, ino, word_kind,
+                          "cannot become a model root: %s belongs to user %u; move it away, or let root make the model",
+                          path, st.st_uid);
 }
 
 static int add_in_tx(void *ctx, struct ht_tx *tx)
@@ -77,16 +78,16 @@ static int find_nested(void *ctx, uint64_t root)
     return 0;
 }
 
-static void tell_nested(struct ht_ctl *c, uint64_t ino)
+static void report_nested(struct ht_ctl *c, uint64_t ino)
 {
     struct nested n = {c, ino, 0};
     char path[160] = "";
-    int r = ht_ns_roots(c->ns, find_nested, &n);
+    int rc = ht_ns_roots(c->ns, find_nested, &n);
 
-    if (r == 0 && n.found)
+    if (rc == 0 && n.found)
         ht_ns_path(c->ns, n.found, path, sizeof(path));
-    ht_problem_set(c, ino, word_kind, "cannot become a model root: model roots do not nest, and there is one below: %s",
-                   path);
+    ht_last_error_set(c, ino, word_kind,
+                      "cannot become a model root: model roots do not nest, and there is one below: %s", path);
 }
 
 static const char *why_no_root(int error)
@@ -106,38 +107,40 @@ static int make_root(struct ht_ctl *c, uint64_t ino, const char *text, const str
 {
     struct new_root n = {c, ino, config};
     struct ht_ns_claimant by = {.uid = caller->cred.uid};
-    int r = check_owner(c, ino, "become", caller);
+    int rc = check_owner(c, ino, "become", caller);
 
-    if (r)
-        return r;
-    r = ht_ns_root_make(c->ns, ino, text, &by, add_in_tx, &n);
-    if (r == -EINVAL)
-        tell_nested(c, ino);
-    else if (r == -EPERM)
-        tell_foreign(c, ino, by.foreign);
-    else if (r)
-        ht_problem_set(c, ino, word_kind, "cannot become a model root: %s", why_no_root(r));
-    return r;
+    if (rc)
+        return rc;
+    rc = ht_ns_root_make(c->ns, ino, text, &by, add_in_tx, &n);
+    if (rc == -EINVAL)
+        report_nested(c, ino);
+    else if (rc == -EPERM)
+        report_foreign(c, ino, by.foreign);
+    else if (rc)
+        ht_last_error_set(c, ino, word_kind, "cannot become a model root: %s", why_no_root(rc));
+    return rc;
 }
 
-/* The optimizer first, because it may refuse; if then the attribute cannot be kept, back to what was. */
+/*
+ * The optimizer first, because it may refuse; if then the attribute cannot be kept, the former configuration returns.
+ */
 static int change_root(struct ht_ctl *c, uint64_t ino, const char *text, const struct ht_optim_config *config)
 {
     struct ht_optim_config before;
     char err[HT_OPTIM_ERROR_MAX];
     int had = ht_optimizer_read(c, ino, &before, err);
-    int r = ht_optim_root_configure(c->optim, ino, config);
+    int rc = ht_optim_root_configure(c->optim, ino, config);
 
-    if (r) {
-        ht_problem_set(c, ino, word_kind, "optimizer: %s",
-                       r == -EBUSY ? "another rule needs parameters without state: reset them first (reset *)"
-                                   : strerror(-r));
-        return r;
+    if (rc) {
+        ht_last_error_set(c, ino, word_kind, "optimizer: %s",
+                          rc == -EBUSY ? "another rule needs parameters without state: reset them first (reset *)"
+                                       : strerror(-rc));
+        return rc;
     }
-    r = ht_ns_setxattr(c->ns, ino, word, text, strlen(text), 0);
-    if (r && had == 0 && ht_optim_root_configure(c->optim, ino, &before))
-        ht_problem_set(c, ino, word_kind, "optimizer: neither the new nor the old configuration can be kept");
-    return r;
+    rc = ht_ns_setxattr(c->ns, ino, word, text, strlen(text), 0);
+    if (rc && had == 0 && ht_optim_root_configure(c->optim, ino, &before))
+        ht_last_error_set(c, ino, word_kind, "optimizer: neither the new nor the old configuration can be kept");
+    return rc;
 }
 
 static int refuse_flags(struct ht_ctl *c, uint64_t ino, int flags)
@@ -151,7 +154,7 @@ static int refuse_flags(struct ht_ctl *c, uint64_t ino, int flags)
 
 static int refuse_text(struct ht_ctl *c, uint64_t ino, const char *err)
 {
-    ht_problem_set_below(c, ino, word_kind, "optimizer: %s", err);
+    ht_last_error_set_below(c, ino, word_kind, "optimizer: %s", err);
     return -EINVAL;
 }
 
@@ -159,13 +162,13 @@ static int refuse_text(struct ht_ctl *c, uint64_t ino, const char *err)
 static int set_override(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags)
 {
     char err[HT_OPTIM_ERROR_MAX];
-    int r = ht_override_check(c, root, ino, text, err);
+    int rc = ht_override_check(c, root, ino, text, err);
 
-    if (r == 0)
-        r = ht_override_set(c, root, ino, text, flags, err);
-    if (r && err[0])
+    if (rc == 0)
+        rc = ht_override_set(c, root, ino, text, flags, err);
+    if (rc && err[0])
         refuse_text(c, ino, err);
-    return r;
+    return rc;
 }
 
 static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t, bool dir, const char *text, int flags,
@@ -184,20 +187,20 @@ static int set_own(struct ht_ctl *c, uint64_t ino, const struct ht_ns_tensor *t,
 }
 
 static int set_locked(struct ht_ctl *c, uint64_t ino, bool dir, const char *text, int flags,
-                      const struct ht_caller *caller)
+                      const struct ht_caller *caller) HT_REQUIRES(HT_LOCK_ROOTS)
 {
     struct ht_ns_tensor t;
-    int r = ht_ns_tensor(c->ns, ino, &t);
+    int rc = ht_ns_tensor(c->ns, ino, &t);
 
-    if (r == 0)
-        r = refuse_flags(c, ino, flags);
-    if (r)
-        return r;
-    r = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags)
-                             : set_own(c, ino, &t, dir, text, flags, caller);
-    if (r == 0)
+    if (rc == 0)
+        rc = refuse_flags(c, ino, flags);
+    if (rc)
+        return rc;
+    rc = t.root && !t.is_root ? set_override(c, t.root, ino, text, flags)
+                              : set_own(c, ino, &t, dir, text, flags, caller);
+    if (rc == 0)
         ht_ctl_changed(c);
-    return r;
+    return rc;
 }
 
 int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t len, int flags,
@@ -205,7 +208,7 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
 {
     char text[HT_OPTIM_CONFIG_TEXT_MAX];
     struct stat st;
-    int r;
+    int rc;
 
     if (len >= sizeof(text))
         return refuse_text(c, ino, "the text is longer than 1023 bytes");
@@ -213,15 +216,15 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
         return refuse_text(c, ino, "the text has a zero byte");
     memcpy(text, value, len);
     text[len] = 0;
-    r = ht_ns_getattr(c->ns, ino, &st);
-    if (r)
-        return r;
+    rc = ht_ns_getattr(c->ns, ino, &st);
+    if (rc)
+        return rc;
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return refuse_text(c, ino, "only directories and regular files can carry one");
-    ht_mutex_lock(&c->root_lock);
-    r = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags, caller);
-    ht_mutex_unlock(&c->root_lock);
-    return r;
+    ht_mutex_lock(ht_ctl_root_lock(c));
+    rc = set_locked(c, ino, S_ISDIR(st.st_mode), text, flags, caller);
+    ht_mutex_unlock(ht_ctl_root_lock(c));
+    return rc;
 }
 
 static void remove_in_tx(void *ctx, struct ht_tx *tx)
@@ -238,43 +241,44 @@ static int unmake(void *ctx)
     return ht_ns_root_unmake(n->ctl->ns, n->ino, remove_in_tx, n);
 }
 
-/* A commit that is refused says by name what is in the way. */
-static void tell_not_ended(struct ht_ctl *c, uint64_t ino, int error)
+/* A refused commit names its obstacle. */
+static void report_not_ended(struct ht_ctl *c, uint64_t ino, int error)
 {
     struct ht_root_stat st;
 
     if (ht_optim_root_stat(c->optim, ino, &st))
         st.error[0] = 0;
-    ht_problem_set(c, ino, word_kind, "cannot stop being a model root: %s", st.error[0] ? st.error : strerror(-error));
+    ht_last_error_set(c, ino, word_kind, "cannot stop being a model root: %s",
+                      st.error[0] ? st.error : strerror(-error));
 }
 
 static int end_root(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct new_root n = {c, ino, NULL};
-    int r = check_owner(c, ino, "stop being", caller);
+    int rc = check_owner(c, ino, "stop being", caller);
 
-    if (r)
-        return r;
-    r = ht_optim_root_end(c->optim, ino, unmake, &n);
-    if (r)
-        tell_not_ended(c, ino, r);
+    if (rc)
+        return rc;
+    rc = ht_optim_root_end(c->optim, ino, unmake, &n);
+    if (rc)
+        report_not_ended(c, ino, rc);
     else
         ht_ctl_changed(c);
-    return r;
+    return rc;
 }
 
 int ht_optimizer_remove(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct ht_ns_tensor t;
-    int r = ht_ns_tensor(c->ns, ino, &t);
+    int rc = ht_ns_tensor(c->ns, ino, &t);
 
-    if (r)
-        return r;
-    ht_mutex_lock(&c->root_lock);
+    if (rc)
+        return rc;
+    ht_mutex_lock(ht_ctl_root_lock(c));
     if (t.is_root)
-        r = end_root(c, ino, caller);
+        rc = end_root(c, ino, caller);
     else
-        r = t.root ? set_override(c, t.root, ino, NULL, 0) : ht_ns_removexattr(c->ns, ino, word);
-    ht_mutex_unlock(&c->root_lock);
-    return r;
+        rc = t.root ? set_override(c, t.root, ino, NULL, 0) : ht_ns_removexattr(c->ns, ino, word);
+    ht_mutex_unlock(ht_ctl_root_lock(c));
+    return rc;
 }

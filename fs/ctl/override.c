@@ -2,15 +2,15 @@
 /*
  * override.c - the word user.hitrain.optimizer of files, and of directories below a model root.
  *
- * Such a text amends: the words that it leaves out are those of the directory above it, and in the end those of the root. A
- * change is for the next step that opens. So while a step is open, the text that was there before is kept beside the new one,
- * with the number of the change (ht_optim_words_change): who asks for an earlier number gets the earlier text.
+ * Such a text amends: omitted words come from the directory above it, and in the end from the root. A change is for the
+ * next step that opens. So while a step is open, the earlier text is kept beside the new one, with the number of the
+ * change (ht_optim_words_change): a caller that asks with an earlier number gets the earlier text.
  *
- * The number is taken, the earlier text kept and the attribute set under words_lock, which readers share: they see all of a change
- * or nothing. An earlier text is forgotten at the first change after its step.
+ * The writer takes the number, keeps the earlier text and sets the attribute under words_lock, which readers share:
+ * they see a whole change or nothing. An earlier text is forgotten at the first change after its step.
  *
- * An open step only asks for the text that was there when it opened. So an inode has one earlier text at most, that of the first
- * change after the opening, however often it is changed. There are EARLIER_MAX in all.
+ * An open step only needs the text that was there when it opened. So an inode has one earlier text at most, that of the
+ * first change after the opening, however often it is changed. There are EARLIER_MAX in all.
  */
 #include "fs/ctl/ctl_priv.h"
 
@@ -41,7 +41,7 @@ struct earlier {
 
 /* -------------------------------------------------------------------- read */
 
-/* What is asked for: all attributes as they are, but for one of which another text is tried. */
+/* The question: all attributes as they are, except one with another text on trial. */
 struct question {
     const struct ht_ctl *ctl;
     uint64_t as_of;
@@ -77,14 +77,14 @@ int ht_override_of(struct ht_ctl *c, uint64_t ino, uint64_t as_of, const struct 
                    struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX])
 {
     struct question q = {.ctl = c, .as_of = as_of, .config = out, .err = err};
-    int r;
+    int rc;
 
     *out = *base;
     snprintf(err, HT_OPTIM_ERROR_MAX, "its words cannot be read");
-    ht_rwlock_rdlock(&c->words_lock);
-    r = ht_ns_xattr_path(c->ns, ino, word, amend, &q);
-    ht_rwlock_unlock(&c->words_lock);
-    return r == -ESTALE ? 0 : r; /* it is gone, and told so by others */
+    ht_rwlock_rdlock(ht_ctl_words_lock(c));
+    rc = ht_ns_xattr_path(c->ns, ino, word, amend, &q);
+    ht_rwlock_unlock(ht_ctl_words_lock(c));
+    return rc == -ESTALE ? 0 : rc; /* the inode is gone, and other functions report that */
 }
 
 /* ------------------------------------------------------------------- check */
@@ -94,14 +94,14 @@ static int try_text(struct ht_ctl *c, uint64_t root, uint64_t ino, uint64_t trie
 {
     struct question q = {
         .ctl = c, .as_of = UINT64_MAX, .tried_ino = tried_ino, .tried = text, .config = out, .err = err};
-    int r = ht_optim_words_of(c->optim, root, 0, out, err);
+    int rc = ht_optim_words_of(c->optim, root, 0, out, err);
 
-    if (r)
-        return r;
-    ht_rwlock_rdlock(&c->words_lock);
-    r = ht_ns_xattr_path(c->ns, ino, word, amend, &q);
-    ht_rwlock_unlock(&c->words_lock);
-    return r;
+    if (rc)
+        return rc;
+    ht_rwlock_rdlock(ht_ctl_words_lock(c));
+    rc = ht_ns_xattr_path(c->ns, ino, word, amend, &q);
+    ht_rwlock_unlock(ht_ctl_words_lock(c));
+    return rc;
 }
 
 static int name_state(struct ht_ctl *c, uint64_t param, char err[HT_OPTIM_ERROR_MAX])
@@ -132,34 +132,33 @@ static int check_below(struct ht_ctl *c, uint64_t root, uint64_t dir, const char
 {
     struct params p = {.root = root, .found = HT_BUF_INIT};
     struct ht_optim_config config;
-    int r = ht_optim_walk(c->optim, note_param, &p);
+    int rc = ht_optim_walk(c->optim, note_param, &p);
 
-    for (size_t at = 0; r == 0 && at < p.found.len; at += sizeof(uint64_t)) {
+    for (size_t at = 0; rc == 0 && at < p.found.len; at += sizeof(uint64_t)) {
         uint64_t ino;
-
         memcpy(&ino, p.found.data + at, sizeof(ino));
         if (!ht_ns_is_below(c->ns, ino, dir))
             continue;
-        r = try_text(c, root, ino, dir, text, &config, err);
-        if (r == 0 && !ht_optim_state_fits(c->optim, ino, &config))
-            r = name_state(c, ino, err);
+        rc = try_text(c, root, ino, dir, text, &config, err);
+        if (rc == 0 && !ht_optim_state_fits(c->optim, ino, &config))
+            rc = name_state(c, ino, err);
     }
     ht_buf_free(&p.found);
-    return r;
+    return rc;
 }
 
 int ht_override_check(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, char err[HT_OPTIM_ERROR_MAX])
 {
     struct ht_optim_config config;
     struct stat st;
-    int r = ht_ns_getattr(c->ns, ino, &st);
+    int rc = ht_ns_getattr(c->ns, ino, &st);
 
     err[0] = 0;
-    if (r == 0)
-        r = try_text(c, root, ino, ino, text, &config, err);
-    if (r == 0 && S_ISDIR(st.st_mode))
+    if (rc == 0)
+        rc = try_text(c, root, ino, ino, text, &config, err);
+    if (rc == 0 && S_ISDIR(st.st_mode))
         return check_below(c, root, ino, text, err);
-    return r == 0 && !ht_optim_state_fits(c->optim, ino, &config) ? name_state(c, ino, err) : r;
+    return rc == 0 && !ht_optim_state_fits(c->optim, ino, &config) ? name_state(c, ino, err) : rc;
 }
 
 /* ------------------------------------------------------------------ change */
@@ -184,15 +183,14 @@ static struct earlier *oldest_until(const struct earlier_root *of, uint64_t chan
     return e->change <= change ? e : NULL;
 }
 
-/* Under words_lock: those that no open step asks for. Each root is asked once. */
-static void forget_old(struct ht_ctl *c)
+/* Drops texts that no open step needs. Each root is queried once. */
+static void forget_old(struct ht_ctl *c) HT_REQUIRES(HT_LOCK_WORDS)
 {
     ht_list_for_each_safe(p, next, &c->earlier_roots) {
         struct earlier_root *of = ht_list_entry(p, struct earlier_root, link);
         uint64_t as_of = ht_optim_words_as_of(c->optim, of->root);
         struct earlier *e;
         bool last = false;
-
         while (!last && (e = oldest_until(of, as_of))) {
             last = e->link.next == &of->words;
             forget(c, e);
@@ -204,7 +202,6 @@ void ht_override_forget_all(struct ht_ctl *c)
 {
     while (!ht_list_empty(&c->earlier_roots)) {
         struct earlier_root *of = ht_list_entry(c->earlier_roots.next, struct earlier_root, link);
-
         forget(c, ht_list_entry(of->words.next, struct earlier, link));
     }
     ht_id_table_free(&c->earlier_words);
@@ -231,19 +228,19 @@ static struct earlier_root *earlier_root(struct ht_ctl *c, uint64_t root)
 /* e is in no list yet; it is freed if there is no memory. */
 static int keep(struct ht_ctl *c, uint64_t root, struct earlier *e)
 {
-    int r = ht_id_insert(&c->earlier_words, &e->by_ino);
+    int rc = ht_id_insert(&c->earlier_words, &e->by_ino);
 
-    if (r == 0) {
+    if (rc == 0) {
         e->of = earlier_root(c, root);
         if (e->of) {
             ht_list_add_tail(&e->of->words, &e->link);
             return 0;
         }
         ht_id_remove(&c->earlier_words, &e->by_ino);
-        r = -ENOMEM;
+        rc = -ENOMEM;
     }
     free(e);
-    return r;
+    return rc;
 }
 
 static int read_earlier(struct ht_ctl *c, uint64_t ino, uint64_t change, struct earlier **out)
@@ -271,15 +268,15 @@ static int read_earlier(struct ht_ctl *c, uint64_t ino, uint64_t change, struct 
 }
 
 /*
- * Number a change and keep the text of before, if an open step may ask for it and it is not kept yet. The number comes first: a step
- * that opens from then on knows the change. *out: what was added, or NULL.
+ * Numbers a change and keeps the earlier text, if an open step may need it and it is not kept yet. The number comes
+ * first: a step that opens from then on knows the change. *out: the added text, or NULL.
  */
 static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct earlier **out,
-                        char err[HT_OPTIM_ERROR_MAX])
+                        char err[HT_OPTIM_ERROR_MAX]) HT_REQUIRES(HT_LOCK_WORDS)
 {
     uint64_t change = ht_optim_words_change(c->optim);
     struct earlier *e;
-    int r;
+    int rc;
 
     *out = NULL;
     forget_old(c);
@@ -295,28 +292,28 @@ static int keep_earlier(struct ht_ctl *c, uint64_t root, uint64_t ino, struct ea
                  "the words of %d files were changed in open steps: commit or abort the step first", EARLIER_MAX);
         return -EBUSY;
     }
-    r = read_earlier(c, ino, change, &e);
-    if (r == 0)
-        r = keep(c, root, e);
-    if (r == 0)
+    rc = read_earlier(c, ino, change, &e);
+    if (rc == 0)
+        rc = keep(c, root, e);
+    if (rc == 0)
         *out = e;
-    return r;
+    return rc;
 }
 
 int ht_override_set(struct ht_ctl *c, uint64_t root, uint64_t ino, const char *text, int flags,
                     char err[HT_OPTIM_ERROR_MAX])
 {
     struct earlier *e;
-    int r;
+    int rc;
 
     err[0] = 0;
-    ht_rwlock_wrlock(&c->words_lock);
-    r = keep_earlier(c, root, ino, &e, err);
-    if (r == 0) {
-        r = text ? ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags) : ht_ns_removexattr(c->ns, ino, word);
-        if (r && e)
+    ht_rwlock_wrlock(ht_ctl_words_lock(c));
+    rc = keep_earlier(c, root, ino, &e, err);
+    if (rc == 0) {
+        rc = text ? ht_ns_setxattr(c->ns, ino, word, text, strlen(text), flags) : ht_ns_removexattr(c->ns, ino, word);
+        if (rc && e)
             forget(c, e);
     }
-    ht_rwlock_unlock(&c->words_lock);
-    return r;
+    ht_rwlock_unlock(ht_ctl_words_lock(c));
+    return rc;
 }

@@ -26,7 +26,7 @@ static bool is_word(const char *text, size_t len, const char *word)
     return strlen(word) == len && memcmp(text, word, len) == 0;
 }
 
-/* What PyTorch, NumPy and people call them; case does not matter. */
+/* Names in PyTorch, NumPy and everyday use; case does not matter. */
 static const struct {
     const char *word;
     uint8_t dtype;
@@ -78,10 +78,9 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
         const char *comma = memchr(p, ',', (size_t)(end - p));
         size_t n = (size_t)((comma ? comma : end) - p);
         uint64_t dim;
-        int r = ht_parse_u64(p, n, &dim);
-
-        if (r)
-            return r;
+        int rc = ht_parse_u64(p, n, &dim);
+        if (rc)
+            return rc;
         if (shape.count == HT_SHAPE_DIMS_MAX || (comma && comma + 1 == end))
             return -EINVAL;
         if (__builtin_mul_overflow(shape.elements, dim, &shape.elements) || shape.elements > HT_FILE_BYTES_MAX)
@@ -122,7 +121,7 @@ static bool is_blank(char c)
     return c == ' ' || c == '\t' || c == '\r';
 }
 
-/* The rest of a text behind a prefix, or NULL. */
+/* The rest of a text after a prefix, or NULL. */
 static const char *behind(const char *text, size_t len, const char *prefix)
 {
     size_t n = strlen(prefix);
@@ -212,7 +211,6 @@ int ht_parse_command(const char *line, size_t len, struct ht_command *out, char 
         word_len++;
     for (size_t i = 0; i < HT_ARRAY_SIZE(commands); i++) {
         size_t at = word_len;
-
         if (!is_word(line, word_len, commands[i].word))
             continue;
         while (at < len && is_blank(line[at]))

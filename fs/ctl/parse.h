@@ -13,7 +13,7 @@
 enum { HT_CTL_ERROR_MAX = 256, HT_CLAIM_NAME_MAX = 64 };
 
 /* A number in decimal digits, nothing else. -EINVAL, -ERANGE. */
-int ht_parse_u64(const char *text, size_t len, uint64_t *out) HT_CHECK;
+int ht_parse_u64(const char *text, size_t len, uint64_t *out) HT_MUST_CHECK;
 
 /* NULL: no such dtype. */
 const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len);
@@ -26,7 +26,7 @@ struct ht_shape {
     uint64_t elements;
 };
 /* "1024,768"; the empty text is a scalar. -EINVAL; -ERANGE: more elements than a file may hold. */
-int ht_parse_shape(const char *text, size_t len, struct ht_shape *out) HT_CHECK;
+int ht_parse_shape(const char *text, size_t len, struct ht_shape *out) HT_MUST_CHECK;
 
 enum ht_command_id {
     HT_COMMAND_NONE, /* an empty line */
@@ -46,21 +46,21 @@ enum ht_command_id {
 struct ht_command {
     enum ht_command_id id;
     const char *word; /* its name, a text that stays */
-    const char *path; /* the argument, inside the line; path_len 0: none given */
+    const char *path; /* the argument, inside the line; path_len 0: none */
     size_t path_len;
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
     char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; takeover may be empty */
 };
-/* Is there a line among these that begins with a command which waits for its turn on a root? */
+/* Is there a line among these whose command waits for its turn on a root? */
 bool ht_parse_takes_turn(const char *text, size_t len);
 /* One line without its newline. -EINVAL with a message in err. */
-int ht_parse_command(const char *line, size_t len, struct ht_command *out, char err[HT_CTL_ERROR_MAX]) HT_CHECK;
+int ht_parse_command(const char *line, size_t len, struct ht_command *out, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 
 /*
- * Cut the next component off a relative path: slashes are skipped. 1: *name is NUL-terminated; 0: the end;
- * -EINVAL: empty, "." or ".." or a NUL; -ENAMETOOLONG.
+ * Cuts the next component off a relative path, and skips slashes. 1: *name is NUL-terminated; 0: the end; -EINVAL:
+ * empty, "." or ".." or a NUL; -ENAMETOOLONG.
  */
-int ht_parse_component(const char **path, size_t *len, char name[HT_NAME_BYTES_MAX + 1]) HT_CHECK;
+int ht_parse_component(const char **path, size_t *len, char name[HT_NAME_BYTES_MAX + 1]) HT_MUST_CHECK;
 
 #endif

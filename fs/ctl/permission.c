@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * permission.c - who may do what, beyond what the kernel checks by the mode of the file. The table for users is in hitrain(8),
- * PERMISSIONS; each of its rows has a test (tests/mount/test_permissions.py).
+ * permission.c - permissions beyond those that the kernel checks by the mode of the file. The table for users is in
+ * hitrain(7), PERMISSIONS; each of its rows has a test (tests/mount/test_permissions.py).
  *
- * A model root takes everything below it into its steps: whoever may steer it decides what of that is kept. So making and ending one
- * is its owner's, and nobody else's files may be taken in.
+ * A model root takes everything below it into its steps: a user who may steer it decides which changes are kept. So
+ * only the owner may make and end a root, and it may not take in files of other users.
  *
- * Commands run with the credentials of the process that opened .hitrain/ctl. A privileged program that writes to a descriptor it
- * inherited does not lend its rights to whoever opened it.
+ * Commands run with the credentials of the process that opened .hitrain/ctl. A privileged program that writes to a
+ * descriptor it inherited does not lend its rights to the opener.
  */
 #include "fs/ctl/ctl_priv.h"
 
@@ -80,20 +80,20 @@ static bool is_owner(const struct stat *st, const struct ht_caller *caller)
 int ht_ctl_owner(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct stat st;
-    int r = ht_ns_getattr(c->ns, ino, &st);
+    int rc = ht_ns_getattr(c->ns, ino, &st);
 
-    return r ? r : is_owner(&st, caller) ? 0 : -EPERM;
+    return rc ? rc : is_owner(&st, caller) ? 0 : -EPERM;
 }
 
 int ht_ctl_may_steer(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
 {
     struct stat st;
-    int r = ht_ns_getattr(c->ns, root, &st);
+    int rc = ht_ns_getattr(c->ns, root, &st);
 
-    if (r == 0)
-        r = ht_ctl_access(c, root, W_OK, caller);
-    if (r)
-        return r;
+    if (rc == 0)
+        rc = ht_ctl_access(c, root, W_OK, caller);
+    if (rc)
+        return rc;
     return (st.st_mode & S_ISVTX) && !is_owner(&st, caller) ? -EACCES : 0;
 }
 
@@ -109,13 +109,13 @@ bool ht_ctl_may_find(struct ht_ctl *c, uint64_t dir, const struct ht_caller *cal
     return true;
 }
 
-/* As the kernel goes through a path: what is no directory first, then the right to look into it. */
+/* Checks a step of a path as the kernel does: first that it is a directory, then the right to search it. */
 int ht_ctl_may_search(struct ht_ctl *c, uint64_t dir, const struct ht_caller *caller)
 {
     struct stat st;
-    int r = ht_ns_getattr(c->ns, dir, &st);
+    int rc = ht_ns_getattr(c->ns, dir, &st);
 
-    if (r)
-        return r;
+    if (rc)
+        return rc;
     return S_ISDIR(st.st_mode) ? ht_ctl_access(c, dir, X_OK, caller) : -ENOTDIR;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shape.c - does the attribute shape say as many elements as the file has? Asked when it is set on a file that has content, and
- * when a gradient is opened: in between a program may write a file of which it has told the shape first.
+ * shape.c - does the attribute shape name as many elements as the file has? Checked when it is set on a file with
+ * content, and when a gradient is opened: in between a program may write a file whose shape it has set first.
  */
 #include "fs/ctl/ctl_priv.h"
 

@@ -2,14 +2,14 @@
 /*
  * atime.c - access times by the options of the mount (noatime, nodiratime, relatime, strictatime).
  *
- * The kernel leaves these times to us and does not tell of its options, which a remount changes. They stand in its table
- * of mounts, which says when it has changed: asked by reads, read again when it has. While the mount is read-only nothing
- * is stamped.
+ * The kernel leaves these times to us and does not pass on its options, which a remount changes. They stand in its
+ * table of mounts, which can be polled for changes: reads poll it, and read it again after a change. While the mount is
+ * read-only nothing is stamped.
  *
  * Locks: atime_lock, a leaf. Threads: any.
  */
 #include "fs/fuse/fuse_priv.h"
-#include "tiering/base/mounts.h"
+#include "tiering/sys/mounts.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -22,7 +22,7 @@ static bool has_word(const char *words, const char *word)
 {
     size_t len = strlen(word);
 
-    for (const char *p = words; (p = strstr(p, word)) != NULL; p += len)
+    for (const char *p = words; (p = strstr(p, word)); p += len)
         if ((p == words || p[-1] == ',') && (p[len] == ',' || p[len] == 0))
             return true;
     return false;
@@ -61,15 +61,18 @@ void ht_atime_start(struct ht_fuse *f)
     read_options(f);
 }
 
-/* Asking costs half a microsecond. A change is told once; whoever asked has read the options before anybody else goes on. */
+/*
+ * Polling costs half a microsecond. The kernel reports a change once; the thread that sees it reads the options before
+ * any other thread continues.
+ */
 static void follow_options(struct ht_fuse *f)
 {
     struct pollfd p = {.fd = f->mounts_fd, .events = POLLPRI};
 
-    ht_mutex_lock(&f->atime_lock);
+    ht_mutex_lock(ht_fuse_atime_lock(f));
     if (poll(&p, 1, 0) > 0 && (p.revents & (POLLPRI | POLLERR)))
         read_options(f);
-    ht_mutex_unlock(&f->atime_lock);
+    ht_mutex_unlock(ht_fuse_atime_lock(f));
 }
 
 /* By the options known. */
@@ -79,7 +82,7 @@ static bool is_due(struct ht_fuse *f, uint64_t ino, bool dir)
         ht_ns_atime_due(f->ns, ino, f->atime == HT_ATIME_STRICT);
 }
 
-/* Options are asked for once in some milliseconds, and before anything is stamped: a read-only mount stays as it is. */
+/* Options are polled once in some milliseconds, and before anything is stamped: a read-only mount stays as it is. */
 bool ht_atime_due(struct ht_fuse *f, uint64_t ino, bool dir)
 {
     uint64_t now = ht_now_ns() / TICK_NS;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuse_priv.h - what the files of fs/fuse share.
+ * fuse_priv.h - the common state of the files of fs/fuse.
  *
- * Threads: workers (libfuse's; one with -s) take requests from the kernel and must never wait for another request of
- * it. What may wait for updates or invalidations, which may wait for a read that no worker has taken yet, is done by
- * job threads, a few for each model root (job.c); reads of bytes with a pending update wait without a thread (parked.c).
+ * Threads: workers (workers.c; one with -s) take requests from the kernel and must never wait for another request from
+ * it. Some requests wait for updates or invalidations, and these may wait for a read that no worker has taken yet: job
+ * threads run such requests, a few for each model root (job.c). Reads of bytes with a pending update wait without a
+ * thread (parked.c).
  */
 #ifndef HITRAIN_FS_FUSE_FUSE_PRIV_H
 #define HITRAIN_FS_FUSE_FUSE_PRIV_H
@@ -13,18 +14,26 @@
 #include <fuse_lowlevel.h>
 
 #include <stdatomic.h>
+#include "fs/fuse/request.h"
 #include "fs/fuse/session.h"
 #include "fs/ctl/hidden.h"
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
+#include "tiering/api/object.h"
+#include "tiering/api/shm.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
 enum {
-    HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write the kernel is offered */
+    HT_FUSE_IO_BYTES = 1 << 20, /* largest read or write that the kernel may request */
     HT_FUSE_BACKGROUND = 512,   /* asynchronous requests in flight */
     HT_LANE_THREADS = 32,       /* that jobs of one kind may take */
+    HT_LANE_LEFT_MAX = 32,      /* threads of jobs that have left their lane */
     HT_LANE_BUCKETS = 64,
-    HT_HANDOUT_BUCKETS = 256,
+    HT_PASSTHROUGH_BUCKETS = 256,
+    HT_WORKERS_ADDED_MAX = 256, /* workers added while others are held by a device */
 };
 
 struct ht_fuse {
@@ -38,10 +47,10 @@ struct ht_fuse {
     char *mountpoint;
     unsigned major, minor; /* device number of the mount */
     unsigned threads;
-    pthread_t loop_thread;
-    bool single_thread;
-    bool masks; /* umasks are applied here, not by the kernel */
-    _Atomic bool mounted, ready_told, looping, exited;
+    bool single_thread; /* one worker, even if a device holds it */
+    bool masks;         /* umasks are applied here, not by the kernel */
+    _Atomic bool mounted, ready_reported, exited;
+    _Atomic bool ended;         /* the mount ends: no job waits for memory any more */
     _Atomic unsigned notifying; /* threads inside a notification */
     /* Writes of mapped pages: running now, and when the last one began. */
     _Atomic unsigned page_writes;
@@ -49,9 +58,23 @@ struct ht_fuse {
     void (*ready)(void *ctx);
     void *ready_ctx;
 
+    /* workers.c */
+    struct {
+        struct ht_mutex lock; /* a leaf */
+        pthread_cond_t changed;
+        struct worker *worker; /* threads + HT_WORKERS_ADDED_MAX */
+        _Atomic unsigned count, busy;
+        _Atomic unsigned surplus; /* number of workers that end with their next request */
+        _Atomic bool asleep;      /* the checking thread waits for a call */
+        HT_GUARDED_BY(HT_LOCK_WORKERS) struct {
+            bool over, told_full;
+            int error;
+        };
+    } workers;
+
     /* atime.c */
     struct ht_mutex atime_lock;    /* a leaf */
-    int mounts_fd;                 /* tells of remounts */
+    int mounts_fd;                 /* readable after a remount */
     _Atomic uint64_t mounts_asked; /* when, in ticks */
     _Atomic int atime;             /* enum ht_atime */
     _Atomic bool dir_atime;
@@ -60,14 +83,14 @@ struct ht_fuse {
     struct ht_list opens;      /* open regular files */
     struct ht_list open_dirs;  /* ops_dir.c */
 
-    /* handout.c */
+    /* passthrough.c */
     struct {
-        uint64_t share_bytes; /* 0: nothing is ever handed out */
+        uint64_t share_bytes; /* 0: no passthrough */
         _Atomic bool on;
         struct ht_mutex lock; /* a leaf */
         pthread_cond_t idle;
-        struct ht_list files[HT_HANDOUT_BUCKETS];
-    } handout;
+        struct ht_list files[HT_PASSTHROUGH_BUCKETS];
+    } passthrough;
 
     /* parked.c */
     struct ht_mutex park_lock; /* above the optimizer's lock */
@@ -81,11 +104,19 @@ struct ht_fuse {
         struct ht_list lane[HT_LANE_BUCKETS], lane_free, ready[HT_LANES];
         unsigned running[HT_LANES];
         unsigned turn, idle, threads;
+        unsigned left;  /* jobs that have left their lane and run on */
         uint64_t count; /* queued and running */
         bool stop;
-        pthread_t thread[HT_LANES * HT_LANE_THREADS];
-    } jobs;
+        pthread_t thread[HT_LANES * HT_LANE_THREADS + HT_LANE_LEFT_MAX];
+    } jobs HT_GUARDED_BY(HT_LOCK_JOBS);
 };
+
+HT_MUTEX_OF(ht_fuse_workers_lock, struct ht_fuse, workers.lock, HT_LOCK_WORKERS)
+HT_MUTEX_OF(ht_fuse_atime_lock, struct ht_fuse, atime_lock, HT_LOCK_ATIME)
+HT_MUTEX_OF(ht_fuse_open_lock, struct ht_fuse, open_lock, HT_LOCK_OPENS)
+HT_MUTEX_OF(ht_fuse_passthrough_lock, struct ht_fuse, passthrough.lock, HT_LOCK_PASSTHROUGH)
+HT_MUTEX_OF(ht_fuse_park_lock, struct ht_fuse, park_lock, HT_LOCK_PARKED)
+HT_MUTEX_OF(ht_fuse_job_lock, struct ht_fuse, job_lock, HT_LOCK_JOBS)
 
 enum ht_atime { HT_ATIME_NEVER, HT_ATIME_RELATIVE, HT_ATIME_STRICT };
 
@@ -94,21 +125,30 @@ static inline struct ht_fuse *ht_fuse_of(fuse_req_t req)
     return fuse_req_userdata(req);
 }
 
-/* How long the kernel may believe names and attributes: everything that changes them passes it, or is told to it. */
+/* How long the kernel may believe names and attributes: every change passes the kernel, or is announced to it. */
 #define HT_FUSE_VALID_S 3600.0
 
-extern const struct fuse_lowlevel_ops ht_fuse_ops;
+extern const struct fuse_lowlevel_ops ht_fuse_ops; /* ops.c */
+
+void ht_fuse_init(void *userdata, struct fuse_conn_info *conn);
+void ht_fuse_drop_name(void *ctx, uint64_t parent, const char *name); /* ht_ctl_cache.drop_name */
+
+/* workers.c: take requests until the session ends. wake: look whether it has. */
+void ht_workers_init(struct ht_fuse *f);
+int ht_workers_run(struct ht_fuse *f) HT_MUST_CHECK;
+void ht_workers_wake(struct ht_fuse *f);
+void ht_workers_destroy(struct ht_fuse *f);
 
 /* buffer.c: HT_FUSE_IO_BYTES of the calling thread, page-aligned, made at its first use. NULL: no memory. */
 char *ht_fuse_buffer(void);
 
 /* reply.c: short forms. r: 0 or -errno. */
-void ht_reply(fuse_req_t req, int r);
-void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st);
-/* Of a found or made entry, which has taken a lookup count. */
-void ht_reply_entry(fuse_req_t req, int r, const struct stat *st);
+void ht_reply(fuse_req_t req, int rc);
+void ht_reply_attr(fuse_req_t req, uint64_t ino, int rc, const struct stat *st);
+/* For a found or made entry, which has taken a lookup count. */
+void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st);
 void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out);
-/* For things that are made: with the umask, where it is ours to apply. */
+/* For new inodes: applies the umask, if the kernel leaves that to us. */
 struct ht_cred ht_fuse_cred(fuse_req_t req);
 struct ht_caller ht_fuse_caller(fuse_req_t req);
 void ht_count_read(struct ht_fuse *f, enum ht_traffic_kind kind, ssize_t n);
@@ -120,16 +160,16 @@ struct ht_open {
     uint64_t ino;
     struct ht_obj *obj;
     struct ht_obj_reader reader;
-    struct ht_handed_file *handed; /* handout.c */
-    bool stores;                   /* a mapping of it can change pages without our knowledge */
-    /* What was found out in the epoch of ht_ctl_epoch (0: never), and is asked at each read and write. */
+    struct ht_passthrough_file *passthrough; /* passthrough.c */
+    bool stores;                             /* a mapping can change pages without our knowledge */
+    /* Found out in the epoch of ht_ctl_epoch (0: never), and checked at each read and write. */
     _Atomic uint32_t epoch;
     _Atomic uint64_t root;   /* the model root this is a parameter of, or 0 */
     _Atomic bool privileged; /* has setuid bits or capabilities, which end with a write */
 };
 /* Root of a parameter, or 0; cheap. */
 uint64_t ht_open_root(struct ht_fuse *f, struct ht_open *o);
-/* What is still open when the mount has ended by force. */
+/* Closes the files that are still open when the mount has ended by force. */
 void ht_open_close_all(struct ht_fuse *f);
 void ht_open_dirs_free(struct ht_fuse *f);
 
@@ -141,56 +181,59 @@ void ht_atime_touch(struct ht_fuse *f, uint64_t ino, bool dir);
 void ht_atime_finish(struct ht_fuse *f);
 
 /*
- * handout.c. open: sets what the reply says, or leaves it as it is; -ENOSPC: the file is out and no rewrite of it can be promised; close
- * in any case. forget: after the lookup counts were dropped.
+ * passthrough.c. open: sets the fields of the reply, or leaves them as they are; -ENOSPC: passthrough is active and no
+ * rewrite can be reserved; close in any case. forget: after the lookup counts were dropped.
  */
-void ht_handout_init(struct ht_fuse *f);
-void ht_handout_agree(struct ht_fuse *f, struct fuse_conn_info *conn);
-int ht_handout_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_CHECK;
-bool ht_handout_is_out(const struct ht_open *o);
-void ht_handout_close(struct ht_fuse *f, struct ht_open *o);
-void ht_handout_forget(fuse_req_t req, uint64_t ino);
+void ht_passthrough_init(struct ht_fuse *f);
+void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn);
+int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi) HT_MUST_CHECK;
+bool ht_passthrough_is_active(const struct ht_open *o);
+void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o);
+void ht_passthrough_forget(fuse_req_t req, uint64_t ino);
 /*
- * handout_grad.c: the same for hidden files, of which only gradients are handed out. looked_up: as often as the kernel is told of one. close:
- * of every open that got as far as open.
+ * passthrough_grad.c: the same for hidden files; only gradients are passed through. looked_up: once for each lookup
+ * that the kernel gets. open: was it counted? close: for every open that was.
  */
-void ht_handout_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
-void ht_handout_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino); /* takes the last one back */
-void ht_handout_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
-void ht_handout_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags, struct fuse_file_info *fi);
-void ht_handout_hidden_close(struct ht_fuse *f, uint64_t ino);
-struct ht_obj *ht_handout_mapped(void *fuse, uint64_t ino);          /* ht_ctl_cache.mapped */
-bool ht_handout_bring(void *fuse, uint64_t ino, struct ht_obj *obj); /* ht_ctl_cache.bring */
-void ht_handout_finish(struct ht_fuse *f);                           /* when the connection has ended */
+void ht_passthrough_hidden_looked_up(struct ht_fuse *f, uint64_t ino, uint64_t parent, const char *name);
+void ht_passthrough_hidden_not_looked_up(struct ht_fuse *f, uint64_t ino); /* takes the last one back */
+void ht_passthrough_hidden_forget(fuse_req_t req, uint64_t ino, uint64_t n);
+bool ht_passthrough_hidden_open(fuse_req_t req, uint64_t ino, uint64_t bytes, int flags,
+                                struct fuse_file_info *fi) HT_MUST_CHECK;
+void ht_passthrough_hidden_close(struct ht_fuse *f, uint64_t ino);
+struct ht_obj *ht_passthrough_mapped(void *fuse, uint64_t ino);             /* ht_ctl_cache.mapped */
+bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj); /* ht_ctl_cache.bring */
+void ht_passthrough_finish(struct ht_fuse *f);                              /* when the connection has ended */
 
 /* privilege.c */
 bool ht_privileged(struct ht_fuse *f, uint64_t ino);
-/* Does an access list, set by this caller, take the setgid bit away? Of whoever is not in the file's group. */
+/* Does an access list, set by this caller, take the setgid bit away? True if the caller is not in the file's group. */
 bool ht_loses_setgid(fuse_req_t req, uint64_t ino);
 /* The bits that this caller's write, truncation or change of owner takes away: HT_KILL_*. */
 unsigned ht_privilege_kills(fuse_req_t req, uint64_t ino);
-/* Take away capabilities, and these bits. */
+/* Removes capabilities, and these bits. */
 void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills);
 
 /* parked.c: answer a read now, or when the updates of its bytes have been applied. */
-int ht_park_init(struct ht_fuse *f) HT_CHECK;
+int ht_park_init(struct ht_fuse *f) HT_MUST_CHECK;
 void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t off, size_t len);
-/* Wait in this thread, which is that of a job where it may be long, until no update of the range is pending. */
+/* Waits until no update of the range is pending. If that may be long, the thread must be that of a job. */
 void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len);
-/* reader: of the descriptor it came through, or NULL. */
+/* reader: that of the request's descriptor, or NULL. */
 void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
                        uint64_t off, size_t len, enum ht_traffic_kind kind);
-/* Answer everything that still waits with an error, and free the pool. */
+/* Answers everything that still waits with an error, and frees the pool. */
 void ht_park_finish(struct ht_fuse *f);
 
 /* job.c: run fn(job) on a job thread; fn replies. */
 struct lane;
 struct ht_job {
     struct ht_list link;
-    struct lane *lane; /* while it is running */
+    struct lane *lane; /* while it is running, until it leaves */
+    bool left;
     void (*fn)(struct ht_job *job);
     struct ht_fuse *fuse;
     fuse_req_t req;
+    struct ht_request request; /* req, as the worker took it */
     uint64_t ino, off, size;
     struct ht_hidden_file *file;
     struct ht_open *open;
@@ -198,78 +241,78 @@ struct ht_job {
     int flags;
     char *data; /* owned: freed after fn */
 };
-int ht_job_start(struct ht_fuse *f) HT_CHECK;
-/* A zeroed job with req set, which may be NULL; NULL: no memory, and req was answered so. */
+int ht_job_start(struct ht_fuse *f) HT_MUST_CHECK;
+/* A zeroed job with req set, which may be NULL; NULL: no memory, and req was answered with that error. */
 struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct ht_job *job));
-/* Give it a copy of len bytes (NUL added). False: no memory; req was answered and the job is gone. */
+/* Gives it a copy of len bytes (NUL added). False: no memory; req was answered and the job is gone. */
 bool ht_job_data(struct ht_job *job, const void *data, size_t len);
-/* key: what its lane waits for: a model root, or some inode; 0: nothing that others could hold for long. */
-void ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
-/* The calling job, if it is one of a request, holds its place in its lane no longer: it is about to wait for a lock of the kernel, which the
- * request of a job behind it may hold. */
-void ht_job_leave_lane(struct ht_fuse *f);
-/* What a job about ino may have to wait for: the model root that it is or lies in, or itself. */
+/*
+ * key: its lane waits for this: a model root, or some inode; 0: nothing that others could hold for long. False: no
+ * memory; req was answered and the job is gone.
+ */
+bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key);
+/*
+ * The calling job, if it serves a request, gives up its place in its lane: it is about to wait for a lock of the
+ * kernel, which the request of a later job may hold. False: too many have left; it keeps its place and must not wait
+ * for that lock.
+ */
+bool ht_job_leave_lane(struct ht_fuse *f) HT_MUST_CHECK;
+/* A job about ino may have to wait for this: the model root that it is or lies in, or itself. */
 uint64_t ht_job_key(struct ht_fuse *f, uint64_t ino);
-/* Is an update of these bytes pending, so that whoever changes them has to wait? */
+/* Is an update of these bytes pending, so that a writer has to wait? */
 bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint64_t len);
 /*
- * As ht_job_data, for a write that will wait in this lane: where much waits there already only the first bytes are
- * taken (job->size), or, of a write that cannot be cut, none: -ENOMEM.
+ * As ht_job_data, for a write that will wait in this lane. If much waits there already only the first bytes are taken
+ * (job->size); a write that cannot be cut gets -ENOMEM.
  */
 bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, const void *buf, size_t len,
                   const struct fuse_file_info *fi);
-/* Runs what is queued to its end and stops the threads. */
+/* Runs all queued jobs to their end and stops the threads. */
 void ht_job_stop(struct ht_fuse *f);
+/* Appends lanes and the requests in their queues, and parked reads. */
+struct ht_dump;
+void ht_job_dump(struct ht_fuse *f, struct ht_dump *d);
+void ht_park_dump(struct ht_fuse *f, struct ht_dump *d);
 
-/* ops_*.c: the operations, by theme. */
-void ht_op_lookup(fuse_req_t req, fuse_ino_t parent, const char *name);
-void ht_op_forget(fuse_req_t req, fuse_ino_t ino, uint64_t n);
-void ht_op_forget_multi(fuse_req_t req, size_t count, struct fuse_forget_data *forgets);
-void ht_op_mknod(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, dev_t rdev);
-void ht_op_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_file_info *fi);
-void ht_op_mkdir(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode);
-void ht_op_symlink(fuse_req_t req, const char *target, fuse_ino_t parent, const char *name);
-void ht_op_readlink(fuse_req_t req, fuse_ino_t ino);
-void ht_op_link(fuse_req_t req, fuse_ino_t ino, fuse_ino_t parent, const char *name);
-void ht_op_unlink(fuse_req_t req, fuse_ino_t parent, const char *name);
-void ht_op_rmdir(fuse_req_t req, fuse_ino_t parent, const char *name);
-void ht_op_rename(fuse_req_t req, fuse_ino_t parent, const char *name, fuse_ino_t new_parent, const char *new_name,
-                  unsigned flags);
+/*
+ * ops_*.c: the operations, by theme: on inodes of the store, and (ht_hidden_op_) on entries of the hidden tree. ops.c
+ * chooses.
+ */
+#define HT_OPERATION(op) __typeof__(*((struct fuse_lowlevel_ops *)NULL)->op)
+HT_OPERATION(getattr) ht_op_getattr, ht_hidden_op_getattr;
+HT_OPERATION(setattr) ht_op_setattr, ht_hidden_op_setattr;
+HT_OPERATION(lookup) ht_op_lookup, ht_hidden_op_lookup;
+HT_OPERATION(create) ht_op_create, ht_hidden_op_create;
+HT_OPERATION(open) ht_op_open, ht_hidden_op_open;
+HT_OPERATION(read) ht_op_read, ht_hidden_op_read;
+HT_OPERATION(write) ht_op_write, ht_hidden_op_write;
+HT_OPERATION(flush) ht_op_flush, ht_hidden_op_flush;
+HT_OPERATION(release) ht_op_release, ht_hidden_op_release;
+HT_OPERATION(fsync) ht_op_fsync, ht_hidden_op_fsync;
+HT_OPERATION(lseek) ht_op_lseek, ht_hidden_op_lseek;
+HT_OPERATION(ioctl) ht_op_ioctl, ht_hidden_op_ioctl;
+HT_OPERATION(opendir) ht_op_opendir, ht_hidden_op_opendir;
+HT_OPERATION(readdir) ht_op_readdir, ht_hidden_op_readdir;
+HT_OPERATION(readdirplus) ht_op_readdirplus, ht_hidden_op_readdirplus;
+HT_OPERATION(releasedir) ht_op_releasedir, ht_hidden_op_releasedir;
+HT_OPERATION(fsyncdir) ht_op_fsyncdir, ht_hidden_op_fsyncdir;
+HT_OPERATION(getxattr) ht_op_getxattr, ht_hidden_op_getxattr;
+HT_OPERATION(listxattr) ht_op_listxattr, ht_hidden_op_listxattr;
+HT_OPERATION(readlink) ht_op_readlink;
+HT_OPERATION(statfs) ht_op_statfs;
+HT_OPERATION(mknod) ht_op_mknod;
+HT_OPERATION(mkdir) ht_op_mkdir;
+HT_OPERATION(unlink) ht_op_unlink;
+HT_OPERATION(rmdir) ht_op_rmdir;
+HT_OPERATION(symlink) ht_op_symlink;
+HT_OPERATION(link) ht_op_link;
+HT_OPERATION(rename) ht_op_rename;
+HT_OPERATION(tmpfile) ht_op_tmpfile;
+HT_OPERATION(fallocate) ht_op_fallocate;
+HT_OPERATION(copy_file_range) ht_op_copy_file_range;
+HT_OPERATION(setxattr) ht_op_setxattr;
+HT_OPERATION(removexattr) ht_op_removexattr;
 
-void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi);
-void ht_op_statfs(fuse_req_t req, fuse_ino_t ino);
-void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags);
-void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size);
-void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size);
-void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name);
-
-void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi);
-void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
-void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t len, struct fuse_file_info *fi);
-void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, struct fuse_file_info *fi_in,
-                           fuse_ino_t ino_out, off_t off_out, struct fuse_file_info *fi_out, size_t len, int flags);
-void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi);
-void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
-                 const void *in, size_t in_len, size_t out_cap);
-
-void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi);
-
-/* Hidden files: the same operations once it is known that the inode is one. */
-void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_hop_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_hop_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi);
-void ht_hop_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi);
-void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
-                  size_t in_len);
+void ht_fuse_forget(fuse_req_t req, uint64_t ino, uint64_t n);
 
 #endif

@@ -2,31 +2,40 @@
 /*
  * job.c - threads for requests that may wait for steps, updates and invalidations.
  *
- * Closing a gradient waits until the kernel has dropped its copies, and the kernel waits for
- * every read of those pages that it has already queued; were all workers closing gradients, nobody would
- * take these reads. Jobs never wait for other jobs, nor for requests in the kernel's queue except through such
- * reads, which workers and the optimizer's threads answer; so a fixed number of threads is enough.
+ * Closing a gradient waits until the kernel has dropped its copies, and the kernel waits for every read of these pages
+ * that it has already queued; were all workers closing gradients, none would take these reads. Jobs never wait for
+ * other jobs, nor for requests in the kernel's queue except through such reads, which workers and the optimizer's
+ * threads answer; so a fixed number of threads is enough.
  *
- * Lanes. Jobs of one kind and one key (the model root that they may wait for) make a lane. A lane runs a few jobs at a time, in
- * order of arrival; the rest wait in its queue and hold no thread. So one root holds few threads, however many requests
- * its clients send, and the jobs of all other lanes go on. Of commands that wait for their turn on a root (HT_LANE_TURN) one runs.
+ * Lanes. Jobs of one kind and one key (the model root that they may wait for) make a lane. A lane runs a few jobs at a
+ * time, in order of arrival; the rest wait in its queue and hold no thread. So one root holds few threads, however many
+ * requests its clients send, and the jobs of all other lanes go on. Only one command runs that waits for its turn on a
+ * root (HT_LANE_TURN).
  *
  *   job   queued in its lane -> running -> free
  *   lane  made with its first job; ready while it has a queued job and may run one more; free without jobs
  *
  * Invariants:
- *  1. lane.running <= running_max[kind]; f->jobs.running[kind] <= HT_LANE_THREADS. So a ready lane of a kind finds a thread,
- *     or the number of threads that this kind may have is in use.
- *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and lane.running is below its limit.
+ *  1. lane.running <= running_max[kind]; f->jobs.running[kind] <= HT_LANE_THREADS. So a ready lane of a kind finds a
+ *     thread, or the number of threads that this kind may have is in use.
+ *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and
+ *     lane.running is below its limit.
  *
- * A request's job that takes names out of the kernel's caches (after an abort) leaves its lane first: the kernel may hold that directory's
- * lock for a request whose job is behind it, as fsync of the model root's directory does. A job of no request (HT_LANE_NAMES) keeps its
- * place: no request is behind it, and no more such jobs wait for directories than one kind may have threads.
+ * A request's job that takes names out of the kernel's caches (after an abort) leaves its lane first: the kernel may
+ * hold that directory's lock for a request whose job follows in the lane, as fsync of the model root's directory does.
+ * A job of no request (HT_LANE_NAMES) keeps its place: no request follows it, and no more such jobs wait for
+ * directories than one kind may have threads.
  *
- * An invalidation waits for pages that the kernel holds for a buffered write, and for writeback that it holds back during a
- * truncation. So these requests never queue behind a job that waits for invalidations: their lane is HT_LANE_UPDATE.
+ * An invalidation waits for pages that the kernel holds for a buffered write, and for writeback that it holds back
+ * during a truncation. So these requests never queue behind a job that waits for
+ * invalidations: their lane is HT_LANE_UPDATE.
  *
- * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x HT_LANE_THREADS.
+ * A job that has left its lane holds its thread, and its kind does not count it. HT_LANE_LEFT_MAX jobs may have left:
+ * there are as many threads more, so each kind can always have its HT_LANE_THREADS. A further job keeps its place and
+ * waits for no names: a job of HT_LANE_NAMES takes these out.
+ *
+ * Threads are started when a job finds none idle, and stay until the end: at most HT_LANES x
+ * HT_LANE_THREADS + HT_LANE_LEFT_MAX.
  *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
@@ -35,10 +44,12 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#include "tiering/base/dump.h"
+
 enum {
     THREADS_AT_START = 4,
     NO_ROOT_MAX = 4,          /* jobs of key 0, which no root delays */
-    SHORT_BYTES = 32 << 20,   /* copies of what waits in one lane: from then on writes are cut */
+    SHORT_BYTES = 32 << 20,   /* copies of waiting bytes in one lane: beyond it writes are cut */
     REFUSE_BYTES = 128 << 20, /* and those that cannot be cut are refused */
     PIECE_BYTES = 4096,
 };
@@ -54,7 +65,7 @@ struct lane {
 };
 
 static const unsigned running_max[HT_LANES] = {
-    [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4,  [HT_LANE_TALK] = 8,
+    [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4,  [HT_LANE_CTL_SESSION] = 8,
     [HT_LANE_TURN] = 1,     [HT_LANE_UPDATE] = 4, [HT_LANE_NAMES] = 4,
 };
 
@@ -70,8 +81,7 @@ static struct ht_list *bucket_of(struct ht_fuse *f, enum ht_lane_kind kind, uint
     return &f->jobs.lane[(key * HT_LANES + kind) % HT_ARRAY_SIZE(f->jobs.lane)];
 }
 
-/* Locked. */
-static struct lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
+static struct lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
 {
     ht_list_for_each(pos, bucket_of(f, kind, key)) {
         struct lane *l = ht_list_entry(pos, struct lane, link);
@@ -81,8 +91,8 @@ static struct lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_
     return NULL;
 }
 
-/* Locked. NULL: no memory. */
-static struct lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
+/* NULL: no memory. */
+static struct lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
 {
     struct lane *l;
 
@@ -101,8 +111,8 @@ static struct lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_
     return l;
 }
 
-/* Locked: into the list that it belongs in now, at the end: lanes take turns. */
-static void settle_lane(struct ht_fuse *f, struct lane *l)
+/* Moves it to the end of its present list: lanes take turns. */
+static void settle_lane(struct ht_fuse *f, struct lane *l) HT_REQUIRES(HT_LOCK_JOBS)
 {
     ht_list_del(&l->ready);
     if (!ht_list_empty(&l->queue) && l->running < limit_of(l)) {
@@ -115,8 +125,8 @@ static void settle_lane(struct ht_fuse *f, struct lane *l)
 
 /* --------------------------------------------------------------------- run */
 
-/* Locked: the next kind that has a job and a thread left. HT_LANE_NONE: none. */
-static enum ht_lane_kind ready_kind(struct ht_fuse *f)
+/* The next kind that has a job and a thread left. HT_LANE_NONE: none. */
+static enum ht_lane_kind ready_kind(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 {
     for (unsigned i = 0; i < HT_LANES; i++) {
         enum ht_lane_kind kind = (enum ht_lane_kind)(++f->jobs.turn % HT_LANES);
@@ -126,8 +136,7 @@ static enum ht_lane_kind ready_kind(struct ht_fuse *f)
     return HT_LANE_NONE;
 }
 
-/* Locked. */
-static struct ht_job *take_job(struct ht_fuse *f, enum ht_lane_kind kind)
+static struct ht_job *take_job(struct ht_fuse *f, enum ht_lane_kind kind) HT_REQUIRES(HT_LOCK_JOBS)
 {
     struct lane *l = ht_list_entry(f->jobs.ready[kind].next, struct lane, ready);
     struct ht_job *job = ht_list_entry(l->queue.next, struct ht_job, link);
@@ -140,8 +149,8 @@ static struct ht_job *take_job(struct ht_fuse *f, enum ht_lane_kind kind)
     return job;
 }
 
-/* Locked, let go meanwhile. NULL: the end. */
-static struct ht_job *next_job(struct ht_fuse *f)
+/* Releases the lock while the thread waits. NULL: the end. */
+static struct ht_job *next_job(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 {
     enum ht_lane_kind kind;
 
@@ -149,22 +158,20 @@ static struct ht_job *next_job(struct ht_fuse *f)
         if (f->jobs.stop && !f->jobs.count)
             return NULL;
         f->jobs.idle++;
-        ht_cond_wait(&f->job_wanted, &f->job_lock);
+        ht_cond_wait(&f->job_wanted, ht_fuse_job_lock(f));
         f->jobs.idle--;
     }
     return take_job(f, kind);
 }
 
-/* Locked. */
-static void put_free(struct ht_fuse *f, struct ht_job *job)
+static void put_free(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_JOBS)
 {
     free(job->data);
     job->data = NULL;
     ht_list_add_tail(&f->job_free, &job->link);
 }
 
-/* Locked. */
-static void leave_lane(struct ht_fuse *f, struct ht_job *job)
+static void leave_lane(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_JOBS)
 {
     struct lane *l = job->lane;
 
@@ -177,10 +184,18 @@ static void leave_lane(struct ht_fuse *f, struct ht_job *job)
     settle_lane(f, l);
 }
 
-/* Locked. */
-static void end_job(struct ht_fuse *f, struct ht_job *job)
+static void count_left(struct ht_fuse *f, struct ht_job *job, bool left) HT_REQUIRES(HT_LOCK_JOBS)
+{
+    f->jobs.left += left;
+    f->jobs.left -= job->left;
+    job->left = left;
+    atomic_store_explicit(&f->traffic->jobs_left, f->jobs.left, memory_order_relaxed);
+}
+
+static void end_job(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_JOBS)
 {
     leave_lane(f, job);
+    count_left(f, job, false);
     f->jobs.count--;
     put_free(f, job);
     if (f->jobs.stop)
@@ -189,20 +204,20 @@ static void end_job(struct ht_fuse *f, struct ht_job *job)
 
 static void *run(void *arg);
 
-/* Locked. */
-static int add_thread(struct ht_fuse *f)
+static int add_thread(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    int r = pthread_create(&f->jobs.thread[f->jobs.threads], NULL, run, f);
+    int rc = pthread_create(&f->jobs.thread[f->jobs.threads], NULL, run, f);
 
-    f->jobs.threads += r == 0;
-    return -r;
+    f->jobs.threads += rc == 0;
+    atomic_store_explicit(&f->traffic->job_threads, f->jobs.threads, memory_order_relaxed);
+    return -rc;
 }
 
 /*
- * Locked: a thread for a job that is ready. Each thread that takes one looks for the next: so idle threads are woken one by one.
- * Without a new thread it is the next one to come free which runs the job.
+ * Wakes or starts a thread for a ready job. Each thread that takes a job looks for the next one: so idle
+ * threads are woken one by one. If there can be no new thread, the next free thread runs the job.
  */
-static void call_thread(struct ht_fuse *f)
+static void call_thread(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 {
     if (ready_kind(f) == HT_LANE_NONE)
         return;
@@ -214,39 +229,50 @@ static void call_thread(struct ht_fuse *f)
 
 static __thread struct ht_job *current_job;
 
-void ht_job_leave_lane(struct ht_fuse *f)
+bool ht_job_leave_lane(struct ht_fuse *f)
 {
-    if (!current_job || !current_job->req)
-        return;
-    ht_mutex_lock(&f->job_lock);
-    leave_lane(f, current_job);
-    call_thread(f);
-    ht_mutex_unlock(&f->job_lock);
+    struct ht_job *job = current_job;
+    bool may;
+
+    if (!job || !job->req)
+        return true;
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    may = job->left || f->jobs.left < HT_LANE_LEFT_MAX;
+    if (may) {
+        leave_lane(f, job);
+        count_left(f, job, true);
+        call_thread(f);
+    }
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    return may;
 }
 
 static void *run(void *arg)
 {
+    const struct ht_request none = {0};
     struct ht_fuse *f = arg;
     struct ht_job *job;
 
     pthread_setname_np(pthread_self(), "ht-job");
-    ht_mutex_lock(&f->job_lock);
-    while ((job = next_job(f)) != NULL) {
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    while ((job = next_job(f))) {
         call_thread(f);
-        ht_mutex_unlock(&f->job_lock);
+        ht_mutex_unlock(ht_fuse_job_lock(f));
         current_job = job;
+        ht_activity_set_request(&job->request);
         job->fn(job);
+        ht_activity_set_request(&none);
         current_job = NULL;
-        ht_mutex_lock(&f->job_lock);
+        ht_mutex_lock(ht_fuse_job_lock(f));
         end_job(f, job);
     }
-    ht_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
     return NULL;
 }
 
 int ht_job_start(struct ht_fuse *f)
 {
-    int r = 0;
+    int rc = 0;
 
     ht_list_init(&f->job_free);
     ht_list_init(&f->jobs.lane_free);
@@ -255,11 +281,11 @@ int ht_job_start(struct ht_fuse *f)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(f->jobs.lane); i++)
         ht_list_init(&f->jobs.lane[i]);
     pthread_cond_init(&f->job_wanted, NULL);
-    ht_mutex_lock(&f->job_lock);
-    while (r == 0 && f->jobs.threads < THREADS_AT_START)
-        r = add_thread(f);
-    ht_mutex_unlock(&f->job_lock);
-    return r;
+    ht_mutex_lock(ht_fuse_job_lock(f));
+    while (rc == 0 && f->jobs.threads < THREADS_AT_START)
+        rc = add_thread(f);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    return rc;
 }
 
 /* ------------------------------------------------------------------ submit */
@@ -268,12 +294,12 @@ static struct ht_job *take_free(struct ht_fuse *f)
 {
     struct ht_job *job = NULL;
 
-    ht_mutex_lock(&f->job_lock);
+    ht_mutex_lock(ht_fuse_job_lock(f));
     if (!ht_list_empty(&f->job_free)) {
         job = ht_list_entry(f->job_free.next, struct ht_job, link);
         ht_list_del(&job->link);
     }
-    ht_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
     return job ? job : malloc(sizeof(*job));
 }
 
@@ -286,7 +312,7 @@ struct ht_job *ht_job_new(struct ht_fuse *f, fuse_req_t req, void (*fn)(struct h
             ht_reply(req, -ENOMEM);
         return NULL;
     }
-    *job = (struct ht_job){.fn = fn, .fuse = f, .req = req};
+    *job = (struct ht_job){.fn = fn, .fuse = f, .req = req, .request = ht_activity_request()};
     ht_list_init(&job->link);
     return job;
 }
@@ -297,9 +323,9 @@ static void refuse(struct ht_job *job)
 
     if (job->req)
         ht_reply(job->req, -ENOMEM);
-    ht_mutex_lock(&f->job_lock);
+    ht_mutex_lock(ht_fuse_job_lock(f));
     put_free(f, job);
-    ht_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
 }
 
 bool ht_job_data(struct ht_job *job, const void *data, size_t len)
@@ -317,16 +343,16 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len)
 
 static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
 {
-    ht_mutex_lock(&f->job_lock);
+    ht_mutex_lock(ht_fuse_job_lock(f));
     const struct lane *l = find_lane(f, kind, key);
     size_t bytes = l ? l->bytes : 0;
-    ht_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
     return bytes;
 }
 
 /*
- * Of asynchronous direct writes the kernel makes EIO when they are cut, and the request does not say whether it is one. Pages of
- * a mapping would be lost; the kernel has at most HT_FUSE_BACKGROUND of them on the way.
+ * If an asynchronous direct write is cut, the kernel returns EIO for it, and the request does not say whether it is
+ * one. Pages of a mapping would be lost; the kernel has at most HT_FUSE_BACKGROUND such requests in flight.
  */
 bool ht_job_bytes(struct ht_job *job, enum ht_lane_kind kind, uint64_t key, const void *buf, size_t len,
                   const struct fuse_file_info *fi)
@@ -354,52 +380,92 @@ bool ht_job_waits_for_update(struct ht_fuse *f, uint64_t ino, uint64_t off, uint
     return ht_ctl_param(f->ctl, ino) && !ht_optim_readable(f->optim, ino, off, len, NULL);
 }
 
-void ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
+bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
 {
     struct ht_fuse *f = job->fuse;
 
-    ht_mutex_lock(&f->job_lock);
+    ht_mutex_lock(ht_fuse_job_lock(f));
     struct lane *l = find_lane(f, kind, key);
     if (!l)
         l = make_lane(f, kind, key);
     if (!l) {
-        ht_mutex_unlock(&f->job_lock);
+        ht_mutex_unlock(ht_fuse_job_lock(f));
         refuse(job);
-        return;
+        return false;
     }
     l->bytes += job->data ? job->size : 0;
     ht_list_add_tail(&l->queue, &job->link);
     f->jobs.count++;
     settle_lane(f, l);
     call_thread(f);
-    ht_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    return true;
 }
 
 void ht_job_stop(struct ht_fuse *f)
 {
-    ht_mutex_lock(&f->job_lock);
+    ht_mutex_lock(ht_fuse_job_lock(f));
     f->jobs.stop = true;
     pthread_cond_broadcast(&f->job_wanted);
     /* One that runs may start another. */
     for (unsigned i = 0; i < f->jobs.threads; i++) {
         pthread_t thread = f->jobs.thread[i];
-
-        ht_mutex_unlock(&f->job_lock);
+        ht_mutex_unlock(ht_fuse_job_lock(f));
         pthread_join(thread, NULL);
-        ht_mutex_lock(&f->job_lock);
+        ht_mutex_lock(ht_fuse_job_lock(f));
     }
     f->jobs.threads = 0;
-    ht_mutex_unlock(&f->job_lock);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
+    HT_UNSHARED(HT_LOCK_JOBS);
     while (!ht_list_empty(&f->job_free)) {
         struct ht_job *job = ht_list_entry(f->job_free.next, struct ht_job, link);
-
         ht_list_del(&job->link);
         free(job);
     }
     while (!ht_list_empty(&f->jobs.lane_free)) {
         struct lane *l = ht_list_entry(f->jobs.lane_free.next, struct lane, link);
-
         ht_list_del(&l->link);
         free(l);
     }
+}
+
+/* -------------------------------------------------------------------- dump */
+
+enum { DUMP_JOBS_MAX = 16 }; /* of one lane */
+
+static void dump_lane(const struct lane *l, struct ht_dump *d)
+{
+    static const char *const words[] = {
+        [HT_LANE_GRADIENT] = "gradients", [HT_LANE_WRITE] = "writes",   [HT_LANE_CTL_SESSION] = "commands",
+        [HT_LANE_TURN] = "turns",         [HT_LANE_UPDATE] = "updates", [HT_LANE_NAMES] = "names",
+    };
+    unsigned queued = 0;
+
+    ht_list_for_each(pos, &l->queue)
+        queued++;
+    ht_dump_put(d, "  lane %s of %llu: %u running, %u queued\n", words[l->kind], (unsigned long long)l->key, l->running,
+                queued);
+    ht_dump_id(d, l->key);
+    queued = 0;
+    ht_list_for_each(pos, &l->queue) {
+        const struct ht_job *job = ht_list_entry(pos, struct ht_job, link);
+        if (!job->request.what || queued++ >= DUMP_JOBS_MAX)
+            continue;
+        ht_dump_put(d, "    %s of inode %llu for ", job->request.what, (unsigned long long)job->request.ino);
+        ht_dump_age(d, job->request.began_ns);
+        ht_dump_put(d, "\n");
+        ht_dump_id(d, job->request.ino);
+    }
+}
+
+void ht_job_dump(struct ht_fuse *f, struct ht_dump *d)
+{
+    if (!ht_dump_lock(d, ht_fuse_job_lock(f), "jobs"))
+        return;
+    ht_dump_put(d, "  %u threads run jobs, %u are idle; %llu jobs are queued or running\n", f->jobs.threads,
+                f->jobs.idle, (unsigned long long)f->jobs.count);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(f->jobs.lane); i++)
+        ht_list_for_each(pos, &f->jobs.lane[i])
+            dump_lane(ht_list_entry(pos, struct lane, link), d);
+    ht_mutex_unlock(ht_fuse_job_lock(f));
 }

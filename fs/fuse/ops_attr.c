@@ -6,11 +6,18 @@
 
 void ht_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    struct ht_fuse *f = ht_fuse_of(req);
     struct stat st;
-    int r = ht_hidden_match(ino) ? ht_hidden_getattr(f->ctl, ino, &st) : ht_ns_getattr(f->ns, ino, &st);
+    int rc = ht_ns_getattr(ht_fuse_of(req)->ns, ino, &st);
 
-    ht_reply_attr(req, ino, r, &st);
+    ht_reply_attr(req, ino, rc, &st);
+}
+
+void ht_hidden_op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    struct stat st;
+    int rc = ht_hidden_getattr(ht_fuse_of(req)->ctl, ino, &st);
+
+    ht_reply_attr(req, ino, rc, &st);
 }
 
 static unsigned what_to_set(int to_set)
@@ -36,7 +43,7 @@ static unsigned what_to_set(int to_set)
     for (size_t i = 0; i < HT_ARRAY_SIZE(map); i++)
         if (to_set & map[i].fuse)
             what |= map[i].ns;
-    /* The kernel sets the plain flag, too, when it asks for "now". */
+    /* The kernel sets the plain flag, too, when it wants "now". */
     if (what & HT_SET_ATIME_NOW)
         what &= ~(unsigned)HT_SET_ATIME;
     if (what & HT_SET_MTIME_NOW)
@@ -44,25 +51,25 @@ static unsigned what_to_set(int to_set)
     return what;
 }
 
-static void setattr_hidden(fuse_req_t req, uint64_t ino, const struct stat *attr, unsigned what,
-                           const struct fuse_file_info *fi)
+void ht_hidden_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set, struct fuse_file_info *fi)
 {
+    unsigned what = what_to_set(to_set);
     struct stat st;
-    int r = ht_hidden_setattr(ht_fuse_of(req)->ctl, ino, what, &st);
+    int rc = ht_hidden_setattr(ht_fuse_of(req)->ctl, ino, what, &st);
 
-    if (r == 0 && (what & HT_SET_SIZE) && fi)
-        r = ht_hidden_set_size((struct ht_hidden_file *)(uintptr_t)fi->fh, (uint64_t)attr->st_size);
-    ht_reply_attr(req, ino, r, &st);
+    if (rc == 0 && (what & HT_SET_SIZE) && fi)
+        rc = ht_hidden_set_size((struct ht_hidden_file *)(uintptr_t)fi->fh, (uint64_t)attr->st_size);
+    ht_reply_attr(req, ino, rc, &st);
 }
 
 static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, int to_set)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     unsigned what = what_to_set(to_set);
-    /* What changes nothing is a chown to what is there, or the kernel's wish to end privileges. */
+    /* A request that changes nothing is a chown to the present owner, or the kernel's wish to end privileges. */
     bool chown = what & (HT_SET_UID | HT_SET_GID);
     struct stat st;
-    int r;
+    int rc;
 
     if ((what & HT_SET_SIZE) && ht_ctl_param(f->ctl, ino))
         ht_park_wait(f, ino, 0, HT_FILE_BYTES_MAX);
@@ -70,10 +77,10 @@ static void setattr_now(fuse_req_t req, uint64_t ino, const struct stat *attr, i
         ht_privilege_drop(f, ino, chown || fuse_req_ctx(req)->uid ? ht_privilege_kills(req, ino) : 0);
     if (what & HT_KILL_SUID)
         what |= ht_privilege_kills(req, ino);
-    r = ht_ns_setattr(f->ns, ino, what, attr, &st);
+    rc = ht_ns_setattr(f->ns, ino, what, attr, &st);
     if (what & HT_SET_MODE)
         ht_ctl_changed(f->ctl);
-    ht_reply_attr(req, ino, r, &st);
+    ht_reply_attr(req, ino, rc, &st);
 }
 
 static void job_setattr(struct ht_job *job)
@@ -87,10 +94,6 @@ void ht_op_setattr(fuse_req_t req, fuse_ino_t ino, struct stat *attr, int to_set
     bool cuts = what_to_set(to_set) & HT_SET_SIZE;
     struct ht_job *job;
 
-    if (ht_hidden_match(ino)) {
-        setattr_hidden(req, ino, attr, what_to_set(to_set), fi);
-        return;
-    }
     if (!cuts || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
         setattr_now(req, ino, attr, to_set);
         return;
@@ -113,18 +116,21 @@ void ht_op_statfs(fuse_req_t req, fuse_ino_t ino)
 
     ht_store_stats(f->store, &s);
     ht_ns_stats(f->ns, &n);
-    log_left = s.log.claim_limit_bytes - ht_min_u64(s.log.claimed_bytes, s.log.claim_limit_bytes);
+    log_left = s.log.reserve_limit_bytes - ht_min_u64(s.log.reserved_bytes, s.log.reserve_limit_bytes);
     v.f_blocks = s.total_bytes / HT_BLOCK_BYTES;
-    /* What is promised to somebody (dirty data, the next step of a model) is in use; what was just deleted is free. */
+    /*
+     * Reserved space (for dirty data, for the next step of a model) counts as used; space that was just deleted counts
+     * as free.
+     */
     v.f_bfree = v.f_bavail = s.available_bytes / HT_BLOCK_BYTES;
-    v.f_ffree = ht_min_u64(v.f_bavail, log_left / n.file_claim_bytes); /* a file that holds anything needs a block */
+    v.f_ffree = ht_min_u64(v.f_bavail, log_left / n.file_log_bytes); /* a file that holds anything needs a block */
     v.f_files = n.inodes + v.f_ffree;
     fuse_reply_statfs(req, &v);
 }
 
 /* ---------------------------------------------------- extended attributes */
 
-/* The kernel checks who may use which namespace, and lets names of none pass. */
+/* The kernel checks which users may use which namespace, and lets names without a namespace pass. */
 static bool refuse_name(fuse_req_t req, const char *name)
 {
     static const char *const namespaces[] = {"user.", "trusted.", "security.", NULL};
@@ -144,10 +150,11 @@ static void job_setxattr(struct ht_job *job)
     const char *name = job->data;
     const char *value = job->data + job->off;
 
-    ht_reply(job->req, ht_words_set(job->fuse->ctl, job->ino, name, value, job->size - job->off, job->flags, &caller));
+    ht_reply(job->req,
+             ht_attribute_set(job->fuse->ctl, job->ino, name, value, job->size - job->off, job->flags, &caller));
 }
 
-/* Name and value behind each other, the name with its NUL. */
+/* Keeps name and value one after the other, the name with its NUL. */
 static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
     char both[HT_XATTR_NAME_BYTES_MAX + 2048];
@@ -172,16 +179,16 @@ static void setxattr_later(fuse_req_t req, fuse_ino_t ino, const char *name, con
 static void set_plain(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int r;
+    int rc;
 
     if (strcmp(name, HT_NS_ACL_ACCESS) == 0 && ht_loses_setgid(req, ino))
         flags |= HT_XATTR_KILL_SGID;
-    r = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
+    rc = ht_ns_setxattr(f->ns, ino, name, value, size, flags);
 
-    /* Open files remember whether they are privileged, and need not look after every other attribute. */
+    /* Open files remember whether they are privileged, and need no new check after a change of another attribute. */
     if (strncmp(name, "security.", 9) == 0)
         ht_ctl_changed(f->ctl);
-    ht_reply(req, r);
+    ht_reply(req, rc);
 }
 
 void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char *value, size_t size, int flags)
@@ -189,16 +196,14 @@ void ht_op_setxattr(fuse_req_t req, fuse_ino_t ino, const char *name, const char
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_caller caller = ht_fuse_caller(req);
 
-    if (ht_hidden_match(ino))
-        fuse_reply_err(req, EOPNOTSUPP);
-    else if (refuse_name(req, name))
+    if (refuse_name(req, name))
         return;
-    else if (!ht_words_match(name))
+    if (!ht_attribute_match(name))
         set_plain(req, ino, name, value, size, flags);
-    else if (ht_words_waits(name))
+    else if (ht_attribute_waits(name))
         setxattr_later(req, ino, name, value, size, flags);
     else
-        ht_reply(req, ht_words_set(f->ctl, ino, name, value, size, flags, &caller));
+        ht_reply(req, ht_attribute_set(f->ctl, ino, name, value, size, flags, &caller));
 }
 
 static void reply_value(fuse_req_t req, ssize_t n, const char *buf, size_t size)
@@ -222,33 +227,43 @@ void ht_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t siz
         return;
     if (!buf)
         n = -ENOMEM;
-    else if (ht_hidden_match(ino))
-        n = ht_hidden_getxattr(f->ctl, ino, name, buf, cap);
-    else if (ht_words_match(name))
-        n = ht_words_get(f->ctl, ino, name, buf, cap);
+    else if (ht_attribute_match(name))
+        n = ht_attribute_get(f->ctl, ino, name, buf, cap);
     else
         n = ht_ns_getxattr(f->ns, ino, name, buf, cap);
     reply_value(req, n, buf, size);
+}
+
+void ht_hidden_op_getxattr(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size)
+{
+    size_t cap = ht_min_u64(size, HT_FUSE_IO_BYTES);
+    char *buf = ht_fuse_buffer();
+
+    if (!refuse_name(req, name))
+        reply_value(req, buf ? ht_hidden_getxattr(ht_fuse_of(req)->ctl, ino, name, buf, cap) : -ENOMEM, buf, size);
 }
 
 void ht_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
 {
     size_t cap = ht_min_u64(size, HT_FUSE_IO_BYTES);
     char *buf = ht_fuse_buffer();
-    ssize_t n = 0;
+    ssize_t n = -ENOMEM;
 
-    if (!buf)
-        n = -ENOMEM;
-    else if (!ht_hidden_match(ino))
+    if (buf)
         n = ht_ns_listxattr(ht_fuse_of(req)->ns, ino, fuse_req_ctx(req)->uid == 0, buf, cap);
     reply_value(req, n, buf, size);
+}
+
+void ht_hidden_op_listxattr(fuse_req_t req, fuse_ino_t ino, size_t size)
+{
+    reply_value(req, 0, "", size);
 }
 
 static void job_removexattr(struct ht_job *job)
 {
     struct ht_caller caller = ht_fuse_caller(job->req);
 
-    ht_reply(job->req, ht_words_remove(job->fuse->ctl, job->ino, job->data, &caller));
+    ht_reply(job->req, ht_attribute_remove(job->fuse->ctl, job->ino, job->data, &caller));
 }
 
 static void removexattr_later(fuse_req_t req, fuse_ino_t ino, const char *name)
@@ -266,14 +281,12 @@ void ht_op_removexattr(fuse_req_t req, fuse_ino_t ino, const char *name)
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_caller caller = ht_fuse_caller(req);
 
-    if (ht_hidden_match(ino))
-        fuse_reply_err(req, EOPNOTSUPP);
-    else if (refuse_name(req, name))
+    if (refuse_name(req, name))
         return;
-    else if (!ht_words_match(name))
+    if (!ht_attribute_match(name))
         ht_reply(req, ht_ns_removexattr(f->ns, ino, name));
-    else if (ht_words_waits(name))
+    else if (ht_attribute_waits(name))
         removexattr_later(req, ino, name);
     else
-        ht_reply(req, ht_words_remove(f->ctl, ino, name, &caller));
+        ht_reply(req, ht_attribute_remove(f->ctl, ino, name, &caller));
 }

@@ -5,10 +5,11 @@
  * Offsets that the kernel hands back: 1 after ".", 2 after "..", then the cookies of fs/ns (or places in a hidden
  * listing, from 1) plus 2.
  *
- * A walk ends at the cookie that was the directory's highest when it began: a renamed entry gets a higher one, and who
- * renames what it lists would never come to an end. So two walks of one directory may list different things, and the
- * kernel must not make one kept listing of both. Who opens a directory that an older walk still has open takes no part in the
- * kept listing; and the kernel's is dropped when a walk closes that left something out.
+ * A walk ends at the cookie that was the directory's highest when it began: a renamed entry gets a higher one, and a
+ * program that renames the entries it lists would never finish. So two walks of one directory may list different
+ * things, and the kernel must not merge both into one kept listing. An open takes no part in the kept listing while an
+ * older walk of the directory is still open. When a walk that left something out closes, the kernel's listing is
+ * dropped.
  *
  * Locks: open_lock for the list of open directories.
  */
@@ -25,14 +26,37 @@ struct open_dir {
     _Atomic bool left_out; /* there were higher ones */
 };
 
+static struct open_dir *open_dir_of(const struct fuse_file_info *fi)
+{
+    return (struct open_dir *)(uintptr_t)fi->fh;
+}
+
+static struct ht_hidden_dir *hidden_dir_of(const struct fuse_file_info *fi)
+{
+    return (struct ht_hidden_dir *)(uintptr_t)fi->fh;
+}
+
 struct listing {
     struct ht_fuse *fuse;
-    struct open_dir *dir; /* NULL: hidden */
+    struct open_dir *dir; /* of the store */
     fuse_req_t req;
     char *buf;
     size_t len, cap;
     bool plus;
 };
+
+/* False: no memory; req was answered. */
+static bool begin_listing(struct listing *l, fuse_req_t req, size_t size, bool plus)
+{
+    *l = (struct listing){.fuse = ht_fuse_of(req),
+                          .req = req,
+                          .buf = ht_fuse_buffer(),
+                          .cap = ht_min_u64(size, HT_FUSE_IO_BYTES),
+                          .plus = plus};
+    if (!l->buf)
+        fuse_reply_err(req, ENOMEM);
+    return l->buf;
+}
 
 /* False: full. st is complete when the entry is to be counted as looked up, else only type and number. */
 static bool append(struct listing *l, const char *name, const struct stat *st, bool counted, uint64_t off)
@@ -41,7 +65,6 @@ static bool append(struct listing *l, const char *name, const struct stat *st, b
 
     if (l->plus) {
         struct fuse_entry_param e = {.attr = *st};
-
         if (counted)
             ht_fuse_entry_of(st, &e);
         need = fuse_add_direntry_plus(l->req, l->buf + l->len, left, name, &e, (off_t)off);
@@ -60,7 +83,7 @@ static size_t room_for(const struct listing *l, const char *name)
                    : fuse_add_direntry(l->req, NULL, 0, name, NULL, 0);
 }
 
-static int add_entry(void *ctx, const struct ht_ns_dirent *e)
+static int add_entry(void *ctx, const struct ht_ns_dirent *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct listing *l = ctx;
     struct stat st = {.st_ino = e->ino, .st_mode = e->type};
@@ -70,7 +93,7 @@ static int add_entry(void *ctx, const struct ht_ns_dirent *e)
         l->dir->left_out = true;
         return 1;
     }
-    /* Room first: a count that the kernel never hears of would never be given back. */
+    /* Room first: the kernel would never give back a count that it does not know. */
     if (room_for(l, e->name) > l->cap - l->len)
         return 1;
     if (l->plus)
@@ -78,60 +101,57 @@ static int add_entry(void *ctx, const struct ht_ns_dirent *e)
     return append(l, e->name, &st, counted, e->cookie + AFTER_DOTS) ? 0 : 1;
 }
 
-static bool add_dots(struct listing *l, uint64_t dir, uint64_t off)
+static bool add_dots(struct listing *l, uint64_t dir, uint64_t parent, uint64_t off)
 {
     struct stat here = {.st_ino = dir, .st_mode = S_IFDIR};
-    struct stat up = here;
+    struct stat up = {.st_ino = parent, .st_mode = S_IFDIR};
 
-    if (!ht_hidden_match(dir))
-        up.st_ino = ht_ns_parent(l->fuse->ns, dir);
     if (off < AFTER_DOT && !append(l, ".", &here, false, AFTER_DOT))
         return false;
     return off >= AFTER_DOTS || append(l, "..", &up, false, AFTER_DOTS);
 }
 
-static void add_hidden(struct listing *l, const struct ht_hidden_dir *d, uint64_t at)
+static uint64_t after_dots(uint64_t off)
 {
-    const char *name;
-    struct stat st;
-
-    for (; ht_hidden_entry(d, at, &name, &st); at++)
-        if (!append(l, name, &st, false, at + 1 + AFTER_DOTS))
-            return;
+    return off > AFTER_DOTS ? off - AFTER_DOTS : 0;
 }
 
 static void list(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    bool hidden = ht_hidden_match(ino);
-    struct listing l = {.fuse = f,
-                        .dir = hidden ? NULL : (struct open_dir *)(uintptr_t)fi->fh,
-                        .req = req,
-                        .buf = ht_fuse_buffer(),
-                        .cap = ht_min_u64(size, HT_FUSE_IO_BYTES),
-                        .plus = plus};
     uint64_t at = (uint64_t)off;
-    int r = 0;
+    struct listing l;
+    int rc = 0;
 
-    if (!l.buf) {
-        fuse_reply_err(req, ENOMEM);
+    if (!begin_listing(&l, req, size, plus))
         return;
-    }
-    if (!hidden)
-        ht_atime_touch(f, ino, true);
-    if (!hidden && at == 0)
+    l.dir = open_dir_of(fi);
+    ht_atime_touch(f, ino, true);
+    if (at == 0)
         l.dir->last = ht_ns_dir_last(f->ns, ino);
-    if (at >= AFTER_DOTS || add_dots(&l, ino, at)) {
-        at = at > AFTER_DOTS ? at - AFTER_DOTS : 0;
-        if (hidden)
-            add_hidden(&l, (const struct ht_hidden_dir *)(uintptr_t)fi->fh, at);
-        else
-            r = ht_ns_readdir(f->ns, ino, at, add_entry, &l);
-    }
-    if (r < 0 && l.len == 0)
-        ht_reply(req, r);
+    if (at >= AFTER_DOTS || add_dots(&l, ino, ht_ns_parent(f->ns, ino), at))
+        rc = ht_ns_readdir(f->ns, ino, after_dots(at), add_entry, &l);
+    if (rc < 0 && l.len == 0)
+        ht_reply(req, rc);
     else
         fuse_reply_buf(req, l.buf, l.len);
+}
+
+static void list_hidden(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi, bool plus)
+{
+    const struct ht_hidden_dir *d = hidden_dir_of(fi);
+    uint64_t at = (uint64_t)off;
+    const char *name;
+    struct listing l;
+    struct stat st;
+    bool room;
+
+    if (!begin_listing(&l, req, size, plus))
+        return;
+    room = at >= AFTER_DOTS || add_dots(&l, ino, ino, at);
+    for (uint64_t i = after_dots(at); room && ht_hidden_entry(d, i, &name, &st); i++)
+        room = append(&l, name, &st, false, i + 1 + AFTER_DOTS);
+    fuse_reply_buf(req, l.buf, l.len);
 }
 
 void ht_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
@@ -144,16 +164,26 @@ void ht_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
     list(req, ino, size, off, fi, true);
 }
 
+void ht_hidden_op_readdir(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    list_hidden(req, ino, size, off, fi, false);
+}
+
+void ht_hidden_op_readdirplus(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+{
+    list_hidden(req, ino, size, off, fi, true);
+}
+
 /* ------------------------------------------------------------- open, close */
 
-static void open_hidden(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+void ht_hidden_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_caller caller = ht_fuse_caller(req);
     struct ht_hidden_dir *d;
-    int r = ht_hidden_opendir(ht_fuse_of(req)->ctl, ino, &caller, &d);
+    int rc = ht_hidden_opendir(ht_fuse_of(req)->ctl, ino, &caller, &d);
 
-    if (r) {
-        ht_reply(req, r);
+    if (rc) {
+        ht_reply(req, rc);
         return;
     }
     fi->fh = (uintptr_t)d;
@@ -161,40 +191,34 @@ static void open_hidden(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *f
         ht_hidden_closedir(d);
 }
 
-/* Into the list. False: somebody has the directory open whose walk ends earlier. */
+/* Adds d to the list. False: another open of the directory has a walk that ends earlier. */
 static bool enlist(struct ht_fuse *f, struct open_dir *d)
 {
     bool alike = true;
 
-    ht_mutex_lock(&f->open_lock);
+    ht_mutex_lock(ht_fuse_open_lock(f));
     ht_list_for_each(l, &f->open_dirs) {
         const struct open_dir *other = ht_list_entry(l, struct open_dir, link);
-
         alike = alike && (other->ino != d->ino || other->last >= d->last);
     }
     ht_list_add_tail(&f->open_dirs, &d->link);
-    ht_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(ht_fuse_open_lock(f));
     return alike;
 }
 
 static void close_dir(struct ht_fuse *f, struct open_dir *d)
 {
-    ht_mutex_lock(&f->open_lock);
+    ht_mutex_lock(ht_fuse_open_lock(f));
     ht_list_del(&d->link);
-    ht_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(ht_fuse_open_lock(f));
     free(d);
 }
 
 void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    struct open_dir *d;
+    struct open_dir *d = calloc(1, sizeof(*d));
 
-    if (ht_hidden_match(ino)) {
-        open_hidden(req, ino, fi);
-        return;
-    }
-    d = calloc(1, sizeof(*d));
     if (!d) {
         fuse_reply_err(req, ENOMEM);
         return;
@@ -203,9 +227,9 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     d->last = ht_ns_dir_last(f->ns, ino);
     fi->fh = (uintptr_t)d;
     /*
-     * The kernel may keep the listing: it drops it with the next name that is made or removed. It is told anew when the
-     * read counts as an access, and when it does not know what is listed: that brings the attributes along, which
-     * it would ask for one by one.
+     * The kernel may keep the listing: it drops it with the next name that is made or removed. It drops it at this open
+     * if the read counts as an access, or if the kernel does not know the entries: a new listing brings their
+     * attributes, which it would request one by one.
      */
     fi->cache_readdir = enlist(f, d);
     fi->keep_cache = !ht_atime_due(f, ino, true) && ht_ns_entries_known(f->ns, ino);
@@ -213,7 +237,7 @@ void ht_op_opendir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         close_dir(f, d);
 }
 
-/* Listed until the kernel has dropped what this walk may have given it. */
+/* Listed until the kernel has dropped the entries that this walk may have given it. */
 static void job_close(struct ht_job *job)
 {
     struct ht_fuse *f = job->fuse;
@@ -226,22 +250,25 @@ static void job_close(struct ht_job *job)
 void ht_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    struct open_dir *d = (struct open_dir *)(uintptr_t)fi->fh;
+    struct open_dir *d = open_dir_of(fi);
     struct ht_job *job;
 
-    if (ht_hidden_match(ino)) {
-        ht_hidden_closedir((struct ht_hidden_dir *)(uintptr_t)fi->fh);
-    } else if (d->left_out) {
-        job = ht_job_new(f, req, job_close);
-        if (!job)
-            return; /* stays listed: the directory's listing is not kept any more */
-        job->ino = ino;
-        job->dir = d;
-        ht_job_submit(job, HT_LANE_TALK, ino);
-        return;
-    } else {
+    if (!d->left_out) {
         close_dir(f, d);
+        fuse_reply_err(req, 0);
+        return;
     }
+    job = ht_job_new(f, req, job_close);
+    if (!job)
+        return; /* stays listed: no listing of the directory is kept any more */
+    job->ino = ino;
+    job->dir = d;
+    ht_job_submit(job, HT_LANE_CTL_SESSION, ino);
+}
+
+void ht_hidden_op_releasedir(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    ht_hidden_closedir(hidden_dir_of(fi));
     fuse_reply_err(req, 0);
 }
 
@@ -272,10 +299,6 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
     struct ht_caller caller = ht_fuse_caller(req);
     struct ht_job *job;
 
-    if (ht_hidden_match(ino)) {
-        fuse_reply_err(req, 0);
-        return;
-    }
     if (ht_ctl_is_root(f->ctl, ino)) {
         job = ht_job_new(f, req, job_commit);
     } else if (ino == HT_NS_ROOT_INO) {
@@ -288,4 +311,9 @@ void ht_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_fi
         return;
     job->ino = ino;
     ht_job_submit(job, HT_LANE_TURN, ht_ctl_is_root(f->ctl, ino) ? ino : 0);
+}
+
+void ht_hidden_op_fsyncdir(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+    fuse_reply_err(req, 0);
 }

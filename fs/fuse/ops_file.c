@@ -2,10 +2,10 @@
 /*
  * ops_file.c - open files: reading, writing, making durable.
  *
- * An opener with O_DIRECT gets direct, parallel I/O; every other goes through the kernel's page cache, without which a
- * shared mapping would be refused and cp would turn into small requests. Pages never outlive the last
- * close (no keep_cache), because an optimizer changes parameters behind the kernel's back. Of files that are handed out
- * (handout.c) there are no such pages.
+ * An open with O_DIRECT gets direct, parallel I/O. Every other open goes through the kernel's page cache, without which
+ * the kernel would refuse a shared mapping and cp would turn into small requests. Pages never outlive the last close
+ * (no keep_cache), because an optimizer changes parameters without the kernel's knowledge. Passthrough files
+ * (passthrough.c) have no such pages.
  */
 #include "fs/fuse/fuse_priv.h"
 
@@ -65,11 +65,11 @@ static int truncate_on_open(fuse_req_t req, uint64_t ino)
 
 static void drop_open(struct ht_fuse *f, struct ht_open *o)
 {
-    ht_handout_close(f, o);
+    ht_passthrough_close(f, o);
     ht_obj_reader_end(&o->reader);
-    ht_mutex_lock(&f->open_lock);
+    ht_mutex_lock(ht_fuse_open_lock(f));
     ht_list_del(&o->link);
-    ht_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(ht_fuse_open_lock(f));
     ht_ns_close(f->ns, o->ino);
     free(o);
 }
@@ -78,35 +78,35 @@ static int make_open(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_open *o = calloc(1, sizeof(*o));
-    int r;
+    int rc;
 
     if (!o)
         return -ENOMEM;
     o->ino = ino;
     o->stores = (fi->flags & O_ACCMODE) == O_RDWR;
-    r = ht_ns_open(f->ns, ino, &o->obj);
-    if (r == 0 && (fi->flags & O_TRUNC)) {
-        r = truncate_on_open(req, ino);
-        if (r)
+    rc = ht_ns_open(f->ns, ino, &o->obj);
+    if (rc == 0 && (fi->flags & O_TRUNC)) {
+        rc = truncate_on_open(req, ino);
+        if (rc)
             ht_ns_close(f->ns, ino);
     }
-    if (r) {
+    if (rc) {
         free(o);
-        return r;
+        return rc;
     }
-    ht_mutex_lock(&f->open_lock);
+    ht_mutex_lock(ht_fuse_open_lock(f));
     ht_list_add_tail(&f->opens, &o->link);
-    ht_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(ht_fuse_open_lock(f));
     fi->fh = (uintptr_t)o;
     fi->keep_cache = 0;
     fi->direct_io = (fi->flags & O_DIRECT) != 0;
     fi->parallel_direct_writes = fi->direct_io;
-    /* Whoever only reads has no lost write to hear of when it closes. */
+    /* A reader has no lost write to report at close. */
     fi->noflush = (fi->flags & O_ACCMODE) == O_RDONLY;
-    r = ht_handout_open(req, o, fi);
-    if (r)
+    rc = ht_passthrough_open(req, o, fi);
+    if (rc)
         drop_open(f, o);
-    return r;
+    return rc;
 }
 
 void ht_open_close_all(struct ht_fuse *f)
@@ -118,10 +118,10 @@ void ht_open_close_all(struct ht_fuse *f)
 static void open_now(fuse_req_t req, uint64_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
-    int r = make_open(req, ino, fi);
+    int rc = make_open(req, ino, fi);
 
-    if (r)
-        ht_reply(req, r);
+    if (rc)
+        ht_reply(req, rc);
     else if (fuse_reply_open(req, fi))
         drop_open(f, open_of(fi)); /* the request is gone */
 }
@@ -138,31 +138,29 @@ void ht_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_job *job;
 
-    if (ht_hidden_match(ino)) {
-        ht_hop_open(req, ino, fi);
-    } else if (!(fi->flags & O_TRUNC) || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
+    if (!(fi->flags & O_TRUNC) || !ht_job_waits_for_update(f, ino, 0, HT_FILE_BYTES_MAX)) {
         open_now(req, ino, fi);
-    } else if ((job = ht_job_new(f, req, job_open)) != NULL) {
+    } else if ((job = ht_job_new(f, req, job_open))) {
         job->ino = ino;
         job->flags = fi->flags;
         ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, ino));
     }
 }
 
-/* Answers the creation of what st describes, which holds a lookup count, or that it failed (r). */
-static void reply_created(fuse_req_t req, int r, const struct stat *st, struct fuse_file_info *fi)
+/* Answers the creation of the inode in st, which holds a lookup count, or its failure (rc). */
+static void reply_created(fuse_req_t req, int rc, const struct stat *st, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct fuse_entry_param e;
 
-    if (r == 0) {
+    if (rc == 0) {
         fi->flags &= ~O_TRUNC;
-        r = make_open(req, st->st_ino, fi);
-        if (r)
+        rc = make_open(req, st->st_ino, fi);
+        if (rc)
             ht_ns_forget(f->ns, st->st_ino, 1);
     }
-    if (r) {
-        ht_reply(req, r);
+    if (rc) {
+        ht_reply(req, rc);
         return;
     }
     ht_fuse_entry_of(st, &e);
@@ -176,33 +174,20 @@ void ht_op_tmpfile(fuse_req_t req, fuse_ino_t parent, mode_t mode, struct fuse_f
 {
     struct stat st;
 
-    if (ht_hidden_match(parent))
-        fuse_reply_err(req, EPERM);
-    else
-        reply_created(req, ht_ns_tmpfile(ht_fuse_of(req)->ns, parent, mode & 07777, ht_fuse_cred(req), &st), &st, fi);
+    reply_created(req, ht_ns_tmpfile(ht_fuse_of(req)->ns, parent, mode & 07777, ht_fuse_cred(req), &st), &st, fi);
 }
 
 void ht_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
 {
     struct stat st;
-    int r;
+    int rc = ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, S_IFREG | (mode & 07777), 0, ht_fuse_cred(req), &st);
 
-    if (ht_hidden_name(parent, name)) {
-        fuse_reply_err(req, ht_hidden_match(parent) ? ENOENT : EPERM);
-        return;
-    }
-    r = ht_ns_mknod(ht_fuse_of(req)->ns, parent, name, S_IFREG | (mode & 07777), 0, ht_fuse_cred(req), &st);
-    reply_created(req, r, &st, fi);
+    reply_created(req, rc, &st, fi);
 }
 
 void ht_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
-    if (ht_hidden_match(ino)) {
-        ht_handout_hidden_close(ht_fuse_of(req), ino);
-        ht_hidden_release((struct ht_hidden_file *)(uintptr_t)fi->fh);
-    } else {
-        drop_open(ht_fuse_of(req), open_of(fi));
-    }
+    drop_open(ht_fuse_of(req), open_of(fi));
     fuse_reply_err(req, 0);
 }
 
@@ -213,10 +198,6 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_open *o = open_of(fi);
 
-    if (ht_hidden_match(ino)) {
-        ht_hop_read(req, ino, size, off, fi);
-        return;
-    }
     if (!(fi->flags & O_NOATIME))
         ht_atime_touch(f, ino, false);
     if (ht_open_root(f, o))
@@ -226,15 +207,15 @@ void ht_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct f
 }
 
 /*
- * What truncating and rewriting gave up is free when it is published, which the commit timer does: a full store does it
- * at once. True: try again.
+ * Space that truncating and rewriting gave up is free when it is published, which the commit timer does: a full store
+ * does it at once. True: try again.
  */
 static bool made_room(struct ht_fuse *f, int error)
 {
     return error == -ENOSPC && ht_store_commit(f->store) == 0;
 }
 
-/* *out_error: why less than everything was written. */
+/* *out_error: the reason for a short write. */
 static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
                          int *out_error)
 {
@@ -257,8 +238,8 @@ static ssize_t write_now(struct ht_fuse *f, struct ht_open *o, const char *buf, 
 }
 
 /*
- * Pages that a mapping dirtied do not wait for an update: they are ordered by `wait` only, and an invalidation may be
- * waiting for this very request. Nor does anybody know who dirtied them.
+ * Pages that a mapping dirtied do not wait for an update: only `wait` orders them, and an invalidation may be waiting
+ * for this very request. Nor does the daemon know which process dirtied them.
  */
 static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
                            int *out_error)
@@ -275,26 +256,26 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
 }
 
 /*
- * The kernel makes EIO of a short answer to an asynchronous direct write, and the request does not say whether it is one. So a direct
- * write that fits in part fails as a whole, and the file is not longer than before: the next append begins where this one did. Bytes
- * inside the former size may have changed.
+ * The kernel makes EIO of a short answer to an asynchronous direct write, and the request does not say whether it is
+ * one. So a direct write that fits in part fails as a whole, and the file is not longer than before: the next append
+ * begins where this one did. Bytes inside the former size may have changed.
  */
 static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *buf, size_t size, uint64_t off,
                             int *out_error)
 {
     uint64_t before = ht_max_u64(ht_obj_size(o->obj), off);
     ssize_t n = write_now(f, o, buf, size, off, out_error);
-    int r;
+    int rc;
 
     if (*out_error == 0 || n < 0)
         return n;
-    r = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
-    if (r)
-        ht_debug("inode %llu keeps a part of a write: %s", (unsigned long long)o->ino, strerror(-r));
+    rc = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);
+    if (rc)
+        ht_debug("inode %llu keeps a part of a write: %s", (unsigned long long)o->ino, strerror(-rc));
     return *out_error;
 }
 
-/* Whoever writes by himself waits for a pending update of the bytes, and wins over it. */
+/* A writer that calls write itself waits for a pending update of the bytes, and wins over it. */
 static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, size_t size, uint64_t off, bool direct,
                            int *out_error)
 {
@@ -333,14 +314,9 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
     int error;
     ssize_t n;
 
-    if (ht_hidden_match(ino)) {
-        ht_hop_write(req, ino, buf, size, off, fi);
-        return;
-    }
     refresh(f, o);
     if (!fi->writepage && o->root && !ht_optim_readable(f->optim, ino, (uint64_t)off, size, NULL)) {
         struct ht_job *job = ht_job_new(f, req, job_write);
-
         if (!job || !ht_job_bytes(job, HT_LANE_UPDATE, o->root, buf, size, fi))
             return;
         job->open = o;
@@ -356,15 +332,14 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
 
 /* ------------------------------------------------------------- durability */
 
-/* close(2) tells of a write that was lost after it had been acknowledged; it stays in the word error until fsync or a clear. */
+/*
+ * close(2) reports a write that was lost after it had been acknowledged. The word error keeps it until fsync or a
+ * clear.
+ */
 void ht_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_obj_stat st;
 
-    if (ht_hidden_match(ino)) {
-        ht_hop_flush(req, ino, fi);
-        return;
-    }
     ht_obj_stat(open_of(fi)->obj, &st);
     ht_reply(req, st.error);
 }
@@ -373,10 +348,7 @@ void ht_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_
 {
     struct ht_caller caller = ht_fuse_caller(req);
 
-    if (ht_hidden_match(ino))
-        ht_reply(req, ht_hidden_fsync((struct ht_hidden_file *)(uintptr_t)fi->fh));
-    else
-        ht_reply(req, ht_ctl_fsync(ht_fuse_of(req)->ctl, ino, &caller));
+    ht_reply(req, ht_ctl_fsync(ht_fuse_of(req)->ctl, ino, &caller));
 }
 
 /* ------------------------------------------------------------------- space */
@@ -388,7 +360,7 @@ static int extend_to(struct ht_fuse *f, uint64_t ino, struct ht_obj *obj, uint64
     return size > ht_obj_size(obj) ? ht_ns_setattr(f->ns, ino, HT_SET_SIZE, &values, &st) : 0;
 }
 
-/* The kernel asks others for the end of setuid bits, but us only with writes. */
+/* The kernel sends other file systems a request to end setuid bits, but us only writes. */
 static void range_written_by(fuse_req_t req, struct ht_open *o, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ht_fuse_of(req);
@@ -414,9 +386,9 @@ static bool range_mode_known(int mode)
 
 static int allocate(struct ht_fuse *f, struct ht_open *o, uint64_t off, uint64_t len)
 {
-    int r = ht_obj_allocate(o->obj, off, len);
+    int rc = ht_obj_prealloc(o->obj, off, len);
 
-    return made_room(f, r) ? ht_obj_allocate(o->obj, off, len) : r;
+    return made_room(f, rc) ? ht_obj_prealloc(o->obj, off, len) : rc;
 }
 
 /* The space is set aside before the size grows, so that a file that could not get it stays as it is. */
@@ -424,7 +396,7 @@ static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t of
 {
     struct ht_fuse *f = ht_fuse_of(req);
     uint64_t size;
-    int r = 0;
+    int rc = 0;
 
     if (!range_mode_known(mode))
         return -EOPNOTSUPP;
@@ -433,14 +405,14 @@ static int change_range(fuse_req_t req, struct ht_open *o, int mode, uint64_t of
     range_written_by(req, o, off, len);
     size = ht_obj_size(o->obj);
     if ((mode & ~FALLOC_FL_KEEP_SIZE) && off < size)
-        r = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
-    if (r == 0 && !(mode & FALLOC_FL_PUNCH_HOLE))
-        r = allocate(f, o, off, len);
-    if (r == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
-        r = extend_to(f, o->ino, o->obj, off + len);
-    if (r == 0)
+        rc = ht_obj_punch(o->obj, off, ht_min_u64(len, size - off));
+    if (rc == 0 && !(mode & FALLOC_FL_PUNCH_HOLE))
+        rc = allocate(f, o, off, len);
+    if (rc == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
+        rc = extend_to(f, o->ino, o->obj, off + len);
+    if (rc == 0)
         ht_ns_touch(f->ns, o->ino, true);
-    return r;
+    return rc;
 }
 
 static void job_fallocate(struct ht_job *job)
@@ -453,11 +425,9 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_job *job;
 
-    if (ht_hidden_match(ino)) {
-        fuse_reply_err(req, EOPNOTSUPP);
-    } else if (!ht_job_waits_for_update(f, ino, (uint64_t)off, (uint64_t)len)) {
+    if (!ht_job_waits_for_update(f, ino, (uint64_t)off, (uint64_t)len)) {
         ht_reply(req, change_range(req, open_of(fi), mode, (uint64_t)off, (uint64_t)len));
-    } else if ((job = ht_job_new(f, req, job_fallocate)) != NULL) {
+    } else if ((job = ht_job_new(f, req, job_fallocate))) {
         job->open = open_of(fi);
         job->flags = mode;
         job->off = (uint64_t)off;
@@ -467,9 +437,9 @@ void ht_op_fallocate(fuse_req_t req, fuse_ino_t ino, int mode, off_t off, off_t 
 }
 
 /*
- * Copies within the store: of whole chunks only what names them, so nothing crosses the mount. The kernel has written
- * the source's pages and drops the target's. The rest of a long copy is asked for again: a killed client waits for one
- * piece at most.
+ * Copies within the store: whole chunks share their stored bytes, so nothing crosses the mount. The kernel has written
+ * the source's pages and drops the target's. It sends another request for the rest of a long copy: a killed client
+ * waits for one piece at most.
  */
 static ssize_t copy_range(fuse_req_t req, struct ht_open *from, uint64_t from_off, struct ht_open *to, uint64_t to_off,
                           uint64_t len)
@@ -518,19 +488,13 @@ void ht_op_copy_file_range(fuse_req_t req, fuse_ino_t ino_in, off_t off_in, stru
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct copy c = {open_of(fi_in), open_of(fi_out), (uint64_t)off_in, (uint64_t)off_out, len};
+    bool in = ht_job_waits_for_update(f, ino_in, c.from_off, len);
+    bool out = ht_job_waits_for_update(f, ino_out, c.to_off, len);
     struct ht_job *job;
-    bool in, out;
 
-    /* The kernel then reads and writes. */
-    if (ht_hidden_match(ino_in) || ht_hidden_match(ino_out)) {
-        fuse_reply_err(req, EOPNOTSUPP);
-        return;
-    }
-    in = ht_job_waits_for_update(f, ino_in, c.from_off, len);
-    out = ht_job_waits_for_update(f, ino_out, c.to_off, len);
     if (!in && !out)
         copy_and_reply(req, &c);
-    else if ((job = ht_job_new(f, req, job_copy)) != NULL && ht_job_data(job, &c, sizeof(c)))
+    else if ((job = ht_job_new(f, req, job_copy)) && ht_job_data(job, &c, sizeof(c)))
         ht_job_submit(job, HT_LANE_UPDATE, ht_job_key(f, in ? ino_in : ino_out));
 }
 
@@ -539,22 +503,21 @@ static bool may_be_mapped(struct ht_fuse *f, uint64_t ino)
 {
     bool found = false;
 
-    ht_mutex_lock(&f->open_lock);
+    ht_mutex_lock(ht_fuse_open_lock(f));
     ht_list_for_each(p, &f->opens) {
         struct ht_open *o = ht_list_entry(p, struct ht_open, link);
-
         found = found || (o->ino == ino && o->stores);
     }
-    ht_mutex_unlock(&f->open_lock);
+    ht_mutex_unlock(ht_fuse_open_lock(f));
     return found;
 }
 
-/* Pages that are handed out may have been written to: all is data. */
+/* Pages of a passthrough file may have been written to: everything counts as data. */
 static int64_t seek(struct ht_open *o, uint64_t off, bool hole)
 {
     uint64_t size = ht_obj_size(o->obj);
 
-    if (!ht_handout_is_out(o))
+    if (!ht_passthrough_is_active(o))
         return ht_obj_seek(o->obj, off, hole);
     return off >= size ? -ENXIO : (int64_t)(hole ? size : off);
 }
@@ -578,18 +541,18 @@ static void job_seek(struct ht_job *job)
 }
 
 /*
- * The kernel asks without having written the pages that a mapping has changed, and whoever copies a file would take
- * them for holes. It writes them when it is told to drop them, which a worker must not wait for.
+ * The kernel sends this request without having written the pages that a mapping has changed. A program that copies the
+ * file would take them for holes. The kernel writes them when it has to drop them, and a worker must not wait for that.
  */
 void ht_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
 {
     struct ht_job *job;
 
-    if (ht_hidden_match(ino) || (whence != SEEK_DATA && whence != SEEK_HOLE)) {
+    if (whence != SEEK_DATA && whence != SEEK_HOLE) {
         fuse_reply_err(req, EINVAL);
     } else if (!may_be_mapped(ht_fuse_of(req), ino)) {
         seek_and_reply(req, open_of(fi), (uint64_t)off, whence);
-    } else if ((job = ht_job_new(ht_fuse_of(req), req, job_seek)) != NULL) {
+    } else if ((job = ht_job_new(ht_fuse_of(req), req, job_seek))) {
         job->ino = ino;
         job->open = open_of(fi);
         job->off = (uint64_t)off;

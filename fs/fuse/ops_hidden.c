@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops_hidden.c - open files of the hidden tree.
+ * ops_hidden.c - files of the hidden tree.
  *
- * All of them are direct: their content changes without the kernel, and gradients are written once and read never.
+ * All such opens are direct: the content changes without the kernel, and gradients are written once and never read.
  * Calls that may wait for updates become jobs.
  */
 #include "fs/fuse/fuse_priv.h"
@@ -15,24 +15,30 @@ static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
     return (struct ht_hidden_file *)(uintptr_t)fi->fh;
 }
 
+static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file)
+{
+    if (ht_hidden_is_counted(file))
+        ht_passthrough_hidden_close(f, ino);
+    ht_hidden_release(file);
+}
+
 static void open_now(struct ht_fuse *f, fuse_req_t req, uint64_t ino, int flags)
 {
     struct ht_caller caller = ht_fuse_caller(req);
     struct fuse_file_info fi = {.flags = flags, .direct_io = 1};
     struct ht_hidden_file *file;
-    int r = ht_hidden_open(f->ctl, ino, flags, &caller, &file);
+    int rc = ht_hidden_open(f->ctl, ino, flags, &caller, &file);
 
-    if (r) {
-        ht_reply(req, r);
+    if (rc) {
+        ht_reply(req, rc);
         return;
     }
     fi.fh = (uintptr_t)file;
     fi.parallel_direct_writes = ht_hidden_traffic(file) != HT_TRAFFIC_OTHER;
-    ht_handout_hidden_open(req, ino, ht_hidden_gradient_bytes(file), flags, &fi);
-    if (fuse_reply_open(req, &fi)) {
-        ht_handout_hidden_close(f, ino);
-        ht_hidden_release(file);
-    }
+    if (ht_passthrough_hidden_open(req, ino, ht_hidden_gradient_bytes(file), flags, &fi))
+        ht_hidden_set_counted(file);
+    if (fuse_reply_open(req, &fi))
+        release(f, ino, file);
 }
 
 static void job_open(struct ht_job *job)
@@ -40,7 +46,7 @@ static void job_open(struct ht_job *job)
     open_now(job->fuse, job->req, job->ino, job->flags);
 }
 
-void ht_hop_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+void ht_hidden_op_open(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_job *job;
@@ -74,7 +80,7 @@ static void job_read(struct ht_job *job)
     read_now(job->fuse, job->req, job->file, job->off, job->size);
 }
 
-void ht_hop_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
+void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     enum ht_lane_kind lane = ht_hidden_lane(file_of(fi), HT_HIDDEN_READ, NULL, 0);
@@ -124,7 +130,8 @@ static void write_later(fuse_req_t req, fuse_ino_t ino, enum ht_lane_kind lane, 
     ht_job_submit(job, lane, root);
 }
 
-void ht_hop_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
+void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off,
+                        struct fuse_file_info *fi)
 {
     struct ht_hidden_file *file = file_of(fi);
     enum ht_lane_kind lane = ht_hidden_lane(file, HT_HIDDEN_WRITE, buf, size);
@@ -152,9 +159,9 @@ static void job_command(struct ht_job *job)
         fuse_reply_ioctl(job->req, 0, NULL, 0);
 }
 
-/* A whole line, for the newline that it is to end with there is room where the NUL is. */
-void ht_hop_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, struct fuse_file_info *fi, const void *in,
-                  size_t in_len)
+/* A whole line: its newline takes the place of the NUL. */
+void ht_hidden_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct fuse_file_info *fi,
+                        unsigned flags, const void *in, size_t in_len, size_t out_cap)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct ht_ioctl_line line;
@@ -184,7 +191,7 @@ static void job_flush(struct ht_job *job)
     ht_reply(job->req, ht_hidden_flush(job->file));
 }
 
-void ht_hop_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+void ht_hidden_op_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     enum ht_lane_kind lane = ht_hidden_lane(file_of(fi), HT_HIDDEN_FLUSH, NULL, 0);
@@ -199,4 +206,26 @@ void ht_hop_flush(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
         return;
     job->file = file_of(fi);
     ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
+}
+
+void ht_hidden_op_fsync(fuse_req_t req, fuse_ino_t ino, int datasync, struct fuse_file_info *fi)
+{
+    ht_reply(req, ht_hidden_fsync(file_of(fi)));
+}
+
+void ht_hidden_op_release(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    release(ht_fuse_of(req), ino, file_of(fi));
+    fuse_reply_err(req, 0);
+}
+
+/* Nothing is made in the hidden tree, and nothing gets its name. */
+void ht_hidden_op_create(fuse_req_t req, fuse_ino_t parent, const char *name, mode_t mode, struct fuse_file_info *fi)
+{
+    fuse_reply_err(req, ht_hidden_match(parent) ? ENOENT : EPERM);
+}
+
+void ht_hidden_op_lseek(fuse_req_t req, fuse_ino_t ino, off_t off, int whence, struct fuse_file_info *fi)
+{
+    fuse_reply_err(req, EINVAL);
 }

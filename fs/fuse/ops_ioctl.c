@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops_ioctl.c - what lsattr and chattr ask of a file: there are no flags here, and none can be set. What .hitrain/ctl
- * understands is in ops_hidden.c.
+ * ops_ioctl.c - the requests of lsattr and chattr: there are no flags here, and none can be set. Requests to
+ * .hitrain/ctl are in ops_hidden.c.
  */
 #include "fs/fuse/fuse_priv.h"
 
 #include <linux/fs.h>
 
-/* Size and direction are part of the number; the kernel has prepared as much. */
+/* Size and direction are part of the number; the kernel has prepared that many bytes. */
 static bool is_none(unsigned cmd, const void *in, size_t len)
 {
     static const struct fsxattr none;
@@ -30,9 +30,7 @@ void ht_op_ioctl(fuse_req_t req, fuse_ino_t ino, unsigned cmd, void *arg, struct
     static const struct fsxattr none;
     static const uint32_t zero;
 
-    if (ht_hidden_match(ino))
-        ht_hop_ioctl(req, ino, cmd, fi, in, in_len);
-    else if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
+    if (cmd == FS_IOC_SETFLAGS || cmd == FS_IOC_FSSETXATTR)
         reply_set(req, is_none(cmd, in, in_len));
     else if (cmd == FS_IOC_FSGETXATTR && out_cap >= sizeof(none))
         fuse_reply_ioctl(req, 0, &none, sizeof(none));

@@ -10,8 +10,8 @@
  *
  * Invariants:
  *  1. A struct is reused only after its waiter was woken or cancelled, so the optimizer never sees a reused one.
- *  2. parked.req is NULL unless the request is waiting; whoever clears it under park_lock answers it. An interrupt that comes
- *     late finds another request (or none) there and does nothing.
+ *  2. parked.req is NULL unless the request is waiting; the thread that clears it under park_lock answers it. An
+ *     interrupt that comes late finds another request (or none) there and does nothing.
  *
  * Locks: park_lock, above the optimizer's lock; wake is called with no lock held.
  */
@@ -21,6 +21,8 @@
 #include <semaphore.h>
 #include <stdlib.h>
 
+#include "tiering/base/dump.h"
+
 enum { PARKED_AT_START = 64 };
 
 struct parked {
@@ -29,7 +31,7 @@ struct parked {
     struct ht_fuse *fuse;
     fuse_req_t req;
     struct ht_obj *obj; /* a reference: the file may be released while the session ends */
-    uint64_t off;
+    uint64_t off, began_ns;
     size_t len;
     bool waiting;     /* the optimizer has the waiter */
     bool interrupted; /* before it had */
@@ -53,22 +55,22 @@ static void put_free(struct parked *p)
     if (p->obj)
         ht_obj_put(p->obj);
     p->obj = NULL;
-    ht_mutex_lock(&f->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(f));
     ht_list_del(&p->link);
     ht_list_add_tail(&f->park_free, &p->link);
-    ht_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(f));
 }
 
 static struct parked *take_free(struct ht_fuse *f)
 {
     struct parked *p = NULL;
 
-    ht_mutex_lock(&f->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(f));
     if (!ht_list_empty(&f->park_free)) {
         p = ht_list_entry(f->park_free.next, struct parked, link);
         ht_list_del(&p->link);
     }
-    ht_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(f));
     return p ? p : make(f);
 }
 
@@ -78,7 +80,6 @@ int ht_park_init(struct ht_fuse *f)
     ht_list_init(&f->parked);
     for (unsigned i = 0; i < PARKED_AT_START; i++) {
         struct parked *p = make(f);
-
         if (!p)
             return -ENOMEM;
         ht_list_add_tail(&f->park_free, &p->link);
@@ -92,7 +93,7 @@ struct reading {
     enum ht_traffic_kind kind;
 };
 
-/* The bytes go from the image to the kernel's pages: it waits for nobody meanwhile. */
+/* Copies the bytes from the image to the kernel's pages, and waits for nothing. */
 static void reply_bytes(void *ctx, const void *bytes, size_t len)
 {
     struct reading *r = ctx;
@@ -120,11 +121,11 @@ static fuse_req_t claim(struct parked *p)
 {
     fuse_req_t req;
 
-    ht_mutex_lock(&p->fuse->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(p->fuse));
     req = p->req;
     p->req = NULL;
     p->waiting = false;
-    ht_mutex_unlock(&p->fuse->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(p->fuse));
     return req;
 }
 
@@ -143,28 +144,28 @@ static void on_interrupt(fuse_req_t req, void *data)
     struct parked *p = data;
     bool mine = false;
 
-    ht_mutex_lock(&p->fuse->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(p->fuse));
     if (p->req == req && !p->waiting)
         p->interrupted = true;
     else if (p->req == req)
         mine = ht_optim_cancel(p->fuse->optim, &p->waiter);
     if (mine)
         p->req = NULL;
-    ht_mutex_unlock(&p->fuse->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(p->fuse));
     if (!mine)
         return;
     put_free(p);
     fuse_reply_err(req, EINTR);
 }
 
-/* False: the caller has the request (and p) back, to be answered at once: as p->interrupted says. */
+/* False: the caller has the request (and p) back, and must answer at once, as p->interrupted says. */
 static bool wait_for_update(struct parked *p)
 {
     struct ht_fuse *f = p->fuse;
     bool parked = false;
 
     fuse_req_interrupt_func(p->req, on_interrupt, p);
-    ht_mutex_lock(&f->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(f));
     if (!p->interrupted) {
         p->waiting = true;
         ht_list_add_tail(&f->parked, &p->link);
@@ -175,7 +176,7 @@ static bool wait_for_update(struct parked *p)
         p->waiting = false;
         ht_list_del(&p->link);
     }
-    ht_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(f));
     return parked;
 }
 
@@ -195,6 +196,7 @@ void ht_park_read(struct ht_fuse *f, fuse_req_t req, struct ht_open *o, uint64_t
     p->req = req;
     p->off = off;
     p->len = len;
+    p->began_ns = ht_now_ns();
     p->interrupted = false;
     p->waiter.wake = wake;
     p->obj = ht_obj_get(f->store, o->ino);
@@ -233,9 +235,11 @@ void ht_park_wait(struct ht_fuse *f, uint64_t oid, uint64_t off, uint64_t len)
     if (len == 0 || ht_optim_readable(f->optim, oid, off, len, NULL))
         return;
     sem_init(&s.done, 0, 0);
+    ht_activity_wait("updates of parameter", oid);
     if (!ht_optim_readable(f->optim, oid, off, len, &s.waiter))
         while (sem_wait(&s.done) && errno == EINTR)
             ;
+    ht_activity_go_on();
     sem_destroy(&s.done);
 }
 
@@ -245,14 +249,14 @@ static struct parked *take_parked(struct ht_fuse *f)
 {
     struct parked *p = NULL;
 
-    ht_mutex_lock(&f->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(f));
     if (!ht_list_empty(&f->parked))
         p = ht_list_entry(f->parked.next, struct parked, link);
     if (p && !(p->waiting && ht_optim_cancel(f->optim, &p->waiter)))
-        p = NULL; /* being woken right now: look again */
+        p = NULL; /* another thread wakes it now: check again */
     if (p)
         ht_list_del(&p->link);
-    ht_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(f));
     return p;
 }
 
@@ -260,9 +264,9 @@ static bool any_parked(struct ht_fuse *f)
 {
     bool any;
 
-    ht_mutex_lock(&f->park_lock);
+    ht_mutex_lock(ht_fuse_park_lock(f));
     any = !ht_list_empty(&f->parked);
-    ht_mutex_unlock(&f->park_lock);
+    ht_mutex_unlock(ht_fuse_park_lock(f));
     return any;
 }
 
@@ -273,7 +277,6 @@ void ht_park_finish(struct ht_fuse *f)
     while (any_parked(f)) {
         struct parked *p = take_parked(f);
         fuse_req_t req = p ? claim(p) : NULL;
-
         if (req)
             fuse_reply_err(req, ENOTCONN);
         if (p)
@@ -283,8 +286,32 @@ void ht_park_finish(struct ht_fuse *f)
     }
     while (!ht_list_empty(&f->park_free)) {
         struct parked *p = ht_list_entry(f->park_free.next, struct parked, link);
-
         ht_list_del(&p->link);
         free(p);
     }
+}
+
+/* -------------------------------------------------------------------- dump */
+
+enum { DUMP_READS_MAX = 64 };
+
+void ht_park_dump(struct ht_fuse *f, struct ht_dump *d)
+{
+    unsigned count = 0;
+
+    if (!ht_dump_lock(d, ht_fuse_park_lock(f), "parked reads"))
+        return;
+    ht_list_for_each(pos, &f->parked) {
+        const struct parked *p = ht_list_entry(pos, struct parked, link);
+        if (!p->req || count++ >= DUMP_READS_MAX)
+            continue;
+        ht_dump_put(d, "  read of %zu bytes at %llu of inode %llu waits for an update for ", p->len,
+                    (unsigned long long)p->off, (unsigned long long)ht_obj_id(p->obj));
+        ht_dump_age(d, p->began_ns);
+        ht_dump_put(d, "\n");
+        ht_dump_id(d, ht_obj_id(p->obj));
+    }
+    if (count > DUMP_READS_MAX)
+        ht_dump_put(d, "  and %u more reads\n", count - DUMP_READS_MAX);
+    ht_mutex_unlock(ht_fuse_park_lock(f));
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * privilege.c - a file that somebody writes to loses what made its execution privileged: setuid and setgid
- * bits, unless root writes, and file capabilities in any case.
+ * privilege.c - a write takes privileges of execution from a file: setuid and setgid bits, unless root writes, and file
+ * capabilities in any case.
  *
- * The kernel leaves this to us (FUSE_CAP_HANDLE_KILLPRIV_V2); where it does not offer that, it sends setattr and
- * removexattr itself and nothing here finds anything to do.
+ * The kernel leaves this to us (FUSE_CAP_HANDLE_KILLPRIV_V2). Without that capability it sends setattr and removexattr
+ * itself, and this file finds nothing to do.
  */
 #include "fs/fuse/fuse_priv.h"
 
@@ -20,7 +20,7 @@ bool ht_privileged(struct ht_fuse *f, uint64_t ino)
     return (st.st_mode & (S_ISUID | S_ISGID)) || ht_ns_getxattr(f->ns, ino, capability, NULL, 0) >= 0;
 }
 
-/* The kernel asks for this with an access list, in a flag that libfuse 3.17 does not pass on. */
+/* The kernel requests this with an access list, in a flag that libfuse 3.17 does not pass on. */
 bool ht_loses_setgid(fuse_req_t req, uint64_t ino)
 {
     const struct fuse_ctx *ctx = fuse_req_ctx(req);
@@ -38,7 +38,10 @@ bool ht_loses_setgid(fuse_req_t req, uint64_t ino)
     return true;
 }
 
-/* A setgid bit where the group may not execute is no privilege, but nobody else's to leave on a file he changed. */
+/*
+ * A setgid bit where the group may not execute is no privilege. But a user who is not in the group may not leave it on
+ * a changed file.
+ */
 unsigned ht_privilege_kills(fuse_req_t req, uint64_t ino)
 {
     return HT_KILL_SUID | (ht_loses_setgid(req, ino) ? HT_KILL_SGID : 0);
@@ -48,18 +51,17 @@ void ht_privilege_drop(struct ht_fuse *f, uint64_t ino, unsigned kills)
 {
     const struct stat none = {0};
     struct stat st;
-    int r = ht_ns_removexattr(f->ns, ino, capability);
+    int rc = ht_ns_removexattr(f->ns, ino, capability);
 
-    if (r == 0 || r == -ENODATA)
-        r = kills ? ht_ns_setattr(f->ns, ino, kills, &none, &st) : 0;
-    if (r) {
-        const struct ht_event_about about = {.id = ino, .error = r};
-
+    if (rc == 0 || rc == -ENODATA)
+        rc = kills ? ht_ns_setattr(f->ns, ino, kills, &none, &st) : 0;
+    if (rc) {
+        const struct ht_event_about about = {.id = ino, .error = rc};
         ht_event(HT_EVENT_PRIVILEGE_KEPT, &about, "setuid bits or capabilities of a written file cannot be cleared: %s",
-                 strerror(-r));
+                 strerror(-rc));
     }
     ht_ctl_changed(f->ctl);
-    /* Attributes only (a negative offset): what waits for pages could wait for the write that is being answered. */
+    /* Attributes only (a negative offset): an invalidation of pages could wait for the write that is being answered. */
     if (f->mounted)
         fuse_lowlevel_notify_inval_inode(f->session, ino, -1, 0);
 }

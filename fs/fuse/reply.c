@@ -1,34 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* reply.c - answers and what every operation needs to form one. */
+/* reply.c - answers, and the helpers that every operation needs to form one. */
 #include "fs/fuse/fuse_priv.h"
 
 #include <stdio.h>
 
-/* Not everybody looks at what a call returns. Of writes ht_ctl_write_failed tells more. */
-static void tell_full(fuse_req_t req, int r)
+/* Clients may ignore the result of a call. For writes ht_ctl_write_failed reports more. */
+static void report_full(fuse_req_t req, int rc)
 {
-    const struct ht_event_about about = {.error = r};
+    const struct ht_event_about about = {.error = rc};
 
-    if (r == -ENOSPC)
+    if (rc == -ENOSPC)
         ht_event(HT_EVENT_NO_SPACE, &about, "a request of process %d was refused: the store is full",
                  (int)fuse_req_ctx(req)->pid);
 }
 
-void ht_reply(fuse_req_t req, int r)
+void ht_reply(fuse_req_t req, int rc)
 {
-    tell_full(req, r);
-    fuse_reply_err(req, r < 0 ? -r : 0);
+    report_full(req, rc);
+    fuse_reply_err(req, rc < 0 ? -rc : 0);
 }
 
-/* The hidden tree follows roots and parameters that change without the kernel: it is asked each time. */
+/* The hidden tree follows roots and parameters that change without the kernel: the kernel must look it up each time. */
 static double valid_for(uint64_t ino)
 {
     return ht_hidden_match(ino) ? 0.0 : HT_FUSE_VALID_S;
 }
 
 /*
- * Blocks are an estimate while a file is dirty, or cut and not published: they become exact without the kernel, but for
- * a file that is whole or empty.
+ * Blocks are an estimate while a file is dirty, or cut and not published: they become exact without the kernel, except
+ * for a file that is whole or empty.
  */
 static double attr_valid_for(const struct stat *st)
 {
@@ -38,10 +38,10 @@ static double attr_valid_for(const struct stat *st)
     return exact ? valid_for(st->st_ino) : 0.0;
 }
 
-void ht_reply_attr(fuse_req_t req, uint64_t ino, int r, const struct stat *st)
+void ht_reply_attr(fuse_req_t req, uint64_t ino, int rc, const struct stat *st)
 {
-    if (r)
-        ht_reply(req, r);
+    if (rc)
+        ht_reply(req, rc);
     else
         fuse_reply_attr(req, st, attr_valid_for(st));
 }
@@ -61,18 +61,18 @@ void ht_fuse_entry_of(const struct stat *st, struct fuse_entry_param *out)
 static void forget(struct ht_fuse *f, uint64_t ino)
 {
     if (ht_hidden_match(ino))
-        ht_handout_hidden_not_looked_up(f, ino);
+        ht_passthrough_hidden_not_looked_up(f, ino);
     else
         ht_ns_forget(f->ns, ino, 1);
 }
 
-void ht_reply_entry(fuse_req_t req, int r, const struct stat *st)
+void ht_reply_entry(fuse_req_t req, int rc, const struct stat *st)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     struct fuse_entry_param e;
 
-    if (r) {
-        ht_reply(req, r);
+    if (rc) {
+        ht_reply(req, rc);
         return;
     }
     ht_fuse_entry_of(st, &e);

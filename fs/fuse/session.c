@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * session.c - life of a mount: what is agreed with the kernel, the loop, and its end.
+ * session.c - life of a mount: the agreement with the kernel, the loop, and its end.
  *
- * Agreed: requests of up to 1 MiB, many in flight; no splice, no write-back cache (each was measured as a loss); data
- * in the page cache is dropped when this side says so and not by guessing from times (explicit invalidation).
+ * Agreed: requests of up to 1 MiB, many in flight; no splice, no write-back cache (each was measured as a loss). The
+ * kernel drops data of its page cache when this side says so and not by guessing from times (explicit invalidation).
  *
- * Threads: the caller's (loop), libfuse's workers, job threads; ht_fuse_stop from a thread of its own.
+ * Threads: the caller's (loop), workers (workers.c), job threads; ht_fuse_stop from a thread of its own.
  */
 #include "fs/fuse/fuse_priv.h"
-#include "tiering/base/mounts.h"
+#include "tiering/sys/mounts.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 enum {
-    LOOP_SIGNAL = SIGUSR2,
     READ_AHEAD_KB = 4096,
     THREADS_MIN = 4,
     THREADS_MAX = 16,
@@ -46,7 +45,7 @@ static void raise_read_ahead(struct ht_fuse *f)
         close(fd);
 }
 
-static void op_init(void *userdata, struct fuse_conn_info *conn)
+void ht_fuse_init(void *userdata, struct fuse_conn_info *conn)
 {
     struct ht_fuse *f = userdata;
 
@@ -55,7 +54,10 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     fuse_unset_feature_flag(conn, FUSE_CAP_SPLICE_MOVE);
     fuse_unset_feature_flag(conn, FUSE_CAP_WRITEBACK_CACHE);
     fuse_unset_feature_flag(conn, FUSE_CAP_AUTO_INVAL_DATA);
-    /* Setuid bits and capabilities end with a write here (privilege.c): left to the kernel, every write would begin with a getxattr. */
+    /*
+     * Setuid bits and capabilities end with a write here (privilege.c): left to the kernel,
+     * every write would begin with a getxattr.
+     */
     fuse_unset_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV);
     fuse_set_feature_flag(conn, FUSE_CAP_HANDLE_KILLPRIV_V2);
     /* Default access lists replace the umask, so both come together. */
@@ -71,55 +73,14 @@ static void op_init(void *userdata, struct fuse_conn_info *conn)
     conn->max_background = HT_FUSE_BACKGROUND;
     conn->congestion_threshold = HT_FUSE_BACKGROUND * 3 / 4;
     conn->max_readahead = READ_AHEAD_KB * 1024;
-    ht_handout_agree(f, conn);
+    ht_passthrough_negotiate(f, conn);
     raise_read_ahead(f);
     ht_atime_start(f);
-    if (!atomic_exchange(&f->ready_told, true) && f->ready)
-        f->ready(f->ready_ctx);
 }
-
-const struct fuse_lowlevel_ops ht_fuse_ops = {
-    .init = op_init,
-    .lookup = ht_op_lookup,
-    .forget = ht_op_forget,
-    .forget_multi = ht_op_forget_multi,
-    .getattr = ht_op_getattr,
-    .setattr = ht_op_setattr,
-    .readlink = ht_op_readlink,
-    .mknod = ht_op_mknod,
-    .mkdir = ht_op_mkdir,
-    .unlink = ht_op_unlink,
-    .rmdir = ht_op_rmdir,
-    .symlink = ht_op_symlink,
-    .rename = ht_op_rename,
-    .link = ht_op_link,
-    .create = ht_op_create,
-    .tmpfile = ht_op_tmpfile,
-    .open = ht_op_open,
-    .read = ht_op_read,
-    .write = ht_op_write,
-    .flush = ht_op_flush,
-    .release = ht_op_release,
-    .fsync = ht_op_fsync,
-    .fallocate = ht_op_fallocate,
-    .copy_file_range = ht_op_copy_file_range,
-    .lseek = ht_op_lseek,
-    .ioctl = ht_op_ioctl,
-    .opendir = ht_op_opendir,
-    .readdir = ht_op_readdir,
-    .readdirplus = ht_op_readdirplus,
-    .releasedir = ht_op_releasedir,
-    .fsyncdir = ht_op_fsyncdir,
-    .statfs = ht_op_statfs,
-    .setxattr = ht_op_setxattr,
-    .getxattr = ht_op_getxattr,
-    .listxattr = ht_op_listxattr,
-    .removexattr = ht_op_removexattr,
-};
 
 /* ------------------------------------------------------------------- cache */
 
-/* Errors mean that the kernel had no copy, or that the mount is gone: both are as good as done. */
+/* Errors mean that the kernel had no copy, or that the mount is gone: both count as done. */
 static void drop_data(void *ctx, uint64_t ino, uint64_t off, uint64_t len)
 {
     struct ht_fuse *f = ctx;
@@ -130,15 +91,42 @@ static void drop_data(void *ctx, uint64_t ino, uint64_t off, uint64_t len)
     f->notifying--;
 }
 
-static void drop_name(void *ctx, uint64_t parent, const char *name)
+static void drop_name_now(struct ht_fuse *f, uint64_t parent, const char *name)
 {
-    struct ht_fuse *f = ctx;
-
-    ht_job_leave_lane(f);
     f->notifying++;
     if (f->mounted)
         fuse_lowlevel_notify_inval_entry(f->session, parent, name, strlen(name));
     f->notifying--;
+}
+
+static void job_drop_name(struct ht_job *job)
+{
+    drop_name_now(job->fuse, job->ino, job->data);
+}
+
+/* False: no memory for a job, and too many threads wait for directories already. */
+static bool try_drop_name(struct ht_fuse *f, uint64_t parent, const char *name)
+{
+    struct ht_job *job;
+
+    if (ht_job_leave_lane(f)) {
+        drop_name_now(f, parent, name);
+        return true;
+    }
+    job = ht_job_new(f, NULL, job_drop_name);
+    if (!job || !ht_job_data(job, name, strlen(name)))
+        return false;
+    job->ino = parent;
+    return ht_job_submit(job, HT_LANE_NAMES, parent);
+}
+
+void ht_fuse_drop_name(void *ctx, uint64_t parent, const char *name)
+{
+    const struct timespec pause = {0, 10000000};
+    struct ht_fuse *f = ctx;
+
+    while (f->mounted && !f->ended && !try_drop_name(f, parent, name))
+        nanosleep(&pause, NULL); /* until there is memory: clients would see the name for an hour */
 }
 
 /* ----------------------------------------------------------------- options */
@@ -157,7 +145,6 @@ bool ht_fuse_knows_option(const char *option)
 {
     for (unsigned i = 0; i < HT_ARRAY_SIZE(passed_on); i++) {
         size_t len = strlen(passed_on[i]);
-
         if (passed_on[i][len - 1] == '=' ? strncmp(option, passed_on[i], len) == 0 : !strcmp(option, passed_on[i]))
             return true;
     }
@@ -188,9 +175,12 @@ static void to_log(enum fuse_log_level level, const char *fmt, va_list args)
 static int add_args(struct fuse_args *args, const struct ht_fuse_opts *opts)
 {
     char *words = NULL, *source = NULL;
-    int r = -1;
+    int rc = -1;
 
-    /* A device node or a setuid program on this store is as good as on any local file system; mount says otherwise with nodev, nosuid. */
+    /*
+     * A device node or a setuid program on this store is as good as on any local file system;
+     * mount says otherwise with nodev, nosuid.
+     */
     if (asprintf(&words, "subtype=hitrain,default_permissions%s%s%s%s", opts->allow_other ? ",allow_other" : "",
                  geteuid() == 0 ? ",dev,suid" : "", opts->mount_options[0] ? "," : "", opts->mount_options) < 0)
         words = NULL;
@@ -198,16 +188,15 @@ static int add_args(struct fuse_args *args, const struct ht_fuse_opts *opts)
         source = NULL;
     if (words && source) {
         char *all = words;
-
-        r = fuse_opt_add_opt_escaped(&all, source);
+        rc = fuse_opt_add_opt_escaped(&all, source);
         words = all;
-        if (r == 0)
-            r = fuse_opt_add_arg(args, "hitrain") || fuse_opt_add_arg(args, "-o") || fuse_opt_add_arg(args, words) ||
+        if (rc == 0)
+            rc = fuse_opt_add_arg(args, "hitrain") || fuse_opt_add_arg(args, "-o") || fuse_opt_add_arg(args, words) ||
                 (opts->debug && fuse_opt_add_arg(args, "-d"));
     }
     free(words);
     free(source);
-    return r ? -ENOMEM : 0;
+    return rc ? -ENOMEM : 0;
 }
 
 /* -------------------------------------------------------------------- life */
@@ -222,22 +211,22 @@ static unsigned default_threads(void)
 static int make_session(struct ht_fuse *f, const struct ht_fuse_opts *opts)
 {
     struct fuse_args args = FUSE_ARGS_INIT(0, NULL);
-    int r = add_args(&args, opts);
+    int rc = add_args(&args, opts);
 
     fuse_set_log_func(to_log);
-    if (r == 0) {
+    if (rc == 0) {
         f->session = fuse_session_new(&args, &ht_fuse_ops, sizeof(ht_fuse_ops), f);
         if (!f->session)
-            r = -EINVAL;
+            rc = -EINVAL;
     }
     fuse_opt_free_args(&args);
-    return r;
+    return rc;
 }
 
 int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_fuse **out)
 {
     struct ht_fuse *f = calloc(1, sizeof(*f));
-    int r;
+    int rc;
 
     if (!f)
         return -ENOMEM;
@@ -248,9 +237,9 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->traffic = ht_ctl_traffic(ctl);
     f->cache = (struct ht_ctl_cache){.ctx = f,
                                      .drop_data = drop_data,
-                                     .drop_name = drop_name,
-                                     .mapped = ht_handout_mapped,
-                                     .bring = ht_handout_bring};
+                                     .drop_name = ht_fuse_drop_name,
+                                     .mapped = ht_passthrough_mapped,
+                                     .bring = ht_passthrough_prefetch};
     f->single_thread = opts->single_thread;
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;
@@ -260,17 +249,18 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     ht_list_init(&f->open_dirs);
     ht_mutex_init(&f->park_lock, HT_LOCK_PARKED);
     ht_mutex_init(&f->job_lock, HT_LOCK_JOBS);
+    ht_workers_init(f);
     ht_atime_init(f);
-    ht_handout_init(f);
-    r = ht_park_init(f);
-    if (r == 0)
-        r = ht_job_start(f);
-    if (r == 0)
-        r = make_session(f, opts);
-    if (r) {
+    ht_passthrough_init(f);
+    rc = ht_park_init(f);
+    if (rc == 0)
+        rc = ht_job_start(f);
+    if (rc == 0)
+        rc = make_session(f, opts);
+    if (rc) {
         ht_fuse_finish(f);
         ht_fuse_free(f);
-        return r;
+        return rc;
     }
     *out = f;
     return 0;
@@ -294,52 +284,20 @@ int ht_fuse_mount(struct ht_fuse *f, const char *mountpoint)
     return 0;
 }
 
-static int loop_threads(struct ht_fuse *f)
-{
-    struct fuse_loop_config *config = fuse_loop_cfg_create();
-    int r;
-
-    if (!config)
-        return -ENOMEM;
-    fuse_loop_cfg_set_max_threads(config, f->threads);
-    fuse_loop_cfg_set_idle_threads(config, f->threads);
-    r = fuse_session_loop_mt(f->session, config);
-    fuse_loop_cfg_destroy(config);
-    return r;
-}
-
-static void ignore_signal(int sig)
-{
-}
-
 int ht_fuse_loop(struct ht_fuse *f)
 {
-    const struct sigaction interrupt = {.sa_handler = ignore_signal}; /* without SA_RESTART */
-    int r;
+    int rc = ht_workers_run(f);
 
-    f->loop_thread = pthread_self();
-    f->looping = sigaction(LOOP_SIGNAL, &interrupt, NULL) == 0;
-    r = f->single_thread ? fuse_session_loop(f->session) : loop_threads(f);
-    f->looping = false;
-    return r < 0 && r != -ECONNABORTED
-        ? r
-        : 0; /* a worker may learn so of a forced unmount, which is an end as any other */
+    if (rc)
+        f->exited = true;
+    return rc;
 }
 
-/*
- * libfuse looks at its flag when something wakes the thread that loops. With a connection that nobody uses any more
- * that is a signal, sent again until it has come at the right moment.
- */
 static void end_loop(struct ht_fuse *f)
 {
-    const struct timespec pause = {0, 10000000};
-
     f->exited = true;
     fuse_session_exit(f->session);
-    while (f->looping) {
-        pthread_kill(f->loop_thread, LOOP_SIGNAL);
-        nanosleep(&pause, NULL);
-    }
+    ht_workers_wake(f);
 }
 
 static bool pages_settled(struct ht_fuse *f)
@@ -347,7 +305,7 @@ static bool pages_settled(struct ht_fuse *f)
     return f->page_writes == 0 && ht_now_ns() - f->page_write_ns > PAGES_QUIET_MS * 1000000ull;
 }
 
-/* Is our mount what one finds at its path? Not when it is covered by another mount, was moved, or detached (umount -l). */
+/* Is our mount the one at its path? Not when it is covered by another mount, was moved, or detached (umount -l). */
 static bool is_in_place(const struct ht_fuse *f)
 {
     struct ht_mount_entry m;
@@ -357,8 +315,8 @@ static bool is_in_place(const struct ht_fuse *f)
 
 /*
  * Pages that mappings have dirtied are still the kernel's: have them written while there are workers to take them.
- * syncfs hands the pages over, but (since Linux 6.18) does not wait until they were written; workers that have seen none for
- * a while have taken all. A mount that has no path any more is reached only with all others.
+ * syncfs hands the pages over, but (since Linux 6.18) does not wait until they were written; workers that have seen
+ * none for a while have taken all. A mount that has no path any more is reached only with all others.
  */
 static void sync_mount(struct ht_fuse *f, bool in_place)
 {
@@ -379,8 +337,8 @@ static void sync_mount(struct ht_fuse *f, bool in_place)
 }
 
 /*
- * End the connection without a look at the path, where another mount may be. libfuse unmounts by path unless its descriptor
- * says that the connection has ended, as the end of a pipe that nobody reads does.
+ * Ends the connection without using the path, where another mount may be. libfuse unmounts by path unless its
+ * descriptor says that the connection has ended, as the end of a pipe without a reader does.
  */
 static void abandon_mount(struct ht_fuse *f)
 {
@@ -405,7 +363,7 @@ void ht_fuse_stop(struct ht_fuse *f)
         return; /* the loop ends by itself */
     } else if (errno == EBUSY) {
         ht_warn("%s is in use: its users get ENOTCONN from now on", f->mountpoint);
-        /* Forced, so that the kernel ends what it still waits for; detached, so that a new mount can take the place. */
+        /* Forced, so that the kernel ends its waits; detached, so that a new mount can take the place. */
         if (umount2(f->mountpoint, MNT_FORCE | MNT_DETACH | UMOUNT_NOFOLLOW) == 0)
             return;
     }
@@ -429,11 +387,12 @@ static void settle_notifications(struct ht_fuse *f)
 }
 
 /*
- * The loop ended because the kernel ended the connection: then nothing can block on it any more, and jobs come to
- * their end. Or it was told to end: then unmounting comes first, or a job might wait for a read that nobody takes.
+ * Either the kernel ended the connection and with it the loop: then nothing can block on it any more, and jobs end. Or
+ * ht_fuse_stop ended the loop: then unmounting comes first, or a job might wait for a read that no worker takes.
  */
 void ht_fuse_finish(struct ht_fuse *f)
 {
+    f->ended = true;
     if (f->mounted && f->exited) {
         settle_notifications(f);
         if (!is_in_place(f))
@@ -447,7 +406,7 @@ void ht_fuse_finish(struct ht_fuse *f)
         fuse_session_unmount(f->session);
     }
     ht_open_close_all(f);
-    ht_handout_finish(f);
+    ht_passthrough_finish(f);
     ht_open_dirs_free(f);
     ht_hidden_close_all(f->ctl);
     ht_ctl_set_cache(f->ctl, NULL);
@@ -459,10 +418,11 @@ void ht_fuse_free(struct ht_fuse *f)
         fuse_session_destroy(f->session);
     ht_atime_finish(f);
     ht_mutex_destroy(&f->open_lock);
-    ht_mutex_destroy(&f->handout.lock);
-    pthread_cond_destroy(&f->handout.idle);
+    ht_mutex_destroy(&f->passthrough.lock);
+    pthread_cond_destroy(&f->passthrough.idle);
     ht_mutex_destroy(&f->park_lock);
     ht_mutex_destroy(&f->job_lock);
+    ht_workers_destroy(f);
     free(f->mountpoint);
     free(f);
 }

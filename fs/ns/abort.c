@@ -1,28 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * abort.c - everything pending on a model root is taken back.
+ * abort.c - takes back everything pending on a model root.
  *
- * NEW entries vanish, GONE ones come back, inodes have their published attributes again; inodes that were never
- * published are gone, or STALE while somebody refers to them. Nothing is put into the log: it never knew. No memory is
- * needed.
+ * NEW entries vanish, GONE ones come back, inodes have their published attributes again. Inodes that were never
+ * published are gone, or STALE while they have references. Nothing is put into the log, which never knew them. No
+ * memory is needed.
  *
- * Who caches names or attributes is told without the lock. The transaction is open meanwhile, so no names change and
- * no inode leaves memory: what was pending can be told from the entries and shadows themselves, freed after that.
+ * The hook that learns of stale caches runs without the lock. The transaction is still open, so no names change and no
+ * inode leaves memory: the entries and shadows themselves describe the pending changes, and are freed after that.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
 
 #include <stdlib.h>
 
-typedef void (*told_fn)(void *ctx, uint64_t ino, uint64_t parent, const char *name);
-
-/* A name that is taken back hands its slot to the one it had replaced: of that name a walk sees one. */
-static void take_back_new(struct ht_ns *ns, struct ht_ns_entry *e)
+/* A taken-back name hands its slot to the entry it had replaced: a walk sees one entry of that name. */
+static void take_back_new(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_dir *d = e->dir->u.dir;
     struct ht_ns_entry *twin = ht_ns_entry_find_gone(ns, e->dir, e->name, e->len);
 
     ht_ns_entry_count(e, -1);
-    if (twin != NULL) {
+    if (twin) {
         ht_ns_dir_take_over(d, e, twin);
         twin->state = HT_NS_CLEAN;
         d->gone--;
@@ -32,15 +31,15 @@ static void take_back_new(struct ht_ns *ns, struct ht_ns_entry *e)
     ht_ns_entry_remove(ns, e);
 }
 
-static void bring_back_gone(struct ht_ns_entry *e)
+static void bring_back_gone(struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     e->dir->u.dir->gone--;
     e->state = HT_NS_CLEAN;
     ht_ns_dir_append(e->dir->u.dir, e);
 }
 
-/* NEW ones stay NEW, unhooked, for telling of them; all others are CLEAN afterwards. */
-static void revert_entries(struct ht_ns *ns, struct ht_ns_root *root)
+/* NEW entries stay NEW, unhooked, for the invalidation; all others are CLEAN afterwards. */
+static void revert_entries(struct ht_ns *ns, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_entry **entries = root->entries;
 
@@ -57,9 +56,9 @@ static void revert_entries(struct ht_ns *ns, struct ht_ns_root *root)
     root->entry_count = 0;
 }
 
-static void revert_xattrs(struct ht_ns *ns, struct ht_ns_inode *i)
+static void revert_xattrs(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (struct ht_ns_xattr *x = i->xattrs, *next; x != NULL; x = next) {
+    for (struct ht_ns_xattr *x = i->xattrs, *next; x; x = next) {
         next = x->next;
         if (x->state == HT_NS_NEW) {
             ht_ns_xattr_remove(i, x);
@@ -71,10 +70,10 @@ static void revert_xattrs(struct ht_ns *ns, struct ht_ns_inode *i)
 }
 
 /*
- * The inode loses its shadow s, which stays on the abort's own list for the telling. One that was deleted and has lost
- * its published names to an fsync stays deleted, and keeps it for the next publication.
+ * The inode loses its shadow s, which stays on the abort's own list for the invalidation. A deleted inode that lost its
+ * published names to an fsync stays deleted, and keeps the shadow for the next publication.
  */
-static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s)
+static void revert_inode(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = s->inode;
 
@@ -104,18 +103,23 @@ static void take_list(struct ht_list *from, struct ht_list *to)
     }
 }
 
-static void tell(struct ht_ns_root *root, uint32_t entry_count, struct ht_list *shadows, told_fn fn, void *ctx)
+/* Needs no lock, because the open transaction keeps names and inodes as they are. */
+static void report(const struct ht_ns_hooks *hooks, struct ht_ns_root *root, uint32_t entry_count,
+                   struct ht_list *shadows) HT_NO_THREAD_SAFETY_ANALYSIS
 {
+    if (!hooks->stale)
+        return;
     for (uint32_t n = 0; n < entry_count; n++) {
         struct ht_ns_entry *e = root->entries[n];
-        fn(ctx, e->inode->ino, e->dir->ino, e->name);
+        hooks->stale(hooks->ctx, e->inode->ino, e->dir->ino, e->name);
     }
     ht_list_for_each(p, shadows)
-        fn(ctx, ht_list_entry(p, struct ht_ns_shadow, link)->ino, 0, NULL);
+        hooks->stale(hooks->ctx, ht_list_entry(p, struct ht_ns_shadow, link)->ino, 0, NULL);
 }
 
-/* What was only kept for the telling. */
+/* Frees the entries and shadows that were kept for the invalidation. */
 static void clean_up(struct ht_ns *ns, struct ht_ns_root *root, uint32_t entry_count, struct ht_list *shadows)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     for (uint32_t n = 0; n < entry_count; n++)
         if (root->entries[n]->state == HT_NS_NEW)
@@ -128,16 +132,17 @@ static void clean_up(struct ht_ns *ns, struct ht_ns_root *root, uint32_t entry_c
     }
 }
 
-void ht_ns_root_abort(struct ht_ns *ns, uint64_t ino, told_fn fn, void *ctx)
+void ht_ns_abort(void *ctx, uint64_t scope)
 {
+    struct ht_ns *ns = ctx;
     struct ht_ns_root *root;
     struct ht_list shadows;
     uint32_t entry_count;
 
-    ht_rwlock_wrlock(&ns->lock);
-    root = ht_ns_root_find(ns, ino);
-    if (root == NULL) {
-        ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    root = ht_ns_root_find(ns, scope);
+    if (!root) {
+        ht_rwlock_unlock(ht_ns_lock(ns));
         return;
     }
     entry_count = root->entry_count;
@@ -145,10 +150,9 @@ void ht_ns_root_abort(struct ht_ns *ns, uint64_t ino, told_fn fn, void *ctx)
     take_list(&root->shadows, &shadows);
     ht_list_for_each_safe(p, next, &shadows)
         revert_inode(ns, ht_list_entry(p, struct ht_ns_shadow, link));
-    ht_rwlock_unlock(&ns->lock);
-    if (fn != NULL)
-        tell(root, entry_count, &shadows, fn, ctx);
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    report(&ns->hooks, root, entry_count, &shadows);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     clean_up(ns, root, entry_count, &shadows);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
 }

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * acl.c - POSIX access control lists, in the form in which the kernel hands them on as extended attributes:
- * le32 version (2), then entries { le16 tag, le16 permissions, le32 id }.
+ * acl.c - POSIX access control lists, in the form in which the kernel hands them on as extended attributes: le32
+ * version (2), then entries { le16 tag, le16 permissions, le32 id }.
  *
- * The kernel enforces them; what is left to a file system is to keep list and mode in step and to pass a directory's
- * default list on to what is made in it. Pure functions over bytes; only valid lists are ever stored.
+ * The kernel enforces them. A file system has to keep list and mode in step, and to pass a directory's default list on
+ * to new entries. Pure functions over bytes; only valid lists are ever stored.
  */
-#include "fs/ns/ns_priv.h"
+#include "fs/ns/acl.h"
 
 #include <unistd.h>
+
+#include "tiering/base/buf.h"
 
 enum { ACL_VERSION = 2, HEADER_BYTES = 4, ENTRY_BYTES = 8 };
 enum { TAG_USER_OBJ = 1, TAG_USER = 2, TAG_GROUP_OBJ = 4, TAG_GROUP = 8, TAG_MASK = 16, TAG_OTHER = 32 };
@@ -47,7 +49,7 @@ static ssize_t find_tag(const void *value, size_t len, unsigned tag)
     return -1;
 }
 
-/* In the order of tags, one owner, group and other, and a mask where anyone else is named. */
+/* In the order of tags, one owner, group and other, and a mask if users or groups are named. */
 bool ht_ns_acl_valid(const void *value, size_t len)
 {
     unsigned last = 0, seen = 0;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attr.c - attributes: stat, setattr, times of reading and writing, the content behind a regular file.
+ * attr.c - attributes: stat, setattr, times of reading and writing, the content of a regular file.
  *
- * The size of a file is its object's. Times are stamped with the coarse clock of the kernel, so a burst of writes
- * within one tick changes nothing after the first and needs the lock for reading only.
+ * The size of a file is its object's. Times are stamped with the coarse clock of the kernel. So in a burst of writes
+ * within one tick only the first changes something; the others need the lock for reading only.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/acl.h"
+#include "fs/ns/pending.h"
 
 #include <unistd.h>
 
@@ -26,7 +28,7 @@ static struct timespec to_timespec(int64_t ns)
     return ts;
 }
 
-/* Clamped to what 64 bits of nanoseconds hold (years 1678 to 2262). */
+/* Clamped to the range of 64 bits of nanoseconds (years 1678 to 2262). */
 static int64_t from_timespec(struct timespec ts)
 {
     if (ts.tv_sec >= INT64_MAX / NS_PER_S)
@@ -37,8 +39,8 @@ static int64_t from_timespec(struct timespec ts)
 }
 
 /*
- * What is dirty counts as stored, within the size: programs take no blocks for no data (tar --sparse). So does what was
- * set aside. Holes are whole chunks, and programs that look for them take them to be multiples of st_blksize.
+ * Dirty bytes within the size count as stored: programs take no blocks for no data (tar --sparse). So does preallocated
+ * space. Holes are whole chunks, and programs that look for them take them to be multiples of st_blksize.
  */
 static void fill_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat *st)
 {
@@ -46,12 +48,12 @@ static void fill_content(struct ht_ns *ns, const struct ht_ns_inode *i, struct s
     struct ht_obj_stat os;
     uint64_t bytes;
 
-    if (obj == NULL)
+    if (!obj)
         return;
     ht_obj_stat(obj, &os);
     ht_obj_put(obj);
     st->st_blksize = os.chunk_bytes;
-    bytes = os.promised_bytes +
+    bytes = os.prealloc_bytes +
         ht_min_u64(os.stored_bytes + os.dirty_bytes, ht_max_u64(os.stored_bytes, ht_round_up(os.size, HT_BLOCK_BYTES)));
     st->st_size = (off_t)os.size;
     st->st_blocks = (blkcnt_t)(bytes / STAT_BLOCK_BYTES);
@@ -89,19 +91,19 @@ int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st)
 {
     const struct ht_ns_inode *i;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    if (i != NULL)
+    if (i)
         ht_ns_fill_stat(ns, i, out_st);
-    ht_rwlock_unlock(&ns->lock);
-    return i != NULL ? 0 : -ESTALE;
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return i ? 0 : -ESTALE;
 }
 
 int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *out_st)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
 
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
     if (ref)
         atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
@@ -111,7 +113,7 @@ int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *
 
 /* --------------------------------------------------------------- content */
 
-/* Large ones for tensors, as mkfs was told. */
+/* Large ones for tensors, as given to mkfs. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
     return i->cur.dtype != HT_DTYPE_NONE ? ht_store_super(ns->store)->chunk_bytes : HT_SMALL_CHUNK_BYTES;
@@ -127,27 +129,27 @@ int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_o
     };
     struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
 
-    if (obj == NULL)
+    if (!obj)
         return ht_obj_create(ns->store, &attr, out_obj);
     *out_obj = obj;
     return 0;
 }
 
-/* A reference to the content of a regular file, for what waits. */
+/* A reference to the content of a regular file, for operations that wait. */
 static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
     struct ht_ns_inode *i;
     int rc;
 
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    if (i == NULL)
+    if (!i)
         rc = -ESTALE;
     else if (!S_ISREG(i->cur.mode))
         rc = ht_ns_is_dir(i) ? -EISDIR : -EINVAL;
     else
         rc = ht_ns_content(ns, i, out_obj);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
@@ -201,14 +203,15 @@ static void apply(struct ht_ns_attr *a, unsigned what, const struct stat *v, int
     a->ctime_ns = (what & HT_SET_CTIME) != 0 ? from_timespec(v->st_ctim) : now;
 }
 
-/* The access list says the mode, too. NULL in *out when there is none. */
+/* The mode as the access list says. NULL in *out when there is none. */
 static int changed_acl(struct ht_ns *ns, const struct ht_ns_inode *i, uint32_t mode, struct ht_ns_xattr **out)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_xattr *x = ht_ns_xattr_find(i, HT_NS_ACL_ACCESS, strlen(HT_NS_ACL_ACCESS));
     int rc;
 
     *out = NULL;
-    if (x == NULL)
+    if (!x)
         return 0;
     rc = ht_ns_xattr_new(ns, x->data, x->name_len, ht_ns_xattr_value(x), x->value_len, out);
     if (rc == 0)
@@ -217,12 +220,13 @@ static int changed_acl(struct ht_ns *ns, const struct ht_ns_inode *i, uint32_t m
 }
 
 static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, const struct stat *v, struct stat *out_st)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_xattr *acl = NULL;
     int rc;
 
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
     rc = ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
     if (rc == 0 && (what & HT_SET_MODE) != 0)
@@ -231,14 +235,14 @@ static int setattr_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, cons
         return rc;
     ht_ns_attr_edit(op, i);
     apply(&i->cur, what, v, op->now_ns);
-    if (acl != NULL)
+    if (acl)
         ht_ns_xattr_install(op, i, acl, 0);
     ht_ns_attr_put(op, i);
     ht_ns_fill_stat(op->ns, i, out_st);
     return 0;
 }
 
-/* Every write may ask for suid to be cleared: no transaction where there is none. */
+/* Every write may request that suid is cleared: no transaction if there is none. */
 static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
 {
     const struct ht_ns_inode *i;
@@ -246,33 +250,36 @@ static bool nothing_to_set(struct ht_ns *ns, uint64_t ino, unsigned what)
 
     if (what == 0 || (what & ~(unsigned)(HT_KILL_SUID | HT_KILL_SGID)) != 0)
         return what == 0;
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    nothing = i == NULL || without_suid(i->cur.mode, what) == i->cur.mode;
-    ht_rwlock_unlock(&ns->lock);
+    nothing = !i || without_suid(i->cur.mode, what) == i->cur.mode;
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return nothing;
 }
 
 static int could_set_locked(struct ht_ns_op *op, uint64_t ino, unsigned what, const struct stat *v)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_xattr *acl = NULL;
-    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = !i ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc == 0 && (what & HT_SET_MODE) != 0)
         rc = changed_acl(op->ns, i, v->st_mode, &acl);
-    if (acl != NULL)
+    if (acl)
         ht_ns_xattr_free(op->ns, acl);
     return rc;
 }
 
-/* What could refuse the other attributes is asked before the size changes: there is no way back from that. */
+/* Checks the other attributes before the size changes: there is no way back from that. */
 static int could_set(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values)
 {
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);
 
-    return rc != 0 ? rc : ht_ns_op_end(&op, could_set_locked(&op, ino, what, values));
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, could_set_locked(&op, ino, what, values));
 }
 
 int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values, struct stat *out_st)
@@ -293,7 +300,9 @@ int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct st
     if (nothing_to_set(ns, ino, what))
         return ht_ns_getattr(ns, ino, out_st);
     rc = ht_ns_op_begin(ns, SETATTR_BYTES, &op);
-    return rc != 0 ? rc : ht_ns_op_end(&op, setattr_locked(&op, ino, what, values, out_st));
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, setattr_locked(&op, ino, what, values, out_st));
 }
 
 /* ----------------------------------------------------------------- times */
@@ -312,25 +321,25 @@ bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict)
 
     if (ht_store_read_only(ns->store))
         return false;
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    due = i != NULL && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
-    ht_rwlock_unlock(&ns->lock);
+    due = i && i->cur.atime_ns != now && (strict || atime_due(&i->cur, now));
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return due;
 }
 
-static bool touch_due(const struct ht_ns_inode *i, bool written, int64_t now)
+static bool touch_due(const struct ht_ns_inode *i, bool written, int64_t now) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    if (i == NULL)
+    if (!i)
         return false;
     if (written)
         return i->cur.mtime_ns != now || i->cur.ctime_ns != now;
     return i->cur.atime_ns != now;
 }
 
-static void touch_locked(struct ht_ns *ns, struct ht_ns_inode *i, bool written, int64_t now)
+static void touch_locked(struct ht_ns *ns, struct ht_ns_inode *i, bool written, int64_t now) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    if (i == NULL || ht_ns_reserve(ns, ht_ns_root(i), 1, 0) != 0)
+    if (!i || ht_ns_reserve(ns, ht_ns_root(i), 1, 0) != 0)
         return; /* without memory the times stay as they are */
     ht_ns_shadow_take(ns, i);
     if (written)
@@ -346,14 +355,14 @@ void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written)
 
     if (ht_store_read_only(ns->store))
         return;
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     due = touch_due(ht_ns_inode_live(ns, ino), written, now);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     if (!due)
         return;
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     touch_locked(ns, ht_ns_inode_live(ns, ino), written, now);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
 }
 
 /* ---------------------------------------------------------------- access */
@@ -380,14 +389,14 @@ static int mode_permits(const struct ht_ns_attr *a, unsigned mask, struct ht_cre
 }
 
 static int access_locked(const struct ht_ns_inode *i, int mask, struct ht_cred cred, const uint32_t *gids,
-                         size_t gid_count)
+                         size_t gid_count) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_xattr *acl = ht_ns_xattr_find(i, HT_NS_ACL_ACCESS, strlen(HT_NS_ACL_ACCESS));
 
-    /* root may do all, but execute only what somebody may execute */
+    /* root may do all, but execute only files with an execute bit */
     if (cred.uid == 0)
         return (mask & X_OK) == 0 || ht_ns_is_dir(i) || (i->cur.mode & 0111) != 0 ? 0 : -EACCES;
-    if (acl != NULL)
+    if (acl)
         return ht_ns_acl_permits(ht_ns_xattr_value(acl), acl->value_len, i->cur.uid, i->cur.gid, mask, cred, gids,
                                  gid_count);
     return mode_permits(&i->cur, (unsigned)mask, cred, gids, gid_count);
@@ -398,9 +407,9 @@ int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, 
     const struct ht_ns_inode *i;
     int rc;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    rc = i == NULL ? -ESTALE : access_locked(i, mask & (R_OK | W_OK | X_OK), cred, gids, gid_count);
-    ht_rwlock_unlock(&ns->lock);
+    rc = !i ? -ESTALE : access_locked(i, mask & (R_OK | W_OK | X_OK), cred, gids, gid_count);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * check.c - what fsck is told of names: the problems found when linking up, then every invariant of ns_priv.h, on what
- * is in memory. Of a healthy program the second part finds nothing; tests call it after each step.
+ * check.c - the checks of fsck on names: the problems found when linking up, then every invariant of ns_priv.h in
+ * memory. In a healthy program the second part finds nothing; tests call it after each step.
  */
 #include "fs/ns/ns_priv.h"
 
@@ -17,7 +17,7 @@ struct checking {
     uint64_t inodes, entries, xattrs;
 };
 
-static void found(struct checking *c, const struct ht_ns_inode *i, const char *what)
+static void found(struct checking *c, const struct ht_ns_inode *i, const char *what) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     char path[512], text[768];
 
@@ -28,12 +28,13 @@ static void found(struct checking *c, const struct ht_ns_inode *i, const char *w
 }
 
 static void expect(struct checking *c, const struct ht_ns_inode *i, bool ok, const char *what)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     if (!ok)
         found(c, i, what);
 }
 
-static bool is_in_place(const struct ht_ns_entry *e)
+static bool is_in_place(const struct ht_ns_entry *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_dir *d = e->dir->u.dir;
     uint32_t slot = ht_ns_dir_seek(d, e->cookie - 1);
@@ -41,7 +42,7 @@ static bool is_in_place(const struct ht_ns_entry *e)
     return slot < d->slot_count && ht_ns_dir_entry(d, slot) == e;
 }
 
-static void check_entry(struct checking *c, const struct ht_ns_entry *e)
+static void check_entry(struct checking *c, const struct ht_ns_entry *e) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_inode *i = e->inode;
     bool pending = ht_ns_pending(e->dir);
@@ -60,11 +61,11 @@ static void check_entry(struct checking *c, const struct ht_ns_entry *e)
         expect(c, i, ht_ns_root(i) == ht_ns_root(e->dir), "it belongs to another model root than its directory");
 }
 
-static void check_names(struct checking *c, const struct ht_ns_inode *i)
+static void check_names(struct checking *c, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint32_t current = 0;
 
-    for (const struct ht_ns_entry *e = i->names; e != NULL; e = e->name_next) {
+    for (const struct ht_ns_entry *e = i->names; e; e = e->name_next) {
         check_entry(c, e);
         current += ht_ns_current(e) ? 1 : 0;
         if (ht_ns_current(e) && ht_ns_is_dir(i))
@@ -75,7 +76,7 @@ static void check_names(struct checking *c, const struct ht_ns_inode *i)
            "a directory has not exactly one name");
 }
 
-static void check_dir(struct checking *c, const struct ht_ns_inode *i)
+static void check_dir(struct checking *c, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_dir *d = i->u.dir;
     uint32_t live = 0, subdirs = 0;
@@ -83,7 +84,7 @@ static void check_dir(struct checking *c, const struct ht_ns_inode *i)
 
     for (uint32_t s = 0; s < d->slot_count; s++) {
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
-        if (e == NULL)
+        if (!e)
             continue;
         expect(c, i, e->dir == i && e->cookie > last, "the order of its entries is broken");
         last = e->cookie;
@@ -94,18 +95,18 @@ static void check_dir(struct checking *c, const struct ht_ns_inode *i)
     expect(c, i, (uint64_t)d->live + d->gone <= d->slot_cap, "it has no room for what an abort brings back");
 }
 
-static void check_xattrs(struct checking *c, const struct ht_ns_inode *i)
+static void check_xattrs(struct checking *c, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     bool dirty = false;
 
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         c->xattrs++;
         dirty |= x->state != HT_NS_CLEAN;
     }
-    expect(c, i, !dirty || (ht_ns_shadow(i) != NULL && ht_ns_shadow(i)->xattrs), "a pending attribute is on no list");
+    expect(c, i, !dirty || (ht_ns_shadow(i) && ht_ns_shadow(i)->xattrs), "a pending attribute is on no list");
 }
 
-static int check_inode(void *ctx, struct ht_ns_inode *i)
+static int check_inode(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct checking *c = ctx;
 
@@ -114,11 +115,11 @@ static int check_inode(void *ctx, struct ht_ns_inode *i)
     check_xattrs(c, i);
     if (ht_ns_is_dir(i))
         check_dir(c, i);
-    expect(c, i, ht_ns_shadow(i) == NULL || ht_ns_shadow(i)->inode == i, "its pending state is another's");
+    expect(c, i, !ht_ns_shadow(i) || ht_ns_shadow(i)->inode == i, "its pending state is another's");
     if ((i->flags & (HT_NS_PUBLISHED | HT_NS_STALE)) == 0 && i->ino != HT_NS_ROOT_INO)
-        expect(c, i, ht_ns_pending(i) && ht_ns_shadow(i) != NULL, "it is not in the log and not pending");
+        expect(c, i, ht_ns_pending(i) && ht_ns_shadow(i), "it is not in the log and not pending");
     if ((i->flags & HT_NS_GHOST) != 0)
-        expect(c, i, i->links == 0 && ht_ns_shadow(i) != NULL, "it is deleted and has a name");
+        expect(c, i, i->links == 0 && ht_ns_shadow(i), "it is deleted and has a name");
     return 0;
 }
 
@@ -127,7 +128,7 @@ size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code,
     struct checking c = {.ns = ns, .report = report, .ctx = ctx};
     int rc;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     for (size_t n = 0; n < ns->problems_kept; n++)
         report(ctx, ns->problems[n].code, ns->problems[n].text);
     c.found = ns->problem_count;
@@ -137,6 +138,6 @@ size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code,
         report(ctx, "ns-inconsistent", "inodes, names or attributes are miscounted");
         c.found++;
     }
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return c.found;
 }

@@ -2,9 +2,10 @@
 /*
  * dir.c - the order of entries within a directory, and reading it.
  *
- * Slots are an array by ascending cookie, where an entry finds its own by its cookie. A new entry goes to the end with the next cookie; a removed one leaves a
- * mark that keeps its cookie, so that a binary search still works. Marks are squeezed out when the array is full or
- * mostly marks: cookies stay as they are, so a walk that stopped anywhere goes on right behind that place.
+ * Slots are an array by ascending cookie, where an entry finds its own by its cookie. A new entry goes to the end with
+ * the next cookie; a removed one leaves a mark that keeps its cookie, so that a binary search still works. Marks are
+ * squeezed out when the array is full or mostly marks: cookies stay as they are, so a walk that stopped anywhere
+ * continues right after that place.
  *
  * Invariant: slot_cap >= live + gone, so that GONE entries can come back without memory.
  * ns.lock held, for writing where something changes.
@@ -13,7 +14,7 @@
 
 #include <stdlib.h>
 
-/* Cookies 1 and 2 are left to who lists "." and "..". */
+/* Cookies 1 and 2 are for the caller, which lists "." and "..". */
 enum { SLOTS_MIN = 8, SLOTS_LARGE = 4096, COOKIE_FIRST = 3, SAMPLES = 16 };
 
 static uint64_t slot_of_entry(struct ht_ns_entry *e)
@@ -21,7 +22,7 @@ static uint64_t slot_of_entry(struct ht_ns_entry *e)
     return (uint64_t)(uintptr_t)e;
 }
 
-static uint64_t slot_cookie(uint64_t slot)
+static uint64_t slot_cookie(uint64_t slot) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return (slot & 1) != 0 ? slot >> 1 : ((struct ht_ns_entry *)(uintptr_t)slot)->cookie;
 }
@@ -33,27 +34,27 @@ struct ht_ns_entry *ht_ns_dir_entry(const struct ht_ns_dir *d, uint32_t slot)
     return (s & 1) != 0 ? NULL : (struct ht_ns_entry *)(uintptr_t)s;
 }
 
-static void squeeze(struct ht_ns_dir *d)
+static void squeeze(struct ht_ns_dir *d) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint32_t n = 0;
 
     for (uint32_t i = 0; i < d->slot_count; i++) {
         struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
-        if (e == NULL)
+        if (!e)
             continue;
         d->slots[n++] = slot_of_entry(e);
     }
     d->slot_count = n;
 }
 
-static int resize(struct ht_ns *ns, struct ht_ns_dir *d, uint64_t cap)
+static int resize(struct ht_ns *ns, struct ht_ns_dir *d, uint64_t cap) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t *slots;
 
     if (cap > UINT32_MAX)
         return -ENOSPC;
     slots = realloc(d->slots, cap * sizeof(*slots));
-    if (slots == NULL)
+    if (!slots)
         return -ENOMEM;
     ns->meta_bytes += (cap - d->slot_cap) * sizeof(*slots);
     d->slots = slots;
@@ -61,8 +62,8 @@ static int resize(struct ht_ns *ns, struct ht_ns_dir *d, uint64_t cap)
     return 0;
 }
 
-/* Large ones by a third: what nobody uses is memory, too. */
-static uint64_t larger(const struct ht_ns_dir *d)
+/* Large ones grow by a third: unused slots are memory, too. */
+static uint64_t larger(const struct ht_ns_dir *d) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint64_t cap = d->slot_cap;
 
@@ -92,7 +93,7 @@ void ht_ns_dir_append(struct ht_ns_dir *d, struct ht_ns_entry *e)
     d->live++;
 }
 
-static uint32_t slot_of(const struct ht_ns_dir *d, uint64_t cookie)
+static uint32_t slot_of(const struct ht_ns_dir *d, uint64_t cookie) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return ht_ns_dir_seek(d, cookie - 1);
 }
@@ -101,7 +102,7 @@ void ht_ns_dir_remove(struct ht_ns *ns, struct ht_ns_dir *d, struct ht_ns_entry 
 {
     d->slots[slot_of(d, e->cookie)] = e->cookie << 1 | 1;
     d->live--;
-    while (d->slot_count > 0 && ht_ns_dir_entry(d, d->slot_count - 1) == NULL)
+    while (d->slot_count > 0 && !ht_ns_dir_entry(d, d->slot_count - 1))
         d->slot_count--;
     if (d->slot_cap > 8 * SLOTS_MIN && (d->live + d->gone) * 8ull < d->slot_cap) {
         int rc;
@@ -134,11 +135,11 @@ uint32_t ht_ns_dir_seek(const struct ht_ns_dir *d, uint64_t cookie)
 /* --------------------------------------------------------------- reading */
 
 static int read_slots(const struct ht_ns_dir *d, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
-                      void *ctx)
+                      void *ctx) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     for (uint32_t i = ht_ns_dir_seek(d, cookie); i < d->slot_count; i++) {
         struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
-        if (e == NULL)
+        if (!e)
             continue;
         struct ht_ns_dirent out = {e->name, e->inode->ino, e->inode->cur.mode & S_IFMT, e->cookie};
         if (fn(ctx, &out) != 0)
@@ -153,10 +154,10 @@ int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(voi
     struct ht_ns_inode *i;
     int rc;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, dir);
-    rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
-    ht_rwlock_unlock(&ns->lock);
+    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : read_slots(i->u.dir, cookie, fn, ctx);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
@@ -165,21 +166,21 @@ uint64_t ht_ns_dir_last(struct ht_ns *ns, uint64_t dir)
     const struct ht_ns_inode *i;
     uint64_t last = 0;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, dir);
-    if (i != NULL && ht_ns_is_dir(i) && i->u.dir->next_cookie > 0)
+    if (i && ht_ns_is_dir(i) && i->u.dir->next_cookie > 0)
         last = i->u.dir->next_cookie - 1;
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return last;
 }
 
-static bool sample_is_known(const struct ht_ns_dir *d)
+static bool sample_is_known(const struct ht_ns_dir *d) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint32_t step = d->slot_count / SAMPLES + 1;
 
     for (uint32_t i = 0; i < d->slot_count; i += step) {
         const struct ht_ns_entry *e = ht_ns_dir_entry(d, i);
-        if (e != NULL && atomic_load_explicit(&e->inode->lookups, memory_order_relaxed) == 0)
+        if (e && atomic_load_explicit(&e->inode->lookups, memory_order_relaxed) == 0)
             return false;
     }
     return true;
@@ -190,10 +191,10 @@ bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir)
     const struct ht_ns_inode *i;
     bool known;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, dir);
-    known = i != NULL && ht_ns_is_dir(i) && sample_is_known(i->u.dir);
-    ht_rwlock_unlock(&ns->lock);
+    known = i && ht_ns_is_dir(i) && sample_is_known(i->u.dir);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return known;
 }
 
@@ -202,10 +203,10 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir)
     const struct ht_ns_inode *i;
     uint64_t parent = 0;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, dir);
-    if (i != NULL && ht_ns_is_dir(i))
-        parent = i->u.dir->self != NULL ? i->u.dir->self->dir->ino : i->ino;
-    ht_rwlock_unlock(&ns->lock);
+    if (i && ht_ns_is_dir(i))
+        parent = i->u.dir->self ? i->u.dir->self->dir->ino : i->ino;
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return parent;
 }

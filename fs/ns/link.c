@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * link.c - after replay: check what the records say about each other, and link it up.
+ * link.c - after replay: checks whether the records fit together, and links them up.
  *
- * Directories get their order, counts and model roots are derived, log bytes claimed. What does not fit together is a
- * problem: taken out, so that all code may rely on the invariants in ns_priv.h, and remembered for fsck. A store that
- * is to be written is refused then; read-only shows what is whole.
+ * Directories get their order, counts and model roots are derived, log bytes reserved. A contradiction is a problem:
+ * the entry is taken out, so that all code may rely on the invariants in ns_priv.h, and remembered for fsck. A mount
+ * for writing is then refused; a read-only one shows the whole part.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
+#include "fs/ns/scope.h"
 
 #include <ctype.h>
 #include <stdarg.h>
@@ -14,7 +16,7 @@
 #include <stdlib.h>
 #include "tiering/base/log.h"
 
-enum { PROBLEM_TEXT_BYTES = 512, PROBLEMS_TOLD_MAX = 10, ROOT_MODE = S_IFDIR | 0755 };
+enum { PROBLEM_TEXT_BYTES = 512, PROBLEMS_REPORTED_MAX = 10, ROOT_MODE = S_IFDIR | 0755 };
 typedef unsigned long long ull;
 
 void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...)
@@ -30,16 +32,16 @@ void ht_ns_problem(struct ht_ns *ns, const char *code, const char *fmt, ...)
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
     p = realloc(ns->problems, (ns->problems_kept + 1) * sizeof(*p));
-    if (p == NULL)
+    if (!p)
         return;
     ns->problems = p;
     p[ns->problems_kept] = (struct ht_ns_problem){code, strdup(text)};
-    if (p[ns->problems_kept].text != NULL)
+    if (p[ns->problems_kept].text)
         ns->problems_kept++;
 }
 
 /* A name fit for a terminal. */
-static const char *shown(const struct ht_ns_entry *e, char buf[HT_NAME_BYTES_MAX + 1])
+static const char *shown(const struct ht_ns_entry *e, char buf[HT_NAME_BYTES_MAX + 1]) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     for (size_t n = 0; n <= e->len; n++)
         buf[n] = (char)(e->name[n] == '\0' || isprint((unsigned char)e->name[n]) ? e->name[n] : '?');
@@ -48,12 +50,12 @@ static const char *shown(const struct ht_ns_entry *e, char buf[HT_NAME_BYTES_MAX
 
 /* --------------------------------------------------------------- entries */
 
-static bool is_published(const struct ht_ns_inode *i)
+static bool is_published(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return (i->flags & HT_NS_PUBLISHED) != 0;
 }
 
-static void take_out(struct ht_ns *ns, struct ht_ns_entry *e)
+static void take_out(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     if (is_published(e->inode) && e->inode->ino != HT_NS_ROOT_INO)
         e->inode->flags |= HT_NS_VICTIM;
@@ -61,8 +63,8 @@ static void take_out(struct ht_ns *ns, struct ht_ns_entry *e)
     ht_ns_entry_free(ns, e);
 }
 
-/* Of a name that was linked up already. */
-static void unlink_entry(struct ht_ns *ns, struct ht_ns_entry *e)
+/* The name was linked up already. */
+static void unlink_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_ns_dir_remove(ns, e->dir->u.dir, e);
     ht_ns_entry_count(e, -1);
@@ -70,7 +72,7 @@ static void unlink_entry(struct ht_ns *ns, struct ht_ns_entry *e)
 }
 
 /* NULL: nothing is wrong with it. */
-static const char *entry_problem(const struct ht_ns_entry *e, const char **out_text)
+static const char *entry_problem(const struct ht_ns_entry *e, const char **out_text) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_inode *i = e->inode;
 
@@ -90,13 +92,13 @@ static const char *entry_problem(const struct ht_ns_entry *e, const char **out_t
     return i->links >= HT_LINKS_MAX ? "NS-LINKS" : NULL;
 }
 
-static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e)
+static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     char name[HT_NAME_BYTES_MAX + 1];
     const char *text, *code = entry_problem(e, &text);
     int rc;
 
-    if (code != NULL) {
+    if (code) {
         ht_ns_problem(ns, code, "name \"%s\" in inode %llu, of inode %llu, %s", shown(e, name), (ull)e->dir->ino,
                       (ull)e->inode->ino, text);
         take_out(ns, e);
@@ -110,11 +112,11 @@ static int link_entry(struct ht_ns *ns, struct ht_ns_entry *e)
     return 0;
 }
 
-static int link_names(void *ctx, struct ht_ns_inode *i)
+static int link_names(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
-    for (struct ht_ns_entry *e = i->names, *next; rc == 0 && e != NULL; e = next) {
+    for (struct ht_ns_entry *e = i->names, *next; rc == 0 && e; e = next) {
         next = e->name_next;
         rc = link_entry(ctx, e);
     }
@@ -125,25 +127,25 @@ static int link_names(void *ctx, struct ht_ns_inode *i)
 
 static const char lost_target[] = "(lost)";
 
-/* No entry names, or is in, an inode without a record any more. */
-static int sweep(void *ctx, struct ht_ns_inode *i)
+/* From here on no entry names, or is in, an inode without a record. */
+static int sweep(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns *ns = ctx;
 
     i->opens = 0; /* counted entries during replay */
     if (!is_published(i) && i->ino != HT_NS_ROOT_INO) {
-        if (i->xattrs != NULL)
+        if (i->xattrs)
             ht_ns_problem(ns, "NS-ATTRIBUTES", "extended attributes of inode %llu, which does not exist", (ull)i->ino);
         ht_ns_inode_free(ns, i);
         return 0;
     }
-    if (!S_ISLNK(i->cur.mode) || i->u.target != NULL)
+    if (!S_ISLNK(i->cur.mode) || i->u.target)
         return 0;
     ht_ns_problem(ns, "NS-TARGET", "symbolic link of inode %llu has no target", (ull)i->ino);
     return ht_ns_inode_set_target(ns, i, lost_target, strlen(lost_target));
 }
 
-static void init_root_dir(struct ht_ns *ns, struct ht_ns_inode *i)
+static void init_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     i->cur.uid = ns->root_uid;
     i->cur.gid = ns->root_gid;
@@ -151,7 +153,7 @@ static void init_root_dir(struct ht_ns *ns, struct ht_ns_inode *i)
 }
 
 /* Inode 1 has no record, or one that makes it something else: it becomes a directory, for the names in it. */
-static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i)
+static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc;
 
@@ -164,13 +166,13 @@ static int mend_root_dir(struct ht_ns *ns, struct ht_ns_inode *i)
 }
 
 /* A new store has none yet: it is published by ht_ns_start. */
-static int find_root_dir(struct ht_ns *ns)
+static int find_root_dir(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, HT_NS_ROOT_INO);
     bool blank = ns->inode_count == 0;
     int rc;
 
-    if (i != NULL)
+    if (i)
         return is_published(i) && ht_ns_is_dir(i) ? 0 : mend_root_dir(ns, i);
     rc = ht_ns_inode_new(ns, HT_NS_ROOT_INO, ROOT_MODE, &i);
     if (rc == 0 && !blank)
@@ -182,11 +184,11 @@ static int find_root_dir(struct ht_ns *ns)
 
 /* ----------------------------------------------------------- reachability */
 
-/* The root that a child of dir (NULL: of nothing) belongs to; a model root begins its own. */
+/* The model root for a child of dir (NULL: without one); a model root begins its own. */
 static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht_ns_inode *child,
-                      struct ht_ns_root **out)
+                      struct ht_ns_root **out) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    *out = dir != NULL ? ht_ns_root(dir) : &ns->outside;
+    *out = dir ? ht_ns_root(dir) : &ns->outside;
     if ((child->flags & HT_NS_MODEL_ROOT) == 0)
         return 0;
     if (*out != &ns->outside) {
@@ -196,11 +198,11 @@ static int child_root(struct ht_ns *ns, const struct ht_ns_inode *dir, struct ht
         return 0;
     }
     *out = ht_ns_root_new(ns, child->ino);
-    return *out != NULL ? 0 : -ENOMEM;
+    return *out ? 0 : -ENOMEM;
 }
 
 static int reach(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_ns_inode *dir,
-                 struct ht_ns_inode *child)
+                 struct ht_ns_inode *child) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_root *root;
     int rc = child_root(ns, dir, child, &root);
@@ -211,24 +213,27 @@ static int reach(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_
     return ht_ns_members_add(found, child);
 }
 
-/* Model root with which the content of a file is published; of what has none, where it was reached first. */
-static uint64_t scope_of(struct ht_ns *ns, const struct ht_ns_inode *i)
+/*
+ * The model root with which the content of a file is published; without content, the root where the file was reached
+ * first.
+ */
+static uint64_t scope_of(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
     struct ht_obj_stat st = {.scope = ht_ns_root(i)->ino};
 
-    if (obj != NULL)
+    if (obj)
         ht_obj_stat(obj, &st);
     ht_obj_put(obj);
     return st.scope;
 }
 
-/* The file belongs to the root of e: its names elsewhere go, as far as they were reached. */
-static void move_to(struct ht_ns *ns, struct ht_ns_entry *e)
+/* The file belongs to the root of e: drops its names elsewhere, as far as they were reached. */
+static void move_to(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = e->inode;
 
-    for (struct ht_ns_entry *n = i->names, *next; n != NULL; n = next) {
+    for (struct ht_ns_entry *n = i->names, *next; n; n = next) {
         next = n->name_next;
         if ((n->dir->flags & HT_NS_MARKED) != 0 && ht_ns_root(n->dir) != ht_ns_root(e->dir))
             unlink_entry(ns, n);
@@ -236,8 +241,8 @@ static void move_to(struct ht_ns *ns, struct ht_ns_entry *e)
     ht_ns_inode_set_root(ns, i, ht_ns_root(e->dir));
 }
 
-/* A file that was reached may have other names, but only where its content is published with it. */
-static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e)
+/* A reached file may have further names only in the root with which its content is published. */
+static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     if (ht_ns_is_dir(e->inode) || ht_ns_root(e->inode) == ht_ns_root(e->dir))
         return 0;
@@ -251,21 +256,21 @@ static int reach_again(struct ht_ns *ns, struct ht_ns_entry *e)
 
 /* From the last slot down: taking a name out may make the array shorter. */
 static int reach_children(struct ht_ns *ns, struct ht_ns_members *found, const struct ht_ns_inode *dir)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     const struct ht_ns_dir *d = dir->u.dir;
     int rc = 0;
 
     for (uint32_t s = d->slot_count; rc == 0 && s > 0; s--) {
         struct ht_ns_entry *e = s <= d->slot_count ? ht_ns_dir_entry(d, s - 1) : NULL;
-
-        if (e != NULL)
+        if (e)
             rc = (e->inode->flags & HT_NS_MARKED) != 0 ? reach_again(ns, e) : reach(ns, found, dir, e->inode);
     }
     return rc;
 }
 
-/* Everything below those that were found from number first on. */
-static int reach_below(struct ht_ns *ns, struct ht_ns_members *found, size_t first)
+/* Reaches everything below the members from number first on. */
+static int reach_below(struct ht_ns *ns, struct ht_ns_members *found, size_t first) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
@@ -275,8 +280,11 @@ static int reach_below(struct ht_ns *ns, struct ht_ns_members *found, size_t fir
     return rc;
 }
 
-/* The names above it lead round in a circle: one directory that is on it. One that goes twice as fast meets the other there. */
-static struct ht_ns_inode *on_circle(struct ht_ns_inode *i)
+/*
+ * The names above it form a circle: finds one directory in the circle. A second walk that is twice as fast meets the
+ * first one there.
+ */
+static struct ht_ns_inode *on_circle(struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *slow = i, *fast = i;
 
@@ -287,8 +295,11 @@ static struct ht_ns_inode *on_circle(struct ht_ns_inode *i)
     return slow;
 }
 
-/* What names lead to, but not from the root directory; it is reached from here, as if it were in that one: a repair brings it there. */
-static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_ns_inode *i)
+/*
+ * Reaches inodes that names lead to, but not from the root directory. Such an inode counts as if it were in the root
+ * directory: a repair brings it there.
+ */
+static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     size_t first = found->count;
     int rc;
@@ -308,19 +319,19 @@ static int reach_stray(struct ht_ns *ns, struct ht_ns_members *found, struct ht_
 struct strays {
     struct ht_ns *ns;
     struct ht_ns_members *found;
-    bool tops; /* only those without names: what is below them is reached from there */
+    bool tops; /* only inodes without names: those below are reached from there */
 };
 
-static bool is_top(const struct strays *s, const struct ht_ns_inode *i)
+static bool is_top(const struct strays *s, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     if (i->links > 0 || i->ino == HT_NS_ROOT_INO)
         return false;
-    /* Where records were left out, one that named it may be among them. */
+    /* If records were left out, the record that named it may be among them. */
     return (i->flags & HT_NS_VICTIM) != 0 || (ht_ns_is_dir(i) && i->u.dir->live > 0) ||
         ht_store_log_report(s->ns->store)->left_out > 0;
 }
 
-static int find_stray(void *ctx, struct ht_ns_inode *i)
+static int find_stray(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct strays *s = ctx;
 
@@ -334,7 +345,7 @@ static int each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), v
     return (ht_store_leaves_out(ns->store) ? ht_ns_inode_each_sorted : ht_ns_inode_each)(ns, fn, ctx);
 }
 
-static int find_reachable(struct ht_ns *ns)
+static int find_reachable(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_members found = {0};
     struct strays s = {ns, &found, true};
@@ -353,29 +364,29 @@ static int find_reachable(struct ht_ns *ns)
 
 /* ----------------------------------------------------------------- whole */
 
-static int add_claims(void *ctx, struct ht_ns_inode *i)
+static int add_log_bytes(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint64_t *bytes = ctx;
 
-    *bytes += ht_ns_inode_claim(i);
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
-        *bytes += ht_ns_xattr_claim(x);
-    for (const struct ht_ns_entry *e = i->names; e != NULL; e = e->name_next)
-        *bytes += ht_ns_entry_claim(e);
+    *bytes += ht_ns_inode_log_bytes(i);
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
+        *bytes += ht_ns_xattr_log_bytes(x);
+    for (const struct ht_ns_entry *e = i->names; e; e = e->name_next)
+        *bytes += ht_ns_entry_log_bytes(e);
     return 0;
 }
 
-static int claim_all(struct ht_ns *ns)
+static int reserve_all(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t bytes = 0;
-    int rc = ht_ns_inode_each(ns, add_claims, &bytes);
+    int rc = ht_ns_inode_each(ns, add_log_bytes, &bytes);
 
-    ht_store_claim_force(ns->store, bytes);
+    ht_store_log_reserve_force(ns->store, bytes);
     ns->replaying = false;
     return rc;
 }
 
-static int link_up(struct ht_ns *ns)
+static int link_up(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = find_root_dir(ns);
 
@@ -385,12 +396,12 @@ static int link_up(struct ht_ns *ns)
         rc = each(ns, sweep, ns);
     if (rc == 0)
         rc = find_reachable(ns);
-    return rc == 0 ? claim_all(ns) : rc;
+    return rc == 0 ? reserve_all(ns) : rc;
 }
 
-static int refuse(const struct ht_ns *ns)
+static int refuse(const struct ht_ns *ns) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    for (size_t n = 0; n < ns->problems_kept && n < PROBLEMS_TOLD_MAX; n++)
+    for (size_t n = 0; n < ns->problems_kept && n < PROBLEMS_REPORTED_MAX; n++)
         ht_error("names: %s (%s)", ns->problems[n].text, ns->problems[n].code);
     ht_error("names: %zu problems; the store can be mounted read-only; run hitrain-fsck", ns->problem_count);
     return -EUCLEAN;
@@ -401,10 +412,10 @@ int ht_ns_replayed(void *ctx)
     struct ht_ns *ns = ctx;
     int rc;
 
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     rc = link_up(ns);
-    ht_rwlock_unlock(&ns->lock);
-    if (rc != 0 || ns->problem_count == 0 || ht_store_read_only(ns->store) || ht_store_leaves_out(ns->store))
-        return rc;
-    return refuse(ns);
+    if (rc == 0 && ns->problem_count != 0 && !ht_store_read_only(ns->store) && !ht_store_leaves_out(ns->store))
+        rc = refuse(ns);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return rc;
 }

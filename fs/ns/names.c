@@ -6,6 +6,8 @@
  * with its inode, in the same transaction, so that opening it never needs room. Removing needs none either.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/acl.h"
+#include "fs/ns/pending.h"
 
 enum { CHANGE_BYTES = 1024, ORPHAN_BYTES = 128 };
 
@@ -15,9 +17,9 @@ struct orphans {
 };
 
 /* Whether a name may be made in dir. */
-static int check_parent(const struct ht_ns_inode *dir)
+static int check_parent(const struct ht_ns_inode *dir) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    if (dir == NULL)
+    if (!dir)
         return -ESTALE;
     if (!ht_ns_is_dir(dir))
         return -ENOTDIR;
@@ -56,8 +58,9 @@ struct making {
     struct ht_cred cred;
 };
 
-/* What a new inode takes from its directory, but for attributes. */
+/* A new inode inherits these from its directory, except for attributes. */
 static void inherit_fields(struct ht_ns_inode *i, const struct ht_ns_inode *dir, const struct making *m, int64_t now)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_attr *a = &i->cur;
 
@@ -77,7 +80,7 @@ static void inherit_fields(struct ht_ns_inode *i, const struct ht_ns_inode *dir,
 }
 
 static int give_xattr(struct ht_ns *ns, struct ht_ns_inode *i, const char *name, const struct ht_ns_xattr *from,
-                      struct ht_ns_xattr **out)
+                      struct ht_ns_xattr **out) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = ht_ns_xattr_new(ns, name, strlen(name), ht_ns_xattr_value(from), from->value_len, out);
 
@@ -90,6 +93,7 @@ static int give_xattr(struct ht_ns *ns, struct ht_ns_inode *i, const char *name,
 
 /* The directory's default list becomes the new file's list, and its subdirectories' default; else the umask counts. */
 static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_ns_inode *dir, const struct making *m)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     const struct ht_ns_xattr *d = ht_ns_xattr_find(dir, HT_NS_ACL_DEFAULT, strlen(HT_NS_ACL_DEFAULT));
     struct ht_ns_xattr *x;
@@ -97,7 +101,7 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
 
     if (S_ISLNK(m->mode))
         return 0;
-    if (d == NULL) {
+    if (!d) {
         i->cur.mode &= (uint16_t) ~(m->cred.umask & 0777);
         return 0;
     }
@@ -113,18 +117,19 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
 }
 
 static int inherit_tier(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_ns_inode *dir)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     static const char name[] = HT_XATTR_PREFIX "tier";
     const struct ht_ns_xattr *from = ht_ns_xattr_find(dir, name, strlen(name));
     struct ht_ns_xattr *x;
 
-    if (from == NULL || (!S_ISREG(i->cur.mode) && !ht_ns_is_dir(i)))
+    if (!from || (!S_ISREG(i->cur.mode) && !ht_ns_is_dir(i)))
         return 0;
     return give_xattr(ns, i, name, from, &x);
 }
 
 static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_inode *dir, const struct making *m,
-                      struct ht_obj **out_obj)
+                      struct ht_obj **out_obj) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
@@ -132,7 +137,7 @@ static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct h
     ht_ns_inode_set_root(op->ns, i, ht_ns_root(dir));
     if (S_ISCHR(m->mode) || S_ISBLK(m->mode))
         i->u.rdev = m->rdev;
-    if (m->target != NULL)
+    if (m->target)
         rc = ht_ns_inode_set_target(op->ns, i, m->target, strlen(m->target));
     if (rc == 0)
         rc = inherit_acl(op->ns, i, dir, m);
@@ -145,7 +150,7 @@ static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct h
 
 /* An inode without a name yet, and its content if it is a regular file. */
 static int make_inode(struct ht_ns_op *op, const struct ht_ns_inode *dir, const struct making *m,
-                      struct ht_ns_inode **out, struct ht_obj **out_obj)
+                      struct ht_ns_inode **out, struct ht_obj **out_obj) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t ino = ht_store_new_id(op->ns->store);
     struct ht_ns_inode *i;
@@ -162,7 +167,7 @@ static int make_inode(struct ht_ns_op *op, const struct ht_ns_inode *dir, const 
 }
 
 /* The new inode becomes pending below a root, or goes into the log. */
-static void announce(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj)
+static void announce(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *obj) HT_REQUIRES(HT_LOCK_NAMES)
 {
     bool pending = ht_ns_pending(i);
 
@@ -170,18 +175,19 @@ static void announce(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_obj *
     ht_ns_attr_put(op, i);
     if (!pending && S_ISLNK(i->cur.mode))
         ht_ns_put_target(op->tx, i);
-    for (struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+    for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         x->state = pending ? HT_NS_NEW : HT_NS_CLEAN;
         if (!pending)
             ht_ns_put_xattr(op->tx, i->ino, x, 0);
     }
-    if (!pending && obj != NULL)
+    if (!pending && obj)
         ht_obj_publish(obj, op->tx);
     ht_obj_put(obj);
 }
 
-/* An inode that nobody finds. */
+/* An inode without a name. */
 static int make_unnamed_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = ht_ns_inode_live(op->ns, m->parent), *i;
     struct ht_obj *obj = NULL;
@@ -200,7 +206,7 @@ static int make_unnamed_locked(struct ht_ns_op *op, const struct making *m, stru
     return 0;
 }
 
-static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st)
+static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat *out_st) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir, *i;
     struct ht_ns_entry *e;
@@ -208,7 +214,7 @@ static int make_locked(struct ht_ns_op *op, const struct making *m, struct stat 
     size_t len = strlen(m->name);
     int rc = ht_ns_find_dir(op->ns, m->parent, m->name, &dir);
 
-    if (rc == 0 && ht_ns_entry_find(op->ns, dir, m->name, len) != NULL)
+    if (rc == 0 && ht_ns_entry_find(op->ns, dir, m->name, len))
         rc = -EEXIST;
     if (rc == 0)
         rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
@@ -243,19 +249,19 @@ int ht_ns_make_whiteout(struct ht_ns_op *op, const struct ht_ns_inode *dir, stru
 }
 
 /*
- * Who writes into a new file and does not look at the result of it may look at that of creating it. A tensor's first
- * byte needs a whole chunk. What was given up and not published yet (a truncated file) becomes free by a commit.
+ * A program that ignores errors of writing may check those of creating the file. A tensor's first byte needs a whole
+ * chunk. Space that was given up and is not published yet (a truncated file) becomes free by a commit.
  */
 static int check_room(struct ht_ns *ns, uint64_t parent)
 {
     const struct ht_ns_inode *dir;
     uint32_t bytes = 0;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     dir = ht_ns_inode_live(ns, parent);
-    if (dir != NULL)
+    if (dir)
         bytes = ht_ns_chunk_bytes(ns, dir);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     if (ht_store_available(ns->store) >= bytes)
         return 0;
     return ht_store_commit(ns->store) != 0 || ht_store_available(ns->store) < bytes ? -ENOSPC : 0;
@@ -264,14 +270,15 @@ static int check_room(struct ht_ns *ns, uint64_t parent)
 static int make(struct ht_ns *ns, const struct making *m, struct stat *out_st)
 {
     struct ht_ns_op op;
-    size_t target_bytes = m->target != NULL ? strlen(m->target) : 0;
+    size_t target_bytes = m->target ? strlen(m->target) : 0;
     int rc = S_ISREG(m->mode) ? check_room(ns, m->parent) : 0, made;
 
-    if (rc == 0)
-        rc = ht_ns_op_begin(ns, CHANGE_BYTES + target_bytes, &op);
     if (rc != 0)
         return rc;
-    made = m->name != NULL ? make_locked(&op, m, out_st) : make_unnamed_locked(&op, m, out_st);
+    rc = ht_ns_op_begin(ns, CHANGE_BYTES + target_bytes, &op);
+    if (rc != 0)
+        return rc;
+    made = m->name ? make_locked(&op, m, out_st) : make_unnamed_locked(&op, m, out_st);
     rc = ht_ns_op_end(&op, made);
     if (rc != 0 && made == 0)
         ht_ns_forget(ns, out_st->st_ino, 1); /* the log has failed: the caller gets nothing */
@@ -326,23 +333,23 @@ ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     const struct ht_ns_inode *i;
     ssize_t n = -ESTALE;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    if (i != NULL && !S_ISLNK(i->cur.mode)) {
+    if (i && !S_ISLNK(i->cur.mode)) {
         n = -EINVAL;
-    } else if (i != NULL) {
+    } else if (i) {
         n = (ssize_t)ht_min_u64(strlen(i->u.target), cap);
         memcpy(buf, i->u.target, (size_t)n);
     }
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return n;
 }
 
 /* --------------------------------------------------------------- linking */
 
-static int check_link(const struct ht_ns_inode *i, const struct ht_ns_inode *dir)
+static int check_link(const struct ht_ns_inode *i, const struct ht_ns_inode *dir) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
     if (ht_ns_is_dir(i))
         return -EPERM;
@@ -354,13 +361,14 @@ static int check_link(const struct ht_ns_inode *i, const struct ht_ns_inode *dir
 }
 
 static int link_locked(struct ht_ns_op *op, uint64_t ino, uint64_t parent, const char *name, struct stat *out_st)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir, *i = ht_ns_inode_live(op->ns, ino);
     struct ht_ns_entry *e;
     size_t len = strlen(name);
     int rc = ht_ns_find_dir(op->ns, parent, name, &dir);
 
-    if (rc == 0 && ht_ns_entry_find(op->ns, dir, name, len) != NULL)
+    if (rc == 0 && ht_ns_entry_find(op->ns, dir, name, len))
         rc = -EEXIST;
     if (rc == 0)
         rc = check_link(i, dir);
@@ -404,7 +412,7 @@ int ht_ns_check_removable(const struct ht_ns_inode *i, bool want_dir)
     return i->u.dir->live > 0 ? -ENOTEMPTY : 0;
 }
 
-/* A model root that loses its name: what is pending below it, all deletions, would be so for ever. */
+/* A model root is about to lose its name: the pending changes below, all deletions, would stay pending for ever. */
 void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i)
 {
     if ((i->flags & HT_NS_MODEL_ROOT) == 0)
@@ -414,8 +422,8 @@ void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i)
     op->ended_scope = i->ino;
 }
 
-/* Files of the root that only open descriptors hold: what the hook puts into the log for each. */
-static int count_orphan(void *ctx, struct ht_ns_inode *i)
+/* Files of the root that only open descriptors hold: counts the hook's log bytes for each. */
+static int count_orphan(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct orphans *o = ctx;
 
@@ -429,22 +437,24 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name)
     struct ht_ns_inode *dir;
     struct ht_ns_entry *e = NULL;
     struct orphans o = {0};
+    uint64_t scope = 0;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     if (ht_ns_find_dir(ns, parent, name, &dir) == 0)
         e = ht_ns_entry_find(ns, dir, name, strlen(name));
-    if (e != NULL && (e->inode->flags & HT_NS_MODEL_ROOT) != 0) {
+    if (e && (e->inode->flags & HT_NS_MODEL_ROOT) != 0) {
         int rc;
+        scope = e->inode->ino;
         o.root = ht_ns_root(e->inode);
         rc = ht_ns_inode_each(ns, count_orphan, &o);
         (void)rc;
-        o.bytes += ht_ns_root_pending_bytes_locked(o.root) + ht_scope_pending_bytes(ns->store, e->inode->ino);
     }
-    ht_rwlock_unlock(&ns->lock);
-    return o.bytes;
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return o.bytes + (scope != 0 ? ht_scope_pending_bytes(ns->store, scope) : 0);
 }
 
 static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name, bool want_dir)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir, *i;
     struct ht_ns_entry *e;
@@ -453,7 +463,7 @@ static int remove_locked(struct ht_ns_op *op, uint64_t parent, const char *name,
     if (rc != 0)
         return rc;
     e = ht_ns_entry_find(op->ns, dir, name, strlen(name));
-    if (e == NULL)
+    if (!e)
         return -ENOENT;
     i = e->inode;
     rc = ht_ns_check_removable(i, want_dir);
@@ -473,7 +483,9 @@ static int remove_name(struct ht_ns *ns, uint64_t parent, const char *name, bool
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, bytes, &op);
 
-    return rc != 0 ? rc : ht_ns_op_end(&op, remove_locked(&op, parent, name, want_dir));
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, remove_locked(&op, parent, name, want_dir));
 }
 
 int ht_ns_unlink(struct ht_ns *ns, uint64_t parent, const char *name)

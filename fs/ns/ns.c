@@ -2,10 +2,13 @@
 /*
  * ns.c - the life of names: registering with the store, start, references of the kernel and of open files.
  *
- * Inodes that nothing refers to any more are deleted by whoever let go last, in a transaction of their own. When that
- * cannot be had (the log has failed) they stay, and the next mount deletes them.
+ * The thread that releases the last reference deletes the inode, in a transaction of its own. If there can be no
+ * transaction (the log has failed), the inode stays, and the next mount deletes it.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
+#include "fs/ns/scope.h"
+#include "tiering/base/dump.h"
 
 #include <stdlib.h>
 #include "tiering/base/event.h"
@@ -16,6 +19,7 @@ enum { REAP_BYTES = 1024, USUAL_NAME_BYTES = 32, ROOT_MODE = S_IFDIR | 0755 };
 
 static int init(struct ht_ns *ns)
 {
+    HT_UNSHARED(HT_LOCK_NAMES);
     int rc = ht_random(&ns->salt, sizeof(ns->salt));
 
     ht_list_init(&ns->roots);
@@ -36,16 +40,25 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
               struct ht_ns **out)
 {
     struct ht_ns *ns = calloc(1, sizeof(*ns));
-    struct ht_meta_client client = {HT_REC_NS_FIRST, HT_REC_NS_LAST, ns,         ht_ns_replay,
-                                    ht_ns_replayed,  ht_ns_emit,     ht_ns_flush};
+    struct ht_meta_client client = {
+        .type_first = HT_REC_NS_FIRST,
+        .type_last = HT_REC_NS_LAST,
+        .ctx = ns,
+        .replay = ht_ns_replay,
+        .replayed = ht_ns_replayed,
+        .emit = ht_ns_emit,
+        .pending_bytes = ht_ns_pending_bytes,
+        .publish = ht_ns_publish,
+        .abort = ht_ns_abort,
+    };
     int rc;
 
-    if (ns == NULL)
+    if (!ns)
         return -ENOMEM;
     ns->store = s;
     ns->root_uid = root_uid;
     ns->root_gid = root_gid;
-    if (hooks != NULL)
+    if (hooks)
         ns->hooks = *hooks;
     rc = init(ns);
     if (rc != 0) {
@@ -68,8 +81,9 @@ static void free_list(struct ht_list *shadows)
 
 void ht_ns_free(struct ht_ns *ns)
 {
-    if (ns == NULL)
+    if (!ns)
         return;
+    HT_UNSHARED(HT_LOCK_NAMES);
     ht_ns_tables_free(ns);
     ht_list_for_each_safe(p, next, &ns->roots) {
         struct ht_ns_root *r = ht_list_entry(p, struct ht_ns_root, link);
@@ -99,7 +113,7 @@ struct unused {
     size_t count;
 };
 
-static int add_unused(void *ctx, struct ht_ns_inode *i)
+static int add_unused(void *ctx, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct unused *u = ctx;
 
@@ -108,18 +122,17 @@ static int add_unused(void *ctx, struct ht_ns_inode *i)
     return u->count == HT_ARRAY_SIZE(u->inos) ? 1 : 0;
 }
 
-/* The inode, if still nothing refers to it, and what may be published with it. */
+/* The inode, if it still has no references, and the changes that may be published with it. */
 static int reap(struct ht_ns *ns, uint64_t ino)
 {
     struct ht_ns_inode *i;
     struct ht_ns_op op;
-    size_t bytes = REAP_BYTES + ht_ns_root_pending_bytes(ns, ino) + ht_scope_pending_bytes(ns->store, ino);
-    int rc = ht_ns_op_begin(ns, bytes, &op);
+    int rc = ht_ns_op_begin(ns, REAP_BYTES + ht_scope_pending_bytes(ns->store, ino), &op);
 
     if (rc != 0)
         return rc;
     i = ht_ns_inode_find(ns, ino);
-    if (i != NULL && ht_ns_unused(i)) {
+    if (i && ht_ns_unused(i)) {
         rc = ht_ns_reserve(ns, ht_ns_root(i), 1, 0);
         if (rc == 0)
             ht_ns_inode_release(&op, i);
@@ -134,9 +147,9 @@ static int reap_all(struct ht_ns *ns)
 
     do {
         u.count = 0;
-        ht_rwlock_rdlock(&ns->lock);
+        ht_rwlock_rdlock(ht_ns_lock(ns));
         ht_ns_inode_each(ns, add_unused, &u);
-        ht_rwlock_unlock(&ns->lock);
+        ht_rwlock_unlock(ht_ns_lock(ns));
         for (size_t n = 0; rc == 0 && n < u.count; n++)
             rc = reap(ns, u.inos[n]);
     } while (rc == 0 && u.count == HT_ARRAY_SIZE(u.inos));
@@ -163,19 +176,20 @@ int ht_ns_start(struct ht_ns *ns)
 /* ------------------------------------------------------------ references */
 
 static int lookup_locked(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = ht_ns_inode_live(ns, parent);
     struct ht_ns_entry *e;
     size_t len = strlen(name);
 
-    if (dir == NULL)
+    if (!dir)
         return -ESTALE;
     if (!ht_ns_is_dir(dir))
         return -ENOTDIR;
     if (len > HT_NAME_BYTES_MAX)
         return -ENAMETOOLONG;
     e = ht_ns_entry_find(ns, dir, name, len);
-    if (e == NULL)
+    if (!e)
         return -ENOENT;
     atomic_fetch_add_explicit(&e->inode->lookups, 1, memory_order_relaxed);
     ht_ns_fill_stat(ns, e->inode, out_st);
@@ -186,19 +200,20 @@ int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct sta
 {
     int rc;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     rc = lookup_locked(ns, parent, name, out_st);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
 static int lookup_ino_locked(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
 
-    if (i != NULL && up)
-        i = ht_ns_is_dir(i) && i->u.dir->self != NULL ? i->u.dir->self->dir : NULL;
-    if (i == NULL || (i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO))
+    if (i && up)
+        i = ht_ns_is_dir(i) && i->u.dir->self ? i->u.dir->self->dir : NULL;
+    if (!i || (i->links == 0 && i->opens == 0 && i->ino != HT_NS_ROOT_INO))
         return -ESTALE;
     atomic_fetch_add_explicit(&i->lookups, 1, memory_order_relaxed);
     ht_ns_fill_stat(ns, i, out_st);
@@ -209,25 +224,25 @@ int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_s
 {
     int rc;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     rc = lookup_ino_locked(ns, ino, up, out_st);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
-static void reap_or_tell(struct ht_ns *ns, uint64_t ino)
+static void reap_or_notify(struct ht_ns *ns, uint64_t ino)
 {
     int rc = reap(ns, ino);
     const struct ht_event_about about = {.id = ino, .error = rc};
 
     if (rc != 0 && rc != -EROFS)
         ht_event(HT_EVENT_DELETE_FAILED, &about,
-                 "inode %llu is in use by nobody and could not be deleted: %s; the next mount will",
-                 (unsigned long long)ino, strerror(-rc));
+                 "inode %llu is unused and could not be deleted: %s; the next mount will", (unsigned long long)ino,
+                 strerror(-rc));
 }
 
-/* Drop n counts; more than there are is a caller's mistake that must not wrap. True when nothing is left. */
-static bool drop_lookups(struct ht_ns_inode *i, uint64_t n)
+/* Drops n counts. More than there are is a caller's mistake, which must not wrap. True when nothing is left. */
+static bool drop_lookups(struct ht_ns_inode *i, uint64_t n) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint64_t had = atomic_load_explicit(&i->lookups, memory_order_relaxed), left;
 
@@ -243,12 +258,12 @@ void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n)
     struct ht_ns_inode *i;
     bool unused;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_find(ns, ino);
-    unused = i != NULL && drop_lookups(i, n);
-    ht_rwlock_unlock(&ns->lock);
+    unused = i && drop_lookups(i, n);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     if (unused)
-        reap_or_tell(ns, ino);
+        reap_or_notify(ns, ino);
 }
 
 enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino)
@@ -256,10 +271,10 @@ enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino)
     const struct ht_ns_inode *i;
     enum ht_ns_life life;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    life = i == NULL ? HT_NS_DELETED : i->links == 0 && (i->flags & HT_NS_UNNAMED) == 0 ? HT_NS_ORPHAN : HT_NS_NAMED;
-    ht_rwlock_unlock(&ns->lock);
+    life = !i ? HT_NS_DELETED : i->links == 0 && (i->flags & HT_NS_UNNAMED) == 0 ? HT_NS_ORPHAN : HT_NS_NAMED;
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return life;
 }
 
@@ -268,10 +283,10 @@ bool ht_ns_known(struct ht_ns *ns, uint64_t ino)
     const struct ht_ns_inode *i;
     bool known;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_find(ns, ino);
-    known = i != NULL && atomic_load_explicit(&i->lookups, memory_order_acquire) > 0;
-    ht_rwlock_unlock(&ns->lock);
+    known = i && atomic_load_explicit(&i->lookups, memory_order_acquire) > 0;
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return known;
 }
 
@@ -280,25 +295,25 @@ bool ht_ns_link_at(struct ht_ns *ns, uint64_t ino, unsigned i, uint64_t *out_par
     const struct ht_ns_inode *inode;
     const struct ht_ns_entry *e;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     inode = ht_ns_inode_find(ns, ino);
-    e = inode != NULL ? inode->names : NULL;
-    while (e != NULL && (!ht_ns_current(e) || i-- > 0))
+    e = inode ? inode->names : NULL;
+    while (e && (!ht_ns_current(e) || i-- > 0))
         e = e->name_next;
-    if (e != NULL) {
+    if (e) {
         *out_parent = e->dir->ino;
         memcpy(name, e->name, (size_t)e->len + 1);
     }
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return e != NULL;
 }
 
-static int open_locked(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
+static int open_locked(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(ns, ino);
     int rc = 0;
 
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
     if (!S_ISREG(i->cur.mode))
         return ht_ns_is_dir(i) ? -EISDIR : -EINVAL;
@@ -315,9 +330,9 @@ int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
     int rc;
 
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     rc = open_locked(ns, ino, out_obj);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
@@ -327,17 +342,17 @@ void ht_ns_close(struct ht_ns *ns, uint64_t ino)
     struct ht_obj *obj = NULL;
     bool unused = false;
 
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     i = ht_ns_inode_find(ns, ino);
-    if (i != NULL && S_ISREG(i->cur.mode) && i->opens > 0 && --i->opens == 0) {
+    if (i && S_ISREG(i->cur.mode) && i->opens > 0 && --i->opens == 0) {
         obj = i->u.obj;
         i->u.obj = NULL;
         unused = ht_ns_unused(i);
     }
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     ht_obj_put(obj);
     if (unused)
-        reap_or_tell(ns, ino);
+        reap_or_notify(ns, ino);
 }
 
 /* ----------------------------------------------------------------- words */
@@ -346,29 +361,29 @@ int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out)
 {
     const struct ht_ns_inode *i;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    if (i != NULL)
+    if (i)
         *out = (struct ht_ns_tensor){.root = ht_ns_root(i)->ino,
                                      .is_root = (i->flags & HT_NS_MODEL_ROOT) != 0,
                                      .dtype = i->cur.dtype,
                                      .grad_dtype = i->cur.grad_dtype,
                                      .obj_class = i->cur.obj_class};
-    ht_rwlock_unlock(&ns->lock);
-    return i != NULL ? 0 : -ESTALE;
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return i ? 0 : -ESTALE;
 }
 
-/* A current one; of a file that has none, the one that it had. */
-static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i)
+/* The current name of an inode, or else its former one. */
+static const struct ht_ns_entry *name_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
 
-    while (e != NULL && !ht_ns_current(e) && i->links > 0)
+    while (e && !ht_ns_current(e) && i->links > 0)
         e = e->name_next;
     return e;
 }
 
-/* Written from the end of buf towards its start; what does not fit is missing at the front. */
+/* Written from the end of buf towards its start; a path that is too long is cut at the front. */
 void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf, size_t cap)
 {
     size_t at = cap - 1;
@@ -378,7 +393,7 @@ void ht_ns_path_locked(struct ht_ns *ns, const struct ht_ns_inode *i, char *buf,
     buf[at] = '\0';
     while (i->ino != HT_NS_ROOT_INO) {
         e = name_of(i);
-        if (e == NULL || (size_t)e->len + 1 > at)
+        if (!e || (size_t)e->len + 1 > at)
             break;
         if (buf[at] != '\0')
             buf[--at] = '/';
@@ -405,30 +420,49 @@ void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap)
     if (cap == 0)
         return;
     buf[0] = '\0';
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_find(ns, ino);
-    if (i != NULL)
+    if (i)
         ht_ns_path_locked(ns, i, buf, cap);
-    if (i != NULL && buf[0] != '\0' && i->links == 0)
+    if (i && buf[0] != '\0' && i->links == 0)
         mark_deleted(buf, cap);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
 }
 
-static uint64_t file_claim_bytes(void)
+bool ht_ns_dump_path(struct ht_ns *ns, struct ht_dump *d, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    char path[512] = "";
+
+    if (!ht_dump_rdlock(d, ht_ns_lock(ns), "names"))
+        return false;
+    i = ht_ns_inode_find(ns, ino);
+    if (i)
+        ht_ns_path_locked(ns, i, path, sizeof(path));
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    if (i) {
+        ht_dump_put(d, "  %llu /", (unsigned long long)ino);
+        ht_dump_name(d, path);
+        ht_dump_put(d, "\n");
+    }
+    return true;
+}
+
+static uint64_t file_log_bytes(void) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_inode file = {.cur.mode = S_IFREG};
     const struct ht_ns_entry name = {.len = USUAL_NAME_BYTES};
 
-    return ht_ns_inode_claim(&file) + ht_ns_entry_claim(&name) + ht_obj_claim_bytes();
+    return ht_ns_inode_log_bytes(&file) + ht_ns_entry_log_bytes(&name) + ht_obj_log_bytes();
 }
 
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
 {
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     *out = (struct ht_ns_stats){.inodes = ns->inode_count,
                                 .entries = ns->entry_count,
                                 .xattrs = ns->xattr_count,
                                 .meta_bytes = ns->meta_bytes,
-                                .file_claim_bytes = file_claim_bytes()};
-    ht_rwlock_unlock(&ns->lock);
+                                .file_log_bytes = file_log_bytes()};
+    ht_rwlock_unlock(ht_ns_lock(ns));
 }

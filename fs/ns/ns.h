@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ns.h - names: inodes, directories, attributes. Knows nothing of FUSE.
+ * ns.h - names: inodes, directories, attributes. Knows nothing about FUSE.
  *
  * Everything is in memory and, through transactions of the store, in the log. Each thing (inode attributes, directory
- * entry, extended attribute) has a current and a published value; outside model roots a change is put into the log in
- * its own transaction at once, below a root it stays pending until the root is published (commit) or aborted.
- * Times and sizes that change by reading and writing are published by fsync, the commit timer, or the commit of the
- * root.
+ * entry, extended attribute) has a current and a published value: outside model roots a change is put into the log in
+ * its own transaction at once. Below a root it stays pending until the root is published (commit) or aborted. Times and
+ * sizes that change by reading and writing are published by fsync, the commit timer, or the commit of the root.
  *
  * Inode number = id of the store = object id of a regular file's content. The root directory is 1.
  *
  * Locks: one lock (ns) below the transaction lock. Functions that change names open the transaction themselves (WAITS),
- * unless they take a tx. Forget and close do when they let go of the last reference to an inode without links.
- * An inode stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and
- * opens, be it that it lost its names or never had one (ht_ns_tmpfile), is deleted with its last lookup's forget; after
- * a crash, at mount. ht_ns_free comes before ht_store_close.
+ * unless they take a tx. Forget and close do when they release the last reference to an inode without links. An inode
+ * stays in memory while it has links, or lookups (kernel references), or opens. An inode without links and opens, be it
+ * that it lost its names or never had one (ht_ns_tmpfile), is deleted with its last lookup's forget; after a crash, at
+ * mount. ht_ns_free comes before ht_store_close.
+ *
  * -ESTALE: there is no such inode (any more).
  */
 #ifndef HITRAIN_FS_NS_NS_H
@@ -22,14 +22,16 @@
 
 #include <sys/stat.h>
 #include "tiering/base/base.h"
-#include "tiering/store/store.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 #include <hitrain/words.h>
 
 struct ht_ns;
 
 enum { HT_NS_ROOT_INO = 1 };
 
-/* Who asks. Permission is checked by the kernel (default_permissions) and, for hidden files, by ht_ns_access. */
+/* The caller. The kernel checks permissions (default_permissions), and ht_ns_access does for hidden files. */
 struct ht_cred {
     uint32_t uid, gid;
     /* Taken off a new file's mode unless its directory has a default access list; 0 where the kernel did so. */
@@ -39,9 +41,9 @@ struct ht_cred {
 /* ------------------------------------------------------------------- life */
 
 /*
- * Called when an inode goes (below a root: pending, as its deletion is; an abort may bring it back), inside the
- * transaction of its deletion, no ns lock held. The content object is deleted by ns itself. Not pending: what belongs to it goes
- * with this transaction, or a crash would leave that alone.
+ * Called when an inode is deleted (below a root: pending, as its deletion is; an abort may bring it back), inside the
+ * transaction of its deletion, no ns lock held. ns itself deletes the content object. Not pending: dependent objects go
+ * with this transaction, or a crash would leave them alone.
  */
 struct ht_ns_hooks {
     void *ctx;
@@ -49,18 +51,24 @@ struct ht_ns_hooks {
     /* The directory of a model root loses its name, and at the latest when its inode goes: at once, not pending. */
     void (*root_deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
     /*
-     * Content of these files of a model root is to be published without the rest of it: call publish(arg) while no open step has changed any of
-     * them, and return 0; or do not call it, and return -EBUSY. The ns lock is held.
+     * The content of these files of a model root is to be published without the rest of the root: call publish(arg)
+     * while no open step has changed any, and return 0; or do not call it, and return -EBUSY. The ns lock is held.
      */
     int (*publish_alone)(void *ctx, const uint64_t *inos, size_t count, void (*publish)(void *arg), void *arg);
+    /*
+     * An abort took this inode back (name NULL), or this name in parent: caches of it are stale. The ns lock is not
+     * held, but the abort's transaction is open. So the hook must not wait for a thread that changes names, as
+     * dropping a name from the kernel's cache does. May be NULL.
+     */
+    void (*stale)(void *ctx, uint64_t ino, uint64_t parent, const char *name);
 };
 /* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root
  * directory. */
 int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,
-              struct ht_ns **out) HT_CHECK;
+              struct ht_ns **out) HT_MUST_CHECK;
 /* After the mount: makes the root directory of a new store, deletes inodes without links. WAITS. No-op on a read-only
  * store. */
-int ht_ns_start(struct ht_ns *ns) HT_CHECK;
+int ht_ns_start(struct ht_ns *ns) HT_MUST_CHECK;
 void ht_ns_free(struct ht_ns *ns);
 
 /* ----------------------------------------------------------------- inodes */
@@ -69,21 +77,21 @@ void ht_ns_free(struct ht_ns *ns);
  * A lookup count is the kernel's reference: functions with out_st of a found or made entry take one; forget drops n.
  * Holding a count keeps the inode valid; every ino passed in must be held so (or be the root).
  */
-int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
+int ht_ns_lookup(struct ht_ns *ns, uint64_t parent, const char *name, struct stat *out_st) HT_MUST_CHECK;
 /*
- * By number alone, for file handles: here no count need be held. up: the directory above it. -ESTALE also for what is
- * only waiting for its deletion.
+ * By number alone, for file handles: here no count need be held. up: the directory above the inode. -ESTALE also for an
+ * inode that only waits for its deletion.
  */
-int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st) HT_CHECK;
+int ht_ns_lookup_ino(struct ht_ns *ns, uint64_t ino, bool up, struct stat *out_st) HT_MUST_CHECK;
 void ht_ns_forget(struct ht_ns *ns, uint64_t ino, uint64_t n);
-/* Has it a name (or can get its first one)? Is it only in use? Or neither: it is deleted, perhaps pending. */
+/* Does it have a name (or can get its first one)? Is it only in use? Or neither: it is deleted, perhaps pending. */
 enum ht_ns_life { HT_NS_NAMED, HT_NS_ORPHAN, HT_NS_DELETED };
 enum ht_ns_life ht_ns_life(struct ht_ns *ns, uint64_t ino);
-/* Has it a lookup count? */
+/* Does it have a lookup count? */
 bool ht_ns_known(struct ht_ns *ns, uint64_t ino);
-/* The i-th of its names, in no order: where, and what (HT_NAME_BYTES_MAX + 1). False: it has no more. */
+/* The i-th of its names, in no order: parent and name (HT_NAME_BYTES_MAX + 1). False: it has no more. */
 bool ht_ns_link_at(struct ht_ns *ns, uint64_t ino, unsigned i, uint64_t *out_parent, char *name);
-int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st) HT_CHECK;
+int ht_ns_getattr(struct ht_ns *ns, uint64_t ino, struct stat *out_st) HT_MUST_CHECK;
 
 enum ht_setattr {
     HT_SET_MODE = 1,
@@ -95,17 +103,17 @@ enum ht_setattr {
     HT_SET_CTIME = 64,
     HT_SET_ATIME_NOW = 128,
     HT_SET_MTIME_NOW = 256,
-    HT_KILL_SUID = 512,  /* clear setuid, and setgid where the group may execute */
+    HT_KILL_SUID = 512,  /* clear setuid, and setgid if the group may execute */
     HT_KILL_SGID = 1024, /* with it: clear setgid in any case */
 };
 /* Size goes through ht_obj_truncate. WAITS. */
 int ht_ns_setattr(struct ht_ns *ns, uint64_t ino, unsigned what, const struct stat *values,
-                  struct stat *out_st) HT_CHECK;
+                  struct stat *out_st) HT_MUST_CHECK;
 
 /*
  * Open and close of a regular file: keeps the content; out_obj stays valid until close.
  */
-int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj) HT_CHECK;
+int ht_ns_open(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj) HT_MUST_CHECK;
 void ht_ns_close(struct ht_ns *ns, uint64_t ino);
 /* After a write or read: times (mtime and ctime, or atime). Cheap, no transaction. */
 void ht_ns_touch(struct ht_ns *ns, uint64_t ino, bool written);
@@ -114,30 +122,35 @@ bool ht_ns_atime_due(struct ht_ns *ns, uint64_t ino, bool strict);
 
 /* ------------------------------------------------------------------ names */
 
-/* mode with type: regular, directory (use mkdir), fifo, socket, device. -ENOSPC: also for a regular file while the store
- * has no room for a chunk of it. */
+/*
+ * mode with type: regular, directory (use mkdir), fifo, socket, device. -ENOSPC: also for a regular file while the
+ * store has no room for a chunk.
+ */
 int ht_ns_mknod(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, dev_t rdev, struct ht_cred cred,
-                struct stat *out_st) HT_CHECK;
+                struct stat *out_st) HT_MUST_CHECK;
 int ht_ns_mkdir(struct ht_ns *ns, uint64_t parent, const char *name, mode_t mode, struct ht_cred cred,
-                struct stat *out_st) HT_CHECK;
+                struct stat *out_st) HT_MUST_CHECK;
 int ht_ns_symlink(struct ht_ns *ns, uint64_t parent, const char *name, const char *target, struct ht_cred cred,
-                  struct stat *out_st) HT_CHECK;
-/* A regular file of the directory dir without a name: ht_ns_link may give it one; else it goes with its last user. */
-int ht_ns_tmpfile(struct ht_ns *ns, uint64_t dir, mode_t mode, struct ht_cred cred, struct stat *out_st) HT_CHECK;
+                  struct stat *out_st) HT_MUST_CHECK;
+/*
+ * A regular file of the directory dir without a name: ht_ns_link may give it one; else its last user's forget deletes
+ * it.
+ */
+int ht_ns_tmpfile(struct ht_ns *ns, uint64_t dir, mode_t mode, struct ht_cred cred, struct stat *out_st) HT_MUST_CHECK;
 /* buf gets the target without NUL; returns its length. */
-ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT_CHECK;
+ssize_t ht_ns_readlink(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap) HT_MUST_CHECK;
 /* -EXDEV across a root's boundary (also rename), -EMLINK, -EPERM for directories. */
-int ht_ns_link(struct ht_ns *ns, uint64_t ino, uint64_t parent, const char *name, struct stat *out_st) HT_CHECK;
-int ht_ns_unlink(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
-int ht_ns_rmdir(struct ht_ns *ns, uint64_t parent, const char *name) HT_CHECK;
+int ht_ns_link(struct ht_ns *ns, uint64_t ino, uint64_t parent, const char *name, struct stat *out_st) HT_MUST_CHECK;
+int ht_ns_unlink(struct ht_ns *ns, uint64_t parent, const char *name) HT_MUST_CHECK;
+int ht_ns_rmdir(struct ht_ns *ns, uint64_t parent, const char *name) HT_MUST_CHECK;
 /* flags: RENAME_NOREPLACE, RENAME_EXCHANGE. Replacing a file by one whose data was never synced writes that data back
  * first. WAITS. */
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,
-                 unsigned flags) HT_CHECK;
+                 unsigned flags) HT_MUST_CHECK;
 /* The same, and in one with it a whiteout (character device 0:0, no permissions, cred's) is left under the old name.
  * flags: RENAME_NOREPLACE. */
 int ht_ns_rename_whiteout(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent,
-                          const char *new_name, unsigned flags, struct ht_cred cred) HT_CHECK;
+                          const char *new_name, unsigned flags, struct ht_cred cred) HT_MUST_CHECK;
 
 struct ht_ns_dirent {
     const char *name; /* valid during the call */
@@ -151,12 +164,13 @@ struct ht_ns_dirent {
  * consumed). With the ns lock held: fn must not call ns, except through ht_ns_getattr_locked below.
  */
 int ht_ns_readdir(struct ht_ns *ns, uint64_t dir, uint64_t cookie, int (*fn)(void *ctx, const struct ht_ns_dirent *e),
-                  void *ctx) HT_CHECK;
-/* The highest cookie given to an entry so far: what is made or renamed after this gets a higher one. 0: none. */
+                  void *ctx) HT_MUST_CHECK;
+/* The highest cookie given to an entry so far: later made or renamed entries get a higher one. 0: none. */
 uint64_t ht_ns_dir_last(struct ht_ns *ns, uint64_t dir);
 /* Inside readdir's fn: attributes of an entry, taking a lookup count when ref. */
-int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *out_st);
-/* Do all of the directory's entries, as far as a few tell, have a lookup count? Cheap. */
+int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *out_st)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* Do all of the directory's entries have a lookup count? Cheap: it samples a few. */
 bool ht_ns_entries_known(struct ht_ns *ns, uint64_t dir);
 /* Parent of a directory (the root's is itself), for "..". 0: not a directory. */
 uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
@@ -164,109 +178,106 @@ uint64_t ht_ns_parent(struct ht_ns *ns, uint64_t dir);
 /* ---------------------------------------------------- extended attributes */
 
 /*
- * Any name the kernel lets through (user.*, trusted.*, security.*, system.*); words of hitrain are checked by fs/ctl
- * before. flags: XATTR_CREATE, XATTR_REPLACE, and HT_XATTR_KILL_SGID for an access list set by somebody who is not in
- * the file's group. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE. Never listed: user.hitrain.optimizer and pin; trusted.*
- * only where the caller may see it. dtype, grad_dtype and class are fields of the inode: reading one tells what holds,
- * own or inherited; another class for a file that has content, or is open, is -EBUSY. Access lists
+ * Any name the kernel lets through (user.*, trusted.*, security.*, system.*); fs/ctl has checked words of hitrain
+ * before. flags: XATTR_CREATE, XATTR_REPLACE, and HT_XATTR_KILL_SGID if the caller that sets an access list is not in
+ * the file's group. -ENODATA, -EEXIST, -ENOSPC, -E2BIG, -ERANGE. Never listed: user.hitrain.optimizer and pin;
+ * trusted.* only where the caller may see it. dtype, grad_dtype and class are fields of the inode: reading one returns
+ * the value in force, own or inherited; another class for a file that has content, or is open, is -EBUSY. Access lists
  * (system.posix_acl_*) and the mode are kept in step, and default lists inherited.
  */
 #define HT_NS_ACL_ACCESS "system.posix_acl_access"
 #define HT_NS_ACL_DEFAULT "system.posix_acl_default"
-/* Every entry's permissions through perm. value: a list as it is stored. */
+/* Maps every entry's permissions through perm. value: a list as it is stored. */
 void ht_ns_acl_map(void *value, size_t len, unsigned (*perm)(unsigned perm, void *ctx), void *ctx);
 enum { HT_XATTR_KILL_SGID = 1 << 8 };
-int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len, int flags) HT_CHECK;
+int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void *value, size_t len,
+                   int flags) HT_MUST_CHECK;
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf,
-                       size_t cap) HT_CHECK; /* cap 0: the length */
-ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap) HT_CHECK;
-int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name) HT_CHECK;
+                       size_t cap) HT_MUST_CHECK; /* cap 0: the length */
+ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf, size_t cap) HT_MUST_CHECK;
+int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name) HT_MUST_CHECK;
 /*
- * Calls fn for the directories below ino's model root that lead to it, topmost first, then for ino, each with its value of
- * this attribute (NULL: none), until fn returns other than 0, which is returned. fn is called under the lock of the names and
- * takes nothing but leaves. The root itself is left out, and so is all of a tree that has none. -ESTALE, -ENOMEM.
+ * Calls fn for the directories below ino's model root that lead to it, topmost first, then for ino. fn gets the value
+ * of this attribute there (NULL: none). Stops when fn returns other than 0, and returns that. fn is called under the
+ * lock of the names and takes nothing but leaves. The root itself is left out, and so is all of a tree that has none.
+ * -ESTALE, -ENOMEM.
  */
 int ht_ns_xattr_path(struct ht_ns *ns, uint64_t ino, const char *name,
-                     int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx) HT_CHECK;
-/* Is ino at or below dir? Of a file with several names, one of them counts. */
+                     int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx) HT_MUST_CHECK;
+/* Is ino at or below dir? For a file with several names one name counts. */
 bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir);
 
 /* ----------------------------------------------------------------- tensors */
 
-/* What the words of an inode say, own or inherited from its directories at creation. */
+/* The words of an inode, own or inherited from its directories at creation. */
 struct ht_ns_tensor {
     uint64_t root; /* model root it is at or below, or 0 */
     bool is_root;
     uint8_t dtype, grad_dtype; /* enum ht_dtype; grad_dtype NONE: the parameter's */
     uint8_t obj_class;
 };
-int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out) HT_CHECK;
-/* Path below the mount, for messages ("a/b/c"), truncated to cap. Of a file whose last name went below a root: "a/b/c (deleted)" until that
- * is published. */
+int ht_ns_tensor(struct ht_ns *ns, uint64_t ino, struct ht_ns_tensor *out) HT_MUST_CHECK;
+/*
+ * Path below the mount, for messages ("a/b/c"), truncated to cap. For a file whose last name went below a root: "a/b/c
+ * (deleted)" until that is published.
+ */
 void ht_ns_path(struct ht_ns *ns, uint64_t ino, char *buf, size_t cap);
+/* Appends a line with the inode's path. False: another thread keeps the lock, which the text says. */
+struct ht_dump;
+bool ht_ns_dump_path(struct ht_ns *ns, struct ht_dump *d, uint64_t ino);
 /* POSIX permission check for hidden files: mask of R_OK W_OK X_OK; root passes. -EACCES. Supplementary groups: gids. */
 int ht_ns_access(struct ht_ns *ns, uint64_t ino, int mask, struct ht_cred cred, const uint32_t *gids,
-                 size_t gid_count) HT_CHECK;
+                 size_t gid_count) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------- roots */
 
 /*
- * Make a directory a model root: everything at and below it is made durable first, then, in one durable transaction,
- * belongs to scope ino; also_in_tx (may be NULL) adds the optimizer's records, with no ns lock held. The attribute
- * user.hitrain.optimizer = config is set and published with it. -EINVAL: a root above or below; -EBUSY: a hard link
- * that leaves the tree, or a file that is being written all the time; -ENOTDIR; -EPERM: something below belongs to another user than by's (NULL,
- * or root: may take in anybody's). WAITS.
+ * Makes a directory a model root. First everything at and below it is made durable; then, in one durable transaction,
+ * it becomes part of scope ino. also_in_tx (may be NULL) adds the optimizer's records, with no ns lock held. The
+ * attribute user.hitrain.optimizer = config is set and published with it. -EINVAL: a root above or below; -EBUSY: a
+ * hard link that leaves the tree, or a file that is being written all the time; -ENOTDIR; -EPERM: something below
+ * belongs to another user than by's (NULL, or root: may take in files of any user). WAITS.
  */
 struct ht_ns_claimant {
     uint32_t uid;
     uint64_t foreign; /* out, of -EPERM: one that is another's; all directories between it and ino are the claimant's */
 };
 int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, struct ht_ns_claimant *by,
-                    int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx) HT_CHECK;
+                    int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx) HT_MUST_CHECK;
 /*
- * The reverse; the caller has committed, and keeps everybody from beginning a step until this returns. All below ino is published in
- * one durable transaction; also_in_tx (may be NULL) takes out the optimizer's records, with no ns lock held. What can be refused is refused
- * before anything is put into it: -EINVAL: no model root; -ESTALE. WAITS.
+ * The reverse; the caller has committed, and lets no step begin until this returns. Everything below ino is published
+ * in one durable transaction; also_in_tx (may be NULL) takes out the optimizer's records, with no ns lock held.
+ * Refusals come before anything is put into it: -EINVAL: no model root; -ESTALE. WAITS.
  */
 int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx),
-                      void *ctx) HT_CHECK;
+                      void *ctx) HT_MUST_CHECK;
 /* Every root, for attaching optimizers after a mount: fn(ctx, ino). No lock held. */
-int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx) HT_CHECK;
-/* For ht_optim_hooks. */
-size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t root);
-void ht_ns_root_publish(struct ht_ns *ns, uint64_t root, struct ht_tx *tx);
-/*
- * Inside a transaction. fn (may be NULL) is told of each inode (name NULL) and each name in parent whose kernel-cached
- * state is stale now. The lock is not held, but the transaction is open: fn must not wait for anybody who changes names
- * (invalidating entries in the kernel does); hand it on to a helper.
- */
-void ht_ns_root_abort(struct ht_ns *ns, uint64_t root,
-                      void (*fn)(void *ctx, uint64_t ino, uint64_t parent, const char *name), void *ctx);
+int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------- durability */
 
 /*
- * fsync: content, attributes and the names that lead to the inode, durable. Below a root it
- * publishes this file alone. Directories: their entries. -EBUSY: it, or an entry that has to come along with its content, was changed by a
- * step that is not published; nothing is then. WAITS.
+ * fsync: content, attributes and the names that lead to the inode, durable. Below a root it publishes this file alone.
+ * Directories: their entries. -EBUSY: an open step has changed the inode, or an entry whose content must be published
+ * with it; then nothing is published. WAITS.
  */
-int ht_ns_fsync(struct ht_ns *ns, uint64_t ino) HT_CHECK;
+int ht_ns_fsync(struct ht_ns *ns, uint64_t ino) HT_MUST_CHECK;
 
 struct ht_ns_stats {
     uint64_t inodes, entries, xattrs, meta_bytes;
-    uint64_t file_claim_bytes; /* log bytes of one more regular file, with a name of usual length */
+    uint64_t file_log_bytes; /* log bytes of one more regular file, with a name of usual length */
 };
 void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out);
 
 /*
- * For fsck, on a store that is being repaired: what lost all its names when linking up took out what does not fit gets
- * one in lost+found. WAITS.
+ * For fsck, on a store that is being repaired: an inode that lost all its names when linking up gets one in lost+found.
+ * WAITS.
  */
-int ht_ns_reconnect(struct ht_ns *ns) HT_CHECK;
-/* It will get one. */
-bool ht_ns_is_rescued(struct ht_ns *ns, uint64_t ino);
+int ht_ns_reconnect(struct ht_ns *ns) HT_MUST_CHECK;
+/* The inode will get a name. */
+bool ht_ns_is_in_lost_found(struct ht_ns *ns, uint64_t ino);
 /* The same for an object that no inode has: it becomes a file's content. -EEXIST: its number is an inode's. WAITS. */
-int ht_ns_adopt(struct ht_ns *ns, uint64_t oid) HT_CHECK;
+int ht_ns_lost_found_add(struct ht_ns *ns, uint64_t oid) HT_MUST_CHECK;
 /* For fsck: problems in published names, one call each (text names path and inode). Returns how many. */
 size_t ht_ns_check(struct ht_ns *ns, void (*report)(void *ctx, const char *code, const char *text), void *ctx);
 

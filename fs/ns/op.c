@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * op.c - the frame of a change of names, and putting what names hold into the log.
+ * op.c - the frame of a change of names, and its records in the log.
  *
- * A change is: begin (transaction, then the lock), check and reserve, change memory and put records, end (unlock, tell
- * the hook of inodes that went, append). Nothing in between waits. After the reserving nothing can fail.
+ * A change is: begin (transaction, then the lock), check and reserve, change memory and put records, end (unlock, call
+ * the hook for inodes that went, append). Nothing in between waits. After the reservation nothing can fail.
  */
 #include "fs/ns/ns_priv.h"
 
@@ -18,19 +18,21 @@ int64_t ht_ns_now(void)
     return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op)
+/* Clang cannot follow a lock that only one result keeps. */
+int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds,
+                         struct ht_ns_op *op) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     struct ht_tx *tx;
-    int rc = rounds != NULL ? ht_tx_begin_round(ns->store, bytes, rounds, &tx) : ht_tx_begin(ns->store, bytes, &tx);
+    int rc = rounds ? ht_tx_begin_round(ns->store, bytes, rounds, &tx) : ht_tx_begin(ns->store, bytes, &tx);
 
     if (rc != 0)
         return rc;
     *op = (struct ht_ns_op){.ns = ns, .tx = tx, .now_ns = ht_ns_now()};
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     return 0;
 }
 
-int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op)
+int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     return ht_ns_op_begin_round(ns, bytes, NULL, op);
 }
@@ -40,11 +42,11 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
     unsigned count = op->deleted_count;
 
     op->deleted_count = 0;
-    ht_rwlock_unlock(&op->ns->lock);
-    for (unsigned i = 0; i < count && op->ns->hooks.deleted != NULL; i++)
+    ht_rwlock_unlock(ht_ns_lock(op->ns));
+    for (unsigned i = 0; i < count && op->ns->hooks.deleted; i++)
         op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->deleted_pending[i], op->tx);
     if (op->ended_scope != 0) {
-        if (op->ns->hooks.root_deleted != NULL)
+        if (op->ns->hooks.root_deleted)
             op->ns->hooks.root_deleted(op->ns->hooks.ctx, op->ended_scope, op->tx);
         ht_scope_publish(op->ns->store, op->ended_scope, op->tx);
     }
@@ -53,7 +55,7 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
 
 void ht_ns_op_lock(struct ht_ns_op *op)
 {
-    ht_rwlock_wrlock(&op->ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(op->ns));
 }
 
 int ht_ns_op_end(struct ht_ns_op *op, int rc)

@@ -8,6 +8,7 @@
  * ns.lock held for writing.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@ enum { ENTRIES_CAP_START = 64, FREE_SHADOWS_MAX = 4096 };
 
 /* --------------------------------------------------------------- reserve */
 
-static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t count)
+static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t count) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t want = (uint64_t)root->entry_count + count, cap = root->entry_cap;
     struct ht_ns_entry **p;
@@ -30,7 +31,7 @@ static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t c
     if (cap > UINT32_MAX / 2)
         return -ENOSPC;
     p = realloc(root->entries, cap * sizeof(struct ht_ns_entry *));
-    if (p == NULL)
+    if (!p)
         return -ENOMEM;
     ns->meta_bytes += (cap - root->entry_cap) * sizeof(struct ht_ns_entry *);
     root->entries = p;
@@ -42,7 +43,7 @@ int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, u
 {
     while (ns->free_shadow_count < shadows) {
         struct ht_ns_shadow *s = malloc(sizeof(*s));
-        if (s == NULL)
+        if (!s)
             return -ENOMEM;
         ht_list_add_tail(&ns->free_shadows, &s->link);
         ns->free_shadow_count++;
@@ -57,16 +58,16 @@ void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s)
 {
     struct ht_ns_root *root = ht_ns_root(i);
 
-    if (s != NULL)
+    if (s)
         s->root = root;
-    i->home = s != NULL ? (uintptr_t)s | 1 : (uintptr_t)root;
+    i->home = s ? (uintptr_t)s | 1 : (uintptr_t)root;
 }
 
 void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
 {
     struct ht_ns_shadow *s;
 
-    if (ht_ns_shadow(i) != NULL)
+    if (ht_ns_shadow(i))
         return;
     assert(ns->free_shadow_count > 0);
     s = ht_list_entry(ns->free_shadows.next, struct ht_ns_shadow, link);
@@ -84,7 +85,7 @@ void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i)
 {
     struct ht_ns_shadow *s = ht_ns_shadow(i);
 
-    if (s == NULL)
+    if (!s)
         return;
     ht_ns_shadow_set(i, NULL);
     ht_ns_shadow_recycle(ns, s);
@@ -107,7 +108,7 @@ void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_
     struct ht_ns_shadow *s = ht_ns_shadow(i);
 
     (void)ns;
-    if (s == NULL) {
+    if (!s) {
         i->home = (uintptr_t)root;
         return;
     }
@@ -134,10 +135,10 @@ void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i)
 }
 
 /*
- * A name in dir that leads, or led, to inode has changed. Outside roots the record of the name carries the time, so
- * what it sets is published with it.
+ * A name in dir that leads, or led, to inode has changed. Outside roots the record of the name carries the time, so the
+ * times that it sets are published with it.
  */
-static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_inode *inode)
+static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_inode *inode) HT_REQUIRES(HT_LOCK_NAMES)
 {
     bool pending = ht_ns_pending(dir);
 
@@ -148,9 +149,9 @@ static void stamp(struct ht_ns_op *op, struct ht_ns_inode *dir, struct ht_ns_ino
     dir->cur.mtime_ns = dir->cur.ctime_ns = inode->cur.ctime_ns = op->now_ns;
     if (pending)
         return;
-    if (ht_ns_shadow(dir) != NULL)
+    if (ht_ns_shadow(dir))
         ht_ns_shadow(dir)->published.mtime_ns = ht_ns_shadow(dir)->published.ctime_ns = op->now_ns;
-    if (ht_ns_shadow(inode) != NULL)
+    if (ht_ns_shadow(inode))
         ht_ns_shadow(inode)->published.ctime_ns = op->now_ns;
 }
 
@@ -189,8 +190,8 @@ void ht_ns_entry_count(struct ht_ns_entry *e, int by)
         e->inode->u.dir->self = NULL;
 }
 
-/* The entry is not current any more; its slot was given away or freed. */
-static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e)
+/* The entry is not current any more; its slot was handed over or freed. */
+static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_root *root = ht_ns_root(e->dir);
 
@@ -206,7 +207,7 @@ static void end_entry(struct ht_ns_op *op, struct ht_ns_entry *e)
 }
 
 /* A GONE entry keeps room in its directory: counted before the slot is freed, so that the array does not shrink. */
-static void free_slot(struct ht_ns_op *op, struct ht_ns_entry *e)
+static void free_slot(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     if (e->state == HT_NS_CLEAN && ht_ns_pending(e->dir))
         e->dir->u.dir->gone++;
@@ -217,7 +218,7 @@ void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_in
                      struct ht_ns_entry *old)
 {
     stamp(op, dir, inode);
-    if (old != NULL) {
+    if (old) {
         stamp(op, dir, old->inode);
         ht_ns_dir_take_over(dir->u.dir, old, e);
         if (old->state == HT_NS_CLEAN && ht_ns_pending(dir))
@@ -248,29 +249,32 @@ void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e)
 
 /* -------------------------------------------------------------- deletion */
 
-/* Its content goes: at once, or with the publication of its scope. */
-static void delete_content(struct ht_ns_op *op, struct ht_ns_inode *i)
+/* Deletes its content: at once, or with the publication of its scope. */
+static void delete_content(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
     int rc = 0;
 
-    if (obj == NULL)
+    if (!obj)
         return;
-    /* An orphan of a model root that a mount has found, or whose root is none any more: it goes with the inode, and not with that scope. */
+    /*
+     * An orphan of a model root that a mount has found, or whose root has ended: it is deleted with the inode, and not
+     * with that scope.
+     */
     if (!ht_ns_pending(i))
         rc = ht_obj_set_scope(obj, 0, op->tx);
-    (void)rc; /* one that the log does not know goes at once, wherever it is */
+    (void)rc; /* an object that the log does not know is deleted at once, in any scope */
     ht_obj_delete(obj, op->tx);
     ht_obj_put(obj);
 }
 
-/* Nothing is left below it, but orphans; what is pending of it must not stay so for ever. */
-static void end_root(struct ht_ns_op *op, struct ht_ns_inode *i)
+/* Nothing is left below the root, except orphans; its pending changes must not stay pending for ever. */
+static void end_root(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_root *root = ht_ns_root_find(op->ns, i->ino);
 
     op->ended_scope = i->ino;
-    if (root == NULL)
+    if (!root)
         return;
     ht_ns_root_publish_locked(op->ns, root, op->tx);
     ht_scope_publish(op->ns->store, root->ino, op->tx);

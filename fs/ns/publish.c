@@ -1,29 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * publish.c - what is pending on a model root becomes published: all of it (commit), or one file (fsync).
+ * publish.c - publishes the pending changes of a model root: all (commit), or those of one file (fsync). Outside of
+ * model roots only times are pending, and a commit publishes as many as the log has room for.
  *
- * Commit: first every GONE entry, then every NEW one (of one name there may be both), then inodes. The records of one
- * call are one group of the log, so their order matters only where two name the same thing.
+ * Commit of a model root: first every GONE entry, then every NEW one (one name may have both), then inodes. The records
+ * of one call are one group of the log, so their order matters only where two name the same thing.
  *
- * One file: its inode and the names that lead to it. A name is never published without what keeps the published tree
- * whole: the directories above it, the end of the inode's other published names (or a moved directory would have two),
- * the names of an inode that loses a published one to it (or a file that was only renamed would be lost by a crash),
- * and with the end of a removed directory that of the names in it. The set of inodes whose names must be published with
- * it, the closure, is found before anything changes. Content that an open step has changed is published by nothing but the commit
- * of that step: who knows of steps is asked for the whole closure, and sees to it that none begins meanwhile.
+ * One file: its inode and the names that lead to it. Publishing a name takes everything along that keeps the published
+ * tree whole:
  *
- * ns.lock held for writing, inside a transaction.
+ *  - the directories above it;
+ *  - the end of the inode's other published names (or a moved directory would have two);
+ *  - the names of an inode that loses a published one to it (or a crash would lose a file that was only renamed);
+ *  - with the end of a removed directory that of the names in it.
+ *
+ * The closure, the set of inodes whose names must be published with it, is found before anything changes. Only the
+ * commit of an open step publishes the content that the step has changed. The optimizer therefore checks the whole
+ * closure, and lets no step begin during the publication.
+ *
+ * All but the two functions that take part in a commit run with ns.lock held for writing, inside a transaction.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
+#include "fs/ns/scope.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
 /* ----------------------------------------------------------- single things */
 
-static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (struct ht_ns_xattr *x = i->xattrs, *next; x != NULL; x = next) {
+    for (struct ht_ns_xattr *x = i->xattrs, *next; x; x = next) {
         next = x->next;
         if (x->state != HT_NS_GONE)
             continue;
@@ -31,14 +39,14 @@ static void publish_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx
         ht_ns_xattr_remove(i, x);
         ht_ns_xattr_free(ns, x);
     }
-    for (struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+    for (struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         if (x->state == HT_NS_NEW)
             ht_ns_put_xattr(tx, i->ino, x, 0);
         x->state = HT_NS_CLEAN;
     }
 }
 
-static void publish_inode(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+static void publish_inode(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_ns_put_inode(tx, i, &i->cur);
     if ((i->flags & HT_NS_PUBLISHED) == 0 && S_ISLNK(i->cur.mode))
@@ -48,8 +56,8 @@ static void publish_inode(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
     ht_ns_shadow_drop(ns, i);
 }
 
-/* Take a GONE entry out of memory; the record is the caller's. */
-static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e)
+/* Removes a GONE entry from memory; the caller puts the record. */
+static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     e->dir->u.dir->gone--;
     ht_ns_entry_undirty(ht_ns_root(e->dir), e);
@@ -57,27 +65,27 @@ static void forget_gone(struct ht_ns *ns, struct ht_ns_entry *e)
     ht_ns_entry_free(ns, e);
 }
 
-static void publish_gone(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx)
+static void publish_gone(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_ns_put_entry_del(tx, e, 0);
     forget_gone(ns, e);
 }
 
-static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx)
+static void publish_new(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_entry *twin = ht_ns_entry_find_gone(ns, e->dir, e->name, e->len);
 
     ht_ns_put_entry(tx, e, 0);
     e->state = HT_NS_CLEAN;
     ht_ns_entry_undirty(ht_ns_root(e->dir), e);
-    if (twin != NULL)
+    if (twin)
         forget_gone(ns, twin);
 }
 
 /* --------------------------------------------------------- a whole root */
 
 /* Removal moves the last pending entry into the place of the removed one: going down from the end meets each once. */
-static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
+static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     for (uint32_t n = root->entry_count; n > 0; n--)
         if (root->entries[n - 1]->state == HT_NS_GONE)
@@ -86,12 +94,12 @@ static void publish_entries(struct ht_ns *ns, struct ht_ns_root *root, struct ht
         publish_new(ns, root->entries[root->entry_count - 1], tx);
 }
 
-static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
 
-    /* Deleted already, unless an abort came between: then again. */
-    if (obj != NULL) {
+    /* The object is deleted already, unless an abort brought it back: then again. */
+    if (obj) {
         ht_obj_delete(obj, tx);
         ht_obj_put(obj);
     }
@@ -99,9 +107,7 @@ static void publish_ghost(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx 
     ht_ns_inode_free(ns, i);
 }
 
-/*
- * Orphans that are open are published as well, for their content is: a mount deletes both.
- */
+/* Open orphans are published as well, because their content is: a mount deletes both. */
 void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct ht_tx *tx)
 {
     publish_entries(ns, root, tx);
@@ -114,24 +120,13 @@ void ht_ns_root_publish_locked(struct ht_ns *ns, struct ht_ns_root *root, struct
     }
 }
 
-void ht_ns_root_publish(struct ht_ns *ns, uint64_t ino, struct ht_tx *tx)
+static size_t inode_pending_bytes(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    struct ht_ns_root *root;
+    size_t bytes = ht_ns_inode_log_bytes(i);
 
-    ht_rwlock_wrlock(&ns->lock);
-    root = ht_ns_root_find(ns, ino);
-    if (root != NULL)
-        ht_ns_root_publish_locked(ns, root, tx);
-    ht_rwlock_unlock(&ns->lock);
-}
-
-static size_t inode_pending_bytes(const struct ht_ns_inode *i)
-{
-    size_t bytes = ht_ns_inode_claim(i);
-
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
         if (x->state != HT_NS_CLEAN)
-            bytes += ht_ns_xattr_claim(x);
+            bytes += ht_ns_xattr_log_bytes(x);
     return bytes;
 }
 
@@ -140,39 +135,96 @@ size_t ht_ns_root_pending_bytes_locked(struct ht_ns_root *root)
     size_t bytes = 0;
 
     for (uint32_t n = 0; n < root->entry_count; n++)
-        bytes += ht_ns_entry_claim(root->entries[n]);
+        bytes += ht_ns_entry_log_bytes(root->entries[n]);
     ht_list_for_each(p, &root->shadows)
         bytes += inode_pending_bytes(ht_list_entry(p, struct ht_ns_shadow, link)->inode);
     return bytes;
 }
 
-size_t ht_ns_root_pending_bytes(struct ht_ns *ns, uint64_t ino)
-{
-    struct ht_ns_root *root;
-    size_t bytes;
+/* ------------------------------------------------------- outside of roots */
 
-    ht_rwlock_rdlock(&ns->lock);
-    root = ht_ns_root_find(ns, ino);
-    bytes = root != NULL ? ht_ns_root_pending_bytes_locked(root) : 0;
-    ht_rwlock_unlock(&ns->lock);
+/*
+ * How much one commit may put of the times outside of model roots, so that it leaves room in the log for others. The
+ * rest comes with the next commit.
+ */
+static size_t times_limit(struct ht_ns *ns)
+{
+    enum { LIMIT_MIN = 16 << 10, SHARE_OF_FREE_LOG = 16 };
+    struct ht_store_stats st;
+
+    ht_store_stats(ns->store, &st);
+    if (st.log.used_bytes >= st.log.log_bytes)
+        return LIMIT_MIN;
+    return (size_t)ht_max_u64((st.log.log_bytes - st.log.used_bytes) / SHARE_OF_FREE_LOG, LIMIT_MIN);
+}
+
+static size_t times_bytes(struct ht_ns *ns, size_t limit) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    size_t bytes = 0;
+
+    ht_list_for_each(p, &ns->outside.shadows) {
+        if (bytes >= limit)
+            break;
+        bytes += inode_pending_bytes(ht_list_entry(p, struct ht_ns_shadow, link)->inode);
+    }
     return bytes;
+}
+
+/* Counts as times_bytes did. Times that were touched since, also by reads of other threads, come later. */
+static void publish_times(struct ht_ns *ns, size_t bytes, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_list *shadows = &ns->outside.shadows;
+
+    while (!ht_list_empty(shadows) && bytes > 0) {
+        struct ht_ns_inode *i = ht_list_entry(shadows->next, struct ht_ns_shadow, link)->inode;
+        bytes -= ht_min_u64(bytes, inode_pending_bytes(i));
+        ht_ns_put_inode(tx, i, &i->cur);
+        ht_ns_shadow_drop(ns, i);
+    }
+}
+
+/* ------------------------------------------------------ part in a commit */
+
+size_t ht_ns_pending_bytes(void *ctx, uint64_t scope)
+{
+    struct ht_ns *ns = ctx;
+    size_t limit = scope == 0 ? times_limit(ns) : 0, bytes;
+
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    struct ht_ns_root *root = ht_ns_root_find(ns, scope);
+    bytes = root ? ht_ns_root_pending_bytes_locked(root) : times_bytes(ns, limit);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return bytes;
+}
+
+void ht_ns_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
+{
+    struct ht_ns *ns = ctx;
+
+    ht_rwlock_wrlock(ht_ns_lock(ns));
+    struct ht_ns_root *root = ht_ns_root_find(ns, scope);
+    if (root)
+        ht_ns_root_publish_locked(ns, root, tx);
+    else if (scope == 0) /* a scope that is no model root has nothing */
+        publish_times(ns, expected_bytes, tx);
+    ht_rwlock_unlock(ht_ns_lock(ns));
 }
 
 /* ------------------------------------------------------------- one file */
 
-/* Of a deleted file only the name that it loses counts, not its others: the rest of its deletion stays pending. */
-static int closure_add(struct ht_ns_members *c, struct ht_ns_inode *i)
+/* For a deleted file only the name that it loses counts, not its others: the rest of its deletion stays pending. */
+static int closure_add(struct ht_ns_members *c, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     return i->links == 0 && !ht_ns_is_dir(i) ? 0 : ht_ns_members_add(c, i);
 }
 
-static bool is_removed_dir(const struct ht_ns_inode *i)
+static bool is_removed_dir(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return ht_ns_is_dir(i) && i->links == 0 && ht_ns_pending(i) && (i->flags & HT_NS_MODEL_ROOT) == 0;
 }
 
-/* What became known or unknown in a directory. */
-static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir)
+/* Adds the inodes that became known or unknown in a directory. */
+static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
@@ -183,26 +235,26 @@ static int closure_add_children(struct ht_ns_members *c, struct ht_ns_inode *dir
 }
 
 /*
- * What must come along with the names of i: a removed directory is emptied with its publication, or what is left in it
- * could not be reached. The name of the model root itself is not pending on it.
+ * Adds the inodes that must come along with the names of i: a removed directory is emptied with its publication, or the
+ * rest of its content could not be reached. The name of the model root itself is not pending on it.
  */
-static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
+static int closure_follow(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = is_removed_dir(i) ? closure_add_children(c, i) : 0;
 
-    for (struct ht_ns_entry *e = i->names; rc == 0 && e != NULL; e = e->name_next) {
+    for (struct ht_ns_entry *e = i->names; rc == 0 && e; e = e->name_next) {
         struct ht_ns_entry *twin;
         if (!ht_ns_current(e) || !ht_ns_pending(e->dir))
             continue;
         rc = closure_add(c, e->dir);
         twin = e->state == HT_NS_NEW ? ht_ns_entry_find_gone(ns, e->dir, e->name, e->len) : NULL;
-        if (rc == 0 && twin != NULL)
+        if (rc == 0 && twin)
             rc = closure_add(c, twin->inode);
     }
     return rc;
 }
 
-static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i)
+static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = ht_ns_members_add(c, i);
 
@@ -213,24 +265,25 @@ static int closure_find(struct ht_ns *ns, struct ht_ns_members *c, struct ht_ns_
     return rc;
 }
 
-static void publish_names_gone(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+static void publish_names_gone(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (struct ht_ns_entry *e = i->names, *next; e != NULL; e = next) {
+    for (struct ht_ns_entry *e = i->names, *next; e; e = next) {
         next = e->name_next;
         if (e->state == HT_NS_GONE)
             publish_gone(ns, e, tx);
     }
 }
 
-static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+static void publish_names_new(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    for (struct ht_ns_entry *e = i->names; e != NULL; e = e->name_next)
+    for (struct ht_ns_entry *e = i->names; e; e = e->name_next)
         if (e->state == HT_NS_NEW)
             publish_new(ns, e, tx);
 }
 
 /* Names that a directory lost. */
 static void publish_children_gone(struct ht_ns *ns, struct ht_ns_inode *dir, struct ht_tx *tx)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_root *root = ht_ns_root(dir);
 
@@ -239,8 +292,8 @@ static void publish_children_gone(struct ht_ns *ns, struct ht_ns_inode *dir, str
             publish_gone(ns, root->entries[n - 1], tx);
 }
 
-/* An inode that the log does not hold yet comes with its content as far as that is on devices, so that there is one. */
-static void publish_first_time(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx)
+/* An inode that is not in the log yet is published with the content that is on devices, so that it has some. */
+static void publish_first_time(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_obj *obj;
 
@@ -248,7 +301,7 @@ static void publish_first_time(struct ht_ns *ns, struct ht_ns_inode *i, struct h
         return;
     publish_inode(ns, i, tx);
     obj = S_ISREG(i->cur.mode) ? ht_obj_get(ns->store, i->ino) : NULL;
-    if (obj != NULL)
+    if (obj)
         ht_obj_publish(obj, tx);
     ht_obj_put(obj);
 }
@@ -260,7 +313,7 @@ struct alone {
     struct ht_ns_members closure;
 };
 
-static void publish_closure(void *arg)
+static void publish_closure(void *arg) HT_REQUIRES(HT_LOCK_NAMES)
 {
     const struct alone *a = arg;
     const struct ht_ns_members *c = &a->closure;
@@ -277,12 +330,12 @@ static void publish_closure(void *arg)
         publish_first_time(ns, c->inodes[n], tx);
     }
     publish_inode(ns, a->inode, tx);
-    if (a->obj != NULL)
+    if (a->obj)
         ht_obj_publish(a->obj, tx);
 }
 
 /* The files whose content comes along. */
-static size_t list_contents(const struct alone *a, uint64_t *inos)
+static size_t list_contents(const struct alone *a, uint64_t *inos) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     size_t count = 0;
 
@@ -294,15 +347,15 @@ static size_t list_contents(const struct alone *a, uint64_t *inos)
     return count;
 }
 
-static int publish_if_quiet(struct alone *a)
+static int publish_if_quiet(struct alone *a) HT_REQUIRES(HT_LOCK_NAMES)
 {
     const struct ht_ns_hooks *hooks = &a->op->ns->hooks;
     uint64_t *inos = calloc(a->closure.count, sizeof(*inos));
     int rc = 0;
 
-    if (inos == NULL)
+    if (!inos)
         return -ENOMEM;
-    if (hooks->publish_alone != NULL)
+    if (hooks->publish_alone)
         rc = hooks->publish_alone(hooks->ctx, inos, list_contents(a, inos), publish_closure, a);
     else
         publish_closure(a);

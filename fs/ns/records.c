@@ -2,15 +2,15 @@
 /*
  * records.c - encode and decode the log records of names (layouts in records.h).
  *
- * Decode trusts nothing: lengths, names, modes and words are checked here, so that what is built from a record has
- * the form that code relies on. What a record says about other records (that a parent exists) is for link.c.
- * No state, any thread.
+ * Decode trusts nothing: it checks lengths, names, modes and words, so that memory built from a record has the form
+ * that code relies on. link.c checks relations between records (that a parent exists). No state, any thread.
  */
 #include "fs/ns/records.h"
 
 #include <assert.h>
 #include <sys/stat.h>
-#include "tiering/store/store.h"
+#include "tiering/base/buf.h"
+#include "tiering/api/tx.h"
 #include <hitrain/words.h>
 
 #define MODE_TYPE_SHIFT 12
@@ -19,7 +19,7 @@ bool ht_ns_name_valid(const char *name, size_t len)
 {
     if (len == 0 || len > HT_NAME_BYTES_MAX)
         return false;
-    if (memchr(name, '/', len) != NULL || memchr(name, '\0', len) != NULL)
+    if (memchr(name, '/', len) || memchr(name, '\0', len))
         return false;
     return !(name[0] == '.' && (len == 1 || (len == 2 && name[1] == '.')));
 }
@@ -32,7 +32,7 @@ bool ht_ns_type_valid(uint32_t type)
 
 static bool xattr_name_valid(const char *name, size_t len)
 {
-    return len > 0 && len <= HT_XATTR_NAME_BYTES_MAX && memchr(name, '\0', len) == NULL;
+    return len > 0 && len <= HT_XATTR_NAME_BYTES_MAX && !memchr(name, '\0', len);
 }
 
 static bool inode_valid(const struct ht_ns_record *r, uint32_t mode, uint8_t flags)
@@ -102,7 +102,7 @@ static bool decode_entry_del(struct ht_reader *in, struct ht_ns_record *r)
 {
     r->parent = ht_get_u64(in);
     r->time_ns = (int64_t)ht_get_u64(in);
-    r->ino = r->parent; /* has none of its own */
+    r->ino = r->parent; /* it has no number of its own */
     if (in->bad)
         return false;
     get_name(in, r);
@@ -140,7 +140,7 @@ static bool decode_target(struct ht_reader *in, struct ht_ns_record *r)
     r->value_len = (uint32_t)left(in);
     r->value = ht_get_bytes(in, r->value_len);
     return !in->bad && r->value_len > 0 && r->value_len <= HT_SYMLINK_BYTES_MAX &&
-        memchr(r->value, '\0', r->value_len) == NULL;
+        !memchr(r->value, '\0', r->value_len);
 }
 
 static bool decode_inode_del(struct ht_reader *in, struct ht_ns_record *r)

@@ -11,9 +11,9 @@
  *   XATTR_DEL  u64 ino, i64 time, name
  *   TARGET     u64 ino, target of a symbolic link
  *
- * A time that is not 0 is that of the change: replay sets mtime and ctime of the parent and ctime of the inode to it,
- * so that a change of names needs no INODE records beside it. Records may come in any order within a log: one may name
- * an inode whose INODE comes later. Which model root an inode belongs to is not stored: its directories tell.
+ * A time that is not 0 is that of the change: replay sets mtime and ctime of the parent and ctime of the inode to it.
+ * So a change of names needs no INODE records beside it. Records may come in any order within a log: one may name an
+ * inode whose INODE comes later. The model root of an inode is not stored: it follows from its directories.
  */
 #ifndef HITRAIN_FS_NS_RECORDS_H
 #define HITRAIN_FS_NS_RECORDS_H
@@ -67,7 +67,7 @@ struct ht_ns_record {
 };
 
 /* -EUCLEAN: not a well-formed record of names. */
-int ht_ns_record_decode(uint16_t type, const uint8_t *payload, uint32_t len, struct ht_ns_record *out) HT_CHECK;
+int ht_ns_record_decode(uint16_t type, const uint8_t *payload, uint32_t len, struct ht_ns_record *out) HT_MUST_CHECK;
 void ht_ns_record_encode(struct ht_buf *group, const struct ht_ns_record *r);
 
 /* 1 to 255 bytes, no '/' and no NUL, not "." or "..". */

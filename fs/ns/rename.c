@@ -2,14 +2,15 @@
 /*
  * rename.c - moving, replacing and exchanging names, each in one transaction.
  *
- * A file that takes another's place brings its data: what was not written back yet is written before the transaction
- * and published in it, so that no crash finds the new name with the content of neither. Below a root that comes with
- * the commit. Writing back waits, so it is done with no lock held; what is renamed is looked up again afterwards.
+ * A file that takes another's place brings its data: dirty bytes are written before the transaction and published in
+ * it, so that no crash finds the new name with the content of neither. Below a root that comes with the commit. Writing
+ * back waits, so it is done with no lock held; the renamed file is looked up again afterwards.
  *
- * A whiteout, which overlayfs takes for the absence of what lies below, is a character device 0:0. It takes the old name's place in the same
- * transaction.
+ * A whiteout is a character device 0:0, which overlayfs takes for the absence of the lower name. It takes the old
+ * name's place in the same transaction.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
 
 #include <stdio.h>
 
@@ -19,13 +20,13 @@ struct renaming {
     uint64_t parent, new_parent;
     const char *name, *new_name;
     unsigned flags;
-    const struct ht_cred *whiteout; /* of whom one is left under the old name, or NULL */
+    const struct ht_cred *whiteout; /* the owner of a whiteout that is left under the old name, or NULL */
     /* found under the lock */
     struct ht_ns_inode *dir, *new_dir;
     struct ht_ns_entry *from, *to; /* to: NULL where nothing is replaced */
 };
 
-static int find_names(struct ht_ns *ns, struct renaming *r)
+static int find_names(struct ht_ns *ns, struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     int rc = ht_ns_find_dir(ns, r->parent, r->name, &r->dir);
 
@@ -35,13 +36,14 @@ static int find_names(struct ht_ns *ns, struct renaming *r)
         return rc;
     r->from = ht_ns_entry_find(ns, r->dir, r->name, strlen(r->name));
     r->to = ht_ns_entry_find(ns, r->new_dir, r->new_name, strlen(r->new_name));
-    return r->from == NULL ? -ENOENT : 0;
+    return !r->from ? -ENOENT : 0;
 }
 
 /* ------------------------------------------------------------ data first */
 
 /* Content of a durable regular file outside roots that has something unpublished, or NULL. */
 static struct ht_obj *unpublished_content(struct ht_ns *ns, const struct ht_ns_inode *i)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj;
     struct ht_obj_stat os;
@@ -49,7 +51,7 @@ static struct ht_obj *unpublished_content(struct ht_ns *ns, const struct ht_ns_i
     if (!S_ISREG(i->cur.mode) || ht_ns_pending(i) || i->cur.obj_class == HT_CLASS_SCRATCH)
         return NULL;
     obj = ht_obj_get(ns->store, i->ino);
-    if (obj == NULL)
+    if (!obj)
         return NULL;
     ht_obj_stat(obj, &os);
     if (os.unpublished)
@@ -62,7 +64,7 @@ static int write_back(struct ht_obj *obj, size_t *bytes)
 {
     int rc;
 
-    if (obj == NULL)
+    if (!obj)
         return 0;
     rc = ht_obj_writeback(obj);
     *bytes += ht_obj_pending_bytes(obj);
@@ -70,28 +72,28 @@ static int write_back(struct ht_obj *obj, size_t *bytes)
     return rc;
 }
 
-/* Only where something is replaced: errors of the names are left to the operation itself. */
+/* Only if something is replaced: the operation itself reports errors of the names. */
 static int write_back_data(struct ht_ns *ns, struct renaming *r, size_t *bytes)
 {
     struct ht_obj *a = NULL, *b = NULL;
     int rc, error;
 
-    ht_rwlock_rdlock(&ns->lock);
-    if (find_names(ns, r) == 0 && r->to != NULL && (r->flags & RENAME_NOREPLACE) == 0) {
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    if (find_names(ns, r) == 0 && r->to && (r->flags & RENAME_NOREPLACE) == 0) {
         a = unpublished_content(ns, r->from->inode);
         b = (r->flags & RENAME_EXCHANGE) != 0 ? unpublished_content(ns, r->to->inode) : NULL;
     }
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     rc = write_back(a, bytes);
     error = write_back(b, bytes);
     return rc != 0 ? rc : error;
 }
 
-static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i)
+static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = unpublished_content(op->ns, i);
 
-    if (obj == NULL)
+    if (!obj)
         return;
     ht_obj_publish(obj, op->tx);
     ht_obj_put(obj);
@@ -100,23 +102,25 @@ static void publish_data(struct ht_ns_op *op, const struct ht_ns_inode *i)
 /* ---------------------------------------------------------------- checks */
 
 static bool is_at_or_below(const struct ht_ns_inode *i, const struct ht_ns_inode *above)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    while (i != above && i->u.dir->self != NULL)
+    while (i != above && i->u.dir->self)
         i = i->u.dir->self->dir;
     return i == above;
 }
 
 /* Would the directory end up inside itself? */
 static bool goes_into_itself(const struct ht_ns_entry *e, const struct ht_ns_inode *new_dir)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return ht_ns_is_dir(e->inode) && is_at_or_below(new_dir, e->inode);
 }
 
-static int check_replaced(const struct renaming *r)
+static int check_replaced(const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     bool dir = ht_ns_is_dir(r->from->inode);
 
-    if (r->to == NULL)
+    if (!r->to)
         return 0;
     if ((r->flags & RENAME_NOREPLACE) != 0)
         return -EEXIST;
@@ -127,11 +131,11 @@ static int check_replaced(const struct renaming *r)
     return dir ? ht_ns_check_removable(r->to->inode, true) : 0;
 }
 
-static int check_rename(const struct renaming *r)
+static int check_rename(const struct renaming *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     bool exchange = (r->flags & RENAME_EXCHANGE) != 0;
 
-    if (exchange && r->to == NULL)
+    if (exchange && !r->to)
         return -ENOENT;
     if (ht_ns_root(r->dir) != ht_ns_root(r->new_dir))
         return -EXDEV;
@@ -143,7 +147,7 @@ static int check_rename(const struct renaming *r)
 /* --------------------------------------------------------------- changes */
 
 /* Room for each side of the change, as ht_ns_entry_add and _drop want it. */
-static int reserve(struct ht_ns *ns, const struct renaming *r)
+static int reserve(struct ht_ns *ns, const struct renaming *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = ht_ns_reserve(ns, ht_ns_root(r->dir), 8, 4);
 
@@ -154,9 +158,9 @@ static int reserve(struct ht_ns *ns, const struct renaming *r)
     return rc;
 }
 
-/* Nothing changes but that the whiteout's inode is there. */
+/* Nothing changes except that the whiteout's inode exists. */
 static int make_whiteout(struct ht_ns_op *op, const struct renaming *r, struct ht_ns_entry **out_entry,
-                         struct ht_ns_inode **out)
+                         struct ht_ns_inode **out) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = ht_ns_entry_new(op->ns, r->name, strlen(r->name), out_entry);
 
@@ -168,9 +172,9 @@ static int make_whiteout(struct ht_ns_op *op, const struct renaming *r, struct h
     return rc;
 }
 
-static int move(struct ht_ns_op *op, struct renaming *r)
+static int move(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode *moved = r->from->inode, *replaced = r->to != NULL ? r->to->inode : NULL;
+    struct ht_ns_inode *moved = r->from->inode, *replaced = r->to ? r->to->inode : NULL;
     struct ht_ns_inode *whiteout = NULL;
     struct ht_ns_entry *e, *at_from;
     int rc = reserve(op->ns, r);
@@ -179,29 +183,29 @@ static int move(struct ht_ns_op *op, struct renaming *r)
         rc = ht_ns_entry_new(op->ns, r->new_name, strlen(r->new_name), &e);
     if (rc != 0)
         return rc;
-    if (r->whiteout != NULL) {
+    if (r->whiteout) {
         rc = make_whiteout(op, r, &at_from, &whiteout);
         if (rc != 0) {
             ht_ns_entry_free(op->ns, e);
             return rc;
         }
     }
-    if (replaced != NULL)
+    if (replaced)
         ht_ns_settle_root(op, replaced);
-    if (whiteout != NULL)
+    if (whiteout)
         ht_ns_entry_add(op, at_from, r->dir, whiteout, r->from);
     else
         ht_ns_entry_drop(op, r->from);
     ht_ns_entry_add(op, e, r->new_dir, moved, r->to);
-    if (replaced != NULL) {
+    if (replaced) {
         publish_data(op, moved);
         ht_ns_inode_release(op, replaced);
     }
     return 0;
 }
 
-/* Both names go on to exist, so each keeps its place in its directory. */
-static int exchange(struct ht_ns_op *op, struct renaming *r)
+/* Both names stay, so each keeps its place in its directory. */
+static int exchange(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *a = r->from->inode, *b = r->to->inode;
     struct ht_ns_entry *at_from, *at_to;
@@ -223,14 +227,14 @@ static int exchange(struct ht_ns_op *op, struct renaming *r)
     return 0;
 }
 
-static int rename_locked(struct ht_ns_op *op, struct renaming *r)
+static int rename_locked(struct ht_ns_op *op, struct renaming *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = find_names(op->ns, r);
 
     if (rc == 0)
         rc = check_rename(r);
     /* Two names of one inode: POSIX wants nothing to happen. */
-    if (rc != 0 || (r->to != NULL && r->to->inode == r->from->inode))
+    if (rc != 0 || (r->to && r->to->inode == r->from->inode))
         return rc;
     return (r->flags & RENAME_EXCHANGE) != 0 ? exchange(op, r) : move(op, r);
 }
@@ -242,14 +246,17 @@ static int rename_names(struct ht_ns *ns, struct renaming *r)
     int rc;
 
     do {
-        size_t bytes = RENAME_BYTES + (r->whiteout != NULL ? WHITEOUT_BYTES : 0);
+        size_t bytes = RENAME_BYTES + (r->whiteout ? WHITEOUT_BYTES : 0);
         ht_rounds_next(ns->store, &rounds);
         rc = write_back_data(ns, r, &bytes);
         bytes += ht_ns_settle_bytes(ns, r->new_parent, r->new_name);
+        if (rc != 0)
+            continue;
+        rc = ht_ns_op_begin_round(ns, bytes, &rounds, &op);
         if (rc == 0)
-            rc = ht_ns_op_begin_round(ns, bytes, &rounds, &op);
+            return ht_ns_op_end(&op, rename_locked(&op, r));
     } while (rc == -EAGAIN);
-    return rc != 0 ? rc : ht_ns_op_end(&op, rename_locked(&op, r));
+    return rc;
 }
 
 int ht_ns_rename(struct ht_ns *ns, uint64_t parent, const char *name, uint64_t new_parent, const char *new_name,

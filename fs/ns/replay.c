@@ -2,7 +2,7 @@
 /*
  * replay.c - building names from the records of the log, one by one.
  *
- * A record may name an inode of which the INODE record comes later (compaction emits in any order, between normal
+ * A record may name an inode of which the INODE record comes later (checkpoint emits in any order, between normal
  * records): such an inode is in memory without HT_NS_PUBLISHED. It goes when nothing names it any more; in the end
  * there must be none (link.c). Until then directories have no slots and no links are counted: opens counts the
  * entries that name an inode as their parent.
@@ -10,38 +10,39 @@
  * Replay is single-threaded; the lock is held all the same, for the checks of tools.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/acl.h"
 
 #include <linux/limits.h>
 #include <stdlib.h>
 #include "tiering/base/log.h"
 
-static struct ht_ns_inode *find_or_make(struct ht_ns *ns, uint64_t ino)
+static struct ht_ns_inode *find_or_make(struct ht_ns *ns, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
 
-    if (i == NULL && ht_ns_inode_new(ns, ino, 0, &i) != 0)
+    if (!i && ht_ns_inode_new(ns, ino, 0, &i) != 0)
         return NULL;
     ht_store_saw_id(ns->store, ino);
     return i;
 }
 
-static void forget_if_idle(struct ht_ns *ns, struct ht_ns_inode *i)
+static void forget_if_idle(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    bool has_target = S_ISLNK(i->cur.mode) && i->u.target != NULL;
+    bool has_target = S_ISLNK(i->cur.mode) && i->u.target;
 
-    if ((i->flags & HT_NS_PUBLISHED) == 0 && i->names == NULL && i->opens == 0 && i->xattrs == NULL && !has_target)
+    if ((i->flags & HT_NS_PUBLISHED) == 0 && !i->names && i->opens == 0 && !i->xattrs && !has_target)
         ht_ns_inode_free(ns, i);
 }
 
 /* ---------------------------------------------------------------- inodes */
 
 /* An inode stays of the type that it was made with. A target may have come first. */
-static int replay_inode(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_inode(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = find_or_make(ns, r->ino);
     uint16_t type = r->attr.mode & S_IFMT;
 
-    if (i == NULL)
+    if (!i)
         return -ENOMEM;
     if (i->cur.mode != 0 && (i->cur.mode & S_IFMT) != type)
         return -EUCLEAN;
@@ -55,17 +56,17 @@ static int replay_inode(struct ht_ns *ns, const struct ht_ns_record *r)
     return 0;
 }
 
-static int replay_target(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_target(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = find_or_make(ns, r->ino);
 
-    if (i == NULL)
+    if (!i)
         return -ENOMEM;
     if (i->cur.mode == 0)
         i->cur.mode = S_IFLNK;
     if (!S_ISLNK(i->cur.mode))
         return -EUCLEAN;
-    if (i->u.target != NULL) {
+    if (i->u.target) {
         ns->meta_bytes -= strlen(i->u.target) + 1;
         free(i->u.target);
         i->u.target = NULL;
@@ -73,32 +74,32 @@ static int replay_target(struct ht_ns *ns, const struct ht_ns_record *r)
     return ht_ns_inode_set_target(ns, i, r->value, r->value_len);
 }
 
-static void drop_xattrs(struct ht_ns *ns, struct ht_ns_inode *i)
+static void drop_xattrs(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    while (i->xattrs != NULL) {
+    while (i->xattrs) {
         struct ht_ns_xattr *x = i->xattrs;
         ht_ns_xattr_remove(i, x);
         ht_ns_xattr_free(ns, x);
     }
 }
 
-static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_inode_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, r->ino);
 
     ht_store_saw_id(ns->store, r->ino);
-    if (i == NULL)
+    if (!i)
         return 0;
     i->flags &= (uint8_t) ~(HT_NS_PUBLISHED | HT_NS_MODEL_ROOT);
     drop_xattrs(ns, i);
-    if (i->names == NULL && i->opens == 0)
+    if (!i->names && i->opens == 0)
         ht_ns_inode_free(ns, i);
     return 0;
 }
 
 /* --------------------------------------------------------------- entries */
 
-static void drop_entry(struct ht_ns *ns, struct ht_ns_entry *e)
+static void drop_entry(struct ht_ns *ns, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = e->dir, *inode = e->inode;
 
@@ -110,7 +111,7 @@ static void drop_entry(struct ht_ns *ns, struct ht_ns_entry *e)
         forget_if_idle(ns, dir);
 }
 
-static void stamp(struct ht_ns_inode *dir, struct ht_ns_inode *inode, int64_t time_ns)
+static void stamp(struct ht_ns_inode *dir, struct ht_ns_inode *inode, int64_t time_ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     if (time_ns == 0)
         return;
@@ -118,39 +119,39 @@ static void stamp(struct ht_ns_inode *dir, struct ht_ns_inode *inode, int64_t ti
     inode->cur.ctime_ns = time_ns;
 }
 
-static int replay_entry(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_entry(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = find_or_make(ns, r->parent), *inode = find_or_make(ns, r->ino);
     struct ht_ns_entry *old, *e;
 
-    if (dir == NULL || inode == NULL)
+    if (!dir || !inode)
         return -ENOMEM;
     if (dir->opens == UINT32_MAX || (inode->cur.mode != 0 && (inode->cur.mode & S_IFMT) != r->entry_type))
         return -EUCLEAN;
     if (ht_ns_entry_new(ns, r->name, r->name_len, &e) != 0)
         return -ENOMEM;
     if (inode->cur.mode == 0)
-        inode->cur.mode = r->entry_type; /* what its INODE record must say, too */
+        inode->cur.mode = r->entry_type; /* its INODE record must say the same */
     old = ht_ns_entry_find(ns, dir, r->name, r->name_len);
     ht_ns_entry_insert(ns, e, dir, inode);
     dir->opens++;
     stamp(dir, inode, r->time_ns);
-    if (old != NULL) {
+    if (old) {
         stamp(dir, old->inode, r->time_ns);
         drop_entry(ns, old);
     }
     return 0;
 }
 
-static int replay_entry_del(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_entry_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *dir = ht_ns_inode_find(ns, r->parent);
-    struct ht_ns_entry *e = dir != NULL ? ht_ns_entry_find(ns, dir, r->name, r->name_len) : NULL;
+    struct ht_ns_entry *e = dir ? ht_ns_entry_find(ns, dir, r->name, r->name_len) : NULL;
 
-    if (e != NULL) {
+    if (e) {
         stamp(dir, e->inode, r->time_ns);
         drop_entry(ns, e);
-    } else if (dir != NULL) {
+    } else if (dir) {
         stamp(dir, dir, r->time_ns);
     }
     return 0;
@@ -163,15 +164,15 @@ static bool is_name(const struct ht_ns_record *r, const char *name)
     return strlen(name) == r->name_len && memcmp(name, r->name, r->name_len) == 0;
 }
 
-/* "user.a" and its NUL; and what is put beside the bounds of setxattr: access lists and the optimizer's words. */
+/* "user.a" and its NUL; and the attributes beyond the bounds of setxattr: access lists and the optimizer's words. */
 enum { SHORTEST_NAME_BYTES = 7, BESIDE = 3 };
 
-/* As much as one can have; more is a log that nobody wrote, and would take long to go through. */
-static bool xattr_fits(const struct ht_ns_inode *i, const struct ht_ns_record *r)
+/* The most that one inode can have. A log with more was never written by hitrain, and would take long to replay. */
+static bool xattr_fits(const struct ht_ns_inode *i, const struct ht_ns_record *r) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint64_t bytes = (uint64_t)r->name_len + r->value_len, listed = ht_max_u64(r->name_len + 1, SHORTEST_NAME_BYTES);
 
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         if (is_name(r, x->data) && x->name_len == r->name_len)
             continue;
         bytes += (uint64_t)x->name_len + x->value_len;
@@ -181,19 +182,19 @@ static bool xattr_fits(const struct ht_ns_inode *i, const struct ht_ns_record *r
         listed <= XATTR_LIST_MAX + BESIDE * (uint64_t)HT_XATTR_NAME_BYTES_MAX;
 }
 
-static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = find_or_make(ns, r->ino);
     struct ht_ns_xattr *old, *x;
 
     if ((is_name(r, HT_NS_ACL_ACCESS) || is_name(r, HT_NS_ACL_DEFAULT)) && !ht_ns_acl_valid(r->value, r->value_len))
         return -EUCLEAN;
-    if (i != NULL && !xattr_fits(i, r))
+    if (i && !xattr_fits(i, r))
         return -EUCLEAN;
-    if (i == NULL || ht_ns_xattr_new(ns, r->name, r->name_len, r->value, r->value_len, &x) != 0)
+    if (!i || ht_ns_xattr_new(ns, r->name, r->name_len, r->value, r->value_len, &x) != 0)
         return -ENOMEM;
     old = ht_ns_xattr_find(i, r->name, r->name_len);
-    if (old != NULL) {
+    if (old) {
         ht_ns_xattr_remove(i, old);
         ht_ns_xattr_free(ns, old);
     }
@@ -204,14 +205,14 @@ static int replay_xattr(struct ht_ns *ns, const struct ht_ns_record *r)
     return 0;
 }
 
-static int replay_xattr_del(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_xattr_del(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, r->ino);
-    struct ht_ns_xattr *x = i != NULL ? ht_ns_xattr_find(i, r->name, r->name_len) : NULL;
+    struct ht_ns_xattr *x = i ? ht_ns_xattr_find(i, r->name, r->name_len) : NULL;
 
-    if (i != NULL && r->time_ns != 0)
+    if (i && r->time_ns != 0)
         i->cur.ctime_ns = r->time_ns;
-    if (x != NULL) {
+    if (x) {
         ht_ns_xattr_remove(i, x);
         ht_ns_xattr_free(ns, x);
         forget_if_idle(ns, i);
@@ -221,7 +222,7 @@ static int replay_xattr_del(struct ht_ns *ns, const struct ht_ns_record *r)
 
 /* ------------------------------------------------------------------- all */
 
-static int replay_record(struct ht_ns *ns, const struct ht_ns_record *r)
+static int replay_record(struct ht_ns *ns, const struct ht_ns_record *r) HT_REQUIRES(HT_LOCK_NAMES)
 {
     switch ((enum ht_ns_record_type)r->type) {
     case HT_REC_NS_INODE:
@@ -249,9 +250,9 @@ int ht_ns_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
     int rc = ht_ns_record_decode(type, payload, len, &r);
 
     if (rc == 0) {
-        ht_rwlock_wrlock(&ns->lock);
+        ht_rwlock_wrlock(ht_ns_lock(ns));
         rc = replay_record(ns, &r);
-        ht_rwlock_unlock(&ns->lock);
+        ht_rwlock_unlock(ht_ns_lock(ns));
     }
     if (rc == -EUCLEAN)
         ht_error("log: malformed record of names, type %u, %u bytes", type, len);

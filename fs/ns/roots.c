@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * roots.c - model roots: which there are, making one of a directory, and the reverse.
+ * roots.c - model roots: the set of roots, making a root of a directory, and the reverse.
  *
- * Which root an inode belongs to follows from its directories, so making one changes one inode in the log, and the
- * scope of every object below. Objects can be moved into a root's scope only while nothing of them is unpublished: that is
- * brought about with no lock held, tried again when a writer was faster, and given up after some tries (-EBUSY). Out of it
- * they can always be moved, so ending a root is never refused when something has been put into the transaction.
+ * The root of an inode follows from its directories. So making a root changes one inode in the log, and the scope of
+ * every object below. An object can move into a root's scope only while all its content is published. The caller writes
+ * content back with no lock held, tries again when a writer was faster, and gives up after some tries (-EBUSY). Objects
+ * can always move out of a root's scope, so ending a root is never refused once the transaction has records.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
+#include "fs/ns/scope.h"
 
 #include <assert.h>
 #include <stdlib.h>
@@ -22,14 +24,14 @@ struct ht_ns_root *ht_ns_root_find(struct ht_ns *ns, uint64_t ino)
 {
     const struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
 
-    return i != NULL && ino != 0 && ht_ns_root(i)->ino == ino ? ht_ns_root(i) : NULL;
+    return i && ino != 0 && ht_ns_root(i)->ino == ino ? ht_ns_root(i) : NULL;
 }
 
 struct ht_ns_root *ht_ns_root_new(struct ht_ns *ns, uint64_t ino)
 {
     struct ht_ns_root *r = calloc(1, sizeof(*r));
 
-    if (r == NULL)
+    if (!r)
         return NULL;
     r->ino = ino;
     ht_list_init(&r->shadows);
@@ -43,7 +45,7 @@ struct set_root {
     struct ht_ns_root *from, *to;
 };
 
-static int set_root_of(void *ctx, struct ht_ns_inode *i)
+static int set_root_of(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct set_root *s = ctx;
 
@@ -70,16 +72,16 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
     size_t count = 0;
     int rc = 0;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     ht_list_for_each(p, &ns->roots)
         count++;
     inos = malloc((count + 1) * sizeof(*inos));
     count = 0;
-    if (inos != NULL)
+    if (inos)
         ht_list_for_each(p, &ns->roots)
             inos[count++] = ht_list_entry(p, struct ht_ns_root, link)->ino;
-    ht_rwlock_unlock(&ns->lock);
-    if (inos == NULL)
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    if (!inos)
         return -ENOMEM;
     for (size_t n = 0; rc == 0 && n < count; n++)
         rc = fn(ctx, inos[n]);
@@ -89,20 +91,20 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
 
 /* ------------------------------------------------------- inodes of a tree */
 
-static int add_children(struct ht_ns_members *m, const struct ht_ns_dir *d)
+static int add_children(struct ht_ns_members *m, const struct ht_ns_dir *d) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
     for (uint32_t s = 0; rc == 0 && s < d->slot_count; s++) {
         struct ht_ns_entry *e = ht_ns_dir_entry(d, s);
-        if (e != NULL)
+        if (e)
             rc = ht_ns_members_add(m, e->inode);
     }
     return rc;
 }
 
 /* The directory and everything below it. */
-static int collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
+static int collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = ht_ns_members_add(m, top);
 
@@ -112,10 +114,10 @@ static int collect_tree(struct ht_ns_members *m, struct ht_ns_inode *top)
     return rc;
 }
 
-/* Members are in the order of their depth: of the first that is another's all directories above it are the claimant's. */
-static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by)
+/* Members are in the order of their depth: all directories above the first foreign one are the claimant's. */
+static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    for (size_t n = 0; by != NULL && by->uid != 0 && n < m->count; n++) {
+    for (size_t n = 0; by && by->uid != 0 && n < m->count; n++) {
         if (m->inodes[n]->cur.uid == by->uid)
             continue;
         by->foreign = m->inodes[n]->ino;
@@ -125,13 +127,13 @@ static int check_owners(const struct ht_ns_members *m, struct ht_ns_claimant *by
 }
 
 /* A root below: -EINVAL. A name outside the tree, of which all members are marked: -EBUSY. */
-static int check_tree(const struct ht_ns_members *m)
+static int check_tree(const struct ht_ns_members *m) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     for (size_t n = 0; n < m->count; n++) {
         const struct ht_ns_inode *i = m->inodes[n];
         if ((i->flags & HT_NS_MODEL_ROOT) != 0)
             return -EINVAL;
-        for (struct ht_ns_entry *e = ht_ns_is_dir(i) ? NULL : i->names; e != NULL; e = e->name_next)
+        for (struct ht_ns_entry *e = ht_ns_is_dir(i) ? NULL : i->names; e; e = e->name_next)
             if ((e->dir->flags & HT_NS_MARKED) == 0)
                 return -EBUSY;
     }
@@ -149,12 +151,13 @@ struct root_change {
     uint64_t busy; /* out: the object that was not ready */
 };
 
-/* Names and attributes of the members as the log has them, then theirs is another list of pending things. */
+/* Publishes names and attributes of the members; then they join the other root's list of pending changes. */
 static void change_members(struct ht_ns_op *op, const struct ht_ns_members *m, struct ht_ns_root *to)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     for (size_t n = 0; n < m->count; n++) {
         struct ht_ns_inode *i = m->inodes[n];
-        if (ht_ns_shadow(i) != NULL) {
+        if (ht_ns_shadow(i)) {
             ht_ns_put_inode(op->tx, i, &i->cur);
             ht_ns_shadow_drop(op->ns, i);
         }
@@ -162,9 +165,9 @@ static void change_members(struct ht_ns_op *op, const struct ht_ns_members *m, s
     }
 }
 
-static int check_new_root(const struct ht_ns_inode *i)
+static int check_new_root(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
     if (!ht_ns_is_dir(i))
         return -ENOTDIR;
@@ -173,12 +176,12 @@ static int check_new_root(const struct ht_ns_inode *i)
     return i->links == 0 && i->ino != HT_NS_ROOT_INO ? -ENOENT : 0;
 }
 
-/* While the transaction is open nobody changes names, so the members stay what they are without the lock. */
-static int call_also(struct ht_ns_op *op, const struct root_change *c)
+/* While the transaction is open no thread changes names, so the members stay the same without the lock. */
+static int call_also(struct ht_ns_op *op, const struct root_change *c) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc;
 
-    if (c->also == NULL)
+    if (!c->also)
         return 0;
     ht_ns_op_unlock(op);
     rc = c->also(c->ctx, op->tx);
@@ -187,24 +190,26 @@ static int call_also(struct ht_ns_op *op, const struct root_change *c)
 }
 
 static void put_config(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *config)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_ns_xattr_install(op, i, config, op->now_ns);
     i->flags |= HT_NS_MODEL_ROOT;
     ht_ns_attr_put(op, i);
 }
 
-static void take_config(struct ht_ns_op *op, struct ht_ns_inode *i)
+static void take_config(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_xattr *x = ht_ns_xattr_find(i, config_name, strlen(config_name));
 
-    if (x != NULL)
+    if (x)
         ht_ns_xattr_drop(op, i, x, op->now_ns);
     i->flags &= (uint8_t)~HT_NS_MODEL_ROOT;
     ht_ns_attr_put(op, i);
 }
 
-/* The change itself; all is outside while records are put, so they are published at once. */
+/* The change itself: all members are outside while their records are put, so these are published at once. */
 static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_members *m, struct root_change *c)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_xattr *config;
     struct ht_ns_root *root;
@@ -213,10 +218,10 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
     if (rc != 0)
         return rc;
     root = ht_ns_root_new(op->ns, i->ino);
-    rc = root == NULL ? -ENOMEM : ht_ns_scope_move(op, m, 0, i->ino, &c->busy);
+    rc = !root ? -ENOMEM : ht_ns_scope_move(op, m, 0, i->ino, &c->busy);
     if (rc != 0) {
         ht_ns_xattr_free(op->ns, config);
-        if (root != NULL)
+        if (root)
             ht_ns_root_free(op->ns, root);
         return rc;
     }
@@ -225,15 +230,15 @@ static int turn_into_root(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_
     rc = call_also(op, c);
     if (rc == 0)
         return 0;
-    ht_ns_root_publish_locked(op->ns, root, op->tx); /* times touched meanwhile */
+    ht_ns_root_publish_locked(op->ns, root, op->tx); /* times touched since */
     ht_ns_root_free(op->ns, root);
     take_config(op, i);
     back = ht_ns_scope_move(op, m, i->ino, 0, &c->busy);
-    (void)back; /* scope.c brings home what a writer kept */
+    (void)back; /* scope.c brings home content that a writer kept */
     return rc;
 }
 
-static int make_locked(struct ht_ns_op *op, struct root_change *c)
+static int make_locked(struct ht_ns_op *op, struct root_change *c) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, c->ino);
     struct ht_ns_members m = {0};
@@ -253,19 +258,19 @@ static int make_locked(struct ht_ns_op *op, struct root_change *c)
     return rc;
 }
 
-/* An estimate, before the transaction, of what moving everything at and below ino puts into the log. */
+/* An estimate, before the transaction, of the log bytes for moving everything at and below ino. */
 static int tree_bytes(struct ht_ns *ns, uint64_t ino, size_t *out_bytes)
 {
     struct ht_ns_inode *i;
     struct ht_ns_members m = {0};
     int rc;
 
-    ht_rwlock_wrlock(&ns->lock);
+    ht_rwlock_wrlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    rc = i == NULL ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : collect_tree(&m, i);
+    rc = !i ? -ESTALE : !ht_ns_is_dir(i) ? -ENOTDIR : collect_tree(&m, i);
     *out_bytes = ROOT_BYTES + m.count * (OBJECT_MOVE_BYTES + HT_NS_INODE_RECORD_BYTES);
     ht_ns_members_free(&m);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
@@ -281,8 +286,9 @@ int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, struct h
         rc = ht_store_commit(ns->store);
         if (rc == 0)
             rc = tree_bytes(ns, ino, &bytes);
-        if (rc == 0)
-            rc = ht_ns_op_begin(ns, bytes + strlen(config), &op);
+        if (rc != 0)
+            continue;
+        rc = ht_ns_op_begin(ns, bytes + strlen(config), &op);
         if (rc == 0)
             rc = ht_ns_op_end(&op, make_locked(&op, &c));
         if (rc == 0)
@@ -300,8 +306,8 @@ struct root_members {
     const struct ht_ns_root *root;
 };
 
-/* Orphans that are open, too. What is deleted goes with the publication. */
-static int add_root_member(void *ctx, struct ht_ns_inode *i)
+/* Includes orphans that are open. Deleted inodes go with the publication. */
+static int add_root_member(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct root_members *r = ctx;
     bool gone = (i->flags & (HT_NS_STALE | HT_NS_GHOST)) != 0;
@@ -309,14 +315,15 @@ static int add_root_member(void *ctx, struct ht_ns_inode *i)
     return ht_ns_root(i) == r->root && !gone ? ht_ns_members_add(&r->m, i) : 0;
 }
 
-struct ending {
+struct shutdown {
     uint64_t ino;
     void (*also)(void *ctx, struct ht_tx *tx);
     void *ctx;
 };
 
-/* Into no scope an object may always move, whoever writes to it meanwhile. */
+/* An object may always move out of all scopes, even while another thread writes to it. */
 static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_t scope)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint64_t busy;
     int rc = ht_ns_scope_move(op, m, scope, 0, &busy);
@@ -325,33 +332,34 @@ static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uin
     (void)rc;
 }
 
-/* Nothing here can fail. What the callback deletes is published with the scope, from which the files have gone by then. */
+/*
+ * Nothing here can fail. Deletions of the callback are published with the scope, from which the files have gone by
+ * then.
+ */
 static void turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m,
-                                const struct ending *e)
+                                const struct shutdown *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t scope = i->ino;
 
     ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
     free_objects(op, m, scope);
-    if (e->also != NULL) {
+    if (e->also) {
         ht_ns_op_unlock(op);
         e->also(e->ctx, op->tx);
         ht_ns_op_lock(op);
     }
     ht_scope_publish(op->ns->store, scope, op->tx);
-    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx); /* times touched meanwhile */
+    ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx); /* times touched since */
     ht_ns_root_free(op->ns, ht_ns_root(i));
     take_config(op, i);
 }
 
 /* Everything that can be refused comes before the first record. */
-static int unmake_locked(struct ht_ns_op *op, const struct ending *e)
+static int unmake_locked(struct ht_ns_op *op, const struct shutdown *e) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, e->ino);
     struct root_members r = {0};
-    int rc = i == NULL                       ? -ESTALE
-        : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL
-                                             : ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
+    int rc = !i ? -ESTALE : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL : ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
 
     if (rc != 0)
         return rc;
@@ -369,25 +377,33 @@ static size_t unmake_bytes(struct ht_ns *ns, uint64_t ino)
     size_t bytes = 0;
     int rc = tree_bytes(ns, ino, &bytes);
 
-    (void)rc; /* told by the operation */
-    return 2 * bytes + ht_ns_root_pending_bytes(ns, ino) + ht_scope_pending_bytes(ns->store, ino);
+    (void)rc; /* the operation reports it */
+    return 2 * bytes + ht_scope_pending_bytes(ns->store, ino);
 }
 
-int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
+static int unmake(struct ht_ns *ns, const struct shutdown *e, struct ht_ns_op *op)
 {
-    const struct ending e = {.ino = ino, .also = also_in_tx, .ctx = ctx};
-    struct ht_rounds rounds = HT_ROUNDS_INIT;
-    struct ht_ns_op op;
+    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(e->ino);
     int rc;
 
     do {
         ht_rounds_next(ns->store, &rounds);
-        rc = ht_scope_writeback(ns->store, ino);
+        rc = ht_scope_writeback(ns->store, e->ino);
+        if (rc != 0)
+            continue;
+        rc = ht_ns_op_begin_round(ns, unmake_bytes(ns, e->ino), &rounds, op);
         if (rc == 0)
-            rc = ht_ns_op_begin_round(ns, unmake_bytes(ns, ino), &rounds, &op);
+            return ht_ns_op_end(op, unmake_locked(op, e));
     } while (rc == -EAGAIN);
-    if (rc == 0)
-        rc = ht_ns_op_end(&op, unmake_locked(&op, &e));
+    return rc;
+}
+
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
+{
+    const struct shutdown e = {.ino = ino, .also = also_in_tx, .ctx = ctx};
+    struct ht_ns_op op;
+    int rc = unmake(ns, &e, &op);
+
     if (rc == 0)
         rc = ht_store_sync(ns->store, op.lsn);
     return ht_ns_scope_settle(ns, rc);

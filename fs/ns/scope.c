@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * scope.c - whose step the content of a file belongs to: moving objects between scopes.
+ * scope.c - the scope of a file's content: moves objects between scopes.
  *
- * The store moves an object only while nothing of it is unpublished, and writers take no transaction: one may come
- * between moving an object there and, because another was busy, moving it back. Such an object stays in a scope that
- * is not its file's, and a crash may find it so. It is whole there, but no commit would publish it: settle looks for
- * files whose content is elsewhere and brings it home.
+ * The store moves an object only while all its content is published, and writers take no transaction: a write may come
+ * between moving an object there and, because another was busy, moving it back. Such an object stays in a scope that is
+ * not its file's, and a crash may find it so. It is whole there, but no commit would publish it: the functions below
+ * find files whose content is in another scope and bring it home.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/scope.h"
 
 #include <stdlib.h>
 #include "tiering/base/event.h"
@@ -23,7 +24,7 @@ int ht_ns_members_add(struct ht_ns_members *m, struct ht_ns_inode *i)
     if (m->count == m->cap) {
         size_t cap = m->cap == 0 ? 32 : m->cap * 2;
         struct ht_ns_inode **p = realloc(m->inodes, cap * sizeof(struct ht_ns_inode *));
-        if (p == NULL)
+        if (!p)
             return -ENOMEM;
         m->inodes = p;
         m->cap = cap;
@@ -43,11 +44,12 @@ void ht_ns_members_free(struct ht_ns_members *m)
 /* ---------------------------------------------------------------- moving */
 
 static int move_object(struct ht_ns_op *op, const struct ht_ns_inode *i, uint64_t scope, uint64_t *out_busy)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = S_ISREG(i->cur.mode) ? ht_obj_get(op->ns->store, i->ino) : NULL;
     int rc;
 
-    if (obj == NULL)
+    if (!obj)
         return 0;
     ht_obj_publish(obj, op->tx);
     rc = ht_obj_set_scope(obj, scope, op->tx);
@@ -74,9 +76,9 @@ int ht_ns_scope_move(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_
     return rc;
 }
 
-/* -------------------------------------------------------------- settling */
+/* --------------------------------------------------------- stray content */
 
-static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i)
+static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj_stat os;
     struct ht_obj *obj;
@@ -84,19 +86,19 @@ static bool is_stray(struct ht_ns *ns, const struct ht_ns_inode *i)
     if (!S_ISREG(i->cur.mode) || (i->flags & (HT_NS_GHOST | HT_NS_STALE)) != 0)
         return false;
     obj = ht_obj_get(ns->store, i->ino);
-    if (obj == NULL)
+    if (!obj)
         return false;
     ht_obj_stat(obj, &os);
     ht_obj_put(obj);
     return os.scope != ht_ns_root(i)->ino;
 }
 
-static int bring_home_locked(struct ht_ns_op *op, uint64_t ino)
+static int bring_home_locked(struct ht_ns_op *op, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     uint64_t busy;
 
-    return i != NULL && is_stray(op->ns, i) ? move_object(op, i, ht_ns_root(i)->ino, &busy) : 0;
+    return i && is_stray(op->ns, i) ? move_object(op, i, ht_ns_root(i)->ino, &busy) : 0;
 }
 
 static int try_bring_home(struct ht_ns *ns, struct ht_obj *obj, uint64_t ino)
@@ -104,14 +106,19 @@ static int try_bring_home(struct ht_ns *ns, struct ht_obj *obj, uint64_t ino)
     struct ht_ns_op op;
     int rc = ht_ns_op_begin(ns, MOVE_BYTES + ht_obj_pending_bytes(obj), &op);
 
-    return rc == 0 ? ht_ns_op_end(&op, bring_home_locked(&op, ino)) : rc;
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, bring_home_locked(&op, ino));
 }
 
-/* What is not ready is synced first; the others do not wait for the log, or a mount with many of them would take its time. */
+/*
+ * A file with unpublished content is synced first. The others do not wait for the log, or a mount with many such files
+ * would take long.
+ */
 static int bring_home(struct ht_ns *ns, uint64_t ino)
 {
     struct ht_obj *obj = ht_obj_get(ns->store, ino);
-    int rc = obj != NULL ? try_bring_home(ns, obj, ino) : 0;
+    int rc = obj ? try_bring_home(ns, obj, ino) : 0;
 
     for (int tries = 0; rc == -EBUSY && tries < TRIES_MAX; tries++) {
         rc = ht_obj_sync(obj);

@@ -2,13 +2,14 @@
 /*
  * table.c - the memory of names: inodes by number, entries by directory and name, extended attributes.
  *
- * Owns allocation, the two hash tables, the figures that ht_ns_stats tells and the claims of log bytes, which are
- * given back where the thing is freed. What belongs to whom (links, slots, pending lists) is decided elsewhere.
+ * Owns allocation, the two hash tables, the figures of ht_ns_stats and the log reserves, which are given back when the
+ * thing is freed. Other files decide the links between inodes, slots and pending lists.
  *
- * Tables double when full and never shrink. A table that cannot grow has longer chains and is still correct.
- * All functions: ns.lock held, for writing where something changes.
+ * Tables double when full and never shrink. A table that cannot grow has longer chains and is still correct. All
+ * functions: ns.lock held, for writing where something changes.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
 
 #include <stdlib.h>
 #include "tiering/base/hash.h"
@@ -16,42 +17,42 @@
 
 enum { TABLE_SIZE_START = 256, PER_BUCKET = 2 };
 
-/* ---------------------------------------------------------------- claims */
+/* ----------------------------------------------------------- log reserves */
 
-/* In replay nothing is claimed: link.c claims all there is at the end. */
-static int claim(struct ht_ns *ns, uint64_t bytes)
+/* In replay nothing is reserved: link.c reserves for everything at the end. */
+static int log_reserve(struct ht_ns *ns, uint64_t bytes) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
-    return ns->replaying ? 0 : ht_store_claim(ns->store, bytes);
+    return ns->replaying ? 0 : ht_store_log_reserve(ns->store, bytes);
 }
 
-static void unclaim(struct ht_ns *ns, uint64_t bytes)
+static void log_unreserve(struct ht_ns *ns, uint64_t bytes) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     if (!ns->replaying)
-        ht_store_unclaim(ns->store, bytes);
+        ht_store_log_unreserve(ns->store, bytes);
 }
 
-uint64_t ht_ns_inode_claim(const struct ht_ns_inode *i)
+uint64_t ht_ns_inode_log_bytes(const struct ht_ns_inode *i)
 {
     uint64_t bytes = HT_NS_INODE_RECORD_BYTES;
 
-    if (S_ISLNK(i->cur.mode) && i->u.target != NULL)
+    if (S_ISLNK(i->cur.mode) && i->u.target)
         bytes += HT_NS_TARGET_RECORD_BYTES + strlen(i->u.target);
     return bytes;
 }
 
-uint64_t ht_ns_entry_claim(const struct ht_ns_entry *e)
+uint64_t ht_ns_entry_log_bytes(const struct ht_ns_entry *e)
 {
     return HT_NS_ENTRY_RECORD_BYTES + (uint64_t)e->len;
 }
 
-uint64_t ht_ns_xattr_claim(const struct ht_ns_xattr *x)
+uint64_t ht_ns_xattr_log_bytes(const struct ht_ns_xattr *x)
 {
     return HT_NS_XATTR_RECORD_BYTES + (uint64_t)x->name_len + x->value_len;
 }
 
 /* ---------------------------------------------------------------- inodes */
 
-static uint64_t inode_bucket(const struct ht_ns *ns, uint64_t ino)
+static uint64_t inode_bucket(const struct ht_ns *ns, uint64_t ino) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return ht_id_hash(ino) & ns->inode_mask;
 }
@@ -60,7 +61,7 @@ struct ht_ns_inode *ht_ns_inode_find(struct ht_ns *ns, uint64_t ino)
 {
     struct ht_ns_inode *i = ns->inodes[inode_bucket(ns, ino)];
 
-    while (i != NULL && i->ino != ino)
+    while (i && i->ino != ino)
         i = i->hash_next;
     return i;
 }
@@ -69,21 +70,21 @@ struct ht_ns_inode *ht_ns_inode_live(struct ht_ns *ns, uint64_t ino)
 {
     struct ht_ns_inode *i = ht_ns_inode_find(ns, ino);
 
-    return i != NULL && (i->flags & (HT_NS_STALE | HT_NS_GHOST)) == 0 ? i : NULL;
+    return i && (i->flags & (HT_NS_STALE | HT_NS_GHOST)) == 0 ? i : NULL;
 }
 
-static void grow_inodes(struct ht_ns *ns)
+static void grow_inodes(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t old_mask = ns->inode_mask, size = 2 * (old_mask + 1);
     struct ht_ns_inode **old = ns->inodes, **table = calloc(size, sizeof(struct ht_ns_inode *));
 
-    if (table == NULL)
+    if (!table)
         return;
     ns->inodes = table;
     ns->inode_mask = size - 1;
     ns->meta_bytes += (old_mask + 1) * sizeof(struct ht_ns_inode *);
     for (uint64_t b = 0; b <= old_mask; b++)
-        for (struct ht_ns_inode *i = old[b], *next; i != NULL; i = next) {
+        for (struct ht_ns_inode *i = old[b], *next; i; i = next) {
             struct ht_ns_inode **head = &table[inode_bucket(ns, i->ino)];
             next = i->hash_next;
             i->hash_next = *head;
@@ -92,7 +93,7 @@ static void grow_inodes(struct ht_ns *ns)
     free(old);
 }
 
-static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i)
+static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode **head;
 
@@ -107,15 +108,15 @@ static void insert_inode(struct ht_ns *ns, struct ht_ns_inode *i)
 
 int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_inode **out)
 {
-    int rc = claim(ns, HT_NS_INODE_RECORD_BYTES);
+    int rc = log_reserve(ns, HT_NS_INODE_RECORD_BYTES);
     struct ht_ns_inode *i;
 
     if (rc != 0)
         return rc;
     i = ht_pool_get(&ns->inode_pool);
-    if (i == NULL || ht_ns_inode_set_mode(ns, i, mode) != 0) {
+    if (!i || ht_ns_inode_set_mode(ns, i, mode) != 0) {
         ht_pool_put(&ns->inode_pool, i);
-        unclaim(ns, HT_NS_INODE_RECORD_BYTES);
+        log_unreserve(ns, HT_NS_INODE_RECORD_BYTES);
         return -ENOMEM;
     }
     i->ino = ino;
@@ -127,9 +128,9 @@ int ht_ns_inode_new(struct ht_ns *ns, uint64_t ino, uint32_t mode, struct ht_ns_
 
 int ht_ns_inode_set_mode(struct ht_ns *ns, struct ht_ns_inode *i, uint32_t mode)
 {
-    if (S_ISDIR(mode) && i->u.dir == NULL) {
+    if (S_ISDIR(mode) && !i->u.dir) {
         i->u.dir = calloc(1, sizeof(*i->u.dir));
-        if (i->u.dir == NULL)
+        if (!i->u.dir)
             return -ENOMEM;
         ns->meta_bytes += sizeof(*i->u.dir);
     }
@@ -139,20 +140,20 @@ int ht_ns_inode_set_mode(struct ht_ns *ns, struct ht_ns_inode *i, uint32_t mode)
 
 int ht_ns_inode_set_target(struct ht_ns *ns, struct ht_ns_inode *i, const char *target, size_t len)
 {
-    int rc = claim(ns, HT_NS_TARGET_RECORD_BYTES + len);
+    int rc = log_reserve(ns, HT_NS_TARGET_RECORD_BYTES + len);
 
     if (rc != 0)
         return rc;
     i->u.target = strndup(target, len);
-    if (i->u.target == NULL) {
-        unclaim(ns, HT_NS_TARGET_RECORD_BYTES + len);
+    if (!i->u.target) {
+        log_unreserve(ns, HT_NS_TARGET_RECORD_BYTES + len);
         return -ENOMEM;
     }
     ns->meta_bytes += len + 1;
     return 0;
 }
 
-static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i)
+static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode **p = &ns->inodes[inode_bucket(ns, i->ino)];
 
@@ -164,11 +165,11 @@ static void remove_from_table(struct ht_ns *ns, struct ht_ns_inode *i)
 
 void ht_ns_inode_drop_payload(struct ht_ns *ns, struct ht_ns_inode *i)
 {
-    if (S_ISDIR(i->cur.mode) && i->u.dir != NULL) {
+    if (S_ISDIR(i->cur.mode) && i->u.dir) {
         ns->meta_bytes -= sizeof(*i->u.dir) + (uint64_t)i->u.dir->slot_cap * sizeof(*i->u.dir->slots);
         free(i->u.dir->slots);
         free(i->u.dir);
-    } else if (S_ISLNK(i->cur.mode) && i->u.target != NULL) {
+    } else if (S_ISLNK(i->cur.mode) && i->u.target) {
         ns->meta_bytes -= strlen(i->u.target) + 1;
         free(i->u.target);
     } else if (S_ISREG(i->cur.mode)) {
@@ -179,12 +180,12 @@ void ht_ns_inode_drop_payload(struct ht_ns *ns, struct ht_ns_inode *i)
 
 void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
 {
-    while (i->xattrs != NULL) {
+    while (i->xattrs) {
         struct ht_ns_xattr *x = i->xattrs;
         i->xattrs = x->next;
         ht_ns_xattr_free(ns, x);
     }
-    unclaim(ns, ht_ns_inode_claim(i));
+    log_unreserve(ns, ht_ns_inode_log_bytes(i));
     ht_ns_shadow_drop(ns, i);
     remove_from_table(ns, i);
     ht_ns_inode_drop_payload(ns, i);
@@ -195,7 +196,7 @@ void ht_ns_inode_free(struct ht_ns *ns, struct ht_ns_inode *i)
 int ht_ns_inode_each(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_inode *i), void *ctx)
 {
     for (uint64_t b = 0; b <= ns->inode_mask; b++)
-        for (struct ht_ns_inode *i = ns->inodes[b], *next; i != NULL; i = next) {
+        for (struct ht_ns_inode *i = ns->inodes[b], *next; i; i = next) {
             int rc;
             next = i->hash_next;
             rc = fn(ctx, i);
@@ -224,13 +225,13 @@ int ht_ns_inode_each_sorted(struct ht_ns *ns, int (*fn)(void *ctx, struct ht_ns_
 {
     size_t count = ns->inode_count;
     uint64_t *inos = malloc((count + 1) * sizeof(*inos)), *next = inos;
-    int rc = inos != NULL ? ht_ns_inode_each(ns, add_number, &next) : -ENOMEM;
+    int rc = inos ? ht_ns_inode_each(ns, add_number, &next) : -ENOMEM;
 
     if (rc == 0)
         qsort(inos, count, sizeof(*inos), by_number);
     for (size_t n = 0; rc == 0 && n < count; n++) {
         struct ht_ns_inode *i = ht_ns_inode_find(ns, inos[n]);
-        rc = i != NULL ? fn(ctx, i) : 0;
+        rc = i ? fn(ctx, i) : 0;
     }
     free(inos);
     return rc;
@@ -252,8 +253,7 @@ static int collect(void *ctx, struct ht_ns_inode *i)
     if (c->count == c->cap) {
         size_t cap = c->cap == 0 ? 32 : c->cap * 2;
         uint64_t *p = realloc(c->inos, cap * sizeof(*p));
-
-        if (p == NULL)
+        if (!p)
             return -ENOMEM;
         c->inos = p;
         c->cap = cap;
@@ -267,9 +267,9 @@ int ht_ns_inode_collect(struct ht_ns *ns, ht_ns_wanted_fn wanted, uint64_t **out
     struct collection c = {.ns = ns, .wanted = wanted};
     int rc;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     rc = ht_ns_inode_each(ns, collect, &c);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     if (rc != 0) {
         free(c.inos);
         return rc;
@@ -289,8 +289,8 @@ static uint64_t reverse_bits(uint64_t v)
 }
 
 /*
- * The cursor counts in reversed bits: all buckets that a doubling makes of one come right after each other in that
- * order, so a walk that met the one has met what they hold, and needs no memory of the table's size.
+ * The cursor counts in reversed bits: all buckets that a doubling makes from one come right after each other in that
+ * order. So a walk that met the one has met their entries, and needs no memory of the table's size.
  */
 struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor)
 {
@@ -303,16 +303,17 @@ struct ht_ns_inode *ht_ns_inode_scan(struct ht_ns *ns, uint64_t *cursor)
 /* --------------------------------------------------------------- entries */
 
 static uint64_t entry_bucket(const struct ht_ns *ns, uint64_t dir, const char *name, size_t len)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     return ht_hash64(name, len, ns->salt ^ ht_id_hash(dir)) & ns->entry_mask;
 }
 
 static struct ht_ns_entry *find_entry(struct ht_ns *ns, const struct ht_ns_inode *dir, const char *name, size_t len,
-                                      bool gone)
+                                      bool gone) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_entry *e = ns->entries[entry_bucket(ns, dir->ino, name, len)];
 
-    for (; e != NULL; e = e->hash_next)
+    for (; e; e = e->hash_next)
         if (e->dir == dir && e->len == len && (e->state == HT_NS_GONE) == gone && memcmp(e->name, name, len) == 0)
             return e;
     return NULL;
@@ -340,14 +341,14 @@ static struct ht_pool *entry_pool(struct ht_ns *ns, size_t len)
 
 int ht_ns_entry_new(struct ht_ns *ns, const char *name, size_t len, struct ht_ns_entry **out)
 {
-    int rc = claim(ns, HT_NS_ENTRY_RECORD_BYTES + len);
+    int rc = log_reserve(ns, HT_NS_ENTRY_RECORD_BYTES + len);
     struct ht_ns_entry *e;
 
     if (rc != 0)
         return rc;
     e = ht_pool_get(entry_pool(ns, len));
-    if (e == NULL) {
-        unclaim(ns, HT_NS_ENTRY_RECORD_BYTES + len);
+    if (!e) {
+        log_unreserve(ns, HT_NS_ENTRY_RECORD_BYTES + len);
         return -ENOMEM;
     }
     e->len = (uint8_t)len;
@@ -360,24 +361,24 @@ int ht_ns_entry_new(struct ht_ns *ns, const char *name, size_t len, struct ht_ns
 
 void ht_ns_entry_free(struct ht_ns *ns, struct ht_ns_entry *e)
 {
-    unclaim(ns, ht_ns_entry_claim(e));
+    log_unreserve(ns, ht_ns_entry_log_bytes(e));
     ns->meta_bytes -= entry_bytes(e->len);
     ns->entry_count--;
     ht_pool_put(entry_pool(ns, e->len), e);
 }
 
-static void grow_entries(struct ht_ns *ns)
+static void grow_entries(struct ht_ns *ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t old_mask = ns->entry_mask, size = 2 * (old_mask + 1);
     struct ht_ns_entry **old = ns->entries, **table = calloc(size, sizeof(struct ht_ns_entry *));
 
-    if (table == NULL)
+    if (!table)
         return;
     ns->entries = table;
     ns->entry_mask = size - 1;
     ns->meta_bytes += (old_mask + 1) * sizeof(struct ht_ns_entry *);
     for (uint64_t b = 0; b <= old_mask; b++)
-        for (struct ht_ns_entry *e = old[b], *next; e != NULL; e = next) {
+        for (struct ht_ns_entry *e = old[b], *next; e; e = next) {
             struct ht_ns_entry **head = &table[entry_bucket(ns, e->dir->ino, e->name, e->len)];
             next = e->hash_next;
             e->hash_next = *head;
@@ -399,7 +400,7 @@ void ht_ns_entry_insert(struct ht_ns *ns, struct ht_ns_entry *e, struct ht_ns_in
     *head = e;
     e->name_next = inode->names;
     e->name_pprev = &inode->names;
-    if (e->name_next != NULL)
+    if (e->name_next)
         e->name_next->name_pprev = &e->name_next;
     inode->names = e;
 }
@@ -412,7 +413,7 @@ void ht_ns_entry_remove(struct ht_ns *ns, struct ht_ns_entry *e)
         p = &(*p)->hash_next;
     *p = e->hash_next;
     *e->name_pprev = e->name_next;
-    if (e->name_next != NULL)
+    if (e->name_next)
         e->name_next->name_pprev = e->name_pprev;
 }
 
@@ -427,14 +428,14 @@ int ht_ns_xattr_new(struct ht_ns *ns, const char *name, size_t name_len, const v
                     struct ht_ns_xattr **out)
 {
     uint64_t record_bytes = HT_NS_XATTR_RECORD_BYTES + name_len + value_len;
-    int rc = claim(ns, record_bytes);
+    int rc = log_reserve(ns, record_bytes);
     struct ht_ns_xattr *x;
 
     if (rc != 0)
         return rc;
     x = malloc(xattr_bytes(name_len, value_len));
-    if (x == NULL) {
-        unclaim(ns, record_bytes);
+    if (!x) {
+        log_unreserve(ns, record_bytes);
         return -ENOMEM;
     }
     *x = (struct ht_ns_xattr){.value_len = (uint32_t)value_len, .name_len = (uint8_t)name_len};
@@ -450,7 +451,7 @@ int ht_ns_xattr_new(struct ht_ns *ns, const char *name, size_t name_len, const v
 
 void ht_ns_xattr_free(struct ht_ns *ns, struct ht_ns_xattr *x)
 {
-    unclaim(ns, ht_ns_xattr_claim(x));
+    log_unreserve(ns, ht_ns_xattr_log_bytes(x));
     ns->meta_bytes -= xattr_bytes(x->name_len, x->value_len);
     ns->xattr_count--;
     free(x);
@@ -460,7 +461,7 @@ struct ht_ns_xattr *ht_ns_xattr_find(const struct ht_ns_inode *i, const char *na
 {
     struct ht_ns_xattr *x = i->xattrs;
 
-    while (x != NULL && (x->state == HT_NS_GONE || x->name_len != len || memcmp(x->data, name, len) != 0))
+    while (x && (x->state == HT_NS_GONE || x->name_len != len || memcmp(x->data, name, len) != 0))
         x = x->next;
     return x;
 }
@@ -483,7 +484,7 @@ int ht_ns_tables_init(struct ht_ns *ns)
         ht_pool_init(&ns->entry_pool[i], i * 8);
     ns->inodes = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_inode *));
     ns->entries = calloc(TABLE_SIZE_START, sizeof(struct ht_ns_entry *));
-    if (ns->inodes == NULL || ns->entries == NULL) {
+    if (!ns->inodes || !ns->entries) {
         free(ns->inodes);
         free(ns->entries);
         return -ENOMEM;
@@ -493,20 +494,20 @@ int ht_ns_tables_init(struct ht_ns *ns)
     return 0;
 }
 
-static int free_inode(void *ctx, struct ht_ns_inode *i)
+static int free_inode(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_ns_inode_free(ctx, i);
     return 0;
 }
 
-/* Claims are not given back: the store they were taken from ends, too. */
+/* Reserves are not given back: the store they were taken from ends, too. */
 void ht_ns_tables_free(struct ht_ns *ns)
 {
     int rc;
 
     ns->replaying = true;
     for (uint64_t b = 0; b <= ns->entry_mask; b++)
-        while (ns->entries[b] != NULL) {
+        while (ns->entries[b]) {
             struct ht_ns_entry *e = ns->entries[b];
             ns->entries[b] = e->hash_next;
             ht_ns_entry_free(ns, e);

@@ -3,10 +3,12 @@
  * xattr.c - extended attributes, and the words of hitrain among them that are fields of the inode.
  *
  * dtype, grad_dtype and class are not stored as attributes: they are fields, set here by their words and inherited from
- * the directory at creation, so that reading one tells what holds. All others are bytes under a name. An access list
- * and the mode are kept in step.
+ * the directory at creation, so that reading one returns the value in force. All others are bytes under a name. An
+ * access list and the mode are kept in step.
  */
 #include "fs/ns/ns_priv.h"
+#include "fs/ns/acl.h"
+#include "fs/ns/pending.h"
 
 #include <linux/limits.h>
 #include <stdlib.h>
@@ -81,14 +83,14 @@ static const struct word_field *find_word(const char *name)
     return NULL;
 }
 
-static uint8_t word_value(const struct word_field *w, const struct ht_ns_inode *i)
+static uint8_t word_value(const struct word_field *w, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_ns_attr a = i->cur;
 
     return *w->field(&a);
 }
 
-/* What copies of a tree must not bring along. */
+/* Attributes that copies of a tree must not bring along. */
 static bool is_hidden(const char *name)
 {
     return strcmp(name, HT_XATTR_PREFIX "optimizer") == 0 || strcmp(name, HT_XATTR_PREFIX "pin") == 0;
@@ -97,18 +99,18 @@ static bool is_hidden(const char *name)
 /* ------------------------------------------------------ change of state */
 
 /* The inode's ctime with a change of attributes; outside roots the record carries it. */
-static void stamp(struct ht_ns_op *op, struct ht_ns_inode *i, int64_t time_ns)
+static void stamp(struct ht_ns_op *op, struct ht_ns_inode *i, int64_t time_ns) HT_REQUIRES(HT_LOCK_NAMES)
 {
     ht_ns_attr_edit(op, i);
     if (time_ns == 0)
         return;
     i->cur.ctime_ns = time_ns;
-    if (!ht_ns_pending(i) && ht_ns_shadow(i) != NULL)
+    if (!ht_ns_pending(i) && ht_ns_shadow(i))
         ht_ns_shadow(i)->published.ctime_ns = time_ns;
 }
 
 /* x is current no more. */
-static void end_xattr(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x)
+static void end_xattr(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_ns_xattr *x) HT_REQUIRES(HT_LOCK_NAMES)
 {
     if (ht_ns_pending(i) && x->state == HT_NS_CLEAN) {
         x->state = HT_NS_GONE;
@@ -124,7 +126,7 @@ void ht_ns_xattr_install(struct ht_ns_op *op, struct ht_ns_inode *i, struct ht_n
     struct ht_ns_xattr *old = ht_ns_xattr_find(i, x->data, x->name_len);
 
     stamp(op, i, time_ns);
-    if (old != NULL)
+    if (old)
         end_xattr(op, i, old);
     x->next = i->xattrs;
     i->xattrs = x;
@@ -161,16 +163,16 @@ static int check_flags(int flags, bool there)
 }
 
 /*
- * An object's class is for life: a file that has no byte yet, and is not open, gets a new one the next time it is
- * opened. Where the old one is published on a root its end would be pending, and the number taken until the commit.
+ * An object's class never changes. So a file that has no byte yet, and is not open, gets a new object at its next open.
+ * If the old one is published on a root its end would be pending, and the number taken until the commit.
  */
-static int change_class(struct ht_ns_op *op, struct ht_ns_inode *i)
+static int change_class(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
     struct ht_obj_stat os;
     int rc = 0;
 
-    if (obj == NULL)
+    if (!obj)
         return 0;
     ht_obj_stat(obj, &os);
     if (os.size > 0 || i->opens > 0 || (ht_ns_pending(i) && !os.unpublished && os.obj_class != HT_CLASS_SCRATCH))
@@ -182,12 +184,12 @@ static int change_class(struct ht_ns_op *op, struct ht_ns_inode *i)
 }
 
 /* A tensor's chunks are large; a file that has content already keeps those it has. */
-static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i)
+static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     struct ht_obj *obj = ht_obj_get(op->ns->store, i->ino);
     int rc;
 
-    if (obj == NULL)
+    if (!obj)
         return;
     rc = ht_obj_set_chunk_bytes(obj, ht_ns_chunk_bytes(op->ns, i));
     if (rc == 0 && !ht_ns_pending(i))
@@ -196,6 +198,7 @@ static void adapt_chunks(struct ht_ns_op *op, struct ht_ns_inode *i)
 }
 
 static int set_field(struct ht_ns_op *op, struct ht_ns_inode *i, const struct word_field *w, uint8_t value)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     int rc = 0;
 
@@ -213,7 +216,7 @@ static int set_field(struct ht_ns_op *op, struct ht_ns_inode *i, const struct wo
 }
 
 static int set_word(struct ht_ns_op *op, struct ht_ns_inode *i, const struct word_field *w,
-                    const struct xattr_request *q)
+                    const struct xattr_request *q) HT_REQUIRES(HT_LOCK_NAMES)
 {
     int value = w->parse(q->value, q->len), rc = check_flags(q->flags, word_value(w, i) != 0);
 
@@ -222,14 +225,15 @@ static int set_word(struct ht_ns_op *op, struct ht_ns_inode *i, const struct wor
     return rc != 0 ? rc : set_field(op, i, w, (uint8_t)value);
 }
 
-/* What an inode holds stays within bounds, and its list within what the kernel takes. but: will be replaced. */
+/* The attributes of an inode stay within bounds, and its list within the kernel's limit. but: will be replaced. */
 static bool has_room(const struct ht_ns_inode *i, const struct ht_ns_xattr *but, size_t name_len, size_t value_len)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     uint64_t bytes = name_len + value_len, listed = name_len + 1;
 
     for (size_t n = 0; n < HT_ARRAY_SIZE(word_fields); n++)
         listed += strlen(word_fields[n].name) + 1;
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next) {
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next) {
         if (x == but || x->state == HT_NS_GONE)
             continue;
         bytes += (uint64_t)x->name_len + x->value_len;
@@ -239,6 +243,7 @@ static bool has_room(const struct ht_ns_inode *i, const struct ht_ns_xattr *but,
 }
 
 static int set_bytes(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xattr_request *q)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     size_t name_len = strlen(q->name);
     struct ht_ns_xattr *old = ht_ns_xattr_find(i, q->name, name_len), *x;
@@ -254,7 +259,7 @@ static int set_bytes(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xa
 }
 
 /* The mode follows the access list; a list that says no more than the mode is not kept. */
-static int set_acl(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xattr_request *q)
+static int set_acl(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xattr_request *q) HT_REQUIRES(HT_LOCK_NAMES)
 {
     bool access = strcmp(q->name, HT_NS_ACL_ACCESS) == 0;
     struct ht_ns_xattr *old;
@@ -266,7 +271,7 @@ static int set_acl(struct ht_ns_op *op, struct ht_ns_inode *i, const struct xatt
         return -EACCES;
     if (!access || !ht_ns_acl_is_plain(q->value, q->len)) {
         rc = set_bytes(op, i, q);
-    } else if ((old = ht_ns_xattr_find(i, q->name, strlen(q->name))) != NULL) {
+    } else if ((old = ht_ns_xattr_find(i, q->name, strlen(q->name)))) {
         ht_ns_xattr_drop(op, i, old, op->now_ns);
     }
     if (rc != 0 || !access)
@@ -298,15 +303,15 @@ static int check_name(const char *name)
     return is_acl(name) ? 0 : -EOPNOTSUPP;
 }
 
-static int set_locked(struct ht_ns_op *op, const struct xattr_request *q)
+static int set_locked(struct ht_ns_op *op, const struct xattr_request *q) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, q->ino);
     const struct word_field *w = find_word(q->name);
-    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = !i ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;
-    if (w != NULL)
+    if (w)
         return set_word(op, i, w, q);
     return is_acl(q->name) ? set_acl(op, i, q) : set_bytes(op, i, q);
 }
@@ -324,34 +329,37 @@ int ht_ns_setxattr(struct ht_ns *ns, uint64_t ino, const char *name, const void 
     if ((flags & ~(XATTR_CREATE | XATTR_REPLACE | HT_XATTR_KILL_SGID)) != 0)
         return -EINVAL;
     rc = ht_ns_op_begin(ns, 512 + strlen(name) + len, &op);
-    return rc != 0 ? rc : ht_ns_op_end(&op, set_locked(&op, &q));
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, set_locked(&op, &q));
 }
 
 /* ------------------------------------------------------------------ path */
 
 /* The directory of an inode's first name, or NULL. */
-static const struct ht_ns_inode *dir_of(const struct ht_ns_inode *i)
+static const struct ht_ns_inode *dir_of(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_entry *e = ht_ns_is_dir(i) ? i->u.dir->self : i->names;
 
-    while (e != NULL && !ht_ns_current(e))
+    while (e && !ht_ns_current(e))
         e = e->name_next;
-    return e != NULL && i->ino != HT_NS_ROOT_INO ? e->dir : NULL;
+    return e && i->ino != HT_NS_ROOT_INO ? e->dir : NULL;
 }
 
-static const struct ht_ns_inode *next_below_root(const struct ht_ns_inode *i)
+static const struct ht_ns_inode *next_below_root(const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_inode *dir = dir_of(i);
 
-    return dir != NULL && (dir->flags & HT_NS_MODEL_ROOT) == 0 ? dir : NULL;
+    return dir && (dir->flags & HT_NS_MODEL_ROOT) == 0 ? dir : NULL;
 }
 
 static int call_with_value(const struct ht_ns_inode *i, const char *name,
                            int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_xattr *x = ht_ns_xattr_find(i, name, strlen(name));
 
-    return x == NULL ? fn(ctx, i->ino, NULL, 0) : fn(ctx, i->ino, x->data + x->name_len + 1, x->value_len);
+    return !x ? fn(ctx, i->ino, NULL, 0) : fn(ctx, i->ino, x->data + x->name_len + 1, x->value_len);
 }
 
 enum { DEPTH_COMMON = 32 };
@@ -359,18 +367,19 @@ enum { DEPTH_COMMON = 32 };
 /* Under the lock. */
 static int walk_path(const struct ht_ns_inode *i, const char *name,
                      int (*fn)(void *ctx, uint64_t ino, const char *value, size_t len), void *ctx)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct ht_ns_inode *few[DEPTH_COMMON], **path = few, *at = i;
     size_t depth = 0, n = 0;
     int rc = 0;
 
-    for (; at != NULL; at = next_below_root(at))
+    for (; at; at = next_below_root(at))
         depth++;
     if (depth > DEPTH_COMMON)
         path = malloc(depth * sizeof(const struct ht_ns_inode *));
-    if (path == NULL)
+    if (!path)
         return -ENOMEM;
-    for (at = i; at != NULL; at = next_below_root(at))
+    for (at = i; at; at = next_below_root(at))
         path[n++] = at;
     while (rc == 0 && n > 0)
         rc = call_with_value(path[--n], name, fn, ctx);
@@ -385,13 +394,13 @@ int ht_ns_xattr_path(struct ht_ns *ns, uint64_t ino, const char *name,
     const struct ht_ns_inode *i;
     int rc = 0;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     i = ht_ns_inode_live(ns, ino);
-    if (i == NULL)
+    if (!i)
         rc = -ESTALE;
     else if (ht_ns_root(i)->ino != 0 && (i->flags & HT_NS_MODEL_ROOT) == 0)
         rc = walk_path(i, name, fn, ctx);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return rc;
 }
 
@@ -399,29 +408,29 @@ bool ht_ns_is_below(struct ht_ns *ns, uint64_t ino, uint64_t dir)
 {
     const struct ht_ns_inode *i;
 
-    ht_rwlock_rdlock(&ns->lock);
-    for (i = ht_ns_inode_live(ns, ino); i != NULL && i->ino != dir;)
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    for (i = ht_ns_inode_live(ns, ino); i && i->ino != dir;)
         i = dir_of(i);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return i != NULL;
 }
 
 /* ---------------------------------------------------------------- remove */
 
-static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name)
+static int remove_locked(struct ht_ns_op *op, uint64_t ino, const char *name) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     const struct word_field *w = find_word(name);
     struct ht_ns_xattr *x;
-    int rc = i == NULL ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
+    int rc = !i ? -ESTALE : ht_ns_reserve(op->ns, ht_ns_root(i), 1, 0);
 
     if (rc != 0)
         return rc;
-    if (w != NULL)
+    if (w)
         return word_value(w, i) == 0 ? -ENODATA : set_field(op, i, w, 0);
     x = ht_ns_xattr_find(i, name, strlen(name));
-    if (x == NULL)
-        return is_acl(name) ? 0 : -ENODATA; /* that there is none is what was asked for */
+    if (!x)
+        return is_acl(name) ? 0 : -ENODATA; /* the caller wants no list, and there is none */
     ht_ns_xattr_drop(op, i, x, op->now_ns);
     return 0;
 }
@@ -431,9 +440,12 @@ int ht_ns_removexattr(struct ht_ns *ns, uint64_t ino, const char *name)
     struct ht_ns_op op;
     int rc = check_name(name);
 
-    if (rc == 0)
-        rc = ht_ns_op_begin(ns, 512, &op);
-    return rc != 0 ? rc : ht_ns_op_end(&op, remove_locked(&op, ino, name));
+    if (rc != 0)
+        return rc;
+    rc = ht_ns_op_begin(ns, 512, &op);
+    if (rc != 0)
+        return rc;
+    return ht_ns_op_end(&op, remove_locked(&op, ino, name));
 }
 
 /* ------------------------------------------------------------------- get */
@@ -450,19 +462,20 @@ static ssize_t give(const void *value, size_t len, void *buf, size_t cap)
 }
 
 static ssize_t get_locked(const struct ht_ns_inode *i, const char *name, void *buf, size_t cap)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     const struct word_field *w = find_word(name);
     const struct ht_ns_xattr *x;
     const char *word;
 
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
-    if (w != NULL) {
+    if (w) {
         word = w->word(word_value(w, i));
-        return word != NULL ? give(word, strlen(word), buf, cap) : -ENODATA;
+        return word ? give(word, strlen(word), buf, cap) : -ENODATA;
     }
     x = ht_ns_xattr_find(i, name, strlen(name));
-    return x != NULL ? give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
+    return x ? give(ht_ns_xattr_value(x), x->value_len, buf, cap) : -ENODATA;
 }
 
 ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *buf, size_t cap)
@@ -471,13 +484,13 @@ ssize_t ht_ns_getxattr(struct ht_ns *ns, uint64_t ino, const char *name, void *b
 
     if (n != 0)
         return n;
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     n = get_locked(ht_ns_inode_live(ns, ino), name, buf, cap);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return n;
 }
 
-/* Append a name with its NUL; *len counts also what does not fit. */
+/* Appends a name with its NUL; *len also counts the part that does not fit. */
 static void list_name(const char *name, char *buf, size_t cap, size_t *len)
 {
     size_t n = strlen(name) + 1;
@@ -495,15 +508,16 @@ static bool is_trusted(const char *name)
 }
 
 static ssize_t list_locked(const struct ht_ns_inode *i, bool trusted, char *buf, size_t cap)
+    HT_REQUIRES_SHARED(HT_LOCK_NAMES)
 {
     size_t len = 0;
 
-    if (i == NULL)
+    if (!i)
         return -ESTALE;
     for (size_t n = 0; n < HT_ARRAY_SIZE(word_fields); n++)
         if (word_value(&word_fields[n], i) != 0)
             list_name(word_fields[n].name, buf, cap, &len);
-    for (const struct ht_ns_xattr *x = i->xattrs; x != NULL; x = x->next)
+    for (const struct ht_ns_xattr *x = i->xattrs; x; x = x->next)
         if (x->state != HT_NS_GONE && !is_hidden(x->data) && (trusted || !is_trusted(x->data)))
             list_name(x->data, buf, cap, &len);
     return cap == 0 || len <= cap ? (ssize_t)len : -ERANGE;
@@ -513,8 +527,8 @@ ssize_t ht_ns_listxattr(struct ht_ns *ns, uint64_t ino, bool trusted, char *buf,
 {
     ssize_t n;
 
-    ht_rwlock_rdlock(&ns->lock);
+    ht_rwlock_rdlock(ht_ns_lock(ns));
     n = list_locked(ht_ns_inode_live(ns, ino), trusted, buf, cap);
-    ht_rwlock_unlock(&ns->lock);
+    ht_rwlock_unlock(ht_ns_lock(ns));
     return n;
 }

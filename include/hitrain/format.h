@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * format.h - what is on the media. Little-endian throughout.
+ * format.h - the content of the media. Little-endian throughout.
  *
  * A device:
  *
@@ -9,11 +9,10 @@
  *   ...            log regions and data, as the superblock says
  *   last block     superblock copy 2 (the last whole 4 KiB block of the device)
  *
- * All of them carry the same content but for the device index; the valid copy
- * with the highest generation counts. The log is described in
- * tiering/journal/journal.h, records below. Everything that the log does not name is free.
+ * All copies carry the same content except the device index; the valid copy with the highest generation counts. The log
+ * is described in tiering/journal/journal.h, records below. Everything that the log does not name is free.
  *
- * Only codec files (super.c, frame.c, records.c, master.c) touch these structs.
+ * Only codec files (super_codec.c, frame.c, records.c, master.c) touch these structs.
  */
 #ifndef HITRAIN_FORMAT_H
 #define HITRAIN_FORMAT_H
@@ -81,7 +80,10 @@ struct ht_disk_super {
 };
 static_assert(sizeof(struct ht_disk_super) == 4096, "superblock is one block");
 static_assert(offsetof(struct ht_disk_super, device_uuid) == 504, "superblock layout");
-/* What changes after mkfs lies in the first 512 bytes, which no power cut tears: each copy is the old one or the new. */
+/*
+ * Fields that change after mkfs lie in the first 512 bytes, which no power cut tears: each copy is the old one or the
+ * new.
+ */
 static_assert(offsetof(struct ht_disk_super, member_epoch) + 8 * HT_DEVICES_MAX <= 512, "superblock layout");
 
 #define HT_SUPER_CLEAN 1u  /* unmounted cleanly: durable_seq is the last frame */
@@ -112,16 +114,19 @@ static_assert(sizeof(struct ht_disk_frame) == 80, "frame header");
  */
 enum ht_record_type {
     /* the journal's */
-    HT_REC_EPOCH = 1,         /* u64 epoch, u64 wall ns, u8 host[16], u8 boot[16] */
-    HT_REC_COMPACT_BEGIN = 2, /* u64 compaction id: what follows is complete by itself */
-    HT_REC_COMPACT_END = 3,   /* u64 compaction id */
+    HT_REC_EPOCH = 1,            /* u64 epoch, u64 wall ns, u8 host[16], u8 boot[16] */
+    HT_REC_CHECKPOINT_BEGIN = 2, /* u64 checkpoint id: the records up to the end mark are complete by themselves */
+    HT_REC_CHECKPOINT_END = 3,   /* u64 checkpoint id */
     /* the store's */
     HT_REC_IDS = 16,        /* u64 next id */
     HT_REC_OBJECT = 17,     /* u64 oid, u32 chunk bytes, u32 class, u64 size, u64 scope: create or update */
     HT_REC_OBJECT_DEL = 18, /* u64 oid */
-    HT_REC_CHUNK = 19,      /* u64 oid, u64 index, u32 generation, u8 codec, u8 reserved, u16 frag count,
-                           u32 stored bytes, u32 visible bytes, u64 checksum, count x { u8 device, u8 zero, u16 blocks, u64 first block } */
-    HT_REC_CHUNK_DEL = 20,  /* u64 oid, u64 first index, u64 count (~0: to the end) */
+    /*
+     * u64 oid, u64 index, u32 generation, u8 codec, u8 reserved, u16 frag count, u32 stored bytes, u32 visible bytes,
+     * u64 checksum, count x { u8 device, u8 zero, u16 blocks, u64 first block }
+     */
+    HT_REC_CHUNK = 19,
+    HT_REC_CHUNK_DEL = 20, /* u64 oid, u64 first index, u64 count (~0: to the end) */
     /* names: fs/ns */
     HT_REC_NS_FIRST = 32,
     HT_REC_NS_LAST = 47,
@@ -131,8 +136,8 @@ enum ht_record_type {
 };
 
 /*
- * Beside the missing bits of masters (state of kind 6): what is to be known of each block of HT_MASTER_BLOCK elements.
- * Zeros say that nothing is known of it.
+ * Beside the missing bits of masters (state of kind 6): the facts on each block of HT_MASTER_BLOCK elements. Zeros mean
+ * that nothing is known.
  */
 #define HT_MASTER_BLOCK 2048u
 struct ht_disk_master {
@@ -148,8 +153,7 @@ static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
 /* codec of a stored chunk */
 enum {
     HT_CODEC_RAW = 0,
-    HT_CODEC_LOST =
-        1, /* no extents, nothing stored: fsck gave up what was there; reading the visible bytes is an error */
+    HT_CODEC_LOST = 1, /* no extents, nothing stored: fsck gave the content up; reading the visible bytes is an error */
 };
 
 /* class of an object */

@@ -23,9 +23,9 @@
 #define HT_LOG_BYTES_MAX (16ull << 30) /* 88 million chunks */
 #define HT_LABEL_BYTES 32u
 #define HT_SHAPE_DIMS_MAX 16u
-#define HT_HANDED_MAX 4096u        /* handed-out images: descriptors and mappings have limits */
-#define HT_HANDED_USER_QUARTERS 3u /* of that number, and of the share of memory, for one user other than root */
-#define HT_HANDED_PERCENT_MAX 75u  /* of the DRAM tier */
+#define HT_SHM_IMAGES_MAX 4096u /* images in shared memory: descriptors and mappings have limits */
+#define HT_SHM_USER_QUARTERS 3u /* of that number, and of the share of memory, for one user other than root */
+#define HT_SHM_PERCENT_MAX 75u  /* of the DRAM tier */
 #define HT_DEVICE_WAIT_S 30
 #define HT_DEVICE_ANSWER_S 30 /* default: a device whose oldest request is older does not answer */
 

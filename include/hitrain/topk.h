@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk.h - what is written to .hitrain/grad-topk/P: a gradient of which most elements are zero. Little-endian.
+ * topk.h - the layout of .hitrain/grad-topk/P: a gradient whose elements are mostly zero. Little-endian.
  *
  *   header    struct ht_topk_header
  *   indices   count x u32: of elements, strictly increasing

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* version.h - what every program says it is. */
+/* version.h - the version that every program prints. */
 #ifndef HITRAIN_VERSION_H
 #define HITRAIN_VERSION_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* words.h - the fixed words of the interface: attribute names, hidden files, dtypes. */
+/* words.h - the fixed words of the interface: attribute names, hidden files, sockets, dtypes. */
 #ifndef HITRAIN_WORDS_H
 #define HITRAIN_WORDS_H
 
@@ -10,13 +10,18 @@
 #define HT_CTL_DIR ".hitrain"
 
 /*
- * On .hitrain/ctl opened for reading: one line as if written there, with a NUL behind it. A mount that is read-only lets nobody open
- * it for writing.
+ * On .hitrain/ctl opened for reading: one line as if written there, with a NUL after it. On a read-only mount no caller
+ * can open it for writing.
  */
 struct ht_ioctl_line {
     char text[256];
 };
 #define HT_IOCTL_COMMAND _IOW('h', 1, struct ht_ioctl_line)
+
+/* The abstract socket of a mount's daemon for `hitrainctl dump`, by the device number of the mount. */
+#define HT_DUMP_SOCKET "hitrain-dump-%u:%u"
+/* The last line of its answer. */
+#define HT_DUMP_END "end of dump"
 
 /* Numbers are on disk: never reuse one. */
 enum ht_dtype {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* probe.c - see probe.h. */
 #include "mount-helpers/common/probe.h"
-#include "tiering/base/namespace.h"
+#include "tiering/sys/nvme_namespace.h"
 
 #include <blkid/blkid.h>
 #include <fcntl.h>
@@ -14,32 +14,32 @@
 enum { SIGNATURES_MAX = 64 }; /* more on one device is no accident, and nothing to loop over */
 
 /*
- * Of an NVMe namespace it is the block device that libblkid can read. What the page cache keeps of that one may be older than what
- * commands have written, and must neither be believed nor written back.
+ * For an NVMe namespace libblkid can read the block device. Its page cache may be older than the commands' writes, and
+ * must neither be believed nor written back.
  */
 static int open_readable(const char *path, int flags)
 {
     char block[PATH_MAX];
     struct stat st;
-    int fd, ret;
+    int fd, rc;
 
     if (stat(path, &st) != 0)
         return -errno;
-    if (!ht_namespace_is(&st)) {
+    if (!ht_nvme_namespace_is(&st)) {
         fd = open(path, flags | O_CLOEXEC);
         return fd < 0 ? -errno : fd;
     }
-    ret = ht_namespace_block(&st, block);
-    if (ret < 0)
-        return ret;
+    rc = ht_nvme_namespace_block(&st, block);
+    if (rc < 0)
+        return rc;
     fd = open(block, flags | O_CLOEXEC);
     if (fd < 0)
         return -errno;
     if (ioctl(fd, BLKFLSBUF, 0) == 0)
         return fd;
-    ret = -errno;
+    rc = -errno;
     close(fd);
-    return ret;
+    return rc;
 }
 
 static int probe_new(const char *path, int flags, int *out_fd, blkid_probe *out_probe)
@@ -50,7 +50,7 @@ static int probe_new(const char *path, int flags, int *out_fd, blkid_probe *out_
     if (fd < 0)
         return fd;
     pr = blkid_new_probe();
-    if (pr == NULL) {
+    if (!pr) {
         close(fd);
         return -ENOMEM;
     }
@@ -84,7 +84,7 @@ static const char *value(blkid_probe pr, const char *name)
 
 static const char *usage_text(const char *usage)
 {
-    if (usage == NULL || strcmp(usage, "filesystem") == 0)
+    if (!usage || strcmp(usage, "filesystem") == 0)
         return "file system";
     if (strcmp(usage, "raid") == 0)
         return "RAID or volume manager member";
@@ -96,47 +96,47 @@ static const char *usage_text(const char *usage)
 static void describe(blkid_probe pr, char text[HT_PROBE_TEXT_MAX])
 {
     const char *type = value(pr, "TYPE"), *label = value(pr, "LABEL"), *table = value(pr, "PTTYPE");
-    const char *name = type != NULL ? type : table != NULL ? table : "unknown";
-    const char *article = strchr("aeiox", name[0]) != NULL ? "an" : "a";
+    const char *name = type ? type : table ? table : "unknown";
+    const char *article = strchr("aeiox", name[0]) ? "an" : "a";
 
     snprintf(text, HT_PROBE_TEXT_MAX, "%s %s %s%s%.64s%s", article, name,
-             type != NULL ? usage_text(value(pr, "USAGE")) : "partition table", label != NULL ? " labelled \"" : "",
-             label != NULL ? label : "", label != NULL ? "\"" : "");
+             type ? usage_text(value(pr, "USAGE")) : "partition table", label ? " labelled \"" : "", label ? label : "",
+             label ? "\"" : "");
 }
 
 int ht_probe(const char *path, char text[HT_PROBE_TEXT_MAX])
 {
     blkid_probe pr;
-    int fd, found, ret = probe_new(path, O_RDONLY, &fd, &pr);
+    int fd, found, rc = probe_new(path, O_RDONLY, &fd, &pr);
 
-    if (ret < 0)
-        return ret;
+    if (rc < 0)
+        return rc;
     found = blkid_do_safeprobe(pr);
     if (found == 0) {
         describe(pr, text);
-        ret = 1;
+        rc = 1;
     } else if (found == -2) {
         snprintf(text, HT_PROBE_TEXT_MAX, "signatures of more than one file system");
-        ret = 1;
+        rc = 1;
     } else {
-        ret = found == 1 ? 0 : -EIO;
+        rc = found == 1 ? 0 : -EIO;
     }
     probe_free(fd, pr);
-    return ret;
+    return rc;
 }
 
 int ht_probe_wipe(const char *path)
 {
     blkid_probe pr;
-    int fd, ret = probe_new(path, O_RDWR, &fd, &pr);
+    int fd, rc = probe_new(path, O_RDWR, &fd, &pr);
 
-    if (ret < 0)
-        return ret;
-    for (unsigned i = 0; ret == 0 && i < SIGNATURES_MAX && blkid_do_probe(pr) == 0; i++)
+    if (rc < 0)
+        return rc;
+    for (unsigned i = 0; rc == 0 && i < SIGNATURES_MAX && blkid_do_probe(pr) == 0; i++)
         if (blkid_do_wipe(pr, 0) != 0)
-            ret = -EIO;
-    if (ret == 0 && fsync(fd) != 0)
-        ret = -errno;
+            rc = -EIO;
+    if (rc == 0 && fsync(fd) != 0)
+        rc = -errno;
     probe_free(fd, pr);
-    return ret;
+    return rc;
 }

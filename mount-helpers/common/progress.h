@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* progress.h - how far something long is, on stderr. */
+/* progress.h - the progress of long work, on stderr. */
 #ifndef HITRAIN_MOUNT_HELPERS_COMMON_PROGRESS_H
 #define HITRAIN_MOUNT_HELPERS_COMMON_PROGRESS_H
 
 #include "tiering/base/base.h"
 
 struct ht_progress {
-    const char *done; /* what is done to the bytes: "verified" */
+    const char *done; /* the action on the bytes: "verified" */
     bool on, terminal;
     uint64_t total_bytes, done_bytes, began_ns, shown_ns;
 };
 /* wanted: also where stderr is no terminal. */
 void ht_progress_begin(struct ht_progress *p, bool wanted, const char *done, uint64_t total_bytes);
 void ht_progress_add(struct ht_progress *p, uint64_t bytes);
-/* Take the bar away, for a message or for good. */
+/* Removes the bar, for a message or for good. */
 void ht_progress_clear(struct ht_progress *p);
 void ht_progress_end(struct ht_progress *p);
 

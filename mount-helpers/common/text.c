@@ -36,35 +36,20 @@ const char *ht_plural(uint64_t count, const char *word)
     return buf;
 }
 
-/* Bytes that follow the first one of a character in UTF-8; -1: it is none. */
-static int follow(unsigned char first)
-{
-    return first < 0x80                 ? 0
-        : first >= 0xc2 && first < 0xe0 ? 1
-        : first >= 0xe0 && first < 0xf0 ? 2
-        : first >= 0xf0 && first < 0xf5 ? 3
-                                        : -1;
-}
-
 /* Length of the character at p, or 0: a control character, in either range, or not UTF-8. */
-static size_t printable(const char *p)
+static unsigned printable(const char *p)
 {
     unsigned char first = (unsigned char)p[0];
-    int n = follow(first);
 
-    if (n < 0 || first < 0x20 || first == 0x7f || (first == 0xc2 && (unsigned char)p[1] < 0xa0))
+    if (first < 0x20 || first == 0x7f || (first == 0xc2 && (unsigned char)p[1] < 0xa0))
         return 0;
-    for (int i = 1; i <= n; i++)
-        if (((unsigned char)p[i] & 0xc0) != 0x80)
-            return 0;
-    return (size_t)n + 1;
+    return ht_utf8_length(p);
 }
 
 void ht_put_printable(const char *text, FILE *to)
 {
     for (const char *p = text; *p != '\0';) {
-        size_t len = printable(p);
-
+        unsigned len = printable(p);
         if (len == 0)
             fputc('?', to);
         else

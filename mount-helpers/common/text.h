@@ -14,7 +14,10 @@ const char *ht_uuid_text(const uint8_t uuid[16], char buf[HT_UUID_TEXT_MAX]);
 const char *ht_size_text(uint64_t bytes);
 /* "device", "devices": the word with an s unless there is one. In the same ring. */
 const char *ht_plural(uint64_t count, const char *word);
-/* Names may hold control characters, also those above 0x7f, or be no UTF-8: '?' instead of what a terminal would obey. */
+/*
+ * Names may hold control characters, also those above 0x7f, or be no UTF-8: prints '?' instead of characters that a
+ * terminal would obey.
+ */
 void ht_put_printable(const char *text, FILE *to);
 /* Prints "PROGRAM (hitrain) VERSION". */
 void ht_print_version(const char *program);

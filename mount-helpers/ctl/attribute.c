@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attribute.c - extended attributes of the daemon, and what their absence means. */
+/* attribute.c - extended attributes of the daemon, and the meaning of their absence. */
 #include "mount-helpers/ctl/ctl.h"
 
 #include <stdio.h>
@@ -7,13 +7,13 @@
 #include <sys/xattr.h>
 
 #include "tiering/base/log.h"
-#include "tiering/base/mounts.h"
+#include "tiering/sys/mounts.h"
 #include <hitrain/limits.h>
 #include <hitrain/words.h>
 
 enum { TRIES = 4 }; /* the value may grow between asking for its size and for itself */
 
-int ht_ctl_explain(const char *path, int err)
+int ht_cmd_explain(const char *path, int err)
 {
     if (err == -ENOTCONN)
         ht_error("%s: the daemon of this mount is gone; unmount it and mount it again", path);
@@ -22,28 +22,28 @@ int ht_ctl_explain(const char *path, int err)
     return err;
 }
 
-int ht_ctl_mount_point(const char *path, char out[PATH_MAX])
+int ht_cmd_mount_point(const char *path, char out[PATH_MAX])
 {
     struct ht_mount_entry *m = malloc(sizeof(*m));
-    int ret = m != NULL ? ht_mount_of_path(path, m) : -ENOMEM;
+    int rc = m ? ht_mount_of_path(path, m) : -ENOMEM;
 
-    if (ret < 0) {
-        ret = ht_ctl_explain(path, ret);
+    if (rc < 0) {
+        rc = ht_cmd_explain(path, rc);
     } else if (!ht_mount_is_hitrain(m)) {
         ht_error("%s is not on a hitrain mount: it is on %s (%s)", path, m->point, m->type);
-        ret = -ENOTSUP;
+        rc = -ENOTSUP;
     } else {
         memcpy(out, m->point, sizeof(m->point));
     }
     free(m);
-    return ret;
+    return rc;
 }
 
-int ht_ctl_check_mount(const char *path)
+int ht_cmd_check_mount(const char *path)
 {
     char point[PATH_MAX];
 
-    return ht_ctl_mount_point(path, point);
+    return ht_cmd_mount_point(path, point);
 }
 
 static ssize_t get(const char *path, const char *name, char **out_text)
@@ -51,14 +51,13 @@ static ssize_t get(const char *path, const char *name, char **out_text)
     for (unsigned i = 0; i < TRIES; i++) {
         ssize_t n = getxattr(path, name, NULL, 0);
         char *text;
-
         if (n < 0)
             return -errno;
         if (n > (ssize_t)HT_XATTR_VALUE_BYTES_MAX)
             return -E2BIG;
         n += n / 2 + 64; /* counters grow */
         text = malloc((size_t)n + 1);
-        if (text == NULL)
+        if (!text)
             return -ENOMEM;
         n = getxattr(path, name, text, (size_t)n);
         if (n >= 0) {
@@ -73,7 +72,7 @@ static ssize_t get(const char *path, const char *name, char **out_text)
     return -ERANGE;
 }
 
-int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_text)
+int ht_cmd_attribute(const char *path, const char *word, bool quiet, char **out_text)
 {
     char name[HT_XATTR_NAME_BYTES_MAX + 1];
     ssize_t n;
@@ -81,6 +80,6 @@ int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_
     snprintf(name, sizeof(name), "%s%s", HT_XATTR_PREFIX, word);
     n = get(path, name, out_text);
     if (n < 0 && !quiet && n != -ENODATA)
-        return ht_ctl_explain(path, (int)n);
+        return ht_cmd_explain(path, (int)n);
     return n < 0 ? (int)n : 0;
 }

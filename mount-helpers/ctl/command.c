@@ -31,7 +31,7 @@ static int hand_line(int fd, const char *line)
 /* 0, or -errno with the daemon's reason, if it gave one, in answer. */
 static int run(const char *control, const char *line, char *answer, size_t cap)
 {
-    int fd = open(control, O_RDWR | O_CLOEXEC), ret;
+    int fd = open(control, O_RDWR | O_CLOEXEC), rc;
     bool writable = fd >= 0;
     ssize_t n;
 
@@ -40,24 +40,24 @@ static int run(const char *control, const char *line, char *answer, size_t cap)
     answer[0] = '\0';
     if (fd < 0)
         return -errno;
-    ret = writable ? write_line(fd, line) : hand_line(fd, line);
-    n = ret < 0 ? read(fd, answer, cap - 1) : 0;
+    rc = writable ? write_line(fd, line) : hand_line(fd, line);
+    n = rc < 0 ? read(fd, answer, cap - 1) : 0;
     answer[n > 0 ? n : 0] = '\0';
     answer[strcspn(answer, "\n")] = '\0';
     close(fd);
-    return ret;
+    return rc;
 }
 
-int ht_ctl_command(const char *path, const char *point, const char *line)
+int ht_cmd_command(const char *path, const char *point, const char *line)
 {
     char control[PATH_MAX + 32], answer[512];
-    int ret;
+    int rc;
 
     snprintf(control, sizeof(control), "%s/" HT_CTL_DIR "/ctl", point);
-    ret = run(control, line, answer, sizeof(answer));
-    if (ret < 0 && answer[0] != '\0')
+    rc = run(control, line, answer, sizeof(answer));
+    if (rc < 0 && answer[0] != '\0')
         ht_error("%s: %s", path, answer);
-    else if (ret < 0)
-        ht_error("%s: %s", control, strerror(-ret));
-    return ret;
+    else if (rc < 0)
+        ht_error("%s: %s", control, strerror(-rc));
+    return rc;
 }

@@ -12,12 +12,12 @@
 #include <unistd.h>
 
 #include "tiering/base/log.h"
-#include "mount-helpers/common/json.h"
+#include "tiering/base/json.h"
 
 static bool is_model_root(const char *path)
 {
     char *text;
-    bool is = ht_ctl_attribute(path, "optimizer", true, &text) == 0;
+    bool is = ht_cmd_attribute(path, "optimizer", true, &text) == 0;
 
     if (is)
         free(text);
@@ -33,12 +33,12 @@ static bool is_mount_root(int fd)
         (here.st_dev != above.st_dev || here.st_ino == above.st_ino);
 }
 
-/* What the daemon says about the last thing it refused. */
+/* Prints the daemon's text about its last refusal. */
 static void explain(const char *path, int err)
 {
     char *reason;
 
-    if (ht_ctl_attribute(path, "error", true, &reason) == 0 && reason[0] != '\0') {
+    if (ht_cmd_attribute(path, "error", true, &reason) == 0 && reason[0] != '\0') {
         ht_error("%s: commit failed: %s: %s", path, strerror(-err), reason);
         free(reason);
         return;
@@ -46,7 +46,7 @@ static void explain(const char *path, int err)
     ht_error("%s: commit failed: %s", path, strerror(-err));
 }
 
-/* The page cache first, then what the daemon holds. */
+/* The page cache first, then the daemon's content. */
 static int commit(int fd, bool whole_mount)
 {
     if (whole_mount && syncfs(fd) != 0)
@@ -54,28 +54,28 @@ static int commit(int fd, bool whole_mount)
     return fsync(fd) == 0 ? 0 : -errno;
 }
 
-static int commit_if(const char *path, const struct ht_ctl_options *o)
+static int commit_if(const char *path, const struct ht_cmd_options *o)
 {
     char line[64];
 
-    ht_ctl_line("commit", o, line, sizeof(line));
-    return ht_ctl_command(path, path, line);
+    ht_cmd_line("commit", o, line, sizeof(line));
+    return ht_cmd_command(path, path, line);
 }
 
-void ht_ctl_put_number(struct ht_json *j, const char *path, const char *word)
+void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word)
 {
     char *text;
 
-    if (ht_ctl_attribute(path, word, true, &text) != 0)
+    if (ht_cmd_attribute(path, word, true, &text) != 0)
         return;
-    if (j != NULL)
+    if (j)
         ht_json_word(j, word, text);
     else
         printf(", %s %s", word, text);
     free(text);
 }
 
-static void tell(const char *path, const struct ht_ctl_options *o, double seconds, bool root)
+static void report(const char *path, const struct ht_cmd_options *o, double seconds, bool root)
 {
     struct ht_json j;
     char text[32];
@@ -84,8 +84,8 @@ static void tell(const char *path, const struct ht_ctl_options *o, double second
     if (!o->json) {
         printf("%s: durable", path);
         if (root) {
-            ht_ctl_put_number(NULL, path, "step");
-            ht_ctl_put_number(NULL, path, "durable_step");
+            ht_cmd_put_number(NULL, path, "step");
+            ht_cmd_put_number(NULL, path, "durable_step");
         }
         printf(", %.3f s\n", seconds);
         return;
@@ -95,47 +95,47 @@ static void tell(const char *path, const struct ht_ctl_options *o, double second
     ht_json_str(&j, "path", path);
     ht_json_bool(&j, "model_root", root);
     if (root) {
-        ht_ctl_put_number(&j, path, "step");
-        ht_ctl_put_number(&j, path, "durable_step");
+        ht_cmd_put_number(&j, path, "step");
+        ht_cmd_put_number(&j, path, "durable_step");
     }
     ht_json_word(&j, "seconds", text);
     ht_json_end(&j);
 }
 
-int ht_ctl_commit(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_commit(const char *path, const struct ht_cmd_options *o)
 {
     uint64_t began_ns;
     bool root, whole_mount;
-    int fd, ret;
+    int fd, rc;
 
-    if (ht_ctl_check_mount(path) < 0)
-        return HT_CTL_FAILED;
+    if (ht_cmd_check_mount(path) < 0)
+        return HT_CMD_FAILED;
     fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) {
         ht_error("%s: %s", path,
                  errno == ENOTDIR ? "commit works on a model root or on the mount's root" : strerror(errno));
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
     root = is_model_root(path);
     whole_mount = is_mount_root(fd);
     if (!root && !whole_mount) {
         ht_error("%s is neither a model root (it has no user.hitrain.optimizer) nor the mount's root", path);
         close(fd);
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
     if (!root && o->conditional) {
         ht_error("%s is no model root: --if is for the steps of one", path);
         close(fd);
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
     began_ns = ht_now_ns();
-    ret = o->conditional ? commit_if(path, o) : commit(fd, whole_mount);
+    rc = o->conditional ? commit_if(path, o) : commit(fd, whole_mount);
     close(fd);
-    if (ret < 0 && o->conditional)
-        return HT_CTL_FAILED; /* told */
-    if (ret < 0)
-        explain(path, ret);
+    if (rc < 0 && o->conditional)
+        return HT_CMD_FAILED; /* reported already */
+    if (rc < 0)
+        explain(path, rc);
     else
-        tell(path, o, (double)(ht_now_ns() - began_ns) / 1e9, root);
-    return ret < 0 ? HT_CTL_FAILED : HT_CTL_OK;
+        report(path, o, (double)(ht_now_ns() - began_ns) / 1e9, root);
+    return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ctl.h - what the commands of hitrainctl share. */
+/* ctl.h - the common part of the commands of hitrainctl. */
 #ifndef HITRAIN_MOUNT_HELPERS_CTL_CTL_H
 #define HITRAIN_MOUNT_HELPERS_CTL_CTL_H
 
@@ -7,68 +7,77 @@
 #include "tiering/base/log.h"
 
 /* Exit codes of hitrainctl. */
-enum { HT_CTL_OK = 0, HT_CTL_FAILED = 1, HT_CTL_USAGE = 2 };
+enum { HT_CMD_OK = 0, HT_CMD_FAILED = 1, HT_CMD_USAGE = 2 };
 
-struct ht_ctl_options {
-    const char *verb; /* scrub: what to do */
+struct ht_cmd_options {
+    const char *verb; /* scrub: the action */
     bool json;
     double watch_s;          /* stats: again after so many seconds; 0: once */
-    bool follow;             /* events: go on with new ones */
+    bool follow;             /* events: continue with new ones */
     uint64_t since;          /* events: after this number */
     enum ht_log_level level; /* events: at least so important */
     bool conditional;        /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
 };
 
-/* Each command in its own file; path is on some mount or other. Returns an exit code; errors are told. */
-int ht_ctl_stats(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_commit(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_events(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_device(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_prefetch(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_evict(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_scrub(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_step(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_abort(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_wait(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_reset(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_drop(const char *path, const struct ht_ctl_options *o);
-int ht_ctl_roots(const char *path, const struct ht_ctl_options *o);
+/* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
+int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_dump(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_step(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_abort(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_wait(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_reset(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_drop(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_roots(const char *path, const struct ht_cmd_options *o);
 
 /* "VERB", or "VERB if=N" with the number of the options. As snprintf. */
-int ht_ctl_line(const char *verb, const struct ht_ctl_options *o, char *buf, size_t cap);
-/* commit.c: a figure of a model after a command, as a word of j, or printed where j is NULL. Nothing where path has none. */
+int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap);
+/*
+ * commit.c: a figure of a model after a command, as a word of j, or printed where j is NULL.
+ * Nothing where path has none.
+ */
 struct ht_json;
-void ht_ctl_put_number(struct ht_json *j, const char *path, const char *word);
+void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word);
 
-/* A line key=value, separated by tabs, as the daemon tells events and devices. */
-enum { HT_CTL_FIELDS_MAX = 24 };
-struct ht_ctl_field {
+/* A line of named values, as the daemon writes events and devices. */
+enum { HT_CMD_FIELDS_MAX = 24 };
+struct ht_cmd_field {
     const char *key;
-    char *value; /* as it came */
+    char *value;
+    bool is_text; /* a string of JSON */
 };
-struct ht_ctl_line {
-    struct ht_ctl_field field[HT_CTL_FIELDS_MAX];
+struct ht_cmd_line {
+    struct ht_cmd_field field[HT_CMD_FIELDS_MAX]; /* the first ones */
     unsigned count;
 };
-/* Cuts text, which is one line and must live as long, into its fields. */
-void ht_ctl_parse_line(char *text, struct ht_ctl_line *out);
+/* Cuts text into its fields key=value, which tabs separate. text is one line and must live as long as out. */
+void ht_cmd_parse_line(char *text, struct ht_cmd_line *out);
+/* The same for one JSON object of strings, numbers, true and false. -EPROTO: text is none, and *out is undefined. */
+int ht_cmd_parse_json(char *text, struct ht_cmd_line *out) HT_MUST_CHECK;
 /* "" and 0 when there is none. */
-const char *ht_ctl_value(const struct ht_ctl_line *l, const char *key);
-uint64_t ht_ctl_number(const struct ht_ctl_line *l, const char *key);
+const char *ht_cmd_value(const struct ht_cmd_line *l, const char *key);
+uint64_t ht_cmd_number(const struct ht_cmd_line *l, const char *key);
 
 /*
- * The attribute user.hitrain.WORD of a path, with a NUL behind it; free it. -ENODATA: not set; other errors are told
+ * The attribute user.hitrain.WORD of a path, with a NUL after it; free it. -ENODATA: not set. Prints other errors
  * unless quiet, among them that the path is not on a hitrain mount.
  */
-int ht_ctl_attribute(const char *path, const char *word, bool quiet, char **out_text) HT_CHECK;
-/* Whether path lies on a hitrain mount; why not is told. */
-int ht_ctl_check_mount(const char *path) HT_CHECK;
-/* The same, and where that is mounted. */
-int ht_ctl_mount_point(const char *path, char out[PATH_MAX]) HT_CHECK;
-/* Have the daemon of the mount at point run a line of .hitrain/ctl; why it did not is told, naming path. 0 or -errno. */
-int ht_ctl_command(const char *path, const char *point, const char *line) HT_CHECK;
-/* Say why a path of a mount cannot be used; returns err. */
-int ht_ctl_explain(const char *path, int err);
+int ht_cmd_attribute(const char *path, const char *word, bool quiet, char **out_text) HT_MUST_CHECK;
+/* 0 if path lies on a hitrain mount; else prints the reason. */
+int ht_cmd_check_mount(const char *path) HT_MUST_CHECK;
+/* The same, and the place of that mount. */
+int ht_cmd_mount_point(const char *path, char out[PATH_MAX]) HT_MUST_CHECK;
+/*
+ * Has the daemon of the mount at point run a line of .hitrain/ctl. Returns 0 or -errno, and prints the error with path.
+ */
+int ht_cmd_command(const char *path, const char *point, const char *line) HT_MUST_CHECK;
+/* Reports why a path of a mount cannot be used; returns err. */
+int ht_cmd_explain(const char *path, int err);
 
 #endif

@@ -5,9 +5,8 @@
 
 #include "mount-helpers/ctl/ctl.h"
 
-enum ht_log_level ht_event_line_level(const struct ht_ctl_line *l);
-void ht_event_line_put(const struct ht_ctl_line *l, bool with_colours);
-/* Unescapes the values. */
-void ht_event_line_put_json(struct ht_ctl_line *l);
+enum ht_log_level ht_event_line_level(const struct ht_cmd_line *l);
+void ht_event_line_put(const struct ht_cmd_line *l, bool with_colours);
+void ht_event_line_put_json(const struct ht_cmd_line *l);
 
 #endif

@@ -2,8 +2,9 @@
 /*
  * events.c - `hitrainctl events`: the lines of .hitrain/events for people or as JSON.
  *
- * A line is key=value, separated by tabs, with control characters and backslashes as \ooo (fs/ctl/events.h). Following asks again
- * every so often and keeps nothing open in between, so that it is never in the way of umount.
+ * The lines are JSON already. They are parsed all the same: the command selects by level, and the mount may belong to
+ * another program that calls itself hitrain. With --follow the command reads again every so often and keeps nothing
+ * open in between, so that it never blocks umount.
  */
 #include "mount-helpers/ctl/ctl.h"
 
@@ -20,7 +21,7 @@
 enum { FOLLOW_MS = 250, READ_BYTES = 1 << 16 };
 
 struct reader {
-    const struct ht_ctl_options *o;
+    const struct ht_cmd_options *o;
     char point[PATH_MAX];
     dev_t dev; /* another one is another mount, which counts from 1 */
     uint64_t after;
@@ -31,52 +32,53 @@ struct reader {
 
 /* -------------------------------------------------------------------- lines */
 
-static void put_line(struct reader *r, char *text)
+static int put_line(struct reader *r, char *text)
 {
-    struct ht_ctl_line l;
+    struct ht_cmd_line l;
     uint64_t seq;
+    int rc = ht_cmd_parse_json(text, &l);
 
-    ht_ctl_parse_line(text, &l);
-    seq = ht_ctl_number(&l, "seq");
+    seq = rc ? 0 : ht_cmd_number(&l, "seq");
     if (seq == 0)
-        return;
+        return -EPROTO;
     if (seq > r->after + 1 && (r->after > 0 || r->o->follow))
         ht_warn("%llu events before number %llu have made room for newer ones",
                 (unsigned long long)(seq - r->after - 1), (unsigned long long)seq);
     r->after = seq;
     if (ht_event_line_level(&l) > r->o->level)
-        return;
+        return 0;
     if (r->o->json)
         ht_event_line_put_json(&l);
     else
         ht_event_line_put(&l, r->colours);
+    return 0;
 }
 
-/* Whole lines; what is left begins the buffer. */
-static void put_lines(struct reader *r)
+/* Prints whole lines; the rest begins the buffer. */
+static int put_lines(struct reader *r)
 {
     char *at = r->text, *end;
+    int rc = 0;
 
-    while ((end = memchr(at, '\n', r->len - (size_t)(at - r->text))) != NULL) {
+    while (rc == 0 && (end = memchr(at, '\n', r->len - (size_t)(at - r->text)))) {
         *end = '\0';
-        put_line(r, at);
+        rc = put_line(r, at);
         at = end + 1;
     }
     r->len -= (size_t)(at - r->text);
     memmove(r->text, at, r->len);
-    if (r->len == sizeof(r->text)) /* no line is so long */
-        r->len = 0;
+    return r->len == sizeof(r->text) ? -EPROTO : rc; /* no line is so long */
 }
 
 /* ------------------------------------------------------------------ reading */
 
-/* What there is now, after the last one shown. */
+/* Reads all present events after the last shown one. */
 static int read_now(struct reader *r)
 {
     char path[PATH_MAX + 32];
     struct stat st;
     ssize_t n;
-    int fd, ret = 0;
+    int fd, rc;
 
     snprintf(path, sizeof(path), "%s/" HT_CTL_DIR "/events", r->point);
     fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -87,67 +89,68 @@ static int read_now(struct reader *r)
         r->dev = st.st_dev;
     }
     r->len = 0;
-    while ((n = pread(fd, r->text + r->len, sizeof(r->text) - r->len, (off_t)r->after)) > 0) {
-        r->len += (size_t)n;
-        put_lines(r);
-    }
-    if (n < 0)
-        ret = -errno;
+    do {
+        n = pread(fd, r->text + r->len, sizeof(r->text) - r->len, (off_t)r->after);
+        r->len += n > 0 ? (size_t)n : 0;
+        rc = n < 0 ? -errno : put_lines(r);
+    } while (n > 0 && rc == 0);
     close(fd);
-    return ret == 0 && fflush(stdout) != 0 ? -EPIPE : ret;
+    return rc == 0 && fflush(stdout) != 0 ? -EPIPE : rc;
 }
 
-static int tell(const struct reader *r, int err)
+static int report(const struct reader *r, int err)
 {
     if (err == -EACCES || err == -EPERM)
         ht_error("%s: only root and the owner of the mount's root may read its events", r->point);
     else if (err == -ENOENT)
         ht_error("%s: there is no " HT_CTL_DIR "/events: is it the root of the store that is mounted there?", r->point);
+    else if (err == -EPROTO)
+        ht_error("%s: its events are not JSON Lines: its daemon is of another version", r->point);
     else
-        (void)ht_ctl_explain(r->point, err);
-    return HT_CTL_FAILED;
+        (void)ht_cmd_explain(r->point, err);
+    return HT_CMD_FAILED;
 }
 
 static int follow(struct reader *r)
 {
     const struct timespec pause = {0, FOLLOW_MS * 1000000L};
-    int err;
+    int rc;
 
     do {
         nanosleep(&pause, NULL);
-        err = read_now(r);
-    } while (err == 0);
-    if (err != -ENOENT && err != -ENOTDIR)
-        return tell(r, err);
+        rc = read_now(r);
+    } while (rc == 0);
+    if (rc != -ENOENT && rc != -ENOTDIR)
+        return report(r, rc);
     ht_info("%s is not mounted any more", r->point);
-    return HT_CTL_OK;
+    return HT_CMD_OK;
 }
 
 static bool colours(void)
 {
     const char *term = getenv("TERM"), *never = getenv("NO_COLOR");
 
-    return isatty(STDOUT_FILENO) && term != NULL && strcmp(term, "dumb") != 0 && (never == NULL || never[0] == '\0');
+    return isatty(STDOUT_FILENO) && term && strcmp(term, "dumb") != 0 && (!never || never[0] == '\0');
 }
 
-int ht_ctl_events(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_events(const char *path, const struct ht_cmd_options *o)
 {
     struct reader *r = calloc(1, sizeof(*r));
-    int err, status;
+    int rc, status;
 
-    if (r == NULL) {
+    if (!r) {
         ht_error("%s: %s", path, strerror(ENOMEM));
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
     r->o = o;
     r->after = o->since;
     r->colours = colours();
-    if (ht_ctl_mount_point(path, r->point) < 0) {
+    if (ht_cmd_mount_point(path, r->point) < 0) {
         free(r);
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
-    err = read_now(r);
-    status = err < 0 ? tell(r, err) : o->follow ? follow(r) : HT_CTL_OK;
+    rc = read_now(r);
+    status = rc < 0 ? report(r, rc) : o->follow ? follow(r) : HT_CMD_OK;
     free(r);
     return status;
 }

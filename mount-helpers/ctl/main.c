@@ -15,54 +15,58 @@ static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
 
 static const struct command {
     const char *name, *usage;
-    const char *const *verbs; /* one of them stands between name and path; NULL: none does */
-    int (*run)(const char *path, const struct ht_ctl_options *o);
+    const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
+    int (*run)(const char *path, const struct ht_cmd_options *o);
     bool many; /* paths */
     unsigned options;
     const char *help;
 } commands[] = {
-    {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_ctl_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
+    {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
-     "  --watch=SECONDS  print again after so many seconds, until interrupted\n"},
-    {"device", "PATH [--json]", NULL, ht_ctl_device, false, OPT_BIT(OPT_JSON),
-     "Prints the devices of the store that PATH lies on: size, use, health, state of the log's copy,\n"
-     "requests done and failed.\n\n"},
-    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_ctl_events, false,
+     "  --watch=SECONDS  print again after each interval, until interrupted\n"},
+    {"device", "PATH [--json]", NULL, ht_cmd_device, false, OPT_BIT(OPT_JSON),
+     "Prints the devices of the store that PATH lies on: size, used space, health, copy of the log,\n"
+     "and how many requests succeeded and failed.\n\n"},
+    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_cmd_events, false,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_LEVEL),
      "Prints what happened to the store that PATH lies on since it was mounted: errors, refusals,\n"
      "commits that failed. For root and the owner of the mount's root.\n\n"
-     "  --follow         go on with new events, until interrupted or unmounted\n"
+     "  --follow         continue with new events, until interrupted or unmounted\n"
      "  --since=SEQ      only events after the one with this number\n"
      "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
-    {"roots", "PATH [--json]", NULL, ht_ctl_roots, false, OPT_BIT(OPT_JSON),
-     "Prints the model roots of the store that PATH lies on, as far as you could find them: steps done and durable,\n"
-     "whether one is open, parameters with state, the last step's gradient norm where it is known, who has claimed it.\n\n"},
-    {"commit", "PATH [--if=N] [--json]", NULL, ht_ctl_commit, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+    {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, false, 0,
+     "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
+     "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
+     "For root.\n\n"},
+    {"roots", "PATH [--json]", NULL, ht_cmd_roots, false, OPT_BIT(OPT_JSON),
+     "Prints the model roots of the store that PATH lies on, if you could find them: finished and durable steps,\n"
+     "whether one is open, parameters with state, the last step's gradient norm, and the holder of a claim.\n\n"},
+    {"commit", "PATH [--if=N] [--json]", NULL, ht_cmd_commit, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
      "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
      "everything outside model roots durable.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"step", "PATH [--if=N] [--json]", NULL, ht_ctl_step, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
-     "Ends the step of the model root PATH. It is durable when durable_every says so.\n\n"
+    {"step", "PATH [--if=N] [--json]", NULL, ht_cmd_step, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+     "Ends the step of the model root PATH. It becomes durable as durable_every says.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"abort", "PATH [--if=N] [--json]", NULL, ht_ctl_abort, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
-     "Takes the model root PATH back to its last commit: the open step, later boundaries, and everything else below\n"
-     "it that is newer.\n\n"
+    {"abort", "PATH [--if=N] [--json]", NULL, ht_cmd_abort, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+     "Takes the model root PATH back to its last commit: the open step, steps that are not durable, and all newer\n"
+     "changes below it.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"wait", "PATH...", NULL, ht_ctl_wait, true, 0,
-     "Returns when the queued updates of a parameter, or of all parameters of a model root, have been applied.\n\n"},
-    {"reset", "PATH...", NULL, ht_ctl_reset, true, 0,
-     "Forgets the optimizer state of a parameter, or of all parameters of a model root.\n\n"},
-    {"drop", "PATH...", NULL, ht_ctl_drop, true, 0,
+    {"wait", "PATH...", NULL, ht_cmd_wait, true, 0,
+     "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
+    {"reset", "PATH...", NULL, ht_cmd_reset, true, 0,
+     "Deletes the optimizer state of a parameter, or of all parameters of a model root.\n\n"},
+    {"drop", "PATH...", NULL, ht_cmd_drop, true, 0,
      "Takes back the gradient of a parameter in the open step, as if it had not been written.\n\n"},
-    {"prefetch", "PATH...", NULL, ht_ctl_prefetch, true, 0,
-     "Brings files into the DRAM tier, as far as there is room. Needs write permission on the mount's root.\n\n"},
-    {"evict", "PATH...", NULL, ht_ctl_evict, true, 0,
-     "Writes files back and lets them go from the DRAM tier. Needs write permission on the mount's root.\n\n"},
-    {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_ctl_scrub, false, OPT_BIT(OPT_JSON),
-     "Reads everything that the store of PATH has on its devices, in the background, verifies it, and repairs\n"
-     "what has a second copy: superblocks, the log, and chunks that are in DRAM. What is bad beyond repair is an\n"
-     "event (hitrainctl events) and stays an error for readers. start and stop need write permission on the mount's\n"
-     "root; status tells how far it is. A scrub ends with the mount.\n\n"},
+    {"prefetch", "PATH...", NULL, ht_cmd_prefetch, true, 0,
+     "Loads files into the DRAM tier as far as there is room. Needs write permission on the mount's root.\n\n"},
+    {"evict", "PATH...", NULL, ht_cmd_evict, true, 0,
+     "Writes files back and releases their memory in the DRAM tier. Needs write permission on the mount's root.\n\n"},
+    {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_cmd_scrub, false, OPT_BIT(OPT_JSON),
+     "Reads everything that the store of PATH has on its devices, in the background, and verifies it. Repairs content\n"
+     "that has a second copy: superblocks, the log, and chunks that are in DRAM. Damage beyond repair is an event\n"
+     "(hitrainctl events) and an error for readers. start and stop need write permission on the mount's root; status\n"
+     "prints the progress. A scrub ends with the mount.\n\n"},
 };
 
 static const struct option words[] = {
@@ -79,16 +83,16 @@ static const struct option words[] = {
 
 static int usage_error(const char *why, const char *what)
 {
-    if (why != NULL)
+    if (why)
         ht_error("%s%s", why, what);
     fputs("Try 'hitrainctl --help'.\n", stderr);
-    return HT_CTL_USAGE;
+    return HT_CMD_USAGE;
 }
 
 /* command NULL: of all. */
 static int put_help(const struct command *command)
 {
-    if (command != NULL) {
+    if (command) {
         printf("Usage: hitrainctl %s %s\n\n%s", command->name, command->usage, command->help);
         if (command->options & OPT_BIT(OPT_JSON))
             puts("  --json           as JSON");
@@ -99,7 +103,7 @@ static int put_help(const struct command *command)
         puts("\n  COMMAND --help        what it does\n  --help, --version");
     }
     puts("\nExit status: 0 done, 1 failed, 2 usage.");
-    return HT_CTL_OK;
+    return HT_CMD_OK;
 }
 
 static bool parse_seconds(const char *text, double *out)
@@ -141,12 +145,12 @@ static const struct command *find_command(const char *name)
 }
 
 struct parsed {
-    struct ht_ctl_options o;
+    struct ht_cmd_options o;
     unsigned given; /* OPT_BIT of each */
     bool help, version;
 };
 
-static int parse_value(int option, const char *value, struct ht_ctl_options *o)
+static int parse_value(int option, const char *value, struct ht_cmd_options *o)
 {
     switch (option) {
     case OPT_JSON:
@@ -190,7 +194,7 @@ static int parse(int argc, char **argv, struct parsed *p)
 
 static const char *misplaced(const struct command *command, unsigned given)
 {
-    for (const struct option *w = words; w->name != NULL; w++)
+    for (const struct option *w = words; w->name; w++)
         if (given & ~command->options & OPT_BIT(w->val))
             return w->name;
     return NULL;
@@ -198,20 +202,19 @@ static const char *misplaced(const struct command *command, unsigned given)
 
 static bool takes_verb(const struct command *command, const char *word)
 {
-    for (const char *const *v = command->verbs; *v != NULL; v++)
-        if (word != NULL && strcmp(*v, word) == 0)
+    for (const char *const *v = command->verbs; *v; v++)
+        if (word && strcmp(*v, word) == 0)
             return true;
     return false;
 }
 
-static int run(const struct command *command, char **paths, const struct ht_ctl_options *o)
+static int run(const struct command *command, char **paths, const struct ht_cmd_options *o)
 {
-    int status = HT_CTL_OK;
+    int status = HT_CMD_OK;
 
-    for (; *paths != NULL; paths++) {
+    for (; *paths; paths++) {
         int one = command->run(*paths, o);
-
-        if (one != HT_CTL_OK)
+        if (one != HT_CMD_OK)
             status = one;
     }
     return status;
@@ -227,20 +230,20 @@ int main(int argc, char **argv)
         return status;
     if (p.version || (optind + 1 == argc && strcmp(argv[optind], "version") == 0)) {
         ht_print_version("hitrainctl");
-        return HT_CTL_OK;
+        return HT_CMD_OK;
     }
     if (optind == argc)
         return p.help ? put_help(NULL) : usage_error("expected a command and a path", "");
     command = find_command(argv[optind]);
-    if (command == NULL)
+    if (!command)
         return usage_error("unknown command ", argv[optind]);
     if (p.help)
         return put_help(command);
-    if (misplaced(command, p.given) != NULL) {
+    if (misplaced(command, p.given)) {
         ht_error("--%s is not for %s", misplaced(command, p.given), command->name);
         return usage_error(NULL, NULL);
     }
-    if (command->verbs != NULL) {
+    if (command->verbs) {
         p.o.verb = argv[optind + 1];
         if (!takes_verb(command, p.o.verb))
             return usage_error("expected: hitrainctl scrub start, status or stop", "");

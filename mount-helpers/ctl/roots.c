@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * roots.c - `hitrainctl roots`: the model roots of a mounted store, by the metrics in .hitrain/stats of the mount's root. These name
- * the roots only that the caller could find.
+ * roots.c - `hitrainctl roots`: the model roots of a mounted store, by the metrics in .hitrain/stats of the mount's
+ * root. These name the roots only that the caller could find.
  */
 #include "mount-helpers/ctl/ctl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "mount-helpers/common/json.h"
+#include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"
 #include <hitrain/words.h>
 
@@ -23,11 +23,10 @@ static bool label_of(const char *line, const char *name, char *out, size_t cap)
 
     snprintf(begin, sizeof(begin), "%s=\"", name);
     p = strstr(line, begin);
-    if (p == NULL)
+    if (!p)
         return false;
     for (p += strlen(begin); *p != '\0' && *p != '"' && n + 1 < cap; p++) {
         bool escaped = *p == '\\' && p[1] != '\0';
-
         p += escaped;
         out[n++] = escaped && *p == 'n' ? '\n' : *p;
     }
@@ -35,7 +34,7 @@ static bool label_of(const char *line, const char *name, char *out, size_t cap)
     return true;
 }
 
-/* Behind the name of a metric that has a root, at its labels; NULL: the line is of another one. */
+/* Returns the labels after the name of a metric that has a root; NULL: the line has another metric. */
 static const char *labels_of(const char *line, const char *metric)
 {
     size_t len = strlen(metric);
@@ -55,8 +54,7 @@ static const char *find(const struct metrics *m, const char *metric, const char 
 
     for (size_t i = 0; i < m->count; i++) {
         const char *labels = labels_of(m->line[i], metric);
-
-        if (labels != NULL && label_of(labels, "root", of, sizeof(of)) && strcmp(of, root) == 0)
+        if (labels && label_of(labels, "root", of, sizeof(of)) && strcmp(of, root) == 0)
             return labels;
     }
     return NULL;
@@ -65,9 +63,9 @@ static const char *find(const struct metrics *m, const char *metric, const char 
 /* The value at the end of a line, or "". */
 static const char *value_of(const struct metrics *m, const char *metric, const char *root)
 {
-    const char *labels = find(m, metric, root), *blank = labels != NULL ? strrchr(labels, ' ') : NULL;
+    const char *labels = find(m, metric, root), *blank = labels ? strrchr(labels, ' ') : NULL;
 
-    return blank != NULL ? blank + 1 : "";
+    return blank ? blank + 1 : "";
 }
 
 static int read_text(const char *path, char **out_text)
@@ -75,26 +73,25 @@ static int read_text(const char *path, char **out_text)
     size_t len = 0, cap = 1 << 16;
     char *text = malloc(cap);
     FILE *f = fopen(path, "re");
-    int ret = text == NULL ? -ENOMEM : f == NULL ? -errno : 0;
+    int rc = !text ? -ENOMEM : !f ? -errno : 0;
 
-    while (ret == 0 && !feof(f) && !ferror(f)) {
+    while (rc == 0 && !feof(f) && !ferror(f)) {
         len += fread(text + len, 1, cap - 1 - len, f);
         if (len + 1 == cap) {
             char *more = realloc(text, cap *= 2);
-
-            if (more == NULL)
-                ret = -ENOMEM;
+            if (!more)
+                rc = -ENOMEM;
             else
                 text = more;
         }
     }
-    if (ret == 0 && ferror(f))
-        ret = -EIO;
-    if (f != NULL)
+    if (rc == 0 && ferror(f))
+        rc = -EIO;
+    if (f)
         fclose(f);
-    if (ret < 0) {
+    if (rc < 0) {
         free(text);
-        return ret;
+        return rc;
     }
     text[len] = '\0';
     *out_text = text;
@@ -109,10 +106,10 @@ static int cut_lines(struct metrics *m)
     for (const char *p = m->text; *p != '\0'; p++)
         lines += *p == '\n';
     m->line = malloc(lines * sizeof(*m->line));
-    if (m->line == NULL)
+    if (!m->line)
         return -ENOMEM;
-    for (char *l = strtok_r(m->text, "\n", &save); l != NULL; l = strtok_r(NULL, "\n", &save))
-        if (strstr(l, "{root=\"") != NULL)
+    for (char *l = strtok_r(m->text, "\n", &save); l; l = strtok_r(NULL, "\n", &save))
+        if (strstr(l, "{root=\""))
             m->line[m->count++] = l;
     return 0;
 }
@@ -132,9 +129,9 @@ static void put_json(struct ht_json *j, const struct metrics *m, const char *roo
     ht_json_word(j, "parameters", value_of(m, "hitrain_parameters", root));
     if (norm[0] != '\0')
         ht_json_word(j, "grad_norm", norm);
-    if (claim != NULL && label_of(claim, "name", text, sizeof(text)))
+    if (claim && label_of(claim, "name", text, sizeof(text)))
         ht_json_str(j, "claimed_by", text);
-    if (claim != NULL && label_of(claim, "pid", text, sizeof(text)))
+    if (claim && label_of(claim, "pid", text, sizeof(text)))
         ht_json_word(j, "pid", text);
     ht_json_end(j);
 }
@@ -144,7 +141,7 @@ static void put_for_people(const struct metrics *m, const char *root)
     const char *claim = find(m, "hitrain_claimed", root), *norm = value_of(m, "hitrain_grad_norm", root);
     char name[128] = "-", pid[32];
 
-    if (claim != NULL && label_of(claim, "name", name, 80) && label_of(claim, "pid", pid, sizeof(pid)))
+    if (claim && label_of(claim, "name", name, 80) && label_of(claim, "pid", pid, sizeof(pid)))
         snprintf(name + strlen(name), sizeof(name) - strlen(name), " (%s)", pid);
     printf("%12s %12s  %-4s %10s  %-10.10s  ", value_of(m, "hitrain_step", root),
            value_of(m, "hitrain_durable_step", root),
@@ -156,7 +153,7 @@ static void put_for_people(const struct metrics *m, const char *root)
     putchar('\n');
 }
 
-static void put_all(const char *point, const struct metrics *m, const struct ht_ctl_options *o)
+static void put_all(const char *point, const struct metrics *m, const struct ht_cmd_options *o)
 {
     char root[PATH_MAX];
     struct ht_json j;
@@ -171,8 +168,7 @@ static void put_all(const char *point, const struct metrics *m, const struct ht_
     }
     for (size_t i = 0; i < m->count; i++) {
         const char *labels = labels_of(m->line[i], "hitrain_step");
-
-        if (labels == NULL || !label_of(labels, "root", root, sizeof(root)))
+        if (!labels || !label_of(labels, "root", root, sizeof(root)))
             continue;
         if (o->json)
             put_json(&j, m, root);
@@ -185,30 +181,30 @@ static void put_all(const char *point, const struct metrics *m, const struct ht_
     }
 }
 
-int ht_ctl_roots(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_roots(const char *path, const struct ht_cmd_options *o)
 {
     char point[PATH_MAX], stats[PATH_MAX + 32];
     struct metrics m = {0};
-    int ret = ht_ctl_mount_point(path, point);
+    int rc = ht_cmd_mount_point(path, point);
 
-    if (ret < 0)
-        return HT_CTL_FAILED;
+    if (rc < 0)
+        return HT_CMD_FAILED;
     snprintf(stats, sizeof(stats), "%s/" HT_CTL_DIR "/stats", point);
-    ret = read_text(stats, &m.text);
-    if (ret < 0) {
-        ht_ctl_explain(stats, ret);
-        return HT_CTL_FAILED;
+    rc = read_text(stats, &m.text);
+    if (rc < 0) {
+        ht_cmd_explain(stats, rc);
+        return HT_CMD_FAILED;
     }
-    ret = cut_lines(&m);
-    if (ret == 0)
+    rc = cut_lines(&m);
+    if (rc == 0)
         put_all(point, &m, o);
     else
-        ht_ctl_explain(stats, ret);
+        ht_cmd_explain(stats, rc);
     free(m.line);
     free(m.text);
     if (fflush(stdout) != 0) {
         ht_error("cannot write: %s", strerror(errno));
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
-    return ret < 0 ? HT_CTL_FAILED : HT_CTL_OK;
+    return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }

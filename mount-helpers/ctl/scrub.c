@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "mount-helpers/common/json.h"
+#include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"
 
 static const char *const states[] = {"never", "running", "complete", "stopped", "failed"};
@@ -17,12 +17,12 @@ struct figures {
 static int figure(const char *point, const char *word, uint64_t *out)
 {
     char *text;
-    int ret = ht_ctl_attribute(point, word, false, &text);
+    int rc = ht_cmd_attribute(point, word, false, &text);
 
-    if (ret == -ENODATA)
-        ht_error("%s: its daemon is of another version and tells nothing of scrubs", point);
-    if (ret < 0)
-        return ret;
+    if (rc == -ENODATA)
+        ht_error("%s: its daemon is of another version and does not report scrubs", point);
+    if (rc < 0)
+        return rc;
     *out = strtoull(text, NULL, 10);
     free(text);
     return 0;
@@ -38,11 +38,11 @@ static int ask(const char *point, struct figures *f)
         {"scrub_run_ns", &f->ns},       {"scrub_run_total_bytes", &f->total_bytes},
         {"scrub_run_found", &f->found}, {"scrub_run_repaired", &f->repaired},
     };
-    int ret = 0;
+    int rc = 0;
 
-    for (size_t i = 0; ret == 0 && i < HT_ARRAY_SIZE(rows); i++)
-        ret = figure(point, rows[i].word, rows[i].value);
-    return ret;
+    for (size_t i = 0; rc == 0 && i < HT_ARRAY_SIZE(rows); i++)
+        rc = figure(point, rows[i].word, rows[i].value);
+    return rc;
 }
 
 static const char *state_word(const struct figures *f)
@@ -81,7 +81,7 @@ static void put_text(const char *point, const struct figures *f)
     if (is_running(f) && rate(f) != 0)
         printf(", %llu:%02llu min left", (unsigned long long)seconds_left(f) / 60,
                (unsigned long long)seconds_left(f) % 60);
-    printf("; %llu bad, %llu of them repaired%s\n", (unsigned long long)f->found, (unsigned long long)f->repaired,
+    printf("; %llu bad, %llu repaired%s\n", (unsigned long long)f->found, (unsigned long long)f->repaired,
            f->found > f->repaired ? "; see hitrainctl events" : "");
 }
 
@@ -105,21 +105,21 @@ static void put_json(const char *point, const struct figures *f)
     ht_json_end(&j);
 }
 
-int ht_ctl_scrub(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o)
 {
     char point[PATH_MAX], line[32];
     struct figures f = {0};
 
-    if (ht_ctl_mount_point(path, point) < 0)
-        return HT_CTL_FAILED;
+    if (ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
     snprintf(line, sizeof(line), "scrub %s", o->verb);
-    if (strcmp(o->verb, "status") != 0 && ht_ctl_command(path, point, line) < 0)
-        return HT_CTL_FAILED;
+    if (strcmp(o->verb, "status") != 0 && ht_cmd_command(path, point, line) < 0)
+        return HT_CMD_FAILED;
     if (ask(point, &f) < 0)
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     if (o->json)
         put_json(point, &f);
     else
         put_text(point, &f);
-    return HT_CTL_OK;
+    return HT_CMD_OK;
 }

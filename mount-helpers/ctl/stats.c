@@ -8,19 +8,18 @@
 #include <time.h>
 
 #include "tiering/base/log.h"
-#include "mount-helpers/common/json.h"
+#include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"
 
-/* Cut the next "key=value" line out of *rest; lines of another form are skipped. */
+/* Cuts the next "key=value" line out of *rest, and skips lines of another form. */
 static bool next_line(char **rest, char **out_key, char **out_value)
 {
     while (**rest != '\0') {
         char *line = *rest, *end = line + strcspn(line, "\n"), *equal;
-
         *rest = *end == '\0' ? end : end + 1;
         *end = '\0';
         equal = strchr(line, '=');
-        if (equal == NULL || equal == line)
+        if (!equal || equal == line)
             continue;
         *equal = '\0';
         *out_key = line;
@@ -37,7 +36,7 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* What a number means to people, or nothing. */
+/* Prints the meaning of a number for people, or nothing. */
 static void put_meaning(const char *key, const char *value)
 {
     char *end;
@@ -83,15 +82,15 @@ static void put_json(const char *path, char *text)
     ht_json_end(&j);
 }
 
-static int show(const char *path, const struct ht_ctl_options *o)
+static int show(const char *path, const struct ht_cmd_options *o)
 {
     char *text;
-    int ret = ht_ctl_attribute(path, "stats", false, &text);
+    int rc = ht_cmd_attribute(path, "stats", false, &text);
 
-    if (ret == -ENODATA)
+    if (rc == -ENODATA)
         ht_error("%s has no statistics", path);
-    if (ret < 0)
-        return HT_CTL_FAILED;
+    if (rc < 0)
+        return HT_CMD_FAILED;
     if (o->json)
         put_json(path, text);
     else
@@ -99,9 +98,9 @@ static int show(const char *path, const struct ht_ctl_options *o)
     free(text);
     if (fflush(stdout) != 0) {
         ht_error("cannot write: %s", strerror(errno));
-        return HT_CTL_FAILED;
+        return HT_CMD_FAILED;
     }
-    return HT_CTL_OK;
+    return HT_CMD_OK;
 }
 
 static void pause_for(double seconds)
@@ -111,11 +110,11 @@ static void pause_for(double seconds)
     nanosleep(&t, NULL);
 }
 
-int ht_ctl_stats(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_stats(const char *path, const struct ht_cmd_options *o)
 {
-    int status = ht_ctl_check_mount(path) == 0 ? show(path, o) : HT_CTL_FAILED;
+    int status = ht_cmd_check_mount(path) == 0 ? show(path, o) : HT_CMD_FAILED;
 
-    while (status == HT_CTL_OK && o->watch_s > 0) {
+    while (status == HT_CMD_OK && o->watch_s > 0) {
         pause_for(o->watch_s);
         if (!o->json)
             putchar('\n');

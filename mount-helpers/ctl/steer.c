@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* steer.c - `hitrainctl step`, `abort`, `wait`, `reset` and `drop`: lines of .hitrain/ctl of a model root, or of a parameter's directory. */
+/*
+ * steer.c - `hitrainctl step`, `abort`, `wait`, `reset` and `drop`: lines of .hitrain/ctl of a
+ * model root, or of a parameter's directory.
+ */
 #include "mount-helpers/ctl/ctl.h"
 
 #include <stdio.h>
@@ -7,24 +10,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "mount-helpers/common/json.h"
+#include "tiering/base/json.h"
 #include <hitrain/words.h>
 
-/* The directory of a file, and its name inside path; -EINVAL and told: the name cannot stand in a command. */
+/* The directory of a file, and its name inside path. -EINVAL, and prints why: the name cannot stand in a command. */
 static int split(char *path, char **out_name)
 {
     char *slash = strrchr(path, '/');
 
     *out_name = slash + 1;
     *slash = '\0';
-    if (strcmp(*out_name, "*") == 0 || strpbrk(*out_name, "\n\t\r ") != NULL) {
+    if (strcmp(*out_name, "*") == 0 || strpbrk(*out_name, "\n\t\r ")) {
         ht_error("%s/%s: a name with blanks or line breaks, or *, cannot stand in a command", path, *out_name);
         return -EINVAL;
     }
     return 0;
 }
 
-/* Through .hitrain/ctl of dir; errors are told, naming path. */
+/* Writes the line to .hitrain/ctl of dir; prints errors with path. */
 static int command(const char *path, const char *dir, const char *line)
 {
     char control[PATH_MAX + 32];
@@ -34,99 +37,99 @@ static int command(const char *path, const char *dir, const char *line)
         ht_error("%s is no model root, and not below one (setfattr -n user.hitrain.optimizer makes one)", path);
         return -ENOENT;
     }
-    return ht_ctl_command(path, dir, line);
+    return ht_cmd_command(path, dir, line);
 }
 
-/* verb for a directory: with for_dir behind it; for a file: with its name, in its directory. */
+/* verb for a directory: followed by for_dir; for a file: with its name, in its directory. */
 static int on_file_or_root(const char *verb, const char *for_dir, const char *path)
 {
     char point[PATH_MAX], line[PATH_MAX + 32], *whole, *name;
     struct stat st;
-    int ret;
+    int rc;
 
-    if (ht_ctl_mount_point(path, point) < 0)
-        return HT_CTL_FAILED;
+    if (ht_cmd_mount_point(path, point) < 0)
+        return HT_CMD_FAILED;
     whole = realpath(path, NULL);
-    if (whole == NULL || stat(whole, &st) != 0) {
+    if (!whole || stat(whole, &st) != 0) {
         free(whole);
-        ht_ctl_explain(path, -errno);
-        return HT_CTL_FAILED;
+        ht_cmd_explain(path, -errno);
+        return HT_CMD_FAILED;
     }
     if (S_ISDIR(st.st_mode)) {
         snprintf(line, sizeof(line), "%s%s", verb, for_dir);
-        ret = command(path, whole, line);
+        rc = command(path, whole, line);
     } else {
-        ret = split(whole, &name);
+        rc = split(whole, &name);
         snprintf(line, sizeof(line), "%s %s", verb, name);
-        if (ret == 0)
-            ret = command(path, whole, line);
+        if (rc == 0)
+            rc = command(path, whole, line);
     }
     free(whole);
-    return ret < 0 ? HT_CTL_FAILED : HT_CTL_OK;
+    return rc < 0 ? HT_CMD_FAILED : HT_CMD_OK;
 }
 
-int ht_ctl_wait(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_wait(const char *path, const struct ht_cmd_options *o)
 {
     return on_file_or_root("wait", "", path);
 }
 
-int ht_ctl_reset(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_reset(const char *path, const struct ht_cmd_options *o)
 {
     return on_file_or_root("reset", " *", path);
 }
 
-int ht_ctl_drop(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_drop(const char *path, const struct ht_cmd_options *o)
 {
     return on_file_or_root("drop", "", path);
 }
 
 /* ------------------------------------------------------------ step and abort */
 
-static void tell(const char *path, const struct ht_ctl_options *o, const char *done)
+static void report(const char *path, const struct ht_cmd_options *o, const char *done)
 {
     struct ht_json j;
 
     if (!o->json) {
         printf("%s: %s", path, done);
-        ht_ctl_put_number(NULL, path, "step");
-        ht_ctl_put_number(NULL, path, "durable_step");
+        ht_cmd_put_number(NULL, path, "step");
+        ht_cmd_put_number(NULL, path, "durable_step");
         putchar('\n');
         return;
     }
     ht_json_init(&j, stdout);
     ht_json_object(&j, NULL);
     ht_json_str(&j, "path", path);
-    ht_ctl_put_number(&j, path, "step");
-    ht_ctl_put_number(&j, path, "durable_step");
+    ht_cmd_put_number(&j, path, "step");
+    ht_cmd_put_number(&j, path, "durable_step");
     ht_json_end(&j);
 }
 
-int ht_ctl_line(const char *verb, const struct ht_ctl_options *o, char *buf, size_t cap)
+int ht_cmd_line(const char *verb, const struct ht_cmd_options *o, char *buf, size_t cap)
 {
     if (o->conditional)
         return snprintf(buf, cap, "%s if=%llu", verb, (unsigned long long)o->step_open);
     return snprintf(buf, cap, "%s", verb);
 }
 
-static int steer(const char *path, const struct ht_ctl_options *o, const char *verb, const char *done)
+static int steer(const char *path, const struct ht_cmd_options *o, const char *verb, const char *done)
 {
     char line[64];
 
-    if (ht_ctl_check_mount(path) < 0)
-        return HT_CTL_FAILED;
-    ht_ctl_line(verb, o, line, sizeof(line));
+    if (ht_cmd_check_mount(path) < 0)
+        return HT_CMD_FAILED;
+    ht_cmd_line(verb, o, line, sizeof(line));
     if (command(path, path, line) < 0)
-        return HT_CTL_FAILED;
-    tell(path, o, done);
-    return HT_CTL_OK;
+        return HT_CMD_FAILED;
+    report(path, o, done);
+    return HT_CMD_OK;
 }
 
-int ht_ctl_step(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_step(const char *path, const struct ht_cmd_options *o)
 {
     return steer(path, o, "step", "the step has ended");
 }
 
-int ht_ctl_abort(const char *path, const struct ht_ctl_options *o)
+int ht_cmd_abort(const char *path, const struct ht_cmd_options *o)
 {
     return steer(path, o, "abort", "back at the last commit");
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fsck.h - what the passes of hitrain-fsck share.
+ * fsck.h - the common state of the passes of hitrain-fsck.
  *
  *   1 superblocks  pass_super.c    every copy on every device, by itself
  *   2 log          pass_log.c      both copies; then the store is opened by the daemon's own replay, read-only
@@ -8,32 +8,32 @@
  *   4 optimizer    pass_optim.c    model roots, parameters and their state belong together
  *   5 references   pass_refs.c     where stored chunks lie: inside the devices, apart from each other, with an owner
  *   6 tensors      pass_tensors.c  every stored chunk is read and its checksum verified
- *   - repair       repair.c        what was noted on the way, through the store's own transactions
+ *   - repair         repair.c        the noted repairs, through the store's own transactions
  *
- * A pass tells problems through ht_fsck_problem, notes what is to be repaired, and goes on; it returns a negative errno
- * only where going on is impossible. One thread. But for copies of the superblock, which are written anew at once,
- * nothing is changed before all passes are through.
+ * A pass reports problems through ht_fsck_problem, notes repairs, and goes on. It returns a negative errno only if it
+ * cannot go on. One thread. fsck writes copies of the superblock anew at once; it changes nothing else before all
+ * passes have ended.
  */
 #ifndef HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 #define HITRAIN_MOUNT_HELPERS_FSCK_FSCK_H
 
 #include <stdio.h>
 #include "tiering/base/base.h"
-#include "tiering/base/ticker.h"
+#include "tiering/sys/ticker.h"
 #include "tiering/io/dev.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
-#include "tiering/store/store.h"
+#include "tiering/api/store.h"
 #include "optim/optim.h"
 #include "fs/ns/ns.h"
-#include "mount-helpers/common/json.h"
+#include "tiering/base/json.h"
 
 /* Exit codes, as e2fsck's; 4 and 8 may come together. */
 enum { HT_FSCK_CLEAN = 0, HT_FSCK_CORRECTED = 1, HT_FSCK_LEFT = 4, HT_FSCK_FAILED = 8, HT_FSCK_USAGE = 16 };
 
 enum { HT_FSCK_PATH_MAX = 4200 };
-/* What --json with repair keeps of problems until the end: some 50,000 of them, or 2,000 with the longest of paths. */
-enum { HT_FSCK_TOLD_BYTES_MAX = 16 << 20 };
+/* --json with repair keeps problems until the end: some 50,000, or 2,000 with the longest of paths. */
+enum { HT_FSCK_REPORTED_BYTES_MAX = 16 << 20 };
 
 /* ---------------------------------------------------------------- problems */
 
@@ -81,7 +81,7 @@ enum ht_fsck_code {
 
 #define HT_FSCK_NONE UINT64_MAX
 
-/* Where a problem is, for programs that read --json; what does not apply is NULL or HT_FSCK_NONE. */
+/* The place of a problem, for programs that read --json; fields that do not apply are NULL or HT_FSCK_NONE. */
 struct ht_fsck_where {
     const char *device, *path, *state;
     uint64_t copy, offset, bytes, position, frame, object, chunk, first_byte;
@@ -106,11 +106,11 @@ struct ht_fsck_item {
     uint32_t index, stored, visible, frag_first;
     uint16_t frag_count;
     uint8_t device, chunk_shift;
-    bool unreadable; /* its place makes no sense, which was told, or is on a missing device: not read */
-    bool contested;  /* it shares space with another one, and the repair has to know which of them is sound */
+    bool unreadable; /* not read: it is on a missing device, or its place makes no sense and was reported */
+    bool contested;  /* it shares space with another one, and the repair has to know which one is sound */
 };
 
-/* An element of one of the lists of what is to be repaired: chunks, or objects, or parameters of roots. */
+/* An element of a list of repairs: chunks, or objects, or parameters of roots. */
 struct ht_fsck_note {
     uint64_t id, part;
 };
@@ -119,7 +119,10 @@ struct ht_fsck_notes {
     size_t count, cap;
 };
 
-/* A pass that cannot say how far it is: a thread tells every few seconds which one it is, and what the devices have read. */
+/*
+ * For a pass that does not measure its progress: a thread prints every few seconds which pass runs, and how much the
+ * devices have read.
+ */
 struct ht_pass_watch {
     const char *pass;
     struct ht_dev *const *devs;
@@ -128,10 +131,10 @@ struct ht_pass_watch {
     struct ht_ticker ticker;
 };
 enum { HT_PASS_AFTER_MS = 2000 };
-/* wanted: also where stderr is no terminal. after_ms: between what it says. */
+/* wanted: also if stderr is no terminal. after_ms: the time between messages. */
 void ht_pass_watch_begin(struct ht_pass_watch *w, bool wanted, unsigned after_ms, const char *pass,
                          struct ht_dev *const devs[], unsigned dev_count);
-/* Take the line away, for a message. */
+/* Removes the line, for a message. */
 void ht_pass_watch_clear(struct ht_pass_watch *w);
 void ht_pass_watch_end(struct ht_pass_watch *w);
 
@@ -140,7 +143,7 @@ struct ht_fsck {
     FILE *out;
     struct ht_dev *devs[HT_DEVICES_MAX];   /* as given */
     struct ht_dev *member[HT_DEVICES_MAX]; /* by index in the store; NULL: missing. From pass 1 on */
-    unsigned dev_count;                    /* of those given */
+    unsigned dev_count;                    /* of the given devices */
     struct ht_super super;                 /* newest of all devices */
 
     struct ht_store *store;
@@ -148,8 +151,8 @@ struct ht_fsck {
     struct ht_optim *optim;
     struct ht_journal_report log;
     bool log_known;
-    bool mend;       /* opening mends the log first ... */
-    unsigned mended; /* ... and these frames were written */
+    bool cross_repair;       /* opening cross-repairs the log first ... */
+    unsigned cross_repaired; /* ... and these frames were written */
 
     struct ht_fsck_item *items;
     size_t item_count, item_cap;
@@ -160,18 +163,18 @@ struct ht_fsck {
     uint64_t lost_chunks;    /* marked so by an earlier repair: no problem any more */
     uint64_t missing_chunks; /* on devices that are not there */
     struct ht_json json;
-    bool failed; /* an operational error was told */
+    bool failed; /* an operational error was reported */
     struct ht_pass_watch watch;
 
-    /* What is to be repaired. */
-    uint64_t repaired, planned; /* problems: done, and to be done when all passes are through */
-    struct ht_fsck_told *told;  /* for --json: what was told, until it is known which of it was repaired */
-    size_t told_count, told_cap, told_bytes;
-    size_t last_told;                  /* its place in told, from 1; 0: the last problem is not listed */
+    /* Planned repairs. */
+    uint64_t repaired, planned;        /* problems: done, and to be done when all passes are through */
+    struct ht_fsck_reported *reported; /* for --json: reported problems, until their repair is decided */
+    size_t reported_count, reported_cap, reported_bytes;
+    size_t last_reported;              /* its place in reported, from 1; 0: the last problem is not listed */
     uint64_t unlisted;                 /* problems of --json that are counted only */
-    bool blocked;                      /* something was left that the store cannot be written with */
+    bool blocked;                      /* a problem was left that prevents writing to the store */
     bool cut;                          /* the log ends where its longest copy does */
-    bool overlaps;                     /* references share space, and at most one of them is right */
+    bool overlaps;                     /* references share space, and at most one is right */
     struct ht_fsck_notes lose;         /* chunks: object, index */
     struct ht_fsck_notes orphans;      /* objects */
     struct ht_fsck_notes strangers;    /* objects that can be no file */
@@ -179,57 +182,57 @@ struct ht_fsck {
     struct ht_fsck_notes unconfigured; /* model roots */
 };
 
-int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part) HT_CHECK;
+int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part) HT_MUST_CHECK;
 
 /* --------------------------------------------------------------- problem.c */
 
-/* True: it is to be repaired. That is noted by the caller, unless opening the store for repair does it. */
+/* True: the problem is to be repaired. The caller notes that, unless opening the store for repair does it. */
 bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
     HT_PRINTF(4, 5);
-/* By its code's name, as other layers tell theirs. */
+/* By its code's name, as other layers report theirs. */
 bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text);
-/* The problem told last has been repaired at once. */
+/* The problem that was reported last has been repaired at once. */
 void ht_fsck_repaired_last(struct ht_fsck *f);
-/* For --json with repair: all problems, each with what became of it. */
-void ht_fsck_tell_all(struct ht_fsck *f, bool repaired);
-void ht_fsck_told_free(struct ht_fsck *f);
+/* For --json with repair: all problems, each with its outcome. */
+void ht_fsck_report_all(struct ht_fsck *f, bool repaired);
+void ht_fsck_reported_free(struct ht_fsck *f);
 const char *ht_fsck_code_name(enum ht_fsck_code code);
 /* A row of the table has a repair. */
 bool ht_fsck_code_repairable(enum ht_fsck_code code);
 
 /* ----------------------------------------------------------------- passes */
 
-/* Fills f->super. -EUCLEAN: no store can be made of it, told as problems; other errors are told as such. */
-int ht_fsck_pass_super(struct ht_fsck *f) HT_CHECK;
-/* Opens the store. -EUCLEAN: told, and nothing behind the log can be checked. */
-int ht_fsck_pass_log(struct ht_fsck *f) HT_CHECK;
-int ht_fsck_pass_names(struct ht_fsck *f) HT_CHECK;
-int ht_fsck_pass_optim(struct ht_fsck *f) HT_CHECK;
-int ht_fsck_pass_refs(struct ht_fsck *f) HT_CHECK;
-int ht_fsck_pass_tensors(struct ht_fsck *f) HT_CHECK;
+/* Fills f->super. -EUCLEAN: the devices make no store, and problems say why; other errors are reported as errors. */
+int ht_fsck_pass_super(struct ht_fsck *f) HT_MUST_CHECK;
+/* Opens the store. -EUCLEAN: reported, and nothing after the log can be checked. */
+int ht_fsck_pass_log(struct ht_fsck *f) HT_MUST_CHECK;
+int ht_fsck_pass_names(struct ht_fsck *f) HT_MUST_CHECK;
+int ht_fsck_pass_optim(struct ht_fsck *f) HT_MUST_CHECK;
+int ht_fsck_pass_refs(struct ht_fsck *f) HT_MUST_CHECK;
+int ht_fsck_pass_tensors(struct ht_fsck *f) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------- repair.c, run.c */
 
-/* All that was noted; the store is closed then. An error is told: the next run finds what is left. */
-int ht_fsck_repair(struct ht_fsck *f) HT_CHECK;
+/* Makes all noted repairs; the store is closed then. Reports an error: the next run finds the rest. */
+int ht_fsck_repair(struct ht_fsck *f) HT_MUST_CHECK;
 /* All passes over f->devs, repair, and the last line, onto f->out. Returns the exit status. */
 int ht_fsck_run(struct ht_fsck *f, const char *name);
 
 /* ---------------------------------------------------------------- session.c */
 
-/* Open and hold the devices, for writing where something may be repaired. Errors are told. */
-int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count) HT_CHECK;
-/* Attach, replay the log. force: though all copies are damaged. repair: to be written. */
-int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair) HT_CHECK;
+/* Opens and holds the devices, for writing if something may be repaired. Reports errors. */
+int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count) HT_MUST_CHECK;
+/* Attaches, replays the log. force: even if all copies are damaged. repair: for writing. */
+int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair) HT_MUST_CHECK;
 void ht_fsck_close_store(struct ht_fsck *f);
 void ht_fsck_close(struct ht_fsck *f);
 
 /* ------------------------------------------------------------------ items.c */
 
 /* Room for need more elements of size bytes in an array that grows. */
-int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t size) HT_CHECK;
+int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t size) HT_MUST_CHECK;
 /* All published references, in (object, chunk) order. */
-int ht_fsck_items_load(struct ht_fsck *f) HT_CHECK;
+int ht_fsck_items_load(struct ht_fsck *f) HT_MUST_CHECK;
 /* By device and offset, as a disk likes to be read. */
 void ht_fsck_items_sort(struct ht_fsck *f);
 struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fsck_item *it, unsigned i);
@@ -241,7 +244,7 @@ struct ht_fsck_owner {
     const char *state;           /* name of the optimizer state, or NULL */
 };
 void ht_fsck_owner(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out);
-/* The name of a member, or what to say in place of it. */
+/* The name of a member, or a text in its place. */
 const char *ht_fsck_member_name(const struct ht_fsck *f, uint32_t index);
 /* "/a/b, chunk 3 (bytes 3145728 to 4194303)" */
 void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *buf, size_t cap,

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* items.c - the list of stored chunks: 48 bytes each, one for every owner of what is shared, and whose they are. */
+/* items.c - the list of stored chunks and of their owners: 48 bytes each, one for every owner of shared content. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "tiering/api/check.h"
 
 #define FIRST_CAP 64
 
@@ -18,7 +19,7 @@ int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t si
     if (want == *cap)
         return 0;
     p = realloc(*array, want * size);
-    if (p == NULL)
+    if (!p)
         return -ENOMEM;
     *array = p;
     *cap = want;
@@ -27,12 +28,12 @@ int ht_fsck_grow(void **array, size_t *cap, size_t count, size_t need, size_t si
 
 static int add_frags(struct ht_fsck *f, const struct ht_chunk_info *info)
 {
-    int ret = ht_fsck_grow((void **)&f->frags, &f->frag_cap, f->frag_count, info->extent_count, sizeof(*f->frags));
+    int rc = ht_fsck_grow((void **)&f->frags, &f->frag_cap, f->frag_count, info->extent_count, sizeof(*f->frags));
 
-    if (ret == 0 && f->frag_count + info->extent_count > UINT32_MAX)
-        ret = -EOVERFLOW;
-    if (ret < 0)
-        return ret;
+    if (rc == 0 && f->frag_count + info->extent_count > UINT32_MAX)
+        rc = -EOVERFLOW;
+    if (rc < 0)
+        return rc;
     memcpy(&f->frags[f->frag_count], info->extents, info->extent_count * sizeof(*f->frags));
     f->frag_count += info->extent_count;
     return 0;
@@ -42,19 +43,19 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
 {
     struct ht_fsck *f = ctx;
     struct ht_fsck_item *it;
-    int ret;
+    int rc;
 
     if (info->codec == HT_CODEC_LOST) {
         f->lost_chunks++;
         return 0;
     }
-    /* the decoder has checked all of these: see to it that narrower fields hold them */
+    /* the decoder has checked these numbers: make sure that narrower fields hold them */
     if (info->extent_count == 0 || info->extent_count > HT_FRAGS_MAX || info->index > UINT32_MAX ||
         info->extents[0].device >= HT_DEVICES_MAX || info->chunk_bytes == 0 || info->stored_bytes > HT_CHUNK_BYTES)
         return -EUCLEAN;
-    ret = ht_fsck_grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
-    if (ret < 0)
-        return ret;
+    rc = ht_fsck_grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
+    if (rc < 0)
+        return rc;
     it = &f->items[f->item_count];
     *it = (struct ht_fsck_item){
         .oid = info->oid,
@@ -69,11 +70,11 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
         .chunk_shift = (uint8_t)__builtin_ctz(info->chunk_bytes),
     };
     if (info->extent_count > 1)
-        ret = add_frags(f, info);
-    if (ret < 0)
-        return ret;
+        rc = add_frags(f, info);
+    if (rc < 0)
+        return rc;
     for (unsigned i = 0; i < info->extent_count && f->opt.degraded; i++)
-        it->unreadable |= f->member[info->extents[i].device] == NULL;
+        it->unreadable |= !f->member[info->extents[i].device];
     f->missing_chunks += it->unreadable;
     f->item_count++;
     f->stored_bytes += info->stored_bytes;
@@ -106,11 +107,11 @@ static void sort(struct ht_fsck *f, int (*order)(const void *a, const void *b))
 
 int ht_fsck_items_load(struct ht_fsck *f)
 {
-    int ret = ht_store_walk(f->store, add_item, f);
+    int rc = ht_store_walk(f->store, add_item, f);
 
-    if (ret != 0) {
-        ht_error("cannot list the stored chunks: %s", strerror(-ret));
-        return ret < 0 ? ret : -EIO;
+    if (rc != 0) {
+        ht_error("cannot list the stored chunks: %s", strerror(-rc));
+        return rc < 0 ? rc : -EIO;
     }
     sort(f, by_owner);
     return 0;
@@ -131,18 +132,18 @@ struct ht_extent ht_fsck_item_extent(const struct ht_fsck *f, const struct ht_fs
 
 int ht_fsck_note(struct ht_fsck_notes *n, uint64_t id, uint64_t part)
 {
-    int ret = ht_fsck_grow((void **)&n->list, &n->cap, n->count, 1, sizeof(*n->list));
+    int rc = ht_fsck_grow((void **)&n->list, &n->cap, n->count, 1, sizeof(*n->list));
 
-    if (ret == 0)
+    if (rc == 0)
         n->list[n->count++] = (struct ht_fsck_note){id, part};
-    return ret;
+    return rc;
 }
 
 const char *ht_fsck_member_name(const struct ht_fsck *f, uint32_t index)
 {
     const struct ht_dev *dev = index < HT_DEVICES_MAX ? f->member[index] : NULL;
 
-    return dev != NULL ? ht_dev_name(dev) : "a missing device";
+    return dev ? ht_dev_name(dev) : "a missing device";
 }
 
 /* -------------------------------------------------------------------- owners */
@@ -175,7 +176,7 @@ void ht_fsck_owner(struct ht_fsck *f, uint64_t oid, struct ht_fsck_owner *out)
         return;
     }
     out->state = NULL;
-    snprintf(out->path, sizeof(out->path), "object %llu, which nobody owns", (unsigned long long)oid);
+    snprintf(out->path, sizeof(out->path), "object %llu without an owner", (unsigned long long)oid);
 }
 
 void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *buf, size_t cap,
@@ -184,8 +185,8 @@ void ht_fsck_item_text(struct ht_fsck *f, const struct ht_fsck_item *it, char *b
     uint64_t first = (uint64_t)it->index << it->chunk_shift;
 
     ht_fsck_owner(f, it->oid, out_owner);
-    snprintf(buf, cap, "%s%s%s%s, chunk %u (bytes %llu to %llu)", out_owner->path,
-             out_owner->state != NULL ? ", state " : "", out_owner->state != NULL ? out_owner->state : "",
-             out_owner->state != NULL ? " of its optimizer" : "", it->index, (unsigned long long)first,
+    snprintf(buf, cap, "%s%s%s%s, chunk %u (bytes %llu to %llu)", out_owner->path, out_owner->state ? ", state " : "",
+             out_owner->state ? out_owner->state : "", out_owner->state ? " of its optimizer" : "", it->index,
+             (unsigned long long)first,
              (unsigned long long)(first + (it->visible != 0 ? it->visible : it->stored) - 1));
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hitrain-fsck - check a store, all of it, and repair it: every superblock, both logs, every reference, every stored
- * byte, every name.
+ * hitrain-fsck - check a whole store and repair it: every superblock, both logs, every reference, every stored byte,
+ * every name.
  */
 #include "mount-helpers/fsck/fsck.h"
 
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "tiering/base/log.h"
-#include "tiering/base/std.h"
+#include "tiering/sys/stdio_fds.h"
 #include "mount-helpers/common/text.h"
 
 static const char usage_text[] =
@@ -20,15 +20,15 @@ static const char usage_text[] =
     "Checks the hitrain store on all of its devices, and repairs it; they must not be mounted.\n"
     "\n"
     "  -n          change nothing (default)\n"
-    "  -p, -a      repair what can be repaired without giving up or guessing anything\n"
+    "  -p, -a      repair everything that needs no loss and no guess\n"
     "  -y          repair everything that can be repaired\n"
-    "  -f          accepted: everything is always checked\n"
+    "  -f          accepted; everything is always checked\n"
     "  --json      problems, figures and the state of the log as JSON on stdout\n"
-    "  --progress  show progress on stderr also where that is no terminal\n"
+    "  --progress  show progress on stderr also if it is not a terminal\n"
     "  --extents   list where every stored chunk lies, too (with -n)\n"
-    "  --degraded  check what is there although devices of the store are missing (with -n)\n"
-    "  --no-data   check everything that the log says, and read nothing that is stored\n"
-    "  --no-wait   fail at once when a device is in use, instead of after 30 s\n"
+    "  --degraded  check the present devices although others are missing (with -n)\n"
+    "  --no-data   check all metadata, and read no stored content\n"
+    "  --no-wait   fail at once if a device is in use, instead of after 30 s\n"
     "  --help, --version\n"
     "\n"
     "Exit status: 0 clean, 1 problems repaired, 4 problems left, 8 operational error, 16 usage; 1, 4 and 8 may add up.\n";
@@ -77,7 +77,7 @@ static bool parse_flag(int c, struct ht_fsck_options *o)
 
 static int usage_error(const char *why)
 {
-    if (why != NULL)
+    if (why)
         ht_error("%s", why);
     fputs("Try 'hitrain-fsck --help'.\n", stderr);
     return HT_FSCK_USAGE;
@@ -120,7 +120,7 @@ static int run(struct ht_fsck *f, char *const paths[], unsigned count)
 
     f->out = stdout;
     ht_json_init(&f->json, stdout);
-    /* who holds it, and other errors, were told */
+    /* its holder, and other errors, were reported */
     f->failed = ht_fsck_open_devices(f, paths, count) < 0;
     status = ht_fsck_run(f, paths[0]);
     ht_fsck_close(f);
@@ -132,7 +132,7 @@ int main(int argc, char **argv)
     static struct ht_fsck f;
     int status;
 
-    ht_std_open();
+    ht_stdio_fds_open();
     status = parse(argc, argv, &f.opt);
     if (status >= 0)
         return status;

@@ -2,8 +2,8 @@
 /*
  * pass_log.c - both copies of the metadata log.
  *
- * The journal's own replay decides where each copy ends and whether that end is damage; a copy that is merely behind,
- * as a crash leaves it, is in order. Opening the store for repair writes the copy anew that is not.
+ * The journal's own replay decides where each copy ends and whether that end is damage; a copy that is merely older, as
+ * a crash leaves it, is in order. Opening the store for repair writes a bad copy anew.
  */
 #include "mount-helpers/fsck/fsck.h"
 
@@ -11,6 +11,7 @@
 
 #include "mount-helpers/common/text.h"
 #include "tiering/base/log.h"
+#include "tiering/api/stats.h"
 
 static struct ht_dev *copy_device(const struct ht_fsck *f, unsigned copy)
 {
@@ -24,7 +25,7 @@ static uint64_t copy_place(const struct ht_fsck *f, unsigned copy, uint64_t pos)
     return sb->log_offset[copy] + pos % sb->log_bytes;
 }
 
-static void tell_damage(struct ht_fsck *f, unsigned copy)
+static void report_damage(struct ht_fsck *f, unsigned copy)
 {
     uint64_t pos = f->log.copy[copy].damage_pos, frame = f->log.copy[copy].last_seq + 1;
     int error = f->log.copy[copy].error;
@@ -46,11 +47,11 @@ static void tell_damage(struct ht_fsck *f, unsigned copy)
                         (unsigned long long)pos, (unsigned long long)w.offset, (unsigned long long)frame);
 }
 
-static void tell_copies(struct ht_fsck *f)
+static void report_copies(struct ht_fsck *f)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (f->log.copy[i].state == HT_LOG_DAMAGED || f->log.copy[i].error != 0)
-            tell_damage(f, i);
+            report_damage(f, i);
 }
 
 /* ------------------------------------------------------------- no whole copy */
@@ -60,7 +61,7 @@ static int add_step(void *ctx, const struct ht_optim_entry *e)
     return e->parameter == 0 ? ht_fsck_note(ctx, e->root, 0) : 0;
 }
 
-/* "; model /m goes back to step 7": how far the models are by what is left of the log. */
+/* "; model /m goes back to step 7": the steps of the models in the rest of the log. */
 static void models_text(struct ht_fsck *f, char *buf, size_t cap)
 {
     struct ht_fsck_notes roots = {0};
@@ -72,7 +73,6 @@ static void models_text(struct ht_fsck *f, char *buf, size_t cap)
         roots.count = 0;
     for (size_t i = 0; i < roots.count && used < cap; i++) {
         struct ht_root_stat st;
-
         if (ht_optim_root_stat(f->optim, roots.list[i].id, &st) != 0)
             continue;
         ht_ns_path(f->ns, roots.list[i].id, path, sizeof(path));
@@ -82,7 +82,7 @@ static void models_text(struct ht_fsck *f, char *buf, size_t cap)
     free(roots.list);
 }
 
-static void tell_all_damaged(struct ht_fsck *f)
+static void report_all_damaged(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     unsigned long long last = f->log.copy[f->log.chosen].last_seq, known = f->log.known_seq;
@@ -96,7 +96,7 @@ static void tell_all_damaged(struct ht_fsck *f)
         (unsigned long long)f->log.frames, f->log.frames == 1 ? "frame" : "frames", last, known, models);
 }
 
-static void tell_diverged(struct ht_fsck *f)
+static void report_diverged(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
@@ -108,7 +108,7 @@ static void tell_diverged(struct ht_fsck *f)
 
 /* ---------------------------------------------------------------------- pass */
 
-static void tell_left_out(struct ht_fsck *f)
+static void report_left_out(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
@@ -121,8 +121,8 @@ static void tell_left_out(struct ht_fsck *f)
         f->log.left_out == 1 ? "record of the log makes" : "records of the log make", (unsigned long long)w.frame);
 }
 
-/* No program lets so much live in the log; a store like that cannot be mounted to be written. */
-static void tell_full(struct ht_fsck *f)
+/* No program keeps so much live metadata in the log; such a store cannot be mounted for writing. */
+static void report_full(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     struct ht_store_stats st;
@@ -130,66 +130,67 @@ static void tell_full(struct ht_fsck *f)
     ht_store_stats(f->store, &st);
     if (!st.log.too_full)
         return;
-    w.bytes = st.log.claimed_bytes;
-    ht_fsck_problem(f, HT_FSCK_LOG_FULL, &w, "the log cannot be compacted: what lives in it takes %s of its %s",
-                    ht_size_text(st.log.claimed_bytes), ht_size_text(st.log.log_bytes));
+    w.bytes = st.log.reserved_bytes;
+    ht_fsck_problem(f, HT_FSCK_LOG_FULL, &w,
+                    "the log has no room for a checkpoint: what lives in it takes %s of its %s",
+                    ht_size_text(st.log.reserved_bytes), ht_size_text(st.log.log_bytes));
 }
 
-/* By the longest copy, for want of a better one. */
+/* Uses the longest copy, as there is no better one. */
 static int open_by_force(struct ht_fsck *f)
 {
     bool diverged = f->log.diverged;
-    int ret;
+    int rc;
 
     ht_fsck_close_store(f);
-    f->mend = f->opt.mode == HT_FSCK_CHECK && f->mended != 0; /* what repairing modes have written by now */
-    ret = ht_fsck_open_store(f, true, false);
-    f->mend = false;
-    if (ret < 0)
-        return ret;
+    f->cross_repair =
+        f->opt.mode == HT_FSCK_CHECK && f->cross_repaired != 0; /* as repairing modes have written by now */
+    rc = ht_fsck_open_store(f, true, false);
+    f->cross_repair = false;
+    if (rc < 0)
+        return rc;
     if (diverged)
-        tell_diverged(f);
+        report_diverged(f);
     else
-        tell_all_damaged(f);
-    tell_copies(f);
+        report_all_damaged(f);
+    report_copies(f);
     return 0;
 }
 
-/* Both copies are damaged: maybe each can be made whole by the other. With -n that is done in memory. */
-static int open_mended(struct ht_fsck *f)
+/* Both copies are damaged: perhaps each can repair the other. With -n that is done in memory. */
+static int open_cross_repaired(struct ht_fsck *f)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
-    int ret;
+    int rc;
 
     ht_fsck_close_store(f);
-    f->mend = true;
-    ret = ht_fsck_open_store(f, false, false);
-    f->mend = false;
-    if (f->mended != 0) /* done: what is planned with it writes all of the log anew */
-        (void)ht_fsck_problem(
-            f, HT_FSCK_LOG_FRAME, &w,
-            "both copies of the log are damaged, but not in the same places: %u %s whole in one of them", f->mended,
-            f->mended == 1 ? "frame was" : "frames were");
-    return ret;
+    f->cross_repair = true;
+    rc = ht_fsck_open_store(f, false, false);
+    f->cross_repair = false;
+    if (f->cross_repaired != 0) /* repaired already: the planned repair writes the whole log anew */
+        (void)ht_fsck_problem(f, HT_FSCK_LOG_FRAME, &w,
+                              "both copies of the log are damaged, but not in the same places: %u %s whole in one copy",
+                              f->cross_repaired, f->cross_repaired == 1 ? "frame was" : "frames were");
+    return rc;
 }
 
 int ht_fsck_pass_log(struct ht_fsck *f)
 {
-    int ret = ht_fsck_open_store(f, false, false);
+    int rc = ht_fsck_open_store(f, false, false);
 
-    if (ret == -EUCLEAN && !f->log.diverged)
-        ret = open_mended(f);
-    if (f->store == NULL || f->optim == NULL)
-        return ret; /* told */
-    if (ret == -EUCLEAN)
-        ret = open_by_force(f);
+    if (rc == -EUCLEAN && !f->log.diverged)
+        rc = open_cross_repaired(f);
+    if (!f->store || !f->optim)
+        return rc; /* reported already */
+    if (rc == -EUCLEAN)
+        rc = open_by_force(f);
     else
-        tell_copies(f);
-    if (ret < 0)
-        ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-ret));
+        report_copies(f);
+    if (rc < 0)
+        ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-rc));
     else
-        tell_left_out(f);
-    if (ret == 0)
-        tell_full(f);
-    return ret == -EUCLEAN ? -EIO : ret;
+        report_left_out(f);
+    if (rc == 0)
+        report_full(f);
+    return rc == -EUCLEAN ? -EIO : rc;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pass_optim.c - model roots, parameters and optimizer state: what the optimizer found itself when the log had been
- * read, and whether names and optimizer mean the same.
+ * pass_optim.c - model roots, parameters and optimizer state: problems that the optimizer found when it read the log,
+ * and whether names and optimizer agree.
  *
- * What does not fit is forgotten at once in memory, so that the state which nobody owns then is found as such.
+ * The pass forgets contradictory state at once in memory, so that state without an owner is then found as such.
  */
 #include "mount-helpers/fsck/fsck.h"
 
@@ -24,26 +24,26 @@ struct optim_pass {
     size_t state_count, state_cap;
 };
 
-static void tell(void *ctx, const char *code, const char *text)
+static void report(void *ctx, const char *code, const char *text)
 {
     (void)ht_fsck_problem_named(ctx, code, text);
 }
 
 static int note_states(struct optim_pass *p, const struct ht_optim_entry *e)
 {
-    int ret = ht_fsck_grow((void **)&p->states, &p->state_cap, p->state_count, e->state_count + 1, sizeof(*p->states));
+    int rc = ht_fsck_grow((void **)&p->states, &p->state_cap, p->state_count, e->state_count + 1, sizeof(*p->states));
 
-    for (unsigned i = 0; ret == 0 && i < e->state_count; i++)
+    for (unsigned i = 0; rc == 0 && i < e->state_count; i++)
         p->states[p->state_count++] = (struct state){e->states[i], e->root, e->parameter};
-    return ret;
+    return rc;
 }
 
 static int note_entry(void *ctx, const struct ht_optim_entry *e)
 {
     struct optim_pass *p = ctx;
-    int ret = e->parameter == 0 ? ht_fsck_note(&p->roots, e->root, 0) : ht_fsck_note(&p->params, e->parameter, e->root);
+    int rc = e->parameter == 0 ? ht_fsck_note(&p->roots, e->root, 0) : ht_fsck_note(&p->params, e->parameter, e->root);
 
-    return ret == 0 ? note_states(p, e) : ret;
+    return rc == 0 ? note_states(p, e) : rc;
 }
 
 static int forget(struct ht_fsck *f, uint64_t root, uint64_t parameter)
@@ -104,7 +104,7 @@ static bool is_parameter(struct ht_fsck *f, uint64_t ino, uint64_t root)
 
     if (ht_ns_getattr(f->ns, ino, &st) != 0 || ht_ns_tensor(f->ns, ino, &t) != 0 || !S_ISREG(st.st_mode))
         return false;
-    return t.root == root || (st.st_nlink == 0 && !ht_ns_is_rescued(f->ns, ino));
+    return t.root == root || (st.st_nlink == 0 && !ht_ns_is_in_lost_found(f->ns, ino));
 }
 
 static int check_parameter(struct ht_fsck *f, uint64_t parameter, uint64_t root)
@@ -146,41 +146,41 @@ static int check_state(struct ht_fsck *f, const struct state *s, bool again)
 
 static int check_states(struct optim_pass *p)
 {
-    int ret = 0;
+    int rc = 0;
 
     if (p->state_count > 1)
         qsort(p->states, p->state_count, sizeof(*p->states), by_oid);
-    for (size_t i = 0; ret == 0 && i < p->state_count; i++)
-        ret = check_state(p->f, &p->states[i], i > 0 && p->states[i - 1].oid == p->states[i].oid);
-    return ret;
+    for (size_t i = 0; rc == 0 && i < p->state_count; i++)
+        rc = check_state(p->f, &p->states[i], i > 0 && p->states[i - 1].oid == p->states[i].oid);
+    return rc;
 }
 
 /* -------------------------------------------------------------------- pass */
 
 static int check_all(struct optim_pass *p)
 {
-    int ret = ht_optim_walk(p->f->optim, note_entry, p);
+    int rc = ht_optim_walk(p->f->optim, note_entry, p);
 
-    for (size_t i = 0; ret == 0 && i < p->roots.count; i++)
-        ret = check_root(p->f, p->roots.list[i].id);
-    for (size_t i = 0; ret == 0 && i < p->params.count; i++)
-        ret = check_parameter(p->f, p->params.list[i].id, p->params.list[i].part);
-    if (ret == 0)
-        ret = check_states(p);
-    return ret == 0 ? ht_ns_roots(p->f->ns, check_config, p->f) : ret;
+    for (size_t i = 0; rc == 0 && i < p->roots.count; i++)
+        rc = check_root(p->f, p->roots.list[i].id);
+    for (size_t i = 0; rc == 0 && i < p->params.count; i++)
+        rc = check_parameter(p->f, p->params.list[i].id, p->params.list[i].part);
+    if (rc == 0)
+        rc = check_states(p);
+    return rc == 0 ? ht_ns_roots(p->f->ns, check_config, p->f) : rc;
 }
 
 int ht_fsck_pass_optim(struct ht_fsck *f)
 {
     struct optim_pass p = {.f = f};
-    int ret;
+    int rc;
 
-    (void)ht_optim_check(f->optim, tell, f);
-    ret = check_all(&p);
-    if (ret < 0)
-        ht_error("cannot check the optimizer: %s", strerror(-ret));
+    (void)ht_optim_check(f->optim, report, f);
+    rc = check_all(&p);
+    if (rc < 0)
+        ht_error("cannot check the optimizer: %s", strerror(-rc));
     free(p.roots.list);
     free(p.params.list);
     free(p.states);
-    return ret;
+    return rc;
 }

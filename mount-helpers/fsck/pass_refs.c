@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pass_refs.c - references: inside the devices, clear of superblocks and logs, apart from each other unless they are clones (which name
- * the very same: replay has counted them), and owned.
+ * pass_refs.c - references: inside the devices, clear of superblocks and logs, apart from each other unless they are
+ * clones (which name the very same: replay has counted them), and owned.
  */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "tiering/api/check.h"
 #include "mount-helpers/common/text.h"
 
-/* For so many conflicts the other owner is searched for, which takes a look at every reference. */
+/* For so many conflicts the other owner is searched for, which reads every reference. */
 enum { PARTNERS_MAX = 100 };
 
 static bool overlap(uint64_t a, uint64_t a_len, uint64_t b, uint64_t b_len)
@@ -18,7 +19,7 @@ static bool overlap(uint64_t a, uint64_t a_len, uint64_t b, uint64_t b_len)
     return a < b + b_len && b < a + a_len;
 }
 
-/* What of the store's own lies in a range of a device, or NULL. */
+/* The name of the store's metadata that lies in a range of a device, or NULL. */
 static const char *find_meta(const struct ht_fsck *f, const struct ht_ref_conflict *c)
 {
     const struct ht_super *sb = ht_store_super(f->store);
@@ -40,7 +41,6 @@ static struct ht_fsck_item *find_item(struct ht_fsck *f, uint64_t oid, uint64_t 
     while (low < high) {
         size_t mid = low + (high - low) / 2;
         const struct ht_fsck_item *it = &f->items[mid];
-
         if (it->oid < oid || (it->oid == oid && it->index < index))
             low = mid + 1;
         else
@@ -53,10 +53,8 @@ static struct ht_fsck_item *find_partner(struct ht_fsck *f, const struct ht_ref_
 {
     for (size_t i = 0; i < f->item_count; i++) {
         struct ht_fsck_item *it = &f->items[i];
-
         for (unsigned k = 0; k < it->frag_count && (it->oid != c->oid || it->index != c->index); k++) {
             struct ht_extent e = ht_fsck_item_extent(f, it, k);
-
             if (e.device == c->device && overlap(e.block, e.blocks, c->block, c->blocks))
                 return it;
         }
@@ -71,52 +69,52 @@ struct conflict {
     unsigned long long offset, bytes;
 };
 
-static bool tell_overlap(struct ht_fsck *f, const struct conflict *k, bool search)
+static bool report_overlap(struct ht_fsck *f, const struct conflict *k, bool search)
 {
     static char text[HT_FSCK_PATH_MAX + 128];
     static struct ht_fsck_owner owner;
     struct ht_fsck_item *other = search ? find_partner(f, k->c) : NULL;
 
-    if (other != NULL)
+    if (other)
         ht_fsck_item_text(f, other, text, sizeof(text), &owner);
     f->overlaps |= ht_fsck_problem(f, HT_FSCK_REF_OVERLAP, &k->where,
                                    "%s: its place, %llu bytes at byte offset %llu of %s, belongs also to %s", k->text,
-                                   k->bytes, k->offset, k->where.device, other != NULL ? text : "another chunk");
-    return false; /* which one is to go, the checksums tell */
+                                   k->bytes, k->offset, k->where.device, other ? text : "another chunk");
+    return false; /* the checksums decide which one is lost */
 }
 
 /* True: the chunk is to be marked lost. */
-static bool tell_place(struct ht_fsck *f, const struct conflict *k, bool search)
+static bool report_place(struct ht_fsck *f, const struct conflict *k, bool search)
 {
     const char *meta = k->c->error == -EEXIST ? find_meta(f, k->c) : NULL;
 
     if (k->c->error == -EFBIG)
-        return ht_fsck_problem(f, HT_FSCK_REF_SIZE, &k->where, "%s: what is stored is larger than a chunk of it",
+        return ht_fsck_problem(f, HT_FSCK_REF_SIZE, &k->where, "%s: the stored content is larger than its chunk",
                                k->text);
     if (k->c->error == -ERANGE)
         return ht_fsck_problem(f, HT_FSCK_REF_RANGE, &k->where,
                                "%s: its place, %llu bytes at byte offset %llu, is not on %s", k->text, k->bytes,
                                k->offset, k->where.device);
-    if (meta == NULL)
-        return tell_overlap(f, k, search);
+    if (!meta)
+        return report_overlap(f, k, search);
     return ht_fsck_problem(f, HT_FSCK_REF_META, &k->where,
                            "%s: its place, %llu bytes at byte offset %llu of %s, is that of %s", k->text, k->bytes,
                            k->offset, k->where.device, meta);
 }
 
-static int tell_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, bool search)
+static int report_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, bool search)
 {
     static struct ht_fsck_owner owner;
     static struct conflict k;
     struct ht_fsck_item *it = find_item(f, c->oid, c->index);
 
-    if (it != NULL && it->unreadable)
-        return 0; /* another piece of it was told, or is missing */
+    if (it && it->unreadable)
+        return 0; /* another of its pieces was reported, or is missing */
     k = (struct conflict){.c = c,
                           .where = {HT_FSCK_NOWHERE},
                           .offset = c->block * HT_BLOCK_BYTES,
                           .bytes = (unsigned long long)c->blocks * HT_BLOCK_BYTES};
-    if (it != NULL) {
+    if (it) {
         ht_fsck_item_text(f, it, k.text, sizeof(k.text), &owner);
     } else { /* a mark */
         ht_fsck_owner(f, c->oid, &owner);
@@ -129,13 +127,13 @@ static int tell_conflict(struct ht_fsck *f, const struct ht_ref_conflict *c, boo
     k.where.chunk = c->index;
     k.where.path = owner.path;
     k.where.state = owner.state;
-    bool lose = tell_place(f, &k, search);
-    if (it != NULL)
-        it->unreadable = c->error != -EEXIST || find_meta(f, c) != NULL;
+    bool lose = report_place(f, &k, search);
+    if (it)
+        it->unreadable = c->error != -EEXIST || find_meta(f, c);
     return lose ? ht_fsck_note(&f->lose, c->oid, c->index) : 0;
 }
 
-static void tell_undescribed(struct ht_fsck *f, uint64_t oid)
+static void report_undescribed(struct ht_fsck *f, uint64_t oid)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
 
@@ -156,19 +154,19 @@ static int by_chunk(const void *a, const void *b)
 }
 
 /* Undescribed objects first: without them nothing is repaired. */
-static int tell_conflicts(struct ht_fsck *f, struct ht_ref_conflict *list, size_t count)
+static int report_conflicts(struct ht_fsck *f, struct ht_ref_conflict *list, size_t count)
 {
     unsigned searched = 0;
-    int ret = 0;
+    int rc = 0;
 
     qsort(list, count, sizeof(*list), by_chunk);
     for (size_t i = 0; i < count; i++)
         if (list[i].error == -ENOENT)
-            tell_undescribed(f, list[i].oid);
-    for (size_t i = 0; ret == 0 && i < count; i++)
+            report_undescribed(f, list[i].oid);
+    for (size_t i = 0; rc == 0 && i < count; i++)
         if (list[i].error != -ENOENT)
-            ret = tell_conflict(f, &list[i], searched++ < PARTNERS_MAX);
-    return ret;
+            rc = report_conflict(f, &list[i], searched++ < PARTNERS_MAX);
+    return rc;
 }
 
 /* -------------------------------------------------------------- contested */
@@ -204,11 +202,10 @@ static size_t merge_stretches(struct stretch *s, size_t count)
 
 static bool touches(const struct stretch *s, size_t count, const struct ht_extent *e)
 {
-    size_t low = 0, high = count; /* the first stretch that ends behind the extent's first block */
+    size_t low = 0, high = count; /* the first stretch that ends after the extent's first block */
 
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-
         if (s[mid].device < e->device || (s[mid].device == e->device && s[mid].end <= e->block))
             low = mid + 1;
         else
@@ -217,13 +214,16 @@ static bool touches(const struct stretch *s, size_t count, const struct ht_exten
     return low < count && s[low].device == e->device && s[low].first < e->block + e->blocks;
 }
 
-/* A conflict names the reference that came second: whatever touches its place is contested, the first owner as well. */
+/*
+ * A conflict names the reference that came second. Everything that touches its place is contested, also the first
+ * owner.
+ */
 static int mark_contested(struct ht_fsck *f, const struct ht_ref_conflict *list, size_t count)
 {
     struct stretch *s = calloc(count, sizeof(*s));
     size_t n = 0;
 
-    if (s == NULL)
+    if (!s)
         return -ENOMEM;
     for (size_t i = 0; i < count; i++)
         if (list[i].error == -EEXIST)
@@ -232,7 +232,6 @@ static int mark_contested(struct ht_fsck *f, const struct ht_ref_conflict *list,
     for (size_t i = 0; i < f->item_count; i++)
         for (unsigned k = 0; k < f->items[i].frag_count && !f->items[i].contested; k++) {
             struct ht_extent e = ht_fsck_item_extent(f, &f->items[i], k);
-
             f->items[i].contested = touches(s, n, &e);
         }
     free(s);
@@ -243,23 +242,23 @@ static int check_conflicts(struct ht_fsck *f)
 {
     size_t count = ht_store_conflicts(f->store, NULL, 0);
     struct ht_ref_conflict *list;
-    int ret;
+    int rc;
 
     if (count == 0)
         return 0;
     list = calloc(count, sizeof(*list));
-    if (list == NULL)
+    if (!list)
         return -ENOMEM;
     count = ht_min_u64(count, ht_store_conflicts(f->store, list, count));
-    ret = tell_conflicts(f, list, count);
-    if (ret == 0 && f->overlaps)
-        ret = mark_contested(f, list, count);
+    rc = report_conflicts(f, list, count);
+    if (rc == 0 && f->overlaps)
+        rc = mark_contested(f, list, count);
     free(list);
-    return ret;
+    return rc;
 }
 
-/* Nobody's. Where its number is that of a directory, say, it cannot become a file. */
-static int tell_orphan(struct ht_fsck *f, const struct ht_fsck_where *w, size_t chunks)
+/* The object has no name. If its number is that of a directory, say, it cannot become a file. */
+static int report_orphan(struct ht_fsck *f, const struct ht_fsck_where *w, size_t chunks)
 {
     unsigned long long oid = w->object, bytes = w->bytes;
     struct stat st;
@@ -291,21 +290,21 @@ static int check_owner(struct ht_fsck *f, size_t first, size_t end)
     w.bytes = 0;
     for (size_t i = first; i < end; i++)
         w.bytes += f->items[i].stored;
-    return tell_orphan(f, &w, end - first);
+    return report_orphan(f, &w, end - first);
 }
 
 int ht_fsck_pass_refs(struct ht_fsck *f)
 {
-    int ret = ht_fsck_items_load(f);
+    int rc = ht_fsck_items_load(f);
 
-    if (ret == 0)
-        ret = check_conflicts(f);
-    for (size_t first = 0, end; ret == 0 && first < f->item_count; first = end) {
+    if (rc == 0)
+        rc = check_conflicts(f);
+    for (size_t first = 0, end; rc == 0 && first < f->item_count; first = end) {
         for (end = first + 1; end < f->item_count && f->items[end].oid == f->items[first].oid;)
             end++;
-        ret = check_owner(f, first, end);
+        rc = check_owner(f, first, end);
     }
-    if (ret < 0)
-        ht_error("cannot check the references: %s", strerror(-ret));
-    return ret;
+    if (rc < 0)
+        ht_error("cannot check the references: %s", strerror(-rc));
+    return rc;
 }

@@ -2,9 +2,9 @@
 /*
  * pass_super.c - superblocks, copy by copy.
  *
- * A valid copy of an older generation is no problem: a crash between two writes leaves one, and the next mount brings it
- * up to date. A copy that fails its checksum is one always, because all that changes from generation to generation lies in
- * the first 512 bytes, which a device writes whole or not at all.
+ * A valid copy of an older generation is no problem: a crash between two writes leaves one, and the next mount brings
+ * it up to date. A copy that fails its checksum is always a problem: everything that changes between generations lies
+ * in the first 512 bytes, and a device writes these whole or not at all.
  */
 #include "mount-helpers/fsck/fsck.h"
 
@@ -37,7 +37,7 @@ static void rewrite(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super
     if (ht_super_rewrite(sb, dev, copy) == 0)
         ht_fsck_repaired_last(f);
     else
-        f->failed = true; /* the reason was told */
+        f->failed = true; /* the reason was reported */
 }
 
 /* Where on the device a copy lies, with the words that all messages begin with. */
@@ -52,12 +52,11 @@ static struct ht_fsck_where copy_where(struct ht_dev *dev, const struct ht_super
     return w;
 }
 
-static void tell_copies(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb,
-                        const struct ht_super_report *report)
+static void report_copies(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb,
+                          const struct ht_super_report *report)
 {
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
         struct ht_fsck_where w = copy_where(dev, sb, i);
-
         if (report->copy[i] == HT_SUPER_OK)
             continue;
         w.by_hand = w.offset + w.bytes > ht_dev_size(dev);
@@ -75,7 +74,7 @@ static void check_copy(struct ht_fsck *f, struct ht_dev *dev, const struct ht_su
     struct ht_super other;
 
     if (ht_dev_read(dev, w.offset, block, sizeof(block)) != 0 || ht_super_decode(block, &other) != HT_SUPER_OK)
-        return; /* told already */
+        return; /* reported already */
     if (memcmp(other.uuid, sb->uuid, sizeof(other.uuid)) == 0 && other.device_index == sb->device_index &&
         other.salt == sb->salt)
         return;
@@ -86,7 +85,7 @@ static void check_copy(struct ht_fsck *f, struct ht_dev *dev, const struct ht_su
         rewrite(f, dev, sb, copy);
 }
 
-static int tell_foreign(struct ht_dev *dev)
+static int report_foreign(struct ht_dev *dev)
 {
     char text[HT_PROBE_TEXT_MAX];
 
@@ -98,7 +97,7 @@ static int tell_foreign(struct ht_dev *dev)
     return -EMEDIUMTYPE;
 }
 
-static void tell_short(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb)
+static void report_short(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
     uint64_t made = sb->device_bytes[sb->device_index];
@@ -112,29 +111,29 @@ static void tell_short(struct ht_fsck *f, struct ht_dev *dev, const struct ht_su
         (unsigned long long)w.offset, (unsigned long long)made, (unsigned long long)w.bytes);
 }
 
-/* What one device turned out to be. */
+/* The findings about one device. */
 struct member {
     struct ht_super super;
     struct ht_super_report report;
-    int ret;
+    int rc;
 };
 
-/* The one device of the store that nothing else is: its number, or -1. */
+/* The number of the one device of the store that no other device has, or -1. */
 static int missing_index(const struct ht_fsck *f, const struct member *m, const struct ht_super *newest)
 {
     unsigned seen = 0, missing = HT_DEVICES_MAX;
 
-    if (newest == NULL || newest->device_count != f->dev_count)
+    if (!newest || newest->device_count != f->dev_count)
         return -1;
     for (unsigned i = 0; i < f->dev_count; i++)
-        seen |= m[i].ret == 0 ? 1u << m[i].super.device_index : 0;
+        seen |= m[i].rc == 0 ? 1u << m[i].super.device_index : 0;
     for (unsigned i = 0; i < f->dev_count; i++)
         if ((seen & 1u << i) == 0)
             missing = missing == HT_DEVICES_MAX ? i : HT_DEVICES_MAX + 1;
     return missing < HT_DEVICES_MAX ? (int)missing : -1;
 }
 
-/* Where no copy is valid the other devices know what stood there. */
+/* If no copy is valid, the other devices know the former content. */
 static int check_none(struct ht_fsck *f, unsigned i, struct member *m, const struct ht_super *newest)
 {
     struct ht_fsck_where w = {HT_FSCK_NOWHERE};
@@ -148,42 +147,42 @@ static int check_none(struct ht_fsck *f, unsigned i, struct member *m, const str
         return -EUCLEAN;
     m[i].super = *newest;
     m[i].super.device_index = (uint32_t)index;
-    m[i].ret = 0;
-    for (unsigned c = 0; m[i].ret == 0 && c < HT_SUPER_COPIES; c++)
-        m[i].ret = ht_super_rewrite(&m[i].super, f->devs[i], c);
-    if (m[i].ret == 0) {
+    m[i].rc = 0;
+    for (unsigned c = 0; m[i].rc == 0 && c < HT_SUPER_COPIES; c++)
+        m[i].rc = ht_super_rewrite(&m[i].super, f->devs[i], c);
+    if (m[i].rc == 0) {
         ht_fsck_repaired_last(f);
         f->member[index] = f->devs[i];
     }
-    return m[i].ret;
+    return m[i].rc;
 }
 
-/* -EUCLEAN: nothing was told yet. */
+/* -EUCLEAN: nothing was reported yet. */
 static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct member *m)
 {
-    m->ret = ht_super_read(dev, &m->super, &m->report);
-    switch (m->ret) {
+    m->rc = ht_super_read(dev, &m->super, &m->report);
+    switch (m->rc) {
     case 0:
-        tell_copies(f, dev, &m->super, &m->report);
+        report_copies(f, dev, &m->super, &m->report);
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
             check_copy(f, dev, &m->super, i);
         break;
     case -ENODATA:
-        tell_copies(f, dev, &m->super, &m->report);
-        tell_short(f, dev, &m->super);
+        report_copies(f, dev, &m->super, &m->report);
+        report_short(f, dev, &m->super);
         break;
     case -EMEDIUMTYPE:
-        return tell_foreign(dev);
+        return report_foreign(dev);
     case -EUCLEAN:
         break;
     case -EPROTONOSUPPORT:
         ht_error("%s: a hitrain store of a format that this version does not know", ht_dev_name(dev));
         break;
     default:
-        ht_error("%s: cannot read its superblocks: %s", ht_dev_name(dev), strerror(-m->ret));
+        ht_error("%s: cannot read its superblocks: %s", ht_dev_name(dev), strerror(-m->rc));
         break;
     }
-    return m->ret;
+    return m->rc;
 }
 
 /* An operational error weighs more than damage: nothing was checked then. */
@@ -195,31 +194,30 @@ static int worse(int a, int b)
 static int check_devices(struct ht_fsck *f, struct member *m)
 {
     const struct ht_super *newest = NULL;
-    int ret = 0;
+    int rc = 0;
 
     for (unsigned i = 0; i < f->dev_count; i++) {
         int one = check_device(f, f->devs[i], &m[i]);
-
         if (one == 0)
             f->member[m[i].super.device_index] = f->devs[i];
-        if (one == 0 && (newest == NULL || m[i].super.generation > newest->generation))
+        if (one == 0 && (!newest || m[i].super.generation > newest->generation))
             newest = &m[i].super;
         if (one != -EUCLEAN)
-            ret = worse(ret, one == -ENODATA ? -EUCLEAN : one);
+            rc = worse(rc, one == -ENODATA ? -EUCLEAN : one);
     }
-    if (newest != NULL)
+    if (newest)
         f->super = *newest;
     for (unsigned i = 0; i < f->dev_count; i++)
-        if (m[i].ret == -EUCLEAN)
-            ret = worse(ret, check_none(f, i, m, newest));
-    return ret;
+        if (m[i].rc == -EUCLEAN)
+            rc = worse(rc, check_none(f, i, m, newest));
+    return rc;
 }
 
 int ht_fsck_pass_super(struct ht_fsck *f)
 {
     struct member *m = calloc(f->dev_count + 1, sizeof(*m));
-    int ret = m != NULL ? check_devices(f, m) : -ENOMEM;
+    int rc = m ? check_devices(f, m) : -ENOMEM;
 
     free(m);
-    return ret;
+    return rc;
 }

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "tiering/api/check.h"
 
 enum { BATCHES = 8 };
 #define BATCH_BYTES (4 * HT_MIB)
@@ -29,7 +30,7 @@ struct reader {
     struct ht_fsck *f;
     struct ht_ring *ring;
     size_t next; /* item to submit */
-    int error;   /* of noting what is to be repaired */
+    int error;   /* from noting a repair */
     struct ht_progress progress;
     struct batch batch[BATCHES];
 };
@@ -39,9 +40,9 @@ static uint64_t room_bytes(const struct ht_fsck_item *it)
     return ht_round_up(it->stored, HT_BLOCK_BYTES);
 }
 
-/* ---------------------------------------------------------------------- tell */
+/* -------------------------------------------------------------------- report */
 
-static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t offset, int error)
+static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t offset, int error)
 {
     static char text[HT_FSCK_PATH_MAX + 128];
     static struct ht_fsck_owner owner;
@@ -70,7 +71,7 @@ static void tell_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t o
         r->error = ht_fsck_note(&r->f->lose, it->oid, it->index);
 }
 
-/* As the store: over what is stored, seeded with the store's salt. */
+/* As the store: over the stored bytes, seeded with the store's salt. */
 static bool verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
 {
     bool good = ht_store_checksum(r->f->store, buf, it->stored) == it->checksum;
@@ -102,7 +103,6 @@ static void submit_pieces(struct reader *r, struct batch *b, const struct ht_fsc
     for (unsigned i = 0; i < it->frag_count; i++) {
         struct ht_extent e = ht_fsck_item_extent(r->f, it, i);
         uint64_t bytes = (uint64_t)e.blocks * HT_BLOCK_BYTES;
-
         add_io(r, b, e.device, e.block, to, bytes);
         to += bytes;
     }
@@ -158,7 +158,10 @@ static bool submit(struct reader *r, struct batch *b)
     return true;
 }
 
-/* One chunk by itself: to find what of a failed batch is bad, and to give what has a wrong checksum a second chance. */
+/*
+ * Reads one chunk by itself: to find the bad one of a failed batch, and to give one with a wrong checksum a second
+ * chance.
+ */
 static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t *buf)
 {
     uint8_t *to = buf;
@@ -166,16 +169,15 @@ static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t 
     for (unsigned i = 0; i < it->frag_count; i++) {
         struct ht_extent e = ht_fsck_item_extent(r->f, it, i);
         size_t bytes = (size_t)e.blocks * HT_BLOCK_BYTES;
-        int ret = ht_dev_read(r->f->member[e.device], e.block * HT_BLOCK_BYTES, to, bytes);
-
-        if (ret < 0) {
-            tell_bad(r, it, e.block * HT_BLOCK_BYTES, ret);
+        int rc = ht_dev_read(r->f->member[e.device], e.block * HT_BLOCK_BYTES, to, bytes);
+        if (rc < 0) {
+            report_bad(r, it, e.block * HT_BLOCK_BYTES, rc);
             return;
         }
         to += bytes;
     }
     if (!verify(r, it, buf))
-        tell_bad(r, it, it->block * HT_BLOCK_BYTES, 0);
+        report_bad(r, it, it->block * HT_BLOCK_BYTES, 0);
 }
 
 static void finish(struct reader *r, struct batch *b)
@@ -184,13 +186,11 @@ static void finish(struct reader *r, struct batch *b)
     int error = 0;
 
     for (unsigned i = 0; i < b->io_count; i++) {
-        int ret = ht_ring_wait(r->ring, &b->ios[i]);
-
-        error = error != 0 ? error : ret;
+        int rc = ht_ring_wait(r->ring, &b->ios[i]);
+        error = error != 0 ? error : rc;
     }
     for (size_t i = b->first; i < b->first + b->count; i++) {
         const struct ht_fsck_item *it = &r->f->items[i];
-
         if (error != 0 || !verify(r, it, from))
             read_alone(r, it, b->alone);
         from += room_bytes(it);
@@ -217,30 +217,30 @@ static void read_all(struct reader *r)
 int ht_fsck_pass_tensors(struct ht_fsck *f)
 {
     struct reader *r = calloc(1, sizeof(*r));
-    int ret = r != NULL ? ht_ring_new(BATCHES * 8, &r->ring) : -ENOMEM;
+    int rc = r ? ht_ring_new(BATCHES * 8, &r->ring) : -ENOMEM;
 
-    for (unsigned i = 0; ret == 0 && i < BATCHES; i++)
+    for (unsigned i = 0; rc == 0 && i < BATCHES; i++)
         if (posix_memalign((void **)&r->batch[i].buf, HT_BLOCK_BYTES, BATCH_BYTES + HT_CHUNK_BYTES) == 0)
             r->batch[i].alone = r->batch[i].buf + BATCH_BYTES;
         else
-            ret = -ENOMEM;
-    if (ret == 0) {
+            rc = -ENOMEM;
+    if (rc == 0) {
         r->f = f;
         ht_fsck_items_sort(f);
         ht_progress_begin(&r->progress, f->opt.progress, "verified", f->stored_bytes);
         read_all(r);
         ht_progress_end(&r->progress);
-        ret = r->error;
+        rc = r->error;
     }
-    if (ret < 0) {
-        ht_error("cannot read the tensors: %s", strerror(-ret));
+    if (rc < 0) {
+        ht_error("cannot read the tensors: %s", strerror(-rc));
     }
-    if (r != NULL) {
+    if (r) {
         for (unsigned i = 0; i < BATCHES; i++)
             free(r->batch[i].buf);
-        if (r->ring != NULL)
+        if (r->ring)
             ht_ring_free(r->ring);
         free(r);
     }
-    return ret;
+    return rc;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* problem.c - the table of problems, and telling them. */
+/* problem.c - the table of problems, and reporting them. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdarg.h>
@@ -9,18 +9,18 @@
 
 enum { TEXT_MAX = HT_FSCK_PATH_MAX + 512 };
 
-/* Who may say yes. */
+/* The consent that a repair needs. */
 enum answer {
-    BY_HAND, /* nobody: repair says what to do */
-    ASK,     /* -y: something is given up for it, or guessed */
+    BY_HAND, /* no option: repair prints what to do */
+    ASK,     /* -y: the repair gives something up, or guesses */
     SAFE,    /* -p, too */
 };
 
-/* What a no means for the rest. */
+/* The effect of a no on the other repairs. */
 enum part {
     COPY,  /* nothing: a copy of the superblock stands for itself */
     MARK,  /* nothing: the store can be written with it */
-    STORE, /* the store cannot be written: nothing else of it is repaired either */
+    STORE, /* the store cannot be written: fsck repairs nothing else either */
 };
 
 static const struct row {
@@ -44,7 +44,7 @@ static const struct row {
     [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", ASK, STORE, "leave them out"},
     [HT_FSCK_LOG_FULL] = {"LOG-FULL", BY_HAND, STORE, "mount it with -o ro and copy what it holds to a new store"},
     [HT_FSCK_NS_ROOT] = {"NS-ROOT", SAFE, STORE, "make a new one with the same names in it"},
-    [HT_FSCK_NS_PARENT] = {"NS-PARENT", SAFE, STORE, "drop it; what has no other name goes to lost+found"},
+    [HT_FSCK_NS_PARENT] = {"NS-PARENT", SAFE, STORE, "drop it; a file without another name goes to lost+found"},
     [HT_FSCK_NS_DANGLING] = {"NS-DANGLING", SAFE, STORE, "drop it"},
     [HT_FSCK_NS_DIRECTORY_NAMES] = {"NS-DIRECTORY-NAMES", SAFE, STORE, "drop it"},
     [HT_FSCK_NS_LINKS] = {"NS-LINKS", SAFE, STORE, "drop it"},
@@ -80,7 +80,7 @@ bool ht_fsck_code_repairable(enum ht_fsck_code code)
 
 /* -------------------------------------------------------------------- json */
 
-struct ht_fsck_told {
+struct ht_fsck_reported {
     const char *code;
     char *text, *path; /* ours */
     struct ht_fsck_where where;
@@ -89,7 +89,7 @@ struct ht_fsck_told {
 
 static void put_string(struct ht_json *j, const char *key, const char *value)
 {
-    if (value != NULL)
+    if (value)
         ht_json_str(j, key, value);
 }
 
@@ -99,7 +99,7 @@ static void put_number(struct ht_json *j, const char *key, uint64_t value)
         ht_json_u64(j, key, value);
 }
 
-static void put_problem(struct ht_json *j, const struct ht_fsck_told *t, bool repaired)
+static void put_problem(struct ht_json *j, const struct ht_fsck_reported *t, bool repaired)
 {
     const struct ht_fsck_where *w = &t->where;
 
@@ -122,54 +122,55 @@ static void put_problem(struct ht_json *j, const struct ht_fsck_told *t, bool re
 }
 
 /* A copy of t at the end of the list. False: it would be more than is kept, or there is no memory for it. */
-static bool add_told(struct ht_fsck *f, const struct ht_fsck_told *t)
+static bool add_reported(struct ht_fsck *f, const struct ht_fsck_reported *t)
 {
-    size_t bytes = sizeof(*t) + strlen(t->text) + (t->path != NULL ? strlen(t->path) : 0);
-    struct ht_fsck_told copy = *t;
+    size_t bytes = sizeof(*t) + strlen(t->text) + (t->path ? strlen(t->path) : 0);
+    struct ht_fsck_reported copy = *t;
 
-    if (f->told_bytes + bytes > HT_FSCK_TOLD_BYTES_MAX ||
-        ht_fsck_grow((void **)&f->told, &f->told_cap, f->told_count, 1, sizeof(*f->told)) != 0)
+    if (f->reported_bytes + bytes > HT_FSCK_REPORTED_BYTES_MAX ||
+        ht_fsck_grow((void **)&f->reported, &f->reported_cap, f->reported_count, 1, sizeof(*f->reported)) != 0)
         return false;
     copy.text = strdup(t->text);
-    copy.path = t->path != NULL ? strdup(t->path) : NULL;
-    if (copy.text == NULL || (copy.path == NULL && t->path != NULL)) {
+    copy.path = t->path ? strdup(t->path) : NULL;
+    if (!copy.text || (!copy.path && t->path)) {
         free(copy.text);
         free(copy.path);
         return false;
     }
-    f->told[f->told_count++] = copy;
-    f->told_bytes += bytes;
+    f->reported[f->reported_count++] = copy;
+    f->reported_bytes += bytes;
     return true;
 }
 
-/* Until its fate is known. The store may have any number of problems: those beyond the bound are counted, not listed. */
-static void keep(struct ht_fsck *f, const struct ht_fsck_told *t)
+/*
+ * Until its fate is known. The store may have any number of problems: those beyond the bound are counted, not listed.
+ */
+static void keep(struct ht_fsck *f, const struct ht_fsck_reported *t)
 {
-    f->last_told = add_told(f, t) ? f->told_count : 0;
-    f->unlisted += f->last_told == 0;
+    f->last_reported = add_reported(f, t) ? f->reported_count : 0;
+    f->unlisted += f->last_reported == 0;
 }
 
-void ht_fsck_tell_all(struct ht_fsck *f, bool repaired)
+void ht_fsck_report_all(struct ht_fsck *f, bool repaired)
 {
-    for (size_t i = 0; i < f->told_count; i++) {
-        const struct ht_fsck_told *t = &f->told[i];
-
+    for (size_t i = 0; i < f->reported_count; i++) {
+        const struct ht_fsck_reported *t = &f->reported[i];
         put_problem(&f->json, t, t->fate == REPAIRED || (t->fate == PLANNED && repaired));
     }
 }
 
-void ht_fsck_told_free(struct ht_fsck *f)
+void ht_fsck_reported_free(struct ht_fsck *f)
 {
-    for (size_t i = 0; i < f->told_count; i++) {
-        free(f->told[i].text);
-        free(f->told[i].path);
+    for (size_t i = 0; i < f->reported_count; i++) {
+        free(f->reported[i].text);
+        free(f->reported[i].path);
     }
-    free(f->told);
+    free(f->reported);
 }
 
 /* -------------------------------------------------------------------- text */
 
-/* NULL: it is to be repaired. Else why it is left, in front of what would be done; empty: nothing to say. */
+/* NULL: it is to be repaired. Else the reason against it, in front of the planned repair; empty: no reason to print. */
 static const char *why_left(const struct ht_fsck *f, const struct row *row, bool by_hand)
 {
     if (f->opt.mode == HT_FSCK_CHECK)
@@ -181,40 +182,40 @@ static const char *why_left(const struct ht_fsck *f, const struct row *row, bool
     if (row->answer == ASK && f->opt.mode != HT_FSCK_YES)
         return "left: only -y would ";
     if (row->part != COPY && f->blocked)
-        return "left, for what was left above: ";
+        return "left, because of the problems left above: ";
     return NULL;
 }
 
-static void tell_text(struct ht_fsck *f, const struct row *row, const char *text, const char *left, bool by_hand)
+static void report_text(struct ht_fsck *f, const struct row *row, const char *text, const char *left, bool by_hand)
 {
     ht_pass_watch_clear(&f->watch);
     fprintf(f->out, "%s: ", row->code);
     ht_put_printable(text, f->out);
     fputc('\n', f->out);
-    if (left == NULL)
+    if (!left)
         fprintf(f->out, "    repair: %s\n", row->repair);
     else if (left[0] != '\0')
         fprintf(f->out, "    %s%s\n", left, by_hand ? "" : row->repair);
     fflush(f->out);
 }
 
-static bool tell(struct ht_fsck *f, const struct row *row, const struct ht_fsck_where *w, char *text)
+static bool report(struct ht_fsck *f, const struct row *row, const struct ht_fsck_where *w, char *text)
 {
     const char *left = why_left(f, row, w->by_hand);
-    struct ht_fsck_told t = {row->code, text, (char *)(uintptr_t)w->path, *w, left == NULL ? PLANNED : LEFT};
+    struct ht_fsck_reported t = {row->code, text, (char *)(uintptr_t)w->path, *w, !left ? PLANNED : LEFT};
 
     f->problems++;
-    f->blocked |= left != NULL && row->part == STORE;
-    f->planned += left == NULL && row->part != COPY;
+    f->blocked |= left && row->part == STORE;
+    f->planned += !left && row->part != COPY;
     if (!f->opt.json)
-        tell_text(f, row, text, left, w->by_hand);
+        report_text(f, row, text, left, w->by_hand);
     else if (f->opt.mode == HT_FSCK_CHECK)
         put_problem(&f->json, &t, false);
     else
         keep(f, &t);
-    if (left == NULL && row->part == COPY && f->last_told != 0)
-        f->told[f->last_told - 1].fate = LEFT; /* until ht_fsck_repaired_last */
-    return left == NULL;
+    if (!left && row->part == COPY && f->last_reported != 0)
+        f->reported[f->last_reported - 1].fate = LEFT; /* until ht_fsck_repaired_last */
+    return !left;
 }
 
 bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_fsck_where *where, const char *fmt, ...)
@@ -225,7 +226,7 @@ bool ht_fsck_problem(struct ht_fsck *f, enum ht_fsck_code code, const struct ht_
     va_start(args, fmt);
     vsnprintf(text, sizeof(text), fmt, args);
     va_end(args);
-    return tell(f, &table[code], where, text);
+    return report(f, &table[code], where, text);
 }
 
 bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text)
@@ -243,6 +244,6 @@ bool ht_fsck_problem_named(struct ht_fsck *f, const char *code, const char *text
 void ht_fsck_repaired_last(struct ht_fsck *f)
 {
     f->repaired++;
-    if (f->last_told != 0)
-        f->told[f->last_told - 1].fate = REPAIRED;
+    if (f->last_reported != 0)
+        f->reported[f->last_reported - 1].fate = REPAIRED;
 }

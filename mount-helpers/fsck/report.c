@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* report.c - what hitrain-fsck says apart from problems: where chunks lie, and the sums. */
+/* report.c - output of hitrain-fsck apart from problems: where chunks lie, and the sums. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include "mount-helpers/common/text.h"
@@ -14,15 +14,15 @@ static void list_piece(struct ht_fsck *f, const struct ht_fsck_item *it, const s
 
     if (!f->opt.json) {
         ht_put_printable(owner->path, f->out);
-        fprintf(f->out, "%s%s  chunk %u  %s  offset %llu  bytes %llu\n", owner->state != NULL ? "  state " : "",
-                owner->state != NULL ? owner->state : "", it->index, device, (unsigned long long)offset,
+        fprintf(f->out, "%s%s  chunk %u  %s  offset %llu  bytes %llu\n", owner->state ? "  state " : "",
+                owner->state ? owner->state : "", it->index, device, (unsigned long long)offset,
                 (unsigned long long)bytes);
         return;
     }
     ht_json_object(&f->json, NULL);
     ht_json_u64(&f->json, "object", it->oid);
     ht_json_str(&f->json, "path", owner->path);
-    if (owner->state != NULL)
+    if (owner->state)
         ht_json_str(&f->json, "state", owner->state);
     ht_json_u64(&f->json, "chunk", it->index);
     ht_json_str(&f->json, "device", device);
@@ -42,7 +42,6 @@ void ht_fsck_list_extents(struct ht_fsck *f)
         ht_fsck_owner(f, f->items[i].oid, &owner);
         for (unsigned k = 0; k < f->items[i].frag_count; k++) {
             struct ht_extent e = ht_fsck_item_extent(f, &f->items[i], k);
-
             list_piece(f, &f->items[i], &owner, &e);
         }
     }
@@ -113,7 +112,7 @@ static void summary_json(struct ht_fsck *f, int status)
     ht_json_end(j);
 }
 
-/* What was not read. */
+/* Counts of unread data, as text. */
 static const char *unread_text(const struct ht_fsck *f)
 {
     static char text[128];

@@ -5,7 +5,7 @@
 #include "tiering/base/log.h"
 
 static const struct pass {
-    const char *name; /* NULL: it tells itself how far it is */
+    const char *name; /* NULL: it reports its progress itself */
     int (*run)(struct ht_fsck *f);
 } passes[] = {
     {"superblocks", ht_fsck_pass_super}, {"log", ht_fsck_pass_log},         {"names", ht_fsck_pass_names},
@@ -17,30 +17,33 @@ static int run_pass(struct ht_fsck *f, const struct pass *p)
     if (!p->name)
         return f->opt.no_data && !f->overlaps ? 0 : p->run(f);
     ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, p->name, f->devs, f->dev_count);
-    int ret = p->run(f);
+    int rc = p->run(f);
     ht_pass_watch_end(&f->watch);
-    return ret;
+    return rc;
 }
 
 static int check(struct ht_fsck *f)
 {
-    int ret = 0;
+    int rc = 0;
 
-    for (unsigned i = 0; ret == 0 && i < HT_ARRAY_SIZE(passes); i++)
-        ret = run_pass(f, &passes[i]);
-    return ret;
+    for (unsigned i = 0; rc == 0 && i < HT_ARRAY_SIZE(passes); i++)
+        rc = run_pass(f, &passes[i]);
+    return rc;
 }
 
-/* Problems found while opening for repair were told before; what cannot be done now is found again by the next run. */
+/*
+ * The passes have reported all problems that opening for repair meets. The next run finds those that cannot be repaired
+ * now.
+ */
 static int repair(struct ht_fsck *f)
 {
     ht_pass_watch_begin(&f->watch, f->opt.progress, HT_PASS_AFTER_MS, "repair", f->devs, f->dev_count);
-    int ret = f->blocked || f->planned == 0 ? 0 : ht_fsck_repair(f);
+    int rc = f->blocked || f->planned == 0 ? 0 : ht_fsck_repair(f);
     ht_pass_watch_end(&f->watch);
 
-    if (ret == 0 && !f->blocked)
+    if (rc == 0 && !f->blocked)
         f->repaired += f->planned;
-    return ret;
+    return rc;
 }
 
 static int status_of(const struct ht_fsck *f)
@@ -52,23 +55,23 @@ static int status_of(const struct ht_fsck *f)
 
 int ht_fsck_run(struct ht_fsck *f, const char *name)
 {
-    int ret, status;
+    int rc, status;
 
     if (f->opt.json) {
         ht_json_object(&f->json, NULL);
         ht_json_array(&f->json, "problems");
     }
-    ret = f->failed ? -EIO : check(f);
-    /* -EUCLEAN: the damage that ends the check was told as a problem */
-    f->failed |= ret < 0 && (ret != -EUCLEAN || f->problems == 0);
+    rc = f->failed ? -EIO : check(f);
+    /* -EUCLEAN: the damage that ends the check was reported as a problem */
+    f->failed |= rc < 0 && (rc != -EUCLEAN || f->problems == 0);
     if (f->opt.json && f->opt.mode == HT_FSCK_CHECK)
         ht_json_end(&f->json);
-    if (f->opt.extents && ret == 0)
+    if (f->opt.extents && rc == 0)
         ht_fsck_list_extents(f);
-    ret = ret == 0 ? repair(f) : ret;
-    f->failed |= ret < 0 && ret != -EUCLEAN;
+    rc = rc == 0 ? repair(f) : rc;
+    f->failed |= rc < 0 && rc != -EUCLEAN;
     if (f->opt.json && f->opt.mode != HT_FSCK_CHECK) {
-        ht_fsck_tell_all(f, ret == 0 && !f->blocked);
+        ht_fsck_report_all(f, rc == 0 && !f->blocked);
         ht_json_end(&f->json);
     }
     status = status_of(f);

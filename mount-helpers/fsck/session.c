@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* session.c - devices and store, opened as the daemon opens them, but without threads, and leaving out what makes no sense. */
+/* session.c - opens devices and store as the daemon does, but without threads, and leaves out senseless records. */
 #include "mount-helpers/fsck/fsck.h"
 
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 /* The least the store takes: fsck reads chunks past it. */
 #define DRAM_BYTES (8 * HT_MIB)
@@ -17,12 +17,11 @@ int ht_fsck_open_devices(struct ht_fsck *f, char *const paths[], unsigned count)
 
     while (f->dev_count < count) {
         const char *path = paths[f->dev_count];
-        int ret = ht_dev_open(path, flags, &f->devs[f->dev_count]);
-
-        if (ret == -EBUSY)
+        int rc = ht_dev_open(path, flags, &f->devs[f->dev_count]);
+        if (rc == -EBUSY)
             ht_error("%s: nothing was checked", path);
-        if (ret < 0)
-            return ret; /* who holds it, and other errors, were told */
+        if (rc < 0)
+            return rc; /* its holder, and other errors, were reported */
         f->dev_count++;
     }
     return 0;
@@ -50,37 +49,37 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
     };
     struct ht_optim_hooks hooks = {.ctx = f, .name = name_parameter}; /* nothing else happens without workers */
     struct ht_ns_hooks ns_hooks = {.ctx = f};                         /* nothing is deleted */
-    int ret = ht_store_new(f->devs, f->dev_count, &opts, &f->store);
+    int rc = ht_store_new(f->devs, f->dev_count, &opts, &f->store);
 
-    if (ret == 0)
-        ret = ht_ns_new(f->store, &ns_hooks, 0, 0, &f->ns);
-    if (ret == 0)
-        ret = ht_optim_new(f->store, 1, &hooks, &f->optim);
-    if (ret < 0) {
-        ht_error("%s: cannot open the store: %s%s", ht_dev_name(f->devs[0]), strerror(-ret),
-                 ret == -ENODEV ? "; name all of its devices, or check what is there with --degraded" : "");
-        return ret == -EUCLEAN ? -EIO : ret; /* pass 1 found its superblocks in order */
+    if (rc == 0)
+        rc = ht_ns_new(f->store, &ns_hooks, 0, 0, &f->ns);
+    if (rc == 0)
+        rc = ht_optim_new(f->store, 1, &hooks, &f->optim);
+    if (rc < 0) {
+        ht_error("%s: cannot open the store: %s%s", ht_dev_name(f->devs[0]), strerror(-rc),
+                 rc == -ENODEV ? "; name all devices of the store, or check the present ones with --degraded" : "");
+        return rc == -EUCLEAN ? -EIO : rc; /* pass 1 found its superblocks in order */
     }
-    if (f->mend)
-        ret = f->opt.mode == HT_FSCK_CHECK ? ht_store_mend_log_aside(f->store, &f->mended)
-                                           : ht_store_mend_log(f->store, &f->mended);
-    if (ret == 0)
-        ret = ht_store_mount(f->store);
+    if (f->cross_repair)
+        rc = f->opt.mode == HT_FSCK_CHECK ? ht_store_cross_repair_log_aside(f->store, &f->cross_repaired)
+                                          : ht_store_cross_repair_log(f->store, &f->cross_repaired);
+    if (rc == 0)
+        rc = ht_store_mount(f->store);
     if (repair)
-        return ret;
+        return rc;
     f->log = *ht_store_log_report(f->store);
     f->super = *ht_store_super(f->store);
     f->log_known = true;
-    return ret;
+    return rc;
 }
 
 void ht_fsck_close_store(struct ht_fsck *f)
 {
-    if (f->optim != NULL)
+    if (f->optim)
         ht_optim_free(f->optim);
-    if (f->ns != NULL)
+    if (f->ns)
         ht_ns_free(f->ns);
-    if (f->store != NULL)
+    if (f->store)
         ht_store_close(f->store);
     f->optim = NULL;
     f->ns = NULL;
@@ -99,5 +98,5 @@ void ht_fsck_close(struct ht_fsck *f)
     free(f->strangers.list);
     free(f->forget.list);
     free(f->unconfigured.list);
-    ht_fsck_told_free(f);
+    ht_fsck_reported_free(f);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * watch.c - of passes that do not know how far they are: which one it is, on stderr, every few seconds. The ticker's lock
- * is held while it writes.
+ * watch.c - for passes that do not measure their progress: prints the pass on stderr, every few seconds. The ticker's
+ * lock is held while it writes.
  */
 #include "mount-helpers/fsck/fsck.h"
 
@@ -9,7 +9,7 @@
 
 #include "mount-helpers/common/text.h"
 
-static void tell_pass(void *ctx, uint64_t since_begin_ns)
+static void report_pass(void *ctx, uint64_t since_begin_ns)
 {
     struct ht_pass_watch *w = ctx;
     uint64_t bytes = 0, seconds = since_begin_ns / 1000000000;
@@ -17,7 +17,6 @@ static void tell_pass(void *ctx, uint64_t since_begin_ns)
 
     for (unsigned i = 0; i < w->dev_count; i++) {
         struct ht_dev_counters c;
-
         ht_dev_counters(w->devs[i], &c);
         bytes += c.read_bytes;
     }
@@ -35,7 +34,7 @@ void ht_pass_watch_begin(struct ht_pass_watch *w, bool wanted, unsigned after_ms
     if (!wanted && !w->terminal)
         return;
     w->on = true;
-    ht_ticker_begin(&w->ticker, after_ms * UINT64_C(1000000), tell_pass, w);
+    ht_ticker_begin(&w->ticker, after_ms * UINT64_C(1000000), report_pass, w);
 }
 
 void ht_pass_watch_clear(struct ht_pass_watch *w)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * discard.c - give back what a device holds before it is formatted: an SSD that knows what is free has less to move.
+ * discard.c - gives back a device's content before it is formatted: an SSD that knows its free space has less to move.
  *
  * Not for regular files: their space is theirs, and would have to be found again when the store is nearly full.
  */
@@ -15,17 +15,16 @@ void ht_mkfs_discard(const struct ht_mkfs_target *t)
 {
     uint64_t size = ht_dev_size(t->dev);
     struct ht_progress p;
-    int ret = 0;
+    int rc = 0;
 
     ht_progress_begin(&p, true, "discarded", size);
-    for (uint64_t at = 0; ret == 0 && at < size; at += STEP_BYTES) {
+    for (uint64_t at = 0; rc == 0 && at < size; at += STEP_BYTES) {
         uint64_t len = ht_min_u64(STEP_BYTES, size - at);
-
-        ret = ht_dev_discard(t->dev, at, len);
-        if (ret == 0)
+        rc = ht_dev_discard(t->dev, at, len);
+        if (rc == 0)
             ht_progress_add(&p, len);
     }
     ht_progress_clear(&p);
-    if (ret < 0 && ret != -EOPNOTSUPP)
-        ht_warn("%s: what it held is not given back to it: %s", t->path, strerror(-ret));
+    if (rc < 0 && rc != -EOPNOTSUPP)
+        ht_warn("%s: what it held is not given back to it: %s", t->path, strerror(-rc));
 }

@@ -2,7 +2,7 @@
 /*
  * mkfs.hitrain - format one or more devices as one store.
  *
- * All devices are checked and held before the first of them is changed.
+ * It checks and holds all devices before it changes the first one.
  */
 #include <getopt.h>
 #include <stdio.h>
@@ -11,14 +11,14 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/log.h"
-#include "tiering/base/namespace.h"
-#include "tiering/base/std.h"
+#include "tiering/sys/nvme_namespace.h"
+#include "tiering/sys/stdio_fds.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/probe.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mkfs/mkfs.h"
 
-/* What ht_super_format asks of each device. */
+/* The minimum of ht_super_format for each device. */
 #define DEVICE_BYTES_MIN (8 * HT_MIB)
 #define LOG_SHARE 4 /* the log takes at most one part of so many */
 
@@ -63,13 +63,13 @@ static const struct option words[] = {
 static int parse_size(const char *word, const char *text, uint64_t least, uint64_t most, uint64_t *out)
 {
     uint64_t bytes;
-    int ret = ht_parse_size(text, &bytes);
+    int rc = ht_parse_size(text, &bytes);
 
-    if (ret == 0 && bytes >= least && bytes <= most) {
+    if (rc == 0 && bytes >= least && bytes <= most) {
         *out = bytes / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
         return 0;
     }
-    if (ret == -EINVAL)
+    if (rc == -EINVAL)
         ht_error("--%s=%s: not a size; sizes are written like 4096, 64K, 1M or 8G", word, text);
     else
         ht_error("--%s=%s: must be from %s to %s", word, text, ht_size_text(least), ht_size_text(most));
@@ -79,15 +79,15 @@ static int parse_size(const char *word, const char *text, uint64_t least, uint64
 static int parse_chunk(const char *text, uint32_t *out)
 {
     uint64_t bytes;
-    int ret = parse_size("chunk", text, HT_SMALL_CHUNK_BYTES, HT_CHUNK_BYTES, &bytes);
+    int rc = parse_size("chunk", text, HT_SMALL_CHUNK_BYTES, HT_CHUNK_BYTES, &bytes);
 
-    if (ret == 0 && (bytes & (bytes - 1)) != 0) {
+    if (rc == 0 && (bytes & (bytes - 1)) != 0) {
         ht_error("--chunk=%s: must be a power of two", text);
         return -EINVAL;
     }
-    if (ret == 0)
+    if (rc == 0)
         *out = (uint32_t)bytes;
-    return ret;
+    return rc;
 }
 
 static int parse_label(const char *text, const char **out)
@@ -168,8 +168,7 @@ static int check_distinct(const struct ht_mkfs_target *targets, unsigned count)
     struct stat st[HT_DEVICES_MAX];
 
     for (unsigned i = 0; i < count; i++) {
-        bool there = ht_namespace_stat(targets[i].path, &st[i]) == 0;
-
+        bool there = ht_nvme_namespace_stat(targets[i].path, &st[i]) == 0;
         if (!there)
             memset(&st[i], 0, sizeof(st[i]));
         for (unsigned k = 0; k < i; k++) {
@@ -196,36 +195,34 @@ static void explain_too_small(const struct ht_mkfs_target *targets, unsigned cou
                      ht_size_text(least));
 }
 
-/* Signatures of what was there would make others take the device for it. */
+/* With the old signatures other programs would take the device for its former content. */
 static int wipe_old(struct ht_mkfs_target *targets, unsigned count)
 {
     for (unsigned i = 0; i < count; i++) {
-        int ret = targets[i].held_something ? ht_probe_wipe(targets[i].path) : 0;
-
-        if (ret < 0) {
-            ht_error("%s: cannot erase what it held: %s", targets[i].path, strerror(-ret));
-            return ret;
+        int rc = targets[i].held_something ? ht_probe_wipe(targets[i].path) : 0;
+        if (rc < 0) {
+            ht_error("%s: cannot erase its old content: %s", targets[i].path, strerror(-rc));
+            return rc;
         }
     }
     return 0;
 }
 
-/* Read back what was written: this is the moment to find a device that lies. */
+/* Reads the written bytes back: this is the moment to find a device that lies. */
 static int verify(struct ht_mkfs_target *targets, unsigned count, const struct ht_super *made)
 {
     for (unsigned i = 0; i < count; i++) {
         struct ht_super sb;
         struct ht_super_report report;
-        int ret = ht_super_read(targets[i].dev, &sb, &report);
-
-        if (ret == 0 && memcmp(sb.uuid, made->uuid, sizeof(sb.uuid)) != 0)
-            ret = -EIO;
-        for (unsigned c = 0; ret == 0 && c < HT_SUPER_COPIES; c++)
+        int rc = ht_super_read(targets[i].dev, &sb, &report);
+        if (rc == 0 && memcmp(sb.uuid, made->uuid, sizeof(sb.uuid)) != 0)
+            rc = -EIO;
+        for (unsigned c = 0; rc == 0 && c < HT_SUPER_COPIES; c++)
             if (report.copy[c] != HT_SUPER_OK)
-                ret = -EIO;
-        if (ret < 0) {
-            ht_error("%s: what was written cannot be read back", targets[i].path);
-            return ret;
+                rc = -EIO;
+        if (rc < 0) {
+            ht_error("%s: the new content cannot be read back", targets[i].path);
+            return rc;
         }
     }
     return 0;
@@ -236,24 +233,24 @@ static int format(struct ht_mkfs_target *targets, unsigned count, const struct h
 {
     struct ht_format_opts f = {.label = o->label, .chunk_bytes = o->chunk_bytes, .log_bytes = o->log_bytes};
     struct ht_dev *devs[HT_DEVICES_MAX];
-    int ret;
+    int rc;
 
     for (unsigned i = 0; i < count; i++) {
         devs[i] = targets[i].dev;
         if (targets[i].device && !o->no_discard)
             ht_mkfs_discard(&targets[i]);
     }
-    ret = ht_super_format(devs, count, &f, out_sb);
-    if (ret == -ENOSPC)
+    rc = ht_super_format(devs, count, &f, out_sb);
+    if (rc == -ENOSPC)
         explain_too_small(targets, count, o);
-    else if (ret < 0)
-        ht_error("%s: formatting failed: %s", targets[0].path, strerror(-ret));
-    if (ret == 0)
-        ret = wipe_old(targets, count);
-    return ret < 0 ? ret : verify(targets, count, out_sb);
+    else if (rc < 0)
+        ht_error("%s: formatting failed: %s", targets[0].path, strerror(-rc));
+    if (rc == 0)
+        rc = wipe_old(targets, count);
+    return rc < 0 ? rc : verify(targets, count, out_sb);
 }
 
-static void tell(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
+static void report(const struct ht_mkfs_target *targets, unsigned count, const struct ht_super *sb)
 {
     char uuid[HT_UUID_TEXT_MAX];
 
@@ -278,23 +275,23 @@ int main(int argc, char **argv)
     struct ht_mkfs_target targets[HT_DEVICES_MAX] = {{NULL}};
     struct ht_super sb;
     unsigned count, held = 0;
-    int status, ret;
+    int status, rc;
 
-    ht_std_open();
+    ht_stdio_fds_open();
     status = parse(argc, argv, &o);
     if (status >= 0)
         return status;
     count = (unsigned)(argc - optind);
     for (unsigned i = 0; i < count; i++)
         targets[i].path = argv[optind + (int)i];
-    ret = check_distinct(targets, count);
-    while (ret == 0 && held < count)
-        ret = ht_mkfs_open(&targets[held++], &o);
-    if (ret == 0)
-        ret = format(targets, count, &o, &sb);
-    if (ret == 0)
-        tell(targets, count, &sb);
+    rc = check_distinct(targets, count);
+    while (rc == 0 && held < count)
+        rc = ht_mkfs_open(&targets[held++], &o);
+    if (rc == 0)
+        rc = format(targets, count, &o, &sb);
+    if (rc == 0)
+        report(targets, count, &sb);
     for (unsigned i = 0; i < held; i++)
-        ht_mkfs_close(&targets[i], ret < 0);
-    return ret == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+        ht_mkfs_close(&targets[i], rc < 0);
+    return rc == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

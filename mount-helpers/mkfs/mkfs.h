@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mkfs.h - what the files of mkfs.hitrain share. */
+/* mkfs.h - the common part of the files of mkfs.hitrain. */
 #ifndef HITRAIN_MOUNT_HELPERS_MKFS_MKFS_H
 #define HITRAIN_MOUNT_HELPERS_MKFS_MKFS_H
 
@@ -24,20 +24,20 @@ struct ht_mkfs_target {
     bool sparse;  /* created, and its space is not allocated */
     bool device;  /* no regular file */
     bool held_something;
-    char found[HT_PROBE_TEXT_MAX]; /* what it held */
+    char found[HT_PROBE_TEXT_MAX]; /* its former content */
 };
 
 /*
- * Make sure that a path may be formatted, creating the file where asked, and hold it. Errors are told.
- * Nothing that was there is changed, except the size of an existing regular file with both --size and --force.
+ * Makes sure that a path may be formatted, creating the file if asked, and holds it. Reports errors. Existing content
+ * stays, except the size of a regular file with both --size and --force.
  */
-int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o) HT_CHECK;
-/* Tell a device that nobody needs what it holds. What it cannot do costs nothing but that. */
+int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o) HT_MUST_CHECK;
+/* Discards the content of a device. A failure costs nothing but the discard itself. */
 void ht_mkfs_discard(const struct ht_mkfs_target *t);
 struct stat;
-/* -EBUSY, and told: something else works on it, though it may be opened. */
-int ht_mkfs_check_in_use(const char *path, const struct stat *st) HT_CHECK;
-/* Let go; undo: and remove what ht_mkfs_open created. */
+/* -EBUSY, and reports it: something else works on it, though it may be opened. */
+int ht_mkfs_check_in_use(const char *path, const struct stat *st) HT_MUST_CHECK;
+/* Releases the target; undo: and removes the file that ht_mkfs_open created. */
 void ht_mkfs_close(struct ht_mkfs_target *t, bool undo);
 
 #endif

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * target.c - one device to format: may it be, and holding it.
+ * target.c - one device to format: checks that it may be, and holds it.
  *
- * What protects data: a mounted device, or one that another program or the kernel uses, is refused always; one on which libblkid or
- * hitrain recognises something, and a regular file that holds any bytes at all at its beginning, unless forced.
+ * Protection of data: a mounted device, or one that another program or the kernel uses, is refused always. Unless
+ * forced, mkfs also refuses a device on which libblkid or hitrain recognises something, and a regular file that holds
+ * any bytes at its beginning.
  */
 #include "mount-helpers/mkfs/mkfs.h"
 
@@ -15,8 +16,8 @@
 #include <unistd.h>
 
 #include "tiering/base/log.h"
-#include "tiering/base/mounts.h"
-#include "tiering/base/namespace.h"
+#include "tiering/sys/mounts.h"
+#include "tiering/sys/nvme_namespace.h"
 #include "tiering/space/super.h"
 #include "mount-helpers/common/text.h"
 
@@ -24,7 +25,7 @@
 
 /* ------------------------------------------------------------ regular files */
 
-/* Allocate the space where the file system can; where it cannot, the file is sparse. */
+/* Allocates the space if the file system can; otherwise the file is sparse. */
 static int allocate(int fd, uint64_t bytes, bool *out_sparse)
 {
     *out_sparse = false;
@@ -38,42 +39,42 @@ static int allocate(int fd, uint64_t bytes, bool *out_sparse)
 
 static int create_file(struct ht_mkfs_target *t, uint64_t bytes)
 {
-    int fd = open(t->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), ret;
+    int fd = open(t->path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600), rc;
 
     if (fd < 0) {
-        ret = -errno;
-        ht_error("%s: cannot create it: %s", t->path, strerror(-ret));
-        return ret;
+        rc = -errno;
+        ht_error("%s: cannot create it: %s", t->path, strerror(-rc));
+        return rc;
     }
     t->created = true;
-    ret = allocate(fd, bytes, &t->sparse);
-    if (ret < 0)
-        ht_error("%s: cannot make it %s large: %s", t->path, ht_size_text(bytes), strerror(-ret));
+    rc = allocate(fd, bytes, &t->sparse);
+    if (rc < 0)
+        ht_error("%s: cannot make it %s large: %s", t->path, ht_size_text(bytes), strerror(-rc));
     close(fd);
-    return ret;
+    return rc;
 }
 
-/* Nobody else holds it at this moment, and nobody can take it while its size changes. */
+/* No other process holds it at this moment, and none can take it while its size changes. */
 static int resize_file(struct ht_mkfs_target *t, uint64_t bytes)
 {
-    int fd = open(t->path, O_RDWR | O_CLOEXEC), ret = 0;
+    int fd = open(t->path, O_RDWR | O_CLOEXEC), rc = 0;
 
     if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) != 0 || ftruncate(fd, (off_t)bytes) != 0)
-        ret = -errno;
-    if (ret == 0)
-        ret = allocate(fd, bytes, &t->sparse);
-    if (ret < 0)
-        ht_error("%s: cannot make it %s large: %s", t->path, ht_size_text(bytes), strerror(-ret));
+        rc = -errno;
+    if (rc == 0)
+        rc = allocate(fd, bytes, &t->sparse);
+    if (rc < 0)
+        ht_error("%s: cannot make it %s large: %s", t->path, ht_size_text(bytes), strerror(-rc));
     if (fd >= 0)
         close(fd);
-    return ret;
+    return rc;
 }
 
 /* -------------------------------------------------------------- may it be? */
 
 static int check_kind(const struct ht_mkfs_target *t, const struct stat *st, const struct ht_mkfs_options *o)
 {
-    if (!S_ISBLK(st->st_mode) && !S_ISREG(st->st_mode) && !ht_namespace_is(st)) {
+    if (!S_ISBLK(st->st_mode) && !S_ISREG(st->st_mode) && !ht_nvme_namespace_is(st)) {
         ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", t->path);
         return -EINVAL;
     }
@@ -90,7 +91,7 @@ static int check_kind(const struct ht_mkfs_target *t, const struct stat *st, con
     return 0;
 }
 
-/* A mount of hitrain has the device held as long as it lives, and names its holder then; of a dead one nothing is left. */
+/* A mount of hitrain holds the device as long as it lives, and its holder is named then; a dead mount holds nothing. */
 static int check_mounted(const struct ht_mkfs_target *t)
 {
     struct ht_mount_entry m;
@@ -103,18 +104,18 @@ static int check_mounted(const struct ht_mkfs_target *t)
 
 static int hold(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
 {
-    int ret = ht_dev_open(t->path, o->no_wait ? HT_DEV_NOWAIT : 0, &t->dev);
+    int rc = ht_dev_open(t->path, o->no_wait ? HT_DEV_NOWAIT : 0, &t->dev);
 
-    if (ret == -EBUSY)
-        ht_error("%s was not formatted; not even --force formats what is in use", t->path);
-    return ret;
+    if (rc == -EBUSY)
+        ht_error("%s was not formatted; not even --force formats a device in use", t->path);
+    return rc;
 }
 
-static void describe_store(struct ht_mkfs_target *t, int ret, const struct ht_super *sb)
+static void describe_store(struct ht_mkfs_target *t, int rc, const struct ht_super *sb)
 {
     char uuid[HT_UUID_TEXT_MAX];
 
-    if (ret == 0 || ret == -ENODATA)
+    if (rc == 0 || rc == -ENODATA)
         snprintf(t->found, sizeof(t->found), "a hitrain store%s%s%s (%s)", sb->label[0] != '\0' ? " labelled \"" : "",
                  sb->label, sb->label[0] != '\0' ? "\"" : "", ht_uuid_text(sb->uuid, uuid));
     else
@@ -127,60 +128,60 @@ static bool is_zero(const uint8_t *p, size_t n)
     return n == 0 || (p[0] == 0 && memcmp(p, p + 1, n - 1) == 0);
 }
 
-static int look_for_bytes(struct ht_mkfs_target *t)
+static int find_bytes(struct ht_mkfs_target *t)
 {
     size_t n = (size_t)ht_min_u64(ht_dev_size(t->dev), LOOKED_AT_BYTES) / HT_BLOCK_BYTES * HT_BLOCK_BYTES;
     void *buf;
-    int ret = 0;
+    int rc = 0;
 
     if (n == 0)
         return 0;
     if (posix_memalign(&buf, HT_BLOCK_BYTES, n) != 0)
         return -ENOMEM;
-    ret = ht_dev_read(t->dev, 0, buf, n);
-    if (ret == 0 && !is_zero(buf, n)) {
+    rc = ht_dev_read(t->dev, 0, buf, n);
+    if (rc == 0 && !is_zero(buf, n)) {
         snprintf(t->found, sizeof(t->found), "data of a kind that is not known");
         t->held_something = true;
     }
     free(buf);
-    return ret;
+    return rc;
 }
 
 /* Fills found and held_something. */
-static int look_inside(struct ht_mkfs_target *t, bool regular)
+static int inspect_content(struct ht_mkfs_target *t, bool regular)
 {
     struct ht_super sb;
     struct ht_super_report report;
-    int ret = ht_super_read(t->dev, &sb, &report);
+    int rc = ht_super_read(t->dev, &sb, &report);
 
-    if (ret == 0 || ret == -ENODATA || ret == -EUCLEAN || ret == -EPROTONOSUPPORT) {
-        describe_store(t, ret, &sb);
+    if (rc == 0 || rc == -ENODATA || rc == -EUCLEAN || rc == -EPROTONOSUPPORT) {
+        describe_store(t, rc, &sb);
         return 0;
     }
-    ret = ht_probe(t->path, t->found);
-    t->held_something = ret == 1;
-    if (ret == 0 && regular)
-        ret = look_for_bytes(t);
-    if (ret < 0)
-        ht_error("%s: cannot find out what it holds: %s", t->path, strerror(-ret));
-    return ret < 0 ? ret : 0;
+    rc = ht_probe(t->path, t->found);
+    t->held_something = rc == 1;
+    if (rc == 0 && regular)
+        rc = find_bytes(t);
+    if (rc < 0)
+        ht_error("%s: cannot find out what it holds: %s", t->path, strerror(-rc));
+    return rc < 0 ? rc : 0;
 }
 
 static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const struct ht_mkfs_options *o)
 {
-    int ret = check_kind(t, st, o);
+    int rc = check_kind(t, st, o);
 
     t->device = !S_ISREG(st->st_mode);
-    if (ret == 0)
-        ret = check_mounted(t);
-    if (ret == 0)
-        ret = ht_mkfs_check_in_use(t->path, st);
-    if (ret == 0)
-        ret = hold(t, o);
-    if (ret == 0)
-        ret = look_inside(t, S_ISREG(st->st_mode));
-    if (ret < 0)
-        return ret;
+    if (rc == 0)
+        rc = check_mounted(t);
+    if (rc == 0)
+        rc = ht_mkfs_check_in_use(t->path, st);
+    if (rc == 0)
+        rc = hold(t, o);
+    if (rc == 0)
+        rc = inspect_content(t, S_ISREG(st->st_mode));
+    if (rc < 0)
+        return rc;
     if (t->held_something && !o->force) {
         ht_error("%s contains %s; --force overwrites it", t->path, t->found);
         return -EEXIST;
@@ -189,32 +190,32 @@ static int open_existing(struct ht_mkfs_target *t, const struct stat *st, const 
         return 0;
     ht_dev_close(t->dev); /* its size is read when it is opened */
     t->dev = NULL;
-    ret = resize_file(t, o->size_bytes);
-    return ret < 0 ? ret : hold(t, o);
+    rc = resize_file(t, o->size_bytes);
+    return rc < 0 ? rc : hold(t, o);
 }
 
 int ht_mkfs_open(struct ht_mkfs_target *t, const struct ht_mkfs_options *o)
 {
     struct stat st;
-    int ret = ht_namespace_stat(t->path, &st);
+    int rc = ht_nvme_namespace_stat(t->path, &st);
 
-    if (ret == 0)
+    if (rc == 0)
         return open_existing(t, &st, o);
-    if (ret != -ENOENT) {
-        ht_error("%s: %s", t->path, strerror(-ret));
-        return ret;
+    if (rc != -ENOENT) {
+        ht_error("%s: %s", t->path, strerror(-rc));
+        return rc;
     }
     if (o->size_bytes == 0) {
         ht_error("%s does not exist; --size=SIZE makes a regular file", t->path);
         return -ENOENT;
     }
-    ret = create_file(t, o->size_bytes);
-    return ret < 0 ? ret : hold(t, o);
+    rc = create_file(t, o->size_bytes);
+    return rc < 0 ? rc : hold(t, o);
 }
 
 void ht_mkfs_close(struct ht_mkfs_target *t, bool undo)
 {
-    if (t->dev != NULL)
+    if (t->dev)
         ht_dev_close(t->dev);
     t->dev = NULL;
     if (undo && t->created && unlink(t->path) != 0)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mount.hitrain - what mount(8) runs for `mount -t hitrain DEV MOUNTPOINT`, for fstab and for systemd.
+ * mount.hitrain - mount(8) runs it for `mount -t hitrain DEV MOUNTPOINT`, for fstab and for systemd.
  *
  * Translates the options and becomes the daemon's starter: `hitrain` returns when the mount is ready, or with the
  * reason why not, and its exit status is this program's.
@@ -17,7 +17,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/log.h"
-#include "tiering/base/std.h"
+#include "tiering/sys/stdio_fds.h"
 #include "mount-helpers/common/text.h"
 #include "mount-helpers/mount/options.h"
 
@@ -65,7 +65,7 @@ static bool try_beside(char out[PATH_MAX])
         return false;
     self[n] = '\0';
     slash = strrchr(self, '/');
-    if (slash == NULL)
+    if (!slash)
         return false;
     *slash = '\0';
     if (try_folder(self, strlen(self), out))
@@ -76,9 +76,8 @@ static bool try_beside(char out[PATH_MAX])
 
 static bool try_path(const char *path, char out[PATH_MAX])
 {
-    while (path != NULL && *path != '\0') {
+    while (path && *path != '\0') {
         size_t len = strcspn(path, ":");
-
         if (len > 0 && path[0] == '/' && try_folder(path, len, out))
             return true;
         path += len;
@@ -109,7 +108,6 @@ static int enter_namespace(const char *namespace)
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0 || setns(fd, CLONE_NEWNS) != 0) {
         int err = errno;
-
         ht_error("cannot enter the mount namespace %s: %s", path, strerror(err));
         if (fd >= 0)
             close(fd);
@@ -123,7 +121,7 @@ static int run_daemon(const struct request *r)
 {
     char path[PATH_MAX];
     const char *options = r->options.len > 0 ? (const char *)r->options.data : NULL;
-    const char *argv[] = {DAEMON, r->device, r->point, options != NULL ? "-o" : NULL, options, NULL};
+    const char *argv[] = {DAEMON, r->device, r->point, options ? "-o" : NULL, options, NULL};
 
     if (!find_daemon(path)) {
         ht_error("cannot find the program '" DAEMON "': it is neither beside this one nor in PATH; "
@@ -131,12 +129,11 @@ static int run_daemon(const struct request *r)
         return EXIT_SYSTEM;
     }
     if (r->verbose)
-        printf("%s %s %s%s%s\n", path, r->device, r->point, options != NULL ? " -o " : "",
-               options != NULL ? options : "");
+        printf("%s %s %s%s%s\n", path, r->device, r->point, options ? " -o " : "", options ? options : "");
     if (r->fake)
         return EXIT_SUCCESS;
     fflush(NULL);
-    if (r->namespace != NULL && enter_namespace(r->namespace) != 0)
+    if (r->namespace && enter_namespace(r->namespace) != 0)
         return EXIT_SYSTEM;
     execv(path, (char *const *)argv);
     ht_error("cannot run %s: %s", path, strerror(errno));
@@ -146,13 +143,13 @@ static int run_daemon(const struct request *r)
 static int add_options(struct request *r, const char *text)
 {
     const char *what = NULL;
-    int ret = ht_mount_options(text, &r->options, &what);
+    int rc = ht_mount_options(text, &r->options, &what);
 
-    if (ret == -ENOTSUP)
+    if (rc == -ENOTSUP)
         ht_error("%s: option '%s' is not possible: hitrain opens regular files itself", r->point, what);
-    else if (ret < 0)
-        ht_error("%s", strerror(-ret));
-    return ret == 0 ? EXIT_SUCCESS : ret == -ENOMEM ? EXIT_SYSTEM : EXIT_USAGE;
+    else if (rc < 0)
+        ht_error("%s", strerror(-rc));
+    return rc == 0 ? EXIT_SUCCESS : rc == -ENOMEM ? EXIT_SYSTEM : EXIT_USAGE;
 }
 
 /* ------------------------------------------------------------- command line */
@@ -218,8 +215,8 @@ int main(int argc, char **argv)
     size_t opt_count;
     int status;
 
-    ht_std_open();
-    status = opts != NULL ? parse(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
+    ht_stdio_fds_open();
+    status = opts ? parse(argc, argv, &r, opts, &opt_count) : EXIT_SYSTEM;
     if (status >= 0)
         goto out;
     status = EXIT_SUCCESS;

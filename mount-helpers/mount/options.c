@@ -2,12 +2,12 @@
 /*
  * options.c - see options.h.
  *
- * Two kinds of options: for whoever reads fstab (dropped), and everything else, which is the daemon's to accept or to
- * refuse by name.
+ * Two kinds of options: those for readers of fstab, which are dropped, and all others, which the daemon accepts or
+ * refuses by name.
  */
 #include "mount-helpers/mount/options.h"
 
-/* Words of mount(8), fstab and systemd that say nothing to a file system, or ask for what is so anyway. */
+/* Words of mount(8), fstab and systemd that mean nothing to a file system, or ask for its usual behaviour. */
 static const char *const dropped[] = {
     "defaults", "auto",       "noauto",   "user",       "nouser", "users",  "owner", "group",  "nofail", "_netdev",
     "lazytime", "nolazytime", "iversion", "noiversion", "mand",   "nomand", "loud",  "silent", "nomtab",
@@ -15,7 +15,7 @@ static const char *const dropped[] = {
 /* The same, up to a value or a name that follows. */
 static const char *const dropped_prefixes[] = {"x-", "X-", "comment=", "user=", "uhelper=", "helper="};
 
-/* What mount(8) passes on although no FUSE file system can do it. */
+/* Options that mount(8) passes on although no FUSE file system can follow them. */
 static const char *const refused[] = {"loop"};
 
 static bool is_word(const char *option, size_t len, const char *word)
@@ -30,7 +30,6 @@ static bool is_dropped(const char *option, size_t len)
             return true;
     for (size_t i = 0; i < HT_ARRAY_SIZE(dropped_prefixes); i++) {
         size_t n = strlen(dropped_prefixes[i]);
-
         if (len >= n && memcmp(option, dropped_prefixes[i], n) == 0)
             return true;
     }
@@ -73,8 +72,7 @@ int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what
     while (*text != '\0') {
         size_t len = option_length(text);
         const char *no = find_refused(text, len);
-
-        if (no != NULL) {
+        if (no) {
             *out_what = no;
             return -ENOTSUP;
         }

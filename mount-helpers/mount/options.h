@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* options.h - from what mount(8), fstab and systemd say to what the daemon and libfuse understand. Pure. */
+/* options.h - translates options of mount(8), fstab and systemd into those of the daemon and libfuse. Pure. */
 #ifndef HITRAIN_MOUNT_HELPERS_MOUNT_OPTIONS_H
 #define HITRAIN_MOUNT_HELPERS_MOUNT_OPTIONS_H
 
@@ -7,10 +7,10 @@
 #include "tiering/base/buf.h"
 
 /*
- * Append the options of text (separated by commas; commas within double quotes belong to the option) that are meant for
- * the daemon to out, separated by commas and ended by a NUL. May be called several times for one out: each -o adds.
- * 0, -ENOMEM, or -ENOTSUP for an option that asks for what cannot be done, named in *out_what.
+ * Appends the options of text (separated by commas; commas within double quotes belong to the option) that are meant
+ * for the daemon to out, separated by commas and ended by a NUL. May be called several times for one out: each -o adds.
+ * 0, -ENOMEM, or -ENOTSUP for an option that cannot be followed, named in *out_what.
  */
-int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what) HT_CHECK;
+int ht_mount_options(const char *text, struct ht_buf *out, const char **out_what) HT_MUST_CHECK;
 
 #endif

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * umount.hitrain - what umount(8) runs for a mount of hitrain: unmounts, and returns when the daemon has ended.
+ * umount.hitrain - umount(8) runs it for a mount of hitrain: it unmounts, and returns when the daemon has ended.
  *
- * For the kernel a FUSE mount has gone when nobody can reach it any more; the daemon writes the rest after that and then gives up its
- * device. Whoever mounts, copies or unplugs the device next wants to wait for that end, and gets it from here. The process is found by what
- * holds the device, before the unmount; the file system itself is never asked, for it may be dead.
+ * For the kernel a FUSE mount has gone when no process can reach it any more. The daemon writes the rest after that and
+ * then gives up its device. The next user of the device wants to wait for that end, and this program does so. It finds
+ * the process through the held device, before the unmount; it never asks the file system itself, which may be dead.
  *
- * A lazy or forced unmount is not waited for, nor is one that leaves another mount of the same store.
+ * It does not wait after a lazy or forced unmount, nor if another mount of the same store remains.
  */
 #include <fcntl.h>
 #include <getopt.h>
@@ -19,15 +19,15 @@
 
 #include "mount-helpers/common/text.h"
 #include "tiering/base/base.h"
-#include "tiering/base/holder.h"
+#include "tiering/sys/holder.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mount_user.h"
-#include "tiering/base/mounts.h"
-#include "tiering/base/std.h"
+#include "tiering/sys/mount_user.h"
+#include "tiering/sys/mounts.h"
+#include "tiering/sys/stdio_fds.h"
 
 /* Exit codes of umount(8). */
 enum { EXIT_USAGE = 1, EXIT_SYSTEM = 2 };
-enum { PATIENCE_MS = 3000, TELL_MS = 10000, FLAGS_MAX = 8 };
+enum { PATIENCE_MS = 3000, REPORT_MS = 10000, FLAGS_MAX = 8 };
 
 static const char usage_text[] = "Usage: umount.hitrain MOUNTPOINT [-flnrvhV] [-N NAMESPACE] [-t TYPE]\n"
                                  "\n"
@@ -47,7 +47,7 @@ struct request {
     bool waits;
 };
 
-/* What is to end. */
+/* The daemon that is to end. */
 struct daemon {
     struct ht_mount_entry mount;
     pid_t pid;
@@ -56,12 +56,12 @@ struct daemon {
 
 /* ------------------------------------------------------------------- before */
 
-/* umount(8) gives the path as the table of mounts has it; people may not. */
+/* umount(8) gives the path as in the table of mounts; people may give another form. */
 static bool find_mount(const char *point, struct ht_mount_entry *out)
 {
     char path[PATH_MAX];
 
-    if (ht_mount_at(point, out) != 0 && (realpath(point, path) == NULL || ht_mount_at(path, out) != 0))
+    if (ht_mount_at(point, out) != 0 && (!realpath(point, path) || ht_mount_at(path, out) != 0))
         return false;
     return ht_mount_is_hitrain(out);
 }
@@ -71,8 +71,7 @@ static void find_daemon(const char *point, struct daemon *d)
     struct ht_holder *h = malloc(sizeof(*h));
 
     d->fd = -1;
-    if (h != NULL && find_mount(point, &d->mount) && ht_holder_find(d->mount.source, h) == 0 && h->pid > 0 &&
-        !h->opener) {
+    if (h && find_mount(point, &d->mount) && ht_holder_find(d->mount.source, h) == 0 && h->pid > 0 && !h->opener) {
         d->pid = h->pid;
         d->fd = (int)syscall(SYS_pidfd_open, h->pid, 0);
     }
@@ -81,7 +80,7 @@ static void find_daemon(const char *point, struct daemon *d)
 
 /* ------------------------------------------------------------------ unmount */
 
-/* umount(8) itself, told not to call this program: it knows which users may unmount what. */
+/* Runs umount(8) itself, with the option not to call this program: it knows which users may unmount what. */
 static int unmount(const struct request *r)
 {
     const char *argv[FLAGS_MAX + 8] = {"umount", "-i"};
@@ -91,7 +90,7 @@ static int unmount(const struct request *r)
 
     for (unsigned i = 0; i < r->flag_count; i++)
         argv[n++] = r->flags[i];
-    if (r->namespace != NULL) {
+    if (r->namespace) {
         argv[n++] = "-N";
         argv[n++] = r->namespace;
     }
@@ -127,7 +126,7 @@ static bool has_ended(const struct daemon *d, int ms)
     return n != 0;
 }
 
-/* Somebody keeps it: then there is no end to wait for. */
+/* A process keeps it: then there is no end to wait for. */
 static bool is_kept(const struct daemon *d)
 {
     struct ht_mount_user user;
@@ -136,7 +135,7 @@ static bool is_kept(const struct daemon *d)
         return false;
     ht_warn("%s is unmounted here, but process %d (%s) %s: process %d and the device stay until that ends",
             d->mount.point, (int)user.pid, user.command,
-            user.has_mount ? "has it in its mount namespace" : "uses files of it", (int)d->pid);
+            user.has_mount ? "has it in its mount namespace" : "uses its files", (int)d->pid);
     return true;
 }
 
@@ -146,8 +145,8 @@ static void wait_for_end(const struct daemon *d)
 
     if (d->fd < 0 || ht_mount_is_here(d->mount.major, d->mount.minor) || has_ended(d, PATIENCE_MS) || is_kept(d))
         return;
-    while (!has_ended(d, TELL_MS)) {
-        waited_s += TELL_MS / 1000;
+    while (!has_ended(d, REPORT_MS)) {
+        waited_s += REPORT_MS / 1000;
         ht_info("%s is unmounted; waiting for process %d, which writes the rest to %s, for %u s", d->mount.point,
                 (int)d->pid, d->mount.source, waited_s);
     }
@@ -223,7 +222,7 @@ int main(int argc, char **argv)
     struct daemon d = {.fd = -1};
     int status;
 
-    ht_std_open();
+    ht_stdio_fds_open();
     status = parse(argc, argv, &r);
     if (status >= 0)
         return status;

@@ -12,7 +12,7 @@
 
 #include "optim/rules/element.h"
 
-HT_LANES_FN void adagrad_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void adagrad_step(struct ht_element *x, const struct ht_scalars *s)
 {
     ht_lanes g = lanes_fma(lanes_set(s->adagrad.weight_decay), x->p, x->g);
 

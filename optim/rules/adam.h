@@ -19,8 +19,8 @@
 
 #include "optim/rules/element.h"
 
-/* Moments; returns what is added to the parameter. */
-HT_LANES_FN ht_lanes adam_change(struct element *x, const struct ht_scalars *s)
+/* Moments; returns the change of the parameter. */
+HT_LANES_FN ht_lanes adam_change(struct ht_element *x, const struct ht_scalars *s)
 {
     ht_lanes m = x->state[0], v = x->state[1];
 
@@ -32,7 +32,7 @@ HT_LANES_FN ht_lanes adam_change(struct element *x, const struct ht_scalars *s)
         (lanes_sqrt(v) / lanes_set(s->adam.sqrt_bc2) + lanes_set(s->adam.eps));
 }
 
-HT_LANES_FN void adam_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void adam_step(struct ht_element *x, const struct ht_scalars *s)
 {
     x->g = lanes_fma(lanes_set(s->adam.weight_decay), x->p, x->g);
     x->p = x->p + adam_change(x, s);

@@ -10,7 +10,7 @@
 
 #include "optim/rules/adam.h"
 
-HT_LANES_FN void adamw_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void adamw_step(struct ht_element *x, const struct ht_scalars *s)
 {
     x->p = x->p * lanes_set(s->adam.decay) + adam_change(x, s);
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * config.c - the text of user.hitrain.optimizer. A new word is one row of a table; rules say which they have.
- * Pure: the caller stores the text. Nothing from a client is trusted: every message quotes at most a few clean
- * characters of it.
+ * config.c - the text of user.hitrain.optimizer. A new word is one row of a table; rules say which they have. Pure: the
+ * caller stores the text. Nothing from a client is trusted: every message quotes at most a few clean characters.
  */
 #include "optim/rules/config.h"
 #include "optim/rules/rule.h"
@@ -202,7 +201,7 @@ static int parse_word(const struct token *t, unsigned *seen, struct ht_optim_con
     return 0;
 }
 
-/* What words that every rule has say in from, into to. */
+/* Copies the values of words that every rule has. */
 static void copy_common(const struct ht_optim_config *from, struct ht_optim_config *to)
 {
     for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++) {
@@ -213,7 +212,7 @@ static void copy_common(const struct ht_optim_config *from, struct ht_optim_conf
     }
 }
 
-/* Where the words begin from: base, or the defaults of the rule that is named. *pos: behind that name. */
+/* Sets the words to start from: base, or the defaults of the named rule. *pos: after that name. */
 static int begin_config(const char **pos, const char *end, const struct ht_optim_config *base,
                         struct ht_optim_config *out, char *err)
 {
@@ -245,15 +244,15 @@ static int parse(const char *text, size_t len, const struct ht_optim_config *bas
     struct ht_optim_config config;
     struct token t;
     unsigned seen = 0;
-    int ret;
+    int rc;
 
     if (len > HT_OPTIM_CONFIG_TEXT_MAX)
         return refuse(err, "%zu characters; at most %d", len, HT_OPTIM_CONFIG_TEXT_MAX);
-    ret = begin_config(&pos, end, base, &config, err);
-    while (!ret && next_token(&pos, end, &t))
-        ret = parse_word(&t, &seen, &config, err);
-    if (ret)
-        return ret;
+    rc = begin_config(&pos, end, base, &config, err);
+    while (!rc && next_token(&pos, end, &t))
+        rc = parse_word(&t, &seen, &config, err);
+    if (rc)
+        return rc;
     const char *wrong = ht_rule_of(config.rule)->refuse ? ht_rule_of(config.rule)->refuse(&config) : NULL;
     if (wrong)
         return refuse(err, "%s", wrong);
@@ -296,7 +295,6 @@ static void put_value(const struct word *w, const struct ht_optim_config *c, cha
         const char *second = strchr(w->choices, ' ') + 1;
         bool is_second = *(const bool *)field;
         int len = is_second ? (int)strlen(second) : (int)(second - w->choices) - 1;
-
         snprintf(buf, 32, "%.*s", len, is_second ? second : w->choices);
     }
 }

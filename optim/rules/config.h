@@ -21,18 +21,19 @@ struct ht_optim_config {
 };
 enum { HT_OPTIM_CONFIG_TEXT_MAX = 1024, HT_OPTIM_ERROR_MAX = 256, HT_ACCUMULATE_MAX = 65536 };
 /*
- * A rule and its words: "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0 maximize=0".
- * Words left out have the defaults of the torch.optim class of that name (rules/ has formulas and words). -EINVAL with a message in err that names the word and what is allowed (unknown rule or word, not a number, NaN, out of range,
- * twice).
+ * A rule and its words: "adamw lr=3e-4 beta1=0.9 beta2=0.95 eps=1e-8 weight_decay=0.1 durable_every=1 partial=0
+ * maximize=0". Omitted words have the defaults of the torch.optim class of that name (rules/ has formulas and words).
+ * -EINVAL with a message in err that names the word and the allowed values (unknown rule or word, not a number, NaN,
+ * out of range, twice).
  */
 int ht_optim_config_parse(const char *text, size_t len, struct ht_optim_config *out,
-                          char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+                          char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /*
- * The same for words that amend others: what is left out is as in base. The rule may be left out, too. Where it is another
- * rule than that of base, the words of its own that are left out have their defaults. out may be base. -EINVAL
+ * The same for words that amend others: omitted words are as in base. The rule may be omitted, too. If it is another
+ * rule than that of base, its own omitted words have their defaults. out may be base. -EINVAL
  */
 int ht_optim_config_amend(const char *text, size_t len, const struct ht_optim_config *base, struct ht_optim_config *out,
-                          char err[HT_OPTIM_ERROR_MAX]) HT_CHECK;
+                          char err[HT_OPTIM_ERROR_MAX]) HT_MUST_CHECK;
 /* The rule and all words that it has, as a text that parses to the same. Cut if it does not fit in cap bytes. */
 void ht_optim_config_text(const struct ht_optim_config *c, char *buf, size_t cap);
 

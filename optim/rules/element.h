@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* element.h - what the step of a rule gets: one or more elements, in lanes. */
+/* element.h - the input of a rule's step: one or more elements, in lanes. */
 #ifndef HITRAIN_OPTIM_RULES_ELEMENT_H
 #define HITRAIN_OPTIM_RULES_ELEMENT_H
 
@@ -7,13 +7,13 @@
 #include "optim/rules/lanes.h"
 #include "optim/rules/rule.h"
 
-struct element {
+struct ht_element {
     ht_lanes p; /* the parameter in f32, to be updated */
     ht_lanes g; /* the gradient, its sign turned if maximize says so */
     ht_lanes state[HT_KERNEL_STATES_MAX];
 };
 
-/* The rule of a file, files of kernels do not use it; and what has the same default in all. */
+/* The rule of a file, which files of kernels do not use; and the words with the same default in all rules. */
 #define HT_COMMON_DEFAULTS .durable_every = 1, .grad_scale = 1, .accumulate = 1
 #define HT_RULE static const struct ht_rule __attribute__((unused))
 

@@ -48,7 +48,7 @@ float ht_f16_to_f32(uint16_t x)
     return f;
 }
 
-/* fraction: 24 bits with the leading one; the lowest `drop` of them are rounded away. */
+/* fraction: 24 bits with the leading one; the lowest `drop` bits are rounded away. */
 static uint32_t round_even(uint32_t fraction, unsigned drop)
 {
     uint32_t half = 1u << (drop - 1), rest = fraction & ((half << 1) - 1), kept = fraction >> drop;
@@ -101,7 +101,7 @@ uint8_t ht_kernel_dtype_bytes(uint8_t dtype)
     }
 }
 
-/* NULL: this CPU has not what they need. */
+/* NULL: this CPU lacks instructions that they need. */
 static const struct ht_kernels *avx2(void)
 {
 #if defined(__x86_64__)

@@ -4,11 +4,11 @@
  *
  * A kernel is the element-wise part of an update rule; a rule may have several, for its variants. The formula is
  * written once, in lanes (lanes.h), and compiled for each instruction set: one element at a time without any (the
- * reference), eight with AVX2, FMA and F16C. All of them give the same bits for the same inputs: what fuses says fma, and
- * results that are NaN are stored as one quiet NaN, because which NaN an operation hands on differs between instruction sets.
- * No kernel writes beyond n elements. Pure functions, any thread.
+ * reference), eight with AVX2, FMA and F16C. All give the same bits for the same inputs: fused operations say fma, and
+ * results that are NaN are stored as one quiet NaN, because which NaN an operation hands on differs between instruction
+ * sets. No kernel writes beyond n elements. Pure functions, any thread.
  *
- * AVX-512 has no kernels: on memory-bound loops it has nothing to win, and no machine was there to run them.
+ * AVX-512 has no kernels: it gains nothing on memory-bound loops, and no machine was there to run them.
  */
 #ifndef HITRAIN_OPTIM_RULES_KERNEL_H
 #define HITRAIN_OPTIM_RULES_KERNEL_H
@@ -27,7 +27,7 @@ enum ht_kernel {
     HT_KERNEL_COUNT
 };
 
-/* What the elements of one parameter share in one step; filled by the rule, in double, and rounded once. */
+/* The numbers that the elements of one parameter share in one step; filled by the rule, in double, and rounded once. */
 struct ht_scalars {
     enum ht_kernel kernel;
     float grad_factor; /* the gradient is multiplied by it before anything else */
@@ -56,7 +56,7 @@ struct ht_scalars {
 enum { HT_KERNEL_STATES_MAX = 2 };
 
 /*
- * What one fused pass works on, n elements of each:
+ * The arrays of one fused pass, n elements of each:
  *   p       f32, bf16 or f16 (p_dtype), updated
  *   master  f32, only for p of two bytes (else NULL), updated: where round(master) differs from p the
  *           element restarts from p, so that a parameter loaded from outside is believed
@@ -75,18 +75,21 @@ struct ht_update {
 /* Returns how many gradient elements were NaN or infinite. */
 typedef uint64_t (*ht_kernel_fn)(const struct ht_scalars *s, const struct ht_update *u, size_t n);
 
-/* Sums of squares are cut at multiples of it, so that they do not depend on how ranges are cut. */
+/* Sums of squares are cut at multiples of this number, so that they do not depend on how ranges are cut. */
 enum { HT_SUM_BLOCK = 1024 };
 /*
- * The squares of n elements (at most a block), added in double in a fixed order: lane i takes elements i, i + 8, ... (a product of
- * two f32 is exact in double, so that it does not matter what fuses). Adds to *nonfinite how many were NaN or infinite.
+ * The squares of n elements (at most a block), added in double in a fixed order: lane i takes elements i, i + 8, ... (a
+ * product of two f32 is exact in double, so that fusing operations does not matter). Adds to *nonfinite how many were
+ * NaN or infinite.
  */
 typedef double (*ht_sum_fn)(const void *g, uint8_t dtype, size_t n, uint64_t *nonfinite);
 
-/* Add n elements of a gradient to a sum of f32; first: the sum becomes them, signs of zeros and all. */
+/* Adds n elements of a gradient to a sum of f32; first: the sum becomes them, signs of zeros and all. */
 typedef void (*ht_add_fn)(float *sum, const void *g, uint8_t dtype, size_t n, bool first);
 
-/* Masters from bf16 and the bits that those miss, and these bits again; true: some are ties (master.h says what upper is). */
+/*
+ * Masters from bf16 and the bits that those miss, and these bits again; true: some are ties (master.h explains upper).
+ */
 typedef void (*ht_join_fn)(float *master, const uint16_t *p, const uint16_t *low, uint32_t upper, size_t n);
 typedef bool (*ht_part_fn)(uint16_t *low, const float *master, const uint16_t *p, size_t n);
 

@@ -9,7 +9,7 @@
 
 #include "optim/rules/all.h"
 
-typedef void (*step_fn)(struct element *x, const struct ht_scalars *s);
+typedef void (*ht_step_fn)(struct ht_element *x, const struct ht_scalars *s);
 
 HT_LANES_FN ht_lanes load_parameter(const struct ht_update *u, size_t i, uint8_t dtype)
 {
@@ -28,7 +28,7 @@ HT_LANES_FN void store_parameter(const struct ht_update *u, size_t i, ht_lanes p
     lanes_store_halves((uint16_t *)u->p + i, p, dtype);
 }
 
-HT_LANES_FN bool any_nan(const struct element *x, unsigned states)
+HT_LANES_FN bool any_nan(const struct ht_element *x, unsigned states)
 {
     bool nan = lanes_any_nan(x->p, states > 0 ? x->state[0] : x->p);
 
@@ -37,10 +37,10 @@ HT_LANES_FN bool any_nan(const struct element *x, unsigned states)
     return nan;
 }
 
-HT_LANES_FN void update_lanes(const struct ht_scalars *s, const struct ht_update *u, size_t i, step_fn step,
+HT_LANES_FN void update_lanes(const struct ht_scalars *s, const struct ht_update *u, size_t i, ht_step_fn step,
                               unsigned states, uint8_t p_dtype, uint8_t g_dtype, ht_counts *nonfinite)
 {
-    struct element x = {.g = lanes_load(u->g, g_dtype, i), .p = load_parameter(u, i, p_dtype)};
+    struct ht_element x = {.g = lanes_load(u->g, g_dtype, i), .p = load_parameter(u, i, p_dtype)};
 
     *nonfinite = lanes_count_nonfinite(*nonfinite, x.g);
     x.g = lanes_negate(x.g * lanes_set(s->grad_factor), s->maximize);
@@ -58,15 +58,15 @@ HT_LANES_FN void update_lanes(const struct ht_scalars *s, const struct ht_update
 }
 
 /*
- * A processor sees as far ahead as its reorder buffer holds instructions, which for a rule is less than memory's latency, and its own
- * prefetchers end at each page. Distances from 64 to 128 measure alike; 512 is as bad as none. Lines that will be written are asked for
- * as such (prefetchw, which processors that lack it pass over).
+ * A processor sees as far ahead as its reorder buffer holds instructions; for a rule that is less than memory's
+ * latency. Its own prefetchers end at each page. Distances from 64 to 128 measure alike; 512 is as bad as none. Lines
+ * that will be written are prefetched as such (prefetchw, which processors that lack it pass over).
  */
-enum { AHEAD = 96, LINE = 64 / sizeof(float) };
+enum { HT_KERNEL_AHEAD = 96, HT_KERNEL_LINE = 64 / sizeof(float) };
 
 HT_LANES_FN void prefetch_line(const struct ht_update *u, size_t i, unsigned states, uint8_t p_dtype, uint8_t g_dtype)
 {
-    i += AHEAD;
+    i += HT_KERNEL_AHEAD;
     __builtin_prefetch((const char *)u->p + i * (p_dtype == HT_DTYPE_F32 ? 4 : 2), 1);
     __builtin_prefetch((const char *)u->g + i * (g_dtype == HT_DTYPE_F32 ? 4 : 2), 0);
     if (p_dtype != HT_DTYPE_F32)
@@ -77,7 +77,7 @@ HT_LANES_FN void prefetch_line(const struct ht_update *u, size_t i, unsigned sta
 
 /* As many elements as fill lanes wholly. */
 HT_LANES_FN uint64_t update_all(const struct ht_scalars *scalars, const struct ht_update *update, size_t n,
-                                step_fn step, unsigned states, uint8_t p_dtype, uint8_t g_dtype)
+                                ht_step_fn step, unsigned states, uint8_t p_dtype, uint8_t g_dtype)
 {
     /* Copies, because the compiler cannot know that the arrays do not overlap these. */
     struct ht_scalars s = *scalars;
@@ -85,9 +85,9 @@ HT_LANES_FN uint64_t update_all(const struct ht_scalars *scalars, const struct h
     ht_counts nonfinite = lanes_no_counts();
 
     size_t i = 0;
-    for (; i + LINE <= n; i += LINE) {
+    for (; i + HT_KERNEL_LINE <= n; i += HT_KERNEL_LINE) {
         prefetch_line(&u, i, states, p_dtype, g_dtype);
-        for (unsigned k = 0; k < LINE; k += HT_LANES)
+        for (unsigned k = 0; k < HT_KERNEL_LINE; k += HT_LANES)
             update_lanes(&s, &u, i + k, step, states, p_dtype, g_dtype, &nonfinite);
     }
     for (; i + HT_LANES <= n; i += HT_LANES)
@@ -95,8 +95,8 @@ HT_LANES_FN uint64_t update_all(const struct ht_scalars *scalars, const struct h
     return lanes_sum_counts(nonfinite);
 }
 
-HT_LANES_FN uint64_t update_by_gradient(const struct ht_scalars *s, const struct ht_update *u, size_t n, step_fn step,
-                                        unsigned states, uint8_t p_dtype)
+HT_LANES_FN uint64_t update_by_gradient(const struct ht_scalars *s, const struct ht_update *u, size_t n,
+                                        ht_step_fn step, unsigned states, uint8_t p_dtype)
 {
     switch (u->g_dtype) {
     case HT_DTYPE_F32:
@@ -108,7 +108,7 @@ HT_LANES_FN uint64_t update_by_gradient(const struct ht_scalars *s, const struct
     }
 }
 
-HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct ht_update *u, size_t n, step_fn step,
+HT_LANES_FN uint64_t update_by_dtypes(const struct ht_scalars *s, const struct ht_update *u, size_t n, ht_step_fn step,
                                       unsigned states)
 {
     switch (u->p_dtype) {
@@ -126,7 +126,6 @@ HT_LANES_FN void add_all(float *sum, const void *g, size_t n, uint8_t dtype, boo
 {
     for (size_t i = 0; i + HT_LANES <= n; i += HT_LANES) {
         ht_lanes x = lanes_load(g, dtype, i);
-
         if (!first)
             x = lanes_load_f32(sum + i) + x;
         if (__builtin_expect(lanes_any_nan(x, x), 0))
@@ -165,7 +164,7 @@ HT_LANES_FN bool part_all(uint16_t *low, const float *master, const uint16_t *p,
     return ties;
 }
 
-/* Of the eight lanes of a sum. */
+/* Adds the eight lanes of a sum. */
 HT_LANES_FN double add_up(const double lane[8])
 {
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));

@@ -3,7 +3,7 @@
  * lanes.h - a few floats at a time: the type and the operations that kernels are written in.
  *
  * One lane, or eight where HT_LANES_AVX2 is defined before this file is included. + - * / are the compiler's own on
- * both types; what else a rule needs stands here twice, with the same bits as result.
+ * both types; all other operations of rules are here twice, with the same bits as result.
  */
 #ifndef HITRAIN_OPTIM_RULES_LANES_H
 #define HITRAIN_OPTIM_RULES_LANES_H
@@ -148,7 +148,7 @@ HT_LANES_FN void lanes_store_halves(void *p, ht_lanes x, uint8_t dtype)
     _mm_storeu_si128((__m128i *)p, lanes_pack(lanes_narrow(x, dtype)));
 }
 
-/* x where narrowed it is what lies at p, else what lies there. */
+/* x if it narrows to the value at p, else the value at p. */
 HT_LANES_FN ht_lanes lanes_believe(ht_lanes x, const void *p, uint8_t dtype)
 {
     __m256i there = lanes_load_halves(p);
@@ -175,11 +175,11 @@ HT_LANES_FN ht_lanes lanes_join(const uint16_t *p, const uint16_t *low, uint32_t
     return lanes_of_bits(_mm256_add_epi32(_mm256_slli_epi32(lanes_load_halves(p), 16), missing));
 }
 
-/* The bits of a master that its bf16 misses. True: one of them is a tie. */
+/* The bits of a master that its bf16 misses. True: one is a tie. */
 HT_LANES_FN bool lanes_part(uint16_t *low, ht_lanes x, const uint16_t *p)
 {
-    __m256i near = _mm256_slli_epi32(lanes_load_halves(p), 16);
-    __m256i missing = _mm256_and_si256(_mm256_sub_epi32(lanes_bits(x), near), _mm256_set1_epi32(0xffff));
+    __m256i numa_index = _mm256_slli_epi32(lanes_load_halves(p), 16);
+    __m256i missing = _mm256_and_si256(_mm256_sub_epi32(lanes_bits(x), numa_index), _mm256_set1_epi32(0xffff));
 
     _mm_storeu_si128((__m128i *)(void *)low, lanes_pack(missing));
     return _mm256_movemask_epi8(_mm256_cmpeq_epi32(missing, _mm256_set1_epi32(0x8000))) != 0;

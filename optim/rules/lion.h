@@ -12,7 +12,7 @@
 
 #include "optim/rules/element.h"
 
-HT_LANES_FN void lion_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void lion_step(struct ht_element *x, const struct ht_scalars *s)
 {
     ht_lanes m = x->state[0];
     ht_lanes c = lanes_fma(lanes_set(s->lion.one_minus_beta1), x->g, m * lanes_set(s->lion.beta1));

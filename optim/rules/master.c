@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* master.c - blocks of missing bits: hash, ties. What is done element by element is in the kernels. */
+/* master.c - blocks of missing bits: hash, ties. The work per element is in the kernels. */
 #include "optim/rules/master.h"
 
 #include <math.h>
@@ -47,7 +47,7 @@ static uint16_t free_code(const uint16_t *low, size_t n)
     return code;
 }
 
-/* Ties are coded alike until now. Returns what the block is to remember of them. */
+/* Until now all ties have the same code. Returns the block's code for upper ties. */
 static uint32_t settle_ties(const float *master, const uint16_t *p, size_t n, uint16_t *low)
 {
     size_t uppers = 0, lowers = 0;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rule.h - what an update rule is: its words, the state it keeps, its scalars, its arithmetic.
+ * rule.h - an update rule: its words, the state it keeps, its scalars, its arithmetic.
  *
- * Each rule is one file of this folder, with its formula and where it comes from. A new one is such a file, a line in
- * all.h, its numbers in enum ht_rule_id and enum ht_kernel, and the kinds of state it is the first to keep.
+ * Each rule is one file of this folder, with its formula and its source. A new rule needs such a file, a line in all.h,
+ * its numbers in enum ht_rule_id and enum ht_kernel, and the kinds of state that no other rule keeps.
  */
 #ifndef HITRAIN_OPTIM_RULES_RULE_H
 #define HITRAIN_OPTIM_RULES_RULE_H
@@ -19,7 +19,7 @@ enum ht_state_kind {
     HT_STATE_MOMENTUM_BUFFER = 4,
     HT_STATE_SUM = 5,
     HT_STATE_MASTER_LOW = 6,    /* of bf16 parameters: the bits of masters that those miss, two bytes each */
-    HT_STATE_MASTER_BLOCKS = 7, /* and what is to be known of each block of them (master.h) */
+    HT_STATE_MASTER_BLOCKS = 7, /* the facts on each block of these (master.h) */
     HT_STATE_KINDS
 };
 /* Its file below .hitrain/state/P/, PyTorch's name where it has one; NULL: no such kind. */
@@ -31,7 +31,7 @@ struct ht_rule {
     struct ht_optim_config defaults;
     /* Kinds of state beside the master, in the order of ht_update.state. Returns how many. */
     unsigned (*states)(const struct ht_optim_config *c, uint8_t out_kind[HT_KERNEL_STATES_MAX]);
-    /* What is wrong with a combination of words that are right each, or NULL. */
+    /* The error of a combination of words that are right each, or NULL. */
     const char *(*refuse)(const struct ht_optim_config *c);
     /* t: number of this parameter's step, from 1. */
     void (*scalars)(const struct ht_optim_config *c, uint64_t t, struct ht_scalars *out);

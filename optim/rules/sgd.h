@@ -14,26 +14,26 @@
 
 #include "optim/rules/element.h"
 
-HT_LANES_FN void sgd_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void sgd_step(struct ht_element *x, const struct ht_scalars *s)
 {
     ht_lanes g = lanes_fma(lanes_set(s->sgd.weight_decay), x->p, x->g);
 
     x->p = lanes_fma(lanes_set(s->sgd.minus_lr), g, x->p);
 }
 
-HT_LANES_FN ht_lanes sgd_buffer(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN ht_lanes sgd_buffer(struct ht_element *x, const struct ht_scalars *s)
 {
     x->g = lanes_fma(lanes_set(s->sgd.weight_decay), x->p, x->g);
     x->state[0] = lanes_fma(lanes_set(s->sgd.one_minus_dampening), x->g, x->state[0] * lanes_set(s->sgd.momentum));
     return x->state[0];
 }
 
-HT_LANES_FN void sgd_momentum_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void sgd_momentum_step(struct ht_element *x, const struct ht_scalars *s)
 {
     x->p = lanes_fma(lanes_set(s->sgd.minus_lr), sgd_buffer(x, s), x->p);
 }
 
-HT_LANES_FN void sgd_nesterov_step(struct element *x, const struct ht_scalars *s)
+HT_LANES_FN void sgd_nesterov_step(struct ht_element *x, const struct ht_scalars *s)
 {
     ht_lanes b = sgd_buffer(x, s);
     ht_lanes g = lanes_fma(lanes_set(s->sgd.nesterov_momentum), b, x->g);

@@ -24,11 +24,13 @@ except ImportError:
     sys.exit('demo: PyTorch is missing for this Python; `make deps` installs it for /usr/bin/python3')
 
 import demo_gpt
-import demo_plot
 from demo_store import Store, StoreError
 from hitrain_torch import HitrainAdamW
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(TOP / 'bench'))
+from plot import Bar, Curve, Mark, Point, losses_and_bars, smooth, text_plot  # noqa: E402
+
 PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 OUT = TOP / 'build/demo'
 
@@ -48,11 +50,11 @@ GFLOPS_MIN = 5.0      # of one matrix product; the slow BLAS reaches about 1
 
 
 class Run(NamedTuple):
-    """What one run of the training loop left."""
+    """The results of one run of the training loop."""
     losses: List[float]     # of each step
     seconds: float
     share: float            # of the time, spent in the optimizer
-    moved: Dict[str, int]   # counters of the mount: what they grew by
+    moved: Dict[str, int]   # growth of the mount's counters
 
 
 class Checks:
@@ -159,7 +161,7 @@ def interrupted(store: Store, text: demo_gpt.Text, checks: Checks) -> Tuple[Run,
     step = int(os.getxattr(store.mountpoint / 'model-c', 'user.hitrain.step'))
     print(f'      mounted again after {time.monotonic() - begin:.1f} s; the store holds step {step}', flush=True)
     checks(step == KILL_AT, f'after the crash the store holds the last committed step: {step}')
-    # Another seed: nothing of the new model is right but what the store gives it.
+    # Another seed: only the store's values make the new model right.
     model, optimizer = through_store(store, 'model-c', SEED + 1, resume=True)
     with optimizer:
         run = train('(c)', model, optimizer, text, step, STEPS, store.counters)
@@ -204,22 +206,21 @@ def blas_gflops() -> float:
 
 def plot(runs: Dict[str, List[float]], measured: Dict[str, float]) -> str:
     """Writes the SVG and returns the text plot."""
-    def points(key: str, first: int = 0) -> List[Tuple[float, float]]:
+    def points(key: str, first: int = 0) -> List[Point]:
         steps = [(i + 1.0, y) for i, y in enumerate(runs[key])]
-        return demo_plot.smooth(steps, 5)[first:]
+        return smooth(steps, 5)[first:]
 
-    curves = [demo_plot.Curve('(a) torch.optim.AdamW in memory', 'a', '#f2b134', 7, '', points('a')),
-              demo_plot.Curve('(b) AdamW in the store', 'b', '#1f5fa8', 2.6, '', points('b')),
-              demo_plot.Curve('(c) daemon killed, mounted again, resumed', 'c', '#b00020', 4.5, '2 9',
-                              points('c', KILL_AT)),
-              demo_plot.Curve('bf16 files and gradients', 'h', '#2d8a4e', 1.8, '6 3', points('bf16'))]
-    bars = [demo_plot.Bar('state swapping', SWAPPED_BYTES, '#b9b9b9', 'by its definition'),
-            demo_plot.Bar('hitrain, f32', measured['f32'], '#1f5fa8', 'measured'),
-            demo_plot.Bar('hitrain, bf16', measured['bf16'], '#2d8a4e', 'measured')]
-    titles = {'curves': 'One model, trained three times (mean of 5 steps)', 'bars': 'Bytes per parameter and step'}
-    mark = (KILL_AT, f'daemon killed in step {KILL_AT + 1},\nresumed from step {KILL_AT}')
-    (OUT / 'loss.svg').write_text(demo_plot.svg_plot(curves, bars, titles, mark))
-    return demo_plot.text_plot([curves[i] for i in (0, 1, 2)])
+    curves = [Curve('(a) torch.optim.AdamW in memory', '#f2b134', points('a'), 7, letter='a'),
+              Curve('(b) AdamW in the store', '#1f5fa8', points('b'), 2.6, letter='b'),
+              Curve('(c) daemon killed, mounted again, resumed', '#b00020', points('c', KILL_AT), 4.5, '2 9', 'c'),
+              Curve('bf16 files and gradients', '#2d8a4e', points('bf16'), 1.8, '6 3', 'h')]
+    bars = [Bar('state swapping', SWAPPED_BYTES, '#b9b9b9', 'by its definition'),
+            Bar('hitrain, f32', measured['f32'], '#1f5fa8', 'measured'),
+            Bar('hitrain, bf16', measured['bf16'], '#2d8a4e', 'measured')]
+    titles = 'One model, trained three times (mean of 5 steps)', 'Bytes per parameter and step'
+    mark = Mark(KILL_AT, f'daemon killed in step {KILL_AT + 1},\nresumed from step {KILL_AT}')
+    (OUT / 'loss.svg').write_text(losses_and_bars(curves, mark, bars, titles))
+    return text_plot(curves[:3])
 
 
 def save_losses(runs: Dict[str, List[float]]) -> None:

@@ -73,7 +73,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list:
 
 
 def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Of the step that follows `step` finished ones: a linear rise, then half a cosine down to a tenth."""
+    """The rate of the step that follows `step` finished ones: a linear rise, then half a cosine down to a tenth."""
     rise = max(1, steps // 10)
     if step < rise:
         return peak * (step + 1) / rise
@@ -100,7 +100,7 @@ class Text:
         return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
     def batch(self, step: int) -> tuple:
-        """What the step after `step` finished ones is trained on."""
+        """The training data of the step after `step` finished ones."""
         return self._batch(self.train, step)
 
     @torch.no_grad()

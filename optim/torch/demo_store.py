@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A hitrain store in a regular file, for the demo: format, mount, kill, count, unmount, check.
+"""A hitrain store in a regular file, for the demo and tests of the client: format, mount, kill, count, unmount, check.
 
 The daemon runs in the foreground as a child of its own session, so that its process id is known, its messages are
 in a log beside the store, and Ctrl-C ends the trainer first. Whatever happens, close() leaves no mount and no daemon.
 """
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
+import tempfile
 import time
-from typing import Dict, List, Optional
+from typing import Dict, Iterator, List, Optional
 
 READY_SECONDS_MAX = 60
 END_SECONDS_MAX = 60
 
 
 class StoreError(Exception):
-    """Something around the store failed; the text says what."""
+    """A program around the store failed; the text names the failure."""
 
 
 class Store:
@@ -28,7 +30,7 @@ class Store:
         self.daemon: Optional[subprocess.Popen] = None
 
     def format(self) -> str:
-        """A new, empty store in the place of an older one. Returns what mkfs said."""
+        """Makes a new, empty store in the place of an older one. Returns the output of mkfs."""
         detach(self.mountpoint)
         self.mountpoint.mkdir(parents=True, exist_ok=True)
         self.image.unlink(missing_ok=True)
@@ -111,6 +113,28 @@ class Store:
         return done.stdout
 
 
+@contextlib.contextmanager
+def mounted(name: str) -> Iterator[Store]:
+    """A new, mounted store in a folder of its own, for a test; the programs and the folder's place are those of the build that runs it. At
+    the end the store must unmount, and hitrain-fsck must find nothing; a test that failed only leaves no mount."""
+    top = pathlib.Path(__file__).resolve().parents[2]
+    build = pathlib.Path(os.environ.get('HITRAIN_BUILD') or top / 'build')
+    build.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=build, prefix=f'{name}-') as folder:
+        store = Store(pathlib.Path(os.environ.get('HITRAIN_BIN') or top / 'build/bin'), pathlib.Path(folder), '256M', '64M')
+        try:
+            store.format()
+            store.mount()
+            yield store
+            if store.daemon is not None:
+                store.unmount()
+            checked = store.check()
+            if checked.returncode != 0:
+                raise StoreError(f'hitrain-fsck ended with status {checked.returncode}:\n{checked.stdout}{checked.stderr}')
+        finally:
+            store.close()
+
+
 def detach(mountpoint: pathlib.Path) -> None:
     """Take away whatever an interrupted run left mounted here, dead or alive."""
     while is_mounted(mountpoint):
@@ -121,7 +145,7 @@ def detach(mountpoint: pathlib.Path) -> None:
 
 
 def is_mounted(path: pathlib.Path) -> bool:
-    """Also of a dead mount, which stat() cannot tell."""
+    """Also true for a dead mount, which stat() cannot detect."""
     shown = ''.join(f'\\{ord(c):03o}' if c in ' \t\n\\' else c for c in str(path))
     with open('/proc/self/mountinfo') as mounts:
         return any(line.split(' ')[4] == shown for line in mounts)

@@ -11,20 +11,20 @@ class ReadAhead:
     """A thread that reads parameters after a step, and hooks that let each module's forward wait for its own.
 
     read       reads one parameter
-    model      its modules' direct parameters are waited for by their forward
-    wanted     which parameters there are to read, and their names
+    model      the forward of each of its modules waits for the module's direct parameters
+    wanted     the parameters to read, and their names
 
-    The order is that in which the last forward asked; at first, that of model.modules().
+    The order is that of the last forward; at first, that of model.modules().
 
-    A parameter that is used in another way (by another module's forward, or by a compiled one that runs no hooks) may have been used
-    before it was read. Its gradient shows that: backward() raises then.
+    Another module's forward, or a compiled one that runs no hooks, may have used a parameter before it was read. Its
+    gradient shows that: backward() raises then.
     """
 
     def __init__(self, read: Callable[[torch.Tensor], None], model: torch.nn.Module, wanted: Dict[torch.Tensor, str]) -> None:
         self._read, self._names = read, dict(wanted)
         self._order: Dict[torch.Tensor, None] = {}  # dicts, because tensors in lists compare their elements
         self._asked: Dict[torch.Tensor, None] = {}
-        self._unasked: Dict[torch.Tensor, None] = {}  # read in this step, and nobody has waited for them
+        self._unasked: Dict[torch.Tensor, None] = {}  # read in this step, and no caller has waited for them
         self._pending: Dict[torch.Tensor, concurrent.futures.Future] = {}
         self._hooks: List[Any] = []
         owners = [(m, [p for p in m.parameters(recurse=False) if p in wanted]) for m in model.modules()]
@@ -51,7 +51,7 @@ class ReadAhead:
         self._pending = {p: self._thread.submit(self._read, p) for p in self._order if p in self._unasked}
 
     def wait(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Until these are read; raises what reading them raised, again and again."""
+        """Waits until these are read; raises the errors of reading them, again and again."""
         for p in parameters:
             self._unasked.pop(p, None)
             self._settle(p)
@@ -60,7 +60,7 @@ class ReadAhead:
         self.wait(list({**self._pending, **self._unasked}))
 
     def settle(self) -> None:
-        """Until all is read, which says nothing of who waited for it."""
+        """Returns when all parameters are read; they do not count as waited for."""
         for p in list(self._pending):
             self._settle(p)
 
@@ -74,7 +74,7 @@ class ReadAhead:
         return missing
 
     def close(self) -> None:
-        """Also by the reading thread, where the last reference to the optimizer is one of its tasks."""
+        """Also by the reading thread, if the last reference to the optimizer is one of its tasks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -96,6 +96,6 @@ class ReadAhead:
 
 
 def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
-    """torch.compile (2.1 and newer) calls it each time, and keeps no trace of it in what it compiles."""
+    """torch.compile (2.1 and newer) calls the hook each time, and leaves it out of the compiled code."""
     compiler = getattr(torch, 'compiler', None)
     return compiler.disable(hook) if hasattr(compiler, 'disable') else hook

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tensor and its file in the store: bytes go out and come back, and a change that came from elsewhere is noticed.
+"""One tensor and its file in the store: sends and receives bytes, and notices changes from elsewhere.
 
-A tensor is compared with its file by a checksum over all its bytes. PyTorch's version counter does not see what is changed through
-`.data`, which clipping of weights and averages of weights often use. The checksum reads memory once; it needs no copy.
+A tensor is compared with its file by a checksum over all its bytes. PyTorch's version counter does not see changes
+through `.data`, which clipping of weights and averages of weights often use. The checksum reads memory once; it needs
+no copy.
 """
 import contextlib
 import ctypes
@@ -18,7 +19,7 @@ import hitrain_topk
 XATTR = 'user.hitrain.'
 HIDDEN = '.hitrain'
 
-# What files can hold, in the words of the store.
+# The dtypes of files, in the words of the store.
 FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
 
 
@@ -32,9 +33,9 @@ class Descriptors:
 
 
 class ParameterFile:
-    """One tensor and its file. Methods raise OSError; the caller says what it was about.
+    """One tensor and its file. Methods raise OSError; the caller adds what it was doing.
 
-    sent     gradients that the store has got of it in this step
+    sent     gradients of this parameter that the store has got in this step
     config   the file's own attribute `optimizer`; None: not known
     """
 
@@ -95,7 +96,7 @@ class ParameterFile:
             self.read()
 
     def forget(self) -> None:
-        """What the store has got in this step, and what it says, is not known any more."""
+        """The number of sent gradients, and the file's config, are not known any more."""
         self.begin_step()
         self.config = None
 
@@ -105,7 +106,7 @@ class ParameterFile:
     # -- changes from outside --
 
     def changed(self) -> bool:
-        """Does the tensor differ from what its file held when both were last equal?"""
+        """Does the tensor differ from the content that its file had when both were last equal?"""
         if self._half_read:
             raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
         return self._known is None or checksum(self.tensor) != self._known
@@ -144,7 +145,7 @@ class ParameterFile:
         return grad
 
     def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
-        """drop: takes back what was written, when a part of it cannot be."""
+        """drop: takes back the written part when the rest cannot be written."""
         whole = self._ready(self.gradient(), self.grad_dtype).view(-1)
         if whole[part].numel():
             _hand_over(os.path.join(self.root, HIDDEN, 'grad', self.name), [whole[part]],
@@ -162,7 +163,7 @@ class ParameterFile:
         self._grad_sum = checksum(self.tensor.grad) if early else None
 
     def is_sent(self) -> bool:
-        """Is what .grad holds now what was sent last?"""
+        """Does .grad hold the gradient that was sent last?"""
         return self._grad_sent is not None and _identity(self.tensor.grad) == self._grad_sent and \
             (self._grad_sum is None or checksum(self.tensor.grad) == self._grad_sum)
 
@@ -235,7 +236,7 @@ class ParameterFile:
         self._known = None
         source = self._ready(self.tensor, self.dtype)
         write_all(fd, source)
-        if self.dtype != self.tensor.dtype:  # compute with what the store holds
+        if self.dtype != self.tensor.dtype:  # compute with the store's values
             self._store(source)
         self._known = checksum(self.tensor)
 
@@ -243,7 +244,7 @@ class ParameterFile:
         self._half_read = True
         if _direct(self.tensor, self.dtype):
             read_all(fd, self.tensor)
-            # What autograd saved of the old values is void: a view of nothing moves the version counter.
+            # Values that autograd saved are void: a view of nothing moves the version counter.
             self.tensor.detach().view(-1)[:0].zero_()
         else:
             buffer = self._buffer(self.dtype)
@@ -260,7 +261,7 @@ class ParameterFile:
         return self._buffers[dtype]
 
     def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor itself where its memory is what a file takes, else a copy that is (f32 to bf16: to nearest even)."""
+        """The tensor itself if a file takes its memory, else a copy (f32 to bf16: to nearest even)."""
         return tensor if _direct(tensor, dtype) else self._buffer(dtype).copy_(tensor.detach())
 
     @torch.no_grad()
@@ -278,8 +279,9 @@ _factors = {torch.device('cpu'): torch.randint(-(1 << 62), 1 << 62, (_ROW,), gen
 
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> int:
-    """Of all bytes, as rows of 64-bit words. Each word is mixed and takes a factor of its place in the row; the rows' sums are mixed in
-    turn. It runs where the tensor is. Small ones on the CPU take Python's hash, which starts sooner."""
+    """A checksum of all bytes, as rows of 64-bit words. Each word is mixed and takes a factor of its place in the row;
+    the rows' sums are mixed in turn. It runs where the tensor is. Small ones on the CPU take Python's hash, which
+    starts sooner."""
     dense = tensor.detach().contiguous()
     size = dense.numel() * dense.element_size()
     on_cpu = dense.device.type == 'cpu'
@@ -344,7 +346,7 @@ def _memory(tensor: torch.Tensor) -> memoryview:
 # -------------------------------------------------------------------- files
 
 def attribute(where: Any, word: str) -> str:
-    """Of a path or descriptor; '' when it is not set."""
+    """The attribute of a path or descriptor; '' when it is not set."""
     try:
         return os.getxattr(where, XATTR + word).decode()
     except OSError as e:
@@ -369,7 +371,8 @@ def read_all(fd: int, tensor: torch.Tensor) -> None:
 
 
 def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[], None]) -> None:
-    """A gradient: these, one after the other. Closing hands over what was written, so a part is dropped before."""
+    """Writes a gradient: these tensors, one after the other. Closing hands the written bytes over, so an error drops
+    them before."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         for t in tensors:
@@ -383,11 +386,11 @@ def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[
         finally:
             close_quietly(fd)
         raise
-    os.close(fd)  # hands the gradient over: errors of it are raised here
+    os.close(fd)  # hands the gradient over: errors of the gradient are raised here
 
 
 def close_quietly(fd: int) -> None:
     try:
         os.close(fd)
     except OSError:
-        pass  # told already, by what failed before
+        pass  # the earlier failure was reported already

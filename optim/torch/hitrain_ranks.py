@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that train one model together: they meet, and all of them learn at once what failed on one of them.
+"""Processes that train one model together: they meet, and all learn at once of a failure on one rank.
 
-Each point where they meet is an exchange: every rank says what it wants and whether something failed, and gets what all said.
-So no rank goes on while another one failed, and none waits for one that is gone.
+Each meeting is an exchange: every rank sends its wishes and its failures, and gets those of all ranks. So no rank goes
+on while another one failed, and none waits for one that is gone.
 
-All of them are on the machine that mounts the store. Rank 0 listens on a local socket, whose name follows from the path of the
-root; the others connect to it. The end of a process ends its connection, so the others learn of it at once. Where ranks
-cannot reach that socket (containers with networks of their own), Shard's `exchange` takes its place.
+All ranks are on the machine that mounts the store. Rank 0 listens on a local socket, whose name follows from the path
+of the root; the others connect to it. The end of a process ends its connection, so the others learn of it at once. If
+ranks cannot reach that socket (containers with networks of their own), Shard's `exchange` takes its place.
 """
 import hashlib
 import json
@@ -21,15 +21,15 @@ __all__ = ['RankFailed', 'Ranks', 'Shard']
 
 
 class Shard(NamedTuple):
-    """Which part of a model's gradients this process writes, where several train it together.
+    """This process's part of a model's gradients, when several processes train it together.
 
     rank      of this process; that of rank 0 makes the root, sets hyper-parameters and ends steps
     world     how many there are; each writes one of so many equal parts of every gradient
     barrier   not needed: the ranks meet by themselves. It may be given, and is not called
-    exchange  takes a text, returns the texts of all ranks in their order, e.g. by torch.distributed.all_gather_object; default: a
-              local socket
-    timeout   seconds until a rank that does not come to a meeting counts as failed. Rank 0 waits as long for each meeting and then tells
-              the others, so these wait up to twice as long for rank 0 itself
+    exchange  takes a text, returns the texts of all ranks in their order, e.g. by torch.distributed.all_gather_object;
+              default: a local socket
+    timeout   seconds until a rank that does not come to a meeting counts as failed. Rank 0 waits as long for each
+              meeting and then informs the others, so these wait up to twice as long for rank 0 itself
     """
     rank: int
     world: int
@@ -46,7 +46,7 @@ def part_of(elements: int, index: int, count: int) -> slice:
 
 
 class RankFailed(RuntimeError):
-    """Another rank failed, or is gone. rank: which one; cause: what it said."""
+    """Another rank failed, or is gone. rank: which one; cause: its message."""
 
     def __init__(self, rank: int, cause: str) -> None:
         super().__init__(f'rank {rank} {cause}')
@@ -81,8 +81,8 @@ class Ranks:
         return self._over is not None
 
     def together(self, point: str, work: Callable[[], Optional[Dict[str, Any]]] = dict) -> List[Dict[str, Any]]:
-        """Do this rank's work and meet the others. Returns what the work of each rank returned. When it failed on one of them, or one
-        is at another point, all raise: its own error, or RankFailed."""
+        """Does this rank's work and meets the others. Returns the results of all ranks' work. If it failed on one rank,
+        or one rank is at another point, all raise: its own error, or RankFailed."""
         facts: Dict[str, Any] = {}
         failed: Optional[BaseException] = None
         try:
@@ -184,7 +184,7 @@ class _Meeting:
 
 
 def _address(root: str) -> str:
-    """In the abstract name space: nothing of it stays when the processes end."""
+    """In the abstract name space: the name vanishes when the processes end."""
     return f'\0hitrain-{os.getuid()}-{hashlib.sha256(os.path.realpath(root).encode()).hexdigest()[:32]}'
 
 
@@ -200,7 +200,7 @@ def _farewell(why: str) -> str:
 
 
 class _Leader(_Meeting):
-    """Rank 0: takes the word of each and gives all of them to each."""
+    """Rank 0: takes the line of each rank and sends all lines to each."""
 
     def __init__(self, shard: Shard, root: str) -> None:
         self._shard = shard
@@ -312,7 +312,7 @@ class _Follower(_Meeting):
         try:
             self._line.send(mine, deadline)
         except OSError:
-            pass  # what rank 0 said last is the reason
+            pass  # rank 0's last line is the reason
         try:
             said = json.loads(_receive(self._line, deadline, 'rank 0'))
         except (OSError, EOFError):

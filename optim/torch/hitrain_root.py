@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model root as its one steering process sees it: attributes, commands of `.hitrain/ctl`, and what the store says of an error."""
+"""A model root as its one steering process sees it: attributes, commands of `.hitrain/ctl`, and the store's messages
+about errors."""
 import errno
 import os
 from typing import Any
@@ -19,7 +20,7 @@ class Root:
             return int(os.getxattr(self.path, XATTR + word))
 
     def claim(self) -> None:
-        """From now on nobody else can end a step of this model or take one back."""
+        """From now on no other client can end a step of this model or take one back."""
         with self.explained('model root'):
             self._ctl = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -31,7 +32,7 @@ class Root:
             raise
 
     def command(self, *lines: str) -> None:
-        """OSError with the store's own words when it refuses one; those behind that one are not run."""
+        """OSError with the store's own words when it refuses a line; later lines are not run."""
         try:
             os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
         except OSError as e:
@@ -62,7 +63,7 @@ class Root:
         return _Explained(self, what)
 
     def _answer(self) -> str:
-        """Of the last command, without the name of the error. '' if there is none, as from a dead mount."""
+        """The answer to the last command, without the name of the error. '' if there is none, as from a dead mount."""
         text, more = b'', b''
         try:
             while not text or len(more) == 1 << 16:
@@ -85,7 +86,7 @@ class Root:
 
 
 class _Explained:
-    """Adds to an OSError what was being done and what the store says about it, once."""
+    """Adds to an OSError the action and the store's message about it, once."""
 
     def __init__(self, root: Root, what: str) -> None:
         self.root, self.what = root, what

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse gradients with error feedback: send the largest elements, remember the others, and add them to the next gradient.
+"""Sparse gradients with error feedback: send the largest elements, remember the others, and add them to the next
+gradient.
 
-What is left out is not lost but late: each element waits in a residual until it is large enough to be sent. Leaving out what a
-compressor drops without that memory biases the descent; with it, the sum of what was sent stays close to the sum of
-the gradients. The method is that of Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), with the choice of elements by
-size as in Lin et al., Deep Gradient Compression (arXiv:1712.01887); Stich et al. (arXiv:1809.07599) show why it converges.
+Other elements are not lost but late: each waits in a residual until it is large enough to be sent. Without that memory
+a compressor biases the descent; with it, the sum of the sent gradients stays close to the sum of the gradients. The
+method is that of Seide et al., 1-Bit Stochastic Gradient Descent (Interspeech 2014), with the choice of elements by
+size as in Lin et al., Deep Gradient Compression (arXiv:1712.01887); Stich et al. (arXiv:1809.07599) show why it
+converges.
 
 encode() and its layout are those of include/hitrain/topk.h and need no PyTorch optimizer: any program can write them.
 """
@@ -23,7 +25,7 @@ def header(dtype: torch.dtype, elements: int, count: int) -> bytes:
 
 
 class ErrorFeedback:
-    """Chooses what is sent of each gradient, and keeps the rest: one f32 residual per parameter, beside it.
+    """Chooses the elements of each gradient to send, and keeps the rest: one f32 residual per parameter, beside it.
 
     fraction   of the elements of each parameter that are sent; at least one is
     """
@@ -37,12 +39,13 @@ class ErrorFeedback:
     @torch.no_grad()
     def choose(self, parameter: torch.Tensor, grad: torch.Tensor, dtype: torch.dtype,
                scale: float = 1.0) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Indices (int32, increasing) and values (dtype) to send now, both on the CPU. What rounding to dtype takes away stays in the
-        residual, too. scale: the gradient comes multiplied by it; residuals do not, so it may change."""
+        """Indices (int32, increasing) and values (dtype) to send now, both on the CPU. The difference from rounding to
+        dtype stays in the residual, too. scale: the gradient comes multiplied by it; residuals do not, so it may
+        change."""
         flat = grad.detach().reshape(-1).float()
         count = max(1, int(flat.numel() * self.fraction))
         finite = torch.isfinite(flat)
-        if not finite.all():  # the store must see it, and the residual must not: nothing of it is remembered
+        if not finite.all():  # the store must see it, and the residual must not: nothing is remembered
             at = (~finite).nonzero().view(-1)[:count]
             return _for_file(at, flat[at].to(dtype))
         residual = self._residual.get(parameter)

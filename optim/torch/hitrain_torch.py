@@ -15,13 +15,19 @@ the last committed step, which `optimizer.committed_step` names.
 
 HitrainAdam, HitrainSGD, HitrainLion and HitrainAdagrad are used alike.
 
-Parameters may be changed outside step(), by load_state_dict of the model, clamping, averaging or a new initialisation: what
-differs is written to its file before the next step's first gradient.
+Parameters may be changed outside step(), by load_state_dict of the model, clamping, averaging or a new initialisation:
+changed ones are written to their files before the next step's first gradient.
 
-A step is whole or nothing. When something fails while a step is sent or ended (also by Ctrl-C), the step is taken back before the
-exception leaves: the next gradients make a new step. Where finished steps that are not durable yet had to go with it (durable_every
-above 1), a RuntimeWarning says so, and the tensors go back, too. What fails after the end, as a read of new parameters, leaves the step
-done: state_dict()['hitrain']['step'] counts it, and its batch must not be used again.
+A step is whole or nothing. When something fails while a step is sent or ended (also by Ctrl-C), the step is taken back
+before the exception leaves: the next gradients make a new step. If finished steps that are not durable yet had to go
+with it (durable_every above 1), the tensors go back, too, and a RuntimeWarning reports that. Finished steps stay if no
+update has applied a gradient of the step yet: with max_grad_norm, with skip_nonfinite, and until the last of
+accumulate=N gradients. A failure after the end, as of reading new parameters, leaves the step done:
+state_dict()['hitrain']['step'] counts it, and its batch must not be used again.
+
+close() takes back a step with sent gradients in the same way. So an unmount finds no open step, and keeps the
+finished ones. A process that ends within a step without close() leaves the step open. Then resume=True takes it back;
+an unmount before that drops the step and all finished steps since `committed_step`, and logs the event step-dropped.
 
 Only files and extended attributes are used: any other program may look on, and may write some of the gradients.
 Works with torch 1.13 and 2.x; needs nothing but the files hitrain_*.py beside it.
@@ -59,41 +65,48 @@ class HitrainOptimizer(torch.optim.Optimizer):
     params         tensors, (name, tensor) pairs such as model.named_parameters(), or a list of groups as in
                    torch.optim, whose 'params' may be either. Prefixes of wrappers (`module.`, `_orig_mod.`, ...) are no
                    part of a file's name
-    defaults       hyper-parameters of the rule, also per group; change them in param_groups at any time. A step takes what
-                   they are when step() is called
-    names          names of the files, one per parameter in order, where params has none
+    defaults       hyper-parameters of the rule, also per group; change them in param_groups at any time. A step takes
+                   the values from when step() is called
+    names          names of the files, one per parameter in order, if params has none
     param_dtype    dtype of the files: torch.float32, torch.bfloat16 or torch.float16; default: each tensor's own
     grad_dtype     dtype in which gradients are sent; default: the file's
-    durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps,
-                   and never leaves one in parts
+    durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps, and
+                   never leaves one in parts
     max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
-                   0: do not. `grad_norm` tells the norm of the last step
+                   0: do not. `grad_norm` is the norm of the last step
     grad_scale     the number that the loss was multiplied by: gradients are divided by it
     skip_nonfinite True: a step with a NaN or infinity in its gradients changes nothing (and `step_was_skipped`)
-    overlap        True: backward() sends each gradient as soon as it has produced it, so that the store computes while
-                   the rest of backward still runs; step() sends what is left. Where several backwards make one
-                   step, wrap all but the last in `with optimizer.hold_gradients():`. Where gradients, parameters or hyper-parameters are
-                   changed between backward() and step(), step() sends all again, and from then on backward() sends nothing. Not
-                   for DistributedDataParallel, which is refused: it reduces gradients after they were sent
-    accumulate     up to N gradients of each parameter make a step, added in the store: the trainer keeps none. Send each with
-                   send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends the step. The last
-                   group of an epoch may be shorter, and a parameter may have no part in some of them
-    accumulate_mode  'sum', or 'mean': the sum divided by N, however many there were
-    topk           send this fraction of each gradient's elements, the largest, and keep the rest for the next one (error
-                   feedback; see hitrain_topk.py). A residual of four bytes per parameter stays with the tensors; it
-                   is not saved, and abort() and a step that is taken back forget it. 0: send all
-    shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call step(),
-                   send_gradients(), add_param_group(), import_state() and abort() alike and read all parameters. Gradients must
-                   be reduced before, at least each process's own part. Where only some have a gradient of a parameter, these
-                   write all of it between them. What fails on one rank raises on all of them (RankFailed)
+    overlap        True: backward() sends each gradient as soon as it has produced it, and step() sends the rest. So the
+                   store computes while the rest of backward still runs. If several backwards make one step, wrap all
+                   but the last in `with optimizer.hold_gradients():`. If gradients, parameters or hyper-parameters are
+                   changed between backward() and step(), step() sends all again, and from then on backward() sends
+                   nothing. DistributedDataParallel is refused: it reduces gradients after they were sent. Its
+                   communication hook cannot send them either. A bucket has zeros for a parameter that no rank used, and
+                   this shows only at the end of backward, when the store has applied them. A shard is refused, too: all
+                   ranks must begin a step together
+    accumulate     up to N gradients of each parameter make a step, added in the store: the trainer keeps none. Send
+                   each with send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends
+                   the step. The last group of an epoch may be shorter, and a parameter may have no part in some of them
+    accumulate_mode  'sum', or 'mean': the sum divided by N, also if a group is shorter or a parameter has no part in
+                   some passes. That is what `(loss / N).backward()` gives in torch: each pass has the same weight in
+                   every step. For the mean of a shorter group multiply its losses by N / passes
+    topk           send this fraction of each gradient's elements, the largest, and keep the rest for the next one
+                   (error feedback; see hitrain_topk.py). A residual of four bytes per parameter stays with the tensors.
+                   It is not saved, and abort() and a step that is taken back forget it. 0: send all
+    shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call
+                   step(), send_gradients(), add_param_group(), import_state() and abort() alike and read all
+                   parameters. Gradients must be reduced before, at least each process's own part. If only some have a
+                   gradient of a parameter, these write the whole gradient between them. A failure on one rank raises on
+                   all ranks (RankFailed)
     resume         False: root is new (or empty) and the tensors' values are written to it.
-                   True: root holds this model already, and the tensors take their values from it; what an
-                   interrupted step left is aborted
-    flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like only as
-                   False
+                   True: root holds this model already, and the tensors take their values from it. The rest of an
+                   interrupted step is taken back. Finished steps of an earlier process become durable: `committed_step`
+                   is the step of the tensors
+    flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like
+                   only as False
 
-    One optimizer steers a model at a time. Tensors may live on any device; where theirs is not the CPU's memory, or
-    their dtype not the file's, bytes pass through a buffer here.
+    One optimizer steers a model at a time. Tensors may live on any device. If that is not the CPU's memory, or their
+    dtype is not the file's, bytes pass through a buffer here.
     """
 
     rule = ''  # the store's word for it
@@ -117,7 +130,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         groups = _as_groups(params)
         self.root = os.path.abspath(os.fspath(root))
         self.durable_every = durable_every
-        # Of the whole step; like hyper-parameters they may be changed at any time.
+        # Options of the whole step; like hyper-parameters they may be changed at any time.
         self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
         self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
         self._feedback = hitrain_topk.ErrorFeedback(topk) if topk else None
@@ -132,9 +145,9 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
         self._unread = False  # files have newer values than tensors
         self._durable_due = False  # the end of the step that has begun is to be durable
-        self._sending_all = False  # of step() and send_gradients(): nothing of the user's runs until the gradients are done with
+        # in step() and send_gradients(): no code of the user runs until the gradients are done with
+        self._sending_all = False
         self._torn = ''  # why a step could not be taken back
-        self._emptied: Optional[Tuple[int, List[str]]] = None  # an open step whose gradients were dropped: its number, its hyper-parameters
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
@@ -148,7 +161,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self.close(f'could not make its optimizer: {type(e).__name__}')
             raise
 
-    # -- what torch.optim offers --
+    # -- methods of torch.optim --
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """As in torch.optim. Files of a group that is added later are part of the next commit. With a shard: on all ranks."""
@@ -202,9 +215,10 @@ class HitrainOptimizer(torch.optim.Optimizer):
                     f.clear_gradient()
 
     def read_ahead(self, model: torch.nn.Module) -> None:
-        """From now on step() returns before the new parameters are read: a thread reads them in the order in which the last forward
-        of `model` used them, and each module's forward waits for its own. Who looks at a parameter in another way calls
-        wait() first. A gradient of a parameter that its module's forward did not wait for is an error of backward()."""
+        """From now on step() returns before the new parameters are read. A thread reads them in the order in which the
+        last forward of `model` used them, and each module's forward waits for its own. Code that uses a parameter in
+        another way calls wait() first. A gradient of a parameter that its module's forward did not wait for is an error
+        of backward()."""
         if self._ahead:
             self._ahead.close()
         self._ahead = hitrain_ahead.ReadAhead(self.receive_parameter, model, {p: f.name for p, f in self._files.items()})
@@ -215,7 +229,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self._ahead.wait_all()
 
     def _settle(self) -> None:
-        """Nothing is being read. Whether forward waited for what it used is judged as before."""
+        """Returns when no reading is in flight. The check that forward waited for its parameters is unchanged."""
         if self._ahead:
             self._ahead.settle()
 
@@ -229,11 +243,12 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self._holding = before
 
     def state_dict(self) -> Dict[str, Any]:
-        """Hyper-parameters, and the number of the last finished step. That step is made durable first; while gradients of the next one
-        are sent already, the end of that one is durable instead. Any rank may call it; with a shard rank 0 makes the step durable.
+        """Hyper-parameters, and the number of the last finished step. That step is made durable first; while gradients
+        of the next one are sent already, the end of that one is durable instead. Any rank may call it; with a shard
+        rank 0 makes the step durable.
 
-        The state itself stays in the store, so this is small; it belongs to the store and is no copy of it. A checkpoint to
-        go back to is export_state() beside the model's own state_dict().
+        The state itself stays in the store, so this is small and no copy. A checkpoint to go back to is export_state()
+        beside the model's own state_dict().
         """
         if self._ranks.leads and not self._begun:
             self.commit()
@@ -266,7 +281,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         raise TypeError(f'{type(self).__name__} of {self.root} cannot be copied or pickled: its state is in the store. Save '
                         'state_dict() or export_state(), and make another optimizer on a root of its own')
 
-    # -- what the store adds --
+    # -- additions of the store --
 
     @property
     def committed_step(self) -> int:
@@ -275,13 +290,13 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     @property
     def grad_norm(self) -> float:
-        """Of the last step, before clipping; known with max_grad_norm or skip_nonfinite."""
+        """The norm of the last step, before clipping; known with max_grad_norm or skip_nonfinite."""
         with self._root.explained('grad_norm'):
             return float(os.getxattr(self.root, XATTR + 'grad_norm'))
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step changed nothing, because a gradient of it was not finite."""
+        """Whether the last step changed nothing, because one of its gradients was not finite."""
         return self.skip_nonfinite and not math.isfinite(self.grad_norm)
 
     def commit(self) -> None:
@@ -299,15 +314,15 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 self._push(f)
                 if self._shard:
                     self._pushed_alone[f] = None
-        self._end_emptied()
         self._root.command('commit')
         for f in self._parameter_files():
             f.published()
         self._step = self._root.number('step')
 
     def abort(self) -> None:
-        """Undo what was not made durable: the store and the tensors go back to `committed_step`. With a shard: on all ranks, which get the
-        same tensors; ranks that are in another call leave it with RankFailed, and go back with those that called this."""
+        """Undo all changes that are not durable: the store and the tensors go back to `committed_step`. With a shard:
+        on all ranks, which get the same tensors. Ranks that are in another call leave it with RankFailed, and go back
+        with those that called this."""
         self._go_back(wholly=True)
 
     def send_gradient(self, parameter: torch.Tensor) -> None:
@@ -354,10 +369,11 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 os.close(fd)
 
     def export_state(self) -> Dict[str, Any]:
-        """A state_dict for the torch.optim class of this rule, and for load_state_dict() here: copies of all state, as f32.
+        """A state_dict for the torch.optim class of this rule, and for load_state_dict() here: copies of all state, as
+        f32.
 
-        Load it into an optimizer that was made with the same parameters in the same groups, and the run goes on
-        there; masters of files of two bytes are not part of it (read_state('master'))."""
+        Load it into an optimizer that was made with the same parameters in the same groups, and the run continues
+        there. It has no masters of files of two bytes (read_state('master'))."""
         state: Dict[int, Dict[str, torch.Tensor]] = {}
         groups: List[Dict[str, Any]] = []
         first = 0
@@ -400,18 +416,17 @@ class HitrainOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def close(self, why: str = 'has closed its optimizer') -> None:
-        """Let go of the files (an open one keeps the store from being unmounted). What was committed stays."""
+        """Release the files (an open one keeps the store from being unmounted). Committed steps stay. A step whose
+        gradients are sent is taken back; finished steps stay, as far as taking back a step keeps them (see the top of
+        this module)."""
         if self._ahead:
             self._ahead.close()
             self._ahead = None
-        if os.getpid() == self._pid and self._root.is_open and not self._torn:
-            try:
-                self._end_emptied()  # an unmount takes back an open step, and finished steps before it that are not durable
-            except OSError:
-                pass  # of a dead mount, or one that has told its error before
+        if os.getpid() == self._pid and self._root.is_open and self._open:
+            self._hand_back()
         for f in self._parameter_files():
             f.close()
-        self._holding = True  # hooks that are left do nothing
+        self._holding = True  # remaining hooks do nothing
         if os.getpid() == self._pid:
             self._ranks.close(why)
             self._root.close()
@@ -442,7 +457,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         def complete() -> None:
             if self._ranks.leads:
                 self._send_config()
-                if not resume:
+                if not resume or self._root.number('step') != self._root.number('durable_step'):
                     self._root.command('commit')
             self._begin_at(self._root.number('step'))
         leads = self._ranks.leads
@@ -468,15 +483,15 @@ class HitrainOptimizer(torch.optim.Optimizer):
         if self._ranks.leads:
             self._root.claim()
             if self._resume and self._root.number('step_open'):
-                self._root.command('abort')
+                self._take_over()
 
     def _undo(self) -> None:
-        """Of a construction that failed: files that were made and never committed go away."""
+        """After a construction that failed: removes files that were made and never committed."""
         if not self._resume and self._root.is_open:
             try:
                 self._root.command('abort')
             except OSError:
-                pass  # what failed before is what the caller must know
+                pass  # the caller must know the first error
 
     def _model_digest(self) -> str:
         text = '\n'.join(f'{f.name} {tuple(f.tensor.shape)} {f.dtype} {f.grad_dtype}' for f in self._parameter_files())
@@ -507,8 +522,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
         return [self._config_text(self.param_groups[0], of_root=True)] + [self._config_text(g) for g in self.param_groups[1:]]
 
     def _send_config(self) -> None:
-        """Tell the store what changed in param_groups: the root follows the first group, the files of groups that
-        differ from it carry their own. A step uses what is set when its first gradient is closed."""
+        """Send changes of param_groups to the store: the root follows the first group, the files of groups that differ
+        from it carry their own. A step uses the values that are set when its first gradient is closed."""
         common = self._config_text(self.param_groups[0])
         self._latched = self._all_config()
         with self._root.explained('hyper-parameters'):
@@ -523,15 +538,15 @@ class HitrainOptimizer(torch.optim.Optimizer):
     # -- one step --
 
     def _begin_at(self, step: int) -> None:
-        """So many steps are finished, and nothing of the next one is sent."""
+        """So many steps are finished, and no gradient of the next one is sent."""
         self._step = step
-        self._begun, self._open = False, 0  # the store's number of the open step, once a gradient of it is there
+        self._begun, self._open = False, 0  # the store's number of the open step, once it has a gradient
         self._latched: Optional[List[str]] = None  # hyper-parameters of the step that has begun
         for f in self._parameter_files():
             f.begin_step()
 
     def _offer(self, ends: bool) -> Dict[str, Any]:
-        """What this rank brings to the step: for each parameter, has it a gradient, and was it changed outside step()?"""
+        """This rank's part of the step: for each parameter, has it a gradient, and was it changed outside step()?"""
         self._check_usable()
         self._settle()
         files = list(self._parameter_files())
@@ -544,7 +559,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
         return facts
 
     def _check_sent(self, sent: List[ParameterFile], changed: Dict[ParameterFile, None]) -> bool:
-        """What was sent before step() must be what step() would send now. False: it was not, and is taken back to be sent again."""
+        """Gradients sent before step() must equal those that step() would send now. False: they do not, and are taken
+        back to be sent again."""
         if self._ranks.leads and self._latched != self._all_config():
             why = 'hyper-parameters were changed'
         else:
@@ -565,13 +581,14 @@ class HitrainOptimizer(torch.optim.Optimizer):
         return False
 
     def _owned(self, said: List[Dict[str, Any]]) -> Iterator[Tuple[ParameterFile, List[int]]]:
-        """Each parameter and the ranks that have a gradient of it."""
+        """Each parameter and the ranks that have a gradient for it."""
         bits = [s['gradients'] for s in said]
         for i, f in enumerate(self._parameter_files()):
             yield f, [rank for rank, b in enumerate(bits) if b[i] == '1']
 
     def _send(self, said: List[Dict[str, Any]]) -> None:
-        """Changed parameters and hyper-parameters before anybody's gradient, and all parts of it before the next, or the end."""
+        """Changed parameters and hyper-parameters come before any gradient, and all parts of a gradient before the next
+        one, or the end."""
         if not any(owners for _, owners in self._owned(said)):
             return
         changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
@@ -610,9 +627,6 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 raise RuntimeError(f'{self.root} went from step {self._step} to {holds}: somebody else steers it, too; abort() takes over '
                                    'what it holds')
             self._begun = True
-            if self._emptied and self._emptied[1] == self._all_config():
-                self._open, self._emptied = self._emptied[0], None
-            self._end_emptied()
             self._send_config()
         for f in changed:
             if f not in self._pushed_alone:
@@ -623,7 +637,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             f.push(self._step)
 
     def _take_changed(self, changed: List[List[ParameterFile]]) -> None:
-        """Rank 0's values of changed parameters count; a rank that changed others must have got what the store holds."""
+        """Rank 0's values of changed parameters count; a rank that changed others must have got the store's values."""
         if self._ranks.leads:
             return
         leaders = dict.fromkeys(changed[0])
@@ -635,7 +649,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
         def drop() -> None:
-            if self._ranks.leads:  # where not, the whole step is taken back before it can end
+            if self._ranks.leads:  # otherwise the whole step is taken back before it can end
                 self._root.command(f'drop {f.name}')
         with self._root.explained(f'gradient of {f.name}'):
             if self._feedback:
@@ -690,7 +704,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def _whole_step(self) -> Iterator[None]:
-        """What fails in here takes back all of the step that was sent, on all ranks."""
+        """An error in here takes back the sent gradients of the step, on all ranks."""
         try:
             yield
         except BaseException as e:
@@ -710,8 +724,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
                           'its tensors did', RuntimeWarning, stacklevel=2)
 
     def _go_back(self, wholly: bool) -> None:
-        """Take back what was sent of the open step, on all ranks; wholly: all that is not durable. Tensors are read again where the
-        store has other values than before that step."""
+        """Take back the sent gradients of the open step, on all ranks; wholly: everything that is not durable. Tensors
+        are read again where the store has other values than before that step."""
         if not (wholly or self._shard or self._begun or self._unread):
             return
         if self._ahead and self._ahead.forget():
@@ -734,10 +748,9 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._unread, self._torn = False, ''
 
     def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
-        """Of rank 0. Without an open step there is nothing of one to take back."""
+        """On rank 0. Without an open step there is nothing to take back."""
         if wholly or (begun and (self._ended_and_lost() or (self._root.number('step_open') and not self._drop_all()))):
             self._root.command('abort')
-            self._emptied = None
         durable, step = self._root.number('durable_step'), self._root.number('step')
         for f in self._parameter_files():
             f.push_again_after(durable)
@@ -746,32 +759,51 @@ class HitrainOptimizer(torch.optim.Optimizer):
         return {'step': step, 'reread': reread}
 
     def _ended_and_lost(self) -> bool:
-        """The store has ended the step and then failed to make it durable: a crash would take it away, and the trainer was told of an error."""
+        """The store has ended the step and then failed to make it durable: a crash would undo it, and the trainer got
+        an error."""
         step = self._root.number('step')
         return step > self._step and self._root.number('durable_step') < step
 
+    def _hand_back(self) -> None:
+        """Part of close(): an unmount drops an open step, and with it finished steps that are not durable. So this
+        optimizer leaves none open."""
+        try:
+            if self._root.number('step_open') != self._open or self._drop_all():
+                return
+            self._root.command(f'abort if={self._open}')
+            now = self._root.number('step')
+        except OSError:
+            return  # the mount is dead, or has reported its error before
+        if now < self._step:
+            warnings.warn(f'closed within a step: {self.root} went back from step {self._step} to its durable step {now}', RuntimeWarning,
+                          stacklevel=3)
+
+    def _take_over(self) -> None:
+        """Part of resume: another client has ended within a step. Its gradients are dropped, and finished steps stay if
+        possible."""
+        if self._root.number('durable_step') == self._root.number('step') or not self._drop(self._gradient_names()):
+            self._root.command('abort')
+
+    def _gradient_names(self) -> Iterator[str]:
+        """Paths of all parameters in the model, whichever client made them. No command can name a newline."""
+        top = os.path.join(self.root, HIDDEN, 'grad')
+        for folder, _, names in os.walk(top):
+            paths = (os.path.relpath(os.path.join(folder, name), top) for name in names)
+            yield from (path for path in paths if '\n' not in path)
+
     def _drop_all(self) -> bool:
-        """Take back the gradients alone, where an abort would take finished steps with them. False: that cannot be done."""
+        """Take back the gradients alone, if an abort would take finished steps with them. False: that cannot be done."""
         if self._root.number('durable_step') == self._root.number('step'):
             return False
-        try:
-            self._root.command(*(f'drop {f.name}' for f in self._parameter_files()))
-        except OSError as e:
-            if e.errno != errno.EBUSY:  # some of them are applied
-                raise
-            return False
-        self._emptied = (self._root.number('step_open'), self._latched or [])
-        return True
+        return self._drop([f.name for f in self._parameter_files()])
 
-    def _end_emptied(self) -> None:
-        """A step without gradients stays open, with the hyper-parameters of its first one. It ends without being counted. With
-        durable_every its end may publish all steps so far under its number; then they are published again under their own."""
-        if self._emptied:
-            self._root.command(f'step if={self._emptied[0]}')
-            os.setxattr(self.root, XATTR + 'step', str(self._step).encode())
-            self._emptied = None
-            if self._root.number('durable_step') > self._step:
-                self._root.command('commit')
+    def _drop(self, names: Iterable[str]) -> bool:
+        """False: a step is open all the same."""
+        try:
+            self._root.command(*(f'drop {name}' for name in names))
+        except OSError:
+            return False  # an update has applied some gradients
+        return not self._root.number('step_open')
 
     def _read_back(self, reread: bool) -> None:
         self._config = ''
@@ -850,7 +882,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
             try:
                 f.unmake() if self._ranks.leads else f.close()
             except OSError:
-                pass  # what failed before is what the caller must know
+                pass  # the caller must know the first error
 
     def _attach(self, name: str, p: torch.Tensor) -> None:
         check_plain(f'the parameter {name}', p)
@@ -873,7 +905,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 f.create()
 
     def _alike(self, name: str) -> str:
-        """What the store calls a parameter whose name ends alike."""
+        """The store's name of a parameter whose name ends alike."""
         held = sorted(n for n in os.listdir(self.root) if n.endswith('.' + name) or name.endswith('.' + n))
         if held:
             return f'The model in the store has {held[0]}: pass names= as they are there'
@@ -950,7 +982,8 @@ class HitrainAdagrad(HitrainOptimizer):
         return 'step', 'sum'
 
 
-# Optimizers of this process. A child that is forked must not hold what steers the model: it would do so after its parent's death.
+# Optimizers of this process. A forked child must not hold the descriptors that steer the model: it would do so after
+# its parent's death.
 _LIVE: 'weakref.WeakSet[HitrainOptimizer]' = weakref.WeakSet()
 
 
@@ -966,7 +999,7 @@ os.register_at_fork(after_in_child=_forsake_all)
 
 
 class _NodeHook:
-    """A hook on the node of the graph that adds to .grad; the node lives as long as somebody refers to it."""
+    """A hook on the node of the graph that adds to .grad; the node lives as long as it has a reference."""
 
     def __init__(self, node: Any, call: Callable[[], None]) -> None:
         self._node, self._handle = node, node.register_hook(lambda *unused: call())
@@ -989,8 +1022,8 @@ def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: ParameterF
 
 
 def _refuse_reducers(parameters: Dict[torch.Tensor, Any]) -> None:
-    """Wrappers that reduce gradients between processes do it after a parameter's hook was called, so the hook would send what is not
-    reduced yet. Nothing links a parameter to its wrapper: look at all objects."""
+    """Wrappers that reduce gradients between processes do it after a parameter's hook was called, so the hook would
+    send gradients that are not reduced yet. Nothing links a parameter to its wrapper: look at all objects."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
         return
     for o in gc.get_objects():
@@ -1005,7 +1038,8 @@ _WRAPPERS = {'_checkpoint_wrapped_module', '_fsdp_wrapped_module', '_orig_mod'}
 
 
 def _without_wrappers(names: List[str]) -> List[str]:
-    """DistributedDataParallel and DataParallel call what they wrap `module`, as a model may call a part of its own: so only if all do."""
+    """DistributedDataParallel and DataParallel call the wrapped model `module`, as a model may call a part of its own:
+    so only if all do."""
     plain = ['.'.join(part for part in name.split('.') if part not in _WRAPPERS) for name in names]
     if all(name.startswith('module.') for name in plain):
         plain = [name[len('module.'):] for name in plain]

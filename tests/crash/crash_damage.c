@@ -3,12 +3,12 @@
  * crash_damage.c - damaged stores: every byte of the metadata changed, one at a time and in both copies, random damage,
  * zeroed ranges, truncated devices, members of other stores.
  *
- * Damage to one copy of anything is no loss: the store mounts, shows exactly what it held, fsck names the damage, and
- * the next mount has repaired it. Of other damage: the mount is refused, or what is read was once written there, or it
- * is an error. Never wrong bytes, a crash, a hang, or memory without bound.
+ * Damage to one copy loses nothing: the store mounts and shows exactly its content, fsck names the damage, and the next
+ * mount has repaired it. After other damage the mount is refused, or each read returns bytes that were once written
+ * there, or an error. Never wrong bytes, a crash, a hang, or memory without bound.
  *
- * Every byte is looked at by superblock and log alone; every STRIDE-th by the whole daemon, and half as many are repaired by
- * hitrain-fsck -y first; HITRAIN_LONG=1: all of them, with three patterns. HITRAIN_SEED=N seeds the random ones.
+ * Superblock and log alone read every damaged byte. The whole daemon reads every STRIDE-th, and hitrain-fsck -y repairs
+ * half as many first. HITRAIN_LONG=1: every byte, with three patterns. HITRAIN_SEED=N seeds the random damage.
  */
 #include <check.h>
 #include <stdio.h>
@@ -16,21 +16,24 @@
 #include <sys/resource.h>
 
 #include "mount-helpers/fsck/fsck.h"
+#include "tests/support/dev.h"
+#include "tests/support/memory.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
+#include "tiering/sys/mem.h"
 
 enum {
     STRIDE = 151,  /* of all bytes: no divisor of anything, so that every field is met in some frame */
-    BEHIND = 8192, /* bytes behind the end of the log that are changed, too */
+    BEHIND = 8192, /* bytes after the end of the log that are changed, too */
     RANDOM = 300,  /* states of random damage */
     AREAS = HT_SUPER_COPIES + HT_LOG_COPIES,
     RSS_KIB_MAX = 400 << 10,
 };
 
-static struct stack k;
+static struct harness k;
 static uint8_t *base; /* the undamaged device */
 static struct sample_items all, last;
 static struct ht_super sb;
@@ -39,8 +42,8 @@ static bool clean; /* unmounted; else the log is open at its end, as after a cra
 
 struct area {
     uint64_t offset, bytes;
-    uint64_t used;  /* damage in front of it is found */
-    uint64_t doubt; /* damage between that and this may be: what a write that was cut off leaves looks alike */
+    uint64_t used;  /* damage in front of this offset is found */
+    uint64_t doubt; /* damage between the two may be found: a write that was cut off looks alike */
 };
 static struct area area[AREAS];
 
@@ -63,7 +66,7 @@ static int mix_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t
     return 0;
 }
 
-/* What the log holds as one number, as superblock and log alone tell it. */
+/* Returns the log's content as one number, from superblock and log alone. */
 static int read_log(uint64_t *out_hash)
 {
     struct ht_super_report report;
@@ -113,11 +116,11 @@ static void make_store(bool unmounted)
 
     clean = unmounted;
     ht_log_set_level(HT_LOG_ERROR - 1); /* thousands of damaged stores would have much to say */
-    ht_pinned_keep(true);
+    memory_keep(true);
     sample_format(&k);
-    ck_assert(stack_open(&k, 1) == 0);
+    ck_assert(harness_open(&k, 1) == 0);
     sample_populate(&k, remember, NULL);
-    ck_assert(stack_close(&k, clean) == 0);
+    ck_assert(harness_close(&k, clean) == 0);
     ck_assert(ht_super_read(k.dev[0], &sb, &report) == 0 && read_log(&records_hash) == 0);
     note_areas();
     sample_sort(&all);
@@ -145,8 +148,8 @@ static void drop_store(void)
 #ifndef __SANITIZE_ADDRESS__
     ck_assert_int_le(usage.ru_maxrss, RSS_KIB_MAX);
 #endif
-    stack_free(&k);
-    ht_pinned_keep(false);
+    harness_free(&k);
+    memory_keep(false);
     sample_free(&all);
     sample_free(&last);
     free(base);
@@ -162,10 +165,10 @@ static void restore_block(uint64_t block)
     memcpy(bytes_of_device() + block * HT_BLOCK_BYTES, base + block * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
 }
 
-/* What the store has written since; what was damaged is the damager's to tell. */
+/* Restores the blocks that the store has written since. The caller undoes its own damage. */
 static void restore(void)
 {
-    uint8_t *touched = ht_dev_ram_touched(k.dev[0]);
+    uint8_t *touched = dev_touched(k.dev[0]);
 
     for (uint64_t block = 0; block < SAMPLE_DEVICE_BYTES / HT_BLOCK_BYTES; block++)
         if (touched[block])
@@ -200,12 +203,12 @@ static const char *go_on(void)
 {
     int rc;
 
-    stack_put(&k, HT_NS_ROOT_INO, "later", "later", 5);
+    harness_put(&k, HT_NS_ROOT_INO, "later", "later", 5);
     if (ht_store_commit(k.store))
         return "it cannot commit";
-    if (stack_close(&k, true))
+    if (harness_close(&k, true))
         return "it does not unmount";
-    return stack_problems(&k, &rc) || rc ? "the next mount has not repaired it" : NULL;
+    return harness_problems(&k, &rc) || rc ? "the next mount has not repaired it" : NULL;
 }
 
 /* One copy of something is damaged. */
@@ -214,17 +217,17 @@ static const char *verify_harmless(bool found, bool doubt)
     struct sample_items now = {0};
     const char *wrong = NULL;
     int rc;
-    uint64_t problems = stack_problems(&k, &rc);
+    uint64_t problems = harness_problems(&k, &rc);
 
     if (rc || (!doubt && (problems != 0) != found))
         return found ? "fsck does not name it" : "fsck names what is none";
-    if (stack_open(&k, 1)) {
+    if (harness_open(&k, 1)) {
         wrong = "it does not mount";
     } else {
         sample_read(&k, &now);
         wrong = same_items(&now) ? go_on() : "something is lost or different";
     }
-    (void)stack_close(&k, false);
+    (void)harness_close(&k, false);
     sample_free(&now);
     return wrong;
 }
@@ -232,24 +235,24 @@ static const char *verify_harmless(bool found, bool doubt)
 /* hitrain-fsck -y makes it as if nothing had been. */
 static const char *verify_undone(bool found, bool doubt)
 {
-    int status = stack_repair(&k);
+    int status = harness_repair(&k);
 
     if (doubt ? (status & ~HT_FSCK_CORRECTED) != 0 : status != (found ? HT_FSCK_CORRECTED : HT_FSCK_CLEAN))
         return "fsck -y ends otherwise than it should";
     return verify_harmless(false, false);
 }
 
-/* What is repaired is clean, and mounts. What became of its content, test_repair looks at. */
+/* A repaired store is clean, and mounts. test_repair checks its content. */
 static const char *verify_repair(void)
 {
-    int status = stack_repair(&k), rc;
+    int status = harness_repair(&k), rc;
 
     if (status & ~HT_FSCK_CORRECTED)
         return NULL; /* it says so */
-    if (stack_problems(&k, &rc) || rc)
+    if (harness_problems(&k, &rc) || rc)
         return "fsck finds problems after its repair";
-    rc = stack_open(&k, 1);
-    (void)stack_close(&k, false);
+    rc = harness_open(&k, 1);
+    (void)harness_close(&k, false);
     return rc ? "what was repaired does not mount" : NULL;
 }
 
@@ -260,8 +263,8 @@ static const char *verify_any(bool *out_mounted)
     const char *wrong = NULL;
     int rc;
 
-    uint64_t problems = stack_problems(&k, &rc);
-    *out_mounted = stack_open(&k, 1) == 0;
+    uint64_t problems = harness_problems(&k, &rc);
+    *out_mounted = harness_open(&k, 1) == 0;
     if (problems == 0 && rc == 0 && !*out_mounted)
         wrong = "fsck finds nothing, and it does not mount";
     if (*out_mounted) {
@@ -269,7 +272,7 @@ static const char *verify_any(bool *out_mounted)
         if (!all_known(&now))
             wrong = "something is read that nobody wrote there";
     }
-    (void)stack_close(&k, false);
+    (void)harness_close(&k, false);
     sample_free(&now);
     return wrong;
 }
@@ -405,7 +408,7 @@ static void zero_range(uint64_t *rnd)
     memset(bytes_of_device() + at, 0, len);
 }
 
-/* What belongs elsewhere. */
+/* Moves bytes to a place where they do not belong. */
 static void misplace(uint64_t *rnd)
 {
     uint64_t blocks = SAMPLE_DEVICE_BYTES / 4096, to = rnd_below(rnd, blocks), from = rnd_below(rnd, blocks);
@@ -461,7 +464,7 @@ static void resize(uint64_t bytes)
 {
     struct ht_dev *other;
 
-    ck_assert_int_eq(ht_dev_open_ram(bytes, 4096, &other), 0);
+    ck_assert_int_eq(dev_open_ram(bytes, 4096, &other), 0);
     memcpy(ht_dev_ram_data(other), base, ht_min_u64(bytes, SAMPLE_DEVICE_BYTES));
     ht_dev_close(k.dev[0]);
     k.dev[0] = other;
@@ -474,7 +477,7 @@ START_TEST(a_truncated_device_is_refused_and_a_longer_one_is_not)
 
     for (uint64_t bytes = 4096; bytes < SAMPLE_DEVICE_BYTES; bytes += 37 * 4096) {
         resize(bytes);
-        ck_assert(stack_problems(&k, &rc) || rc);
+        ck_assert(harness_problems(&k, &rc) || rc);
         ck_assert_ptr_null(verify_any(&mounted));
         ck_assert(!mounted);
     }
@@ -494,7 +497,7 @@ static void make_members(struct ht_dev *dev[MEMBERS])
     struct ht_super s;
 
     for (unsigned i = 0; i < MEMBERS; i++)
-        ck_assert_int_eq(ht_dev_open_ram(SAMPLE_DEVICE_BYTES, 4096, &dev[i]), 0);
+        ck_assert_int_eq(dev_open_ram(SAMPLE_DEVICE_BYTES, 4096, &dev[i]), 0);
     ck_assert_int_eq(ht_super_format(dev, MEMBERS, &opts, &s), 0);
 }
 
@@ -533,7 +536,7 @@ START_TEST(members_of_other_stores_and_the_same_one_twice_are_refused)
 }
 END_TEST
 
-/* A member's newest superblock, valid in itself, tells sizes of the others: they must be there. */
+/* A member's newest superblock is valid in itself and gives sizes of the others: blocks of that size must exist. */
 START_TEST(a_member_cannot_say_that_another_one_is_larger_than_it_is)
 {
     struct ht_dev *x[MEMBERS];
@@ -553,7 +556,7 @@ END_TEST
 
 int main(void)
 {
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what fails is told, too */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* so that failures are printed, too */
     Suite *suite = suite_create("damaged stores");
     TCase *ended = tcase_create("unmounted"), *crashed = tcase_create("crashed"), *members = tcase_create("members");
     int timeout = getenv("HITRAIN_LONG") ? 7200 : 400;

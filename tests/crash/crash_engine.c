@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_engine.c - random scripts on the engine, recorded; then the states that a power cut could have left: each must mount,
- * hold what was acknowledged and whole commits only, and go on working.
+ * crash_engine.c - random scripts on the engine, recorded; then the states that a power cut could have left. Each must
+ * mount, hold all acknowledged changes and whole commits only, and work on.
  *
- * HITRAIN_SCRIPT=N plays one of them, from 0. HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does fifty times as many.
+ * HITRAIN_SCRIPT=N plays one script, counted from 0. HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does
+ * fifty times as many.
  */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/engine.h"
-#include "tests/support/seen.h"
+#include "tests/support/memory.h"
+#include "tests/support/recorder.h"
+#include "tests/support/u64_set.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { DEVICE_BYTES = 12 << 20, SCRIPTS = 12, OPS = 120, STATES = 2400, TIGHT_BYTES = 1200 << 10 };
 
@@ -36,24 +40,25 @@ static void record_script(struct engine *e, const char *path, uint64_t seed, uns
         engine_unmount(e);
     }
     memcpy(base, ht_dev_ram_data(e->dev), DEVICE_BYTES);
-    ck_assert_int_eq(ht_recorder_start(e->dev, path), 0);
+    ck_assert_int_eq(recorder_start(e->dev, path), 0);
     e->recording = true;
     ck_assert_int_eq(engine_mount(e), 0);
     for (int i = 0; i < OPS; i++)
         engine_step(e);
     engine_crash(e);
-    ck_assert_int_eq(ht_recorder_stop(e->dev), 0);
+    ck_assert_int_eq(recorder_stop(e->dev), 0);
 }
 
 static unsigned check_states(struct engine *e, const struct recording *rec, const uint8_t *base, unsigned lba,
                              uint64_t seed, unsigned states)
 {
-    struct seen seen = {0};
+    struct u64_set seen = {0};
     struct state_walk w;
     struct ht_dev *dev;
     uint64_t rnd = seed * 31 + 7;
     unsigned bad = 0;
-    ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, lba, &dev), 0);
+
+    ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, lba, &dev), 0);
     walk_begin(&w, rec, base, &dev, 1);
     for (unsigned n = 0; n < states; n++) {
         size_t point = (size_t)((uint64_t)rec->count * n / states + rnd_below(&rnd, rec->count / states + 1));
@@ -61,7 +66,7 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
         walk_to(&w, ht_min_u64(point, rec->count));
         enum state_kind kind = (enum state_kind)(n % STATE_DRAWN);
         walk_state(&w, kind, &rnd);
-        seen_add(&seen, walk_hash(&w) + ack_at(rec, w.at));
+        u64_set_add(&seen, walk_hash(&w) + ack_at(rec, w.at));
         const char *wrong = engine_verify_state(e, ack_at(rec, w.at), dev, rnd);
         if (wrong) {
             printf("seed %llu, lba %u, entry %zu of %zu, kept %s: %s\n", (unsigned long long)seed, lba, w.at,
@@ -69,8 +74,8 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
             bad++;
         }
     }
-    states_told(1, recording_flushes(rec), states, seen.count);
-    seen_free(&seen);
+    states_reported(1, recording_flushes(rec), states, seen.count);
+    u64_set_free(&seen);
     walk_end(&w);
     ht_dev_close(dev);
     return bad;
@@ -79,6 +84,7 @@ static unsigned check_states(struct engine *e, const struct recording *rec, cons
 START_TEST(every_state_of_a_power_cut_recovers)
 {
     unsigned script = (unsigned)_i;
+
     if (setting("HITRAIN_SCRIPT", script) != script)
         return;
     uint64_t seed = setting("HITRAIN_SEED", 1000) + script;
@@ -104,8 +110,8 @@ END_TEST
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what a failing child has told is not lost */
-    ht_pinned_keep(true);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
+    memory_keep(true);
     Suite *suite = suite_create("power-cut states of the engine");
     TCase *tc = tcase_create("states");
     tcase_add_loop_test(tc, every_state_of_a_power_cut_recovers, 0, SCRIPTS);

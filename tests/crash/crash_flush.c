@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_flush.c - many threads on devices with volatile caches, whose flushes take their time and fail; and the power is cut at any moment.
+ * crash_flush.c - many threads on devices with volatile caches, whose flushes take their time and fail; and the power
+ * is cut at any moment.
  *
- * Blocks bear the number of the round that wrote them. After each cut the store mounts, every block that was synced has that round or a later
- * one, and a model root bears one round, the last that was committed or a later one. Clones are read, then synced: they bear what was read.
+ * Blocks bear the number of the round that wrote them. After each cut the store mounts, and every synced block has that
+ * round or a later one. A model root bears one round, the last committed one or a later one. Clones bear the bytes that
+ * were read before they were synced.
  *
- * HITRAIN_DEVICES=N plays one of them; HITRAIN_SEED=N begins with other random numbers; HITRAIN_LONG=1 does fifty times as many cuts.
+ * HITRAIN_DEVICES=N plays with N devices only; HITRAIN_SEED=N begins with other random numbers; HITRAIN_LONG=1 does
+ * fifty times as many cuts.
  */
 #include <check.h>
 #include <pthread.h>
@@ -14,11 +17,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "tests/support/dev.h"
+#include "tests/support/memory.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
-#include "tiering/store/store.h"
+#include "tiering/sys/mem.h"
+#include "tiering/space/super.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
 enum {
     MIB = 1 << 20,
@@ -37,7 +45,7 @@ enum {
     RUN_MS_MAX = 300,
 };
 
-/* What is known of one file, clone or root: rounds of its blocks. */
+/* The known rounds of the blocks of one file, clone or root. */
 struct knowledge {
     _Atomic uint32_t acked, latest; /* of a file or a root */
     _Atomic uint32_t block[BLOCKS]; /* of a clone, as it was synced */
@@ -45,7 +53,7 @@ struct knowledge {
 };
 
 struct worker {
-    struct world *w;
+    struct fixture *w;
     unsigned index; /* of files, clones, then roots */
     uint64_t seed;
     struct knowledge now, at_cut;
@@ -53,7 +61,7 @@ struct worker {
     pthread_t thread;
 };
 
-struct world {
+struct fixture {
     struct ht_dev *dev[DEVICES_MAX];
     unsigned devices;
     struct ht_store *s;
@@ -106,7 +114,7 @@ static bool work_on_file(struct worker *k, uint8_t *buf)
 
 static bool work_on_clone(struct worker *k, uint8_t *buf)
 {
-    struct world *w = k->w;
+    struct fixture *w = k->w;
     struct ht_obj *o = w->obj[k->index], *src = w->obj[rnd_below(&k->seed, FILES)];
 
     k->now.changing = true;
@@ -128,9 +136,9 @@ static uint64_t scope_of(unsigned worker)
     return 1000000 + worker;
 }
 
-static int commit(struct world *w, uint64_t scope)
+static int commit(struct fixture *w, uint64_t scope)
 {
-    struct ht_rounds rounds = HT_ROUNDS_INIT;
+    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(scope);
     struct ht_tx *tx;
     uint64_t lsn;
     int rc;
@@ -150,7 +158,7 @@ static int commit(struct world *w, uint64_t scope)
 
 static bool work_on_root(struct worker *k, uint8_t *buf)
 {
-    struct world *w = k->w;
+    struct fixture *w = k->w;
     uint32_t round = k->now.latest + 1;
 
     k->now.latest = round;
@@ -182,7 +190,7 @@ static void *work_main(void *arg)
 
 /* ------------------------------------------------------------------ checks */
 
-static void expect_block(struct world *w, const struct worker *k, unsigned b, const uint8_t *block)
+static void expect_block(struct fixture *w, const struct worker *k, unsigned b, const uint8_t *block)
 {
     const struct knowledge *known = &k->at_cut;
     int64_t round = round_of(block);
@@ -198,7 +206,7 @@ static void expect_block(struct world *w, const struct worker *k, unsigned b, co
                       known->acked, k->now.latest);
 }
 
-static void expect_one(struct world *w, const struct worker *k, unsigned object, uint8_t *buf)
+static void expect_one(struct fixture *w, const struct worker *k, unsigned object, uint8_t *buf)
 {
     struct ht_obj *o = ht_obj_get(w->s, w->oid[object]);
 
@@ -211,7 +219,7 @@ static void expect_one(struct world *w, const struct worker *k, unsigned object,
     ht_obj_put(o);
 }
 
-static void expect_root(struct world *w, const struct worker *k, uint8_t *buf)
+static void expect_root(struct fixture *w, const struct worker *k, uint8_t *buf)
 {
     int64_t round = -1;
 
@@ -226,7 +234,7 @@ static void expect_root(struct world *w, const struct worker *k, uint8_t *buf)
     }
 }
 
-static void expect_all(struct world *w)
+static void expect_all(struct fixture *w)
 {
     uint8_t *buf = malloc(BYTES);
 
@@ -241,7 +249,7 @@ static void expect_all(struct world *w)
 
 /* ------------------------------------------------------------------- cuts */
 
-static void mount_world(struct world *w)
+static void mount_fixture(struct fixture *w)
 {
     struct ht_store_opts opts = {
         .dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .commit_ms = 20};
@@ -258,19 +266,19 @@ static uint64_t scope_of_object(unsigned object)
 }
 
 /* All of round 0 is durable. */
-static void make_world(struct world *w, unsigned devices, uint64_t seed)
+static void make_fixture(struct fixture *w, unsigned devices, uint64_t seed)
 {
     struct ht_super sb;
     struct ht_format_opts opts = {.log_bytes = MIB};
     uint8_t *buf = malloc(BYTES);
 
-    *w = (struct world){.devices = devices, .seed = seed};
+    *w = (struct fixture){.devices = devices, .seed = seed};
     for (unsigned i = 0; i < devices; i++)
-        ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, 512, &w->dev[i]), 0);
+        ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, 512, &w->dev[i]), 0);
     ck_assert_int_eq(ht_super_format(w->dev, devices, &opts, &sb), 0);
     for (unsigned i = 0; i < devices; i++)
-        ck_assert_int_eq(ht_dev_ram_set_cache(w->dev[i], 300 + (uint32_t)rnd_below(&seed, 1700)), 0);
-    mount_world(w);
+        ck_assert_int_eq(dev_set_cache(w->dev[i], 300 + (uint32_t)rnd_below(&seed, 1700)), 0);
+    mount_fixture(w);
     for (unsigned i = 0; i < OBJECTS; i++) {
         struct ht_obj_attr a = {.oid = ht_store_new_id(w->s), .chunk_bytes = CHUNK_BYTES, .scope = scope_of_object(i)};
         w->oid[i] = a.oid;
@@ -286,7 +294,7 @@ static void make_world(struct world *w, unsigned devices, uint64_t seed)
 
 static void note(struct knowledge *to, const struct knowledge *from)
 {
-    to->changing = from->changing; /* before what it is about */
+    to->changing = from->changing; /* before the fields that it guards */
     to->acked = from->acked;
     to->latest = from->latest;
     for (unsigned b = 0; b < BLOCKS; b++)
@@ -294,7 +302,7 @@ static void note(struct knowledge *to, const struct knowledge *from)
 }
 
 /* Flushes fail now and then. The first device has some peace, so that others are left for others to be closed. */
-static void let_flushes_fail(struct world *w, uint64_t run_ms)
+static void let_flushes_fail(struct fixture *w, uint64_t run_ms)
 {
     uint64_t end = ht_now_ns() + run_ms * 1000000;
 
@@ -302,14 +310,14 @@ static void let_flushes_fail(struct world *w, uint64_t run_ms)
         usleep(5000 + (unsigned)rnd_below(&w->seed, 25000));
         unsigned device = (unsigned)rnd_below(&w->seed, w->devices);
         if (rnd_below(&w->seed, 3) == 0)
-            ht_dev_ram_void_after(w->dev[device], 1 + (unsigned)rnd_below(&w->seed, 4));
+            dev_void_after(w->dev[device], 1 + (unsigned)rnd_below(&w->seed, 4));
         else
-            ht_dev_fail(w->dev[device], HT_IO_FLUSH, 1, false);
+            dev_fail(w->dev[device], HT_IO_FLUSH, 1, false);
         w->flushes_failed++;
     }
 }
 
-static void run_and_cut(struct world *w)
+static void run_and_cut(struct fixture *w)
 {
     w->stop = false;
     for (unsigned i = 0; i < OBJECTS; i++)
@@ -320,7 +328,7 @@ static void run_and_cut(struct world *w)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(w->worker); i++)
         note(&w->worker[i].at_cut, &w->worker[i].now);
     w->read_only += ht_store_read_only(w->s);
-    ht_dev_ram_power_off(w->dev, w->devices, rnd_below(&w->seed, UINT32_MAX));
+    dev_power_off(w->dev, w->devices, rnd_below(&w->seed, UINT32_MAX));
     w->stop = true;
     for (unsigned i = 0; i < HT_ARRAY_SIZE(w->worker); i++)
         pthread_join(w->worker[i].thread, NULL);
@@ -328,14 +336,14 @@ static void run_and_cut(struct world *w)
         ht_obj_put(w->obj[i]);
     ht_store_close(w->s);
     for (unsigned i = 0; i < w->devices; i++) {
-        ht_dev_fail(w->dev[i], HT_IO_FLUSH, 0, false);
-        ht_dev_ram_void_after(w->dev[i], 0);
-        ht_dev_ram_power_on(w->dev[i]);
+        dev_fail(w->dev[i], HT_IO_FLUSH, 0, false);
+        dev_void_after(w->dev[i], 0);
+        dev_power_on(w->dev[i]);
     }
 }
 
-/* What a cut left is what the next rounds begin with. */
-static void go_on_from(struct world *w)
+/* The next rounds begin with the state after the cut. */
+static void go_on_from(struct fixture *w)
 {
     uint8_t *buf = malloc(BYTES);
 
@@ -356,12 +364,12 @@ START_TEST(what_was_acknowledged_is_there_after_every_cut)
     if (setting("HITRAIN_DEVICES", (uint64_t)_i) != (uint64_t)_i)
         return;
     unsigned cuts = getenv("HITRAIN_LONG") ? 50 * CUTS : CUTS, synced = 0;
-    struct world *w = malloc(sizeof(*w));
+    struct fixture *w = malloc(sizeof(*w));
 
-    make_world(w, (unsigned)_i, setting("HITRAIN_SEED", 1) * 1000 + (uint64_t)_i);
+    make_fixture(w, (unsigned)_i, setting("HITRAIN_SEED", 1) * 1000 + (uint64_t)_i);
     for (unsigned n = 0; n < cuts; n++) {
         run_and_cut(w);
-        mount_world(w);
+        mount_fixture(w);
         expect_all(w);
         go_on_from(w);
     }
@@ -381,7 +389,7 @@ int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR - 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    ht_pinned_keep(true);
+    memory_keep(true);
     Suite *suite = suite_create("power cuts beside failing flushes");
     TCase *tc = tcase_create("cuts");
     tcase_add_loop_test(tc, what_was_acknowledged_is_there_after_every_cut, 1, DEVICES_MAX + 1);

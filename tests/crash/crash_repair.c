@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_repair.c - power cuts while fsck repairs: in every state that one could leave, the next run repairs the rest, the
- * one after it has nothing to say, the store mounts, and all that a repair without a cut keeps is there.
+ * crash_repair.c - power cuts while fsck repairs. In every state that a cut could leave, the next run repairs the rest,
+ * and the run after it finds nothing. The store mounts, and has everything that a repair without a cut keeps.
  *
  * HITRAIN_LONG=1: torn writes, too. HITRAIN_SEED=N seeds the random states.
  */
@@ -12,16 +12,17 @@
 #include <unistd.h>
 
 #include "tests/support/mending.h"
-#include "tests/support/seen.h"
+#include "tests/support/recorder.h"
+#include "tests/support/u64_set.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 
 struct cut {
     const struct damage *d;
     struct state_walk w;
-    struct seen images;
+    struct u64_set images;
     uint64_t rnd, states;
-    size_t kept; /* of what there was, by a repair without a cut */
+    size_t kept; /* items that a repair without a cut keeps */
 };
 
 static bool visit(void *ctx, enum state_kind kind)
@@ -31,7 +32,7 @@ static bool visit(void *ctx, enum state_kind kind)
     int status;
 
     c->states++;
-    if (!seen_add(&c->images, walk_hash(&c->w)))
+    if (!u64_set_add(&c->images, walk_hash(&c->w)))
         return true;
     status = mending_fsck(HT_FSCK_YES, false);
     ck_assert_msg(status == HT_FSCK_CLEAN || status == HT_FSCK_CORRECTED, "%s, state %llu (%s): exit %d\n%s",
@@ -39,14 +40,14 @@ static bool visit(void *ctx, enum state_kind kind)
     status = mending_fsck(HT_FSCK_YES, false);
     ck_assert_msg(status == HT_FSCK_CLEAN, "%s, state %llu (%s), second run: exit %d\n%s", c->d->name,
                   (unsigned long long)c->states, state_names[kind], status, mending_text);
-    kept = mending_count(&mending_worlds[0], &errors);
+    kept = mending_count(&mending_stores[0], &errors);
     ck_assert_msg(kept >= c->kept, "%s, state %llu (%s): %zu kept of %zu", c->d->name, (unsigned long long)c->states,
                   state_names[kind], kept, c->kept);
-    stack_close(&mending, false);
+    harness_close(&mending, false);
     return true;
 }
 
-/* Repairs what was damaged, recorded; then all states. */
+/* Records the repair of one damage, then examines all states. */
 static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *out_images, uint64_t *out_flushes)
 {
     struct cut *c = calloc(1, sizeof(*c));
@@ -60,13 +61,13 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     c->rnd = setting("HITRAIN_SEED", 1);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     mending_begin(1);
-    damage_do(d, &mending, &mending_worlds[0].ids);
+    damage_do(d, &mending, &mending_stores[0].ids);
     memcpy(base, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
-    ck_assert_int_eq(ht_recorder_start(mending.dev[0], path), 0);
+    ck_assert_int_eq(recorder_start(mending.dev[0], path), 0);
     ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
-    ck_assert_int_eq(ht_recorder_stop(mending.dev[0]), 0);
-    c->kept = mending_count(&mending_worlds[0], &errors);
-    stack_close(&mending, false);
+    ck_assert_int_eq(recorder_stop(mending.dev[0]), 0);
+    c->kept = mending_count(&mending_stores[0], &errors);
+    harness_close(&mending, false);
     recording_load(&rec, path);
     walk_begin(&c->w, &rec, base, mending.dev, 1);
     do {
@@ -78,10 +79,10 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     *out_images += c->images.count;
     *out_flushes += recording_flushes(&rec);
     recording_free(&rec);
-    stack_free(&mending);
+    harness_free(&mending);
     close(fd);
     free(base);
-    seen_free(&c->images);
+    u64_set_free(&c->images);
     free(c);
 }
 
@@ -93,13 +94,12 @@ START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
     mending_setup();
     for (unsigned i = 0; i < damage_count; i++) {
         const struct damage *d = &damages[i];
-
         if (d->stays || d->reading_fails || d->devices > 1 || strcmp(d->name, "NS-LINKS") == 0)
             continue;
         cut_repair(d, &states, &images, &flushes);
         repairs++;
     }
-    states_told(repairs, flushes, states, images);
+    states_reported(repairs, flushes, states, images);
 }
 END_TEST
 

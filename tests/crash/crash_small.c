@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_small.c - short stories, and every state in which a power cut could have left the devices: fsck finds nothing, it mounts, each
- * group of names is at what was acknowledged or later, work goes on; and the recovery itself is cut in every way, too.
+ * crash_small.c - short scenarios, and every state in which a power cut could have left the devices. In each, fsck
+ * finds nothing, the store mounts, and work continues. Each group of names is at its acknowledged state or a later one.
+ * The recovery itself is cut in every way, too.
  *
- * HITRAIN_SCRIPT=NAME plays one story; HITRAIN_STATE=NAME:N looks at one state of it, as a failure names it; HITRAIN_SEED=N
- * draws other random states; HITRAIN_STATES=N looks at no more than N of each story. HITRAIN_LONG=1 tears the
- * writes of recoveries, too, and goes through all with 100 seeds, which differ in what is random. HITRAIN_SAVE=FOLDER leaves
- * what each story began on and its recording there, as NAME.base and NAME.log, for other programs that read the dm-log-writes format.
+ * HITRAIN_SCRIPT=NAME plays one scenario; HITRAIN_STATE=NAME:N examines the one state that a failure names;
+ * HITRAIN_SEED=N draws other random states; HITRAIN_STATES=N examines no more than N states of each scenario.
+ * HITRAIN_LONG=1 tears the writes of recoveries, too, and plays all scenarios with 100 seeds. HITRAIN_SAVE=FOLDER saves
+ * the first content of each scenario and its recording there, as NAME.base and NAME.log, for other programs that read
+ * the dm-log-writes format.
  */
 #include <check.h>
 #include <stdio.h>
@@ -14,12 +16,15 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/support/seen.h"
-#include "tests/support/story.h"
+#include "tests/support/u64_set.h"
+#include "tests/support/crash_scenario.h"
+#include "tests/support/dev.h"
+#include "tests/support/memory.h"
+#include "tests/support/recorder.h"
 #include "tests/support/suite.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { BAD_MAX = 5, SCRIPTS_MAX = 64, LONG_SEEDS = 100 };
 
@@ -33,33 +38,34 @@ static struct figures *figures;
 /* ----------------------------------------------------------------- explorer */
 
 struct explorer {
-    const struct story *s;
-    struct stack k; /* on devices that hold one state after the other */
+    const struct crash_scenario *s;
+    struct harness k; /* on devices that hold one state after the other */
     struct figures *f;
     struct state_walk w;
-    struct seen images, shapes, contents;
-    size_t ack; /* what was acknowledged at the point */
+    struct u64_set images, shapes, contents;
+    size_t ack; /* acknowledgements that hold at the point */
     uint64_t rnd, made, only, most;
     int log_fd; /* recordings of recoveries */
     char log_path[64];
     /* A recovery that is being cut. */
     struct state_walk inner;
-    struct kept_state began; /* what it recovers */
-    bool noise;              /* in what it recovers */
+    struct kept_state began; /* the state that it recovers */
+    bool noise;              /* in that state */
 };
 
 static const char *check_again(struct explorer *x, enum state_kind kind)
 {
     uint64_t content;
-    if (kind != STATE_NOISE && !x->noise && stack_fsck(&x->k))
+
+    if (kind != STATE_NOISE && !x->noise && harness_fsck(&x->k))
         return "a cut recovery leaves problems for fsck";
-    int rc = stack_open(&x->k, 1);
-    const char *wrong = rc ? "it does not mount after a cut recovery" : story_compare(x->s, x->ack, &x->k, &content);
-    stack_close(&x->k, false);
+    int rc = harness_open(&x->k, 1);
+    const char *wrong = rc ? "it does not mount after a cut recovery" : scenario_compare(x->s, x->ack, &x->k, &content);
+    harness_close(&x->k, false);
     return wrong;
 }
 
-static void tell(struct explorer *x, const char *where, enum state_kind kind, const char *wrong)
+static void report(struct explorer *x, const char *where, enum state_kind kind, const char *wrong)
 {
     printf("%s: state %llu (entry %zu of %zu, kept %s%s): %s; once more: %sHITRAIN_SEED=%llu HITRAIN_STATE=%s:%llu\n",
            x->s->script->name, (unsigned long long)x->made, x->w.at, x->w.rec->count, state_names[kind], where, wrong,
@@ -71,20 +77,22 @@ static void tell(struct explorer *x, const char *where, enum state_kind kind, co
 static bool visit_inner(void *ctx, enum state_kind kind)
 {
     struct explorer *x = ctx;
+
     x->f->recovery_states++;
-    if (!seen_add(&x->images, walk_hash(&x->inner) + x->ack))
+    if (!u64_set_add(&x->images, walk_hash(&x->inner) + x->ack))
         return true;
     x->f->images++;
     const char *wrong = check_again(x, kind);
     if (wrong)
-        tell(x, " in a cut recovery", kind, wrong);
+        report(x, " in a cut recovery", kind, wrong);
     return x->f->bad < BAD_MAX;
 }
 
-/* Which copies of the superblock are there, and which of them are the newest. */
-static uint64_t super_shape(const struct stack *k)
+/* Encodes which copies of the superblock exist, and which are the newest. */
+static uint64_t super_shape(const struct harness *k)
 {
     uint64_t shape = 0;
+
     for (unsigned i = 0; i < k->dev_count; i++) {
         struct ht_super sb = {0};
         struct ht_super_report r;
@@ -95,10 +103,11 @@ static uint64_t super_shape(const struct stack *k)
     return shape;
 }
 
-/* Where a recovery wrote and when it flushed: those that are alike, and began alike, are cut once. */
+/* The places of a recovery's writes, and the times of its flushes: recoveries that are and began alike are cut once. */
 static uint64_t shape_of(const struct recording *rec, uint64_t began)
 {
     uint64_t hash = began;
+
     for (size_t i = 0; i < rec->count; i++) {
         const struct log_entry *e = &rec->entry[i];
         const uint64_t shape[3] = {e->offset, e->len, e->flush};
@@ -112,7 +121,8 @@ static void cut_recovery(struct explorer *x, const struct recording *rec, uint64
 {
     bool more = true;
     uint64_t rnd = x->made; /* of its own, so that one state alone is made as among all */
-    if (!seen_add(&x->shapes, shape_of(rec, began + x->ack)))
+
+    if (!u64_set_add(&x->shapes, shape_of(rec, began + x->ack)))
         return;
     x->f->recoveries++;
     uint8_t *base = walk_kept_content(&x->w, &x->began);
@@ -124,7 +134,7 @@ static void cut_recovery(struct explorer *x, const struct recording *rec, uint64
     } while (more && x->inner.at < rec->count);
     walk_end(&x->inner);
     for (unsigned i = 0; i < x->k.dev_count; i++)
-        memset(ht_dev_ram_touched(x->k.dev[i]), 1, STORY_DEVICE_BYTES / HT_BLOCK_BYTES);
+        memset(dev_touched(x->k.dev[i]), 1, SCENARIO_DEVICE_BYTES / HT_BLOCK_BYTES);
 }
 
 static void forget_after_recovery(struct recording *rec)
@@ -137,29 +147,31 @@ static void forget_after_recovery(struct recording *rec)
 static const char *recover_and_go_on(struct explorer *x)
 {
     uint64_t content;
-    int rc = stack_open(&x->k, 1);
+    int rc = harness_open(&x->k, 1);
     const char *wrong = rc ? "it does not mount" : NULL;
-    ck_assert_int_eq(ht_recorder_mark(x->k.dev[0], "recovered"), 0);
+
+    ck_assert_int_eq(recorder_mark(x->k.dev[0], "recovered"), 0);
     if (!wrong)
-        wrong = story_compare(x->s, x->ack, &x->k, &content);
+        wrong = scenario_compare(x->s, x->ack, &x->k, &content);
     if (wrong)
-        stack_close(&x->k, false);
+        harness_close(&x->k, false);
     else
-        seen_add(&x->contents, content);
-    return wrong ? wrong : story_go_on(x->s, &x->k);
+        u64_set_add(&x->contents, content);
+    return wrong ? wrong : scenario_go_on(x->s, &x->k);
 }
 
 /* Noise may be in the place of a superblock's copy: fsck says so until the next mount has written it. */
 static const char *check_state(struct explorer *x, enum state_kind kind)
 {
     struct recording rec;
-    if (kind != STATE_NOISE && stack_fsck(&x->k))
+
+    if (kind != STATE_NOISE && harness_fsck(&x->k))
         return "fsck finds problems";
     walk_keep(&x->w, &x->began);
     uint64_t began = super_shape(&x->k) << 32;
-    stack_record(&x->k, x->log_path);
+    harness_record(&x->k, x->log_path);
     const char *wrong = recover_and_go_on(x);
-    ck_assert_int_eq(ht_recorder_stop(x->k.dev[0]), 0);
+    ck_assert_int_eq(recorder_stop(x->k.dev[0]), 0);
     if (!wrong) {
         recording_load(&rec, x->log_path);
         forget_after_recovery(&rec);
@@ -173,20 +185,21 @@ static const char *check_state(struct explorer *x, enum state_kind kind)
 static bool visit(void *ctx, enum state_kind kind)
 {
     struct explorer *x = ctx;
+
     x->f->at = ++x->made;
     x->f->made[kind]++;
     if (x->only && x->made != x->only)
         return x->made < x->only;
-    if (!seen_add(&x->images, walk_hash(&x->w) + x->ack))
+    if (!u64_set_add(&x->images, walk_hash(&x->w) + x->ack))
         return true;
     x->f->images++;
     const char *wrong = check_state(x, kind);
     if (wrong)
-        tell(x, "", kind, wrong);
+        report(x, "", kind, wrong);
     return x->f->bad < BAD_MAX && x->f->images < x->most;
 }
 
-static void open_explorer(struct explorer *x, const struct story *s, struct figures *f)
+static void open_explorer(struct explorer *x, const struct crash_scenario *s, struct figures *f)
 {
     *x = (struct explorer){.s = s, .f = f, .most = setting("HITRAIN_STATES", UINT64_MAX)};
     const char *one = getenv("HITRAIN_STATE");
@@ -195,29 +208,30 @@ static void open_explorer(struct explorer *x, const struct story *s, struct figu
     snprintf(x->log_path, sizeof(x->log_path), "/proc/self/fd/%d", x->log_fd);
     x->k.dev_count = s->script->devices;
     for (unsigned i = 0; i < x->k.dev_count; i++)
-        ck_assert_int_eq(ht_dev_open_ram(STORY_DEVICE_BYTES, s->script->lba, &x->k.dev[i]), 0);
+        ck_assert_int_eq(dev_open_ram(SCENARIO_DEVICE_BYTES, s->script->lba, &x->k.dev[i]), 0);
 }
 
 static void close_explorer(struct explorer *x)
 {
     x->f->contents = x->contents.count;
     close(x->log_fd);
-    stack_free(&x->k);
+    harness_free(&x->k);
     kept_free(&x->began);
-    seen_free(&x->images);
-    seen_free(&x->shapes);
-    seen_free(&x->contents);
+    u64_set_free(&x->images);
+    u64_set_free(&x->shapes);
+    u64_set_free(&x->contents);
 }
 
 /* One pass over all points. False: it shall be the last. */
 static bool explore(struct explorer *x, const struct recording *rec, const uint8_t *base, uint64_t seed)
 {
     bool more = true;
+
     x->rnd = seed;
     walk_begin(&x->w, rec, base, x->k.dev, x->k.dev_count);
     do {
         walk_to(&x->w, walk_next_flush(&x->w));
-        x->ack = story_ack_at(rec, x->w.at);
+        x->ack = scenario_ack_at(rec, x->w.at);
         x->f->points++;
         more = walk_each(&x->w, true, &x->rnd, visit, x);
     } while (more && x->w.at < rec->count);
@@ -227,10 +241,11 @@ static bool explore(struct explorer *x, const struct recording *rec, const uint8
 
 /* -------------------------------------------------------------------- test */
 
-static bool is_wanted(const struct story_script *s)
+static bool is_wanted(const struct scenario_script *s)
 {
     const char *name = s->name;
     const char *script = getenv("HITRAIN_SCRIPT"), *state = getenv("HITRAIN_STATE");
+
     if (state)
         return !strncmp(state, name, strlen(name)) && state[strlen(name)] == ':';
     return script ? !strcmp(script, name) : !s->seldom || getenv("HITRAIN_LONG");
@@ -239,31 +254,33 @@ static bool is_wanted(const struct story_script *s)
 static void save_one(const char *name, const char *what, const uint8_t *data, size_t len)
 {
     char path[256];
+
     snprintf(path, sizeof(path), "%s/%s.%s", getenv("HITRAIN_SAVE"), name, what);
     FILE *f = fopen(path, "wb");
     ck_assert_msg(f && fwrite(data, 1, len, f) == len && fclose(f) == 0, "%s cannot be written", path);
 }
 
-static void save(const struct story_script *script, const struct recording *rec, const uint8_t *base)
+static void save(const struct scenario_script *script, const struct recording *rec, const uint8_t *base)
 {
     if (!getenv("HITRAIN_SAVE"))
         return;
-    save_one(script->name, "base", base, (size_t)script->devices * STORY_DEVICE_BYTES);
+    save_one(script->name, "base", base, (size_t)script->devices * SCENARIO_DEVICE_BYTES);
     save_one(script->name, "log", rec->file, rec->bytes);
 }
 
 START_TEST(every_state_recovers)
 {
-    struct story s;
+    struct crash_scenario s;
     struct recording rec;
     struct explorer x;
     uint8_t *base;
     struct figures *f = &figures[_i];
-    if (!is_wanted(&story_scripts[_i]))
+
+    if (!is_wanted(&scenario_scripts[_i]))
         return;
     uint64_t began = ht_now_ns(), seeds = getenv("HITRAIN_LONG") ? LONG_SEEDS : 1;
-    story_play(&s, &story_scripts[_i], &rec, &base);
-    save(&story_scripts[_i], &rec, base);
+    scenario_play(&s, &scenario_scripts[_i], &rec, &base);
+    save(&scenario_scripts[_i], &rec, base);
     open_explorer(&x, &s, f);
     for (uint64_t i = 0; i < seeds; i++)
         if (!explore(&x, &rec, base, (setting("HITRAIN_SEED", 1) + i) * 77 + (uint64_t)_i))
@@ -272,7 +289,7 @@ START_TEST(every_state_recovers)
     f->ns = ht_now_ns() - began;
     recording_free(&rec);
     free(base);
-    story_free(&s);
+    scenario_free(&s);
     ck_assert_uint_eq(f->bad, 0);
 }
 END_TEST
@@ -285,6 +302,7 @@ static const unsigned column_of[STATE_KINDS] = {
 static void print_row(const char *name, const struct figures *f)
 {
     uint64_t made[COLUMNS] = {0};
+
     for (unsigned i = 0; i < STATE_KINDS; i++)
         made[column_of[i]] += f->made[i];
     const uint64_t column[] = {
@@ -300,32 +318,33 @@ static void print_figures(void)
 {
     struct figures sum = {0};
     unsigned scripts = 0;
-    printf("figures: %-12s %9s %9s %9s %9s %9s %9s %9s %9s %9s %9s %8s\n", "story", "points", "subsets", "random",
+
+    printf("figures: %-12s %9s %9s %9s %9s %9s %9s %9s %9s %9s %9s %8s\n", "scenario", "points", "subsets", "random",
            "torn", "noise", "recovered", "cut again", "distinct", "contents", "bad", "seconds");
-    for (unsigned i = 0; i < story_script_count; i++) {
+    for (unsigned i = 0; i < scenario_script_count; i++) {
         const uint64_t *from = (const uint64_t *)&figures[i];
         for (unsigned k = 0; k < sizeof(sum) / sizeof(*from); k++)
             ((uint64_t *)&sum)[k] += from[k];
-        if (is_wanted(&story_scripts[i]))
-            print_row(story_scripts[i].name, &figures[i]);
+        if (is_wanted(&scenario_scripts[i]))
+            print_row(scenario_scripts[i].name, &figures[i]);
         scripts += figures[i].points > 0;
     }
     print_row("all", &sum);
     uint64_t made = sum.recovery_states;
     for (unsigned i = 0; i < STATE_KINDS; i++)
         made += sum.made[i];
-    states_told(scripts, sum.points, made, sum.images);
+    states_reported(scripts, sum.points, made, sum.images);
 }
 
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what a failing child has told is not lost */
-    ht_pinned_keep(true);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
+    memory_keep(true);
     figures = mmap(NULL, SCRIPTS_MAX * sizeof(*figures), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    Suite *suite = suite_create("every power-cut state of short stories");
-    TCase *tc = tcase_create("stories");
-    tcase_add_loop_test(tc, every_state_recovers, 0, (int)story_script_count);
+    Suite *suite = suite_create("every power-cut state of short scenarios");
+    TCase *tc = tcase_create("scenarios");
+    tcase_add_loop_test(tc, every_state_recovers, 0, (int)scenario_script_count);
     tcase_set_timeout(tc, getenv("HITRAIN_LONG") ? 7200 : 300);
     suite_add_tcase(suite, tc);
     int status = run_all(suite);

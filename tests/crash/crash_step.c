@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * crash_step.c - the whole daemon but FUSE, training on a recorded device: in every state that a power cut could have left
- * the model root is at one committed step, wholly (parameters, optimizer state, other files, names), the step is
- * not older than the last one acknowledged, a file fsynced outside is there, and hitrain-fsck finds nothing.
+ * crash_step.c - the whole daemon except FUSE trains on a recorded device. In every state that a power cut could have
+ * left, the model root is at one committed step, wholly (parameters, optimizer state, other files, names). This step is
+ * not older than the last acknowledged one. A file that was fsynced outside is there, and hitrain-fsck finds nothing.
  *
  * HITRAIN_STATES=N and HITRAIN_SEED=N override; HITRAIN_LONG=1 does fifty times as many.
  */
@@ -11,16 +11,18 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "tests/support/seen.h"
-#include "tests/support/stack.h"
+#include "tests/support/u64_set.h"
+#include "tests/support/harness.h"
+#include "tests/support/memory.h"
+#include "tests/support/recorder.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { DEVICE_BYTES = 16 << 20, STEPS = 9, PARAMS = 3, STATES = 2000, SCRIPTS = 6, THREADS = 2 };
 
-static const struct stack_param params[PARAMS] = {
+static const struct harness_param params[PARAMS] = {
     {"embedding", "f32", 70000}, {"bias", "f32", 300}, {"head", "bf16", 50001}};
 
 static const char *const configs[] = {
@@ -32,7 +34,7 @@ static const char *const configs[] = {
     "adamw lr=0.01 accumulate=2 max_grad_norm=1", /* and sparse gradients */
 };
 
-/* What one committed step looks like, as one number, by step; index 0: the root without any step. */
+/* The state after each committed step as one number; index 0: the root without any step. */
 struct history {
     uint64_t hash[STEPS + 1];
     unsigned passes; /* gradients that make a step */
@@ -41,40 +43,45 @@ struct history {
 
 /* ---------------------------------------------------------------- training */
 
-/* Everything a step changes but its commit: gradients (a part of one is taken back first), a file of the step, names. */
-static void work(struct stack *k, const struct history *h, uint64_t root, uint64_t step)
+/*
+ * Everything a step changes but its commit: gradients (a part of one is taken back first), a file of the step, names.
+ */
+static void work(struct harness *k, const struct history *h, uint64_t root, uint64_t step)
 {
     char text[16], old[16];
-    stack_dropped_gradient(k, root, &params[step % PARAMS], step);
+
+    harness_dropped_gradient(k, root, &params[step % PARAMS], step);
     for (unsigned i = 0; i < PARAMS * h->passes; i++)
-        (h->sparse ? stack_sparse_gradient : stack_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
+        (h->sparse ? harness_sparse_gradient : harness_gradient)(k, root, &params[(i + step) % PARAMS], step * 100 + i);
     snprintf(text, sizeof(text), "%llu", (unsigned long long)step);
-    stack_put(k, root, "cursor", text, strlen(text));
+    harness_put(k, root, "cursor", text, strlen(text));
     snprintf(text, sizeof(text), "log-%llu", (unsigned long long)step);
     snprintf(old, sizeof(old), "log-%llu", (unsigned long long)step - 1);
-    if (stack_find(k, root, old))
+    if (harness_find(k, root, old))
         ck_assert_int_eq(ht_ns_rename(k->ns, root, old, root, text, 0), 0);
     else
-        stack_put(k, root, text, text, strlen(text));
+        harness_put(k, root, text, text, strlen(text));
 }
 
-static uint64_t fingerprint(struct stack *k, uint64_t root)
+static uint64_t fingerprint(struct harness *k, uint64_t root)
 {
-    return stack_model_hash(k, root, params, PARAMS);
+    return harness_model_hash(k, root, params, PARAMS);
 }
 
 /* ------------------------------------------------------------------ record */
 
-static void acknowledge(struct stack *k, const char *what, uint64_t step)
+static void acknowledge(struct harness *k, const char *what, uint64_t step)
 {
     char text[32];
+
     snprintf(text, sizeof(text), "%s %llu", what, (unsigned long long)step);
-    ck_assert_int_eq(ht_recorder_mark(k->dev[0], text), 0);
+    ck_assert_int_eq(recorder_mark(k->dev[0], text), 0);
 }
 
-static void train(struct stack *k, struct history *h, uint64_t seed, const char *config)
+static void train(struct harness *k, struct history *h, uint64_t seed, const char *config)
 {
-    uint64_t root = stack_model(k, "model", params, PARAMS, config);
+    uint64_t root = harness_model(k, "model", params, PARAMS, config);
+
     ck_assert_int_eq(ht_optim_commit(k->optim, root), 0);
     h->hash[0] = fingerprint(k, root);
     acknowledge(k, "step", 0);
@@ -86,14 +93,14 @@ static void train(struct stack *k, struct history *h, uint64_t seed, const char 
             work(k, h, root, step);
         }
         if (rnd_below(&seed, 3) == 0)
-            ck_assert_int_eq(ht_store_compact(k->store), 0);
+            ck_assert_int_eq(ht_store_checkpoint(k->store), 0);
         if (rnd_below(&seed, 2) == 0)
             ck_assert_int_eq(ht_store_commit(k->store), 0);
         ck_assert_int_eq(ht_optim_commit(k->optim, root), 0);
         acknowledge(k, "step", step);
         h->hash[step] = fingerprint(k, root);
-        stack_put(k, HT_NS_ROOT_INO, "outside", &step, sizeof(step));
-        ck_assert_int_eq(ht_ns_fsync(k->ns, stack_find(k, HT_NS_ROOT_INO, "outside")), 0);
+        harness_put(k, HT_NS_ROOT_INO, "outside", &step, sizeof(step));
+        ck_assert_int_eq(ht_ns_fsync(k->ns, harness_find(k, HT_NS_ROOT_INO, "outside")), 0);
         acknowledge(k, "outside", step);
     }
 }
@@ -103,33 +110,36 @@ static void train(struct stack *k, struct history *h, uint64_t seed, const char 
 static uint64_t last_mark(const struct recording *rec, size_t point, const char *what)
 {
     size_t n = strlen(what);
+
     for (size_t i = point; i-- > 0;)
         if (rec->entry[i].mark && !memcmp(rec->entry[i].data, what, n))
             return strtoull((const char *)rec->entry[i].data + n, NULL, 10);
     return UINT64_MAX;
 }
 
-static const char *compare_root(struct stack *k, const struct history *h, uint64_t acked)
+static const char *compare_root(struct harness *k, const struct history *h, uint64_t acked)
 {
-    uint64_t root = stack_find(k, HT_NS_ROOT_INO, "model");
+    uint64_t root = harness_find(k, HT_NS_ROOT_INO, "model");
     struct ht_ns_tensor t = {0};
+
     if (root && ht_ns_tensor(k->ns, root, &t))
         return "the root cannot be asked";
-    if (!root || !t.is_root || stack_find(k, root, "cursor") == 0)
+    if (!root || !t.is_root || harness_find(k, root, "cursor") == 0)
         return acked == UINT64_MAX ? NULL : "the model root is lost";
-    uint64_t step = stack_model_step(k, root);
+    uint64_t step = harness_model_step(k, root);
     if (step > STEPS || (acked != UINT64_MAX && step < acked))
         return "the step is not the last acknowledged one or a later one";
-    /* Before the first commit files may be there in part: nothing was promised of them. */
+    /* Before the first commit files may be there in part: they were never acknowledged. */
     if (acked == UINT64_MAX && step == 0)
         return NULL;
     return fingerprint(k, root) == h->hash[step] ? NULL : "the root is not at its step wholly";
 }
 
-static const char *compare_outside(struct stack *k, uint64_t acked)
+static const char *compare_outside(struct harness *k, uint64_t acked)
 {
-    uint64_t value = 0, ino = stack_find(k, HT_NS_ROOT_INO, "outside");
+    uint64_t value = 0, ino = harness_find(k, HT_NS_ROOT_INO, "outside");
     struct ht_obj *o;
+
     if (!ino)
         return acked == UINT64_MAX ? NULL : "an fsynced file is lost";
     if (ht_ns_open(k->ns, ino, &o))
@@ -139,41 +149,42 @@ static const char *compare_outside(struct stack *k, uint64_t acked)
     return acked != UINT64_MAX && (n != sizeof(value) || value < acked) ? "an fsynced file has older content" : NULL;
 }
 
-static const char *verify(struct stack *k, const struct history *h, uint64_t step, uint64_t outside)
+static const char *verify(struct harness *k, const struct history *h, uint64_t step, uint64_t outside)
 {
     const char *wrong = NULL;
-    if (stack_fsck(k))
+
+    if (harness_fsck(k))
         return "fsck finds problems";
-    if (stack_open(k, 1))
+    if (harness_open(k, 1))
         wrong = "it does not mount";
     if (!wrong)
         wrong = compare_root(k, h, step);
     if (!wrong)
         wrong = compare_outside(k, outside);
-    uint64_t root = wrong ? 0 : stack_find(k, HT_NS_ROOT_INO, "model");
-    if (root && step != UINT64_MAX && stack_model_step(k, root) < STEPS) { /* go on training */
-        uint64_t next = stack_model_step(k, root) + 1;
+    uint64_t root = wrong ? 0 : harness_find(k, HT_NS_ROOT_INO, "model");
+    if (root && step != UINT64_MAX && harness_model_step(k, root) < STEPS) { /* go on training */
+        uint64_t next = harness_model_step(k, root) + 1;
         work(k, h, root, next);
         if (ht_optim_commit(k->optim, root) || fingerprint(k, root) != h->hash[next])
             wrong = "training on from there differs";
     }
-    if (stack_close(k, !wrong))
+    if (harness_close(k, !wrong))
         wrong = "it does not unmount";
-    return wrong ? wrong : stack_fsck(k) ? "fsck finds problems after going on" : NULL;
+    return wrong ? wrong : harness_fsck(k) ? "fsck finds problems after going on" : NULL;
 }
 
 /* -------------------------------------------------------------------- test */
 
-static void record(struct stack *k, struct history *h, const char *path, uint64_t seed, unsigned lba,
+static void record(struct harness *k, struct history *h, const char *path, uint64_t seed, unsigned lba,
                    const char *config, uint8_t *base)
 {
-    stack_format(k, 1, DEVICE_BYTES, lba);
+    harness_format(k, 1, DEVICE_BYTES, lba);
     memcpy(base, ht_dev_ram_data(k->dev[0]), DEVICE_BYTES);
-    ck_assert_int_eq(ht_recorder_start(k->dev[0], path), 0);
-    ck_assert_int_eq(stack_open(k, THREADS), 0);
+    ck_assert_int_eq(recorder_start(k->dev[0], path), 0);
+    ck_assert_int_eq(harness_open(k, THREADS), 0);
     train(k, h, seed, config);
-    ck_assert_int_eq(stack_close(k, false), 0);
-    ck_assert_int_eq(ht_recorder_stop(k->dev[0]), 0);
+    ck_assert_int_eq(harness_close(k, false), 0);
+    ck_assert_int_eq(recorder_stop(k->dev[0]), 0);
 }
 
 START_TEST(every_state_holds_one_committed_step)
@@ -182,14 +193,15 @@ START_TEST(every_state_holds_one_committed_step)
     unsigned states = (unsigned)setting("HITRAIN_STATES", getenv("HITRAIN_LONG") ? 50 * STATES : STATES) / SCRIPTS;
     unsigned lba = _i % 2 ? 4096 : 512, bad = 0;
     char path[64];
+
     snprintf(path, sizeof(path), "/tmp/hitrain-steps-%d.log", (int)getpid());
     uint8_t *base = malloc(DEVICE_BYTES);
     static_assert(HT_ARRAY_SIZE(configs) == SCRIPTS, "one for each script");
-    struct stack k;
+    struct harness k;
     struct history h = {.passes = strstr(configs[_i], "accumulate=2") ? 2 : 1, .sparse = _i == SCRIPTS - 1};
     struct recording rec;
     struct state_walk w;
-    struct seen seen = {0};
+    struct u64_set seen = {0};
     record(&k, &h, path, seed, lba, configs[_i], base);
     recording_load(&rec, path);
     unlink(path);
@@ -200,7 +212,7 @@ START_TEST(every_state_holds_one_committed_step)
         enum state_kind kind = (enum state_kind)(n % STATE_DRAWN);
         walk_state(&w, kind, &rnd);
         uint64_t step = last_mark(&rec, w.at, "step "), outside = last_mark(&rec, w.at, "outside ");
-        seen_add(&seen, walk_hash(&w) + step + outside);
+        u64_set_add(&seen, walk_hash(&w) + step + outside);
         const char *wrong = verify(&k, &h, step, outside);
         if (!wrong)
             continue;
@@ -209,11 +221,11 @@ START_TEST(every_state_holds_one_committed_step)
         bad++;
     }
     printf("script %d: %d steps, %zu entries, %u states, %u bad\n", _i, STEPS, rec.count, states, bad);
-    states_told(1, recording_flushes(&rec), states, seen.count);
-    seen_free(&seen);
+    states_reported(1, recording_flushes(&rec), states, seen.count);
+    u64_set_free(&seen);
     walk_end(&w);
     recording_free(&rec);
-    stack_free(&k);
+    harness_free(&k);
     free(base);
     ck_assert_uint_eq(bad, 0);
 }
@@ -222,8 +234,8 @@ END_TEST
 int main(void)
 {
     ht_log_set_level(HT_LOG_ERROR);
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what a failing child has told is not lost */
-    ht_pinned_keep(true);
+    setvbuf(stdout, NULL, _IOLBF, 0); /* the output of a failing child is not lost */
+    memory_keep(true);
     Suite *suite = suite_create("power-cut states of a training run");
     TCase *tc = tcase_create("steps");
     tcase_add_loop_test(tc, every_state_holds_one_committed_step, 0, SCRIPTS);

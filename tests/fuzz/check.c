@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.c - what Check's assertions call, for programs that are no tests of Check's: they end there. */
+/* check.c - the functions that Check's assertions call, for programs that are no tests of Check's: they end there. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>

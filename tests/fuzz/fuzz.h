@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fuzz.h - what the fuzz targets share.
+ * fuzz.h - the common part of the fuzz targets.
  *
  * A target is one file: fuzz_NAME.c defines LLVMFuzzerTestOneInput and is linked with libFuzzer (make fuzz) or with
  * replay.c, which runs the inputs of corpus/NAME once (make check). A target takes any bytes, keeps nothing from one
@@ -40,7 +40,7 @@ static inline const uint8_t *fuzz_piece(struct ht_reader *in, size_t *out_len)
     return ht_get_bytes(in, *out_len);
 }
 
-/* A copy with a NUL behind it; free it. In a block of its own, so that a read beyond is seen. */
+/* Returns a copy that ends in a NUL; free it. It has a block of its own, so that ASan sees a read beyond it. */
 static inline char *fuzz_text(const uint8_t *data, size_t len)
 {
     char *text = malloc(len + 1);

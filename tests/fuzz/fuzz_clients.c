@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What clients do through attributes and hidden files: the input is a sequence of calls on a small store with a model
- * (attributes of hitrain and others, lines of .hitrain/ctl, gradients, optimizer states). Whatever they are, nobody
- * waits for ever, and afterwards the store unmounts and fsck finds nothing.
+ * Calls of clients through attributes and hidden files: the input is a sequence of calls on a small store with a model
+ * (attributes of hitrain and others, lines of .hitrain/ctl, gradients, optimizer states). No call waits for ever.
+ * Afterwards the store unmounts, and fsck finds nothing.
  */
 #include <fcntl.h>
 
 #include "fs/ctl/hidden.h"
 #include "tiering/base/idhash.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/memory.h"
 #include "tests/support/sample.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { CALLS_MAX = 40, DEPTH_MAX = 5, READ_BYTES = 1 << 16 };
 
@@ -33,7 +34,7 @@ static const char *const hidden[][DEPTH_MAX] = {
     {".hitrain", "events"},
 };
 
-static struct stack k;
+static struct harness k;
 static uint8_t *base;
 
 int LLVMFuzzerInitialize(int *argc, char ***argv)
@@ -41,12 +42,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     ht_log_set_level(HT_LOG_ERROR - 1);
-    ht_pinned_keep(true);
+    memory_keep(true);
     ht_id_hash_fix(); /* an input does the same each time */
     sample_format(&k);
-    MUST(stack_open(&k, 1) == 0);
+    MUST(harness_open(&k, 1) == 0);
     sample_populate(&k, NULL, NULL);
-    MUST(stack_close(&k, true) == 0);
+    MUST(harness_close(&k, true) == 0);
     base = sample_keep(&k);
     return 0;
 }
@@ -58,7 +59,7 @@ static uint64_t plain_inode(unsigned which)
     uint64_t at = HT_NS_ROOT_INO;
 
     for (unsigned i = 0; i < 2 && plain[which][i] && at; i++)
-        at = stack_find(&k, at, plain[which][i]);
+        at = harness_find(&k, at, plain[which][i]);
     return at;
 }
 
@@ -69,18 +70,19 @@ static void call_attribute(struct ht_reader *in, unsigned what, unsigned which)
     char buf[READ_BYTES];
     const uint8_t *name_bytes = fuzz_piece(in, &name_len), *value = fuzz_piece(in, &len);
     char *name = fuzz_text(name_bytes, name_len);
-    bool word = ht_words_match(name);
+    bool word = ht_attribute_match(name);
     ssize_t n = 0;
 
     if (!ino || !name[0] || strlen(name) > HT_XATTR_NAME_BYTES_MAX || len > HT_XATTR_VALUE_BYTES_MAX)
         ; /* the kernel lets nothing of this through */
     else if (what == 0)
-        n = word ? ht_words_set(k.ctl, ino, name, value, len, 0, &root_caller)
+        n = word ? ht_attribute_set(k.ctl, ino, name, value, len, 0, &root_caller)
                  : ht_ns_setxattr(k.ns, ino, name, value, len, 0);
     else if (what == 1)
-        n = word ? ht_words_get(k.ctl, ino, name, buf, sizeof(buf)) : ht_ns_getxattr(k.ns, ino, name, buf, sizeof(buf));
+        n = word ? ht_attribute_get(k.ctl, ino, name, buf, sizeof(buf))
+                 : ht_ns_getxattr(k.ns, ino, name, buf, sizeof(buf));
     else
-        n = word ? ht_words_remove(k.ctl, ino, name, &root_caller) : ht_ns_removexattr(k.ns, ino, name);
+        n = word ? ht_attribute_remove(k.ctl, ino, name, &root_caller) : ht_ns_removexattr(k.ns, ino, name);
     MUST(n <= (ssize_t)sizeof(buf));
     free(name);
 }
@@ -145,7 +147,6 @@ static void run_calls(struct ht_reader *in)
 {
     for (unsigned i = 0; i < CALLS_MAX && !ht_reader_done(in); i++) {
         uint8_t what = ht_get_u8(in), which = ht_get_u8(in);
-
         if (what % 8 < 3)
             call_attribute(in, what % 8, which);
         else if (what % 8 < 7)
@@ -162,11 +163,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     int rc;
 
     sample_restore(&k, base);
-    MUST(stack_open(&k, 1) == 0);
+    MUST(harness_open(&k, 1) == 0);
     run_calls(&in);
     sample_read(&k, &items);
     sample_free(&items);
-    MUST(stack_close(&k, true) == 0);
-    MUST(stack_problems(&k, &rc) == 0 && rc == 0);
+    MUST(harness_close(&k, true) == 0);
+    MUST(harness_problems(&k, &rc) == 0 && rc == 0);
     return 0;
 }

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lines of .hitrain/events as hitrainctl reads them, of a mount that may be anybody's: for people they hold nothing that a terminal
- * obeys, as JSON they are JSON.
+ * Lines of the daemon as hitrainctl reads them, as JSON and as key=value, from a mount of any user. The text for people
+ * holds nothing that a terminal obeys; the JSON output is JSON.
  */
 #include "mount-helpers/ctl/event_line.h"
 #include "tests/fuzz/fuzz.h"
 
-/* ------------------------------------------------------------ what JSON is */
+/* -------------------------------------------------------- a parser of JSON */
 
 static const char *skip_string(const char *p)
 {
@@ -25,12 +25,12 @@ static const char *skip_value(const char *p)
 {
     if (*p == '"')
         return skip_string(p);
-    size_t n = strspn(p, "-+.eE0123456789");
+    size_t n = strncmp(p, "true", 4) == 0 ? 4 : strspn(p, "-+.eE0123456789");
     MUST(n > 0);
     return p + n;
 }
 
-/* One object of strings and numbers on one line. */
+/* One object of strings, numbers and true on one line. */
 static void check_object(const char *p)
 {
     MUST(*p++ == '{');
@@ -53,8 +53,8 @@ static void check_printable(const char *text, size_t len)
 
 /* ------------------------------------------------------------------- input */
 
-/* What a call puts on stdout. */
-static char *output_of(struct ht_ctl_line *l, bool json, size_t *len)
+/* Returns the output of a call on stdout. */
+static char *output_of(struct ht_cmd_line *l, bool json, size_t *len)
 {
     FILE *out = stdout;
     char *text = NULL;
@@ -70,24 +70,36 @@ static char *output_of(struct ht_ctl_line *l, bool json, size_t *len)
     return text;
 }
 
+static void check_output(struct ht_cmd_line *l)
+{
+    size_t len = 0;
+    char *text;
+
+    (void)ht_cmd_number(l, "seq");
+    text = output_of(l, false, &len);
+    check_printable(text, len);
+    free(text);
+    text = output_of(l, true, &len);
+    MUST(strlen(text) == len);
+    check_object(text);
+    free(text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    char *line = fuzz_text(data, size), *text;
-    struct ht_ctl_line l;
-    size_t len = 0;
+    char *line = fuzz_text(data, size), *copy;
+    struct ht_cmd_line l;
 
     for (char *p = line; *p; p++)
         if (*p == '\n')
             *p = ' '; /* a line is without one */
-    ht_ctl_parse_line(line, &l);
-    (void)ht_ctl_number(&l, "seq");
-    text = output_of(&l, false, &len);
-    check_printable(text, len);
-    free(text);
-    text = output_of(&l, true, &len);
-    MUST(strlen(text) == len);
-    check_object(text);
-    free(text);
+    copy = strdup(line);
+    MUST(copy);
+    if (ht_cmd_parse_json(copy, &l) == 0)
+        check_output(&l);
+    ht_cmd_parse_line(line, &l);
+    check_output(&l);
+    free(copy);
     free(line);
     return 0;
 }

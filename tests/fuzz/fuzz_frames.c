@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Frames of the log: the input is what lies in the region of the first copy, from its beginning, and of the second from
- * the place that its first byte tells. The second byte says for which copies checksums and predecessors of what looks
- * like a frame are made right. A journal is opened on it, with and without force, goes on, and is opened again.
+ * Frames of the log: the input is the content of the first copy's region, from its beginning, and of the second from an
+ * offset that the input's first byte gives. In copies that the second byte selects, bytes that look like a frame get a
+ * right checksum and predecessor. The target opens a journal, with and without force, works on, and opens it again.
  */
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/dev.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
 #include "tiering/journal/journal.h"
@@ -18,7 +19,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     ht_log_set_level(HT_LOG_ERROR - 1);
-    MUST(ht_dev_open_ram(HT_LOG_COPIES * LOG_BYTES, 4096, &dev) == 0);
+    MUST(dev_open_ram(HT_LOG_COPIES * LOG_BYTES, 4096, &dev) == 0);
     return 0;
 }
 
@@ -82,7 +83,7 @@ static int write_record(struct ht_journal *j, const void *record, size_t len)
     return rc;
 }
 
-/* What was believed is there again after a new mount has written. */
+/* A new mount has written, and the accepted records are there again. */
 static void go_on(struct ht_journal *j, uint64_t sum)
 {
     static const uint8_t record[8];

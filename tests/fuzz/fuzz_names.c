@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records of names: the first byte is the type; what decodes encodes to the same bytes. */
+/* Records of names: the first byte is the type; a record that decodes encodes to the same bytes. */
 #include "fs/ns/records.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Records of the log, of all layers together: the input is a sequence of records (type, length, payload), which a
- * journal writes into the empty log of a small device. fsck's passes look at it: a store without problems mounts. If it mounts, everything is
- * read, written, committed, compacted and unmounted; then it mounts again and shows the same. Inputs of an odd length are
- * repaired first: whatever the records say, fsck repairs it and finds nothing then.
+ * journal writes into the empty log of a small device. fsck's passes look at it: a store without problems mounts. If it
+ * mounts, everything is read, written, committed, checkpointed and unmounted; then it mounts again and shows the same.
+ * Inputs of an odd length are repaired first: whatever the records say, fsck repairs it and finds nothing then.
  */
 #include "mount-helpers/fsck/fsck.h"
 #include "tiering/base/idhash.h"
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/memory.h"
 #include "tests/support/sample.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { NEW_FRAME = 0xff, EPOCH = 1, INPUT_MAX = 1 << 16 };
 
-static struct stack k;
+static struct harness k;
 static uint8_t *base;
 static struct ht_super sb;
 
@@ -25,7 +26,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     ht_log_set_level(HT_LOG_ERROR - 1);
-    ht_pinned_keep(true);
+    memory_keep(true);
     ht_id_hash_fix(); /* an input does the same each time */
     sample_format(&k);
     MUST(ht_super_read(k.dev[0], &sb, &report) == 0);
@@ -103,14 +104,14 @@ static void write_something(void)
     int rc;
 
     if (ht_ns_mknod(k.ns, HT_NS_ROOT_INO, "later", S_IFREG | 0644, 0, cred, &st) == 0) {
-        rc = stack_write(&k, st.st_ino, 70000, "later", 5);
+        rc = harness_write(&k, st.st_ino, 70000, "later", 5);
         ht_ns_forget(k.ns, st.st_ino, 1);
     }
     rc = ht_ns_roots(k.ns, commit_root, NULL);
     if (!rc)
         rc = ht_store_commit(k.store);
     if (!rc)
-        rc = ht_store_compact(k.store);
+        rc = ht_store_checkpoint(k.store);
     (void)rc;
 }
 
@@ -128,11 +129,11 @@ static void use(void)
 
     write_something();
     sample_read(&k, &before);
-    if (stack_close(&k, true) == 0) {
-        MUST(stack_open(&k, 1) == 0);
+    if (harness_close(&k, true) == 0) {
+        MUST(harness_open(&k, 1) == 0);
         sample_read(&k, &after);
         MUST(same(&before, &after));
-        (void)stack_close(&k, false);
+        (void)harness_close(&k, false);
     }
     sample_free(&before);
     sample_free(&after);
@@ -140,10 +141,10 @@ static void use(void)
 
 static void repair(void)
 {
-    int status = stack_repair(&k), rc;
+    int status = harness_repair(&k), rc;
 
     MUST((status & ~HT_FSCK_CORRECTED) == 0);
-    MUST(stack_problems(&k, &rc) == 0 && rc == 0);
+    MUST(harness_problems(&k, &rc) == 0 && rc == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -156,12 +157,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     write_log(data, size);
     if (size % 2)
         repair();
-    bool clean = stack_problems(&k, &rc) == 0 && rc == 0;
-    rc = stack_open(&k, 1);
+    bool clean = harness_problems(&k, &rc) == 0 && rc == 0;
+    rc = harness_open(&k, 1);
     MUST(!clean || rc == 0);
     if (rc == 0)
         use();
     else
-        (void)stack_close(&k, false);
+        (void)harness_close(&k, false);
     return 0;
 }

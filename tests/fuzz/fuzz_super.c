@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Superblocks: the first byte says which copies of a small device the rest becomes, and whether its checksum is made
- * right. What decodes encodes to the same; what is read of the device can be written and read again, and a store is
- * mounted of it or refused.
+ * right. A superblock that decodes encodes to the same bytes. If the device can be read, its superblock can be written
+ * and read again. A mount of the store succeeds or is refused.
  */
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/dev.h"
+#include "tests/support/memory.h"
 #include "tests/support/sample.h"
 #include "tiering/base/hash.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { RIGHT_CHECKSUM = 8, COPIES = 7 };
 
@@ -17,7 +19,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     ht_log_set_level(HT_LOG_ERROR - 1);
-    ht_pinned_keep(true);
+    memory_keep(true);
     return 0;
 }
 
@@ -32,7 +34,7 @@ static void decode(const uint8_t *block)
     MUST(ht_super_decode(again, &same) == HT_SUPER_OK && memcmp(&sb, &same, sizeof(sb)) == 0);
 }
 
-static void use(struct stack *k)
+static void use(struct harness *k)
 {
     struct ht_super_report report;
     struct ht_super sb, again;
@@ -41,10 +43,10 @@ static void use(struct stack *k)
 
     if (ht_super_read(k->dev[0], &sb, &report))
         return;
-    (void)stack_problems(k, &rc);
-    if (stack_open(k, 1) == 0)
+    (void)harness_problems(k, &rc);
+    if (harness_open(k, 1) == 0)
         sample_read(k, &items);
-    (void)stack_close(k, false);
+    (void)harness_close(k, false);
     sample_free(&items);
     if (sb.device_count == 1 && ht_super_write(&sb, k->dev, 1) == 0)
         MUST(ht_super_read(k->dev[0], &again, &report) == 0 && again.generation >= sb.generation);
@@ -53,7 +55,7 @@ static void use(struct stack *k)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     _Alignas(8) uint8_t block[HT_BLOCK_BYTES] = {0};
-    struct stack k = {.dev_count = 1};
+    struct harness k = {.dev_count = 1};
 
     if (size < 1 || size - 1 > sizeof(block))
         return -1;
@@ -63,12 +65,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     decode(block);
     if (!(data[0] & COPIES))
         return 0;
-    MUST(ht_dev_open_ram(SAMPLE_DEVICE_BYTES, 4096, &k.dev[0]) == 0);
+    MUST(dev_open_ram(SAMPLE_DEVICE_BYTES, 4096, &k.dev[0]) == 0);
     for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
         if (data[0] & 1u << i)
             memcpy((uint8_t *)ht_dev_ram_data(k.dev[0]) + ht_super_offset(SAMPLE_DEVICE_BYTES, i), block,
                    sizeof(block));
     use(&k);
-    stack_free(&k);
+    harness_free(&k);
     return 0;
 }

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "fs/ctl/parse.h"
-#include "fs/options.h"
+#include "fs/daemon/options.h"
 #include "mount-helpers/mount/options.h"
 #include "optim/rules/config.h"
 #include "tests/fuzz/fuzz.h"

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * seeds.c - first inputs of the targets that take what is on a device, of a real store: seeds FOLDER. Wanted again when
- * the format has changed; the fuzzer finds the rest.
+ * seeds.c - writes first inputs, from a real store, for the targets that take a device's content: seeds FOLDER. Run it
+ * again when the format has changed; the fuzzer finds the rest.
  */
 #include "tests/fuzz/fuzz.h"
+#include "tests/support/dev.h"
 #include "tests/support/sample.h"
 
 enum { PATH_BYTES = 4096, LOG_USED_BYTES = 5 * HT_BLOCK_BYTES };
@@ -20,7 +21,7 @@ static void put_seed(const char *target, const char *name, const void *data, siz
 }
 
 /* Without the zeros at the end: the target fills up with them. */
-static void put_super(const struct stack *k)
+static void put_super(const struct harness *k)
 {
     uint8_t seed[1 + HT_BLOCK_BYTES] = {0x0f};
     size_t len = sizeof(seed);
@@ -53,7 +54,7 @@ static int put_record(void *ctx, uint16_t type, const uint8_t *payload, uint32_t
     return 0;
 }
 
-static void put_store(const struct stack *k, const char *name)
+static void put_store(const struct harness *k, const char *name)
 {
     struct ht_super_report super_report;
     struct ht_journal_report report;
@@ -101,7 +102,7 @@ static void put_frames(void)
     struct ht_journal *j;
     uint64_t lsn;
 
-    MUST(ht_dev_open_ram(HT_LOG_BYTES_MIN, 4096, &c.dev[0]) == 0);
+    MUST(dev_open_ram(HT_LOG_BYTES_MIN, 4096, &c.dev[0]) == 0);
     for (uint64_t epoch = 1; epoch <= 2; epoch++, c.epoch = epoch - 1) {
         MUST(ht_journal_open(&c, false, &report, &j) == 0 && ht_journal_start(j, epoch) == 0);
         group.len = 0;
@@ -120,17 +121,17 @@ static void put_frames(void)
 
 int main(int argc, char **argv)
 {
-    struct stack k;
+    struct harness k;
 
     MUST(argc == 2);
     folder = argv[1];
     sample_format(&k);
     put_super(&k);
-    MUST(stack_open(&k, 1) == 0);
+    MUST(harness_open(&k, 1) == 0);
     sample_populate(&k, put_moment, &k);
-    MUST(stack_close(&k, true) == 0);
+    MUST(harness_close(&k, true) == 0);
     put_store(&k, "all");
-    stack_free(&k);
+    harness_free(&k);
     put_frames();
     return 0;
 }

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
 #
-# For the lint scripts: which files there are. To be sourced; changes to the root of the tree.
+# For the lint scripts, which source it: lists files. Changes to the root of the tree.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 
-# sources GLOB...: files of the project whose name matches, one on a line, sorted.
+# sources GLOB...: prints the files of the project with matching names, sorted, one on a line.
 sources() {
 	local expr=() folders=() g
 	for g in fs tiering optim include mount-helpers tests bench .ci; do

@@ -1,10 +1,10 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# C files are laid out as .clang-format says; with --fix they are made so.
+# C files are laid out as .clang-format says; --fix rewrites them.
 #
-# Versions of clang-format differ in a few corners (brace lists in macros, casts before an operator), so one of them
-# judges: the one of Debian 12. With another one nothing is judged, and that is said.
+# Versions of clang-format differ in a few corners (brace lists in macros, casts before an operator). So only that of
+# Debian 12 checks the files. With another version the lint checks nothing, and reports that.
 
 set -uo pipefail
 # shellcheck source=tests/lint/common.sh
@@ -17,9 +17,16 @@ if [ "$version" != "$judge" ]; then
 	exit 0
 fi
 
-if [ "${1-}" = --fix ]; then
+lay_out() {
 	sources '*.[ch]' | xargs -r -d '\n' clang-format --style=file -i
-	exit
+}
+
+if [ "${1-}" = --fix ]; then
+	lay_out
+	tests/lint/layout.py --fix
+	bad=$?
+	lay_out
+	exit $bad
 fi
 
 formatted() {

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Each header compiles alone: whoever includes it needs to know nothing else.
+# Each header compiles alone: a file that includes it needs no other header before it.
 
 set -uo pipefail
 # shellcheck source=tests/lint/common.sh

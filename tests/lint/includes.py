@@ -3,7 +3,7 @@
 """Includes go down the layers, and each third-party library stays in its folder: layers.conf, fences.conf.
 
 An include is one of: "name.h" of the same folder, "folder/name.h" from the root, <hitrain/name.h>, or a system header.
-A header called *_priv.h is for its own folder and the unit tests of that folder.
+A header called *_priv.h is for its own folder, the unit tests of that folder, and private headers of tests/support.
 """
 import fnmatch
 import pathlib
@@ -80,7 +80,8 @@ class Tree:
             return f'{target} is in no layer'
         if there != here and not self.is_open(here) and there not in self.layers[here]:
             return f'{here} may not see {there}'
-        if target.endswith('_priv.h') and there != here and not path.as_posix().startswith(f'tests/unit/{there}/'):
+        friend = path.as_posix().startswith(f'tests/unit/{there}/') or path.match('tests/support/*_priv.h')
+        if target.endswith('_priv.h') and there != here and not friend:
             return f'{target} is private to {there}'
         return None
 

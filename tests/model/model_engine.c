@@ -4,18 +4,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/engine.h"
+#include "tests/support/memory.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum { DEVICE_BYTES = 24 << 20, OPS = 3000, SEEDS = 6 };
 
-/* A remount without losing anything of the device: what the log holds, and whole commits only. */
+/* A remount while the device loses nothing: the content of the log, and whole commits only. */
 static void crash_and_compare(struct engine *e)
 {
     struct ht_dev *copy;
-    ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, ht_dev_lba(e->dev), &copy), 0);
+
+    ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, ht_dev_lba(e->dev), &copy), 0);
     memcpy(ht_dev_ram_data(copy), ht_dev_ram_data(e->dev), DEVICE_BYTES);
     /* The metadata client's published ids are of one engine at a time: close ours first. */
     engine_crash(e);
@@ -30,6 +33,7 @@ START_TEST(random_work_equals_the_model)
 {
     struct engine e;
     long ops = getenv("HITRAIN_LONG") ? 50 * OPS : OPS;
+
     engine_format(&e, DEVICE_BYTES, _i % 2 ? 512 : 4096, 4711 + (uint64_t)_i);
     ck_assert_int_eq(engine_mount(&e), 0);
     for (long i = 0; i < ops; i++) {
@@ -45,7 +49,7 @@ END_TEST
 
 int main(void)
 {
-    ht_pinned_keep(true);
+    memory_keep(true);
     Suite *suite = suite_create("the engine against a model");
     TCase *tc = tcase_create("random work");
     tcase_add_loop_test(tc, random_work_equals_the_model, 0, SEEDS * 4);

@@ -106,7 +106,7 @@ def _run(fn, uid, gid, groups, pipe):
 
 
 def as_user(fn, uid=NOBODY, gid=NOBODY, groups=()):
-    """What fn() returns, or raises, when a process of that user calls it."""
+    """The result or exception of fn() when a process of that user calls it."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of a mount need: a store in a file, mounted, unmounted and checked afterwards.
+"""Fixtures of the mount tests: a store in a file, mounted, unmounted and checked afterwards.
 
 HITRAIN_BIN names the folder of the programs (default: build/bin).
 """
@@ -80,7 +80,7 @@ class Store:
         self.daemon = None
 
     def kill(self):
-        """The machine is lost, as far as the store can tell. What was mounted stays mounted, dead."""
+        """The machine is lost, as far as the store can see. The mount stays, dead."""
         self.daemon.kill()
         self.daemon.wait()
         self.daemon = None

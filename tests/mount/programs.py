@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running the programs of tests/programs, and what they are compared with: ext4 in a file."""
+"""Running the programs of tests/programs, and a file system to compare with: ext4 in a file."""
 import contextlib
 import os
 import pathlib
@@ -20,7 +20,7 @@ def command(name, *args):
 
 
 def client(name, *args, **kw):
-    """Runs one to its end; what it said is part of the failure."""
+    """Runs one to its end; its output is part of the failure."""
     done = subprocess.run(command(name, *args), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors='replace', timeout=SECONDS_MAX, **kw)
     assert done.returncode == 0, f'{name}: exit {done.returncode}\n{done.stdout[-20000:]}'
@@ -29,7 +29,7 @@ def client(name, *args, **kw):
 
 @contextlib.contextmanager
 def kernel_folder(size_mib=1024):
-    """A folder on ext4 behind a loop device; on tmpfs where there are no loop devices."""
+    """A folder on ext4 on a loop device; on tmpfs if there are no loop devices."""
     with tempfile.TemporaryDirectory(prefix='hitrain-test-') as tmp:
         image, point = pathlib.Path(tmp, 'image'), pathlib.Path(tmp, 'mnt')
         point.mkdir()

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of random calls that follow from a seed: so whoever knows how many were answered knows what there must be.
+"""Clients of random calls that follow from a seed: the number of answered calls determines the content.
 
-As a program: random_calls.py files|model FOLDER SEED. A byte on stdout for each call that was answered; ends with an error.
+As a program: random_calls.py files|model FOLDER SEED. A byte on stdout for each call that was answered; ends with an
+error.
 """
 import copy
 import os
@@ -24,7 +25,7 @@ class Files:
         os.mkdir(folder)
 
     def next(self):
-        """The next call; the state is what it leaves."""
+        """The next call; updates the state."""
         r, state = self.random, self.state
         name = f'f{r.randrange(6)}'
         if name not in state or r.random() < 0.4:
@@ -91,7 +92,7 @@ class Files:
         return self.state
 
     def partly(self, call):
-        """What a call that was not answered may have left beside nothing and everything."""
+        """Whether an unanswered call may have been done in part."""
         return call[0] in ('write', 'copy')
 
 
@@ -167,7 +168,8 @@ KINDS = {'files': Files, 'model': Model}
 
 
 def expected(kind, seed, answered, orderly):
-    """What may be there when so many calls were answered; the call after them; and whether that one may have been done in part."""
+    """The content that is allowed when so many calls were answered; the next call; and whether that one may have been
+    done in part."""
     client = KINDS[kind](seed)
     for _ in range(answered):
         client.next()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel keeps of names and listings: it is asked once, and believes nothing that is over."""
+"""The kernel's cache of names and listings: it asks once, and uses no entry that is over."""
 import collections
 import errno
 import os
@@ -25,7 +25,7 @@ def missing(path):
 
 
 def forget_names(point):
-    """The kernel drops the mount's entries that nobody uses; what it has of open directories stays."""
+    """The kernel drops the mount's entries that are not in use; entries of open directories stay."""
     subprocess.run(['mount', '-i', '-o', 'remount', str(point)], check=True)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many processes at once: names are never half changed, bytes never lost, and who is killed leaves nothing stuck.
+"""Many processes at once: names are never half changed, bytes never lost, and a killed process leaves nothing stuck.
 
 Everything runs twice: with many worker threads in the daemon, and with one.
 """
@@ -34,7 +34,7 @@ def mnt(make_store, request):
 
 
 class Crew:
-    """Forked processes. What one of them raises fails the test; one that does not end in time is stuck."""
+    """Forked processes. An exception in one fails the test; one that does not end in time is stuck."""
 
     def __init__(self):
         self.pids = []
@@ -48,7 +48,7 @@ class Crew:
                 random.seed(os.getpid())
                 work(*args)
                 status = 0
-            except BaseException:  # noqa: B902 - shown, and told by the status
+            except BaseException:  # noqa: B902 - shown, and reported by the status
                 os.write(2, traceback.format_exc().encode())
             finally:
                 os._exit(status)
@@ -271,7 +271,7 @@ def test_a_list_has_each_name_that_stays_once(mnt, crew):
 # ------------------------------------------------------------------------- bytes
 
 def test_neighbours_in_one_file_do_not_disturb_each_other(mnt, crew):
-    """Each has bytes of its own, some within the same pages and chunks; what it wrote last is what it reads."""
+    """Each has bytes of its own, some within the same pages and chunks; it reads exactly its last write."""
     path, size, record, writers = mnt / 'file', 3 * MIB, 1000, 5
     path.write_bytes(bytes(size))
 
@@ -343,7 +343,7 @@ def test_threads_of_one_process_share_descriptors(mnt):
 
 
 def test_truncation_under_readers_and_writers(mnt, crew):
-    """Whatever is read is zeros or what somebody wrote, and never what another file held."""
+    """A read returns zeros or bytes that a process wrote here, and never the content of another file."""
     path = mnt / 'file'
     (mnt / 'other').write_bytes(b'o' * 2 * MIB)
     path.touch()
@@ -418,7 +418,7 @@ def test_fsync_storm_during_reads(mnt, crew):
 
 
 def test_one_directory_in_many_hands(mnt, crew):
-    """Attributes, access and times of one inode from all sides; none of it may be lost or half done."""
+    """Attributes, access and times of one inode from all sides; no change may be lost or half done."""
     (mnt / 'f').write_bytes(b'x')
     modes, values = (0o600, 0o644, 0o755), [b'%d' % i * (i * 100 + 1) for i in range(1, 6)]
 
@@ -588,7 +588,7 @@ def test_killed_while_gradients_are_written_and_closed(mnt, crew):
         crew.start(endless(committer))
         time.sleep(random.uniform(0.02, 0.15))
         assert set(crew.kill()) == {signal.SIGKILL}
-        # Whoever comes next can go back to the last step, or on.
+        # The next client can go back to the last step, or on.
         command(b'abort')
         assert os.getxattr(root, 'user.hitrain.step') == os.getxattr(root, 'user.hitrain.durable_step')
     step = int(os.getxattr(root, 'user.hitrain.step'))
@@ -618,7 +618,7 @@ def test_interrupted_while_waiting_for_a_lock(mnt, crew, end):
             for _ in pids:
                 assert os.read(waiting, 1) == b'.'
             time.sleep(0.05)
-            assert (mnt / 'other').read_bytes() == b'x'  # nobody else has to wait for them
+            assert (mnt / 'other').read_bytes() == b'x'  # other files do not wait for them
             (mnt / 'other').write_bytes(b'x')
             for pid in pids:
                 os.kill(pid, end)

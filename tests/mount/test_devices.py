@@ -41,7 +41,7 @@ def events(mnt, code):
 
 
 class PairStore(Store):
-    """A store on two loop devices, whose files lie on file systems of their own where that is asked for."""
+    """A store on two loop devices, with their files on file systems of their own if the test wants that."""
 
     def __init__(self, folder, hosts=False):
         self.folder, self.point, self.log = folder, folder / 'mnt', folder / 'log'
@@ -77,7 +77,7 @@ class PairStore(Store):
         self.loops.append(self.losetup(backing, '--direct-io=on'))
 
     def kill_device(self, i):
-        """All that it is asked fails: its host is shut down, as ext4 is after an error."""
+        """Every request to it fails: its host is shut down, as ext4 is after an error."""
         fd = os.open(self.hosts[i], os.O_RDONLY)
         try:
             fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack('I', 2))
@@ -85,7 +85,7 @@ class PairStore(Store):
             os.close(fd)
 
     def replace_device(self, i):
-        """What it had when it died, alive. Nobody holds it."""
+        """The device comes back with the content it had when it died. No process holds it."""
         host = self.hosts[i]
         subprocess.run(['losetup', '-d', self.loops[i]], check=True, timeout=SECONDS_MAX)
         wait_for(lambda: subprocess.run(['umount', host], stderr=subprocess.DEVNULL).returncode == 0, 'umount')
@@ -151,7 +151,7 @@ def write_tensors(mnt, count=3, seed=0):
 
 
 def lost_chunks(mnt, name, data):
-    """What cannot be read; what can is right."""
+    """The unreadable chunks; readable ones are right."""
     lost = []
     with open(mnt / name, 'rb', buffering=0) as f:
         for at in range(0, len(data), MIB):
@@ -251,7 +251,7 @@ def test_a_device_that_fails_in_mid_run_costs_nothing_written_after_it(make_pair
     store = make_pair()
     mnt = store.mount_on(store.loops)
     write_tensors(mnt, 1)
-    # its file ends early now: what lies behind the end fails
+    # its file ends early now: requests beyond the end fail
     backing = store.folder / 'b'
     os.truncate(backing, 12 * MIB)
     subprocess.run(['losetup', '-c', store.loops[1]], check=True)
@@ -363,7 +363,7 @@ def test_an_end_that_waits_for_a_device_says_so_and_can_be_cut_short(make_pair, 
         if end == 'signal':
             daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(SECONDS_MAX) == 1
-            assert 'what was synced is there at the next mount' in store.messages() and not store.is_mounted()
+            assert 'the next mount has everything that was synced' in store.messages() and not store.is_mounted()
             store.daemon = None
     finally:
         subprocess.run(['fsfreeze', '-u', store.hosts[1]], check=True)

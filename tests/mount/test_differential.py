@@ -16,7 +16,7 @@ def compare(mnt, *options):
 
 @pytest.mark.parametrize('seed', range(8 if LONG else 3))
 def test_same_calls_same_results(mnt, seed):
-    # Fixed seeds, so that a failure is one of the change that made it; long runs look for what nobody has seen yet.
+    # Fixed seeds, so that a failure comes from the change under test; long runs search for new failures.
     compare(mnt, f'--ops={CALLS}', *([] if LONG else [f'--seed={seed}']))
 
 

@@ -16,7 +16,7 @@ KIB = 1024
 
 
 class Aligned:
-    """Memory whose first byte is so many bytes behind the start of a page."""
+    """Memory whose first byte is so many bytes after the start of a page."""
 
     def __init__(self, size, shift=0):
         self.map = mmap.mmap(-1, size + shift + mmap.PAGESIZE)
@@ -88,7 +88,7 @@ def test_fio_with_buffers_between_pages(mnt, engine):
         '--direct=1', '--iodepth=8')
 
 
-# ------------------------------------------------------- what DeepSpeed does
+# ------------------------------------------------ swapping as DeepSpeed does
 
 
 def test_swapping_as_deepspeed_does(make_store):
@@ -115,7 +115,7 @@ def test_swapping_tensors_with_a_dtype(mnt):
 
 
 def test_split_write_costs_no_read_of_the_device(make_store):
-    """1 MiB from a buffer between pages arrives in two requests; the second must not fetch what the first replaced."""
+    """1 MiB from a buffer between pages arrives in two requests; the second must not fetch the bytes that the first replaced."""
     store = make_store()
     store.mount()
     os.setxattr(store.point, 'user.hitrain.dtype', b'u8')
@@ -197,7 +197,7 @@ def test_parallel_direct_writes_to_one_file(mnt, block, grows):
 
 
 def test_parallel_writers_of_one_block_leave_one_of_theirs(mnt):
-    """A request is whole: nobody sees half of one writer's bytes and half of another's."""
+    """A request is whole: no reader sees half of one writer's bytes and half of another's."""
     path = mnt / 'file'
     size = 64 * KIB
     path.write_bytes(bytes(size))

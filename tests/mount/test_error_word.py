@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attribute error: what was refused, of what, when, and until when it says so."""
+"""The attribute error: which call was refused, on which file, when, and how long the attribute says so."""
 import errno
 import os
 import re
@@ -180,7 +180,7 @@ def test_who_may_only_read_a_file_hides_no_error_of_the_root(root, before):
     assert 'fsync of a parameter' in shown(root / 'w') and 'has no gradient' in shown(root / 'note')
     with fails(errno.EBUSY):
         sync(root / 'w')
-    assert shown(root).startswith('m/w: fsync of a parameter')  # who may write it may say it there
+    assert shown(root).startswith('m/w: fsync of a parameter')  # a user who may write may use the word there
 
 
 # ----------------------------------------------------------------- attributes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors are loud: what no program looked at is in the word error, in the events and in the counters.
+"""Errors are loud: an error that no program looked at is in the word error, in the events and in the counters.
 
 The failures are real ones: bytes changed on the image, a device that ends too early, a device that cannot take writes
 (a loop device whose file lies on a full file system), a store that is full.
@@ -71,7 +71,7 @@ def pattern(size, seed):
 
 
 def write_direct(path, size, ignore=True):
-    """As DeepSpeed does: aligned blocks of 1 MiB, whatever becomes of them."""
+    """Writes aligned blocks of 1 MiB as DeepSpeed does, and may ignore errors."""
     buf = mmap.mmap(-1, MIB)
     buf[:] = pattern(MIB, 7)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
@@ -167,7 +167,7 @@ def test_changed_bytes_are_an_error_of_that_read_alone(make_store):
     assert e['path'] == 'dir/a' and e['device'] == str(store.image) and e['offset'] == at and e['error'] == 'EIO'
     assert e['id'] == (mnt / 'dir/a').stat().st_ino and e['level'] == 'error'
     assert counted(mnt, 'checksum') == 2 and word(mnt, 'checksum_errors') == '2' and word(mnt, 'read_errors') == '0'
-    # what replaces it is good again
+    # the replacement is good again
     with open(mnt / 'dir/a', 'r+b') as f:
         f.seek(MIB)
         f.write(content['a'][MIB:2 * MIB])
@@ -213,7 +213,7 @@ def test_what_has_a_second_copy_is_read_from_it_and_written_anew(make_store):
     (mnt / 'kept').write_bytes(pattern(MIB, 9))
     sync(mnt / 'kept')
     store.unmount()
-    for lost in (0, 1, 0):  # the second and third find nothing but what the one before has written
+    for lost in (0, 1, 0):  # the second and third find only the writes of the one before
         zero(store.image, *logs[lost])
         for at in supers[:2] if lost else supers[1:]:
             zero(store.image, at, BLOCK)
@@ -238,7 +238,7 @@ def test_a_write_that_fails_when_its_writer_has_left(loop_store):
     data = pattern(12 * MIB, 4)
     keeper = os.open(mnt / 'a', os.O_RDWR | os.O_CREAT)
     fill(loop_store.host / 'filler')
-    (mnt / 'a').write_bytes(data)  # into memory: nobody has been told anything
+    (mnt / 'a').write_bytes(data)  # into memory: no caller has seen an error yet
     wait_for(lambda: word(mnt / 'a', 'error'), 'the background commit')
     assert word(mnt / 'a', 'error') == 'write: Input/output error' and word(mnt / 'good', 'error') == ''
     e = wait_event(mnt, 'write-error', path='a')
@@ -249,7 +249,7 @@ def test_a_write_that_fails_when_its_writer_has_left(loop_store):
     wait_event(mnt, 'commit-failed')
     assert counted(mnt, 'write-error') >= 12 and int(word(mnt, 'write_errors')) == counted(mnt, 'write-error')
     assert len(events(mnt, code='write-error')) < 12, 'repetition is counted, not listed'
-    # the device takes writes again: nothing was lost, and the word stays until somebody clears it
+    # the device takes writes again: nothing was lost, and the word stays until a client clears it
     (loop_store.host / 'filler').unlink()
     with contextlib.suppress(OSError):
         os.fsync(keeper)
@@ -333,7 +333,7 @@ def test_a_direct_write_that_nobody_looks_at(full):
     assert 'No space left on device' in word(mnt / 'big', 'error'), 'a lesser problem does not hide it'
     assert counted(mnt, 'no-space') >= 64 - 32
     assert len(events(mnt, code='no-space')) < 10
-    sync(mnt / 'big')  # what was accepted is whole
+    sync(mnt / 'big')  # accepted bytes are whole
     os.setxattr(mnt / 'big', 'user.hitrain.error', b'')
     assert word(mnt / 'big', 'error') == ''
 
@@ -442,14 +442,14 @@ def test_events_are_for_root_and_the_owner(mnt):
     path = mnt / '.hitrain/events'
     assert path.stat().st_mode & 0o777 == 0o400
     mnt.chmod(0o755)
-    assert 'code=mounted' in path.read_text()
+    assert json.loads(path.read_text())['code'] == 'mounted'
     for args in (['cat', path], [BIN / 'hitrainctl', 'events', mnt]):
         done = subprocess.run(args, user=NOBODY, group=NOBODY, extra_groups=[], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True)
         assert done.returncode == 1 and not done.stdout and done.stderr
     os.chown(mnt, NOBODY, NOBODY)
     done = subprocess.run(['cat', path], user=NOBODY, group=NOBODY, extra_groups=[], stdout=subprocess.PIPE, text=True)
-    assert done.returncode == 0 and 'code=mounted' in done.stdout
+    assert done.returncode == 0 and json.loads(done.stdout)['code'] == 'mounted'
     with open(path, 'wb', buffering=0) as f:
         refused(errno.EBADF, f.write, b'x')
     (mnt / 'sub').mkdir()
@@ -469,12 +469,12 @@ def test_events_for_people_for_programs_and_from_a_number_on(mnt):
     lines = run('hitrainctl', 'events', mnt).stdout.splitlines()
     assert len(lines) == 3 and '\033' not in lines[1]
     assert re.fullmatch(r' +2  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  warn   refused +/a: unknown attribute .*', lines[1])
-    with open(mnt / '.hitrain/events') as f:  # a stream: what comes later follows
-        assert len(f.read().splitlines()) == 3
+    with open(mnt / '.hitrain/events') as f:  # a stream: later events follow
+        assert [json.loads(line) for line in f.read().splitlines()] == found
         os.setxattr(mnt, 'user.hitrain.error', b'')
         os.setxattr(mnt / 'a', 'user.hitrain.error', b'')
         wait_event(mnt, 'error-cleared', path='a')
-        assert 'code=error-cleared' in f.read()
+        assert json.loads(f.read().splitlines()[-1])['code'] == 'error-cleared'
 
 
 def test_the_manual_names_every_code(mnt):
@@ -483,23 +483,24 @@ def test_the_manual_names_every_code(mnt):
     assert len(codes) > 20 and codes == re.findall(r'^\.BR ([a-z-]+) " \((?:error|warn|info)\)"$', manual, re.M)
 
 
-def test_names_cannot_forge_events(mnt):
-    name = b'x\nseq=9\tcode=checksum\ttext=\x1b[31m'
+def test_names_cannot_forge_events_and_come_back_as_they_are(mnt):
+    name = b'x"}\n{"seq": 9, "code": "checksum"}\t\\\x1b[31m\xff\xc3\xbc\xed\xa0\x80'
     with open(os.fsencode(mnt) + b'/' + name, 'w') as f:
         refused(errno.EINVAL, os.setxattr, f.fileno(), 'user.hitrain.nonsense', b'')
     e = wait_event(mnt, 'refused')
-    assert e['path'] == name.decode() and len(events(mnt)) == 2
+    assert os.fsencode(e['path']) == name and len(events(mnt)) == 2
+    assert [json.loads(line) for line in (mnt / '.hitrain/events').read_text().splitlines()] == events(mnt)
     assert '\x1b' not in run('hitrainctl', 'events', mnt).stdout
 
 
 @contextlib.contextmanager
-def foreign_mount(point, events):
-    """A file system of somebody else that goes by our name and has .hitrain/events, served by a thread."""
+def foreign_mount(point, events, source='x'):
+    """A file system of another user with our type's name and a file .hitrain/events; a thread serves it."""
     point.mkdir()
     fd = os.open('/dev/fuse', os.O_RDWR)
     options = f'fd={fd},rootmode=40000,user_id={NOBODY},group_id={NOBODY},allow_other'.encode()
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mount(b'x', os.fsencode(point), b'fuse.hitrain', 0, options) == 0, os.strerror(ctypes.get_errno())
+    assert libc.mount(os.fsencode(source), os.fsencode(point), b'fuse.hitrain', 0, options) == 0, os.strerror(ctypes.get_errno())
 
     def attr(node):
         mode = stat.S_IFREG | 0o444 if node == 3 else stat.S_IFDIR | 0o755
@@ -546,14 +547,33 @@ def foreign_mount(point, events):
 
 
 def test_a_foreign_mount_does_not_steer_the_terminal(tmp_path):
-    """It goes by our name; what it has for events is not what hitrain escapes."""
-    evil = b'\x1b[31mX\x07'
-    fields = b'\t'.join(key + b'=' + evil for key in (b'code', b'path', b'text', b'error', b'various', evil))
-    with foreign_mount(tmp_path / 'mnt', b'seq=1' + evil + b'\ttime_ns=1\tlevel=warn\tcount=2\t' + fields + b'\n') as point:
+    """It has our type's name, and its events hold control characters."""
+    evil = '\x1b[31mX\x07'
+    event = {'seq': 1, 'time_ns': 1, 'level': 'warn', 'count': 2}
+    event |= {key: evil for key in ('code', 'path', 'text', 'error', 'various', evil)}
+    with foreign_mount(tmp_path / 'mnt', json.dumps(event).encode() + b'\n') as point:
         for options in (), ('--json',):
             done = run('hitrainctl', 'events', *options, point)
             assert 'X' in done.stdout and done.stdout.count('\n') == 1, done.stdout
             assert not re.search('[\0-\x09\x0b-\x1f\x7f]', done.stdout + done.stderr), done.stdout
+
+
+@pytest.mark.parametrize('line', [b'seq=1\tcode=mounted', b'{"seq": 1, "code": "\x1b[31m"}', b'{"code": "mounted"}', b'[]'])
+def test_events_of_another_version_are_refused(tmp_path, line):
+    with foreign_mount(tmp_path / 'mnt', line + b'\n') as point:
+        done = run('hitrainctl', 'events', point, check=False)
+    assert done.returncode == 1 and not done.stdout, done.stdout
+    assert 'its daemon is of another version' in done.stderr and '\x1b' not in done.stderr, done.stderr
+
+
+def test_a_daemon_that_does_not_report_its_options_is_not_remounted(tmp_path):
+    """As one of an older version. Which options it has is not guessed."""
+    source = tmp_path / 'image'
+    source.touch()
+    with foreign_mount(tmp_path / 'mnt', b'', source) as point:
+        done = run('hitrain', '-o', 'remount,noatime', source, point, check=False)
+        assert done.returncode and 'its daemon is of another version' in done.stderr, done.stderr
+        assert not any(f' {point} ' in line and 'noatime' in line for line in open('/proc/self/mounts'))
 
 
 def test_following_shows_new_events_and_is_not_in_the_way(store):

@@ -26,7 +26,7 @@ def sh(*args, **kw):
 
 
 def as_nobody(code, *args):
-    """Runs Python code as another user; returns what it printed."""
+    """Runs Python code as another user; returns its output."""
     def drop():
         os.setgroups([])
         os.setgid(NOBODY)
@@ -408,7 +408,7 @@ def test_fsync_survives_kill(store):
     store.mount()  # over the dead mount
     assert (mnt / 'kept').read_bytes() == data
     assert (mnt / 'd' / 'replaced').read_bytes() == b'whole'
-    if (mnt / 'maybe').exists():  # never synced: any part of it, but no bytes of something else
+    if (mnt / 'maybe').exists():  # never synced: any part may be there, but no foreign bytes
         held = (mnt / 'maybe').read_bytes()
         assert all(a in (b, 0) for a, b in zip(held, data))
 

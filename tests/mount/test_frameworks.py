@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training frameworks do with files: NumPy, PyTorch, and readers of safetensors, on files that know no dtype."""
+"""Files of training frameworks: NumPy, PyTorch, and readers of safetensors, on files without a dtype."""
 import json
 import mmap
 import os
@@ -18,7 +18,7 @@ TORCH_MMAP = (2, 1)  # the first version whose torch.load takes mmap=
 
 
 def in_other_process(code, *args):
-    """What another process prints: it has its own descriptors and mappings, and only the files in common."""
+    """The output of another process: it has its own descriptors and mappings, and shares only the files."""
     done = subprocess.run([sys.executable, '-c', 'import sys\n' + code, *map(str, args)], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
     assert done.returncode == 0, done.stderr
@@ -174,7 +174,7 @@ def test_checkpoints_survive_a_crash(store, zipped):
     for state in states:
         save_durably(state, path, _use_new_zipfile_serialization=zipped)
         assert same(torch.load(path), state)
-    # The next one is under way.
+    # The next one is in progress.
     with open(path.with_suffix('.new'), 'wb') as f:
         torch.save(checkpoint(3), f)
     store.kill()
@@ -263,7 +263,7 @@ def write_safetensors(path, tensors):
 
 
 class Safetensors:
-    """One private mapping of the whole file; tensors are views of it, as in safe_open()."""
+    """One private mapping of the whole file; tensors are views, as in safe_open()."""
 
     def __init__(self, path):
         with open(path, 'rb') as f:
@@ -292,7 +292,7 @@ def test_safetensors_are_read_from_a_private_mapping(store):
     assert file.keys() == list(tensors)
     for name in reversed(file.keys()):
         assert np.array_equal(file.tensor(name).numpy(), tensors[name])
-    # Replaced while mapped: who has the old file keeps it, as with any checkpoint that is downloaded again.
+    # Replaced while mapped: readers of the old file keep it, as with any checkpoint that is downloaded again.
     write_safetensors(path.with_suffix('.new'), {name: -t for name, t in tensors.items()})
     os.rename(path.with_suffix('.new'), path)
     for name, t in tensors.items():

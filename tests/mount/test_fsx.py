@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two files under random operations hold at every moment what a copy in memory says."""
+"""Two files under random operations always equal their copies in memory."""
 import array
 import os
 
 import pytest
 
 from conftest import MIB
-from handed import handing
+from passthrough import passthrough_store
 from programs import LONG, client
 
 VARIANTS = (
@@ -31,9 +31,9 @@ def test_random_operations(mnt, options, dtype):
 
 @pytest.mark.parametrize('end', [4 * MIB, 3 * MIB + 4000], ids=['whole', 'part'])
 @pytest.mark.parametrize('kind', ['pinned', 'parameter'])
-def test_random_operations_on_files_that_are_handed_out(handing, kind, end):
-    """Mappings are of the daemon's own memory, sizes go up and down, and every descriptor sees what was stored."""
-    folder = handing.point / 'given'
+def test_random_operations_on_passthrough_files(passthrough_store, kind, end):
+    """Mappings are of the daemon's own memory, sizes rise and fall, and every descriptor sees all stores."""
+    folder = passthrough_store.point / 'given'
     folder.mkdir()
     os.setxattr(folder, 'user.hitrain.dtype', b'f32')
     if kind == 'parameter':

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients as clients get them wrong: given up in the middle, with holes, too many at once; what others notice of it."""
+"""Wrong gradients of clients: given up in the middle, with holes, too many at once; and their effect on others."""
 import errno
 import os
 import subprocess
@@ -113,9 +113,8 @@ COPIERS = {
 @pytest.mark.parametrize('data', [(), ((0, 1024),), ((0, 1024), (2048, 3072)), ((1024, 4096),)],
                          ids=['zeros', 'begin', 'pieces', 'end'])
 def test_holes_of_a_copied_gradient_are_zeros_or_refused(root, tmp_path, copier, data):
-    """
-    Zeros where the program sets the size in the end. Else the gradient is partial, which the boundary refuses; and where nothing at
-    all was written, this is told.
+    """Zeros where the program sets the size in the end. Else the gradient is partial, and the boundary refuses it; if
+    the program wrote nothing at all, the error says so.
     """
     word(root, 'optimizer', 'sgd lr=1 weight_decay=0.5')
     source = sparse_file(tmp_path / 'w', *data)
@@ -124,6 +123,9 @@ def test_holes_of_a_copied_gradient_are_zeros_or_refused(root, tmp_path, copier,
     sets_size = copier != 'dd' and (not data or data[-1][1] < COUNT)
     if answer != ['ok']:
         assert answer[0].startswith('error: EBUSY') and 'model/w' in answer[0] and not sets_size
+        first_hole = 4 * data[0][1] if data[0][0] == 0 else 0
+        for told in answer[0], word(root, 'error'):
+            assert f': byte {first_hole} is the first hole; write the rest, or take that back with drop' in told
     elif word(root, 'step') == '0':
         wait_for(lambda: 'without a byte' in word(root / 'w', 'error'), 'it is told')
         assert not data and not sets_size
@@ -245,7 +247,7 @@ def test_a_refused_step_names_what_can_be_done_and_what_abort_takes(root):
 # --------------------------------------------------------------------- figures
 
 def test_the_step_is_asked_for_without_a_look_at_every_parameter(mnt):
-    """What has to be added up is right across the pieces in which that is done, and nothing else pays for it."""
+    """The sums are right across the pieces in which they are made, and no other request pays for them."""
     count = 4000
     root = make_root(mnt, 'model', 'adamw lr=1e-3', **{f'p{i}': 4 for i in range(count)})
     for i in range(count):

@@ -443,7 +443,8 @@ def test_changes_by_another_process_are_told(mnt):
 
 
 def test_package_managers_exchange_and_link_trees(store):
-    """A new tree beside the old one, symlink switched by rename, old tree removed while somebody stands in it."""
+    """A new tree beside the old one, symlink switched by rename, old tree removed while a process has it as its
+    directory."""
     mnt = store.point
     for version in range(5):
         tree = mnt / f'v{version}'

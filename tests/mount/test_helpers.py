@@ -49,7 +49,7 @@ class Daemon:
         assert self.process.wait(SECONDS_MAX) == 0
 
     def kill(self):
-        """As a crash would end it; what is left of the mount goes too."""
+        """Ends the daemon as a crash would; the dead mount is removed, too."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(SECONDS_MAX)
         subprocess.run(['umount', '-l', str(self.point)], check=True, timeout=SECONDS_MAX)

@@ -371,7 +371,7 @@ def xxh(data):
 
 
 class Image:
-    """A store whose log one more frame can be put behind, with every checksum right."""
+    """A store to whose log the test can append a frame, with every checksum right."""
 
     def __init__(self, path):
         self.path = path
@@ -501,7 +501,7 @@ def forged(make_store):
 
 @pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')
 def test_a_store_whose_numbers_are_used_up(forged):
-    """Nothing new can be made, and what would be is not written down: the next mount reads all of it."""
+    """Nothing new can be made, and no refused object is written down: the next mount reads everything."""
     store = forged(named_file(LAST_ID, b'last'))
     store.assert_clean()
     for _ in range(2):
@@ -517,7 +517,7 @@ def test_a_store_whose_numbers_are_used_up(forged):
 
 
 @pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')
-def test_a_log_that_cannot_be_compacted(forged):
+def test_a_log_that_cannot_be_checkpointed(forged):
     """More lives in it than any mount would have let in: fsck says so, it is refused, not waited for, and can be read."""
     store = forged(b''.join(named_file(1000 + i, b'name%05d' % i) for i in range(4500)))
     store.ends_clean = False

@@ -24,7 +24,7 @@ def said(name, *args):
 
 
 class Journal:
-    """What a program says, in a file: what it had said when it was lost is there."""
+    """The output of a program, in a file: lines from before its loss are there."""
 
     def __init__(self, path):
         self.path, self.at = path, 0
@@ -45,7 +45,7 @@ class Journal:
 
 
 class Loop:
-    """Both programs on a mount, with what they say."""
+    """Both programs on a mount, with their output."""
 
     def __init__(self, store, seed):
         self.store, self.seed = store, seed
@@ -55,7 +55,7 @@ class Loop:
         said('trainer', 'make', self.model)
 
     def killed_after(self, lines, seconds):
-        """The moment is one of what has been said, and a little later."""
+        """Kills after so many lines of output, and a little later."""
         running = [self.steps.start('trainer', 'run', self.model),
                    self.traffic.start('traffic', 'run', f'--first={self.judge.last_op + 1}', f'--seed={self.seed}', self.files)]
         enough = self.steps.count() * 16 + self.traffic.count() + lines
@@ -74,7 +74,7 @@ class Loop:
 def test_killed_at_random_moments(make_store):
     """Each time: fsck is clean, exactly the committed step and every fsynced file are there, and both go on from that.
 
-    In the end each step that was looked at has the very bits of a run that nobody disturbed.
+    In the end each examined step has the very bits of an undisturbed run.
     """
     seed = int(os.environ.get('HITRAIN_SEED', random.SystemRandom().randrange(1 << 30)))
     print(f'HITRAIN_SEED={seed}')
@@ -104,7 +104,7 @@ def undisturbed(make_store, last):
     return {int(words[1]): words[3] for words in map(str.split, lines.splitlines())}
 
 
-# ------------------------------------------------------------- the judge itself
+# ----------------------------------------------------------- tests of the judge
 
 SAID = ['write 1 2 0 5', 'done 1', 'replace 2 2', 'write 3 8 0 5', 'done 2', 'write 4 2 1 2', 'unlink 5 8']
 LOOKS = 'file 2 2 4 2 2 2\nfile 8 3 0 0 0 0\n'

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's life: how it starts, what it refuses, how it ends."""
+"""The daemon's life: its start, its refusals, its end."""
 import contextlib
 import errno
 import mmap
 import os
 import signal
+import struct
 import subprocess
 import time
 
 import pytest
 
-from conftest import BIN, MIB, SECONDS_MAX, run, wait_for
+from calls import call
+from conftest import BIN, MIB, SECONDS_MAX, SMALL, run, wait_for
 
 
 def hitrain(*args, **kw):
@@ -163,7 +165,7 @@ def test_lazy_and_forced_unmount(store):
     f.write(b'one')
     store.detach()
     assert not store.is_mounted() and store.daemon.poll() is None
-    f.write(b'two')  # what is open goes on
+    f.write(b'two')  # open files work on
     f.close()
     assert store.daemon.wait(SECONDS_MAX) == 0
     store.mount()
@@ -197,8 +199,29 @@ def test_remount_over_a_dead_mount(store):
     assert not store.is_mounted()
 
 
+def read_request(fuse):
+    """(opcode, unique)"""
+    return struct.unpack_from('IIQ', os.read(fuse, 1 << 17))[1:]
+
+
+def test_mount_over_one_that_dies_while_the_command_looks_at_it(make_store):
+    """The kernel then answers ECONNABORTED, and ENOTCONN only to later questions."""
+    store = make_store()
+    fuse = os.open('/dev/fuse', os.O_RDWR)
+    call('mount', b'test', os.fsencode(store.point), b'fuse', 0, b'fd=%d,rootmode=40000,user_id=0,group_id=0' % fuse)
+    _, unique = read_request(fuse)
+    agreed = struct.pack('IIIIHHIIHHI', 7, 31, 0, 0, 16, 12, 1 << 16, 1, 16, 0, 0) + bytes(28)
+    os.write(fuse, struct.pack('IiQ', 16 + len(agreed), 0, unique) + agreed)
+    store.start(*SMALL)
+    opcode, _ = read_request(fuse)
+    assert opcode == 3  # the command waits for the attributes of the mount point
+    os.close(fuse)
+    wait_for(lambda: store.mounts_told() or store.daemon.poll() is not None, 'mount')
+    assert 'detached' in store.messages() and os.listdir(store.point) == []
+
+
 def test_killed_again_and_again(store):
-    """Whatever had been synced before each kill is there after all of them."""
+    """All bytes that were synced before a kill are there after all kills."""
     for i in range(6):
         for k in range(20):
             (store.point / f'{i}-{k}').write_bytes(os.urandom(10_000))

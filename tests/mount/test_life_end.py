@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""However a mount ends, what was promised is there: synced bytes and committed steps always, and after an orderly end all
-that was written."""
+"""However a mount ends, promised content is there: synced bytes and committed steps always, and after an orderly end
+all written bytes."""
 import mmap
 import os
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from calls import sync
 from conftest import MIB, SECONDS_MAX, SMALL, run, wait_for
-from handed import command
+from passthrough import command
 from test_life import daemons_of
 
 COUNT = 1000
@@ -38,7 +38,7 @@ class Content:
         self.map[4096:4100] = b'page'
 
     def step(self):
-        """A committed step; then gradients of one that nobody committed."""
+        """A committed step; then gradients of a step that is not committed."""
         root = self.point / 'model'
         root.mkdir()
         os.setxattr(root, 'user.hitrain.dtype', b'f32')
@@ -114,7 +114,7 @@ def test_an_end(make_store, how, background):
     else:
         wait_for(lambda: not daemons_of(store.image), 'end of the daemon')
     content.let_go()
-    while store.is_mounted():  # what is left of a mount that was killed or forced
+    while store.is_mounted():  # remains of a mount that was killed or forced
         store.detach()
     store.assert_clean()
     store.mount()
@@ -124,7 +124,7 @@ def test_an_end(make_store, how, background):
 
 
 def test_writers_at_work_when_the_end_comes(make_store):
-    """What a writer was told to be synced before its first error is there."""
+    """Bytes that a writer synced before its first error are there."""
     store = make_store('256M')
     for sig in (TERM, INT, KILL):
         store.mount()

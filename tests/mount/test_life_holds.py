@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store belongs to one program at a time: who else comes is refused by name, or waits for the end of what goes on."""
+"""A store belongs to one program at a time: others are refused with its name, or wait until it ends."""
 import contextlib
 import fcntl
 import os
@@ -246,7 +246,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def lying_mount(source, point, user=NOBODY, kind='fuse.hitrain'):
-    """What fusermount would have made for this user, with fsname=source. Nobody ever answers there."""
+    """The mount that fusermount would have made for this user, with fsname=source. No daemon ever answers there."""
     point.mkdir()
     process = subprocess.Popen(['/usr/bin/python3', '-c', LIAR, str(source), kind, str(user), str(point)],
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -254,7 +254,7 @@ def lying_mount(source, point, user=NOBODY, kind='fuse.hitrain'):
         assert process.stdout.readline() == 'mounted\n'
         yield point
     finally:
-        process.stdin.close()  # ends the connection, with which everybody who hangs there is free
+        process.stdin.close()  # ends the connection, which frees every process that hangs there
         process.wait(SECONDS_MAX)
         process.stdout.close()
         subprocess.run(['umount', '-l', point], check=True, timeout=SECONDS_MAX)
@@ -278,7 +278,7 @@ def test_a_users_mount_cannot_pose_as_the_mount_of_a_device(held, tmp_path, kind
 
 
 def test_a_mount_that_answers_nobody_hangs_nobody(held, tmp_path):
-    """Not even as root's: what it says of its source is compared, and looked at only where devices are."""
+    """Not even as root's: its source is compared, and opened only below /dev."""
     with lying_mount(tmp_path / 'hangs' / 'x', tmp_path / 'hangs') as point:
         with lying_mount(point / 'y', tmp_path / 'of-root', user=0):
             run('mkfs.hitrain', '--force', held.image, timeout=20)
@@ -451,7 +451,7 @@ def test_a_file_stays_held_while_writes_of_the_dead_go_on(make_store, tmp_path):
     with slow_file_system(tmp_path, 200) as (folder, group, limit):
         store = make_store('64M')
         kept, store.image = store.image, folder / 'store'
-        shutil.copyfile(kept, store.image)  # all of it is there: what is written later changes nothing of the file itself
+        shutil.copyfile(kept, store.image)  # all blocks exist: later writes do not change the file itself
         store.mount()
         with open(f'{group}/cgroup.procs', 'w') as f:
             f.write(str(store.daemon.pid))

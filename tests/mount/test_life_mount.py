@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What administrators do with a mount: mount(8), fstab, remount, users, systemd, mounts over mounts.
+"""Administration of a mount: mount(8), fstab, remount, users, systemd, mounts over mounts.
 
 mount(8) looks for its helpers in one folder, and for its table in one place: in a mount namespace of its own these are ours.
 """
@@ -34,7 +34,7 @@ class Namespace:
             (self.sbin / f'{name}.fuse.hitrain').symlink_to(f'{name}.hitrain')
 
     def run(self, script, ok=True):
-        """Each line is a command; with ok=True all must succeed. What is left mounted goes, and its daemon ends."""
+        """Each line is a command; with ok=True all must succeed. Unmounts remaining mounts and waits for their daemons."""
         setup = f'''
             mount --make-rprivate /
             mount --bind {self.sbin} "$(readlink -f /sbin)"
@@ -67,8 +67,9 @@ def space(make_store, tmp_path):
 
 @pytest.mark.parametrize('umount', ['umount -c $POINT', 'umount.hitrain $POINT/', '(cd $POINT/.. && umount $(basename $POINT))'])
 def test_umount_returns_when_the_daemon_has_ended(space, umount):
-    """So the device is free for whoever comes next, and nobody has to wait or says so. (Of an absolute path umount(8) looks at the
-    kernel's type only, which is fuse, unless it is told not to canonicalize, as systemd does.)"""
+    """The device is free for the next command, which neither waits nor says so. (umount(8) looks at the kernel's type
+    of an absolute path only. That type is fuse, unless it runs with an option not to canonicalize, as systemd uses it.)
+    """
     out = space.run("""
         for i in 1 2 3 4 5; do
             mount -t hitrain -o $SMALL,commit=3600 $IMAGE $POINT
@@ -251,8 +252,36 @@ def test_remount_that_cannot_be(space):
     assert first.startswith('rw,') and second.startswith('ro,noatime')
 
 
+def test_remount_asks_the_mount_and_not_the_process(space):
+    """The daemon runs under another name, and the remount has a table of processes without it."""
+    done = space.run('''
+        elsewhere() {
+            unshare --pid --fork sh -c 'mount -t proc proc /proc && exec "$@"' sh "$@" && rc=0 || rc=$?
+            umount /proc
+            return $rc
+        }
+        cp "$(command -v hitrain)" $POINT/../tensors
+        $POINT/../tensors -o $SMALL,commit=4 $IMAGE $POINT
+        getfattr --absolute-names --only-values -n user.hitrain.options $POINT; echo
+        elsewhere hitrain -o remount,ro,commit=4 $IMAGE $POINT; options
+        fails elsewhere hitrain -o remount,rw,commit=9 $IMAGE $POINT
+        options
+        umount $POINT
+    ''')
+    listed, first, second = done.stdout.split()
+    assert listed.split(',') == [*SMALL, 'commit=4'] and first.startswith('ro,') and second == first
+    assert "option 'commit' cannot change" in done.stderr, done.stderr
+
+
+def test_remount_takes_any_number_of_options(make_store):
+    store = make_store('64M')
+    store.mount(*['commit=4'] * 3000)
+    run('hitrain', '-o', 'remount,ro', store.image, store.point)
+    assert len(os.getxattr(store.point, 'user.hitrain.options')) > 3000 * len('commit=4')
+
+
 def test_remount_changes_no_other_mount_that_is_at_its_path(space):
-    """The table names the youngest mount at a path; an older one that was moved there may be what is on top."""
+    """The table names the youngest mount at a path; an older one that was moved there may lie on top."""
     done = space.run('''
         mkdir $POINT/../old $POINT/../over
         mount -t tmpfs old $POINT/../old
@@ -298,7 +327,7 @@ def test_a_mount_over_a_mount_covers_it(make_store, tmp_path):
     assert 'covered' in lower.messages()
     assert (lower.point / 'upper').read_bytes() == b'2', 'the upper mount is not touched'
     subprocess.run(['umount', lower.point], check=True, timeout=SECONDS_MAX)
-    lower.mount()  # over what is left of the lower one
+    lower.mount()  # over the remains of the lower one
     assert 'detached' in lower.messages() and os.listdir(lower.point) == ['lower']
     upper.mount()
     assert os.listdir(upper.point) == ['upper']
@@ -335,7 +364,7 @@ def test_a_folder_that_is_not_empty_is_covered(make_store):
 # ------------------------------------------------------------------------------ users
 
 def test_a_user_mounts_what_is_theirs(space, tmp_path):
-    """fusermount3 does what needs root. Others are kept out; flags that need root are refused or kept off."""
+    """fusermount3 does the steps that need root. Others are kept out; flags that need root are refused or kept off."""
     if not shutil.which('fusermount3') or not os.path.exists('/etc/fuse.conf'):
         pytest.skip('no fusermount3 here')
     os.chmod(tmp_path, 0o755)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon as a process: what it inherits from whoever starts it, what it lacks, and how that is told."""
+"""The daemon as a process: its inheritance from the program that starts it, missing resources, and the messages about
+both."""
 import contextlib
 import os
 import re
@@ -31,7 +32,7 @@ def nothing_is_left(store):
     assert run('hitrain-fsck', '--no-wait', store.image).returncode == 0, 'no lock is left'
 
 
-# ---------------------------------------------------------------- what it inherits
+# --------------------------------------------------------------------- inheritance
 
 @pytest.mark.parametrize('closed', ['<&-', '>&-', '2>&-', '<&- >&- 2>&-'])
 def test_closed_standard_descriptors(make_store, closed):
@@ -130,7 +131,7 @@ def test_relative_paths_and_links(make_store):
         subprocess.run(['umount', store.point], check=True, timeout=SECONDS_MAX)
 
 
-# -------------------------------------------------------------------- what it lacks
+# ---------------------------------------------------------------- missing resources
 
 def test_few_descriptors(make_store):
     store = make_store('64M')
@@ -161,7 +162,8 @@ def test_little_memory(make_store):
 
 
 def test_a_device_that_is_gone_is_an_error_and_no_hang(make_store):
-    """A loop device that shrinks to nothing: what reads and writes it fails, what is in memory goes on, the mount ends."""
+    """A loop device that shrinks to nothing: its reads and writes fail, content in memory stays usable, the mount ends.
+    """
     store = make_store('64M')
     image = store.image
     with loop_device(image) as store.image:
@@ -187,7 +189,7 @@ def test_a_device_that_is_gone_is_an_error_and_no_hang(make_store):
     shutil.copyfile(saved, image)
 
 
-# ----------------------------------------------------------------- how it is told
+# ----------------------------------------------------------------------- messages
 
 @pytest.mark.parametrize('flags', [(), ('-f',)])
 @pytest.mark.parametrize('what', ['no device', 'no mount point', 'mount point is a file', 'no store', 'a folder as device',

@@ -141,7 +141,7 @@ def test_another_process_sees_stores_at_once(path):
 
 
 def test_whoever_asks_for_data_finds_what_was_stored(path):
-    """cp passes over holes; what a mapping has stored in them is none."""
+    """cp passes over holes; a region that a mapping has stored to is none."""
     with opened(path) as fd:
         os.ftruncate(fd, 4 << 20)
         with mmap.mmap(fd, 4 << 20) as m:

@@ -43,7 +43,7 @@ class Group:
         return int(_read(self.path / ('memory.max_usage_in_bytes' if self.v1 else 'memory.peak'), '0'))
 
     def page_cache(self):
-        """Bytes of files, of itself only where the version tells."""
+        """Bytes of files, of the group itself only where the version reports it."""
         fields = dict(line.split() for line in _read(self.path / 'memory.stat', '').splitlines())
         return int(fields['cache' if self.v1 else 'file'])
 
@@ -75,7 +75,7 @@ def _mount_in(group, store):
 
 
 def _mount_after(prepare, store, more=''):
-    """prepare: what the daemon's process does first; more: options."""
+    """prepare: called first in the daemon's process; more: options."""
     with open(store.log, 'a') as log:
         store.daemon = subprocess.Popen(
             [str(BIN / 'hitrain'), '-f', str(store.image), str(store.point), '-o', f'dram={DRAM},staging={STAGING}{more}'],
@@ -148,7 +148,7 @@ def test_optimizer_state_streams_through_the_same_memory(group, make_store):
     store.unmount()
 
 
-# ------------------------------------------------------------------------ what is locked
+# ------------------------------------------------------------------------- locked memory
 
 PR_CAPBSET_DROP, PR_SET_THP_DISABLE, CAP_IPC_LOCK = 24, 41, 14
 MEMLOCK = 8 * MIB
@@ -170,7 +170,7 @@ def _status(store, word):
 
 
 def _areas(store):
-    """Of tier and pool by the kernel's count, in bytes: resident, locked, in huge pages. None where areas have no names."""
+    """Bytes of tier and pool by the kernel's count: resident, locked, in huge pages. None where areas have no names."""
     sums, inside = {'Rss': 0, 'Locked': 0, 'AnonHugePages': 0}, False
     for line in pathlib.Path(f'/proc/{store.daemon.pid}/smaps').read_text().splitlines():
         word = line.split()[0]
@@ -184,7 +184,7 @@ def _areas(store):
 def test_stats_are_what_the_kernel_counts(make_store):
     store, share = make_store('256M'), 16 * MIB
     pinned = DRAM - share + STAGING
-    _mount_after(lambda: None, store, f',handout={share}')
+    _mount_after(lambda: None, store, f',passthrough={share}')
     figures = _figures(store)
     assert figures['dram_bytes'] == DRAM and figures['staging_bytes'] == STAGING
     assert figures['locked_bytes'] == _status(store, 'VmLck') == pinned
@@ -197,7 +197,7 @@ def test_stats_are_what_the_kernel_counts(make_store):
         f.write(bytes(5 * MIB))
     with open(store.point / 'f', 'rb+') as f:
         figures = _figures(store)
-        assert figures['locked_bytes'] == _status(store, 'VmLck') >= pinned + figures['handed_bytes']
+        assert figures['locked_bytes'] == _status(store, 'VmLck') >= pinned + figures['passthrough_used_bytes']
     assert _status(store, 'RssAnon') < pinned + 32 * MIB
     store.unmount()
 
@@ -226,7 +226,7 @@ def test_a_system_without_huge_pages_costs_speed_only(make_store):
 
 # ---------------------------------------------------------------- pressure from outside
 
-ROOM, HELD, READ = 64 * MIB, 32 * MIB, 256 * MIB      # beside the daemon's limit; of it held, and read again and again
+ROOM, HELD, READ = 64 * MIB, 32 * MIB, 256 * MIB      # beside the daemon's limit; held memory; read again and again
 ROUNDS = 5
 CLIENT = r'''
 import mmap, os, sys
@@ -293,7 +293,7 @@ class Program:
 
 @pytest.fixture
 def groups():
-    """Of all, with little room beside what the daemon may use; of the daemon; of others."""
+    """Three groups: all, with little room beside the daemon's limit; the daemon's; the others'."""
     above = Group(f'hitrain-test-all-{os.getpid()}', LIMIT + ROOM)
     made = [above, Group('daemon', LIMIT, above), Group('others', None, above)]
     yield made
@@ -307,8 +307,8 @@ def _moved(store):
 
 def test_pressure_from_outside_neither_stops_the_daemon_nor_makes_it_grow(groups, make_store, tmp_path):
     """
-    Others hold memory and read more than there is left, all the time, while a client streams, with and without O_DIRECT, through many
-    files, and takes steps. Each time that they have been round, the daemon has gone on.
+    Other programs hold memory and read more than fits into the rest, all the time. A client streams through many files,
+    with and without O_DIRECT, and takes steps. After each of their rounds, the daemon has gone on.
     """
     above, daemon, others = groups
     store = make_store('1G')
@@ -324,7 +324,7 @@ def test_pressure_from_outside_neither_stops_the_daemon_nor_makes_it_grow(groups
             f.write(bytes(MIB))
         f.flush()
         os.fsync(f.fileno())
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)      # who reads it first is charged
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)      # the first reader is charged
     with Program(CLIENT, others, store.point) as client:
         while int(client.line()) < 12:
             pass                                        # every file has been written: all is warm
@@ -382,7 +382,7 @@ def _make_parameters(at, count):
 
 
 def test_the_daemon_reports_the_memory_it_has(make_store):
-    """What files and parameters add to the heap is what they add to the figures, and those leave out nothing large."""
+    """Files and parameters add as much to the heap as to the figures, and the figures omit nothing large."""
     store = make_store('1G')
     _mount_after(lambda: None, store)
     _make_files(store.point / 'warm', 200)

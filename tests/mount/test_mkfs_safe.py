@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mkfs.hitrain never takes what somebody may still need: it says what it found, and changes nothing."""
+"""mkfs.hitrain never overwrites content that may still be needed: it names the content, and changes nothing."""
 import os
 import shutil
 import struct

@@ -91,7 +91,7 @@ def test_overlay_removes_renames_and_copies_up(store, layers):
     assert sorted(os.listdir(lower)) == ['a', 'b', 'c', 'd'] and (lower / 'c').read_text() == 'c'
     subprocess.run(['rm', '-r', str(point / 'd')], check=True, timeout=SECONDS_MAX)
     assert is_whiteout(upper / 'd')
-    (point / 'd').mkdir()  # opaque: what was below is not seen
+    (point / 'd').mkdir()  # opaque: the lower directory is hidden
     assert os.listdir(point / 'd') == [] and os.getxattr(upper / 'd', 'trusted.overlay.opaque') == b'y'
 
 

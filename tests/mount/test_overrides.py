@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The word optimizer of files and of directories below a model root: it amends what is above, from the next step on."""
+"""The word optimizer of files and of directories below a model root: it amends the word above, from the next step on.
+"""
 import errno
 import os
 
@@ -36,8 +37,7 @@ def effective(path):
     return dict(x.split('=') for x in lines[0][len('optimizer='):].split()[1:])
 
 
-@pytest.fixture
-def root(mnt):
+def make_root(mnt):
     r = mnt / 'm'
     (r / 'norms').mkdir(parents=True)
     word(r, 'dtype', 'f32')
@@ -47,6 +47,11 @@ def root(mnt):
     word(r, 'optimizer', 'sgd lr=1')
     sync(r)
     return r
+
+
+@pytest.fixture
+def root(mnt):
+    return make_root(mnt)
 
 
 def put_below(root, *names):
@@ -134,7 +139,7 @@ def test_a_change_in_mid_step_is_for_the_next_step_of_all(root, change):
 
 
 def test_the_first_change_of_a_step_keeps_what_was_before_however_many_follow(store, root):
-    """Each change kept the text before it until the step ended, and asked the optimizer once for each that was kept."""
+    """Each change used to keep the text before it until the step ended, and to call the optimizer once for each kept text."""
     put_gradient(root, 'w')
     assert tell(root, 'commit') == 'ok'
     put_gradient(root, 'w')
@@ -187,7 +192,7 @@ def test_what_makes_no_sense_is_refused_when_it_is_set(root):
     assert 'needs momentum' in word(root / 'norms', 'error')
     word(root / 'norms', 'optimizer', 'momentum=0.5')
     word(root / 'norms' / 'n', 'optimizer', 'nesterov=1')
-    # what made sense of it is taken away: the gradient is refused by name
+    # the word that gave this one its meaning is removed: the gradient is refused by name
     os.removexattr(root / 'norms' / 'n', 'user.hitrain.optimizer')
     word(root / 'norms' / 'n', 'optimizer', 'sgd lr=2')
     with fails(errno.ENODATA):
@@ -238,3 +243,22 @@ def test_a_root_ends_and_begins_with_words_below(root):
     put_below(root, 'n')
     step(root)
     assert values(root, 'norms/n') == -2
+
+
+def test_so_many_words_may_change_in_open_steps_and_no_more(make_store):
+    """An earlier text is kept for each; their number is bounded, and the error names the way out."""
+    store, most = make_store('4G'), 1 << 16
+    root = make_root(store.mount())
+    for i in range(most + 1):
+        os.close(os.open(root / 'norms' / str(i), os.O_CREAT | os.O_WRONLY))
+    sync(root)
+    put_gradient(root, 'w')
+    for i in range(most):
+        os.setxattr(root / 'norms' / str(i), 'user.hitrain.optimizer', b'lr=2')
+    with fails(errno.EBUSY):
+        word(root / 'norms' / str(most), 'optimizer', 'lr=2')
+    assert f'{most} files were changed in open steps: commit or abort' in word(root / 'norms' / str(most), 'error')
+    word(root / 'norms' / '0', 'optimizer', 'lr=3')     # its earlier text is kept already
+    assert tell(root, 'commit') == 'ok'
+    word(root / 'norms' / str(most), 'optimizer', 'lr=2')
+    assert word(root / 'norms' / str(most), 'optimizer') == 'lr=2' and values(root) == -1

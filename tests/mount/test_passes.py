@@ -49,7 +49,7 @@ def test_passes_over_more_than_fits_find_a_part_of_it_in_memory(make_store, kind
     assert moved['device_read_bytes'] < 0.75, moved
     if kind == 'scratch':
         assert moved['device_written_bytes'] < 0.75, moved
-    assert figure(point, 'staying_bytes') > DRAM // 2
+    assert figure(point, 'workingset_bytes') > DRAM // 2
     swap(folder, 5)
 
 

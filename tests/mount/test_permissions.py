@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may do what: each row of PERMISSIONS in hitrain(8), by the user who may and by users who may not.
+"""Permissions: each row of PERMISSIONS in hitrain(7), by a user with the permission and by users without it.
 
-The users share a group. It is the first group of none of them, so that supplementary groups decide.
+The users share a group. It is the first group of none, so that supplementary groups decide.
 """
 import errno
 import mmap
@@ -13,8 +13,8 @@ import pytest
 
 from calls import as_user, fails, sync
 from conftest import MIB, ROOT, wait_for
-from handed import SHARED, READ, handing, stat
-from handed import steer as by_ioctl
+from passthrough import SHARED, READ, passthrough_store, stat
+from passthrough import steer as by_ioctl
 from test_roots import command, put_gradient, refused, word
 
 OWNER, MEMBER, STRANGER, GROUP = 2001, 2002, 2003, 3000
@@ -56,7 +56,7 @@ def remove(path, name):
 
 
 def answer(path, line):
-    """Of one command; what is refused at open is an OSError."""
+    """The answer to one command; a refused open is an OSError."""
     return command(path, line)[0]
 
 
@@ -93,7 +93,7 @@ def row(*names):
 
 
 def test_every_row_of_the_manual_has_a_test():
-    text = (ROOT / 'mount-helpers/man/hitrain.8').read_text()
+    text = (ROOT / 'mount-helpers/man/hitrain.7').read_text()
     section = re.search(r'^\.SH PERMISSIONS\n(.*?)^\.SH', text, re.M | re.S).group(1)
     heads = re.findall(r'^\.TP\n\.IR? (.*)$', section, re.M)
     names = [re.sub(r'^"|"$', '', n) for head in heads for n in re.split(r'"? ", " "?', head)]
@@ -214,7 +214,7 @@ def test_residence_is_for_those_who_may_read(mnt, model, shared):
         assert may(MEMBER, answer, model, f'{line} own').startswith('error: EACCES')
         assert may(STRANGER, answer, mnt, f'{line} shared/model/w') == 'ok'
         assert may(STRANGER, answer, mnt, f'{line} shared/model/own').startswith('error: EACCES')
-        for name in 'own', 'nothing', 'own/more':  # none of them can be told from the others
+        for name in 'own', 'nothing', 'own/more':  # the answers do not differ
             assert may(MEMBER, answer, model, f'{line} private/{name}') == \
                 f"error: EACCES: 'private/{name}': Permission denied"
         assert may(MEMBER, answer, model, f'{line} nothing').startswith('error: ENOENT')
@@ -419,9 +419,9 @@ def test_attributes_are_read_with_read_permission(model):
 
 # ------------------------------------------------------------------- memory
 
-def test_one_user_does_not_get_all_of_what_is_handed_out(handing):
-    """Three quarters of 16 MiB; the rest of what he opens is read in the ordinary way."""
-    mnt = handing.point
+def test_one_user_does_not_get_all_of_the_passthrough_memory(passthrough_store):
+    """Three quarters of 16 MiB; other opens of this user are ordinary."""
+    mnt = passthrough_store.point
     os.chmod(mnt, 0o777)
 
     def take(prefix):
@@ -437,16 +437,16 @@ def test_one_user_does_not_get_all_of_what_is_handed_out(handing):
             files.append(mmap.mmap(fd, 2 * MIB, SHARED, READ))
             os.close(fd)
             assert files[-1][:] == bytes([i]) * (2 * MIB)
-        return stat(mnt, 'handed_opens') - before
+        return stat(mnt, 'passthrough_opens') - before
 
     before = 0
     assert may(MEMBER, take, 'a') == 6
-    before = stat(mnt, 'handed_opens')
+    before = stat(mnt, 'passthrough_opens')
     assert may(STRANGER, take, 'b') >= 2  # six when the kernel has forgotten the first one's
 
     def root_gets_all():
         nonlocal before
-        before = stat(mnt, 'handed_opens')
+        before = stat(mnt, 'passthrough_opens')
         return take('root') == 8
 
     wait_for(root_gets_all, 'root gets all of the share')

@@ -68,7 +68,7 @@ def test_owners_may_change_what_is_theirs(open_mnt):
         with fails(errno.EPERM):
             as_user(attempt, OTHER, OTHER)
     os.chmod(f, 0o664)
-    as_user(lambda: os.utime(f), NOBODY + 1, OTHER)  # who may write may set the times to now
+    as_user(lambda: os.utime(f), NOBODY + 1, OTHER)  # a user who may write may set the times to now
     with fails(errno.EACCES):
         as_user(lambda: os.utime(f), NOBODY + 1, 99)
     os.symlink('f', open_mnt / 's')
@@ -124,7 +124,7 @@ def test_setgid_directories_pass_their_group_on(open_mnt):
     def make():
         os.umask(0)
         os.close(os.open(d / 'f', os.O_CREAT, 0o666))
-        os.close(os.open(d / 'g', os.O_CREAT, 0o2777))  # setgid is not for who is not in the group
+        os.close(os.open(d / 'g', os.O_CREAT, 0o2777))  # a user outside the group gets no setgid
         os.mkdir(d / 'sub', 0o755)
         os.symlink('x', d / 's')
     as_user(make)
@@ -224,7 +224,7 @@ def test_set_id_bits_and_a_change_of_owner(open_mnt):
     with fails(errno.ENODATA):
         os.getxattr(f, 'security.capability')
     os.chmod(f, 0o6777)
-    as_user(lambda: os.chown(f, -1, OTHER), OTHER, OTHER)  # to what it is
+    as_user(lambda: os.chown(f, -1, OTHER), OTHER, OTHER)  # to the present owner
     assert mode(f) == 0o777
     os.chmod(f, 0o6777)
     as_user(lambda: os.chown(f, -1, -1), OTHER, OTHER)
@@ -274,7 +274,7 @@ def test_which_times_change(mnt):
     (mnt / 'target').touch()
     for action, of, expected in (
             (lambda: f.write_bytes(b'y'), f, 'mc'),
-            (lambda: os.truncate(f, 1), f, 'mc'),  # to what it is
+            (lambda: os.truncate(f, 1), f, 'mc'),  # to the present size
             (lambda: os.truncate(f, 5000), f, 'mc'),
             (lambda: os.chmod(f, 0o600), f, 'c'),
             (lambda: os.chown(f, 1, 1), f, 'c'),

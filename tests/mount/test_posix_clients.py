@@ -155,7 +155,7 @@ def test_one_of_many_creates_a_file(mnt):
 
 
 def shuffle(mnt, seed, seconds):
-    """Every operation on names, among few of them; errors of losing a race are fine, all others are not."""
+    """Every operation on few names. A lost race may fail with these errors, and no other error may occur."""
     rnd, end = random.Random(seed), time.monotonic() + seconds
     allowed = {errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.EINVAL, errno.EPERM,
                errno.ELOOP, errno.ESTALE, errno.ENODATA}

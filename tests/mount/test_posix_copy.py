@@ -10,7 +10,7 @@ from conftest import MIB
 
 
 def copy(source, target, length, at=0, to=0):
-    """All of it, in as many calls as it takes."""
+    """Copies everything, in as many calls as it takes."""
     done = 0
     while done < length:
         n = os.copy_file_range(source, target, length - done, at + done, to + done)
@@ -128,7 +128,7 @@ def test_times_and_traffic(mnt):
     after = os.fstat(b)
     assert after.st_mtime_ns > before.st_mtime_ns and after.st_ctime_ns > before.st_ctime_ns
     assert after.st_size == MIB
-    assert figure(mnt, 'hitrain_mount') - moved < 65536  # what reading them takes
+    assert figure(mnt, 'hitrain_mount') - moved < 65536  # for reading them
     os.close(a)
     os.close(b)
 

@@ -158,7 +158,7 @@ def test_places_stay_valid(mnt):
 
 
 def test_walks_while_the_directory_changes(mnt):
-    """What exists all the time is seen exactly once by every walk; nothing is seen twice."""
+    """A name that exists all the time is seen exactly once by every walk; none is seen twice."""
     stay = set(make_files(mnt, 2000, 'stay {:05}'))
     stop = threading.Event()
     problems = []
@@ -212,7 +212,7 @@ def test_removing_while_reading(mnt):
 
 
 def test_renaming_what_is_listed_comes_to_an_end(mnt):
-    """To another name and back: each entry gets a new place, and none behind the end of the walk."""
+    """To another name and back: each entry gets a new place, and none after the end of the walk."""
     names = set(make_files(mnt, 3000))
     d = Directory(mnt)
     for _ in range(2):  # rewound, too

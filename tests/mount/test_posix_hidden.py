@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use .hitrain/: reading state needs read permission on the parameter, steering write permission on the root."""
+"""Permissions in .hitrain/: reading state needs read permission on the parameter, steering write permission on the
+root."""
 import errno
 import os
 import subprocess
@@ -157,7 +158,7 @@ def test_access_lists_hold_too(model):
         as_user(lambda: how(model))
         with fails(errno.EACCES):
             as_user(lambda: how(model), 77, 77)
-    # The owning group is not what the mode's group bits say.
+    # The mode's group bits are not the permissions of the owning group.
     os.chown(model / 'p', 0, OTHER)
     with fails(errno.EACCES):
         as_user(lambda: read_state(model), 77, OTHER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names: what may be one, links, renaming, files without a name, file handles, as POSIX and Linux have them."""
+"""Names: valid ones, links, renaming, files without a name, file handles, as POSIX and Linux have them."""
 import errno
 import os
 import stat
@@ -15,7 +15,7 @@ LINKS_MAX = 65000
 
 
 def make_tree(mnt):
-    """A file and directories, one of them not empty."""
+    """A file and directories, one not empty."""
     (mnt / 'f').write_bytes(b'f')
     for name in ('empty', 'full'):
         (mnt / name).mkdir()
@@ -382,7 +382,7 @@ def test_file_handles_outlive_the_kernels_memory(store):
 
 
 def test_a_handle_of_what_a_crash_took_opens_nothing_else(store):
-    """Numbers that nobody made durable are not given out again."""
+    """Numbers that never became durable are not used again."""
     mnt = store.point
     handles = []
     for i in range(50):

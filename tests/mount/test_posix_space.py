@@ -96,7 +96,7 @@ def test_sparse_files(mnt):
         os.ftruncate(fd, FILE_MAX + 1)
     with fails(errno.EFBIG):
         os.pwrite(fd, b'x', FILE_MAX)
-    assert os.pwrite(fd, b'xyz', FILE_MAX - 2) == 2  # what fits
+    assert os.pwrite(fd, b'xyz', FILE_MAX - 2) == 2  # the part that fits
     with fails(errno.EINVAL):
         os.ftruncate(fd, -1)
     os.close(fd)
@@ -249,7 +249,7 @@ def test_a_full_store(make_store, tensors):
     os.chmod(mnt, 0o777)
     with fails(errno.ENOSPC):
         as_user(lambda: (mnt / 'new').touch())
-    # What needs no room for data still works, as long as the log has some.
+    # Calls that need no room for data still work, as long as the log has some.
     (mnt / 'dir').mkdir()
     os.symlink('x', mnt / 'link')
     os.mkfifo(mnt / 'fifo')
@@ -257,7 +257,7 @@ def test_a_full_store(make_store, tensors):
     os.rename(mnt / 'hard', mnt / 'dir' / 'hard')
     os.setxattr(mnt / 'large', 'user.a', b'x')
     os.chmod(mnt / 'large', 0o600)
-    # What is there opens, reads, shrinks and goes.
+    # The existing file opens, reads, shrinks and can be removed.
     with open(mnt / 'large', 'r+b') as f:
         for at in (0, size // 2 // MIB * MIB, size - MIB):
             f.seek(at)
@@ -279,7 +279,7 @@ def test_a_full_store(make_store, tensors):
 
 
 def write_asynchronously(fd, size, off):
-    """One direct write by io_submit(2); returns what io_getevents(2) says of it."""
+    """One direct write by io_submit(2); returns the result of io_getevents(2)."""
     call, context = ctypes.CDLL(None, use_errno=True).syscall, ctypes.c_ulong()
     assert call(206, 1, ctypes.byref(context)) == 0
     with mmap.mmap(-1, size) as memory:
@@ -320,7 +320,7 @@ def test_asynchronous_direct_write_that_fits_in_part(nearly_full, inside):
     for _ in range(2):
         assert write_asynchronously(fd, MIB, 0) == -errno.ENOSPC
         assert os.fstat(fd).st_size == os.stat(f).st_size == before
-    if not inside:    # there, what was written keeps the room
+    if not inside:    # there, the written bytes keep the room
         assert write_asynchronously(fd, MIB // 4, 0) == MIB // 4
     os.close(fd)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows works: its tour is run as it stands, and what it names exists."""
+"""The commands of the README work as they stand, and the files that documents name exist."""
 import os
 import pathlib
 import re
@@ -13,10 +13,12 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 README = (TOP / 'README.md').read_text()
+DOCUMENTS = [TOP / 'README.md', TOP / 'CONTRIBUTING.md', TOP / 'CHANGELOG.md', *sorted(TOP.glob('docs/*.md')), *sorted(TOP.glob('*/README.md')),
+             TOP / 'tests/RESULTS.md']
 
 
 def tour():
-    return re.search(r'^## A tour.*?^```sh\n(.*?)^```', README, re.M | re.S).group(1)
+    return re.search(r'^## Train with a shell.*?^```sh\n(.*?)^```', README, re.M | re.S).group(1)
 
 
 @pytest.fixture
@@ -47,8 +49,18 @@ def test_every_command_of_the_tour_works(folder):
     assert 'mount_grad_written_bytes' in done.stdout and 'exp_avg_sq' in done.stdout
 
 
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda path: str(path.relative_to(TOP)))
+def test_every_link_leads_to_a_file(document):
+    links = re.findall(r'\]\(([^)#:]+)(?:#[^)]*)?\)', document.read_text())
+    assert not sorted({link for link in links if not (document.parent / link).exists()})
+
+
 def test_every_file_it_names_exists():
-    named = re.findall(r'\]\(([^)#:]+)\)', README) + re.findall(r'`([a-z][\w-]*(?:/[\w.-]+)+/?)`', README)
+    named = re.findall(r'`([a-z][\w-]*(?:/[\w.-]+)+/?)`', README)
     made = ('build/', 'dev/')
     missing = sorted({n for n in named if not n.startswith(made) and not (TOP / n).exists()})
     assert not missing
+
+
+def test_it_stays_short():
+    assert len(README.splitlines()) <= 160

@@ -55,7 +55,7 @@ class Client:
 def end(store, how, clients):
     if how in ('umount', 'lazy'):
         flags = ['-l'] if how == 'lazy' else []
-        if how == 'umount':     # nobody may be in it
+        if how == 'umount':     # no process may be in it
             for client in clients:
                 client.stop()
         # A client that was killed in a call may be in it for a moment more.

@@ -51,7 +51,7 @@ def test_a_refused_end_changes_nothing(store, model):
     (model / 'v').write_bytes(bytes(4096))
     sync(model)
     put_gradient(model, 'w', np.ones(ELEMENTS, 'f4'))
-    put_gradient(model, 'v', np.ones(16, 'f4'))  # the rest of it is missing
+    put_gradient(model, 'v', np.ones(16, 'f4'))  # the rest is missing
     assert command(model, 'wait') == ['ok'] and content(model) == -1
     assert not end(model)
     assert 'model/v: only a part' in word(model, 'error')
@@ -71,7 +71,7 @@ def step_once(model, delay):
 
 
 def test_an_end_beside_a_gradient_is_whole(store, model):
-    """Content and step agree after each end, refused or not, and after a crash behind it."""
+    """Content and step agree after each end, refused or not, and after a crash that follows."""
     rng = random.Random(7)
     for turn in range(12):
         before = int(word(model, 'durable_step'))
@@ -91,12 +91,12 @@ def test_an_end_beside_a_gradient_is_whole(store, model):
             (model / 'w').write_bytes(bytes(4 * ELEMENTS))
             word(model, 'optimizer', SGD)
             sync(model)
-        else:  # never, if nobody can begin a step while a root ends
+        else:  # never, if no client can begin a step while a root ends
             assert content(model) == -float(word(model, 'durable_step'))
 
 
 def test_ends_beside_steps_and_aborts_leave_a_clean_store(store, model):
-    """The state of no parameter is left behind: fsck looks when the test is over."""
+    """The state of no parameter remains: fsck checks it after the test."""
     stop = time.monotonic() + 1.5
     allowed = (errno.EBUSY, errno.ENOENT, errno.ESTALE, errno.EINVAL, errno.ENODATA)
 
@@ -131,7 +131,7 @@ def test_ends_beside_steps_and_aborts_leave_a_clean_store(store, model):
     assert not failed, failed
 
 
-# ------------------------------------------------------- what is published without the commit
+# --------------------------------------------------------------- published without the commit
 
 def refused_as_busy(path):
     with pytest.raises(OSError) as e:

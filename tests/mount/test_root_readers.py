@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many at one parameter: processes that write parts of its gradient, and readers of every kind while it is updated, renamed, cut or removed.
+"""Many at one parameter: processes that write parts of its gradient, and readers of every kind while it is updated,
+renamed, cut or removed.
 
-Plain descent by gradients of -1 with a learning rate of 1 counts: after step k each element is k. So any read can be judged: no element
-is older than the last step that was complete when the read began, or newer than the one begun when it ended.
+Plain descent by gradients of -1 with a learning rate of 1 counts: after step k each element is k. So the test can check
+any read: no element is older than the last step that was complete when the read began, or newer than the one begun when
+it ended.
 """
 import errno
 import mmap
@@ -31,7 +33,7 @@ def root(make_store, request):
 
 
 class Counter:
-    """A parameter that counts its steps, and what a read of it may return just now."""
+    """A parameter that counts its steps, and the values that a read may return just now."""
 
     def __init__(self, root, name):
         self.root, self.path = root, root / name
@@ -199,7 +201,8 @@ def test_cut_while_it_is_updated(root):
 
 
 def test_removed_while_it_is_updated(root):
-    """Who holds it open reads what it was, or the update; the step goes on without it; a new one of the name is another."""
+    """A program that holds it open reads the old content or the update. The step continues without it; a new file of
+    that name is another one."""
     def one():
         counter = Counter(root, 'p')
         word(root / 'p', 'dtype', 'f32')

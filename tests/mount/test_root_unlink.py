@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that lose their name while somebody has them, or their gradient, open."""
+"""Parameters that lose their name while a program has them, or their gradient, open."""
 import errno
 import os
 
@@ -85,7 +85,7 @@ def test_a_gradient_that_is_open_over_unlink_commit_and_abort(store, model):
     assert command(model, 'abort') == ['ok']
     assert os.listdir(model) == ['v']
     step(model, ('v',))
-    assert objects(store) < before  # content, moments: all of it has gone
+    assert objects(store) < before  # content and moments have gone completely
     store.unmount()
     store.assert_clean()
     store.mount()

@@ -207,7 +207,7 @@ def test_state_is_what_the_rule_keeps(mnt):
     assert (root / 'p').read_bytes() == got.astype('f2').tobytes()
     buffer = np.frombuffer((root / '.hitrain/state/p/momentum_buffer').read_bytes(), 'f4')
     assert np.array_equal(buffer, 1.5 * g.astype('f4'))
-    # The error is always the last one, whoever refused.
+    # The error is always the last one, whichever call failed.
     refused(errno.EINVAL, (root / '.hitrain/state/p/step').write_bytes, b'abc')
     assert 'one f32' in word(root, 'error')
     refused(errno.EBUSY, word, root, 'optimizer', 'sgd lr=1')
@@ -498,7 +498,7 @@ def test_stats_of_store_root_and_file(root):
     assert int(of_file['state_stored_bytes']) >= 8192
     of_root = dict(line.split('=', 1) for line in word(root, 'stats').splitlines())
     assert (of_root['step'], of_root['parameters'], of_root['updated_elements']) == ('1', '1', '1000')
-    refused(errno.ENODATA, word, root, 'grad_norm')  # nothing asks for it
+    refused(errno.ENODATA, word, root, 'grad_norm')  # no option needs it
     refused(errno.ENODATA, word, root / 'w', 'total_bytes')
 
 

@@ -18,7 +18,7 @@ SECONDS = 20 if LONG else 1
 JOURNALS = ['wal', 'delete', 'truncate', 'persist']
 BUSY_SECONDS = 60
 
-# Tells each transaction that was acknowledged, on a pipe that survives everything: "who number".
+# Prints each acknowledged transaction to a pipe that survives everything: "writer number".
 WRITER = '''
 import os, sqlite3, sys, time
 path, who, mode, seconds = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
@@ -147,7 +147,7 @@ def test_acknowledged_transactions_survive_the_daemon(store, mode):
         assert told
         store.mount()
         assert_holds(path, told)
-        # What is not told was in the middle of it; from now on it counts.
+        # A transaction that was not printed was in progress; from now on it counts.
         told = list(assert_holds(path, told))
 
 

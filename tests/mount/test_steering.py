@@ -113,7 +113,7 @@ def test_a_command_for_another_step_changes_nothing(root, verb):
 
 
 def test_an_abort_between_the_gradients_of_a_step_is_noticed(root):
-    """What a trainer does: ask after the first gradient, and end that step and no other."""
+    """A trainer reads the number after the first gradient, and ends that step and no other."""
     (root / 'v').write_bytes(bytes(4 * N))
     sync(root)
     put_gradient(root, 'w')

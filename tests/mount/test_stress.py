@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything at once on one model root: nobody may wait for ever, and what is read is always some whole step."""
+"""Everything at once on one model root: no call waits for ever, and a read always returns some whole step."""
 import contextlib
 import errno
 import os
@@ -30,8 +30,8 @@ while not os.path.exists(stop):
 '''
 
 
-class Crowd:
-    """Threads that repeat something until told to stop; the first unexpected error is kept."""
+class MixedLoad:
+    """Threads that repeat an action until the end; keeps the first unexpected error."""
 
     def __init__(self):
         self.stop = threading.Event()
@@ -86,11 +86,12 @@ def make_root(mnt, parameters, **words):
 def test_all_at_once(make_store, flags, partial):
     store = make_store()
     root = make_root(store.mount(flags=flags), 4, partial=partial)
-    crowd = Crowd()
+    load = MixedLoad()
 
     def gradient(i):
         g = np.full(N, 1 + i, 'f4').tobytes()
-        # Twice in a step, or between the halves an abort: EBUSY. What was begun before an abort is gone: EINVAL at most.
+        # Twice in a step, or between the halves an abort: EBUSY. A gradient from before an abort is gone: EINVAL at
+        # most.
         with allowed(errno.EBUSY, errno.ESTALE):
             with open(root / f'.hitrain/grad/p{i}', 'wb', buffering=0) as f:
                 for part in range(0, len(g), MIB):
@@ -98,7 +99,7 @@ def test_all_at_once(make_store, flags, partial):
 
     def read(i):
         # One gradient for the whole file: all elements take the same way, and a page is of one moment. With partial=1
-        # what an abort left of a gradient may be a step of its own.
+        # the rest of a gradient after an abort may be a step of its own.
         pages = np.fromfile(root / f'p{i}', 'f4')[:N // 1024 * 1024].reshape(-1, 1024)
         assert np.all(np.isfinite(pages)) and len(pages) == N // 1024
         assert partial or np.array_equal(pages, np.broadcast_to(pages[:, :1], pages.shape))
@@ -109,16 +110,16 @@ def test_all_at_once(make_store, flags, partial):
             command(root, line)
 
     for i in range(4):
-        crowd.add(gradient, i)
-        crowd.add(read, i)
-    crowd.add(steer, 'commit', 0.01, errno.EBUSY)
-    crowd.add(steer, 'step', 0.03, errno.EBUSY)
-    crowd.add(steer, 'abort', 0.2)
-    crowd.add(steer, 'wait', 0)
-    crowd.add(steer, 'evict p1', 0.05)
-    crowd.add(steer, 'prefetch p2', 0.05)
-    crowd.add(lambda: (root / 'other').write_bytes(os.urandom(random.randrange(300_000))))
-    crowd.finish(SECONDS)
+        load.add(gradient, i)
+        load.add(read, i)
+    load.add(steer, 'commit', 0.01, errno.EBUSY)
+    load.add(steer, 'step', 0.03, errno.EBUSY)
+    load.add(steer, 'abort', 0.2)
+    load.add(steer, 'wait', 0)
+    load.add(steer, 'evict p1', 0.05)
+    load.add(steer, 'prefetch p2', 0.05)
+    load.add(lambda: (root / 'other').write_bytes(os.urandom(random.randrange(300_000))))
+    load.finish(SECONDS)
     command(root, 'abort')
     assert int(os.getxattr(root, 'user.hitrain.step')) == int(os.getxattr(root, 'user.hitrain.durable_step'))
 
@@ -127,7 +128,7 @@ def test_interrupted_readers_leave_nothing_stuck(store, tmp_path):
     """Readers are killed and stopped while their read waits for an update."""
     root = make_root(store.point, 2)
     stop = tmp_path / 'stop'
-    crowd = Crowd()
+    load = MixedLoad()
 
     def step():
         for i in range(2):
@@ -141,10 +142,10 @@ def test_interrupted_readers_leave_nothing_stuck(store, tmp_path):
             time.sleep(random.uniform(0, 0.2))
             p.send_signal(sig)
             p.wait(SECONDS_MAX)
-    crowd.add(step)
-    crowd.add(disturb, 0, signal.SIGINT)
-    crowd.add(disturb, 1, signal.SIGKILL)
-    crowd.finish(SECONDS)
+    load.add(step)
+    load.add(disturb, 0, signal.SIGINT)
+    load.add(disturb, 1, signal.SIGKILL)
+    load.finish(SECONDS)
     stop.touch()
     assert int(os.getxattr(store.point, 'user.hitrain.mount_parked_reads')) > 0
     assert len(np.fromfile(root / 'p0', 'f4')) == N

@@ -7,16 +7,16 @@ import pytest
 
 from programs import LONG
 
-# These exist from the stress-ng of Debian 12 on, and verify what they do.
+# These exist from the stress-ng of Debian 12 on, and verify their results.
 SOME = ('access', 'chmod', 'dentry', 'dir', 'fallocate', 'filename', 'fpunch', 'getdent', 'handle', 'link',
         'lockofd', 'mknod', 'rename', 'symlink', 'utime', 'xattr')
-# Of the class, what is not about this file system: it mounts others, or looks into /proc.
+# Tests of the class that do not concern this file system: they mount others, or read /proc.
 NOT_OURS = ('binderfs', 'bind-mount', 'procfs', 'eventfd', 'ioprio')
 COMPLAINT = re.compile(r'BUG:|WARNING:|Oops|hung task|blocked for more than|general protection|fuse:.*(bad|error)|lockdep')
 
 
 def kernel_log():
-    """What the kernel has said so far; nothing where we may not know."""
+    """The kernel's messages so far; none where we may not read them."""
     return subprocess.run(['dmesg'], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                           errors='replace').stdout.splitlines()
 

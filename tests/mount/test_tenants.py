@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""
-Models of several users on one store: what the clients of one wait for delays no request for another. The device does not
-answer meanwhile, so a commit runs until the test lets it end.
+"""Models of several users on one store: a client that waits delays no request of another model. The device does not
+answer during the test, so a commit runs until the test lets it end.
 """
 import contextlib
 import fcntl
+import itertools
 import os
 import shutil
 import threading
@@ -14,15 +14,16 @@ import pytest
 
 from calls import sync
 from conftest import wait_for
-from handed import IOCTL_COMMAND, stat
+from passthrough import IOCTL_COMMAND, stat
 from test_devices import make_pair  # noqa: F401 (a fixture)
 from test_gradients import make_root, open_gradient, values
 from test_roots import command, word
 
 COUNT = 128 * 1024              # elements of a parameter: 512 KiB
 ONES = np.ones(COUNT, 'f4').tobytes()
-PARAMS = 32                     # twice what may be queued in a tier of this size, and as many more as there may be workers
-SECONDS = 40                    # that a request may take which waits for nobody
+# twice the number that may be queued in a tier of this size, and as many more as there may be workers
+PARAMS = 32
+SECONDS = 40                    # that a request may take that waits for no other
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 
 
@@ -182,13 +183,13 @@ def test_files_given_back_while_a_commit_holds_their_directory_hold_up_nobody_el
     if not shutil.which('mkfs.ext4'):
         pytest.skip('mkfs.ext4 is needed')
     store = make_pair(hosts=True)
-    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0', 'dram=128M', 'handout=32M')
-    if 'nothing is handed out' in store.messages():
+    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0', 'dram=128M', 'passthrough=32M')
+    if 'passthrough is off' in store.messages():
         pytest.skip('the kernel or the privileges are not there')
     busy = make_root(mnt, 'busy', 'sgd lr=1', **{f'p{i}': size for i in range(count)})
     other = trained(mnt, 'other', 'sgd lr=1 durable_every=100', 1)
     files = [os.open(busy / f'p{i}', os.O_RDONLY) for i in range(count)]
-    assert stat(mnt, 'handed_files') == count
+    assert stat(mnt, 'passthrough_files') == count
     write_gradient(busy, 'p0', size * 4)
     commit = Background()
     with silent(store):
@@ -204,3 +205,66 @@ def test_files_given_back_while_a_commit_holds_their_directory_hold_up_nobody_el
         assert not commit.results
     commit.end()
     assert values(busy / 'p0') == {0.0} and values(other / 'p0') == {-2.0}
+
+
+def copy_over(source, path):
+    with open(source, 'rb') as a, open(path, 'r+b') as b:
+        assert os.copy_file_range(a.fileno(), b.fileno(), 4, 0, 0) == 4
+
+
+def sync_new(path):
+    """A new file. Its log does not answer."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def test_clients_of_a_silent_device_hold_up_nobody_else(make_pair):
+    """Each needs a chunk whose write is in flight there, or waits for its log. There are more clients than threads that
+    take requests."""
+    if not shutil.which('mkfs.ext4'):
+        pytest.skip('mkfs.ext4 is needed')
+    store, usual = make_pair(hosts=True), 4
+    mnt = store.mount_on(store.loops, 'device_timeout=1', 'commit=0', 'dram=64M', f'max_threads={usual}')
+    files, synced = [mnt / f'f{i}' for i in range(40)], [mnt / f's{i}' for i in range(12)]
+    for path in files:
+        path.write_bytes(ONES)
+    (mnt / 'other').write_bytes(b'in memory')
+    commit, clients = Background(), Background()
+    with silent(store):
+        commit.start(ioctl, mnt, 'commit')
+        wait_for(lambda: b'not-answering' in at_once(os.getxattr, mnt, 'user.hitrain.devices'),
+                 'the commit waits for a device')
+        for i, path in enumerate(files):
+            clients.start(*((overwrite, path), (os.truncate, path, 4), (copy_over, mnt / 'other', path))[i % 3])
+        for path in synced:
+            clients.start(sync_new, path)
+        wait_for(lambda: int(at_once(word, mnt, 'mount_workers')) >= usual + len(synced), 'threads are held')
+        assert at_once((mnt / 'other').read_bytes) == b'in memory'
+        at_once(os.mkdir, mnt / 'folder')
+        assert at_once(os.listdir, mnt / 'folder') == []
+        assert not commit.results
+    commit.end()
+    clients.end()
+    for i, path in enumerate(files):
+        assert path.read_bytes()[:4] == (np.float32(7).tobytes(), ONES[:4], b'in m')[i % 3]
+    looks = itertools.count()
+    wait_for(lambda: os.path.exists(mnt / f'no{next(looks)}') or int(word(mnt, 'mount_workers')) == usual,
+             'the threads that were added end', SECONDS)
+
+
+def test_a_pin_keeps_no_memory_from_others(make_store):
+    """Without passthrough= it brings the file in once."""
+    mnt = make_store().mount('commit=0')
+    size = 28 << 20     # of 32 MiB
+    for name in 'other', 'pinned':
+        (mnt / name).write_bytes(ONES * (size // len(ONES)))
+        sync(mnt / name)
+    word(mnt / 'pinned', 'pin', 'dram')
+    before = int(word(mnt / 'pinned', 'resident_bytes'))
+    for _ in range(3):
+        assert (mnt / 'other').read_bytes() == ONES * (size // len(ONES))
+    pinned, other = (int(word(mnt / name, 'resident_bytes')) for name in ('pinned', 'other'))
+    assert before > size // 3 and pinned < before * 3 // 4 and other >= size // 2, (before, pinned, other)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tools that copy, pack, list and measure files: what they bring in, take out and find is what was there."""
+"""Tools that copy, pack, list and measure files: their input, output and findings agree with the files."""
 import errno
 import os
 import random
@@ -31,7 +31,7 @@ def test_cp_a_in_inside_and_out(store, tmp_path):
     mnt, tree = store.point, tmp_path / 'tree'
     make_tree(tree)
     expected = describe(tree)
-    assert expected[b'holes']['holes'] and expected[b'link-1']['links'] == 4  # the model is what it should be
+    assert expected[b'holes']['holes'] and expected[b'link-1']['links'] == 4  # the model is as intended
     sh('cp', '-a', tree, mnt / 'in')
     assert_same(expected, describe(mnt / 'in'))
     sh('cp', '-a', mnt / 'in', mnt / 'inside')
@@ -142,7 +142,7 @@ def test_copytree_of_tensors_takes_words_and_no_figures(store, tmp_path):
 # ------------------------------------------------------------------------- rsync
 
 def rsync(*args):
-    """What it did: one line for each item. Times are compared with their nanoseconds."""
+    """Its changes: one line for each item. Times are compared with their nanoseconds."""
     out = sh('rsync', '-aHAX', '--numeric-ids', '--modify-window=-1', '--itemize-changes', *args)
     return [line for line in out.splitlines() if line]
 
@@ -258,8 +258,8 @@ def test_find_du_df_and_ls_agree(store, tmp_path):
         return sorted(r[:4] + r[5:] if r[0][0] == 'd' else r for r in rows if len(r) == 6)
     assert listed(mnt / 'tree') == listed(tmp_path / 'tree')
 
-    # What du adds up is what stat says, each inode once; what df says is taken covers it.
-    sh('sync', mnt)  # what is dirty still counts as free, but not as available
+    # The sum of du is that of stat, each inode once; df's used space covers it.
+    sh('sync', mnt)  # dirty bytes still count as free, but not as available
     seen = {}
     for folder, _, names in os.walk(os.fsencode(mnt / 'tree')):
         for path in [folder, *(os.path.join(folder, n) for n in names)]:

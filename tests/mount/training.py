@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs trainer and traffic said before a crash, and whether what they see after it agrees with that.
+"""The output of the programs trainer and traffic before a crash, and whether the state after it agrees with that.
 
-Knows nothing of mounts: both the killed daemon and the machine whose power is cut are judged here.
+Knows nothing of mounts: it serves for a killed daemon and for a machine whose power is cut.
 """
 
 
@@ -9,14 +9,14 @@ BLOCKS = (1, 2, 5, 16, 17, 80)  # of each file of traffic, in turn
 
 
 class Slot:
-    """A file of traffic: what is surely there (blocks, or None without a file), and what may have come since.
+    """A file of traffic: its certain state (blocks, or None without a file), and operations that may have followed.
 
     blocks[i] is the number of the operation that wrote block i.
     """
 
     def __init__(self):
         self.sure = None
-        self.maybe = []         # operations since what is sure, done or not: (number, kind, blocks)
+        self.maybe = []         # operations since the certain state, done or not: (number, kind, blocks)
 
     def begin(self, op, kind, blocks):
         self.maybe.append((op, kind, blocks))
@@ -61,14 +61,14 @@ class Slot:
 
 
 class Judge:
-    """Of one store: takes what was said and what is there, and says where that differs."""
+    """Checks one store: compares the output of its programs with its content."""
 
     def __init__(self):
         self.slots = {}
         self.step = 0
         self.last_op = 0
         self.digests = {}
-        self.under_way = 0      # steps that were there without having been told
+        self.under_way = 0      # steps that were there without a line about them
 
     def read_steps(self, lines):
         for line in lines:
@@ -92,8 +92,8 @@ class Judge:
             self.last_op = max(self.last_op, op)
 
     def after_crash(self, said, trainer_looks, traffic_looks, step_max=None):
-        """said: lines of trainer, lines of traffic, since the last crash. Raises AssertionError, else takes what is there as
-        what must stay."""
+        """said: lines of trainer, lines of traffic, since the last crash. Raises AssertionError, else takes the present
+        state as the state that must stay."""
         self.read_steps(said[0])
         self.read_traffic(said[1])
         _, step, _, digest = trainer_looks.split()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees with everything a tool has to carry over, and what two trees differ in."""
+"""Trees with everything a tool has to carry over, and the differences of two trees."""
 import hashlib
 import os
 import random
@@ -68,7 +68,7 @@ def make_tree(root, sockets=True):
     os.setxattr(root / 'deep' / 'size-4095', 'system.posix_acl_access', ACL_FILE)
     os.setxattr(root / 'deep' / 'er', 'system.posix_acl_access', ACL_FOLDER)
     os.setxattr(root / 'deep' / 'er', 'system.posix_acl_default', ACL_FOLDER)
-    # Times last, and bottom up: what was done above changed them.
+    # Times last, and bottom up: the calls above changed them.
     for i, (folder, folders, files) in enumerate(sorted(os.walk(root), reverse=True)):
         for j, name in enumerate([*sorted(files), *sorted(d for d in folders if os.path.islink(os.path.join(folder, d))), '']):
             at = 1_000_000_000 * (1_000_000_000 + 1000 * i + j) + 123_456_789

@@ -6,7 +6,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 import pytest
@@ -17,12 +16,10 @@ import torch  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-from demo_store import Store  # noqa: E402
+from demo_store import mounted  # noqa: E402
 import hitrain_torch  # noqa: E402
 from hitrain_torch import HitrainAdamW  # noqa: E402
 
-PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 LR = 1e-2
 SECONDS_MAX = 120
@@ -30,15 +27,8 @@ SECONDS_MAX = 120
 
 @pytest.fixture
 def store():
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-client-') as folder:
-        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
-        try:
-            s.format()
-            s.mount()
-            yield s
-        finally:
-            s.close()
+    with mounted('torch-client') as s:
+        yield s
 
 
 @pytest.fixture
@@ -186,7 +176,7 @@ def test_backward_sends_gradients_as_they_come(root):
             loss_of(params, 2 * x).backward()
             o.step()
         assert_close(own, plain)
-        # a gradient too many is an error that names it, and abort() forgets what was sent
+        # a gradient too many is an error with its name, and abort() forgets the sent ones
         committed = {n: p.detach().clone() for n, p in own.items()}
         loss_of(own, x).backward()
         with pytest.raises(RuntimeError, match='a second gradient of'):
@@ -521,7 +511,7 @@ def test_bad_arguments(root, kind, match, params, options):
     given = [(e[0], tensors[e[1]]) if isinstance(e, tuple) else tensors[e] for e in params]
     with pytest.raises(kind, match=match):
         HitrainAdamW(given, root, **{'lr': LR, **options})
-    HitrainAdamW(tensors, root, lr=LR).close()  # nothing is in the way
+    HitrainAdamW(tensors, root, lr=LR).close()  # the directory is usable
 
 
 def test_refusals_say_what_the_store_says(root):
@@ -583,7 +573,7 @@ def test_a_claim_ends_with_its_process_though_a_child_lives_on(root):
                 try:
                     HitrainAdamW([('p', torch.nn.Parameter(torch.zeros(4)))], root, resume=True).close()
                     break
-                except OSError as e:  # the kernel closes what it had open a moment later
+                except OSError as e:  # the kernel closes its files a moment later
                     assert e.errno == errno.EBUSY and time.monotonic() < end
                     time.sleep(0.02)
         finally:

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients that do not come whole and at once: in several passes, sparse, from several processes; and parameters read ahead."""
-import errno
 import multiprocessing
 import os
 import pathlib
 import sys
-import tempfile
 
 import pytest
 
@@ -15,30 +13,24 @@ import torch  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-from demo_store import Store  # noqa: E402
+from demo_store import mounted  # noqa: E402
 from hitrain_topk import ErrorFeedback  # noqa: E402
 from hitrain_torch import HitrainAdamW, HitrainSGD, Shard  # noqa: E402
 
-PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 LR = 1e-2
 SECONDS_MAX = 120
 
 
 @pytest.fixture
-def root():
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-gradients-') as folder:
-        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
-        try:
-            s.format()
-            s.mount()
-            yield s.mountpoint / 'model'
-            s.unmount()
-            assert s.check().returncode == 0
-        finally:
-            s.close()
+def store():
+    with mounted('torch-gradients') as s:
+        yield s
+
+
+@pytest.fixture
+def root(store):
+    return store.mountpoint / 'model'
 
 
 def parameters(seed=0):
@@ -86,7 +78,7 @@ def test_passes_are_added_as_autograd_adds_them(root, overlap):
 
 
 def test_sums_are_the_same_bits(root):
-    """Without a rule that rounds: what plain descent subtracts is the sum itself."""
+    """Without a rule that rounds: plain descent subtracts the sum itself."""
     own = parameters()
     start = {n: p.detach().clone() for n, p in own.items()}
     with HitrainSGD(own.items(), root, lr=1.0, accumulate=4, accumulate_mode='mean') as optimizer:
@@ -138,6 +130,27 @@ def test_the_last_group_may_be_shorter_and_parameters_unused(root, overlap):
         assert close(own, theirs) and optimizer.committed_step == 3
 
 
+@pytest.mark.parametrize('of_passes', [False, True])
+def test_mean_divides_by_the_whole_group(root, of_passes):
+    """As a loss that is divided by accumulate does, in a shorter group, too. Times accumulate / passes it is the mean
+    of the passes."""
+    own, theirs = parameters(), parameters()
+    other = torch.optim.SGD(theirs.values(), lr=LR)
+    with HitrainSGD(own.items(), root, lr=LR, accumulate=3, accumulate_mode='mean') as optimizer:
+        for step, passes in enumerate((3, 2, 1)):
+            other.zero_grad(set_to_none=True)
+            factor = 3 / passes if of_passes else 1.0
+            for k in range(passes):
+                (loss_of(own, batch(step, k)) * factor).backward()
+                (loss_of(theirs, batch(step, k)) / (passes if of_passes else 3)).backward()
+                if k < passes - 1:
+                    optimizer.send_gradients()
+            optimizer.step()
+            other.step()
+            optimizer.zero_grad(set_to_none=True)
+            assert close(own, theirs), step
+
+
 # ---------------------------------------------------------------------- sparse
 
 def regression(seed=3):
@@ -160,7 +173,7 @@ def descend(model, x, y, steps, optimizer, change=lambda: None):
 
 
 def test_error_feedback_converges_as_dense_gradients_do(root):
-    """A twentieth of each gradient follows the dense descent where what was left out is remembered, and goes elsewhere where not."""
+    """A twentieth of each gradient follows the dense descent if the rest is remembered, and ends elsewhere if not."""
     model, x, y = regression()
     first = ((model(x) - y) ** 2).mean().item()
     dense = descend(model, x, y, 300, torch.optim.SGD(model.parameters(), lr=0.05))
@@ -283,7 +296,7 @@ def test_bad_shards(root):
         with pytest.raises(ValueError, match='shard'):
             HitrainAdamW(own.items(), root, **options)
     with HitrainAdamW(own.items(), root, shard=Shard(0, 1, int)) as optimizer:
-        with pytest.raises(RuntimeError, match='shard'):  # all would write all of it
+        with pytest.raises(RuntimeError, match='shard'):  # each would write everything
             optimizer.send_gradient(own['norm'])
 
 

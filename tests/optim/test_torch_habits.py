@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers do around an optimizer: change parameters, fail in the middle of a step, save at odd moments, wrap the model."""
+"""Habits of trainers: they change parameters, fail in the middle of a step, save at odd moments, wrap the model."""
 import contextlib
 import copy
+import multiprocessing
 import os
 import pathlib
 import pickle
 import resource
 import sys
-import tempfile
+import warnings
 
 import pytest
 
@@ -17,29 +18,25 @@ import torch  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-from demo_store import Store  # noqa: E402
+from demo_store import mounted  # noqa: E402
 import hitrain_files  # noqa: E402
+import hitrain_root  # noqa: E402
 from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD, Shard  # noqa: E402
 
-PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
 LR = 1e-2
+SECONDS_MAX = 120
 
 
 @pytest.fixture
-def root():
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-habits-') as folder:
-        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
-        try:
-            s.format()
-            s.mount()
-            yield s.mountpoint / 'model'
-            s.unmount()
-            assert s.check().returncode == 0
-        finally:
-            s.close()
+def store():
+    with mounted('torch-habits') as s:
+        yield s
+
+
+@pytest.fixture
+def root(store):
+    return store.mountpoint / 'model'
 
 
 def parameters(seed=0):
@@ -111,7 +108,7 @@ CHANGES = [load, change_data, assign_data, change_one_element, swap_rows]
 
 @pytest.mark.parametrize('overlap', [False, True])
 def test_parameters_changed_outside_step_count(root, overlap):
-    """As torch has it: what is there when a gradient comes is what it is applied to."""
+    """As in torch, a gradient is applied to the value that is there when it comes."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
     with HitrainAdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
@@ -219,7 +216,7 @@ def change_last_signs(t):
 @pytest.mark.parametrize('shape', [(600, 128), (601, 127), (1000, 129)])  # a part of a row of the checksum, and more; with and without a tail
 @pytest.mark.parametrize('change', [negate_column, flip_two_signs, swap_far_rows, swap_distant_elements, flip_all_bits, change_last_signs])
 def test_checksums_see_changes_of_one_pattern(dtype, shape, change):
-    """Signs are top bits, which an odd factor moves nowhere; and what changes places must not be what has the same factor."""
+    """Signs are top bits, which an odd factor moves nowhere; elements that change places must have different factors."""
     t = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     before = hitrain_files.checksum(t)
     assert hitrain_files.checksum(t.clone()) == before
@@ -262,7 +259,7 @@ def halve_data(optimizer, params):
     (1, set_lr_and_clip, 'hyper-parameters were'), (4, set_lr_and_clip, 'hyper-parameters were'),
     (4, clip, 'the gradient of w was'), (1, halve_data, 'the gradient of w was')])
 def test_what_is_set_before_step_counts_with_overlap(root, durable_every, change, what):
-    """Also what changes gradients between backward() and step(), as clip_grad_norm_ does."""
+    """Also changes of gradients between backward() and step(), as clip_grad_norm_ makes them."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
     with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=durable_every) as optimizer:
@@ -276,12 +273,40 @@ def test_what_is_set_before_step_counts_with_overlap(root, durable_every, change
         assert close(own, theirs) and number(root, 'step') == 6 and len(warned) == 1
 
 
-@pytest.mark.skipif(not hasattr(getattr(torch, 'amp', None), 'GradScaler'), reason='this PyTorch has a GradScaler for CUDA only')
+class CpuScaler(torch.cuda.amp.GradScaler):
+    """That of a PyTorch whose scaler is for CUDA only, with the parts that it leaves to the device written for the CPU."""
+
+    def __init__(self, init_scale):
+        with pytest.MonkeyPatch.context() as m:
+            m.setattr(torch.cuda.amp.grad_scaler, 'amp_definitely_not_available', lambda: False)
+            super().__init__(init_scale)
+
+    def scale(self, loss):
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(loss.device)
+        return loss * self._scale
+
+    def _unscale_grads_(self, optimizer, inv_scale, found_inf, allow_fp16):
+        for p in [p for group in optimizer.param_groups for p in group['params']]:
+            p.grad.data.mul_(inv_scale.item())
+            found_inf += float(not p.grad.isfinite().all())
+        return {found_inf.device: found_inf}
+
+    def update(self):
+        self._per_optimizer_states.clear()
+
+
+def scaler_on_cpu(init_scale):
+    if hasattr(torch.amp, 'GradScaler'):
+        return torch.amp.GradScaler('cpu', init_scale=init_scale)
+    return CpuScaler(init_scale)
+
+
 def test_gradients_that_a_scaler_divides_count_with_overlap(root):
     """It writes to .grad without a trace in the version counter."""
     own, theirs = parameters(), parameters()
     other = torch.optim.SGD(theirs.values(), lr=LR)
-    scaler = torch.amp.GradScaler('cpu', init_scale=1024.0)
+    scaler = scaler_on_cpu(1024.0)
     with HitrainSGD(own.items(), root, lr=LR, overlap=True) as optimizer:
         with pytest.warns(RuntimeWarning, match='the gradient of w was changed'):
             for step in range(3):
@@ -384,13 +409,13 @@ def test_a_part_of_a_gradient_is_taken_back(root, monkeypatch):
 
 
 def test_a_step_that_was_taken_away_is_not_finished(root):
-    """Somebody who may steer the root aborts between two gradients: what was sent before would be missing."""
+    """A program that may steer the root aborts between two gradients: the earlier ones would be missing."""
     own = parameters()
     start = copies(own)
     with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
         give_gradients(own, 0)
         optimizer.send_gradient(own['w'])
-        optimizer._root.command('abort')  # by the descriptor that holds the claim: nobody else can
+        optimizer._root.command('abort')  # by the descriptor that holds the claim: no other can
         optimizer.send_gradient(own['bias'])
         with pytest.raises(OSError) as e:
             optimizer.step()
@@ -402,7 +427,7 @@ def test_a_step_that_was_taken_away_is_not_finished(root):
 
 @pytest.mark.parametrize('new_lr', [1.0, 3.0])
 def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new_lr):
-    """Where nothing of it is applied yet, as with clipping, only its gradients go."""
+    """If no gradient is applied yet, as with clipping, only the gradients of the step are dropped."""
     own = parameters()
     with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
         for step in range(2):
@@ -425,7 +450,8 @@ def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new
 
 
 def empty_third_step(own, optimizer, monkeypatch):
-    """Two steps, and one that was interrupted, whose gradients alone were dropped: it stays open. What the two made."""
+    """Two steps, and one that was interrupted, whose gradients alone were dropped: no step is open then. Returns the
+    result of the two."""
     for step in range(2):
         give_gradients(own, step)
         optimizer.step()
@@ -435,21 +461,165 @@ def empty_third_step(own, optimizer, monkeypatch):
         fail_at(m, 3, KeyboardInterrupt())
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
-    assert equal(own, before) and number(optimizer.root, 'step_open') and number(optimizer.root, 'durable_step') == 0
+    assert equal(own, before) and number(optimizer.root, 'step_open') == 0 and number(optimizer.root, 'durable_step') == 0
     return before
 
 
-def test_an_emptied_step_is_not_published_as_one(root, monkeypatch):
-    """Its end is where durable_every makes steps durable; their number is that of the steps which did something."""
+def test_an_emptied_step_does_not_count(root, monkeypatch):
+    """Neither for durable_every, nor in the number of the steps which did something."""
     own = parameters()
     with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
         before = empty_third_step(own, optimizer, monkeypatch)
         optimizer.param_groups[0]['lr'] = 3.0
         optimizer.step()
-        assert number(root, 'step') == 3 and optimizer.committed_step == 2
-        assert close(own, {n: p - 3.0 * own[n].grad for n, p in before.items()})
+        assert number(root, 'step') == 3 and optimizer.committed_step == 3
+        after = copies(own)
+        assert close(after, {n: p - 3.0 * own[n].grad for n, p in before.items()})
+        optimizer.step()
         optimizer.abort()
-        assert equal(own, before) and number(root, 'step') == 2
+        assert equal(own, after) and number(root, 'step') == 3
+
+
+def kill_after(monkeypatch, store, calls):
+    """The daemon is killed after so many commands and changes of attributes from now on; 0: before the first. How many there were."""
+    count, command, setxattr = [0], hitrain_root.Root.command, os.setxattr
+
+    def counted(real):
+        def call(*args):
+            if count[0] == calls and store.daemon:
+                store.kill()
+            real(*args)
+            count[0] += 1
+            if count[0] == calls:
+                store.kill()
+        return call
+    monkeypatch.setattr(hitrain_root.Root, 'command', counted(command))
+    monkeypatch.setattr(os, 'setxattr', counted(setxattr))
+    return count
+
+
+def test_a_daemon_killed_after_an_emptied_step(store, monkeypatch):
+    """Wherever it dies: the step that resume names is the one whose changes are there, counted once."""
+    for calls in range(20):
+        root, p = store.mountpoint / f'model{calls}', [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
+        with HitrainSGD(p, root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
+            for _ in range(2):
+                p[0].grad = p[1].grad = torch.ones(4)
+                optimizer.step()
+            with monkeypatch.context() as m:
+                fail_at(m, 2, KeyboardInterrupt())
+                with pytest.raises(KeyboardInterrupt):
+                    optimizer.step()
+            optimizer.max_grad_norm = 2e9
+            with monkeypatch.context() as m:
+                count = kill_after(m, store, calls)
+                with contextlib.suppress(OSError), warnings.catch_warnings(record=True):
+                    optimizer.step()
+                    optimizer.step()
+                    optimizer.commit()
+                done = count[0] < calls
+        if store.daemon is None:
+            store.mount()
+        again = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+        with HitrainSGD(again, root, lr=1.0, max_grad_norm=1e9, durable_every=3, resume=True) as optimizer:
+            step = optimizer.committed_step
+            assert step == number(root, 'step') and all(q.tolist() == [-float(step)] * 4 for q in again), calls
+        if done:
+            assert calls > 3 and step == 4
+            return
+    raise AssertionError('there were more calls than that')
+
+
+HALF = {'accumulate': {'accumulate': 2}, 'clipping': {'overlap': True, 'max_grad_norm': 1e9},
+        'skipping': {'overlap': True, 'skip_nonfinite': True}}
+
+
+def two_steps_and_a_half(own, root, options):
+    """Finished steps that are not durable, and one of which gradients are sent."""
+    optimizer = HitrainSGD(own.items(), root, lr=1.0, durable_every=10, **options)
+    for step in range(2):
+        loss_of(own, step).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    before = copies(own)
+    loss_of(own, 2).backward()
+    if not options.get('overlap'):
+        optimizer.send_gradients()
+    assert number(root, 'step_open') and number(root, 'step') == 2 and number(root, 'durable_step') == 0
+    return optimizer, before
+
+
+@pytest.mark.parametrize('options', HALF.values(), ids=HALF)
+def test_closing_within_a_step_keeps_the_finished_ones(store, root, options):
+    optimizer, before = two_steps_and_a_half(parameters(), root, options)
+    optimizer.close()
+    assert number(root, 'step_open') == 0
+    store.unmount()
+    assert 'step-dropped' not in store.log_path.read_text()
+    store.mount()
+    again = parameters(seed=5)
+    with HitrainSGD(again.items(), root, lr=1.0, resume=True) as optimizer:
+        assert optimizer.committed_step == 2 and equal(again, before)
+
+
+def test_closing_within_a_step_that_is_applied_goes_back(root):
+    """The store undoes updates only back to the last durable step. Nothing of the half step remains, and a warning
+    names the loss."""
+    own = parameters()
+    optimizer, _ = two_steps_and_a_half(own, root, {'overlap': True})
+    optimizer._root.command('wait')
+    with pytest.warns(RuntimeWarning, match='closed within a step: .*went back from step 2 to its durable step 0'):
+        optimizer.close()
+    assert number(root, 'step_open') == 0 and number(root, 'step') == 0
+    assert equal({n: held(root, n) for n in own}, parameters())
+
+
+def ends_without_close(root, options, other=None):
+    optimizer, before = two_steps_and_a_half(parameters(), root, options)
+    if other:
+        give_other_gradient(root, other)
+    optimizer._root.command('wait')
+    torch.save(before, root.parent / 'before')
+    os._exit(0)
+
+
+def give_other_gradient(root, name):
+    """Another program adds a parameter to the model."""
+    file = root / name
+    file.parent.mkdir()
+    file.touch()
+    os.setxattr(file, 'user.hitrain.dtype', b'f32')
+    file.write_bytes(bytes(16))
+    (root / '.hitrain/grad' / name).write_bytes(bytes(16))
+
+
+@pytest.mark.parametrize('what, options, kept', [('resume', HALF['clipping'], 2), ('resume', {'overlap': True}, 0),
+                                                 ('unmount', HALF['clipping'], 0)])
+def test_a_trainer_that_ends_without_close(store, root, what, options, kept):
+    """Its step stays open. Resume takes it back, and an unmount drops it with all that is not durable."""
+    child = multiprocessing.get_context('spawn').Process(target=ends_without_close, args=(root, options))
+    child.start()
+    child.join(SECONDS_MAX)
+    assert child.exitcode == 0 and number(root, 'step_open')
+    if what == 'unmount':
+        store.unmount()
+        assert 'step-dropped' in store.log_path.read_text()
+        store.mount()
+    again = parameters(seed=5)
+    with HitrainSGD(again.items(), root, lr=1.0, resume=True) as optimizer:
+        assert optimizer.committed_step == kept == number(root, 'step') and number(root, 'step_open') == 0
+        assert equal(again, torch.load(root.parent / 'before') if kept else parameters())
+
+
+def test_resume_takes_back_a_gradient_in_a_subdirectory(root):
+    child = multiprocessing.get_context('spawn').Process(target=ends_without_close, args=(root, HALF['clipping'], 'sub/other'))
+    child.start()
+    child.join(SECONDS_MAX)
+    assert child.exitcode == 0 and number(root, 'step_open')
+    again = parameters(seed=5)
+    with HitrainSGD(again.items(), root, lr=1.0, resume=True) as optimizer:
+        assert optimizer.committed_step == 2 and number(root, 'step_open') == 0
+        assert equal(again, torch.load(root.parent / 'before'))
 
 
 def test_closing_keeps_the_steps_before_an_emptied_one(root, monkeypatch):
@@ -528,7 +698,7 @@ def test_state_dict_in_the_middle_of_a_step(root):
 
 
 def test_going_back_to_an_earlier_step(root):
-    """state_dict() cannot, and says what can: the model's values and export_state()."""
+    """state_dict() cannot, and names the way: the model's values and export_state()."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
     with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
@@ -547,7 +717,7 @@ def test_going_back_to_an_earlier_step(root):
         steps(own, optimizer, 2, 4)
         steps(theirs, other, 2, 4)
         assert close(own, theirs)
-        # Back to a moment when there was no state yet: what there is now is forgotten.
+        # Back to a moment without state: the present state is forgotten.
         optimizer.load_state_dict({'state': {0: state['state'][0]}, 'param_groups': state['param_groups']})
         assert optimizer.read_state(own['w'], 'step').item() == 2
         assert list(optimizer.export_state()['state']) == [0]
@@ -660,7 +830,7 @@ def test_more_parameters_than_descriptors(root):
                 optimizer.step()
                 optimizer.abort()
         assert all(p[0].item() == i - 2 for i, (_, p) in enumerate(params))
-        # One that fails at its end leaves nothing behind.
+        # One that fails at its end leaves no file.
         with pytest.raises(TypeError, match='f32 or bf16 or f16'):
             HitrainSGD(many(500) + [('last', torch.nn.Parameter(torch.zeros(1).double()))], root.parent / 'failed', lr=1.0)
     assert not os.listdir(root.parent / 'failed')
@@ -730,7 +900,7 @@ def test_the_reading_thread_may_drop_the_optimizer(root):
 
 
 def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
-    """A module's forward waits for its own parameters; who uses another's has to call wait()."""
+    """A module's forward waits for its own parameters; other uses have to call wait()."""
     model = torch.nn.ModuleDict({'a': torch.nn.Linear(5, 5), 'b': torch.nn.Linear(5, 5)})
 
     def step(functional, waits=False):
@@ -753,7 +923,7 @@ def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
 
 
 def test_a_failed_reading_is_made_up_for_with_a_shard(root):
-    """There step() goes back with all ranks, and reads again what is missing."""
+    """There step() goes back with all ranks, and reads the missing parameters again."""
     model = torch.nn.Linear(5, 5)
     with HitrainSGD(model.named_parameters(), root, lr=0.1, shard=Shard(0, 1)) as optimizer:
         real, calls = optimizer.receive_parameter, []

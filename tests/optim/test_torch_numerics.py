@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every rule against torch.optim and against float64, over 1,000 random steps.
 
-The kernels are compiled into a shared object of their own and called through ctypes: no store, no mount, so that what is
-measured here is arithmetic and nothing else. (That the store applies the same arithmetic bit for bit is what
-tests/unit/optim/test_pipeline.c shows.)
+The kernels are compiled into a shared object of their own and called through ctypes: no store, no mount, so that the
+tests measure arithmetic and nothing else. (tests/unit/optim/step/test_pipeline.c shows that the store applies the same
+arithmetic bit for bit.)
 """
 import ctypes
 import os
@@ -235,7 +235,7 @@ def from_bits(bits, dtype):
 @pytest.mark.parametrize('dtype', TORCH_DTYPE)
 @pytest.mark.parametrize('kernel', ['scalar', 'avx2'])
 def test_parameters_of_two_bytes_are_the_rounded_master(library, monkeypatch, kernel, dtype):
-    """Such a parameter is what torch makes of an f32 parameter that saw the same (rounded) gradients."""
+    """Such a parameter equals torch's rounding of an f32 parameter that saw the same (rounded) gradients."""
     start = from_bits(to_bits(np.random.default_rng(1).normal(0, 0.02, ELEMENTS).astype(np.float32), dtype), dtype)
     monkeypatch.setenv('HITRAIN_KERNEL', kernel)
     ours = Ours(library, to_bits(start, dtype), 'adamw', dtype)

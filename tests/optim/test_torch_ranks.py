@@ -19,13 +19,11 @@ import torch.distributed as dist  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-from demo_store import Store  # noqa: E402
+from demo_store import mounted  # noqa: E402
 import hitrain_ranks  # noqa: E402
 from hitrain_ranks import RankFailed, Ranks, Shard  # noqa: E402
 from hitrain_torch import HitrainSGD  # noqa: E402
 
-PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 SECONDS_MAX = 120
 WORLD = 3
 
@@ -33,7 +31,7 @@ WORLD = 3
 # --------------------------------------------------- meetings, with threads
 
 def meet(world, what, timeout=SECONDS_MAX, exchange=None):
-    """what(rank, ranks) on each rank; what it returned or raised."""
+    """what(rank, ranks) on each rank; returns its result or exception."""
     results = {}
     root = tempfile.mkdtemp(prefix='ranks-')
 
@@ -72,7 +70,7 @@ def test_each_hears_all_and_a_failure_is_everybodys():
 
 
 def test_one_meeting_after_another():
-    """A rank that is done early comes to the next meeting, and not to what is left of the last one."""
+    """A rank that is done early comes to the next meeting, and not to the remains of the last one."""
     def calls(rank, ranks):
         ranks.together('a')
         ranks.close()
@@ -92,7 +90,7 @@ def test_one_that_does_not_come_or_leaves_fails_all():
         ranks.together('a')
         if rank == 2:
             assert heard.wait(SECONDS_MAX)
-        if rank == 0:  # alone: the others wait for what it says
+        if rank == 0:  # alone: the others wait for its line
             ranks._gather._shard = ranks._gather._shard._replace(timeout=1)
         try:
             ranks.together('b')
@@ -199,7 +197,7 @@ class Job:
         self.agree()
 
     def barrier(self):
-        """Of the test, beside the optimizer."""
+        """A barrier of the test, beside the optimizer."""
         self.meeting.wait(SECONDS_MAX)
 
     def agree(self):
@@ -224,7 +222,7 @@ class Job:
 
 
 def broken(job, where):
-    """What a rank calls at this point fails once."""
+    """The function that a rank calls at this point fails once."""
     name, target = {'write': ('_send_one', job.optimizer), 'end': ('_end_step', job.optimizer), 'begin': ('_begin', job.optimizer),
                     'offer': ('_offer', job.optimizer), 'read': ('_receive', job.optimizer)}[where]
 
@@ -242,7 +240,7 @@ def part_failures(job):
             if job.rank == failing:
                 broken(job, where)
             give_gradients(job.own, 50)
-            if where == 'read':  # the step is finished, and told as failed: all read what it made
+            if where == 'read':  # the step is finished, but reported as failed: all read its result
                 for n, p in job.own.items():
                     job.wanted[n] -= p.grad
             job.fails(failing, job.optimizer.step)
@@ -281,7 +279,8 @@ def part_changes(job):
     give_gradients(job.own, 1)
     if job.rank == 1:
         broken(job, 'offer')
-    with pytest.raises((OSError, RankFailed), match='of the test'):  # the others hear of it in the next step all the same
+    # the others get the error in the next step all the same
+    with pytest.raises((OSError, RankFailed), match='of the test'):
         job.optimizer.step()
     job.wanted['w'] = job.wanted['w'] * 2
     job.step(1)
@@ -372,7 +371,7 @@ def part_death(job):
 
 
 def part_death_of_rank_0(job):
-    """Before it ends the step. The others cannot go back: nobody takes them there."""
+    """It dies before it ends the step. The others cannot go back: only rank 0 could take them there."""
     give_gradients(job.own, 0)
     if job.rank == 0:
         dies_in(job, '_end_step')
@@ -401,7 +400,7 @@ def part_interrupt(job):
         return
     barrier = threading.Thread(target=job.barrier)
     barrier.start()
-    if job.rank == 2:  # rank 0 waits in step() meanwhile
+    if job.rank == 2:  # rank 0 waits in step() at this time
         barrier.join()
     with pytest.raises(RankFailed, match='rank 1'):
         job.optimizer.step()
@@ -409,7 +408,7 @@ def part_interrupt(job):
 
 
 def part_wrong_models(rank, root, meeting):
-    """Constructions that fail on one rank fail on all, and leave nothing in the way."""
+    """Constructions that fail on one rank fail on all, and leave the directory usable."""
     for failing in range(WORLD):
         own = parameters()
         if rank == failing:
@@ -448,17 +447,8 @@ def work(rank, base, parts, meeting, results):
 
 @pytest.fixture
 def base():
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-ranks-') as folder:
-        s = Store(PROGRAMS, pathlib.Path(folder), '256M', '64M')
-        try:
-            s.format()
-            s.mount()
-            yield s.mountpoint
-            s.unmount()
-            assert s.check().returncode == 0
-        finally:
-            s.close()
+    with mounted('torch-ranks') as s:
+        yield s.mountpoint
 
 
 def run_parts(base, parts, dies=()):
@@ -491,7 +481,7 @@ def test_ranks_that_are_gone(base):
 # --------------------------------------------- wrappers that reduce gradients
 
 def reduced(rank, meeting, root, results):
-    """DistributedDataParallel: overlap is refused by name, and step() sends what was reduced."""
+    """DistributedDataParallel: overlap is refused by name, and step() sends the reduced gradients."""
     try:
         torch.set_num_threads(1)
         dist.init_process_group('gloo', init_method=f'file://{meeting}', rank=rank, world_size=2)

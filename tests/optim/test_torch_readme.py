@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows of the PyTorch client is run as it stands: alone, and in processes that share one model."""
+"""The examples in README.md and docs/pytorch.md run as they stand: alone, and in processes that share one model."""
 import multiprocessing
 import os
 import pathlib
 import re
 import sys
-import tempfile
 
 import pytest
 
@@ -16,11 +15,10 @@ import torch.distributed as dist  # noqa: E402
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(TOP / 'optim/torch'))
 
-from demo_store import Store  # noqa: E402
+from demo_store import mounted  # noqa: E402
 
-PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
-BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
-ALONE, SHARED = re.findall(r'^```python\n(.*?)^```', (TOP / 'README.md').read_text(), re.M | re.S)
+ALONE, SHARED = (re.search(r'^```python\n(.*?)^```', (TOP / name).read_text(), re.M | re.S).group(1)
+                 for name in ('README.md', 'docs/pytorch.md'))
 LR = 3e-4  # as there
 STEPS = 3
 SECONDS_MAX = 120
@@ -28,17 +26,8 @@ SECONDS_MAX = 120
 
 @pytest.fixture
 def folder():
-    BUILD.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=BUILD, prefix='torch-readme-') as path:
-        s = Store(PROGRAMS, pathlib.Path(path), '256M', '64M')
-        try:
-            s.format()
-            s.mount()
-            yield s.mountpoint
-            s.unmount()
-            assert s.check().returncode == 0
-        finally:
-            s.close()
+    with mounted('torch-readme') as s:
+        yield s.mountpoint
 
 
 def make_model():
@@ -51,7 +40,7 @@ def loss_of(model, step, rank):
 
 
 def example(text, root):
-    """What is done once, and what is done in each step."""
+    """The code that runs once, and the code of each step."""
     assert '/mnt/hitrain/model' in text and text.count('\n...\n') == 1
     return text.replace('/mnt/hitrain/model', str(root)).split('\n...\n')
 

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * differ.c - the same random system calls in two folders, of two file systems: what differs is a bug in one of them.
+ * differ.c - the same random system calls in two folders, of two file systems: a difference is a bug in one file
+ * system.
  *
- * One process for each folder, its root changed to it, draws the same calls from the same seed, does them under
- * several users, and writes a line for each: the call, what it returned, and what can be seen afterwards of the files
- * that it named. Now and then it writes a line for everything in its tree. The parent compares the lines. Drawing must
- * not depend on results, or only on what the lines show.
+ * There is one process for each folder, with its root changed to it. It draws the same calls from the same seed, and
+ * does them under several users. It writes a line for each: the call, its result, and the visible state of the named
+ * files afterwards. Now and then it writes a line for everything in its tree. The parent compares the lines. Drawing
+ * must not depend on results, or only on what the lines show.
  *
- * What file systems may do as they like is not in the lines:
+ * Lines leave out what file systems may choose:
  *   numbers of inodes and devices, st_blksize, st_blocks, what fallocate allocated, where holes begin and end;
  *   the largest position in a file: file systems know one, the kernel another for FUSE;
  *   st_size of anything but files and links; the order of a directory, of a list of extended attributes;
- *   chown to nobody (-1, -1), of which a FUSE file system is told nothing that is no other call;
- *   times of a fifo that is written to, of which a FUSE file system is not told;
+ *   chown with (-1, -1), which reaches a FUSE file system only as some other call;
+ *   times of a fifo that is written to: a FUSE file system gets no such call;
  *   access times, unless --atime asks for them: pages that the kernel has are read without the file system's knowledge;
- *   times that are later than the present minus a day, which are shown as "now"; and, in one call of --times, which of
- *   the times were changed by it.
+ *   times later than the present minus a day, which are shown as "now". With --times=N the lines of one call in N show
+ *   which times it changed.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -76,7 +77,7 @@ __attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
         die("a line is too long");
 }
 
-/* What is no plain letter would hide in a terminal. */
+/* Other characters could do harm in a terminal. */
 static void say_name(const char *name)
 {
     size_t len = strlen(name);
@@ -106,12 +107,12 @@ static const char *error_name(int error)
     return name ? name : "?";
 }
 
-static void say_result(long r, int error)
+static void say_result(long rc, int error)
 {
-    if (r < 0)
+    if (rc < 0)
         say(" = %s", error_name(error));
     else
-        say(" = %ld", r);
+        say(" = %ld", rc);
 }
 
 /* ----------------------------------------------------------------- choices */
@@ -128,7 +129,7 @@ static bool once_in(uint64_t n)
     return rnd_once_in(&rnd, n);
 }
 
-/* One call: everything is drawn, whatever of it the call takes. */
+/* One call: everything is drawn, though each call uses only some fields. */
 struct call {
     char path[2][PATH_MAX + 300];
     int at[2];   /* a slot that the path is relative to, or -1 */
@@ -157,7 +158,6 @@ static void draw_name(char *to, bool folder)
         to[1] = 0;
     } else if (once_in(4)) {
         size_t len = 254 + below(3);
-
         memset(to, 'l', len);
         to[len] = 0;
     } else {
@@ -196,7 +196,6 @@ static void draw_path(char *to, bool folder)
         *to = 0;
     if (once_in(300)) { /* about PATH_MAX */
         size_t want = PATH_MAX - 2 + below(3);
-
         while (strlen(to) < want)
             strcat(to, "/.");
         to[want] = 0;
@@ -246,7 +245,7 @@ static void draw(struct call *c, bool folder)
     while (c->uid == -1 && c->gid == -1);
 }
 
-/* A part of what was drawn: 0 to n - 1, other for each call of this function within one system call. */
+/* A part of the drawn number: 0 to n - 1, other for each call of this function within one system call. */
 static uint64_t part(const struct call *c, unsigned which, uint64_t n)
 {
     return mix64(c->pick + which) % n;
@@ -372,7 +371,6 @@ static long call_readlink(const struct call *c)
 
     if (n >= 0) {
         int error = errno;
-
         target[n] = 0;
         say(" of %zu: ", room);
         say_name(target);
@@ -419,7 +417,6 @@ static void pick_times(const struct call *c, struct timespec t[2])
 {
     for (unsigned i = 0; i < 2; i++) {
         static const long special[] = {UTIME_NOW, UTIME_OMIT, 0, 999999999, 123456789};
-
         t[i].tv_sec = (time_t)part(c, 10 + i, 1400000000) - (part(c, 14 + i, 8) ? 0 : 1000000000);
         t[i].tv_nsec = special[part(c, 12 + i, COUNT_OF(special))];
         say(t[i].tv_nsec == UTIME_NOW        ? " now"
@@ -464,7 +461,6 @@ static void fill(size_t len)
 {
     for (size_t i = 0; i < len; i += 8) {
         uint64_t word = mix64(number << 20 | i);
-
         memcpy(data + i, &word, 8);
     }
 }
@@ -542,7 +538,7 @@ static long list_names(int fd, char **names)
 
     if (!d)
         return -1;
-    while ((e = readdir(d)) != NULL && count < NAMES_MAX)
+    while ((e = readdir(d)) && count < NAMES_MAX)
         if (asprintf(&names[count++], "%s/%d", e->d_name, e->d_type) < 0)
             die("memory");
     closedir(d);
@@ -612,7 +608,6 @@ static size_t make_acl(const struct call *c, unsigned char *to)
     memcpy(to, &h, len);
     for (unsigned i = 0; i < COUNT_OF(rows); i++) {
         struct posix_acl_xattr_entry e = {rows[i].tag, (uint16_t)part(c, 60 + i, 8), rows[i].id};
-
         if (part(c, 50 + i, rows[i].once_in) ||
             (!named && (e.e_tag == ACL_USER || e.e_tag == ACL_GROUP || e.e_tag == ACL_MASK)))
             continue;
@@ -706,7 +701,7 @@ static long call_access(const struct call *c)
     return faccessat(at_of(c, 0), c->path[0], mode, AT_EACCESS | (part(c, 1, 4) ? 0 : AT_SYMLINK_NOFOLLOW));
 }
 
-/* What is said after each call is the point of it. */
+/* This call changes nothing. The state that is shown after each call is the test. */
 static long call_look(const struct call *c)
 {
     struct stat st;
@@ -765,19 +760,19 @@ static long call_lock(const struct call *c)
 {
     static const short how[] = {F_RDLCK, F_WRLCK, F_UNLCK};
     struct flock l = {.l_type = how[part(c, 0, COUNT_OF(how))], .l_whence = SEEK_SET};
-    int r, error;
+    int rc, error;
 
     l.l_start = (off_t)part(c, 1, 10);
     l.l_len = (off_t)part(c, 2, 5);
     say(" type %d, %lld + %lld", l.l_type, (long long)l.l_start, (long long)l.l_len);
     if (part(c, 3, 3))
         return fcntl(fd_of(c, 0), F_OFD_SETLK, &l);
-    r = fcntl(fd_of(c, 0), F_OFD_GETLK, &l);
+    rc = fcntl(fd_of(c, 0), F_OFD_GETLK, &l);
     error = errno;
-    if (r == 0)
+    if (rc == 0)
         say(" found type %d, %lld + %lld", l.l_type, (long long)l.l_start, (long long)l.l_len);
     errno = error;
-    return r;
+    return rc;
 }
 
 static long call_set_append(const struct call *c)
@@ -801,7 +796,7 @@ static long call_chdir(const struct call *c)
     return chdir(part(c, 0, 2) ? "/" : c->path[0]);
 }
 
-/* Handles of files, which must find the same file again, or tell that it is gone. */
+/* Handles of files, which must find the same file again, or report that it is gone. */
 static struct kept_handle {
     struct file_handle h;
     unsigned char room[MAX_HANDLE_SZ];
@@ -811,11 +806,11 @@ static long call_handle(const struct call *c)
 {
     struct kept_handle *k = &handles[part(c, 0, HANDLES)], fresh = {.h.handle_bytes = MAX_HANDLE_SZ};
     int mount_id,
-        r = name_to_handle_at(at_of(c, 0), c->path[0], &fresh.h, &mount_id, part(c, 1, 2) ? 0 : AT_SYMLINK_FOLLOW);
+        rc = name_to_handle_at(at_of(c, 0), c->path[0], &fresh.h, &mount_id, part(c, 1, 2) ? 0 : AT_SYMLINK_FOLLOW);
 
-    if (r == 0)
+    if (rc == 0)
         *k = fresh;
-    return r;
+    return rc;
 }
 
 static long call_open_handle(const struct call *c)
@@ -830,7 +825,7 @@ static long call_open_handle(const struct call *c)
     return keep(fd, c->slot[0]);
 }
 
-/* What a call uses and what it makes, if it succeeds. */
+/* The inputs of a call, and its results if it succeeds. */
 enum { PATH = 1, PATH2 = 2, SLOT = 4, SLOT2 = 8, MODE = 16, MAKES = 32, MAKES2 = 64, FOLDER = 128 };
 
 static struct kind {
@@ -885,7 +880,7 @@ static struct kind {
     {"open_handle", 10, SLOT, call_open_handle},
 };
 
-/* ----------------------------------------------------- what can be seen of it */
+/* -------------------------------------------------------------- visible state */
 
 static void say_time(const char *name, struct timespec t)
 {
@@ -908,10 +903,10 @@ static void say_stat(const struct stat *st)
         say_time("a", st->st_atim);
 }
 
-static void say_file(const char *what, int r, const struct stat *st)
+static void say_file(const char *what, int rc, const struct stat *st)
 {
     say(" | %s ", what);
-    if (r)
+    if (rc)
         say("%s", error_name(errno));
     else
         say_stat(st);
@@ -920,17 +915,17 @@ static void say_file(const char *what, int r, const struct stat *st)
 static void say_aftermath(const struct kind *k, const struct call *c)
 {
     struct stat st;
-    int r;
+    int rc;
 
     for (int i = 0; i < 2; i++)
         if (k->uses & (i ? PATH2 : PATH)) {
-            r = fstatat(at_of(c, i), c->path[i], &st, AT_SYMLINK_NOFOLLOW);
-            say_file(i ? "second" : "first", r, &st);
+            rc = fstatat(at_of(c, i), c->path[i], &st, AT_SYMLINK_NOFOLLOW);
+            say_file(i ? "second" : "first", rc, &st);
         }
     for (int i = 0; i < 2; i++)
         if (k->uses & (i ? SLOT2 : SLOT)) {
-            r = fstat(fd_of(c, i), &st);
-            say_file(i ? "to" : "open", r, &st);
+            rc = fstat(fd_of(c, i), &st);
+            say_file(i ? "to" : "open", rc, &st);
         }
 }
 
@@ -948,7 +943,6 @@ static void watch(const struct call *c, struct watched w[WATCHED])
 
     for (int i = 0; i < 2; i++) {
         char *slash;
-
         strcpy(folder, c->path[i]);
         slash = strrchr(folder, '/');
         if (slash)
@@ -974,7 +968,6 @@ static void say_changes(const struct watched before[WATCHED], const struct watch
 
     for (int i = 0; i < WATCHED; i++) {
         const struct stat *a = &before[i].st, *b = &after[i].st;
-
         if (!before[i].there || !after[i].there || a->st_ino != b->st_ino)
             continue;
         say(" | %s:%s%s%s", names[i], see_atime && !same_time(a->st_atim, b->st_atim) ? " atime" : "",
@@ -1034,7 +1027,6 @@ static void say_values(int folder, const char *name)
     for (int i = 0; i < count; i++) {
         unsigned char value[4096];
         ssize_t len = lgetxattr(path, names[i], value, sizeof(value));
-
         say(" %.30s/%zu=%zd:%llx", names[i], strlen(names[i]), len,
             len < 0 ? 0 : (unsigned long long)hash_bytes(value, (size_t)len));
     }
@@ -1071,7 +1063,6 @@ static void say_tree(int folder, int depth)
     for (long i = 0; i < count; i++) {
         char *type = strrchr(names[i], '/');
         struct stat st;
-
         *type++ = 0;
         if (strcmp(names[i], ".") && strcmp(names[i], "..") && depth < DEPTH_MAX) {
             if (fstatat(folder, names[i], &st, AT_SYMLINK_NOFOLLOW)) {
@@ -1081,7 +1072,6 @@ static void say_tree(int folder, int depth)
                 say_entry(folder, names[i], type, &st);
                 if (S_ISDIR(st.st_mode)) {
                     int sub = openat(folder, names[i], O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-
                     say_tree(sub, depth + 1);
                     close(sub);
                 }
@@ -1091,7 +1081,7 @@ static void say_tree(int folder, int depth)
     }
 }
 
-static void look_at_everything(void)
+static void inspect_everything(void)
 {
     int here = open(".", O_PATH | O_CLOEXEC), root = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 
@@ -1159,7 +1149,7 @@ static void step(void)
     const struct kind *k = draw_kind();
     bool timed = times_every && once_in(times_every);
     static struct call c;
-    long r;
+    long rc;
     int error;
 
     draw(&c, k->uses & FOLDER);
@@ -1170,11 +1160,11 @@ static void step(void)
     }
     become(u);
     errno = 0;
-    r = k->run(&c);
+    rc = k->run(&c);
     error = errno;
     become(&users[0]);
-    say_result(r, error);
-    if (r >= 0)
+    say_result(rc, error);
+    if (rc >= 0)
         learn(k, &c);
     if (timed) {
         watch(&c, after);
@@ -1183,7 +1173,7 @@ static void step(void)
     say_aftermath(k, &c);
     say_line();
     if (number % look_every == 0)
-        look_at_everything();
+        inspect_everything();
 }
 
 __attribute__((noreturn)) static void run_side(const char *folder)
@@ -1197,7 +1187,7 @@ __attribute__((noreturn)) static void run_side(const char *folder)
     rnd = mix64(seed);
     for (number = 1; number <= ops; number++)
         step();
-    look_at_everything();
+    inspect_everything();
     if (fflush(stdout))
         die("telling");
     exit(0);
@@ -1235,7 +1225,10 @@ static void on_alarm(int signal)
 {
 }
 
-/* Its next line; NULL at the end. Someone who says nothing for long hangs, which interrupts the reading here. */
+/*
+ * Returns its next line; NULL at the end. A side that stays silent for long hangs: the alarm interrupts the reading
+ * here.
+ */
 static char *next_line(struct side *s)
 {
     ssize_t n;
@@ -1285,7 +1278,7 @@ static int compare_sides(struct side *sides)
     return 0;
 }
 
-/* Kernels offer O_TMPFILE to file systems, and these modes of fallocate: only what both sides have is called. */
+/* Kernels offer O_TMPFILE to file systems, and these modes of fallocate: only calls that both sides offer are made. */
 static bool offers(const char *folder, bool tmpfile, int mode)
 {
     char path[PATH_MAX];
@@ -1338,7 +1331,7 @@ static bool in_list(const char *list, const char *name)
 {
     size_t len = strlen(name);
 
-    for (const char *at = list; (at = strstr(at, name)) != NULL; at += len)
+    for (const char *at = list; (at = strstr(at, name)); at += len)
         if ((at == list || at[-1] == ',') && (at[len] == ',' || at[len] == 0))
             return true;
     return false;
@@ -1361,7 +1354,7 @@ int main(int argc, char **argv)
     };
     uint64_t *numbers[] = {&ops, &seed, &look_every, &times_every};
     struct side sides[SIDES] = {0};
-    int c, r;
+    int c, rc;
 
     seed = random_seed();
     while ((c = getopt_long(argc, argv, "", options, NULL)) >= 0) {
@@ -1382,16 +1375,15 @@ int main(int argc, char **argv)
         sides[i].folder = argv[optind + i];
         start_side(&sides[i]);
     }
-    r = compare_sides(sides);
+    rc = compare_sides(sides);
     for (int i = 0; i < SIDES; i++) {
         int status;
-
-        if (r)
+        if (rc)
             kill(sides[i].pid, SIGKILL);
         fclose(sides[i].lines);
         free(sides[i].line);
-        if (waitpid(sides[i].pid, &status, 0) == sides[i].pid && !r && status)
-            r = 2;
+        if (waitpid(sides[i].pid, &status, 0) == sides[i].pid && !rc && status)
+            rc = 2;
     }
-    return r;
+    return rc;
 }

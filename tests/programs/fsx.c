@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fsx.c - random operations on two files, each beside a copy in memory that says what they must hold.
+ * fsx.c - random operations on two files, each beside a copy in memory that holds the expected content.
  *
- * Each file is open several times at once: plainly, with O_APPEND, and with --direct with O_DIRECT; each operation takes
- * any of these descriptors. A mapping of the whole file lives for as long as they do. What is written tells which
- * operation wrote it and where, so a mismatch names the writer of the bytes that are wrong. Equal seeds and options do
- * the same operations.
+ * Each file is open several times at once: plainly, with O_APPEND, and with --direct with O_DIRECT; each operation
+ * takes any of these descriptors. A mapping of the whole file lives for as long as they do. The written bytes encode
+ * the operation and the offset, so a mismatch names the writer of the wrong bytes. Equal seeds and options do the same
+ * operations.
  *
- * With --keep the two files are there already, and stay: what they hold and how they are known to the file system is the caller's choice.
+ * With --keep the two files exist already, and stay: the caller chooses their content and their kind.
  *
  * Invariant: the copy holds zeros from its size on.
  */
@@ -48,7 +48,7 @@ static char lines[LOG_LINES][LINE_BYTES];
 static uint64_t line_count;
 static bool offers_allocate, offers_punch, offers_zero, offers_clone;
 
-/* --------------------------------------------------------------- telling */
+/* -------------------------------------------------------------- messages */
 
 __attribute__((format(printf, 1, 2))) static void note(const char *format, ...)
 {
@@ -103,14 +103,13 @@ static void fill(uint8_t *to, uint64_t off, uint64_t len)
 {
     for (uint64_t i = 0; i < len;) {
         uint64_t word = word_at(off + i), skip = (off + i) % 8, n = 8 - skip < len - i ? 8 - skip : len - i;
-
         memcpy(to + i, (uint8_t *)&word + skip, n);
         i += n;
     }
 }
 
-/* Which operation wrote what was found at off, if any of ours did. */
-static void tell_writer(const uint8_t *got, uint64_t off, uint64_t end)
+/* Names the operation that wrote the bytes at off, if one of ours did. */
+static void report_writer(const uint8_t *got, uint64_t off, uint64_t end)
 {
     uint64_t word, at = (off + 7) / 8 * 8;
 
@@ -137,7 +136,6 @@ static void compare(const struct file *f, const char *how, const uint8_t *got, u
         return;
     for (; i < len && runs < RUNS_SHOWN; runs++) {
         uint64_t end;
-
         while (i < len && got[i] == want[i])
             i++;
         for (end = i; end < len && got[end] != want[end]; end++)
@@ -145,7 +143,7 @@ static void compare(const struct file *f, const char *how, const uint8_t *got, u
         if (i < end) {
             fprintf(stderr, "0x%llx to 0x%llx: expected %02x, found %02x", (unsigned long long)(off + i),
                     (unsigned long long)(off + end), want[i], got[i]);
-            tell_writer(got + i, off + i, off + end);
+            report_writer(got + i, off + i, off + end);
             fprintf(stderr, "\n");
         }
         i = end;
@@ -186,7 +184,7 @@ static struct descriptor *any_but_append(struct file *f)
     return d;
 }
 
-/* Near what programs and file systems round to, often; 0 to max. */
+/* Often near multiples that programs and file systems round to; 0 to max. */
 static uint64_t any_offset(const struct file *f, uint64_t max)
 {
     static const uint64_t steps[] = {512, PAGE, 65536, 1 << 20};
@@ -218,7 +216,7 @@ static uint64_t any_length(void)
     return 1 + below(1ull << (1 + below(bits)));
 }
 
-/* A range below end, as the descriptor asks for it; false where there is none. */
+/* A range below end that suits the descriptor; false where there is none. */
 static bool any_range(const struct file *f, const struct descriptor *d, uint64_t end, uint64_t *off, uint64_t *len)
 {
     *off = any_offset(f, end);
@@ -250,7 +248,6 @@ static int make_pieces(struct iovec *v, uint8_t *at, uint64_t len)
 
     while (len > 0 && n < 3) {
         uint64_t piece = n < 2 ? 1 + below(len) : len;
-
         v[n++] = (struct iovec){at, piece};
         at += piece;
         len -= piece;
@@ -388,7 +385,7 @@ static void do_map_read(struct file *f)
     unmap_range(base, mapped);
 }
 
-/* What stands behind the end of the last page must not come to light when the file grows. */
+/* Bytes after the end in the last page must not come to light when the file grows. */
 static void spoil_tail(struct file *f, uint8_t *at, uint64_t off, uint64_t len)
 {
     uint64_t end = off + len, tail = (PAGE - end % PAGE) % PAGE;
@@ -465,7 +462,7 @@ static void do_clone(struct file *f)
     if (strict->direct)
         at -= at % unit;
     else if (rnd_once_in(&rnd, 2) && len > 65536)
-        at = at / 65536 * 65536 + off % 65536; /* what a clone of references can do without moving bytes */
+        at = at / 65536 * 65536 + off % 65536; /* so that a clone of references need not move bytes */
     if (at + len > size_max || (f == to && at < off + len && off < at + len))
         return;
     note("%s clone  0x%llx + 0x%llx to %s 0x%llx", name_of(f), (unsigned long long)off, (unsigned long long)len,
@@ -475,7 +472,6 @@ static void do_clone(struct file *f)
     while (len > 0) {
         off_t from_off = (off_t)off, to_off = (off_t)at;
         ssize_t n = copy_file_range(in->fd, &from_off, out->fd, &to_off, len, 0);
-
         if (n <= 0 || (uint64_t)n > len)
             fail("copy_file_range returned %zd of %llu: %s", n, (unsigned long long)len, strerror(errno));
         off += (uint64_t)n;
@@ -493,7 +489,6 @@ static void do_seek(struct file *f)
     note("%s seek", name_of(f));
     while (at < size) {
         off_t data = lseek(fd, at, SEEK_DATA), hole, end = data < 0 && errno == ENXIO ? size : data;
-
         if (end < at || end > size)
             fail("SEEK_DATA from 0x%llx gave 0x%llx: %s", (long long)at, (long long)data, strerror(errno));
         for (off_t i = at; i < end; i++)
@@ -588,7 +583,6 @@ static void verify(struct file *f)
 
     for (int i = 0; i < f->count; i++) {
         uint64_t len = size_max;
-
         if (fstat(f->d[i].fd, &st) || (uint64_t)st.st_size != f->size)
             fail("file %s has %lld bytes instead of %llu", name_of(f), (long long)st.st_size,
                  (unsigned long long)f->size);
@@ -658,7 +652,7 @@ static void find_offers(void)
     close(fd);
 }
 
-/* What a file that is kept holds is what its copy begins with. */
+/* Fills the copy with the content of a kept file. */
 static void take_content(struct file *f)
 {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* program.h - what the programs of this folder share: random numbers, and giving up with a reason. */
+/* program.h - the common part of the programs in this folder: random numbers, and giving up with a reason. */
 #ifndef HITRAIN_TESTS_PROGRAM_H
 #define HITRAIN_TESTS_PROGRAM_H
 
@@ -90,8 +90,8 @@ __attribute__((noreturn)) static inline void failed(const char *what)
     die("%s", what);
 }
 
-/* One write(2), so that what was said is told also by a program that is killed next, and lines of threads do not mix. */
-__attribute__((format(printf, 1, 2))) static inline void tell_line(const char *format, ...)
+/* One write(2), so that the line survives if the program is killed next, and lines of threads do not mix. */
+__attribute__((format(printf, 1, 2))) static inline void report_line(const char *format, ...)
 {
     char line[2048];
     va_list args;

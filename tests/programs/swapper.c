@@ -3,12 +3,13 @@
  * swapper.c - moves tensors to files and back as DeepSpeed does with its nvme_path.
  *
  * That is: libaio with O_DIRECT, one open and close for each transfer of a tensor, blocks of 1 MiB, 8 of them in
- * flight, the rest of a tensor that is no whole block as a request of its own, buffers on multiples of 1 KiB times the
- * number of threads and not of pages; files of mode 0600 below zero_stage_3/optimizer; never an fsync, truncate, fallocate
- * or unlink. The order of transfers is the same in each step. Unlike DeepSpeed this looks at the result of each request.
+ * flight. The rest of a tensor that is no whole block is a request of its own. Buffers lie on multiples of 1 KiB times
+ * the number of threads and not of pages. Files have mode 0600 and lie below zero_stage_3/optimizer. There never is an
+ * fsync, truncate, fallocate or unlink. The order of transfers is the same in each step. Unlike DeepSpeed this program
+ * checks the result of each request.
  *
- * Each thread is one rank. In a step it reads each tensor, checks that it holds what the step before wrote, and writes it
- * anew.
+ * Each thread is one rank. In a step it reads each tensor, checks that it holds what the step before wrote, and writes
+ * it anew.
  */
 #include <fcntl.h>
 #include <getopt.h>
@@ -60,7 +61,7 @@ static void submit(struct rank *r, struct iocb *cb)
         die("io_submit");
 }
 
-/* Wait for one of them; what is short or has failed is the end of the program. */
+/* Waits for one request. A short or failed request ends the program. */
 static void reap(struct rank *r, const char *path)
 {
     struct io_event event;
@@ -88,8 +89,10 @@ static void transfer(struct rank *r, const char *path, bool writes, uint64_t byt
     for (off = 0; off < bytes; off += BLOCK, begun++) {
         struct iocb *cb = &requests[begun % DEPTH];
         uint64_t len = bytes - off < BLOCK ? bytes - off : BLOCK;
-
-        /* Of full slots the oldest is not the first to end, perhaps: the kernel has copied the request, reuse is safe. */
+        /*
+         * The oldest of the full slots may not be the first to end: the kernel has copied the request, so reuse is
+         * safe.
+         */
         if (begun - ended == DEPTH) {
             reap(r, path);
             ended++;
@@ -116,7 +119,6 @@ static void fill(const struct rank *r, size_t kind, uint64_t tensor, uint64_t st
 {
     for (uint64_t i = 0; i < bytes_of(tensor); i += 8) {
         uint64_t word = word_of(r, kind, tensor, step, i);
-
         memcpy(r->buffer + i, &word, 8);
     }
 }
@@ -125,7 +127,6 @@ static void check(const struct rank *r, size_t kind, uint64_t tensor, uint64_t s
 {
     for (uint64_t i = 0; i < bytes_of(tensor); i += 8) {
         uint64_t word = word_of(r, kind, tensor, step, i);
-
         if (memcmp(r->buffer + i, &word, 8)) {
             fprintf(stderr, "swapper: %s differs at byte %llu from what step %llu wrote\n", path, (unsigned long long)i,
                     (unsigned long long)step);

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * traffic.c - files that come, change and go, each block of which says which operation wrote it.
+ * traffic.c - files that are made, changed and removed. Each block says which operation wrote it.
  *
- * Every operation is told before it begins, and again when it is durable, each in one write(2):
+ * The program announces every operation before it begins, and again when it is durable, each in one write(2):
  *
  *   write OP SLOT FIRST COUNT    blocks of the file, which is made if it is not there; then perhaps fsync
  *   replace OP SLOT              another file written, fsynced and renamed over it, the folder fsynced
  *   unlink OP SLOT               and the folder fsynced
  *   done OP
  *
- * A crash may leave anything between the last operation of a slot that was done and the last that was told.
- * `look` says what there is: "file SLOT OP...", an operation for each block, 0 for one of zeros.
+ * A crash may leave anything between the last done operation of a slot and the last announced one. `look` prints the
+ * present files: "file SLOT OP...", an operation for each block, 0 for one of zeros.
  */
 #include <fcntl.h>
 #include <getopt.h>
@@ -95,8 +95,8 @@ static bool write_in_place(struct worker *w, uint64_t op, uint64_t slot)
         from = rnd_below(&w->random, count);
         count = 1 + rnd_below(&w->random, count - from);
     }
-    tell_line("write %llu %llu %llu %llu\n", (unsigned long long)op, (unsigned long long)slot, (unsigned long long)from,
-              (unsigned long long)count);
+    report_line("write %llu %llu %llu %llu\n", (unsigned long long)op, (unsigned long long)slot,
+                (unsigned long long)from, (unsigned long long)count);
     fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
     if (fd < 0)
         failed(path);
@@ -112,7 +112,7 @@ static bool replace(struct worker *w, uint64_t op, uint64_t slot)
 
     path_of(slot, "", path);
     path_of(slot, ".new", other);
-    tell_line("replace %llu %llu\n", (unsigned long long)op, (unsigned long long)slot);
+    report_line("replace %llu %llu\n", (unsigned long long)op, (unsigned long long)slot);
     fd = open(other, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     if (fd < 0)
         failed(other);
@@ -129,7 +129,7 @@ static bool take_away(struct worker *w, uint64_t op, uint64_t slot)
     char path[PATH_BYTES];
 
     path_of(slot, "", path);
-    tell_line("unlink %llu %llu\n", (unsigned long long)op, (unsigned long long)slot);
+    report_line("unlink %llu %llu\n", (unsigned long long)op, (unsigned long long)slot);
     if (unlink(path) && errno != ENOENT)
         failed(path);
     sync_folder();
@@ -146,9 +146,8 @@ static void *work(void *arg)
 
     while ((op = next_op++) < ops) {
         uint64_t slot = w->index * SLOTS_EACH + rnd_below(&w->random, SLOTS_EACH);
-
         if (kinds[rnd_below(&w->random, COUNT_OF(kinds))](w, op, slot))
-            tell_line("done %llu\n", (unsigned long long)op);
+            report_line("done %llu\n", (unsigned long long)op);
     }
     return NULL;
 }
@@ -189,7 +188,7 @@ static uint64_t op_of(const uint64_t *block, uint64_t slot, uint64_t index)
     return block[0];
 }
 
-static void look_at(uint64_t slot)
+static void inspect(uint64_t slot)
 {
     char path[PATH_BYTES], line[LINE_BYTES];
     uint64_t block[WORDS], index = 0;
@@ -213,7 +212,7 @@ static void look_at(uint64_t slot)
         exit(1);
     }
     sync_close(fd, false);
-    tell_line("%s\n", line);
+    report_line("%s\n", line);
 }
 
 static void usage(void)
@@ -253,7 +252,7 @@ int main(int argc, char **argv)
         run();
     else if (!strcmp(argv[optind], "look"))
         for (uint64_t slot = 0; slot < SLOTS; slot++)
-            look_at(slot);
+            inspect(slot);
     else
         usage();
     return 0;

@@ -2,10 +2,10 @@
 /*
  * trainer.c - a training loop in a model root, whose every bit follows from the number of the step.
  *
- * A step reads the parameters, writes gradients made of them and of the number of the step, writes a cursor and a note
- * beside them, takes away an old note, and commits. After each commit it says "step N" in one write(2). It goes on from
- * the step that the root says, so it can be cut off anywhere and started again; what is in the folder after step N is the
- * same however often that happened: the digest of all files, and of the optimizer's state, tells.
+ * A step reads the parameters and writes gradients that depend on them and on the number of the step. It writes a
+ * cursor and a note beside them, removes an old note, and commits. After each commit it prints "step N" in one
+ * write(2). It continues from the step of the root, so it can be cut off anywhere and started again. The folder's
+ * content after step N never depends on that: the digest of all files, and of the optimizer's state, shows it.
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -133,7 +133,7 @@ static void put_gradient(const struct parameter *p, uint64_t step)
     put_file(name, 0, bytes);
 }
 
-/* What belongs to the step and is no parameter: a file changed in place, one that is new, one that goes. */
+/* The files of a step that are no parameters: one changed in place, one new, one removed. */
 static void put_files(uint64_t step)
 {
     char name[100], path[PATH_BYTES];
@@ -217,12 +217,12 @@ static uint64_t digest(uint64_t step)
     return h;
 }
 
-static void tell(uint64_t step, bool with_digest)
+static void report(uint64_t step, bool with_digest)
 {
     if (with_digest)
-        tell_line("step %llu digest %016llx\n", (unsigned long long)step, (unsigned long long)digest(step));
+        report_line("step %llu digest %016llx\n", (unsigned long long)step, (unsigned long long)digest(step));
     else
-        tell_line("step %llu\n", (unsigned long long)step);
+        report_line("step %llu\n", (unsigned long long)step);
 }
 
 /* --------------------------------------------------------------- the words */
@@ -236,7 +236,6 @@ static void make(void)
         failed(folder);
     for (size_t k = 0; k < COUNT_OF(parameters); k++) {
         const struct parameter *p = &parameters[k];
-
         for (size_t i = 0; i < p->count; i++)
             put_element(p->width, i, noise(0, k, i));
         put_file(p->name, O_CREAT | O_EXCL, 0);
@@ -248,7 +247,7 @@ static void make(void)
     if (setxattr(folder, "user.hitrain.optimizer", optimizer, strlen(optimizer), 0))
         failed(folder);
     commit(1);
-    tell(0, digests);
+    report(0, digests);
 }
 
 static void run(void)
@@ -258,11 +257,11 @@ static void run(void)
             put_gradient(&parameters[p], step);
         put_files(step);
         commit(step);
-        tell(step, digests);
+        report(step, digests);
     }
 }
 
-static void look(void)
+static void inspect(void)
 {
     uint64_t step = word_of("user.hitrain.step"), durable = word_of("user.hitrain.durable_step");
 
@@ -271,7 +270,7 @@ static void look(void)
                 (unsigned long long)durable);
         exit(1);
     }
-    tell(step, true);
+    report(step, true);
 }
 
 static void usage(void)
@@ -310,7 +309,7 @@ int main(int argc, char **argv)
     else if (!strcmp(word, "run"))
         run();
     else if (!strcmp(word, "look"))
-        look();
+        inspect();
     else
         usage();
     free(buffer);

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Cuts the power of a machine with NVMe devices, again and again, and looks whether anything committed is lost.
+"""Cuts the power of a machine with NVMe devices, again and again, and checks whether anything committed is lost.
 
-Run it with `make check-vm`. A stock Debian kernel in QEMU mounts a store on two raw namespaces (blocks of 512 and of 4096
-bytes); a training loop commits steps, and files are written, renamed and unlinked beside it. Then the machine is killed.
-What its devices had not flushed is lost at random, write by write and torn, which is more than killing QEMU would lose.
-The next boot checks the store, mounts it, compares steps and files with what had been told before the cut, and goes on.
-Every fifth cut comes while what the cut before left is being mounted.
+Run it with `make check-vm`. A stock Debian kernel in QEMU mounts a store on two raw namespaces (blocks of 512 and of
+4096 bytes). A training loop commits steps, and files are written, renamed and unlinked beside it. Then the machine is
+killed. The test drops unflushed writes of its devices at random, write by write and torn: killing QEMU alone would lose
+less. The next boot checks the store, mounts it, compares steps and files with the lines printed before the cut, and
+works on. Every fifth cut comes during the mount that follows another cut.
 
-The last cut is looked at more closely: from one log of both devices the images at every flush are made, as they were
-and with losses, and each is checked, mounted and compared on this machine.
+The last cut gets a closer look. From one log of both devices the test makes the images at every flush, as they were and
+with losses. It checks, mounts and compares each on this machine.
 """
 import argparse
 import os

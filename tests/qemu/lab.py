@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two namespaces with a store, a machine that works on it, and what can be known about a moment at which its power is cut."""
+"""Two namespaces with a store, a machine that works on it, and the facts about a moment at which its power is cut."""
 import bisect
 import os
 import pathlib
@@ -29,7 +29,7 @@ class Failure(Exception):
 
 
 class Moment:
-    """The logs ended at positions. surely had been told before that, and nothing beyond at_most."""
+    """The logs ended at positions. At least the lines up to surely were printed before that, and none beyond at_most."""
 
     def __init__(self, surely, positions, at_most):
         self.surely, self.positions, self.at_most = surely, positions, at_most
@@ -51,7 +51,7 @@ class Watch(threading.Thread):
     def run(self):
         while not self.ended.wait(0.0005):
             surely, logs = self.sizes(self.journals), self.sizes(self.logs)
-            if self.sizes(self.logs) == logs:   # so they were these, all of them, at one time in between
+            if self.sizes(self.logs) == logs:   # so at one time in between all logs had these sizes
                 self.moments.append(Moment(surely, logs, self.sizes(self.journals)))
 
     def stop(self):
@@ -59,7 +59,7 @@ class Watch(threading.Thread):
         self.join()
 
     def at(self, position):
-        """Of the only log, when it ended there: between two moments."""
+        """The moment when the only log ended there: between two recorded moments."""
         i = bisect.bisect_right([m.positions[0] for m in self.moments], position)
         before, after = self.moments[max(i - 1, 0)], self.moments[min(i, len(self.moments) - 1)]
         return Moment(before.surely, (position,), after.at_most)
@@ -79,7 +79,7 @@ class Lab:
         for journal in self.journals:
             journal.touch()
         self.told = [0] * len(JOURNALS)     # bytes that are no longer of interest
-        self.owed = ([], []), 0             # what the next boot must show: lines of both, and the last step at most
+        self.owed = ([], []), 0             # the next boot must show this: lines of both, and the last step at most
 
     # -- the machine --
 
@@ -96,7 +96,7 @@ class Lab:
 
     @staticmethod
     def wholes(disks, logs):
-        """A log for each namespace: which of them was flushed is known."""
+        """A log for each namespace: the test knows which namespace was flushed."""
         drives = []
         for i, (disk, log) in enumerate(zip(disks, logs)):
             drives += ['-blockdev', f'driver=raw,node-name=d{i},file.driver=file,file.filename={disk}',
@@ -130,7 +130,7 @@ class Lab:
                         '>>/out/traffic 2>/out/traffic.errors &')
 
     def work(self, lines):
-        """Until so many lines are told."""
+        """Runs until so many lines are printed."""
         self.start()
         machine.wait_for(lambda: self.progress() >= lines, 'progress of the training loop')
 
@@ -142,7 +142,7 @@ class Lab:
             self.watch.stop()
         self.machine = self.server = None
 
-    # -- what was told --
+    # -- printed lines --
 
     def lines(self, i, begin, end):
         with open(self.journals[i], 'rb') as f:
@@ -155,7 +155,8 @@ class Lab:
         return steps * STEP_LINES + traffic
 
     def said_at(self, moment):
-        """Lines since the last cut, but the word done only where it was surely told; and the last step that was told at most."""
+        """Lines since the last cut, with the word done only where it was surely printed; and the last step that was
+        printed at most."""
         surely = [self.lines(i, begin, moment.surely[i]) for i, begin in enumerate(self.told)]
         perhaps = [self.lines(i, max(begin, moment.surely[i]), moment.at_most[i]) for i, begin in enumerate(self.told)]
         begun = [line for line in perhaps[1] if not line.startswith('done')]
@@ -167,8 +168,8 @@ class Lab:
     # -- a cut --
 
     def cut(self, last=False):
-        """The power goes at a moment not long ago, of those at which there was something to lose; last: now.
-        What was told later is forgotten. Returns what it cost, in words."""
+        """The power goes at a recent moment, if possible one with unflushed writes; last: now. Later lines are dropped.
+        Returns the losses as text."""
         self.stop()
         logs = [writelog.WriteLog(path) for path in self.watch.logs]
         possible = [m for m in self.watch.moments if all(p <= log.end for p, log in zip(m.positions, logs))]

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A machine in QEMU: a stock Debian kernel, an initramfs of our programs, NVMe namespaces, NUMA nodes, and a plug to pull.
+"""A machine in QEMU: a stock Debian kernel, an initramfs with our programs, NVMe namespaces, NUMA nodes, and a plug to pull.
 
 Software emulation, because hardware virtualisation is missing where tests usually run: right, and slow. To run something in it:
 
     with machine.started(folder, units=(512, 4096), nodes=2, programs=['tests/unit/...']) as m:
         status, text = m.try_do('test_ring')        # any line of shell; do() raises where try_do() returns a status
 
-Each namespace has a controller with a volatile write cache, is as big as asked for, and keeps its content in folder/diskN as
-long as that exists. In the machine namespace N is the block device /dev/blockN and the character device /dev/genericN. With
-two nodes each has half of the memory and of the processors, and namespace N hangs on a bus of node N % nodes. Programs lie in
-/bin. What is written to /out appears in folder/out. cut() pulls the plug; the end of the body does so, too.
+Each namespace has a controller with a volatile write cache, has the requested size, and keeps its content in
+folder/diskN as long as that exists. In the machine namespace N is the block device /dev/blockN and the character device
+/dev/genericN. With two nodes each has half of the memory and of the processors. Namespace N is on a bus of node N %
+nodes. Programs lie in /bin. Files in /out appear in folder/out. cut() pulls the plug; the end of the body does so, too.
 `tests/qemu/run.py` does the same from a shell.
 """
 import contextlib
@@ -46,14 +46,14 @@ def wait_for(condition, what, seconds=SECONDS_MAX):
 
 
 def lacking():
-    """What a machine needs and is not here, or None. `make deps-vm` installs it."""
+    """The first missing need of a machine, or None. `make deps-vm` installs it."""
     return next((what for what in NEEDED if not (shutil.which(what) or os.path.isdir(what))), None)
 
 
 # --------------------------------------------------------------- the initramfs
 
 def module_files(kernel):
-    """Of what we want and what that needs, in the order of loading. The kernel has built in what is not there."""
+    """Files of the wanted modules and of their dependencies, in the order of loading. Absent ones are built in."""
     base, version = kernel / 'lib/modules', next((kernel / 'lib/modules').iterdir()).name
     if not (base / version / 'modules.dep').exists():
         run('depmod', '-b', kernel, version)
@@ -74,7 +74,7 @@ def libraries(programs):
     for program in programs:
         for line in run('ldd', program).splitlines():
             found |= {word for word in line.split() if word.startswith('/')}
-    # What the C library loads when a thread is cancelled, as at unmount.
+    # The C library loads these when a thread is cancelled, as at unmount.
     found |= {line.split()[-1] for line in run('ldconfig', '-p').splitlines() if line.split()[0] == 'libgcc_s.so.1'}
     return sorted(found)
 
@@ -204,7 +204,7 @@ class Machine:
         return line
 
     def try_do(self, command):
-        """Exit status and what was printed."""
+        """Returns the exit status and the printed text."""
         self.begin(command)
         status = int(self.expect('status').split()[1])
         return status, (self.out / 'answer').read_text(errors='replace')
@@ -220,7 +220,7 @@ class Machine:
         return text
 
     def cut(self):
-        """No more of the machine from here on."""
+        """The machine stops here."""
         self.process.kill()
         self.process.wait()
         self.line.close()

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A store on two NVMe devices of a machine with two NUMA nodes, one on each: reads back where memory is and where threads run.
+"""A store on two NVMe devices of a machine with two NUMA nodes, one on each: reads back where memory is and where
+threads run.
 
-Part of `make check-vm`. What is expected of the tier and of the staging pool is compared with what the kernel says of each page
-(/proc/PID/numa_maps), of each thread (Cpus_allowed_list), and with the store's own figures. The unit tests of placement, which look at
-images that are handed out, too, run in the machine as well: here its nodes are real.
+Part of `make check-vm`. The expected state of the tier and of the staging pool is compared with the kernel's facts on
+each page (/proc/PID/numa_maps) and each thread (Cpus_allowed_list), and with the store's own figures. The unit tests of
+placement, which check images in shared memory, too, run in the machine as well: here its nodes are real.
 """
 import collections
 import pathlib
@@ -20,7 +21,7 @@ DRAM, STAGING = 64 * MIB, 24 * MIB
 OPTIONS = f'-o dram={DRAM},staging={STAGING},optim_threads=4'
 BOTH = '/dev/block0 /dev/block1'    # of node 0, and of node 1
 STEPS = 3
-UNIT_TESTS = 'tests/unit/tiering/base/test_mem', 'tests/unit/tiering/store/test_near'
+UNIT_TESTS = 'tests/unit/tiering/sys/test_mem', 'tests/unit/tiering/store/test_numa'
 LOOK = ' '.join((   # one line of shell
     'for p in /proc/[0-9]*; do grep -qs "^hitrain$" $p/comm || continue; cat $p/numa_maps >/out/maps; for t in $p/task/*; do',
     'echo "$(cat $t/comm) $(sed -n "s/^Cpus_allowed_list:[[:space:]]*//p" $t/status)"; done >/out/threads; done;',

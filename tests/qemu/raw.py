@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores on the character devices of NVMe namespaces, of 512 and of 4096 byte blocks, in a machine.
 
-Part of `make check-vm`. The unit tests of devices, rings and holds run on each, and the script that the fault points play, which is a
-whole store; then a daemon trains on it and is killed, and at last the machine is, while one works on both namespaces. After that, what
-was committed is read through the character devices and through the block devices.
+Part of `make check-vm`. The unit tests of devices, rings and holds run on each, and so does the script of the fault
+points, which is a whole store. Then a daemon trains on it and is killed; at last the machine is, while a daemon works
+on both namespaces. After that, the test reads all committed content through the character devices and through the block
+devices.
 """
 import pathlib
 import sys
@@ -13,7 +14,7 @@ import tempfile
 import machine
 
 UNITS = 512, 4096
-SIZE = 64 << 20     # what the unit tests want at least
+SIZE = 64 << 20     # the minimum of the unit tests
 UNIT_TESTS = ('tests/unit/tiering/io/test_ring', 'tests/unit/tiering/io/test_rings', 'tests/unit/tiering/io/test_sync',
               'tests/unit/tiering/io/test_hold')
 PLAY = 'tests/unit/faults/test_points'
@@ -44,7 +45,7 @@ def unit_tests(m, i):
 
 
 def refused(m, i):
-    """Whoever names the namespace, either way, is told who has it."""
+    """A program that names the namespace, either way, gets an error with its holder."""
     for name in (f'/dev/generic{i}', f'/dev/block{i}'):
         status, text = m.try_do(f'mkfs.hitrain --no-wait --force {name}')
         if status != 1 or 'held by process' not in text or '/mnt' not in text:

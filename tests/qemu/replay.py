@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The images at every flush of a recorded boot, as they were and as a cut just before could have left them, looked at one by
-one, on this machine."""
+"""Checks on this machine the images at every flush of a recorded boot, one by one: as they were, and as a cut just
+before could have left them."""
 import copy
 import subprocess
 import time
@@ -99,7 +99,7 @@ class Replay:
 
 
 def undisturbed(folder, last):
-    """The digest of each step of a store on this machine that nobody disturbs."""
+    """The digest of each step of an undisturbed store on this machine."""
     image, point = folder / 'calm', folder / 'calm.mnt'
     point.mkdir()
     program('bin/mkfs.hitrain', '--size=192M', image)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log that QEMU's blklogwrites driver writes, and the images that a power cut could have left by it.
 
-A device owes what a flush covered. Of what was written since the last flush it may keep any part: each write whole, not at
-all, or torn between blocks, in any order. An entry is logged before its request is answered, so what the machine was told
-is in the log; the last entries may be torn themselves when QEMU was killed while it wrote them.
+A device owes the content that a flush covered. It may keep any part of later writes: each write whole, not at all, or
+torn between blocks, in any order. The driver logs an entry before it answers its request, so the log has every write
+that the machine saw complete. The last entries may be torn themselves when QEMU was killed while it wrote them.
 """
 import bisect
 import os
@@ -30,7 +30,7 @@ class Entry:
 
 
 class WriteLog:
-    """end: what lies behind was being written when QEMU was killed, some of it perhaps not in order."""
+    """end: later entries were being written when QEMU was killed, some perhaps not in order."""
 
     def __init__(self, path):
         self.file = os.open(path, os.O_RDONLY)
@@ -49,7 +49,7 @@ class WriteLog:
         self.end = max(at, EMPTY_LOG_BYTES)
 
     def unflushed_at(self, position):
-        """Is there a write behind the last flush?"""
+        """Is there a write after the last flush?"""
         i = bisect.bisect_right([e.end for e in self.entries], position)
         return i > 0 and not self.entries[i - 1].flags & FLUSH
 
@@ -92,7 +92,7 @@ class Images:
 
 
 def apply_some(images, log, pending, unit, random):
-    """Of what no flush covered: some of it, in any order. Returns how many of the writes were lost or torn."""
+    """Applies some writes that no flush covered, in any order. Returns how many writes were lost or torn."""
     share = random.choice([0, 0.5, 0.9, random.random()])
     pending = [e for e in pending if not e.flags & FLUSH]
     random.shuffle(pending)
@@ -118,8 +118,8 @@ def make_empty(path):
 
 
 def after_power_cut(image, log, position, unit, random):
-    """Changes the image from what it was when logging began to what a cut left that came when the log ended at position.
-    Returns how many writes no flush covered, and how many of them were lost or torn."""
+    """Changes the image from its state when logging began to one that a cut may leave when the log ends at position.
+    Returns how many writes no flush covered, and how many of these were lost or torn."""
     entries = [e for e in log.entries if e.end <= position]
     covered = max((i for i, e in enumerate(entries) if e.flags & FLUSH), default=-1) + 1
     images = Images([image], os.stat(image).st_size)

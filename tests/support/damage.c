@@ -7,11 +7,13 @@
 #include <stdlib.h>
 
 #include "fs/ns/records.h"
+#include "tests/support/dev.h"
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
+#include "tiering/api/check.h"
 
 enum {
     NEW_INO = 5000, /* of nothing in the sample */
@@ -38,21 +40,21 @@ static int find_place(void *ctx, const struct ht_chunk_info *info)
     return 0;
 }
 
-void damage_find(const struct stack *k, struct damage_ids *out)
+void damage_find(const struct harness *k, struct damage_ids *out)
 {
     *out = (struct damage_ids){
-        .small = stack_find(k, HT_NS_ROOT_INO, "small"),
-        .big = stack_find(k, HT_NS_ROOT_INO, "big"),
-        .sparse = stack_find(k, HT_NS_ROOT_INO, "sparse"),
-        .below = stack_find(k, stack_find(k, HT_NS_ROOT_INO, "dir"), "below"),
-        .model = stack_find(k, HT_NS_ROOT_INO, "model"),
+        .small = harness_find(k, HT_NS_ROOT_INO, "small"),
+        .big = harness_find(k, HT_NS_ROOT_INO, "big"),
+        .sparse = harness_find(k, HT_NS_ROOT_INO, "sparse"),
+        .below = harness_find(k, harness_find(k, HT_NS_ROOT_INO, "dir"), "below"),
+        .model = harness_find(k, HT_NS_ROOT_INO, "model"),
     };
-    out->w = stack_find(k, out->model, "w");
+    out->w = harness_find(k, out->model, "w");
     ck_assert_int_eq(ht_store_walk(k->store, find_place, out), 0);
     ck_assert(out->of_small.block && out->of_big.block && out->of_sparse.block);
 }
 
-static struct ht_super super_of(struct stack *k, unsigned dev)
+static struct ht_super super_of(struct harness *k, unsigned dev)
 {
     struct ht_super_report report;
     struct ht_super sb;
@@ -71,7 +73,7 @@ static void append_to(struct ht_journal *j, const struct ht_buf *records, uint64
     ck_assert_int_eq(ht_journal_close(j), 0);
 }
 
-void damage_append(struct stack *k, const struct ht_buf *records)
+void damage_append(struct harness *k, const struct ht_buf *records)
 {
     struct ht_super sb = super_of(k, 0);
     struct ht_journal_report report;
@@ -96,27 +98,27 @@ void damage_append(struct stack *k, const struct ht_buf *records)
     append_to(j, records, sb.epoch);
 }
 
-void damage_do(const struct damage *d, struct stack *k, const struct damage_ids *ids)
+void damage_do(const struct damage *d, struct harness *k, const struct damage_ids *ids)
 {
     struct ht_buf records = HT_BUF_INIT;
 
-    if (d->put != NULL) {
+    if (d->put) {
         d->put(ids, &records);
         damage_append(k, &records);
     }
-    if (d->harm != NULL)
+    if (d->harm)
         d->harm(k, ids);
     ht_buf_free(&records);
 }
 
 /* --------------------------------------------------------------- superblocks */
 
-static uint8_t *bytes_at(struct stack *k, unsigned dev, uint64_t offset)
+static uint8_t *bytes_at(struct harness *k, unsigned dev, uint64_t offset)
 {
     return (uint8_t *)ht_dev_ram_data(k->dev[dev]) + offset;
 }
 
-static uint8_t *super_copy(struct stack *k, unsigned dev, unsigned copy)
+static uint8_t *super_copy(struct harness *k, unsigned dev, unsigned copy)
 {
     return bytes_at(k, dev, ht_super_offset(ht_dev_size(k->dev[dev]), copy));
 }
@@ -130,52 +132,52 @@ static void set_field(uint8_t *copy, size_t at, uint32_t value)
                             HT_BLOCK_BYTES - offsetof(struct ht_disk_super, version), 0));
 }
 
-static void no_magic(struct stack *k, const struct damage_ids *ids)
+static void no_magic(struct harness *k, const struct damage_ids *ids)
 {
     super_copy(k, 0, 1)[3] ^= 1;
 }
 
-static void bad_checksum(struct stack *k, const struct damage_ids *ids)
+static void bad_checksum(struct harness *k, const struct damage_ids *ids)
 {
     super_copy(k, 0, 2)[2000] ^= 1;
 }
 
-static void other_version(struct stack *k, const struct damage_ids *ids)
+static void other_version(struct harness *k, const struct damage_ids *ids)
 {
     set_field(super_copy(k, 0, 2), offsetof(struct ht_disk_super, version), 99);
 }
 
-static void bad_field(struct stack *k, const struct damage_ids *ids)
+static void bad_field(struct harness *k, const struct damage_ids *ids)
 {
     set_field(super_copy(k, 0, 0), offsetof(struct ht_disk_super, chunk_bytes), 12345);
 }
 
-static void other_store(struct stack *k, const struct damage_ids *ids)
+static void other_store(struct harness *k, const struct damage_ids *ids)
 {
     set_field(super_copy(k, 0, 1), offsetof(struct ht_disk_super, uuid), 1);
 }
 
-static void no_super(struct stack *k, unsigned dev)
+static void no_super(struct harness *k, unsigned dev)
 {
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
         super_copy(k, dev, c)[100] ^= 1;
 }
 
-static void no_super_of_one(struct stack *k, const struct damage_ids *ids)
+static void no_super_of_one(struct harness *k, const struct damage_ids *ids)
 {
     no_super(k, 1);
 }
 
-static void no_super_at_all(struct stack *k, const struct damage_ids *ids)
+static void no_super_at_all(struct harness *k, const struct damage_ids *ids)
 {
     no_super(k, 0);
 }
 
-static void truncated(struct stack *k, const struct damage_ids *ids)
+static void truncated(struct harness *k, const struct damage_ids *ids)
 {
     struct ht_dev *shorter;
 
-    ck_assert_int_eq(ht_dev_open_ram(SAMPLE_DEVICE_BYTES / 2, 4096, &shorter), 0);
+    ck_assert_int_eq(dev_open_ram(SAMPLE_DEVICE_BYTES / 2, 4096, &shorter), 0);
     memcpy(ht_dev_ram_data(shorter), ht_dev_ram_data(k->dev[0]), SAMPLE_DEVICE_BYTES / 2);
     ht_dev_close(k->dev[0]);
     k->dev[0] = shorter;
@@ -183,7 +185,7 @@ static void truncated(struct stack *k, const struct damage_ids *ids)
 
 /* ----------------------------------------------------------------------- log */
 
-static uint8_t *log_at(struct stack *k, unsigned copy, uint64_t frame_from_start)
+static uint8_t *log_at(struct harness *k, unsigned copy, uint64_t frame_from_start)
 {
     struct ht_super sb = super_of(k, 0);
     uint64_t pos = sb.start_pos + frame_from_start * FRAME_BYTES;
@@ -191,12 +193,12 @@ static uint8_t *log_at(struct stack *k, unsigned copy, uint64_t frame_from_start
     return bytes_at(k, sb.log_device[copy], sb.log_offset[copy] + pos % sb.log_bytes);
 }
 
-static void bad_frame(struct stack *k, const struct damage_ids *ids)
+static void bad_frame(struct harness *k, const struct damage_ids *ids)
 {
     log_at(k, 1, 3)[50] ^= 1;
 }
 
-static void bad_frame_in_both(struct stack *k, const struct damage_ids *ids)
+static void bad_frame_in_both(struct harness *k, const struct damage_ids *ids)
 {
     uint64_t last = 0;
 
@@ -209,7 +211,7 @@ static void bad_frame_in_both(struct stack *k, const struct damage_ids *ids)
 }
 
 /* One in each copy, another one. */
-static void bad_frame_in_each(struct stack *k, const struct damage_ids *ids)
+static void bad_frame_in_each(struct harness *k, const struct damage_ids *ids)
 {
     uint64_t last = 0;
 
@@ -221,7 +223,7 @@ static void bad_frame_in_each(struct stack *k, const struct damage_ids *ids)
     log_at(k, 0, last)[60] ^= 1;
 }
 
-static void bad_first_frame(struct stack *k, const struct damage_ids *ids)
+static void bad_first_frame(struct harness *k, const struct damage_ids *ids)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         log_at(k, i, 0)[60] ^= 1;
@@ -259,7 +261,7 @@ static void put_fork(struct ht_buf *b, const char *name)
 }
 
 /* Each device was mounted without the other, and something was done there. */
-static void mounted_apart(struct stack *k, const struct damage_ids *ids)
+static void mounted_apart(struct harness *k, const struct damage_ids *ids)
 {
     uint64_t bytes = ht_dev_size(k->dev[1]);
     uint8_t *before[2], *apart = malloc(bytes);
@@ -366,13 +368,13 @@ static void many_long_names(const struct damage_ids *ids, struct ht_buf *b)
 }
 
 /* Needs a log that is larger than the sample's. */
-static void too_many_names(struct stack *k, const struct damage_ids *ids)
+static void too_many_names(struct harness *k, const struct damage_ids *ids)
 {
     struct ht_buf b = HT_BUF_INIT;
     char name[16];
 
-    stack_free(k);
-    stack_format(k, 1, 512 << 20, 4096);
+    harness_free(k);
+    harness_format(k, 1, 512 << 20, 4096);
     put_inode(&b, HT_NS_ROOT_INO, S_IFDIR, false);
     put_inode(&b, NEW_INO, S_IFREG, false);
     for (unsigned i = 0; i <= HT_LINKS_MAX; i++) {
@@ -558,7 +560,7 @@ static void on_another(const struct damage_ids *ids, struct ht_buf *b)
 }
 
 /* Both have the right checksum: the bytes of one are a part of the other's. */
-static void within_another(struct stack *k, const struct damage_ids *ids)
+static void within_another(struct harness *k, const struct damage_ids *ids)
 {
     struct ht_ref_place p = {ids->of_big.block + 1, 0, HT_BLOCK_BYTES, 15};
     struct ht_buf b = HT_BUF_INIT;
@@ -630,12 +632,12 @@ void damage_random_records(const struct damage_ids *ids, struct ht_buf *records,
 
 /* ------------------------------------------------------------------- content */
 
-static void bad_bytes(struct stack *k, const struct damage_ids *ids)
+static void bad_bytes(struct harness *k, const struct damage_ids *ids)
 {
     bytes_at(k, 0, ids->of_sparse.block * HT_BLOCK_BYTES)[5] ^= 1;
 }
 
-static void bad_shared_bytes(struct stack *k, const struct damage_ids *ids)
+static void bad_shared_bytes(struct harness *k, const struct damage_ids *ids)
 {
     bytes_at(k, 0, ids->of_big.block * HT_BLOCK_BYTES)[70] ^= 1;
 }

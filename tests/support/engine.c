@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* engine.c - random work on a store, a model beside it, and what a crash may leave. */
+/* engine.c - random work on a store, a model beside it, and the states that a crash may leave. */
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/engine.h"
+#include "tests/support/recorder.h"
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
+#include "tiering/api/batch_pin.h"
+#include "tiering/api/check.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/tx.h"
 
 enum { REC_SLOT = HT_REC_OPT_FIRST, REC_STEP = HT_REC_OPT_FIRST + 1 };
 
@@ -45,6 +51,7 @@ static void put_slot(struct engine *e, struct ht_tx *tx, unsigned i)
 {
     struct ht_buf *b = ht_tx_records(tx);
     size_t mark = ht_record_begin(b, REC_SLOT);
+
     ht_buf_put_u32(b, i);
     ht_buf_put_u64(b, e->slot[i].exists ? e->slot[i].oid : 0);
     ht_record_end(b, mark);
@@ -54,6 +61,7 @@ static void put_step(struct engine *e, struct ht_tx *tx, uint64_t step)
 {
     struct ht_buf *b = ht_tx_records(tx);
     size_t mark = ht_record_begin(b, REC_STEP);
+
     ht_buf_put_u64(b, step);
     ht_record_end(b, mark);
     e->pub_step = step;
@@ -63,6 +71,7 @@ static int client_replay(void *ctx, uint16_t type, const uint8_t *payload, uint3
 {
     struct engine *e = ctx;
     struct ht_reader r = ht_reader_of(payload, len);
+
     if (type == REC_STEP) {
         e->step = e->pub_step = ht_get_u64(&r);
         return ht_reader_done(&r) ? 0 : -EUCLEAN;
@@ -82,6 +91,7 @@ static uint64_t published_oid[ENGINE_SLOTS];
 static int client_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
 {
     struct engine *e = ctx;
+
     (void)max_bytes;
     struct ht_buf *b = ht_tx_records(tx);
     unsigned i = (unsigned)(*cursor)++;
@@ -102,11 +112,19 @@ static void publish_slot(struct engine *e, struct ht_tx *tx, unsigned i)
     published_oid[i] = e->slot[i].exists ? e->slot[i].oid : 0;
 }
 
-static void client_flush(void *ctx, struct ht_tx *tx)
+static size_t client_pending_bytes(void *ctx, uint64_t scope)
+{
+    return 4096;
+}
+
+static void client_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
 {
     struct engine *e = ctx;
-    for (unsigned i = 0; i < ROOT_FIRST; i++)
+
+    for (unsigned i = scope ? ROOT_FIRST : 0; i < (scope ? ENGINE_SLOTS : ROOT_FIRST); i++)
         publish_slot(e, tx, i);
+    if (scope)
+        put_step(e, tx, e->step);
 }
 
 /* ----------------------------------------------------------------- life */
@@ -115,7 +133,7 @@ void engine_format(struct engine *e, uint64_t bytes, unsigned lba, uint64_t seed
 {
     memset(e, 0, sizeof(*e));
     e->rnd = seed;
-    MUST(ht_dev_open_ram(bytes, lba, &e->dev) == 0);
+    MUST(dev_open_ram(bytes, lba, &e->dev) == 0);
     struct ht_super sb;
     struct ht_format_opts opts = {0};
     MUST(ht_super_format(&e->dev, 1, &opts, &sb) == 0);
@@ -138,8 +156,10 @@ static int mount_store(struct engine *e)
                                     .ctx = e,
                                     .replay = client_replay,
                                     .emit = client_emit,
-                                    .flush = client_flush};
+                                    .pending_bytes = client_pending_bytes,
+                                    .publish = client_publish};
     int rc = ht_store_new(&e->dev, 1, &opts, &e->s);
+
     if (!rc)
         rc = ht_store_register(e->s, &client);
     if (!rc)
@@ -185,6 +205,7 @@ void engine_crash(struct engine *e)
 static void load_content(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
+
     m->size = m->exists ? ht_obj_size(m->obj) : 0;
     MUST(m->size <= ENGINE_BYTES_MAX);
     if (m->size)
@@ -197,6 +218,7 @@ void engine_fill(struct engine *e, uint64_t leave)
     struct ht_obj_attr attr = {.oid = ht_store_new_id(e->s), .chunk_bytes = HT_CHUNK_BYTES};
     struct ht_obj *o;
     struct ht_store_stats st;
+
     MUST(ht_obj_create(e->s, &attr, &o) == 0);
     ht_store_stats(e->s, &st);
     for (uint64_t at = 0; at + leave < st.available_bytes; at += sizeof(zeros)) {
@@ -232,6 +254,7 @@ void engine_free(struct engine *e)
 static void acknowledge(struct engine *e)
 {
     struct ack a;
+
     for (unsigned i = 0; i < ENGINE_SLOTS; i++)
         a.slot[i] = e->slot[i].acked;
     a.commit = e->commit_acked;
@@ -240,7 +263,7 @@ static void acknowledge(struct engine *e)
     if (e->recording) {
         char text[32];
         snprintf(text, sizeof(text), "ack %zu", e->acks);
-        MUST(ht_recorder_mark(e->dev, text) == 0);
+        MUST(recorder_mark(e->dev, text) == 0);
     }
     e->acks++;
 }
@@ -252,6 +275,7 @@ static void op_create(struct engine *e, unsigned i)
                                .chunk_bytes = rnd_below(&e->rnd, 3) ? HT_SMALL_CHUNK_BYTES : HT_CHUNK_BYTES,
                                .scope = i >= ROOT_FIRST ? ENGINE_SCOPE : 0};
     int rc = ht_obj_create(e->s, &attr, &m->obj);
+
     if (rc == -ENOSPC)
         return;
     MUST(rc == 0);
@@ -265,6 +289,7 @@ static void op_write(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
     uint64_t off = rnd_below(&e->rnd, 2) ? m->size : rnd_below(&e->rnd, ENGINE_BYTES_MAX);
+
     off = ht_min_u64(off, ENGINE_BYTES_MAX - 1);
     uint64_t most = rnd_below(&e->rnd, 3) ? 20000 : ENGINE_BYTES_MAX;
     uint64_t len = 1 + rnd_below(&e->rnd, ht_min_u64(most, ENGINE_BYTES_MAX - off));
@@ -287,6 +312,7 @@ static void op_truncate(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
     uint64_t size = rnd_below(&e->rnd, ENGINE_BYTES_MAX);
+
     if (rnd_below(&e->rnd, 4) == 0)
         size &= ~(uint64_t)0xffff;
     MUST(ht_obj_truncate(m->obj, size) == 0);
@@ -301,6 +327,7 @@ static void op_punch(struct engine *e, unsigned i)
     struct slot_model *m = &e->slot[i];
     uint64_t off = rnd_below(&e->rnd, ENGINE_BYTES_MAX), len = 1 + rnd_below(&e->rnd, ENGINE_BYTES_MAX);
     int rc = ht_obj_punch(m->obj, off, len);
+
     MUST(rc == 0 || rc == -ENOSPC);
     if (rc) { /* whole chunks may have gone before the failing one */
         load_content(e, i);
@@ -314,6 +341,7 @@ static void op_read(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
     static uint8_t buf[ENGINE_BYTES_MAX];
+
     MUST(ht_obj_size(m->obj) == m->size);
     uint64_t off = rnd_below(&e->rnd, m->size + 1), len = 1 + rnd_below(&e->rnd, ENGINE_BYTES_MAX);
     ssize_t want = (ssize_t)ht_min_u64(len, m->size - off);
@@ -326,6 +354,7 @@ static void op_sync(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
     int rc = ht_obj_writeback(m->obj);
+
     MUST(rc == 0);
     struct ht_tx *tx;
     MUST(ht_tx_begin(e->s, 16384, &tx) == 0);
@@ -342,6 +371,7 @@ static void op_delete(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
     struct ht_tx *tx;
+
     MUST(ht_tx_begin(e->s, 4096, &tx) == 0);
     ht_obj_delete(m->obj, tx);
     m->exists = false;
@@ -357,6 +387,7 @@ static void op_delete(struct engine *e, unsigned i)
 static void op_commit_all(struct engine *e)
 {
     int rc = ht_store_commit(e->s);
+
     MUST(rc == 0);
     for (unsigned i = 0; i < ROOT_FIRST; i++)
         e->slot[i].acked = e->slot[i].count - 1;
@@ -365,20 +396,14 @@ static void op_commit_all(struct engine *e)
 
 static void op_commit_scope(struct engine *e)
 {
-    MUST(ht_scope_writeback(e->s, ENGINE_SCOPE) == 0);
     struct commit_model c = {.step = ++e->step};
+
     for (unsigned i = ROOT_FIRST; i < ENGINE_SLOTS; i++)
         c.version[i] = version_now(&e->slot[i]);
     e->commit = realloc(e->commit, (e->commits + 1) * sizeof(*e->commit));
     e->commit[e->commits++] = c;
-    struct ht_tx *tx;
-    MUST(ht_tx_begin(e->s, ht_scope_pending_bytes(e->s, ENGINE_SCOPE) + 4096, &tx) == 0);
-    ht_scope_publish(e->s, ENGINE_SCOPE, tx);
-    for (unsigned i = ROOT_FIRST; i < ENGINE_SLOTS; i++)
-        publish_slot(e, tx, i);
-    put_step(e, tx, e->step);
     uint64_t lsn;
-    MUST(ht_tx_commit(tx, &lsn) == 0);
+    MUST(ht_scope_commit(e->s, ENGINE_SCOPE, &lsn) == 0);
     MUST(ht_store_sync(e->s, lsn) == 0);
     e->commit_acked = e->commits - 1;
     acknowledge(e);
@@ -404,30 +429,33 @@ static void op_abort_scope(struct engine *e)
     }
 }
 
-/* An update through a lease, as the optimizer does it, but in objects whose rewriting has no guarantee: it may end for want of space, and
- * then the last commit is what there is. */
-static void op_lease(struct engine *e, unsigned i)
+/*
+ * An update through a batch pin, as the optimizer does it, but in objects without a rewrite reserve: it may end for
+ * want of space, and then the last commit counts.
+ */
+static void op_batch_pin(struct engine *e, unsigned i)
 {
     struct slot_model *m = &e->slot[i];
+
     if (!m->size)
         return;
     uint32_t cb = ht_obj_chunk_bytes(m->obj);
-    struct ht_lease l = {.store = e->s};
+    struct ht_batch_pin l = {.store = e->s};
     l.count = 1;
-    l.chunk[0] = (struct ht_lease_chunk){
-        .obj = m->obj, .index = rnd_below(&e->rnd, (m->size - 1) / cb + 1), .mode = HT_LEASE_UPDATE};
-    int rc = ht_lease_begin(&l), end = 0;
+    l.chunk[0] = (struct ht_batch_pin_chunk){
+        .obj = m->obj, .index = rnd_below(&e->rnd, (m->size - 1) / cb + 1), .mode = HT_BATCH_PIN_UPDATE};
+    int rc = ht_batch_pin_begin(&l), end = 0;
     MUST(rc == 0 || rc == -ENOSPC);
     if (!rc) {
-        MUST(ht_lease_wait(&l) == 0);
+        MUST(ht_batch_pin_wait(&l) == 0);
         uint8_t *model = m->content + l.chunk[0].index * cb;
         MUST(memcmp(l.chunk[0].data, model, l.chunk[0].len) == 0);
         for (uint32_t k = 0; k < l.chunk[0].len; k++) {
             l.chunk[0].data[k] = (uint8_t)(l.chunk[0].data[k] * 5 + 1);
             model[k] = (uint8_t)(model[k] * 5 + 1);
         }
-        ht_lease_end(&l, 1);
-        end = ht_lease_finish(&l);
+        ht_batch_pin_end(&l, 1);
+        end = ht_batch_pin_finish(&l);
         MUST(end == 0 || end == -ENOSPC);
     }
     if (end)
@@ -436,11 +464,14 @@ static void op_lease(struct engine *e, unsigned i)
         note_version(m);
 }
 
-/* A range of one object becomes that of another, or of itself; aligned more often than not, so that chunks are shared. */
+/*
+ * A range of one object becomes that of another, or of itself; aligned more often than not, so that chunks are shared.
+ */
 static void op_clone(struct engine *e, unsigned to)
 {
     unsigned from = (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS);
     struct slot_model *m = &e->slot[to], *f = &e->slot[from];
+
     if (!f->exists)
         return;
     uint64_t mask = rnd_below(&e->rnd, 4) ? ~0xffffull : ~0ull;
@@ -464,11 +495,12 @@ static void op_clone(struct engine *e, unsigned to)
     note_version(m);
 }
 
-/* Promises change nothing that can be seen; what they hold is missing elsewhere. */
+/* Preallocation has no visible effect except that its space is missing elsewhere. */
 static void op_allocate(struct engine *e, unsigned i)
 {
     uint64_t off = rnd_below(&e->rnd, ENGINE_BYTES_MAX), len = 1 + rnd_below(&e->rnd, ENGINE_BYTES_MAX - off);
-    int rc = ht_obj_allocate(e->slot[i].obj, off, len);
+    int rc = ht_obj_prealloc(e->slot[i].obj, off, len);
+
     MUST(rc == 0 || rc == -ENOSPC);
 }
 
@@ -497,7 +529,7 @@ static void op_on_slot(struct engine *e, unsigned i, uint64_t kind)
         if (i < ROOT_FIRST)
             op_sync(e, i);
         else
-            op_lease(e, i);
+            op_batch_pin(e, i);
         break;
     case 6:
         op_read(e, i);
@@ -525,11 +557,12 @@ void engine_step(struct engine *e)
     else if (kind == 4)
         op_abort_scope(e);
     else if (kind == 5 && rnd_below(&e->rnd, 3) == 0)
-        MUST(ht_store_compact(e->s) == 0);
+        MUST(ht_store_checkpoint(e->s) == 0);
     else if (kind == 6)
         MUST(ht_writeback_now(e->s) >= 0);
     else
         op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 15));
+    ht_store_verify(e->s, true);
 }
 
 void engine_check_exact(struct engine *e)
@@ -553,6 +586,7 @@ void engine_check_space(struct engine *e)
 {
     struct ht_store_stats st;
     uint64_t stored = 0;
+
     for (unsigned i = 0; i < ENGINE_SLOTS; i++)
         if (e->slot[i].exists)
             op_delete(e, i);
@@ -560,7 +594,7 @@ void engine_check_space(struct engine *e)
     op_commit_scope(e);
     MUST(ht_store_walk(e->s, add_stored, &stored) == 0);
     ht_store_stats(e->s, &st);
-    MUST(st.limbo_bytes == 0 && st.reserved_bytes == 0);
+    MUST(st.pending_free_bytes == 0 && st.reserved_bytes == 0);
     MUST(st.free_bytes + stored == st.total_bytes);
 }
 
@@ -614,6 +648,7 @@ const char *engine_verify_state(const struct engine *src, size_t ack, struct ht_
 {
     struct engine t = {.dev = dev, .rnd = seed}, *e = &t;
     const char *wrong = NULL;
+
     for (unsigned i = 0; i < ENGINE_SLOTS; i++)
         t.slot[i].content = calloc(1, ENGINE_BYTES_MAX);
     t.ack = calloc(1, sizeof(*t.ack));

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * engine.h - random work on a store beside a simple model of it.
+ * engine.h - random work on a store beside a simple model.
  *
- * The model keeps, for every object, the history of its contents (as hashes), and what of it was acknowledged as
- * durable. Objects of slots below ROOT_FIRST are outside scopes and synced one by one; the others belong to
- * one scope and only change together, by commits that also carry a step number through a metadata client.
+ * The model keeps, for every object, the history of its contents (as hashes), and how far it was acknowledged as
+ * durable. Objects of slots below ROOT_FIRST are outside scopes and synced one by one; the others belong to one scope
+ * and only change together, by commits that also carry a step number through a metadata client.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_ENGINE_H
 #define HITRAIN_TESTS_SUPPORT_ENGINE_H
 
-#include "tiering/store/store.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
 
 enum { ENGINE_SLOTS = 10, ROOT_FIRST = 6, ENGINE_BYTES_MAX = 400 << 10, ENGINE_SCOPE = 77 };
 
@@ -35,7 +36,7 @@ struct commit_model {
     struct version version[ENGINE_SLOTS];
 };
 
-struct ack { /* what was durable when a mark was written */
+struct ack { /* the durable state at the time of a mark */
     size_t slot[ENGINE_SLOTS];
     size_t commit;
 };
@@ -56,13 +57,13 @@ struct engine {
 
 /* oid of the object in a slot is kept by the metadata client too, so that a remount finds it. */
 
-/* Make a RAM device with a fresh store on it (not mounted). */
+/* Makes a RAM device with a fresh store on it (not mounted). */
 void engine_format(struct engine *e, uint64_t bytes, unsigned lba, uint64_t seed);
 /* Mount dev's store into e->s. 0 or -errno. */
 int engine_mount(struct engine *e);
 /* One random operation, checked against the model. */
 void engine_step(struct engine *e);
-/* Leave only so many bytes of space, so that what is freed is soon used again. Mounted. */
+/* Leaves only so many bytes of space free, so that the allocator soon reuses freed space. The store is mounted. */
 void engine_fill(struct engine *e, uint64_t leave);
 /* Every object equals the model exactly. */
 void engine_check_exact(struct engine *e);
@@ -70,13 +71,13 @@ void engine_check_exact(struct engine *e);
 void engine_check_space(struct engine *e);
 void engine_unmount(struct engine *e); /* cleanly; the scope's pending state is gone, in the model too */
 void engine_crash(
-    struct engine *e); /* close without unmounting, nothing of the device lost; the model is not changed */
+    struct engine *e); /* close without unmounting; the device loses nothing, and the model does not change */
 void engine_free(struct engine *e);
 
 /*
- * A store found on dev (content of a crash): mounts it, compares with what the model of src allows after ack (index into src->ack),
- * verifies every checksum, goes on working, unmounts, mounts again. Returns NULL when all is well, else what is
- * wrong (static text).
+ * The store on dev has the content of a crash. Mounts it and compares it with the states that the model of src allows
+ * after ack (index into src->ack). Verifies every checksum, works on, unmounts, and mounts again. Returns NULL if all
+ * is well, else a static text that names the mismatch.
  */
 const char *engine_verify_state(const struct engine *src, size_t ack, struct ht_dev *dev, uint64_t seed);
 

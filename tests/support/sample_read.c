@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* sample_read.c - everything that a store shows, by every door that leads to it; nothing of it is trusted. */
+/* sample_read.c - reads everything that a store shows, through every interface, and trusts nothing. */
 #include <check.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@ enum {
 };
 
 struct walk {
-    const struct stack *k;
+    const struct harness *k;
     struct sample_items *out;
     uint64_t entries;
 };
@@ -59,7 +59,7 @@ void sample_free(struct sample_items *items)
 
 /* ---------------------------------------------------------------- content */
 
-/* Holes count as what they are, zeros, and are not read: a size may be 16 TiB. */
+/* Holes count as zeros and are not read: a size may be 16 TiB. */
 static void read_content(struct walk *w, uint64_t path, struct ht_obj *o)
 {
     uint64_t size = ht_obj_size(o), hash = size, left = CONTENT_MAX;
@@ -68,7 +68,6 @@ static void read_content(struct walk *w, uint64_t path, struct ht_obj *o)
 
     while (left && (at = ht_obj_seek(o, (uint64_t)at, false)) >= 0) {
         ssize_t n = ht_obj_read(o, (uint64_t)at, buf, READ_BYTES);
-
         if (n <= 0)
             break;
         hash = ht_hash64(buf, (size_t)n, hash ^ (uint64_t)at);
@@ -90,7 +89,6 @@ static void read_state(struct walk *w, uint64_t path, const struct ht_ns_tensor 
 
     for (unsigned i = 0; ht_optim_state_name(w->k->optim, &desc, i, &name) == 0; i++) {
         ssize_t n = ht_optim_state_read(w->k->optim, &desc, name, 0, buf, READ_BYTES);
-
         if (n >= 0)
             add(w->out, path, name, buf, (size_t)n);
         else
@@ -122,10 +120,9 @@ static void read_xattrs(struct walk *w, uint64_t path, uint64_t ino)
     ssize_t len = ht_ns_listxattr(w->k->ns, ino, true, names, XATTR_BYTES);
 
     for (ssize_t at = 0; at < len; at += (ssize_t)strlen(names + at) + 1) {
-        bool word = ht_words_match(names + at);
-        ssize_t n = word ? ht_words_get(w->k->ctl, ino, names + at, value, XATTR_BYTES)
+        bool word = ht_attribute_match(names + at);
+        ssize_t n = word ? ht_attribute_get(w->k->ctl, ino, names + at, value, XATTR_BYTES)
                          : ht_ns_getxattr(w->k->ns, ino, names + at, value, XATTR_BYTES);
-
         if (n >= 0)
             add(w->out, path, names + at, value, (size_t)n);
         else
@@ -141,8 +138,7 @@ static void read_steps(struct walk *w, uint64_t path, uint64_t ino)
     char value[4096];
 
     for (unsigned i = 0; i < HT_ARRAY_SIZE(words); i++) {
-        ssize_t n = ht_words_get(w->k->ctl, ino, words[i], value, sizeof(value));
-
+        ssize_t n = ht_attribute_get(w->k->ctl, ino, words[i], value, sizeof(value));
         if (n >= 0 && i < 2) /* the last is different every time */
             add(w->out, path, words[i], value, (size_t)n);
     }
@@ -223,7 +219,7 @@ static void read_dir(struct walk *w, uint64_t path, uint64_t dir, unsigned depth
     free(l.name);
 }
 
-void sample_read(const struct stack *k, struct sample_items *out)
+void sample_read(const struct harness *k, struct sample_items *out)
 {
     struct walk w = {.k = k, .out = out};
     struct stat st;

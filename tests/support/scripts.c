@@ -1,247 +1,250 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* scripts.c - the stories whose every crash state is looked at. Each is about one thing, and as short as that allows. */
+/*
+ * scripts.c - the scenarios whose every crash state is looked at. Each is about one thing, and as short as that allows.
+ */
 #include <check.h>
 #include <fcntl.h>
 #include <stdio.h>
 
-#include "tests/support/story.h"
+#include "tests/support/crash_scenario.h"
+#include "tiering/api/stats.h"
 
 enum { SMALL = 5000, CHUNK = HT_SMALL_CHUNK_BYTES, BIG_NOTE = 3500 };
 
 /* ----------------------------------------------------------------- content */
 
-static void create(struct story *s)
+static void create(struct crash_scenario *s)
 {
-    story_write(s, "a", 1, 0, SMALL);
-    story_fsync(s, "a");
-    story_write(s, "b", 2, 0, 3 * CHUNK);
-    story_fsync(s, "b");
-    story_symlink(s, "l", "a");
-    story_fsync(s, "");
+    scenario_write(s, "a", 1, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_write(s, "b", 2, 0, 3 * CHUNK);
+    scenario_fsync(s, "b");
+    scenario_symlink(s, "l", "a");
+    scenario_fsync(s, "");
 }
 
-static void synced_a(struct story *s)
+static void synced_a(struct crash_scenario *s)
 {
-    story_write(s, "a", 1, 0, 2 * CHUNK + 100);
-    story_fsync(s, "a");
+    scenario_write(s, "a", 1, 0, 2 * CHUNK + 100);
+    scenario_fsync(s, "a");
 }
 
-static void overwrite(struct story *s)
+static void overwrite(struct crash_scenario *s)
 {
-    story_write(s, "a", 2, 100, SMALL);
-    story_fsync(s, "a");
-    story_write(s, "a", 3, 0, 2 * CHUNK + 100);
-    story_writeback(s);
-    story_write(s, "a", 4, CHUNK - 10, 20);
-    story_fsync(s, "a");
-    story_write(s, "a", 5, 3 * CHUNK, SMALL); /* behind a hole */
-    story_commit(s);
+    scenario_write(s, "a", 2, 100, SMALL);
+    scenario_fsync(s, "a");
+    scenario_write(s, "a", 3, 0, 2 * CHUNK + 100);
+    scenario_writeback(s);
+    scenario_write(s, "a", 4, CHUNK - 10, 20);
+    scenario_fsync(s, "a");
+    scenario_write(s, "a", 5, 3 * CHUNK, SMALL); /* after a hole */
+    scenario_commit(s);
 }
 
-static void truncate_and_punch(struct story *s)
+static void truncate_and_punch(struct crash_scenario *s)
 {
-    story_truncate(s, "a", CHUNK + 10);
-    story_fsync(s, "a");
-    story_punch(s, "a", 100, CHUNK);
-    story_fsync(s, "a");
-    story_truncate(s, "a", 0);
-    story_write(s, "a", 7, 0, 50);
-    story_fsync(s, "a");
-    story_truncate(s, "a", 4 * CHUNK);
-    story_commit(s);
+    scenario_truncate(s, "a", CHUNK + 10);
+    scenario_fsync(s, "a");
+    scenario_punch(s, "a", 100, CHUNK);
+    scenario_fsync(s, "a");
+    scenario_truncate(s, "a", 0);
+    scenario_write(s, "a", 7, 0, 50);
+    scenario_fsync(s, "a");
+    scenario_truncate(s, "a", 4 * CHUNK);
+    scenario_commit(s);
 }
 
-static void twelve_chunks(struct story *s)
+static void twelve_chunks(struct crash_scenario *s)
 {
-    story_write(s, "a", 1, 0, 12 * CHUNK);
-    story_fsync(s, "a");
-    story_write(s, "a", 2, 0, 12 * CHUNK);
-    story_fsync(s, "a");
+    scenario_write(s, "a", 1, 0, 12 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_write(s, "a", 2, 0, 12 * CHUNK);
+    scenario_fsync(s, "a");
 }
 
 /* ------------------------------------------------------------------- names */
 
-static void synced_a_b(struct story *s)
+static void synced_a_b(struct crash_scenario *s)
 {
-    story_write(s, "a", 1, 0, SMALL);
-    story_write(s, "b", 2, 0, SMALL);
-    story_commit(s);
+    scenario_write(s, "a", 1, 0, SMALL);
+    scenario_write(s, "b", 2, 0, SMALL);
+    scenario_commit(s);
 }
 
-static void rename_over(struct story *s)
+static void rename_over(struct crash_scenario *s)
 {
-    story_rename(s, "a", "b", 0);
-    story_fsync(s, "b");
-    story_write(s, "a", 3, 0, SMALL);
-    story_fsync(s, "a");
-    story_rename(s, "a", "b", RENAME_EXCHANGE);
-    story_fsync(s, "");
-    story_rename(s, "b", "a", 0);
-    story_commit(s);
+    scenario_rename(s, "a", "b", 0);
+    scenario_fsync(s, "b");
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_rename(s, "a", "b", RENAME_EXCHANGE);
+    scenario_fsync(s, "");
+    scenario_rename(s, "b", "a", 0);
+    scenario_commit(s);
 }
 
-static void unlink_and_link(struct story *s)
+static void unlink_and_link(struct crash_scenario *s)
 {
-    story_link(s, "a", "c");
-    story_fsync(s, "c");
-    story_unlink(s, "a");
-    story_fsync(s, "c");
-    story_unlink(s, "c");
-    story_unlink(s, "b");
-    story_commit(s);
+    scenario_link(s, "a", "c");
+    scenario_fsync(s, "c");
+    scenario_unlink(s, "a");
+    scenario_fsync(s, "c");
+    scenario_unlink(s, "c");
+    scenario_unlink(s, "b");
+    scenario_commit(s);
 }
 
-static void clone(struct story *s)
+static void clone(struct crash_scenario *s)
 {
-    story_clone(s, "a", "b", 2 * CHUNK);
-    story_fsync(s, "b");
-    story_write(s, "a", 9, 10, 100);
-    story_fsync(s, "a");
-    story_unlink(s, "a");
-    story_write(s, "b", 10, CHUNK, 10);
-    story_commit(s);
+    scenario_clone(s, "a", "b", 2 * CHUNK);
+    scenario_fsync(s, "b");
+    scenario_write(s, "a", 9, 10, 100);
+    scenario_fsync(s, "a");
+    scenario_unlink(s, "a");
+    scenario_write(s, "b", 10, CHUNK, 10);
+    scenario_commit(s);
 }
 
-static void note(struct story *s)
+static void note(struct crash_scenario *s)
 {
-    story_xattr(s, "a", 5, BIG_NOTE);
-    story_fsync(s, "a");
-    story_xattr(s, "a", 6, BIG_NOTE + 500);
-    story_commit(s);
+    scenario_xattr(s, "a", 5, BIG_NOTE);
+    scenario_fsync(s, "a");
+    scenario_xattr(s, "a", 6, BIG_NOTE + 500);
+    scenario_commit(s);
 }
 
 /* ------------------------------------------------------------------- space */
 
-static void fill_up_but(struct story *s, uint64_t leave)
+static void fill_up_but(struct crash_scenario *s, uint64_t leave)
 {
-    story_write(s, "a", 1, 0, CHUNK);
-    story_write(s, "b", 2, 0, 1);
-    story_commit(s);
-    story_fill(s, leave);
-    story_remount(s, true); /* what the filler had reserved is given back */
+    scenario_write(s, "a", 1, 0, CHUNK);
+    scenario_write(s, "b", 2, 0, 1);
+    scenario_commit(s);
+    scenario_fill(s, leave);
+    scenario_remount(s, true); /* the filler's reservations are given back */
 }
 
-static void fill_up(struct story *s)
+static void fill_up(struct crash_scenario *s)
 {
     fill_up_but(s, CHUNK + CHUNK / 2);
 }
 
-static void fill_up_but_little(struct story *s)
+static void fill_up_but_little(struct crash_scenario *s)
 {
     fill_up_but(s, 2 * CHUNK + CHUNK / 2);
 }
 
-static void reuse(struct story *s)
+static void reuse(struct crash_scenario *s)
 {
-    story_unlink(s, "a");
-    story_write(s, "b", 3, 0, 2 * CHUNK); /* partly in a's place */
-    story_fsync(s, "b");
-    story_write(s, "b", 4, 0, CHUNK);
-    story_fsync(s, "b");
+    scenario_unlink(s, "a");
+    scenario_write(s, "b", 3, 0, 2 * CHUNK); /* partly in a's place */
+    scenario_fsync(s, "b");
+    scenario_write(s, "b", 4, 0, CHUNK);
+    scenario_fsync(s, "b");
 }
 
-static void reuse_of_clones(struct story *s)
+static void reuse_of_clones(struct crash_scenario *s)
 {
-    story_clone(s, "a", "b", CHUNK);
-    story_fsync(s, "b");
-    story_unlink(s, "a");
-    story_fsync(s, "");
+    scenario_clone(s, "a", "b", CHUNK);
+    scenario_fsync(s, "b");
+    scenario_unlink(s, "a");
+    scenario_fsync(s, "");
     for (unsigned i = 0; i < 2; i++) {
-        story_write(s, "c", 3 + i, 0, CHUNK);
-        story_fsync(s, "c");
-        story_write(s, "c", 5 + i, CHUNK, CHUNK);
-        story_fsync(s, "c");
+        scenario_write(s, "c", 3 + i, 0, CHUNK);
+        scenario_fsync(s, "c");
+        scenario_write(s, "c", 5 + i, CHUNK, CHUNK);
+        scenario_fsync(s, "c");
     }
 }
 
-/* What was damaged is in another place then, and the place it was in is needed at once. */
-static void scrubbed(struct story *s)
+/* A scrub moves damaged content to another place, and the next write needs its old place at once. */
+static void scrubbed(struct crash_scenario *s)
 {
-    story_scrub(s, "a");
-    story_write(s, "b", 3, 0, 2 * CHUNK);
-    story_fsync(s, "b");
-    story_truncate(s, "b", CHUNK);
-    story_commit(s);
-    story_scrub(s, "b");
-    story_write(s, "a", 4, 10, 10);
-    story_fsync(s, "a");
+    scenario_scrub(s, "a");
+    scenario_write(s, "b", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "b");
+    scenario_truncate(s, "b", CHUNK);
+    scenario_commit(s);
+    scenario_scrub(s, "b");
+    scenario_write(s, "a", 4, 10, 10);
+    scenario_fsync(s, "a");
 }
 
 /* ------------------------------------------------------------------ models */
 
-static void model(struct story *s)
+static void model(struct crash_scenario *s)
 {
     synced_a(s);
-    story_model(s);
-    story_work(s, 1);
-    story_model_commit(s);
+    scenario_model(s);
+    scenario_work(s, 1);
+    scenario_model_commit(s);
 }
 
-static void steps(struct story *s)
+static void steps(struct crash_scenario *s)
 {
-    story_work(s, 2);
-    story_writeback(s);
-    story_write(s, "a", 3, 0, SMALL);
-    story_fsync(s, "a");
-    story_model_commit(s);
-    story_work(s, 3);
-    story_model_commit(s);
+    scenario_work(s, 2);
+    scenario_writeback(s);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_model_commit(s);
+    scenario_work(s, 3);
+    scenario_model_commit(s);
 }
 
-static void aborted_step(struct story *s)
+static void aborted_step(struct crash_scenario *s)
 {
-    story_work(s, 2);
-    story_writeback(s);
-    story_commit(s);
-    story_model_abort(s);
-    story_write(s, "a", 3, 0, SMALL);
-    story_fsync(s, "a");
-    story_work(s, 4);
-    story_model_commit(s);
+    scenario_work(s, 2);
+    scenario_writeback(s);
+    scenario_commit(s);
+    scenario_model_abort(s);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_work(s, 4);
+    scenario_model_commit(s);
 }
 
-/* Two gradients, the second sparse, make a step: their sums are in no log, whatever is written of them. */
-static void accumulated_steps(struct story *s)
+/* Two gradients, the second sparse, make a step. Their sums never enter the log, whatever writeback stores. */
+static void accumulated_steps(struct crash_scenario *s)
 {
-    story_pass(s, 2, 0);
-    story_writeback(s);
-    story_write(s, "a", 3, 0, SMALL);
-    story_compact(s);
-    story_fsync(s, "a");
-    story_pass(s, 2, 1);
-    story_writeback(s);
-    story_model_commit(s);
-    story_pass(s, 3, 0);
-    story_model_abort(s);
-    story_work(s, 4);
-    story_model_commit(s);
+    scenario_pass(s, 2, 0);
+    scenario_writeback(s);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_checkpoint(s);
+    scenario_fsync(s, "a");
+    scenario_pass(s, 2, 1);
+    scenario_writeback(s);
+    scenario_model_commit(s);
+    scenario_pass(s, 3, 0);
+    scenario_model_abort(s);
+    scenario_work(s, 4);
+    scenario_model_commit(s);
 }
 
 /* --------------------------------------------------------------------- log */
 
-static void compaction_in_an_open_step(struct story *s)
+static void checkpoint_in_an_open_step(struct crash_scenario *s)
 {
-    story_work(s, 2);
-    story_write(s, "a", 3, 0, SMALL);
-    story_writeback(s);
-    story_compact(s);
-    story_fsync(s, "a");
-    story_model_commit(s);
-    story_compact(s);
+    scenario_work(s, 2);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_writeback(s);
+    scenario_checkpoint(s);
+    scenario_fsync(s, "a");
+    scenario_model_commit(s);
+    scenario_checkpoint(s);
 }
 
-static void compactions(struct story *s)
+static void checkpoints(struct crash_scenario *s)
 {
-    story_write(s, "a", 3, 0, SMALL);
-    story_compact(s);
-    story_fsync(s, "a");
-    story_compact(s);
-    story_unlink(s, "a");
-    story_compact(s);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_checkpoint(s);
+    scenario_fsync(s, "a");
+    scenario_checkpoint(s);
+    scenario_unlink(s, "a");
+    scenario_checkpoint(s);
 }
 
 /* Go on until so many blocks of log are left before the place, of the region, where_blocks. */
-static void log_up_to(struct story *s, uint64_t left_bytes, uint64_t place_bytes)
+static void log_up_to(struct crash_scenario *s, uint64_t left_bytes, uint64_t place_bytes)
 {
     for (unsigned i = 0;; i++) {
         const struct ht_super *sb = ht_store_super(s->k.store);
@@ -250,73 +253,73 @@ static void log_up_to(struct story *s, uint64_t left_bytes, uint64_t place_bytes
         uint64_t at = (sb->start_pos + st.log.used_bytes) % sb->log_bytes;
         if (at < place_bytes && at + left_bytes >= place_bytes)
             return;
-        story_write(s, "a", i, 0, 10);
-        story_fsync(s, "a");
+        scenario_write(s, "a", i, 0, 10);
+        scenario_fsync(s, "a");
     }
 }
 
-static void before_compaction(struct story *s)
+static void before_checkpoint(struct crash_scenario *s)
 {
     log_up_to(s, 3 * HT_BLOCK_BYTES, ht_store_super(s->k.store)->log_bytes / 2);
 }
 
-static void before_wrap_around(struct story *s)
+static void before_wrap_around(struct crash_scenario *s)
 {
     log_up_to(s, 3 * HT_BLOCK_BYTES, ht_store_super(s->k.store)->log_bytes);
 }
 
-static void few_frames(struct story *s)
+static void few_frames(struct crash_scenario *s)
 {
     for (unsigned i = 0; i < 6; i++) {
-        story_write(s, "a", 200 + i, 0, 10);
-        story_fsync(s, "a");
+        scenario_write(s, "a", 200 + i, 0, 10);
+        scenario_fsync(s, "a");
     }
-    story_xattr(s, "a", 6, BIG_NOTE + 4096); /* a frame of three blocks */
-    story_fsync(s, "a");
+    scenario_xattr(s, "a", 6, BIG_NOTE + 4096); /* a frame of three blocks */
+    scenario_fsync(s, "a");
 }
 
 /* -------------------------------------------------------------------- mount */
 
-static void mounts(struct story *s)
+static void mounts(struct crash_scenario *s)
 {
-    story_remount(s, true);
-    story_write(s, "a", 3, 0, SMALL);
-    story_fsync(s, "a");
-    story_remount(s, false);
-    story_write(s, "a", 4, 0, SMALL);
-    story_remount(s, true);
-    story_work(s, 2);
-    story_remount(s, true);
+    scenario_remount(s, true);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_remount(s, false);
+    scenario_write(s, "a", 4, 0, SMALL);
+    scenario_remount(s, true);
+    scenario_work(s, 2);
+    scenario_remount(s, true);
 }
 
 /* Each copy of the log drops out and comes back: one after the other has all. */
-static void lost_copies(struct story *s)
+static void lost_copies(struct crash_scenario *s)
 {
     for (unsigned i = 0; i < 2; i++) {
-        story_lose_log(s, !i);
-        story_xattr(s, "a", 6 + i, BIG_NOTE);
-        story_fsync(s, "a");
-        story_rejoin_log(s);
-        story_write(s, "a", 3 + i, 0, SMALL);
-        story_fsync(s, "a");
+        scenario_lose_log(s, !i);
+        scenario_xattr(s, "a", 6 + i, BIG_NOTE);
+        scenario_fsync(s, "a");
+        scenario_resync_log(s);
+        scenario_write(s, "a", 3 + i, 0, SMALL);
+        scenario_fsync(s, "a");
     }
 }
 
 /* One takes no superblock, the other one's log drops out: each goes on for the other. */
-static void lost_super(struct story *s)
+static void lost_super(struct crash_scenario *s)
 {
-    story_lose_super(s, 0);
-    story_write(s, "a", 3, 0, SMALL);
-    story_fsync(s, "a");
-    story_lose_log(s, 1);
-    story_write(s, "a", 4, 0, SMALL);
-    story_fsync(s, "a");
-    story_rejoin_log(s);
-    story_write(s, "a", 5, 0, SMALL);
-    story_fsync(s, "a");
+    scenario_lose_super(s, 0);
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_lose_log(s, 1);
+    scenario_write(s, "a", 4, 0, SMALL);
+    scenario_fsync(s, "a");
+    scenario_resync_log(s);
+    scenario_write(s, "a", 5, 0, SMALL);
+    scenario_fsync(s, "a");
 }
 
-const struct story_script story_scripts[] = {
+const struct scenario_script scenario_scripts[] = {
     {"create", {"a", "b", "l"}, 512, 1, NULL, create},
     {"overwrite", {"a"}, 512, 1, synced_a, overwrite},
     {"truncate", {"a"}, 4096, 1, synced_a, truncate_and_punch},
@@ -332,17 +335,17 @@ const struct story_script story_scripts[] = {
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"abort", {"model", "a"}, 4096, 1, model, aborted_step},
     {"accumulate", {"model", "a"}, 512, 1, model, accumulated_steps, true},
-    {"compact", {"a"}, 512, 1, synced_a, compactions},
-    {"compact-step", {"model", "a"}, 512, 1, model, compaction_in_an_open_step},
-    {"log-full", {"a"}, 4096, 1, before_compaction, few_frames},
+    {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
+    {"checkpoint-step", {"model", "a"}, 512, 1, model, checkpoint_in_an_open_step},
+    {"log-full", {"a"}, 4096, 1, before_checkpoint, few_frames},
     {"log-wrap", {"a"}, 512, 1, before_wrap_around, few_frames},
     {"mount", {"model", "a"}, 512, 1, model, mounts},
-    {"rejoin", {"a"}, 512, 1, before_wrap_around, lost_copies},
-    {"two-rejoin", {"a"}, 4096, 2, synced_a, lost_copies},
+    {"resync", {"a"}, 512, 1, before_wrap_around, lost_copies},
+    {"two-resync", {"a"}, 4096, 2, synced_a, lost_copies},
     {"two-super", {"a"}, 4096, 2, synced_a, lost_super, .seldom = true},
     {"two-write", {"a"}, 512, 2, synced_a, overwrite},
     {"two-names", {"a b"}, 4096, 2, synced_a_b, rename_over},
-    {"two-step", {"model", "a"}, 4096, 2, model, compaction_in_an_open_step},
+    {"two-step", {"model", "a"}, 4096, 2, model, checkpoint_in_an_open_step},
     {"two-mount", {"model", "a"}, 4096, 2, model, mounts},
 };
-const unsigned story_script_count = HT_ARRAY_SIZE(story_scripts);
+const unsigned scenario_script_count = HT_ARRAY_SIZE(scenario_scripts);

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/states.h"
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
@@ -17,6 +18,7 @@ const char *const state_names[STATE_KINDS] = {"nothing", "all",      "all but on
 uint64_t rnd_next(uint64_t *state)
 {
     uint64_t z = *state += 0x9e3779b97f4a7c15ull;
+
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
     z = (z ^ z >> 27) * 0x94d049bb133111ebull;
     return z ^ z >> 31;
@@ -25,6 +27,7 @@ uint64_t rnd_next(uint64_t *state)
 uint64_t setting(const char *name, uint64_t standard)
 {
     const char *text = getenv(name);
+
     return text ? strtoull(text, NULL, 0) : standard;
 }
 
@@ -44,6 +47,7 @@ static void *must(void *p)
 static size_t read_file(const char *path, uint8_t **out)
 {
     FILE *f = fopen(path, "rb");
+
     if (!f)
         die("cannot be opened");
     fseek(f, 0, SEEK_END);
@@ -59,6 +63,7 @@ static size_t read_file(const char *path, uint8_t **out)
 void recording_load(struct recording *r, const char *path)
 {
     size_t n = r->bytes = read_file(path, &r->file);
+
     if (n < SECTOR || ht_le64_load(r->file) != LOG_MAGIC)
         die("no log of writes");
     uint64_t count = ht_le64_load(r->file + 16);
@@ -94,12 +99,13 @@ void recording_free(struct recording *r)
 size_t recording_flushes(const struct recording *r)
 {
     size_t n = 0;
+
     for (size_t i = 0; i < r->count; i++)
         n += r->entry[i].flush || r->entry[i].fua;
     return n;
 }
 
-void states_told(unsigned scripts, uint64_t flushes, uint64_t made, uint64_t distinct)
+void states_reported(unsigned scripts, uint64_t flushes, uint64_t made, uint64_t distinct)
 {
     printf("states: %u scripts, %llu flush points, %llu made, %llu distinct\n", scripts, (unsigned long long)flushes,
            (unsigned long long)made, (unsigned long long)distinct);
@@ -122,11 +128,12 @@ static struct ht_dev *device_of(const struct state_walk *w, uint64_t *offset)
 static void put(const struct state_walk *w, uint64_t offset, const uint8_t *data, uint64_t len)
 {
     struct ht_dev *dev = device_of(w, &offset);
+
     if (len > ht_dev_size(dev) - offset)
         die("write beyond the device");
     memcpy((uint8_t *)ht_dev_ram_data(dev) + offset, data, len);
     for (uint64_t b = offset / HT_BLOCK_BYTES; b * HT_BLOCK_BYTES < offset + len; b++)
-        ht_dev_ram_touched(dev)[b] = 1;
+        dev_touched(dev)[b] = 1;
 }
 
 /* Calls fn for every block of a device that was written to since the last reset. */
@@ -134,10 +141,11 @@ static void each_touched(const struct state_walk *w,
                          void (*fn)(void *ctx, uint64_t block, uint8_t *now, uint8_t *touched), void *ctx)
 {
     uint64_t first = 0;
+
     for (unsigned i = 0; i < w->dev_count; i++) {
-        uint8_t *touched = ht_dev_ram_touched(w->dev[i]), *ram = ht_dev_ram_data(w->dev[i]);
+        uint8_t *touched = dev_touched(w->dev[i]), *ram = ht_dev_ram_data(w->dev[i]);
         uint64_t blocks = ht_dev_size(w->dev[i]) / HT_BLOCK_BYTES;
-        for (uint8_t *t = touched; (t = memchr(t, 1, blocks - (uint64_t)(t - touched))) != NULL; t++)
+        for (uint8_t *t = touched; (t = memchr(t, 1, blocks - (uint64_t)(t - touched))); t++)
             fn(ctx, first + (uint64_t)(t - touched), ram + (uint64_t)(t - touched) * HT_BLOCK_BYTES, t);
         first += blocks;
     }
@@ -151,6 +159,7 @@ static uint64_t hash_block(uint64_t block, const uint8_t *data)
 static void note_durable(struct state_walk *w, uint64_t block)
 {
     uint64_t hash = hash_block(block, w->durable + block * HT_BLOCK_BYTES);
+
     w->sum += hash - w->block_hash[block];
     w->block_hash[block] = hash;
 }
@@ -175,7 +184,7 @@ void walk_begin(struct state_walk *w, const struct recording *rec, const uint8_t
     for (uint64_t b = 0; b < w->bytes / HT_BLOCK_BYTES; b++)
         note_durable(w, b);
     for (unsigned i = 0; i < dev_count; i++)
-        memset(ht_dev_ram_touched(dev[i]), 1, ht_dev_size(dev[i]) / HT_BLOCK_BYTES);
+        memset(dev_touched(dev[i]), 1, ht_dev_size(dev[i]) / HT_BLOCK_BYTES);
     walk_reset(w);
 }
 
@@ -200,6 +209,7 @@ static void make_durable(struct state_walk *w, const struct log_entry *e)
 static void drop_covered(struct state_walk *w, const struct log_entry *e)
 {
     size_t kept = 0;
+
     for (size_t i = 0; i < w->pending_count; i++) {
         const struct log_entry *p = &w->rec->entry[w->pending[i]];
         bool covered = p->offset >= e->offset && p->offset + p->len <= e->offset + e->len;
@@ -233,6 +243,7 @@ size_t walk_next_flush(const struct state_walk *w)
 {
     const struct log_entry *e = w->rec->entry;
     size_t i = w->at, n = w->rec->count;
+
     while (i < n && (e[i].flush || e[i].fua))
         i++;
     while (i < n && !e[i].flush && !e[i].fua)
@@ -243,6 +254,7 @@ size_t walk_next_flush(const struct state_walk *w)
 static void reset_block(void *ctx, uint64_t block, uint8_t *now, uint8_t *touched)
 {
     const struct state_walk *w = ctx;
+
     memcpy(now, w->durable + block * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
     *touched = 0;
 }
@@ -260,12 +272,14 @@ struct hashing {
 static void add_block(void *ctx, uint64_t block, uint8_t *now, uint8_t *touched)
 {
     struct hashing *h = ctx;
+
     h->sum += hash_block(block, now) - h->w->block_hash[block];
 }
 
 uint64_t walk_hash(const struct state_walk *w)
 {
     struct hashing h = {w, w->sum};
+
     each_touched(w, add_block, &h);
     return h.sum;
 }
@@ -273,6 +287,7 @@ uint64_t walk_hash(const struct state_walk *w)
 static void keep_block(void *ctx, uint64_t block, uint8_t *now, uint8_t *touched)
 {
     struct kept_state *k = ctx;
+
     if (k->count == k->cap) {
         k->cap = k->cap ? 2 * k->cap : 64;
         k->block = must(realloc(k->block, k->cap * sizeof(*k->block)));
@@ -291,6 +306,7 @@ void walk_keep(const struct state_walk *w, struct kept_state *k)
 uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k)
 {
     uint8_t *all = must(malloc(w->bytes));
+
     memcpy(all, w->durable, w->bytes);
     for (size_t i = 0; i < k->count; i++)
         memcpy(all + k->block[i] * HT_BLOCK_BYTES, k->data + i * HT_BLOCK_BYTES, HT_BLOCK_BYTES);
@@ -308,10 +324,11 @@ void kept_free(struct kept_state *k)
 static void apply(const struct state_walk *w, size_t i)
 {
     const struct log_entry *e = &w->rec->entry[w->pending[i]];
+
     put(w, e->offset, e->data, e->len);
 }
 
-/* What of a write is there: one bit for each unit. */
+/* The parts of a write that arrived: one bit for each unit. */
 enum tear { TEAR_FIRST_HALF, TEAR_LAST_HALF, TEAR_ALL_BUT_ONE, TEAR_RANDOM, TEARS };
 
 static bool unit_is_there(enum tear tear, uint64_t i, uint64_t units, uint64_t *rnd)
@@ -332,6 +349,7 @@ static void apply_noise(const struct state_walk *w, size_t i, uint64_t *rnd)
 {
     const struct log_entry *e = &w->rec->entry[w->pending[i]];
     uint64_t noise[512 / sizeof(uint64_t)];
+
     for (uint64_t at = 0; at < e->len; at += sizeof(noise)) {
         for (size_t k = 0; k < HT_ARRAY_SIZE(noise); k++)
             noise[k] = rnd_next(rnd);
@@ -343,6 +361,7 @@ static void apply_torn(const struct state_walk *w, size_t i, uint64_t unit, enum
 {
     const struct log_entry *e = &w->rec->entry[w->pending[i]];
     uint64_t units = ht_div_up(e->len, unit);
+
     for (uint64_t u = 0; u < units; u++)
         if (unit_is_there(tear, u, units, rnd))
             put(w, e->offset + u * unit, e->data + u * unit, ht_min_u64(unit, e->len - u * unit));
@@ -352,6 +371,7 @@ static void apply_random(const struct state_walk *w, uint64_t *rnd, bool tear)
 {
     size_t n = w->pending_count;
     size_t *order = must(malloc((n + 1) * sizeof(*order)));
+
     for (size_t i = 0; i < n; i++)
         order[i] = i;
     for (size_t i = n; i > 1; i--) {
@@ -386,7 +406,7 @@ void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd)
             apply(w, i);
 }
 
-/* ------------------------------------------------------------ all of them */
+/* ------------------------------------------------------------ every state */
 
 enum { RANDOMS_OF_MANY = 64, RANDOMS = 4 };
 
@@ -400,6 +420,7 @@ struct each {
 static bool visit(const struct each *a, enum state_kind kind)
 {
     bool more = a->fn(a->ctx, kind);
+
     walk_reset(a->w);
     return more;
 }
@@ -407,6 +428,7 @@ static bool visit(const struct each *a, enum state_kind kind)
 static bool each_subset(const struct each *a)
 {
     size_t n = a->w->pending_count;
+
     for (unsigned mask = 0; mask < 1u << n; mask++) {
         for (size_t i = 0; i < n; i++)
             if (mask >> i & 1)
@@ -420,6 +442,7 @@ static bool each_subset(const struct each *a)
 static bool each_of_many(const struct each *a)
 {
     size_t n = a->w->pending_count;
+
     for (size_t k = 0; k <= n; k++) {
         for (size_t i = 0; i < k; i++)
             apply(a->w, i);
@@ -447,10 +470,11 @@ static bool each_random(const struct each *a, unsigned count)
     return true;
 }
 
-/* Write i, beside those before it or all others; i == count: all of them alike. */
+/* Write i is torn, with the writes before it or with all others; i == count: all writes are torn alike. */
 static bool torn_beside(const struct each *a, size_t i, uint64_t unit, enum tear tear)
 {
     size_t n = a->w->pending_count;
+
     for (unsigned all = 0; all < 2; all++) {
         for (size_t k = 0; k < n; k++)
             if (k == i || i == n)
@@ -466,6 +490,7 @@ static bool torn_beside(const struct each *a, size_t i, uint64_t unit, enum tear
 static bool each_tear(const struct each *a)
 {
     size_t n = a->w->pending_count;
+
     for (uint64_t unit = a->w->lba; unit <= 4096; unit *= 8)
         for (size_t i = 0; i <= n && n; i++)
             for (enum tear tear = 0; tear < TEARS; tear++)
@@ -477,6 +502,7 @@ static bool each_tear(const struct each *a)
 static bool each_noise(const struct each *a)
 {
     size_t n = a->w->pending_count;
+
     for (size_t i = 0; i <= n && n; i++)
         for (unsigned all = 0; all < 2; all++) {
             for (size_t k = 0; k < n; k++)
@@ -494,6 +520,7 @@ bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void 
 {
     struct each a = {w, rnd, fn, ctx};
     bool few = w->pending_count <= WALK_SUBSETS_OF_MAX;
+
     walk_reset(w);
     if (!(few ? each_subset(&a) : each_of_many(&a)))
         return false;

@@ -2,8 +2,8 @@
 /*
  * states.h - the device contents that a power cut could have left, from a recording.
  *
- * Model: an entry is logged when the device completed it. A flush makes every write before it durable, a
- * write with FUA is durable itself. Of the rest each may be there or not, in any order, and may be torn; or its place holds noise.
+ * Model: an entry is logged when the device completed it. A flush makes every write before it durable, a write with FUA
+ * is durable itself. Each other write may be there or not, in any order, and may be torn; or its place holds noise.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_STATES_H
 #define HITRAIN_TESTS_SUPPORT_STATES_H
@@ -25,12 +25,12 @@ struct recording {
     size_t count;
 };
 
-/* Read a recording in the dm-log-writes format; aborts the test when it is malformed. */
+/* Reads a recording in the dm-log-writes format; aborts the test when it is malformed. */
 void recording_load(struct recording *r, const char *path);
 void recording_free(struct recording *r);
 
 enum state_kind {
-    STATE_NOTHING, /* of what was volatile */
+    STATE_NOTHING, /* no volatile write arrived */
     STATE_ALL,
     STATE_ALL_BUT_ONE,
     STATE_ONLY_ONE,
@@ -39,22 +39,22 @@ enum state_kind {
     STATE_DRAWN,  /* kinds up to here are drawn one at a time by walk_state */
     STATE_SUBSET = STATE_DRAWN,
     STATE_PREFIX,
-    STATE_NOISE, /* some of the writes have left what was never written */
+    STATE_NOISE, /* some of the writes left bytes that no program wrote */
     STATE_KINDS
 };
 extern const char *const state_names[STATE_KINDS];
 
 /*
- * Walks through crash points of one recording in ascending order. The state is made in the RAM of devices of the caller's, one after
- * the other in the recording's addresses, and is put back to what is durable wherever it was written to since: by the
- * walk or by whoever has used the devices.
+ * Walks through crash points of one recording in ascending order. The walk builds each state in the RAM of the caller's
+ * devices, which follow each other in the recording's addresses. It restores the durable content wherever the walk or a
+ * user of the devices has written since.
  */
 struct state_walk {
     const struct recording *rec;
     struct ht_dev *const *dev;
     unsigned dev_count;
     uint8_t *durable;     /* the content that is sure to be there at the point */
-    uint64_t *block_hash; /* of it */
+    uint64_t *block_hash; /* of the durable content */
     uint64_t bytes, sum;  /* of all devices; of the hashes */
     size_t at;            /* entries completed */
     size_t *pending;      /* indices of volatile writes, in order */
@@ -67,30 +67,31 @@ void walk_begin(struct state_walk *w, const struct recording *rec, const uint8_t
                 unsigned dev_count);
 void walk_to(struct state_walk *w, size_t point);
 /*
- * The next point, behind this one, before something is made durable, or the end. The states at these points are all there are:
- * those between two of them are states of the second.
+ * The next point after this one before something becomes durable, or the end. The states at these points are complete:
+ * a state between two points is a state of the second.
  */
 size_t walk_next_flush(const struct state_walk *w);
-/* The devices hold what is durable and nothing else. */
+/* The devices hold the durable content and nothing else. */
 void walk_reset(struct state_walk *w);
 /* The devices hold one state of a kind that can be drawn. rnd: seed, advanced. */
 void walk_state(struct state_walk *w, enum state_kind kind, uint64_t *rnd);
-/* What the devices hold now, as one number. */
+/* The present content of the devices, as one number. */
 uint64_t walk_hash(const struct state_walk *w);
-/* A state that is remembered as what differs from the durable content. Zeroed at first. */
+/* A state, remembered as its difference from the durable content. Zeroed at first. */
 struct kept_state {
     uint64_t *block;
     uint8_t *data;
     size_t count, cap;
 };
 void walk_keep(const struct state_walk *w, struct kept_state *k);
-/* All of it, for walk_begin; the caller frees it. */
+/* The whole content, for walk_begin; the caller frees it. */
 uint8_t *walk_kept_content(const struct state_walk *w, const struct kept_state *k);
 void kept_free(struct kept_state *k);
 /*
- * All states at the point: every subset of the writes in flight up to 10 of them; beyond that every prefix, every single
- * loss, every single survivor, and random ones; then, with tears, each write torn at 512 and 4096 bytes, or replaced by noise, beside
- * those before it and beside all, and all of them alike. fn is called with each made, and may change the devices; false ends it.
+ * All states at the point: every subset of the writes in flight, up to 10 writes. For more writes every prefix, every
+ * single loss, every single survivor, and random subsets. Then, with tears, each write is torn at 512 and 4096 bytes,
+ * or replaced by noise, beside those before it and beside all; and all writes are torn alike. The walk calls fn with
+ * each state, and fn may change the devices. If fn returns false, the walk ends.
  */
 enum { WALK_SUBSETS_OF_MAX = 10 };
 bool walk_each(struct state_walk *w, bool tears, uint64_t *rnd, bool (*fn)(void *ctx, enum state_kind kind), void *ctx);
@@ -98,8 +99,8 @@ void walk_end(struct state_walk *w);
 
 /* Flushes and writes with FUA in a recording. */
 size_t recording_flushes(const struct recording *r);
-/* One line for tests/tools/run.py, which adds them up: what was looked at. */
-void states_told(unsigned scripts, uint64_t flushes, uint64_t made, uint64_t distinct);
+/* Prints one line for tests/tools/run.py, which adds up the numbers. */
+void states_reported(unsigned scripts, uint64_t flushes, uint64_t made, uint64_t distinct);
 
 /* A number from the environment, or the standard. */
 uint64_t setting(const char *name, uint64_t standard);

@@ -8,7 +8,7 @@
 
 #include "tiering/base/idhash.h"
 
-/* Runs all of it and frees it, with the same order in all hash tables each time. For main to return. */
+/* Runs the whole suite and frees it, with the same order in all hash tables each time. For main to return. */
 static inline int run_all(Suite *s)
 {
     ht_id_hash_fix();

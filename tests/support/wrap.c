@@ -25,6 +25,7 @@ bool wrap_reached(enum wrap_kind kind)
 bool wrap_pause(bool paused)
 {
     bool was = is_paused;
+
     is_paused = paused;
     return was;
 }
@@ -34,20 +35,19 @@ static bool fails(enum wrap_kind kind)
     if (is_paused || atomic_load_explicit(&left[kind], memory_order_relaxed) == 0)
         return false;
     int was = atomic_fetch_sub(&left[kind], 1);
-    if (was == 0) { /* disarmed meanwhile */
+    if (was == 0) { /* another thread disarmed it */
         atomic_store(&left[kind], 0);
         return false;
     }
     if (was > 1)
         return false;
     atomic_store(&reached[kind], true);
-    if (!atomic_load(&repeats[kind]))
-        atomic_store(&left[kind], 0);
+    atomic_store(&left[kind], atomic_load(&repeats[kind]) ? -1 : 0);
     errno = kind == WRAP_MEMORY ? ENOMEM : EAGAIN;
     return true;
 }
 
-/* What the linker makes of the calls (--wrap), and the real ones. */
+/* The names that the linker gives to the calls (--wrap), and the real ones. */
 void *__real_malloc(size_t size);
 void *__real_calloc(size_t n, size_t size);
 void *__real_realloc(void *p, size_t size);

@@ -1,15 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs what building and testing hitrain needs on Debian 12 or 13: `make deps`. With the word "bench-meta": also
-# libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures beside. With
-# "bench-step": also what makes the XFS that `make bench-step` measures beside. With "bench-path": all of that, and strace. With the
-# word "vm": also QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots.
+# Installs the packages for building and testing hitrain on Debian 12 or 13: `make deps`. With one more word it adds:
 #
-# Run again it only looks and returns at once. Packages come from the machine's own package
-# sources. Where those have a libfuse older than 3.17, libfuse is built from the source package
-# of a newer suite into build/deps, and linked from there; for that a sources list and state
-# folders of our own are used, so that the machine's package configuration stays as it was.
+#   bench-meta  libfuse's example file system passthrough_hp, in build/deps/bench, which `make bench-meta` measures, too
+#   bench-step  the programs that make the XFS which `make bench-step` measures, too
+#   bench-path  all of these, and strace
+#   vm          QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots
+#
+# A second run only checks, and returns at once. Packages come from the machine's own package sources. If these have a
+# libfuse older than 3.17, the script builds libfuse from the source package of a newer suite into build/deps, and
+# programs link it from there. For that it uses a sources list and state folders of its own. So the machine's package
+# configuration does not change.
 
 set -euo pipefail
 
@@ -21,22 +23,22 @@ export DEBIAN_FRONTEND=noninteractive LC_ALL=C
 
 packages=(
 	gcc libc6-dev make pkgconf clang libclang-rt-dev
-	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev check
+	liburing-dev libnuma-dev libzstd-dev libxxhash-dev libblkid-dev systemtap-sdt-dev check
 	fuse3 attr acl e2fsprogs fio procps util-linux xxd
 	git rsync sqlite3 tar xz-utils stress-ng
 	clang-format shellcheck
 	python3 python3-numpy python3-torch python3-pytest libopenblas0-openmp
 )
-# Wanted only where libfuse is built here.
+# Needed only if libfuse is built here.
 fuse_build_packages=(dpkg-dev meson ninja-build)
-# Wanted only to build passthrough_hp.
+# Needed only to build passthrough_hp.
 example_packages=(dpkg-dev g++)
-# Wanted only for bench-step.
+# Needed only for bench-step.
 step_packages=(xfsprogs)
-# Wanted only for bench-path, which counts system calls.
+# Needed only for bench-path, which counts system calls.
 path_packages=(xfsprogs strace)
 
-# Wanted only for a machine in QEMU: itself, its first file system, and what unpacks modules.
+# Needed only for a machine in QEMU: QEMU, the tool for its first file system, and the tools that unpack modules.
 vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
 
 say() { echo "deps: $*"; }
@@ -88,13 +90,21 @@ fuse_packaged_version() {
 		awk '$1 == "Candidate:" { sub(/^[0-9]+:/, "", $2); print $2 }'
 }
 
-# The mirror this machine takes Debian from.
-mirror() {
-	local uri
-	# shellcheck disable=SC2016 # apt fills these in
-	uri=$(apt-get indextargets --format '$(REPO_URI)' \
-		'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 2>/dev/null | sed -n 1p)
-	echo "${uri:-http://deb.debian.org/debian}"
+# The Debian archives that apt uses on this machine, one per line.
+configured_archives() {
+	# shellcheck disable=SC2016 # apt replaces these
+	apt-get indextargets --format '$(REPO_URI)' \
+		'Created-By: Packages' 'Origin: Debian' 'Label: Debian' 2>/dev/null | sort -u
+}
+
+# The same, after an update if apt has no lists yet. DEBIAN_MIRROR= in the environment takes precedence.
+archives() {
+	if [ -n "${DEBIAN_MIRROR:-}" ]; then
+		echo "$DEBIAN_MIRROR"
+		return
+	fi
+	[ -n "$(configured_archives)" ] || update_lists >&2
+	configured_archives
 }
 
 # fetch_source_from MIRROR: the fuse3 source package of $fuse_suite, unpacked into $work/src.
@@ -118,16 +128,20 @@ fetch_source_from() {
 }
 
 fetch_source() {
-	local m
+	local archive found=no
 	mkdir -p "$deps"
-	for m in "$(mirror)" http://deb.debian.org/debian; do
-		say "fetching the source of libfuse from $m $fuse_suite"
-		if fetch_source_from "$m"; then
+	while read -r archive; do
+		found=yes
+		say "fetching the source of libfuse from $archive $fuse_suite"
+		if fetch_source_from "$archive" </dev/null; then
 			return 0
 		fi
 		tail -n 5 "$log"
-	done
-	die "no source of libfuse >= $fuse_min"
+	done < <(archives)
+	[ $found = yes ] ||
+		die "apt has no source of Debian packages: add one, or name an archive in DEBIAN_MIRROR="
+	die "no archive has the source of libfuse >= $fuse_min ($fuse_suite): name another in DEBIAN_MIRROR=," \
+		"or install libfuse3-dev >= $fuse_min"
 }
 
 build_fuse() {
@@ -155,7 +169,7 @@ have_fuse() {
 	pkg-config --atleast-version=$fuse_min fuse3 2>/dev/null
 }
 
-# Linked with the same libfuse as hitrain, so that what is compared is the file systems.
+# Linked with the same libfuse as hitrain, so that only the file systems differ.
 build_example() {
 	local flags
 	install_missing "${example_packages[@]}"
@@ -194,7 +208,7 @@ fetch_kernel() {
 	mv "$kernel.new" "$kernel"
 }
 
-# selected NAME: where an alternative points, or nothing. Each reader of a pipe here reads to its end:
+# selected NAME: prints the target of an alternative, or nothing. Each reader of a pipe here reads to its end:
 # one that stops early kills the writer with SIGPIPE, now and then, and pipefail makes that an error.
 selected() {
 	update-alternatives --query "$1" 2>/dev/null | awk '$1 == "Value:" { print $2 }' || true

@@ -1,13 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Builds and runs tests for the Makefile, and adds up what they say.
+"""Builds and runs tests for the Makefile, and adds up their results.
 
-What is a test is decided by its place and name: tests/unit/**/test_*.c, tests/crash/crash_*.c, tests/model/model_*.c
-are programs of their own (Check's summary line is counted where there is one, else the exit status), and
-tests/mount/test_*.py and tests/optim/test_*.py are run by pytest, one process for each file.
+Place and name make a file a test: tests/unit/**/test_*.c, tests/crash/crash_*.c, tests/model/model_*.c are programs of
+their own (Check's summary line is counted where there is one, else the exit status), and tests/mount/test_*.py and
+tests/optim/test_*.py are run by pytest, one process for each file.
 
-A failure never ends the run: all of it is shown in full where it happened, named again at the end, and the last line is
-"N passed, N failed". Only tests count as passed; a failing build or lint counts as one failure each.
+A failure never ends the run: its whole output appears where it happened, its name again at the end, and the last line
+is "N passed, N failed". Only tests count as passed; a failing build or lint counts as one failure each.
 """
 import argparse
 import concurrent.futures
@@ -21,15 +21,16 @@ import subprocess
 import sys
 import time
 
-import twins
+import coverage
+import mutants
 
 PYTHON = '/usr/bin/python3'
 PROGRAM_SECONDS_MAX = 7200 if os.environ.get('HITRAIN_LONG') else 900
-LINTS = ['includes.py', 'headers.sh', 'format.sh', 'shell.sh', 'spdx.sh', 'locks.sh']
-# What is run with a daemon that ThreadSanitizer watches.
-RACES = ['test_crowd.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_handout.py']
-# What looks at, or changes, something that the whole machine has once: memory in /proc/meminfo, what is cached.
-ALONE = ['test_handout.py', 'test_memory.py', 'test_posix_names.py']
+LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'size.py', 'shell.sh', 'spdx.sh', 'locks.sh', 'threads.sh', 'english.py', 'deps.sh']
+# Tests of a daemon that ThreadSanitizer watches.
+RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py']
+# Tests that read or change something that the whole machine has once: memory in /proc/meminfo, the page cache.
+ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -63,7 +64,7 @@ class Runner:
         self.works = {}  # by program in front of a command
         self.cut = [0] * 4  # scripts, flush points, states made, distinct
 
-    # -- telling --
+    # -- messages --
 
     def heading(self, text):
         print(f'== {text}', flush=True)
@@ -137,15 +138,15 @@ class Runner:
         return self.where_it_works(['setarch', '-R'])
 
     def own_mounts(self):
-        """A mount that hangs on purpose must not hang mount(8) of another test, nor must a namespace that one test makes keep what
-        another one mounted."""
+        """A mount that hangs on purpose must not hang mount(8) of another test. And a namespace that one test makes
+        must not keep another test's mount."""
         return self.where_it_works(['unshare', '--mount', '--propagation', 'slave'])
 
     def program_env(self, san):
         env = dict(self.env)
         env.setdefault('CK_VERBOSITY', 'normal')
         env.setdefault('CK_DEFAULT_TIMEOUT', '120')
-        if san:
+        if san and san != 'coverage':
             env.setdefault('CK_TIMEOUT_MULTIPLIER', '5')
             env.setdefault('ASAN_OPTIONS', 'strict_string_checks=1:detect_stack_use_after_return=1')
             env.setdefault('UBSAN_OPTIONS', 'print_stacktrace=1')
@@ -195,7 +196,7 @@ class Runner:
             self.figures(output)
 
     def figures(self, output):
-        """What a program measured and wants to be seen also when all is well."""
+        """Prints the measurements of a program, also when all is well."""
         for l in output.splitlines():
             if l.startswith('figures: '):
                 print('       ' + l[len('figures: '):], flush=True)
@@ -241,7 +242,7 @@ class Runner:
                 if l.startswith('SKIPPED'):
                     print('       ' + l, flush=True)
 
-    # -- what the Makefile's targets do --
+    # -- targets of the Makefile --
 
     def all_programs(self):
         if self.make(['all', 'clients'], self.args.cc, self.args.san):
@@ -257,6 +258,13 @@ class Runner:
             elif self.args.verbose:
                 print(output, end='', flush=True)
 
+    def circles(self):
+        """A lint that reads what the build made."""
+        status, output, seconds = self.command(['tests/lint/circles.py', self.args.out], self.env)
+        self.line(status == 0, seconds, 'circles.py', '')
+        if status != 0:
+            self.fail('tests/lint/circles.py', 1, output)
+
     def unit(self, cc=None, san=None):
         cc, san = cc or self.args.cc, self.args.san if san is None else san
         self.heading('unit tests' + (f', SAN={san}' if san else '') + (f', CC={cc}' if cc != 'gcc' else ''))
@@ -269,21 +277,21 @@ class Runner:
         scripts, points, made, distinct = self.cut
         print(f'  power cuts: {scripts} scripts with {points} flush points, {made} states, {distinct} of them distinct', flush=True)
 
-    def twins(self):
-        """Each broken twin must be noticed; their programs are built in a folder of their own."""
-        self.heading('broken twins')
-        out = os.path.join(self.args.out, 'twins')
-        needed = ['all'] + [f'{out}/{program}' for program in twins.PROGRAMS]
-        if self.make(needed, 'gcc', '', ['TWINS=1']):
+    def mutants(self):
+        """Each mutant must be noticed; their programs are built in a folder of their own."""
+        self.heading('mutants')
+        out = os.path.join(self.args.out, 'mutants')
+        needed = ['all'] + [f'{out}/{program}' for program in mutants.PROGRAMS]
+        if self.make(needed, 'gcc', '', ['MUTANTS=1']):
             return
-        status, output, seconds = self.command([PYTHON, 'tests/tools/twins.py', '--build', out], self.env)
-        counts = re.findall(r'^(\d+) twins caught, (\d+) not$', output, re.M)
+        status, output, seconds = self.command([PYTHON, 'tests/tools/mutants.py', '--build', out], self.env)
+        counts = re.findall(r'^(\d+) mutants caught, (\d+) not$', output, re.M)
         good, bad = map(int, counts[-1]) if counts else (0, 1)
         self.ran += 1
         self.passed += good
-        self.line(status == 0, seconds, 'tests/tools/twins.py', f'{good} twins caught' + (f', {bad} not' if bad else ''))
+        self.line(status == 0, seconds, 'tests/tools/mutants.py', f'{good} mutants caught' + (f', {bad} not' if bad else ''))
         if status != 0:
-            self.fail('tests/tools/twins.py', max(bad, 1), output)
+            self.fail('tests/tools/mutants.py', max(bad, 1), output)
         else:
             self.figures(output)
 
@@ -364,7 +372,7 @@ class Runner:
             self.fail(f'fuzz_{name}', 1, output[-20000:])
 
     def fuzz_merge(self):
-        """Inputs of build/fuzz that reach what the corpus does not."""
+        """Inputs of build/fuzz that reach more than the corpus does."""
         for name, target in self.fuzz_targets(FUZZ_SAN, 'clang').items():
             corpus, found = os.path.join('tests/fuzz/corpus', name), os.path.join(self.args.out, 'fuzz', name)
             os.makedirs(corpus, exist_ok=True)
@@ -391,13 +399,28 @@ class Runner:
                 if subprocess.run([target], env=self.env).returncode != 0:
                     self.fail(source, 1, 'see above')
 
+    def coverage(self):
+        """Runs all tests of the project's code, built so that it counts its lines, and lists the lines that no test ran."""
+        self.args.san = 'coverage'
+        out = variant_dir(self.args.out, self.args.cc, 'coverage')
+        self.env.update(HITRAIN_BIN=os.path.abspath(os.path.join(out, 'bin')), HITRAIN_BUILD=os.path.abspath(out))
+        for counts in pathlib.Path(out).rglob('*.gcda'):
+            counts.unlink()
+        self.unit()
+        self.states()
+        self.mounted()
+        self.torch()
+        self.heading('coverage')
+        print(coverage.report(pathlib.Path(out)), flush=True)
+
     def check(self, long=False):
-        # What fails soonest comes first.
+        # Tests that fail soonest come first.
         everything = not self.args.test
         if everything:
             self.lint()
             self.heading('build')
             self.all_programs()
+            self.circles()
         self.unit()
         if everything:
             self.other_compiler()
@@ -407,7 +430,7 @@ class Runner:
         self.replay()
         self.states()
         if everything:
-            self.twins()
+            self.mutants()
         self.mounted()
         if long and everything:
             self.races()
@@ -429,8 +452,8 @@ class Runner:
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'twins', 'mounted',
-                                    'races', 'torch', 'lint', 'bench'])
+    p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'mutants', 'mounted',
+                                    'races', 'torch', 'lint', 'bench', 'coverage'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
     p.add_argument('--cc', default='gcc')

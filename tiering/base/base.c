@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* base.c - clocks, sizes as people write them, random bytes. No state; any thread. */
+/* base.c - clocks, sizes in people's notation, random bytes. No state; any thread. */
 #include "tiering/base/base.h"
 
 #include <stdio.h>
@@ -45,7 +45,7 @@ static int unit_power(const char *text)
     if (*text == '\0')
         return 0;
     at = strchr(units, lower(*text));
-    if (at == NULL)
+    if (!at)
         return -1;
     text++;
     if (lower(*text) == 'i' && lower(text[1]) == 'b')
@@ -95,6 +95,7 @@ const char *ht_format_size(uint64_t bytes, char *buf, size_t cap)
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     unsigned unit = 0;
+
     /* In tenths; the next unit begins where rounding would print 1024.0 of this one. */
     unsigned __int128 tenths = (unsigned __int128)bytes * 10, shown = tenths;
 
@@ -115,7 +116,6 @@ int ht_random(void *buf, size_t len)
 
     while (len > 0) {
         ssize_t n = getrandom(p, len, 0);
-
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
@@ -124,4 +124,23 @@ int ht_random(void *buf, size_t len)
         len -= (size_t)n;
     }
     return 0;
+}
+
+unsigned ht_utf8_length(const char *text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    unsigned n = p[0] < 0x80          ? 1
+        : p[0] >= 0xc2 && p[0] < 0xe0 ? 2
+        : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+        : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+                                      : 0;
+
+    for (unsigned i = 1; i < n; i++)
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    /* longer forms than needed, surrogates, and beyond the last character */
+    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
+        (p[0] == 0xf4 && p[1] > 0x8f))
+        return 0;
+    return n;
 }

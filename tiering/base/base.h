@@ -3,7 +3,7 @@
  * base.h - the small things every layer uses: sizes, time, bytes, lists.
  *
  * Every function of the project that can fail returns 0 (or a useful count)
- * or a negative errno, and is marked HT_CHECK.
+ * or a negative errno, and is marked HT_MUST_CHECK.
  */
 #ifndef HITRAIN_TIERING_BASE_BASE_H
 #define HITRAIN_TIERING_BASE_BASE_H
@@ -14,7 +14,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define HT_CHECK __attribute__((warn_unused_result))
+#include "tiering/base/guarded.h"
+
+#define HT_MUST_CHECK __attribute__((warn_unused_result))
 #define HT_PRINTF(f, a) __attribute__((format(printf, f, a)))
 
 #define HT_KIB 1024ull
@@ -51,14 +53,17 @@ uint64_t ht_now_ns(void);
 uint64_t ht_wall_ns(void);
 
 /*
- * Parse "8G", "64k", "1048576", "1.5G" (binary units k m g t p, an optional "b" or
- * "ib" after them, any case). 0 or -EINVAL (not a size) or -ERANGE.
+ * Parses "8G", "64k", "1048576", "1.5G" (binary units k m g t p, an optional "b" or "ib" after them, any case). 0 or
+ * -EINVAL (not a size) or -ERANGE.
  */
-int ht_parse_size(const char *text, uint64_t *out_bytes) HT_CHECK;
-/* Write bytes in a short human form ("1.5 GiB") into buf; returns buf. */
+int ht_parse_size(const char *text, uint64_t *out_bytes) HT_MUST_CHECK;
+/* Writes bytes in a short human form ("1.5 GiB") into buf; returns buf. */
 const char *ht_format_size(uint64_t bytes, char *buf, size_t cap);
 
-/* Fill buf with random bytes of the kernel. 0 or -errno. */
-int ht_random(void *buf, size_t len) HT_CHECK;
+/* Bytes of the UTF-8 character at text, which ends with a NUL, or 0 if none begins there. */
+unsigned ht_utf8_length(const char *text);
+
+/* Fills buf with random bytes of the kernel. 0 or -errno. */
+int ht_random(void *buf, size_t len) HT_MUST_CHECK;
 
 #endif

@@ -44,7 +44,7 @@ int ht_buf_reserve(struct ht_buf *b, size_t n)
     while (cap - b->len < n)
         cap *= 2;
     data = realloc(b->data, cap);
-    if (data == NULL) {
+    if (!data) {
         b->err = -ENOMEM;
         return b->err;
     }
@@ -116,28 +116,28 @@ uint8_t ht_get_u8(struct ht_reader *r)
 {
     const uint8_t *p = ht_get_bytes(r, 1);
 
-    return p != NULL ? *p : 0;
+    return p ? *p : 0;
 }
 
 uint16_t ht_get_u16(struct ht_reader *r)
 {
     const uint8_t *p = ht_get_bytes(r, 2);
 
-    return p != NULL ? (uint16_t)(p[0] | p[1] << 8) : 0;
+    return p ? (uint16_t)(p[0] | p[1] << 8) : 0;
 }
 
 uint32_t ht_get_u32(struct ht_reader *r)
 {
     const uint8_t *p = ht_get_bytes(r, 4);
 
-    return p != NULL ? ht_le32_load(p) : 0;
+    return p ? ht_le32_load(p) : 0;
 }
 
 uint64_t ht_get_u64(struct ht_reader *r)
 {
     const uint8_t *p = ht_get_bytes(r, 8);
 
-    return p != NULL ? ht_le64_load(p) : 0;
+    return p ? ht_le64_load(p) : 0;
 }
 
 uint32_t ht_le32_load(const void *p)

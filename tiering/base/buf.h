@@ -23,7 +23,7 @@ struct ht_buf {
     }
 
 void ht_buf_free(struct ht_buf *b);
-/* Forget the content and the error, keep the memory. */
+/* Drops the content and the error, and keeps the memory. */
 void ht_buf_reset(struct ht_buf *b);
 /* Room for n more bytes. 0 or -ENOMEM (also kept in b->err). */
 int ht_buf_reserve(struct ht_buf *b, size_t n);
@@ -32,7 +32,7 @@ void ht_buf_put_u8(struct ht_buf *b, uint8_t v);
 void ht_buf_put_u16(struct ht_buf *b, uint16_t v);
 void ht_buf_put_u32(struct ht_buf *b, uint32_t v);
 void ht_buf_put_u64(struct ht_buf *b, uint64_t v);
-/* Append formatted text, not terminated by NUL in len (but always NUL after it). */
+/* Appends formatted text, not terminated by NUL in len (but always NUL after it). */
 void ht_buf_printf(struct ht_buf *b, const char *fmt, ...) HT_PRINTF(2, 3);
 
 struct ht_reader {

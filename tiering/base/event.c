@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* event.c - see event.h. One lock, read by who raises: events are rare, and the sink is brief. */
+/* event.c - see event.h. One lock, shared by threads that raise events: events are rare, and the sink is brief. */
 #include "tiering/base/event.h"
 
 #include <stdarg.h>
@@ -9,48 +9,48 @@
 
 const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES] = {
     [HT_EVENT_MOUNTED] = {"mounted", HT_LOG_INFO, "The store was mounted."},
-    [HT_EVENT_UNMOUNTING] = {"unmounting", HT_LOG_INFO, "The mount is being ended, and by what."},
+    [HT_EVENT_UNMOUNTING] = {"unmounting", HT_LOG_INFO, "The mount ends; the text has the cause."},
     [HT_EVENT_WRITE_ERROR] = {"write-error", HT_LOG_ERROR, "A device failed a write of content.", true},
     [HT_EVENT_READ_ERROR] = {"read-error", HT_LOG_ERROR, "A device failed a read of content.", true},
-    [HT_EVENT_CHECKSUM] = {"checksum", HT_LOG_ERROR, "A device returned other bytes than were written.", true},
-    [HT_EVENT_NO_SPACE] = {"no-space", HT_LOG_ERROR, "Something was refused because the store is full.", true},
-    [HT_EVENT_WRITE_REFUSED] = {"write-refused", HT_LOG_ERROR, "A client's write failed for another reason.", true},
-    [HT_EVENT_READ_ONLY] = {"read-only", HT_LOG_ERROR, "The log cannot be written: the store takes no changes."},
+    [HT_EVENT_CHECKSUM] = {"checksum", HT_LOG_ERROR, "A device returned wrong bytes.", true},
+    [HT_EVENT_NO_SPACE] = {"no-space", HT_LOG_ERROR, "The store refused something because it is full.", true},
+    [HT_EVENT_WRITE_REFUSED] = {"write-refused", HT_LOG_ERROR, "A program's write failed for another reason.", true},
+    [HT_EVENT_READ_ONLY] = {"read-only", HT_LOG_ERROR, "The store cannot write the log and takes no changes."},
     [HT_EVENT_COMMIT_FAILED] = {"commit-failed", HT_LOG_ERROR, "A commit did not become durable."},
-    [HT_EVENT_LOG_COPY_LOST] = {"log-copy-lost", HT_LOG_ERROR, "One copy of the log is not written any more."},
-    [HT_EVENT_LOG_DAMAGED] = {"log-damaged", HT_LOG_WARN, "One copy of the log was damaged; the other one is used."},
-    [HT_EVENT_LOG_REPAIRED] = {"log-repaired", HT_LOG_INFO, "A copy of the log was brought up to the other one."},
-    [HT_EVENT_LOG_FULL] = {"log-full", HT_LOG_WARN, "The log is full and is compacted into one of its copies."},
-    [HT_EVENT_COMPACTION_FAILED] = {"compaction-failed", HT_LOG_ERROR, "The log could not be compacted."},
-    [HT_EVENT_GRADIENT_REFUSED] = {"gradient-refused", HT_LOG_ERROR, "A gradient is not applied.", true},
+    [HT_EVENT_LOG_COPY_LOST] = {"log-copy-lost", HT_LOG_ERROR, "The store no longer writes one copy of the log."},
+    [HT_EVENT_LOG_DAMAGED] = {"log-damaged", HT_LOG_WARN, "One copy of the log was damaged; the store uses the other."},
+    [HT_EVENT_LOG_REPAIRED] = {"log-repaired", HT_LOG_INFO, "A copy of the log is up to date again."},
+    [HT_EVENT_LOG_FULL] = {"log-full", HT_LOG_WARN, "The log is full: a checkpoint goes into one of its copies."},
+    [HT_EVENT_CHECKPOINT_FAILED] = {"checkpoint-failed", HT_LOG_ERROR, "A checkpoint of the log failed."},
+    [HT_EVENT_GRADIENT_REFUSED] = {"gradient-refused", HT_LOG_ERROR, "A gradient was refused.", true},
     [HT_EVENT_STEP_REFUSED] = {"step-refused", HT_LOG_ERROR, "A step cannot end yet."},
     [HT_EVENT_UPDATE_FAILED] = {"update-failed", HT_LOG_ERROR, "A range of a parameter could not be updated."},
     [HT_EVENT_STEP_ABORTED] = {"step-aborted", HT_LOG_WARN, "A model went back to its last durable step."},
-    [HT_EVENT_STEP_DROPPED] = {"step-dropped", HT_LOG_WARN, "The mount ended within a step, of which nothing is kept."},
-    [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "Space that a step will need is not reserved.", true},
+    [HT_EVENT_STEP_DROPPED] = {"step-dropped", HT_LOG_WARN,
+                               "The mount ended during a step; nothing of that step is kept."},
+    [HT_EVENT_NOT_RESERVED] = {"not-reserved", HT_LOG_WARN, "The store could not reserve the space of a step.", true},
     [HT_EVENT_REFUSED] = {"refused", HT_LOG_WARN, "An attribute, a hidden file or a command was refused.", true},
-    [HT_EVENT_ERROR_CLEARED] = {"error-cleared", HT_LOG_INFO, "Somebody cleared the word error.", true},
-    [HT_EVENT_DELETE_FAILED] = {"delete-failed", HT_LOG_WARN, "Something deleted stays until the next mount.", true},
+    [HT_EVENT_ERROR_CLEARED] = {"error-cleared", HT_LOG_INFO, "A program cleared the attribute error.", true},
+    [HT_EVENT_DELETE_FAILED] = {"delete-failed", HT_LOG_WARN, "Deleted content stays until the next mount.", true},
     [HT_EVENT_PRIVILEGE_KEPT] = {"privilege-kept", HT_LOG_ERROR, "A written file keeps setuid bits or capabilities.",
                                  true},
-    [HT_EVENT_STALE_CACHE] = {"stale-cache", HT_LOG_ERROR, "Clients may see what is not so any more.", true},
-    [HT_EVENT_PAGES_LOST] = {"pages-lost", HT_LOG_ERROR, "Not everything could be written when the mount ended."},
+    [HT_EVENT_STALE_CACHE] = {"stale-cache", HT_LOG_ERROR, "Programs may see outdated content.", true},
+    [HT_EVENT_PAGES_LOST] = {"pages-lost", HT_LOG_ERROR, "Some pages could not be written when the mount ended."},
     [HT_EVENT_FORCED_UNMOUNT] = {"forced-unmount", HT_LOG_WARN, "The mount ended while it was in use."},
     [HT_EVENT_MOUNT_KEPT] = {"mount-kept", HT_LOG_WARN, "The mount is gone, but a process keeps the store mounted."},
-    [HT_EVENT_SCRUB_DAMAGE] = {"scrub-damage", HT_LOG_ERROR, "Scrub found something bad and could not repair it.",
-                               true},
-    [HT_EVENT_SCRUB_REPAIRED] = {"scrub-repaired", HT_LOG_WARN, "Scrub found something bad and repaired it.", true},
-    [HT_EVENT_SCRUB_ENDED] = {"scrub-ended", HT_LOG_INFO, "A scrub ended, and what it found in all."},
+    [HT_EVENT_SCRUB_DAMAGE] = {"scrub-damage", HT_LOG_ERROR, "Scrub found damage and could not repair it.", true},
+    [HT_EVENT_SCRUB_REPAIRED] = {"scrub-repaired", HT_LOG_WARN, "Scrub found damage and repaired it.", true},
+    [HT_EVENT_SCRUB_ENDED] = {"scrub-ended", HT_LOG_INFO, "A scrub ended; the text has its findings."},
     [HT_EVENT_DEGRADED] = {"degraded", HT_LOG_WARN, "The store was mounted without one of its members."},
-    [HT_EVENT_MEMBER_LEFT] = {"member-left", HT_LOG_ERROR, "A member takes no superblock or log any more."},
-    [HT_EVENT_DEVICE_FAILING] = {"device-failing", HT_LOG_ERROR, "A device fails what is written to it."},
+    [HT_EVENT_MEMBER_LEFT] = {"member-left", HT_LOG_ERROR, "A member does not take a superblock or the log."},
+    [HT_EVENT_DEVICE_FAILING] = {"device-failing", HT_LOG_ERROR, "A device fails writes."},
     [HT_EVENT_DEVICE_SILENT] = {"device-not-answering", HT_LOG_ERROR, "A device does not answer."},
-    [HT_EVENT_DEVICE_ANSWERS] = {"device-answers", HT_LOG_INFO, "A device that did not answer does so again."},
+    [HT_EVENT_DEVICE_ANSWERS] = {"device-answers", HT_LOG_INFO, "A device answers again."},
 };
 
 static struct ht_rwlock lock = HT_RWLOCK_INIT(HT_LOCK_EVENT_SINK);
-static void (*sink)(void *ctx, const struct ht_event *e); /* lock */
-static void *sink_ctx;                                    /* lock */
+static void (*sink)(void *ctx, const struct ht_event *e) HT_GUARDED_BY_STATIC(lock);
+static void *sink_ctx HT_GUARDED_BY_STATIC(lock);
 
 void ht_event_set_sink(void (*fn)(void *ctx, const struct ht_event *e), void *ctx)
 {

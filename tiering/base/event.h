@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * event.h - what an operator must learn of although no program looked: a code of a fixed set, what it is about, and a
- * text. Any layer raises events; whoever keeps them installs the sink. Without one they are messages (log.h).
+ * event.h - facts that an operator must learn even if no program checks: a code of a fixed set, its subject, and a
+ * text. Any layer raises events; the layer that keeps them installs the sink. Without one they are messages (log.h).
  *
  * The words of the codes are an interface (hitrainctl, metrics, hitrainctl(8)): never change or reuse one.
  */
@@ -25,7 +25,7 @@ enum ht_event_code {
     HT_EVENT_LOG_DAMAGED,
     HT_EVENT_LOG_REPAIRED,
     HT_EVENT_LOG_FULL,
-    HT_EVENT_COMPACTION_FAILED,
+    HT_EVENT_CHECKPOINT_FAILED,
     HT_EVENT_GRADIENT_REFUSED,
     HT_EVENT_STEP_REFUSED,
     HT_EVENT_UPDATE_FAILED,
@@ -59,7 +59,7 @@ struct ht_event_kind {
 };
 extern const struct ht_event_kind ht_event_kinds[HT_EVENT_CODES];
 
-/* What an event is about. Zeros and NULL: not known, or nothing. */
+/* The subject of an event. Zeros and NULL: not known, or none. */
 struct ht_event_about {
     uint64_t id;        /* inode, or object of the store (which share their numbers) */
     const char *device; /* its name */
@@ -80,13 +80,15 @@ struct ht_event {
 };
 
 /*
- * Raise an event; about may be NULL. Any thread, with any lock held; errno is kept. The text says what happened in a
- * sentence that stands alone but for the path, which the sink may know how to find from the id.
+ * Raises an event; about may be NULL. Any thread, with any lock held; errno is kept. The text says in a sentence what
+ * happened. It stands alone except for the path, which the sink may be able to find from the id.
  */
 void ht_event(enum ht_event_code code, const struct ht_event_about *about, const char *fmt, ...) HT_PRINTF(3, 4);
 
-/* Who gets events from now on; NULL: nobody. Must not block, nor take a lock that is held around ht_event. When this
- * returns no call of the sink before is running any more. */
+/*
+ * The sink gets events from now on; NULL: none does. It must not block, nor take a lock that is held around ht_event.
+ * When this returns no call of the former sink is running any more.
+ */
 void ht_event_set_sink(void (*sink)(void *ctx, const struct ht_event *e), void *ctx);
 
 #endif

@@ -16,12 +16,11 @@ static const struct {
 };
 static_assert(HT_ARRAY_SIZE(kinds) == HT_FAULT_COUNT, "one row each");
 
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_FAULTS);
 static struct {
     unsigned nth, passed; /* nth 0: not armed */
     bool repeat;
-} points[HT_FAULT_COUNT]; /* lock */
-
-static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_FAULTS);
+} points[HT_FAULT_COUNT] HT_GUARDED_BY_STATIC(lock);
 _Atomic unsigned ht_faults_armed; /* changed under lock */
 
 const char *ht_fault_name(enum ht_fault_point point)

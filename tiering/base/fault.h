@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fault.h - named fault points. A test arms a point; the code under test asks at the place where the real failure would show.
- * While nothing is armed, which is always so outside tests, a passage costs one load.
+ * fault.h - named fault points. A test arms a point; the code under test checks it at the place where the real failure
+ * would show. While nothing is armed, which is always so outside tests, a passage costs one load.
  *
- * The list is complete: tests/unit/faults/test_points.c fires each of its rows on a whole store, and fails when one was not reached.
- * What needs no point, because tests make it fail by itself: a request before it reaches its device (ht_dev_fail), any
- * allocation and any thread (tests/support/wrap.h).
+ * The list is complete: tests/unit/faults/test_points.c fires each of its rows on a whole store, and fails when one was
+ * not reached. Some failures need no point, because tests can cause them directly: a request before it reaches its
+ * device (tests/support/dev.h), any allocation and any thread (tests/support/wrap.h).
  */
 #ifndef HITRAIN_TIERING_BASE_FAULT_H
 #define HITRAIN_TIERING_BASE_FAULT_H
@@ -14,7 +14,7 @@
 
 #include "tiering/base/base.h"
 
-/* P(identifier, name, errno, what has failed) */
+/* P(identifier, name, errno, the failure) */
 #define HT_FAULT_POINTS(P)                                                                          \
     P(PINNED, "base.pinned", ENOMEM, "large memory cannot be had")                                  \
     P(SHARED, "base.shared", ENOMEM, "memory that others map cannot be had")                        \
@@ -38,8 +38,8 @@
     P(IO_FLUSH, "io.flush", EIO, "a device says that it could not flush, having done it")           \
     P(IO_SILENT, "io.silent", ETIMEDOUT, "a device of memory does not answer while this fires")     \
     P(JOURNAL_FRAME, "journal.frame", ENOMEM, "no memory for a frame")                              \
-    P(JOURNAL_CLAIM, "journal.claim", ENOSPC, "the log has no room for what is to live in it")      \
-    P(JOURNAL_ROOM, "journal.room", ENOSPC, "the log has no room for a group")                      \
+    P(JOURNAL_RESERVE, "journal.reserve", ENOSPC, "the log has no room for what is to live in it")  \
+    P(JOURNAL_SPACE, "journal.space", ENOSPC, "the log has no room for a group")                    \
     P(JOURNAL_WRITE, "journal.write", EIO, "a copy of the log cannot be written")                   \
     P(JOURNAL_FLUSH, "journal.flush", EIO, "a copy of the log cannot be flushed")                   \
     P(JOURNAL_REFILL, "journal.refill", EIO, "a copy of the log cannot be brought up to date")      \

@@ -2,8 +2,9 @@
 /*
  * idhash.h - the hash of numbers that an image or a client chooses.
  *
- * Numbers of objects, inodes and places come from devices. With a fixed hash an image can choose numbers that all share one bucket, so that
- * mounting it takes quadratic time. So each process draws the parameters of the hash at random before main.
+ * Numbers of objects, inodes and places come from devices. With a fixed hash an image can choose numbers that all share
+ * one bucket, so that mounting it takes quadratic time. So each process draws the parameters
+ * of the hash at random before main.
  *
  * No order may follow from the hash that a user sees or that a repair depends on.
  */
@@ -12,7 +13,7 @@
 
 #include <stdint.h>
 
-/* Constant from before main on, but for ht_id_hash_fix. multiplier: odd. */
+/* Constant from before main on, except for ht_id_hash_fix. multiplier: odd. */
 struct ht_id_hash_seed {
     uint64_t mask, multiplier[2];
 };

@@ -2,8 +2,8 @@
 /*
  * idtable.h - things found by their number: a hash table of links that live in them.
  *
- * Doubles when full and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are an empty table.
- * No lock: the owner's.
+ * Doubles when full and never shrinks; one that cannot grow has longer chains and is still correct. Zeros are an empty
+ * table. No lock: the owner's.
  */
 #ifndef HITRAIN_TIERING_BASE_IDTABLE_H
 #define HITRAIN_TIERING_BASE_IDTABLE_H
@@ -23,15 +23,15 @@ struct ht_id_table {
 /* The link with this id, or NULL. */
 struct ht_id_link *ht_id_find(const struct ht_id_table *t, uint64_t id);
 /* No link in the table has its id. -ENOMEM: not even a first table can be had. */
-int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link) HT_CHECK;
+int ht_id_insert(struct ht_id_table *t, struct ht_id_link *link) HT_MUST_CHECK;
 /* It is in the table. */
 void ht_id_remove(struct ht_id_table *t, struct ht_id_link *link);
-/* Heap that it takes, without what is in it. */
+/* Heap of the table, without its entries. */
 static inline uint64_t ht_id_table_bytes(const struct ht_id_table *t)
 {
     return t->size * sizeof(t->slot[0]);
 }
-/* What was in it is the caller's. */
+/* The entries remain the caller's. */
 void ht_id_table_free(struct ht_id_table *t);
 
 #endif

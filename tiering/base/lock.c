@@ -1,7 +1,65 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lock.c - the order of locks, checked: what each thread holds, outermost first. Empty in other builds. */
+/* lock.c - locks that are taken for a dump, and in builds that check it the order of all locks. */
 #include "tiering/base/lock.h"
 
+#include "tiering/base/base.h"
+
+enum { NAP_NS = 1000000 };
+
+/* False: the time is over. A dump may come late, so it naps between two tries. */
+static bool nap(uint64_t until_ns)
+{
+    const struct timespec ts = {0, NAP_NS};
+
+    nanosleep(&ts, NULL);
+    return ht_now_ns() < until_ns;
+}
+
+bool ht_mutex_lock_for(struct ht_mutex *m, uint64_t ns) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    uint64_t until_ns = ht_now_ns() + ns;
+    int rc;
+
+    while ((rc = pthread_mutex_trylock(&m->lock)) && nap(until_ns))
+        ;
+    if (!rc)
+        HT_LOCK_TELL(ht_lock_taking, m);
+    return !rc;
+}
+
+bool ht_rwlock_rdlock_for(struct ht_rwlock *l, uint64_t ns) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    uint64_t until_ns = ht_now_ns() + ns;
+    int rc;
+
+    while ((rc = pthread_rwlock_tryrdlock(&l->lock)) && nap(until_ns))
+        ;
+    if (!rc)
+        HT_LOCK_TELL(ht_lock_taking, l);
+    return !rc;
+}
+
+int ht_mutex_holder(const struct ht_mutex *m)
+{
+#ifdef __GLIBC__
+    return __atomic_load_n(&m->lock.__data.__owner, __ATOMIC_RELAXED);
+#else
+    return 0;
+#endif
+}
+
+int ht_rwlock_writer(const struct ht_rwlock *l)
+{
+#ifdef __GLIBC__
+    return __atomic_load_n(&l->lock.__data.__cur_writer, __ATOMIC_RELAXED);
+#else
+    return 0;
+#endif
+}
+
+/* ------------------------------------------------------------------- order */
+
+/* Each thread has a list of the locks that it holds, outermost first. */
 #ifdef HT_LOCK_CHECK
 
 #include <stdio.h>
@@ -10,9 +68,10 @@
 static const char *const names[HT_LOCK_RANKS] = {
     [HT_LOCK_SIGNALS] = "signals",
     [HT_LOCK_PROGRESS] = "progress",
-    [HT_LOCK_TALK] = "talk",
+    [HT_LOCK_CTL_SESSION] = "ctl session",
     [HT_LOCK_ROOTS] = "roots",
     [HT_LOCK_FEED] = "feed",
+    [HT_LOCK_TOPK] = "sparse gradient",
     [HT_LOCK_EVENT_NAMES] = "event names",
     [HT_LOCK_WORDS] = "optimizer words",
     [HT_LOCK_TX] = "transaction",
@@ -23,19 +82,21 @@ static const char *const names[HT_LOCK_RANKS] = {
     [HT_LOCK_STORE] = "store",
     [HT_LOCK_JOURNAL] = "journal",
     [HT_LOCK_STAGING] = "staging",
-    [HT_LOCK_RINGS] = "rings",
+    [HT_LOCK_SCRUB] = "scrub",
+    [HT_LOCK_ENGINE] = "engine",
     [HT_LOCK_CTL] = "hidden files",
     [HT_LOCK_JOBS] = "jobs",
+    [HT_LOCK_WORKERS] = "workers",
+    [HT_LOCK_PASSTHROUGH] = "passthrough",
     [HT_LOCK_OPENS] = "opens",
     [HT_LOCK_ATIME] = "access times",
+    [HT_LOCK_RINGS] = "rings",
     [HT_LOCK_IO_PROBE] = "ring probe",
-    [HT_LOCK_DEV_RECORD] = "recorder",
-    [HT_LOCK_RECORDER] = "recording",
-    [HT_LOCK_DEV_FAIL] = "device faults",
+    [HT_LOCK_DEV_FLUSH] = "device flush",
+    [HT_LOCK_DEV_FLIGHT] = "device flight",
     [HT_LOCK_DEV_RAM] = "memory device",
     [HT_LOCK_EVENT_SINK] = "event sink",
     [HT_LOCK_EVENT_LOG] = "event log",
-    [HT_LOCK_KEPT] = "kept memory",
     [HT_LOCK_FAULTS] = "fault points",
 };
 
@@ -51,7 +112,7 @@ static const char *name_of(enum ht_lock_rank rank)
     return rank > 0 && rank < HT_LOCK_RANKS && names[rank] ? names[rank] : "without a rank";
 }
 
-/* Neither ht_error nor anything else that might take a lock. */
+/* Calls neither ht_error nor anything else that might take a lock. */
 static _Noreturn void violation(const char *what, enum ht_lock_rank rank, const char *beside)
 {
     fprintf(stderr, "lock order: %s '%s'%s%s%s\n", what, name_of(rank), beside ? " while holding '" : "",
@@ -69,7 +130,7 @@ void ht_lock_taking(const void *lock, enum ht_lock_rank rank)
     held[held_count++].rank = rank;
 }
 
-/* It is given back and taken again: with later ones held, that would be out of order. */
+/* The wait releases and takes the lock again: with later ones held, that would be out of order. */
 void ht_lock_waiting(const void *lock, enum ht_lock_rank rank)
 {
     if (!held_count || held[held_count - 1].lock != lock)

@@ -2,27 +2,28 @@
 /*
  * lock.h - locks with a place in the order of <hitrain/locks.h>.
  *
- * A pthread lock and no more, unless HT_LOCK_CHECK is defined: then each thread keeps a list of what it holds, and
- * taking a lock whose rank is not above all of these, a wait with a later lock held, and giving back what is not held
- * end the process with a message that names both. Nothing is taken twice.
+ * A pthread lock and no more, unless HT_LOCK_CHECK is defined: then each thread keeps a list of its locks. Three
+ * mistakes end the process with a message that names both locks: taking a lock whose rank is not above all locks in the
+ * list, waiting with a later lock held, and releasing a lock that is not held. No lock is taken twice.
  */
 #ifndef HITRAIN_TIERING_BASE_LOCK_H
 #define HITRAIN_TIERING_BASE_LOCK_H
 
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
-#include <hitrain/locks.h>
+#include "tiering/base/guarded.h"
 
-struct ht_mutex {
+struct HT_ATTRIBUTE(capability("mutex")) ht_mutex {
     pthread_mutex_t lock;
 #ifdef HT_LOCK_CHECK
     enum ht_lock_rank rank;
 #endif
 };
 
-struct ht_rwlock {
+struct HT_ATTRIBUTE(capability("lock")) ht_rwlock {
     pthread_rwlock_t lock;
 #ifdef HT_LOCK_CHECK
     enum ht_lock_rank rank;
@@ -58,6 +59,18 @@ void ht_lock_taking(const void *lock, enum ht_lock_rank rank);
 void ht_lock_waiting(const void *lock, enum ht_lock_rank rank);
 void ht_lock_giving(const void *lock, enum ht_lock_rank rank);
 
+/* Defines a function that returns a member as the mutex of this rank (guarded.h). */
+#define HT_MUTEX_OF(name, type, member, rank)                            \
+    static inline struct ht_mutex *name(const type *of) HT_OF_RANK(rank) \
+    {                                                                    \
+        return (struct ht_mutex *)&of->member;                           \
+    }
+#define HT_RWLOCK_OF(name, type, member, rank)                            \
+    static inline struct ht_rwlock *name(const type *of) HT_OF_RANK(rank) \
+    {                                                                     \
+        return (struct ht_rwlock *)&of->member;                           \
+    }
+
 static inline void ht_mutex_init(struct ht_mutex *m, enum ht_lock_rank rank)
 {
     pthread_mutex_init(&m->lock, NULL);
@@ -69,13 +82,14 @@ static inline void ht_mutex_destroy(struct ht_mutex *m)
     pthread_mutex_destroy(&m->lock);
 }
 
-static inline void ht_mutex_lock(struct ht_mutex *m)
+/* From here clang goes by the annotations: it knows nothing of pthread's locks. */
+static inline void ht_mutex_lock(struct ht_mutex *m) HT_ATTRIBUTE(acquire_capability(*m)) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     HT_LOCK_TELL(ht_lock_taking, m);
     pthread_mutex_lock(&m->lock);
 }
 
-static inline void ht_mutex_unlock(struct ht_mutex *m)
+static inline void ht_mutex_unlock(struct ht_mutex *m) HT_ATTRIBUTE(release_capability(*m)) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     HT_LOCK_TELL(ht_lock_giving, m);
     pthread_mutex_unlock(&m->lock);
@@ -92,7 +106,7 @@ static inline void ht_cond_init(pthread_cond_t *c)
     pthread_condattr_destroy(&attr);
 }
 
-static inline int ht_cond_wait(pthread_cond_t *c, struct ht_mutex *m)
+static inline int ht_cond_wait(pthread_cond_t *c, struct ht_mutex *m) HT_ATTRIBUTE(requires_capability(*m))
 {
     HT_LOCK_TELL(ht_lock_waiting, m);
     return pthread_cond_wait(c, &m->lock);
@@ -100,6 +114,7 @@ static inline int ht_cond_wait(pthread_cond_t *c, struct ht_mutex *m)
 
 /* ETIMEDOUT from then on; at_ns 0: it never comes. */
 static inline int ht_cond_wait_until(pthread_cond_t *c, struct ht_mutex *m, uint64_t at_ns)
+    HT_ATTRIBUTE(requires_capability(*m))
 {
     const struct timespec at = {(time_t)(at_ns / 1000000000), (long)(at_ns % 1000000000)};
 
@@ -109,7 +124,7 @@ static inline int ht_cond_wait_until(pthread_cond_t *c, struct ht_mutex *m, uint
     return pthread_cond_timedwait(c, &m->lock, &at);
 }
 
-/* Writers go first: readers that come without end must not keep them out. 0 or -errno. */
+/* Writers go first: an endless stream of readers must not keep them out. 0 or -errno. */
 static inline int ht_rwlock_init(struct ht_rwlock *l, enum ht_lock_rank rank)
 {
     pthread_rwlockattr_t attr;
@@ -128,21 +143,31 @@ static inline void ht_rwlock_destroy(struct ht_rwlock *l)
 }
 
 static inline void ht_rwlock_rdlock(struct ht_rwlock *l)
+    HT_ATTRIBUTE(acquire_shared_capability(*l)) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     HT_LOCK_TELL(ht_lock_taking, l);
     pthread_rwlock_rdlock(&l->lock);
 }
 
 static inline void ht_rwlock_wrlock(struct ht_rwlock *l)
+    HT_ATTRIBUTE(acquire_capability(*l)) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     HT_LOCK_TELL(ht_lock_taking, l);
     pthread_rwlock_wrlock(&l->lock);
 }
 
 static inline void ht_rwlock_unlock(struct ht_rwlock *l)
+    HT_ATTRIBUTE(release_generic_capability(*l)) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     HT_LOCK_TELL(ht_lock_giving, l);
     pthread_rwlock_unlock(&l->lock);
 }
+
+/* For dumps of a process that may hang (dump.h). lock.c. False: another thread kept the lock for so long. */
+bool ht_mutex_lock_for(struct ht_mutex *m, uint64_t ns) HT_ATTRIBUTE(try_acquire_capability(true, *m));
+bool ht_rwlock_rdlock_for(struct ht_rwlock *l, uint64_t ns) HT_ATTRIBUTE(try_acquire_shared_capability(true, *l));
+/* The kernel's number of the thread that holds the lock, or writes under it. 0: none, or the C library hides it. */
+int ht_mutex_holder(const struct ht_mutex *m);
+int ht_rwlock_writer(const struct ht_rwlock *l);
 
 #endif

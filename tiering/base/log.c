@@ -18,7 +18,6 @@
 
 static _Atomic int least_level = HT_LOG_INFO;
 static _Atomic bool to_syslog;
-static _Thread_local bool is_silent;
 static char syslog_ident[64]; /* written once, before to_syslog */
 
 void ht_log_to_syslog(const char *ident)
@@ -40,11 +39,6 @@ bool ht_log_on_terminal(void)
     return !atomic_load(&to_syslog) && isatty(STDERR_FILENO) == 1;
 }
 
-void ht_log_silence(bool silent)
-{
-    is_silent = silent;
-}
-
 const char *ht_log_level_word(enum ht_log_level level)
 {
     static const char *const words[] = {"error", "warn", "info", "debug"};
@@ -56,14 +50,23 @@ static void write_stderr(const char *line, size_t len)
 {
     while (len > 0) {
         ssize_t n = write(STDERR_FILENO, line, len);
-
         if (n < 0 && errno == EINTR)
             continue;
         if (n <= 0)
-            return; /* nobody left to tell */
+            return; /* no reader is left */
         line += n;
         len -= (size_t)n;
     }
+}
+
+/* Those above 0x7f are two bytes in UTF-8. */
+static void hide_controls(char *text)
+{
+    for (unsigned char *p = (unsigned char *)text; *p; p++)
+        if (*p < 0x20 || *p == 0x7f)
+            *p = '?';
+        else if (p[0] == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0)
+            p[0] = p[1] = '?';
 }
 
 void ht_log(enum ht_log_level level, const char *fmt, ...)
@@ -76,7 +79,7 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
     size_t len;
     va_list args;
 
-    if (is_silent || (int)level > atomic_load_explicit(&least_level, memory_order_relaxed))
+    if ((int)level > atomic_load_explicit(&least_level, memory_order_relaxed))
         return;
     head = snprintf(line, sizeof(line) / 2, "%s: %s", program_invocation_short_name, words[level]);
     if (head < 0 || (size_t)head >= sizeof(line) / 2)
@@ -88,10 +91,8 @@ void ht_log(enum ht_log_level level, const char *fmt, ...)
     if (body < 0)
         body = 0;
     len = ht_min_u64((size_t)head + (size_t)body, sizeof(line) - 2);
-    for (size_t i = (size_t)head; i < len; i++)
-        if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
-            line[i] = '?';
     line[len] = '\0';
+    hide_controls(line + head);
     if (atomic_load(&to_syslog)) {
         syslog(priorities[level], "%s", line + head);
     } else {

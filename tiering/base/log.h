@@ -14,10 +14,8 @@ enum ht_log_level { HT_LOG_ERROR, HT_LOG_WARN, HT_LOG_INFO, HT_LOG_DEBUG };
 void ht_log_to_syslog(const char *ident);
 /* Least important level that is still shown (default HT_LOG_INFO). */
 void ht_log_set_level(enum ht_log_level level);
-/* Do they go to a terminal, where somebody may look? */
+/* Do messages go to a terminal, where a person may read them? */
 bool ht_log_on_terminal(void);
-/* Nothing that this thread says is shown while it is silent. */
-void ht_log_silence(bool silent);
 /* "error", "warn", "info", "debug": words for programs. */
 const char *ht_log_level_word(enum ht_log_level level);
 void ht_log(enum ht_log_level level, const char *fmt, ...) HT_PRINTF(2, 3);

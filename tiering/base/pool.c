@@ -17,7 +17,7 @@
 #define EACH_ALONE false
 #endif
 
-/* Blocks are aligned, so that a piece finds its own; the head of malloc's fits between two of them. */
+/* Blocks are aligned, so that a piece finds its own; the head of malloc's fits between two blocks. */
 enum { BLOCK_ALIGN = 16 << 10, BLOCK_BYTES = BLOCK_ALIGN - 2 * sizeof(size_t) };
 
 struct piece {
@@ -25,9 +25,9 @@ struct piece {
 };
 
 struct block {
-    struct ht_list link;  /* of the pool's open ones, or alone: it is full */
+    struct ht_list link;  /* in the pool's list of open blocks, or alone: it is full */
     struct piece *free;   /* that were in use before */
-    uint32_t used, fresh; /* pieces in use; the first byte that was never in one */
+    uint32_t used, fresh; /* pieces in use; the first byte that was never part of one */
     char data[];
 };
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pool.h - pieces of one size for what there are millions of: no head in front of each, no rounding.
+ * pool.h - pieces of one size for structs that exist by the million: no head in front of each, no rounding.
  *
- * Pieces come from blocks; a block that is empty is given back, but for one. No lock: the owner's.
- * In builds with AddressSanitizer each piece is an allocation of its own, so that every misuse of one is found.
+ * Pieces come from blocks; an empty block is given back, except one. No lock: the owner's. In builds with
+ * AddressSanitizer each piece is an allocation of its own, so that every misuse of one is found.
  */
 #ifndef HITRAIN_TIERING_BASE_POOL_H
 #define HITRAIN_TIERING_BASE_POOL_H

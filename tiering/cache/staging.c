@@ -2,31 +2,37 @@
 /*
  * staging.c - the staging pool: for each of its two parts a stack of buffers from each node.
  *
- * Each request that waits has a ticket, and only the one whose ticket is served takes buffers: so none is overtaken, however many it
- * asks for. A request that may not wait gets nothing while another one waits.
+ * Each request that waits has a ticket, and only the one whose ticket is served takes buffers: so none is overtaken,
+ * however many buffers it needs. A request that may not wait gets nothing while another one waits.
  */
 #include <assert.h>
 #include <stdlib.h>
 
 #include "tiering/cache/staging.h"
+#include "tiering/base/activity.h"
+#include "tiering/base/dump.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/lock.h"
 
 enum { BUF_BYTES = 1 << 20, BUFS_MIN = 16, FILL_SHARE = 4 };
 
 struct part {
-    void **stack[HT_NODES_MAX]; /* free buffers */
-    unsigned height[HT_NODES_MAX];
-    unsigned free, total;
-    uint64_t ticket_next, ticket_serving; /* equal: nobody waits */
-    pthread_cond_t changed;               /* a buffer came back, or another ticket is served */
+    unsigned total;
+    HT_GUARDED_BY(HT_LOCK_STAGING) struct {
+        void **stack[HT_NODES_MAX]; /* free buffers */
+        unsigned height[HT_NODES_MAX], free;
+        uint64_t ticket_next, ticket_serving; /* equal: no thread waits */
+    };
+    pthread_cond_t changed; /* a buffer came back, or the next ticket is served */
 };
 
 struct ht_staging {
     struct ht_pinned memory;
-    struct ht_mutex lock; /* guards the stacks */
+    struct ht_mutex lock;
     struct part part[HT_STAGING_PARTS];
 };
+
+HT_MUTEX_OF(staging_lock, struct ht_staging, lock, HT_LOCK_STAGING)
 
 /* Buffers in turn, so that each node's share of both is fair. */
 static enum ht_staging_part part_of(unsigned buffer)
@@ -34,19 +40,21 @@ static enum ht_staging_part part_of(unsigned buffer)
     return buffer % FILL_SHARE == FILL_SHARE - 1 ? HT_STAGING_FILL : HT_STAGING_UPDATE;
 }
 
-static void push(struct ht_staging *p, enum ht_staging_part which, void *buf)
+static void push(struct ht_staging *p, enum ht_staging_part which, void *buf) HT_REQUIRES(HT_LOCK_STAGING)
 {
     struct part *part = &p->part[which];
-    unsigned near = ht_pinned_part_of(&p->memory, buf);
-    part->stack[near][part->height[near]++] = buf;
+    unsigned numa_index = ht_pinned_part_of(&p->memory, buf);
+
+    part->stack[numa_index][part->height[numa_index]++] = buf;
     part->free++;
 }
 
-/* From the node that is asked for, else from the one that has most. */
-static void *pop(struct part *part, int near)
+/* From the requested node, else from the one that has most. */
+static void *pop(struct part *part, int numa_index) HT_REQUIRES(HT_LOCK_STAGING)
 {
-    unsigned from = near < 0 ? 0 : (unsigned)near;
-    for (unsigned i = 0; (near < 0 || !part->height[from]) && i < HT_NODES_MAX; i++)
+    unsigned from = numa_index < 0 ? 0 : (unsigned)numa_index;
+
+    for (unsigned i = 0; (numa_index < 0 || !part->height[from]) && i < HT_NODES_MAX; i++)
         if (part->height[i] > part->height[from])
             from = i;
     part->free--;
@@ -57,6 +65,8 @@ static int part_init(struct ht_staging *p, enum ht_staging_part which, unsigned 
 {
     struct part *part = &p->part[which];
     int rc = 0;
+
+    HT_UNSHARED(HT_LOCK_STAGING);
     pthread_cond_init(&part->changed, NULL);
     for (unsigned i = 0; i < ht_pinned_parts(&p->memory); i++) {
         part->stack[i] = calloc(ht_pinned_part_bytes(&p->memory, i) / BUF_BYTES + 1, sizeof(void *));
@@ -73,6 +83,7 @@ static int part_init(struct ht_staging *p, enum ht_staging_part which, unsigned 
 int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_staging **out_staging)
 {
     unsigned count = (unsigned)(bytes / BUF_BYTES);
+
     if (count < BUFS_MIN)
         return -EINVAL;
     struct ht_staging *p = calloc(1, sizeof(*p));
@@ -99,6 +110,7 @@ void ht_staging_free(struct ht_staging *p)
 {
     if (!p)
         return;
+    HT_UNSHARED(HT_LOCK_STAGING);
     for (int i = 0; i < HT_STAGING_PARTS; i++) {
         assert(p->part[i].free == p->part[i].total);
         pthread_cond_destroy(&p->part[i].changed);
@@ -110,47 +122,52 @@ void ht_staging_free(struct ht_staging *p)
     free(p);
 }
 
-/* Returns when count buffers are free, and all that asked before have theirs. */
-static void wait_turn(struct ht_staging *p, struct part *part, unsigned count)
+/* Returns when count buffers are free, and all earlier requests have theirs. */
+static void wait_turn(struct ht_staging *p, struct part *part, unsigned count) HT_REQUIRES(HT_LOCK_STAGING)
 {
     uint64_t ticket = part->ticket_next++;
+
+    ht_activity_wait("staging buffers", 0);
     while (ticket != part->ticket_serving || part->free < count)
-        ht_cond_wait(&part->changed, &p->lock);
+        ht_cond_wait(&part->changed, staging_lock(p));
+    ht_activity_go_on();
     part->ticket_serving++;
     if (part->ticket_serving != part->ticket_next)
         pthread_cond_broadcast(&part->changed);
 }
 
-int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned count, bool nowait, int near,
+int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned count, bool nowait, int numa_index,
                    void *out_bufs[])
 {
     struct part *part = &p->part[which];
+
     if (count > part->total)
         return -E2BIG;
     int rc = nowait ? ht_fault(HT_FAULT_CACHE_STAGING) : 0;
     if (rc)
         return rc;
-    ht_mutex_lock(&p->lock);
+    ht_mutex_lock(staging_lock(p));
     bool at_once = part->ticket_serving == part->ticket_next && part->free >= count;
     if (!at_once && nowait)
         rc = -EAGAIN;
     else if (!at_once)
         wait_turn(p, part, count);
     for (unsigned i = 0; !rc && i < count; i++)
-        out_bufs[i] = pop(part, near);
-    ht_mutex_unlock(&p->lock);
+        out_bufs[i] = pop(part, numa_index);
+    ht_mutex_unlock(staging_lock(p));
     return rc;
 }
 
 void ht_staging_put(struct ht_staging *p, enum ht_staging_part which, void *buf)
 {
     struct part *part = &p->part[which];
-    ht_mutex_lock(&p->lock);
+
+    ht_mutex_lock(staging_lock(p));
     assert(part->free < part->total);
     push(p, which, buf);
     if (part->ticket_serving != part->ticket_next)
         pthread_cond_broadcast(&part->changed);
-    ht_mutex_unlock(&p->lock);
+    ht_mutex_unlock(staging_lock(p));
 }
 
 unsigned ht_staging_count(const struct ht_staging *p, enum ht_staging_part part)
@@ -165,17 +182,33 @@ uint64_t ht_staging_bytes(const struct ht_staging *p)
 
 uint64_t ht_staging_used_bytes(struct ht_staging *p)
 {
-    ht_mutex_lock(&p->lock);
+    ht_mutex_lock(staging_lock(p));
     uint64_t used = 0;
     for (int i = 0; i < HT_STAGING_PARTS; i++)
         used += p->part[i].total - p->part[i].free;
-    ht_mutex_unlock(&p->lock);
+    ht_mutex_unlock(staging_lock(p));
     return used * BUF_BYTES;
+}
+
+void ht_staging_dump(struct ht_staging *p, struct ht_dump *d)
+{
+    static const char *const words[] = {[HT_STAGING_FILL] = "reads", [HT_STAGING_UPDATE] = "updates"};
+
+    ht_dump_put(d, "staging buffers:\n");
+    if (!ht_dump_lock(d, staging_lock(p), "the staging pool"))
+        return;
+    for (unsigned i = 0; i < HT_STAGING_PARTS; i++) {
+        const struct part *part = &p->part[i];
+        ht_dump_put(d, "  for %s: %u of %u in use, %llu threads wait\n", words[i], part->total - part->free,
+                    part->total, (unsigned long long)(part->ticket_next - part->ticket_serving));
+    }
+    ht_mutex_unlock(staging_lock(p));
 }
 
 uint64_t ht_staging_meta_bytes(const struct ht_staging *p)
 {
     uint64_t places = 0;
+
     for (unsigned i = 0; i < ht_pinned_parts(&p->memory); i++)
         places += ht_pinned_part_bytes(&p->memory, i) / BUF_BYTES + 1;
     return sizeof(*p) + HT_STAGING_PARTS * places * sizeof(void *);

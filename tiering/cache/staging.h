@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * staging.h - the staging pool: a fixed number of pinned 1 MiB buffers through which everything streams that has no image.
+ * staging.h - the staging pool: a fixed number of pinned 1 MiB buffers for data that streams through memory without an
+ * image.
  *
- * Two parts, so that foreground traffic can never starve updates: FILL serves one
- * buffer at a time, UPDATE serves all buffers of a lease at once. Nobody waits for anything but devices
- * while holding a buffer, and buffers are given in the order in which threads asked, so waiting for one always ends.
+ * Two parts, so that foreground traffic can never starve updates: FILL serves one buffer at a time, UPDATE serves all
+ * buffers of a batch pin at once. A thread that holds a buffer waits only for devices, and threads get buffers in the
+ * order of their requests, so waiting for one always ends.
  *
  * Threads: any; has its own lock, innermost.
  */
@@ -12,26 +13,29 @@
 #define HITRAIN_TIERING_CACHE_STAGING_H
 
 #include "tiering/base/base.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 enum ht_staging_part { HT_STAGING_FILL, HT_STAGING_UPDATE, HT_STAGING_PARTS };
 
 struct ht_staging;
 
 /* bytes: rounded down to whole buffers; a quarter is FILL's. At least 16 MiB. nodes live longer, or are NULL. */
-int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_staging **out_staging) HT_CHECK;
+int ht_staging_new(uint64_t bytes, const struct ht_nodes *nodes, struct ht_staging **out_staging) HT_MUST_CHECK;
 void ht_staging_free(struct ht_staging *p);
 /*
- * Take count buffers of a part, all or none, those from the node at the place near first. Waits unless nowait. -EAGAIN: it would
- * have to, for buffers or for others that wait already. -E2BIG: more than the part has.
+ * Takes count buffers of a part, all or none, those from the node of numa_index first. Waits unless nowait. -EAGAIN: it
+ * would have to wait, for buffers or for earlier requests. -E2BIG: more than the part has.
  */
-int ht_staging_get(struct ht_staging *p, enum ht_staging_part part, unsigned count, bool nowait, int near,
-                   void *out_bufs[]) HT_CHECK;
+int ht_staging_get(struct ht_staging *p, enum ht_staging_part part, unsigned count, bool nowait, int numa_index,
+                   void *out_bufs[]) HT_MUST_CHECK;
 void ht_staging_put(struct ht_staging *p, enum ht_staging_part part, void *buf);
 /* Buffers of a part, used or not. */
 unsigned ht_staging_count(const struct ht_staging *p, enum ht_staging_part part);
 uint64_t ht_staging_bytes(const struct ht_staging *p);
 uint64_t ht_staging_used_bytes(struct ht_staging *p);
+/* How many are in use, and how many threads wait. */
+struct ht_dump;
+void ht_staging_dump(struct ht_staging *p, struct ht_dump *d);
 /* Heap for its stacks. */
 uint64_t ht_staging_meta_bytes(const struct ht_staging *p);
 const struct ht_pinned *ht_staging_memory(const struct ht_staging *p);

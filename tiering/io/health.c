@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * health.c - how a device does: what is in flight and since when, failures in a row.
+ * health.c - the state of a device: requests in flight and since when, failures in a row.
  *
- * Requests in flight hang in a list, oldest first: begin appends, end takes out of the middle. Any thread.
+ * Requests in flight are in a list, oldest first: begin appends, end removes from the middle. Any thread.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/base/activity.h"
+#include "tiering/base/dump.h"
+#include "tiering/base/probe.h"
 
 #include <stdatomic.h>
 
-#define FAILING_WRITES 3u /* in a row */
+#define FAILING_WRITES 3u /* failures in a row */
 
 void ht_flight_begin(struct ht_io *io)
 {
@@ -16,7 +19,8 @@ void ht_flight_begin(struct ht_io *io)
 
     atomic_fetch_add_explicit(&dev->in_flight, 1, memory_order_relaxed);
     io->newer_ = NULL;
-    ht_mutex_lock(&dev->flight_lock);
+    io->thread_ = ht_activity_thread();
+    ht_mutex_lock(ht_dev_flight_lock(dev));
     io->began_ns_ = ht_now_ns();
     io->older_ = dev->newest;
     if (dev->newest)
@@ -24,17 +28,19 @@ void ht_flight_begin(struct ht_io *io)
     else
         dev->oldest = io;
     dev->newest = io;
-    ht_mutex_unlock(&dev->flight_lock);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+    if (io->op == HT_IO_FLUSH)
+        HT_PROBE2(flush_begin, dev->name, io);
 }
 
 static void take_out(struct ht_io *io)
 {
     struct ht_dev *dev = io->dev;
 
-    ht_mutex_lock(&dev->flight_lock);
+    ht_mutex_lock(ht_dev_flight_lock(dev));
     *(io->older_ ? &io->older_->newer_ : &dev->oldest) = io->newer_;
     *(io->newer_ ? &io->newer_->older_ : &dev->newest) = io->older_;
-    ht_mutex_unlock(&dev->flight_lock);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
 void ht_flight_end(struct ht_io *io, int result)
@@ -48,6 +54,8 @@ void ht_flight_end(struct ht_io *io, int result)
     else if (io->op == HT_IO_FLUSH)
         atomic_store_explicit(&dev->flush_failed, result != 0, memory_order_relaxed);
     take_out(io);
+    if (io->op == HT_IO_FLUSH)
+        HT_PROBE3(flush_end, dev->name, io, result);
     atomic_fetch_sub_explicit(&dev->in_flight, 1, memory_order_release);
 }
 
@@ -55,11 +63,41 @@ uint64_t ht_dev_oldest_ns(struct ht_dev *dev)
 {
     uint64_t age_ns = 0;
 
-    ht_mutex_lock(&dev->flight_lock);
+    ht_mutex_lock(ht_dev_flight_lock(dev));
     if (dev->oldest)
         age_ns = ht_max_u64(ht_now_ns() - dev->oldest->began_ns_, 1);
-    ht_mutex_unlock(&dev->flight_lock);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
     return age_ns;
+}
+
+enum { DUMP_REQUESTS_MAX = 32 };
+
+static void dump_request(const struct ht_io *io, struct ht_dump *d)
+{
+    static const char *const words[] = {"read", "write", "flush", "discard"};
+
+    ht_dump_put(d, "    %s", words[io->op]);
+    if (io->op != HT_IO_FLUSH)
+        ht_dump_put(d, " of %u bytes at %llu", io->len, (unsigned long long)io->offset);
+    ht_dump_put(d, " for ");
+    ht_dump_age(d, io->began_ns_);
+    ht_dump_put(d, ", by ");
+    ht_dump_thread(d, io->thread_);
+    ht_dump_put(d, "\n");
+}
+
+void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d)
+{
+    unsigned shown = 0, all = dev->in_flight;
+
+    ht_dump_put(d, "  ");
+    ht_dump_name(d, dev->name);
+    ht_dump_put(d, ": %u request%s in flight\n", all, all == 1 ? "" : "s");
+    if (!ht_dump_lock(d, ht_dev_flight_lock(dev), "requests in flight"))
+        return;
+    for (const struct ht_io *io = dev->oldest; io && shown < DUMP_REQUESTS_MAX; io = io->newer_, shown++)
+        dump_request(io, d);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
 enum ht_health ht_dev_health(struct ht_dev *dev, uint64_t answer_ns_max)

@@ -2,8 +2,8 @@
 /*
  * limits.c - how large one transfer of a block device may be.
  *
- * The kernel would cut a larger one itself, but not while somebody must not be made to wait: a ring's request that needs
- * cutting is refused, and done by a thread of the kernel instead. That costs two switches, and order.
+ * The kernel would cut a larger one itself, but not in a call that must not wait. It refuses a ring's request that
+ * needs cutting, and lets a thread of its own do it instead. That costs two switches, and order.
  */
 #include "tiering/io/io_priv.h"
 
@@ -13,7 +13,7 @@
 
 #define PAGE_BYTES 4096u
 
-/* Of the disk, where the device is a partition of it. */
+/* The number of the disk, if the device is a partition. */
 uint64_t ht_queue_limit(dev_t number, const char *name)
 {
     static const char *const of[] = {"queue", "../queue"};
@@ -22,10 +22,9 @@ uint64_t ht_queue_limit(dev_t number, const char *name)
     for (unsigned i = 0; i < HT_ARRAY_SIZE(of) && value == 0; i++) {
         char path[128];
         FILE *f;
-
         snprintf(path, sizeof(path), "/sys/dev/block/%u:%u/%s/%s", major(number), minor(number), of[i], name);
         f = fopen(path, "re");
-        if (f == NULL)
+        if (!f)
             continue;
         if (fscanf(f, "%" SCNu64, &value) != 1)
             value = 0;
@@ -34,7 +33,7 @@ uint64_t ht_queue_limit(dev_t number, const char *name)
     return value;
 }
 
-/* What is too large to matter is no bound. */
+/* A number that is too large to matter is no bound. */
 static uint32_t whole_blocks(const struct ht_dev *dev, uint64_t bytes)
 {
     return bytes >= UINT32_MAX ? 0 : (uint32_t)(bytes / dev->lba * dev->lba);
@@ -55,8 +54,8 @@ uint32_t ht_dev_transfer_max(const struct ht_dev *dev, bool huge)
     return huge ? dev->transfer_max : dev->scattered_max;
 }
 
-/* Pieces of one size, so that none is a small rest. */
-uint32_t ht_dev_piece(const struct ht_io *io, uint32_t left, bool huge)
+/* Segments of one size, so that none is a small rest. */
+uint32_t ht_dev_segment(const struct ht_io *io, uint32_t left, bool huge)
 {
     const struct ht_dev *dev = io->dev;
     uint32_t max = io->op == HT_IO_DISCARD ? dev->discard_max : ht_dev_transfer_max(dev, huge);

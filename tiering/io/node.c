@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * node.c - which NUMA node a device hangs on, by what sysfs says.
+ * node.c - the NUMA node of a device, from sysfs.
  *
- * Real devices have an attribute, or something above them has. Those that stand for others (device mapper, md; a namespace with several
- * controllers) are where all of these are, if that is one node.
+ * Real devices have an attribute, or a folder above them has. Devices that stand for others (device mapper, md; a
+ * namespace with several controllers) are at the node of all these, if that is one node.
  */
 #include "tiering/io/io_priv.h"
 
@@ -27,7 +27,7 @@ static int attribute(const char *dir)
     if (snprintf(path, sizeof(path), "%s/numa_node", dir) >= (int)sizeof(path))
         return HT_NUMA_OFF;
     f = fopen(path, "re");
-    if (f == NULL)
+    if (!f)
         return HT_NUMA_OFF;
     if (fscanf(f, "%d", &node) != 1 || node < 0)
         node = HT_NUMA_OFF;
@@ -35,7 +35,10 @@ static int attribute(const char *dir)
     return node;
 }
 
-/* Where all are that are linked in a folder under names that begin so; HT_NUMA_OFF where they differ, or there are none. */
+/*
+ * The node of all devices that are linked in a folder under names that begin so; HT_NUMA_OFF if they differ, or there
+ * are none.
+ */
 static int of_linked(const char *dir, const char *prefix, unsigned depth)
 {
     char path[PATH_MAX], real[PATH_MAX];
@@ -43,13 +46,13 @@ static int of_linked(const char *dir, const char *prefix, unsigned depth)
     int all = NONE_YET;
     DIR *d = opendir(dir);
 
-    if (d == NULL)
+    if (!d)
         return HT_NUMA_OFF;
-    while ((e = readdir(d)) != NULL) {
+    while ((e = readdir(d))) {
         if (e->d_type != DT_LNK || strncmp(e->d_name, prefix, strlen(prefix)) != 0)
             continue;
         int node = HT_NUMA_OFF;
-        if (snprintf(path, sizeof(path), "%s/%s", dir, e->d_name) < (int)sizeof(path) && realpath(path, real) != NULL)
+        if (snprintf(path, sizeof(path), "%s/%s", dir, e->d_name) < (int)sizeof(path) && realpath(path, real))
             node = find(real, depth + 1);
         all = all == NONE_YET || all == node ? node : HT_NUMA_OFF;
         if (all == HT_NUMA_OFF)
@@ -59,7 +62,7 @@ static int of_linked(const char *dir, const char *prefix, unsigned depth)
     return all == NONE_YET ? HT_NUMA_OFF : all;
 }
 
-/* The folder itself, what it stands for, then what is above it. */
+/* Checks the folder itself, the devices that it represents, then the folders above. */
 static int find(const char *start, unsigned depth)
 {
     char dir[PATH_MAX], slaves[PATH_MAX + 8], *name;
@@ -67,7 +70,7 @@ static int find(const char *start, unsigned depth)
 
     if (depth == DEPTH_MAX || snprintf(dir, sizeof(dir), "%s", start) >= (int)sizeof(dir))
         return HT_NUMA_OFF;
-    while (node == HT_NUMA_OFF && (name = strrchr(dir, '/')) != NULL && strcmp(name, "/devices") != 0) {
+    while (node == HT_NUMA_OFF && (name = strrchr(dir, '/')) && strcmp(name, "/devices") != 0) {
         node = attribute(dir);
         snprintf(slaves, sizeof(slaves), "%s/slaves", dir);
         if (node == HT_NUMA_OFF)
@@ -89,5 +92,5 @@ int ht_node_of_block(dev_t number)
     char link[64], dir[PATH_MAX];
 
     snprintf(link, sizeof(link), "/sys/dev/block/%u:%u", major(number), minor(number));
-    return realpath(link, dir) == NULL ? HT_NUMA_OFF : find(dir, 0);
+    return !realpath(link, dir) ? HT_NUMA_OFF : find(dir, 0);
 }

@@ -48,7 +48,7 @@ enum {
     REFERENCE_WRONG = 0x284,
     ACCESS_DENIED = 0x286,
     UNWRITTEN = 0x287,
-    DO_NOT_RETRY = 0x4000, /* beside them */
+    DO_NOT_RETRY = 0x4000, /* a flag beside these codes */
 };
 
 void ht_nvme_decode_controller(const uint8_t data[HT_NVME_IDENTIFY_BYTES], struct ht_nvme_controller *out)
@@ -64,7 +64,7 @@ void ht_nvme_decode_controller(const uint8_t data[HT_NVME_IDENTIFY_BYTES], struc
 
 int ht_nvme_decode_namespace(const uint8_t data[HT_NVME_IDENTIFY_BYTES], struct ht_nvme_namespace *out)
 {
-    /* Of more than 16 formats the number has two more bits, elsewhere. */
+    /* With more than 16 formats the number has two more bits, elsewhere. */
     unsigned format = (data[FLBAS] & 0xf) | (data[NLBAF] > 15 ? (data[FLBAS] & 0x60) >> 1 : 0);
     const uint8_t *f = data + LBAF + (size_t)format * LBAF_BYTES;
 

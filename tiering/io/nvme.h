@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nvme.h - the language of NVMe, as far as it is needed for namespaces: what a controller tells of itself, commands,
- * and what their status means. Nothing here touches a device.
+ * nvme.h - the language of NVMe, as far as namespaces need it: a controller's description, commands, and the meaning of
+ * their status. Nothing here touches a device.
  *
  * Field names and numbers are those of the NVM Express Base and NVM Command Set specifications.
  */
@@ -15,17 +15,16 @@ enum {
     HT_NVME_IDENTIFY_BYTES = 4096,
     HT_NVME_RANGE_BYTES = 16,   /* of a Dataset Management command */
     HT_NVME_BLOCKS_MAX = 65536, /* of a Read or Write */
-    HT_NVME_TRIES =
-        5, /* of a command after whose status the controller asks to retry it; as many as Linux gives block I/O */
+    HT_NVME_TRIES = 5,          /* tries of a command whose status suggests a retry; as many as Linux gives block I/O */
 };
 
-/* What is wanted from Identify, Controller data structure (CNS 01h). */
+/* The needed fields of Identify, Controller data structure (CNS 01h). */
 struct ht_nvme_controller {
     uint64_t transfer_bytes_max; /* UINT64_MAX: no limit */
     bool volatile_cache, deallocates;
 };
 
-/* Of Identify, Namespace data structure (CNS 00h). */
+/* Fields of Identify, Namespace data structure (CNS 00h). */
 struct ht_nvme_namespace {
     uint64_t blocks;
     unsigned block_shift;    /* log2 of the bytes of a block; not checked */
@@ -36,7 +35,7 @@ struct ht_nvme_namespace {
 
 void ht_nvme_decode_controller(const uint8_t data[HT_NVME_IDENTIFY_BYTES], struct ht_nvme_controller *out);
 /* -EINVAL: it names a format that it does not have. */
-int ht_nvme_decode_namespace(const uint8_t data[HT_NVME_IDENTIFY_BYTES], struct ht_nvme_namespace *out) HT_CHECK;
+int ht_nvme_decode_namespace(const uint8_t data[HT_NVME_IDENTIFY_BYTES], struct ht_nvme_namespace *out) HT_MUST_CHECK;
 
 /* Identify: cns 0 of a namespace, 1 of its controller. */
 void ht_nvme_identify(struct nvme_passthru_cmd *out, unsigned cns, uint32_t nsid, void *data);
@@ -46,7 +45,7 @@ enum ht_nvme_direction { HT_NVME_READ, HT_NVME_WRITE };
 void ht_nvme_transfer(struct nvme_uring_cmd *out, enum ht_nvme_direction direction, uint32_t nsid, unsigned block_shift,
                       uint64_t offset, void *buf, uint32_t len);
 void ht_nvme_flush(struct nvme_uring_cmd *out, uint32_t nsid);
-/* Deallocate. range: memory that stays until the command has ended. */
+/* Deallocates. range: memory that stays until the command has ended. */
 void ht_nvme_deallocate(struct nvme_uring_cmd *out, uint32_t nsid, uint64_t first_block, uint32_t blocks,
                         uint8_t range[HT_NVME_RANGE_BYTES]);
 

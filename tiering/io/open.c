@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * open.c - find out what a path is, hold it, and learn its geometry.
+ * open.c - finds out the kind of a path, holds it, and learns its geometry.
  *
- * The hold is O_EXCL for block devices (the kernel's own claim: mounted file systems, RAID and
- * device mapper take part in it) and flock for files. Both belong to the open file, and
- * requests in flight keep that open, so a hold outlives its process until the last of them has
- * ended. An fcntl lock would not: it goes when the process does, while its writes still run.
- * The character device of an NVMe namespace has both: flock on itself, which requests in flight
- * keep, and O_EXCL on the block device beside it, which keeps away whoever knows only that one.
+ * The hold is O_EXCL for block devices (the kernel's own claim: mounted file systems, RAID and device mapper take part
+ * in it) and flock for files. Both belong to the open file, and requests in flight keep that open, so a hold outlives
+ * its process until the last request has ended. An fcntl lock would not: it goes when the process does, while its
+ * writes still run. The character device of an NVMe namespace has both: flock on itself, which requests in flight keep,
+ * and O_EXCL on the block device beside it, which keeps away programs that know only that one.
  *
  * Readers of a file share it. A block device knows no shared claim, and a reader without one
  * would not keep a writer away; so there a reader excludes others, too.
  */
 #include "tiering/io/io_priv.h"
-#include "tiering/base/holder.h"
+#include "tiering/sys/holder.h"
 #include "tiering/base/log.h"
-#include "tiering/base/namespace.h"
-#include "tiering/base/twin.h"
+#include "tiering/sys/nvme_namespace.h"
+#include "tiering/base/mutant.h"
 #include <hitrain/limits.h>
 
 #include <fcntl.h>
@@ -34,12 +33,11 @@
 #define LBA_BYTES_MIN 512u
 #define RETRY_MS 20u
 /*
- * After a close the kernel may give up the file a moment later than the last completion was
- * seen. Whoever asks for an answer at once still waits this long, or closing and opening again
- * would fail at random.
+ * After a close the kernel may give up the file a moment later than the last completion was seen. A caller that wants
+ * an answer at once still waits this long, or closing and opening again would fail at random.
  */
 #define GRACE_MS 60u
-/* A wait that is over sooner is worth a word on a terminal only: scripts compare what programs say. */
+/* A short wait is printed on a terminal only: scripts compare the output of programs. */
 #define PATIENCE_MS 3000u
 
 static void sleep_ms(unsigned ms)
@@ -53,40 +51,43 @@ static int lock_file(int fd, bool rdonly)
 {
     struct flock weaker = {.l_type = rdonly ? F_RDLCK : F_WRLCK};
 
-    if (HT_TWIN("fcntl"))
+    if (HT_MUTANT("fcntl"))
         return fcntl(fd, F_SETLK, &weaker);
     return flock(fd, (rdonly ? LOCK_SH : LOCK_EX) | LOCK_NB);
 }
 
-/* What is to be opened. A namespace has beside the character device, which is its path, a block device. */
+/* The source to open. A namespace has a block device beside the character device, which is its path. */
 struct source {
     const char *path;
     enum { A_FILE, A_BLOCK_DEVICE, A_NAMESPACE } kind;
     char beside[PATH_MAX];
 };
 
-/* One attempt; -EBUSY when somebody else holds it. */
+/* One attempt; -EBUSY when another process holds it. */
 static int try_open(const struct source *s, struct ht_dev *dev)
 {
-    int flags = (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC, err = 0;
+    int flags = (dev->rdonly ? O_RDONLY : O_RDWR) | O_CLOEXEC, rc = 0;
 
     dev->fd = open(s->path, flags | (s->kind != A_NAMESPACE ? O_DIRECT : 0) | (s->kind == A_BLOCK_DEVICE ? O_EXCL : 0));
     if (dev->fd < 0)
         return -errno;
     if (s->kind != A_BLOCK_DEVICE && lock_file(dev->fd, dev->rdonly) != 0)
-        err = errno == EWOULDBLOCK ? -EBUSY : -errno;
-    if (err == 0 && s->kind == A_NAMESPACE) {
+        rc = errno == EWOULDBLOCK ? -EBUSY : -errno;
+    if (rc == 0 && s->kind == A_NAMESPACE) {
         dev->hold_fd = open(s->beside, flags | O_EXCL);
-        err = dev->hold_fd < 0 ? -errno : 0;
+        rc = dev->hold_fd < 0 ? -errno : 0;
     }
-    if (err != 0) {
+    if (rc != 0) {
         close(dev->fd);
         dev->fd = -1;
     }
-    return err;
+    return rc;
 }
 
-/* Waiting for a mount that lives would be in vain; for a daemon that ends, or the last writes of a dead one, it is not. */
+/*
+ * Is waiting useful? A live mount keeps the device; a daemon that ends, or the last writes of a dead one, release it
+ * soon.
+ */
 static bool worth_waiting(const char *path, int flags)
 {
     struct ht_holder h;
@@ -98,7 +99,7 @@ static bool worth_waiting(const char *path, int flags)
     return h.pid != getpid() && !h.mount_lives;
 }
 
-static void tell_waiting(const char *path, int flags)
+static void report_waiting(const char *path, int flags)
 {
     char text[HT_HOLDER_TEXT_MAX];
     struct ht_holder h;
@@ -111,24 +112,24 @@ static int open_held(const struct source *s, int flags, struct ht_dev *dev)
 {
     uint64_t began_ns = ht_now_ns(), waited_ms;
     unsigned patience_ms = ht_log_on_terminal() ? 0 : PATIENCE_MS;
-    bool waits = false, told = false;
-    int err;
+    bool waits = false, reported = false;
+    int rc;
 
     for (;;) {
-        err = try_open(s, dev);
-        if (err != -EBUSY && err != -EINTR)
-            return err;
+        rc = try_open(s, dev);
+        if (rc != -EBUSY && rc != -EINTR)
+            return rc;
         waited_ms = (ht_now_ns() - began_ns) / 1000000;
         if (waited_ms >= HT_DEVICE_WAIT_S * 1000u)
-            return err;
+            return rc;
         if (waited_ms >= GRACE_MS && !waits) {
             waits = worth_waiting(s->path, flags);
             if (!waits)
-                return err;
+                return rc;
         }
-        if (waits && !told && waited_ms >= patience_ms) {
-            tell_waiting(s->path, flags);
-            told = true;
+        if (waits && !reported && waited_ms >= patience_ms) {
+            report_waiting(s->path, flags);
+            reported = true;
         }
         sleep_ms(RETRY_MS);
     }
@@ -179,10 +180,9 @@ static int block_geometry(struct ht_dev *dev)
 
     if (ioctl(dev->fd, BLKGETSIZE64, &bytes) != 0 || ioctl(dev->fd, BLKSSZGET, &lba) != 0 ||
         ioctl(dev->fd, BLKROGET, &read_only) != 0) {
-        int err = -errno;
-
-        ht_error("%s: the kernel does not tell its size and block size: %s", dev->name, strerror(-err));
-        return err;
+        int rc = -errno;
+        ht_error("%s: the kernel does not report its size and block size: %s", dev->name, strerror(-rc));
+        return rc;
     }
     if (read_only && !dev->rdonly) {
         ht_error("%s is write-protected: only reading is possible", dev->name);
@@ -199,91 +199,90 @@ static int block_geometry(struct ht_dev *dev)
  */
 static int probe_file_lba(int fd, uint32_t *out_lba)
 {
-    int err = -EINVAL;
+    int rc = -EINVAL;
     void *buf;
 
     if (posix_memalign(&buf, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
         return -ENOMEM;
     for (uint32_t lba = LBA_BYTES_MIN; lba <= HT_BLOCK_BYTES; lba *= HT_BLOCK_BYTES / LBA_BYTES_MIN) {
         ssize_t n;
-
         /* address, offset and length all aligned to lba and to no more */
         do
             n = pread(fd, (char *)buf + lba % HT_BLOCK_BYTES, lba, lba);
         while (n < 0 && errno == EINTR);
         if (n >= 0) {
             *out_lba = lba;
-            err = 0;
+            rc = 0;
             break;
         }
-        err = -errno;
+        rc = -errno;
         if (errno != EINVAL)
             break;
     }
     free(buf);
-    return err;
+    return rc;
 }
 
 static int file_geometry(struct ht_dev *dev, const struct stat *st)
 {
-    int err = probe_file_lba(dev->fd, &dev->lba);
+    int rc = probe_file_lba(dev->fd, &dev->lba);
 
-    if (err == -EINVAL)
+    if (rc == -EINVAL)
         ht_error("%s: direct I/O in blocks of %u bytes does not work on its file system; put the file on ext4 or xfs, "
                  "or use a block device",
                  dev->name, HT_BLOCK_BYTES);
-    else if (err != 0)
-        ht_error("%s cannot be read: %s", dev->name, strerror(-err));
-    if (err != 0)
-        return err;
+    else if (rc != 0)
+        ht_error("%s cannot be read: %s", dev->name, strerror(-rc));
+    if (rc != 0)
+        return rc;
     dev->size = (uint64_t)st->st_size / dev->lba * dev->lba;
     return 0;
 }
 
-/* Takes no command: the kernel has no way for them, or the caller may not use it. */
+/* The device takes no command: the kernel has no way for them, or the caller may not use it. */
 static int try_command(struct ht_dev *dev, const char *beside)
 {
     void *block;
-    int err;
+    int rc;
 
     if (posix_memalign(&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES) != 0)
         return -ENOMEM;
-    err = ht_dev_read(dev, 0, block, dev->lba);
+    rc = ht_dev_read(dev, 0, block, dev->lba);
     free(block);
-    if (err == -EINVAL || err == -EOPNOTSUPP || err == -ENOTTY) {
+    if (rc == -EINVAL || rc == -EOPNOTSUPP || rc == -ENOTTY) {
         ht_error("%s: this kernel takes no NVMe commands through io_uring (Linux 5.19 does): use %s", dev->name,
                  beside);
         return -EOPNOTSUPP;
     }
-    if (err == -EACCES || err == -EPERM)
+    if (rc == -EACCES || rc == -EPERM)
         ht_error(
             "%s: commands to it need root, or a kernel that asks for no more than its file mode (Linux 6.2): use %s",
             dev->name, beside);
-    else if (err != 0)
-        ht_error("%s cannot be read: %s", dev->name, strerror(-err));
-    return err;
+    else if (rc != 0)
+        ht_error("%s cannot be read: %s", dev->name, strerror(-rc));
+    return rc;
 }
 
 static int namespace_geometry(struct ht_dev *dev, const struct source *s, dev_t *out_number)
 {
     struct stat block;
-    int err;
+    int rc;
 
     if (fstat(dev->hold_fd, &block) != 0)
         return -errno;
     dev->raw = true;
     *out_number = block.st_rdev;
-    err = ht_raw_geometry(dev, block.st_rdev);
-    if (err == 0)
-        err = try_command(dev, s->beside);
-    dev->reads = dev->read_bytes = 0; /* that was nobody's */
-    return err;
+    rc = ht_raw_geometry(dev, block.st_rdev);
+    if (rc == 0)
+        rc = try_command(dev, s->beside);
+    dev->reads = dev->read_bytes = 0; /* these reads were not from a caller */
+    return rc;
 }
 
 static bool is_still(const struct source *s, const struct stat *st)
 {
     return s->kind == A_FILE     ? S_ISREG(st->st_mode)
-        : s->kind == A_NAMESPACE ? ht_namespace_is(st)
+        : s->kind == A_NAMESPACE ? ht_nvme_namespace_is(st)
                                  : S_ISBLK(st->st_mode);
 }
 
@@ -291,7 +290,7 @@ static int learn_geometry(struct ht_dev *dev, const struct source *s)
 {
     dev_t number;
     struct stat st;
-    int err;
+    int rc;
 
     if (fstat(dev->fd, &st) != 0)
         return -errno;
@@ -300,11 +299,11 @@ static int learn_geometry(struct ht_dev *dev, const struct source *s)
         return -EINVAL;
     }
     number = s->kind == A_FILE ? st.st_dev : st.st_rdev;
-    err = s->kind == A_FILE         ? file_geometry(dev, &st)
+    rc = s->kind == A_FILE          ? file_geometry(dev, &st)
         : s->kind == A_BLOCK_DEVICE ? block_geometry(dev)
                                     : namespace_geometry(dev, s, &number);
-    if (err != 0)
-        return err;
+    if (rc != 0)
+        return rc;
     if (dev->lba < LBA_BYTES_MIN || dev->lba > HT_BLOCK_BYTES || (dev->lba & (dev->lba - 1)) != 0) {
         ht_error("%s has logical blocks of %u bytes: %u to %u are possible", dev->name, dev->lba, LBA_BYTES_MIN,
                  HT_BLOCK_BYTES);
@@ -318,32 +317,32 @@ static int learn_geometry(struct ht_dev *dev, const struct source *s)
 
 static int find_beside(const struct stat *st, struct source *out)
 {
-    int err = ht_namespace_block(st, out->beside);
+    int rc = ht_nvme_namespace_block(st, out->beside);
 
-    if (err == -ENODEV)
+    if (rc == -ENODEV)
         ht_error("%s cannot be held: its block device %s, which keeps others away from it, is missing in /dev",
                  out->path, out->beside);
-    else if (err != 0)
+    else if (rc != 0)
         ht_error("%s cannot be held: the kernel has no block device for this namespace (is it of a format, or of a "
                  "command set, that it does not know?)",
                  out->path);
-    return err;
+    return rc;
 }
 
-static int look_at(struct source *s)
+static int inspect(struct source *s)
 {
     struct stat st;
-    int err;
+    int rc;
 
     if (stat(s->path, &st) != 0) {
-        err = -errno;
-        ht_error("%s: %s", s->path, strerror(-err));
-        return err;
+        rc = -errno;
+        ht_error("%s: %s", s->path, strerror(-rc));
+        return rc;
     }
     s->kind = S_ISBLK(st.st_mode) ? A_BLOCK_DEVICE : S_ISREG(st.st_mode) ? A_FILE : A_NAMESPACE;
     if (s->kind != A_NAMESPACE)
         return 0;
-    if (ht_namespace_is(&st))
+    if (ht_nvme_namespace_is(&st))
         return find_beside(&st, s);
     ht_error("%s is neither a block device nor a regular file, nor an NVMe namespace", s->path);
     return -EINVAL;
@@ -353,23 +352,23 @@ int ht_dev_open(const char *path, int flags, struct ht_dev **out_dev)
 {
     struct source s = {.path = path};
     struct ht_dev *dev;
-    int err = look_at(&s);
+    int rc = inspect(&s);
 
-    if (err != 0)
-        return err;
+    if (rc != 0)
+        return rc;
     dev = ht_dev_alloc(path);
-    if (dev == NULL)
+    if (!dev)
         return -ENOMEM;
     dev->rdonly = flags & HT_DEV_RDONLY;
     dev->block = s.kind == A_BLOCK_DEVICE;
-    err = open_held(&s, flags, dev);
-    if (err != 0)
-        explain_failure(&s, flags, err);
+    rc = open_held(&s, flags, dev);
+    if (rc != 0)
+        explain_failure(&s, flags, rc);
     else
-        err = learn_geometry(dev, &s);
-    if (err != 0) {
+        rc = learn_geometry(dev, &s);
+    if (rc != 0) {
         ht_dev_close(dev);
-        return err;
+        return rc;
     }
     *out_dev = dev;
     return 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * raw.c - raw NVMe namespaces: what one is like, and requests to it as commands (nvme.h) that io_uring passes on.
+ * raw.c - raw NVMe namespaces: their properties, and requests to them as commands (nvme.h) that io_uring passes on.
  *
- * A namespace tells of itself by Identify. What its driver allows besides is told by the queue of the block device beside it. The kernel
- * neither cuts a command that is too large nor repeats one that the controller could not work off: both are done here.
+ * Identify describes a namespace. The queue of the block device beside it gives further limits of the driver. The
+ * kernel neither cuts a command that is too large nor repeats one that the controller could not work off: this file
+ * does both.
  */
 #include "tiering/io/io_priv.h"
 #include "tiering/base/log.h"
@@ -24,8 +25,9 @@ static uint64_t power_of_two_below(uint64_t n)
 }
 
 /*
- * Each page of memory may be a segment of its own, also where pages are huge (to Linux 6.1 registered memory consists of small ones), and
- * the first may be a part of one. The driver refuses a command with too many; for block I/O the kernel would have cut it.
+ * Each page of memory may be a segment of its own, and the first may be a part of one. That is also so for huge pages:
+ * to Linux 6.1 registered memory consists of small ones. The driver refuses a command with too many segments; for block
+ * I/O the kernel would have cut it.
  */
 static uint64_t transfer_max(const struct ht_nvme_controller *c, const struct ht_nvme_namespace *n, dev_t block)
 {
@@ -37,7 +39,7 @@ static uint64_t transfer_max(const struct ht_nvme_controller *c, const struct ht
     return power_of_two_below(ht_max_u64(ht_min_u64(max, LENGTH_MAX), 1ull << n->block_shift));
 }
 
-/* 0: it cannot. */
+/* 0: it cannot discard. */
 static uint64_t discard_max(const struct ht_nvme_controller *c, const struct ht_nvme_namespace *n, dev_t block)
 {
     uint64_t max = c->deallocates ? ht_queue_limit(block, "discard_max_hw_bytes") : 0;
@@ -67,7 +69,7 @@ static int check_namespace(const struct ht_dev *dev, const struct ht_nvme_namesp
         return -EINVAL;
     }
     if (n->block_shift < 9 || n->block_shift > 12 || n->blocks > (uint64_t)INT64_MAX >> n->block_shift) {
-        ht_error("%s tells of %llu blocks of 2^%u bytes: blocks of 512 to %u bytes are possible", dev->name,
+        ht_error("%s reports %llu blocks of 2^%u bytes: blocks of 512 to %u bytes are possible", dev->name,
                  (unsigned long long)n->blocks, n->block_shift, HT_BLOCK_BYTES);
         return -EINVAL;
     }
@@ -90,21 +92,21 @@ static void take(struct ht_dev *dev, const struct ht_nvme_controller *c, const s
 
 static int ask(struct ht_dev *dev, uint8_t *data, struct ht_nvme_controller *c, struct ht_nvme_namespace *n)
 {
-    int nsid = ioctl(dev->fd, NVME_IOCTL_ID), read_only = 0, err;
+    int nsid = ioctl(dev->fd, NVME_IOCTL_ID), read_only = 0, rc;
 
     if (nsid < 0 || ioctl(dev->hold_fd, BLKROGET, &read_only) != 0)
         return -errno;
     dev->nsid = (uint32_t)nsid;
-    err = identify(dev, 1, data);
-    if (err != 0)
-        return err;
+    rc = identify(dev, 1, data);
+    if (rc != 0)
+        return rc;
     ht_nvme_decode_controller(data, c);
-    err = identify(dev, 0, data);
-    if (err == 0)
-        err = ht_nvme_decode_namespace(data, n);
-    if (err == 0)
+    rc = identify(dev, 0, data);
+    if (rc == 0)
+        rc = ht_nvme_decode_namespace(data, n);
+    if (rc == 0)
         n->write_protected |= read_only != 0;
-    return err;
+    return rc;
 }
 
 int ht_raw_geometry(struct ht_dev *dev, dev_t block)
@@ -112,21 +114,21 @@ int ht_raw_geometry(struct ht_dev *dev, dev_t block)
     struct ht_nvme_controller c;
     struct ht_nvme_namespace n;
     void *data;
-    int err;
+    int rc;
 
-    /* In a page of its own, for the controller writes to it. */
+    /* Lies in a page of its own, because the controller writes to it. */
     if (posix_memalign(&data, HT_BLOCK_BYTES, HT_NVME_IDENTIFY_BYTES) != 0)
         return -ENOMEM;
-    err = ask(dev, data, &c, &n);
-    if (err != 0)
-        ht_error("%s does not tell what it is: %s%s", dev->name, strerror(-err),
-                 err == -EACCES || err == -EPERM ? " (commands to it need root)" : "");
+    rc = ask(dev, data, &c, &n);
+    if (rc != 0)
+        ht_error("%s does not identify itself: %s%s", dev->name, strerror(-rc),
+                 rc == -EACCES || rc == -EPERM ? " (commands to it need root)" : "");
     else
-        err = check_namespace(dev, &n);
-    if (err == 0)
+        rc = check_namespace(dev, &n);
+    if (rc == 0)
         take(dev, &c, &n, block);
     free(data);
-    return err;
+    return rc;
 }
 
 /* ---------------------------------------------------------------- requests */
@@ -136,13 +138,13 @@ bool ht_raw_ends_at_once(const struct ht_io *io)
     return io->dev->raw && io->op == HT_IO_FLUSH && !io->dev->volatile_cache;
 }
 
-void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, const struct ht_raw_piece *p)
+void ht_raw_prepare(struct io_uring_sqe *sqe, const struct ht_io *io, const struct ht_raw_segment *p)
 {
     struct nvme_uring_cmd *command = (struct nvme_uring_cmd *)sqe->cmd;
     const struct ht_dev *dev = io->dev;
     uint64_t offset = io->offset + p->at;
 
-    memset(sqe, 0, sizeof(*sqe)); /* the command lies behind it, and is written whole */
+    memset(sqe, 0, sizeof(*sqe)); /* the command lies after it, and is written whole */
     sqe->opcode = IORING_OP_URING_CMD;
     sqe->fd = dev->fd;
     sqe->cmd_op = NVME_URING_CMD_IO;

@@ -4,27 +4,28 @@
  *
  * A ring belongs to the thread that made it, for good; rings.c gives each thread one.
  *
- * Life of a request, which is one piece, or several where its device takes no transfer of that size:
+ * Life of a request, which is one segment, or several where its device takes no transfer of that size:
  *
  *   submit --check fails, hook fires, RAM device--> local list --kick, wait, drain--> done
- *      `--------> pieces --kick, wait--> kernel --CQEs, all moved or error--> done
+ *      `--------> segments --kick, wait--> kernel --CQEs, all moved or error--> done
  *                  ^                      |
  *                  `--short, EINTR, EAGAIN
  *
  * Invariants:
- *   1. in_flight = local_count + pieces that own an SQE or are in the kernel <= depth.
+ *   1. in_flight = local_count + segments that own an SQE or are in the kernel <= depth.
  *   2. The submission queue has at least depth entries, so that there is always an SQE to be had;
  *      the completion queue is larger, so that it cannot overflow.
  *   3. Write and flush are never ordered by the kernel (IOSQE_IO_DRAIN): callers wait in between.
- *   4. A request ends with its last piece; pieces of it that are still to be cut count as one.
+ *   4. A request ends with its last segment; its uncut rest counts as one segment.
  *
  * The local list is served in an order that callers cannot rely on, because a device owes none
  * to requests that are in flight together; it is the same in every run.
  */
 #include "tiering/io/io_priv.h"
+#include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/log.h"
-#include "tiering/io/piece.h"
+#include "tiering/io/segment.h"
 
 #include <assert.h>
 #include <linux/fs.h>
@@ -42,35 +43,35 @@ struct ht_ring {
     struct io_uring uring;
     pthread_t owner;
     unsigned depth, in_flight;
-    uint64_t unsent_bytes; /* at least, since the kernel was last given something */
+    uint64_t unsent_bytes; /* lower bound, since the last submission to the kernel */
     struct ht_io *local;   /* through next_; a result that is not 0 is the error it ends with */
     unsigned local_count;
     uint64_t order; /* state of the generator that mixes the local list */
     struct ht_registered registered;
-    struct ht_piece *free;
-    struct ht_piece piece[]; /* depth */
+    struct ht_segment *free;
+    struct ht_segment segment[]; /* depth */
 };
 
 int ht_ring_new_in(enum ht_ring_mode best, unsigned depth, struct ht_ring **out_ring)
 {
     struct ht_ring *ring;
-    int err;
+    int rc;
 
     if (depth == 0 || depth > DEPTH_MAX)
         return -EINVAL;
-    ring = calloc(1, sizeof(*ring) + depth * sizeof(ring->piece[0]));
-    if (ring == NULL)
+    ring = calloc(1, sizeof(*ring) + depth * sizeof(ring->segment[0]));
+    if (!ring)
         return -ENOMEM;
     ring->owner = pthread_self();
     ring->depth = depth;
     for (unsigned i = depth; i-- > 0;) {
-        ring->piece[i].next_free = ring->free;
-        ring->free = &ring->piece[i];
+        ring->segment[i].next_free = ring->free;
+        ring->free = &ring->segment[i];
     }
-    err = ht_uring_open(&ring->uring, depth, best);
-    if (err != 0) {
+    rc = ht_uring_open(&ring->uring, depth, best);
+    if (rc != 0) {
         free(ring);
-        return err;
+        return rc;
     }
     *out_ring = ring;
     return 0;
@@ -89,7 +90,7 @@ static void close_ring(struct ht_ring *ring, bool settle)
 
 void ht_ring_free(struct ht_ring *ring)
 {
-    if (ring == NULL)
+    if (!ring)
         return;
     if (ring->in_flight > 0)
         ht_ring_drain(ring);
@@ -122,11 +123,12 @@ void ht_ring_register_devices(struct ht_ring *ring, struct ht_dev *const devs[],
     unsigned n = 0;
 
     for (unsigned i = 0; i < count; i++) {
-        if (devs[i] == NULL || devs[i]->fd < 0 || n + 2 > HT_ARRAY_SIZE(fds))
+        if (!devs[i] || devs[i]->fd < 0 || n + 2 > HT_ARRAY_SIZE(fds))
             continue;
         ring->registered.file[n] = devs[i];
         fds[n++] = devs[i]->fd;
-        if (devs[i]->hold_fd >= 0) /* never named: so that the hold lasts as long as requests of a killed process do */
+        /* no request names it: it holds the device while requests of a killed process last */
+        if (devs[i]->hold_fd >= 0)
             fds[n++] = devs[i]->hold_fd;
     }
     if (ht_uring_register_files(&ring->uring, fds, n))
@@ -139,65 +141,65 @@ static void fatal(const char *what, int err)
     abort();
 }
 
-/* ------------------------------------------------------------------ pieces */
+/* ------------------------------------------------------------------ segments */
 
-/* Hand what is left of a piece to the kernel, at the next submission. */
-static void push_piece(struct ht_ring *ring, struct ht_piece *p)
+/* Hands the rest of a segment to the kernel, at the next submission. */
+static void push_segment(struct ht_ring *ring, struct ht_segment *p)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
 
-    if (sqe == NULL)
+    if (!sqe)
         fatal("no free submission entry", -ENOSPC);
-    ht_piece_prepare(p, &ring->registered, sqe);
+    ht_segment_prepare(p, &ring->registered, sqe);
     io_uring_sqe_set_data(sqe, p);
     ring->unsent_bytes += p->len;
 }
 
-static void begin_piece(struct ht_ring *ring, struct ht_io *io, uint32_t at, uint32_t len)
+static void begin_segment(struct ht_ring *ring, struct ht_io *io, uint32_t at, uint32_t len)
 {
-    struct ht_piece *p = ring->free;
+    struct ht_segment *p = ring->free;
 
     ring->free = p->next_free;
     ring->in_flight++;
-    *p = (struct ht_piece){.io = io, .at = at, .len = len};
+    *p = (struct ht_segment){.io = io, .at = at, .len = len};
     io->pieces_++;
-    push_piece(ring, p);
+    push_segment(ring, p);
 }
 
 static void push_local(struct ht_ring *ring, struct ht_io *io)
 {
     struct ht_io **at = &ring->local;
 
-    if (*at == NULL) /* whatever the thread did before */
+    if (!*at) /* the order does not depend on earlier calls of the thread */
         ring->order = ORDER_SEED;
     /* xorshift: first or second place */
     ring->order ^= ring->order << 13;
     ring->order ^= ring->order >> 7;
     ring->order ^= ring->order << 17;
-    if (*at != NULL && (ring->order & 1) != 0)
+    if (*at && (ring->order & 1) != 0)
         at = &(*at)->next_;
     io->next_ = *at;
     *at = io;
     ring->local_count++;
 }
 
-/* What a device says of a request that it has performed. */
-static int told(const struct ht_io *io)
+/* The device's result of a request that it has performed. */
+static int reported(const struct ht_io *io)
 {
     static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_IO_WRITE, HT_FAULT_IO_FLUSH};
-    int err = io->op == HT_IO_DISCARD ? 0 : ht_fault(points[io->op]);
+    int rc = io->op == HT_IO_DISCARD ? 0 : ht_fault(points[io->op]);
 
-    return err == 0 && io->op == HT_IO_WRITE ? ht_fault(HT_FAULT_IO_FULL) : err;
+    return rc == 0 && io->op == HT_IO_WRITE ? ht_fault(HT_FAULT_IO_FULL) : rc;
 }
 
 static void end(struct ht_io *io, int result, bool performed)
 {
     if (performed && result == 0)
-        result = told(io);
+        result = reported(io);
     ht_io_end(io, result, performed);
 }
 
-/* Of a request with an error, what is known to be moved is what comes before the first failure. */
+/* If a request has an error, only the part before the first failure is known to be moved. */
 static void piece_gone(struct ht_io *io, int result, uint32_t moved)
 {
     if (result != 0) {
@@ -208,7 +210,7 @@ static void piece_gone(struct ht_io *io, int result, uint32_t moved)
         end(io, io->error_, true);
 }
 
-static void end_piece(struct ht_ring *ring, struct ht_piece *p, int result)
+static void end_segment(struct ht_ring *ring, struct ht_segment *p, int result)
 {
     struct ht_io *io = p->io;
     uint32_t moved = p->at;
@@ -219,43 +221,49 @@ static void end_piece(struct ht_ring *ring, struct ht_piece *p, int result)
     piece_gone(io, result, moved);
 }
 
-/* Memory, and what io_uring has nothing for, or nothing has to be done for. */
+/* Memory, and requests that io_uring has no operation for, or that need none. */
 static bool served_here(const struct ht_io *io)
 {
-    return io->dev->ram != NULL || ht_raw_ends_at_once(io) || (io->op == HT_IO_DISCARD && io->dev->block);
+    return io->dev->ram || ht_raw_ends_at_once(io) || (io->op == HT_IO_DISCARD && io->dev->block);
 }
 
 static int perform_here(struct ht_io *io)
 {
     uint64_t range[2] = {io->offset, io->len};
 
-    if (io->dev->ram != NULL)
+    if (io->dev->ram)
         return ht_ram_perform(io);
     if (io->op == HT_IO_DISCARD)
         return ioctl(io->dev->fd, BLKDISCARD, range) == 0 ? 0 : -errno;
     return 0;
 }
 
-/* What a stalled device has to perform stays in the list. True: something was served. */
+static bool is_held(const struct ht_io *io)
+{
+    struct ht_observer *o = io->dev->observer;
+
+    return (o && o->holds(o, io)) || ht_fault(HT_FAULT_IO_SILENT) != 0;
+}
+
+/* Requests that are held stay in the list. True: something was served. */
 static bool serve_local(struct ht_ring *ring)
 {
     struct ht_io **at = &ring->local;
     bool served = false;
 
-    while (*at != NULL) {
+    while (*at) {
         struct ht_io *io = *at;
-        int err = io->result;
-
-        if (err == 0 && (io->dev->stalled || ht_ram_cache_delays(io) || ht_fault(HT_FAULT_IO_SILENT) != 0)) {
+        int rc = io->result;
+        if (rc == 0 && is_held(io)) {
             at = &io->next_;
             continue;
         }
         *at = io->next_;
         ring->local_count--;
-        if (err == 0)
-            err = perform_here(io);
+        if (rc == 0)
+            rc = perform_here(io);
         ring->in_flight--;
-        end(io, err, err == 0);
+        end(io, rc, rc == 0);
         served = true;
     }
     return served;
@@ -268,16 +276,16 @@ static void nap(void)
     nanosleep(&ts, NULL);
 }
 
-static void handle_cqe(struct ht_ring *ring, struct ht_piece *p, int res)
+static void handle_cqe(struct ht_ring *ring, struct ht_segment *p, int res)
 {
-    int rc = ht_piece_take(p, res);
+    int rc = ht_segment_complete(p, res);
 
     if (rc == -EAGAIN)
         nap();
     if (rc == -EAGAIN || rc > 0)
-        push_piece(ring, p);
+        push_segment(ring, p);
     else
-        end_piece(ring, p, rc);
+        end_segment(ring, p, rc);
 }
 
 static unsigned take_completions(struct ht_ring *ring)
@@ -303,8 +311,8 @@ static bool passes(int err)
 }
 
 /*
- * The kernel refuses what it was given. What it has not taken is known: that fails, and the queue is empty again. What it
- * took earlier goes on.
+ * The kernel refuses a submission. The part that it has not taken is known: that fails, and the queue is empty again.
+ * Requests that it took earlier go on.
  */
 static void give_up_unsent(struct ht_ring *ring, const char *what, int err)
 {
@@ -319,49 +327,51 @@ static void give_up_unsent(struct ht_ring *ring, const char *what, int err)
     io_uring_smp_store_release(sq->ktail, head);
     for (unsigned i = 0; i < count; i++) {
         const struct io_uring_sqe *sqe = &sq->sqes[((head + i) & sq->ring_mask) << shift];
-
-        end_piece(ring, (struct ht_piece *)(uintptr_t)sqe->user_data, -EIO);
+        end_segment(ring, (struct ht_segment *)(uintptr_t)sqe->user_data, -EIO);
     }
 }
 
 static void submit_uring(struct ht_ring *ring)
 {
-    int err;
+    int rc;
 
     ring->unsent_bytes = 0;
     if (io_uring_sq_ready(&ring->uring) == 0)
         return;
-    err = ht_fault(HT_FAULT_IO_SUBMIT);
-    if (err == 0)
-        err = ht_fault(HT_FAULT_IO_REFUSED);
-    if (err == 0)
-        err = io_uring_submit(&ring->uring);
-    if (err < 0 && !passes(err))
-        give_up_unsent(ring, "submit", err);
+    rc = ht_fault(HT_FAULT_IO_SUBMIT);
+    if (rc == 0)
+        rc = ht_fault(HT_FAULT_IO_REFUSED);
+    if (rc == 0)
+        rc = io_uring_submit(&ring->uring);
+    if (rc < 0 && !passes(rc))
+        give_up_unsent(ring, "submit", rc);
 }
 
 /* One call submits, and waits for so many completions. */
 static void enter(struct ht_ring *ring, unsigned wait)
 {
-    int err = ht_fault(HT_FAULT_IO_WAIT);
+    int rc = ht_fault(HT_FAULT_IO_WAIT);
 
     ring->unsent_bytes = 0;
-    if (err == 0 && io_uring_sq_ready(&ring->uring) > 0)
-        err = ht_fault(HT_FAULT_IO_REFUSED);
-    if (err == 0)
-        err = io_uring_submit_and_wait(&ring->uring, wait);
-    if (err >= 0 || err == -EINTR)
+    if (rc == 0 && io_uring_sq_ready(&ring->uring) > 0)
+        rc = ht_fault(HT_FAULT_IO_REFUSED);
+    if (rc == 0)
+        rc = io_uring_submit_and_wait(&ring->uring, wait);
+    if (rc >= 0 || rc == -EINTR)
         return;
-    if (!passes(err))
-        give_up_unsent(ring, "submit and wait", err);
+    if (!passes(rc))
+        give_up_unsent(ring, "submit and wait", rc);
     else if (io_uring_cq_ready(&ring->uring) == 0)
-        nap(); /* the kernel is short of memory: what is on its way will end */
+        nap(); /* the kernel is short of memory: requests in flight will end */
 }
 
-/* Make progress: at least one completion is taken when anything was in flight, and where nothing else is to be waited for, several. */
+/*
+ * Makes progress: takes at least one completion when anything was in flight, and several if there is nothing else to
+ * wait for.
+ */
 static void reap(struct ht_ring *ring, unsigned wait)
 {
-    if (ring->local != NULL) {
+    if (ring->local) {
         submit_uring(ring);
         if (!serve_local(ring))
             nap();
@@ -376,7 +386,7 @@ static void reap(struct ht_ring *ring, unsigned wait)
     }
 }
 
-static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
+static void cut_segments(struct ht_ring *ring, struct ht_io *io)
 {
     bool huge = ht_uring_is_huge(&ring->registered.memory, (uintptr_t)io->buf);
     uint32_t at = 0;
@@ -384,11 +394,10 @@ static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
     io->moved_ = io->len;
     io->pieces_ = 1;
     do {
-        uint32_t len = ht_dev_piece(io, io->len - at, huge);
-
+        uint32_t len = ht_dev_segment(io, io->len - at, huge);
         while (ring->in_flight >= ring->depth)
             reap(ring, 1);
-        begin_piece(ring, io, at, len);
+        begin_segment(ring, io, at, len);
         at += len;
     } while (at < io->len);
     piece_gone(io, 0, 0);
@@ -396,22 +405,20 @@ static void cut_pieces(struct ht_ring *ring, struct ht_io *io)
 
 void ht_ring_submit(struct ht_ring *ring, struct ht_io *io)
 {
-    int err;
+    int rc;
 
     assert(pthread_equal(ring->owner, pthread_self()));
     while (ring->in_flight >= ring->depth)
         reap(ring, 1);
-    err = ht_io_begin(io);
-    if (err == 0 && io->dev->raw && (ring->uring.flags & IORING_SETUP_SQE128) == 0)
-        err = -EOPNOTSUPP;
-    if (err == 0 && !served_here(io)) {
-        cut_pieces(ring, io);
+    rc = ht_io_begin(io);
+    if (rc == 0 && io->dev->raw && (ring->uring.flags & IORING_SETUP_SQE128) == 0)
+        rc = -EOPNOTSUPP;
+    if (rc == 0 && !served_here(io)) {
+        cut_segments(ring, io);
         return;
     }
-    if (io->op == HT_IO_FLUSH && io->dev->cache != NULL)
-        ht_ram_cache_begin_flush(io->dev, err);
     ring->in_flight++;
-    io->result = err;
+    io->result = rc;
     push_local(ring, io);
 }
 
@@ -423,15 +430,19 @@ void ht_ring_kick(struct ht_ring *ring)
 
 void ht_ring_offer(struct ht_ring *ring)
 {
-    if (ring->unsent_bytes >= OFFER_BYTES || ring->local != NULL)
+    if (ring->unsent_bytes >= OFFER_BYTES || ring->local)
         ht_ring_kick(ring);
 }
 
 int ht_ring_wait(struct ht_ring *ring, struct ht_io *io)
 {
     assert(pthread_equal(ring->owner, pthread_self()));
+    if (io->done)
+        return io->result;
+    ht_activity_wait("a device", 0);
     while (!io->done)
         reap(ring, io->pieces_);
+    ht_activity_go_on();
     return io->result;
 }
 
@@ -461,11 +472,13 @@ int ht_ring_run(struct ht_ring *ring, struct ht_io *ios, unsigned count)
 
     for (unsigned i = 0; i < count; i++)
         ht_ring_submit(ring, &ios[i]);
+    ht_activity_wait("a device", 0);
     for (unsigned i = 0; i < count; i++) {
         while (!ios[i].done)
             reap(ring, pieces_left(ios + i, count - i));
         if (result == 0)
             result = ios[i].result;
     }
+    ht_activity_go_on();
     return result;
 }

@@ -2,14 +2,15 @@
 /*
  * rings.c - see rings.h.
  *
- * A ring is freed when its thread ends or its set closes. Either may come first, so it is in two lists: its thread's, which only
- * that thread looks through, and its set's. `lock` guards all lists; whoever takes a ring out of them frees it.
+ * A ring is freed when its thread ends or its set closes. Either may come first, so it is in two lists: its thread's,
+ * which only that thread searches, and its set's. `lock` guards all lists; the thread that takes a ring out of them
+ * frees it.
  *
- * The ring of no set outlives devices, so it is not in the deferred mode: there what a request held, such as the open file and with it
- * the hold of a device, may be given back only when the ring is used again, or freed.
+ * The ring of no set outlives devices, so it is not in the deferred mode: there a finished request may keep its open
+ * file, and with it the hold of a device, until the ring is used again, or freed.
  *
- * A forked child has copies of its parent's rings, but queues in shared memory are still the parent's: they are closed unused. `lock`
- * is held over a fork, so that the lists are whole in the child.
+ * A forked child has copies of its parent's rings, but queues in shared memory are still the parent's: they are closed
+ * unused. `lock` is held over a fork, so that the lists are whole in the child.
  */
 #include "tiering/io/rings.h"
 #include "tiering/base/list.h"
@@ -20,7 +21,9 @@
 
 #define RING_DEPTH 64u
 
-/* A ring that works for nobody; the others take its memory over. */
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_RINGS);
+
+/* A ring without a thread; the others take its memory over. */
 struct shared {
     struct io_uring uring;
     struct ht_uring_memory memory;
@@ -31,34 +34,34 @@ struct shared {
 struct ht_rings {
     struct ht_list members; /* lock */
     struct ht_rings_of of;  /* constant */
-    struct shared *shared;  /* the newest; none is freed before the set; lock */
+    /* The newest; none is freed before the set. */
+    struct shared *shared HT_GUARDED_BY_STATIC(lock);
 };
 
 struct member {
-    struct ht_list of_thread, of_set; /* lock */
+    struct ht_list of_thread, of_set; /* lock, until it is taken out */
     struct ht_rings *set;             /* NULL: of none */
     struct ht_ring *ring;
     unsigned forks;              /* whose: see below */
-    const struct shared *shared; /* taken over, or it was tried */
+    const struct shared *shared; /* taken over, or that was tried */
 };
 
 struct thread {
     struct ht_list members; /* lock */
 };
 
-static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_RINGS);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static bool key_made;
-static unsigned forks; /* how often this process's line has forked: tells a child from its parent; lock */
+static unsigned forks; /* how often this process's line has forked: distinguishes a child from its parent */
 static _Thread_local struct thread *self;
 
 /* ------------------------------------------------------------------- ends */
 
-static void take_out_locked(struct member *m, struct ht_list *taken)
+static void take_out_locked(struct member *m, struct ht_list *taken) HT_REQUIRES_STATIC(lock)
 {
     ht_list_del(&m->of_thread);
-    if (m->set != NULL)
+    if (m->set)
         ht_list_del(&m->of_set);
     ht_list_add_tail(taken, &m->of_thread);
 }
@@ -67,7 +70,6 @@ static void free_taken(struct ht_list *taken)
 {
     while (!ht_list_empty(taken)) {
         struct member *m = ht_list_entry(taken->next, struct member, of_thread);
-
         ht_list_del(&m->of_thread);
         if (m->forks == forks)
             ht_ring_free(m->ring);
@@ -94,17 +96,17 @@ static void end_of_thread(void *thread)
 
 /* ------------------------------------------------------------------- fork */
 
-static void before_fork(void)
+static void before_fork(void) HT_ATTRIBUTE(acquire_capability(lock))
 {
     ht_mutex_lock(&lock);
 }
 
-static void after_fork(void)
+static void after_fork(void) HT_ATTRIBUTE(release_capability(lock))
 {
     ht_mutex_unlock(&lock);
 }
 
-static void in_child(void)
+static void in_child(void) HT_ATTRIBUTE(release_capability(lock))
 {
     forks++;
     ht_mutex_unlock(&lock);
@@ -119,11 +121,11 @@ static struct thread *this_thread(void)
 {
     struct thread *t = self;
 
-    if (t != NULL)
+    if (t)
         return t;
     pthread_once(&once, set_up);
     t = key_made ? calloc(1, sizeof(*t)) : NULL;
-    if (t == NULL)
+    if (!t)
         return NULL;
     ht_list_init(&t->members);
     if (pthread_setspecific(key, t) != 0) {
@@ -136,36 +138,36 @@ static struct thread *this_thread(void)
 
 /* ------------------------------------------------------------------- mine */
 
-/* One of this set; set NULL: any. Those of a parent are taken out. */
+/* A ring of this set; set NULL: any. Takes out rings of a parent process. */
 static struct member *find_locked(struct thread *t, const struct ht_rings *set, struct ht_list *strangers)
+    HT_REQUIRES_STATIC(lock)
 {
     ht_list_for_each_safe(pos, next, &t->members) {
         struct member *m = ht_list_entry(pos, struct member, of_thread);
-
         if (m->forks != forks)
             take_out_locked(m, strangers);
-        else if (m->set == set || set == NULL)
+        else if (m->set == set || !set)
             return m;
     }
     return NULL;
 }
 
-/* What a ring of no set is for goes on in that of a set, so that one is put before it. */
+/* Puts the ring of a set before a ring of no set: calls without a set then use the former. */
 static void put_in(struct member *m, struct thread *t, struct ht_rings *set)
 {
     ht_mutex_lock(&lock);
     m->forks = forks;
     m->set = set;
     ht_list_add_tail(t->members.next, &m->of_thread);
-    if (set != NULL)
+    if (set)
         ht_list_add_tail(&set->members, &m->of_set);
     ht_mutex_unlock(&lock);
 }
 
-/* False: nothing is registered now. */
+/* False: no memory is registered now. */
 static bool share(struct member *m, const struct shared *shared)
 {
-    if (shared == NULL || shared->forks != forks)
+    if (!shared || shared->forks != forks)
         return false;
     m->shared = shared;
     return ht_ring_clone_memory(m->ring, &shared->uring, &shared->memory);
@@ -174,17 +176,17 @@ static bool share(struct member *m, const struct shared *shared)
 static struct member *make(struct thread *t, struct ht_rings *set, const struct shared *shared)
 {
     struct member *m = calloc(1, sizeof(*m));
-    int err;
+    int rc;
 
-    if (m == NULL)
+    if (!m)
         return NULL;
-    err = ht_ring_new_in(set != NULL ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
-    if (err != 0) {
+    rc = ht_ring_new_in(set ? HT_RING_DEFERRED : HT_RING_COOPERATIVE, RING_DEPTH, &m->ring);
+    if (rc != 0) {
         free(m);
-        errno = -err;
+        errno = -rc;
         return NULL;
     }
-    if (set != NULL) {
+    if (set) {
         ht_ring_register_devices(m->ring, set->of.dev, HT_DEVICES_MAX);
         if (!share(m, shared))
             ht_ring_register(m->ring, set->of.area, set->of.area_count);
@@ -200,21 +202,21 @@ struct ht_ring *ht_ring_mine(struct ht_rings *rings)
     struct ht_list strangers;
     struct member *m;
 
-    if (t == NULL) {
+    if (!t) {
         errno = ENOMEM;
         return NULL;
     }
     ht_list_init(&strangers);
     ht_mutex_lock(&lock);
     m = find_locked(t, rings, &strangers);
-    shared = rings != NULL ? rings->shared : NULL;
+    shared = rings ? rings->shared : NULL;
     ht_mutex_unlock(&lock);
     free_taken(&strangers);
-    if (m == NULL)
+    if (!m)
         m = make(t, rings, shared);
-    else if (shared != m->shared && rings != NULL && ht_ring_in_flight(m->ring) == 0 && !share(m, shared))
+    else if (shared != m->shared && rings && ht_ring_in_flight(m->ring) == 0 && !share(m, shared))
         ht_ring_register(m->ring, rings->of.area, rings->of.area_count);
-    return m != NULL ? m->ring : NULL;
+    return m ? m->ring : NULL;
 }
 
 /* -------------------------------------------------------------------- set */
@@ -224,7 +226,7 @@ static bool any_of_kernel(const struct ht_rings_of *of)
     bool any = false;
 
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
-        any |= of->dev[i] != NULL && of->dev[i]->fd >= 0;
+        any |= of->dev[i] && of->dev[i]->fd >= 0;
     return any;
 }
 
@@ -232,9 +234,10 @@ static struct shared *shared_new(const struct ht_pinned_area *areas, unsigned co
 {
     struct shared *sh = calloc(1, sizeof(*sh));
 
-    if (sh == NULL)
+    if (!sh)
         return NULL;
-    if (ht_uring_open(&sh->uring, 1, HT_RING_PLAIN) != 0) { /* plain: others than who made it will clone it */
+    /* a plain ring: other threads than its maker will clone it */
+    if (ht_uring_open(&sh->uring, 1, HT_RING_PLAIN) != 0) {
         free(sh);
         return NULL;
     }
@@ -253,7 +256,7 @@ static void share_areas(struct ht_rings *rings, const struct ht_pinned_area *are
     if (ht_io_features(&f) != 0 || !f.shared_memory)
         return;
     sh = shared_new(areas, count);
-    if (sh == NULL)
+    if (!sh)
         return;
     ht_mutex_lock(&lock);
     sh->forks = forks;
@@ -278,7 +281,7 @@ int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings)
 {
     struct ht_rings *set = calloc(1, sizeof(*set));
 
-    if (set == NULL)
+    if (!set)
         return -ENOMEM;
     ht_list_init(&set->members);
     set->of = *of;
@@ -290,14 +293,14 @@ int ht_rings_new(const struct ht_rings_of *of, struct ht_rings **out_rings)
     return 0;
 }
 
-static uint64_t registered_bytes(const struct ht_rings *rings)
+static uint64_t registered_bytes(const struct ht_rings *rings) HT_REQUIRES_STATIC(lock)
 {
     const struct shared *sh = rings->shared;
     uint64_t bytes = 0;
 
-    for (unsigned i = 0; sh != NULL && i < sh->memory.count; i++)
+    for (unsigned i = 0; sh && i < sh->memory.count; i++)
         bytes += sh->memory.area[i].bytes;
-    for (unsigned i = 0; sh == NULL && i < rings->of.area_count; i++)
+    for (unsigned i = 0; !sh && i < rings->of.area_count; i++)
         bytes += rings->of.area[i].bytes;
     return bytes;
 }
@@ -309,7 +312,7 @@ void ht_rings_stats(struct ht_rings *rings, struct ht_rings_stats *out)
 
     *out = (struct ht_rings_stats){.mode = f.mode};
     for (unsigned i = 0; f.files && i < HT_DEVICES_MAX; i++)
-        out->devices += rings->of.dev[i] != NULL && rings->of.dev[i]->fd >= 0;
+        out->devices += rings->of.dev[i] && rings->of.dev[i]->fd >= 0;
     ht_mutex_lock(&lock);
     out->memory_bytes = known && f.memory ? registered_bytes(rings) : 0;
     ht_list_for_each(pos, &rings->members)
@@ -321,20 +324,20 @@ void ht_rings_free(struct ht_rings *rings)
 {
     struct ht_list taken;
 
-    if (rings == NULL)
+    if (!rings)
         return;
     ht_list_init(&taken);
     ht_mutex_lock(&lock);
     while (!ht_list_empty(&rings->members))
         take_out_locked(ht_list_entry(rings->members.next, struct member, of_set), &taken);
+    struct shared *shared = rings->shared;
     ht_mutex_unlock(&lock);
     free_taken(&taken);
-    while (rings->shared != NULL) {
-        struct shared *sh = rings->shared;
-
-        rings->shared = sh->older;
-        ht_uring_close(&sh->uring, false);
-        free(sh);
+    while (shared) {
+        struct shared *older = shared->older;
+        ht_uring_close(&shared->uring, false);
+        free(shared);
+        shared = older;
     }
     free(rings);
 }

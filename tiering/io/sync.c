@@ -12,61 +12,58 @@
 #define PART_BYTES_MAX (1u << 20)
 #define DISCARD_BYTES_MAX (1u << 30) /* of one request */
 
-/* In parts of PART_BYTES_MAX, as many at a time as the ring is deep. */
+/* Transfers parts of PART_BYTES_MAX, as many at a time as the ring is deep. */
 static int transfer(struct ht_ring *ring, struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
 {
     struct ht_io ios[PARTS_AT_ONCE];
-    int err = 0;
+    int rc = 0;
 
-    while (len > 0 && err == 0) {
+    while (len > 0 && rc == 0) {
         unsigned n = 0;
-
         for (; n < PARTS_AT_ONCE && len > 0; n++) {
             uint32_t part = (uint32_t)ht_min_u64(len, PART_BYTES_MAX);
-
             ios[n] = (struct ht_io){.op = op, .dev = dev, .offset = offset, .buf = buf, .len = part};
             offset += part;
             buf += part;
             len -= part;
         }
-        err = ht_ring_run(ring, ios, n);
+        rc = ht_ring_run(ring, ios, n);
     }
-    return err;
+    return rc;
 }
 
-/* Through memory that is aligned. */
+/* Transfers through aligned memory. */
 static int transfer_bounced(struct ht_ring *ring, struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf,
                             size_t len)
 {
     void *bounce = aligned_alloc(HT_BLOCK_BYTES, PART_BYTES_MAX);
-    int err = bounce == NULL ? -ENOMEM : 0;
+    int rc = !bounce ? -ENOMEM : 0;
 
-    while (len > 0 && err == 0) {
+    while (len > 0 && rc == 0) {
         uint32_t part = (uint32_t)ht_min_u64(len, PART_BYTES_MAX);
-
         if (op == HT_IO_WRITE)
             memcpy(bounce, buf, part);
-        err = transfer(ring, dev, op, offset, bounce, part);
-        if (op == HT_IO_READ && err == 0)
+        rc = transfer(ring, dev, op, offset, bounce, part);
+        if (op == HT_IO_READ && rc == 0)
             memcpy(buf, bounce, part);
         offset += part;
         buf += part;
         len -= part;
     }
     free(bounce);
-    return err;
+    return rc;
 }
 
 static int transfer_any(struct ht_dev *dev, enum ht_io_op op, uint64_t offset, char *buf, size_t len)
 {
     struct ht_ring *ring;
 
-    /* Also so that nothing is moved when only the tail would be refused. */
+    /* Checks the whole range: nothing is moved if only the tail would be refused. */
     if (((offset | len) & (ht_dev_lba(dev) - 1)) != 0 || len == 0 || offset > ht_dev_size(dev) ||
         len > ht_dev_size(dev) - offset)
         return -EINVAL;
     ring = ht_ring_mine(NULL);
-    if (ring == NULL)
+    if (!ring)
         return -errno;
     if (((uintptr_t)buf & (ht_dev_lba(dev) - 1)) != 0)
         return transfer_bounced(ring, dev, op, offset, buf, len);
@@ -89,7 +86,7 @@ int ht_dev_flush(struct ht_dev *dev)
     struct ht_ring *ring = ht_ring_mine(NULL);
     int result;
 
-    if (ring == NULL)
+    if (!ring)
         return -errno;
     ht_ring_flush(ring, &dev, 1, &result);
     return result;
@@ -97,23 +94,22 @@ int ht_dev_flush(struct ht_dev *dev)
 
 int ht_dev_flush_since(struct ht_dev *dev, uint64_t failures)
 {
-    int err = ht_dev_flush(dev);
+    int rc = ht_dev_flush(dev);
 
-    return err == 0 && ht_dev_flush_failures(dev) != failures ? -EIO : err;
+    return rc == 0 && ht_dev_flush_failures(dev) != failures ? -EIO : rc;
 }
 
 int ht_dev_discard(struct ht_dev *dev, uint64_t offset, uint64_t len)
 {
     struct ht_ring *ring = ht_ring_mine(NULL);
-    int err = ring != NULL ? 0 : -errno;
+    int rc = ring ? 0 : -errno;
 
-    while (len > 0 && err == 0) {
+    while (len > 0 && rc == 0) {
         struct ht_io io = {
             .op = HT_IO_DISCARD, .dev = dev, .offset = offset, .len = (uint32_t)ht_min_u64(len, DISCARD_BYTES_MAX)};
-
-        err = ht_ring_run(ring, &io, 1);
+        rc = ht_ring_run(ring, &io, 1);
         offset += io.len;
         len -= io.len;
     }
-    return err;
+    return rc;
 }

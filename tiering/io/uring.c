@@ -2,11 +2,11 @@
 /*
  * uring.c - see uring.h.
  *
- * Modes, best first. The first needs one thread that sets up, submits and waits: completions are worked off when that one asks for
- * them, and never interrupt it (Linux 6.1). The second spares the interrupts only (5.19). Never with IOSQE_IO_DRAIN: together with the
- * first mode, a wait for several completions never ends.
+ * Modes, best first. The first needs one thread that sets up, submits and waits: completions are worked off when this
+ * thread wants them, and never interrupt it (Linux 6.1). The second spares the interrupts only (5.19). Never with
+ * IOSQE_IO_DRAIN: together with the first mode, a wait for several completions never ends.
  *
- * Each feature has a fault point, by which tests play the kernels that lack it; probing knows nothing of these.
+ * Each feature has a fault point, by which tests simulate kernels that lack it; probing does not know these points.
  */
 #include "tiering/io/uring.h"
 #include "tiering/base/fault.h"
@@ -30,8 +30,8 @@ static const unsigned mode_flags[] = {
 };
 
 static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_IO_PROBE);
-static struct ht_io_features features; /* lock, until probed */
-static bool probed;                    /* lock */
+static struct ht_io_features features HT_GUARDED_BY_STATIC(lock);
+static bool probed HT_GUARDED_BY_STATIC(lock);
 
 /* Linux 6.12; liburing has it since 2.8. */
 static int clone_memory(struct io_uring *to, const struct io_uring *from)
@@ -46,7 +46,7 @@ static int clone_memory(struct io_uring *to, const struct io_uring *from)
 
 /* ------------------------------------------------------------------ probe */
 
-/* Without these there is no I/O; all of them came by Linux 5.6. */
+/* Without these there is no I/O; all came by Linux 5.6. */
 static bool operations_there(struct io_uring *uring)
 {
     static const int needed[] = {IORING_OP_READ, IORING_OP_WRITE, IORING_OP_READ_FIXED, IORING_OP_WRITE_FIXED,
@@ -62,18 +62,18 @@ static bool operations_there(struct io_uring *uring)
 
 static int probe_mode(struct io_uring *uring, enum ht_ring_mode *out_mode)
 {
-    int err = -EINVAL;
+    int rc = -EINVAL;
 
-    for (int mode = HT_RING_DEFERRED; mode >= HT_RING_PLAIN && err == -EINVAL; mode--) {
-        err = io_uring_queue_init(PROBE_DEPTH, uring, mode_flags[mode]);
+    for (int mode = HT_RING_DEFERRED; mode >= HT_RING_PLAIN && rc == -EINVAL; mode--) {
+        rc = io_uring_queue_init(PROBE_DEPTH, uring, mode_flags[mode]);
         *out_mode = (enum ht_ring_mode)mode;
     }
-    return err;
+    return rc;
 }
 
 static bool registers_files(struct io_uring *uring)
 {
-    static const int nothing = -1; /* is a place that may be filled later */
+    static const int nothing = -1; /* an empty place that may be filled later */
     bool works = io_uring_register_files(uring, &nothing, 1) == 0;
 
     if (works)
@@ -120,7 +120,7 @@ static const char *registered_word(bool registered)
     return registered ? "registered" : "not registered";
 }
 
-/* Those of NVMe are longer than an entry, and so are their results. */
+/* NVMe commands are longer than an entry, and so are their results. */
 static bool passes_commands(enum ht_ring_mode mode)
 {
     struct io_uring_probe *probe;
@@ -130,49 +130,49 @@ static bool passes_commands(enum ht_ring_mode mode)
     if (io_uring_queue_init(PROBE_DEPTH, &uring, mode_flags[mode] | COMMAND_FLAGS) != 0)
         return false;
     probe = io_uring_get_probe_ring(&uring);
-    works = probe != NULL && io_uring_opcode_supported(probe, IORING_OP_URING_CMD);
+    works = probe && io_uring_opcode_supported(probe, IORING_OP_URING_CMD);
     io_uring_free_probe(probe);
     io_uring_queue_exit(&uring);
     return works;
 }
 
-static int probe_locked(void)
+static int probe_locked(void) HT_REQUIRES_STATIC(lock)
 {
     struct ht_io_features f = {.mode = HT_RING_PLAIN};
     struct io_uring uring;
-    int err = probe_mode(&uring, &f.mode);
+    int rc = probe_mode(&uring, &f.mode);
 
-    if (err != 0)
-        return err;
+    if (rc != 0)
+        return rc;
     if (operations_there(&uring)) {
         f.files = registers_files(&uring);
         f.memory = registers_memory(&uring);
         f.shared_memory = f.memory && shares_memory();
     } else {
-        err = -ENOSYS;
+        rc = -ENOSYS;
     }
     io_uring_queue_exit(&uring);
-    if (err == 0) {
+    if (rc == 0) {
         f.commands = passes_commands(f.mode);
         features = f;
         probed = true;
         ht_debug("io_uring: completions %s, files %s, memory %s, NVMe commands %s", ht_ring_mode_word(f.mode),
                  registered_word(f.files), registered_word(f.memory), f.commands ? "passed on" : "not passed on");
     }
-    return err;
+    return rc;
 }
 
 int ht_io_features(struct ht_io_features *out)
 {
-    int err = 0;
+    int rc = 0;
 
     ht_mutex_lock(&lock);
     if (!probed)
-        err = probe_locked();
-    if (err == 0)
+        rc = probe_locked();
+    if (rc == 0)
         *out = features;
     ht_mutex_unlock(&lock);
-    return err;
+    return rc;
 }
 
 const char *ht_ring_mode_word(enum ht_ring_mode mode)
@@ -198,12 +198,12 @@ static int open_ring(struct io_uring *uring, unsigned depth, enum ht_ring_mode b
     bool no_commands = ht_fault(HT_FAULT_IO_COMMANDS) != 0;
     unsigned flags = IORING_SETUP_CLAMP;
     struct ht_io_features f;
-    int err = ht_fault(HT_FAULT_IO_RING);
+    int rc = ht_fault(HT_FAULT_IO_RING);
 
-    if (err == 0)
-        err = ht_io_features(&f);
-    if (err != 0)
-        return err;
+    if (rc == 0)
+        rc = ht_io_features(&f);
+    if (rc != 0)
+        return rc;
     flags |= mode_flags[allowed_mode(best < f.mode ? best : f.mode)];
     if (f.commands && !no_commands)
         flags |= COMMAND_FLAGS;
@@ -212,41 +212,41 @@ static int open_ring(struct io_uring *uring, unsigned depth, enum ht_ring_mode b
 
 int ht_uring_open(struct io_uring *uring, unsigned depth, enum ht_ring_mode best)
 {
-    int err = open_ring(uring, depth, best);
+    int rc = open_ring(uring, depth, best);
 
-    if (err != 0)
+    if (rc != 0)
         ht_error("io_uring cannot be used: %s (Linux 5.6 or newer is needed; see the sysctl kernel.io_uring_disabled, "
                  "the limit on locked memory, and what a container forbids)",
-                 strerror(-err));
-    return err;
+                 strerror(-rc));
+    return rc;
 }
 
 void ht_uring_close(struct io_uring *uring, bool settle)
 {
     if (settle) {
         (void)io_uring_get_events(uring);
-        (void)io_uring_unregister_files(
-            uring); /* at once; the end of the ring comes when the kernel gets round to it */
+        (void)io_uring_unregister_files(uring); /* takes effect at once; the kernel ends the ring later */
     }
     io_uring_queue_exit(uring);
 }
 
 /* ----------------------------------------------------------------- memory */
 
-/* How many pieces, or 0: too many. */
-static unsigned cut(const struct ht_pinned_area *areas, unsigned count, struct iovec *pieces, struct ht_uring_memory *m)
+/* How many segments, or 0: too many. */
+static unsigned cut(const struct ht_pinned_area *areas, unsigned count, struct iovec *segments,
+                    struct ht_uring_memory *m)
 {
     unsigned n = 0;
 
     for (unsigned i = 0; i < count; i++) {
         m->area[i].base = (uintptr_t)areas[i].base;
         m->area[i].bytes = areas[i].bytes;
-        m->area[i].first_piece = n;
+        m->area[i].first_segment = n;
         m->area[i].huge = areas[i].huge;
         for (uint64_t at = 0; at < areas[i].bytes; at += PIECE_BYTES) {
             if (n == PIECES_MAX)
                 return 0;
-            pieces[n++] = (struct iovec){(char *)areas[i].base + at, ht_min_u64(PIECE_BYTES, areas[i].bytes - at)};
+            segments[n++] = (struct iovec){(char *)areas[i].base + at, ht_min_u64(PIECE_BYTES, areas[i].bytes - at)};
         }
     }
     m->count = count;
@@ -257,18 +257,18 @@ bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *area
                        struct ht_uring_memory *out_memory)
 {
     struct ht_uring_memory m;
-    struct iovec *pieces;
+    struct iovec *segments;
     unsigned n;
     bool works;
 
     if (count > HT_URING_AREAS_MAX || ht_fault(HT_FAULT_IO_REGISTER) != 0)
         return false;
-    pieces = calloc(PIECES_MAX, sizeof(*pieces));
-    if (pieces == NULL)
+    segments = calloc(PIECES_MAX, sizeof(*segments));
+    if (!segments)
         return false;
-    n = cut(areas, count, pieces, &m);
-    works = n > 0 && io_uring_register_buffers(uring, pieces, n) == 0;
-    free(pieces);
+    n = cut(areas, count, segments, &m);
+    works = n > 0 && io_uring_register_buffers(uring, segments, n) == 0;
+    free(segments);
     if (works)
         *out_memory = m;
     return works;
@@ -278,10 +278,10 @@ int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t le
 {
     for (unsigned i = 0; i < m->count; i++) {
         uint64_t at = base - m->area[i].base, bytes = m->area[i].bytes;
-
         if (base < m->area[i].base || at >= bytes || len > bytes - at)
             continue;
-        return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(m->area[i].first_piece + at / PIECE_BYTES) : -1;
+        return at / PIECE_BYTES == (at + len - 1) / PIECE_BYTES ? (int)(m->area[i].first_segment + at / PIECE_BYTES)
+                                                                : -1;
     }
     return -1;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * uring.h - rings of the kernel: what this one can do, asked once, and rings set up accordingly.
+ * uring.h - rings of the kernel: its abilities, probed once, and rings set up accordingly.
  *
  * Any thread; a ring itself belongs to the thread that opened it.
  */
@@ -11,9 +11,11 @@
 
 #include "tiering/io/dev.h"
 
-/* A ring with room for depth requests, in the best mode that there is and that is asked for. 0 or -errno, which was told. */
-int ht_uring_open(struct io_uring *uring, unsigned depth, enum ht_ring_mode best) HT_CHECK;
-/* settle: the caller is the ring's thread; what requests that ended still hold is given back before. */
+/*
+ * Opens a ring with room for depth requests, in the best available mode up to `best`. 0 or -errno, which was reported.
+ */
+int ht_uring_open(struct io_uring *uring, unsigned depth, enum ht_ring_mode best) HT_MUST_CHECK;
+/* settle: the caller is the ring's thread; first releases the files that finished requests still hold. */
 void ht_uring_close(struct io_uring *uring, bool settle);
 
 /* Where registered memory is in the ring's table. */
@@ -22,7 +24,7 @@ struct ht_uring_memory {
     struct {
         uintptr_t base;
         uint64_t bytes;
-        unsigned first_piece;
+        unsigned first_segment;
         bool huge;
     } area[HT_URING_AREAS_MAX];
     unsigned count;
@@ -30,14 +32,17 @@ struct ht_uring_memory {
 /* False, and nothing is registered: all works without, slower. */
 bool ht_uring_register(struct io_uring *uring, const struct ht_pinned_area *areas, unsigned count,
                        struct ht_uring_memory *out_memory);
-/* Take over what is registered with another ring, which works for nobody, in place of one's own. False: one's own is gone, too. */
+/*
+ * Takes over the registrations of another ring, which has no requests, in place of its own. False: its own are gone,
+ * too.
+ */
 bool ht_uring_clone(struct io_uring *uring, const struct io_uring *from);
-/* The registered piece that holds all of these bytes, or -1. */
+/* The registered segment that holds all of these bytes, or -1. */
 int ht_uring_lookup(const struct ht_uring_memory *m, uintptr_t base, uint32_t len);
 /* Is this address in registered memory of huge pages? */
 bool ht_uring_is_huge(const struct ht_uring_memory *m, uintptr_t base);
 
-/* Open files: false, and none is registered. */
+/* Opens files. False: none is registered. */
 bool ht_uring_register_files(struct io_uring *uring, const int *fds, unsigned count);
 
 #endif

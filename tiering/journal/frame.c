@@ -12,11 +12,11 @@
 #include <assert.h>
 
 #include "tiering/base/hash.h"
-#include "tiering/base/twin.h"
+#include "tiering/base/mutant.h"
 
 static_assert(sizeof(struct ht_disk_frame) == HT_FRAME_HEADER_BYTES, "frame header");
 
-/* Everything behind the checksum, payload included, padding not. */
+/* Everything after the checksum, with the payload, without the padding. */
 static uint64_t frame_checksum(const uint8_t *mem, uint64_t payload_len)
 {
     size_t from = offsetof(struct ht_disk_frame, salt);
@@ -68,7 +68,7 @@ bool ht_frame_decode_header(const uint8_t *block, struct ht_frame *out_frame)
 
 bool ht_frame_checksum_ok(const uint8_t *mem, const struct ht_frame *f)
 {
-    return frame_checksum(mem, f->payload_len) == f->checksum || HT_TWIN("frame-checksum");
+    return frame_checksum(mem, f->payload_len) == f->checksum || HT_MUTANT("frame-checksum");
 }
 
 bool ht_frame_padding_ok(const uint8_t *mem, const struct ht_frame *f)

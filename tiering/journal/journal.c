@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * journal.c - the life of a journal, appending, and waiting for what was appended.
+ * journal.c - the life of a journal, appending, and waiting for appended groups.
  *
  * Life of a frame:
  *
@@ -13,25 +13,27 @@
  * group may be larger than that alone. Number and place of a frame are known when it is opened, since
  * everything before it is sealed.
  *
- * Group commit: whoever waits for a frame and finds no writer becomes it, for one frame at a time; meanwhile other
- * groups gather in the open frame and their owners wait, one of whom is the next writer.
+ * Group commit: a thread that waits for a frame and finds no writer becomes the writer, for one frame at a time. During
+ * the write other groups gather in the open frame and their owners wait; one of these is the next writer.
  *
  * Invariants:
  *  1. Frames are numbered, placed and written in the order of their first group;
- *     told_seq <= durable_seq <= written_seq < next_seq.
+ *     notified_seq <= durable_seq <= written_seq < next_seq.
  *  2. tail_pos = end_pos + bytes of the frames in the queue (and of the one being written).
  *  3. writing is true for at most one thread, which alone uses ring, io, piece and changes copies.
  *
- * Locks: j->lock, innermost but for the devices'. Never held during I/O or a callback.
+ * Locks: j->lock, innermost except for the devices'. Never held during I/O or a callback.
  */
 #include "tiering/journal/journal_priv.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
+#include "tiering/base/activity.h"
+#include "tiering/base/dump.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/event.h"
-#include "tiering/base/twin.h"
+#include "tiering/base/mutant.h"
 
 #define FRAME_PAYLOAD_MAX ((uint64_t)(4 * HT_MIB))
 
@@ -60,7 +62,7 @@ static struct ht_frame_buf *frame_new(size_t payload_bytes)
 }
 
 /* In steady state frames come from the spares; only large groups and deep queues need memory. */
-static struct ht_frame_buf *frame_get_locked(struct ht_journal *j, size_t payload_bytes)
+static struct ht_frame_buf *frame_get_locked(struct ht_journal *j, size_t payload_bytes) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     struct ht_frame_buf *f = j->spare;
 
@@ -107,6 +109,7 @@ int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **o
 
     if (!j)
         return -ENOMEM;
+    HT_UNSHARED(HT_LOCK_JOURNAL);
     j->config = *config;
     j->log_bytes = config->log_bytes;
     j->frame_payload_max = ht_min_u64(j->log_bytes / 8, FRAME_PAYLOAD_MAX) - HT_FRAME_HEADER_BYTES;
@@ -114,8 +117,7 @@ int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **o
     j->queue_end = &j->queue;
     ht_mutex_init(&j->lock, HT_LOCK_JOURNAL);
     pthread_cond_init(&j->progress, NULL);
-    pthread_cond_init(&j->room, NULL);
-    ht_cond_init(&j->compact);
+    pthread_cond_init(&j->space, NULL);
     int rc = new_memory(j);
     if (rc) {
         ht_journal_abandon(j);
@@ -129,19 +131,19 @@ void ht_journal_abandon(struct ht_journal *j)
 {
     if (!j)
         return;
+    HT_UNSHARED(HT_LOCK_JOURNAL);
     assert(!j->writing);
     free(j->piece);
     frame_free(j->open);
     frame_list_free(j->queue);
     frame_list_free(j->spare);
-    pthread_cond_destroy(&j->compact);
-    pthread_cond_destroy(&j->room);
+    pthread_cond_destroy(&j->space);
     pthread_cond_destroy(&j->progress);
     ht_mutex_destroy(&j->lock);
     free(j);
 }
 
-static uint64_t last_appended_locked(const struct ht_journal *j)
+static uint64_t last_appended_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     return j->next_seq - 1;
 }
@@ -150,21 +152,21 @@ int ht_journal_close(struct ht_journal *j)
 {
     if (!j)
         return 0;
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     int rc = j->started && !j->error ? ht_journal_write_up_to_locked(j, last_appended_locked(j)) : 0;
-    /* A compaction in split mode that was not carried through: the next mount goes on with the copy that was kept. */
+    /* A split-mode checkpoint that was not completed: the next mount continues with the kept copy. */
     if (rc == 0 && j->started && !j->error && j->durable_seq < last_appended_locked(j))
         rc = -EIO;
     if (j->first_error)
         rc = j->first_error;
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     ht_journal_abandon(j);
     return rc;
 }
 
 /* ----------------------------------------------------------------- start */
 
-static void refill_copies(struct ht_journal *j)
+static void refill_copies(struct ht_journal *j, uint64_t start_pos)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
         if (i == j->chosen || !j->refill[i])
@@ -172,11 +174,11 @@ static void refill_copies(struct ht_journal *j)
         struct ht_event_about about = {.device = ht_dev_name(j->copy[i].dev), .offset = j->copy[i].offset};
         ht_event(HT_EVENT_LOG_REPAIRED, &about, "log: copy %u on %s is brought up to copy %u", i, about.device,
                  j->chosen);
-        ht_journal_refill(j, j->chosen, i, j->start.pos, j->end_pos);
+        ht_journal_refill(j, j->chosen, i, start_pos, j->end_pos);
     }
 }
 
-static int append_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *out_lsn)
+static int append_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *out_lsn) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     struct ht_buf group = HT_BUF_INIT;
     size_t mark = ht_record_begin(&group, HT_REC_EPOCH);
@@ -192,21 +194,21 @@ static int append_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *o
 }
 
 /*
- * When crashes in the middle of compactions have filled the region to the last block, the mount begins in split
- * mode (room.c) with the epoch record as its first frame; compaction is wanted at once.
+ * Crashes in the middle of checkpoints may have filled the region to the last block. Then the mount begins in split
+ * mode (log_space.c) with the epoch record as its first frame; a checkpoint is wanted at once.
  */
-static int begin_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *out_lsn)
+static int begin_epoch_locked(struct ht_journal *j, uint64_t epoch, uint64_t *out_lsn) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     int rc = append_epoch_locked(j, epoch, out_lsn);
 
     if (rc != -ENOSPC || ht_journal_copies_locked(j) < HT_LOG_COPIES)
         return rc;
-    j->compacting = true;
+    j->checkpointing = true;
     j->begin = (struct ht_journal_start){.pos = j->tail_pos, .seq = j->next_seq};
     return append_epoch_locked(j, epoch, out_lsn);
 }
 
-static int prepare_spares(struct ht_journal *j)
+static int prepare_spares_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     while (j->spare_count < 2) {
         struct ht_frame_buf *f = frame_new(j->frame_payload_max);
@@ -217,22 +219,30 @@ static int prepare_spares(struct ht_journal *j)
     return 0;
 }
 
+static int may_start_locked(const struct ht_journal *j, uint64_t new_epoch) HT_REQUIRES(HT_LOCK_JOURNAL)
+{
+    if (j->read_only)
+        return -EROFS;
+    return j->started || new_epoch <= j->epoch ? -EINVAL : 0;
+}
+
 int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
 {
     uint64_t lsn;
 
-    if (j->read_only)
-        return -EROFS;
-    if (j->started || new_epoch <= j->epoch)
-        return -EINVAL;
-    ht_mutex_lock(&j->lock);
-    ht_journal_token_take_locked(j);
-    ht_mutex_unlock(&j->lock);
-    if (!HT_TWIN("no-refill"))
-        refill_copies(j);
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
+    uint64_t start_pos = j->start.pos;
+    int rc = may_start_locked(j, new_epoch);
+    if (!rc)
+        ht_journal_token_take_locked(j);
+    ht_mutex_unlock(ht_journal_lock(j));
+    if (rc)
+        return rc;
+    if (!HT_MUTANT("no-refill"))
+        refill_copies(j, start_pos);
+    ht_mutex_lock(ht_journal_lock(j));
     ht_journal_token_release_locked(j);
-    int rc = prepare_spares(j);
+    rc = prepare_spares_locked(j);
     if (rc == 0) {
         j->epoch = new_epoch;
         j->started = true;
@@ -244,7 +254,7 @@ int ht_journal_start(struct ht_journal *j, uint64_t new_epoch)
         ht_error("log: cannot begin to write: %s", strerror(-rc));
         ht_journal_fail_locked(j, rc);
     }
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return rc;
 }
 
@@ -257,36 +267,36 @@ void ht_journal_fail_locked(struct ht_journal *j, int error)
     if (!j->first_error)
         j->first_error = error;
     pthread_cond_broadcast(&j->progress);
-    pthread_cond_broadcast(&j->room);
-    pthread_cond_broadcast(&j->compact);
+    pthread_cond_broadcast(&j->space);
+    ht_journal_wake_locked(j);
 }
 
-static uint64_t open_bytes(const struct ht_journal *j)
+static uint64_t open_bytes_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     return j->open ? ht_frame_bytes(j->open->payload_len) : 0;
 }
 
 uint64_t ht_journal_used_locked(const struct ht_journal *j)
 {
-    return j->tail_pos + open_bytes(j) - j->start.pos;
+    return j->tail_pos + open_bytes_locked(j) - j->start.pos;
 }
 
 void ht_journal_seal_locked(struct ht_journal *j)
 {
     if (!j->open)
         return;
-    j->tail_pos += open_bytes(j);
+    j->tail_pos += open_bytes_locked(j);
     *j->queue_end = j->open;
     j->queue_end = &j->open->next;
     j->open = NULL;
 }
 
-static bool fits_open_frame(const struct ht_journal *j, size_t len)
+static bool fits_open_frame_locked(const struct ht_journal *j, size_t len) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     return j->open && j->open->payload_len + len <= j->frame_payload_max;
 }
 
-static int open_frame_locked(struct ht_journal *j, size_t len)
+static int open_frame_locked(struct ht_journal *j, size_t len) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     struct ht_frame_buf *f = frame_get_locked(j, len);
 
@@ -304,9 +314,9 @@ int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_
         return j->error ? j->error : -EROFS;
     if (len > j->log_bytes)
         return -ENOSPC;
-    bool joins = fits_open_frame(j, len);
+    bool joins = fits_open_frame_locked(j, len);
     uint64_t end =
-        j->tail_pos + (joins ? ht_frame_bytes(j->open->payload_len + len) : open_bytes(j) + ht_frame_bytes(len));
+        j->tail_pos + (joins ? ht_frame_bytes(j->open->payload_len + len) : open_bytes_locked(j) + ht_frame_bytes(len));
     if (end > ht_journal_limit_pos_locked(j))
         return -ENOSPC;
     int rc = joins ? 0 : open_frame_locked(j, len);
@@ -323,8 +333,8 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
 {
     int rc = 0;
 
-    ht_mutex_lock(&j->lock);
-    bool there = fits_open_frame(j, bytes) || (j->spare && ht_frame_bytes(bytes) <= j->spare->cap);
+    ht_mutex_lock(ht_journal_lock(j));
+    bool there = fits_open_frame_locked(j, bytes) || (j->spare && ht_frame_bytes(bytes) <= j->spare->cap);
     if (!there && !j->error) {
         struct ht_frame_buf *f = frame_new(ht_max_u64(bytes, j->frame_payload_max));
         rc = f ? 0 : -ENOMEM;
@@ -334,7 +344,7 @@ int ht_journal_prepare(struct ht_journal *j, size_t bytes)
             j->spare_count++;
         }
     }
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return rc;
 }
 
@@ -343,13 +353,13 @@ int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t
     if (group->err)
         return group->err;
     assert(group->len > 0 && ht_records_valid(group->data, group->len));
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     int rc = ht_journal_append_locked(j, group->data, group->len, out_lsn);
     if (rc == 0)
         ht_journal_emitted_locked(j, group->len);
-    if (rc == 0 && ht_journal_compact_wanted_locked(j))
-        pthread_cond_broadcast(&j->compact);
-    ht_mutex_unlock(&j->lock);
+    if (rc == 0 && ht_journal_checkpoint_wanted_locked(j))
+        ht_journal_wake_locked(j);
+    ht_mutex_unlock(ht_journal_lock(j));
     return rc;
 }
 
@@ -357,69 +367,79 @@ int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t
 
 int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn)
 {
-    if (!ht_ring_mine(j->config.rings)) /* before anything is written: then a missing ring would be the log's end */
+    if (!ht_ring_mine(j->config.rings)) /* before any write: later a missing ring would end the log */
         return -ENOMEM;
+    ht_activity_wait("the log to have frame", lsn);
     while (!j->error && j->written_seq < lsn) {
         if (j->writing)
-            ht_cond_wait(&j->progress, &j->lock);
+            ht_cond_wait(&j->progress, ht_journal_lock(j));
         else
             ht_journal_write_next_locked(j);
     }
+    ht_activity_go_on();
     return j->written_seq >= lsn ? 0 : j->error;
 }
 
 int ht_journal_sync(struct ht_journal *j, uint64_t lsn)
 {
-    if (HT_TWIN("early-answer"))
+    if (HT_MUTANT("early-answer"))
         return 0;
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     int rc = lsn > last_appended_locked(j) ? -EINVAL : ht_journal_write_up_to_locked(j, lsn);
-    /* Written is durable, except in split mode; and what the callback does for it has been done. */
-    while (rc == 0 && j->told_seq < lsn && !j->error)
-        ht_cond_wait(&j->progress, &j->lock);
-    if (rc == 0 && j->told_seq < lsn)
+    /* Written means durable, except in split mode; and the callback has returned. */
+    ht_activity_wait("the log to have frame", lsn);
+    while (rc == 0 && j->notified_seq < lsn && !j->error)
+        ht_cond_wait(&j->progress, ht_journal_lock(j));
+    ht_activity_go_on();
+    if (rc == 0 && j->notified_seq < lsn)
         rc = j->error;
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return rc;
 }
 
-uint64_t ht_journal_durable(const struct ht_journal *cj)
+void ht_journal_dump(struct ht_journal *j, struct ht_dump *d)
 {
-    struct ht_journal *j = (struct ht_journal *)cj; /* only its lock changes */
+    ht_dump_put(d, "log:\n");
+    if (!ht_dump_lock(d, ht_journal_lock(j), "the log"))
+        return;
+    ht_dump_put(d, "  frames: %llu durable, %llu written, %llu begun; a thread writes: %s\n",
+                (unsigned long long)j->durable_seq, (unsigned long long)j->written_seq,
+                (unsigned long long)last_appended_locked(j), j->writing ? "yes" : "no");
+    ht_dump_put(d, "  %llu of %llu bytes in use; %u threads wait for room; checkpoint %s%s\n",
+                (unsigned long long)ht_journal_used_locked(j), (unsigned long long)j->log_bytes, j->waiters,
+                j->checkpointing ? "running" : "not running", j->error ? "; the log has failed" : "");
+    ht_mutex_unlock(ht_journal_lock(j));
+}
 
-    ht_mutex_lock(&j->lock);
+uint64_t ht_journal_durable(const struct ht_journal *j)
+{
+    ht_mutex_lock(ht_journal_lock(j));
     uint64_t seq = j->durable_seq;
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return seq;
 }
 
-bool ht_journal_copy_live(const struct ht_journal *cj, unsigned copy)
+bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy)
 {
-    struct ht_journal *j = (struct ht_journal *)cj;
-
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     bool live = j->copy[copy].dev != NULL;
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return live;
 }
 
-bool ht_journal_failed(const struct ht_journal *cj)
+bool ht_journal_failed(const struct ht_journal *j)
 {
-    struct ht_journal *j = (struct ht_journal *)cj;
-
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     bool failed = j->error != 0;
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return failed;
 }
 
-uint64_t ht_journal_next(const struct ht_journal *cj)
+uint64_t ht_journal_next(const struct ht_journal *j)
 {
-    struct ht_journal *j = (struct ht_journal *)cj;
-
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     uint64_t seq = j->open ? j->open->seq : j->next_seq;
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     return seq;
 }
 
@@ -432,22 +452,20 @@ static uint64_t frames_memory(const struct ht_frame_buf *f)
     return bytes;
 }
 
-void ht_journal_stats(const struct ht_journal *cj, struct ht_journal_stats *out)
+void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out)
 {
-    struct ht_journal *j = (struct ht_journal *)cj;
-
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     *out = (struct ht_journal_stats){
         .log_bytes = j->log_bytes,
         .used_bytes = ht_journal_used_locked(j),
-        .claimed_bytes = j->claimed,
-        .claim_limit_bytes = ht_journal_claim_limit(j->log_bytes),
+        .reserved_bytes = j->reserved,
+        .reserve_limit_bytes = ht_journal_reserve_limit(j->log_bytes),
         .frames_written = j->frames_written,
         .groups = j->groups,
-        .compactions = j->compactions,
+        .checkpoints = j->checkpoints,
         .bytes_written = j->bytes_written,
         .memory_bytes = HT_LOG_PIECE_BYTES + frames_memory(j->open) + frames_memory(j->queue) + frames_memory(j->spare),
-        .too_full = !ht_journal_fits_after_compaction_locked(j, 0),
+        .too_full = !ht_journal_fits_after_checkpoint_locked(j, 0),
     };
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
 }

@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * journal.h - the metadata log: the only authority on what exists.
+ * journal.h - the metadata log: the only authority on the store's content.
  *
- * A circular region of log_bytes in two copies. A position is a byte count that only
- * grows; its place is position modulo log_bytes. A frame (hitrain/format.h) starts at a multiple of 4096, may
- * wrap around the end of the region, and is the unit of atomicity: all groups in it replay or none.
- * Frames chain: each names the checksum of the one before, so replay ends at
- * the first place that does not continue the chain. A frame is written only
- * when the one before it is durable on all present copies; therefore
- * a later frame of the same epoch behind the end, or an end before a sequence number that some frame or a
- * clean superblock calls durable, means damage, not end.
+ * A circular region of log_bytes in two copies. A position is a byte count that only grows; its place is position
+ * modulo log_bytes. A frame (hitrain/format.h) starts at a multiple of 4096, may wrap around the end of the region, and
+ * is the unit of atomicity: all groups in it replay or none. Frames chain: each names the checksum of the one before,
+ * so replay ends at the first place that does not continue the chain. A frame is written only when the one before it is
+ * durable on all present copies. Therefore two things mean damage, not end: a later frame of the same epoch after the
+ * end, and an end before a sequence number that some frame or a clean superblock calls durable.
  *
  * Invariants:
  *  1. Frame n+1 is submitted only after frame n is durable on every copy.
  *  2. before_write (flush of the data devices) returned before a frame that names new data is submitted.
  *  3. Log space before start_pos of the durable superblock only is overwritten.
- *  4. Every byte between start and end, plus what compaction has still to emit, fits the region.
+ *  4. Every byte between start and end, plus what a checkpoint has still to emit, fits the region.
  *
  * Threads: all functions may be called from any thread after ht_journal_start,
  * except close. The journal's lock is the innermost but the devices'.
@@ -33,9 +31,11 @@ struct ht_journal;
 struct ht_journal_start {
     uint64_t pos;   /* of the first frame of replay */
     uint64_t seq;   /* its number */
-    uint64_t chain; /* what it names as its predecessor's checksum */
-    /* From ht_journal_compact_end only: the last frame that this start stands on; the superblock that names the
-     * start should carry it as durable_seq, clean or not, so that a log that lost them is seen to be damaged. */
+    uint64_t chain; /* the checksum that it names as its predecessor's */
+    /*
+     * From ht_journal_checkpoint_end only: the last frame that this start stands on. The superblock that names the
+     * start should carry it as durable_seq, clean or not. Then a log that lost these frames is seen to be damaged.
+     */
     uint64_t durable_seq;
 };
 
@@ -53,28 +53,31 @@ struct ht_journal_config {
     uint64_t durable_seq; /* the superblock's: frames up to there were durable when it was written; 0: not known */
     bool clean;           /* the superblock's: that was the last frame of its mount, and the log was closed */
     uint8_t host_id[16], boot_id[16];
-    struct ht_rings *rings; /* of what the log is part of; or NULL */
+    struct ht_rings *rings; /* the rings of the store; or NULL */
     void *ctx;
     ht_replay_fn replay;
     bool leave_out; /* for fsck: a record that makes no sense, as replay says with -EUCLEAN, is left out and counted */
-    bool give_up;   /* for fsck, with force: may be written; what is behind the end of the chosen copy is given up */
-    /* Make everything the records of the next frame may name durable. 0 or -errno. No lock is held. */
+    bool give_up;   /* for fsck, with force: may be written; frames after the end of the chosen copy are given up */
+    /* Makes everything durable that the records of the next frame may name. 0 or -errno. No lock is held. */
     int (*before_write)(void *ctx);
     /*
-     * A copy has dropped out and others go on: record it where the next mount looks, durably, before a frame that the copy lacks counts as
-     * durable. 0 or -errno, which closes the log. No lock is held; must not wait for the journal. May be NULL.
+     * A copy has dropped out and others go on: record it where the next mount looks, durably, before a frame that the
+     * copy lacks counts as durable. 0 or -errno, which closes the log. No lock is held; must
+     * not wait for the journal. May be NULL.
      */
     int (*copy_lost)(void *ctx, unsigned copy);
     /*
-     * That copy has all again that is durable: record it, durably, before it is written again. 0 or -errno, which leaves it out. No lock is
-     * held; must not wait for the journal. May be NULL.
+     * That copy has everything durable again: records this, durably, before the copy is written again. 0 or -errno,
+     * which leaves it out. No lock is held; must not wait for the journal. May be NULL.
      */
     int (*copy_back)(void *ctx, unsigned copy);
     /* Frames up to lsn are durable. No lock is held; called in order; must not wait for the journal. */
     void (*durable)(void *ctx, uint64_t lsn);
+    /* ht_journal_need may say something else now. The journal's lock is held. May be NULL. */
+    void (*wake)(void *ctx);
 };
 
-/* What replay found, per copy and in all. */
+/* The findings of replay, per copy and in all. */
 enum ht_log_state { HT_LOG_MISSING, HT_LOG_ENDED, HT_LOG_DAMAGED };
 struct ht_journal_report {
     struct {
@@ -94,133 +97,142 @@ struct ht_journal_report {
 };
 
 /*
- * Before the log is opened: where both copies are damaged, write to each what only the other has. *out_frames: how many. What no copy has
- * stays damage.
+ * Before the log is opened: if both copies are damaged, writes to each the frames that only the other has. *out_frames:
+ * how many. Frames that no copy has stay damage.
  */
-int ht_journal_mend(const struct ht_journal_config *config, unsigned *out_frames) HT_CHECK;
+int ht_journal_cross_repair(const struct ht_journal_config *config, unsigned *out_frames) HT_MUST_CHECK;
 /*
- * The same in memory, nothing is written: both copies as they are, mended, for a config whose offsets are 0. The caller closes them. NULL: there
- * is too little memory for it.
+ * The same in memory, nothing is written: both copies as they are, cross-repaired, for a config whose offsets are 0.
+ * The caller closes them. NULL: there is too little memory for it.
  */
-int ht_journal_mend_aside(const struct ht_journal_config *config, unsigned *out_frames,
-                          struct ht_dev *out_dev[HT_LOG_COPIES]) HT_CHECK;
+int ht_journal_cross_repair_aside(const struct ht_journal_config *config, unsigned *out_frames,
+                                  struct ht_dev *out_dev[HT_LOG_COPIES]) HT_MUST_CHECK;
 /*
- * Read both copies, choose the longest undamaged chain (or, if all are damaged, none) and replay it.
- * Writes nothing. -EUCLEAN: every copy is damaged (the report says where; nothing was replayed
- * unless force is set, which replays the longest anyway); -EIO, -ENOMEM, or what replay returned.
- * out_report is filled also on error; *out_journal only on success.
+ * Reads both copies, chooses the longest undamaged chain (or, if all are damaged, none) and replays it. Writes nothing.
+ * -EUCLEAN: every copy is damaged (the report says where; nothing was replayed unless force is set, which replays the
+ * longest anyway); -EIO, -ENOMEM, or the error of replay. out_report is filled also on error; *out_journal only on
+ * success.
  */
 int ht_journal_open(const struct ht_journal_config *config, bool force, struct ht_journal_report *out_report,
-                    struct ht_journal **out_journal) HT_CHECK;
+                    struct ht_journal **out_journal) HT_MUST_CHECK;
 /*
- * Begin writing: bring the other copies up to the chosen one, then write an epoch record and make it durable.
+ * Begins writing: brings the other copies up to the chosen one, then writes an epoch record and makes it durable.
  * new_epoch must already be durable in the superblock.
  */
-int ht_journal_start(struct ht_journal *j, uint64_t new_epoch) HT_CHECK;
+int ht_journal_start(struct ht_journal *j, uint64_t new_epoch) HT_MUST_CHECK;
 /* Everything durable, then free. Also for journals never started. Returns the first write error met, or 0. */
 int ht_journal_close(struct ht_journal *j);
-/* Free without writing anything, as after a crash. No other thread may be inside. */
+/* Frees without writing anything, as after a crash. No other thread may be inside. */
 void ht_journal_abandon(struct ht_journal *j);
 
-/* Put one record (header and payload) into a group buffer. */
+/* Puts one record (header and payload) into a group buffer. */
 void ht_record_put(struct ht_buf *group, uint16_t type, const void *payload, size_t len);
 /*
- * Begin and end a record whose payload is put piecewise: returns a mark for end.
+ * Begins and ends a record whose payload is put piecewise. begin returns a mark for end.
  */
 size_t ht_record_begin(struct ht_buf *group, uint16_t type);
 void ht_record_end(struct ht_buf *group, size_t mark);
 
 /*
- * Append a group of records; they become durable together, in the frame numbered *out_lsn. Copies the
- * bytes, does no I/O and does not wait. Callers order their appends themselves (the store's transaction lock).
- * -ENOSPC: does not fit the region (a caller that waited for room never sees it); -EROFS/-EIO: log failed.
+ * Appends a group of records; they become durable together, in the frame numbered *out_lsn. Copies the bytes, does no
+ * I/O and does not wait. Callers order their appends themselves (the store's transaction lock). -ENOSPC: does not fit
+ * the region (a caller that waited for room never sees it); -EROFS/-EIO: log failed.
  */
-int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn) HT_CHECK;
+int ht_journal_append(struct ht_journal *j, const struct ht_buf *group, uint64_t *out_lsn) HT_MUST_CHECK;
 /* Have memory for a group of so many bytes, so that its append will not lack it. -ENOMEM. */
-int ht_journal_prepare(struct ht_journal *j, size_t bytes) HT_CHECK;
+int ht_journal_prepare(struct ht_journal *j, size_t bytes) HT_MUST_CHECK;
 /*
- * Wait until the frame lsn is durable (writing it if nobody else does: group commit by a leader). 0 or the error that stopped the log.
+ * Waits until the frame lsn is durable, and writes it if no other thread does: group commit by a leader. 0 or the error
+ * that stopped the log.
  */
-int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_CHECK;
+int ht_journal_sync(struct ht_journal *j, uint64_t lsn) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 uint64_t ht_journal_durable(const struct ht_journal *j);
 /* This copy is written: it is there and has not dropped out. */
 bool ht_journal_copy_live(const struct ht_journal *j, unsigned copy);
 /*
- * Bring a copy that dropped out up to the other one, and write it again from now on; beside everything else the log does. What
- * compact_wait does by itself some time after the failure, later each time that it fails. -ENOENT: none is out. Else -errno: it stays out.
+ * Brings a copy that dropped out up to the other one, and writes it again from now on, while the log works on.
+ * The journal needs this some time after the failure, and later each time that it fails. -ENOENT: none is out.
+ * Else -errno: it stays out.
  */
-int ht_journal_rejoin(struct ht_journal *j) HT_CHECK;
+int ht_journal_resync(struct ht_journal *j) HT_MUST_CHECK;
 /* Nothing is appended or becomes durable any more. */
 bool ht_journal_failed(const struct ht_journal *j);
-/* The lowest lsn that an append made from now on can get; which it really got, only the append says. */
+/* The lowest lsn that a later append can get; only the append itself returns the real one. */
 uint64_t ht_journal_next(const struct ht_journal *j);
 
 /*
- * Wait until a group of bytes fits and asks for compaction when the log gets full. Called with no lock held,
- * before the transaction that will append. -ENOSPC: larger than any room there will be. -EIO/-EROFS: log failed.
+ * Waits until a group of bytes fits, and requests a checkpoint when the log gets full. Called with no lock held, before
+ * the transaction that will append. -ENOSPC: larger than any room there will be. -EIO/-EROFS: log failed.
  */
-int ht_journal_wait_room(struct ht_journal *j, size_t bytes) HT_CHECK;
+int ht_journal_wait_space(struct ht_journal *j, size_t bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
- * The same question without waiting, for the moment when the caller's transaction lock is held and nobody else can append any
- * more: several callers may have waited at the same time and all been told that there is room. False: unlock and wait again.
+ * The same question without waiting. The caller holds its transaction lock, so no other thread can append now. Several
+ * callers may have waited at the same time and all found that there is room. False: unlock and wait again.
  */
-bool ht_journal_try_room(struct ht_journal *j, size_t bytes) HT_CHECK;
+bool ht_journal_try_space(struct ht_journal *j, size_t bytes) HT_MUST_CHECK;
 
 /*
- * Claims: bytes that live metadata needs when re-emitted, record headers included. The limit is 27 to 31 % of the
- * region, so that a group as large as all claims together always fits in the end (room.c has the arithmetic).
- * claim returns -ENOSPC beyond it, unless force (deletes, abort, replay).
+ * Reserves: bytes that live metadata needs when re-emitted, record headers included. The limit is 27 to 31 % of the
+ * region: a group as large as all reserves together then always fits in the end (log_space.c has the arithmetic).
+ * reserve returns -ENOSPC beyond it, unless force (deletes, abort, replay).
  */
-int ht_journal_claim(struct ht_journal *j, uint64_t bytes, bool force) HT_CHECK;
+int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force) HT_MUST_CHECK;
 /*
- * May pieces of content claim so many bytes by force (rule 3 of room.c)? others_claim: some time later, when other calls may have made all
- * the claims that they are allowed.
+ * May pieces of content reserve so many bytes by force (rule 3 of log_space.c)? others_reserve: some time later, when
+ * other calls may have made all the reserves that they are allowed.
  */
-bool ht_journal_has_room_for_pieces(struct ht_journal *j, uint64_t bytes, bool others_claim);
-void ht_journal_unclaim(struct ht_journal *j, uint64_t bytes);
+bool ht_journal_has_space_for_pieces(struct ht_journal *j, uint64_t bytes, bool others_reserve);
+void ht_journal_unreserve(struct ht_journal *j, uint64_t bytes);
 
 struct ht_journal_stats {
-    uint64_t log_bytes, used_bytes, claimed_bytes, claim_limit_bytes, frames_written, groups, compactions,
+    uint64_t log_bytes, used_bytes, reserved_bytes, reserve_limit_bytes, frames_written, groups, checkpoints,
         bytes_written;
     uint64_t memory_bytes; /* heap of its buffers */
-    bool too_full;         /* more lives in it than any compaction makes room beside */
+    bool too_full;         /* more lives in it than any checkpoint can make room for */
 };
 void ht_journal_stats(const struct ht_journal *j, struct ht_journal_stats *out);
+/* Which frames are durable, and who waits (tiering/base/dump.h). */
+struct ht_dump;
+void ht_journal_dump(struct ht_journal *j, struct ht_dump *d);
 
 /*
- * Compaction, driven by one thread of the store:
- *   wait   blocks until compaction is wanted (or asked for by poke); false when the journal is stopping. Meanwhile it brings up
- *          copies that dropped out
+ * Checkpoint, driven by one thread of the store:
+ *   need   says whether a checkpoint is wanted (or requested by poke), or a copy that dropped out is due for its
+ *          resync; *out_at_ns: when that will be due, or 0
  *   begin  writes the begin mark; the same thread then appends the live state in slices, each inside its own
- *          transaction. Slices should be 32 KiB or larger. wait_room and try_room let this thread pass.
+ *          transaction. Slices should be 32 KiB or larger. wait_space and try_space let this thread pass.
  *   end    writes the end mark, makes all durable, returns the new start;
  *          the caller makes a superblock naming it durable and then calls
  *   release  log space before the new start may be reused
- * A compaction that could not be carried through is simply begun again; but one that was begun has to be ended and released before the journal
- * is closed if that is possible at all: when the log was very full (which takes crashes in the middle
- * of compactions), what was appended since begin is not durable before release (split mode, see room.c).
+ * A checkpoint that could not be completed is simply begun again. But a begun checkpoint has to be ended and released
+ * before the journal is closed, if possible at all. When the log was very full (which takes crashes in the middle of
+ * checkpoints), groups appended since begin are not durable before release (split mode, see log_space.c).
  */
-bool ht_journal_compact_wait(struct ht_journal *j);
-void ht_journal_compact_poke(struct ht_journal *j);
-int ht_journal_compact_begin(struct ht_journal *j) HT_CHECK;
-int ht_journal_compact_end(struct ht_journal *j, struct ht_journal_start *out_start) HT_CHECK;
-void ht_journal_compact_release(struct ht_journal *j, const struct ht_journal_start *start);
+enum ht_journal_need { HT_JOURNAL_NEEDS_NOTHING, HT_JOURNAL_NEEDS_CHECKPOINT, HT_JOURNAL_NEEDS_RESYNC };
+enum ht_journal_need ht_journal_need(struct ht_journal *j, uint64_t *out_at_ns);
+void ht_journal_checkpoint_poke(struct ht_journal *j);
+int ht_journal_checkpoint_begin(struct ht_journal *j) HT_MUST_CHECK;
+int ht_journal_checkpoint_end(struct ht_journal *j, struct ht_journal_start *out_start) HT_MUST_CHECK;
+void ht_journal_checkpoint_release(struct ht_journal *j, const struct ht_journal_start *start);
 /*
- * In place of release: a superblock that names the start could not be written, and may be on the media all the same. In split mode only one
- * copy has what it names, and the next compaction would overwrite that: the log ends, and the next mount finds either start whole.
+ * In place of release: a superblock that names the start could not be written, and may be on the media all the same. In
+ * split mode only one copy has the start that it names, and the next checkpoint would overwrite that: the log ends, and
+ * the next mount finds either start whole.
  */
-void ht_journal_compact_unnamed(struct ht_journal *j, int error);
-/* Begin to stop: compact_wait returns false from now on. */
-void ht_journal_stop_compaction(struct ht_journal *j);
+void ht_journal_checkpoint_unnamed(struct ht_journal *j, int error);
+/* The driver could not complete it, and begins it again later. Once the journal stops, nothing waits for that. */
+void ht_journal_checkpoint_give_up(struct ht_journal *j);
+/* Begins to stop: the journal needs nothing from now on. */
+void ht_journal_checkpoint_stop(struct ht_journal *j);
 
 /*
- * Read the log again, a frame of all copies at a time, from its start to what is durable now. Starts with a zeroed cursor, repair
- * set or not; ends with ht_log_scrub_end. Beside everything else the log does.
+ * Reads the log again, a frame of all copies at a time, from its start to its present durable end. Starts with a zeroed
+ * cursor, repair set or not; ends with ht_log_scrub_end. The log works on at the same time.
  */
 struct ht_log_scrub {
-    bool repair; /* write what a copy lost from the other one; not in a log that was not started */
+    bool repair; /* write lost frames of a copy from the other one; not in a log that was not started */
     bool begun_;
-    uint64_t pos_, seq_, chain_; /* the next frame, and what it names as its predecessor's checksum */
+    uint64_t pos_, seq_, chain_; /* the next frame, and the checksum that it names as its predecessor's */
     uint8_t *mem_[HT_LOG_COPIES];
     size_t cap_[HT_LOG_COPIES];
 };
@@ -234,10 +246,11 @@ struct ht_log_scrub_found {
     } copy[HT_LOG_COPIES];
 };
 /*
- * 1: a frame was looked at; 0: the end. -EAGAIN: one copy is being left behind just now, try again later; -EUCLEAN: this frame is in
- * no copy (a compaction writes everything anew elsewhere); -ENOMEM. out is set always.
+ * 1: a frame was checked; 0: the end. -EAGAIN: one copy is dropping out just now, try again later; -EUCLEAN: this frame
+ * is in no copy (a checkpoint writes everything anew elsewhere); -ENOMEM. out is set always.
  */
-int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *cursor, struct ht_log_scrub_found *out) HT_CHECK;
+int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *cursor,
+                          struct ht_log_scrub_found *out) HT_MUST_CHECK;
 void ht_log_scrub_end(struct ht_log_scrub *cursor);
 
 #endif

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * journal_priv.h - what the files of the journal share.
+ * journal_priv.h - the common part of the files of the journal.
  *
  *   frame.c    frames and records between memory and disk form
  *   reader.c   the region of one copy as a stream of blocks
  *   scan.c     how far the chain of one copy goes, and whether it ended or is damaged
- *   replay.c   which copy to believe; handing out its records
+ *   replay.c   chooses a copy; hands out its records
  *   journal.c  life: open, start, close, append, sync
  *   writer.c   one frame onto all copies; copies that drop out, refill
- *   room.c     claims and log room: the arithmetic
- *   compact.c  begin, end, release
+ *   log_space.c     reserves and log space: the arithmetic
+ *   checkpoint.c  begin, end, release
  *   scrub.c    reading the copies again
- *   mend.c     two damaged copies: each by the other
- *   rejoin.c   a copy that dropped out comes back
+ *   cross_repair.c     two damaged copies: each by the other
+ *   resync.c   a copy that dropped out comes back
  */
 #ifndef HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
 #define HITRAIN_TIERING_JOURNAL_JOURNAL_PRIV_H
@@ -36,16 +36,16 @@ static inline uint64_t ht_frame_bytes(uint64_t payload_len)
     return ht_round_up(HT_FRAME_HEADER_BYTES + payload_len, HT_BLOCK_BYTES);
 }
 
-/* Fill in header and padding around the payload that is already in mem; returns the checksum, also put into f. */
+/* Fills in header and padding around the payload that is already in mem; returns the checksum, also put into f. */
 uint64_t ht_frame_encode(uint8_t *mem, struct ht_frame *f);
-/* Only what the header alone can tell: false when it is none. */
+/* Decodes the header alone: false when it is none. */
 bool ht_frame_decode_header(const uint8_t *block, struct ht_frame *out_frame);
 /* mem: the whole frame. */
 bool ht_frame_checksum_ok(const uint8_t *mem, const struct ht_frame *f);
 bool ht_frame_padding_ok(const uint8_t *mem, const struct ht_frame *f);
 /*
- * The records of the first len bytes of a payload that begin at *next or later have possible headers; *next becomes where the first one lies
- * that is not wholly there.
+ * The records of the first len bytes of a payload that begin at *next or later have possible headers; *next becomes
+ * where the first one lies that is not wholly there.
  */
 bool ht_records_tile(const uint8_t *payload, uint64_t len, uint64_t *next);
 /* Record headers tile the payload exactly. */
@@ -66,28 +66,30 @@ struct ht_log_copy {
 uint32_t ht_log_piece(const struct ht_log_copy *c, uint64_t pos, uint64_t len, uint64_t *out_offset);
 
 /* Bytes of a copy from a position on; writing also flushes. */
-int ht_log_read_at(const struct ht_log_copy *c, uint64_t pos, uint8_t *mem, uint64_t bytes) HT_CHECK;
-int ht_log_write_at(const struct ht_log_copy *c, uint64_t pos, const uint8_t *mem, uint64_t bytes) HT_CHECK;
+int ht_log_read_at(const struct ht_log_copy *c, uint64_t pos, uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
+int ht_log_write_at(const struct ht_log_copy *c, uint64_t pos, const uint8_t *mem, uint64_t bytes) HT_MUST_CHECK;
 
 #define HT_LOG_READ_AHEAD 4u
 
 struct ht_log_reader {
     struct ht_ring *ring;
     const struct ht_log_copy *copy;
-    uint64_t next_pos, limit_pos; /* the next piece to ask for; where to stop */
+    uint64_t next_pos, limit_pos; /* the next piece to read; where to stop */
     struct {
         struct ht_io io;
         uint64_t pos;
         uint8_t *buf; /* HT_LOG_PIECE_BYTES */
     } piece[HT_LOG_READ_AHEAD];
-    unsigned head, count; /* pieces asked for, oldest first */
+    unsigned head, count; /* pieces in flight, oldest first */
 };
 
-int ht_log_reader_init(struct ht_log_reader *r, struct ht_rings *rings) HT_CHECK;
+int ht_log_reader_init(struct ht_log_reader *r, struct ht_rings *rings) HT_MUST_CHECK;
 void ht_log_reader_destroy(struct ht_log_reader *r);
 /* Go on (or back) to pos of a copy. */
 void ht_log_reader_seek(struct ht_log_reader *r, const struct ht_log_copy *copy, uint64_t pos, uint64_t limit_pos);
-/* The block at pos (not before an earlier one), valid until the next call; NULL and *out_error when it cannot be read. */
+/*
+ * The block at pos (not before an earlier one), valid until the next call; NULL and *out_error when it cannot be read.
+ */
 const uint8_t *ht_log_reader_block(struct ht_log_reader *r, uint64_t pos, int *out_error);
 
 /* Memory for one whole frame, grown to the largest that was met. */
@@ -95,7 +97,7 @@ struct ht_frame_mem {
     uint8_t *data;
     size_t cap;
 };
-int ht_frame_mem_reserve(struct ht_frame_mem *m, uint64_t bytes) HT_CHECK;
+int ht_frame_mem_reserve(struct ht_frame_mem *m, uint64_t bytes) HT_MUST_CHECK;
 
 /* ------------------------------------------------------------------ scan */
 
@@ -109,7 +111,10 @@ struct ht_log_scan {
     uint64_t last_seq, last_checksum, last_epoch, end_pos;
     struct ht_chain_link *links; /* of frames start.seq, start.seq + 1, ... */
     size_t link_count, link_cap;
-    /* What any verified frame calls durable; and the newest verified frame behind the end of the chain. */
+    /*
+     * The highest number that any verified frame calls durable; and the newest verified frame after the end of the
+     * chain.
+     */
     uint64_t named_durable, named_epoch;
     bool later;
     struct ht_frame later_frame;
@@ -125,13 +130,13 @@ struct ht_log_scanner {
 typedef int (*ht_frame_fn)(void *ctx, const struct ht_frame *f, const uint8_t *payload);
 
 /*
- * Follow the chain of a copy from start; fn (may be NULL) sees every frame that continues it, wholly verified.
- * 0 or what fn returned or -ENOMEM; how it ended is in scan.
+ * Follows the chain of a copy from start; fn (may be NULL) sees every frame that continues it, wholly verified. 0 or
+ * the result of fn or -ENOMEM; scan says how the chain ended.
  */
 int ht_log_walk(struct ht_log_scanner *sc, const struct ht_log_copy *copy, ht_frame_fn fn, void *ctx,
-                struct ht_log_scan *scan) HT_CHECK;
-/* Walk, then look behind the end: ended or damaged? */
-int ht_log_scan_copy(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *scan) HT_CHECK;
+                struct ht_log_scan *scan) HT_MUST_CHECK;
+/* Walks, then searches the rest of the region: ended or damaged? */
+int ht_log_scan_copy(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *scan) HT_MUST_CHECK;
 
 /* --------------------------------------------------------------- journal */
 
@@ -152,51 +157,52 @@ struct ht_journal {
     uint64_t frame_payload_max;      /* constant: a frame with several groups stays below */
 
     struct ht_mutex lock;
-    pthread_cond_t progress; /* told_seq, written_seq, writing, error */
-    pthread_cond_t room;     /* start, claims, tickets, error */
-    pthread_cond_t compact;  /* compaction is wanted, stopping */
+    pthread_cond_t progress; /* notified_seq, written_seq, writing, error */
+    pthread_cond_t space;    /* start, reserves, tickets, error */
 
-    /* lock */
-    int error, first_error;
-    bool started, read_only, stopping;
-    struct ht_journal_start start;                  /* of the durable superblock */
-    struct ht_frame_buf *open, *queue, **queue_end; /* being filled; sealed, in order */
-    struct ht_frame_buf *spare;
-    unsigned spare_count;
-    uint64_t next_seq; /* of the next frame to be opened */
-    uint64_t tail_pos; /* where the open frame will lie, or the next one */
-    uint64_t epoch;
+    HT_GUARDED_BY(HT_LOCK_JOURNAL) struct {
+        int error, first_error;
+        bool started, read_only, stopping;
+        struct ht_journal_start start;                  /* of the durable superblock */
+        struct ht_frame_buf *open, *queue, **queue_end; /* being filled; sealed, in order */
+        struct ht_frame_buf *spare;
+        unsigned spare_count;
+        uint64_t next_seq; /* of the next frame to be opened */
+        uint64_t tail_pos; /* where the open frame will lie, or the next one */
+        uint64_t epoch;
+        bool writing;
+        uint64_t resync_at_ns,
+            resynced_ns; /* when to try to have it back, 0: all are there; when the last one came back */
+        unsigned resync_tries;
+        bool resync_next;      /* the checkpoint before it was requested */
+        uint64_t notified_seq; /* the durable callback has returned for it */
+
+        /* room */
+        uint64_t reserved;
+        uint64_t ticket_next, ticket_serving;
+        unsigned waiters;  /* in wait_space */
+        bool head_waits;   /* the first waiter is blocked ... */
+        size_t head_bytes; /* ... for a group of so many bytes */
+
+        /* checkpoint */
+        bool checkpointing, poked;
+        bool emitting; /* checkpoint_thread is valid */
+        pthread_t checkpoint_thread;
+        struct ht_journal_start begin;
+        uint64_t emission_left; /* upper bound: the reserves at begin and since, less the emitted bytes */
+        uint64_t checkpoints_begun, checkpoints;
+
+        /* stats */
+        uint64_t frames_written, groups, bytes_written;
+    };
 
     /* Written by the holder of the writing token, under the lock; read by anyone under it. */
-    bool writing;
     struct ht_log_copy copy[HT_LOG_COPIES];
-    bool lost[HT_LOG_COPIES];           /* dropped out, and not recorded yet */
-    uint64_t rejoin_at_ns, rejoined_ns; /* when to try to have it back, 0: all are there; when the last one came back */
-    unsigned rejoin_tries;
-    bool rejoin_next; /* the compaction before it was asked for */
+    bool lost[HT_LOG_COPIES]; /* dropped out, and not recorded yet */
     uint64_t end_pos, written_seq, written_checksum;
     uint64_t durable_seq;
-    uint64_t told_seq; /* the durable callback has returned for it */
     bool split;
-    unsigned kept; /* split: the copy that is left as it is */
-
-    /* room, lock */
-    uint64_t claimed;
-    uint64_t ticket_next, ticket_serving;
-    unsigned waiters;  /* in wait_room */
-    bool head_waits;   /* the first of them is blocked ... */
-    size_t head_bytes; /* ... for a group of so many bytes */
-
-    /* compaction, lock */
-    bool compacting, poked;
-    bool emitting; /* compact_thread is valid */
-    pthread_t compact_thread;
-    struct ht_journal_start begin;
-    uint64_t emission_left; /* upper bound by what was claimed at begin and since, less what was emitted */
-    uint64_t compactions_begun, compactions;
-
-    /* stats, lock */
-    uint64_t frames_written, groups, bytes_written;
+    unsigned kept; /* split: the copy that is kept unchanged */
 
     /* the writing token's */
     struct ht_io io[HT_JOURNAL_IOS];
@@ -207,42 +213,58 @@ struct ht_journal {
     bool stale[HT_LOG_COPIES]; /* until then: it merely ends elsewhere */
 };
 
+HT_MUTEX_OF(ht_journal_lock, struct ht_journal, lock, HT_LOCK_JOURNAL)
+
 /* journal.c */
-int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **out_journal) HT_CHECK;
-void ht_journal_fail_locked(struct ht_journal *j, int error);
-int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_t len, uint64_t *out_lsn) HT_CHECK;
-void ht_journal_seal_locked(struct ht_journal *j);
-uint64_t ht_journal_used_locked(const struct ht_journal *j);
-void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f);
-/* Write frames until lsn is on the media of the copies in use; in split mode that is not durable yet. */
-int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn) HT_CHECK;
+int ht_journal_new(const struct ht_journal_config *config, struct ht_journal **out_journal) HT_MUST_CHECK;
+void ht_journal_fail_locked(struct ht_journal *j, int error) HT_REQUIRES(HT_LOCK_JOURNAL);
+int ht_journal_append_locked(struct ht_journal *j, const uint8_t *records, size_t len, uint64_t *out_lsn)
+    HT_REQUIRES(HT_LOCK_JOURNAL) HT_MUST_CHECK;
+void ht_journal_seal_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+uint64_t ht_journal_used_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+void ht_journal_spare_put_locked(struct ht_journal *j, struct ht_frame_buf *f) HT_REQUIRES(HT_LOCK_JOURNAL);
+/* Writes frames until lsn is on the media of the copies in use; in split mode that is not durable yet. */
+int ht_journal_write_up_to_locked(struct ht_journal *j, uint64_t lsn) HT_REQUIRES(HT_LOCK_JOURNAL) HT_MUST_CHECK;
 
 /* writer.c */
-unsigned ht_journal_copies_locked(const struct ht_journal *j);
-/* Write the oldest frame not written yet. Lock held, nobody writing, a frame there; the lock is dropped meanwhile. */
-void ht_journal_write_next_locked(struct ht_journal *j);
-/* Make copy `to` equal to copy `from` between two positions; drops it on failure. The caller holds the writing token, no lock. */
+unsigned ht_journal_copies_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+/* Writes the oldest unwritten frame. Lock held, no writer, a frame there; releases the lock in between. */
+void ht_journal_write_next_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+/*
+ * Makes copy `to` equal to copy `from` between two positions; drops it on failure. The caller holds the writing token,
+ * no lock.
+ */
 void ht_journal_refill(struct ht_journal *j, unsigned from, unsigned to, uint64_t start_pos, uint64_t end_pos);
-/* A copy has all up to end_pos: what it had behind that must not continue the chain later. Needs the token. */
+/*
+ * The copy holds everything up to end_pos: its older frames after that must not continue the chain later. Needs the
+ * token.
+ */
 int ht_journal_cut_behind(struct ht_journal *j, const struct ht_log_copy *to, uint64_t start_pos,
-                          uint64_t end_pos) HT_CHECK;
+                          uint64_t end_pos) HT_MUST_CHECK;
 /* Have it recorded that copies dropped out. Needs the token, no lock. */
-int ht_journal_record_lost(struct ht_journal *j) HT_CHECK;
-/* Durable_seq has grown: call the client. Needs the token; the lock is dropped meanwhile. */
-void ht_journal_tell_durable_locked(struct ht_journal *j);
-void ht_journal_token_take_locked(struct ht_journal *j);
-void ht_journal_token_release_locked(struct ht_journal *j);
+int ht_journal_record_lost(struct ht_journal *j) HT_MUST_CHECK;
+/* Durable_seq has grown: calls the client. Needs the token; releases the lock in between. */
+void ht_journal_notify_durable_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+void ht_journal_token_take_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+void ht_journal_token_release_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
 
-/* rejoin.c: a copy has dropped out. */
-void ht_journal_plan_rejoin_locked(struct ht_journal *j);
+/* resync.c: a copy has dropped out. */
+void ht_journal_plan_resync_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
 
-/* room.c */
-uint64_t ht_journal_claim_limit(uint64_t log_bytes);
-bool ht_journal_emits_locked(const struct ht_journal *j);
-void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes);
-uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j);
-bool ht_journal_compact_wanted_locked(const struct ht_journal *j);
-/* A group of so many bytes finds room in a log that has just been compacted. */
-bool ht_journal_fits_after_compaction_locked(const struct ht_journal *j, size_t bytes);
+/* The journal needs something else now. */
+static inline void ht_journal_wake_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
+{
+    if (j->config.wake)
+        j->config.wake(j->config.ctx);
+}
+
+/* log_space.c */
+uint64_t ht_journal_reserve_limit(uint64_t log_bytes);
+bool ht_journal_emits_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+void ht_journal_emitted_locked(struct ht_journal *j, size_t bytes) HT_REQUIRES(HT_LOCK_JOURNAL);
+uint64_t ht_journal_limit_pos_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+bool ht_journal_checkpoint_wanted_locked(const struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL);
+/* Does a group of so many bytes find room in a log right after a checkpoint? */
+bool ht_journal_fits_after_checkpoint_locked(const struct ht_journal *j, size_t bytes) HT_REQUIRES(HT_LOCK_JOURNAL);
 
 #endif

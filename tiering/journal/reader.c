@@ -80,13 +80,13 @@ const uint8_t *ht_log_reader_block(struct ht_log_reader *r, uint64_t pos, int *o
     while (pos < r->limit_pos) {
         read_ahead(r);
         if (r->count == 0 || pos < r->piece[r->head].pos)
-            return NULL; /* behind the stream: a caller's error */
+            return NULL; /* before the stream: a caller's error */
         struct ht_io *io = &r->piece[r->head].io;
         uint64_t at = pos - r->piece[r->head].pos;
-        int err = ht_ring_wait(r->ring, io);
+        int rc = ht_ring_wait(r->ring, io);
         if (at < io->len) {
             uint8_t *block = r->piece[r->head].buf + at;
-            *out_error = err ? read_block_alone(r, pos, block) : 0;
+            *out_error = rc ? read_block_alone(r, pos, block) : 0;
             return *out_error ? NULL : block;
         }
         r->head = (r->head + 1) % HT_LOG_READ_AHEAD;

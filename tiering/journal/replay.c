@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * replay.c - which copy of the log to believe, and handing out its records.
+ * replay.c - chooses a copy of the log, and hands out its records.
  *
- * Every copy is scanned (scan.c), then judged beside the other:
+ * Every copy is scanned (scan.c), then compared with the other:
  *
  *   both ended, one continues the other    the longer one; the other is stale
- *   both ended, different from some frame   a fork. A frame that one copy got and the other did not, because the writer died or the
- *     on                                    copy had dropped out, is continued by the next mount on the other copy with a
- *                                           newer epoch: that branch wins. Both branches have a newer epoch with something in it: the
- *                                           members were mounted apart; refuse.
- *   one damaged                             the other, unless it ends before what the damaged one calls durable
- *   both damaged                            refuse; by force the one that goes further, also one that was left behind
+ *   both ended, different from some frame   a fork. A frame that one copy got and the other did not, because the writer
+ *     on                                    died or the copy had dropped out, is continued by the next mount on the
+ *                                           other copy with a newer epoch: that branch wins. Both branches have a newer
+ *                                           epoch with something in it: the members were mounted apart; refuse.
+ *   one damaged                             the other, unless it ends before a frame that the damaged one calls durable
+ *   both damaged                            refuse; by force the one that goes further, also a stale one
  *
- * The chosen chain is walked a second time to hand out the records: nothing reaches the client from a copy that might still
- * be rejected, and no more than one frame is in memory.
+ * The chosen chain is walked a second time to hand out the records: nothing reaches the client from a copy that might
+ * still be rejected, and no more than one frame is in memory.
  *
  * Runs before the journal has threads. Writes nothing.
  */
@@ -34,11 +34,11 @@ struct replay {
     bool diverged;
 };
 
-/* --------------------------------------------------------------- judging */
+/* ------------------------------------------------------------ comparison */
 
 static bool same_prefix(const struct ht_log_scan *a, const struct ht_log_scan *b, size_t count)
 {
-    /* Each link covers all before it. */
+    /* Each link covers all links before it. */
     return count == 0 || a->links[count - 1].checksum == b->links[count - 1].checksum;
 }
 
@@ -60,7 +60,7 @@ static uint64_t epoch_before(const struct ht_log_scan *s, size_t fork)
     return fork ? s->links[fork - 1].epoch : 0;
 }
 
-/* On this branch a newer mount has written more than the record of its beginning. */
+/* Has a newer mount written more to this branch than the record of its beginning? */
 static bool branch_weighs(const struct ht_log_scan *s, size_t fork)
 {
     return s->last_epoch > epoch_before(s, fork) && s->link_count - fork >= 2;
@@ -88,7 +88,7 @@ static int choose_of_two(const struct ht_log_scan scan[HT_LOG_COPIES])
     return is_newer(&scan[1], &scan[0]);
 }
 
-/* s ended; the damaged copy d knows of something durable that s does not have. */
+/* s ended; does the damaged copy d name something durable that s lacks? */
 static bool falls_short(const struct ht_log_scan *s, const struct ht_log_scan *d)
 {
     size_t fork = fork_index(s, d);
@@ -100,7 +100,7 @@ static bool falls_short(const struct ht_log_scan *s, const struct ht_log_scan *d
     return fork != NO_FORK && s->last_epoch <= epoch_before(s, fork);
 }
 
-static void judge_beside(struct replay *r, unsigned i)
+static void validate_beside(struct replay *r, unsigned i)
 {
     const struct ht_log_scan *other = &r->scan[!i];
     struct ht_log_scan *s = &r->scan[i];
@@ -118,7 +118,7 @@ static int least_bad(const struct replay *r)
     return is_newer(&r->scan[1], &r->scan[0]);
 }
 
-/* Why nothing can be believed. */
+/* The reason why no copy is believed. */
 static int refusal(const struct replay *r)
 {
     bool readable = false, present = false;
@@ -132,13 +132,13 @@ static int refusal(const struct replay *r)
     return readable ? -EUCLEAN : -EIO;
 }
 
-/* Left behind by the other one, which is there. */
+/* Is this copy stale, and the other one there? */
 static bool is_passed_over(const struct ht_journal_config *c, unsigned i)
 {
     return c->behind[i] && c->dev[!i] && !c->behind[!i];
 }
 
-/* Those that were passed over, or the others. */
+/* The copies that were passed over, or the others. */
 static int scan_copies(struct replay *r, bool passed_over)
 {
     for (unsigned i = 0; i < HT_LOG_COPIES; i++) {
@@ -151,14 +151,14 @@ static int scan_copies(struct replay *r, bool passed_over)
     return 0;
 }
 
-/* The copy to believe, or -errno; force: the least bad one in place of -EUCLEAN. *out_sound: not by force. */
+/* Chooses a copy, or returns -errno; force: the least bad one in place of -EUCLEAN. *out_sound: not by force. */
 static int choose(struct replay *r, bool force, bool *out_sound)
 {
     int chosen;
 
-    /* Once is enough: a copy that becomes damaged here names nothing that its own chain does not hold. */
-    judge_beside(r, 0);
-    judge_beside(r, 1);
+    /* One round is enough: a copy that becomes damaged here names only frames of its own chain. */
+    validate_beside(r, 0);
+    validate_beside(r, 1);
     bool ended0 = r->scan[0].state == HT_LOG_ENDED, ended1 = r->scan[1].state == HT_LOG_ENDED;
     if (ended0 && ended1) {
         chosen = choose_of_two(r->scan);
@@ -173,7 +173,7 @@ static int choose(struct replay *r, bool force, bool *out_sound)
     bool present = r->scan[0].state != HT_LOG_MISSING || r->scan[1].state != HT_LOG_MISSING;
     if (chosen >= 0 || !force || !present)
         return chosen;
-    int rc = scan_copies(r, true); /* one that was left behind may still hold more than is left of the newest */
+    int rc = scan_copies(r, true); /* a stale copy may still hold more than the rest of the newest */
     return rc ? rc : least_bad(r);
 }
 
@@ -236,7 +236,7 @@ static int hand_out_record(const struct ht_journal_config *c, uint16_t type, con
 {
     if (type >= HT_REC_IDS)
         return c->replay ? c->replay(c->ctx, type, payload, len) : 0;
-    if (type == HT_REC_EPOCH || type == HT_REC_COMPACT_BEGIN || type == HT_REC_COMPACT_END)
+    if (type == HT_REC_EPOCH || type == HT_REC_CHECKPOINT_BEGIN || type == HT_REC_CHECKPOINT_END)
         return 0;
     ht_error("log: unknown record type %u", type);
     return -EUCLEAN;
@@ -253,7 +253,7 @@ static int hand_out_frame(void *ctx, const struct ht_frame *f, const uint8_t *pa
         uint32_t len = ht_get_u32(&rd);
         const uint8_t *p = ht_get_bytes(&rd, len);
         if (rd.bad)
-            return -EUCLEAN; /* was verified: cannot be */
+            return -EUCLEAN; /* was verified, so this cannot happen */
         int rc = hand_out_record(r->config, type, p, len);
         bool malformed = rc == -EUCLEAN || rc > 0;
         if (rc && !(malformed && r->config->leave_out))
@@ -303,6 +303,7 @@ static void journal_from(struct ht_journal *j, const struct replay *r, unsigned 
 {
     const struct ht_log_scan *s = &r->scan[chosen];
 
+    HT_UNSHARED(HT_LOCK_JOURNAL);
     memcpy(j->copy, r->copy, sizeof(j->copy));
     j->read_only = !sound && !r->config->give_up;
     j->chosen = chosen;
@@ -312,7 +313,7 @@ static void journal_from(struct ht_journal *j, const struct replay *r, unsigned 
         j->stale[i] = j->refill[i] && !damaged;
     }
     j->end_pos = j->tail_pos = s->end_pos;
-    j->written_seq = j->durable_seq = j->told_seq = s->last_seq;
+    j->written_seq = j->durable_seq = j->notified_seq = s->last_seq;
     j->written_checksum = s->last_checksum;
     j->next_seq = s->last_seq + 1;
     j->epoch = ht_max_u64(r->config->epoch, s->last_epoch);

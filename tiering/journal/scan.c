@@ -2,38 +2,38 @@
 /*
  * scan.c - how far the chain of one copy goes, and whether it ended there or is damaged.
  *
- * A frame continues the chain when it lies where the one before it ended, names its checksum, has the next
- * number, an epoch not older (a newer one only with the record that begins it), the store's salt, and verifies wholly: checksum,
- * padding, records. Where none does, the chain is over. Because a frame is submitted only after the one before it is
+ * A frame continues the chain when it lies where the one before it ended, names its checksum, has the next number, an
+ * epoch not older (a newer one only with the record that begins it), the store's salt, and verifies wholly: checksum,
+ * padding, records. If no frame does, the chain is over. Because a frame is submitted only after the one before it is
  * durable, at most one frame was in flight when the writer died. So it is an end when
  *
- *   - nothing behind it verifies as a later frame of the same or a newer epoch. Older laps have lower
- *     positions; what a crash left of the frame in flight does not verify, or lacks only padding (is_torn_in_padding),
- *     or continues the chain;
+ *   - nothing after it verifies as a later frame of the same or a newer epoch. Older laps have lower positions; the
+ *     remains of the frame in flight do not verify, or lack only padding (is_torn_in_padding), or continue the chain;
  *   - no verified frame, and not the superblock, calls a later number durable;
  *   - the place could be read.
  *
- * Otherwise it is damage. Looking behind the end reads the rest of the region once; candidates
- * are verified out of a budget, so that no image makes this take more than a few times the region.
+ * Otherwise it is damage. The search after the end reads the rest of the region once. A budget bounds the verification
+ * of candidates, so that for any image it reads at most a few times the region.
  *
- * After an orderly unmount there is no need to read that much. The superblock is clean, and the chain ends with the very frame and epoch
- * that it names. It was written after that frame, as the last thing of its mount, and the next mount makes another superblock durable
- * before its first frame. So what lies behind can only be of a mount whose superblock this device did not take. Such frames begin right
- * at the end, with the record of their epoch, and to write over them again their writer has to write over the chain first. CLOSED_LOOK_BYTES
- * are looked at. After a crash nothing says how far the writer came: all of the region is read then, but for long holes of a file.
+ * After an orderly unmount there is no need to read that much. The superblock is clean, and the chain ends with the
+ * very frame and epoch that it names. It was written after that frame, as the last write of its mount, and the next
+ * mount makes another superblock durable before its first frame. So later frames can only be from a mount whose
+ * superblock this device did not take. Such frames begin right at the end, with the record of their epoch. To write
+ * over them again their writer has to write over the chain first. The search reads CLOSED_SCAN_BYTES. After a crash
+ * nothing says how far the writer came: the search then reads the whole region, except long holes of a file.
  *
- * A header may claim any length. Memory for a frame grows from FRAME_STEP_BYTES, and doubles only while the records that were read so
- * far are some: each has a header of its own within HT_RECORD_BYTES_MAX, so memory follows what is written.
+ * A header may claim any length. Memory for a frame grows from FRAME_STEP_BYTES, and doubles only while the bytes read
+ * so far are records: each has a header of its own within HT_RECORD_BYTES_MAX, so memory follows the written bytes.
  */
 #include "tiering/journal/journal_priv.h"
-#include "tiering/base/twin.h"
+#include "tiering/base/mutant.h"
 
 #include <stdlib.h>
 
 #define FRAME_STEP_BYTES ((uint64_t)HT_MIB)
-#define HOLE_BYTES_MIN ((uint64_t)(8 * HT_MIB)) /* worth what was read ahead in vain */
-#define CLOSED_LOOK_BYTES ((uint64_t)(4 * HT_MIB))
-#define UNREADABLE_MAX 16u /* behind the end; after so many blocks nothing more is looked for */
+#define HOLE_BYTES_MIN ((uint64_t)(8 * HT_MIB)) /* skipping is worth a discarded read-ahead */
+#define CLOSED_SCAN_BYTES ((uint64_t)(4 * HT_MIB))
+#define UNREADABLE_MAX 16u /* after the end; the search ends after so many blocks */
 
 static uint64_t limit_pos(const struct ht_log_scanner *sc)
 {
@@ -42,12 +42,12 @@ static uint64_t limit_pos(const struct ht_log_scanner *sc)
 
 static bool frame_fits(const struct ht_log_scanner *sc, const struct ht_frame *f, uint64_t pos)
 {
-    uint64_t room = limit_pos(sc) - pos;
+    uint64_t space = limit_pos(sc) - pos;
 
-    return f->payload_len <= room && ht_frame_bytes(f->payload_len) <= room;
+    return f->payload_len <= space && ht_frame_bytes(f->payload_len) <= space;
 }
 
-/* A frame of this store that was written for this very place, as far as the header tells. */
+/* Is it a frame of this store that was written for this very place? Checks the header alone. */
 static bool header_at(const struct ht_log_scanner *sc, const uint8_t *block, uint64_t pos, struct ht_frame *f)
 {
     return ht_frame_decode_header(block, f) && f->salt == sc->config->salt && f->pos == pos && frame_fits(sc, f, pos);
@@ -55,7 +55,7 @@ static bool header_at(const struct ht_log_scanner *sc, const uint8_t *block, uin
 
 static bool header_continues(const struct ht_log_scanner *sc, const struct ht_log_scan *s, const struct ht_frame *f)
 {
-    return f->seq == s->last_seq + 1 && (f->prev == s->last_checksum || HT_TWIN("no-chain")) &&
+    return f->seq == s->last_seq + 1 && (f->prev == s->last_checksum || HT_MUTANT("no-chain")) &&
         f->epoch >= s->last_epoch && f->epoch <= sc->config->epoch && f->durable_seq < f->seq;
 }
 
@@ -91,22 +91,25 @@ static void note_durable(struct ht_log_scan *s, const struct ht_frame *f)
 }
 
 /*
- * Memory for more of a frame than the at bytes that were read; *next: the first record in its payload that was not looked at. 1; 0: what was
- * read is no frame's; -ENOMEM.
+ * Memory for more of a frame than the at bytes that were read; *next: the first unchecked record in its payload. 1; 0:
+ * the bytes read are no frame's; -ENOMEM.
  */
 static int make_room(struct ht_frame_mem *m, const struct ht_frame *f, uint64_t at, uint64_t *next)
 {
-    uint64_t bytes = ht_frame_bytes(f->payload_len), room = ht_max_u64(FRAME_STEP_BYTES, 2 * at);
+    uint64_t bytes = ht_frame_bytes(f->payload_len), space = ht_max_u64(FRAME_STEP_BYTES, 2 * at);
 
     if (at < m->cap)
         return 1;
     if (at > 0 && !ht_records_tile(m->data + HT_FRAME_HEADER_BYTES, at - HT_FRAME_HEADER_BYTES, next))
         return 0;
-    int err = ht_frame_mem_reserve(m, ht_min_u64(bytes, room));
-    return err ? err : 1;
+    int rc = ht_frame_mem_reserve(m, ht_min_u64(bytes, space));
+    return rc ? rc : 1;
 }
 
-/* The frame at pos into memory. 1: it continues the chain; 0: it does not; or -errno (-ENOMEM, or a read error in *out_io). */
+/*
+ * The frame at pos into memory. 1: it continues the chain; 0: it does not; or -errno (-ENOMEM,
+ * or a read error in *out_io).
+ */
 static int frame_at(struct ht_log_scanner *sc, const struct ht_log_scan *s, uint64_t pos, struct ht_frame *f,
                     int *out_io)
 {
@@ -166,9 +169,9 @@ int ht_log_walk(struct ht_log_scanner *sc, const struct ht_log_copy *copy, ht_fr
     return 0;
 }
 
-/* ------------------------------------------------------- behind the end */
+/* -------------------------------------------------------- after the end */
 
-/* 1: the whole frame is there and verifies. 0: not. */
+/* 1: the whole frame is there and verifies. 0: it does not. */
 static int verify_later(struct ht_log_scanner *sc, const struct ht_log_copy *copy, const struct ht_frame *f)
 {
     uint64_t bytes = ht_frame_bytes(f->payload_len), next = 0;
@@ -194,13 +197,14 @@ static bool could_be_later(const struct ht_log_scan *s, const struct ht_frame *f
 }
 
 /*
- * The frame in flight may have been cut where nothing is lost with it: its checksum is right, and its padding is what was there before.
- * It ends the chain as one that was cut elsewhere; where a later frame or the superblock names it durable, that is damage all the same.
+ * A cut of the frame in flight may have lost nothing but padding: its checksum is right, and its padding is older
+ * content. It ends the chain like any cut frame; if a later frame or the superblock names it durable, it is damage all
+ * the same.
  */
 static bool is_torn_in_padding(const struct ht_log_scanner *sc, const struct ht_log_scan *s, const struct ht_frame *f)
 {
     return f->pos == s->end_pos && header_continues(sc, s, f) && content_ok(sc->frame.data, f, s) &&
-        !ht_frame_padding_ok(sc->frame.data, f) && !HT_TWIN("padding-later");
+        !ht_frame_padding_ok(sc->frame.data, f) && !HT_MUTANT("padding-later");
 }
 
 static void note_later(struct ht_log_scan *s, const struct ht_frame *f)
@@ -212,16 +216,19 @@ static void note_later(struct ht_log_scan *s, const struct ht_frame *f)
     note_durable(s, f);
 }
 
-/* How far to look. */
-static uint64_t look_limit(const struct ht_log_scanner *sc, const struct ht_log_scan *s)
+/* The end of the search. */
+static uint64_t scan_limit(const struct ht_log_scanner *sc, const struct ht_log_scan *s)
 {
     const struct ht_journal_config *c = sc->config;
     bool closed = c->clean && !s->error && s->last_seq == c->durable_seq && s->last_epoch == c->epoch;
 
-    return closed ? ht_min_u64(limit_pos(sc), s->end_pos + CLOSED_LOOK_BYTES) : limit_pos(sc);
+    return closed ? ht_min_u64(limit_pos(sc), s->end_pos + CLOSED_SCAN_BYTES) : limit_pos(sc);
 }
 
-/* Behind a hole of a file, where no frame can be; pos itself where there is no long one. The reader goes along. */
+/*
+ * Returns the position after a hole of a file, where no frame can be; pos itself if there is no long hole. Moves the
+ * reader along.
+ */
 static uint64_t skip_hole(struct ht_log_scanner *sc, const struct ht_log_copy *copy, uint64_t pos, uint64_t end)
 {
     uint64_t offset = copy->offset + pos % copy->log_bytes;
@@ -235,9 +242,9 @@ static uint64_t skip_hole(struct ht_log_scanner *sc, const struct ht_log_copy *c
     return pos;
 }
 
-static int look_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *s)
+static int scan_behind(struct ht_log_scanner *sc, const struct ht_log_copy *copy, struct ht_log_scan *s)
 {
-    uint64_t budget_bytes = 2 * sc->config->log_bytes, end = look_limit(sc, s), ask_pos = s->end_pos;
+    uint64_t budget_bytes = 2 * sc->config->log_bytes, end = scan_limit(sc, s), ask_pos = s->end_pos;
     unsigned unreadable = 0;
 
     ht_log_reader_seek(&sc->reader, copy, s->end_pos, end);
@@ -277,8 +284,8 @@ int ht_log_scan_copy(struct ht_log_scanner *sc, const struct ht_log_copy *copy, 
     int rc = ht_log_walk(sc, copy, NULL, NULL, s);
 
     if (rc == 0)
-        rc = look_behind(sc, copy, s);
-    if (HT_TWIN("damage-unseen"))
+        rc = scan_behind(sc, copy, s);
+    if (HT_MUTANT("damage-unseen"))
         return rc;
     if (s->later || s->error || s->last_seq < s->named_durable || s->last_seq < sc->config->durable_seq)
         s->state = HT_LOG_DAMAGED;

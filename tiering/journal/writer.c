@@ -2,19 +2,19 @@
 /*
  * writer.c - one frame onto all copies; copies that drop out; refill.
  *
- * What the holder of the writing token does, in this order: before_write (the data that the frame names becomes durable);
+ * The holder of the writing token works in this order: before_write (the data that the frame names becomes durable);
  * the frame to all copies in use, in pieces of up to 1 MiB, in parallel; flush of their devices; durable_seq; the
- * durable callback; then the token is given back. The callback runs under the token so
- * that callbacks come in order.
+ * durable callback; then the token is given back. The callback runs under the token so that callbacks come in order.
  *
- * A flush that fails voids what was written before, whoever asked for it: a frame counts only if no flush of its device has failed since it
- * was written. When another thread's has failed, or when no sound copy would be left, the frame is written again at the same place.
+ * A flush that fails voids earlier writes, for whichever caller it ran: a frame counts only if no flush of its device
+ * has failed since it was written. When another thread's flush has failed, or when no sound copy would be left, the
+ * frame is written again at the same place.
  *
  * A copy whose device fails a write or a flush drops out: it is stale from then on, until it has been brought up
- * (rejoin.c); that is recorded (copy_lost) before a frame that it lacks counts as durable. When before_write fails, or no copy is left, the log has failed: nothing is appended or becomes durable
- * any more.
+ * (resync.c); the loss is recorded (copy_lost) before a frame that it lacks counts as durable. When before_write fails,
+ * or no copy is left, the log has failed: nothing is appended or becomes durable any more.
  *
- * Split mode (room.c): the kept copy is left as it is, all frames go to the other.
+ * Split mode (log_space.c): the kept copy is left as it is, all frames go to the other.
  */
 #include "tiering/journal/journal_priv.h"
 
@@ -22,7 +22,8 @@
 
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/twin.h"
+#include "tiering/base/mutant.h"
+#include "tiering/base/probe.h"
 
 enum { FLUSHES_AGAIN_MAX = 3 }; /* of one frame */
 
@@ -43,7 +44,7 @@ unsigned ht_journal_copies_locked(const struct ht_journal *j)
 void ht_journal_token_take_locked(struct ht_journal *j)
 {
     while (j->writing)
-        ht_cond_wait(&j->progress, &j->lock);
+        ht_cond_wait(&j->progress, ht_journal_lock(j));
     j->writing = true;
 }
 
@@ -55,18 +56,18 @@ void ht_journal_token_release_locked(struct ht_journal *j)
 
 static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int error)
 {
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     struct ht_dev *dev = j->copy[i].dev;
     j->copy[i].dev = NULL;
     j->lost[i] = dev != NULL;
     if (!j->first_error)
-        j->first_error = -EIO; /* whatever the device says: its being full is not our log's */
+        /* no matter which error the device returned: ENOSPC of the device is not that of the log */
+        j->first_error = -EIO;
     unsigned left = ht_journal_copies_locked(j);
-    ht_journal_plan_rejoin_locked(j);
-    ht_mutex_unlock(&j->lock);
+    ht_journal_plan_resync_locked(j);
+    ht_mutex_unlock(ht_journal_lock(j));
     if (dev) {
         struct ht_event_about about = {.device = ht_dev_name(dev), .offset = j->copy[i].offset, .error = error};
-
         ht_event(HT_EVENT_LOG_COPY_LOST, &about, "log: %s failed on %s (copy %u): %s; %s", what, about.device, i,
                  strerror(-error), left ? "going on with the other copy" : "no copy is left");
     }
@@ -74,7 +75,7 @@ static void drop_copy(struct ht_journal *j, unsigned i, const char *what, int er
 
 /* ---------------------------------------------------------------- pieces */
 
-/* Of the thread that writes, which has seen to it that it has a ring. */
+/* Requests of the writing thread, which has made sure that it has a ring. */
 struct batch {
     struct ht_ring *ring;
     unsigned copy[HT_JOURNAL_IOS];
@@ -92,7 +93,7 @@ static void batch_wait(struct ht_journal *j, struct batch *b)
         (void)ht_ring_wait(b->ring, &j->io[i]);
 }
 
-/* Wait for the requests of the batch and drop the copies whose failed. */
+/* Waits for the requests of the batch, and drops copies with failed requests. */
 static void batch_finish(struct ht_journal *j, struct batch *b, const char *what)
 {
     batch_wait(j, b);
@@ -112,7 +113,7 @@ static void batch_add(struct ht_journal *j, struct batch *b, unsigned copy, stru
     ht_ring_submit(b->ring, &j->io[b->count++]);
 }
 
-/* To these copies (bits), as far as they are in use. */
+/* Writes to these copies (bits), if they are in use. */
 static void write_copies(struct ht_journal *j, unsigned copies, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
     struct batch b = batch_begin(j);
@@ -184,7 +185,7 @@ static unsigned copies_voided(const struct ht_journal *j, const uint64_t since[H
 
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         copies |= (unsigned)(in_use(j, i) && ht_dev_flush_failures(j->copy[i].dev) != since[i]) << i;
-    return HT_TWIN("frame-voided") ? 0 : copies;
+    return HT_MUTANT("frame-voided") ? 0 : copies;
 }
 
 static void drop_copies(struct ht_journal *j, unsigned copies, const int result[HT_LOG_COPIES])
@@ -194,7 +195,7 @@ static void drop_copies(struct ht_journal *j, unsigned copies, const int result[
             drop_copy(j, i, "a flush", result[i] ? result[i] : -EIO);
 }
 
-/* Onto all copies in use, and durable there; those where it is not drop out. */
+/* Writes to all copies in use, and makes it durable; copies that fail drop out. */
 static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
 {
     unsigned copies = copies_in_use(j);
@@ -204,7 +205,7 @@ static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint
         int result[HT_LOG_COPIES];
         count_failures(j, since);
         write_copies(j, copies, pos, mem, bytes);
-        if (HT_TWIN("frame-flush") || (HT_TWIN("start-early") && j->compacting))
+        if (HT_MUTANT("frame-flush") || (HT_MUTANT("start-early") && j->checkpointing))
             return;
         unsigned failed = flush_copies(j, result);
         copies = failed | copies_voided(j, since);
@@ -217,7 +218,7 @@ static void write_durably(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint
 
 /* ----------------------------------------------------------------- frames */
 
-static struct ht_frame_buf *take_oldest_locked(struct ht_journal *j)
+static struct ht_frame_buf *take_oldest_locked(struct ht_journal *j) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     if (!j->queue)
         ht_journal_seal_locked(j);
@@ -230,18 +231,18 @@ static struct ht_frame_buf *take_oldest_locked(struct ht_journal *j)
     return f;
 }
 
-/* A frame that would run over the start of the log goes to one copy only, while a compaction is under way. */
-static int split_if_needed_locked(struct ht_journal *j, uint64_t bytes)
+/* A frame that would run over the start of the log goes to one copy only, during a checkpoint. */
+static int split_if_needed_locked(struct ht_journal *j, uint64_t bytes) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     if (j->split || j->end_pos + bytes <= j->start.pos + j->log_bytes)
         return 0;
-    if (!j->compacting || ht_journal_copies_locked(j) < HT_LOG_COPIES) {
+    if (!j->checkpointing || ht_journal_copies_locked(j) < HT_LOG_COPIES) {
         ht_event(HT_EVENT_LOG_FULL, NULL, "log: full, and only one copy is there: add the missing device");
         return -ENOSPC;
     }
     j->kept = 0;
     j->split = true;
-    ht_event(HT_EVENT_LOG_FULL, NULL, "log: full; compacting into copy 1 while copy 0 is kept");
+    ht_event(HT_EVENT_LOG_FULL, NULL, "log: full; a checkpoint goes into copy 1 while copy 0 is kept");
     return 0;
 }
 
@@ -263,7 +264,6 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
 
     if (rc) {
         struct ht_event_about about = {.error = rc};
-
         ht_event(HT_EVENT_READ_ONLY, &about, "log: what it names cannot be made durable: %s; the log is closed",
                  strerror(-rc));
         return rc;
@@ -276,7 +276,7 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
     return -EIO;
 }
 
-static void frame_written_locked(struct ht_journal *j, const struct ht_frame *h)
+static void frame_written_locked(struct ht_journal *j, const struct ht_frame *h) HT_REQUIRES(HT_LOCK_JOURNAL)
 {
     uint64_t bytes = ht_frame_bytes(h->payload_len);
 
@@ -285,22 +285,23 @@ static void frame_written_locked(struct ht_journal *j, const struct ht_frame *h)
     j->written_checksum = h->checksum;
     j->frames_written++;
     j->bytes_written += bytes;
-    if (j->compacting && h->seq == j->begin.seq)
+    HT_PROBE2(frame_written, h->seq, bytes);
+    if (j->checkpointing && h->seq == j->begin.seq)
         j->begin.chain = h->prev;
     if (!j->split)
         j->durable_seq = h->seq;
 }
 
-void ht_journal_tell_durable_locked(struct ht_journal *j)
+void ht_journal_notify_durable_locked(struct ht_journal *j)
 {
     uint64_t seq = j->durable_seq;
 
     if (j->config.durable) {
-        ht_mutex_unlock(&j->lock);
+        ht_mutex_unlock(ht_journal_lock(j));
         j->config.durable(j->config.ctx, seq);
-        ht_mutex_lock(&j->lock);
+        ht_mutex_lock(ht_journal_lock(j));
     }
-    j->told_seq = seq;
+    j->notified_seq = seq;
 }
 
 void ht_journal_write_next_locked(struct ht_journal *j)
@@ -319,17 +320,17 @@ void ht_journal_write_next_locked(struct ht_journal *j)
     assert(f->seq == j->written_seq + 1);
     j->writing = true;
     int rc = split_if_needed_locked(j, ht_frame_bytes(f->payload_len));
-    ht_mutex_unlock(&j->lock);
+    ht_mutex_unlock(ht_journal_lock(j));
     if (rc == 0)
         rc = write_frame(j, f, &header);
-    ht_mutex_lock(&j->lock);
+    ht_mutex_lock(ht_journal_lock(j));
     if (rc)
         ht_journal_fail_locked(j, rc);
     else
         frame_written_locked(j, &header);
     ht_journal_spare_put_locked(j, f);
     if (rc == 0 && !j->split)
-        ht_journal_tell_durable_locked(j);
+        ht_journal_notify_durable_locked(j);
     ht_journal_token_release_locked(j);
 }
 

@@ -2,8 +2,8 @@
 /*
  * alloc.c - which blocks are free: a bitmap per device, counted in groups of 256 blocks (1 MiB).
  *
- * Owns the bitmaps and the accounting of reservations. Does not know why a block is taken,
- * nor when a superseded one may be given back: that is the store's.
+ * Owns the bitmaps and the accounting of reservations. Does not know why a block is taken, nor when a superseded one
+ * may be given back: the store does.
  *
  * Three views of the same fact, kept together by group_changed():
  *
@@ -12,8 +12,8 @@
  *   broken   one bit per group: not all 256 are free
  *   partial  one bit per group: some are free, some are not
  *
- * All of them are zeros where everything is free. So what nothing was marked in takes no memory, however large a superblock says that its
- * device is, and whether or not it is there.
+ * All are zeros where everything is free. So a region without marks takes no memory, however large a superblock says
+ * that its device is, and whether or not the device is there.
  *
  * The two group bitmaps make a search cheap on a full device: 8 TiB are 8 million groups,
  * one megabyte of bits. A run never crosses a group while it is searched for; neighbouring runs
@@ -25,7 +25,7 @@
  *
  * Invariants:
  *  1. used[g] is the number of set bits of group g; free_blocks of a device the number of clear ones.
- *  2. reserved never exceeds free + limbo, unless blocks were marked after they were reserved.
+ *  2. reserved never exceeds free + pending_free, unless blocks were marked after they were reserved.
  *
  * Not locked: the store's lock guards it. Nothing here allocates memory after ht_alloc_new.
  */
@@ -39,9 +39,9 @@
 #define GROUP_BLOCKS 256u
 #define GROUP_WORDS (GROUP_BLOCKS / 64)
 #define PAGE_GROUPS (4096u / (GROUP_WORDS * 8)) /* that a page of the map of blocks has */
-#define SMALL_TRIES_MAX 64u                     /* partial groups looked at before a whole one is broken */
+#define SMALL_TRIES_MAX 64u                     /* partial groups that a search checks before it breaks a whole one */
 #define NO_GROUP UINT64_MAX
-#define BAD_PART 32u /* of a device may be bad places; beyond that the device is bad */
+#define BAD_PART 32u /* part of a device that may be bad places; beyond that the device is bad */
 
 struct device {
     uint64_t blocks, groups, free_blocks, bad_blocks;
@@ -52,12 +52,12 @@ struct device {
     uint64_t *touched;          /* a bit per page of taken: anything was ever in use there, so it has memory */
     uint64_t pages_touched;
     uint64_t whole;                  /* groups of which all blocks are free */
-    uint64_t whole_next, small_next; /* next fit: groups where the searches go on */
+    uint64_t whole_next, small_next; /* next fit: groups in which the searches continue */
 };
 
 struct ht_alloc {
     unsigned device_count;
-    uint64_t total, free_blocks, limbo, reserved;
+    uint64_t total, free_blocks, pending_free, reserved;
     struct device device[HT_DEVICES_MAX];
 };
 
@@ -65,7 +65,7 @@ struct run {
     unsigned first, blocks;
 };
 
-/* What ht_alloc_take has found so far. */
+/* The runs that ht_alloc_take has found so far. */
 struct taking {
     struct ht_alloc *alloc;
     struct ht_extent *out;
@@ -256,6 +256,7 @@ int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct h
 uint64_t ht_alloc_whole_blocks(const struct ht_alloc *a)
 {
     uint64_t groups = 0;
+
     for (unsigned i = 0; i < a->device_count; i++)
         groups += a->device[i].offline ? 0 : a->device[i].whole;
     return groups * GROUP_BLOCKS;
@@ -264,6 +265,7 @@ uint64_t ht_alloc_whole_blocks(const struct ht_alloc *a)
 uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a)
 {
     uint64_t bytes = sizeof(*a);
+
     for (unsigned i = 0; i < a->device_count; i++) {
         const struct device *d = &a->device[i];
         bytes += d->pages_touched * PAGE_GROUPS * (GROUP_WORDS * sizeof(*d->taken) + sizeof(*d->used));
@@ -308,6 +310,7 @@ bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e)
 bool ht_alloc_begins_taken(const struct ht_alloc *a, const struct ht_extent *e)
 {
     const struct ht_extent first = {e->block, 1, e->device};
+
     return extent_inside(a, e) && !ht_alloc_is_free(a, &first);
 }
 
@@ -380,7 +383,8 @@ uint64_t ht_alloc_reserved(const struct ht_alloc *a)
 
 uint64_t ht_alloc_available(const struct ht_alloc *a)
 {
-    uint64_t space = a->free_blocks + a->limbo;
+    uint64_t space = a->free_blocks + a->pending_free;
+
     return space > a->reserved ? space - a->reserved : 0;
 }
 
@@ -398,15 +402,15 @@ void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks)
     a->reserved -= blocks;
 }
 
-void ht_alloc_limbo_add(struct ht_alloc *a, uint64_t blocks)
+void ht_alloc_pending_free_add(struct ht_alloc *a, uint64_t blocks)
 {
-    a->limbo += blocks;
+    a->pending_free += blocks;
 }
 
-void ht_alloc_limbo_sub(struct ht_alloc *a, uint64_t blocks)
+void ht_alloc_pending_free_sub(struct ht_alloc *a, uint64_t blocks)
 {
-    assert(a->limbo >= blocks);
-    a->limbo -= blocks;
+    assert(a->pending_free >= blocks);
+    a->pending_free -= blocks;
 }
 
 /* ------------------------------------------------------- allocation */
@@ -439,7 +443,7 @@ static bool take_whole_group(struct taking *t, struct device *d)
     return true;
 }
 
-/* One contiguous run out of partial groups; tries: how many that have enough blocks are looked at. */
+/* One contiguous run out of partial groups; tries: the number of groups with enough blocks that it checks. */
 static bool take_from_partial(struct taking *t, struct device *d, uint64_t tries)
 {
     uint64_t from = d->small_next;
@@ -476,7 +480,7 @@ static bool take_contiguous(struct taking *t, struct device *d)
     return take_from_partial(t, d, UINT64_MAX);
 }
 
-/* Every run of at least min_blocks that this pass over the device meets, until the request is served. */
+/* Takes every run of at least min_blocks in this pass over the device, until the request is served. */
 static void take_pieces_of(struct taking *t, struct device *d, unsigned min_blocks)
 {
     for (uint64_t g = 0; g < d->groups && t->left > 0; g++) {
@@ -497,7 +501,7 @@ static void take_pieces(struct taking *t, struct device *d)
         take_pieces_of(t, d, 1);
 }
 
-int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish)
+int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint)
 {
     struct ht_place_device table[HT_DEVICES_MAX];
 
@@ -505,10 +509,10 @@ int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_place_w
         const struct device *d = &a->device[i];
         table[i] = (struct ht_place_device){d->blocks, d->free_blocks, d->offline, d->failing};
     }
-    return ht_place_choose(table, a->device_count, blocks, wish);
+    return ht_place_choose(table, a->device_count, blocks, hint);
 }
 
-int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish, struct ht_extent out[HT_FRAGS_MAX])
+int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint, struct ht_extent out[HT_FRAGS_MAX])
 {
     assert(blocks >= 1 && blocks <= GROUP_BLOCKS);
     assert(a->reserved >= blocks);
@@ -516,11 +520,11 @@ int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish
         return -EAGAIN;
 
     struct taking t = {.alloc = a, .out = out, .left = blocks};
-    struct device *d = &a->device[ht_alloc_choose(a, blocks, wish)];
+    struct device *d = &a->device[ht_alloc_choose(a, blocks, hint)];
     if (d->free_blocks < blocks || !take_contiguous(&t, d)) {
         take_pieces(&t, d);
         while (t.left > 0)
-            take_pieces(&t, &a->device[ht_alloc_choose(a, t.left, wish)]);
+            take_pieces(&t, &a->device[ht_alloc_choose(a, t.left, hint)]);
     }
     a->reserved -= blocks;
     return (int)t.count;
@@ -532,6 +536,59 @@ void ht_alloc_untake(struct ht_alloc *a, const struct ht_extent e[], int n)
         ht_alloc_release(a, &e[i]);
         a->reserved += e[i].blocks;
     }
+}
+
+/* ----------------------------------------------------------- verify */
+
+static bool bit_get(const uint64_t *words, uint64_t bit)
+{
+    return words[bit / 64] >> (bit % 64) & 1;
+}
+
+/* Returns the free blocks of the group. */
+static uint64_t check_group(const struct device *d, uint64_t group)
+{
+    unsigned used = 0;
+
+    for (unsigned w = 0; w < GROUP_WORDS; w++)
+        used += (unsigned)__builtin_popcountll(group_bits(d, group)[w]);
+    assert(d->used[group] == used);
+    assert(bit_get(d->broken, group) == (used > 0));
+    assert(bit_get(d->partial, group) == (used > 0 && used < GROUP_BLOCKS));
+    return GROUP_BLOCKS - used;
+}
+
+/* Everything is free in pages that were never touched. */
+static void check_device(const struct device *d)
+{
+    uint64_t free_blocks = 0, whole = 0;
+
+    for (uint64_t page = 0; page * PAGE_GROUPS < d->groups; page++) {
+        uint64_t first = page * PAGE_GROUPS, end = ht_min_u64(first + PAGE_GROUPS, d->groups);
+        bool touched = bit_get(d->touched, page);
+        for (uint64_t g = first; touched && g < end; g++) {
+            uint64_t blocks = check_group(d, g);
+            free_blocks += blocks;
+            whole += blocks == GROUP_BLOCKS;
+        }
+        free_blocks += touched ? 0 : (end - first) * GROUP_BLOCKS;
+        whole += touched ? 0 : end - first;
+    }
+    assert(d->free_blocks == free_blocks && d->whole == whole);
+    assert(d->bad_blocks <= d->blocks - free_blocks);
+}
+
+void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free)
+{
+    uint64_t total = 0, free_blocks = 0;
+
+    for (unsigned i = 0; i < a->device_count; i++) {
+        check_device(&a->device[i]);
+        total += a->device[i].offline ? 0 : a->device[i].blocks;
+        free_blocks += a->device[i].offline ? 0 : a->device[i].free_blocks;
+    }
+    assert(a->total == total && a->free_blocks == free_blocks);
+    assert(a->pending_free == pending_free);
 }
 
 static_assert(GROUP_BLOCKS <= HT_FRAGS_MAX, "a request in single blocks still fits the extents of one chunk");

@@ -5,9 +5,9 @@
  * A bitmap per device with the free count of each group of 256 blocks (1 MiB). Large
  * requests take whole free groups first, small ones fill partly used groups.
  *
- * Accounting: available = free + limbo - reserved. "limbo" blocks are free as soon as a
- * log record is durable and the readers have left; the store counts them. A reservation is a promise: an allocation that consumes one
- * cannot fail for want of space, though it may come in pieces.
+ * Accounting: available = free + pending_free - reserved. "pending_free" blocks are free as soon as a
+ * log record is durable and the readers have left; the store counts them. A reservation holds: an allocation that
+ * consumes one cannot fail for want of space, though it may come in pieces.
  *
  * Not locked: the store's lock guards it.
  */
@@ -15,7 +15,7 @@
 #define HITRAIN_TIERING_SPACE_ALLOC_H
 
 #include "tiering/base/base.h"
-#include "tiering/space/placement.h"
+#include "tiering/tier/placement.h"
 #include <hitrain/limits.h>
 
 /* A run of blocks on one device. */
@@ -28,61 +28,71 @@ struct ht_extent {
 struct ht_alloc;
 
 /* device_blocks[i]: size of device i in blocks. Everything starts free. */
-int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct ht_alloc **out_alloc) HT_CHECK;
+int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct ht_alloc **out_alloc) HT_MUST_CHECK;
 void ht_alloc_free(struct ht_alloc *a);
 /* Heap for its maps: 34 MiB for each TiB of devices that was ever in use. */
 uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a);
-/* The device is not there: its blocks are marked and released as ever, but they count nowhere and none is allocated. For good. */
+/*
+ * The device is absent: its blocks are marked and released as usual, but they count nowhere and none is allocated. For
+ * good.
+ */
 void ht_alloc_set_offline(struct ht_alloc *a, unsigned device);
-/* Allocate there only when nothing else is left, or not any more so. */
+/* Allocate there only when no other device has space, or end this. */
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing);
 
-/* Take a run out of the free space (superblocks, logs, replay). -EEXIST: part of it is taken already (nothing changed);
- * -ERANGE: outside the device. */
-int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_CHECK;
-/* Its marking follows soon: places of neighbours in a file are anywhere, and each would wait for memory. */
+/*
+ * Takes a run out of the free space (superblocks, logs, replay). -EEXIST: a part is taken already (nothing changed);
+ * -ERANGE: outside the device.
+ */
+int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_MUST_CHECK;
+/*
+ * Prefetches memory for a marking that follows soon: neighbours in a file have places anywhere, and each marking would
+ * wait for memory.
+ */
 void ht_alloc_prefetch(const struct ht_alloc *a, const struct ht_extent *e);
-/* Give a run back. It must be taken. */
+/* Frees a run. It must be taken. */
 void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e);
 /*
- * A taken run that does not hold what is written to it stays taken until the next mount. False: so much of the device is bad already that
- * it is not the place's fault; then the caller keeps the run.
+ * A taken run that does not hold the bytes written to it stays taken until the next mount. False: so much of the device
+ * is bad already that it is not the place's fault; then the caller keeps the run.
  */
-bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e) HT_CHECK;
+bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e) HT_MUST_CHECK;
 /* Inside its device, and its first block taken. */
 bool ht_alloc_begins_taken(const struct ht_alloc *a, const struct ht_extent *e);
 bool ht_alloc_is_free(const struct ht_alloc *a, const struct ht_extent *e);
 
-/* Reserve blocks against available space. -ENOSPC. */
-int ht_alloc_reserve(struct ht_alloc *a, uint64_t blocks) HT_CHECK;
+/* Reserves blocks against available space. -ENOSPC. */
+int ht_alloc_reserve(struct ht_alloc *a, uint64_t blocks) HT_MUST_CHECK;
 void ht_alloc_unreserve(struct ht_alloc *a, uint64_t blocks);
 /* Blocks that will be free soon (the store's deferred frees). */
-void ht_alloc_limbo_add(struct ht_alloc *a, uint64_t blocks);
-void ht_alloc_limbo_sub(struct ht_alloc *a, uint64_t blocks);
+void ht_alloc_pending_free_add(struct ht_alloc *a, uint64_t blocks);
+void ht_alloc_pending_free_sub(struct ht_alloc *a, uint64_t blocks);
 
 /*
- * Allocate exactly blocks (1 to 256) in as few runs as can be, contiguous if possible; consumes that much reservation. Which
- * device: placement.h. Returns the number of runs written to out (at most HT_FRAGS_MAX),
- * or -EAGAIN when the blocks are only there in limbo (nothing changed; make the log durable and try again).
+ * Allocates exactly blocks (1 to 256) in as few runs as possible, contiguous if possible; consumes that much
+ * reservation. placement.h chooses the device. Returns the number of runs written to out (at most HT_FRAGS_MAX), or
+ * -EAGAIN when the blocks are only there as deferred frees (nothing changed; make the log durable and try again).
  */
-int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish,
-                  struct ht_extent out[HT_FRAGS_MAX]) HT_CHECK;
-/* Undo a take: its runs are free again, and its reservation is there again. n: what it returned. */
+int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint,
+                  struct ht_extent out[HT_FRAGS_MAX]) HT_MUST_CHECK;
+/* Undoes a take: its runs are free again, and its reservation is there again. n: the take's result. */
 void ht_alloc_untake(struct ht_alloc *a, const struct ht_extent e[], int n);
 /* The device that so many blocks would come from now, or -1. */
-int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_place_wish wish);
+int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint);
 
 uint64_t ht_alloc_total(const struct ht_alloc *a);
 uint64_t ht_alloc_free_blocks(const struct ht_alloc *a); /* really free now */
-/* Of these, in groups that are free as a whole: while there are such, nothing is allocated in pieces. */
+/* Blocks of these in groups that are free as a whole: while there are such, nothing is allocated in pieces. */
 uint64_t ht_alloc_whole_blocks(const struct ht_alloc *a);
-uint64_t ht_alloc_available(const struct ht_alloc *a); /* free + limbo - reserved */
+uint64_t ht_alloc_available(const struct ht_alloc *a); /* free + pending_free - reserved */
 uint64_t ht_alloc_reserved(const struct ht_alloc *a);
-/* Of the extent's blocks those that come free when it is released: none on a device that is not there. */
+/* The blocks of the extent that come free when it is released: none on an absent device. */
 uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e);
 struct ht_alloc_device {
     uint64_t blocks, free_blocks, bad_blocks;
 };
 void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_device *out);
+/* Asserts that bitmaps and counts agree, and that so many blocks are deferred frees (tiering/base/verify.h). */
+void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free);
 
 #endif

@@ -2,7 +2,7 @@
 /* members.c - see members.h. */
 #include "tiering/space/members.h"
 
-/* Stores that were made before epochs of members were recorded. */
+/* Stores from before epochs of members were recorded. */
 static bool is_recorded(const struct ht_super *sb)
 {
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++)
@@ -49,7 +49,7 @@ static unsigned find_newest(const struct ht_super *const sb[HT_DEVICES_MAX])
     return newest;
 }
 
-/* Does one of the log's copies that are here go on to the end, as far as the newest superblock knows? */
+/* Does a present copy of the log go on to the end, as far as the newest superblock knows? */
 static int check_log(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
 {
     const struct ht_super *newest = sb[out->newest];
@@ -57,7 +57,6 @@ static int check_log(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_
 
     for (unsigned c = 0; c < HT_LOG_COPIES; c++) {
         unsigned device = newest->log_device[c];
-
         if (!sb[device])
             continue;
         if (ht_members_takes_part(newest, device))
@@ -65,10 +64,10 @@ static int check_log(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_
         present = true;
         out->left_behind = device;
     }
-    return present ? -ESTALE : 0; /* without any copy the journal says so */
+    return present ? -ESTALE : 0; /* without any copy the journal reports that */
 }
 
-int ht_members_judge(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
+int ht_members_validate(const struct ht_super *const sb[HT_DEVICES_MAX], struct ht_members *out)
 {
     out->newest = find_newest(sb);
     int rc = find_apart(sb, out);
@@ -83,7 +82,7 @@ void ht_members_take_part(struct ht_super *sb, uint32_t devices)
     for (unsigned i = 0; i < sb->device_count; i++) {
         if (devices >> i & 1)
             sb->member_epoch[i] = sb->epoch;
-        else if (!recorded) /* until now all took part */
+        else if (!recorded) /* until then all members took part */
             sb->member_epoch[i] = sb->epoch - 1;
     }
 }

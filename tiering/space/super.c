@@ -6,7 +6,7 @@
  *  1. At every moment each device holds one valid copy of the old or the new generation: the last copy
  *     of a generation is overwritten only after one of the next is flushed.
  *  2. The highest valid generation counts.
- *  3. A copy is flushed only if no flush of its device has failed since it was written, whoever asked for it.
+ *  3. A copy is flushed only if no flush of its device has failed since it was written, for whichever caller.
  *
  * Threads: no state of its own; a caller writes superblocks of one store from one thread at a time.
  */
@@ -16,8 +16,19 @@
 
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
-#include "tiering/base/twin.h"
+#include "tiering/base/mutant.h"
 #include "tiering/io/rings.h"
+
+/*
+ * A block inside of room, aligned for devices: a transfer then needs no memory of its own. By hand, since _Alignas does
+ * not hold for the stack that the address sanitizer makes.
+ */
+#define ROOM_BYTES (2 * HT_BLOCK_BYTES)
+
+static uint8_t *aligned_block(uint8_t room[ROOM_BYTES])
+{
+    return room + (ht_round_up((uintptr_t)room, HT_BLOCK_BYTES) - (uintptr_t)room);
+}
 
 /* ----------------------------------------------------------------- read */
 
@@ -32,11 +43,11 @@ static bool leaves_room(const struct ht_super *sb)
 
 static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, struct ht_super *out_sb, bool *out_io_error)
 {
-    _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
+    uint8_t room[ROOM_BYTES], *block = aligned_block(room);
 
     if (ht_dev_size(dev) < offset + HT_BLOCK_BYTES)
         return HT_SUPER_UNREADABLE;
-    if (ht_dev_read(dev, offset, block, sizeof(block))) {
+    if (ht_dev_read(dev, offset, block, HT_BLOCK_BYTES)) {
         *out_io_error = true;
         return HT_SUPER_UNREADABLE;
     }
@@ -44,7 +55,7 @@ static enum ht_super_problem read_copy(struct ht_dev *dev, uint64_t offset, stru
     return problem == HT_SUPER_OK && !leaves_room(out_sb) ? HT_SUPER_BAD_FIELD : problem;
 }
 
-/* Nothing valid was found: say why in the most telling way. */
+/* No valid copy was found: returns the most specific reason. */
 static int read_error(const struct ht_super_report *r, bool io_error)
 {
     bool hitrain = false;
@@ -92,25 +103,24 @@ int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_r
 
 static int write_copy(struct ht_super *sb, struct ht_dev *dev, unsigned index, unsigned copy)
 {
-    _Alignas(HT_BLOCK_BYTES) uint8_t block[HT_BLOCK_BYTES];
+    uint8_t room[ROOM_BYTES], *block = aligned_block(room);
     struct ht_super check;
 
     sb->device_index = index;
     ht_super_encode(sb, block);
-    assert(ht_super_decode(block, &check) == HT_SUPER_OK); /* what cannot be read back is not written */
-    int err = ht_fault(HT_FAULT_SPACE_SUPER);
-    if (!err)
-        err = ht_dev_write(dev, ht_super_offset(sb->device_bytes[index], copy), block, sizeof(block));
-    if (err) {
-        struct ht_event_about about = {0, ht_dev_name(dev), ht_super_offset(sb->device_bytes[index], copy), err};
-
+    assert(ht_super_decode(block, &check) == HT_SUPER_OK); /* a superblock that cannot be read back is not written */
+    int rc = ht_fault(HT_FAULT_SPACE_SUPER);
+    if (!rc)
+        rc = ht_dev_write(dev, ht_super_offset(sb->device_bytes[index], copy), block, HT_BLOCK_BYTES);
+    if (rc) {
+        struct ht_event_about about = {0, ht_dev_name(dev), ht_super_offset(sb->device_bytes[index], copy), rc};
         ht_event(HT_EVENT_WRITE_ERROR, &about, "superblock copy %u on %s could not be written: %s", copy, about.device,
-                 strerror(-err));
+                 strerror(-rc));
     }
-    return err;
+    return rc;
 }
 
-/* Copies (bits) are on the medium, or, after a flush that failed, perhaps not, whatever reading them says. */
+/* Notes that copies (bits) are on the medium, or, after a failed flush, perhaps not, even if reads show them. */
 static int note_flushed(struct ht_super *sb, unsigned index, unsigned copies, int err)
 {
     if (err)
@@ -123,9 +133,9 @@ static int note_flushed(struct ht_super *sb, unsigned index, unsigned copies, in
 static int write_copy_flushed(struct ht_super *sb, struct ht_dev *dev, unsigned index, unsigned copy)
 {
     uint64_t failures = ht_dev_flush_failures(dev);
-    int err = write_copy(sb, dev, index, copy);
+    int rc = write_copy(sb, dev, index, copy);
 
-    return err ? err : note_flushed(sb, index, 1u << copy, ht_dev_flush_since(dev, failures));
+    return rc ? rc : note_flushed(sb, index, 1u << copy, ht_dev_flush_since(dev, failures));
 }
 
 static bool same_store(const struct ht_super *sb, const struct ht_super *have)
@@ -134,8 +144,9 @@ static bool same_store(const struct ht_super *sb, const struct ht_super *have)
 }
 
 /*
- * In which order to overwrite the copies of a device: first those that do not hold the newest generation on it (after damage, a failed write
- * or flush, or a crash in between), so that one that does stays valid until another is flushed. It may have missed some that others took.
+ * The order in which to overwrite the copies of a device. Copies without the newest generation come first (after
+ * damage, a failed write or flush, or a crash in between), so that one with it stays valid until another is flushed.
+ * The device may have missed some generations that others took.
  */
 static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned index,
                         unsigned out_order[HT_SUPER_COPIES])
@@ -155,7 +166,7 @@ static void write_order(const struct ht_super *sb, struct ht_dev *dev, unsigned 
     }
     for (unsigned pass = 0; pass < 2; pass++)
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
-            if (HT_TWIN("super-order") ? pass == 0 : (generation[usual[i]] == newest) == (pass == 1))
+            if (HT_MUTANT("super-order") ? pass == 0 : (generation[usual[i]] == newest) == (pass == 1))
                 out_order[n++] = usual[i];
 }
 
@@ -165,21 +176,21 @@ static int write_rest(struct ht_super *sb, struct ht_dev *dev, unsigned index, c
     uint64_t failures = ht_dev_flush_failures(dev);
     int err1 = write_copy(sb, dev, index, order[1]);
     int err2 = write_copy(sb, dev, index, order[2]);
-    int err = HT_TWIN("super-flush") ? 0 : ht_dev_flush_since(dev, failures);
+    int rc = HT_MUTANT("super-flush") ? 0 : ht_dev_flush_since(dev, failures);
 
-    (void)note_flushed(sb, index, 1u << order[1] | 1u << order[2], err);
-    return err1 ? err1 : err2 ? err2 : err;
+    (void)note_flushed(sb, index, 1u << order[1] | 1u << order[2], rc);
+    return err1 ? err1 : err2 ? err2 : rc;
 }
 
 /* The first copy may be lost: one of the others must stay valid at every moment. */
 static int write_rest_alone(struct ht_super *sb, struct ht_dev *dev, unsigned index, const unsigned order[])
 {
-    int err = write_copy_flushed(sb, dev, index, order[1]);
+    int rc = write_copy_flushed(sb, dev, index, order[1]);
 
-    return err ? err : write_copy_flushed(sb, dev, index, order[2]);
+    return rc ? rc : write_copy_flushed(sb, dev, index, order[2]);
 }
 
-/* The first copy of each device, on all at once. Where it is not durable, first is cleared. */
+/* Writes the first copy of each device, on all at once. Clears first if it is not durable. */
 static void write_first(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count,
                         unsigned order[][HT_SUPER_COPIES], bool first[])
 {
@@ -195,7 +206,7 @@ static void write_first(struct ht_super *sb, struct ht_dev *const devs[], unsign
         if (first[i])
             dev[count++] = devs[i];
     }
-    if (HT_TWIN("super-flush"))
+    if (HT_MUTANT("super-flush"))
         return;
     if (ring)
         ht_ring_flush(ring, dev, count, result);
@@ -224,9 +235,9 @@ uint32_t ht_super_write_all(struct ht_super *sb, struct ht_dev *const devs[], un
     for (unsigned i = 0; i < dev_count; i++) {
         if (!devs[i])
             continue;
-        int err = first[i] ? write_rest(sb, devs[i], i, order[i]) : write_rest_alone(sb, devs[i], i, order[i]);
-        partial += err || !first[i];
-        failed |= (uint32_t)(err && !first[i]) << i;
+        int rc = first[i] ? write_rest(sb, devs[i], i, order[i]) : write_rest_alone(sb, devs[i], i, order[i]);
+        partial += rc || !first[i];
+        failed |= (uint32_t)(rc && !first[i]) << i;
     }
     sb->device_index = index;
     *out_partial = partial;
@@ -254,7 +265,7 @@ int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned de
 
 /* ---------------------------------------------------------------- scrub */
 
-/* One copy as it is on the device: is it what sb says? */
+/* Does one copy on the device equal sb? */
 static bool copy_sound(const struct ht_super *sb, struct ht_dev *dev, unsigned c, struct ht_super_scrub *out)
 {
     struct ht_super have;
@@ -274,7 +285,6 @@ unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned 
     memset(out, 0, sizeof(*out));
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++) {
         struct ht_super_scrub again = {.offset = {0}};
-
         out->offset[c] = again.offset[c] = ht_super_offset(sb->device_bytes[index], c);
         if (copy_sound(sb, dev, c, out))
             continue;

@@ -32,7 +32,7 @@ struct ht_super {
     uint8_t unsure[HT_DEVICES_MAX];        /* copies (bits) whose flush failed: in memory only */
 };
 
-/* What is wrong with a superblock copy; also fsck's words. */
+/* Problems of a superblock copy; also fsck's words. */
 enum ht_super_problem {
     HT_SUPER_OK,
     HT_SUPER_UNREADABLE, /* read error, or the device is too small */
@@ -54,32 +54,32 @@ struct ht_super_report {
     uint64_t generation[HT_SUPER_COPIES]; /* of the valid ones */
 };
 /*
- * Read the three copies of a device; the valid one with the highest generation. Checks also that its device size fits
- * (a truncated device: -ENODATA with *out_sb filled). -EMEDIUMTYPE: no copy is hitrain's at all. -EUCLEAN: copies
- * are there but none is valid. -EPROTONOSUPPORT: HT_SUPER_BAD_VERSION. out_report is always filled.
+ * Reads the three copies of a device; chooses the valid one with the highest generation. Checks also that its device
+ * size fits (a truncated device: -ENODATA with *out_sb filled). -EMEDIUMTYPE: no copy is hitrain's at all. -EUCLEAN:
+ * copies are there but none is valid. -EPROTONOSUPPORT: HT_SUPER_BAD_VERSION. out_report is always filled.
  */
-int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report) HT_CHECK;
+int ht_super_read(struct ht_dev *dev, struct ht_super *out_sb, struct ht_super_report *out_report) HT_MUST_CHECK;
 /*
- * Raise sb->generation by one and write it to all copies of all devices (device_index set for each). devs[i] NULL: missing, skipped.
- * 0 when every present device holds it in at least one copy... else -EIO.
+ * Raises sb->generation by one and writes it to all copies of all devices (device_index set for each). devs[i] NULL:
+ * missing, skipped. 0 when every present device holds it in at least one copy... else -EIO.
  */
-int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_CHECK;
+int ht_super_write(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_MUST_CHECK;
 /* The same; the devices (bits) that hold it in no copy. */
-uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_CHECK;
+uint32_t ht_super_write_each(struct ht_super *sb, struct ht_dev *const devs[], unsigned dev_count) HT_MUST_CHECK;
 
 /*
- * Read the copies that a device should hold of sb again; with repair, each bad one is written anew, flushed and read, one after the
- * other. The caller keeps others from writing them. Returns how many were bad.
+ * Reads the copies that a device should hold of sb again; with repair, writes each bad one anew, flushes and reads it,
+ * one after the other. The caller keeps others from writing them. Returns how many were bad.
  */
 struct ht_super_scrub {
-    enum ht_super_problem problem[HT_SUPER_COPIES]; /* HT_SUPER_OK also for what is valid and old: stale */
+    enum ht_super_problem problem[HT_SUPER_COPIES]; /* HT_SUPER_OK also for a valid but old copy: stale */
     bool stale[HT_SUPER_COPIES], repaired[HT_SUPER_COPIES];
     uint64_t offset[HT_SUPER_COPIES];
 };
 unsigned ht_super_scrub(const struct ht_super *sb, struct ht_dev *dev, unsigned index, bool repair,
                         struct ht_super_scrub *out);
 /* For fsck: one copy of one device anew, and flush. sb: as another copy of that device has it. */
-int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned copy) HT_CHECK;
+int ht_super_rewrite(const struct ht_super *sb, struct ht_dev *dev, unsigned copy) HT_MUST_CHECK;
 
 struct ht_format_opts {
     const char *label;    /* or NULL */
@@ -87,12 +87,12 @@ struct ht_format_opts {
     uint64_t log_bytes;   /* 0: by the devices' size */
 };
 /*
- * Lay out a new store over devices: chooses uuid, salt, log places (two devices when there are two, else two places far apart of one),
- * and writes the superblocks. The log region needs no initialisation: the salt tells old frames apart.
+ * Lays out a new store over devices: chooses uuid, salt, log places (two devices if there are two, else two places far
+ * apart on one), and writes the superblocks. The log region needs no initialisation: old frames have another salt.
  * -ENOSPC: too small (less than 8 MiB).
  */
 int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struct ht_format_opts *opts,
-                    struct ht_super *out_sb) HT_CHECK;
+                    struct ht_super *out_sb) HT_MUST_CHECK;
 
 /* Ids of this host and this boot, 16 bytes each (zeros when unknown). */
 void ht_host_ids(uint8_t out_host[16], uint8_t out_boot[16]);

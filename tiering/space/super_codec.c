@@ -2,9 +2,8 @@
 /*
  * super_codec.c - superblocks between memory and disk form.
  *
- * The only file that touches struct ht_disk_super. Every number read from a device is checked in
- * fields_valid() before anybody sees it: what ht_super_decode lets through can be
- * used as an offset or an index without another look.
+ * The only file that touches struct ht_disk_super. fields_valid() checks every number from a device before any other
+ * code uses it: a number that passed ht_super_decode can be used as an offset or an index without another check.
  *
  * No state, no I/O: any thread.
  */
@@ -14,7 +13,7 @@
 
 #include "tiering/base/buf.h"
 #include "tiering/base/hash.h"
-#include "tiering/base/twin.h"
+#include "tiering/base/mutant.h"
 
 #define DEVICE_BYTES_MAX (1ull << 60)
 #define CHUNK_BYTES_MIN (64 * HT_KIB)
@@ -289,7 +288,7 @@ enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super
     memcpy(&d, block, sizeof(d));
     if (memcmp(d.magic, HT_SUPER_MAGIC, sizeof(d.magic)) != 0)
         return HT_SUPER_NO_MAGIC;
-    if (get64(&d.checksum) != block_checksum(&d) && !HT_TWIN("super-checksum"))
+    if (get64(&d.checksum) != block_checksum(&d) && !HT_MUTANT("super-checksum"))
         return HT_SUPER_BAD_CHECKSUM;
     if (get32(&d.version) != HT_FORMAT_VERSION || (get64(&d.feat_refuse) & ~HT_FEAT_REFUSE_KNOWN))
         return HT_SUPER_BAD_VERSION;

@@ -2,9 +2,9 @@
 /*
  * super_format.c - lay out a new store, and the ids of this host.
  *
- * A new store begins above the generation of whatever was on its devices and is only there when every copy of its
- * superblock was written: no left-over copy of an older store can win over it. Until
- * then the older store is whole, because nothing else of it is overwritten.
+ * A new store begins above the generation of any store that was on its devices, and exists only when every copy of its
+ * superblock was written: no left-over copy of an older store can win over it. Until then the older store is whole,
+ * because format overwrites nothing else.
  */
 #include "tiering/space/super_priv.h"
 
@@ -13,9 +13,9 @@
 #define LOG_PLACE (1 * HT_MIB) /* of the first log region on a device; later regions are aligned to it too */
 
 /*
- * Claims end at 0.29 of the log. For one file of 16 KiB after the other, as ext4 provides inodes, about 150 bytes are claimed for each: 1/32
- * of the store. More than 1 GiB of that is more than anyone needs; but large stores can be filled with whole chunks of 1 MiB, which
- * claim 60 bytes each, as far as the largest log goes: 88 million chunks, 84 TiB.
+ * Reserves end at 0.29 of the log. For one file of 16 KiB after the other, as ext4 provides inodes, about 150 bytes are
+ * reserved for each: 1/32 of the store. 1 GiB of that is enough for any use; but large stores can be filled with whole
+ * chunks of 1 MiB, which reserve 60 bytes each, as far as the largest log goes: 88 million chunks, 84 TiB.
  */
 static uint64_t default_log_bytes(uint64_t smallest_bytes, uint64_t all_bytes)
 {
@@ -60,23 +60,23 @@ static int format_layout(struct ht_super *sb, struct ht_dev *const devs[], const
 /* A random (version 4) UUID. */
 static int make_uuid(uint8_t out[16])
 {
-    int err = ht_random(out, 16);
+    int rc = ht_random(out, 16);
 
     out[6] = (uint8_t)((out[6] & 0x0f) | 0x40);
     out[8] = (uint8_t)((out[8] & 0x3f) | 0x80);
-    return err;
+    return rc;
 }
 
 static int format_identity(struct ht_super *sb, const char *label)
 {
-    int err = make_uuid(sb->uuid);
+    int rc = make_uuid(sb->uuid);
 
-    for (unsigned i = 0; !err && i < sb->device_count; i++)
-        err = make_uuid(sb->device_uuid[i]);
-    if (!err)
-        err = ht_random(&sb->salt, sizeof(sb->salt));
-    if (err)
-        return err;
+    for (unsigned i = 0; !rc && i < sb->device_count; i++)
+        rc = make_uuid(sb->device_uuid[i]);
+    if (!rc)
+        rc = ht_random(&sb->salt, sizeof(sb->salt));
+    if (rc)
+        return rc;
     if (label && strlen(label) > HT_LABEL_BYTES)
         return -EINVAL;
     if (label)
@@ -86,7 +86,7 @@ static int format_identity(struct ht_super *sb, const char *label)
     return ht_super_label_valid(sb->label) ? 0 : -EINVAL;
 }
 
-/* The highest generation that an older store left on these devices. */
+/* The highest generation of an older store on these devices. */
 static uint64_t left_over_generation(struct ht_dev *const devs[], unsigned dev_count)
 {
     uint64_t highest = 0;
@@ -95,7 +95,7 @@ static uint64_t left_over_generation(struct ht_dev *const devs[], unsigned dev_c
         struct ht_super sb;
         struct ht_super_report report;
         int ignored = ht_super_read(devs[i], &sb, &report);
-        (void)ignored; /* whatever is there is about to be overwritten */
+        (void)ignored; /* the present content is about to be overwritten */
         for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
             highest = ht_max_u64(highest, report.generation[c]);
     }
@@ -112,11 +112,11 @@ int ht_super_format(struct ht_dev *const devs[], unsigned dev_count, const struc
         return -EINVAL;
     memset(&sb, 0, sizeof(sb));
     sb.device_count = dev_count;
-    int err = format_layout(&sb, devs, opts);
-    if (!err)
-        err = format_identity(&sb, opts->label);
-    if (err)
-        return err;
+    int rc = format_layout(&sb, devs, opts);
+    if (!rc)
+        rc = format_identity(&sb, opts->label);
+    if (rc)
+        return rc;
 
     sb.flags = HT_SUPER_CLEAN; /* an empty log: nothing to miss */
     sb.start_seq = 1;

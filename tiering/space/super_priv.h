@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* super_priv.h - what the files of the superblock share. */
+/* super_priv.h - the common part of the files of the superblock. */
 #ifndef HITRAIN_TIERING_SPACE_SUPER_PRIV_H
 #define HITRAIN_TIERING_SPACE_SUPER_PRIV_H
 

@@ -1,21 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * clone.c - copying between objects by sharing what is stored.
+ * clone.c - copying between objects by sharing stored bytes.
  *
- * What the source holds in whole chunks, at the same place inside chunks of the same size, gets a second owner (share.c); its dirty
- * images are written back first. Holes stay holes. The rest is copied through memory, chunk by chunk of the target: each such step
- * happens as a whole or not at all, so the count of what was done is exact.
+ * Whole chunks of the source that have the same place inside chunks of the same size get a second owner (refcount.c);
+ * dirty images are written back first. Holes stay holes. The rest is copied through memory, chunk by chunk of the
+ * target: each such step happens as a whole or not at all, so the returned count is exact.
  *
- * Locks: one chunk at a time. Between letting go of the source's and taking the target's the clone itself is an owner.
+ * Locks: one chunk at a time. Between releasing the source's and taking the target's the clone itself is an owner.
  */
 #include <stdlib.h>
 
+#include "tiering/cache/arena.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/data/flush.h"
+#include "tiering/data/write_batch.h"
+#include "tiering/shm/shm.h"
 #include "tiering/store/store_priv.h"
 
 struct clone {
     struct ht_obj *src, *dst;
     uint64_t src_off, dst_off, len, done;
-    bool share;   /* as far as objects and offsets allow it */
+    bool share;   /* as far as objects and offsets allow sharing */
     uint8_t *buf; /* a chunk, once something has to be copied */
 };
 
@@ -31,20 +46,24 @@ static uint64_t dst_pos(const struct clone *k)
     return k->dst_off + k->done;
 }
 
-static bool holds(struct ht_obj *o, struct ht_chunk *c)
+static bool holds(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return ht_chunk_ref(c) || c->flags & CH_BAD || c->writing ||
+    return ht_chunk_ref(c) || c->flags & HT_CH_BAD || c->writing ||
         (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
 }
 
-/* Bytes from here to the end of what is wanted, which the source's end may cut short; of them *out_hole come before the first data. */
-static uint64_t look_ahead(struct clone *k, uint64_t *out_hole)
+/*
+ * Bytes from here to the end of the range, which the source's end may cut short; *out_hole of these come before the
+ * first data.
+ */
+static uint64_t scan_ahead(struct clone *k, uint64_t *out_hole)
 {
     struct ht_obj *o = k->src;
     struct ht_chunk *c;
+
     ht_store_lock(o->s);
     uint64_t pos = src_pos(k), end = ht_min_u64(k->src_off + k->len, o->size);
-    uint64_t index = pos >> o->chunk_shift, data = ht_handed_hides(o, index) ? pos : end;
+    uint64_t index = pos >> o->chunk_shift, data = ht_chunk_is_volatile(o, index) ? pos : end;
     ht_chunk_for_each_from(c, o, index)
     {
         if (index << o->chunk_shift >= data)
@@ -61,11 +80,12 @@ static uint64_t look_ahead(struct clone *k, uint64_t *out_hole)
     return end - pos;
 }
 
-/* n bytes of hole: up to the end of a chunk of the target that was begun, whole chunks, or the beginning of one. */
+/* Clones n bytes of hole: up to the end of a begun chunk of the target, whole chunks, or the beginning of one. */
 static ssize_t clone_hole(struct clone *k, uint64_t n)
 {
     struct ht_obj *o = k->dst;
     uint64_t bytes = ht_obj_bytes_per_chunk(o), pos = dst_pos(k), inside = pos & (bytes - 1);
+
     if (inside)
         n = ht_min_u64(n, bytes - inside);
     else if (n > bytes)
@@ -74,26 +94,30 @@ static ssize_t clone_hole(struct clone *k, uint64_t n)
     if (rc)
         return rc;
     ht_store_lock(o->s);
-    rc = ht_handed_reach(o, pos + n);
+    rc = ht_shm_grow(o, pos + n);
     if (!rc)
         ht_obj_grow_locked(o, pos + n);
     ht_store_unlock(o->s);
     return rc ? rc : (ssize_t)n;
 }
 
-/* What chunk index of the source holds, if that is all in its first n bytes: 0; COPY; 0 with nothing in out: a hole. Lock held. */
-static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_ref *out)
+/*
+ * Takes the content of chunk index of the source, if it lies in the first n bytes. Returns 0 or COPY; 0 with an empty
+ * out: a hole.
+ */
+static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c = ht_chunk_find(o, index);
+
     if (!c)
-        return ht_handed_hides(o, index) ? COPY : 0;
-    ht_chunk_lock_exclusive(o->s, c); /* no write of it is in flight then */
+        return ht_chunk_is_volatile(o, index) ? COPY : 0;
+    ht_chunk_lock_exclusive(o->s, c); /* so that none of its writes is in flight */
     const struct ht_ref *ref = ht_chunk_ref(c);
     bool newer = c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty;
     int rc = 0;
-    if (c->flags & CH_BAD || (ref && ht_ref_lost(ref) && !newer))
+    if (c->flags & HT_CH_BAD || (ref && ht_ref_lost(ref) && !newer))
         rc = -EIO;
-    else if (newer || o->extra->handed || (ref && (ref->visible > n || ht_ref_endangered(o->s, ref))))
+    else if (newer || ht_obj_images(o)->mapped || (ref && (ref->visible > n || ht_ref_endangered(o->s, ref))))
         rc = COPY;
     else if (ref)
         rc = ht_chunk_share(o, c, out);
@@ -101,32 +125,34 @@ static int take_source(struct ht_obj *o, uint64_t index, uint32_t n, struct ht_r
     return rc;
 }
 
-/* What take_source gave, while store.rescues was so. */
+/* The result of take_source, with ht_flush_error_passes at that time. */
 struct taken {
     struct ht_ref ref;
-    uint64_t rescues;
+    uint64_t flush_error_passes;
 };
 
-/* Has a flush that failed since voided it? Then the source has its bytes in memory. */
-static bool is_void(const struct ht_store *s, const struct taken *t)
+/* Has a later failed flush voided it? Then the source has its bytes in memory. */
+static bool is_void(const struct ht_store *s, const struct taken *t) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return ht_ref_unflushed(s, &t->ref) && ht_ref_is_void(s, &t->ref, t->rescues);
+    return ht_ref_unflushed(s, &t->ref) && ht_ref_is_void(s, &t->ref, t->flush_error_passes);
 }
 
-/* Chunk index of the target becomes that; n bytes of it count. Lock held, no abort under way. */
+/* The chunk index of the target becomes the taken one; n of its bytes count. Lock held, no abort in progress. */
 static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const struct taken *t)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_ref *ref = &t->ref;
     struct ht_store *s = o->s;
     uint64_t end = (index << o->chunk_shift) + n;
     struct ht_chunk *c;
     int rc = ht_chunk_ask(o, index, &c);
+
     if (rc)
         return rc;
     ht_chunk_lock_exclusive(s, c);
-    /* What is behind stays; what others map has its bytes where they are. */
-    rc = o->extra->handed || (n < ht_obj_bytes_per_chunk(o) && o->size > end) || is_void(s, t) ? COPY : 0;
-    if (!rc && !ht_ref_pieces_fit(s, ref)) /* a copy may have fewer, or is refused as any write */
+    /* Bytes after n stay; mapped memory has its bytes in place. */
+    rc = ht_obj_images(o)->mapped || (n < ht_obj_bytes_per_chunk(o) && o->size > end) || is_void(s, t) ? COPY : 0;
+    if (!rc && !ht_ref_pieces_fit(s, ref)) /* a copy may have fewer pieces, or is refused like any write */
         rc = COPY;
     if (!rc)
         rc = ht_obj_need_extra(o);
@@ -144,10 +170,11 @@ static int put_target_chunk(struct ht_obj *o, uint64_t index, uint32_t n, const 
     return rc;
 }
 
-static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct taken *t)
+static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct taken *t) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_scope *sc;
     int rc = ht_obj_begin_change(o, &sc);
+
     if (rc)
         return rc;
     rc = put_target_chunk(o, index, n, t);
@@ -155,19 +182,20 @@ static int put_target(struct ht_obj *o, uint64_t index, uint32_t n, const struct
     return rc;
 }
 
-/* Count, COPY's negative never: 0 says that this piece must be copied. */
+/* Returns the count, never COPY: 0 says that this piece must be copied. */
 static ssize_t clone_chunk(struct clone *k, uint32_t n)
 {
     struct ht_store *s = k->src->s;
     struct taken t = {0};
+
     ht_store_lock(s);
-    /* Somebody else may have settled the target's chunks for another size meanwhile. */
+    /* Another thread may have fixed another chunk size for the target in between. */
     if (k->src->chunk_shift != k->dst->chunk_shift) {
         ht_store_unlock(s);
         return 0;
     }
     int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &t.ref);
-    t.rescues = s->rescues;
+    t.flush_error_passes = ht_flush_error_passes(s);
     bool hole = !rc && !t.ref.stored;
     if (!rc && !hole) {
         rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &t);
@@ -185,6 +213,7 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
 static ssize_t copy_piece(struct clone *k, uint64_t n)
 {
     uint64_t bytes = ht_obj_bytes_per_chunk(k->dst);
+
     n = ht_min_u64(n, bytes - (dst_pos(k) & (bytes - 1)));
     if (!k->buf)
         k->buf = malloc(bytes);
@@ -194,10 +223,11 @@ static ssize_t copy_piece(struct clone *k, uint64_t n)
     return got > 0 ? ht_obj_write(k->dst, dst_pos(k), k->buf, (size_t)got) : got;
 }
 
-/* 0: the source ends here now. */
+/* 0: the source now ends here. */
 static ssize_t clone_step(struct clone *k)
 {
-    uint64_t hole, n = look_ahead(k, &hole);
+    uint64_t hole, n = scan_ahead(k, &hole);
+
     if (!n)
         return 0;
     if (hole)
@@ -208,13 +238,13 @@ static ssize_t clone_step(struct clone *k)
     return rc ? rc : copy_piece(k, n);
 }
 
-/* May chunks be shared? A target that never held a byte takes the larger chunks of the source for it. */
+/* May chunks be shared? If so, a target that never held a byte gets the larger chunks of the source. */
 static bool may_share(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off)
 {
     if (src->obj_class == HT_CLASS_SCRATCH || dst->obj_class == HT_CLASS_SCRATCH)
         return false;
     uint32_t bytes = ht_obj_chunk_bytes(src), own = ht_obj_chunk_bytes(dst);
-    /* Never smaller ones: whoever asked for large chunks will update them. */
+    /* Never smaller ones: a caller that wants large chunks will update them. */
     if (own > bytes || (own < bytes && ht_obj_set_chunk_bytes(dst, bytes)))
         return false;
     return ((src_off ^ dst_off) & (bytes - 1)) == 0;
@@ -236,6 +266,7 @@ static unsigned aborts_of(struct ht_obj *o)
 ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off, uint64_t len)
 {
     uint64_t size = ht_obj_size(src);
+
     if (ht_store_read_only(src->s))
         return -EROFS;
     len = src_off < size ? ht_min_u64(len, size - src_off) : 0;
@@ -255,7 +286,7 @@ ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, u
     while (k.done < len && (n = clone_step(&k)) > 0)
         k.done += (uint64_t)n;
     free(k.buf);
-    if (aborts_of(dst) != aborts) /* some of it may have been taken back */
+    if (aborts_of(dst) != aborts) /* an abort may have taken back a part */
         return -ESTALE;
     return k.done ? (ssize_t)k.done : n;
 }

@@ -2,18 +2,29 @@
 /* rw.c - reading and writing bytes of objects, chunk by chunk. */
 #include <assert.h>
 
-#include "tiering/base/log.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/object.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/data/fill.h"
+#include "tiering/shm/shm.h"
+#include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 
 /* --------------------------------------------------------------- reading */
 
 /* Has the chunk no bytes but zeros? */
-static bool is_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+static bool is_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
 {
-    return c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & CH_BAD) && !ht_handed_hides(o, index);
+    return c->slot == HT_SLOT_NONE && !ht_chunk_ref(c) && !(c->flags & HT_CH_BAD) && !ht_chunk_is_volatile(o, index);
 }
 
-static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, uint32_t b)
+static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, uint32_t b) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (c->slot == HT_SLOT_NONE)
         return false;
@@ -21,26 +32,27 @@ static bool image_has(struct ht_store *s, const struct ht_chunk *c, uint32_t a, 
     return im->valid_lo <= a && b <= im->valid_hi;
 }
 
-/* A reader waits once, however many of his requests do. */
-static void begin_miss(struct ht_obj *o, struct ht_obj_reader *r)
+/* A reader waits once, even if several of its requests do. */
+static void begin_miss(struct ht_obj *o, struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     ht_obj_count_miss(o);
-    o->s->missing += !r || r->missing++ == 0;
+    o->s->flow.missing += !r || r->missing++ == 0;
 }
 
-static void end_miss(struct ht_obj *o, struct ht_obj_reader *r)
+static void end_miss(struct ht_obj *o, struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
-    o->s->missing -= !r || --r->missing == 0;
+    o->s->flow.missing -= !r || --r->missing == 0;
 }
 
 /*
- * Make [a, b) of the chunk readable in its image and hold it shared; c->slot stays HT_SLOT_NONE
- * for a hole. Lock held.
+ * Makes [a, b) of the chunk readable in its image and holds it shared; c->slot stays HT_SLOT_NONE for a hole. Lock
+ * held.
  */
 static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_chunk *c, uint64_t index, uint32_t a,
-                         uint32_t b)
+                         uint32_t b) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
+
     ht_chunk_lock_shared(s, c);
     if (image_has(s, c, a, b) || is_hole(o, c, index)) {
         ht_obj_count_hit(o);
@@ -48,11 +60,11 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
     }
     ht_chunk_relock_exclusive(s, c);
     int rc = 0;
-    if (c->flags & CH_BAD)
+    if (c->flags & HT_CH_BAD)
         rc = -EIO;
     else if (!image_has(s, c, a, b) && !is_hole(o, c, index)) {
         begin_miss(o, r);
-        rc = ht_chunk_get_slot(o, c, index, b);
+        rc = ht_image_attach(o, c, index, b);
         if (!rc)
             rc = ht_chunk_fill(o, c, index);
         end_miss(o, r);
@@ -67,10 +79,12 @@ static int hold_for_read(struct ht_obj *o, struct ht_obj_reader *r, struct ht_ch
 }
 
 static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index, uint32_t a, uint32_t len, uint8_t *buf)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    bool hides = ht_handed_hides(o, index);
+    bool hides = ht_chunk_is_volatile(o, index);
     struct ht_chunk *c = hides ? ht_chunk_make(o, index) : ht_chunk_find(o, index);
+
     if (!c) {
         memset(buf, 0, len);
         return hides ? -ENOMEM : 0;
@@ -78,18 +92,18 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     int rc = hold_for_read(o, r, c, index, a, a + len);
     if (rc)
         return rc;
-    uint32_t there = len;
-    if (o->extra->handed) /* made shorter meanwhile: memory ends there, too */
-        there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_chunk_len(o, index), a) - a);
+    uint32_t there = 0;
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
         ht_arena_use(s->arena, c->slot);
         data = ht_arena_data(s->arena, c->slot) + a;
+        /* Made shorter by another thread: shared memory ends there, too. */
+        there = (uint32_t)ht_min_u64(len, ht_max_u64(ht_image_reach(o, c, index), a) - a);
     }
     ht_store_unlock(s);
-    if (data)
+    if (there)
         memcpy(buf, data, there);
-    memset(buf + (data ? there : 0), 0, len - (data ? there : 0));
+    memset(buf + there, 0, len - there);
     ht_store_lock(s);
     ht_chunk_unlock_shared(o, c, index);
     return 0;
@@ -100,6 +114,7 @@ static ssize_t read_for(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
     struct ht_store *s = o->s;
     size_t done = 0;
     int rc = 0;
+
     ht_store_lock(s);
     if (off < o->size)
         len = ht_min_u64(len, o->size - off);
@@ -116,7 +131,7 @@ static ssize_t read_for(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
     if (o->vanished)
         rc = -ESTALE;
     ht_store_unlock(s);
-    return rc ? rc : (ssize_t)done; /* less than there is would be taken for the end */
+    return rc ? rc : (ssize_t)done; /* the caller would take a short count for the end */
 }
 
 ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
@@ -124,22 +139,25 @@ ssize_t ht_obj_read(struct ht_obj *o, uint64_t off, void *buf, size_t len)
     return read_for(o, NULL, off, buf, len);
 }
 
-/* The bytes where they are, with their chunk held shared; *out_bytes is NULL when no single image has them. Lock held. */
+/*
+ * Finds the bytes in place, and holds their chunk shared; *out_bytes is NULL when no single image has them.
+ */
 static int hold_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, size_t len, struct ht_chunk **out_c,
-                         const uint8_t **out_bytes)
+                         const uint8_t **out_bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     uint64_t index = off >> o->chunk_shift;
     uint32_t bytes = ht_obj_bytes_per_chunk(o), a = (uint32_t)(off & (bytes - 1));
     struct ht_chunk *c = len && len <= bytes - a ? ht_chunk_find(o, index) : NULL;
+
     *out_bytes = NULL;
     if (!c)
         return 0;
     int rc = hold_for_read(o, r, c, index, a, a + (uint32_t)len);
     if (rc)
         return rc;
-    /* Memory of a handed-out object may end earlier; of one that vanished reading it says so. */
-    if (o->vanished || c->slot == HT_SLOT_NONE || ht_arena_is_guest(s->arena, c->slot)) {
+    /* Mapped memory may end earlier; reading a vanished object returns the error. */
+    if (o->vanished || c->slot == HT_SLOT_NONE || ht_image_reach(o, c, index) < a + len) {
         ht_chunk_unlock_shared(o, c, index);
         return 0;
     }
@@ -155,13 +173,14 @@ ssize_t ht_obj_read_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t
     struct ht_store *s = o->s;
     struct ht_chunk *c;
     const uint8_t *bytes;
+
     ht_store_lock(s);
     len = off < o->size ? ht_min_u64(len, o->size - off) : 0;
     if (r)
-        ht_obj_reader_note(o, r, off, len); /* first, so that the device has more to do while we wait */
+        ht_obj_reader_note(o, r, off, len); /* first, so that the device has more to do during our own wait */
     int rc = hold_in_place(o, r, off, len, &c, &bytes);
     if (bytes)
-        o->refs++; /* whoever has been answered may let go of it */
+        o->refs++; /* the client may release it after the answer */
     ht_store_unlock(s);
     if (rc)
         return rc;
@@ -179,11 +198,11 @@ ssize_t ht_obj_read_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t
 
 /* --------------------------------------------------------------- writing */
 
-/* Blocks the chunk will need when [.., b) of it has been written. */
-static uint32_t blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint32_t b)
+uint32_t ht_chunk_blocks_after_write(struct ht_obj *o, struct ht_chunk *c, uint32_t b)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
     uint32_t end = b;
+
     if (ref && ref->visible > end)
         end = ref->visible;
     if (c->slot != HT_SLOT_NONE)
@@ -211,40 +230,25 @@ static void extend_valid(struct ht_image *im, uint32_t a, uint32_t b)
         im->valid_hi = b;
 }
 
-/*
- * An image for a chunk that is held, in which [.., b) may be written. An object that was handed out while the image was waited for has
- * memory for no more than its size, and what lies behind that no address yet.
- */
-static int get_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t b)
-{
-    uint64_t start = index << o->chunk_shift;
-    int rc;
-    do {
-        const struct ht_handed *h = o->extra->handed;
-        if (h && start >= h->memory.bytes && ht_arena_is_guest(o->s->arena, c->slot))
-            ht_chunk_drop_image(o, c, index);
-        rc = ht_handed_reach(o, start + b);
-        if (!rc)
-            rc = ht_chunk_get_slot(o, c, index, b);
-    } while (!rc && o->extra->handed && o->extra->handed->memory.bytes < start + b);
-    return rc;
-}
-
-/* The chunk exclusively, with an image that [a, b) may be copied into, space reserved. Lock held. */
+/* The chunk exclusively, with an image that [a, b) may be copied into, space reserved. */
 static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t a, uint32_t b)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     bool whole = a == 0 && b == ht_obj_bytes_per_chunk(o);
-    int rc = get_image(o, c, index, b);
+    int rc = ht_shm_grow(o, (index << o->chunk_shift) + b); /* first: if it is refused nothing has changed */
+
+    if (!rc)
+        rc = ht_image_extend(o, c, index, b);
     if (rc)
         return rc;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
-    if ((c->flags & CH_BAD) && !whole)
+    if ((c->flags & HT_CH_BAD) && !whole)
         rc = -EIO;
     else if (!extends_valid(im, a, b))
         rc = ht_chunk_fill(o, c, index);
     if (!rc)
-        rc = ht_chunk_reserve(o, c, blocks_after_write(o, c, b));
+        rc = ht_chunk_reserve(o, c, ht_chunk_blocks_after_write(o, c, b));
     ht_arena_use(s->arena, c->slot);
     if (rc)
         ht_chunk_drop_empty(o, c, index);
@@ -262,10 +266,12 @@ void ht_obj_grow_locked(struct ht_obj *o, uint64_t size)
 }
 
 static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t len, const uint8_t *buf)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     struct ht_chunk *c;
     int rc = ht_chunk_ask(o, index, &c);
+
     if (rc)
         return rc;
     bool late = false;
@@ -277,23 +283,25 @@ static int write_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t le
         memcpy(data, buf, len);
         ht_store_lock(s);
         extend_valid(ht_arena_image(s->arena, c->slot), a, a + len);
-        if (c->flags & CH_BAD)
+        if (c->flags & HT_CH_BAD)
             ht_chunk_install_hole(o, c, index);
         ht_chunk_set_dirty(o, c, index);
-        late = o->extra->handed && !ht_arena_is_guest(s->arena, c->slot);
-        rc = ht_handed_reach(o, (index << o->chunk_shift) + a + len);
+        late = ht_chunk_images(o, c) != ht_obj_images(o);
+        rc = ht_shm_grow(o, (index << o->chunk_shift) + a + len);
         if (!rc)
             ht_obj_grow_locked(o, (index << o->chunk_shift) + a + len);
     }
     ht_chunk_unlock_exclusive(o, c, index);
-    return !rc && late ? ht_handed_complete(o) : rc; /* it was handed out meanwhile, maybe without this chunk */
+    return !rc && late ? ht_shm_complete(o)
+                       : rc; /* it was opened as shared memory in between, maybe without this chunk */
 }
 
-/* Lock held, let go meanwhile. */
-static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
+/* Releases the lock in between. */
+static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, size_t len) HT_REQUIRES(HT_LOCK_STORE)
 {
     size_t done = 0;
     int rc = 0;
+
     while (done < len && !rc) {
         uint64_t pos = off + done;
         uint32_t a = (uint32_t)(pos & (ht_obj_bytes_per_chunk(o) - 1));
@@ -308,6 +316,7 @@ static ssize_t write_locked(struct ht_obj *o, uint64_t off, const void *buf, siz
 ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len)
 {
     struct ht_scope *sc;
+
     if (off > HT_FILE_BYTES_MAX || len > HT_FILE_BYTES_MAX - off)
         return -EFBIG;
     ssize_t rc = ht_obj_lock_for_change(o, &sc);
@@ -316,260 +325,4 @@ ssize_t ht_obj_write(struct ht_obj *o, uint64_t off, const void *buf, size_t len
     rc = write_locked(o, off, buf, len);
     ht_obj_unlock_after_change(o, sc);
     return rc;
-}
-
-/* ------------------------------------------------- truncate, punch, seek */
-
-/* The chunk keeps its first keep bytes; the rest reads as zeros. Needs no space. Lock and chunk held. */
-static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep)
-{
-    struct ht_store *s = o->s;
-    o->version++;
-    ht_chunk_unpromise(o, c, keep);
-    if (ht_arena_is_guest(s->arena, c->slot)) {
-        ht_handed_cut(o, c, index, keep);
-    } else if (c->slot != HT_SLOT_NONE) {
-        struct ht_image *im = ht_arena_image(s->arena, c->slot);
-        if (im->valid_hi > keep)
-            im->valid_hi = keep;
-        if (im->data_hi > keep)
-            im->data_hi = keep;
-        if (im->valid_lo >= im->valid_hi)
-            ht_chunk_drop_image(o, c, index);
-    }
-    struct ht_ref *ref = ht_chunk_ref(c);
-    if (keep == 0) {
-        ht_chunk_install_hole(o, c, index);
-        return;
-    }
-    if (!ref || ref->visible <= keep)
-        return;
-    bool was = ht_chunk_unpublished(c);
-    if (ref == &c->pub) {
-        c->cur = c->pub;
-        c->flags |= CH_CUR | CH_SHARE;
-    }
-    c->cur.visible = keep & HT_VISIBLE_MASK;
-    c->generation++;
-    ht_chunk_note_unpublished(o, c, index, was);
-}
-
-/* Cut every chunk in [first, last) whole. */
-static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last)
-{
-    struct ht_store *s = o->s;
-    struct ht_chunk *c;
-    uint64_t index = first;
-    ht_chunk_for_each_from(c, o, index)
-    {
-        if (index >= last)
-            break;
-        if (!ht_chunk_in_use(c))
-            continue;
-        ht_chunk_lock_exclusive(s, c);
-        cut_chunk(o, c, index, 0);
-        ht_chunk_unlock_exclusive(o, c, index);
-    }
-}
-
-/* Is there nothing at or beyond size? */
-static bool is_cut(struct ht_obj *o, uint64_t size)
-{
-    uint64_t first = size >> o->chunk_shift, index = first;
-    uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
-    struct ht_chunk *c;
-    ht_chunk_for_each_from(c, o, index)
-    {
-        const struct ht_ref *ref = ht_chunk_ref(c);
-        uint32_t end = ref ? ref->visible : 0;
-        if (c->slot != HT_SLOT_NONE)
-            end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
-        if (c->exclusive || end > (index == first ? keep : 0)) /* who holds it may have begun with the old size */
-            return false;
-    }
-    return true;
-}
-
-static void cut_object(struct ht_obj *o, uint64_t size)
-{
-    struct ht_store *s = o->s;
-    uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
-    uint64_t index = size >> o->chunk_shift;
-    struct ht_chunk *c = keep ? ht_chunk_find(o, index) : NULL;
-    if (c) {
-        ht_chunk_lock_exclusive(s, c);
-        cut_chunk(o, c, index, keep);
-        ht_chunk_unlock_exclusive(o, c, index);
-    }
-    drop_chunks(o, index + (keep != 0), UINT64_MAX);
-}
-
-/* Lock held, let go meanwhile. */
-static int truncate_locked(struct ht_obj *o, uint64_t size)
-{
-    /* The size comes last: published before the cuts it would leave bytes beyond the end that a later growth shows. */
-    while (size < o->size) {
-        cut_object(o, size);
-        if (is_cut(o, size))
-            break;
-    }
-    if (size == o->size)
-        ht_obj_unpromise_behind(o, size);
-    int rc = ht_handed_reach(o, size);
-    if (!rc && size != o->size) {
-        o->size = size;
-        o->meta_dirty = true;
-        o->version++;
-        ht_obj_touch(o);
-    }
-    if (o->extra->handed)
-        ht_handed_trim(o);
-    return rc;
-}
-
-int ht_obj_truncate(struct ht_obj *o, uint64_t size)
-{
-    struct ht_scope *sc;
-    if (size > HT_FILE_BYTES_MAX)
-        return -EFBIG;
-    int rc = ht_obj_lock_for_change(o, &sc);
-    if (rc)
-        return rc;
-    rc = truncate_locked(o, size);
-    ht_obj_unlock_after_change(o, sc);
-    return rc;
-}
-
-int ht_obj_ungrow(struct ht_obj *o, uint64_t size, uint64_t end)
-{
-    struct ht_scope *sc;
-    int rc = ht_obj_lock_for_change(o, &sc);
-    if (rc)
-        return rc;
-    if (size < end && o->size == end)
-        rc = truncate_locked(o, size);
-    ht_obj_unlock_after_change(o, sc);
-    return rc;
-}
-
-static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b)
-{
-    struct ht_store *s = o->s;
-    struct ht_chunk *c = ht_chunk_find(o, index);
-    if (!c)
-        return 0;
-    ht_chunk_lock_exclusive(s, c);
-    int rc = 0;
-    if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
-        rc = ht_chunk_get_slot(o, c, index, b);
-        if (!rc)
-            rc = ht_chunk_fill(o, c, index);
-        if (!rc)
-            rc = ht_chunk_reserve(o, c, blocks_after_write(o, c, 0));
-        if (!rc) {
-            memset(ht_arena_data(s->arena, c->slot) + a, 0, b - a);
-            ht_chunk_set_dirty(o, c, index);
-        } else {
-            ht_chunk_drop_empty(o, c, index);
-        }
-    }
-    ht_chunk_unlock_exclusive(o, c, index);
-    return rc;
-}
-
-static bool has_data(struct ht_chunk *c)
-{
-    return c->slot != HT_SLOT_NONE || ht_chunk_ref(c);
-}
-
-/*
- * What is set aside in [off, end), which lies behind the size. A promise counts blocks from its chunk's start; which of them
- * data has taken is not known, so of a chunk with data only a punched tail gives back.
- */
-static void unpromise_range(struct ht_obj *o, uint64_t off, uint64_t end)
-{
-    uint64_t index = off >> o->chunk_shift;
-    struct ht_chunk *c;
-    ht_chunk_for_each_from(c, o, index)
-    {
-        uint64_t start = index << o->chunk_shift;
-        uint64_t stop = has_data(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->promised * HT_BLOCK_BYTES;
-        if (start >= end)
-            break;
-        if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
-            ht_chunk_unpromise(o, c, start < off ? (uint32_t)(off - start) : 0);
-        ht_chunk_trim(o, index);
-    }
-}
-
-/* Lock held, let go meanwhile. */
-static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len)
-{
-    int rc = ht_handed_complete(o);
-    uint64_t end = len > o->size || off > o->size - len ? o->size : off + len;
-    uint64_t behind = ht_max_u64(off, o->size),
-             all = len > HT_FILE_BYTES_MAX - ht_min_u64(off, HT_FILE_BYTES_MAX) ? HT_FILE_BYTES_MAX : off + len;
-    uint64_t bytes = ht_obj_bytes_per_chunk(o);
-    while (off < end && !rc) {
-        uint64_t index = off >> o->chunk_shift, start = index << o->chunk_shift;
-        uint64_t stop = ht_min_u64(end, start + bytes);
-        if (off == start && (stop == start + bytes || stop == o->size)) {
-            if (stop < end) /* all whole ones at once: there may be many */
-                stop = end >> o->chunk_shift << o->chunk_shift;
-            drop_chunks(o, index, (stop + bytes - 1) >> o->chunk_shift);
-        } else {
-            rc = zero_piece(o, index, (uint32_t)(off - start), (uint32_t)(stop - start));
-        }
-        off = stop;
-    }
-    if (!rc)
-        unpromise_range(o, behind, all);
-    return rc;
-}
-
-int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
-{
-    struct ht_scope *sc;
-    int rc = ht_obj_lock_for_change(o, &sc);
-    if (rc)
-        return rc;
-    rc = punch_locked(o, off, len);
-    ht_obj_unlock_after_change(o, sc);
-    return rc;
-}
-
-/* The first chunk at or after index with data, or without; chunks that are not in memory hold none. */
-static uint64_t seek_chunk(struct ht_obj *o, uint64_t index, bool hole)
-{
-    uint64_t at = index;
-    struct ht_chunk *c;
-    ht_chunk_for_each_from(c, o, at)
-    {
-        if (hole && at != index)
-            return index; /* passed over some */
-        if (has_data(c) != hole)
-            return at;
-        index = at + 1;
-    }
-    return hole ? index : UINT64_MAX;
-}
-
-int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
-{
-    struct ht_store *s = o->s;
-    ht_store_lock(s);
-    int64_t result = -ENXIO;
-    uint64_t size = o->size, index = off >> o->chunk_shift;
-    if (off < size && ht_handed_stores(o)) { /* anything may be there */
-        result = (int64_t)(hole ? size : off);
-    } else if (off < size) {
-        uint64_t found = seek_chunk(o, index, hole);
-        uint64_t at = found == index ? off : found == UINT64_MAX ? UINT64_MAX : found << o->chunk_shift;
-        if (at < size)
-            result = (int64_t)at;
-        else if (hole) /* the end is a hole */
-            result = (int64_t)size;
-    }
-    ht_store_unlock(s);
-    return result;
 }

@@ -2,6 +2,25 @@
 /* stats.c - figures, and the walk over references for fsck. */
 #include <stdlib.h>
 
+#include "tiering/base/idtable.h"
+#include "tiering/sys/mem.h"
+#include "tiering/io/dev.h"
+#include "tiering/io/rings.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/alloc.h"
+#include "tiering/cache/arena.h"
+#include "tiering/cache/staging.h"
+#include "tiering/api/check.h"
+#include "tiering/api/stats.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/data/flush.h"
+#include "tiering/data/health.h"
+#include "tiering/shm/shm.h"
+#include "tiering/txn/txn.h"
 #include "tiering/store/store_priv.h"
 
 static void device_figures(struct ht_store *s, struct ht_store_stats *out)
@@ -21,14 +40,14 @@ static uint64_t locked_bytes(const struct ht_store *s)
 {
     const struct ht_pinned *arena = ht_arena_memory(s->arena), *staging = ht_staging_memory(s->staging);
     uint64_t bytes = (arena->locked ? arena->bytes : 0) + (staging->locked ? staging->bytes : 0);
-    ht_list_for_each(pos, &s->handed)
-        bytes += ht_list_entry(pos, struct ht_handed, link)->memory.locked_bytes;
+
     return bytes;
 }
 
 void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat *out)
 {
     const struct ht_pinned *arena = ht_arena_memory(s->arena), *staging = ht_staging_memory(s->staging);
+
     *out = (struct ht_node_stat){
         .dram_bytes = ht_pinned_part_bytes(arena, place),
         .staging_bytes = ht_pinned_part_bytes(staging, place),
@@ -43,22 +62,22 @@ void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat 
 static uint64_t fixed_bytes(const struct ht_store *s)
 {
     uint64_t bytes = 0;
+
     for (unsigned i = 0; i < s->dev_count; i++)
-        bytes += s->dev[i] && !(s->closed >> i & 1) ? ht_store_fixed_bytes(s, i) : 0;
+        bytes += s->dev[i] && !ht_device_is_closed(s, i) ? ht_store_fixed_bytes(s, i) : 0;
     return bytes;
 }
 
-static uint64_t queue_bytes(const struct ht_limbo_queue *q)
+static uint64_t queue_bytes(const struct ht_deferred_frees *q)
 {
     return q->cap * sizeof(*q->items);
 }
 
-/* Lock held. */
-static uint64_t working_bytes(const struct ht_store *s)
+static uint64_t working_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     return ht_arena_meta_bytes(s->arena) + ht_staging_meta_bytes(s->staging) + ht_alloc_meta_bytes(s->alloc) +
-        ht_refs_hung_bytes() + queue_bytes(&s->limbo) + queue_bytes(&s->tx.frees) + s->lease_works_bytes +
-        s->records_bytes + ht_id_table_bytes(&s->scopes_by_id) + s->handed_count * sizeof(struct ht_handed);
+        ht_refs_hung_bytes() + queue_bytes(&s->frees.logged) + queue_bytes(&s->frees.open) +
+        s->own->batch_pin_works_bytes + ht_id_table_bytes(&s->objects.scopes_by_id);
 }
 
 void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
@@ -78,31 +97,29 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;
     out->available_bytes = ht_alloc_available(s->alloc) * HT_BLOCK_BYTES;
     out->reserved_bytes = ht_alloc_reserved(s->alloc) * HT_BLOCK_BYTES;
-    out->limbo_bytes = out->available_bytes + out->reserved_bytes - out->free_bytes;
-    out->objects = s->objects;
-    out->chunks = s->chunks;
-    out->lost_chunks = s->lost_chunks;
-    out->dram_bytes = ht_arena_bytes(s->arena) + s->opts.handout_bytes;
-    out->handout_bytes = s->opts.handout_bytes;
-    out->handed_bytes = s->handed_bytes;
-    out->handed_count = s->handed_count;
-    out->dram_used_bytes = ht_arena_used_bytes(s->arena) + s->handed_bytes;
-    out->dram_dirty_bytes = s->dirty_bytes;
-    out->dram_kept_bytes = ht_arena_kept_bytes(s->arena);
-    out->dram_staying_bytes = ht_arena_staying_bytes(s->arena);
-    out->hits = s->hits;
-    out->misses = s->misses;
-    out->evictions = s->evictions;
-    ht_arena_ahead_stats(s->arena, &out->ahead_chunks, &out->ahead_hits, &out->ahead_wasted);
-    out->writebacks = s->writebacks;
-    out->room_waits = s->room_waits;
-    out->commits = s->commits;
-    out->checksum_errors = s->checksum_errors;
-    out->read_errors = s->read_errors;
-    out->write_errors = s->write_errors;
-    out->meta_bytes = s->meta_bytes;
+    out->pending_free_bytes = out->available_bytes + out->reserved_bytes - out->free_bytes;
+    out->objects = s->objects.count;
+    out->chunks = s->objects.chunks;
+    out->lost_chunks = s->objects.lost_chunks;
+    out->dram_bytes = ht_arena_bytes(s->arena);
+    out->dram_used_bytes = ht_arena_used_bytes(s->arena);
+    out->dram_dirty_bytes = s->flow.dirty_bytes;
+    out->dram_protected_bytes = ht_arena_protected_bytes(s->arena);
+    out->dram_workingset_bytes = ht_arena_workingset_bytes(s->arena);
+    out->hits = s->flow.hits;
+    out->misses = s->flow.misses;
+    out->evictions = s->flow.evictions;
+    ht_arena_readahead_stats(s->arena, &out->readahead_chunks, &out->readahead_hits, &out->readahead_wasted);
+    out->writebacks = s->flow.writebacks;
+    out->room_waits = s->flow.room_waits;
+    out->commits = s->flow.commits;
+    out->checksum_errors = s->flow.checksum_errors;
+    out->read_errors = s->flow.read_errors;
+    out->write_errors = s->flow.write_errors;
+    out->meta_bytes = s->objects.meta_bytes;
     out->working_bytes = working_bytes(s) + out->log.memory_bytes;
-    out->next_id = s->next_id;
+    ht_shm_stats(s, out);
+    ht_txn_stats(s, out);
     ht_store_unlock(s);
 }
 
@@ -116,30 +133,25 @@ uint64_t ht_store_available(struct ht_store *s)
     return blocks * HT_BLOCK_BYTES;
 }
 
-size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap)
-{
-    size_t n = ht_min_u64(cap, s->conflict_count);
-    if (n)
-        memcpy(out, s->conflicts, n * sizeof(*out));
-    return s->conflict_count;
-}
-
 /* ------------------------------------------------------------------ walk */
 
 static int by_oid(const void *a, const void *b)
 {
     const struct ht_obj *x = *(struct ht_obj *const *)a, *y = *(struct ht_obj *const *)b;
+
     return x->oid < y->oid ? -1 : x->oid > y->oid;
 }
 
 static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk_info *), void *ctx)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_extent e[HT_FRAGS_MAX];
     struct ht_chunk *c;
     uint64_t i = 0;
+
     ht_chunk_for_each_from(c, o, i)
     {
-        if (!(c->flags & CH_PUB))
+        if (!(c->flags & HT_CH_PUB))
             continue;
         struct ht_chunk_info info = {
             .oid = o->oid,
@@ -163,15 +175,17 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
     return 0;
 }
 
-/* Meant for a store that nobody changes: fsck's. */
+/* For fsck, whose store has no other thread. */
 int ht_store_walk(struct ht_store *s, int (*fn)(void *ctx, const struct ht_chunk_info *info), void *ctx)
 {
-    struct ht_obj **objs = malloc((s->objects + 1) * sizeof(*objs));
+    HT_UNSHARED(HT_LOCK_STORE);
+    struct ht_obj **objs = malloc((s->objects.count + 1) * sizeof(*objs));
     size_t n = 0;
+
     if (!objs)
         return -ENOMEM;
-    for (size_t b = 0; b < s->table_size; b++)
-        for (struct ht_obj *o = s->table[b]; o; o = o->next)
+    for (size_t b = 0; b < s->objects.table_size; b++)
+        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
             objs[n++] = o;
     qsort(objs, n, sizeof(*objs), by_oid);
     int rc = 0;

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_points.c - each named fault point (tiering/base/fault.h) fires during the script of play.h: in its N-th passage for N = 1, 2, 4, ...
- * until the script does not get there any more, once and from then on. A point that is not reached fails the test, whoever added it.
+ * test_points.c - each named fault point (tiering/base/fault.h) fires during the script of fault_scenario.h: in its
+ * N-th passage for N = 1, 2, 4, ... until the script does not get there any more, once and from then on. A point that
+ * is not reached fails the test.
  *
- * Points of the way through the kernel need a device that is a file, and are left out, saying so, where there is no O_DIRECT.
- * HITRAIN_FAULT=name plays one point, and shows the daemon's messages.
+ * Points on the way through the kernel need a device that is a file. Without O_DIRECT the test omits them, and reports
+ * that. HITRAIN_FAULT=name plays one point, and shows the daemon's messages.
  */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "tests/support/play.h"
+#include "tests/support/fault_scenario.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
 /*
- * ONCE: passes by itself, and would be waited for without end. FILE_ONLY: on the way through the kernel. UNSEEN: no call may fail
- * for it. AFTER_LOSS: comes when the mount before has lost a copy of the log.
+ * ONCE: passes by itself, and would be waited for without end. FILE_ONLY: on the way through the kernel. UNSEEN: no
+ * call may fail for it. AFTER_LOSS: comes when the mount before has lost a copy of the log.
  */
 enum { ONCE = 1, FILE_ONLY = 2, UNSEEN = 4, AFTER_LOSS = 8 };
 
@@ -40,36 +41,37 @@ static const unsigned traits[HT_FAULT_COUNT] = {
     [HT_FAULT_CACHE_STAGING] = UNSEEN,
 };
 
-static void lose_log_copy(struct play *p)
+static void lose_log_copy(struct fault_scenario *p)
 {
     ht_fault_arm(HT_FAULT_JOURNAL_WRITE, 1, false);
-    ck_assert_int_eq(stack_open(&p->k, 1), 0);
-    (void)stack_close(&p->k, false);
+    ck_assert_int_eq(harness_open(&p->k, 1), 0);
+    (void)harness_close(&p->k, false);
     ht_fault_disarm_all();
 }
 
-static bool begin(struct play *p, unsigned trait, unsigned devices)
+static bool begin(struct fault_scenario *p, unsigned trait, unsigned devices)
 {
     if (trait & FILE_ONLY)
-        return play_begin_file(p);
-    play_begin(p, devices);
+        return fault_scenario_begin_file(p);
+    fault_scenario_begin(p, devices);
     if (trait & AFTER_LOSS)
         lose_log_copy(p);
     return true;
 }
 
 /* Passages; those from nth on failed. */
-static unsigned play(enum ht_fault_point point, unsigned nth, bool repeat)
+static unsigned fault_scenario(enum ht_fault_point point, unsigned nth, bool repeat)
 {
-    static struct play p;
+    static struct fault_scenario p;
+
     if (!begin(&p, traits[point], 1 + nth % 2))
         return 0;
     ht_fault_arm(point, nth, repeat);
-    play_run(&p, nth % 3);
+    fault_scenario_run(&p, nth % 3);
     unsigned passed = ht_fault_passed(point);
     ht_fault_disarm_all();
     bool seen = p.failures && traits[point] & UNSEEN;
-    const char *wrong = play_judge(&p);
+    const char *wrong = fault_scenario_check(&p);
     ck_assert_msg(!wrong && !seen, "passage %u of %s fails%s: %s", nth, ht_fault_name(point),
                   repeat ? " and all after it" : "", wrong ? wrong : "a call failed");
     return passed;
@@ -79,20 +81,21 @@ START_TEST(each_point_fires_and_costs_no_more_than_it_must)
 {
     enum ht_fault_point point = (enum ht_fault_point)_i;
     unsigned fired = 0;
+
     if (getenv("HITRAIN_FAULT") && strcmp(getenv("HITRAIN_FAULT"), ht_fault_name(point)) != 0)
         return;
-    struct play p;
-    if (traits[point] & FILE_ONLY && !play_begin_file(&p)) {
+    struct fault_scenario p;
+    if (traits[point] & FILE_ONLY && !fault_scenario_begin_file(&p)) {
         printf("%s: skipped: no O_DIRECT in this folder\n", ht_fault_name(point));
         return;
     }
     if (traits[point] & FILE_ONLY)
-        stack_free(&p.k);
-    play_learn();
-    for (unsigned nth = 1; play(point, nth, false) >= nth; nth *= 2) {
+        harness_free(&p.k);
+    fault_scenario_learn();
+    for (unsigned nth = 1; fault_scenario(point, nth, false) >= nth; nth *= 2) {
         fired++;
         if (!(traits[point] & ONCE))
-            fired += play(point, nth, true) >= nth;
+            fired += fault_scenario(point, nth, true) >= nth;
     }
     ck_assert_msg(fired, "%s was never reached", ht_fault_name(point));
     printf("%s: fired in %u runs\n", ht_fault_name(point), fired);

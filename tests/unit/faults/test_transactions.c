@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that a transaction lacks is missed before it changes anything: the log goes on. */
 #include "tests/support/wrap.h"
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { CHUNKS = 1500, STEP = 50 };
 
@@ -9,6 +9,7 @@ enum { CHUNKS = 1500, STEP = 50 };
 static struct ht_obj *fill(void)
 {
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
+
     for (uint64_t i = 0; i < CHUNKS; i++) {
         put_all(o, i * HT_SMALL_CHUNK_BYTES, (const uint8_t *)&i, sizeof(i));
         if (i % STEP == STEP - 1)
@@ -18,9 +19,10 @@ static struct ht_obj *fill(void)
     return o;
 }
 
-START_TEST(a_compaction_without_memory_is_put_off)
+START_TEST(a_checkpoint_without_memory_is_put_off)
 {
     bool reached = true, refused = false;
+
     wrap_pause(true);
     fresh(64, false);
     ht_obj_put(fill());
@@ -28,24 +30,25 @@ START_TEST(a_compaction_without_memory_is_put_off)
         remount(); /* buffers are small again */
         wrap_fail(WRAP_MEMORY, nth, true);
         wrap_pause(false);
-        int rc = ht_store_compact(s);
+        int rc = ht_store_checkpoint(s);
         wrap_pause(true);
         reached = wrap_reached(WRAP_MEMORY);
         wrap_fail(WRAP_MEMORY, 0, false);
         ck_assert(rc == 0 || (rc == -ENOMEM && reached)); /* 0 also when another thread met the failure */
         refused |= rc == -ENOMEM;
         ck_assert(!ht_store_failed(s));
-        ck_assert_int_eq(ht_store_compact(s), 0);
+        ck_assert_int_eq(ht_store_checkpoint(s), 0);
     }
     ck_assert(refused);
     done();
 }
 END_TEST
 
-/* More is pending when the transaction opens than when it was asked for. */
+/* When the transaction opens, more is pending than its request said. */
 START_TEST(a_publication_that_has_grown_is_refused_whole)
 {
     struct ht_tx *tx;
+
     wrap_pause(true);
     fresh(64, false);
     struct ht_obj *o = fill();
@@ -74,8 +77,9 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("transactions");
+
     tcase_set_timeout(tc, 60);
-    tcase_add_test(tc, a_compaction_without_memory_is_put_off);
+    tcase_add_test(tc, a_checkpoint_without_memory_is_put_off);
     tcase_add_test(tc, a_publication_that_has_grown_is_refused_whole);
     return run_suite(tc);
 }

@@ -41,11 +41,11 @@ static unsigned name_all(void)
     return n;
 }
 
-static struct ht_event_figures figures(void)
+static struct ht_event_metrics figures(void)
 {
-    struct ht_event_figures f;
+    struct ht_event_metrics f;
 
-    ht_event_log_figures(log_, &f);
+    ht_event_log_metrics(log_, &f);
     return f;
 }
 
@@ -139,14 +139,14 @@ END_TEST
 
 START_TEST(what_goes_on_for_long_is_told_ever_more_rarely)
 {
-    unsigned told = 0;
+    unsigned reported = 0;
 
     for (uint64_t ms = 0; ms < 1000 * 1000; ms += 10) {
         put(HT_EVENT_READ_ERROR, 3, 1 + ms * 1000000);
-        told += name_all();
+        reported += name_all();
     }
-    ck_assert_uint_ge(told, 10); /* 1, 2, 4 ... 64 s, then each 64 s */
-    ck_assert_uint_le(told, 24);
+    ck_assert_uint_ge(reported, 10); /* 1, 2, 4 ... 64 s, then each 64 s */
+    ck_assert_uint_le(reported, 24);
     ck_assert_uint_eq(figures().count[HT_EVENT_READ_ERROR], 100000);
 }
 END_TEST
@@ -196,7 +196,7 @@ static _Atomic bool settled;
 
 static void *settle(void *arg)
 {
-    ht_event_log_settle(log_);
+    ht_event_log_drain(log_);
     settled = true;
     return NULL;
 }
@@ -255,7 +255,7 @@ static void *read_along(void *arg)
 START_TEST(many_threads_write_while_others_read)
 {
     pthread_t writer[WRITERS], namer, reader;
-    struct ht_event_figures f;
+    struct ht_event_metrics f;
     struct ht_event_entry e;
 
     writing = WRITERS;
@@ -271,7 +271,7 @@ START_TEST(many_threads_write_while_others_read)
     f = figures();
     ck_assert_uint_eq(f.count[HT_EVENT_NO_SPACE] + f.count[HT_EVENT_REFUSED], (uint64_t)WRITERS * PUTS);
     ck_assert(ht_event_log_next(log_, f.overwritten, &e));
-    ck_assert(!ht_event_log_unnamed(log_, &e)); /* what was counted last was named, too */
+    ck_assert(!ht_event_log_unnamed(log_, &e)); /* the event that was counted last was named, too */
 }
 END_TEST
 
@@ -298,7 +298,7 @@ START_TEST(a_line_holds_what_is_known_and_no_name_can_forge_another)
     struct ht_event_entry e = {
         .seq = 5,
         .count = 1,
-        .path = "dir/a\nseq=6\tb\\",
+        .path = "dir/a\n{\"seq\": 6}\tb\\\xff",
         .event = {.code = HT_EVENT_CHECKSUM,
                   .time_ns = 99,
                   .id = 7,
@@ -307,14 +307,36 @@ START_TEST(a_line_holds_what_is_known_and_no_name_can_forge_another)
                   .error = -EIO,
                   .text = "bad\x1b"},
     };
-    struct ht_buf line = HT_BUF_INIT;
+    char *line = NULL;
+    size_t len = 0;
+    FILE *to = open_memstream(&line, &len);
 
-    ht_event_line(&e, &line);
-    ht_buf_put(&line, "", 1);
-    ck_assert_str_eq((char *)line.data,
-                     "seq=5\ttime_ns=99\tlevel=error\tcode=checksum\tcount=1\tpath=dir/a\\012seq=6\\011b\\134\tid=7\t"
-                     "device=/dev/x\toffset=4096\terror=EIO\ttext=bad\\033\n");
-    ht_buf_free(&line);
+    ck_assert_ptr_nonnull(to);
+    ht_event_put(&e, to);
+    ck_assert_int_eq(fclose(to), 0);
+    ck_assert_str_eq(
+        line,
+        "{\"seq\": 5, \"time_ns\": 99, \"level\": \"error\", \"code\": \"checksum\", \"count\": 1, "
+        "\"path\": \"dir/a\\u000a{\\\"seq\\\": 6}\\u0009b\\\\\\udcff\", \"id\": 7, \"device\": \"/dev/x\", "
+        "\"offset\": 4096, \"error\": \"EIO\", \"text\": \"bad\\u001b\"}\n");
+    free(line);
+}
+END_TEST
+
+START_TEST(a_line_of_a_flood_says_so_and_leaves_out_what_is_not_known)
+{
+    struct ht_event_entry e = {.seq = 6, .count = 40, .various = true, .event = {.code = HT_EVENT_REFUSED}};
+    char *line = NULL;
+    size_t len = 0;
+    FILE *to = open_memstream(&line, &len);
+
+    ck_assert_ptr_nonnull(to);
+    ht_event_put(&e, to);
+    ck_assert_int_eq(fclose(to), 0);
+    ck_assert_str_eq(line,
+                     "{\"seq\": 6, \"time_ns\": 0, \"level\": \"warn\", \"code\": \"refused\", \"count\": 40, "
+                     "\"various\": true, \"text\": \"\"}\n");
+    free(line);
 }
 END_TEST
 
@@ -347,6 +369,7 @@ int main(void)
     tcase_add_test(t, many_threads_write_while_others_read);
     tcase_add_test(t, whoever_waits_learns_of_entries_and_of_the_end_of_a_repetition);
     tcase_add_test(t, a_line_holds_what_is_known_and_no_name_can_forge_another);
+    tcase_add_test(t, a_line_of_a_flood_says_so_and_leaves_out_what_is_not_known);
     tcase_add_test(t, codes_have_words_of_their_own);
     suite_add_tcase(s, t);
     return run_all(s);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Texts of clients: what is accepted means what it says, everything else is refused with a reason. */
+/* Texts of clients: an accepted text has its literal meaning, and every other text is refused with a reason. */
 #include <stdio.h>
 #include <check.h>
 #include <stdlib.h>
@@ -33,7 +33,6 @@ START_TEST(every_dtype_is_found_by_word_and_number)
 {
     for (size_t i = 0; i < HT_DTYPE_WORDS; i++) {
         const struct ht_dtype_word *w = &ht_dtype_words[i];
-
         ck_assert_uint_eq(ht_parse_dtype(w->word, strlen(w->word))->dtype, w->dtype);
         ck_assert_str_eq(ht_dtype_row(w->dtype)->word, w->word);
     }

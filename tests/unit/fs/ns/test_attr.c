@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Attributes, times, access, access lists. */
+#include "fs/ns/ns_priv.h"
 #include "tiering/base/fault.h"
-#include "world.h"
+#include "tiering/api/store.h"
+#include "fixture.h"
 
-static struct world w;
+static struct fixture w;
 static const struct ht_cred cred = {1000, 1001, 0};
 
 static struct stat set(uint64_t ino, unsigned what, struct stat values)
@@ -11,7 +13,7 @@ static struct stat set(uint64_t ino, unsigned what, struct stat values)
     struct stat st;
 
     OK(ht_ns_setattr(w.ns, ino, what, &values, &st));
-    world_check(&w);
+    fixture_check(&w);
     return st;
 }
 
@@ -20,11 +22,11 @@ START_TEST(attributes_are_set_and_durable)
     struct stat v = {.st_mode = 0751, .st_uid = 5, .st_gid = 6, .st_atim = {10, 11}, .st_mtim = {-5, 22}}, st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     st = set(file, HT_SET_MODE | HT_SET_UID | HT_SET_GID | HT_SET_ATIME | HT_SET_MTIME, v);
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0751);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     st = attributes(&w, file);
     ck_assert_uint_eq(st.st_uid, 5);
     ck_assert_uint_eq(st.st_gid, 6);
@@ -33,7 +35,7 @@ START_TEST(attributes_are_set_and_durable)
     ck_assert_int_eq(st.st_mtim.tv_sec, -5);
     ck_assert_int_eq(st.st_mtim.tv_nsec, 22);
     ck_assert_int_gt(st.st_ctim.tv_sec, 1000);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -42,7 +44,7 @@ START_TEST(times_of_now_and_far_away)
     struct stat v = {.st_atim = {INT64_MAX, 0}, .st_mtim = {INT64_MIN, 0}}, st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     st = set(file, HT_SET_ATIME | HT_SET_MTIME, v);
     ck_assert_int_gt(st.st_atim.tv_sec, 9000000000);
@@ -50,7 +52,7 @@ START_TEST(times_of_now_and_far_away)
     st = set(file, HT_SET_ATIME_NOW | HT_SET_MTIME_NOW, v);
     ck_assert_int_eq(st.st_atim.tv_sec, st.st_ctim.tv_sec);
     ck_assert_int_eq(st.st_mtim.tv_nsec, st.st_ctim.tv_nsec);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -59,7 +61,7 @@ START_TEST(size_is_the_contents)
     struct stat v = {.st_size = 100000}, st;
     uint64_t file, dir;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     dir = make_dir(&w, ROOT, "dir");
     st = set(file, HT_SET_MTIME, v);
@@ -77,9 +79,9 @@ START_TEST(size_is_the_contents)
     v.st_size = (off_t)HT_FILE_BYTES_MAX + 1;
     FAILS(ht_ns_setattr(w.ns, file, HT_SET_SIZE, &v, &st), EFBIG);
     OK(ht_ns_fsync(w.ns, file));
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_int_eq(attributes(&w, file).st_size, 4);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -88,21 +90,21 @@ START_TEST(a_log_without_room_keeps_nobody_from_truncating)
     struct stat v = {.st_size = 10, .st_mtim = {10, 11}}, st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set(file, HT_SET_MTIME, v);
-    ht_fault_arm(HT_FAULT_JOURNAL_ROOM, 1, true);
+    ht_fault_arm(HT_FAULT_JOURNAL_SPACE, 1, true);
     FAILS(ht_ns_setattr(w.ns, file, HT_SET_MODE, &v, &st), ENOSPC);
     st = set(file, HT_SET_SIZE, v);
     ht_fault_disarm_all();
     ck_assert_int_eq(st.st_size, 10);
     ck_assert_int_gt(st.st_mtim.tv_sec, 1000);
     OK(ht_ns_fsync(w.ns, file));
-    world_crash(&w);
+    fixture_crash(&w);
     st = attributes(&w, file);
     ck_assert_int_eq(st.st_size, 10);
     ck_assert_int_gt(st.st_mtim.tv_sec, 1000);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -111,10 +113,10 @@ START_TEST(size_with_a_mode_that_is_refused_stays)
     struct stat v = {.st_size = 10, .st_mode = 0600}, st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set(file, HT_SET_SIZE | HT_SET_MODE, (struct stat){.st_size = 5000, .st_mode = 0644});
-    ht_fault_arm(HT_FAULT_JOURNAL_ROOM, 1, true);
+    ht_fault_arm(HT_FAULT_JOURNAL_SPACE, 1, true);
     FAILS(ht_ns_setattr(w.ns, file, HT_SET_SIZE | HT_SET_MODE, &v, &st), ENOSPC);
     ht_fault_disarm_all();
     st = attributes(&w, file);
@@ -123,7 +125,7 @@ START_TEST(size_with_a_mode_that_is_refused_stays)
     st = set(file, HT_SET_SIZE | HT_SET_MODE, v);
     ck_assert_int_eq(st.st_size, 10);
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0600);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -132,7 +134,7 @@ START_TEST(suid_is_cleared)
     struct stat v = {.st_mode = 06755};
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set(file, HT_SET_MODE, v);
     ck_assert_uint_eq(set(file, HT_KILL_SUID, v).st_mode, S_IFREG | 0755);
@@ -140,7 +142,7 @@ START_TEST(suid_is_cleared)
     set(file, HT_SET_MODE, v);
     ck_assert_uint_eq(set(file, HT_KILL_SUID, v).st_mode, S_IFREG | 02745);
     ck_assert_uint_eq(set(file, HT_KILL_SUID | HT_KILL_SGID, v).st_mode, S_IFREG | 0745);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -149,7 +151,7 @@ START_TEST(reading_and_writing_touch)
     struct stat zero = {0}, st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set(file, HT_SET_ATIME | HT_SET_MTIME | HT_SET_CTIME, zero);
     ck_assert(ht_ns_atime_due(w.ns, file, false));
@@ -171,8 +173,8 @@ START_TEST(reading_and_writing_touch)
     st = attributes(&w, file);
     ck_assert_int_gt(st.st_mtim.tv_sec, 0);
     ck_assert_int_gt(st.st_ctim.tv_sec, 0);
-    world_check(&w);
-    world_free(&w);
+    fixture_check(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -181,30 +183,57 @@ START_TEST(touched_times_are_published_by_fsync_commit_and_unmount)
     struct stat zero = {0};
     uint64_t file[3];
 
-    world_new(&w);
+    fixture_new(&w);
     file[0] = make_file(&w, ROOT, "a");
     file[1] = make_file(&w, ROOT, "b");
     file[2] = make_file(&w, ROOT, "c");
     for (int n = 0; n < 3; n++)
         set(file[n], HT_SET_MTIME, zero);
     ht_ns_touch(w.ns, file[0], true);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_int_eq(attributes(&w, file[0]).st_mtim.tv_sec, 0);
     ht_ns_touch(w.ns, file[0], true);
     OK(ht_ns_fsync(w.ns, file[0]));
     ht_ns_touch(w.ns, file[1], true);
-    OK(ht_store_compact(w.s)); /* tells of what is published only */
-    world_crash(&w);
+    OK(ht_store_checkpoint(w.s)); /* a checkpoint writes published changes only */
+    fixture_crash(&w);
     ck_assert_int_gt(attributes(&w, file[0]).st_mtim.tv_sec, 0);
     ck_assert_int_eq(attributes(&w, file[1]).st_mtim.tv_sec, 0);
     ht_ns_touch(w.ns, file[1], true);
     OK(ht_store_commit(w.s));
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_int_gt(attributes(&w, file[1]).st_mtim.tv_sec, 0);
     ht_ns_touch(w.ns, file[2], true);
-    world_remount(&w);
+    fixture_remount(&w);
     ck_assert_int_gt(attributes(&w, file[2]).st_mtim.tv_sec, 0);
-    world_free(&w);
+    fixture_free(&w);
+}
+END_TEST
+
+START_TEST(times_touched_after_the_reservation_wait_for_the_next_commit)
+{
+    struct stat zero = {0};
+    uint64_t first, second;
+    struct ht_tx *tx;
+
+    fixture_new(&w);
+    first = make_file(&w, ROOT, "first");
+    second = make_file(&w, ROOT, "second");
+    set(first, HT_SET_MTIME, zero);
+    set(second, HT_SET_MTIME, zero);
+    OK(ht_store_commit(w.s));
+    ht_ns_touch(w.ns, first, true);
+    size_t bytes = ht_ns_pending_bytes(w.ns, 0);
+    ck_assert_uint_gt(bytes, 0);
+    OK(ht_tx_begin(w.s, bytes, &tx));
+    ht_ns_touch(w.ns, second, true);
+    ht_ns_publish(w.ns, 0, bytes, tx);
+    ck_assert_uint_eq(ht_tx_records(tx)->len, bytes);
+    OK(ht_tx_commit(tx, NULL));
+    ck_assert_uint_eq(ht_ns_pending_bytes(w.ns, 0), bytes);
+    OK(ht_store_commit(w.s));
+    ck_assert_uint_eq(ht_ns_pending_bytes(w.ns, 0), 0);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -213,7 +242,7 @@ START_TEST(many_touched_files_fit_a_small_log)
     uint64_t first = 0, last = 0;
     char name[32];
 
-    world_new_log(&w, 16 * MIB, 512 << 10);
+    fixture_new_log(&w, 16 * MIB, 512 << 10);
     for (int n = 0; n < 900; n++) {
         snprintf(name, sizeof(name), "f%d", n);
         last = make_file(&w, ROOT, name);
@@ -224,8 +253,8 @@ START_TEST(many_touched_files_fit_a_small_log)
             ht_ns_touch(w.ns, ino, true);
         OK(ht_store_commit(w.s));
     }
-    world_remount(&w);
-    world_free(&w);
+    fixture_remount(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -233,18 +262,18 @@ START_TEST(fsync_makes_everything_before_it_durable)
 {
     uint64_t dir, file;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     file = make_file(&w, dir, "file");
     write_text(&w, file, "text");
     OK(ht_ns_fsync(w.ns, file));
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, ROOT, "dir"), dir);
     ck_assert_uint_eq(find(&w, dir, "file"), file);
     expect_text(&w, file, "text");
     FAILS(ht_ns_fsync(w.ns, 4711), ESTALE);
     OK(ht_ns_fsync(w.ns, dir));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -254,7 +283,7 @@ START_TEST(access_follows_the_mode)
     const uint32_t groups[] = {7, 1001};
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set(file, HT_SET_MODE, v);
     OK(ht_ns_access(w.ns, file, R_OK | W_OK, cred, NULL, 0));
@@ -266,7 +295,7 @@ START_TEST(access_follows_the_mode)
     FAILS(ht_ns_access(w.ns, file, X_OK, (struct ht_cred){0, 0, 0}, NULL, 0), EACCES);
     OK(ht_ns_access(w.ns, ROOT, X_OK, (struct ht_cred){0, 0, 0}, NULL, 0));
     FAILS(ht_ns_access(w.ns, 99, R_OK, cred, NULL, 0), ESTALE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -289,7 +318,7 @@ static void acl_add(struct acl *a, unsigned tag, unsigned perm, uint32_t id)
     a->len = (size_t)(p + 8 - a->bytes);
 }
 
-/* owner rwx, user 50 rw-, group r-x, mask r-x or as told, other --- */
+/* owner rwx, user 50 rw-, group r-x, mask r-x or the given one, other --- */
 static struct acl sample(unsigned mask)
 {
     struct acl a = {.len = 0};
@@ -310,7 +339,7 @@ START_TEST(mode_and_access_list_are_in_step)
     struct stat v = {.st_mode = 0770};
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_setxattr(w.ns, file, access_list, a.bytes, a.len, 0));
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
@@ -320,7 +349,7 @@ START_TEST(mode_and_access_list_are_in_step)
     FAILS(ht_ns_access(w.ns, file, R_OK, (struct ht_cred){51, 51, 0}, NULL, 0), EACCES);
     set(file, HT_SET_MODE, v);
     OK(ht_ns_access(w.ns, file, W_OK, (struct ht_cred){50, 50, 0}, NULL, 0));
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     a = sample(7);
     ck_assert_int_eq(ht_ns_getxattr(w.ns, file, access_list, got.bytes, sizeof(got.bytes)), (ssize_t)a.len);
     ck_assert_int_eq(memcmp(got.bytes, a.bytes, a.len), 0);
@@ -330,7 +359,7 @@ START_TEST(mode_and_access_list_are_in_step)
     OK(ht_ns_setxattr(w.ns, file, access_list, plain.bytes, plain.len, 0));
     FAILS(ht_ns_getxattr(w.ns, file, access_list, NULL, 0), ENODATA);
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0644);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -340,7 +369,7 @@ START_TEST(default_lists_are_inherited)
     struct stat st;
     uint64_t dir;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     OK(ht_ns_setxattr(w.ns, dir, default_list, a.bytes, a.len, 0));
     ck_assert_uint_eq(attributes(&w, dir).st_mode, S_IFDIR | 0755);
@@ -349,11 +378,11 @@ START_TEST(default_lists_are_inherited)
     OK(ht_ns_access(w.ns, st.st_ino, R_OK | W_OK, (struct ht_cred){50, 50, 0}, NULL, 0));
     FAILS(ht_ns_getxattr(w.ns, st.st_ino, default_list, NULL, 0), ENODATA);
     OK(ht_ns_mkdir(w.ns, dir, "sub", 0777, cred, &st));
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_int_eq(ht_ns_getxattr(w.ns, st.st_ino, default_list, got.bytes, sizeof(got.bytes)), (ssize_t)a.len);
     ck_assert_int_eq(memcmp(got.bytes, a.bytes, a.len), 0);
     ck_assert_int_eq(ht_ns_getxattr(w.ns, st.st_ino, access_list, NULL, 0), (ssize_t)a.len);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -362,7 +391,7 @@ START_TEST(bad_lists_are_refused)
     struct acl a = sample(7);
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     for (size_t len = 0; len < a.len; len++)
         FAILS(ht_ns_setxattr(w.ns, file, access_list, a.bytes, len, 0), EINVAL);
@@ -373,7 +402,7 @@ START_TEST(bad_lists_are_refused)
             FAILS(ht_ns_setxattr(w.ns, file, access_list, bad.bytes, bad.len, 0), EINVAL);
     }
     FAILS(ht_ns_setxattr(w.ns, file, default_list, a.bytes, a.len, 0), EACCES);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -388,6 +417,7 @@ int main(void)
         suid_is_cleared,
         reading_and_writing_touch,
         touched_times_are_published_by_fsync_commit_and_unmount,
+        times_touched_after_the_reservation_wait_for_the_next_commit,
         many_touched_files_fit_a_small_log,
         fsync_makes_everything_before_it_durable,
         access_follows_the_mode,

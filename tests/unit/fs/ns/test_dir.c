@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading directories: large ones, and while they change. */
-#include "world.h"
+#include "fixture.h"
+#include "tiering/api/store.h"
 
-static struct world w;
+static struct fixture w;
 
 enum { STEADY = 300 };
 
 struct walk {
     uint64_t cookie; /* where to go on */
     unsigned left;   /* entries to take before stopping */
-    unsigned *seen;  /* by number in the name "s<number>", STEADY of them */
+    unsigned *seen;  /* by number in the name "s<number>"; STEADY entries */
     unsigned total;
     bool stopped;
 };
@@ -29,7 +30,7 @@ static int take(void *ctx, const struct ht_ns_dirent *e)
     k->cookie = e->cookie;
     OK(ht_ns_getattr_locked(w.ns, e->ino, false, &st));
     ck_assert_uint_eq(st.st_mode & S_IFMT, e->type);
-    if (k->seen != NULL && e->name[0] == 's')
+    if (k->seen && e->name[0] == 's')
         k->seen[atoi(e->name + 1)]++;
     return 0;
 }
@@ -56,7 +57,7 @@ START_TEST(entries_are_told_with_their_types)
 {
     uint64_t dir;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     ck_assert_uint_eq(count_entries(dir), 0);
     make_file(&w, dir, "s1");
@@ -64,7 +65,7 @@ START_TEST(entries_are_told_with_their_types)
     ck_assert_uint_eq(count_entries(dir), 2);
     FAILS(ht_ns_readdir(w.ns, find(&w, dir, "s1"), 0, take, NULL), ENOTDIR);
     FAILS(ht_ns_readdir(w.ns, 777, 0, take, NULL), ESTALE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -73,7 +74,7 @@ START_TEST(a_reference_can_be_taken_while_reading)
     struct stat st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_getattr_locked(w.ns, file, true, &st));
     OK(ht_ns_unlink(w.ns, ROOT, "file"));
@@ -81,7 +82,7 @@ START_TEST(a_reference_can_be_taken_while_reading)
     OK(ht_ns_getattr(w.ns, file, &st));
     ht_ns_forget(w.ns, file, 1);
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -90,7 +91,7 @@ START_TEST(entries_are_known_while_they_have_references)
     uint64_t dir, last = 0;
     char name[32];
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     ck_assert(ht_ns_entries_known(w.ns, dir));
     for (unsigned n = 0; n < 10; n++) {
@@ -108,7 +109,7 @@ START_TEST(entries_are_known_while_they_have_references)
     }
     ck_assert(!ht_ns_entries_known(w.ns, dir));
     ck_assert(!ht_ns_entries_known(w.ns, 777));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -146,14 +147,14 @@ static void walk_while_disturbed(uint64_t dir)
         disturb(dir, round);
     for (unsigned n = 0; n < STEADY; n++)
         ck_assert_uint_eq(seen[n], 1);
-    world_check(&w);
+    fixture_check(&w);
 }
 
 START_TEST(what_stays_is_seen_exactly_once)
 {
-    world_new_log(&w, 64 * MIB, 16 * MIB);
+    fixture_new_log(&w, 64 * MIB, 16 * MIB);
     walk_while_disturbed(make_dir(&w, ROOT, "dir"));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -161,23 +162,23 @@ START_TEST(what_stays_is_seen_exactly_once_below_a_root)
 {
     uint64_t dir;
 
-    world_new_log(&w, 64 * MIB, 16 * MIB);
+    fixture_new_log(&w, 64 * MIB, 16 * MIB);
     dir = make_dir(&w, ROOT, "dir");
     make_root(&w, dir);
     walk_while_disturbed(dir);
     commit(&w, dir);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
-/* Removing what was read, as rm -r does. */
+/* Removes the entries that it has read, as rm -r does. */
 START_TEST(a_directory_is_emptied_while_read)
 {
     struct walk k = {.cookie = 0};
     uint64_t dir;
     char name[32];
 
-    world_new_log(&w, 64 * MIB, 16 * MIB);
+    fixture_new_log(&w, 64 * MIB, 16 * MIB);
     dir = make_dir(&w, ROOT, "dir");
     for (unsigned n = 0; n < 5000; n++) {
         snprintf(name, sizeof(name), "f%u", n);
@@ -192,7 +193,7 @@ START_TEST(a_directory_is_emptied_while_read)
     }
     ck_assert_uint_eq(k.total, 5000);
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -203,7 +204,7 @@ START_TEST(large_directories_work)
     uint64_t dir;
     char name[32];
 
-    world_new_log(&w, 448 * MIB, 96 * MIB);
+    fixture_new_log(&w, 448 * MIB, 96 * MIB);
     dir = make_dir(&w, ROOT, "dir");
     for (unsigned n = 0; n < FILES; n++) {
         snprintf(name, sizeof(name), "file-%u", n);
@@ -215,15 +216,15 @@ START_TEST(large_directories_work)
         OK(ht_ns_unlink(w.ns, dir, name));
     }
     ck_assert_uint_eq(count_entries(dir), FILES / 2);
-    OK(ht_store_compact(w.s));
-    world_remount(&w);
+    OK(ht_store_checkpoint(w.s));
+    fixture_remount(&w);
     ck_assert_uint_eq(count_entries(dir), FILES / 2);
     for (unsigned n = 1; n < FILES; n += 2) {
         snprintf(name, sizeof(name), "file-%u", n);
         OK(ht_ns_unlink(w.ns, dir, name));
     }
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 

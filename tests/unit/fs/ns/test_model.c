@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Random operations on names beside a simple model of them: two trees, what is current and what a crash must find.
+ * Random operations on names beside a simple model: two trees, the current one and the one that a crash must find.
  * Outside the two model roots they are the same; below, commit copies one way and abort, crash and remount the other.
  */
-#include "world.h"
+#include "fixture.h"
+#include "tiering/api/store.h"
 
 enum { NODES = 64, ENTRIES = 160, FS_ROOT = 0, ROOT_A = 1, ROOT_B = 2, NAMES = 5, OPENS = 4 };
 
@@ -25,7 +26,7 @@ struct tree {
     struct entry entry[ENTRIES];
 };
 
-static struct world w;
+static struct fixture w;
 static struct tree cur, pub;
 static uint64_t rnd, commits, aborts, crashes;
 static uint64_t opened[OPENS]; /* inodes held open, or 0 */
@@ -100,7 +101,7 @@ static bool is_at_or_below(struct tree *t, int dir, int above)
     return dir == above;
 }
 
-/* The part of a tree that belongs to a root becomes what it is in another one. */
+/* Copies the part of a tree that belongs to a root from another tree. */
 static void copy_scope(struct tree *from, struct tree *to, int root)
 {
     bool in[ENTRIES];
@@ -130,7 +131,7 @@ static void outside_is_published(int scope)
 static int free_node(void)
 {
     for (int n = ROOT_B + 1; n < NODES; n++)
-        if (name_of(&cur, n) == NULL && name_of(&pub, n) == NULL)
+        if (!name_of(&cur, n) && !name_of(&pub, n))
             return n;
     return -1;
 }
@@ -191,7 +192,7 @@ static void compare_all(void)
             ck_assert_uint_eq(peek(&w, cur.node[e->parent].ino, e->name), cur.node[e->child].ino);
             compare_node(e->child);
         }
-    world_check(&w);
+    fixture_check(&w);
     ht_ns_stats(w.ns, &st);
     ck_assert_uint_le(st.inodes, 2 * NODES + OPENS);
 }
@@ -204,7 +205,7 @@ static int pick_dir(void)
 
     do
         n = (int)dice(NODES);
-    while (!cur.node[n].dir || (n != FS_ROOT && name_of(&cur, n) == NULL));
+    while (!cur.node[n].dir || (n != FS_ROOT && !name_of(&cur, n)));
     return n;
 }
 
@@ -220,7 +221,7 @@ static int pick_file(void)
 {
     for (int tries = 0; tries < 50; tries++) {
         int n = (int)dice(NODES);
-        if (!cur.node[n].dir && name_of(&cur, n) != NULL)
+        if (!cur.node[n].dir && name_of(&cur, n))
             return n;
     }
     return -1;
@@ -257,7 +258,7 @@ static void make(bool dir)
 
     if (node < 0)
         return;
-    expected = find_entry(&cur, parent, name) != NULL ? -EEXIST : 0;
+    expected = find_entry(&cur, parent, name) ? -EEXIST : 0;
     rc = dir ? ht_ns_mkdir(w.ns, cur.node[parent].ino, name, 0755, cred, &st)
              : make_file_of_model(cur.node[parent].ino, name, cred, &st);
     ck_assert_int_eq(rc, expected);
@@ -275,7 +276,7 @@ static void unmake(bool dir)
     const char *name = pick_name();
     struct entry *e = find_entry(&cur, parent, name);
 
-    if (e == NULL)
+    if (!e)
         expected = -ENOENT;
     else if (cur.node[e->child].dir != dir)
         expected = dir ? -ENOTDIR : -EISDIR;
@@ -293,7 +294,7 @@ static int expected_rename(int from_dir, struct entry *from, int to_dir, struct 
 {
     bool exchange = flags == RENAME_EXCHANGE;
 
-    if (from == NULL || (exchange && to == NULL))
+    if (!from || (exchange && !to))
         return -ENOENT;
     if (scope_of(&cur, from_dir) != scope_of(&cur, to_dir))
         return -EXDEV;
@@ -301,7 +302,7 @@ static int expected_rename(int from_dir, struct entry *from, int to_dir, struct 
         return -EINVAL;
     if (exchange)
         return cur.node[to->child].dir && is_at_or_below(&cur, from_dir, to->child) ? -EINVAL : 0;
-    if (to == NULL)
+    if (!to)
         return 0;
     if (flags == RENAME_NOREPLACE)
         return -EEXIST;
@@ -316,7 +317,7 @@ static void rename_in_model(struct entry *from, int to_dir, const char *to_name,
 {
     int child = from->child;
 
-    if (to != NULL && to->child == child)
+    if (to && to->child == child)
         return;
     if (flags == RENAME_EXCHANGE) {
         from->child = to->child;
@@ -324,7 +325,7 @@ static void rename_in_model(struct entry *from, int to_dir, const char *to_name,
         return;
     }
     from->used = false;
-    if (to != NULL)
+    if (to)
         to->used = false;
     add_entry(&cur, to_dir, to_name, child);
 }
@@ -354,7 +355,7 @@ static void link_file(void)
 
     if (node < 0)
         return;
-    if (find_entry(&cur, dir, name) != NULL)
+    if (find_entry(&cur, dir, name))
         expected = -EEXIST;
     else if (scope_of(&cur, name_of(&cur, node)->parent) != scope_of(&cur, dir))
         expected = -EXDEV;
@@ -437,7 +438,7 @@ static void commit_or_abort(void)
         copy_scope(&cur, &pub, root);
         commits++;
     } else {
-        abort_root(&w, cur.node[root].ino, NULL, NULL);
+        abort_root(&w, cur.node[root].ino);
         copy_scope(&pub, &cur, root);
         aborts++;
         compare_all();
@@ -447,9 +448,9 @@ static void commit_or_abort(void)
 static void come_back(void)
 {
     if (dice(2))
-        world_synced_crash(&w);
+        fixture_synced_crash(&w);
     else
-        world_remount(&w);
+        fixture_remount(&w);
     cur = pub;
     forget_opens();
     crashes++;
@@ -481,7 +482,7 @@ static void random_step(void)
     else if (n < 393)
         commit_or_abort();
     else if (n < 396)
-        OK(ht_store_compact(w.s));
+        OK(ht_store_checkpoint(w.s));
     else if (n < 398)
         compare_all();
     else
@@ -491,7 +492,7 @@ static void random_step(void)
 static void begin(uint64_t seed)
 {
     rnd = seed * 0x9e3779b97f4a7c15ull + 1;
-    world_new(&w);
+    fixture_new(&w);
     memset(&cur, 0, sizeof(cur));
     cur.node[FS_ROOT] = (struct node){ROOT, true, 0755, 0, 0};
     cur.node[ROOT_A] = (struct node){make_dir(&w, ROOT, "A"), true, 0755, 0, 0};
@@ -506,16 +507,16 @@ static void begin(uint64_t seed)
 
 START_TEST(names_follow_the_model)
 {
-    unsigned runs = getenv("HITRAIN_LONG") != NULL ? 40 : 6;
+    unsigned runs = getenv("HITRAIN_LONG") ? 40 : 6;
 
     for (unsigned run = 1; run <= runs; run++) {
         begin(run);
         for (int step = 0; step < 2500; step++) {
             random_step();
-            world_check(&w);
+            fixture_check(&w);
         }
         come_back();
-        world_free(&w);
+        fixture_free(&w);
     }
     ck_assert_uint_gt(commits, 20);
     ck_assert_uint_gt(aborts, 20);
@@ -526,8 +527,8 @@ END_TEST
 /* ------------------------------------------------------- with single fsyncs */
 
 /*
- * fsync of single files below a root publishes parts of what is pending. What a crash then finds is no state that ever
- * was, but it must be whole, hold what was fsynced, and have lost no file that was published and is still there.
+ * fsync of single files below a root publishes parts of the pending changes. A crash then finds a mixture of states. It
+ * must be whole, hold the fsynced content, and still have every published file that was not deleted.
  */
 static int count_names(struct ht_ns *ns, uint64_t ino)
 {
@@ -552,10 +553,10 @@ static void check_nothing_lost(const bool *published)
     int count = 0;
 
     for (int n = ROOT_B + 1; n < NODES; n++)
-        if (published[n] && name_of(&cur, n) != NULL)
+        if (published[n] && name_of(&cur, n))
             inos[count++] = cur.node[n].ino;
-    OK(ht_store_compact(w.s));
-    world_synced_crash(&w);
+    OK(ht_store_checkpoint(w.s));
+    fixture_synced_crash(&w);
     forget_opens();
     for (int n = 0; n < count; n++)
         ck_assert_int_ge(count_names(w.ns, inos[n]), 1);
@@ -563,7 +564,7 @@ static void check_nothing_lost(const bool *published)
 
 START_TEST(single_fsyncs_keep_the_tree_whole)
 {
-    unsigned runs = getenv("HITRAIN_LONG") != NULL ? 400 : 60;
+    unsigned runs = getenv("HITRAIN_LONG") ? 400 : 60;
 
     for (unsigned run = 1; run <= runs; run++) {
         bool published[NODES] = {false};
@@ -585,16 +586,16 @@ START_TEST(single_fsyncs_keep_the_tree_whole)
                 write_file();
             else
                 fsync_one(published);
-            world_check(&w);
+            fixture_check(&w);
         }
         if (run % 2 == 0) { /* an abort after them must leave a tree that is whole, too */
-            abort_root(&w, cur.node[ROOT_A].ino, NULL, NULL);
+            abort_root(&w, cur.node[ROOT_A].ino);
             commit(&w, cur.node[ROOT_A].ino);
-            world_synced_crash(&w);
+            fixture_synced_crash(&w);
         } else {
             check_nothing_lost(published);
         }
-        world_free(&w);
+        fixture_free(&w);
     }
 }
 END_TEST

@@ -1,37 +1,40 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Making and removing names, and what holds an inode in memory. */
-#include "world.h"
+/* Making and removing names, and the references that keep an inode in memory. */
+#include "fixture.h"
+#include "tiering/api/object.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
 
 #include <sys/sysmacros.h>
 
-static struct world w;
+static struct fixture w;
 static const struct ht_cred cred = {1000, 1001, 0};
 
 START_TEST(a_new_store_has_a_root_directory)
 {
     struct stat st;
 
-    world_new(&w);
+    fixture_new(&w);
     st = attributes(&w, ROOT);
     ck_assert(S_ISDIR(st.st_mode));
     ck_assert_uint_eq(st.st_uid, 100);
     ck_assert_uint_eq(st.st_gid, 200);
     ck_assert_uint_eq(st.st_nlink, 2);
     ck_assert_uint_eq(ht_ns_parent(w.ns, ROOT), ROOT);
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(attributes(&w, ROOT).st_uid, 100);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
 START_TEST(a_new_store_mounted_read_only_is_empty)
 {
-    world_new(&w);
-    world_kill(&w);
+    fixture_new(&w);
+    fixture_kill(&w);
     w.read_only = true;
-    world_mount(&w);
+    fixture_mount(&w);
     ck_assert(S_ISDIR(attributes(&w, ROOT).st_mode));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -40,7 +43,7 @@ START_TEST(every_type_survives_a_crash)
     struct stat st;
     char buf[64];
 
-    world_new(&w);
+    fixture_new(&w);
     OK(ht_ns_mknod(w.ns, ROOT, "file", S_IFREG | 0640, 0, cred, &st));
     OK(ht_ns_mknod(w.ns, ROOT, "fifo", S_IFIFO | 0600, 0, cred, &st));
     OK(ht_ns_mknod(w.ns, ROOT, "socket", S_IFSOCK | 0600, 0, cred, &st));
@@ -49,7 +52,7 @@ START_TEST(every_type_survives_a_crash)
     OK(ht_ns_symlink(w.ns, ROOT, "link", "some/where", cred, &st));
     ck_assert_int_eq(st.st_size, 10);
     make_dir(&w, ROOT, "dir");
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_uint_eq(attributes(&w, find(&w, ROOT, "file")).st_mode, S_IFREG | 0640);
     ck_assert_uint_eq(attributes(&w, find(&w, ROOT, "file")).st_gid, 1001);
     ck_assert_uint_eq(attributes(&w, find(&w, ROOT, "fifo")).st_mode, S_IFIFO | 0600);
@@ -61,7 +64,7 @@ START_TEST(every_type_survives_a_crash)
     ck_assert_int_eq(ht_ns_readlink(w.ns, find(&w, ROOT, "link"), buf, sizeof(buf)), 10);
     ck_assert_int_eq(memcmp(buf, "some/where", 10), 0);
     FAILS(ht_ns_readlink(w.ns, ROOT, buf, sizeof(buf)), EINVAL);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -71,7 +74,7 @@ START_TEST(bad_names_are_refused)
     struct stat st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     memset(name, 'n', sizeof(name));
     name[256] = '\0';
@@ -89,7 +92,7 @@ START_TEST(bad_names_are_refused)
     FAILS(ht_ns_mknod(w.ns, ROOT, "x", S_IFDIR | 0600, 0, cred, &st), EINVAL);
     FAILS(ht_ns_symlink(w.ns, ROOT, "x", "", cred, &st), ENOENT);
     ck_assert_uint_eq(find(&w, ROOT, "x"), 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -98,13 +101,13 @@ START_TEST(setgid_directories_pass_their_group_on)
     struct stat st = {.st_mode = 02775, .st_gid = 77}, got;
     uint64_t dir;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     OK(ht_ns_setattr(w.ns, dir, HT_SET_MODE | HT_SET_GID, &st, &got));
     ck_assert_uint_eq(attributes(&w, make_file(&w, dir, "file")).st_gid, 77);
     ck_assert_uint_eq(attributes(&w, make_file(&w, dir, "other")).st_mode, S_IFREG | 0644);
     ck_assert_uint_eq(attributes(&w, make_dir(&w, dir, "sub")).st_mode, S_IFDIR | 02755);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -112,10 +115,10 @@ START_TEST(umask_counts_where_there_is_no_default_list)
 {
     struct stat st;
 
-    world_new(&w);
+    fixture_new(&w);
     OK(ht_ns_mknod(w.ns, ROOT, "file", S_IFREG | 0666, 0, (struct ht_cred){1, 1, 027}, &st));
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0640);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -124,7 +127,7 @@ START_TEST(hard_links_share_the_inode)
     struct stat st;
     uint64_t file, dir;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "a");
     dir = make_dir(&w, ROOT, "dir");
     write_text(&w, file, "content");
@@ -134,10 +137,10 @@ START_TEST(hard_links_share_the_inode)
     FAILS(ht_ns_link(w.ns, dir, ROOT, "d", &st), EPERM);
     OK(ht_ns_unlink(w.ns, ROOT, "a"));
     ck_assert_uint_eq(attributes(&w, file).st_nlink, 1);
-    world_remount(&w);
+    fixture_remount(&w);
     ck_assert_uint_eq(find(&w, dir, "b"), file);
     expect_text(&w, file, "content");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -147,7 +150,7 @@ START_TEST(links_have_a_limit)
     uint64_t file;
     char name[32];
 
-    world_new_log(&w, 128 * MIB, 32 * MIB);
+    fixture_new_log(&w, 128 * MIB, 32 * MIB);
     file = make_file(&w, ROOT, "0");
     for (unsigned n = 1; n < HT_LINKS_MAX; n++) {
         snprintf(name, sizeof(name), "%u", n);
@@ -159,7 +162,7 @@ START_TEST(links_have_a_limit)
         snprintf(name, sizeof(name), "%u", n);
         OK(ht_ns_unlink(w.ns, ROOT, name));
     }
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -167,7 +170,7 @@ START_TEST(removing_checks_the_type)
 {
     uint64_t dir;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     make_file(&w, dir, "file");
     FAILS(ht_ns_unlink(w.ns, ROOT, "none"), ENOENT);
@@ -178,7 +181,7 @@ START_TEST(removing_checks_the_type)
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
     ck_assert_uint_eq(attributes(&w, ROOT).st_nlink, 2);
     ck_assert_uint_eq(attributes(&w, dir).st_nlink, 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -187,7 +190,7 @@ START_TEST(nothing_is_made_in_a_removed_directory)
     struct stat st;
     uint64_t dir, file;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
@@ -196,7 +199,7 @@ START_TEST(nothing_is_made_in_a_removed_directory)
     FAILS(ht_ns_rename(w.ns, ROOT, "file", dir, "x", 0), ENOENT);
     ht_ns_forget(w.ns, dir, 1);
     FAILS(ht_ns_getattr(w.ns, dir, &st), ESTALE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -207,7 +210,7 @@ START_TEST(an_unlinked_open_file_lives_until_closed)
     uint64_t file;
     char c = 0;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     write_text(&w, file, "text");
     OK(ht_ns_open(w.ns, file, &obj));
@@ -224,7 +227,7 @@ START_TEST(an_unlinked_open_file_lives_until_closed)
     ck_assert_uint_eq(w.deleted[0], file);
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
     ck_assert_ptr_null(ht_obj_get(w.s, file));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -233,7 +236,7 @@ START_TEST(lookups_keep_an_unlinked_inode)
     struct stat st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     ck_assert_uint_eq(find(&w, ROOT, "file"), file);
     OK(ht_ns_unlink(w.ns, ROOT, "file"));
@@ -241,7 +244,7 @@ START_TEST(lookups_keep_an_unlinked_inode)
     OK(ht_ns_getattr(w.ns, file, &st));
     ht_ns_forget(w.ns, file, 1000); /* more than there are */
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -251,21 +254,21 @@ START_TEST(a_mount_deletes_what_has_no_links)
     struct ht_ns_stats ns;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     write_text(&w, file, "text");
     OK(ht_ns_fsync(w.ns, file));
     make_dir(&w, ROOT, "dir");
     OK(ht_ns_unlink(w.ns, ROOT, "file"));
     OK(ht_ns_rmdir(w.ns, ROOT, "dir"));
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_uint_eq(w.deleted_count, 2);
     ht_ns_stats(w.ns, &ns);
     ck_assert_uint_eq(ns.inodes, 1);
     ck_assert_uint_eq(ns.entries, 0);
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.objects, 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -276,7 +279,7 @@ START_TEST(a_full_log_refuses_new_names_and_can_be_emptied)
     char name[32];
     int rc;
 
-    world_new_log(&w, 16 * MIB, 512 << 10);
+    fixture_new_log(&w, 16 * MIB, 512 << 10);
     for (int round = 0; round < 3; round++) {
         made = 0;
         for (;;) {
@@ -291,19 +294,19 @@ START_TEST(a_full_log_refuses_new_names_and_can_be_emptied)
         ck_assert_uint_gt(made, 500);
         if (round == 0)
             at_first = made;
-        ck_assert_uint_eq(made, at_first); /* all claims came back */
+        ck_assert_uint_eq(made, at_first); /* all reserves came back */
         FAILS(ht_ns_setxattr(w.ns, find(&w, ROOT, "file-0"), "user.x", name, sizeof(name), 0), ENOSPC);
-        world_check(&w);
+        fixture_check(&w);
         if (round == 1)
-            world_remount(&w);
+            fixture_remount(&w);
         for (unsigned n = 0; n < made; n++) {
             snprintf(name, sizeof(name), "file-%u", n);
             OK(ht_ns_unlink(w.ns, ROOT, name));
         }
         ht_ns_forget(w.ns, st.st_ino, 1);
-        world_remount(&w);
+        fixture_remount(&w);
     }
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -313,13 +316,13 @@ START_TEST(a_read_only_store_refuses_changes)
     struct ht_obj *obj;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     write_text(&w, file, "text");
     OK(ht_store_unmount(w.s));
-    world_kill(&w);
+    fixture_kill(&w);
     w.read_only = true;
-    world_mount(&w);
+    fixture_mount(&w);
     ck_assert_uint_eq(find(&w, ROOT, "file"), file);
     expect_text(&w, file, "text");
     FAILS(ht_ns_mkdir(w.ns, ROOT, "dir", 0755, cred, &st), EROFS);
@@ -331,7 +334,7 @@ START_TEST(a_read_only_store_refuses_changes)
     OK(ht_ns_fsync(w.ns, file));
     ht_ns_close(w.ns, file);
     ht_ns_forget(w.ns, file, 1);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -340,7 +343,7 @@ START_TEST(paths_are_told)
     char buf[64];
     uint64_t a, b, file;
 
-    world_new(&w);
+    fixture_new(&w);
     a = make_dir(&w, ROOT, "a");
     b = make_dir(&w, a, "bb");
     file = make_file(&w, b, "ccc");
@@ -354,7 +357,7 @@ START_TEST(paths_are_told)
     ck_assert_str_eq(buf, "");
     ck_assert_uint_eq(ht_ns_parent(w.ns, b), a);
     ck_assert_uint_eq(ht_ns_parent(w.ns, file), 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -363,7 +366,7 @@ START_TEST(memory_is_counted_and_given_back)
     struct ht_ns_stats before, with, after;
     char name[32];
 
-    world_new_log(&w, 64 * MIB, 16 * MIB);
+    fixture_new_log(&w, 64 * MIB, 16 * MIB);
     make_dir(&w, ROOT, "dir");
     ht_ns_stats(w.ns, &before);
     for (int n = 0; n < 10000; n++) {
@@ -381,7 +384,7 @@ START_TEST(memory_is_counted_and_given_back)
     ck_assert_uint_eq(after.inodes, before.inodes);
     ck_assert_uint_eq(after.entries, before.entries);
     ck_assert_uint_le(after.meta_bytes - before.meta_bytes, 10000 * 40); /* tables do not shrink */
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -390,20 +393,20 @@ START_TEST(a_file_without_a_name_may_get_one)
     struct stat st;
     uint64_t dir, ino;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     OK(ht_ns_tmpfile(w.ns, dir, 0640, cred, &st));
     ino = st.st_ino;
     ck_assert_uint_eq(st.st_mode, S_IFREG | 0640);
     ck_assert_uint_eq(st.st_nlink, 0);
-    world_check(&w);
+    fixture_check(&w);
     write_text(&w, ino, "text");
     OK(ht_ns_fsync(w.ns, ino));
     OK(ht_ns_link(w.ns, ino, dir, "named", &st));
     ck_assert_uint_eq(st.st_nlink, 1);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     expect_text(&w, find(&w, find(&w, ROOT, "dir"), "named"), "text");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -413,7 +416,7 @@ START_TEST(a_file_without_a_name_goes_with_its_last_user)
     struct ht_obj *obj;
     uint64_t ino;
 
-    world_new(&w);
+    fixture_new(&w);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
     ino = st.st_ino;
     OK(ht_ns_open(w.ns, ino, &obj));
@@ -423,9 +426,9 @@ START_TEST(a_file_without_a_name_goes_with_its_last_user)
     FAILS(ht_ns_getattr(w.ns, ino, &st), ESTALE);
     ck_assert_uint_eq(w.deleted[0], ino);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     FAILS(ht_ns_getattr(w.ns, st.st_ino, &st), ESTALE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -434,13 +437,13 @@ START_TEST(a_file_that_lost_its_names_gets_no_other)
     struct stat st;
     uint64_t ino;
 
-    world_new(&w);
+    fixture_new(&w);
     OK(ht_ns_tmpfile(w.ns, ROOT, 0600, cred, &st));
     ino = st.st_ino;
     OK(ht_ns_link(w.ns, ino, ROOT, "first", &st));
     OK(ht_ns_unlink(w.ns, ROOT, "first"));
     FAILS(ht_ns_link(w.ns, ino, ROOT, "second", &st), ENOENT);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -449,7 +452,7 @@ START_TEST(a_file_without_a_name_below_a_root)
     struct stat st;
     uint64_t root, kept, dropped;
 
-    world_new(&w);
+    fixture_new(&w);
     root = make_dir(&w, ROOT, "root");
     make_root(&w, root);
     OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
@@ -460,16 +463,16 @@ START_TEST(a_file_without_a_name_below_a_root)
     OK(ht_ns_tmpfile(w.ns, root, 0600, cred, &st));
     dropped = st.st_ino;
     OK(ht_ns_link(w.ns, dropped, root, "dropped", &st));
-    abort_root(&w, root, NULL, NULL);
+    abort_root(&w, root);
     FAILS(ht_ns_getattr(w.ns, dropped, &st), ESTALE);
     ck_assert_uint_eq(peek(&w, root, "dropped"), 0);
     OK(ht_ns_link(w.ns, kept, root, "kept", &st));
-    world_check(&w);
+    fixture_check(&w);
     commit(&w, root);
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, find(&w, ROOT, "root"), "kept"), kept);
     expect_text(&w, kept, "kept");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -479,7 +482,7 @@ START_TEST(inodes_are_found_by_number)
     struct ht_obj *obj;
     uint64_t dir, file;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     file = make_file(&w, dir, "file");
     ht_ns_forget(w.ns, file, 1);
@@ -497,7 +500,7 @@ START_TEST(inodes_are_found_by_number)
     ht_ns_close(w.ns, file);
     FAILS(ht_ns_lookup_ino(w.ns, file, false, &st), ESTALE); /* waits for the last forget */
     ht_ns_forget(w.ns, file, 1);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -510,7 +513,7 @@ START_TEST(a_full_store_takes_no_new_files)
     uint64_t off = 0, file;
     ssize_t n;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "large");
     OK(ht_ns_open(w.ns, file, &obj));
     while ((n = ht_obj_write(obj, off, bytes, PIECE)) == PIECE) {
@@ -526,7 +529,7 @@ START_TEST(a_full_store_takes_no_new_files)
     OK(ht_obj_truncate(obj, MIB));
     make_file(&w, ROOT, "new");
     ht_ns_close(w.ns, file);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 

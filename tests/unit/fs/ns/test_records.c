@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Records: what decodes, what is refused, and logs whose records do not fit together. */
+/* Records: which ones decode, which ones are refused, and logs whose records do not fit together. */
 #include "fs/ns/records.h"
 #include "tiering/base/log.h"
-#include "world.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "fixture.h"
 
-static struct world w;
+static struct fixture w;
 static uint64_t rnd = 88172645463325252ull;
 
 static uint64_t next_random(void)
@@ -87,7 +89,7 @@ static int decode_copy(uint16_t type, const uint8_t *p, uint32_t len)
         memcpy(copy, p, len);
     rc = ht_ns_record_decode(type, copy, len, &r);
     ck_assert(rc == 0 || rc == -EUCLEAN);
-    if (rc == 0 && r.name != NULL)
+    if (rc == 0 && r.name)
         ck_assert_uint_le(r.name_len, 255);
     free(copy);
     return rc;
@@ -168,7 +170,7 @@ END_TEST
 
 /* ------------------------------------------------- logs that do not fit */
 
-static struct ht_store *bare; /* without names: they stay what they are */
+static struct ht_store *bare; /* without names: these do not change */
 
 static void open_bare(void)
 {
@@ -200,7 +202,7 @@ static void note_problem(void *ctx, const char *code, const char *text)
 {
     (void)ctx;
     ck_assert_str_ne(text, "");
-    if (expected_code == NULL || strcmp(code, expected_code) == 0)
+    if (!expected_code || strcmp(code, expected_code) == 0)
         problems++;
 }
 
@@ -213,8 +215,8 @@ static int walk_entry(void *ctx, const struct ht_ns_dirent *e)
     return 0;
 }
 
-/* Everything that can be asked of a store mounted read-only. */
-static void look_around(void)
+/* Every query that a store mounted read-only answers. */
+static void inspect_all(void)
 {
     char buf[300];
     struct stat st;
@@ -234,23 +236,23 @@ static void look_around(void)
     }
 }
 
-/* Refused for writing; read-only, the problem is told and the rest can be looked at. */
+/* A mount for writing is refused. A read-only mount logs the problem, and the rest can be inspected. */
 static void expect_problem(const struct ht_ns_record *r, size_t count, const char *code)
 {
-    world_new(&w);
+    fixture_new(&w);
     OK(ht_ns_fsync(w.ns, ROOT));
-    world_kill(&w);
+    fixture_kill(&w);
     put(r, count);
-    FAILS(world_try_mount(&w), EUCLEAN);
-    world_kill(&w);
+    FAILS(fixture_try_mount(&w), EUCLEAN);
+    fixture_kill(&w);
     w.read_only = true;
-    OK(world_try_mount(&w));
+    OK(fixture_try_mount(&w));
     problems = 0;
     expected_code = code;
     ck_assert_uint_ge(ht_ns_check(w.ns, note_problem, NULL), 1);
     ck_assert_uint_ge(problems, 1);
-    look_around();
-    world_kill(&w);
+    inspect_all();
+    fixture_kill(&w);
     ht_dev_close(w.dev);
 }
 
@@ -296,15 +298,15 @@ END_TEST
 /* These make no sense by themselves, whatever follows: not even read-only. */
 static void expect_refused(const struct ht_ns_record *r, size_t count)
 {
-    world_new(&w);
+    fixture_new(&w);
     OK(ht_ns_fsync(w.ns, ROOT));
-    world_kill(&w);
+    fixture_kill(&w);
     put(r, count);
-    FAILS(world_try_mount(&w), EUCLEAN);
-    world_kill(&w);
+    FAILS(fixture_try_mount(&w), EUCLEAN);
+    fixture_kill(&w);
     w.read_only = true;
-    FAILS(world_try_mount(&w), EUCLEAN);
-    world_kill(&w);
+    FAILS(fixture_try_mount(&w), EUCLEAN);
+    fixture_kill(&w);
     ht_dev_close(w.dev);
 }
 
@@ -362,24 +364,24 @@ START_TEST(random_logs_mount_or_are_refused)
         int rc;
         for (size_t n = 0; n < count; n++)
             r[n] = random_record(names[n]);
-        world_new(&w);
+        fixture_new(&w);
         OK(ht_ns_fsync(w.ns, ROOT));
-        world_kill(&w);
+        fixture_kill(&w);
         put(r, count);
-        rc = world_try_mount(&w);
+        rc = fixture_try_mount(&w);
         ck_assert(rc == 0 || rc == -EUCLEAN);
         if (rc == 0) {
             mounted++;
-            world_check(&w);
-            look_around();
+            fixture_check(&w);
+            inspect_all();
         }
-        world_kill(&w);
+        fixture_kill(&w);
         w.read_only = true;
-        rc = world_try_mount(&w);
+        rc = fixture_try_mount(&w);
         ck_assert(rc == 0 || rc == -EUCLEAN);
         if (rc == 0)
-            look_around();
-        world_kill(&w);
+            inspect_all();
+        fixture_kill(&w);
         ht_dev_close(w.dev);
     }
     ck_assert_uint_gt(mounted, 0);

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What rename promises: who may replace whom, nothing in between, data before the name. */
-#include "world.h"
+/* The promises of rename: which kinds may replace which, nothing in between, data before the name. */
+#include "fixture.h"
 
-static struct world w;
+static struct fixture w;
 
 static int mv(uint64_t from, const char *name, uint64_t to, const char *new_name, unsigned flags)
 {
     int rc = ht_ns_rename(w.ns, from, name, to, new_name, flags);
 
-    world_check(&w);
+    fixture_check(&w);
     return rc;
 }
 
@@ -16,7 +16,7 @@ START_TEST(a_name_moves)
 {
     uint64_t a, b, file, dir;
 
-    world_new(&w);
+    fixture_new(&w);
     a = make_dir(&w, ROOT, "a");
     b = make_dir(&w, ROOT, "b");
     file = make_file(&w, a, "file");
@@ -27,11 +27,11 @@ START_TEST(a_name_moves)
     ck_assert_uint_eq(attributes(&w, a).st_nlink, 2);
     ck_assert_uint_eq(attributes(&w, b).st_nlink, 3);
     ck_assert_uint_eq(ht_ns_parent(w.ns, dir), b);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_uint_eq(find(&w, b, "moved"), file);
     ck_assert_uint_eq(ht_ns_parent(w.ns, dir), b);
     ck_assert_uint_eq(find(&w, a, "file"), 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -39,7 +39,7 @@ START_TEST(files_and_directories_are_told_apart)
 {
     uint64_t full, empty;
 
-    world_new(&w);
+    fixture_new(&w);
     full = make_dir(&w, ROOT, "full");
     empty = make_dir(&w, ROOT, "empty");
     make_file(&w, full, "x");
@@ -57,7 +57,7 @@ START_TEST(files_and_directories_are_told_apart)
     ck_assert_uint_eq(peek(&w, ROOT, "empty"), full);
     ht_ns_forget(w.ns, empty, 1);
     ck_assert_uint_eq(w.deleted[0], empty);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -65,7 +65,7 @@ START_TEST(a_directory_does_not_go_below_itself)
 {
     uint64_t a, b, c;
 
-    world_new(&w);
+    fixture_new(&w);
     a = make_dir(&w, ROOT, "a");
     b = make_dir(&w, a, "b");
     c = make_dir(&w, b, "c");
@@ -76,7 +76,7 @@ START_TEST(a_directory_does_not_go_below_itself)
     FAILS(mv(b, "c", ROOT, "a", 0), ENOTEMPTY);
     OK(mv(a, "b", ROOT, "b", 0));
     OK(mv(ROOT, "a", c, "x", 0));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -85,7 +85,7 @@ START_TEST(noreplace_and_exchange)
     uint64_t a, b, dir;
     struct stat st;
 
-    world_new(&w);
+    fixture_new(&w);
     a = make_file(&w, ROOT, "a");
     b = make_dir(&w, ROOT, "b");
     dir = make_dir(&w, ROOT, "dir");
@@ -103,10 +103,10 @@ START_TEST(noreplace_and_exchange)
     ck_assert_uint_eq(attributes(&w, dir).st_nlink, 3);
     ck_assert_uint_eq(attributes(&w, ROOT).st_nlink, 3);
     ck_assert_uint_eq(ht_ns_parent(w.ns, b), dir);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_uint_eq(find(&w, dir, "free"), b);
     ck_assert_uint_eq(find(&w, ROOT, "b"), a);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -114,7 +114,7 @@ static int mv_whiteout(uint64_t from, const char *name, uint64_t to, const char 
 {
     int rc = ht_ns_rename_whiteout(w.ns, from, name, to, new_name, flags, (struct ht_cred){7, 8, 022});
 
-    world_check(&w);
+    fixture_check(&w);
     return rc;
 }
 
@@ -135,7 +135,7 @@ START_TEST(a_whiteout_stays_under_the_old_name)
 {
     uint64_t file, dir, other;
 
-    world_new(&w);
+    fixture_new(&w);
     other = make_dir(&w, ROOT, "other");
     file = make_file(&w, ROOT, "file");
     dir = make_dir(&w, ROOT, "dir");
@@ -153,12 +153,12 @@ START_TEST(a_whiteout_stays_under_the_old_name)
         expect_whiteout(ROOT, "dir");
         ck_assert_uint_eq(attributes(&w, ROOT).st_nlink, 3);
         ck_assert_uint_eq(attributes(&w, other).st_nlink, 3);
-        world_synced_crash(&w);
+        fixture_synced_crash(&w);
     }
     OK(mv(other, "taken", ROOT, "file", 0)); /* over the whiteout */
     ck_assert_uint_eq(peek(&w, ROOT, "file"), file);
     OK(ht_ns_unlink(w.ns, ROOT, "dir"));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -166,7 +166,7 @@ START_TEST(a_whiteout_below_a_root_comes_with_the_commit)
 {
     uint64_t root, file;
 
-    world_new(&w);
+    fixture_new(&w);
     root = make_dir(&w, ROOT, "root");
     file = make_file(&w, root, "file");
     make_root(&w, root);
@@ -174,14 +174,14 @@ START_TEST(a_whiteout_below_a_root_comes_with_the_commit)
         OK(mv_whiteout(root, "file", root, "moved", 0));
         expect_whiteout(root, "file");
         if (round == 0)
-            abort_root(&w, root, NULL, NULL);
+            abort_root(&w, root);
         else
             commit(&w, root);
-        world_crash(&w);
+        fixture_crash(&w);
         ck_assert_uint_eq(peek(&w, root, round == 0 ? "file" : "moved"), file);
     }
     expect_whiteout(root, "file");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -190,7 +190,7 @@ START_TEST(the_replaced_file_goes_when_nobody_has_it_open)
     uint64_t old, new;
     struct ht_obj *obj;
 
-    world_new(&w);
+    fixture_new(&w);
     old = make_file(&w, ROOT, "target");
     new = make_file(&w, ROOT, "tmp");
     OK(ht_ns_open(w.ns, old, &obj));
@@ -200,7 +200,7 @@ START_TEST(the_replaced_file_goes_when_nobody_has_it_open)
     ht_ns_close(w.ns, old);
     ck_assert_uint_eq(w.deleted_count, 1);
     ck_assert_uint_eq(peek(&w, ROOT, "target"), new);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -208,17 +208,17 @@ START_TEST(a_replacing_file_brings_its_data)
 {
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "target");
     write_text(&w, file, "old");
     OK(ht_ns_fsync(w.ns, file));
     file = make_file(&w, ROOT, "tmp");
     write_text(&w, file, "new content");
     OK(mv(ROOT, "tmp", ROOT, "target", 0));
-    world_synced_crash(&w); /* syncs the log, not the file */
+    fixture_synced_crash(&w); /* syncs the log, not the file */
     file = find(&w, ROOT, "target");
     expect_text(&w, file, "new content");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -226,16 +226,16 @@ START_TEST(exchanged_files_bring_their_data)
 {
     uint64_t a, b;
 
-    world_new(&w);
+    fixture_new(&w);
     a = make_file(&w, ROOT, "a");
     b = make_file(&w, ROOT, "b");
     write_text(&w, a, "of a");
     write_text(&w, b, "of b");
     OK(mv(ROOT, "a", ROOT, "b", RENAME_EXCHANGE));
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     expect_text(&w, find(&w, ROOT, "b"), "of a");
     expect_text(&w, find(&w, ROOT, "a"), "of b");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -244,7 +244,7 @@ START_TEST(times_follow_a_rename)
     struct stat zero = {0}, st;
     uint64_t a, b, file, dir[2];
 
-    world_new(&w);
+    fixture_new(&w);
     a = make_dir(&w, ROOT, "a");
     b = make_dir(&w, ROOT, "b");
     file = make_file(&w, a, "file");
@@ -259,9 +259,9 @@ START_TEST(times_follow_a_rename)
             ck_assert_int_gt(attributes(&w, dir[n]).st_mtim.tv_sec, 0);
         ck_assert_int_gt(attributes(&w, file).st_ctim.tv_sec, 0);
         ck_assert_int_eq(attributes(&w, file).st_mtim.tv_sec, 0);
-        world_synced_crash(&w); /* the records of the names carried them */
+        fixture_synced_crash(&w); /* the records of the names carried them */
     }
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -270,7 +270,7 @@ START_TEST(names_stay_within_their_model_root)
     uint64_t root, other, file;
     struct stat st;
 
-    world_new(&w);
+    fixture_new(&w);
     root = make_dir(&w, ROOT, "root");
     other = make_dir(&w, ROOT, "other");
     file = make_file(&w, root, "file");
@@ -285,10 +285,10 @@ START_TEST(names_stay_within_their_model_root)
     FAILS(ht_ns_link(w.ns, peek(&w, other, "file"), root, "link", &st), EXDEV);
     OK(mv(ROOT, "root", other, "root", 0)); /* as a whole */
     ck_assert_uint_eq(ht_ns_parent(w.ns, root), other);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ck_assert_uint_eq(find(&w, other, "root"), root);
     ck_assert_uint_eq(find(&w, root, "file"), file);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Model roots: what is pending, commit, abort, and fsync of a single file. */
-#include "world.h"
+/* Model roots: pending changes, commit, abort, and fsync of a single file. */
+#include "fixture.h"
+#include "tiering/api/object.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
-static struct world w;
+static struct fixture w;
 static const struct ht_cred cred = {1000, 1001, 0};
 
 /* A root with a committed tree: d/ with f ("old"), g, and h in the root itself. */
@@ -10,7 +14,7 @@ static uint64_t root, d, f, g, h;
 
 static void new_tree(void)
 {
-    world_new(&w);
+    fixture_new(&w);
     root = make_dir(&w, ROOT, "root");
     d = make_dir(&w, root, "d");
     f = make_file(&w, d, "f");
@@ -19,7 +23,7 @@ static void new_tree(void)
     write_text(&w, f, "old");
     set_text(&w, f, "user.a", "old");
     make_root(&w, root);
-    world_check(&w);
+    fixture_check(&w);
 }
 
 static void expect_old_tree(void)
@@ -33,7 +37,7 @@ static void expect_old_tree(void)
     ck_assert_uint_eq(attributes(&w, f).st_mode, S_IFREG | 0644);
     ck_assert_uint_eq(attributes(&w, root).st_nlink, 3);
     ck_assert_uint_eq(attributes(&w, d).st_nlink, 2);
-    world_check(&w);
+    fixture_check(&w);
 }
 
 /* Something of every kind. */
@@ -54,7 +58,7 @@ static void change_everything(void)
     OK(ht_ns_unlink(w.ns, d, "g"));
     OK(ht_ns_rename(w.ns, d, "f", root, "h", 0));
     OK(ht_ns_link(w.ns, f, d, "f2", &st));
-    world_check(&w);
+    fixture_check(&w);
 }
 
 static void expect_new_tree(void)
@@ -76,7 +80,7 @@ static void expect_new_tree(void)
     expect_xattr(&w, f, "user.a", "new");
     expect_xattr(&w, f, "user.b", "b");
     ck_assert_int_eq(ht_ns_readlink(w.ns, peek(&w, n, "link"), buf, sizeof(buf)), 6);
-    world_check(&w);
+    fixture_check(&w);
 }
 
 /* ---------------------------------------------------------------- making */
@@ -111,10 +115,10 @@ START_TEST(a_directory_becomes_a_root_and_stays_one)
         ht_obj_put(obj);
         expect_xattr(&w, root, "user.hitrain.optimizer", "adamw");
         expect_old_tree();
-        world_synced_crash(&w);
+        fixture_synced_crash(&w);
     }
     ck_assert_uint_eq(count, 2);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -136,7 +140,7 @@ START_TEST(roots_do_not_nest_and_links_do_not_leave)
     OK(ht_ns_unlink(w.ns, ROOT, "outside"));
     OK(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL));
     FAILS(ht_ns_root_unmake(w.ns, d, NULL, NULL), EINVAL);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -146,7 +150,7 @@ START_TEST(a_root_takes_in_only_what_is_its_makers)
     struct stat st, chown = {.st_uid = 7, .st_gid = 7};
     uint64_t mine, theirs, deep;
 
-    world_new(&w);
+    fixture_new(&w);
     mine = make_dir(&w, ROOT, "mine");
     theirs = make_dir(&w, mine, "theirs");
     deep = make_file(&w, theirs, "deep");
@@ -158,10 +162,10 @@ START_TEST(a_root_takes_in_only_what_is_its_makers)
     by.uid = 7;
     FAILS(ht_ns_root_make(w.ns, mine, "adamw", &by, NULL, NULL), EPERM);
     ck_assert_uint_eq(by.foreign, mine);
-    world_check(&w);
+    fixture_check(&w);
     by.uid = 0;
     OK(ht_ns_root_make(w.ns, mine, "adamw", &by, NULL, NULL));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -190,11 +194,11 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
     new_tree();
     OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
     FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, also_in_tx, &a), ENOSPC);
-    world_check(&w);
+    fixture_check(&w);
     OK(ht_ns_tensor(w.ns, f, &t));
     ck_assert_uint_eq(t.root, 0);
     FAILS(ht_ns_getxattr(w.ns, root, "user.hitrain.optimizer", NULL, 0), ENODATA);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     expect_old_tree();
     OK(ht_ns_tensor(w.ns, root, &t));
     ck_assert(!t.is_root);
@@ -202,9 +206,9 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
     OK(ht_ns_root_make(w.ns, root, "adamw", NULL, also_in_tx, &a));
     ck_assert_uint_eq(a.calls, 2);
     change_everything();
-    abort_root(&w, root, NULL, NULL);
+    abort_root(&w, root);
     expect_old_tree();
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -228,20 +232,20 @@ START_TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
     write_text(&w, f, "before");
     OK(ht_ns_root_unmake(w.ns, root, write_in_tx, &calls));
     ck_assert_uint_eq(calls, 1);
-    world_check(&w);
+    fixture_check(&w);
     obj = ht_obj_get(w.s, f);
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.scope, 0);
     ht_obj_put(obj);
     expect_text(&w, f, "while it ended");
     OK(ht_store_commit(w.s));
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     expect_text(&w, f, "while it ended");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
-/* Between writeback and transaction somebody may always have written: that is dirty, and moves. */
+/* Another thread may write between writeback and transaction: that content is dirty, and moves. */
 START_TEST(content_that_is_dirty_may_leave_a_scope)
 {
     struct ht_obj_stat st;
@@ -262,7 +266,7 @@ START_TEST(content_that_is_dirty_may_leave_a_scope)
     ck_assert(!st.unpublished);
     ht_obj_put(obj);
     expect_text(&w, f, "dirty");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -275,8 +279,8 @@ START_TEST(a_root_becomes_a_directory_again)
     new_tree();
     change_everything();
     OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
-    world_check(&w);
-    world_synced_crash(&w);
+    fixture_check(&w);
+    fixture_synced_crash(&w);
     OK(ht_ns_tensor(w.ns, root, &t));
     ck_assert(!t.is_root);
     FAILS(ht_ns_getxattr(w.ns, root, "user.hitrain.optimizer", NULL, 0), ENODATA);
@@ -285,7 +289,7 @@ START_TEST(a_root_becomes_a_directory_again)
     ht_obj_stat(obj, &st);
     ck_assert_uint_eq(st.scope, 0);
     ht_obj_put(obj);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -303,21 +307,21 @@ START_TEST(an_empty_root_is_removed_with_all_that_is_pending)
     OK(ht_ns_unlink(w.ns, d, "g"));
     OK(ht_ns_rmdir(w.ns, root, "d"));
     OK(ht_ns_rmdir(w.ns, ROOT, "root"));
-    world_check(&w);
+    fixture_check(&w);
     ht_ns_forget(w.ns, root, 1);
     ht_ns_forget(w.ns, d, 100);
     ht_ns_forget(w.ns, f, 100);
     ht_ns_forget(w.ns, g, 100);
     ht_ns_forget(w.ns, h, 100);
-    world_check(&w);
+    fixture_check(&w);
     ht_ns_close(w.ns, h); /* its root is no more */
     ht_ns_stats(w.ns, &ns);
     ck_assert_uint_eq(ns.inodes, 1);
     ck_assert_uint_eq(ns.entries, 0);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.objects, 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -332,12 +336,12 @@ START_TEST(a_removed_root_leaves_nothing_after_a_crash)
     OK(ht_ns_unlink(w.ns, d, "g"));
     OK(ht_ns_rmdir(w.ns, root, "d"));
     OK(ht_ns_rmdir(w.ns, ROOT, "root")); /* the kernel still knows them all */
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     ht_ns_stats(w.ns, &ns);
     ck_assert_uint_eq(ns.inodes, 1);
     ht_store_stats(w.s, &st);
     ck_assert_uint_eq(st.objects, 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -348,27 +352,27 @@ START_TEST(nothing_pending_survives_a_crash)
     new_tree();
     change_everything();
     expect_new_tree();
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     expect_old_tree();
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
-START_TEST(compaction_tells_of_what_is_published_only)
+START_TEST(checkpoint_writes_what_is_published_only)
 {
     new_tree();
     change_everything();
-    OK(ht_store_compact(w.s));
-    OK(ht_store_compact(w.s));
+    OK(ht_store_checkpoint(w.s));
+    OK(ht_store_checkpoint(w.s));
     expect_new_tree();
-    world_crash(&w);
+    fixture_crash(&w);
     expect_old_tree();
     change_everything();
-    OK(ht_store_compact(w.s));
+    OK(ht_store_checkpoint(w.s));
     commit(&w, root);
-    world_crash(&w);
+    fixture_crash(&w);
     expect_new_tree();
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -378,42 +382,42 @@ START_TEST(a_commit_publishes_everything)
 
     new_tree();
     change_everything();
-    ck_assert_uint_gt(ht_ns_root_pending_bytes(w.ns, root), 0);
+    ck_assert_uint_gt(ht_scope_pending_bytes(w.s, root), 0);
     commit(&w, root);
-    ck_assert_uint_eq(ht_ns_root_pending_bytes(w.ns, root), 0);
-    world_crash(&w);
+    ck_assert_uint_eq(ht_scope_pending_bytes(w.s, root), 0);
+    fixture_crash(&w);
     expect_new_tree();
     ht_ns_stats(w.ns, &before);
     ck_assert_uint_eq(before.inodes, 6 - 2 + 3); /* root directories, d, f, g, h; g and h went; n, file, link came */
     commit(&w, root);
-    world_crash(&w);
+    fixture_crash(&w);
     ht_ns_stats(w.ns, &after);
     ck_assert_uint_eq(after.inodes, before.inodes);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
-struct told {
+struct reported {
     unsigned inodes, names;
     bool moved_back;
 };
 
-static void tell(void *ctx, uint64_t ino, uint64_t parent, const char *name)
+static void report(void *ctx, uint64_t ino, uint64_t parent, const char *name)
 {
-    struct told *t = ctx;
+    struct reported *t = ctx;
     struct stat st;
 
     (void)!ht_ns_getattr(w.ns, ino, &st); /* no lock is held */
-    if (name == NULL)
+    if (!name)
         t->inodes++;
     else
         t->names++;
-    t->moved_back |= name != NULL && parent == root && strcmp(name, "d") == 0;
+    t->moved_back |= name && parent == root && strcmp(name, "d") == 0;
 }
 
 START_TEST(an_abort_takes_everything_back)
 {
-    struct told t = {0};
+    struct reported t = {0};
     struct stat st;
     uint64_t n;
 
@@ -421,7 +425,9 @@ START_TEST(an_abort_takes_everything_back)
     for (int round = 0; round < 3; round++) {
         change_everything();
         n = find(&w, root, "n");
-        abort_root(&w, root, tell, &t);
+        w.stale = report;
+        w.stale_ctx = &t;
+        abort_root(&w, root);
         ck_assert_uint_ge(t.names, 8);
         ck_assert_uint_ge(t.inodes, 6);
         ck_assert(t.moved_back);
@@ -431,13 +437,13 @@ START_TEST(an_abort_takes_everything_back)
         expect_old_tree();
     }
     commit(&w, root);
-    world_crash(&w);
+    fixture_crash(&w);
     expect_old_tree();
     change_everything();
     commit(&w, root);
-    world_crash(&w);
+    fixture_crash(&w);
     expect_new_tree();
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -451,17 +457,17 @@ START_TEST(an_abort_brings_back_what_the_kernel_forgot)
     ht_ns_forget(w.ns, g, 100);
     ht_ns_forget(w.ns, d, 100);
     ck_assert_uint_eq(w.deleted_count, 3);
-    world_check(&w);
-    abort_root(&w, root, NULL, NULL);
+    fixture_check(&w);
+    abort_root(&w, root);
     expect_old_tree();
     OK(ht_ns_unlink(w.ns, d, "g"));
     ht_ns_forget(w.ns, g, 100);
     commit(&w, root);
     ck_assert_ptr_null(ht_obj_get(w.s, g));
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(peek(&w, d, "g"), 0);
     ck_assert_ptr_null(ht_obj_get(w.s, g));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -476,7 +482,7 @@ START_TEST(an_open_file_that_an_abort_takes_away_is_stale)
     ht_ns_stats(w.ns, &before);
     file = make_file(&w, root, "file");
     OK(ht_ns_open(w.ns, file, &obj));
-    abort_root(&w, root, NULL, NULL);
+    abort_root(&w, root);
     FAILS(ht_ns_getattr(w.ns, file, &st), ESTALE);
     FAILS(ht_ns_fsync(w.ns, file), ESTALE);
     ht_ns_touch(w.ns, file, true);
@@ -485,7 +491,7 @@ START_TEST(an_open_file_that_an_abort_takes_away_is_stale)
     ht_ns_close(w.ns, file);
     ht_ns_stats(w.ns, &after);
     ck_assert_uint_eq(after.inodes, before.inodes);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -504,11 +510,11 @@ START_TEST(orphans_of_a_root_are_deleted_by_commit_or_mount)
     OK(ht_ns_open(w.ns, g, &obj));
     OK(ht_ns_unlink(w.ns, d, "g"));
     commit(&w, root);
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_ptr_null(ht_obj_get(w.s, g));
-    world_remount(&w);
+    fixture_remount(&w);
     ck_assert_ptr_null(ht_obj_get(w.s, g));
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -528,8 +534,8 @@ START_TEST(fsync_publishes_one_file_with_its_path)
     write_text(&w, other, "text");
     write_text(&w, f, "new");
     OK(ht_ns_fsync(w.ns, file));
-    world_check(&w);
-    world_crash(&w);
+    fixture_check(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, root, "a"), a);
     ck_assert_uint_eq(find(&w, a, "b"), b);
     ck_assert_uint_eq(find(&w, b, "file"), file);
@@ -538,7 +544,7 @@ START_TEST(fsync_publishes_one_file_with_its_path)
     expect_xattr(&w, a, "user.x", "of a");
     ck_assert_uint_eq(find(&w, d, "f"), f);
     expect_text(&w, f, "old");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -552,12 +558,12 @@ START_TEST(an_abort_keeps_what_was_fsynced)
     OK(ht_ns_fsync(w.ns, file));
     write_text(&w, file, "more text");
     make_file(&w, d, "unsynced");
-    abort_root(&w, root, NULL, NULL);
+    abort_root(&w, root);
     ck_assert_uint_eq(peek(&w, d, "file"), file);
     expect_text(&w, file, "text");
     ck_assert_uint_eq(peek(&w, d, "unsynced"), 0);
     expect_old_tree();
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -570,13 +576,13 @@ START_TEST(fsync_of_a_replacing_file_loses_nobody)
     new = make_file(&w, d, "f");
     write_text(&w, new, "new");
     OK(ht_ns_fsync(w.ns, new));
-    world_check(&w);
-    world_crash(&w);
+    fixture_check(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, d, "f"), new);
     expect_text(&w, new, "new");
     ck_assert_uint_eq(find(&w, d, "f.old"), f); /* only renamed: must not be lost */
     expect_text(&w, f, "old");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -591,21 +597,21 @@ START_TEST(fsync_after_a_replacing_rename_ends_the_replaced)
         OK(ht_ns_rename(w.ns, d, "tmp", d, "f", 0));
         ht_ns_forget(w.ns, f, 100); /* a ghost of which the last published name goes now */
         OK(ht_ns_fsync(w.ns, tmp));
-        world_check(&w);
+        fixture_check(&w);
         if (aborted) {
-            abort_root(&w, root, NULL, NULL);
+            abort_root(&w, root);
             ck_assert_uint_eq(peek(&w, d, "f"), tmp);
             commit(&w, root);
             ck_assert_ptr_null(ht_obj_get(w.s, f));
         } else {
-            world_crash(&w);
+            fixture_crash(&w);
         }
         ck_assert_uint_eq(find(&w, d, "f"), tmp);
         expect_text(&w, tmp, aborted ? "two" : "one");
         ck_assert_ptr_null(ht_obj_get(w.s, f));
         f = tmp;
     }
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -618,14 +624,14 @@ START_TEST(fsync_below_a_moved_directory_moves_it)
     OK(ht_ns_rename(w.ns, root, "d", n, "d", 0));
     write_text(&w, f, "new");
     OK(ht_ns_fsync(w.ns, f));
-    world_check(&w);
-    world_crash(&w);
+    fixture_check(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, root, "d"), 0);
     ck_assert_uint_eq(find(&w, root, "n"), n);
     ck_assert_uint_eq(find(&w, n, "d"), d);
     ck_assert_uint_eq(find(&w, d, "g"), g);
     expect_text(&w, f, "new");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -644,8 +650,8 @@ START_TEST(fsync_of_a_directory_publishes_its_entries)
     make_file(&w, sub, "deep");
     make_file(&w, root, "elsewhere");
     OK(ht_ns_fsync(w.ns, d));
-    world_check(&w);
-    world_crash(&w);
+    fixture_check(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, d, "file"), file);
     ck_assert_uint_eq(find(&w, d, "sub"), sub);
     ck_assert_uint_eq(find(&w, d, "f"), 0);
@@ -653,7 +659,7 @@ START_TEST(fsync_of_a_directory_publishes_its_entries)
     ck_assert_uint_eq(find(&w, d, "g"), 0);
     ck_assert_uint_eq(find(&w, sub, "deep"), 0);
     ck_assert_uint_eq(find(&w, root, "elsewhere"), 0);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -662,18 +668,18 @@ START_TEST(an_exchange_below_a_root_is_pending)
     new_tree();
     OK(ht_ns_rename(w.ns, d, "f", root, "h", RENAME_EXCHANGE));
     OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
-    world_check(&w);
+    fixture_check(&w);
     ck_assert_uint_eq(peek(&w, d, "f"), g);
     ck_assert_uint_eq(peek(&w, d, "g"), h);
-    abort_root(&w, root, NULL, NULL);
+    abort_root(&w, root);
     expect_old_tree();
     OK(ht_ns_rename(w.ns, d, "f", d, "g", RENAME_EXCHANGE));
     OK(ht_ns_fsync(w.ns, f));
-    world_check(&w);
-    world_crash(&w);
+    fixture_check(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, d, "g"), f);
     ck_assert_uint_eq(find(&w, d, "f"), g);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -681,18 +687,18 @@ START_TEST(the_mounts_root_directory_can_be_a_root)
 {
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     make_root(&w, ROOT);
     file = make_file(&w, ROOT, "file");
     write_text(&w, file, "text");
-    world_crash(&w);
+    fixture_crash(&w);
     ck_assert_uint_eq(find(&w, ROOT, "file"), 0);
     file = make_file(&w, ROOT, "file");
     write_text(&w, file, "text");
     commit(&w, ROOT);
-    world_crash(&w);
+    fixture_crash(&w);
     expect_text(&w, find(&w, ROOT, "file"), "text");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -709,7 +715,7 @@ int main(void)
         an_empty_root_is_removed_with_all_that_is_pending,
         a_removed_root_leaves_nothing_after_a_crash,
         nothing_pending_survives_a_crash,
-        compaction_tells_of_what_is_published_only,
+        checkpoint_writes_what_is_published_only,
         a_commit_publishes_everything,
         an_abort_takes_everything_back,
         an_abort_brings_back_what_the_kernel_forgot,

@@ -3,11 +3,14 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "world.h"
+#include "fixture.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
 enum { THREADS = 6, STEPS = 4000, NAMES = 12 };
 
-static struct world w;
+static struct fixture w;
 static uint64_t dirs[3], root; /* the last of dirs is below the root */
 static _Atomic unsigned running;
 
@@ -25,7 +28,7 @@ static unsigned dice(struct worker *k, unsigned n)
     return (unsigned)(k->rnd >> 11) % n;
 }
 
-/* What another thread may have changed meanwhile is no error. */
+/* Errors that another thread's changes can cause are expected. */
 static bool expected(int rc)
 {
     return rc == 0 || rc == -ENOENT || rc == -EEXIST || rc == -EXDEV || rc == -ESTALE || rc == -EISDIR ||
@@ -57,7 +60,7 @@ static int use_file(uint64_t ino)
     return written < 0 ? (int)written : got < 0 ? (int)got : 0;
 }
 
-/* The name is looked up first, as the kernel does, so that the inode is held meanwhile. */
+/* Looks the name up first, as the kernel does, so that the inode is held during the call. */
 static int with_inode(struct worker *k, uint64_t dir, const char *name)
 {
     struct stat st, mode = {.st_mode = 0600 + dice(k, 0100)};
@@ -141,27 +144,20 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* Meanwhile the root is committed and aborted, as the optimizer does, and made and unmade. */
+/* At the same time the root is committed and aborted, as the optimizer does, and made and unmade. */
 static void step_the_root(unsigned round)
 {
-    struct ht_tx *tx;
+    uint64_t lsn;
 
     if (round % 7 == 3) {
         OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
         int rc = ht_ns_root_make(w.ns, root, "adamw", NULL, NULL, NULL);
-        ck_assert(rc == 0 || rc == -EBUSY); /* links across may have been made meanwhile */
+        ck_assert(rc == 0 || rc == -EBUSY); /* another thread may have made links across */
     }
     if (round % 2 == 0) {
-        OK(ht_scope_writeback(w.s, root));
-        OK(ht_tx_begin(w.s, 65536, &tx));
-        ht_ns_root_publish(w.ns, root, tx);
-        ht_scope_publish(w.s, root, tx);
-        OK(ht_tx_commit(tx, NULL));
+        OK(ht_scope_commit(w.s, root, &lsn));
     } else {
-        OK(ht_tx_begin(w.s, 4096, &tx));
-        ht_ns_root_abort(w.ns, root, NULL, NULL);
         OK(ht_scope_abort(w.s, root));
-        OK(ht_tx_commit(tx, NULL));
     }
     OK(ht_store_commit(w.s));
 }
@@ -171,7 +167,7 @@ START_TEST(threads_keep_names_whole)
     static struct worker workers[THREADS];
 
     w.threads = true;
-    world_new(&w);
+    fixture_new(&w);
     root = make_dir(&w, ROOT, "root");
     dirs[0] = make_dir(&w, ROOT, "a");
     dirs[1] = make_dir(&w, ROOT, "b");
@@ -184,15 +180,15 @@ START_TEST(threads_keep_names_whole)
     }
     for (unsigned round = 0; running > 0; round++) {
         step_the_root(round);
-        world_check(&w);
+        fixture_check(&w);
         usleep(2000);
     }
     for (unsigned n = 0; n < THREADS; n++)
         pthread_join(workers[n].thread, NULL);
-    world_check(&w);
-    world_crash(&w);
-    world_remount(&w);
-    world_free(&w);
+    fixture_check(&w);
+    fixture_crash(&w);
+    fixture_remount(&w);
+    fixture_free(&w);
 }
 END_TEST
 

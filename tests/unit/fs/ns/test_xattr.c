@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Extended attributes and the words of tensors. */
-#include "world.h"
+#include "fixture.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
 
 #include <linux/limits.h>
 
-static struct world w;
+static struct fixture w;
 
 START_TEST(attributes_are_set_read_listed_and_removed)
 {
     char buf[128];
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set_text(&w, file, "user.a", "one");
     set_text(&w, file, "trusted.b", "");
     set_text(&w, file, "user.a", "another");
-    world_check(&w);
-    world_synced_crash(&w);
+    fixture_check(&w);
+    fixture_synced_crash(&w);
     expect_xattr(&w, file, "user.a", "another");
     expect_xattr(&w, file, "trusted.b", "");
     ck_assert_int_eq(ht_ns_getxattr(w.ns, file, "user.a", NULL, 0), 7);
@@ -28,11 +30,11 @@ START_TEST(attributes_are_set_read_listed_and_removed)
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 17);
     OK(ht_ns_removexattr(w.ns, file, "user.a"));
     FAILS(ht_ns_removexattr(w.ns, file, "user.a"), ENODATA);
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     FAILS(ht_ns_getxattr(w.ns, file, "user.a", NULL, 0), ENODATA);
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 10);
     ck_assert_str_eq(buf, "trusted.b");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -42,7 +44,7 @@ START_TEST(flags_and_limits_hold)
     char name[300] = "user.";
     uint64_t file;
 
-    world_new_log(&w, 64 * MIB, 16 * MIB);
+    fixture_new_log(&w, 64 * MIB, 16 * MIB);
     file = make_file(&w, ROOT, "file");
     FAILS(ht_ns_setxattr(w.ns, file, "user.a", "", 0, XATTR_REPLACE), ENODATA);
     OK(ht_ns_setxattr(w.ns, file, "user.a", "", 0, XATTR_CREATE));
@@ -60,11 +62,11 @@ START_TEST(flags_and_limits_hold)
         OK(ht_ns_setxattr(w.ns, file, name, value, sizeof(value) - 1, 0));
     }
     FAILS(ht_ns_setxattr(w.ns, file, "user.last", value, sizeof(value) - 1, 0), ENOSPC);
-    OK(ht_ns_setxattr(w.ns, file, name, value, sizeof(value) - 1, 0)); /* in place of what is there */
-    OK(ht_store_compact(w.s));
-    world_synced_crash(&w);
+    OK(ht_ns_setxattr(w.ns, file, name, value, sizeof(value) - 1, 0)); /* replaces the present value */
+    OK(ht_store_checkpoint(w.s));
+    fixture_synced_crash(&w);
     ck_assert_int_eq(ht_ns_getxattr(w.ns, file, name, NULL, 0), HT_XATTR_VALUE_BYTES_MAX);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -73,7 +75,7 @@ START_TEST(words_are_fields_and_checked)
     struct ht_ns_tensor t;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     FAILS(ht_ns_getxattr(w.ns, file, "user.hitrain.dtype", NULL, 0), ENODATA);
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.dtype", "f3", 2, 0), EINVAL);
@@ -83,7 +85,7 @@ START_TEST(words_are_fields_and_checked)
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.dtype", "f32", 3, XATTR_CREATE), EEXIST);
     set_text(&w, file, "user.hitrain.grad_dtype", "f32");
     expect_xattr(&w, file, "user.hitrain.class", "durable");
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     OK(ht_ns_tensor(w.ns, file, &t));
     ck_assert_uint_eq(t.dtype, HT_DTYPE_BF16);
     ck_assert_uint_eq(t.grad_dtype, HT_DTYPE_F32);
@@ -92,7 +94,7 @@ START_TEST(words_are_fields_and_checked)
     OK(ht_ns_removexattr(w.ns, file, "user.hitrain.dtype"));
     FAILS(ht_ns_removexattr(w.ns, file, "user.hitrain.dtype"), ENODATA);
     FAILS(ht_ns_removexattr(w.ns, file, "user.hitrain.class"), ENODATA);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -101,7 +103,7 @@ START_TEST(words_are_inherited_at_creation)
     struct ht_ns_tensor t;
     uint64_t dir, before, file;
 
-    world_new(&w);
+    fixture_new(&w);
     dir = make_dir(&w, ROOT, "dir");
     before = make_file(&w, dir, "before");
     set_text(&w, dir, "user.hitrain.dtype", "f32");
@@ -110,7 +112,7 @@ START_TEST(words_are_inherited_at_creation)
     set_text(&w, dir, "user.hitrain.tier", "capacity");
     set_text(&w, dir, "user.hitrain.shape", "2,2");
     file = make_file(&w, make_dir(&w, dir, "sub"), "file");
-    world_synced_crash(&w);
+    fixture_synced_crash(&w);
     OK(ht_ns_tensor(w.ns, file, &t));
     ck_assert_uint_eq(t.dtype, HT_DTYPE_F32);
     ck_assert_uint_eq(t.grad_dtype, HT_DTYPE_BF16);
@@ -119,7 +121,7 @@ START_TEST(words_are_inherited_at_creation)
     FAILS(ht_ns_getxattr(w.ns, file, "user.hitrain.shape", NULL, 0), ENODATA);
     OK(ht_ns_tensor(w.ns, before, &t));
     ck_assert_uint_eq(t.dtype, HT_DTYPE_NONE);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -128,7 +130,7 @@ START_TEST(what_makes_roots_is_not_listed)
     char buf[256];
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set_text(&w, file, "user.hitrain.optimizer", "adamw");
     set_text(&w, file, "user.hitrain.pin", "dram");
@@ -136,7 +138,7 @@ START_TEST(what_makes_roots_is_not_listed)
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, buf, sizeof(buf)), 19);
     ck_assert_str_eq(buf, "user.hitrain.shape");
     expect_xattr(&w, file, "user.hitrain.optimizer", "adamw");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -145,7 +147,7 @@ START_TEST(a_dtype_makes_chunks_large)
     struct ht_obj *obj;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_open(w.ns, file, &obj));
     ck_assert_uint_eq(ht_obj_chunk_bytes(obj), HT_SMALL_CHUNK_BYTES);
@@ -157,7 +159,7 @@ START_TEST(a_dtype_makes_chunks_large)
     OK(ht_ns_open(w.ns, file, &obj));
     ck_assert_uint_eq(ht_obj_chunk_bytes(obj), HT_CHUNK_BYTES);
     ht_ns_close(w.ns, file);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -167,7 +169,7 @@ START_TEST(the_class_of_an_empty_file_changes)
     struct ht_obj_stat st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_open(w.ns, file, &obj));
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.class", "scratch", 7, 0), EBUSY);
@@ -180,15 +182,15 @@ START_TEST(the_class_of_an_empty_file_changes)
     write_text(&w, file, "text");
     FAILS(ht_ns_setxattr(w.ns, file, "user.hitrain.class", "durable", 7, 0), EBUSY);
     OK(ht_ns_fsync(w.ns, file));
-    world_remount(&w); /* a scratch file keeps its name and loses its content */
+    fixture_remount(&w); /* a scratch file keeps its name and loses its content */
     ck_assert_int_eq(attributes(&w, file).st_size, 0);
     expect_text(&w, file, "");
     set_text(&w, file, "user.hitrain.class", "durable");
     write_text(&w, file, "kept");
     OK(ht_ns_fsync(w.ns, file));
-    world_crash(&w);
+    fixture_crash(&w);
     expect_text(&w, file, "kept");
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -198,7 +200,7 @@ START_TEST(lists_of_names_are_bounded_and_keep_secrets)
     uint64_t file;
     int rc = 0, count = 0;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     set_text(&w, file, "trusted.t", "x");
     ck_assert_int_eq(ht_ns_listxattr(w.ns, file, true, NULL, 0), 10);
@@ -210,7 +212,7 @@ START_TEST(lists_of_names_are_bounded_and_keep_secrets)
     ck_assert_int_eq(rc, -ENOSPC);
     ck_assert_int_le(ht_ns_listxattr(w.ns, file, true, NULL, 0), XATTR_LIST_MAX);
     ck_assert_int_gt(ht_ns_listxattr(w.ns, file, true, NULL, 0), XATTR_LIST_MAX - 512);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 
@@ -221,14 +223,14 @@ START_TEST(an_access_list_of_a_stranger_ends_setgid)
     struct stat v = {.st_mode = 02755}, st;
     uint64_t file;
 
-    world_new(&w);
+    fixture_new(&w);
     file = make_file(&w, ROOT, "file");
     OK(ht_ns_setattr(w.ns, file, HT_SET_MODE, &v, &st));
     OK(ht_ns_setxattr(w.ns, file, HT_NS_ACL_ACCESS, acl, sizeof(acl), 0));
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 02750);
     OK(ht_ns_setxattr(w.ns, file, HT_NS_ACL_ACCESS, acl, sizeof(acl), HT_XATTR_KILL_SGID));
     ck_assert_uint_eq(attributes(&w, file).st_mode, S_IFREG | 0750);
-    world_free(&w);
+    fixture_free(&w);
 }
 END_TEST
 

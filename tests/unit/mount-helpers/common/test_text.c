@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What may reach a terminal of names that anybody could have given. */
+/* How names that any user could have chosen reach a terminal. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,6 +48,8 @@ START_TEST(what_is_no_utf8_is_not)
     expect("\303", "?");
     expect("\343\201", "??");
     expect("\342\202x", "??x");
+    expect("\340\200\257", "???"); /* a slash in a longer form */
+    expect("\355\240\200", "???"); /* half a pair of UTF-16 */
 }
 END_TEST
 

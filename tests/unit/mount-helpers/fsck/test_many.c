@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Logs that say one kind of thing very often: mounting and checking take time in proportion to the number of records. What is
- * compared is processor time for one number and for four times as many of them.
+ * Logs that repeat one kind of record very often: the time of mounting and checking is proportional to the number of
+ * records. The test compares the processor time for one number with that for four times as many.
  */
 #include <check.h>
 #include <stdio.h>
@@ -113,7 +113,7 @@ static void hard_link(struct ht_buf *b, uint64_t n)
                                                .name_len = (uint32_t)strlen(name)});
 }
 
-/* What a mount says: nothing, or that so many make no sense. */
+/* The answer of a mount: nothing, or that so many records make no sense. */
 enum refused { NEVER, MANY_OF_THEM, ALWAYS };
 
 static const struct kind {
@@ -142,22 +142,22 @@ static double cpu_s(void)
 static double seconds_for(const struct kind *kind, uint64_t count)
 {
     struct ht_buf records = HT_BUF_INIT;
-    struct stack k;
+    struct harness k;
     int rc;
 
-    stack_format(&k, 1, DEVICE_BYTES, 4096);
-    ck_assert_int_eq(stack_open(&k, 1), 0);
-    ck_assert_int_eq(stack_close(&k, true), 0);
+    harness_format(&k, 1, DEVICE_BYTES, 4096);
+    ck_assert_int_eq(harness_open(&k, 1), 0);
+    ck_assert_int_eq(harness_close(&k, true), 0);
     for (uint64_t n = 0; n < count; n++)
         kind->put(&records, n);
     damage_append(&k, &records);
     ht_buf_free(&records);
     double begin = cpu_s();
-    (void)stack_problems(&k, &rc);
-    rc = stack_open(&k, 1); /* or refused */
-    (void)stack_close(&k, false);
+    (void)harness_problems(&k, &rc);
+    rc = harness_open(&k, 1); /* or refused */
+    (void)harness_close(&k, false);
     double end = cpu_s();
-    stack_free(&k);
+    harness_free(&k);
     ck_assert_int_eq(rc, count == MANY || kind->refused == ALWAYS ? kind->refused == NEVER ? 0 : -EUCLEAN : 0);
     return end - begin;
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The passes of hitrain-fsck on a store in memory: for what cannot be had from a file, such as read errors, and references
- * that no program would write.
+ * The passes of hitrain-fsck on a store in memory: for cases that a file cannot produce, such as read errors, and
+ * references that no program would write.
  */
 #include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/fsck/fsck.h"
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/base/log.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 
 #define DEVICE_BYTES (64 * HT_MIB)
 
@@ -24,7 +25,7 @@ static void setup(void)
         .dram_bytes = 8 * HT_MIB, .staging_bytes = 24 * HT_MIB, .numa_node = HT_NUMA_OFF, .no_threads = true};
     struct ht_super sb;
 
-    ck_assert_int_eq(ht_dev_open_ram(DEVICE_BYTES, 4096, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, 4096, &dev), 0);
     ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &store), 0);
     ck_assert_int_eq(ht_store_mount(store), 0);
@@ -32,7 +33,7 @@ static void setup(void)
 
 static void teardown(void)
 {
-    if (store != NULL)
+    if (store)
         ht_store_close(store);
     store = NULL;
     ht_dev_close(dev);
@@ -127,7 +128,7 @@ static unsigned count_code(const struct run *r, const char *code)
     unsigned n = 0;
 
     snprintf(quoted, sizeof(quoted), "\"code\": \"%s\"", code);
-    for (const char *p = r->text; (p = strstr(p, quoted)) != NULL; p++)
+    for (const char *p = r->text; (p = strstr(p, quoted)); p++)
         n++;
     return n;
 }
@@ -177,14 +178,14 @@ START_TEST(what_cannot_be_read_is_named_and_the_rest_is_verified)
 
     make_object(20 * HT_MIB);
     begin_run(&r);
-    ht_dev_fail(dev, HT_IO_READ, 2, false); /* one request of several chunks: each is read again by itself */
+    dev_fail(dev, HT_IO_READ, 2, false); /* one request of several chunks: each is read again by itself */
     read_all(&r);
     ck_assert_uint_eq(r.f.problems, 1); /* the orphan */
     ck_assert_uint_eq(r.f.verified_bytes, 20 * HT_MIB);
     r.f.verified_bytes = 0;
-    ht_dev_fail(dev, HT_IO_READ, 1, true);
+    dev_fail(dev, HT_IO_READ, 1, true);
     read_all(&r);
-    ht_dev_fail(dev, HT_IO_READ, 0, false);
+    dev_fail(dev, HT_IO_READ, 0, false);
     end_run(&r);
     ck_assert_uint_eq(r.f.verified_bytes, 0);
     ck_assert_uint_eq(count_code(&r, "DATA-READ"), 20);
@@ -213,8 +214,8 @@ START_TEST(a_place_that_two_references_claim_is_told_with_both)
     end_run(&r);
     ck_assert_uint_eq(count_code(&r, "REF-OVERLAP"), 1);
     ck_assert(says(&r, "\"offset\": %llu", block * HT_BLOCK_BYTES));
-    ck_assert(says(&r, "object %llu, which nobody owns, chunk 0", first));
-    ck_assert(says(&r, "object %llu, which nobody owns, chunk", second));
+    ck_assert(says(&r, "object %llu without an owner, chunk 0", first));
+    ck_assert(says(&r, "object %llu without an owner, chunk", second));
     ck_assert_uint_ge(count_code(&r, "DATA-CSUM"), 1);
     free(r.text);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "mount-helpers/fsck/fsck.h"
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 
 enum { FOREVER_MS = 3600 * 1000, WAIT_MS_MAX = 60 * 1000 };
@@ -36,7 +37,7 @@ START_TEST(a_long_pass_is_told)
     char text[4096] = "";
     static uint8_t block[8192];
 
-    ck_assert_int_eq(ht_dev_open_ram(1 << 20, 4096, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(1 << 20, 4096, &dev), 0);
     ck_assert_int_eq(ht_dev_read(dev, 0, block, sizeof(block)), 0);
     redirect();
     ht_pass_watch_begin(&w, true, 5, "names", &dev, 1);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Repair: one store for each problem that fsck has a code for, what the first run with -y says of it, and that the
- * second has nothing to say. tests/fsck/NAME.1 and NAME.2 hold both; HITRAIN_REGENERATE=1 writes them anew.
+ * Repair: one store for each problem that fsck has a code for. The tests compare the output of the first run with -y,
+ * and the second run must be silent. tests/fsck/NAME.1 and NAME.2 hold both; HITRAIN_REGENERATE=1 writes them anew.
  *
- * Whatever was damaged: after a repair the store mounts, and all that nothing was said of is there as it was. And a
- * store of which fsck says that it is clean does mount. HITRAIN_LONG=1: more pairs of damages; HITRAIN_SEED=N.
+ * After every repair the store mounts, and everything that fsck did not report is unchanged. A store that fsck calls
+ * clean does mount. HITRAIN_LONG=1: more pairs of damages; HITRAIN_SEED=N.
  */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/mending.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
@@ -25,14 +26,13 @@ static void compare_text(const char *name, unsigned run)
     FILE *file;
 
     snprintf(path, sizeof(path), "tests/fsck/%s.%u", name, run);
-    if (getenv("HITRAIN_REGENERATE") != NULL) {
+    if (getenv("HITRAIN_REGENERATE")) {
         file = fopen(path, "w");
-        ck_assert_msg(file != NULL && fputs(mending_text, file) >= 0 && fclose(file) == 0, "%s cannot be written",
-                      path);
+        ck_assert_msg(file && fputs(mending_text, file) >= 0 && fclose(file) == 0, "%s cannot be written", path);
         return;
     }
     file = fopen(path, "r");
-    ck_assert_msg(file != NULL, "%s is missing", path);
+    ck_assert_msg(file, "%s is missing", path);
     expected[fread(expected, 1, MENDING_TEXT_MAX - 1, file)] = '\0';
     fclose(file);
     ck_assert_msg(strcmp(mending_text, expected) == 0, "%s:\n%s--- instead of\n%s", path, mending_text, expected);
@@ -49,36 +49,36 @@ static bool tells(const struct damage *d)
     size_t len = 0;
     char code[64];
 
-    /* What is behind the code in small letters is the variant. */
+    /* The small letters after the code are the variant. */
     while (d->name[len] != '\0' && !(d->name[len] == '-' && d->name[len + 1] >= 'a'))
         len++;
     snprintf(code, sizeof(code), "%.*s: ", (int)len, d->name);
-    return strncmp(mending_text, code, strlen(code)) == 0 || strstr(mending_text, code) != NULL;
+    return strncmp(mending_text, code, strlen(code)) == 0 || strstr(mending_text, code);
 }
 
 /* ------------------------------------------------------------------ one damage */
 
-static const struct mending_world *world_of(const struct damage *d)
+static const struct mending_store *fixture_of(const struct damage *d)
 {
-    return &mending_worlds[d->devices == 2 ? 1 : 0];
+    return &mending_stores[d->devices == 2 ? 1 : 0];
 }
 
 static void make_damage(const struct damage *d)
 {
     mending_begin(d->devices == 2 ? 2 : 1);
-    damage_do(d, &mending, &world_of(d)->ids);
+    damage_do(d, &mending, &fixture_of(d)->ids);
 }
 
 /* Reading fails from the n-th request on, for the first n with which that is the problem found. */
 static int run_with_failing_reads(const struct damage *d)
 {
     for (unsigned n = 1; n < READS_MAX; n++) {
-        ht_dev_fail(mending.dev[mending.dev_count - 1], HT_IO_READ, n, true);
+        dev_fail(mending.dev[mending.dev_count - 1], HT_IO_READ, n, true);
         int status = mending_fsck(HT_FSCK_YES, false);
 
-        if (tells(d) && strstr(mending_text, "1 problem, 1 repaired") != NULL)
+        if (tells(d) && strstr(mending_text, "1 problem, 1 repaired"))
             return status;
-        stack_free(&mending);
+        harness_free(&mending);
         make_damage(d);
     }
     ck_abort_msg("%s is never told", d->name);
@@ -87,7 +87,7 @@ static int run_with_failing_reads(const struct damage *d)
 
 static void check_damage(const struct damage *d)
 {
-    const struct mending_world *w = world_of(d);
+    const struct mending_store *w = fixture_of(d);
     size_t kept, errors;
     int status;
 
@@ -111,7 +111,7 @@ static void check_damage(const struct damage *d)
     } else {
         compare_text(d->name, 2);
     }
-    stack_free(&mending);
+    harness_free(&mending);
 }
 
 /* ------------------------------------------------------------------------ tests */
@@ -130,7 +130,7 @@ START_TEST(every_code_has_a_case)
     static char page[MENDING_TEXT_MAX];
     FILE *file = fopen(manual, "r");
 
-    ck_assert_msg(file != NULL, "%s is missing", manual);
+    ck_assert_msg(file, "%s is missing", manual);
     page[fread(page, 1, sizeof(page) - 1, file)] = '\0';
     fclose(file);
     for (unsigned c = 0; c < HT_FSCK_CODES; c++) {
@@ -138,14 +138,13 @@ START_TEST(every_code_has_a_case)
         char row[128] = "\n";
         size_t len = 1;
         bool found = false;
-
         for (unsigned i = 0; i < damage_count; i++)
             found |= strcmp(damages[i].name, name) == 0;
         ck_assert_msg(found, "%s", name);
         for (const char *p = name; *p != '\0' && len < sizeof(row) - 4; p++)
             len += (size_t)snprintf(row + len, sizeof(row) - len, "%s%c", *p == '-' ? "\\" : "", *p);
         snprintf(row + len, sizeof(row) - len, "\t");
-        ck_assert_msg(strstr(page, row) != NULL, "%s is not in %s", name, manual);
+        ck_assert_msg(strstr(page, row), "%s is not in %s", name, manual);
     }
 }
 END_TEST
@@ -155,7 +154,7 @@ START_TEST(json_says_of_each_problem_whether_it_was_repaired)
     mending_begin(1);
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, "SB-MAGIC") == 0 || strcmp(damages[i].name, "DATA-CSUM") == 0)
-            damage_do(&damages[i], &mending, &mending_worlds[0].ids);
+            damage_do(&damages[i], &mending, &mending_stores[0].ids);
     ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, true), HT_FSCK_CORRECTED | HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": false"));
     ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": true"));
@@ -164,7 +163,7 @@ START_TEST(json_says_of_each_problem_whether_it_was_repaired)
     ck_assert_ptr_null(strstr(mending_text, "\"repaired\": false"));
     ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, true), HT_FSCK_CLEAN);
     ck_assert_ptr_nonnull(strstr(mending_text, "\"lost_chunks\": 1"));
-    stack_free(&mending);
+    harness_free(&mending);
 }
 END_TEST
 
@@ -188,29 +187,31 @@ START_TEST(json_of_a_repair_keeps_a_bounded_number_of_problems)
         ck_assert(ht_fsck_problem(f, HT_FSCK_DATA_CSUM, &w, "%s", long_text));
     ck_assert(ht_fsck_problem(f, HT_FSCK_SB_CSUM, &w, "%s", long_text));
     ht_fsck_repaired_last(f); /* which is not listed: nor is another one called repaired for it */
-    ht_fsck_tell_all(f, false);
+    ht_fsck_report_all(f, false);
     ht_json_end(&f->json);
     fclose(f->out);
-    for (listed = text; (listed = strstr(listed, "\"code\"")) != NULL; listed++)
+    for (listed = text; (listed = strstr(listed, "\"code\"")); listed++)
         count++;
     ck_assert_ptr_null(strstr(text, "true"));
     ck_assert_uint_eq(f->problems, PROBLEMS + 1);
     ck_assert_uint_eq(count + f->unlisted, PROBLEMS + 1);
     ck_assert_uint_ge(count, 5000);
-    ck_assert_uint_le(count * TEXT_BYTES, HT_FSCK_TOLD_BYTES_MAX);
-    ht_fsck_told_free(f);
+    ck_assert_uint_le(count * TEXT_BYTES, HT_FSCK_REPORTED_BYTES_MAX);
+    ht_fsck_reported_free(f);
     free(text);
     free(f);
 }
 END_TEST
 
-/* Both copies are damaged, in different places: -n says what -p then does, though it changes nothing. */
+/*
+ * Both copies are damaged, in different places: -n announces the repair that -p then makes, though -n changes nothing.
+ */
 START_TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
 {
     mending_begin(1);
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, "LOG-FRAME-each") == 0)
-            damage_do(&damages[i], &mending, &mending_worlds[0].ids);
+            damage_do(&damages[i], &mending, &mending_stores[0].ids);
     uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
     memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
     ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
@@ -222,7 +223,7 @@ START_TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
     free(before);
     ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_CORRECTED);
     ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
-    stack_free(&mending);
+    harness_free(&mending);
 }
 END_TEST
 
@@ -234,14 +235,14 @@ START_TEST(preening_keeps_what_reads_wrong_today)
     memcpy(right, ram, SAMPLE_DEVICE_BYTES);
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, "DATA-CSUM") == 0)
-            damage_do(&damages[i], &mending, &mending_worlds[0].ids);
+            damage_do(&damages[i], &mending, &mending_stores[0].ids);
     ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(mending_text, "left: only -y would mark the chunk lost"));
     memcpy(ram, right, SAMPLE_DEVICE_BYTES);
     free(right);
     ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
     ck_assert_ptr_null(strstr(mending_text, "lost"));
-    stack_free(&mending);
+    harness_free(&mending);
 }
 END_TEST
 
@@ -254,21 +255,21 @@ START_TEST(what_needs_a_decision_is_left_by_preening)
     for (unsigned n = 0; n < HT_ARRAY_SIZE(names); n++)
         for (unsigned i = 0; i < damage_count; i++)
             if (strcmp(damages[i].name, names[n]) == 0)
-                damage_do(&damages[i], &mending, &mending_worlds[0].ids);
+                damage_do(&damages[i], &mending, &mending_stores[0].ids);
     uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
     memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
     ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
     ck_assert_ptr_nonnull(strstr(mending_text, "left: only -y would leave them out"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "left, for what was left above: mark the chunk lost"));
+    ck_assert_ptr_nonnull(strstr(mending_text, "left, because of the problems left above: mark the chunk lost"));
     ck_assert_int_eq(memcmp(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES), 0);
     free(before);
     ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
     ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CLEAN);
-    stack_free(&mending);
+    harness_free(&mending);
 }
 END_TEST
 
-/* Makes one chunk name the place of another, and repairs. Returns what is as it was. */
+/* Makes one chunk name the place of another, and repairs. Returns the number of unchanged items. */
 static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_data)
 {
     struct ht_buf records = HT_BUF_INIT;
@@ -285,16 +286,16 @@ static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_
     ck_assert_ptr_nonnull(strstr(mending_text, "REF-OVERLAP"));
     ck_assert_ptr_nonnull(strstr(mending_text, "DATA-CSUM"));
     ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
-    kept = mending_count(&mending_worlds[0], &errors);
+    kept = mending_count(&mending_stores[0], &errors);
     mending_go_on();
-    stack_free(&mending);
+    harness_free(&mending);
     return kept;
 }
 
-/* Whichever of the two comes second: what is sound is kept, also where nothing else is read. */
+/* Whichever of the two comes second: fsck keeps the sound one, also if it reads no other data. */
 START_TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
 {
-    const struct damage_ids *ids = &mending_worlds[0].ids;
+    const struct damage_ids *ids = &mending_stores[0].ids;
     const struct ht_ref_place of[] = {ids->of_small, ids->of_big, ids->of_sparse};
     const uint64_t owner[] = {ids->small, ids->big, ids->sparse}, thief[] = {ids->small, ids->big, ids->sparse, ids->w};
 
@@ -302,21 +303,20 @@ START_TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
         for (unsigned k = 0; k < HT_ARRAY_SIZE(thief); k++)
             if (thief[k] != owner[i]) {
                 size_t kept = repair_an_overlap(thief[k], of[i], true);
-
                 ck_assert_uint_eq(kept, repair_an_overlap(thief[k], of[i], false));
             }
 }
 END_TEST
 
-/* Records first: appending them mends superblocks and logs. */
+/* Records first: appending them repairs superblocks and logs. */
 static void damage_both(const struct damage *a, const struct damage *b)
 {
-    const struct damage *first = a->put != NULL ? a : b, *second = first == a ? b : a;
+    const struct damage *first = a->put ? a : b, *second = first == a ? b : a;
 
     mending_begin(1);
-    damage_do(first, &mending, &mending_worlds[0].ids);
+    damage_do(first, &mending, &mending_stores[0].ids);
     if (second != first)
-        damage_do(second, &mending, &mending_worlds[0].ids);
+        damage_do(second, &mending, &mending_stores[0].ids);
 }
 
 static const struct damage *any_damage(uint64_t *rnd)
@@ -332,13 +332,12 @@ static const struct damage *any_damage(uint64_t *rnd)
 START_TEST(of_any_two_damages_nothing_is_left)
 {
     uint64_t rnd = setting("HITRAIN_SEED", 1);
-    unsigned pairs = getenv("HITRAIN_LONG") != NULL ? PAIRS_LONG : PAIRS;
+    unsigned pairs = getenv("HITRAIN_LONG") ? PAIRS_LONG : PAIRS;
     size_t errors;
 
     for (unsigned i = 0; i < pairs; i++) {
         const struct damage *a = any_damage(&rnd), *b = any_damage(&rnd);
         int status;
-
         damage_both(a, b);
         status = mending_fsck(HT_FSCK_CHECK, false);
         ck_assert_msg(status == HT_FSCK_LEFT, "%s and %s: exit %d\n%s", a->name, b->name, status, mending_text);
@@ -347,9 +346,9 @@ START_TEST(of_any_two_damages_nothing_is_left)
         status = mending_fsck(HT_FSCK_YES, false);
         ck_assert_msg(status == HT_FSCK_CLEAN, "%s and %s, second run: exit %d\n%s", a->name, b->name, status,
                       mending_text);
-        (void)mending_count(&mending_worlds[0], &errors);
+        (void)mending_count(&mending_stores[0], &errors);
         mending_go_on();
-        stack_free(&mending);
+        harness_free(&mending);
     }
 }
 END_TEST
@@ -361,17 +360,16 @@ END_TEST
 START_TEST(of_any_records_nothing_is_left)
 {
     uint64_t rnd = setting("HITRAIN_SEED", 1);
-    unsigned logs = getenv("HITRAIN_LONG") != NULL ? LOGS_LONG : LOGS;
+    unsigned logs = getenv("HITRAIN_LONG") ? LOGS_LONG : LOGS;
     struct ht_buf records = HT_BUF_INIT;
     unsigned clean = 0;
     size_t errors;
 
     for (unsigned i = 0; i < logs; i++) {
         int status;
-
         mending_begin(1);
         ht_buf_reset(&records);
-        damage_random_records(&mending_worlds[0].ids, &records, &rnd);
+        damage_random_records(&mending_stores[0].ids, &records, &rnd);
         damage_append(&mending, &records);
         status = mending_fsck(HT_FSCK_CHECK, false);
         clean += status == HT_FSCK_CLEAN;
@@ -381,9 +379,9 @@ START_TEST(of_any_records_nothing_is_left)
             status = mending_fsck(HT_FSCK_YES, false);
         }
         ck_assert_msg(status == HT_FSCK_CLEAN, "log %u, second run: exit %d\n%s", i, status, mending_text);
-        (void)mending_count(&mending_worlds[0], &errors);
+        (void)mending_count(&mending_stores[0], &errors);
         mending_go_on();
-        stack_free(&mending);
+        harness_free(&mending);
     }
     ht_buf_free(&records);
     printf("%u random logs, %u of them clean\n", logs, clean);

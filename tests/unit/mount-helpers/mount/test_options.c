@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Mount options: what is for fstab goes, what is for the daemon stays, in order and unchanged. */
+/* Mount options: options of fstab are removed, options of the daemon stay, in order and unchanged. */
 #include <check.h>
 #include <stdlib.h>
 #include "mount-helpers/mount/options.h"

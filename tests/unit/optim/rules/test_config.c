@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The text of user.hitrain.optimizer: what it may say, and what is said about what it may not. */
+/* The text of user.hitrain.optimizer: which texts are accepted, and the message for every other text. */
 #include <check.h>
 
 #include "optim/optim.h"
@@ -38,7 +38,7 @@ START_TEST(every_word_is_read)
 }
 END_TEST
 
-/* text, what the message must name */
+/* text, and the word that the message must contain */
 static const char *const wrong[][2] = {
     {"", "empty"},
     {"  \n", "empty"},
@@ -90,7 +90,7 @@ START_TEST(what_is_wrong_is_named)
 {
     config.lr = 12345;
     ck_assert_int_eq(parse(wrong[_i][0]), -EINVAL);
-    ck_assert_msg(strstr(err, wrong[_i][1]) != NULL, "\"%s\": %s", wrong[_i][0], err);
+    ck_assert_msg(strstr(err, wrong[_i][1]), "\"%s\": %s", wrong[_i][0], err);
     ck_assert(config.lr == 12345); /* nothing written */
 }
 END_TEST
@@ -111,7 +111,7 @@ START_TEST(words_that_amend_leave_the_others_as_they_are)
     ck_assert(config.rule == HT_RULE_ADAMW && config.lr == 0.25 && config.weight_decay == 0.5);
     ck_assert_int_eq(amend("ADAMW", "adamw lr=0.25"), 0);
     ck_assert(config.lr == 0.25);
-    /* Another rule has its own defaults; what all rules have stays. */
+    /* Another rule has its own defaults; words that all rules have stay. */
     ck_assert_int_eq(amend("lion beta1=0.5", "adamw lr=0.25 weight_decay=0.125 maximize=1 accumulate=3"), 0);
     ck_assert(config.rule == HT_RULE_LION && config.beta1 == 0.5 && config.lr == 1e-4 && config.weight_decay == 0);
     ck_assert(config.maximize && config.accumulate == 3);
@@ -163,8 +163,8 @@ START_TEST(bytes_of_any_kind_are_safe)
     ck_assert_int_eq(ht_optim_config_parse(text, 200, &config, err), -EINVAL);
     for (unsigned i = 0; i < 256; i++) {
         char one[] = {'a', 'd', 'a', 'm', 'w', ' ', (char)i, '=', (char)(255 - i)};
-        int ret = ht_optim_config_parse(one, sizeof(one), &config, err);
-        ck_assert(ret == -EINVAL);
+        int rc = ht_optim_config_parse(one, sizeof(one), &config, err);
+        ck_assert(rc == -EINVAL);
     }
 }
 END_TEST

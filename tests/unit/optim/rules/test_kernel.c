@@ -121,7 +121,7 @@ static void compare(ht_kernel_fn fn, enum ht_kernel kernel, uint8_t p_dtype, uin
     memcpy(&b, &a, sizeof(a));
     random_scalars(&s, kernel);
     ck_assert_uint_eq(fn(&s, &va, n), ht_kernels_scalar.fn[kernel](&s, &vb, n));
-    /* All of it: nothing beyond n was touched either. */
+    /* Compares everything: the kernel touched nothing beyond n either. */
     ck_assert_int_eq(memcmp(&a, &b, sizeof(a)), 0);
 }
 
@@ -329,7 +329,7 @@ static uint16_t slow_bf16(float x)
     if ((down & 0x7f80) == 0x7f80)
         return down;
     double below = ht_bf16_to_f32(down), above = ht_bf16_to_f32(up);
-    if (isinf(above)) /* where the next number would be, were there one */
+    if (isinf(above)) /* the place of the next number, if there were one */
         above = 2 * below - (double)ht_bf16_to_f32((uint16_t)(down - 1));
     double to_down = fabs((double)x - below), to_up = fabs(above - (double)x);
     if (to_down == to_up)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Masters of bf16 in two bytes are the f32 that they stand for, bit for bit, ties, specials and strangers' changes included. */
+/*
+ * Masters of bf16 in two bytes are the f32 that they stand for, bit for bit, ties, specials
+ * and strangers' changes included.
+ */
 #include <check.h>
 #include <math.h>
 #include <stdio.h>
@@ -61,7 +64,7 @@ static void round_trip(const struct ht_kernels *k, struct block *b)
     b->n = 0;
 }
 
-/* What rounds to one parameter: all of it or its ends and what is around the middle. */
+/* The values that round to one parameter: all values, or the ends and the surroundings of the middle. */
 static void add_preimages(const struct ht_kernels *k, struct block *b, uint16_t p, uint32_t step)
 {
     for (int32_t d = -0x8000; d <= 0x8000; d += d > -0x8000 + 2 && d < -2 ? (int32_t)step : 1) {
@@ -100,7 +103,7 @@ START_TEST(a_nan_stays_the_one_that_kernels_store)
 }
 END_TEST
 
-/* Both kinds of ties in one block, in any number up to all of it; and codes that are used already. */
+/* Both kinds of ties in one block, in any number up to the whole block; and codes that are used already. */
 START_TEST(ties_of_both_kinds_are_told_apart)
 {
     static struct block b;

@@ -148,13 +148,11 @@ START_TEST(lists_keep_order_and_allow_removal)
     }
     ht_list_for_each(pos, &head) {
         struct item *it = ht_list_entry(pos, struct item, link);
-
         ck_assert_int_eq(it->value, last + 1);
         last = it->value;
     }
     ht_list_for_each_safe(pos, tmp, &head) {
         struct item *it = ht_list_entry(pos, struct item, link);
-
         if (it->value % 2 == 0)
             ht_list_del(pos);
     }

@@ -83,7 +83,6 @@ START_TEST(names_are_words_and_no_two_are_alike)
 {
     for (int i = 0; i < HT_FAULT_COUNT; i++) {
         const char *name = ht_fault_name((enum ht_fault_point)i);
-
         ck_assert_ptr_nonnull(strchr(name, '.'));
         for (int k = 0; k < i; k++)
             ck_assert_str_ne(name, ht_fault_name((enum ht_fault_point)k));

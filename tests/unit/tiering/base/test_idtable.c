@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_idtable.c - what was put in is found by its number, and by no other, while the table grows and after removals. */
+/* test_idtable.c - an entry is found by its number and by no other, while the table grows and after removals. */
 #include <check.h>
 #include <stdlib.h>
 
@@ -36,7 +36,10 @@ START_TEST(each_is_found_by_its_number)
 }
 END_TEST
 
-/* Numbers that share one slot for whoever knows the parameters are spread by others, and no two tables of two processes are alike. */
+/*
+ * Numbers that share one slot under known parameters are spread under others. The tables of two processes are never
+ * alike.
+ */
 START_TEST(numbers_chosen_to_collide_are_spread_when_the_hash_is_drawn)
 {
     enum { SLOTS = 1 << 12, CHOSEN = 2000, SHARE_MAX = 16 };
@@ -68,7 +71,6 @@ START_TEST(numbers_in_a_row_are_spread_at_every_distance)
         for (unsigned shift = 0; shift <= 52; shift += 4) {
             static unsigned in_slot[SLOTS];
             unsigned most = 0;
-
             memset(in_slot, 0, sizeof(in_slot));
             for (uint64_t i = 0; i < SLOTS; i++) {
                 unsigned n = ++in_slot[ht_id_hash(i << shift) % SLOTS];

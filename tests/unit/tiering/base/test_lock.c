@@ -163,6 +163,7 @@ int main(void)
 {
     Suite *suite = suite_create("lock");
     TCase *tc = tcase_create("order");
+
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, locks_in_order_may_be_given_back_in_any);
     tcase_add_test(tc, a_wait_may_hold_earlier_locks);

@@ -28,7 +28,7 @@ static void empty(unsigned char *piece, size_t n, unsigned i)
     ck_assert_uint_eq(wrong, 0);
 }
 
-/* Whatever is given back in whatever order: pieces are zeros, aligned, and nobody else's. */
+/* Pieces may return in any order. They hold zeros, are aligned, and never overlap. */
 static void use(size_t bytes)
 {
     static unsigned char *piece[COUNT];

@@ -20,6 +20,7 @@ static bool evict(void *ctx, uint32_t slot)
 static struct ht_arena *arena(unsigned mib)
 {
     struct ht_arena *a;
+
     may_go = true;
     asked = 0;
     ck_assert_int_eq(ht_arena_new((uint64_t)mib << 20, NULL, evict, NULL, &a), 0);
@@ -28,7 +29,8 @@ static struct ht_arena *arena(unsigned mib)
 
 static uint32_t get_used(struct ht_arena *a, uint32_t bytes, bool may_evict)
 {
-    uint32_t n = ht_arena_get(a, bytes, may_evict ? HT_ARENA_ASK_ALL : 0, HT_NEAR_ANY);
+    uint32_t n = ht_arena_get(a, bytes, may_evict ? HT_ARENA_ASK_ALL : 0, HT_NUMA_INDEX_ANY);
+
     if (n != HT_SLOT_NONE)
         ht_arena_image(a, n)->owner = a;
     return n;
@@ -40,6 +42,7 @@ START_TEST(slots_do_not_overlap)
     uint8_t *base = ht_arena_memory(a)->base;
     uint32_t slot[40];
     unsigned n = 0;
+
     for (int i = 0; i < 2; i++)
         slot[n++] = get_used(a, 1 << 20, false);
     for (int i = 0; i < 32; i++)
@@ -65,6 +68,7 @@ START_TEST(referenced_images_get_a_second_chance)
 {
     struct ht_arena *a = arena(2);
     uint32_t x = get_used(a, 1 << 20, true), y = get_used(a, 1 << 20, true);
+
     ht_arena_image(a, x)->referenced = true;
     ht_arena_image(a, y)->referenced = false;
     ck_assert_uint_eq(get_used(a, 1 << 20, true), y);
@@ -75,6 +79,7 @@ END_TEST
 START_TEST(what_must_not_go_stays)
 {
     struct ht_arena *a = arena(2);
+
     get_used(a, 1 << 20, true);
     get_used(a, 1 << 20, true);
     may_go = false;
@@ -90,6 +95,7 @@ END_TEST
 START_TEST(a_split_slot_becomes_whole_again)
 {
     struct ht_arena *a = arena(1);
+
     for (int i = 0; i < 16; i++)
         ck_assert_uint_ne(get_used(a, 1 << 16, true), HT_SLOT_NONE);
     uint32_t n = get_used(a, 1 << 20, true);
@@ -102,6 +108,7 @@ END_TEST
 START_TEST(the_hand_passes_every_used_slot)
 {
     struct ht_arena *a = arena(3);
+
     get_used(a, 1 << 20, true);
     get_used(a, 1 << 16, true);
     get_used(a, 1 << 16, true);
@@ -121,14 +128,15 @@ START_TEST(staging_gives_all_or_none)
 {
     struct ht_staging *p;
     void *buf[32], *more[2];
+
     ck_assert_int_eq(ht_staging_new(8 << 20, NULL, &p), -EINVAL);
     ck_assert_int_eq(ht_staging_new(16 << 20, NULL, &p), 0);
     unsigned n = ht_staging_count(p, HT_STAGING_UPDATE);
     ck_assert_uint_eq(n, 12);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n + 1, false, HT_NEAR_ANY, buf), -E2BIG);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n - 1, false, HT_NEAR_ANY, buf), 0);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, 2, true, HT_NEAR_ANY, more), -EAGAIN);
-    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_FILL, 1, true, HT_NEAR_ANY, more), 0);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n + 1, false, HT_NUMA_INDEX_ANY, buf), -E2BIG);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, n - 1, false, HT_NUMA_INDEX_ANY, buf), 0);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, 2, true, HT_NUMA_INDEX_ANY, more), -EAGAIN);
+    ck_assert_int_eq(ht_staging_get(p, HT_STAGING_FILL, 1, true, HT_NUMA_INDEX_ANY, more), 0);
     ck_assert_uint_eq(ht_staging_used_bytes(p), (uint64_t)n << 20);
     ht_staging_put(p, HT_STAGING_FILL, more[0]);
     for (unsigned i = 0; i < n - 1; i++)
@@ -144,6 +152,7 @@ static struct ht_nodes two = {.count = 2, .node = {0, 0}, .weight = {1, 1}};
 static struct ht_arena *divided(unsigned mib)
 {
     struct ht_arena *a;
+
     may_go = true;
     asked = 0;
     ck_assert_int_eq(ht_arena_new(2ull * mib << 20, &two, evict, NULL, &a), 0);
@@ -158,6 +167,7 @@ static int place(struct ht_arena *a, uint32_t slot)
 static uint32_t get_near(struct ht_arena *a, uint32_t bytes, uint32_t tries, int near)
 {
     uint32_t n = ht_arena_get(a, bytes, tries, near);
+
     ck_assert_uint_ne(n, HT_SLOT_NONE);
     ht_arena_image(a, n)->owner = a;
     ht_arena_image(a, n)->referenced = false;
@@ -167,6 +177,7 @@ static uint32_t get_near(struct ht_arena *a, uint32_t bytes, uint32_t tries, int
 START_TEST(slots_are_near_while_there_are_some)
 {
     struct ht_arena *a = divided(8);
+
     for (int i = 0; i < 8; i++)
         ck_assert_int_eq(place(a, get_near(a, 1 << 20, 0, 1)), 1);
     ck_assert_uint_eq(ht_arena_used_on(a, 0), 0);
@@ -180,6 +191,7 @@ END_TEST
 START_TEST(small_images_are_near_too)
 {
     struct ht_arena *a = divided(2);
+
     for (int i = 0; i < 64; i++)
         ck_assert_int_eq(place(a, get_near(a, 1 << 16, 0, i % 2)), i % 2);
     ck_assert_uint_eq(ht_arena_get(a, 1 << 16, 0, 0), HT_SLOT_NONE);
@@ -191,6 +203,7 @@ END_TEST
 START_TEST(whoever_takes_turns_stays_near_in_a_full_arena)
 {
     struct ht_arena *a = divided(32);
+
     for (int i = 0; i < 64; i++)
         get_near(a, 1 << 20, 0, i % 2);
     unsigned near = 0;
@@ -205,12 +218,13 @@ END_TEST
 START_TEST(one_node_alone_may_use_all_memory)
 {
     struct ht_arena *a = divided(32);
+
     for (int i = 0; i < 64; i++)
         get_near(a, 1 << 20, 0, i % 2);
     uint8_t used[2] = {0};
     for (int i = 0; i < 128; i++)
         used[place(a, get_near(a, 1 << 20, HT_ARENA_ASK_ALL, 1))]++;
-    ck_assert_uint_ge(used[0], 48); /* what is old goes first, wherever it is */
+    ck_assert_uint_ge(used[0], 48); /* the oldest image is evicted first, wherever it is */
     ck_assert_uint_ge(used[1], 48);
     ht_arena_free(a);
 }
@@ -220,6 +234,7 @@ START_TEST(staging_buffers_are_near_while_there_are_some)
 {
     struct ht_staging *p;
     void *buf[12];
+
     ck_assert_int_eq(ht_staging_new(16 << 20, &two, &p), 0);
     ck_assert_uint_eq(ht_staging_count(p, HT_STAGING_FILL), 4);
     ck_assert_int_eq(ht_staging_get(p, HT_STAGING_UPDATE, 12, true, 1, buf), 0);
@@ -259,6 +274,7 @@ static void mark(uint32_t n, uint32_t was, uint32_t is)
 {
     size_t first = (size_t)(ht_arena_data(model, n) - (uint8_t *)ht_arena_memory(model)->base) >> 16;
     uint32_t subs = ht_arena_slot_bytes(model, n) >> 16;
+
     ck_assert_uint_eq(first % subs, 0);
     for (size_t k = first; k < first + subs; k++) {
         ck_assert_uint_eq(has[k], was);
@@ -275,6 +291,7 @@ static void came(uint32_t n)
 static void went(uint32_t n)
 {
     uint32_t i = 0;
+
     while (images[i] != n)
         ck_assert_uint_lt(++i, images_count);
     images[i] = images[--images_count];
@@ -290,33 +307,34 @@ static bool lets_go(void *ctx, uint32_t n)
     return true;
 }
 
-/* What the arena says of itself is what the model sees. */
+/* The arena's figures are those of the model. */
 static void compare(void)
 {
-    uint64_t used = 0, kept = 0, stay = 0, pieces = 0;
+    uint64_t used = 0, protected = 0, workingset = 0, pieces = 0;
     uint32_t unused = 0, hand = 0;
+
     for (uint32_t slot = 0; slot < MODEL_MIB; slot++) {
-        bool some = false, keeps = false, stays = false;
+        bool some = false, protects = false, joined = false;
         for (uint32_t k = 0; k < images_count; k++) {
             const struct ht_image *im = ht_arena_image(model, images[k]);
             bool here = images[k] / 16 == slot;
             some |= here;
-            keeps |= here && im->kept;
-            stays |= here && im->stays;
+            protects |= here && im->protected;
+            joined |= here && im->workingset;
         }
         unused += !some;
-        kept += keeps;
-        stay += stays && !keeps;
+        protected += protects;
+        workingset += joined && !protects;
     }
     for (uint32_t k = 0; k < MODEL_SUBS; k++)
         used += has[k] != 0;
     for (uint32_t k = 0; k < images_count; k++)
         pieces += ht_arena_next_used(model, &hand) != HT_SLOT_NONE;
     ck_assert_uint_eq(ht_arena_used_bytes(model), used << 16);
-    ck_assert_uint_eq(ht_arena_kept_bytes(model), kept << 20);
-    ck_assert_uint_eq(ht_arena_staying_bytes(model), stay << 20);
+    ck_assert_uint_eq(ht_arena_protected_bytes(model), protected << 20);
+    ck_assert_uint_eq(ht_arena_workingset_bytes(model), workingset << 20);
     ck_assert_uint_eq(ht_arena_free_slots(model), unused);
-    ck_assert_uint_le(kept, ht_arena_keep_max((uint64_t)MODEL_MIB << 20) >> 20);
+    ck_assert_uint_le(protected, ht_arena_protected_max((uint64_t)MODEL_MIB << 20) >> 20);
     ck_assert_uint_eq(pieces, images_count);
     ck_assert_uint_le(ht_arena_moving_bytes(model), ht_arena_bytes(model));
 }
@@ -329,7 +347,8 @@ static uint32_t any_bytes(void)
 static uint32_t get_any(uint32_t bytes)
 {
     static const uint32_t tries[] = {0, 3, HT_ARENA_ASK_ALL, HT_ARENA_FORCE};
-    uint32_t n = ht_arena_get(model, bytes, tries[rnd(4)], HT_NEAR_ANY);
+    uint32_t n = ht_arena_get(model, bytes, tries[rnd(4)], HT_NUMA_INDEX_ANY);
+
     if (n == HT_SLOT_NONE)
         return n;
     ck_assert_uint_ge(ht_arena_slot_bytes(model, n), bytes);
@@ -343,18 +362,19 @@ static void grow(uint32_t from)
     uint32_t bytes = ht_arena_slot_bytes(model, from);
     struct ht_image was = *ht_arena_image(model, from);
     bool was_dirty = was.dirty;
+
     ht_arena_set_dirty(model, from, true); /* as one that is held */
     uint32_t to = bytes < 1 << 20 ? get_any(2 * bytes) : HT_SLOT_NONE;
     ht_arena_set_dirty(model, from, was_dirty);
     if (to == HT_SLOT_NONE)
         return;
     ht_arena_attach(model, to, was.owner, was.index, true);
-    was.kept = ht_arena_image(model, from)->kept;
+    was.protected = ht_arena_image(model, from)->protected;
     went(from);
     ht_arena_replace(model, from, to);
     ck_assert_uint_eq(ht_arena_image(model, to)->valid_hi, was.valid_hi);
     ck_assert_uint_eq(ht_arena_image(model, to)->dirty, was_dirty);
-    ck_assert(!ht_arena_image(model, to)->kept || was.kept);
+    ck_assert(!ht_arena_image(model, to)->protected || was.protected);
     ck_assert_ptr_null(ht_arena_image(model, from)->owner);
 }
 
@@ -362,6 +382,7 @@ static void one_step(void)
 {
     uint32_t n = images_count ? images[rnd(images_count)] : HT_SLOT_NONE;
     uint32_t what = n == HT_SLOT_NONE ? 0 : rnd(9);
+
     if (what < 3) {
         n = get_any(any_bytes());
         if (n == HT_SLOT_NONE)
@@ -373,10 +394,10 @@ static void one_step(void)
         ht_arena_set_dirty(model, n, false);
         ht_arena_put(model, n);
     } else if (what == 4) {
-        if (ht_arena_may_keep(model, n))
-            ht_arena_keep(model, n);
+        if (ht_arena_may_protect(model, n))
+            ht_arena_protect(model, n);
     } else if (what == 5) {
-        ht_arena_let_go(model, n);
+        ht_arena_unprotect(model, n);
     } else if (what == 6) {
         ht_arena_set_dirty(model, n, rnd(2));
     } else if (what == 7) {
@@ -392,6 +413,7 @@ START_TEST(pieces_do_what_a_plain_model_does)
     ck_assert_int_eq(ht_arena_new((uint64_t)MODEL_MIB << 20, NULL, lets_go, NULL, &model), 0);
     for (int i = 0; i < MODEL_STEPS; i++) {
         one_step();
+        ht_arena_verify(model);
         if (i % 64 == 0)
             compare();
     }
@@ -411,6 +433,7 @@ END_TEST
 START_TEST(pieces_of_a_length_gather)
 {
     struct ht_arena *a = arena(8);
+
     for (uint32_t i = 0; i < 16; i++)
         for (uint32_t bytes = 1 << 16; bytes < 1 << 20; bytes *= 2)
             if (i << 16 < 1 << 20 && i * bytes < 1 << 20)
@@ -427,6 +450,7 @@ START_TEST(pieces_fill_the_room_that_others_leave)
     struct ht_arena *a = arena(64);
     uint32_t n[128], slots = 0;
     bool has_some[64] = {false};
+
     for (int i = 0; i < 128; i++)
         n[i] = get_used(a, 1 << 16, false);
     for (int i = 0; i < 128; i++) {
@@ -446,6 +470,7 @@ START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
 {
     struct ht_arena *a = arena(8);
     uint32_t n[128];
+
     for (int i = 0; i < 128; i++)
         n[i] = get_used(a, 1 << 16, false);
     for (int i = 0; i < 128; i++)
@@ -460,28 +485,29 @@ START_TEST(one_piece_in_each_slot_gives_way_to_whole_ones)
 }
 END_TEST
 
-/* Whoever needs a whole slot must find one, however few pieces are kept. */
-START_TEST(kept_pieces_take_no_more_slots_than_kept_images)
+/* A caller that needs a whole slot finds one, however few pieces are protected. */
+START_TEST(protected_pieces_take_no_more_slots_than_protected_images)
 {
     struct ht_arena *a = arena(8);
-    uint32_t n[128], kept = 0;
+    uint32_t n[128], protected = 0;
+
     for (int i = 0; i < 128; i++)
         n[i] = get_used(a, 1 << 16, false);
     for (int i = 0; i < 128; i++)
         if (i % 16) {
             ht_arena_put(a, n[i]);
-        } else if (ht_arena_may_keep(a, n[i])) {
-            ht_arena_keep(a, n[i]);
-            kept++;
+        } else if (ht_arena_may_protect(a, n[i])) {
+            ht_arena_protect(a, n[i]);
+            protected++;
         }
-    ck_assert_uint_eq(kept, 6);
-    ck_assert(!ht_arena_can_keep(a));
+    ck_assert_uint_eq(protected, 6);
+    ck_assert(!ht_arena_has_protected_room(a));
     uint32_t whole = get_used(a, 1 << 20, true), more = get_used(a, 1 << 16, true);
     ck_assert_uint_ne(whole, HT_SLOT_NONE);
-    ck_assert(!ht_arena_may_keep(a, whole));
-    if (ht_arena_may_keep(a, more)) /* beside one that is kept it costs nothing */
-        ht_arena_keep(a, more);
-    ck_assert_uint_eq(ht_arena_kept_bytes(a), 6 << 20);
+    ck_assert(!ht_arena_may_protect(a, whole));
+    if (ht_arena_may_protect(a, more)) /* beside one that is protected it costs nothing */
+        ht_arena_protect(a, more);
+    ck_assert_uint_eq(ht_arena_protected_bytes(a), 6 << 20);
     ht_arena_free(a);
 }
 END_TEST
@@ -490,6 +516,7 @@ int main(void)
 {
     Suite *suite = suite_create("DRAM tier");
     TCase *tc = tcase_create("arena and staging");
+
     tcase_add_test(tc, slots_do_not_overlap);
     tcase_add_test(tc, referenced_images_get_a_second_chance);
     tcase_add_test(tc, what_must_not_go_stays);
@@ -505,7 +532,7 @@ int main(void)
     tcase_add_test(tc, pieces_of_a_length_gather);
     tcase_add_test(tc, pieces_fill_the_room_that_others_leave);
     tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
-    tcase_add_test(tc, kept_pieces_take_no_more_slots_than_kept_images);
+    tcase_add_test(tc, protected_pieces_take_no_more_slots_than_protected_images);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Staging buffers go to threads in the order in which the threads asked. */
+/* Staging buffers go to threads in the order of their requests. */
 #include <check.h>
 #include <pthread.h>
 #include <sched.h>
@@ -7,7 +7,7 @@
 
 #include "tests/support/suite.h"
 #include "tiering/base/base.h"
-#include "tiering/base/mem.h"
+#include "tiering/sys/mem.h"
 #include "tiering/cache/staging.h"
 
 enum { BUFS = 16, ALL = 12, CROWD = 8, CROWD_TAKES = 4, MANY_MAX = ALL, PATIENCE_S = 20 };
@@ -22,7 +22,7 @@ static void begin(void)
 
 static int get(unsigned count, bool nowait, void *bufs[MANY_MAX])
 {
-    return ht_staging_get(pool, HT_STAGING_UPDATE, count, nowait, HT_NEAR_ANY, bufs);
+    return ht_staging_get(pool, HT_STAGING_UPDATE, count, nowait, HT_NUMA_INDEX_ANY, bufs);
 }
 
 static void put(unsigned count, void *bufs[MANY_MAX])
@@ -34,7 +34,7 @@ static void put(unsigned count, void *bufs[MANY_MAX])
 struct asker {
     pthread_t thread;
     unsigned count;
-    atomic_bool *go_back; /* it keeps what it got until then */
+    atomic_bool *go_back; /* it keeps its buffers until then */
     atomic_int *turns;
     int turn; /* when it was served */
 };
@@ -43,6 +43,7 @@ static void *ask(void *arg)
 {
     struct asker *a = arg;
     void *bufs[MANY_MAX];
+
     ck_assert_int_eq(get(a->count, false, bufs), 0);
     a->turn = atomic_fetch_add(a->turns, 1);
     while (!atomic_load(a->go_back))
@@ -51,12 +52,13 @@ static void *ask(void *arg)
     return NULL;
 }
 
-/* Until a thread waits: then whoever does not wait gets nothing, though enough is there. */
+/* Returns when a thread waits: then a caller that does not wait gets nothing, though enough is free. */
 static void await_waiter(void)
 {
     void *buf[MANY_MAX];
     uint64_t until = ht_now_ns() + PATIENCE_S * 1000000000ull;
     int rc;
+
     while ((rc = get(1, true, buf)) == 0 && ht_now_ns() < until) {
         put(1, buf);
         sched_yield();
@@ -70,6 +72,7 @@ START_TEST(a_request_is_not_overtaken_by_smaller_ones)
     atomic_bool go_back = false;
     atomic_int turns = 0;
     struct asker large = {.count = 8, .go_back = &go_back, .turns = &turns};
+
     begin();
     ck_assert_int_eq(get(8, false, mine), 0);
     pthread_create(&large.thread, NULL, ask, &large);
@@ -79,7 +82,7 @@ START_TEST(a_request_is_not_overtaken_by_smaller_ones)
     atomic_store(&go_back, true);
     pthread_join(large.thread, NULL);
     ck_assert_int_eq(atomic_load(&turns), 1);
-    ck_assert_int_eq(get(ALL, true, mine), 0); /* no ticket is left behind */
+    ck_assert_int_eq(get(ALL, true, mine), 0); /* no ticket remains */
     put(ALL, mine);
     ht_staging_free(pool);
 }
@@ -94,6 +97,7 @@ static void *crowd_main(void *arg)
 {
     struct crowd *c = arg;
     void *bufs[MANY_MAX];
+
     while (!atomic_load(&c->stop)) {
         ck_assert_int_eq(get(CROWD_TAKES, false, bufs), 0);
         sched_yield();
@@ -108,6 +112,7 @@ START_TEST(a_large_request_beside_a_crowd_is_served_in_turn)
 {
     struct crowd c = {0};
     pthread_t thread[CROWD];
+
     begin();
     for (unsigned i = 0; i < CROWD; i++)
         pthread_create(&thread[i], NULL, crowd_main, &c);
@@ -130,6 +135,7 @@ int main(void)
 {
     Suite *s = suite_create("staging");
     TCase *tc = tcase_create("staging");
+
     tcase_set_timeout(tc, 2 * PATIENCE_S);
     tcase_add_test(tc, a_request_is_not_overtaken_by_smaller_ones);
     tcase_add_test(tc, a_large_request_beside_a_crowd_is_served_in_turn);

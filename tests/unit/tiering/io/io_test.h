@@ -2,10 +2,9 @@
 /*
  * io_test.h - the devices that tests of this folder run on.
  *
- * Each kind is made in a scratch file of its own (under $HITRAIN_BUILD, else /tmp) that is
- * unlinked at once. Loop devices are detached as soon as they are open, so that closing them
- * (or dying) removes them. Where a kind cannot be had the test says why and passes.
- * HITRAIN_TEST_DEVICE names one more, whose content is lost.
+ * Each kind is made in a scratch file of its own (under $HITRAIN_BUILD, else /tmp) that is unlinked at once. Loop
+ * devices are detached as soon as they are open, so that closing them (or dying) removes them. If a kind is impossible
+ * the test prints the reason and passes. HITRAIN_TEST_DEVICE names one more, whose content is lost.
  */
 #ifndef HITRAIN_TESTS_IO_TEST_H
 #define HITRAIN_TESTS_IO_TEST_H
@@ -16,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
+#include "tests/support/dev.h"
 #include "tiering/io/io_priv.h"
 
 enum kind { RAM_512, RAM_4096, A_FILE, LOOP_512, LOOP_4096, GIVEN, KINDS };
@@ -27,7 +27,7 @@ __attribute__((unused)) static char *scratch_path(char path[PATH_MAX], uint64_t 
     const char *dir = getenv("HITRAIN_BUILD");
     int fd;
 
-    snprintf(path, PATH_MAX, "%s/io-test-XXXXXX", dir != NULL && access(dir, W_OK) == 0 ? dir : "/tmp");
+    snprintf(path, PATH_MAX, "%s/io-test-XXXXXX", dir && access(dir, W_OK) == 0 ? dir : "/tmp");
     fd = mkstemp(path);
     ck_assert_msg(fd >= 0, "%s: %s", path, strerror(errno));
     ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
@@ -35,7 +35,7 @@ __attribute__((unused)) static char *scratch_path(char path[PATH_MAX], uint64_t 
     return path;
 }
 
-/* Attach a file to a loop device; its name, or false where that is impossible. */
+/* Attaches a file to a loop device; its name, or false if that is impossible. */
 __attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, bool rdonly, char name[64])
 {
     char command[PATH_MAX + 128];
@@ -47,7 +47,7 @@ __attribute__((unused)) static bool attach_loop(const char *file, unsigned lba, 
     snprintf(command, sizeof(command), "losetup %s --direct-io=on -b %u -f --show '%s' 2>/dev/null", rdonly ? "-r" : "",
              lba, file);
     f = popen(command, "r");
-    if (f == NULL)
+    if (!f)
         return false;
     ok = fscanf(f, "%63s", name) == 1;
     return pclose(f) == 0 && ok;
@@ -78,13 +78,13 @@ __attribute__((unused)) static struct ht_dev *skipped(enum kind kind, const char
     return NULL;
 }
 
-/* Of it the first bytes only, so that its end is where tests have it. */
+/* Uses only the first bytes of the device, so that its end is where tests expect it. */
 __attribute__((unused)) static struct ht_dev *open_given(uint64_t bytes)
 {
     const char *path = getenv("HITRAIN_TEST_DEVICE");
     struct ht_dev *dev;
 
-    if (path == NULL)
+    if (!path)
         return skipped(GIVEN, "HITRAIN_TEST_DEVICE names none");
     ck_assert_int_eq(ht_dev_open(path, HT_DEV_QUIET, &dev), 0);
     ck_assert_uint_ge(dev->size, bytes);
@@ -99,7 +99,7 @@ __attribute__((unused)) static struct ht_dev *open_kind(enum kind kind, uint64_t
     struct ht_dev *dev = NULL;
 
     if (kind == RAM_512 || kind == RAM_4096) {
-        ck_assert_int_eq(ht_dev_open_ram(bytes, kind == RAM_512 ? 512 : 4096, &dev), 0);
+        ck_assert_int_eq(dev_open_ram(bytes, kind == RAM_512 ? 512 : 4096, &dev), 0);
         return dev;
     }
     if (kind == GIVEN)
@@ -135,12 +135,11 @@ __attribute__((unused)) static uint8_t *aligned(size_t bytes)
     return p;
 }
 
-/* Every 8 bytes tell where they belong and which version they are. */
+/* Every 8 bytes encode their offset and their version. */
 __attribute__((unused)) static void fill(uint8_t *buf, uint64_t offset, size_t len, uint64_t version)
 {
     for (size_t i = 0; i < len; i += 8) {
         uint64_t word = (offset + i) * 0x9e3779b97f4a7c15u ^ version;
-
         memcpy(buf + i, &word, 8);
     }
 }
@@ -149,7 +148,6 @@ __attribute__((unused)) static bool is_filled(const uint8_t *buf, uint64_t offse
 {
     for (size_t i = 0; i < len; i += 8) {
         uint64_t word = (offset + i) * 0x9e3779b97f4a7c15u ^ version, found;
-
         memcpy(&found, buf + i, 8);
         if (found != word)
             return false;

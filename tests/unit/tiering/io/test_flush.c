@@ -2,6 +2,7 @@
 /* Flushes that callers share, and the volatile cache of a memory device. */
 #include <pthread.h>
 #include "io_test.h"
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/io/rings.h"
 
@@ -64,14 +65,17 @@ static void wait_for_flush(void)
     }
 }
 
-/* written: something since the flush in flight began. Threads that come late need one of their own, and these may share it. */
+/*
+ * written: something since the flush in flight began. Threads that come late need one of their
+ * own, and these may share it.
+ */
 START_TEST(callers_that_come_during_a_flush_share_one)
 {
     bool written = _i;
     pthread_t first, others[THREADS];
 
-    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
-    ck_assert_int_eq(ht_dev_ram_set_cache(dev, 300000), 0);
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(dev_set_cache(dev, 300000), 0);
     write_block(0, 1);
     begin_flushes(&first, 1);
     wait_for_flush();
@@ -102,13 +106,13 @@ START_TEST(a_silent_device_does_not_keep_the_flush_of_another)
     pthread_t thread;
 
     for (unsigned i = 0; i < 2; i++)
-        ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &both[i]), 0);
+        ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &both[i]), 0);
     dev = both[1];
-    ht_dev_stall(both[0], true);
+    dev_stall(both[0], true);
     ck_assert_int_eq(pthread_create(&thread, NULL, flush_both_main, both), 0);
     for (unsigned i = 0; i < 10; i++)
         ck_assert_int_eq(ht_dev_flush(dev), 0);
-    ht_dev_stall(both[0], false);
+    dev_stall(both[0], false);
     ck_assert_uint_eq(count_failed(&thread, 1), 0);
     for (unsigned i = 0; i < 2; i++)
         ht_dev_close(both[i]);
@@ -119,14 +123,54 @@ START_TEST(a_failure_since_the_write_is_told)
 {
     uint64_t failures;
 
-    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
     failures = ht_dev_flush_failures(dev);
     write_block(0, 1);
     ck_assert_int_eq(ht_dev_flush_since(dev, failures), 0);
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_dev_flush(dev), -EIO);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     ck_assert_int_eq(ht_dev_flush_since(dev, failures), -EIO);
+    ht_dev_close(dev);
+}
+END_TEST
+
+/* A flush that no other caller shares fails, also on a device that does not answer. */
+static void fail_a_flush(void)
+{
+    struct ht_io io = {.op = HT_IO_FLUSH, .dev = dev};
+
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
+    ck_assert_int_eq(ht_ring_run(ht_ring_mine(NULL), &io, 1), -EIO);
+}
+
+/*
+ * joined: the failure comes after the others joined the flush in flight. It voids the writes that the flush covers, so
+ * all fail, and it counts once.
+ */
+START_TEST(callers_that_join_a_flush_see_a_failure)
+{
+    bool joined = _i;
+    pthread_t first, others[THREADS];
+    struct ht_dev_counters c;
+
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    write_block(0, 1);
+    dev_stall(dev, true);
+    begin_flushes(&first, 1);
+    wait_for_flush();
+    if (!joined)
+        fail_a_flush();
+    begin_flushes(others, THREADS);
+    usleep(50000);
+    if (joined)
+        fail_a_flush();
+    dev_stall(dev, false);
+    ck_assert_uint_eq(count_failed(&first, 1), 1);
+    ck_assert_uint_eq(count_failed(others, THREADS), THREADS);
+    ht_dev_counters(dev, &c);
+    ck_assert_uint_eq(c.flush_errors, 1);
+    ck_assert_int_eq(ht_dev_flush(dev), 0);
     ht_dev_close(dev);
 }
 END_TEST
@@ -146,16 +190,16 @@ START_TEST(a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest)
     unsigned kept = 0;
 
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
-        ck_assert_int_eq(ht_dev_ram_set_cache(dev, 0), 0);
+        ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
+        ck_assert_int_eq(dev_set_cache(dev, 0), 0);
         write_block(0, 1);
         ck_assert_int_eq(ht_dev_flush(dev), 0);
         write_block(1, 2);
-        ht_dev_ram_power_off(&dev, 1, seed);
+        dev_power_off(&dev, 1, seed);
         uint8_t *buf = aligned(BLOCK);
         ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), -EIO);
         free(buf);
-        ht_dev_ram_power_on(dev);
+        dev_power_on(dev);
         ck_assert_uint_eq(sectors_of(0, 1), BLOCK / 512);
         kept += sectors_of(1, 2);
         ht_dev_close(dev);
@@ -167,15 +211,15 @@ END_TEST
 
 START_TEST(no_later_flush_brings_what_a_failed_one_lost)
 {
-    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &dev), 0);
-    ck_assert_int_eq(ht_dev_ram_set_cache(dev, 0), 0);
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(dev_set_cache(dev, 0), 0);
     write_block(0, 1);
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_dev_flush(dev), -EIO);
     ck_assert_uint_eq(sectors_of(0, 1), BLOCK / 512); /* can be read */
     ck_assert_int_eq(ht_dev_flush(dev), 0);
-    ht_dev_ram_power_off(&dev, 1, 1);
-    ht_dev_ram_power_on(dev);
+    dev_power_off(&dev, 1, 1);
+    dev_power_on(dev);
     ck_assert_uint_eq(sectors_of(0, 1), 0);
     ht_dev_close(dev);
 }
@@ -190,6 +234,7 @@ int main(void)
     tcase_add_loop_test(t, callers_that_come_during_a_flush_share_one, 0, 2);
     tcase_add_test(t, a_silent_device_does_not_keep_the_flush_of_another);
     tcase_add_test(t, a_failure_since_the_write_is_told);
+    tcase_add_loop_test(t, callers_that_join_a_flush_see_a_failure, 0, 2);
     tcase_add_test(t, a_power_cut_keeps_what_was_flushed_and_any_sectors_of_the_rest);
     tcase_add_test(t, no_later_flush_brings_what_a_failed_one_lost);
     suite_add_tcase(s, t);

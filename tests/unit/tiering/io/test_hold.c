@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who may open a device while somebody else has it, and what cannot be a device at all. */
+/* Which opens succeed while another process holds the device, and which files cannot be a device at all. */
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -20,10 +20,10 @@ static bool begin_place(int place)
     const char *given = getenv("HITRAIN_TEST_DEVICE");
 
     scratch_path(file, DEV_BYTES);
-    snprintf(path, sizeof(path), "%s", place == ON_GIVEN && given != NULL ? given : file);
+    snprintf(path, sizeof(path), "%s", place == ON_GIVEN && given ? given : file);
     on_loop = place == ON_LOOP;
     shared_by_readers = place == ON_FILE;
-    if (place == ON_GIVEN && given != NULL)
+    if (place == ON_GIVEN && given)
         return true;
     if (place == ON_GIVEN) {
         unlink(file);
@@ -44,7 +44,7 @@ static void end_place(void)
     unlink(file);
 }
 
-/* In a child: what opening gives. */
+/* Opens in a child and returns the result. */
 static int open_elsewhere(int flags)
 {
     pid_t child = fork();
@@ -52,9 +52,8 @@ static int open_elsewhere(int flags)
 
     if (child == 0) {
         struct ht_dev *dev;
-        int err = ht_dev_open(path, flags, &dev);
-
-        _exit(-err);
+        int rc = ht_dev_open(path, flags, &dev);
+        _exit(-rc);
     }
     ck_assert_int_eq(waitpid(child, &status, 0), child);
     ck_assert(WIFEXITED(status));
@@ -114,7 +113,6 @@ START_TEST(closing_and_opening_again_works_at_once)
     buf = aligned(BLOCK);
     for (int i = 0; i < 200; i++) {
         struct ht_dev *dev;
-
         ck_assert_int_eq(ht_dev_open(path, HT_DEV_NOWAIT, &dev), 0);
         ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), 0);
         ck_assert_int_eq(ht_dev_flush(dev), 0);
@@ -125,7 +123,10 @@ START_TEST(closing_and_opening_again_works_at_once)
 }
 END_TEST
 
-/* Another process holds the place for so long. What opening it meanwhile says on standard error, which is no terminal. */
+/*
+ * Another process holds the device for hold_ms. Returns the text that opening it then prints to standard error, which
+ * is no terminal.
+ */
 static void open_beside_holder(unsigned hold_ms, char *text, size_t cap)
 {
     int hold[2], said[2], status, saved;
@@ -139,7 +140,6 @@ static void open_beside_holder(unsigned hold_ms, char *text, size_t cap)
     child = fork();
     if (child == 0) {
         char byte = 0;
-
         if (ht_dev_open(path, HT_DEV_QUIET, &dev) != 0 || write(hold[1], &byte, 1) != 1)
             _exit(1);
         usleep(hold_ms * 1000);
@@ -179,8 +179,8 @@ START_TEST(waiting_for_a_holder_ends_when_it_leaves_and_says_so_after_some_secon
 }
 END_TEST
 
-/* Start far more writes than the device can have taken when the parent kills us. */
-static void write_until_killed(int tell)
+/* Starts far more writes than the device can have taken when the parent kills us. */
+static void write_until_killed(int report)
 {
     enum { DEPTH = 64, LEN = 1 << 20 };
     static struct ht_io ios[DEPTH];
@@ -194,13 +194,12 @@ static void write_until_killed(int tell)
         _exit(1);
     for (uint64_t n = 0;; n++) {
         struct ht_io *io = &ios[n % DEPTH];
-
         if (n >= DEPTH && ht_ring_wait(ring, io) != 0)
             _exit(1);
         *io = io_of(dev, HT_IO_WRITE, n % DEPTH * LEN, buf, LEN);
         ht_ring_submit(ring, io);
         ht_ring_kick(ring);
-        if (n == DEPTH && write(tell, &byte, 1) != 1)
+        if (n == DEPTH && write(report, &byte, 1) != 1)
             _exit(1);
     }
 }
@@ -209,7 +208,7 @@ START_TEST(the_hold_of_a_killed_process_lasts_until_its_last_write)
 {
     uint8_t *ours, *seen;
     struct ht_dev *dev;
-    int tell[2], status;
+    int report[2], status;
     pid_t child;
 
     if (!begin_place(_i))
@@ -217,13 +216,13 @@ START_TEST(the_hold_of_a_killed_process_lasts_until_its_last_write)
     ours = aligned(BLOCK);
     seen = aligned(BLOCK);
     for (unsigned round = 0; round < 5; round++) {
-        ck_assert_int_eq(pipe(tell), 0);
+        ck_assert_int_eq(pipe(report), 0);
         child = fork();
         if (child == 0)
-            write_until_killed(tell[1]);
-        close(tell[1]);
-        ck_assert_int_eq(read(tell[0], seen, 1), 1);
-        close(tell[0]);
+            write_until_killed(report[1]);
+        close(report[1]);
+        ck_assert_int_eq(read(report[0], seen, 1), 1);
+        close(report[0]);
         ck_assert_int_eq(kill(child, SIGKILL), 0);
         /* Before the child is reaped: only the device's own lock keeps us out. */
         dev = open_here(0);
@@ -248,20 +247,20 @@ END_TEST
 /* stderr goes here, so that the messages of refusals can be looked at. */
 static int refused(const char *what, int flags, char *text, size_t cap)
 {
-    int said[2], saved = dup(STDERR_FILENO), err;
+    int said[2], saved = dup(STDERR_FILENO), rc;
     struct ht_dev *dev;
     ssize_t n;
 
     ck_assert_int_eq(pipe2(said, O_NONBLOCK), 0);
     dup2(said[1], STDERR_FILENO);
-    err = ht_dev_open(what, flags, &dev);
+    rc = ht_dev_open(what, flags, &dev);
     dup2(saved, STDERR_FILENO);
     close(saved);
     close(said[1]);
     n = read(said[0], text, cap - 1);
     text[n > 0 ? n : 0] = '\0';
     close(said[0]);
-    return err;
+    return rc;
 }
 
 START_TEST(what_is_no_device_is_named_and_refused)

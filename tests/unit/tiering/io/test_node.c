@@ -17,6 +17,7 @@ static const char *under(const char *path)
     static char full[2][256];
     static unsigned turn;
     char *out = full[turn ^= 1];
+
     snprintf(out, sizeof(full[0]), "%s/devices/%s", top, path);
     return out;
 }
@@ -25,8 +26,9 @@ static const char *under(const char *path)
 static void folder(const char *path)
 {
     char all[256];
+
     snprintf(all, sizeof(all), "%s", under(path));
-    for (char *p = all + strlen(top) + 1; (p = strchr(p, '/')) != NULL; *p++ = '/') {
+    for (char *p = all + strlen(top) + 1; (p = strchr(p, '/')); *p++ = '/') {
         *p = 0;
         ck_assert(mkdir(all, 0700) == 0 || errno == EEXIST);
     }
@@ -37,6 +39,7 @@ static void on_node(const char *path, int node)
 {
     char name[300];
     FILE *f;
+
     folder(path);
     snprintf(name, sizeof(name), "%s/numa_node", under(path));
     f = fopen(name, "we");
@@ -69,6 +72,7 @@ static void begin(void)
 static void end(void)
 {
     char line[128];
+
     snprintf(line, sizeof(line), "rm -r %s", top);
     ck_assert_int_eq(system(line), 0);
 }
@@ -126,6 +130,7 @@ int main(void)
 {
     Suite *s = suite_create("node");
     TCase *tc = tcase_create("node");
+
     tcase_add_checked_fixture(tc, begin, end);
     tcase_add_test(tc, the_nearest_attribute_above_a_device_counts);
     tcase_add_test(tc, without_any_there_is_no_node);

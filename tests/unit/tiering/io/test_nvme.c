@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is said to an NVMe controller and understood of its answers, byte by byte as the specification has them. */
+/* The commands to an NVMe controller and the meaning of its answers, byte by byte as in the specification. */
 #include <check.h>
 #include <stdlib.h>
 #include "tests/support/suite.h"

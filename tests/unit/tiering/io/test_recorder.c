@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the recorder wrote is read back by an independent reader of the dm-log-writes format:
- * replaying all of it gives the device's bytes, and what it calls durable is exactly what a
- * flush had covered.
+ * An independent reader of the dm-log-writes format reads the recorder's output. Replaying everything gives the
+ * device's bytes. The durable part is exactly what a flush had covered.
  */
 #include <pthread.h>
 #include <sys/stat.h>
 #include "io_test.h"
+#include "tests/support/dev.h"
+#include "tests/support/recorder.h"
 #include "tests/support/suite.h"
 #include "tiering/base/buf.h"
 
@@ -36,7 +37,7 @@ static uint8_t *base; /* the device when recording began */
 static bool begin(int kind)
 {
     dev = open_kind((enum kind)kind, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return false;
     base = aligned(DEV_BYTES);
     fill(base, 0, DEV_BYTES, 77);
@@ -44,7 +45,7 @@ static bool begin(int kind)
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     ck_assert_int_eq(ht_ring_new(16, &ring), 0);
     scratch_path(log_path, 0);
-    ck_assert_int_eq(ht_recorder_start(dev, log_path), 0);
+    ck_assert_int_eq(recorder_start(dev, log_path), 0);
     return true;
 }
 
@@ -79,7 +80,6 @@ static struct log read_log(void)
         struct entry *e = &log.entries[i];
         const uint8_t *head = log.bytes + at;
         uint64_t text_len = ht_le64_load(head + 24);
-
         ck_assert_uint_le(at + SECTOR, (size_t)st.st_size);
         e->offset = ht_le64_load(head) * SECTOR;
         e->len = ht_le64_load(head + 8) * SECTOR;
@@ -95,7 +95,7 @@ static struct log read_log(void)
 
 static struct log stop(void)
 {
-    ck_assert_int_eq(ht_recorder_stop(dev), 0);
+    ck_assert_int_eq(recorder_stop(dev), 0);
     return read_log();
 }
 
@@ -105,7 +105,7 @@ static void apply(uint8_t *image, const struct entry *e)
     memcpy(image + e->offset, e->data, e->len);
 }
 
-/* Bring the image to what is durable after entry `upto` (exclusive); from: the entry it stands at. */
+/* Brings the image to the content that is durable after entry `upto` (exclusive); from: the entry it stands at. */
 struct durable {
     uint8_t *image;
     size_t next, first_volatile;
@@ -115,7 +115,6 @@ static void advance(struct durable *d, const struct log *log, size_t upto)
 {
     for (; d->next < upto; d->next++) {
         const struct entry *e = &log->entries[d->next];
-
         if (e->flags & FLUSH) {
             for (size_t i = d->first_volatile; i < d->next; i++)
                 apply(d->image, &log->entries[i]);
@@ -164,13 +163,13 @@ START_TEST(writes_flushes_and_marks_are_logged_in_order)
         return;
     write_block(ring, 1, 1);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
-    ck_assert_int_eq(ht_recorder_mark(dev, "first step"), 0);
+    ck_assert_int_eq(recorder_mark(dev, "first step"), 0);
     write_block(ring, 2, 2);
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_dev_flush(dev), -EIO); /* not logged: it covered nothing */
     ck_assert_int_eq(ht_dev_read(dev, 0, base, BLOCK), 0);
     ck_assert_int_eq(ht_dev_write(dev, 8, buf, 8), -EINVAL);
-    ck_assert_int_eq(ht_recorder_mark(dev, ""), 0);
+    ck_assert_int_eq(recorder_mark(dev, ""), 0);
     log = stop();
     ck_assert_uint_eq(log.count, 5);
     ck_assert(is_write(&log.entries[0], 1, 1, 0));
@@ -202,7 +201,7 @@ START_TEST(a_write_beside_a_flush_is_not_made_durable_by_it)
     write_block(other, 2, 2); /* over one that the flush covers */
     write_block(other, 3, 2);
     ck_assert_int_eq(ht_ring_wait(ring, &flush), 0);
-    ck_assert_int_eq(ht_recorder_mark(dev, "flushed"), 0);
+    ck_assert_int_eq(recorder_mark(dev, "flushed"), 0);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     log = stop();
 
@@ -237,7 +236,7 @@ END_TEST
 #define BLOCKS_EACH 16u
 #define ROUNDS 120u
 
-/* Write versions of own blocks, flush now and then, and mark what a flush promised. */
+/* Writes versions of its own blocks, flushes now and then, and marks the promise of each flush. */
 static void *work(void *arg)
 {
     uint64_t first = (uintptr_t)arg * BLOCKS_EACH;
@@ -252,10 +251,9 @@ static void *work(void *arg)
                 write_block(own, first + i, version);
         if (rand_r(&seed) % 3 == 0) {
             struct ht_io flush = io_of(dev, HT_IO_FLUSH, 0, NULL, 0);
-
             ck_assert_int_eq(ht_ring_run(own, &flush, 1), 0);
             snprintf(text, sizeof(text), "%u %u", (unsigned)first, (unsigned)version);
-            ck_assert_int_eq(ht_recorder_mark(dev, text), 0);
+            ck_assert_int_eq(recorder_mark(dev, text), 0);
         }
     }
     ht_ring_free(own);
@@ -308,17 +306,17 @@ START_TEST(a_recorder_is_one_per_device_and_refuses_what_it_cannot_do)
     struct log log;
 
     ck_assert(begin(RAM_512));
-    ck_assert_int_eq(ht_recorder_start(dev, "/tmp"), -EISDIR);
+    ck_assert_int_eq(recorder_start(dev, "/tmp"), -EISDIR);
     memset(text, 'x', sizeof(text));
     text[481] = '\0';
-    ck_assert_int_eq(ht_recorder_mark(dev, text), -EINVAL);
+    ck_assert_int_eq(recorder_mark(dev, text), -EINVAL);
     text[480] = '\0';
-    ck_assert_int_eq(ht_recorder_mark(dev, text), 0);
+    ck_assert_int_eq(recorder_mark(dev, text), 0);
     log = stop();
     ck_assert_uint_eq(log.count, 1);
     ck_assert_str_eq(log.entries[0].text, text);
-    ck_assert_int_eq(ht_recorder_stop(dev), -ENOENT);
-    ck_assert_int_eq(ht_recorder_mark(dev, "x"), -ENOENT);
+    ck_assert_int_eq(recorder_stop(dev), -ENOENT);
+    ck_assert_int_eq(recorder_mark(dev, "x"), -ENOENT);
     finish(&log);
 }
 END_TEST
@@ -330,7 +328,7 @@ START_TEST(a_second_recorder_leaves_the_first_alone)
 
     ck_assert(begin(RAM_512));
     scratch_path(other, 0);
-    ck_assert_int_eq(ht_recorder_start(dev, other), -EBUSY);
+    ck_assert_int_eq(recorder_start(dev, other), -EBUSY);
     unlink(other);
     write_block(ring, 1, 1);
     log = stop();
@@ -344,14 +342,14 @@ START_TEST(a_log_that_cannot_be_written_is_reported_and_writes_go_on)
     struct log none = {0};
 
     ck_assert(begin(RAM_512));
-    ck_assert_int_eq(ht_recorder_stop(dev), 0);
-    ck_assert_int_eq(ht_recorder_start(dev, "/dev/full"), -ENOSPC);
+    ck_assert_int_eq(recorder_stop(dev), 0);
+    ck_assert_int_eq(recorder_start(dev, "/dev/full"), -ENOSPC);
     write_block(ring, 1, 1);
     finish(&none);
 }
 END_TEST
 
-/* One order, addresses behind each other, and a flush of one device says nothing of the other. */
+/* All writes have one order, addresses follow each other, and a flush of one device does not cover the other. */
 START_TEST(devices_recorded_together_share_one_order)
 {
     struct ht_dev *second;
@@ -359,15 +357,15 @@ START_TEST(devices_recorded_together_share_one_order)
     struct log log;
 
     ck_assert(begin(RAM_512));
-    ck_assert_int_eq(ht_dev_open_ram(DEV_BYTES, 512, &second), 0);
-    ck_assert_int_eq(ht_recorder_join(dev, second), -ENOENT);
-    ck_assert_int_eq(ht_recorder_join(second, dev), 0);
-    ck_assert_int_eq(ht_recorder_join(second, dev), -EBUSY);
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 512, &second), 0);
+    ck_assert_int_eq(recorder_join(dev, second), -ENOENT);
+    ck_assert_int_eq(recorder_join(second, dev), 0);
+    ck_assert_int_eq(recorder_join(second, dev), -EBUSY);
     fill(buf, BLOCK, BLOCK, 5);
     ck_assert_int_eq(ht_dev_write(dev, BLOCK, buf, BLOCK), 0);
     ck_assert_int_eq(ht_dev_write(second, 2 * BLOCK, buf, BLOCK), 0);
     ck_assert_int_eq(ht_dev_flush(second), 0);
-    ck_assert_int_eq(ht_recorder_mark(second, "second is durable"), 0);
+    ck_assert_int_eq(recorder_mark(second, "second is durable"), 0);
     ck_assert_int_eq(ht_dev_flush(dev), 0);
     log = stop();
     ck_assert_uint_eq(log.count, 5);
@@ -378,7 +376,7 @@ START_TEST(devices_recorded_together_share_one_order)
     ck_assert_mem_eq(log.entries[2].data, buf, BLOCK);
     ck_assert_uint_eq(log.entries[3].flags, MARK);
     ck_assert_uint_eq(log.entries[4].flags, FLUSH);
-    ck_assert_int_eq(ht_recorder_stop(second), -ENOENT);
+    ck_assert_int_eq(recorder_stop(second), -ENOENT);
     ht_dev_close(second);
     free(buf);
     finish(&log);

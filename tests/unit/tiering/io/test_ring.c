@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rings behave the same on every kind of device; each test runs on all of them. */
+/* Rings behave the same on every kind of device; each test runs on every kind. */
 #include <pthread.h>
 #include "io_test.h"
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/base/fault.h"
 
@@ -16,7 +17,7 @@ static bool on_kernel; /* not a device of memory */
 static bool begin(int kind, unsigned depth)
 {
     dev = open_kind((enum kind)kind, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return false;
     on_kernel = kind > RAM_4096;
     ck_assert_int_eq(ht_ring_new(depth, &ring), 0);
@@ -144,7 +145,6 @@ START_TEST(more_requests_than_the_ring_is_deep)
     buf = aligned((size_t)COUNT * BLOCK);
     for (unsigned i = 0; i < COUNT; i++) {
         uint64_t offset = (uint64_t)(i * 7 % COUNT) * BLOCK;
-
         fill(buf + (size_t)i * BLOCK, offset, BLOCK, 5);
         ios[i] = io_of(dev, HT_IO_WRITE, offset, buf + (size_t)i * BLOCK, BLOCK);
         ht_ring_submit(ring, &ios[i]);
@@ -180,7 +180,7 @@ START_TEST(kick_starts_requests_that_nobody_waits_for_yet)
     }
     ht_ring_kick(ring);
     ck_assert_int_eq(ht_ring_wait(ring, &ios[2]), 0);
-    ck_assert_int_eq(ht_ring_wait(ring, &ios[2]), 0); /* of what is done: at once */
+    ck_assert_int_eq(ht_ring_wait(ring, &ios[2]), 0); /* a finished request: returns at once */
     ht_ring_drain(ring);
     for (unsigned i = 0; i < 4; i++)
         ck_assert(ios[i].done && ios[i].result == 0);
@@ -212,7 +212,7 @@ START_TEST(what_is_offered_goes_together)
         ht_ring_offer(ring);
         ck_assert_uint_eq(pushes(), on_kernel && i >= 63);
     }
-    ck_assert_int_eq(ht_ring_wait(ring, &ios[COUNT - 1]), 0); /* sends what was left */
+    ck_assert_int_eq(ht_ring_wait(ring, &ios[COUNT - 1]), 0); /* sends the rest */
     ht_ring_drain(ring);
     ht_fault_disarm_all();
     memset(buf, 0, COUNT * BLOCK);
@@ -279,7 +279,7 @@ START_TEST(large_requests_are_cut_to_what_the_device_takes)
     buf = aligned(len);
     area.base = huge = aligned(len);
     ht_ring_register(ring, &area, 1);
-    /* The first one finds out what a raw device does not take from there. */
+    /* The first one finds out which requests a raw device does not take from there. */
     ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, huge, len), 0);
     fill(buf, BLOCK, len, 7);
     ck_assert_uint_eq(completions_of(HT_IO_WRITE, buf, len), pieces_of(len, false));
@@ -303,7 +303,6 @@ START_TEST(a_cut_request_fails_as_a_whole_and_once)
     buf = aligned(len);
     for (unsigned nth = 1; nth <= pieces_of(len, false); nth++) {
         struct ht_dev_counters c;
-
         ht_fault_arm(HT_FAULT_IO_TORN, nth, false);
         ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, len), -EIO);
         ht_fault_disarm_all();
@@ -326,7 +325,7 @@ START_TEST(the_nth_operation_fails_and_does_not_reach_the_device)
     buf = aligned(BLOCK);
     fill(buf, 0, BLOCK, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, BLOCK), 0);
-    ht_dev_fail(dev, HT_IO_WRITE, 2, false);
+    dev_fail(dev, HT_IO_WRITE, 2, false);
     ck_assert_int_eq(run_one(HT_IO_WRITE, BLOCK, buf, BLOCK), 0);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
     fill(buf, 0, BLOCK, 2);
@@ -335,11 +334,11 @@ START_TEST(the_nth_operation_fails_and_does_not_reach_the_device)
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
     ck_assert(is_filled(buf, 0, BLOCK, 1));
 
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
+    dev_fail(dev, HT_IO_FLUSH, 1, true);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), -EIO);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), -EIO);
     ck_assert(ht_dev_needs_flush(dev));
-    ht_dev_fail(dev, HT_IO_FLUSH, 0, false);
+    dev_fail(dev, HT_IO_FLUSH, 0, false);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
     ck_assert(!ht_dev_needs_flush(dev));
     free(buf);
@@ -357,7 +356,7 @@ START_TEST(run_reports_the_first_error_and_ends_all)
     buf = aligned(6 * BLOCK);
     for (unsigned i = 0; i < 6; i++)
         ios[i] = io_of(dev, HT_IO_WRITE, (uint64_t)i * BLOCK, buf + (size_t)i * BLOCK, BLOCK);
-    ht_dev_fail(dev, HT_IO_WRITE, 3, false);
+    dev_fail(dev, HT_IO_WRITE, 3, false);
     ck_assert_int_eq(ht_ring_run(ring, ios, 6), -EIO);
     for (unsigned i = 0; i < 6; i++) {
         ck_assert(ios[i].done);
@@ -403,24 +402,24 @@ START_TEST(a_discard_leaves_its_neighbours_and_may_be_written_again)
     enum { PART = 1 << 20 }; /* more than one command of a raw device moves */
     struct ht_dev_counters c;
     uint8_t *buf;
-    int err;
+    int rc;
 
     if (!begin(_i, 8))
         return;
     buf = aligned(3 * PART);
     fill(buf, 0, 3 * PART, 1);
     ck_assert_int_eq(run_one(HT_IO_WRITE, 0, buf, 3 * PART), 0);
-    err = run_one(HT_IO_DISCARD, PART, NULL, PART);
-    if (err != 0)
-        ck_assert_int_eq(err, -EOPNOTSUPP);
+    rc = run_one(HT_IO_DISCARD, PART, NULL, PART);
+    if (rc != 0)
+        ck_assert_int_eq(rc, -EOPNOTSUPP);
     ht_dev_counters(dev, &c);
-    ck_assert_uint_eq(c.discards, err == 0);
-    ck_assert_uint_eq(c.discarded_bytes, err == 0 ? PART : 0);
-    ck_assert_uint_eq(c.discard_errors, err != 0);
+    ck_assert_uint_eq(c.discards, rc == 0);
+    ck_assert_uint_eq(c.discarded_bytes, rc == 0 ? PART : 0);
+    ck_assert_uint_eq(c.discard_errors, rc != 0);
     memset(buf, 0, 3 * PART);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, 3 * PART), 0);
     ck_assert(is_filled(buf, 0, PART, 1));
-    ck_assert(err != 0 || !is_filled(buf + PART, PART, PART, 1)); /* as all of these devices do it */
+    ck_assert(rc != 0 || !is_filled(buf + PART, PART, PART, 1)); /* as all of these devices do it */
     ck_assert(is_filled(buf + 2 * PART, 2 * PART, PART, 1));
     fill(buf, PART, PART, 2);
     ck_assert_int_eq(run_one(HT_IO_WRITE, PART, buf, PART), 0);
@@ -429,7 +428,7 @@ START_TEST(a_discard_leaves_its_neighbours_and_may_be_written_again)
     ck_assert(is_filled(buf, PART, PART, 2));
     ck_assert_int_eq(run_one(HT_IO_DISCARD, 100, NULL, BLOCK), -EINVAL);
     ck_assert_int_eq(run_one(HT_IO_DISCARD, DEV_BYTES - BLOCK, NULL, 2 * BLOCK), -EINVAL);
-    ck_assert_int_eq(ht_dev_discard(dev, 0, DEV_BYTES), err);
+    ck_assert_int_eq(ht_dev_discard(dev, 0, DEV_BYTES), rc);
     free(buf);
     finish();
 }
@@ -440,7 +439,7 @@ START_TEST(a_kernel_that_passes_no_commands_on_serves_all_but_raw_devices)
     uint8_t *buf;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return;
     ht_fault_arm(HT_FAULT_IO_COMMANDS, 1, true);
     ck_assert_int_eq(ht_ring_new(4, &ring), 0);
@@ -487,7 +486,7 @@ START_TEST(counters_tell_what_was_done)
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), 0);
     ck_assert_int_eq(run_one(HT_IO_FLUSH, 0, NULL, 0), 0);
-    ht_dev_fail(dev, HT_IO_READ, 1, false);
+    dev_fail(dev, HT_IO_READ, 1, false);
     ck_assert_int_eq(run_one(HT_IO_READ, 0, buf, BLOCK), -EIO);
     ht_dev_counters(dev, &c);
     ck_assert_uint_eq(c.reads, 2);
@@ -536,7 +535,6 @@ static int descriptor_of_ring(void)
 {
     for (int fd = 3; fd < 64; fd++) {
         char path[64], target[64] = "";
-
         snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
         if (readlink(path, target, sizeof(target) - 1) > 0 && strcmp(target, "anon_inode:[io_uring]") == 0)
             return fd;
@@ -588,7 +586,6 @@ static void *work(void *arg)
         for (int op = HT_IO_WRITE; op >= HT_IO_READ; op--) {
             for (unsigned i = 0; i < AT_ONCE; i++) {
                 uint64_t offset = base + (uint64_t)(round * 31 + i * 5) * BLOCK % region;
-
                 if (op == HT_IO_WRITE)
                     fill(buf + (size_t)i * BLOCK, offset, BLOCK, round);
                 ios[i] = io_of(dev, op, offset, buf + (size_t)i * BLOCK, BLOCK);
@@ -618,7 +615,6 @@ START_TEST(threads_with_rings_of_their_own_share_a_device)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, work, (void *)i), 0);
     for (unsigned i = 0; i < THREADS; i++) {
         void *bad;
-
         pthread_join(threads[i], &bad);
         ck_assert_ptr_null(bad);
     }
@@ -659,9 +655,9 @@ START_TEST(an_impossible_ring_or_ram_device_is_refused)
 {
     ck_assert_int_eq(ht_ring_new(0, &ring), -EINVAL);
     ck_assert_int_eq(ht_ring_new(1u << 20, &ring), -EINVAL);
-    ck_assert_int_eq(ht_dev_open_ram(4096, 1024, &dev), -EINVAL);
-    ck_assert_int_eq(ht_dev_open_ram(0, 512, &dev), -EINVAL);
-    ck_assert_int_eq(ht_dev_open_ram(4096 + 512, 4096, &dev), -EINVAL);
+    ck_assert_int_eq(dev_open_ram(4096, 1024, &dev), -EINVAL);
+    ck_assert_int_eq(dev_open_ram(0, 512, &dev), -EINVAL);
+    ck_assert_int_eq(dev_open_ram(4096 + 512, 4096, &dev), -EINVAL);
 }
 END_TEST
 
@@ -677,8 +673,8 @@ START_TEST(the_content_of_a_ram_device_can_be_looked_at_and_changed)
     ck_assert_int_eq(run_one(HT_IO_READ, BLOCK, buf, BLOCK), 0);
     ck_assert(!is_filled(buf, BLOCK, BLOCK, 1));
     ck_assert_str_eq(ht_dev_name(dev), "ram");
-    ck_assert_int_eq(ht_dev_ram_touched(dev)[0], 0);
-    ck_assert_int_eq(ht_dev_ram_touched(dev)[1], 1);
+    ck_assert_int_eq(dev_touched(dev)[0], 0);
+    ck_assert_int_eq(dev_touched(dev)[1], 1);
     free(buf);
     finish();
 }

@@ -21,7 +21,7 @@ static bool begin(int kind)
     struct ht_rings_of of = {.area_count = 1};
 
     dev = open_kind((enum kind)kind, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return false;
     area = aligned(AREA_BYTES);
     of.dev[3] = dev;
@@ -44,12 +44,11 @@ static uintptr_t work(unsigned place)
     uint64_t offset = (uint64_t)place * 8 * BLOCK;
     uint8_t *in = area + (size_t)place * 4 * BLOCK, *other = aligned(2 * BLOCK);
     struct ht_ring *ring = ht_ring_mine(rings);
-    uintptr_t bad = ring == NULL;
+    uintptr_t bad = !ring;
 
     for (uint64_t round = 0; round < 20 && bad == 0; round++) {
         struct ht_io write = io_of(dev, HT_IO_WRITE, offset, in, 2 * BLOCK);
         struct ht_io read = io_of(dev, HT_IO_READ, offset, round % 2 ? other : in + 2 * BLOCK, 2 * BLOCK);
-
         fill(in, offset, 2 * BLOCK, round);
         bad += ht_ring_run(ring, &write, 1) != 0;
         bad += ht_ring_run(ring, &read, 1) != 0;
@@ -73,7 +72,6 @@ static void work_in_threads(unsigned count)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, work_main, (void *)i), 0);
     for (unsigned i = 0; i < count; i++) {
         void *bad;
-
         pthread_join(threads[i], &bad);
         ck_assert_ptr_null(bad);
     }
@@ -164,7 +162,7 @@ START_TEST(a_forked_child_leaves_its_parents_rings_alone)
 }
 END_TEST
 
-/* Rings of this process with so many registered files and buffers, as the kernel tells. */
+/* Rings of this process with so many registered files and buffers, as the kernel reports. */
 static unsigned rings_with(unsigned files, unsigned buffers)
 {
     unsigned found = 0;
@@ -173,14 +171,13 @@ static unsigned rings_with(unsigned files, unsigned buffers)
         unsigned has_files = UINT32_MAX, has_buffers = UINT32_MAX;
         char path[64], line[256];
         FILE *f;
-
         snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
         f = fopen(path, "re");
-        while (f != NULL && fgets(line, sizeof(line), f) != NULL) {
+        while (f && fgets(line, sizeof(line), f)) {
             (void)sscanf(line, "UserFiles: %u", &has_files);
             (void)sscanf(line, "UserBufs: %u", &has_buffers);
         }
-        if (f != NULL)
+        if (f)
             fclose(f);
         found += has_files == files && has_buffers == buffers;
     }
@@ -205,7 +202,7 @@ START_TEST(what_is_shared_reaches_rings_that_are_there_and_others)
     ck_assert_uint_eq(rings_with(0, 1), 1); /* to take over from */
     ht_rings_share(rings, &(struct ht_pinned_area){more, AREA_BYTES, false});
     ck_assert_uint_eq(rings_with(0, 2), 1);
-    ck_assert_uint_eq(rings_with(1, 1), 1); /* until it is asked for again */
+    ck_assert_uint_eq(rings_with(1, 1), 1); /* until the thread needs it again */
     ck_assert_uint_eq(work(0), 0);
     ck_assert_uint_eq(rings_with(1, 2), 1);
     fill(more, 0, 4 * BLOCK, 1);

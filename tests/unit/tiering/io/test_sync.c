@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <sys/wait.h>
 #include "io_test.h"
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 
 #define DEV_BYTES (32 * HT_MIB)
@@ -17,12 +18,11 @@ START_TEST(a_buffer_at_any_address_and_long_transfers_work)
     uint8_t *buf;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return;
     buf = aligned(len + BLOCK);
     for (unsigned shift = 0; shift < 2; shift++) {
         uint8_t *at = buf + shift;
-
         fill(at, 2 * BLOCK, len, shift);
         ck_assert_int_eq(ht_dev_write(dev, 2 * BLOCK, at, len), 0);
         ck_assert(is_filled(at, 2 * BLOCK, len, shift)); /* a write only reads its buffer */
@@ -43,7 +43,7 @@ START_TEST(a_refused_request_moves_nothing)
     uint8_t *buf;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return;
     buf = aligned(3 * HT_MIB);
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, 2 * HT_MIB + 8), -EINVAL);
@@ -52,11 +52,11 @@ START_TEST(a_refused_request_moves_nothing)
     ck_assert_int_eq(ht_dev_read(dev, 0, buf, 0), -EINVAL);
     ht_dev_counters(dev, &c);
     ck_assert_uint_eq(c.writes + c.reads, 0);
-    ht_dev_fail(dev, HT_IO_WRITE, 2, false);
+    dev_fail(dev, HT_IO_WRITE, 2, false);
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, 3 * HT_MIB), -EIO);
-    ht_dev_fail(dev, HT_IO_READ, 1, false);
+    dev_fail(dev, HT_IO_READ, 1, false);
     ck_assert_int_eq(ht_dev_read(dev, 0, buf + 1, BLOCK), -EIO);
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_dev_flush(dev), -EIO);
     free(buf);
     ht_dev_close(dev);
@@ -84,13 +84,12 @@ START_TEST(many_threads_at_once_share_a_device)
     pthread_t threads[THREADS];
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return;
     for (uintptr_t i = 0; i < THREADS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, write_and_read, (void *)i), 0);
     for (unsigned i = 0; i < THREADS; i++) {
         void *bad;
-
         pthread_join(threads[i], &bad);
         ck_assert_ptr_null(bad);
     }
@@ -106,15 +105,14 @@ START_TEST(a_forked_child_has_a_ring_of_its_own)
     pid_t child;
 
     dev = open_kind((enum kind)_i, DEV_BYTES);
-    if (dev == NULL)
+    if (!dev)
         return;
     buf = aligned(BLOCK);
     fill(buf, 0, BLOCK, 1);
     ck_assert_int_eq(ht_dev_write(dev, 0, buf, BLOCK), 0);
     child = fork();
     if (child == 0) {
-        bool ok = write_and_read((void *)1) == NULL;
-
+        bool ok = !write_and_read((void *)1);
         _exit(ok ? 0 : 1);
     }
     ck_assert_ptr_null(write_and_read((void *)2));

@@ -2,18 +2,20 @@
 /*
  * kv.h - a small real client of the journal, for its tests: a map from keys to stamped values of some length.
  *
- * Block 0 of the first device plays the superblock (one write, one flush). The log copies lie on one device or on two. A
- * transaction sets a few keys to one stamp; so a group that was replayed in part shows.
+ * Block 0 of the first device plays the superblock (one write, one flush). The log copies lie on one device or on two.
+ * A transaction sets a few keys to one stamp; so a group that was replayed in part shows.
  */
 #ifndef TESTS_UNIT_TIERING_JOURNAL_KV_H
 #define TESTS_UNIT_TIERING_JOURNAL_KV_H
 
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
 #include "tiering/journal/journal.h"
 
 #include <check.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #define KV_KEYS 512u
 #define KV_LOG_BYTES ((uint64_t)HT_LOG_BYTES_MIN)
@@ -43,9 +45,10 @@ struct kv {
     uint64_t epoch, super_durable, super_clean;
     pthread_mutex_t tx_lock;
     struct kv_map map;
-    bool inline_compaction;
+    bool inline_checkpoint;
+    _Atomic bool stopping; /* the thread that makes checkpoints ends */
     bool behind[2];        /* as the superblock says of their devices */
-    uint64_t last_durable; /* what the callback said */
+    uint64_t last_durable; /* the last call of the callback */
     int before_write_error;
     unsigned before_writes;
     int (*copy_back)(void *ctx, unsigned copy);
@@ -55,7 +58,7 @@ static inline struct ht_dev *kv_new_dev(void)
 {
     struct ht_dev *dev;
 
-    ck_assert_int_eq(ht_dev_open_ram(KV_DEVICE_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(KV_DEVICE_BYTES, 512, &dev), 0);
     return dev;
 }
 
@@ -68,7 +71,7 @@ static inline struct ht_dev *kv_clone_dev(struct ht_dev *dev)
     return clone;
 }
 
-/* What both devices hold, into saved, and back from there. */
+/* Copies the content of both devices into saved, and back from there. */
 static inline void kv_save_images(const struct kv *kv, uint8_t saved[2][KV_DEVICE_BYTES])
 {
     for (unsigned i = 0; i < 2; i++)
@@ -181,14 +184,14 @@ static inline size_t kv_set_bytes(uint32_t len)
     return HT_RECORD_HEADER_BYTES + 12 + len;
 }
 
-static inline void kv_claim_all(struct kv *kv)
+static inline void kv_reserve_all(struct kv *kv)
 {
     for (unsigned k = 0; k < KV_KEYS; k++)
         if (kv->map.e[k].stamp)
-            ck_assert_int_eq(ht_journal_claim(kv->j, kv_set_bytes(kv->map.e[k].len), true), 0);
+            ck_assert_int_eq(ht_journal_reserve(kv->j, kv_set_bytes(kv->map.e[k].len), true), 0);
 }
 
-/* Read the superblock and replay; missing: bit i: copy i is not there. */
+/* Reads the superblock and replays; missing: bit i: copy i is not there. */
 static inline int kv_open(struct kv *kv, bool force, unsigned missing)
 {
     memset(&kv->map, 0, sizeof(kv->map));
@@ -219,7 +222,7 @@ static inline int kv_start(struct kv *kv)
 {
     kv->epoch++;
     kv->super_clean = false;
-    kv_claim_all(kv);
+    kv_reserve_all(kv);
     int rc = kv_super_write(kv);
     return rc ? rc : ht_journal_start(kv->j, kv->epoch);
 }
@@ -274,7 +277,7 @@ static inline unsigned kv_scrub(struct kv *kv)
     return damaged;
 }
 
-/* ------------------------------------------------------------ compaction */
+/* ------------------------------------------------------------ checkpoint */
 
 static inline void kv_put_set(struct ht_buf *b, uint32_t key, uint64_t stamp, uint32_t len)
 {
@@ -304,33 +307,56 @@ static inline int kv_emit_slice(struct kv *kv, uint32_t *key)
     return rc;
 }
 
-static inline int kv_compact(struct kv *kv)
+static inline int kv_checkpoint(struct kv *kv)
 {
     struct ht_journal_start start;
-    int rc = ht_journal_compact_begin(kv->j);
+    int rc = ht_journal_checkpoint_begin(kv->j);
 
     for (uint32_t key = 0; rc == 0 && key < KV_KEYS;)
         rc = kv_emit_slice(kv, &key);
     if (rc == 0)
-        rc = ht_journal_compact_end(kv->j, &start);
+        rc = ht_journal_checkpoint_end(kv->j, &start);
     if (rc)
         return rc;
     kv->start = start;
     kv->super_durable = start.durable_seq;
     rc = kv_super_write(kv);
     if (rc == 0)
-        ht_journal_compact_release(kv->j, &start);
+        ht_journal_checkpoint_release(kv->j, &start);
     return rc;
 }
 
-static inline void *kv_compaction_main(void *arg)
+/* Until a checkpoint is wanted; copies that are due are brought up. False: the journal needs nothing any more. */
+static inline bool kv_wait(struct kv *kv)
+{
+    uint64_t at_ns;
+    enum ht_journal_need need;
+
+    while ((need = ht_journal_need(kv->j, &at_ns)) != HT_JOURNAL_NEEDS_CHECKPOINT) {
+        if (need == HT_JOURNAL_NEEDS_RESYNC)
+            (void)!ht_journal_resync(kv->j);
+        else if (kv->stopping)
+            return false;
+        else
+            usleep(1000);
+    }
+    return true;
+}
+
+static inline void *kv_checkpoint_main(void *arg)
 {
     struct kv *kv = arg;
 
-    while (ht_journal_compact_wait(kv->j))
-        if (kv_compact(kv))
+    while (kv_wait(kv))
+        if (kv_checkpoint(kv))
             break;
     return NULL;
+}
+
+static inline void kv_stop(struct kv *kv)
+{
+    kv->stopping = true;
+    ht_journal_checkpoint_stop(kv->j);
 }
 
 /* ---------------------------------------------------------- transactions */
@@ -339,23 +365,23 @@ static inline void *kv_compaction_main(void *arg)
 static inline int kv_begin(struct kv *kv, size_t bytes)
 {
     for (;;) {
-        if (kv->inline_compaction && !ht_journal_try_room(kv->j, bytes)) {
-            int rc = kv_compact(kv);
+        if (kv->inline_checkpoint && !ht_journal_try_space(kv->j, bytes)) {
+            int rc = kv_checkpoint(kv);
             if (rc)
                 return rc;
         }
-        int rc = ht_journal_wait_room(kv->j, bytes);
+        int rc = ht_journal_wait_space(kv->j, bytes);
         if (rc)
             return rc;
         pthread_mutex_lock(&kv->tx_lock);
-        if (ht_journal_try_room(kv->j, bytes))
+        if (ht_journal_try_space(kv->j, bytes))
             return 0;
         pthread_mutex_unlock(&kv->tx_lock);
     }
 }
 
-/* What keys claim now. */
-static inline uint64_t kv_claimed(const struct kv *kv, const uint32_t keys[], unsigned count)
+/* The present reserves of the keys. */
+static inline uint64_t kv_reserved(const struct kv *kv, const uint32_t keys[], unsigned count)
 {
     uint64_t bytes = 0;
 
@@ -364,7 +390,7 @@ static inline uint64_t kv_claimed(const struct kv *kv, const uint32_t keys[], un
     return bytes;
 }
 
-/* Set keys (different ones) to a stamp in one group. On an error nothing has changed. */
+/* Sets keys (different ones) to a stamp in one group. On an error nothing has changed. */
 static inline int kv_set(struct kv *kv, const uint32_t keys[], unsigned count, uint64_t stamp, uint32_t len,
                          uint64_t *out_lsn)
 {
@@ -375,12 +401,12 @@ static inline int kv_set(struct kv *kv, const uint32_t keys[], unsigned count, u
     int rc = kv_begin(kv, b.len);
     if (rc)
         goto out;
-    uint64_t had = kv_claimed(kv, keys, count), wants = (uint64_t)count * kv_set_bytes(len);
-    rc = ht_journal_claim(kv->j, wants, false);
+    uint64_t had = kv_reserved(kv, keys, count), wants = (uint64_t)count * kv_set_bytes(len);
+    rc = ht_journal_reserve(kv->j, wants, false);
     if (rc)
         goto unlock;
     rc = ht_journal_append(kv->j, &b, out_lsn);
-    ht_journal_unclaim(kv->j, rc ? wants : had);
+    ht_journal_unreserve(kv->j, rc ? wants : had);
     for (unsigned i = 0; rc == 0 && i < count; i++)
         kv->map.e[keys[i]] = (struct kv_entry){stamp, len};
 unlock:

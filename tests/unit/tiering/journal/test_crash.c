@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_crash.c - the machine dies at every write and every flush of a run that goes round the region and compacts, and again while
- * it recovers: what was acknowledged is there, groups are there whole or not at all, and the log can always go on.
+ * test_crash.c - the machine dies at every write and every flush of a run, and again while it recovers. The run goes
+ * round the region and writes checkpoints. Acknowledged groups are there, every group is whole or absent, and the log
+ * can always continue.
  *
- * Both copies and the superblock lie on one RAM device whose n-th write and all after it fail: what is in its memory then is
- * what the media hold after a crash there.
+ * Both copies and the superblock lie on one RAM device. Its n-th write and all later ones fail. Its memory then holds
+ * the bytes that the media hold after a crash at that write.
  */
+#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
 
 #include "tiering/base/log.h"
@@ -42,7 +44,7 @@ static int step(unsigned group, uint32_t len)
     return rc;
 }
 
-/* len: the larger, the sooner the region is full and compacted */
+/* len: the larger, the sooner the region is full and needs a checkpoint */
 static int run_steps(unsigned count, uint32_t len)
 {
     int rc = 0;
@@ -65,7 +67,7 @@ static void check_state(void)
     }
 }
 
-/* What survived becomes the device; nothing fails on it. */
+/* The surviving bytes become the device; nothing fails on it. */
 static void power_cycle(void)
 {
     struct ht_dev *was = kv.dev[0];
@@ -83,7 +85,7 @@ static void fresh_store(void)
     reset_model();
     kv_format(&kv, dev, dev);
     ck_assert_int_eq(kv_mount(&kv), 0);
-    kv.inline_compaction = true;
+    kv.inline_checkpoint = true;
 }
 
 static void recover_and_check(void)
@@ -100,7 +102,7 @@ START_TEST(a_crash_at_any_operation_keeps_what_was_acknowledged)
     for (unsigned nth = 1;; nth++) {
         fresh_store();
         ck_assert_int_eq(run_steps(5, 2000), 0);
-        ht_dev_fail(kv.dev[0], op, nth, true);
+        dev_fail(kv.dev[0], op, nth, true);
         bool done = run_steps(60, 2500) == 0;
         recover_and_check();
         ck_assert_int_eq(run_steps(4, 100), 0);
@@ -121,7 +123,7 @@ START_TEST(a_crash_in_recovery_is_one_more_crash)
         /* one copy is torn, so that recovery has something to do */
         memset(kv_bytes(&kv, nth % 2, kv.start.pos + 8192), 0, 5000);
         power_cycle();
-        ht_dev_fail(kv.dev[0], HT_IO_WRITE, nth, true);
+        dev_fail(kv.dev[0], HT_IO_WRITE, nth, true);
         int rc = kv_mount(&kv);
         if (rc == 0) {
             kv_crash(&kv);
@@ -136,8 +138,8 @@ START_TEST(a_crash_in_recovery_is_one_more_crash)
 }
 END_TEST
 
-/* Live metadata near its limit, and a crash in every compaction: old log and half of each emission pile up. */
-START_TEST(crashes_in_every_compaction_never_fill_the_log_for_good)
+/* Live metadata near its limit, and a crash in every checkpoint: old log and half of each emission pile up. */
+START_TEST(crashes_in_every_checkpoint_never_fill_the_log_for_good)
 {
     struct ht_journal_stats st;
     struct ht_dev_counters before, after;
@@ -147,21 +149,21 @@ START_TEST(crashes_in_every_compaction_never_fill_the_log_for_good)
     for (unsigned g = 0; g < GROUPS; g++)
         ck_assert_int_eq(step(g, 2400), 0);
     ht_journal_stats(kv.j, &st);
-    ck_assert_uint_gt(st.claimed_bytes, st.claim_limit_bytes * 4 / 5);
+    ck_assert_uint_gt(st.reserved_bytes, st.reserve_limit_bytes * 4 / 5);
     ht_dev_counters(kv.dev[0], &before);
-    ck_assert_int_eq(kv_compact(&kv), 0);
+    ck_assert_int_eq(kv_checkpoint(&kv), 0);
     ht_dev_counters(kv.dev[0], &after);
     unsigned writes = (unsigned)(after.writes - before.writes);
     for (unsigned i = 0; i < 60; i++) {
         /* the superblock that would end it, or something shortly before, does not get through */
-        ht_dev_fail(kv.dev[0], HT_IO_WRITE, writes - i % 3, true);
-        int rc = kv_compact(&kv);
+        dev_fail(kv.dev[0], HT_IO_WRITE, writes - i % 3, true);
+        int rc = kv_checkpoint(&kv);
         (void)rc; /* in split mode there are fewer writes */
         recover_and_check();
         ht_journal_stats(kv.j, &st);
-        blocked += st.used_bytes + st.claimed_bytes > st.log_bytes;
+        blocked += st.used_bytes + st.reserved_bytes > st.log_bytes;
         if (i % 20 == 19) {
-            ck_assert_int_eq(kv_compact(&kv), 0);
+            ck_assert_int_eq(kv_checkpoint(&kv), 0);
             ck_assert_int_eq(run_steps(5, 2000), 0);
             ht_journal_stats(kv.j, &st);
             ck_assert_uint_lt(st.used_bytes, st.log_bytes / 2 + st.log_bytes / 8);
@@ -176,7 +178,7 @@ START_TEST(crashes_in_every_compaction_never_fill_the_log_for_good)
 }
 END_TEST
 
-/* A frame that says again what is known. */
+/* Appends a frame that repeats a known value. */
 static int add_frame(void)
 {
     struct ht_buf b = HT_BUF_INIT;
@@ -190,7 +192,7 @@ static int add_frame(void)
     return rc;
 }
 
-/* Begun compactions that were never completed, until another one does not fit. */
+/* Begun checkpoints that were never completed, until another one does not fit. */
 static void fill_to_the_brim(void)
 {
     struct ht_journal_stats st;
@@ -199,29 +201,29 @@ static void fill_to_the_brim(void)
     for (unsigned g = 0; g < GROUPS; g++)
         ck_assert_int_eq(step(g, 2400), 0);
     ht_journal_stats(kv.j, &st);
-    while (st.used_bytes + st.claimed_bytes + 40960 < st.log_bytes) {
-        ck_assert_int_eq(ht_journal_compact_begin(kv.j), 0);
+    while (st.used_bytes + st.reserved_bytes + 40960 < st.log_bytes) {
+        ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
         for (uint32_t key = 0; key < KV_KEYS;)
             ck_assert_int_eq(kv_emit_slice(&kv, &key), 0);
         ck_assert_int_eq(ht_journal_sync(kv.j, ht_journal_next(kv.j) - 1), 0);
         recover_and_check();
         ht_journal_stats(kv.j, &st);
     }
-    for (; st.used_bytes + st.claimed_bytes < st.log_bytes; ht_journal_stats(kv.j, &st))
+    for (; st.used_bytes + st.reserved_bytes < st.log_bytes; ht_journal_stats(kv.j, &st))
         ck_assert_int_eq(add_frame(), 0);
-    ck_assert(!ht_journal_try_room(kv.j, 100));
+    ck_assert(!ht_journal_try_space(kv.j, 100));
 }
 
 START_TEST(a_crash_anywhere_in_the_rescue_can_be_rescued)
 {
     for (unsigned nth = 1;; nth++) {
         fill_to_the_brim();
-        ht_dev_fail(kv.dev[0], HT_IO_WRITE, nth, true);
-        bool done = kv_compact(&kv) == 0;
+        dev_fail(kv.dev[0], HT_IO_WRITE, nth, true);
+        bool done = kv_checkpoint(&kv) == 0;
         for (unsigned again = 0; again < 3; again++) {
             recover_and_check();
-            ht_dev_fail(kv.dev[0], HT_IO_WRITE, 1 + (nth + again) % 9, true);
-            int rc = kv_compact(&kv);
+            dev_fail(kv.dev[0], HT_IO_WRITE, 1 + (nth + again) % 9, true);
+            int rc = kv_checkpoint(&kv);
             (void)rc;
         }
         recover_and_check();
@@ -235,7 +237,7 @@ START_TEST(a_crash_anywhere_in_the_rescue_can_be_rescued)
 }
 END_TEST
 
-/* In split mode nothing is acknowledged before it is on both copies: who syncs waits for release. */
+/* In split mode nothing is acknowledged before it is on both copies: the caller of sync waits for release. */
 struct syncer {
     uint64_t lsn;
     atomic_int rc;
@@ -259,14 +261,14 @@ START_TEST(sync_waits_for_the_end_of_split_mode)
 
     fill_to_the_brim();
     uint64_t durable = ht_journal_durable(kv.j);
-    ck_assert_int_eq(ht_journal_compact_begin(kv.j), 0);
+    ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
     for (uint32_t key = 0; key < KV_KEYS;)
         ck_assert_int_eq(kv_emit_slice(&kv, &key), 0);
     kv_put_set(&b, 0, kv.map.e[0].stamp, kv.map.e[0].len);
     ck_assert_int_eq(ht_journal_append(kv.j, &b, &s.lsn), 0);
     ht_buf_free(&b);
     pthread_create(&thread, NULL, sync_main, &s);
-    ck_assert_int_eq(ht_journal_compact_end(kv.j, &start), 0);
+    ck_assert_int_eq(ht_journal_checkpoint_end(kv.j, &start), 0);
     ht_journal_stats(kv.j, &st);
     ck_assert_uint_gt(st.used_bytes, st.log_bytes);
     ck_assert_uint_lt(ht_journal_durable(kv.j), start.durable_seq);
@@ -274,7 +276,7 @@ START_TEST(sync_waits_for_the_end_of_split_mode)
     ck_assert_int_eq(atomic_load(&s.rc), 1);
     kv.start = start;
     ck_assert_int_eq(kv_super_write(&kv), 0);
-    ht_journal_compact_release(kv.j, &start);
+    ht_journal_checkpoint_release(kv.j, &start);
     pthread_join(thread, NULL);
     ck_assert_int_eq(atomic_load(&s.rc), 0);
     ck_assert_uint_ge(ht_journal_durable(kv.j), start.durable_seq);
@@ -291,7 +293,7 @@ END_TEST
 START_TEST(closing_in_split_mode_promises_nothing)
 {
     fill_to_the_brim();
-    ck_assert_int_eq(ht_journal_compact_begin(kv.j), 0);
+    ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
     for (uint32_t key = 0; key < KV_KEYS;)
         ck_assert_int_eq(kv_emit_slice(&kv, &key), 0);
     ck_assert_int_eq(ht_journal_close(kv.j), -EIO);
@@ -302,27 +304,30 @@ START_TEST(closing_in_split_mode_promises_nothing)
 }
 END_TEST
 
-/* The superblock that ends split mode gets to the medium, and its writer is told that it did not: he compacts again and again. */
+/*
+ * The superblock that ends split mode reaches the medium, but its writer gets an error: it writes checkpoints again and
+ * again.
+ */
 START_TEST(a_start_that_may_have_been_named_is_not_overwritten)
 {
     struct ht_journal_start start, again;
     int rc = 0;
 
     fill_to_the_brim();
-    ck_assert_int_eq(ht_journal_compact_begin(kv.j), 0);
+    ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
     for (uint32_t key = 0; key < KV_KEYS;)
         ck_assert_int_eq(kv_emit_slice(&kv, &key), 0);
-    ck_assert_int_eq(ht_journal_compact_end(kv.j, &start), 0);
+    ck_assert_int_eq(ht_journal_checkpoint_end(kv.j, &start), 0);
     kv.start = start;
     kv.super_durable = start.durable_seq;
     ck_assert_int_eq(kv_super_write(&kv), 0);
-    ht_journal_compact_unnamed(kv.j, -EIO);
+    ht_journal_checkpoint_unnamed(kv.j, -EIO);
     for (unsigned i = 0; rc == 0 && i < 8; i++) {
-        rc = ht_journal_compact_begin(kv.j);
+        rc = ht_journal_checkpoint_begin(kv.j);
         for (uint32_t key = 0; rc == 0 && key < KV_KEYS;)
             rc = kv_emit_slice(&kv, &key);
         if (rc == 0)
-            rc = ht_journal_compact_end(kv.j, &again);
+            rc = ht_journal_checkpoint_end(kv.j, &again);
     }
     ck_assert_int_eq(rc, -EIO);
     recover_and_check();
@@ -339,17 +344,17 @@ START_TEST(a_region_full_to_the_last_block_is_mounted_and_rescued)
         ;
     for (unsigned i = 0; i < 12; i++) {
         recover_and_check();
-        ck_assert(ht_journal_compact_wait(kv.j)); /* wanted at once */
+        ck_assert(kv_wait(&kv)); /* wanted at once */
         if (i > 8) {
-            ht_dev_fail(kv.dev[0], HT_IO_WRITE, i - 8, true);
-            ck_assert_int_eq(kv_compact(&kv), -EIO);
+            dev_fail(kv.dev[0], HT_IO_WRITE, i - 8, true);
+            ck_assert_int_eq(kv_checkpoint(&kv), -EIO);
         }
     }
     power_cycle();
     ck_assert_int_eq(kv_open(&kv, false, 2), 0);
     ck_assert_int_eq(kv_start(&kv), -ENOSPC); /* with one copy only */
     recover_and_check();
-    ck_assert_int_eq(kv_compact(&kv), 0);
+    ck_assert_int_eq(kv_checkpoint(&kv), 0);
     ck_assert_int_eq(run_steps(20, 2000), 0);
     recover_and_check();
     kv_unmount(&kv);
@@ -364,13 +369,13 @@ START_TEST(one_copy_alone_waits_for_the_other)
     kv_crash(&kv);
     ck_assert_int_eq(kv_open(&kv, false, 2), 0);
     ck_assert_int_eq(kv_start(&kv), 0);
-    ck_assert_int_eq(ht_journal_compact_begin(kv.j), 0);
+    ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
     int rc = 0;
     for (uint32_t key = 0; key < KV_KEYS && rc == 0;)
         rc = kv_emit_slice(&kv, &key);
     ck_assert_int_eq(rc, -ENOSPC);
     recover_and_check();
-    ck_assert_int_eq(kv_compact(&kv), 0);
+    ck_assert_int_eq(kv_checkpoint(&kv), 0);
     ck_assert_int_eq(run_steps(10, 100), 0);
     recover_and_check();
     kv_unmount(&kv);
@@ -403,7 +408,7 @@ static Suite *suite(void)
     tcase_set_timeout(t, 300);
     tcase_add_loop_test(t, a_crash_at_any_operation_keeps_what_was_acknowledged, 0, 2);
     tcase_add_test(t, a_crash_in_recovery_is_one_more_crash);
-    tcase_add_test(t, crashes_in_every_compaction_never_fill_the_log_for_good);
+    tcase_add_test(t, crashes_in_every_checkpoint_never_fill_the_log_for_good);
     tcase_add_test(t, a_crash_anywhere_in_the_rescue_can_be_rescued);
     tcase_add_test(t, sync_waits_for_the_end_of_split_mode);
     tcase_add_test(t, closing_in_split_mode_promises_nothing);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_log.c - appending, waiting, room and errors, with the journal in use. */
+#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
 
 #include "tiering/base/fault.h"
@@ -15,7 +16,7 @@ static void new_store(bool two_devices)
     ck_assert_int_eq(kv_mount(&kv), 0);
 }
 
-/* What is in memory is what a mount finds. */
+/* A mount finds exactly the map that is in memory. */
 static void remount_same(void)
 {
     struct kv_map before = kv.map;
@@ -130,7 +131,7 @@ START_TEST(a_journal_only_opened_writes_nothing)
     ck_assert_int_eq(kv_open(&kv, false, 0), 0);
     kv_put_set(&b, 1, 1, 1);
     ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), -EROFS);
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, 10), -EROFS);
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, 10), -EROFS);
     ck_assert_int_eq(ht_journal_close(kv.j), 0);
     ht_dev_counters(kv.dev[1], &c);
     ck_assert_uint_eq(c.writes, writes);
@@ -168,14 +169,14 @@ static void *lap_main(void *arg)
     return NULL;
 }
 
-START_TEST(many_threads_go_round_the_region_while_it_is_compacted)
+START_TEST(many_threads_go_round_the_region_while_it_is_checkpointed)
 {
     struct lap_worker w[LAP_THREADS];
-    pthread_t compaction;
+    pthread_t checkpointer;
     struct ht_journal_stats st;
 
     new_store(_i);
-    pthread_create(&compaction, NULL, kv_compaction_main, &kv);
+    pthread_create(&checkpointer, NULL, kv_checkpoint_main, &kv);
     for (unsigned i = 0; i < LAP_THREADS; i++) {
         w[i] = (struct lap_worker){.first_key = i * 64};
         pthread_create(&w[i].thread, NULL, lap_main, &w[i]);
@@ -184,10 +185,10 @@ START_TEST(many_threads_go_round_the_region_while_it_is_compacted)
         pthread_join(w[i].thread, NULL);
         ck_assert_int_eq(w[i].rc, 0);
     }
-    ht_journal_stop_compaction(kv.j);
-    pthread_join(compaction, NULL);
+    kv_stop(&kv);
+    pthread_join(checkpointer, NULL);
     ht_journal_stats(kv.j, &st);
-    ck_assert_uint_ge(st.compactions, 3);
+    ck_assert_uint_ge(st.checkpoints, 3);
     kv_unmount(&kv);
     remount_same();
     kv_unmount(&kv);
@@ -195,19 +196,19 @@ START_TEST(many_threads_go_round_the_region_while_it_is_compacted)
 }
 END_TEST
 
-/* Live metadata at its limit: every group up to the size of all of it is admitted, again and again. */
+/* Live metadata is at its limit: every group up to the size of all live metadata is admitted, again and again. */
 START_TEST(a_rewrite_of_everything_fits_a_full_log)
 {
     static uint32_t keys[KV_KEYS];
     struct ht_journal_stats st;
     unsigned count = 0;
     uint64_t lsn;
-    pthread_t compaction;
+    pthread_t checkpointer;
 
     new_store(true);
-    pthread_create(&compaction, NULL, kv_compaction_main, &kv);
+    pthread_create(&checkpointer, NULL, kv_checkpoint_main, &kv);
     ht_journal_stats(kv.j, &st);
-    ck_assert_uint_ge(st.claim_limit_bytes, st.log_bytes / 4);
+    ck_assert_uint_ge(st.reserve_limit_bytes, st.log_bytes / 4);
     while (count < KV_KEYS && kv_set_one(&kv, count, 1, 1000) == 0) {
         keys[count] = count;
         count++;
@@ -215,9 +216,12 @@ START_TEST(a_rewrite_of_everything_fits_a_full_log)
     ck_assert_uint_gt(count, 100);
     ck_assert_uint_lt(count, KV_KEYS);
     for (uint64_t stamp = 2; stamp < 12; stamp++) {
-        /* the old claims stay while the new ones are made: give them back first, as a store does that claims once per key */
-        ht_journal_unclaim(kv.j, count * kv_set_bytes(1000));
-        ck_assert_int_eq(ht_journal_claim(kv.j, count * kv_set_bytes(1000), false), 0);
+        /*
+         * the old reserves stay while the new ones are made: give them back first, as a store
+         * does that reserves once per key
+         */
+        ht_journal_unreserve(kv.j, count * kv_set_bytes(1000));
+        ck_assert_int_eq(ht_journal_reserve(kv.j, count * kv_set_bytes(1000), false), 0);
         struct ht_buf b = HT_BUF_INIT;
         for (unsigned i = 0; i < count; i++)
             kv_put_set(&b, keys[i], stamp, 1000);
@@ -230,9 +234,9 @@ START_TEST(a_rewrite_of_everything_fits_a_full_log)
         ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
     }
     ht_journal_stats(kv.j, &st);
-    ck_assert_uint_ge(st.compactions, 3);
-    ht_journal_stop_compaction(kv.j);
-    pthread_join(compaction, NULL);
+    ck_assert_uint_ge(st.checkpoints, 3);
+    kv_stop(&kv);
+    pthread_join(checkpointer, NULL);
     kv_crash(&kv);
     remount_same();
     kv_unmount(&kv);
@@ -242,23 +246,23 @@ END_TEST
 
 START_TEST(groups_that_can_never_fit_are_refused)
 {
-    pthread_t compaction;
+    pthread_t checkpointer;
 
     new_store(true);
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, SIZE_MAX), -ENOSPC);
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES), -ENOSPC);
-    pthread_create(&compaction, NULL, kv_compaction_main, &kv);
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, SIZE_MAX), -ENOSPC);
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, KV_LOG_BYTES), -ENOSPC);
+    pthread_create(&checkpointer, NULL, kv_checkpoint_main, &kv);
     struct ht_journal_stats st;
     ht_journal_stats(kv.j, &st);
-    ck_assert_int_eq(ht_journal_claim(kv.j, st.claim_limit_bytes, false), 0);
-    ck_assert_int_eq(ht_journal_claim(kv.j, 1, false), -ENOSPC);
-    ck_assert_int_eq(ht_journal_claim(kv.j, 1, true), 0);
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES / 4), 0);
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES * 3 / 4), -ENOSPC);
-    /* and nobody behind the refused one is left waiting */
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, KV_LOG_BYTES / 8), 0);
-    ht_journal_stop_compaction(kv.j);
-    pthread_join(compaction, NULL);
+    ck_assert_int_eq(ht_journal_reserve(kv.j, st.reserve_limit_bytes, false), 0);
+    ck_assert_int_eq(ht_journal_reserve(kv.j, 1, false), -ENOSPC);
+    ck_assert_int_eq(ht_journal_reserve(kv.j, 1, true), 0);
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, KV_LOG_BYTES / 4), 0);
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, KV_LOG_BYTES * 3 / 4), -ENOSPC);
+    /* and no waiter after the refused one keeps waiting */
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, KV_LOG_BYTES / 8), 0);
+    kv_stop(&kv);
+    pthread_join(checkpointer, NULL);
     kv_crash(&kv);
     kv_free_devs(&kv);
 }
@@ -277,7 +281,7 @@ START_TEST(appending_past_the_region_is_refused)
     ck_assert_uint_ge(n, 12);
     ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), -ENOSPC);
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn), 0);
-    ck_assert(!ht_journal_try_room(kv.j, 30));
+    ck_assert(!ht_journal_try_space(kv.j, 30));
     ht_buf_free(&b);
     kv_crash(&kv);
     ck_assert_int_eq(kv_mount(&kv), 0);
@@ -305,7 +309,7 @@ START_TEST(a_failing_device_drops_its_copy)
 
     new_store(true);
     ck_assert_int_eq(fill_some(10), 0);
-    ht_dev_fail(kv.dev[bad], op, 3, true);
+    dev_fail(kv.dev[bad], op, 3, true);
     /* the superblock of these tests is on device 0, the log goes on */
     ck_assert_int_eq(fill_some(20), 0);
     ck_assert_int_eq(fill_some(30), 0);
@@ -336,14 +340,14 @@ START_TEST(a_store_without_a_copy_left_fails_and_stays_failed)
     new_store(_i % 2);
     ck_assert_int_eq(fill_some(10), 0);
     struct kv_map want = kv.map;
-    ht_dev_fail(kv.dev[0], _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE, 1, true);
-    ht_dev_fail(kv.dev[1], _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE, 1, true);
+    dev_fail(kv.dev[0], _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE, 1, true);
+    dev_fail(kv.dev[1], _i / 2 ? HT_IO_FLUSH : HT_IO_WRITE, 1, true);
     ck_assert_int_eq(kv_set_one(&kv, 50, 50, 10), -EIO);
     kv_put_set(&b, 1, 1, 1);
     ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), -EIO);
     ck_assert_int_eq(ht_journal_sync(kv.j, ht_journal_next(kv.j) - 1), -EIO);
-    ck_assert_int_eq(ht_journal_wait_room(kv.j, 10), -EIO);
-    ck_assert_int_eq(ht_journal_compact_begin(kv.j), -EIO);
+    ck_assert_int_eq(ht_journal_wait_space(kv.j, 10), -EIO);
+    ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), -EIO);
     ck_assert_int_eq(ht_journal_close(kv.j), -EIO);
     ht_buf_free(&b);
     ck_assert_int_eq(kv_open(&kv, false, 0), 0);
@@ -394,42 +398,71 @@ END_TEST
 /* Waiters are woken by a log that fails while they wait. */
 static void *wait_main(void *arg)
 {
-    *(int *)arg = ht_journal_wait_room(kv.j, KV_LOG_BYTES / 3);
+    *(int *)arg = ht_journal_wait_space(kv.j, KV_LOG_BYTES / 3);
     return NULL;
 }
 
-START_TEST(a_failing_log_wakes_those_who_wait_for_room)
+/* A nearly full log, and a thread that waits for room in it. Returns where the log ends. */
+static uint64_t start_waiter(pthread_t *out_thread, int *rc)
 {
-    pthread_t thread;
     struct ht_buf b = HT_BUF_INIT;
     uint64_t lsn = 0;
-    int rc = 1;
 
     new_store(true);
     kv_put_set(&b, 1, 1, 30000);
     for (unsigned i = 0; i < 11; i++)
         ck_assert_int_eq(ht_journal_append(kv.j, &b, &lsn), 0);
-    pthread_create(&thread, NULL, wait_main, &rc);
-    ck_assert(ht_journal_compact_wait(kv.j)); /* asked for by the waiter */
-    ht_dev_fail(kv.dev[0], HT_IO_WRITE, 1, true);
-    ht_dev_fail(kv.dev[1], HT_IO_WRITE, 1, true);
+    ht_buf_free(&b);
+    pthread_create(out_thread, NULL, wait_main, rc);
+    ck_assert(kv_wait(&kv)); /* the waiter requested it */
+    return lsn;
+}
+
+START_TEST(a_failing_log_wakes_those_who_wait_for_room)
+{
+    pthread_t thread;
+    int rc = 1;
+    uint64_t lsn = start_waiter(&thread, &rc);
+
+    dev_fail(kv.dev[0], HT_IO_WRITE, 1, true);
+    dev_fail(kv.dev[1], HT_IO_WRITE, 1, true);
     ck_assert_int_eq(ht_journal_sync(kv.j, lsn), -EIO);
     pthread_join(thread, NULL);
     ck_assert_int_eq(rc, -EIO);
-    ht_buf_free(&b);
     kv_crash(&kv);
     kv_free_devs(&kv);
 }
 END_TEST
 
-START_TEST(poke_asks_for_a_compaction_and_stop_ends_the_waiting)
+/* As when memory lacks for it: there is no driver any more that begins it again. */
+START_TEST(nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end)
+{
+    bool stops_first = _i;
+    pthread_t thread;
+    int rc = 1;
+
+    start_waiter(&thread, &rc);
+    ck_assert_int_eq(ht_journal_checkpoint_begin(kv.j), 0);
+    if (stops_first)
+        kv_stop(&kv);
+    ht_journal_checkpoint_give_up(kv.j);
+    if (!stops_first)
+        kv_stop(&kv);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(rc, -ENOSPC);
+    kv_crash(&kv);
+    kv_free_devs(&kv);
+}
+END_TEST
+
+START_TEST(poke_asks_for_a_checkpoint_and_stop_ends_the_waiting)
 {
     new_store(true);
-    ht_journal_compact_poke(kv.j);
-    ck_assert(ht_journal_compact_wait(kv.j));
-    ck_assert_int_eq(kv_compact(&kv), 0);
-    ht_journal_stop_compaction(kv.j);
-    ck_assert(!ht_journal_compact_wait(kv.j));
+    ht_journal_checkpoint_poke(kv.j);
+    ck_assert(kv_wait(&kv));
+    ck_assert_int_eq(kv_checkpoint(&kv), 0);
+    kv_stop(&kv);
+    ck_assert(!kv_wait(&kv));
     kv_unmount(&kv);
     kv_free_devs(&kv);
 }
@@ -447,7 +480,7 @@ static Suite *suite(void)
     tcase_add_test(t, many_frames_may_be_queued);
     tcase_add_test(t, close_makes_everything_durable);
     tcase_add_test(t, a_journal_only_opened_writes_nothing);
-    tcase_add_loop_test(t, many_threads_go_round_the_region_while_it_is_compacted, 0, 2);
+    tcase_add_loop_test(t, many_threads_go_round_the_region_while_it_is_checkpointed, 0, 2);
     tcase_add_test(t, a_rewrite_of_everything_fits_a_full_log);
     tcase_add_test(t, groups_that_can_never_fit_are_refused);
     tcase_add_test(t, appending_past_the_region_is_refused);
@@ -456,7 +489,8 @@ static Suite *suite(void)
     tcase_add_test(t, data_that_cannot_be_made_durable_closes_the_log);
     tcase_add_test(t, no_memory_for_a_large_group_changes_nothing);
     tcase_add_test(t, a_failing_log_wakes_those_who_wait_for_room);
-    tcase_add_test(t, poke_asks_for_a_compaction_and_stop_ends_the_waiting);
+    tcase_add_loop_test(t, nothing_waits_for_a_checkpoint_that_was_given_up_before_the_end, 0, 2);
+    tcase_add_test(t, poke_asks_for_a_checkpoint_and_stop_ends_the_waiting);
     suite_add_tcase(s, t);
     return s;
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_padding.c - a power cut that left of the last frame all but sectors of its padding, over what was there before.
+ * test_padding.c - a power cut stored the last frame except sectors of its padding, over older content.
  *
- * Its checksum is right then. It is the end of a log all the same, not damage, and what was in flight is gone or in the other copy; but
- * where something tells that the frame was whole once, it is damage as any other.
+ * The checksum of the frame is right then. This is still the end of a log and not damage: the frame in flight is gone,
+ * or in the other copy. If anything proves that the frame was whole once, it is damage like any other.
  */
 #include "tests/unit/tiering/journal/kv.h"
 
@@ -45,7 +45,7 @@ static void put_last(size_t bytes)
     after = kv.map;
 }
 
-enum where { AT_START, WRAPPED, COMPACTED, WHERES };
+enum where { AT_START, WRAPPED, CHECKPOINTED, WHERES };
 
 /* Mounted, on devices that were used before, with a last frame of so many bytes. */
 static void make_log(enum where where, size_t bytes)
@@ -55,8 +55,8 @@ static void make_log(enum where where, size_t bytes)
     ck_assert_int_eq(kv_super_write(&kv), 0);
     ck_assert_int_eq(kv_mount(&kv), 0);
     ck_assert_int_eq(kv_set_one(&kv, 1, 5, 30), 0);
-    if (where == COMPACTED)
-        ck_assert_int_eq(kv_compact(&kv), 0);
+    if (where == CHECKPOINTED)
+        ck_assert_int_eq(kv_checkpoint(&kv), 0);
     put_last(bytes);
 }
 
@@ -169,7 +169,7 @@ START_TEST(the_other_copy_may_be_shorter)
 }
 END_TEST
 
-/* What is named durable, or was gone on from, was whole. */
+/* A frame was whole if a later frame calls it durable, or follows it. */
 static void is_damage(void)
 {
     kv_save_images(&kv, saved);
@@ -206,7 +206,7 @@ START_TEST(the_superblock_names_it_durable)
 }
 END_TEST
 
-/* A right checksum over what no writer has written. */
+/* A right checksum over bytes that no writer has written. */
 START_TEST(it_begins_an_epoch_without_saying_so)
 {
     struct ht_frame f;

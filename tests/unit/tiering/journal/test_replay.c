@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_replay.c - what a mount believes: damage of every kind in one copy or both.
+ * test_replay.c - which logs a mount accepts: damage of every kind in one copy or both.
  *
- * The rule behind all of it: replay gives exactly the state of some whole number of groups, in order;
- * all of them, unless the last frame alone was hurt; or it refuses.
+ * The rule: replay gives exactly the state of some whole number of groups, in order. It gives all groups unless only
+ * the last frame was damaged; or it refuses.
  */
+#include "tests/support/dev.h"
 #include "tests/unit/tiering/journal/kv.h"
 
 #include <limits.h>
@@ -60,7 +61,10 @@ static unsigned groups_in(const struct kv_map *map)
 
 static uint8_t saved[2][KV_DEVICE_BYTES];
 
-/* The next byte to flip: every one of header and payload of small frames, samples of the rest; all of them in the long run. */
+/*
+ * The next byte to flip: every byte of header and payload of small frames, samples of the rest; every byte in the long
+ * run.
+ */
 static uint64_t next_flip(uint64_t pos)
 {
     unsigned i = 0;
@@ -177,7 +181,7 @@ START_TEST(torn_at_512_bytes_too)
         memset(kv_bytes(&kv, 0, pos + at), 0, bytes - at);
         memset(kv_bytes(&kv, 1, pos), 0, at + 512);
         ck_assert_int_eq(kv_mount(&kv), 0);
-        /* what is zero anyway may be lost */
+        /* bytes that are zero anyway may be lost */
         ck_assert_uint_ge(groups_in(&kv.map), STEPS - 1);
         kv_crash(&kv);
         kv_restore_images(&kv, saved);
@@ -217,7 +221,7 @@ START_TEST(a_stale_copy_is_refilled)
 }
 END_TEST
 
-/* One copy stale, the other damaged where only it knows what was durable: nobody can say. */
+/* One copy is stale. The other is damaged where only it knew how far the log was durable: the mount must refuse. */
 START_TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
 {
     make_log(true);
@@ -236,7 +240,10 @@ START_TEST(a_stale_copy_is_not_believed_when_the_other_is_damaged)
 }
 END_TEST
 
-/* One copy only in a mount: what the other got alone before, and never acknowledged, loses against the newer epoch. */
+/*
+ * One copy only in a mount: the other copy got unacknowledged frames alone before, and these lose against the newer
+ * epoch.
+ */
 START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 {
     make_log(true);
@@ -261,7 +268,7 @@ START_TEST(a_member_with_an_older_epoch_is_refilled_never_believed)
 END_TEST
 
 /* A group that one mount did not see must not come back in the next: its blocks may have been used again. */
-/* By force: what it holds is more than what is left of the newer one, until the damage comes later than its end. */
+/* By force: the stale copy holds more than the rest of the newer one, until the damage comes later than its end. */
 START_TEST(a_copy_left_behind_helps_out_by_force)
 {
     make_log(true);
@@ -325,13 +332,13 @@ END_TEST
 START_TEST(an_unreadable_copy_is_damaged_and_the_other_used)
 {
     make_log(true);
-    ht_dev_fail(kv.dev[1], HT_IO_READ, 1, true);
+    dev_fail(kv.dev[1], HT_IO_READ, 1, true);
     ck_assert_int_eq(kv_open(&kv, false, 0), 0);
     ck_assert_uint_eq(groups_in(&kv.map), STEPS);
     ck_assert_int_eq(kv.report.copy[1].state, HT_LOG_DAMAGED);
     ck_assert_int_eq(kv.report.copy[1].error, -EIO);
     kv_crash(&kv);
-    ht_dev_fail(kv.dev[0], HT_IO_READ, 1, true);
+    dev_fail(kv.dev[0], HT_IO_READ, 1, true);
     ck_assert_int_eq(kv_open(&kv, false, 0), -EIO);
     kv_free_devs(&kv);
 }
@@ -344,7 +351,7 @@ START_TEST(no_read_error_gives_a_wrong_state)
         struct ht_dev *was[2] = {kv.dev[0], kv.dev[1]};
         kv.dev[0] = kv.super = kv_clone_dev(was[0]);
         kv.dev[1] = was[0] == was[1] ? kv.dev[0] : kv_clone_dev(was[1]);
-        ht_dev_fail(kv.dev[0], HT_IO_READ, nth, nth % 2);
+        dev_fail(kv.dev[0], HT_IO_READ, nth, nth % 2);
         int rc = kv_open(&kv, false, 0);
         if (rc == 0)
             ck_assert_uint_eq(groups_in(&kv.map), STEPS);
@@ -428,7 +435,7 @@ static struct forged next_frame(void)
     return x;
 }
 
-/* Encode asserts; forging does not go through it. */
+/* encode() asserts; so the forger does not use it. */
 static void forge(struct forged *x, uint64_t claimed_len)
 {
     _Alignas(4096) uint8_t mem[4096];
@@ -521,6 +528,7 @@ END_TEST
 START_TEST(a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written)
 {
     uint8_t before[4096];
+
     make_log(true);
     ck_assert_int_eq(kv_mount(&kv), 0);
     kv_unmount(&kv);
@@ -545,8 +553,8 @@ static long peak_kib(void)
     return usage.ru_maxrss;
 }
 
-/* A header, and a record that is there for each of so many MiB of what it claims. */
-static void claim_much(struct ht_dev *dev, uint64_t seq, uint64_t payload_len, unsigned mib)
+/* A header, and a record for each of so many MiB of the length that it claims. */
+static void reserve_much(struct ht_dev *dev, uint64_t seq, uint64_t payload_len, unsigned mib)
 {
     static const uint8_t record[HT_RECORD_HEADER_BYTES] = {KV_SET, 0,    0,    0,
                                                            0xf8,   0xff, 0x01, 0}; /* 128 KiB with its header */
@@ -561,7 +569,7 @@ static void claim_much(struct ht_dev *dev, uint64_t seq, uint64_t payload_len, u
         memcpy(log + HT_FRAME_HEADER_BYTES + at, record, sizeof(record));
 }
 
-/* In the place of the first frame, and of a later one; the bytes behind what is there are no records. */
+/* In the place of the first frame, and of a later one; the bytes after the last frame are no records. */
 START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
 {
     enum { LOG_BYTES = 1 << 30, LITTLE_KIB = 24 << 10 };
@@ -573,7 +581,7 @@ START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
     struct ht_journal *j;
     struct ht_dev *dev;
 
-    ck_assert_int_eq(ht_dev_open_ram(KV_LOG_OFFSET + LOG_BYTES, 4096, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(KV_LOG_OFFSET + LOG_BYTES, 4096, &dev), 0);
     struct ht_journal_config c = {.dev = {dev},
                                   .offset = {KV_LOG_OFFSET},
                                   .log_bytes = LOG_BYTES,
@@ -581,7 +589,7 @@ START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
                                   .start = {.seq = 1},
                                   .epoch = 1};
     for (unsigned i = 0; i < HT_ARRAY_SIZE(cases); i++) {
-        claim_much(dev, cases[i].seq, LOG_BYTES - HT_FRAME_HEADER_BYTES, cases[i].mib);
+        reserve_much(dev, cases[i].seq, LOG_BYTES - HT_FRAME_HEADER_BYTES, cases[i].mib);
         long before = peak_kib();
         ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), 0);
         ck_assert_uint_eq(report.frames, 0);
@@ -592,7 +600,7 @@ START_TEST(memory_follows_what_is_written_not_what_a_header_claims)
 }
 END_TEST
 
-/* A sparse file of a large log, with a later frame far behind the end: found, and the holes are not read. */
+/* A sparse file of a large log has a later frame far after the end: the mount finds it and does not read the holes. */
 START_TEST(holes_of_a_file_are_not_read)
 {
     enum { LOG_BYTES = 1 << 30, FAR = 700 << 20, READ_MAX = 64 << 20 };
@@ -603,6 +611,7 @@ START_TEST(holes_of_a_file_are_not_read)
     struct ht_dev_counters n;
     struct ht_journal *j;
     struct ht_dev *dev;
+
     snprintf(path, sizeof(path), "%s/replay-XXXXXX", folder ? folder : "/tmp");
     int fd = mkstemp(path);
     ck_assert_int_ge(fd, 0);
@@ -623,7 +632,7 @@ START_TEST(holes_of_a_file_are_not_read)
     ck_assert_int_eq(ht_journal_open(&c, false, &report, &j), _i ? -EUCLEAN : 0);
     ck_assert_int_eq(report.copy[0].state, _i ? HT_LOG_DAMAGED : HT_LOG_ENDED);
     ht_dev_counters(dev, &n);
-    if (lseek(fd, KV_LOG_OFFSET, SEEK_DATA) != KV_LOG_OFFSET) /* else this file system does not tell holes */
+    if (lseek(fd, KV_LOG_OFFSET, SEEK_DATA) != KV_LOG_OFFSET) /* else this file system does not report holes */
         ck_assert_uint_le(n.read_bytes, READ_MAX);
     if (!_i)
         ht_journal_abandon(j);
@@ -633,22 +642,22 @@ START_TEST(holes_of_a_file_are_not_read)
 END_TEST
 
 /* Both copies are damaged: they are made whole in memory, which an empty region takes little of. */
-START_TEST(a_large_empty_log_is_mended_aside_in_little_memory)
+START_TEST(a_large_empty_log_is_cross_repaired_aside_in_little_memory)
 {
     enum { LOG_BYTES = 512 << 20, ALLOWED_KIB = 64 << 10 };
     struct ht_dev *dev, *aside[HT_LOG_COPIES] = {NULL, NULL};
     unsigned frames;
 
-    ck_assert_int_eq(ht_dev_open_ram(KV_LOG_OFFSET + 2 * (uint64_t)LOG_BYTES, 4096, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(KV_LOG_OFFSET + 2 * (uint64_t)LOG_BYTES, 4096, &dev), 0);
     struct ht_journal_config c = {.dev = {dev, dev},
                                   .offset = {KV_LOG_OFFSET, KV_LOG_OFFSET + LOG_BYTES},
                                   .log_bytes = LOG_BYTES,
                                   .salt = KV_SALT,
                                   .start = {.seq = 1},
                                   .epoch = 1};
-    claim_much(dev, 1, 4096, 0);
+    reserve_much(dev, 1, 4096, 0);
     long before = peak_kib();
-    ck_assert_int_eq(ht_journal_mend_aside(&c, &frames, aside), 0);
+    ck_assert_int_eq(ht_journal_cross_repair_aside(&c, &frames, aside), 0);
     ck_assert_int_le(peak_kib() - before, ALLOWED_KIB);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         ht_dev_close(aside[i]);
@@ -682,7 +691,7 @@ static Suite *suite(void)
     tcase_add_test(t, a_clean_superblock_of_before_is_not_believed_when_a_newer_mount_has_written);
     tcase_add_loop_test(t, holes_of_a_file_are_not_read, 0, 2);
     tcase_add_test(t, memory_follows_what_is_written_not_what_a_header_claims);
-    tcase_add_test(t, a_large_empty_log_is_mended_aside_in_little_memory);
+    tcase_add_test(t, a_large_empty_log_is_cross_repaired_aside_in_little_memory);
     suite_add_tcase(s, t);
     return s;
 }

@@ -18,7 +18,7 @@ static struct ht_alloc *new_alloc(unsigned count, const uint64_t blocks[])
 static int take(struct ht_alloc *a, uint32_t blocks, int hint, struct ht_extent out[HT_FRAGS_MAX])
 {
     ck_assert_int_eq(ht_alloc_reserve(a, blocks), 0);
-    return ht_alloc_take(a, blocks, (struct ht_place_wish){.hint = hint}, out);
+    return ht_alloc_take(a, blocks, (struct ht_alloc_hint){.device = hint}, out);
 }
 
 START_TEST(counts_follow_marks_and_releases)
@@ -61,17 +61,17 @@ START_TEST(reservations_bound_what_is_available)
     ck_assert_int_eq(ht_alloc_reserve(a, 200), 0);
     ck_assert_uint_eq(ht_alloc_available(a), 56);
     ck_assert_int_eq(ht_alloc_reserve(a, 57), -ENOSPC);
-    ht_alloc_limbo_add(a, 10);
+    ht_alloc_pending_free_add(a, 10);
     ck_assert_int_eq(ht_alloc_reserve(a, 66), 0);
     ck_assert_uint_eq(ht_alloc_available(a), 0);
-    ck_assert_int_eq(ht_alloc_take(a, 200, HT_PLACE_ANY, out), 1);
+    ck_assert_int_eq(ht_alloc_take(a, 200, HT_ALLOC_HINT_NONE, out), 1);
     ck_assert_uint_eq(ht_alloc_reserved(a), 66);
     /* 56 are free, the other ten are on their way */
-    ck_assert_int_eq(ht_alloc_take(a, 66, HT_PLACE_ANY, out), -EAGAIN);
+    ck_assert_int_eq(ht_alloc_take(a, 66, HT_ALLOC_HINT_NONE, out), -EAGAIN);
     ck_assert_uint_eq(ht_alloc_reserved(a), 66);
     ht_alloc_release(a, &(struct ht_extent){out[0].block, 10, 0});
-    ht_alloc_limbo_sub(a, 10);
-    ck_assert_int_gt(ht_alloc_take(a, 66, HT_PLACE_ANY, out), 0);
+    ht_alloc_pending_free_sub(a, 10);
+    ck_assert_int_gt(ht_alloc_take(a, 66, HT_ALLOC_HINT_NONE, out), 0);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
     ht_alloc_free(a);
 }
@@ -90,7 +90,7 @@ START_TEST(what_is_undone_is_reserved_again)
     ht_alloc_untake(a, out, n);
     ck_assert_uint_eq(ht_alloc_reserved(a), 100);
     ck_assert_uint_eq(ht_alloc_free_blocks(a), 128);
-    ck_assert_int_eq(ht_alloc_take(a, 100, HT_PLACE_ANY, out), 100);
+    ck_assert_int_eq(ht_alloc_take(a, 100, HT_ALLOC_HINT_NONE, out), 100);
     ht_alloc_free(a);
 }
 END_TEST
@@ -137,7 +137,7 @@ START_TEST(long_pieces_are_preferred_to_short_ones)
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){1024});
     struct ht_extent out[HT_FRAGS_MAX];
 
-    /* 128 single holes in the first half, two runs of 200 behind them */
+    /* 128 single holes in the first half, then two runs of 200 */
     for (uint64_t b = 0; b < 512; b += 2)
         ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){b, 1, 0}), 0);
     ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){512, 28, 0}), 0);
@@ -277,7 +277,7 @@ static void model_take(struct model *m, struct ht_alloc *a)
         ck_assert_uint_lt(m->free, want);
         return;
     }
-    int n = ht_alloc_take(a, want, (struct ht_place_wish){.hint = rand() % 5 - 1}, out);
+    int n = ht_alloc_take(a, want, (struct ht_alloc_hint){.device = rand() % 5 - 1}, out);
     ck_assert_int_gt(n, 0);
     for (int i = 0; i < n; i++) {
         model_set(m, &out[i], true);
@@ -290,6 +290,7 @@ static void model_take(struct model *m, struct ht_alloc *a)
 START_TEST(random_operations_agree_with_a_naive_model)
 {
     static struct model m;
+
     memset(&m, 0, sizeof(m));
     srand((unsigned)_i);
     for (unsigned d = 0; d < MODEL_DEVICES; d++) {
@@ -310,6 +311,7 @@ START_TEST(random_operations_agree_with_a_naive_model)
         struct ht_extent probe = {(uint64_t)rand() % MODEL_BLOCKS, 1, (uint32_t)rand() % MODEL_DEVICES};
         bool is_free = probe.block < m.blocks[probe.device] && !m.taken[probe.device][probe.block];
         ck_assert_int_eq(ht_alloc_is_free(a, &probe), is_free);
+        ht_alloc_verify(a, 0);
     }
     ht_alloc_free(a);
 }
@@ -323,7 +325,7 @@ static long peak_kib(void)
     return usage.ru_maxrss;
 }
 
-/* What a superblock says of a device that is not there costs nothing, nor does a large empty one. */
+/* The size of an absent device in a superblock costs nothing, nor does a large empty device. */
 START_TEST(memory_follows_what_is_taken_not_the_size_of_a_device)
 {
     enum { ALLOWED_KIB = 16 << 10 };
@@ -338,7 +340,7 @@ START_TEST(memory_follows_what_is_taken_not_the_size_of_a_device)
     ck_assert_uint_eq(ht_alloc_free_blocks(a), blocks - 5);
     ck_assert_int_eq(take(a, 256, 0, out), 1);
     ck_assert_int_eq(take(a, 7, 0, out), 1);
-#ifndef __SANITIZE_ADDRESS__ /* which keeps a map of what is allocated */
+#ifndef __SANITIZE_ADDRESS__ /* ASan keeps a map of allocated memory */
     ck_assert_int_le(peak_kib() - before, ALLOWED_KIB);
 #else
     (void)before;

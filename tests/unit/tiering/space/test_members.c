@@ -21,7 +21,7 @@ static void fresh(void)
     }
 }
 
-/* What is known to the newest of the present ones goes to all of those (bits) that `written` names. */
+/* The knowledge of the newest present member goes to all members (bits) that `written` names. */
 static void write(uint32_t present, uint32_t take_part, uint32_t written)
 {
     struct ht_super newest = {.generation = 0};
@@ -44,13 +44,13 @@ static void mount(uint32_t present)
     write(present, present, present);
 }
 
-static int judge(uint32_t present, struct ht_members *out)
+static int validate(uint32_t present, struct ht_members *out)
 {
     const struct ht_super *there[HT_DEVICES_MAX] = {NULL};
 
     for (unsigned i = 0; i < COUNT; i++)
         there[i] = present >> i & 1 ? &sb[i] : NULL;
-    return ht_members_judge(there, out);
+    return ht_members_validate(there, out);
 }
 
 START_TEST(members_of_one_history_belong_together)
@@ -58,20 +58,20 @@ START_TEST(members_of_one_history_belong_together)
     struct ht_members m;
 
     fresh();
-    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
     mount(A | B | C);
     mount(A | B | C);
-    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
     /* B is away twice and returns */
     mount(A | C);
     mount(A | C);
-    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
     ck_assert_uint_ne(m.newest, 1);
     mount(A | B | C);
     /* now another one may be away */
     mount(B | C);
-    ck_assert_int_eq(judge(A | B | C, &m), 0);
-    ck_assert_int_eq(judge(A, &m), 0); /* it cannot know */
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
+    ck_assert_int_eq(validate(A, &m), 0); /* it cannot know */
 }
 END_TEST
 
@@ -83,15 +83,15 @@ START_TEST(members_mounted_apart_have_diverged)
     mount(A | B | C);
     mount(A | C);
     mount(B);
-    ck_assert_int_eq(judge(A | B | C, &m), -EXDEV);
+    ck_assert_int_eq(validate(A | B | C, &m), -EXDEV);
     ck_assert_uint_eq(m.apart[0], 0);
     ck_assert_uint_eq(m.apart[1], 1);
-    ck_assert_int_eq(judge(A | C, &m), 0);
-    ck_assert_int_eq(judge(B, &m), 0);
+    ck_assert_int_eq(validate(A | C, &m), 0);
+    ck_assert_int_eq(validate(B, &m), 0);
     for (unsigned i = 0; i < 5; i++)
         mount(B); /* however long ago, and however often */
-    ck_assert_int_eq(judge(A | B | C, &m), -EXDEV);
-    ck_assert_int_eq(judge(B | C, &m), -EXDEV);
+    ck_assert_int_eq(validate(A | B | C, &m), -EXDEV);
+    ck_assert_int_eq(validate(B | C, &m), -EXDEV);
 }
 END_TEST
 
@@ -101,22 +101,22 @@ START_TEST(a_member_left_behind_in_mid_run_does_not_stand_for_the_store)
 
     fresh();
     mount(A | B | C);
-    /* A is left behind and still takes superblocks */
+    /* A is excluded and still takes superblocks */
     write(A | B | C, B | C, A | B | C);
-    ck_assert_int_eq(judge(A | B | C, &m), 0);
-    ck_assert_int_eq(judge(A | C, &m), -ESTALE);
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
+    ck_assert_int_eq(validate(A | C, &m), -ESTALE);
     ck_assert_uint_eq(m.left_behind, 0);
-    ck_assert_int_eq(judge(B, &m), 0);
+    ck_assert_int_eq(validate(B, &m), 0);
     mount(B | C);
-    ck_assert_int_eq(judge(A | B | C, &m), 0); /* to be behind is not to have diverged */
+    ck_assert_int_eq(validate(A | B | C, &m), 0); /* a stale member has not diverged */
     mount(A | B | C);
-    ck_assert_int_eq(judge(A, &m), 0);
+    ck_assert_int_eq(validate(A, &m), 0);
     /* and takes none: mounted alone it cannot know, but then it has diverged */
     write(A | B | C, B | C, B | C);
-    ck_assert_int_eq(judge(A, &m), 0);
-    ck_assert_int_eq(judge(A | B, &m), 0);
+    ck_assert_int_eq(validate(A, &m), 0);
+    ck_assert_int_eq(validate(A | B, &m), 0);
     mount(A);
-    ck_assert_int_eq(judge(A | B, &m), -EXDEV);
+    ck_assert_int_eq(validate(A | B, &m), -EXDEV);
 }
 END_TEST
 
@@ -128,10 +128,10 @@ START_TEST(a_crash_between_two_superblocks_parts_nobody)
         fresh();
         mount(A | B | C);
         write(A | B | C, A | B | C, written);
-        ck_assert_int_eq(judge(A | B | C, &m), 0);
-        /* whoever goes on without the others has begun nothing that they miss */
+        ck_assert_int_eq(validate(A | B | C, &m), 0);
+        /* a member that goes on without the others has begun nothing that they miss */
         mount(B | C);
-        ck_assert_int_eq(judge(A | B | C, &m), 0);
+        ck_assert_int_eq(validate(A | B | C, &m), 0);
     }
 }
 END_TEST
@@ -143,11 +143,11 @@ START_TEST(members_without_a_record_are_taken_as_they_are)
     fresh();
     for (unsigned i = 0; i < COUNT; i++)
         sb[i].epoch = 7;
-    ck_assert_int_eq(judge(A | B | C, &m), 0);
+    ck_assert_int_eq(validate(A | B | C, &m), 0);
     mount(A | C);
-    ck_assert_int_eq(judge(A | B | C, &m), 0); /* until then B took part in all */
+    ck_assert_int_eq(validate(A | B | C, &m), 0); /* until then B took part in all */
     mount(B);
-    ck_assert_int_eq(judge(A | B | C, &m), -EXDEV);
+    ck_assert_int_eq(validate(A | B | C, &m), -EXDEV);
 }
 END_TEST
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_super.c - superblocks: round trip, every damage told apart, no crash or error loses them all. */
+#include "tests/support/dev.h"
 #include "tiering/space/super.h"
 
 #include <check.h>
@@ -16,7 +17,7 @@ static struct ht_dev *new_dev(uint64_t bytes)
 {
     struct ht_dev *dev;
 
-    ck_assert_int_eq(ht_dev_open_ram(bytes, 512, &dev), 0);
+    ck_assert_int_eq(dev_open_ram(bytes, 512, &dev), 0);
     return dev;
 }
 
@@ -114,7 +115,7 @@ START_TEST(foreign_devices_are_told_from_damaged_ones)
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
         copy_bytes(dev, c)[300] ^= 1;
     ck_assert_int_eq(ht_super_read(dev, &sb, &report), -EUCLEAN);
-    ht_dev_fail(dev, HT_IO_READ, 1, true);
+    dev_fail(dev, HT_IO_READ, 1, true);
     ck_assert_int_eq(ht_super_read(dev, &sb, &report), -EIO);
     ht_dev_close(dev);
     ht_dev_close(tiny);
@@ -173,6 +174,7 @@ START_TEST(every_field_has_bounds)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES);
     struct ht_super sb = format(&dev, 1);
+
 #define F(f) offsetof(struct ht_disk_super, f)
     const struct {
         size_t offset;
@@ -282,7 +284,10 @@ START_TEST(missing_members_are_skipped)
 }
 END_TEST
 
-/* The n-th write or flush of one ht_super_write fails; repeat: all after it too. Then the state must still be readable, as old or new. */
+/*
+ * The n-th write or flush of one ht_super_write fails; repeat: all after it too. Then the
+ * state must still be readable, as old or new.
+ */
 static void fail_nth(enum ht_io_op op, unsigned nth, bool repeat)
 {
     struct ht_dev *dev = new_dev(DEVICE_BYTES);
@@ -290,10 +295,10 @@ static void fail_nth(enum ht_io_op op, unsigned nth, bool repeat)
     struct ht_super_report report;
     uint64_t before = sb.generation;
 
-    ht_dev_fail(dev, op, nth, repeat);
-    int err = ht_super_write(&sb, &dev, 1);
+    dev_fail(dev, op, nth, repeat);
+    int rc = ht_super_write(&sb, &dev, 1);
     ck_assert_int_eq(ht_super_read(dev, &got, &report), 0);
-    ck_assert(got.generation == before + 1 || (err && got.generation == before));
+    ck_assert(got.generation == before + 1 || (rc && got.generation == before));
     ht_dev_close(dev);
 }
 
@@ -308,8 +313,8 @@ START_TEST(failing_at_any_operation_leaves_the_old_or_the_new)
 END_TEST
 
 /*
- * One write of a superblock was cut anywhere inside, from a state in which only some copies are the present ones; missed: so many generations
- * were not written to this device.
+ * One write of a superblock was cut anywhere inside, from a state in which only some copies are the present ones;
+ * missed: so many generations were not written to this device.
  */
 static void tear_first_write(unsigned stale_mask, unsigned missed)
 {
@@ -327,10 +332,10 @@ static void tear_first_write(unsigned stale_mask, unsigned missed)
         memcpy(was[c], copy_bytes(dev, c), 4096);
     uint64_t before = sb.generation;
     sb.generation += missed;
-    ht_dev_fail(dev, HT_IO_WRITE, 2, true); /* only the first write gets through */
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
-    int err = ht_super_write(&sb, &dev, 1);
-    ck_assert_int_ne(err, 0);
+    dev_fail(dev, HT_IO_WRITE, 2, true); /* only the first write gets through */
+    dev_fail(dev, HT_IO_FLUSH, 1, true);
+    int rc = ht_super_write(&sb, &dev, 1);
+    ck_assert_int_ne(rc, 0);
     for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
         if (memcmp(was[c], copy_bytes(dev, c), 4096) != 0)
             memset(copy_bytes(dev, c), 0x77, 512); /* and was torn */
@@ -348,8 +353,8 @@ START_TEST(the_last_present_copy_is_never_overwritten_first)
 END_TEST
 
 /*
- * After the n-th write of a superblock the flush of another caller fails; then the next superblock gets no further than `writes` writes, and the
- * power is cut.
+ * After the n-th write of a superblock the flush of another caller fails; then the next superblock gets no further than
+ * `writes` writes, and the power is cut.
  */
 static void void_then_cut(unsigned nth, unsigned writes, uint64_t seed)
 {
@@ -357,19 +362,19 @@ static void void_then_cut(unsigned nth, unsigned writes, uint64_t seed)
     struct ht_super sb = format(&dev, 1), got;
     struct ht_super_report report;
 
-    ck_assert_int_eq(ht_dev_ram_set_cache(dev, 0), 0);
+    ck_assert_int_eq(dev_set_cache(dev, 0), 0);
     ck_assert_int_eq(ht_super_write(&sb, &dev, 1), 0);
     uint64_t durable = sb.generation;
-    ht_dev_ram_void_after(dev, nth);
+    dev_void_after(dev, nth);
     if (ht_super_write(&sb, &dev, 1) == 0)
         durable = sb.generation;
-    ht_dev_ram_void_after(dev, 0);
-    ht_dev_fail(dev, HT_IO_WRITE, writes + 1, true);
-    ht_dev_fail(dev, HT_IO_FLUSH, writes > 1 ? 2 : 1, true);
+    dev_void_after(dev, 0);
+    dev_fail(dev, HT_IO_WRITE, writes + 1, true);
+    dev_fail(dev, HT_IO_FLUSH, writes > 1 ? 2 : 1, true);
     if (ht_super_write(&sb, &dev, 1) == 0)
         durable = sb.generation;
-    ht_dev_ram_power_off(&dev, 1, seed);
-    ht_dev_ram_power_on(dev);
+    dev_power_off(&dev, 1, seed);
+    dev_power_on(dev);
     ck_assert_int_eq(ht_super_read(dev, &got, &report), 0);
     ck_assert_uint_ge(got.generation, durable);
     ht_dev_close(dev);
@@ -389,7 +394,7 @@ START_TEST(format_needs_every_copy)
     for (unsigned nth = 1; nth <= 3; nth++) {
         struct ht_dev *dev = new_dev(DEVICE_BYTES);
         struct ht_super sb;
-        ht_dev_fail(dev, HT_IO_WRITE, nth, false);
+        dev_fail(dev, HT_IO_WRITE, nth, false);
         ck_assert_int_eq(ht_super_format(&dev, 1, &(struct ht_format_opts){0}, &sb), -EIO);
         ht_dev_close(dev);
     }

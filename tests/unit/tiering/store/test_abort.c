@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { SCOPE = 77, ROUNDS = 25, OLD = 6 * MIB, NEW = 12 * MIB };
 
@@ -31,6 +31,7 @@ static void publish(void)
 {
     struct ht_tx *tx;
     uint64_t lsn;
+
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
     ht_scope_publish(s, SCOPE, tx);
@@ -40,16 +41,14 @@ static void publish(void)
 
 static void take_back(void)
 {
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
     ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
 }
 
-/* Somewhere in the middle of it. */
+/* Aborts at some moment during the change. */
 static void abort_beside(void *(*change)(void *), unsigned round)
 {
     pthread_t thread;
+
     begun = false;
     ck_assert_int_eq(pthread_create(&thread, NULL, change, NULL), 0);
     while (!begun)
@@ -80,7 +79,7 @@ static void expect_old(void)
 {
     ck_assert_uint_eq(ht_obj_size(obj), OLD);
     expect(obj, 0, old_bytes, OLD);
-    ck_assert_int_eq(ht_obj_truncate(obj, NEW), 0); /* nothing was left behind the end */
+    ck_assert_int_eq(ht_obj_truncate(obj, NEW), 0); /* no bytes remain after the end */
     memset(old_bytes + OLD, 0, NEW - OLD);
     expect(obj, 0, old_bytes, NEW);
 }
@@ -123,7 +122,7 @@ START_TEST(a_truncation_is_before_an_abort_or_after_it)
 }
 END_TEST
 
-/* Nothing is written into what is gone. */
+/* No write reaches an object that is gone. */
 START_TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
 {
     begin();
@@ -142,6 +141,7 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("abort");
+
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, a_write_is_before_an_abort_or_after_it);
     tcase_add_test(tc, a_truncation_is_before_an_abort_or_after_it);

@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Clones: what is stored belongs to several objects, until the last of them lets go and the log knows it. */
+/* Clones: several objects own stored content, until the last owner releases it and the log knows it. */
 #include <pthread.h>
 #include <time.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES };
 
 static void clone_all(struct ht_obj *src, struct ht_obj *dst)
 {
     uint64_t size = ht_obj_size(src);
+
     ck_assert_int_eq(ht_obj_clone(src, 0, dst, 0, HT_FILE_BYTES_MAX), (ssize_t)size);
 }
 
 static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
 {
     struct ht_obj *o = object(chunk_bytes, scope);
+
     put_all(o, 0, p, n);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     return o;
@@ -25,6 +28,7 @@ static void publish_scope(uint64_t scope)
 {
     struct ht_tx *tx;
     uint64_t lsn;
+
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + 4096, &tx), 0);
     ht_scope_publish(s, scope, tx);
@@ -32,12 +36,13 @@ static void publish_scope(uint64_t scope)
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
 }
 
-/* Put other bytes wherever there is room, so that what is free by mistake is overwritten. */
+/* Puts other bytes wherever there is room, so that they overwrite space that is free by mistake. */
 static void use_all_space(void)
 {
     struct ht_obj *o = object(SMALL, 0);
     uint8_t *junk = pattern(4096, 99);
     uint64_t end = 0;
+
     while (ht_obj_write(o, end, junk, 4096) == 4096) {
         end += SMALL;
         if (end % (32 * SMALL) == 0)
@@ -98,6 +103,7 @@ END_TEST
 START_TEST(space_comes_back_with_the_last_owner_in_any_order)
 {
     static const int order[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+
     fresh(32, false);
     uint8_t *p = pattern(3 * MIB, 2);
     struct ht_store_stats before = stats();
@@ -134,19 +140,23 @@ START_TEST(space_comes_back_with_the_last_owner_in_any_order)
             ck_assert_int_eq(ht_store_commit(s), 0);
         }
         ck_assert_uint_eq(stats().free_bytes, before.free_bytes);
-        ck_assert_uint_eq(stats().limbo_bytes, 0);
+        ck_assert_uint_eq(stats().pending_free_bytes, 0);
         ck_assert_uint_eq(stats().reserved_bytes, 0);
-        ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes);
+        ck_assert_uint_eq(stats().log.reserved_bytes, before.log.reserved_bytes);
     }
     free(p);
     done();
 }
 END_TEST
 
-/* The record that ends one owner is not durable, the other owner was never published: a crash shows the first one again. */
+/*
+ * The record that ends one owner is not durable, the other owner was never published: a crash
+ * shows the first one again.
+ */
 START_TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
 {
     uint8_t *p = pattern(4 * MIB, 3);
+
     for (int round = 0; round < 8; round++) {
         int variant = round % 4;
         fresh(16, false);
@@ -175,12 +185,12 @@ START_TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
             ck_assert_int_eq(ht_obj_truncate(b, 0), 0);
         ht_obj_put(b);
         ck_assert_uint_eq(stats().free_bytes, free_bytes);
-        ck_assert_uint_eq(stats().limbo_bytes, 4 * MIB);
+        ck_assert_uint_eq(stats().pending_free_bytes, 4 * MIB);
         /* As much as fits without it may be written; a crash then shows a as it was. */
         struct ht_obj *c = object(HT_CHUNK_BYTES, 0);
         uint8_t *q = pattern(MIB, 4);
         uint64_t end = 0;
-        for (; stats().free_bytes >= MIB && stats().limbo_bytes; end += MIB) {
+        for (; stats().free_bytes >= MIB && stats().pending_free_bytes; end += MIB) {
             put_all(c, end, q, MIB);
             ck_assert_int_eq(ht_obj_writeback(c), 0);
         }
@@ -197,11 +207,12 @@ START_TEST(what_a_record_named_is_not_used_again_before_its_end_is_durable)
 }
 END_TEST
 
-/* Who needs the space while it waits for a transaction that is being collected waits for that, and has it then. */
+/* A caller that needs the space of an uncommitted transaction waits for that transaction, and then gets the space. */
 static void *write_much(void *arg)
 {
     uint8_t *p = pattern(MIB, 5);
     uint64_t end = 0;
+
     while (ht_obj_write(arg, end, p, MIB) == MIB) {
         ck_assert_int_eq(ht_obj_writeback(arg), 0);
         end += MIB;
@@ -240,6 +251,7 @@ END_TEST
 START_TEST(owners_ended_by_an_open_transaction_are_no_room_for_new_ones)
 {
     enum { OLD = 48, NEW = 120 };
+
     fresh(64, false);
     uint8_t *p = pattern(NEW * SMALL, 8);
     struct ht_obj *a = stored(SMALL, 0, p, OLD * SMALL), *b = object(SMALL, 0), *c = stored(SMALL, 0, p, NEW * SMALL),
@@ -280,7 +292,7 @@ START_TEST(a_remount_counts_the_owners)
         oid[i] = ht_obj_id(o[i]);
         ht_obj_put(o[i]);
     }
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
     crash();
     ck_assert_uint_eq(ht_store_conflicts(s, NULL, 0), 0);
     ck_assert_uint_eq(stats().free_bytes, free_bytes);
@@ -311,7 +323,7 @@ START_TEST(an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not
 {
     fresh(16, false);
     uint8_t *p = pattern(2 * MIB, 8);
-    /* The source is dirty and never published: the clone is what the log knows. */
+    /* The source is dirty and never published: only the clone is in the log. */
     struct ht_obj *a = object(HT_CHUNK_BYTES, 0), *b = object(HT_CHUNK_BYTES, 0), *c = object(HT_CHUNK_BYTES, 0);
     uint64_t oid[3] = {ht_obj_id(a), ht_obj_id(b), ht_obj_id(c)};
     put_all(a, 0, p, 2 * MIB);
@@ -340,9 +352,9 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
     uint8_t *p = pattern(2 * MIB, 9), *q = pattern(2 * MIB, 10);
     struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 9);
     put_all(a, 0, p, 2 * MIB);
-    ck_assert_int_eq(ht_obj_guarantee(a, 2 * MIB), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(a, 2 * MIB), 0);
     clone_all(a, b);
-    struct ht_lease l = {.store = s, .count = 2};
+    struct ht_batch_pin l = {.store = s, .count = 2};
     for (int staged = 0; staged < 2; staged++) {
         struct ht_obj *x = stored(HT_CHUNK_BYTES, 0, q, 2 * MIB); /* fills the tier */
         for (unsigned i = 0; staged && i < 6; i++)
@@ -350,13 +362,13 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
         ht_obj_evict(a);
         ht_obj_evict(b);
         for (unsigned i = 0; i < 2; i++)
-            l.chunk[i] = (struct ht_lease_chunk){.obj = a, .index = i, .mode = HT_LEASE_OVERWRITE};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
+            l.chunk[i] = (struct ht_batch_pin_chunk){.obj = a, .index = i, .mode = HT_BATCH_PIN_OVERWRITE};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
         for (unsigned i = 0; i < 2; i++)
             memcpy(l.chunk[i].data, q + i * MIB, MIB);
-        ht_lease_end(&l, 3);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_batch_pin_end(&l, 3);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
         ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
         use_all_space();
         ht_obj_evict(a);
@@ -378,10 +390,14 @@ START_TEST(an_unpublished_reference_that_is_shared_is_not_overwritten)
 }
 END_TEST
 
-/* Sharing takes nothing off what was promised: neither of the source, nor of the target, nor if the promise comes after it. */
-START_TEST(a_guarantee_holds_for_what_is_shared)
+/*
+ * Sharing takes nothing from preallocated space: neither that of the source, nor that of the target, nor space
+ * preallocated later.
+ */
+START_TEST(a_rewrite_reserve_holds_for_what_is_shared)
 {
     uint8_t *p = pattern(3 * MIB, 11);
+
     for (int variant = 0; variant < 3; variant++) {
         fresh(24, false);
         struct ht_obj *a = object(HT_CHUNK_BYTES, 9), *b = object(HT_CHUNK_BYTES, 0), *g = variant == 1 ? b : a;
@@ -389,11 +405,11 @@ START_TEST(a_guarantee_holds_for_what_is_shared)
         put_all(a, 0, p, 3 * MIB);
         publish_scope(9);
         if (variant < 2)
-            ck_assert_int_eq(ht_obj_guarantee(g, 3 * MIB), 0);
+            ck_assert_int_eq(ht_obj_rewrite_reserve(g, 3 * MIB), 0);
         clone_all(a, b);
         ck_assert_int_eq(ht_obj_sync(b), 0);
         if (variant == 2)
-            ck_assert_int_eq(ht_obj_guarantee(g, 3 * MIB), 0);
+            ck_assert_int_eq(ht_obj_rewrite_reserve(g, 3 * MIB), 0);
         struct ht_obj *filler = object(HT_CHUNK_BYTES, 0);
         uint64_t end = 0;
         while (ht_obj_write(filler, end, p, MIB) > 0)
@@ -405,7 +421,7 @@ START_TEST(a_guarantee_holds_for_what_is_shared)
             if (round % 2)
                 publish_scope(scope);
         }
-        ck_assert_int_eq(ht_obj_guarantee(g, 0), 0);
+        ck_assert_int_eq(ht_obj_rewrite_reserve(g, 0), 0);
         ht_obj_put(a);
         ht_obj_put(b);
         ht_obj_put(filler);
@@ -415,13 +431,13 @@ START_TEST(a_guarantee_holds_for_what_is_shared)
 }
 END_TEST
 
-START_TEST(a_full_store_refuses_to_share_what_is_guaranteed)
+START_TEST(a_full_store_refuses_to_share_what_has_a_rewrite_reserve)
 {
     fresh(16, false);
     uint8_t *p = pattern(3 * MIB, 12);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 3 * MIB), *b = object(HT_CHUNK_BYTES, 0),
                   *plain = stored(HT_CHUNK_BYTES, 0, p, MIB), *filler = object(SMALL, 0);
-    ck_assert_int_eq(ht_obj_guarantee(a, 3 * MIB), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(a, 3 * MIB), 0);
     uint64_t end = 0;
     while (ht_obj_write(filler, end, p, SMALL) == SMALL)
         end += SMALL;
@@ -430,8 +446,8 @@ START_TEST(a_full_store_refuses_to_share_what_is_guaranteed)
     ck_assert_int_eq(ht_obj_clone(a, 0, b, 0, 3 * MIB), -ENOSPC);
     ck_assert_uint_eq(ht_obj_size(b), 0);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
-    ck_assert_uint_eq(stats().log.claimed_bytes, before.log.claimed_bytes);
-    clone_all(plain, b); /* no promise, no space */
+    ck_assert_uint_eq(stats().log.reserved_bytes, before.log.reserved_bytes);
+    clone_all(plain, b); /* no preallocation, no space */
     expect(b, 0, p, MIB);
     ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
     ht_obj_put(a);
@@ -453,7 +469,7 @@ START_TEST(an_aborted_scope_gives_its_clones_back)
     struct ht_store_stats before = stats();
     clone_all(out, in); /* into the scope */
     two = object(SMALL, 0);
-    clone_all(in, two); /* and out of it again, before it was published */
+    clone_all(in, two); /* and out again, before it was published */
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     ht_obj_evict(in);
     expect(in, 0, q, 2 * MIB);
@@ -621,11 +637,11 @@ START_TEST(what_cannot_be_written_back_is_copied_as_it_is)
     uint8_t *p = pattern(2 * MIB, 22), *q = pattern(2 * MIB, 23);
     struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, 0);
     put_all(a, 0, q, 2 * MIB);
-    ht_dev_fail(dev, HT_IO_WRITE, 1, true);
+    dev_fail(dev, HT_IO_WRITE, 1, true);
     clone_all(a, b);
-    ht_dev_fail(dev, HT_IO_WRITE, 0, false);
+    dev_fail(dev, HT_IO_WRITE, 0, false);
     expect(b, 0, q, 2 * MIB);
-    ck_assert_int_eq(obj_stat(a).error, -EIO); /* is the source's to tell */
+    ck_assert_int_eq(obj_stat(a).error, -EIO); /* the source reports it */
     ck_assert_int_eq(obj_stat(b).error, 0);
     ck_assert_int_eq(ht_obj_sync(b), 0);
     ht_obj_evict(b);
@@ -651,7 +667,7 @@ START_TEST(chunks_in_many_pieces_are_shared_too)
     for (unsigned i = 0; i < n; i += 2)
         delete (o[i]);
     ck_assert_int_eq(ht_store_commit(s), 0);
-    struct ht_obj *filler = object(SMALL, 0); /* what is in one piece */
+    struct ht_obj *filler = object(SMALL, 0); /* an extent in one piece */
     uint64_t end = 0;
     while (stats().available_bytes > 4 * MIB && ht_obj_write(filler, end, p, SMALL) == SMALL)
         end += SMALL;
@@ -725,6 +741,7 @@ static void *clone_and_write(void *arg)
 {
     struct cloner *c = arg;
     uint8_t byte[SMALL];
+
     for (unsigned i = 0; i < 60; i++) {
         uint64_t size = ht_obj_size(c->from);
         ssize_t n = ht_obj_clone(c->from, 0, c->to, 0, size);
@@ -780,6 +797,7 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("clones");
+
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, a_clone_has_the_same_bytes_and_takes_no_space);
     tcase_add_test(tc, a_target_that_was_made_for_large_chunks_keeps_them);
@@ -790,8 +808,8 @@ int main(void)
     tcase_add_test(tc, a_remount_counts_the_owners);
     tcase_add_test(tc, an_unpublished_clone_is_gone_after_a_crash_and_a_published_one_is_not);
     tcase_add_test(tc, an_unpublished_reference_that_is_shared_is_not_overwritten);
-    tcase_add_test(tc, a_guarantee_holds_for_what_is_shared);
-    tcase_add_test(tc, a_full_store_refuses_to_share_what_is_guaranteed);
+    tcase_add_test(tc, a_rewrite_reserve_holds_for_what_is_shared);
+    tcase_add_test(tc, a_full_store_refuses_to_share_what_has_a_rewrite_reserve);
     tcase_add_test(tc, an_aborted_scope_gives_its_clones_back);
     tcase_add_test(tc, edges_holes_and_other_chunk_sizes_are_right);
     tcase_add_test(tc, a_sparse_source_of_any_size_is_cloned_at_once);

@@ -4,7 +4,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/fault.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
@@ -47,7 +48,7 @@ static void make(void)
     struct ht_format_opts opts = {0};
 
     for (unsigned i = 0; i < DEVICES; i++)
-        ck_assert_int_eq(ht_dev_open_ram(64 * MIB, 4096, &devs[i]), 0);
+        ck_assert_int_eq(dev_open_ram(64 * MIB, 4096, &devs[i]), 0);
     ck_assert_int_eq(ht_super_format(devs, DEVICES, &opts, &sb), 0);
     ck_assert_int_eq(try_mount(3, false), 0);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -139,6 +140,7 @@ END_TEST
 START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
 {
     unsigned gone = (unsigned)_i, there = 1u << !gone;
+
     make();
     struct where w = where();
     uint64_t total = stats().total_bytes;
@@ -163,7 +165,7 @@ START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
         expect(o, i * MIB, newer + i * MIB, MIB);
     ht_obj_put(o);
     ht_store_close(s); /* a crash */
-    /* back: brought up to date, and what was written meanwhile is neither lost nor undone */
+    /* The device returns: it is brought up to date, and later writes are neither lost nor undone. */
     ck_assert_int_eq(try_mount(3, false), 0);
     ck_assert_int_eq(device(gone).log, HT_LOG_COPY_WRITTEN);
     o = the_object();
@@ -184,13 +186,33 @@ START_TEST(a_missing_member_is_refused_and_costs_only_what_is_on_it)
 }
 END_TEST
 
+START_TEST(an_update_that_cannot_read_is_counted_as_a_read_error)
+{
+    make();
+    struct where w = where();
+    unmount();
+    ck_assert_int_eq(try_mount(1, true), 0);
+    struct ht_obj *o = the_object();
+    uint64_t index = 0;
+    while (!w.on[index])
+        index++;
+    uint64_t errors = stats().read_errors;
+    struct ht_batch_pin l = {.store = s, .count = 1, .chunk[0] = {o, index, HT_BATCH_PIN_UPDATE, 0, NULL, false}};
+    ck_assert_int_eq(ht_batch_pin_begin(&l), -EIO);
+    ck_assert_uint_eq(stats().read_errors, errors + 1);
+    ht_obj_put(o);
+    unmount();
+    end();
+}
+END_TEST
+
 START_TEST(what_a_missing_member_holds_is_no_space)
 {
     make();
     unmount();
     ck_assert_int_eq(try_mount(1, true), 0);
     struct ht_obj *o = the_object(), *filler = object(HT_CHUNK_BYTES, 0);
-    /* freed on the missing one: no room for anybody here */
+    /* The space was freed on the missing device: no caller gets room here. */
     ck_assert_int_eq(ht_obj_truncate(o, 0), 0);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     uint64_t end_at = 0;
@@ -229,16 +251,17 @@ END_TEST
 
 /* -------------------------------------------------------- failing in mid-run */
 
-/* All that a device can be told to fail. */
+/* Makes every kind of request of a device fail. */
 static void fail_all(struct ht_dev *d, bool fail)
 {
-    ht_dev_fail(d, HT_IO_WRITE, fail, fail);
-    ht_dev_fail(d, HT_IO_FLUSH, fail, fail);
+    dev_fail(d, HT_IO_WRITE, fail, fail);
+    dev_fail(d, HT_IO_FLUSH, fail, fail);
 }
 
 START_TEST(a_member_that_stops_taking_writes_is_left_behind)
 {
     unsigned bad = (unsigned)_i % 2, crashes = (unsigned)_i / 2;
+
     make();
     ck_assert_int_eq(ht_store_commit(s), 0);
     fail_all(devs[bad], true);
@@ -250,8 +273,8 @@ START_TEST(a_member_that_stops_taking_writes_is_left_behind)
     ck_assert_int_eq(device(bad).log, HT_LOG_COPY_LOST);
     ck_assert_int_ge(device(bad).health, HT_HEALTH_FAILING);
     ck_assert_int_eq(obj_stat(o).sticky_error, 0);
-    ck_assert_int_eq(ht_store_compact(s), 0);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
     ht_obj_put(o);
     if (crashes)
         ht_store_close(s);
@@ -275,6 +298,7 @@ static void log_something(void)
 {
     struct ht_tx *tx;
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_publish(o, tx);
     uint64_t lsn;
@@ -285,12 +309,12 @@ static void log_something(void)
 
 static void lose_log_of(unsigned member)
 {
-    ht_dev_fail(devs[member], HT_IO_WRITE, 1, false);
+    dev_fail(devs[member], HT_IO_WRITE, 1, false);
     log_something();
     ck_assert_int_eq(device(member).log, HT_LOG_COPY_LOST);
 }
 
-/* Whoever is there holds all, and nothing has diverged. */
+/* Every member alone holds everything, and no member has diverged. */
 static void expect_whole_alone(void)
 {
     for (unsigned i = 0; i < DEVICES; i++) {
@@ -308,7 +332,7 @@ START_TEST(a_member_that_was_left_behind_takes_part_again)
     for (unsigned i = 0; i < 4; i++) { /* one error after the other, on both */
         lose_log_of(i % 2);
         log_something();
-        ck_assert_int_eq(ht_store_rejoin_log(s), 0);
+        ck_assert_int_eq(ht_store_resync_log(s), 0);
         ck_assert_int_eq(device(i % 2).log, HT_LOG_COPY_WRITTEN);
         log_something();
     }
@@ -321,7 +345,7 @@ START_TEST(a_member_that_was_left_behind_takes_part_again)
 }
 END_TEST
 
-/* One error on each, some time apart, is nothing that anybody has to see to. */
+/* One error on each device, some time apart, needs no operator. */
 START_TEST(a_member_comes_back_by_itself)
 {
     make();
@@ -340,17 +364,17 @@ START_TEST(a_member_comes_back_by_itself)
 }
 END_TEST
 
-/* Its superblock cannot be written: it stays behind, and the other one goes on. */
+/* Its superblock cannot be written: it stays stale, and the other member continues. */
 START_TEST(a_member_whose_return_cannot_be_recorded_stays_behind)
 {
     make();
     lose_log_of(1);
-    ht_dev_fail(devs[1], HT_IO_WRITE, 3, true); /* behind the log and the end of it */
-    ck_assert_int_eq(ht_store_rejoin_log(s), -EIO);
+    dev_fail(devs[1], HT_IO_WRITE, 3, true); /* after the log and its end */
+    ck_assert_int_eq(ht_store_resync_log(s), -EIO);
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
     log_something();
     ht_store_close(s);
-    ht_dev_fail(devs[1], HT_IO_WRITE, 0, false);
+    dev_fail(devs[1], HT_IO_WRITE, 0, false);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
     ck_assert_int_eq(try_mount(3, false), 0);
     unmount();
@@ -364,10 +388,10 @@ START_TEST(a_return_that_may_be_on_record_is_taken_back)
     make();
     lose_log_of(1);
     ht_fault_arm(HT_FAULT_SPACE_SUPER, _i ? 2 : 1, true);
-    ck_assert_int_eq(ht_store_rejoin_log(s), -EIO);
+    ck_assert_int_eq(ht_store_resync_log(s), -EIO);
     ht_fault_disarm_all();
     ck_assert_int_eq(device(1).log, HT_LOG_COPY_LOST);
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
     log_something();
     ht_store_close(s);
     ck_assert_int_eq(try_mount(2, true), -ESTALE);
@@ -377,19 +401,20 @@ START_TEST(a_return_that_may_be_on_record_is_taken_back)
 }
 END_TEST
 
-/* Who has the last superblock that counts is not left behind: the log's start is nowhere else. */
+/* The member with the last valid superblock does not become stale: only it holds the log's start. */
 START_TEST(superblocks_that_can_be_written_nowhere_are_written_later)
 {
     struct ht_super_report report;
     struct ht_super sb;
+
     make();
     if (_i)
         lose_log_of(1);
     ht_fault_arm(HT_FAULT_SPACE_SUPER, 1, true);
-    ck_assert_int_eq(ht_store_compact(s), -EIO);
-    ck_assert_int_eq(ht_store_compact(s), -EIO);
+    ck_assert_int_eq(ht_store_checkpoint(s), -EIO);
+    ck_assert_int_eq(ht_store_checkpoint(s), -EIO);
     ht_fault_disarm_all();
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
     for (unsigned i = 0; i < 2; i++) {
         ck_assert_int_eq(ht_super_read(devs[i], &sb, &report), 0);
         ck_assert_uint_eq(sb.start_seq, ht_store_super(s)->start_seq);
@@ -410,7 +435,7 @@ static int write_supers(void)
     return ht_store_lose_chunk(s, oid, BYTES);
 }
 
-/* All that is written to it fails meanwhile; the log goes on. */
+/* Every write to the device fails during the call; the log continues. */
 static void lose_super_of(unsigned member)
 {
     fail_all(devs[member], true);
@@ -423,6 +448,7 @@ static bool knows_that_it_takes_part(unsigned member)
 {
     struct ht_super_report report;
     struct ht_super sb;
+
     ck_assert_int_eq(ht_super_read(devs[member], &sb, &report), 0);
     ck_assert_uint_eq(sb.generation, ht_store_super(s)->generation);
     return ht_members_takes_part(&sb, 0) && ht_members_takes_part(&sb, 1);
@@ -431,6 +457,7 @@ static bool knows_that_it_takes_part(unsigned member)
 START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
 {
     unsigned first = (unsigned)_i;
+
     make();
     lose_super_of(first);
     log_something();
@@ -438,7 +465,7 @@ START_TEST(a_member_whose_superblock_failed_stands_in_for_the_log)
     ck_assert(!ht_store_read_only(s));
     ck_assert_int_eq(device(first).log, HT_LOG_COPY_WRITTEN);
     log_something();
-    ck_assert_int_eq(ht_store_rejoin_log(s), 0);
+    ck_assert_int_eq(ht_store_resync_log(s), 0);
     ht_store_close(s);
     expect_whole_alone();
     end();
@@ -452,7 +479,7 @@ START_TEST(the_next_superblock_brings_a_member_back)
     if (_i / 2) {
         unmount();
     } else {
-        ck_assert_int_eq(ht_store_compact(s), 0);
+        ck_assert_int_eq(ht_store_checkpoint(s), 0);
         ck_assert(knows_that_it_takes_part(0));
         ck_assert(knows_that_it_takes_part(1));
         ht_store_close(s);
@@ -462,14 +489,14 @@ START_TEST(the_next_superblock_brings_a_member_back)
 }
 END_TEST
 
-/* A write and a flush: it takes the superblock that says that it is left behind, and the one after that. */
+/* A write and a flush fail once. The member takes the superblock that calls it stale, and the next one. */
 START_TEST(a_superblock_that_fails_once_leaves_nobody_behind)
 {
     make();
-    ht_dev_fail(devs[_i], HT_IO_WRITE, 1, false);
-    ht_dev_fail(devs[_i], HT_IO_FLUSH, 1, false);
+    dev_fail(devs[_i], HT_IO_WRITE, 1, false);
+    dev_fail(devs[_i], HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(write_supers(), -ENOENT);
-    ck_assert_uint_gt(ht_store_super(s)->epoch, 1); /* it was left behind */
+    ck_assert_uint_gt(ht_store_super(s)->epoch, 1); /* it was stale for a while */
     ck_assert(knows_that_it_takes_part(0));
     ck_assert(knows_that_it_takes_part(1));
     ht_store_close(s);
@@ -483,14 +510,14 @@ START_TEST(what_could_not_be_recorded_is_before_a_log_is_given_up)
 {
     make();
     fail_all(devs[0], true);
-    ht_dev_fail(devs[1], HT_IO_WRITE, 4, true); /* not the first superblock, but that of being left alone */
+    dev_fail(devs[1], HT_IO_WRITE, 4, true); /* not the first superblock, but that of being left alone */
     ck_assert_int_eq(write_supers(), -EIO);
     fail_all(devs[1], false);
     log_something(); /* the first one's log fails */
     ck_assert_int_eq(device(0).log, HT_LOG_COPY_LOST);
     ht_store_close(s);
     fail_all(devs[0], false);
-    ck_assert_int_eq(try_mount(1, true), 0); /* it could not be told */
+    ck_assert_int_eq(try_mount(1, true), 0); /* it could not know */
     unmount();
     ck_assert_int_eq(try_mount(3, true), -EXDEV);
     end();
@@ -519,11 +546,11 @@ START_TEST(a_bad_place_is_not_used_again)
     struct ht_obj *o = the_object();
     uint64_t bad = device(0).bad_bytes + device(1).bad_bytes;
     for (unsigned i = 0; i < 2; i++)
-        ht_dev_fail(devs[i], HT_IO_WRITE, 1, false);
+        dev_fail(devs[i], HT_IO_WRITE, 1, false);
     put_all(o, 0, newer, MIB);
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     for (unsigned i = 0; i < 2; i++)
-        ht_dev_fail(devs[i], HT_IO_WRITE, 0, false);
+        dev_fail(devs[i], HT_IO_WRITE, 0, false);
     ck_assert_uint_eq(device(0).bad_bytes + device(1).bad_bytes, bad + MIB);
     ck_assert_uint_eq(stats().write_errors, 1);
     ht_obj_evict(o);
@@ -544,16 +571,16 @@ START_TEST(a_staged_update_goes_elsewhere_too)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     put_all(o, 0, content, BYTES);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
-    struct ht_lease l = {.store = s, .count = 4};
+    struct ht_batch_pin l = {.store = s, .count = 4};
     for (unsigned i = 0; i < 4; i++)
-        l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_UPDATE};
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), 0);
+        l.chunk[i] = (struct ht_batch_pin_chunk){.obj = o, .index = i, .mode = HT_BATCH_PIN_UPDATE};
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
     for (unsigned i = 0; i < 4; i++)
         memcpy(l.chunk[i].data, newer + i * MIB, MIB);
     fail_all(devs[0], true);
-    ht_lease_end(&l, 15);
-    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    ht_batch_pin_end(&l, 15);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     fail_all(devs[0], false);
     expect(o, 0, newer, 4 * MIB);
     ht_obj_put(o);
@@ -562,7 +589,7 @@ START_TEST(a_staged_update_goes_elsewhere_too)
 }
 END_TEST
 
-/* The chunks of a range follow the first of them that has a place. */
+/* The chunks of a range are placed with the first chunk that has a place. */
 START_TEST(a_range_stays_together)
 {
     make();
@@ -571,16 +598,16 @@ START_TEST(a_range_stays_together)
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     put_all(state, BYTES - 1, content, 1);
     ht_obj_evict(p);
-    struct ht_lease l = {.store = s, .count = 2};
+    struct ht_batch_pin l = {.store = s, .count = 2};
     for (unsigned i = 0; i < BYTES / MIB; i++) {
-        l.chunk[0] = (struct ht_lease_chunk){.obj = p, .index = i, .mode = HT_LEASE_UPDATE};
-        l.chunk[1] = (struct ht_lease_chunk){.obj = state, .index = i, .mode = HT_LEASE_UPDATE};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        l.chunk[0] = (struct ht_batch_pin_chunk){.obj = p, .index = i, .mode = HT_BATCH_PIN_UPDATE};
+        l.chunk[1] = (struct ht_batch_pin_chunk){.obj = state, .index = i, .mode = HT_BATCH_PIN_UPDATE};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
         memcpy(l.chunk[0].data, newer + i * MIB, MIB);
         memcpy(l.chunk[1].data, newer + i * MIB, MIB);
-        ht_lease_end(&l, 3);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_batch_pin_end(&l, 3);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     }
     struct ht_tx *tx;
     uint64_t lsn;
@@ -620,13 +647,14 @@ static struct ht_obj *written_object(const uint8_t *bytes, uint64_t scope)
 START_TEST(what_a_failed_flush_covered_is_written_again)
 {
     bool evicted = _i;
+
     fresh(64, false);
     newer = pattern(BYTES, 2);
     struct ht_obj *o = written_object(newer, 0);
     uint64_t id = ht_obj_id(o), written = stats().device_written_bytes;
     if (evicted)
         ht_obj_evict(o);
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, false);
+    dev_fail(dev, HT_IO_FLUSH, 1, false);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ck_assert_uint_ge(stats().device_written_bytes, written + 4 * MIB);
     ck_assert_int_eq(obj_stat(o).sticky_error, 0);
@@ -646,11 +674,11 @@ START_TEST(a_flush_that_never_succeeds_is_told)
     newer = pattern(BYTES, 2);
     struct ht_obj *o = written_object(newer, 0);
     uint64_t commits = stats().commits;
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
+    dev_fail(dev, HT_IO_FLUSH, 1, true);
     ck_assert_int_eq(ht_obj_sync(o), -EIO);
     ck_assert_uint_eq(stats().commits, commits);
     expect(o, 0, newer, 4 * MIB);
-    ht_dev_fail(dev, HT_IO_FLUSH, 0, false);
+    dev_fail(dev, HT_IO_FLUSH, 0, false);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_put(o);
     done();
@@ -658,7 +686,7 @@ START_TEST(a_flush_that_never_succeeds_is_told)
 }
 END_TEST
 
-/* A flush that succeeds later says nothing about it: whoever publishes the object then finds what it had before. */
+/* A flush that succeeds later proves nothing: a caller that then publishes the object finds the former content. */
 START_TEST(what_a_failed_flush_covered_is_not_published_later)
 {
     fresh(64, false);
@@ -668,9 +696,9 @@ START_TEST(what_a_failed_flush_covered_is_not_published_later)
     uint64_t id = ht_obj_id(o), lsn;
     ck_assert_int_eq(ht_obj_sync(o), 0);
     put_all(o, 0, newer, 4 * MIB);
-    ht_dev_fail(dev, HT_IO_FLUSH, 1, true);
+    dev_fail(dev, HT_IO_FLUSH, 1, true);
     ck_assert_int_eq(ht_obj_sync(o), -EIO);
-    ht_dev_fail(dev, HT_IO_FLUSH, 0, false);
+    dev_fail(dev, HT_IO_FLUSH, 0, false);
     struct ht_tx *tx;
     ck_assert_int_eq(ht_tx_begin(s, 8192, &tx), 0);
     ht_obj_publish(o, tx);
@@ -692,6 +720,7 @@ END_TEST
 START_TEST(a_device_that_dies_takes_only_what_was_durable_on_it)
 {
     unsigned bad = (unsigned)_i;
+
     make();
     struct ht_obj *a = written_object(newer, 0), *b = written_object(newer + 4 * MIB, 9);
     uint64_t ids[] = {ht_obj_id(a), ht_obj_id(b)};
@@ -728,7 +757,7 @@ START_TEST(what_died_with_its_device_is_told_to_its_owner_alone)
     struct ht_obj *a = written_object(newer, 9), *b = object(HT_CHUNK_BYTES, 0);
     ht_obj_evict(a);
     fail_all(devs[1], true);
-    ht_dev_fail(devs[1], HT_IO_READ, 1, true);
+    dev_fail(devs[1], HT_IO_READ, 1, true);
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
     ck_assert_int_eq(obj_stat(a).sticky_error, -EIO);
     sync_one(b, 0, newer);
@@ -736,7 +765,7 @@ START_TEST(what_died_with_its_device_is_told_to_its_owner_alone)
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO); /* until abort */
     ck_assert_int_eq(ht_scope_abort(s, 9), 0);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
-    ht_dev_fail(devs[1], HT_IO_READ, 0, false);
+    dev_fail(devs[1], HT_IO_READ, 0, false);
     fail_all(devs[1], false);
     ht_obj_put(a);
     ht_obj_put(b);
@@ -759,7 +788,7 @@ START_TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
     struct where w = where();
     uint64_t commits = stats().commits;
     put_all(o, 0, newer, MIB);
-    ht_dev_stall(devs[1], true);
+    dev_stall(devs[1], true);
     pthread_t thread;
     void *result;
     ck_assert_int_eq(pthread_create(&thread, NULL, sync_object, o), 0);
@@ -779,7 +808,7 @@ START_TEST(a_device_that_does_not_answer_is_told_and_hangs_only_who_needs_it)
     }
     put_all(o, 5 * MIB, newer, MIB);
     ck_assert_uint_eq(stats().commits, commits);
-    ht_dev_stall(devs[1], false);
+    dev_stall(devs[1], false);
     pthread_join(thread, &result);
     ck_assert_int_eq((int)(intptr_t)result, 0);
     ht_store_watch_devices(s);
@@ -799,6 +828,7 @@ int main(void)
     tcase_set_timeout(t, 120);
     tcase_add_test(t, chunks_spread_over_equal_devices);
     tcase_add_loop_test(t, a_missing_member_is_refused_and_costs_only_what_is_on_it, 0, 2);
+    tcase_add_test(t, an_update_that_cannot_read_is_counted_as_a_read_error);
     tcase_add_test(t, what_a_missing_member_holds_is_no_space);
     tcase_add_test(t, members_that_changed_apart_are_refused);
     tcase_add_loop_test(t, a_member_that_stops_taking_writes_is_left_behind, 0, 4);

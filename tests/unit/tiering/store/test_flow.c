@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_flow.c - writers go on while there is room, whatever the device does, and then wait for no more than the next image. */
+/*
+ * test_flow.c - writers go on while there is room, whatever the device does, and then wait for
+ * no more than the next image.
+ */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { SMALL = 1 << 16, BUDGET = 8 * MIB, PASSES = 8 };
 
@@ -20,6 +25,7 @@ struct writer {
 static void *write_all(void *arg)
 {
     struct writer *w = arg;
+
     for (uint64_t off = w->from; off < w->bytes; off += w->piece) {
         put_all(w->o, off, want + off % BUDGET, w->piece);
         w->written = off + w->piece;
@@ -38,13 +44,13 @@ static void compare(const struct writer *w)
         expect(w->o, off, want + off % BUDGET, MIB);
 }
 
-/* The device answers nothing meanwhile: who waited for it would never come back. */
+/* The device does not answer during the test: a writer that waited for it would never return. */
 static void a_budget_is_written_beside_a_device_that_stands_still(uint32_t chunk_bytes)
 {
     want = pattern(BUDGET, 1);
     fresh(64, true);
     struct writer w = {.o = object(chunk_bytes, 0), .bytes = BUDGET, .piece = SMALL};
-    ht_dev_stall(dev, true);
+    dev_stall(dev, true);
     (void)write_all(&w);
     ck_assert_uint_eq(stats().room_waits, 0);
     w.from = BUDGET;
@@ -53,7 +59,7 @@ static void a_budget_is_written_beside_a_device_that_stands_still(uint32_t chunk
     while (stats().room_waits == 0)
         sched_yield();
     ck_assert_uint_lt(w.written, w.bytes);
-    ht_dev_stall(dev, false);
+    dev_stall(dev, false);
     pthread_join(w.thread, NULL);
     ck_assert_uint_eq(w.written, w.bytes);
     compare(&w);
@@ -92,11 +98,12 @@ START_TEST(a_stream_of_small_writes_reaches_the_device_in_whole_chunks)
 }
 END_TEST
 
-/* Many more than there is room for, all of whom wait now and then. */
+/* Many more writers than there is room for; all wait now and then. */
 START_TEST(many_writers_share_what_comes_free)
 {
     enum { WRITERS = 16 };
     static struct writer w[WRITERS];
+
     want = pattern(BUDGET, 3);
     fresh(256, true);
     for (unsigned i = 0; i < WRITERS; i++) {
@@ -116,12 +123,16 @@ START_TEST(many_writers_share_what_comes_free)
 }
 END_TEST
 
-/* Nobody fills them any more, and nothing else is there to write: more than half of the tier does not stay dirty for ever. */
+/*
+ * No writer fills these chunks any more, and no other writes come: more than half of the tier must not stay dirty for
+ * ever.
+ */
 START_TEST(what_was_begun_and_left_is_written_too)
 {
     enum { FILES = 5 };
     struct ht_obj *o[FILES];
     uint64_t dirty = BUDGET;
+
     want = pattern(BUDGET, 5);
     fresh(64, true);
     for (unsigned i = 0; i < FILES; i++)
@@ -143,32 +154,59 @@ START_TEST(what_was_begun_and_left_is_written_too)
 }
 END_TEST
 
+/* Scratch data alone is no reason to write, until a thread searches for room in vain. */
+START_TEST(a_reader_that_finds_no_room_has_writeback_make_more)
+{
+    want = pattern(BUDGET, 6);
+    fresh(64, true);
+    struct ht_obj *stored = object(HT_CHUNK_BYTES, 0), *scratch;
+    struct ht_obj_attr attr = {.oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH};
+    put_all(stored, 0, want, MIB);
+    ck_assert_int_eq(ht_obj_sync(stored), 0);
+    ht_obj_evict(stored);
+    ck_assert_int_eq(ht_obj_create(s, &attr, &scratch), 0);
+    put_all(scratch, 0, want, BUDGET);
+    usleep(100000); /* the row sleeps */
+    ck_assert_uint_eq(obj_stat(scratch).dirty_bytes, BUDGET);
+    expect(stored, 0, want, MIB);
+    while (obj_stat(scratch).dirty_bytes > BUDGET / 2)
+        sched_yield();
+    expect(scratch, 0, want, BUDGET);
+    delete (scratch);
+    ht_obj_put(stored);
+    done();
+    free(want);
+}
+END_TEST
+
 static void delete_but_hold(struct ht_obj *o)
 {
     struct ht_tx *tx;
+
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
     ht_obj_delete(o, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
 }
 
-/* Who cleans images under pressure comes to one of it while he waits for the device. */
+/* A writer that cleans images under pressure reaches one of these while it waits for the device. */
 START_TEST(what_is_deleted_may_be_let_go_of_beside_writing)
 {
     enum { IN_FLIGHT = 16 };
+
     want = pattern(BUDGET, 4);
     fresh(64, true);
     struct ht_obj *before = object(SMALL, 0), *gone = object(SMALL, 0), *after = object(SMALL, 0);
     put_all(before, 0, want, IN_FLIGHT * SMALL);
     put_all(gone, 0, want, SMALL);
     delete_but_hold(gone);
-    ht_dev_stall(dev, true);
+    dev_stall(dev, true);
     put_all(after, 0, want, BUDGET - 17 * SMALL);
     while (obj_stat(before).dirty_bytes)
         sched_yield();
     for (unsigned i = 0; i < 1000; i++)
         sched_yield();
     ht_obj_put(gone);
-    ht_dev_stall(dev, false);
+    dev_stall(dev, false);
     expect(after, 0, want, BUDGET - 17 * SMALL);
     ht_obj_put(before);
     ht_obj_put(after);
@@ -180,12 +218,14 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("flow");
+
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, writers_go_on_while_there_is_room);
     tcase_add_test(tc, writers_of_small_chunks_go_on_too);
     tcase_add_test(tc, a_stream_of_small_writes_reaches_the_device_in_whole_chunks);
     tcase_add_test(tc, many_writers_share_what_comes_free);
     tcase_add_test(tc, what_was_begun_and_left_is_written_too);
+    tcase_add_test(tc, a_reader_that_finds_no_room_has_writeback_make_more);
     tcase_add_test(tc, what_is_deleted_may_be_let_go_of_beside_writing);
     return run_suite(tc);
 }

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { HOLDERS_MAX = 1023, WAITERS = 4, BYTES = 4096 };
 
@@ -42,7 +42,10 @@ static void start_waiters(struct reader *r)
         sched_yield();
 }
 
-/* Each reader holds the chunk until those within have ended. One thread may, because nobody wants to have it alone. */
+/*
+ * Each reader holds the chunk until the nested readers have ended. One thread may do so, because no other caller wants
+ * the chunk exclusively.
+ */
 static void nested(void *ctx, const void *bytes, size_t len)
 {
     struct reader *r = ctx;
@@ -66,7 +69,7 @@ START_TEST(readers_beyond_the_count_wait)
     ck_assert_int_eq(ht_obj_read_in_place(r.o, NULL, 0, r.buf, BYTES, nested, &r), BYTES);
     for (unsigned i = 0; i < WAITERS; i++)
         pthread_join(r.waiter[i], NULL);
-    put_all(r.o, 0, p, BYTES); /* alone: nobody is left */
+    put_all(r.o, 0, p, BYTES); /* exclusively: no reader is left */
     ht_obj_put(r.o);
     done();
     free(p);

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 /* Each chunk in a leaf of its own; the object needs a high table for that. */
 enum { MANY = 2000, BLOCK = 4096, SLACK = 2048 };
@@ -31,6 +31,7 @@ static uint64_t size_of_all(void)
 static struct ht_obj *sparse(uint64_t scope)
 {
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, scope);
+
     ck_assert_int_eq(ht_obj_truncate(o, size_of_all()), 0);
     write_at(o, 1);
     punch_at(o, 1);
@@ -42,6 +43,7 @@ static void publish(uint64_t scope)
 {
     struct ht_tx *tx;
     uint64_t lsn;
+
     ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
     ck_assert_int_eq(ht_tx_begin(s, ht_scope_pending_bytes(s, scope) + (1 << 18), &tx), 0);
     ht_scope_publish(s, scope, tx);
@@ -51,10 +53,7 @@ static void publish(uint64_t scope)
 
 static void take_back(uint64_t scope)
 {
-    struct ht_tx *tx;
-    ck_assert_int_eq(ht_tx_begin(s, 1 << 16, &tx), 0);
     ck_assert_int_eq(ht_scope_abort(s, scope), 0);
-    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
 }
 
 static void finish(struct ht_obj *o)
@@ -78,7 +77,7 @@ START_TEST(punched_before_they_were_stored)
 }
 END_TEST
 
-/* What is published keeps its memory until the record that ends it: it has to be found again. */
+/* Published chunks keep their memory until the record that ends them: a commit must find them again. */
 START_TEST(punched_or_cut_off_after_they_were_stored)
 {
     fresh(64, false);
@@ -112,7 +111,7 @@ START_TEST(taken_back_by_an_abort)
     take_back(7);
     ck_assert_uint_eq(stats().meta_bytes, before);
     ck_assert_int_eq(ht_obj_seek(o, 0, false), -ENXIO);
-    /* What it had stays. */
+    /* Its content stays. */
     write_at(o, 5);
     publish(7);
     write_at(o, 6);
@@ -150,7 +149,7 @@ START_TEST(set_aside_and_given_back)
     struct ht_obj *o = sparse(0);
     uint64_t before = stats().meta_bytes;
     for (uint64_t i = 1; i < 200; i++)
-        ck_assert_int_eq(ht_obj_allocate(o, size_of_all() + i * stride, BLOCK), 0);
+        ck_assert_int_eq(ht_obj_prealloc(o, size_of_all() + i * stride, BLOCK), 0);
     ck_assert_uint_gt(stats().meta_bytes, before + 200 * 100);
     ck_assert_int_eq(ht_obj_punch(o, size_of_all(), 200 * stride), 0);
     ck_assert_uint_eq(stats().meta_bytes, before);
@@ -158,19 +157,19 @@ START_TEST(set_aside_and_given_back)
 }
 END_TEST
 
-START_TEST(leased_and_found_to_be_holes)
+START_TEST(pinned_and_found_to_be_holes)
 {
     fresh(64, false);
     struct ht_obj *o = sparse(0);
     uint64_t before = stats().meta_bytes;
     for (uint64_t i = 1; i < MANY; i++) {
-        struct ht_lease l = {.store = s, .count = 1};
-        l.chunk[0] =
-            (struct ht_lease_chunk){.obj = o, .index = i * stride / HT_SMALL_CHUNK_BYTES, .mode = HT_LEASE_READ};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
-        ht_lease_end(&l, 0);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        struct ht_batch_pin l = {.store = s, .count = 1};
+        l.chunk[0] = (struct ht_batch_pin_chunk){
+            .obj = o, .index = i * stride / HT_SMALL_CHUNK_BYTES, .mode = HT_BATCH_PIN_READ};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        ht_batch_pin_end(&l, 0);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     }
     ck_assert_uint_le(stats().meta_bytes, before + SLACK);
     finish(o);
@@ -213,7 +212,7 @@ static uint32_t next_random(uint64_t *seed)
     return (uint32_t)(*seed >> 33);
 }
 
-/* One byte value in all of a block: what is read of one is of one write, or zeros. */
+/* A block holds one byte value: all bytes of one read are from one write, or zeros. */
 static bool is_one_value(const uint8_t *p)
 {
     return !memcmp(p, p + 1, BLOCK - 1);
@@ -225,6 +224,7 @@ static void one_call(uint64_t *seed)
     struct ht_obj *o = shared[next_random(seed) % 3];
     uint64_t off = (next_random(seed) % SPOTS) * stride;
     ssize_t n;
+
     switch (next_random(seed) % 12) {
     case 0:
     case 1:
@@ -263,6 +263,7 @@ static void one_call(uint64_t *seed)
 static void *call_on(void *arg)
 {
     uint64_t seed = (uintptr_t)arg;
+
     while (!atomic_load(&stop))
         one_call(&seed);
     return NULL;
@@ -272,6 +273,7 @@ START_TEST(all_at_once)
 {
     pthread_t thread[THREADS];
     unsigned rounds = getenv("HITRAIN_LONG") ? 300 : 60;
+
     fresh(64, true);
     for (unsigned i = 0; i < 3; i++)
         shared[i] = sparse(i == 2 ? SCOPE : 0);
@@ -307,13 +309,14 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("holes");
+
     tcase_set_timeout(tc, 300);
     tcase_add_test(tc, punched_before_they_were_stored);
     tcase_add_test(tc, punched_or_cut_off_after_they_were_stored);
     tcase_add_test(tc, taken_back_by_an_abort);
     tcase_add_test(tc, refused_for_want_of_space);
     tcase_add_test(tc, set_aside_and_given_back);
-    tcase_add_test(tc, leased_and_found_to_be_holes);
+    tcase_add_test(tc, pinned_and_found_to_be_holes);
     tcase_add_test(tc, replayed_and_ended_by_a_later_record);
     tcase_add_test(tc, all_at_once);
     return run_suite(tc);

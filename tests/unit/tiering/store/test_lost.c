@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Chunks marked lost: reads fail, everything else goes on, and writing heals. */
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { CHUNKS = 3, INDEX = 1 };
 
@@ -77,9 +77,9 @@ START_TEST(a_read_that_reaches_it_is_an_error_as_a_whole)
 }
 END_TEST
 
-START_TEST(the_mark_outlives_compaction)
+START_TEST(the_mark_outlives_checkpoint)
 {
-    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
     begin_again(crash);
     expect_lost();
 }
@@ -125,20 +125,21 @@ END_TEST
 START_TEST(it_can_neither_be_cloned_nor_updated)
 {
     struct ht_obj *copy = object(MIB, 0);
-    struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = obj, .index = INDEX, .mode = HT_LEASE_UPDATE}}};
+    struct ht_batch_pin l = {
+        .store = s, .count = 1, .chunk = {{.obj = obj, .index = INDEX, .mode = HT_BATCH_PIN_UPDATE}}};
 
     ck_assert_int_eq(ht_obj_clone(obj, INDEX * MIB, copy, 0, MIB), -EIO);
     ck_assert_int_eq(ht_obj_clone(obj, 0, copy, 0, MIB), MIB);
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), -EIO);
-    ht_lease_end(&l, 0);
-    ck_assert_int_eq(ht_lease_finish(&l), 0);
-    l.chunk[0].mode = HT_LEASE_OVERWRITE;
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), -EIO);
+    ht_batch_pin_end(&l, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    l.chunk[0].mode = HT_BATCH_PIN_OVERWRITE;
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
     memcpy(l.chunk[0].data, content, MIB);
-    ht_lease_end(&l, 1);
-    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    ht_batch_pin_end(&l, 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     expect(obj, INDEX * MIB, content, MIB);
     ht_obj_put(copy);
 }
@@ -164,7 +165,7 @@ int main(void)
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, reads_of_it_fail_and_the_rest_is_there);
     tcase_add_test(tc, a_read_that_reaches_it_is_an_error_as_a_whole);
-    tcase_add_test(tc, the_mark_outlives_compaction);
+    tcase_add_test(tc, the_mark_outlives_checkpoint);
     tcase_add_test(tc, what_it_had_stored_comes_free_at_the_next_mount);
     tcase_add_test(tc, writing_all_of_it_heals);
     tcase_add_test(tc, a_part_of_it_that_is_cut_off_leaves_the_rest_lost);

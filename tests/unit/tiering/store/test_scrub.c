@@ -1,12 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_scrub.c - damage on the media is found, repaired where there is a second copy, and nobody who works meanwhile sees any of it. */
-#include "world.h"
+/*
+ * test_scrub.c - damage on the media is found, repaired if there is a second copy, and other threads see none of this.
+ */
+#include "fixture.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "tests/support/dev.h"
 #include "tiering/base/event.h"
 #include "tiering/io/dev.h"
+#include "tiering/api/object.h"
+#include "tiering/api/scrub.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, BIG = HT_CHUNK_BYTES, SCOPE = 77 };
 
@@ -28,6 +35,7 @@ static uint8_t *ram(void)
 static uint64_t place_of(const uint8_t *p, size_t n)
 {
     uint8_t *at = memmem(ram(), ht_dev_size(dev), p, n);
+
     ck_assert_ptr_nonnull(at);
     return (uint64_t)(at - ram());
 }
@@ -40,6 +48,7 @@ static void damage(uint64_t place)
 static struct ht_scrub_stats scrub(void)
 {
     struct ht_scrub_stats st;
+
     ck_assert_int_eq(ht_store_scrub(s), 0);
     ht_store_scrub_stats(s, &st);
     ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
@@ -49,6 +58,7 @@ static struct ht_scrub_stats scrub(void)
 static void expect_found(uint64_t found, uint64_t repaired)
 {
     struct ht_scrub_stats st = scrub();
+
     ck_assert_uint_eq(st.run_found, found);
     ck_assert_uint_eq(st.run_repaired, repaired);
 }
@@ -57,6 +67,7 @@ static void expect_found(uint64_t found, uint64_t repaired)
 static struct ht_obj *stored(const uint8_t *p, size_t n, uint64_t scope)
 {
     struct ht_obj *o = object(BIG, scope);
+
     put_all(o, 0, p, n);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     return o;
@@ -82,6 +93,7 @@ START_TEST(a_sound_store_is_read_whole_and_nothing_found)
     uint8_t *p = pattern(3 * BIG, 1);
     struct ht_obj *o = stored(p, 3 * BIG - 100, 0);
     struct ht_scrub_stats st = scrub();
+
     ck_assert_uint_eq(st.run_found, 0);
     ck_assert_uint_ge(st.run_bytes, 3 * BIG + 3 * 4096);
     ck_assert_uint_eq(st.run_bytes, st.run_total_bytes);
@@ -96,6 +108,7 @@ START_TEST(a_superblock_copy_is_written_anew)
 {
     struct ht_super sb;
     struct ht_super_report report;
+
     memset(ram() + ht_super_offset(ht_dev_size(dev), (unsigned)_i), 0x55, 512);
     expect_found(1, 1);
     ck_assert_int_eq(ht_super_read(dev, &sb, &report), 0);
@@ -124,6 +137,7 @@ START_TEST(a_log_frame_is_written_anew_from_the_other_copy)
 {
     uint8_t *p = pattern(SMALL, 1);
     struct ht_obj *o[8];
+
     for (unsigned i = 0; i < 8; i++)
         o[i] = stored(p, SMALL, 0);
     damage(log_place((unsigned)_i) + 100);              /* the first frame */
@@ -138,16 +152,17 @@ START_TEST(a_log_frame_is_written_anew_from_the_other_copy)
 }
 END_TEST
 
-START_TEST(a_frame_that_no_copy_has_is_replaced_by_a_compaction)
+START_TEST(a_frame_that_no_copy_has_is_replaced_by_a_checkpoint)
 {
     uint8_t *p = pattern(SMALL, 1);
     struct ht_obj *o = stored(p, SMALL, 0);
     uint64_t oid = ht_obj_id(o);
+
     damage(log_place(0) + 100);
     damage(log_place(1) + 100);
     expect_found(2, 0);
     ck_assert_uint_eq(events[HT_EVENT_LOG_DAMAGED], 1);
-    ck_assert_int_eq(ht_store_compact(s), 0); /* which the thread would have done */
+    ck_assert_int_eq(ht_store_checkpoint(s), 0); /* which the thread would have done */
     expect_found(0, 0);
     ht_obj_put(o);
     remount();
@@ -162,6 +177,7 @@ START_TEST(a_chunk_without_a_second_copy_is_told_and_stays_an_error)
 {
     uint8_t *p = pattern(BIG, 1), byte;
     struct ht_obj *o = stored(p, BIG, 0), *other = stored(p + 1, BIG - 1, 0);
+
     ht_obj_evict(o);
     damage(place_of(p, BIG) + 5000);
     expect_found(1, 0);
@@ -183,6 +199,7 @@ START_TEST(a_published_chunk_is_written_to_another_place_from_its_clean_image)
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG - 5000, _i ? SCOPE : 0);
     uint64_t was = place_of(p, BIG - 5000), oid = ht_obj_id(o), free_bytes = stats().available_bytes;
+
     damage(was + 4096);
     expect_found(1, 1);
     expect_found(0, 0);
@@ -203,6 +220,7 @@ START_TEST(what_was_cut_off_is_not_needed_for_a_repair)
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
     uint64_t oid = ht_obj_id(o);
+
     ck_assert_int_eq(ht_obj_truncate(o, 300000), 0);
     if (_i)
         ck_assert_int_eq(ht_obj_sync(o), 0);
@@ -225,6 +243,7 @@ START_TEST(an_unpublished_reference_is_replaced_and_nothing_is_published_for_it)
 {
     uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 99);
     struct ht_obj *o = stored(p, BIG, SCOPE);
+
     put_all(o, 0, q, BIG);
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     damage(place_of(q, BIG) + 77);
@@ -243,6 +262,7 @@ START_TEST(a_dirty_image_is_written_back_at_once)
     uint8_t *p = pattern(BIG, 1), *q = pattern(BIG, 99);
     struct ht_obj *o = stored(p, BIG, 0);
     uint64_t was = place_of(p, BIG);
+
     put_all(o, 0, q, BIG);
     damage(was + 77);
     expect_found(1, 1);
@@ -262,6 +282,7 @@ START_TEST(a_repair_below_a_root_keeps_the_open_step_out_of_the_log)
     uint8_t *p = pattern(2 * BIG, 1), *q = pattern(BIG, 99);
     struct ht_obj *o = stored(p, 2 * BIG, SCOPE);
     uint64_t oid = ht_obj_id(o);
+
     put_all(o, BIG, q, BIG); /* the step: the second chunk */
     ck_assert_int_eq(ht_obj_writeback(o), 0);
     damage(place_of(p, BIG) + 4242);
@@ -281,6 +302,7 @@ START_TEST(a_full_store_repairs_nothing_and_says_so)
     uint8_t *p = pattern(BIG, 1), *fill = pattern(BIG, 5);
     struct ht_obj *o = stored(p, BIG, 0), *big = object(BIG, 0);
     uint64_t at = 0;
+
     while (ht_obj_write(big, at, fill, 4096) == 4096)
         at += 4096;
     expect(o, 0, p, BIG);
@@ -303,18 +325,19 @@ START_TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
     struct ht_scrub_stats st = scrub();
     uint64_t reads;
     struct ht_dev_counters n;
+
     ht_dev_counters(dev, &n);
     reads = n.reads;
     scrub();
     ht_dev_counters(dev, &n);
     reads = n.reads - reads; /* of a run; the chunk is the last one */
-    ht_dev_fail(dev, HT_IO_READ, (unsigned)reads, false);
+    dev_fail(dev, HT_IO_READ, (unsigned)reads, false);
     expect_found(0, 0);
-    ht_dev_fail(dev, HT_IO_READ, (unsigned)reads, true);
+    dev_fail(dev, HT_IO_READ, (unsigned)reads, true);
     st = scrub();
     ck_assert_uint_eq(st.run_found, 1);
     ck_assert_uint_eq(st.run_repaired, 1); /* from its image */
-    ht_dev_fail(dev, HT_IO_READ, 0, false);
+    dev_fail(dev, HT_IO_READ, 0, false);
     ht_obj_put(o);
     free(p);
 }
@@ -325,11 +348,12 @@ START_TEST(every_read_or_write_may_fail_and_a_run_ends)
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
     uint64_t oid = ht_obj_id(o);
+
     for (unsigned nth = 1; nth < 20; nth++) {
         enum ht_io_op op = nth % 2 ? HT_IO_READ : HT_IO_WRITE;
-        ht_dev_fail(dev, op, nth, false);
+        dev_fail(dev, op, nth, false);
         struct ht_scrub_stats st = scrub();
-        ht_dev_fail(dev, op, 0, false);
+        dev_fail(dev, op, 0, false);
         ck_assert_uint_ge(st.run_found, st.run_repaired);
     }
     expect_found(0, 0);
@@ -346,6 +370,7 @@ START_TEST(a_clone_is_repaired_for_each_owner_that_has_an_image)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0), *other = object(BIG, 0);
+
     ck_assert_int_eq(ht_obj_clone(o, 0, other, 0, BIG), BIG);
     ck_assert_int_eq(ht_obj_sync(other), 0);
     damage(place_of(p, BIG) + 1);
@@ -366,6 +391,7 @@ START_TEST(a_read_only_store_is_looked_at_and_left_alone)
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
     uint64_t oid = ht_obj_id(o), place = place_of(p, BIG);
+
     ht_obj_put(o);
     ck_assert_int_eq(ht_store_unmount(s), 0);
     ht_store_close(s);
@@ -391,6 +417,7 @@ static void wait_for_end(void)
 {
     struct ht_scrub_stats st;
     const struct timespec pause = {.tv_nsec = 1000000};
+
     for (;;) {
         ht_store_scrub_stats(s, &st);
         if (st.state != HT_SCRUB_RUNNING)
@@ -403,6 +430,7 @@ START_TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
 {
     struct ht_scrub_stats st;
     uint8_t *p = pattern(8 * BIG, 1);
+
     ck_assert_int_eq(ht_store_unmount(s), 0);
     ht_store_close(s);
     struct ht_store_opts opts = {
@@ -424,6 +452,20 @@ START_TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
 }
 END_TEST
 
+/* The row makes no run after the unmount, so no thread would end one. */
+START_TEST(one_that_cannot_start_leaves_no_trace)
+{
+    struct ht_scrub_stats st;
+
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ck_assert_int_eq(ht_store_scrub_start(s), -ECANCELED);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.state, HT_SCRUB_NEVER);
+    ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 0);
+    crash();
+}
+END_TEST
+
 struct load {
     pthread_t thread;
     uint8_t *p;
@@ -437,6 +479,7 @@ static _Atomic bool enough;
 static void *work(void *arg)
 {
     struct load *l = arg;
+
     for (unsigned i = 0; !enough || i < 20; i++) {
         size_t n = SMALL + (i * 7919u + l->seed) % (BIG - SMALL);
         put_all(l->o, 0, l->p + i % 64, n);
@@ -456,6 +499,7 @@ START_TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
     enum { THREADS = 3 };
     struct load l[THREADS];
     struct ht_scrub_stats st;
+
     ck_assert_int_eq(ht_store_unmount(s), 0);
     ht_store_close(s);
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
@@ -486,7 +530,7 @@ START_TEST(beside_a_load_it_finds_nothing_and_changes_nothing)
 }
 END_TEST
 
-/* ------------------------------------- what changes beside a repair stays changed */
+/* --------------------------------------------------- changes beside a repair stay */
 
 /* The request at which the device falls silent during a repair. */
 enum phase { FIRST_LOOK, SECOND_LOOK, NEW_PLACE, FRAME, FLUSH, PHASES };
@@ -503,6 +547,7 @@ struct beside {
 static unsigned reads_of_a_run(void)
 {
     struct ht_dev_counters before, after;
+
     ht_dev_counters(dev, &before);
     expect_found(0, 0);
     ht_dev_counters(dev, &after);
@@ -513,6 +558,7 @@ static unsigned reads_of_a_run(void)
 static void cut(struct ht_obj *o, uint64_t size)
 {
     struct ht_tx *tx;
+
     ck_assert_int_eq(ht_obj_truncate(o, size), 0);
     ck_assert_int_eq(ht_tx_begin(s, ht_obj_pending_bytes(o), &tx), 0);
     ht_obj_publish(o, tx);
@@ -522,6 +568,7 @@ static void cut(struct ht_obj *o, uint64_t size)
 static void *change_it(void *arg)
 {
     struct beside *b = arg;
+
     switch (b->change) {
     case CUT:
         cut(b->o, KEPT);
@@ -549,11 +596,11 @@ static void *change_it(void *arg)
 static void silent_in(enum phase phase, unsigned reads)
 {
     if (phase <= SECOND_LOOK)
-        ht_dev_stall_at(dev, HT_IO_READ, reads + (phase == SECOND_LOOK)); /* the chunk is the last that is read */
+        dev_stall_at(dev, HT_IO_READ, reads + (phase == SECOND_LOOK)); /* the chunk is the last that is read */
     else if (phase <= FRAME)
-        ht_dev_stall_at(dev, HT_IO_WRITE, phase == NEW_PLACE ? 1 : 2);
+        dev_stall_at(dev, HT_IO_WRITE, phase == NEW_PLACE ? 1 : 2);
     else
-        ht_dev_stall_at(dev, HT_IO_FLUSH, 1);
+        dev_stall_at(dev, HT_IO_FLUSH, 1);
 }
 
 static void rest(void)
@@ -561,17 +608,18 @@ static void rest(void)
     nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
 }
 
-/* The change ends in the silence, or waits for what the repair holds. */
+/* The change ends in the silence, or waits for the chunk that the repair holds. */
 static void change_in_silence(struct beside *b)
 {
     enum { ROUNDS = 30 };
     pthread_t thread;
-    while (!ht_dev_is_stalled(dev))
+
+    while (!dev_is_stalled(dev))
         rest();
     pthread_create(&thread, NULL, change_it, b);
     for (unsigned i = 0; i < ROUNDS && !b->done; i++)
         rest();
-    ht_dev_stall(dev, false);
+    dev_stall(dev, false);
     pthread_join(thread, NULL);
     wait_for_end();
 }
@@ -579,6 +627,7 @@ static void change_in_silence(struct beside *b)
 static void expect_cut(struct ht_obj *o, const uint8_t *p)
 {
     uint8_t *want = calloc(1, BIG);
+
     memcpy(want, p, KEPT);
     expect(o, 0, want, BIG);
     free(want);
@@ -588,6 +637,7 @@ static void expect_bytes_or_error(struct ht_obj *o, const uint8_t *p)
 {
     uint8_t *got = malloc(BIG);
     ssize_t n = ht_obj_read(o, 0, got, BIG);
+
     ck_assert(n == -EIO || (n == BIG && memcmp(got, p, BIG) == 0));
     free(got);
 }
@@ -620,6 +670,7 @@ START_TEST(what_changes_beside_a_repair_stays_changed)
 {
     enum phase phase = (enum phase)(_i % PHASES);
     struct beside b = {.change = (enum change)(_i / PHASES), .p = pattern(BIG, 1), .q = pattern(BIG, 99)};
+
     b.other = object(BIG, 0);
     ck_assert_int_eq(ht_obj_sync(b.other), 0);
     b.o = stored(b.p, BIG, SCOPE);
@@ -656,6 +707,7 @@ START_TEST(a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays)
     uint64_t oid = ht_obj_id(o);
     struct ht_dev_counters before, now;
     struct ht_tx *tx;
+
     damage(place_of(p, BIG) + 900000);
     ht_dev_counters(dev, &before);
     ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0); /* for this the repair waits */
@@ -690,7 +742,7 @@ int main(void)
     tcase_add_loop_test(tc, a_superblock_copy_is_written_anew, 0, HT_SUPER_COPIES);
     tcase_add_test(tc, all_superblock_copies_are_written_anew_from_memory);
     tcase_add_loop_test(tc, a_log_frame_is_written_anew_from_the_other_copy, 0, 2);
-    tcase_add_test(tc, a_frame_that_no_copy_has_is_replaced_by_a_compaction);
+    tcase_add_test(tc, a_frame_that_no_copy_has_is_replaced_by_a_checkpoint);
     tcase_add_test(tc, a_chunk_without_a_second_copy_is_told_and_stays_an_error);
     tcase_add_loop_test(tc, a_published_chunk_is_written_to_another_place_from_its_clean_image, 0, 2);
     tcase_add_loop_test(tc, what_was_cut_off_is_not_needed_for_a_repair, 0, 2);
@@ -703,6 +755,7 @@ int main(void)
     tcase_add_test(tc, a_clone_is_repaired_for_each_owner_that_has_an_image);
     tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
     tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
+    tcase_add_test(tc, one_that_cannot_start_leaves_no_trace);
     tcase_add_loop_test(tc, what_changes_beside_a_repair_stays_changed, 0, PHASES * CHANGES);
     tcase_add_test(tc, a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays);
     tcase_add_test(tc, beside_a_load_it_finds_nothing_and_changes_nothing);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Small tensors: an image takes what its object has, and becomes longer when the object does. The tier here is of 8 MiB. */
+/* Small tensors: an image is as long as its object, and grows with it. The tier here is of 8 MiB. */
 #include <pthread.h>
 #include <unistd.h>
 
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { KIB = 1 << 10, PIECE = 64 * KIB, SMALL = 16 * KIB };
 
@@ -16,6 +16,7 @@ static uint64_t used(void)
 static struct ht_obj *tensor(const uint8_t *p, size_t n)
 {
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+
     put_all(o, 0, p, n);
     return o;
 }
@@ -28,6 +29,7 @@ static void save(struct ht_obj *o)
 static void stream(struct ht_obj *o, uint64_t bytes)
 {
     uint8_t *buf = malloc(MIB);
+
     for (uint64_t at = 0; at < bytes; at += MIB)
         ck_assert_int_eq(ht_obj_read(o, at, buf, MIB), MIB);
     free(buf);
@@ -41,6 +43,7 @@ START_TEST(an_image_takes_what_its_object_has)
         {1, PIECE},           {PIECE, PIECE}, {PIECE + 1, 2 * PIECE}, {3 * PIECE, 4 * PIECE}, {8 * PIECE, 8 * PIECE},
         {8 * PIECE + 1, MIB}, {MIB, MIB}};
     uint8_t *p = pattern(MIB, 3);
+
     fresh(64, false);
     for (size_t i = 0; i < HT_ARRAY_SIZE(cases); i++) {
         struct ht_obj *o = tensor(p, cases[i].bytes);
@@ -69,6 +72,7 @@ START_TEST(many_small_tensors_stay_while_a_large_one_passes)
     enum { COUNT = 48, LARGE = 16 };
     uint8_t *p = pattern(LARGE * MIB, 1);
     struct ht_obj *o[COUNT];
+
     fresh(64, false);
     for (int i = 0; i < COUNT; i++) {
         o[i] = tensor(p + i, SMALL);
@@ -82,8 +86,8 @@ START_TEST(many_small_tensors_stay_while_a_large_one_passes)
         for (int i = 0; i < COUNT; i++)
             expect(o[i], 0, p + i, SMALL);
         missed = stats().misses - before;
-        if (round >= 4)                           /* what came back after it had gone stays */
-            ck_assert_uint_le(missed, COUNT / 4); /* two may share a place in what is remembered */
+        if (round >= 4)                           /* refaults join the working set */
+            ck_assert_uint_le(missed, COUNT / 4); /* two may share a place in the policy's memory */
         stream(large, LARGE * MIB);
     }
     for (int i = 0; i < COUNT; i++)
@@ -94,7 +98,10 @@ START_TEST(many_small_tensors_stay_while_a_large_one_passes)
 }
 END_TEST
 
-/* Ways in which an object of a short image grows; each leaves the bytes of p in [0, SMALL) and [at, at + SMALL), and zeros between. */
+/*
+ * Ways in which an object of a short image grows; each leaves the bytes of p in [0, SMALL) and
+ * [at, at + SMALL), and zeros between.
+ */
 static void by_write(struct ht_obj *o, uint64_t at, const uint8_t *p)
 {
     put_all(o, at, p + at, SMALL);
@@ -109,18 +116,19 @@ static void by_truncate(struct ht_obj *o, uint64_t at, const uint8_t *p)
 static void by_a_look_behind_the_image(struct ht_obj *o, uint64_t at, const uint8_t *p)
 {
     uint8_t got[SMALL], zeros[SMALL] = {0};
+
     ck_assert_int_eq(ht_obj_truncate(o, at + SMALL), 0);
     ck_assert_int_eq(ht_obj_read(o, at, got, SMALL), SMALL);
     ck_assert_int_eq(memcmp(got, zeros, SMALL), 0);
     put_all(o, at, p + at, SMALL);
 }
 
-static void by_lease(struct ht_obj *o, uint64_t at, const uint8_t *p)
+static void by_batch_pin(struct ht_obj *o, uint64_t at, const uint8_t *p)
 {
     ck_assert_int_eq(ht_obj_truncate(o, at + SMALL), 0);
-    struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 0, .mode = HT_LEASE_UPDATE}}};
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 0, .mode = HT_BATCH_PIN_UPDATE}}};
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
     uint64_t len = at + SMALL < MIB ? at + SMALL : MIB;
     ck_assert_uint_eq(l.chunk[0].len, len);
     ck_assert_int_eq(memcmp(l.chunk[0].data, p, SMALL), 0);
@@ -128,37 +136,38 @@ static void by_lease(struct ht_obj *o, uint64_t at, const uint8_t *p)
               memcmp(l.chunk[0].data + SMALL, l.chunk[0].data + SMALL + 1, len - SMALL - 1) == 0);
     if (at < MIB)
         memcpy(l.chunk[0].data + at, p + at, SMALL);
-    ht_lease_end(&l, 1);
-    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    ht_batch_pin_end(&l, 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     if (at >= MIB)
         put_all(o, at, p + at, SMALL);
 }
 
-/* Handed out: the image moves into memory of the object's own. */
+/* Opened as shared memory: the image moves into memory of the object's own. */
 static void by_mapping(struct ht_obj *o, uint64_t at, const uint8_t *p)
 {
     ck_assert_int_eq(ht_obj_truncate(o, at + SMALL), 0);
     int fd = -1;
-    ck_assert_int_eq(ht_obj_hand_out(o, &fd), 0);
-    ck_assert_int_eq(ht_obj_expect_stores(o), 0);
+    ck_assert_int_eq(ht_obj_shm_open(o, &fd), 0);
+    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
     ck_assert_int_eq(pwrite(fd, p + at, SMALL, (off_t)at), SMALL);
-    ht_obj_hand_back(o);
+    ht_obj_shm_close(o);
 }
 
 static void (*const ways[])(struct ht_obj *o, uint64_t at, const uint8_t *p) = {
-    by_write, by_truncate, by_a_look_behind_the_image, by_lease, by_mapping};
+    by_write, by_truncate, by_a_look_behind_the_image, by_batch_pin, by_mapping};
 
 START_TEST(an_image_grows_with_its_object)
 {
     static const uint64_t places[] = {SMALL, PIECE - 1, PIECE, 3 * PIECE - 100, MIB - SMALL, MIB - 1, MIB, 2 * MIB};
     uint8_t *p = pattern(3 * MIB, 7), *want = calloc(3, MIB);
     bool dirty = _i & 1;
-    world_handout_bytes = 3 * MIB;
+
+    fixture_shm_bytes = 3 * MIB;
     fresh(64, false);
     memcpy(want, p, SMALL);
     for (size_t k = 0; k < HT_ARRAY_SIZE(places); k++) {
         uint64_t at = places[k], size = at + SMALL;
-        if (ways[_i / 2] == by_lease && at < MIB && size > MIB)
+        if (ways[_i / 2] == by_batch_pin && at < MIB && size > MIB)
             continue;
         struct ht_obj *o = tensor(p, SMALL), *other = tensor(p + MIB, PIECE);
         if (!dirty)
@@ -181,24 +190,25 @@ START_TEST(an_image_grows_with_its_object)
 }
 END_TEST
 
-/* A lease of an image that is too short for it, and leaves it as it was. */
-START_TEST(a_lease_that_changes_nothing_leaves_the_short_image)
+/* A batch pin of an image that is too short for it, and leaves it as it was. */
+START_TEST(a_batch_pin_that_changes_nothing_leaves_the_short_image)
 {
     uint8_t *p = pattern(MIB, 2), *want = calloc(1, MIB);
+
     memcpy(want, p, SMALL);
     fresh(64, false);
     struct ht_obj *o = tensor(p, SMALL);
     ck_assert_int_eq(ht_obj_truncate(o, 5 * PIECE), 0);
-    for (enum ht_lease_mode mode = HT_LEASE_READ; mode <= HT_LEASE_OVERWRITE; mode++) {
-        struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 0, .mode = mode}}};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
+    for (enum ht_batch_pin_mode mode = HT_BATCH_PIN_READ; mode <= HT_BATCH_PIN_OVERWRITE; mode++) {
+        struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o, .index = 0, .mode = mode}}};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
         ck_assert(l.chunk[0].staged);
-        if (mode != HT_LEASE_OVERWRITE)
+        if (mode != HT_BATCH_PIN_OVERWRITE)
             ck_assert_int_eq(memcmp(l.chunk[0].data, want, 5 * PIECE), 0);
         memset(l.chunk[0].data, 1, 5 * PIECE);
-        ht_lease_end(&l, 0);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_batch_pin_end(&l, 0);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
         ck_assert_uint_eq(obj_stat(o).dirty_bytes, PIECE);
     }
     expect(o, 0, want, 5 * PIECE);
@@ -211,12 +221,16 @@ START_TEST(a_lease_that_changes_nothing_leaves_the_short_image)
 }
 END_TEST
 
-/* Updated over and over, small tensors become resident like large ones, and are no burden to who needs whole slots. */
-START_TEST(small_tensors_are_kept)
+/*
+ * Small tensors that are updated over and over become resident like large ones. They take no whole slots from other
+ * callers.
+ */
+START_TEST(small_tensors_are_protected)
 {
     enum { COUNT = 40 };
     uint8_t *p = pattern(16 * MIB, 4);
     struct ht_obj *o[COUNT], *large;
+
     fresh(128, false);
     large = tensor(p, 16 * MIB);
     save(large);
@@ -228,16 +242,16 @@ START_TEST(small_tensors_are_kept)
     for (int round = 0; round < 3; round++) {
         uint64_t before = stats().misses;
         for (int i = 0; i < COUNT; i++) {
-            struct ht_lease l = {.store = s, .count = 1, .chunk = {{.obj = o[i], .mode = HT_LEASE_UPDATE}}};
-            ck_assert_int_eq(ht_lease_begin(&l), 0);
-            ck_assert_int_eq(ht_lease_wait(&l), 0);
+            struct ht_batch_pin l = {.store = s, .count = 1, .chunk = {{.obj = o[i], .mode = HT_BATCH_PIN_UPDATE}}};
+            ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+            ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
             ck_assert(!l.chunk[0].staged);
             ck_assert_int_eq(memcmp(l.chunk[0].data, p + i, SMALL), 0);
-            ht_lease_end(&l, 1);
-            ck_assert_int_eq(ht_lease_finish(&l), 0);
+            ht_batch_pin_end(&l, 1);
+            ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
         }
         ck_assert_uint_eq(stats().misses - before, round ? 0 : COUNT);
-        ck_assert_uint_eq(stats().dram_kept_bytes, 3 * MIB); /* forty of sixteen in a slot */
+        ck_assert_uint_eq(stats().dram_protected_bytes, 3 * MIB); /* forty of sixteen in a slot */
         stream(large, 16 * MIB);
     }
     for (int i = 0; i < COUNT; i++)
@@ -264,6 +278,7 @@ struct worker {
 static uint64_t some_size(unsigned *seed)
 {
     uint64_t about = (uint64_t)PIECE << rand_r(seed) % 6;
+
     return rand_r(seed) % 3 ? (uint64_t)rand_r(seed) % (about + 1) : about;
 }
 
@@ -272,6 +287,7 @@ static void step(struct worker *w)
     unsigned k = (unsigned)rand_r(&w->seed) % OBJECTS;
     uint64_t to = some_size(&w->seed), from = some_size(&w->seed);
     struct ht_obj *o = w->o[k];
+
     if (to < from) {
         uint64_t t = to;
         to = from;
@@ -311,6 +327,7 @@ static void step(struct worker *w)
 static void *work(void *arg)
 {
     struct worker *w = arg;
+
     for (int i = 0; i < STEPS; i++)
         step(w);
     for (int k = 0; k < OBJECTS; k++)
@@ -322,6 +339,7 @@ START_TEST(images_grow_beside_each_other_in_a_full_tier)
 {
     enum { WORKERS = 4 };
     struct worker w[WORKERS] = {0};
+
     fresh(384, true);
     for (unsigned i = 0; i < WORKERS; i++) {
         w[i].seed = i + 1;
@@ -356,12 +374,13 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("small");
+
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, an_image_takes_what_its_object_has);
     tcase_add_test(tc, many_small_tensors_stay_while_a_large_one_passes);
     tcase_add_loop_test(tc, an_image_grows_with_its_object, 0, 2 * (int)HT_ARRAY_SIZE(ways));
-    tcase_add_test(tc, a_lease_that_changes_nothing_leaves_the_short_image);
-    tcase_add_test(tc, small_tensors_are_kept);
+    tcase_add_test(tc, a_batch_pin_that_changes_nothing_leaves_the_short_image);
+    tcase_add_test(tc, small_tensors_are_protected);
     tcase_add_test(tc, images_grow_beside_each_other_in_a_full_tier);
     return run_suite(tc);
 }

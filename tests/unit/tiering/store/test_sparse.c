@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sparse objects cost what they hold, wherever it is. */
-#include "tests/unit/tiering/store/world.h"
+/* Sparse objects cost as much as their content, wherever it is. */
+#include "tests/unit/tiering/store/fixture.h"
 
 enum { MANY = 1000, FILE_META_BYTES_MAX = 4096, SMALL_META_BYTES_MAX = 224 };
 
-/* The first byte of the last chunk: what is before a byte in its chunk is stored with it. */
+/* The first byte of the last chunk: the bytes before an offset in its chunk are stored with it. */
 static uint64_t last_of(struct ht_obj *o)
 {
     return HT_FILE_BYTES_MAX - ht_obj_chunk_bytes(o);
@@ -14,6 +14,7 @@ START_TEST(a_byte_at_the_end_of_the_largest_object_costs_little)
 {
     static struct ht_obj *o[MANY];
     static uint64_t oid[MANY];
+
     fresh(64, false);
     uint64_t before = stats().meta_bytes;
     for (unsigned i = 0; i < MANY; i++) {
@@ -94,7 +95,7 @@ START_TEST(chunks_far_apart_are_found_in_order)
                 int64_t data = ht_obj_seek(o, at, false);
                 ck_assert_int_eq(data, (int64_t)(off - 7));
                 expect(o, off, (const uint8_t *)&off, 8);
-                /* Chunks 1 and 2 are neighbours; behind the others is a hole. */
+                /* Chunks 1 and 2 are neighbours; a hole follows each of the others. */
                 int64_t hole = ht_obj_seek(o, (uint64_t)data, true);
                 ck_assert_int_eq(hole, k == 0 ? 3 << 16 : k == STEPS - 1 ? data + 15 : data + 65536);
                 at = k == 0 ? 2 << 16 : (uint64_t)hole;
@@ -103,7 +104,7 @@ START_TEST(chunks_far_apart_are_found_in_order)
             ck_assert_int_eq(ht_obj_sync(o), 0);
             ht_obj_evict(o);
         }
-        /* Each lies alone in its leaf, but for the first few. */
+        /* Each lies alone in its leaf, except the first few. */
         ck_assert_int_eq(ht_obj_punch(o, 1ull << 20, 1ull << 42), 0);
         ck_assert_int_eq(ht_obj_seek(o, 1ull << 20, false), (int64_t)(1ull << 43));
         ht_obj_put(o);
@@ -112,10 +113,11 @@ START_TEST(chunks_far_apart_are_found_in_order)
 }
 END_TEST
 
-/* Of one chunk: with its share of the table of objects. */
+/* With one chunk, and its share of the table of objects. */
 START_TEST(a_small_object_costs_little)
 {
     static struct ht_obj *o[4 * MANY];
+
     fresh(64, false);
     uint64_t before = stats().meta_bytes;
     for (unsigned i = 0; i < 4 * MANY; i++) {
@@ -136,20 +138,21 @@ START_TEST(places_apart_are_refused_before_their_tables_take_too_much_memory)
 {
     enum { TABLES_BYTES_MAX = 64 << 20, PLACE_BYTES = 1500 };
     const uint64_t stride = 32 << 20, used_min = TABLES_BYTES_MAX / PLACE_BYTES;
+
     fresh(1024, false);
     struct ht_obj *o = object(HT_SMALL_CHUNK_BYTES, 0);
     uint64_t before = stats().meta_bytes, places = 0;
     int rc;
-    while ((rc = ht_obj_allocate(o, (places + 1) * stride, 4096)) == 0)
+    while ((rc = ht_obj_prealloc(o, (places + 1) * stride, 4096)) == 0)
         places++;
     ck_assert_int_eq(rc, -ENOSPC);
     ck_assert_uint_ge(places, used_min);
     ck_assert_uint_le(stats().meta_bytes - before, TABLES_BYTES_MAX + 4096);
     ck_assert_uint_gt(stats().available_bytes, 256 * MIB); /* it was not for want of space */
-    /* Nothing is made by what is refused, and what is there can be written, beside its neighbours. */
+    /* A refused call creates nothing. Existing chunks and their neighbours can be written. */
     uint64_t full = stats().meta_bytes, far = (places + 1) * stride;
     ck_assert_int_eq(ht_obj_write(o, far, "x", 1), -ENOSPC);
-    ck_assert_int_eq(ht_obj_allocate(o, far, 64 * MIB), -ENOSPC);
+    ck_assert_int_eq(ht_obj_prealloc(o, far, 64 * MIB), -ENOSPC);
     ck_assert_uint_eq(stats().meta_bytes, full);
     put_all(o, stride, (const uint8_t *)"x", 1);
     put_all(o, stride + HT_SMALL_CHUNK_BYTES, (const uint8_t *)"y", 1);
@@ -168,6 +171,7 @@ END_TEST
 int main(void)
 {
     TCase *tc = tcase_create("sparse");
+
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_small_object_costs_little);
     tcase_add_test(tc, a_byte_at_the_end_of_the_largest_object_costs_little);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the store promises its callers, one behaviour per test, on a device of memory. */
+/* The store's promises to its callers, one behaviour per test, on a device of memory. */
 #include <check.h>
 #include <pthread.h>
 #include <time.h>
 
+#include "tests/support/dev.h"
 #include "tests/support/suite.h"
-#include "tests/unit/tiering/store/world.h"
+#include "tests/unit/tiering/store/fixture.h"
 #include "tiering/space/alloc.h"
 
 START_TEST(a_synced_object_survives_a_crash)
@@ -77,6 +78,7 @@ END_TEST
 static int corrupt_first(void *ctx, const struct ht_chunk_info *info)
 {
     uint8_t *ram = ht_dev_ram_data(dev);
+
     ram[info->extents[0].block * 4096 + 100] ^= 1;
     *(uint64_t *)ctx = info->index;
     return 1;
@@ -113,9 +115,9 @@ START_TEST(a_failed_write_is_reported_and_kept)
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(MIB, 5);
     put_all(o, 0, p, MIB);
-    ht_dev_fail(dev, HT_IO_WRITE, 1, true); /* here and everywhere else */
+    dev_fail(dev, HT_IO_WRITE, 1, true); /* here and everywhere else */
     ck_assert_int_eq(ht_obj_sync(o), -EIO);
-    ht_dev_fail(dev, HT_IO_WRITE, 0, false);
+    dev_fail(dev, HT_IO_WRITE, 0, false);
     expect(o, 0, p, MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
     ht_obj_evict(o);
@@ -156,14 +158,14 @@ START_TEST(a_scope_changes_together_or_not_at_all)
 }
 END_TEST
 
-START_TEST(a_guaranteed_object_can_always_be_rewritten)
+START_TEST(an_object_with_a_rewrite_reserve_can_always_be_rewritten)
 {
     fresh(16, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9), *filler = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(4 * MIB, 8);
     put_all(o, 0, p, 4 * MIB);
-    ck_assert_int_eq(ht_obj_guarantee(o, 64 * MIB), -ENOSPC);
-    ck_assert_int_eq(ht_obj_guarantee(o, 4 * MIB), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(o, 64 * MIB), -ENOSPC);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(o, 4 * MIB), 0);
     while (ht_obj_write(filler, ht_obj_size(filler), p, MIB) > 0)
         ;
     ck_assert_int_eq(ht_obj_sync(filler), 0);
@@ -185,21 +187,55 @@ START_TEST(a_guaranteed_object_can_always_be_rewritten)
 }
 END_TEST
 
-START_TEST(a_lease_works_with_images_and_without)
+/* repeat: no place takes it at first. Else another place does, and the bad one stays taken. */
+START_TEST(a_rewrite_reserve_outlasts_writes_that_fail)
+{
+    bool repeat = _i;
+
+    fresh(64, false);
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 9), *filler = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = pattern(4 * MIB + 1, 8);
+    put_all(o, 0, p, 4 * MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_obj_rewrite_reserve(o, 4 * MIB), 0);
+    ck_assert_uint_eq(stats().reserved_bytes, 4 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    put_all(o, 0, p + 1, MIB);
+    dev_fail(dev, HT_IO_WRITE, 1, repeat);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), repeat ? -EIO : 0);
+    dev_fail(dev, HT_IO_WRITE, 0, false);
+    ck_assert_uint_eq(stats().reserved_bytes, repeat ? 4 * MIB : 3 * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    while (ht_obj_write(filler, ht_obj_size(filler), p, MIB) > 0)
+        ;
+    ck_assert_int_eq(ht_obj_sync(filler), 0);
+    put_all(o, 0, p + 1, 4 * MIB);
+    ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ck_assert_uint_eq(stats().reserved_bytes, 4 * MIB);
+    expect(o, 0, p + 1, 4 * MIB);
+    ht_obj_put(o);
+    ht_obj_put(filler);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(a_batch_pin_works_with_images_and_without)
 {
     fresh(64, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9);
     uint8_t *p = pattern(20 * MIB, 9);
     put_all(o, 0, p, 20 * MIB);
-    struct ht_lease l = {.store = s};
+    struct ht_batch_pin l = {.store = s};
     unsigned staged = 0;
     for (unsigned i = 0; i < 20; i += 4) {
         l.count = 4;
         for (unsigned k = 0; k < 4; k++)
-            l.chunk[k] =
-                (struct ht_lease_chunk){.obj = o, .index = i + 3 - k, .mode = k ? HT_LEASE_UPDATE : HT_LEASE_OVERWRITE};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
+            l.chunk[k] = (struct ht_batch_pin_chunk){
+                .obj = o, .index = i + 3 - k, .mode = k ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
         for (unsigned k = 0; k < 4; k++) {
             ck_assert_uint_eq(l.chunk[k].len, MIB);
             staged += l.chunk[k].staged;
@@ -209,8 +245,8 @@ START_TEST(a_lease_works_with_images_and_without)
             for (unsigned b = 0; b < MIB; b++)
                 l.chunk[k].data[b] = want[b] = (uint8_t)(want[b] + 1);
         }
-        ht_lease_end(&l, 0xf);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_batch_pin_end(&l, 0xf);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     }
     ck_assert_uint_gt(staged, 0);
     expect(o, 0, p, 20 * MIB);
@@ -220,22 +256,26 @@ START_TEST(a_lease_works_with_images_and_without)
 }
 END_TEST
 
-static int take(struct ht_lease *l, struct ht_obj *o, uint64_t index)
+static int take(struct ht_batch_pin *l, struct ht_obj *o, uint64_t index)
 {
-    l->chunk[0] = (struct ht_lease_chunk){.obj = o, .index = index, .mode = HT_LEASE_UPDATE};
-    int rc = ht_lease_begin(l);
-    return rc ? rc : ht_lease_wait(l);
+    l->chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = index, .mode = HT_BATCH_PIN_UPDATE};
+    int rc = ht_batch_pin_begin(l);
+    return rc ? rc : ht_batch_pin_wait(l);
 }
 
-/* Update chunks [first, end) with what they hold: as many as there is room for stay in memory. Returns how many did not. */
-static unsigned fill_keep_set(struct ht_lease *l, struct ht_obj *o, uint64_t first, uint64_t end)
+/*
+ * Updates chunks [first, end) without changing them: as many as there is room for stay in memory. Returns the number of
+ * the others.
+ */
+static unsigned fill_protected_set(struct ht_batch_pin *l, struct ht_obj *o, uint64_t first, uint64_t end)
 {
     unsigned staged = 0;
+
     for (uint64_t i = first; i < end; i++) {
         ck_assert_int_eq(take(l, o, i), 0);
         staged += l->chunk[0].staged;
-        ht_lease_end(l, 1);
-        ck_assert_int_eq(ht_lease_finish(l), 0);
+        ht_batch_pin_end(l, 1);
+        ck_assert_int_eq(ht_batch_pin_finish(l), 0);
     }
     return staged;
 }
@@ -253,15 +293,15 @@ START_TEST(a_lost_staged_write_is_never_hidden)
     ht_scope_publish(s, 9, tx);
     ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
     ck_assert_int_eq(ht_store_sync(s, lsn), 0);
-    struct ht_lease l = {.store = s, .count = 1};
-    fill_keep_set(&l, o, 1, 20);
+    struct ht_batch_pin l = {.store = s, .count = 1};
+    fill_protected_set(&l, o, 1, 20);
     ck_assert_int_eq(take(&l, o, 0), 0);
     ck_assert(l.chunk[0].staged);
     l.chunk[0].data[0] ^= 1;
-    ht_dev_fail(dev, HT_IO_WRITE, 1, true);
-    ht_lease_end(&l, 1);
-    ck_assert_int_eq(ht_lease_finish(&l), -EIO);
-    ht_dev_fail(dev, HT_IO_WRITE, 0, false);
+    dev_fail(dev, HT_IO_WRITE, 1, true);
+    ht_batch_pin_end(&l, 1);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), -EIO);
+    dev_fail(dev, HT_IO_WRITE, 0, false);
     uint8_t byte;
     ck_assert_int_eq(ht_obj_read(o, 0, &byte, 1), -EIO);
     ck_assert_int_eq(ht_scope_writeback(s, 9), -EIO);
@@ -276,6 +316,7 @@ END_TEST
 static uint64_t device_read_bytes(void)
 {
     struct ht_dev_counters c;
+
     ht_dev_counters(dev, &c);
     return c.read_bytes;
 }
@@ -284,17 +325,18 @@ static uint64_t device_read_bytes(void)
 START_TEST(what_is_updated_over_and_over_stays)
 {
     enum { N = 24 };
+
     fresh(128, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 9), *other = object(HT_CHUNK_BYTES, 0);
     uint8_t *p = pattern(N * MIB, 10);
     put_all(o, 0, p, N * MIB);
     ck_assert_int_eq(ht_scope_writeback(s, 9), 0);
     ht_obj_evict(o);
-    struct ht_lease l = {.store = s, .count = 1};
-    unsigned staged = fill_keep_set(&l, o, 0, N);
+    struct ht_batch_pin l = {.store = s, .count = 1};
+    unsigned staged = fill_protected_set(&l, o, 0, N);
     struct ht_store_stats st;
     ht_store_stats(s, &st);
-    unsigned kept = (unsigned)(st.dram_kept_bytes / MIB);
+    unsigned kept = (unsigned)(st.dram_protected_bytes / MIB);
     ck_assert_uint_eq(kept, st.dram_bytes * 3 / 4 / MIB);
     ck_assert_uint_eq(staged, N - kept);
     for (unsigned pass = 0; pass < 3; pass++) {
@@ -302,13 +344,13 @@ START_TEST(what_is_updated_over_and_over_stays)
         ck_assert_int_eq(ht_obj_writeback(other), 0);
         uint64_t before = device_read_bytes();
         for (unsigned i = 0; i < N; i++)
-            ck_assert_uint_le(fill_keep_set(&l, o, (i * 5 + pass) % N, (i * 5 + pass) % N + 1), 1);
+            ck_assert_uint_le(fill_protected_set(&l, o, (i * 5 + pass) % N, (i * 5 + pass) % N + 1), 1);
         ck_assert_uint_eq(device_read_bytes() - before, (N - kept) * (uint64_t)MIB);
     }
     expect(o, 0, p, N * MIB);
-    ht_obj_let_go(o);
+    ht_obj_unprotect(o);
     ht_store_stats(s, &st);
-    ck_assert_uint_eq(st.dram_kept_bytes, 0);
+    ck_assert_uint_eq(st.dram_protected_bytes, 0);
     ht_obj_put(o);
     ht_obj_put(other);
     free(p);
@@ -316,7 +358,7 @@ START_TEST(what_is_updated_over_and_over_stays)
 }
 END_TEST
 
-START_TEST(scratch_is_not_kept_and_costs_no_write)
+START_TEST(scratch_is_not_protected_and_costs_no_write)
 {
     fresh(32, false);
     struct ht_obj *o;
@@ -370,7 +412,7 @@ START_TEST(space_comes_back_after_deletion)
     ht_store_stats(s, &after);
     ck_assert_uint_eq(after.free_bytes, before.free_bytes);
     ck_assert_uint_eq(after.reserved_bytes, 0);
-    ck_assert_uint_eq(after.log.claimed_bytes, before.log.claimed_bytes);
+    ck_assert_uint_eq(after.log.reserved_bytes, before.log.reserved_bytes);
     ck_assert_uint_eq(after.objects, before.objects);
     free(p);
     done();
@@ -390,7 +432,7 @@ START_TEST(freed_space_waits_for_the_log)
     ht_obj_delete(a, tx);
     ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
     ht_obj_put(a);
-    /* Use up what there is, the space of a included. */
+    /* Uses up all space, including that of a. */
     while (ht_obj_write(b, end, q, MIB) == MIB) {
         end += MIB;
         ck_assert_int_eq(ht_obj_writeback(b), 0);
@@ -399,7 +441,7 @@ START_TEST(freed_space_waits_for_the_log)
         struct ht_dev *other = dev, *copy;
         struct ht_store *running = s;
         /* A crash now: a is there wholly, or gone. */
-        ck_assert_int_eq(ht_dev_open_ram(16 * MIB, 512, &copy), 0);
+        ck_assert_int_eq(dev_open_ram(16 * MIB, 512, &copy), 0);
         memcpy(ht_dev_ram_data(copy), ram, 16 * MIB);
         free(ram);
         dev = copy;
@@ -432,6 +474,7 @@ static void *churn(void *arg)
 {
     struct worker *w = arg;
     uint8_t *p = pattern(2 * MIB, w->seed);
+
     for (unsigned i = 0; i < 20; i++) {
         uint64_t off = (w->seed * 7919ull + i * 104729ull) % (3 * MIB);
         put_all(w->o, off, p, 2 * MIB);
@@ -471,17 +514,17 @@ START_TEST(an_object_deleted_while_it_is_written_leaves_nothing)
         ck_assert_int_eq(ht_obj_truncate(o, MIB), 0);
         if (published)
             ck_assert_int_eq(ht_obj_sync(o), 0);
-        struct ht_lease l = {.store = s, .count = 1};
-        l.chunk[0] = (struct ht_lease_chunk){.obj = o, .mode = HT_LEASE_UPDATE};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
+        struct ht_batch_pin l = {.store = s, .count = 1};
+        l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_UPDATE};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
         memset(l.chunk[0].data, 7, MIB);
         struct ht_tx *tx;
         ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
         ht_obj_delete(o, tx);
         ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
-        ht_lease_end(&l, 1);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_batch_pin_end(&l, 1);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
         ht_obj_put(o);
     }
     ht_store_stats(s, &after);
@@ -552,18 +595,18 @@ START_TEST(a_truncation_is_published_wholly_or_not_at_all)
     uint8_t *p = pattern(2 * MIB, 4), *zeros = calloc(2, MIB);
     put_all(o, 0, p, 2 * MIB);
     ck_assert_int_eq(ht_obj_sync(o), 0);
-    struct ht_lease l = {.store = s, .count = 1};
-    l.chunk[0] = (struct ht_lease_chunk){.obj = o, .mode = HT_LEASE_READ};
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), 0);
+    struct ht_batch_pin l = {.store = s, .count = 1};
+    l.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .mode = HT_BATCH_PIN_READ};
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
     pthread_t thread;
     ck_assert_int_eq(pthread_create(&thread, NULL, cut_to_nothing, o), 0);
     nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* it waits for the chunk */
     ck_assert_int_eq(ht_store_commit(s), 0);
     void *image = malloc(32 * MIB);
     memcpy(image, ht_dev_ram_data(dev), 32 * MIB);
-    ht_lease_end(&l, 0);
-    ck_assert_int_eq(ht_lease_finish(&l), 0);
+    ht_batch_pin_end(&l, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
     pthread_join(thread, NULL);
     ht_obj_put(o);
     ht_store_close(s);
@@ -585,13 +628,14 @@ enum { SLOTS = 8, ROUNDS = 20 };
 
 static void hold_all(struct ht_obj *o, unsigned count)
 {
-    struct ht_lease l = {.store = s, .count = count};
+    struct ht_batch_pin l = {.store = s, .count = count};
+
     for (unsigned i = 0; i < count; i++)
-        l.chunk[i] = (struct ht_lease_chunk){.obj = o, .index = i, .mode = HT_LEASE_READ};
-    ck_assert_int_eq(ht_lease_begin(&l), 0);
-    ck_assert_int_eq(ht_lease_wait(&l), 0);
-    ht_lease_end(&l, 0);
-    ck_assert_int_eq(ht_lease_finish(&l), 0);
+        l.chunk[i] = (struct ht_batch_pin_chunk){.obj = o, .index = i, .mode = HT_BATCH_PIN_READ};
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    ht_batch_pin_end(&l, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
 }
 
 static void *hold_one_more(void *arg)
@@ -603,12 +647,13 @@ static void *hold_one_more(void *arg)
 static void *read_last(void *arg)
 {
     uint8_t byte;
+
     ck_assert_int_eq(ht_obj_read(arg, (uint64_t)SLOTS * MIB, &byte, 1), 1);
     return NULL;
 }
 
-/* All slots are held by a lease that waits for one chunk more, which a reader has who waits for a slot. */
-START_TEST(waiting_for_a_slot_holds_up_no_lease)
+/* A batch pin holds all slots and waits for one more chunk. A reader holds that chunk and waits for a slot. */
+START_TEST(waiting_for_a_slot_holds_up_no_batch_pin)
 {
     fresh(64, false);
     struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
@@ -618,20 +663,20 @@ START_TEST(waiting_for_a_slot_holds_up_no_lease)
     for (unsigned i = 0; i < ROUNDS; i++) {
         ht_obj_evict(o);
         expect(o, 0, p, SLOTS * MIB);
-        struct ht_lease l = {.store = s, .count = SLOTS};
+        struct ht_batch_pin l = {.store = s, .count = SLOTS};
         for (unsigned k = 0; k < SLOTS; k++)
-            l.chunk[k] = (struct ht_lease_chunk){.obj = o, .index = k, .mode = HT_LEASE_READ};
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
-        pthread_t reader, lease;
+            l.chunk[k] = (struct ht_batch_pin_chunk){.obj = o, .index = k, .mode = HT_BATCH_PIN_READ};
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        pthread_t reader, pin;
         ck_assert_int_eq(pthread_create(&reader, NULL, read_last, o), 0);
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-        ck_assert_int_eq(pthread_create(&lease, NULL, hold_one_more, o), 0);
+        ck_assert_int_eq(pthread_create(&pin, NULL, hold_one_more, o), 0);
         nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
-        ht_lease_end(&l, 0);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
+        ht_batch_pin_end(&l, 0);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
         pthread_join(reader, NULL);
-        pthread_join(lease, NULL);
+        pthread_join(pin, NULL);
     }
     expect(o, 0, p, (SLOTS + 1) * MIB);
     ht_obj_put(o);
@@ -651,24 +696,24 @@ START_TEST(pressure_does_not_put_off_the_commit_timer)
     ck_assert_int_eq(ht_store_mount(s), 0);
     struct ht_obj *busy = object(HT_CHUNK_BYTES, 5), *o = object(HT_SMALL_CHUNK_BYTES, 0);
     ck_assert_int_eq(ht_obj_truncate(busy, 6 * MIB), 0);
-    struct ht_lease l = {.store = s, .count = 6}, l2;
+    struct ht_batch_pin l = {.store = s, .count = 6}, l2;
     for (unsigned i = 0; i < 6; i++)
-        l.chunk[i] = (struct ht_lease_chunk){.obj = busy, .index = i, .mode = HT_LEASE_UPDATE};
+        l.chunk[i] = (struct ht_batch_pin_chunk){.obj = busy, .index = i, .mode = HT_BATCH_PIN_UPDATE};
     l2 = l;
     struct ht_store_stats st;
     struct ht_obj_stat os;
     do { /* dirty, and held before they could be cleaned */
-        ck_assert_int_eq(ht_lease_begin(&l), 0);
-        ck_assert_int_eq(ht_lease_wait(&l), 0);
-        ht_lease_end(&l, 63);
-        ck_assert_int_eq(ht_lease_finish(&l), 0);
-        ck_assert_int_eq(ht_lease_begin(&l2), 0);
-        ck_assert_int_eq(ht_lease_wait(&l2), 0);
+        ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+        ht_batch_pin_end(&l, 63);
+        ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+        ck_assert_int_eq(ht_batch_pin_begin(&l2), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&l2), 0);
         ht_store_stats(s, &st);
         if (st.dram_dirty_bytes > 4 * MIB)
             break;
-        ht_lease_end(&l2, 0);
-        ck_assert_int_eq(ht_lease_finish(&l2), 0);
+        ht_batch_pin_end(&l2, 0);
+        ck_assert_int_eq(ht_batch_pin_finish(&l2), 0);
     } while (true);
     put_all(o, 0, (const uint8_t *)"durable", 7);
     unsigned tries = 0;
@@ -677,16 +722,16 @@ START_TEST(pressure_does_not_put_off_the_commit_timer)
         ht_obj_stat(o, &os);
     } while (os.unpublished && ++tries < 30);
     ck_assert(!os.unpublished);
-    ht_lease_end(&l2, 0);
-    ck_assert_int_eq(ht_lease_finish(&l2), 0);
+    ht_batch_pin_end(&l2, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&l2), 0);
     ht_obj_put(busy);
     ht_obj_put(o);
     done();
 }
 END_TEST
 
-/* What was written and accepted can be written back, whatever becomes of the guarantee and whoever fills the store. */
-START_TEST(a_guarantee_that_ends_or_is_exceeded_loses_nothing)
+/* Accepted writes can be written back, whatever becomes of the rewrite reserve and of the free space. */
+START_TEST(a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing)
 {
     for (int exceeded = 0; exceeded < 2; exceeded++) {
         fresh(24, false);
@@ -694,7 +739,7 @@ START_TEST(a_guarantee_that_ends_or_is_exceeded_loses_nothing)
         uint8_t *p = pattern(4 * MIB, 12);
         put_all(o, 0, p, exceeded ? 2 * MIB : 4 * MIB);
         ck_assert_int_eq(ht_obj_sync(o), 0);
-        ck_assert_int_eq(ht_obj_guarantee(o, exceeded ? 2 * MIB : 4 * MIB), 0);
+        ck_assert_int_eq(ht_obj_rewrite_reserve(o, exceeded ? 2 * MIB : 4 * MIB), 0);
         uint64_t end = 0;
         while (ht_obj_write(other, end, p, MIB) > 0)
             end += MIB;
@@ -703,7 +748,7 @@ START_TEST(a_guarantee_that_ends_or_is_exceeded_loses_nothing)
         ck_assert_int_eq(ht_obj_sync(other), 0);
         put_all(o, MIB, p, 3 * MIB);
         if (!exceeded)
-            ck_assert_int_eq(ht_obj_guarantee(o, 0), 0);
+            ck_assert_int_eq(ht_obj_rewrite_reserve(o, 0), 0);
         end -= 3 * MIB;
         while (ht_obj_write(other, end, p, MIB) > 0)
             end += MIB;
@@ -737,14 +782,16 @@ END_TEST
 static uint64_t bytes_read(void)
 {
     struct ht_dev_counters n;
+
     ht_dev_counters(dev, &n);
     return n.read_bytes;
 }
 
-/* What was written after an orderly unmount is known: nothing. After a crash it is not. */
+/* After an orderly unmount the store knows that nothing was written later. After a crash it does not. */
 START_TEST(a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region)
 {
     enum { DEVICE_MIB = 4096, LITTLE_BYTES = 32 * MIB };
+
     fresh(DEVICE_MIB, false);
     uint64_t region = ht_store_super(s)->log_bytes, before;
     ck_assert_uint_gt(region, 2 * LITTLE_BYTES);
@@ -774,6 +821,7 @@ int main(void)
 {
     Suite *suite = suite_create("store");
     TCase *tc = tcase_create("promises");
+
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_synced_object_survives_a_crash);
     tcase_add_test(tc, more_than_the_dram_tier_streams_through_it);
@@ -781,11 +829,12 @@ int main(void)
     tcase_add_test(tc, a_flipped_byte_is_an_error_never_wrong_data);
     tcase_add_test(tc, a_failed_write_is_reported_and_kept);
     tcase_add_test(tc, a_scope_changes_together_or_not_at_all);
-    tcase_add_test(tc, a_guaranteed_object_can_always_be_rewritten);
-    tcase_add_test(tc, a_lease_works_with_images_and_without);
+    tcase_add_test(tc, an_object_with_a_rewrite_reserve_can_always_be_rewritten);
+    tcase_add_loop_test(tc, a_rewrite_reserve_outlasts_writes_that_fail, 0, 2);
+    tcase_add_test(tc, a_batch_pin_works_with_images_and_without);
     tcase_add_test(tc, a_lost_staged_write_is_never_hidden);
     tcase_add_test(tc, what_is_updated_over_and_over_stays);
-    tcase_add_test(tc, scratch_is_not_kept_and_costs_no_write);
+    tcase_add_test(tc, scratch_is_not_protected_and_costs_no_write);
     tcase_add_test(tc, space_comes_back_after_deletion);
     tcase_add_test(tc, freed_space_waits_for_the_log);
     tcase_add_test(tc, many_threads_do_not_disturb_each_other);
@@ -793,9 +842,9 @@ int main(void)
     tcase_add_test(tc, one_object_that_cannot_be_written_holds_up_no_other);
     tcase_add_test(tc, growth_is_taken_back_unless_others_grew_it_since);
     tcase_add_test(tc, a_truncation_is_published_wholly_or_not_at_all);
-    tcase_add_test(tc, waiting_for_a_slot_holds_up_no_lease);
+    tcase_add_test(tc, waiting_for_a_slot_holds_up_no_batch_pin);
     tcase_add_test(tc, pressure_does_not_put_off_the_commit_timer);
-    tcase_add_test(tc, a_guarantee_that_ends_or_is_exceeded_loses_nothing);
+    tcase_add_test(tc, a_rewrite_reserve_that_ends_or_is_exceeded_loses_nothing);
     tcase_add_test(tc, a_mount_after_an_unmount_reads_what_the_log_holds_and_not_its_region);
     tcase_add_test(tc, seeking_at_or_beyond_the_end_finds_nothing);
     suite_add_tcase(suite, tc);

@@ -1,0 +1,483 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * attributes.c - the attributes user.hitrain.*: one row per word. A new word is one row and,
+ * when it needs one, a check.
+ *
+ * Words that describe a tensor are kept by fs/ns like any attribute, once their value has passed its check; words of
+ * metrics (metrics.c) and the few special ones below are computed.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct request {
+    struct ht_ctl *ctl;
+    uint64_t ino;
+    const char *name; /* whole */
+    const char *value;
+    size_t len;
+    int flags;
+    const struct ht_caller *caller;
+};
+
+struct word {
+    const char *word;
+    /* 0, or -errno with a message in err. NULL: no check. */
+    int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]);
+    /* NULL: kept by fs/ns. */
+    int (*set)(const struct request *q);
+    ssize_t (*get)(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap); /* whole text, at most cap bytes */
+    int (*remove)(const struct request *q);
+    bool waits;
+    /* In place of get: the whole text, of any length, or NULL. */
+    const char *(*text)(struct ht_ctl *c, uint64_t ino);
+};
+
+enum { TEXT_MAX = 8192 };
+
+/* ------------------------------------------------------------------ checks */
+
+/* The client's text, so that a message can show it: cut, and printable. */
+static const char *quoted(const struct request *q, char out[40])
+{
+    size_t n = ht_min_u64(q->len, 32);
+
+    for (size_t i = 0; i < n; i++)
+        out[i] = q->value[i] >= ' ' && q->value[i] <= '~' ? q->value[i] : '?';
+    memcpy(out + n, q->len > n ? "..." : "", q->len > n ? 4 : 1);
+    return out;
+}
+
+static int check_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    char given[40];
+    int at;
+
+    if (ht_parse_dtype(q->value, q->len))
+        return 0;
+    at = snprintf(err, HT_CTL_ERROR_MAX, "dtype: \"%s\" is not known; known are", quoted(q, given));
+    for (size_t i = 0; i < HT_DTYPE_WORDS && at < HT_CTL_ERROR_MAX; i++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", ht_dtype_words[i].word);
+    return -EINVAL;
+}
+
+static int check_grad_dtype(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    const struct ht_dtype_word *row = ht_parse_dtype(q->value, q->len);
+    char given[40];
+
+    if (row && (row->dtype == HT_DTYPE_F32 || row->dtype == HT_DTYPE_BF16 || row->dtype == HT_DTYPE_F16))
+        return 0;
+    snprintf(err, HT_CTL_ERROR_MAX, "grad_dtype: \"%s\" is not known; gradients are f32, bf16 or f16",
+             quoted(q, given));
+    return -EINVAL;
+}
+
+static int check_shape(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_shape shape;
+
+    if (ht_parse_shape(q->value, q->len, &shape) == 0)
+        return ht_shape_fits(q->ctl, q->ino, q->value, q->len, err);
+    snprintf(err, HT_CTL_ERROR_MAX, "shape: numbers separated by commas, at most %u, as in 1024,768",
+             HT_SHAPE_DIMS_MAX);
+    return -EINVAL;
+}
+
+static int check_one_of(const struct request *q, const char *const *allowed, char err[HT_CTL_ERROR_MAX])
+{
+    int at;
+
+    for (const char *const *a = allowed; *a; a++)
+        if (strlen(*a) == q->len && memcmp(*a, q->value, q->len) == 0)
+            return 0;
+    at = snprintf(err, HT_CTL_ERROR_MAX, "%s: known are", q->name + strlen(HT_XATTR_PREFIX));
+    for (const char *const *a = allowed; *a && at < HT_CTL_ERROR_MAX; a++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " '%s'", *a);
+    return -EINVAL;
+}
+
+static int check_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    int rc = ht_ctl_owner(q->ctl, q->ino, q->caller);
+
+    if (rc == -EPERM)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s: only the owner may change it, or root", q->name + strlen(HT_XATTR_PREFIX));
+    return rc;
+}
+
+/*
+ * On a directory the class decides the fate of files that other users make there: scratch ones are lost at unmount,
+ * synced or not. On a file it needs no more rights than truncating it.
+ */
+static int check_class_owner(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    struct stat st;
+    int rc = ht_ns_getattr(q->ctl->ns, q->ino, &st);
+
+    return rc ? rc : S_ISDIR(st.st_mode) ? check_owner(q, err) : 0;
+}
+
+static int check_class(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"durable", "scratch", NULL};
+    int rc = check_one_of(q, allowed, err);
+
+    return rc ? rc : check_class_owner(q, err);
+}
+
+static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"", "dram", "fast", "capacity", NULL};
+
+    return check_one_of(q, allowed, err);
+}
+
+static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"", "dram", NULL};
+    int rc = check_one_of(q, allowed, err);
+
+    return rc ? rc : check_owner(q, err);
+}
+
+/* ----------------------------------------------------------- special words */
+
+/* A word that only the owner may set cannot be removed by other users. */
+static int remove_checked(const struct request *q, const char *kind,
+                          int (*check)(const struct request *q, char err[HT_CTL_ERROR_MAX]))
+{
+    char err[HT_CTL_ERROR_MAX] = "";
+    int rc = check(q, err);
+
+    if (rc && err[0])
+        ht_last_error_set(q->ctl, q->ino, kind, "%s", err);
+    return rc ? rc : ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
+}
+
+static int remove_class(const struct request *q)
+{
+    return remove_checked(q, "class", check_class_owner);
+}
+
+static int remove_pin(const struct request *q)
+{
+    return remove_checked(q, "pin", check_owner);
+}
+
+/* Open files depend on the dtype in several ways: they read it again. */
+static int set_dtype(const struct request *q)
+{
+    const char *own = ht_parse_dtype(q->value, q->len)->word; /* the usual name, if the caller gave another one */
+    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, own, strlen(own), q->flags);
+
+    ht_ctl_changed(q->ctl);
+    return rc;
+}
+
+static int remove_dtype(const struct request *q)
+{
+    int rc = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
+
+    ht_ctl_changed(q->ctl);
+    return rc;
+}
+
+/*
+ * Brings the bytes into the DRAM tier now. Eviction does not look at the word yet: they stay as long as they are used.
+ */
+static int set_pin(const struct request *q)
+{
+    struct ht_obj *obj;
+    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
+
+    if (rc || !q->len || ht_ns_open(q->ctl->ns, q->ino, &obj))
+        return rc;
+    rc = ht_ctl_prefetch(q->ctl, q->ino, obj);
+    ht_ns_close(q->ctl->ns, q->ino);
+    return rc;
+}
+
+static int set_optimizer(const struct request *q)
+{
+    return ht_optimizer_set(q->ctl, q->ino, q->value, q->len, q->flags, q->caller);
+}
+
+static int remove_optimizer(const struct request *q)
+{
+    return ht_optimizer_remove(q->ctl, q->ino, q->caller);
+}
+
+/* The figures of the model root that it belongs to. */
+static int root_stat(struct ht_ctl *c, uint64_t ino, struct ht_root_stat *out)
+{
+    struct ht_ns_tensor t;
+    int rc = ht_ns_tensor(c->ns, ino, &t);
+
+    if (rc)
+        return rc;
+    return t.root ? ht_optim_root_stat(c->optim, t.root, out) : -ENODATA;
+}
+
+static int set_step(const struct request *q)
+{
+    struct ht_ns_tensor t;
+    uint64_t step;
+    int rc = ht_ns_tensor(q->ctl->ns, q->ino, &t);
+
+    if (rc)
+        return rc;
+    if (!t.is_root) {
+        ht_last_error_set(q->ctl, q->ino, "step", "step: this is no model root");
+        return -EINVAL;
+    }
+    if (ht_parse_u64(q->value, q->len, &step) || step > INT64_MAX) {
+        ht_last_error_set(q->ctl, q->ino, "step", "step: a number in decimal digits, at most %lld",
+                          (long long)INT64_MAX);
+        return -EINVAL;
+    }
+    rc = ht_optim_root_set_step(q->ctl->optim, q->ino, step);
+    if (rc == -EBUSY)
+        ht_last_error_set(q->ctl, q->ino, "step", "step: a step is open or ends now; commit or abort it first");
+    return rc;
+}
+
+static ssize_t get_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_root_stat st;
+    int rc = root_stat(c, ino, &st);
+
+    return rc ? rc : snprintf(buf, cap, "%llu", (unsigned long long)st.step);
+}
+
+static ssize_t get_durable_step(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_root_stat st;
+    int rc = root_stat(c, ino, &st);
+
+    return rc ? rc : snprintf(buf, cap, "%llu", (unsigned long long)st.durable_step);
+}
+
+/* Known when the last step had to compute it: max_grad_norm or skip_nonfinite is set. */
+static ssize_t get_grad_norm(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_root_stat st;
+    int rc = root_stat(c, ino, &st);
+
+    if (rc == 0 && !st.norm_known)
+        rc = -ENODATA;
+    return rc ? rc : snprintf(buf, cap, "%.17g", st.grad_norm);
+}
+
+/* The remembered write error, whether or not an fsync has reported it. */
+static int sticky_error(struct ht_ctl *c, uint64_t ino, bool clear)
+{
+    struct ht_obj_stat st;
+    struct ht_obj *obj;
+    struct stat attr;
+
+    if (ht_ns_getattr(c->ns, ino, &attr) || !S_ISREG(attr.st_mode) || ht_ns_open(c->ns, ino, &obj))
+        return 0;
+    ht_obj_stat(obj, &st);
+    if (clear)
+        ht_obj_clear_error(obj);
+    ht_ns_close(c->ns, ino);
+    return st.sticky_error;
+}
+
+/* A lost write comes first, then the optimizer's refusal, then that of a word or of the tree. */
+static ssize_t get_error(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_ns_tensor t;
+    struct ht_root_stat st;
+    struct ht_last_error p;
+    int lost = sticky_error(c, ino, false);
+
+    if (lost)
+        return snprintf(buf, cap, "write: %s", strerror(-lost));
+    if (ht_ns_tensor(c->ns, ino, &t) == 0 && t.is_root && ht_optim_root_stat(c->optim, ino, &st) == 0 && st.error[0])
+        return ht_last_error_format(st.error, true, st.error_step, st.error_time, buf, cap);
+    return ht_last_error_get(c, ino, &p) ? ht_last_error_format(p.text, p.in_model, p.step, p.time, buf, cap) : 0;
+}
+
+static int clear_error(const struct request *q)
+{
+    const struct ht_event_about about = {.id = q->ino};
+    struct ht_root_stat st;
+    struct ht_ns_tensor t;
+    bool any = sticky_error(q->ctl, q->ino, true) != 0;
+
+    any |= ht_last_error_clear(q->ctl, q->ino);
+    if (ht_ns_tensor(q->ctl->ns, q->ino, &t) == 0 && t.is_root) {
+        any |= ht_optim_root_stat(q->ctl->optim, q->ino, &st) == 0 && st.error[0];
+        ht_optim_root_clear_error(q->ctl->optim, q->ino);
+    }
+    if (any)
+        ht_event(HT_EVENT_ERROR_CLEARED, &about, "the error was cleared by user %u", q->caller->cred.uid);
+    return 0;
+}
+
+static int set_error(const struct request *q)
+{
+    return q->len ? -EINVAL : clear_error(q);
+}
+
+static ssize_t hand_out(struct ht_buf *text, ssize_t rc, char *buf, size_t cap)
+{
+    if (rc == 0) {
+        rc = (ssize_t)ht_min_u64(text->len, cap);
+        memcpy(buf, text->data, (size_t)rc);
+    }
+    ht_buf_free(text);
+    return rc;
+}
+
+static ssize_t get_stats(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_buf text = HT_BUF_INIT;
+
+    return hand_out(&text, ht_metrics_lines(c, ino, &text), buf, cap);
+}
+
+static ssize_t get_devices(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_buf text = HT_BUF_INIT;
+
+    if (ino != HT_NS_ROOT_INO)
+        return -ENODATA;
+    return hand_out(&text, ht_device_lines(c, &text), buf, cap);
+}
+
+static const char *options_of(struct ht_ctl *c, uint64_t ino)
+{
+    return ino == HT_NS_ROOT_INO ? c->options : NULL;
+}
+
+static int read_only(const struct request *q)
+{
+    return -EOPNOTSUPP;
+}
+
+static const struct word words[] = {
+    {"dtype", check_dtype, set_dtype, NULL, remove_dtype, false},
+    {"shape", check_shape, NULL, NULL, NULL, false},
+    {"grad_dtype", check_grad_dtype, set_dtype, NULL, remove_dtype, false},
+    {"class", check_class, NULL, NULL, remove_class, false},
+    {"pin", check_pin, set_pin, NULL, remove_pin, false},
+    {"tier", check_tier, NULL, NULL, NULL, false},
+    {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
+    {"step", NULL, set_step, get_step, read_only, true},
+    {"error", NULL, set_error, get_error, clear_error, false},
+    {"durable_step", NULL, read_only, get_durable_step, read_only, false},
+    {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},
+    {"stats", NULL, read_only, get_stats, read_only, false},
+    {"devices", NULL, read_only, get_devices, read_only, false},
+    {"options", NULL, read_only, NULL, read_only, false, options_of},
+};
+
+/* ---------------------------------------------------------------- dispatch */
+
+bool ht_attribute_match(const char *name)
+{
+    return strncmp(name, HT_XATTR_PREFIX, strlen(HT_XATTR_PREFIX)) == 0;
+}
+
+static const struct word *find(const char *name)
+{
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words); i++)
+        if (strcmp(words[i].word, name + strlen(HT_XATTR_PREFIX)) == 0)
+            return &words[i];
+    return NULL;
+}
+
+bool ht_attribute_waits(const char *name)
+{
+    const struct word *w = find(name);
+
+    return w && w->waits;
+}
+
+static int unknown(struct ht_ctl *c, uint64_t ino, const char *name)
+{
+    char list[HT_CTL_ERROR_MAX];
+    int at;
+
+    if (ht_metrics_known(name + strlen(HT_XATTR_PREFIX)))
+        return -EOPNOTSUPP;
+    at = snprintf(list, sizeof(list), "unknown attribute %.80s; known:", name);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(words) && at < (int)sizeof(list); i++)
+        if (words[i].set != read_only)
+            at += snprintf(list + at, sizeof(list) - (size_t)at, " %s", words[i].word);
+    ht_last_error_set_below(c, ino, "attribute", "%s", list);
+    return -EINVAL;
+}
+
+int ht_attribute_set(struct ht_ctl *c, uint64_t ino, const char *name, const void *value, size_t len, int flags,
+                     const struct ht_caller *caller)
+{
+    struct request q = {c, ino, name, value, len, flags, caller};
+    const struct word *w = find(name);
+    char err[HT_CTL_ERROR_MAX] = "";
+    int rc;
+
+    if (!w)
+        return unknown(c, ino, name);
+    rc = w->check ? w->check(&q, err) : 0;
+    if (rc) {
+        if (err[0])
+            ht_last_error_set_below(c, ino, w->word, "%s", err);
+        return rc;
+    }
+    rc = w->set ? w->set(&q) : ht_ns_setxattr(c->ns, ino, name, value, len, flags);
+    if (rc == 0) {
+        ht_last_error_done(c, ino, w->word);
+        ht_last_error_done(c, ino, "attribute");
+    }
+    return rc;
+}
+
+static ssize_t answer(const char *text, ssize_t n, void *buf, size_t cap)
+{
+    if (n < 0 || cap == 0)
+        return n;
+    if ((size_t)n > cap)
+        return -ERANGE;
+    memcpy(buf, text, (size_t)n);
+    return n;
+}
+
+static ssize_t get_metric(struct ht_ctl *c, uint64_t ino, const char *word, char *buf, size_t cap)
+{
+    uint64_t v;
+    int rc = ht_metrics_one(c, ino, word, &v);
+
+    return rc ? rc : snprintf(buf, cap, "%llu", (unsigned long long)v);
+}
+
+ssize_t ht_attribute_get(struct ht_ctl *c, uint64_t ino, const char *name, void *buf, size_t cap)
+{
+    const struct word *w = find(name);
+    char text[TEXT_MAX];
+
+    if (w && w->text) {
+        const char *whole = w->text(c, ino);
+        return whole ? answer(whole, (ssize_t)strlen(whole), buf, cap) : -ENODATA;
+    }
+    if (w && !w->get)
+        return ht_ns_getxattr(c->ns, ino, name, buf, cap);
+    if (w)
+        return answer(text, w->get(c, ino, text, sizeof(text)), buf, cap);
+    return answer(text, get_metric(c, ino, name + strlen(HT_XATTR_PREFIX), text, sizeof(text)), buf, cap);
+}
+
+int ht_attribute_remove(struct ht_ctl *c, uint64_t ino, const char *name, const struct ht_caller *caller)
+{
+    struct request q = {c, ino, name, NULL, 0, 0, caller};
+    const struct word *w = find(name);
+
+    if (!w)
+        return ht_metrics_known(name + strlen(HT_XATTR_PREFIX)) ? -EOPNOTSUPP : -ENODATA;
+    return w->remove ? w->remove(&q) : ht_ns_removexattr(c->ns, ino, name);
+}

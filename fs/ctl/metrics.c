@@ -1,0 +1,559 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * metrics.c - every figure that clients can read: one row each, whether as an attribute alone, as a line of the
+ * attribute stats, or as a metric. A new figure is one row here. Counts of events have a row for each code, made from
+ * the table in tiering/base/event.c.
+ *
+ * Figures are a snapshot: gathered into one struct, then written out. No lock is held in between, so figures of
+ * different layers may be some microseconds apart.
+ */
+#include "fs/ctl/ctl_priv.h"
+#include "fs/ctl/event_log.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+struct metrics {
+    struct ht_store_stats store;
+    struct ht_ns_stats ns;
+    struct ht_root_stat root;
+    struct ht_obj_stat file;
+    struct ht_scrub_stats scrub;
+    uint64_t meta_bytes;
+    uint64_t file_state_bytes;
+    uint64_t step_open;
+    uint64_t read_bytes[HT_TRAFFIC_KINDS], written_bytes[HT_TRAFFIC_KINDS];
+    uint64_t requests, parked_reads, workers, job_threads, jobs_left, passthrough_opens, passthrough_fallbacks;
+};
+
+enum kind { GAUGE, COUNTER, SUM /* of all devices; metrics show each device */, IS_SET /* metrics: 1, or 0 for 0 */ };
+
+struct row {
+    const char *word;
+    uint8_t scope; /* one of enum ht_metric_scope */
+    uint8_t kind;
+    uint16_t offset;
+    const char *help;
+};
+
+#define STORE(word, kind, field, help)                                      \
+    {                                                                       \
+        word, HT_METRICS_STORE, kind, offsetof(struct metrics, field), help \
+    }
+#define ROOT(word, kind, field, help)                                      \
+    {                                                                      \
+        word, HT_METRICS_ROOT, kind, offsetof(struct metrics, field), help \
+    }
+#define FILE_(word, kind, field, help)                                     \
+    {                                                                      \
+        word, HT_METRICS_FILE, kind, offsetof(struct metrics, field), help \
+    }
+
+static const struct row rows[] = {
+    STORE("mount_param_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_PARAM], "Parameter bytes read through the mount."),
+    STORE("mount_param_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_PARAM],
+          "Parameter bytes written through the mount."),
+    STORE("mount_grad_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_GRAD], "Gradient bytes read through the mount."),
+    STORE("mount_grad_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_GRAD],
+          "Gradient bytes written through the mount."),
+    STORE("mount_state_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_STATE],
+          "Optimizer state bytes read through the mount."),
+    STORE("mount_state_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_STATE],
+          "Optimizer state bytes written through the mount."),
+    STORE("mount_other_read_bytes", COUNTER, read_bytes[HT_TRAFFIC_OTHER], "Other bytes read through the mount."),
+    STORE("mount_other_written_bytes", COUNTER, written_bytes[HT_TRAFFIC_OTHER],
+          "Other bytes written through the mount."),
+    STORE("mount_requests", COUNTER, requests, "Requests of the kernel."),
+    STORE("mount_parked_reads", COUNTER, parked_reads, "Reads that waited for an update of their bytes."),
+    STORE("mount_workers", GAUGE, workers, "Threads that take requests: more than usual while a device holds some."),
+    STORE("mount_job_threads", GAUGE, job_threads, "Threads for requests that may wait for steps and updates."),
+    STORE("mount_jobs_left", GAUGE, jobs_left,
+          "Of these, aborts that have ended and wait for directories of the kernel."),
+
+    STORE("total_bytes", GAUGE, store.total_bytes, "Space for data on all devices."),
+    STORE("free_bytes", GAUGE, store.free_bytes, "Space that is not in use."),
+    STORE("available_bytes", GAUGE, store.available_bytes, "Free space less reservations."),
+    STORE("reserved_bytes", GAUGE, store.reserved_bytes,
+          "Free space reserved for dirty content and for the next step."),
+    STORE("pending_free_bytes", GAUGE, store.pending_free_bytes,
+          "Freed space that is reusable once the log is durable."),
+    STORE("objects", GAUGE, store.objects, "Tensors, states and files."),
+    STORE("chunks", GAUGE, store.chunks, "Chunks of all objects."),
+    STORE("lost_chunks", GAUGE, store.lost_chunks, "Chunks that hitrain-fsck has marked lost: reading them is EIO."),
+    STORE("inodes", GAUGE, ns.inodes, "Inodes."),
+    STORE("entries", GAUGE, ns.entries, "Directory entries."),
+    STORE("xattrs", GAUGE, ns.xattrs, "Extended attributes."),
+
+    STORE("dram_bytes", GAUGE, store.dram_bytes, "DRAM tier."),
+    STORE("resident_bytes", GAUGE, store.dram_used_bytes, "Used part of the DRAM tier."),
+    STORE("dirty_bytes", GAUGE, store.dram_dirty_bytes, "Part of the DRAM tier newer than the devices."),
+    STORE("protected_bytes", GAUGE, store.dram_protected_bytes,
+          "Part of the DRAM tier, in whole MiB, that holds what updates work on: the protected set."),
+    STORE("passthrough_bytes", GAUGE, store.shm_bytes, "Part of the DRAM tier for passthrough files."),
+    STORE("passthrough_used_bytes", GAUGE, store.shm_used_bytes, "Used part of that."),
+    STORE("passthrough_files", GAUGE, store.shm_count, "Files in it."),
+    STORE("passthrough_opens", COUNTER, passthrough_opens, "Opens of passthrough files."),
+    STORE("passthrough_fallbacks", COUNTER, passthrough_fallbacks,
+          "Opens of such files that passthrough was not possible for."),
+    STORE("workingset_bytes", GAUGE, store.dram_workingset_bytes,
+          "Part of the DRAM tier that holds the working set: images that were refetched after their eviction."),
+    STORE("staging_bytes", GAUGE, store.staging_bytes, "Staging pool."),
+    STORE("staging_used_bytes", GAUGE, store.staging_used_bytes, "Used part of the staging pool."),
+    STORE("locked_bytes", GAUGE, store.locked_bytes,
+          "Memory of tier and staging that cannot be swapped out, as mapped."),
+    STORE("huge_bytes", GAUGE, store.huge_bytes, "Memory of tier and staging in huge pages, when it was populated."),
+    STORE("rings", GAUGE, store.io.rings, "Threads that use devices: each has one ring of io_uring."),
+    STORE("ring_mode", GAUGE, store.io.mode,
+          "How completions arrive: 0 by interrupts, 1 by fewer interrupts, 2 deferred to the thread that waits."),
+    STORE("registered_devices", GAUGE, store.io.devices, "Devices registered with each ring."),
+    STORE("registered_bytes", GAUGE, store.io.memory_bytes,
+          "Memory registered with the rings: tier and staging, or staging."),
+    STORE(
+        "meta_bytes", GAUGE, meta_bytes,
+        "Memory for objects, chunks, optimizer ranges, descriptors of the tier, maps of devices and buffers of the log."),
+    STORE("names_bytes", GAUGE, ns.meta_bytes, "Memory for names and attributes."),
+
+    STORE("hits", COUNTER, store.hits, "Chunk accesses served from DRAM."),
+    STORE("misses", COUNTER, store.misses, "Chunk accesses that needed a device."),
+    STORE("evictions", COUNTER, store.evictions, "Images dropped to make room."),
+    STORE("read_ahead_chunks", COUNTER, store.readahead_chunks, "Chunks read ahead of sequential readers."),
+    STORE("read_ahead_hits", COUNTER, store.readahead_hits, "Readahead chunks that were used."),
+    STORE("read_ahead_wasted", COUNTER, store.readahead_wasted, "Readahead chunks that were evicted unused."),
+    STORE("room_waits", COUNTER, store.room_waits, "Requests that waited for room in the DRAM tier."),
+    STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
+    STORE("device_read_bytes", SUM, store.device_read_bytes, "Bytes read from devices."),
+    STORE("device_written_bytes", SUM, store.device_written_bytes, "Bytes written to devices."),
+    STORE("device_flushes", SUM, store.device_flushes, "Cache flushes of devices."),
+    STORE("checksum_errors", COUNTER, store.checksum_errors, "Chunks whose bytes differ from the written ones."),
+    STORE("read_errors", COUNTER, store.read_errors, "Reads that a device failed."),
+    STORE("write_errors", COUNTER, store.write_errors, "Writes that a device failed."),
+    STORE("scrub_state", GAUGE, scrub.state, "0 no scrub yet, 1 running, 2 complete, 3 stopped, 4 failed."),
+    STORE("scrub_run_bytes", GAUGE, scrub.run_bytes, "Read by the scrub that runs, or ran last."),
+    STORE("scrub_run_total_bytes", GAUGE, scrub.run_total_bytes, "Bytes that this scrub has to read."),
+    STORE("scrub_run_ns", GAUGE, scrub.run_ns, "How long that scrub has run, nanoseconds."),
+    STORE("scrub_run_found", GAUGE, scrub.run_found, "Bad copies and chunks that it found."),
+    STORE("scrub_run_repaired", GAUGE, scrub.run_repaired, "Of these, repaired."),
+    STORE("scrub_runs", COUNTER, scrub.runs, "Complete scrubs."),
+    STORE("scrub_read_bytes", COUNTER, scrub.bytes, "Bytes read by scrubs."),
+    STORE("scrub_found", COUNTER, scrub.found, "Bad copies and chunks that scrubs found."),
+    STORE("scrub_repaired", COUNTER, scrub.repaired, "Of these, repaired."),
+    STORE("commits", COUNTER, store.commits, "Transactions that a caller waited for."),
+
+    STORE("log_bytes", GAUGE, store.log.log_bytes, "Size of the metadata log."),
+    STORE("log_used_bytes", GAUGE, store.log.used_bytes, "Used part of the metadata log."),
+    STORE("log_reserved_bytes", GAUGE, store.log.reserved_bytes, "Log bytes that live metadata needs."),
+    STORE("log_reserve_limit_bytes", GAUGE, store.log.reserve_limit_bytes, "Most that live metadata may need."),
+    STORE("log_written_bytes", COUNTER, store.log.bytes_written, "Bytes written to the log."),
+    STORE("log_frames", COUNTER, store.log.frames_written, "Frames written to the log."),
+    STORE("log_groups", COUNTER, store.log.groups, "Transactions written to the log."),
+    STORE("log_checkpoints", COUNTER, store.log.checkpoints, "Checkpoints of the log."),
+
+    ROOT("step", GAUGE, root.step, "Finished steps."),
+    ROOT("durable_step", GAUGE, root.durable_step, "Durable steps."),
+    ROOT("step_open", IS_SET, step_open, "1 while a step is open. As an attribute, the step's number."),
+    ROOT("parameters", GAUGE, root.parameters, "Parameters with optimizer state."),
+    ROOT("state_bytes", GAUGE, root.state_bytes, "Optimizer state."),
+    ROOT("grad_bytes", COUNTER, root.grad_bytes, "Gradient bytes accepted."),
+    ROOT("updated_elements", COUNTER, root.updated_elements, "Elements updated."),
+    ROOT("added_elements", COUNTER, root.added_elements, "Gradient elements added to sums (accumulate)."),
+    ROOT("sum_resident_bytes", GAUGE, root.sum_resident_bytes, "Sums of gradients in the DRAM tier."),
+    ROOT("sum_stored_bytes", GAUGE, root.sum_stored_bytes, "Sums of gradients on devices, because DRAM has no room."),
+    ROOT("nonfinite", COUNTER, root.nonfinite,
+         "Gradient elements that were NaN or infinite; elements of the sum where gradients accumulate."),
+    ROOT("skipped_steps", COUNTER, root.skipped, "Steps that changed nothing because a gradient was not finite."),
+    ROOT("clipped_steps", COUNTER, root.clipped, "Steps whose gradient was longer than max_grad_norm."),
+    ROOT("update_ns", COUNTER, root.update_ns, "Worker time spent in updates, nanoseconds."),
+    ROOT("commit_ns", COUNTER, root.commit_ns, "Time spent in commits, nanoseconds."),
+
+    FILE_("logical_bytes", GAUGE, file.size, "Size."),
+    FILE_("stored_bytes", GAUGE, file.stored_bytes, "Space on devices."),
+    FILE_("resident_bytes", GAUGE, file.resident_bytes, "In the DRAM tier."),
+    FILE_("dirty_bytes", GAUGE, file.dirty_bytes, "In the DRAM tier and newer than the devices."),
+    FILE_("chunk_bytes", GAUGE, file.chunk_bytes, "Size of a chunk."),
+    FILE_("state_stored_bytes", GAUGE, file_state_bytes, "Space of its optimizer state on devices."),
+    FILE_("hits", COUNTER, file.hits, "Chunk accesses served from DRAM."),
+    FILE_("misses", COUNTER, file.misses, "Chunk accesses that needed a device."),
+    FILE_("device_read_bytes", COUNTER, file.device_read_bytes, "Bytes read from devices."),
+    FILE_("device_written_bytes", COUNTER, file.device_written_bytes, "Bytes written to devices."),
+};
+
+static uint64_t value_of(const struct row *row, const struct metrics *f)
+{
+    uint64_t v;
+
+    memcpy(&v, (const char *)f + row->offset, sizeof(v));
+    return v;
+}
+
+/* ------------------------------------------------------------------ gather */
+
+unsigned ht_metrics_scopes(struct ht_ctl *c, uint64_t ino, uint64_t *out_root)
+{
+    unsigned scopes = ino == HT_NS_ROOT_INO ? HT_METRICS_STORE : 0;
+    struct ht_ns_tensor t;
+    struct stat st;
+
+    *out_root = 0;
+    if (ht_ns_getattr(c->ns, ino, &st) || ht_ns_tensor(c->ns, ino, &t))
+        return scopes;
+    if (S_ISREG(st.st_mode))
+        return scopes | HT_METRICS_FILE;
+    *out_root = t.root;
+    return t.root && S_ISDIR(st.st_mode) ? scopes | HT_METRICS_ROOT : scopes;
+}
+
+static void gather_store(struct ht_ctl *c, struct metrics *f)
+{
+    ht_store_stats(c->store, &f->store);
+    ht_store_scrub_stats(c->store, &f->scrub);
+    ht_ns_stats(c->ns, &f->ns);
+    f->meta_bytes = f->store.meta_bytes + f->store.working_bytes + ht_optim_meta_bytes(c->optim);
+    for (unsigned i = 0; i < HT_TRAFFIC_KINDS; i++) {
+        f->read_bytes[i] = c->traffic.read_bytes[i];
+        f->written_bytes[i] = c->traffic.written_bytes[i];
+    }
+    f->requests = c->traffic.requests;
+    f->parked_reads = c->traffic.parked_reads;
+    f->workers = c->traffic.workers;
+    f->job_threads = c->traffic.job_threads;
+    f->jobs_left = c->traffic.jobs_left;
+    f->passthrough_opens = c->traffic.passthrough_opens;
+    f->passthrough_fallbacks = c->traffic.passthrough_fallbacks;
+}
+
+static int gather_file(struct ht_ctl *c, uint64_t ino, struct metrics *f)
+{
+    struct ht_obj *obj;
+    int rc = ht_ns_open(c->ns, ino, &obj);
+
+    if (rc)
+        return rc;
+    ht_obj_stat(obj, &f->file);
+    ht_ns_close(c->ns, ino);
+    f->file_state_bytes = ht_optim_state_stored(c->optim, ino);
+    return 0;
+}
+
+/* Is it a total over the parameters of a root? */
+static bool is_total(const struct row *row)
+{
+    switch (row->offset) {
+    case offsetof(struct metrics, root.parameters):
+    case offsetof(struct metrics, root.state_bytes):
+    case offsetof(struct metrics, root.sum_resident_bytes):
+    case offsetof(struct metrics, root.sum_stored_bytes):
+        return true;
+    default:
+        return false;
+    }
+}
+
+static int gather(struct ht_ctl *c, unsigned scopes, uint64_t root, uint64_t ino, bool totals, struct metrics *f)
+{
+    int rc = 0;
+
+    memset(f, 0, sizeof(*f));
+    if (scopes & HT_METRICS_STORE)
+        gather_store(c, f);
+    if (scopes & HT_METRICS_ROOT)
+        rc = ht_optim_root_stat(c->optim, root, &f->root);
+    if (rc == 0 && (scopes & HT_METRICS_ROOT) && totals)
+        ht_optim_root_totals(c->optim, root, &f->root);
+    if (rc == 0 && (scopes & HT_METRICS_FILE))
+        rc = gather_file(c, ino, f);
+    f->step_open = f->root.step_open;
+    return rc;
+}
+
+/* ------------------------------------------------------------------ events */
+
+#define EVENTS_PREFIX "events_"
+enum { EVENT_WORD_BYTES = 64 };
+
+/* write-error is counted as events_write_error. */
+static void event_word(unsigned code, char out[EVENT_WORD_BYTES])
+{
+    snprintf(out, EVENT_WORD_BYTES, EVENTS_PREFIX "%s", ht_event_kinds[code].word);
+    for (char *p = out; *p; p++)
+        if (*p == '-')
+            *p = '_';
+}
+
+static bool find_event(const char *word, unsigned *out_code)
+{
+    char known[EVENT_WORD_BYTES];
+
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
+        event_word(i, known);
+        if (strcmp(known, word) == 0) {
+            *out_code = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static void event_lines(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_event_metrics f;
+    char word[EVENT_WORD_BYTES];
+
+    ht_event_log_metrics(c->events, &f);
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++) {
+        event_word(i, word);
+        ht_buf_printf(out, "%s=%llu\n", word, (unsigned long long)f.count[i]);
+    }
+}
+
+static void event_metrics(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_event_metrics f;
+
+    ht_event_log_metrics(c->events, &f);
+    ht_buf_printf(out, "# TYPE hitrain_events counter\n# HELP hitrain_events Events since the mount, by code.\n");
+    for (unsigned i = 0; i < HT_EVENT_CODES; i++)
+        ht_buf_printf(out, "hitrain_events_total{code=\"%s\",level=\"%s\"} %llu\n", ht_event_kinds[i].word,
+                      ht_log_level_word(ht_event_kinds[i].level), (unsigned long long)f.count[i]);
+}
+
+/* -------------------------------------------------------------- attributes */
+
+bool ht_metrics_known(const char *word)
+{
+    unsigned code;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (strcmp(rows[i].word, word) == 0)
+            return true;
+    return find_event(word, &code);
+}
+
+int ht_metrics_one(struct ht_ctl *c, uint64_t ino, const char *word, uint64_t *out)
+{
+    struct ht_event_metrics events;
+    struct metrics f;
+    uint64_t root;
+    unsigned scopes = ht_metrics_scopes(c, ino, &root), code;
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++) {
+        int rc;
+        if (!(rows[i].scope & scopes) || strcmp(rows[i].word, word) != 0)
+            continue;
+        rc = gather(c, rows[i].scope, root, ino, is_total(&rows[i]), &f);
+        if (rc)
+            return rc;
+        *out = value_of(&rows[i], &f);
+        return 0;
+    }
+    if (!(scopes & HT_METRICS_STORE) || !find_event(word, &code))
+        return -ENODATA;
+    ht_event_log_metrics(c->events, &events);
+    *out = events.count[code];
+    return 0;
+}
+
+/* The words in force for the next step of a parameter, or of files below a directory without words of their own. */
+static void effective_words(struct ht_ctl *c, uint64_t ino, unsigned scopes, uint64_t root, struct ht_buf *out)
+{
+    uint64_t model = scopes & HT_METRICS_FILE ? ht_ctl_param(c, ino) : root;
+    char text[HT_OPTIM_CONFIG_TEXT_MAX], err[HT_OPTIM_ERROR_MAX];
+    struct ht_optim_config config;
+
+    if (!model)
+        return;
+    if (ht_optim_words_of(c->optim, model, ino, &config, err) == 0)
+        ht_optim_config_text(&config, text, sizeof(text));
+    else
+        snprintf(text, sizeof(text), "refused: %s", err);
+    ht_buf_printf(out, "optimizer=%s\n", text);
+}
+
+int ht_metrics_lines(struct ht_ctl *c, uint64_t ino, struct ht_buf *out)
+{
+    struct metrics f;
+    uint64_t root;
+    unsigned scopes = ht_metrics_scopes(c, ino, &root);
+    int rc = gather(c, scopes, root, ino, true, &f);
+
+    if (rc)
+        return rc;
+    if (!scopes)
+        return -ENODATA;
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows); i++)
+        if (rows[i].scope & scopes)
+            ht_buf_printf(out, "%s=%llu\n", rows[i].word, (unsigned long long)value_of(&rows[i], &f));
+    effective_words(c, ino, scopes, root, out);
+    if (f.root.claimed_by[0])
+        ht_buf_printf(out, "claimed_by=%s pid=%d\n", f.root.claimed_by, f.root.claimed_pid);
+    if (scopes & HT_METRICS_STORE) {
+        ht_node_lines(c, out);
+        event_lines(c, out);
+    }
+    return out->err;
+}
+
+/* ------------------------------------------------------------- OpenMetrics */
+
+enum { ROOTS_SHOWN_MAX = 256 };
+
+struct root_metrics {
+    char label[512];
+    struct metrics f;
+};
+
+struct root_list {
+    struct ht_ctl *ctl;
+    const struct ht_caller *caller;
+    struct ht_buf found; /* struct root_metrics, one after the other */
+    unsigned count;
+};
+
+void ht_metrics_label(const char *path, char *out, size_t cap)
+{
+    size_t n = 0;
+
+    for (; *path && n + 3 < cap; path++) {
+        if (*path == '\\' || *path == '"' || *path == '\n')
+            out[n++] = '\\';
+        out[n++] = *path == '\n' ? 'n' : *path;
+    }
+    out[n] = 0;
+}
+
+static int add_root(void *ctx, uint64_t ino)
+{
+    struct root_list *list = ctx;
+    struct root_metrics r;
+    char path[256];
+
+    if (list->count == ROOTS_SHOWN_MAX || gather(list->ctl, HT_METRICS_ROOT, ino, ino, true, &r.f))
+        return 0;
+    path[0] = '/';
+    ht_ns_path(list->ctl->ns, ino, path + 1, sizeof(path) - 1);
+    ht_metrics_label(path, r.label, sizeof(r.label));
+    ht_buf_put(&list->found, &r, sizeof(r));
+    list->count += !list->found.err;
+    return list->found.err;
+}
+
+/* A path names entries of directories that some users may not search. */
+static int add_if_known(void *ctx, uint64_t ino)
+{
+    const struct root_list *list = ctx;
+
+    return ht_ctl_may_find(list->ctl, ino, list->caller) ? add_root(ctx, ino) : 0;
+}
+
+static void metric_head(const struct row *row, struct ht_buf *out)
+{
+    size_t len = strlen(row->word);
+
+    ht_buf_printf(out, "# TYPE hitrain_%s %s\n", row->word, row->kind == COUNTER ? "counter" : "gauge");
+    if (len > 6 && strcmp(row->word + len - 6, "_bytes") == 0)
+        ht_buf_printf(out, "# UNIT hitrain_%s bytes\n", row->word);
+    ht_buf_printf(out, "# HELP hitrain_%s %s\n", row->word, row->help);
+}
+
+static uint64_t metric_of(const struct row *row, const struct metrics *f)
+{
+    uint64_t v = value_of(row, f);
+
+    return row->kind == IS_SET ? v != 0 : v;
+}
+
+static void metric_roots(const struct row *row, const struct root_list *list, struct ht_buf *out)
+{
+    const struct root_metrics *r = (const struct root_metrics *)(void *)list->found.data;
+
+    if (list->count)
+        metric_head(row, out);
+    for (unsigned i = 0; i < list->count; i++)
+        ht_buf_printf(out, "hitrain_%s%s{root=\"%s\"} %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
+                      r[i].label, (unsigned long long)metric_of(row, &r[i].f));
+}
+
+static void metric_store(const struct row *row, const struct metrics *f, struct ht_buf *out)
+{
+    metric_head(row, out);
+    ht_buf_printf(out, "hitrain_%s%s %llu\n", row->word, row->kind == COUNTER ? "_total" : "",
+                  (unsigned long long)value_of(row, f));
+}
+
+/* As OpenMetrics writes them. */
+static void put_double(double value, struct ht_buf *out)
+{
+    if (isnan(value))
+        ht_buf_printf(out, " NaN\n");
+    else if (isinf(value))
+        ht_buf_printf(out, value > 0 ? " +Inf\n" : " -Inf\n");
+    else
+        ht_buf_printf(out, " %.17g\n", value);
+}
+
+/* Adds the norms of the roots that know theirs. */
+static void norm_metrics(const struct root_list *list, struct ht_buf *out)
+{
+    const struct root_metrics *r = (const struct root_metrics *)(void *)list->found.data;
+    bool begun = false;
+
+    for (unsigned i = 0; i < list->count; i++) {
+        if (!r[i].f.root.norm_known)
+            continue;
+        if (!begun)
+            ht_buf_printf(
+                out,
+                "# TYPE hitrain_grad_norm gauge\n# HELP hitrain_grad_norm Norm of the last step's gradient, before "
+                "clipping. With max_grad_norm or skip_nonfinite.\n");
+        begun = true;
+        ht_buf_printf(out, "hitrain_grad_norm{root=\"%s\"}", r[i].label);
+        put_double(r[i].f.root.grad_norm, out);
+    }
+}
+
+static void claim_metrics(const struct root_list *list, struct ht_buf *out)
+{
+    const struct root_metrics *r = (const struct root_metrics *)(void *)list->found.data;
+    bool begun = false;
+
+    for (unsigned i = 0; i < list->count; i++) {
+        const struct ht_root_stat *st = &r[i].f.root;
+        if (!st->claimed_by[0])
+            continue;
+        if (!begun)
+            ht_buf_printf(
+                out,
+                "# TYPE hitrain_claimed gauge\n# HELP hitrain_claimed The program that alone may steer the model.\n");
+        begun = true;
+        ht_buf_printf(out, "hitrain_claimed{root=\"%s\",name=\"%s\",pid=\"%d\"} 1\n", r[i].label, st->claimed_by,
+                      st->claimed_pid);
+    }
+}
+
+int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller, struct ht_buf *out)
+{
+    struct root_list list = {.ctl = c, .caller = caller, .found = HT_BUF_INIT};
+    struct metrics f;
+    int rc = root ? add_root(&list, root) : ht_ns_roots(c->ns, add_if_known, &list);
+
+    if (rc == 0 && !root)
+        rc = gather(c, HT_METRICS_STORE, 0, 0, false, &f);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(rows) && rc == 0; i++) {
+        if (rows[i].scope == HT_METRICS_ROOT)
+            metric_roots(&rows[i], &list, out);
+        else if (rows[i].scope == HT_METRICS_STORE && rows[i].kind != SUM && !root)
+            metric_store(&rows[i], &f, out);
+    }
+    if (rc == 0) {
+        norm_metrics(&list, out);
+        claim_metrics(&list, out);
+    }
+    if (rc == 0 && !root) {
+        ht_device_metrics(c, out);
+        ht_node_metrics(c, out);
+        event_metrics(c, out);
+    }
+    ht_buf_printf(out, "# EOF\n");
+    ht_buf_free(&list.found);
+    return rc ? rc : out->err;
+}

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * main.c - the daemon `hitrain`: puts the layers together, mounts, and takes them apart again.
+ *
+ * Up: devices, store, names and optimizer registered with it, replay, names and optimizer started, mount. Down in
+ * reverse; whatever step fails, the ones before it are undone. Nothing is written before the store is mounted.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "fs/ctl/ctl.h"
+#include "fs/daemon/daemon.h"
+#include "fs/daemon/dump.h"
+#include "fs/daemon/lingering.h"
+#include "fs/daemon/mountpoint.h"
+#include "fs/daemon/options.h"
+#include "fs/daemon/remount.h"
+#include "fs/daemon/shutdown.h"
+#include "fs/daemon/signals.h"
+#include "fs/fuse/session.h"
+#include "fs/ns/ns.h"
+#include "optim/optim.h"
+#include "tiering/base/event.h"
+#include "tiering/sys/mem.h"
+#include "tiering/sys/stdio_fds.h"
+#include "tiering/sys/ticker.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include <hitrain/version.h>
+
+struct daemon {
+    struct ht_options options;
+    char mountpoint[PATH_MAX], source[PATH_MAX];
+    struct ht_dev *dev[HT_DEVICES_MAX];
+    unsigned dev_count;
+    struct ht_store *store;
+    struct ht_ctl *ctl;
+    struct ht_ns *ns;
+    struct ht_optim *optim;
+    struct ht_fuse *fuse;
+    bool store_mounted, optim_started;
+};
+
+/* ---------------------------------------------------------------- progress */
+
+#define PROGRESS_NS UINT64_C(2000000000) /* on a terminal */
+#define PATIENCE_NS UINT64_C(5000000000) /* elsewhere: scripts compare the output of mount */
+
+static void report_progress(void *ctx, uint64_t since_begin_ns)
+{
+    const struct daemon *d = ctx;
+    char read[32], log[32];
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < d->dev_count; i++) {
+        struct ht_dev_counters c;
+        ht_dev_counters(d->dev[i], &c);
+        bytes += c.read_bytes;
+    }
+    ht_info("%s: replaying the log for %u s: %s read (the log has two copies of %s)", d->source,
+            (unsigned)(since_begin_ns / 1000000000), ht_format_size(bytes, read, sizeof(read)),
+            ht_format_size(ht_store_super(d->store)->log_bytes, log, sizeof(log)));
+}
+
+/* ---------------------------------------------------------------------- up */
+
+/* Errors of a device that died or was removed, not of one that another process holds. */
+static bool is_gone(int error)
+{
+    return error == -ENOENT || error == -ENXIO || error == -ENODEV || error == -EIO || error == -ENOMEDIUM;
+}
+
+static int open_devices(struct daemon *d)
+{
+    const struct ht_options *o = &d->options;
+
+    for (unsigned i = 0; i < o->device_count; i++) {
+        int rc = ht_dev_open(o->device[i], o->read_only ? HT_DEV_RDONLY : 0, &d->dev[d->dev_count]);
+        if (rc && !(o->degraded && is_gone(rc)))
+            return rc; /* ht_dev_open has logged the reason */
+        d->dev_count += rc == 0;
+    }
+    return d->dev_count ? 0 : -ENODEV;
+}
+
+/* A machine with one node has nothing to choose. */
+static int numa_node(const struct daemon *d)
+{
+    return d->options.numa_node == HT_NUMA_AUTO && !ht_nodes_several() ? HT_NUMA_OFF : d->options.numa_node;
+}
+
+/* Threads start where the devices are, and so do those that they start. */
+static void run_near_devices(const struct daemon *d)
+{
+    const struct ht_nodes *nodes = ht_store_nodes(d->store);
+
+    if (nodes->count && !ht_nodes_run_on(nodes, HT_NUMA_INDEX_ANY))
+        ht_info("%s: this process may not run on processors of its devices' NUMA nodes", d->source);
+}
+
+static void report_unlocked(const struct daemon *d, uint64_t all)
+{
+    char needed[32], allowed[32];
+    uint64_t limit = ht_mem_lock_limit();
+
+    ht_format_size(all, needed, sizeof(needed));
+    if (limit == UINT64_MAX)
+        ht_warn("%s: the system does not lock %s of memory for the DRAM tier and staging, which may be swapped out",
+                d->source, needed);
+    else
+        ht_warn(
+            "%s: memory of the DRAM tier or of staging is not locked and may be swapped out: %s are to be locked, the "
+            "limit is %s; raise it (ulimit -l, LimitMEMLOCK= of a unit), or use less with dram= and staging=",
+            d->source, needed, ht_format_size(limit, allowed, sizeof(allowed)));
+}
+
+/* Missing memory costs speed, or steadiness, and nothing else. */
+static void report_memory(const struct daemon *d)
+{
+    struct ht_store_stats st;
+    uint64_t all;
+
+    ht_store_stats(d->store, &st);
+    all = st.dram_bytes - st.shm_bytes + st.staging_bytes;
+    if (st.locked_bytes < all)
+        report_unlocked(d, all);
+    if (st.huge_bytes == 0)
+        ht_info("%s: the system gives no huge pages to the DRAM tier (/sys/kernel/mm/transparent_hugepage/enabled, "
+                "option tune): it is slower to fill",
+                d->source);
+}
+
+static int open_store(struct daemon *d)
+{
+    const struct ht_store_opts opts = {
+        .dram_bytes = d->options.dram_bytes,
+        .staging_bytes = d->options.staging_bytes,
+        .shm_bytes = d->options.passthrough_bytes,
+        .scrub_rate_bytes = d->options.scrub_rate_bytes,
+        .commit_ms = d->options.commit_ms,
+        .read_only = d->options.read_only,
+        .degraded = d->options.degraded,
+        .answer_ms = d->options.answer_s * 1000,
+        .numa_node = numa_node(d),
+    };
+    int rc = ht_store_new(d->dev, d->dev_count, &opts, &d->store);
+
+    if (rc == 0) {
+        run_near_devices(d);
+        report_memory(d);
+    }
+    if (rc == 0)
+        rc = ht_ctl_new(d->store, &d->ctl);
+    if (rc == 0)
+        ht_ctl_set_options(d->ctl, d->options.fixed.len ? (const char *)d->options.fixed.data : "");
+    if (rc == 0)
+        rc = ht_ns_new(d->store, ht_ctl_ns_hooks(d->ctl), getuid(), getgid(), &d->ns);
+    if (rc == 0)
+        rc = ht_optim_new(d->store, d->options.optim_threads, ht_ctl_optim_hooks(d->ctl), &d->optim);
+    if (rc == 0)
+        ht_ctl_attach(d->ctl, d->ns, d->optim);
+    return rc;
+}
+
+static int mount_store(struct daemon *d)
+{
+    struct ht_ticker progress;
+    int rc;
+
+    ht_ticker_begin(&progress, ht_log_on_terminal() ? PROGRESS_NS : PATIENCE_NS, report_progress, d);
+    rc = ht_store_mount(d->store);
+    ht_ticker_end(&progress);
+    if (rc == -EUCLEAN)
+        ht_error("%s: the log is damaged; nothing was changed; run hitrain-fsck", d->source);
+    if (rc)
+        return rc;
+    d->store_mounted = true;
+    rc = ht_ns_start(d->ns);
+    if (rc == 0)
+        rc = ht_optim_start(d->optim);
+    d->optim_started = rc == 0;
+    return rc ? rc : ht_ctl_start(d->ctl);
+}
+
+static void on_ready(void *ctx)
+{
+    struct daemon *d = ctx;
+
+    const struct ht_event_about about = {.device = d->source};
+
+    ht_daemon_ready();
+    ht_event(HT_EVENT_MOUNTED, &about, "%s is mounted on %s", d->source, d->mountpoint);
+}
+
+static void detach_mount(void *ctx)
+{
+    const struct daemon *d = ctx;
+
+    if (d->fuse)
+        ht_fuse_detach(d->fuse);
+}
+
+static void begin_ending(struct daemon *d)
+{
+    const struct ht_shutdown shutdown = {.dev = d->dev,
+                                         .count = d->dev_count,
+                                         .answer_s = d->options.answer_s ? d->options.answer_s : HT_DEVICE_ANSWER_S,
+                                         .detach = detach_mount,
+                                         .ctx = d};
+
+    ht_shutdown_begin(&shutdown);
+}
+
+static void stop_mount(void *ctx)
+{
+    struct daemon *d = ctx;
+
+    begin_ending(d);
+    ht_fuse_stop(d->fuse);
+}
+
+static int mount_fuse(struct daemon *d)
+{
+    const struct ht_fuse_opts opts = {
+        .source = d->source,
+        .mount_options = d->options.passed.len ? (const char *)d->options.passed.data : "",
+        .allow_other = d->options.allow_other,
+        .single_thread = d->options.single_thread,
+        .debug = d->options.debug,
+        .threads = d->options.fuse_threads,
+        .ready = on_ready,
+        .ctx = d,
+    };
+    int rc = ht_fuse_new(d->ctl, &opts, &d->fuse);
+
+    if (rc)
+        return rc;
+    ht_signals_defer();
+    rc = ht_fuse_mount(d->fuse, d->mountpoint);
+    ht_signals_direct(rc ? NULL : stop_mount, d);
+    return rc ? rc : ht_remount_later_flags(d->mountpoint, &d->options);
+}
+
+static void begin_dumps(struct daemon *d)
+{
+    const struct ht_dump_server server = {.source = d->source, .point = d->mountpoint, .fuse = d->fuse, .ctl = d->ctl};
+
+    ht_dump_server_begin(&server);
+}
+
+/* -------------------------------------------------------------------- down */
+
+/* No client is left. Models first: content outside models becomes durable with the store. */
+static int make_durable(struct daemon *d)
+{
+    int models = d->optim_started ? ht_optim_finish(d->optim) : 0, rc;
+
+    if (d->optim_started)
+        ht_optim_stop(d->optim);
+    rc = d->store_mounted ? ht_store_unmount(d->store) : 0;
+    if (rc) {
+        const struct ht_event_about about = {.device = d->source, .error = rc};
+        ht_event(HT_EVENT_PAGES_LOST, &about, "%s: not everything could be written at the end: %s", d->source,
+                 strerror(-rc));
+    }
+    return rc ? rc : models;
+}
+
+static int shut_down(struct daemon *d)
+{
+    int rc;
+
+    begin_ending(d);
+    if (d->fuse)
+        ht_fuse_finish(d->fuse);
+    ht_dump_server_end(); /* a new mount may have the same number */
+    rc = make_durable(d);
+    ht_shutdown_end();
+    if (d->fuse)
+        ht_fuse_free(d->fuse);
+    if (d->ctl)
+        ht_ctl_detach(d->ctl);
+    if (d->optim)
+        ht_optim_free(d->optim);
+    if (d->ns)
+        ht_ns_free(d->ns);
+    ht_ctl_free(d->ctl);
+    if (d->store)
+        ht_store_close(d->store);
+    while (d->dev_count)
+        ht_dev_close(d->dev[--d->dev_count]);
+    return rc;
+}
+
+/* -------------------------------------------------------------------- main */
+
+/* Memory is taken during the mount, when it is too late to refuse. */
+static int check_memory(const struct ht_options *o)
+{
+    uint64_t there = ht_mem_available();
+    char dram[32], staging[32], available[32];
+
+    if (o->dram_bytes <= there && o->staging_bytes <= there - o->dram_bytes)
+        return 0;
+    ht_error("dram=%s and staging=%s are more than the %s of memory that are available here",
+             o->dram_bytes ? ht_format_size(o->dram_bytes, dram, sizeof(dram)) : "default",
+             o->staging_bytes ? ht_format_size(o->staging_bytes, staging, sizeof(staging)) : "default",
+             ht_format_size(there, available, sizeof(available)));
+    return -ENOMEM;
+}
+
+static const char *remedy(int err)
+{
+    switch (-err) {
+    case ENOMEM:
+        return "; ask for less memory with dram= and staging=";
+    case EMFILE:
+    case ENFILE:
+        return "; raise the limit of open files (ulimit -n)";
+    default:
+        return "";
+    }
+}
+
+/* Lower layers log errors of the things they check; this function names the step for all others. */
+static int begin(struct daemon *d)
+{
+    const char *step = "waiting for signals";
+    int rc = ht_signals_start();
+
+    if (rc == 0) {
+        step = "finding memory";
+        rc = check_memory(&d->options);
+    }
+    if (rc == 0) {
+        step = "opening";
+        rc = open_devices(d);
+    }
+    if (rc == 0) {
+        step = "reading the store";
+        rc = open_store(d);
+    }
+    if (rc == 0) {
+        step = "mounting the store";
+        rc = mount_store(d);
+    }
+    if (rc == 0) {
+        step = "mounting through FUSE";
+        rc = mount_fuse(d);
+    }
+    if (rc)
+        ht_error("%s is not mounted: %s failed: %s%s", d->source, step, strerror(-rc), remedy(rc));
+    return rc;
+}
+
+static int serve(struct daemon *d)
+{
+    int rc, end;
+
+    ht_process_protect();
+    if (d->options.tune)
+        ht_process_tune();
+    rc = begin(d);
+    if (rc == 0) {
+        begin_dumps(d);
+        ht_lingering_begin(d->source, d->mountpoint);
+        rc = ht_fuse_loop(d->fuse);
+        ht_lingering_end();
+        if (rc)
+            ht_error("%s: the connection to the kernel ended: %s", d->mountpoint, strerror(-rc));
+    }
+    ht_signals_end();
+    end = shut_down(d);
+    return rc ? rc : end;
+}
+
+/* Checks that need nothing opened, so that the simplest mistakes are reported first. */
+static int check_places(struct daemon *d)
+{
+    int rc = ht_mountpoint_prepare(d->options.mountpoint, d->mountpoint);
+
+    if (rc == 0)
+        rc = ht_mountpoint_check_fuse();
+    if (rc == 0 && !realpath(d->options.device[0], d->source)) {
+        rc = -errno;
+        ht_error("%s: %s", d->options.device[0], strerror(-rc));
+    }
+    return rc;
+}
+
+static int run(struct daemon *d)
+{
+    int rc;
+
+    if (d->options.remount)
+        return ht_remount(&d->options);
+    rc = check_places(d);
+    if (rc == 0 && !d->options.foreground) {
+        fflush(NULL);
+        rc = ht_daemon_fork();
+        if (rc)
+            ht_error("cannot become a daemon: %s", strerror(-rc));
+    }
+    return rc ? rc : serve(d);
+}
+
+int main(int argc, char **argv)
+{
+    static struct daemon d;
+    int rc;
+
+    ht_stdio_fds_open();
+    rc = ht_options_parse(argc, argv, geteuid() == 0, &d.options);
+    if (rc == 0 && d.options.help)
+        ht_options_usage();
+    else if (rc == 0 && d.options.version)
+        printf("hitrain %s (libfuse %s)\n", HT_VERSION, ht_fuse_library_version());
+    else if (rc == 0)
+        rc = run(&d);
+    ht_options_free(&d.options);
+    return rc ? EXIT_FAILURE : EXIT_SUCCESS;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* options.h - the command line of hitrain. Pure: nothing is opened or looked up. */
+#ifndef HITRAIN_FS_DAEMON_OPTIONS_H
+#define HITRAIN_FS_DAEMON_OPTIONS_H
+
+#include "fs/daemon/mountflags.h"
+#include "tiering/base/base.h"
+#include "tiering/base/buf.h"
+#include "tiering/sys/mem.h"
+#include <hitrain/limits.h>
+
+struct ht_options {
+    const char *device[HT_DEVICES_MAX]; /* the first ones from the arguments, then those of device= (owned) */
+    unsigned device_count, named_count; /* named_count: how many at the end of device are owned */
+    const char *mountpoint;
+    bool foreground, single_thread, debug, help, version;
+    bool read_only, tune, allow_other, remount, degraded;
+    bool labelled;  /* security contexts were named */
+    bool reported;  /* an option was named that the kernel reports of a mount: for a remount only */
+    uint32_t given; /* bit i: row i of the table of options was named */
+    struct ht_mount_flags flags;
+    uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
+    uint64_t passthrough_bytes;         /* 0: off */
+    uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
+    unsigned commit_ms;
+    unsigned answer_s;      /* 0: the store's default */
+    unsigned optim_threads; /* 0: one for each CPU */
+    unsigned fuse_threads;  /* 0: by the number of CPUs */
+    int numa_node;          /* a node, HT_NUMA_OFF or HT_NUMA_AUTO */
+    struct ht_buf passed;   /* for libfuse and the kernel: text with NUL */
+    struct ht_buf fixed;    /* those that a remount cannot change, as they were named: text with NUL */
+};
+
+/* allow_other: the default. -EINVAL: logs the reason. Release with ht_options_free in any case. */
+int ht_options_parse(int argc, char **argv, bool allow_other, struct ht_options *out) HT_MUST_CHECK;
+/* Parses fixed of a running daemon. -EINVAL: it names options that this program does not know. */
+int ht_options_parse_fixed(const char *fixed, struct ht_options *out) HT_MUST_CHECK;
+/* For a remount: the first named option in `asked` that differs from in_force. NULL: none. */
+const char *ht_options_changed(const struct ht_options *in_force, const struct ht_options *asked);
+void ht_options_free(struct ht_options *o);
+void ht_options_usage(void);
+
+#endif

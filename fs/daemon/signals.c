@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* signals.c - see signals.h. */
+#include "fs/daemon/signals.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "tiering/base/event.h"
+#include "tiering/base/lock.h"
+
+#ifndef PR_SET_IO_FLUSHER
+#define PR_SET_IO_FLUSHER 57
+#endif
+
+/* ---------------------------------------------------------------- settings */
+
+static int write_setting(const char *path, const char *value)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    ssize_t n;
+    int rc;
+
+    if (fd < 0)
+        return -errno;
+    n = write(fd, value, strlen(value));
+    rc = n < 0 ? -errno : 0;
+    close(fd);
+    return rc;
+}
+
+void ht_process_protect(void)
+{
+    struct rlimit files;
+
+    if (write_setting("/proc/self/oom_score_adj", "-900"))
+        ht_debug("the OOM score stays as it is");
+    if (prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0))
+        ht_debug("PR_SET_IO_FLUSHER: %s", strerror(errno));
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files);
+    }
+    signal(SIGPIPE, SIG_IGN);
+}
+
+static bool read_setting(const char *path, char *out, size_t cap)
+{
+    FILE *f = fopen(path, "re");
+    bool ok = f && fgets(out, (int)cap, f);
+
+    if (ok)
+        out[strcspn(out, "\n")] = 0;
+    if (f)
+        fclose(f);
+    return ok;
+}
+
+static void tune_one(const char *path, const char *value)
+{
+    char before[128];
+    int rc;
+
+    if (!read_setting(path, before, sizeof(before))) {
+        ht_info("tune: %s is not there on this system", path);
+        return;
+    }
+    rc = write_setting(path, value);
+    if (rc)
+        ht_warn("tune: %s stays '%s': %s", path, before, strerror(-rc));
+    else
+        ht_info("tune: %s was '%s', is '%s'", path, before, value);
+}
+
+/* "never" there refuses huge pages even to programs that request them. */
+static void tune_huge_pages(void)
+{
+    static const char path[] = "/sys/kernel/mm/transparent_hugepage/enabled";
+    char now[128];
+
+    if (read_setting(path, now, sizeof(now)) && strstr(now, "[never]"))
+        tune_one(path, "madvise");
+}
+
+void ht_process_tune(void)
+{
+    tune_huge_pages();
+    tune_one("/sys/kernel/mm/transparent_hugepage/shmem_enabled", "advise");
+    tune_one("/proc/sys/fs/fuse/max_pages_limit", "1024");
+}
+
+/* ----------------------------------------------------------------- signals */
+
+/*
+ * starting: no client uses the mount yet, a signal ends the process. serving: it ends the mount. The lock is held from
+ * before the mount appears until the receiver is known, so that no signal ends the process and leaves the mount.
+ */
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_SIGNALS);
+static struct {
+    pthread_t thread;
+    HT_GUARDED_BY_STATIC(lock) struct {
+        void (*stop)(void *ctx); /* NULL: starting */
+        void *ctx;
+    };
+    bool running;
+    _Atomic bool shutdown;
+} waiter;
+
+void ht_signals_set(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGHUP);
+}
+
+static void *wait_for_signal(void *arg)
+{
+    sigset_t set;
+    int sig;
+
+    ht_signals_set(&set);
+    while (sigwait(&set, &sig) || (sig != SIGTERM && sig != SIGINT && sig != SIGHUP))
+        ;
+    if (waiter.shutdown)
+        return NULL;
+    ht_mutex_lock(&lock);
+    if (!waiter.stop) {
+        ht_error("signal %d: ended before the mount was there", sig);
+        _exit(128 + sig); /* as good as a power cut, which the store survives; waiting could hang with the device */
+    }
+    void (*stop)(void *ctx) = waiter.stop;
+    void *ctx = waiter.ctx;
+    ht_mutex_unlock(&lock);
+    ht_event(HT_EVENT_UNMOUNTING, NULL, "signal %d: unmounting", sig);
+    stop(ctx);
+    return NULL;
+}
+
+int ht_signals_start(void)
+{
+    sigset_t set;
+    int rc;
+
+    ht_signals_set(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    rc = pthread_create(&waiter.thread, NULL, wait_for_signal, NULL);
+    waiter.running = rc == 0;
+    return -rc;
+}
+
+void ht_signals_defer(void) HT_ATTRIBUTE(acquire_capability(lock))
+{
+    ht_mutex_lock(&lock);
+}
+
+void ht_signals_direct(void (*stop)(void *ctx), void *ctx) HT_ATTRIBUTE(release_capability(lock))
+{
+    waiter.stop = stop;
+    waiter.ctx = ctx;
+    ht_mutex_unlock(&lock);
+}
+
+void ht_signals_end(void)
+{
+    if (!waiter.running)
+        return;
+    waiter.shutdown = true;
+    pthread_kill(waiter.thread, SIGTERM);
+    pthread_join(waiter.thread, NULL);
+    waiter.running = false;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * passthrough.c - passthrough files: the kernel maps the memory of their images.
+ *
+ * Readers read that memory without a request. Writers' calls come here as ever (direct I/O), and show in it at once.
+ * Mappings are of the memory itself, so a trainer has the very pages that updates go into.
+ *
+ *   ordinary --first open, wanted, possible--> active --FORGET--> ordinary
+ *
+ * The kernel refuses to mix: while one open of an inode is passed through all must be, to the same memory. A mapping
+ * lives on after RELEASE, and keeps the inode: only FORGET says that no process has the pages any more. After the last
+ * RELEASE the daemon provokes it by dropping the file's names from the kernel's cache.
+ *
+ * If anything prevents this, the file is opened in the ordinary way, and that is counted. Reasons are no privilege, an
+ * old kernel, the share of memory used up, or bytes that cannot be read.
+ *
+ * Lock: passthrough.lock, a leaf. An entry that is busy belongs to one thread, which may wait for I/O; other openers of
+ * the same file wait for it.
+ */
+#include "fs/fuse/passthrough_policy.h"
+#include "fs/fuse/passthrough_priv.h"
+
+#include <linux/capability.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------------- table */
+
+static struct ht_list *bucket(struct ht_fuse *f, uint64_t ino)
+{
+    return &f->passthrough.files[ino * 0x9e3779b97f4a7c15ull >> 56];
+}
+static_assert(HT_PASSTHROUGH_BUCKETS == 256, "eight bits");
+
+struct ht_passthrough_file *ht_passthrough_file_find(struct ht_fuse *f, uint64_t ino)
+{
+    ht_list_for_each(p, bucket(f, ino)) {
+        struct ht_passthrough_file *e = ht_list_entry(p, struct ht_passthrough_file, link);
+        if (e->ino == ino)
+            return e;
+    }
+    return NULL;
+}
+
+struct ht_passthrough_file *ht_passthrough_file_get(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_passthrough_file *e = ht_passthrough_file_find(f, ino);
+
+    if (e)
+        return e;
+    e = calloc(1, sizeof(*e));
+    if (!e)
+        return NULL;
+    e->ino = ino;
+    ht_list_add_tail(bucket(f, ino), &e->link);
+    return e;
+}
+
+struct ht_passthrough_file *ht_passthrough_file_enter(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_passthrough_file *e;
+
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    e = ht_passthrough_file_get(f, ino);
+    if (e) {
+        e->waiting++;
+        while (e->busy)
+            ht_cond_wait(&f->passthrough.idle, ht_fuse_passthrough_lock(f));
+        e->waiting--;
+        e->busy = true;
+        e->others = e->opens++;
+    }
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+    return e;
+}
+
+void ht_passthrough_file_free_if_unused(struct ht_passthrough_file *e)
+{
+    if (e->opens || e->waiting || e->lookups || e->active || e->busy)
+        return;
+    ht_list_del(&e->link);
+    free(e->name);
+    free(e);
+}
+
+void ht_passthrough_file_leave(struct ht_fuse *f, struct ht_passthrough_file *e)
+{
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    e->busy = false;
+    pthread_cond_broadcast(&f->passthrough.idle);
+    ht_passthrough_file_free_if_unused(e);
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+}
+
+/* -------------------------------------------------------------------- open */
+
+static bool is_pinned(struct ht_fuse *f, uint64_t ino)
+{
+    char value[8];
+
+    return ht_ns_getxattr(f->ns, ino, HT_XATTR_PREFIX "pin", value, sizeof(value)) == 4 && !memcmp(value, "dram", 4);
+}
+
+static bool wanted(struct ht_fuse *f, const struct ht_passthrough_file *e, struct ht_obj *obj, bool direct)
+{
+    const struct ht_passthrough_case c = {
+        .parameter = ht_ctl_param(f->ctl, e->ino) != 0,
+        .pinned = is_pinned(f, e->ino),
+        .direct = direct,
+        .bytes = ht_obj_size(obj),
+        .opens = e->others,
+    };
+
+    return ht_passthrough_wanted(&c);
+}
+
+int ht_passthrough_file_begin(fuse_req_t req, struct ht_passthrough_file *e, struct ht_obj *obj, bool stores)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    int fd, rc = f->passthrough.on ? ht_obj_shm_open_for(obj, fuse_req_ctx(req)->uid, &fd) : -EOPNOTSUPP;
+
+    if (rc)
+        return rc;
+    rc = stores ? ht_obj_shm_expect_stores(obj) : 0;
+    e->backing = rc ? 0 : fuse_passthrough_open(req, fd);
+    if (rc == 0 && e->backing <= 0) {
+        f->passthrough.on = false; /* it would go wrong each time */
+        rc = -EOPNOTSUPP;
+    }
+    if (rc) {
+        ht_obj_shm_close(obj);
+        return rc;
+    }
+    e->obj = obj;
+    e->fd = fd;
+    e->active = true;
+    e->stores = stores;
+    return 0;
+}
+
+static void use_memory(const struct ht_passthrough_file *e, struct fuse_file_info *fi)
+{
+    bool calls = fi->direct_io || (fi->flags & O_ACCMODE) != O_RDONLY;
+
+    fi->backing_id = e->backing;
+    fi->direct_io = calls;
+    fi->parallel_direct_writes = calls;
+}
+
+int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    bool stores = ht_passthrough_may_store(fi->flags);
+    struct ht_passthrough_file *e;
+    int rc = 0;
+
+    if (!f->passthrough.share_bytes)
+        return 0;
+    e = ht_passthrough_file_enter(f, o->ino);
+    if (!e)
+        return -ENOMEM;
+    o->passthrough = e;
+    if (!e->active && wanted(f, e, o->obj, fi->direct_io) && ht_passthrough_file_begin(req, e, o->obj, stores))
+        f->traffic->passthrough_fallbacks++;
+    if (e->active && stores && !e->stores) {
+        rc = ht_obj_shm_expect_stores(e->obj);
+        e->stores = rc == 0;
+    }
+    if (e->active && rc == 0) {
+        use_memory(e, fi);
+        f->traffic->passthrough_opens++;
+    }
+    ht_passthrough_file_leave(f, e);
+    return rc;
+}
+
+/* The entry of a file that is not active; busy, so that it stays so. */
+static struct ht_passthrough_file *take_ordinary(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_passthrough_file *e;
+
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    e = ht_passthrough_file_get(f, ino);
+    if (e && (e->active || e->busy))
+        e = NULL;
+    if (e) {
+        e->busy = true;
+        e->others = e->opens;
+    }
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+    return e;
+}
+
+bool ht_passthrough_prefetch(void *fuse, uint64_t ino, struct ht_obj *obj)
+{
+    struct ht_fuse *f = fuse;
+    struct ht_passthrough_file *e = f->passthrough.on ? take_ordinary(f, ino) : NULL;
+    bool done;
+    int fd;
+
+    if (!e)
+        return false;
+    done = wanted(f, e, obj, false) && ht_obj_shm_open(obj, &fd) == 0;
+    if (done)
+        ht_obj_shm_close(obj);
+    ht_passthrough_file_leave(f, e);
+    return done;
+}
+
+bool ht_passthrough_is_active(const struct ht_open *o)
+{
+    return o->passthrough && o->passthrough->active;
+}
+
+/* ------------------------------------------------------------ close, forget */
+
+/* The kernel forgets an unused inode when it has no name for it. */
+static void job_drop_names(struct ht_job *job)
+{
+    struct ht_ctl_cache *cache = &job->fuse->cache;
+    char name[HT_NAME_BYTES_MAX + 1];
+    uint64_t parent;
+
+    for (unsigned i = 0; ht_ns_link_at(job->fuse->ns, job->ino, i, &parent, name); i++)
+        cache->drop_name(cache->ctx, parent, name);
+}
+
+void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e, void (*drop_names)(struct ht_job *job))
+{
+    uint64_t ino = e->ino;
+    struct ht_job *job;
+    bool provoke;
+
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    e->opens--;
+    provoke = e->active && !e->opens && f->mounted;
+    ht_passthrough_file_free_if_unused(e);
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+    job = provoke ? ht_job_new(f, NULL, drop_names) : NULL;
+    if (!job)
+        return;
+    job->ino = ino;
+    ht_job_submit(job, HT_LANE_NAMES, ht_job_key(f, ino));
+}
+
+void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o)
+{
+    if (o->passthrough)
+        ht_passthrough_file_close(f, o->passthrough, job_drop_names);
+}
+
+/* No open is left. If the file is active, the caller takes the entry. */
+static struct ht_passthrough_file *take_closed(struct ht_fuse *f, uint64_t ino)
+{
+    struct ht_passthrough_file *e;
+
+    ht_mutex_lock(ht_fuse_passthrough_lock(f));
+    e = ht_passthrough_file_find(f, ino);
+    if (e && (!e->active || e->opens || e->busy))
+        e = NULL;
+    if (e)
+        e->busy = true;
+    ht_mutex_unlock(ht_fuse_passthrough_lock(f));
+    return e;
+}
+
+void ht_passthrough_forget(fuse_req_t req, uint64_t ino)
+{
+    struct ht_fuse *f = ht_fuse_of(req);
+    struct ht_passthrough_file *e = f->passthrough.share_bytes ? take_closed(f, ino) : NULL;
+
+    if (!e)
+        return;
+    if (!ht_ns_known(f->ns, ino)) {
+        fuse_passthrough_close(req, e->backing);
+        ht_obj_shm_close(e->obj);
+        e->active = e->stores = false;
+    }
+    ht_passthrough_file_leave(f, e);
+}
+
+/* -------------------------------------------------------------------- life */
+
+static bool is_permitted(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+    return syscall(SYS_capget, &head, data) == 0 && (data[0].effective >> CAP_SYS_ADMIN & 1);
+}
+
+void ht_passthrough_init(struct ht_fuse *f)
+{
+    struct ht_store_stats st;
+
+    ht_mutex_init(&f->passthrough.lock, HT_LOCK_PASSTHROUGH);
+    pthread_cond_init(&f->passthrough.idle, NULL);
+    for (unsigned i = 0; i < HT_PASSTHROUGH_BUCKETS; i++)
+        ht_list_init(&f->passthrough.files[i]);
+    ht_store_stats(f->store, &st);
+    f->passthrough.share_bytes = st.shm_bytes;
+}
+
+void ht_passthrough_negotiate(struct ht_fuse *f, struct fuse_conn_info *conn)
+{
+    if (!f->passthrough.share_bytes)
+        return;
+    f->passthrough.on = is_permitted() && fuse_set_feature_flag(conn, FUSE_CAP_PASSTHROUGH);
+    if (f->passthrough.on)
+        conn->max_backing_stack_depth = 1;
+    else
+        ht_info("passthrough is off: it needs Linux 6.9 and CAP_SYS_ADMIN");
+}
+
+void ht_passthrough_finish(struct ht_fuse *f)
+{
+    HT_UNSHARED(HT_LOCK_PASSTHROUGH);
+    for (unsigned i = 0; i < HT_PASSTHROUGH_BUCKETS; i++) {
+        ht_list_for_each_safe(p, next, &f->passthrough.files[i]) {
+            struct ht_passthrough_file *e = ht_list_entry(p, struct ht_passthrough_file, link);
+            if (e->active)
+                ht_obj_shm_close(e->obj);
+            if (e->active && ht_hidden_match(e->ino))
+                ht_obj_put(e->obj); /* a window: gone with the mount */
+            ht_list_del(&e->link);
+            free(e->name);
+            free(e);
+        }
+    }
+}

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * passthrough_policy.c - see passthrough_policy.h.
+ *
+ * Passthrough is worth it for content that is read whole in every step, and for files that their owner wants in memory.
+ * An inode has one mode while it is open, so a file that is open in the ordinary way stays ordinary. An open with
+ * O_DIRECT wants a device's bytes in a buffer of its own, and nothing kept in memory.
+ */
+#include "fs/fuse/passthrough_policy.h"
+
+#include <fcntl.h>
+
+bool ht_passthrough_wanted(const struct ht_passthrough_case *c)
+{
+    return (c->parameter || c->pinned) && c->bytes && !c->direct && !c->opens;
+}
+
+bool ht_passthrough_may_store(int flags)
+{
+    return (flags & O_ACCMODE) == O_RDWR;
+}

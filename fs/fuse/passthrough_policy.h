@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * passthrough_policy.h - which opens of a file make the kernel get its pages (passthrough.c):
+ * a decision, and nothing else.
+ */
+#ifndef HITRAIN_FS_FUSE_PASSTHROUGH_POLICY_H
+#define HITRAIN_FS_FUSE_PASSTHROUGH_POLICY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ht_passthrough_case {
+    bool parameter; /* of a model root */
+    bool pinned;    /* pin=dram */
+    bool direct;    /* opened with O_DIRECT */
+    uint64_t bytes; /* of the file */
+    unsigned opens; /* others that are open, and not passed through */
+};
+
+/* Does this file, which is ordinary so far, become a passthrough file with this open? */
+bool ht_passthrough_wanted(const struct ht_passthrough_case *c);
+/*
+ * May an opener with these flags change pages without a call? Only a mapping that is shared and writable does, which
+ * needs both.
+ */
+bool ht_passthrough_may_store(int flags);
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * lost_found.c - lost+found: new names for inodes that have lost theirs, when fsck repairs.
+ *
+ * Each is a transaction of its own, of the usual kind: when a repair is cut short, the next one finds the rest. A name
+ * is the number: #17, or #17.1 if there is one already. If the whole store is one model, lost+found is in it, and its
+ * new entries are published at once: nothing else is pending while fsck repairs.
+ */
+#include "fs/ns/ns_priv.h"
+#include "fs/ns/pending.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { LOST_FOUND_BYTES = 1024, FOLDER_MODE = 0700, FILE_MODE = S_IFREG | 0600 };
+typedef unsigned long long ull;
+
+/* n-th name of the kind. */
+static void name_of(char name[HT_NAME_BYTES_MAX + 1], const char *stem, unsigned n)
+{
+    if (n == 0)
+        snprintf(name, HT_NAME_BYTES_MAX + 1, "%s", stem);
+    else
+        snprintf(name, HT_NAME_BYTES_MAX + 1, "%s.%u", stem, n);
+}
+
+/* The model root of inodes without a model of their own; usually there is none. */
+static struct ht_ns_root *home_of(struct ht_ns *ns) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    return ht_ns_root(ht_ns_inode_find(ns, HT_NS_ROOT_INO));
+}
+
+static int end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_NAMES)
+{
+    struct ht_ns_root *home = home_of(op->ns);
+
+    if (rc == 0 && home->ino != 0)
+        ht_ns_root_publish_locked(op->ns, home, op->tx);
+    return ht_ns_op_end(op, rc);
+}
+
+static int publish_root_dir(struct ht_ns *ns)
+{
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, LOST_FOUND_BYTES, &op);
+
+    if (rc != 0)
+        return rc;
+    ht_ns_publish_root_dir(&op);
+    return end(&op, 0);
+}
+
+/* No model of its own. */
+static bool is_folder(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    bool is;
+
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    i = ht_ns_inode_find(ns, ino);
+    is = i && ht_ns_is_dir(i) && ht_ns_root(i) == home_of(ns);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return is;
+}
+
+static int make_folder(struct ht_ns *ns, const char *name, struct stat *out_st)
+{
+    const struct ht_cred nobody = {0};
+    int rc = publish_root_dir(ns);
+
+    if (rc == 0)
+        rc = ht_ns_mkdir(ns, HT_NS_ROOT_INO, name, FOLDER_MODE, nobody, out_st);
+    return rc == 0 ? publish_root_dir(ns) : rc;
+}
+
+/* lost+found, made if needed; if that name is something else, lost+found.1 and so on. */
+static int find_folder(struct ht_ns *ns, uint64_t *out_ino)
+{
+    char name[HT_NAME_BYTES_MAX + 1];
+    struct stat st;
+
+    for (unsigned n = 0;; n++) {
+        name_of(name, "lost+found", n);
+        int rc = ht_ns_lookup(ns, HT_NS_ROOT_INO, name, &st);
+        if (rc == -ENOENT)
+            rc = make_folder(ns, name, &st);
+        if (rc != 0)
+            return rc;
+        *out_ino = st.st_ino;
+        ht_ns_forget(ns, st.st_ino, 1);
+        if (is_folder(ns, st.st_ino))
+            return 0;
+    }
+}
+
+/* A name for the inode in the folder. */
+static int put_into(struct ht_ns_op *op, uint64_t folder, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_ns_inode *dir = ht_ns_inode_live(op->ns, folder);
+    char stem[32], name[HT_NAME_BYTES_MAX + 1];
+    struct ht_ns_entry *e;
+    unsigned n = 0;
+    int rc = dir ? 0 : -ESTALE;
+
+    snprintf(stem, sizeof(stem), "#%llu", (ull)i->ino);
+    do
+        name_of(name, stem, n++);
+    while (rc == 0 && ht_ns_entry_find(op->ns, dir, name, strlen(name)));
+    if (rc == 0)
+        rc = ht_ns_dir_reserve(op->ns, dir->u.dir, 1);
+    if (rc == 0)
+        rc = ht_ns_reserve(op->ns, ht_ns_root(dir), 2, 1);
+    if (rc == 0)
+        rc = ht_ns_entry_new(op->ns, name, strlen(name), &e);
+    if (rc == 0)
+        ht_ns_entry_add(op, e, dir, i, NULL);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ inodes */
+
+static bool is_victim(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES)
+{
+    (void)ns;
+    return (i->flags & HT_NS_VICTIM) != 0 && i->links == 0;
+}
+
+bool ht_ns_is_in_lost_found(struct ht_ns *ns, uint64_t ino)
+{
+    const struct ht_ns_inode *i;
+    bool is_in_lost_found;
+
+    ht_rwlock_rdlock(ht_ns_lock(ns));
+    i = ht_ns_inode_find(ns, ino);
+    is_in_lost_found = i && is_victim(ns, i);
+    ht_rwlock_unlock(ht_ns_lock(ns));
+    return is_in_lost_found;
+}
+
+static int reconnect(struct ht_ns *ns, uint64_t folder, uint64_t ino)
+{
+    struct ht_ns_inode *i;
+    struct ht_ns_op op;
+    int rc = ht_ns_op_begin(ns, LOST_FOUND_BYTES, &op);
+
+    if (rc != 0)
+        return rc;
+    i = ht_ns_inode_find(ns, ino);
+    rc = put_into(&op, folder, i);
+    return end(&op, rc);
+}
+
+int ht_ns_reconnect(struct ht_ns *ns)
+{
+    uint64_t *victims = NULL, folder;
+    size_t count = 0;
+    int rc = ht_ns_inode_collect(ns, is_victim, &victims, &count);
+
+    if (rc == 0 && count > 0)
+        rc = find_folder(ns, &folder);
+    for (size_t n = 0; rc == 0 && n < count; n++)
+        rc = reconnect(ns, folder, victims[n]);
+    free(victims);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- objects */
+
+static int add_locked(struct ht_ns_op *op, uint64_t folder, uint64_t oid) HT_REQUIRES(HT_LOCK_NAMES)
+{
+    struct ht_obj *obj = ht_obj_get(op->ns->store, oid);
+    struct ht_ns_root *home = home_of(op->ns);
+    struct ht_ns_inode *i = NULL;
+    struct ht_obj_stat st;
+    int rc = !obj ? -ENOENT : ht_ns_inode_find(op->ns, oid) ? -EEXIST : 0;
+
+    if (rc == 0)
+        rc = ht_ns_inode_new(op->ns, oid, FILE_MODE, &i);
+    if (rc == 0) {
+        ht_ns_inode_set_root(op->ns, i, home);
+        i->cur.atime_ns = i->cur.mtime_ns = i->cur.ctime_ns = op->now_ns;
+        ht_obj_stat(obj, &st);
+        if (st.scope != home->ino)
+            rc = ht_obj_set_scope(obj, home->ino, op->tx);
+    }
+    if (rc == 0)
+        rc = put_into(op, folder, i);
+    if (rc == 0)
+        ht_ns_attr_put(op, i);
+    else if (i)
+        ht_ns_inode_free(op->ns, i);
+    ht_obj_put(obj);
+    return rc;
+}
+
+int ht_ns_lost_found_add(struct ht_ns *ns, uint64_t oid)
+{
+    struct ht_ns_op op;
+    uint64_t folder;
+    int rc = find_folder(ns, &folder);
+
+    if (rc != 0)
+        return rc;
+    rc = ht_ns_op_begin(ns, LOST_FOUND_BYTES, &op);
+    if (rc != 0)
+        return rc;
+    rc = add_locked(&op, folder, oid);
+    return end(&op, rc);
+}

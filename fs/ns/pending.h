@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* pending.h - changes of names and attributes that wait for the publication of their root. */
+#ifndef HITRAIN_FS_NS_PENDING_H
+#define HITRAIN_FS_NS_PENDING_H
+
+#include "tiering/base/base.h"
+
+struct ht_ns;
+struct ht_ns_entry;
+struct ht_ns_inode;
+struct ht_ns_op;
+struct ht_ns_root;
+struct ht_ns_shadow;
+
+/* Reserves memory, so that up to so many shadows and pending entries of this operation cannot fail. */
+int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
+    HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
+/* The inode gets a shadow, if it has none, with the present values. One was reserved. */
+void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+/* Gives the inode this shadow, which is on no list of its root's yet, or (NULL) none. */
+void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Moves it from its list to the free ones. */
+void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
+/* Before and after a change of attributes: it is pending below a root, else it goes into the log. */
+void ht_ns_attr_edit(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+/*
+ * inode becomes (again) known as e->name in dir. old: the current entry of that name, which ends, or NULL. Reserved
+ * before: a slot, 2 pending entries, shadows of both inodes and of old's.
+ */
+void ht_ns_entry_add(struct ht_ns_op *op, struct ht_ns_entry *e, struct ht_ns_inode *dir, struct ht_ns_inode *inode,
+                     struct ht_ns_entry *old) HT_REQUIRES(HT_LOCK_NAMES);
+/* Ends the entry. Reserved: 1 pending entry, 2 shadows. */
+void ht_ns_entry_drop(struct ht_ns_op *op, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
+/* Takes it off the pending list, and does nothing more. */
+void ht_ns_entry_undirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
+void ht_ns_entry_dirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIRES(HT_LOCK_NAMES);
+/* Changes the counts of directory and inode when an entry becomes, or ceases to be, current; not those of its slot. */
+void ht_ns_entry_count(struct ht_ns_entry *e, int by) HT_REQUIRES(HT_LOCK_NAMES);
+/* Deletes the inode if it has no references left. Reserved: 1 shadow. */
+void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
+/* Moves it to another scope's lists; the caller moves its object. */
+void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
+
+#endif

@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flush.c - written bytes become frozen elements, and frozen elements queued ranges.
+ *
+ * A flush freezes whole elements, from the first to the last byte that its opener wrote since its last one. Bytes of
+ * other openers elsewhere stay theirs. An element of which only a part was written is an error of the writer, unless a
+ * write that will complete it is in progress: then everything written there since the last flush is dropped.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/rules/config.h"
+#include "optim/rules/rule.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/gradient/gradient_priv.h"
+
+static const struct ht_opt_window everything = {0, UINT64_MAX};
+
+static uint64_t range_begin(const struct ht_range *r)
+{
+    return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
+}
+
+/* The elements that a window touches, as bytes from the start of the range. Empty: none. */
+static struct ht_interval window_of(const struct ht_range *r, const struct ht_opt_window *w)
+{
+    uint64_t size = r->param->shape.g_bytes, base = range_begin(r),
+             last = base + ht_opt_range_grad_bytes(r->param, r->index);
+    uint64_t begin = ht_max_u64(w->begin / size * size, base), end = ht_min_u64(w->end, last);
+
+    end = (end + size - 1) / size * size;
+    return begin < end ? (struct ht_interval){(uint32_t)(begin - base), (uint32_t)(end - base)}
+                       : (struct ht_interval){0, 0};
+}
+
+/*
+ * Is an element torn at byte pos (from the start of the range), in part of window in, without
+ * a write that completes it?
+ */
+static bool torn_at(const struct ht_range *r, uint32_t pos, struct ht_interval in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = r->param;
+    uint32_t element = pos / p->shape.g_bytes * p->shape.g_bytes;
+    uint64_t at = range_begin(r) + element;
+
+    return pos % p->shape.g_bytes && in.begin <= element && element < in.end &&
+        !ht_opt_grad_in_flight(p, at, at + p->shape.g_bytes);
+}
+
+/* The first torn element among the bytes written in a window, as a byte offset in the gradient. */
+static bool find_torn(const struct ht_param *p, const struct ht_opt_window *w, uint64_t *out_at)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &p->dirty) {
+        const struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
+        const struct ht_interval *v = ht_interval_set_all(&r->written), in = window_of(r, w);
+        for (uint32_t i = 0; i < r->written.count; i++) {
+            uint32_t at = torn_at(r, v[i].begin, in) ? v[i].begin : v[i].end;
+            if (!torn_at(r, at, in))
+                continue;
+            *out_at = range_begin(r) + at;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Drops the bytes in a window; if a set cannot be cut for want of memory, its whole range. */
+static void drop_written(struct ht_param *p, const struct ht_opt_window *w) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each_safe(pos, next, &p->dirty) {
+        struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
+        struct ht_interval in = window_of(r, w);
+        if (ht_interval_set_remove(&r->written, in.begin, in.end))
+            ht_interval_set_clear(&r->written);
+        ht_opt_range_count_intervals(r);
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+    }
+}
+
+void ht_opt_grad_spoil(struct ht_grad *g)
+{
+    ht_opt_grad_refresh(g);
+    g->spoiled = true;
+    drop_written(g->param, &g->mine);
+}
+
+/* The window of a flush. g NULL: that of all openers. */
+static struct ht_opt_window window_of_flush(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (g)
+        ht_opt_grad_refresh(g);
+    return g ? g->mine : everything;
+}
+
+/* Moves whole elements of a window from written to frozen; parts of elements that are being completed stay. */
+static int freeze_range(struct ht_range *r, const struct ht_opt_window *w) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint32_t size = r->param->shape.g_bytes;
+    struct ht_interval in = window_of(r, w);
+
+    for (uint32_t i = 0; i < r->written.count;) {
+        struct ht_interval v = ht_interval_set_all(&r->written)[i];
+        uint32_t begin = (v.begin + size - 1) / size * size, end = v.end / size * size;
+        begin = begin > in.begin ? begin : in.begin;
+        end = end < in.end ? end : in.end;
+        if (begin >= end) {
+            i++;
+            continue;
+        }
+        /* In this order bytes are never in both, whatever fails. */
+        int rc = ht_interval_set_remove(&r->written, begin, end);
+        if (!rc)
+            rc = ht_interval_set_add(&r->frozen, begin, end);
+        ht_opt_range_count_intervals(r);
+        if (rc)
+            return rc;
+        i += v.begin < begin;
+    }
+    return 0;
+}
+
+/* The first gradient of a step fixes the step's hyper-parameters. */
+static void latch(struct ht_param *p, const struct ht_optim_config *config) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_root *root = p->root;
+
+    if (!root->open)
+        ht_opt_step_opens(root);
+    if (p->has_grad)
+        return;
+    p->has_grad = true;
+    ht_list_add_tail(&root->touched, &p->touched);
+    ht_rule_scalars(config, p->cur.t + 1, &p->scalars);
+    p->scalars.grad_factor = (float)(1.0 / ht_opt_divisor(root));
+    p->layout = p->cur.layout;
+}
+
+/* Freezes a window, queues complete ranges. Returns a ticket of the invalidation. */
+static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struct ht_optim_config *config,
+                  uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t first = UINT64_MAX, last = 0;
+    int rc = 0;
+
+    latch(p, config);
+    bool deferred = ht_opt_deferred(p->root);
+    ht_list_for_each_safe(pos, next, &p->dirty) {
+        struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
+        int err = freeze_range(r, w);
+        rc = rc ? rc : err;
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+        if (r->state != HT_RANGE_IDLE || !ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, r->index)))
+            continue;
+        bool whole = r->added + 1 == p->root->latched.accumulate, update = whole && !deferred;
+        unsigned work = (update ? HT_WORK_UPDATE : 0u) | (p->root->latched.accumulate > 1 ? HT_WORK_ADD : 0u);
+        p->complete += whole;
+        if (work)
+            ht_opt_range_queue(r, work);
+        if (!update)
+            continue;
+        first = ht_min_u64(first, r->index);
+        last = ht_max_u64(last, r->index);
+    }
+    if (first <= last)
+        *out_ticket = ht_opt_inval(p, first, last);
+    return rc;
+}
+
+/* Checks the written bytes, and drops them if they are wrong. */
+static int validate(struct ht_param *p, const struct ht_grad *g, const struct ht_opt_window *w, uint64_t *out_at)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t expected = p->shape.elements * p->shape.p_bytes;
+
+    if (p->gone)
+        return -ESTALE;
+    bool torn = g && find_torn(p, w, out_at); /* any opener may be in the middle of an element, which stays */
+    if (!torn)
+        *out_at = UINT64_MAX;
+    if (!torn && !(g && g->spoiled) && ht_obj_size(p->obj) == expected &&
+        ht_obj_chunk_bytes(p->obj) == p->shape.chunk_bytes)
+        return 0;
+    drop_written(p, w);
+    return -EINVAL;
+}
+
+static void report_flush_error(struct ht_param *p, uint64_t torn, int err)
+{
+    if (err == -EINVAL && torn != UINT64_MAX)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: ends inside an element at byte %llu; it is not applied", (unsigned long long)torn);
+    else if (err == -EINVAL)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: is not as long as the parameter (%llu bytes); it is not applied",
+                      (unsigned long long)(p->shape.elements * p->shape.g_bytes));
+    else if (err == -EBUSY)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: its state is that of another rule; reset it first");
+    else if (err == -ENOSPC)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "no space for its optimizer state, sums and one rewrite; the gradient is not applied");
+    else
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %s; it is not applied", strerror(-err));
+}
+
+/* State of another rule is no use to this one: nothing is applied until it is reset. */
+static int check_rule(struct ht_param *p, const struct ht_opt_window *w, const struct ht_optim_config *config)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_layout layout = ht_opt_layout(config, p->shape.dtype);
+
+    if (ht_opt_same_rule_state(&layout, &p->cur.layout))
+        return 0;
+    drop_written(p, w);
+    return -EBUSY;
+}
+
+static bool lacks_sum(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return !p->sum && ht_opt_accumulate(p->root) > 1;
+}
+
+/* Releases the lock in between. Another flush may be quicker: then there is nothing to do. */
+static int ensure_objects(struct ht_param *p, const struct ht_layout *layout) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = ht_opt_gate_enter(p->root);
+
+    if (rc)
+        return rc;
+    bool state = !p->gone && !p->cur.exists, sum = !p->gone && lacks_sum(p);
+    unlock(p->o);
+    if (state)
+        rc = ht_opt_state_create(p, layout);
+    if (!rc && sum)
+        rc = ht_opt_sum_create(p);
+    lock(p->o);
+    ht_opt_gate_leave(p->root);
+    return rc;
+}
+
+/*
+ * Releases the lock in between, but not between the window and the end: later writes belong to the next flush.
+ */
+static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *words, uint64_t *out_torn,
+                        uint64_t *out_ticket) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_opt_window w;
+    struct ht_layout layout;
+    int rc;
+
+    for (;;) {
+        rc = ht_opt_wait_open(p->root);
+        if (rc)
+            return rc;
+        w = window_of_flush(g);
+        if ((ht_list_empty(&p->dirty) || !w.end) && !(g && g->spoiled))
+            return 0;
+        if (!ht_opt_words_current(p, words)) {
+            ht_opt_words_read(p, words);
+            continue;
+        }
+        rc = validate(p, g, &w, out_torn);
+        if (!rc && words->error && !p->has_grad) {
+            drop_written(p, &w);
+            words->refused = true;
+            return words->error;
+        }
+        if (rc || (p->cur.exists && !lacks_sum(p)))
+            break;
+        layout = ht_opt_layout(&words->config, p->shape.dtype);
+        rc = ensure_objects(p, &layout);
+        if (rc)
+            break;
+    }
+    if (!rc && !p->has_grad)
+        rc = check_rule(p, &w, &words->config);
+    if (!rc)
+        rc = ht_opt_state_load(p);
+    if (!rc && !p->has_grad)
+        rc = ht_opt_sum_reserve(p);
+    if (!rc)
+        rc = freeze(p, &w, &words->config, out_ticket);
+    if (!rc)
+        ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid);
+    return rc;
+}
+
+static int flush_locked(struct ht_param *p, struct ht_grad *g, struct ht_words *words, uint64_t *out_torn)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t ticket = 0;
+    int rc = flush_window(p, g, words, out_torn, &ticket);
+
+    if (g && (!rc || rc == -EINVAL)) {
+        g->mine = (struct ht_opt_window){0, 0};
+        g->spoiled = false;
+    }
+    ht_opt_inval_wait(p->o, ticket);
+    return rc;
+}
+
+/* g: the opener whose gradient is flushed; NULL: all openers. */
+static int flush(struct ht_param *p, struct ht_grad *g)
+{
+    struct ht_optim *o = p->o;
+    struct ht_words words = {.read = false};
+    uint64_t torn = UINT64_MAX;
+
+    lock(o);
+    int rc = flush_locked(p, g, &words, &torn);
+    unlock(o);
+    if (words.refused)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "optimizer: %s; the gradient is not applied",
+                      words.why);
+    else if (rc)
+        report_flush_error(p, torn, rc);
+    return rc;
+}
+
+int ht_grad_flush(struct ht_grad *g)
+{
+    int rc = ht_opt_grad_fill_holes(g);
+
+    return rc ? rc : flush(g->param, g);
+}
+
+void ht_grad_discard(struct ht_grad *g)
+{
+    lock(g->param->o);
+    ht_opt_grad_refresh(g);
+    drop_written(g->param, &g->mine);
+    g->mine = (struct ht_opt_window){0, 0};
+    unlock(g->param->o);
+}
+
+int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid)
+{
+    struct ht_param *p = ht_opt_param_get(o, oid);
+    int rc = p && p->root->id == root ? flush(p, NULL) : -ENOENT;
+
+    if (p)
+        ht_opt_param_put(p);
+    return rc;
+}

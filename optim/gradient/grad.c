@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * grad.c - gradients as bytes: written by openers, and read back as far as they count.
+ *
+ * The bytes lie in a scratch object per parameter, made at the first open and kept. Two sets per range say which bytes
+ * count: written (since the last flush) and frozen (belongs to the open step; flush.c). A write takes its bytes
+ * out of written while it copies, so a concurrent flush of another opener never freezes bytes in flux.
+ *
+ * Holes: programs that copy files skip zeros of their source, and set the size in the end. If an opener has set the
+ * size of the whole gradient and wrote nothing since, gaps are zeros (its flush writes them).
+ */
+#include <stdlib.h>
+
+#include "tiering/base/activity.h"
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/gradient/gradient_priv.h"
+
+enum { ZEROS_BYTES = 1 << 16 };
+
+int ht_grad_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_grad **out)
+{
+    struct ht_grad *g = calloc(1, sizeof(*g));
+    int rc = g ? ht_opt_param_open(o, desc, &g->param) : -ENOMEM;
+
+    if (rc)
+        free(g);
+    else
+        *out = g;
+    return rc;
+}
+
+void ht_opt_grad_refresh(struct ht_grad *g)
+{
+    if (g->since == g->param->forgotten)
+        return;
+    g->since = g->param->forgotten;
+    g->mine = (struct ht_opt_window){0, 0};
+    g->spoiled = false;
+    g->sized = 0;
+}
+
+void ht_grad_release(struct ht_grad *g)
+{
+    ht_opt_param_close(g->param);
+    free(g);
+}
+
+uint64_t ht_grad_size(struct ht_grad *g)
+{
+    struct ht_optim *o = g->param->o;
+
+    lock(o);
+    uint64_t bytes = g->param->shape.elements * g->param->shape.g_bytes;
+    unlock(o);
+    return bytes;
+}
+
+/* ------------------------------------------------------------------- write */
+
+/* The part of gradient bytes [begin, end) that lies in one range. */
+struct piece {
+    uint64_t index;
+    uint32_t begin, end; /* from the start of the range */
+};
+
+static struct piece piece_at(const struct ht_param *p, uint64_t begin, uint64_t end)
+{
+    uint64_t bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes, index = begin / bytes;
+
+    return (struct piece){
+        .index = index,
+        .begin = (uint32_t)(begin - index * bytes),
+        .end = (uint32_t)ht_min_u64(end - index * bytes, bytes),
+    };
+}
+
+/* Is any byte frozen? -EAGAIN: not for long. Makes the ranges. */
+static int check_free(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        struct ht_range *r = ht_opt_range_make(p, at.index);
+        if (!r)
+            return -ENOMEM;
+        if (ht_interval_set_overlap(&r->frozen, at.begin, at.end))
+            return ht_opt_range_adding(r) ? -EAGAIN : -EBUSY;
+        if (ht_opt_range_full(r))
+            return -EBUSY;
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+static int add_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        struct ht_range *r = ht_opt_range_find(p, at.index);
+        int rc = ht_interval_set_add(&r->written, at.begin, at.end);
+        ht_opt_range_count_intervals(r);
+        if (rc)
+            return rc;
+        if (ht_list_empty(&r->dirty))
+            ht_list_add_tail(&p->dirty, &r->dirty);
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+static int remove_written(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        struct ht_range *r = ht_opt_range_find(p, at.index);
+        int rc = ht_interval_set_remove(&r->written, at.begin, at.end);
+        ht_opt_range_count_intervals(r);
+        if (rc)
+            return rc;
+        if (!r->written.count)
+            ht_list_del(&r->dirty);
+        begin += at.end - at.begin;
+    }
+    return 0;
+}
+
+bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end)
+{
+    ht_list_for_each(pos, &p->inflight) {
+        const struct ht_inflight *w = ht_list_entry(pos, struct ht_inflight, link);
+        if (w->begin < end && begin < w->end)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * A writer that is faster than the updates of its root waits for them: its gradients would only push others out of
+ * memory, and be written to a device and read again. Workers need nothing from any client, so this ends.
+ */
+static bool has_to_wait(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return !root->o->stopping && (root->draining || root->backlog_bytes >= root->o->backlog_bytes_max);
+}
+
+/* Removes the bytes from written. -EAGAIN: it is not our turn. */
+static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = g->param;
+
+    if (p->o->stopping)
+        return -ECANCELED;
+    if (has_to_wait(p->root))
+        return -EAGAIN;
+    if (p->gone)
+        return -ESTALE;
+    if (w->end > p->shape.elements * p->shape.g_bytes) {
+        ht_opt_grad_spoil(g);
+        return -EINVAL;
+    }
+    int rc = check_free(p, w->begin, w->end);
+    if (!rc && ht_opt_grad_in_flight(p, w->begin, w->end))
+        rc = -EAGAIN;
+    if (!rc)
+        rc = remove_written(p, w->begin, w->end);
+    if (!rc)
+        ht_list_add_tail(&p->inflight, &w->link);
+    return rc;
+}
+
+/* Releases the lock while it waits. */
+static int begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc;
+
+    ht_activity_wait("updates of parameter", g->param->oid);
+    while ((rc = try_begin_write(g, w)) == -EAGAIN)
+        wait_changed(g->param->o);
+    ht_activity_go_on();
+    return rc;
+}
+
+static void widen(struct ht_grad *g, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_opt_grad_refresh(g);
+    if (!g->mine.end)
+        g->mine.begin = begin;
+    g->mine.begin = ht_min_u64(g->mine.begin, begin);
+    g->mine.end = ht_max_u64(g->mine.end, end);
+    g->sized = 0;
+    g->wrote = true;
+}
+
+static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = g->param;
+
+    ht_list_del(&w->link);
+    if (n > 0 && !p->gone) {
+        int rc = add_written(p, w->begin, w->begin + (uint64_t)n);
+        widen(g, w->begin, w->begin + (uint64_t)n);
+        p->root->grad_bytes += rc ? 0 : (uint64_t)n;
+        n = rc ? rc : n;
+    }
+    notify_changed(p->o);
+    return n;
+}
+
+static void report_write_error(struct ht_param *p, uint64_t off, size_t len, int err)
+{
+    unsigned long long at = off, count = len;
+
+    if (err == -EINVAL)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count, at);
+    else if (err == -EBUSY)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: bytes at %llu (%llu) belong to this step already; end the step first", at, count);
+    else if (err == -E2BIG)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: written in more than %d pieces around byte %llu", HT_INTERVALS_MAX, at);
+    else
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "gradient: %llu bytes at %llu: %s", count, at,
+                      strerror(-err));
+}
+
+static ssize_t write_bytes(struct ht_grad *g, uint64_t off, const void *buf, size_t len, bool wait)
+{
+    struct ht_param *p = g->param;
+    struct ht_inflight w = {.begin = off, .end = len > UINT64_MAX - off ? UINT64_MAX : off + len};
+
+    if (!len)
+        return 0;
+    lock(p->o);
+    ssize_t n = wait ? begin_write(g, &w) : try_begin_write(g, &w);
+    unlock(p->o);
+    if (n == -EAGAIN)
+        return n;
+    if (!n) {
+        n = ht_obj_write(p->grad, off, buf, len);
+        lock(p->o);
+        n = end_write(g, &w, n);
+        unlock(p->o);
+    }
+    if (n < 0)
+        report_write_error(p, off, len, (int)n);
+    return n;
+}
+
+ssize_t ht_grad_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
+{
+    return write_bytes(g, off, buf, len, true);
+}
+
+ssize_t ht_grad_try_write(struct ht_grad *g, uint64_t off, const void *buf, size_t len)
+{
+    return write_bytes(g, off, buf, len, false);
+}
+
+struct ht_param *ht_opt_grad_param(const struct ht_grad *g)
+{
+    return g->param;
+}
+
+static int fill_windows(struct ht_param *p, uint64_t bytes, void *window, size_t window_bytes, ht_opt_fill_fn fill,
+                        void *ctx)
+{
+    int rc = 0;
+
+    for (uint64_t off = 0; !rc && off < bytes; off += window_bytes) {
+        size_t len = ht_min_u64(window_bytes, bytes - off);
+        memset(window, 0, len);
+        rc = fill(ctx, off, window, len);
+        ssize_t n = rc ? rc : ht_obj_write(p->grad, off, window, len);
+        rc = n < 0 ? (int)n : (size_t)n == len ? 0 : -EIO;
+    }
+    return rc;
+}
+
+int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx)
+{
+    struct ht_param *p = g->param;
+    struct ht_inflight w = {.begin = 0, .end = ht_grad_size(g)};
+
+    lock(p->o);
+    ssize_t rc = begin_write(g, &w);
+    unlock(p->o);
+    if (!rc) {
+        rc = fill_windows(p, w.end, window, window_bytes, fill, ctx);
+        lock(p->o);
+        rc = end_write(g, &w, rc ? rc : (ssize_t)w.end);
+        unlock(p->o);
+    }
+    if (rc < 0)
+        report_write_error(p, 0, w.end, (int)rc);
+    return rc < 0 ? (int)rc : 0;
+}
+
+/* ------------------------------------------------------------------- holes */
+
+int ht_grad_set_size(struct ht_grad *g, uint64_t bytes)
+{
+    struct ht_param *p = g->param;
+
+    lock(p->o);
+    uint64_t whole = p->shape.elements * p->shape.g_bytes;
+    ht_opt_grad_refresh(g);
+    g->sized = bytes <= whole ? bytes : 0;
+    unlock(p->o);
+    if (bytes <= whole)
+        return 0;
+    ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                  "gradient: its size cannot become %llu bytes: it has %llu, as the parameter has elements",
+                  (unsigned long long)bytes, (unsigned long long)whole);
+    return -EINVAL;
+}
+
+bool ht_grad_unused(struct ht_grad *g)
+{
+    lock(g->param->o);
+    bool unused = !g->wrote;
+    unlock(g->param->o);
+    return unused;
+}
+
+/* The first byte from begin on that is in neither set, and in *out_end where the gap ends. */
+static uint32_t gap_in_range(const struct ht_range *r, uint32_t begin, uint32_t end, uint32_t *out_end)
+{
+    uint32_t stop_w, stop_f;
+
+    for (;;) {
+        uint32_t w = ht_interval_set_next(&r->written, begin, end, &stop_w);
+        uint32_t f = ht_interval_set_next(&r->frozen, begin, end, &stop_f);
+        if (begin >= end || (w > begin && f > begin)) {
+            *out_end = w < f ? w : f;
+            return begin;
+        }
+        begin = w == begin ? stop_w : stop_f;
+    }
+}
+
+/* The first unwritten gap from *begin on. A gradient that is being added belongs to the pass before. */
+static bool find_gap(const struct ht_param *p, uint64_t *begin, uint64_t *out_end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t whole = p->shape.elements * p->shape.g_bytes;
+
+    while (*begin < whole) {
+        struct piece at = piece_at(p, *begin, whole);
+        const struct ht_range *r = ht_opt_range_find(p, at.index);
+        uint32_t from = at.begin, to = at.end;
+        if (r && !ht_opt_range_adding(r))
+            from = gap_in_range(r, at.begin, at.end, &to);
+        *begin += from - at.begin;
+        *out_end = *begin + (to - from);
+        if (from < to)
+            return true;
+    }
+    return false;
+}
+
+/* Zeros wherever nothing is written. *out_any: there was such a place. */
+static int write_zeros(struct ht_grad *g, bool *out_any)
+{
+    static const uint8_t zeros[ZEROS_BYTES];
+    struct ht_param *p = g->param;
+    uint64_t begin = 0, end = 0;
+    ssize_t n = 0;
+
+    *out_any = false;
+    for (;;) {
+        lock(p->o);
+        bool found = find_gap(p, &begin, &end);
+        unlock(p->o);
+        if (!found)
+            return 0;
+        *out_any = true;
+        n = ht_grad_write(g, begin, zeros, ht_min_u64(end - begin, sizeof(zeros)));
+        if (n < 0)
+            return (int)n;
+        begin += (uint64_t)n;
+    }
+}
+
+int ht_opt_grad_fill_holes(struct ht_grad *g)
+{
+    struct ht_param *p = g->param;
+
+    lock(p->o);
+    ht_opt_grad_refresh(g);
+    uint64_t sized = g->sized, whole = p->shape.elements * p->shape.g_bytes;
+    bool own = g->mine.end != 0, any = true;
+    g->sized = 0;
+    unlock(p->o);
+    if (!sized || (sized < whole && own))
+        return 0; /* the boundary checks gradients that are written in part */
+    int rc = sized < whole ? -EINVAL : write_zeros(g, &any);
+    if (rc == -EINVAL)
+        ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
+                      "gradient: %llu bytes of holes where it has %llu bytes; it is not applied",
+                      (unsigned long long)sized, (unsigned long long)whole);
+    if (rc || any || own)
+        return rc;
+    report_write_error(p, 0, whole, -EBUSY);
+    return -EBUSY;
+}
+
+/* -------------------------------------------------------------------- read */
+
+/* Zeroes the part of one range that is neither written nor waiting to be applied. buf: its bytes from begin on. */
+static void mask_range(const struct ht_range *r, uint32_t begin, uint32_t end, uint8_t *buf)
+{
+    uint32_t pos = begin;
+
+    while (pos < end) {
+        uint32_t stop_w, stop_f;
+        uint32_t w = ht_interval_set_next(&r->written, pos, end, &stop_w);
+        uint32_t f = ht_interval_set_next(&r->frozen, pos, end, &stop_f);
+        uint32_t from = w < f ? w : f;
+        memset(buf + (pos - begin), 0, from - pos);
+        pos = w < f ? stop_w : stop_f;
+    }
+}
+
+/* buf holds gradient bytes [begin, end). */
+static void mask(struct ht_param *p, uint64_t begin, uint64_t end, uint8_t *buf) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    while (begin < end) {
+        struct piece at = piece_at(p, begin, end);
+        const struct ht_range *r = ht_opt_range_find(p, at.index);
+        if (r && r->state != HT_RANGE_DONE)
+            mask_range(r, at.begin, at.end, buf);
+        else
+            memset(buf, 0, at.end - at.begin);
+        buf += at.end - at.begin;
+        begin += at.end - at.begin;
+    }
+}
+
+ssize_t ht_grad_read(struct ht_grad *g, uint64_t off, void *buf, size_t len)
+{
+    struct ht_param *p = g->param;
+    ssize_t n = ht_obj_read(p->grad, off, buf, len);
+
+    if (n <= 0)
+        return n;
+    lock(p->o);
+    mask(p, off, off + (uint64_t)n, buf);
+    unlock(p->o);
+    return n;
+}

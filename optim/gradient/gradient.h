@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gradient.h - gradients: their sums, and forgetting them. */
+#ifndef HITRAIN_OPTIM_GRADIENT_GRADIENT_H
+#define HITRAIN_OPTIM_GRADIENT_GRADIENT_H
+
+#include "optim/state/interval_set.h"
+#include "tiering/base/base.h"
+
+struct ht_param;
+struct ht_range;
+struct ht_root;
+
+/* ---------------------------------------------------------- accumulate.c */
+
+/* Gradients of each element that make a step: the open one, or the next. */
+uint32_t ht_opt_accumulate(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The divisor of gradients, or of their sums, in the open step. */
+double ht_opt_divisor(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Under the gate: the object for its sums. */
+int ht_opt_sum_create(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Reserves space for its sums outside memory, or gives it back when nothing is accumulated. -ENOSPC */
+int ht_opt_sum_reserve(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Is a gradient being added to this range, after which it takes the next one? */
+bool ht_opt_range_adding(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is the range closed for more gradients in this step? */
+bool ht_opt_range_full(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Does its gradient come from its sum? */
+bool ht_opt_range_summed(const struct ht_range *r);
+/* The part of a range that is to be measured or updated: intervals of gradient bytes. whole: room for one. */
+const struct ht_interval *ht_opt_range_cover(const struct ht_range *r, struct ht_interval *whole, uint32_t *out_count);
+/* A whole gradient has been added: make room for the next. */
+void ht_opt_range_added(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Releases the lock in between: drops its sum. */
+void ht_opt_sum_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ---------------------------------------------------------------- drop.c */
+
+/*
+ * Releases the lock in between: no update runs. Waits for writes that copy, then forgets written, frozen and
+ * summed bytes.
+ */
+void ht_opt_forget_gradient(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+
+#endif

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gradient_priv.h - inside gradient/: an open gradient. */
+#ifndef HITRAIN_OPTIM_GRADIENT_GRADIENT_PRIV_H
+#define HITRAIN_OPTIM_GRADIENT_GRADIENT_PRIV_H
+
+#include "optim/optim.h"
+#include "tiering/base/base.h"
+
+struct ht_param;
+
+/* Bytes of a gradient. */
+struct ht_opt_window {
+    uint64_t begin, end;
+};
+
+struct ht_grad {
+    struct ht_param *param;
+    /* The fields below are valid as long as param.forgotten is since. */
+    uint64_t since;
+    struct ht_opt_window mine; /* from the first to the last byte written since the last flush; end 0: none */
+    bool spoiled;              /* a write went beyond the end: the next flush refuses this opener's bytes */
+    uint64_t sized;            /* size that was set after the last write, for the next flush; 0: none */
+
+    bool wrote; /* ever */
+};
+
+/* Is a write of any of these bytes in progress? */
+bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM);
+struct ht_param *ht_opt_grad_param(const struct ht_grad *g);
+/* An abort or a drop ended this opener's writes: it begins anew. */
+void ht_opt_grad_refresh(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Writes zeros where the opener left gaps that count as zeros; not locked. Errors as in ht_grad_write, reported. WAITS.
+ */
+int ht_opt_grad_fill_holes(struct ht_grad *g) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* A write of this opener went beyond the end: drops its bytes, and makes its next flush fail. */
+void ht_opt_grad_spoil(struct ht_grad *g) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Writes a whole gradient or nothing. fill gets one window after the other, in order and zeroed, and puts its elements
+ * in. window: memory for a whole number of elements. Errors as in ht_grad_write, reported, or those of fill. WAITS.
+ */
+typedef int (*ht_opt_fill_fn)(void *ctx, uint64_t off, void *buf, size_t len);
+int ht_opt_grad_make(struct ht_grad *g, void *window, size_t window_bytes, ht_opt_fill_fn fill, void *ctx)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * check.c - do the records of roots, parameters and their state fit together? And fsck's treatment of those that do
+ * not.
+ *
+ * A mount refuses contradictions. A store that leaves out (fsck's) takes them out of memory and remembers them.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/base/log.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "optim/rules/config.h"
+#include "optim/rules/rule.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+#include "optim/state/state_priv.h"
+
+typedef unsigned long long ull;
+
+struct problem {
+    struct ht_list link;
+    const char *code;
+    char text[160];
+};
+
+void ht_opt_problems_free(struct ht_optim *o)
+{
+    ht_list_for_each_safe(pos, next, &o->problems)
+        free(ht_list_entry(pos, struct problem, link));
+}
+
+/* Reports the problem and refuses, or remembers it. */
+HT_PRINTF(3, 4) static int problem(struct ht_optim *o, const char *code, const char *fmt, ...)
+{
+    struct problem *p = calloc(1, sizeof(*p));
+    va_list args;
+
+    if (!p)
+        return -ENOMEM;
+    va_start(args, fmt);
+    vsnprintf(p->text, sizeof(p->text), fmt, args);
+    va_end(args);
+    p->code = code;
+    ht_list_add_tail(&o->problems, &p->link);
+    if (ht_store_leaves_out(o->store))
+        return 0;
+    ht_error("log: %s (%s)", p->text, code);
+    return -EUCLEAN;
+}
+
+/* ---------------------------------------------------------------- at mount */
+
+static bool state_fits(const struct ht_param *p, unsigned i)
+{
+    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[i]);
+    struct ht_obj_stat st = {0};
+    uint8_t kind = p->cur.layout.kind[i];
+
+    if (!obj)
+        return false;
+    ht_obj_stat(obj, &st);
+    ht_obj_put(obj);
+    return st.size == ht_opt_state_bytes(&p->shape, kind) &&
+        st.chunk_bytes == ht_opt_state_chunk_bytes(&p->shape, kind) && st.scope == p->root->id;
+}
+
+/* 1: the parameter has a problem, and it was reported. */
+static int check_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc;
+
+    if (!p->root->exists) {
+        rc = problem(p->o, "OPT-ROOT", "parameter %llu belongs to model root %llu, which is none", (ull)p->oid,
+                     (ull)p->root->id);
+        return rc ? rc : 1;
+    }
+    for (unsigned i = 0; i < p->cur.layout.count; i++) {
+        if (state_fits(p, i))
+            continue;
+        rc = problem(p->o, "OPT-STATE", "%s of parameter %llu (object %llu) is not as its parameter needs it",
+                     ht_state_word(p->cur.layout.kind[i]), (ull)p->oid, (ull)p->cur.oid[i]);
+        return rc ? rc : 1;
+    }
+    return 0;
+}
+
+int ht_opt_check_states(struct ht_optim *o)
+{
+    int rc = 0;
+
+    ht_list_for_each_safe(pos, next, &o->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        int one = check_param(p);
+        if (one > 0)
+            ht_opt_param_free(p);
+        rc = rc ? rc : one < 0 ? one : 0;
+    }
+    return rc;
+}
+
+/* -------------------------------------------------------------------- fsck */
+
+size_t ht_optim_check(struct ht_optim *o, void (*report)(void *ctx, const char *code, const char *text), void *ctx)
+{
+    size_t n = 0;
+
+    ht_list_for_each(pos, &o->problems) {
+        const struct problem *p = ht_list_entry(pos, struct problem, link);
+        report(ctx, p->code, p->text);
+        n++;
+    }
+    return n;
+}
+
+int ht_optim_walk(struct ht_optim *o, int (*fn)(void *ctx, const struct ht_optim_entry *e), void *ctx)
+{
+    int rc = 0;
+
+    lock(o);
+    ht_list_for_each(pos, &o->roots) {
+        const struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+        if (r->exists && !rc)
+            rc = fn(ctx, &(struct ht_optim_entry){.root = r->id});
+    }
+    ht_list_for_each(pos, &o->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        if (p->cur.exists && !rc)
+            rc = fn(ctx, &(struct ht_optim_entry){p->root->id, p->oid, p->cur.layout.count, p->cur.oid});
+    }
+    unlock(o);
+    return rc;
+}
+
+static void forget_root(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    r->refs++;
+    ht_list_for_each_safe(pos, next, &r->params)
+        ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
+    r->exists = false;
+    ht_opt_root_put_locked(r);
+}
+
+void ht_optim_forget(struct ht_optim *o, uint64_t root, uint64_t parameter)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    struct ht_param *p = parameter ? ht_opt_param_find(o, parameter) : NULL;
+    if (p)
+        ht_opt_param_free(p);
+    else if (r && !parameter)
+        forget_root(r);
+    free(o->owners);
+    o->owners = NULL;
+    unlock(o);
+}
+
+const char *ht_optim_root_config(struct ht_optim *o, uint64_t root)
+{
+    static const char *const text[] = {"adamw lr=0", "lion lr=0", "sgd lr=0 momentum=0.9", "adagrad lr=0", "sgd lr=0"};
+    const char *found = text[0];
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    const struct ht_param *p =
+        r && !ht_list_empty(&r->params) ? ht_list_entry(r->params.next, struct ht_param, of_root) : NULL;
+    for (size_t i = 0; p && p->cur.exists && i < HT_ARRAY_SIZE(text); i++) {
+        struct ht_optim_config config;
+        char err[HT_OPTIM_ERROR_MAX];
+        if (ht_optim_config_parse(text[i], strlen(text[i]), &config, err))
+            continue;
+        struct ht_layout l = ht_opt_layout(&config, p->cur.dtype);
+        if (!ht_opt_same_rule_state(&l, &p->cur.layout))
+            continue;
+        found = text[i];
+        break;
+    }
+    unlock(o);
+    return found;
+}

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * context.h - what all folders of the optimizer share, and the lock that guards it.
+ *
+ * One mutex (optim.lock) guards roots, parameters and ranges, unless a field names another guard. I/O, kernels and
+ * callbacks run without it. One condition (optim.changed) wakes all threads that wait for a state.
+ *
+ * A range:
+ *
+ *   IDLE --frozen wholly (gradient/flush.c), or in part at a partial boundary (step/step.c)--> QUEUED
+ *   QUEUED --taken by a worker (step/update.c)--> RUNNING --applied--> DONE --boundary--> IDLE
+ *                                                    --error--> FAILED --abort--> IDLE
+ *   QUEUED --abort, stop, deletion--> IDLE
+ *
+ * With accumulation it goes round once for each gradient but the last: frozen wholly, added to its sum, IDLE.
+ *
+ * A root:
+ *
+ *   gate      one of boundary, commit, abort, reset, creation of state, write of state at a time; held over I/O
+ *   draining  a boundary or abort waits for the queue: threads that write or freeze a gradient wait
+ *   hold      between a boundary and its publication: ranges are queued, none is taken
+ *
+ * Invariants:
+ *  1. While a range is QUEUED or RUNNING no thread changes its frozen intervals, or writes the bytes under them.
+ *  2. written and frozen of a range never overlap; bytes that a write is changing right now are in neither.
+ *  3. pub of a parameter or root changes only inside a transaction, together with the record that says so.
+ *  4. State objects are created and published under the gate, so a commit names all of a parameter's state or none.
+ *
+ * Threads: workers (step/update.c), the callers, and one helper (state/notify.c) that invalidates caches and wakes
+ * waiters for threads that may not. Lock order: transaction > names > optimizer > store.
+ */
+#ifndef HITRAIN_OPTIM_STATE_CONTEXT_H
+#define HITRAIN_OPTIM_STATE_CONTEXT_H
+
+#include "optim/optim.h"
+#include "tiering/base/base.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/api/store.h"
+
+enum { HT_THREADS_MAX = 64 };
+
+struct ht_root;
+struct ht_param;
+struct ht_kernels;
+struct ht_state_owner;
+
+struct ht_worker {
+    struct ht_optim *o;
+    pthread_t thread;
+    bool started;
+    int numa_index; /* place of the NUMA node that it should run on, then that it runs on; HT_NUMA_INDEX_ANY */
+};
+
+struct ht_optim {
+    struct ht_store *store;
+    struct ht_optim_hooks hooks;
+    struct ht_mutex lock;
+    pthread_cond_t changed; /* the state changed that some thread waits for */
+    pthread_cond_t work;    /* for workers: ready is not empty, or stopping */
+    pthread_cond_t notify;  /* for the helper */
+    bool started, helper_started;
+    bool stopping HT_GUARDED_BY(HT_LOCK_OPTIM);
+    const struct ht_kernels *kernels;
+
+    struct ht_list roots, params; /* by seq */
+    struct ht_id_table roots_by_id, params_by_oid;
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        uint64_t next_seq;
+        uint64_t meta_bytes; /* of roots, parameters and ranges */
+        uint64_t last_step_number, last_claim;
+        uint64_t words_changes; /* of roots and of the words that amend theirs */
+    };
+    struct ht_state_owner *owners;
+    size_t owner_count;
+    struct ht_list problems;    /* found when the log had been read (state/check.c) */
+    struct ht_list ready;       /* roots with ranges to take, in turn */
+    uint64_t backlog_bytes_max; /* of one root: beyond it writers of its gradients wait */
+
+    struct ht_list invals; /* parameters, by ticket */
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        uint64_t inval_issued, inval_done;
+        struct ht_waiter *wakes; /* chain of waiters that the helper wakes */
+    };
+    pthread_t helper;
+
+    unsigned threads;
+    struct ht_worker worker[HT_THREADS_MAX];
+};
+
+HT_MUTEX_OF(ht_optim_lock, struct ht_optim, lock, HT_LOCK_OPTIM)
+
+static inline void lock(struct ht_optim *o) HT_ACQUIRE(HT_LOCK_OPTIM)
+{
+    ht_mutex_lock(ht_optim_lock(o));
+}
+
+static inline void unlock(struct ht_optim *o) HT_RELEASE(HT_LOCK_OPTIM)
+{
+    ht_mutex_unlock(ht_optim_lock(o));
+}
+
+static inline void wait_changed(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_cond_wait(&o->changed, ht_optim_lock(o));
+}
+
+static inline void notify_changed(struct ht_optim *o)
+{
+    pthread_cond_broadcast(&o->changed);
+}
+
+#endif

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * files.c - optimizer state as files: the rule's state, master (of parameters of two bytes), and step.
+ *
+ * step is the number of steps the moments stand for, as one f32, like torch.optim's. The others are their objects, or
+ * masters in two bytes seen as f32. Bytes are read and written without the lock; a reference to the parameter keeps
+ * them.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/api/object.h"
+#include "optim/rules/config.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/state/state_priv.h"
+
+/* The layout of the present state, or of the state that the first gradient would make. */
+static int find_layout(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_layout *out)
+{
+    uint64_t oid = ht_obj_id(desc->obj);
+    struct ht_optim_config config;
+    char why[HT_OPTIM_ERROR_MAX];
+
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+    bool exists = p && !p->gone && p->cur.exists;
+    if (exists)
+        *out = p->cur.layout;
+    unlock(o);
+    if (exists)
+        return 0;
+    int rc = ht_optim_words_of(o, desc->root, oid, &config, why);
+    if (!rc)
+        *out = ht_opt_layout(&config, desc->dtype);
+    return rc;
+}
+
+/* Kinds that are files; "step" comes after them. */
+static unsigned file_count(const struct ht_layout *layout)
+{
+    return layout->count - (ht_opt_master_kinds(layout) == 2);
+}
+
+/* Index of a word in its layout. */
+static int find_word(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, struct ht_layout *layout)
+{
+    int rc = find_layout(o, desc, layout);
+
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < file_count(layout); i++) {
+        if (!strcmp(name, ht_state_word(layout->kind[i])))
+            return (int)i;
+    }
+    return !strcmp(name, "step") ? (int)file_count(layout) : -ENOENT;
+}
+
+int ht_optim_state_name(struct ht_optim *o, const struct ht_param_desc *desc, unsigned index, const char **out_name)
+{
+    struct ht_layout layout;
+    int rc = ht_kernel_dtype_bytes(desc->dtype) ? find_layout(o, desc, &layout) : -ENOENT;
+
+    if (rc || index > file_count(&layout))
+        return -ENOENT;
+    *out_name = index < file_count(&layout) ? ht_state_word(layout.kind[index]) : "step";
+    return 0;
+}
+
+int64_t ht_optim_state_size(struct ht_optim *o, const struct ht_param_desc *desc, const char *name)
+{
+    struct ht_layout layout;
+    int word = find_word(o, desc, name, &layout);
+    int64_t size = 0;
+
+    if (word < 0 || !ht_kernel_dtype_bytes(desc->dtype))
+        return -ENOENT;
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, ht_obj_id(desc->obj));
+    if (p && !p->gone && p->cur.exists)
+        size = word == (int)file_count(&layout) ? 4 : (int64_t)(p->cur.elements * 4);
+    unlock(o);
+    return size;
+}
+
+/*
+ * Releases the lock while it waits, until no update of [off, off+len) of a state file is pending. Returns a
+ * number that changes with each update.
+ */
+static uint64_t wait_for_range(struct ht_param *p, uint64_t off, uint64_t len) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t per_range = (uint64_t)p->shape.range_elements * 4, version = p->rewrites;
+
+    for (uint64_t i = off / per_range; i < p->shape.range_count && i * per_range < off + len; i++) {
+        const struct ht_range *r;
+        while ((r = ht_opt_range_find(p, i)) && ht_opt_range_updating(r) && !p->o->stopping)
+            wait_changed(p->o);
+        version += r ? r->updates : 0;
+    }
+    return version;
+}
+
+/* ----------------------------------------------------------------- masters */
+
+static void put_masters(const struct ht_opt_masters *m)
+{
+    ht_obj_put(m->p);
+    ht_obj_put(m->low);
+    ht_obj_put(m->blocks);
+}
+
+/* Locked: references to the parts of masters in two bytes. word: of the missing bits. */
+static int get_masters(const struct ht_param *p, unsigned word, struct ht_opt_masters *out)
+{
+    struct ht_opt_masters m = (struct ht_opt_masters){
+        .kernels = p->o->kernels,
+        .p = ht_obj_get(p->o->store, p->oid),
+        .low = ht_obj_get(p->o->store, p->cur.oid[word]),
+        .blocks = ht_obj_get(p->o->store, p->cur.oid[word + 1]),
+    };
+
+    if (!m.p || !m.low || !m.blocks || ht_opt_state_shape(p, &m.shape)) {
+        put_masters(&m);
+        return -ESTALE;
+    }
+    *out = m;
+    return 0;
+}
+
+/* Releases the lock in between. Three objects are read. If an update came between, they are read again. */
+static ssize_t read_masters(struct ht_param *p, unsigned word, uint64_t off, void *buf, size_t len)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_opt_masters m;
+    uint64_t version;
+    ssize_t rc;
+
+    do {
+        while (p->rewriting && !p->o->stopping)
+            wait_changed(p->o);
+        version = wait_for_range(p, off, len);
+        rc = p->cur.exists ? get_masters(p, word, &m) : -ESTALE;
+        if (rc)
+            return rc;
+        unlock(p->o);
+        rc = ht_opt_masters_read(&m, off, buf, len);
+        put_masters(&m);
+        lock(p->o);
+    } while ((p->rewriting || wait_for_range(p, off, len) != version) && !p->o->stopping);
+    return rc;
+}
+
+static ssize_t read_step(struct ht_param *p, uint64_t off, void *buf, size_t len) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    /* Moments of updated ranges are those of the open step. */
+    float t = (float)(p->cur.t + p->has_grad);
+
+    if (off >= sizeof(t))
+        return 0;
+    len = ht_min_u64(len, sizeof(t) - off);
+    memcpy(buf, (const uint8_t *)&t + off, len);
+    return (ssize_t)len;
+}
+
+ssize_t ht_optim_state_read(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
+                            void *buf, size_t len)
+{
+    struct ht_obj *obj = NULL;
+    struct ht_layout layout;
+    ssize_t rc = find_word(o, desc, name, &layout);
+    unsigned word = (unsigned)rc;
+
+    if (rc < 0)
+        return rc;
+    struct ht_param *p = ht_opt_param_get(o, ht_obj_id(desc->obj));
+    if (!p)
+        return 0;
+    lock(o);
+    len = ht_min_u64(len, HT_FILE_BYTES_MAX);
+    if (p->cur.exists && off < HT_FILE_BYTES_MAX)
+        wait_for_range(p, off, len);
+    rc = 0;
+    if (p->cur.exists && !ht_opt_same_layout(&layout, &p->cur.layout))
+        rc = -ESTALE;
+    else if (p->cur.exists && word < layout.count && layout.kind[word] == HT_STATE_MASTER_LOW)
+        rc = read_masters(p, word, off, buf, len);
+    else if (p->cur.exists && word < file_count(&layout))
+        obj = ht_obj_get(o->store, p->cur.oid[word]);
+    else if (p->cur.exists)
+        rc = read_step(p, off, buf, len);
+    unlock(o);
+    if (obj)
+        rc = ht_obj_read(obj, off, buf, len);
+    ht_obj_put(obj);
+    ht_opt_param_put(p);
+    return rc;
+}
+
+/* ------------------------------------------------------------------- write */
+
+/* Up to 2^24 every whole number is a float. */
+static bool is_count(float t)
+{
+    return t >= 0 && t <= 16777216.0f && t == floorf(t);
+}
+
+/* Locked: checks that the write fits, before anything is created. */
+static int validate_write(const struct ht_param *p, const struct ht_layout *layout, unsigned word, uint64_t off,
+                          const void *buf, size_t len)
+{
+    uint64_t size = p->shape.elements * 4;
+    float t;
+
+    if (word < file_count(layout))
+        return off % 4 || len % 4 || off > size || len > size - off ? -EINVAL : 0;
+    if (off != 0 || len != sizeof(t))
+        return -EINVAL;
+    memcpy(&t, buf, sizeof(t));
+    return is_count(t) ? 0 : -EINVAL;
+}
+
+static ssize_t write_step(struct ht_param *p, const void *buf)
+{
+    float t;
+
+    memcpy(&t, buf, sizeof(t));
+    p->cur.t = (uint64_t)t;
+    return sizeof(t);
+}
+
+/* Under the gate, locked; releases the lock in between. Updates that are queued now run when it is over. */
+static ssize_t write_masters(struct ht_param *p, unsigned word, uint64_t off, const void *buf, size_t len,
+                             uint64_t *out_element) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_opt_masters m;
+    ssize_t rc = get_masters(p, word, &m);
+
+    if (rc)
+        return rc;
+    p->root->hold = p->rewriting = true;
+    unlock(p->o);
+    rc = ht_opt_masters_write(&m, off, buf, len, out_element);
+    put_masters(&m);
+    lock(p->o);
+    p->root->hold = p->rewriting = false;
+    p->rewrites++;
+    ht_opt_root_ready(p->root);
+    notify_changed(p->o);
+    return rc;
+}
+
+/* Under the gate, locked; releases the lock in between. Updates that are queued now run when it is over. */
+static ssize_t write_plain(struct ht_param *p, unsigned word, uint64_t off, const void *buf, size_t len)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_obj *obj = ht_obj_get(p->o->store, p->cur.oid[word]);
+
+    p->root->hold = true;
+    unlock(p->o);
+    ssize_t rc = obj ? ht_obj_write(obj, off, buf, len) : -ESTALE;
+    ht_obj_put(obj);
+    lock(p->o);
+    p->root->hold = false;
+    ht_opt_root_ready(p->root);
+    notify_changed(p->o);
+    return rc;
+}
+
+/* Under the gate, locked; releases the lock in between. */
+static ssize_t write_word(struct ht_param *p, const struct ht_layout *layout, unsigned word, uint64_t off,
+                          const void *buf, size_t len, uint64_t *out_element) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->gone || !ht_opt_same_layout(layout, &p->cur.layout))
+        return -ESTALE;
+    if (p->root->open || p->has_grad || p->pending)
+        return -EBUSY;
+    if (word == file_count(layout))
+        return write_step(p, buf);
+    if (layout->kind[word] == HT_STATE_MASTER_LOW)
+        return write_masters(p, word, off, buf, len, out_element);
+    return write_plain(p, word, off, buf, len);
+}
+
+/* Under the gate, not locked. */
+static ssize_t write_gated(struct ht_param *p, const struct ht_layout *layout, unsigned word, uint64_t off,
+                           const void *buf, size_t len, uint64_t *out_element)
+{
+    lock(p->o);
+    bool make = !p->cur.exists && !p->gone && !p->root->open;
+    ssize_t rc = validate_write(p, layout, word, off, buf, len);
+    unlock(p->o);
+    if (!rc && make)
+        rc = ht_opt_state_create(p, layout);
+    if (rc)
+        return rc;
+    lock(p->o);
+    rc = write_word(p, layout, word, off, buf, len, out_element);
+    unlock(p->o);
+    return rc;
+}
+
+/* Every refusal has a name. Not locked. */
+static ssize_t report_refused(const struct ht_param *p, const char *name, uint64_t element, ssize_t err)
+{
+    if (err == -EDOM)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
+                      "state %s: element %llu does not round to the parameter; write the parameter first", name,
+                      (unsigned long long)element);
+    else if (err == -EINVAL && !strcmp(name, "step"))
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state step: must be one f32, a whole number up to 2^24");
+    else if (err == -EINVAL)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid,
+                      "state %s: must be whole elements of f32, within the %llu bytes that it has", name,
+                      (unsigned long long)(p->shape.elements * 4));
+    else if (err == -EBUSY)
+        ht_opt_refuse(p->root, HT_EVENT_REFUSED, p->oid, "state %s: a step is open; commit or abort it first", name);
+    return err == -EDOM ? -EINVAL : err;
+}
+
+ssize_t ht_optim_state_write(struct ht_optim *o, const struct ht_param_desc *desc, const char *name, uint64_t off,
+                             const void *buf, size_t len)
+{
+    struct ht_layout layout;
+    int word = find_word(o, desc, name, &layout);
+    struct ht_param *p;
+    uint64_t element = 0;
+
+    if (word < 0)
+        return word;
+    /* This checks dtype and size, and makes the parameter known. */
+    ssize_t rc = ht_opt_param_open(o, desc, &p);
+    if (rc)
+        return rc;
+    lock(o);
+    rc = p->gone ? -ESTALE : ht_opt_gate_enter(p->root);
+    unlock(o);
+    if (!rc) {
+        rc = write_gated(p, &layout, (unsigned)word, off, buf, len, &element);
+        lock(o);
+        if (rc >= 0)
+            ht_opt_succeeded(p->root, HT_EVENT_REFUSED, p->oid);
+        ht_opt_gate_leave(p->root);
+        unlock(o);
+        rc = report_refused(p, name, element, rc);
+    }
+    ht_opt_param_close(p);
+    return rc;
+}
+
+uint64_t ht_optim_state_stored(struct ht_optim *o, uint64_t oid)
+{
+    uint64_t bytes = 0;
+
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+    for (unsigned i = 0; p && !p->gone && p->cur.exists && i < p->cur.layout.count; i++) {
+        struct ht_obj *obj = ht_obj_get(o->store, p->cur.oid[i]);
+        struct ht_obj_stat st = {0};
+        if (obj)
+            ht_obj_stat(obj, &st);
+        ht_obj_put(obj);
+        bytes += st.stored_bytes;
+    }
+    unlock(o);
+    return bytes;
+}

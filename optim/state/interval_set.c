@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* interval_set.c - sorted, disjoint, non-adjacent intervals. */
+#include <stdlib.h>
+
+#include "optim/state/interval_set.h"
+
+static struct ht_interval *items(struct ht_interval_set *s)
+{
+    return s->cap ? s->array : &s->one;
+}
+
+/* Index of the first interval that ends at or after pos. */
+static uint32_t first_ending_at(const struct ht_interval_set *s, uint32_t pos)
+{
+    const struct ht_interval *v = ht_interval_set_all(s);
+    uint32_t lo = 0, hi = s->count;
+
+    while (lo < hi) {
+        uint32_t mid = lo + (hi - lo) / 2;
+        if (v[mid].end < pos)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static int grow(struct ht_interval_set *s)
+{
+    uint32_t cap = s->cap ? s->cap * 2 : 4;
+
+    if (s->count < (s->cap ? s->cap : 1))
+        return 0;
+    if (s->count >= HT_INTERVALS_MAX)
+        return -E2BIG;
+    struct ht_interval *array = malloc(cap * sizeof(*array));
+    if (!array)
+        return -ENOMEM;
+    memcpy(array, items(s), s->count * sizeof(*array));
+    if (s->cap)
+        free(s->array);
+    s->array = array;
+    s->cap = cap;
+    return 0;
+}
+
+/* Puts span at index at, and moves the others up. */
+static int insert(struct ht_interval_set *s, uint32_t at, struct ht_interval interval)
+{
+    int rc = grow(s);
+
+    if (rc)
+        return rc;
+    struct ht_interval *v = items(s);
+    memmove(v + at + 1, v + at, (s->count - at) * sizeof(*v));
+    v[at] = interval;
+    s->count++;
+    return 0;
+}
+
+/* Deletes [from, to). */
+static void delete_items(struct ht_interval_set *s, uint32_t from, uint32_t to)
+{
+    struct ht_interval *v = items(s);
+
+    memmove(v + from, v + to, (s->count - to) * sizeof(*v));
+    s->count -= to - from;
+}
+
+int ht_interval_set_add(struct ht_interval_set *s, uint32_t begin, uint32_t end)
+{
+    if (begin >= end)
+        return 0;
+    uint32_t first = first_ending_at(s, begin), last = first;
+    struct ht_interval *v = items(s);
+    while (last < s->count && v[last].begin <= end)
+        last++;
+    if (first == last)
+        return insert(s, first, (struct ht_interval){begin, end});
+    if (v[first].begin > begin)
+        v[first].begin = begin;
+    v[first].end = v[last - 1].end > end ? v[last - 1].end : end;
+    delete_items(s, first + 1, last);
+    return 0;
+}
+
+int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t end)
+{
+    if (begin >= end)
+        return 0;
+    struct ht_interval *v = items(s);
+    uint32_t first = first_ending_at(s, begin + 1), last = first;
+    while (last < s->count && v[last].begin < end)
+        last++;
+    if (first == last)
+        return 0;
+    if (last == first + 1 && v[first].begin < begin && v[first].end > end) {
+        int rc = insert(s, first, (struct ht_interval){v[first].begin, begin});
+        if (!rc)
+            items(s)[first + 1].begin = end;
+        return rc;
+    }
+    if (v[first].begin < begin)
+        v[first++].end = begin;
+    if (first < last && v[last - 1].end > end)
+        v[--last].begin = end;
+    if (first < last)
+        delete_items(s, first, last);
+    return 0;
+}
+
+bool ht_interval_set_overlap(const struct ht_interval_set *s, uint32_t begin, uint32_t end)
+{
+    uint32_t i = begin < end ? first_ending_at(s, begin + 1) : s->count;
+
+    return i < s->count && ht_interval_set_all(s)[i].begin < end;
+}
+
+bool ht_interval_set_cover(const struct ht_interval_set *s, uint32_t begin, uint32_t end)
+{
+    uint32_t i = first_ending_at(s, end);
+
+    return begin >= end || (i < s->count && ht_interval_set_all(s)[i].begin <= begin);
+}
+
+uint32_t ht_interval_set_next(const struct ht_interval_set *s, uint32_t pos, uint32_t end, uint32_t *out_stop)
+{
+    uint32_t i = first_ending_at(s, pos + 1);
+
+    *out_stop = end;
+    if (i == s->count || ht_interval_set_all(s)[i].begin >= end)
+        return end;
+    if (ht_interval_set_all(s)[i].end < end)
+        *out_stop = ht_interval_set_all(s)[i].end;
+    return ht_interval_set_all(s)[i].begin > pos ? ht_interval_set_all(s)[i].begin : pos;
+}
+
+void ht_interval_set_clear(struct ht_interval_set *s)
+{
+    s->count = 0;
+}
+
+void ht_interval_set_free(struct ht_interval_set *s)
+{
+    if (s->cap)
+        free(s->array);
+    memset(s, 0, sizeof(*s));
+}

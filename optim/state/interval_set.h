@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * interval_set.h - a small sorted set of half-open intervals: which bytes of a range's gradient are there.
+ *
+ * Intervals neither touch nor overlap. The usual case, one interval, needs no memory; more go to an array that is kept
+ * for reuse. Not locked: the owner's lock guards them. A set of zeros is empty.
+ */
+#ifndef HITRAIN_OPTIM_INTERVAL_SET_H
+#define HITRAIN_OPTIM_INTERVAL_SET_H
+
+#include "tiering/base/base.h"
+
+/* A gradient written in more pieces than this, within one chunk of its parameter and not yet joined, is refused. */
+enum { HT_INTERVALS_MAX = 4096 };
+
+struct ht_interval {
+    uint32_t begin, end;
+};
+struct ht_interval_set {
+    struct ht_interval *array; /* owned; unused while cap is 0 */
+    uint32_t count, cap;
+    struct ht_interval one;
+};
+
+static inline const struct ht_interval *ht_interval_set_all(const struct ht_interval_set *s)
+{
+    return s->cap ? s->array : &s->one;
+}
+
+/* -ENOMEM; -E2BIG: more than HT_INTERVALS_MAX. Nothing changed then. An empty interval is fine. */
+int ht_interval_set_add(struct ht_interval_set *s, uint32_t begin, uint32_t end) HT_MUST_CHECK;
+int ht_interval_set_remove(struct ht_interval_set *s, uint32_t begin, uint32_t end) HT_MUST_CHECK;
+bool ht_interval_set_overlap(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
+bool ht_interval_set_cover(const struct ht_interval_set *s, uint32_t begin, uint32_t end);
+/*
+ * First position at or after pos that is inside, or end (which bounds the search); *out_stop: where that interval ends.
+ */
+uint32_t ht_interval_set_next(const struct ht_interval_set *s, uint32_t pos, uint32_t end, uint32_t *out_stop);
+/* Empty, memory kept. */
+void ht_interval_set_clear(struct ht_interval_set *s);
+void ht_interval_set_free(struct ht_interval_set *s);
+
+#endif

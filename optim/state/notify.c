@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * notify.c - announces that bytes changed: to parked readers, and to caches of the kernel.
+ *
+ * A cache's owner may block until a parked reader of the same pages was answered. Therefore readers are answered first,
+ * and invalidation is done by one helper thread that only its requesters wait for. Requests for the same
+ * parameter are merged while they wait, so there are never more than parameters.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+
+#include "tiering/base/activity.h"
+
+/* ------------------------------------------------------------ invalidation */
+
+uint64_t ht_opt_inval(struct ht_param *p, uint64_t first, uint64_t last)
+{
+    struct ht_optim *o = p->o;
+
+    /* At the end there are no readers any more, and the helper may have ended. */
+    if (!o->hooks.invalidate || !o->helper_started || o->stopping)
+        return 0;
+    if (!ht_list_empty(&p->inval)) {
+        p->inval_first = ht_min_u64(p->inval_first, first);
+        p->inval_last = ht_max_u64(p->inval_last, last);
+        return p->inval_ticket;
+    }
+    p->inval_first = first;
+    p->inval_last = last;
+    p->inval_ticket = ++o->inval_issued;
+    p->refs++;
+    ht_list_add_tail(&o->invals, &p->inval);
+    pthread_cond_signal(&o->notify);
+    return p->inval_ticket;
+}
+
+void ht_opt_inval_wait(struct ht_optim *o, uint64_t ticket)
+{
+    ht_activity_wait("the kernel to drop pages", 0);
+    while (o->inval_done < ticket)
+        wait_changed(o);
+    ht_activity_go_on();
+}
+
+static void invalidate_first(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = ht_list_entry(o->invals.next, struct ht_param, inval);
+    uint64_t chunk = p->shape.chunk_bytes, bytes = p->shape.elements * p->shape.p_bytes;
+    uint64_t begin = p->inval_first * chunk, end = ht_min_u64((p->inval_last + 1) * chunk, bytes);
+    uint64_t ticket = p->inval_ticket;
+
+    ht_list_del(&p->inval);
+    unlock(o);
+    if (begin < end)
+        o->hooks.invalidate(o->hooks.ctx, p->oid, begin, end - begin);
+    lock(o);
+    o->inval_done = ticket;
+    p->refs--;
+    notify_changed(o);
+}
+
+/* ----------------------------------------------------------------- waiters */
+
+/*
+ * Moves a waiter to the chain to be woken: next leads on, and prev is NULL, which shows cancel that it comes too late.
+ */
+static void chain_push(struct ht_waiter **chain, struct ht_waiter *w)
+{
+    ht_list_del(&w->link_);
+    w->link_.prev = NULL;
+    w->link_.next = *chain ? &(*chain)->link_ : NULL;
+    *chain = w;
+}
+
+static struct ht_waiter *chain_next(struct ht_waiter *w)
+{
+    return w->link_.next ? ht_list_entry(w->link_.next, struct ht_waiter, link_) : NULL;
+}
+
+void ht_opt_wake(struct ht_waiter *chain)
+{
+    while (chain) {
+        struct ht_waiter *w = chain;
+        chain = chain_next(w);
+        w->wake(w);
+    }
+}
+
+void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain)
+{
+    if (!chain)
+        return;
+    struct ht_waiter *last = chain;
+    while (chain_next(last))
+        last = chain_next(last);
+    last->link_.next = o->wakes ? &o->wakes->link_ : NULL;
+    o->wakes = chain;
+    pthread_cond_signal(&o->notify);
+}
+
+static bool ranges_pending(const struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = first; p->pending && i <= last && i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (r && ht_opt_range_updating(r))
+            return true;
+    }
+    return false;
+}
+
+void ht_opt_take_waiters(struct ht_param *p, struct ht_waiter **chain)
+{
+    ht_list_for_each_safe(pos, next, &p->waiters) {
+        struct ht_waiter *w = ht_list_entry(pos, struct ht_waiter, link_);
+        if (p->gone || !ranges_pending(p, w->first_, w->last_))
+            chain_push(chain, w);
+    }
+}
+
+bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t len, struct ht_waiter *w)
+{
+    lock(o);
+    struct ht_param *p = ht_opt_param_find(o, oid);
+    bool ready = true;
+    if (p && !p->gone && p->pending && len) {
+        uint64_t first = off / p->shape.chunk_bytes;
+        uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / p->shape.chunk_bytes;
+        ready = !ranges_pending(p, first, last);
+        if (!ready && w) {
+            w->oid_ = oid;
+            w->first_ = first;
+            w->last_ = last;
+            ht_list_add_tail(&p->waiters, &w->link_);
+        }
+    }
+    unlock(o);
+    return ready;
+}
+
+bool ht_optim_cancel(struct ht_optim *o, struct ht_waiter *w)
+{
+    lock(o);
+    bool waiting = w->link_.prev != NULL;
+    if (waiting)
+        ht_list_del(&w->link_);
+    unlock(o);
+    return waiting;
+}
+
+/* ------------------------------------------------------------------ helper */
+
+/* Ends when stopping and all is announced. */
+void *ht_opt_helper_main(void *arg)
+{
+    struct ht_optim *o = arg;
+
+    lock(o);
+    for (;;) {
+        if (o->wakes) {
+            struct ht_waiter *chain = o->wakes;
+            o->wakes = NULL;
+            unlock(o);
+            ht_opt_wake(chain);
+            lock(o);
+        } else if (!ht_list_empty(&o->invals)) {
+            invalidate_first(o);
+        } else if (o->stopping) {
+            break;
+        } else {
+            ht_cond_wait(&o->notify, ht_optim_lock(o));
+        }
+    }
+    unlock(o);
+    return NULL;
+}

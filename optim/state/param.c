@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * param.c - parameters: their table, and the life of their state.
+ *
+ * State appears with the first frozen gradient (or the first byte written to a state file), wholly or not at all. With
+ * it comes the space for one rewrite of state and parameter. Reset, and the end of the parameter or of the root, delete
+ * it. They do so in the scope of the root, so that abort brings it back.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/base/log.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/config.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+
+/* ------------------------------------------------------------------- table */
+
+struct ht_param *ht_opt_param_find(struct ht_optim *o, uint64_t oid)
+{
+    struct ht_id_link *link = ht_id_find(&o->params_by_oid, oid);
+
+    return link ? ht_container_of(link, struct ht_param, by_oid) : NULL;
+}
+
+struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid)
+{
+    struct ht_optim *o = r->o;
+    struct ht_param *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return NULL;
+    p->by_oid.id = oid;
+    if (ht_id_insert(&o->params_by_oid, &p->by_oid)) {
+        free(p);
+        return NULL;
+    }
+    p->o = o;
+    p->root = r;
+    p->oid = oid;
+    p->seq = ++o->next_seq;
+    ht_list_init(&p->touched);
+    ht_list_init(&p->dirty);
+    ht_list_init(&p->inflight);
+    ht_list_init(&p->waiters);
+    ht_list_init(&p->inval);
+    ht_list_add_tail(&o->params, &p->all);
+    ht_list_add_tail(&r->params, &p->of_root);
+    r->refs++;
+    o->meta_bytes += sizeof(*p);
+    return p;
+}
+
+struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    struct ht_param *p = ht_opt_param_find(o, oid);
+    if (p && p->gone)
+        p = NULL;
+    if (p)
+        p->refs++;
+    unlock(o);
+    return p;
+}
+
+void ht_opt_param_put(struct ht_param *p)
+{
+    struct ht_optim *o = p->o;
+
+    lock(o);
+    p->refs--;
+    unlock(o);
+}
+
+void ht_opt_put_state(struct ht_param *p)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        ht_obj_put(p->state[i]);
+        p->state[i] = NULL;
+    }
+}
+
+void ht_opt_param_put_objects(struct ht_param *p)
+{
+    ht_obj_put(p->obj);
+    ht_obj_put(p->grad);
+    ht_obj_put(p->sum);
+    p->obj = p->grad = p->sum = NULL;
+    ht_opt_put_state(p);
+}
+
+void ht_opt_param_settle(struct ht_param *p)
+{
+    if (!p->gone || p->pending)
+        return;
+    ht_opt_coverage_clear(p, false);
+    ht_obj_put(p->obj);
+    p->obj = NULL;
+    ht_opt_put_state(p);
+}
+
+void ht_opt_param_free(struct ht_param *p)
+{
+    struct ht_optim *o = p->o;
+
+    ht_id_remove(&o->params_by_oid, &p->by_oid);
+    ht_opt_param_put_objects(p);
+    ht_opt_ranges_free(p);
+    free(p->sums);
+    ht_list_del(&p->touched);
+    ht_list_del(&p->all);
+    ht_list_del(&p->of_root);
+    ht_opt_root_put_locked(p->root);
+    o->meta_bytes -= sizeof(*p);
+    free(p);
+}
+
+void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx)
+{
+    if (!p->gone || p->refs || p->pub.exists || p->cur.exists)
+        return;
+    if (p->grad)
+        ht_obj_delete(p->grad, tx);
+    if (p->sum)
+        ht_obj_delete(p->sum, tx);
+    ht_opt_param_free(p);
+}
+
+/* ------------------------------------------------------------------ layout */
+
+struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype)
+{
+    struct ht_layout l = {0};
+
+    l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
+    for (unsigned i = l.count; i < HT_STATES_MAX; i++)
+        l.kind[i] = 0;
+    if (dtype == HT_DTYPE_BF16) {
+        l.kind[l.count++] = HT_STATE_MASTER_LOW;
+        l.kind[l.count++] = HT_STATE_MASTER_BLOCKS;
+    } else if (ht_kernel_dtype_bytes(dtype) == 2) {
+        l.kind[l.count++] = HT_STATE_MASTER;
+    }
+    return l;
+}
+
+unsigned ht_opt_master_kinds(const struct ht_layout *l)
+{
+    if (l->count >= 1 && l->kind[l->count - 1] == HT_STATE_MASTER)
+        return 1;
+    return l->count >= 2 && l->kind[l->count - 2] == HT_STATE_MASTER_LOW &&
+            l->kind[l->count - 1] == HT_STATE_MASTER_BLOCKS
+        ? 2
+        : 0;
+}
+
+bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b)
+{
+    return a->count == b->count && !memcmp(a->kind, b->kind, a->count);
+}
+
+bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b)
+{
+    unsigned count = a->count - ht_opt_master_kinds(a);
+
+    return count == b->count - ht_opt_master_kinds(b) && !memcmp(a->kind, b->kind, count);
+}
+
+/* ------------------------------------------------------------------- state */
+
+/* One state object of zeros, with space for one rewrite. */
+static int create_one(struct ht_param *p, uint8_t kind, uint64_t *out_oid, struct ht_obj **out_obj)
+{
+    struct ht_store *s = p->o->store;
+    uint64_t bytes = ht_opt_state_bytes(&p->shape, kind);
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(s),
+        .chunk_bytes = ht_opt_state_chunk_bytes(&p->shape, kind),
+        .obj_class = HT_CLASS_DURABLE,
+        .scope = p->root->id,
+    };
+    int rc = ht_obj_create(s, &attr, out_obj);
+
+    if (rc)
+        return rc;
+    *out_oid = attr.oid;
+    rc = ht_obj_truncate(*out_obj, bytes);
+    if (!rc)
+        rc = ht_obj_rewrite_reserve(*out_obj, bytes);
+    return rc;
+}
+
+void ht_opt_state_not_deleted(const struct ht_param *p)
+{
+    const struct ht_event_about about = {.id = p->oid};
+
+    ht_event(HT_EVENT_DELETE_FAILED, &about, "some of its optimizer state is not there and cannot be deleted");
+}
+
+/*
+ * Deletes objects that no other thread has seen. An error here means that the log has failed, and then nothing matters.
+ */
+static void delete_unseen(struct ht_store *s, struct ht_obj *obj[HT_STATES_MAX])
+{
+    struct ht_tx *tx;
+    bool open = ht_tx_begin(s, 0, &tx) == 0;
+
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        if (obj[i] && open)
+            ht_obj_delete(obj[i], tx);
+        ht_obj_put(obj[i]);
+    }
+    if (open && ht_tx_commit(tx, NULL))
+        ht_event(HT_EVENT_DELETE_FAILED, NULL,
+                 "optimizer state that could not be made stays until the next mount: the log has failed");
+}
+
+/* Giving reservations back cannot fail. */
+static void unmake_objects(struct ht_param *p, struct ht_obj *of, struct ht_obj *obj[HT_STATES_MAX])
+{
+    struct ht_store *s = p->o->store;
+
+    lock(p->o);
+    if (ht_obj_rewrite_reserve(of, 0))
+        ht_opt_not_reserved(p, "its reservation stays");
+    if (p->log_reserved && !p->pub.exists) {
+        ht_store_log_unreserve(s, ht_opt_param_log_bytes());
+        p->log_reserved = false;
+    }
+    unlock(p->o);
+    delete_unseen(s, obj);
+}
+
+static int reserve_record(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = p->log_reserved ? 0 : ht_store_log_reserve(p->o->store, ht_opt_param_log_bytes());
+
+    if (!rc)
+        p->log_reserved = true;
+    return rc;
+}
+
+/*
+ * A gradient may have to leave memory, too. It is never published, so one copy is enough, but a rewrite reserve is for
+ * two: half the size reserves one.
+ */
+int ht_opt_grad_reserve(struct ht_param *p)
+{
+    uint64_t bytes = p->cur.exists ? p->shape.elements * p->shape.g_bytes : 0;
+    /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
+    int rc = p->sum && !p->cur.exists ? ht_obj_rewrite_reserve(p->sum, 0) : 0;
+
+    return rc ? rc : p->grad ? ht_obj_rewrite_reserve(p->grad, ht_div_up(bytes, 2)) : 0;
+}
+
+/* All objects and reservations, or none. */
+static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_meta *meta,
+                        struct ht_obj *obj[HT_STATES_MAX])
+{
+    uint64_t bytes = p->shape.elements * p->shape.p_bytes;
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && i < meta->layout.count; i++)
+        rc = create_one(p, meta->layout.kind[i], &meta->oid[i], &obj[i]);
+    if (!rc)
+        rc = ht_obj_rewrite_reserve(of, bytes);
+    if (!rc) {
+        lock(p->o);
+        rc = reserve_record(p);
+        unlock(p->o);
+    }
+    if (rc)
+        unmake_objects(p, of, obj);
+    return rc;
+}
+
+/* Publishes the new objects in memory, unless the parameter has been deleted. */
+static int adopt(struct ht_param *p, const struct ht_param_meta *meta, struct ht_obj *obj[HT_STATES_MAX])
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->gone)
+        return -ESTALE;
+    p->cur = *meta;
+    memcpy(p->state, obj, sizeof(p->state));
+    int rc = ht_opt_grad_reserve(p);
+    if (rc) {
+        memset(&p->cur, 0, sizeof(p->cur));
+        memset(p->state, 0, sizeof(p->state));
+    }
+    return rc;
+}
+
+int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
+{
+    struct ht_obj *obj[HT_STATES_MAX] = {NULL};
+    /* A reference of our own: the parameter may be deleted during the call. */
+    struct ht_obj *of = ht_obj_get(p->o->store, p->oid);
+    struct ht_param_meta meta = {
+        .exists = true,
+        .dtype = p->shape.dtype,
+        .chunk_bytes = p->shape.chunk_bytes,
+        .elements = p->shape.elements,
+        .layout = *layout,
+    };
+    int rc = of ? make_objects(p, of, &meta, obj) : -ESTALE;
+
+    if (!rc) {
+        lock(p->o);
+        rc = adopt(p, &meta, obj);
+        unlock(p->o);
+        if (rc)
+            unmake_objects(p, of, obj);
+    }
+    ht_obj_put(of);
+    return rc;
+}
+
+void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        if (p->state[i])
+            ht_obj_delete(p->state[i], tx);
+    }
+    memset(&p->cur, 0, sizeof(p->cur));
+    /* A running update works on them still. */
+    if (!p->pending)
+        ht_opt_put_state(p);
+}
+
+int ht_opt_state_load(struct ht_param *p)
+{
+    for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
+        if (!p->state[i])
+            p->state[i] = ht_obj_get(p->o->store, p->cur.oid[i]);
+        if (!p->state[i])
+            return -ESTALE;
+    }
+    return 0;
+}
+
+static bool any_orphan(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (p->gone && p->cur.exists)
+            return true;
+    }
+    return false;
+}
+
+int ht_opt_bury_orphans(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+
+    lock(o);
+    bool any = any_orphan(root);
+    unlock(o);
+    int rc = any ? ht_tx_begin(o->store, 0, &tx) : 0;
+    if (rc || !any)
+        return rc;
+    lock(o);
+    ht_list_for_each(pos, &root->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (!p->gone || !p->cur.exists)
+            continue;
+        if (ht_opt_state_load(p))
+            ht_opt_state_not_deleted(p);
+        ht_opt_state_delete(p, tx);
+    }
+    unlock(o);
+    return ht_tx_commit(tx, NULL);
+}
+
+/* --------------------------------------------------------------- interface */
+
+void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
+{
+    struct ht_waiter *chain = NULL;
+
+    if (p->gone)
+        return;
+    p->gone = true;
+    ht_opt_cancel(p);
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
+    ht_opt_state_delete(p, tx);
+    /* The content is freed with the last reference; while an update is running, at its end. */
+    ht_opt_param_settle(p);
+    ht_opt_take_waiters(p, &chain);
+    ht_opt_wake_later(p->o, chain);
+    notify_changed(p->o);
+}
+
+/*
+ * In scope 0 a deletion is put into the transaction at once. State that the log does not know is deleted at once
+ * anyway.
+ */
+static void leave_scope(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        int rc = p->state[i] ? ht_obj_set_scope(p->state[i], 0, tx) : 0;
+        (void)rc;
+    }
+}
+
+void ht_optim_param_deleted(struct ht_optim *o, uint64_t oid, bool pending, struct ht_tx *tx)
+{
+    lock(o);
+    struct ht_param *p = ht_opt_param_find(o, oid);
+    if (p && !pending)
+        leave_scope(p, tx);
+    if (p)
+        ht_opt_param_bury(p, tx);
+    if (p && pending)
+        ht_opt_param_sweep(p, tx);
+    else if (p)
+        ht_opt_publish_param(p, tx);
+    unlock(o);
+}
+
+static int reset(struct ht_param *p)
+{
+    struct ht_optim *o = p->o;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(o->store, 0, &tx);
+
+    if (rc)
+        return rc;
+    lock(o);
+    if (p->has_grad || p->pending)
+        rc = -EBUSY;
+    else if (p->cur.exists)
+        rc = ht_opt_state_load(p);
+    if (!rc) {
+        ht_opt_state_delete(p, tx);
+        ht_opt_coverage_clear(p, false);
+    }
+    unlock(o);
+    int err = ht_tx_commit(tx, NULL);
+    if (!rc && p->grad)
+        ht_obj_scratch_drop(p->grad, 0, UINT64_MAX);
+    if (!rc && p->sum)
+        ht_obj_scratch_drop(p->sum, 0, UINT64_MAX);
+    lock(o);
+    if (!rc && p->obj)
+        rc = ht_obj_rewrite_reserve(p->obj, 0);
+    if (!rc)
+        rc = ht_opt_grad_reserve(p);
+    unlock(o);
+    return rc ? rc : err;
+}
+
+/*
+ * No gradient is written during the reset: bytes that count as written must not be dropped. Under the gate, locked;
+ * releases the lock in between.
+ */
+static int reset_alone(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    p->root->draining = true;
+    while (!ht_list_empty(&p->inflight))
+        wait_changed(p->o);
+    unlock(p->o);
+    int rc = reset(p);
+    lock(p->o);
+    p->root->draining = false;
+    notify_changed(p->o);
+    return rc;
+}
+
+int ht_optim_reset(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht_optim_steer *by)
+{
+    struct ht_param *p = ht_opt_param_get(o, oid);
+
+    if (!p || p->root->id != root) {
+        if (p)
+            ht_opt_param_put(p);
+        return -ENOENT;
+    }
+    lock(o);
+    int rc = ht_opt_gate_enter_by(p->root, by);
+    if (!rc) {
+        rc = reset_alone(p);
+        if (!rc)
+            ht_opt_succeeded(p->root, HT_EVENT_GRADIENT_REFUSED, oid);
+        ht_opt_gate_leave(p->root);
+    }
+    unlock(o);
+    ht_opt_param_put(p);
+    return rc;
+}
+
+bool ht_optim_param_busy(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+    bool busy = p && !p->gone && (p->has_grad || p->pending);
+    unlock(o);
+    return busy;
+}
+
+static bool unpublished(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = ht_opt_param_find(o, oid);
+
+    return p && !p->gone && (p->has_grad || p->pending || p->stepped || p->cur.t != p->pub.t);
+}
+
+bool ht_optim_param_unpublished(struct ht_optim *o, uint64_t oid)
+{
+    lock(o);
+    bool yes = unpublished(o, oid);
+    unlock(o);
+    return yes;
+}
+
+int ht_optim_while_published(struct ht_optim *o, const uint64_t *oids, size_t count, void (*fn)(void *arg), void *arg)
+{
+    bool any = false;
+
+    lock(o);
+    for (size_t i = 0; !any && i < count; i++)
+        any = unpublished(o, oids[i]);
+    if (!any)
+        fn(arg);
+    unlock(o);
+    return any ? -EBUSY : 0;
+}

@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* param.h - parameters: their ranges, their records and memory, their words. */
+#ifndef HITRAIN_OPTIM_STATE_PARAM_H
+#define HITRAIN_OPTIM_STATE_PARAM_H
+
+#include "optim/optim.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "tiering/base/base.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/api/tx.h"
+
+struct ht_range;
+struct ht_root;
+
+enum { HT_STATES_MAX = HT_KERNEL_STATES_MAX + 2 };
+
+/* Which state objects a parameter has: in the order of its rule, then those of the master. */
+struct ht_layout {
+    uint8_t count, kind[HT_STATES_MAX]; /* enum ht_state_kind */
+};
+
+/* The content of a parameter's record. */
+struct ht_param_meta {
+    bool exists;
+    uint8_t dtype;
+    uint32_t chunk_bytes;
+    uint64_t elements;
+    uint64_t t; /* steps in which it had a gradient */
+    struct ht_layout layout;
+    uint64_t oid[HT_STATES_MAX];
+};
+
+/* How its bytes are cut; fixed while there is state, coverage or an opener. */
+struct ht_param_shape {
+    uint64_t elements, range_count;
+    uint32_t chunk_bytes, range_elements;
+    uint8_t dtype, grad_dtype, p_bytes, g_bytes;
+};
+
+struct ht_param {
+    struct ht_optim *o;
+    struct ht_root *root;
+    uint64_t oid, seq; /* seq: order of all, for a checkpoint */
+    struct ht_id_link by_oid;
+    struct ht_list all;     /* optim.params, in order of seq */
+    struct ht_list of_root; /* root.params */
+    struct ht_list touched; /* root.touched while has_grad */
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        unsigned refs; /* handles, calls in progress, the helper's list, queued and running ranges */
+        unsigned openers;
+        bool gone;          /* deleted (pending or published), or its object vanished */
+        bool orphan;        /* a boundary found that its file has no name; only an abort can change that */
+        bool log_reserved;  /* log bytes for its record */
+        bool rewriting;     /* its masters, from outside */
+        uint64_t rewrites;  /* rewrites of its masters, or an abort */
+        uint64_t forgotten; /* aborts and drops: earlier writes do not count */
+    };
+    struct ht_param_meta cur, pub;
+    struct ht_obj *obj, *grad, *state[HT_STATES_MAX]; /* references; state[i] belongs to cur.oid[i] */
+    struct ht_obj *sum; /* reference; of gradients, f32; NULL where nothing was ever accumulated */
+
+    struct ht_param_shape shape;
+    struct ht_range *
+        *block; /* by index / HT_RANGE_BLOCK, the last one as short as it can be; NULL where never touched */
+    uint64_t blocks;
+    struct ht_list dirty; /* ranges with written bytes */
+    struct ht_list inflight;
+
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        bool has_grad; /* in the open step */
+        bool stepped;  /* by a step that has ended and is not published; its count alone may have been set back since */
+        uint64_t complete; /* ranges frozen wholly in this step */
+        uint64_t pending;  /* QUEUED or RUNNING */
+        uint64_t failed;
+    };
+    /* Latched by its first gradient of the step; state may be deleted while an update is running. */
+    struct ht_scalars scalars;
+    struct ht_layout layout;
+    double *sums; /* while the root is measuring: squares of the gradient, by HT_SUM_SPAN elements */
+
+    struct ht_list waiters;
+    struct ht_list inval; /* optim.invals: ranges [inval_first, inval_last] to invalidate */
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        uint64_t inval_first, inval_last, inval_ticket;
+    };
+};
+
+/* --------------------------------------------------------------- param.c */
+
+struct ht_param *ht_opt_param_find(struct ht_optim *o, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM); /* no reference */
+struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);  /* NULL: no memory */
+struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_param_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* no references, drops objects */
+void ht_opt_param_put_objects(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
+/* Releases everything of a parameter that is gone, unless an update is running. */
+void ht_opt_param_settle(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype);
+bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b);
+/* The same, however masters are kept. */
+bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b);
+/* Kinds at its end that are the master's: 0, 1 (f32) or 2 (missing bits, blocks). */
+unsigned ht_opt_master_kinds(const struct ht_layout *l);
+/* Under the gate: make zero state and reserve one rewrite of everything. -ENOSPC leaves all as it was. */
+int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* With state: reserves space for the gradient outside memory. Without state: gives the space for sums back. */
+int ht_opt_grad_reserve(struct ht_param *p) HT_MUST_CHECK;
+/* Inside a transaction: delete the current state's objects. */
+void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Inside a transaction: its file or its root goes. So do its state, its queue and its waiters. */
+void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Raises an event: some of its state is missing. */
+void ht_opt_state_not_deleted(const struct ht_param *p);
+/* Takes the missing references to cur's objects. */
+int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Delete (pending) the state of parameters of which the object does not exist. */
+int ht_opt_bury_orphans(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Inside a transaction, no references left: free a parameter that is gone and not in the log any more. */
+void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ---------------------------------------------------------- param_open.c */
+
+/*
+ * The parameter of desc, ready to take a gradient; one more opener and reference. Reports errors as ht_grad_open does.
+ */
+int ht_opt_param_open(struct ht_optim *o, const struct ht_param_desc *desc, struct ht_param **out) HT_MUST_CHECK;
+void ht_opt_param_close(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* Under the gate, not locked: an object for this parameter that is never published. */
+int ht_opt_scratch_create(const struct ht_param *p, uint32_t chunk_bytes, struct ht_obj **out) HT_MUST_CHECK;
+int ht_opt_scratch_delete(const struct ht_param *p, struct ht_obj **obj) HT_MUST_CHECK;
+
+/* -------------------------------------------------------- config_words.c */
+
+/* The words for a parameter's gradient, and the step they were read for. */
+struct ht_words {
+    struct ht_optim_config config;
+    uint64_t step, changes; /* root.open and optim.words_changes when it was read */
+    bool read;
+    int error;    /* they make no sense together */
+    bool refused; /* out: for that reason nothing was applied */
+    char why[HT_OPTIM_ERROR_MAX];
+};
+/* Is it that of the open step, or of the one that would open now? */
+bool ht_opt_words_current(const struct ht_param *p, const struct ht_words *w) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Releases the lock in between. */
+void ht_opt_words_read(struct ht_param *p, struct ht_words *w) HT_REQUIRES(HT_LOCK_OPTIM);
+
+#endif

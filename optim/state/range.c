@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * range.c - the ranges of a parameter: one per chunk, made when first touched, and their way onto and off the queue.
+ *
+ * All with optim.lock held.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+
+enum { NUMA_LOOK_MAX = 16 };
+
+/* ------------------------------------------------------------------- shape */
+
+int ht_opt_shape_of(struct ht_param_shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype, uint8_t grad_dtype)
+{
+    uint8_t p_bytes = ht_kernel_dtype_bytes(dtype), g_bytes = ht_kernel_dtype_bytes(grad_dtype);
+
+    if (!p_bytes || !g_bytes || bytes % p_bytes)
+        return -EINVAL;
+    *out = (struct ht_param_shape){
+        .elements = bytes / p_bytes,
+        .range_count = ht_div_up(bytes, chunk_bytes),
+        .chunk_bytes = chunk_bytes,
+        .range_elements = chunk_bytes / p_bytes,
+        .dtype = dtype,
+        .grad_dtype = grad_dtype,
+        .p_bytes = p_bytes,
+        .g_bytes = g_bytes,
+    };
+    return 0;
+}
+
+int ht_opt_state_shape(const struct ht_param *p, struct ht_param_shape *out)
+{
+    const struct ht_param_meta *m = &p->cur;
+
+    return ht_opt_shape_of(out, m->elements * ht_kernel_dtype_bytes(m->dtype), m->chunk_bytes, m->dtype, m->dtype);
+}
+
+int ht_opt_ranges_init(struct ht_param *p, const struct ht_param_shape *shape)
+{
+    uint64_t blocks = ht_div_up(shape->range_count, HT_RANGE_BLOCK);
+    struct ht_range **block = calloc(blocks ? blocks : 1, sizeof(struct ht_range *));
+
+    if (!block)
+        return -ENOMEM;
+    ht_opt_ranges_free(p);
+    p->block = block;
+    p->blocks = blocks;
+    p->shape = *shape;
+    p->o->meta_bytes += blocks * sizeof(struct ht_range *);
+    return 0;
+}
+
+/* Ranges in a block. */
+static unsigned block_ranges(const struct ht_param *p, uint64_t b)
+{
+    return (unsigned)ht_min_u64(HT_RANGE_BLOCK, p->shape.range_count - b * HT_RANGE_BLOCK);
+}
+
+void ht_opt_range_count_intervals(struct ht_range *r)
+{
+    uint32_t bytes = (r->written.cap + r->frozen.cap) * (uint32_t)sizeof(struct ht_interval);
+
+    r->param->o->meta_bytes += (uint64_t)bytes - r->spans_bytes;
+    r->spans_bytes = bytes;
+}
+
+static void free_block(struct ht_param *p, uint64_t b) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    unsigned count = block_ranges(p, b);
+
+    for (unsigned i = 0; i < count; i++) {
+        struct ht_range *r = &p->block[b][i];
+        ht_interval_set_free(&r->written);
+        ht_interval_set_free(&r->frozen);
+        ht_opt_range_count_intervals(r);
+        ht_list_del(&r->dirty);
+    }
+    free(p->block[b]);
+    p->o->meta_bytes -= count * sizeof(struct ht_range);
+}
+
+void ht_opt_ranges_free(struct ht_param *p)
+{
+    for (uint64_t b = 0; b < p->blocks; b++)
+        if (p->block[b])
+            free_block(p, b);
+    free(p->block);
+    p->o->meta_bytes -= p->blocks * sizeof(struct ht_range *);
+    p->block = NULL;
+    p->blocks = 0;
+}
+
+struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index)
+{
+    struct ht_range *block = index / HT_RANGE_BLOCK < p->blocks ? p->block[index / HT_RANGE_BLOCK] : NULL;
+
+    return block ? &block[index % HT_RANGE_BLOCK] : NULL;
+}
+
+static struct ht_range *make_block(struct ht_param *p, uint64_t b) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    unsigned count = block_ranges(p, b);
+    struct ht_range *block = calloc(count, sizeof(*block));
+
+    for (unsigned i = 0; block && i < count; i++) {
+        struct ht_range *r = &block[i];
+        r->param = p;
+        r->index = (uint32_t)(b * HT_RANGE_BLOCK + i);
+        ht_list_init(&r->queue);
+        ht_list_init(&r->dirty);
+    }
+    if (block)
+        p->o->meta_bytes += count * sizeof(*block);
+    return block;
+}
+
+struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index)
+{
+    uint64_t b = index / HT_RANGE_BLOCK;
+
+    if (!p->block[b])
+        p->block[b] = make_block(p, b);
+    return p->block[b] ? &p->block[b][index % HT_RANGE_BLOCK] : NULL;
+}
+
+uint32_t ht_opt_range_elements(const struct ht_param *p, uint64_t index)
+{
+    uint64_t before = index * p->shape.range_elements;
+
+    return (uint32_t)ht_min_u64(p->shape.range_elements, p->shape.elements - before);
+}
+
+uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index)
+{
+    return ht_opt_range_elements(p, index) * p->shape.g_bytes;
+}
+
+/* ------------------------------------------------------------------- state */
+
+uint32_t ht_opt_state_chunk_bytes(const struct ht_param_shape *s, uint8_t kind)
+{
+    return kind == HT_STATE_MASTER_BLOCKS ? HT_SMALL_CHUNK_BYTES : s->chunk_bytes;
+}
+
+uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements)
+{
+    if (kind == HT_STATE_MASTER_BLOCKS)
+        return ht_div_up(elements, HT_MASTER_BLOCK) * sizeof(struct ht_disk_master);
+    return elements * (kind == HT_STATE_MASTER_LOW ? 2 : 4);
+}
+
+unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind)
+{
+    return (unsigned)ht_div_up(ht_opt_state_range_bytes(kind, s->range_elements), ht_opt_state_chunk_bytes(s, kind));
+}
+
+uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind)
+{
+    uint64_t before = s->range_count ? s->range_count - 1 : 0;
+    uint64_t stride_bytes = (uint64_t)ht_opt_state_stride(s, kind) * ht_opt_state_chunk_bytes(s, kind);
+
+    return before * stride_bytes + ht_opt_state_range_bytes(kind, s->elements - before * s->range_elements);
+}
+
+/* ------------------------------------------------------------------ ranges */
+
+bool ht_opt_ranges_share(const struct ht_param *p)
+{
+    return p->shape.g_bytes < p->shape.p_bytes;
+}
+
+/* ------------------------------------------------------------------- queue */
+
+void ht_opt_root_ready(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+
+    if (root->hold || ht_list_empty(&root->queue)) {
+        ht_list_del(&root->ready);
+        return;
+    }
+    if (ht_list_empty(&root->ready))
+        ht_list_add_tail(&o->ready, &root->ready);
+    pthread_cond_signal(&o->work);
+}
+
+void ht_opt_range_queue(struct ht_range *r, unsigned work)
+{
+    struct ht_param *p = r->param;
+
+    r->numa_index =
+        (int8_t)(p->obj ? ht_obj_numa_index(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : HT_NUMA_INDEX_ANY);
+    r->state = HT_RANGE_QUEUED;
+    r->work = (uint8_t)work;
+    r->consumed = false;
+    p->pending++;
+    p->root->pending++;
+    p->root->backlog_bytes += ht_opt_range_grad_bytes(p, r->index);
+    p->refs++;
+    ht_list_add_tail(&p->root->queue, &r->queue);
+    ht_opt_root_ready(p->root);
+}
+
+void ht_opt_range_unqueue(struct ht_range *r)
+{
+    struct ht_param *p = r->param;
+
+    r->state = HT_RANGE_IDLE;
+    r->work = 0;
+    ht_list_del(&r->queue);
+    p->pending--;
+    p->root->pending--;
+    p->root->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
+    p->refs--;
+    ht_opt_root_ready(p->root);
+}
+
+void ht_opt_cancel(struct ht_param *p)
+{
+    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
+        struct ht_range *r = ht_opt_range_find(p, i);
+        if (r && r->state == HT_RANGE_QUEUED)
+            ht_opt_range_unqueue(r);
+    }
+}
+
+/*
+ * The first of the queue, or one for this NUMA node that follows soon. Every node that has ranges has a worker, so none
+ * waits for ever.
+ */
+struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index)
+{
+    unsigned looked = 0;
+
+    ht_list_for_each(pos, &root->queue) {
+        struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+        if (numa_index == HT_NUMA_INDEX_ANY || r->numa_index == HT_NUMA_INDEX_ANY || r->numa_index == numa_index)
+            return r;
+        if (++looked == NUMA_LOOK_MAX)
+            break;
+    }
+    return ht_list_entry(root->queue.next, struct ht_range, queue);
+}
+
+bool ht_opt_range_updating(const struct ht_range *r)
+{
+    return (r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING) && r->work != HT_WORK_ADD;
+}
+
+/* ---------------------------------------------------------------- coverage */
+
+static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_interval_set_clear(&r->frozen);
+    r->state = HT_RANGE_IDLE;
+    r->work = 0;
+    r->consumed = r->part_added = false;
+    r->added = 0;
+    if (frozen_only)
+        return;
+    ht_interval_set_clear(&r->written);
+    ht_list_del(&r->dirty);
+}
+
+void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only)
+{
+    for (uint64_t b = 0; b < p->blocks; b++) {
+        for (unsigned i = 0; p->block[b] && i < block_ranges(p, b); i++)
+            clear_range(&p->block[b][i], frozen_only);
+    }
+    p->has_grad = false;
+    p->complete = p->failed = 0;
+    ht_list_del(&p->touched);
+}
+
+static bool being_written(const struct ht_param *p, uint64_t begin, uint64_t end)
+{
+    ht_list_for_each(pos, &p->inflight) {
+        const struct ht_inflight *w = ht_list_entry(pos, struct ht_inflight, link);
+        if (w->begin < end && begin < w->end)
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Are the gradient bytes [begin, end) still needed, or may they be written while the lock is released? A range that is
+ * wholly applied cannot be written before the boundary; while the root is draining none can.
+ */
+static bool needed(struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t range_bytes = (uint64_t)p->shape.range_elements * p->shape.g_bytes;
+
+    for (uint64_t i = begin / range_bytes; i < p->shape.range_count && i * range_bytes < end; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        bool done = r && r->state == HT_RANGE_DONE;
+        if (done && ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, i)))
+            continue;
+        if (!p->root->draining || (r && (r->written.count || (r->frozen.count && !done))))
+            return true;
+    }
+    return being_written(p, begin, end);
+}
+
+void ht_opt_range_drop(struct ht_range *r)
+{
+    struct ht_param *p = r->param;
+    uint64_t chunk = p->shape.chunk_bytes;
+    uint64_t begin = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
+    uint64_t end = begin + ht_opt_range_grad_bytes(p, r->index);
+    struct ht_obj *grad = p->grad;
+
+    if (r->consumed || !grad)
+        return;
+    for (uint64_t c = begin / chunk; c * chunk < end; c++) {
+        if (needed(p, c * chunk, (c + 1) * chunk))
+            return;
+    }
+    r->consumed = true;
+    unlock(p->o);
+    ht_obj_scratch_drop(grad, begin / chunk, ht_div_up(end, chunk) - begin / chunk);
+    lock(p->o);
+}

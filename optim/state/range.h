@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* range.h - ranges of a parameter, their coverage by gradients, and the queue of the workers. */
+#ifndef HITRAIN_OPTIM_STATE_RANGE_H
+#define HITRAIN_OPTIM_STATE_RANGE_H
+
+#include "optim/state/interval_set.h"
+#include "optim/optim.h"
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+
+struct ht_param;
+struct ht_param_shape;
+struct ht_root;
+
+enum { HT_RANGE_BLOCK = 32 };
+
+enum ht_range_state { HT_RANGE_IDLE, HT_RANGE_QUEUED, HT_RANGE_RUNNING, HT_RANGE_DONE, HT_RANGE_FAILED };
+
+/* A worker's tasks for a range, in this order; the update comes when no more bytes of clients are needed. */
+enum ht_range_work {
+    HT_WORK_ADD = 1,     /* its frozen gradient into its sum */
+    HT_WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.sums */
+    HT_WORK_UPDATE = 4,
+};
+
+struct ht_range {
+    struct ht_param *param;
+    struct ht_list queue;                   /* in root.queue while QUEUED */
+    struct ht_list dirty;                   /* in param.dirty while written is not empty */
+    struct ht_interval_set written, frozen; /* gradient bytes from the start of the range */
+    uint32_t index;
+    uint8_t state HT_GUARDED_BY(HT_LOCK_OPTIM); /* enum ht_range_state */
+    uint8_t work;                               /* enum ht_range_work, while it is not IDLE */
+    int8_t numa_index; /* place of the NUMA node where it should be worked on, while it is not IDLE */
+    bool consumed;     /* its gradient's chunks have been dropped */
+    bool part_added;   /* the sum includes the frozen part */
+    uint32_t added;    /* whole gradients in the sum */
+    uint32_t updates;
+    uint32_t spans_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* of its sets, as far as optim.meta_bytes has them */
+};
+
+/* A write that is copying right now; on the writer's stack. */
+struct ht_inflight {
+    struct ht_list link;
+    uint64_t begin, end; /* bytes of the gradient */
+};
+
+/* --------------------------------------------------------------- range.c */
+
+int ht_opt_shape_of(struct ht_param_shape *out, uint64_t bytes, uint32_t chunk_bytes, uint8_t dtype,
+                    uint8_t grad_dtype) HT_MUST_CHECK;
+/* The shape of the present state: an abort may bring back another one than that of the last gradient's opening. */
+int ht_opt_state_shape(const struct ht_param *p, struct ht_param_shape *out) HT_MUST_CHECK;
+int ht_opt_ranges_init(struct ht_param *p, const struct ht_param_shape *shape)
+    HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK; /* replaces the former ranges */
+void ht_opt_ranges_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* An object of state: its chunks, those that a whole range has, bytes of so many elements of a range, bytes of all. */
+uint32_t ht_opt_state_chunk_bytes(const struct ht_param_shape *s, uint8_t kind);
+unsigned ht_opt_state_stride(const struct ht_param_shape *s, uint8_t kind);
+uint64_t ht_opt_state_range_bytes(uint8_t kind, uint64_t elements);
+uint64_t ht_opt_state_bytes(const struct ht_param_shape *s, uint8_t kind);
+struct ht_range *ht_opt_range_find(const struct ht_param *p, uint64_t index); /* NULL: never touched */
+struct ht_range *ht_opt_range_make(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
+uint32_t ht_opt_range_elements(const struct ht_param *p, uint64_t index);
+uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
+/* One of its sets of intervals may have another size now. */
+void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
+bool ht_opt_ranges_share(const struct ht_param *p);
+/* Queue a range for a worker; take it off again (state IDLE). work: of enum ht_range_work. */
+void ht_opt_range_queue(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Forget all coverage; nothing may be RUNNING. frozen_only: written bytes stay. */
+void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */
+void ht_opt_range_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is the parameter's content, or state, of this range about to change? */
+bool ht_opt_range_updating(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* For a root whose queue is not empty: the range that a worker there should take. */
+struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_root_ready(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM); /* put it on the ready list if it has work */
+/* Takes back queued ranges; running updates end by themselves. */
+void ht_opt_cancel(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+
+#endif

@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * records.c - the records of roots and parameters.
+ *
+ *   48 ROOT       u64 root, u64 step                                   create or update
+ *   49 ROOT_DEL   u64 root                                             with all its parameters
+ *   50 PARAM      u64 object, u64 root, u8 dtype, u8 zero, u16 count, u32 chunk bytes, u64 elements, u64 steps,
+ *                 count x { u64 kind of state, u64 object }            create or replace
+ *   51 PARAM_DEL  u64 object
+ *
+ * The step in a record is a durable one by definition. Hyper-parameters are not here: they are the
+ * text of an attribute of the root's directory. Only pub is ever put into the log, or emitted by a checkpoint.
+ */
+#include "tiering/base/buf.h"
+#include "tiering/base/list.h"
+#include "tiering/base/log.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+#include "optim/state/state_priv.h"
+
+enum { REC_ROOT = HT_REC_OPT_FIRST, REC_ROOT_DEL, REC_PARAM, REC_PARAM_DEL };
+enum {
+    ROOT_BYTES = HT_RECORD_HEADER_BYTES + 16,
+    PARAM_BYTES = HT_RECORD_HEADER_BYTES + 40 + HT_STATES_MAX * 16,
+};
+static const uint64_t params_phase = 1ull << 63; /* of a checkpoint cursor: roots are done */
+
+/* ------------------------------------------------------------------ encode */
+
+uint64_t ht_opt_param_log_bytes(void)
+{
+    return PARAM_BYTES;
+}
+
+uint64_t ht_opt_root_log_bytes(void)
+{
+    return ROOT_BYTES;
+}
+
+void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r)
+{
+    size_t mark = ht_record_begin(b, REC_ROOT);
+
+    ht_buf_put_u64(b, r->id);
+    ht_buf_put_u64(b, r->pub_step);
+    ht_record_end(b, mark);
+}
+
+static void put_id(struct ht_buf *b, uint16_t type, uint64_t id)
+{
+    size_t mark = ht_record_begin(b, type);
+
+    ht_buf_put_u64(b, id);
+    ht_record_end(b, mark);
+}
+
+void ht_opt_put_root_del(struct ht_buf *b, uint64_t id)
+{
+    put_id(b, REC_ROOT_DEL, id);
+}
+
+static void put_param(struct ht_buf *b, const struct ht_param *p, const struct ht_param_meta *meta)
+{
+    size_t mark = ht_record_begin(b, REC_PARAM);
+
+    ht_buf_put_u64(b, p->oid);
+    ht_buf_put_u64(b, p->root->id);
+    ht_buf_put_u8(b, meta->dtype);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, meta->layout.count);
+    ht_buf_put_u32(b, meta->chunk_bytes);
+    ht_buf_put_u64(b, meta->elements);
+    ht_buf_put_u64(b, meta->t);
+    for (unsigned i = 0; i < meta->layout.count; i++) {
+        ht_buf_put_u64(b, meta->layout.kind[i]);
+        ht_buf_put_u64(b, meta->oid[i]);
+    }
+    ht_record_end(b, mark);
+}
+
+/* ------------------------------------------------------ part in a commit */
+
+static bool same_meta(const struct ht_param_meta *a, const struct ht_param_meta *b)
+{
+    if (a->exists != b->exists || !a->exists)
+        return a->exists == b->exists;
+    return a->dtype == b->dtype && a->chunk_bytes == b->chunk_bytes && a->elements == b->elements && a->t == b->t &&
+        ht_opt_same_layout(&a->layout, &b->layout) && !memcmp(a->oid, b->oid, sizeof(a->oid));
+}
+
+void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
+{
+    if (!same_meta(&p->cur, &p->pub)) {
+        if (p->cur.exists)
+            put_param(ht_tx_records(tx), p, &p->cur);
+        else
+            put_id(ht_tx_records(tx), REC_PARAM_DEL, p->oid);
+        p->pub = p->cur;
+    }
+    p->stepped = false;
+    if (p->log_reserved && !p->pub.exists) {
+        ht_store_log_unreserve(p->o->store, ht_opt_param_log_bytes());
+        p->log_reserved = false;
+    }
+    ht_opt_param_sweep(p, tx);
+}
+
+static void publish_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each_safe(pos, next, &r->params)
+        ht_opt_publish_param(ht_list_entry(pos, struct ht_param, of_root), tx);
+    r->published_config = r->config;
+    r->undurable = 0;
+    if (r->step == r->pub_step || !r->exists) /* a deletion of its directory ended it */
+        return;
+    r->pub_step = r->step;
+    ht_opt_put_root(ht_tx_records(tx), r);
+}
+
+void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, scope);
+    if (r) {
+        r->refs++;
+        publish_root(r, tx);
+        ht_opt_root_put_locked(r);
+    }
+    unlock(o);
+}
+
+size_t ht_opt_pending_bytes(void *ctx, uint64_t scope)
+{
+    struct ht_optim *o = ctx;
+    size_t bytes = 0;
+
+    lock(o);
+    const struct ht_root *r = ht_opt_root_find(o, scope);
+    if (r) {
+        bytes = r->step == r->pub_step ? 0 : ROOT_BYTES;
+        ht_list_for_each(pos, &r->params) {
+            const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+            bytes += same_meta(&p->cur, &p->pub) ? 0 : PARAM_BYTES;
+        }
+    }
+    unlock(o);
+    return bytes;
+}
+
+static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (memcmp(p->cur.oid, p->pub.oid, sizeof(p->cur.oid)) != 0)
+        ht_opt_put_state(p);
+    p->cur = p->pub;
+    p->stepped = false;
+    if (p->log_reserved && !p->cur.exists) {
+        ht_store_log_unreserve(p->o->store, ht_opt_param_log_bytes());
+        p->log_reserved = false;
+    }
+}
+
+void ht_opt_abort(void *ctx, uint64_t scope)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, scope);
+    if (r) {
+        ht_list_for_each(pos, &r->params)
+            abort_param(ht_list_entry(pos, struct ht_param, of_root));
+        r->step = r->pub_step;
+        r->config = r->published_config;
+        r->undurable = 0;
+        o->words_changes++;
+    }
+    unlock(o);
+}
+
+/* ----------------------------------------------------------------- checkpoint */
+
+/* New things put their own records after the begin mark: the cursor only needs to pass the things that were there. */
+static bool emit_roots(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, size_t end) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots) {
+        const struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+        if (r->seq <= *cursor || !r->exists)
+            continue;
+        if (b->len >= end)
+            return false;
+        ht_opt_put_root(b, r);
+        *cursor = r->seq;
+    }
+    *cursor = params_phase;
+    return true;
+}
+
+static bool emit_params(struct ht_optim *o, struct ht_buf *b, uint64_t *cursor, size_t end)
+{
+    ht_list_for_each(pos, &o->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        if (p->seq <= (*cursor & ~params_phase) || !p->pub.exists)
+            continue;
+        if (b->len >= end)
+            return false;
+        put_param(b, p, &p->pub);
+        *cursor = params_phase | p->seq;
+    }
+    return true;
+}
+
+int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    struct ht_optim *o = ctx;
+    struct ht_buf *b = ht_tx_records(tx);
+    size_t end = b->len + max_bytes;
+
+    lock(o);
+    bool all = (*cursor & params_phase) || emit_roots(o, b, cursor, end);
+    all = all && emit_params(o, b, cursor, end);
+    unlock(o);
+    return all ? 0 : 1;
+}
+
+/* ------------------------------------------------------------------ replay */
+
+/* A root that only a parameter has named yet is made, but does not exist. */
+static int replay_root(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t id = ht_get_u64(in), step = ht_get_u64(in);
+
+    if (!ht_reader_done(in) || !id)
+        return -EUCLEAN;
+    struct ht_root *r = ht_opt_root_make(o, id);
+    if (!r)
+        return -ENOMEM;
+    r->exists = true;
+    r->step = r->pub_step = r->durable_step = step;
+    return 0;
+}
+
+static int replay_root_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t id = ht_get_u64(in);
+
+    if (!ht_reader_done(in))
+        return -EUCLEAN;
+    struct ht_root *r = ht_opt_root_find(o, id);
+    if (!r)
+        return 0;
+    r->refs++;
+    ht_list_for_each_safe(pos, next, &r->params)
+        ht_opt_param_free(ht_list_entry(pos, struct ht_param, of_root));
+    r->exists = false;
+    ht_opt_root_put_locked(r);
+    return 0;
+}
+
+/* Are the master's kinds last, and in order? */
+static bool masters_fit(const struct ht_param_meta *meta)
+{
+    const struct ht_layout *l = &meta->layout;
+    unsigned masters = ht_opt_master_kinds(l), others = l->count - masters;
+
+    for (unsigned i = 0; i < others; i++) {
+        if (l->kind[i] == HT_STATE_MASTER || l->kind[i] >= HT_STATE_MASTER_LOW)
+            return false;
+    }
+    return others <= HT_KERNEL_STATES_MAX && (masters > 0) == (ht_kernel_dtype_bytes(meta->dtype) == 2) &&
+        (masters < 2 || meta->dtype == HT_DTYPE_BF16);
+}
+
+static int read_states(struct ht_reader *in, struct ht_param_meta *meta, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t kind = ht_get_u64(in);
+        /* Each at most once. */
+        if (kind >= HT_STATE_KINDS || !ht_state_word((unsigned)kind) || memchr(meta->layout.kind, (int)kind, i))
+            return -EUCLEAN;
+        meta->layout.kind[i] = (uint8_t)kind;
+        meta->oid[i] = ht_get_u64(in);
+        if (!meta->oid[i] || meta->oid[i] > HT_ID_MAX)
+            return -EUCLEAN;
+    }
+    meta->layout.count = (uint8_t)count;
+    return masters_fit(meta) ? 0 : -EUCLEAN;
+}
+
+static int read_meta(struct ht_reader *in, struct ht_param_meta *meta)
+{
+    *meta = (struct ht_param_meta){.exists = true, .dtype = ht_get_u8(in)};
+    uint8_t zero = ht_get_u8(in);
+    uint16_t count = ht_get_u16(in);
+    meta->chunk_bytes = ht_get_u32(in);
+    meta->elements = ht_get_u64(in);
+    meta->t = ht_get_u64(in);
+    if (in->bad || zero || !ht_kernel_dtype_bytes(meta->dtype) || count > HT_STATES_MAX ||
+        (meta->chunk_bytes != HT_CHUNK_BYTES && meta->chunk_bytes != HT_SMALL_CHUNK_BYTES) ||
+        meta->elements > HT_FILE_BYTES_MAX / 4 || meta->t > 1ull << 53)
+        return -EUCLEAN;
+    return read_states(in, meta, count);
+}
+
+static int put_in_table(struct ht_optim *o, uint64_t oid, uint64_t root_id, const struct ht_param_meta *meta)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_root *r = ht_opt_root_make(o, root_id);
+    struct ht_param *p = ht_opt_param_find(o, oid);
+
+    if (p && p->root != r) {
+        ht_opt_param_free(p);
+        p = NULL;
+    }
+    if (r && !p)
+        p = ht_opt_param_make(r, oid);
+    if (!p)
+        return -ENOMEM;
+    p->cur = p->pub = *meta;
+    return ht_opt_shape_of(&p->shape, meta->elements * ht_kernel_dtype_bytes(meta->dtype), meta->chunk_bytes,
+                           meta->dtype, meta->dtype);
+}
+
+static int replay_param(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t oid = ht_get_u64(in), root = ht_get_u64(in);
+    struct ht_param_meta meta;
+
+    if (in->bad || !oid || oid > HT_ID_MAX || !root || read_meta(in, &meta) || !ht_reader_done(in))
+        return -EUCLEAN;
+    ht_store_saw_id(o->store, oid);
+    for (unsigned i = 0; i < meta.layout.count; i++)
+        ht_store_saw_id(o->store, meta.oid[i]);
+    return put_in_table(o, oid, root, &meta);
+}
+
+static int replay_param_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t oid = ht_get_u64(in);
+
+    if (!ht_reader_done(in))
+        return -EUCLEAN;
+    struct ht_param *p = ht_opt_param_find(o, oid);
+    if (p)
+        ht_opt_param_free(p);
+    return 0;
+}
+
+static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    switch (type) {
+    case REC_ROOT:
+        return replay_root(o, in);
+    case REC_ROOT_DEL:
+        return replay_root_del(o, in);
+    case REC_PARAM:
+        return replay_param(o, in);
+    case REC_PARAM_DEL:
+        return replay_param_del(o, in);
+    default:
+        return -EUCLEAN;
+    }
+}
+
+int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    struct ht_optim *o = ctx;
+    struct ht_reader in = ht_reader_of(payload, len);
+
+    lock(o);
+    int rc = replay(o, type, &in);
+    unlock(o);
+    if (rc == -EUCLEAN)
+        ht_error("log: malformed optimizer record of type %u, %u bytes", type, len);
+    return rc;
+}
+
+/* ---------------------------------------------------------------- replayed */
+
+/* Log bytes can be reserved only when the log has been read to its end. */
+static void reserve_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &o->roots)
+        ht_store_log_reserve_force(o->store, ht_list_entry(pos, struct ht_root, all)->exists ? ROOT_BYTES : 0);
+    ht_list_for_each(pos, &o->params) {
+        ht_store_log_reserve_force(o->store, PARAM_BYTES);
+        ht_list_entry(pos, struct ht_param, all)->log_reserved = true;
+    }
+}
+
+int ht_opt_replayed(void *ctx)
+{
+    struct ht_optim *o = ctx;
+
+    lock(o);
+    int rc = ht_opt_check_states(o);
+    reserve_all(o);
+    unlock(o);
+    return rc;
+}

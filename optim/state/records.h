@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* records.h - what the log has of roots and parameters. */
+#ifndef HITRAIN_OPTIM_STATE_RECORDS_H
+#define HITRAIN_OPTIM_STATE_RECORDS_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/buf.h"
+#include "tiering/api/tx.h"
+
+struct ht_optim;
+struct ht_param;
+struct ht_root;
+
+int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len) HT_EXCLUDES(HT_LOCK_OPTIM);
+int ht_opt_replayed(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
+int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
+uint64_t ht_opt_param_log_bytes(void);
+uint64_t ht_opt_root_log_bytes(void);
+void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_put_root_del(struct ht_buf *b, uint64_t id);
+/* Inside a transaction: one parameter's record, if the log has another one; frees it if it is gone. */
+void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The optimizer's part in a commit and an abort: see struct ht_meta_client. */
+size_t ht_opt_pending_bytes(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_abort(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* What a check of the replayed log remembers for fsck. */
+void ht_opt_problems_free(struct ht_optim *o);
+
+#endif

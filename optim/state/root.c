@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * root.c - model roots: their table, configuration, gate and figures.
+ *
+ * A root lives while the log knows it, or while it has references.
+ */
+#include <assert.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tiering/base/activity.h"
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/config.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+
+enum { STAT_SLICE = 64, NAME_BYTES = 160 };
+/* ------------------------------------------------------------------- table */
+
+struct ht_root *ht_opt_root_find(struct ht_optim *o, uint64_t id)
+{
+    struct ht_id_link *link = ht_id_find(&o->roots_by_id, id);
+
+    return link ? ht_container_of(link, struct ht_root, by_id) : NULL;
+}
+
+struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
+{
+    struct ht_root *r = ht_opt_root_find(o, id);
+
+    if (r)
+        return r;
+    r = calloc(1, sizeof(*r));
+    if (!r)
+        return NULL;
+    r->by_id.id = id;
+    if (ht_id_insert(&o->roots_by_id, &r->by_id)) {
+        free(r);
+        return NULL;
+    }
+    r->o = o;
+    r->id = id;
+    r->seq = ++o->next_seq;
+    ht_list_init(&r->params);
+    ht_list_init(&r->touched);
+    ht_list_init(&r->queue);
+    ht_list_init(&r->ready);
+    ht_list_add_tail(&o->roots, &r->all);
+    o->meta_bytes += sizeof(*r);
+    return r;
+}
+
+struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, id);
+    if (r && !r->exists)
+        r = NULL;
+    if (r)
+        r->refs++;
+    unlock(o);
+    return r;
+}
+
+void ht_opt_root_put_locked(struct ht_root *r)
+{
+    if (--r->refs || r->exists || !ht_list_empty(&r->params))
+        return;
+    ht_list_del(&r->all);
+    ht_id_remove(&r->o->roots_by_id, &r->by_id);
+    r->o->meta_bytes -= sizeof(*r);
+    free(r);
+}
+
+void ht_opt_root_put(struct ht_root *r)
+{
+    struct ht_optim *o = r->o;
+
+    lock(o);
+    ht_opt_root_put_locked(r);
+    unlock(o);
+}
+
+/* -------------------------------------------------------------------- gate */
+
+int ht_opt_gate_enter(struct ht_root *r)
+{
+    ht_activity_wait("the gate of model root", r->id);
+    while (r->gate && !r->o->stopping)
+        wait_changed(r->o);
+    ht_activity_go_on();
+    if (r->o->stopping)
+        return -ECANCELED;
+    r->gate = true;
+    r->gate_thread = ht_activity_thread();
+    return 0;
+}
+
+void ht_opt_gate_leave(struct ht_root *r)
+{
+    r->gate = false;
+    notify_changed(r->o);
+}
+
+int ht_opt_wait_open(struct ht_root *r)
+{
+    ht_activity_wait("the end of a boundary or abort of model root", r->id);
+    while (r->draining && !r->o->stopping)
+        wait_changed(r->o);
+    ht_activity_go_on();
+    return r->o->stopping ? -ECANCELED : 0;
+}
+
+/* ------------------------------------------------------------------ errors */
+
+void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...)
+{
+    const struct ht_event_about about = {.id = oid ? oid : r->id};
+    struct ht_optim *o = r->o;
+    char name[NAME_BYTES] = "", text[HT_OPTIM_ERROR_MAX];
+    va_list ap;
+
+    if (oid && o->hooks.name)
+        o->hooks.name(o->hooks.ctx, oid, name, sizeof(name));
+    if (oid && !name[0])
+        snprintf(name, sizeof(name), "a deleted file");
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    ht_event(code, &about, "%s", text);
+    lock(o);
+    struct ht_refusal *e = &r->error;
+    *e = (struct ht_refusal){.code = code, .oid = oid, .step = r->step, .time = time(NULL)};
+    int n = snprintf(e->text, sizeof(e->text), "%s%s", name, oid ? ": " : "");
+    size_t used = n < 0 ? 0 : ht_min_u64((uint64_t)n, sizeof(e->text) - 1);
+    size_t len = ht_min_u64(strlen(text), sizeof(e->text) - 1 - used);
+    memcpy(e->text + used, text, len);
+    r->refusals++;
+    unlock(o);
+}
+
+void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid)
+{
+    if (r->error.code == code && (!oid || r->error.oid == oid))
+        r->error.text[0] = '\0';
+}
+
+void ht_opt_not_reserved(const struct ht_param *p, const char *text)
+{
+    const struct ht_event_about about = {.id = p->oid};
+
+    ht_event(HT_EVENT_NOT_RESERVED, &about, "%s", text);
+}
+
+/* --------------------------------------------------------------- interface */
+
+static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = tx ? ht_store_log_reserve(o->store, ht_opt_root_log_bytes()) : -ENOENT;
+
+    if (rc)
+        return rc;
+    struct ht_root *r = ht_opt_root_make(o, id);
+    if (!r) {
+        ht_store_log_unreserve(o->store, ht_opt_root_log_bytes());
+        return -ENOMEM;
+    }
+    r->exists = true;
+    ht_opt_put_root(ht_tx_records(tx), r);
+    return 0;
+}
+
+int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config, struct ht_tx *tx)
+{
+    int rc = 0;
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        rc = add_new(o, root, tx);
+    if (!rc) {
+        r = ht_opt_root_find(o, root);
+        r->config = r->published_config = *config;
+        r->configured = true;
+    }
+    unlock(o);
+    return rc;
+}
+
+static bool any_state(const struct ht_root *r)
+{
+    ht_list_for_each(pos, &r->params) {
+        if (ht_list_entry(pos, struct ht_param, of_root)->cur.exists)
+            return true;
+    }
+    return false;
+}
+
+/* The kept state counts, too: sgd has some with momentum only. */
+static bool same_rule(const struct ht_optim_config *a, const struct ht_optim_config *b)
+{
+    struct ht_layout was = ht_opt_layout(a, HT_DTYPE_F32), is = ht_opt_layout(b, HT_DTYPE_F32);
+
+    return a->rule == b->rule && ht_opt_same_layout(&was, &is);
+}
+
+int ht_optim_root_configure(struct ht_optim *o, uint64_t root, const struct ht_optim_config *config)
+{
+    int rc = 0;
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        rc = -ENOENT;
+    else if (r->configured && !same_rule(&r->config, config) && any_state(r))
+        rc = -EBUSY;
+    if (!rc) {
+        r->config = *config;
+        r->configured = true;
+        o->words_changes++;
+    }
+    unlock(o);
+    return rc;
+}
+
+/* No step is open and none is unpublished: the only state in which a root may end. */
+bool ht_opt_root_idle(const struct ht_root *r)
+{
+    if (r->open || r->pending || r->running || r->step != r->pub_step)
+        return false;
+    ht_list_for_each(pos, &r->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (p->has_grad || (p->cur.exists && (!p->pub.exists || p->cur.t != p->pub.t)))
+            return false;
+    }
+    return true;
+}
+
+/* The root's ROOT_DEL record covers this parameter, too. */
+static void forget_record(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    p->cur.exists = p->pub.exists = false;
+    if (p->log_reserved)
+        ht_store_log_unreserve(p->o->store, ht_opt_param_log_bytes());
+    p->log_reserved = false;
+    ht_opt_param_sweep(p, tx);
+}
+
+/* The parameter is an ordinary file from now on. */
+static void remove_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->cur.exists && ht_opt_state_load(p))
+        ht_opt_state_not_deleted(p);
+    ht_opt_state_delete(p, tx);
+    /* Reservations only end here; giving them back cannot fail. */
+    if (p->obj && ht_obj_rewrite_reserve(p->obj, 0))
+        ht_opt_not_reserved(p, "its reservation stays");
+    if (p->obj)
+        ht_obj_unprotect(p->obj);
+    p->gone = true;
+    ht_opt_coverage_clear(p, false);
+    forget_record(p, tx);
+}
+
+/* Ends a root whose parameters are all gone. */
+static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_opt_put_root_del(ht_tx_records(tx), r->id);
+    ht_store_log_unreserve(r->o->store, ht_opt_root_log_bytes());
+    r->exists = r->configured = false;
+    r->claim = (struct ht_claim){0};
+    /* A gradient that is held open keeps this struct; a root that is made here later begins anew. */
+    r->step = r->pub_step = r->durable_step = r->undurable = 0;
+    r->norm_known = false;
+    r->error.text[0] = 0;
+}
+
+void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    assert(r && r->exists && r->ending && ht_opt_root_idle(r));
+    r->refs++;
+    ht_list_for_each_safe(pos, next, &r->params)
+        remove_param(ht_list_entry(pos, struct ht_param, of_root), tx);
+    end_root(r, tx);
+    ht_opt_root_put_locked(r);
+    unlock(o);
+}
+
+void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (r && r->exists) {
+        r->refs++;
+        ht_list_for_each_safe(pos, next, &r->params) {
+            struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+            ht_opt_param_bury(p, tx); /* still open somewhere */
+            forget_record(p, tx);
+        }
+        end_root(r, tx);
+        ht_opt_root_put_locked(r);
+    }
+    unlock(o);
+}
+
+static void stat_sum(const struct ht_param *p, struct ht_root_stat *out)
+{
+    struct ht_obj_stat st = {0};
+
+    if (p->sum)
+        ht_obj_stat(p->sum, &st);
+    out->sum_resident_bytes += st.resident_bytes;
+    out->sum_stored_bytes += st.stored_bytes;
+}
+
+static void stat_param(const struct ht_param *p, struct ht_root_stat *out) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param_shape shape;
+
+    if (!p->cur.exists || p->gone || ht_opt_state_shape(p, &shape))
+        return;
+    out->parameters++;
+    for (unsigned i = 0; i < p->cur.layout.count; i++)
+        out->state_bytes += ht_opt_state_bytes(&shape, p->cur.layout.kind[i]);
+    stat_sum(p, out);
+}
+
+/* Some parameters from pos on. Returns the one where to go on, with a reference, or NULL. */
+static struct ht_param *stat_slice(struct ht_root *r, struct ht_list *pos, struct ht_root_stat *out)
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (unsigned i = 0; pos != &r->params; pos = pos->next, i++) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (i == STAT_SLICE) {
+            p->refs++;
+            return p;
+        }
+        stat_param(p, out);
+    }
+    return NULL;
+}
+
+void ht_optim_root_totals(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
+{
+    struct ht_root *r = ht_opt_root_get(o, root);
+
+    if (!r)
+        return;
+    lock(o);
+    struct ht_param *p = stat_slice(r, r->params.next, out);
+    while (p) {
+        unlock(o); /* updates go on */
+        lock(o);
+        p->refs--;
+        p = p->root == r ? stat_slice(r, &p->of_root, out) : NULL;
+    }
+    ht_opt_root_put_locked(r);
+    unlock(o);
+}
+
+int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *out)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists) {
+        unlock(o);
+        return -ENOENT;
+    }
+    *out = (struct ht_root_stat){
+        .step = r->step,
+        .durable_step = r->durable_step,
+        .open = r->open != 0,
+        .step_open = r->open,
+        .claimed_pid = r->claim.pid,
+        .grad_bytes = r->grad_bytes,
+        .updated_elements = r->updated_elements,
+        .added_elements = r->added_elements,
+        .nonfinite = r->nonfinite,
+        .skipped = r->skipped,
+        .clipped = r->clipped,
+        .norm_known = r->norm_known,
+        .grad_norm = r->grad_norm,
+        .update_ns = r->update_ns,
+        .commit_ns = r->commit_ns,
+    };
+    memcpy(out->error, r->error.text, sizeof(out->error));
+    out->error_step = r->error.step;
+    out->error_time = r->error.time;
+    out->refusals = r->refusals;
+    memcpy(out->claimed_by, r->claim.name, sizeof(out->claimed_by));
+    unlock(o);
+    return 0;
+}
+
+void ht_optim_root_clear_error(struct ht_optim *o, uint64_t root)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (r)
+        r->error.text[0] = '\0';
+    unlock(o);
+}
+
+int ht_optim_root_set_step(struct ht_optim *o, uint64_t root, uint64_t step)
+{
+    int rc = 0;
+
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (!r || !r->exists)
+        rc = -ENOENT;
+    else if (r->open || r->gate)
+        rc = -EBUSY;
+    else
+        r->step = step;
+    unlock(o);
+    return rc;
+}

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* root.h - model roots: the steps, the gate, claims and the last refusal. */
+#ifndef HITRAIN_OPTIM_STATE_ROOT_H
+#define HITRAIN_OPTIM_STATE_ROOT_H
+
+#include <time.h>
+#include "optim/optim.h"
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+
+struct ht_optim;
+struct ht_param;
+
+/* The client that alone may steer a root. */
+struct ht_claim {
+    uint64_t id; /* 0: no client */
+    int pid;
+    char name[HT_OPTIM_CLAIM_MAX + 1];
+};
+
+/* The last refused action, unless it has succeeded since. */
+struct ht_refusal {
+    enum ht_event_code code; /* its kind */
+    uint64_t oid;            /* of which parameter; 0: of the root */
+    uint64_t step;           /* boundaries that were done then */
+    time_t time;
+    char text[HT_OPTIM_ERROR_MAX]; /* empty: nothing */
+};
+
+struct ht_root {
+    struct ht_optim *o;
+    uint64_t id, seq;
+    unsigned refs HT_GUARDED_BY(HT_LOCK_OPTIM);
+    struct ht_list all, params, touched, queue;
+    struct ht_list ready; /* optim.ready while queue is not empty and hold is not set */
+    struct ht_id_link by_id;
+    bool exists HT_GUARDED_BY(HT_LOCK_OPTIM); /* the log has it */
+    bool configured HT_GUARDED_BY(HT_LOCK_OPTIM);
+    struct ht_optim_config config, published_config, latched;
+    HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
+        bool gate, draining, hold;
+        int gate_thread;     /* the kernel's number of the thread in the gate */
+        uint64_t open;       /* number of the open step; 0: none is */
+        uint64_t open_words; /* the last change of words that it knows */
+        struct ht_claim claim;
+        bool ending;     /* draining goes on after the boundary, until the root is none any more */
+        bool norm_known; /* grad_norm is that of the last boundary */
+        double grad_norm;
+        uint64_t step_nonfinite;   /* found by measuring */
+        uint64_t skipped, clipped; /* steps since mount */
+        uint64_t step, pub_step, durable_step;
+        uint64_t undurable;     /* boundaries since the last publication */
+        uint64_t pending;       /* QUEUED or RUNNING, of all parameters */
+        uint64_t running;       /* taken by a worker and not wholly finished */
+        uint64_t backlog_bytes; /* gradients of the pending ranges */
+        int failure;            /* first error of an update since the last abort */
+        uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
+        struct ht_refusal error;
+        uint64_t refusals; /* since mount */
+    };
+};
+
+/* Do updates of the open step wait for its boundary, because they depend on all of its gradients? */
+static inline bool ht_opt_deferred(const struct ht_root *root)
+{
+    return root->latched.max_grad_norm > 0 || root->latched.skip_nonfinite;
+}
+
+/* ---------------------------------------------------------------- root.c */
+
+struct ht_root *ht_opt_root_find(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM); /* no reference */
+struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id) HT_REQUIRES(HT_LOCK_OPTIM); /* NULL: no memory */
+struct ht_root *ht_opt_root_get(struct ht_optim *o, uint64_t id) HT_EXCLUDES(HT_LOCK_OPTIM);  /* a reference or NULL */
+void ht_opt_root_put(struct ht_root *r) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_root_put_locked(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* One at a time; waits. -ECANCELED: stopping. */
+int ht_opt_gate_enter(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+void ht_opt_gate_leave(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* No step is open, and none waits for its publication. */
+bool ht_opt_root_idle(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Waits until gradients may be written and frozen. */
+int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Keeps text as the root's error, after the parameter's name (oid 0: none), and raises an event. */
+void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, const char *fmt, ...) HT_PRINTF(4, 5)
+    HT_EXCLUDES(HT_LOCK_OPTIM);
+
+/* An action of this kind succeeded for this parameter (0: the root): ends an error about its refusal. */
+void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* A later step may find no space. With or without the lock. */
+void ht_opt_not_reserved(const struct ht_param *p, const char *text);
+
+/* --------------------------------------------------------------- steer.c */
+
+void ht_opt_step_numbers_begin(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A step opens; it gets its number and its hyper-parameters. */
+void ht_opt_step_opens(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
+/* 0, or -EBUSY or -ESTALE with the reason in why. by NULL: a client without claim and condition. */
+int ht_opt_may_steer(const struct ht_root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX])
+    HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Not locked: keep that reason as the root's error and for the caller. */
+void ht_opt_refuse_steering(struct ht_root *root, struct ht_optim_steer *by, const char *why);
+/*
+ * ht_opt_gate_enter for such a command, which is not in the gate when it is refused; then by->why says so. Locked;
+ * releases the lock while it waits.
+ */
+int ht_opt_gate_enter_by(struct ht_root *root, struct ht_optim_steer *by) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * steer.c - which client may steer a root, and which step it means.
+ *
+ * A step has a number while it is open. The numbers begin at random in each mount and count up, so no later step has
+ * the number of an earlier one. A claim names the one client that may end steps or take them
+ * back; it is kept in memory only.
+ *
+ * The verdict (ht_opt_may_steer) is taken under the gate, in the same critical section that begins to drain: until the
+ * command has ended no other command runs, and no gradient opens a step.
+ */
+#include <stdio.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "tiering/base/event.h"
+#include "optim/rules/config.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/root.h"
+
+typedef unsigned long long ull;
+
+/* ------------------------------------------------------------- step numbers */
+
+/* 62 bits, so that the numbers of a mount stay below 2^63. The clock serves where the kernel has no random bytes. */
+void ht_opt_step_numbers_begin(struct ht_optim *o)
+{
+    uint64_t seed;
+
+    if (getrandom(&seed, sizeof(seed), GRND_NONBLOCK) != (ssize_t)sizeof(seed)) {
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        seed = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    }
+    o->last_step_number = seed & ((1ull << 62) - 1);
+}
+
+void ht_opt_step_opens(struct ht_root *root)
+{
+    assert(!root->open);
+    root->open = ++root->o->last_step_number;
+    root->open_words = root->o->words_changes;
+    root->latched = root->config;
+}
+
+/* -------------------------------------------------------------------- verdict */
+
+static int claimed_by_other(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MAX])
+{
+    snprintf(why, HT_OPTIM_ERROR_MAX, "claimed by %s (pid %d)", c->name, c->pid);
+    return -EBUSY;
+}
+
+static int claim_ended(const struct ht_claim *c, char why[HT_OPTIM_ERROR_MAX])
+{
+    if (c->id)
+        snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: now claimed by %s (pid %d)", c->name,
+                 c->pid);
+    else
+        snprintf(why, HT_OPTIM_ERROR_MAX, "the claim of this descriptor has ended: claim again, or unclaim");
+    return -ESTALE;
+}
+
+static int check_claim(const struct ht_root *root, uint64_t claim, char why[HT_OPTIM_ERROR_MAX])
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (claim == root->claim.id)
+        return 0;
+    return claim ? claim_ended(&root->claim, why) : claimed_by_other(&root->claim, why);
+}
+
+int ht_opt_may_steer(const struct ht_root *root, const struct ht_optim_steer *by, char why[HT_OPTIM_ERROR_MAX])
+{
+    int rc = check_claim(root, by ? by->claim : 0, why);
+
+    if (rc || !by || !by->conditional || by->step_open == root->open)
+        return rc;
+    if (root->open)
+        snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is %llu", (ull)by->step_open, (ull)root->open);
+    else
+        snprintf(why, HT_OPTIM_ERROR_MAX, "if=%llu: the open step is 0: none is open", (ull)by->step_open);
+    return -ESTALE;
+}
+
+int ht_optim_may_steer(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    lock(o);
+    const struct ht_root *root = ht_opt_root_find(o, id);
+    int rc = root && root->exists ? ht_opt_may_steer(root, by, by->why) : -ENOENT;
+    unlock(o);
+    return rc;
+}
+
+int ht_opt_gate_enter_by(struct ht_root *root, struct ht_optim_steer *by)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    int rc = ht_opt_gate_enter(root);
+
+    if (rc)
+        return rc;
+    rc = ht_opt_may_steer(root, by, by ? by->why : why);
+    if (rc)
+        ht_opt_gate_leave(root);
+    return rc;
+}
+
+void ht_opt_refuse_steering(struct ht_root *root, struct ht_optim_steer *by, const char *why)
+{
+    ht_opt_refuse(root, HT_EVENT_STEP_REFUSED, 0, "%s", why);
+    if (by)
+        memcpy(by->why, why, sizeof(by->why));
+}
+
+/* --------------------------------------------------------------------- claims */
+
+/* Locked. */
+static int may_claim(const struct ht_claim *c, const struct ht_optim_claim *want, char why[HT_OPTIM_ERROR_MAX])
+{
+    if (!c->id || c->id == want->held || (want->takeover && strcmp(want->takeover, c->name) == 0))
+        return 0;
+    return claimed_by_other(c, why);
+}
+
+static void take(struct ht_root *root, struct ht_optim_claim *want) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_claim *c = &root->claim;
+
+    if (!c->id || c->id != want->held)
+        c->id = ++root->o->last_claim;
+    c->pid = want->pid;
+    snprintf(c->name, sizeof(c->name), "%s", want->name);
+    want->held = c->id;
+}
+
+int ht_optim_claim(struct ht_optim *o, uint64_t id, struct ht_optim_claim *want, char why[HT_OPTIM_ERROR_MAX])
+{
+    struct ht_root *root = ht_opt_root_get(o, id);
+
+    why[0] = '\0';
+    if (!root)
+        return -ENOENT;
+    lock(o);
+    /* A command that runs comes to its end first. */
+    int rc = ht_opt_gate_enter(root);
+    if (!rc) {
+        rc = may_claim(&root->claim, want, why);
+        if (!rc)
+            take(root, want);
+        ht_opt_gate_leave(root);
+    }
+    ht_opt_root_put_locked(root);
+    unlock(o);
+    return rc;
+}
+
+int ht_optim_unclaim(struct ht_optim *o, uint64_t id, uint64_t claim)
+{
+    lock(o);
+    struct ht_root *root = ht_opt_root_find(o, id);
+    bool held = root && claim && root->claim.id == claim;
+    if (held)
+        root->claim = (struct ht_claim){0};
+    unlock(o);
+    return held ? 0 : -ESTALE;
+}

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * verify.c - asserts the invariants of roots, parameters and ranges that their headers state (tiering/base/verify.h).
+ *
+ * A worker that has applied a range changes its state first and the sums soon after. So while a root has such workers
+ * the sums are bounds.
+ */
+#include <assert.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+
+/* What ranges add up to: those of a parameter, or of a root. */
+struct tally {
+    uint64_t queued, running, failed, dirty, backlog_bytes;
+};
+
+static void check_set(const struct ht_interval_set *s, uint32_t bytes)
+{
+    const struct ht_interval *v = ht_interval_set_all(s);
+
+    assert(s->count <= (s->cap ? s->cap : 1));
+    for (uint32_t i = 0; i < s->count; i++)
+        assert(v[i].begin < v[i].end && v[i].end <= bytes && (!i || v[i - 1].end < v[i].begin));
+}
+
+/* A byte is written, frozen, in a write that copies, or none of these. */
+static void check_coverage(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = r->param;
+    uint32_t bytes = ht_opt_range_grad_bytes(p, r->index);
+    uint64_t first = (uint64_t)r->index * p->shape.range_elements * p->shape.g_bytes;
+    const struct ht_interval *v = ht_interval_set_all(&r->written);
+
+    check_set(&r->written, bytes);
+    check_set(&r->frozen, bytes);
+    for (uint32_t i = 0; i < r->written.count; i++)
+        assert(!ht_interval_set_overlap(&r->frozen, v[i].begin, v[i].end));
+    ht_list_for_each(pos, &p->inflight) {
+        const struct ht_inflight *w = ht_list_entry(pos, struct ht_inflight, link);
+        uint64_t begin = ht_max_u64(w->begin, first), end = ht_min_u64(w->end, first + bytes);
+        if (begin >= end)
+            continue;
+        assert(!ht_interval_set_overlap(&r->written, (uint32_t)(begin - first), (uint32_t)(end - first)));
+        assert(!ht_interval_set_overlap(&r->frozen, (uint32_t)(begin - first), (uint32_t)(end - first)));
+    }
+}
+
+static void check_range(const struct ht_range *r, struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool queued = r->state == HT_RANGE_QUEUED, running = r->state == HT_RANGE_RUNNING;
+
+    assert(r->state <= HT_RANGE_FAILED);
+    assert(ht_list_empty(&r->queue) == !queued);
+    assert(ht_list_empty(&r->dirty) == !r->written.count);
+    assert(r->state != HT_RANGE_IDLE || !r->work);
+    assert(!(queued || running) || r->work);
+    assert(r->spans_bytes == (r->written.cap + r->frozen.cap) * sizeof(struct ht_interval));
+    check_coverage(r);
+    t->queued += queued;
+    t->running += running;
+    t->failed += r->state == HT_RANGE_FAILED;
+    t->dirty += r->written.count > 0;
+    t->backlog_bytes += queued || running ? ht_opt_range_grad_bytes(r->param, r->index) : 0;
+}
+
+static size_t length_of(const struct ht_list *list)
+{
+    size_t n = 0;
+
+    ht_list_for_each(pos, list)
+        n++;
+    return n;
+}
+
+/* Returns the memory of the ranges. */
+static uint64_t check_ranges(const struct ht_param *p, struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = p->blocks * sizeof(struct ht_range *);
+
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r)
+            continue;
+        assert(r->param == p && r->index == i);
+        check_range(r, t);
+        bytes += sizeof(*r) + r->spans_bytes;
+    }
+    return bytes;
+}
+
+static void check_objects(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param_meta *m = &p->cur;
+
+    assert(!p->obj || ht_obj_id(p->obj) == p->oid);
+    assert(m->layout.count <= HT_STATES_MAX);
+    for (unsigned i = 0; m->exists && i < m->layout.count; i++)
+        assert(m->oid[i] && (!p->state[i] || ht_obj_id(p->state[i]) == m->oid[i]));
+}
+
+static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct tally t = {0};
+    uint64_t bytes = sizeof(*p) + check_ranges(p, &t), pending = t.queued + t.running;
+
+    assert(ht_opt_param_find(p->o, p->oid) == p);
+    assert(p->pending >= pending && (p->root->running || p->pending == pending));
+    assert(p->failed == t.failed && p->complete <= p->shape.range_count);
+    assert(length_of(&p->dirty) == t.dirty);
+    assert(p->has_grad == !ht_list_empty(&p->touched));
+    assert(p->refs >= p->pending + p->openers);
+    check_objects(p);
+    of_root->queued += t.queued;
+    of_root->running += t.running;
+    of_root->backlog_bytes += t.backlog_bytes;
+    return bytes;
+}
+
+static void check_lists(const struct ht_root *root, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->queue) {
+        const struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+        assert(r->state == HT_RANGE_QUEUED && r->param->root == root);
+    }
+    ht_list_for_each(pos, &root->touched) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        assert(p->has_grad && p->root == root);
+    }
+    assert(length_of(&root->queue) == t->queued);
+    assert(ht_list_empty(&root->ready) == (root->hold || !t->queued));
+    assert(root->open || ht_list_empty(&root->touched));
+}
+
+static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct tally t = {0};
+    uint64_t bytes = sizeof(*root), pending = 0;
+
+    ht_list_for_each(pos, &root->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        assert(p->root == root);
+        bytes += check_param(p, &t);
+        pending += p->pending;
+    }
+    assert(ht_opt_root_find(root->o, root->id) == root);
+    assert(root->pending == pending && root->running >= t.running);
+    assert(root->backlog_bytes >= t.backlog_bytes && (root->running || root->backlog_bytes == t.backlog_bytes));
+    assert(!root->hold || root->gate);
+    assert(!root->draining || root->gate);
+    assert(!root->ending || root->draining);
+    check_lists(root, &t);
+    return bytes;
+}
+
+void ht_optim_verify(struct ht_optim *o)
+{
+    size_t params = 0;
+    uint64_t bytes = 0;
+
+    lock(o);
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        bytes += check_root(root);
+        params += length_of(&root->params);
+    }
+    assert(params == length_of(&o->params));
+    assert(o->meta_bytes == bytes);
+    assert(o->inval_done <= o->inval_issued);
+    unlock(o);
+}

@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* life.c - the life of the optimizer: registration, threads, end. */
+#include <sched.h>
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/base/log.h"
+#include "tiering/base/verify.h"
+#include "tiering/api/object.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "optim/rules/kernel.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+#include "optim/step/step_priv.h"
+
+enum { BACKLOG_SHARE = 8 }; /* of the DRAM tier */
+
+static unsigned cpu_count(void)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
+
+    return n > 0 ? (unsigned)n : 1;
+}
+
+static void init_locks(struct ht_optim *o)
+{
+    ht_mutex_init(&o->lock, HT_LOCK_OPTIM);
+    pthread_cond_init(&o->changed, NULL);
+    pthread_cond_init(&o->work, NULL);
+    pthread_cond_init(&o->notify, NULL);
+}
+
+static void init_lists(struct ht_optim *o)
+{
+    ht_list_init(&o->roots);
+    ht_list_init(&o->params);
+    ht_list_init(&o->ready);
+    ht_list_init(&o->invals);
+    ht_list_init(&o->problems);
+}
+
+uint64_t ht_optim_meta_bytes(struct ht_optim *o)
+{
+    lock(o);
+    uint64_t bytes = o->meta_bytes + ht_id_table_bytes(&o->roots_by_id) + ht_id_table_bytes(&o->params_by_oid);
+    unlock(o);
+    return bytes;
+}
+
+int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks, struct ht_optim **out)
+{
+    struct ht_optim *o = calloc(1, sizeof(*o));
+
+    if (!o)
+        return -ENOMEM;
+    HT_UNSHARED(HT_LOCK_OPTIM);
+    o->store = s;
+    o->hooks = *hooks;
+    o->threads = (unsigned)ht_min_u64(threads ? threads : cpu_count(), HT_THREADS_MAX);
+    init_locks(o);
+    init_lists(o);
+    ht_opt_step_numbers_begin(o);
+    struct ht_meta_client client = {
+        .type_first = HT_REC_OPT_FIRST,
+        .type_last = HT_REC_OPT_LAST,
+        .ctx = o,
+        .replay = ht_opt_replay,
+        .replayed = ht_opt_replayed,
+        .emit = ht_opt_emit,
+        .pending_bytes = ht_opt_pending_bytes,
+        .publish = ht_opt_publish,
+        .abort = ht_opt_abort,
+    };
+    int rc = ht_store_register(s, &client);
+    if (rc)
+        ht_optim_free(o);
+    else
+        *out = o;
+    return rc;
+}
+
+/* ------------------------------------------------------------------- start */
+
+/* Takes a reference to a parameter that replay found, and reserves its next rewrite again. */
+static int settle_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (!p->obj)
+        p->obj = ht_obj_get(p->o->store, p->oid);
+    p->gone = !p->obj;
+    if (p->gone)
+        return 0;
+    int rc = ht_opt_state_load(p);
+    for (unsigned i = 0; !rc && i < p->cur.layout.count; i++)
+        rc = ht_obj_rewrite_reserve(p->state[i], ht_opt_state_bytes(&p->shape, p->cur.layout.kind[i]));
+    if (!rc)
+        rc = ht_obj_rewrite_reserve(p->obj, p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype));
+    return rc;
+}
+
+/* A store that has become too full is still readable: reports it, and lets steps fail. */
+static void settle_all(struct ht_optim *o)
+{
+    int first = 0;
+
+    lock(o);
+    ht_list_for_each(pos, &o->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, all);
+        int rc = p->cur.exists ? settle_param(p) : 0;
+        first = first ? first : rc;
+    }
+    unlock(o);
+    if (first) {
+        const struct ht_event_about about = {.error = first};
+        ht_event(HT_EVENT_NOT_RESERVED, &about, "space for the next step is not wholly reserved: %s", strerror(-first));
+    }
+}
+
+/* The directory entry of a parameter may have been made durable alone; its state goes with the next commit. */
+static int bury_all_orphans(struct ht_optim *o)
+{
+    int rc = 0;
+
+    ht_list_for_each(pos, &o->roots) {
+        int err = ht_opt_bury_orphans(ht_list_entry(pos, struct ht_root, all));
+        rc = rc ? rc : err;
+    }
+    return rc;
+}
+
+static int start_worker(struct ht_optim *o, struct ht_worker *w)
+{
+    w->o = o;
+    int rc = -pthread_create(&w->thread, NULL, ht_opt_worker_main, w);
+    w->started = !rc;
+    return rc;
+}
+
+/* The first workers go to the nodes in turn, so that each node has one. */
+static int place_of(const struct ht_nodes *nodes, unsigned worker, int64_t credit[])
+{
+    return worker < nodes->count ? (int)worker : ht_nodes_turn(nodes, credit);
+}
+
+/*
+ * Divides workers among the NUMA nodes in proportion to their devices. If there are too few workers, all serve every
+ * node.
+ */
+static void place_workers(struct ht_optim *o)
+{
+    const struct ht_nodes *nodes = ht_store_nodes(o->store);
+    int64_t credit[HT_NODES_MAX] = {0};
+
+    for (unsigned i = 0; i < o->threads; i++)
+        o->worker[i].numa_index = o->threads >= nodes->count ? place_of(nodes, i, credit) : HT_NUMA_INDEX_ANY;
+}
+
+static int start_threads(struct ht_optim *o)
+{
+    int rc = -pthread_create(&o->helper, NULL, ht_opt_helper_main, o);
+
+    lock(o);
+    o->helper_started = !rc;
+    unlock(o);
+    place_workers(o);
+    for (unsigned i = 0; !rc && i < o->threads; i++)
+        rc = start_worker(o, &o->worker[i]);
+    return rc;
+}
+
+/*
+ * The rest of the DRAM tier beside the protected set, as far as foreground traffic leaves it, is not for gradients
+ * alone.
+ */
+static void size_backlog(struct ht_optim *o)
+{
+    struct ht_store_stats stats;
+
+    ht_store_stats(o->store, &stats);
+    o->backlog_bytes_max = ht_max_u64(stats.dram_bytes / BACKLOG_SHARE, HT_MIB);
+}
+
+int ht_optim_start(struct ht_optim *o)
+{
+    int rc = 0;
+
+    size_backlog(o);
+    o->kernels = ht_kernels_choose();
+    o->started = true;
+    if (ht_store_read_only(o->store))
+        return 0;
+    settle_all(o);
+    rc = bury_all_orphans(o);
+    if (!rc)
+        rc = start_threads(o);
+    if (rc)
+        ht_optim_stop(o);
+    else
+        ht_debug("optimizer: %u threads, kernels %s", o->threads, o->kernels->name);
+    return rc;
+}
+
+/* -------------------------------------------------------------------- stop */
+
+static void cancel_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_waiter *chain = NULL;
+
+    ht_list_for_each(pos, &o->roots) {
+        struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
+        while (!ht_list_empty(&r->queue))
+            ht_opt_range_unqueue(ht_list_entry(r->queue.next, struct ht_range, queue));
+    }
+    ht_list_for_each(pos, &o->params)
+        ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, all), &chain);
+    unlock(o);
+    ht_opt_wake(chain);
+    lock(o);
+}
+
+static void join_workers(struct ht_optim *o)
+{
+    for (unsigned i = 0; i < o->threads; i++) {
+        struct ht_worker *w = &o->worker[i];
+        if (w->started)
+            pthread_join(w->thread, NULL);
+        w->started = false;
+    }
+}
+
+void ht_optim_stop(struct ht_optim *o)
+{
+    if (!o->started)
+        return;
+    HT_VERIFY(ht_optim_verify(o));
+    lock(o);
+    o->stopping = true;
+    pthread_cond_broadcast(&o->work);
+    pthread_cond_broadcast(&o->notify);
+    notify_changed(o);
+    unlock(o);
+    join_workers(o);
+    lock(o);
+    cancel_all(o);
+    bool helper = o->helper_started;
+    pthread_cond_broadcast(&o->notify);
+    unlock(o);
+    if (helper)
+        pthread_join(o->helper, NULL);
+    lock(o);
+    o->helper_started = false;
+    /* The store may be closed before the optimizer is freed. */
+    ht_list_for_each(pos, &o->params)
+        ht_opt_param_put_objects(ht_list_entry(pos, struct ht_param, all));
+    o->started = false;
+    unlock(o);
+}
+
+void ht_optim_free(struct ht_optim *o)
+{
+    if (!o)
+        return;
+    ht_optim_stop(o);
+    HT_UNSHARED(HT_LOCK_OPTIM);
+    while (!ht_list_empty(&o->params))
+        ht_opt_param_free(ht_list_entry(o->params.next, struct ht_param, all));
+    while (!ht_list_empty(&o->roots)) {
+        struct ht_root *r = ht_list_entry(o->roots.next, struct ht_root, all);
+        ht_list_del(&r->all);
+        free(r);
+    }
+    ht_id_table_free(&o->roots_by_id);
+    ht_id_table_free(&o->params_by_oid);
+    free(o->owners);
+    ht_opt_problems_free(o);
+    ht_mutex_destroy(&o->lock);
+    pthread_cond_destroy(&o->changed);
+    pthread_cond_destroy(&o->work);
+    pthread_cond_destroy(&o->notify);
+    free(o);
+}

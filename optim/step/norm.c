@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * norm.c - the part of a step that depends on all its gradients: their norm, and clipping or skipping by it.
+ *
+ * Such a step is deferred: ranges are frozen as ever, but queued at the boundary only, twice: first to be summed, then
+ * to be updated. Until then readers get the last boundary's version at once.
+ *
+ * The norm is the square root of the sum of squares of all covered elements, unscaled, in double. Its order is fixed:
+ * blocks, intervals, then parameters by their number. So threads, chunks and the order of arrival change no bit. As in
+ * torch.nn.utils.clip_grad_norm_ the gradient is multiplied by min(1, max_grad_norm / (norm + 1e-6)).
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/step/step_priv.h"
+
+/* ----------------------------------------------------------------- measure */
+
+static void drop_sums(struct ht_root *root)
+{
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        free(p->sums);
+        p->sums = NULL;
+    }
+}
+
+static int make_sums(struct ht_root *root)
+{
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        free(p->sums);
+        p->sums = calloc(ht_div_up(p->shape.elements, HT_SUM_SPAN) + 1, sizeof(*p->sums));
+        if (!p->sums)
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+static int by_number(const void *a, const void *b)
+{
+    const struct ht_param *x = *(struct ht_param *const *)a, *y = *(struct ht_param *const *)b;
+
+    return x->oid < y->oid ? -1 : x->oid > y->oid;
+}
+
+static double sum_of(const struct ht_param *p)
+{
+    double sum = 0;
+
+    for (uint64_t i = 0; i < ht_div_up(p->shape.elements, HT_SUM_SPAN); i++)
+        sum += p->sums[i];
+    return sum;
+}
+
+/* sorted: room for all that are touched. */
+static double add_up(const struct ht_root *root, struct ht_param **sorted) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    double sum = 0;
+    size_t n = 0;
+
+    ht_list_for_each(pos, &root->touched)
+        sorted[n++] = ht_list_entry(pos, struct ht_param, touched);
+    qsort(sorted, n, sizeof(struct ht_param *), by_number);
+    for (size_t i = 0; i < n; i++)
+        sum += sorted[i]->gone ? 0 : sum_of(sorted[i]);
+    return sum;
+}
+
+static size_t count_touched(const struct ht_root *root)
+{
+    size_t count = 0;
+
+    ht_list_for_each(pos, &root->touched)
+        count++;
+    return count;
+}
+
+/* All memory first: after the first measurement only a failed update may end this, and then only an abort helps. */
+static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param **sorted = malloc((count_touched(root) + 1) * sizeof(struct ht_param *));
+    int rc = sorted ? make_sums(root) : -ENOMEM;
+
+    root->step_nonfinite = 0;
+    if (!rc) {
+        ht_opt_queue_frozen(root, false);
+        rc = ht_opt_drain(root);
+    }
+    if (!rc)
+        *out_sum = add_up(root, sorted);
+    free(sorted);
+    drop_sums(root);
+    return rc;
+}
+
+/* ------------------------------------------------------------------- apply */
+
+/* Applies nothing: frozen ranges count as done. */
+static void skip(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        for (uint64_t i = 0; i < p->shape.range_count; i++) {
+            struct ht_range *r = ht_opt_range_find(p, i);
+            if (r && (r->frozen.count || r->added))
+                r->state = HT_RANGE_DONE;
+        }
+    }
+    root->skipped++;
+}
+
+static void clip(struct ht_root *root, double norm) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    double most = root->latched.max_grad_norm, coefficient = most > 0 ? most / (norm + 1e-6) : 1;
+
+    if (coefficient >= 1)
+        return;
+    /* NaN too: as with PyTorch it goes into every parameter. */
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        p->scalars.grad_factor = (float)(coefficient / ht_opt_divisor(root));
+    }
+    root->clipped++;
+}
+
+int ht_opt_whole_step(struct ht_root *root, bool *out_skip)
+{
+    double sum = 0;
+    int rc = measure(root, &sum);
+
+    if (rc)
+        return rc;
+    root->grad_norm = sqrt(sum) / ht_opt_divisor(root);
+    *out_skip = root->latched.skip_nonfinite && root->step_nonfinite;
+    if (*out_skip) {
+        skip(root);
+        return 0;
+    }
+    clip(root, root->grad_norm);
+    ht_opt_queue_frozen(root, true);
+    return 0;
+}

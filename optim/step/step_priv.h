@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* step_priv.h - inside step/. */
+#ifndef HITRAIN_OPTIM_STEP_STEP_PRIV_H
+#define HITRAIN_OPTIM_STEP_STEP_PRIV_H
+
+#include "optim/rules/kernel.h"
+#include "tiering/base/base.h"
+
+struct ht_root;
+
+/* ---------------------------------------------------------------- norm.c */
+
+/* Elements of one entry of param.sums: every range is a whole number of them, but the last. */
+enum { HT_SUM_SPAN = 16 * HT_SUM_BLOCK };
+/*
+ * At the boundary of a deferred step, draining; releases the lock in between: computes the norm, then queues
+ * all updates. *out_skip: none was queued, the step is to change nothing.
+ */
+int ht_opt_whole_step(struct ht_root *root, bool *out_skip) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* ---------------------------------------------------------------- step.c */
+
+/*
+ * Makes changes below a root without an open step durable, whichever client has claimed it; the step is not counted.
+ * WAITS.
+ */
+int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
+void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
+/*
+ * Releases the lock while it waits, until nothing of the root is queued or running. -EIO: an update failed;
+ * -ECANCELED: stopping.
+ */
+int ht_opt_drain(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* -------------------------------------------------------------- update.c */
+
+void *ht_opt_worker_main(void *worker);
+
+#endif

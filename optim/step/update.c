@@ -1,0 +1,519 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * update.c - workers: a range's parameter, state, sum and gradient under one batch pin, one pass of the kernel.
+ *
+ * A worker keeps two batch pins going: while it computes on one, the reads of the next are in flight. The second is
+ * taken only when its buffers are free at once, and only for ranges that share no chunk with others: a worker that
+ * holds chunks never waits for chunks that another worker may hold.
+ *
+ * A range is applied wholly or not at all: until the kernel runs nothing is marked changed. When the write of a changed
+ * chunk fails the store remembers that its content is lost, and the root can only be aborted.
+ *
+ * Nothing here allocates.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/api/batch_pin.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/master.h"
+#include "optim/rules/rule.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/step/step_priv.h"
+
+struct job {
+    struct ht_range *range; /* NULL: free */
+    struct ht_batch_pin pin;
+    bool begun, summed;
+    unsigned work; /* enum ht_range_work */
+    int err;
+    uint64_t elements, added, nonfinite;
+    /* the part that is measured or updated; fixed while the range is running */
+    const struct ht_interval *cover;
+    struct ht_interval whole;
+    uint32_t covers;
+    /* places in pin.chunk */
+    unsigned state_at[HT_STATES_MAX], sum_at, grad_at, grad_chunks;
+    uint64_t grad_first;
+};
+
+/* ------------------------------------------------------------- batch pins */
+
+static unsigned add_chunk(struct ht_batch_pin *l, struct ht_obj *obj, uint64_t index, enum ht_batch_pin_mode mode)
+{
+    l->chunk[l->count] = (struct ht_batch_pin_chunk){.obj = obj, .index = index, .mode = mode};
+    return l->count++;
+}
+
+static uint64_t grad_begin(const struct ht_range *r)
+{
+    return (uint64_t)r->index * r->param->shape.range_elements * r->param->shape.g_bytes;
+}
+
+/* Bytes of an object of state, or of sums (which are like state in f32). */
+static uint64_t state_bytes(const struct job *j, uint8_t kind)
+{
+    return ht_opt_state_range_bytes(kind, ht_opt_range_elements(j->range->param, j->range->index));
+}
+
+static unsigned state_chunks(const struct job *j, uint8_t kind)
+{
+    return (unsigned)ht_div_up(state_bytes(j, kind), ht_opt_state_chunk_bytes(&j->range->param->shape, kind));
+}
+
+/* Adds the chunks of obj that a range has. Returns the place of the first. */
+static unsigned add_range(struct job *j, struct ht_obj *obj, uint8_t kind, enum ht_batch_pin_mode mode)
+{
+    uint64_t stride = ht_opt_state_stride(&j->range->param->shape, kind);
+    unsigned at = j->pin.count;
+
+    for (unsigned i = 0; i < state_chunks(j, kind); i++)
+        add_chunk(&j->pin, obj, j->range->index * stride + i, mode);
+    return at;
+}
+
+static void add_gradient(struct job *j)
+{
+    const struct ht_param *p = j->range->param;
+    uint64_t begin = grad_begin(j->range), end = begin + ht_opt_range_grad_bytes(p, j->range->index);
+
+    j->grad_at = j->pin.count;
+    j->grad_first = begin / p->shape.chunk_bytes;
+    j->grad_chunks = 0;
+    if (j->summed && !(j->work & HT_WORK_ADD))
+        return;
+    j->grad_chunks = (unsigned)(ht_div_up(end, p->shape.chunk_bytes) - j->grad_first);
+    for (unsigned i = 0; i < j->grad_chunks; i++)
+        add_chunk(&j->pin, p->grad, j->grad_first + i, HT_BATCH_PIN_READ);
+}
+
+/* The first gradient makes the sum, if it is whole. */
+static enum ht_batch_pin_mode sum_mode(const struct ht_range *r)
+{
+    bool whole = ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(r->param, r->index));
+
+    if (!(r->work & HT_WORK_ADD))
+        return HT_BATCH_PIN_READ;
+    return r->added || !whole ? HT_BATCH_PIN_UPDATE : HT_BATCH_PIN_OVERWRITE;
+}
+
+/* Names all chunks of the range: the parameter's first, then state by state, the sum of gradients, the gradient's. */
+static void describe(struct job *j, struct ht_optim *o)
+{
+    const struct ht_range *r = j->range;
+    const struct ht_param *p = r->param;
+    bool update = r->work & HT_WORK_UPDATE;
+
+    j->pin = (struct ht_batch_pin){.store = o->store};
+    j->work = r->work;
+    j->summed = ht_opt_range_summed(r);
+    j->cover = ht_opt_range_cover(r, &j->whole, &j->covers);
+    j->err = 0;
+    j->elements = j->added = j->nonfinite = 0;
+    if (update)
+        add_chunk(&j->pin, p->obj, r->index, HT_BATCH_PIN_UPDATE);
+    for (unsigned s = 0; update && s < p->layout.count; s++)
+        j->state_at[s] = add_range(j, p->state[s], p->layout.kind[s], HT_BATCH_PIN_UPDATE);
+    j->sum_at = j->summed ? add_range(j, p->sum, HT_STATE_SUM, sum_mode(r)) : j->pin.count;
+    add_gradient(j);
+}
+
+static void begin(struct job *j, bool second)
+{
+    j->pin.nowait = second;
+    int rc = ht_batch_pin_begin(&j->pin);
+    j->begun = !rc;
+    if (rc && !(second && rc == -EAGAIN))
+        j->err = rc;
+}
+
+static uint64_t bytes_of(const struct job *j, unsigned at, unsigned count)
+{
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < count; i++)
+        bytes += j->pin.chunk[at + i].len;
+    return bytes;
+}
+
+/* Do all sizes still fit the frozen gradient? A truncation may have come between. */
+static bool complete(const struct job *j)
+{
+    const struct ht_range *r = j->range;
+    const struct ht_param *p = r->param;
+    uint64_t elements = ht_opt_range_elements(p, r->index), before = j->grad_first * p->shape.chunk_bytes;
+    uint64_t grad_end = grad_begin(r) + ht_opt_range_grad_bytes(p, r->index);
+    bool update = j->work & HT_WORK_UPDATE;
+
+    if (update &&
+        (ht_obj_chunk_bytes(p->obj) != p->shape.chunk_bytes || j->pin.chunk[0].len < elements * p->shape.p_bytes))
+        return false;
+    for (unsigned s = 0; update && s < p->layout.count; s++) {
+        uint8_t kind = p->layout.kind[s];
+        if (bytes_of(j, j->state_at[s], state_chunks(j, kind)) < state_bytes(j, kind))
+            return false;
+    }
+    if (j->summed && bytes_of(j, j->sum_at, state_chunks(j, HT_STATE_SUM)) < elements * 4)
+        return false;
+    return !j->grad_chunks || before + bytes_of(j, j->grad_at, j->grad_chunks) >= grad_end;
+}
+
+/* ----------------------------------------------------------------- compute */
+
+/* Element e of the gradient as it was written; *n is cut to the contiguous part. */
+static const uint8_t *written_at(const struct job *j, uint64_t e, uint64_t *n)
+{
+    const struct ht_param_shape *shape = &j->range->param->shape;
+    uint64_t byte = grad_begin(j->range) + e * shape->g_bytes, in_chunk = byte % shape->chunk_bytes;
+
+    *n = ht_min_u64(*n, (shape->chunk_bytes - in_chunk) / shape->g_bytes);
+    return j->pin.chunk[j->grad_at + (byte / shape->chunk_bytes - j->grad_first)].data + in_chunk;
+}
+
+static float *summed_at(const struct job *j, uint64_t e, uint64_t *n)
+{
+    uint64_t per_chunk = j->range->param->shape.chunk_bytes / 4, at = e % per_chunk;
+
+    *n = ht_min_u64(*n, per_chunk - at);
+    return (float *)(void *)j->pin.chunk[j->sum_at + e / per_chunk].data + at;
+}
+
+static const void *gradient_at(const struct job *j, uint64_t e, uint64_t *n)
+{
+    return j->summed ? (const void *)summed_at(j, e, n) : written_at(j, e, n);
+}
+
+static uint8_t gradient_dtype(const struct job *j)
+{
+    return j->summed ? HT_DTYPE_F32 : j->range->param->shape.grad_dtype;
+}
+
+/* Adds frozen elements to their sum. */
+static void add(struct job *j)
+{
+    const struct ht_range *r = j->range;
+    const struct ht_param_shape *shape = &r->param->shape;
+    const struct ht_interval *v = ht_interval_set_all(&r->frozen);
+
+    for (uint32_t i = 0; i < r->frozen.count; i++) {
+        uint64_t e = v[i].begin / shape->g_bytes, end = v[i].end / shape->g_bytes;
+        j->added += end - e;
+        while (e < end) {
+            uint64_t n = end - e;
+            float *sum = summed_at(j, e, &n);
+            const uint8_t *g = written_at(j, e, &n);
+            r->param->o->kernels->add(sum, g, shape->grad_dtype, n, !r->added);
+            e += n;
+        }
+    }
+}
+
+/*
+ * The longest run from element e on that is contiguous in every array, and its addresses; not
+ * those of masters in two bytes.
+ */
+static uint64_t run_at(const struct job *j, uint64_t e, uint64_t end, struct ht_update *out)
+{
+    const struct ht_param_shape *shape = &j->range->param->shape;
+    const struct ht_layout *layout = &j->range->param->layout;
+    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
+    uint64_t per_chunk = shape->chunk_bytes / 4, c = e / per_chunk, at = e % per_chunk;
+    uint64_t n = ht_min_u64(end - e, per_chunk - at);
+
+    *out = (struct ht_update){
+        .p = chunk[0].data + e * shape->p_bytes,
+        .g = gradient_at(j, e, &n),
+        .p_dtype = shape->dtype,
+        .g_dtype = gradient_dtype(j),
+    };
+    for (unsigned s = 0; s < layout->count && layout->kind[s] < HT_STATE_MASTER_LOW; s++) {
+        float *state = (float *)(void *)chunk[j->state_at[s] + c].data + at;
+        if (layout->kind[s] == HT_STATE_MASTER)
+            out->master = state;
+        else
+            out->state[s] = state;
+    }
+    return n;
+}
+
+/* master: of elements from e on, if they are in two bytes; else NULL. */
+static void update_elements(struct job *j, uint64_t e, uint64_t end, float *master)
+{
+    const struct ht_param *p = j->range->param;
+    ht_kernel_fn kernel = p->o->kernels->fn[p->scalars.kernel];
+
+    while (e < end) {
+        struct ht_update arrays;
+        uint64_t n = run_at(j, e, end, &arrays);
+        if (master) {
+            arrays.master = master;
+            master += n;
+        }
+        j->nonfinite += kernel(&p->scalars, &arrays, n);
+        e += n;
+    }
+}
+
+/* low_at: index in state of the missing bits of masters; the facts on their blocks follow. Returns where to go on. */
+static uint64_t update_block(struct job *j, uint64_t e, uint64_t end, unsigned low_at)
+{
+    const struct ht_param *p = j->range->param;
+    const struct ht_batch_pin_chunk *chunk = j->pin.chunk;
+    uint64_t first = e - e % HT_MASTER_BLOCK;
+    uint64_t n = ht_min_u64(HT_MASTER_BLOCK, ht_opt_range_elements(p, j->range->index) - first);
+    const uint16_t *half = (const uint16_t *)(const void *)chunk[0].data + first;
+    uint16_t *low = (uint16_t *)(void *)chunk[j->state_at[low_at]].data + first;
+    struct ht_disk_master *block =
+        (struct ht_disk_master *)(void *)chunk[j->state_at[low_at + 1]].data + first / HT_MASTER_BLOCK;
+    float master[HT_MASTER_BLOCK];
+
+    end = ht_min_u64(end, first + n);
+    ht_master_expand(p->o->kernels, block, half, low, n, master);
+    update_elements(j, e, end, master + (e - first));
+    ht_master_compress(p->o->kernels, master, half, n, low, block);
+    return end;
+}
+
+static void compute(struct job *j)
+{
+    const struct ht_param *p = j->range->param;
+    const uint8_t *low = memchr(p->layout.kind, HT_STATE_MASTER_LOW, p->layout.count);
+
+    for (uint32_t i = 0; i < j->covers; i++) {
+        uint64_t e = j->cover[i].begin / p->shape.g_bytes, end = j->cover[i].end / p->shape.g_bytes;
+        j->elements += end - e;
+        if (!low)
+            update_elements(j, e, end, NULL);
+        while (low && e < end)
+            e = update_block(j, e, end, (unsigned)(low - p->layout.kind));
+    }
+}
+
+/* The elements from e on that lie in one block and one chunk of the gradient. */
+static uint64_t measure_at(struct job *j, uint64_t e, uint64_t end)
+{
+    const struct ht_param *p = j->range->param;
+    uint64_t at = (uint64_t)j->range->index * p->shape.range_elements + e;
+    uint64_t n = ht_min_u64(end - e, HT_SUM_BLOCK - at % HT_SUM_BLOCK);
+    const void *g = gradient_at(j, e, &n);
+
+    p->sums[at / HT_SUM_SPAN] += p->o->kernels->sum_squares(g, gradient_dtype(j), n, &j->nonfinite);
+    return n;
+}
+
+static void measure(struct job *j)
+{
+    uint32_t size = j->range->param->shape.g_bytes;
+
+    for (uint32_t i = 0; i < j->covers; i++) {
+        for (uint64_t e = j->cover[i].begin / size; e < j->cover[i].end / size;)
+            e += measure_at(j, e, j->cover[i].end / size);
+    }
+}
+
+/* Bits of changed chunks: parameter and state; without an update the sum, which an update does not need any more. */
+static uint32_t changed_mask(const struct job *j)
+{
+    uint32_t before_sum = (1u << j->sum_at) - 1;
+
+    return j->work & HT_WORK_UPDATE ? before_sum : j->work & HT_WORK_ADD ? ((1u << j->grad_at) - 1) & ~before_sum : 0;
+}
+
+static void run(struct job *j)
+{
+    int rc;
+
+    if (!j->err)
+        j->err = complete(j) ? ht_fault(HT_FAULT_OPTIM_UPDATE) : -EINVAL;
+    if (!j->err && j->work & HT_WORK_ADD)
+        add(j);
+    if (!j->err && j->work & HT_WORK_MEASURE)
+        measure(j);
+    if (!j->err && j->work & HT_WORK_UPDATE)
+        compute(j);
+    ht_batch_pin_end(&j->pin, j->err ? 0 : changed_mask(j));
+    rc = ht_batch_pin_finish(&j->pin);
+    if (rc && !j->err)
+        j->err = rc;
+    j->begun = false;
+}
+
+/* -------------------------------------------------------------------- end */
+
+static void report_failure(const struct job *j)
+{
+    const struct ht_range *r = j->range;
+    const struct ht_param *p = r->param;
+    uint64_t at = (uint64_t)r->index * p->shape.chunk_bytes;
+
+    ht_opt_refuse(p->root, HT_EVENT_UPDATE_FAILED, p->oid,
+                  "update of bytes from %llu failed: %s; abort returns to the last commit", (unsigned long long)at,
+                  j->err == -EINVAL ? "the file was truncated" : strerror(-j->err));
+}
+
+static void count(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_root *root = j->range->param->root;
+    bool measured = j->work & HT_WORK_MEASURE;
+
+    j->range->param->failed += j->err != 0;
+    if (j->err && !root->failure)
+        root->failure = j->err;
+    root->updated_elements += j->err ? 0 : j->elements;
+    root->added_elements += j->err ? 0 : j->added;
+    if (measured)
+        root->step_nonfinite += j->nonfinite;
+    if (measured || !ht_opt_deferred(root)) /* counted once */
+        root->nonfinite += j->nonfinite;
+    root->update_ns += ns;
+}
+
+/*
+ * Ends a job without an error: sets the range's new state, and drops unneeded bytes. Releases the lock in
+ * between.
+ */
+static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_range *r = j->range;
+
+    if (j->work & HT_WORK_MEASURE) {
+        r->part_added |= (j->work & HT_WORK_ADD) && r->frozen.count;
+        r->state = HT_RANGE_IDLE;
+        r->work = 0;
+        return;
+    }
+    r->state = HT_RANGE_DONE;
+    ht_opt_range_drop(r);
+    if (j->work & HT_WORK_UPDATE) {
+        r->updates++;
+        ht_opt_sum_drop(r);
+    } else {
+        ht_opt_range_added(r);
+    }
+}
+
+/*
+ * The range is applied or failed: wakes every waiter. Caches need no second invalidation: the one from when the range
+ * became pending runs after that. Every read since then was parked until here, so a cache holds new bytes once it has
+ * run. (Tried: invalidating again here drops pages before their reader has copied them out, and the reader then reads
+ * the same bytes twice.)
+ */
+static void end(struct job *j, uint64_t ns)
+{
+    struct ht_range *r = j->range;
+    struct ht_param *p = r->param;
+    struct ht_root *root = p->root;
+    struct ht_optim *o = p->o;
+    struct ht_waiter *chain = NULL;
+
+    if (j->err)
+        report_failure(j);
+    lock(o);
+    count(j, ns);
+    if (j->err)
+        r->state = HT_RANGE_FAILED;
+    else
+        settle_range(j);
+    p->pending--;
+    root->pending--;
+    root->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
+    ht_opt_take_waiters(p, &chain);
+    unlock(o);
+    ht_opt_wake(chain);
+    lock(o);
+    root->running--;
+    ht_opt_param_settle(p);
+    p->refs--;
+    j->range = NULL;
+    notify_changed(o);
+    unlock(o);
+}
+
+/* ------------------------------------------------------------------ worker */
+
+/* The next range of the next root, in turn. */
+static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (ht_list_empty(&o->ready) || o->stopping)
+        return NULL;
+    struct ht_root *root = ht_list_entry(o->ready.next, struct ht_root, ready);
+    struct ht_range *r = ht_opt_range_next(root, numa_index);
+    if (second && ht_opt_ranges_share(r->param))
+        return NULL;
+    ht_list_del(&r->queue);
+    r->state = HT_RANGE_RUNNING;
+    root->running++;
+    ht_list_del(&root->ready);
+    ht_opt_root_ready(root);
+    return r;
+}
+
+static struct ht_range *wait_for_range(struct ht_optim *o, int numa_index)
+{
+    struct ht_range *r = NULL;
+
+    lock(o);
+    while (!o->stopping && !(r = take(o, numa_index, false)))
+        ht_cond_wait(&o->work, ht_optim_lock(o));
+    unlock(o);
+    return r;
+}
+
+static void take_second(struct ht_worker *w, struct job *j)
+{
+    lock(w->o);
+    j->range = take(w->o, w->numa_index, true);
+    unlock(w->o);
+    if (!j->range)
+        return;
+    describe(j, w->o);
+    begin(j, true);
+}
+
+/* Updates one range, and starts the reads of the next one in between. */
+static void update(struct ht_worker *w, struct job *now, struct job *next)
+{
+    uint64_t start = ht_now_ns();
+
+    if (!now->begun && !now->err)
+        begin(now, false);
+    if (now->begun && !now->err)
+        now->err = ht_batch_pin_wait(&now->pin);
+    take_second(w, next);
+    if (now->begun)
+        run(now);
+    end(now, ht_now_ns() - start);
+}
+
+void *ht_opt_worker_main(void *arg)
+{
+    struct ht_worker *w = arg;
+    struct job job[2] = {{.range = NULL}, {.range = NULL}};
+    unsigned at = 0;
+
+    pthread_setname_np(pthread_self(), "ht-update");
+    if (w->numa_index != HT_NUMA_INDEX_ANY && !ht_nodes_run_on(ht_store_nodes(w->o->store), w->numa_index))
+        w->numa_index = HT_NUMA_INDEX_ANY;
+    for (;; at ^= 1) {
+        struct job *now = &job[at];
+        if (!now->range) {
+            now->range = wait_for_range(w->o, w->numa_index);
+            if (!now->range)
+                return NULL;
+            now->begun = false;
+            describe(now, w->o);
+        }
+        update(w, now, &job[at ^ 1]);
+    }
+}

@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* crash_scenario.c - plays a script, remembers the acknowledgements, and compares a state with them. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "tests/support/crash_scenario.h"
+#include "tests/support/dev.h"
+#include "tests/support/recorder.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/hash.h"
+#include "tiering/api/check.h"
+#include "tiering/api/scrub.h"
+#include "tiering/api/stats.h"
+
+enum { PARAMS = 2, NAME_MAX_BYTES = 64, XATTR_BYTES_MAX = 8192, FILE_BYTES_MAX = 1 << 20 };
+
+static const struct harness_param params[PARAMS] = {{"w", "f32", 1500}, {"h", "bf16", 700}};
+
+static const char *optimizer_of(const struct scenario_script *script)
+{
+    return script->accumulates ? "adamw lr=0.01 weight_decay=0.1 accumulate=2" : "adamw lr=0.01 weight_decay=0.1";
+}
+
+static unsigned passes_of(const struct scenario_script *script)
+{
+    return script->accumulates ? 2 : 1;
+}
+
+/* ------------------------------------------------------------------- groups */
+
+static bool is_model(const char *group)
+{
+    return strcmp(group, "model") == 0;
+}
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    return ht_hash64(&value, sizeof(value), hash);
+}
+
+static uint64_t xattr_hash(const struct harness *k, uint64_t ino, uint64_t hash)
+{
+    static uint8_t value[XATTR_BYTES_MAX];
+    ssize_t n = ht_ns_getxattr(k->ns, ino, "user.note", value, sizeof(value));
+
+    return n < 0 ? mix(hash, 3) : ht_hash64(value, (size_t)n, hash);
+}
+
+static uint64_t name_hash(const struct harness *k, const char *name, uint64_t hash)
+{
+    char target[NAME_MAX_BYTES];
+    struct stat st;
+    uint64_t ino = harness_find(k, HT_NS_ROOT_INO, name);
+
+    if (!ino || ht_ns_getattr(k->ns, ino, &st))
+        return mix(hash, 4);
+    hash = mix(mix(hash, st.st_mode), st.st_nlink);
+    if (S_ISLNK(st.st_mode)) {
+        ssize_t n = ht_ns_readlink(k->ns, ino, target, sizeof(target));
+        return n < 0 ? 0 : ht_hash64(target, (size_t)n, hash);
+    }
+    return xattr_hash(k, ino, harness_file_hash(k, ino, hash));
+}
+
+static uint64_t model_hash(const struct harness *k)
+{
+    uint64_t root = harness_find(k, HT_NS_ROOT_INO, "model");
+
+    if (!root)
+        return 0;
+    return mix(harness_model_hash(k, root, params, PARAMS), harness_model_step(k, root));
+}
+
+static uint64_t group_hash(const struct harness *k, const char *group)
+{
+    char names[NAME_MAX_BYTES], *rest = NULL;
+    uint64_t hash = 0;
+
+    if (is_model(group))
+        return model_hash(k);
+    snprintf(names, sizeof(names), "%s", group);
+    for (char *name = strtok_r(names, " ", &rest); name; name = strtok_r(NULL, " ", &rest))
+        hash = name_hash(k, name, hash);
+    return hash;
+}
+
+static bool group_has(const char *group, const char *name)
+{
+    char names[NAME_MAX_BYTES], *rest = NULL;
+
+    snprintf(names, sizeof(names), "%s", group);
+    for (char *word = strtok_r(names, " ", &rest); word; word = strtok_r(NULL, " ", &rest))
+        if (strcmp(word, name) == 0)
+            return true;
+    return false;
+}
+
+/* ------------------------------------------------------------ remembering */
+
+static void push(struct crash_scenario *s, unsigned g, uint64_t hash)
+{
+    if (s->count[g] && s->history[g][s->count[g] - 1] == hash)
+        return;
+    s->history[g] = realloc(s->history[g], (s->count[g] + 1) * sizeof(uint64_t));
+    s->history[g][s->count[g]++] = hash;
+}
+
+/* Something outside models has changed. */
+static void note(struct crash_scenario *s)
+{
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
+        if (!is_model(s->script->groups[g]))
+            push(s, g, group_hash(&s->k, s->script->groups[g]));
+}
+
+static void acknowledge(struct crash_scenario *s)
+{
+    char text[32];
+
+    s->acks = realloc(s->acks, (s->ack_count + 1) * sizeof(*s->acks));
+    s->acks[s->ack_count++] = s->now;
+    snprintf(text, sizeof(text), "ack %zu", s->ack_count - 1);
+    if (s->recording)
+        ck_assert_int_eq(recorder_mark(s->k.dev[0], text), 0);
+}
+
+/* Acknowledges the present state of the group of this name; NULL: of everything outside models. */
+static void promise(struct crash_scenario *s, const char *name)
+{
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
+        if (name ? group_has(s->script->groups[g], name) : !is_model(s->script->groups[g]))
+            s->now.floor[g] = s->count[g] - 1;
+    acknowledge(s);
+}
+
+size_t scenario_ack_at(const struct recording *rec, size_t point)
+{
+    for (size_t i = point; i-- > 0;)
+        if (rec->entry[i].mark && !memcmp(rec->entry[i].data, "ack ", 4))
+            return (size_t)strtoull((const char *)rec->entry[i].data + 4, NULL, 10);
+    return 0;
+}
+
+/* ------------------------------------------------------------------- play */
+
+static uint8_t *devices_content(const struct harness *k)
+{
+    uint8_t *all = malloc((size_t)k->dev_count * SCENARIO_DEVICE_BYTES);
+
+    for (unsigned i = 0; i < k->dev_count; i++)
+        memcpy(all + (size_t)i * SCENARIO_DEVICE_BYTES, ht_dev_ram_data(k->dev[i]), SCENARIO_DEVICE_BYTES);
+    return all;
+}
+
+void scenario_play(struct crash_scenario *s, const struct scenario_script *script, struct recording *out_rec,
+                   uint8_t **out_base)
+{
+    char path[64];
+    int fd = memfd_create("hitrain-recording", MFD_CLOEXEC);
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    *s = (struct crash_scenario){.script = script};
+    harness_format(&s->k, script->devices, SCENARIO_DEVICE_BYTES, script->lba);
+    ck_assert_int_eq(harness_open(&s->k, 1), 0);
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && script->groups[g]; g++)
+        push(s, g, group_hash(&s->k, script->groups[g]));
+    if (script->prepare)
+        script->prepare(s);
+    ck_assert_int_eq(ht_store_commit(s->k.store), 0);
+    promise(s, NULL);
+    s->acks[0] = s->now; /* before the first mark only the prepared content is acknowledged */
+    *out_base = devices_content(&s->k);
+    harness_record(&s->k, path);
+    s->recording = true;
+    script->run(s);
+    ck_assert_int_eq(harness_close(&s->k, false), 0);
+    ck_assert_int_eq(recorder_stop(s->k.dev[0]), 0);
+    recording_load(out_rec, path);
+    close(fd);
+}
+
+void scenario_free(struct crash_scenario *s)
+{
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX; g++)
+        free(s->history[g]);
+    free(s->acks);
+    harness_free(&s->k);
+}
+
+/* ---------------------------------------------------------------- compare */
+
+static bool allowed(const struct crash_scenario *s, unsigned g, size_t floor, uint64_t hash)
+{
+    for (size_t i = floor; i < s->count[g]; i++)
+        if (s->history[g][i] == hash)
+            return true;
+    return false;
+}
+
+const char *scenario_compare(const struct crash_scenario *s, size_t ack, const struct harness *k, uint64_t *out_hash)
+{
+    static char wrong[128];
+    uint64_t all = 0;
+
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++) {
+        uint64_t hash = group_hash(k, s->script->groups[g]);
+        all = mix(all, hash);
+        if (allowed(s, g, s->acks[ack].floor[g], hash))
+            continue;
+        bool older = allowed(s, g, 0, hash);
+        snprintf(wrong, sizeof(wrong), "\"%s\" %s", s->script->groups[g],
+                 older ? "is older than what was acknowledged" : "holds what it never held");
+        return wrong;
+    }
+    *out_hash = all;
+    return NULL;
+}
+
+static void work_pass(const struct harness *k, uint64_t root, unsigned step, unsigned pass)
+{
+    for (unsigned i = 0; i < PARAMS; i++)
+        (pass == 1 ? harness_sparse_gradient : harness_gradient)(k, root, &params[i], step * 100 + 10 * pass + i);
+}
+
+static void work(const struct crash_scenario *s, const struct harness *k, uint64_t root, unsigned step)
+{
+    char text[16];
+
+    for (unsigned pass = 0; pass < passes_of(s->script); pass++)
+        work_pass(k, root, step, pass);
+    snprintf(text, sizeof(text), "%u", step);
+    harness_put(k, root, "cursor", text, strlen(text));
+}
+
+static const char *train_on(const struct crash_scenario *s, const struct harness *k)
+{
+    uint64_t root = harness_find(k, HT_NS_ROOT_INO, "model");
+    uint64_t step = root ? harness_model_step(k, root) : UINT64_MAX;
+
+    if (step == UINT64_MAX)
+        return NULL;
+    work(s, k, root, (unsigned)step + 1000);
+    if (ht_optim_commit(k->optim, root))
+        return "a step after it cannot be committed";
+    return harness_model_step(k, root) == step + 1 ? NULL : "a step after it has the wrong number";
+}
+
+static uint64_t all_hash(const struct crash_scenario *s, const struct harness *k)
+{
+    uint64_t all = name_hash(k, "after", 0);
+
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
+        all = mix(all, group_hash(k, s->script->groups[g]));
+    return all;
+}
+
+/* A full store can be emptied, and then there is room. */
+static int make_room(const struct harness *k)
+{
+    struct stat st = {.st_size = 0};
+    uint64_t filler = harness_find(k, HT_NS_ROOT_INO, "filler");
+    int rc = filler ? ht_ns_setattr(k->ns, filler, HT_SET_SIZE, &st, &st) : 0;
+
+    return rc || !filler ? rc : ht_store_commit(k->store);
+}
+
+static const char *write_after(const struct harness *k)
+{
+    static const char text[] = "after the crash";
+
+    if (make_room(k))
+        return "the store cannot be emptied";
+    uint64_t ino = harness_make(k, HT_NS_ROOT_INO, "after");
+    if (harness_write(k, ino, 0, text, sizeof(text)))
+        return "a file after it cannot be written";
+    return ht_ns_fsync(k->ns, ino) ? "a file after it cannot be synced" : NULL;
+}
+
+const char *scenario_go_on(const struct crash_scenario *s, struct harness *k)
+{
+    const char *wrong = write_after(k);
+
+    if (!wrong)
+        wrong = train_on(s, k);
+    uint64_t before = wrong ? 0 : all_hash(s, k);
+    int rc = harness_close(k, !wrong);
+    if (wrong || rc)
+        return wrong ? wrong : "it does not unmount";
+    if (harness_fsck(k))
+        return "fsck finds problems after going on";
+    rc = harness_open(k, 1);
+    if (!rc && all_hash(s, k) != before)
+        wrong = "what was done after it is gone";
+    harness_close(k, false);
+    return rc ? "it does not mount a second time" : wrong;
+}
+
+/* --------------------------------------------------- operations of scripts */
+
+static uint64_t must_find(const struct crash_scenario *s, const char *name)
+{
+    uint64_t ino = *name ? harness_find(&s->k, HT_NS_ROOT_INO, name) : HT_NS_ROOT_INO;
+
+    ck_assert_msg(ino != 0, "%s: there is no %s", s->script->name, name);
+    return ino;
+}
+
+static void pattern(uint8_t *out, uint64_t seed, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        out[i] = (uint8_t)(1 + (seed * 31 + i / 7) % 250); /* no zeros: zeros would hide lost bytes */
+}
+
+int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len)
+{
+    uint8_t *bytes = malloc(len);
+    uint64_t ino = harness_make(&s->k, HT_NS_ROOT_INO, name);
+
+    note(s);
+    pattern(bytes, seed, len);
+    int rc = harness_write(&s->k, ino, off, bytes, len);
+    ck_assert(rc == 0 || rc == -ENOSPC);
+    free(bytes);
+    note(s);
+    return rc;
+}
+
+void scenario_fsync(struct crash_scenario *s, const char *name)
+{
+    ck_assert_int_eq(ht_ns_fsync(s->k.ns, must_find(s, name)), 0);
+    promise(s, name);
+}
+
+void scenario_commit(struct crash_scenario *s)
+{
+    ck_assert_int_eq(ht_store_commit(s->k.store), 0);
+    promise(s, NULL);
+}
+
+void scenario_truncate(struct crash_scenario *s, const char *name, uint64_t size)
+{
+    struct stat st = {.st_size = (off_t)size};
+
+    ck_assert_int_eq(ht_ns_setattr(s->k.ns, must_find(s, name), HT_SET_SIZE, &st, &st), 0);
+    note(s);
+}
+
+void scenario_punch(struct crash_scenario *s, const char *name, uint64_t off, uint64_t len)
+{
+    struct ht_obj *o;
+    uint64_t ino = must_find(s, name);
+
+    ck_assert_int_eq(ht_ns_open(s->k.ns, ino, &o), 0);
+    ck_assert_int_eq(ht_obj_punch(o, off, len), 0);
+    ht_ns_close(s->k.ns, ino);
+    note(s);
+}
+
+void scenario_clone(struct crash_scenario *s, const char *from, const char *to, uint64_t len)
+{
+    struct ht_obj *a, *b;
+    uint64_t source = must_find(s, from), target = harness_make(&s->k, HT_NS_ROOT_INO, to);
+
+    note(s);
+    ck_assert_int_eq(ht_ns_open(s->k.ns, source, &a), 0);
+    ck_assert_int_eq(ht_ns_open(s->k.ns, target, &b), 0);
+    ck_assert_int_eq(ht_obj_clone(a, 0, b, 0, len), (ssize_t)len);
+    ht_ns_close(s->k.ns, source);
+    ht_ns_close(s->k.ns, target);
+    note(s);
+}
+
+void scenario_rename(struct crash_scenario *s, const char *from, const char *to, unsigned flags)
+{
+    ck_assert_int_eq(ht_ns_rename(s->k.ns, HT_NS_ROOT_INO, from, HT_NS_ROOT_INO, to, flags), 0);
+    note(s);
+}
+
+void scenario_link(struct crash_scenario *s, const char *from, const char *to)
+{
+    struct stat st;
+
+    ck_assert_int_eq(ht_ns_link(s->k.ns, must_find(s, from), HT_NS_ROOT_INO, to, &st), 0);
+    ht_ns_forget(s->k.ns, st.st_ino, 1);
+    note(s);
+}
+
+void scenario_unlink(struct crash_scenario *s, const char *name)
+{
+    ck_assert_int_eq(ht_ns_unlink(s->k.ns, HT_NS_ROOT_INO, name), 0);
+    note(s);
+}
+
+void scenario_symlink(struct crash_scenario *s, const char *name, const char *target)
+{
+    struct stat st;
+
+    ck_assert_int_eq(ht_ns_symlink(s->k.ns, HT_NS_ROOT_INO, name, target, (struct ht_cred){0, 0}, &st), 0);
+    ht_ns_forget(s->k.ns, st.st_ino, 1);
+    note(s);
+}
+
+void scenario_xattr(struct crash_scenario *s, const char *name, uint64_t seed, size_t len)
+{
+    static uint8_t value[XATTR_BYTES_MAX];
+
+    pattern(value, seed, len);
+    ck_assert_int_eq(ht_ns_setxattr(s->k.ns, must_find(s, name), "user.note", value, len, 0), 0);
+    note(s);
+}
+
+static void note_model(struct crash_scenario *s)
+{
+    for (unsigned g = 0; g < SCENARIO_GROUPS_MAX && s->script->groups[g]; g++)
+        if (is_model(s->script->groups[g]))
+            push(s, g, model_hash(&s->k));
+    promise(s, "model");
+}
+
+void scenario_model(struct crash_scenario *s)
+{
+    uint64_t root = harness_model(&s->k, "model", params, PARAMS, optimizer_of(s->script));
+
+    ck_assert_int_eq(ht_optim_commit(s->k.optim, root), 0);
+    note_model(s);
+}
+
+void scenario_work(struct crash_scenario *s, unsigned step)
+{
+    work(s, &s->k, must_find(s, "model"), step);
+    ck_assert_int_eq(ht_optim_wait(s->k.optim, must_find(s, "model"), 0), 0);
+}
+
+void scenario_pass(struct crash_scenario *s, unsigned step, unsigned pass)
+{
+    work_pass(&s->k, must_find(s, "model"), step, pass);
+    ck_assert_int_eq(ht_optim_wait(s->k.optim, must_find(s, "model"), 0), 0);
+}
+
+void scenario_model_commit(struct crash_scenario *s)
+{
+    ck_assert_int_eq(ht_optim_commit(s->k.optim, must_find(s, "model")), 0);
+    note_model(s);
+}
+
+void scenario_model_abort(struct crash_scenario *s)
+{
+    ck_assert_int_eq(ht_optim_abort(s->k.optim, must_find(s, "model")), 0);
+}
+
+void scenario_checkpoint(struct crash_scenario *s)
+{
+    ck_assert_int_eq(ht_store_checkpoint(s->k.store), 0);
+}
+
+void scenario_writeback(struct crash_scenario *s)
+{
+    ck_assert_int_ge(ht_writeback_now(s->k.store), 0);
+}
+
+void scenario_remount(struct crash_scenario *s, bool clean)
+{
+    ck_assert_int_eq(harness_close(&s->k, clean), 0);
+    if (clean)
+        promise(s, NULL);
+    ck_assert_int_eq(harness_open(&s->k, 1), 0);
+    note(s); /* unsynced changes may be gone */
+}
+
+/* Wherever it has been. Its image is in memory then. */
+static void rot_content(struct crash_scenario *s, const char *name, uint8_t *ram)
+{
+    static uint8_t block[HT_BLOCK_BYTES];
+    struct ht_obj *o;
+    uint64_t ino = must_find(s, name);
+
+    ck_assert_int_eq(ht_ns_open(s->k.ns, ino, &o), 0);
+    ck_assert_int_eq(ht_obj_read(o, 0, block, sizeof(block)), sizeof(block));
+    ht_ns_close(s->k.ns, ino);
+    for (uint64_t at = 0; at < SCENARIO_DEVICE_BYTES; at += HT_BLOCK_BYTES)
+        if (memcmp(ram + at, block, sizeof(block)) == 0)
+            ram[at] ^= 1;
+}
+
+void scenario_scrub(struct crash_scenario *s, const char *name)
+{
+    enum { PLACES = 3 };
+    struct ht_scrub_stats st;
+    const struct ht_super *sb = ht_store_super(s->k.store);
+    uint8_t *ram = ht_dev_ram_data(s->k.dev[0]);
+
+    rot_content(s, name, ram);
+    ram[ht_super_offset(SCENARIO_DEVICE_BYTES, 1)] ^= 1;
+    ram[sb->log_offset[0] + sb->start_pos % sb->log_bytes] ^= 1;
+    ck_assert_int_eq(ht_store_scrub(s->k.store), 0);
+    ht_store_scrub_stats(s->k.store, &st);
+    ck_assert_uint_eq(st.run_found, PLACES);
+    ck_assert_uint_eq(st.run_repaired, PLACES);
+}
+
+void scenario_lose_log(struct crash_scenario *s, unsigned copy)
+{
+    ht_fault_arm(HT_FAULT_JOURNAL_WRITE, copy + 1, false);
+    scenario_write(s, "a", 77, 0, 10);
+    scenario_fsync(s, "a");
+    ck_assert_uint_gt(ht_fault_passed(HT_FAULT_JOURNAL_WRITE), copy);
+    ht_fault_disarm_all();
+}
+
+void scenario_lose_super(struct crash_scenario *s, unsigned device)
+{
+    for (int op = HT_IO_WRITE; op <= HT_IO_FLUSH; op++)
+        dev_fail(s->k.dev[device], op, 1, true);
+    /* the superblock is to name the feature first; no chunk is lost */
+    ck_assert_int_eq(ht_store_lose_chunk(s->k.store, 0, 0), -ENOENT);
+    for (int op = HT_IO_WRITE; op <= HT_IO_FLUSH; op++)
+        dev_fail(s->k.dev[device], op, 0, false);
+}
+
+void scenario_resync_log(struct crash_scenario *s)
+{
+    ck_assert_int_eq(ht_store_resync_log(s->k.store), 0);
+}
+
+void scenario_fill(struct crash_scenario *s, uint64_t leave)
+{
+    static uint8_t zeros[FILE_BYTES_MAX];
+    struct ht_store_stats st;
+    uint64_t ino = harness_make(&s->k, HT_NS_ROOT_INO, "filler");
+
+    ht_store_stats(s->k.store, &st);
+    for (uint64_t at = 0; at + leave < st.available_bytes;) {
+        uint64_t n = ht_min_u64(sizeof(zeros), st.available_bytes - leave - at);
+        ck_assert_int_eq(harness_write(&s->k, ino, at, zeros, n), 0);
+        at += n;
+    }
+    ck_assert_int_eq(ht_ns_fsync(s->k.ns, ino), 0);
+}

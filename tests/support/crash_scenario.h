@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * crash_scenario.h - a short script on a store; it notes when an operation is acknowledged and checks crash states.
+ *
+ * A scenario has groups of names. One number stands for everything in a group: content, attributes, links, or a whole
+ * model with its step. The scenario keeps the list of past numbers. In a right state each group is at its last
+ * acknowledged number (fsync or commit had returned) or at a later one. Names that share a group change together or not
+ * at all. Scripts therefore sync their content before they rename them.
+ */
+#ifndef HITRAIN_TESTS_SUPPORT_CRASH_SCENARIO_H
+#define HITRAIN_TESTS_SUPPORT_CRASH_SCENARIO_H
+
+#include "tests/support/harness.h"
+#include "tests/support/states.h"
+
+enum { SCENARIO_GROUPS_MAX = 4, SCENARIO_DEVICE_BYTES = 8 << 20 };
+
+struct crash_scenario;
+
+struct scenario_script {
+    const char *name;
+    const char *groups[SCENARIO_GROUPS_MAX]; /* names, separated by spaces; "model" is a model root */
+    unsigned lba, devices;
+    void (*prepare)(struct crash_scenario *s); /* before the recording begins; may be NULL */
+    void (*run)(struct crash_scenario *s);
+    bool accumulates; /* two gradients of each parameter make a step of its model, and the second is sparse */
+    bool seldom;      /* only by its name, or with HITRAIN_LONG=1 */
+};
+extern const struct scenario_script scenario_scripts[];
+extern const unsigned scenario_script_count;
+
+struct scenario_ack {
+    size_t floor[SCENARIO_GROUPS_MAX];
+};
+
+struct crash_scenario {
+    const struct scenario_script *script;
+    struct harness k;
+    uint64_t *history[SCENARIO_GROUPS_MAX];
+    size_t count[SCENARIO_GROUPS_MAX];
+    struct scenario_ack now, *acks; /* acknowledged now; acknowledged at each mark */
+    size_t ack_count;
+    bool recording;
+};
+
+/*
+ * Play the script; base gets the content of the devices when the recording began, one after the other. The caller
+ * frees *out_base, the recording and the scenario.
+ */
+void scenario_play(struct crash_scenario *s, const struct scenario_script *script, struct recording *out_rec,
+                   uint8_t **out_base);
+void scenario_free(struct crash_scenario *s);
+/* Index into acks of the acknowledgements that held when the recording had `point` entries. */
+size_t scenario_ack_at(const struct recording *rec, size_t point);
+
+/*
+ * The store is mounted. Checks that every group holds an allowed state. Returns NULL, or a text that names the
+ * mismatch. *out_hash covers all groups.
+ */
+const char *scenario_compare(const struct crash_scenario *s, size_t ack, const struct harness *k, uint64_t *out_hash);
+/*
+ * The store is mounted. Writes, syncs, trains and commits, unmounts, and finds all that again. fsck reports no problem.
+ */
+const char *scenario_go_on(const struct crash_scenario *s, struct harness *k);
+
+/* Operations of scripts. Those that return something return 0 or -ENOSPC; everything else ends the test. */
+int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len);
+void scenario_fsync(struct crash_scenario *s, const char *name); /* "" is the root directory */
+void scenario_commit(struct crash_scenario *s);                  /* all that is outside models */
+void scenario_truncate(struct crash_scenario *s, const char *name, uint64_t size);
+void scenario_punch(struct crash_scenario *s, const char *name, uint64_t off, uint64_t len);
+void scenario_clone(struct crash_scenario *s, const char *from, const char *to, uint64_t len);
+void scenario_rename(struct crash_scenario *s, const char *from, const char *to, unsigned flags);
+void scenario_link(struct crash_scenario *s, const char *from, const char *to);
+void scenario_unlink(struct crash_scenario *s, const char *name);
+void scenario_symlink(struct crash_scenario *s, const char *name, const char *target);
+void scenario_xattr(struct crash_scenario *s, const char *name, uint64_t seed, size_t len);
+void scenario_model(struct crash_scenario *s);                              /* makes and commits one */
+void scenario_work(struct crash_scenario *s, unsigned step);                /* gradients and other changes of a step */
+void scenario_pass(struct crash_scenario *s, unsigned step, unsigned pass); /* one gradient of each parameter only */
+void scenario_model_commit(struct crash_scenario *s);
+void scenario_model_abort(struct crash_scenario *s);
+void scenario_checkpoint(struct crash_scenario *s);
+void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
+/*
+ * Damage on the first device, below the recorder: a superblock copy, a frame of a log copy,
+ * the first block of the name; and its repair.
+ */
+void scenario_scrub(struct crash_scenario *s, const char *name);
+void scenario_lose_log(struct crash_scenario *s, unsigned copy); /* by one error; and it comes back */
+void scenario_resync_log(struct crash_scenario *s);
+void scenario_lose_super(struct crash_scenario *s, unsigned device); /* its log goes on */
+void scenario_remount(struct crash_scenario *s, bool clean);
+/* Leaves so many bytes of space only. */
+void scenario_fill(struct crash_scenario *s, uint64_t leave);
+
+#endif

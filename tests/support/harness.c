@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* harness.c - the whole daemon but FUSE, on devices of memory. */
+#include <check.h>
+#include <hitrain/topk.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "mount-helpers/fsck/fsck.h"
+#include "tests/support/dev.h"
+#include "tests/support/harness.h"
+#include "tests/support/recorder.h"
+#include "tests/support/states.h"
+#include "tiering/base/hash.h"
+
+enum { SPARSE_EVERY = 5, USED_BYTE = 0xa5 };
+
+/* ------------------------------------------------------------------- life */
+
+/* A format leaves the older content of the device in the log. Zeros there would look like padding, and hide a tear. */
+static void fill_logs(const struct harness *k, const struct ht_super *sb)
+{
+    for (unsigned c = 0; c < HT_LOG_COPIES; c++)
+        memset((uint8_t *)ht_dev_ram_data(k->dev[sb->log_device[c]]) + sb->log_offset[c], USED_BYTE, sb->log_bytes);
+}
+
+void harness_format(struct harness *k, unsigned dev_count, uint64_t bytes, unsigned lba)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+
+    *k = (struct harness){.dev_count = dev_count};
+    for (unsigned i = 0; i < dev_count; i++)
+        ck_assert_int_eq(dev_open_ram(bytes, lba, &k->dev[i]), 0);
+    ck_assert_int_eq(ht_super_format(k->dev, dev_count, &opts, &sb), 0);
+    fill_logs(k, &sb);
+}
+
+/* The path of a new file, or of the device that is to be used in its place: then true. */
+static bool find_place(char path[PATH_MAX], uint64_t bytes)
+{
+    const char *folder = getenv("HITRAIN_BUILD"), *given = getenv("HITRAIN_TEST_DEVICE");
+
+    if (given) {
+        snprintf(path, PATH_MAX, "%s", given);
+        return true;
+    }
+    snprintf(path, PATH_MAX, "%s/stack-XXXXXX", folder ? folder : "/tmp");
+    int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(ftruncate(fd, (off_t)bytes), 0);
+    close(fd);
+    return false;
+}
+
+bool harness_format_file(struct harness *k, uint64_t bytes)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+    char path[PATH_MAX];
+    bool given = find_place(path, bytes);
+
+    *k = (struct harness){.dev_count = 1};
+    int rc = ht_dev_open(path, HT_DEV_NOWAIT, &k->dev[0]);
+    if (!given)
+        unlink(path);
+    if (rc == -EINVAL)
+        return false;
+    ck_assert_int_eq(rc, 0);
+    ck_assert_int_eq(ht_super_format(k->dev, 1, &opts, &sb), 0);
+    return true;
+}
+
+static int make_layers(struct harness *k, unsigned optim_threads)
+{
+    struct ht_store_opts opts = {.dram_bytes = (8 << 20) + k->shm_bytes,
+                                 .staging_bytes = 16 << 20,
+                                 .shm_bytes = k->shm_bytes,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = true};
+    int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
+
+    if (!rc)
+        rc = ht_ctl_new(k->store, &k->ctl);
+    if (!rc)
+        rc = ht_ns_new(k->store, ht_ctl_ns_hooks(k->ctl), 0, 0, &k->ns);
+    if (!rc)
+        rc = ht_optim_new(k->store, optim_threads, ht_ctl_optim_hooks(k->ctl), &k->optim);
+    return rc;
+}
+
+int harness_open(struct harness *k, unsigned optim_threads)
+{
+    int rc = make_layers(k, optim_threads);
+
+    if (rc)
+        return rc;
+    ht_ctl_attach(k->ctl, k->ns, k->optim);
+    rc = ht_store_mount(k->store);
+    if (!rc)
+        rc = ht_ns_start(k->ns);
+    if (!rc)
+        rc = ht_optim_start(k->optim);
+    return rc ? rc : ht_ctl_start(k->ctl);
+}
+
+int harness_close(struct harness *k, bool clean)
+{
+    int rc = 0;
+
+    if (k->optim)
+        ht_optim_stop(k->optim);
+    if (clean)
+        rc = ht_store_unmount(k->store);
+    if (k->ctl)
+        ht_ctl_detach(k->ctl);
+    if (k->optim)
+        ht_optim_free(k->optim);
+    if (k->ns)
+        ht_ns_free(k->ns);
+    if (k->ctl)
+        ht_ctl_free(k->ctl);
+    if (k->store)
+        ht_store_close(k->store);
+    k->store = NULL;
+    k->ctl = NULL;
+    k->ns = NULL;
+    k->optim = NULL;
+    return rc;
+}
+
+void harness_free(struct harness *k)
+{
+    for (unsigned i = 0; i < k->dev_count; i++)
+        ht_dev_close(k->dev[i]);
+    k->dev_count = 0;
+}
+
+/* text: of the problems, to be freed. */
+static uint64_t run_passes(const struct harness *k, char **text, int *out_rc)
+{
+    static int (*const passes[])(struct ht_fsck * f) = {ht_fsck_pass_super, ht_fsck_pass_log,  ht_fsck_pass_names,
+                                                        ht_fsck_pass_optim, ht_fsck_pass_refs, ht_fsck_pass_tensors};
+    size_t len = 0;
+    struct ht_fsck *f = calloc(1, sizeof(*f));
+
+    f->opt.json = true;
+    memcpy(f->devs, k->dev, sizeof(f->devs));
+    f->dev_count = k->dev_count;
+    ht_json_init(&f->json, open_memstream(text, &len));
+    ht_json_array(&f->json, NULL);
+    int rc = 0;
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(passes) && !rc; i++)
+        rc = passes[i](f);
+    ht_json_end(&f->json);
+    fclose(f->json.to);
+    f->dev_count = 0; /* the devices are not its own */
+    ht_fsck_close(f);
+    uint64_t problems = f->problems;
+    free(f);
+    *out_rc = rc;
+    return problems;
+}
+
+uint64_t harness_problems(const struct harness *k, int *out_rc)
+{
+    char *text = NULL;
+    uint64_t n = run_passes(k, &text, out_rc);
+
+    free(text);
+    return n;
+}
+
+int harness_repair(const struct harness *k)
+{
+    char *text = NULL;
+    size_t len = 0;
+    struct ht_fsck *f = calloc(1, sizeof(*f));
+
+    f->opt.mode = HT_FSCK_YES;
+    f->out = open_memstream(&text, &len);
+    memcpy(f->devs, k->dev, sizeof(f->devs));
+    f->dev_count = k->dev_count;
+    ht_json_init(&f->json, f->out);
+    int status = ht_fsck_run(f, "ram");
+    fclose(f->out);
+    f->dev_count = 0; /* the devices are not its own */
+    ht_fsck_close(f);
+    free(f);
+    free(text);
+    return status;
+}
+
+void harness_record(const struct harness *k, const char *path)
+{
+    ck_assert_int_eq(recorder_start(k->dev[0], path), 0);
+    for (unsigned i = 1; i < k->dev_count; i++)
+        ck_assert_int_eq(recorder_join(k->dev[i], k->dev[0]), 0);
+}
+
+unsigned harness_fsck(const struct harness *k)
+{
+    char *text = NULL;
+    int rc;
+    unsigned n = (unsigned)run_passes(k, &text, &rc) + (rc != 0);
+
+    if (n)
+        printf("fsck: %s\n", text);
+    free(text);
+    return n;
+}
+
+/* ------------------------------------------------------------------ files */
+
+uint64_t harness_find(const struct harness *k, uint64_t dir, const char *name)
+{
+    struct stat st;
+
+    if (ht_ns_lookup(k->ns, dir, name, &st))
+        return 0;
+    ht_ns_forget(k->ns, st.st_ino, 1);
+    return st.st_ino;
+}
+
+uint64_t harness_make(const struct harness *k, uint64_t dir, const char *name)
+{
+    struct stat st;
+    uint64_t ino = harness_find(k, dir, name);
+
+    if (ino)
+        return ino;
+    ck_assert_int_eq(ht_ns_mknod(k->ns, dir, name, S_IFREG | 0644, 0, (struct ht_cred){0, 0}, &st), 0);
+    ht_ns_forget(k->ns, st.st_ino, 1);
+    return st.st_ino;
+}
+
+int harness_write(const struct harness *k, uint64_t ino, uint64_t off, const void *data, size_t len)
+{
+    struct ht_obj *o;
+
+    ck_assert_int_eq(ht_ns_open(k->ns, ino, &o), 0);
+    ssize_t n = ht_obj_write(o, off, data, len);
+    ht_ns_touch(k->ns, ino, true);
+    ht_ns_close(k->ns, ino);
+    return n == (ssize_t)len ? 0 : n < 0 ? (int)n : -ENOSPC;
+}
+
+void harness_put(const struct harness *k, uint64_t dir, const char *name, const void *data, size_t len)
+{
+    ck_assert_int_eq(harness_write(k, harness_make(k, dir, name), 0, data, len), 0);
+}
+
+void harness_set_word(const struct harness *k, uint64_t ino, const char *name, const char *value)
+{
+    struct ht_caller root = {{0, 0}, NULL, NULL};
+
+    ck_assert_int_eq(ht_attribute_set(k->ctl, ino, name, value, strlen(value), 0, &root), 0);
+}
+
+/* ------------------------------------------------------------------ models */
+
+uint64_t harness_element_bytes(const struct harness_param *p)
+{
+    return strcmp(p->dtype, "f32") == 0 ? 4 : 2;
+}
+
+static uint8_t dtype_of(const struct harness_param *p)
+{
+    return harness_element_bytes(p) == 4 ? HT_DTYPE_F32 : HT_DTYPE_BF16;
+}
+
+static void fill(uint8_t *out, const struct harness_param *p, uint64_t seed)
+{
+    for (uint64_t e = 0; e < p->elements; e++) {
+        float x = (float)(int32_t)(rnd_next(&seed) & 0xffff) / 65536.0f - 0.5f;
+        uint32_t bits;
+        memcpy(&bits, &x, 4);
+        if (harness_element_bytes(p) == 4)
+            ht_le32_store(out + 4 * e, bits);
+        else
+            memcpy(out + 2 * e, (uint8_t *)&bits + 2, 2);
+    }
+}
+
+uint64_t harness_model(const struct harness *k, const char *name, const struct harness_param *params, unsigned count,
+                       const char *config)
+{
+    struct stat st;
+    struct ht_cred cred = {0, 0};
+
+    ck_assert_int_eq(ht_ns_mkdir(k->ns, HT_NS_ROOT_INO, name, 0755, cred, &st), 0);
+    uint64_t root = st.st_ino;
+    for (unsigned i = 0; i < count; i++) {
+        uint8_t *bytes = malloc(params[i].elements * 4);
+        harness_set_word(k, harness_make(k, root, params[i].name), "user.hitrain.dtype", params[i].dtype);
+        fill(bytes, &params[i], i + 1);
+        harness_put(k, root, params[i].name, bytes, params[i].elements * harness_element_bytes(&params[i]));
+        free(bytes);
+    }
+    harness_put(k, root, "cursor", "0", 1);
+    harness_set_word(k, root, "user.hitrain.optimizer", config);
+    return root;
+}
+
+/* The object must be closed with ht_ns_close. */
+static struct ht_param_desc describe(const struct harness *k, uint64_t root, const struct harness_param *p,
+                                     uint64_t ino)
+{
+    struct ht_obj *o;
+
+    ck_assert_int_eq(ht_ns_open(k->ns, ino, &o), 0);
+    return (struct ht_param_desc){.root = root, .obj = o, .dtype = dtype_of(p), .grad_dtype = dtype_of(p)};
+}
+
+void harness_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed)
+{
+    struct ht_grad *g;
+    uint64_t ino = harness_find(k, root, p->name), bytes = p->elements * harness_element_bytes(p);
+    struct ht_param_desc desc = describe(k, root, p, ino);
+
+    ck_assert_int_eq(ht_grad_open(k->optim, &desc, &g), 0);
+    uint8_t *data = malloc(bytes);
+    fill(data, p, seed);
+    ck_assert_int_eq(ht_grad_write(g, 0, data, bytes), (ssize_t)bytes);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
+/* Without the first element, so that no update begins. */
+void harness_dropped_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed)
+{
+    struct ht_grad *g;
+    uint64_t ino = harness_find(k, root, p->name), bytes = p->elements * harness_element_bytes(p);
+    struct ht_param_desc desc = describe(k, root, p, ino);
+
+    ck_assert_int_eq(ht_grad_open(k->optim, &desc, &g), 0);
+    uint8_t *data = malloc(bytes);
+    fill(data, p, seed);
+    uint64_t end = ht_min_u64(bytes, 1000);
+    ck_assert_int_eq(ht_grad_write(g, 4, data, end - 4), (ssize_t)end - 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, data, 3), 3);
+    ck_assert_int_eq(ht_optim_drop(k->optim, root, ino, NULL), 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
+size_t harness_sparse_content(uint8_t *out, const struct harness_param *p, uint64_t seed)
+{
+    uint64_t count = ht_div_up(p->elements, SPARSE_EVERY);
+    struct ht_topk_header h = {.magic = HT_TOPK_MAGIC, .dtype = dtype_of(p)};
+    const struct harness_param named = {p->name, p->dtype, count};
+    size_t at = sizeof(h);
+
+    ht_le32_store(&h.version, HT_TOPK_VERSION);
+    ht_le64_store(&h.elements, p->elements);
+    ht_le64_store(&h.count, count);
+    memcpy(out, &h, sizeof(h));
+    for (uint32_t i = 0; i < count; i++, at += 4)
+        ht_le32_store(out + at, SPARSE_EVERY * i);
+    fill(out + at, &named, seed);
+    return at + count * harness_element_bytes(p);
+}
+
+void harness_sparse_gradient(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t seed)
+{
+    struct ht_topk *t;
+    uint64_t ino = harness_find(k, root, p->name);
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    uint8_t *data = malloc(sizeof(struct ht_topk_header) + p->elements * 8);
+    size_t bytes = harness_sparse_content(data, p, seed);
+
+    ck_assert_int_eq(ht_topk_open(k->optim, &desc, &t), 0);
+    ck_assert_int_eq(ht_topk_write(t, 0, data, bytes), (ssize_t)bytes);
+    ck_assert_int_eq(ht_topk_flush(t), 0);
+    ht_topk_release(t);
+    ht_ns_close(k->ns, ino);
+    free(data);
+}
+
+uint64_t harness_file_hash(const struct harness *k, uint64_t ino, uint64_t hash)
+{
+    struct ht_obj *o;
+
+    if (ht_ns_open(k->ns, ino, &o))
+        return 1;
+    uint64_t size = ht_obj_size(o);
+    uint8_t *p = malloc(size + 1);
+    ssize_t n = ht_obj_read(o, 0, p, size);
+    hash = n == (ssize_t)size ? ht_hash64(p, size, hash ^ size) : 2;
+    free(p);
+    ht_ns_close(k->ns, ino);
+    return hash;
+}
+
+static uint64_t mix_state(const struct harness *k, uint64_t root, const struct harness_param *p, uint64_t ino,
+                          uint64_t hash)
+{
+    static const char *const names[] = {"exp_avg", "exp_avg_sq", "momentum_buffer", "sum", "step", "master"};
+    struct ht_param_desc desc = describe(k, root, p, ino);
+    uint8_t *data = malloc(p->elements * 4);
+
+    for (unsigned s = 0; s < HT_ARRAY_SIZE(names); s++) {
+        ssize_t n = ht_optim_state_read(k->optim, &desc, names[s], 0, data, p->elements * 4);
+        if (n > 0)
+            hash = ht_hash64(data, (size_t)n, hash + s);
+    }
+    free(data);
+    ht_ns_close(k->ns, ino);
+    return hash;
+}
+
+static int mix_name(void *ctx, const struct ht_ns_dirent *e)
+{
+    uint64_t *sum = ctx;
+
+    *sum += ht_hash64(e->name, strlen(e->name), 3); /* whatever the order */
+    return 0;
+}
+
+uint64_t harness_model_hash(const struct harness *k, uint64_t root, const struct harness_param *params, unsigned count)
+{
+    uint64_t hash = 0, names = 0, cursor = harness_find(k, root, "cursor");
+
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t ino = harness_find(k, root, params[i].name);
+        if (!ino)
+            return 0;
+        hash = harness_file_hash(k, ino, hash);
+        hash = mix_state(k, root, &params[i], ino, hash);
+    }
+    if (!cursor)
+        return 0;
+    hash = harness_file_hash(k, cursor, hash);
+    ck_assert_int_eq(ht_ns_readdir(k->ns, root, 0, mix_name, &names), 0);
+    return hash ^ names;
+}
+
+uint64_t harness_model_step(const struct harness *k, uint64_t root)
+{
+    struct ht_root_stat st;
+
+    return ht_optim_root_stat(k->optim, root, &st) ? UINT64_MAX : st.durable_step;
+}

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* memory.c - see memory.h. */
+#include <pthread.h>
+
+#include "tests/support/memory.h"
+#include "tiering/sys/mem.h"
+
+enum { KEPT_MAX = 8, HUGE_PAGE_BYTES = 2 << 20 };
+
+int __real_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
+void __real_ht_pinned_free(struct ht_pinned *m);
+int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
+void __wrap_ht_pinned_free(struct ht_pinned *m);
+
+static struct {
+    pthread_mutex_t lock;
+    bool on;
+    struct ht_pinned area[KEPT_MAX];
+    unsigned count;
+} kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static bool take(struct ht_pinned *m, size_t bytes)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&kept.lock);
+    for (unsigned i = 0; i < kept.count && !found; i++) {
+        found = kept.area[i].bytes == bytes;
+        if (!found)
+            continue;
+        *m = kept.area[i];
+        kept.area[i] = kept.area[--kept.count];
+    }
+    pthread_mutex_unlock(&kept.lock);
+    return found;
+}
+
+static bool keep(const struct ht_pinned *m)
+{
+    pthread_mutex_lock(&kept.lock);
+    bool room = kept.on && kept.count < KEPT_MAX;
+    if (room)
+        kept.area[kept.count++] = *m;
+    pthread_mutex_unlock(&kept.lock);
+    return room;
+}
+
+void memory_keep(bool on)
+{
+    pthread_mutex_lock(&kept.lock);
+    kept.on = on;
+    while (!on && kept.count > 0)
+        __real_ht_pinned_free(&kept.area[--kept.count]);
+    pthread_mutex_unlock(&kept.lock);
+}
+
+static bool is_divided(const struct ht_nodes *nodes)
+{
+    return nodes && nodes->count;
+}
+
+int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes)
+{
+    if (is_divided(nodes) || !take(m, ht_round_up(bytes, HUGE_PAGE_BYTES)))
+        return __real_ht_pinned_alloc(m, name, bytes, nodes);
+    m->nodes = nodes;
+    return 0;
+}
+
+void __wrap_ht_pinned_free(struct ht_pinned *m)
+{
+    if (m->base)
+        ht_pinned_stop_populating(m);
+    if (!m->base || is_divided(m->nodes) || !keep(m))
+        __real_ht_pinned_free(m);
+    *m = (struct ht_pinned){.base = NULL};
+}

@@ -1,0 +1,116 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants: the program without one safeguard (tiering/base/mutant.h). A test that passes on a mutant proves nothing.
+
+Each row names a mutant, the missing safeguard, and the test that has to notice. The tests are the ordinary ones, built
+in a folder of their own with MUTANTS=1; the same tests pass on the program itself. The last line is "N mutants caught,
+N not".
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+
+SECONDS_MAX = 300
+SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
+SCRUB = 'tests/unit/tiering/store/test_scrub'
+FLUSH = 'tests/unit/tiering/store/test_flush'
+STEP = 'tests/unit/optim/step/test_step'
+HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
+
+# mutant, missing safeguard, program, scenario (of crash_small)
+MUTANTS = [
+    ('data-flush', 'flush of data before the frame that names it', SMALL, 'create'),
+    ('second-flush', 'flush of data on the other device', SMALL, 'two-write'),
+    ('frame-flush', 'flush after a frame', SMALL, 'create'),
+    ('early-answer', 'fsync waits for the frame', SMALL, 'create'),
+    ('super-flush', 'flushes of the superblock', SMALL, 'mount'),
+    ('super-order', 'the last good superblock is overwritten last', SMALL, 'mount'),
+    ('epoch-unnamed', 'the superblock knows an epoch before frames do', SMALL, 'mount'),
+    ('start-early', 'checkpoint is durable before its start is named', SMALL, 'checkpoint'),
+    ('log-reuse', 'log space is free when the new start is durable', SMALL, 'log-wrap'),
+    ('no-refill', 'a stale copy of the log is refilled', SMALL, 'create'),
+    ('pending-emitted', 'checkpoint emits published state only', SMALL, 'checkpoint-step'),
+    ('torn-commit', 'one commit is one frame', SMALL, 'step'),
+    ('reuse-at-once', 'freed space waits for the log', SMALL, 'reuse'),
+    ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
+    ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
+    ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
+    ('super-checksum', 'checksum of a superblock', ROT, ''),
+    ('chunk-checksum', 'checksum of stored content', ROT, ''),
+    ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
+    ('no-chain', 'a frame names the one before it', ROT, ''),
+    ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
+    ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
+    ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
+    ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
+]
+PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})
+FOUND = re.compile(r'state (\d+)')
+
+
+def command(test, build):
+    if '::' in test:
+        return ['/usr/bin/python3', '-m', 'pytest', '-x', '-q', '-rs', '-p', 'no:cacheprovider', test]
+    return [os.path.join(build, test)]
+
+
+def run(mutant, test, scenario, build, seed):
+    """(passed, skipped, output)"""
+    env = dict(os.environ, HITRAIN_MUTANT=mutant, HITRAIN_SEED=str(seed), HITRAIN_SCRIPT=scenario, HITRAIN_BUILD=build,
+               HITRAIN_BIN=os.path.join(build, 'bin'))
+    env.pop('HITRAIN_LONG', None)
+    if not scenario:
+        del env['HITRAIN_SCRIPT']
+    done = subprocess.run(command(test, build), env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, timeout=SECONDS_MAX)
+    text = done.stdout.decode('utf-8', 'replace')
+    skipped = '::' in test and ' skipped' in text and ' failed' not in text
+    return done.returncode == 0, skipped, text
+
+
+def states_until(text):
+    """How many states were looked at before the first bad one."""
+    found = FOUND.search(text)
+    return found.group(1) if found else '-'
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--build', required=True, help='folder of a build with MUTANTS=1')
+    p.add_argument('--seeds', type=int, default=1, help='run each so many times, with other random states')
+    p.add_argument('--mutant', default='', help='this one only')
+    args = p.parse_args()
+    caught = missed = 0
+    for test, scenario in (SMALL, 'create'), (ROT, ''):
+        passed, _, text = run('', test, scenario, os.path.abspath(args.build), 1)
+        if not passed:
+            sys.exit(f'{text}\nthe tests fail without any mutant: what they say of mutants means nothing')
+    print(f'figures: {"mutant":<16} {"what it lacks":<52} {"caught by":<14} {"state":>6} {"s":>6}')
+    for mutant, lacks, test, scenario in MUTANTS:
+        if args.mutant and mutant != args.mutant:
+            continue
+        begin = time.monotonic()
+        results = [run(mutant, test, scenario, os.path.abspath(args.build), seed + 1) for seed in range(args.seeds)]
+        seconds = (time.monotonic() - begin) / args.seeds
+        by = scenario or test.split('/')[-1].split('.')[0]
+        if any(skipped for _, skipped, _ in results):
+            print(f'figures: {mutant:<16} {lacks:<52} {"skipped":<14} {"":>6} {seconds:6.1f}')
+            continue
+        unseen = sum(passed for passed, _, _ in results)
+        missed += unseen > 0
+        caught += unseen == 0
+        states = ' '.join(sorted({states_until(text) for _, _, text in results}))
+        print(f'figures: {mutant:<16} {lacks:<52} {by if not unseen else "NOT CAUGHT":<14} {states:>6} {seconds:6.1f}',
+              flush=True)
+        if unseen:
+            print(f'{mutant}: unnoticed in {unseen} of {args.seeds} runs')
+    print(f'{caught} mutants caught, {missed} not', flush=True)
+    return 1 if missed or not caught else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Workers and jobs without a mount: the test has the kernel's end of the connection, which is a socket here. */
+#include <check.h>
+#include <malloc.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "fs/fuse/fuse_priv.h"
+#include "tests/support/suite.h"
+#include "tests/support/wrap.h"
+
+#include <linux/fuse.h>
+
+enum { PINGS = 1000, HELD = 4, SECONDS_MAX = 20, DIRECTORY = 5 };
+
+static struct ht_fuse fuse;
+static struct ht_traffic traffic;
+static int kernel;
+static pthread_t loop;
+static int loop_rc;
+static long loop_waits;
+static sem_t go, began;
+static _Atomic unsigned ready;
+
+/* -------------------------------------------------------------- operations */
+
+static void op_access(fuse_req_t req, fuse_ino_t ino, int mask)
+{
+    fuse_reply_err(req, 0);
+}
+
+static void op_getattr(fuse_req_t req, fuse_ino_t ino, struct fuse_file_info *fi)
+{
+    sem_post(&began);
+    sem_wait(&go);
+    fuse_reply_err(req, ENOENT);
+}
+
+/* The test's kernel offers nothing, so libfuse refuses to go on. */
+static void op_init_wants_too_much(void *userdata, struct fuse_conn_info *conn)
+{
+    conn->want_ext |= FUSE_CAP_PASSTHROUGH;
+}
+
+static const struct fuse_lowlevel_ops ops = {.access = op_access, .getattr = op_getattr};
+static const struct fuse_lowlevel_ops greedy_ops = {.init = op_init_wants_too_much};
+
+/* --------------------------------------------------------------- the kernel */
+
+static void request(uint32_t opcode, const void *args, size_t len)
+{
+    uint8_t message[4096];
+    static uint64_t unique;
+    const struct fuse_in_header in = {
+        .len = (uint32_t)(sizeof(in) + len), .opcode = opcode, .unique = unique += 2, .nodeid = 1};
+
+    memcpy(message, &in, sizeof(in));
+    memcpy(message + sizeof(in), args, len);
+    ck_assert_int_eq(send(kernel, message, in.len, 0), in.len);
+}
+
+static struct fuse_out_header answer(void)
+{
+    uint8_t message[4096];
+    struct fuse_out_header out;
+
+    ck_assert_int_ge(recv(kernel, message, sizeof(message), 0), (ssize_t)sizeof(out));
+    memcpy(&out, message, sizeof(out));
+    return out;
+}
+
+static bool is_silent(void)
+{
+    char byte;
+
+    return recv(kernel, &byte, 1, MSG_DONTWAIT) < 0 && errno == EAGAIN;
+}
+
+static void ping(void)
+{
+    const struct fuse_access_in in = {0};
+
+    request(FUSE_ACCESS, &in, sizeof(in));
+    ck_assert_int_eq(answer().error, 0);
+}
+
+/* A worker has each of them until the test lets it answer. */
+static void hold(unsigned n)
+{
+    const struct fuse_getattr_in in = {0};
+
+    for (unsigned i = 0; i < n; i++)
+        request(FUSE_GETATTR, &in, sizeof(in));
+    for (unsigned i = 0; i < n; i++)
+        sem_wait(&began);
+}
+
+static void release(unsigned n)
+{
+    for (unsigned i = 0; i < n; i++)
+        sem_post(&go);
+    for (unsigned i = 0; i < n; i++)
+        ck_assert_int_eq(answer().error, -ENOENT);
+}
+
+static int agree(void)
+{
+    const struct fuse_init_in in = {.major = FUSE_KERNEL_VERSION, .minor = FUSE_KERNEL_MINOR_VERSION};
+
+    request(FUSE_INIT, &in, sizeof(in));
+    return answer().error;
+}
+
+/* ----------------------------------------------------------------- the loop */
+
+static void count_ready(void *ctx)
+{
+    ready++;
+}
+
+static void *run_loop(void *arg)
+{
+    struct rusage usage;
+
+    loop_rc = ht_workers_run(&fuse);
+    ck_assert_int_eq(getrusage(RUSAGE_THREAD, &usage), 0);
+    loop_waits = usage.ru_nvcsw;
+    return NULL;
+}
+
+static void begin(unsigned threads, const struct fuse_lowlevel_ops *with)
+{
+    const struct timeval patience = {.tv_sec = SECONDS_MAX};
+    char name[] = "test", path[32];
+    char *argv[] = {name, NULL};
+    struct fuse_args args = FUSE_ARGS_INIT(1, argv);
+    int fds[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
+    kernel = fds[0];
+    ck_assert_int_eq(setsockopt(kernel, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)), 0);
+    fuse.threads = threads;
+    fuse.session = fuse_session_new(&args, with, sizeof(*with), &fuse);
+    ck_assert_ptr_nonnull(fuse.session);
+    fuse_opt_free_args(&args);
+    snprintf(path, sizeof(path), "/dev/fd/%d", fds[1]);
+    ck_assert_int_eq(fuse_session_mount(fuse.session, path), 0);
+    fuse.mounted = true;
+    ck_assert_int_eq(pthread_create(&loop, NULL, run_loop, NULL), 0);
+}
+
+static void end(void)
+{
+    fuse.exited = true;
+    fuse_session_exit(fuse.session);
+    ht_workers_wake(&fuse);
+    ck_assert_int_eq(pthread_join(loop, NULL), 0);
+}
+
+static void setup(void)
+{
+    memset(&fuse, 0, sizeof(fuse));
+    fuse.traffic = &traffic;
+    fuse.ready = count_ready;
+    ready = 0;
+    sem_init(&go, 0, 0);
+    sem_init(&began, 0, 0);
+    ht_workers_init(&fuse);
+    ht_mutex_init(&fuse.job_lock, HT_LOCK_JOBS);
+    ck_assert_int_eq(ht_job_start(&fuse), 0);
+}
+
+static void teardown(void)
+{
+    ht_job_stop(&fuse);
+    fuse_session_destroy(fuse.session);
+    close(kernel);
+    ht_mutex_destroy(&fuse.job_lock);
+    ht_workers_destroy(&fuse);
+    sem_destroy(&go);
+    sem_destroy(&began);
+}
+
+/* ----------------------------------------------------------------- workers */
+
+START_TEST(the_mount_is_ready_when_a_protocol_is_agreed)
+{
+    begin(4, &ops);
+    ck_assert_int_eq(agree(), 0);
+    while (!ready)
+        usleep(1000);
+    ping();
+    end();
+    ck_assert_int_eq(loop_rc, 0);
+    ck_assert_uint_eq(ready, 1);
+}
+END_TEST
+
+START_TEST(a_refused_protocol_ends_the_loop_with_an_error)
+{
+    begin(4, &greedy_ops);
+    ck_assert_int_eq(agree(), -EPROTO);
+    ck_assert_int_eq(pthread_join(loop, NULL), 0);
+    ck_assert_int_eq(loop_rc, -EPROTO);
+    ck_assert_uint_eq(ready, 0);
+}
+END_TEST
+
+START_TEST(requests_of_a_single_worker_do_not_wake_the_loop)
+{
+    begin(1, &ops);
+    ck_assert_int_eq(agree(), 0);
+    for (unsigned i = 0; i < PINGS; i++)
+        ping();
+    end();
+    ck_assert_int_lt(loop_waits, PINGS / 4);
+}
+END_TEST
+
+/* Three allocations: the table of workers, and two buffers. */
+START_TEST(without_a_buffer_for_another_worker_the_mount_goes_on)
+{
+    wrap_fail(WRAP_MEMORY, 3, false);
+    wrap_pause(true);
+    begin(2, &ops);
+    while (!wrap_reached(WRAP_MEMORY))
+        usleep(1000);
+    ck_assert_int_eq(agree(), 0);
+    hold(2);
+    release(2);
+    end();
+    ck_assert_int_eq(loop_rc, 0);
+    wrap_pause(false);
+}
+END_TEST
+
+static size_t bytes_in_use(void)
+{
+    struct mallinfo2 m = mallinfo2();
+
+    return m.uordblks + m.hblkhd;
+}
+
+static void wait_until_in_use(size_t bytes_max)
+{
+    for (unsigned i = 0; i < SECONDS_MAX * 100 && bytes_in_use() > bytes_max; i++) {
+        ping(); /* a worker that is not needed any more leaves with its next request */
+        usleep(10000);
+    }
+    ck_assert_uint_le(bytes_in_use(), bytes_max);
+}
+
+START_TEST(a_worker_that_left_keeps_no_buffer)
+{
+    size_t before;
+
+    begin(1, &ops);
+    ck_assert_int_eq(agree(), 0);
+    before = bytes_in_use();
+    hold(HELD);
+    release(HELD);
+    wait_until_in_use(before + HT_FUSE_IO_BYTES / 2);
+    end();
+    ck_assert_int_eq(loop_rc, 0);
+}
+END_TEST
+
+/* -------------------------------------------------------------------- names */
+
+static void leave_and_hold(struct ht_job *job)
+{
+    bool left = ht_job_leave_lane(job->fuse);
+
+    ck_assert(left);
+    sem_post(&began);
+    sem_wait(&go);
+}
+
+static void drop_name(struct ht_job *job)
+{
+    ht_fuse_drop_name(job->fuse, DIRECTORY, "name");
+    sem_post(&began);
+}
+
+static void submit(void (*fn)(struct ht_job *job), uint64_t key)
+{
+    static char a_request;
+    struct ht_job *job = ht_job_new(&fuse, (fuse_req_t)(void *)&a_request, fn);
+
+    ck_assert_ptr_nonnull(job);
+    ck_assert(ht_job_submit(job, HT_LANE_TURN, key));
+}
+
+/* It may neither leave its lane nor have another job. */
+static void drop_a_name_without_memory(void)
+{
+    wrap_pause(true);
+    begin(1, &ops);
+    ck_assert_int_eq(agree(), 0);
+    for (unsigned key = 1; key <= HT_LANE_LEFT_MAX; key++)
+        submit(leave_and_hold, key);
+    for (unsigned i = 0; i < HT_LANE_LEFT_MAX; i++)
+        sem_wait(&began);
+    wrap_fail(WRAP_MEMORY, 1, true);
+    submit(drop_name, HT_LANE_LEFT_MAX + 1);
+    while (!wrap_reached(WRAP_MEMORY))
+        usleep(1000);
+    ck_assert(is_silent());
+}
+
+static void end_names(void)
+{
+    for (unsigned i = 0; i < HT_LANE_LEFT_MAX; i++)
+        sem_post(&go);
+    end();
+    wrap_pause(false);
+}
+
+START_TEST(a_name_is_dropped_when_there_is_memory_again)
+{
+    drop_a_name_without_memory();
+    wrap_fail(WRAP_MEMORY, 0, false);
+    ck_assert_int_eq(answer().error, FUSE_NOTIFY_INVAL_ENTRY);
+    end_names();
+}
+END_TEST
+
+START_TEST(a_mount_that_ends_drops_no_more_names)
+{
+    drop_a_name_without_memory();
+    fuse.ended = true;
+    sem_wait(&began);
+    ck_assert(is_silent());
+    wrap_fail(WRAP_MEMORY, 0, false);
+    end_names();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("requests");
+    TCase *tc = tcase_create("requests");
+
+    tcase_set_timeout(tc, 120);
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, the_mount_is_ready_when_a_protocol_is_agreed);
+    tcase_add_test(tc, a_refused_protocol_ends_the_loop_with_an_error);
+    tcase_add_test(tc, requests_of_a_single_worker_do_not_wake_the_loop);
+    tcase_add_test(tc, without_a_buffer_for_another_worker_the_mount_goes_on);
+    tcase_add_test(tc, a_worker_that_left_keeps_no_buffer);
+    tcase_add_test(tc, a_name_is_dropped_when_there_is_memory_again);
+    tcase_add_test(tc, a_mount_that_ends_drops_no_more_names);
+    suite_add_tcase(s, tc);
+    return run_all(s);
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sets of intervals against an array of flags. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "optim/state/interval_set.h"
+#include "tests/support/suite.h"
+
+enum { SIZE = 300, ROUNDS = 50000 };
+
+static bool flag[SIZE];
+static struct ht_interval_set set;
+
+/* Assertions are counted by the framework, which is slow: one per question. */
+static void check_equal(void)
+{
+    const struct ht_interval *v = ht_interval_set_all(&set);
+    uint32_t at = 0;
+    bool same = true;
+
+    for (uint32_t i = 0; i < set.count; i++) {
+        same &= v[i].begin < v[i].end && (i == 0 || v[i - 1].end < v[i].begin);
+        for (; at < v[i].begin; at++)
+            same &= !flag[at];
+        for (; at < v[i].end; at++)
+            same &= flag[at];
+    }
+    for (; at < SIZE; at++)
+        same &= !flag[at];
+    ck_assert(same);
+}
+
+static void check_questions(uint32_t begin, uint32_t end)
+{
+    bool any = false, all = true, inside = true;
+    uint32_t first = end, stop;
+
+    for (uint32_t i = begin; i < end; i++) {
+        any |= flag[i];
+        all &= flag[i];
+        if (flag[i] && first == end)
+            first = i;
+    }
+    ck_assert(ht_interval_set_overlap(&set, begin, end) == any);
+    ck_assert(ht_interval_set_cover(&set, begin, end) == all);
+    ck_assert_uint_eq(ht_interval_set_next(&set, begin, end, &stop), first);
+    for (uint32_t i = first; i < stop; i++)
+        inside &= first == end || flag[i];
+    ck_assert(inside && (stop == end || !flag[stop]));
+}
+
+START_TEST(a_set_behaves_as_flags_do)
+{
+    srand(7);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        uint32_t a = (uint32_t)rand() % SIZE, b = a + (uint32_t)rand() % (i & 64 ? 8 : 60);
+        bool add = rand() & 1;
+        b = b < SIZE ? b : SIZE;
+        ck_assert_int_eq(add ? ht_interval_set_add(&set, a, b) : ht_interval_set_remove(&set, a, b), 0);
+        for (uint32_t k = a; k < b; k++)
+            flag[k] = add;
+        check_equal();
+        check_questions(a / 2, b);
+    }
+    ht_interval_set_free(&set);
+}
+END_TEST
+
+START_TEST(too_many_pieces_are_refused_and_change_nothing)
+{
+    for (uint32_t i = 0; i < HT_INTERVALS_MAX; i++)
+        ck_assert_int_eq(ht_interval_set_add(&set, 3 * i, 3 * i + 2), 0);
+    ck_assert_int_eq(ht_interval_set_add(&set, 3 * HT_INTERVALS_MAX, 3 * HT_INTERVALS_MAX + 1), -E2BIG);
+    ck_assert_int_eq(ht_interval_set_remove(&set, 0, 1), 0);
+    ck_assert_int_eq(ht_interval_set_add(&set, 0, 3), 0); /* joins two */
+    ck_assert_uint_eq(set.count, HT_INTERVALS_MAX - 1);
+    ht_interval_set_free(&set);
+}
+END_TEST
+
+START_TEST(one_piece_needs_no_memory)
+{
+    for (uint32_t i = 0; i < 1000; i++)
+        ck_assert_int_eq(ht_interval_set_add(&set, 10 * i, 10 * i + 10), 0);
+    ck_assert(set.count == 1 && set.cap == 0);
+    ck_assert(ht_interval_set_cover(&set, 0, 10000) && !ht_interval_set_cover(&set, 0, 10001));
+    ht_interval_set_clear(&set);
+    ck_assert(!ht_interval_set_overlap(&set, 0, 10000) && ht_interval_set_cover(&set, 5, 5));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("intervals");
+    TCase *t = tcase_create("all");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, a_set_behaves_as_flags_do);
+    tcase_add_test(t, too_many_pieces_are_refused_and_change_nothing);
+    tcase_add_test(t, one_piece_needs_no_memory);
+    suite_add_tcase(suite, t);
+    return run_all(suite);
+}

@@ -1,0 +1,696 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients as clients write them: in odd pieces, twice, too long, torn; and which calls wait for them. */
+#include "optim/state/param.h"
+#include "tests/unit/optim/step/fixture.h"
+
+#include <math.h>
+#include <unistd.h>
+
+static struct fixture w;
+static struct test_param *p;
+static struct ht_grad *g;
+static uint8_t *bytes;
+
+static void begin_with(unsigned threads, uint8_t grad_dtype, uint64_t elements)
+{
+    w.threads = threads;
+    fixture_open(&w);
+    p = fixture_param(&w, HT_DTYPE_F32, grad_dtype, elements, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    g = open_grad(&w, p);
+    bytes = random_gradient(&w, p);
+}
+
+/* One f32 parameter of 3.5 chunks with a bf16 or f32 gradient. */
+static void begin(uint8_t grad_dtype)
+{
+    begin_with(2, grad_dtype, 57344);
+}
+
+static void apply_to_model(void)
+{
+    struct ht_optim_config c = fixture_config(w.config);
+
+    model_update(p, &c, bytes, 0, p->n, true);
+}
+
+static void done(void)
+{
+    ht_grad_release(g);
+    free(bytes);
+    check_all(&w);
+    fixture_close(&w);
+}
+
+static void write_ok(uint64_t begin_at, uint64_t end)
+{
+    write_all(g, begin_at, bytes, end - begin_at);
+}
+
+START_TEST(each_flush_queues_what_is_whole)
+{
+    begin(HT_DTYPE_F32);
+    ck_assert_uint_eq(ht_grad_size(g), p->n * 4);
+    write_ok(0, 65536);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, p->oid), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, 16384);
+    write_ok(65536, 70000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_ok(100000, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_uint_eq(fixture_stat(&w).updated_elements, p->n - 16384);
+    write_ok(70000, 100000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).grad_bytes, p->n * 4);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(rewriting_before_the_flush_counts_once)
+{
+    begin(HT_DTYPE_BF16);
+    uint8_t *other = random_gradient(&w, p);
+    ck_assert_int_eq(ht_grad_write(g, 0, other, 60000), 60000);
+    ck_assert_int_eq(ht_grad_write(g, 30001, other, 9999), 9999);
+    write_ok(0, p->n * 2);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    free(other);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(a_second_gradient_before_the_boundary_is_refused)
+{
+    begin(HT_DTYPE_F32);
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_write(g, 4000, bytes, 8), -EBUSY);
+    check_error(&w, p, "belong to this step");
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_int_eq(ht_grad_write(g, 0, bytes, 4), -EBUSY); /* applied is no excuse */
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    apply_to_model();
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(a_torn_element_refuses_what_came_since_the_last_flush)
+{
+    begin(HT_DTYPE_F32);
+    write_ok(0, 65536);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_ok(65536, 131074);
+    ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
+    check_error(&w, p, "inside an element at byte 131074");
+    /* That gradient is not applied; the one before it is, and later ones can be. */
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    write_ok(65538, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
+    check_error(&w, p, "byte 65538");
+    write_ok(65536, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+/*
+ * Each opener has half of the gradient, in odd pieces. One closes while the other is inside an element, and inside its
+ * own.
+ */
+START_TEST(an_opener_answers_for_what_it_wrote_itself)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_grad *other = open_grad(&w, p);
+    uint64_t half = 100000, end = p->n * 4;
+    write_all(other, half, bytes, 70001);
+    write_ok(0, half);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_flush(other), -EINVAL);
+    check_error(&w, p, "inside an element at byte 170001");
+    write_all(other, half + 40002, bytes, end - half - 40002);
+    ck_assert_int_eq(ht_grad_flush(g), 0); /* it has written nothing */
+    write_all(other, half, bytes, 40002);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    /* A whole range whose writer has not closed belongs to no step: its writer may overwrite it. */
+    ck_assert_int_eq(ht_grad_write(other, half, "rubbish, 16 byte", 16), 16);
+    write_ok(0, half);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ht_grad_release(other);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+/* apply takes the whole elements of all openers. A partly written element stays with its writer. */
+START_TEST(apply_leaves_an_element_that_is_being_written)
+{
+    begin(HT_DTYPE_F32);
+    write_ok(0, 100001);
+    ck_assert_int_eq(ht_optim_apply(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    write_ok(100001, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(bytes_beyond_the_parameter_refuse_the_gradient)
+{
+    begin(HT_DTYPE_F32);
+    uint64_t end = p->n * 4;
+    write_ok(0, end);
+    ck_assert_int_eq(ht_grad_write(g, end, bytes, 1), -EINVAL);
+    check_error(&w, p, "beyond its end");
+    ck_assert_int_eq(ht_grad_write(g, UINT64_MAX - 1, bytes, 8), -EINVAL);
+    ck_assert_int_eq(ht_grad_write(g, end - 4, bytes, 8), -EINVAL);
+    ck_assert_int_eq(ht_grad_flush(g), -EINVAL);
+    check_error(&w, p, "not applied");
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert(!fixture_stat(&w).open);
+    write_ok(0, end);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(who_writes_too_much_is_refused_alone)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_grad *other = open_grad(&w, p);
+    uint64_t half = 100000, end = p->n * 4;
+    write_ok(0, half);
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_write(other, end, bytes, 4), -EINVAL);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    /* No other opener brings these bytes into the step. */
+    ck_assert_int_eq(ht_optim_apply(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_flush(other), -EINVAL);
+    check_error(&w, p, "not applied");
+    write_all(other, half, bytes, end - half);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    /* An abort forgets the error, too. */
+    ck_assert_int_eq(ht_grad_write(other, end, bytes, 4), -EINVAL);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    write_all(other, 0, bytes, end);
+    ck_assert_int_eq(ht_grad_flush(other), 0);
+    ht_grad_release(other);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(wrong_dtypes_and_sizes_do_not_open)
+{
+    struct ht_grad *other;
+
+    begin(HT_DTYPE_F32);
+    struct ht_param_desc desc = fixture_desc(p);
+    desc.dtype = HT_DTYPE_F64;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    check_error(&w, p, "f32, bf16 or f16");
+    desc = fixture_desc(p);
+    desc.grad_dtype = HT_DTYPE_I8;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    desc = fixture_desc(p);
+    desc.root = 999;
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    ck_assert_int_eq(ht_obj_truncate(p->obj, p->n * 4 - 1), 0);
+    desc = fixture_desc(p);
+    ck_assert_int_eq(ht_grad_open(w.o, &desc, &other), -EINVAL);
+    check_error(&w, p, "whole number of elements");
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    done();
+}
+END_TEST
+
+START_TEST(an_empty_parameter_has_an_empty_gradient)
+{
+    begin(HT_DTYPE_F32);
+    struct test_param *empty = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 0, HT_SMALL_CHUNK_BYTES);
+    struct ht_grad *h = open_grad(&w, empty);
+    ck_assert_uint_eq(ht_grad_size(h), 0);
+    ck_assert_int_eq(ht_grad_write(h, 0, bytes, 0), 0);
+    ck_assert_int_eq(ht_grad_flush(h), 0);
+    ck_assert_int_eq(ht_grad_write(h, 0, bytes, 4), -EINVAL);
+    ck_assert_int_eq(ht_grad_flush(h), -EINVAL);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_grad_release(h);
+    done();
+}
+END_TEST
+
+START_TEST(a_gradient_reads_as_written_until_it_is_applied)
+{
+    uint8_t got[9000];
+
+    begin(HT_DTYPE_BF16);
+    write_ok(1000, 3000);
+    write_ok(5000, 6000);
+    ck_assert_int_eq(ht_grad_read(g, 0, got, sizeof(got)), sizeof(got));
+    for (unsigned i = 0; i < sizeof(got); i++)
+        ck_assert_uint_eq(got[i], (i >= 1000 && i < 3000) || (i >= 5000 && i < 6000) ? bytes[i] : 0);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_grad_read(g, 2000, got, 2000), 2000);
+    ck_assert_int_eq(memcmp(got, bytes + 2000, 1000), 0);
+    ck_assert(got[1000] == 0 && got[1999] == 0);
+    write_ok(0, 1000);
+    write_ok(3000, 5000);
+    write_ok(6000, p->n * 2);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_grad_read(g, 0, got, sizeof(got)), sizeof(got));
+    for (unsigned i = 0; i < sizeof(got); i++)
+        ck_assert_uint_eq(got[i], 0);
+    ck_assert_int_eq(ht_grad_read(g, p->n * 2, got, 10), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(more_pieces_than_allowed_are_refused)
+{
+    begin(HT_DTYPE_F32);
+    ssize_t n = 4;
+    unsigned i = 0;
+    for (; n == 4 && i < 8000; i++)
+        n = ht_grad_write(g, 8 * i, bytes + 8 * i, 4);
+    ck_assert_int_eq(n, -E2BIG);
+    check_error(&w, p, "pieces");
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(gradients_take_no_space_when_applied)
+{
+    struct ht_store_stats st;
+
+    begin(_i ? HT_DTYPE_BF16 : HT_DTYPE_F32);
+    write_ok(0, p->n * dtype_bytes(p->grad_dtype));
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    ht_store_stats(w.s, &st);
+    /* The parameter and two states are resident; nothing else is. */
+    ck_assert_uint_le(st.dram_used_bytes, 3 * 4 * (uint64_t)HT_SMALL_CHUNK_BYTES);
+    done();
+}
+END_TEST
+
+/* ----------------------------------------------------------------- waiting */
+
+struct parked {
+    struct ht_waiter waiter;
+    atomic_bool woken;
+};
+
+static void wake(struct ht_waiter *waiter)
+{
+    ((struct parked *)waiter)->woken = true;
+}
+
+/* A first update that takes its time, so that others stay queued. */
+static atomic_bool let_go;
+static struct ht_obj *slow; /* NULL: the parameter */
+static uint64_t slow_chunk;
+
+static void *hold_chunk(void *arg)
+{
+    struct ht_obj *obj = slow ? slow : p->obj;
+    struct ht_batch_pin l = {
+        .store = w.s, .count = 1, .chunk = {{.obj = obj, .index = slow_chunk, .mode = HT_BATCH_PIN_READ}}};
+
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    *(atomic_bool *)arg = true;
+    while (!let_go)
+        usleep(1000);
+    ht_batch_pin_end(&l, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    return NULL;
+}
+
+START_TEST(readers_of_pending_ranges_are_parked_and_woken)
+{
+    struct parked parked = {.woken = false}, gone = {.woken = false};
+    atomic_bool held = false;
+    pthread_t holder;
+
+    begin(HT_DTYPE_F32);
+    let_go = false;
+    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
+    while (!held)
+        usleep(1000);
+    write_ok(0, 100000);
+    ck_assert(ht_optim_readable(w.o, p->oid, 0, 100, NULL));
+    parked.waiter.wake = gone.waiter.wake = wake;
+    unsigned invalidations = w.invalidations;
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_uint_gt(w.invalidations, invalidations);
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 100, NULL));
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, &parked.waiter));
+    ck_assert(!ht_optim_readable(w.o, p->oid, 1000, 1, &gone.waiter));
+    ck_assert(ht_optim_readable(w.o, p->oid, 65536, 4000, NULL)); /* only partly covered: the old version */
+    ck_assert(ht_optim_readable(w.o, p->oid, 200000, 4000, NULL));
+    ck_assert(ht_optim_readable(w.o, 4242, 0, 4000, NULL));
+    ck_assert(ht_optim_cancel(w.o, &gone.waiter));
+    ck_assert(!parked.woken);
+    let_go = true;
+    pthread_join(holder, NULL);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    while (!parked.woken)
+        usleep(1000);
+    ck_assert(!gone.woken);
+    ck_assert(ht_optim_readable(w.o, p->oid, 0, UINT64_MAX, NULL));
+    write_ok(100000, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+START_TEST(abort_answers_parked_readers)
+{
+    struct parked parked = {.woken = false};
+    atomic_bool held = false;
+    pthread_t holder;
+
+    begin(HT_DTYPE_F32);
+    let_go = false;
+    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
+    while (!held)
+        usleep(1000);
+    write_ok(0, p->n * 4);
+    parked.waiter.wake = wake;
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 100, &parked.waiter));
+    let_go = true;
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert(parked.woken);
+    pthread_join(holder, NULL);
+    done();
+}
+END_TEST
+
+static enum ht_optim_file first_is_unlinked(void *ctx, uint64_t oid)
+{
+    return p && oid == p->oid ? HT_OPTIM_FILE_UNLINKED : HT_OPTIM_FILE_NAMED;
+}
+
+static void *commit_in_thread(void *arg)
+{
+    *(int *)arg = ht_optim_commit(w.o, ROOT);
+    return NULL;
+}
+
+/* The only thread works on another parameter, and no update of this one ever comes. */
+START_TEST(the_end_of_a_step_answers_readers_of_a_deleted_parameter)
+{
+    struct parked parked = {.waiter = {.wake = wake}};
+    atomic_bool held = false;
+    pthread_t holder, committer;
+    int result = -1;
+
+    w.hooks.file = first_is_unlinked;
+    begin_with(1, HT_DTYPE_F32, 57344);
+    struct test_param *other = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 57344, HT_SMALL_CHUNK_BYTES);
+    slow = other->obj;
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    let_go = false;
+    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
+    while (!held)
+        usleep(1000);
+    write_gradient(&w, other, bytes);
+    write_ok(0, 150000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert(!ht_optim_readable(w.o, p->oid, 0, 4, &parked.waiter));
+    ck_assert_int_eq(pthread_create(&committer, NULL, commit_in_thread, &result), 0);
+    for (unsigned waited_ms = 0; !parked.woken && waited_ms < 20000; waited_ms++)
+        usleep(1000);
+    bool woken = parked.woken;
+    let_go = true;
+    pthread_join(holder, NULL);
+    pthread_join(committer, NULL);
+    ck_assert(woken);
+    ck_assert_int_eq(result, 0);
+    struct ht_optim_config c = fixture_config(w.config);
+    model_update(other, &c, bytes, 0, other->n, true);
+    done(); /* of the deleted one nothing was updated */
+}
+END_TEST
+
+/* ------------------------------------------------------------------- state */
+
+START_TEST(state_files_are_named_and_sized)
+{
+    const char *name;
+
+    begin(HT_DTYPE_F32);
+    struct ht_param_desc desc = fixture_desc(p);
+    static const char *const words[] = {"exp_avg", "exp_avg_sq", "step"};
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert_int_eq(ht_optim_state_name(w.o, &desc, i, &name), 0);
+        ck_assert_str_eq(name, words[i]);
+        ck_assert_int_eq(ht_optim_state_size(w.o, &desc, name), 0);
+    }
+    ck_assert_int_eq(ht_optim_state_name(w.o, &desc, 3, &name), -ENOENT);
+    ck_assert_int_eq(ht_optim_state_size(w.o, &desc, "master"), -ENOENT);
+    float x[2];
+    ck_assert_int_eq(ht_optim_state_read(w.o, &desc, "exp_avg", 0, x, 8), 0);
+    desc.dtype = HT_DTYPE_BF16;
+    ck_assert_int_eq(ht_optim_state_name(w.o, &desc, 2, &name), 0);
+    ck_assert_str_eq(name, "master");
+    done();
+}
+END_TEST
+
+START_TEST(state_can_be_written_between_steps)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_param_desc desc = fixture_desc(p);
+    float t = 41, half = 0.5f;
+    for (uint64_t i = 0; i < p->n; i++) {
+        p->m[i] = random_value(&w);
+        p->v[i] = random_value(&w) + 0.2f;
+    }
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, p->m, p->n * 4), (ssize_t)(p->n * 4));
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg_sq", 0, p->v, p->n * 4), (ssize_t)(p->n * 4));
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), 4);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 2), -EINVAL);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &half, 4), -EINVAL);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", p->n * 4, &t, 4), -EINVAL);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "momentum", 0, &t, 4), -ENOENT);
+    p->t = 41;
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    ck_assert_uint_eq(fixture_stat(&w).state_bytes, p->n * 8);
+    ck_assert_uint_ge(ht_optim_state_stored(w.o, p->oid), p->n * 8);
+    write_ok(0, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "step", 0, &t, 4), -EBUSY);
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, &t, 4), -EBUSY);
+    apply_to_model();
+    ck_assert(same_state(&w, p, "exp_avg", p->m)); /* reads wait for the updates */
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, p->oid), 0);
+    check_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    done();
+}
+END_TEST
+
+/* A gradient of zeros: the first moment becomes nine tenths of the old value. */
+static void *step_beside(void *zeros)
+{
+    write_gradient(&w, p, zeros);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    return NULL;
+}
+
+/* The step ended before the write was complete, or began after it. */
+static void check_moment(const struct ht_param_desc *desc, float *got, float written)
+{
+    ck_assert_int_eq(ht_optim_state_read(w.o, desc, "exp_avg", 0, got, p->n * 4), (ssize_t)(p->n * 4));
+    uint64_t same = 0;
+    while (same < p->n && got[same] == got[0])
+        same++;
+    ck_assert_msg(same == p->n, "the first %llu elements are %g and others not", (unsigned long long)same, got[0]);
+    ck_assert_msg(got[0] == written || fabsf(got[0] - 0.9f * written) < 1e-3f, "%g was written, and %g is there",
+                  written, got[0]);
+}
+
+START_TEST(state_that_is_written_beside_an_update_comes_before_or_after_it)
+{
+    w.config = "adamw lr=1e-2 weight_decay=0";
+    w.dram_bytes = 64ull * MIB;
+    begin_with(3, HT_DTYPE_F32, 1 << 20);
+    struct ht_param_desc desc = fixture_desc(p);
+    float *moment = malloc(p->n * 4), *got = malloc(p->n * 4);
+    uint8_t *zeros = calloc(p->n, 4);
+    for (unsigned round = 0; round < 30; round++) {
+        float value = round % 2 ? -1000.0f - round : 1000.0f + round;
+        pthread_t stepper;
+        ssize_t n;
+        for (uint64_t i = 0; i < p->n; i++)
+            moment[i] = value;
+        ck_assert_int_eq(pthread_create(&stepper, NULL, step_beside, zeros), 0);
+        usleep((useconds_t)(fixture_random(&w) % 4000));
+        while ((n = ht_optim_state_write(w.o, &desc, "exp_avg", 0, moment, p->n * 4)) == -EBUSY)
+            usleep(300);
+        ck_assert_int_eq(n, (ssize_t)(p->n * 4));
+        pthread_join(stepper, NULL);
+        check_moment(&desc, got, value);
+    }
+    free(zeros);
+    free(moment);
+    free(got);
+    ht_grad_release(g);
+    free(bytes);
+    fixture_close(&w);
+}
+END_TEST
+
+static void *write_moment(void *arg)
+{
+    struct ht_param_desc desc = fixture_desc(p);
+
+    ck_assert_int_eq(ht_optim_state_write(w.o, &desc, "exp_avg", 0, arg, p->n * 4), (ssize_t)(p->n * 4));
+    return NULL;
+}
+
+static float *filled(float value)
+{
+    float *all = malloc(p->n * 4);
+
+    for (uint64_t i = 0; i < p->n; i++)
+        all[i] = value;
+    return all;
+}
+
+/* The write stands still in the middle, at its third chunk. */
+START_TEST(an_update_waits_for_state_that_is_being_written)
+{
+    atomic_bool held = false;
+    pthread_t holder, writer;
+    float at = 0;
+
+    w.config = "adamw lr=1e-2 weight_decay=0";
+    begin_with(3, HT_DTYPE_F32, 57344);
+    float *first = filled(1000), *second = filled(2000), *got = filled(0);
+    uint8_t *zeros = calloc(p->n, 4);
+    struct ht_param_desc desc = fixture_desc(p);
+    write_moment(first);
+    struct ht_param *param = ht_opt_param_get(w.o, p->oid);
+    slow = ht_obj_get(w.s, param->cur.oid[0]);
+    slow_chunk = 2;
+    let_go = false;
+    ck_assert_int_eq(pthread_create(&holder, NULL, hold_chunk, &held), 0);
+    while (!held)
+        usleep(1000);
+    ck_assert_int_eq(pthread_create(&writer, NULL, write_moment, second), 0);
+    while (ht_obj_read(slow, 0, &at, 4) != 4 || at != 2000)
+        usleep(1000);
+    write_gradient(&w, p, zeros);
+    usleep(100000);
+    let_go = true;
+    pthread_join(holder, NULL);
+    pthread_join(writer, NULL);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0);
+    check_moment(&desc, got, 2000);
+    ck_assert(got[0] < 1900);
+    ht_obj_put(slow);
+    ht_opt_param_put(param);
+    free(first);
+    free(second);
+    free(got);
+    free(zeros);
+    ht_grad_release(g);
+    free(bytes);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(what_an_opener_discards_was_not_written)
+{
+    begin(HT_DTYPE_F32);
+    struct ht_grad *other = open_grad(&w, p);
+    write_ok(0, 150001); /* inside an element */
+    write_all(other, 160000, bytes, 4000);
+    ht_grad_discard(g);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert(!fixture_stat(&w).open);
+    ck_assert_int_eq(ht_optim_apply(w.o, ROOT, p->oid), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    check_error(&w, p, "byte 0 is the first hole");
+    write_ok(0, 160000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), -EBUSY);
+    check_error(&w, p, "byte 164000 is the first hole");
+    write_ok(164000, p->n * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ht_grad_release(other);
+    apply_to_model();
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("all");
+
+    tcase_add_test(t, each_flush_queues_what_is_whole);
+    tcase_add_test(t, rewriting_before_the_flush_counts_once);
+    tcase_add_test(t, a_second_gradient_before_the_boundary_is_refused);
+    tcase_add_test(t, a_torn_element_refuses_what_came_since_the_last_flush);
+    tcase_add_test(t, an_opener_answers_for_what_it_wrote_itself);
+    tcase_add_test(t, apply_leaves_an_element_that_is_being_written);
+    tcase_add_test(t, bytes_beyond_the_parameter_refuse_the_gradient);
+    tcase_add_test(t, who_writes_too_much_is_refused_alone);
+    tcase_add_test(t, wrong_dtypes_and_sizes_do_not_open);
+    tcase_add_test(t, an_empty_parameter_has_an_empty_gradient);
+    tcase_add_test(t, a_gradient_reads_as_written_until_it_is_applied);
+    tcase_add_test(t, more_pieces_than_allowed_are_refused);
+    tcase_add_loop_test(t, gradients_take_no_space_when_applied, 0, 2);
+    tcase_add_test(t, readers_of_pending_ranges_are_parked_and_woken);
+    tcase_add_test(t, abort_answers_parked_readers);
+    tcase_add_test(t, state_files_are_named_and_sized);
+    tcase_add_test(t, state_can_be_written_between_steps);
+    tcase_add_test(t, state_that_is_written_beside_an_update_comes_before_or_after_it);
+    tcase_add_test(t, an_update_waits_for_state_that_is_being_written);
+    tcase_add_test(t, the_end_of_a_step_answers_readers_of_a_deleted_parameter);
+    tcase_add_test(t, what_an_opener_discards_was_not_written);
+    return run_suite("coverage", t);
+}

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Clipping, loss scales and skipped steps: results that depend on all gradients of a step are exact, however ranges are
+ * cut.
+ */
+#include "tests/unit/optim/step/fixture.h"
+
+#include <math.h>
+
+static struct fixture w;
+
+static double norm_of(uint8_t *const g[])
+{
+    double sum = 0;
+
+    for (unsigned i = 0; i < w.params; i++) {
+        for (uint64_t k = 0; k < w.param[i].n; k++) {
+            double x = (double)ht_kernel_element(g[i], w.param[i].grad_dtype, k);
+            sum += x * x;
+        }
+    }
+    return sqrt(sum);
+}
+
+static void model_step(struct test_param *p, const struct ht_optim_config *c, const uint8_t *g, double factor)
+{
+    struct ht_scalars s;
+    struct ht_update u = {
+        .p = p->p,
+        .master = dtype_bytes(p->dtype) == 2 ? p->master : NULL,
+        .state = {p->m, p->v},
+        .g = g,
+        .p_dtype = p->dtype,
+        .g_dtype = p->grad_dtype,
+    };
+
+    ht_rule_scalars(c, ++p->t, &s);
+    s.grad_factor = (float)factor;
+    ht_kernels_scalar.fn[s.kernel](&s, &u, p->n);
+}
+
+/* Gradients for all, in the store; to be freed. */
+static void write_all_gradients(uint8_t *g[])
+{
+    for (unsigned i = 0; i < w.params; i++) {
+        g[i] = random_gradient(&w, &w.param[i]);
+        write_gradient(&w, &w.param[i], g[i]);
+    }
+}
+
+static void free_gradients(uint8_t *g[])
+{
+    for (unsigned i = 0; i < w.params; i++)
+        free(g[i]);
+}
+
+/* Makes one step whose norm the store computes. Returns the factor that must follow from it. */
+static double step_and_factor(double most, double scale)
+{
+    struct ht_optim_config c = fixture_config(w.config);
+    uint8_t *g[PARAMS_MAX];
+
+    write_all_gradients(g);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct ht_root_stat st = fixture_stat(&w);
+    double norm = norm_of(g) / scale;
+    ck_assert(st.norm_known && fabs(st.grad_norm - norm) < 1e-9 * norm);
+    double coefficient = most / (st.grad_norm + 1e-6);
+    double factor = most > 0 && coefficient < 1 ? coefficient / scale : 1 / scale;
+    for (unsigned i = 0; i < w.params; i++)
+        model_step(&w.param[i], &c, g[i], factor);
+    free_gradients(g);
+    check_all(&w);
+    return factor;
+}
+
+START_TEST(a_long_gradient_is_clipped)
+{
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert(step_and_factor(2.5, 1) < 0.5);
+    ck_assert(step_and_factor(2.5, 1) < 0.5);
+    ck_assert_uint_eq(fixture_stat(&w).clipped, 2);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_short_gradient_is_not)
+{
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1000", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert(step_and_factor(1000, 1) == 1);
+    ck_assert_uint_eq(fixture_stat(&w).clipped, 0);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(scaled_gradients_are_unscaled_before_they_are_clipped)
+{
+    fixture_open_as(&w, "sgd lr=1e-2 momentum=0.9 max_grad_norm=0.001 grad_scale=1024", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert(step_and_factor(0.001, 1024) < 1.0 / 1024);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_scale_alone_defers_nothing)
+{
+    struct ht_optim_config c;
+    uint8_t *g[PARAMS_MAX];
+
+    fixture_open_as(&w, "adamw lr=1e-2 grad_scale=512", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    c = fixture_config(w.config);
+    write_all_gradients(g);
+    for (unsigned i = 0; i < w.params; i++)
+        model_step(&w.param[i], &c, g[i], 1.0 / 512);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    check_all(&w); /* before the boundary */
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert(!fixture_stat(&w).norm_known);
+    free_gradients(g);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(readers_see_the_last_boundary_until_the_next)
+{
+    uint8_t *g[PARAMS_MAX];
+
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 1);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    write_all_gradients(g);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    for (unsigned i = 0; i < w.params; i++)
+        ck_assert(ht_optim_readable(w.o, w.param[i].oid, 0, UINT64_MAX / 2, NULL));
+    check_all(&w); /* nothing has been applied */
+    ck_assert(fixture_stat(&w).open);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert(!fixture_stat(&w).open);
+    free_gradients(g);
+    fixture_close(&w);
+}
+END_TEST
+
+/* The bits of the norm, and of its effect, for one way of cutting the same gradients. */
+static double norm_by(unsigned threads, uint32_t chunk_bytes, const char *kernel, bool backwards)
+{
+    struct ht_optim_config c;
+    uint8_t *g[PARAMS_MAX];
+
+    setenv("HITRAIN_KERNEL", kernel, 1);
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=2.5", threads);
+    fixture_mixed_params(&w, chunk_bytes);
+    c = fixture_config(w.config);
+    for (unsigned i = 0; i < w.params; i++)
+        g[i] = random_gradient(&w, &w.param[i]);
+    for (unsigned i = 0; i < w.params; i++)
+        write_gradient(&w, &w.param[backwards ? w.params - 1 - i : i], g[backwards ? w.params - 1 - i : i]);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    double norm = fixture_stat(&w).grad_norm;
+    for (unsigned i = 0; i < w.params; i++)
+        model_step(&w.param[i], &c, g[i], 2.5 / (norm + 1e-6));
+    check_all(&w);
+    free_gradients(g);
+    fixture_close(&w);
+    return norm;
+}
+
+START_TEST(threads_chunks_order_and_kernel_change_no_bit_of_the_norm)
+{
+    double norm = norm_by(1, HT_SMALL_CHUNK_BYTES, "scalar", false);
+
+    ck_assert(norm_by(3, HT_SMALL_CHUNK_BYTES, "avx2", true) == norm);
+    ck_assert(norm_by(2, HT_CHUNK_BYTES, "avx2", false) == norm);
+    ck_assert(norm_by(4, HT_CHUNK_BYTES, "scalar", true) == norm);
+}
+END_TEST
+
+START_TEST(a_step_that_is_not_finite_changes_nothing)
+{
+    uint8_t *g[PARAMS_MAX];
+    float bad = _i ? INFINITY : NAN;
+
+    fixture_open_as(&w, "adamw lr=1e-2 skip_nonfinite=1", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    step_and_factor(0, 1);
+    for (unsigned i = 0; i < w.params; i++) {
+        g[i] = random_gradient(&w, &w.param[i]);
+        put_value(g[i], w.param[i].grad_dtype, w.param[i].n / 2, i == 1 ? bad : 1);
+        write_gradient(&w, &w.param[i], g[i]);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    free_gradients(g);
+    check_all(&w); /* counts of steps, too */
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert(st.step == 2 && st.durable_step == 2 && st.skipped == 1 && st.nonfinite == 1 && !st.open);
+    step_and_factor(0, 1);
+    fixture_unmount(&w);
+    fixture_mount(&w);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(without_the_word_it_goes_into_every_parameter)
+{
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    for (unsigned i = 0; i < w.params; i++) {
+        uint8_t *g = random_gradient(&w, &w.param[i]);
+        put_value(g, w.param[i].grad_dtype, 3, i == 0 ? NAN : 1);
+        write_gradient(&w, &w.param[i], g);
+        free(g);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert(isnan(fixture_stat(&w).grad_norm));
+    float p[8];
+    ck_assert_int_eq(ht_obj_read(w.param[1].obj, 0, p, sizeof(p)), (ssize_t)sizeof(p));
+    ck_assert(isnan(p[0]) && isnan(p[7]));
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(what_is_covered_in_part_counts_in_part)
+{
+    struct ht_optim_config c;
+
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=0.5 partial=1", 2);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 70001, HT_SMALL_CHUNK_BYTES);
+    c = fixture_config(w.config);
+    uint8_t *bytes = random_gradient(&w, p);
+    struct ht_grad *g = open_grad(&w, p);
+    uint64_t first = 1000, last = 40000;
+    double sum = 0;
+    write_all(g, first * 4, bytes, (last - first) * 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (uint64_t i = first; i < last; i++) {
+        double x = (double)ht_kernel_element(bytes, HT_DTYPE_F32, i);
+        sum += x * x;
+    }
+    double norm = fixture_stat(&w).grad_norm;
+    ck_assert(fabs(norm - sqrt(sum)) < 1e-9 * norm);
+    struct test_param part = *p;
+    part.p += first * 4;
+    part.m += first;
+    part.v += first;
+    part.n = last - first;
+    model_step(&part, &c, bytes + first * 4, 0.5 / (norm + 1e-6));
+    p->t = part.t;
+    check_all(&w);
+    free(bytes);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
+{
+    uint8_t *g[PARAMS_MAX];
+    struct ht_tx *tx;
+
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1e6", 2);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    write_all_gradients(g);
+    ck_assert_int_eq(ht_tx_begin(w.s, 0, &tx), 0);
+    ht_optim_param_deleted(w.o, w.param[0].oid, true, tx);
+    ht_obj_delete(w.param[0].obj, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    double all = norm_of(g);
+    memset(g[0], 0, w.param[0].n * 4);
+    double rest = norm_of(g);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    double norm = fixture_stat(&w).grad_norm;
+    ck_assert(fabs(norm - rest) < 1e-9 * rest && norm < all);
+    free_gradients(g);
+    ht_obj_put(w.param[0].obj);
+    w.param[0].obj = NULL;
+    fixture_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("all");
+
+    tcase_add_test(t, a_long_gradient_is_clipped);
+    tcase_add_test(t, a_short_gradient_is_not);
+    tcase_add_test(t, scaled_gradients_are_unscaled_before_they_are_clipped);
+    tcase_add_test(t, a_scale_alone_defers_nothing);
+    tcase_add_test(t, readers_see_the_last_boundary_until_the_next);
+    tcase_add_test(t, threads_chunks_order_and_kernel_change_no_bit_of_the_norm);
+    tcase_add_loop_test(t, a_step_that_is_not_finite_changes_nothing, 0, 2);
+    tcase_add_test(t, without_the_word_it_goes_into_every_parameter);
+    tcase_add_test(t, what_is_covered_in_part_counts_in_part);
+    tcase_add_test(t, a_parameter_that_goes_before_the_boundary_does_not_count);
+    return run_suite("norm", t);
+}

@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_chunk_io.c - moves a chunk's bytes to a device and back, and fails in each possible way. */
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/data/fixture.h"
+#include "tiering/base/event.h"
+#include "tiering/data/data_priv.h"
+#include "tiering/data/checksum.h"
+
+enum { BYTES = 100000 };
+
+static uint8_t *data, *buf;
+static struct ht_chunk_io io;
+static struct ht_event seen;
+static unsigned events;
+
+static void note_event(void *ctx, const struct ht_event *e)
+{
+    seen = *e;
+    events++;
+}
+
+static void start(void)
+{
+    setup();
+    data = bytes_of(1, BYTES);
+    buf = bytes_of(2, BYTES);
+    io = (struct ht_chunk_io){.obj = obj, .chunk = chunk};
+    events = 0;
+    ht_event_set_sink(note_event, NULL);
+}
+
+static void end(void)
+{
+    ht_event_set_sink(NULL, NULL);
+    free(data);
+    free(buf);
+    teardown();
+}
+
+static int write_bytes(uint8_t *copy, int device)
+{
+    ht_chunk_pad(data, BYTES);
+    ht_store_lock(s);
+    int rc = ht_chunk_write_place(&io, BYTES, (struct ht_alloc_hint){.device = device});
+    if (rc) {
+        ht_store_unlock(s);
+        return rc;
+    }
+    ht_chunk_write_start(&io, ring, data, copy);
+    if (copy)
+        memset(data, 0xee, BYTES); /* as a program with a mapping may do */
+    ht_chunk_write_wait(&io, ring);
+    ht_store_lock(s);
+    rc = ht_chunk_write_finish(&io, ring);
+    ht_store_unlock(s);
+    return rc;
+}
+
+static void corrupt(const struct ht_ref *ref)
+{
+    struct ht_extent e = ht_ref_extent(ref, 0);
+    uint8_t block[HT_BLOCK_BYTES] = {1, 2, 3};
+
+    ck_assert_int_eq(ht_dev_write(s->dev[e.device], e.block * HT_BLOCK_BYTES, block, sizeof(block)), 0);
+}
+
+START_TEST(bytes_come_back)
+{
+    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    ck_assert(chunk->flags & HT_CH_CUR);
+    ck_assert_uint_eq(chunk->cur.stored, BYTES);
+    ck_assert_uint_eq(obj->written_blocks, ht_ref_blocks(&chunk->cur));
+    ck_assert(ht_ref_matches(s, &chunk->cur, data));
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), 0);
+    ck_assert_int_eq(memcmp(buf, data, ht_round_up(BYTES, HT_BLOCK_BYTES)), 0);
+    ck_assert_uint_eq(events, 0);
+}
+END_TEST
+
+START_TEST(a_copy_is_written_of_bytes_that_change)
+{
+    uint8_t *was = bytes_of(1, BYTES), *copy = bytes_of(3, BYTES);
+
+    ck_assert_int_eq(write_bytes(copy, -1), 0);
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), 0);
+    ck_assert_int_eq(memcmp(buf, was, BYTES), 0);
+    free(was);
+    free(copy);
+}
+END_TEST
+
+START_TEST(wrong_bytes_are_an_error_that_is_counted_and_reported)
+{
+    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    corrupt(&chunk->cur);
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
+    ck_assert_uint_eq(s->flow.checksum_errors, 1);
+    ck_assert_uint_eq(s->flow.read_errors, 0);
+    ck_assert_uint_eq(events, 1);
+    ck_assert_int_eq(seen.code, HT_EVENT_CHECKSUM);
+    ck_assert_uint_eq(seen.offset, ht_ref_extent(&chunk->cur, 0).block * HT_BLOCK_BYTES);
+}
+END_TEST
+
+START_TEST(a_quiet_reader_learns_what_failed)
+{
+    ck_assert_int_eq(write_bytes(NULL, 1), 0);
+    corrupt(&chunk->cur);
+    io.ref = chunk->cur;
+    ht_chunk_read_start(&io, ring, buf);
+    ck_assert_int_eq(ht_chunk_read_finish_quietly(&io, ring), -EIO);
+    struct ht_event_about about = ht_chunk_io_about(&io, -EIO);
+    ck_assert_int_eq(about.error, -EUCLEAN);
+    ck_assert_uint_eq(about.offset, ht_ref_extent(&chunk->cur, 0).block * HT_BLOCK_BYTES);
+    ck_assert_uint_eq(events + s->flow.checksum_errors + s->flow.read_errors, 0);
+}
+END_TEST
+
+START_TEST(a_device_that_fails_is_counted_and_reported)
+{
+    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    dev_fail(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false);
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
+    ck_assert_uint_eq(s->flow.read_errors, 1);
+    ck_assert_uint_eq(events, 1);
+    ck_assert_int_eq(seen.code, HT_EVENT_READ_ERROR);
+}
+END_TEST
+
+/* As a file on a damaged file system does. */
+START_TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
+{
+    ck_assert_int_eq(write_bytes(NULL, 1), 0);
+    dev_fail_with(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, -EUCLEAN);
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
+    ck_assert_uint_eq(s->flow.read_errors, 1);
+    ck_assert_uint_eq(s->flow.checksum_errors, 0);
+    ck_assert_int_eq(seen.code, HT_EVENT_READ_ERROR);
+    ck_assert_int_eq(seen.error, -EUCLEAN);
+}
+END_TEST
+
+/* No request is made: the error waits for the finish, which counts and reports it. */
+START_TEST(a_read_that_cannot_start_is_counted_and_reported)
+{
+    ck_assert_int_eq(write_bytes(NULL, 1), 0);
+    s->data->health[1] = HT_HEALTH_MISSING;
+    io.ref = chunk->cur;
+    ht_chunk_read_start(&io, ring, buf);
+    ck_assert_int_eq(io.rc, -EIO);
+    ck_assert_int_eq(ht_chunk_read_finish(&io, ring), -EIO);
+    ck_assert_uint_eq(s->flow.read_errors, 1);
+    ck_assert_int_eq(seen.error, -ENODEV);
+}
+END_TEST
+
+START_TEST(a_place_that_fails_is_replaced)
+{
+    dev_fail(s->dev[0], HT_IO_WRITE, 1, false);
+    ck_assert_int_eq(write_bytes(NULL, 0), 0);
+    ck_assert_uint_eq(s->flow.write_errors, 1);
+    ck_assert_uint_eq(events, 1);
+    ck_assert_int_eq(seen.code, HT_EVENT_WRITE_ERROR);
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), 0);
+    ck_assert_int_eq(memcmp(buf, data, BYTES), 0);
+}
+END_TEST
+
+START_TEST(without_any_place_the_chunk_keeps_its_reference)
+{
+    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    struct ht_ref was = chunk->cur;
+    uint64_t available = ht_alloc_free_blocks(s->alloc);
+    for (unsigned i = 0; i < DATA_DEVICES; i++)
+        dev_fail(s->dev[i], HT_IO_WRITE, 1, true);
+    ck_assert_int_eq(write_bytes(NULL, -1), -EIO);
+    ck_assert(ht_ref_same_place(&chunk->cur, &was));
+    ck_assert_uint_eq(io.ref.stored, 0);
+    ck_assert_uint_eq(ht_alloc_free_blocks(s->alloc), available);
+    for (unsigned i = 0; i < DATA_DEVICES; i++)
+        dev_fail(s->dev[i], HT_IO_WRITE, 0, false);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("chunk_io");
+    TCase *tc = tcase_create("all");
+
+    tcase_add_checked_fixture(tc, start, end);
+    tcase_add_test(tc, bytes_come_back);
+    tcase_add_test(tc, a_copy_is_written_of_bytes_that_change);
+    tcase_add_test(tc, wrong_bytes_are_an_error_that_is_counted_and_reported);
+    tcase_add_test(tc, a_quiet_reader_learns_what_failed);
+    tcase_add_test(tc, a_device_that_fails_is_counted_and_reported);
+    tcase_add_test(tc, a_device_that_fails_with_euclean_has_no_wrong_checksum);
+    tcase_add_test(tc, a_read_that_cannot_start_is_counted_and_reported);
+    tcase_add_test(tc, a_place_that_fails_is_replaced);
+    tcase_add_test(tc, without_any_place_the_chunk_keeps_its_reference);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

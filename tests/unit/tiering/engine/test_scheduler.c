@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_scheduler.c - lanes with rows that do nothing but count: turns, budgets, pace, pauses, wakes and ends. */
+#include <check.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "tests/support/suite.h"
+#include "tiering/engine/scheduler.h"
+
+enum { MIB = 1 << 20, WAIT_MS_MAX = 30000 };
+#define MS UINT64_C(1000000)
+
+struct fake {
+    struct ht_row row;
+    _Atomic enum ht_step says;
+    _Atomic uint64_t bytes;    /* moved by each step; 0: its budget */
+    _Atomic uint64_t after_ns; /* idle: due again after so long */
+    _Atomic uint64_t steps, budget, entered_ns;
+    _Atomic bool held, inside;  /* a step waits while it is held, as on a device that is silent */
+    _Atomic uint64_t at_ns[64]; /* of the first steps */
+};
+
+static struct ht_lane lane;
+static struct fake a, b;
+static _Atomic uint64_t foreground; /* bytes that others moved */
+
+static enum ht_step fake_step(void *ctx, struct ht_budget *budget)
+{
+    struct fake *f = ctx;
+    uint64_t n = f->steps++;
+
+    f->inside = true;
+    if (n < HT_ARRAY_SIZE(f->at_ns))
+        f->at_ns[n] = ht_now_ns();
+    f->budget = budget->most_bytes;
+    while (f->held)
+        usleep(1000);
+    budget->bytes = f->bytes ? f->bytes : budget->most_bytes;
+    budget->at_ns = f->after_ns ? ht_now_ns() + f->after_ns : 0;
+    f->inside = false;
+    return f->says;
+}
+
+static const struct ht_engine_type quick = {.name = "quick", .pause_ms = 1, .step = fake_step};
+static const struct ht_engine_type slow = {.name = "slow", .pause_ms = 200, .step = fake_step};
+static const struct ht_engine_type patient = {.name = "patient", .pause_ms = 3600000, .step = fake_step};
+
+static uint64_t traffic(void *ctx)
+{
+    struct ht_row_figures x, y;
+
+    ht_row_figures(&a.row, &x);
+    ht_row_figures(&b.row, &y);
+    return foreground + x.bytes + y.bytes;
+}
+
+/* Two rows on one lane. */
+static void make(const struct ht_lane_config *config, const struct ht_engine_type *type, uint64_t rate_bytes)
+{
+    memset(&lane, 0, sizeof(lane));
+    memset(&a, 0, sizeof(a));
+    memset(&b, 0, sizeof(b));
+    foreground = 0;
+    a.says = b.says = HT_STEP_IDLE;
+    ht_lane_init(&lane, config);
+    ht_lane_add(&lane, &a.row, type, &a, rate_bytes);
+    ht_lane_add(&lane, &b.row, type, &b, rate_bytes);
+}
+
+static void start(const struct ht_engine_type *type)
+{
+    make(&(struct ht_lane_config){.name = "test"}, type, 0);
+    ck_assert_int_eq(ht_lane_start(&lane), 0);
+}
+
+static void end(void)
+{
+    ht_lane_stop(&lane);
+    ht_lane_destroy(&lane);
+}
+
+static void wait_for_steps(struct fake *f, uint64_t steps)
+{
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && f->steps < steps; ms++)
+        usleep(1000);
+    ck_assert_uint_ge(f->steps, steps);
+}
+
+static void wait_until_inside(struct fake *f)
+{
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && !f->inside; ms++)
+        usleep(1000);
+    ck_assert(f->inside);
+}
+
+static struct ht_row_figures figures(struct fake *f)
+{
+    struct ht_row_figures x;
+
+    ht_row_figures(&f->row, &x);
+    return x;
+}
+
+/* ---------------------------------------------------------------- turns */
+
+START_TEST(a_row_that_is_idle_sleeps_until_it_is_woken)
+{
+    start(&quick);
+    wait_for_steps(&a, 1); /* the first, by the start of its lane */
+    wait_for_steps(&b, 1);
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, 1);
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wait_for_steps(&a, 2);
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, 2);
+    ck_assert_uint_eq(b.steps, 1);
+    end();
+}
+END_TEST
+
+START_TEST(a_row_steps_at_the_time_that_it_asks_for)
+{
+    start(&quick);
+    wait_for_steps(&a, 1);
+    a.after_ns = 50 * MS;
+    (void)ht_row_wake(&a.row);
+    wait_for_steps(&a, 6);
+    for (unsigned i = 2; i < 6; i++)
+        ck_assert_uint_ge(a.at_ns[i] - a.at_ns[i - 1], 50 * MS);
+    end();
+}
+END_TEST
+
+/* The commit timer's turn comes also while the tier is under pressure that does not end. */
+START_TEST(a_row_that_always_works_keeps_no_other_from_its_turn)
+{
+    start(&quick);
+    wait_for_steps(&b, 1);
+    a.says = HT_STEP_WORKED;
+    (void)ht_row_wake(&a.row);
+    wait_for_steps(&a, 1000);
+    b.after_ns = 1 * MS;
+    (void)ht_row_wake(&b.row);
+    wait_for_steps(&b, 20);
+    b.after_ns = 0;
+    b.says = HT_STEP_WORKED;
+    (void)ht_row_wake(&b.row);
+    uint64_t of_a = a.steps, of_b = b.steps;
+    wait_for_steps(&b, of_b + 1000);
+    ck_assert_uint_ge(a.steps - of_a, 500);
+    end();
+}
+END_TEST
+
+/* Woken inside its step, after it has looked: it looks again. */
+START_TEST(no_wake_is_lost)
+{
+    start(&quick);
+    wait_for_steps(&a, 1);
+    a.held = true;
+    (void)ht_row_wake(&a.row);
+    wait_until_inside(&a);
+    uint64_t before = a.steps;
+    (void)ht_row_wake(&a.row);
+    a.held = false;
+    wait_for_steps(&a, before + 1);
+    end();
+}
+END_TEST
+
+/* -------------------------------------------------------- budgets and pace */
+
+START_TEST(a_row_keeps_to_its_rate_and_yields_to_others)
+{
+    enum { RATE = 64 * MIB };
+    bool busy = _i;
+
+    make(&(struct ht_lane_config){.name = "test", .traffic = traffic}, &quick, RATE);
+    ck_assert_int_eq(ht_lane_start(&lane), 0);
+    wait_for_steps(&a, 1);
+    ck_assert_uint_eq(a.budget, RATE / 100);
+    a.says = HT_STEP_WORKED;
+    (void)ht_row_wake(&a.row);
+    uint64_t begin_ns = ht_now_ns(), before = figures(&a).bytes;
+    while (ht_now_ns() - begin_ns < 1000 * MS) {
+        foreground += busy ? MIB : 0;
+        usleep(5000);
+    }
+    uint64_t moved = figures(&a).bytes - before, took_ns = ht_now_ns() - begin_ns;
+    ck_assert_uint_le(moved, (uint64_t)(RATE * 1.2 * (double)took_ns / 1e9) / (busy ? 2 : 1));
+    ck_assert_uint_ge(moved, RATE / 10);
+    end();
+}
+END_TEST
+
+/* As the command that stops a scrub does. */
+START_TEST(a_wake_ends_the_wait_for_the_pace)
+{
+    make(&(struct ht_lane_config){.name = "test"}, &quick, 1000);
+    a.bytes = MIB; /* the next step is due in 17 minutes */
+    ck_assert_int_eq(ht_lane_start(&lane), 0);
+    wait_for_steps(&a, 1);
+    a.says = HT_STEP_WORKED;
+    (void)ht_row_wake(&a.row);
+    wait_for_steps(&a, 2);
+    usleep(50000);
+    uint64_t steps = a.steps;
+    ck_assert_uint_le(steps, 3);
+    (void)ht_row_wake(&a.row);
+    wait_for_steps(&a, steps + 1);
+    ck_assert_uint_eq(a.budget, 10);
+    end();
+}
+END_TEST
+
+/* ----------------------------------------------------------------- blocked */
+
+START_TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
+{
+    start(&slow);
+    wait_for_steps(&a, 1);
+    a.says = HT_STEP_BLOCKED;
+    (void)ht_row_wake(&a.row);
+    wait_for_steps(&a, 2);
+    uint64_t until_ns = ht_now_ns() + 700 * MS;
+    while (ht_now_ns() < until_ns)
+        (void)ht_row_wake(&a.row);
+    ck_assert_uint_le(a.steps, 7);
+    for (unsigned i = 2; i < a.steps; i++)
+        ck_assert_uint_ge(a.at_ns[i] - a.at_ns[i - 1], 200 * MS);
+    ck_assert_uint_ge(figures(&a).blocked, 2);
+    a.says = HT_STEP_IDLE;
+    wait_for_steps(&a, a.steps + 1); /* and goes on by itself */
+    end();
+}
+END_TEST
+
+START_TEST(a_lane_stops_while_a_row_is_blocked)
+{
+    start(&patient);
+    wait_for_steps(&a, 1);
+    a.says = HT_STEP_BLOCKED;
+    (void)ht_row_wake(&a.row);
+    wait_for_steps(&a, 2);
+    uint64_t begin_ns = ht_now_ns();
+    end();
+    ck_assert_uint_lt(ht_now_ns() - begin_ns, 10000 * MS);
+}
+END_TEST
+
+static void *stop_main(void *arg)
+{
+    ht_lane_stop(&lane);
+    *(_Atomic bool *)arg = true;
+    return NULL;
+}
+
+START_TEST(a_lane_that_stops_waits_for_the_step_that_runs)
+{
+    _Atomic bool stopped = false;
+    pthread_t thread;
+
+    start(&quick);
+    wait_for_steps(&a, 1);
+    a.says = HT_STEP_WORKED;
+    a.held = true;
+    (void)ht_row_wake(&a.row);
+    wait_until_inside(&a);
+    uint64_t steps = a.steps;
+    ck_assert_int_eq(pthread_create(&thread, NULL, stop_main, &stopped), 0);
+    usleep(50000);
+    ck_assert(!stopped);
+    a.held = false;
+    pthread_join(thread, NULL);
+    ck_assert_uint_eq(a.steps, steps);
+    (void)ht_row_wake(&a.row);
+    usleep(20000);
+    ck_assert_uint_eq(a.steps, steps);
+    ht_lane_destroy(&lane);
+}
+END_TEST
+
+/* --------------------------------------------------------------- on demand */
+
+static bool runs(void)
+{
+    ht_mutex_lock(&lane.lock);
+    bool running = lane.running;
+    ht_mutex_unlock(&lane.lock);
+    return running;
+}
+
+START_TEST(a_lane_on_demand_has_a_thread_while_there_is_work)
+{
+    make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
+    ck_assert(!runs());
+    for (uint64_t round = 1; round <= 3; round++) {
+        ck_assert_int_eq(ht_row_wake(&a.row), 0);
+        wait_for_steps(&a, round);
+        ck_assert(runs());
+        for (unsigned ms = 0; ms < WAIT_MS_MAX && runs(); ms++)
+            usleep(1000);
+        ck_assert(!runs());
+    }
+    ck_assert_uint_eq(a.steps, 3);
+    ck_assert_uint_eq(b.steps, 0);
+    ht_lane_stop(&lane);
+    ck_assert_int_eq(ht_row_wake(&a.row), -ECANCELED);
+    ht_lane_destroy(&lane);
+}
+END_TEST
+
+static bool stops(void)
+{
+    ht_mutex_lock(&lane.lock);
+    bool stopping = lane.stopping;
+    ht_mutex_unlock(&lane.lock);
+    return stopping;
+}
+
+/* No step follows, so a caller that relied on one would wait for ever. */
+START_TEST(a_wake_fails_while_its_lane_on_demand_stops)
+{
+    _Atomic bool stopped = false;
+    pthread_t thread;
+
+    make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
+    a.held = true;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wait_until_inside(&a);
+    ck_assert_int_eq(pthread_create(&thread, NULL, stop_main, &stopped), 0);
+    while (!stops())
+        usleep(1000);
+    ck_assert(runs());
+    ck_assert_int_eq(ht_row_wake(&a.row), -ECANCELED);
+    a.held = false;
+    pthread_join(thread, NULL);
+    ck_assert_uint_eq(a.steps, 1);
+    ht_lane_destroy(&lane);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("scheduler");
+    TCase *tc = tcase_create("rows");
+
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, a_row_that_is_idle_sleeps_until_it_is_woken);
+    tcase_add_test(tc, a_row_steps_at_the_time_that_it_asks_for);
+    tcase_add_test(tc, a_row_that_always_works_keeps_no_other_from_its_turn);
+    tcase_add_test(tc, no_wake_is_lost);
+    tcase_add_loop_test(tc, a_row_keeps_to_its_rate_and_yields_to_others, 0, 2);
+    tcase_add_test(tc, a_wake_ends_the_wait_for_the_pace);
+    tcase_add_test(tc, a_row_that_is_blocked_pauses_whoever_wakes_it);
+    tcase_add_test(tc, a_lane_stops_while_a_row_is_blocked);
+    tcase_add_test(tc, a_lane_that_stops_waits_for_the_step_that_runs);
+    tcase_add_test(tc, a_lane_on_demand_has_a_thread_while_there_is_work);
+    tcase_add_test(tc, a_wake_fails_while_its_lane_on_demand_stops);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

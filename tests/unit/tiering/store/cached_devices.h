@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* cached_devices.h - a store on several devices of memory with volatile caches, whose power can be cut. */
+#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_CACHED_DEVICES_H
+#define HITRAIN_TESTS_UNIT_TIERING_STORE_CACHED_DEVICES_H
+
+#include <stdatomic.h>
+
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/store/fixture.h"
+
+enum { DEVICES_MAX = 4, CHUNKS = 6, SCOPE = 7, FLUSH_US = 500, WAIT_MS_MAX = 60000 };
+
+static struct ht_dev *devs[DEVICES_MAX];
+static unsigned device_count, answer_ms, commit_ms; /* commit_ms: with threads */
+static uint8_t *one, *two, *three;
+
+static inline void mount_all(void)
+{
+    struct ht_store_opts opts = {.dram_bytes = 48 * MIB,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = !commit_ms,
+                                 .answer_ms = answer_ms,
+                                 .commit_ms = commit_ms};
+    struct ht_dev *given[DEVICES_MAX];
+
+    memcpy(given, devs, sizeof(given));
+    ck_assert_int_eq(ht_store_new(given, device_count, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static inline void make(unsigned count)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {.log_bytes = MIB};
+
+    device_count = count;
+    for (unsigned i = 0; i < count; i++)
+        ck_assert_int_eq(dev_open_ram(96 * MIB, 512, &devs[i]), 0);
+    ck_assert_int_eq(ht_super_format(devs, count, &opts, &sb), 0);
+    for (unsigned i = 0; i < count; i++)
+        ck_assert_int_eq(dev_set_cache(devs[i], FLUSH_US), 0);
+    mount_all();
+    one = pattern(CHUNKS * MIB, 1);
+    two = pattern(CHUNKS * MIB, 2);
+    three = pattern(CHUNKS * MIB, 3);
+}
+
+/* The caller has put all references. */
+static inline void power_cut(uint64_t seed)
+{
+    dev_power_off(devs, device_count, seed);
+    ht_store_close(s);
+    for (unsigned i = 0; i < device_count; i++)
+        dev_power_on(devs[i]);
+    mount_all();
+}
+
+static inline void end(void)
+{
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    for (unsigned i = 0; i < device_count; i++)
+        ht_dev_close(devs[i]);
+    free(one);
+    free(two);
+    free(three);
+}
+
+static inline struct ht_obj *published(uint64_t scope, const uint8_t *content, size_t bytes)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
+
+    put_all(o, 0, content, bytes);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return o;
+}
+
+static inline uint64_t put(struct ht_obj *o)
+{
+    uint64_t oid = ht_obj_id(o);
+
+    ht_obj_put(o);
+    return oid;
+}
+
+static inline void expect_after_cut(uint64_t oid, const uint8_t *want, size_t bytes)
+{
+    struct ht_obj *o = ht_obj_get(s, oid);
+
+    ck_assert_ptr_nonnull(o);
+    expect(o, 0, want, bytes);
+    ht_obj_put(o);
+}
+
+static inline uint64_t written_to(unsigned device)
+{
+    struct ht_dev_counters c;
+
+    ht_dev_counters(devs[device], &c);
+    return c.written_bytes;
+}
+
+/* Writes the object back without a flush. Returns the device that took it. */
+static inline unsigned write_back(struct ht_obj *o)
+{
+    uint64_t before[DEVICES_MAX];
+
+    for (unsigned i = 0; i < device_count; i++)
+        before[i] = written_to(i);
+    ck_assert_int_eq(ht_obj_writeback(o), 0);
+    for (unsigned i = 0; i < device_count; i++)
+        if (written_to(i) != before[i])
+            return i;
+    ck_abort_msg("nothing was written");
+}
+
+/* A sync in a thread of its own. */
+struct syncing {
+    struct ht_obj *o;
+    _Atomic bool over;
+    int rc;
+};
+
+static inline void *sync_main(void *arg)
+{
+    struct syncing *y = arg;
+
+    y->rc = ht_obj_sync(y->o);
+    y->over = true;
+    return NULL;
+}
+
+#endif

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* fixture.h - a store on a device of memory, for the tests of the store. */
+#ifndef HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
+#define HITRAIN_TESTS_UNIT_TIERING_STORE_FIXTURE_H
+
+#include <check.h>
+#include <stdlib.h>
+
+#include "tests/support/dev.h"
+#include "tests/support/suite.h"
+#include "tiering/api/batch_pin.h"
+#include "tiering/api/check.h"
+#include "tiering/api/object.h"
+#include "tiering/api/scrub.h"
+#include "tiering/api/shm.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+
+enum { MIB = 1 << 20 };
+
+static struct ht_dev *dev;
+static struct ht_store *s;
+static uint64_t fixture_shm_bytes; /* beside the 8 MiB */
+
+static inline void mount_with(bool threads, bool read_only)
+{
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB + fixture_shm_bytes,
+                                 .shm_bytes = fixture_shm_bytes,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = !threads,
+                                 .read_only = read_only};
+
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static inline void fresh(uint64_t mib, bool threads)
+{
+    struct ht_super sb;
+    struct ht_format_opts opts = {0};
+
+    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+    mount_with(threads, false);
+}
+
+static inline void done(void)
+{
+    ht_store_verify(s, false);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    ht_dev_close(dev);
+}
+
+static inline struct ht_obj *object(uint32_t chunk_bytes, uint64_t scope)
+{
+    struct ht_obj *o;
+    struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = chunk_bytes, .scope = scope};
+
+    ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
+    return o;
+}
+
+static inline uint8_t *pattern(size_t n, unsigned seed)
+{
+    uint8_t *p = malloc(n);
+
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(i * 2654435761u + seed + (i >> 13));
+    return p;
+}
+
+static inline void expect(struct ht_obj *o, uint64_t off, const uint8_t *want, size_t n)
+{
+    uint8_t *got = malloc(n);
+
+    ck_assert_int_eq(ht_obj_read(o, off, got, n), (ssize_t)n);
+    ck_assert_int_eq(memcmp(got, want, n), 0);
+    free(got);
+}
+
+static inline void put_all(struct ht_obj *o, uint64_t off, const uint8_t *p, size_t n)
+{
+    ck_assert_int_eq(ht_obj_write(o, off, p, n), (ssize_t)n);
+}
+
+/* A crash: the device loses nothing, and nothing more is written. All references must have been put. */
+static inline void crash(void)
+{
+    ht_store_close(s);
+    mount_with(false, false);
+}
+
+static inline void remount(void)
+{
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    crash();
+}
+
+static inline struct ht_store_stats stats(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(s, &st);
+    return st;
+}
+
+static inline struct ht_obj_stat obj_stat(struct ht_obj *o)
+{
+    struct ht_obj_stat st;
+
+    ht_obj_stat(o, &st);
+    return st;
+}
+
+/* Deletes and releases the object; durable only with a later sync. */
+static inline void delete (struct ht_obj *o)
+{
+    struct ht_tx *tx;
+
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(o, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    ht_obj_put(o);
+}
+
+static inline int run_suite(TCase *tc)
+{
+    Suite *suite = suite_create("store");
+
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}
+
+#endif

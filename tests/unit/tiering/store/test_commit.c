@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A commit and an abort of a scope: which participants they ask, in which order, and what a crash leaves. */
+#include <stdio.h>
+
+#include "tests/support/dev.h"
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/base/buf.h"
+
+enum { SCOPE = 9, BYTES = 3 * MIB };
+
+struct participant {
+    const char *name;
+    uint64_t value, published; /* its metadata */
+    size_t claims;             /* bytes that it announces beyond those of its record */
+};
+
+static struct participant names = {.name = "names"}, optimizer = {.name = "optimizer"};
+static struct ht_obj *obj;
+static uint8_t *first, *second;
+static char calls[256];
+
+static void note(const struct participant *p, const char *what, uint64_t scope)
+{
+    size_t len = strlen(calls);
+
+    snprintf(calls + len, sizeof(calls) - len, "%s %s %llu, ", p->name, what, (unsigned long long)scope);
+}
+
+static int replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    struct participant *p = ctx;
+    struct ht_reader in = ht_reader_of(payload, len);
+
+    p->value = p->published = ht_get_u64(&in);
+    return ht_reader_done(&in) ? 0 : -EUCLEAN;
+}
+
+static void put(const struct participant *p, uint64_t value, struct ht_tx *tx)
+{
+    size_t mark = ht_record_begin(ht_tx_records(tx), p == &names ? HT_REC_NS_FIRST : HT_REC_OPT_FIRST);
+
+    ht_buf_put_u64(ht_tx_records(tx), value);
+    ht_record_end(ht_tx_records(tx), mark);
+}
+
+static int emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes)
+{
+    const struct participant *p = ctx;
+
+    put(p, p->published, tx);
+    return 0;
+}
+
+static size_t pending_bytes(void *ctx, uint64_t scope)
+{
+    const struct participant *p = ctx;
+
+    return (p->value == p->published ? 0 : 64) + p->claims;
+}
+
+/* The objects follow: theirs is not published yet. */
+static void publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx)
+{
+    struct participant *p = ctx;
+
+    note(p, "publish", scope);
+    ck_assert(!scope || obj_stat(obj).unpublished);
+    ck_assert_uint_eq(expected_bytes, pending_bytes(p, scope));
+    put(p, p->value, tx);
+    p->published = p->value;
+}
+
+/* The objects follow. */
+static void take_back(void *ctx, uint64_t scope)
+{
+    struct participant *p = ctx;
+
+    note(p, "abort", scope);
+    ck_assert(obj_stat(obj).unpublished);
+    p->value = p->published;
+}
+
+static void mount(void)
+{
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
+    struct ht_meta_client client[] = {
+        {HT_REC_NS_FIRST, HT_REC_NS_LAST, &names, replay, NULL, emit, pending_bytes, publish, take_back},
+        {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, &optimizer, replay, NULL, emit, pending_bytes, publish, take_back},
+    };
+
+    names.value = names.published = optimizer.value = optimizer.published = 0;
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(client); i++)
+        ck_assert_int_eq(ht_store_register(s, &client[i]), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+    calls[0] = '\0';
+}
+
+static void commit(void)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+static void change(uint64_t value, const uint8_t *bytes)
+{
+    names.value = value;
+    optimizer.value = value * 2;
+    put_all(obj, 0, bytes, BYTES);
+}
+
+/* One commit with the value 1. */
+static void begin(void)
+{
+    struct ht_format_opts opts = {0};
+    struct ht_super sb;
+
+    ck_assert_int_eq(dev_open_ram(64 * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+    mount();
+    first = pattern(BYTES, 1);
+    second = pattern(BYTES, 2);
+    obj = object(HT_CHUNK_BYTES, SCOPE);
+    change(1, first);
+    commit();
+    calls[0] = '\0';
+}
+
+static void expect_all(uint64_t value, const uint8_t *bytes)
+{
+    ck_assert_uint_eq(names.value, value);
+    ck_assert_uint_eq(optimizer.value, value * 2);
+    expect(obj, 0, bytes, BYTES);
+}
+
+static void crash_and_expect(uint64_t value, const uint8_t *bytes)
+{
+    uint64_t oid = ht_obj_id(obj);
+
+    ht_obj_put(obj);
+    ht_store_close(s);
+    mount();
+    obj = ht_obj_get(s, oid);
+    expect_all(value, bytes);
+}
+
+static void end(void)
+{
+    ht_obj_put(obj);
+    done();
+    free(first);
+    free(second);
+}
+
+START_TEST(a_commit_asks_names_then_the_optimizer_then_objects)
+{
+    begin();
+    change(2, second);
+    ck_assert_uint_gt(ht_scope_pending_bytes(s, SCOPE), 2 * 64);
+    commit();
+    ck_assert_str_eq(calls, "names publish 9, optimizer publish 9, ");
+    ck_assert_uint_eq(ht_scope_pending_bytes(s, SCOPE), 0);
+    crash_and_expect(2, second);
+    end();
+}
+END_TEST
+
+START_TEST(a_crash_before_the_commit_leaves_the_one_before_whole)
+{
+    begin();
+    change(2, second);
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    crash_and_expect(1, first);
+    end();
+}
+END_TEST
+
+/* All of it is one transaction: the log counts groups. */
+START_TEST(a_commit_is_one_group_of_the_log)
+{
+    begin();
+    change(2, second);
+    uint64_t before = stats().log.groups;
+    commit();
+    ck_assert_uint_eq(stats().log.groups, before + 1);
+    end();
+}
+END_TEST
+
+START_TEST(a_commit_that_does_not_fit_asks_no_participant)
+{
+    uint64_t lsn;
+
+    begin();
+    change(2, second);
+    optimizer.claims = (size_t)stats().log.log_bytes;
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), -ENOSPC);
+    ck_assert_str_eq(calls, "");
+    ck_assert(!ht_store_failed(s));
+    optimizer.claims = 0;
+    crash_and_expect(1, first);
+    end();
+}
+END_TEST
+
+START_TEST(an_abort_asks_names_then_the_optimizer_then_objects)
+{
+    begin();
+    change(2, second);
+    uint64_t before = stats().log.groups;
+    ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    ck_assert_str_eq(calls, "names abort 9, optimizer abort 9, ");
+    ck_assert_uint_eq(stats().log.groups, before);
+    expect_all(1, first);
+    crash_and_expect(1, first);
+    end();
+}
+END_TEST
+
+START_TEST(a_commit_outside_of_roots_asks_for_scope_0)
+{
+    begin();
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_str_eq(calls, "names publish 0, optimizer publish 0, ");
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("commit");
+
+    tcase_add_test(tc, a_commit_asks_names_then_the_optimizer_then_objects);
+    tcase_add_test(tc, a_crash_before_the_commit_leaves_the_one_before_whole);
+    tcase_add_test(tc, a_commit_is_one_group_of_the_log);
+    tcase_add_test(tc, a_commit_that_does_not_fit_asks_no_participant);
+    tcase_add_test(tc, an_abort_asks_names_then_the_optimizer_then_objects);
+    tcase_add_test(tc, a_commit_outside_of_roots_asks_for_scope_0);
+    return run_suite(tc);
+}

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_readahead_policy.c - the policy recognises every sequential reader, in whatever order its requests arrive, and
+ * no other reader.
+ */
+#include <check.h>
+
+#include "tests/support/suite.h"
+#include "tiering/tier/readahead_policy.h"
+
+enum { KIB = 1 << 10, MIB = 1 << 20, MOST = 16 * MIB };
+
+static struct ht_readahead_policy st;
+
+static uint64_t note(uint64_t off, uint64_t len)
+{
+    return ht_readahead_policy_note(&st, off, len, MIB, MOST);
+}
+
+static uint64_t next_random(uint64_t *x)
+{
+    *x ^= *x << 13;
+    *x ^= *x >> 7;
+    *x ^= *x << 17;
+    return *x;
+}
+
+START_TEST(a_reader_from_the_beginning_is_seen_at_once)
+{
+    st = (struct ht_readahead_policy){0};
+    ck_assert_uint_eq(note(0, MIB), 3 * MIB);
+    st = (struct ht_readahead_policy){0};
+    for (unsigned i = 0; i < 127; i++)
+        ck_assert_uint_eq(note(i * 4 * KIB, 4 * KIB), 0);
+    ck_assert_uint_gt(note(127 * 4 * KIB, 4 * KIB), 2 * MIB);
+}
+END_TEST
+
+START_TEST(a_reader_from_elsewhere_is_seen_after_two_units)
+{
+    st = (struct ht_readahead_policy){0};
+    ck_assert_uint_eq(note(100 * MIB, MIB), 0);
+    ck_assert_uint_eq(note(101 * MIB, MIB), 104 * MIB);
+}
+END_TEST
+
+START_TEST(the_window_grows_while_the_reader_goes_on)
+{
+    uint64_t before = 0;
+
+    st = (struct ht_readahead_policy){0};
+    for (uint64_t i = 0; i < 100; i++) {
+        uint64_t window = note(i * MIB, MIB) - (i + 1) * MIB;
+        ck_assert_uint_ge(window, before);
+        ck_assert_uint_le(window, MOST);
+        before = window;
+    }
+    ck_assert_uint_eq(before, MOST);
+}
+END_TEST
+
+START_TEST(a_read_elsewhere_ends_it_at_once)
+{
+    st = (struct ht_readahead_policy){0};
+    for (uint64_t i = 0; i < 50; i++)
+        ck_assert_uint_gt(note(i * MIB, MIB), 0);
+    ck_assert_uint_eq(note(500 * MIB, 4 * KIB), 0);
+}
+END_TEST
+
+/* Eight requests of a MiB in flight, which overtake each other. */
+START_TEST(requests_may_overtake_each_other)
+{
+    uint64_t x = 88172645463325252ull, ahead = 0;
+
+    st = (struct ht_readahead_policy){0};
+    for (uint64_t i = 0; i < 64; i += 4) {
+        uint64_t order[4] = {i, i + 1, i + 2, i + 3};
+        for (unsigned k = 3; k; k--) {
+            uint64_t j = next_random(&x) % (k + 1), was = order[k];
+            order[k] = order[j];
+            order[j] = was;
+        }
+        for (unsigned k = 0; k < 4; k++)
+            ahead += note(order[k] * MIB, MIB) > 0;
+    }
+    ck_assert_uint_ge(ahead, 55);
+    ck_assert_uint_eq(st.window, MOST);
+}
+END_TEST
+
+START_TEST(shuffled_and_strided_reads_are_none)
+{
+    uint64_t x = 88172645463325252ull, ahead = 0;
+
+    st = (struct ht_readahead_policy){0};
+    for (unsigned i = 0; i < 20000; i++)
+        ahead += note(next_random(&x) % (1 << 18) * 4 * KIB, 4 * KIB) > 0;
+    ck_assert_uint_eq(ahead, 0);
+    for (uint64_t i = 1; i < 1000; i++)
+        ahead += note(2 * i * MIB, MIB) > 0;
+    ck_assert_uint_eq(ahead, 0);
+    for (uint64_t i = 1000; i > 1; i--)
+        ahead += note(i * MIB, 4 * KIB) > 0;
+    ck_assert_uint_eq(ahead, 0);
+}
+END_TEST
+
+START_TEST(gaps_end_a_stream)
+{
+    uint64_t ended_at = 0;
+
+    st = (struct ht_readahead_policy){0};
+    for (uint64_t i = 0; i < 1000; i++)
+        ck_assert_uint_gt(note(i * MIB, MIB), 0);
+    for (uint64_t i = 0; i < 100 && !ended_at; i++)
+        if (!note((1000 + 2 * i) * MIB, MIB))
+            ended_at = i;
+    ck_assert_uint_gt(ended_at, 0);
+    ck_assert_uint_le(ended_at, 10);
+}
+END_TEST
+
+START_TEST(what_does_no_good_is_halved_and_comes_back_slowly)
+{
+    st = (struct ht_readahead_policy){0};
+    for (uint64_t i = 0; i < 50; i++)
+        (void)note(i * MIB, MIB);
+    ht_readahead_policy_shrink(&st, MIB);
+    ck_assert_uint_eq(note(50 * MIB, MIB), 51 * MIB + MOST / 2);
+    for (unsigned i = 0; i < 20; i++)
+        ht_readahead_policy_shrink(&st, MIB);
+    ck_assert_uint_eq(note(51 * MIB, MIB), 53 * MIB);
+}
+END_TEST
+
+START_TEST(ends_of_the_numbers_are_no_trouble)
+{
+    st = (struct ht_readahead_policy){0};
+    ck_assert_uint_eq(note((1ull << 44) - 1, 1), 0);
+    ck_assert_uint_eq(note(0, 1), 0);
+    ck_assert_uint_eq(ht_readahead_policy_note(&(struct ht_readahead_policy){0}, 0, MIB, MIB, 0),
+                      2 * MIB); /* no less than a unit */
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("readahead_policy");
+
+    tcase_add_test(tc, a_reader_from_the_beginning_is_seen_at_once);
+    tcase_add_test(tc, a_reader_from_elsewhere_is_seen_after_two_units);
+    tcase_add_test(tc, the_window_grows_while_the_reader_goes_on);
+    tcase_add_test(tc, a_read_elsewhere_ends_it_at_once);
+    tcase_add_test(tc, requests_may_overtake_each_other);
+    tcase_add_test(tc, shuffled_and_strided_reads_are_none);
+    tcase_add_test(tc, gaps_end_a_stream);
+    tcase_add_test(tc, what_does_no_good_is_halved_and_comes_back_slowly);
+    tcase_add_test(tc, ends_of_the_numbers_are_no_trouble);
+    Suite *suite = suite_create("readahead_policy");
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

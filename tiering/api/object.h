@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* object.h - objects: sequences of bytes with an id. Reading, writing and keeping them. store.h explains the words. */
+#ifndef HITRAIN_TIERING_API_OBJECT_H
+#define HITRAIN_TIERING_API_OBJECT_H
+
+#include <sys/types.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/tier/readahead_policy.h"
+
+struct ht_store;
+struct ht_tx;
+struct ht_obj;
+
+/* ------------------------------------------------------------------ life */
+
+struct ht_obj_attr {
+    uint64_t oid;         /* from ht_store_new_id; 0 is -ENOSPC */
+    uint32_t chunk_bytes; /* HT_CHUNK_BYTES or HT_SMALL_CHUNK_BYTES */
+    uint32_t obj_class;   /* HT_CLASS_DURABLE; HT_CLASS_SCRATCH: never published, gone at unmount */
+    uint64_t scope;       /* 0 or the id of a model root */
+};
+
+/*
+ * Makes an empty object, known at once, published with the next ht_obj_publish. The caller gets a reference. -ENOSPC.
+ */
+int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_obj **out_obj) HT_MUST_CHECK;
+/* Log bytes that an object reserves when it is created. */
+uint64_t ht_obj_log_bytes(void);
+/* A reference to an object that exists (also one deleted in a scope but not published so), or NULL. */
+struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid);
+void ht_obj_put(struct ht_obj *obj);
+
+/*
+ * Deletes, inside a transaction. In scope 0 the deletion is put into tx; in a scope it is pending until
+ * ht_scope_publish. The content is freed with the last reference. Never fails.
+ */
+void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
+/* Allowed while the object has never held a byte; else -EBUSY. */
+int ht_obj_set_chunk_bytes(struct ht_obj *obj, uint32_t chunk_bytes) HT_MUST_CHECK;
+
+/*
+ * Moves an object into another scope, inside a transaction. Into the scope of a model root only if it is wholly
+ * published (see ht_obj_sync), else -EBUSY. Into scope 0 also with dirty or unpublished content, which is published
+ * with that scope from then on. That does not fail for an object that is published at all.
+ */
+int ht_obj_set_scope(struct ht_obj *obj, uint64_t scope, struct ht_tx *tx) HT_MUST_CHECK;
+
+struct ht_obj_stat {
+    uint64_t oid, size, scope;
+    uint32_t chunk_bytes, obj_class;
+    uint64_t stored_bytes;   /* on devices, current references, in whole blocks; shared ones count for each owner */
+    uint64_t prealloc_bytes; /* set aside by ht_obj_prealloc, not written yet */
+    uint64_t resident_bytes, dirty_bytes;
+    uint64_t hits, misses; /* chunk accesses served from the image, or not; up to UINT32_MAX */
+    uint64_t device_read_bytes, device_written_bytes;
+    uint64_t version; /* grows with every change of content */
+    bool unpublished; /* there is something ht_obj_publish would put */
+    int error;        /* write error that no writeback or sync has reported yet, or 0 */
+    int sticky_error; /* the last write error, reported or not, until ht_obj_clear_error */
+};
+void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
+/* Clears a write error that a client has seen. */
+void ht_obj_clear_error(struct ht_obj *obj);
+/*
+ * A write to the object failed before it got here: sticky_error keeps that; report: no client got the error, and the
+ * next sync returns it.
+ */
+void ht_obj_note_error(struct ht_obj *obj, int error, bool report);
+uint64_t ht_obj_id(const struct ht_obj *obj);
+uint64_t ht_obj_size(struct ht_obj *obj);
+uint32_t ht_obj_chunk_bytes(const struct ht_obj *obj);
+/* The place in them of the node that should work on the bytes at this offset, or HT_NUMA_INDEX_ANY. */
+int ht_obj_numa_index(struct ht_obj *o, uint64_t offset);
+
+/* ----------------------------------------------------------------- bytes */
+
+/*
+ * A reader of an object through one descriptor: how far the store has read ahead for it. All zero at first, and the
+ * store's from the first read on, until its end. The object outlives it.
+ */
+struct ht_obj_reader {
+    struct ht_obj *obj;     /* NULL: has not read yet */
+    struct ht_list pending; /* in a list while there is something to read ahead */
+    struct ht_readahead_policy stream;
+    uint64_t next, end; /* chunks to read ahead */
+    unsigned missing;   /* of its reads that wait for a device */
+};
+void ht_obj_reader_end(struct ht_obj_reader *reader);
+/*
+ * Reads up to len bytes at off; holes are zeros. Returns the count (short only at the end of the object) or -errno.
+ * -ESTALE: an abort took the object back. WAITS.
+ */
+ssize_t ht_obj_read(struct ht_obj *obj, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
+
+/*
+ * The same without a copy if one chunk has the whole range: fn is called once, with the bytes in the chunk's image, or
+ * in buf. fn is to use the bytes before it returns, and must not call the store. It is not called when the result is an
+ * error. reader: for readahead, or NULL. WAITS.
+ */
+typedef void (*ht_obj_read_fn)(void *ctx, const void *bytes, size_t len);
+ssize_t ht_obj_read_in_place(struct ht_obj *obj, struct ht_obj_reader *reader, uint64_t off, void *buf, size_t len,
+                             ht_obj_read_fn fn, void *ctx) HT_MUST_CHECK;
+
+/*
+ * Writes, and grows the object. All or nothing only for each chunk: returns the count written, which is short when a
+ * later chunk failed, or -errno when nothing was. WAITS. -EFBIG beyond HT_FILE_BYTES_MAX. -ESTALE as for reading.
+ */
+ssize_t ht_obj_write(struct ht_obj *obj, uint64_t off, const void *buf, size_t len) HT_MUST_CHECK;
+/* Works on a full store too. WAITS. */
+int ht_obj_truncate(struct ht_obj *obj, uint64_t size) HT_MUST_CHECK;
+
+/*
+ * For the writer of a piece that grew the object from size to end and now fails: restores the former size. Does nothing
+ * if the object does not end at end any more, for then another call has changed the size since. WAITS.
+ */
+int ht_obj_ungrow(struct ht_obj *obj, uint64_t size, uint64_t end) HT_MUST_CHECK;
+/* Zeroes a range, and frees whole chunks inside it. WAITS. */
+int ht_obj_punch(struct ht_obj *obj, uint64_t off, uint64_t len) HT_MUST_CHECK;
+
+/*
+ * Copies a range as it was at some moment during the call: the target then has the same bytes, and is as large as a
+ * write would have made it. Returns the count, short at the end of the source or when a later part failed, or -errno
+ * when nothing was done. WAITS.
+ *
+ * Whole chunks at the same offset inside chunks of the same size are not copied: both objects own the stored bytes,
+ * until one writes (also the last, partial chunk of the source if the target holds nothing after it). For that, dirty
+ * images of the source are written back, though nothing is published. A target that never held a byte takes the chunk
+ * size of the source. Holes become holes. All other bytes are copied through memory; so is everything from or into a
+ * scratch object.
+ *
+ * -EINVAL: the ranges overlap in one object. -EFBIG: beyond HT_FILE_BYTES_MAX. -ENOSPC, -EIO: as for reading and
+ * writing. Chunks that an object with a rewrite reserve shares need space as if they were copied.
+ */
+ssize_t ht_obj_clone(struct ht_obj *src, uint64_t src_off, struct ht_obj *dst, uint64_t dst_off,
+                     uint64_t len) HT_MUST_CHECK;
+
+/*
+ * Preallocates space (posix_fallocate). Until unmount the first write to a chunk of the range, up to the range's end in
+ * it, does not fail with -ENOSPC, neither for data nor for log space. The size stays, and the range may lie beyond it;
+ * reads and seeks see no difference. Stored bytes get nothing: writing them again needs new space, as everywhere. So
+ * does writing more to a chunk that was written back in part, beyond the rest of its preallocation. Truncating (also to
+ * the size it has), punching and deleting give the space back; so does abort, if anything of the object changed.
+ * -ENOSPC: nothing is changed. -EFBIG: beyond HT_FILE_BYTES_MAX.
+ */
+int ht_obj_prealloc(struct ht_obj *obj, uint64_t off, uint64_t len) HT_MUST_CHECK;
+/* Offset of the next data (hole: the next hole) at or after off, or -ENXIO at or beyond the end. In whole chunks. */
+int64_t ht_obj_seek(struct ht_obj *obj, uint64_t off, bool hole) HT_MUST_CHECK;
+
+/* ---------------------------------------------------- devices and memory */
+
+/*
+ * Writes dirty images to devices; publishes nothing. Returns the first error (also a sticky one, which it clears).
+ * WAITS.
+ */
+int ht_obj_writeback(struct ht_obj *obj) HT_MUST_CHECK;
+/* The same, and on the media: call it before publishing something that has to be durable soon. WAITS. */
+int ht_obj_writeback_flushed(struct ht_obj *obj) HT_MUST_CHECK;
+
+/*
+ * Puts unpublished references and size into tx. In a scope: this object alone (fsync of one file below a root). In a
+ * transaction that began with ht_tx_begin_round these are all changes that the writeback wrote; in another one they are
+ * the changes that happen to be written.
+ */
+void ht_obj_publish(struct ht_obj *obj, struct ht_tx *tx);
+/* About how many bytes ht_obj_publish would put now; at least as many. */
+size_t ht_obj_pending_bytes(struct ht_obj *obj);
+/* Writeback, publish in a transaction of its own, wait until durable. WAITS. */
+int ht_obj_sync(struct ht_obj *obj) HT_MUST_CHECK;
+/* Brings chunks into the DRAM tier as far as there is room (WAITS), or evicts clean ones. */
+int ht_obj_prefetch(struct ht_obj *obj) HT_MUST_CHECK;
+void ht_obj_evict(struct ht_obj *obj);
+/* No updates come any more: the object's images may be evicted as others are. */
+void ht_obj_unprotect(struct ht_obj *obj);
+
+/*
+ * Promises that every chunk of the object, up to size bytes, can be rewritten once between two publications without
+ * -ENOSPC. Lasts until the object is deleted, or a call sets another size (0: end). -ENOSPC.
+ */
+int ht_obj_rewrite_reserve(struct ht_obj *obj, uint64_t size) HT_MUST_CHECK;
+/* Drops all content at once, published or not, without a log record: for scratch objects only. WAITS. */
+void ht_obj_scratch_clear(struct ht_obj *obj);
+/* The same for a range of whole chunks. */
+void ht_obj_scratch_drop(struct ht_obj *obj, uint64_t first_chunk, uint64_t count);
+
+#endif

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* stats.h - figures of the store, its NUMA nodes and its devices. */
+#ifndef HITRAIN_TIERING_API_STATS_H
+#define HITRAIN_TIERING_API_STATS_H
+
+#include "tiering/base/base.h"
+#include "tiering/io/dev.h"
+#include "tiering/io/rings.h"
+#include "tiering/journal/journal.h"
+
+struct ht_store;
+
+struct ht_store_stats {
+    uint64_t total_bytes, free_bytes, available_bytes, reserved_bytes, pending_free_bytes; /* space for data */
+    uint64_t objects, chunks, lost_chunks; /* published; published and marked lost */
+    uint64_t dram_bytes, dram_used_bytes, dram_dirty_bytes, dram_protected_bytes, dram_workingset_bytes;
+    uint64_t shm_bytes, shm_used_bytes,
+        shm_count; /* share; memory of open objects, and of closed ones that still have it; objects */
+    uint64_t staging_bytes, staging_used_bytes;
+    uint64_t locked_bytes; /* of all that memory; of mappings, which may be larger than their visible part */
+    uint64_t huge_bytes;   /* of tier and pool in huge pages, as they were populated */
+    struct ht_rings_stats io;
+    uint64_t hits, misses, evictions, writebacks;
+    uint64_t room_waits;                                         /* requests that waited for room in the DRAM tier */
+    uint64_t readahead_chunks, readahead_hits, readahead_wasted; /* read ahead; later used; evicted unused */
+    uint64_t device_read_bytes, device_written_bytes, device_flushes;
+    uint64_t checksum_errors, read_errors, write_errors;
+    uint64_t commits;    /* transactions whose durability a caller waited for */
+    uint64_t meta_bytes; /* heap held for objects and chunks */
+    /*
+     * Heap held for descriptors of the DRAM tier (800 bytes for each MiB, and shadows of evicted images) and maps of
+     * the devices (34 MiB for each TiB). Also for buffers of the log and of batch pins, and extents of chunks that lie
+     * in several pieces.
+     */
+    uint64_t working_bytes;
+    uint64_t next_id;
+    struct ht_journal_stats log;
+};
+void ht_store_stats(struct ht_store *s, struct ht_store_stats *out);
+/* Its available_bytes alone: cheap. */
+uint64_t ht_store_available(struct ht_store *s);
+
+/* One of ht_store_nodes. */
+struct ht_node_stat {
+    uint64_t dram_bytes, dram_used_bytes, staging_bytes; /* its share; not of shared memory */
+    /* the part of it that the system took from another node, about */
+    uint64_t away_bytes;
+};
+void ht_store_node_stat(struct ht_store *s, unsigned place, struct ht_node_stat *out);
+
+/* One device of the store. */
+enum ht_log_copy_state { HT_LOG_COPY_NONE, HT_LOG_COPY_WRITTEN, HT_LOG_COPY_LOST };
+struct ht_device_stat {
+    const char *name;                /* path; NULL: missing. Lives as long as the store */
+    uint64_t bytes;                  /* as it was formatted */
+    uint64_t data_bytes, free_bytes; /* for data, and its unused part */
+    uint64_t bad_bytes;              /* did not hold their writes; not used in this mount */
+    enum ht_health health;
+    uint64_t oldest_request_ns;
+    enum ht_log_copy_state log; /* HT_LOG_COPY_LOST: missing, or not written any more */
+    struct ht_dev_counters io;
+};
+unsigned ht_store_device_count(const struct ht_store *s);
+void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_stat *out);
+
+#endif

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * store.h - the life of a store. The headers of this folder are the only interface to the tiers: objects, transactions,
+ * scopes, batch pins.
+ *
+ * An object is a sequence of bytes with an id, cut into chunks. A chunk has up to three forms:
+ *
+ *   published  the reference the log holds (or will hold with the transactions appended so far)
+ *   current    the reference of a later writeback; not in the log yet
+ *   image      the bytes in the DRAM tier; dirty when newer than current
+ *
+ *   write ---> image (dirty) --writeback--> current --publish in a transaction--> published
+ *
+ * Writeback always goes to new space. The space that a publication replaces is free once the transaction is durable.
+ * The space of an unpublished current reference that is replaced is free at once: nothing durable ever named it. Both
+ * only with their last owner, for stored bytes may belong to several chunks (ht_obj_clone).
+ *
+ * A scope groups objects that are published together (a model root). Scope 0 is everything else, published by fsync of
+ * each object and by the commit timer.
+ *
+ * Transactions: metadata changes (of names, optimizers and objects) happen between ht_tx_begin and ht_tx_commit. Only
+ * one transaction is open at a time, so the order of changes in memory is the order in the log. No I/O happens inside
+ * one.
+ *
+ * Lock order: transaction lock > names (fs/ns) > optimizer > store > journal > device (all locks: <hitrain/locks.h>).
+ * Functions below that wait for I/O or memory (marked WAITS) must be called with none of these held.
+ *
+ * Errors: negative errno. -EIO: device error or checksum mismatch; -ENOSPC: no space for the data, or no space in the
+ * log for the metadata; -EROFS: the store is read-only.
+ */
+#ifndef HITRAIN_TIERING_API_STORE_H
+#define HITRAIN_TIERING_API_STORE_H
+
+#include "tiering/base/base.h"
+#include "tiering/sys/nodes.h"
+#include "tiering/io/dev.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/super.h"
+
+struct ht_store;
+struct ht_tx;
+
+/* ------------------------------------------------------------------ life */
+
+struct ht_store_opts {
+    uint64_t dram_bytes;       /* DRAM tier; 0: a quarter of the available memory; at least 8 MiB */
+    uint64_t shm_bytes;        /* of that, for images in shared memory; at most 75 % */
+    uint64_t staging_bytes;    /* staging pool; 0: 64 MiB; at least 16 MiB */
+    uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
+    unsigned commit_ms;        /* unsynced data outside scopes may stay volatile so long; 0: no timer */
+    bool read_only;
+    unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
+    bool degraded;      /* go on without members that are missing */
+    /* fsck only: replay the longest chain though it is damaged; implies read_only, except for repair */
+    bool force_damaged_log;
+    bool leave_out;  /* fsck only: senseless records of the log are left out and remembered, not refused */
+    bool repair;     /* fsck only, with leave_out: write all the same; a checkpoint makes it last */
+    int numa_node;   /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
+    bool no_threads; /* no background threads: tests drive writeback and checkpoint themselves */
+};
+
+/* Metadata of other layers that lives in the same log. Record types [type_first, type_last]. */
+struct ht_meta_client {
+    uint16_t type_first, type_last;
+    void *ctx;
+    /*
+     * One record; called in log order during mount. -EUCLEAN: malformed. Unknown ids are no error: a later record
+     * decides. There is no journal yet: the client reserves log bytes in replayed.
+     */
+    int (*replay)(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
+    /* The whole log was replayed: check and link up. -EUCLEAN refuses the mount. */
+    int (*replayed)(void *ctx);
+    /*
+     * Checkpoint: puts published state into tx, about max_bytes, starting at *cursor (0 at first) and advancing it.
+     * Called inside a transaction, with no other lock held. 1: more to come, 0: complete, or -errno.
+     */
+    int (*emit)(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
+    /*
+     * The client's part in a commit and in an abort of a scope (tiering/txn/commit.c); each may be NULL.
+     * pending_bytes: about how many bytes publish would put now. The caller holds no lock, or the transaction's.
+     */
+    size_t (*pending_bytes)(void *ctx, uint64_t scope);
+    /*
+     * Puts everything unpublished of the scope into tx: it is published from then on. Called inside a transaction.
+     * expected_bytes: what pending_bytes returned inside this transaction. Memory is reserved for so many, so a client
+     * that may leave a part to the next commit puts no more.
+     */
+    void (*publish)(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
+    /* Restores the published state. Called inside a transaction that publishes nothing; never for scope 0. */
+    void (*abort)(void *ctx, uint64_t scope);
+};
+
+/*
+ * Attaches to the devices (which stay the caller's: close them after ht_store_close): reads superblocks, checks that
+ * they belong together. Nothing is written. devs in any order; on success ordered by index. Errors: those of
+ * ht_super_read; -EXDEV: devices of different stores, or members that have diverged; -ENODEV: a member is missing and
+ * opts do not say degraded; -ESTALE: the members with the newest log are missing. Logs the reason through ht_error.
+ */
+int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_store_opts *opts,
+                 struct ht_store **out_store) HT_MUST_CHECK;
+/* Before the mount. The store calls clients in the order in which they registered: names, then the optimizer. */
+int ht_store_register(struct ht_store *s, const struct ht_meta_client *client) HT_MUST_CHECK;
+/* Before mount, for fsck: ht_journal_cross_repair. Writes to the devices also where the store is read-only. */
+int ht_store_cross_repair_log(struct ht_store *s, unsigned *out_frames) HT_MUST_CHECK;
+/* The same in memory: a read-only mount uses the result. */
+int ht_store_cross_repair_log_aside(struct ht_store *s, unsigned *out_frames) HT_MUST_CHECK;
+/* Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report. */
+int ht_store_mount(struct ht_store *s) HT_MUST_CHECK;
+/*
+ * Writes back and publishes everything outside scopes, marks the store clean, stops threads. Drops pending state of
+ * scopes. WAITS.
+ */
+int ht_store_unmount(struct ht_store *s) HT_MUST_CHECK;
+/* Frees everything. A store that is still mounted ends as in a crash: nothing more is written. */
+void ht_store_close(struct ht_store *s);
+
+const struct ht_super *ht_store_super(const struct ht_store *s);
+/* The NUMA nodes that memory comes from: none where it does not matter. */
+const struct ht_nodes *ht_store_nodes(const struct ht_store *s);
+const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
+bool ht_store_read_only(const struct ht_store *s);
+/* The log has failed: not everything that was changed is durable, nor will be. */
+bool ht_store_failed(const struct ht_store *s);
+/* Opened with leave_out: metadata clients do so, too. */
+bool ht_store_leaves_out(const struct ht_store *s);
+
+/* ---------------------------------------- work that threads do otherwise */
+
+/* Publishes everything outside scopes and makes it durable: sync(2). WAITS. */
+int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
+/*
+ * Clean some dirty images, as memory pressure does. Returns how many were cleaned, or the
+ * error if none could be. WAITS.
+ */
+int ht_writeback_now(struct ht_store *s) HT_MUST_CHECK;
+/* With no_threads: makes all due readahead now. WAITS. */
+void ht_store_readahead(struct ht_store *s);
+/* With no_threads: one whole checkpoint now. WAITS. */
+int ht_store_checkpoint(struct ht_store *s) HT_MUST_CHECK;
+/*
+ * A copy of the log that dropped out is brought up and written again, as a thread does some
+ * time after. -ENOENT: none is out. WAITS.
+ */
+int ht_store_resync_log(struct ht_store *s) HT_MUST_CHECK;
+/* Checks the health of all devices now, and reports changes: a thread does so four times in each answer_ms. */
+void ht_store_watch_devices(struct ht_store *s);
+
+/* Appends what the store is doing: requests of devices, the transaction, the log, chunks that threads hold. */
+struct ht_dump;
+void ht_store_dump(struct ht_store *s, struct ht_dump *d);
+/*
+ * Asserts the invariants of all objects, images and space in memory (tiering/base/verify.h). idle: no other thread
+ * works on the store.
+ */
+void ht_store_verify(struct ht_store *s, bool idle);
+
+#endif

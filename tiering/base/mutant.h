@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mutant.h - mutants: the same program with one safeguard taken out, for the tests that have to notice.
+ *
+ * In builds with HT_MUTANTS (make MUTANTS=1) the variable HITRAIN_MUTANT names the one that this process is. In every
+ * other build HT_MUTANT is false and leaves no code. tests/tools/mutants.py says which test
+ * catches which, and runs them.
+ */
+#ifndef HITRAIN_TIERING_BASE_MUTANT_H
+#define HITRAIN_TIERING_BASE_MUTANT_H
+
+#ifdef HT_MUTANTS
+
+#include <stdbool.h>
+
+/* Is this process the mutant of this name? */
+bool ht_mutant_is(const char *name);
+#define HT_MUTANT(name) ht_mutant_is(name)
+
+#else
+
+#define HT_MUTANT(name) 0
+
+#endif
+
+#endif

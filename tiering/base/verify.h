@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * verify.h - checks of whole structures, in builds that look for errors (those with sanitizers).
+ *
+ * A check walks a structure and asserts each invariant that the headers state. Builds with HT_VERIFY_STATE check the
+ * store at mount and unmount, an object when it is published or aborted, and the optimizer at commits, aborts and
+ * unmount. Tests call the checks after each operation, in every build.
+ */
+#ifndef HITRAIN_TIERING_BASE_VERIFY_H
+#define HITRAIN_TIERING_BASE_VERIFY_H
+
+#ifdef HT_VERIFY_STATE
+#define HT_VERIFY(call) (call)
+#else
+#define HT_VERIFY(call) ((void)0)
+#endif
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data.c - sets up and ends the state of data/. */
+#include <stdlib.h>
+
+#include "tiering/data/data.h"
+#include "tiering/object/context.h"
+#include "tiering/base/lock.h"
+#include "tiering/data/data_priv.h"
+#include "tiering/data/silent.h"
+
+int ht_data_setup(struct ht_store *s)
+{
+    s->data = calloc(1, sizeof(*s->data));
+    if (!s->data)
+        return -ENOMEM;
+    ht_list_init(&s->data->writing);
+    ht_cond_init(&s->data->probe_ended);
+    return 0;
+}
+
+void ht_data_teardown(struct ht_store *s)
+{
+    if (!s->data)
+        return;
+    ht_probes_end(s);
+    pthread_cond_destroy(&s->data->probe_ended);
+    free(s->data);
+}

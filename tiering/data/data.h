@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data.h - the state of data/. */
+#ifndef HITRAIN_TIERING_DATA_DATA_H
+#define HITRAIN_TIERING_DATA_DATA_H
+
+#include "tiering/base/base.h"
+
+struct ht_store;
+
+/* Before and after everything else. -ENOMEM */
+int ht_data_setup(struct ht_store *s) HT_MUST_CHECK;
+void ht_data_teardown(struct ht_store *s);
+
+#endif

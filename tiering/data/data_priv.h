@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* data_priv.h - inside data/: its state. Devices are bits. */
+#ifndef HITRAIN_TIERING_DATA_DATA_PRIV_H
+#define HITRAIN_TIERING_DATA_DATA_PRIV_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include <hitrain/limits.h>
+
+struct ht_store;
+
+/* A request that shows whether a device answers: silent.c. */
+struct ht_probe {
+    struct ht_store *s;
+    pthread_t thread;
+    bool running, joinable;
+};
+
+struct ht_data {
+    /* Changed with the store's lock, and read without. */
+    _Atomic uint32_t closed;                /* take no more content */
+    _Atomic uint64_t given_up;              /* references; with tx_lock, too */
+    _Atomic uint8_t health[HT_DEVICES_MAX]; /* as last reported */
+    /* flush.c, flush_error.c */
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        uint64_t flush_error_passes;      /* passes over the current references */
+        uint32_t suspect, unsafe;         /* a flush failed: the pass is due; ever */
+        uint32_t resolving;               /* a flush failed, and the pass is running */
+        uint64_t flush_clock;             /* flushes of data begun; flush.c */
+        uint64_t covered[HT_DEVICES_MAX]; /* flush_clock of the last that ended well */
+        /* content on them was published and maybe not flushed; the part that is being flushed */
+        uint32_t published, flushing;
+        uint64_t flush_errors[HT_DEVICES_MAX]; /* failures that were handled already */
+        bool broken;                           /* published content was not flushed and never will be */
+        struct ht_list writing;                /* write batches with images in flight; write_batch.c */
+        struct ht_probe probe[HT_DEVICES_MAX]; /* silent.c */
+    };
+    pthread_cond_t probe_ended;
+    /* members.c: super_lock, once the store is mounted. */
+    uint32_t part;         /* devices (bits) that take part in the epoch */
+    uint32_t super_failed; /* devices that did not take the last superblock */
+    bool unrecorded;       /* no superblock names the present members of the epoch yet */
+};
+
+#endif

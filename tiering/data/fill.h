@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fill.h - the bytes of an image. The caller holds the lock, and the chunk exclusively; the call may release the lock.
+ */
+#ifndef HITRAIN_TIERING_DATA_FILL_H
+#define HITRAIN_TIERING_DATA_FILL_H
+
+#include "tiering/base/base.h"
+#include "tiering/object/chunk.h"
+
+/* All of the image is valid afterwards. */
+int ht_chunk_fill(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+#endif

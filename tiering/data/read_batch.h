@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * read_batch.h - chunks that are being read. A thread that has some waits for another chunk only after finishing them
+ * all.
+ */
+#ifndef HITRAIN_TIERING_DATA_READ_BATCH_H
+#define HITRAIN_TIERING_DATA_READ_BATCH_H
+
+#include "tiering/data/chunk_io.h"
+
+struct ht_obj;
+struct ht_chunk;
+
+enum { HT_READ_BATCH_MAX = 32 };
+struct ht_read_batch {
+    struct ht_store *s;
+    struct ht_ring *ring;
+    bool report; /* errors */
+    int error;   /* the first */
+    unsigned first, count;
+    struct ht_chunk_io job[HT_READ_BATCH_MAX]; /* in flight, oldest first */
+};
+/*
+ * Reads into the new image of a chunk that is stored and held exclusively; the batch has a free place. Lock held;
+ * releases it in between.
+ */
+void ht_read_batch_start(struct ht_read_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Finishes the oldest: its chunk gets free, without an image if it cannot be read. Releases the lock in between.
+ */
+void ht_read_batch_finish(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE);
+void ht_read_batch_finish_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE);
+
+#endif

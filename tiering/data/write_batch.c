@@ -1,0 +1,239 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * write_batch.c - dirty images go to new space, a few at once.
+ *
+ *   dirty --take space, start--> writing (shared: readers go on) --done--> clean, current reference
+ *                                                                 --error-> dirty again, sticky error
+ *
+ * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
+ * in a staging buffer is written.
+ */
+#include <stdlib.h>
+
+#include "tiering/data/write_batch.h"
+#include "tiering/tier/placement.h"
+#include "tiering/cache/arena.h"
+#include "tiering/cache/staging.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/space.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/data/data_priv.h"
+#include "tiering/data/fill.h"
+
+enum {
+    FLIGHT_BYTES_MAX = 16 << 20,
+    PUSH_BYTES = 1 << 20, /* go to the device in one call, so that neighbours become one request */
+};
+
+/* Must it be completed before it is written? */
+static bool lacks_bytes(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    const struct ht_ref *ref = ht_chunk_ref(c);
+
+    return im->valid_lo > 0 || (ref && ref->visible > im->valid_hi);
+}
+
+/* Completes the image as far as it will be stored; returns the bytes to store. Lock and chunk held. */
+static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool copied, uint32_t *out_bytes)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    int rc = lacks_bytes(s, c) ? ht_chunk_fill(o, c, index) : 0;
+
+    if (rc)
+        return rc;
+    uint32_t bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));
+    if (!copied) /* beyond what was written, or valid zeros already */
+        ht_chunk_pad(ht_arena_data(s->arena, c->slot), bytes);
+    *out_bytes = bytes;
+    return 0;
+}
+
+/*
+ * Takes new space, while the current reference stays as it is: a publication that runs at the same time names that one.
+ * An object with a rewrite reserve has space for two copies only: then the unpublished one is given up for the whole
+ * image that replaces it.
+ */
+static int take_space(struct ht_chunk_io *io, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = io->obj;
+    struct ht_chunk *c = io->chunk;
+    struct ht_alloc_hint hint = {.device = ht_chunk_target_device(o->s, c)};
+    int rc = ht_chunk_write_place(io, bytes, hint);
+
+    if (rc != -ENOSPC || !o->extra->rewrite_reserve_blocks || !(c->flags & HT_CH_CUR) || (c->flags & HT_CH_SHARE))
+        return rc;
+    bool was = ht_chunk_unpublished(c);
+    ht_chunk_drop_cur(o, c);
+    ht_chunk_note_unpublished(o, c, io->index, was);
+    return ht_chunk_write_place(io, bytes, hint);
+}
+
+/*
+ * Gets a buffer for a copy: a thread with buffers of its own waits for none. (A thread with a buffer may wait for
+ * space, which comes with the log, and that needs no buffer.) Releases the lock in between.
+ */
+static void *take_copy(struct ht_write_batch *w, int numa_index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    void *buf;
+    int rc;
+
+    do {
+        ht_store_unlock(w->s);
+        rc = ht_staging_get(w->s->staging, HT_STAGING_FILL, 1, w->copies > 0, numa_index, &buf);
+        ht_store_lock(w->s);
+        if (rc)
+            ht_write_batch_finish(w);
+    } while (rc);
+    w->copies++;
+    return buf;
+}
+
+static void put_copy(struct ht_write_batch *w, struct ht_batch_write *j)
+{
+    if (!j->copy)
+        return;
+    ht_staging_put(w->s->staging, HT_STAGING_FILL, j->copy);
+    j->copy = NULL;
+    w->copies--;
+}
+
+bool ht_write_batch_full(const struct ht_write_batch *w)
+{
+    return w->count == HT_WRITE_BATCH_MAX || w->flight_bytes >= FLIGHT_BYTES_MAX;
+}
+
+static void push(struct ht_write_batch *w)
+{
+    ht_ring_kick(w->ring);
+    w->unpushed_bytes = 0;
+}
+
+int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = w->s;
+    bool copied = ht_obj_is_volatile(o);
+    uint32_t bytes;
+
+    while (w->copies && lacks_bytes(s, c)) /* completing may need a buffer, too */
+        ht_write_batch_finish(w);
+    if (copied) /* programs may have stored anything */
+        ht_arena_image(s->arena, c->slot)->data_hi = ht_chunk_len(o, index);
+    int rc = complete_image(o, c, index, copied, &bytes);
+    if (rc) {
+        ht_chunk_unlock_exclusive(o, c, index);
+        return rc;
+    }
+    if (bytes == 0) { /* a truncation removed it in between */
+        ht_image_cut(o, c, index, 0);
+        ht_chunk_unlock_exclusive(o, c, index);
+        return 0;
+    }
+    struct ht_batch_write *j = &w->job[(w->first + w->count) % HT_WRITE_BATCH_MAX];
+    *j = (struct ht_batch_write){.io = {.obj = o, .chunk = c, .index = index}, .bytes = bytes};
+    rc = take_space(&j->io, bytes);
+    if (rc) {
+        ht_chunk_unlock_exclusive(o, c, index);
+        return rc;
+    }
+    if (copied)
+        j->copy = take_copy(w, ht_ref_numa_index(s, &j->io.ref));
+    w->flight_bytes += bytes;
+    ht_chunk_set_clean(o, c, index);
+    c->writing = 1;
+    ht_chunk_leaf(c)->writing++;
+    ht_chunk_downgrade(s, c);
+    if (!w->count++)
+        ht_list_add_tail(&s->data->writing, &w->link);
+    s->flow.writing++;
+    o->writing++;
+    o->refs++;
+    ht_chunk_write_start(&j->io, w->ring, ht_arena_data(s->arena, c->slot), j->copy);
+    w->unpushed_bytes += bytes;
+    if (w->unpushed_bytes >= PUSH_BYTES)
+        push(w);
+    ht_store_lock(s);
+    return 0;
+}
+
+/* No place took the bytes: the image is dirty again. */
+static void job_failed(struct ht_batch_write *j, int rc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = j->io.obj;
+    struct ht_chunk *c = j->io.chunk;
+
+    ht_chunk_write_report(&j->io, rc, "it stays in memory and is tried again");
+    /* Best effort: without a reservation the next try reports ENOSPC. */
+    int again = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(ht_chunk_len(o, j->io.index), HT_BLOCK_BYTES));
+    ht_chunk_set_dirty(o, c, j->io.index);
+    ht_obj_set_error(o, again ? again : rc);
+}
+
+void ht_write_batch_note_error(struct ht_write_batch *w, int rc)
+{
+    w->failed++;
+    if (!w->error)
+        w->error = rc;
+}
+
+void ht_write_batch_finish(struct ht_write_batch *w)
+{
+    struct ht_store *s = w->s;
+    struct ht_batch_write *j = &w->job[w->first];
+    struct ht_obj *o = j->io.obj;
+    struct ht_chunk *c = j->io.chunk;
+
+    ht_store_unlock(s);
+    ht_chunk_write_wait(&j->io, w->ring);
+    ht_store_lock(s);
+    int rc = ht_chunk_write_finish(&j->io, w->ring);
+    put_copy(w, j);
+    if (rc) {
+        job_failed(j, rc);
+        ht_write_batch_note_error(w, rc);
+    } else {
+        s->flow.writebacks++;
+    }
+    c->writing = 0;
+    ht_chunk_leaf(c)->writing--;
+    ht_chunk_unlock_shared(o, c, j->io.index);
+    w->first = (w->first + 1) % HT_WRITE_BATCH_MAX;
+    if (!--w->count)
+        ht_list_del(&w->link);
+    w->flight_bytes -= j->bytes;
+    s->flow.writing--;
+    o->writing--;
+    ht_obj_untouch_if_idle(o);
+    ht_obj_put_locked(o);
+}
+
+struct ht_write_batch *ht_write_batch_open(struct ht_store *s)
+{
+    struct ht_write_batch *w = calloc(1, sizeof(*w));
+
+    if (!w)
+        return NULL;
+    w->s = s;
+    w->ring = ht_store_ring(s);
+    if (!w->ring) {
+        free(w);
+        return NULL;
+    }
+    return w;
+}
+
+int ht_write_batch_close(struct ht_write_batch *w)
+{
+    while (w->count)
+        ht_write_batch_finish(w);
+    int rc = w->error;
+    free(w);
+    return rc;
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine.c - the table of the engines, and their lanes. */
+#include <stdlib.h>
+
+#include "tiering/engine/engine.h"
+#include "tiering/io/dev.h"
+#include "tiering/journal/journal.h"
+#include "tiering/api/scrub.h"
+#include "tiering/api/store.h"
+#include "tiering/object/context.h"
+#include "tiering/data/health.h"
+#include "tiering/engine/engine_priv.h"
+
+enum { CHECKPOINT_PAUSE_MS = 100 };
+
+/* ------------------------------------------------------------ small engines */
+
+/* After a failure, of memory say, it tries again soon: others wait for the space that it makes. */
+static enum ht_step checkpoint_step(void *ctx, struct ht_budget *b)
+{
+    struct ht_store *s = ctx;
+    enum ht_journal_need need = ht_journal_need(s->journal, &b->at_ns);
+
+    if (need == HT_JOURNAL_NEEDS_NOTHING)
+        return HT_STEP_IDLE;
+    if (need == HT_JOURNAL_NEEDS_RESYNC) {
+        int rc = ht_journal_resync(s->journal);
+        (void)rc; /* was logged, and is tried again */
+        return HT_STEP_WORKED;
+    }
+    if (!ht_store_checkpoint(s) || s->failed || s->waits.stopping)
+        return HT_STEP_WORKED;
+    ht_journal_checkpoint_poke(s->journal);
+    return HT_STEP_BLOCKED;
+}
+
+static enum ht_step health_step(void *ctx, struct ht_budget *b)
+{
+    ht_store_watch_devices(ctx);
+    b->at_ns = ht_now_ns() + ht_health_period_ns(ctx);
+    return HT_STEP_IDLE;
+}
+
+static const struct ht_engine_type checkpoint_engine = {
+    .name = "checkpoint", .pause_ms = CHECKPOINT_PAUSE_MS, .step = checkpoint_step};
+static const struct ht_engine_type health_engine = {.name = "health", .step = health_step};
+
+/* ------------------------------------------------------------------- lanes */
+
+static uint64_t device_bytes(void *ctx)
+{
+    const struct ht_store *s = ctx;
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_dev_counters n;
+        if (!s->dev[i])
+            continue;
+        ht_dev_counters(s->dev[i], &n);
+        sum += n.read_bytes + n.written_bytes;
+    }
+    return sum;
+}
+
+/* Without a thread of its own nothing is read ahead. */
+static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
+{
+    struct ht_engine *e = s->engine;
+
+    for (unsigned i = 0; w->writeback && i < e->reliefs; i++)
+        (void)ht_row_wake(&e->relief[i].row);
+    if (w->readahead && !s->opts.no_threads)
+        (void)ht_row_wake(&e->row[HT_ENGINE_READAHEAD]);
+}
+
+void ht_engine_wake_checkpoint(struct ht_store *s)
+{
+    (void)ht_row_wake(&s->engine->row[HT_ENGINE_CHECKPOINT]);
+}
+
+static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
+    [HT_LANE_COMMIT] = {.name = "ht-commit"},
+    [HT_LANE_CHECKPOINT] = {.name = "ht-checkpoint"},
+    [HT_LANE_HEALTH] = {.name = "ht-health"},
+    [HT_LANE_READAHEAD] = {.name = "ht-readahead", .on_demand = true},
+    [HT_LANE_BACKGROUND] = {.name = "ht-background", .on_demand = true, .idle_io = true, .traffic = device_bytes},
+};
+
+/* All but writeback, of which each NUMA node has one. */
+static const struct {
+    const struct ht_engine_type *type;
+    enum ht_lane_id lane;
+    uint64_t (*rate_bytes)(const struct ht_store *s); /* a second; NULL: not paced */
+} engines[HT_ENGINES] = {
+    [HT_ENGINE_COMMIT] = {&ht_commit_engine, HT_LANE_COMMIT},
+    [HT_ENGINE_CHECKPOINT] = {&checkpoint_engine, HT_LANE_CHECKPOINT},
+    [HT_ENGINE_HEALTH] = {&health_engine, HT_LANE_HEALTH},
+    [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
+    [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},
+};
+
+int ht_engine_setup(struct ht_store *s)
+{
+    struct ht_engine *e = calloc(1, sizeof(*e));
+
+    if (!e)
+        return -ENOMEM;
+    ht_scrub_init(&e->scrub);
+    ht_list_init(&e->pending_readers);
+    for (unsigned i = 0; i < HT_ENGINE_LANES; i++) {
+        struct ht_lane_config config = lanes[i];
+        config.ctx = s;
+        ht_lane_init(&e->lane[i], &config);
+    }
+    for (unsigned i = 0; i < HT_ENGINES; i++)
+        ht_lane_add(&e->lane[engines[i].lane], &e->row[i], engines[i].type, s,
+                    engines[i].rate_bytes ? engines[i].rate_bytes(s) : 0);
+    s->engine = e;
+    s->hooks.make_room = ht_writeback_make_room;
+    s->hooks.wake_engines = wake_engines;
+    return 0;
+}
+
+void ht_engine_teardown(struct ht_store *s)
+{
+    struct ht_engine *e = s->engine;
+
+    if (!e)
+        return;
+    for (unsigned i = 0; i < HT_ENGINE_LANES; i++)
+        ht_lane_destroy(&e->lane[i]);
+    for (unsigned i = 0; i < e->node_lanes; i++)
+        ht_lane_destroy(&e->relief[i].lane);
+    ht_scrub_destroy(&e->scrub);
+    free(e);
+}
+
+/* ----------------------------------------------------------- start and stop */
+
+void ht_engine_stop_scrub(struct ht_store *s)
+{
+    int none = ht_store_scrub_stop(s);
+
+    (void)none;
+}
+
+void ht_engine_stop(struct ht_store *s)
+{
+    struct ht_engine *e = s->engine;
+
+    if (!e)
+        return;
+    ht_engine_stop_scrub(s);
+    s->waits.stopping = true;
+    if (e->started)
+        ht_journal_checkpoint_stop(s->journal);
+    for (unsigned i = 0; i < HT_ENGINE_LANES; i++)
+        ht_lane_stop(&e->lane[i]);
+    for (unsigned i = 0; i < e->node_lanes; i++)
+        ht_lane_stop(&e->relief[i].lane);
+}
+
+static void run_on_node(void *relief)
+{
+    const struct ht_relief *r = relief;
+
+    ht_nodes_run_on(&r->s->numa.nodes, r->numa_index);
+}
+
+/* With several nodes each has a lane. */
+static void add_reliefs(struct ht_store *s)
+{
+    struct ht_engine *e = s->engine;
+    unsigned nodes = s->numa.nodes.count;
+
+    e->reliefs = nodes > 1 ? nodes : 1;
+    e->node_lanes = nodes > 1 ? nodes : 0;
+    for (unsigned i = 0; i < e->reliefs; i++) {
+        struct ht_relief *r = &e->relief[i];
+        const struct ht_lane_config config = {.name = "ht-writeback", .ctx = r, .enter = run_on_node};
+        r->s = s;
+        r->numa_index = e->node_lanes ? (int)i : HT_NUMA_INDEX_ANY;
+        if (e->node_lanes)
+            ht_lane_init(&r->lane, &config);
+        ht_lane_add(e->node_lanes ? &r->lane : &e->lane[HT_LANE_COMMIT], &r->row, &ht_relief_engine, r, 0);
+    }
+}
+
+int ht_engine_start(struct ht_store *s)
+{
+    struct ht_engine *e = s->engine;
+    int rc = 0;
+
+    if (s->opts.no_threads)
+        return 0;
+    add_reliefs(s);
+    e->started = true;
+    for (unsigned i = 0; !rc && i < e->node_lanes; i++)
+        rc = ht_lane_start(&e->relief[i].lane);
+    for (unsigned i = 0; !rc && i < HT_ENGINE_LANES; i++)
+        rc = lanes[i].on_demand ? 0 : ht_lane_start(&e->lane[i]);
+    if (rc)
+        ht_engine_stop(s);
+    return rc;
+}

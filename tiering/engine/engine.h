@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engine.h - work in the background. Each engine is a row of the table in engine.c; scheduler.h says what a row is.
+ *
+ *   lane        engines                          file
+ *   commit      commit timer                     commit_timer.c
+ *               writeback                        writeback.c   with several NUMA nodes each has a lane for it
+ *   checkpoint  log checkpoint, resync           engine.c
+ *   health      health of the devices            engine.c      waits for no device
+ *   readahead   readahead                        readahead.c   on demand
+ *   background  scrub                            scrub.c       on demand, paced, idle I/O
+ *
+ * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
+ * test file.
+ */
+#ifndef HITRAIN_TIERING_ENGINE_ENGINE_H
+#define HITRAIN_TIERING_ENGINE_ENGINE_H
+
+#include "tiering/base/base.h"
+#include "tiering/api/object.h"
+
+struct ht_store;
+
+/* The state of engine/, before and after everything else. -ENOMEM */
+int ht_engine_setup(struct ht_store *s) HT_MUST_CHECK;
+void ht_engine_teardown(struct ht_store *s);
+/* Starts the lanes, unless the options say no_threads; stops all of them, and a scrub. No lock held. */
+int ht_engine_start(struct ht_store *s) HT_MUST_CHECK;
+void ht_engine_stop(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
+void ht_engine_stop_scrub(struct ht_store *s);
+/* The journal needs something else now. Its lock may be held. */
+void ht_engine_wake_checkpoint(struct ht_store *s);
+/* The store's make_room. Cleans one image if an engine does the rest, and more without it. */
+int ht_writeback_make_room(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* A reader is about to read this: requests readahead of the following chunks, if it is worth it. */
+void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
+    HT_REQUIRES(HT_LOCK_STORE);
+
+#endif

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* engine_priv.h - inside engine/. */
+#ifndef HITRAIN_TIERING_ENGINE_ENGINE_PRIV_H
+#define HITRAIN_TIERING_ENGINE_ENGINE_PRIV_H
+
+#include <pthread.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/sys/nodes.h"
+#include "tiering/io/rings.h"
+#include "tiering/api/scrub.h"
+#include "tiering/object/ref.h"
+#include "tiering/engine/scheduler.h"
+
+struct ht_store;
+struct ht_obj;
+
+/* ----------------------------------------------------------------- state */
+
+/* Its thread alone touches what has no lock. */
+struct ht_commit_timer {
+    uint64_t next_ns; /* when a commit is due; 0: not planned yet */
+    uint64_t due_ns;  /* since when it is due, or 0 */
+    bool reported;    /* that it waits */
+};
+
+/* Writeback of the images of one NUMA node, or of all. */
+struct ht_relief {
+    struct ht_store *s;
+    int numa_index;
+    uint64_t in_vain_ns; /* since when nothing was cleaned, or 0; its thread's */
+    struct ht_row row;
+    struct ht_lane lane; /* of a node */
+};
+
+struct ht_scrub_run; /* scrub.c */
+
+struct ht_scrub {
+    struct ht_mutex lock; /* guards the fields below; a leaf */
+    pthread_cond_t changed;
+    bool stop;
+    bool in_row; /* the row makes the run, and not the thread that called */
+    uint64_t began_ns;
+    struct ht_scrub_stats st;
+    struct ht_scrub_run *run; /* of the thread that makes the run */
+};
+
+enum ht_lane_id {
+    HT_LANE_COMMIT,
+    HT_LANE_CHECKPOINT,
+    HT_LANE_HEALTH,
+    HT_LANE_READAHEAD,
+    HT_LANE_BACKGROUND,
+    HT_ENGINE_LANES
+};
+enum ht_engine_id {
+    HT_ENGINE_COMMIT,
+    HT_ENGINE_CHECKPOINT,
+    HT_ENGINE_HEALTH,
+    HT_ENGINE_READAHEAD,
+    HT_ENGINE_SCRUB,
+    HT_ENGINES
+};
+
+/* The state of engine/. */
+struct ht_engine {
+    struct ht_list pending_readers HT_GUARDED_BY(HT_LOCK_STORE); /* in the order of their turns */
+    struct ht_scrub scrub;                                       /* its own lock */
+    /* One for each place; without places the first. */
+    uint32_t writeback_hand[HT_NODES_MAX] HT_GUARDED_BY(HT_LOCK_STORE);
+    struct ht_commit_timer commit;
+    struct ht_row row[HT_ENGINES];
+    struct ht_lane lane[HT_ENGINE_LANES];
+    /* Fixed once the store is mounted. */
+    struct ht_relief relief[HT_NODES_MAX];
+    unsigned reliefs, node_lanes;
+    bool started;
+};
+
+extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readahead_engine, ht_scrub_engine;
+
+void ht_scrub_init(struct ht_scrub *c);
+void ht_scrub_destroy(struct ht_scrub *c);
+uint64_t ht_scrub_rate_bytes(const struct ht_store *s);
+
+/* ------------------------------------------------------------- writeback */
+
+/* GROWING: pressing images, and also those that a writer fills. */
+enum ht_clean { HT_CLEAN_ANY, HT_CLEAN_PRESSING, HT_CLEAN_GROWING };
+
+/*
+ * Cleans some dirty images to make room: only pressing ones, as long as they press, or all except the protected set,
+ * which makes no room. Returns how many were cleaned, or the error if none could be. Only those at a place, unless
+ * numa_index is HT_NUMA_INDEX_ANY.
+ */
+int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* ------------------------------------------------------ scrub of a chunk */
+
+struct ht_suspect {
+    struct ht_obj *obj; /* the caller keeps its reference */
+    uint64_t index;
+    struct ht_ref ref; /* a copy of the reference under test */
+    struct ht_ring *ring;
+    bool repair;
+    /* out, when it is bad */
+    int error; /* -EUCLEAN: the checksum; else the device's */
+    const char *device;
+    uint64_t offset;
+    int repair_error; /* why it was not repaired; -ENODATA: there is no second copy; 0: it was */
+};
+enum ht_suspect_result { HT_SUSPECT_SOUND, HT_SUSPECT_ABSENT, HT_SUSPECT_BAD };
+/*
+ * Reads a reference and verifies it, again if it seems bad, and repairs it if it is. -ENOMEM; out as enum
+ * ht_suspect_result.
+ */
+int ht_suspect_check(struct ht_suspect *x) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+#endif

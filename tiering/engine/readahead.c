@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * readahead.c - reads chunks into images before they are needed: ahead of sequential readers (readahead_policy.h finds
+ * these, and says how far), and for a prefetch.
+ *
+ *   reader --note--> pending --its next chunk: image taken, read started--> ... --all started--> not pending
+ *                      '--reads elsewhere, closes--> not pending: reads in flight go on to their end
+ *
+ * The engine has some reads in flight for all pending readers in turn. It waits for nothing but devices: it skips a
+ * chunk that another thread holds, and takes an image that the clock evicts, never a dirty or protected one. It reports
+ * no failure: the reader gets the error itself. Without the engine's thread readers read for themselves.
+ *
+ * Threads hold several chunks here, in any order. They wait for a chunk only when they hold none.
+ */
+#include <assert.h>
+
+#include "tiering/base/list.h"
+#include "tiering/tier/readahead_policy.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/data/read_batch.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/shm/shm.h"
+#include "tiering/engine/engine.h"
+#include "tiering/engine/engine_priv.h"
+
+enum {
+    TRIES = 1024,                /* images that the clock tries to evict */
+    STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
+    MISSING_MAX = 2,             /* with so many readers waiting for devices, these are busy without readahead */
+    ARENA_SHARE = 4,             /* unused readahead takes at most this part of the arena that moves */
+};
+
+/* Can the chunk be read, although it has no image? */
+static bool is_readable(struct ht_chunk *c)
+{
+    return c->slot == HT_SLOT_NONE && !(c->flags & HT_CH_BAD) && ht_chunk_ref(c) && !ht_ref_lost(ht_chunk_ref(c));
+}
+
+/* Mapped memory shows verified bytes only: it is not read into ahead. */
+static bool is_wanted(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c && is_readable(c) && !ht_obj_images(o)->mapped;
+}
+
+/* ------------------------------------------------------------------ readers */
+
+/*
+ * For one reader: a part of the arena that moves, less the unused readahead of others; or of the free slots, for unused
+ * chunks may stay there for ever.
+ */
+static uint64_t stream_bytes_max(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t all = ht_arena_moving_bytes(s->arena) / ARENA_SHARE, used = ht_arena_readahead_bytes(s->arena);
+    uint64_t unused = ht_arena_free_slots(s->arena) * HT_MIB / ARENA_SHARE;
+
+    return ht_min_u64(STREAM_BYTES_MAX, ht_max_u64(all - ht_min_u64(used, all), unused));
+}
+
+void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
+{
+    struct ht_store *s = o->s;
+
+    if (!len)
+        return;
+    if (!r->obj) {
+        r->obj = o;
+        ht_list_init(&r->pending);
+    }
+    uint64_t unit = ht_obj_bytes_per_chunk(o), at = off >> o->chunk_shift, most = stream_bytes_max(s);
+    uint64_t to = ht_readahead_policy_note(&r->stream, off, len, unit, most);
+    ht_list_del(&r->pending);
+    if (!to || most < unit) { /* without room it would take the place of chunks that are being read */
+        r->next = 0;
+        return;
+    }
+    r->end = ht_div_up(ht_min_u64(to, o->size), unit);
+    if (r->next > r->end) /* the reader has begun again */
+        r->next = 0;
+    if (at < r->next && is_wanted(o, ht_chunk_find(o, at))) /* its image was there, and was evicted */
+        ht_readahead_policy_shrink(&r->stream, unit);
+    r->next = ht_max_u64(r->next, ((r->stream.hi - 1) >> o->chunk_shift) + 1);
+    while (r->next < r->end && !is_wanted(o, ht_chunk_find(o, r->next)))
+        r->next++;
+    if (r->next >= r->end || s->flow.missing >= MISSING_MAX)
+        return;
+    ht_list_add_tail(&s->engine->pending_readers, &r->pending);
+    s->waits.wakes.readahead = s->waits.wakes.any = true;
+}
+
+void ht_obj_reader_end(struct ht_obj_reader *r)
+{
+    if (!r->obj)
+        return;
+    ht_store_lock(r->obj->s);
+    ht_list_del(&r->pending);
+    ht_store_unlock(r->obj->s);
+    r->obj = NULL;
+}
+
+/*
+ * The next chunk of a reader, held exclusively, and an image for it. HT_SLOT_NONE: nothing is to be read for this
+ * reader now.
+ */
+static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64_t *out_index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = r->obj;
+
+    while (r->next < r->end) {
+        struct ht_chunk *c = ht_chunk_find(o, r->next++);
+        if (!is_wanted(o, c) || !ht_chunk_trylock_exclusive(c))
+            continue;
+        int numa_index = ht_chunk_numa_index(o->s, c);
+        uint32_t bytes = ht_chunk_image_bytes(o, c, r->next - 1, 0);
+        uint32_t slot = ht_arena_get(o->s->arena, bytes, TRIES, numa_index);
+        if (slot != HT_SLOT_NONE) {
+            *out_c = c;
+            *out_index = r->next - 1;
+            return slot;
+        }
+        ht_chunk_unlock_exclusive(o, c, r->next - 1);
+        ht_readahead_policy_shrink(&r->stream, ht_obj_bytes_per_chunk(o));
+        r->end = --r->next;
+    }
+    return HT_SLOT_NONE;
+}
+
+/*
+ * A chunk for the reader that has been pending longest. False: none is. Lock held; releases it in between, and the
+ * reader may go.
+ */
+static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->s;
+
+    if (ht_list_empty(&s->engine->pending_readers))
+        return false;
+    struct ht_obj_reader *r = ht_list_entry(s->engine->pending_readers.next, struct ht_obj_reader, pending);
+    struct ht_chunk *c;
+    uint64_t index;
+    uint32_t slot = next_of(r, &c, &index);
+    ht_list_del(&r->pending);
+    if (slot == HT_SLOT_NONE)
+        return true;
+    if (r->next < r->end)
+        ht_list_add_tail(&s->engine->pending_readers, &r->pending);
+    ht_arena_mark_readahead(s->arena, slot);
+    ht_chunk_attach_image(r->obj, c, index, slot);
+    ht_read_batch_start(w, r->obj, c, index);
+    return true;
+}
+
+static void send_away(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (!ht_list_empty(&s->engine->pending_readers))
+        ht_list_del(s->engine->pending_readers.next);
+}
+
+/* Until no reader is pending. Releases the lock in between. */
+static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->s;
+
+    ht_store_unlock(s);
+    w->ring = ht_store_ring(s);
+    ht_store_lock(s);
+    if (!w->ring) {
+        send_away(s);
+        return;
+    }
+    do {
+        while (w->count < HT_READ_BATCH_MAX && !s->waits.stopping && feed(w))
+            ;
+        if (w->count)
+            ht_read_batch_finish(w);
+    } while (w->count);
+}
+
+void ht_store_readahead(struct ht_store *s)
+{
+    struct ht_read_batch w = {.s = s};
+
+    ht_store_lock(s);
+    feed_all(&w);
+    ht_store_unlock(s);
+}
+
+static enum ht_step step(void *ctx, struct ht_budget *b)
+{
+    ht_store_readahead(ctx);
+    return HT_STEP_IDLE;
+}
+
+const struct ht_engine_type ht_readahead_engine = {.name = "readahead", .step = step};
+
+/* ----------------------------------------------------------------- prefetch */
+
+/* 0: go on; 1: there is no room. Releases the lock in between. */
+static int prefetch_chunk(struct ht_read_batch *w, struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->s;
+
+    if (w->count == HT_READ_BATCH_MAX)
+        ht_read_batch_finish(w);
+    struct ht_chunk *c;
+    while ((c = ht_chunk_find(o, index)) && w->count && (c->exclusive || c->shared))
+        ht_read_batch_finish(w);
+    if (!c)
+        return 0;
+    ht_chunk_lock_exclusive(s, c);
+    int rc = 0;
+    if (is_wanted(o, c)) {
+        int numa_index = ht_chunk_numa_index(s, c);
+        uint32_t slot = ht_arena_get(s->arena, ht_chunk_image_bytes(o, c, index, 0), 0, numa_index);
+        if (slot != HT_SLOT_NONE) {
+            ht_chunk_attach_image(o, c, index, slot);
+            ht_read_batch_start(w, o, c, index);
+            return 0;
+        }
+        rc = 1;
+    } else if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c) && !is_readable(c)) {
+        rc = -EIO; /* lost, or given up */
+    }
+    ht_chunk_unlock_exclusive(o, c, index);
+    return rc;
+}
+
+static int prefetch(struct ht_read_batch *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    int rc = ht_shm_complete(o); /* mapped memory has room for all of it */
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (rc || w->error || ht_arena_free_slots(w->s->arena) == 0)
+            break;
+        if (c->slot == HT_SLOT_NONE && ht_chunk_ref(c))
+            rc = prefetch_chunk(w, o, index);
+    }
+    ht_read_batch_finish_all(w);
+    return rc < 0 ? rc : w->error;
+}
+
+int ht_obj_prefetch(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    struct ht_read_batch w = {.s = s, .report = true, .ring = ht_store_ring(s)};
+
+    if (!w.ring)
+        return -ENOMEM;
+    ht_store_lock(s);
+    int rc = prefetch(&w, o);
+    ht_store_unlock(s);
+    return rc;
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scheduler.h - work in the background: an engine is a row, and a lane is a thread that serves rows.
+ *
+ * The step of a row does a part of the work, and says how it went:
+ *
+ *   asleep --wake, or the time that it asked for--> due --lane is free--> stepping --idle--> asleep
+ *                                                    ^                       |
+ *                                                    +---as its pace allows--+--worked
+ *                                                    '---after its pause-----'--blocked
+ *
+ * A lane serves the row that is due longest. So a row that always has work keeps no other row of its lane from its
+ * turn. A row whose work is urgent has a lane that no other engine's I/O can hold up. All others share one.
+ *
+ * A row with a rate yields to the foreground: it moves so many bytes a second at most, and a quarter of that while
+ * others move bytes (tier/pace.h). Its budget is what it may move in one step.
+ *
+ * No wake is lost: a row that is woken while it steps is due again. A wake ends the wait for a time or for the pace,
+ * and not the pause after a step that was blocked: nothing is gained by trying at once.
+ *
+ * A lane on demand has a thread from a wake until its rows have slept for a second.
+ *
+ * A lane that is stopped begins no step, and its thread ends after the one that runs. Other threads make a long step
+ * end by what that engine looks at, before they stop its lane.
+ *
+ * Lock: lane.lock, of HT_LOCK_ENGINE. It is a leaf, so rows are woken with the locks of the store and of the journal
+ * held. Steps run without it.
+ */
+#ifndef HITRAIN_TIERING_ENGINE_SCHEDULER_H
+#define HITRAIN_TIERING_ENGINE_SCHEDULER_H
+
+#include <pthread.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/lock.h"
+#include "tiering/tier/pace.h"
+
+enum ht_step {
+    HT_STEP_WORKED,  /* there may be more to do */
+    HT_STEP_IDLE,    /* there is nothing to do, or not before budget.at_ns */
+    HT_STEP_BLOCKED, /* there is something to do that cannot be done now */
+};
+
+struct ht_budget {
+    uint64_t most_bytes; /* in: the step ends when it has moved so many */
+    uint64_t bytes;      /* out: moved */
+    uint64_t at_ns;      /* out, of an idle step: when the next one is due; 0: when the row is woken */
+};
+
+/* What an engine is. Constant. */
+struct ht_engine_type {
+    const char *name;
+    unsigned pause_ms; /* after a step that was blocked */
+    /* No lock held. One at a time. */
+    enum ht_step (*step)(void *ctx, struct ht_budget *b);
+};
+
+struct ht_row_figures {
+    uint64_t steps, blocked, bytes;
+};
+
+struct ht_row {
+    const struct ht_engine_type *type;
+    void *ctx;
+    struct ht_pace pace; /* with the rate; 0: not paced */
+    struct ht_lane *lane;
+    HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
+        uint64_t at_ns; /* when it is due */
+        bool stepping, woken, blocked;
+        struct ht_row_figures figures;
+    };
+};
+
+struct ht_lane_config {
+    const char *name; /* of the thread */
+    bool on_demand;
+    bool idle_io; /* its requests have the idle class, where the device's scheduler has classes */
+    void *ctx;
+    void (*enter)(void *ctx);       /* the first that the thread does; or NULL */
+    uint64_t (*traffic)(void *ctx); /* bytes that all threads have moved so far; or NULL */
+};
+
+enum { HT_LANE_ROWS_MAX = 8 };
+
+struct ht_lane {
+    struct ht_lane_config config; /* constant */
+    struct ht_row *row[HT_LANE_ROWS_MAX];
+    unsigned rows; /* both constant once a row was woken */
+    struct ht_mutex lock;
+    pthread_cond_t changed;
+    HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
+        pthread_t thread;
+        bool running, joinable, stopping;
+    };
+};
+HT_MUTEX_OF(ht_lane_lock, struct ht_lane, lock, HT_LOCK_ENGINE)
+
+void ht_lane_init(struct ht_lane *l, const struct ht_lane_config *config);
+/* Stop comes first. */
+void ht_lane_destroy(struct ht_lane *l);
+/* rate_bytes: a second; 0: the row is not paced. Before any row of the lane is woken. */
+void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_type *type, void *ctx,
+                 uint64_t rate_bytes);
+/* Starts the thread, and wakes all rows. -errno */
+int ht_lane_start(struct ht_lane *l) HT_MUST_CHECK;
+/* Waits for the step that runs. For good. */
+void ht_lane_stop(struct ht_lane *l);
+/*
+ * The row is due now. Any thread. Of a lane on demand, -errno: its thread could not be started, and the row stays due;
+ * -ECANCELED: it stops.
+ */
+int ht_row_wake(struct ht_row *r);
+void ht_row_figures(struct ht_row *r, struct ht_row_figures *out);
+
+#endif

@@ -1,0 +1,489 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scrub.c - a run over everything on the media, in the background: superblocks, log copies, chunks.
+ *
+ *   never --start--> running --everything was read--> complete
+ *                       |------stop, or unmount------> stopped     each of these: start again
+ *                       '------no memory, ...--------> failed
+ *
+ * This file says which places are read, and in which order; scrub_chunk.c what becomes of a bad chunk. The scheduler
+ * sets the pace. A step reads superblocks, frames or chunks until its budget is used up, and holds no object and no
+ * lock for the next one. Only a second look at superblocks holds super_lock over I/O. The thread has the usual share of
+ * processor time: while it holds the store's lock it must get on.
+ *
+ * Bytes that are written during a run may be read or not: no run has verified them, but they were written just now.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "tiering/base/event.h"
+#include "tiering/base/lock.h"
+#include "tiering/io/dev.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/members.h"
+#include "tiering/space/super.h"
+#include "tiering/api/object.h"
+#include "tiering/api/scrub.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/data/silent.h"
+#include "tiering/engine/engine_priv.h"
+
+#define RATE_BYTES_DEFAULT (64 * HT_MIB)
+
+enum { LOG_PAUSE_MS = 100 };
+enum phase { SUPERS, LOG, CHUNKS };
+
+/* Where the run is: what comes next. */
+struct ht_scrub_run {
+    struct ht_store *s;
+    struct ht_scrub *c;
+    struct ht_ring *ring;
+    bool repair;
+    enum phase phase;
+    unsigned device;
+    struct ht_log_scrub log;
+    uint64_t *oids, index;
+    size_t count, at;
+    uint64_t bytes; /* read in this step */
+};
+
+uint64_t ht_scrub_rate_bytes(const struct ht_store *s)
+{
+    return s->opts.scrub_rate_bytes ? s->opts.scrub_rate_bytes : RATE_BYTES_DEFAULT;
+}
+
+/* ---------------------------------------------------------------- figures */
+
+void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out)
+{
+    struct ht_scrub *c = &s->engine->scrub;
+
+    ht_mutex_lock(&c->lock);
+    *out = c->st;
+    if (out->state == HT_SCRUB_RUNNING)
+        out->run_ns = ht_now_ns() - c->began_ns;
+    ht_mutex_unlock(&c->lock);
+    out->run_total_bytes = ht_max_u64(out->run_total_bytes, out->run_bytes); /* the store may have grown */
+}
+
+static void count_bytes(struct ht_scrub_run *r, uint64_t bytes)
+{
+    r->bytes += bytes;
+    ht_mutex_lock(&r->c->lock);
+    r->c->st.run_bytes += bytes;
+    r->c->st.bytes += bytes;
+    ht_mutex_unlock(&r->c->lock);
+}
+
+static void count_found(struct ht_scrub_run *r, bool repaired)
+{
+    ht_mutex_lock(&r->c->lock);
+    r->c->st.run_found++;
+    r->c->st.found++;
+    r->c->st.run_repaired += repaired;
+    r->c->st.repaired += repaired;
+    ht_mutex_unlock(&r->c->lock);
+}
+
+static enum ht_event_code code_of(bool repaired)
+{
+    return repaired ? HT_EVENT_SCRUB_REPAIRED : HT_EVENT_SCRUB_DAMAGE;
+}
+
+/* ------------------------------------------------------------ superblocks */
+
+static void report_super(struct ht_scrub_run *r, unsigned device, unsigned copy, const struct ht_super_scrub *f)
+{
+    struct ht_event_about about = {0, ht_dev_name(r->s->dev[device]), f->offset[copy], -EUCLEAN};
+
+    count_found(r, f->repaired[copy]);
+    ht_event(code_of(f->repaired[copy]), &about, "scrub: superblock copy %u on %s is %s; %s", copy, about.device,
+             f->stale[copy] ? "older than the others" : ht_super_problem_text(f->problem[copy]),
+             f->repaired[copy] ? "it was written anew" : "it could not be written anew");
+}
+
+/*
+ * The first look holds no lock, so a device that falls silent then holds up the scrub alone. A superblock that is being
+ * written looks bad: the second look decides. Returns how many copies are bad.
+ */
+static unsigned scrub_super(struct ht_scrub_run *r, unsigned device, struct ht_super_scrub *out)
+{
+    struct ht_store *s = r->s;
+
+    ht_mutex_lock(&s->super_lock);
+    struct ht_super sb = s->sb;
+    ht_mutex_unlock(&s->super_lock);
+    if (!ht_super_scrub(&sb, s->dev[device], device, false, out))
+        return 0;
+    ht_mutex_lock(&s->super_lock);
+    unsigned bad = ht_super_scrub(&s->sb, s->dev[device], device, r->repair, out);
+    ht_mutex_unlock(&s->super_lock);
+    return bad;
+}
+
+/* One device. Returns 1: there may be more to read. */
+static int next_super(struct ht_scrub_run *r)
+{
+    struct ht_store *s = r->s;
+    unsigned i = r->device++;
+    struct ht_super_scrub f;
+
+    if (i == s->dev_count) {
+        r->phase = LOG;
+        return 1;
+    }
+    if (!s->dev[i] || !ht_members_takes_part(&s->sb, i)) /* an excluded device reports the same each time */
+        return 1;
+    if (ht_probe_devices(s, 1u << i))
+        return 1;
+    unsigned bad = scrub_super(r, i, &f);
+    for (unsigned k = 0; bad && k < HT_SUPER_COPIES; k++)
+        if (f.stale[k] || f.problem[k] != HT_SUPER_OK)
+            report_super(r, i, k, &f);
+    count_bytes(r, HT_SUPER_COPIES * HT_BLOCK_BYTES);
+    return 1;
+}
+
+/* -------------------------------------------------------------------- log */
+
+static void report_log(struct ht_scrub_run *r, unsigned copy, const struct ht_log_scrub_damage *d)
+{
+    struct ht_event_about about = {0, ht_dev_name(d->dev), d->offset, d->error};
+
+    count_found(r, d->repaired);
+    ht_event(code_of(d->repaired), &about, "scrub: copy %u of the log is damaged at byte %llu of %s: %s; %s", copy,
+             (unsigned long long)d->offset, about.device,
+             d->error == -EUCLEAN ? "a frame does not verify" : strerror(-d->error),
+             d->repaired ? "it was written anew from the other copy" : "it could not be written anew");
+}
+
+/* A frame is in no copy any more: its content is in memory, so a checkpoint replaces it. */
+static void rewrite_log(struct ht_scrub_run *r)
+{
+    ht_event(HT_EVENT_LOG_DAMAGED, NULL, "scrub: a frame of the log is in none of its copies any more; %s",
+             r->repair ? "a checkpoint writes everything anew; run scrub again afterwards" : "run hitrain-fsck");
+    if (r->repair)
+        ht_journal_checkpoint_poke(r->s->journal);
+}
+
+/* One frame. As next_super; -EAGAIN: not now; -ENOMEM. */
+static int next_frame(struct ht_scrub_run *r)
+{
+    struct ht_log_scrub_found f;
+    int rc = ht_journal_scrub_step(r->s->journal, &r->log, &f);
+
+    for (unsigned i = 0; i < HT_LOG_COPIES; i++)
+        if (f.copy[i].damaged)
+            report_log(r, i, &f.copy[i]);
+    if (rc == 1)
+        count_bytes(r, f.bytes);
+    if (rc == 1 || rc == -EAGAIN || rc == -ENOMEM)
+        return rc;
+    if (rc == -EUCLEAN)
+        rewrite_log(r);
+    r->phase = CHUNKS;
+    rc = ht_store_oids(r->s, &r->oids, &r->count);
+    return rc ? rc : 1;
+}
+
+/* ----------------------------------------------------------------- chunks */
+
+static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
+{
+    struct ht_event_about about = {x->obj->oid, x->device, x->offset, x->error};
+    bool repaired = x->repair_error == 0;
+    char text[128];
+
+    count_found(r, repaired);
+    if (x->repair_error == -ENODATA)
+        snprintf(text, sizeof(text),
+                 "there is no second copy: reading it fails with EIO; restore the file or delete it");
+    else if (!repaired)
+        snprintf(text, sizeof(text), "it could not be written anew: %s", strerror(-x->repair_error));
+    ht_event(code_of(repaired), &about, "scrub: chunk %llu of object %llu at byte %llu of %s is bad: %s; %s",
+             (unsigned long long)x->index, (unsigned long long)about.id, (unsigned long long)about.offset, about.device,
+             x->error == -EUCLEAN ? "its checksum is wrong" : strerror(-x->error),
+             repaired ? "it was written to another place from memory" : text);
+}
+
+/* Copies of the chunk's references: none, one or two; no lost one. Lock held. */
+static int copy_refs(const struct ht_chunk *c, struct ht_ref out[2])
+{
+    int n = 0;
+
+    if ((c->flags & HT_CH_PUB) && !ht_ref_lost(&c->pub)) {
+        if (ht_ref_copy(&out[n], &c->pub))
+            return -ENOMEM;
+        n++;
+    }
+    if ((c->flags & HT_CH_CUR) && !(c->flags & HT_CH_SHARE)) {
+        if (ht_ref_copy(&out[n], &c->cur)) {
+            while (n)
+                ht_ref_forget(&out[--n]);
+            return -ENOMEM;
+        }
+        n++;
+    }
+    return n;
+}
+
+static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *ref)
+{
+    struct ht_suspect x = {.obj = o, .index = r->index, .ref = *ref, .ring = r->ring, .repair = r->repair};
+    int rc = ht_suspect_check(&x);
+
+    if (rc == HT_SUSPECT_BAD)
+        report_chunk(r, &x);
+    if (rc >= 0 && rc != HT_SUSPECT_ABSENT)
+        count_bytes(r, (uint64_t)ht_ref_blocks(ref) * HT_BLOCK_BYTES);
+    return rc < 0 ? rc : 0;
+}
+
+/* References of the first chunk from r->index on that has some. 0: no chunk has. Lock held. */
+static int find_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref out[2]) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    int n = 0;
+
+    ht_chunk_for_each_from(c, o, r->index)
+    {
+        n = copy_refs(c, out);
+        if (n)
+            break;
+    }
+    return n;
+}
+
+/* The run holds the object only while it reads: a deleted one keeps its space as long as it is held. Lock held. */
+static struct ht_obj *hold_object(struct ht_scrub_run *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = ht_obj_find_locked(r->s, r->oids[r->at]);
+
+    if (!o || o->dead)
+        return NULL;
+    o->refs++;
+    return o;
+}
+
+static int scrub_refs(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref ref[], int n)
+{
+    int rc = n < 0 ? n : 0;
+
+    for (int i = 0; i < n; i++) {
+        if (!rc)
+            rc = scrub_ref(r, o, &ref[i]);
+        ht_ref_forget(&ref[i]);
+    }
+    return rc;
+}
+
+/* One chunk. As next_super; 0: that was all; -ENOMEM. */
+static int next_chunk(struct ht_scrub_run *r)
+{
+    struct ht_store *s = r->s;
+    struct ht_ref ref[2];
+
+    if (r->at == r->count)
+        return 0;
+    ht_store_lock(s);
+    struct ht_obj *o = hold_object(r);
+    int n = o ? find_refs(r, o, ref) : 0;
+    ht_store_unlock(s);
+    int rc = scrub_refs(r, o, ref, n);
+    if (o)
+        ht_obj_put(o);
+    r->index = n ? r->index + 1 : 0;
+    r->at += !n;
+    return rc ? rc : 1;
+}
+
+/* -------------------------------------------------------------------- run */
+
+static uint64_t total_bytes(struct ht_store *s)
+{
+    struct ht_journal_stats log;
+
+    ht_journal_stats(s->journal, &log);
+    uint64_t blocks = (uint64_t)s->dev_count * HT_SUPER_COPIES, bytes = HT_LOG_COPIES * log.used_bytes;
+    ht_store_lock(s);
+    for (size_t b = 0; b < s->objects.table_size; b++)
+        for (const struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+            blocks += ht_obj_stored_blocks(o);
+    ht_store_unlock(s);
+    return bytes + blocks * HT_BLOCK_BYTES;
+}
+
+static int begin(struct ht_store *s, bool in_row)
+{
+    struct ht_scrub *c = &s->engine->scrub;
+    struct ht_scrub_run *r = calloc(1, sizeof(*r));
+
+    if (!r)
+        return -ENOMEM;
+    r->s = s;
+    r->c = c;
+    r->repair = r->log.repair = !ht_is_read_only(s);
+    uint64_t total = total_bytes(s);
+    ht_mutex_lock(&c->lock);
+    int rc = c->st.state == HT_SCRUB_RUNNING ? -EBUSY : 0;
+    if (!rc && in_row) /* before others can see the run, for the row may end it at once */
+        rc = ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
+    if (!rc) {
+        c->run = r;
+        c->in_row = in_row;
+        c->stop = false;
+        c->began_ns = ht_now_ns();
+        c->st.state = HT_SCRUB_RUNNING;
+        c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = 0;
+        c->st.run_total_bytes = total;
+    }
+    ht_mutex_unlock(&c->lock);
+    if (rc)
+        free(r);
+    return rc;
+}
+
+static void report_end(const struct ht_scrub_stats *st, int rc)
+{
+    struct ht_event_about about = {.error = rc};
+    char size[32];
+
+    ht_event(HT_EVENT_SCRUB_ENDED, &about, "scrub: %s%s after %s: %llu bad, %llu repaired",
+             rc                                  ? "failed: "
+                 : st->state == HT_SCRUB_STOPPED ? "stopped"
+                                                 : "complete",
+             rc ? strerror(-rc) : "", ht_format_size(st->run_bytes, size, sizeof(size)),
+             (unsigned long long)st->run_found, (unsigned long long)st->run_repaired);
+}
+
+static void end(struct ht_scrub_run *r, int rc, bool stopped)
+{
+    struct ht_scrub *c = r->c;
+    struct ht_scrub_stats st;
+
+    ht_mutex_lock(&c->lock);
+    c->run = NULL;
+    c->st.run_ns = ht_now_ns() - c->began_ns;
+    st = c->st;
+    st.state = rc ? HT_SCRUB_FAILED : stopped ? HT_SCRUB_STOPPED : HT_SCRUB_COMPLETE;
+    st.runs += st.state == HT_SCRUB_COMPLETE;
+    ht_mutex_unlock(&c->lock);
+    report_end(&st, rc); /* before any caller can see the end of the run */
+    ht_mutex_lock(&c->lock);
+    c->st = st;
+    pthread_cond_broadcast(&c->changed);
+    ht_mutex_unlock(&c->lock);
+    ht_log_scrub_end(&r->log);
+    free(r->oids);
+    free(r);
+}
+
+static bool is_stopped(struct ht_scrub *c)
+{
+    ht_mutex_lock(&c->lock);
+    bool stop = c->stop;
+    ht_mutex_unlock(&c->lock);
+    return stop;
+}
+
+static int next(struct ht_scrub_run *r)
+{
+    return r->phase == SUPERS ? next_super(r) : r->phase == LOG ? next_frame(r) : next_chunk(r);
+}
+
+/* About so many bytes. 1: there is more; 0: the run has ended, with the result in *out_rc; -EAGAIN: not now. */
+static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, int *out_rc)
+{
+    bool stop;
+    int rc = 1;
+
+    r->bytes = 0;
+    r->ring = ht_store_ring(r->s);
+    if (!r->ring)
+        rc = -ENOMEM;
+    while (!(stop = is_stopped(r->c)) && rc > 0 && r->bytes < most_bytes)
+        rc = next(r);
+    if (!stop && (rc > 0 || rc == -EAGAIN))
+        return rc;
+    *out_rc = rc < 0 && rc != -EAGAIN ? rc : 0;
+    end(r, *out_rc, stop);
+    return 0;
+}
+
+/* The run that the row makes, or NULL. */
+static struct ht_scrub_run *run_of_row(struct ht_scrub *c)
+{
+    ht_mutex_lock(&c->lock);
+    struct ht_scrub_run *r = c->in_row ? c->run : NULL;
+    ht_mutex_unlock(&c->lock);
+    return r;
+}
+
+static enum ht_step step(void *ctx, struct ht_budget *b)
+{
+    struct ht_scrub_run *r = run_of_row(&((struct ht_store *)ctx)->engine->scrub);
+    int result;
+
+    if (!r)
+        return HT_STEP_IDLE;
+    int rc = go_on(r, b->most_bytes, &result);
+    if (!rc)
+        return HT_STEP_IDLE;
+    b->bytes = r->bytes;
+    return rc > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
+}
+
+const struct ht_engine_type ht_scrub_engine = {.name = "scrub", .pause_ms = LOG_PAUSE_MS, .step = step};
+
+/* -------------------------------------------------------------- interface */
+
+int ht_store_scrub_start(struct ht_store *s)
+{
+    return begin(s, true);
+}
+
+int ht_store_scrub_stop(struct ht_store *s)
+{
+    struct ht_scrub *c = &s->engine->scrub;
+
+    ht_mutex_lock(&c->lock);
+    int rc = c->st.state == HT_SCRUB_RUNNING ? 0 : -ESRCH;
+    c->stop = true;
+    if (!rc && c->in_row)
+        (void)ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
+    while (c->st.state == HT_SCRUB_RUNNING)
+        ht_cond_wait(&c->changed, &c->lock);
+    ht_mutex_unlock(&c->lock);
+    return rc;
+}
+
+int ht_store_scrub(struct ht_store *s)
+{
+    const struct timespec pause = {.tv_nsec = LOG_PAUSE_MS * 1000000l};
+    int result = 0, rc = begin(s, false);
+
+    if (rc)
+        return rc;
+    struct ht_scrub_run *r = s->engine->scrub.run;
+    while ((rc = go_on(r, UINT64_MAX, &result)))
+        if (rc == -EAGAIN)
+            nanosleep(&pause, NULL);
+    return result;
+}
+
+void ht_scrub_init(struct ht_scrub *c)
+{
+    ht_mutex_init(&c->lock, HT_LOCK_SCRUB);
+    ht_cond_init(&c->changed);
+}
+
+void ht_scrub_destroy(struct ht_scrub *c)
+{
+    pthread_cond_destroy(&c->changed);
+    ht_mutex_destroy(&c->lock);
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scrub_chunk.c - does a reference name the bytes that were written? And if not, which repair is possible?
+ *
+ *   read, no chunk held ---sound---> done
+ *        | bad
+ *   hold the chunk; does it still name this? ---no---> done: it moved
+ *        | yes: read again ---sound, or another publication replaced it---> done
+ *        | bad
+ *   repair from memory
+ *
+ * The first read disturbs no other thread and proves nothing: space may be freed and written anew under it. Only an
+ * error of the second read is damage.
+ */
+#include <stdlib.h>
+
+#include "tiering/space/alloc.h"
+#include "tiering/cache/arena.h"
+#include "tiering/cache/staging.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/space.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/data/checksum.h"
+#include "tiering/data/write_batch.h"
+#include "tiering/txn/txn.h"
+#include "tiering/engine/engine_priv.h"
+
+/* The set of devices does not change while the store is open. */
+static bool is_present(const struct ht_store *s, const struct ht_ref *ref)
+{
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++)
+        if (!s->dev[ht_ref_extent(ref, i).device])
+            return false;
+    return true;
+}
+
+static int read_and_verify(struct ht_suspect *x, void *buf)
+{
+    struct ht_chunk_io io = {.obj = x->obj, .index = x->index, .ref = x->ref};
+
+    ht_chunk_read_start(&io, x->ring, buf);
+    int rc = ht_chunk_read_finish_quietly(&io, x->ring);
+    struct ht_event_about about = ht_chunk_io_about(&io, rc);
+    x->device = about.device;
+    x->offset = about.offset;
+    x->error = about.error;
+    return rc;
+}
+
+static bool names(const struct ht_chunk *c, const struct ht_ref *ref)
+{
+    return ((c->flags & HT_CH_PUB) && ht_ref_same_place(&c->pub, ref)) ||
+        ((c->flags & HT_CH_CUR) && ht_ref_same_place(&c->cur, ref));
+}
+
+/* ---------------------------------------------------------------- repair */
+
+enum remedy {
+    NO_REMEDY,  /* no second copy, or one that is newer than this reference's content */
+    WRITE_BACK, /* the image replaces an unpublished reference, or is dirty anyway */
+    RELOCATE,   /* the image is the published content */
+};
+
+/*
+ * Pure: chooses the repair of ref. The image, if there is one, holds everything that the chunk's newest reference
+ * shows.
+ */
+static enum remedy choose(const struct ht_chunk *c, const struct ht_image *im, const struct ht_ref *ref)
+{
+    bool current = c->flags & HT_CH_CUR;
+
+    if (!im || (c->flags & (HT_CH_GONE | HT_CH_BAD)))
+        return NO_REMEDY;
+    if (current && !ht_ref_same_place(&c->cur, ref))
+        return NO_REMEDY; /* the commit that is to come drops it */
+    return im->dirty || current ? WRITE_BACK : RELOCATE;
+}
+
+/* The image, if it holds all bytes of the chunk. */
+static struct ht_image *whole_image(const struct ht_suspect *x, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = x->obj;
+    uint64_t index = x->index;
+    const struct ht_ref *now = ht_chunk_ref(c);
+    struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(o->s->arena, c->slot) : NULL;
+
+    if (!im || !now)
+        return NULL;
+    return ht_image_reach(o, c, index) >= now->visible && im->valid_lo == 0 && im->valid_hi >= now->visible ? im : NULL;
+}
+
+/* Makes the image dirty; writeback finds it a new place. Lock and chunk held. */
+static int mark_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t bytes = ht_chunk_len(o, index);
+    int rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES));
+
+    if (!rc)
+        ht_chunk_set_dirty(o, c, index);
+    return rc;
+}
+
+static int write_back(struct ht_suspect *x)
+{
+    struct ht_obj *o = x->obj;
+
+    ht_obj_clean(o, x->index, x->index + 1);
+    ht_store_lock(o->s);
+    struct ht_chunk *c = ht_chunk_find(o, x->index);
+    bool still = c && ht_chunk_ref(c) && ht_ref_same_place(ht_chunk_ref(c), &x->ref);
+    int rc = still ? o->error ? o->error : -EBUSY : 0;
+    ht_store_unlock(o->s);
+    return rc;
+}
+
+/*
+ * Copies the first visible bytes of the image into buf. Chunk held, lock not. The checksum covers all stored bytes, so
+ * it cannot verify the rest after a truncation: mapped memory, which a program may have changed since, is not used for
+ * that. -EUCLEAN: the memory differs or may.
+ */
+static int copy_image(struct ht_suspect *x, const uint8_t *data, uint32_t visible, bool mapped, void *buf)
+{
+    memcpy(buf, data, visible);
+    if (visible != x->ref.stored)
+        return mapped ? -EUCLEAN : 0;
+    return ht_ref_matches(x->obj->s, &x->ref, buf) ? 0 : -EUCLEAN;
+}
+
+/* -------------------------------------------------------- the second look */
+
+/* The result of the check with the chunk held. */
+struct verdict {
+    bool bad;
+    enum remedy remedy;
+    struct ht_ref moved; /* RELOCATE: the second place of the bytes */
+    int error;           /* of the remedy, so far */
+};
+
+static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, struct verdict *v)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = x->obj;
+    struct ht_store *s = o->s;
+    struct ht_image *im = whole_image(x, c);
+
+    v->remedy = x->repair ? choose(c, im, &x->ref) : NO_REMEDY;
+    if (v->remedy == WRITE_BACK && !im->dirty)
+        v->error = mark_dirty(o, c, x->index);
+    if (v->remedy != RELOCATE)
+        return;
+    /* A truncation may have been published since x->ref was copied: the chunk knows how many bytes count now. */
+    uint32_t visible = c->pub.visible;
+    const uint8_t *data = ht_arena_data(s->arena, c->slot);
+    bool mapped = ht_chunk_images(o, c)->mapped;
+    ht_store_unlock(s);
+    v->error = copy_image(x, data, visible, mapped, buf);
+    if (!v->error)
+        v->error = ht_relocate_begin(s, x->ring, buf, visible, &v->moved);
+    ht_store_lock(s);
+}
+
+/* With the chunk held and a buffer: is it damage, and which repair is possible? Releases the lock in between. */
+static int read_again(struct ht_suspect *x, struct ht_chunk *c, void *buf, struct verdict *v) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = x->obj->s;
+
+    if (!names(c, &x->ref))
+        return 0;
+    ht_store_unlock(s);
+    int rc = read_and_verify(x, buf);
+    ht_store_lock(s);
+    v->bad = rc == -EIO && names(c, &x->ref);
+    if (v->bad)
+        find_remedy(x, c, buf, v);
+    return rc == -EIO ? 0 : rc;
+}
+
+static int validate(struct ht_suspect *x, struct verdict *v)
+{
+    struct ht_store *s = x->obj->s;
+    /*
+     * Not from the pool: no thread waits for a chunk with one of its buffers, nor for a buffer with a chunk. And this
+     * is rare.
+     */
+    void *buf = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+
+    if (!buf)
+        return -ENOMEM;
+    int rc = 0;
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
+    if (c) {
+        ht_chunk_lock_exclusive(s, c);
+        rc = read_again(x, c, buf, v);
+        ht_chunk_unlock_exclusive(x->obj, c, x->index);
+    }
+    ht_store_unlock(s);
+    free(buf);
+    return rc;
+}
+
+static int apply(struct ht_suspect *x, struct verdict *v)
+{
+    if (v->error)
+        return v->error;
+    switch (v->remedy) {
+    case WRITE_BACK:
+        return write_back(x);
+    case RELOCATE:
+        return ht_relocate_end(x->obj, x->index, &x->ref, &v->moved);
+    default:
+        return x->repair ? -ENODATA : -EROFS;
+    }
+}
+
+static int first_look(struct ht_suspect *x)
+{
+    struct ht_store *s = x->obj->s;
+    void *buf;
+    int rc = ht_staging_get(s->staging, HT_STAGING_FILL, 1, false, ht_ref_numa_index(s, &x->ref), &buf);
+
+    if (rc)
+        return rc;
+    rc = read_and_verify(x, buf);
+    ht_staging_put(s->staging, HT_STAGING_FILL, buf);
+    return rc;
+}
+
+int ht_suspect_check(struct ht_suspect *x)
+{
+    struct verdict v = {.remedy = NO_REMEDY};
+
+    if (!is_present(x->obj->s, &x->ref))
+        return HT_SUSPECT_ABSENT;
+    int rc = first_look(x);
+    if (rc != -EIO)
+        return rc ? rc : HT_SUSPECT_SOUND;
+    rc = validate(x, &v);
+    if (rc)
+        return rc;
+    if (!v.bad)
+        return HT_SUSPECT_SOUND;
+    x->repair_error = apply(x, &v);
+    return HT_SUSPECT_BAD;
+}

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * writeback.c - which dirty images are cleaned to make room, and the engine that keeps some images clean.
+ * txn/writeback.c writes those of an object or a scope; data/write_batch.c says how.
+ */
+#include "tiering/sys/nodes.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/store.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/data/write_batch.h"
+#include "tiering/engine/engine.h"
+#include "tiering/engine/engine_priv.h"
+
+enum {
+    BATCH = 16,
+    ALONE = 8,
+    FAILED_MAX = 16,
+    TRIED_MAX = 256,
+    PAUSE_MS = 10,
+    IN_VAIN_MS_MAX = 100,
+};
+
+/* Shall the thread search for one more? */
+static bool goes_on(const struct ht_write_batch *w, unsigned tried, unsigned most, enum ht_clean whom)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (w->failed >= FAILED_MAX)
+        return false;
+    return tried - w->failed < most || (whom && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
+}
+
+static bool is_asked(struct ht_store *s, uint32_t slot, enum ht_clean whom) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (whom == HT_CLEAN_ANY)
+        return ht_image_passes_dirty(ht_arena_image(s->arena, slot));
+    return ht_arena_presses(s->arena, slot, whom == HT_CLEAN_GROWING);
+}
+
+int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
+{
+    struct ht_write_batch *w = ht_write_batch_open(s);
+
+    if (!w)
+        return -ENOMEM;
+    ht_store_lock(s);
+    uint32_t *hand = &s->engine->writeback_hand[numa_index == HT_NUMA_INDEX_ANY ? 0 : numa_index];
+    uint64_t in_vain_max = ht_arena_bytes(s->arena) >> 16;
+    unsigned tried = 0;
+    int rc = 0;
+    for (uint64_t in_vain = 0; goes_on(w, tried, most, whom) && in_vain <= in_vain_max; in_vain++) {
+        while (ht_write_batch_full(w)) /* now, because it releases the lock */
+            ht_write_batch_finish(w);
+        uint32_t slot = ht_arena_next_used(s->arena, hand);
+        if (slot == HT_SLOT_NONE)
+            break;
+        if (numa_index != HT_NUMA_INDEX_ANY && ht_arena_numa_index(s->arena, slot) != numa_index)
+            continue;
+        struct ht_image *im = ht_arena_image(s->arena, slot);
+        struct ht_obj *o = im->owner;
+        struct ht_chunk *c = ht_chunk_find(o, im->index);
+        if (!is_asked(s, slot, whom) || !ht_chunk_trylock_exclusive(c))
+            continue;
+        o->refs++; /* a scratch object or a dead one may have no other reference */
+        rc = ht_write_batch_start(w, o, c, im->index);
+        ht_obj_put_locked(o);
+        tried++;
+        in_vain = 0;
+        if (rc)
+            ht_write_batch_note_error(w, rc);
+    }
+    /* The caller wants to know whether an image was cleaned: an error of another chunk belongs to that chunk. */
+    while (w->count)
+        ht_write_batch_finish(w);
+    unsigned cleaned = tried - w->failed;
+    rc = ht_write_batch_close(w);
+    ht_store_unlock(s);
+    return cleaned || !rc ? (int)cleaned : rc;
+}
+
+int ht_writeback_make_room(struct ht_store *s)
+{
+    return ht_writeback_some(s, s->opts.no_threads ? ALONE : 1, HT_CLEAN_ANY, HT_NUMA_INDEX_ANY);
+}
+
+int ht_writeback_now(struct ht_store *s)
+{
+    return ht_writeback_some(s, BATCH, HT_CLEAN_ANY, HT_NUMA_INDEX_ANY);
+}
+
+/* ------------------------------------------------------------------ engine */
+
+static bool is_needed(struct ht_store *s, int numa_index)
+{
+    ht_store_lock(s);
+    bool needed = !s->waits.stopping && ht_arena_under_pressure(s->arena) &&
+        (numa_index == HT_NUMA_INDEX_ANY || ht_arena_dirty_on(s->arena, (unsigned)numa_index));
+    ht_store_unlock(s);
+    return needed;
+}
+
+/*
+ * When nothing could be cleaned for some time, images that programs still fill are taken: there is nothing else. A step
+ * that cleans nothing pauses: all images are busy, or the device fails.
+ */
+static enum ht_step step(void *ctx, struct ht_budget *b)
+{
+    struct ht_relief *r = ctx;
+
+    if (!is_needed(r->s, r->numa_index))
+        return HT_STEP_IDLE;
+    uint64_t now = ht_now_ns();
+    bool any = r->in_vain_ns && now - r->in_vain_ns > IN_VAIN_MS_MAX * UINT64_C(1000000);
+    unsigned most = (unsigned)(b->most_bytes / HT_CHUNK_BYTES);
+    int n = ht_writeback_some(r->s, most, any ? HT_CLEAN_GROWING : HT_CLEAN_PRESSING, r->numa_index);
+    r->in_vain_ns = n > 0 ? 0 : r->in_vain_ns ? r->in_vain_ns : now;
+    return n > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
+}
+
+const struct ht_engine_type ht_relief_engine = {.name = "writeback", .pause_ms = PAUSE_MS, .step = step};

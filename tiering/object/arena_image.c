@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* arena_image.c - images in the arena: gets one, waits for one, moves one into a longer one. */
+#include <assert.h>
+
+#include "tiering/base/activity.h"
+#include "tiering/object/image.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+
+#define PATIENCE_NS 100000000u
+
+/* Does it have an image that reaches up to so many bytes? */
+static bool has_slot(struct ht_store *s, const struct ht_chunk *c, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c->slot != HT_SLOT_NONE && ht_arena_slot_bytes(s->arena, c->slot) >= reach;
+}
+
+static uint32_t ref_bytes(const struct ht_ref *r, bool there)
+{
+    return there ? (uint32_t)ht_max_u64(r->stored, r->visible) : 0;
+}
+
+uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
+{
+    if (index)
+        return ht_obj_bytes_per_chunk(o);
+    uint64_t bytes = ht_max_u64(reach, ht_chunk_len(o, index));
+    bytes = ht_max_u64(bytes, ref_bytes(&c->pub, c->flags & HT_CH_PUB));
+    return (uint32_t)ht_max_u64(bytes, ref_bytes(&c->cur, c->flags & HT_CH_CUR));
+}
+
+/* A longer image takes the place of the present one. During the copy both belong to the chunk, which is held. */
+static void move_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t to) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    uint32_t from = c->slot;
+    const struct ht_image *im = ht_arena_image(s->arena, from);
+
+    ht_arena_attach(s->arena, to, o, index, im->durable);
+    ht_store_unlock(s);
+    memcpy(ht_arena_data(s->arena, to) + im->valid_lo, ht_arena_data(s->arena, from) + im->valid_lo,
+           im->valid_hi - im->valid_lo);
+    ht_store_lock(s);
+    if (im->dirty)
+        s->flow.dirty_bytes += ht_arena_slot_bytes(s->arena, to) - ht_arena_slot_bytes(s->arena, from);
+    ht_arena_replace(s->arena, from, to);
+    c->slot = to;
+    ht_wake_for_slot(s, from);
+}
+
+/* All images are in use: waits for a thread to release one. False: none did for some time. */
+static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    s->waits.slot_waiters++;
+    ht_activity_wait("room in the DRAM tier", 0);
+    int rc = ht_chunk_wait(s, c, &s->waits.slot, ht_now_ns() + PATIENCE_NS);
+    ht_activity_go_on();
+    s->waits.slot_waiters--;
+    return !rc;
+}
+
+/* A request for an image that reaches so far, for a held chunk; with its place, and its target device + 1. */
+struct slot_request {
+    struct ht_obj *o;
+    struct ht_chunk *c;
+    uint64_t index;
+    uint32_t reach;
+    int numa_index;
+    uint8_t target_device;
+};
+
+static uint32_t try_get(const struct slot_request *w, uint32_t tries) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_arena_get(w->o->s->arena, ht_chunk_image_bytes(w->o, w->c, w->index, w->reach), tries, w->numa_index);
+}
+
+/* Was the request met, or does it need no image of the arena any more? Another thread may have had the chunk. */
+static bool is_met(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return has_slot(w->o->s, w->c, w->reach) || ht_chunk_images(w->o, w->c) != &ht_arena_images;
+}
+
+/* Cleans some images, or waits until a thread releases one. Lock and chunk held; releases both in between. */
+static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->o->s;
+
+    ht_store_unlock(s);
+    int n = s->hooks.make_room(s);
+    ht_store_lock(s);
+    if (n)
+        return n < 0 ? n : 0;
+    /* Images in flight will be clean soon: no reason yet to evict the working set. */
+    *out_slot = try_get(w, s->flow.writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE);
+    if (*out_slot == HT_SLOT_NONE)
+        (void)wait_for_slot(s, w->c);
+    return 0;
+}
+
+/*
+ * Gets an image for a chunk that found none. -EALREADY: it needs none any more. A thread that was woken for a whole
+ * slot and leaves a part of it wakes the next one.
+ */
+static int wait_for_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = w->o;
+    struct ht_store *s = o->s;
+    uint32_t slot = HT_SLOT_NONE;
+    bool comes = true;
+    int rc = 0;
+
+    s->flow.room_waits++;
+    while (!rc && slot == HT_SLOT_NONE) {
+        /* Pressure also begins without a new dirty image: here, when a search has found none to evict. */
+        if (ht_arena_under_pressure(s->arena))
+            s->waits.wakes.writeback = s->waits.wakes.any = true;
+        /* A thread that waits for the next image in flight continues at the speed of the device, without long stops. */
+        bool wait = comes && s->flow.writing;
+        comes = !wait || wait_for_slot(s, w->c);
+        rc = wait ? 0 : make_room(w, &slot);
+        if (!rc && slot == HT_SLOT_NONE)
+            rc = is_met(w) ? -EALREADY : 0;
+        if (!rc && slot == HT_SLOT_NONE)
+            slot = try_get(w, HT_ARENA_ASK_ALL);
+    }
+    if (rc || ht_arena_slot_bytes(s->arena, slot) < HT_CHUNK_BYTES)
+        ht_wake_one_for_slot(s);
+    if (!rc)
+        *out_slot = slot;
+    return rc;
+}
+
+/* Chooses the place and the target device: a present image has both. */
+static void choose_place(struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_arena *a = w->o->s->arena;
+
+    if (w->c->slot == HT_SLOT_NONE) {
+        w->numa_index = ht_chunk_choose_numa_index(w->o, w->c, &w->target_device);
+        return;
+    }
+    w->target_device = ht_arena_image(a, w->c->slot)->target_device;
+    w->numa_index = ht_arena_numa_index(a, w->c->slot);
+}
+
+static int attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct slot_request w = {.o = o, .c = c, .index = index, .reach = reach};
+
+    assert(c->exclusive);
+    if (has_slot(s, c, reach))
+        return 0;
+    choose_place(&w);
+    uint32_t slot = try_get(&w, HT_ARENA_ASK_ALL);
+    int rc = slot == HT_SLOT_NONE ? wait_for_room(&w, &slot) : 0;
+    if (rc)
+        return rc;
+    if (c->slot != HT_SLOT_NONE) {
+        move_image(o, c, index, slot);
+        return 0;
+    }
+    ht_chunk_attach_image(o, c, index, slot);
+    if (w.target_device)
+        ht_arena_image(s->arena, slot)->target_device = w.target_device;
+    return 0;
+}
+
+/* --------------------------------------------------------- the other calls */
+
+static uint32_t reach_of(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_arena_slot_bytes(o->s->arena, c->slot);
+}
+
+static void cut(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+
+    if (im->valid_hi > keep)
+        im->valid_hi = keep;
+    if (im->data_hi > keep)
+        im->data_hi = keep;
+    if (im->valid_lo >= im->valid_hi)
+        ht_chunk_drop_image(o, c, index);
+}
+
+/* The object may have been opened as shared memory while the thread waited for its chunk. */
+static bool may_evict(struct ht_obj *o, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return c->slot != HT_SLOT_NONE && ht_chunk_images(o, c) == &ht_arena_images &&
+        !ht_arena_image(o->s->arena, c->slot)->dirty;
+}
+
+static void evict(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!may_evict(o, c))
+            continue;
+        ht_chunk_lock_exclusive(o->s, c); /* an answered read may hold it for a moment more */
+        if (may_evict(o, c))
+            ht_chunk_drop_image(o, c, index);
+        ht_chunk_unlock_exclusive(o, c, index);
+    }
+}
+
+const struct ht_image_ops ht_arena_images = {
+    .attach = attach,
+    .extend = attach,
+    .reach = reach_of,
+    .cut = cut,
+    .revert = ht_chunk_drop_image,
+    .evict = evict,
+};
+
+/* ---------------------------------------------------- of either kind */
+
+const struct ht_image_ops *ht_obj_images(const struct ht_obj *o)
+{
+    return o->extra->shm ? o->s->hooks.shm_images : &ht_arena_images;
+}
+
+const struct ht_image_ops *ht_chunk_images(const struct ht_obj *o, const struct ht_chunk *c)
+{
+    if (c->slot == HT_SLOT_NONE)
+        return ht_obj_images(o);
+    return ht_arena_is_external(o->s->arena, c->slot) ? o->s->hooks.shm_images : &ht_arena_images;
+}
+
+int ht_image_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach)
+{
+    int rc;
+
+    do
+        rc = ht_chunk_images(o, c)->attach(o, c, index, reach);
+    while (rc == -EALREADY);
+    return rc;
+}
+
+int ht_image_extend(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t reach)
+{
+    int rc;
+
+    do
+        rc = ht_chunk_images(o, c)->extend(o, c, index, reach);
+    while (rc == -EALREADY);
+    return rc;
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* chunk.c - changes of a chunk's image and references. The caller holds the store's lock. */
+#include "tiering/object/chunk.h"
+#include "tiering/base/probe.h"
+#include "tiering/space/alloc.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/context.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/object/prealloc.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+
+uint32_t ht_chunk_len(const struct ht_obj *o, uint64_t index)
+{
+    uint64_t start = index << o->chunk_shift;
+
+    if (start >= o->size)
+        return 0;
+    return (uint32_t)ht_min_u64(o->size - start, ht_obj_bytes_per_chunk(o));
+}
+
+/* Drops an image that was made for an operation that failed. */
+void ht_chunk_drop_empty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (c->slot == HT_SLOT_NONE)
+        return;
+    const struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+    if (!im->dirty && im->valid_lo == im->valid_hi)
+        ht_chunk_drop_image(o, c, index);
+}
+
+void ht_chunk_set_dirty(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+
+    o->version++;
+    if (im->dirty)
+        return;
+    ht_arena_set_dirty(o->s->arena, c->slot, true);
+    o->dirty++;
+    ht_chunk_leaf(c)->dirty++;
+    o->s->flow.dirty_bytes += ht_arena_slot_bytes(o->s->arena, c->slot);
+    if (ht_arena_under_pressure(o->s->arena))
+        o->s->waits.wakes.writeback = o->s->waits.wakes.any = true;
+    ht_obj_touch(o);
+}
+
+void ht_chunk_set_clean(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+
+    if (!im->dirty)
+        return;
+    ht_arena_set_dirty(o->s->arena, c->slot, false);
+    o->dirty--;
+    ht_chunk_leaf(c)->dirty--;
+    o->s->flow.dirty_bytes -= ht_arena_slot_bytes(o->s->arena, c->slot);
+}
+
+void ht_chunk_attach_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t slot)
+{
+    ht_arena_attach(o->s->arena, slot, o, index, o->obj_class != HT_CLASS_SCRATCH);
+    ht_arena_image(o->s->arena, slot)->target_device = ht_chunk_stored_target_device(o->s, c);
+    c->slot = slot;
+    o->resident++;
+}
+
+void ht_chunk_protect(struct ht_obj *o, struct ht_chunk *c)
+{
+    if (ht_arena_may_protect(o->s->arena, c->slot))
+        ht_arena_protect(o->s->arena, c->slot);
+}
+
+void ht_chunk_unprotect(struct ht_obj *o, struct ht_chunk *c)
+{
+    ht_arena_unprotect(o->s->arena, c->slot);
+}
+
+void ht_chunk_note_unpublished(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool was)
+{
+    bool is = ht_chunk_unpublished(c);
+
+    if (is == was)
+        return;
+    if (is) {
+        o->unpublished++;
+        ht_chunk_leaf(c)->unpublished++;
+        ht_obj_touch(o);
+    } else {
+        o->unpublished--;
+        ht_chunk_leaf(c)->unpublished--;
+    }
+}
+
+void ht_chunk_install(struct ht_obj *o, struct ht_chunk *c, uint64_t index, const struct ht_ref *ref)
+{
+    bool was = ht_chunk_unpublished(c);
+
+    ht_chunk_drop_cur(o, c);
+    c->cur = *ref;
+    c->flags |= HT_CH_CUR;
+    if (o->obj_class != HT_CLASS_SCRATCH)
+        ht_ref_log_reserve_pieces(o->s, ref);
+    if (ref->visible == ht_obj_bytes_per_chunk(o))
+        ht_chunk_prealloc_drop(o, c, 0);
+    c->flags &= (uint8_t)~HT_CH_BAD;
+    c->generation++;
+    ht_chunk_note_unpublished(o, c, index, was);
+}
+
+void ht_chunk_install_hole(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    bool was = ht_chunk_unpublished(c);
+
+    ht_chunk_drop_cur(o, c);
+    if (c->flags & HT_CH_PUB)
+        c->flags |= HT_CH_GONE;
+    c->flags &= (uint8_t)~HT_CH_BAD;
+    c->generation++;
+    ht_chunk_note_unpublished(o, c, index, was);
+    ht_chunk_drop_log_reserve(o, c);
+}
+
+void ht_chunk_drop_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (c->slot == HT_SLOT_NONE)
+        return;
+    ht_chunk_set_clean(o, c, index);
+    ht_chunk_unreserve(o, c);
+    ht_wake_for_slot(o->s, c->slot);
+    ht_arena_put(o->s->arena, c->slot);
+    c->slot = HT_SLOT_NONE;
+    o->resident--;
+}
+
+/* The arena wants to evict a clean image. */
+bool ht_store_evict_image(void *ctx, uint32_t slot)
+{
+    struct ht_store *s = ctx;
+    struct ht_image *im = ht_arena_image(s->arena, slot);
+    struct ht_obj *o = im->owner;
+    struct ht_chunk *c = ht_chunk_find(o, im->index);
+
+    if (im->dirty || c->exclusive || c->shared)
+        return false;
+    ht_alloc_unreserve(s->alloc, im->reserved_blocks);
+    im->reserved_blocks = 0;
+    c->slot = HT_SLOT_NONE;
+    o->resident--;
+    s->flow.evictions++;
+    HT_PROBE2(evict, o->oid, im->index);
+    ht_chunk_trim(o, im->index);
+    return true;
+}

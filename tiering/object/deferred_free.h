@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* deferred_free.h - space of references that is free once the log is durable. */
+#ifndef HITRAIN_TIERING_OBJECT_DEFERRED_FREE_H
+#define HITRAIN_TIERING_OBJECT_DEFERRED_FREE_H
+
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+
+struct ht_store;
+
+struct ht_deferred_free { /* a deferred free */
+    uint64_t lsn;
+    struct ht_ref ref;
+};
+
+struct ht_deferred_frees { /* FIFO by lsn, grown, never shrunk */
+    struct ht_deferred_free *items;
+    size_t head, count, cap;
+};
+
+/* Space that is free later, and owners of the same space. */
+struct ht_frees {
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        struct ht_deferred_frees logged; /* each waits for its lsn */
+        struct ht_deferred_frees open;   /* of the open transaction, which fills in the lsn at its commit */
+        struct ht_refcount_table refcounts;
+        uint64_t tx_count;    /* transactions that have ended */
+        uint64_t lost_blocks; /* of lost chunks, or without a place in these lists: free at the next mount */
+    };
+    _Atomic uint64_t last_lsn; /* of the last transaction appended; also read without the lock */
+};
+
+int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const struct ht_ref *ref);
+/* Frees the space whose records are durable now. */
+void ht_deferred_frees_durable(struct ht_store *s, uint64_t lsn) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Drops an owner that the log does not know: the space is free at once, or when it may be. True if it is or will be
+ * free.
+ */
+bool ht_ref_drop(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* The same for one that the log may name until lsn is durable; 0: it names none. */
+bool ht_ref_drop_at(struct ht_store *s, uint64_t lsn, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+/* The space is free with the entries of q; lsn as there. */
+void ht_ref_free_later(struct ht_store *s, struct ht_deferred_frees *q, uint64_t lsn, struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE);
+/* Frees at once the blocks of a reference that nothing names any more. */
+void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * extra.c - the part of an object that few objects need.
+ *
+ * More than one chunk, a rewrite reserve, preallocation, shared memory and further owners need an extra. It is made
+ * where that begins and can still be refused, so a call that must succeed needs no memory for it.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+
+static const struct ht_obj_extra nothing; /* shared by all objects without an extra of their own */
+
+void ht_obj_init_extra(struct ht_obj *o)
+{
+    o->extra = &nothing;
+}
+
+bool ht_obj_has_extra(const struct ht_obj *o)
+{
+    return o->extra != &nothing;
+}
+
+int ht_obj_need_extra(struct ht_obj *o)
+{
+    if (ht_obj_has_extra(o))
+        return 0;
+    struct ht_obj_extra *x = calloc(1, sizeof(*x));
+    if (!x)
+        return -ENOMEM;
+    o->extra = x;
+    o->s->objects.meta_bytes += sizeof(*x);
+    return 0;
+}
+
+struct ht_obj_extra *ht_obj_extra(struct ht_obj *o)
+{
+    assert(ht_obj_has_extra(o));
+    return (struct ht_obj_extra *)(uintptr_t)o->extra;
+}
+
+void ht_obj_free_extra(struct ht_obj *o)
+{
+    if (!ht_obj_has_extra(o))
+        return;
+    o->s->objects.meta_bytes -= sizeof(*o->extra);
+    free(ht_obj_extra(o));
+}

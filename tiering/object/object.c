@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * object.c - the table of objects, and their references.
+ *
+ * An object is in memory as long as it exists (its metadata is always resident) or has references. dead: it exists no
+ * more; the last reference frees it and its space.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/object/object.h"
+#include "tiering/base/idhash.h"
+#include "tiering/base/list.h"
+#include "tiering/base/pool.h"
+#include "tiering/journal/journal.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/object.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/prealloc.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/rewrite_reserve.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+
+enum { TABLE_START = 1024, OBJECTS_PER_BUCKET = 2 };
+
+/* ----------------------------------------------------------------- table */
+
+static size_t bucket(const struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_id_hash(oid) & (s->objects.table_size - 1);
+}
+
+struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
+{
+    if (!s->objects.table_size)
+        return NULL;
+    for (struct ht_obj *o = s->objects.table[bucket(s, oid)]; o; o = o->next)
+        if (o->oid == oid)
+            return o;
+    return NULL;
+}
+
+static void grow_table(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    size_t old = s->objects.table_size, size = old ? old * 2 : TABLE_START;
+    struct ht_obj **table = calloc(size, sizeof(*table)), **was = s->objects.table;
+
+    if (!table)
+        return; /* longer chains, still correct */
+    s->objects.table = table;
+    s->objects.table_size = size;
+    for (size_t i = 0; i < old; i++)
+        for (struct ht_obj *o = was[i], *next; o; o = next) {
+            next = o->next;
+            o->next = table[bucket(s, o->oid)];
+            table[bucket(s, o->oid)] = o;
+        }
+    free(was);
+    s->objects.meta_bytes += (size - old) * sizeof(*table);
+}
+
+struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid)
+{
+    if (s->objects.count >= s->objects.table_size * OBJECTS_PER_BUCKET)
+        grow_table(s);
+    struct ht_obj *o = s->objects.table_size ? ht_pool_get(&s->objects.pool) : NULL;
+    if (!o)
+        return NULL;
+    o->s = s;
+    o->oid = oid;
+    o->chunk_shift = 16;
+    o->scope = s->objects.scope0;
+    ht_obj_init_extra(o);
+    ht_list_init(&o->touched);
+    o->next = s->objects.table[bucket(s, oid)];
+    s->objects.table[bucket(s, oid)] = o;
+    s->objects.count++;
+    s->objects.meta_bytes += sizeof(*o);
+    return o;
+}
+
+static void remove_from_table(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj **p = &o->s->objects.table[bucket(o->s, o->oid)];
+
+    while (*p != o)
+        p = &(*p)->next;
+    *p = o->next;
+    o->s->objects.count--;
+}
+
+int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count)
+{
+    size_t n = 0;
+
+    ht_store_lock(s);
+    uint64_t *oids = malloc((s->objects.count + 1) * sizeof(*oids));
+    for (size_t b = 0; oids && b < s->objects.table_size; b++)
+        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+            oids[n++] = o->oid;
+    ht_store_unlock(s);
+    if (!oids)
+        return -ENOMEM;
+    *out_oids = oids;
+    *out_count = n;
+    return 0;
+}
+
+void ht_obj_untouch_if_idle(struct ht_obj *o)
+{
+    if (ht_list_empty(&o->touched) || o->leaving || o->dirty || o->writing || o->unpublished || o->meta_dirty)
+        return;
+    ht_list_del(&o->touched);
+    ht_obj_put_locked(o);
+}
+
+/* -------------------------------------------------------------- lifetime */
+
+/* Frees the space that the object still names. It has no other references. */
+static void release_content(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        assert(!c->exclusive && !c->shared);
+        bool was = ht_chunk_unpublished(c);
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_drop_cur(o, c);
+        ht_chunk_note_unpublished(o, c, index, was);
+        ht_chunk_drop_pub(o, c);
+        ht_chunk_prealloc_drop(o, c, 0);
+        ht_chunk_drop_log_reserve(o, c);
+    }
+}
+
+void ht_obj_free_memory(struct ht_obj *o)
+{
+    ht_chunks_free(o);
+    ht_obj_free_extra(o);
+    o->s->objects.meta_bytes -= sizeof(*o);
+    ht_pool_put(&o->s->objects.pool, o);
+}
+
+void ht_obj_put_locked(struct ht_obj *o)
+{
+    assert(o->refs);
+    if (--o->refs || !o->dead)
+        return;
+    ht_obj_end_rewrite_reserve(o);
+    release_content(o);
+    o->s->hooks.free_shm(o);
+    if (o->obj_class != HT_CLASS_SCRATCH)
+        ht_journal_unreserve(o->s->journal, HT_OBJECT_RECORD_BYTES);
+    remove_from_table(o);
+    ht_obj_free_memory(o);
+}
+
+/* ------------------------------------------------------------- interface */
+
+uint64_t ht_obj_log_bytes(void)
+{
+    return HT_OBJECT_RECORD_BYTES;
+}
+
+int ht_obj_create(struct ht_store *s, const struct ht_obj_attr *attr, struct ht_obj **out_obj)
+{
+    assert(attr->chunk_bytes >= HT_SMALL_CHUNK_BYTES && attr->chunk_bytes <= HT_CHUNK_BYTES);
+    bool scratch = attr->obj_class == HT_CLASS_SCRATCH;
+    int rc = !attr->oid ? -ENOSPC : scratch ? 0 : ht_journal_reserve(s->journal, HT_OBJECT_RECORD_BYTES, false);
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, attr->scope, true);
+    struct ht_obj *o = sc && !ht_obj_find_locked(s, attr->oid) ? ht_obj_insert_locked(s, attr->oid) : NULL;
+    if (!o) {
+        ht_store_unlock(s);
+        if (!scratch)
+            ht_journal_unreserve(s->journal, HT_OBJECT_RECORD_BYTES);
+        return -ENOMEM;
+    }
+    o->chunk_shift = (uint8_t)__builtin_ctz(attr->chunk_bytes);
+    o->obj_class = (uint8_t)attr->obj_class;
+    o->scope = sc;
+    o->defined = true;
+    o->meta_dirty = !scratch;
+    o->refs = 1;
+    ht_obj_touch(o);
+    ht_store_unlock(s);
+    *out_obj = o;
+    return 0;
+}
+
+struct ht_obj *ht_obj_get(struct ht_store *s, uint64_t oid)
+{
+    ht_store_lock(s);
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+    if (o && o->dead)
+        o = NULL;
+    if (o)
+        o->refs++;
+    ht_store_unlock(s);
+    return o;
+}
+
+void ht_obj_put(struct ht_obj *o)
+{
+    if (!o)
+        return;
+    struct ht_store *s = o->s;
+    ht_store_lock(s);
+    ht_obj_put_locked(o);
+    ht_store_unlock(s);
+}
+
+int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)
+{
+    ht_store_lock(o->s);
+    uint8_t shift = (uint8_t)__builtin_ctz(chunk_bytes);
+    int rc = 0;
+    if (shift != o->chunk_shift) {
+        if (o->first.head.there || o->extra->root || o->size) {
+            rc = -EBUSY;
+        } else {
+            o->chunk_shift = shift;
+            o->meta_dirty = o->obj_class != HT_CLASS_SCRATCH;
+            ht_obj_touch(o);
+        }
+    }
+    ht_store_unlock(o->s);
+    return rc;
+}
+
+uint64_t ht_obj_id(const struct ht_obj *o)
+{
+    return o->oid;
+}
+
+uint64_t ht_obj_size(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    uint64_t size = o->size;
+    ht_store_unlock(o->s);
+    return size;
+}
+
+uint32_t ht_obj_chunk_bytes(const struct ht_obj *o)
+{
+    return ht_obj_bytes_per_chunk(o);
+}
+
+void ht_obj_stat(struct ht_obj *o, struct ht_obj_stat *out)
+{
+    ht_store_lock(o->s);
+    const struct ht_chunk *first = ht_chunk_find(o, 0);
+    uint32_t slot = first ? first->slot : HT_SLOT_NONE;
+    uint64_t unit = ht_obj_bytes_per_chunk(o); /* of all images but the first */
+    uint64_t lacks = slot != HT_SLOT_NONE ? unit - ht_arena_slot_bytes(o->s->arena, slot) : 0;
+    bool first_dirty = lacks && ht_arena_image(o->s->arena, slot)->dirty;
+    *out = (struct ht_obj_stat){
+        .oid = o->oid,
+        .size = o->size,
+        .scope = o->scope->id,
+        .chunk_bytes = ht_obj_bytes_per_chunk(o),
+        .obj_class = o->obj_class,
+        .stored_bytes = ht_obj_stored_blocks(o) * HT_BLOCK_BYTES,
+        .prealloc_bytes = o->extra->prealloc_blocks * HT_BLOCK_BYTES,
+        .resident_bytes = o->resident * unit - lacks,
+        .dirty_bytes = o->dirty * unit - (first_dirty ? lacks : 0),
+        .hits = o->hits,
+        .misses = o->misses,
+        .device_read_bytes = (uint64_t)o->read_blocks * HT_BLOCK_BYTES,
+        .device_written_bytes = (uint64_t)o->written_blocks * HT_BLOCK_BYTES,
+        .version = o->version,
+        .unpublished = o->dirty || o->writing || o->unpublished || o->meta_dirty,
+        .error = o->error,
+        .sticky_error = o->sticky,
+    };
+    ht_store_unlock(o->s);
+}
+
+void ht_obj_clear_error(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    ht_obj_set_error(o, 0);
+    ht_store_unlock(o->s);
+}
+
+void ht_obj_note_error(struct ht_obj *o, int error, bool report)
+{
+    ht_store_lock(o->s);
+    o->sticky = (int16_t)error;
+    if (report)
+        o->error = (int16_t)error;
+    ht_store_unlock(o->s);
+}
+
+/* ------------------------------------------------------------ statistics */
+
+#define BLOCKS_MAX ((1ull << 40) - 1)
+
+void ht_obj_count_hit(struct ht_obj *o)
+{
+    o->hits += o->hits != UINT32_MAX;
+    o->s->flow.hits++;
+}
+
+void ht_obj_count_miss(struct ht_obj *o)
+{
+    o->misses += o->misses != UINT32_MAX;
+    o->s->flow.misses++;
+}
+
+void ht_obj_count_read(struct ht_obj *o, const struct ht_ref *ref)
+{
+    o->read_blocks = ht_min_u64((uint64_t)o->read_blocks + ht_ref_blocks(ref), BLOCKS_MAX);
+}
+
+void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref)
+{
+    o->written_blocks = ht_min_u64((uint64_t)o->written_blocks + ht_ref_blocks(ref), BLOCKS_MAX);
+}
+
+/* --------------------------------------------------------------- scratch */
+
+void ht_obj_scratch_drop(struct ht_obj *o, uint64_t first, uint64_t count)
+{
+    struct ht_store *s = o->s;
+
+    assert(o->obj_class == HT_CLASS_SCRATCH);
+    ht_store_lock(s);
+    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= end)
+            break;
+        if (!ht_chunk_in_use(c))
+            continue;
+        ht_chunk_lock_exclusive(s, c);
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_prealloc_drop(o, c, 0);
+        ht_chunk_install_hole(o, c, index);
+        ht_chunk_unlock_exclusive(o, c, index);
+    }
+    ht_store_unlock(s);
+}
+
+void ht_obj_scratch_clear(struct ht_obj *o)
+{
+    ht_obj_scratch_drop(o, 0, UINT64_MAX);
+    ht_store_lock(o->s);
+    o->size = 0;
+    ht_store_unlock(o->s);
+}

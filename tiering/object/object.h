@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* object.h - an object in memory, and the table of all. */
+#ifndef HITRAIN_TIERING_OBJECT_OBJECT_H
+#define HITRAIN_TIERING_OBJECT_OBJECT_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/base/pool.h"
+#include "tiering/object/chunk.h"
+
+struct ht_store;
+struct ht_scope;
+struct ht_shm;
+
+/*
+ * State that few objects need: made at the first use, which can return -ENOMEM, and kept until the object goes. Until
+ * then extra points to one that is all zeros.
+ */
+struct ht_obj_extra {
+    void *root; /* of the chunks: a leaf if height is 0, or a node; NULL: none but the first */
+    struct ht_shm *shm;
+    uint64_t rewrite_reserve_blocks, rewrite_reserve_left, prealloc_blocks;
+    uint64_t shared_blocks; /* of references with the bit shared */
+    uint8_t height;         /* nodes above a leaf */
+    bool may_be_dirty;      /* its content may have been changed by programs without a call */
+    bool shm_reserve;       /* the rewrite reserve is for stores to shared memory: no caller wanted it */
+};
+
+/* Three lines of a cache for a file of one chunk. Numbers of blocks have 40 bits: 4 PiB. */
+struct ht_obj {
+    struct ht_store *s;
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        struct ht_obj *next; /* hash chain */
+        struct ht_scope *scope;
+        const struct ht_obj_extra *extra;
+        struct ht_list touched; /* of the scope; or, leaving, of the transaction */
+    };
+    uint64_t oid;
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        uint64_t size;
+        union {
+            uint64_t pub_size;   /* the size in the log */
+            uint64_t delete_lsn; /* dead: of its record, or 0: the log never knew it */
+        };
+        uint64_t version;
+    };
+    uint64_t stored_blocks : 40 HT_GUARDED_BY(HT_LOCK_STORE); /* of references */
+    uint8_t chunk_shift;
+    uint16_t writing HT_GUARDED_BY(HT_LOCK_STORE); /* chunks: fewer than windows of writeback can hold */
+    /* From devices. This and later statistics stay at their highest value. */
+    uint64_t read_blocks : 40 HT_GUARDED_BY(HT_LOCK_STORE);
+    uint8_t obj_class;
+    int16_t error HT_GUARDED_BY(HT_LOCK_STORE); /* reported and cleared by writeback */
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        uint64_t written_blocks : 40; /* to devices */
+        bool published : 1;           /* the log knows it */
+        bool defined : 1;             /* replay saw its OBJECT record */
+        bool deleted : 1;             /* currently */
+        bool leaving : 1;             /* its deletion is in the open transaction */
+        bool dead : 1;                /* for good: leaves memory with its last reference */
+        bool vanished : 1;            /* dead because an abort took it back: its content is gone */
+        bool meta_dirty : 1;          /* size or existence is unpublished */
+        bool lost : 1;                /* a chunk is BAD: the error stays until abort */
+        int16_t sticky;               /* the last error, until a client clears it */
+        uint32_t hits, misses;
+        uint32_t refs;
+        uint32_t dirty, unpublished, resident; /* chunks */
+        struct ht_first first;
+    };
+};
+static_assert(sizeof(struct ht_obj) == 192, "memory per file is bounded");
+
+/* All objects. */
+struct ht_objects {
+    struct ht_pool pool;   /* their memory */
+    struct ht_obj **table; /* hash */
+    size_t table_size, count;
+    uint64_t chunks, lost_chunks; /* published */
+    uint64_t tables_bytes;        /* heap of leaves and nodes */
+    uint64_t tables_bytes_max;
+    bool tables_full;        /* the last call that wanted more of these bytes was refused */
+    uint64_t meta_bytes;     /* heap of objects, chunks, refcounts and scopes */
+    struct ht_scope *scopes; /* one per model root */
+    struct ht_id_table scopes_by_id;
+    struct ht_scope *scope0;
+    bool replaying;
+};
+
+/* extra.c. A new object has one that is all zeros and shared. */
+void ht_obj_init_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_obj_has_extra(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* of its own */
+/* So that it has an extra of its own. */
+int ht_obj_need_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* For a change: it has an extra of its own then. */
+struct ht_obj_extra *ht_obj_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_free_extra(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+
+/* The compiler would compute with bit-fields in their own width. */
+static inline uint64_t ht_obj_stored_blocks(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->stored_blocks;
+}
+/* An operation failed: the next sync returns the error. */
+static inline void ht_obj_set_error(struct ht_obj *o, int error) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->error = o->sticky = (int16_t)error;
+}
+
+static inline uint32_t ht_obj_bytes_per_chunk(const struct ht_obj *o)
+{
+    return 1u << o->chunk_shift;
+}
+/* Statistics. */
+void ht_obj_count_hit(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_count_miss(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_count_read(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_count_written(struct ht_obj *o, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE);
+
+/* ----------------------------------------------------------------- table */
+
+struct ht_obj *ht_obj_find_locked(struct ht_store *s, uint64_t oid)
+    HT_REQUIRES(HT_LOCK_STORE); /* also deleted ones; no reference taken */
+struct ht_obj *ht_obj_insert_locked(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_put_locked(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_untouch_if_idle(struct ht_obj *o)
+    HT_REQUIRES(HT_LOCK_STORE); /* off it, when nothing is dirty or unpublished */
+void ht_obj_free_memory(struct ht_obj *o)
+    HT_REQUIRES(HT_LOCK_STORE); /* with its chunks'; it is in no table, and names nothing */
+
+/* The ids of all objects, in a malloc'd array. Takes the lock. -ENOMEM. */
+int ht_store_oids(struct ht_store *s, uint64_t **out_oids, size_t *out_count) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+#endif

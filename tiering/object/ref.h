@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ref.h - references: the place of a stored chunk on the devices. */
+#ifndef HITRAIN_TIERING_OBJECT_REF_H
+#define HITRAIN_TIERING_OBJECT_REF_H
+
+#include "tiering/base/base.h"
+#include "tiering/space/alloc.h"
+#include <hitrain/format.h>
+
+struct ht_store;
+
+/*
+ * Where stored bytes are. One extent is kept inline; more hang off a pointer. Aligned to 4, so
+ * that a chunk is no longer than its fields.
+ */
+struct ht_ref {
+    uint64_t place;        /* 48 bits: first block, or a pointer to extents; 8: device; 8: extents - 1 */
+    uint32_t stored : 24;  /* bytes on the device, covered by the checksum */
+    uint32_t clock : 8;    /* low bits of the flush clock when its write had ended; 0 from the log: flush.c */
+    uint32_t visible : 23; /* how many of these count; the rest of the chunk is zeros */
+    uint32_t shared : 1;   /* has or had other owners: refcount.c knows */
+    uint32_t codec : 8;
+    uint64_t checksum;
+} __attribute__((packed, aligned(4)));
+static_assert(sizeof(struct ht_ref) == 24, "memory per chunk is bounded");
+#define HT_VISIBLE_MASK 0x7fffffu
+static_assert(HT_CHUNK_BYTES <= HT_VISIBLE_MASK, "visible counts a whole chunk");
+
+static inline unsigned ht_ref_extents(const struct ht_ref *r)
+{
+    return (unsigned)(r->place >> 56) + 1;
+}
+/* Nothing is stored, and the former content is lost: reading it is -EIO, writing the whole chunk heals it. */
+static inline bool ht_ref_lost(const struct ht_ref *r)
+{
+    return r->codec == HT_CODEC_LOST;
+}
+/* Blocks that come free with it: none on devices that are missing. */
+uint32_t ht_ref_countable(const struct ht_store *s, const struct ht_ref *r) HT_REQUIRES(HT_LOCK_STORE);
+/* -ENOMEM only when n > 1. */
+int ht_ref_set(struct ht_ref *r, const struct ht_extent *e, unsigned n) HT_MUST_CHECK;
+/* i-th extent. */
+struct ht_extent ht_ref_extent(const struct ht_ref *r, unsigned i);
+/* Another reference to the same, with an array of its own; it is no owner yet. */
+int ht_ref_copy(struct ht_ref *out, const struct ht_ref *r) HT_MUST_CHECK;
+bool ht_ref_same_place(const struct ht_ref *a, const struct ht_ref *b);
+void ht_ref_forget(struct ht_ref *r); /* frees a hung-off array */
+uint64_t ht_refs_hung_bytes(void);    /* heap of all of these, in the process */
+uint32_t ht_ref_blocks(const struct ht_ref *r);
+/* Bytes of its record beyond the one extent that every chunk reserves. */
+uint32_t ht_ref_extra_bytes(const struct ht_ref *r);
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* refcount.h - stored bytes with several owners. The store's lock guards the table. */
+#ifndef HITRAIN_TIERING_OBJECT_REFCOUNT_H
+#define HITRAIN_TIERING_OBJECT_REFCOUNT_H
+
+#include "tiering/base/base.h"
+#include "tiering/object/ref.h"
+
+struct ht_store;
+struct ht_obj;
+struct ht_chunk;
+
+struct ht_refcount { /* extents with several owners */
+    uint64_t key;    /* first block and device */
+    uint64_t ended;  /* value of tx_count at the last transaction that ended an owner */
+    uint32_t owners;
+    bool named; /* by a record in the log */
+};
+
+struct ht_refcount_table {
+    struct ht_refcount *entry; /* owners is 0 where there is none */
+    size_t size, count;
+};
+
+/* Adds an owner to the extents of ref; ref is one of the present owners. named: by a record in the log. -ENOMEM. */
+int ht_refcount_add(struct ht_store *s, const struct ht_ref *ref, bool named) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* From now on a record names it. */
+void ht_refcount_named(struct ht_store *s, const struct ht_ref *ref);
+enum ht_refcount_left {
+    HT_REFCOUNT_OWNED,   /* others own the space: nothing becomes free */
+    HT_REFCOUNT_FREE,    /* only ref ever named it, or the ends of all others are durable */
+    HT_REFCOUNT_LATER,   /* free when the last transaction that was appended is durable */
+    HT_REFCOUNT_WITH_TX, /* when the transaction that is being collected is durable */
+};
+/* Drops an owner; logged: by a record in the open transaction. */
+enum ht_refcount_left ht_refcount_drop(struct ht_store *s, const struct ht_ref *ref, bool logged)
+    HT_REQUIRES(HT_LOCK_STORE);
+void ht_refcounts_free(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* The entry of a reference; NULL: it has one owner. */
+const struct ht_refcount *ht_refcount_find(const struct ht_store *s, const struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * *out: a new owner of the chunk's stored bytes, to be installed or dropped. The chunk is held, has no newer image.
+ * -ENOMEM, -ENOSPC.
+ */
+int ht_chunk_share(struct ht_obj *o, struct ht_chunk *c, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scope.c - scopes: objects that are published together, and the calls that change them. */
+#include <stdlib.h>
+
+#include "tiering/object/scope.h"
+#include "tiering/base/activity.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+
+struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make)
+{
+    struct ht_id_link *link = ht_id_find(&s->objects.scopes_by_id, id);
+
+    if (link)
+        return ht_container_of(link, struct ht_scope, by_id);
+    struct ht_scope *sc = make ? calloc(1, sizeof(*sc)) : NULL;
+    if (!sc)
+        return NULL;
+    sc->id = sc->by_id.id = id;
+    if (ht_id_insert(&s->objects.scopes_by_id, &sc->by_id)) {
+        free(sc);
+        return NULL;
+    }
+    ht_list_init(&sc->touched);
+    s->objects.meta_bytes += sizeof(*sc);
+    sc->next = s->objects.scopes;
+    s->objects.scopes = sc;
+    return sc;
+}
+
+void ht_obj_touch(struct ht_obj *o)
+{
+    /*
+     * A dead object may still be written by threads that hold it, but is never published: on the list it would stay for
+     * ever.
+     */
+    if (!ht_list_empty(&o->touched) || o->dead || o->obj_class == HT_CLASS_SCRATCH || o->s->objects.replaying)
+        return;
+    ht_list_add_tail(&o->scope->touched, &o->touched);
+    o->refs++;
+}
+
+int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
+{
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    size_t n = 0, i = 0;
+
+    if (sc)
+        ht_list_for_each(p, &sc->touched)
+            n++;
+    *out = malloc((n + 1) * sizeof(**out));
+    if (!*out)
+        return -ENOMEM;
+    if (sc)
+        ht_list_for_each(p, &sc->touched) {
+            (*out)[i] = ht_list_entry(p, struct ht_obj, touched);
+            (*out)[i++]->refs++;
+        }
+    *out_count = n;
+    return 0;
+}
+
+/* --------------------------------------------------------------- changes */
+
+int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope)
+{
+    while (o->scope->aborting) {
+        ht_activity_wait("the end of an abort of model root", o->scope->id);
+        ht_store_wait(o->s, &o->s->waits.settled, 0);
+        ht_activity_go_on();
+    }
+    if (o->vanished)
+        return -ESTALE;
+    o->scope->changing++;
+    *out_scope = o->scope;
+    return 0;
+}
+
+void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc)
+{
+    if (--sc->changing == 0 && sc->aborting)
+        pthread_cond_broadcast(&s->waits.settled);
+}
+
+/* Clang cannot follow a lock that only one result keeps. */
+int ht_obj_lock_for_change(struct ht_obj *o, struct ht_scope **out_scope) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    if (ht_is_read_only(o->s))
+        return -EROFS;
+    ht_store_lock(o->s);
+    int rc = ht_obj_begin_change(o, out_scope);
+    if (rc)
+        ht_store_unlock(o->s);
+    return rc;
+}
+
+void ht_obj_unlock_after_change(struct ht_obj *o, struct ht_scope *sc)
+{
+    ht_scope_end_change(o->s, sc);
+    ht_store_unlock(o->s);
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scope.h - objects that are published together. The caller holds the store's lock. */
+#ifndef HITRAIN_TIERING_OBJECT_SCOPE_H
+#define HITRAIN_TIERING_OBJECT_SCOPE_H
+
+#include "tiering/base/base.h"
+#include "tiering/base/idtable.h"
+#include "tiering/base/list.h"
+
+struct ht_store;
+struct ht_obj;
+
+struct ht_scope {
+    uint64_t id;
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        unsigned changing; /* calls that change content */
+        unsigned aborts;   /* how many began */
+        bool aborting;
+        struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
+        struct ht_scope *next;
+    };
+    struct ht_id_link by_id;
+};
+struct ht_scope *ht_scope_find(struct ht_store *s, uint64_t id, bool make) HT_REQUIRES(HT_LOCK_STORE);
+void ht_obj_touch(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE); /* onto its scope's list */
+/*
+ * References to all touched objects of a scope, in a malloc'd array (count returned), for loops that release the lock.
+ */
+int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, size_t *out_count)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/*
+ * Begins a change of content. An abort of the scope comes before or after it, never into it. WAITS for an abort, with
+ * the lock, but no chunk, held. The abort waits in turn for changes that have begun, so these begin no second one and
+ * wait for no transaction. -ESTALE: the object was taken back.
+ */
+int ht_obj_begin_change(struct ht_obj *o, struct ht_scope **out_scope) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+void ht_scope_end_change(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE);
+/* The same with the lock. -EROFS, too. */
+int ht_obj_lock_for_change(struct ht_obj *o, struct ht_scope **out_scope) HT_ACQUIRE_IF_0(HT_LOCK_STORE) HT_MUST_CHECK;
+void ht_obj_unlock_after_change(struct ht_obj *o, struct ht_scope *sc) HT_RELEASE(HT_LOCK_STORE);
+
+#endif

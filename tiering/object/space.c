@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* space.c - space of chunks: reserved before their content is accepted, taken before it is written, and given back. */
+#include <assert.h>
+
+#include "tiering/object/space.h"
+#include "tiering/base/activity.h"
+#include "tiering/tier/placement.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/alloc.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/rewrite_reserve.h"
+
+/* ------------------------------------------------------------ references */
+
+/* New writes are refused while this exceeds the limit. */
+void ht_ref_log_reserve_pieces(struct ht_store *s, const struct ht_ref *ref)
+{
+    if (ht_ref_extents(ref) == 1)
+        return;
+    int rc = ht_journal_reserve(s->journal, ht_ref_extra_bytes(ref), true);
+    (void)rc;
+}
+
+void ht_obj_forget_stored(struct ht_obj *o, const struct ht_ref *ref)
+{
+    uint32_t blocks = ht_ref_blocks(ref);
+
+    o->stored_blocks -= blocks;
+    o->s->objects.lost_chunks -= ht_ref_lost(ref);
+    if (ref->shared)
+        ht_obj_extra(o)->shared_blocks -= blocks;
+    if (o->obj_class != HT_CLASS_SCRATCH && ht_ref_extents(ref) > 1)
+        ht_journal_unreserve(o->s->journal, ht_ref_extra_bytes(ref));
+}
+
+void ht_tx_free_ref(struct ht_obj *o, struct ht_ref *ref)
+{
+    uint32_t blocks = ht_ref_blocks(ref);
+
+    ht_obj_forget_stored(o, ref);
+    if (ht_refcount_drop(o->s, ref, true) == HT_REFCOUNT_OWNED) {
+        ht_ref_forget(ref);
+        return;
+    }
+    ht_ref_free_later(o->s, &o->s->frees.open, 0, ref);
+    ht_obj_refill_rewrite_reserve(o, blocks);
+}
+
+void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c)
+{
+    if (c->flags & HT_CH_CUR) {
+        if (c->flags & HT_CH_SHARE) {
+            memset(&c->cur, 0, sizeof(c->cur));
+        } else {
+            uint32_t blocks = ht_ref_blocks(&c->cur);
+            ht_obj_forget_stored(o, &c->cur);
+            if (ht_ref_drop(o->s, &c->cur))
+                ht_obj_refill_rewrite_reserve(o, blocks);
+        }
+    }
+    c->flags &= (uint8_t) ~(HT_CH_CUR | HT_CH_SHARE | HT_CH_GONE);
+}
+
+void ht_chunk_drop_pub(struct ht_obj *o, struct ht_chunk *c)
+{
+    if (!(c->flags & HT_CH_PUB))
+        return;
+    ht_obj_forget_stored(o, &c->pub);
+    (void)ht_ref_drop_at(o->s, o->delete_lsn, &c->pub);
+    c->flags &= (uint8_t)~HT_CH_PUB;
+    o->s->objects.chunks--;
+}
+
+/* ------------------------------------------------------ preallocation */
+
+/* A chunk never has more than it can hold: a writer gives back only blocks that it took. */
+static void change_prealloc(struct ht_obj *o, struct ht_chunk *c, int32_t by) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t blocks = c->prealloc + (uint32_t)by;
+
+    assert(blocks <= HT_CHUNK_PREALLOC_MAX);
+    c->prealloc = blocks & HT_CHUNK_PREALLOC_MAX;
+    if (by)
+        ht_obj_extra(o)->prealloc_blocks += (uint64_t)by;
+}
+
+uint32_t ht_chunk_prealloc_use(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
+{
+    uint32_t n = c->prealloc < need ? c->prealloc : need;
+
+    change_prealloc(o, c, -(int32_t)n);
+    return n;
+}
+
+void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks)
+{
+    change_prealloc(o, c, (int32_t)blocks);
+}
+
+/* ----------------------------------------------------------- reservation */
+
+/*
+ * Accepted content must be written later, maybe wholly in single blocks, and each piece is in the record of its chunk.
+ * Is there space in the log for the pieces of dirty and in-flight images, of need blocks more, and for so many bytes of
+ * known pieces?
+ */
+static bool pieces_fit(struct ht_store *s, uint32_t need, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t blocks = s->flow.dirty_bytes / HT_BLOCK_BYTES + s->flow.writing_blocks + need;
+    uint64_t whole = ht_alloc_whole_blocks(s->alloc);
+    uint64_t pieces = blocks > whole ? blocks - whole : 0;
+    uint64_t room = pieces * HT_FRAG_RECORD_BYTES + bytes;
+
+    return !room || ht_journal_has_space_for_pieces(s->journal, room, true);
+}
+
+bool ht_ref_pieces_fit(struct ht_store *s, const struct ht_ref *ref)
+{
+    return ht_ref_extents(ref) == 1 || pieces_fit(s, 0, ht_ref_extra_bytes(ref));
+}
+
+int ht_chunk_reserve(struct ht_obj *o, struct ht_chunk *c, uint32_t need)
+{
+    struct ht_store *s = o->s;
+
+    if (!(c->flags & HT_CH_LOG_RESERVED) && o->obj_class != HT_CLASS_SCRATCH) {
+        int rc = ht_journal_reserve(s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES, false);
+        if (rc)
+            return rc;
+        c->flags |= HT_CH_LOG_RESERVED;
+    }
+    if (c->slot == HT_SLOT_NONE)
+        return 0;
+    struct ht_image *im = ht_arena_image(s->arena, c->slot);
+    if (im->index << o->chunk_shift < ht_rewrite_reserve_bytes(o, o->extra->rewrite_reserve_blocks))
+        return 0;
+    /*
+     * The whole need, though an unpublished reference may be reused: it may be published before the image is written
+     * back.
+     */
+    if (need <= im->reserved_blocks)
+        return 0;
+    uint32_t prealloc = ht_chunk_prealloc_use(o, c, need - im->reserved_blocks);
+    bool refused = o->obj_class != HT_CLASS_SCRATCH && !pieces_fit(s, need, 0);
+    int rc = refused ? -ENOSPC : ht_alloc_reserve(s->alloc, need - im->reserved_blocks - prealloc);
+    if (!rc) {
+        im->reserved_blocks = need;
+    } else {
+        ht_chunk_prealloc_return(o, c, prealloc);
+        ht_chunk_drop_log_reserve(o, c);
+    }
+    return rc;
+}
+
+void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c)
+{
+    struct ht_image *im = ht_arena_image(o->s->arena, c->slot);
+
+    ht_alloc_unreserve(o->s->alloc, im->reserved_blocks);
+    im->reserved_blocks = 0;
+}
+
+void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c)
+{
+    bool live = c->writing || c->prealloc || c->flags & (HT_CH_PUB | HT_CH_CUR) ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(o->s->arena, c->slot)->dirty);
+
+    if (live || !(c->flags & HT_CH_LOG_RESERVED))
+        return;
+    ht_journal_unreserve(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    c->flags &= (uint8_t)~HT_CH_LOG_RESERVED;
+}
+
+/* ------------------------------------------------------------ allocation */
+
+/* The reservation of one allocation, and its sources: the remainder is fresh. */
+struct gathered {
+    struct ht_image *im;
+    uint32_t own, prealloc; /* of the image's, of the chunk's */
+    uint64_t left;          /* of the object's rewrite reserve */
+};
+
+/*
+ * Makes need blocks of reservation available for one allocation: the image's own, the chunk's preallocation, the
+ * object's rewrite reserve, and only then fresh ones. -ENOSPC changes nothing.
+ */
+static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need, struct gathered *out)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct gathered g = {.im = c->slot != HT_SLOT_NONE ? ht_arena_image(s->arena, c->slot) : NULL};
+    uint32_t has = g.im ? g.im->reserved_blocks : 0;
+
+    g.own = has < need ? has : need;
+    g.prealloc = ht_chunk_prealloc_use(o, c, need - g.own);
+    g.left = ht_min_u64(need - g.own - g.prealloc, o->extra->rewrite_reserve_left);
+    int rc = ht_alloc_reserve(s->alloc, need - g.own - g.prealloc - g.left);
+    if (rc) {
+        ht_chunk_prealloc_return(o, c, g.prealloc);
+        return rc;
+    }
+    ht_alloc_unreserve(s->alloc, has - g.own);
+    if (g.im)
+        g.im->reserved_blocks = 0;
+    if (g.left)
+        ht_obj_extra(o)->rewrite_reserve_left -= g.left;
+    *out = g;
+    return 0;
+}
+
+/* Nothing was allocated: a later try finds the same reservations. */
+static void return_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t need, const struct gathered *g)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (g->im)
+        g->im->reserved_blocks = g->own;
+    if (g->left)
+        ht_obj_extra(o)->rewrite_reserve_left += g->left;
+    ht_chunk_prealloc_return(o, c, g->prealloc);
+    ht_alloc_unreserve(o->s->alloc, need - g->own - g->prealloc - g->left);
+}
+
+/*
+ * Reserved space may not be free yet: waits for it. Space is a deferred free until the log is durable; in the
+ * transaction that is being collected, until that is appended. A transaction that frees space waits for no chunk, so it
+ * ends. Releases the lock while it waits.
+ */
+static int wait_for_space(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t lsn = s->frees.last_lsn;
+
+    if (s->failed)
+        return -EROFS;
+    if (s->frees.logged.count && s->frees.logged.items[s->frees.logged.head].lsn <= lsn) {
+        ht_store_unlock(s);
+        int rc = ht_journal_sync(s->journal, lsn);
+        ht_store_lock(s);
+        if (!rc)
+            ht_deferred_frees_durable(s, lsn);
+        return rc;
+    }
+    if (!s->frees.open.count)
+        return -ENOSPC; /* lost, because a list of deferred frees found no memory */
+    ht_activity_wait("space that the open transaction frees", 0);
+    ht_store_wait(s, &s->waits.settled, 0);
+    ht_activity_go_on();
+    return 0;
+}
+
+/*
+ * Content with a rewrite reserve was accepted without a check of its pieces, so it may have to wait here. All other
+ * content was accepted because they fit (pieces_fit), and is written whatever has become of the free space since.
+ * counted: blocks of its own in writing_blocks.
+ */
+static bool may_have_pieces(struct ht_obj *o, unsigned n, uint32_t counted) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    uint64_t others = s->flow.writing_blocks - counted;
+
+    return n == 1 || o->obj_class == HT_CLASS_SCRATCH || !o->extra->rewrite_reserve_blocks ||
+        ht_journal_has_space_for_pieces(s->journal, (n - 1 + others) * HT_FRAG_RECORD_BYTES, false);
+}
+
+static int take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint, bool writing,
+                      struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    uint32_t need = (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
+    struct gathered g;
+    int rc = gather_reservation(o, c, need, &g), n = 0;
+
+    if (rc)
+        return rc;
+    struct ht_extent e[HT_FRAGS_MAX];
+    while (!rc && (n = ht_alloc_take(s->alloc, need, hint, e)) == -EAGAIN)
+        rc = wait_for_space(s);
+    if (!rc) {
+        memset(out, 0, sizeof(*out));
+        out->stored = bytes;
+        out->visible = bytes & HT_VISIBLE_MASK;
+        rc = may_have_pieces(o, (unsigned)n, writing ? need : 0) ? ht_ref_set(out, e, (unsigned)n) : -ENOSPC;
+        if (rc)
+            ht_alloc_untake(s->alloc, e, n);
+    }
+    if (rc)
+        return_reservation(o, c, need, &g);
+    else
+        o->stored_blocks += need;
+    return rc;
+}
+
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint,
+                        struct ht_ref *out)
+{
+    return take_space(o, c, bytes, hint, false, out);
+}
+
+int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint,
+                              struct ht_ref *out)
+{
+    return take_space(o, c, bytes, hint, true, out);
+}

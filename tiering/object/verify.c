@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * verify.c - asserts the invariants of objects and their chunks that the headers state (tiering/base/verify.h).
+ *
+ * Some sums are exact only while no thread works on the store: a thread that holds a chunk may have space that no
+ * reference names yet. Until then they are bounds.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/object/verify.h"
+#include "tiering/base/idhash.h"
+#include "tiering/space/alloc.h"
+#include "tiering/space/super.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/scope.h"
+
+/* What chunks add up to: those of a leaf, an object or the store. */
+struct tally {
+    uint32_t dirty, unpublished, resident, writing, held;
+    uint64_t published, lost;
+    uint64_t stored_blocks, shared_blocks, prealloc_blocks, reserved_blocks, dirty_bytes;
+};
+
+static void add(struct tally *to, const struct tally *t)
+{
+    to->dirty += t->dirty;
+    to->unpublished += t->unpublished;
+    to->resident += t->resident;
+    to->writing += t->writing;
+    to->held += t->held;
+    to->published += t->published;
+    to->lost += t->lost;
+    to->stored_blocks += t->stored_blocks;
+    to->shared_blocks += t->shared_blocks;
+    to->prealloc_blocks += t->prealloc_blocks;
+    to->reserved_blocks += t->reserved_blocks;
+    to->dirty_bytes += t->dirty_bytes;
+}
+
+/* ---------------------------------------------------------------- chunks */
+
+/* The reference has space of its own: it is the published one, or a current one that does not narrow it. */
+static bool owns_cur(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_chunk_has_place(c);
+}
+
+static void check_flags(const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    unsigned current = c->flags & (HT_CH_CUR | HT_CH_GONE);
+
+    assert(current != (HT_CH_CUR | HT_CH_GONE));
+    assert(!(c->flags & HT_CH_GONE) || (c->flags & HT_CH_PUB));
+    assert(!(c->flags & HT_CH_BAD) || !(c->flags & HT_CH_CUR));
+    assert(!c->exclusive || !c->shared);
+    assert(!c->writing || c->shared);
+    if (!(c->flags & HT_CH_SHARE))
+        return;
+    assert((c->flags & HT_CH_PUB) && (c->flags & HT_CH_CUR));
+    assert(ht_ref_same_place(&c->cur, &c->pub) && c->cur.shared == c->pub.shared);
+    assert(c->cur.visible < c->pub.visible);
+}
+
+static void check_ref(const struct ht_obj *o, const struct ht_ref *ref, struct tally *t) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t blocks = ht_ref_blocks(ref), listed = 0;
+
+    assert(ref->stored <= ht_obj_bytes_per_chunk(o) && ref->visible <= ht_obj_bytes_per_chunk(o));
+    assert(ht_ref_lost(ref) ? !ref->stored : ref->stored && ref->visible <= ref->stored);
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++)
+        listed += ht_ref_extent(ref, i).blocks;
+    assert(listed == blocks);
+    t->lost += ht_ref_lost(ref);
+    t->stored_blocks += blocks;
+    t->shared_blocks += ref->shared ? blocks : 0;
+}
+
+/* An image is as long as each reference, its bytes are valid in one interval, and it knows its chunk. */
+static void check_image(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, struct tally *t)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_arena *a = o->s->arena;
+    const struct ht_image *im = ht_arena_image(a, c->slot);
+    uint32_t bytes = ht_arena_slot_bytes(a, c->slot);
+
+    assert(im->owner == o && im->index == index);
+    assert(!im->dirty || !c->writing);
+    assert(!ht_arena_is_external(a, c->slot) || o->extra->shm);
+    assert(!(c->flags & HT_CH_PUB) || ht_max_u64(c->pub.stored, c->pub.visible) <= bytes);
+    assert(!owns_cur(c) || ht_max_u64(c->cur.stored, c->cur.visible) <= bytes);
+    t->resident++;
+    t->dirty += im->dirty;
+    t->dirty_bytes += im->dirty ? bytes : 0;
+    t->reserved_blocks += im->reserved_blocks;
+}
+
+/* Log bytes are reserved for the record of each chunk that has content to publish, and for no idle one without. */
+static void check_log_reserve(const struct ht_obj *o, const struct ht_chunk *c, bool dirty) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool live = c->writing || c->prealloc || dirty || c->flags & (HT_CH_PUB | HT_CH_CUR);
+    bool held = c->exclusive || c->shared;
+
+    if (o->obj_class == HT_CLASS_SCRATCH)
+        assert(!(c->flags & HT_CH_LOG_RESERVED));
+    else if (live)
+        assert(c->flags & HT_CH_LOG_RESERVED);
+    else if (!held)
+        assert(c->flags != HT_CH_LOG_RESERVED);
+}
+
+static void check_chunk(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, struct tally *t)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    check_flags(c);
+    if (c->flags & HT_CH_PUB)
+        check_ref(o, &c->pub, t);
+    if (owns_cur(c))
+        check_ref(o, &c->cur, t);
+    uint32_t dirty = t->dirty;
+    if (c->slot != HT_SLOT_NONE)
+        check_image(o, c, index, t);
+    check_log_reserve(o, c, t->dirty > dirty);
+    t->published += (c->flags & HT_CH_PUB) != 0;
+    t->unpublished += ht_chunk_unpublished(c);
+    t->writing += c->writing;
+    t->held += c->exclusive || c->shared;
+    t->prealloc_blocks += c->prealloc;
+}
+
+/* ---------------------------------------------------------------- tables */
+
+/* Chunks of one leaf, and whether it may be there: the object's first leaf has one chunk. */
+static void check_leaf(const struct ht_obj *o, struct ht_chunk *first, uint64_t index, unsigned count,
+                       struct tally *all) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_leaf_head *head = ht_chunk_leaf(first);
+    bool in_use = !index || head->users;
+    struct tally t = {0};
+
+    for (unsigned k = 0; k < count; k++) {
+        check_chunk(o, &first[k], index + k, &t);
+        in_use |= ht_chunk_in_use(&first[k]);
+    }
+    assert(head->dirty == t.dirty && head->unpublished == t.unpublished && head->writing == t.writing);
+    assert(in_use);
+    add(all, &t);
+}
+
+static uint64_t check_table(const struct ht_obj *o, void *p, unsigned height, uint64_t index, struct tally *all)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    unsigned shift = HT_LEAF_SHIFT + HT_NODE_SHIFT * height;
+    uint64_t bytes = sizeof(struct ht_node);
+
+    if (!p)
+        return 0;
+    if (!height) {
+        struct ht_leaf *l = p;
+        assert(index || !ht_chunk_in_use(&l->chunk[0]));
+        check_leaf(o, &l->chunk[!index], index + !index, HT_LEAF_CHUNKS - !index, all);
+        return sizeof(*l);
+    }
+    for (uint64_t k = 0; k < HT_NODE_SLOTS; k++)
+        bytes += check_table(o, ((struct ht_node *)p)->slot[k], height - 1, index | k << (shift - HT_NODE_SHIFT), all);
+    assert(bytes > sizeof(struct ht_node));
+    return bytes;
+}
+
+/* --------------------------------------------------------------- objects */
+
+static void check_life(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    bool listed = !ht_list_empty(&o->touched);
+    bool changed = o->dirty || o->writing || o->unpublished || o->meta_dirty;
+
+    assert(!listed || o->refs);
+    assert(!o->leaving || (o->deleted && listed));
+    assert(!o->dead || (o->deleted && o->refs && !o->published));
+    assert(o->published || !o->deleted || o->dead);
+    assert(!o->vanished || o->dead || o->scope->aborting);
+    assert(o->obj_class != HT_CLASS_SCRATCH || (!o->published && !listed));
+    assert(listed || !changed || o->dead || o->obj_class == HT_CLASS_SCRATCH);
+}
+
+static void check_object(struct ht_obj *o, struct tally *all, uint64_t *tables_bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_obj_extra *x = o->extra;
+    struct tally t = {0};
+
+    if (o->first.head.there)
+        check_leaf(o, &o->first.chunk, 0, 1, &t);
+    *tables_bytes += check_table(o, x->root, x->height, 0, &t);
+    assert(x->root || !x->height);
+    assert(o->dirty == t.dirty && o->unpublished == t.unpublished);
+    assert(o->resident == t.resident && o->writing == t.writing);
+    assert(o->stored_blocks >= t.stored_blocks && (t.held || o->stored_blocks == t.stored_blocks));
+    assert(x->shared_blocks == t.shared_blocks && x->prealloc_blocks == t.prealloc_blocks);
+    assert(x->rewrite_reserve_left <= 2 * x->rewrite_reserve_blocks);
+    assert(!x->may_be_dirty || x->shm);
+    check_life(o);
+    t.reserved_blocks += x->rewrite_reserve_left + t.prealloc_blocks;
+    add(all, &t);
+}
+
+void ht_obj_verify(struct ht_obj *o)
+{
+    struct tally t = {0};
+    uint64_t bytes = 0;
+
+    if (!o->s->opts.leave_out) /* with leave_out errors of the log stay as they are */
+        check_object(o, &t, &bytes);
+}
+
+/* ----------------------------------------------------------------- space */
+
+/* Counts references to each entry of the table of owners, and the blocks, with shared ones once. */
+struct owners {
+    const struct ht_store *s;
+    uint32_t *count; /* by place in the table */
+    uint64_t blocks;
+};
+
+static void count_owner(struct owners *w, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_refcount *e = ht_refcount_find(w->s, ref);
+    uint32_t *count = e ? &w->count[e - w->s->frees.refcounts.entry] : NULL;
+
+    if (!count || !*count)
+        w->blocks += ht_ref_lost(ref) ? 0 : ht_ref_countable(w->s, ref);
+    if (count)
+        ++*count;
+}
+
+static void count_owners(struct owners *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t index = 0;
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (c->flags & HT_CH_PUB)
+            count_owner(w, &c->pub);
+        if (owns_cur(c))
+            count_owner(w, &c->cur);
+    }
+}
+
+static uint64_t fixed_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t blocks = 0;
+
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        const struct ht_extent super = {0, HT_SUPER_COPIES, i};
+        struct ht_alloc_device d;
+        ht_alloc_device(s->alloc, i, &d);
+        blocks += ht_alloc_countable(s->alloc, &super);
+        blocks += ht_alloc_countable(s->alloc, &super) ? d.bad_blocks : 0;
+    }
+    for (unsigned k = 0; k < HT_LOG_COPIES; k++) {
+        const struct ht_extent log = {0, (uint32_t)(s->sb.log_bytes / HT_BLOCK_BYTES), s->sb.log_device[k]};
+        blocks += ht_alloc_countable(s->alloc, &log);
+    }
+    return blocks;
+}
+
+static uint64_t pending_free(const struct ht_store *s, const struct ht_deferred_frees *q) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t blocks = 0;
+
+    for (size_t i = 0; i < q->count; i++)
+        blocks += ht_ref_countable(s, &q->items[(q->head + i) % q->cap].ref);
+    return blocks;
+}
+
+/* Each block that is not free has a reason. A check without memory for its counts looks at the bitmaps only. */
+static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_refcount_table *t = &s->frees.refcounts;
+    struct owners w = {.s = s, .count = calloc(t->size + 1, sizeof(*w.count))};
+    uint64_t deferred = pending_free(s, &s->frees.logged) + pending_free(s, &s->frees.open);
+    size_t entries = 0;
+
+    ht_alloc_verify(s->alloc, deferred);
+    for (size_t b = 0; w.count && b < s->objects.table_size; b++)
+        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+            count_owners(&w, o);
+    for (size_t i = 0; w.count && i < t->size; i++) {
+        entries += t->entry[i].owners > 0;
+        assert(t->entry[i].owners >= w.count[i] && (!idle || t->entry[i].owners == w.count[i]));
+    }
+    uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc);
+    uint64_t named = fixed_blocks(s) + w.blocks + deferred + s->frees.lost_blocks;
+    assert(!w.count || (entries == t->count && used >= named - s->frees.lost_blocks && (!idle || used == named)));
+    free(w.count);
+}
+
+/* ----------------------------------------------------------------- store */
+
+static size_t count_listed(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    size_t listed = 0;
+
+    for (const struct ht_scope *sc = s->objects.scopes; sc; sc = sc->next)
+        ht_list_for_each(p, &sc->touched) {
+            const struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            assert(o->scope == sc && !o->leaving);
+            listed++;
+        }
+    return listed;
+}
+
+/* Each image of the arena belongs to a chunk that knows it, or that a thread is moving. */
+static void check_images(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t hand = 0, slot, last = 0;
+
+    while ((slot = ht_arena_next_used(s->arena, &hand)) != HT_SLOT_NONE && slot >= last) {
+        const struct ht_image *im = ht_arena_image(s->arena, slot);
+        const struct ht_chunk *c = ht_chunk_find(im->owner, im->index);
+        assert(c && (c->slot == slot || c->exclusive));
+        last = slot + 1;
+    }
+}
+
+void ht_objects_verify(struct ht_store *s, bool idle)
+{
+    struct tally t = {0};
+    uint64_t tables_bytes = 0;
+    size_t count = 0, listed = 0;
+
+    for (size_t b = 0; b < s->objects.table_size; b++)
+        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next) {
+            assert((ht_id_hash(o->oid) & (s->objects.table_size - 1)) == b);
+            check_object(o, &t, &tables_bytes);
+            listed += !ht_list_empty(&o->touched) && !o->leaving;
+            count++;
+        }
+    assert(s->objects.count == count && count_listed(s) == listed);
+    assert(s->objects.chunks == t.published && s->objects.lost_chunks == t.lost);
+    assert(s->objects.tables_bytes == tables_bytes && s->objects.meta_bytes >= tables_bytes);
+    assert(s->flow.dirty_bytes == t.dirty_bytes && s->flow.writing == t.writing);
+    assert(!idle || (!t.held && !s->flow.writing_blocks));
+    uint64_t reserved = ht_alloc_reserved(s->alloc);
+    assert(reserved >= t.reserved_blocks && (!idle || reserved == t.reserved_blocks));
+    check_images(s);
+    check_space(s, idle);
+    ht_arena_verify(s->arena);
+}

@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wake.c - wakes threads that wait with the store's lock.
+ *
+ * They need that lock first: woken while it is held they would only wait for it. So the wakes are noted, and made when
+ * the lock has been released.
+ *
+ * For images (ht_waits.slot) as many threads are woken as may find a place: one for a whole slot. A woken thread that
+ * has no use for it passes it on (arena_image.c), and none waits for ever.
+ */
+#include "tiering/base/lock.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/context.h"
+
+void ht_waits_init(struct ht_waits *w)
+{
+    for (unsigned i = 0; i < HT_COND_COUNT; i++)
+        pthread_cond_init(&w->chunk[i], NULL);
+    pthread_cond_init(&w->settled, NULL);
+    ht_cond_init(&w->slot);
+}
+
+void ht_waits_destroy(struct ht_waits *w)
+{
+    for (unsigned i = 0; i < HT_COND_COUNT; i++)
+        pthread_cond_destroy(&w->chunk[i]);
+    pthread_cond_destroy(&w->settled);
+    pthread_cond_destroy(&w->slot);
+}
+
+static void wake_all(struct ht_store *s, const struct ht_wakes *w)
+{
+    for (uint64_t left = w->chunks; left; left &= left - 1)
+        pthread_cond_broadcast(&s->waits.chunk[__builtin_ctzll(left)]);
+    if (w->all_slots)
+        pthread_cond_broadcast(&s->waits.slot);
+    for (unsigned i = 0; !w->all_slots && i < w->slots; i++)
+        pthread_cond_signal(&s->waits.slot);
+    if (w->writeback || w->readahead)
+        s->hooks.wake_engines(s, w);
+}
+
+static struct ht_wakes take(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_wakes w = s->waits.wakes;
+
+    s->waits.wakes = (struct ht_wakes){0};
+    return w;
+}
+
+void ht_store_unlock_and_wake(struct ht_store *s)
+{
+    struct ht_wakes w = take(s);
+
+    ht_mutex_unlock(ht_store_mutex(s));
+    wake_all(s, &w);
+}
+
+int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns)
+{
+    struct ht_wakes w = take(s);
+
+    wake_all(s, &w);
+    return ht_cond_wait_until(c, ht_store_mutex(s), at_ns);
+}
+
+void ht_wake_one_for_slot(struct ht_store *s)
+{
+    s->waits.wakes.slots += s->waits.wakes.slots < s->waits.slot_waiters;
+    s->waits.wakes.any |= s->waits.wakes.slots > 0;
+}
+
+void ht_wake_for_slot(struct ht_store *s, uint32_t slot)
+{
+    if (!s->waits.slot_waiters || ht_arena_is_external(s->arena, slot))
+        return;
+    /* a thread that waits for a whole slot cannot use it */
+    if (ht_arena_slot_bytes(s->arena, slot) < HT_CHUNK_BYTES)
+        s->waits.wakes.all_slots = s->waits.wakes.any = true;
+    else
+        ht_wake_one_for_slot(s);
+}

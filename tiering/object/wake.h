@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wake.h - chooses the threads to wake when the store's lock is released. */
+#ifndef HITRAIN_TIERING_OBJECT_WAKE_H
+#define HITRAIN_TIERING_OBJECT_WAKE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+
+struct ht_store;
+
+struct ht_wakes {    /* wake.c: threads to wake when the lock has been released */
+    uint64_t chunks; /* as bits: places in ht_waits.chunk */
+    unsigned slots;  /* how many threads that wait for an image */
+    bool all_slots;
+    bool writeback, readahead; /* engines: the tier is under pressure; a reader is pending */
+    bool any;
+};
+
+enum { HT_COND_COUNT = 64 };
+
+/* Threads wait with the store's lock for these. */
+struct ht_waits {
+    pthread_cond_t chunk[HT_COND_COUNT]; /* chunk locks, by address */
+    pthread_cond_t slot;                 /* an image may be evictable now */
+    pthread_cond_t settled; /* a transaction was appended and its frees are deferred; or an abort ended, or may begin */
+    unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE);
+    struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
+    _Atomic bool stopping; /* the background ends; no lock */
+};
+
+void ht_waits_init(struct ht_waits *w);
+void ht_waits_destroy(struct ht_waits *w);
+void ht_store_unlock_and_wake(struct ht_store *s) HT_RELEASE(HT_LOCK_STORE);
+/* As ht_cond_wait_until with the lock; no other thread may wait with it. */
+int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns) HT_REQUIRES(HT_LOCK_STORE);
+/* This image went, or may go: wakes a thread that waits for one. */
+void ht_wake_for_slot(struct ht_store *s, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
+void ht_wake_one_for_slot(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+
+#endif

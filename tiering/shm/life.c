@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * life.c - when an object is opened as shared memory and closed, and which object loses its memory to another one.
+ *
+ *   none --open--> open --close--> closed --its memory is wanted--> none
+ *                       ^------open-------'
+ *
+ * Open: a program outside reads (and, when stores are expected, changes) the pages, without a call to the store.
+ * Closed: no program does; the memory stays as a cache, until another object wants it.
+ *
+ * Lock: store.lock.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/list.h"
+#include "tiering/sys/shared.h"
+#include "tiering/api/object.h"
+#include "tiering/api/shm.h"
+#include "tiering/object/context.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/data/write_batch.h"
+#include "tiering/shm/shm.h"
+#include "tiering/shm/shm_priv.h"
+
+bool ht_shm_reclaim(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    bool done = ht_shm_try_free(o);
+
+    if (done || o->extra->shm->is_open)
+        return done;
+    o->refs++;
+    int rc = ht_shm_scan_obj(o);
+    ht_store_unlock(s);
+    ht_obj_clean(o, 0, UINT64_MAX);
+    ht_store_lock(s);
+    done = !rc && ht_shm_try_free(o);
+    ht_obj_put_locked(o);
+    return done;
+}
+
+/* The object that was closed first. */
+static struct ht_obj *oldest_closed(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_list_for_each(p, &s->shm->all) {
+        struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+        if (!h->is_open)
+            return h->obj;
+    }
+    return NULL;
+}
+
+static bool has_room(const struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return s->shm->count < HT_SHM_IMAGES_MAX && bytes <= s->opts.shm_bytes &&
+        s->shm->used_bytes <= s->opts.shm_bytes - bytes;
+}
+
+static bool may_go_out(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return o->s->opts.shm_bytes && !o->deleted && !o->dead && ht_obj_bytes_per_chunk(o) == HT_CHUNK_BYTES && o->size;
+}
+
+/* Counts it among the objects with memory, and makes the memory without the lock. Releases the lock in between. */
+static int make_memory(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    uint64_t size = o->size;
+    struct ht_obj *old;
+
+    while (!has_room(s, ht_shm_footprint(size)) && (old = oldest_closed(s)))
+        if (!ht_shm_reclaim(old))
+            return -ENOSPC;
+    if (!has_room(s, ht_shm_footprint(size)))
+        return -ENOSPC;
+    struct ht_shm *h = ht_obj_need_extra(o) ? NULL : calloc(1, sizeof(*h));
+    if (!h)
+        return -ENOMEM;
+    s->shm->used_bytes += ht_shm_footprint(size);
+    s->shm->count++;
+    h->memory.nodes = &s->numa.nodes;
+    h->memory.numa_index = ht_obj_common_numa_index(o);
+    ht_store_unlock(s);
+    int rc = ht_shared_open(&h->memory, "hitrain-tensor", size);
+    ht_store_lock(s);
+    if (!rc && (o->extra->shm || o->size != size || !may_go_out(o))) {
+        ht_shared_close(&h->memory);
+        rc = -EBUSY;
+    }
+    if (rc) {
+        s->shm->used_bytes -= ht_shm_footprint(size);
+        s->shm->count--;
+        free(h);
+        return rc;
+    }
+    h->obj = o;
+    ht_list_add_tail(&s->shm->all, &h->link);
+    ht_obj_extra(o)->shm = h;
+    return 0;
+}
+
+/*
+ * Lock held; releases it in between: it has memory then, and the user is within bounds, whatever the user's other
+ * threads have got.
+ */
+static int prepare(struct ht_obj *o, uint32_t user) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_store *s = o->s;
+
+    if (!may_go_out(o))
+        return -EINVAL;
+    if (!ht_shm_user_may(s, user, 1, ht_shm_footprint(o->size)))
+        return -EDQUOT;
+    int rc = o->extra->shm ? 0 : make_memory(o);
+    if (rc)
+        return rc;
+    return ht_shm_user_may(s, user, 1, ht_shm_footprint(o->extra->shm->memory.bytes)) ? 0 : -EDQUOT;
+}
+
+int ht_obj_shm_open(struct ht_obj *o, int *out_fd)
+{
+    return ht_obj_shm_open_for(o, 0, out_fd);
+}
+
+int ht_obj_shm_open_for(struct ht_obj *o, uint32_t user, int *out_fd)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    int rc = prepare(o, user);
+    if (rc) {
+        ht_store_unlock(s);
+        return rc;
+    }
+    assert(!o->extra->shm->is_open);
+    o->extra->shm->is_open = true;
+    o->extra->shm->user = user;
+    o->extra->shm->open_id = ++s->shm->opens;
+    o->refs++;
+    rc = ht_shm_read_in(o);
+    if (!rc)
+        rc = ht_shm_complete(o);
+    if (!rc)
+        ht_shm_trim(o);
+    *out_fd = rc ? -1 : o->extra->shm->memory.fd;
+    ht_store_unlock(s);
+    if (rc)
+        ht_obj_shm_close(o);
+    return rc;
+}
+
+int ht_obj_shm_expect_stores(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    struct ht_shm *h = o->extra->shm;
+    assert(h && h->is_open);
+    bool rewrite_reserve = !o->extra->may_be_dirty && !o->extra->rewrite_reserve_blocks;
+    uint64_t size = o->size;
+    ht_store_unlock(s);
+    int rc = s->opts.read_only ? -EROFS : rewrite_reserve ? ht_obj_rewrite_reserve(o, size) : 0;
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    ht_obj_extra(o)->shm_reserve |= rewrite_reserve;
+    ht_obj_extra(o)->may_be_dirty = true;
+    h->quiet = 0;
+    h->due_ns = 0;
+    /* Earlier device writes may read the pages themselves, and not a copy: their chunks become free one by one. */
+    rc = ht_shm_complete(o);
+    ht_store_unlock(s);
+    return rc;
+}
+
+void ht_obj_shm_close(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    struct ht_shm *h = o->extra->shm;
+    assert(h && h->is_open);
+    h->is_open = false;
+    ht_list_del(&h->link);
+    ht_list_add_tail(&s->shm->all, &h->link);
+    ht_obj_put_locked(o);
+    ht_store_unlock(s);
+}

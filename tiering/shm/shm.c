@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * shm.c - objects whose images lie in a file of memory of their own (a memfd), which other programs have, too.
+ *
+ * life.c says which objects have one, and for how long.
+ *
+ * Invariants, while an object has such memory:
+ *  1. The file is at least as large as the object, and exactly as large when no thread is changing its size.
+ *  2. A chunk's image is external, at the chunk's place in the file, always valid as a whole, except after an abort
+ *     until it has been read again. A chunk after the end of the file has none: its place may move when the file grows.
+ *     A chunk without one is a hole, and zeros in the file, as long as no stores are expected. If they are, a chunk
+ *     from a growth of the object may hold anything (ht_chunk_is_volatile): every reader gives it its image first.
+ *  3. No image leaves while it is open. No thread touches memory after the end of the file (SIGBUS). A thread that uses
+ *     a chunk's image holds the chunk and stays inside the object's size as it was under the lock. A thread that makes
+ *     the file smaller has waited for all of these (trim).
+ *  4. If stores are expected, a device gets a copy of the image, so that the checksum is that of the written bytes.
+ *
+ * A comparison of an image with the checksum of its reference finds unseen stores (dirty_scan.c): then the image is
+ * dirty like any other. Commits, syncs and copies scan first; the commit timer scans closed objects, and open ones as
+ * often as is cheap (ht_shm_scan).
+ *
+ * Lock: store.lock; chunks as in batch_pin.c, one at a time.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/shm/shm.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/sys/mem.h"
+#include "tiering/sys/shared.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/shm.h"
+#include "tiering/api/stats.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/data/fill.h"
+#include "tiering/shm/shm_priv.h"
+
+int ht_shm_setup(struct ht_store *s)
+{
+    s->shm = calloc(1, sizeof(*s->shm));
+    if (!s->shm)
+        return -ENOMEM;
+    ht_list_init(&s->shm->all);
+    s->hooks.shm_images = &ht_shm_images;
+    s->hooks.free_shm = ht_shm_free;
+    return 0;
+}
+
+void ht_shm_teardown(struct ht_store *s)
+{
+    free(s->shm);
+}
+
+int ht_shm_init(struct ht_store *s)
+{
+    uint64_t share = s->opts.shm_bytes;
+
+    return share ? ht_arena_expect_external(s->arena, (uint32_t)(share / HT_CHUNK_BYTES) + HT_SHM_IMAGES_MAX) : 0;
+}
+
+void ht_shm_stats(const struct ht_store *s, struct ht_store_stats *out)
+{
+    out->shm_bytes = s->opts.shm_bytes;
+    out->shm_used_bytes = s->shm->used_bytes;
+    out->shm_count = s->shm->count;
+    out->dram_bytes += s->opts.shm_bytes;
+    out->dram_used_bytes += s->shm->used_bytes;
+    out->working_bytes += s->shm->count * sizeof(struct ht_shm);
+    ht_list_for_each(p, &s->shm->all)
+        out->locked_bytes += ht_list_entry(p, struct ht_shm, link)->memory.locked_bytes;
+}
+
+/* -------------------------------------------------------------- complete */
+
+/* An ordinary image moves into the file, dirty or not. Lock and chunk held. */
+static int move_in(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    int rc = ht_chunk_fill(o, c, index);
+
+    if (rc)
+        return rc;
+    uint32_t from = c->slot, len = ht_chunk_len(o, index);
+    uint32_t there = (uint32_t)ht_min_u64(len, ht_arena_slot_bytes(s->arena, from));
+    struct ht_image was = *ht_arena_image(s->arena, from);
+    const uint8_t *data = ht_arena_data(s->arena, from);
+    uint8_t *to = ht_shm_chunk_memory(o, index);
+    if (ht_shm_chunk_bytes(o, index) < len)
+        return -ENOMEM;
+    ht_store_unlock(s);
+    memcpy(to, data, there);
+    memset(to + there, 0, len - there);
+    ht_store_lock(s);
+    uint32_t slot = ht_arena_attach_external(s->arena, to);
+    if (slot == HT_SLOT_NONE)
+        return -ENOMEM;
+    ht_chunk_set_clean(o, c, index);
+    ht_wake_for_slot(s, from);
+    ht_arena_put(s->arena, from);
+    o->resident--;
+    ht_chunk_attach_image(o, c, index, slot);
+    struct ht_image *im = ht_arena_image(s->arena, slot);
+    im->valid_hi = ht_obj_bytes_per_chunk(o);
+    im->data_hi = was.data_hi;
+    im->target_device = was.target_device;
+    im->reserved_blocks = was.reserved_blocks;
+    if (was.dirty)
+        ht_chunk_set_dirty(o, c, index);
+    return 0;
+}
+
+/* Invariant 2 for one chunk. clear: bytes of the file without an image are to be forgotten. */
+static int complete_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool clear) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    bool external = ht_arena_is_external(o->s->arena, c->slot);
+    int rc = 0;
+
+    if (!ht_chunk_len(o, index))
+        return 0;
+    if ((c->flags & HT_CH_BAD) || (!external && ref && ht_ref_lost(ref)))
+        return -EIO;
+    if (!external)
+        rc = ht_shm_populate(o, c, index);
+    if (rc || (c->slot != HT_SLOT_NONE && !external))
+        return rc ? rc : move_in(o, c, index);
+    if (!external) {
+        rc = ht_shm_attach(o, c, index);
+        if (!rc && clear)
+            memset(ht_shm_chunk_memory(o, index), 0, ht_shm_chunk_bytes(o, index));
+    }
+    return rc ? rc : ht_chunk_fill(o, c, index);
+}
+
+/*
+ * Invariant 2. Lock held; releases it in between: a closed object may have lost its memory to another one then, and
+ * nothing is to be done.
+ */
+static int complete(struct ht_obj *o, bool clear) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int first = 0;
+
+    for (uint64_t index = 0; o->extra->shm && index << o->chunk_shift < o->size; index++) {
+        struct ht_chunk *c = ht_chunk_make(o, index);
+        if (!c)
+            return -ENOMEM;
+        ht_chunk_lock_exclusive(o->s, c);
+        int rc = o->extra->shm ? complete_chunk(o, c, index, clear) : 0;
+        ht_chunk_unlock_exclusive(o, c, index);
+        if (rc && !first)
+            first = rc;
+    }
+    return first;
+}
+
+/* ------------------------------------------------------------------ size */
+
+static int grow_file(struct ht_obj *o, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
+    int rc = ht_shared_resize(&o->extra->shm->memory, bytes);
+
+    if (!rc)
+        o->s->shm->used_bytes += more;
+    return rc;
+}
+
+/*
+ * There are few, so a sum costs less than an account. A closed object counts for no user: it is dropped when another
+ * one needs the memory.
+ */
+bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
+{
+    uint64_t bytes = more_bytes, bytes_max = s->opts.shm_bytes / 4 * HT_SHM_USER_QUARTERS;
+    unsigned count = more, count_max = HT_SHM_IMAGES_MAX / 4 * HT_SHM_USER_QUARTERS;
+
+    if (!user)
+        return true;
+    ht_list_for_each(p, &s->shm->all) {
+        const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+        if (!h->is_open || h->user != user)
+            continue;
+        bytes += ht_shm_footprint(h->memory.bytes);
+        count++;
+    }
+    return bytes <= bytes_max && count <= count_max;
+}
+
+int ht_shm_grow(struct ht_obj *o, uint64_t bytes)
+{
+    const struct ht_store *s = o->s;
+
+    if (!o->extra->shm || bytes <= o->extra->shm->memory.bytes)
+        return 0;
+    uint64_t more = ht_shm_footprint(bytes) - ht_shm_footprint(o->extra->shm->memory.bytes);
+    if (more > s->opts.shm_bytes || s->shm->used_bytes > s->opts.shm_bytes - more)
+        return -ENOSPC;
+    if (o->extra->shm->is_open && more && !ht_shm_user_may(s, o->extra->shm->user, 0, more))
+        return -ENOSPC;
+    return grow_file(o, bytes);
+}
+
+static void drop_images_behind(struct ht_obj *o, uint64_t first) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = first;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        ht_chunk_drop_image(o, c, index);
+        ht_chunk_trim(o, index);
+    }
+}
+
+/* If it cannot grow, chunks after its end have no image and get none (attach): reading them fails. */
+void ht_shm_regrow(struct ht_obj *o, uint64_t bytes)
+{
+    if (o->extra->shm && bytes > o->extra->shm->memory.bytes && grow_file(o, bytes))
+        drop_images_behind(o, o->extra->shm->memory.bytes >> o->chunk_shift);
+}
+
+/* A held chunk from *index on, or NULL; moves *index there. */
+static struct ht_chunk *held_behind(struct ht_obj *o, uint64_t *index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_from(c, o, *index) if (c->exclusive || c->shared) return c;
+    return NULL;
+}
+
+/*
+ * With the chunk of the end held: makes the file as small as the object, if no thread works after the end.
+ */
+static bool try_trim(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_shared *m = &o->extra->shm->memory;
+    uint64_t behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), before = m->bytes;
+    uint64_t at = behind;
+
+    if (o->size != size || held_behind(o, &at))
+        return false;
+    drop_images_behind(o, behind);
+    if (ht_shared_resize(m, size) == 0)
+        s->shm->used_bytes -= ht_shm_footprint(before) - ht_shm_footprint(size);
+    return true;
+}
+
+void ht_shm_trim(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    bool done = false;
+
+    while (!done && o->extra->shm && o->extra->shm->memory.bytes > o->size) {
+        uint64_t size = o->size, behind = ht_div_up(size, ht_obj_bytes_per_chunk(o)), at = behind;
+        struct ht_chunk *end = behind ? ht_chunk_find(o, behind - 1) : NULL, *held = held_behind(o, &at);
+        if (held) { /* it began with a larger object, or makes it larger */
+            ht_chunk_lock_exclusive(s, held);
+            ht_chunk_unlock_exclusive(o, held, at);
+            continue;
+        }
+        if (end)
+            ht_chunk_lock_exclusive(s, end);
+        done = !o->extra->shm || try_trim(o, size); /* another object may have taken its memory in between */
+        if (end)
+            ht_chunk_unlock_exclusive(o, end, behind - 1);
+    }
+}
+
+int ht_shm_complete(struct ht_obj *o)
+{
+    return o->extra->shm ? complete(o, false) : 0;
+}
+
+int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht_shm_visit_fn visit, void *ctx)
+{
+    struct ht_obj **objs;
+    size_t n = 0;
+    int first = 0;
+
+    ht_store_lock(s);
+    objs = s->shm->count ? malloc(s->shm->count * sizeof(struct ht_obj *)) : NULL;
+    if (s->shm->count && !objs)
+        first = -ENOMEM;
+    if (objs)
+        ht_list_for_each(p, &s->shm->all) {
+            const struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+            if (!wanted(h, ctx) || h->obj->scope->id != scope || h->obj->dead)
+                continue;
+            objs[n++] = h->obj;
+            h->obj->refs++;
+        }
+    for (size_t i = 0; i < n; i++) {
+        int rc = visit(objs[i], ctx);
+        if (rc && !first)
+            first = rc;
+        ht_obj_put_locked(objs[i]);
+    }
+    ht_store_unlock(s);
+    free(objs);
+    return first;
+}
+
+/* ------------------------------------------------------------------- end */
+
+void ht_shm_free(struct ht_obj *o)
+{
+    struct ht_shm *h = o->extra->shm;
+    struct ht_store *s = o->s;
+
+    if (!h)
+        return;
+    ht_obj_extra(o)->shm = NULL;
+    ht_obj_extra(o)->may_be_dirty = ht_obj_extra(o)->shm_reserve = false;
+    ht_list_del(&h->link);
+    s->shm->count--;
+    s->shm->used_bytes -= ht_shm_footprint(h->memory.bytes);
+    ht_shared_close(&h->memory);
+    free(h);
+}
+
+bool ht_shm_try_free(struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0, any = 0;
+
+    if (!o->extra->shm || o->extra->shm->is_open || o->extra->may_be_dirty || o->dirty || o->writing ||
+        held_behind(o, &any))
+        return false;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (ht_arena_is_external(o->s->arena, c->slot))
+            ht_chunk_drop_image(o, c, index);
+        ht_chunk_trim(o, index);
+    }
+    ht_shm_free(o);
+    return true;
+}
+
+/* ----------------------------------------------------------------- abort */
+
+void ht_shm_touch(struct ht_store *s, uint64_t scope)
+{
+    ht_list_for_each(p, &s->shm->all) {
+        struct ht_shm *h = ht_list_entry(p, struct ht_shm, link);
+        if (h->obj->extra->may_be_dirty && h->obj->scope->id == scope)
+            ht_obj_touch(h->obj);
+    }
+}
+
+/* An object that is not in shared memory any more has nothing to restore. */
+static int restore(struct ht_obj *o, void *ctx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    (void)ctx;
+    if (!o->extra->shm)
+        return 0;
+    int rc = complete(o, true);
+    ht_shm_trim(o);
+    if (!rc)
+        return 0;
+    const struct ht_event_about about = {.id = o->oid, .error = rc};
+    ht_event(HT_EVENT_READ_ERROR, &about,
+             "a mapping of object %llu does not show what abort went back to, and it cannot be read again: %s",
+             (unsigned long long)o->oid, strerror(-rc));
+    ht_obj_set_error(o, rc);
+    return rc;
+}
+
+static bool is_any(const struct ht_shm *h, const void *ctx)
+{
+    (void)h;
+    (void)ctx;
+    return true;
+}
+
+int ht_scope_shm_restore(struct ht_store *s, uint64_t scope)
+{
+    return ht_shm_visit(s, scope, is_any, restore, NULL);
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shm_priv.h - inside shm/. The caller holds the store's lock, unless a comment says otherwise. */
+#ifndef HITRAIN_TIERING_SHM_SHM_PRIV_H
+#define HITRAIN_TIERING_SHM_SHM_PRIV_H
+
+#include "tiering/base/list.h"
+#include "tiering/sys/shared.h"
+#include "tiering/object/image.h"
+#include "tiering/shm/shm.h"
+
+/* Images in memory that others have, too. */
+struct ht_shm {
+    struct ht_list link; /* in the list of all: closed ones in the order of their closing */
+    struct ht_obj *obj;
+    struct ht_shared memory;
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        uint64_t open_id; /* of opens, when it was opened last */
+        bool is_open;     /* holds a reference */
+        uint32_t user;    /* while it is open: the user that it counts for; 0: none */
+        /* the timer's scan */
+        bool changed;     /* a scan has found something in this round */
+        unsigned quiet;   /* rounds in a row without a changed image */
+        uint64_t due_ns;  /* no round begins before */
+        uint64_t scanned; /* the next chunk of the round */
+    };
+};
+
+/* The state of shm/. */
+struct ht_shm_state {
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        struct ht_list all;
+        uint32_t count;
+        uint64_t used_bytes;
+        uint64_t opens; /* so far */
+    };
+};
+
+/* Memory that a file of so many bytes takes. */
+static inline uint64_t ht_shm_footprint(uint64_t bytes)
+{
+    return ht_round_up(bytes, HT_BLOCK_BYTES);
+}
+
+/* May this user have so many more images, of so many more bytes in all? */
+bool ht_shm_user_may(const struct ht_store *s, uint32_t user, unsigned more, uint64_t more_bytes)
+    HT_REQUIRES(HT_LOCK_STORE);
+/* image.c: images at their place in the file. */
+extern const struct ht_image_ops ht_shm_images;
+uint8_t *ht_shm_chunk_memory(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/* Bytes of the chunk that are in the file. */
+uint32_t ht_shm_chunk_bytes(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * The chunk, held exclusively and without an image, gets one there; valid only if it is a hole. -ENOMEM; -EINVAL: it
+ * lies after the end of the file.
+ */
+int ht_shm_attach(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Memory for the chunk, which the caller holds exclusively. Releases the lock in between. -ENOMEM */
+int ht_shm_populate(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Reads chunks without an image, before any program outside has the memory. Releases the lock in between. */
+int ht_shm_read_in(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Of any object: frees memory and images, unless it is open, or has dirty or held chunks. */
+bool ht_shm_try_free(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Frees the memory of a closed object, unless it is in use again or cannot be written. Lock held; releases it in
+ * between.
+ */
+bool ht_shm_reclaim(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+typedef bool (*ht_shm_wanted_fn)(const struct ht_shm *h, const void *ctx);
+typedef int (*ht_shm_visit_fn)(struct ht_obj *o, void *ctx);
+/*
+ * Visits the wanted objects of a scope, with the lock held, which visit may release in between; returns the first
+ * error.
+ */
+int ht_shm_visit(struct ht_store *s, uint64_t scope, ht_shm_wanted_fn wanted, ht_shm_visit_fn visit, void *ctx)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+/* As ht_obj_shm_scan, of any object. Releases the lock in between. */
+int ht_shm_scan_obj(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+#endif

@@ -1,0 +1,504 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * batch_pin.c - a few chunks held for one piece of work.
+ *
+ *   begin: chunks locked in (object, index) order; images filled or, while the protected set has room, made;
+ *          the rest gets staging buffers, all at once; reads start
+ *   wait:  reads done and verified
+ *   end:   images dirty and free; staged chunks that changed start their write to new space
+ *   finish: references installed, buffers and chunks free
+ *
+ * A chunk whose staged write fails has lost its current content: it is BAD until abort or overwrite.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/probe.h"
+#include "tiering/sys/nodes.h"
+#include "tiering/tier/placement.h"
+#include "tiering/space/alloc.h"
+#include "tiering/cache/arena.h"
+#include "tiering/cache/staging.h"
+#include "tiering/api/batch_pin.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/image.h"
+#include "tiering/object/numa.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/data/fill.h"
+#include "tiering/store/store_priv.h"
+
+enum { N = HT_BATCH_PIN_CHUNKS_MAX, ADMIT_TRIES = 64, FREE_SHARE = 8 };
+
+struct part {
+    struct ht_chunk_io io; /* reading, then writing; its chunk is NULL while the part holds none */
+    void *staging;
+    uint32_t bytes; /* of its image */
+    bool stored, reading, writing, filled;
+    bool copied; /* staged, from an image that is too short for it */
+    int rc;
+};
+
+struct ht_batch_pin_work {
+    struct ht_batch_pin_work *next;
+    int target_device; /* the device where all that changes should lie */
+    int numa_index;    /* the first of its chunks that is stored, or will be on a known device */
+    struct part part[N];
+};
+
+static struct ht_batch_pin_work *work_get(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_batch_pin_work *w = s->own->batch_pin_works;
+
+    if (w)
+        s->own->batch_pin_works = w->next;
+    else if ((w = malloc(sizeof(*w))))
+        s->own->batch_pin_works_bytes += sizeof(*w);
+    if (w)
+        *w = (struct ht_batch_pin_work){.numa_index = HT_NUMA_INDEX_ANY};
+    return w;
+}
+
+static void work_put(struct ht_store *s, struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    w->next = s->own->batch_pin_works;
+    s->own->batch_pin_works = w;
+}
+
+void ht_batch_pin_works_free(struct ht_store *s)
+{
+    while (s->own->batch_pin_works) {
+        struct ht_batch_pin_work *w = s->own->batch_pin_works;
+        s->own->batch_pin_works = w->next;
+        free(w);
+    }
+}
+
+static bool before(const struct ht_batch_pin_chunk *a, const struct ht_batch_pin_chunk *b)
+{
+    return a->obj->oid != b->obj->oid ? a->obj->oid < b->obj->oid : a->index < b->index;
+}
+
+static void sort_order(const struct ht_batch_pin *l, unsigned order[N])
+{
+    for (unsigned i = 0; i < l->count; i++) {
+        unsigned k = i;
+        for (; k && before(&l->chunk[i], &l->chunk[order[k - 1]]); k--)
+            order[k] = order[k - 1];
+        order[k] = i;
+    }
+}
+
+/* The place for the chunk's memory: near its device if it is stored, else with the others. */
+static int find_numa_index(const struct ht_store *s, struct ht_batch_pin_work *w, struct ht_chunk *c)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    int numa_index = ht_chunk_numa_index(s, c);
+
+    if (w->numa_index == HT_NUMA_INDEX_ANY)
+        w->numa_index = numa_index;
+    return numa_index == HT_NUMA_INDEX_ANY ? w->numa_index : numa_index;
+}
+
+/*
+ * How many images the clock may try to evict for one of so many bytes; -1: makes no image, not even in a free place.
+ */
+static int admission(const struct ht_store *s, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t all = (uint32_t)(ht_arena_bytes(s->arena) >> 20);
+
+    if (ht_arena_has_protected_room(s->arena))
+        return ADMIT_TRIES;
+    bool small = bytes <= HT_SMALL_CHUNK_BYTES;
+    return small && ht_arena_free_slots(s->arena) > all / FREE_SHARE + 1 ? 0 : -1;
+}
+
+/*
+ * Content that is updated over and over becomes resident while the protected set has room, small images where places
+ * are free; the rest streams through staging.
+ */
+static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_chunk *c, int numa_index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = lc->obj;
+    uint32_t bytes = ht_chunk_image_bytes(o, c, lc->index, 0);
+    int tries = admission(s, bytes);
+
+    if (c->slot == HT_SLOT_NONE && tries >= 0) {
+        uint32_t slot = ht_arena_get(s->arena, bytes, (uint32_t)tries, numa_index);
+        if (slot == HT_SLOT_NONE)
+            return;
+        ht_chunk_attach_image(o, c, lc->index, slot);
+    }
+    if (c->slot != HT_SLOT_NONE)
+        ht_chunk_protect(o, c);
+}
+
+/* Locks one chunk and chooses the place for its bytes. */
+static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht_batch_pin_chunk *lc, struct part *p)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = lc->obj;
+    struct ht_chunk *c = ht_chunk_make(o, lc->index);
+
+    if (!c)
+        return -ENOMEM;
+    ht_chunk_lock_exclusive(s, c);
+    p->io.obj = o;
+    p->io.chunk = c;
+    p->io.index = lc->index;
+    lc->len = ht_chunk_len(o, lc->index);
+    lc->staged = false;
+    if ((c->flags & HT_CH_BAD) && lc->mode != HT_BATCH_PIN_OVERWRITE)
+        return -EIO;
+    /* A copy: publishing moves references without the chunk's lock. */
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    p->stored = ref != NULL;
+    if (ref)
+        p->io.ref = *ref;
+    if (ht_chunk_images(o, c)->mapped && (lc->mode != HT_BATCH_PIN_READ || ht_chunk_is_volatile(o, lc->index))) {
+        int rc = ht_image_attach(o, c, lc->index, 0); /* so programs see the update, and it sees their stores */
+        if (rc)
+            return rc;
+    }
+    bool fresh = c->slot == HT_SLOT_NONE;
+    int numa_index = find_numa_index(s, w, c);
+    if (lc->mode != HT_BATCH_PIN_READ)
+        admit(s, lc, c, numa_index);
+    if (c->slot == HT_SLOT_NONE) {
+        lc->staged = true;
+        return 0;
+    }
+    int rc = 0;
+    lc->data = ht_arena_data(s->arena, c->slot);
+    ht_arena_use(s->arena, c->slot);
+    if (!fresh && lc->mode != HT_BATCH_PIN_OVERWRITE)
+        rc = ht_chunk_fill(o, c, lc->index);
+    p->filled = !fresh;
+    p->bytes = ht_arena_slot_bytes(s->arena, c->slot);
+    /*
+     * The object has grown. No thread waits for a longer image while it holds chunks: this one passes through a buffer
+     * this time.
+     */
+    p->copied = lc->staged = p->bytes < lc->len;
+    if (!rc && !lc->staged && lc->mode != HT_BATCH_PIN_READ)
+        rc = ht_chunk_reserve(o, c, (uint32_t)ht_div_up(lc->len, HT_BLOCK_BYTES));
+    return rc;
+}
+
+static void release_chunk(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct part *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (p->staging)
+        ht_staging_put(s->staging, HT_STAGING_UPDATE, p->staging);
+    p->staging = NULL;
+    if (!p->io.chunk)
+        return;
+    if (p->io.chunk->slot != HT_SLOT_NONE) {
+        struct ht_image *im = ht_arena_image(s->arena, p->io.chunk->slot);
+        if (im->valid_lo == im->valid_hi && !im->dirty)
+            ht_chunk_drop_image(lc->obj, p->io.chunk, lc->index);
+        else if (!im->dirty)
+            ht_chunk_unreserve(lc->obj, p->io.chunk);
+    }
+    ht_chunk_drop_log_reserve(lc->obj, p->io.chunk);
+    ht_chunk_unlock_exclusive(lc->obj, p->io.chunk, lc->index);
+    p->io.chunk = NULL;
+}
+
+/* Buffers for all staged chunks, or none. No lock held. */
+static int take_buffers(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
+{
+    void *bufs[N];
+    unsigned n = 0, k = 0;
+
+    for (unsigned i = 0; i < l->count; i++)
+        n += l->chunk[i].staged;
+    if (!n)
+        return 0;
+    int rc = ht_staging_get(l->store->staging, HT_STAGING_UPDATE, n, l->nowait, w->numa_index, bufs);
+    for (unsigned i = 0; !rc && i < l->count; i++)
+        if (l->chunk[i].staged)
+            l->chunk[i].data = w->part[i].staging = bufs[k++];
+    return rc;
+}
+
+/* The bytes of the image, and zeros after them. */
+static void copy_image(const struct ht_batch_pin *l, const struct ht_batch_pin_chunk *lc, const struct part *p)
+{
+    memcpy(lc->data, ht_arena_data(l->store->arena, p->io.chunk->slot), p->bytes);
+    memset(lc->data + p->bytes, 0, lc->len - p->bytes);
+}
+
+/* Starts the necessary reads. The chunk is ours, so its reference cannot change. */
+static int start_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && i < l->count; i++) {
+        struct ht_batch_pin_chunk *lc = &l->chunk[i];
+        struct part *p = &w->part[i];
+        if (p->copied && lc->mode != HT_BATCH_PIN_OVERWRITE)
+            copy_image(l, lc, p);
+        if (p->filled || lc->mode == HT_BATCH_PIN_OVERWRITE)
+            continue;
+        if (!p->stored) {
+            memset(lc->data, 0, lc->staged ? lc->len : p->bytes);
+            continue;
+        }
+        ht_chunk_read_start(&p->io, l->ring_, lc->data);
+        ht_ring_offer(l->ring_);
+        p->reading = true;
+        rc = p->io.rc;
+    }
+    ht_ring_kick(l->ring_);
+    return rc;
+}
+
+/* The first error. */
+static int finish_reads(struct ht_batch_pin *l, struct ht_batch_pin_work *w)
+{
+    int first = 0;
+
+    for (unsigned i = 0; i < l->count; i++) {
+        struct part *p = &w->part[i];
+        int rc = p->reading ? ht_chunk_read_finish(&p->io, l->ring_) : 0;
+        if (rc && !first)
+            first = rc;
+    }
+    return first;
+}
+
+int ht_batch_pin_begin(struct ht_batch_pin *l)
+{
+    struct ht_store *s = l->store;
+    unsigned order[N];
+
+    assert(l->count >= 1 && l->count <= N);
+    HT_PROBE2(batch_pin_begin, l, l->count);
+    sort_order(l, order);
+    l->ring_ = ht_store_ring(s);
+    ht_store_lock(s);
+    struct ht_batch_pin_work *w = work_get(s);
+    int rc = w && l->ring_ ? 0 : -ENOMEM;
+    for (unsigned k = 0; !rc && k < l->count; k++)
+        rc = take_chunk(s, w, &l->chunk[order[k]], &w->part[order[k]]);
+    ht_store_unlock(s);
+    if (!rc)
+        rc = take_buffers(l, w);
+    if (!rc) {
+        rc = start_reads(l, w);
+        if (rc)
+            (void)finish_reads(l, w);
+    }
+    l->priv_ = w;
+    if (rc && w) {
+        ht_store_lock(s);
+        for (unsigned i = 0; i < l->count; i++)
+            release_chunk(s, &l->chunk[i], &w->part[i]);
+        work_put(s, w);
+        ht_store_unlock(s);
+        l->priv_ = NULL;
+    }
+    if (rc)
+        HT_PROBE2(batch_pin_end, l, rc);
+    return rc;
+}
+
+/* Fills with zeros after the bytes that count. */
+static void end_read(const struct ht_batch_pin_chunk *lc, const struct part *p)
+{
+    uint32_t visible = p->io.ref.visible, end = lc->staged ? lc->len : p->bytes;
+
+    if (visible < end)
+        memset(lc->data + visible, 0, end - visible);
+}
+
+int ht_batch_pin_wait(struct ht_batch_pin *l)
+{
+    struct ht_store *s = l->store;
+    struct ht_batch_pin_work *w = l->priv_;
+    int rc = finish_reads(l, w);
+
+    for (unsigned i = 0; !rc && i < l->count; i++)
+        if (w->part[i].reading)
+            end_read(&l->chunk[i], &w->part[i]);
+    ht_store_lock(s);
+    for (unsigned i = 0; !rc && i < l->count; i++) {
+        struct ht_batch_pin_chunk *lc = &l->chunk[i];
+        struct part *p = &w->part[i];
+        if (p->filled && lc->mode != HT_BATCH_PIN_OVERWRITE) {
+            ht_obj_count_hit(lc->obj);
+        }
+        if (p->reading) {
+            ht_obj_count_miss(lc->obj);
+            ht_obj_count_read(lc->obj, &p->io.ref);
+        }
+        if (lc->staged || lc->mode == HT_BATCH_PIN_OVERWRITE || p->filled)
+            continue;
+        struct ht_image *im = ht_arena_image(s->arena, p->io.chunk->slot);
+        im->valid_lo = 0;
+        im->valid_hi = p->bytes;
+        im->data_hi = p->stored ? p->io.ref.visible : 0;
+    }
+    for (unsigned i = 0; i < l->count; i++)
+        w->part[i].reading = false;
+    ht_store_unlock(s);
+    return rc;
+}
+
+/* Finishes a changed image. */
+static void end_image(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, struct part *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = l->store;
+    const struct ht_batch_pin_work *w = l->priv_;
+    struct ht_image *im = ht_arena_image(s->arena, p->io.chunk->slot);
+
+    im->valid_lo = 0;
+    if (im->valid_hi < lc->len)
+        im->valid_hi = lc->len;
+    im->data_hi = (uint32_t)ht_max_u64(im->data_hi, lc->len);
+    im->target_device = (uint8_t)(w->target_device + 1);
+    if (p->io.chunk->flags & HT_CH_BAD)
+        ht_chunk_install_hole(lc->obj, p->io.chunk, lc->index);
+    ht_chunk_set_dirty(lc->obj, p->io.chunk, lc->index);
+}
+
+/*
+ * A place for a staged chunk. No log space was reserved for its pieces when the batch pin began. So it is refused now
+ * if the log has no room for them beside those of accepted content. Content with a rewrite reserve is checked when the
+ * space is taken.
+ */
+static int take_place(struct ht_obj *o, struct part *p, uint32_t len, int target_device) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    int rc = ht_chunk_reserve(o, p->io.chunk, 0);
+
+    if (!rc)
+        rc = ht_chunk_write_place(&p->io, len, (struct ht_alloc_hint){.device = target_device});
+    if (rc || o->obj_class == HT_CLASS_SCRATCH || o->extra->rewrite_reserve_blocks || ht_ref_pieces_fit(s, &p->io.ref))
+        return rc;
+    o->stored_blocks -= ht_ref_blocks(&p->io.ref);
+    ht_free_ref_now(s, &p->io.ref);
+    return -ENOSPC;
+}
+
+/* Starts writing a changed staged chunk. Releases the lock in between. */
+static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, struct part *p) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = l->store;
+    const struct ht_batch_pin_work *w = l->priv_;
+    uint32_t len = lc->len;
+
+    if (p->copied)
+        ht_chunk_drop_image(lc->obj, p->io.chunk, lc->index);
+    bool was = ht_chunk_unpublished(p->io.chunk), gone = p->io.chunk->flags & HT_CH_GONE;
+    ht_chunk_drop_cur(lc->obj, p->io.chunk);
+    if (gone)
+        p->io.chunk->flags |= HT_CH_GONE;
+    ht_chunk_note_unpublished(lc->obj, p->io.chunk, lc->index, was);
+    p->rc = take_place(lc->obj, p, len, w->target_device);
+    p->writing = !p->rc;
+    if (p->rc)
+        return;
+    ht_chunk_write_start(&p->io, l->ring_, lc->data, NULL);
+    ht_ring_offer(l->ring_);
+    ht_store_lock(s);
+}
+
+/*
+ * Content that belongs together stays together: on the device of the first stored chunk, or the one that the first
+ * image is meant for, or where there is room for all.
+ */
+static int find_target_device(const struct ht_batch_pin *l, const struct ht_batch_pin_work *w)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_alloc_hint hint = HT_ALLOC_HINT_NONE;
+    uint32_t blocks = 0;
+
+    for (unsigned i = 0; i < l->count; i++) {
+        if (w->part[i].stored && l->chunk[i].mode != HT_BATCH_PIN_READ)
+            return (int)ht_ref_extent(&w->part[i].io.ref, 0).device;
+        if (hint.device < 0)
+            hint.device = ht_chunk_target_device(l->store, w->part[i].io.chunk);
+        blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
+    }
+    return ht_alloc_choose(l->store->alloc, blocks, hint);
+}
+
+void ht_batch_pin_end(struct ht_batch_pin *l, uint32_t dirty)
+{
+    struct ht_store *s = l->store;
+    struct ht_batch_pin_work *w = l->priv_;
+
+    for (unsigned i = 0; i < l->count; i++)
+        if (l->chunk[i].staged && (dirty >> i & 1))
+            ht_chunk_pad(l->chunk[i].data, l->chunk[i].len);
+    ht_store_lock(s);
+    w->target_device = dirty ? find_target_device(l, w) : -1;
+    for (unsigned i = 0; i < l->count; i++) {
+        struct ht_batch_pin_chunk *lc = &l->chunk[i];
+        struct part *p = &w->part[i];
+        bool changed = dirty >> i & 1;
+        assert(!changed || lc->mode != HT_BATCH_PIN_READ);
+        if (changed && lc->staged && lc->len) {
+            end_staged(l, lc, p);
+            continue;
+        }
+        if (changed && !lc->staged)
+            end_image(l, lc, p);
+        release_chunk(s, lc, p);
+    }
+    ht_store_unlock(s);
+    ht_ring_kick(l->ring_);
+}
+
+/* The new content of a staged chunk is in its place, or lost. Releases the lock in between. */
+static void install_or_lose(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, struct part *p)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = lc->obj;
+
+    if (p->writing)
+        p->rc = ht_chunk_write_finish(&p->io, l->ring_);
+    if (!p->rc) {
+        o->version++;
+        return;
+    }
+    ht_chunk_write_report(&p->io, p->rc, "abort returns to the last commit");
+    p->io.chunk->flags |= HT_CH_BAD;
+    ht_obj_set_error(o, p->rc);
+    o->lost = true;
+    o->meta_dirty = true; /* keeps it on the scope's list, for abort */
+    ht_obj_touch(o);
+}
+
+int ht_batch_pin_finish(struct ht_batch_pin *l)
+{
+    struct ht_store *s = l->store;
+    struct ht_batch_pin_work *w = l->priv_;
+    int first = 0;
+
+    for (unsigned i = 0; i < l->count; i++)
+        if (w->part[i].io.chunk && w->part[i].writing)
+            ht_chunk_write_wait(&w->part[i].io, l->ring_);
+    ht_store_lock(s);
+    for (unsigned i = 0; i < l->count; i++) {
+        struct part *p = &w->part[i];
+        if (!p->io.chunk)
+            continue;
+        install_or_lose(l, &l->chunk[i], p);
+        if (p->rc && !first)
+            first = p->rc;
+        release_chunk(s, &l->chunk[i], p);
+    }
+    work_put(s, w);
+    ht_store_unlock(s);
+    l->priv_ = NULL;
+    HT_PROBE2(batch_pin_end, l, first);
+    return first;
+}

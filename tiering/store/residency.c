@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* residency.c - takes images out of memory on request: those of an object that is not used any more. */
+#include "tiering/api/object.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+
+void ht_obj_evict(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    ht_obj_images(o)->evict(o);
+    ht_store_unlock(o->s);
+}
+
+void ht_obj_unprotect(struct ht_obj *o)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_store_lock(o->s);
+    ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE) ht_chunk_unprotect(o, c);
+    ht_store_unlock(o->s);
+}

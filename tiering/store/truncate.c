@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* truncate.c - truncation, punching, and finding data and holes. */
+#include "tiering/cache/arena.h"
+#include "tiering/api/object.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+#include "tiering/object/prealloc.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/data/fill.h"
+#include "tiering/shm/shm.h"
+#include "tiering/store/store_priv.h"
+
+/* -------------------------------------------------------------- truncate */
+
+/* The chunk keeps its first keep bytes; the rest reads as zeros. Needs no space. Lock and chunk held. */
+static void cut_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t keep) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->version++;
+    ht_chunk_prealloc_drop(o, c, keep);
+    ht_image_cut(o, c, index, keep);
+    struct ht_ref *ref = ht_chunk_ref(c);
+    if (keep == 0) {
+        ht_chunk_install_hole(o, c, index);
+        return;
+    }
+    if (!ref || ref->visible <= keep)
+        return;
+    bool was = ht_chunk_unpublished(c);
+    if (ref == &c->pub) {
+        c->cur = c->pub;
+        c->flags |= HT_CH_CUR | HT_CH_SHARE;
+    }
+    c->cur.visible = keep & HT_VISIBLE_MASK;
+    c->generation++;
+    ht_chunk_note_unpublished(o, c, index, was);
+}
+
+/* Cuts every chunk in [first, last) whole. */
+static void drop_chunks(struct ht_obj *o, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c;
+    uint64_t index = first;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= last)
+            break;
+        if (!ht_chunk_in_use(c))
+            continue;
+        ht_chunk_lock_exclusive(s, c);
+        cut_chunk(o, c, index, 0);
+        ht_chunk_unlock_exclusive(o, c, index);
+    }
+}
+
+/* Is there nothing at or beyond size? */
+static bool is_cut(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t first = size >> o->chunk_shift, index = first;
+    uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        const struct ht_ref *ref = ht_chunk_ref(c);
+        uint32_t end = ref ? ref->visible : 0;
+        if (c->slot != HT_SLOT_NONE)
+            end = (uint32_t)ht_max_u64(end, ht_arena_image(o->s->arena, c->slot)->data_hi);
+        if (c->exclusive || end > (index == first ? keep : 0)) /* its holder may have begun with the old size */
+            return false;
+    }
+    return true;
+}
+
+static void cut_object(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    uint32_t keep = (uint32_t)(size & (ht_obj_bytes_per_chunk(o) - 1));
+    uint64_t index = size >> o->chunk_shift;
+    struct ht_chunk *c = keep ? ht_chunk_find(o, index) : NULL;
+
+    if (c) {
+        ht_chunk_lock_exclusive(s, c);
+        cut_chunk(o, c, index, keep);
+        ht_chunk_unlock_exclusive(o, c, index);
+    }
+    drop_chunks(o, index + (keep != 0), UINT64_MAX);
+}
+
+/* Releases the lock in between. */
+static int truncate_locked(struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE)
+{
+    /* The size comes last. If it were published before the cuts, a later growth would show bytes beyond the end. */
+    while (size < o->size) {
+        cut_object(o, size);
+        if (is_cut(o, size))
+            break;
+    }
+    if (size == o->size)
+        ht_obj_prealloc_drop_behind(o, size);
+    int rc = ht_shm_grow(o, size);
+    if (!rc && size != o->size) {
+        o->size = size;
+        o->meta_dirty = true;
+        o->version++;
+        ht_obj_touch(o);
+    }
+    ht_shm_trim(o);
+    return rc;
+}
+
+int ht_obj_truncate(struct ht_obj *o, uint64_t size)
+{
+    struct ht_scope *sc;
+
+    if (size > HT_FILE_BYTES_MAX)
+        return -EFBIG;
+    int rc = ht_obj_lock_for_change(o, &sc);
+    if (rc)
+        return rc;
+    rc = truncate_locked(o, size);
+    ht_obj_unlock_after_change(o, sc);
+    return rc;
+}
+
+int ht_obj_ungrow(struct ht_obj *o, uint64_t size, uint64_t end)
+{
+    struct ht_scope *sc;
+    int rc = ht_obj_lock_for_change(o, &sc);
+
+    if (rc)
+        return rc;
+    if (size < end && o->size == end)
+        rc = truncate_locked(o, size);
+    ht_obj_unlock_after_change(o, sc);
+    return rc;
+}
+
+/* ----------------------------------------------------------------- punch */
+
+static int zero_piece(struct ht_obj *o, uint64_t index, uint32_t a, uint32_t b) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+    struct ht_chunk *c = ht_chunk_find(o, index);
+
+    if (!c)
+        return 0;
+    ht_chunk_lock_exclusive(s, c);
+    int rc = 0;
+    if (c->slot != HT_SLOT_NONE || ht_chunk_ref(c)) {
+        rc = ht_image_attach(o, c, index, b);
+        if (!rc)
+            rc = ht_chunk_fill(o, c, index);
+        if (!rc)
+            rc = ht_chunk_reserve(o, c, ht_chunk_blocks_after_write(o, c, 0));
+        if (!rc) {
+            memset(ht_arena_data(s->arena, c->slot) + a, 0, b - a);
+            ht_chunk_set_dirty(o, c, index);
+        } else {
+            ht_chunk_drop_empty(o, c, index);
+        }
+    }
+    ht_chunk_unlock_exclusive(o, c, index);
+    return rc;
+}
+
+static bool has_data(struct ht_chunk *c)
+{
+    return c->slot != HT_SLOT_NONE || ht_chunk_ref(c);
+}
+
+/*
+ * Drops preallocations in [off, end), which lies beyond the size. A preallocation counts blocks from its chunk's start,
+ * and which ones data has taken is not known. So a chunk with data gives back only if its tail is punched.
+ */
+static void prealloc_drop_range(struct ht_obj *o, uint64_t off, uint64_t end) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t index = off >> o->chunk_shift;
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        uint64_t start = index << o->chunk_shift;
+        uint64_t stop = has_data(c) ? ht_obj_bytes_per_chunk(o) : (uint64_t)c->prealloc * HT_BLOCK_BYTES;
+        if (start >= end)
+            break;
+        if (start + stop <= ht_round_up(end, HT_BLOCK_BYTES))
+            ht_chunk_prealloc_drop(o, c, start < off ? (uint32_t)(off - start) : 0);
+        ht_chunk_trim(o, index);
+    }
+}
+
+/* Releases the lock in between. */
+static int punch_locked(struct ht_obj *o, uint64_t off, uint64_t len) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = ht_shm_complete(o);
+    uint64_t end = len > o->size || off > o->size - len ? o->size : off + len;
+    uint64_t behind = ht_max_u64(off, o->size),
+             all = len > HT_FILE_BYTES_MAX - ht_min_u64(off, HT_FILE_BYTES_MAX) ? HT_FILE_BYTES_MAX : off + len;
+    uint64_t bytes = ht_obj_bytes_per_chunk(o);
+
+    while (off < end && !rc) {
+        uint64_t index = off >> o->chunk_shift, start = index << o->chunk_shift;
+        uint64_t stop = ht_min_u64(end, start + bytes);
+        if (off == start && (stop == start + bytes || stop == o->size)) {
+            if (stop < end) /* all whole chunks at once: there may be many */
+                stop = end >> o->chunk_shift << o->chunk_shift;
+            drop_chunks(o, index, (stop + bytes - 1) >> o->chunk_shift);
+        } else {
+            rc = zero_piece(o, index, (uint32_t)(off - start), (uint32_t)(stop - start));
+        }
+        off = stop;
+    }
+    if (!rc)
+        prealloc_drop_range(o, behind, all);
+    return rc;
+}
+
+int ht_obj_punch(struct ht_obj *o, uint64_t off, uint64_t len)
+{
+    struct ht_scope *sc;
+    int rc = ht_obj_lock_for_change(o, &sc);
+
+    if (rc)
+        return rc;
+    rc = punch_locked(o, off, len);
+    ht_obj_unlock_after_change(o, sc);
+    return rc;
+}
+
+/* ------------------------------------------------------------------ seek */
+
+/* The first chunk at or after index with data, or without. Chunks that are not in memory have none. */
+static uint64_t seek_chunk(struct ht_obj *o, uint64_t index, bool hole) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t at = index;
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_from(c, o, at)
+    {
+        if (hole && at != index)
+            return index; /* it skipped some */
+        if (has_data(c) != hole)
+            return at;
+        index = at + 1;
+    }
+    return hole ? index : UINT64_MAX;
+}
+
+int64_t ht_obj_seek(struct ht_obj *o, uint64_t off, bool hole)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    int64_t result = -ENXIO;
+    uint64_t size = o->size, index = off >> o->chunk_shift;
+    if (off < size && ht_obj_is_volatile(o)) { /* anything may be there */
+        result = (int64_t)(hole ? size : off);
+    } else if (off < size) {
+        uint64_t found = seek_chunk(o, index, hole);
+        uint64_t at = found == index ? off : found == UINT64_MAX ? UINT64_MAX : found << o->chunk_shift;
+        if (at < size)
+            result = (int64_t)at;
+        else if (hole) /* the end is a hole */
+            result = (int64_t)size;
+    }
+    ht_store_unlock(s);
+    return result;
+}

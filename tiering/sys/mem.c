@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mem.c - large pinned memory.
+ *
+ * Order matters: huge pages and the NUMA policy are requested before the first page is touched, because existing pages
+ * keep their size and place. No shared state; any thread.
+ *
+ * Anonymous memory, not a memfd: most systems give huge pages to it on request (enabled=madvise) and to
+ * shared memory never (shmem_enabled=never); without them filling it costs ten times as much.
+ */
+#include "tiering/sys/mem.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/log.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define HUGE_PAGE_BYTES (2 * HT_MIB)
+#define EAGER_BYTES (64 * HT_MIB)
+#define STEP_BYTES (16 * HT_MIB)
+
+#ifndef PR_SET_VMA
+#define PR_SET_VMA 0x53564d41 /* Linux 5.17 */
+#define PR_SET_VMA_ANON_NAME 0
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+
+/* Maps bytes at an address aligned to huge pages: reserves more than needed, keeps the aligned part. */
+static void *map_aligned(size_t bytes)
+{
+    size_t reserved = bytes + HUGE_PAGE_BYTES;
+    char *area = mmap(NULL, reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *base;
+
+    if (area == MAP_FAILED)
+        return MAP_FAILED;
+    base = (char *)ht_round_up((uintptr_t)area, HUGE_PAGE_BYTES);
+    if (base > area)
+        munmap(area, (size_t)(base - area));
+    munmap(base + bytes, (size_t)(area + reserved - (base + bytes)));
+    return base;
+}
+
+int ht_mem_populate(char *base, size_t bytes)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+    while (madvise(base, bytes, MADV_POPULATE_WRITE) != 0) {
+        if (errno == EINTR || errno == EAGAIN)
+            continue;
+        if (errno == EFAULT) /* touching it would be SIGBUS: there is no page */
+            return -ENOMEM;
+        if (errno != EINVAL)
+            return -errno;
+        for (size_t at = 0; at < bytes; at += page) /* an older kernel */
+            *(volatile char *)(base + at) = 0;
+        break;
+    }
+    return 0;
+}
+
+/* How much of the memory the kernel has mapped by huge pages; only smaps shows this. */
+static uint64_t count_huge(const char *base, size_t bytes)
+{
+    FILE *f = fopen("/proc/self/smaps", "re");
+    uint64_t from, to, kib, huge_kib = 0;
+    bool inside = false;
+    char line[512];
+
+    if (!f)
+        return 0;
+    while (fgets(line, sizeof(line), f)) {
+        if (sscanf(line, "%" SCNx64 "-%" SCNx64 " ", &from, &to) == 2)
+            inside = from >= (uintptr_t)base && to <= (uintptr_t)base + bytes;
+        else if (inside && sscanf(line, "AnonHugePages: %" SCNu64, &kib) == 1)
+            huge_kib += kib;
+    }
+    fclose(f);
+    return huge_kib * HT_KIB;
+}
+
+/* ---------------------------------------------------------------- the rest */
+
+enum { FILLING, ASKED, FILLED };
+
+struct ht_filler {
+    pthread_t thread;
+    atomic_bool stop;
+    atomic_int state;      /* the second of two calls fn: the filler with FILLED, or the requester with ASKED */
+    void (*fn)(void *ctx); /* before ASKED */
+    void *ctx;
+    _Atomic uint64_t huge_bytes; /* of all, when it has populated all */
+    char *base;
+    size_t bytes; /* of all */
+};
+
+static void *fill_rest(void *arg)
+{
+    struct ht_filler *f = arg;
+
+    for (size_t at = EAGER_BYTES; at < f->bytes && !atomic_load(&f->stop); at += STEP_BYTES)
+        if (ht_mem_populate(f->base + at, ht_min_u64(STEP_BYTES, f->bytes - at)) != 0)
+            break; /* the first access reports the error */
+    if (!atomic_load(&f->stop))
+        atomic_store(&f->huge_bytes, count_huge(f->base, f->bytes));
+    if (!atomic_load(&f->stop) && atomic_exchange(&f->state, FILLED) == ASKED)
+        f->fn(f->ctx);
+    return NULL;
+}
+
+void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx)
+{
+    struct ht_filler *f = m->filler;
+
+    if (!f) {
+        if (m->bytes <= EAGER_BYTES)
+            fn(ctx);
+        return;
+    }
+    f->fn = fn;
+    f->ctx = ctx;
+    if (atomic_exchange(&f->state, ASKED) == FILLED)
+        fn(ctx);
+}
+
+/* Without a thread pages come when they are touched. */
+static void start_filler(struct ht_pinned *m)
+{
+    struct ht_filler *f;
+
+    if (m->bytes <= EAGER_BYTES || !(f = calloc(1, sizeof(*f))))
+        return;
+    f->base = m->base;
+    f->bytes = m->bytes;
+    if (pthread_create(&f->thread, NULL, fill_rest, f) == 0)
+        m->filler = f;
+    else
+        free(f);
+}
+
+void ht_pinned_stop_populating(struct ht_pinned *m)
+{
+    if (!m->filler)
+        return;
+    atomic_store(&m->filler->stop, true);
+    pthread_join(m->filler->thread, NULL);
+    free(m->filler);
+    m->filler = NULL;
+}
+
+/* ------------------------------------------------------------------- parts */
+
+static void divide(struct ht_pinned *m, const struct ht_nodes *nodes)
+{
+    uint64_t all = 0, before = 0;
+
+    m->nodes = nodes;
+    for (unsigned i = 0; nodes && i < nodes->count; i++)
+        all += nodes->weight[i];
+    for (unsigned i = 0; i + 1 < ht_pinned_parts(m); i++) {
+        before += nodes->weight[i];
+        m->end[i] = (size_t)((unsigned __int128)m->bytes * before / all / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES);
+    }
+    m->end[ht_pinned_parts(m) - 1] = m->bytes;
+}
+
+unsigned ht_pinned_parts(const struct ht_pinned *m)
+{
+    return m->nodes && m->nodes->count ? m->nodes->count : 1;
+}
+
+size_t ht_pinned_part_start(const struct ht_pinned *m, unsigned part)
+{
+    return part ? m->end[part - 1] : 0;
+}
+
+size_t ht_pinned_part_bytes(const struct ht_pinned *m, unsigned part)
+{
+    return m->end[part] - ht_pinned_part_start(m, part);
+}
+
+unsigned ht_pinned_part_of(const struct ht_pinned *m, const void *address)
+{
+    size_t at = (size_t)((const char *)address - (const char *)m->base);
+    unsigned part = 0;
+
+    while (at >= m->end[part])
+        part++;
+    return part;
+}
+
+uint64_t ht_pinned_away_bytes(const struct ht_pinned *m, unsigned part)
+{
+    char *start = (char *)m->base + ht_pinned_part_start(m, part);
+
+    if (!m->nodes || !m->nodes->count)
+        return 0;
+    return ht_nodes_away(m->nodes, (int)part, start, ht_pinned_part_bytes(m, part), HT_MIB);
+}
+
+uint64_t ht_pinned_huge_bytes(const struct ht_pinned *m)
+{
+    return ht_max_u64(m->huge_bytes, m->filler ? atomic_load(&m->filler->huge_bytes) : 0);
+}
+
+uint64_t ht_mem_lock_limit(void)
+{
+    struct rlimit limit;
+
+    return getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur;
+}
+
+static int prepare(struct ht_pinned *m)
+{
+    size_t eager = ht_min_u64(m->bytes, EAGER_BYTES);
+    int rc;
+
+    madvise(m->base, m->bytes, MADV_HUGEPAGE);
+    madvise(m->base, m->bytes, MADV_DONTDUMP);
+    for (unsigned i = 0; m->nodes && i < m->nodes->count; i++)
+        ht_nodes_prefer(m->nodes, (int)i, (char *)m->base + ht_pinned_part_start(m, i), ht_pinned_part_bytes(m, i));
+    m->locked = mlock2(m->base, m->bytes, MLOCK_ONFAULT) == 0;
+    rc = ht_mem_populate(m->base, eager);
+    if (rc != 0)
+        return rc;
+    m->huge_bytes = count_huge(m->base, eager);
+    start_filler(m);
+    return 0;
+}
+
+/* ---------------------------------------------------------------- in all */
+
+int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes)
+{
+    struct ht_pinned p = {.base = NULL};
+    int rc = ht_fault(HT_FAULT_PINNED);
+
+    if (rc != 0)
+        return rc;
+    if (bytes == 0 || bytes > SIZE_MAX / 2)
+        return -EINVAL;
+    p.bytes = ht_round_up(bytes, HUGE_PAGE_BYTES);
+    p.base = map_aligned(p.bytes);
+    if (p.base == MAP_FAILED)
+        return -errno;
+    prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, p.base, p.bytes, name); /* for /proc/PID/smaps, if the kernel can */
+    divide(&p, nodes);
+    rc = prepare(&p);
+    if (rc != 0)
+        munmap(p.base, p.bytes);
+    else
+        *m = p;
+    return rc;
+}
+
+void ht_pinned_free(struct ht_pinned *m)
+{
+    if (!m->base)
+        return;
+    ht_pinned_stop_populating(m);
+    munmap(m->base, m->bytes);
+    *m = (struct ht_pinned){.base = NULL};
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mem.h - large pinned memory: huge pages where the system allows, locked where the limits allow, divided among NUMA
+ * nodes if requested.
+ */
+#ifndef HITRAIN_TIERING_SYS_MEM_H
+#define HITRAIN_TIERING_SYS_MEM_H
+
+#include "tiering/base/base.h"
+#include "tiering/sys/nodes.h"
+
+struct ht_pinned {
+    void *base; /* aligned to 2 MiB */
+    size_t bytes;
+    bool locked;
+    const struct ht_nodes *nodes; /* the caller's, or NULL */
+    size_t end[HT_NODES_MAX];     /* end of the node's part at a place, and begin of the next part; whole 2 MiB */
+    uint64_t huge_bytes;          /* of the memory that was populated at once */
+    struct ht_filler *filler;     /* populates the rest, or NULL */
+};
+
+/*
+ * Maps and locks bytes (rounded up to 2 MiB). When the lock limit forbids locking the memory is used unlocked and
+ * m->locked says so. nodes: divided among them, one part after the other; NULL: not. The first 64 MiB are populated at
+ * once, the rest by a thread while the memory is in use already: a machine may need many seconds for a large tier. 0 or
+ * -errno; release with ht_pinned_free.
+ */
+int ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes) HT_MUST_CHECK;
+void ht_pinned_free(struct ht_pinned *m);
+/*
+ * Calls fn when all is populated: now if it is, else from the thread that does it; never if that cannot be known. Once.
+ */
+void ht_pinned_when_populated(struct ht_pinned *m, void (*fn)(void *ctx), void *ctx);
+/* Populates nothing more ahead, and calls no fn after this. */
+void ht_pinned_stop_populating(struct ht_pinned *m);
+/* Parts that it has: one for each node, or one. */
+unsigned ht_pinned_parts(const struct ht_pinned *m);
+size_t ht_pinned_part_start(const struct ht_pinned *m, unsigned part);
+size_t ht_pinned_part_bytes(const struct ht_pinned *m, unsigned part);
+/* The part that this address lies in. */
+unsigned ht_pinned_part_of(const struct ht_pinned *m, const void *address);
+/* Bytes in huge pages, as far as it was populated; bytes of a part that lie on another node than they should. */
+uint64_t ht_pinned_huge_bytes(const struct ht_pinned *m);
+uint64_t ht_pinned_away_bytes(const struct ht_pinned *m, unsigned part);
+/* Bytes that this process may lock (RLIMIT_MEMLOCK); UINT64_MAX: as many as it likes. */
+uint64_t ht_mem_lock_limit(void);
+/* For memory mapped elsewhere: its pages come now, all of them. */
+int ht_mem_populate(char *base, size_t bytes) HT_MUST_CHECK;
+/* Bytes of memory that are available on this machine (MemAvailable, capped by the cgroup's limit). */
+uint64_t ht_mem_available(void);
+
+#endif

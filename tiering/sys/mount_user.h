@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* mount_user.h - which process keeps a mount alive that is not in this mount namespace any more. */
+#ifndef HITRAIN_TIERING_SYS_MOUNT_USER_H
+#define HITRAIN_TIERING_SYS_MOUNT_USER_H
+
+#include <sys/types.h>
+#include "tiering/sys/holder.h"
+
+struct ht_mount_user {
+    pid_t pid;
+    char command[HT_HOLDER_COMMAND_MAX];
+    bool has_mount; /* in its mount namespace; else it has a file or its working directory there */
+};
+
+/* Is the file system of this device mounted anywhere in this mount namespace? */
+bool ht_mount_is_here(unsigned major, unsigned minor);
+/*
+ * A process whose mount namespace, another than ours, has the file system; else one that has a file there open, or its
+ * working directory there. Queries the kernel only, never the file system. -ENOENT: none that we may see. A mapping
+ * whose descriptor is closed is not found.
+ */
+int ht_mount_user_find(unsigned major, unsigned minor, struct ht_mount_user *out) HT_MUST_CHECK;
+
+#endif

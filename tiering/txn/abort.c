@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* abort.c - the objects' part in an abort of a scope: restores published content and sizes. */
+#include "tiering/base/activity.h"
+#include "tiering/base/list.h"
+#include "tiering/base/verify.h"
+#include "tiering/cache/arena.h"
+#include "tiering/object/verify.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+#include "tiering/object/prealloc.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/shm/shm.h"
+#include "tiering/txn/txn_priv.h"
+
+/* Restores the published state of one chunk. Releases the lock while it waits for the chunk. */
+static void abort_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+
+    ht_chunk_lock_exclusive(s, c);
+    ht_chunk_prealloc_drop(o, c, 0);
+    bool was = ht_chunk_unpublished(c);
+    bool newer = was || (c->flags & HT_CH_BAD) || ht_obj_is_volatile(o) ||
+        (c->slot != HT_SLOT_NONE && ht_arena_image(s->arena, c->slot)->dirty);
+    if (newer) {
+        ht_image_revert(o, c, index);
+        ht_chunk_drop_cur(o, c);
+        c->flags &= (uint8_t)~HT_CH_BAD;
+        c->generation++;
+        o->version++;
+        ht_chunk_note_unpublished(o, c, index, was);
+        ht_chunk_drop_log_reserve(o, c);
+    }
+    ht_chunk_unlock_exclusive(o, c, index);
+}
+
+static void abort_object(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    o->vanished = !o->published; /* first: a concurrent reader sees that the object is gone, and not its remains */
+    ht_chunk_for_each_from(c, o, index) if (ht_chunk_in_use(c)) abort_chunk(o, c, index);
+    o->error = 0;
+    o->lost = false;
+    o->meta_dirty = false;
+    if (o->published) {
+        ht_shm_regrow(o, o->pub_size);
+        o->size = o->pub_size;
+        o->deleted = false;
+        ht_obj_untouch_if_idle(o); /* not when another thread wrote to it again */
+        HT_VERIFY(ht_obj_verify(o));
+        return;
+    }
+    o->dead = true;
+    o->deleted = true;
+    if (!ht_list_empty(&o->touched)) {
+        ht_list_del(&o->touched);
+        ht_obj_put_locked(o);
+    }
+}
+
+/* Releases the lock in between. */
+static void shut_out_changes(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    sc->aborts++;
+    sc->aborting = true;
+    ht_activity_wait("changes below model root", sc->id);
+    while (sc->changing)
+        ht_store_wait(s, &s->waits.settled, 0);
+    ht_activity_go_on();
+}
+
+static void let_changes_in(struct ht_store *s, struct ht_scope *sc) HT_REQUIRES(HT_LOCK_STORE)
+{
+    sc->aborting = false;
+    pthread_cond_broadcast(&s->waits.settled);
+}
+
+/*
+ * Needs no memory: the caller has restored the names already, and must get through. Each object goes to the end of the
+ * list before the lock may be released. So as many visits as there were objects at the beginning reach every object.
+ */
+void ht_scope_abort_objects(struct ht_store *s, uint64_t scope)
+{
+    size_t left = 0;
+
+    ht_store_lock(s);
+    ht_shm_touch(s, scope);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        shut_out_changes(s, sc);
+    if (sc)
+        ht_list_for_each(p, &sc->touched)
+            left++;
+    for (; left && !ht_list_empty(&sc->touched); left--) {
+        struct ht_obj *o = ht_list_entry(sc->touched.next, struct ht_obj, touched);
+        ht_list_del(&o->touched);
+        ht_list_add_tail(&sc->touched, &o->touched);
+        o->refs++;
+        abort_object(o);
+        ht_obj_put_locked(o);
+    }
+    if (sc)
+        let_changes_in(s, sc);
+    ht_store_unlock(s);
+}

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * begin.c - when a transaction may begin: the log has room for it, and no failed flush has given up what it is to
+ * publish.
+ */
+#include <assert.h>
+
+#include "tiering/base/activity.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/journal/journal.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/context.h"
+#include "tiering/data/flush.h"
+#include "tiering/txn/txn_priv.h"
+
+/* Without a checkpoint thread the caller makes the room that it needs. */
+static int checkpoint_if_full(struct ht_store *s, size_t bytes)
+{
+    struct ht_journal_stats st;
+
+    ht_journal_stats(s->journal, &st);
+    bool full = st.used_bytes + bytes > st.log_bytes / 2 || !ht_journal_try_space(s->journal, bytes);
+    return full ? ht_store_checkpoint(s) : 0;
+}
+
+/* The first caller that needs the log reports a failure that no caller saw, as one in a checkpoint. */
+static int no_room(struct ht_store *s, int error)
+{
+    if (ht_journal_failed(s->journal))
+        ht_tx_log_failed(s, error);
+    return error;
+}
+
+/* The transaction's lock stays with the transaction: clang cannot follow it. */
+int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    if (ht_is_read_only(s))
+        return -EROFS;
+    for (;;) {
+        int rc = s->opts.no_threads ? checkpoint_if_full(s, bytes) : 0;
+        if (!rc)
+            rc = ht_journal_wait_space(s->journal, bytes);
+        if (rc)
+            return no_room(s, rc);
+        ht_activity_wait("the transaction", 0);
+        ht_mutex_lock(&s->tx_lock);
+        ht_activity_go_on();
+        if (ht_journal_try_space(s->journal, bytes))
+            break;
+        ht_mutex_unlock(&s->tx_lock); /* another thread took the room */
+    }
+    assert(s->txn->tx.records.len == 0 && s->frees.open.count == 0 && ht_list_empty(&s->txn->tx.deleted));
+    int rc = ht_tx_expect(&s->txn->tx, bytes);
+    if (rc) {
+        ht_mutex_unlock(&s->tx_lock);
+        return rc;
+    }
+    *out_tx = &s->txn->tx;
+    return 0;
+}
+
+int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx)
+{
+    int rc = ht_tx_begin(s, bytes, out_tx);
+
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    int checked = ht_round_check(s, r);
+    ht_store_unlock(s);
+    s->txn->tx.whole = !checked;
+    if (!checked)
+        return 0;
+    rc = ht_tx_commit(*out_tx, NULL); /* of nothing */
+    return rc ? rc : checked;
+}

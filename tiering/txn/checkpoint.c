@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * checkpoint.c - re-emits all published metadata, so that the older log can be forgotten.
+ *
+ * Normal records continue between the slices; a later record wins. Only published values are emitted: pending changes
+ * of a scope come with its commit, or never.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/base/event.h"
+#include "tiering/base/lock.h"
+#include "tiering/base/mutant.h"
+#include "tiering/journal/journal.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/data/members.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+enum {
+    SLICE_BYTES = 64 << 10,
+    RECORD_BYTES_MAX = 72 << 10, /* bytes by which a slice may be longer: an attribute, the longest of all records */
+};
+
+struct emission {
+    struct ht_store *s;
+    uint64_t *oids; /* objects that existed at the begin mark; newer ones are in the normal records */
+    size_t count, next;
+    uint64_t chunk; /* of the object being emitted */
+};
+
+static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (e->chunk == 0)
+        ht_record_object(b, o, HT_MUTANT("pending-emitted") ? o->size : o->pub_size);
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, e->chunk)
+    {
+        if (b->len >= SLICE_BYTES)
+            return;
+        if (c->flags & HT_CH_PUB)
+            ht_record_chunk(b, o, e->chunk, c, HT_MUTANT("pending-emitted") ? ht_chunk_ref(c) : &c->pub);
+    }
+    e->chunk = 0;
+    e->next++;
+}
+
+/* The transaction of a slice, with memory for it: a later failure would end the log. -ENOMEM. */
+static int begin_slice(struct ht_store *s) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    ht_mutex_lock(&s->tx_lock);
+    int rc = ht_tx_expect(&s->txn->tx, SLICE_BYTES + RECORD_BYTES_MAX);
+    if (rc)
+        ht_mutex_unlock(&s->tx_lock);
+    return rc;
+}
+
+/* One slice in one transaction. The transaction lock keeps publications out until its end. */
+static int emit_objects_slice(struct emission *e)
+{
+    struct ht_store *s = e->s;
+    int rc = begin_slice(s);
+
+    if (rc)
+        return rc;
+    struct ht_buf *b = &s->txn->tx.records;
+    ht_store_lock(s);
+    while (e->next < e->count && b->len < SLICE_BYTES) {
+        struct ht_obj *o = ht_obj_find_locked(s, e->oids[e->next]);
+        if (o && o->published && !o->dead) {
+            emit_object(e, o, b);
+        } else {
+            e->next++;
+            e->chunk = 0;
+        }
+    }
+    ht_store_unlock(s);
+    return ht_tx_commit(&s->txn->tx, NULL);
+}
+
+static int emit_ids(struct ht_store *s)
+{
+    int rc = begin_slice(s);
+
+    if (rc)
+        return rc;
+    ht_record_ids(&s->txn->tx.records, ht_max_u64(s->txn->ids_logged, s->txn->next_id));
+    return ht_tx_commit(&s->txn->tx, NULL);
+}
+
+static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
+{
+    uint64_t cursor = 0;
+    int more = 1;
+
+    while (more > 0) {
+        int rc = begin_slice(s);
+        if (rc)
+            return rc;
+        more = c->emit(c->ctx, &s->txn->tx, &cursor, SLICE_BYTES);
+        rc = ht_tx_commit(&s->txn->tx, NULL);
+        if (rc)
+            return rc;
+    }
+    return more;
+}
+
+/*
+ * Not undone when it fails: the start that it names is durable on all copies that are written, and nothing before it is
+ * overwritten until release.
+ */
+static int set_start(struct ht_store *s, const struct ht_journal_start *start)
+{
+    ht_mutex_lock(&s->super_lock);
+    s->sb.start_pos = start->pos;
+    s->sb.start_seq = start->seq;
+    s->sb.start_chain = start->chain;
+    s->sb.durable_seq = start->durable_seq;
+    int rc = HT_MUTANT("log-reuse") ? 0 : ht_store_write_super(s);
+    ht_mutex_unlock(&s->super_lock);
+    return rc;
+}
+
+static void report_failure(int error)
+{
+    struct ht_event_about about = {.error = error};
+
+    ht_event(HT_EVENT_CHECKPOINT_FAILED, &about,
+             "log checkpoint failed: %s; the log keeps growing until it can be repeated", strerror(-error));
+}
+
+int ht_store_checkpoint(struct ht_store *s)
+{
+    struct emission e = {.s = s};
+    int rc = ht_journal_checkpoint_begin(s->journal);
+
+    if (rc)
+        return rc;
+    rc = ht_store_oids(s, &e.oids, &e.count);
+    if (!rc)
+        rc = emit_ids(s);
+    while (!rc && e.next < e.count)
+        rc = emit_objects_slice(&e);
+    for (unsigned i = 0; !rc && i < s->txn->clients; i++)
+        if (s->txn->client[i].emit)
+            rc = emit_client(s, &s->txn->client[i]);
+    free(e.oids);
+    struct ht_journal_start start;
+    if (!rc)
+        rc = ht_journal_checkpoint_end(s->journal, &start);
+    if (!rc) {
+        rc = set_start(s, &start);
+        if (rc)
+            ht_journal_checkpoint_unnamed(s->journal, rc);
+        else
+            ht_journal_checkpoint_release(s->journal, &start);
+    }
+    if (rc) {
+        ht_journal_checkpoint_give_up(s->journal);
+        report_failure(rc);
+    }
+    return rc;
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * commit.c - publishes a scope as a whole, or restores its published state.
+ *
+ * A scope is one model root, or with number 0 everything outside of model roots. Names, the optimizer and objects each
+ * keep unpublished changes in memory. A commit collects all of that in one transaction; no other file knows the
+ * participants. The clients of the log come in the order in which they registered (names, then the optimizer). Objects
+ * come last, because a client may delete some.
+ *
+ *   a commit                                                  what a crash right after it leaves
+ *   1. writes back dirty images, and flushes                  the commit before; the new space is free again
+ *   2. begins the transaction                                 the same
+ *   3. clients and objects put their records into it          the same: the records are only in memory
+ *   4. appends the transaction to the log                     the commit before, or this one if its frame is durable
+ *   5. waits until the frame is durable                       this commit
+ *
+ * If a flush failed between 1 and 2, both are repeated. For a model root step 5 is the caller's (ht_store_sync): from
+ * step 4 on it may change the scope, and the next commit publishes these changes.
+ *
+ * An abort puts nothing into the log. So a crash during an abort leaves the last commit, as the abort itself does.
+ *
+ * Lock order: transaction > names > optimizer > store. This file holds only the transaction when it calls a
+ * participant, which takes its own lock. So between the participants nothing else is published or aborted.
+ */
+#include <assert.h>
+
+#include "tiering/base/mutant.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/context.h"
+#include "tiering/data/flush.h"
+#include "tiering/shm/shm.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+/* All in one, and those of each client. */
+static size_t pending_bytes(struct ht_store *s, uint64_t scope, size_t out_of_client[HT_CLIENTS_MAX])
+{
+    const struct ht_txn *t = s->txn;
+    size_t bytes = ht_scope_pending_object_bytes(s, scope);
+
+    for (unsigned i = 0; i < t->clients; i++) {
+        const struct ht_meta_client *c = &t->client[i];
+        out_of_client[i] = c->pending_bytes ? c->pending_bytes(c->ctx, scope) : 0;
+        bytes += out_of_client[i];
+    }
+    return bytes;
+}
+
+size_t ht_scope_pending_bytes(struct ht_store *s, uint64_t scope)
+{
+    size_t of_client[HT_CLIENTS_MAX];
+
+    return pending_bytes(s, scope, of_client);
+}
+
+/* The mutant: what clients have put becomes durable without the objects. */
+static int tear(struct ht_store *s, uint64_t scope, struct ht_tx **tx)
+{
+    uint64_t lsn;
+    int rc = ht_tx_commit(*tx, &lsn);
+
+    rc = rc ? rc : ht_store_sync(s, lsn);
+    return rc ? rc : ht_tx_begin(s, ht_scope_pending_bytes(s, scope), tx);
+}
+
+/* Everything unpublished of the rounds' scope into one transaction. -EAGAIN: nothing; begin the next round. */
+static int publish(struct ht_store *s, struct ht_rounds *rounds, uint64_t *out_lsn)
+{
+    const struct ht_txn *t = s->txn;
+    uint64_t scope = rounds->scope;
+    size_t expected[HT_CLIENTS_MAX];
+    struct ht_tx *tx;
+    int rc = ht_tx_begin_round(s, ht_scope_pending_bytes(s, scope), rounds, &tx);
+
+    if (rc)
+        return rc;
+    rc = ht_tx_expect(tx, pending_bytes(s, scope, expected)); /* it may have grown while this thread waited */
+    if (rc) {
+        int closed = ht_tx_commit(tx, NULL); /* of nothing */
+        return closed ? closed : rc;
+    }
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].publish)
+            t->client[i].publish(t->client[i].ctx, scope, expected[i], tx);
+    rc = HT_MUTANT("torn-commit") ? tear(s, scope, &tx) : 0;
+    if (rc)
+        return rc;
+    ht_scope_publish(s, scope, tx);
+    return ht_tx_commit(tx, out_lsn);
+}
+
+int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn)
+{
+    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(scope);
+    int rc;
+
+    do {
+        ht_rounds_next(s, &rounds);
+        rc = ht_scope_writeback(s, scope);
+        if (!rc)
+            rc = publish(s, &rounds, out_lsn);
+    } while (rc == -EAGAIN);
+    return rc;
+}
+
+/* Files outside of model roots do not depend on each other: what could be written becomes published. */
+int ht_txn_commit_outside(struct ht_store *s, int found)
+{
+    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(0);
+    int rc, written;
+
+    do {
+        ht_rounds_next(s, &rounds);
+        written = ht_scope_write(s, 0);
+        rc = written == -EROFS ? -EROFS : publish(s, &rounds, NULL);
+    } while (rc == -EAGAIN);
+    if (!rc)
+        rc = ht_store_sync(s, s->frees.last_lsn);
+    return rc ? rc : written ? written : found;
+}
+
+int ht_store_commit(struct ht_store *s)
+{
+    return ht_txn_commit_outside(s, ht_shm_scan_scope(s, 0));
+}
+
+int ht_scope_abort(struct ht_store *s, uint64_t scope)
+{
+    const struct ht_txn *t = s->txn;
+    struct ht_tx *tx;
+
+    assert(scope);
+    int rc = ht_tx_begin(s, 0, &tx);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].abort)
+            t->client[i].abort(t->client[i].ctx, scope);
+    /* Still inside the transaction, so that no thread makes an object between the names and the content. */
+    ht_scope_abort_objects(s, scope);
+    return ht_tx_commit(tx, NULL);
+}

@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * publish.c - current becomes published: records into a transaction, for one object or all of a scope; deletions and
+ * moves, too.
+ *
+ * The transaction frees space that a record replaces once the record is durable.
+ */
+#include "tiering/base/buf.h"
+#include "tiering/base/list.h"
+#include "tiering/base/verify.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/alloc.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/verify.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/scope.h"
+#include "tiering/object/space.h"
+#include "tiering/data/flush.h"
+#include "tiering/txn/txn_priv.h"
+
+void ht_record_ids(struct ht_buf *b, uint64_t next)
+{
+    uint8_t bytes[8];
+
+    ht_le64_store(bytes, next);
+    ht_record_put(b, HT_REC_IDS, bytes, sizeof(bytes));
+}
+
+void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size)
+{
+    size_t mark = ht_record_begin(b, HT_REC_OBJECT);
+
+    ht_buf_put_u64(b, o->oid);
+    ht_buf_put_u32(b, ht_obj_bytes_per_chunk(o));
+    ht_buf_put_u32(b, o->obj_class);
+    ht_buf_put_u64(b, size);
+    ht_buf_put_u64(b, o->scope->id);
+    ht_record_end(b, mark);
+}
+
+void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
+                     const struct ht_ref *r)
+{
+    unsigned n = ht_ref_lost(r) ? 0 : ht_ref_extents(r);
+    size_t mark = ht_record_begin(b, HT_REC_CHUNK);
+
+    ht_buf_put_u64(b, o->oid);
+    ht_buf_put_u64(b, index);
+    ht_buf_put_u32(b, c->generation);
+    ht_buf_put_u8(b, r->codec);
+    ht_buf_put_u8(b, 0);
+    ht_buf_put_u16(b, (uint16_t)n);
+    ht_buf_put_u32(b, r->stored);
+    ht_buf_put_u32(b, r->visible);
+    ht_buf_put_u64(b, r->checksum);
+    for (unsigned i = 0; i < n; i++) {
+        struct ht_extent e = ht_ref_extent(r, i);
+        ht_buf_put_u8(b, (uint8_t)e.device);
+        ht_buf_put_u8(b, 0);
+        ht_buf_put_u16(b, (uint16_t)e.blocks);
+        ht_buf_put_u64(b, e.block);
+    }
+    ht_record_end(b, mark);
+}
+
+static void record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index)
+{
+    size_t mark = ht_record_begin(b, HT_REC_CHUNK_DEL);
+
+    ht_buf_put_u64(b, oid);
+    ht_buf_put_u64(b, index);
+    ht_buf_put_u64(b, 1);
+    ht_record_end(b, mark);
+}
+
+static void note_delete(struct ht_tx *tx, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (o->leaving) /* its scope was published earlier in this transaction */
+        return;
+    o->leaving = true;
+    size_t mark = ht_record_begin(&tx->records, HT_REC_OBJECT_DEL);
+    ht_buf_put_u64(&tx->records, o->oid);
+    ht_record_end(&tx->records, mark);
+    if (ht_list_empty(&o->touched))
+        o->refs++;
+    ht_list_del(&o->touched); /* takes over the reference of the scope's list */
+    ht_list_add_tail(&tx->deleted, &o->touched);
+}
+
+/*
+ * One chunk's current reference into tx. A voided reference waits until it is written anew; a transaction
+ * that must be complete cannot leave it out, and the log ends with it (ht_note_published).
+ */
+static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct ht_tx *tx)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (ht_chunk_has_place(c) && !tx->whole && ht_ref_endangered(o->s, &c->cur))
+        return;
+    if (c->flags & HT_CH_CUR) {
+        ht_record_chunk(&tx->records, o, index, c, &c->cur);
+        if ((c->flags & HT_CH_PUB) && !(c->flags & HT_CH_SHARE))
+            ht_tx_free_ref(o, &c->pub);
+        if (!(c->flags & HT_CH_PUB))
+            o->s->objects.chunks++;
+        c->pub = c->cur;
+        ht_refcount_named(o->s, &c->pub);
+        if (!(c->flags & HT_CH_SHARE))
+            ht_note_published(o->s, &c->pub);
+        memset(&c->cur, 0, sizeof(c->cur));
+        c->flags |= HT_CH_PUB;
+    } else if (c->flags & HT_CH_GONE) {
+        record_chunk_del(&tx->records, o->oid, index);
+        ht_tx_free_ref(o, &c->pub);
+        c->flags &= (uint8_t)~HT_CH_PUB;
+        o->s->objects.chunks--;
+    }
+    c->flags &= (uint8_t) ~(HT_CH_CUR | HT_CH_SHARE | HT_CH_GONE);
+    ht_chunk_note_unpublished(o, c, index, true);
+    ht_chunk_drop_log_reserve(o, c);
+}
+
+static void publish_chunks(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!o->unpublished)
+            break;
+        if (!ht_chunk_leaf(c)->unpublished)
+            index = ht_leaf_last(index);
+        else if (ht_chunk_unpublished(c)) {
+            publish_chunk(o, c, index, tx);
+            ht_chunk_trim(o, index);
+        }
+    }
+}
+
+static void publish_object(struct ht_obj *o, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
+        return;
+    if (o->meta_dirty || !o->published) {
+        ht_record_object(&tx->records, o, o->size);
+        o->pub_size = o->size;
+        o->published = true;
+        o->meta_dirty = false;
+    }
+    publish_chunks(o, tx);
+    ht_obj_untouch_if_idle(o);
+    HT_VERIFY(ht_obj_verify(o));
+}
+
+/* The bytes that a publication would put now, and as much again for each image that may be written back before. */
+static size_t pending_bytes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (o->obj_class == HT_CLASS_SCRATCH || o->dead)
+        return 0;
+    if (o->deleted)
+        return o->published ? HT_OBJECT_DEL_RECORD_BYTES : 0;
+    size_t bytes = o->meta_dirty || !o->published ? HT_OBJECT_RECORD_BYTES : 0;
+    bytes += (size_t)(o->dirty + o->writing) * (HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES);
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!o->unpublished)
+            break;
+        if (!ht_chunk_leaf(c)->unpublished)
+            index = ht_leaf_last(index);
+        else if (c->flags & HT_CH_CUR)
+            bytes += HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->cur);
+        else if (c->flags & HT_CH_GONE)
+            bytes += HT_CHUNK_DEL_RECORD_BYTES;
+    }
+    return bytes;
+}
+
+void ht_obj_publish(struct ht_obj *o, struct ht_tx *tx)
+{
+    ht_store_lock(o->s);
+    if (!o->deleted)
+        publish_object(o, tx);
+    ht_store_unlock(o->s);
+}
+
+/* ----------------------------------------------- deletions and other scopes */
+
+/* The object exists no more; releases the reference of the scope's list. */
+static void bury(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    o->dead = true;
+    o->refs++;
+    if (!ht_list_empty(&o->touched)) {
+        ht_list_del(&o->touched);
+        ht_obj_put_locked(o);
+    }
+    ht_obj_put_locked(o);
+}
+
+void ht_obj_delete(struct ht_obj *o, struct ht_tx *tx)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    o->deleted = true;
+    if (!o->published) {
+        bury(o);
+    } else if (o->scope->id) {
+        o->meta_dirty = true;
+        ht_obj_touch(o);
+    } else {
+        note_delete(tx, o);
+    }
+    ht_store_unlock(s);
+}
+
+int ht_obj_set_scope(struct ht_obj *o, uint64_t scope, struct ht_tx *tx)
+{
+    struct ht_store *s = o->s;
+
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, true);
+    bool known = o->published || o->obj_class == HT_CLASS_SCRATCH, touched = !ht_list_empty(&o->touched);
+    int rc = !sc ? -ENOMEM : !known || (touched && sc != s->objects.scope0) ? -EBUSY : 0;
+    if (!rc && !o->leaving) {
+        o->scope = sc;
+        if (touched) { /* the reference moves, too */
+            ht_list_del(&o->touched);
+            ht_list_add_tail(&sc->touched, &o->touched);
+        }
+        if (o->published)
+            ht_record_object(&tx->records, o, o->pub_size);
+    }
+    ht_store_unlock(s);
+    return rc;
+}
+
+/* ---------------------------------------------------------------- scopes */
+
+void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx)
+{
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        ht_list_for_each_safe(p, next, &sc->touched) {
+            struct ht_obj *o = ht_list_entry(p, struct ht_obj, touched);
+            if (o->deleted && o->published)
+                note_delete(tx, o);
+            else if (!o->deleted)
+                publish_object(o, tx);
+        }
+    ht_store_unlock(s);
+}
+
+size_t ht_obj_pending_bytes(struct ht_obj *o)
+{
+    ht_store_lock(o->s);
+    size_t bytes = pending_bytes(o) + HT_OBJECT_RECORD_BYTES;
+    ht_store_unlock(o->s);
+    return bytes;
+}
+
+size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope)
+{
+    size_t bytes = 0;
+
+    ht_store_lock(s);
+    struct ht_scope *sc = ht_scope_find(s, scope, false);
+    if (sc)
+        ht_list_for_each(p, &sc->touched)
+            bytes += pending_bytes(ht_list_entry(p, struct ht_obj, touched));
+    ht_store_unlock(s);
+    return bytes;
+}

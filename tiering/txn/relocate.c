@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * relocate.c - gives published bytes another place: nothing but the place changes.
+ *
+ *   reserve, allocate -> write, flush -> transaction: the chunk's record with the new place ->
+ *   the old place becomes a deferred free
+ *
+ * One chunk alone, also below a model root in the middle of a step: its published content stays the same, so the step
+ * stays atomic. The reservation for the object's next rewrite is not touched.
+ *
+ * The chunk is not held while the thread waits for the transaction: an abort inside one waits for chunks. So when the
+ * transaction is open everything is checked again, and any change of the chunk in between wins. A truncation in between
+ * keeps the place but shows fewer bytes: then the new place shows as few.
+ */
+#include <stdlib.h>
+#include <time.h>
+
+#include "tiering/base/mutant.h"
+#include "tiering/tier/placement.h"
+#include "tiering/space/alloc.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/space.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/data/flush.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+enum { TRIES = 50, PAUSE_NS = 2000000 };
+
+static int take_space(struct ht_store *s, uint32_t blocks, struct ht_ref *ref, uint64_t *out_flush_error_passes)
+{
+    struct ht_extent e[HT_FRAGS_MAX];
+
+    ht_store_lock(s);
+    int rc = ht_alloc_reserve(s->alloc, blocks), n = 0;
+    if (!rc) {
+        n = ht_alloc_take(s->alloc, blocks, HT_ALLOC_HINT_NONE, e);
+        if (n < 0) { /* it does not wait for deferred frees */
+            ht_alloc_unreserve(s->alloc, blocks);
+            rc = -ENOSPC;
+        }
+    }
+    if (!rc) {
+        rc = ht_ref_set(ref, e, (unsigned)n);
+        for (int i = 0; rc && i < n; i++)
+            ht_alloc_release(s->alloc, &e[i]);
+    }
+    *out_flush_error_passes = ht_flush_error_passes(s);
+    ht_store_unlock(s);
+    return rc;
+}
+
+static void give_back(struct ht_store *s, struct ht_ref *ref)
+{
+    ht_store_lock(s);
+    ht_free_ref_now(s, ref);
+    ht_store_unlock(s);
+}
+
+/* Durable before a chunk has it: a later failed flush finds it covered. */
+static int flush_out(struct ht_store *s, struct ht_ref *ref, uint64_t flush_error_passes)
+{
+    ht_store_lock(s);
+    ht_ref_stamp(s, ref);
+    uint32_t devices = ht_ref_unflushed(s, ref);
+    ht_store_unlock(s);
+    uint32_t failed = ht_flush_devices(s, devices);
+    ht_store_lock(s);
+    bool is_void = ht_ref_is_void(s, ref, flush_error_passes);
+    ht_store_unlock(s);
+    return failed || is_void ? -EIO : 0;
+}
+
+int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
+{
+    struct ht_ref ref = {.stored = len, .visible = len & HT_VISIBLE_MASK};
+    uint64_t flush_error_passes;
+    int rc = take_space(s, ht_ref_blocks(&ref), &ref, &flush_error_passes);
+
+    if (rc)
+        return rc;
+    rc = ht_chunk_write_at(s, ring, &ref, bytes);
+    if (!rc)
+        rc = flush_out(s, &ref, flush_error_passes);
+    if (rc) {
+        give_back(s, &ref);
+        return rc;
+    }
+    *out = ref;
+    return 0;
+}
+
+/*
+ * 0: done, the chunk has *ref, which is empty here. -EAGAIN: another thread holds it; -ESTALE: it is not there any
+ * more. In a transaction, lock held.
+ */
+static int swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref, struct ht_tx *tx)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c = ht_chunk_find(o, index);
+
+    if (o->dead || !o->published || !c || (c->flags & (HT_CH_PUB | HT_CH_CUR | HT_CH_GONE)) != HT_CH_PUB ||
+        !ht_ref_same_place(&c->pub, was) || c->pub.visible > ref->visible)
+        return -ESTALE;
+    if (c->exclusive || c->shared)
+        return -EAGAIN;
+    c->generation++;
+    if (!HT_MUTANT("cut-undone"))
+        ref->visible = c->pub.visible; /* fewer, if a truncation was published after the bytes had been copied */
+    ht_record_chunk(&tx->records, o, index, c, ref);
+    o->stored_blocks += ht_ref_blocks(ref);
+    ht_ref_log_reserve_pieces(o->s, ref);
+    ht_tx_free_ref(o, &c->pub);
+    c->pub = *ref;
+    ht_note_published(o->s, &c->pub);
+    memset(ref, 0, sizeof(*ref));
+    return 0;
+}
+
+static int try_swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref, uint64_t *out_lsn)
+{
+    struct ht_store *s = o->s;
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(ref), &tx);
+
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    rc = swap(o, index, was, ref, tx);
+    ht_store_unlock(s);
+    int committed = ht_tx_commit(tx, out_lsn);
+    return rc ? rc : committed;
+}
+
+int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    uint64_t lsn = 0;
+    int rc;
+
+    for (unsigned i = 0; (rc = try_swap(o, index, was, ref, &lsn)) == -EAGAIN && i < TRIES; i++)
+        nanosleep(&pause, NULL);
+    if (ref->stored)
+        give_back(o->s, ref);
+    return rc ? rc : ht_store_sync(o->s, lsn);
+}

@@ -1,0 +1,556 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * replay.c - puts the store's own records back into memory at mount.
+ *
+ * Records may name objects whose OBJECT record comes later (checkpoint emits in slices while normal records go on), so
+ * unknown ids make placeholders; a placeholder that is still undefined at the end is damage. Space is marked only at
+ * the end, when all references are known.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/base/idhash.h"
+#include "tiering/base/log.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/alloc.h"
+#include "tiering/api/check.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/scope.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+static struct ht_obj *find_or_make(struct ht_store *s, uint64_t oid) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+
+    if (!o)
+        o = ht_obj_insert_locked(s, oid);
+    if (o)
+        ht_store_saw_id(s, oid);
+    return o;
+}
+
+static bool id_valid(uint64_t id)
+{
+    return id != 0 && id <= HT_ID_MAX;
+}
+
+static bool chunk_bytes_valid(uint32_t n)
+{
+    return n >= HT_SMALL_CHUNK_BYTES && n <= HT_CHUNK_BYTES && (n & (n - 1)) == 0;
+}
+
+/* Frees only the memory: the log's space is not known yet. */
+static void forget_pub(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (!(c->flags & HT_CH_PUB))
+        return;
+    o->s->objects.lost_chunks -= ht_ref_lost(&c->pub);
+    ht_ref_forget(&c->pub);
+    c->flags &= (uint8_t)~HT_CH_PUB;
+    o->s->objects.chunks--;
+}
+
+static int replay_object(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t oid = ht_get_u64(r);
+    uint32_t chunk_bytes = ht_get_u32(r), obj_class = ht_get_u32(r);
+    uint64_t size = ht_get_u64(r), scope = ht_get_u64(r);
+
+    if (!ht_reader_done(r) || !id_valid(oid) || !chunk_bytes_valid(chunk_bytes) || obj_class > HT_CLASS_SCRATCH ||
+        size > HT_FILE_BYTES_MAX)
+        return -EUCLEAN;
+    struct ht_obj *o = find_or_make(s, oid);
+    struct ht_scope *sc = ht_scope_find(s, scope, true);
+    if (!o || !sc)
+        return -ENOMEM;
+    o->chunk_shift = (uint8_t)__builtin_ctz(chunk_bytes);
+    o->obj_class = (uint8_t)obj_class;
+    o->size = o->pub_size = size;
+    o->scope = sc;
+    o->defined = o->published = true;
+    return 0;
+}
+
+static int replay_object_del(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t oid = ht_get_u64(r);
+
+    if (!ht_reader_done(r))
+        return -EUCLEAN;
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+    if (!o)
+        return 0;
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index) forget_pub(o, c);
+    o->dead = true;
+    o->delete_lsn = 0; /* and nothing that it names is left */
+    o->refs++;
+    o->obj_class = HT_CLASS_SCRATCH; /* has no log reserve yet */
+    ht_obj_put_locked(o);
+    return 0;
+}
+
+static int read_extents(struct ht_store *s, struct ht_reader *r, struct ht_extent *e, unsigned n, uint32_t stored)
+{
+    uint64_t blocks = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        e[i].device = ht_get_u8(r);
+        uint8_t zero = ht_get_u8(r);
+        e[i].blocks = ht_get_u16(r);
+        e[i].block = ht_get_u64(r);
+        if (zero || e[i].device >= s->dev_count || !e[i].blocks || e[i].blocks > HT_CHUNK_BLOCKS_MAX ||
+            e[i].block >= 1ull << 48)
+            return -EUCLEAN;
+        blocks += e[i].blocks;
+    }
+    return blocks == ht_div_up(stored, HT_BLOCK_BYTES) ? 0 : -EUCLEAN;
+}
+
+static bool raw_valid(uint8_t codec, uint16_t frags, uint32_t stored, uint32_t visible)
+{
+    return codec == HT_CODEC_RAW && frags && frags <= HT_FRAGS_MAX && stored && stored <= HT_CHUNK_BYTES &&
+        visible <= stored;
+}
+
+static bool lost_valid(uint16_t frags, uint32_t stored, uint32_t visible, uint64_t checksum)
+{
+    return !frags && !stored && visible && visible <= HT_CHUNK_BYTES && !checksum;
+}
+
+static int replay_chunk(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t oid = ht_get_u64(r), index = ht_get_u64(r);
+    uint32_t generation = ht_get_u32(r);
+    uint8_t codec = ht_get_u8(r);
+    uint8_t reserved = ht_get_u8(r);
+    uint16_t n = ht_get_u16(r);
+    uint32_t stored = ht_get_u32(r), visible = ht_get_u32(r);
+    uint64_t checksum = ht_get_u64(r);
+
+    if (r->bad || !id_valid(oid) || reserved || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES ||
+        !(codec == HT_CODEC_LOST ? lost_valid(n, stored, visible, checksum) : raw_valid(codec, n, stored, visible)))
+        return -EUCLEAN;
+    struct ht_extent e[HT_FRAGS_MAX];
+    int rc = read_extents(s, r, e, n, stored);
+    if (rc || !ht_reader_done(r))
+        return -EUCLEAN;
+    struct ht_obj *o = find_or_make(s, oid);
+    struct ht_chunk *c = o ? ht_chunk_make(o, index) : NULL;
+    if (!c)
+        return -ENOMEM;
+    forget_pub(o, c);
+    c->pub =
+        (struct ht_ref){.stored = stored, .visible = visible & HT_VISIBLE_MASK, .codec = codec, .checksum = checksum};
+    rc = n ? ht_ref_set(&c->pub, e, n) : 0;
+    if (rc)
+        return rc;
+    s->objects.lost_chunks += ht_ref_lost(&c->pub);
+    c->flags |= HT_CH_PUB;
+    c->generation = generation;
+    s->objects.chunks++;
+    return 0;
+}
+
+static int replay_chunk_del(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t oid = ht_get_u64(r), first = ht_get_u64(r), count = ht_get_u64(r);
+
+    if (!ht_reader_done(r))
+        return -EUCLEAN;
+    struct ht_obj *o = ht_obj_find_locked(s, oid);
+    if (!o)
+        return 0;
+    uint64_t end = count > UINT64_MAX - first ? UINT64_MAX : first + count, index = first;
+    struct ht_chunk *c;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (index >= end)
+            break;
+        forget_pub(o, c);
+        ht_chunk_trim(o, index);
+    }
+    return 0;
+}
+
+static int replay_ids(struct ht_store *s, struct ht_reader *r)
+{
+    uint64_t next = ht_get_u64(r);
+
+    if (!ht_reader_done(r) || next == 0 || next > HT_ID_MAX)
+        return -EUCLEAN;
+    ht_store_saw_id(s, next - 1);
+    return 0;
+}
+
+static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    switch (type) {
+    case HT_REC_IDS:
+        return replay_ids(s, r);
+    case HT_REC_OBJECT:
+        return replay_object(s, r);
+    case HT_REC_OBJECT_DEL:
+        return replay_object_del(s, r);
+    case HT_REC_CHUNK:
+        return replay_chunk(s, r);
+    case HT_REC_CHUNK_DEL:
+        return replay_chunk_del(s, r);
+    default:
+        return -EUCLEAN;
+    }
+}
+
+int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    for (unsigned i = 0; i < s->txn->clients; i++)
+        if (type >= s->txn->client[i].type_first && type <= s->txn->client[i].type_last)
+            return s->txn->client[i].replay(s->txn->client[i].ctx, type, payload, len);
+    /* A program that knows fewer layers (a test, a tool) may read only the store's own part. */
+    if (type >= HT_REC_NS_FIRST && type <= HT_REC_OPT_LAST)
+        return 0;
+    struct ht_reader r = ht_reader_of(payload, len);
+    int rc = replay_own(s, type, &r);
+    if (rc == -EUCLEAN)
+        ht_error("log: malformed record of type %u, %u bytes", type, len);
+    return rc;
+}
+
+/* ------------------------------------------------------------- afterwards */
+
+static int note_conflict(struct ht_obj *o, uint64_t index, const struct ht_extent *e, int error)
+{
+    struct ht_store *s = o->s;
+
+    if (s->txn->conflict_count == s->txn->conflict_cap) {
+        size_t cap = s->txn->conflict_cap ? s->txn->conflict_cap * 2 : 16;
+        struct ht_ref_conflict *p = realloc(s->txn->conflicts, cap * sizeof(*p));
+        if (!p)
+            return -ENOMEM;
+        s->txn->conflicts = p;
+        s->txn->conflict_cap = cap;
+    }
+    s->txn->conflicts[s->txn->conflict_count++] = (struct ht_ref_conflict){
+        .oid = o->oid, .index = index, .device = e->device, .block = e->block, .blocks = e->blocks, .error = error};
+    return 0;
+}
+
+/* References that begin in taken space. */
+struct waiting {
+    struct ht_obj *o;
+    struct ht_chunk *c;
+    uint64_t index;
+};
+
+struct owner {
+    uint64_t place; /* device and first block; 0: no entry, there is the superblock */
+    struct ht_obj *o;
+    struct ht_ref *ref; /* NULL: no reference begins there */
+};
+
+struct settling {
+    struct waiting *waiting;
+    size_t count, cap;
+    struct owner *owner; /* hash of the places where references wait */
+    size_t owner_size;
+};
+
+static int add_waiting(struct settling *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+{
+    if (w->count == w->cap) {
+        size_t cap = w->cap ? w->cap * 2 : 64;
+        struct waiting *p = realloc(w->waiting, cap * sizeof(*p));
+        if (!p)
+            return -ENOMEM;
+        w->waiting = p;
+        w->cap = cap;
+    }
+    w->waiting[w->count++] = (struct waiting){o, c, index};
+    return 0;
+}
+
+/* Marks the space that the reference names; space that is taken is a conflict. */
+static int mark_ref(struct ht_obj *o, uint64_t index, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = o->s;
+
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
+        struct ht_extent e = ht_ref_extent(ref, i);
+        int rc = ht_alloc_mark(s->alloc, &e);
+        if (rc && note_conflict(o, index, &e, rc))
+            return -ENOMEM;
+    }
+    return 0;
+}
+
+/*
+ * A reference that begins in taken space may be another owner of the same extents: it waits until all first owners are
+ * known. Until then the bit shared of its reference marks it.
+ */
+static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, struct settling *w)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_extent first = ht_ref_extent(&c->pub, 0);
+    bool lost = ht_ref_lost(&c->pub), taken = !lost && ht_alloc_begins_taken(o->s->alloc, &first);
+    int rc = lost ? 0 : taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
+
+    if (rc)
+        return rc;
+    c->pub.shared = taken;
+    o->stored_blocks += ht_ref_blocks(&c->pub);
+    c->flags |= HT_CH_LOG_RESERVED;
+    return ht_journal_reserve(o->s->journal, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + ht_ref_extra_bytes(&c->pub),
+                              true);
+}
+
+/* Describes the object by its chunks: a size that all fit, with the end of the last one. */
+static void describe(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t index = 0, last = 0;
+    uint32_t most = 0, end = 0;
+    struct ht_chunk *c;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (!(c->flags & HT_CH_PUB))
+            continue;
+        most = (uint32_t)ht_max_u64(most, ht_max_u64(c->pub.stored, c->pub.visible));
+        last = index;
+        end = c->pub.visible;
+    }
+    o->chunk_shift = (uint8_t)__builtin_ctz(most > HT_SMALL_CHUNK_BYTES ? HT_CHUNK_BYTES : HT_SMALL_CHUNK_BYTES);
+    o->size = o->pub_size = ht_min_u64((last << o->chunk_shift) + end, HT_FILE_BYTES_MAX);
+    o->defined = o->published = true;
+}
+
+static int undescribed(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_extent nowhere = {0};
+
+    if (!o->s->opts.leave_out) {
+        ht_error("log: object %llu has content but no description", (unsigned long long)o->oid);
+        return -EUCLEAN;
+    }
+    describe(o);
+    return note_conflict(o, 0, &nowhere, -ENOENT);
+}
+
+/* Prefetches for a whole leaf, at its first chunk in use. */
+static void prefetch_places(struct ht_obj *o, const struct ht_chunk *first, unsigned count) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned k = 0; k < count; k++) {
+        if (!(first[k].flags & HT_CH_PUB))
+            continue;
+        struct ht_extent e = ht_ref_extent(&first[k].pub, 0);
+        ht_alloc_prefetch(o->s->alloc, &e);
+    }
+}
+
+static int settle_object(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = o->defined ? 0 : undescribed(o);
+
+    if (!rc)
+        rc = ht_journal_reserve(o->s->journal, HT_OBJECT_RECORD_BYTES, true);
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (rc)
+            break;
+        if (c->pos == 0 || index == 1)
+            prefetch_places(o, c - c->pos, index ? HT_LEAF_CHUNKS : 1);
+        if (c->flags & HT_CH_PUB)
+            rc = settle_chunk(o, c, index, w);
+    }
+    return rc;
+}
+
+static int too_large(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+{
+    if (!o->s->opts.leave_out) {
+        ht_error("log: object %llu has a stored chunk larger than its chunks", (unsigned long long)o->oid);
+        return -EUCLEAN;
+    }
+    struct ht_extent e = ht_ref_extent(&c->pub, 0);
+    return note_conflict(o, index, &e, -EFBIG);
+}
+
+static int check_chunk_sizes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+    int rc = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        if (rc)
+            break;
+        if ((c->flags & HT_CH_PUB) && ht_max_u64(c->pub.stored, c->pub.visible) > ht_obj_bytes_per_chunk(o))
+            rc = too_large(o, c, index);
+    }
+    return rc;
+}
+
+static uint64_t place_of(const struct ht_ref *ref)
+{
+    struct ht_extent e = ht_ref_extent(ref, 0);
+
+    return e.block | (uint64_t)e.device << 48;
+}
+
+static struct owner *find_owner(const struct settling *w, uint64_t place)
+{
+    size_t i = ht_id_hash(place);
+
+    while (w->owner[i & (w->owner_size - 1)].place && w->owner[i & (w->owner_size - 1)].place != place)
+        i++;
+    return &w->owner[i & (w->owner_size - 1)];
+}
+
+static int list_places(struct settling *w)
+{
+    w->owner_size = 64;
+    while (w->owner_size < 2 * w->count)
+        w->owner_size *= 2;
+    w->owner = calloc(w->owner_size, sizeof(*w->owner));
+    if (!w->owner)
+        return -ENOMEM;
+    for (size_t i = 0; i < w->count; i++) {
+        uint64_t place = place_of(&w->waiting[i].c->pub);
+        find_owner(w, place)->place = place;
+    }
+    return 0;
+}
+
+static void list_owners(struct settling *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+    uint64_t index = 0;
+
+    ht_chunk_for_each_from(c, o, index)
+    {
+        struct owner *e = c->flags & HT_CH_PUB && !c->pub.shared ? find_owner(w, place_of(&c->pub)) : NULL;
+        if (e && e->place)
+            *e = (struct owner){e->place, o, &c->pub};
+    }
+}
+
+/* A reference to the same extents with the same stored bytes is another owner. Everything else is damage. */
+static int settle_waiting(struct settling *w, struct waiting *x) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_ref *ref = &x->c->pub;
+    const struct owner *e = find_owner(w, place_of(ref));
+
+    ref->shared = e->place && e->ref && ht_ref_same_place(e->ref, ref);
+    if (!ref->shared)
+        return mark_ref(x->o, x->index, ref);
+    if (ht_obj_need_extra(x->o) || ht_obj_need_extra(e->o))
+        return -ENOMEM;
+    ht_obj_extra(x->o)->shared_blocks += ht_ref_blocks(ref);
+    if (!e->ref->shared)
+        ht_obj_extra(e->o)->shared_blocks += ht_ref_blocks(ref);
+    e->ref->shared = 1;
+    return ht_refcount_add(x->o->s, ref, true);
+}
+
+/* Linear in the chunks; does nothing if no reference waits. */
+static int settle_shared(struct ht_store *s, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = w->count ? list_places(w) : 0;
+
+    for (size_t b = 0; !rc && w->count && b < s->objects.table_size; b++)
+        for (struct ht_obj *o = s->objects.table[b]; o; o = o->next)
+            list_owners(w, o);
+    for (size_t i = 0; !rc && i < w->count; i++)
+        rc = settle_waiting(w, &w->waiting[i]);
+    free(w->waiting);
+    free(w->owner);
+    return rc;
+}
+
+static int settle_and_check(struct ht_obj *o, struct settling *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    int rc = settle_object(o, w);
+
+    return rc ? rc : check_chunk_sizes(o);
+}
+
+static int by_oid_down(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+
+    return x > y ? -1 : x < y;
+}
+
+/*
+ * For fsck: of two that share space the one that comes first must not depend on the hash. It is the one with the higher
+ * number.
+ */
+static int settle_sorted(struct ht_store *s, struct settling *w)
+{
+    uint64_t *oids;
+    size_t count;
+    int rc = ht_store_oids(s, &oids, &count);
+
+    if (rc)
+        return rc;
+    HT_UNSHARED(HT_LOCK_STORE);
+    qsort(oids, count, sizeof(*oids), by_oid_down);
+    for (size_t i = 0; !rc && i < count; i++)
+        rc = settle_and_check(ht_obj_find_locked(s, oids[i]), w);
+    free(oids);
+    return rc;
+}
+
+static int settle_all(struct ht_store *s, struct settling *w)
+{
+    int rc = 0;
+
+    if (s->opts.leave_out)
+        return settle_sorted(s, w);
+    HT_UNSHARED(HT_LOCK_STORE);
+    for (size_t b = 0; !rc && b < s->objects.table_size; b++)
+        for (struct ht_obj *o = s->objects.table[b]; !rc && o; o = o->next)
+            rc = settle_and_check(o, w);
+    return rc;
+}
+
+int ht_store_replayed(struct ht_store *s)
+{
+    struct settling w = {0};
+    int rc = settle_all(s, &w);
+
+    HT_UNSHARED(HT_LOCK_STORE);
+    int shared_rc = settle_shared(s, &w); /* also frees the lists */
+    rc = rc ? rc : shared_rc;
+    if (!rc && s->txn->conflict_count && !s->opts.read_only && !s->opts.repair) {
+        const struct ht_ref_conflict *x = &s->txn->conflicts[0];
+        ht_error("object %llu, chunk %llu: %s (device %u, block %llu); run hitrain-fsck", (unsigned long long)x->oid,
+                 (unsigned long long)x->index,
+                 x->error == -EEXIST ? "its space belongs to another one too" : "its place is outside the device",
+                 x->device, (unsigned long long)x->block);
+        rc = -EUCLEAN;
+    }
+    for (unsigned i = 0; !rc && i < s->txn->clients; i++)
+        if (s->txn->client[i].replayed)
+            rc = s->txn->client[i].replayed(s->txn->client[i].ctx);
+    return rc;
+}
+
+size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap)
+{
+    size_t n = ht_min_u64(cap, s->txn->conflict_count);
+
+    if (n)
+        memcpy(out, s->txn->conflicts, n * sizeof(*out));
+    return s->txn->conflict_count;
+}

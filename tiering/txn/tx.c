@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tx.c - an open transaction, and its end. There is one at a time, so that memory and log change in the same order. */
+#include <assert.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/lock.h"
+#include "tiering/journal/journal.h"
+#include "tiering/space/alloc.h"
+#include "tiering/api/store.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+void ht_tx_log_failed(struct ht_store *s, int error)
+{
+    struct ht_event_about about = {.error = error};
+
+    if (!atomic_exchange(&s->failed, true))
+        ht_event(HT_EVENT_READ_ONLY, &about,
+                 "the metadata log cannot be written: %s; the store is read-only from now on", strerror(-error));
+}
+
+/* A transaction that cannot be appended closes the log, so memory is reserved before anything changes. */
+int ht_tx_expect(struct ht_tx *tx, size_t bytes)
+{
+    enum { SLACK_BYTES = 8 << 10 }; /* callers ask for about as much as they put */
+    int rc;
+
+    assert(tx->records.len == 0);
+    rc = ht_buf_reserve(&tx->records, bytes + SLACK_BYTES);
+    if (!rc)
+        rc = ht_journal_prepare(tx->s->journal, bytes + SLACK_BYTES);
+    if (rc)
+        ht_buf_reset(&tx->records);
+    return rc;
+}
+
+struct ht_buf *ht_tx_records(struct ht_tx *tx)
+{
+    return &tx->records;
+}
+
+/*
+ * The frees of the transaction wait for lsn. When the log has failed (lsn 0) the space is never free again in this
+ * mount.
+ */
+static void queue_frees(struct ht_tx *tx, uint64_t lsn)
+{
+    struct ht_store *s = tx->s;
+
+    ht_store_lock(s);
+    for (size_t i = 0; i < s->frees.open.count; i++) {
+        struct ht_deferred_free *item = &s->frees.open.items[(s->frees.open.head + i) % s->frees.open.cap];
+        if (lsn && ht_deferred_frees_push(&s->frees.logged, lsn, &item->ref) == 0)
+            continue;
+        ht_alloc_pending_free_sub(s->alloc, ht_ref_countable(s, &item->ref));
+        s->frees.lost_blocks += ht_ref_countable(s, &item->ref);
+        ht_ref_forget(&item->ref);
+    }
+    s->frees.tx_count++;
+    s->txn->records_bytes = tx->records.cap;
+    pthread_cond_broadcast(&s->waits.settled);
+    s->frees.open.count = s->frees.open.head = 0;
+    while (!ht_list_empty(&tx->deleted)) {
+        struct ht_obj *o = ht_list_entry(tx->deleted.next, struct ht_obj, touched);
+        o->published = o->meta_dirty = false;
+        o->dead = true;
+        o->delete_lsn = lsn ? lsn : UINT64_MAX;
+        ht_list_del(&o->touched);
+        ht_obj_put_locked(o);
+    }
+    /* The frame may have become durable before its frees were listed. */
+    ht_deferred_frees_durable(s, ht_journal_durable(s->journal));
+    ht_store_unlock(s);
+}
+
+/*
+ * Numbers that were given out are in file handles and caches, even if no record with them reached the log before a
+ * crash. So the log names numbers far ahead of those given out, and the next mount begins there.
+ */
+enum { IDS_AHEAD = 1 << 20 };
+
+void ht_tx_reserve_ids(struct ht_tx *tx)
+{
+    struct ht_store *s = tx->s;
+    uint64_t next = s->txn->next_id;
+
+    if (s->txn->ids_logged >= ht_min_u64(next + IDS_AHEAD / 2, HT_ID_MAX))
+        return;
+    s->txn->ids_logged = ht_min_u64(next + IDS_AHEAD, HT_ID_MAX);
+    ht_record_ids(&tx->records, s->txn->ids_logged);
+}
+
+/* As ht_tx_begin. */
+int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_NO_THREAD_SAFETY_ANALYSIS
+{
+    struct ht_store *s = tx->s;
+    uint64_t lsn = 0;
+    int rc = tx->records.err;
+
+    if (!rc && tx->records.len)
+        ht_tx_reserve_ids(tx);
+    if (!rc && tx->records.len)
+        rc = ht_journal_append(s->journal, &tx->records, &lsn);
+    if (rc) {
+        ht_tx_log_failed(s, rc);
+    } else if (lsn) {
+        s->frees.last_lsn = lsn;
+    }
+    queue_frees(tx, rc ? 0 : lsn);
+    ht_buf_reset(&tx->records);
+    tx->whole = false;
+    ht_mutex_unlock(&s->tx_lock);
+    if (out_lsn)
+        *out_lsn = rc ? 0 : lsn;
+    return rc;
+}
+
+int ht_store_sync(struct ht_store *s, uint64_t lsn)
+{
+    if (!lsn)
+        return 0;
+    int rc = ht_journal_sync(s->journal, lsn);
+    if (rc) {
+        ht_tx_log_failed(s, rc);
+        return rc;
+    }
+    ht_store_lock(s);
+    s->flow.commits++;
+    ht_store_unlock(s);
+    return 0;
+}
+
+int ht_store_log_reserve(struct ht_store *s, uint64_t bytes)
+{
+    return ht_journal_reserve(s->journal, bytes, false);
+}
+
+void ht_store_log_reserve_force(struct ht_store *s, uint64_t bytes)
+{
+    int rc = ht_journal_reserve(s->journal, bytes, true);
+
+    (void)rc;
+}
+
+void ht_store_log_unreserve(struct ht_store *s, uint64_t bytes)
+{
+    ht_journal_unreserve(s->journal, bytes);
+}
+
+uint64_t ht_store_new_id(struct ht_store *s)
+{
+    uint64_t id = s->txn->next_id;
+
+    do {
+        if (id >= HT_ID_MAX)
+            return 0;
+    } while (!atomic_compare_exchange_weak(&s->txn->next_id, &id, id + 1));
+    return id;
+}
+
+void ht_store_saw_id(struct ht_store *s, uint64_t id)
+{
+    if (id >= s->txn->next_id)
+        s->txn->next_id = ht_min_u64(id + 1, HT_ID_MAX);
+}

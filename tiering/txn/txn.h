@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* txn.h - the store's own records in the log, and reading them at a mount. */
+#ifndef HITRAIN_TIERING_TXN_TXN_H
+#define HITRAIN_TIERING_TXN_TXN_H
+
+#include "tiering/base/base.h"
+#include "tiering/io/rings.h"
+#include "tiering/api/stats.h"
+#include "tiering/api/store.h"
+#include "tiering/object/ref.h"
+
+struct ht_store;
+struct ht_obj;
+struct ht_tx;
+
+/* Makes, and ends, the state of txn/, before and after everything else. -ENOMEM */
+int ht_txn_setup(struct ht_store *s) HT_MUST_CHECK;
+void ht_txn_teardown(struct ht_store *s);
+/* -EBUSY: there are too many. */
+int ht_txn_add_client(struct ht_store *s, const struct ht_meta_client *client) HT_MUST_CHECK;
+/* ht_scope_writeback without a scan for changes first. */
+int ht_scope_write(struct ht_store *s, uint64_t scope) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* ht_store_commit without a scan for changes first. found: the scan's error, returned if all else succeeds. */
+int ht_txn_commit_outside(struct ht_store *s, int found) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Adds its part to the figures. */
+void ht_txn_stats(const struct ht_store *s, struct ht_store_stats *out) HT_REQUIRES(HT_LOCK_STORE);
+
+/* Puts a record into an open transaction that announces numbers before they are given out. */
+void ht_tx_reserve_ids(struct ht_tx *tx);
+
+int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len) HT_REQUIRES(HT_LOCK_STORE);
+int ht_store_replayed(struct ht_store *s);
+
+/* ------------------------------------------------------------ relocation */
+
+/*
+ * relocate.c: published bytes to another place. No lock, no chunk held.
+ * begin: write len bytes (room for whole blocks) to new space, and flush. end: publish and make durable that the
+ * published reference `was` of the chunk is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or
+ * is busy, nothing was done.
+ */
+int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+#endif

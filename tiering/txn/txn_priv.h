@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* txn_priv.h - inside txn/: its state, and the records. */
+#ifndef HITRAIN_TIERING_TXN_TXN_PRIV_H
+#define HITRAIN_TIERING_TXN_TXN_PRIV_H
+
+#include <stdatomic.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/base/list.h"
+#include "tiering/api/check.h"
+#include "tiering/api/store.h"
+#include "tiering/object/chunk.h"
+
+/* ----------------------------------------------------------------- state */
+
+struct ht_tx {
+    struct ht_store *s;
+    struct ht_buf records;
+    bool whole;             /* it publishes all that a writeback wrote, or nothing */
+    struct ht_list deleted; /* objects whose deletion is in this transaction, by touched; each holds a reference */
+};
+
+enum { HT_CLIENTS_MAX = 4 };
+
+/* The state of txn/. */
+struct ht_txn {
+    struct ht_tx tx;     /* tx_lock */
+    uint64_t ids_logged; /* the log announces numbers up to here; tx_lock */
+    _Atomic uint64_t next_id;
+    /* Heap of tx.records after the last transaction. */
+    uint64_t records_bytes HT_GUARDED_BY(HT_LOCK_STORE);
+    /* Fixed once the store is mounted. */
+    struct ht_meta_client client[HT_CLIENTS_MAX];
+    unsigned clients;
+    struct ht_ref_conflict *conflicts; /* found in replay */
+    size_t conflict_count, conflict_cap;
+};
+
+/* The log has failed: the store is read-only from now on. An event says so, once. */
+void ht_tx_log_failed(struct ht_store *s, int error);
+
+/* ------------------------------------------- the objects' part in a commit */
+
+/* Bytes that ht_scope_publish would put now, and as much again for each image that may be written back before. */
+size_t ht_scope_pending_object_bytes(struct ht_store *s, uint64_t scope);
+/*
+ * abort.c: restores the published content and sizes of the scope's objects. Inside a transaction; waits for chunks.
+ */
+void ht_scope_abort_objects(struct ht_store *s, uint64_t scope);
+
+/* --------------------------------------------------------------- records */
+
+void ht_record_ids(struct ht_buf *b, uint64_t next);
+void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE);
+void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
+                     const struct ht_ref *r);
+
+#endif

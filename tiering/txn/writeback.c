@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * writeback.c - the dirty images of an object or a scope to devices, and a flush: what comes before their publication.
+ * engine/writeback.c cleans images to make room; data/write_batch.c says how images are written.
+ */
+#include <stdlib.h>
+
+#include "tiering/api/object.h"
+#include "tiering/api/shm.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/scope.h"
+#include "tiering/data/flush.h"
+#include "tiering/data/write_batch.h"
+#include "tiering/shm/shm.h"
+#include "tiering/txn/txn.h"
+
+static void write_object(struct ht_write_batch *w, struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
+{
+    ht_write_batch_range(w, o, 0, UINT64_MAX);
+}
+
+int ht_obj_writeback(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+
+    if (o->obj_class == HT_CLASS_SCRATCH) /* goes to a device only when memory is short */
+        return 0;
+    int found = ht_obj_shm_scan(o);
+    struct ht_write_batch *w = ht_write_batch_open(s);
+    if (!w)
+        return -ENOMEM;
+    ht_store_lock(s);
+    write_object(w, o);
+    int rc = ht_write_batch_close(w);
+    if (!rc)
+        rc = o->error ? o->error : found;
+    if (!o->lost)
+        o->error = 0;
+    ht_store_unlock(s);
+    return rc;
+}
+
+int ht_obj_writeback_flushed(struct ht_obj *o)
+{
+    struct ht_store *s = o->s;
+    struct ht_rounds r = HT_ROUNDS_INIT;
+    int rc;
+
+    do {
+        ht_rounds_next(s, &r);
+        rc = ht_obj_writeback(o);
+        if (rc)
+            break;
+        ht_store_lock(s);
+        uint32_t devices = ht_obj_unflushed_locked(o);
+        ht_store_unlock(s);
+        rc = ht_flush_written(s, devices, &r);
+    } while (rc == -EAGAIN);
+    return rc;
+}
+
+static int write_scope(struct ht_store *s, uint64_t scope)
+{
+    struct ht_write_batch *w = ht_write_batch_open(s);
+
+    if (!w)
+        return -ENOMEM;
+    struct ht_obj **objs;
+    size_t count;
+    ht_store_lock(s);
+    int rc = ht_scope_collect(s, scope, &objs, &count);
+    for (size_t i = 0; !rc && i < count; i++)
+        if (!scope || !w->error) /* a model root is published as a whole or not at all */
+            write_object(w, objs[i]);
+    int wrc = ht_write_batch_close(w);
+    for (size_t i = 0; !rc && i < count; i++) {
+        /* A commit of a root reports failures since the last one. Outside, fsync and close of the file do. */
+        if (scope && objs[i]->error && !wrc)
+            wrc = objs[i]->error;
+        if (scope && !objs[i]->lost)
+            objs[i]->error = 0;
+        ht_obj_put_locked(objs[i]);
+    }
+    ht_store_unlock(s);
+    if (!rc)
+        free(objs);
+    return rc ? rc : wrc;
+}
+
+int ht_scope_writeback(struct ht_store *s, uint64_t scope)
+{
+    int found = ht_shm_scan_scope(s, scope), rc = ht_scope_write(s, scope);
+
+    return found ? found : rc;
+}
+
+int ht_scope_write(struct ht_store *s, uint64_t scope)
+{
+    struct ht_rounds r = HT_ROUNDS_INIT;
+    int rc, flushed;
+
+    do {
+        ht_rounds_next(s, &r);
+        rc = write_scope(s, scope);
+        ht_store_lock(s);
+        uint32_t devices = ht_scope_unflushed_locked(s, scope);
+        ht_store_unlock(s);
+        flushed = ht_flush_written(s, devices, &r);
+    } while (!rc && flushed == -EAGAIN);
+    return rc ? rc : flushed;
+}
