@@ -23,12 +23,12 @@ static void set_hook(struct dev *d, enum ht_io_op op, struct dev_hook hook)
 
 void dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat)
 {
-    set_hook(dev_of(dev), op, (struct dev_hook){.left = nth, .repeat = repeat, .error = -EIO});
+    dev_fail_with(dev, op, nth, repeat, -EIO);
 }
 
-void dev_fail_with(struct ht_dev *dev, enum ht_io_op op, unsigned nth, int error)
+void dev_fail_with(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat, int error)
 {
-    set_hook(dev_of(dev), op, (struct dev_hook){.left = nth, .error = error});
+    set_hook(dev_of(dev), op, (struct dev_hook){.left = nth, .repeat = repeat, .error = error});
 }
 
 void dev_stall_at(struct ht_dev *dev, enum ht_io_op op, unsigned nth)

@@ -20,8 +20,8 @@ void dev_set_node(struct ht_dev *dev, int node);
  * The n-th operation of a kind from now (1 = next) fails with -EIO before the device, repeat: all after it; 0 disarms.
  */
 void dev_fail(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat);
-/* The same once, with this error. */
-void dev_fail_with(struct ht_dev *dev, enum ht_io_op op, unsigned nth, int error);
+/* The same with this error. */
+void dev_fail_with(struct ht_dev *dev, enum ht_io_op op, unsigned nth, bool repeat, int error);
 /* A device of memory stops answering, or answers again: its requests wait. */
 void dev_stall(struct ht_dev *dev, bool stalled);
 /* It stops when the n-th operation of a kind from now begins, that one included; 0 disarms. Replaces dev_fail of it. */

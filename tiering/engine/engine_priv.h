@@ -107,7 +107,8 @@ struct ht_suspect {
     struct ht_ring *ring;
     bool repair;
     /* out, when it is bad */
-    int error; /* -EUCLEAN: the checksum; else the device's */
+    int error;     /* the device's; -EUCLEAN if mismatch */
+    bool mismatch; /* the device gave bytes, and their checksum is wrong */
     const char *device;
     uint64_t offset;
     int repair_error; /* why it was not repaired; -ENODATA: there is no second copy; 0: it was */

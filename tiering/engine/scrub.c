@@ -35,7 +35,7 @@
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 
-enum { LOG_PAUSE_MS = 100 };
+enum { LOG_PAUSE_MS = 100, REASON_BYTES = 128 };
 enum phase { SUPERS, LOG, CHUNKS };
 
 /* Where the run is: what comes next. */
@@ -95,14 +95,24 @@ static enum ht_event_code code_of(bool repaired)
     return repaired ? HT_EVENT_SCRUB_REPAIRED : HT_EVENT_SCRUB_DAMAGE;
 }
 
+/* Why bytes are bad: they differ from what was written, or the device reports an error, which may be any. */
+static const char *reason_of(bool mismatch, const char *what, int error, char buf[REASON_BYTES])
+{
+    if (mismatch)
+        return what;
+    snprintf(buf, REASON_BYTES, "the device reports: %s", strerror(-error));
+    return buf;
+}
+
 /* ------------------------------------------------------------ superblocks */
 
 static void report_super(struct ht_scrub_run *r, unsigned device, unsigned copy, const struct ht_super_scrub *f)
 {
-    struct ht_event_about about = {0, ht_dev_name(r->s->dev[device]), f->offset[copy], -EUCLEAN};
+    int error = f->problem[copy] == HT_SUPER_UNREADABLE ? -EIO : -EUCLEAN;
+    struct ht_event_about about = {0, ht_dev_name(r->s->dev[device]), f->offset[copy], error};
 
     count_found(r, f->repaired[copy]);
-    ht_event(code_of(f->repaired[copy]), &about, "scrub: superblock copy %u on %s is %s; %s", copy, about.device,
+    ht_event(code_of(f->repaired[copy]), &about, "scrub: superblock copy %u on %s: %s; %s", copy, about.device,
              f->stale[copy] ? "older than the others" : ht_super_problem_text(f->problem[copy]),
              f->repaired[copy] ? "it was written anew" : "it could not be written anew");
 }
@@ -154,11 +164,12 @@ static int next_super(struct ht_scrub_run *r)
 static void report_log(struct ht_scrub_run *r, unsigned copy, const struct ht_log_scrub_damage *d)
 {
     struct ht_event_about about = {0, ht_dev_name(d->dev), d->offset, d->error};
+    char reason[REASON_BYTES];
 
     count_found(r, d->repaired);
     ht_event(code_of(d->repaired), &about, "scrub: copy %u of the log is damaged at byte %llu of %s: %s; %s", copy,
              (unsigned long long)d->offset, about.device,
-             d->error == -EUCLEAN ? "a frame does not verify" : strerror(-d->error),
+             reason_of(d->mismatch, "a frame does not verify", d->error, reason),
              d->repaired ? "it was written anew from the other copy" : "it could not be written anew");
 }
 
@@ -197,7 +208,7 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
 {
     struct ht_event_about about = {x->obj->oid, x->device, x->offset, x->error};
     bool repaired = x->repair_error == 0;
-    char text[128];
+    char text[128], reason[REASON_BYTES];
 
     count_found(r, repaired);
     if (x->repair_error == -ENODATA)
@@ -207,7 +218,7 @@ static void report_chunk(struct ht_scrub_run *r, const struct ht_suspect *x)
         snprintf(text, sizeof(text), "it could not be written anew: %s", strerror(-x->repair_error));
     ht_event(code_of(repaired), &about, "scrub: chunk %llu of object %llu at byte %llu of %s is bad: %s; %s",
              (unsigned long long)x->index, (unsigned long long)about.id, (unsigned long long)about.offset, about.device,
-             x->error == -EUCLEAN ? "its checksum is wrong" : strerror(-x->error),
+             reason_of(x->mismatch, "its checksum is wrong", x->error, reason),
              repaired ? "it was written to another place from memory" : text);
 }
 

@@ -49,6 +49,7 @@ static int read_and_verify(struct ht_suspect *x, void *buf)
     x->device = about.device;
     x->offset = about.offset;
     x->error = about.error;
+    x->mismatch = io.mismatch;
     return rc;
 }
 

@@ -241,7 +241,8 @@ struct ht_log_scrub_found {
     struct ht_log_scrub_damage {
         struct ht_dev *dev;
         uint64_t offset;
-        int error; /* -EUCLEAN: it does not verify; else the device's */
+        int error;     /* the device's; -EUCLEAN if mismatch */
+        bool mismatch; /* the device gave bytes, and they do not verify */
         bool damaged, repaired;
     } copy[HT_LOG_COPIES];
 };

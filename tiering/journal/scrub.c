@@ -14,7 +14,8 @@
 struct inspect {
     struct ht_log_copy copy[HT_LOG_COPIES];
     struct ht_frame frame[HT_LOG_COPIES]; /* frames of the sound copies */
-    int error[HT_LOG_COPIES];             /* -ENODEV: not there; -EUCLEAN: does not verify; or the device's error */
+    int error[HT_LOG_COPIES];             /* -ENODEV: not there; -EUCLEAN if mismatch; or the device's error */
+    bool mismatch[HT_LOG_COPIES];         /* it was read and does not verify */
     uint64_t end_pos;
 };
 
@@ -71,6 +72,12 @@ static bool continues(const struct ht_journal *j, const struct ht_log_scrub *c, 
         f->payload_len <= space && ht_frame_bytes(f->payload_len) <= space;
 }
 
+static int refuse(struct inspect *l, unsigned i)
+{
+    l->mismatch[i] = true;
+    return -EUCLEAN;
+}
+
 /* The frame at the cursor from one copy, wholly verified. -ENOMEM, or the reason. */
 static int inspect_copy(struct ht_journal *j, struct ht_log_scrub *c, struct inspect *l, unsigned i)
 {
@@ -82,14 +89,14 @@ static int inspect_copy(struct ht_journal *j, struct ht_log_scrub *c, struct ins
     if (rc)
         return rc;
     if (!ht_frame_decode_header(c->mem_[i], f) || !continues(j, c, f, l->end_pos))
-        return -EUCLEAN;
+        return refuse(l, i);
     uint64_t bytes = ht_frame_bytes(f->payload_len);
     rc = reserve(c, i, bytes);
     if (!rc && bytes > HT_BLOCK_BYTES)
         rc = ht_log_read_at(&l->copy[i], c->pos_ + HT_BLOCK_BYTES, c->mem_[i] + HT_BLOCK_BYTES, bytes - HT_BLOCK_BYTES);
     if (rc)
         return rc;
-    return ht_frame_checksum_ok(c->mem_[i], f) && ht_frame_padding_ok(c->mem_[i], f) ? 0 : -EUCLEAN;
+    return ht_frame_checksum_ok(c->mem_[i], f) && ht_frame_padding_ok(c->mem_[i], f) ? 0 : refuse(l, i);
 }
 
 static bool moved_locked(const struct ht_journal *j, const struct ht_log_scrub *c) HT_REQUIRES(HT_LOCK_JOURNAL)
@@ -154,7 +161,12 @@ static void note_damage(struct ht_journal *j, struct ht_log_scrub *c, const stru
 
     (void)ht_log_piece(&l->copy[bad], c->pos_, HT_BLOCK_BYTES, &offset);
     out->copy[bad] = (struct ht_log_scrub_damage){
-        .dev = l->copy[bad].dev, .offset = offset, .error = l->error[bad], .damaged = true};
+        .dev = l->copy[bad].dev,
+        .offset = offset,
+        .error = l->error[bad],
+        .mismatch = l->mismatch[bad],
+        .damaged = true,
+    };
     if (sound < HT_LOG_COPIES && c->repair)
         out->copy[bad].repaired = repair(j, c, l, sound, bad) == 0;
 }
@@ -170,7 +182,7 @@ static bool still_there(struct ht_journal *j, const struct ht_log_scrub *c)
 
 int ht_journal_scrub_step(struct ht_journal *j, struct ht_log_scrub *c, struct ht_log_scrub_found *out)
 {
-    struct inspect l;
+    struct inspect l = {.end_pos = 0};
     unsigned sound = HT_LOG_COPIES, present = 0;
 
     memset(out, 0, sizeof(*out));

@@ -131,7 +131,7 @@ END_TEST
 START_TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
 {
     ck_assert_int_eq(write_bytes(NULL, 1), 0);
-    dev_fail_with(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, -EUCLEAN);
+    dev_fail_with(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false, -EUCLEAN);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
     ck_assert_uint_eq(s->flow.read_errors, 1);
     ck_assert_uint_eq(s->flow.checksum_errors, 0);

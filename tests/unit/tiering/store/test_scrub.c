@@ -20,10 +20,13 @@ enum { SMALL = HT_SMALL_CHUNK_BYTES, BIG = HT_CHUNK_BYTES, SCOPE = 77 };
 /* ---------------------------------------------------------------- support */
 
 static _Atomic unsigned events[HT_EVENT_CODES];
+static struct ht_event first; /* event about something bad */
 
 static void count_event(void *ctx, const struct ht_event *e)
 {
     events[e->code]++;
+    if ((e->code == HT_EVENT_SCRUB_DAMAGE || e->code == HT_EVENT_SCRUB_REPAIRED) && !first.text[0])
+        first = *e;
 }
 
 static uint8_t *ram(void)
@@ -318,22 +321,63 @@ START_TEST(a_full_store_repairs_nothing_and_says_so)
 }
 END_TEST
 
+/* Reads of a run that finds nothing. */
+static unsigned reads_of_run(void)
+{
+    struct ht_dev_counters before, after;
+
+    ht_dev_counters(dev, &before);
+    expect_found(0, 0);
+    ht_dev_counters(dev, &after);
+    return (unsigned)(after.reads - before.reads);
+}
+
+/* A run, of which the first event has these words and this error. */
+static void expect_event(const char *what, const char *reason, int error)
+{
+    first.text[0] = 0;
+    scrub();
+    dev_fail(dev, HT_IO_READ, 0, false);
+    ck_assert_msg(strstr(first.text, what) && strstr(first.text, reason), "%s", first.text);
+    ck_assert_int_eq(first.error, error);
+}
+
+/* As a file on a damaged file system does. */
+START_TEST(an_error_that_a_device_reports_is_not_called_a_wrong_checksum)
+{
+    static const char reported[] = ": the device reports: Structure needs cleaning; ";
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+
+    damage(place_of(p, BIG) + 1);
+    expect_event("chunk 0 of object ", ": its checksum is wrong; ", -EUCLEAN);
+    /* A run reads the superblocks first, and the chunk last. */
+    dev_fail_with(dev, HT_IO_READ, reads_of_run(), true, -EUCLEAN);
+    expect_event("chunk 0 of object ", reported, -EUCLEAN);
+    dev_fail_with(dev, HT_IO_READ, HT_SUPER_COPIES + 1, false, -EUCLEAN);
+    expect_event("copy 0 of the log ", reported, -EUCLEAN);
+    damage(log_place(1) + 100);
+    expect_event("copy 1 of the log ", ": a frame does not verify; ", -EUCLEAN);
+    dev_fail_with(dev, HT_IO_READ, 1, true, -EUCLEAN);
+    expect_event("superblock copy 0 on ", ": cannot be read; ", -EIO);
+    damage(ht_super_offset(ht_dev_size(dev), 1));
+    expect_event("superblock copy 1 on ", ": not a hitrain superblock; ", -EUCLEAN);
+    expect_found(0, 0);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
 START_TEST(a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is)
 {
     uint8_t *p = pattern(BIG, 1);
     struct ht_obj *o = stored(p, BIG, 0);
-    struct ht_scrub_stats st = scrub();
-    uint64_t reads;
-    struct ht_dev_counters n;
+    struct ht_scrub_stats st;
+    unsigned reads = reads_of_run(); /* the chunk is the last one */
 
-    ht_dev_counters(dev, &n);
-    reads = n.reads;
-    scrub();
-    ht_dev_counters(dev, &n);
-    reads = n.reads - reads; /* of a run; the chunk is the last one */
-    dev_fail(dev, HT_IO_READ, (unsigned)reads, false);
+    dev_fail(dev, HT_IO_READ, reads, false);
     expect_found(0, 0);
-    dev_fail(dev, HT_IO_READ, (unsigned)reads, true);
+    dev_fail(dev, HT_IO_READ, reads, true);
     st = scrub();
     ck_assert_uint_eq(st.run_found, 1);
     ck_assert_uint_eq(st.run_repaired, 1); /* from its image */
@@ -750,6 +794,7 @@ int main(void)
     tcase_add_test(tc, a_dirty_image_is_written_back_at_once);
     tcase_add_test(tc, a_repair_below_a_root_keeps_the_open_step_out_of_the_log);
     tcase_add_test(tc, a_full_store_repairs_nothing_and_says_so);
+    tcase_add_test(tc, an_error_that_a_device_reports_is_not_called_a_wrong_checksum);
     tcase_add_test(tc, a_read_that_fails_once_is_no_damage_and_one_that_goes_on_failing_is);
     tcase_add_test(tc, every_read_or_write_may_fail_and_a_run_ends);
     tcase_add_test(tc, a_clone_is_repaired_for_each_owner_that_has_an_image);
