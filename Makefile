@@ -116,7 +116,7 @@ B := $(O)$(if $(variant),/$(variant))
 
 # ---- sources: found by wildcard, so a new file or an empty folder needs no line here ----
 
-# Low to high. A unit test of a layer is linked only with that layer and those before it.
+# Low to high. A unit test of a layer is linked only with that layer and those before it (but see opened_by_).
 LAYERS := tiering/base tiering/sys tiering/tier tiering/io tiering/codec tiering/journal tiering/space \
 	tiering/cache tiering/object tiering/data tiering/shm tiering/txn tiering/engine tiering/store \
 	optim/rules optim/state optim/gradient optim/step fs/ns fs/ctl fs/fuse fs/daemon mount-helpers/common
@@ -241,18 +241,22 @@ endef
 $(foreach p,$(built_programs),$(eval $(call program_rule,$(p))))
 
 # Tests of failing calls stand between the project and the C library (tests/support/wrap.h).
+failing_calls := tests/unit/fs/fuse/test_requests tests/unit/optim/gradient/test_open
 wrapped := malloc calloc realloc aligned_alloc posix_memalign pthread_create
 wrap_flags = $(patsubst %,-Wl$(comma)--wrap=%,$(1))
 # Memory that tests keep for the next store stands between the store and tiering/sys (tests/support/memory.h).
 memory_flags := $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -Wl,-u,__wrap_ht_pinned_alloc
-test_flags = $(if $(filter tests/unit/faults/% tests/unit/fs/fuse/test_requests,$(1)),$(call wrap_flags,$(wrapped))) \
+test_flags = $(if $(filter tests/unit/faults/% $(failing_calls),$(1)),$(call wrap_flags,$(wrapped))) \
 	$(if $(filter bench/% tests/unit/tiering/base/%,$(1)),,$(memory_flags))
 
 # layer_of: tests/unit/tiering/io/test_x -> tiering/io
 layer_of = $(patsubst tests/unit/%/,%,$(dir $(1)))
+# Tests of these folders open a whole store, or a whole optimizer: they are linked with the layer that opens it.
+opened_by_optim/gradient := optim/step
+linked_to = $(or $(opened_by_$(call layer_of,$(1))),$(call layer_of,$(1)))
 helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))
 test_archives = $(call archive,tests/support) $(if $(filter $(LAYERS),$(call layer_of,$(1))),,$(helper_archives)) \
-	$(call archives_to,$(call layer_of,$(1)))
+	$(call archives_to,$(call linked_to,$(1)))
 define test_rule
 $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 	$$(call say,LD,$$@)

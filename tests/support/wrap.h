@@ -2,9 +2,9 @@
 /*
  * wrap.h - calls of the C library that fail when a test wants it: memory and threads.
  *
- * Programs below tests/unit/faults, and tests/unit/fs/fuse/test_requests, are linked so that these calls of the project
- * (not those inside shared libraries) come here first. Production code does not know about it. A test allocates with
- * wrap_pause around it, or before it arms.
+ * Programs below tests/unit/faults, and some others (Makefile, failing_calls), are linked so that these calls of the
+ * project (not those inside shared libraries) come here first. Production code does not know about it. A test allocates
+ * with wrap_pause around it, or before it arms.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_WRAP_H
 #define HITRAIN_TESTS_SUPPORT_WRAP_H
