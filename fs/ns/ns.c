@@ -42,7 +42,7 @@ int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root
     struct ht_ns *ns = calloc(1, sizeof(*ns));
     struct ht_meta_client client = {
         .type_first = HT_REC_NS_FIRST,
-        .type_last = HT_REC_NS_LAST,
+        .type_last = HT_REC_NS_TARGET,
         .ctx = ns,
         .replay = ht_ns_replay,
         .replayed = ht_ns_replayed,

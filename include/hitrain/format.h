@@ -111,6 +111,8 @@ static_assert(sizeof(struct ht_disk_frame) == 80, "frame header");
  * Payload: records, each { u16 type, u16 zero, u32 length, payload[length] }, unaligned.
  * A frame's records replay all or not at all. Numbers are never reused.
  * Replaying any record twice, or over a state that already holds it, gives the same state.
+ * A program that does not know a type may read the store. It writes nothing, because its checkpoint would drop the
+ * record. A type that programs must know also for reading needs a bit of feat_refuse.
  */
 enum ht_record_type {
     /* the journal's */

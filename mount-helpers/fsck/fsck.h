@@ -47,10 +47,12 @@ enum ht_fsck_code {
     HT_FSCK_SB_OTHER,
     HT_FSCK_SB_NONE,
     HT_FSCK_SB_SHORT,
+    HT_FSCK_SB_FEATURE,
     HT_FSCK_LOG_FRAME,
     HT_FSCK_LOG_READ,
     HT_FSCK_LOG_ALL,
     HT_FSCK_LOG_FORK,
+    HT_FSCK_LOG_TYPE,
     HT_FSCK_LOG_RECORD,
     HT_FSCK_LOG_FULL,
     HT_FSCK_NS_ROOT,
@@ -173,6 +175,7 @@ struct ht_fsck {
     size_t last_reported;              /* its place in reported, from 1; 0: the last problem is not listed */
     uint64_t unlisted;                 /* problems of --json that are counted only */
     bool blocked;                      /* a problem was left that prevents writing to the store */
+    bool newer;                        /* a newer version wrote the store: no copy of anything is written either */
     bool cut;                          /* the log ends where its longest copy does */
     bool overlaps;                     /* references share space, and at most one is right */
     struct ht_fsck_notes lose;         /* chunks: object, index */

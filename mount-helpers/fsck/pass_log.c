@@ -11,6 +11,7 @@
 
 #include "mount-helpers/common/text.h"
 #include "tiering/base/log.h"
+#include "tiering/api/check.h"
 #include "tiering/api/stats.h"
 
 static struct ht_dev *copy_device(const struct ht_fsck *f, unsigned copy)
@@ -121,6 +122,18 @@ static void report_left_out(struct ht_fsck *f)
         f->log.left_out == 1 ? "record of the log makes" : "records of the log make", (unsigned long long)w.frame);
 }
 
+/* They go before all other problems of the log, because nothing is repaired then. */
+static void report_unknown(struct ht_fsck *f)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    struct ht_unknown_records u = ht_store_unknown_records(f->store);
+
+    if (u.count)
+        ht_fsck_problem(f, HT_FSCK_LOG_TYPE, &w, "%llu %s of a type that this version does not know (the first: %u)",
+                        (unsigned long long)u.count, u.count == 1 ? "record of the log is" : "records of the log are",
+                        u.type);
+}
+
 /* No program keeps so much live metadata in the log; such a store cannot be mounted for writing. */
 static void report_full(struct ht_fsck *f)
 {
@@ -143,12 +156,13 @@ static int open_by_force(struct ht_fsck *f)
     int rc;
 
     ht_fsck_close_store(f);
-    f->cross_repair =
-        f->opt.mode == HT_FSCK_CHECK && f->cross_repaired != 0; /* as repairing modes have written by now */
+    /* Other modes have written by now. */
+    f->cross_repair = (f->opt.mode == HT_FSCK_CHECK || f->newer) && f->cross_repaired != 0;
     rc = ht_fsck_open_store(f, true, false);
     f->cross_repair = false;
     if (rc < 0)
         return rc;
+    report_unknown(f);
     if (diverged)
         report_diverged(f);
     else
@@ -182,10 +196,12 @@ int ht_fsck_pass_log(struct ht_fsck *f)
         rc = open_cross_repaired(f);
     if (!f->store || !f->optim)
         return rc; /* reported already */
-    if (rc == -EUCLEAN)
+    if (rc == -EUCLEAN) {
         rc = open_by_force(f);
-    else
+    } else {
+        report_unknown(f);
         report_copies(f);
+    }
     if (rc < 0)
         ht_error("%s: cannot replay the log: %s", ht_dev_name(f->devs[0]), strerror(-rc));
     else

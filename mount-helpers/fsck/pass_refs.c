@@ -284,7 +284,7 @@ static int check_owner(struct ht_fsck *f, size_t first, size_t end)
 
     f->objects++;
     ht_fsck_owner(f, f->items[first].oid, &owner);
-    if (owner.known)
+    if (owner.known || ht_store_unknown_records(f->store).count) /* one of these may name it */
         return 0;
     w.object = f->items[first].oid;
     w.bytes = 0;

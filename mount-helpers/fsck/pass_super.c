@@ -111,6 +111,21 @@ static void report_short(struct ht_fsck *f, struct ht_dev *dev, const struct ht_
         (unsigned long long)w.offset, (unsigned long long)made, (unsigned long long)w.bytes);
 }
 
+/* Writing would break what the feature is for, so nothing is repaired. */
+static void report_feature(struct ht_fsck *f, struct ht_dev *dev, const struct ht_super *sb)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    uint64_t unknown = sb->feat_ro & ~HT_FEAT_RO_KNOWN;
+
+    if (!unknown || f->newer)
+        return;
+    f->newer = true;
+    w.device = ht_dev_name(dev);
+    ht_fsck_problem(f, HT_FSCK_SB_FEATURE, &w,
+                    "%s: the store has features that this version does not know (bits %#llx)", w.device,
+                    (unsigned long long)unknown);
+}
+
 /* The findings about one device. */
 struct member {
     struct ht_super super;
@@ -163,6 +178,7 @@ static int check_device(struct ht_fsck *f, struct ht_dev *dev, struct member *m)
     m->rc = ht_super_read(dev, &m->super, &m->report);
     switch (m->rc) {
     case 0:
+        report_feature(f, dev, &m->super);
         report_copies(f, dev, &m->super, &m->report);
         for (unsigned i = 0; i < HT_SUPER_COPIES; i++)
             check_copy(f, dev, &m->super, i);

@@ -37,10 +37,12 @@ static const struct row {
     [HT_FSCK_SB_OTHER] = {"SB-OTHER", SAFE, COPY, "write it anew from the newest copy"},
     [HT_FSCK_SB_NONE] = {"SB-NONE", ASK, COPY, "write it anew from the other devices of the store"},
     [HT_FSCK_SB_SHORT] = {"SB-SHORT", BY_HAND, STORE, "give the device its size again"},
+    [HT_FSCK_SB_FEATURE] = {"SB-FEATURE", BY_HAND, STORE, "use the version of hitrain that wrote it"},
     [HT_FSCK_LOG_FRAME] = {"LOG-FRAME", SAFE, MARK, "write it anew from the other copy"},
     [HT_FSCK_LOG_READ] = {"LOG-READ", SAFE, MARK, "write it anew from the other copy"},
     [HT_FSCK_LOG_ALL] = {"LOG-ALL", ASK, STORE, "end the log before the damage"},
     [HT_FSCK_LOG_FORK] = {"LOG-FORK", ASK, STORE, "keep the newer copy, and write the other anew from it"},
+    [HT_FSCK_LOG_TYPE] = {"LOG-TYPE", BY_HAND, STORE, "use the version of hitrain that wrote them"},
     [HT_FSCK_LOG_RECORD] = {"LOG-RECORD", ASK, STORE, "leave them out"},
     [HT_FSCK_LOG_FULL] = {"LOG-FULL", BY_HAND, STORE, "mount it with -o ro and copy what it holds to a new store"},
     [HT_FSCK_NS_ROOT] = {"NS-ROOT", SAFE, STORE, "make a new one with the same names in it"},
@@ -181,7 +183,7 @@ static const char *why_left(const struct ht_fsck *f, const struct row *row, bool
         return "left: first ";
     if (row->answer == ASK && f->opt.mode != HT_FSCK_YES)
         return "left: only -y would ";
-    if (row->part != COPY && f->blocked)
+    if ((row->part != COPY || f->newer) && f->blocked)
         return "left, because of the problems left above: ";
     return NULL;
 }

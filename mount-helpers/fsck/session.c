@@ -61,8 +61,8 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
         return rc == -EUCLEAN ? -EIO : rc; /* pass 1 found its superblocks in order */
     }
     if (f->cross_repair)
-        rc = f->opt.mode == HT_FSCK_CHECK ? ht_store_cross_repair_log_aside(f->store, &f->cross_repaired)
-                                          : ht_store_cross_repair_log(f->store, &f->cross_repaired);
+        rc = f->opt.mode == HT_FSCK_CHECK || f->newer ? ht_store_cross_repair_log_aside(f->store, &f->cross_repaired)
+                                                      : ht_store_cross_repair_log(f->store, &f->cross_repaired);
     if (rc == 0)
         rc = ht_store_mount(f->store);
     if (repair)

@@ -24,7 +24,6 @@
 #include "optim/state/root.h"
 #include "optim/state/state_priv.h"
 
-enum { REC_ROOT = HT_REC_OPT_FIRST, REC_ROOT_DEL, REC_PARAM, REC_PARAM_DEL };
 enum {
     ROOT_BYTES = HT_RECORD_HEADER_BYTES + 16,
     PARAM_BYTES = HT_RECORD_HEADER_BYTES + 40 + HT_STATES_MAX * 16,
@@ -45,7 +44,7 @@ uint64_t ht_opt_root_log_bytes(void)
 
 void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r)
 {
-    size_t mark = ht_record_begin(b, REC_ROOT);
+    size_t mark = ht_record_begin(b, HT_REC_OPT_ROOT);
 
     ht_buf_put_u64(b, r->id);
     ht_buf_put_u64(b, r->pub_step);
@@ -62,12 +61,12 @@ static void put_id(struct ht_buf *b, uint16_t type, uint64_t id)
 
 void ht_opt_put_root_del(struct ht_buf *b, uint64_t id)
 {
-    put_id(b, REC_ROOT_DEL, id);
+    put_id(b, HT_REC_OPT_ROOT_DEL, id);
 }
 
 static void put_param(struct ht_buf *b, const struct ht_param *p, const struct ht_param_meta *meta)
 {
-    size_t mark = ht_record_begin(b, REC_PARAM);
+    size_t mark = ht_record_begin(b, HT_REC_OPT_PARAM);
 
     ht_buf_put_u64(b, p->oid);
     ht_buf_put_u64(b, p->root->id);
@@ -100,7 +99,7 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
         if (p->cur.exists)
             put_param(ht_tx_records(tx), p, &p->cur);
         else
-            put_id(ht_tx_records(tx), REC_PARAM_DEL, p->oid);
+            put_id(ht_tx_records(tx), HT_REC_OPT_PARAM_DEL, p->oid);
         p->pub = p->cur;
     }
     p->stepped = false;
@@ -355,13 +354,13 @@ static int replay_param_del(struct ht_optim *o, struct ht_reader *in) HT_REQUIRE
 static int replay(struct ht_optim *o, uint16_t type, struct ht_reader *in) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     switch (type) {
-    case REC_ROOT:
+    case HT_REC_OPT_ROOT:
         return replay_root(o, in);
-    case REC_ROOT_DEL:
+    case HT_REC_OPT_ROOT_DEL:
         return replay_root_del(o, in);
-    case REC_PARAM:
+    case HT_REC_OPT_PARAM:
         return replay_param(o, in);
-    case REC_PARAM_DEL:
+    case HT_REC_OPT_PARAM_DEL:
         return replay_param_del(o, in);
     default:
         return -EUCLEAN;

@@ -6,10 +6,18 @@
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/api/tx.h"
+#include <hitrain/format.h>
 
 struct ht_optim;
 struct ht_param;
 struct ht_root;
+
+enum ht_opt_record_type {
+    HT_REC_OPT_ROOT = HT_REC_OPT_FIRST,
+    HT_REC_OPT_ROOT_DEL = HT_REC_OPT_FIRST + 1,
+    HT_REC_OPT_PARAM = HT_REC_OPT_FIRST + 2,
+    HT_REC_OPT_PARAM_DEL = HT_REC_OPT_FIRST + 3,
+};
 
 int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_replayed(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);

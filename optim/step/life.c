@@ -73,7 +73,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
     ht_opt_step_numbers_begin(o);
     struct ht_meta_client client = {
         .type_first = HT_REC_OPT_FIRST,
-        .type_last = HT_REC_OPT_LAST,
+        .type_last = HT_REC_OPT_PARAM_DEL,
         .ctx = o,
         .replay = ht_opt_replay,
         .replayed = ht_opt_replayed,

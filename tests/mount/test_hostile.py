@@ -526,3 +526,18 @@ def test_a_log_that_cannot_be_checkpointed(forged):
     done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60)
     assert done.returncode > 0 and 'No space left' in done.stderr, done
     assert len(os.listdir(store.mount('ro'))) == 4501
+
+
+@pytest.mark.skipif(xxh3 is None, reason='needs libxxhash')
+def test_records_of_a_newer_version_are_kept(forged):
+    """A writer would drop them: it is refused, as repair is. A reader shows all else."""
+    store = forged(record(64, 'Q', 1))
+    store.ends_clean = False
+    before = store.image.read_bytes()
+    done = run('hitrain', store.image, store.point, '-o', 'dram=32M,staging=24M', check=False, timeout=60)
+    assert done.returncode > 0 and 'does not know (64)' in done.stderr and 'read-only' in done.stderr, done
+    done = run('hitrain-fsck', '-y', store.image, check=False, timeout=60)
+    assert done.returncode == 4 and 'LOG-TYPE' in done.stdout and 'use the version' in done.stdout, done
+    assert (store.mount('ro') / 'file').read_bytes() == b'x'
+    store.unmount()
+    assert store.image.read_bytes() == before

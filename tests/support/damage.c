@@ -173,6 +173,12 @@ static void no_super_at_all(struct harness *k, const struct damage_ids *ids)
     no_super(k, 0);
 }
 
+static void unknown_feature(struct harness *k, const struct damage_ids *ids)
+{
+    for (unsigned c = 0; c < HT_SUPER_COPIES; c++)
+        set_field(super_copy(k, 0, c), offsetof(struct ht_disk_super, feat_ro), 2);
+}
+
 static void truncated(struct harness *k, const struct damage_ids *ids)
 {
     struct ht_dev *shorter;
@@ -283,6 +289,19 @@ static void mounted_apart(struct harness *k, const struct damage_ids *ids)
     free(apart);
     free(before[0]);
     free(before[1]);
+}
+
+/* Of a participant that this program does not have. */
+static void unknown_record(const struct damage_ids *ids, struct ht_buf *b)
+{
+    ht_record_put(b, HT_REC_OPT_LAST + 1, "abc", 3);
+    ht_record_put(b, HT_REC_OPT_LAST + 2, "abc", 3);
+}
+
+/* Of a later version of names. */
+static void unknown_record_of_names(const struct damage_ids *ids, struct ht_buf *b)
+{
+    ht_record_put(b, HT_REC_NS_LAST, "abc", 3);
 }
 
 static void cut_record(const struct damage_ids *ids, struct ht_buf *b)
@@ -652,12 +671,15 @@ const struct damage damages[] = {
     {"SB-NONE", .harm = no_super_of_one, .devices = 2, .alone = true},
     {"SB-NONE-alone", .harm = no_super_at_all, .stays = true, .alone = true},
     {"SB-SHORT", .harm = truncated, .stays = true, .alone = true},
+    {"SB-FEATURE", .harm = unknown_feature, .stays = true, .alone = true},
     {"LOG-FRAME", .harm = bad_frame},
     {"LOG-FRAME-each", .harm = bad_frame_in_each},
     {"LOG-READ", .devices = 2, .reading_fails = true, .alone = true},
     {"LOG-ALL", .harm = bad_frame_in_both},
     {"LOG-ALL-first", .harm = bad_first_frame, .stays = true, .alone = true},
     {"LOG-FORK", .harm = mounted_apart, .devices = 2, .alone = true},
+    {"LOG-TYPE", .put = unknown_record, .stays = true, .alone = true},
+    {"LOG-TYPE-names", .put = unknown_record_of_names, .stays = true, .alone = true},
     {"LOG-RECORD", .put = cut_record},
     {"LOG-FULL", .put = many_long_names, .stays = true, .alone = true},
     {"NS-ROOT", .put = no_root_dir},

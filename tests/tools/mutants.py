@@ -17,6 +17,7 @@ SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
 FLUSH = 'tests/unit/tiering/store/test_flush'
+NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
@@ -46,6 +47,7 @@ MUTANTS = [
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
+    ('types-dropped', 'a writer knows each type of record', NEWER, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})

@@ -46,6 +46,15 @@ struct ht_ref_conflict {
  * next sync. -ENOENT: there is no such chunk; -EBUSY: there is something newer. WAITS.
  */
 int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index) HT_MUST_CHECK;
+/*
+ * Records of types that neither the store nor a registered client takes. A newer program wrote them, or a program with
+ * more clients. Replay passes over them, and a mount for writing is refused: the next checkpoint would drop them.
+ */
+struct ht_unknown_records {
+    uint64_t count;
+    uint16_t type; /* of the first */
+};
+struct ht_unknown_records ht_store_unknown_records(const struct ht_store *s);
 /* Copies up to cap conflicts; returns how many there are in all. */
 size_t ht_store_conflicts(struct ht_store *s, struct ht_ref_conflict *out, size_t cap);
 

@@ -59,7 +59,7 @@ struct ht_store_opts {
     bool no_threads; /* no background threads: tests drive writeback and checkpoint themselves */
 };
 
-/* Metadata of other layers that lives in the same log. Record types [type_first, type_last]. */
+/* Metadata of other layers that lives in the same log. It takes all records of the types [type_first, type_last]. */
 struct ht_meta_client {
     uint16_t type_first, type_last;
     void *ctx;
@@ -104,7 +104,10 @@ int ht_store_register(struct ht_store *s, const struct ht_meta_client *client) H
 int ht_store_cross_repair_log(struct ht_store *s, unsigned *out_frames) HT_MUST_CHECK;
 /* The same in memory: a read-only mount uses the result. */
 int ht_store_cross_repair_log_aside(struct ht_store *s, unsigned *out_frames) HT_MUST_CHECK;
-/* Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report. */
+/*
+ * Replay the log and, unless read-only, begin to write. WAITS. -EUCLEAN: damaged; see ht_store_log_report.
+ * -EPROTONOSUPPORT: the store has records or features that this program does not know, and that a writer would lose.
+ */
 int ht_store_mount(struct ht_store *s) HT_MUST_CHECK;
 /*
  * Writes back and publishes everything outside scopes, marks the store clean, stops threads. Drops pending state of

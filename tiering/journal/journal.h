@@ -39,7 +39,7 @@ struct ht_journal_start {
     uint64_t durable_seq;
 };
 
-/* Called for every record of every complete frame, in order. A negative errno ends replay with it. */
+/* Called for every record of every complete frame, in order, but the journal's own. A negative errno ends replay. */
 typedef int (*ht_replay_fn)(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
 
 struct ht_journal_config {

@@ -291,10 +291,26 @@ static int replay(struct ht_store *s)
     return rc;
 }
 
+/* Older programs may read a store with such a feature, and would destroy something when they write. */
+static int check_features(const struct ht_store *s)
+{
+    uint64_t unknown = s->sb.feat_ro & ~HT_FEAT_RO_KNOWN;
+
+    if (!unknown || s->opts.read_only)
+        return 0;
+    ht_error(
+        "the store has features that this program does not know (bits %#llx), and a writer would break them; mount "
+        "it read-only, or use the version of hitrain that wrote it",
+        (unsigned long long)unknown);
+    return -EPROTONOSUPPORT;
+}
+
 int ht_store_mount(struct ht_store *s)
 {
-    int rc = replay(s);
+    int rc = check_features(s);
 
+    if (!rc)
+        rc = replay(s);
     if (rc || s->opts.read_only)
         return rc;
     HT_VERIFY(ht_store_verify(s, true));

@@ -11,6 +11,7 @@
 #include "tiering/base/buf.h"
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
+#include "tiering/base/mutant.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/api/check.h"
@@ -191,6 +192,15 @@ static int replay_ids(struct ht_store *s, struct ht_reader *r)
     return 0;
 }
 
+static int note_unknown(struct ht_store *s, uint16_t type)
+{
+    struct ht_unknown_records *u = &s->txn->unknown;
+
+    if (u->count++ == 0)
+        u->type = type;
+    return 0;
+}
+
 static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     switch (type) {
@@ -205,7 +215,7 @@ static int replay_own(struct ht_store *s, uint16_t type, struct ht_reader *r) HT
     case HT_REC_CHUNK_DEL:
         return replay_chunk_del(s, r);
     default:
-        return -EUCLEAN;
+        return note_unknown(s, type);
     }
 }
 
@@ -214,9 +224,6 @@ int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, u
     for (unsigned i = 0; i < s->txn->clients; i++)
         if (type >= s->txn->client[i].type_first && type <= s->txn->client[i].type_last)
             return s->txn->client[i].replay(s->txn->client[i].ctx, type, payload, len);
-    /* A program that knows fewer layers (a test, a tool) may read only the store's own part. */
-    if (type >= HT_REC_NS_FIRST && type <= HT_REC_OPT_LAST)
-        return 0;
     struct ht_reader r = ht_reader_of(payload, len);
     int rc = replay_own(s, type, &r);
     if (rc == -EUCLEAN)
@@ -524,11 +531,39 @@ static int settle_all(struct ht_store *s, struct settling *w)
     return rc;
 }
 
+struct ht_unknown_records ht_store_unknown_records(const struct ht_store *s)
+{
+    return s->txn->unknown;
+}
+
+/* This program's checkpoint would drop the records that it did not understand. */
+static int check_unknown(const struct ht_store *s)
+{
+    const struct ht_unknown_records *u = &s->txn->unknown;
+    unsigned long long count = u->count;
+
+    if (!count || HT_MUTANT("types-dropped"))
+        return 0;
+    if (!s->opts.read_only) {
+        ht_error("log: %llu %s of a type that this program does not know (%u), which a writer would lose; mount the "
+                 "store read-only, or use the version of hitrain that wrote it",
+                 count, count == 1 ? "record is" : "records are", u->type);
+        return -EPROTONOSUPPORT;
+    }
+    if (!s->opts.leave_out) /* fsck reports them itself */
+        ht_warn("log: %llu %s of a type that this program does not know (%u): what they describe is not shown", count,
+                count == 1 ? "record is" : "records are", u->type);
+    return 0;
+}
+
 int ht_store_replayed(struct ht_store *s)
 {
     struct settling w = {0};
-    int rc = settle_all(s, &w);
+    int rc = check_unknown(s);
 
+    if (rc)
+        return rc;
+    rc = settle_all(s, &w);
     HT_UNSHARED(HT_LOCK_STORE);
     int shared_rc = settle_shared(s, &w); /* also frees the lists */
     rc = rc ? rc : shared_rc;

@@ -34,6 +34,7 @@ struct ht_txn {
     unsigned clients;
     struct ht_ref_conflict *conflicts; /* found in replay */
     size_t conflict_count, conflict_cap;
+    struct ht_unknown_records unknown; /* found in replay */
 };
 
 /* The log has failed: the store is read-only from now on. An event says so, once. */

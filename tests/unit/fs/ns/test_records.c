@@ -172,12 +172,20 @@ END_TEST
 
 static struct ht_store *bare; /* without names: these do not change */
 
+static int take_any(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len)
+{
+    (void)ctx, (void)type, (void)payload, (void)len;
+    return 0;
+}
+
 static void open_bare(void)
 {
+    const struct ht_meta_client any = {HT_REC_NS_FIRST, HT_REC_NS_LAST, .replay = take_any};
     struct ht_store_opts opts = {
         .dram_bytes = 8 * MIB, .staging_bytes = 24 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = true};
 
     OK(ht_store_new(&w.dev, 1, &opts, &bare));
+    OK(ht_store_register(bare, &any));
     OK(ht_store_mount(bare));
 }
 

@@ -63,6 +63,13 @@ static const struct mending_store *fixture_of(const struct damage *d)
     return &mending_stores[d->devices == 2 ? 1 : 0];
 }
 
+static void do_damage(const char *name)
+{
+    for (unsigned i = 0; i < damage_count; i++)
+        if (strcmp(damages[i].name, name) == 0)
+            damage_do(&damages[i], &mending, &mending_stores[0].ids);
+}
+
 static void make_damage(const struct damage *d)
 {
     mending_begin(d->devices == 2 ? 2 : 1);
@@ -269,6 +276,48 @@ START_TEST(what_needs_a_decision_is_left_by_preening)
 }
 END_TEST
 
+/* Also where another problem would be repaired without a loss, such as a bad copy of the superblock. */
+START_TEST(a_store_of_a_newer_version_is_checked_and_never_written)
+{
+    static const char *const names[] = {"LOG-TYPE", "LOG-TYPE-names", "SB-FEATURE"};
+
+    mending_begin(1);
+    do_damage("REF-RANGE");
+    do_damage(names[_i]);
+    if (_i == 2)
+        do_damage("SB-CSUM");
+    uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
+    memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(mending_text, _i == 2 ? "3 problems" : "2 problems"));
+    for (enum ht_fsck_mode mode = HT_FSCK_PREEN; mode <= HT_FSCK_YES; mode++) {
+        ck_assert_int_eq(mending_fsck(mode, mode == HT_FSCK_PREEN), HT_FSCK_LEFT);
+        ck_assert_ptr_null(strstr(mending_text, "\"repaired\": true"));
+    }
+    ck_assert_ptr_nonnull(strstr(mending_text, "left: first use the version of hitrain that wrote"));
+    ck_assert_ptr_nonnull(strstr(mending_text, "left, because of the problems left above: mark the chunk lost"));
+    ck_assert_int_eq(harness_open(&mending, 1), -EPROTONOSUPPORT);
+    ck_assert_int_eq(harness_close(&mending, false), 0);
+    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES), 0);
+    free(before);
+    harness_free(&mending);
+}
+END_TEST
+
+/* What no file has may belong to what the program does not know. */
+START_TEST(content_is_no_orphan_beside_records_that_nothing_knows)
+{
+    mending_begin(1);
+    do_damage("REF-ORPHAN");
+    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(mending_text, "REF-ORPHAN"));
+    do_damage("LOG-TYPE");
+    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_null(strstr(mending_text, "REF-ORPHAN"));
+    harness_free(&mending);
+}
+END_TEST
+
 /* Makes one chunk name the place of another, and repairs. Returns the number of unchanged items. */
 static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_data)
 {
@@ -402,6 +451,8 @@ int main(void)
     tcase_add_test(t, json_says_of_each_problem_whether_it_was_repaired);
     tcase_add_test(t, json_of_a_repair_keeps_a_bounded_number_of_problems);
     tcase_add_test(t, what_needs_a_decision_is_left_by_preening);
+    tcase_add_loop_test(t, a_store_of_a_newer_version_is_checked_and_never_written, 0, 3);
+    tcase_add_test(t, content_is_no_orphan_beside_records_that_nothing_knows);
     tcase_add_test(t, of_two_that_share_space_the_sound_one_is_kept_with_no_data_too);
     tcase_add_test(t, of_any_two_damages_nothing_is_left);
     tcase_add_test(t, of_any_records_nothing_is_left);
