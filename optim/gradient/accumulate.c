@@ -8,8 +8,9 @@
  * the old sum. So sums are those of autograd in f32, bit for bit.
  *
  *   IDLE, added = k --covered--> QUEUED(ADD) --worker--> IDLE, added = k + 1
- *   IDLE, added = S - 1 --covered--> QUEUED(ADD|UPDATE) --worker--> DONE        not deferred
- *   IDLE, anything in frozen or sum --boundary--> QUEUED([ADD|]MEASURE), QUEUED([ADD|]UPDATE)
+ *   IDLE, added = S - 1 --covered--> QUEUED(ADD|UPDATE) --worker--> DONE                  not deferred
+ *                                    QUEUED(ADD|MEASURE) --worker--> IDLE, added = S      deferred
+ *   IDLE, anything in frozen or sum --boundary--> QUEUED([ADD|]MEASURE) unless it is measured, QUEUED([ADD|]UPDATE)
  *
  * Sums lie in a scratch object per parameter: in the DRAM tier while there is room, else outside it, with space
  * reserved by the first gradient of a step. They belong to the step: they are never published, and an abort or a crash

@@ -6,7 +6,7 @@
  * of the parameter. Nothing here brings the old content back, so drop refuses before it changes anything.
  *
  *   drop   under the root's gate. hold: no further range is taken; draining: no further byte is written or frozen.
- *          Writes that copy and additions to sums end first. Updates that run refuse the drop.
+ *          Writes that copy, additions to sums and sums of squares end first. Updates that run refuse the drop.
  *
  * A step without any gradient is none: the drop of its last one leaves no step open. The next gradient opens a step
  * with a number and hyper-parameters of its own.
@@ -46,11 +46,11 @@ static bool range_applied(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     bool taken = r->state == HT_RANGE_RUNNING || r->state == HT_RANGE_DONE;
 
-    return r->state == HT_RANGE_FAILED || (taken && r->work != HT_WORK_ADD);
+    return r->state == HT_RANGE_FAILED || (taken && (r->work & HT_WORK_UPDATE));
 }
 
-/* *out_adding: a worker adds a gradient to a sum right now. */
-static bool applied(const struct ht_param *p, bool *out_adding) HT_REQUIRES(HT_LOCK_OPTIM)
+/* *out_running: a worker adds a gradient to a sum right now, or sums its squares. */
+static bool applied(const struct ht_param *p, bool *out_running) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t taken = p->pending;
 
@@ -60,7 +60,7 @@ static bool applied(const struct ht_param *p, bool *out_adding) HT_REQUIRES(HT_L
             return true;
         taken -= r && r->state == HT_RANGE_QUEUED;
     }
-    *out_adding = taken > 0;
+    *out_running = taken > 0;
     return false;
 }
 

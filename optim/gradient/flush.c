@@ -19,6 +19,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/gradient/gradient_priv.h"
 
@@ -121,6 +122,7 @@ static int freeze_range(struct ht_range *r, const struct ht_opt_window *w) HT_RE
         int rc = ht_interval_set_remove(&r->written, begin, end);
         if (!rc)
             rc = ht_interval_set_add(&r->frozen, begin, end);
+        r->measured = false;
         ht_opt_range_count_intervals(r);
         if (rc)
             return rc;
@@ -143,6 +145,22 @@ static void latch(struct ht_param *p, const struct ht_optim_config *config) HT_R
     ht_rule_scalars(config, p->cur.t + 1, &p->scalars);
     p->scalars.grad_factor = (float)(1.0 / ht_opt_divisor(root));
     p->layout = p->cur.layout;
+    if (ht_opt_deferred(root) && !ht_opt_squares_make(p))
+        ht_debug("no memory for sums of squares: the boundary computes them");
+}
+
+/* What a worker does at once with a range that is covered wholly; 0: it waits for the boundary. */
+static unsigned work_of_whole(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = r->param;
+    bool last = r->added + 1 == p->root->latched.accumulate;
+    unsigned work = p->root->latched.accumulate > 1 ? HT_WORK_ADD : 0u;
+
+    if (last && !ht_opt_deferred(p->root))
+        work |= HT_WORK_UPDATE;
+    else if (last && p->squares)
+        work |= HT_WORK_MEASURE;
+    return work;
 }
 
 /* Freezes a window, queues complete ranges. Returns a ticket of the invalidation. */
@@ -153,7 +171,6 @@ static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struc
     int rc = 0;
 
     latch(p, config);
-    bool deferred = ht_opt_deferred(p->root);
     ht_list_for_each_safe(pos, next, &p->dirty) {
         struct ht_range *r = ht_list_entry(pos, struct ht_range, dirty);
         int err = freeze_range(r, w);
@@ -162,12 +179,11 @@ static int freeze(struct ht_param *p, const struct ht_opt_window *w, const struc
             ht_list_del(&r->dirty);
         if (r->state != HT_RANGE_IDLE || !ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, r->index)))
             continue;
-        bool whole = r->added + 1 == p->root->latched.accumulate, update = whole && !deferred;
-        unsigned work = (update ? HT_WORK_UPDATE : 0u) | (p->root->latched.accumulate > 1 ? HT_WORK_ADD : 0u);
-        p->complete += whole;
+        unsigned work = work_of_whole(r);
+        p->complete += r->added + 1 == p->root->latched.accumulate;
         if (work)
             ht_opt_range_queue(r, work);
-        if (!update)
+        if (!(work & HT_WORK_UPDATE))
             continue;
         first = ht_min_u64(first, r->index);
         last = ht_max_u64(last, r->index);

@@ -14,6 +14,9 @@
  *
  * With accumulation it goes round once for each gradient but the last: frozen wholly, added to its sum, IDLE.
  *
+ * If the update needs the norm of all gradients, it waits for the boundary. When the last gradient of the range is
+ * frozen wholly, a worker sums its squares, and the range is IDLE and measured: QUEUED and RUNNING only for that.
+ *
  * A root:
  *
  *   gate      one of boundary, commit, abort, reset, creation of state, write of state at a time; held over I/O
@@ -21,10 +24,11 @@
  *   hold      between a boundary and its publication: ranges are queued, none is taken
  *
  * Invariants:
- *  1. While a range is QUEUED or RUNNING no thread changes its frozen intervals, or writes the bytes under them.
+ *  1. While a range is QUEUED or RUNNING no thread changes its frozen intervals. No thread writes the bytes under them.
  *  2. written and frozen of a range never overlap; bytes that a write is changing right now are in neither.
  *  3. pub of a parameter or root changes only inside a transaction, together with the record that says so.
  *  4. State objects are created and published under the gate, so a commit names all of a parameter's state or none.
+ *  5. The sums of squares of a measured range are those of the bytes under its frozen intervals, or of its sum.
  *
  * Threads: workers (step/update.c), the callers, and one helper (state/notify.c) that invalidates caches and wakes
  * waiters for threads that may not. Lock order: transaction > names > optimizer > store.

@@ -118,7 +118,6 @@ void ht_opt_param_free(struct ht_param *p)
     ht_id_remove(&o->params_by_oid, &p->by_oid);
     ht_opt_param_put_objects(p);
     ht_opt_ranges_free(p);
-    free(p->sums);
     ht_list_del(&p->touched);
     ht_list_del(&p->all);
     ht_list_del(&p->of_root);

@@ -78,7 +78,7 @@ struct ht_param {
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */
     struct ht_scalars scalars;
     struct ht_layout layout;
-    double *sums; /* while the root is measuring: squares of the gradient, by HT_SUM_SPAN elements */
+    double *squares; /* sums of squares of the gradient, by HT_SUM_SPAN elements (squares.h); NULL: none were needed */
 
     struct ht_list waiters;
     struct ht_list inval; /* optim.invals: ranges [inval_first, inval_last] to invalidate */

@@ -8,6 +8,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/api/object.h"
 #include "optim/rules/kernel.h"
 #include "optim/rules/rule.h"
@@ -16,6 +17,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/squares.h"
 
 enum { NUMA_LOOK_MAX = 16 };
 
@@ -96,6 +98,7 @@ void ht_opt_ranges_free(struct ht_param *p)
     for (uint64_t b = 0; b < p->blocks; b++)
         if (p->block[b])
             free_block(p, b);
+    ht_opt_squares_free(p);
     free(p->block);
     p->o->meta_bytes -= p->blocks * sizeof(struct ht_range *);
     p->block = NULL;
@@ -196,6 +199,11 @@ void ht_opt_root_ready(struct ht_root *root)
     pthread_cond_signal(&o->work);
 }
 
+uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
+{
+    return work == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
+}
+
 void ht_opt_range_queue(struct ht_range *r, unsigned work)
 {
     struct ht_param *p = r->param;
@@ -207,7 +215,7 @@ void ht_opt_range_queue(struct ht_range *r, unsigned work)
     r->consumed = false;
     p->pending++;
     p->root->pending++;
-    p->root->backlog_bytes += ht_opt_range_grad_bytes(p, r->index);
+    p->root->backlog_bytes += ht_opt_range_backlog_bytes(r, work);
     p->refs++;
     ht_list_add_tail(&p->root->queue, &r->queue);
     ht_opt_root_ready(p->root);
@@ -217,12 +225,12 @@ void ht_opt_range_unqueue(struct ht_range *r)
 {
     struct ht_param *p = r->param;
 
+    p->root->backlog_bytes -= ht_opt_range_backlog_bytes(r, r->work);
     r->state = HT_RANGE_IDLE;
     r->work = 0;
     ht_list_del(&r->queue);
     p->pending--;
     p->root->pending--;
-    p->root->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
     p->refs--;
     ht_opt_root_ready(p->root);
 }
@@ -256,7 +264,7 @@ struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index)
 
 bool ht_opt_range_updating(const struct ht_range *r)
 {
-    return (r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING) && r->work != HT_WORK_ADD;
+    return (r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING) && (r->work & HT_WORK_UPDATE);
 }
 
 /* ---------------------------------------------------------------- coverage */
@@ -267,6 +275,7 @@ static void clear_range(struct ht_range *r, bool frozen_only) HT_REQUIRES(HT_LOC
     r->state = HT_RANGE_IDLE;
     r->work = 0;
     r->consumed = r->part_added = false;
+    r->measured = HT_MUTANT("squares-stay") && r->measured;
     r->added = 0;
     if (frozen_only)
         return;

@@ -19,7 +19,7 @@ enum ht_range_state { HT_RANGE_IDLE, HT_RANGE_QUEUED, HT_RANGE_RUNNING, HT_RANGE
 /* A worker's tasks for a range, in this order; the update comes when no more bytes of clients are needed. */
 enum ht_range_work {
     HT_WORK_ADD = 1,     /* its frozen gradient into its sum */
-    HT_WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.sums */
+    HT_WORK_MEASURE = 2, /* squares of its gradient, or sum, into param.squares */
     HT_WORK_UPDATE = 4,
 };
 
@@ -34,8 +34,9 @@ struct ht_range {
     int8_t numa_index; /* place of the NUMA node where it should be worked on, while it is not IDLE */
     bool consumed;     /* its gradient's chunks have been dropped */
     bool part_added;   /* the sum includes the frozen part */
+    bool measured;     /* param.squares has its squares, and nonfinite counts its elements that are not finite */
     uint32_t added;    /* whole gradients in the sum */
-    uint32_t updates;
+    uint32_t updates, nonfinite;
     uint32_t spans_bytes HT_GUARDED_BY(HT_LOCK_OPTIM); /* of its sets, as far as optim.meta_bytes has them */
 };
 
@@ -67,6 +68,8 @@ uint32_t ht_opt_range_grad_bytes(const struct ht_param *p, uint64_t index);
 void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Whether ranges of this parameter share chunks of the gradient with their neighbours. */
 bool ht_opt_ranges_share(const struct ht_param *p);
+/* What a range counts in root.backlog_bytes while it has this work: a gradient that is only measured stays anyway. */
+uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work);
 /* Queue a range for a worker; take it off again (state IDLE). work: of enum ht_range_work. */
 void ht_opt_range_queue(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -16,6 +16,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/squares.h"
 
 /* What ranges add up to: those of a parameter, or of a root. */
 struct tally {
@@ -68,7 +69,8 @@ static void check_range(const struct ht_range *r, struct tally *t) HT_REQUIRES(H
     t->running += running;
     t->failed += r->state == HT_RANGE_FAILED;
     t->dirty += r->written.count > 0;
-    t->backlog_bytes += queued || running ? ht_opt_range_grad_bytes(r->param, r->index) : 0;
+    t->backlog_bytes += queued || running ? ht_opt_range_backlog_bytes(r, r->work) : 0;
+    assert(!r->measured || (r->param->squares && r->param->has_grad));
 }
 
 static size_t length_of(const struct ht_list *list)
@@ -83,7 +85,7 @@ static size_t length_of(const struct ht_list *list)
 /* Returns the memory of the ranges. */
 static uint64_t check_ranges(const struct ht_param *p, struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    uint64_t bytes = p->blocks * sizeof(struct ht_range *);
+    uint64_t bytes = p->blocks * sizeof(struct ht_range *) + ht_opt_squares_bytes(p);
 
     for (uint64_t i = 0; i < p->shape.range_count; i++) {
         const struct ht_range *r = ht_opt_range_find(p, i);
@@ -174,5 +176,12 @@ void ht_optim_verify(struct ht_optim *o)
     assert(params == length_of(&o->params));
     assert(o->meta_bytes == bytes);
     assert(o->inval_done <= o->inval_issued);
+    for (struct ht_list *pos = o->roots.next, *next; pos != &o->roots; pos = next) {
+        struct ht_root *root = ht_list_entry(pos, struct ht_root, all);
+        root->refs++;
+        ht_opt_squares_verify(root);
+        next = pos->next;
+        ht_opt_root_put_locked(root);
+    }
     unlock(o);
 }

@@ -2,8 +2,9 @@
 /*
  * norm.c - the part of a step that depends on all its gradients: their norm, and clipping or skipping by it.
  *
- * Such a step is deferred: ranges are frozen as ever, but queued at the boundary only, twice: first to be summed, then
- * to be updated. Until then readers get the last boundary's version at once.
+ * Such a step is deferred: a range is updated at the boundary only. Until then readers get the last boundary's version
+ * at once. A range that is frozen wholly is measured at once, while its gradient is in memory, and keeps the sums of
+ * its squares (state/squares.c). The boundary measures only what lacks them: ranges that are covered in part.
  *
  * The norm is the square root of the sum of squares of all covered elements, unscaled, in double. Its order is fixed:
  * blocks, intervals, then parameters by their number. So threads, chunks and the order of arrival change no bit. As in
@@ -17,27 +18,17 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
 
 /* ----------------------------------------------------------------- measure */
 
-static void drop_sums(struct ht_root *root)
+/* Memory for all sums. Most parameters have theirs since their first gradient of the step. */
+static int make_sums(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
-        free(p->sums);
-        p->sums = NULL;
-    }
-}
-
-static int make_sums(struct ht_root *root)
-{
-    ht_list_for_each(pos, &root->touched) {
-        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
-        free(p->sums);
-        p->sums = calloc(ht_div_up(p->shape.elements, HT_SUM_SPAN) + 1, sizeof(*p->sums));
-        if (!p->sums)
+        if (!ht_opt_squares_make(ht_list_entry(pos, struct ht_param, touched)))
             return -ENOMEM;
     }
     return 0;
@@ -50,17 +41,8 @@ static int by_number(const void *a, const void *b)
     return x->oid < y->oid ? -1 : x->oid > y->oid;
 }
 
-static double sum_of(const struct ht_param *p)
-{
-    double sum = 0;
-
-    for (uint64_t i = 0; i < ht_div_up(p->shape.elements, HT_SUM_SPAN); i++)
-        sum += p->sums[i];
-    return sum;
-}
-
-/* sorted: room for all that are touched. */
-static double add_up(const struct ht_root *root, struct ht_param **sorted) HT_REQUIRES(HT_LOCK_OPTIM)
+/* sorted: room for all that are touched. Counts elements that are not finite. */
+static double add_up(struct ht_root *root, struct ht_param **sorted) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     double sum = 0;
     size_t n = 0;
@@ -68,8 +50,11 @@ static double add_up(const struct ht_root *root, struct ht_param **sorted) HT_RE
     ht_list_for_each(pos, &root->touched)
         sorted[n++] = ht_list_entry(pos, struct ht_param, touched);
     qsort(sorted, n, sizeof(struct ht_param *), by_number);
+    root->step_nonfinite = 0;
     for (size_t i = 0; i < n; i++)
-        sum += sorted[i]->gone ? 0 : sum_of(sorted[i]);
+        if (!sorted[i]->gone)
+            ht_opt_squares_total(sorted[i], &sum, &root->step_nonfinite);
+    root->nonfinite += root->step_nonfinite;
     return sum;
 }
 
@@ -88,7 +73,6 @@ static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OP
     struct ht_param **sorted = malloc((count_touched(root) + 1) * sizeof(struct ht_param *));
     int rc = sorted ? make_sums(root) : -ENOMEM;
 
-    root->step_nonfinite = 0;
     if (!rc) {
         ht_opt_queue_frozen(root, false);
         rc = ht_opt_drain(root);
@@ -96,7 +80,6 @@ static int measure(struct ht_root *root, double *out_sum) HT_REQUIRES(HT_LOCK_OP
     if (!rc)
         *out_sum = add_up(root, sorted);
     free(sorted);
-    drop_sums(root);
     return rc;
 }
 

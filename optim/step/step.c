@@ -94,14 +94,17 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     return rc;
 }
 
-/* Queues the covered part of ranges that are not queued: covered in part, too few times, or of a deferred step. */
+/*
+ * Queues the covered part of ranges that are not queued: covered in part, too few times, or of a deferred step. Ranges
+ * whose squares are known are not measured again.
+ */
 static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     uint64_t first = UINT64_MAX, last = 0;
 
     for (uint64_t i = 0; i < p->shape.range_count; i++) {
         struct ht_range *r = ht_opt_range_find(p, i);
-        if (!r || r->state != HT_RANGE_IDLE || !(r->frozen.count || r->added))
+        if (!r || r->state != HT_RANGE_IDLE || !(r->frozen.count || r->added) || (r->measured && !updates))
             continue;
         bool add = r->frozen.count && !r->part_added && ht_opt_accumulate(p->root) > 1;
         ht_opt_range_queue(r, (updates ? HT_WORK_UPDATE : HT_WORK_MEASURE) | (add ? HT_WORK_ADD : 0u));
@@ -352,6 +355,7 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_opti
 
     if (rc)
         return rc;
+    HT_VERIFY(ht_optim_verify(o)); /* sums of squares, before they are used */
     rc = boundary(root, by);
     lock(o);
     bool durable = commit || root->undurable >= root->config.durable_every;

@@ -3,15 +3,12 @@
 #ifndef HITRAIN_OPTIM_STEP_STEP_PRIV_H
 #define HITRAIN_OPTIM_STEP_STEP_PRIV_H
 
-#include "optim/rules/kernel.h"
 #include "tiering/base/base.h"
 
 struct ht_root;
 
 /* ---------------------------------------------------------------- norm.c */
 
-/* Elements of one entry of param.sums: every range is a whole number of them, but the last. */
-enum { HT_SUM_SPAN = 16 * HT_SUM_BLOCK };
 /*
  * At the boundary of a deferred step, draining; releases the lock in between: computes the norm, then queues
  * all updates. *out_skip: none was queued, the step is to change nothing.

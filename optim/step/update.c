@@ -29,6 +29,7 @@
 #include "optim/state/param.h"
 #include "optim/state/range.h"
 #include "optim/state/root.h"
+#include "optim/state/squares.h"
 #include "optim/gradient/gradient.h"
 #include "optim/step/step_priv.h"
 
@@ -300,25 +301,20 @@ static void compute(struct job *j)
     }
 }
 
-/* The elements from e on that lie in one block and one chunk of the gradient. */
-static uint64_t measure_at(struct job *j, uint64_t e, uint64_t end)
-{
-    const struct ht_param *p = j->range->param;
-    uint64_t at = (uint64_t)j->range->index * p->shape.range_elements + e;
-    uint64_t n = ht_min_u64(end - e, HT_SUM_BLOCK - at % HT_SUM_BLOCK);
-    const void *g = gradient_at(j, e, &n);
-
-    p->sums[at / HT_SUM_SPAN] += p->o->kernels->sum_squares(g, gradient_dtype(j), n, &j->nonfinite);
-    return n;
-}
-
+/* A chunk is a whole number of blocks, so its end cuts none. */
 static void measure(struct job *j)
 {
+    const struct ht_kernels *kernels = j->range->param->o->kernels;
     uint32_t size = j->range->param->shape.g_bytes;
+    double *span = ht_opt_squares_begin(j->range);
 
     for (uint32_t i = 0; i < j->covers; i++) {
-        for (uint64_t e = j->cover[i].begin / size; e < j->cover[i].end / size;)
-            e += measure_at(j, e, j->cover[i].end / size);
+        for (uint64_t e = j->cover[i].begin / size, end = j->cover[i].end / size; e < end;) {
+            struct ht_elements part = {.first = e, .count = end - e, .dtype = gradient_dtype(j)};
+            part.bytes = gradient_at(j, e, &part.count);
+            ht_opt_squares_add(kernels, span, &part, &j->nonfinite);
+            e += part.count;
+        }
     }
 }
 
@@ -365,18 +361,23 @@ static void report_failure(const struct job *j)
 static void count(const struct job *j, uint64_t ns) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_root *root = j->range->param->root;
-    bool measured = j->work & HT_WORK_MEASURE;
 
     j->range->param->failed += j->err != 0;
     if (j->err && !root->failure)
         root->failure = j->err;
     root->updated_elements += j->err ? 0 : j->elements;
     root->added_elements += j->err ? 0 : j->added;
-    if (measured)
-        root->step_nonfinite += j->nonfinite;
-    if (measured || !ht_opt_deferred(root)) /* counted once */
+    if (!ht_opt_deferred(root)) /* else the boundary has counted them */
         root->nonfinite += j->nonfinite;
     root->update_ns += ns;
+}
+
+/* Was this the addition of a whole gradient, whose bytes are not needed any more? */
+static bool adds_whole(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = j->range;
+
+    return (j->work & HT_WORK_ADD) && ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(r->param, r->index));
 }
 
 /*
@@ -388,6 +389,10 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
     struct ht_range *r = j->range;
 
     if (j->work & HT_WORK_MEASURE) {
+        r->measured = true;
+        r->nonfinite = (uint32_t)j->nonfinite;
+    }
+    if ((j->work & HT_WORK_MEASURE) && !adds_whole(j)) {
         r->part_added |= (j->work & HT_WORK_ADD) && r->frozen.count;
         r->state = HT_RANGE_IDLE;
         r->work = 0;
@@ -427,7 +432,7 @@ static void end(struct job *j, uint64_t ns)
         settle_range(j);
     p->pending--;
     root->pending--;
-    root->backlog_bytes -= ht_opt_range_grad_bytes(p, r->index);
+    root->backlog_bytes -= ht_opt_range_backlog_bytes(r, j->work);
     ht_opt_take_waiters(p, &chain);
     unlock(o);
     ht_opt_wake(chain);

@@ -19,6 +19,7 @@ SCRUB = 'tests/unit/tiering/store/test_scrub'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
+SQUARES = 'tests/unit/optim/step/test_squares'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
 # mutant, missing safeguard, program, scenario (of crash_small)
@@ -48,6 +49,7 @@ MUTANTS = [
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
     ('types-dropped', 'a writer knows each type of record', NEWER, ''),
+    ('squares-stay', 'sums of squares go with their gradient', SQUARES, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
 ]
 PROGRAMS = sorted({test for _, _, test, _ in MUTANTS if '::' not in test})

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * squares.c - sums of squares of gradients, kept from the moment when a worker has the gradient in memory until the
+ * boundary needs the norm (step/norm.c).
+ *
+ * A parameter has one double for each HT_SUM_SPAN elements. Those of a range are valid while range.measured is set. The
+ * bytes that were summed cannot change then:
+ *
+ *   - only frozen bytes and complete sums of gradients are measured, and a write of frozen bytes is refused;
+ *   - freezing more bytes of the range voids its sums (gradient/flush.c);
+ *   - drop, abort and the end of the step clear coverage, and the sums with it (range.c).
+ *
+ * While a range is RUNNING the worker writes its sums without a lock. In all other states the optimizer's lock guards
+ * them.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/rules/kernel.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/state/squares.h"
+#include "optim/state/state_priv.h"
+
+uint64_t ht_opt_squares_bytes(const struct ht_param *p)
+{
+    return p->squares ? ht_div_up(p->shape.elements, HT_SUM_SPAN) * sizeof(double) : 0;
+}
+
+bool ht_opt_squares_make(struct ht_param *p)
+{
+    uint64_t count = ht_div_up(p->shape.elements, HT_SUM_SPAN);
+
+    if (p->squares)
+        return true;
+    p->squares = calloc(count ? count : 1, sizeof(double));
+    p->o->meta_bytes += ht_opt_squares_bytes(p);
+    return p->squares != NULL;
+}
+
+void ht_opt_squares_free(struct ht_param *p)
+{
+    p->o->meta_bytes -= ht_opt_squares_bytes(p);
+    free(p->squares);
+    p->squares = NULL;
+}
+
+/* Sums of a range: their place among those of the parameter, and how many there are. */
+static uint64_t first_span(const struct ht_param *p, uint64_t index)
+{
+    return index * p->shape.range_elements / HT_SUM_SPAN;
+}
+
+static uint64_t span_count(const struct ht_param *p, uint64_t index)
+{
+    return ht_div_up(ht_opt_range_elements(p, index), HT_SUM_SPAN);
+}
+
+double *ht_opt_squares_begin(const struct ht_range *r)
+{
+    double *span = r->param->squares + first_span(r->param, r->index);
+
+    memset(span, 0, span_count(r->param, r->index) * sizeof(*span));
+    return span;
+}
+
+void ht_opt_squares_add(const struct ht_kernels *kernels, double *span, const struct ht_elements *part,
+                        uint64_t *nonfinite)
+{
+    const uint8_t *g = part->bytes;
+    uint32_t size = ht_kernel_dtype_bytes(part->dtype);
+
+    for (uint64_t e = part->first, end = e + part->count, n; e < end; e += n, g += n * size) {
+        n = ht_min_u64(end - e, HT_SUM_BLOCK - e % HT_SUM_BLOCK);
+        span[e / HT_SUM_SPAN] += kernels->sum_squares(g, part->dtype, n, nonfinite);
+    }
+}
+
+/* Ranges without sums have no gradient: zeros would change no bit. */
+void ht_opt_squares_total(const struct ht_param *p, double *sum, uint64_t *nonfinite)
+{
+    double own = 0;
+
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !r->measured)
+            continue;
+        const double *span = p->squares + first_span(p, i);
+        for (uint64_t k = 0; k < span_count(p, i); k++)
+            own += span[k];
+        *nonfinite += r->nonfinite;
+    }
+    *sum += own;
+}
+
+/* ------------------------------------------------------------------ verify */
+
+/* Which gradients a check looks at: any change of it makes the check void. */
+struct moment {
+    uint64_t forgotten, open;
+};
+
+static struct moment moment_of(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return (struct moment){p->forgotten, p->root->open};
+}
+
+/* Has the range sums of all its elements, and does nothing? */
+static const struct ht_range *find_measured(const struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = p->gone ? NULL : ht_opt_range_find(p, index);
+
+    if (!r || !r->measured || r->state != HT_RANGE_IDLE)
+        return NULL;
+    return r->added || ht_interval_set_cover(&r->frozen, 0, ht_opt_range_grad_bytes(p, index)) ? r : NULL;
+}
+
+/* Sums of the bytes that the store has for a range now, or an error. Not locked. */
+static int compute_again(const struct ht_param *p, uint64_t index, struct ht_obj *from, uint8_t dtype, double *span,
+                         uint64_t *nonfinite)
+{
+    uint64_t elements = ht_opt_range_elements(p, index), size = ht_kernel_dtype_bytes(dtype), bytes = elements * size;
+    void *buf = malloc(bytes);
+    ssize_t n = buf ? ht_obj_read(from, index * p->shape.range_elements * size, buf, bytes) : -ENOMEM;
+    struct ht_elements all = {.bytes = buf, .dtype = dtype, .count = elements};
+
+    if (n == (ssize_t)bytes)
+        ht_opt_squares_add(p->o->kernels, span, &all, nonfinite);
+    free(buf);
+    return n == (ssize_t)bytes ? 0 : n < 0 ? (int)n : -EIO;
+}
+
+/*
+ * Releases the lock while it reads. A drop or a boundary may come in between: then there is nothing to compare with.
+ */
+static void verify_range(struct ht_param *p, uint64_t index) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_range *r = find_measured(p, index);
+    struct moment before = moment_of(p);
+    uint64_t nonfinite = 0;
+
+    if (!r)
+        return;
+    bool summed = r->added || r->part_added;
+    uint8_t dtype = summed ? (uint8_t)HT_DTYPE_F32 : p->shape.grad_dtype;
+    struct ht_obj *from = ht_obj_get(p->o->store, ht_obj_id(summed ? p->sum : p->grad));
+    double *span = calloc(span_count(p, index), sizeof(*span));
+    unlock(p->o);
+    int rc = from && span ? compute_again(p, index, from, dtype, span, &nonfinite) : -ENOMEM;
+    ht_obj_put(from);
+    lock(p->o);
+    struct moment now = moment_of(p);
+    r = find_measured(p, index);
+    if (!rc && r && !memcmp(&before, &now, sizeof(now))) {
+        assert(!memcmp(span, p->squares + first_span(p, index), span_count(p, index) * sizeof(*span)));
+        assert(r->nonfinite == nonfinite);
+    }
+    free(span);
+}
+
+void ht_opt_squares_verify(struct ht_root *root)
+{
+    for (struct ht_list *pos = root->params.next, *next; pos != &root->params; pos = next) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        p->refs++;
+        for (uint64_t i = 0; p->squares && p->has_grad && i < p->shape.range_count; i++)
+            verify_range(p, i);
+        next = p->of_root.next;
+        p->refs--;
+    }
+}
