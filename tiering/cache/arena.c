@@ -2,16 +2,16 @@
 /*
  * arena.c - slots of the DRAM tier: memory for images. eviction.c chooses which image goes.
  *
- * A 1 MiB slot is FREE, WHOLE or SPLIT. FREE slots are chained. A SPLIT one has pieces: runs of 1, 2, 4 or 8 of its
- * sub-slots, each at a multiple of its length, so that a returned piece leaves room for one of its length. Slots with
- * room for a piece are found by a hint for each length, which moves round: pieces of a length gather, and a slot in use
- * is filled before a fresh one is split.
+ * A 1 MiB slot is FREE, WHOLE or SPLIT. A SPLIT one has pieces: runs of 1, 2, 4 or 8 of its sub-slots, each at a
+ * multiple of its length, so that a returned piece leaves room for one of its length. SPLIT slots are listed by the
+ * longest piece that they have room for, and a piece takes the tightest room: a slot in use is filled before a fresh
+ * one is split.
  *
  *   FREE --get large--> WHOLE --put--> FREE
  *   FREE --get small--> SPLIT --last piece put--> FREE
  *
- * Memory may come from several NUMA nodes, each of which has a chain of its FREE slots. Slots are numbered round the
- * nodes, so that a sweep over them reaches all nodes in proportion. A few slots that came free on another node than the
+ * Memory may come from several NUMA nodes, each of which has lists of its own. Slots are numbered round the nodes, so
+ * that any row of numbers has all nodes in proportion. A few slots that came free on another node than the
  * requested one are kept for requests of that node (spare).
  */
 #include <assert.h>
@@ -22,30 +22,31 @@
 #include "tiering/cache/arena_priv.h"
 
 enum { SUB_SHIFT = 16, SPARE_SHARE = 16, SPARE_MAX = 16 };
-enum { LOOK_MAX = 1024, LOOK_SHORT = 64 }; /* slots that one search for room checks */
 
-/* Numbers slots, each node's in proportion to its share; chains in this order. */
+/* Numbers slots, each node's in proportion to its share; lists them in this order. */
 static void number_slots(struct ht_arena *a)
 {
     unsigned parts = ht_pinned_parts(&a->memory);
     struct ht_nodes shares = {.count = parts};
     int64_t credit[HT_NODES_MAX] = {0};
-    uint32_t next[HT_NODES_MAX], last[HT_NODES_MAX];
+    uint32_t next[HT_NODES_MAX];
 
     for (unsigned p = 0; p < parts; p++) {
         uint64_t end = ht_min_u64(a->memory.end[p] >> HT_SLOT_SHIFT, a->slots);
         next[p] = (uint32_t)(ht_pinned_part_start(&a->memory, p) >> HT_SLOT_SHIFT);
         shares.weight[p] = end > next[p] ? end - next[p] : 0;
-        last[p] = a->free_head[p] = HT_SLOT_NONE;
+    }
+    for (unsigned p = 0; p < HT_NODES_MAX; p++) {
+        a->free[p].head = HT_SLOT_NONE;
         for (unsigned k = 0; k < HT_PIECE_LENGTHS; k++)
-            a->hint[p][k] = HT_SLOT_NONE;
+            a->room[p][k].head = HT_SLOT_NONE;
+        for (unsigned k = 0; k < HT_IMAGE_LISTS; k++)
+            a->list[k][p].head = HT_SLOT_NONE;
     }
     for (uint32_t i = 0; i < a->slots; i++) {
         unsigned p = (unsigned)ht_nodes_turn(&shares, credit);
-        a->slot[i] = (struct ht_slot){.numa_index = (uint8_t)p, .at = next[p]++, .next = HT_SLOT_NONE};
-        *(last[p] == HT_SLOT_NONE ? &a->free_head[p] : &a->slot[last[p]].next) = i;
-        last[p] = i;
-        a->free_on[p]++;
+        a->slot[i] = (struct ht_slot){.numa_index = (uint8_t)p, .at = next[p]++};
+        ht_slot_list_add(a->slot, &a->free[p], HT_LIST_ROOM, i);
     }
     a->free_slots = a->slots;
     a->spare = parts > 1 ? (uint32_t)ht_min_u64(a->slots / SPARE_SHARE, SPARE_MAX) : 0;
@@ -149,19 +150,18 @@ static void slot_to_free(struct ht_arena *a, uint32_t i)
     struct ht_slot *s = &a->slot[i];
 
     s->state = HT_SLOT_FREE;
-    s->next = a->free_head[s->numa_index];
-    a->free_head[s->numa_index] = i;
-    a->free_on[s->numa_index]++;
+    ht_slot_list_push(a->slot, &a->free[s->numa_index], HT_LIST_ROOM, i);
     a->free_slots++;
 }
 
-/* The node with most free slots; that of the clock's position when none is free. */
+/* The node with most free slots; that of the image that may go next when none is free. */
 static unsigned freest(const struct ht_arena *a)
 {
-    unsigned best = a->slot[a->hand].numa_index;
+    uint32_t next = a->list[HT_IMAGE_CLEAN][0].head;
+    unsigned best = next == HT_SLOT_NONE ? 0 : a->slot[next].numa_index;
 
     for (unsigned p = 0; p < ht_pinned_parts(&a->memory); p++)
-        if (a->free_on[p] > a->free_on[best])
+        if (a->free[p].count > a->free[best].count)
             best = p;
     return best;
 }
@@ -174,22 +174,22 @@ static unsigned place_of(const struct ht_arena *a, int numa_index)
 /* Is there a free slot near, or so many that a far one is as good? */
 static bool may_take(const struct ht_arena *a, unsigned numa_index)
 {
-    return a->free_on[numa_index] || a->free_slots > a->spare;
+    return a->free[numa_index].count || a->free_slots > a->spare;
 }
 
 /* A near one, else any. */
 static uint32_t slot_from_free(struct ht_arena *a, enum ht_slot_state state, unsigned numa_index)
 {
-    unsigned p = a->free_on[numa_index] ? numa_index : freest(a);
-    uint32_t i = a->free_head[p];
+    struct ht_slot_list *l = &a->free[a->free[numa_index].count ? numa_index : freest(a)];
+    uint32_t i = l->head;
 
     if (i == HT_SLOT_NONE)
         return i;
-    a->free_head[p] = a->slot[i].next;
-    a->free_on[p]--;
+    ht_slot_list_del(a->slot, l, HT_LIST_ROOM, i);
     a->free_slots--;
     a->slot[i].state = (uint8_t)state;
     a->slot[i].used = 0;
+    a->slot[i].room = 0;
     return i;
 }
 
@@ -199,11 +199,6 @@ static void note_used(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT_L
 
     a->used_bytes += bytes;
     a->used_on[a->slot[n / HT_SLOT_SUBS].numa_index] += bytes;
-}
-
-static unsigned length_of(uint32_t subs)
-{
-    return (unsigned)__builtin_ctz(subs);
 }
 
 static uint16_t mask_of(uint32_t first, uint32_t subs)
@@ -223,22 +218,53 @@ bool ht_slot_has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint3
     return false;
 }
 
+uint8_t ht_slot_room(uint16_t used)
+{
+    for (unsigned k = HT_PIECE_LENGTHS; k-- > 0;)
+        for (uint32_t first = 0; first < HT_SLOT_SUBS; first += 1u << k)
+            if (!(used & mask_of(first, 1u << k)))
+                return (uint8_t)(k + 1);
+    return 0;
+}
+
+/* The pieces of a split slot have changed. Without a piece it is on no list. */
+static void list_room(struct ht_arena *a, uint32_t i)
+{
+    struct ht_slot *s = &a->slot[i];
+    struct ht_slot_list *lists = a->room[s->numa_index];
+    uint8_t room = s->used ? ht_slot_room(s->used) : 0;
+
+    if (room == s->room)
+        return;
+    if (s->room)
+        ht_slot_list_del(a->slot, &lists[s->room - 1], HT_LIST_ROOM, i);
+    s->room = room;
+    if (room)
+        ht_slot_list_add(a->slot, &lists[room - 1], HT_LIST_ROOM, i);
+}
+
 /* True: it was the last piece of its slot. */
 static bool put_piece(struct ht_arena *a, uint32_t n)
 {
     struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
-    uint32_t subs = a->image[n].subs;
-    uint16_t mask = mask_of(n % HT_SLOT_SUBS, subs);
+    uint16_t mask = mask_of(n % HT_SLOT_SUBS, a->image[n].subs);
 
     assert((s->used & mask) == mask);
     s->used &= (uint16_t)~mask;
-    a->split_free += subs;
-    uint32_t *hint = &a->hint[s->numa_index][length_of(subs)], first;
-    if (!ht_slot_has_room(a, *hint, subs, &first)) /* one slot is filled before the next is begun */
-        *hint = n / HT_SLOT_SUBS;
-    if (!s->used)
-        a->split_free -= HT_SLOT_SUBS;
+    list_room(a, n / HT_SLOT_SUBS);
     return !s->used;
+}
+
+uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k)
+{
+    const struct ht_slot *s = &a->slot[i];
+
+    if (s->state == HT_SLOT_WHOLE)
+        return k ? HT_SLOT_NONE : i * HT_SLOT_SUBS;
+    for (; k < HT_SLOT_SUBS && s->state == HT_SLOT_SPLIT; k++)
+        if (s->used & (1u << k))
+            return i * HT_SLOT_SUBS + k;
+    return HT_SLOT_NONE;
 }
 
 void ht_arena_put(struct ht_arena *a, uint32_t n)
@@ -257,25 +283,24 @@ void ht_arena_put(struct ht_arena *a, uint32_t n)
         slot_to_free(a, i);
 }
 
-/* A whole slot. Sweeps until one may be taken; a split one becomes whole when all its images go. */
+/* A whole slot. The clock runs until one may be taken; a split one becomes whole when all its images go. */
 static uint32_t get_whole(struct ht_arena *a, uint64_t tries, unsigned numa_index) HT_REQUIRES(HT_LOCK_STORE)
 {
     for (; tries && !may_take(a, numa_index); tries--)
-        (void)ht_eviction_pass(a, HT_SLOT_SUBS);
+        if (ht_eviction_pass(a, HT_SLOT_SUBS) == HT_SLOT_NONE)
+            break;
     uint32_t i = slot_from_free(a, HT_SLOT_WHOLE, numa_index);
     return i == HT_SLOT_NONE ? i : i * HT_SLOT_SUBS;
 }
 
 static uint32_t take_piece(struct ht_arena *a, uint32_t i, uint32_t subs)
 {
-    struct ht_slot *s = &a->slot[i];
     uint32_t first;
 
     if (!ht_slot_has_room(a, i, subs, &first))
         return HT_SLOT_NONE;
-    s->used |= mask_of(first, subs);
-    a->split_free -= subs;
-    a->hint[s->numa_index][length_of(subs)] = i;
+    a->slot[i].used |= mask_of(first, subs);
+    list_room(a, i);
     return i * HT_SLOT_SUBS + first;
 }
 
@@ -284,43 +309,33 @@ static uint32_t split(struct ht_arena *a, uint32_t subs, unsigned numa_index)
 {
     uint32_t i = slot_from_free(a, HT_SLOT_SPLIT, numa_index);
 
-    if (i == HT_SLOT_NONE)
-        return i;
-    a->split_free += HT_SLOT_SUBS;
-    return take_piece(a, i, subs);
+    return i == HT_SLOT_NONE ? i : take_piece(a, i, subs);
 }
 
-/* A piece from a slot that has room, if one is found among the next so many; from a slot of that node, or of any. */
-static uint32_t find_piece(struct ht_arena *a, uint32_t subs, int numa_index, uint32_t most)
+/* A piece from the tightest room on a node. */
+static uint32_t find_piece(struct ht_arena *a, uint32_t subs, unsigned numa_index)
 {
-    uint32_t n = HT_SLOT_NONE;
-
-    for (uint32_t k = 0; n == HT_SLOT_NONE && a->split_free >= subs && k < a->slots && k < most; k++) {
-        if (numa_index == HT_NUMA_INDEX_ANY || a->slot[a->look].numa_index == numa_index)
-            n = take_piece(a, a->look, subs);
-        if (n == HT_SLOT_NONE)
-            a->look = (a->look + 1) % a->slots;
-    }
-    return n;
+    for (unsigned k = (unsigned)__builtin_ctz(subs); k < HT_PIECE_LENGTHS; k++)
+        if (a->room[numa_index][k].count)
+            return take_piece(a, a->room[numa_index][k].head, subs);
+    return HT_SLOT_NONE;
 }
 
-/*
- * A piece: from the hinted slot or one that is found soon, else from a fresh one, else from any, else from one that the
- * clock frees.
- */
+/* A piece: from room that is near, else from a fresh slot, else from room anywhere, else from what the clock frees. */
 static uint32_t get_piece(struct ht_arena *a, uint32_t subs, uint64_t tries, unsigned numa_index)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint32_t n = take_piece(a, a->hint[numa_index][length_of(subs)], subs);
+    uint32_t n = find_piece(a, subs, numa_index);
 
     if (n == HT_SLOT_NONE)
-        n = find_piece(a, subs, (int)numa_index, LOOK_SHORT);
-    if (n == HT_SLOT_NONE)
         n = split(a, subs, numa_index);
-    if (n == HT_SLOT_NONE)
-        n = find_piece(a, subs, HT_NUMA_INDEX_ANY, LOOK_MAX);
+    for (unsigned p = 0; n == HT_SLOT_NONE && p < ht_pinned_parts(&a->memory); p++)
+        n = find_piece(a, subs, p);
     for (; n == HT_SLOT_NONE && tries; tries--) {
-        n = take_piece(a, ht_eviction_pass(a, subs), subs);
+        uint32_t i = ht_eviction_pass(a, subs);
+        if (i == HT_SLOT_NONE)
+            break;
+        n = take_piece(a, i, subs);
         if (n == HT_SLOT_NONE)
             n = split(a, subs, numa_index);
     }
@@ -341,9 +356,9 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
 {
     uint32_t subs = subs_for(bytes);
     unsigned numa_index = place_of(a, wanted);
-    uint64_t tries = ht_min_u64(most, 2ull * a->slots);
 
     a->forced = most == HT_ARENA_FORCE;
+    uint64_t tries = ht_min_u64(most, ht_eviction_passes(a));
     if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
         return HT_SLOT_NONE;
     uint32_t n = subs == HT_SLOT_SUBS ? get_whole(a, tries, numa_index) : get_piece(a, subs, tries, numa_index);
@@ -353,6 +368,7 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
         return n;
     a->short_for -= a->short_for > 0;
     a->image[n] = (struct ht_image){.referenced = true, .subs = (uint8_t)subs};
+    ht_eviction_note_new(a, n);
     note_used(a, n, 1);
     return n;
 }

@@ -7,8 +7,8 @@
  * their own after those of the slots, are always protected, and are never evicted by the clock.
  *
  * Passive: knows no objects and starts no I/O. The clock (second chance) chooses the next image to evict, and the owner
- * decides whether it may go (ht_evict_fn). A slot number counts in sub-slots of 64 KiB: a whole slot or a piece has the
- * number of its first one.
+ * decides whether it may go (ht_evict_fn). No call searches the arena (eviction.c). A slot number counts in sub-slots
+ * of 64 KiB: a whole slot or a piece has the number of its first one.
  *
  * Not locked: the store's lock guards it; the bytes are guarded by the chunk locks.
  */
@@ -122,6 +122,8 @@ static inline bool ht_image_passes_dirty(const struct ht_image *im)
 {
     return im->dirty && !im->protected && !im->workingset;
 }
+/* Did a request find no room of late? */
+bool ht_arena_is_short(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* Are so many passing bytes dirty that they should be written? Scratch counts when room was short already. */
 bool ht_arena_under_pressure(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /*
@@ -131,7 +133,23 @@ bool ht_arena_under_pressure(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE
 bool ht_arena_presses(struct ht_arena *a, uint32_t slot, bool growing) HT_REQUIRES(HT_LOCK_STORE);
 /* Bytes a slot number stands for. */
 uint32_t ht_arena_slot_bytes(const struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
-/* Next used slot in clock order, advancing the writeback hand; HT_SLOT_NONE after a whole round of unused ones. */
+/*
+ * A walk over dirty images that pass, those first that were dirty first: durable ones, then, with `scratch`, those of
+ * scratch files. It takes turns with other walks, so that an image that cannot be written now keeps no other waiting.
+ * The lock may be released between two steps.
+ */
+struct ht_dirty_walk {
+    bool scratch;
+    int numa_index; /* HT_NUMA_INDEX_ANY: of all nodes */
+    /* private */
+    unsigned kind, place;
+    uint32_t left, at;
+};
+#define HT_DIRTY_WALK(scratch_, numa_index_) \
+    ((struct ht_dirty_walk){.scratch = (scratch_), .numa_index = (numa_index_), .at = HT_SLOT_NONE})
+/* HT_SLOT_NONE: the walk has seen all that were there when it came to their list. */
+uint32_t ht_dirty_walk_next(struct ht_arena *a, struct ht_dirty_walk *w) HT_REQUIRES(HT_LOCK_STORE);
+/* For checks: the next used slot from *hand on; HT_SLOT_NONE after a whole round of unused ones. */
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand) HT_REQUIRES(HT_LOCK_STORE);
 
 uint64_t ht_arena_bytes(const struct ht_arena *a);
@@ -147,7 +165,7 @@ int ht_arena_numa_index(const struct ht_arena *a, uint32_t slot);
 /* Heap for descriptors: of slots, images and external ones, and of images that went. */
 uint64_t ht_arena_meta_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 const struct ht_pinned *ht_arena_memory(const struct ht_arena *a);
-/* Asserts that slots, pieces, free lists and sums agree (tiering/base/verify.h). */
-void ht_arena_verify(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* Asserts that slots, pieces, lists and sums agree (tiering/base/verify.h). */
+void ht_arena_verify(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 
 #endif

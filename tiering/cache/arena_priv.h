@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* arena_priv.h - what arena.c and eviction.c share. An image's number n counts sub-slots; i counts slots. */
+/*
+ * arena_priv.h - what the files of the arena share. An image's number n counts sub-slots; i counts slots.
+ *
+ * No call searches: a slot is on a list for each kind of image in it, and on one for the room in it. So a request costs
+ * the same whatever the arena's size, and however much of it is dirty.
+ */
 #ifndef HITRAIN_TIERING_CACHE_ARENA_PRIV_H
 #define HITRAIN_TIERING_CACHE_ARENA_PRIV_H
 
@@ -10,13 +15,35 @@ enum { HT_SLOT_SUBS = 16, HT_SLOT_SHIFT = 20 };
 enum { HT_PIECE_LENGTHS = 4 }; /* of pieces: 1, 2, 4, 8 sub-slots */
 enum ht_slot_state { HT_SLOT_FREE, HT_SLOT_WHOLE, HT_SLOT_SPLIT };
 
+/* What an image is to the clock and to writeback. */
+enum ht_image_kind {
+    HT_IMAGE_CLEAN,      /* passes: the clock may evict it */
+    HT_IMAGE_DIRTY,      /* passes, and is written soon */
+    HT_IMAGE_SCRATCH,    /* passes, is dirty, and is written when memory is short */
+    HT_IMAGE_WORKINGSET, /* clean or dirty */
+    HT_IMAGE_PROTECTED,  /* clean or dirty; on no list */
+    HT_IMAGE_KINDS,
+    HT_IMAGE_LISTS = HT_IMAGE_PROTECTED
+};
+/* Lists of slots: those of the first kinds, and that of free slots or of room in split ones. */
+enum { HT_LIST_ROOM = HT_IMAGE_LISTS, HT_SLOT_LISTS };
+
+/* A ring of slots. Its head is the oldest, and the one before it the newest. */
+struct ht_slot_list {
+    uint32_t head, count; /* empty: HT_SLOT_NONE, 0 */
+};
+struct ht_slot_link {
+    uint32_t prev, next;
+};
+
 struct ht_slot {
     uint8_t state;
-    uint8_t numa_index;            /* place of its node */
-    uint16_t used;                 /* SPLIT: mask of sub-slots */
-    uint8_t protected, workingset; /* images in it that are protected, that are of the working set */
-    uint32_t next;                 /* FREE: chain */
-    uint32_t at;                   /* in memory, in slots */
+    uint8_t numa_index;             /* place of its node */
+    uint16_t used;                  /* SPLIT: mask of sub-slots */
+    uint8_t images[HT_IMAGE_KINDS]; /* in it, by kind */
+    uint8_t room;                   /* SPLIT: 1 + log2 of the sub-slots of the longest piece that fits; 0: none */
+    uint32_t at;                    /* in memory, in slots */
+    struct ht_slot_link link[HT_SLOT_LISTS];
 };
 
 struct ht_external {
@@ -26,17 +53,17 @@ struct ht_external {
 
 struct ht_arena {
     struct ht_pinned memory;
-    uint32_t slots, free_slots, hand;
+    uint32_t slots, free_slots;
     uint32_t spare; /* free slots that are no reason to take one far away */
-    uint32_t free_head[HT_NODES_MAX], free_on[HT_NODES_MAX];
-    uint32_t hint[HT_NODES_MAX][HT_PIECE_LENGTHS]; /* a SPLIT slot that may have room for a piece of that length */
-    uint32_t look;                                 /* end of the last search for one with room */
-    uint32_t split_free;                           /* unused sub-slots of SPLIT slots */
+    /* By node: free slots; split ones by the longest piece that fits. */
+    struct ht_slot_list free[HT_NODES_MAX], room[HT_NODES_MAX][HT_PIECE_LENGTHS];
+    /* Slots with an image of that kind; dirty ones by node, the others at 0. */
+    struct ht_slot_list list[HT_IMAGE_LISTS][HT_NODES_MAX];
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: in passing images */
     uint64_t used_bytes, protected_bytes, workingset_bytes; /* the last two: whole slots */
     uint64_t passing_dirty_bytes,
         durable_dirty_bytes; /* dirty, neither protected nor of the working set: all, durable */
-    bool forced;             /* the sweep that is running heeds no working set */
+    bool forced;             /* the request that is running heeds no working set */
     uint32_t short_for;      /* images to come until it is forgotten that one found no room */
     uint64_t readahead_chunks, readahead_hits, readahead_wasted, readahead_bytes;
     struct ht_workingset workingset;
@@ -49,20 +76,43 @@ struct ht_arena {
     void *ctx;
 };
 
+/* ---------------------------------------------------------- slot_list.c */
+
+/* Of one list; link: which of the slots' links it uses. A slot is added as the newest, or (push) as the oldest. */
+void ht_slot_list_add(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
+void ht_slot_list_push(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
+void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i);
+/* Returns the oldest, which is the newest now; HT_SLOT_NONE: the list is empty. */
+uint32_t ht_slot_list_rotate(const struct ht_slot *slots, struct ht_slot_list *l, unsigned link);
+/* The list of slot i for images of a kind. */
+struct ht_slot_list *ht_slot_image_list(struct ht_arena *a, uint32_t i, unsigned kind);
+
 /* -------------------------------------------------------------- arena.c */
 
 /* Has slot i, if it is SPLIT, room for a piece of so many sub-slots? *out_first: the first sub-slot of that room. */
 bool ht_slot_has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint32_t *out_first);
+/* 1 + log2 of the sub-slots of the longest piece that fits beside these; 0: none. */
+uint8_t ht_slot_room(uint16_t used);
+/* The first image of a used slot at sub-slot k or later; HT_SLOT_NONE. */
+uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k);
 
 /* ----------------------------------------------------------- eviction.c */
 
-/* Moves the hand over one slot and evicts its images, until it has room for so many sub-slots; returns the slot. */
+enum ht_image_kind ht_image_kind(const struct ht_image *im);
+/* How many slots a request may pass at most, before it gives up: each twice. */
+uint64_t ht_eviction_passes(const struct ht_arena *a);
+/*
+ * The clock passes one slot and evicts its images, until it has room for so many sub-slots. Returns the slot, or
+ * HT_SLOT_NONE: there is none with an image that may go.
+ */
 uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs) HT_REQUIRES(HT_LOCK_STORE);
+/* An image is new, clean, and of no owner yet. */
+void ht_eviction_note_new(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
 /* An image was attached to its owner: a refault joins the working set if there is room. */
-void ht_eviction_note_attached(struct ht_arena *a, uint32_t n);
+void ht_eviction_note_attached(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
 /* It joins the working set if there is room. */
-void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n);
-/* An image in the arena is given back: it leaves both sets, and readahead was wasted on it if it was never used. */
+void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
+/* An image in the arena is given back: it leaves all lists, and readahead was wasted on it if it was never used. */
 void ht_eviction_forget(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE);
 
 #endif

@@ -1,18 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * eviction.c - which image of the arena goes next: a clock with a second chance, which passes over two sets.
+ * eviction.c - which image of the arena goes next: a clock with a second chance over the clean ones, beside two sets.
  *
- *   hand passes: protected ------------------------------> stays
- *                of the working set, used of late -------> stays
- *                used since the hand passed before ------> stays, counts as unused from now on
- *                its owner refuses (dirty or held) ------> stays
- *                any other image ------------------------> evicted; the working set remembers it
+ *   protected                                    on no list
+ *   of the working set, used of late             its list; the clock passes a few of them, too
+ *                       not used of late    -->  clean or dirty
+ *   dirty, durable or scratch                    its list, from which writeback takes    --written--> clean
+ *   clean, used since the clock passed before    stays, counts as unused from now on
+ *          its owner refuses: it is held         stays
+ *          any other                             evicted; the working set remembers it
  *
- * The hand passes slots. One clock serves all NUMA nodes: an image goes because it is old, not because of its node.
+ * Lists are of slots, the oldest first; the clock makes the one that it passes the newest. One clock serves all NUMA
+ * nodes: an image goes because it is old, not because of its node.
  *
  * The owner protects images (ht_arena_protect). An image that is loaded again soon after its eviction joins the working
  * set (tier/workingset.h). A slot belongs to a set while one of its pieces does, and all of the slot counts: no other
- * image gets that slot. Dirty images outside both sets are in the way of the hand, so eviction.c also says when they
+ * image gets that slot. Dirty images outside both sets are out of reach of the clock, so eviction.c also says when they
  * should be written.
  */
 #include "tiering/cache/arena.h"
@@ -20,53 +23,79 @@
 #include "tiering/tier/workingset.h"
 
 enum { GROWING_MAX = 16 }; /* images */
+enum { AGED_MAX = 8 };     /* slots of the working set that the clock passes with one other */
+enum { PASSES_MIN = 16 };  /* for images that leave the working set meanwhile */
 
-/* --------------------------------------------------------- the two sets */
+/* ------------------------------------------------------------- the lists */
+
+enum ht_image_kind ht_image_kind(const struct ht_image *im)
+{
+    if (im->protected || im->workingset)
+        return im->protected ? HT_IMAGE_PROTECTED : HT_IMAGE_WORKINGSET;
+    return !im->dirty ? HT_IMAGE_CLEAN : im->durable ? HT_IMAGE_DIRTY : HT_IMAGE_SCRATCH;
+}
 
 /* Adds (1) or subtracts (-1) a slot from the protected ones or those of the working set. */
 static void charge(struct ht_arena *a, const struct ht_slot *s, int sign)
 {
     uint64_t bytes = (uint64_t)(sign * (int64_t)(1u << HT_SLOT_SHIFT));
 
-    if (s->protected)
+    if (s->images[HT_IMAGE_PROTECTED])
         a->protected_bytes += bytes;
-    else if (s->workingset)
+    else if (s->images[HT_IMAGE_WORKINGSET])
         a->workingset_bytes += bytes;
 }
 
-/* Counts one more (1) or less (-1) protected image of its slot, or one of the working set. */
-static void note_held(struct ht_arena *a, uint32_t n, int protected, int workingset)
+/* Adds (1) or subtracts (-1) an image's part of the dirty bytes that pass through. */
+static void count_dirty(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
-
-    charge(a, s, -1);
-    s->protected = (uint8_t)(s->protected + protected);
-    s->workingset = (uint8_t)(s->workingset + workingset);
-    charge(a, s, 1);
-}
-
-/* Adds (1) or subtracts (-1) this image's part of the dirty bytes that pass through. */
-static void note_dirty(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT_LOCK_STORE)
-{
-    const struct ht_image *im = ht_arena_image(a, n);
     uint64_t bytes = (uint64_t)(sign * (int64_t)ht_arena_slot_bytes(a, n));
 
-    if (!ht_image_passes_dirty(im))
-        return;
     a->passing_dirty_bytes += bytes;
     a->dirty_on[a->slot[n / HT_SLOT_SUBS].numa_index] += bytes;
-    if (im->durable)
+    if (a->image[n].durable)
         a->durable_dirty_bytes += bytes;
 }
 
-static void leave_workingset(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
+/* Adds (1) or subtracts (-1) an image as what it is now: before and after each change of that. */
+static void count(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (!a->image[n].workingset)
+    enum ht_image_kind kind = ht_image_kind(&a->image[n]);
+    uint32_t i = n / HT_SLOT_SUBS;
+    struct ht_slot *s = &a->slot[i];
+
+    charge(a, s, -1);
+    s->images[kind] = (uint8_t)(s->images[kind] + sign);
+    charge(a, s, 1);
+    if (kind == HT_IMAGE_DIRTY || kind == HT_IMAGE_SCRATCH)
+        count_dirty(a, n, sign);
+    if (kind == HT_IMAGE_PROTECTED)
         return;
-    note_dirty(a, n, -1);
-    a->image[n].workingset = false;
-    note_dirty(a, n, 1);
-    note_held(a, n, 0, -1);
+    if (sign > 0 && s->images[kind] == 1)
+        ht_slot_list_add(a->slot, ht_slot_image_list(a, i, kind), kind, i);
+    if (sign < 0 && s->images[kind] == 0)
+        ht_slot_list_del(a->slot, ht_slot_image_list(a, i, kind), kind, i);
+}
+
+/* ----------------------------------------------------------- the two sets */
+
+static void set_workingset(struct ht_arena *a, uint32_t n, bool workingset) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (a->image[n].workingset == workingset)
+        return;
+    count(a, n, -1);
+    a->image[n].workingset = workingset;
+    count(a, n, 1);
+}
+
+static void set_protected(struct ht_arena *a, uint32_t n, bool protected) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (ht_arena_is_external(a, n) || a->image[n].protected == protected)
+        return;
+    set_workingset(a, n, false);
+    count(a, n, -1);
+    a->image[n].protected = protected;
+    count(a, n, 1);
 }
 
 static uint64_t workingset_bytes_max(const struct ht_arena *a)
@@ -77,7 +106,8 @@ static uint64_t workingset_bytes_max(const struct ht_arena *a)
 /* Is there room in the protected set for the content of a slot? */
 static bool has_share(const struct ht_arena *a, const struct ht_slot *s, uint64_t others)
 {
-    return s->protected || a->protected_bytes + others + (1u << HT_SLOT_SHIFT) <= workingset_bytes_max(a);
+    return s->images[HT_IMAGE_PROTECTED] ||
+        a->protected_bytes + others + (1u << HT_SLOT_SHIFT) <= workingset_bytes_max(a);
 }
 
 bool ht_arena_has_protected_room(const struct ht_arena *a)
@@ -92,23 +122,12 @@ bool ht_arena_may_protect(const struct ht_arena *a, uint32_t n)
 
 void ht_arena_protect(struct ht_arena *a, uint32_t n)
 {
-    if (ht_arena_is_external(a, n) || a->image[n].protected)
-        return;
-    leave_workingset(a, n);
-    note_dirty(a, n, -1);
-    a->image[n].protected = true;
-    note_dirty(a, n, 1);
-    note_held(a, n, 1, 0);
+    set_protected(a, n, true);
 }
 
 void ht_arena_unprotect(struct ht_arena *a, uint32_t n)
 {
-    if (ht_arena_is_external(a, n) || !a->image[n].protected)
-        return;
-    note_dirty(a, n, -1);
-    a->image[n].protected = false;
-    note_dirty(a, n, 1);
-    note_held(a, n, -1, 0);
+    set_protected(a, n, false);
 }
 
 uint64_t ht_arena_protected_bytes(const struct ht_arena *a)
@@ -133,10 +152,8 @@ void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n)
 {
     const struct ht_slot *s = &a->slot[n / HT_SLOT_SUBS];
 
-    if (!s->workingset && !has_share(a, s, a->workingset_bytes))
-        return;
-    a->image[n].workingset = true;
-    note_held(a, n, 0, 1);
+    if (s->images[HT_IMAGE_WORKINGSET] || has_share(a, s, a->workingset_bytes))
+        set_workingset(a, n, true);
 }
 
 /* ------------------------------------------------------------ readahead */
@@ -186,6 +203,11 @@ static bool may_come_back(const struct ht_arena *a, uint32_t n, uint64_t index)
     return a->image[n].subs == HT_SLOT_SUBS || index == 0;
 }
 
+void ht_eviction_note_new(struct ht_arena *a, uint32_t n)
+{
+    count(a, n, 1);
+}
+
 void ht_eviction_note_attached(struct ht_arena *a, uint32_t n)
 {
     struct ht_image *im = &a->image[n];
@@ -199,10 +221,10 @@ void ht_eviction_note_attached(struct ht_arena *a, uint32_t n)
 
 void ht_eviction_forget(struct ht_arena *a, uint32_t n)
 {
-    ht_arena_unprotect(a, n);
-    leave_workingset(a, n);
+    count(a, n, -1);
     a->readahead_wasted += a->image[n].readahead;
     readahead_no_more(a, n);
+    a->image[n].dirty = a->image[n].protected = a->image[n].workingset = false;
 }
 
 /* The protected set takes its room from the working set. */
@@ -212,49 +234,66 @@ static bool may_stay_in_workingset(const struct ht_arena *a, const struct ht_ima
         !ht_workingset_is_over(&a->workingset, im->used_at);
 }
 
-/* Evicts one image, if the hand has passed it before without a use since, and its owner agrees. */
-static bool try_evict(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
+/* The next slots of the working set: images that were unused for long leave it. */
+static void age_workingset(struct ht_arena *a, uint64_t most) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_slot_list *l = &a->list[HT_IMAGE_WORKINGSET][0];
+
+    for (most = ht_min_u64(most, l->count); most; most--) {
+        uint32_t i = ht_slot_list_rotate(a->slot, l, HT_IMAGE_WORKINGSET), n;
+        for (uint32_t k = 0; (n = ht_slot_image(a, i, k)) != HT_SLOT_NONE; k = n % HT_SLOT_SUBS + a->image[n].subs)
+            if (a->image[n].workingset && !may_stay_in_workingset(a, &a->image[n]))
+                set_workingset(a, n, false);
+    }
+}
+
+/* Evicts one image, if the clock has passed it before without a use since, and its owner agrees. */
+static void try_evict(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_image *im = &a->image[n];
 
-    if (im->protected || (im->workingset && may_stay_in_workingset(a, im)))
-        return false;
-    leave_workingset(a, n);
+    if (ht_image_kind(im) != HT_IMAGE_CLEAN)
+        return;
     if (im->referenced) {
         im->referenced = false;
-        return false;
+        return;
     }
     if (!a->evict(a->ctx, n))
-        return false;
+        return;
     if (may_come_back(a, n, im->index))
         ht_workingset_note_evicted(&a->workingset, im->owner, im->index, im->used_at);
     ht_arena_put(a, n);
-    return true;
 }
 
 /* Tries to evict images of a slot until there is room for a piece; for HT_SLOT_SUBS, every image. */
 static void ask_slot(struct ht_arena *a, uint32_t i, uint32_t subs) HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_slot *s = &a->slot[i];
-    uint32_t first;
+    uint32_t n, first;
 
-    if (s->state == HT_SLOT_WHOLE)
-        try_evict(a, i * HT_SLOT_SUBS);
-    for (uint32_t k = 0, step; k < HT_SLOT_SUBS && s->state == HT_SLOT_SPLIT && !ht_slot_has_room(a, i, subs, &first);
-         k += step) {
-        bool there = s->used & (1u << k);
-        step = there ? a->image[i * HT_SLOT_SUBS + k].subs : 1;
-        if (there)
-            try_evict(a, i * HT_SLOT_SUBS + k);
+    for (uint32_t k = 0; (n = ht_slot_image(a, i, k)) != HT_SLOT_NONE; k = n % HT_SLOT_SUBS + a->image[n].subs) {
+        if (ht_slot_has_room(a, i, subs, &first))
+            return;
+        try_evict(a, n);
     }
+}
+
+uint64_t ht_eviction_passes(const struct ht_arena *a)
+{
+    uint64_t slots = a->list[HT_IMAGE_CLEAN][0].count + (a->forced ? a->list[HT_IMAGE_WORKINGSET][0].count : 0);
+
+    return 2 * slots + PASSES_MIN;
 }
 
 uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs)
 {
-    uint32_t i = a->hand;
+    struct ht_slot_list *clean = &a->list[HT_IMAGE_CLEAN][0], *workingset = &a->list[HT_IMAGE_WORKINGSET][0];
 
-    a->hand = (a->hand + 1) % a->slots;
-    ask_slot(a, i, subs);
+    age_workingset(a, ht_min_u64(1 + workingset->count / ht_max_u64(clean->count, 1), AGED_MAX));
+    while (a->forced && !clean->count && workingset->count)
+        age_workingset(a, 1); /* each leaves it */
+    uint32_t i = ht_slot_list_rotate(a->slot, clean, HT_IMAGE_CLEAN);
+    if (i != HT_SLOT_NONE)
+        ask_slot(a, i, subs);
     return i;
 }
 
@@ -262,9 +301,69 @@ uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs)
 
 void ht_arena_set_dirty(struct ht_arena *a, uint32_t n, bool dirty)
 {
-    note_dirty(a, n, -1);
-    ht_arena_image(a, n)->dirty = dirty;
-    note_dirty(a, n, 1);
+    struct ht_image *im = ht_arena_image(a, n);
+
+    if (ht_arena_is_external(a, n) || im->dirty == dirty) {
+        im->dirty = dirty;
+        return;
+    }
+    count(a, n, -1);
+    im->dirty = dirty;
+    count(a, n, 1);
+}
+
+/* Turns to the next list. False: that was the last. */
+static bool next_list(const struct ht_arena *a, struct ht_dirty_walk *w)
+{
+    unsigned last = w->scratch ? HT_IMAGE_SCRATCH : HT_IMAGE_DIRTY;
+    bool of_all = w->numa_index == HT_NUMA_INDEX_ANY;
+
+    if (!w->kind) {
+        w->kind = HT_IMAGE_DIRTY;
+        w->place = of_all ? 0 : (unsigned)w->numa_index;
+    } else if (of_all && w->place + 1 < ht_pinned_parts(&a->memory)) {
+        w->place++;
+    } else if (w->kind < last) {
+        w->kind++;
+        w->place = of_all ? 0 : w->place;
+    } else {
+        return false;
+    }
+    w->left = a->list[w->kind][w->place].count;
+    return true;
+}
+
+/* The next image of the walk's kind in the slot that it is at. That slot may have changed meanwhile. */
+static uint32_t next_in_slot(const struct ht_arena *a, struct ht_dirty_walk *w)
+{
+    while (w->at != HT_SLOT_NONE) {
+        uint32_t i = w->at / HT_SLOT_SUBS, n = ht_slot_image(a, i, w->at % HT_SLOT_SUBS);
+        uint32_t next = n == HT_SLOT_NONE ? n : n + a->image[n].subs;
+        w->at = next / HT_SLOT_SUBS == i ? next : HT_SLOT_NONE;
+        if (n != HT_SLOT_NONE && ht_image_kind(&a->image[n]) == w->kind)
+            return n;
+    }
+    return HT_SLOT_NONE;
+}
+
+uint32_t ht_dirty_walk_next(struct ht_arena *a, struct ht_dirty_walk *w)
+{
+    uint32_t n;
+
+    while ((n = next_in_slot(a, w)) == HT_SLOT_NONE) {
+        while (!w->left)
+            if (!next_list(a, w))
+                return HT_SLOT_NONE;
+        w->left--;
+        uint32_t i = ht_slot_list_rotate(a->slot, &a->list[w->kind][w->place], w->kind);
+        w->at = i == HT_SLOT_NONE ? i : i * HT_SLOT_SUBS;
+    }
+    return n;
+}
+
+bool ht_arena_is_short(const struct ht_arena *a)
+{
+    return a->short_for;
 }
 
 bool ht_arena_under_pressure(const struct ht_arena *a)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* verify.c - asserts that slots, pieces, free lists and sums of the arena agree (tiering/base/verify.h). */
+/* verify.c - asserts that slots, pieces, lists and sums of the arena agree (tiering/base/verify.h). */
 #include <assert.h>
 
 #include "tiering/cache/arena_priv.h"
@@ -12,7 +12,7 @@ static uint16_t mask_of(uint32_t first, uint32_t subs)
 struct sums {
     uint64_t used_bytes, protected_bytes, workingset_bytes, passing_dirty_bytes, durable_dirty_bytes, readahead_bytes;
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX];
-    uint32_t free_slots, split_free;
+    uint32_t free_slots;
 };
 
 static void check_image(const struct ht_arena *a, uint32_t n, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
@@ -33,12 +33,22 @@ static void check_image(const struct ht_arena *a, uint32_t n, struct sums *sums)
     sums->durable_dirty_bytes += im->durable ? bytes : 0;
 }
 
+/* Is the slot between its neighbours? Then it is on some list, and the number of all such slots shows on which. */
+static void check_link(const struct ht_arena *a, uint32_t i, unsigned link)
+{
+    const struct ht_slot_link *l = &a->slot[i].link[link];
+
+    assert(l->prev < a->slots && l->next < a->slots);
+    assert(a->slot[l->prev].link[link].next == i && a->slot[l->next].link[link].prev == i);
+}
+
 /* Each image of a slot in use: the slot's counts and, of a split one, its mask of sub-slots. */
 static void check_used_slot(const struct ht_arena *a, uint32_t i, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
 {
     const struct ht_slot *s = &a->slot[i];
-    uint32_t protected = 0, workingset = 0, step;
+    uint8_t images[HT_IMAGE_KINDS] = {0};
     uint16_t used = s->state == HT_SLOT_WHOLE ? mask_of(0, HT_SLOT_SUBS) : s->used;
+    uint32_t step;
 
     assert(used);
     for (uint32_t k = 0; k < HT_SLOT_SUBS; k += step) {
@@ -51,23 +61,57 @@ static void check_used_slot(const struct ht_arena *a, uint32_t i, struct sums *s
         assert(step && k % step == 0 && (step == HT_SLOT_SUBS) == (s->state == HT_SLOT_WHOLE));
         assert((used & mask_of(k, step)) == mask_of(k, step));
         check_image(a, i * HT_SLOT_SUBS + k, sums);
-        protected += im->protected;
-        workingset += im->workingset;
+        images[ht_image_kind(im)]++;
     }
-    assert(s->protected == protected && s->workingset == workingset);
-    sums->protected_bytes += protected ? 1u << HT_SLOT_SHIFT : 0;
-    sums->workingset_bytes += !protected && workingset ? 1u << HT_SLOT_SHIFT : 0;
-    sums->split_free += s->state == HT_SLOT_SPLIT ? HT_SLOT_SUBS - (uint32_t)__builtin_popcount(used) : 0;
+    assert(memcmp(s->images, images, sizeof(images)) == 0);
+    for (unsigned kind = 0; kind < HT_IMAGE_LISTS; kind++)
+        if (images[kind])
+            check_link(a, i, kind);
+    assert(s->room == (s->state == HT_SLOT_SPLIT ? ht_slot_room(used) : 0));
+    if (s->room)
+        check_link(a, i, HT_LIST_ROOM);
+    sums->protected_bytes += images[HT_IMAGE_PROTECTED] ? 1u << HT_SLOT_SHIFT : 0;
+    sums->workingset_bytes += !images[HT_IMAGE_PROTECTED] && images[HT_IMAGE_WORKINGSET] ? 1u << HT_SLOT_SHIFT : 0;
 }
 
-static void check_free_slots(const struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
+static void check_list(const struct ht_arena *a, const struct ht_slot_list *l, unsigned link)
 {
-    for (unsigned p = 0; p < ht_pinned_parts(&a->memory); p++) {
-        uint32_t count = 0;
-        for (uint32_t i = a->free_head[p]; i != HT_SLOT_NONE; i = a->slot[i].next, count++)
-            assert(count < a->slots && a->slot[i].state == HT_SLOT_FREE && a->slot[i].numa_index == p);
-        assert(count == a->free_on[p]);
-        sums->free_slots += count;
+    uint32_t i = l->head, n = l->count;
+
+    assert((i == HT_SLOT_NONE) == !n);
+    for (; n; n--, i = a->slot[i].link[link].next)
+        assert(i < a->slots && (n == l->count || i != l->head));
+    assert(i == l->head);
+}
+
+/* The lists are rings of as many slots as belong to them: so no slot is on a wrong one. */
+static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t images[HT_IMAGE_LISTS][HT_NODES_MAX] = {0}, room[HT_NODES_MAX][HT_PIECE_LENGTHS] = {0};
+    uint32_t unused[HT_NODES_MAX] = {0};
+
+    for (uint32_t i = 0; i < a->slots; i++) {
+        const struct ht_slot *s = &a->slot[i];
+        unused[s->numa_index] += s->state == HT_SLOT_FREE;
+        for (unsigned kind = 0; kind < HT_IMAGE_KINDS; kind++)
+            assert(s->state != HT_SLOT_FREE || !s->images[kind]);
+        if (s->state == HT_SLOT_SPLIT && s->room)
+            room[s->numa_index][s->room - 1]++;
+        for (unsigned kind = 0; kind < HT_IMAGE_LISTS && s->state != HT_SLOT_FREE; kind++)
+            images[kind][ht_slot_image_list(a, i, kind) - a->list[kind]] += s->images[kind] > 0;
+    }
+    for (unsigned p = 0; p < HT_NODES_MAX; p++) {
+        check_list(a, &a->free[p], HT_LIST_ROOM);
+        assert(a->free[p].count == unused[p]);
+        sums->free_slots += unused[p];
+        for (unsigned k = 0; k < HT_PIECE_LENGTHS; k++) {
+            check_list(a, &a->room[p][k], HT_LIST_ROOM);
+            assert(a->room[p][k].count == room[p][k]);
+        }
+        for (unsigned kind = 0; kind < HT_IMAGE_LISTS; kind++) {
+            check_list(a, &a->list[kind][p], kind);
+            assert(a->list[kind][p].count == images[kind][p]);
+        }
     }
 }
 
@@ -87,20 +131,16 @@ static void check_externals(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
     assert(count == a->externals);
 }
 
-void ht_arena_verify(const struct ht_arena *a)
+void ht_arena_verify(struct ht_arena *a)
 {
     struct sums sums = {0};
-    uint32_t free_slots = 0;
 
-    for (uint32_t i = 0; i < a->slots; i++) {
-        free_slots += a->slot[i].state == HT_SLOT_FREE;
+    for (uint32_t i = 0; i < a->slots; i++)
         if (a->slot[i].state != HT_SLOT_FREE)
             check_used_slot(a, i, &sums);
-    }
-    check_free_slots(a, &sums);
+    check_lists(a, &sums);
     check_externals(a);
-    assert(a->free_slots == free_slots && free_slots == sums.free_slots);
-    assert(a->split_free == sums.split_free);
+    assert(a->free_slots == sums.free_slots);
     assert(a->used_bytes == sums.used_bytes);
     assert(a->protected_bytes == sums.protected_bytes && a->workingset_bytes == sums.workingset_bytes);
     assert(a->passing_dirty_bytes == sums.passing_dirty_bytes);

@@ -69,7 +69,6 @@ struct ht_engine {
     struct ht_list pending_readers HT_GUARDED_BY(HT_LOCK_STORE); /* in the order of their turns */
     struct ht_scrub scrub;                                       /* its own lock */
     /* One for each place; without places the first. */
-    uint32_t writeback_hand[HT_NODES_MAX] HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_commit_timer commit;
     struct ht_row row[HT_ENGINES];
     struct ht_lane lane[HT_ENGINE_LANES];

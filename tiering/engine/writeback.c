@@ -33,30 +33,25 @@ static bool goes_on(const struct ht_write_batch *w, unsigned tried, unsigned mos
 
 static bool is_asked(struct ht_store *s, uint32_t slot, enum ht_clean whom) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (whom == HT_CLEAN_ANY)
-        return ht_image_passes_dirty(ht_arena_image(s->arena, slot));
-    return ht_arena_presses(s->arena, slot, whom == HT_CLEAN_GROWING);
+    return !whom || ht_arena_presses(s->arena, slot, whom == HT_CLEAN_GROWING);
 }
 
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
 {
     struct ht_write_batch *w = ht_write_batch_open(s);
+    unsigned tried = 0;
+    int rc = 0;
 
     if (!w)
         return -ENOMEM;
     ht_store_lock(s);
-    uint32_t *hand = &s->engine->writeback_hand[numa_index == HT_NUMA_INDEX_ANY ? 0 : numa_index];
-    uint64_t in_vain_max = ht_arena_bytes(s->arena) >> 16;
-    unsigned tried = 0;
-    int rc = 0;
-    for (uint64_t in_vain = 0; goes_on(w, tried, most, whom) && in_vain <= in_vain_max; in_vain++) {
+    struct ht_dirty_walk walk = HT_DIRTY_WALK(!whom || ht_arena_is_short(s->arena), numa_index);
+    while (goes_on(w, tried, most, whom)) {
         while (ht_write_batch_full(w)) /* now, because it releases the lock */
             ht_write_batch_finish(w);
-        uint32_t slot = ht_arena_next_used(s->arena, hand);
+        uint32_t slot = ht_dirty_walk_next(s->arena, &walk);
         if (slot == HT_SLOT_NONE)
             break;
-        if (numa_index != HT_NUMA_INDEX_ANY && ht_arena_numa_index(s->arena, slot) != numa_index)
-            continue;
         struct ht_image *im = ht_arena_image(s->arena, slot);
         struct ht_obj *o = im->owner;
         struct ht_chunk *c = ht_chunk_find(o, im->index);
@@ -66,7 +61,6 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
         rc = ht_write_batch_start(w, o, c, im->index);
         ht_obj_put_locked(o);
         tried++;
-        in_vain = 0;
         if (rc)
             ht_write_batch_note_error(w, rc);
     }

@@ -512,6 +512,123 @@ START_TEST(protected_pieces_take_no_more_slots_than_protected_images)
 }
 END_TEST
 
+/* --------------------------------------------------------- dirty images */
+
+static uint32_t get_dirty(struct ht_arena *a, uint32_t bytes, bool durable, int near)
+{
+    uint32_t n = get_near(a, bytes, 0, near);
+
+    ht_arena_attach(a, n, a, n, durable);
+    ht_arena_set_dirty(a, n, true);
+    return n;
+}
+
+/* A request asks none of them, so its price does not depend on their number. */
+START_TEST(dirty_images_are_not_in_the_way)
+{
+    struct ht_arena *a = arena(64);
+    uint32_t n[64];
+
+    for (int i = 0; i < 64; i++)
+        n[i] = get_dirty(a, 1 << 20, i % 2, HT_NUMA_INDEX_ANY);
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), HT_SLOT_NONE);
+    ck_assert_uint_eq(get_used(a, 1 << 16, true), HT_SLOT_NONE);
+    ck_assert_uint_eq(asked, 0);
+    ht_arena_set_dirty(a, n[40], false);
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), n[40]);
+    ck_assert_uint_eq(asked, 1);
+    ht_arena_verify(a);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(a_walk_meets_durable_images_first_and_the_oldest_of_them)
+{
+    struct ht_arena *a = arena(8);
+    struct ht_dirty_walk durable = HT_DIRTY_WALK(false, HT_NUMA_INDEX_ANY), all = HT_DIRTY_WALK(true, -1);
+    uint32_t n[8];
+
+    for (int i = 0; i < 8; i++)
+        n[i] = get_dirty(a, 1 << 20, i % 2, HT_NUMA_INDEX_ANY);
+    ht_arena_protect(a, n[1]);
+    ht_arena_set_dirty(a, n[3], false);
+    ht_arena_set_dirty(a, n[3], true); /* the newest now */
+    for (int i = 0; i < 3; i++)
+        ck_assert_uint_eq(ht_dirty_walk_next(a, &durable), n[i < 2 ? 5 + 2 * i : 3]);
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &durable), HT_SLOT_NONE);
+    for (int i = 0; i < 7; i++) {
+        uint32_t next = ht_dirty_walk_next(a, &all);
+        ck_assert_uint_eq(next, n[i < 2 ? 5 + 2 * i : i == 2 ? 3 : 2 * (i - 3)]);
+    }
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &all), HT_SLOT_NONE);
+    ht_arena_free(a);
+}
+END_TEST
+
+/* What a walk has seen is the newest for the next one. */
+START_TEST(walks_take_turns)
+{
+    struct ht_arena *a = arena(4);
+    uint32_t n[4];
+
+    for (int i = 0; i < 4; i++)
+        n[i] = get_dirty(a, 1 << 20, true, HT_NUMA_INDEX_ANY);
+    for (int i = 0; i < 12; i++) {
+        struct ht_dirty_walk w = HT_DIRTY_WALK(false, HT_NUMA_INDEX_ANY);
+        ck_assert_uint_eq(ht_dirty_walk_next(a, &w), n[i % 4]);
+    }
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(a_walk_stays_on_its_node)
+{
+    struct ht_arena *a = divided(4);
+    struct ht_dirty_walk near = HT_DIRTY_WALK(true, 1), all = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
+    unsigned seen = 0;
+
+    for (int i = 0; i < 6; i++)
+        get_dirty(a, 1 << 20, i % 3, i % 2);
+    for (uint32_t n; (n = ht_dirty_walk_next(a, &near)) != HT_SLOT_NONE; seen++)
+        ck_assert_int_eq(place(a, n), 1);
+    ck_assert_uint_eq(seen, 3);
+    while (ht_dirty_walk_next(a, &all) != HT_SLOT_NONE)
+        seen++;
+    ck_assert_uint_eq(seen, 3 + 6);
+    ht_arena_free(a);
+}
+END_TEST
+
+/* The lock is released between two steps: images come, go, and become clean. */
+START_TEST(a_walk_survives_changes)
+{
+    struct ht_arena *a = arena(4);
+    uint32_t piece[16], whole[3];
+
+    for (int i = 0; i < 16; i++)
+        piece[i] = get_dirty(a, 1 << 16, true, HT_NUMA_INDEX_ANY);
+    for (int i = 0; i < 3; i++)
+        whole[i] = get_dirty(a, 1 << 20, true, HT_NUMA_INDEX_ANY);
+    struct ht_dirty_walk w = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &w), piece[0]);
+    for (int i = 0; i < 16; i++)
+        ht_arena_put(a, piece[i]);
+    uint32_t again = get_dirty(a, 1 << 20, true, HT_NUMA_INDEX_ANY); /* where the pieces were */
+    ht_arena_set_dirty(a, whole[0], false);
+    ck_assert_uint_eq(again / 16, piece[0] / 16);
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &w), whole[1]);
+    ht_arena_put(a, whole[2]);
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &w), again);
+    ht_arena_verify(a);
+    ht_arena_put(a, whole[1]);
+    ht_arena_put(a, again);
+    ht_arena_put(a, whole[0]);
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &w), HT_SLOT_NONE);
+    ht_arena_verify(a);
+    ht_arena_free(a);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("DRAM tier");
@@ -533,6 +650,11 @@ int main(void)
     tcase_add_test(tc, pieces_fill_the_room_that_others_leave);
     tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
     tcase_add_test(tc, protected_pieces_take_no_more_slots_than_protected_images);
+    tcase_add_test(tc, dirty_images_are_not_in_the_way);
+    tcase_add_test(tc, a_walk_meets_durable_images_first_and_the_oldest_of_them);
+    tcase_add_test(tc, walks_take_turns);
+    tcase_add_test(tc, a_walk_stays_on_its_node);
+    tcase_add_test(tc, a_walk_survives_changes);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }
