@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { COPY_BYTES_MAX = 256 << 20 };
+enum { COPY_BYTES_MAX = 256 << 20, LARGE_WRITE_BYTES = 512 << 10 };
 
 static struct ht_open *open_of(const struct fuse_file_info *fi)
 {
@@ -256,6 +256,19 @@ static ssize_t write_pages(struct ht_fuse *f, struct ht_open *o, const char *buf
 }
 
 /*
+ * An empty file whose first write is direct and large is one that a framework swaps tensors through: it gets the chunks
+ * of a tensor. A file that has content keeps its chunks.
+ */
+static void adapt_chunks(struct ht_fuse *f, struct ht_open *o, size_t size)
+{
+    if (size < LARGE_WRITE_BYTES || ht_obj_size(o->obj) > 0)
+        return;
+    int rc = ht_obj_set_chunk_bytes(o->obj, ht_store_super(f->store)->chunk_bytes);
+    if (rc)
+        ht_debug("inode %llu keeps its chunks: %s", (unsigned long long)o->ino, strerror(-rc));
+}
+
+/*
  * The kernel makes EIO of a short answer to an asynchronous direct write, and the request does not say whether it is
  * one. So a direct write that fits in part fails as a whole, and the file is not longer than before: the next append
  * begins where this one did. Bytes inside the former size may have changed.
@@ -264,9 +277,10 @@ static ssize_t write_direct(struct ht_fuse *f, struct ht_open *o, const char *bu
                             int *out_error)
 {
     uint64_t before = ht_max_u64(ht_obj_size(o->obj), off);
-    ssize_t n = write_now(f, o, buf, size, off, out_error);
     int rc;
 
+    adapt_chunks(f, o, size);
+    ssize_t n = write_now(f, o, buf, size, off, out_error);
     if (*out_error == 0 || n < 0)
         return n;
     rc = ht_obj_ungrow(o->obj, before, off + (uint64_t)n);

@@ -111,6 +111,62 @@ def test_swapping_tensors_with_a_dtype(mnt):
     client('swapper', '--ranks=2', '--steps=3', mnt)
 
 
+def chunk_bytes(path):
+    lines = os.getxattr(path, 'user.hitrain.stats').decode().splitlines()
+    return int(dict(line.split('=', 1) for line in lines)['chunk_bytes'])
+
+
+def test_files_that_begin_with_a_large_direct_write_get_large_chunks(make_store):
+    store = make_store()
+    store.mount()
+    large, at_4m, short, buffered, late = (store.point / name for name in ('large', 'at_4m', 'short', 'buffered', 'late'))
+    data = random.Random(7).randbytes(9 * MIB)
+    for path, sizes, first in (large, (9 * MIB,), 0), (at_4m, (MIB,), 4 * MIB), (short, (256 * KIB, MIB), 0):
+        fd = direct(path, os.O_RDWR | os.O_CREAT)
+        off = first
+        for size in sizes:
+            put(fd, data[:size], off)
+            off += size
+        os.close(fd)
+    buffered.write_bytes(data)
+    late.write_bytes(b'x')
+    fd = direct(late)
+    put(fd, data[:MIB], 0)
+    put(fd, data[:MIB], MIB)
+    os.ftruncate(fd, 0)
+    os.close(fd)
+    kinds = {large: MIB, at_4m: MIB, short: 64 * KIB, buffered: 64 * KIB, late: 64 * KIB}
+    assert {path: chunk_bytes(path) for path in kinds} == kinds
+    with open(large, 'r+b') as f:  # pieces of such a file, too
+        f.seek(3 * MIB - 5)
+        f.write(b'0123456789')
+    expected = data[:3 * MIB - 5] + b'0123456789' + data[3 * MIB + 5:]
+    store.unmount()
+    store.mount()
+    assert {path: chunk_bytes(path) for path in kinds if path != late} == {k: v for k, v in kinds.items() if k != late}
+    assert large.read_bytes() == expected and buffered.read_bytes() == data
+    assert at_4m.read_bytes() == bytes(4 * MIB) + data[:MIB]
+    assert short.read_bytes() == data[:256 * KIB] + data[:MIB]
+
+
+def test_many_begin_a_file_at_once(mnt):
+    """The first of several writers chooses the chunks; none loses a byte."""
+    data = random.Random(8).randbytes(MIB)
+
+    def write(path, i):
+        fd = direct(path, os.O_RDWR | os.O_CREAT)
+        put(fd, data[:MIB if i % 2 else 64 * KIB], i * MIB)
+        os.close(fd)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        for n in range(20):
+            path = mnt / f'many{n}'
+            list(pool.map(lambda i, path=path: write(path, i), range(8)))
+            content = path.read_bytes()
+            assert chunk_bytes(path) in (64 * KIB, MIB) and len(content) == 8 * MIB
+            for i in range(8):
+                assert content[i * MIB:(i + 1) * MIB] == data if i % 2 else content[i * MIB:].startswith(data[:64 * KIB])
+
+
 # -------------------------------------------------------- splits and tails
 
 
