@@ -12,6 +12,11 @@ uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t 
     return ht_hash64(stored, len, s->sb.salt);
 }
 
+bool ht_ref_has_checksum_of(const struct ht_ref *ref, uint32_t bytes)
+{
+    return ref->codec == HT_CODEC_RAW && ref->stored == bytes;
+}
+
 bool ht_ref_matches(const struct ht_store *s, const struct ht_ref *ref, const void *stored)
 {
     return ht_store_checksum(s, stored, ref->stored) == ref->checksum;

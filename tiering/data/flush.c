@@ -48,7 +48,7 @@ uint32_t ht_ref_unflushed(const struct ht_store *s, const struct ht_ref *ref)
 {
     uint32_t devices = 0;
 
-    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++) {
+    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref); i++) {
         unsigned device = ht_ref_extent(ref, i).device;
         if (!is_covered(s, ref, device))
             devices |= 1u << device;

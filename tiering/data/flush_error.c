@@ -263,7 +263,7 @@ bool ht_ref_is_void(const struct ht_store *s, const struct ht_ref *ref, uint64_t
 {
     if (flush_error_passes == s->data->flush_error_passes)
         return false;
-    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++)
+    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref); i++)
         if (s->data->unsafe >> ht_ref_extent(ref, i).device & 1)
             return true;
     return false;

@@ -45,7 +45,7 @@ static uint32_t devices_of(const struct ht_ref *ref)
 {
     uint32_t devices = 0;
 
-    for (unsigned i = 0; ref && i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++)
+    for (unsigned i = 0; ref && ht_ref_holds(ref) && i < ht_ref_extents(ref); i++)
         devices |= 1u << ht_ref_extent(ref, i).device;
     return devices;
 }

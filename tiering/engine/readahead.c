@@ -41,7 +41,7 @@ enum {
 /* Can the chunk be read, although it has no image? */
 static bool is_readable(struct ht_chunk *c)
 {
-    return c->slot == HT_SLOT_NONE && !(c->flags & HT_CH_BAD) && ht_chunk_ref(c) && !ht_ref_lost(ht_chunk_ref(c));
+    return c->slot == HT_SLOT_NONE && !(c->flags & HT_CH_BAD) && ht_chunk_ref(c) && ht_ref_holds(ht_chunk_ref(c));
 }
 
 /* Mapped memory shows verified bytes only: it is not read into ahead. */

@@ -227,7 +227,7 @@ static int copy_refs(const struct ht_chunk *c, struct ht_ref out[2])
 {
     int n = 0;
 
-    if ((c->flags & HT_CH_PUB) && !ht_ref_lost(&c->pub)) {
+    if ((c->flags & HT_CH_PUB) && ht_ref_holds(&c->pub)) {
         if (ht_ref_copy(&out[n], &c->pub))
             return -ENOMEM;
         n++;

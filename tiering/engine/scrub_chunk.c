@@ -127,7 +127,7 @@ static int write_back(struct ht_suspect *x)
 static int copy_image(struct ht_suspect *x, const uint8_t *data, uint32_t visible, bool mapped, void *buf)
 {
     memcpy(buf, data, visible);
-    if (visible != x->ref.stored)
+    if (!ht_ref_has_checksum_of(&x->ref, visible))
         return mapped ? -EUCLEAN : 0;
     return ht_ref_matches(x->obj->s, &x->ref, buf) ? 0 : -EUCLEAN;
 }

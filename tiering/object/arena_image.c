@@ -19,18 +19,13 @@ static bool has_slot(struct ht_store *s, const struct ht_chunk *c, uint32_t reac
     return c->slot != HT_SLOT_NONE && ht_arena_slot_bytes(s->arena, c->slot) >= reach;
 }
 
-static uint32_t ref_bytes(const struct ht_ref *r, bool there)
-{
-    return there ? (uint32_t)ht_max_u64(r->stored, r->visible) : 0;
-}
-
 uint32_t ht_chunk_image_bytes(const struct ht_obj *o, const struct ht_chunk *c, uint64_t index, uint32_t reach)
 {
     if (index)
         return ht_obj_bytes_per_chunk(o);
     uint64_t bytes = ht_max_u64(reach, ht_chunk_len(o, index));
-    bytes = ht_max_u64(bytes, ref_bytes(&c->pub, c->flags & HT_CH_PUB));
-    return (uint32_t)ht_max_u64(bytes, ref_bytes(&c->cur, c->flags & HT_CH_CUR));
+    bytes = ht_max_u64(bytes, c->flags & HT_CH_PUB ? ht_ref_image_bytes(&c->pub) : 0);
+    return (uint32_t)ht_max_u64(bytes, c->flags & HT_CH_CUR ? ht_ref_image_bytes(&c->cur) : 0);
 }
 
 /* A longer image takes the place of the present one. During the copy both belong to the chunk, which is held. */

@@ -35,7 +35,7 @@ int ht_deferred_frees_push(struct ht_deferred_frees *q, uint64_t lsn, const stru
 
 void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
 {
-    for (unsigned i = 0; i < ht_ref_extents(ref) && !ht_ref_lost(ref); i++) {
+    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref); i++) {
         struct ht_extent e = ht_ref_extent(ref, i);
         ht_alloc_release(s->alloc, &e);
     }

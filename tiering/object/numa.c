@@ -48,7 +48,7 @@ int ht_store_find_nodes(struct ht_store *s)
 
 int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref)
 {
-    return ht_ref_lost(ref) ? HT_NUMA_INDEX_ANY : s->numa.index[ht_ref_extent(ref, 0).device];
+    return ht_ref_holds(ref) ? s->numa.index[ht_ref_extent(ref, 0).device] : HT_NUMA_INDEX_ANY;
 }
 
 /* A device that takes a chunk, in turn. */
@@ -65,7 +65,7 @@ static int device_of(struct ht_chunk *c)
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
 
-    return ref && !ht_ref_lost(ref) ? (int)ht_ref_extent(ref, 0).device : -1;
+    return ref && ht_ref_holds(ref) ? (int)ht_ref_extent(ref, 0).device : -1;
 }
 
 int ht_chunk_target_device(const struct ht_store *s, const struct ht_chunk *c)

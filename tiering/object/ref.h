@@ -30,6 +30,16 @@ static inline unsigned ht_ref_extents(const struct ht_ref *r)
 {
     return (unsigned)(r->place >> 56) + 1;
 }
+/* Is any content on a device? Not if the reference is empty, or the content lost. */
+static inline bool ht_ref_holds(const struct ht_ref *r)
+{
+    return r->stored;
+}
+/* Bytes that an image needs for what is stored, and for what counts. */
+static inline uint32_t ht_ref_image_bytes(const struct ht_ref *r)
+{
+    return r->stored > r->visible ? r->stored : r->visible;
+}
 /* Nothing is stored, and the former content is lost: reading it is -EIO, writing the whole chunk heals it. */
 static inline bool ht_ref_lost(const struct ht_ref *r)
 {

@@ -93,8 +93,8 @@ static void check_image(const struct ht_obj *o, const struct ht_chunk *c, uint64
     assert(im->owner == o && im->index == index);
     assert(!im->dirty || !c->writing);
     assert(!ht_arena_is_external(a, c->slot) || o->extra->shm);
-    assert(!(c->flags & HT_CH_PUB) || ht_max_u64(c->pub.stored, c->pub.visible) <= bytes);
-    assert(!owns_cur(c) || ht_max_u64(c->cur.stored, c->cur.visible) <= bytes);
+    assert(!(c->flags & HT_CH_PUB) || ht_ref_image_bytes(&c->pub) <= bytes);
+    assert(!owns_cur(c) || ht_ref_image_bytes(&c->cur) <= bytes);
     t->resident++;
     t->dirty += im->dirty;
     t->dirty_bytes += im->dirty ? bytes : 0;
@@ -233,7 +233,7 @@ static void count_owner(struct owners *w, const struct ht_ref *ref) HT_REQUIRES(
     uint32_t *count = e ? &w->count[e - w->s->frees.refcounts.entry] : NULL;
 
     if (!count || !*count)
-        w->blocks += ht_ref_lost(ref) ? 0 : ht_ref_countable(w->s, ref);
+        w->blocks += ht_ref_holds(ref) ? ht_ref_countable(w->s, ref) : 0;
     if (count)
         ++*count;
 }

@@ -37,8 +37,8 @@ static bool unchanged(const struct ht_store *s, const struct ht_ref *ref, const 
 {
     if (!ref)
         return all_zero(data, len);
-    return !ht_ref_lost(ref) && ref->stored == ref->visible && ref->stored <= len && ht_ref_matches(s, ref, data) &&
-        all_zero(data + ref->stored, len - ref->stored);
+    return ht_ref_has_checksum_of(ref, ref->visible) && ref->visible <= len && ht_ref_matches(s, ref, data) &&
+        all_zero(data + ref->visible, len - ref->visible);
 }
 
 /*

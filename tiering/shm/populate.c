@@ -21,7 +21,7 @@ static bool may_read_here(struct ht_obj *o, struct ht_chunk *c, uint64_t index) 
 {
     const struct ht_ref *ref = ht_chunk_ref(c);
 
-    return c->slot == HT_SLOT_NONE && ref && !ht_ref_lost(ref) && !(c->flags & HT_CH_BAD) &&
+    return c->slot == HT_SLOT_NONE && ref && ht_ref_holds(ref) && !(c->flags & HT_CH_BAD) &&
         ref->stored <= ht_round_up(ht_chunk_len(o, index), HT_BLOCK_BYTES);
 }
 

@@ -196,7 +196,7 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
     }
     int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &t.ref);
     t.flush_error_passes = ht_flush_error_passes(s);
-    bool hole = !rc && !t.ref.stored;
+    bool hole = !rc && !ht_ref_holds(&t.ref);
     if (!rc && !hole) {
         rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &t);
         if (rc)

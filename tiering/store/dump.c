@@ -28,7 +28,7 @@ struct walk {
 static void put_places(struct ht_dump *d, const char *what, const struct ht_ref *ref)
 {
     ht_dump_put(d, "; %s", what);
-    for (unsigned i = 0; i < ht_ref_extents(ref) && i < 4 && !ht_ref_lost(ref); i++) {
+    for (unsigned i = 0; ht_ref_holds(ref) && i < ht_ref_extents(ref) && i < 4; i++) {
         struct ht_extent e = ht_ref_extent(ref, i);
         ht_dump_put(d, " at %llu of device %u", (unsigned long long)e.block * HT_BLOCK_BYTES, e.device);
     }

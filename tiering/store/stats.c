@@ -163,7 +163,7 @@ static int walk_object(struct ht_obj *o, int (*fn)(void *, const struct ht_chunk
             .generation = c->generation,
             .codec = c->pub.codec,
             .checksum = c->pub.checksum,
-            .extent_count = ht_ref_lost(&c->pub) ? 0 : ht_ref_extents(&c->pub),
+            .extent_count = ht_ref_holds(&c->pub) ? ht_ref_extents(&c->pub) : 0,
             .extents = e,
         };
         for (unsigned k = 0; k < info.extent_count; k++)

@@ -47,7 +47,7 @@ void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size)
 void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
                      const struct ht_ref *r)
 {
-    unsigned n = ht_ref_lost(r) ? 0 : ht_ref_extents(r);
+    unsigned n = ht_ref_holds(r) ? ht_ref_extents(r) : 0;
     size_t mark = ht_record_begin(b, HT_REC_CHUNK);
 
     ht_buf_put_u64(b, o->oid);

@@ -146,7 +146,7 @@ int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, 
 
     for (unsigned i = 0; (rc = try_swap(o, index, was, ref, &lsn)) == -EAGAIN && i < TRIES; i++)
         nanosleep(&pause, NULL);
-    if (ref->stored)
+    if (ht_ref_holds(ref))
         give_back(o->s, ref);
     return rc ? rc : ht_store_sync(o->s, lsn);
 }

@@ -306,8 +306,8 @@ static int settle_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, st
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_extent first = ht_ref_extent(&c->pub, 0);
-    bool lost = ht_ref_lost(&c->pub), taken = !lost && ht_alloc_begins_taken(o->s->alloc, &first);
-    int rc = lost ? 0 : taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
+    bool holds = ht_ref_holds(&c->pub), taken = holds && ht_alloc_begins_taken(o->s->alloc, &first);
+    int rc = !holds ? 0 : taken ? add_waiting(w, o, c, index) : mark_ref(o, index, &c->pub);
 
     if (rc)
         return rc;
@@ -329,7 +329,7 @@ static void describe(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     {
         if (!(c->flags & HT_CH_PUB))
             continue;
-        most = (uint32_t)ht_max_u64(most, ht_max_u64(c->pub.stored, c->pub.visible));
+        most = (uint32_t)ht_max_u64(most, ht_ref_image_bytes(&c->pub));
         last = index;
         end = c->pub.visible;
     }
@@ -401,7 +401,7 @@ static int check_chunk_sizes(struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE)
     {
         if (rc)
             break;
-        if ((c->flags & HT_CH_PUB) && ht_max_u64(c->pub.stored, c->pub.visible) > ht_obj_bytes_per_chunk(o))
+        if ((c->flags & HT_CH_PUB) && ht_ref_image_bytes(&c->pub) > ht_obj_bytes_per_chunk(o))
             rc = too_large(o, c, index);
     }
     return rc;
