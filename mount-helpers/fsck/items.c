@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "tiering/codec/codec.h"
 #include "tiering/api/check.h"
 
 #define FIRST_CAP 64
@@ -41,6 +42,8 @@ static int add_frags(struct ht_fsck *f, const struct ht_chunk_info *info)
 
 static int add_item(void *ctx, const struct ht_chunk_info *info)
 {
+    const struct ht_codec_sizes z = {info->codec, info->extent_count, info->stored_bytes, info->visible_bytes,
+                                     info->checksum};
     struct ht_fsck *f = ctx;
     struct ht_fsck_item *it;
     int rc;
@@ -49,9 +52,9 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
         f->lost_chunks++;
         return 0;
     }
-    /* the decoder has checked these numbers: make sure that narrower fields hold them */
-    if (info->extent_count == 0 || info->extent_count > HT_FRAGS_MAX || info->index > UINT32_MAX ||
-        info->extents[0].device >= HT_DEVICES_MAX || info->chunk_bytes == 0 || info->stored_bytes > HT_CHUNK_BYTES)
+    /* replay has checked these numbers: make sure that narrower fields hold them */
+    if (!ht_codec_sizes_valid(&z) || info->index > UINT32_MAX || info->extents[0].device >= HT_DEVICES_MAX ||
+        info->chunk_bytes == 0)
         return -EUCLEAN;
     rc = ht_fsck_grow((void **)&f->items, &f->item_cap, f->item_count, 1, sizeof(*f->items));
     if (rc < 0)

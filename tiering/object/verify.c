@@ -10,6 +10,7 @@
 
 #include "tiering/object/verify.h"
 #include "tiering/base/idhash.h"
+#include "tiering/codec/codec.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
 #include "tiering/cache/arena.h"
@@ -72,8 +73,9 @@ static void check_ref(const struct ht_obj *o, const struct ht_ref *ref, struct t
 {
     uint32_t blocks = ht_ref_blocks(ref), listed = 0;
 
-    assert(ref->stored <= ht_obj_bytes_per_chunk(o) && ref->visible <= ht_obj_bytes_per_chunk(o));
-    assert(ht_ref_lost(ref) ? !ref->stored : ref->stored && ref->visible <= ref->stored);
+    struct ht_codec_sizes z = {ref->codec, ht_ref_holds(ref) ? ht_ref_extents(ref) : 0, ref->stored, ref->visible,
+                               ref->checksum};
+    assert(ht_codec_sizes_valid(&z) && ht_ref_image_bytes(ref) <= ht_obj_bytes_per_chunk(o));
     for (unsigned i = 0; i < ht_ref_extents(ref); i++)
         listed += ht_ref_extent(ref, i).blocks;
     assert(listed == blocks);

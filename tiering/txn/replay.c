@@ -12,6 +12,7 @@
 #include "tiering/base/idhash.h"
 #include "tiering/base/log.h"
 #include "tiering/base/mutant.h"
+#include "tiering/codec/codec.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/alloc.h"
 #include "tiering/api/check.h"
@@ -116,32 +117,23 @@ static int read_extents(struct ht_store *s, struct ht_reader *r, struct ht_exten
     return blocks == ht_div_up(stored, HT_BLOCK_BYTES) ? 0 : -EUCLEAN;
 }
 
-static bool raw_valid(uint8_t codec, uint16_t frags, uint32_t stored, uint32_t visible)
-{
-    return codec == HT_CODEC_RAW && frags && frags <= HT_FRAGS_MAX && stored && stored <= HT_CHUNK_BYTES &&
-        visible <= stored;
-}
-
-static bool lost_valid(uint16_t frags, uint32_t stored, uint32_t visible, uint64_t checksum)
-{
-    return !frags && !stored && visible && visible <= HT_CHUNK_BYTES && !checksum;
-}
-
 static int replay_chunk(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_LOCK_STORE)
 {
     uint64_t oid = ht_get_u64(r), index = ht_get_u64(r);
     uint32_t generation = ht_get_u32(r);
-    uint8_t codec = ht_get_u8(r);
+    struct ht_codec_sizes z = {.codec = ht_get_u8(r)};
     uint8_t reserved = ht_get_u8(r);
-    uint16_t n = ht_get_u16(r);
-    uint32_t stored = ht_get_u32(r), visible = ht_get_u32(r);
-    uint64_t checksum = ht_get_u64(r);
+
+    z.extents = ht_get_u16(r);
+    z.stored = ht_get_u32(r);
+    z.visible = ht_get_u32(r);
+    z.checksum = ht_get_u64(r);
 
     if (r->bad || !id_valid(oid) || reserved || index >= HT_FILE_BYTES_MAX / HT_SMALL_CHUNK_BYTES ||
-        !(codec == HT_CODEC_LOST ? lost_valid(n, stored, visible, checksum) : raw_valid(codec, n, stored, visible)))
+        !ht_codec_sizes_valid(&z))
         return -EUCLEAN;
     struct ht_extent e[HT_FRAGS_MAX];
-    int rc = read_extents(s, r, e, n, stored);
+    int rc = read_extents(s, r, e, z.extents, z.stored);
     if (rc || !ht_reader_done(r))
         return -EUCLEAN;
     struct ht_obj *o = find_or_make(s, oid);
@@ -149,9 +141,9 @@ static int replay_chunk(struct ht_store *s, struct ht_reader *r) HT_REQUIRES(HT_
     if (!c)
         return -ENOMEM;
     forget_pub(o, c);
-    c->pub =
-        (struct ht_ref){.stored = stored, .visible = visible & HT_VISIBLE_MASK, .codec = codec, .checksum = checksum};
-    rc = n ? ht_ref_set(&c->pub, e, n) : 0;
+    c->pub = (struct ht_ref){
+        .stored = z.stored, .visible = z.visible & HT_VISIBLE_MASK, .codec = z.codec, .checksum = z.checksum};
+    rc = z.extents ? ht_ref_set(&c->pub, e, z.extents) : 0;
     if (rc)
         return rc;
     s->objects.lost_chunks += ht_ref_lost(&c->pub);
