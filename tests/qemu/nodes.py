@@ -21,7 +21,7 @@ DRAM, STAGING = 64 * MIB, 24 * MIB
 OPTIONS = f'-o dram={DRAM},staging={STAGING},optim_threads=4'
 BOTH = '/dev/block0 /dev/block1'    # of node 0, and of node 1
 STEPS = 3
-UNIT_TESTS = 'tests/unit/tiering/sys/test_mem', 'tests/unit/tiering/store/test_numa'
+UNIT_TESTS = 'tests/unit/tiering/sys/test_mem', 'tests/unit/tiering/object/test_numa'
 LOOK = ' '.join((   # one line of shell
     'for p in /proc/[0-9]*; do grep -qs "^hitrain$" $p/comm || continue; cat $p/numa_maps >/out/maps; for t in $p/task/*; do',
     'echo "$(cat $t/comm) $(sed -n "s/^Cpus_allowed_list:[[:space:]]*//p" $t/status)"; done >/out/threads; done;',
