@@ -225,10 +225,10 @@ void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, st
 void ht_park_finish(struct ht_fuse *f);
 
 /* job.c: run fn(job) on a job thread; fn replies. */
-struct lane;
+struct ht_job_lane;
 struct ht_job {
     struct ht_list link;
-    struct lane *lane; /* while it is running, until it leaves */
+    struct ht_job_lane *lane; /* while it is running, until it leaves */
     bool left;
     void (*fn)(struct ht_job *job);
     struct ht_fuse *fuse;

@@ -15,11 +15,14 @@
  *   job   queued in its lane -> running -> free
  *   lane  made with its first job; ready while it has a queued job and may run one more; free without jobs
  *
- * Invariants:
+ * Invariants, which verify.c asserts:
  *  1. lane.running <= running_max[kind]; f->jobs.running[kind] <= HT_LANE_THREADS. So a ready lane of a kind finds a
  *     thread, or the number of threads that this kind may have is in use.
  *  2. A lane is in the list `ready` of its kind exactly while its queue is not empty and
  *     lane.running is below its limit.
+ *  3. A job is queued, or runs in its lane, or has left it: jobs.count counts all of them, and all but the queued ones
+ *     have a thread each.
+ *  4. lane.bytes are at least those of its queued jobs, and 0 once it has no job.
  *
  * A request's job that takes names out of the kernel's caches (after an abort) leaves its lane first: the kernel may
  * hold that directory's lock for a request whose job follows in the lane, as fsync of the model root's directory does.
@@ -39,12 +42,13 @@
  *
  * Locks: job_lock, a leaf. Threads: submit from workers and jobs; fn on job threads.
  */
-#include "fs/fuse/fuse_priv.h"
+#include "fs/fuse/job_priv.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 
 #include "tiering/base/dump.h"
+#include "tiering/base/verify.h"
 
 enum {
     THREADS_AT_START = 4,
@@ -54,16 +58,6 @@ enum {
     PIECE_BYTES = 4096,
 };
 
-struct lane {
-    struct ht_list link;  /* in jobs.lane[], or jobs.lane_free */
-    struct ht_list ready; /* in jobs.ready[kind] */
-    struct ht_list queue; /* jobs */
-    enum ht_lane_kind kind;
-    uint64_t key;
-    unsigned running;
-    size_t bytes; /* copied for its jobs */
-};
-
 static const unsigned running_max[HT_LANES] = {
     [HT_LANE_GRADIENT] = 4, [HT_LANE_WRITE] = 4,  [HT_LANE_CTL_SESSION] = 8,
     [HT_LANE_TURN] = 1,     [HT_LANE_UPDATE] = 4, [HT_LANE_NAMES] = 4,
@@ -71,20 +65,20 @@ static const unsigned running_max[HT_LANES] = {
 
 /* ------------------------------------------------------------------- lanes */
 
-static unsigned limit_of(const struct lane *l)
+unsigned ht_job_lane_limit(const struct ht_job_lane *l)
 {
     return l->key ? running_max[l->kind] : ht_max_u64(running_max[l->kind], NO_ROOT_MAX);
 }
 
 static struct ht_list *bucket_of(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
 {
-    return &f->jobs.lane[(key * HT_LANES + kind) % HT_ARRAY_SIZE(f->jobs.lane)];
+    return &f->jobs.lane[ht_job_bucket(kind, key)];
 }
 
-static struct lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
+static struct ht_job_lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
 {
     ht_list_for_each(pos, bucket_of(f, kind, key)) {
-        struct lane *l = ht_list_entry(pos, struct lane, link);
+        struct ht_job_lane *l = ht_list_entry(pos, struct ht_job_lane, link);
         if (l->kind == kind && l->key == key)
             return l;
     }
@@ -92,19 +86,19 @@ static struct lane *find_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_
 }
 
 /* NULL: no memory. */
-static struct lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
+static struct ht_job_lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    struct lane *l;
+    struct ht_job_lane *l;
 
     if (ht_list_empty(&f->jobs.lane_free)) {
         l = malloc(sizeof(*l));
     } else {
-        l = ht_list_entry(f->jobs.lane_free.next, struct lane, link);
+        l = ht_list_entry(f->jobs.lane_free.next, struct ht_job_lane, link);
         ht_list_del(&l->link);
     }
     if (!l)
         return NULL;
-    *l = (struct lane){.kind = kind, .key = key};
+    *l = (struct ht_job_lane){.kind = kind, .key = key};
     ht_list_init(&l->ready);
     ht_list_init(&l->queue);
     ht_list_add_tail(bucket_of(f, kind, key), &l->link);
@@ -112,10 +106,10 @@ static struct lane *make_lane(struct ht_fuse *f, enum ht_lane_kind kind, uint64_
 }
 
 /* Moves it to the end of its present list: lanes take turns. */
-static void settle_lane(struct ht_fuse *f, struct lane *l) HT_REQUIRES(HT_LOCK_JOBS)
+static void requeue_lane(struct ht_fuse *f, struct ht_job_lane *l) HT_REQUIRES(HT_LOCK_JOBS)
 {
     ht_list_del(&l->ready);
-    if (!ht_list_empty(&l->queue) && l->running < limit_of(l)) {
+    if (!ht_list_empty(&l->queue) && l->running < ht_job_lane_limit(l)) {
         ht_list_add_tail(&f->jobs.ready[l->kind], &l->ready);
     } else if (ht_list_empty(&l->queue) && !l->running) {
         ht_list_del(&l->link);
@@ -138,14 +132,14 @@ static enum ht_lane_kind ready_kind(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
 
 static struct ht_job *take_job(struct ht_fuse *f, enum ht_lane_kind kind) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    struct lane *l = ht_list_entry(f->jobs.ready[kind].next, struct lane, ready);
+    struct ht_job_lane *l = ht_list_entry(f->jobs.ready[kind].next, struct ht_job_lane, ready);
     struct ht_job *job = ht_list_entry(l->queue.next, struct ht_job, link);
 
     ht_list_del(&job->link);
     job->lane = l;
     l->running++;
     f->jobs.running[kind]++;
-    settle_lane(f, l);
+    requeue_lane(f, l);
     return job;
 }
 
@@ -155,6 +149,7 @@ static struct ht_job *next_job(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_JOBS)
     enum ht_lane_kind kind;
 
     while ((kind = ready_kind(f)) == HT_LANE_NONE) {
+        HT_VERIFY(ht_job_verify(f));
         if (f->jobs.stop && !f->jobs.count)
             return NULL;
         f->jobs.idle++;
@@ -173,7 +168,7 @@ static void put_free(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_
 
 static void leave_lane(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOCK_JOBS)
 {
-    struct lane *l = job->lane;
+    struct ht_job_lane *l = job->lane;
 
     if (!l)
         return;
@@ -181,7 +176,7 @@ static void leave_lane(struct ht_fuse *f, struct ht_job *job) HT_REQUIRES(HT_LOC
     l->bytes -= job->data ? job->size : 0;
     l->running--;
     f->jobs.running[l->kind]--;
-    settle_lane(f, l);
+    requeue_lane(f, l);
 }
 
 static void count_left(struct ht_fuse *f, struct ht_job *job, bool left) HT_REQUIRES(HT_LOCK_JOBS)
@@ -344,7 +339,7 @@ bool ht_job_data(struct ht_job *job, const void *data, size_t len)
 static size_t bytes_waiting(struct ht_fuse *f, enum ht_lane_kind kind, uint64_t key)
 {
     ht_mutex_lock(ht_fuse_job_lock(f));
-    const struct lane *l = find_lane(f, kind, key);
+    const struct ht_job_lane *l = find_lane(f, kind, key);
     size_t bytes = l ? l->bytes : 0;
     ht_mutex_unlock(ht_fuse_job_lock(f));
     return bytes;
@@ -385,7 +380,7 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     struct ht_fuse *f = job->fuse;
 
     ht_mutex_lock(ht_fuse_job_lock(f));
-    struct lane *l = find_lane(f, kind, key);
+    struct ht_job_lane *l = find_lane(f, kind, key);
     if (!l)
         l = make_lane(f, kind, key);
     if (!l) {
@@ -396,7 +391,7 @@ bool ht_job_submit(struct ht_job *job, enum ht_lane_kind kind, uint64_t key)
     l->bytes += job->data ? job->size : 0;
     ht_list_add_tail(&l->queue, &job->link);
     f->jobs.count++;
-    settle_lane(f, l);
+    requeue_lane(f, l);
     call_thread(f);
     ht_mutex_unlock(ht_fuse_job_lock(f));
     return true;
@@ -423,7 +418,7 @@ void ht_job_stop(struct ht_fuse *f)
         free(job);
     }
     while (!ht_list_empty(&f->jobs.lane_free)) {
-        struct lane *l = ht_list_entry(f->jobs.lane_free.next, struct lane, link);
+        struct ht_job_lane *l = ht_list_entry(f->jobs.lane_free.next, struct ht_job_lane, link);
         ht_list_del(&l->link);
         free(l);
     }
@@ -433,7 +428,7 @@ void ht_job_stop(struct ht_fuse *f)
 
 enum { DUMP_JOBS_MAX = 16 }; /* of one lane */
 
-static void dump_lane(const struct lane *l, struct ht_dump *d)
+static void dump_lane(const struct ht_job_lane *l, struct ht_dump *d)
 {
     static const char *const words[] = {
         [HT_LANE_GRADIENT] = "gradients", [HT_LANE_WRITE] = "writes",   [HT_LANE_CTL_SESSION] = "commands",
@@ -466,6 +461,6 @@ void ht_job_dump(struct ht_fuse *f, struct ht_dump *d)
                 f->jobs.idle, (unsigned long long)f->jobs.count);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(f->jobs.lane); i++)
         ht_list_for_each(pos, &f->jobs.lane[i])
-            dump_lane(ht_list_entry(pos, struct lane, link), d);
+            dump_lane(ht_list_entry(pos, struct ht_job_lane, link), d);
     ht_mutex_unlock(ht_fuse_job_lock(f));
 }

@@ -3,8 +3,9 @@
  * verify.h - checks of whole structures, in builds that look for errors (those with sanitizers).
  *
  * A check walks a structure and asserts each invariant that the headers state. Builds with HT_VERIFY_STATE check the
- * store at mount and unmount, an object when it is published or aborted, and the optimizer at commits, aborts and
- * unmount. Tests call the checks after each operation, in every build.
+ * store at mount and unmount, an object when it is published or aborted, the optimizer at commits, aborts and unmount,
+ * and the lanes of jobs (fs/fuse) whenever a job thread finds none. Tests call the checks
+ * after each operation, in every build.
  */
 #ifndef HITRAIN_TIERING_BASE_VERIFY_H
 #define HITRAIN_TIERING_BASE_VERIFY_H
