@@ -30,7 +30,7 @@ static struct ht_ns_root *home_of(struct ht_ns *ns) HT_REQUIRES_SHARED(HT_LOCK_N
     return ht_ns_root(ht_ns_inode_find(ns, HT_NS_ROOT_INO));
 }
 
-static int end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_NAMES)
+static int end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES)
 {
     struct ht_ns_root *home = home_of(op->ns);
 

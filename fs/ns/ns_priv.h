@@ -216,15 +216,16 @@ struct ht_ns_op {
     uint64_t ended_scope;
     uint64_t lsn; /* out of end */
 };
-int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
+int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_TX)
+    HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
 /*
  * For content that was written back in a round (tx.h); NULL: without one. -EAGAIN: nothing was begun, use the next
  * round.
  */
 int ht_ns_op_begin_round(struct ht_ns *ns, size_t bytes, struct ht_rounds *rounds, struct ht_ns_op *op)
-    HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
+    HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* Returns rc, or if that is 0 the error of the commit. */
-int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
+int ht_ns_op_end(struct ht_ns_op *op, int rc) HT_RELEASE(HT_LOCK_TX) HT_RELEASE(HT_LOCK_NAMES) HT_MUST_CHECK;
 /* Releases the lock and calls the hooks, with the transaction still open: for calls into layers that call back. */
 void ht_ns_op_unlock(struct ht_ns_op *op) HT_RELEASE(HT_LOCK_NAMES);
 void ht_ns_op_lock(struct ht_ns_op *op) HT_ACQUIRE(HT_LOCK_NAMES);

@@ -40,7 +40,7 @@ static int inspect(struct ht_ns *ns, struct syncing *s) HT_REQUIRES_SHARED(HT_LO
     return 0;
 }
 
-static int sync_locked(struct ht_ns_op *op, const struct syncing *s) HT_REQUIRES(HT_LOCK_NAMES)
+static int sync_locked(struct ht_ns_op *op, const struct syncing *s) HT_REQUIRES(HT_LOCK_TX) HT_REQUIRES(HT_LOCK_NAMES)
 {
     struct ht_ns_inode *i = ht_ns_inode_live(op->ns, s->ino);
 

@@ -33,14 +33,16 @@ static int delete_object(struct ht_store *s, uint64_t oid)
 {
     struct ht_obj *obj = ht_obj_get(s, oid);
     struct ht_tx *tx;
-    int rc = obj ? ht_tx_begin(s, 256, &tx) : 0, error;
 
-    if (!obj || rc != 0) {
+    if (!obj)
+        return 0;
+    int rc = ht_tx_begin(s, 256, &tx);
+    if (rc != 0) {
         ht_obj_put(obj);
         return rc;
     }
     rc = delete_in(obj, tx);
-    error = ht_tx_commit(tx, NULL);
+    int error = ht_tx_commit(tx, NULL);
     ht_obj_put(obj);
     return rc != 0 ? rc : error;
 }

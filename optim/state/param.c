@@ -214,16 +214,18 @@ void ht_opt_state_not_deleted(const struct ht_param *p)
 static void delete_unseen(struct ht_store *s, struct ht_obj *obj[HT_STATES_MAX])
 {
     struct ht_tx *tx;
-    bool open = ht_tx_begin(s, 0, &tx) == 0;
+    int rc = ht_tx_begin(s, 0, &tx);
 
-    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
-        if (obj[i] && open)
-            ht_obj_delete(obj[i], tx);
-        ht_obj_put(obj[i]);
+    if (!rc) {
+        for (unsigned i = 0; i < HT_STATES_MAX; i++)
+            if (obj[i])
+                ht_obj_delete(obj[i], tx);
+        if (ht_tx_commit(tx, NULL))
+            ht_event(HT_EVENT_DELETE_FAILED, NULL,
+                     "optimizer state that could not be made stays until the next mount: the log has failed");
     }
-    if (open && ht_tx_commit(tx, NULL))
-        ht_event(HT_EVENT_DELETE_FAILED, NULL,
-                 "optimizer state that could not be made stays until the next mount: the log has failed");
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        ht_obj_put(obj[i]);
 }
 
 /* Giving reservations back cannot fail. */
@@ -367,8 +369,10 @@ int ht_opt_bury_orphans(struct ht_root *root)
     lock(o);
     bool any = any_orphan(root);
     unlock(o);
-    int rc = any ? ht_tx_begin(o->store, 0, &tx) : 0;
-    if (rc || !any)
+    if (!any)
+        return 0;
+    int rc = ht_tx_begin(o->store, 0, &tx);
+    if (rc)
         return rc;
     lock(o);
     ht_list_for_each(pos, &root->params) {

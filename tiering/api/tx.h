@@ -13,8 +13,11 @@ struct ht_tx; /* a group of log records being collected */
 
 /* ---------------------------------------------------------- transactions */
 
-/* Opens the transaction; bytes: about how much will be put (waits for space in the log). WAITS. */
-int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_MUST_CHECK;
+/*
+ * Opens the transaction; bytes: about how much will be put (waits for space in the log). Its lock is held until
+ * ht_tx_commit. WAITS.
+ */
+int ht_tx_begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_MUST_CHECK;
 
 /*
  * When a flush of a device fails, the store gives up unflushed writes of that device: they are dirty again. A
@@ -45,20 +48,21 @@ struct ht_rounds {
 #define HT_ROUNDS_OF(object) ((struct ht_rounds){.obj = (object)})
 #define HT_ROUNDS_OF_SCOPE(id) ((struct ht_rounds){.scope = (id), .of_scope = true})
 void ht_rounds_next(struct ht_store *s, struct ht_rounds *r);
-int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx) HT_MUST_CHECK;
+int ht_tx_begin_round(struct ht_store *s, size_t bytes, struct ht_rounds *r, struct ht_tx **out_tx)
+    HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_MUST_CHECK;
 
 /*
  * For an open transaction without records: announces so many bytes, which can be known only now that no other
  * transaction publishes. -ENOMEM: put nothing, and commit that; later a lack of memory would end the log.
  */
-int ht_tx_expect(struct ht_tx *tx, size_t bytes) HT_MUST_CHECK;
+int ht_tx_expect(struct ht_tx *tx, size_t bytes) HT_REQUIRES(HT_LOCK_TX) HT_MUST_CHECK;
 /* The buffer records are put into with ht_record_begin/end/put. */
 struct ht_buf *ht_tx_records(struct ht_tx *tx);
 /*
  * Appends the records. *out_lsn (may be NULL): for ht_store_sync; 0 when there was none. Always closes the transaction.
  * An error means the log has failed: the store is read-only from now on.
  */
-int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn);
+int ht_tx_commit(struct ht_tx *tx, uint64_t *out_lsn) HT_RELEASE(HT_LOCK_TX);
 /* Waits until everything up to lsn is durable. WAITS. lsn 0 returns at once. */
 int ht_store_sync(struct ht_store *s, uint64_t lsn) HT_MUST_CHECK;
 /* Reserves log bytes for metadata that begins to exist (before the change), or gives them back when it ends. -ENOSPC */

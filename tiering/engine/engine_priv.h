@@ -38,14 +38,17 @@ struct ht_relief {
 struct ht_scrub_run; /* scrub.c */
 
 struct ht_scrub {
-    struct ht_mutex lock; /* guards the fields below; a leaf */
+    struct ht_mutex lock; /* a leaf */
     pthread_cond_t changed;
-    bool stop;
-    bool in_row; /* the row makes the run, and not the thread that called */
-    uint64_t began_ns;
-    struct ht_scrub_stats st;
-    struct ht_scrub_run *run; /* of the thread that makes the run */
+    HT_GUARDED_BY(HT_LOCK_SCRUB) struct {
+        bool stop;
+        bool in_row; /* the row makes the run, and not the thread that called */
+        uint64_t began_ns;
+        struct ht_scrub_stats st;
+        struct ht_scrub_run *run; /* of the thread that makes the run */
+    };
 };
+HT_MUTEX_OF(ht_scrub_lock, struct ht_scrub, lock, HT_LOCK_SCRUB)
 
 enum ht_lane_id {
     HT_LANE_COMMIT,

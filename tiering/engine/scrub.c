@@ -63,31 +63,31 @@ void ht_store_scrub_stats(struct ht_store *s, struct ht_scrub_stats *out)
 {
     struct ht_scrub *c = &s->engine->scrub;
 
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     *out = c->st;
     if (out->state == HT_SCRUB_RUNNING)
         out->run_ns = ht_now_ns() - c->began_ns;
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_scrub_lock(c));
     out->run_total_bytes = ht_max_u64(out->run_total_bytes, out->run_bytes); /* the store may have grown */
 }
 
 static void count_bytes(struct ht_scrub_run *r, uint64_t bytes)
 {
     r->bytes += bytes;
-    ht_mutex_lock(&r->c->lock);
+    ht_mutex_lock(ht_scrub_lock(r->c));
     r->c->st.run_bytes += bytes;
     r->c->st.bytes += bytes;
-    ht_mutex_unlock(&r->c->lock);
+    ht_mutex_unlock(ht_scrub_lock(r->c));
 }
 
 static void count_found(struct ht_scrub_run *r, bool repaired)
 {
-    ht_mutex_lock(&r->c->lock);
+    ht_mutex_lock(ht_scrub_lock(r->c));
     r->c->st.run_found++;
     r->c->st.found++;
     r->c->st.run_repaired += repaired;
     r->c->st.repaired += repaired;
-    ht_mutex_unlock(&r->c->lock);
+    ht_mutex_unlock(ht_scrub_lock(r->c));
 }
 
 static enum ht_event_code code_of(bool repaired)
@@ -329,7 +329,8 @@ static uint64_t total_bytes(struct ht_store *s)
     return bytes + blocks * HT_BLOCK_BYTES;
 }
 
-static int begin(struct ht_store *s, bool in_row)
+/* out_run: the run of the caller; NULL: the row makes it. */
+static int begin(struct ht_store *s, struct ht_scrub_run **out_run)
 {
     struct ht_scrub *c = &s->engine->scrub;
     struct ht_scrub_run *r = calloc(1, sizeof(*r));
@@ -340,22 +341,24 @@ static int begin(struct ht_store *s, bool in_row)
     r->c = c;
     r->repair = r->log.repair = !ht_is_read_only(s);
     uint64_t total = total_bytes(s);
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     int rc = c->st.state == HT_SCRUB_RUNNING ? -EBUSY : 0;
-    if (!rc && in_row) /* before others can see the run, for the row may end it at once */
+    if (!rc && !out_run) /* before others can see the run, for the row may end it at once */
         rc = ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
     if (!rc) {
         c->run = r;
-        c->in_row = in_row;
+        c->in_row = !out_run;
         c->stop = false;
         c->began_ns = ht_now_ns();
         c->st.state = HT_SCRUB_RUNNING;
         c->st.run_bytes = c->st.run_ns = c->st.run_found = c->st.run_repaired = 0;
         c->st.run_total_bytes = total;
     }
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_scrub_lock(c));
     if (rc)
         free(r);
+    else if (out_run)
+        *out_run = r;
     return rc;
 }
 
@@ -377,18 +380,18 @@ static void end(struct ht_scrub_run *r, int rc, bool stopped)
     struct ht_scrub *c = r->c;
     struct ht_scrub_stats st;
 
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     c->run = NULL;
     c->st.run_ns = ht_now_ns() - c->began_ns;
     st = c->st;
     st.state = rc ? HT_SCRUB_FAILED : stopped ? HT_SCRUB_STOPPED : HT_SCRUB_COMPLETE;
     st.runs += st.state == HT_SCRUB_COMPLETE;
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_scrub_lock(c));
     report_end(&st, rc); /* before any caller can see the end of the run */
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     c->st = st;
     pthread_cond_broadcast(&c->changed);
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_scrub_lock(c));
     ht_log_scrub_end(&r->log);
     free(r->oids);
     free(r);
@@ -396,9 +399,9 @@ static void end(struct ht_scrub_run *r, int rc, bool stopped)
 
 static bool is_stopped(struct ht_scrub *c)
 {
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     bool stop = c->stop;
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_scrub_lock(c));
     return stop;
 }
 
@@ -429,9 +432,9 @@ static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, int *out_rc)
 /* The run that the row makes, or NULL. */
 static struct ht_scrub_run *run_of_row(struct ht_scrub *c)
 {
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     struct ht_scrub_run *r = c->in_row ? c->run : NULL;
-    ht_mutex_unlock(&c->lock);
+    ht_mutex_unlock(ht_scrub_lock(c));
     return r;
 }
 
@@ -455,32 +458,32 @@ const struct ht_engine_type ht_scrub_engine = {.name = "scrub", .pause_ms = LOG_
 
 int ht_store_scrub_start(struct ht_store *s)
 {
-    return begin(s, true);
+    return begin(s, NULL);
 }
 
 int ht_store_scrub_stop(struct ht_store *s)
 {
     struct ht_scrub *c = &s->engine->scrub;
 
-    ht_mutex_lock(&c->lock);
+    ht_mutex_lock(ht_scrub_lock(c));
     int rc = c->st.state == HT_SCRUB_RUNNING ? 0 : -ESRCH;
     c->stop = true;
     if (!rc && c->in_row)
         (void)ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
     while (c->st.state == HT_SCRUB_RUNNING)
-        ht_cond_wait(&c->changed, &c->lock);
-    ht_mutex_unlock(&c->lock);
+        ht_cond_wait(&c->changed, ht_scrub_lock(c));
+    ht_mutex_unlock(ht_scrub_lock(c));
     return rc;
 }
 
 int ht_store_scrub(struct ht_store *s)
 {
     const struct timespec pause = {.tv_nsec = LOG_PAUSE_MS * 1000000l};
-    int result = 0, rc = begin(s, false);
+    struct ht_scrub_run *r;
+    int result = 0, rc = begin(s, &r);
 
     if (rc)
         return rc;
-    struct ht_scrub_run *r = s->engine->scrub.run;
     while ((rc = go_on(r, UINT64_MAX, &result)))
         if (rc == -EAGAIN)
             nanosleep(&pause, NULL);

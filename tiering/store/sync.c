@@ -5,8 +5,11 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 
-/* Writes back, flushes, and opens a transaction; once more when a part was given up in between. */
-static int begin_sync(struct ht_obj *o, struct ht_tx **out_tx)
+/*
+ * Writes back, flushes, and opens a transaction; once more when a part was given up in between. Clang cannot follow a
+ * lock that only the last round takes.
+ */
+static int begin_sync(struct ht_obj *o, struct ht_tx **out_tx) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     struct ht_rounds rounds = HT_ROUNDS_OF(o);
     int rc;

@@ -50,7 +50,7 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b) 
 }
 
 /* The transaction of a slice, with memory for it: a later failure would end the log. -ENOMEM. */
-static int begin_slice(struct ht_store *s) HT_NO_THREAD_SAFETY_ANALYSIS
+static int begin_slice(struct ht_store *s) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     ht_mutex_lock(&s->tx_lock);
     int rc = ht_tx_expect(&s->txn->tx, SLICE_BYTES + RECORD_BYTES_MAX);

@@ -60,8 +60,9 @@ int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index)
     struct ht_tx *tx;
     int rc = note_feature(s);
 
-    if (!rc)
-        rc = ht_tx_begin(s, HT_CHUNK_RECORD_BYTES, &tx);
+    if (rc)
+        return rc;
+    rc = ht_tx_begin(s, HT_CHUNK_RECORD_BYTES, &tx);
     if (rc)
         return rc;
     ht_store_lock(s);
