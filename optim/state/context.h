@@ -7,7 +7,7 @@
  *
  * A range:
  *
- *   IDLE --frozen wholly (gradient/flush.c), or in part at a partial boundary (step/step.c)--> QUEUED
+ *   IDLE --frozen wholly (gradient/flush.c), or in part at a partial boundary (step/boundary.c)--> QUEUED
  *   QUEUED --taken by a worker (step/update.c)--> RUNNING --applied--> DONE --boundary--> IDLE
  *                                                    --error--> FAILED --abort--> IDLE
  *   QUEUED --abort, stop, deletion--> IDLE

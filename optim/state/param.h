@@ -95,9 +95,15 @@ struct ht_param *ht_opt_param_get(struct ht_optim *o, uint64_t oid) HT_EXCLUDES(
 void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_param_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* no references, drops objects */
 void ht_opt_param_put_objects(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
 /* Releases everything of a parameter that is gone, unless an update is running. */
 void ht_opt_param_settle(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Inside a transaction: its file or its root goes. So do its state, its queue and its waiters. */
+void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Inside a transaction, no references left: free a parameter that is gone and not in the log any more. */
+void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------------- state.c */
+
 struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype);
 bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b);
 /* The same, however masters are kept. */
@@ -110,16 +116,15 @@ int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout) HT_E
 int ht_opt_grad_reserve(struct ht_param *p) HT_MUST_CHECK;
 /* Inside a transaction: delete the current state's objects. */
 void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Inside a transaction: its file or its root goes. So do its state, its queue and its waiters. */
-void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_put_state(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* references to state objects */
 /* Raises an event: some of its state is missing. */
 void ht_opt_state_not_deleted(const struct ht_param *p);
 /* Takes the missing references to cur's objects. */
 int ht_opt_state_load(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Delete (pending) the state of parameters of which the object does not exist. */
 int ht_opt_bury_orphans(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
-/* Inside a transaction, no references left: free a parameter that is gone and not in the log any more. */
-void ht_opt_param_sweep(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
+/* A later step may find no space. With or without the lock. */
+void ht_opt_not_reserved(const struct ht_param *p, const char *text);
 
 /* ---------------------------------------------------------- param_open.c */
 

@@ -24,23 +24,9 @@
 #include "optim/state/root.h"
 #include "optim/state/state_priv.h"
 
-enum {
-    ROOT_BYTES = HT_RECORD_HEADER_BYTES + 16,
-    PARAM_BYTES = HT_RECORD_HEADER_BYTES + 40 + HT_STATES_MAX * 16,
-};
 static const uint64_t params_phase = 1ull << 63; /* of a checkpoint cursor: roots are done */
 
 /* ------------------------------------------------------------------ encode */
-
-uint64_t ht_opt_param_log_bytes(void)
-{
-    return PARAM_BYTES;
-}
-
-uint64_t ht_opt_root_log_bytes(void)
-{
-    return ROOT_BYTES;
-}
 
 void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r)
 {
@@ -104,7 +90,7 @@ void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx)
     }
     p->stepped = false;
     if (p->log_reserved && !p->pub.exists) {
-        ht_store_log_unreserve(p->o->store, ht_opt_param_log_bytes());
+        ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
         p->log_reserved = false;
     }
     ht_opt_param_sweep(p, tx);
@@ -144,10 +130,10 @@ size_t ht_opt_pending_bytes(void *ctx, uint64_t scope)
     lock(o);
     const struct ht_root *r = ht_opt_root_find(o, scope);
     if (r) {
-        bytes = r->step == r->pub_step ? 0 : ROOT_BYTES;
+        bytes = r->step == r->pub_step ? 0 : HT_OPT_ROOT_RECORD_BYTES;
         ht_list_for_each(pos, &r->params) {
             const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-            bytes += same_meta(&p->cur, &p->pub) ? 0 : PARAM_BYTES;
+            bytes += same_meta(&p->cur, &p->pub) ? 0 : HT_OPT_PARAM_RECORD_BYTES;
         }
     }
     unlock(o);
@@ -161,7 +147,7 @@ static void abort_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     p->cur = p->pub;
     p->stepped = false;
     if (p->log_reserved && !p->cur.exists) {
-        ht_store_log_unreserve(p->o->store, ht_opt_param_log_bytes());
+        ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
         p->log_reserved = false;
     }
 }
@@ -386,9 +372,10 @@ int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len
 static void reserve_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_list_for_each(pos, &o->roots)
-        ht_store_log_reserve_force(o->store, ht_list_entry(pos, struct ht_root, all)->exists ? ROOT_BYTES : 0);
+        ht_store_log_reserve_force(o->store,
+                                   ht_list_entry(pos, struct ht_root, all)->exists ? HT_OPT_ROOT_RECORD_BYTES : 0);
     ht_list_for_each(pos, &o->params) {
-        ht_store_log_reserve_force(o->store, PARAM_BYTES);
+        ht_store_log_reserve_force(o->store, HT_OPT_PARAM_RECORD_BYTES);
         ht_list_entry(pos, struct ht_param, all)->log_reserved = true;
     }
 }

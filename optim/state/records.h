@@ -6,11 +6,18 @@
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/api/tx.h"
+#include "optim/state/param.h"
 #include <hitrain/format.h>
 
 struct ht_optim;
 struct ht_param;
 struct ht_root;
+
+/* Log bytes of a record, with its header; that of a parameter with as many states as there may be. */
+enum {
+    HT_OPT_ROOT_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 16,
+    HT_OPT_PARAM_RECORD_BYTES = HT_RECORD_HEADER_BYTES + 40 + HT_STATES_MAX * 16,
+};
 
 enum ht_opt_record_type {
     HT_REC_OPT_ROOT = HT_REC_OPT_FIRST,
@@ -22,8 +29,6 @@ enum ht_opt_record_type {
 int ht_opt_replay(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_replayed(void *ctx) HT_EXCLUDES(HT_LOCK_OPTIM);
 int ht_opt_emit(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes) HT_EXCLUDES(HT_LOCK_OPTIM);
-uint64_t ht_opt_param_log_bytes(void);
-uint64_t ht_opt_root_log_bytes(void);
 void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_put_root_del(struct ht_buf *b, uint64_t id);
 /* Inside a transaction: one parameter's record, if the log has another one; frees it if it is gone. */

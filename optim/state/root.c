@@ -156,24 +156,17 @@ void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid)
         r->error.text[0] = '\0';
 }
 
-void ht_opt_not_reserved(const struct ht_param *p, const char *text)
-{
-    const struct ht_event_about about = {.id = p->oid};
-
-    ht_event(HT_EVENT_NOT_RESERVED, &about, "%s", text);
-}
-
 /* --------------------------------------------------------------- interface */
 
 static int add_new(struct ht_optim *o, uint64_t id, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    int rc = tx ? ht_store_log_reserve(o->store, ht_opt_root_log_bytes()) : -ENOENT;
+    int rc = tx ? ht_store_log_reserve(o->store, HT_OPT_ROOT_RECORD_BYTES) : -ENOENT;
 
     if (rc)
         return rc;
     struct ht_root *r = ht_opt_root_make(o, id);
     if (!r) {
-        ht_store_log_unreserve(o->store, ht_opt_root_log_bytes());
+        ht_store_log_unreserve(o->store, HT_OPT_ROOT_RECORD_BYTES);
         return -ENOMEM;
     }
     r->exists = true;
@@ -252,7 +245,7 @@ static void forget_record(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_L
 {
     p->cur.exists = p->pub.exists = false;
     if (p->log_reserved)
-        ht_store_log_unreserve(p->o->store, ht_opt_param_log_bytes());
+        ht_store_log_unreserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
     p->log_reserved = false;
     ht_opt_param_sweep(p, tx);
 }
@@ -277,7 +270,7 @@ static void remove_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LO
 static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     ht_opt_put_root_del(ht_tx_records(tx), r->id);
-    ht_store_log_unreserve(r->o->store, ht_opt_root_log_bytes());
+    ht_store_log_unreserve(r->o->store, HT_OPT_ROOT_RECORD_BYTES);
     r->exists = r->configured = false;
     r->claim = (struct ht_claim){0};
     /* A gradient that is held open keeps this struct; a root that is made here later begins anew. */

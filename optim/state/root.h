@@ -89,9 +89,6 @@ void ht_opt_refuse(struct ht_root *r, enum ht_event_code code, uint64_t oid, con
 /* An action of this kind succeeded for this parameter (0: the root): ends an error about its refusal. */
 void ht_opt_succeeded(struct ht_root *r, enum ht_event_code code, uint64_t oid) HT_REQUIRES(HT_LOCK_OPTIM);
 
-/* A later step may find no space. With or without the lock. */
-void ht_opt_not_reserved(const struct ht_param *p, const char *text);
-
 /* --------------------------------------------------------------- steer.c */
 
 void ht_opt_step_numbers_begin(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM);

@@ -3,8 +3,10 @@
 #ifndef HITRAIN_OPTIM_STEP_STEP_PRIV_H
 #define HITRAIN_OPTIM_STEP_STEP_PRIV_H
 
+#include "optim/optim.h"
 #include "tiering/base/base.h"
 
+struct ht_param;
 struct ht_root;
 
 /* ---------------------------------------------------------------- norm.c */
@@ -15,13 +17,8 @@ struct ht_root;
  */
 int ht_opt_whole_step(struct ht_root *root, bool *out_skip) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
-/* ---------------------------------------------------------------- step.c */
+/* --------------------------------------------------------------- drain.c */
 
-/*
- * Makes changes below a root without an open step durable, whichever client has claimed it; the step is not counted.
- * WAITS.
- */
-int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Queues all frozen bytes that are not queued yet; drops their caches if updates follow. */
 void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK_OPTIM);
 /*
@@ -29,6 +26,26 @@ void ht_opt_queue_frozen(struct ht_root *root, bool updates) HT_REQUIRES(HT_LOCK
  * -ECANCELED: stopping.
  */
 int ht_opt_drain(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* ------------------------------------------------------------ boundary.c */
+
+/* Under the gate. On success the root is held: no update runs until ht_opt_release. by may be NULL. */
+int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+void ht_opt_release(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+/* Releases the lock in between: what has become of the parameter's file. */
+enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* ---------------------------------------------------------------- step.c */
+
+/* Takes a reference to the root and enters its gate. */
+int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* When the caller learns of the step's end, caches are as new as the step. */
+void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+/*
+ * Makes changes below a root without an open step durable, whichever client has claimed it; the step is not counted.
+ * WAITS.
+ */
+int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 
 /* -------------------------------------------------------------- update.c */
 

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * state.c - the life of a parameter's state objects.
+ *
+ * State appears with the first frozen gradient (or the first byte written to a state file), wholly or not at all. With
+ * it comes the space for one rewrite of state and parameter. Reset, and the end of the parameter or of the root, delete
+ * it. They do so in the scope of the root, so that abort brings it back.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/config.h"
+#include "optim/rules/kernel.h"
+#include "optim/rules/rule.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/records.h"
+#include "optim/state/root.h"
+
+/* ------------------------------------------------------------------ layout */
+
+struct ht_layout ht_opt_layout(const struct ht_optim_config *config, uint8_t dtype)
+{
+    struct ht_layout l = {0};
+
+    l.count = (uint8_t)ht_rule_of(config->rule)->states(config, l.kind);
+    for (unsigned i = l.count; i < HT_STATES_MAX; i++)
+        l.kind[i] = 0;
+    if (dtype == HT_DTYPE_BF16) {
+        l.kind[l.count++] = HT_STATE_MASTER_LOW;
+        l.kind[l.count++] = HT_STATE_MASTER_BLOCKS;
+    } else if (ht_kernel_dtype_bytes(dtype) == 2) {
+        l.kind[l.count++] = HT_STATE_MASTER;
+    }
+    return l;
+}
+
+unsigned ht_opt_master_kinds(const struct ht_layout *l)
+{
+    if (l->count >= 1 && l->kind[l->count - 1] == HT_STATE_MASTER)
+        return 1;
+    return l->count >= 2 && l->kind[l->count - 2] == HT_STATE_MASTER_LOW &&
+            l->kind[l->count - 1] == HT_STATE_MASTER_BLOCKS
+        ? 2
+        : 0;
+}
+
+bool ht_opt_same_layout(const struct ht_layout *a, const struct ht_layout *b)
+{
+    return a->count == b->count && !memcmp(a->kind, b->kind, a->count);
+}
+
+bool ht_opt_same_rule_state(const struct ht_layout *a, const struct ht_layout *b)
+{
+    unsigned count = a->count - ht_opt_master_kinds(a);
+
+    return count == b->count - ht_opt_master_kinds(b) && !memcmp(a->kind, b->kind, count);
+}
+
+/* ------------------------------------------------------------------- state */
+
+void ht_opt_put_state(struct ht_param *p)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        ht_obj_put(p->state[i]);
+        p->state[i] = NULL;
+    }
+}
+
+/* One state object of zeros, with space for one rewrite. */
+static int create_one(struct ht_param *p, uint8_t kind, uint64_t *out_oid, struct ht_obj **out_obj)
+{
+    struct ht_store *s = p->o->store;
+    uint64_t bytes = ht_opt_state_bytes(&p->shape, kind);
+    struct ht_obj_attr attr = {
+        .oid = ht_store_new_id(s),
+        .chunk_bytes = ht_opt_state_chunk_bytes(&p->shape, kind),
+        .obj_class = HT_CLASS_DURABLE,
+        .scope = p->root->id,
+    };
+    int rc = ht_obj_create(s, &attr, out_obj);
+
+    if (rc)
+        return rc;
+    *out_oid = attr.oid;
+    rc = ht_obj_truncate(*out_obj, bytes);
+    if (!rc)
+        rc = ht_obj_rewrite_reserve(*out_obj, bytes);
+    return rc;
+}
+
+void ht_opt_not_reserved(const struct ht_param *p, const char *text)
+{
+    const struct ht_event_about about = {.id = p->oid};
+
+    ht_event(HT_EVENT_NOT_RESERVED, &about, "%s", text);
+}
+
+void ht_opt_state_not_deleted(const struct ht_param *p)
+{
+    const struct ht_event_about about = {.id = p->oid};
+
+    ht_event(HT_EVENT_DELETE_FAILED, &about, "some of its optimizer state is not there and cannot be deleted");
+}
+
+/*
+ * Deletes objects that no other thread has seen. An error here means that the log has failed, and then nothing matters.
+ */
+static void delete_unseen(struct ht_store *s, struct ht_obj *obj[HT_STATES_MAX])
+{
+    struct ht_tx *tx;
+    int rc = ht_tx_begin(s, 0, &tx);
+
+    if (!rc) {
+        for (unsigned i = 0; i < HT_STATES_MAX; i++)
+            if (obj[i])
+                ht_obj_delete(obj[i], tx);
+        if (ht_tx_commit(tx, NULL))
+            ht_event(HT_EVENT_DELETE_FAILED, NULL,
+                     "optimizer state that could not be made stays until the next mount: the log has failed");
+    }
+    for (unsigned i = 0; i < HT_STATES_MAX; i++)
+        ht_obj_put(obj[i]);
+}
+
+/* Giving reservations back cannot fail. */
+static void unmake_objects(struct ht_param *p, struct ht_obj *of, struct ht_obj *obj[HT_STATES_MAX])
+{
+    struct ht_store *s = p->o->store;
+
+    lock(p->o);
+    if (ht_obj_rewrite_reserve(of, 0))
+        ht_opt_not_reserved(p, "its reservation stays");
+    if (p->log_reserved && !p->pub.exists) {
+        ht_store_log_unreserve(s, HT_OPT_PARAM_RECORD_BYTES);
+        p->log_reserved = false;
+    }
+    unlock(p->o);
+    delete_unseen(s, obj);
+}
+
+static int reserve_record(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    int rc = p->log_reserved ? 0 : ht_store_log_reserve(p->o->store, HT_OPT_PARAM_RECORD_BYTES);
+
+    if (!rc)
+        p->log_reserved = true;
+    return rc;
+}
+
+/*
+ * A gradient may have to leave memory, too. It is never published, so one copy is enough, but a rewrite reserve is for
+ * two: half the size reserves one.
+ */
+int ht_opt_grad_reserve(struct ht_param *p)
+{
+    uint64_t bytes = p->cur.exists ? p->shape.elements * p->shape.g_bytes : 0;
+    /* Sums have theirs from the first gradient of a step on; giving it back cannot fail. */
+    int rc = p->sum && !p->cur.exists ? ht_obj_rewrite_reserve(p->sum, 0) : 0;
+
+    return rc ? rc : p->grad ? ht_obj_rewrite_reserve(p->grad, ht_div_up(bytes, 2)) : 0;
+}
+
+/* All objects and reservations, or none. */
+static int make_objects(struct ht_param *p, struct ht_obj *of, struct ht_param_meta *meta,
+                        struct ht_obj *obj[HT_STATES_MAX])
+{
+    uint64_t bytes = p->shape.elements * p->shape.p_bytes;
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && i < meta->layout.count; i++)
+        rc = create_one(p, meta->layout.kind[i], &meta->oid[i], &obj[i]);
+    if (!rc)
+        rc = ht_obj_rewrite_reserve(of, bytes);
+    if (!rc) {
+        lock(p->o);
+        rc = reserve_record(p);
+        unlock(p->o);
+    }
+    if (rc)
+        unmake_objects(p, of, obj);
+    return rc;
+}
+
+/* Publishes the new objects in memory, unless the parameter has been deleted. */
+static int adopt(struct ht_param *p, const struct ht_param_meta *meta, struct ht_obj *obj[HT_STATES_MAX])
+    HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->gone)
+        return -ESTALE;
+    p->cur = *meta;
+    memcpy(p->state, obj, sizeof(p->state));
+    int rc = ht_opt_grad_reserve(p);
+    if (rc) {
+        memset(&p->cur, 0, sizeof(p->cur));
+        memset(p->state, 0, sizeof(p->state));
+    }
+    return rc;
+}
+
+int ht_opt_state_create(struct ht_param *p, const struct ht_layout *layout)
+{
+    struct ht_obj *obj[HT_STATES_MAX] = {NULL};
+    /* A reference of our own: the parameter may be deleted during the call. */
+    struct ht_obj *of = ht_obj_get(p->o->store, p->oid);
+    struct ht_param_meta meta = {
+        .exists = true,
+        .dtype = p->shape.dtype,
+        .chunk_bytes = p->shape.chunk_bytes,
+        .elements = p->shape.elements,
+        .layout = *layout,
+    };
+    int rc = of ? make_objects(p, of, &meta, obj) : -ESTALE;
+
+    if (!rc) {
+        lock(p->o);
+        rc = adopt(p, &meta, obj);
+        unlock(p->o);
+        if (rc)
+            unmake_objects(p, of, obj);
+    }
+    ht_obj_put(of);
+    return rc;
+}
+
+void ht_opt_state_delete(struct ht_param *p, struct ht_tx *tx)
+{
+    for (unsigned i = 0; i < HT_STATES_MAX; i++) {
+        if (p->state[i])
+            ht_obj_delete(p->state[i], tx);
+    }
+    memset(&p->cur, 0, sizeof(p->cur));
+    /* A running update works on them still. */
+    if (!p->pending)
+        ht_opt_put_state(p);
+}
+
+int ht_opt_state_load(struct ht_param *p)
+{
+    for (unsigned i = 0; p->cur.exists && i < p->cur.layout.count; i++) {
+        if (!p->state[i])
+            p->state[i] = ht_obj_get(p->o->store, p->cur.oid[i]);
+        if (!p->state[i])
+            return -ESTALE;
+    }
+    return 0;
+}
+
+static bool any_orphan(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->params) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (p->gone && p->cur.exists)
+            return true;
+    }
+    return false;
+}
+
+int ht_opt_bury_orphans(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+    struct ht_tx *tx;
+
+    lock(o);
+    bool any = any_orphan(root);
+    unlock(o);
+    if (!any)
+        return 0;
+    int rc = ht_tx_begin(o->store, 0, &tx);
+    if (rc)
+        return rc;
+    lock(o);
+    ht_list_for_each(pos, &root->params) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
+        if (!p->gone || !p->cur.exists)
+            continue;
+        if (ht_opt_state_load(p))
+            ht_opt_state_not_deleted(p);
+        ht_opt_state_delete(p, tx);
+    }
+    unlock(o);
+    return ht_tx_commit(tx, NULL);
+}

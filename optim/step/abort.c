@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* abort.c - returns a model to its last commit: parameters, state, gradients and the readers that wait for updates. */
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/verify.h"
+#include "tiering/api/object.h"
+#include "tiering/api/shm.h"
+#include "tiering/api/tx.h"
+#include "optim/rules/kernel.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/step/step_priv.h"
+
+/* Locked. The next parameter after pos. The list may change while the lock is released: p had a reference. */
+static struct ht_param *next_param(const struct ht_root *root, const struct ht_list *pos)
+{
+    return pos->next == &root->params ? NULL : ht_list_entry(pos->next, struct ht_param, of_root);
+}
+
+/* Calls fn for every parameter of the root, with a reference held, locked. */
+static void each_param(struct ht_root *root, void (*fn)(struct ht_param *p)) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *next;
+
+    for (struct ht_param *p = next_param(root, &root->params); p; p = next) {
+        p->refs++;
+        fn(p);
+        next = next_param(root, &p->of_root);
+        p->refs--;
+    }
+}
+
+/* The store is back: takes references to the objects that exist again. */
+static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_obj_put(p->obj);
+    p->obj = ht_obj_get(p->o->store, p->oid);
+    p->rewrites++;
+    p->orphan = false;
+    p->gone = !p->obj || !p->root->exists;
+    /*
+     * Its name may be gone for good and the rest pending: then it stays deleted. A thread that deletes it at the same
+     * time marks it itself.
+     */
+    if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED)
+        p->gone = true;
+    if (p->gone) {
+        ht_opt_param_settle(p);
+        return;
+    }
+    uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;
+    if (ht_opt_state_load(p) || ht_obj_rewrite_reserve(p->obj, bytes) || ht_opt_grad_reserve(p))
+        ht_opt_not_reserved(p, "space for its next rewrite is not reserved after the abort");
+}
+
+static void invalidate_whole(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    if (p->shape.range_count)
+        (void)ht_opt_inval(p, 0, p->shape.range_count - 1);
+}
+
+/*
+ * Returns when no part of the step is left to run or to write. *out_refused: it may not be taken back, and nothing has
+ * happened.
+ */
+static int quiesce(struct ht_root *root, struct ht_optim_steer *by, bool *out_refused)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    int rc = ht_opt_may_steer(root, by, why);
+    *out_refused = rc != 0;
+    root->draining = !rc;
+    if (rc) {
+        unlock(o);
+        ht_opt_refuse_steering(root, by, why);
+        return rc;
+    }
+    each_param(root, ht_opt_cancel);
+    rc = ht_opt_drain(root);
+    if (rc == -EIO)
+        rc = 0;
+    if (!rc)
+        each_param(root, ht_opt_forget_gradient);
+    unlock(o);
+    return rc;
+}
+
+static void wake_all(struct ht_root *root)
+{
+    struct ht_waiter *chain = NULL;
+    struct ht_optim *o = root->o;
+
+    lock(o);
+    ht_list_for_each(pos, &root->params)
+        ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
+    root->draining = false;
+    notify_changed(o);
+    unlock(o);
+    ht_opt_wake(chain);
+}
+
+int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by)
+{
+    struct ht_root *root;
+    bool refused;
+    int rc = ht_opt_step_enter(o, id, &root);
+
+    if (rc)
+        return rc;
+    rc = quiesce(root, by, &refused);
+    if (refused) {
+        ht_opt_step_leave(root);
+        return rc;
+    }
+    if (!rc)
+        rc = ht_scope_abort(o->store, root->id);
+    int shown = rc ? 0 : ht_scope_shm_restore(o->store, root->id);
+    lock(o);
+    if (!rc) {
+        root->open = 0;
+        root->failure = 0;
+        root->error.text[0] = '\0'; /* whatever it was about is taken back */
+        each_param(root, reload);
+    }
+    uint64_t step = root->durable_step;
+    unlock(o);
+    if (!rc) {
+        const struct ht_event_about about = {.id = root->id};
+        ht_event(HT_EVENT_STEP_ABORTED, &about, "the model is back at step %llu", (unsigned long long)step);
+        rc = ht_opt_bury_orphans(root);
+    }
+    wake_all(root);
+    lock(o);
+    each_param(root, invalidate_whole);
+    ht_opt_inval_wait(o, o->inval_issued);
+    unlock(o);
+    ht_opt_step_leave(root);
+    HT_VERIFY(ht_optim_verify(o));
+    return rc ? rc : shown;
+}
+
+int ht_optim_abort(struct ht_optim *o, uint64_t id)
+{
+    return ht_optim_abort_by(o, id, NULL);
+}

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * boundary.c - the boundary between two steps: every parameter with a gradient has got all of it, unless partial=1; all
+ * updates have run; the step is counted, and its coverage forgotten.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/event.h"
+#include "tiering/base/list.h"
+#include "tiering/base/verify.h"
+#include "optim/rules/config.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/interval_set.h"
+#include "optim/state/notify.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+#include "optim/gradient/gradient.h"
+#include "optim/step/step_priv.h"
+
+/* The first that is only partly covered, orphans apart. */
+static struct ht_param *find_partial(const struct ht_root *root, bool orphans) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &root->touched) {
+        struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        if (!p->gone && p->complete != p->shape.range_count && p->orphan == orphans)
+            return p;
+    }
+    return NULL;
+}
+
+enum ht_optim_file ht_opt_param_file(struct ht_param *p)
+{
+    const struct ht_optim_hooks *hooks = &p->o->hooks;
+    enum ht_optim_file file = HT_OPTIM_FILE_NAMED;
+
+    p->refs++;
+    unlock(p->o);
+    if (hooks->file)
+        file = hooks->file(hooks->ctx, p->oid);
+    lock(p->o);
+    p->refs--;
+    return file;
+}
+
+/*
+ * A parameter without a name keeps no step from ending, however long it is held open. Releases the lock in
+ * between.
+ */
+static struct ht_param *find_in_the_way(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p;
+
+    while ((p = find_partial(root, false)) && ht_opt_param_file(p) != HT_OPTIM_FILE_NAMED)
+        p->orphan = true;
+    return p;
+}
+
+/* The step ends without them. Releases the lock in between. */
+static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p;
+    int rc = 0;
+
+    while (!rc && (p = find_partial(root, true))) {
+        struct ht_waiter *chain = NULL;
+        p->refs++;
+        ht_opt_cancel(p);
+        ht_opt_take_waiters(p, &chain); /* waiters of a running update come with its end */
+        ht_opt_wake_later(p->o, chain);
+        rc = ht_opt_drain(root);
+        if (!rc)
+            ht_opt_forget_gradient(p);
+        p->refs--;
+    }
+    return rc;
+}
+
+/*
+ * Gradient chunks that could not be dropped when their range was done: shared, or covered in
+ * part; sums of a step that was skipped.
+ */
+static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
+        struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !(r->frozen.count || r->added))
+            continue;
+        if (!r->consumed)
+            ht_opt_range_drop(r);
+        if (!(r->work & HT_WORK_UPDATE))
+            ht_opt_sum_drop(r);
+    }
+}
+
+/* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
+static void close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    while (!ht_list_empty(&root->touched)) {
+        struct ht_param *p = ht_list_entry(root->touched.next, struct ht_param, touched);
+        p->refs++;
+        drop_leftovers(p);
+        if (!p->gone && !skipped) {
+            p->cur.t++;
+            p->stepped = true;
+        }
+        ht_opt_coverage_clear(p, true);
+        p->refs--;
+    }
+    root->open = 0;
+    root->step++;
+    root->undurable++;
+}
+
+/* A parameter that prevents the boundary, and the first byte of its gradient that no client has handed over. */
+struct partial {
+    uint64_t oid, hole;
+};
+
+/* Without sums of several gradients. */
+static uint64_t first_hole(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    for (uint64_t i = 0; i < p->shape.range_count; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        const struct ht_interval *v = r && r->frozen.count ? ht_interval_set_all(&r->frozen) : NULL;
+        uint64_t covered = v && v->begin == 0 ? v->end : 0;
+        if ((!r || r->state == HT_RANGE_IDLE) && covered < ht_opt_range_grad_bytes(p, i))
+            return i * p->shape.range_elements * p->shape.g_bytes + covered;
+    }
+    return 0;
+}
+
+/* Releases the lock in between. */
+static int validate_coverage(struct ht_root *root, struct partial *out) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_param *p = find_in_the_way(root);
+
+    if (!p)
+        return forget_orphans(root);
+    *out = (struct partial){p->oid, first_hole(p)};
+    return -EBUSY;
+}
+
+/* Releases the lock in between. */
+static int try_boundary(struct ht_root *root, struct partial *out_partial) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool skipped = false, allowed = root->latched.partial || root->config.partial;
+    bool partial = root->open && allowed && (find_partial(root, false) || find_partial(root, true));
+    int rc = root->failure ? -EIO : root->open && !allowed ? validate_coverage(root, out_partial) : 0;
+
+    if (rc)
+        return rc;
+    /* Additions end first: then the ranges can be queued. */
+    if (ht_opt_accumulate(root) > 1)
+        rc = ht_opt_drain(root);
+    if (!rc && root->open && ht_opt_deferred(root))
+        rc = ht_opt_whole_step(root, &skipped);
+    else if (!rc && partial)
+        ht_opt_queue_frozen(root, true);
+    root->norm_known = root->open && ht_opt_deferred(root) && !rc;
+    if (!rc)
+        rc = ht_opt_drain(root);
+    if (!rc && root->open)
+        close_step(root, skipped);
+    return rc;
+}
+
+/* An abort may lose more than the caller thinks: also files that no commit has made durable yet. */
+static void report_partial(struct ht_root *root, const struct partial *partial, unsigned wanted)
+{
+    if (wanted > 1)
+        ht_opt_refuse(
+            root, HT_EVENT_STEP_REFUSED, partial->oid,
+            "has not got all of the %u gradients of this step; write the rest, or take back what came with drop, or set "
+            "partial=1; abort takes back the whole step, with everything below the root that is newer than the last commit",
+            wanted);
+    else
+        ht_opt_refuse(
+            root, HT_EVENT_STEP_REFUSED, partial->oid,
+            "only a part of it has a gradient in this step: byte %llu is the first hole; write the rest, or take that "
+            "back with drop, or set partial=1; abort takes back the whole step, and all below the root that is newer than the "
+            "last commit",
+            (unsigned long long)partial->hole);
+}
+
+int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    struct ht_optim *o = root->o;
+    struct partial partial = {0};
+
+    lock(o);
+    root->draining = true;
+    int refused = ht_opt_may_steer(root, by, why);
+    int rc = refused ? refused : try_boundary(root, &partial);
+    root->hold = !rc;
+    root->draining = root->ending;
+    ht_opt_root_ready(root);
+    unsigned wanted = ht_opt_accumulate(root);
+    notify_changed(o);
+    unlock(o);
+    if (refused)
+        ht_opt_refuse_steering(root, by, why);
+    else if (rc == -EBUSY)
+        report_partial(root, &partial, wanted);
+    return rc;
+}
+
+void ht_opt_release(struct ht_root *root)
+{
+    lock(root->o);
+    root->hold = false;
+    ht_opt_root_ready(root);
+    notify_changed(root->o);
+    unlock(root->o);
+}
