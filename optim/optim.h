@@ -100,23 +100,12 @@ int ht_optim_words_of(struct ht_optim *o, uint64_t root, uint64_t oid, struct ht
 bool ht_optim_state_fits(struct ht_optim *o, uint64_t oid, const struct ht_optim_config *config);
 /*
  * Ends being a root: commits the open step, then calls unmake, which is to take the root out of the names in a
- * transaction that also calls ht_optim_root_remove. From before the commit until unmake has returned no client can
+ * transaction that also calls ht_scope_end. From before the commit until unmake has returned no client can
  * write a gradient or steer, so no step is open when unmake publishes. Every reason for a refusal is found before
  * unmake is called: -EBUSY when the commit is refused (a parameter is partly covered, named in the error; nothing has
  * changed then). Else returns the error of the commit, or of unmake. WAITS.
  */
 int ht_optim_root_end(struct ht_optim *o, uint64_t root, int (*unmake)(void *ctx), void *ctx) HT_MUST_CHECK;
-/*
- * Drops the root and the state of all its parameters. Only inside unmake's transaction, which publishes the root's
- * scope after this.
- */
-void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
-/*
- * The root's directory is being deleted, inside a transaction: the root ends, whatever is in progress. Ignores other
- * ids.
- */
-void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx);
-
 enum { HT_OPTIM_CLAIM_MAX = 64 }; /* characters of a claim's name */
 
 struct ht_root_stat {

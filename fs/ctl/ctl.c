@@ -22,13 +22,6 @@ static void hook_deleted(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx
     (void)ht_last_error_clear(c, ino);
 }
 
-static void hook_root_deleted(void *ctx, uint64_t ino, struct ht_tx *tx)
-{
-    struct ht_ctl *c = ctx;
-
-    ht_optim_root_deleted(c->optim, ino, tx);
-}
-
 static int hook_publish_alone(void *ctx, const uint64_t *inos, size_t count, void (*publish)(void *arg), void *arg)
 {
     struct ht_ctl *c = ctx;
@@ -163,7 +156,6 @@ int ht_ctl_new(struct ht_store *s, struct ht_ctl **out)
     c->ns_hooks = (struct ht_ns_hooks){
         .ctx = c,
         .deleted = hook_deleted,
-        .root_deleted = hook_root_deleted,
         .publish_alone = hook_publish_alone,
         .stale = hook_stale,
     };

@@ -227,18 +227,11 @@ int ht_optimizer_set(struct ht_ctl *c, uint64_t ino, const char *value, size_t l
     return rc;
 }
 
-static void remove_in_tx(void *ctx, struct ht_tx *tx)
-{
-    struct new_root *n = ctx;
-
-    ht_optim_root_remove(n->ctl->optim, n->ino, tx);
-}
-
 static int unmake(void *ctx)
 {
     struct new_root *n = ctx;
 
-    return ht_ns_root_unmake(n->ctl->ns, n->ino, remove_in_tx, n);
+    return ht_ns_root_unmake(n->ctl->ns, n->ino);
 }
 
 /* A refused commit names its obstacle. */

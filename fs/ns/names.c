@@ -418,7 +418,6 @@ void ht_ns_settle_root(struct ht_ns_op *op, struct ht_ns_inode *i)
     if ((i->flags & HT_NS_MODEL_ROOT) == 0)
         return;
     ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
-    ht_scope_publish(op->ns->store, i->ino, op->tx);
     op->ended_scope = i->ino;
 }
 

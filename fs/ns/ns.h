@@ -48,8 +48,6 @@ struct ht_cred {
 struct ht_ns_hooks {
     void *ctx;
     void (*deleted)(void *ctx, uint64_t ino, bool pending, struct ht_tx *tx);
-    /* The directory of a model root loses its name, and at the latest when its inode goes: at once, not pending. */
-    void (*root_deleted)(void *ctx, uint64_t ino, struct ht_tx *tx);
     /*
      * The content of these files of a model root is to be published without the rest of the root: call publish(arg)
      * while no open step has changed any, and return 0; or do not call it, and return -EBUSY. The ns lock is held.
@@ -246,11 +244,10 @@ int ht_ns_root_make(struct ht_ns *ns, uint64_t ino, const char *config, struct h
                     int (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx) HT_MUST_CHECK;
 /*
  * The reverse; the caller has committed, and lets no step begin until this returns. Everything below ino is published
- * in one durable transaction; also_in_tx (may be NULL) takes out the optimizer's records, with no ns lock held.
- * Refusals come before anything is put into it: -EINVAL: no model root; -ESTALE. WAITS.
+ * in one durable transaction, with which its scope ends. Refusals come before anything is put into it: -EINVAL: no
+ * model root; -ESTALE. WAITS.
  */
-int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx),
-                      void *ctx) HT_MUST_CHECK;
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino) HT_MUST_CHECK;
 /* Every root, for attaching optimizers after a mount: fn(ctx, ino). No lock held. */
 int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx) HT_MUST_CHECK;
 

@@ -212,9 +212,8 @@ struct ht_ns_op {
     uint64_t deleted[2]; /* deleted inodes, for the hook */
     bool deleted_pending[2];
     unsigned deleted_count;
-    /* of a root that lost its name, or went: for the hook; the hook's changes are published, too */
-    uint64_t ended_scope;
-    uint64_t lsn; /* out of end */
+    uint64_t ended_scope; /* of a root that lost its name, or went; 0: none */
+    uint64_t lsn;         /* out of end */
 };
 int ht_ns_op_begin(struct ht_ns *ns, size_t bytes, struct ht_ns_op *op) HT_ACQUIRE_IF_0(HT_LOCK_TX)
     HT_ACQUIRE_IF_0(HT_LOCK_NAMES) HT_MUST_CHECK;

@@ -3,7 +3,8 @@
  * op.c - the frame of a change of names, and its records in the log.
  *
  * A change is: begin (transaction, then the lock), check and reserve, change memory and put records, end (unlock, call
- * the hook for inodes that went, append). Nothing in between waits. After the reservation nothing can fail.
+ * the hook for inodes that went, end the scope of a root that went, append). Nothing in between waits. After the
+ * reservation nothing can fail.
  */
 #include "fs/ns/ns_priv.h"
 
@@ -45,11 +46,8 @@ void ht_ns_op_unlock(struct ht_ns_op *op)
     ht_rwlock_unlock(ht_ns_lock(op->ns));
     for (unsigned i = 0; i < count && op->ns->hooks.deleted; i++)
         op->ns->hooks.deleted(op->ns->hooks.ctx, op->deleted[i], op->deleted_pending[i], op->tx);
-    if (op->ended_scope != 0) {
-        if (op->ns->hooks.root_deleted)
-            op->ns->hooks.root_deleted(op->ns->hooks.ctx, op->ended_scope, op->tx);
-        ht_scope_publish(op->ns->store, op->ended_scope, op->tx);
-    }
+    if (op->ended_scope != 0)
+        ht_scope_end(op->ns->store, op->ended_scope, HT_SCOPE_DELETED, op->tx);
     op->ended_scope = 0;
 }
 

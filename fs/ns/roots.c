@@ -315,12 +315,6 @@ static int add_root_member(void *ctx, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK
     return ht_ns_root(i) == r->root && !gone ? ht_ns_members_add(&r->m, i) : 0;
 }
 
-struct shutdown {
-    uint64_t ino;
-    void (*also)(void *ctx, struct ht_tx *tx);
-    void *ctx;
-};
-
 /* An object may always move out of all scopes, even while another thread writes to it. */
 static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uint64_t scope)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES)
@@ -333,31 +327,28 @@ static void free_objects(struct ht_ns_op *op, const struct ht_ns_members *m, uin
 }
 
 /*
- * Nothing here can fail. Deletions of the callback are published with the scope, from which the files have gone by
- * then.
+ * Nothing here can fail. The files have left the scope when it ends. While the transaction is open no thread changes
+ * names, so the inode stays without the lock.
  */
-static void turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m,
-                                const struct shutdown *e) HT_REQUIRES(HT_LOCK_NAMES)
+static void turn_into_directory(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_members *m)
+    HT_REQUIRES(HT_LOCK_NAMES)
 {
     uint64_t scope = i->ino;
 
     ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx);
     free_objects(op, m, scope);
-    if (e->also) {
-        ht_ns_op_unlock(op);
-        e->also(e->ctx, op->tx);
-        ht_ns_op_lock(op);
-    }
-    ht_scope_publish(op->ns->store, scope, op->tx);
+    ht_ns_op_unlock(op);
+    ht_scope_end(op->ns->store, scope, HT_SCOPE_DISSOLVED, op->tx);
+    ht_ns_op_lock(op);
     ht_ns_root_publish_locked(op->ns, ht_ns_root(i), op->tx); /* times touched since */
     ht_ns_root_free(op->ns, ht_ns_root(i));
     take_config(op, i);
 }
 
 /* Everything that can be refused comes before the first record. */
-static int unmake_locked(struct ht_ns_op *op, const struct shutdown *e) HT_REQUIRES(HT_LOCK_NAMES)
+static int unmake_locked(struct ht_ns_op *op, uint64_t ino) HT_REQUIRES(HT_LOCK_NAMES)
 {
-    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, e->ino);
+    struct ht_ns_inode *i = ht_ns_inode_live(op->ns, ino);
     struct root_members r = {0};
     int rc = !i ? -ESTALE : (i->flags & HT_NS_MODEL_ROOT) == 0 ? -EINVAL : ht_ns_reserve(op->ns, ht_ns_root(i), 2, 0);
 
@@ -366,7 +357,7 @@ static int unmake_locked(struct ht_ns_op *op, const struct shutdown *e) HT_REQUI
     r.root = ht_ns_root(i);
     rc = ht_ns_inode_each(op->ns, add_root_member, &r);
     if (rc == 0)
-        turn_into_directory(op, i, &r.m, e);
+        turn_into_directory(op, i, &r.m);
     ht_ns_members_free(&r.m);
     return rc;
 }
@@ -381,28 +372,27 @@ static size_t unmake_bytes(struct ht_ns *ns, uint64_t ino)
     return 2 * bytes + ht_scope_pending_bytes(ns->store, ino);
 }
 
-static int unmake(struct ht_ns *ns, const struct shutdown *e, struct ht_ns_op *op)
+static int unmake(struct ht_ns *ns, uint64_t ino, struct ht_ns_op *op)
 {
-    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(e->ino);
+    struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(ino);
     int rc;
 
     do {
         ht_rounds_next(ns->store, &rounds);
-        rc = ht_scope_writeback(ns->store, e->ino);
+        rc = ht_scope_writeback(ns->store, ino);
         if (rc != 0)
             continue;
-        rc = ht_ns_op_begin_round(ns, unmake_bytes(ns, e->ino), &rounds, op);
+        rc = ht_ns_op_begin_round(ns, unmake_bytes(ns, ino), &rounds, op);
         if (rc == 0)
-            return ht_ns_op_end(op, unmake_locked(op, e));
+            return ht_ns_op_end(op, unmake_locked(op, ino));
     } while (rc == -EAGAIN);
     return rc;
 }
 
-int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino, void (*also_in_tx)(void *ctx, struct ht_tx *tx), void *ctx)
+int ht_ns_root_unmake(struct ht_ns *ns, uint64_t ino)
 {
-    const struct shutdown e = {.ino = ino, .also = also_in_tx, .ctx = ctx};
     struct ht_ns_op op;
-    int rc = unmake(ns, &e, &op);
+    int rc = unmake(ns, ino, &op);
 
     if (rc == 0)
         rc = ht_store_sync(ns->store, op.lsn);

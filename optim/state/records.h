@@ -33,10 +33,11 @@ void ht_opt_put_root(struct ht_buf *b, const struct ht_root *r) HT_REQUIRES(HT_L
 void ht_opt_put_root_del(struct ht_buf *b, uint64_t id);
 /* Inside a transaction: one parameter's record, if the log has another one; frees it if it is gone. */
 void ht_opt_publish_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
-/* The optimizer's part in a commit and an abort: see struct ht_meta_client. */
+/* The optimizer's part in a commit, an abort and the end of a root: see struct ht_meta_client. */
 size_t ht_opt_pending_bytes(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_publish(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_abort(void *ctx, uint64_t scope) HT_EXCLUDES(HT_LOCK_OPTIM);
+void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* What a check of the replayed log remembers for fsck. */
 void ht_opt_problems_free(struct ht_optim *o);
 

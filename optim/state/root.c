@@ -279,29 +279,29 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     r->error.text[0] = 0;
 }
 
-void ht_optim_root_remove(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+/* The parameter is still open somewhere. */
+static void delete_param(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    lock(o);
-    struct ht_root *r = ht_opt_root_find(o, root);
-    assert(r && r->exists && r->ending && ht_opt_root_idle(r));
-    r->refs++;
-    ht_list_for_each_safe(pos, next, &r->params)
-        remove_param(ht_list_entry(pos, struct ht_param, of_root), tx);
-    end_root(r, tx);
-    ht_opt_root_put_locked(r);
-    unlock(o);
+    ht_opt_param_bury(p, tx);
+    forget_record(p, tx);
 }
 
-void ht_optim_root_deleted(struct ht_optim *o, uint64_t root, struct ht_tx *tx)
+/* A root is dissolved inside ht_optim_root_end alone. Its directory may be deleted whatever is in progress. */
+void ht_opt_ended(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
+    struct ht_optim *o = ctx;
+
     lock(o);
-    struct ht_root *r = ht_opt_root_find(o, root);
+    struct ht_root *r = ht_opt_root_find(o, scope);
     if (r && r->exists) {
+        assert(how == HT_SCOPE_DELETED || (r->ending && ht_opt_root_idle(r)));
         r->refs++;
         ht_list_for_each_safe(pos, next, &r->params) {
             struct ht_param *p = ht_list_entry(pos, struct ht_param, of_root);
-            ht_opt_param_bury(p, tx); /* still open somewhere */
-            forget_record(p, tx);
+            if (how == HT_SCOPE_DELETED)
+                delete_param(p, tx);
+            else
+                remove_param(p, tx);
         }
         end_root(r, tx);
         ht_opt_root_put_locked(r);

@@ -81,6 +81,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
         .pending_bytes = ht_opt_pending_bytes,
         .publish = ht_opt_publish,
         .abort = ht_opt_abort,
+        .ended = ht_opt_ended,
     };
     int rc = ht_store_register(s, &client);
     if (rc)

@@ -24,6 +24,7 @@
 #include "tiering/base/log.h"
 #include "tiering/sys/mem.h"
 #include "tiering/space/super.h"
+#include "tiering/txn/txn.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"

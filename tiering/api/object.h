@@ -34,7 +34,7 @@ void ht_obj_put(struct ht_obj *obj);
 
 /*
  * Deletes, inside a transaction. In scope 0 the deletion is put into tx; in a scope it is pending until
- * ht_scope_publish. The content is freed with the last reference. Never fails.
+ * the scope is committed or ends. The content is freed with the last reference. Never fails.
  */
 void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
 /* Allowed while the object has never held a byte; else -EBUSY. */

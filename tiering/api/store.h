@@ -36,6 +36,7 @@
 #include "tiering/io/dev.h"
 #include "tiering/journal/journal.h"
 #include "tiering/space/super.h"
+#include "tiering/api/participant.h"
 
 struct ht_store;
 struct ht_tx;
@@ -57,37 +58,6 @@ struct ht_store_opts {
     bool repair;     /* fsck only, with leave_out: write all the same; a checkpoint makes it last */
     int numa_node;   /* or HT_NUMA_OFF, HT_NUMA_AUTO: those of the devices */
     bool no_threads; /* no background threads: tests drive writeback and checkpoint themselves */
-};
-
-/* Metadata of other layers that lives in the same log. It takes all records of the types [type_first, type_last]. */
-struct ht_meta_client {
-    uint16_t type_first, type_last;
-    void *ctx;
-    /*
-     * One record; called in log order during mount. -EUCLEAN: malformed. Unknown ids are no error: a later record
-     * decides. There is no journal yet: the client reserves log bytes in replayed.
-     */
-    int (*replay)(void *ctx, uint16_t type, const uint8_t *payload, uint32_t len);
-    /* The whole log was replayed: check and link up. -EUCLEAN refuses the mount. */
-    int (*replayed)(void *ctx);
-    /*
-     * Checkpoint: puts published state into tx, about max_bytes, starting at *cursor (0 at first) and advancing it.
-     * Called inside a transaction, with no other lock held. 1: more to come, 0: complete, or -errno.
-     */
-    int (*emit)(void *ctx, struct ht_tx *tx, uint64_t *cursor, size_t max_bytes);
-    /*
-     * The client's part in a commit and in an abort of a scope (tiering/txn/commit.c); each may be NULL.
-     * pending_bytes: about how many bytes publish would put now. The caller holds no lock, or the transaction's.
-     */
-    size_t (*pending_bytes)(void *ctx, uint64_t scope);
-    /*
-     * Puts everything unpublished of the scope into tx: it is published from then on. Called inside a transaction.
-     * expected_bytes: what pending_bytes returned inside this transaction. Memory is reserved for so many, so a client
-     * that may leave a part to the next commit puts no more.
-     */
-    void (*publish)(void *ctx, uint64_t scope, size_t expected_bytes, struct ht_tx *tx);
-    /* Restores the published state. Called inside a transaction that publishes nothing; never for scope 0. */
-    void (*abort)(void *ctx, uint64_t scope);
 };
 
 /*

@@ -6,6 +6,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/buf.h"
 #include "tiering/journal/journal.h"
+#include "tiering/api/participant.h"
 
 struct ht_store;
 struct ht_obj;
@@ -96,9 +97,10 @@ int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) HT_MU
  */
 int ht_scope_abort(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
 /*
- * Puts everything unpublished of the scope's objects alone into tx: sizes, references, deletions. For a client that
- * ends a scope in a transaction of its own.
+ * Ends a scope in a transaction of the caller, which has put its own part of it into tx. Each client forgets the scope,
+ * in the order of a commit; then everything unpublished of its objects goes into tx, also what the clients deleted. The
+ * caller holds no lock of a client.
  */
-void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx);
+void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * commit.c - publishes a scope as a whole, or restores its published state.
+ * commit.c - publishes a scope as a whole, restores its published state, or ends it.
  *
  * A scope is one model root, or with number 0 everything outside of model roots. Names, the optimizer and objects each
  * keep unpublished changes in memory. A commit collects all of that in one transaction; no other file knows the
@@ -16,6 +16,8 @@
  *
  * If a flush failed between 1 and 2, both are repeated. For a model root step 5 is the caller's (ht_store_sync): from
  * step 4 on it may change the scope, and the next commit publishes these changes.
+ *
+ * The end of a scope is part of a transaction of its caller (names): clients forget the scope, and objects come last.
  *
  * An abort puts nothing into the log. So a crash during an abort leaves the last commit, as the abort itself does.
  *
@@ -129,6 +131,17 @@ int ht_txn_commit_outside(struct ht_store *s, int found)
 int ht_store_commit(struct ht_store *s)
 {
     return ht_txn_commit_outside(s, ht_shm_scan_scope(s, 0));
+}
+
+void ht_scope_end(struct ht_store *s, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
+{
+    const struct ht_txn *t = s->txn;
+
+    assert(scope);
+    for (unsigned i = 0; i < t->clients; i++)
+        if (t->client[i].ended)
+            t->client[i].ended(t->client[i].ctx, scope, how, tx);
+    ht_scope_publish(s, scope, tx);
 }
 
 int ht_scope_abort(struct ht_store *s, uint64_t scope)

@@ -22,6 +22,7 @@
 #include "tiering/object/scope.h"
 #include "tiering/object/space.h"
 #include "tiering/data/flush.h"
+#include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
 void ht_record_ids(struct ht_buf *b, uint64_t next)

@@ -31,6 +31,9 @@ void ht_tx_reserve_ids(struct ht_tx *tx);
 int ht_store_replay(struct ht_store *s, uint16_t type, const uint8_t *payload, uint32_t len) HT_REQUIRES(HT_LOCK_STORE);
 int ht_store_replayed(struct ht_store *s);
 
+/* Puts everything unpublished of the scope's objects alone into tx: sizes, references, deletions. */
+void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx) HT_EXCLUDES(HT_LOCK_STORE);
+
 /* ------------------------------------------------------------ relocation */
 
 /*

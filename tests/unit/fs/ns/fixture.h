@@ -61,6 +61,9 @@ static void fixture_check(struct fixture *w)
     ck_assert_uint_eq(ht_ns_check(w->ns, print_problem, NULL), 0);
 }
 
+/* Registered after the names, if a test wants one. */
+static UNUSED const struct ht_meta_client *fixture_participant;
+
 static int fixture_try_mount(struct fixture *w)
 {
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
@@ -73,6 +76,8 @@ static int fixture_try_mount(struct fixture *w)
 
     OK(ht_store_new(&w->dev, 1, &opts, &w->s));
     OK(ht_ns_new(w->s, &hooks, 100, 200, &w->ns));
+    if (fixture_participant)
+        OK(ht_store_register(w->s, fixture_participant));
     rc = ht_store_mount(w->s);
     return rc != 0 ? rc : ht_ns_start(w->ns);
 }

@@ -139,7 +139,7 @@ START_TEST(roots_do_not_nest_and_links_do_not_leave)
     FAILS(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL), EBUSY);
     OK(ht_ns_unlink(w.ns, ROOT, "outside"));
     OK(ht_ns_root_make(w.ns, out, "adamw", NULL, NULL, NULL));
-    FAILS(ht_ns_root_unmake(w.ns, d, NULL, NULL), EINVAL);
+    FAILS(ht_ns_root_unmake(w.ns, d), EINVAL);
     fixture_free(&w);
 }
 END_TEST
@@ -192,7 +192,7 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
     struct ht_ns_tensor t;
 
     new_tree();
-    OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
+    OK(ht_ns_root_unmake(w.ns, root));
     FAILS(ht_ns_root_make(w.ns, root, "adamw", NULL, also_in_tx, &a), ENOSPC);
     fixture_check(&w);
     OK(ht_ns_tensor(w.ns, f, &t));
@@ -212,11 +212,13 @@ START_TEST(a_root_that_is_refused_leaves_nothing)
 }
 END_TEST
 
-static void write_in_tx(void *ctx, struct ht_tx *tx)
+static void write_at_the_end(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
 {
     uint64_t *calls = ctx;
 
     ck_assert_ptr_nonnull(tx);
+    ck_assert_uint_eq(scope, root);
+    ck_assert_int_eq(how, HT_SCOPE_DISSOLVED);
     (*calls)++;
     write_text(&w, f, "while it ended"); /* no lock is held */
 }
@@ -227,10 +229,12 @@ START_TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
     struct ht_obj_stat st;
     struct ht_obj *obj;
     uint64_t calls = 0;
+    const struct ht_meta_client writer = {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, .ctx = &calls, .ended = write_at_the_end};
 
+    fixture_participant = &writer;
     new_tree();
     write_text(&w, f, "before");
-    OK(ht_ns_root_unmake(w.ns, root, write_in_tx, &calls));
+    OK(ht_ns_root_unmake(w.ns, root));
     ck_assert_uint_eq(calls, 1);
     fixture_check(&w);
     obj = ht_obj_get(w.s, f);
@@ -242,6 +246,7 @@ START_TEST(a_file_that_is_written_does_not_keep_a_root_from_ending)
     fixture_synced_crash(&w);
     expect_text(&w, f, "while it ended");
     fixture_free(&w);
+    fixture_participant = NULL;
 }
 END_TEST
 
@@ -278,7 +283,7 @@ START_TEST(a_root_becomes_a_directory_again)
 
     new_tree();
     change_everything();
-    OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
+    OK(ht_ns_root_unmake(w.ns, root));
     fixture_check(&w);
     fixture_synced_crash(&w);
     OK(ht_ns_tensor(w.ns, root, &t));

@@ -150,7 +150,7 @@ static void step_the_root(unsigned round)
     uint64_t lsn;
 
     if (round % 7 == 3) {
-        OK(ht_ns_root_unmake(w.ns, root, NULL, NULL));
+        OK(ht_ns_root_unmake(w.ns, root));
         int rc = ht_ns_root_make(w.ns, root, "adamw", NULL, NULL, NULL);
         ck_assert(rc == 0 || rc == -EBUSY); /* another thread may have made links across */
     }

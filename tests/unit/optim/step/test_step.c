@@ -890,8 +890,7 @@ static int unmake(void *ctx)
     ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
     for (unsigned i = 0; i < w.params; i++)
         ck_assert_int_eq(ht_obj_set_scope(w.param[i].obj, 0, tx), 0);
-    ht_optim_root_remove(w.o, ROOT, tx);
-    ht_scope_publish(w.s, ROOT, tx);
+    ht_scope_end(w.s, ROOT, HT_SCOPE_DISSOLVED, tx);
     return ht_tx_commit(tx, NULL);
 }
 

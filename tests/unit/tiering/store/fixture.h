@@ -16,6 +16,7 @@
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+#include "tiering/txn/txn.h"
 
 enum { MIB = 1 << 20 };
 

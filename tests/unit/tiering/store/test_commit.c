@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A commit and an abort of a scope: which participants they ask, in which order, and what a crash leaves. */
+/* Commit, abort and end of a scope: which participants they ask, in which order, and what a crash leaves. */
 #include <stdio.h>
 
 #include "tests/support/dev.h"
@@ -80,12 +80,23 @@ static void take_back(void *ctx, uint64_t scope)
     p->value = p->published;
 }
 
+/* The objects follow. */
+static void forget(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx)
+{
+    struct participant *p = ctx;
+
+    note(p, how == HT_SCOPE_DELETED ? "deleted" : "dissolved", scope);
+    ck_assert(obj_stat(obj).unpublished);
+    put(p, 0, tx);
+    p->value = p->published = 0;
+}
+
 static void mount(void)
 {
     struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
     struct ht_meta_client client[] = {
-        {HT_REC_NS_FIRST, HT_REC_NS_LAST, &names, replay, NULL, emit, pending_bytes, publish, take_back},
-        {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, &optimizer, replay, NULL, emit, pending_bytes, publish, take_back},
+        {HT_REC_NS_FIRST, HT_REC_NS_LAST, &names, replay, NULL, emit, pending_bytes, publish, take_back, forget},
+        {HT_REC_OPT_FIRST, HT_REC_OPT_LAST, &optimizer, replay, NULL, emit, pending_bytes, publish, take_back, forget},
     };
 
     names.value = names.published = optimizer.value = optimizer.published = 0;
@@ -219,6 +230,29 @@ START_TEST(an_abort_asks_names_then_the_optimizer_then_objects)
 }
 END_TEST
 
+START_TEST(the_end_of_a_scope_asks_names_then_the_optimizer_then_objects)
+{
+    static const char *const said[] = {"names dissolved 9, optimizer dissolved 9, ",
+                                       "names deleted 9, optimizer deleted 9, "};
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    begin();
+    change(2, second);
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    uint64_t before = stats().log.groups;
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_scope_end(s, SCOPE, _i ? HT_SCOPE_DELETED : HT_SCOPE_DISSOLVED, tx);
+    ck_assert(!obj_stat(obj).unpublished);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+    ck_assert_str_eq(calls, said[_i]);
+    ck_assert_uint_eq(stats().log.groups, before + 1);
+    crash_and_expect(0, second);
+    end();
+}
+END_TEST
+
 START_TEST(a_commit_outside_of_roots_asks_for_scope_0)
 {
     begin();
@@ -237,6 +271,7 @@ int main(void)
     tcase_add_test(tc, a_commit_is_one_group_of_the_log);
     tcase_add_test(tc, a_commit_that_does_not_fit_asks_no_participant);
     tcase_add_test(tc, an_abort_asks_names_then_the_optimizer_then_objects);
+    tcase_add_loop_test(tc, the_end_of_a_scope_asks_names_then_the_optimizer_then_objects, 0, 2);
     tcase_add_test(tc, a_commit_outside_of_roots_asks_for_scope_0);
     return run_suite(tc);
 }
