@@ -116,10 +116,6 @@ B := $(O)$(if $(variant),/$(variant))
 
 # ---- sources: found by wildcard, so a new file or an empty folder needs no line here ----
 
-# Low to high. A unit test of a layer is linked only with that layer and those before it (but see opened_by_).
-LAYERS := tiering/base tiering/sys tiering/tier tiering/io tiering/codec tiering/journal tiering/space \
-	tiering/cache tiering/object tiering/data tiering/shm tiering/txn tiering/engine tiering/store \
-	optim/rules optim/state optim/gradient optim/step fs/ns fs/ctl fs/fuse fs/daemon mount-helpers/common
 PROGRAMS := hitrain mkfs.hitrain mount.hitrain umount.hitrain hitrain-fsck hitrainctl
 dir_hitrain := fs/daemon
 dir_mkfs.hitrain := mount-helpers/mkfs
@@ -129,6 +125,8 @@ dir_hitrain-fsck := mount-helpers/fsck
 dir_hitrainctl := mount-helpers/ctl
 
 HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
+# Low to high. A unit test of a layer is linked only with that layer and those before it.
+LAYERS := $(filter-out include/hitrain tests bench $(HELPER_DIRS),$(shell sed -n 's/^\([a-z][^:]*\):.*/\1/p' tests/lint/layers.conf))
 ARCHIVE_DIRS := $(LAYERS) $(HELPER_DIRS) tests/support
 
 archive = $(if $(wildcard $(1)/*.c),$(B)/lib/lib$(subst /,-,$(1)).a)

@@ -12,41 +12,46 @@
 #ifndef HITRAIN_LOCKS_H
 #define HITRAIN_LOCKS_H
 
-enum ht_lock_rank {
-    HT_LOCK_SIGNALS = 1, /* fs/daemon/signals: the receiver of a signal, while the mount appears */
-    HT_LOCK_PROGRESS,    /* base: messages while something long goes on */
-    HT_LOCK_CTL_SESSION, /* fs/ctl: session of one open .hitrain/ctl, over a command */
-    HT_LOCK_ROOTS,       /* fs/ctl: one change of the set of model roots at a time */
-    HT_LOCK_FEED,        /* fs/ctl: one open .hitrain/events */
-    HT_LOCK_TOPK,        /* optim: one open sparse gradient, over its flush */
-    HT_LOCK_EVENT_NAMES, /* fs/ctl: whether names and optimizer may be used to find a path */
-    HT_LOCK_WORDS,       /* fs/ctl: words that amend a model root's, over a change of one; readers and writers */
-    HT_LOCK_TX,          /* store: the transaction */
-    HT_LOCK_NAMES,       /* fs/ns: names and inodes; readers and writers */
-    HT_LOCK_PARKED,      /* fs/fuse: requests that wait for an update */
-    HT_LOCK_OPTIM,       /* optim: roots, parameters, ranges */
-    HT_LOCK_SUPER,       /* store: the superblock, over its writing */
-    HT_LOCK_STORE,       /* store: objects, chunks, space */
-    HT_LOCK_JOURNAL,     /* journal */
-    /* Leaves: under them a thread takes only locks further down. */
-    HT_LOCK_STAGING,     /* cache: free staging buffers */
-    HT_LOCK_SCRUB,       /* engine: figures of the scrub, and its end */
-    HT_LOCK_ENGINE,      /* engine: when the rows of a lane are due */
-    HT_LOCK_CTL,         /* fs/ctl: open hidden files, the last error of each file */
-    HT_LOCK_JOBS,        /* fs/fuse: requests for threads that may wait */
-    HT_LOCK_WORKERS,     /* fs/fuse: threads that take requests */
-    HT_LOCK_PASSTHROUGH, /* fs/fuse: files whose pages the kernel has */
-    HT_LOCK_OPENS,       /* fs/fuse: open files and directories */
-    HT_LOCK_ATIME,       /* fs/fuse: the mount's options for access times */
-    HT_LOCK_RINGS,       /* io: which ring is whose */
-    HT_LOCK_IO_PROBE,    /* io: the kernel's abilities, while they are probed */
-    HT_LOCK_DEV_FLUSH,   /* io: the flush of a device that is in flight */
-    HT_LOCK_DEV_FLIGHT,  /* io: requests in flight on a device */
-    HT_LOCK_DEV_RAM,     /* io: bytes of a device in memory */
-    HT_LOCK_EVENT_SINK,  /* base: the receiver of events, over its call */
-    HT_LOCK_EVENT_LOG,   /* fs/ctl: the last events */
-    HT_LOCK_FAULTS,      /* base: armed fault points */
-    HT_LOCK_RANKS
-};
+/*
+ * LOCK(rank, the name in messages). From STAGING on they are leaves: under them a thread takes only locks further down.
+ */
+#define HT_LOCKS(LOCK)                                                                                             \
+    LOCK(HT_LOCK_SIGNALS, "signals")   /* fs/daemon/signals: the receiver of a signal, while the mount appears */  \
+    LOCK(HT_LOCK_PROGRESS, "progress") /* base: messages while something long goes on */                           \
+    LOCK(HT_LOCK_CTL_SESSION, "ctl session")  /* fs/ctl: session of one open .hitrain/ctl, over a command */       \
+    LOCK(HT_LOCK_ROOTS, "roots")              /* fs/ctl: one change of the set of model roots at a time */         \
+    LOCK(HT_LOCK_FEED, "feed")                /* fs/ctl: one open .hitrain/events */                               \
+    LOCK(HT_LOCK_TOPK, "sparse gradient")     /* optim: one open sparse gradient, over its flush */                \
+    LOCK(HT_LOCK_EVENT_NAMES, "event names")  /* fs/ctl: whether names and optimizer may be used to find a path */ \
+    LOCK(HT_LOCK_WORDS, "optimizer words")    /* fs/ctl: words that amend a model root's; readers and writers */   \
+    LOCK(HT_LOCK_TX, "transaction")           /* store: the transaction */                                         \
+    LOCK(HT_LOCK_NAMES, "names")              /* fs/ns: names and inodes; readers and writers */                   \
+    LOCK(HT_LOCK_PARKED, "parked")            /* fs/fuse: requests that wait for an update */                      \
+    LOCK(HT_LOCK_OPTIM, "optimizer")          /* optim: roots, parameters, ranges */                               \
+    LOCK(HT_LOCK_SUPER, "superblock")         /* store: the superblock, over its writing */                        \
+    LOCK(HT_LOCK_STORE, "store")              /* store: objects, chunks, space */                                  \
+    LOCK(HT_LOCK_JOURNAL, "journal")          /* journal */                                                        \
+    LOCK(HT_LOCK_STAGING, "staging")          /* cache: free staging buffers */                                    \
+    LOCK(HT_LOCK_SCRUB, "scrub")              /* engine: figures of the scrub, and its end */                      \
+    LOCK(HT_LOCK_ENGINE, "engine")            /* engine: when the rows of a lane are due */                        \
+    LOCK(HT_LOCK_CTL, "hidden files")         /* fs/ctl: open hidden files, the last error of each file */         \
+    LOCK(HT_LOCK_JOBS, "jobs")                /* fs/fuse: requests for threads that may wait */                    \
+    LOCK(HT_LOCK_WORKERS, "workers")          /* fs/fuse: threads that take requests */                            \
+    LOCK(HT_LOCK_PASSTHROUGH, "passthrough")  /* fs/fuse: files whose pages the kernel has */                      \
+    LOCK(HT_LOCK_OPENS, "opens")              /* fs/fuse: open files and directories */                            \
+    LOCK(HT_LOCK_ATIME, "access times")       /* fs/fuse: the mount's options for access times */                  \
+    LOCK(HT_LOCK_RINGS, "rings")              /* io: which ring is whose */                                        \
+    LOCK(HT_LOCK_IO_PROBE, "ring probe")      /* io: the kernel's abilities, while they are probed */              \
+    LOCK(HT_LOCK_DEV_FLUSH, "device flush")   /* io: the flush of a device that is in flight */                    \
+    LOCK(HT_LOCK_DEV_FLIGHT, "device flight") /* io: requests in flight on a device */                             \
+    LOCK(HT_LOCK_DEV_RAM, "memory device")    /* io: bytes of a device in memory */                                \
+    LOCK(HT_LOCK_EVENT_SINK, "event sink")    /* base: the receiver of events, over its call */                    \
+    LOCK(HT_LOCK_EVENT_LOG, "event log")      /* fs/ctl: the last events */                                        \
+    LOCK(HT_LOCK_FAULTS, "fault points")      /* base: armed fault points */
+
+#define HT_LOCK_RANK(rank, name) rank,
+/* 0 is no rank. */
+enum ht_lock_rank { HT_LOCK_UNRANKED, HT_LOCKS(HT_LOCK_RANK) HT_LOCK_RANKS };
+#undef HT_LOCK_RANK
 
 #endif

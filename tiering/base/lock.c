@@ -65,40 +65,9 @@ int ht_rwlock_writer(const struct ht_rwlock *l)
 #include <stdio.h>
 #include <stdlib.h>
 
-static const char *const names[HT_LOCK_RANKS] = {
-    [HT_LOCK_SIGNALS] = "signals",
-    [HT_LOCK_PROGRESS] = "progress",
-    [HT_LOCK_CTL_SESSION] = "ctl session",
-    [HT_LOCK_ROOTS] = "roots",
-    [HT_LOCK_FEED] = "feed",
-    [HT_LOCK_TOPK] = "sparse gradient",
-    [HT_LOCK_EVENT_NAMES] = "event names",
-    [HT_LOCK_WORDS] = "optimizer words",
-    [HT_LOCK_TX] = "transaction",
-    [HT_LOCK_NAMES] = "names",
-    [HT_LOCK_PARKED] = "parked",
-    [HT_LOCK_OPTIM] = "optimizer",
-    [HT_LOCK_SUPER] = "superblock",
-    [HT_LOCK_STORE] = "store",
-    [HT_LOCK_JOURNAL] = "journal",
-    [HT_LOCK_STAGING] = "staging",
-    [HT_LOCK_SCRUB] = "scrub",
-    [HT_LOCK_ENGINE] = "engine",
-    [HT_LOCK_CTL] = "hidden files",
-    [HT_LOCK_JOBS] = "jobs",
-    [HT_LOCK_WORKERS] = "workers",
-    [HT_LOCK_PASSTHROUGH] = "passthrough",
-    [HT_LOCK_OPENS] = "opens",
-    [HT_LOCK_ATIME] = "access times",
-    [HT_LOCK_RINGS] = "rings",
-    [HT_LOCK_IO_PROBE] = "ring probe",
-    [HT_LOCK_DEV_FLUSH] = "device flush",
-    [HT_LOCK_DEV_FLIGHT] = "device flight",
-    [HT_LOCK_DEV_RAM] = "memory device",
-    [HT_LOCK_EVENT_SINK] = "event sink",
-    [HT_LOCK_EVENT_LOG] = "event log",
-    [HT_LOCK_FAULTS] = "fault points",
-};
+#define NAME_OF(rank, name) [rank] = name,
+static const char *const names[HT_LOCK_RANKS] = {HT_LOCKS(NAME_OF)};
+#undef NAME_OF
 
 /* No more than one of each rank. */
 static _Thread_local struct {
