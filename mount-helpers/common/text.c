@@ -4,6 +4,8 @@
 
 #include <hitrain/version.h>
 
+#include "tiering/base/log.h"
+
 enum { RING = 8 };
 
 static char *next_buf(void)
@@ -62,3 +64,16 @@ void ht_print_version(const char *program)
 {
     printf("%s (hitrain) %s\n", program, HT_VERSION);
 }
+
+void ht_print_usage_error(const char *why, const char *help_command)
+{
+    if (why)
+        ht_error("%s", why);
+    fprintf(stderr, "Try '%s'.\n", help_command);
+}
+
+const struct option ht_help_and_version[] = {
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'V'},
+    {NULL, 0, NULL, 0},
+};

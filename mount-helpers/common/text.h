@@ -3,6 +3,7 @@
 #ifndef HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
 #define HITRAIN_MOUNT_HELPERS_COMMON_TEXT_H
 
+#include <getopt.h>
 #include <stdio.h>
 #include "tiering/base/base.h"
 
@@ -21,5 +22,9 @@ const char *ht_plural(uint64_t count, const char *word);
 void ht_put_printable(const char *text, FILE *to);
 /* Prints "PROGRAM (hitrain) VERSION". */
 void ht_print_version(const char *program);
+/* Says why a command line is wrong (NULL: getopt has said it), and which command explains the program. */
+void ht_print_usage_error(const char *why, const char *help_command);
+/* For getopt_long: --help as -h, and --version as -V. */
+extern const struct option ht_help_and_version[];
 
 #endif

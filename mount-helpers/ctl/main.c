@@ -85,7 +85,7 @@ static int usage_error(const char *why, const char *what)
 {
     if (why)
         ht_error("%s%s", why, what);
-    fputs("Try 'hitrainctl --help'.\n", stderr);
+    ht_print_usage_error(NULL, "hitrainctl --help");
     return HT_CMD_USAGE;
 }
 

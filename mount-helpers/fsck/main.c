@@ -77,9 +77,7 @@ static bool parse_flag(int c, struct ht_fsck_options *o)
 
 static int usage_error(const char *why)
 {
-    if (why)
-        ht_error("%s", why);
-    fputs("Try 'hitrain-fsck --help'.\n", stderr);
+    ht_print_usage_error(why, "hitrain-fsck --help");
     return HT_FSCK_USAGE;
 }
 

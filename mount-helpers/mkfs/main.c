@@ -148,13 +148,13 @@ static int parse(int argc, char **argv, struct ht_mkfs_options *o)
             return EXIT_SUCCESS;
         }
         if (parse_word(c, o) < 0) {
-            fputs("Try 'mkfs.hitrain --help'.\n", stderr);
+            ht_print_usage_error(NULL, "mkfs.hitrain --help");
             return EXIT_FAILURE;
         }
     }
     if (optind == argc || argc - optind > (int)HT_DEVICES_MAX) {
         ht_error("expected 1 to %u devices", HT_DEVICES_MAX);
-        fputs("Try 'mkfs.hitrain --help'.\n", stderr);
+        ht_print_usage_error(NULL, "mkfs.hitrain --help");
         return EXIT_FAILURE;
     }
     return -1;

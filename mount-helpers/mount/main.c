@@ -154,25 +154,20 @@ static int add_options(struct request *r, const char *text)
 
 /* ------------------------------------------------------------- command line */
 
+/* why as in ht_print_usage_error. */
 static int usage_error(const char *why)
 {
-    ht_error("%s", why);
-    fputs("Try 'mount.hitrain -h'.\n", stderr);
+    ht_print_usage_error(why, "mount.hitrain -h");
     return EXIT_USAGE;
 }
 
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct request *r, const char *opts[], size_t *out_opts)
 {
-    static const struct option words[] = {
-        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0},
-    };
     int c;
 
     *out_opts = 0;
-    while ((c = getopt_long(argc, argv, "fnsvhVo:N:t:", words, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "fnsvhVo:N:t:", ht_help_and_version, NULL)) != -1) {
         switch (c) {
         case 'o':
             opts[(*out_opts)++] = optarg;
@@ -197,8 +192,7 @@ static int parse(int argc, char **argv, struct request *r, const char *opts[], s
             ht_print_version("mount.hitrain");
             return EXIT_SUCCESS;
         default:
-            fputs("Try 'mount.hitrain -h'.\n", stderr);
-            return EXIT_USAGE;
+            return usage_error(NULL);
         }
     }
     if (argc - optind != 2)

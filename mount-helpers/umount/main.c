@@ -154,10 +154,10 @@ static void wait_for_end(const struct daemon *d)
 
 /* ------------------------------------------------------------- command line */
 
+/* why as in ht_print_usage_error. */
 static int usage_error(const char *why)
 {
-    ht_error("%s", why);
-    fputs("Try 'umount.hitrain -h'.\n", stderr);
+    ht_print_usage_error(why, "umount.hitrain -h");
     return EXIT_USAGE;
 }
 
@@ -170,14 +170,9 @@ static void add_flag(struct request *r, const char *flag)
 /* -1: go on; else the exit status. */
 static int parse(int argc, char **argv, struct request *r)
 {
-    static const struct option words[] = {
-        {"help", no_argument, NULL, 'h'},
-        {"version", no_argument, NULL, 'V'},
-        {NULL, 0, NULL, 0},
-    };
     int c;
 
-    while ((c = getopt_long(argc, argv, "flnrvhVN:t:", words, NULL)) != -1) {
+    while ((c = getopt_long(argc, argv, "flnrvhVN:t:", ht_help_and_version, NULL)) != -1) {
         switch (c) {
         case 'f':
         case 'l':
@@ -206,8 +201,7 @@ static int parse(int argc, char **argv, struct request *r)
             ht_print_version("umount.hitrain");
             return EXIT_SUCCESS;
         default:
-            fputs("Try 'umount.hitrain -h'.\n", stderr);
-            return EXIT_USAGE;
+            return usage_error(NULL);
         }
     }
     if (argc - optind != 1)
