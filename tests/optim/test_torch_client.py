@@ -2,7 +2,6 @@
 """The PyTorch client against a mounted store: same numbers as torch.optim.AdamW, few bytes, clear errors, no lost step."""
 import errno
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -10,35 +9,16 @@ import time
 
 import pytest
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
-import torch  # noqa: E402
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / 'optim/torch'))
-
-from demo_store import mounted  # noqa: E402
-import hitrain_torch  # noqa: E402
-from hitrain_torch import HitrainAdamW  # noqa: E402
+from trainer import LR, SECONDS_MAX, TOP, random_parameters, root, store  # first: it makes the client importable
+import torch
+import hitrain_torch
+from hitrain_torch import HitrainAdamW
 
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
-LR = 1e-2
-SECONDS_MAX = 120
-
-
-@pytest.fixture
-def store():
-    with mounted('torch-client') as s:
-        yield s
-
-
-@pytest.fixture
-def root(store):
-    return store.mountpoint / 'model'
 
 
 def parameters(seed=0, dtype=torch.float32):
-    random = torch.Generator().manual_seed(seed)
-    return {n: torch.nn.Parameter(torch.randn(shape, generator=random).to(dtype)) for n, shape in SHAPES.items()}
+    return random_parameters(SHAPES, seed, dtype)
 
 
 def give_gradients(params, step, dtype=None):

@@ -2,40 +2,19 @@
 """Gradients that do not come whole and at once: in several passes, sparse, from several processes; and parameters read ahead."""
 import multiprocessing
 import os
-import pathlib
-import sys
 
 import pytest
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
-import torch  # noqa: E402
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / 'optim/torch'))
-
-from demo_store import mounted  # noqa: E402
-from hitrain_topk import ErrorFeedback  # noqa: E402
-from hitrain_torch import HitrainAdamW, HitrainSGD, Shard  # noqa: E402
+from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
+import torch
+from hitrain_topk import ErrorFeedback
+from hitrain_torch import HitrainAdamW, HitrainSGD, Shard
 
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
-LR = 1e-2
-SECONDS_MAX = 120
-
-
-@pytest.fixture
-def store():
-    with mounted('torch-gradients') as s:
-        yield s
-
-
-@pytest.fixture
-def root(store):
-    return store.mountpoint / 'model'
 
 
 def parameters(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    return {n: torch.nn.Parameter(torch.randn(shape, generator=random)) for n, shape in SHAPES.items()}
+    return random_parameters(SHAPES, seed)
 
 
 def loss_of(params, x):
@@ -45,14 +24,6 @@ def loss_of(params, x):
 
 def batch(step, k):
     return torch.randn(8, 300, generator=torch.Generator().manual_seed(100 * step + k))
-
-
-def equal(left, right):
-    return all(torch.equal(left[n], right[n]) for n in left)
-
-
-def close(left, right):
-    return all((left[n] - right[n]).abs().max() <= 1e-3 * LR for n in left)
 
 
 # ---------------------------------------------------------------- accumulation

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import multiprocessing
 import os
-import pathlib
 import pickle
 import resource
 import sys
@@ -12,36 +11,17 @@ import warnings
 
 import pytest
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
-import torch  # noqa: E402
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / 'optim/torch'))
-
-from demo_store import mounted  # noqa: E402
-import hitrain_files  # noqa: E402
-import hitrain_root  # noqa: E402
-from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD, Shard  # noqa: E402
+from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
+import torch
+import hitrain_files
+import hitrain_root
+from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD, Shard
 
 SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
-LR = 1e-2
-SECONDS_MAX = 120
-
-
-@pytest.fixture
-def store():
-    with mounted('torch-habits') as s:
-        yield s
-
-
-@pytest.fixture
-def root(store):
-    return store.mountpoint / 'model'
 
 
 def parameters(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    return {n: torch.nn.Parameter(torch.randn(shape, generator=random)) for n, shape in SHAPES.items()}
+    return random_parameters(SHAPES, seed)
 
 
 def give_gradients(params, step, scale=1.0):
@@ -57,14 +37,6 @@ def loss_of(params, step):
 
 def copies(params):
     return {n: p.detach().clone() for n, p in params.items()}
-
-
-def equal(left, right):
-    return all(torch.equal(left[n], right[n]) for n in left)
-
-
-def close(left, right):
-    return all((left[n] - right[n]).abs().max() <= 1e-3 * LR for n in left)
 
 
 def held(root, name):

@@ -2,9 +2,7 @@
 """Processes that train one model together: a rank that fails, leaves, dies or does other things than the rest, at every point."""
 import multiprocessing
 import os
-import pathlib
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -12,19 +10,13 @@ import warnings
 
 import pytest
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
+from trainer import SECONDS_MAX, random_parameters, store  # first: it makes the client importable
+import torch
+import torch.distributed as dist
+import hitrain_ranks
+from hitrain_ranks import RankFailed, Ranks, Shard
+from hitrain_torch import HitrainSGD
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / 'optim/torch'))
-
-from demo_store import mounted  # noqa: E402
-import hitrain_ranks  # noqa: E402
-from hitrain_ranks import RankFailed, Ranks, Shard  # noqa: E402
-from hitrain_torch import HitrainSGD  # noqa: E402
-
-SECONDS_MAX = 120
 WORLD = 3
 
 
@@ -177,8 +169,7 @@ SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,)}
 
 
 def parameters(seed=0):
-    random = torch.Generator().manual_seed(seed)
-    return {n: torch.nn.Parameter(torch.randn(shape, generator=random)) for n, shape in SHAPES.items()}
+    return random_parameters(SHAPES, seed)
 
 
 def give_gradients(params, step):
@@ -446,9 +437,8 @@ def work(rank, base, parts, meeting, results):
 
 
 @pytest.fixture
-def base():
-    with mounted('torch-ranks') as s:
-        yield s.mountpoint
+def base(store):
+    return store.mountpoint
 
 
 def run_parts(base, parts, dies=()):

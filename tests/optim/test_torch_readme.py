@@ -2,32 +2,23 @@
 """The examples in README.md and docs/pytorch.md run as they stand: alone, and in processes that share one model."""
 import multiprocessing
 import os
-import pathlib
 import re
-import sys
 
 import pytest
 
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-
-TOP = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(TOP / 'optim/torch'))
-
-from demo_store import mounted  # noqa: E402
+from trainer import SECONDS_MAX, TOP, store  # first: it makes the client importable
+import torch
+import torch.distributed as dist
 
 ALONE, SHARED = (re.search(r'^```python\n(.*?)^```', (TOP / name).read_text(), re.M | re.S).group(1)
                  for name in ('README.md', 'docs/pytorch.md'))
 LR = 3e-4  # as there
 STEPS = 3
-SECONDS_MAX = 120
 
 
 @pytest.fixture
-def folder():
-    with mounted('torch-readme') as s:
-        yield s.mountpoint
+def folder(store):
+    return store.mountpoint
 
 
 def make_model():

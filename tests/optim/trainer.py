@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the PyTorch client begin with: torch, the client's folder, and a mounted store. Import it before torch."""
+import os
+import pathlib
+import sys
+
+import pytest
+
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')  # the store's threads want the processors, too
+import torch  # noqa: E402
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(TOP / 'optim/torch'))
+
+from demo_store import mounted  # noqa: E402
+
+SECONDS_MAX = 120
+LR = 1e-2
+
+
+@pytest.fixture
+def store(request):
+    name = request.module.__name__.removeprefix('test_').replace('_', '-')  # test_torch_client: torch-client
+    with mounted(name) as s:
+        yield s
+
+
+@pytest.fixture
+def root(store):
+    return store.mountpoint / 'model'
+
+
+def random_parameters(shapes, seed=0, dtype=torch.float32):
+    """The same values for the same seed, in the order of shapes."""
+    random = torch.Generator().manual_seed(seed)
+    return {n: torch.nn.Parameter(torch.randn(shape, generator=random).to(dtype)) for n, shape in shapes.items()}
+
+
+def equal(left, right):
+    return all(torch.equal(left[n], right[n]) for n in left)
+
+
+def close(left, right):
+    return all((left[n] - right[n]).abs().max() <= 1e-3 * LR for n in left)
