@@ -83,7 +83,7 @@ void ht_opt_param_put_objects(struct ht_param *p)
     ht_opt_put_state(p);
 }
 
-void ht_opt_param_settle(struct ht_param *p)
+void ht_opt_param_reclaim(struct ht_param *p)
 {
     if (!p->gone || p->pending)
         return;
@@ -133,7 +133,7 @@ void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx)
         ht_opt_state_not_deleted(p);
     ht_opt_state_delete(p, tx);
     /* The content is freed with the last reference; while an update is running, at its end. */
-    ht_opt_param_settle(p);
+    ht_opt_param_reclaim(p);
     ht_opt_take_waiters(p, &chain);
     ht_opt_wake_later(p->o, chain);
     notify_changed(p->o);

@@ -96,7 +96,7 @@ void ht_opt_param_put(struct ht_param *p) HT_EXCLUDES(HT_LOCK_OPTIM);
 void ht_opt_param_free(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM); /* no references, drops objects */
 void ht_opt_param_put_objects(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases everything of a parameter that is gone, unless an update is running. */
-void ht_opt_param_settle(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_param_reclaim(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction: its file or its root goes. So do its state, its queue and its waiters. */
 void ht_opt_param_bury(struct ht_param *p, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Inside a transaction, no references left: free a parameter that is gone and not in the log any more. */

@@ -51,7 +51,7 @@ static void reload(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!p->gone && ht_opt_param_file(p) == HT_OPTIM_FILE_DELETED)
         p->gone = true;
     if (p->gone) {
-        ht_opt_param_settle(p);
+        ht_opt_param_reclaim(p);
         return;
     }
     uint64_t bytes = p->cur.exists ? p->cur.elements * ht_kernel_dtype_bytes(p->cur.dtype) : 0;

@@ -438,7 +438,7 @@ static void end(struct job *j, uint64_t ns)
     ht_opt_wake(chain);
     lock(o);
     root->running--;
-    ht_opt_param_settle(p);
+    ht_opt_param_reclaim(p);
     p->refs--;
     j->range = NULL;
     notify_changed(o);

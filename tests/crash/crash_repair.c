@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "tests/support/mending.h"
+#include "tests/support/fsck_scenario.h"
 #include "tests/support/recorder.h"
 #include "tests/support/u64_set.h"
 #include "tests/support/states.h"
@@ -34,16 +34,16 @@ static bool visit(void *ctx, enum state_kind kind)
     c->states++;
     if (!u64_set_add(&c->images, walk_hash(&c->w)))
         return true;
-    status = mending_fsck(HT_FSCK_YES, false);
+    status = fsck_scenario_fsck(HT_FSCK_YES, false);
     ck_assert_msg(status == HT_FSCK_CLEAN || status == HT_FSCK_CORRECTED, "%s, state %llu (%s): exit %d\n%s",
-                  c->d->name, (unsigned long long)c->states, state_names[kind], status, mending_text);
-    status = mending_fsck(HT_FSCK_YES, false);
+                  c->d->name, (unsigned long long)c->states, state_names[kind], status, fsck_scenario_text);
+    status = fsck_scenario_fsck(HT_FSCK_YES, false);
     ck_assert_msg(status == HT_FSCK_CLEAN, "%s, state %llu (%s), second run: exit %d\n%s", c->d->name,
-                  (unsigned long long)c->states, state_names[kind], status, mending_text);
-    kept = mending_count(&mending_stores[0], &errors);
+                  (unsigned long long)c->states, state_names[kind], status, fsck_scenario_text);
+    kept = fsck_scenario_count(&fsck_scenario_stores[0], &errors);
     ck_assert_msg(kept >= c->kept, "%s, state %llu (%s): %zu kept of %zu", c->d->name, (unsigned long long)c->states,
                   state_names[kind], kept, c->kept);
-    harness_close(&mending, false);
+    harness_close(&fsck_scenario, false);
     return true;
 }
 
@@ -60,16 +60,16 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     c->d = d;
     c->rnd = setting("HITRAIN_SEED", 1);
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-    mending_begin(1);
-    damage_do(d, &mending, &mending_stores[0].ids);
-    memcpy(base, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
-    ck_assert_int_eq(recorder_start(mending.dev[0], path), 0);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
-    ck_assert_int_eq(recorder_stop(mending.dev[0]), 0);
-    c->kept = mending_count(&mending_stores[0], &errors);
-    harness_close(&mending, false);
+    fsck_scenario_begin(1);
+    damage_do(d, &fsck_scenario, &fsck_scenario_stores[0].ids);
+    memcpy(base, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(recorder_start(fsck_scenario.dev[0], path), 0);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
+    ck_assert_int_eq(recorder_stop(fsck_scenario.dev[0]), 0);
+    c->kept = fsck_scenario_count(&fsck_scenario_stores[0], &errors);
+    harness_close(&fsck_scenario, false);
     recording_load(&rec, path);
-    walk_begin(&c->w, &rec, base, mending.dev, 1);
+    walk_begin(&c->w, &rec, base, fsck_scenario.dev, 1);
     do {
         walk_to(&c->w, walk_next_flush(&c->w));
         walk_each(&c->w, getenv("HITRAIN_LONG") != NULL, &c->rnd, visit, c);
@@ -79,7 +79,7 @@ static void cut_repair(const struct damage *d, uint64_t *out_states, uint64_t *o
     *out_images += c->images.count;
     *out_flushes += recording_flushes(&rec);
     recording_free(&rec);
-    harness_free(&mending);
+    harness_free(&fsck_scenario);
     close(fd);
     free(base);
     u64_set_free(&c->images);
@@ -91,7 +91,7 @@ START_TEST(a_repair_that_is_cut_short_is_completed_by_the_next)
     uint64_t states = 0, images = 0, flushes = 0;
     unsigned repairs = 0;
 
-    mending_setup();
+    fsck_scenario_setup();
     for (unsigned i = 0; i < damage_count; i++) {
         const struct damage *d = &damages[i];
         if (d->stays || d->reading_fails || d->devices > 1 || strcmp(d->name, "NS-LINKS") == 0)

@@ -15,7 +15,7 @@
 
 enum { TURNS_MAX = 64 };
 
-struct mending {
+struct cross_repair {
     struct ht_log_scanner scanner;
     struct ht_log_copy copy[HT_LOG_COPIES];
     struct ht_log_scan scan[HT_LOG_COPIES];
@@ -25,7 +25,7 @@ struct mending {
 };
 
 /* The frame that the bad copy has in this place: 1: the same; 0: none; -EEXIST: another one. */
-static int compare(struct mending *m, const struct ht_frame *f)
+static int compare(struct cross_repair *m, const struct ht_frame *f)
 {
     uint64_t bytes = ht_frame_bytes(f->payload_len);
     struct ht_frame there;
@@ -42,7 +42,7 @@ static int compare(struct mending *m, const struct ht_frame *f)
 
 static int repair_frame(void *ctx, const struct ht_frame *f, const uint8_t *payload)
 {
-    struct mending *m = ctx;
+    struct cross_repair *m = ctx;
     int rc = f->seq <= m->scan[m->bad].last_seq ? 1 : compare(m, f);
 
     if (rc == 0)
@@ -53,7 +53,7 @@ static int repair_frame(void *ctx, const struct ht_frame *f, const uint8_t *payl
     return rc;
 }
 
-static int walk(struct mending *m, unsigned i, ht_frame_fn fn)
+static int walk(struct cross_repair *m, unsigned i, ht_frame_fn fn)
 {
     free(m->scan[i].links);
     m->scan[i].links = NULL;
@@ -61,14 +61,14 @@ static int walk(struct mending *m, unsigned i, ht_frame_fn fn)
 }
 
 /* One turn: copies frames of copy !bad that copy bad lacks. */
-static int turn(struct mending *m)
+static int turn(struct cross_repair *m)
 {
     int rc = walk(m, !m->bad, repair_frame);
 
     return rc ? rc : walk(m, m->bad, NULL);
 }
 
-static int cross_repair(struct mending *m)
+static int cross_repair(struct cross_repair *m)
 {
     int rc = walk(m, 0, NULL);
 
@@ -86,7 +86,7 @@ static int cross_repair(struct mending *m)
 
 int ht_journal_cross_repair(const struct ht_journal_config *config, unsigned *out_frames)
 {
-    struct mending m = {.scanner = {.config = config}};
+    struct cross_repair m = {.scanner = {.config = config}};
     int rc = 0;
 
     *out_frames = 0;

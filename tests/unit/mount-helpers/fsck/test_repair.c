@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "tests/support/dev.h"
-#include "tests/support/mending.h"
+#include "tests/support/fsck_scenario.h"
 #include "tests/support/states.h"
 #include "tests/support/suite.h"
 
@@ -21,27 +21,28 @@ enum { PAIRS = 60, PAIRS_LONG = 1500, LOGS = 60, LOGS_LONG = 3000, READS_MAX = 2
 
 static void compare_text(const char *name, unsigned run)
 {
-    static char expected[MENDING_TEXT_MAX];
+    static char expected[FSCK_SCENARIO_TEXT_MAX];
     char path[256];
     FILE *file;
 
     snprintf(path, sizeof(path), "tests/fsck/%s.%u", name, run);
     if (getenv("HITRAIN_REGENERATE")) {
         file = fopen(path, "w");
-        ck_assert_msg(file && fputs(mending_text, file) >= 0 && fclose(file) == 0, "%s cannot be written", path);
+        ck_assert_msg(file && fputs(fsck_scenario_text, file) >= 0 && fclose(file) == 0, "%s cannot be written", path);
         return;
     }
     file = fopen(path, "r");
     ck_assert_msg(file, "%s is missing", path);
-    expected[fread(expected, 1, MENDING_TEXT_MAX - 1, file)] = '\0';
+    expected[fread(expected, 1, FSCK_SCENARIO_TEXT_MAX - 1, file)] = '\0';
     fclose(file);
-    ck_assert_msg(strcmp(mending_text, expected) == 0, "%s:\n%s--- instead of\n%s", path, mending_text, expected);
+    ck_assert_msg(strcmp(fsck_scenario_text, expected) == 0, "%s:\n%s--- instead of\n%s", path, fsck_scenario_text,
+                  expected);
 }
 
 static void add_line(const char *fmt, size_t a, size_t b, size_t c)
 {
-    mending_text_len +=
-        (size_t)snprintf(mending_text + mending_text_len, MENDING_TEXT_MAX - mending_text_len, fmt, a, b, c);
+    fsck_scenario_text_len += (size_t)snprintf(fsck_scenario_text + fsck_scenario_text_len,
+                                               FSCK_SCENARIO_TEXT_MAX - fsck_scenario_text_len, fmt, a, b, c);
 }
 
 static bool tells(const struct damage *d)
@@ -53,39 +54,39 @@ static bool tells(const struct damage *d)
     while (d->name[len] != '\0' && !(d->name[len] == '-' && d->name[len + 1] >= 'a'))
         len++;
     snprintf(code, sizeof(code), "%.*s: ", (int)len, d->name);
-    return strncmp(mending_text, code, strlen(code)) == 0 || strstr(mending_text, code);
+    return strncmp(fsck_scenario_text, code, strlen(code)) == 0 || strstr(fsck_scenario_text, code);
 }
 
 /* ------------------------------------------------------------------ one damage */
 
-static const struct mending_store *fixture_of(const struct damage *d)
+static const struct fsck_scenario_store *fixture_of(const struct damage *d)
 {
-    return &mending_stores[d->devices == 2 ? 1 : 0];
+    return &fsck_scenario_stores[d->devices == 2 ? 1 : 0];
 }
 
 static void do_damage(const char *name)
 {
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, name) == 0)
-            damage_do(&damages[i], &mending, &mending_stores[0].ids);
+            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
 }
 
 static void make_damage(const struct damage *d)
 {
-    mending_begin(d->devices == 2 ? 2 : 1);
-    damage_do(d, &mending, &fixture_of(d)->ids);
+    fsck_scenario_begin(d->devices == 2 ? 2 : 1);
+    damage_do(d, &fsck_scenario, &fixture_of(d)->ids);
 }
 
 /* Reading fails from the n-th request on, for the first n with which that is the problem found. */
 static int run_with_failing_reads(const struct damage *d)
 {
     for (unsigned n = 1; n < READS_MAX; n++) {
-        dev_fail(mending.dev[mending.dev_count - 1], HT_IO_READ, n, true);
-        int status = mending_fsck(HT_FSCK_YES, false);
+        dev_fail(fsck_scenario.dev[fsck_scenario.dev_count - 1], HT_IO_READ, n, true);
+        int status = fsck_scenario_fsck(HT_FSCK_YES, false);
 
-        if (tells(d) && strstr(mending_text, "1 problem, 1 repaired"))
+        if (tells(d) && strstr(fsck_scenario_text, "1 problem, 1 repaired"))
             return status;
-        harness_free(&mending);
+        harness_free(&fsck_scenario);
         make_damage(d);
     }
     ck_abort_msg("%s is never told", d->name);
@@ -94,31 +95,31 @@ static int run_with_failing_reads(const struct damage *d)
 
 static void check_damage(const struct damage *d)
 {
-    const struct mending_store *w = fixture_of(d);
+    const struct fsck_scenario_store *w = fixture_of(d);
     size_t kept, errors;
     int status;
 
     make_damage(d);
     if (!d->reading_fails) {
-        ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false) & HT_FSCK_LEFT, HT_FSCK_LEFT);
-        ck_assert_msg(tells(d), "%s is not told but\n%s", d->name, mending_text);
-        ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, true) & HT_FSCK_LEFT, HT_FSCK_LEFT);
+        ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false) & HT_FSCK_LEFT, HT_FSCK_LEFT);
+        ck_assert_msg(tells(d), "%s is not told but\n%s", d->name, fsck_scenario_text);
+        ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, true) & HT_FSCK_LEFT, HT_FSCK_LEFT);
     }
-    status = d->reading_fails ? run_with_failing_reads(d) : mending_fsck(HT_FSCK_YES, false);
+    status = d->reading_fails ? run_with_failing_reads(d) : fsck_scenario_fsck(HT_FSCK_YES, false);
     add_line("exit %zu\n", (size_t)status, 0, 0);
     compare_text(d->name, 1);
-    status = mending_fsck(HT_FSCK_YES, false);
+    status = fsck_scenario_fsck(HT_FSCK_YES, false);
     add_line("exit %zu\n", (size_t)status, 0, 0);
     if (!d->stays) {
-        ck_assert_msg(status == HT_FSCK_CLEAN, "%s, second run:\n%s", d->name, mending_text);
-        kept = mending_count(w, &errors);
+        ck_assert_msg(status == HT_FSCK_CLEAN, "%s, second run:\n%s", d->name, fsck_scenario_text);
+        kept = fsck_scenario_count(w, &errors);
         add_line("%zu of %zu things as they were, %zu cannot be read\n", kept, w->items.count, errors);
         compare_text(d->name, 2);
-        mending_go_on();
+        fsck_scenario_go_on();
     } else {
         compare_text(d->name, 2);
     }
-    harness_free(&mending);
+    harness_free(&fsck_scenario);
 }
 
 /* ------------------------------------------------------------------------ tests */
@@ -134,7 +135,7 @@ static const char manual[] = "mount-helpers/man/hitrain-fsck.8";
 /* And stands in the manual. */
 START_TEST(every_code_has_a_case)
 {
-    static char page[MENDING_TEXT_MAX];
+    static char page[FSCK_SCENARIO_TEXT_MAX];
     FILE *file = fopen(manual, "r");
 
     ck_assert_msg(file, "%s is missing", manual);
@@ -158,19 +159,19 @@ END_TEST
 
 START_TEST(json_says_of_each_problem_whether_it_was_repaired)
 {
-    mending_begin(1);
+    fsck_scenario_begin(1);
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, "SB-MAGIC") == 0 || strcmp(damages[i].name, "DATA-CSUM") == 0)
-            damage_do(&damages[i], &mending, &mending_stores[0].ids);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, true), HT_FSCK_CORRECTED | HT_FSCK_LEFT);
-    ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": false"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": true"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "\"repaired\": 1"));
-    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, true), HT_FSCK_CORRECTED);
-    ck_assert_ptr_null(strstr(mending_text, "\"repaired\": false"));
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, true), HT_FSCK_CLEAN);
-    ck_assert_ptr_nonnull(strstr(mending_text, "\"lost_chunks\": 1"));
-    harness_free(&mending);
+            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, true), HT_FSCK_CORRECTED | HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"repaired\": false"));
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"repaired\": true"));
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"repaired\": 1"));
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, true), HT_FSCK_CORRECTED);
+    ck_assert_ptr_null(strstr(fsck_scenario_text, "\"repaired\": false"));
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, true), HT_FSCK_CLEAN);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "\"lost_chunks\": 1"));
+    harness_free(&fsck_scenario);
 }
 END_TEST
 
@@ -215,41 +216,41 @@ END_TEST
  */
 START_TEST(checking_and_preening_agree_on_a_log_that_is_whole_in_two_halves)
 {
-    mending_begin(1);
+    fsck_scenario_begin(1);
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, "LOG-FRAME-each") == 0)
-            damage_do(&damages[i], &mending, &mending_stores[0].ids);
+            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
     uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
-    ck_assert_ptr_null(strstr(mending_text, "LOG-ALL"));
+    memcpy(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_null(strstr(fsck_scenario_text, "LOG-ALL"));
     ck_assert_ptr_nonnull(
-        strstr(mending_text, "LOG-FRAME: both copies of the log are damaged, but not in the same places"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "1 problem"));
-    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES), 0);
+        strstr(fsck_scenario_text, "LOG-FRAME: both copies of the log are damaged, but not in the same places"));
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "1 problem"));
+    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES), 0);
     free(before);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_CORRECTED);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
-    harness_free(&mending);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_CORRECTED);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
+    harness_free(&fsck_scenario);
 }
 END_TEST
 
 /* A device may return the right bytes the next time. */
 START_TEST(preening_keeps_what_reads_wrong_today)
 {
-    mending_begin(1);
-    uint8_t *ram = ht_dev_ram_data(mending.dev[0]), *right = malloc(SAMPLE_DEVICE_BYTES);
+    fsck_scenario_begin(1);
+    uint8_t *ram = ht_dev_ram_data(fsck_scenario.dev[0]), *right = malloc(SAMPLE_DEVICE_BYTES);
     memcpy(right, ram, SAMPLE_DEVICE_BYTES);
     for (unsigned i = 0; i < damage_count; i++)
         if (strcmp(damages[i].name, "DATA-CSUM") == 0)
-            damage_do(&damages[i], &mending, &mending_stores[0].ids);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
-    ck_assert_ptr_nonnull(strstr(mending_text, "left: only -y would mark the chunk lost"));
+            damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left: only -y would mark the chunk lost"));
     memcpy(ram, right, SAMPLE_DEVICE_BYTES);
     free(right);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
-    ck_assert_ptr_null(strstr(mending_text, "lost"));
-    harness_free(&mending);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
+    ck_assert_ptr_null(strstr(fsck_scenario_text, "lost"));
+    harness_free(&fsck_scenario);
 }
 END_TEST
 
@@ -258,21 +259,21 @@ START_TEST(what_needs_a_decision_is_left_by_preening)
 {
     static const char *const names[] = {"LOG-RECORD", "REF-RANGE"};
 
-    mending_begin(1);
+    fsck_scenario_begin(1);
     for (unsigned n = 0; n < HT_ARRAY_SIZE(names); n++)
         for (unsigned i = 0; i < damage_count; i++)
             if (strcmp(damages[i].name, names[n]) == 0)
-                damage_do(&damages[i], &mending, &mending_stores[0].ids);
+                damage_do(&damages[i], &fsck_scenario, &fsck_scenario_stores[0].ids);
     uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
-    ck_assert_ptr_nonnull(strstr(mending_text, "left: only -y would leave them out"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "left, because of the problems left above: mark the chunk lost"));
-    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES), 0);
+    memcpy(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_PREEN, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left: only -y would leave them out"));
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left, because of the problems left above: mark the chunk lost"));
+    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES), 0);
     free(before);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_YES, false), HT_FSCK_CLEAN);
-    harness_free(&mending);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, false), HT_FSCK_CORRECTED);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_YES, false), HT_FSCK_CLEAN);
+    harness_free(&fsck_scenario);
 }
 END_TEST
 
@@ -281,40 +282,40 @@ START_TEST(a_store_of_a_newer_version_is_checked_and_never_written)
 {
     static const char *const names[] = {"LOG-TYPE", "LOG-TYPE-names", "SB-FEATURE"};
 
-    mending_begin(1);
+    fsck_scenario_begin(1);
     do_damage("REF-RANGE");
     do_damage(names[_i]);
     if (_i == 2)
         do_damage("SB-CSUM");
     uint8_t *before = malloc(SAMPLE_DEVICE_BYTES);
-    memcpy(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES);
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
-    ck_assert_ptr_nonnull(strstr(mending_text, _i == 2 ? "3 problems" : "2 problems"));
+    memcpy(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, _i == 2 ? "3 problems" : "2 problems"));
     for (enum ht_fsck_mode mode = HT_FSCK_PREEN; mode <= HT_FSCK_YES; mode++) {
-        ck_assert_int_eq(mending_fsck(mode, mode == HT_FSCK_PREEN), HT_FSCK_LEFT);
-        ck_assert_ptr_null(strstr(mending_text, "\"repaired\": true"));
+        ck_assert_int_eq(fsck_scenario_fsck(mode, mode == HT_FSCK_PREEN), HT_FSCK_LEFT);
+        ck_assert_ptr_null(strstr(fsck_scenario_text, "\"repaired\": true"));
     }
-    ck_assert_ptr_nonnull(strstr(mending_text, "left: first use the version of hitrain that wrote"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "left, because of the problems left above: mark the chunk lost"));
-    ck_assert_int_eq(harness_open(&mending, 1), -EPROTONOSUPPORT);
-    ck_assert_int_eq(harness_close(&mending, false), 0);
-    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(mending.dev[0]), SAMPLE_DEVICE_BYTES), 0);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left: first use the version of hitrain that wrote"));
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "left, because of the problems left above: mark the chunk lost"));
+    ck_assert_int_eq(harness_open(&fsck_scenario, 1), -EPROTONOSUPPORT);
+    ck_assert_int_eq(harness_close(&fsck_scenario, false), 0);
+    ck_assert_int_eq(memcmp(before, ht_dev_ram_data(fsck_scenario.dev[0]), SAMPLE_DEVICE_BYTES), 0);
     free(before);
-    harness_free(&mending);
+    harness_free(&fsck_scenario);
 }
 END_TEST
 
 /* What no file has may belong to what the program does not know. */
 START_TEST(content_is_no_orphan_beside_records_that_nothing_knows)
 {
-    mending_begin(1);
+    fsck_scenario_begin(1);
     do_damage("REF-ORPHAN");
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
-    ck_assert_ptr_nonnull(strstr(mending_text, "REF-ORPHAN"));
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "REF-ORPHAN"));
     do_damage("LOG-TYPE");
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
-    ck_assert_ptr_null(strstr(mending_text, "REF-ORPHAN"));
-    harness_free(&mending);
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_LEFT);
+    ck_assert_ptr_null(strstr(fsck_scenario_text, "REF-ORPHAN"));
+    harness_free(&fsck_scenario);
 }
 END_TEST
 
@@ -326,25 +327,25 @@ static size_t repair_an_overlap(uint64_t thief, struct ht_ref_place of, bool no_
     int status;
 
     of.checksum ^= 1;
-    mending_begin(1);
+    fsck_scenario_begin(1);
     damage_put_chunk(&records, thief, &of);
-    damage_append(&mending, &records);
+    damage_append(&fsck_scenario, &records);
     ht_buf_free(&records);
-    status = mending_fsck_with(&(struct ht_fsck_options){.mode = HT_FSCK_YES, .no_data = no_data});
-    ck_assert_msg(status == HT_FSCK_CORRECTED, "exit %d: %s", status, mending_text);
-    ck_assert_ptr_nonnull(strstr(mending_text, "REF-OVERLAP"));
-    ck_assert_ptr_nonnull(strstr(mending_text, "DATA-CSUM"));
-    ck_assert_int_eq(mending_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
-    kept = mending_count(&mending_stores[0], &errors);
-    mending_go_on();
-    harness_free(&mending);
+    status = fsck_scenario_fsck_with(&(struct ht_fsck_options){.mode = HT_FSCK_YES, .no_data = no_data});
+    ck_assert_msg(status == HT_FSCK_CORRECTED, "exit %d: %s", status, fsck_scenario_text);
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "REF-OVERLAP"));
+    ck_assert_ptr_nonnull(strstr(fsck_scenario_text, "DATA-CSUM"));
+    ck_assert_int_eq(fsck_scenario_fsck(HT_FSCK_CHECK, false), HT_FSCK_CLEAN);
+    kept = fsck_scenario_count(&fsck_scenario_stores[0], &errors);
+    fsck_scenario_go_on();
+    harness_free(&fsck_scenario);
     return kept;
 }
 
 /* Whichever of the two comes second: fsck keeps the sound one, also if it reads no other data. */
 START_TEST(of_two_that_share_space_the_sound_one_is_kept_with_no_data_too)
 {
-    const struct damage_ids *ids = &mending_stores[0].ids;
+    const struct damage_ids *ids = &fsck_scenario_stores[0].ids;
     const struct ht_ref_place of[] = {ids->of_small, ids->of_big, ids->of_sparse};
     const uint64_t owner[] = {ids->small, ids->big, ids->sparse}, thief[] = {ids->small, ids->big, ids->sparse, ids->w};
 
@@ -362,10 +363,10 @@ static void damage_both(const struct damage *a, const struct damage *b)
 {
     const struct damage *first = a->put ? a : b, *second = first == a ? b : a;
 
-    mending_begin(1);
-    damage_do(first, &mending, &mending_stores[0].ids);
+    fsck_scenario_begin(1);
+    damage_do(first, &fsck_scenario, &fsck_scenario_stores[0].ids);
     if (second != first)
-        damage_do(second, &mending, &mending_stores[0].ids);
+        damage_do(second, &fsck_scenario, &fsck_scenario_stores[0].ids);
 }
 
 static const struct damage *any_damage(uint64_t *rnd)
@@ -388,16 +389,17 @@ START_TEST(of_any_two_damages_nothing_is_left)
         const struct damage *a = any_damage(&rnd), *b = any_damage(&rnd);
         int status;
         damage_both(a, b);
-        status = mending_fsck(HT_FSCK_CHECK, false);
-        ck_assert_msg(status == HT_FSCK_LEFT, "%s and %s: exit %d\n%s", a->name, b->name, status, mending_text);
-        status = mending_fsck(HT_FSCK_YES, false);
-        ck_assert_msg(status == HT_FSCK_CORRECTED, "%s and %s: exit %d\n%s", a->name, b->name, status, mending_text);
-        status = mending_fsck(HT_FSCK_YES, false);
+        status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
+        ck_assert_msg(status == HT_FSCK_LEFT, "%s and %s: exit %d\n%s", a->name, b->name, status, fsck_scenario_text);
+        status = fsck_scenario_fsck(HT_FSCK_YES, false);
+        ck_assert_msg(status == HT_FSCK_CORRECTED, "%s and %s: exit %d\n%s", a->name, b->name, status,
+                      fsck_scenario_text);
+        status = fsck_scenario_fsck(HT_FSCK_YES, false);
         ck_assert_msg(status == HT_FSCK_CLEAN, "%s and %s, second run: exit %d\n%s", a->name, b->name, status,
-                      mending_text);
-        (void)mending_count(&mending_stores[0], &errors);
-        mending_go_on();
-        harness_free(&mending);
+                      fsck_scenario_text);
+        (void)fsck_scenario_count(&fsck_scenario_stores[0], &errors);
+        fsck_scenario_go_on();
+        harness_free(&fsck_scenario);
     }
 }
 END_TEST
@@ -416,21 +418,21 @@ START_TEST(of_any_records_nothing_is_left)
 
     for (unsigned i = 0; i < logs; i++) {
         int status;
-        mending_begin(1);
+        fsck_scenario_begin(1);
         ht_buf_reset(&records);
-        damage_random_records(&mending_stores[0].ids, &records, &rnd);
-        damage_append(&mending, &records);
-        status = mending_fsck(HT_FSCK_CHECK, false);
+        damage_random_records(&fsck_scenario_stores[0].ids, &records, &rnd);
+        damage_append(&fsck_scenario, &records);
+        status = fsck_scenario_fsck(HT_FSCK_CHECK, false);
         clean += status == HT_FSCK_CLEAN;
         if (status != HT_FSCK_CLEAN) {
-            status = mending_fsck(HT_FSCK_YES, false);
-            ck_assert_msg(status == HT_FSCK_CORRECTED, "log %u: exit %d\n%s", i, status, mending_text);
-            status = mending_fsck(HT_FSCK_YES, false);
+            status = fsck_scenario_fsck(HT_FSCK_YES, false);
+            ck_assert_msg(status == HT_FSCK_CORRECTED, "log %u: exit %d\n%s", i, status, fsck_scenario_text);
+            status = fsck_scenario_fsck(HT_FSCK_YES, false);
         }
-        ck_assert_msg(status == HT_FSCK_CLEAN, "log %u, second run: exit %d\n%s", i, status, mending_text);
-        (void)mending_count(&mending_stores[0], &errors);
-        mending_go_on();
-        harness_free(&mending);
+        ck_assert_msg(status == HT_FSCK_CLEAN, "log %u, second run: exit %d\n%s", i, status, fsck_scenario_text);
+        (void)fsck_scenario_count(&fsck_scenario_stores[0], &errors);
+        fsck_scenario_go_on();
+        harness_free(&fsck_scenario);
     }
     ht_buf_free(&records);
     printf("%u random logs, %u of them clean\n", logs, clean);
@@ -442,7 +444,7 @@ int main(void)
     Suite *s = suite_create("fsck repairs");
     TCase *t = tcase_create("repairs");
 
-    tcase_add_unchecked_fixture(t, mending_setup, NULL);
+    tcase_add_unchecked_fixture(t, fsck_scenario_setup, NULL);
     tcase_set_timeout(t, 600);
     tcase_add_loop_test(t, each_problem_is_told_and_repaired_and_then_there_is_none, 0, (int)damage_count);
     tcase_add_test(t, every_code_has_a_case);

@@ -665,7 +665,7 @@ START_TEST(device_errors_never_leave_half_a_step)
 }
 END_TEST
 
-START_TEST(a_truncate_in_mid_step_is_an_error_and_abort_mends_it)
+START_TEST(a_truncate_in_mid_step_is_an_error_and_abort_repairs_it)
 {
     two_params();
     step_all(&w);
@@ -944,7 +944,7 @@ int main(void)
     tcase_add_test(t, a_full_store_still_takes_steps);
     tcase_add_test(t, a_failed_update_can_only_be_aborted);
     tcase_add_test(t, device_errors_never_leave_half_a_step);
-    tcase_add_test(t, a_truncate_in_mid_step_is_an_error_and_abort_mends_it);
+    tcase_add_test(t, a_truncate_in_mid_step_is_an_error_and_abort_repairs_it);
     tcase_add_loop_test(t, reset_forgets_the_state_and_abort_remembers_it, 0, 2);
     tcase_add_test(t, a_reset_does_not_hide_a_step_that_is_not_durable);
     tcase_add_test(t, a_gradient_written_during_a_reset_is_there_or_not);
