@@ -252,6 +252,7 @@ test_flags = $(if $(filter tests/unit/faults/% $(failing_calls),$(1)),$(call wra
 layer_of = $(patsubst tests/unit/%/,%,$(dir $(1)))
 # Tests of these folders open a whole store, or a whole optimizer: they are linked with the layer that opens it.
 opened_by_tiering/object := tiering/store
+opened_by_tiering/txn := tiering/store
 opened_by_optim/gradient := optim/step
 linked_to = $(or $(opened_by_$(call layer_of,$(1))),$(call layer_of,$(1)))
 helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))
