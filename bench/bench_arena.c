@@ -90,15 +90,16 @@ static void clean_and_evict(uint32_t bytes)
 /* Of 16 images so many are dirty. */
 static const struct state {
     const char *name;
-    bool full;
+    bool full, used;
     unsigned dirty;
     request_fn request;
 } states[] = {
-    {"free", false, 0, find_free},
-    {"all clean", true, 0, evict_clean},
-    {"all dirty: no room", true, 16, find_none},
-    {"all dirty: the oldest is cleaned", true, 16, clean_and_evict},
-    {"15 of 16 dirty", true, 15, evict_clean},
+    {"free", false, false, 0, find_free},
+    {"all clean", true, false, 0, evict_clean},
+    {"all clean and used of late", true, true, 0, evict_clean},
+    {"all dirty: no room", true, false, 16, find_none},
+    {"all dirty: the oldest is cleaned", true, false, 16, clean_and_evict},
+    {"15 of 16 dirty", true, false, 15, evict_clean},
 };
 
 static void fill(const struct state *st, uint32_t bytes)
@@ -107,7 +108,7 @@ static void fill(const struct state *st, uint32_t bytes)
 
     for (uint64_t i = 0; st->full && (n = ht_arena_get(arena, bytes, 0, HT_NUMA_INDEX_ANY)) != HT_SLOT_NONE; i++) {
         ht_arena_attach(arena, n, &owner, images++, true);
-        ht_arena_image(arena, n)->referenced = false;
+        ht_arena_image(arena, n)->referenced = st->used;
         ht_arena_set_dirty(arena, n, i % 16 < st->dirty);
     }
 }

@@ -37,7 +37,7 @@ void ht_obj_put(struct ht_obj *obj);
  * the scope is committed or ends. The content is freed with the last reference. Never fails.
  */
 void ht_obj_delete(struct ht_obj *obj, struct ht_tx *tx);
-/* Allowed while the object has never held a byte; else -EBUSY. */
+/* Allowed while the object holds no byte, and did not when it was published; else -EBUSY. */
 int ht_obj_set_chunk_bytes(struct ht_obj *obj, uint32_t chunk_bytes) HT_MUST_CHECK;
 
 /*

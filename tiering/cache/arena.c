@@ -22,6 +22,7 @@
 #include "tiering/cache/arena_priv.h"
 
 enum { SUB_SHIFT = 16, SPARE_SHARE = 16, SPARE_MAX = 16 };
+enum { CHANCES = 16 }; /* images that one request passes because they were used; then it takes the next one */
 
 /* Numbers slots, each node's in proportion to its share; lists them in this order. */
 static void number_slots(struct ht_arena *a)
@@ -261,9 +262,13 @@ uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k)
 
     if (s->state == HT_SLOT_WHOLE)
         return k ? HT_SLOT_NONE : i * HT_SLOT_SUBS;
-    for (; k < HT_SLOT_SUBS && s->state == HT_SLOT_SPLIT; k++)
-        if (s->used & (1u << k))
-            return i * HT_SLOT_SUBS + k;
+    /* From the first piece on: k may lie inside of one. */
+    for (uint32_t at = 0, step; at < HT_SLOT_SUBS && s->state == HT_SLOT_SPLIT; at += step) {
+        bool there = s->used & (1u << at);
+        step = there ? a->image[i * HT_SLOT_SUBS + at].subs : 1;
+        if (there && at >= k)
+            return i * HT_SLOT_SUBS + at;
+    }
     return HT_SLOT_NONE;
 }
 
@@ -358,7 +363,8 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
     unsigned numa_index = place_of(a, wanted);
 
     a->forced = most == HT_ARENA_FORCE;
-    uint64_t tries = ht_min_u64(most, ht_eviction_passes(a));
+    a->chances = CHANCES;
+    uint64_t tries = ht_min_u64(most, ht_eviction_passes(a, most >= HT_ARENA_ASK_ALL));
     if (ht_fault(HT_FAULT_CACHE_SLOT) != 0)
         return HT_SLOT_NONE;
     uint32_t n = subs == HT_SLOT_SUBS ? get_whole(a, tries, numa_index) : get_piece(a, subs, tries, numa_index);

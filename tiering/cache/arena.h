@@ -142,13 +142,15 @@ struct ht_dirty_walk {
     bool scratch;
     int numa_index; /* HT_NUMA_INDEX_ANY: of all nodes */
     /* private */
-    unsigned kind, place;
-    uint32_t left, at;
+    unsigned kind, place, nodes, passed;
+    uint32_t left;
 };
 #define HT_DIRTY_WALK(scratch_, numa_index_) \
-    ((struct ht_dirty_walk){.scratch = (scratch_), .numa_index = (numa_index_), .at = HT_SLOT_NONE})
+    ((struct ht_dirty_walk){.scratch = (scratch_), .numa_index = (numa_index_)})
 /* HT_SLOT_NONE: the walk has seen all that were there when it came to their list. */
 uint32_t ht_dirty_walk_next(struct ht_arena *a, struct ht_dirty_walk *w) HT_REQUIRES(HT_LOCK_STORE);
+/* The images of this list cannot be written: the walk goes on with those of another node, or kind. */
+void ht_dirty_walk_skip_list(struct ht_dirty_walk *w);
 /* For checks: the next used slot from *hand on; HT_SLOT_NONE after a whole round of unused ones. */
 uint32_t ht_arena_next_used(struct ht_arena *a, uint32_t *hand) HT_REQUIRES(HT_LOCK_STORE);
 

@@ -31,6 +31,7 @@ enum { HT_LIST_ROOM = HT_IMAGE_LISTS, HT_SLOT_LISTS };
 /* A ring of slots. Its head is the oldest, and the one before it the newest. */
 struct ht_slot_list {
     uint32_t head, count; /* empty: HT_SLOT_NONE, 0 */
+    uint32_t sub;         /* of the head: walks have passed the sub-slots before it */
 };
 struct ht_slot_link {
     uint32_t prev, next;
@@ -64,6 +65,8 @@ struct ht_arena {
     uint64_t passing_dirty_bytes,
         durable_dirty_bytes; /* dirty, neither protected nor of the working set: all, durable */
     bool forced;             /* the request that is running heeds no working set */
+    uint32_t chances;        /* images that it may still pass because they were used */
+    unsigned turn;           /* the node where the next walk over dirty images begins */
     uint32_t short_for;      /* images to come until it is forgotten that one found no room */
     uint64_t readahead_chunks, readahead_hits, readahead_wasted, readahead_bytes;
     struct ht_workingset workingset;
@@ -99,8 +102,8 @@ uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k);
 /* ----------------------------------------------------------- eviction.c */
 
 enum ht_image_kind ht_image_kind(const struct ht_image *im);
-/* How many slots a request may pass at most, before it gives up: each twice. */
-uint64_t ht_eviction_passes(const struct ht_arena *a);
+/* How many slots a request may pass before it gives up: each once, or (all) twice and a few that come meanwhile. */
+uint64_t ht_eviction_passes(const struct ht_arena *a, bool all);
 /*
  * The clock passes one slot and evicts its images, until it has room for so many sub-slots. Returns the slot, or
  * HT_SLOT_NONE: there is none with an image that may go.

@@ -6,7 +6,7 @@
  *   of the working set, used of late             its list; the clock passes a few of them, too
  *                       not used of late    -->  clean or dirty
  *   dirty, durable or scratch                    its list, from which writeback takes    --written--> clean
- *   clean, used since the clock passed before    stays, counts as unused from now on
+ *   clean, used since the clock passed before    stays, counts as unused from now on; so do some images of a request
  *          its owner refuses: it is held         stays
  *          any other                             evicted; the working set remembers it
  *
@@ -254,8 +254,9 @@ static void try_evict(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
 
     if (ht_image_kind(im) != HT_IMAGE_CLEAN)
         return;
-    if (im->referenced) {
+    if (im->referenced && a->chances) {
         im->referenced = false;
+        a->chances--;
         return;
     }
     if (!a->evict(a->ctx, n))
@@ -277,11 +278,11 @@ static void ask_slot(struct ht_arena *a, uint32_t i, uint32_t subs) HT_REQUIRES(
     }
 }
 
-uint64_t ht_eviction_passes(const struct ht_arena *a)
+uint64_t ht_eviction_passes(const struct ht_arena *a, bool all)
 {
-    uint64_t slots = a->list[HT_IMAGE_CLEAN][0].count + (a->forced ? a->list[HT_IMAGE_WORKINGSET][0].count : 0);
+    uint64_t clean = a->list[HT_IMAGE_CLEAN][0].count;
 
-    return 2 * slots + PASSES_MIN;
+    return !all ? clean : 2 * (clean + (a->forced ? a->list[HT_IMAGE_WORKINGSET][0].count : 0)) + PASSES_MIN;
 }
 
 uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs)
@@ -312,35 +313,39 @@ void ht_arena_set_dirty(struct ht_arena *a, uint32_t n, bool dirty)
     count(a, n, 1);
 }
 
-/* Turns to the next list. False: that was the last. */
-static bool next_list(const struct ht_arena *a, struct ht_dirty_walk *w)
+/* Turns to the next list. False: that was the last. Walks over all nodes begin on each in turn. */
+static bool next_list(struct ht_arena *a, struct ht_dirty_walk *w)
 {
-    unsigned last = w->scratch ? HT_IMAGE_SCRATCH : HT_IMAGE_DIRTY;
-    bool of_all = w->numa_index == HT_NUMA_INDEX_ANY;
+    unsigned last = w->scratch ? HT_IMAGE_SCRATCH : HT_IMAGE_DIRTY, nodes = ht_pinned_parts(&a->memory);
 
     if (!w->kind) {
+        w->nodes = w->numa_index == HT_NUMA_INDEX_ANY ? nodes : 1;
+        w->place = w->numa_index == HT_NUMA_INDEX_ANY ? a->turn++ % nodes : (unsigned)w->numa_index;
         w->kind = HT_IMAGE_DIRTY;
-        w->place = of_all ? 0 : (unsigned)w->numa_index;
-    } else if (of_all && w->place + 1 < ht_pinned_parts(&a->memory)) {
-        w->place++;
+    } else if (w->passed < w->nodes) {
+        w->place = (w->place + 1) % nodes;
     } else if (w->kind < last) {
         w->kind++;
-        w->place = of_all ? 0 : w->place;
+        w->passed = 0;
+        w->place = w->nodes > 1 ? (w->place + 1) % nodes : w->place;
     } else {
         return false;
     }
-    w->left = a->list[w->kind][w->place].count;
+    w->passed++;
+    const struct ht_slot_list *l = &a->list[w->kind][w->place];
+    w->left = l->count + (l->sub ? 1 : 0); /* the head's images before that are the newest */
     return true;
 }
 
-/* The next image of the walk's kind in the slot that it is at. That slot may have changed meanwhile. */
-static uint32_t next_in_slot(const struct ht_arena *a, struct ht_dirty_walk *w)
+/* The next image of that kind in the list's head, whose place the list keeps: walks go on where others stopped. */
+static uint32_t next_in_head(const struct ht_arena *a, struct ht_slot_list *l, unsigned kind)
 {
-    while (w->at != HT_SLOT_NONE) {
-        uint32_t i = w->at / HT_SLOT_SUBS, n = ht_slot_image(a, i, w->at % HT_SLOT_SUBS);
-        uint32_t next = n == HT_SLOT_NONE ? n : n + a->image[n].subs;
-        w->at = next / HT_SLOT_SUBS == i ? next : HT_SLOT_NONE;
-        if (n != HT_SLOT_NONE && ht_image_kind(&a->image[n]) == w->kind)
+    while (l->head != HT_SLOT_NONE && l->sub < HT_SLOT_SUBS) {
+        uint32_t n = ht_slot_image(a, l->head, l->sub);
+        if (n == HT_SLOT_NONE)
+            break;
+        l->sub = n % HT_SLOT_SUBS + a->image[n].subs;
+        if (ht_image_kind(&a->image[n]) == kind)
             return n;
     }
     return HT_SLOT_NONE;
@@ -348,17 +353,22 @@ static uint32_t next_in_slot(const struct ht_arena *a, struct ht_dirty_walk *w)
 
 uint32_t ht_dirty_walk_next(struct ht_arena *a, struct ht_dirty_walk *w)
 {
-    uint32_t n;
-
-    while ((n = next_in_slot(a, w)) == HT_SLOT_NONE) {
+    for (;;) {
         while (!w->left)
             if (!next_list(a, w))
                 return HT_SLOT_NONE;
+        struct ht_slot_list *l = &a->list[w->kind][w->place];
+        uint32_t n = next_in_head(a, l, w->kind);
+        if (n != HT_SLOT_NONE)
+            return n;
+        (void)ht_slot_list_rotate(a->slot, l, w->kind);
         w->left--;
-        uint32_t i = ht_slot_list_rotate(a->slot, &a->list[w->kind][w->place], w->kind);
-        w->at = i == HT_SLOT_NONE ? i : i * HT_SLOT_SUBS;
     }
-    return n;
+}
+
+void ht_dirty_walk_skip_list(struct ht_dirty_walk *w)
+{
+    w->left = 0;
 }
 
 bool ht_arena_is_short(const struct ht_arena *a)

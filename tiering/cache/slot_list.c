@@ -9,6 +9,7 @@ void ht_slot_list_add(struct ht_slot *slots, struct ht_slot_list *l, unsigned li
     if (!l->count++) {
         *at = (struct ht_slot_link){i, i};
         l->head = i;
+        l->sub = 0;
         return;
     }
     struct ht_slot_link *head = &slots[l->head].link[link];
@@ -21,6 +22,7 @@ void ht_slot_list_push(struct ht_slot *slots, struct ht_slot_list *l, unsigned l
 {
     ht_slot_list_add(slots, l, link, i);
     l->head = i;
+    l->sub = 0;
 }
 
 void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned link, uint32_t i)
@@ -29,8 +31,10 @@ void ht_slot_list_del(struct ht_slot *slots, struct ht_slot_list *l, unsigned li
 
     slots[at->prev].link[link].next = at->next;
     slots[at->next].link[link].prev = at->prev;
-    if (l->head == i)
+    if (l->head == i) {
         l->head = at->next;
+        l->sub = 0;
+    }
     if (!--l->count)
         l->head = HT_SLOT_NONE;
 }
@@ -41,6 +45,7 @@ uint32_t ht_slot_list_rotate(const struct ht_slot *slots, struct ht_slot_list *l
 
     if (i != HT_SLOT_NONE)
         l->head = slots[i].link[link].next;
+    l->sub = 0;
     return i;
 }
 

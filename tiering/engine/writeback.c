@@ -26,8 +26,6 @@ enum {
 static bool goes_on(const struct ht_write_batch *w, unsigned tried, unsigned most, enum ht_clean whom)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (w->failed >= FAILED_MAX)
-        return false;
     return tried - w->failed < most || (whom && tried < TRIED_MAX && ht_arena_under_pressure(w->s->arena));
 }
 
@@ -39,7 +37,7 @@ static bool is_asked(struct ht_store *s, uint32_t slot, enum ht_clean whom) HT_R
 int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int numa_index)
 {
     struct ht_write_batch *w = ht_write_batch_open(s);
-    unsigned tried = 0;
+    unsigned tried = 0, given_up = 0;
     int rc = 0;
 
     if (!w)
@@ -63,6 +61,10 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
         tried++;
         if (rc)
             ht_write_batch_note_error(w, rc);
+        if (w->failed - given_up >= FAILED_MAX) { /* those of another device or kind may do */
+            given_up = w->failed;
+            ht_dirty_walk_skip_list(&walk);
+        }
     }
     /* The caller wants to know whether an image was cleaned: an error of another chunk belongs to that chunk. */
     while (w->count)

@@ -223,7 +223,7 @@ int ht_obj_set_chunk_bytes(struct ht_obj *o, uint32_t chunk_bytes)
     uint8_t shift = (uint8_t)__builtin_ctz(chunk_bytes);
     int rc = 0;
     if (shift != o->chunk_shift) {
-        if (o->first.head.there || o->extra->root || o->size) {
+        if (o->first.head.there || o->extra->root || o->size || o->pub_size) { /* an abort brings pub_size back */
             rc = -EBUSY;
         } else {
             o->chunk_shift = shift;

@@ -197,7 +197,10 @@ static ssize_t clone_chunk(struct clone *k, uint32_t n)
     int rc = take_source(k->src, src_pos(k) >> k->src->chunk_shift, n, &t.ref);
     t.flush_error_passes = ht_flush_error_passes(s);
     bool hole = !rc && !ht_ref_holds(&t.ref);
-    if (!rc && !hole) {
+    if (!rc && !hole && k->src->chunk_shift != k->dst->chunk_shift) { /* the source may have been waited for */
+        ht_ref_drop(s, &t.ref);
+        rc = COPY;
+    } else if (!rc && !hole) {
         rc = put_target(k->dst, dst_pos(k) >> k->dst->chunk_shift, n, &t);
         if (rc)
             ht_ref_drop(s, &t.ref);
@@ -216,7 +219,7 @@ static ssize_t copy_piece(struct clone *k, uint64_t n)
 
     n = ht_min_u64(n, bytes - (dst_pos(k) & (bytes - 1)));
     if (!k->buf)
-        k->buf = malloc(bytes);
+        k->buf = malloc(HT_CHUNK_BYTES); /* of any target: its chunks may become larger meanwhile */
     if (!k->buf)
         return -ENOMEM;
     ssize_t got = ht_obj_read(k->src, src_pos(k), k->buf, n);

@@ -629,6 +629,149 @@ START_TEST(a_walk_survives_changes)
 }
 END_TEST
 
+/* One image at a time, as threads that wait for room clean them. */
+static uint32_t clean_next(struct ht_arena *a)
+{
+    struct ht_dirty_walk w = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
+    uint32_t n = ht_dirty_walk_next(a, &w);
+
+    if (n != HT_SLOT_NONE)
+        ht_arena_set_dirty(a, n, false);
+    return n;
+}
+
+/* A walk that was inside of a slot goes on there, and the slot has longer pieces now. */
+START_TEST(a_walk_meets_a_piece_where_shorter_ones_were)
+{
+    struct ht_arena *a = arena(2);
+    uint32_t n = get_dirty(a, 1 << 16, true, HT_NUMA_INDEX_ANY), next = get_dirty(a, 1 << 20, true, HT_NUMA_INDEX_ANY);
+    uint32_t more = get_dirty(a, 1 << 16, true, HT_NUMA_INDEX_ANY);
+    struct ht_dirty_walk w = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
+
+    ck_assert_uint_eq(ht_dirty_walk_next(a, &w), n);
+    ht_arena_put(a, n);
+    ht_arena_put(a, more);
+    uint32_t longer = get_dirty(a, 1 << 19, true, HT_NUMA_INDEX_ANY);
+    ck_assert_uint_eq(longer, n);
+    for (uint32_t seen = 0, now; (now = ht_dirty_walk_next(a, &w)) != HT_SLOT_NONE;) {
+        ck_assert(now == next || now == longer);
+        ck_assert_uint_le(++seen, 3);
+    }
+    ht_arena_verify(a);
+    ht_arena_free(a);
+}
+END_TEST
+
+/* Who waits for a whole slot needs all pieces of one, not one piece of all. */
+START_TEST(slots_are_cleaned_one_after_the_other)
+{
+    enum { SLOTS = 64 };
+    struct ht_arena *a = arena(SLOTS);
+    unsigned cleaned = 0;
+
+    for (int i = 0; i < SLOTS * 16; i++)
+        get_dirty(a, 1 << 16, true, HT_NUMA_INDEX_ANY);
+    while (get_used(a, 1 << 20, true) == HT_SLOT_NONE) {
+        ck_assert_uint_ne(clean_next(a), HT_SLOT_NONE);
+        ck_assert_uint_le(++cleaned, 16);
+    }
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(a_hot_piece_does_not_keep_others_from_being_cleaned)
+{
+    struct ht_arena *a = arena(1);
+    uint32_t n[4], hot = 0;
+
+    for (int i = 0; i < 4; i++)
+        n[i] = get_dirty(a, 1 << 16, true, HT_NUMA_INDEX_ANY);
+    for (int i = 0; i < 8; i++) {
+        hot += clean_next(a) == n[0];
+        ht_arena_set_dirty(a, n[0], true);
+    }
+    for (int i = 1; i < 4; i++)
+        ck_assert(!ht_arena_image(a, n[i])->dirty);
+    ck_assert_uint_le(hot, 5);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(walks_over_all_nodes_begin_on_each_in_turn)
+{
+    struct ht_arena *a = divided(8);
+    unsigned on[2] = {0};
+
+    for (int i = 0; i < 8; i++)
+        get_dirty(a, 1 << 20, true, i % 2);
+    for (int i = 0; i < 100; i++) {
+        uint32_t n = clean_next(a);
+        on[place(a, n)]++;
+        ht_arena_set_dirty(a, n, true);
+    }
+    ck_assert_uint_eq(on[0], on[1]);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(a_walk_leaves_a_list_that_cannot_be_written)
+{
+    struct ht_arena *a = divided(8);
+    struct ht_dirty_walk w = HT_DIRTY_WALK(true, HT_NUMA_INDEX_ANY);
+    unsigned seen = 0;
+
+    for (int i = 0; i < 16; i++)
+        get_dirty(a, 1 << 20, i < 12, i % 2);
+    for (uint32_t n, last = 0; (n = ht_dirty_walk_next(a, &w)) != HT_SLOT_NONE; last = n) {
+        ck_assert(!seen || place(a, n) != place(a, last));
+        ck_assert_int_eq(ht_arena_image(a, n)->durable, seen++ < 2);
+        ht_dirty_walk_skip_list(&w);
+    }
+    ck_assert_uint_eq(seen, 4);
+    ht_arena_free(a);
+}
+END_TEST
+
+/* Readahead takes no image that was read ahead just now, however few are clean. */
+START_TEST(a_request_with_few_tries_leaves_a_second_chance)
+{
+    struct ht_arena *a = arena(64);
+    uint64_t chunks, hits, wasted;
+
+    for (int i = 0; i < 60; i++)
+        get_dirty(a, 1 << 20, true, HT_NUMA_INDEX_ANY);
+    for (uint64_t i = 0; i < 5; i++) {
+        uint32_t n = ht_arena_get(a, 1 << 20, 1024, HT_NUMA_INDEX_ANY);
+        ck_assert_int_eq(n == HT_SLOT_NONE, i == 4);
+        if (n == HT_SLOT_NONE)
+            continue;
+        ht_arena_attach(a, n, a, 1000 + i, true);
+        ht_arena_mark_readahead(a, n);
+    }
+    ht_arena_readahead_stats(a, &chunks, &hits, &wasted);
+    ck_assert_uint_eq(wasted, 0);
+    ht_arena_free(a);
+}
+END_TEST
+
+/* Such a tier is usual: an image is used when it comes. */
+START_TEST(a_request_passes_few_images_that_were_used)
+{
+    enum { SLOTS = 1024 };
+    struct ht_arena *a = arena(SLOTS);
+    unsigned passed = 0;
+
+    for (int i = 0; i < SLOTS; i++)
+        ck_assert_uint_ne(get_used(a, 1 << 20, false), HT_SLOT_NONE);
+    ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        passed += !ht_arena_image(a, i * 16)->referenced;
+    ck_assert_uint_gt(passed, 0);
+    ck_assert_uint_le(passed, 16);
+    ht_arena_free(a);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("DRAM tier");
@@ -655,6 +798,13 @@ int main(void)
     tcase_add_test(tc, walks_take_turns);
     tcase_add_test(tc, a_walk_stays_on_its_node);
     tcase_add_test(tc, a_walk_survives_changes);
+    tcase_add_test(tc, a_walk_meets_a_piece_where_shorter_ones_were);
+    tcase_add_test(tc, slots_are_cleaned_one_after_the_other);
+    tcase_add_test(tc, a_hot_piece_does_not_keep_others_from_being_cleaned);
+    tcase_add_test(tc, walks_over_all_nodes_begin_on_each_in_turn);
+    tcase_add_test(tc, a_walk_leaves_a_list_that_cannot_be_written);
+    tcase_add_test(tc, a_request_with_few_tries_leaves_a_second_chance);
+    tcase_add_test(tc, a_request_passes_few_images_that_were_used);
     suite_add_tcase(suite, tc);
     return run_all(suite);
 }

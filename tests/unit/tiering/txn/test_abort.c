@@ -138,11 +138,38 @@ START_TEST(a_write_to_what_an_abort_takes_away_is_before_it_or_fails)
 }
 END_TEST
 
+/* An abort brings the published size back, and with it the chunks that the log knows. */
+START_TEST(an_abort_beside_a_change_of_the_chunk_size)
+{
+    fresh(128, false);
+    new_bytes = pattern(NEW, 2);
+    obj = object(HT_SMALL_CHUNK_BYTES, SCOPE);
+    uint64_t oid = ht_obj_id(obj);
+    ck_assert_int_eq(ht_obj_truncate(obj, 4 * MIB), 0);
+    publish();
+    ck_assert_int_eq(ht_obj_truncate(obj, 0), 0);
+    ck_assert_int_eq(ht_obj_set_chunk_bytes(obj, HT_CHUNK_BYTES), -EBUSY);
+    put_all(obj, 0, new_bytes, MIB);
+    take_back();
+    ck_assert_uint_eq(ht_obj_size(obj), 4 * MIB);
+    put_all(obj, 2 * MIB, new_bytes, MIB);
+    publish();
+    ht_obj_put(obj);
+    remount();
+    obj = ht_obj_get(s, oid);
+    expect(obj, 2 * MIB, new_bytes, MIB);
+    ht_obj_put(obj);
+    done();
+    free(new_bytes);
+}
+END_TEST
+
 int main(void)
 {
     TCase *tc = tcase_create("abort");
 
     tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, an_abort_beside_a_change_of_the_chunk_size);
     tcase_add_test(tc, a_write_is_before_an_abort_or_after_it);
     tcase_add_test(tc, a_truncation_is_before_an_abort_or_after_it);
     tcase_add_test(tc, a_write_to_what_an_abort_takes_away_is_before_it_or_fails);
