@@ -125,6 +125,7 @@ struct ht_root_stat {
     uint64_t state_bytes;
     uint64_t update_ns;                      /* worker time spent in updates since mount */
     uint64_t commit_ns;                      /* time in commits since mount */
+    uint64_t step_written_bytes;             /* to devices, of all below the root, between its last two boundaries */
     char error[HT_OPTIM_ERROR_MAX];          /* last refused thing, until the same succeeds; empty when none */
     uint64_t error_step;                     /* steps that were done then */
     int64_t error_time;                      /* seconds since 1970 */

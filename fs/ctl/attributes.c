@@ -35,7 +35,7 @@ struct word {
     const char *(*text)(struct ht_ctl *c, uint64_t ino);
 };
 
-enum { TEXT_MAX = 8192 };
+enum { TEXT_MAX = 32768 };
 
 /* ------------------------------------------------------------------ checks */
 
@@ -143,6 +143,21 @@ static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return rc ? rc : check_owner(q, err);
 }
 
+static int check_endurance(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    uint64_t bytes;
+
+    if (q->ino != HT_NS_ROOT_INO)
+        snprintf(err, HT_CTL_ERROR_MAX, "endurance: only the mount's root has it");
+    else if (ht_parse_bytes(q->value, q->len, &bytes))
+        snprintf(err, HT_CTL_ERROR_MAX, "endurance: bytes per day, as in 1600000000000 or 1.5T");
+    else if (bytes == 0)
+        snprintf(err, HT_CTL_ERROR_MAX, "endurance: 0 is no budget: every commit writes; remove it to have no budget");
+    else
+        return check_owner(q, err);
+    return -EINVAL;
+}
+
 /* ----------------------------------------------------------- special words */
 
 /* A word that only the owner may set cannot be removed by other users. */
@@ -182,6 +197,22 @@ static int remove_dtype(const struct request *q)
     int rc = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
 
     ht_ctl_changed(q->ctl);
+    return rc;
+}
+
+static int set_endurance(const struct request *q)
+{
+    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
+
+    ht_endurance_apply(q->ctl);
+    return rc;
+}
+
+static int remove_endurance(const struct request *q)
+{
+    int rc = remove_checked(q, "endurance", check_owner);
+
+    ht_endurance_apply(q->ctl);
     return rc;
 }
 
@@ -367,6 +398,7 @@ static const struct word words[] = {
     {"class", check_class, NULL, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},
     {"tier", check_tier, NULL, NULL, NULL, false},
+    {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
     {"step", NULL, set_step, get_step, read_only, true},
     {"error", NULL, set_error, get_error, clear_error, false},

@@ -148,6 +148,7 @@ static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *s
     } else {
         rc = ht_optim_abort_by(c->optim, root, &by);
         ht_ctl_drop_stale(c);
+        ht_endurance_apply(c); /* the mount's root may be the model root */
     }
     if (by.why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);

@@ -230,6 +230,7 @@ static int start_root(void *ctx, uint64_t ino)
 
 int ht_ctl_start(struct ht_ctl *c)
 {
+    ht_endurance_apply(c);
     return ht_ns_roots(c->ns, start_root, c);
 }
 

@@ -98,6 +98,12 @@ bool ht_last_error_get(struct ht_ctl *c, uint64_t ino, struct ht_last_error *out
 /* Moves a file's content into memory, to the place in which its next opener will look for it. WAITS. */
 int ht_last_error_format(const char *text, bool in_model, uint64_t step, int64_t when, char *buf, size_t cap);
 
+/*
+ * endurance.c: tells the store the attribute endurance of the mount's root, or that there is none. After each change of
+ * it. Any number of threads at a time.
+ */
+void ht_endurance_apply(struct ht_ctl *c);
+
 /* ctl.c */
 void ht_ctl_link(struct ht_ctl *c, struct ht_list *head, struct ht_list *link);
 void ht_ctl_unlink(struct ht_ctl *c, struct ht_list *link);

@@ -35,6 +35,35 @@ static uint64_t value_of(const struct row *row, const struct ht_device_stat *st)
     return v;
 }
 
+/* Of one direction. Without a value while the rate is not known. */
+static const struct rate_row {
+    const char *key, *metric, *help;
+    enum ht_direction direction;
+    size_t offset;
+} rate_rows[] = {
+#define RATE(key, direction, field, help)                                                \
+    {                                                                                    \
+        key, "hitrain_device_" key, help, direction, offsetof(struct ht_dev_rate, field) \
+    }
+    RATE("read_bytes_per_s", HT_DIRECTION_READ, bytes_per_s, "Bytes read in a second with reads in flight, lately."),
+    RATE("read_latency_ns", HT_DIRECTION_READ, latency_ns, "Mean time of the last reads."),
+    RATE("read_latency_p99_ns", HT_DIRECTION_READ, latency_p99_ns, "Time that 99 percent of them stay below."),
+    RATE("write_bytes_per_s", HT_DIRECTION_WRITE, bytes_per_s,
+         "Bytes written in a second with writes in flight, lately."),
+    RATE("write_latency_ns", HT_DIRECTION_WRITE, latency_ns, "Mean time of the last writes."),
+    RATE("write_latency_p99_ns", HT_DIRECTION_WRITE, latency_p99_ns, "Time that 99 percent of them stay below."),
+#undef RATE
+};
+
+/* False: it is not known. */
+static bool rate_of(const struct rate_row *row, const struct ht_device_stat *st, uint64_t *out)
+{
+    const struct ht_dev_rate *rate = &st->rate[row->direction];
+
+    memcpy(out, (const char *)rate + row->offset, sizeof(*out));
+    return rate->known;
+}
+
 static const char *log_word(enum ht_log_copy_state state)
 {
     static const char *const words[] = {"none", "written", "lost"};
@@ -57,6 +86,11 @@ int ht_device_lines(struct ht_ctl *c, struct ht_buf *out)
         ht_buf_printf(out, "index=%u\thealth=%s\tlog=%s", i, ht_health_word(st.health), log_word(st.log));
         for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
             ht_buf_printf(out, "\t%s=%llu", rows[k].key, (unsigned long long)value_of(&rows[k], &st));
+        for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
+            uint64_t v;
+            if (rate_of(&rate_rows[k], &st, &v))
+                ht_buf_printf(out, "\t%s=%llu", rate_rows[k].key, (unsigned long long)v);
+        }
         ht_buf_printf(out, "\tpath=");
         put_path(out, st.name);
         ht_buf_put_u8(out, '\n');
@@ -81,6 +115,19 @@ static void put_health(struct ht_buf *out, unsigned index, enum ht_health health
                       ht_health_word(h), h == health);
 }
 
+static void put_rates(struct ht_buf *out, const struct ht_device_stat st[], unsigned count)
+{
+    for (size_t k = 0; k < HT_ARRAY_SIZE(rate_rows); k++) {
+        const struct rate_row *row = &rate_rows[k];
+        head(out, row->metric, "gauge", NULL, row->help);
+        for (unsigned i = 0; i < count; i++) {
+            uint64_t v;
+            if (rate_of(row, &st[i], &v))
+                ht_buf_printf(out, "%s{device=\"%u\"} %llu\n", row->metric, i, (unsigned long long)v);
+        }
+    }
+}
+
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
 {
     struct ht_device_stat st[HT_DEVICES_MAX];
@@ -95,6 +142,7 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
             ht_buf_printf(out, "%s%s{device=\"%u\"} %llu\n", rows[k].metric, counter ? "_total" : "", i,
                           (unsigned long long)value_of(&rows[k], &st[i]));
     }
+    put_rates(out, st, count);
     head(out, "hitrain_device_health", "stateset", NULL, "How the device does.");
     for (unsigned i = 0; i < count; i++)
         put_health(out, i, st[i].health);

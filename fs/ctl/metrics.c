@@ -124,6 +124,9 @@ static const struct row rows[] = {
     STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
     STORE("device_read_bytes", SUM, store.device_read_bytes, "Bytes read from devices."),
     STORE("device_written_bytes", SUM, store.device_written_bytes, "Bytes written to devices."),
+    STORE("day_written_bytes", GAUGE, store.day_written_bytes,
+          "Bytes written to devices in the last 24 hours, since the mount."),
+    STORE("endurance_bytes", GAUGE, store.endurance_bytes, "Budget of bytes per day; 0: none."),
     STORE("device_flushes", SUM, store.device_flushes, "Cache flushes of devices."),
     STORE("checksum_errors", COUNTER, store.checksum_errors, "Chunks whose bytes differ from the written ones."),
     STORE("read_errors", COUNTER, store.read_errors, "Reads that a device failed."),
@@ -163,6 +166,8 @@ static const struct row rows[] = {
          "Gradient elements that were NaN or infinite; elements of the sum where gradients accumulate."),
     ROOT("skipped_steps", COUNTER, root.skipped, "Steps that changed nothing because a gradient was not finite."),
     ROOT("clipped_steps", COUNTER, root.clipped, "Steps whose gradient was longer than max_grad_norm."),
+    ROOT("step_written_bytes", GAUGE, root.step_written_bytes,
+         "Bytes of the model written to devices between the ends of the last two steps."),
     ROOT("update_ns", COUNTER, root.update_ns, "Worker time spent in updates, nanoseconds."),
     ROOT("commit_ns", COUNTER, root.commit_ns, "Time spent in commits, nanoseconds."),
 

@@ -21,6 +21,17 @@ int ht_parse_u64(const char *text, size_t len, uint64_t *out)
     return 0;
 }
 
+int ht_parse_bytes(const char *text, size_t len, uint64_t *out)
+{
+    char word[64];
+
+    if (len >= sizeof(word) || memchr(text, '\0', len))
+        return -EINVAL;
+    memcpy(word, text, len);
+    word[len] = '\0';
+    return ht_parse_size(word, out);
+}
+
 static bool is_word(const char *text, size_t len, const char *word)
 {
     return strlen(word) == len && memcmp(text, word, len) == 0;

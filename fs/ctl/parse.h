@@ -15,6 +15,9 @@ enum { HT_CTL_ERROR_MAX = 256, HT_CLAIM_NAME_MAX = 64 };
 /* A number in decimal digits, nothing else. -EINVAL, -ERANGE. */
 int ht_parse_u64(const char *text, size_t len, uint64_t *out) HT_MUST_CHECK;
 
+/* A size as ht_parse_size reads it. -EINVAL, -ERANGE. */
+int ht_parse_bytes(const char *text, size_t len, uint64_t *out) HT_MUST_CHECK;
+
 /* NULL: no such dtype. */
 const struct ht_dtype_word *ht_parse_dtype(const char *text, size_t len);
 /* The row of a number (enum ht_dtype), or NULL. */

@@ -46,7 +46,7 @@ struct ht_json;
 void ht_cmd_put_number(struct ht_json *j, const char *path, const char *word);
 
 /* A line of named values, as the daemon writes events and devices. */
-enum { HT_CMD_FIELDS_MAX = 24 };
+enum { HT_CMD_FIELDS_MAX = 32 };
 struct ht_cmd_field {
     const char *key;
     char *value;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <hitrain/limits.h>
 #include "tiering/base/log.h"
 #include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"
@@ -35,6 +36,42 @@ static void put_for_people(const struct ht_cmd_line *l)
     putchar('\n');
 }
 
+/* In three digits. */
+static void put_time(const struct ht_cmd_line *l, const char *key)
+{
+    static const char *const units[] = {"us", "ms", "s"};
+    double v = (double)ht_cmd_number(l, key) / 1000;
+    unsigned unit = 0;
+    char text[32];
+
+    for (; v >= 999.5 && unit + 1 < HT_ARRAY_SIZE(units); unit++)
+        v /= 1000;
+    snprintf(text, sizeof(text), "%.*f %s", v < 9.995 ? 2 : v < 99.95 ? 1 : 0, v, units[unit]);
+    printf(" %10s", text);
+}
+
+static void put_rate(const struct ht_cmd_line *l, const char *rate, const char *mean, const char *p99)
+{
+    char text[48];
+
+    if (ht_cmd_value(l, rate)[0] == '\0') {
+        printf("  %13s %10s %10s", "-", "-", "-");
+        return;
+    }
+    snprintf(text, sizeof(text), "%s/s", ht_size_text(ht_cmd_number(l, rate)));
+    printf("  %13s", text);
+    put_time(l, mean);
+    put_time(l, p99);
+}
+
+static void put_rates(const struct ht_cmd_line *l)
+{
+    ht_put_printable(ht_cmd_value(l, "index"), stdout);
+    put_rate(l, "read_bytes_per_s", "read_latency_ns", "read_latency_p99_ns");
+    put_rate(l, "write_bytes_per_s", "write_latency_ns", "write_latency_p99_ns");
+    putchar('\n');
+}
+
 static void put_json(struct ht_json *j, const struct ht_cmd_line *l)
 {
     ht_json_object(j, NULL);
@@ -47,31 +84,38 @@ static void put_json(struct ht_json *j, const struct ht_cmd_line *l)
     ht_json_end(j);
 }
 
-static void put_all(const char *path, char *text, const struct ht_cmd_options *o)
+static void put_all_json(const char *path, const struct ht_cmd_line *lines, unsigned count)
 {
     struct ht_json j;
+
+    ht_json_init(&j, stdout);
+    ht_json_object(&j, NULL);
+    ht_json_str(&j, "path", path);
+    ht_json_array(&j, "devices");
+    for (unsigned i = 0; i < count; i++)
+        put_json(&j, &lines[i]);
+    ht_json_end(&j);
+    ht_json_end(&j);
+}
+
+static void put_all(const char *path, char *text, const struct ht_cmd_options *o)
+{
+    struct ht_cmd_line lines[HT_DEVICES_MAX];
+    unsigned count = 0;
     char *save;
 
+    for (char *one = strtok_r(text, "\n", &save); one && count < HT_DEVICES_MAX; one = strtok_r(NULL, "\n", &save))
+        ht_cmd_parse_line(one, &lines[count++]);
     if (o->json) {
-        ht_json_init(&j, stdout);
-        ht_json_object(&j, NULL);
-        ht_json_str(&j, "path", path);
-        ht_json_array(&j, "devices");
-    } else {
-        puts("#         size        used  health         log        reads/err    writes/err   flushes/err  path");
+        put_all_json(path, lines, count);
+        return;
     }
-    for (char *one = strtok_r(text, "\n", &save); one; one = strtok_r(NULL, "\n", &save)) {
-        struct ht_cmd_line l;
-        ht_cmd_parse_line(one, &l);
-        if (o->json)
-            put_json(&j, &l);
-        else
-            put_for_people(&l);
-    }
-    if (o->json) {
-        ht_json_end(&j);
-        ht_json_end(&j);
-    }
+    puts("#         size        used  health         log        reads/err    writes/err   flushes/err  path");
+    for (unsigned i = 0; i < count; i++)
+        put_for_people(&lines[i]);
+    puts("\n#         read/s       mean        p99        write/s       mean        p99");
+    for (unsigned i = 0; i < count; i++)
+        put_rates(&lines[i]);
 }
 
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o)

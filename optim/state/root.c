@@ -186,6 +186,7 @@ int ht_optim_root_add(struct ht_optim *o, uint64_t root, const struct ht_optim_c
         r = ht_opt_root_find(o, root);
         r->config = r->published_config = *config;
         r->configured = true;
+        r->written_bytes = ht_scope_written_bytes(o->store, root);
     }
     unlock(o);
     return rc;
@@ -388,6 +389,7 @@ int ht_optim_root_stat(struct ht_optim *o, uint64_t root, struct ht_root_stat *o
         .grad_norm = r->grad_norm,
         .update_ns = r->update_ns,
         .commit_ns = r->commit_ns,
+        .step_written_bytes = r->step_written_bytes,
     };
     memcpy(out->error, r->error.text, sizeof(out->error));
     out->error_step = r->error.step;

@@ -57,6 +57,8 @@ struct ht_root {
         uint64_t backlog_bytes; /* gradients of the pending ranges */
         int failure;            /* first error of an update since the last abort */
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
+        /* To devices: when the last step ended, or the root began; in the step before that. */
+        uint64_t written_bytes, step_written_bytes;
         struct ht_refusal error;
         uint64_t refusals; /* since mount */
     };

@@ -7,6 +7,7 @@
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
 #include "tiering/base/verify.h"
+#include "tiering/api/object.h"
 #include "optim/rules/config.h"
 #include "optim/optim.h"
 #include "optim/state/context.h"
@@ -93,6 +94,15 @@ static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     }
 }
 
+/* Bytes that went to devices since the boundary before: the writeback of that boundary's commit is among them. */
+static void count_written(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = ht_scope_written_bytes(root->o->store, root->id);
+
+    root->step_written_bytes = bytes - root->written_bytes;
+    root->written_bytes = bytes;
+}
+
 /* The step is over: counts it, and makes room for the next one's gradients. Releases the lock in between. */
 static void close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_OPTIM)
 {
@@ -110,6 +120,7 @@ static void close_step(struct ht_root *root, bool skipped) HT_REQUIRES(HT_LOCK_O
     root->open = 0;
     root->step++;
     root->undurable++;
+    count_written(root);
 }
 
 /* A parameter that prevents the boundary, and the first byte of its gradient that no client has handed over. */

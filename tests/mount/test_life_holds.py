@@ -12,19 +12,7 @@ import time
 import pytest
 
 from conftest import BIN, MIB, SECONDS_MAX, SMALL, run, wait_for
-
-
-@contextlib.contextmanager
-def loop_device(image):
-    made = subprocess.run(['losetup', '--find', '--show', '--direct-io=on', image], stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
-    if made.returncode:
-        pytest.skip(f'no loop devices here: {made.stderr.strip()}')
-    device = made.stdout.strip()
-    try:
-        yield device
-    finally:
-        subprocess.run(['losetup', '-d', device], check=True, timeout=SECONDS_MAX)
+from slow import loop_device, slow_group
 
 
 @pytest.fixture(params=['file', 'block device'])
@@ -326,58 +314,6 @@ def test_hold_outlasts_a_dead_mount_only_as_long_as_its_writes(held, tmp_path):
 # ------------------------------------------------------- killed on a slow device
 
 SLOW_BYTES_PER_S = 1 * MIB
-BLKIO = '/sys/fs/cgroup/blkio'
-
-
-def cgroup_root():
-    """(folder, version 2?) of a cgroup hierarchy that can limit devices; None where there is none."""
-    if os.path.isdir(BLKIO):
-        return BLKIO, False
-    try:
-        with open('/sys/fs/cgroup/cgroup.controllers') as f:
-            if 'io' in f.read().split():
-                with open('/sys/fs/cgroup/cgroup.subtree_control', 'w') as control:
-                    control.write('+io')
-                return '/sys/fs/cgroup', True
-    except OSError:
-        pass
-    return None
-
-
-@contextlib.contextmanager
-def slow_group(device):
-    """A cgroup whose members write slowly to device: limit(True) begins it; yields (folder, limit)."""
-    root = cgroup_root()
-    if not root:
-        pytest.skip('no cgroup here limits devices')
-    folder = f'{root[0]}/hitrain-test-{os.getpid()}'
-    number = os.stat(device).st_rdev
-    name = f'{os.major(number)}:{os.minor(number)}'
-
-    def limit(on):
-        file, value = (('io.max', f'wbps={SLOW_BYTES_PER_S if on else "max"}') if root[1] else
-                       ('blkio.throttle.write_bps_device', str(SLOW_BYTES_PER_S if on else 0)))
-        with open(f'{folder}/{file}', 'w') as f:
-            f.write(f'{name} {value}')
-
-    try:
-        os.mkdir(folder)
-        limit(False)
-    except OSError as e:
-        pytest.skip(f'no cgroup can be made here: {e}')
-    try:
-        yield folder, limit
-    finally:
-        limit(False)
-        end = time.monotonic() + 20
-        while True:
-            try:
-                os.rmdir(folder)
-                break
-            except OSError:
-                assert time.monotonic() < end
-                time.sleep(0.1)
-
 
 WRITE_AND_SYNC = """
 import os, sys
@@ -401,7 +337,7 @@ def test_killed_while_its_writes_go_on(make_store, tmp_path):
                 f.write(bytes([i]) * MIB)
                 f.flush()
                 os.fsync(f.fileno())
-        limit(True)
+        limit(SLOW_BYTES_PER_S)
         writers = [subprocess.Popen([sys.executable, '-c', WRITE_AND_SYNC, store.point / f'lost{i}'],
                                     stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) for i in range(2)]
         for writer in writers:
@@ -441,7 +377,7 @@ def slow_file_system(folder, mib):
         try:
             yield point, group, limit
         finally:
-            limit(False)
+            limit(0)
             wait_for(lambda: subprocess.run(['umount', point], stderr=subprocess.DEVNULL).returncode == 0,
                      'the last write to the slow file system')
 
@@ -456,7 +392,7 @@ def test_a_file_stays_held_while_writes_of_the_dead_go_on(make_store, tmp_path):
         with open(f'{group}/cgroup.procs', 'w') as f:
             f.write(str(store.daemon.pid))
         (store.point / 'f').write_bytes(b'x')
-        limit(True)
+        limit(SLOW_BYTES_PER_S)
         writer = subprocess.Popen([sys.executable, '-c', WRITE_AND_SYNC, store.point / 'lost'],
                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         assert writer.stdout.readline() == b'written\n'
@@ -467,7 +403,7 @@ def test_a_file_stays_held_while_writes_of_the_dead_go_on(make_store, tmp_path):
         done = run('hitrain-fsck', '--no-wait', store.image, check=False)
         assert done.returncode == 8, 'the store is free while writes to it go on'
         assert time.monotonic() - begin < 10
-        limit(False)
+        limit(0)
         store.detach()
         assert store.fsck().returncode == 0
         store.image = kept

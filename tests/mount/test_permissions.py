@@ -409,6 +409,17 @@ def test_what_costs_others_is_the_owners(shared):
         may(OWNER, remove, path, name)
 
 
+@row('endurance')
+def test_the_endurance_is_that_of_the_owner_of_the_mount(mnt, shared):
+    os.chmod(mnt, 0o777)
+    may_not(errno.EPERM, MEMBER, word, mnt, 'endurance', '1G')
+    os.chown(mnt, OWNER, -1)
+    may(OWNER, word, mnt, 'endurance', '1G')
+    assert may(MEMBER, word, mnt, 'endurance') == '1G'
+    may_not(errno.EPERM, MEMBER, remove, mnt, 'endurance')
+    may(OWNER, remove, mnt, 'endurance')
+
+
 @row('read an attribute')
 def test_attributes_are_read_with_read_permission(model):
     assert may(STRANGER, word, model, 'step') == '0'

@@ -61,6 +61,8 @@ struct ht_obj_stat {
     int sticky_error; /* the last write error, reported or not, until ht_obj_clear_error */
 };
 void ht_obj_stat(struct ht_obj *obj, struct ht_obj_stat *out);
+/* What the store wrote to devices for objects of a scope since the mount: content, without the log. It only grows. */
+uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope);
 /* Clears a write error that a client has seen. */
 void ht_obj_clear_error(struct ht_obj *obj);
 /*

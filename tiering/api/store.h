@@ -115,7 +115,15 @@ int ht_store_checkpoint(struct ht_store *s) HT_MUST_CHECK;
  * time after. -ENOENT: none is out. WAITS.
  */
 int ht_store_resync_log(struct ht_store *s) HT_MUST_CHECK;
-/* Checks the health of all devices now, and reports changes: a thread does so four times in each answer_ms. */
+/*
+ * The budget of bytes that the devices may take in 24 hours; 0: none. An event tells when they took more: at most once
+ * in 24 hours, unless the budget changes.
+ */
+void ht_store_set_endurance(struct ht_store *s, uint64_t day_bytes);
+/*
+ * Checks the health of all devices and the endurance now, and reports changes: a thread does so four times in each
+ * answer_ms.
+ */
 void ht_store_watch_devices(struct ht_store *s);
 
 /* Appends what the store is doing: requests of devices, the transaction, the log, chunks that threads hold. */

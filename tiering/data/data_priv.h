@@ -8,6 +8,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/tier/endurance.h"
 #include <hitrain/limits.h>
 
 struct ht_store;
@@ -37,6 +38,7 @@ struct ht_data {
         bool broken;                           /* published content was not flushed and never will be */
         struct ht_list writing;                /* write batches with images in flight; write_batch.c */
         struct ht_probe probe[HT_DEVICES_MAX]; /* silent.c */
+        struct ht_endurance endurance;
     };
     pthread_cond_t probe_ended;
     /* members.c: super_lock, once the store is mounted. */

@@ -13,6 +13,7 @@
 #include "tiering/api/store.h"
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
+#include "tiering/data/endurance.h"
 #include "tiering/data/xfer.h"
 
 enum { LOOKS = 4, LOOK_MS_MAX = 1000 }; /* in each answer_ms */
@@ -68,6 +69,7 @@ void ht_store_watch_devices(struct ht_store *s)
     ht_store_lock(s);
     for (unsigned i = 0; i < s->dev_count; i++)
         (void)ht_store_check_device(s, i);
+    ht_endurance_check(s);
     ht_store_unlock(s);
 }
 
@@ -125,4 +127,6 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
     out->name = ht_dev_name(s->dev[index]);
     out->oldest_request_ns = ht_dev_oldest_ns(s->dev[index]);
     ht_dev_counters(s->dev[index], &out->io);
+    for (unsigned d = 0; d < HT_DIRECTIONS; d++)
+        ht_dev_rate(s->dev[index], d, &out->rate[d]);
 }

@@ -142,7 +142,7 @@ static int check_transfer(const struct ht_io *io)
 int ht_io_begin(struct ht_io *io)
 {
     struct ht_observer *o = io->dev->observer;
-    int rc;
+    int rc = io->op == HT_IO_FLUSH ? 0 : check_transfer(io);
 
     io->done = false;
     io->result = 0;
@@ -150,16 +150,13 @@ int ht_io_begin(struct ht_io *io)
     io->pieces_ = 0;
     io->error_ = 0;
     io->next_ = NULL;
+    io->rated_ = rc == 0 && (io->op == HT_IO_READ || io->op == HT_IO_WRITE);
     ht_flight_begin(io);
     if (io->op == HT_IO_FLUSH) {
         io->len = 0;
         io->covers_ = atomic_load(&io->dev->writes_ended);
-    } else {
-        rc = check_transfer(io);
-        if (rc != 0)
-            return rc;
     }
-    return o ? o->begin(o, io) : 0;
+    return rc == 0 && o ? o->begin(o, io) : rc;
 }
 
 static void cover(struct ht_dev *dev, uint64_t covers)

@@ -23,6 +23,7 @@
 
 #include <sys/uio.h>
 #include "tiering/base/base.h"
+#include "tiering/io/rate.h"
 
 struct ht_dev;
 struct ht_ring;
@@ -85,6 +86,12 @@ enum ht_health ht_dev_health(struct ht_dev *dev, uint64_t answer_ns_max);
 const char *ht_health_word(enum ht_health health);
 /* Age of the oldest request in flight; 0 when there is none. */
 uint64_t ht_dev_oldest_ns(struct ht_dev *dev);
+/*
+ * How fast it served one direction lately: bytes over the time with such requests in flight, and the time that one
+ * takes. Any thread; it takes a leaf lock.
+ */
+enum ht_direction { HT_DIRECTION_READ, HT_DIRECTION_WRITE, HT_DIRECTIONS };
+void ht_dev_rate(struct ht_dev *dev, enum ht_direction direction, struct ht_dev_rate *out);
 /* The requests in flight, oldest first: what, where, how old, and the thread that waits for it. */
 struct ht_dump;
 void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d);
@@ -122,6 +129,7 @@ struct ht_io {
     uint64_t shared_; /* number of a flush that others may wait for, or 0 */
     struct ht_io *next_;
     uint64_t began_ns_;
+    bool rated_; /* counts for the rate of its direction */
     int thread_; /* that submitted it */
     struct ht_io *older_, *newer_;
 };

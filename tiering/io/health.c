@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * health.c - the state of a device: requests in flight and since when, failures in a row.
+ * health.c - the state of a device: requests in flight and since when, failures in a row, how fast it is.
  *
  * Requests in flight are in a list, oldest first: begin appends, end removes from the middle. Any thread.
  */
@@ -12,6 +12,11 @@
 #include <stdatomic.h>
 
 #define FAILING_WRITES 3u /* failures in a row */
+
+static enum ht_direction direction_of(const struct ht_io *io)
+{
+    return io->op == HT_IO_READ ? HT_DIRECTION_READ : HT_DIRECTION_WRITE;
+}
 
 void ht_flight_begin(struct ht_io *io)
 {
@@ -28,18 +33,22 @@ void ht_flight_begin(struct ht_io *io)
     else
         dev->oldest = io;
     dev->newest = io;
+    if (io->rated_)
+        ht_rate_begin(&dev->rate[direction_of(io)], io->began_ns_, io->len);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     if (io->op == HT_IO_FLUSH)
         HT_PROBE2(flush_begin, dev->name, io);
 }
 
-static void take_out(struct ht_io *io)
+static void take_out(struct ht_io *io, int result)
 {
     struct ht_dev *dev = io->dev;
 
     ht_mutex_lock(ht_dev_flight_lock(dev));
     *(io->older_ ? &io->older_->newer_ : &dev->oldest) = io->newer_;
     *(io->newer_ ? &io->newer_->older_ : &dev->newest) = io->older_;
+    if (io->rated_)
+        ht_rate_end(&dev->rate[direction_of(io)], ht_now_ns(), io->began_ns_, io->len, result == 0);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
@@ -53,7 +62,7 @@ void ht_flight_end(struct ht_io *io, int result)
         atomic_fetch_add_explicit(&dev->writes_failed_in_row, 1, memory_order_relaxed);
     else if (io->op == HT_IO_FLUSH)
         atomic_store_explicit(&dev->flush_failed, result != 0, memory_order_relaxed);
-    take_out(io);
+    take_out(io, result);
     if (io->op == HT_IO_FLUSH)
         HT_PROBE3(flush_end, dev->name, io, result);
     atomic_fetch_sub_explicit(&dev->in_flight, 1, memory_order_release);
@@ -68,6 +77,13 @@ uint64_t ht_dev_oldest_ns(struct ht_dev *dev)
         age_ns = ht_max_u64(ht_now_ns() - dev->oldest->began_ns_, 1);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     return age_ns;
+}
+
+void ht_dev_rate(struct ht_dev *dev, enum ht_direction direction, struct ht_dev_rate *out)
+{
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_rate_get(&dev->rate[direction], ht_now_ns(), out);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
 enum { DUMP_REQUESTS_MAX = 32 };

@@ -6,6 +6,7 @@
 #include "tiering/base/activity.h"
 #include "tiering/base/idtable.h"
 #include "tiering/base/list.h"
+#include "tiering/api/object.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 
@@ -60,6 +61,15 @@ int ht_scope_collect(struct ht_store *s, uint64_t scope, struct ht_obj ***out, s
         }
     *out_count = n;
     return 0;
+}
+
+uint64_t ht_scope_written_bytes(struct ht_store *s, uint64_t scope)
+{
+    ht_store_lock(s);
+    const struct ht_scope *sc = ht_scope_find(s, scope, false);
+    uint64_t bytes = sc ? sc->written_bytes : 0;
+    ht_store_unlock(s);
+    return bytes;
 }
 
 /* --------------------------------------------------------------- changes */

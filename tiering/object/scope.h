@@ -13,8 +13,9 @@ struct ht_obj;
 struct ht_scope {
     uint64_t id;
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
-        unsigned changing; /* calls that change content */
-        unsigned aborts;   /* how many began */
+        unsigned changing;      /* calls that change content */
+        unsigned aborts;        /* how many began */
+        uint64_t written_bytes; /* of its objects, to devices */
         bool aborting;
         struct ht_list touched; /* objects with something dirty or unpublished; each holds a reference */
         struct ht_scope *next;

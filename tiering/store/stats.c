@@ -17,6 +17,7 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/data/endurance.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/health.h"
 #include "tiering/shm/shm.h"
@@ -92,6 +93,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     if (s->journal)
         ht_journal_stats(s->journal, &out->log);
     ht_store_lock(s);
+    ht_endurance_stats(s, out);
     out->locked_bytes = locked_bytes(s);
     out->total_bytes = ht_alloc_total(s->alloc) * HT_BLOCK_BYTES - fixed_bytes(s);
     out->free_bytes = ht_alloc_free_blocks(s->alloc) * HT_BLOCK_BYTES;

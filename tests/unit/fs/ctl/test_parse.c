@@ -29,6 +29,28 @@ START_TEST(numbers_are_decimal_digits_and_nothing_else)
 }
 END_TEST
 
+START_TEST(sizes_have_units_and_a_length)
+{
+    static const char *const bad[] = {"", "T", "-1", "1 T", "1.5", "1x"};
+    uint64_t v = 0;
+
+    ck_assert_int_eq(ht_parse_bytes("20M", 3, &v), 0);
+    ck_assert_uint_eq(v, UINT64_C(20) << 20);
+    ck_assert_int_eq(ht_parse_bytes("1.5Txyz", 4, &v), 0);
+    ck_assert_uint_eq(v, UINT64_C(3) << 39);
+    ck_assert_int_eq(ht_parse_bytes("18446744073709551615", 20, &v), 0);
+    ck_assert(v == UINT64_MAX);
+    ck_assert_int_eq(ht_parse_bytes("18446744073709551616", 20, &v), -ERANGE);
+    ck_assert_int_eq(ht_parse_bytes("16384P", 6, &v), -ERANGE);
+    for (size_t i = 0; i < HT_ARRAY_SIZE(bad); i++)
+        ck_assert_int_eq(ht_parse_bytes(bad[i], strlen(bad[i]), &v), -EINVAL);
+    ck_assert_int_eq(ht_parse_bytes("1\0M", 3, &v), -EINVAL);
+    char zeros[200];
+    memset(zeros, '0', sizeof(zeros));
+    ck_assert_int_eq(ht_parse_bytes(zeros, sizeof(zeros), &v), -EINVAL);
+}
+END_TEST
+
 START_TEST(every_dtype_is_found_by_word_and_number)
 {
     for (size_t i = 0; i < HT_DTYPE_WORDS; i++) {
@@ -228,6 +250,7 @@ int main(void)
     TCase *t = tcase_create("texts");
 
     tcase_add_test(t, numbers_are_decimal_digits_and_nothing_else);
+    tcase_add_test(t, sizes_have_units_and_a_length);
     tcase_add_test(t, every_dtype_is_found_by_word_and_number);
     tcase_add_test(t, shapes_are_bounded_lists);
     tcase_add_test(t, commands_take_what_they_need);

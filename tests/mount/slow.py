@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loop devices, and a cgroup whose members use one slowly."""
+import contextlib
+import os
+import subprocess
+import time
+
+import pytest
+
+from conftest import SECONDS_MAX
+
+BLKIO = '/sys/fs/cgroup/blkio'
+
+
+@contextlib.contextmanager
+def loop_device(image):
+    made = subprocess.run(['losetup', '--find', '--show', '--direct-io=on', image], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True, timeout=SECONDS_MAX)
+    if made.returncode:
+        pytest.skip(f'no loop devices here: {made.stderr.strip()}')
+    device = made.stdout.strip()
+    try:
+        yield device
+    finally:
+        subprocess.run(['losetup', '-d', device], check=True, timeout=SECONDS_MAX)
+
+
+def cgroup_root():
+    """(folder, version 2?) of a cgroup hierarchy that can limit devices; None where there is none."""
+    if os.path.isdir(BLKIO):
+        return BLKIO, False
+    try:
+        with open('/sys/fs/cgroup/cgroup.controllers') as f:
+            if 'io' in f.read().split():
+                with open('/sys/fs/cgroup/cgroup.subtree_control', 'w') as control:
+                    control.write('+io')
+                return '/sys/fs/cgroup', True
+    except OSError:
+        pass
+    return None
+
+
+@contextlib.contextmanager
+def slow_group(device, ways=('write',)):
+    """A cgroup for processes that use device slowly; yields (folder, limit).
+
+    limit(bytes) lets its members move so many bytes per second each way, limit(0) any number.
+    """
+    root = cgroup_root()
+    if not root:
+        pytest.skip('no cgroup here limits devices')
+    folder = f'{root[0]}/hitrain-test-{os.getpid()}'
+    number = os.stat(device).st_rdev
+    name = f'{os.major(number)}:{os.minor(number)}'
+
+    def limit(bytes_per_s):
+        for way in ways:
+            file, value = (('io.max', f'{way[0]}bps={bytes_per_s or "max"}') if root[1] else
+                           (f'blkio.throttle.{way}_bps_device', str(bytes_per_s)))
+            with open(f'{folder}/{file}', 'w') as f:
+                f.write(f'{name} {value}')
+
+    try:
+        os.mkdir(folder)
+        limit(0)
+    except OSError as e:
+        pytest.skip(f'no cgroup can be made here: {e}')
+    try:
+        yield folder, limit
+    finally:
+        limit(0)
+        end = time.monotonic() + 20
+        while True:
+            try:
+                os.rmdir(folder)
+                break
+            except OSError:
+                assert time.monotonic() < end
+                time.sleep(0.1)

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a store counts as written: in a day, beside its budget, and for a scope. */
+#include <check.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "fixture.h"
+#include "tiering/base/event.h"
+
+static _Atomic unsigned warnings;
+static char text[HT_EVENT_TEXT_BYTES];
+
+static void count_warning(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    if (e->code != HT_EVENT_ENDURANCE)
+        return;
+    memcpy(text, e->text, sizeof(text));
+    warnings++;
+}
+
+static void setup(void)
+{
+    warnings = 0;
+    ht_event_set_sink(count_warning, NULL);
+}
+
+static void teardown(void)
+{
+    ht_event_set_sink(NULL, NULL);
+}
+
+static struct ht_store_stats figures(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(s, &st);
+    return st;
+}
+
+static void write_synced(unsigned mib, uint64_t scope)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, scope);
+    uint8_t *p = pattern(mib * MIB, mib);
+
+    put_all(o, 0, p, mib * MIB);
+    if (scope)
+        ck_assert_int_eq(ht_scope_writeback(s, scope), 0);
+    else
+        ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_put(o);
+    free(p);
+}
+
+START_TEST(all_that_devices_take_counts_for_the_day)
+{
+    fresh(64, false);
+    struct ht_store_stats before = figures();
+    ck_assert_uint_eq(before.day_written_bytes, before.device_written_bytes);
+    write_synced(4, 0);
+    struct ht_store_stats after = figures();
+    ck_assert_uint_ge(after.day_written_bytes, before.day_written_bytes + 4 * MIB);
+    ck_assert_uint_eq(after.day_written_bytes, after.device_written_bytes); /* log and superblocks, too */
+    ck_assert_uint_eq(after.endurance_bytes, 0);
+    done();
+}
+END_TEST
+
+START_TEST(the_warning_names_bytes_and_budget_and_comes_once)
+{
+    char wanted[64];
+
+    fresh(64, false);
+    ht_store_set_endurance(s, 3 * MIB);
+    ck_assert_uint_eq(figures().endurance_bytes, 3 * MIB);
+    ht_store_watch_devices(s);
+    ck_assert_uint_eq(warnings, 0);
+    write_synced(4, 0);
+    for (unsigned i = 0; i < 3; i++)
+        ht_store_watch_devices(s);
+    ck_assert_uint_eq(warnings, 1);
+    snprintf(wanted, sizeof(wanted), "%llu bytes", (unsigned long long)figures().day_written_bytes);
+    ck_assert_ptr_nonnull(strstr(text, wanted));
+    snprintf(wanted, sizeof(wanted), "allows %u", 3 * MIB);
+    ck_assert_ptr_nonnull(strstr(text, wanted));
+    write_synced(4, 0);
+    ht_store_watch_devices(s);
+    ck_assert_uint_eq(warnings, 1);
+    ht_store_set_endurance(s, 0);
+    write_synced(4, 0);
+    ht_store_watch_devices(s);
+    ck_assert_uint_eq(warnings, 1);
+    done();
+}
+END_TEST
+
+START_TEST(a_thread_of_the_store_looks_at_the_budget)
+{
+    fresh(64, true);
+    ht_store_set_endurance(s, MIB);
+    write_synced(4, 0);
+    for (unsigned i = 0; i < 1000 && warnings == 0; i++)
+        usleep(10000);
+    ck_assert_uint_eq(warnings, 1);
+    done();
+}
+END_TEST
+
+START_TEST(what_is_written_counts_for_the_scope_of_its_object)
+{
+    enum { ONE = 100, OTHER = 200 };
+
+    fresh(64, false);
+    ck_assert_uint_eq(ht_scope_written_bytes(s, ONE), 0);
+    write_synced(2, ONE);
+    write_synced(3, OTHER);
+    write_synced(4, 0);
+    ck_assert_uint_eq(ht_scope_written_bytes(s, ONE), 2 * MIB);
+    ck_assert_uint_eq(ht_scope_written_bytes(s, OTHER), 3 * MIB);
+    ck_assert_uint_eq(ht_scope_written_bytes(s, 0), 4 * MIB);
+    write_synced(1, ONE);
+    ck_assert_uint_eq(ht_scope_written_bytes(s, ONE), 3 * MIB);
+    ck_assert_uint_eq(ht_scope_written_bytes(s, 300), 0);
+    done();
+}
+END_TEST
+
+START_TEST(each_device_of_the_store_has_its_rates)
+{
+    struct ht_device_stat st;
+
+    fresh(64, false);
+    ht_store_device_stat(s, 0, &st);
+    ck_assert(!st.rate[HT_DIRECTION_WRITE].known);
+    for (unsigned i = 0; i < 5; i++)
+        write_synced(4, 0);
+    ht_store_device_stat(s, 0, &st);
+    ck_assert(st.rate[HT_DIRECTION_WRITE].known);
+    ck_assert_uint_gt(st.rate[HT_DIRECTION_WRITE].bytes_per_s, 0);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("endurance");
+    TCase *tc = tcase_create("endurance");
+
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, all_that_devices_take_counts_for_the_day);
+    tcase_add_test(tc, the_warning_names_bytes_and_budget_and_comes_once);
+    tcase_add_test(tc, a_thread_of_the_store_looks_at_the_budget);
+    tcase_add_test(tc, what_is_written_counts_for_the_scope_of_its_object);
+    tcase_add_test(tc, each_device_of_the_store_has_its_rates);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}
