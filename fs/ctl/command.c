@@ -139,6 +139,10 @@ static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *s
                         char err[HT_CTL_ERROR_MAX])
 {
     struct ht_optim_steer by = steer_of(seat, root, cmd);
+    struct ht_trace_mark mark = ht_trace_begin();
+    enum ht_trace_op op = cmd->id == HT_COMMAND_STEP ? HT_TRACE_STEP
+        : cmd->id == HT_COMMAND_COMMIT               ? HT_TRACE_COMMIT
+                                                     : HT_TRACE_ABORT;
     int rc;
 
     if (cmd->id == HT_COMMAND_STEP) {
@@ -150,6 +154,8 @@ static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *s
         ht_ctl_drop_stale(c);
         ht_endurance_apply(c); /* the mount's root may be the model root */
     }
+    if (rc == 0)
+        ht_trace_end(ht_store_trace(c->store), &mark, op, root, 0, 0);
     if (by.why[0])
         snprintf(err, HT_CTL_ERROR_MAX, "%s", by.why);
     return rc;

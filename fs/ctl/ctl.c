@@ -131,8 +131,11 @@ void ht_ctl_drop_stale(struct ht_ctl *c)
 int ht_ctl_prefetch(struct ht_ctl *c, uint64_t ino, struct ht_obj *obj)
 {
     const struct ht_ctl_cache *cache = c->cache;
+    struct ht_trace_mark mark = ht_trace_begin();
+    int rc = cache && cache->bring(cache->ctx, ino, obj) ? 0 : ht_obj_prefetch(obj);
 
-    return cache && cache->bring(cache->ctx, ino, obj) ? 0 : ht_obj_prefetch(obj);
+    ht_trace_end(ht_store_trace(c->store), &mark, HT_TRACE_PREFETCH, ino, 0, ht_obj_size(obj));
+    return rc;
 }
 
 /* -------------------------------------------------------------------- life */
@@ -375,7 +378,12 @@ bool ht_ctl_is_root(struct ht_ctl *c, uint64_t dir)
 
 int ht_ctl_commit(struct ht_ctl *c, uint64_t root, const struct ht_caller *caller)
 {
+    struct ht_trace_mark mark = ht_trace_begin();
     int rc = ht_ctl_may_steer(c, root, caller);
 
-    return rc ? rc : ht_optim_commit(c->optim, root);
+    if (!rc)
+        rc = ht_optim_commit(c->optim, root);
+    if (!rc)
+        ht_trace_end(ht_store_trace(c->store), &mark, HT_TRACE_COMMIT, root, 0, 0);
+    return rc;
 }

@@ -14,6 +14,7 @@
 #include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
+#include "tiering/base/trace.h"
 #include "tiering/api/tx.h"
 
 enum { HT_LAST_ERRORS_MAX = 256 }; /* remembered texts, see last_error.c */

@@ -25,8 +25,7 @@ HT_MUTEX_OF(feed_lock, struct ht_event_feed, lock, HT_LOCK_FEED)
 
 /* ------------------------------------------------------------------ naming */
 
-/* Optimizer state is named by its parameter. */
-static void find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYTES])
+void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYTES])
 {
     const char *state;
     uint64_t param;
@@ -92,7 +91,7 @@ static void *name_and_report(void *arg)
     while (ht_event_log_wait(c->events)) {
         ht_event_log_tick(c->events, ht_now_ns());
         while (ht_event_log_unnamed(c->events, &entry)) {
-            find_path(c, entry.event.id, entry.path);
+            ht_ctl_find_path(c, entry.event.id, entry.path);
             report(c, &entry);
             ht_event_log_name(c->events, entry.seq, entry.path);
         }

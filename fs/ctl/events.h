@@ -26,6 +26,12 @@ int ht_event_feed_open(struct ht_ctl *c, struct ht_event_feed **out) HT_MUST_CHE
 ssize_t ht_event_feed_read(struct ht_event_feed *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
 void ht_event_feed_close(struct ht_event_feed *f);
 
+/*
+ * The path of an object below the mount's root; optimizer state is named by its parameter. "": the object has no name
+ * any more.
+ */
+void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYTES]);
+
 /* Writes the entry as one line of JSON. Keys without a value are left out; hitrain(7) lists the keys. */
 void ht_event_put(const struct ht_event_entry *entry, FILE *to);
 

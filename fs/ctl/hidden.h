@@ -62,6 +62,8 @@ ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *
 bool ht_hidden_is_dense(const struct ht_hidden_file *f);
 /* Bytes of a whole gradient; 0: it is no gradient. */
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f);
+/* The parameter of a gradient or state. */
+uint64_t ht_hidden_param(const struct ht_hidden_file *f);
 /* ftruncate: of a gradient that is open for writing only, ht_grad_set_size; else nothing. */
 int ht_hidden_set_size(struct ht_hidden_file *f, uint64_t bytes) HT_MUST_CHECK;
 /* Called for each closing descriptor, maybe early and often. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats and events.
+ * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats, events and trace.
  *
  * ctl is a session per open file: lines written are commands, lines read are their results in order,
  * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
@@ -8,6 +8,7 @@
  */
 #include "fs/ctl/events.h"
 #include "fs/ctl/hidden_priv.h"
+#include "fs/ctl/trace.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -39,15 +40,16 @@ struct ht_hidden_file {
     struct ht_ctl *ctl;
     uint64_t ino;
     enum ht_hidden_kind kind;
-    int flags;                  /* of the open */
-    struct ht_param_desc param; /* GRAD, TOPK and STATE */
-    struct ht_grad *grad;       /* GRAD */
-    struct ht_topk *topk;       /* TOPK */
-    const char *state;          /* STATE: name */
-    struct session *session;    /* CTL */
-    struct ht_buf text;         /* STATS */
-    struct ht_event_feed *feed; /* EVENTS */
-    bool counted;               /* by fs/fuse */
+    int flags;                   /* of the open */
+    struct ht_param_desc param;  /* GRAD, TOPK and STATE */
+    struct ht_grad *grad;        /* GRAD */
+    struct ht_topk *topk;        /* TOPK */
+    const char *state;           /* STATE: name */
+    struct session *session;     /* CTL */
+    struct ht_buf text;          /* STATS */
+    struct ht_event_feed *feed;  /* EVENTS */
+    struct ht_trace_feed *trace; /* TRACE */
+    bool counted;                /* by fs/fuse */
 };
 
 /* -------------------------------------------------------------------- open */
@@ -152,6 +154,8 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
         return open_stats(f, caller);
     case HT_HIDDEN_EVENTS:
         return ht_event_feed_open(f->ctl, &f->feed);
+    case HT_HIDDEN_TRACE:
+        return ht_trace_feed_open(f->ctl, &f->trace);
     default:
         return -EISDIR;
     }
@@ -171,8 +175,8 @@ static int access_mask(enum ht_hidden_kind kind, int flags)
     }
 }
 
-/* Events name things in directories that not all users may search. */
-static int check_events(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
+/* They name things in directories that not all users may search. */
+static int check_feed(struct ht_ctl *c, uint64_t ino, const struct ht_caller *caller)
 {
     struct stat st;
     int rc = ht_ns_getattr(c->ns, ht_hidden_permission_inode(c, ino), &st);
@@ -189,8 +193,8 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
     int rc = ht_ctl_access(c, permission_inode, access_mask(kind, flags), caller);
 
-    if (rc == 0 && kind == HT_HIDDEN_EVENTS)
-        rc = check_events(c, ino, caller);
+    if (rc == 0 && (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE))
+        rc = check_feed(c, ino, caller);
     *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, permission_inode) ? permission_inode : 0;
     if (rc == 0 && *out_steered)
         rc = ht_ctl_may_steer(c, permission_inode, caller);
@@ -281,6 +285,8 @@ void ht_hidden_release(struct ht_hidden_file *f)
     }
     if (f->feed)
         ht_event_feed_close(f->feed);
+    if (f->trace)
+        ht_trace_feed_close(f->trace);
     ht_buf_free(&f->text);
     free(f);
 }
@@ -413,6 +419,8 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
         return read_session(f->session, buf, len);
     case HT_HIDDEN_EVENTS:
         return ht_event_feed_read(f->feed, off, buf, len);
+    case HT_HIDDEN_TRACE:
+        return ht_trace_feed_read(f->trace, off, buf, len);
     default:
         return read_text(&f->text, off, buf, len);
     }
@@ -453,6 +461,11 @@ ssize_t ht_hidden_try_write(struct ht_hidden_file *f, uint64_t off, const void *
 uint64_t ht_hidden_gradient_bytes(const struct ht_hidden_file *f)
 {
     return f->grad ? ht_grad_size(f->grad) : 0;
+}
+
+uint64_t ht_hidden_param(const struct ht_hidden_file *f)
+{
+    return ht_hidden_base(f->ino);
 }
 
 int ht_hidden_flush(struct ht_hidden_file *f)

@@ -20,6 +20,7 @@
 #include "tiering/base/list.h"
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
+#include "tiering/base/trace.h"
 #include "tiering/api/object.h"
 #include "tiering/api/shm.h"
 #include "tiering/api/stats.h"

@@ -303,8 +303,10 @@ static ssize_t write_bytes(fuse_req_t req, struct ht_open *o, const char *buf, s
 }
 
 static void reply_written(fuse_req_t req, const struct ht_open *o, uint64_t off, size_t size, ssize_t n, int error,
-                          bool pages)
+                          bool pages, const struct ht_trace_mark *mark)
 {
+    if (n > 0)
+        ht_trace_end(ht_store_trace(ht_fuse_of(req)->store), mark, HT_TRACE_WRITE, o->ino, off, (uint64_t)n);
     if (error)
         ht_ctl_write_failed(ht_fuse_of(req)->ctl, o->ino, off, size, error, pages);
     if (n < 0)
@@ -315,10 +317,11 @@ static void reply_written(fuse_req_t req, const struct ht_open *o, uint64_t off,
 
 static void job_write(struct ht_job *job)
 {
+    struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
     int error;
     ssize_t n = write_bytes(job->req, job->open, job->data, job->size, job->off, job->flags & O_DIRECT, &error);
 
-    reply_written(job->req, job->open, job->off, job->size, n, error, false);
+    reply_written(job->req, job->open, job->off, job->size, n, error, false, &mark);
 }
 
 void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, off_t off, struct fuse_file_info *fi)
@@ -339,9 +342,10 @@ void ht_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t size, o
         ht_job_submit(job, HT_LANE_UPDATE, o->root);
         return;
     }
+    struct ht_trace_mark mark = ht_trace_begin();
     n = fi->writepage ? write_pages(f, o, buf, size, (uint64_t)off, &error)
                       : write_bytes(req, o, buf, size, (uint64_t)off, (fi->flags & O_DIRECT) != 0, &error);
-    reply_written(req, o, (uint64_t)off, size, n, error, fi->writepage);
+    reply_written(req, o, (uint64_t)off, size, n, error, fi->writepage, &mark);
 }
 
 /* ------------------------------------------------------------- durability */

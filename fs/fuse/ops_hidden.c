@@ -15,10 +15,25 @@ static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
     return (struct ht_hidden_file *)(uintptr_t)fi->fh;
 }
 
+/* A sparse gradient is one access to the whole, of no bytes. */
+static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, uint64_t bytes,
+                           const struct ht_trace_mark *mark)
+{
+    bool dense = ht_hidden_is_dense(file);
+
+    if (dense || ht_hidden_traffic(file) == HT_TRAFFIC_GRAD)
+        ht_trace_end(ht_store_trace(f->store), mark, HT_TRACE_GRADIENT, ht_hidden_param(file), dense ? off : 0,
+                     dense ? bytes : 0);
+}
+
 static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file)
 {
-    if (ht_hidden_is_counted(file))
+    struct ht_trace_mark mark = ht_trace_begin();
+
+    if (ht_hidden_is_counted(file)) { /* its writer used a mapping */
         ht_passthrough_hidden_close(f, ino);
+        trace_gradient(f, file, 0, ht_hidden_gradient_bytes(file), &mark);
+    }
     ht_hidden_release(file);
 }
 
@@ -99,9 +114,12 @@ void ht_hidden_op_read(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, s
     ht_job_submit(job, lane, ht_hidden_root(f->ctl, ino));
 }
 
-static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, ssize_t n)
+static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hidden_file *file, uint64_t off, ssize_t n,
+                          const struct ht_trace_mark *mark)
 {
     ht_count_written(f, ht_hidden_traffic(file), n);
+    if (n > 0)
+        trace_gradient(f, file, off, (uint64_t)n, mark);
     if (n < 0)
         ht_reply(req, (int)n);
     else
@@ -110,7 +128,10 @@ static void reply_written(struct ht_fuse *f, fuse_req_t req, const struct ht_hid
 
 static void job_write(struct ht_job *job)
 {
-    reply_written(job->fuse, job->req, job->file, ht_hidden_write(job->file, job->off, job->data, job->size));
+    struct ht_trace_mark mark = ht_trace_begin_at(job->request.began_ns);
+    ssize_t n = ht_hidden_write(job->file, job->off, job->data, job->size);
+
+    reply_written(job->fuse, job->req, job->file, job->off, n, &mark);
 }
 
 /* With a copy of the bytes. */
@@ -141,12 +162,13 @@ void ht_hidden_op_write(fuse_req_t req, fuse_ino_t ino, const char *buf, size_t 
         write_later(req, ino, lane, buf, size, off, fi);
         return;
     }
+    struct ht_trace_mark mark = ht_trace_begin();
     n = ht_hidden_is_dense(file) ? ht_hidden_try_write(file, (uint64_t)off, buf, size)
                                  : ht_hidden_write(file, (uint64_t)off, buf, size);
     if (n == -EAGAIN)
         write_later(req, ino, HT_LANE_WRITE, buf, size, off, fi);
     else
-        reply_written(ht_fuse_of(req), req, file, n);
+        reply_written(ht_fuse_of(req), req, file, (uint64_t)off, n, &mark);
 }
 
 static void job_command(struct ht_job *job)

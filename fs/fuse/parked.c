@@ -90,7 +90,9 @@ int ht_park_init(struct ht_fuse *f)
 struct reading {
     struct ht_fuse *fuse;
     fuse_req_t req;
+    uint64_t oid, off;
     enum ht_traffic_kind kind;
+    struct ht_trace_mark mark;
 };
 
 /* Copies the bytes from the image to the kernel's pages, and waits for nothing. */
@@ -99,13 +101,14 @@ static void reply_bytes(void *ctx, const void *bytes, size_t len)
     struct reading *r = ctx;
 
     ht_count_read(r->fuse, r->kind, (ssize_t)len);
+    ht_trace_end(ht_store_trace(r->fuse->store), &r->mark, HT_TRACE_READ, r->oid, r->off, len);
     fuse_reply_buf(r->req, bytes, len);
 }
 
-void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
-                       uint64_t off, size_t len, enum ht_traffic_kind kind)
+static void read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
+                           uint64_t off, size_t len, enum ht_traffic_kind kind, struct ht_trace_mark mark)
 {
-    struct reading r = {f, req, kind};
+    struct reading r = {f, req, ht_obj_id(obj), off, kind, mark};
     char *buf = ht_fuse_buffer();
     ssize_t n = -ENOMEM;
 
@@ -115,6 +118,12 @@ void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, st
         ht_count_read(f, kind, n);
         ht_reply(req, (int)n);
     }
+}
+
+void ht_read_and_reply(struct ht_fuse *f, fuse_req_t req, struct ht_obj *obj, struct ht_obj_reader *reader,
+                       uint64_t off, size_t len, enum ht_traffic_kind kind)
+{
+    read_and_reply(f, req, obj, reader, off, len, kind, ht_trace_begin());
 }
 
 static fuse_req_t claim(struct parked *p)
@@ -135,7 +144,7 @@ static void wake(struct ht_waiter *w)
     fuse_req_t req = claim(p);
 
     if (req)
-        ht_read_and_reply(p->fuse, req, p->obj, NULL, p->off, p->len, HT_TRAFFIC_PARAM);
+        read_and_reply(p->fuse, req, p->obj, NULL, p->off, p->len, HT_TRAFFIC_PARAM, ht_trace_begin_at(p->began_ns));
     put_free(p);
 }
 

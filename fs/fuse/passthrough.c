@@ -148,10 +148,16 @@ static void use_memory(const struct ht_passthrough_file *e, struct fuse_file_inf
     fi->parallel_direct_writes = calls;
 }
 
+static void trace(struct ht_fuse *f, const struct ht_open *o, enum ht_trace_op op, const struct ht_trace_mark *mark)
+{
+    ht_trace_end(ht_store_trace(f->store), mark, op, o->ino, 0, ht_obj_size(o->obj));
+}
+
 int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info *fi)
 {
     struct ht_fuse *f = ht_fuse_of(req);
     bool stores = ht_passthrough_may_store(fi->flags);
+    struct ht_trace_mark mark = ht_trace_begin();
     struct ht_passthrough_file *e;
     int rc = 0;
 
@@ -170,6 +176,7 @@ int ht_passthrough_open(fuse_req_t req, struct ht_open *o, struct fuse_file_info
     if (e->active && rc == 0) {
         use_memory(e, fi);
         f->traffic->passthrough_opens++;
+        trace(f, o, HT_TRACE_OPEN, &mark);
     }
     ht_passthrough_file_leave(f, e);
     return rc;
@@ -246,8 +253,13 @@ void ht_passthrough_file_close(struct ht_fuse *f, struct ht_passthrough_file *e,
 
 void ht_passthrough_close(struct ht_fuse *f, struct ht_open *o)
 {
-    if (o->passthrough)
-        ht_passthrough_file_close(f, o->passthrough, job_drop_names);
+    struct ht_trace_mark mark = ht_trace_begin();
+
+    if (!o->passthrough)
+        return;
+    if (ht_passthrough_is_active(o))
+        trace(f, o, HT_TRACE_CLOSE, &mark);
+    ht_passthrough_file_close(f, o->passthrough, job_drop_names);
 }
 
 /* No open is left. If the file is active, the caller takes the entry. */

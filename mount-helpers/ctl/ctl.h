@@ -10,11 +10,11 @@
 enum { HT_CMD_OK = 0, HT_CMD_FAILED = 1, HT_CMD_USAGE = 2 };
 
 struct ht_cmd_options {
-    const char *verb; /* scrub: the action */
+    const char *verb; /* scrub, trace: the action */
     bool json;
     double watch_s;          /* stats: again after so many seconds; 0: once */
-    bool follow;             /* events: continue with new ones */
-    uint64_t since;          /* events: after this number */
+    bool follow;             /* events, trace: continue with new entries */
+    uint64_t since;          /* events, trace: after this number */
     enum ht_log_level level; /* events: at least so important */
     bool conditional;        /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
@@ -24,6 +24,7 @@ struct ht_cmd_options {
 int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);

@@ -12,6 +12,7 @@ enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_IF, OPT_
 #define OPT_BIT(option) (1u << ((option)-OPT_JSON))
 
 static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
+static const char *const trace_verbs[] = {"show", "save", NULL};
 
 static const struct command {
     const char *name, *usage;
@@ -34,6 +35,13 @@ static const struct command {
      "  --follow         continue with new events, until interrupted or unmounted\n"
      "  --since=SEQ      only events after the one with this number\n"
      "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
+    {"trace", "show|save PATH [--follow] [--since=NUMBER]", trace_verbs, ht_cmd_trace, false,
+     OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE),
+     "Prints the last 65536 accesses to the store that PATH lies on: reads, writes, gradients, updates, and the ends of\n"
+     "steps, with the time since the mount and how long each waited. show prints a table; save prints JSON Lines, which\n"
+     "hitrain(7) describes. For root and the owner of the mount's root.\n\n"
+     "  --follow         continue with new accesses, until interrupted or unmounted\n"
+     "  --since=NUMBER   only accesses after the one with this number\n"},
     {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, false, 0,
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
@@ -164,7 +172,7 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
             ? 0
             : usage_error("--watch: not a number of seconds from 0.01 to 86400: ", value);
     case OPT_SINCE:
-        return parse_number(value, &o->since) ? 0 : usage_error("--since: not the number of an event: ", value);
+        return parse_number(value, &o->since) ? 0 : usage_error("--since: not a number: ", value);
     case OPT_IF:
         o->conditional = true;
         return parse_number(value, &o->step_open) ? 0 : usage_error("--if: not the number of a step: ", value);
@@ -246,7 +254,8 @@ int main(int argc, char **argv)
     if (command->verbs) {
         p.o.verb = argv[optind + 1];
         if (!takes_verb(command, p.o.verb))
-            return usage_error("expected: hitrainctl scrub start, status or stop", "");
+            return usage_error("expected: hitrainctl ",
+                               command->verbs == scrub_verbs ? "scrub start, status or stop" : "trace show or save");
         optind++;
     }
     if (argc - optind < 2 || (argc - optind > 2 && !command->many))

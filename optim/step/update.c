@@ -19,6 +19,7 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
+#include "tiering/base/trace.h"
 #include "optim/rules/kernel.h"
 #include "optim/rules/master.h"
 #include "optim/rules/rule.h"
@@ -40,6 +41,7 @@ struct job {
     unsigned work; /* enum ht_range_work */
     int err;
     uint64_t elements, added, nonfinite;
+    struct ht_trace_mark mark;
     /* the part that is measured or updated; fixed while the range is running */
     const struct ht_interval *cover;
     struct ht_interval whole;
@@ -408,6 +410,17 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
     }
 }
 
+static void trace(const struct job *j)
+{
+    const struct ht_param *p = j->range->param;
+
+    if (j->work & HT_WORK_UPDATE && !j->err)
+        ht_trace_end(ht_store_trace(p->o->store), &j->mark, HT_TRACE_UPDATE, p->oid,
+                     (uint64_t)j->range->index * p->shape.chunk_bytes,
+                     (uint64_t)ht_opt_range_elements(p, j->range->index) *
+                         (p->shape.chunk_bytes / p->shape.range_elements));
+}
+
 /*
  * The range is applied or failed: wakes every waiter. Caches need no second invalidation: the one from when the range
  * became pending runs after that. Every read since then was parked until here, so a cache holds new bytes once it has
@@ -435,6 +448,7 @@ static void end(struct job *j, uint64_t ns)
     root->backlog_bytes -= ht_opt_range_backlog_bytes(r, j->work);
     ht_opt_take_waiters(p, &chain);
     unlock(o);
+    trace(j);
     ht_opt_wake(chain);
     lock(o);
     root->running--;
@@ -491,6 +505,7 @@ static void update(struct ht_worker *w, struct job *now, struct job *next)
 {
     uint64_t start = ht_now_ns();
 
+    now->mark = ht_trace_begin();
     if (!now->begun && !now->err)
         begin(now, false);
     if (now->begun && !now->err)

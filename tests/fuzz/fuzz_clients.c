@@ -32,6 +32,7 @@ static const char *const hidden[][DEPTH_MAX] = {
     {"model", ".hitrain", "stats"},
     {".hitrain", "ctl"},
     {".hitrain", "events"},
+    {".hitrain", "trace"},
 };
 
 static struct harness k;

@@ -367,11 +367,12 @@ def test_figures_need_read_permission_and_name_no_hidden_model(mnt, model, share
     assert 'hitrain' in may(MEMBER, read, model)
 
 
-@row('events')
-def test_events_are_the_owners(mnt, shared):
+@row('events', 'trace')
+def test_events_and_trace_are_the_owners(mnt, shared):
     def read():
-        fd = os.open(mnt / '.hitrain/events', os.O_RDONLY | os.O_NONBLOCK)
-        os.close(fd)
+        for name in 'events', 'trace':
+            with open(mnt / '.hitrain' / name, 'rb'):
+                pass
 
     os.chmod(mnt, 0o777)
     may_not(errno.EACCES, MEMBER, read)

@@ -39,6 +39,7 @@
 #include "tiering/api/participant.h"
 
 struct ht_store;
+struct ht_trace;
 struct ht_tx;
 
 /* ------------------------------------------------------------------ life */
@@ -90,6 +91,8 @@ void ht_store_close(struct ht_store *s);
 const struct ht_super *ht_store_super(const struct ht_store *s);
 /* The NUMA nodes that memory comes from: none where it does not matter. */
 const struct ht_nodes *ht_store_nodes(const struct ht_store *s);
+/* What programs and the optimizer do with the store's objects; they write it. */
+struct ht_trace *ht_store_trace(const struct ht_store *s);
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s);
 bool ht_store_read_only(const struct ht_store *s);
 /* The log has failed: not everything that was changed is durable, nor will be. */

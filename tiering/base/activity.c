@@ -15,6 +15,7 @@ static pthread_key_t key; /* calls give_back when a thread ends */
 
 static __thread struct ht_activity *mine;
 static __thread int own_number;
+static __thread uint64_t waited_ns;
 
 static void give_back(void *record)
 {
@@ -111,8 +112,15 @@ void ht_activity_go_on(void)
 {
     struct ht_activity *a = record();
 
-    if (is_kept(a) && --a->waits == 0)
-        SET(a->wait, NULL);
+    if (!is_kept(a) || --a->waits)
+        return;
+    waited_ns += ht_now_ns() - a->wait_ns;
+    SET(a->wait, NULL);
+}
+
+uint64_t ht_activity_waited_ns(void)
+{
+    return waited_ns;
 }
 
 void ht_activity_want(const void *chunk)

@@ -40,6 +40,8 @@ struct ht_request ht_activity_request(void);
 /* The calling thread waits. what lives for ever; id follows it unless it is 0. The outermost wait counts. */
 void ht_activity_wait(const char *what, uint64_t id);
 void ht_activity_go_on(void);
+/* How long the calling thread has waited in all. */
+uint64_t ht_activity_waited_ns(void);
 /* The calling thread waits for a chunk; NULL: no longer. */
 void ht_activity_want(const void *chunk);
 void ht_activity_hold(const void *chunk);

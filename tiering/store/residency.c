@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* residency.c - takes images out of memory on request: those of an object that is not used any more. */
 #include "tiering/api/object.h"
+#include "tiering/api/store.h"
+#include "tiering/base/trace.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
@@ -8,9 +10,13 @@
 
 void ht_obj_evict(struct ht_obj *o)
 {
+    struct ht_trace_mark mark = ht_trace_begin();
+
     ht_store_lock(o->s);
     ht_obj_images(o)->evict(o);
+    uint64_t size = o->size;
     ht_store_unlock(o->s);
+    ht_trace_end(ht_store_trace(o->s), &mark, HT_TRACE_EVICT, o->oid, 0, size);
 }
 
 void ht_obj_unprotect(struct ht_obj *o)

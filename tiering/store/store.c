@@ -5,6 +5,7 @@
 
 #include "tiering/base/idtable.h"
 #include "tiering/base/lock.h"
+#include "tiering/base/trace.h"
 #include "tiering/base/log.h"
 #include "tiering/base/pool.h"
 #include "tiering/base/verify.h"
@@ -159,6 +160,8 @@ int ht_store_new(struct ht_dev *devs[], unsigned dev_count, const struct ht_stor
     init_locks(s);
     s->objects.scope0 = ht_scope_find(s, 0, true);
     int rc = s->objects.scope0 ? make_state(s) : -ENOMEM;
+    if (!rc)
+        rc = ht_trace_new(HT_TRACE_ENTRIES, &s->own->trace);
     if (!rc)
         rc = ht_store_gather(s, devs, dev_count);
     if (!rc)
@@ -433,6 +436,7 @@ void ht_store_close(struct ht_store *s)
     ht_shm_teardown(s);
     ht_data_teardown(s);
     destroy_locks(s);
+    ht_trace_free(s->own->trace);
     free(s->own);
     free(s);
 }
@@ -442,6 +446,11 @@ void ht_store_close(struct ht_store *s)
 const struct ht_super *ht_store_super(const struct ht_store *s)
 {
     return &s->sb;
+}
+
+struct ht_trace *ht_store_trace(const struct ht_store *s)
+{
+    return s->own->trace;
 }
 
 const struct ht_journal_report *ht_store_log_report(const struct ht_store *s)

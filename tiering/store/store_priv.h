@@ -8,6 +8,7 @@
 
 struct ht_store;
 struct ht_obj;
+struct ht_trace;
 struct ht_chunk;
 struct ht_batch_pin_work;
 
@@ -15,6 +16,7 @@ struct ht_batch_pin_work;
 struct ht_own {
     bool mounted;
     struct ht_journal_report report;
+    struct ht_trace *trace;
     struct ht_dev *log_aside[HT_LOG_COPIES]; /* the store's own, in memory, in place of those on the devices */
     HT_GUARDED_BY(HT_LOCK_STORE) struct {
         struct ht_batch_pin_work *batch_pin_works; /* free ones */
