@@ -6,8 +6,8 @@ Run it with `make bench-step`, as root. A loop device is limited to the same spe
 measures it for the mix of reads and writes of each case. Then AdamW on f32 parameters runs in hitrain (gradients
 written to .hitrain/grad, a boundary per step), and in two clients on XFS on the same device: A reads p, m and v,
 updates them with the same kernel and writes them back; B also has its gradient on the device, as DeepSpeed's pattern
-does. All bytes are counted by the device. Medians of interleaved runs; a table, and all figures in step.jsonl beside
-bench-meta's.
+does. Steps that clip (max_grad_norm) run beside the same steps without. All bytes are counted by the device. Medians of
+interleaved runs; a table, and all figures in step.jsonl beside bench-meta's.
 """
 import argparse
 import atexit
@@ -30,10 +30,19 @@ SETUP_SECONDS_MAX = 300
 
 
 class Case:
-    """resident: the part of p, m and v that memory holds."""
+    """resident: the part of p, m and v that memory holds; words: of the optimizer; gradients: memory for so many bytes each more"""
 
-    def __init__(self, name, resident, durable_every, steps):
+    def __init__(self, name, resident, durable_every, steps, words='', gradients=0):
         self.name, self.resident, self.durable_every, self.steps = name, resident, durable_every, steps
+        self.optimizer = f'adamw lr=1e-3 durable_every={durable_every} {words}'
+        self.gradients = gradients
+
+    def dram(self, elements):
+        return max(int((self.resident * 4 * ARRAYS + self.gradients) * elements / KEPT_SHARE), 64 * MIB)
+
+    def warm_steps(self):
+        """So many make the resident content resident and durable."""
+        return self.durable_every if self.resident else 1
 
     def bytes_each_way(self, moved):
         """Per parameter and step, by arithmetic: (in, out) of a system that moves `moved` bytes when nothing is resident."""
@@ -47,6 +56,11 @@ CASES = [
     Case('half resident, every step durable', 0.5, 1, 4),
     Case('half resident, every 16th durable', 0.5, 16, 16),
 ]
+# Pairs: a step, and the same step with clipping in the same memory.
+CLIP = 'max_grad_norm=1'
+PAIRS = [(Case(name, resident, 1, 3, gradients=gradients), Case(f'{name}, clipped', resident, 1, 3, CLIP, gradients))
+         for name, resident, gradients in (('nothing resident', 0, 0), ('half resident', 0.5, 0),
+                                           ('all resident, and gradients', 1, 4))]
 
 
 class Device:
@@ -98,7 +112,7 @@ class Store:
     def format(self):
         self.device.slow(False)
         run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', self.device.path)
-        self.start('1G')
+        self.start(1 << 30)
         root = self.point / 'model'
         root.mkdir()
         zeros = bytes(self.elements // self.files * 4)
@@ -111,7 +125,7 @@ class Store:
         self.step(1)
         self.stop()
 
-    def start(self, dram, durable_every=1):
+    def start(self, dram, optimizer='adamw lr=1e-3'):
         with open(self.log, 'w') as log:
             self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', self.device.path, self.point, '-o', f'dram={dram}'],
                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
@@ -121,7 +135,7 @@ class Store:
             give_up(f'hitrain: exit {self.daemon.returncode}\n{self.log.read_text()}')
         root = self.point / 'model'
         if root.exists():
-            os.setxattr(root, 'user.hitrain.optimizer', f'adamw lr=1e-3 durable_every={durable_every}'.encode())
+            os.setxattr(root, 'user.hitrain.optimizer', optimizer.encode())
 
     def stop(self):
         if not self.daemon:
@@ -149,11 +163,8 @@ class Store:
             give_up(f'step: {answer.decode()}')
 
     def measure(self, case):
-        total = self.elements * 4 * ARRAYS
-        dram = max(int(case.resident * total / KEPT_SHARE), 64 * MIB)
-        self.start(dram, case.durable_every)
-        # so many steps make the resident content resident and durable
-        for n in range(case.durable_every if case.resident else 1):
+        self.start(case.dram(self.elements), case.optimizer)
+        for n in range(case.warm_steps()):
             self.step(n)
         self.device.slow(True)
         before, began = self.device.counters(), time.monotonic()
@@ -219,7 +230,7 @@ class Results:
                 'in': statistics.median(r['read_bytes'] / r['steps'] / count for r in rows),
                 'out': statistics.median(r['written_bytes'] / r['steps'] / count for r in rows),
                 'bytes_per_s': statistics.median(moved),
-                'of_fio': statistics.median(r['fio_s'] / per_step(r) for r in rows)}
+                'of_fio': statistics.median(r['fio_s'] / per_step(r) for r in rows) if rows[0]['fio_s'] else None}
 
     def ratio(self, ours, theirs):
         """How many times faster a step is: the median over the runs."""
@@ -256,13 +267,33 @@ def tell(results, case_list):
     return out
 
 
+def tell_pairs(results):
+    print(f'\n  {"":40}{"bytes in":>10}{"out":>7}{"s/step":>9}{"time over the same without":>28}')
+    out = []
+    for plain, clipped in PAIRS:
+        for c in plain, clipped:
+            out.append(results.summary(c.name))
+            r = out[-1]
+            ratio = f'{1 / results.ratio(c.name, plain.name):28.3f}' if c is clipped else ''
+            print(f'  {c.name:40}{r["in"]:10.2f}{r["out"]:7.2f}{r["step_s"]:9.3f}{ratio}')
+    return out
+
+
 def parse_args():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--runs', type=int, default=3)
     p.add_argument('--elements', type=int, default=96 * MIB, help=f'parameters, in {FILES} files')
     p.add_argument('--limit', type=int, default=300 * MIB, help="bytes per second each way")
     p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
+    p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
     return p.parse_args()
+
+
+def run_pairs(number, store, results, said):
+    store.format()
+    for c in (c for pair in PAIRS for c in pair):
+        results.add(number, c.name, store.measure(c))
+        said(f'run {number + 1}: {c.name}: {per_step(results.rows[-1]):.2f} s')
 
 
 def one_run(number, args, device, store, outside, cases, results, said):
@@ -306,10 +337,13 @@ def main():
 
     print(f'bench-step: {args.elements / 1e6:.0f} million f32 parameters, AdamW, {args.runs} runs, '
           f'device limited to {args.limit / MIB:.0f} MiB/s each way', flush=True)
+    pairs = Results(args.elements)
     for number in range(args.runs):
-        one_run(number, args, device, store, outside, cases, results, said)
-    rows = tell(results, cases)
-    out.write_text(''.join(json.dumps(r) + '\n' for r in results.rows + rows))
+        if not args.pairs:
+            one_run(number, args, device, store, outside, cases, results, said)
+        run_pairs(number, store, pairs, said)
+    rows = ([] if args.pairs else tell(results, cases)) + tell_pairs(pairs)
+    out.write_text(''.join(json.dumps(r) + '\n' for r in results.rows + pairs.rows + rows))
     print(f'  all figures: {out}')
 
 

@@ -72,7 +72,8 @@ struct ht_optim {
     struct ht_id_table roots_by_id, params_by_oid;
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         uint64_t next_seq;
-        uint64_t meta_bytes; /* of roots, parameters and ranges */
+        uint64_t meta_bytes;    /* of roots, parameters and ranges */
+        uint64_t waiting_bytes; /* of all roots */
         uint64_t last_step_number, last_claim;
         uint64_t words_changes; /* of roots and of the words that amend theirs */
     };

@@ -88,6 +88,8 @@ void ht_opt_param_reclaim(struct ht_param *p)
     if (!p->gone || p->pending)
         return;
     ht_opt_coverage_clear(p, false);
+    if (p->grad)
+        ht_obj_unprotect(p->grad);
     ht_obj_put(p->obj);
     p->obj = NULL;
     ht_opt_put_state(p);

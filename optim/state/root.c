@@ -92,6 +92,17 @@ void ht_opt_root_put(struct ht_root *r)
     unlock(o);
 }
 
+void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes)
+{
+    if (bytes == r->waiting_bytes)
+        return;
+    r->o->waiting_bytes += bytes - r->waiting_bytes;
+    r->waiting_bytes = bytes;
+    /* As many as may be queued can wait where content passes. */
+    uint64_t total = r->o->waiting_bytes, passing = ht_min_u64(total, r->o->backlog_bytes_max);
+    ht_store_expect_waiting(r->o->store, total - passing);
+}
+
 /* -------------------------------------------------------------------- gate */
 
 int ht_opt_gate_enter(struct ht_root *r)
@@ -278,6 +289,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     r->step = r->pub_step = r->durable_step = r->undurable = 0;
     r->norm_known = false;
     r->error.text[0] = 0;
+    ht_opt_expect_waiting(r, 0);
 }
 
 /* The parameter is still open somewhere. */

@@ -55,6 +55,7 @@ struct ht_root {
         uint64_t pending;       /* QUEUED or RUNNING, of all parameters */
         uint64_t running;       /* taken by a worker and not wholly finished */
         uint64_t backlog_bytes; /* gradients of the pending ranges */
+        uint64_t waiting_bytes; /* gradients that waited for the last boundary, and will for the next ones */
         int failure;            /* first error of an update since the last abort */
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
         /* To devices: when the last step ended, or the root began; in the step before that. */
@@ -82,6 +83,8 @@ int ht_opt_gate_enter(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHEC
 void ht_opt_gate_leave(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* No step is open, and none waits for its publication. */
 bool ht_opt_root_idle(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* So many bytes of gradients wait for each boundary of the root: the store keeps room for them in memory. */
+void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Waits until gradients may be written and frozen. */
 int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Keeps text as the root's error, after the parameter's name (oid 0: none), and raises an event. */

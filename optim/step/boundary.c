@@ -168,6 +168,8 @@ static int try_boundary(struct ht_root *root, struct partial *out_partial) HT_RE
         rc = ht_opt_whole_step(root, &skipped);
     else if (!rc && partial)
         ht_opt_queue_frozen(root, true);
+    if (!rc && root->open && !ht_opt_deferred(root))
+        ht_opt_expect_waiting(root, 0);
     root->norm_known = root->open && ht_opt_deferred(root) && !rc;
     if (!rc)
         rc = ht_opt_drain(root);

@@ -23,7 +23,7 @@
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 
-enum { BACKLOG_SHARE = 8 }; /* of the DRAM tier */
+enum { BACKLOG_EIGHTHS = 3 }; /* of the part of the DRAM tier through which content passes */
 
 static unsigned cpu_count(void)
 {
@@ -180,15 +180,15 @@ static int start_threads(struct ht_optim *o)
 }
 
 /*
- * The rest of the DRAM tier beside the protected set, as far as foreground traffic leaves it, is not for gradients
- * alone.
+ * Queued gradients pass through the DRAM tier. When half of the passing part is dirty the store begins to write ahead:
+ * the backlog stays below that, so that gradients are not written to devices.
  */
 static void size_backlog(struct ht_optim *o)
 {
     struct ht_store_stats stats;
 
     ht_store_stats(o->store, &stats);
-    o->backlog_bytes_max = ht_max_u64(stats.dram_bytes / BACKLOG_SHARE, HT_MIB);
+    o->backlog_bytes_max = ht_max_u64(stats.dram_passing_bytes / 8 * BACKLOG_EIGHTHS, HT_MIB);
 }
 
 int ht_optim_start(struct ht_optim *o)

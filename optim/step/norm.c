@@ -113,6 +113,18 @@ static void clip(struct ht_root *root, double norm) HT_REQUIRES(HT_LOCK_OPTIM)
     root->clipped++;
 }
 
+/* With accumulation sums wait, which are like state. */
+static uint64_t waiting_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t bytes = 0;
+
+    ht_list_for_each(pos, &root->touched) {
+        const struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
+        bytes += p->gone ? 0 : p->shape.elements * p->shape.g_bytes;
+    }
+    return ht_opt_accumulate(root) > 1 ? 0 : bytes;
+}
+
 int ht_opt_whole_step(struct ht_root *root, bool *out_skip)
 {
     double sum = 0;
@@ -120,6 +132,7 @@ int ht_opt_whole_step(struct ht_root *root, bool *out_skip)
 
     if (rc)
         return rc;
+    ht_opt_expect_waiting(root, waiting_bytes(root)); /* before updates fill the room */
     root->grad_norm = sqrt(sum) / ht_opt_divisor(root);
     *out_skip = root->latched.skip_nonfinite && root->step_nonfinite;
     if (*out_skip) {

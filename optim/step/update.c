@@ -97,8 +97,10 @@ static void add_gradient(struct job *j)
     if (j->summed && !(j->work & HT_WORK_ADD))
         return;
     j->grad_chunks = (unsigned)(ht_div_up(end, p->shape.chunk_bytes) - j->grad_first);
-    for (unsigned i = 0; i < j->grad_chunks; i++)
-        add_chunk(&j->pin, p->grad, j->grad_first + i, HT_BATCH_PIN_READ);
+    for (unsigned i = 0; i < j->grad_chunks; i++) {
+        unsigned at = add_chunk(&j->pin, p->grad, j->grad_first + i, HT_BATCH_PIN_READ);
+        j->pin.chunk[at].waits = j->work == HT_WORK_MEASURE;
+    }
 }
 
 /* The first gradient makes the sum, if it is whole. */

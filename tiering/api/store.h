@@ -102,6 +102,11 @@ bool ht_store_leaves_out(const struct ht_store *s);
 
 /* ---------------------------------------- work that threads do otherwise */
 
+/*
+ * So many bytes will wait in memory in each step (struct ht_batch_pin_chunk, waits): updated content leaves them room
+ * in the protected set. 0: none.
+ */
+void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes);
 /* Publishes everything outside scopes and makes it durable: sync(2). WAITS. */
 int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 /*

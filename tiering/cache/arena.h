@@ -38,6 +38,7 @@ struct ht_image {
     bool protected : 1;       /* never evicted by the clock */
     bool readahead : 1;       /* read ahead, and not used yet */
     bool workingset : 1;      /* evicted only when it was not used for long: workingset.h */
+    bool waiting : 1;         /* protected, and it goes when it was used */
     uint8_t target_device;    /* device it should be written to, and 1; 0: any */
     uint8_t subs;             /* number of its sub-slots; the arena's */
 };
@@ -105,12 +106,21 @@ static inline uint64_t ht_arena_protected_max(uint64_t arena_bytes)
 }
 /*
  * Is there room in the protected set for another image of any size? For this one, which may share its slot with
- * protected ones?
+ * protected ones? Room for waiting images that are expected does not count.
  */
 bool ht_arena_has_protected_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 bool ht_arena_may_protect(const struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_protect(struct ht_arena *a, uint32_t slot)
     HT_REQUIRES(HT_LOCK_STORE); /* needs may_protect, unless it is protected already */
+/*
+ * Waiting images come in every step, stay protected until they were used, and go: so the other images of the protected
+ * set leave room for so many bytes. Images that were protected before may be in the way.
+ */
+void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+bool ht_arena_lacks_waiting_room(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* Protects a waiting image, if there is any room in the protected set. */
+void ht_arena_protect_waiting(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
+uint64_t ht_arena_waiting_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 void ht_arena_unprotect(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /* Bytes of slots with a protected image; and of other slots with one of the working set. */
 uint64_t ht_arena_protected_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);

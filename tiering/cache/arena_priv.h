@@ -62,6 +62,7 @@ struct ht_arena {
     struct ht_slot_list list[HT_IMAGE_LISTS][HT_NODES_MAX];
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX]; /* dirty: in passing images */
     uint64_t used_bytes, protected_bytes, workingset_bytes; /* the last two: whole slots */
+    uint64_t waiting_bytes, waiting_expected;               /* waiting images: there, and in a whole step */
     uint64_t passing_dirty_bytes,
         durable_dirty_bytes; /* dirty, neither protected nor of the working set: all, durable */
     bool forced;             /* the request that is running heeds no working set */

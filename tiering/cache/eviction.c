@@ -103,6 +103,12 @@ static uint64_t workingset_bytes_max(const struct ht_arena *a)
     return ht_arena_protected_max(ht_arena_bytes(a));
 }
 
+/* Room in the protected set that waiting images will take. */
+static uint64_t awaited_bytes(const struct ht_arena *a)
+{
+    return a->waiting_expected - ht_min_u64(a->waiting_bytes, a->waiting_expected);
+}
+
 /* Is there room in the protected set for the content of a slot? */
 static bool has_share(const struct ht_arena *a, const struct ht_slot *s, uint64_t others)
 {
@@ -112,12 +118,27 @@ static bool has_share(const struct ht_arena *a, const struct ht_slot *s, uint64_
 
 bool ht_arena_has_protected_room(const struct ht_arena *a)
 {
-    return a->protected_bytes + (1u << HT_SLOT_SHIFT) <= workingset_bytes_max(a);
+    return a->protected_bytes + awaited_bytes(a) + (1u << HT_SLOT_SHIFT) <= workingset_bytes_max(a);
+}
+
+void ht_arena_expect_waiting(struct ht_arena *a, uint64_t bytes)
+{
+    a->waiting_expected = ht_min_u64(bytes, workingset_bytes_max(a));
+}
+
+bool ht_arena_lacks_waiting_room(const struct ht_arena *a)
+{
+    return a->protected_bytes + awaited_bytes(a) > workingset_bytes_max(a);
+}
+
+uint64_t ht_arena_waiting_bytes(const struct ht_arena *a)
+{
+    return a->waiting_bytes;
 }
 
 bool ht_arena_may_protect(const struct ht_arena *a, uint32_t n)
 {
-    return !ht_arena_is_external(a, n) && has_share(a, &a->slot[n / HT_SLOT_SUBS], 0);
+    return !ht_arena_is_external(a, n) && has_share(a, &a->slot[n / HT_SLOT_SUBS], awaited_bytes(a));
 }
 
 void ht_arena_protect(struct ht_arena *a, uint32_t n)
@@ -125,8 +146,25 @@ void ht_arena_protect(struct ht_arena *a, uint32_t n)
     set_protected(a, n, true);
 }
 
+void ht_arena_protect_waiting(struct ht_arena *a, uint32_t n)
+{
+    if (ht_arena_is_external(a, n) || a->image[n].protected || !has_share(a, &a->slot[n / HT_SLOT_SUBS], 0))
+        return;
+    ht_arena_protect(a, n);
+    a->image[n].waiting = true;
+    a->waiting_bytes += ht_arena_slot_bytes(a, n);
+}
+
+static void wait_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
+{
+    a->waiting_bytes -= a->image[n].waiting ? ht_arena_slot_bytes(a, n) : 0;
+    a->image[n].waiting = false;
+}
+
 void ht_arena_unprotect(struct ht_arena *a, uint32_t n)
 {
+    if (!ht_arena_is_external(a, n))
+        wait_no_more(a, n);
     set_protected(a, n, false);
 }
 
@@ -224,6 +262,7 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
     count(a, n, -1);
     a->readahead_wasted += a->image[n].readahead;
     readahead_no_more(a, n);
+    wait_no_more(a, n);
     a->image[n].dirty = a->image[n].protected = a->image[n].workingset = false;
 }
 

@@ -11,6 +11,7 @@ static uint16_t mask_of(uint32_t first, uint32_t subs)
 
 struct sums {
     uint64_t used_bytes, protected_bytes, workingset_bytes, passing_dirty_bytes, durable_dirty_bytes, readahead_bytes;
+    uint64_t waiting_bytes;
     uint64_t used_on[HT_NODES_MAX], dirty_on[HT_NODES_MAX];
     uint32_t free_slots;
 };
@@ -23,9 +24,11 @@ static void check_image(const struct ht_arena *a, uint32_t n, struct sums *sums)
 
     assert(im->valid_lo <= im->valid_hi && im->valid_hi <= bytes && im->data_hi <= bytes);
     assert(!im->protected || !im->workingset);
+    assert(im->protected || !im->waiting);
     sums->used_bytes += bytes;
     sums->used_on[place] += bytes;
     sums->readahead_bytes += im->readahead ? bytes : 0;
+    sums->waiting_bytes += im->waiting ? bytes : 0;
     if (!ht_image_passes_dirty(im))
         return;
     sums->passing_dirty_bytes += bytes;
@@ -145,7 +148,7 @@ void ht_arena_verify(struct ht_arena *a)
     assert(a->protected_bytes == sums.protected_bytes && a->workingset_bytes == sums.workingset_bytes);
     assert(a->passing_dirty_bytes == sums.passing_dirty_bytes);
     assert(a->durable_dirty_bytes == sums.durable_dirty_bytes);
-    assert(a->readahead_bytes == sums.readahead_bytes);
+    assert(a->readahead_bytes == sums.readahead_bytes && a->waiting_bytes == sums.waiting_bytes);
     assert(memcmp(a->used_on, sums.used_on, sizeof(a->used_on)) == 0);
     assert(memcmp(a->dirty_on, sums.dirty_on, sizeof(a->dirty_on)) == 0);
 }

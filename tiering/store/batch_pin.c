@@ -135,7 +135,11 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
             return;
         ht_chunk_attach_image(o, c, lc->index, slot);
     }
-    if (c->slot != HT_SLOT_NONE)
+    if (c->slot == HT_SLOT_NONE)
+        return;
+    if (ht_arena_lacks_waiting_room(s->arena))
+        ht_chunk_unprotect(o, c);
+    else
         ht_chunk_protect(o, c);
 }
 
@@ -177,6 +181,8 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     int rc = 0;
     lc->data = ht_arena_data(s->arena, c->slot);
     ht_arena_use(s->arena, c->slot);
+    if (lc->waits)
+        ht_arena_protect_waiting(s->arena, c->slot);
     if (!fresh && lc->mode != HT_BATCH_PIN_OVERWRITE)
         rc = ht_chunk_fill(o, c, lc->index);
     p->filled = !fresh;

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* residency.c - takes images out of memory on request: those of an object that is not used any more. */
+/*
+ * residency.c - what stays in memory, on request: an object that is not used any more leaves it, and content that waits
+ * gets room there.
+ */
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
 #include "tiering/base/trace.h"
@@ -27,4 +30,11 @@ void ht_obj_unprotect(struct ht_obj *o)
     ht_store_lock(o->s);
     ht_chunk_for_each_from(c, o, index) if (c->slot != HT_SLOT_NONE) ht_chunk_unprotect(o, c);
     ht_store_unlock(o->s);
+}
+
+void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes)
+{
+    ht_store_lock(s);
+    ht_arena_expect_waiting(s->arena, bytes);
+    ht_store_unlock(s);
 }

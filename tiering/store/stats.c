@@ -104,6 +104,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     out->chunks = s->objects.chunks;
     out->lost_chunks = s->objects.lost_chunks;
     out->dram_bytes = ht_arena_bytes(s->arena);
+    out->dram_passing_bytes = out->dram_bytes - ht_arena_protected_max(out->dram_bytes);
     out->dram_used_bytes = ht_arena_used_bytes(s->arena);
     out->dram_dirty_bytes = s->flow.dirty_bytes;
     out->dram_protected_bytes = ht_arena_protected_bytes(s->arena);

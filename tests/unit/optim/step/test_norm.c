@@ -7,6 +7,9 @@
 
 #include <math.h>
 
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+
 static struct fixture w;
 
 static double norm_of(uint8_t *const g[])
@@ -282,6 +285,134 @@ START_TEST(a_parameter_that_goes_before_the_boundary_does_not_count)
 }
 END_TEST
 
+/* ------------------------------------------------------------------ memory */
+
+enum { LARGE = 8, LARGE_ELEMENTS = 1 << 19 };
+
+/* What all gradients have cost in writes to devices, and how many bytes of the state are in memory. */
+static uint64_t gradients_written(void)
+{
+    uint64_t bytes = 0;
+
+    lock(w.o);
+    for (unsigned i = 0; i < w.params; i++) {
+        struct ht_obj_stat st;
+        ht_obj_stat(ht_opt_param_find(w.o, w.param[i].oid)->grad, &st);
+        bytes += st.device_written_bytes;
+    }
+    unlock(w.o);
+    return bytes;
+}
+
+static uint64_t state_resident(void)
+{
+    uint64_t bytes = 0;
+
+    lock(w.o);
+    for (unsigned i = 0; i < w.params; i++) {
+        struct ht_obj_stat st;
+        ht_obj_stat(ht_opt_param_find(w.o, w.param[i].oid)->state[0], &st);
+        bytes += st.resident_bytes;
+        ht_obj_stat(ht_opt_param_find(w.o, w.param[i].oid)->state[1], &st);
+        bytes += st.resident_bytes;
+    }
+    unlock(w.o);
+    return bytes;
+}
+
+/* Every gradient is there before the boundary; the next is written when the squares of the last are summed. */
+static void large_step(void)
+{
+    for (unsigned i = 0; i < w.params; i++) {
+        uint8_t *g = random_gradient(&w, &w.param[i]);
+        write_gradient(&w, &w.param[i], g);
+        free(g);
+        ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+}
+
+static void configure(const char *config)
+{
+    struct ht_optim_config c = fixture_config(config);
+
+    ck_assert_int_eq(ht_optim_root_configure(w.o, ROOT, &c), 0);
+}
+
+/*
+ * 16 MiB of gradients wait, 3 MiB where content passes, and the tier protects 24 MiB. Parameters and state get the
+ * rest, and all when no gradient waits.
+ */
+START_TEST(waiting_gradients_stay_in_memory)
+{
+    w.dram_bytes = 32 * MIB;
+    w.device_bytes = 256ull * MIB;
+    fixture_open_as(&w, _i ? "adamw lr=1e-2" : "adamw lr=1e-2 max_grad_norm=1", 1);
+    for (unsigned i = 0; i < LARGE; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, LARGE_ELEMENTS, HT_CHUNK_BYTES);
+    large_step();
+    if (_i) { /* the protected set is full: its images leave it as they are updated, and the tier in the next step */
+        configure("adamw lr=1e-2 max_grad_norm=1");
+        large_step();
+        large_step();
+    }
+    uint64_t before = gradients_written();
+    for (unsigned step = 0; step < 3; step++) {
+        large_step();
+        ck_assert_uint_le(state_resident(), 12 * MIB);
+    }
+    ck_assert_uint_eq(gradients_written(), before);
+    ht_store_verify(w.s, false);
+    configure("adamw lr=1e-2");
+    large_step();
+    large_step();
+    ck_assert_uint_gt(state_resident(), 14 * MIB);
+    fixture_close(&w);
+}
+END_TEST
+
+/* At half of the passing part the store writes ahead, and a gradient is being written besides. */
+START_TEST(the_backlog_ends_before_the_store_writes_ahead)
+{
+    static const uint64_t tiers[] = {8, 16, 64, 256};
+    struct ht_store_stats st;
+
+    w.dram_bytes = tiers[_i] * MIB;
+    fixture_open_as(&w, "adamw lr=1e-2", 1);
+    ht_store_stats(w.s, &st);
+    ck_assert_uint_eq(st.dram_passing_bytes, tiers[_i] < 128 ? w.dram_bytes / 4 : 32 * MIB);
+    ck_assert_uint_ge(w.o->backlog_bytes_max, MIB);
+    ck_assert(w.o->backlog_bytes_max == MIB || w.o->backlog_bytes_max < st.dram_passing_bytes / 2);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Half of the gradients have closed, then their root goes: nothing is kept for them any more. */
+START_TEST(nothing_waits_for_a_root_that_is_gone)
+{
+    struct ht_tx *tx;
+
+    w.dram_bytes = 16 * MIB;
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 1);
+    for (unsigned i = 0; i < LARGE; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, LARGE_ELEMENTS, HT_CHUNK_BYTES);
+    large_step();
+    lock(w.o);
+    ck_assert_uint_eq(w.o->waiting_bytes, LARGE * LARGE_ELEMENTS * 4);
+    unlock(w.o);
+    write_gradient(&w, &w.param[0], w.param[0].p);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_int_eq(ht_tx_begin(w.s, 4096, &tx), 0);
+    ht_scope_end(w.s, ROOT, HT_SCOPE_DELETED, tx);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    lock(w.o);
+    ck_assert_uint_eq(w.o->waiting_bytes, 0);
+    unlock(w.o);
+    ht_store_verify(w.s, false);
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("all");
@@ -296,5 +427,8 @@ int main(void)
     tcase_add_test(t, without_the_word_it_goes_into_every_parameter);
     tcase_add_test(t, what_is_covered_in_part_counts_in_part);
     tcase_add_test(t, a_parameter_that_goes_before_the_boundary_does_not_count);
+    tcase_add_loop_test(t, waiting_gradients_stay_in_memory, 0, 2);
+    tcase_add_test(t, nothing_waits_for_a_root_that_is_gone);
+    tcase_add_loop_test(t, the_backlog_ends_before_the_store_writes_ahead, 0, 4);
     return run_suite("norm", t);
 }

@@ -396,8 +396,11 @@ static void one_step(void)
     } else if (what == 4) {
         if (ht_arena_may_protect(model, n))
             ht_arena_protect(model, n);
+        else if (rnd(2))
+            ht_arena_protect_waiting(model, n);
     } else if (what == 5) {
         ht_arena_unprotect(model, n);
+        ht_arena_expect_waiting(model, (uint64_t)rnd(MODEL_MIB) << 20);
     } else if (what == 6) {
         ht_arena_set_dirty(model, n, rnd(2));
     } else if (what == 7) {
@@ -772,6 +775,69 @@ START_TEST(a_request_passes_few_images_that_were_used)
 }
 END_TEST
 
+/* 32 slots: at most 24 are protected. */
+START_TEST(waiting_images_find_the_room_that_was_kept_for_them)
+{
+    struct ht_arena *a = arena(32);
+    uint32_t n[32], count = 0;
+
+    for (int i = 0; i < 32; i++)
+        n[i] = get_used(a, 1 << 20, true);
+    ht_arena_expect_waiting(a, 10 << 20);
+    for (; ht_arena_has_protected_room(a); count++) {
+        ck_assert(ht_arena_may_protect(a, n[count]));
+        ht_arena_protect(a, n[count]);
+    }
+    ck_assert_uint_eq(count, 14);
+    ck_assert(!ht_arena_may_protect(a, n[count]));
+    for (int round = 0; round < 3; round++) {
+        for (int i = 14; i < 26; i++) /* two more than expected find no room: nothing is taken from the others */
+            ht_arena_protect_waiting(a, n[i]);
+        ck_assert_uint_eq(ht_arena_waiting_bytes(a), 10 << 20);
+        ck_assert_uint_eq(ht_arena_protected_bytes(a), 24 << 20);
+        ck_assert(ht_arena_image(a, n[23])->protected && !ht_arena_image(a, n[24])->protected);
+        ht_arena_verify(a);
+        for (int i = 14; i < 26; i++) {
+            ht_arena_put(a, n[i]);
+            ck_assert(!ht_arena_has_protected_room(a)); /* the next step's come */
+            n[i] = get_used(a, 1 << 20, true);
+        }
+        ck_assert_uint_eq(ht_arena_waiting_bytes(a), 0);
+    }
+    ht_arena_expect_waiting(a, 0);
+    ck_assert(ht_arena_has_protected_room(a) && ht_arena_may_protect(a, n[14]));
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(images_that_were_protected_before_are_in_the_way)
+{
+    struct ht_arena *a = arena(32);
+    uint32_t n[24];
+
+    for (int i = 0; i < 24; i++) {
+        n[i] = get_used(a, 1 << 20, true);
+        ht_arena_protect(a, n[i]);
+    }
+    ck_assert(!ht_arena_lacks_waiting_room(a));
+    ht_arena_expect_waiting(a, 5 << 20);
+    for (int i = 0; i < 5; i++) {
+        ck_assert(ht_arena_lacks_waiting_room(a));
+        ht_arena_unprotect(a, n[i]);
+    }
+    ck_assert(!ht_arena_lacks_waiting_room(a) && !ht_arena_has_protected_room(a));
+    for (int i = 0; i < 5; i++)
+        ht_arena_protect_waiting(a, n[i]);
+    ck_assert_uint_eq(ht_arena_waiting_bytes(a), 5 << 20);
+    ht_arena_expect_waiting(a, 100 << 20); /* more than there is: all of the protected set */
+    for (int i = 5; i < 24; i++)
+        ht_arena_unprotect(a, n[i]);
+    ck_assert(!ht_arena_lacks_waiting_room(a) && !ht_arena_has_protected_room(a));
+    ht_arena_verify(a);
+    ht_arena_free(a);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("DRAM tier");
@@ -793,6 +859,8 @@ int main(void)
     tcase_add_test(tc, pieces_fill_the_room_that_others_leave);
     tcase_add_test(tc, one_piece_in_each_slot_gives_way_to_whole_ones);
     tcase_add_test(tc, protected_pieces_take_no_more_slots_than_protected_images);
+    tcase_add_test(tc, waiting_images_find_the_room_that_was_kept_for_them);
+    tcase_add_test(tc, images_that_were_protected_before_are_in_the_way);
     tcase_add_test(tc, dirty_images_are_not_in_the_way);
     tcase_add_test(tc, a_walk_meets_durable_images_first_and_the_oldest_of_them);
     tcase_add_test(tc, walks_take_turns);
