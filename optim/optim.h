@@ -55,6 +55,11 @@ struct ht_optim_hooks {
                     struct ht_optim_config *out, char err[HT_OPTIM_ERROR_MAX]);
 };
 
+/* For ht_participant_optim. */
+struct ht_optim_setup {
+    unsigned threads;
+    const struct ht_optim_hooks *hooks;
+};
 /* Registers with the store: call between ht_store_new and ht_store_mount. threads: 0 = one per CPU. */
 int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hooks *hooks,
                  struct ht_optim **out) HT_MUST_CHECK;

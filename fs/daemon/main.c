@@ -2,7 +2,7 @@
 /*
  * main.c - the daemon `hitrain`: puts the layers together, mounts, and takes them apart again.
  *
- * Up: devices, store, names and optimizer registered with it, replay, names and optimizer started, mount. Down in
+ * Up: devices, store, participants registered with it, replay, participants started, mount. Down in
  * reverse; whatever step fails, the ones before it are undone. Nothing is written before the store is mounted.
  */
 #include <stdio.h>
@@ -20,6 +20,7 @@
 #include "fs/daemon/signals.h"
 #include "fs/fuse/session.h"
 #include "fs/ns/ns.h"
+#include "fs/participants/participants.h"
 #include "optim/optim.h"
 #include "tiering/base/event.h"
 #include "tiering/sys/mem.h"
@@ -36,8 +37,8 @@ struct daemon {
     unsigned dev_count;
     struct ht_store *store;
     struct ht_ctl *ctl;
-    struct ht_ns *ns;
-    struct ht_optim *optim;
+    struct ht_participants participants;
+    struct ht_optim *optim; /* one of them */
     struct ht_fuse *fuse;
     bool store_mounted, optim_started;
 };
@@ -131,6 +132,19 @@ static void report_memory(const struct daemon *d)
                 d->source);
 }
 
+static int make_participants(struct daemon *d)
+{
+    const struct ht_ns_setup ns = {ht_ctl_ns_hooks(d->ctl), getuid(), getgid()};
+    const struct ht_optim_setup optim = {d->options.optim_threads, ht_ctl_optim_hooks(d->ctl)};
+    const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
+    int rc = ht_participants_new(d->store, &setup, &d->participants);
+
+    d->optim = d->participants.of[HT_PARTICIPANT_OPT];
+    if (rc == 0)
+        ht_ctl_attach(d->ctl, d->participants.of[HT_PARTICIPANT_NS], d->optim);
+    return rc;
+}
+
 static int open_store(struct daemon *d)
 {
     const struct ht_store_opts opts = {
@@ -154,13 +168,7 @@ static int open_store(struct daemon *d)
         rc = ht_ctl_new(d->store, &d->ctl);
     if (rc == 0)
         ht_ctl_set_options(d->ctl, d->options.fixed.len ? (const char *)d->options.fixed.data : "");
-    if (rc == 0)
-        rc = ht_ns_new(d->store, ht_ctl_ns_hooks(d->ctl), getuid(), getgid(), &d->ns);
-    if (rc == 0)
-        rc = ht_optim_new(d->store, d->options.optim_threads, ht_ctl_optim_hooks(d->ctl), &d->optim);
-    if (rc == 0)
-        ht_ctl_attach(d->ctl, d->ns, d->optim);
-    return rc;
+    return rc ? rc : make_participants(d);
 }
 
 static int mount_store(struct daemon *d)
@@ -176,9 +184,7 @@ static int mount_store(struct daemon *d)
     if (rc)
         return rc;
     d->store_mounted = true;
-    rc = ht_ns_start(d->ns);
-    if (rc == 0)
-        rc = ht_optim_start(d->optim);
+    rc = ht_participants_start(&d->participants);
     d->optim_started = rc == 0;
     return rc ? rc : ht_ctl_start(d->ctl);
 }
@@ -281,10 +287,7 @@ static int shut_down(struct daemon *d)
         ht_fuse_free(d->fuse);
     if (d->ctl)
         ht_ctl_detach(d->ctl);
-    if (d->optim)
-        ht_optim_free(d->optim);
-    if (d->ns)
-        ht_ns_free(d->ns);
+    ht_participants_free(&d->participants);
     ht_ctl_free(d->ctl);
     if (d->store)
         ht_store_close(d->store);

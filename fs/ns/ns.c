@@ -466,3 +466,27 @@ void ht_ns_stats(struct ht_ns *ns, struct ht_ns_stats *out)
                                 .file_log_bytes = file_log_bytes()};
     ht_rwlock_unlock(ht_ns_lock(ns));
 }
+
+/* ----------------------------------------------------------- participant */
+
+static int make(struct ht_store *s, const void *setup, void **out)
+{
+    const struct ht_ns_setup *u = setup;
+    struct ht_ns *ns = NULL;
+    int rc = ht_ns_new(s, u->hooks, u->root_uid, u->root_gid, &ns);
+
+    *out = ns;
+    return rc;
+}
+
+static int start(void *p)
+{
+    return ht_ns_start(p);
+}
+
+static void free_ns(void *p)
+{
+    ht_ns_free(p);
+}
+
+const struct ht_participant_type ht_participant_ns = {.make = make, .start = start, .free = free_ns};

@@ -60,6 +60,11 @@ struct ht_ns_hooks {
      */
     void (*stale)(void *ctx, uint64_t ino, uint64_t parent, const char *name);
 };
+/* For ht_participant_ns. */
+struct ht_ns_setup {
+    const struct ht_ns_hooks *hooks; /* or NULL */
+    uint32_t root_uid, root_gid;
+};
 /* Registers with the store: between ht_store_new and ht_store_mount. root_uid, root_gid: owner of a new store's root
  * directory. */
 int ht_ns_new(struct ht_store *s, const struct ht_ns_hooks *hooks, uint32_t root_uid, uint32_t root_gid,

@@ -21,6 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <hitrain/limits.h>
+#include <hitrain/participants.h>
 
 typedef struct {
     uint8_t b[4];
@@ -129,12 +130,10 @@ enum ht_record_type {
      */
     HT_REC_CHUNK = 19,
     HT_REC_CHUNK_DEL = 20, /* u64 oid, u64 first index, u64 count (~0: to the end) */
-    /* names: fs/ns */
-    HT_REC_NS_FIRST = 32,
-    HT_REC_NS_LAST = 47,
-    /* optimizer: optim */
-    HT_REC_OPT_FIRST = 48,
-    HT_REC_OPT_LAST = 63,
+/* those of participants */
+#define HT_RECORD_TYPES(ID, name, first, last) HT_REC_##ID##_FIRST = first, HT_REC_##ID##_LAST = last,
+    HT_PARTICIPANTS(HT_RECORD_TYPES)
+#undef HT_RECORD_TYPES
 };
 
 /*

@@ -26,6 +26,7 @@
 #include "tiering/api/store.h"
 #include "optim/optim.h"
 #include "fs/ns/ns.h"
+#include "fs/participants/participants.h"
 #include "tiering/base/json.h"
 
 /* Exit codes, as e2fsck's; 4 and 8 may come together. */
@@ -149,7 +150,8 @@ struct ht_fsck {
     struct ht_super super;                 /* newest of all devices */
 
     struct ht_store *store;
-    struct ht_ns *ns;
+    struct ht_participants participants;
+    struct ht_ns *ns; /* these two of them */
     struct ht_optim *optim;
     struct ht_journal_report log;
     bool log_known;

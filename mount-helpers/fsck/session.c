@@ -47,14 +47,17 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
         .numa_node = HT_NUMA_OFF,
         .no_threads = true,
     };
-    struct ht_optim_hooks hooks = {.ctx = f, .name = name_parameter}; /* nothing else happens without workers */
-    struct ht_ns_hooks ns_hooks = {.ctx = f};                         /* nothing is deleted */
+    const struct ht_optim_hooks hooks = {.ctx = f, .name = name_parameter}; /* nothing else happens without workers */
+    const struct ht_ns_hooks ns_hooks = {.ctx = f};                         /* nothing is deleted */
+    const struct ht_ns_setup ns = {.hooks = &ns_hooks};
+    const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
+    const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
     int rc = ht_store_new(f->devs, f->dev_count, &opts, &f->store);
 
     if (rc == 0)
-        rc = ht_ns_new(f->store, &ns_hooks, 0, 0, &f->ns);
-    if (rc == 0)
-        rc = ht_optim_new(f->store, 1, &hooks, &f->optim);
+        rc = ht_participants_new(f->store, &setup, &f->participants);
+    f->ns = f->participants.of[HT_PARTICIPANT_NS];
+    f->optim = f->participants.of[HT_PARTICIPANT_OPT];
     if (rc < 0) {
         ht_error("%s: cannot open the store: %s%s", ht_dev_name(f->devs[0]), strerror(-rc),
                  rc == -ENODEV ? "; name all devices of the store, or check the present ones with --degraded" : "");
@@ -75,10 +78,7 @@ int ht_fsck_open_store(struct ht_fsck *f, bool force, bool repair)
 
 void ht_fsck_close_store(struct ht_fsck *f)
 {
-    if (f->optim)
-        ht_optim_free(f->optim);
-    if (f->ns)
-        ht_ns_free(f->ns);
+    ht_participants_free(&f->participants);
     if (f->store)
         ht_store_close(f->store);
     f->optim = NULL;

@@ -290,3 +290,27 @@ void ht_optim_free(struct ht_optim *o)
     pthread_cond_destroy(&o->notify);
     free(o);
 }
+
+/* ------------------------------------------------------------- participant */
+
+static int make(struct ht_store *s, const void *setup, void **out)
+{
+    const struct ht_optim_setup *u = setup;
+    struct ht_optim *o = NULL;
+    int rc = ht_optim_new(s, u->threads, u->hooks, &o);
+
+    *out = o;
+    return rc;
+}
+
+static int start(void *p)
+{
+    return ht_optim_start(p);
+}
+
+static void free_optim(void *p)
+{
+    ht_optim_free(p);
+}
+
+const struct ht_participant_type ht_participant_optim = {.make = make, .start = start, .free = free_optim};

@@ -72,6 +72,18 @@ bool harness_format_file(struct harness *k, uint64_t bytes)
     return true;
 }
 
+static int make_participants(struct harness *k, unsigned optim_threads)
+{
+    const struct ht_ns_setup ns = {.hooks = ht_ctl_ns_hooks(k->ctl)};
+    const struct ht_optim_setup optim = {optim_threads, ht_ctl_optim_hooks(k->ctl)};
+    const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
+    int rc = ht_participants_new(k->store, &setup, &k->participants);
+
+    k->ns = k->participants.of[HT_PARTICIPANT_NS];
+    k->optim = k->participants.of[HT_PARTICIPANT_OPT];
+    return rc;
+}
+
 static int make_layers(struct harness *k, unsigned optim_threads)
 {
     struct ht_store_opts opts = {.dram_bytes = (8 << 20) + k->shm_bytes,
@@ -83,11 +95,7 @@ static int make_layers(struct harness *k, unsigned optim_threads)
 
     if (!rc)
         rc = ht_ctl_new(k->store, &k->ctl);
-    if (!rc)
-        rc = ht_ns_new(k->store, ht_ctl_ns_hooks(k->ctl), 0, 0, &k->ns);
-    if (!rc)
-        rc = ht_optim_new(k->store, optim_threads, ht_ctl_optim_hooks(k->ctl), &k->optim);
-    return rc;
+    return rc ? rc : make_participants(k, optim_threads);
 }
 
 int harness_open(struct harness *k, unsigned optim_threads)
@@ -99,9 +107,7 @@ int harness_open(struct harness *k, unsigned optim_threads)
     ht_ctl_attach(k->ctl, k->ns, k->optim);
     rc = ht_store_mount(k->store);
     if (!rc)
-        rc = ht_ns_start(k->ns);
-    if (!rc)
-        rc = ht_optim_start(k->optim);
+        rc = ht_participants_start(&k->participants);
     return rc ? rc : ht_ctl_start(k->ctl);
 }
 
@@ -115,10 +121,7 @@ int harness_close(struct harness *k, bool clean)
         rc = ht_store_unmount(k->store);
     if (k->ctl)
         ht_ctl_detach(k->ctl);
-    if (k->optim)
-        ht_optim_free(k->optim);
-    if (k->ns)
-        ht_ns_free(k->ns);
+    ht_participants_free(&k->participants);
     if (k->ctl)
         ht_ctl_free(k->ctl);
     if (k->store)

@@ -8,6 +8,7 @@
 #define HITRAIN_TESTS_SUPPORT_HARNESS_H
 
 #include "fs/ctl/ctl.h"
+#include "fs/participants/participants.h"
 #include "optim/optim.h"
 #include "tests/support/recorder.h"
 #include "tiering/api/store.h"
@@ -18,7 +19,8 @@ struct harness {
     uint64_t shm_bytes; /* of DRAM, for shared memory; set before harness_open */
     struct ht_store *store;
     struct ht_ctl *ctl;
-    struct ht_ns *ns;
+    struct ht_participants participants;
+    struct ht_ns *ns; /* these two of them */
     struct ht_optim *optim;
 };
 

@@ -19,7 +19,9 @@
 #define HITRAIN_TIERING_API_PARTICIPANT_H
 
 #include "tiering/base/base.h"
+#include <hitrain/participants.h>
 
+struct ht_store;
 struct ht_tx;
 
 enum ht_scope_end {
@@ -62,5 +64,16 @@ struct ht_meta_client {
      */
     void (*ended)(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
 };
+
+/* How the programs make a participant. Each row of HT_PARTICIPANTS has one of these. */
+struct ht_participant_type {
+    /* Makes it and registers it. setup: what the program knows of it, or NULL; the type is the participant's own. */
+    int (*make)(struct ht_store *s, const void *setup, void **out);
+    int (*start)(void *p); /* after the mount; may be NULL */
+    void (*free)(void *p);
+};
+#define HT_PARTICIPANT_TYPE(ID, name, first, last) extern const struct ht_participant_type ht_participant_##name;
+HT_PARTICIPANTS(HT_PARTICIPANT_TYPE)
+#undef HT_PARTICIPANT_TYPE
 
 #endif

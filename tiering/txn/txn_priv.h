@@ -20,7 +20,7 @@ struct ht_tx {
     struct ht_list deleted; /* objects whose deletion is in this transaction, by touched; each holds a reference */
 };
 
-enum { HT_CLIENTS_MAX = 4 };
+enum { HT_CLIENTS_MAX = 16 };
 
 /* The state of txn/. */
 struct ht_txn {

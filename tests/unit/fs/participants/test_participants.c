@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of participants: record types that do not overlap, and the order of their lives. */
+#include <check.h>
+#include <hitrain/format.h>
+
+#include "fs/ns/ns.h"
+#include "fs/participants/participants.h"
+#include "optim/optim.h"
+#include "tests/support/dev.h"
+#include "tests/support/suite.h"
+#include "tiering/api/store.h"
+
+enum { DEVICE_BYTES = 16 << 20 };
+
+static struct ht_dev *dev;
+static struct ht_store *store;
+static struct ht_participants participants;
+
+static int make(const struct ht_optim_setup *optim)
+{
+    static const struct ht_ns_setup ns;
+    const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = optim}};
+    struct ht_store_opts opts = {
+        .dram_bytes = 8 << 20, .staging_bytes = 16 << 20, .numa_node = HT_NUMA_OFF, .no_threads = true};
+
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &store), 0);
+    return ht_participants_new(store, &setup, &participants);
+}
+
+static void format(void)
+{
+    struct ht_format_opts opts = {0};
+    struct ht_super sb;
+
+    ck_assert_int_eq(dev_open_ram(DEVICE_BYTES, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &opts, &sb), 0);
+}
+
+START_TEST(record_types_are_given_to_one_participant_each)
+{
+#define RANGE(ID, name, first, last) {first, last},
+    static const struct {
+        unsigned first, last;
+    } range[] = {HT_PARTICIPANTS(RANGE)};
+#undef RANGE
+
+    for (unsigned i = 0; i < HT_PARTICIPANT_COUNT; i++) {
+        ck_assert_uint_le(range[i].first, range[i].last);
+        ck_assert_uint_gt(range[i].first, HT_REC_CHUNK_DEL);
+        ck_assert_uint_le(range[i].last, UINT16_MAX);
+        for (unsigned k = 0; k < i; k++)
+            ck_assert(range[i].first > range[k].last || range[i].last < range[k].first);
+    }
+}
+END_TEST
+
+START_TEST(all_participants_are_made_started_and_freed)
+{
+    const struct ht_optim_hooks hooks = {0};
+    const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
+
+    format();
+    for (unsigned mounts = 0; mounts < 2; mounts++) {
+        ck_assert_int_eq(make(&optim), 0);
+        for (unsigned i = 0; i < HT_PARTICIPANT_COUNT; i++)
+            ck_assert_ptr_nonnull(participants.of[i]);
+        ck_assert_int_eq(ht_store_mount(store), 0);
+        ck_assert_int_eq(ht_participants_start(&participants), 0);
+        ht_optim_stop(participants.of[HT_PARTICIPANT_OPT]);
+        ck_assert_int_eq(ht_store_unmount(store), 0);
+        ht_participants_free(&participants);
+        for (unsigned i = 0; i < HT_PARTICIPANT_COUNT; i++)
+            ck_assert_ptr_null(participants.of[i]);
+        ht_store_close(store);
+    }
+    ht_dev_close(dev);
+}
+END_TEST
+
+/* A mounted store takes no participant. */
+START_TEST(what_was_made_goes_when_one_fails)
+{
+    const struct ht_optim_hooks hooks = {0};
+    const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
+    const struct ht_participants_setup none = {{[HT_PARTICIPANT_NS] = &(struct ht_ns_setup){0}}};
+    struct ht_participants late;
+
+    format();
+    ck_assert_int_eq(make(&optim), 0);
+    ck_assert_int_eq(ht_store_mount(store), 0);
+    ck_assert_int_eq(ht_participants_new(store, &none, &late), -EBUSY);
+    for (unsigned i = 0; i < HT_PARTICIPANT_COUNT; i++)
+        ck_assert_ptr_null(late.of[i]);
+    ck_assert_int_eq(ht_store_unmount(store), 0);
+    ht_participants_free(&participants);
+    ht_store_close(store);
+    ht_dev_close(dev);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("participants");
+    TCase *tc = tcase_create("participants");
+
+    tcase_add_test(tc, record_types_are_given_to_one_participant_each);
+    tcase_add_test(tc, all_participants_are_made_started_and_freed);
+    tcase_add_test(tc, what_was_made_goes_when_one_fails);
+    suite_add_tcase(s, tc);
+    return run_all(s);
+}
