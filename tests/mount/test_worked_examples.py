@@ -13,7 +13,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((TOP / 'docs/examples').glob('*.patch'))
 SECONDS_MAX = 900
 # The tests that an example changes or adds.
-UNIT = 'test_kernel', 'test_config', 'test_parse', 'test_repair', 'test_backoff', 'test_trim'
+UNIT = 'test_kernel', 'test_config', 'test_parse', 'test_repair', 'test_backoff', 'test_trim', 'test_tally'
 MOUNTED = 'tests/mount/test_next_object.py', 'tests/mount/test_writeback.py'
 
 
