@@ -67,7 +67,7 @@ struct ht_meta_client {
 
 /* How the programs make a participant. Each row of HT_PARTICIPANTS has one of these. */
 struct ht_participant_type {
-    /* Makes it and registers it. setup: what the program knows of it, or NULL; the type is the participant's own. */
+    /* Makes it and registers it. setup: what the program knows already, or NULL; the type is the participant's own. */
     int (*make)(struct ht_store *s, const void *setup, void **out);
     int (*start)(void *p); /* after the mount; may be NULL */
     void (*free)(void *p);

@@ -97,7 +97,7 @@ int ht_scope_commit(struct ht_store *s, uint64_t scope, uint64_t *out_lsn) HT_MU
  */
 int ht_scope_abort(struct ht_store *s, uint64_t scope) HT_MUST_CHECK;
 /*
- * Ends a scope in a transaction of the caller, which has put its own part of it into tx. Each client forgets the scope,
+ * Ends a scope in a transaction of the caller, which has put its own part into tx. Each client forgets the scope,
  * in the order of a commit; then everything unpublished of its objects goes into tx, also what the clients deleted. The
  * caller holds no lock of a client.
  */

@@ -3,7 +3,7 @@
  * arena_priv.h - what the files of the arena share. An image's number n counts sub-slots; i counts slots.
  *
  * No call searches: a slot is on a list for each kind of image in it, and on one for the room in it. So a request costs
- * the same whatever the arena's size, and however much of it is dirty.
+ * the same whatever the arena's size, and however much is dirty.
  */
 #ifndef HITRAIN_TIERING_CACHE_ARENA_PRIV_H
 #define HITRAIN_TIERING_CACHE_ARENA_PRIV_H

@@ -526,7 +526,7 @@ static uint32_t get_dirty(struct ht_arena *a, uint32_t bytes, bool durable, int 
     return n;
 }
 
-/* A request asks none of them, so its price does not depend on their number. */
+/* A request asks none, so its price does not depend on their number. */
 START_TEST(dirty_images_are_not_in_the_way)
 {
     struct ht_arena *a = arena(64);

@@ -112,7 +112,7 @@ START_TEST(records_of_a_participant_that_is_missing_survive)
 }
 END_TEST
 
-/* In the numbers of the journal, of the store, of names and of the optimizer, and beyond all of them. */
+/* In the numbers of the journal, of the store, of names and of the optimizer, and beyond. */
 START_TEST(no_type_of_a_later_version_is_dropped)
 {
     static const uint16_t types[] = {HT_REC_CHECKPOINT_END + 1, HT_REC_CHUNK_DEL + 1, HT_REC_NS_LAST, HT_REC_OPT_LAST,

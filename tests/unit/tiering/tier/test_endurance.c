@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes of the last 24 hours, and when a budget of them is exceeded. */
+/* Bytes of the last 24 hours, and when they exceed a budget. */
 #include <check.h>
 
 #include "tests/support/suite.h"
