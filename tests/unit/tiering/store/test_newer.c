@@ -6,7 +6,7 @@
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/base/buf.h"
 
-enum { DEVICE_MIB = 16, TYPE = HT_REC_OPT_LAST + 1, VALUE = 77, BYTES = 100000 };
+enum { DEVICE_MIB = 16, TYPE = 1000, VALUE = 77, BYTES = 100000 };
 
 static uint64_t value; /* the participant's metadata */
 
