@@ -9,8 +9,10 @@
 #include "tiering/api/check.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
+#include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/object/rewrite_reserve.h"
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/checksum.h"
@@ -114,27 +116,68 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
 
 /* --------------------------------------------------------------- writing */
 
-int ht_chunk_write_place(struct ht_chunk_io *io, uint32_t bytes, struct ht_alloc_hint hint)
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes)
 {
-    int rc = ht_chunk_take_space(io->obj, io->chunk, bytes, hint, &io->ref);
+    memset((uint8_t *)data + bytes, 0, ht_round_up(bytes, HT_BLOCK_BYTES) - bytes);
+    io->data = data;
+    io->ref = (struct ht_ref){
+        .stored = bytes,
+        .visible = bytes & HT_VISIBLE_MASK,
+        .codec = HT_CODEC_RAW,
+        .checksum = ht_store_checksum(io->obj->s, data, bytes),
+    };
+}
 
-    io->xfer.flush_error_passes = io->obj->s->data->flush_error_passes;
+/* The current reference stays as it is, if it can: a publication that runs at the same time names that one. */
+static int take_chunk_space(struct ht_chunk_io *io, struct ht_alloc_hint hint) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = io->obj;
+    struct ht_chunk *c = io->chunk;
+    int rc = ht_chunk_take_space(o, c, hint, &io->ref);
+
+    if (rc != -ENOSPC || !o->extra->rewrite_reserve_blocks || !(c->flags & HT_CH_CUR) || (c->flags & HT_CH_SHARE))
+        return rc;
+    bool was = ht_chunk_unpublished(c);
+    ht_chunk_drop_cur(o, c);
+    ht_chunk_note_unpublished(o, c, io->index, was);
+    return ht_chunk_take_space(o, c, hint, &io->ref);
+}
+
+int ht_chunk_write_place(struct ht_chunk_io *io, struct ht_alloc_hint hint)
+{
+    struct ht_store *s = io->obj->s;
+    int rc = io->chunk ? take_chunk_space(io, hint) : ht_ref_take_space(s, hint, &io->ref);
+
+    if (rc)
+        memset(&io->ref, 0, sizeof(io->ref));
+    io->xfer.flush_error_passes = s->data->flush_error_passes;
     return rc;
 }
 
-void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring, void *data, void *copy)
+void ht_chunk_write_cancel(struct ht_chunk_io *io)
+{
+    uint32_t blocks = ht_ref_blocks(&io->ref);
+
+    ht_free_ref_now(io->obj->s, &io->ref);
+    if (!io->chunk)
+        return;
+    io->obj->stored_blocks -= blocks;
+    ht_obj_refill_rewrite_reserve(io->obj, blocks);
+}
+
+/* The log has to have room for the pieces of a chunk that is being written. */
+static void count_writing(const struct ht_chunk_io *io, int64_t blocks) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (io->chunk)
+        io->obj->s->flow.writing_blocks += (uint64_t)blocks;
+}
+
+void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring)
 {
     struct ht_store *s = io->obj->s;
-    uint32_t bytes = io->ref.stored;
 
-    io->data = copy ? copy : data;
-    s->flow.writing_blocks += ht_ref_blocks(&io->ref);
+    count_writing(io, ht_ref_blocks(&io->ref));
     ht_store_unlock(s);
-    if (copy) {
-        memcpy(copy, data, bytes);
-        ht_chunk_pad(copy, bytes);
-    }
-    io->ref.checksum = ht_store_checksum(s, io->data, bytes);
     io->rc = ht_xfer_queue(&io->xfer, s, ring, &io->ref, io->data, HT_IO_WRITE);
 }
 
@@ -148,15 +191,16 @@ void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring)
 
 int ht_chunk_write_finish(struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    struct ht_store *s = io->obj->s;
     uint32_t blocks = ht_ref_blocks(&io->ref);
 
     if (!io->rc)
-        io->rc = ht_xfer_validate(s, &io->xfer, &io->ref);
-    if (io->rc)
+        io->rc = ht_xfer_validate(io->obj->s, &io->xfer, &io->ref);
+    if (io->rc && io->chunk)
         io->rc = ht_write_retry(io, ring);
-    s->flow.writing_blocks -= blocks;
-    if (io->rc)
+    else if (io->rc)
+        ht_chunk_write_cancel(io);
+    count_writing(io, -(int64_t)blocks);
+    if (io->rc || !io->chunk)
         return io->rc;
     ht_chunk_install(io->obj, io->chunk, io->index, &io->ref);
     ht_obj_count_written(io->obj, &io->ref);
@@ -173,13 +217,4 @@ void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *the
     ht_event(HT_EVENT_WRITE_ERROR, &about, "chunk %llu of object %llu could not be written at byte %llu of %s: %s; %s",
              (unsigned long long)io->index, (unsigned long long)about.id, (unsigned long long)about.offset,
              about.device, strerror(-about.error), then);
-}
-
-int ht_chunk_write_at(struct ht_store *s, struct ht_ring *ring, struct ht_ref *ref, void *data)
-{
-    struct ht_xfer x;
-
-    ht_chunk_pad(data, ref->stored);
-    ref->checksum = ht_store_checksum(s, data, ref->stored);
-    return ht_xfer_run(&x, s, ring, ref, data, HT_IO_WRITE);
 }

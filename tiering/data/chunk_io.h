@@ -3,10 +3,14 @@
  * chunk_io.h - the one way of a chunk's bytes between memory and devices.
  *
  *   read:  start -----> finish: wait, verify -----> bytes, or an error
- *   write: place -----> start: checksum ----------> wait -----> finish: another place if that one failed, install
+ *   write: prepare: what is stored -> place -> start -> wait -> finish: another place if that one failed, install
+ *                                       |
+ *                                       +---> cancel
  *
- * The caller sets obj and index of a struct ht_chunk_io, and keeps it from its start to its finish. Starting queues
- * requests on the ring. So a caller starts many, sends them together (ht_ring_offer, ht_ring_kick), and finishes them.
+ * Prepare alone decides how the bytes are stored (codec, sizes, checksum), place where; nothing later changes the
+ * former. The caller sets obj and index of a struct ht_chunk_io, and keeps it from its start to its finish. Starting
+ * queues requests on the ring. So a caller starts many, sends them together (ht_ring_offer, ht_ring_kick), and finishes
+ * them.
  */
 #ifndef HITRAIN_TIERING_DATA_CHUNK_IO_H
 #define HITRAIN_TIERING_DATA_CHUNK_IO_H
@@ -23,10 +27,10 @@ struct ht_chunk;
 
 struct ht_chunk_io {
     struct ht_obj *obj;
-    struct ht_chunk *chunk; /* of a write */
+    struct ht_chunk *chunk; /* of a write; NULL: the bytes get a place, and no chunk gets the reference */
     uint64_t index;
     struct ht_ref ref; /* a copy: publishing moves references without the chunk's lock */
-    void *data;
+    void *data;        /* as they are on the device, in whole blocks */
     struct ht_xfer xfer;
     int rc;        /* the first error */
     bool mismatch; /* of a read: the bytes came, and they are not those of the checksum */
@@ -49,38 +53,34 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
 
 /* --------------------------------------------- writing; the chunk is held */
 
-/* Takes space for so many bytes of io->chunk: io->ref. The caller holds the lock, which the call may release. */
-int ht_chunk_write_place(struct ht_chunk_io *io, uint32_t bytes, struct ht_alloc_hint hint)
-    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /*
- * Queues the write of io->ref, with its checksum. data is padded to whole blocks (ht_chunk_pad) and stays as it is
- * until finish; if others may change it, copy is a buffer for the bytes that are written. The caller holds the lock;
- * the call releases it, and the caller takes it again when it has sent the request.
+ * Decides how the bytes are stored: io->ref, without a place. Pads data to whole blocks. Nothing changes data from here
+ * to the finish.
  */
-void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring, void *data, void *copy)
-    HT_RELEASE(HT_LOCK_STORE);
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes) HT_EXCLUDES(HT_LOCK_STORE);
+/*
+ * Takes space for io->ref. An object with a rewrite reserve has space for two copies only: if there is no more, the
+ * call gives up the chunk's unpublished one for the bytes that replace it. Without a chunk the space is nobody's yet.
+ * After an error io->ref names nothing. The caller holds the lock, which the call may release.
+ */
+int ht_chunk_write_place(struct ht_chunk_io *io, struct ht_alloc_hint hint) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Instead of a start: gives the space back. */
+void ht_chunk_write_cancel(struct ht_chunk_io *io) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Queues the write. The caller holds the lock; the call releases it, and the caller takes it again when it has sent the
+ * request.
+ */
+void ht_chunk_write_start(struct ht_chunk_io *io, struct ht_ring *ring) HT_RELEASE(HT_LOCK_STORE);
 /* Waits for the device. */
 void ht_chunk_write_wait(struct ht_chunk_io *io, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE);
 /*
  * After wait: io->ref becomes the chunk's current reference. Another place replaces one that failed (write_retry.h).
  * After an error the chunk has its old reference, and io->ref names nothing. The caller holds the lock, which the call
- * may release.
+ * may release. Without a chunk the caller gets io->ref, and no other place is tried.
  */
 int ht_chunk_write_finish(struct ht_chunk_io *io, struct ht_ring *ring) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Counts and reports a write that failed with rc. then: the further use of the bytes. */
 void ht_chunk_write_report(const struct ht_chunk_io *io, int rc, const char *then) HT_REQUIRES(HT_LOCK_STORE);
-/*
- * Pads and writes all of data to a place that the caller took, once: ref gets its checksum, and the caller handles an
- * error.
- */
-int ht_chunk_write_at(struct ht_store *s, struct ht_ring *ring, struct ht_ref *ref, void *data)
-    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-
-/* Zeros from bytes to the end of their last block. */
-static inline void ht_chunk_pad(void *data, uint32_t bytes)
-{
-    memset((uint8_t *)data + bytes, 0, ht_round_up(bytes, HT_BLOCK_BYTES) - bytes);
-}
 
 /*
  * After an error rc: the object, and the device, offset and error of the failed request. device is NULL if no device

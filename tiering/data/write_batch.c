@@ -2,8 +2,8 @@
 /*
  * write_batch.c - dirty images go to new space, a few at once.
  *
- *   dirty --take space, start--> writing (shared: readers go on) --done--> clean, current reference
- *                                                                 --error-> dirty again, sticky error
+ *   dirty --prepare, take space, start--> writing (shared: readers go on) --done--> clean, current reference
+ *                                                                          --error-> dirty again, sticky error
  *
  * The image itself is written: writeback holds the chunk shared, so no thread changes it. Of a volatile object a copy
  * in a staging buffer is written.
@@ -40,40 +40,16 @@ static bool lacks_bytes(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRE
 }
 
 /* Completes the image as far as it will be stored; returns the bytes to store. Lock and chunk held. */
-static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, bool copied, uint32_t *out_bytes)
+static int complete_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uint32_t *out_bytes)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     struct ht_image *im = ht_arena_image(s->arena, c->slot);
     int rc = lacks_bytes(s, c) ? ht_chunk_fill(o, c, index) : 0;
 
-    if (rc)
-        return rc;
-    uint32_t bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));
-    if (!copied) /* beyond what was written, or valid zeros already */
-        ht_chunk_pad(ht_arena_data(s->arena, c->slot), bytes);
-    *out_bytes = bytes;
-    return 0;
-}
-
-/*
- * Takes new space, while the current reference stays as it is: a publication that runs at the same time names that one.
- * An object with a rewrite reserve has space for two copies only: then the unpublished one is given up for the whole
- * image that replaces it.
- */
-static int take_space(struct ht_chunk_io *io, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_obj *o = io->obj;
-    struct ht_chunk *c = io->chunk;
-    struct ht_alloc_hint hint = {.device = ht_chunk_target_device(o->s, c)};
-    int rc = ht_chunk_write_place(io, bytes, hint);
-
-    if (rc != -ENOSPC || !o->extra->rewrite_reserve_blocks || !(c->flags & HT_CH_CUR) || (c->flags & HT_CH_SHARE))
-        return rc;
-    bool was = ht_chunk_unpublished(c);
-    ht_chunk_drop_cur(o, c);
-    ht_chunk_note_unpublished(o, c, io->index, was);
-    return ht_chunk_write_place(io, bytes, hint);
+    if (!rc)
+        *out_bytes = (uint32_t)ht_min_u64(im->data_hi, ht_chunk_len(o, index));
+    return rc;
 }
 
 /*
@@ -105,6 +81,24 @@ static void put_copy(struct ht_write_batch *w, struct ht_batch_write *j)
     w->copies--;
 }
 
+/*
+ * Prepares the bytes of the image; of a volatile object those of a copy, as programs may store anything in between.
+ * Bytes after them in the image are zeros already, or were not written. Releases the lock in between.
+ */
+static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool copied) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->s;
+
+    if (copied)
+        j->copy = take_copy(w, ht_chunk_numa_index(s, j->io.chunk));
+    void *data = ht_arena_data(s->arena, j->io.chunk->slot);
+    ht_store_unlock(s);
+    if (copied)
+        memcpy(j->copy, data, j->bytes);
+    ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
+    ht_store_lock(s);
+}
+
 bool ht_write_batch_full(const struct ht_write_batch *w)
 {
     return w->count == HT_WRITE_BATCH_MAX || w->flight_bytes >= FLIGHT_BYTES_MAX;
@@ -126,7 +120,7 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
         ht_write_batch_finish(w);
     if (copied) /* programs may have stored anything */
         ht_arena_image(s->arena, c->slot)->data_hi = ht_chunk_len(o, index);
-    int rc = complete_image(o, c, index, copied, &bytes);
+    int rc = complete_image(o, c, index, &bytes);
     if (rc) {
         ht_chunk_unlock_exclusive(o, c, index);
         return rc;
@@ -138,13 +132,13 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     }
     struct ht_batch_write *j = &w->job[(w->first + w->count) % HT_WRITE_BATCH_MAX];
     *j = (struct ht_batch_write){.io = {.obj = o, .chunk = c, .index = index}, .bytes = bytes};
-    rc = take_space(&j->io, bytes);
+    prepare(w, j, copied);
+    rc = ht_chunk_write_place(&j->io, (struct ht_alloc_hint){.device = ht_chunk_target_device(s, c)});
     if (rc) {
+        put_copy(w, j);
         ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
-    if (copied)
-        j->copy = take_copy(w, ht_ref_numa_index(s, &j->io.ref));
     w->flight_bytes += bytes;
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;
@@ -155,7 +149,7 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
     s->flow.writing++;
     o->writing++;
     o->refs++;
-    ht_chunk_write_start(&j->io, w->ring, ht_arena_data(s->arena, c->slot), j->copy);
+    ht_chunk_write_start(&j->io, w->ring);
     w->unpushed_bytes += bytes;
     if (w->unpushed_bytes >= PUSH_BYTES)
         push(w);

@@ -45,15 +45,15 @@ static void note_failure(struct ht_store *s, struct search *f, const struct ht_c
     f->failed[f->count++] = io->ref;
 }
 
-/* Takes space on a device that is not to be avoided. */
-static int take_place(struct ht_chunk_io *io, uint32_t bytes, const struct search *f) HT_REQUIRES(HT_LOCK_STORE)
+/* Takes space on a device that is not to be avoided; all else that io->ref says stays. */
+static int take_place(struct ht_chunk_io *io, const struct search *f) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_alloc_hint hint = {.device = f->avoid >> f->last & 1 ? -1 : f->last, .avoid = f->avoid};
-    int device = ht_alloc_choose(io->obj->s->alloc, (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES), hint);
+    int device = ht_alloc_choose(io->obj->s->alloc, ht_ref_blocks(&io->ref), hint);
 
     if (device < 0 || f->avoid >> device & 1)
         return -ENOSPC;
-    return ht_chunk_take_space_again(io->obj, io->chunk, bytes, hint, &io->ref);
+    return ht_chunk_take_space_again(io->obj, io->chunk, hint, &io->ref);
 }
 
 static void release_places(struct ht_obj *o, struct search *f, bool found) HT_REQUIRES(HT_LOCK_STORE)
@@ -89,16 +89,13 @@ static int write_there(struct ht_chunk_io *io, struct ht_ring *ring) HT_REQUIRES
 int ht_write_retry(struct ht_chunk_io *io, struct ht_ring *ring)
 {
     struct search f = {.last = -1};
-    uint32_t bytes = io->ref.stored;
-    uint64_t checksum = io->ref.checksum;
     int rc = io->rc;
 
     while (rc) {
         note_failure(io->obj->s, &f, io);
-        if (rc != -EIO || !io->xfer.bad_dev || f.count == PLACES_MAX || take_place(io, bytes, &f))
+        if (rc != -EIO || !io->xfer.bad_dev || f.count == PLACES_MAX || take_place(io, &f))
             break;
         ht_chunk_write_report(io, rc, "it is written elsewhere");
-        io->ref.checksum = checksum;
         rc = write_there(io, ring);
     }
     if (rc)

@@ -161,7 +161,7 @@ static void find_remedy(struct ht_suspect *x, struct ht_chunk *c, void *buf, str
     ht_store_unlock(s);
     v->error = copy_image(x, data, visible, mapped, buf);
     if (!v->error)
-        v->error = ht_relocate_begin(s, x->ring, buf, visible, &v->moved);
+        v->error = ht_relocate_begin(x->obj, x->ring, buf, visible, &v->moved);
     ht_store_lock(s);
 }
 

@@ -268,11 +268,11 @@ static bool may_have_pieces(struct ht_obj *o, unsigned n, uint32_t counted) HT_R
         ht_journal_has_space_for_pieces(s->journal, (n - 1 + others) * HT_FRAG_RECORD_BYTES, false);
 }
 
-static int take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint, bool writing,
-                      struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
+static int take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, bool writing, struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
-    uint32_t need = (uint32_t)ht_div_up(bytes, HT_BLOCK_BYTES);
+    uint32_t need = ht_ref_blocks(ref);
     struct gathered g;
     int rc = gather_reservation(o, c, need, &g), n = 0;
 
@@ -282,10 +282,7 @@ static int take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, stru
     while (!rc && (n = ht_alloc_take(s->alloc, need, hint, e)) == -EAGAIN)
         rc = wait_for_space(s);
     if (!rc) {
-        memset(out, 0, sizeof(*out));
-        out->stored = bytes;
-        out->visible = bytes & HT_VISIBLE_MASK;
-        rc = may_have_pieces(o, (unsigned)n, writing ? need : 0) ? ht_ref_set(out, e, (unsigned)n) : -ENOSPC;
+        rc = may_have_pieces(o, (unsigned)n, writing ? need : 0) ? ht_ref_set(ref, e, (unsigned)n) : -ENOSPC;
         if (rc)
             ht_alloc_untake(s->alloc, e, n);
     }
@@ -296,14 +293,31 @@ static int take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, stru
     return rc;
 }
 
-int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint,
-                        struct ht_ref *out)
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
 {
-    return take_space(o, c, bytes, hint, false, out);
+    return take_space(o, c, hint, false, ref);
 }
 
-int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint,
-                              struct ht_ref *out)
+int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
 {
-    return take_space(o, c, bytes, hint, true, out);
+    return take_space(o, c, hint, true, ref);
+}
+
+int ht_ref_take_space(struct ht_store *s, struct ht_alloc_hint hint, struct ht_ref *ref)
+{
+    struct ht_extent e[HT_FRAGS_MAX];
+    uint32_t need = ht_ref_blocks(ref);
+    int rc = ht_alloc_reserve(s->alloc, need);
+
+    if (rc)
+        return rc;
+    int n = ht_alloc_take(s->alloc, need, hint, e);
+    if (n < 0) {
+        ht_alloc_unreserve(s->alloc, need);
+        return -ENOSPC;
+    }
+    rc = ht_ref_set(ref, e, (unsigned)n);
+    for (int i = 0; rc && i < n; i++)
+        ht_alloc_release(s->alloc, &e[i]);
+    return rc;
 }

@@ -19,14 +19,17 @@ void ht_chunk_unreserve(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOC
 uint32_t ht_chunk_prealloc_use(struct ht_obj *o, struct ht_chunk *c, uint32_t need) HT_REQUIRES(HT_LOCK_STORE);
 void ht_chunk_prealloc_return(struct ht_obj *o, struct ht_chunk *c, uint32_t blocks) HT_REQUIRES(HT_LOCK_STORE);
 /*
- * Allocates space for bytes, consuming the reservation of the chunk (or the object's rewrite reserve). Lock held; may
- * release it to make the log durable. out->place is set.
+ * Allocates space for ref->stored bytes, consuming the reservation of the chunk (or the object's rewrite reserve). Lock
+ * held; may release it to make the log durable. Sets ref->place, and nothing else of ref.
  */
-int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint,
-                        struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* The same for bytes that are in writing_blocks already: another place for them. */
-int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, uint32_t bytes, struct ht_alloc_hint hint,
-                              struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_chunk_take_space_again(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The same for a place that no chunk has yet: uses no reservation, and does not wait for deferred frees. -ENOSPC */
+int ht_ref_take_space(struct ht_store *s, struct ht_alloc_hint hint, struct ht_ref *ref)
+    HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Releases an unpublished current reference's space; the chunk has none then (flags CUR, SHARE, GONE cleared). */
 void ht_chunk_drop_cur(struct ht_obj *o, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
 /* Releases the published reference of an object that is gone for good. */

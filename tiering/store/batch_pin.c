@@ -22,7 +22,6 @@
 #include "tiering/api/batch_pin.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
-#include "tiering/object/deferred_free.h"
 #include "tiering/object/image.h"
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
@@ -379,17 +378,16 @@ static void end_image(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, str
  * if the log has no room for them beside those of accepted content. Content with a rewrite reserve is checked when the
  * space is taken.
  */
-static int take_place(struct ht_obj *o, struct part *p, uint32_t len, int target_device) HT_REQUIRES(HT_LOCK_STORE)
+static int take_place(struct ht_obj *o, struct part *p, int target_device) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = o->s;
     int rc = ht_chunk_reserve(o, p->io.chunk, 0);
 
     if (!rc)
-        rc = ht_chunk_write_place(&p->io, len, (struct ht_alloc_hint){.device = target_device});
+        rc = ht_chunk_write_place(&p->io, (struct ht_alloc_hint){.device = target_device});
     if (rc || o->obj_class == HT_CLASS_SCRATCH || o->extra->rewrite_reserve_blocks || ht_ref_pieces_fit(s, &p->io.ref))
         return rc;
-    o->stored_blocks -= ht_ref_blocks(&p->io.ref);
-    ht_free_ref_now(s, &p->io.ref);
+    ht_chunk_write_cancel(&p->io);
     return -ENOSPC;
 }
 
@@ -398,8 +396,10 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
 {
     struct ht_store *s = l->store;
     const struct ht_batch_pin_work *w = l->priv_;
-    uint32_t len = lc->len;
 
+    ht_store_unlock(s);
+    ht_chunk_write_prepare(&p->io, lc->data, lc->len);
+    ht_store_lock(s);
     if (p->copied)
         ht_chunk_drop_image(lc->obj, p->io.chunk, lc->index);
     bool was = ht_chunk_unpublished(p->io.chunk), gone = p->io.chunk->flags & HT_CH_GONE;
@@ -407,11 +407,11 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     if (gone)
         p->io.chunk->flags |= HT_CH_GONE;
     ht_chunk_note_unpublished(lc->obj, p->io.chunk, lc->index, was);
-    p->rc = take_place(lc->obj, p, len, w->target_device);
+    p->rc = take_place(lc->obj, p, w->target_device);
     p->writing = !p->rc;
     if (p->rc)
         return;
-    ht_chunk_write_start(&p->io, l->ring_, lc->data, NULL);
+    ht_chunk_write_start(&p->io, l->ring_);
     ht_ring_offer(l->ring_);
     ht_store_lock(s);
 }
@@ -441,9 +441,6 @@ void ht_batch_pin_end(struct ht_batch_pin *l, uint32_t dirty)
     struct ht_store *s = l->store;
     struct ht_batch_pin_work *w = l->priv_;
 
-    for (unsigned i = 0; i < l->count; i++)
-        if (l->chunk[i].staged && (dirty >> i & 1))
-            ht_chunk_pad(l->chunk[i].data, l->chunk[i].len);
     ht_store_lock(s);
     w->target_device = dirty ? find_target_device(l, w) : -1;
     for (unsigned i = 0; i < l->count; i++) {

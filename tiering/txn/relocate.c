@@ -2,8 +2,7 @@
 /*
  * relocate.c - gives published bytes another place: nothing but the place changes.
  *
- *   reserve, allocate -> write, flush -> transaction: the chunk's record with the new place ->
- *   the old place becomes a deferred free
+ *   place, write, flush -> transaction: the chunk's record with the new place -> the old place becomes a deferred free
  *
  * One chunk alone, also below a model root in the middle of a step: its published content stays the same, so the step
  * stays atomic. The reservation for the object's next rewrite is not touched.
@@ -17,7 +16,6 @@
 
 #include "tiering/base/mutant.h"
 #include "tiering/tier/placement.h"
-#include "tiering/space/alloc.h"
 #include "tiering/api/tx.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
@@ -33,29 +31,6 @@
 
 enum { TRIES = 50, PAUSE_NS = 2000000 };
 
-static int take_space(struct ht_store *s, uint32_t blocks, struct ht_ref *ref, uint64_t *out_flush_error_passes)
-{
-    struct ht_extent e[HT_FRAGS_MAX];
-
-    ht_store_lock(s);
-    int rc = ht_alloc_reserve(s->alloc, blocks), n = 0;
-    if (!rc) {
-        n = ht_alloc_take(s->alloc, blocks, HT_ALLOC_HINT_NONE, e);
-        if (n < 0) { /* it does not wait for deferred frees */
-            ht_alloc_unreserve(s->alloc, blocks);
-            rc = -ENOSPC;
-        }
-    }
-    if (!rc) {
-        rc = ht_ref_set(ref, e, (unsigned)n);
-        for (int i = 0; rc && i < n; i++)
-            ht_alloc_release(s->alloc, &e[i]);
-    }
-    *out_flush_error_passes = ht_flush_error_passes(s);
-    ht_store_unlock(s);
-    return rc;
-}
-
 static void give_back(struct ht_store *s, struct ht_ref *ref)
 {
     ht_store_lock(s);
@@ -64,36 +39,51 @@ static void give_back(struct ht_store *s, struct ht_ref *ref)
 }
 
 /* Durable before a chunk has it: a later failed flush finds it covered. */
-static int flush_out(struct ht_store *s, struct ht_ref *ref, uint64_t flush_error_passes)
+static int flush_out(struct ht_chunk_io *io)
 {
+    struct ht_store *s = io->obj->s;
+
     ht_store_lock(s);
-    ht_ref_stamp(s, ref);
-    uint32_t devices = ht_ref_unflushed(s, ref);
+    uint32_t devices = ht_ref_unflushed(s, &io->ref);
     ht_store_unlock(s);
     uint32_t failed = ht_flush_devices(s, devices);
     ht_store_lock(s);
-    bool is_void = ht_ref_is_void(s, ref, flush_error_passes);
+    int rc = failed || ht_ref_is_void(s, &io->ref, io->xfer.flush_error_passes) ? -EIO : 0;
+    if (rc)
+        ht_chunk_write_cancel(io);
     ht_store_unlock(s);
-    return failed || is_void ? -EIO : 0;
+    return rc;
 }
 
-int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
+static int write_bytes(struct ht_chunk_io *io, struct ht_ring *ring)
 {
-    struct ht_ref ref = {.stored = len, .visible = len & HT_VISIBLE_MASK};
-    uint64_t flush_error_passes;
-    int rc = take_space(s, ht_ref_blocks(&ref), &ref, &flush_error_passes);
+    struct ht_store *s = io->obj->s;
 
-    if (rc)
-        return rc;
-    rc = ht_chunk_write_at(s, ring, &ref, bytes);
-    if (!rc)
-        rc = flush_out(s, &ref, flush_error_passes);
+    ht_store_lock(s);
+    int rc = ht_chunk_write_place(io, HT_ALLOC_HINT_NONE);
     if (rc) {
-        give_back(s, &ref);
+        ht_store_unlock(s);
         return rc;
     }
-    *out = ref;
-    return 0;
+    ht_chunk_write_start(io, ring);
+    ht_chunk_write_wait(io, ring);
+    ht_store_lock(s);
+    rc = ht_chunk_write_finish(io, ring);
+    ht_store_unlock(s);
+    return rc;
+}
+
+int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
+{
+    struct ht_chunk_io io = {.obj = o};
+
+    ht_chunk_write_prepare(&io, bytes, len);
+    int rc = write_bytes(&io, ring);
+    if (!rc)
+        rc = flush_out(&io);
+    if (!rc)
+        *out = io.ref;
+    return rc;
 }
 
 /*

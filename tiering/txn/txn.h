@@ -42,7 +42,7 @@ void ht_scope_publish(struct ht_store *s, uint64_t scope, struct ht_tx *tx) HT_E
  * published reference `was` of the chunk is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or
  * is busy, nothing was done.
  */
-int ht_relocate_begin(struct ht_store *s, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
+int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;

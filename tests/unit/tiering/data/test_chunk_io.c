@@ -37,18 +37,16 @@ static void end(void)
     teardown();
 }
 
-static int write_bytes(uint8_t *copy, int device)
+static int write_bytes(int device)
 {
-    ht_chunk_pad(data, BYTES);
+    ht_chunk_write_prepare(&io, data, BYTES);
     ht_store_lock(s);
-    int rc = ht_chunk_write_place(&io, BYTES, (struct ht_alloc_hint){.device = device});
+    int rc = ht_chunk_write_place(&io, (struct ht_alloc_hint){.device = device});
     if (rc) {
         ht_store_unlock(s);
         return rc;
     }
-    ht_chunk_write_start(&io, ring, data, copy);
-    if (copy)
-        memset(data, 0xee, BYTES); /* as a program with a mapping may do */
+    ht_chunk_write_start(&io, ring);
     ht_chunk_write_wait(&io, ring);
     ht_store_lock(s);
     rc = ht_chunk_write_finish(&io, ring);
@@ -66,7 +64,7 @@ static void corrupt(const struct ht_ref *ref)
 
 START_TEST(bytes_come_back)
 {
-    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    ck_assert_int_eq(write_bytes(-1), 0);
     ck_assert(chunk->flags & HT_CH_CUR);
     ck_assert_uint_eq(chunk->cur.stored, BYTES);
     ck_assert_uint_eq(obj->written_blocks, ht_ref_blocks(&chunk->cur));
@@ -77,21 +75,79 @@ START_TEST(bytes_come_back)
 }
 END_TEST
 
-START_TEST(a_copy_is_written_of_bytes_that_change)
+START_TEST(bytes_are_padded_with_zeros)
 {
-    uint8_t *was = bytes_of(1, BYTES), *copy = bytes_of(3, BYTES);
-
-    ck_assert_int_eq(write_bytes(copy, -1), 0);
+    memset(data, 0xee, ht_round_up(BYTES, HT_BLOCK_BYTES));
+    ck_assert_int_eq(write_bytes(-1), 0);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), 0);
-    ck_assert_int_eq(memcmp(buf, was, BYTES), 0);
-    free(was);
-    free(copy);
+    for (uint32_t i = 0; i < ht_round_up(BYTES, HT_BLOCK_BYTES); i++)
+        ck_assert_uint_eq(buf[i], i < BYTES ? 0xee : 0);
+}
+END_TEST
+
+START_TEST(a_cancelled_write_leaves_nothing)
+{
+    uint64_t available = ht_alloc_available(s->alloc);
+
+    ht_chunk_write_prepare(&io, data, BYTES);
+    ht_store_lock(s);
+    ck_assert_int_eq(ht_chunk_write_place(&io, HT_ALLOC_HINT_NONE), 0);
+    ck_assert_uint_eq(ht_alloc_available(s->alloc), available - ht_ref_blocks(&io.ref));
+    ck_assert_uint_eq(obj->stored_blocks, ht_ref_blocks(&io.ref));
+    ht_chunk_write_cancel(&io);
+    ck_assert(!ht_ref_holds(&io.ref));
+    ck_assert_uint_eq(obj->stored_blocks, 0);
+    ck_assert_uint_eq(ht_alloc_available(s->alloc), available);
+    ht_store_unlock(s);
+}
+END_TEST
+
+START_TEST(without_space_a_write_has_no_reference)
+{
+    ht_store_lock(s);
+    uint64_t all = ht_alloc_available(s->alloc);
+    ck_assert_int_eq(ht_alloc_reserve(s->alloc, all), 0);
+    ht_store_unlock(s);
+    ck_assert_int_eq(write_bytes(-1), -ENOSPC);
+    ck_assert(!ht_ref_holds(&io.ref));
+    ck_assert_uint_eq(obj->stored_blocks, 0);
+    ht_store_lock(s);
+    ht_alloc_unreserve(s->alloc, all);
+    ht_store_unlock(s);
+}
+END_TEST
+
+/* As relocation does. */
+START_TEST(without_a_chunk_the_caller_gets_the_reference)
+{
+    io.chunk = NULL;
+    ck_assert_int_eq(write_bytes(1), 0);
+    ck_assert(!(chunk->flags & HT_CH_CUR));
+    ck_assert_uint_eq(obj->stored_blocks, 0);
+    ck_assert_int_eq(ht_chunk_read(obj, 0, &io.ref, buf), 0);
+    ck_assert_int_eq(memcmp(buf, data, BYTES), 0);
+    ht_store_lock(s);
+    ht_chunk_write_cancel(&io);
+    ht_store_unlock(s);
+}
+END_TEST
+
+START_TEST(without_a_chunk_no_other_place_is_tried)
+{
+    uint64_t available = ht_alloc_available(s->alloc);
+
+    io.chunk = NULL;
+    dev_fail(s->dev[1], HT_IO_WRITE, 1, false);
+    ck_assert_int_eq(write_bytes(1), -EIO);
+    ck_assert(!ht_ref_holds(&io.ref));
+    ck_assert_uint_eq(ht_alloc_available(s->alloc), available);
+    ck_assert_uint_eq(events, 0);
 }
 END_TEST
 
 START_TEST(wrong_bytes_are_an_error_that_is_counted_and_reported)
 {
-    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    ck_assert_int_eq(write_bytes(-1), 0);
     corrupt(&chunk->cur);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
     ck_assert_uint_eq(s->flow.checksum_errors, 1);
@@ -104,7 +160,7 @@ END_TEST
 
 START_TEST(a_quiet_reader_learns_what_failed)
 {
-    ck_assert_int_eq(write_bytes(NULL, 1), 0);
+    ck_assert_int_eq(write_bytes(1), 0);
     corrupt(&chunk->cur);
     io.ref = chunk->cur;
     ht_chunk_read_start(&io, ring, buf);
@@ -118,7 +174,7 @@ END_TEST
 
 START_TEST(a_device_that_fails_is_counted_and_reported)
 {
-    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    ck_assert_int_eq(write_bytes(-1), 0);
     dev_fail(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
     ck_assert_uint_eq(s->flow.read_errors, 1);
@@ -130,7 +186,7 @@ END_TEST
 /* As a file on a damaged file system does. */
 START_TEST(a_device_that_fails_with_euclean_has_no_wrong_checksum)
 {
-    ck_assert_int_eq(write_bytes(NULL, 1), 0);
+    ck_assert_int_eq(write_bytes(1), 0);
     dev_fail_with(s->dev[ht_ref_extent(&chunk->cur, 0).device], HT_IO_READ, 1, false, -EUCLEAN);
     ck_assert_int_eq(ht_chunk_read(obj, 0, &chunk->cur, buf), -EIO);
     ck_assert_uint_eq(s->flow.read_errors, 1);
@@ -143,7 +199,7 @@ END_TEST
 /* No request is made: the error waits for the finish, which counts and reports it. */
 START_TEST(a_read_that_cannot_start_is_counted_and_reported)
 {
-    ck_assert_int_eq(write_bytes(NULL, 1), 0);
+    ck_assert_int_eq(write_bytes(1), 0);
     s->data->health[1] = HT_HEALTH_MISSING;
     io.ref = chunk->cur;
     ht_chunk_read_start(&io, ring, buf);
@@ -157,7 +213,7 @@ END_TEST
 START_TEST(a_place_that_fails_is_replaced)
 {
     dev_fail(s->dev[0], HT_IO_WRITE, 1, false);
-    ck_assert_int_eq(write_bytes(NULL, 0), 0);
+    ck_assert_int_eq(write_bytes(0), 0);
     ck_assert_uint_eq(s->flow.write_errors, 1);
     ck_assert_uint_eq(events, 1);
     ck_assert_int_eq(seen.code, HT_EVENT_WRITE_ERROR);
@@ -168,12 +224,12 @@ END_TEST
 
 START_TEST(without_any_place_the_chunk_keeps_its_reference)
 {
-    ck_assert_int_eq(write_bytes(NULL, -1), 0);
+    ck_assert_int_eq(write_bytes(-1), 0);
     struct ht_ref was = chunk->cur;
     uint64_t available = ht_alloc_free_blocks(s->alloc);
     for (unsigned i = 0; i < DATA_DEVICES; i++)
         dev_fail(s->dev[i], HT_IO_WRITE, 1, true);
-    ck_assert_int_eq(write_bytes(NULL, -1), -EIO);
+    ck_assert_int_eq(write_bytes(-1), -EIO);
     ck_assert(ht_ref_same_place(&chunk->cur, &was));
     ck_assert_uint_eq(io.ref.stored, 0);
     ck_assert_uint_eq(ht_alloc_free_blocks(s->alloc), available);
@@ -189,7 +245,11 @@ int main(void)
 
     tcase_add_checked_fixture(tc, start, end);
     tcase_add_test(tc, bytes_come_back);
-    tcase_add_test(tc, a_copy_is_written_of_bytes_that_change);
+    tcase_add_test(tc, bytes_are_padded_with_zeros);
+    tcase_add_test(tc, a_cancelled_write_leaves_nothing);
+    tcase_add_test(tc, without_space_a_write_has_no_reference);
+    tcase_add_test(tc, without_a_chunk_the_caller_gets_the_reference);
+    tcase_add_test(tc, without_a_chunk_no_other_place_is_tried);
     tcase_add_test(tc, wrong_bytes_are_an_error_that_is_counted_and_reported);
     tcase_add_test(tc, a_quiet_reader_learns_what_failed);
     tcase_add_test(tc, a_device_that_fails_is_counted_and_reported);

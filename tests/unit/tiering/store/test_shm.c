@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { SHARE = 12 * MIB, SIZE = 2 * MIB + 5000, SCOPE = 77 };
 
@@ -772,6 +773,43 @@ START_TEST(stores_during_a_search_are_found_by_the_next)
 }
 END_TEST
 
+static void *sync_it(void *arg)
+{
+    ck_assert_int_eq(ht_obj_sync(arg), 0);
+    return NULL;
+}
+
+/* A copy is written, so the checksum is that of the bytes on the device. */
+START_TEST(stores_during_a_write_are_not_in_it)
+{
+    start();
+    struct ht_obj *o = written(MIB, 1, 0);
+    uint64_t oid = ht_obj_id(o);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    open_shm(o);
+    ck_assert_int_eq(ht_obj_shm_expect_stores(o), 0);
+    uint8_t *m = map(MIB), *want = malloc(MIB);
+    m[17] ^= 1;
+    memcpy(want, m, MIB);
+    pthread_t thread;
+    dev_stall_at(dev, HT_IO_WRITE, 1);
+    pthread_create(&thread, NULL, sync_it, o);
+    while (!dev_is_stalled(dev))
+        usleep(100);
+    m[18] ^= 1;
+    dev_stall(dev, false);
+    pthread_join(thread, NULL);
+    ht_obj_shm_close(o);
+    crash_without(o);
+    o = again(oid);
+    expect(o, 0, want, MIB);
+    ht_obj_put(o);
+    munmap(m, MIB);
+    free(want);
+    done();
+}
+END_TEST
+
 static void *append(void *arg)
 {
     for (uint64_t at = 100, n = 2 * MIB + 300000; at < SHARE / 2; at += n)
@@ -919,6 +957,7 @@ int main(void)
     tcase_add_test(tc, stores_behind_the_former_end_are_read_and_copied);
     tcase_add_test(tc, step_reads_what_was_stored_behind_the_former_end);
     tcase_add_test(tc, stores_during_a_search_are_found_by_the_next);
+    tcase_add_test(tc, stores_during_a_write_are_not_in_it);
     tcase_add_test(tc, shm_is_opened_beside_a_write_that_grows);
     tcase_add_test(tc, memory_goes_beside_a_truncation);
     tcase_add_test(tc, truncation_beside_everything_else);
