@@ -161,23 +161,29 @@ static void a_job_that_does_not_count(void)
     fuse.jobs.count--;
 }
 
+static void set_threads(unsigned count)
+{
+    fuse.jobs.threads = count;
+    traffic.job_threads = count;
+}
+
 static void one_that_left_too_much(void)
 {
     fuse.jobs.idle = 0;
     fuse.jobs.left += HT_LANE_LEFT_MAX;
     fuse.jobs.count += HT_LANE_LEFT_MAX;
     traffic.jobs_left += HT_LANE_LEFT_MAX;
-    fuse.jobs.threads = traffic.job_threads = HT_ARRAY_SIZE(fuse.jobs.thread);
+    set_threads(HT_ARRAY_SIZE(fuse.jobs.thread));
 }
 
 static void more_jobs_than_threads(void)
 {
-    fuse.jobs.threads = traffic.job_threads = 2;
+    set_threads(2);
 }
 
 static void more_threads_than_there_may_be(void)
 {
-    fuse.jobs.threads = traffic.job_threads = HT_ARRAY_SIZE(fuse.jobs.thread) + 1;
+    set_threads(HT_ARRAY_SIZE(fuse.jobs.thread) + 1);
 }
 
 static void another_number_of_threads(void)

@@ -95,7 +95,9 @@ START_TEST(fields_beyond_the_last_are_passed_over)
     strcat(json, "}");
     ck_assert_int_eq(parse(json), 0);
     ck_assert_uint_eq(line.count, HT_CMD_FIELDS_MAX);
-    ck_assert_str_eq(line.field[HT_CMD_FIELDS_MAX - 1].key, "k23");
+    char last[16];
+    snprintf(last, sizeof(last), "k%d", HT_CMD_FIELDS_MAX - 1);
+    ck_assert_str_eq(line.field[HT_CMD_FIELDS_MAX - 1].key, last);
 }
 END_TEST
 
