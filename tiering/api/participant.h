@@ -60,7 +60,8 @@ struct ht_meta_client {
     void (*abort)(void *ctx, uint64_t scope);
     /*
      * The scope ends with this transaction (ht_scope_end): forgets it, pending changes included, and puts that into tx.
-     * May delete objects. Never fails; never for scope 0.
+     * May delete objects. Never fails; never for scope 0. Called again when the inode of a deleted directory goes, also
+     * by a later mount: a scope that the participant does not know is no error.
      */
     void (*ended)(void *ctx, uint64_t scope, enum ht_scope_end how, struct ht_tx *tx);
 };

@@ -89,6 +89,7 @@ static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool cop
 {
     struct ht_store *s = w->s;
 
+    s->flow.preparing++;
     if (copied)
         j->copy = take_copy(w, ht_chunk_numa_index(s, j->io.chunk));
     void *data = ht_arena_data(s->arena, j->io.chunk->slot);
@@ -97,6 +98,7 @@ static void prepare(struct ht_write_batch *w, struct ht_batch_write *j, bool cop
         memcpy(j->copy, data, j->bytes);
     ht_chunk_write_prepare(&j->io, copied ? j->copy : data, j->bytes);
     ht_store_lock(s);
+    s->flow.preparing--;
 }
 
 bool ht_write_batch_full(const struct ht_write_batch *w)

@@ -90,7 +90,7 @@ static struct ht_image *whole_image(const struct ht_suspect *x, struct ht_chunk 
     const struct ht_ref *now = ht_chunk_ref(c);
     struct ht_image *im = c->slot != HT_SLOT_NONE ? ht_arena_image(o->s->arena, c->slot) : NULL;
 
-    if (!im || !now)
+    if (!im || !now || !now->visible) /* no byte counts: there is nothing to give another place */
         return NULL;
     return ht_image_reach(o, c, index) >= now->visible && im->valid_lo == 0 && im->valid_hi >= now->visible ? im : NULL;
 }

@@ -79,6 +79,12 @@ static bool is_met(const struct slot_request *w) HT_REQUIRES(HT_LOCK_STORE)
     return has_slot(w->o->s, w->c, w->reach) || ht_chunk_images(w->o, w->c) != &ht_arena_images;
 }
 
+/* Will an image be clean soon? */
+static bool some_come(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return s->flow.writing || s->flow.preparing;
+}
+
 /* Cleans some images, or waits until a thread releases one. Lock and chunk held; releases both in between. */
 static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -90,7 +96,7 @@ static int make_room(const struct slot_request *w, uint32_t *out_slot) HT_REQUIR
     if (n)
         return n < 0 ? n : 0;
     /* Images in flight will be clean soon: no reason yet to evict the working set. */
-    *out_slot = try_get(w, s->flow.writing ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE);
+    *out_slot = try_get(w, some_come(s) ? HT_ARENA_ASK_ALL : HT_ARENA_FORCE);
     if (*out_slot == HT_SLOT_NONE)
         (void)wait_for_slot(s, w->c);
     return 0;
@@ -114,7 +120,7 @@ static int wait_for_room(const struct slot_request *w, uint32_t *out_slot) HT_RE
         if (ht_arena_under_pressure(s->arena))
             s->waits.wakes.writeback = s->waits.wakes.any = true;
         /* A thread that waits for the next image in flight continues at the speed of the device, without long stops. */
-        bool wait = comes && s->flow.writing;
+        bool wait = comes && some_come(s);
         comes = !wait || wait_for_slot(s, w->c);
         rc = wait ? 0 : make_room(w, &slot);
         if (!rc && slot == HT_SLOT_NONE)

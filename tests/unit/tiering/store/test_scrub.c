@@ -14,6 +14,7 @@
 #include "tiering/api/scrub.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
 
 enum { SMALL = HT_SMALL_CHUNK_BYTES, BIG = HT_CHUNK_BYTES, SCOPE = 77 };
 
@@ -102,6 +103,26 @@ START_TEST(a_sound_store_is_read_whole_and_nothing_found)
     ck_assert_uint_eq(st.run_bytes, st.run_total_bytes);
     ck_assert_uint_eq(st.runs, 1);
     ck_assert_uint_eq(events[HT_EVENT_SCRUB_ENDED], 1);
+    ht_obj_put(o);
+    free(p);
+}
+END_TEST
+
+/* As a forged log may have it. */
+START_TEST(a_chunk_of_which_no_byte_counts_is_not_repaired)
+{
+    uint8_t *p = pattern(BIG, 1);
+    struct ht_obj *o = stored(p, BIG, 0);
+    uint64_t oid = ht_obj_id(o), place = place_of(p, BIG);
+
+    ht_chunk_find(o, 0)->pub.visible = 0;
+    ht_obj_put(o);
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
+    remount();
+    o = ht_obj_get(s, oid);
+    ck_assert_int_eq(ht_obj_read(o, 0, p, 4096), 4096); /* it has an image */
+    damage(place);
+    expect_found(1, 0);
     ht_obj_put(o);
     free(p);
 }
@@ -782,6 +803,7 @@ int main(void)
     ht_log_set_level(HT_LOG_ERROR);
     TCase *tc = tcase_create("scrub");
     tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, a_chunk_of_which_no_byte_counts_is_not_repaired);
     tcase_add_test(tc, a_sound_store_is_read_whole_and_nothing_found);
     tcase_add_loop_test(tc, a_superblock_copy_is_written_anew, 0, HT_SUPER_COPIES);
     tcase_add_test(tc, all_superblock_copies_are_written_anew_from_memory);
