@@ -50,6 +50,7 @@ struct ht_param {
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         unsigned refs; /* handles, calls in progress, the helper's list, queued and running ranges */
         unsigned openers;
+        bool building;      /* an opener makes its gradient object and ranges */
         bool gone;          /* deleted (pending or published), or its object vanished */
         bool orphan;        /* a boundary found that its file has no name; only an abort can change that */
         bool log_reserved;  /* log bytes for its record */

@@ -122,7 +122,7 @@ static int try_open(struct ht_param *p, const struct ht_param_shape *shape, bool
 {
     int rc = check_shape(p, shape);
 
-    *out_done = !rc && p->block && p->grad && p->obj && same_shape(&p->shape, shape);
+    *out_done = !rc && !p->building && p->block && p->grad && p->obj && same_shape(&p->shape, shape);
     if (*out_done)
         p->openers++;
     return rc;
@@ -141,9 +141,11 @@ static int build_and_open(struct ht_param *p, const struct ht_param_shape *shape
     if (!rc && !done) {
         if (!p->obj)
             p->obj = ht_obj_get(o->store, p->oid);
+        p->building = true; /* who opens it meanwhile waits for the gate */
         unlock(o);
         rc = p->obj ? build(p, shape) : -ESTALE;
         lock(o);
+        p->building = false;
         if (!rc)
             rc = try_open(p, shape, &done);
     }
@@ -193,7 +195,7 @@ static int open_in_root(struct ht_root *root, const struct ht_param_desc *desc, 
     else if (rc == -EBUSY)
         ht_opt_refuse(
             root, HT_EVENT_GRADIENT_REFUSED, oid,
-            "its gradient is still open from before, when it belonged to another model root: close that first");
+            "its gradient is still open with another dtype or size, or from another model root: close that first");
     else if (rc)
         ht_opt_refuse(root, HT_EVENT_GRADIENT_REFUSED, oid, "its gradient cannot be opened: %s", strerror(-rc));
     return rc;

@@ -83,15 +83,20 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
  */
 static void drop_leftovers(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
+    bool left = false;
+
     for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
         struct ht_range *r = ht_opt_range_find(p, i);
         if (!r || !(r->frozen.count || r->added))
             continue;
         if (!r->consumed)
             ht_opt_range_drop(r);
+        left |= !r->consumed;
         if (!(r->work & HT_WORK_UPDATE))
             ht_opt_sum_drop(r);
     }
+    if (left && p->grad) /* bytes that no flush has closed are in these chunks: they do not wait for a boundary */
+        ht_obj_unprotect(p->grad);
 }
 
 /* Bytes that went to devices since the boundary before: the writeback of that boundary's commit is among them. */

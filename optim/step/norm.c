@@ -120,7 +120,10 @@ static uint64_t waiting_bytes(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OP
 
     ht_list_for_each(pos, &root->touched) {
         const struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
-        bytes += p->gone ? 0 : p->shape.elements * p->shape.g_bytes;
+        for (uint64_t i = 0; !p->gone && i < p->shape.range_count; i++) {
+            const struct ht_range *r = ht_opt_range_find(p, i);
+            bytes += r && r->measured ? ht_opt_range_grad_bytes(p, i) : 0;
+        }
     }
     return ht_opt_accumulate(root) > 1 ? 0 : bytes;
 }

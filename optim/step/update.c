@@ -11,6 +11,8 @@
  *
  * Nothing here allocates.
  */
+#include <assert.h>
+
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/fault.h"
@@ -412,6 +414,24 @@ static void settle_range(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
     }
 }
 
+/*
+ * Squares are summed ahead of the boundary to save time there. If that fails, the boundary tries it again, and only
+ * then it is a failure of the step.
+ */
+static bool is_tried_again(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    const struct ht_root *root = j->range->param->root;
+
+    return j->err && j->work == HT_WORK_MEASURE && (!root->draining || root->hold);
+}
+
+static void forget_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    j->range->state = HT_RANGE_IDLE;
+    j->range->work = 0;
+    assert(!j->range->measured);
+}
+
 static void trace(const struct job *j)
 {
     const struct ht_param *p = j->range->param;
@@ -437,13 +457,19 @@ static void end(struct job *j, uint64_t ns)
     struct ht_optim *o = p->o;
     struct ht_waiter *chain = NULL;
 
-    if (j->err)
+    lock(o);
+    bool again = is_tried_again(j);
+    unlock(o);
+    if (j->err && !again)
         report_failure(j);
     lock(o);
-    count(j, ns);
-    if (j->err)
-        r->state = HT_RANGE_FAILED;
+    if (again)
+        forget_sum(j);
     else
+        count(j, ns);
+    if (j->err && !again)
+        r->state = HT_RANGE_FAILED;
+    else if (!again)
         settle_range(j);
     p->pending--;
     root->pending--;

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Gradients that wait for the norm: memory that they keep, sums that fail, and openers beside each other. */
+#include "tests/unit/optim/step/fixture.h"
+
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "tests/support/fault_scenario.h"
+#include "tiering/base/fault.h"
+
+enum { MIB_ELEMENTS = 1 << 18, OPENS = 20000 };
+
+static struct fixture w;
+
+static uint64_t protected_bytes(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(w.s, &st);
+    return st.dram_protected_bytes;
+}
+
+static uint64_t resident_state(const struct test_param *p)
+{
+    uint64_t bytes = 0;
+
+    lock(w.o);
+    for (int k = 0; k < 2; k++) {
+        struct ht_obj_stat st;
+        ht_obj_stat(ht_opt_param_find(w.o, p->oid)->state[k], &st);
+        bytes += st.resident_bytes;
+    }
+    unlock(w.o);
+    return bytes;
+}
+
+/* A few rows of an embedding wait for a boundary: not the whole of it. */
+START_TEST(a_sparse_gradient_leaves_state_in_memory)
+{
+    w.dram_bytes = 32 << 20;
+    w.device_bytes = 512ull << 20;
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1 partial=1", 1);
+    for (unsigned i = 0; i < 2; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 2 * MIB_ELEMENTS, HT_CHUNK_BYTES);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 48 * MIB_ELEMENTS, HT_CHUNK_BYTES);
+    for (unsigned step = 0; step < 4; step++) {
+        for (unsigned i = 0; i < 2; i++) {
+            uint8_t *g = random_gradient(&w, &w.param[i]);
+            write_gradient(&w, &w.param[i], g);
+            free(g);
+        }
+        struct ht_grad *g = open_grad(&w, &w.param[2]);
+        ck_assert_int_eq(ht_grad_write(g, 0, w.param[2].p, 4096), 4096);
+        ck_assert_int_eq(ht_grad_flush(g), 0);
+        ht_grad_release(g);
+        ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_uint_eq(resident_state(&w.param[i]), 2 * 2 * HT_CHUNK_BYTES);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Bytes that were written after a flush, and are never closed: their chunks are no longer protected after the step. */
+START_TEST(what_is_left_of_a_gradient_is_not_protected)
+{
+    enum { COUNT = 6 };
+    struct ht_grad *g[COUNT];
+
+    w.dram_bytes = 16 << 20;
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1 partial=1", 1);
+    for (unsigned i = 0; i < COUNT; i++) {
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 2 * MIB_ELEMENTS, HT_CHUNK_BYTES);
+        g[i] = open_grad(&w, &w.param[i]);
+        for (uint64_t at = 0; at < 2 * HT_CHUNK_BYTES; at += HT_CHUNK_BYTES)
+            ck_assert_int_eq(ht_grad_write(g[i], at, w.param[i].p, 4), 4);
+        ck_assert_int_eq(ht_grad_flush(g[i]), 0);
+        for (uint64_t at = 8; at < 2 * HT_CHUNK_BYTES; at += HT_CHUNK_BYTES)
+            ck_assert_int_eq(ht_grad_write(g[i], at, w.param[i].p, 4), 4);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned i = 0; i < COUNT; i++) {
+        uint64_t oid = w.param[i].oid;
+        struct ht_obj_stat st;
+        lock(w.o);
+        ht_obj_stat(ht_opt_param_find(w.o, oid)->grad, &st);
+        unlock(w.o);
+        ck_assert_uint_gt(st.resident_bytes, 0);
+        ht_grad_discard(g[i]);
+        ht_grad_release(g[i]);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint64_t bytes = protected_bytes();
+    lock(w.o);
+    for (unsigned i = 0; i < COUNT; i++)
+        ht_obj_unprotect(ht_opt_param_find(w.o, w.param[i].oid)->grad);
+    unlock(w.o);
+    ck_assert_uint_eq(protected_bytes(), bytes);
+    fixture_close(&w);
+}
+END_TEST
+
+/* The sum ahead of the boundary only saves time. */
+START_TEST(a_sum_that_fails_is_tried_again_at_the_boundary)
+{
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 1);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB_ELEMENTS, HT_CHUNK_BYTES);
+    for (unsigned drops = 0; drops < 2; drops++) {
+        uint8_t *g = random_gradient(&w, &w.param[0]);
+        ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 1, false);
+        write_gradient(&w, &w.param[0], g);
+        ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+        if (drops == 0)
+            ck_assert_int_eq(ht_optim_drop(w.o, ROOT, w.param[0].oid, NULL), 0);
+        free(g);
+    }
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
+    fixture_close(&w);
+}
+END_TEST
+
+static void *open_often(void *arg)
+{
+    struct ht_param_desc desc = {ROOT, w.param[0].obj, HT_DTYPE_F32, (uint8_t)(uintptr_t)arg};
+    uint64_t bytes = w.param[0].n * dtype_bytes(desc.grad_dtype);
+    uint8_t *zeros = calloc(w.param[0].n, 4);
+
+    for (unsigned k = 0; k < OPENS; k++) {
+        struct ht_grad *g;
+        if (ht_grad_open(w.o, &desc, &g))
+            continue;
+        ck_assert_uint_eq(ht_grad_size(g), bytes);
+        if (ht_grad_write(g, 0, zeros, bytes) == (ssize_t)bytes)
+            (void)!ht_grad_flush(g);
+        ht_grad_release(g);
+        (void)!ht_optim_drop(w.o, ROOT, w.param[0].oid, NULL);
+    }
+    free(zeros);
+    return NULL;
+}
+
+/* One of them makes the ranges anew while the other may have its own on the queue. */
+START_TEST(openers_of_two_dtypes_beside_each_other)
+{
+    static const uint8_t dtypes[] = {HT_DTYPE_F32, HT_DTYPE_BF16};
+    pthread_t thread[2];
+
+    fixture_open_as(&w, "adamw lr=1e-2 max_grad_norm=1", 2);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1 << 16, HT_SMALL_CHUNK_BYTES);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(pthread_create(&thread[i], NULL, open_often, (void *)(uintptr_t)dtypes[i]), 0);
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(thread[i], NULL);
+    fixture_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("waiting gradients");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, a_sparse_gradient_leaves_state_in_memory);
+    tcase_add_test(t, what_is_left_of_a_gradient_is_not_protected);
+    tcase_add_test(t, a_sum_that_fails_is_tried_again_at_the_boundary);
+    tcase_add_test(t, openers_of_two_dtypes_beside_each_other);
+    return run_suite("waiting gradients", t);
+}
