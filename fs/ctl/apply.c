@@ -31,6 +31,7 @@ static int copy(struct ht_obj *window, struct ht_grad *g)
 
 static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
 {
+    struct ht_trace_mark mark = ht_trace_begin();
     struct ht_param_desc desc;
     struct ht_grad *g;
     int rc = ht_ctl_describe(c, ino, &desc);
@@ -40,6 +41,8 @@ static int apply_window(struct ht_ctl *c, uint64_t ino, struct ht_obj *window)
     rc = ht_grad_open(c->optim, &desc, &g);
     if (rc == 0) {
         rc = copy(window, g);
+        if (rc == 0) /* before its updates */
+            ht_trace_end(ht_store_trace(c->store), &mark, HT_TRACE_GRADIENT, ino, 0, ht_obj_size(window));
         if (rc == 0)
             rc = ht_grad_flush(g);
         if (rc)

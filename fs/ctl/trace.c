@@ -88,6 +88,8 @@ static bool put_lines(struct ht_trace_feed *f, FILE *to) HT_REQUIRES(HT_LOCK_FEE
     struct ht_trace_entry e;
     bool any = false;
 
+    for (unsigned i = 0; i < NAMES; i++) /* files are renamed */
+        f->name[i].id = 0;
     while (ftell(to) < LINES_BYTES && ht_trace_next(t, f->after, &e)) {
         put(&e, path_of(f, e.id), to);
         f->after = e.seq;
@@ -107,9 +109,11 @@ static bool next_lines(struct ht_trace_feed *f) HT_REQUIRES(HT_LOCK_FEED)
     FILE *to = open_memstream(&f->lines, &f->len);
     if (!to)
         return false;
+    uint64_t was = f->after;
     bool any = put_lines(f, to);
     if (fclose(to)) {
         f->len = 0;
+        f->after = was;
         return false;
     }
     return any;

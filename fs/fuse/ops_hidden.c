@@ -15,7 +15,7 @@ static struct ht_hidden_file *file_of(const struct fuse_file_info *fi)
     return (struct ht_hidden_file *)(uintptr_t)fi->fh;
 }
 
-/* A sparse gradient is one access to the whole, of no bytes. */
+/* Each write of a sparse gradient is an access of no bytes. */
 static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file, uint64_t off, uint64_t bytes,
                            const struct ht_trace_mark *mark)
 {
@@ -28,12 +28,8 @@ static void trace_gradient(struct ht_fuse *f, const struct ht_hidden_file *file,
 
 static void release(struct ht_fuse *f, uint64_t ino, struct ht_hidden_file *file)
 {
-    struct ht_trace_mark mark = ht_trace_begin();
-
-    if (ht_hidden_is_counted(file)) { /* its writer used a mapping */
+    if (ht_hidden_is_counted(file))
         ht_passthrough_hidden_close(f, ino);
-        trace_gradient(f, file, 0, ht_hidden_gradient_bytes(file), &mark);
-    }
     ht_hidden_release(file);
 }
 

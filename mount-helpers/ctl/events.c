@@ -10,7 +10,7 @@ static bool selects(const struct ht_cmd_line *l, const struct ht_cmd_options *o)
 
 int ht_cmd_events(const char *path, const struct ht_cmd_options *o)
 {
-    static const struct ht_feed_kind kind = {"events", "events", NULL, selects, ht_event_line_put};
+    static const struct ht_feed_kind kind = {"events", "events", NULL, 0, selects, ht_event_line_put};
 
     return ht_feed_print(&kind, path, o);
 }

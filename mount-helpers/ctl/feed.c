@@ -24,8 +24,8 @@ struct reader {
     const struct ht_feed_kind *kind;
     const struct ht_cmd_options *o;
     char point[PATH_MAX];
-    dev_t dev; /* another one is another mount, which counts from 1 */
-    uint64_t after;
+    dev_t dev;               /* another one is another mount, which counts from 1 */
+    uint64_t after, entries; /* number of the last, and how many there were */
     bool colours;
     char text[READ_BYTES]; /* begins with an unfinished line */
     size_t len;
@@ -46,6 +46,7 @@ static int put_line(struct reader *r, char *text)
         ht_warn("%llu %s before number %llu have made room for newer ones", (unsigned long long)(seq - r->after - 1),
                 r->kind->entries, (unsigned long long)seq);
     r->after = seq;
+    r->entries++;
     if (!r->kind->selects(&l, r->o))
         return 0;
     if (r->o->json)
@@ -73,6 +74,12 @@ static int put_lines(struct reader *r)
 
 /* ------------------------------------------------------------------ reading */
 
+/* New entries may come faster than the old ones are printed. */
+static bool is_enough(const struct reader *r)
+{
+    return !r->o->follow && r->kind->most && r->entries >= r->kind->most;
+}
+
 /* Reads all present entries after the last shown one. */
 static int read_now(struct reader *r)
 {
@@ -94,7 +101,7 @@ static int read_now(struct reader *r)
         n = pread(fd, r->text + r->len, sizeof(r->text) - r->len, (off_t)r->after);
         r->len += n > 0 ? (size_t)n : 0;
         rc = n < 0 ? -errno : put_lines(r);
-    } while (n > 0 && rc == 0);
+    } while (n > 0 && rc == 0 && !is_enough(r));
     close(fd);
     return rc == 0 && fflush(stdout) != 0 ? -EPIPE : rc;
 }

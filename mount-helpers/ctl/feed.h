@@ -9,6 +9,7 @@ struct ht_feed_kind {
     const char *file;    /* below .hitrain */
     const char *entries; /* what it has, in a message */
     const char *head;    /* a line before the first one for people, or NULL */
+    uint64_t most;       /* entries to print at most without --follow; 0: all */
     bool (*selects)(const struct ht_cmd_line *l, const struct ht_cmd_options *o);
     void (*put)(const struct ht_cmd_line *l, bool with_colours); /* one line for people, on stdout */
 };

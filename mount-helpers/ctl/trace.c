@@ -34,8 +34,8 @@ static void put(const struct ht_cmd_line *l, bool with_colours)
 int ht_cmd_trace(const char *path, const struct ht_cmd_options *o)
 {
     static const struct ht_feed_kind kind = {
-        "trace", "entries", "  number             time, s op            waited       offset  bytes      path", selects,
-        put};
+        "trace", "entries", "  number             time, s op            waited       offset  bytes      path",
+        65536,   selects,   put};
     struct ht_cmd_options as_asked = *o;
 
     as_asked.json = strcmp(o->verb, "save") == 0;

@@ -471,12 +471,12 @@ static void end(struct job *j, uint64_t ns)
         r->state = HT_RANGE_FAILED;
     else if (!again)
         settle_range(j);
+    trace(j); /* before a waiter goes on */
     p->pending--;
     root->pending--;
     root->backlog_bytes -= ht_opt_range_backlog_bytes(r, j->work);
     ht_opt_take_waiters(p, &chain);
     unlock(o);
-    trace(j);
     ht_opt_wake(chain);
     lock(o);
     root->running--;

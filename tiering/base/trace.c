@@ -81,7 +81,7 @@ static uint32_t units(uint64_t bytes)
     return (uint32_t)ht_min_u64(ht_div_up(bytes, HT_TRACE_UNIT), UINT32_MAX);
 }
 
-#define SET(field, value) atomic_store_explicit(&(field), value, memory_order_relaxed)
+#define SET(field, value) atomic_store_explicit(&(field), value, memory_order_release) /* after the word's 0 */
 #define GET(field) atomic_load_explicit(&(field), memory_order_acquire) /* the word is looked at again after it */
 
 void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_trace_op op, uint64_t id, uint64_t offset,
@@ -91,7 +91,7 @@ void ht_trace_end(struct ht_trace *t, const struct ht_trace_mark *m, enum ht_tra
     struct slot *s = &t->slot[n & t->mask];
     uint64_t first = offset / HT_TRACE_UNIT, waited_ns = ht_activity_waited_ns() - m->waited_ns;
 
-    (void)atomic_exchange_explicit(&s->word, 0, memory_order_acq_rel); /* before what follows */
+    (void)atomic_exchange_explicit(&s->word, 0, memory_order_acq_rel);
     SET(s->time_ns, m->begin_ns > t->start_ns ? m->begin_ns - t->start_ns : 0);
     SET(s->id, id);
     SET(s->first, (uint32_t)ht_min_u64(first, UINT32_MAX));
@@ -124,8 +124,12 @@ bool ht_trace_next(struct ht_trace *t, uint64_t after, struct ht_trace_entry *ou
 {
     uint64_t end = atomic_load_explicit(&t->next, memory_order_acquire), entries = t->mask + UINT64_C(1);
 
-    for (uint64_t n = ht_max_u64(after, end > entries ? end - entries : 0); n < end; n++)
+    for (uint64_t n = ht_max_u64(after, end > entries ? end - entries : 0); n < end; n++) {
         if (read_slot(t, n, out))
             return true;
+        /* It is being written, and comes next; or newer ones have gone all the way round. */
+        if (atomic_load_explicit(&t->next, memory_order_acquire) - n <= entries)
+            return false;
+    }
     return false;
 }
