@@ -21,8 +21,8 @@ from test_roots import command, word
 
 COUNT = 128 * 1024              # elements of a parameter: 512 KiB
 ONES = np.ones(COUNT, 'f4').tobytes()
-# twice the number that may be queued in a tier of this size, and as many more as there may be workers
-PARAMS = 32
+# 12 may be queued in a tier of this size (three eighths of 16 MiB): twice that, and as many more as there may be workers
+PARAMS, QUEUED = 32, 10
 SECONDS = 40                    # that a request may take that waits for no other
 FIFREEZE, FITHAW = 0xC0045877, 0xC0045878
 
@@ -135,7 +135,8 @@ def test_writers_that_wait_for_a_commit_hold_up_nobody_else(store):
                  'the commit waits for a device')
         for i in reversed(range(PARAMS)):   # of the next step, until the queue is full
             clients.start(write_gradient, busy, f'p{i}')
-        wait_for(lambda: int(at_once(word, busy, 'grad_bytes')) >= 2 * PARAMS * len(ONES), 'gradients are taken')
+        taken = (PARAMS + PARAMS // 2 + QUEUED) * len(ONES)     # with those of the two steps before
+        wait_for(lambda: int(at_once(word, busy, 'grad_bytes')) >= taken, 'gradients are taken')
         for i in range(PARAMS // 2, PARAMS):    # whose update is queued, and which no device has been given
             clients.start(overwrite, busy / f'p{i}')
         assert at_once((mnt / 'file').read_bytes) == b'in memory'
