@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The period of a sequence of accesses: exact ones, those with threads that overtake each other, and none. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "tests/support/suite.h"
+#include "tiering/tier/period.h"
+
+enum { MOST = 100000 };
+
+static uint64_t key[MOST];
+static uint32_t n;
+static uint64_t seed;
+
+static void reset(void)
+{
+    n = 0;
+    seed = 1;
+}
+
+static uint32_t random_below(uint32_t most)
+{
+    seed = seed * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(seed >> 33) % most;
+}
+
+static uint32_t period(void)
+{
+    uint32_t found = 12345;
+
+    ck_assert_int_eq(ht_period_find(key, n, &found), 0);
+    return found;
+}
+
+static void add(const char *keys)
+{
+    while (*keys)
+        key[n++] = (uint64_t)*keys++;
+}
+
+/* clang-format off */
+static const struct {
+    const char *keys;
+    uint32_t period;
+} exact[] = {
+    {"", 0}, {"a", 0}, {"ab", 0}, {"aa", 1}, {"aba", 0}, {"abab", 2}, {"abcabc", 3}, {"xyzabcabc", 3},
+    {"abcabcx", 0},          /* the end counts */
+    {"abcabdabcabd", 6},     /* a part that comes twice */
+    {"abcdefbcadfe", 6},     /* the order may differ */
+    {"abbabb", 1},           /* two accesses are a period, too */
+    {"abcdabce", 0}, {"abababababab", 2}, {"fbfbgfbfbg", 5},
+};
+/* clang-format on */
+
+START_TEST(short_sequences_have_the_shortest_period_of_their_end)
+{
+    add(exact[_i].keys);
+    ck_assert_msg(period() == exact[_i].period, "%s: %u", exact[_i].keys, period());
+}
+END_TEST
+
+/* A step reads all tensors forward and again backward, and updates each. */
+static void add_step(uint32_t tensors)
+{
+    for (uint32_t i = 0; i < tensors; i++)
+        key[n++] = i;
+    for (uint32_t i = tensors; i-- > 0;) {
+        key[n++] = i;
+        key[n++] = i | 1u << 31;
+    }
+}
+
+START_TEST(forward_and_backward_make_one_step)
+{
+    for (unsigned i = 0; i < 3; i++)
+        add_step(500);
+    ck_assert_uint_eq(period(), 1500);
+    for (unsigned i = 0; i < 700; i++) /* the present step is not complete */
+        key[n++] = i < 500 ? i : 999 - i;
+    uint32_t found = period();
+    ck_assert_msg(found == 0 || found == 1500, "%u", found);
+}
+END_TEST
+
+START_TEST(threads_may_overtake_each_other)
+{
+    for (unsigned i = 0; i < 4; i++)
+        add_step(1000);
+    for (uint32_t i = 0; i + 4 < n; i++) {
+        uint32_t other = i + random_below(4);
+        uint64_t was = key[i];
+        key[i] = key[other];
+        key[other] = was;
+    }
+    ck_assert_uint_ge(period(), 2980);
+    ck_assert_uint_le(period(), 3020);
+}
+END_TEST
+
+START_TEST(a_few_other_accesses_do_not_hide_the_period)
+{
+    for (unsigned i = 0; i < 4; i++) {
+        add_step(1000);
+        key[n - 700] = 1000000 + i;
+    }
+    ck_assert_uint_eq(period(), 3000);
+}
+END_TEST
+
+START_TEST(accesses_at_random_have_none)
+{
+    for (n = 0; n < 50000; n++)
+        key[n] = random_below(1000);
+    ck_assert_uint_eq(period(), 0);
+}
+END_TEST
+
+START_TEST(too_many_keys_and_too_many_accesses_are_refused)
+{
+    uint32_t most = HT_PERIOD_KEYS_MAX + 1, found = 0;
+    uint64_t *many = malloc(most * sizeof(*many));
+
+    ck_assert_ptr_nonnull(many);
+    for (uint32_t i = 0; i < most; i++)
+        many[i] = i;
+    ck_assert_int_eq(ht_period_find(many, most, &found), -E2BIG);
+    ck_assert_int_eq(ht_period_find(many, most - 1, &found), 0);
+    ck_assert_uint_eq(found, 0);
+    ck_assert_int_eq(ht_period_find(many, HT_PERIOD_ACCESSES_MAX + 1, &found), -E2BIG);
+    free(many);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("period");
+    TCase *tc = tcase_create("period");
+
+    tcase_add_checked_fixture(tc, reset, NULL);
+    tcase_add_loop_test(tc, short_sequences_have_the_shortest_period_of_their_end, 0, HT_ARRAY_SIZE(exact));
+    tcase_add_test(tc, forward_and_backward_make_one_step);
+    tcase_add_test(tc, threads_may_overtake_each_other);
+    tcase_add_test(tc, a_few_other_accesses_do_not_hide_the_period);
+    tcase_add_test(tc, accesses_at_random_have_none);
+    tcase_add_test(tc, too_many_keys_and_too_many_accesses_are_refused);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}
