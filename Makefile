@@ -27,7 +27,8 @@
 ##   fuzz-merge add the inputs of build/fuzz that tests/fuzz/corpus lacks
 ##   libs       the layers' archives, into build/lib
 ##   tests      build all test programs, run none
-##   clients    programs that mounted tests run on the mount (tests/programs/*.c)
+##   clients    programs that mounted tests run on the mount (tests/programs/*.c), and bench/replay, which plays and simulates
+##              traces (docs/trace-format.md)
 ##   bench      build and run bench/bench_*.c
 ##   bench-meta create, stat, rename, unlink, ... per second, beside ext4 seen through libfuse's passthrough_hp, which is
 ##              built for it; under 3 minutes; medians into build/bench/meta.jsonl
@@ -127,7 +128,9 @@ dir_hitrainctl := mount-helpers/ctl
 HELPER_DIRS := $(filter-out fs/daemon,$(foreach p,$(PROGRAMS),$(dir_$(p))))
 # Low to high. A unit test of a layer is linked only with that layer and those before it.
 LAYERS := $(filter-out include/hitrain tests bench $(HELPER_DIRS),$(shell sed -n 's/^\([a-z][^:]*\):.*/\1/p' tests/lint/layers.conf))
-ARCHIVE_DIRS := $(LAYERS) $(HELPER_DIRS) tests/support
+# bench/replay is a program; tests of its parts are linked with its archive.
+REPLAY_DIR := bench/replay
+ARCHIVE_DIRS := $(LAYERS) $(HELPER_DIRS) tests/support $(REPLAY_DIR)
 
 archive = $(if $(wildcard $(1)/*.c),$(B)/lib/lib$(subst /,-,$(1)).a)
 objects = $(patsubst %.c,$(B)/obj/%.o,$(wildcard $(1)/*.c))
@@ -203,7 +206,7 @@ say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
 all: $(patsubst %,$(B)/bin/%,$(built_programs)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
-clients: $(client_programs)
+clients: $(client_programs) $(B)/bench/replay
 
 # Rebuilds when the command has changed.
 flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
@@ -256,7 +259,7 @@ opened_by_tiering/txn := tiering/store
 opened_by_optim/gradient := optim/step
 linked_to = $(or $(opened_by_$(call layer_of,$(1))),$(call layer_of,$(1)))
 helper_archives := $(foreach d,$(HELPER_DIRS),$(call archive,$(d)))
-test_archives = $(call archive,tests/support) $(if $(filter $(LAYERS),$(call layer_of,$(1))),,$(helper_archives)) \
+test_archives = $(call archive,tests/support) $(if $(filter $(LAYERS),$(call layer_of,$(1))),,$(helper_archives) $(call archive,$(REPLAY_DIR))) \
 	$(call archives_to,$(call linked_to,$(1)))
 define test_rule
 $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
@@ -265,6 +268,12 @@ $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 	$$(Q)$$(CC) $$(LDFLAGS_ALL) $$(call test_flags,$(1)) -o $$@ $$^ $$(CHECK_LIBS) $$(FUSE_LIBS) $$(LIBS)
 endef
 $(foreach t,$(unit_tests) $(state_tests) $(benches) $(bench_clients),$(eval $(call test_rule,$(t))))
+
+# The simulator's arena has no memory (bench/replay/main.c).
+$(B)/bench/replay: $(call objects,$(REPLAY_DIR)) $(call archives_to,tiering/cache)
+	$(call say,LD,$@)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(LDFLAGS_ALL) $(call wrap_flags,ht_pinned_alloc ht_pinned_free) -o $@ $^ $(LIBS)
 
 # The fuzzer has a main of its own. Check's assertions, which helpers use, work without Check.
 fuzz_main := $(if $(filter fuzzer,$(sans)),,$(B)/obj/tests/fuzz/replay.o)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bench/replay on a mount: made traces are played, saved ones are converted, and wrong ones are refused."""
+import json
+import os
+import subprocess
+import sys
+
+from conftest import BIN, MIB, ROOT, SECONDS_MAX
+
+REPLAY = BIN.parent / 'bench/replay'
+CONVERT = ROOT / 'bench/trace_convert.py'
+
+
+def replay(*args, text=None, code=0):
+    done = subprocess.run([REPLAY, *map(str, args)], input=text, capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def made(folder, *words):
+    path = folder / f'{words[0]}.txt'
+    path.write_text(replay('generate', *words))
+    return path
+
+
+def play(trace, folder, *words):
+    replay('make', trace, folder)
+    return json.loads(replay('play', trace, folder, *words))
+
+
+def simulated(trace, *words):
+    lines = replay('simulate', trace, 'json=1', *words).splitlines()
+    return {r['policy']: r for r in map(json.loads, lines)}
+
+
+def convert(path):
+    done = subprocess.run([sys.executable, CONVERT, path], capture_output=True, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_made_trace_trains_a_model_and_computes_as_long_as_it_says(store):
+    trace = made(store.folder, 'gpt', 'shape=125M', 'scale=1%', 'steps=4', 'compute=0.2', 'activations=20K', 'durable=2')
+    got = play(trace, store.point)
+    assert got['steps'] == 2
+    assert 0.19 < got['compute_s'] < 0.21
+    assert abs(got['step_s'] - got['compute_s'] - got['stall_s']) < 1e-4
+    assert got['hits'] > 0 and got['device_written_bytes'] > 0
+    assert os.getxattr(store.point / 'model', 'user.hitrain.step') == b'4'
+    text = trace.read_text().splitlines()
+    params = {words[1]: int(words[2]) for words in map(str.split, text) if words[0] == 'parameter'}
+    of_step = text[len(text) // 2:text.index('commit', len(text) // 2)]
+    assert got['written_bytes'] >= sum(params[l.split()[1]] for l in of_step if l.startswith('gradient'))
+
+
+def test_swapped_files_that_do_not_fit_come_from_the_device(store):
+    folder = store.point / 'swap'
+    folder.mkdir()
+    trace = made(store.folder, 'llama-swap', 'shape=125M', 'scale=3%', 'steps=4')
+    got, expected = play(trace, folder, 'noise=25%'), simulated(trace, 'dram=32M')
+    assert got['compute_s'] == 0
+    assert got['read_bytes'] > 32 * MIB and got['written_bytes'] > 32 * MIB
+    assert got['device_read_bytes'] >= expected['belady']['read_bytes'] / 2
+    assert expected['ideal']['of_ideal'] == 1 and expected['belady']['of_belady_hits'] == 1
+    assert expected['lru']['hits'] <= expected['belady']['hits'] <= expected['ideal']['hits']
+
+
+def test_a_saved_trace_becomes_one_that_can_be_simulated(store):
+    trace = made(store.folder, 'gpt', 'shape=125M', 'scale=1%', 'steps=3', 'compute=1')
+    play(trace, store.point)
+    saved = subprocess.run([BIN / 'hitrainctl', 'trace', 'save', store.point], capture_output=True, text=True,
+                           timeout=SECONDS_MAX, check=True).stdout
+    path = store.folder / 'saved'
+    path.write_text(saved)
+    text = convert(path)
+    lines = [line.split() for line in text.splitlines()]
+    was = [line.split() for line in trace.read_text().splitlines()]
+    assert sum(words[0] == 'parameter' for words in lines) == sum(words[0] == 'parameter' for words in was)
+    order = [words for words in lines if words[0] in ('gradient', 'step', 'commit')]
+    number = {words[1]: f'model/t{n}' for n, words in enumerate(w for w in was if w[0] in ('parameter', 'tensor'))}
+    expected = [[words[0], *(number[name] for name in words[1:])] for words in was if words[0] in ('gradient', 'step')]
+    assert order == expected
+    computed = sum(int(words[1]) for words in lines if words[0] == 'compute')
+    assert computed > 1e6
+    result = json.loads(replay('simulate', '-', 'json=1', 'policy=lru', text=text))
+    assert result['accesses'] > 0
+
+
+def test_names_of_a_saved_trace_are_words(mnt, tmp_path):
+    for name in 'a b', '#c', '%', b'\xff\n'.decode(errors='surrogateescape'):
+        (mnt / name).write_bytes(bytes(100))
+    (mnt / 'a b').rename(mnt / 'gone')
+    (mnt / 'a b').write_bytes(bytes(100))
+    (mnt / 'gone').unlink()
+    with open(tmp_path / 'saved', 'w', errors='surrogateescape') as out:
+        subprocess.run([BIN / 'hitrainctl', 'trace', 'save', mnt], stdout=out, timeout=SECONDS_MAX, check=True)
+    names = [line.split()[1] for line in convert(tmp_path / 'saved').splitlines() if line.startswith('tensor')]
+    assert len(names) == len(set(names)) == 5
+    assert {'a%20b', '#c', '%25', '%ff%0a'} < set(names)
+    assert replay('simulate', '-', text=convert(tmp_path / 'saved'))
+
+
+def test_wrong_traces_are_refused_with_line_and_reason(tmp_path):
+    trace = tmp_path / 'trace'
+    trace.write_text('hitrain trace 1\ntensor a 10\nread a 5 6\n')
+    for command in ('simulate', trace), ('make', trace, tmp_path), ('play', trace, tmp_path):
+        assert 'line 3: not a number of bytes from there' in replay(*command, code=1)
+    trace.write_text('hitrain trace 1\nparameter a 4096 4096\n')
+    assert 'can be played' in replay('make', trace, tmp_path, code=1)
+    trace.write_text('hitrain trace 1\n')
+    for word in 'read=0', 'dram=0', 'dram=-1', 'noise=200%', 'warm=x', 'speed=1':
+        assert word in replay('simulate', trace, word, code=2)
+    assert 'usage' in replay('generate', 'bert', code=2)
+    saved = tmp_path / 'saved'
+    for line in 'x', '{"op": "read"}', '{"op": "fly", "id": 1, "time_ns": 1}', '[]':
+        saved.write_text(f'{line}\n')
+        done = subprocess.run([sys.executable, CONVERT, saved], capture_output=True, text=True, timeout=SECONDS_MAX)
+        assert done.returncode == 1 and 'line 1: ' in done.stderr and 'Traceback' not in done.stderr
