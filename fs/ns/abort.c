@@ -11,6 +11,7 @@
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attr.c - attributes: stat, setattr, times of reading and writing, the content of a regular file.
+ * attr.c - attributes: stat, setattr, times of reading and writing, references to the content.
  *
  * The size of a file is its object's. Times are stamped with the coarse clock of the kernel. So in a burst of writes
  * within one tick only the first changes something; the others need the lock for reading only.
@@ -8,6 +8,7 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 
 #include <unistd.h>
 
@@ -113,29 +114,7 @@ int ht_ns_getattr_locked(struct ht_ns *ns, uint64_t ino, bool ref, struct stat *
 
 /* --------------------------------------------------------------- content */
 
-/* Large ones for tensors, as given to mkfs. */
-uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)
-{
-    return i->cur.dtype != HT_DTYPE_NONE ? ht_store_super(ns->store)->chunk_bytes : HT_SMALL_CHUNK_BYTES;
-}
-
-int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
-{
-    struct ht_obj_attr attr = {
-        .oid = i->ino,
-        .chunk_bytes = ht_ns_chunk_bytes(ns, i),
-        .obj_class = i->cur.obj_class,
-        .scope = ht_ns_root(i)->ino,
-    };
-    struct ht_obj *obj = ht_obj_get(ns->store, i->ino);
-
-    if (!obj)
-        return ht_obj_create(ns->store, &attr, out_obj);
-    *out_obj = obj;
-    return 0;
-}
-
-/* A reference to the content of a regular file, for operations that wait. */
+/* A reference to references to the content, for operations that wait. */
 static int pin_content(struct ht_ns *ns, uint64_t ino, struct ht_obj **out_obj)
 {
     struct ht_ns_inode *i;

@@ -8,6 +8,7 @@
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 #include "fs/ns/scope.h"
 
 #include <ctype.h>

@@ -8,6 +8,7 @@
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 
 #include <stdio.h>
 #include <stdlib.h>

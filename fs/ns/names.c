@@ -8,6 +8,7 @@
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/acl.h"
 #include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 
 enum { CHANGE_BYTES = 1024, ORPHAN_BYTES = 128 };
 

@@ -361,8 +361,12 @@ size_t ht_ns_settle_bytes(struct ht_ns *ns, uint64_t parent, const char *name);
 
 void ht_ns_fill_stat(struct ht_ns *ns, const struct ht_ns_inode *i, struct stat *out_st)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES);
-/* The content of a regular file, made if there is none, with a reference. Lock held for writing. */
+
+/* ----------------------------------------------------------- content.c */
+
+/* Of a new object for the file's content. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i) HT_REQUIRES_SHARED(HT_LOCK_NAMES);
+/* The content of a regular file, made if there is none, with a reference. Lock held for writing. */
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)
     HT_REQUIRES_SHARED(HT_LOCK_NAMES) HT_MUST_CHECK;
 

@@ -4,16 +4,17 @@
  *
  * Outside roots a change is put into the log in its own transaction; below a root it makes shadows and NEW and GONE
  * entries, which publish.c turns into CLEAN ones or takes back. Memory for them is reserved before anything changes,
- * so that no function here fails but ht_ns_reserve. Shadows are recycled: steady work allocates none.
+ * so that no function here fails but ht_ns_reserve.
  * ns.lock held for writing.
  */
 #include "fs/ns/ns_priv.h"
 #include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-enum { ENTRIES_CAP_START = 64, FREE_SHADOWS_MAX = 4096 };
+enum { ENTRIES_CAP_START = 64 };
 
 /* --------------------------------------------------------------- reserve */
 
@@ -41,80 +42,9 @@ static int reserve_entries(struct ht_ns *ns, struct ht_ns_root *root, uint32_t c
 
 int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
 {
-    while (ns->free_shadow_count < shadows) {
-        struct ht_ns_shadow *s = malloc(sizeof(*s));
-        if (!s)
-            return -ENOMEM;
-        ht_list_add_tail(&ns->free_shadows, &s->link);
-        ns->free_shadow_count++;
-        ns->meta_bytes += sizeof(*s);
-    }
-    return root->ino == 0 ? 0 : reserve_entries(ns, root, entries);
-}
+    int rc = ht_ns_shadow_reserve(ns, shadows);
 
-/* --------------------------------------------------------------- shadows */
-
-void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s)
-{
-    struct ht_ns_root *root = ht_ns_root(i);
-
-    if (s)
-        s->root = root;
-    i->home = s ? (uintptr_t)s | 1 : (uintptr_t)root;
-}
-
-void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i)
-{
-    struct ht_ns_shadow *s;
-
-    if (ht_ns_shadow(i))
-        return;
-    assert(ns->free_shadow_count > 0);
-    s = ht_list_entry(ns->free_shadows.next, struct ht_ns_shadow, link);
-    ht_list_del(&s->link);
-    ns->free_shadow_count--;
-    s->inode = i;
-    s->ino = i->ino;
-    s->published = i->cur;
-    s->xattrs = false;
-    ht_ns_shadow_set(i, s);
-    ht_list_add_tail(&s->root->shadows, &s->link);
-}
-
-void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i)
-{
-    struct ht_ns_shadow *s = ht_ns_shadow(i);
-
-    if (!s)
-        return;
-    ht_ns_shadow_set(i, NULL);
-    ht_ns_shadow_recycle(ns, s);
-}
-
-void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s)
-{
-    ht_list_del(&s->link);
-    if (ns->free_shadow_count >= FREE_SHADOWS_MAX) {
-        ns->meta_bytes -= sizeof(*s);
-        free(s);
-        return;
-    }
-    ht_list_add_tail(&ns->free_shadows, &s->link);
-    ns->free_shadow_count++;
-}
-
-void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root)
-{
-    struct ht_ns_shadow *s = ht_ns_shadow(i);
-
-    (void)ns;
-    if (!s) {
-        i->home = (uintptr_t)root;
-        return;
-    }
-    s->root = root;
-    ht_list_del(&s->link);
-    ht_list_add_tail(&root->shadows, &s->link);
+    return rc || root->ino == 0 ? rc : reserve_entries(ns, root, entries);
 }
 
 /* ------------------------------------------------------------ attributes */

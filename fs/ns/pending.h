@@ -10,18 +10,10 @@ struct ht_ns_entry;
 struct ht_ns_inode;
 struct ht_ns_op;
 struct ht_ns_root;
-struct ht_ns_shadow;
 
 /* Reserves memory, so that up to so many shadows and pending entries of this operation cannot fail. */
 int ht_ns_reserve(struct ht_ns *ns, struct ht_ns_root *root, uint32_t shadows, uint32_t entries)
     HT_REQUIRES(HT_LOCK_NAMES) HT_MUST_CHECK;
-/* The inode gets a shadow, if it has none, with the present values. One was reserved. */
-void ht_ns_shadow_take(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
-void ht_ns_shadow_drop(struct ht_ns *ns, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
-/* Gives the inode this shadow, which is on no list of its root's yet, or (NULL) none. */
-void ht_ns_shadow_set(struct ht_ns_inode *i, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
-/* Moves it from its list to the free ones. */
-void ht_ns_shadow_recycle(struct ht_ns *ns, struct ht_ns_shadow *s) HT_REQUIRES(HT_LOCK_NAMES);
 /* Before and after a change of attributes: it is pending below a root, else it goes into the log. */
 void ht_ns_attr_edit(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
 void ht_ns_attr_put(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
@@ -40,7 +32,5 @@ void ht_ns_entry_dirty(struct ht_ns_root *root, struct ht_ns_entry *e) HT_REQUIR
 void ht_ns_entry_count(struct ht_ns_entry *e, int by) HT_REQUIRES(HT_LOCK_NAMES);
 /* Deletes the inode if it has no references left. Reserved: 1 shadow. */
 void ht_ns_inode_release(struct ht_ns_op *op, struct ht_ns_inode *i) HT_REQUIRES(HT_LOCK_NAMES);
-/* Moves it to another scope's lists; the caller moves its object. */
-void ht_ns_inode_set_root(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_ns_root *root) HT_REQUIRES(HT_LOCK_NAMES);
 
 #endif

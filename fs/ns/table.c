@@ -9,7 +9,7 @@
  * functions: ns.lock held, for writing where something changes.
  */
 #include "fs/ns/ns_priv.h"
-#include "fs/ns/pending.h"
+#include "fs/ns/shadow.h"
 
 #include <stdlib.h>
 #include "tiering/base/hash.h"
