@@ -61,7 +61,7 @@ static void report_progress(void *ctx, uint64_t since_begin_ns)
     }
     ht_info("%s: replaying the log for %u s: %s read (the log has two copies of %s)", d->source,
             (unsigned)(since_begin_ns / 1000000000), ht_format_size(bytes, read, sizeof(read)),
-            ht_format_size(ht_store_super(d->store)->log_bytes, log, sizeof(log)));
+            ht_format_size(ht_store_layout(d->store)->log_bytes, log, sizeof(log)));
 }
 
 /* ---------------------------------------------------------------------- up */

@@ -263,7 +263,7 @@ static void adapt_chunks(struct ht_fuse *f, struct ht_open *o, size_t size)
 {
     if (size < LARGE_WRITE_BYTES || ht_obj_size(o->obj) > 0)
         return;
-    int rc = ht_obj_set_chunk_bytes(o->obj, ht_store_super(f->store)->chunk_bytes);
+    int rc = ht_obj_set_chunk_bytes(o->obj, ht_store_layout(f->store)->chunk_bytes);
     if (rc)
         ht_debug("inode %llu keeps its chunks: %s", (unsigned long long)o->ino, strerror(-rc));
 }

@@ -5,7 +5,7 @@
 /* Large ones for tensors, as given to mkfs. */
 uint32_t ht_ns_chunk_bytes(struct ht_ns *ns, const struct ht_ns_inode *i)
 {
-    return i->cur.dtype != HT_DTYPE_NONE ? ht_store_super(ns->store)->chunk_bytes : HT_SMALL_CHUNK_BYTES;
+    return i->cur.dtype != HT_DTYPE_NONE ? ht_store_layout(ns->store)->chunk_bytes : HT_SMALL_CHUNK_BYTES;
 }
 
 int ht_ns_content(struct ht_ns *ns, struct ht_ns_inode *i, struct ht_obj **out_obj)

@@ -88,6 +88,9 @@ int ht_store_unmount(struct ht_store *s) HT_MUST_CHECK;
 /* Frees everything. A store that is still mounted ends as in a crash: nothing more is written. */
 void ht_store_close(struct ht_store *s);
 
+/* What of its superblock never changes. */
+const struct ht_super_layout *ht_store_layout(const struct ht_store *s);
+/* For a program whose other threads do not change the store: fsck, tests. */
 const struct ht_super *ht_store_super(const struct ht_store *s);
 /* The NUMA nodes that memory comes from: none where it does not matter. */
 const struct ht_nodes *ht_store_nodes(const struct ht_store *s);

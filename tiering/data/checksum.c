@@ -9,7 +9,7 @@
 
 uint64_t ht_store_checksum(const struct ht_store *s, const void *stored, size_t len)
 {
-    return ht_hash64(stored, len, s->sb.salt);
+    return ht_hash64(stored, len, s->layout.salt);
 }
 
 bool ht_ref_has_checksum_of(const struct ht_ref *ref, uint32_t bytes)

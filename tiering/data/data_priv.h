@@ -41,10 +41,12 @@ struct ht_data {
         struct ht_endurance endurance;
     };
     pthread_cond_t probe_ended;
-    /* members.c: super_lock, once the store is mounted. */
-    uint32_t part;         /* devices (bits) that take part in the epoch */
-    uint32_t super_failed; /* devices that did not take the last superblock */
-    bool unrecorded;       /* no superblock names the present members of the epoch yet */
+    /* members.c */
+    HT_GUARDED_BY(HT_LOCK_SUPER) struct {
+        uint32_t part;         /* devices (bits) that take part in the epoch */
+        uint32_t super_failed; /* devices that did not take the last superblock */
+        bool unrecorded;       /* no superblock names the present members of the epoch yet */
+    };
 };
 
 #endif

@@ -85,7 +85,7 @@ static enum ht_log_copy_state log_copy_of(const struct ht_store *s, unsigned dev
     enum ht_log_copy_state state = HT_LOG_COPY_NONE;
 
     for (unsigned c = 0; c < HT_LOG_COPIES; c++) {
-        if (s->sb.log_device[c] != device)
+        if (s->layout.log_device[c] != device)
             continue;
         if (!s->dev[device] || (s->journal && !ht_journal_copy_live(s->journal, c)))
             return HT_LOG_COPY_LOST;
@@ -99,7 +99,7 @@ uint64_t ht_store_fixed_bytes(const struct ht_store *s, unsigned device)
     uint64_t bytes = HT_SUPER_COPIES * HT_BLOCK_BYTES;
 
     for (unsigned c = 0; c < HT_LOG_COPIES; c++)
-        bytes += s->sb.log_device[c] == device ? s->sb.log_bytes : 0;
+        bytes += s->layout.log_device[c] == device ? s->layout.log_bytes : 0;
     return bytes;
 }
 
@@ -117,7 +117,7 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
     out->health = ht_store_check_device(s, index);
     ht_alloc_device(s->alloc, index, &space);
     ht_store_unlock(s);
-    out->bytes = s->sb.device_bytes[index];
+    out->bytes = s->layout.device_bytes[index];
     out->data_bytes = space.blocks * HT_BLOCK_BYTES - ht_store_fixed_bytes(s, index);
     out->free_bytes = space.free_blocks * HT_BLOCK_BYTES;
     out->bad_bytes = space.bad_blocks * HT_BLOCK_BYTES;

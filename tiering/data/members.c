@@ -16,7 +16,7 @@
  * A member without a log that does not answer is excluded, too: then neither a checkpoint nor the loss of a copy of the
  * log waits for it. It takes part again in the next mount.
  *
- * Lock: super_lock guards sb, part, super_failed and unrecorded once the store is mounted.
+ * Lock: super_lock guards sb, part, super_failed and unrecorded.
  */
 #include "tiering/data/members.h"
 #include "tiering/base/event.h"
@@ -87,6 +87,14 @@ static int read_member(struct ht_store *s, struct gathering *g, struct ht_dev *d
     return 0;
 }
 
+static void take_super(struct ht_store *s, const struct ht_super *sb)
+{
+    HT_UNSHARED(HT_LOCK_SUPER);
+    s->sb = *sb;
+    ht_super_get_layout(sb, &s->layout);
+    s->dev_count = sb->device_count;
+}
+
 static int validate(struct ht_store *s, const struct gathering *g)
 {
     struct ht_members m;
@@ -102,7 +110,7 @@ static int validate(struct ht_store *s, const struct gathering *g)
             "%s was left behind when its log could not be written, and the others went on: name the other members, too",
             ht_dev_name(s->dev[m.left_behind]));
     if (rc == 0)
-        s->sb = g->sb[m.newest];
+        take_super(s, &g->sb[m.newest]);
     return rc;
 }
 
@@ -116,7 +124,7 @@ static int check_fit(struct ht_store *s)
             ht_error("%s says that it is device %u of a store that has %u", ht_dev_name(s->dev[i]), i, s->dev_count);
             return -EUCLEAN;
         }
-        if (ht_dev_size(s->dev[i]) < s->sb.device_bytes[i]) {
+        if (ht_dev_size(s->dev[i]) < s->layout.device_bytes[i]) {
             report_super_problem(s->dev[i], -ENODATA, true);
             return -ENODATA;
         }
@@ -158,7 +166,6 @@ int ht_store_gather(struct ht_store *s, struct ht_dev *const devs[], unsigned n)
         any |= g.there[i] != NULL;
     if (!rc)
         rc = any ? validate(s, &g) : -EIO;
-    s->dev_count = s->sb.device_count;
     if (!rc)
         rc = check_fit(s);
     for (unsigned i = 0; !rc && i < s->dev_count; i++)
@@ -201,17 +208,17 @@ static void report_left(struct ht_store *s, uint32_t devices, const char *what)
 
 static bool has_log(const struct ht_store *s, uint32_t devices)
 {
-    return (devices >> s->sb.log_device[0] & 1) || (devices >> s->sb.log_device[1] & 1);
+    return (devices >> s->layout.log_device[0] & 1) || (devices >> s->layout.log_device[1] & 1);
 }
 
-static void leave_behind(struct ht_store *s, uint32_t devices)
+static void leave_behind(struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_SUPER)
 {
     s->data->part &= ~devices;
     s->sb.epoch++;
     ht_members_take_part(&s->sb, s->data->part);
 }
 
-static void bring_back(struct ht_store *s, uint32_t devices)
+static void bring_back(struct ht_store *s, uint32_t devices) HT_REQUIRES(HT_LOCK_SUPER)
 {
     s->data->part |= devices;
     ht_members_take_part(&s->sb, s->data->part);
@@ -230,7 +237,7 @@ static uint32_t present(const struct ht_store *s)
 }
 
 /* The devices (bits) that do not take it. A silent one that the log can do without is not asked. */
-static uint32_t write_to_members(struct ht_store *s)
+static uint32_t write_to_members(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
 {
     uint32_t silent = ht_probe_devices(s, present(s) & ~(ht_log_devices(s) | s->data->super_failed));
     struct ht_dev *devs[HT_DEVICES_MAX];
@@ -245,7 +252,7 @@ static uint32_t write_to_members(struct ht_store *s)
  * they hold a first one that excludes them. With one superblock only, a crash before it is on all devices could leave
  * two views. One device could be mounted alone without knowing that superblock, while the others say that it took part.
  */
-static int write_super(struct ht_store *s, uint32_t back)
+static int write_super(struct ht_store *s, uint32_t back) HT_REQUIRES(HT_LOCK_SUPER)
 {
     s->data->super_failed &= ~back;
     for (;;) {
@@ -267,7 +274,7 @@ static int write_super(struct ht_store *s, uint32_t back)
 }
 
 /* Devices that take no part and have the whole log: only their superblock could not be written. */
-static uint32_t outside(const struct ht_store *s)
+static uint32_t outside(const struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
 {
     return ht_log_devices(s) & ~s->data->part;
 }
@@ -282,7 +289,7 @@ int ht_store_write_super(struct ht_store *s)
 }
 
 /* Records first that the other copy is whole, and then that this one is not. */
-static int record_lost(struct ht_store *s, uint32_t device)
+static int record_lost(struct ht_store *s, uint32_t device) HT_REQUIRES(HT_LOCK_SUPER)
 {
     int rc = outside(s) || s->data->unrecorded ? ht_store_write_super(s) : 0;
 
@@ -299,26 +306,26 @@ int ht_store_copy_lost(void *ctx, unsigned copy)
 {
     struct ht_store *s = ctx;
 
-    if (s->sb.log_device[0] == s->sb.log_device[1])
+    if (s->layout.log_device[0] == s->layout.log_device[1])
         return 0; /* both copies come and go together */
-    ht_mutex_lock(&s->super_lock);
-    int rc = record_lost(s, 1u << s->sb.log_device[copy]);
-    ht_mutex_unlock(&s->super_lock);
+    ht_mutex_lock(ht_super_mutex(s));
+    int rc = record_lost(s, 1u << s->layout.log_device[copy]);
+    ht_mutex_unlock(ht_super_mutex(s));
     return rc;
 }
 
 int ht_store_copy_back(void *ctx, unsigned copy)
 {
     struct ht_store *s = ctx;
-    uint32_t device = 1u << s->sb.log_device[copy];
+    uint32_t device = 1u << s->layout.log_device[copy];
 
-    if (s->sb.log_device[0] == s->sb.log_device[1])
+    if (s->layout.log_device[0] == s->layout.log_device[1])
         return 0;
-    ht_mutex_lock(&s->super_lock);
+    ht_mutex_lock(ht_super_mutex(s));
     int rc = write_super(s, device | outside(s));
     if (rc == 0 && !(s->data->part & device))
         rc = -EIO;
-    ht_mutex_unlock(&s->super_lock);
+    ht_mutex_unlock(ht_super_mutex(s));
     return rc;
 }
 
@@ -336,17 +343,14 @@ static uint32_t log_behind(const struct ht_store *s, const struct ht_journal_rep
 
     for (unsigned c = 0; c < HT_LOG_COPIES; c++)
         if (r->copy[c].stale || r->copy[c].state == HT_LOG_DAMAGED)
-            devices |= 1u << s->sb.log_device[c];
-    return devices & ~(1u << s->sb.log_device[r->chosen]);
+            devices |= 1u << s->layout.log_device[c];
+    return devices & ~(1u << s->layout.log_device[r->chosen]);
 }
 
-static int write_epoch(struct ht_store *s)
+static int write_epoch(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER)
 {
-    ht_mutex_lock(&s->super_lock);
     ht_members_take_part(&s->sb, s->data->part);
-    int rc = write_super(s, 0); /* before the log begins no copy is known to be whole */
-    ht_mutex_unlock(&s->super_lock);
-    return rc;
+    return write_super(s, 0); /* before the log begins no copy is known to be whole */
 }
 
 /* Copies that were stale and are not any more. */
@@ -354,15 +358,21 @@ static int take_in(struct ht_store *s, uint32_t behind)
 {
     for (unsigned c = 0; c < HT_LOG_COPIES; c++)
         if (!ht_journal_copy_live(s->journal, c))
-            behind &= ~(1u << s->sb.log_device[c]);
+            behind &= ~(1u << s->layout.log_device[c]);
+    if (!behind)
+        return 0;
+    ht_mutex_lock(ht_super_mutex(s));
     s->data->part |= behind & ~s->data->super_failed;
-    return behind ? write_epoch(s) : 0;
+    int rc = write_epoch(s);
+    ht_mutex_unlock(ht_super_mutex(s));
+    return rc;
 }
 
 int ht_store_begin_epoch(struct ht_store *s, const struct ht_journal_report *report)
 {
     uint32_t behind = log_behind(s, report) & present(s);
 
+    ht_mutex_lock(ht_super_mutex(s));
     s->data->part = present(s) & ~behind;
     s->sb.flags = HT_SUPER_IN_USE;
     ht_host_ids(s->sb.host_id, s->sb.boot_id);
@@ -370,6 +380,7 @@ int ht_store_begin_epoch(struct ht_store *s, const struct ht_journal_report *rep
         s->sb.durable_seq = ht_min_u64(s->sb.durable_seq, ht_journal_durable(s->journal));
     uint64_t epoch = ++s->sb.epoch; /* durable in the superblock before a frame carries the epoch */
     int rc = HT_MUTANT("epoch-unnamed") ? 0 : write_epoch(s);
+    ht_mutex_unlock(ht_super_mutex(s));
     if (!rc)
         rc = ht_journal_start(s->journal, epoch);
     return rc ? rc : take_in(s, behind);

@@ -20,7 +20,7 @@ int ht_store_begin_epoch(struct ht_store *s, const struct ht_journal_report *rep
  * Writes sb to all members. A member that cannot be written is excluded, as long as another one has the log; it is
  * tried again each time while its own copy of the log is written. super_lock held.
  */
-int ht_store_write_super(struct ht_store *s) HT_MUST_CHECK;
+int ht_store_write_super(struct ht_store *s) HT_REQUIRES(HT_LOCK_SUPER) HT_MUST_CHECK;
 void ht_store_report_missing(struct ht_store *s);
 /* The journal's copy_lost. */
 int ht_store_copy_lost(void *ctx, unsigned copy);

@@ -37,7 +37,7 @@ uint32_t ht_log_devices(const struct ht_store *s)
 
     for (unsigned c = 0; c < HT_LOG_COPIES; c++)
         if (ht_journal_copy_live(s->journal, c))
-            devices |= 1u << s->sb.log_device[c];
+            devices |= 1u << s->layout.log_device[c];
     return devices;
 }
 

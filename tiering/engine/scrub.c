@@ -125,14 +125,14 @@ static unsigned scrub_super(struct ht_scrub_run *r, unsigned device, struct ht_s
 {
     struct ht_store *s = r->s;
 
-    ht_mutex_lock(&s->super_lock);
+    ht_mutex_lock(ht_super_mutex(s));
     struct ht_super sb = s->sb;
-    ht_mutex_unlock(&s->super_lock);
+    ht_mutex_unlock(ht_super_mutex(s));
     if (!ht_super_scrub(&sb, s->dev[device], device, false, out))
         return 0;
-    ht_mutex_lock(&s->super_lock);
+    ht_mutex_lock(ht_super_mutex(s));
     unsigned bad = ht_super_scrub(&s->sb, s->dev[device], device, r->repair, out);
-    ht_mutex_unlock(&s->super_lock);
+    ht_mutex_unlock(ht_super_mutex(s));
     return bad;
 }
 

@@ -68,8 +68,9 @@ struct ht_store {
     struct ht_store_opts opts;
     struct ht_dev *dev[HT_DEVICES_MAX]; /* NULL: missing */
     unsigned dev_count;
+    struct ht_super_layout layout;
     struct ht_mutex super_lock;
-    struct ht_super sb;      /* super_lock */
+    struct ht_super sb HT_GUARDED_BY(HT_LOCK_SUPER);
     struct ht_mutex tx_lock; /* held while a transaction is open */
     struct ht_journal *journal;
     struct ht_alloc *alloc HT_GUARDED_BY(HT_LOCK_STORE);
@@ -97,6 +98,7 @@ static inline bool ht_is_read_only(const struct ht_store *s)
     return s->opts.read_only || s->failed;
 }
 
+HT_MUTEX_OF(ht_super_mutex, struct ht_store, super_lock, HT_LOCK_SUPER)
 HT_MUTEX_OF(ht_store_mutex, struct ht_store, lock, HT_LOCK_STORE)
 
 static inline void ht_store_lock(struct ht_store *s) HT_ACQUIRE(HT_LOCK_STORE)

@@ -266,7 +266,7 @@ static uint64_t fixed_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE
         blocks += ht_alloc_countable(s->alloc, &super) ? d.bad_blocks : 0;
     }
     for (unsigned k = 0; k < HT_LOG_COPIES; k++) {
-        const struct ht_extent log = {0, (uint32_t)(s->sb.log_bytes / HT_BLOCK_BYTES), s->sb.log_device[k]};
+        const struct ht_extent log = {0, (uint32_t)(s->layout.log_bytes / HT_BLOCK_BYTES), s->layout.log_device[k]};
         blocks += ht_alloc_countable(s->alloc, &log);
     }
     return blocks;

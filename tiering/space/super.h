@@ -32,6 +32,17 @@ struct ht_super {
     uint8_t unsure[HT_DEVICES_MAX];        /* copies (bits) whose flush failed: in memory only */
 };
 
+/* What of a superblock never changes: readable without a lock. */
+struct ht_super_layout {
+    uint64_t salt;
+    uint32_t chunk_bytes;
+    uint64_t log_bytes;
+    uint32_t log_device[HT_LOG_COPIES];
+    uint64_t log_offset[HT_LOG_COPIES];
+    uint64_t device_bytes[HT_DEVICES_MAX];
+};
+void ht_super_get_layout(const struct ht_super *sb, struct ht_super_layout *out);
+
 /* Problems of a superblock copy; also fsck's words. */
 enum ht_super_problem {
     HT_SUPER_OK,

@@ -303,3 +303,15 @@ enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super
     *out_sb = sb;
     return HT_SUPER_OK;
 }
+
+void ht_super_get_layout(const struct ht_super *sb, struct ht_super_layout *out)
+{
+    *out = (struct ht_super_layout){
+        .salt = sb->salt,
+        .chunk_bytes = sb->chunk_bytes,
+        .log_bytes = sb->log_bytes,
+    };
+    memcpy(out->log_device, sb->log_device, sizeof(out->log_device));
+    memcpy(out->log_offset, sb->log_offset, sizeof(out->log_offset));
+    memcpy(out->device_bytes, sb->device_bytes, sizeof(out->device_bytes));
+}

@@ -46,12 +46,12 @@ static int reserve_fixed_areas(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 
     for (unsigned i = 0; !rc && i < s->dev_count; i++)
         for (unsigned k = 0; !rc && k < HT_SUPER_COPIES; k++) {
-            struct ht_extent e = {ht_super_offset(s->sb.device_bytes[i], k) / HT_BLOCK_BYTES, 1, i};
+            struct ht_extent e = {ht_super_offset(s->layout.device_bytes[i], k) / HT_BLOCK_BYTES, 1, i};
             rc = ht_alloc_mark(s->alloc, &e);
         }
     for (unsigned k = 0; !rc && k < HT_LOG_COPIES; k++) {
-        struct ht_extent e = {s->sb.log_offset[k] / HT_BLOCK_BYTES, (uint32_t)(s->sb.log_bytes / HT_BLOCK_BYTES),
-                              s->sb.log_device[k]};
+        struct ht_extent e = {s->layout.log_offset[k] / HT_BLOCK_BYTES,
+                              (uint32_t)(s->layout.log_bytes / HT_BLOCK_BYTES), s->layout.log_device[k]};
         rc = ht_alloc_mark(s->alloc, &e);
     }
     return rc;
@@ -62,7 +62,7 @@ static int make_allocator(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     uint64_t blocks[HT_DEVICES_MAX];
 
     for (unsigned i = 0; i < s->dev_count; i++)
-        blocks[i] = s->sb.device_bytes[i] / HT_BLOCK_BYTES;
+        blocks[i] = s->layout.device_bytes[i] / HT_BLOCK_BYTES;
     int rc = ht_alloc_new(s->dev_count, blocks, &s->alloc);
     for (unsigned i = 0; !rc && i < s->dev_count; i++)
         if (!s->dev[i])
@@ -209,11 +209,13 @@ static void wake_checkpoint(void *ctx)
     ht_engine_wake_checkpoint(ctx);
 }
 
+/* Of a store that is being opened. */
 static struct ht_journal_config journal_config(struct ht_store *s)
 {
+    HT_UNSHARED(HT_LOCK_SUPER);
     struct ht_journal_config c = {
-        .log_bytes = s->sb.log_bytes,
-        .salt = s->sb.salt,
+        .log_bytes = s->layout.log_bytes,
+        .salt = s->layout.salt,
         .start = {.pos = s->sb.start_pos, .seq = s->sb.start_seq, .chain = s->sb.start_chain},
         .epoch = s->sb.epoch,
         .durable_seq = s->sb.durable_seq,
@@ -232,13 +234,13 @@ static struct ht_journal_config journal_config(struct ht_store *s)
 
     ht_host_ids(c.host_id, c.boot_id);
     for (unsigned k = 0; k < HT_LOG_COPIES; k++) {
-        c.dev[k] = s->dev[s->sb.log_device[k]];
-        c.offset[k] = s->sb.log_offset[k];
+        c.dev[k] = s->dev[s->layout.log_device[k]];
+        c.offset[k] = s->layout.log_offset[k];
         if (s->own->log_aside[k]) {
             c.dev[k] = s->own->log_aside[k];
             c.offset[k] = 0;
         }
-        c.behind[k] = !ht_members_takes_part(&s->sb, s->sb.log_device[k]);
+        c.behind[k] = !ht_members_takes_part(&s->sb, s->layout.log_device[k]);
     }
     return c;
 }
@@ -247,7 +249,7 @@ static int open_journal(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_journal_config c = journal_config(s);
 
-    s->objects.tables_bytes_max = ht_max_u64(s->sb.log_bytes / 2, TABLES_BYTES_MIN);
+    s->objects.tables_bytes_max = ht_max_u64(s->layout.log_bytes / 2, TABLES_BYTES_MIN);
     s->objects.replaying = true;
     return ht_journal_open(&c, s->opts.force_damaged_log, &s->own->report, &s->journal);
 }
@@ -297,6 +299,7 @@ static int replay(struct ht_store *s)
 /* Older programs may read a store with such a feature, and would destroy something when they write. */
 static int check_features(const struct ht_store *s)
 {
+    HT_UNSHARED(HT_LOCK_SUPER); /* the store is being opened */
     uint64_t unknown = s->sb.feat_ro & ~HT_FEAT_RO_KNOWN;
 
     if (!unknown || s->opts.read_only)
@@ -350,11 +353,11 @@ int ht_store_unmount(struct ht_store *s)
         rc = lsn ? ht_journal_sync(s->journal, lsn) : 0;
     }
     if (!rc) {
-        ht_mutex_lock(&s->super_lock);
+        ht_mutex_lock(ht_super_mutex(s));
         s->sb.flags = HT_SUPER_CLEAN;
         s->sb.durable_seq = ht_journal_durable(s->journal);
         rc = ht_store_write_super(s);
-        ht_mutex_unlock(&s->super_lock);
+        ht_mutex_unlock(ht_super_mutex(s));
     }
     s->own->mounted = false;
     return rc;
@@ -443,8 +446,14 @@ void ht_store_close(struct ht_store *s)
 
 /* ------------------------------------------------------------- inspection */
 
+const struct ht_super_layout *ht_store_layout(const struct ht_store *s)
+{
+    return &s->layout;
+}
+
 const struct ht_super *ht_store_super(const struct ht_store *s)
 {
+    HT_UNSHARED(HT_LOCK_SUPER);
     return &s->sb;
 }
 

@@ -115,13 +115,13 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
  */
 static int set_start(struct ht_store *s, const struct ht_journal_start *start)
 {
-    ht_mutex_lock(&s->super_lock);
+    ht_mutex_lock(ht_super_mutex(s));
     s->sb.start_pos = start->pos;
     s->sb.start_seq = start->seq;
     s->sb.start_chain = start->chain;
     s->sb.durable_seq = start->durable_seq;
     int rc = HT_MUTANT("log-reuse") ? 0 : ht_store_write_super(s);
-    ht_mutex_unlock(&s->super_lock);
+    ht_mutex_unlock(ht_super_mutex(s));
     return rc;
 }
 

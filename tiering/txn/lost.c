@@ -23,12 +23,12 @@ static int note_feature(struct ht_store *s)
 {
     int rc = 0;
 
-    ht_mutex_lock(&s->super_lock);
+    ht_mutex_lock(ht_super_mutex(s));
     if (!(s->sb.feat_refuse & HT_FEAT_REFUSE_LOST)) {
         s->sb.feat_refuse |= HT_FEAT_REFUSE_LOST;
         rc = ht_store_write_super(s);
     }
-    ht_mutex_unlock(&s->super_lock);
+    ht_mutex_unlock(ht_super_mutex(s));
     return rc;
 }
 

@@ -59,7 +59,7 @@ static inline void setup(void)
 {
     s = calloc(1, sizeof(*s));
     s->opts = (struct ht_store_opts){.numa_node = HT_NUMA_OFF, .shm_bytes = 4 * DATA_MIB, .no_threads = true};
-    s->sb.salt = 7;
+    s->layout.salt = 7;
     s->hooks.make_room = make_no_room;
     s->hooks.free_shm = keep_shm;
     ht_mutex_init(&s->lock, HT_LOCK_STORE);
