@@ -474,6 +474,15 @@ START_TEST(what_is_durable_on_a_closed_device_can_be_cut_and_cloned)
 }
 END_TEST
 
+/* More flushes than the store remembers. */
+static void sync_others(struct ht_obj *small)
+{
+    for (unsigned i = 0; i < 300; i++) {
+        put_all(small, 0, two + i, 512);
+        ck_assert_int_eq(ht_obj_sync(small), 0);
+    }
+}
+
 /*
  * References remember their flush for 255 others. The device is closed, so content that seems uncovered is written
  * elsewhere.
@@ -487,10 +496,7 @@ START_TEST(what_was_flushed_long_before_on_a_closed_device_is_published)
     put_all(m, 0, two, CHUNKS * MIB);
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
     fail_beside(2);
-    for (unsigned i = 0; i < 300; i++) {
-        put_all(small, 0, two + i, 512);
-        ck_assert_int_eq(ht_obj_sync(small), 0);
-    }
+    sync_others(small);
     writeback_and_publish(&rounds);
     ht_obj_put(small);
     uint64_t id = put(m);
@@ -506,7 +512,6 @@ END_TEST
  */
 START_TEST(what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log)
 {
-    enum { OTHERS = 300 };
     struct ht_rounds rounds = HT_ROUNDS_OF_SCOPE(SCOPE);
 
     make(3);
@@ -517,10 +522,7 @@ START_TEST(what_seems_not_to_be_covered_on_a_closed_device_does_not_end_the_log)
     ck_assert_int_eq(ht_dev_flush(devs[2]), 0);
     ht_rounds_next(s, &rounds);
     ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
-    for (unsigned i = 0; i < OTHERS; i++) {
-        put_all(small, 0, two + i, 512);
-        ck_assert_int_eq(ht_obj_sync(small), 0);
-    }
+    sync_others(small);
     int rc;
     unsigned refused = 0;
     while ((rc = publish(NULL, SCOPE, &rounds)) == -EAGAIN)
