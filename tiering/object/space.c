@@ -184,6 +184,7 @@ void ht_chunk_drop_log_reserve(struct ht_obj *o, struct ht_chunk *c)
 struct gathered {
     struct ht_image *im;
     uint32_t own, prealloc; /* of the image's, of the chunk's */
+    uint32_t rest;          /* of the image's, too: more than the allocation needs */
     uint64_t left;          /* of the object's rewrite reserve */
 };
 
@@ -206,7 +207,7 @@ static int gather_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t nee
         ht_chunk_prealloc_return(o, c, g.prealloc);
         return rc;
     }
-    ht_alloc_unreserve(s->alloc, has - g.own);
+    g.rest = has - g.own;
     if (g.im)
         g.im->reserved_blocks = 0;
     if (g.left)
@@ -220,7 +221,7 @@ static void return_reservation(struct ht_obj *o, struct ht_chunk *c, uint32_t ne
     HT_REQUIRES(HT_LOCK_STORE)
 {
     if (g->im)
-        g->im->reserved_blocks = g->own;
+        g->im->reserved_blocks = g->own + g->rest;
     if (g->left)
         ht_obj_extra(o)->rewrite_reserve_left += g->left;
     ht_chunk_prealloc_return(o, c, g->prealloc);
@@ -286,11 +287,13 @@ static int take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint
         if (rc)
             ht_alloc_untake(s->alloc, e, n);
     }
-    if (rc)
+    if (rc) {
         return_reservation(o, c, need, &g);
-    else
-        o->stored_blocks += need;
-    return rc;
+        return rc;
+    }
+    ht_alloc_unreserve(s->alloc, g.rest);
+    o->stored_blocks += need;
+    return 0;
 }
 
 int ht_chunk_take_space(struct ht_obj *o, struct ht_chunk *c, struct ht_alloc_hint hint, struct ht_ref *ref)
