@@ -203,6 +203,14 @@ ssize_t ht_topk_write(struct ht_topk *t, uint64_t off, const void *buf,
 int ht_topk_flush(struct ht_topk *t) HT_MUST_CHECK; /* WAITS */
 void ht_topk_release(struct ht_topk *t);
 
+/*
+ * What a plan may decide; results do not depend on it. Updates of the parameter with the smallest order run first,
+ * among equal ones (0 at first) those with the newest gradient. Writers wait while so many bytes of gradients are
+ * queued (0: a part of the DRAM tier). -ENOENT.
+ */
+int ht_optim_set_order(struct ht_optim *o, uint64_t oid, uint64_t order) HT_MUST_CHECK;
+int ht_optim_set_backlog(struct ht_optim *o, uint64_t root, uint64_t bytes) HT_MUST_CHECK;
+
 /* ------------------------------------------------------------ parameters */
 
 /* Called once, by the thread that completed the work, with no lock held. */
@@ -311,12 +319,23 @@ int ht_optim_unclaim(struct ht_optim *o, uint64_t root, uint64_t claim);
 
 /* ---------------------------------------------------------------- control */
 
-/* Waits until queued updates of one parameter (oid) or all of the root (0) are applied. WAITS. */
+/*
+ * Waits until readers of one parameter (oid) need not wait, or until all of the root (0) is applied and no step is
+ * being closed. -EIO: an update, or such a step, failed. WAITS.
+ */
 int ht_optim_wait(struct ht_optim *o, uint64_t root, uint64_t oid) HT_MUST_CHECK;
 /* Queue everything written to this gradient, as FLUSH does (for mapped or still open gradients). */
 int ht_optim_apply(struct ht_optim *o, uint64_t root, uint64_t oid) HT_MUST_CHECK;
 /* Boundary; durable when durable_every says so. -EBUSY: a parameter is partly covered, named in the error. WAITS. */
 int ht_optim_step(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
+/*
+ * The same boundary, but returns when it is requested: the open step takes no more gradients, and every refusal that
+ * needs no update has been made. Updates, count and publication follow. Reads of a parameter wait for its own updates;
+ * gradients, and all calls that end or change a step, wait for the end of this one. A failure after the return is in
+ * the root's error, and gradients are -EIO until an abort, or until a step or commit succeeds. WAITS for the step
+ * before.
+ */
+int ht_optim_step_async(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /* Boundary if a step is open, then everything below the root durable as one. WAITS. */
 int ht_optim_commit(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
 /* Back to the last durable step. WAITS. */
@@ -328,6 +347,7 @@ int ht_optim_abort(struct ht_optim *o, uint64_t root) HT_MUST_CHECK;
  */
 int ht_optim_commit_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 int ht_optim_step_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
+int ht_optim_step_async_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 int ht_optim_abort_by(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;
 /* The verdict alone: whether such a command would be refused now. */
 int ht_optim_may_steer(struct ht_optim *o, uint64_t root, struct ht_optim_steer *by) HT_MUST_CHECK;

@@ -146,7 +146,7 @@ static int end_or_abort(struct ht_ctl *c, uint64_t root, const struct ht_seat *s
     int rc;
 
     if (cmd->id == HT_COMMAND_STEP) {
-        rc = ht_optim_step_by(c->optim, root, &by);
+        rc = cmd->async ? ht_optim_step_async_by(c->optim, root, &by) : ht_optim_step_by(c->optim, root, &by);
     } else if (cmd->id == HT_COMMAND_COMMIT) {
         rc = ht_optim_commit_by(c->optim, root, &by);
     } else {

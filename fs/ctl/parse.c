@@ -103,13 +103,14 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     return 0;
 }
 
-enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP, ARG_CONDITION, ARG_CLAIM };
+enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP, ARG_CONDITION, ARG_STEP, ARG_CLAIM };
 static const char *const takes[] = {
     [ARG_NONE] = "no argument",
     [ARG_OPTIONAL] = "the path of a file or nothing",
     [ARG_REQUIRED] = "the path of a file",
     [ARG_START_STOP] = "start or stop",
     [ARG_CONDITION] = "nothing, or if=N with the number of " HT_XATTR_PREFIX "step_open",
+    [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
 };
 
@@ -119,12 +120,18 @@ static const struct {
     enum argument argument;
     bool takes_turn; /* one at a time on a root */
 } commands[] = {
-    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED, false},       {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL, false},
-    {"step", HT_COMMAND_STEP, ARG_CONDITION, true},         {"commit", HT_COMMAND_COMMIT, ARG_CONDITION, true},
-    {"abort", HT_COMMAND_ABORT, ARG_CONDITION, true},       {"reset", HT_COMMAND_RESET, ARG_REQUIRED, true},
-    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false}, {"evict", HT_COMMAND_EVICT, ARG_REQUIRED, false},
-    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
-    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},       {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
+    {"apply", HT_COMMAND_APPLY, ARG_REQUIRED, false},
+    {"wait", HT_COMMAND_WAIT, ARG_OPTIONAL, false},
+    {"step", HT_COMMAND_STEP, ARG_STEP, true},
+    {"commit", HT_COMMAND_COMMIT, ARG_CONDITION, true},
+    {"abort", HT_COMMAND_ABORT, ARG_CONDITION, true},
+    {"reset", HT_COMMAND_RESET, ARG_REQUIRED, true},
+    {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false},
+    {"evict", HT_COMMAND_EVICT, ARG_REQUIRED, false},
+    {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},
+    {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
+    {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
+    {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
 };
 
 static bool is_blank(char c)
@@ -148,6 +155,23 @@ static bool take_condition(const char *text, size_t len, struct ht_command *out)
         return true;
     out->conditional = true;
     return number && ht_parse_u64(number, (size_t)(text + len - number), &out->step_open) == 0;
+}
+
+/* Words in any order, each once. */
+static bool take_step(const char *text, size_t len, struct ht_command *out)
+{
+    for (const char *end = text + len, *at = text; at < end;) {
+        const char *word = at;
+        while (at < end && !is_blank(*at))
+            at++;
+        bool async = is_word(word, (size_t)(at - word), "async");
+        if (async ? out->async : out->conditional || !take_condition(word, (size_t)(at - word), out))
+            return false;
+        out->async |= async;
+        while (at < end && is_blank(*at))
+            at++;
+    }
+    return true;
 }
 
 static bool take_name(const char *text, size_t len, char out[HT_CLAIM_NAME_MAX + 1])
@@ -185,6 +209,8 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return len == 0;
     case ARG_CONDITION:
         return take_condition(text, len, out);
+    case ARG_STEP:
+        return take_step(text, len, out);
     case ARG_CLAIM:
         return take_claim(text, len, out);
     case ARG_REQUIRED:

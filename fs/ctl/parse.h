@@ -51,6 +51,7 @@ struct ht_command {
     const char *word; /* its name, a text that stays */
     const char *path; /* the argument, inside the line; path_len 0: none */
     size_t path_len;
+    bool async;       /* of a step */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
     char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; takeover may be empty */

@@ -282,6 +282,8 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         w = window_of_flush(g);
         if ((ht_list_empty(&p->dirty) || !w.end) && !(g && g->spoiled))
             return 0;
+        if (p->root->close_error)
+            return -EIO;
         if (!ht_opt_words_current(p, words)) {
             ht_opt_words_read(p, words);
             continue;
@@ -339,7 +341,7 @@ static int flush(struct ht_param *p, struct ht_grad *g)
     if (words.refused)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid, "optimizer: %s; the gradient is not applied",
                       words.why);
-    else if (rc)
+    else if (rc && !ht_opt_close_failed(p->root, rc))
         report_flush_error(p, torn, rc);
     return rc;
 }

@@ -149,7 +149,7 @@ bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t en
  */
 static bool has_to_wait(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    return !root->o->stopping && (root->draining || root->backlog_bytes >= root->o->backlog_bytes_max);
+    return !root->o->stopping && (root->draining || ht_opt_backlog_full(root));
 }
 
 /* Removes the bytes from written. -EAGAIN: it is not our turn. */
@@ -161,6 +161,8 @@ static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES
         return -ECANCELED;
     if (has_to_wait(p->root))
         return -EAGAIN;
+    if (p->root->close_error)
+        return -EIO;
     if (p->gone)
         return -ESTALE;
     if (w->end > p->shape.elements * p->shape.g_bytes) {
@@ -215,10 +217,20 @@ static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT
     return n;
 }
 
+bool ht_opt_close_failed(struct ht_root *root, int err)
+{
+    lock(root->o);
+    bool failed = err == -EIO && root->close_error;
+    unlock(root->o);
+    return failed;
+}
+
 static void report_write_error(struct ht_param *p, uint64_t off, size_t len, int err)
 {
     unsigned long long at = off, count = len;
 
+    if (ht_opt_close_failed(p->root, err))
+        return;
     if (err == -EINVAL)
         ht_opt_refuse(p->root, HT_EVENT_GRADIENT_REFUSED, p->oid,
                       "gradient: %llu bytes at %llu reach beyond its end; it is not applied", count, at);

@@ -7,6 +7,7 @@
 #include "tiering/base/base.h"
 
 struct ht_param;
+struct ht_root;
 
 /* Bytes of a gradient. */
 struct ht_opt_window {
@@ -24,6 +25,8 @@ struct ht_grad {
     bool wrote; /* ever */
 };
 
+/* Was the gradient refused only because the step before failed after its request? The root's error says how it did. */
+bool ht_opt_close_failed(struct ht_root *root, int err) HT_EXCLUDES(HT_LOCK_OPTIM);
 /* Is a write of any of these bytes in progress? */
 bool ht_opt_grad_in_flight(const struct ht_param *p, uint64_t begin, uint64_t end) HT_REQUIRES(HT_LOCK_OPTIM);
 struct ht_param *ht_opt_grad_param(const struct ht_grad *g);

@@ -22,6 +22,8 @@
  *   gate      one of boundary, commit, abort, reset, creation of state, write of state at a time; held over I/O
  *   draining  a boundary or abort waits for the queue: threads that write or freeze a gradient wait
  *   hold      between a boundary and its publication: ranges are queued, none is taken
+ *   async     a closer ends the step: it has the gate from the request to the publication (step/closer.c)
+ *   deciding  such a boundary has not queued its updates yet: reads of what they will change wait already
  *
  * Invariants:
  *  1. While a range is QUEUED or RUNNING no thread changes its frozen intervals. No thread writes the bytes under them.
@@ -30,8 +32,8 @@
  *  4. State objects are created and published under the gate, so a commit names all of a parameter's state or none.
  *  5. The sums of squares of a measured range are those of the bytes under its frozen intervals, or of its sum.
  *
- * Threads: workers (step/update.c), the callers, and one helper (state/notify.c) that invalidates caches and wakes
- * waiters for threads that may not. Lock order: transaction > names > optimizer > store.
+ * Threads: workers (step/update.c), the callers, closers (step/closer.c), and one helper (state/notify.c) that
+ * invalidates caches and wakes waiters for threads that may not. Lock order: transaction > names > optimizer > store.
  */
 #ifndef HITRAIN_OPTIM_STATE_CONTEXT_H
 #define HITRAIN_OPTIM_STATE_CONTEXT_H
@@ -43,7 +45,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/api/store.h"
 
-enum { HT_THREADS_MAX = 64 };
+enum { HT_THREADS_MAX = 64, HT_CLOSERS_MAX = 16 };
 
 struct ht_root;
 struct ht_param;
@@ -64,6 +66,7 @@ struct ht_optim {
     pthread_cond_t changed; /* the state changed that some thread waits for */
     pthread_cond_t work;    /* for workers: ready is not empty, or stopping */
     pthread_cond_t notify;  /* for the helper */
+    pthread_cond_t close;   /* for closers: closings is not empty, or stopping */
     bool started, helper_started;
     bool stopping HT_GUARDED_BY(HT_LOCK_OPTIM);
     const struct ht_kernels *kernels;
@@ -89,6 +92,10 @@ struct ht_optim {
         struct ht_waiter *wakes; /* chain of waiters that the helper wakes */
     };
     pthread_t helper;
+
+    struct ht_list closings; /* roots whose step waits for a closer */
+    pthread_t closer[HT_CLOSERS_MAX];
+    unsigned closers HT_GUARDED_BY(HT_LOCK_OPTIM), closers_idle HT_GUARDED_BY(HT_LOCK_OPTIM);
 
     unsigned threads;
     struct ht_worker worker[HT_THREADS_MAX];

@@ -15,8 +15,8 @@ static void put_gate(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(
     ht_dump_put(d, "; gate: ");
     if (root->gate)
         ht_dump_thread(d, root->gate_thread);
-    ht_dump_put(d, "%s%s%s", root->gate ? "" : "open", root->draining ? "; writers of gradients wait" : "",
-                root->hold ? "; no update starts" : "");
+    ht_dump_put(d, "%s%s%s%s", root->gate ? "" : "open", root->async ? "; a step is being closed" : "",
+                root->draining ? "; writers of gradients wait" : "", root->hold ? "; no update starts" : "");
 }
 
 static void put_params(const struct ht_root *root, struct ht_dump *d) HT_REQUIRES(HT_LOCK_OPTIM)

@@ -42,6 +42,8 @@ struct ht_param *ht_opt_param_make(struct ht_root *r, uint64_t oid)
     p->oid = oid;
     p->seq = ++o->next_seq;
     ht_list_init(&p->touched);
+    ht_list_init(&p->queue);
+    ht_list_init(&p->queued);
     ht_list_init(&p->dirty);
     ht_list_init(&p->inflight);
     ht_list_init(&p->waiters);

@@ -47,6 +47,8 @@ struct ht_param {
     struct ht_list all;     /* optim.params, in order of seq */
     struct ht_list of_root; /* root.params */
     struct ht_list touched; /* root.touched while has_grad */
+    struct ht_list queue;   /* its ranges to update, in ascending order */
+    struct ht_list queued;  /* root.queue while queue is not empty */
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         unsigned refs; /* handles, calls in progress, the helper's list, queued and running ranges */
         unsigned openers;
@@ -74,6 +76,8 @@ struct ht_param {
         bool stepped;  /* by a step that has ended and is not published; its count alone may have been set back since */
         uint64_t complete; /* ranges frozen wholly in this step */
         uint64_t pending;  /* QUEUED or RUNNING */
+        uint64_t shown;    /* of these, the parameter has its new content already */
+        uint64_t order;    /* in root.queue: the smaller one first */
         uint64_t failed;
     };
     /* Latched by its first gradient of the step; state may be deleted while an update is running. */

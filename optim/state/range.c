@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * range.c - the ranges of a parameter: one per chunk, made when first touched, and their way onto and off the queue.
+ * range.c - the ranges of a parameter: one per chunk, made when first touched; their coverage, and readers that wait.
  *
  * All with optim.lock held.
  */
@@ -18,8 +18,6 @@
 #include "optim/state/range.h"
 #include "optim/state/root.h"
 #include "optim/state/squares.h"
-
-enum { NUMA_LOOK_MAX = 16 };
 
 /* ------------------------------------------------------------------- shape */
 
@@ -184,87 +182,31 @@ bool ht_opt_ranges_share(const struct ht_param *p)
     return p->shape.g_bytes < p->shape.p_bytes;
 }
 
-/* ------------------------------------------------------------------- queue */
+/* ----------------------------------------------------------------- readers */
 
-void ht_opt_root_ready(struct ht_root *root)
+bool ht_opt_range_decided_later(const struct ht_range *r)
 {
-    struct ht_optim *o = root->o;
+    bool covered = r->frozen.count || r->added || r->part_added;
 
-    if (root->hold || ht_list_empty(&root->queue)) {
-        ht_list_del(&root->ready);
-        return;
-    }
-    if (ht_list_empty(&root->ready))
-        ht_list_add_tail(&o->ready, &root->ready);
-    pthread_cond_signal(&o->work);
-}
-
-uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
-{
-    return work == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
-}
-
-void ht_opt_range_queue(struct ht_range *r, unsigned work)
-{
-    struct ht_param *p = r->param;
-
-    r->numa_index =
-        (int8_t)(p->obj ? ht_obj_numa_index(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : HT_NUMA_INDEX_ANY);
-    r->state = HT_RANGE_QUEUED;
-    r->work = (uint8_t)work;
-    r->consumed = false;
-    p->pending++;
-    p->root->pending++;
-    p->root->backlog_bytes += ht_opt_range_backlog_bytes(r, work);
-    p->refs++;
-    ht_list_add_tail(&p->root->queue, &r->queue);
-    ht_opt_root_ready(p->root);
-}
-
-void ht_opt_range_unqueue(struct ht_range *r)
-{
-    struct ht_param *p = r->param;
-
-    p->root->backlog_bytes -= ht_opt_range_backlog_bytes(r, r->work);
-    r->state = HT_RANGE_IDLE;
-    r->work = 0;
-    ht_list_del(&r->queue);
-    p->pending--;
-    p->root->pending--;
-    p->refs--;
-    ht_opt_root_ready(p->root);
-}
-
-void ht_opt_cancel(struct ht_param *p)
-{
-    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
-        struct ht_range *r = ht_opt_range_find(p, i);
-        if (r && r->state == HT_RANGE_QUEUED)
-            ht_opt_range_unqueue(r);
-    }
-}
-
-/*
- * The first of the queue, or one for this NUMA node that follows soon. Every node that has ranges has a worker, so none
- * waits for ever.
- */
-struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index)
-{
-    unsigned looked = 0;
-
-    ht_list_for_each(pos, &root->queue) {
-        struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
-        if (numa_index == HT_NUMA_INDEX_ANY || r->numa_index == HT_NUMA_INDEX_ANY || r->numa_index == numa_index)
-            return r;
-        if (++looked == NUMA_LOOK_MAX)
-            break;
-    }
-    return ht_list_entry(root->queue.next, struct ht_range, queue);
+    return r->param->root->deciding && r->param->has_grad && covered && r->state != HT_RANGE_DONE &&
+        r->state != HT_RANGE_FAILED;
 }
 
 bool ht_opt_range_updating(const struct ht_range *r)
 {
-    return (r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING) && (r->work & HT_WORK_UPDATE);
+    bool pending = r->state == HT_RANGE_QUEUED || r->state == HT_RANGE_RUNNING;
+
+    return (pending && (r->work & HT_WORK_UPDATE)) || ht_opt_range_decided_later(r);
+}
+
+bool ht_opt_range_hidden(const struct ht_range *r)
+{
+    return ht_opt_range_updating(r) && !r->shown;
+}
+
+bool ht_opt_param_hidden(const struct ht_param *p)
+{
+    return p->pending > p->shown || (p->root->deciding && p->has_grad);
 }
 
 /* ---------------------------------------------------------------- coverage */

@@ -25,7 +25,7 @@ enum ht_range_work {
 
 struct ht_range {
     struct ht_param *param;
-    struct ht_list queue;                   /* in root.queue while QUEUED */
+    struct ht_list queue;                   /* in root.early or param.queue while QUEUED */
     struct ht_list dirty;                   /* in param.dirty while written is not empty */
     struct ht_interval_set written, frozen; /* gradient bytes from the start of the range */
     uint32_t index;
@@ -33,6 +33,7 @@ struct ht_range {
     uint8_t work;                               /* enum ht_range_work, while it is not IDLE */
     int8_t numa_index; /* place of the NUMA node where it should be worked on, while it is not IDLE */
     bool consumed;     /* its gradient's chunks have been dropped */
+    bool shown;        /* RUNNING, and the parameter has its new content: its state is still being written */
     bool part_added;   /* the sum includes the frozen part */
     bool measured;     /* param.squares has its squares, and nonfinite counts its elements that are not finite */
     uint32_t added;    /* whole gradients in the sum */
@@ -70,19 +71,32 @@ void ht_opt_range_count_intervals(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
 bool ht_opt_ranges_share(const struct ht_param *p);
 /* What a range counts in root.backlog_bytes while it has this work: a gradient that is only measured stays anyway. */
 uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work);
-/* Queue a range for a worker; take it off again (state IDLE). work: of enum ht_range_work. */
-void ht_opt_range_queue(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
-void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Forget all coverage; nothing may be RUNNING. frozen_only: written bytes stay. */
 void ht_opt_coverage_clear(struct ht_param *p, bool frozen_only) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Releases the lock in between: drops the gradient chunks of a range that are not needed any more. */
 void ht_opt_range_drop(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* Is the parameter's content, or state, of this range about to change? */
+/* Is the parameter's content, or state, of this range about to change? Reads of the state wait. */
 bool ht_opt_range_updating(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
-/* For a root whose queue is not empty: the range that a worker there should take. */
+/* Is the parameter's content about to change? Reads of the parameter wait. */
+bool ht_opt_range_hidden(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Will a boundary that was requested asynchronously update it? */
+bool ht_opt_range_decided_later(const struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Is there a range of the parameter for which its readers wait? */
+bool ht_opt_param_hidden(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+
+/* --------------------------------------------------------------- queue.c */
+
+/* Queue a range for a worker; take it off again (state IDLE). work: of enum ht_range_work. */
+void ht_opt_range_queue(struct ht_range *r, unsigned work) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_range_unqueue(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* For a root with queued ranges: takes the one that a worker there should work on off the queue. It is RUNNING then. */
+struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
+/* The same without taking it. */
 struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_root_ready(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM); /* put it on the ready list if it has work */
+bool ht_opt_queue_empty(const struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Takes back queued ranges; running updates end by themselves. */
 void ht_opt_cancel(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
+void ht_opt_cancel_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM);
 
 #endif

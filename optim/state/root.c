@@ -54,8 +54,10 @@ struct ht_root *ht_opt_root_make(struct ht_optim *o, uint64_t id)
     r->seq = ++o->next_seq;
     ht_list_init(&r->params);
     ht_list_init(&r->touched);
+    ht_list_init(&r->early);
     ht_list_init(&r->queue);
     ht_list_init(&r->ready);
+    ht_list_init(&r->closing);
     ht_list_add_tail(&o->roots, &r->all);
     o->meta_bytes += sizeof(*r);
     return r;
@@ -101,6 +103,22 @@ void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes)
     /* As many as may be queued can wait where content passes. */
     uint64_t total = r->o->waiting_bytes, passing = ht_min_u64(total, r->o->backlog_bytes_max);
     ht_store_expect_waiting(r->o->store, total - passing);
+}
+
+bool ht_opt_backlog_full(const struct ht_root *r)
+{
+    return r->backlog_bytes >= (r->backlog_max ? r->backlog_max : r->o->backlog_bytes_max);
+}
+
+int ht_optim_set_backlog(struct ht_optim *o, uint64_t root, uint64_t bytes)
+{
+    lock(o);
+    struct ht_root *r = ht_opt_root_find(o, root);
+    if (r)
+        r->backlog_max = bytes;
+    notify_changed(o);
+    unlock(o);
+    return r ? 0 : -ENOENT;
 }
 
 /* -------------------------------------------------------------------- gate */
@@ -288,6 +306,7 @@ static void end_root(struct ht_root *r, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_OP
     /* A gradient that is held open keeps this struct; a root that is made here later begins anew. */
     r->step = r->pub_step = r->durable_step = r->undurable = 0;
     r->norm_known = false;
+    r->close_error = 0;
     r->error.text[0] = 0;
     ht_opt_expect_waiting(r, 0);
 }

@@ -33,14 +33,22 @@ struct ht_root {
     struct ht_optim *o;
     uint64_t id, seq;
     unsigned refs HT_GUARDED_BY(HT_LOCK_OPTIM);
-    struct ht_list all, params, touched, queue;
-    struct ht_list ready; /* optim.ready while queue is not empty and hold is not set */
+    struct ht_list all, params, touched;
+    struct ht_list early;   /* ranges to add or measure, in order of arrival (state/queue.c) */
+    struct ht_list queue;   /* parameters with ranges to update, the next one first */
+    struct ht_list ready;   /* optim.ready while one of these is not empty and hold is not set */
+    struct ht_list closing; /* optim.closings while a step waits for its closer */
     struct ht_id_link by_id;
     bool exists HT_GUARDED_BY(HT_LOCK_OPTIM); /* the log has it */
     bool configured HT_GUARDED_BY(HT_LOCK_OPTIM);
     struct ht_optim_config config, published_config, latched;
     HT_GUARDED_BY(HT_LOCK_OPTIM) struct {
         bool gate, draining, hold;
+        bool async;          /* the closer has the gate, or will have it */
+        bool deciding;       /* an asynchronous boundary was requested, and has not queued its updates yet */
+        bool close_durable;  /* its step is to be published */
+        bool allow_partial;  /* of the boundary in progress: ranges may be covered in part */
+        int close_error;     /* of a closer, until an abort, or until a step ends */
         int gate_thread;     /* the kernel's number of the thread in the gate */
         uint64_t open;       /* number of the open step; 0: none is */
         uint64_t open_words; /* the last change of words that it knows */
@@ -55,6 +63,7 @@ struct ht_root {
         uint64_t pending;       /* QUEUED or RUNNING, of all parameters */
         uint64_t running;       /* taken by a worker and not wholly finished */
         uint64_t backlog_bytes; /* gradients of the pending ranges */
+        uint64_t backlog_max;   /* writers of gradients wait beyond it; 0: optim.backlog_bytes_max */
         uint64_t waiting_bytes; /* gradients that waited for the last boundary, and will for the next ones */
         int failure;            /* first error of an update since the last abort */
         uint64_t grad_bytes, added_elements, updated_elements, nonfinite, update_ns, commit_ns;
@@ -85,6 +94,8 @@ void ht_opt_gate_leave(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 bool ht_opt_root_idle(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* So many bytes of gradients wait for each boundary of the root: the store keeps room for them in memory. */
 void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Must writers of its gradients wait for updates? */
+bool ht_opt_backlog_full(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Waits until gradients may be written and frozen. */
 int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Keeps text as the root's error, after the parameter's name (oid 0: none), and raises an event. */

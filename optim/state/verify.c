@@ -20,7 +20,7 @@
 
 /* What ranges add up to: those of a parameter, or of a root. */
 struct tally {
-    uint64_t queued, running, failed, dirty, backlog_bytes;
+    uint64_t queued, updates, running, shown, failed, dirty, backlog_bytes;
 };
 
 static void check_set(const struct ht_interval_set *s, uint32_t bytes)
@@ -61,11 +61,14 @@ static void check_range(const struct ht_range *r, struct tally *t) HT_REQUIRES(H
     assert(r->state <= HT_RANGE_FAILED);
     assert(ht_list_empty(&r->queue) == !queued);
     assert(ht_list_empty(&r->dirty) == !r->written.count);
+    assert(!r->shown || running);
     assert(r->state != HT_RANGE_IDLE || !r->work);
     assert(!(queued || running) || r->work);
     assert(r->spans_bytes == (r->written.cap + r->frozen.cap) * sizeof(struct ht_interval));
     check_coverage(r);
     t->queued += queued;
+    t->updates += queued && (r->work & HT_WORK_UPDATE);
+    t->shown += r->shown;
     t->running += running;
     t->failed += r->state == HT_RANGE_FAILED;
     t->dirty += r->written.count > 0;
@@ -108,6 +111,16 @@ static void check_objects(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
         assert(m->oid[i] && (!p->state[i] || ht_obj_id(p->state[i]) == m->oid[i]));
 }
 
+static void check_queue(const struct ht_param *p, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    ht_list_for_each(pos, &p->queue) {
+        const struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+        assert(r->state == HT_RANGE_QUEUED && r->param == p && (r->work & HT_WORK_UPDATE));
+    }
+    assert(length_of(&p->queue) == t->updates);
+    assert(ht_list_empty(&p->queued) == !t->updates);
+}
+
 static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct tally t = {0};
@@ -115,12 +128,15 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
 
     assert(ht_opt_param_find(p->o, p->oid) == p);
     assert(p->pending >= pending && (p->root->running || p->pending == pending));
+    assert(p->shown == t.shown && p->shown <= p->pending);
+    check_queue(p, &t);
     assert(p->failed == t.failed && p->complete <= p->shape.range_count);
     assert(length_of(&p->dirty) == t.dirty);
     assert(p->has_grad == !ht_list_empty(&p->touched));
     assert(p->refs >= p->pending + p->openers);
     check_objects(p);
     of_root->queued += t.queued;
+    of_root->updates += t.updates;
     of_root->running += t.running;
     of_root->backlog_bytes += t.backlog_bytes;
     return bytes;
@@ -128,15 +144,17 @@ static uint64_t check_param(struct ht_param *p, struct tally *of_root) HT_REQUIR
 
 static void check_lists(const struct ht_root *root, const struct tally *t) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    ht_list_for_each(pos, &root->queue) {
+    ht_list_for_each(pos, &root->early) {
         const struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
-        assert(r->state == HT_RANGE_QUEUED && r->param->root == root);
+        assert(r->state == HT_RANGE_QUEUED && r->param->root == root && !(r->work & HT_WORK_UPDATE));
     }
+    ht_list_for_each(pos, &root->queue)
+        assert(ht_list_entry(pos, struct ht_param, queued)->root == root);
     ht_list_for_each(pos, &root->touched) {
         const struct ht_param *p = ht_list_entry(pos, struct ht_param, touched);
         assert(p->has_grad && p->root == root);
     }
-    assert(length_of(&root->queue) == t->queued);
+    assert(length_of(&root->early) == t->queued - t->updates);
     assert(ht_list_empty(&root->ready) == (root->hold || !t->queued));
     assert(root->open || ht_list_empty(&root->touched));
 }
@@ -158,6 +176,9 @@ static uint64_t check_root(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     assert(!root->hold || root->gate);
     assert(!root->draining || root->gate);
     assert(!root->ending || root->draining);
+    assert(!root->async || root->gate);
+    assert(!root->deciding || (root->async && root->draining && root->open));
+    assert(ht_list_empty(&root->closing) || root->async);
     check_lists(root, &t);
     return bytes;
 }

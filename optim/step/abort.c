@@ -126,7 +126,7 @@ int ht_optim_abort_by(struct ht_optim *o, uint64_t id, struct ht_optim_steer *by
     lock(o);
     if (!rc) {
         root->open = 0;
-        root->failure = 0;
+        root->failure = root->close_error = 0;
         root->error.text[0] = '\0'; /* whatever it was about is taken back */
         each_param(root, reload);
     }

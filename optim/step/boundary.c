@@ -6,6 +6,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
+#include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/object.h"
 #include "optim/rules/config.h"
@@ -146,37 +147,52 @@ static uint64_t first_hole(const struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
     return 0;
 }
 
-/* Releases the lock in between. */
-static int validate_coverage(struct ht_root *root, struct partial *out) HT_REQUIRES(HT_LOCK_OPTIM)
+/* May the step end? Every refusal that needs no update is found here. Releases the lock in between. */
+static int check_boundary(struct ht_root *root, struct partial *out) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    const struct ht_param *p = find_in_the_way(root);
-
+    root->allow_partial = root->latched.partial || root->config.partial;
+    if (root->failure)
+        return -EIO;
+    const struct ht_param *p = root->open && !root->allow_partial ? find_in_the_way(root) : NULL;
     if (!p)
-        return forget_orphans(root);
+        return 0;
     *out = (struct partial){p->oid, first_hole(p)};
     return -EBUSY;
 }
 
-/* Releases the lock in between. */
-static int try_boundary(struct ht_root *root, struct partial *out_partial) HT_REQUIRES(HT_LOCK_OPTIM)
+/* All updates are queued, or there will be none: reads wait for these only from now on. */
+static void decided(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    bool skipped = false, allowed = root->latched.partial || root->config.partial;
-    bool partial = root->open && allowed && (find_partial(root, false) || find_partial(root, true));
-    int rc = root->failure ? -EIO : root->open && !allowed ? validate_coverage(root, out_partial) : 0;
+    struct ht_waiter *chain = NULL;
 
-    if (rc)
-        return rc;
+    if (!root->deciding)
+        return;
+    root->deciding = false;
+    ht_list_for_each(pos, &root->params)
+        ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
+    ht_opt_wake_later(root->o, chain);
+    notify_changed(root->o);
+}
+
+/* Ends a step that check_boundary accepted. Releases the lock in between. */
+static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    bool skipped = false, allowed = root->allow_partial;
+    bool partial = root->open && allowed && (find_partial(root, false) || find_partial(root, true));
+    int rc = root->open && !allowed ? forget_orphans(root) : 0;
+
     /* Additions end first: then the ranges can be queued. */
-    if (ht_opt_accumulate(root) > 1)
+    if (!rc && ht_opt_accumulate(root) > 1)
         rc = ht_opt_drain(root);
     if (!rc && root->open && ht_opt_deferred(root))
         rc = ht_opt_whole_step(root, &skipped);
     else if (!rc && partial)
         ht_opt_queue_frozen(root, true);
+    decided(root);
     if (!rc && root->open && !ht_opt_deferred(root))
         ht_opt_expect_waiting(root, 0);
     root->norm_known = root->open && ht_opt_deferred(root) && !rc;
-    if (!rc)
+    if (!rc && !HT_MUTANT("undrained"))
         rc = ht_opt_drain(root);
     if (!rc && root->open)
         close_step(root, skipped);
@@ -201,26 +217,113 @@ static void report_partial(struct ht_root *root, const struct partial *partial, 
             (unsigned long long)partial->hole);
 }
 
+/* The end of a boundary that had begun: on success nothing is taken off the queue until ht_opt_release. */
+static void leave_boundary(struct ht_root *root, int rc) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    root->hold = !rc;
+    root->draining = root->ending;
+    ht_opt_root_ready(root);
+    notify_changed(root->o);
+}
+
+/* Locked: begins to drain, if the step may end. *out_refused: the client may not end it, with the reason in why. */
+static int begin_boundary(struct ht_root *root, struct ht_optim_steer *by, struct partial *out_partial,
+                          char why[HT_OPTIM_ERROR_MAX], bool *out_refused) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    root->draining = true;
+    int rc = ht_opt_may_steer(root, by, why);
+    *out_refused = rc != 0;
+    return rc ? rc : check_boundary(root, out_partial);
+}
+
 int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by)
 {
     char why[HT_OPTIM_ERROR_MAX];
     struct ht_optim *o = root->o;
     struct partial partial = {0};
+    bool refused;
 
     lock(o);
-    root->draining = true;
-    int refused = ht_opt_may_steer(root, by, why);
-    int rc = refused ? refused : try_boundary(root, &partial);
-    root->hold = !rc;
-    root->draining = root->ending;
-    ht_opt_root_ready(root);
+    int rc = begin_boundary(root, by, &partial, why, &refused);
+    if (!rc)
+        rc = end_boundary(root);
+    leave_boundary(root, rc);
     unsigned wanted = ht_opt_accumulate(root);
-    notify_changed(o);
     unlock(o);
     if (refused)
         ht_opt_refuse_steering(root, by, why);
     else if (rc == -EBUSY)
         report_partial(root, &partial, wanted);
+    return rc;
+}
+
+/* ------------------------------------------------------------ asynchronous */
+
+/* The ranges of p that the boundary will update and that no worker has: the kernel is to drop what it has cached. */
+static uint64_t hide_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t first = UINT64_MAX, last = 0;
+
+    for (uint64_t i = 0; i < p->shape.range_count && !p->gone; i++) {
+        const struct ht_range *r = ht_opt_range_find(p, i);
+        if (!r || !ht_opt_range_decided_later(r) || (r->work & HT_WORK_UPDATE))
+            continue;
+        first = ht_min_u64(first, i);
+        last = i;
+    }
+    return first <= last ? ht_opt_inval(p, first, last) : 0;
+}
+
+/*
+ * From now on reads of ranges that the step will update wait for that. Without clipping, skipping and partial coverage
+ * all of these are queued already.
+ */
+static uint64_t hide_touched(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    uint64_t ticket = 0;
+
+    root->deciding = root->open && (ht_opt_deferred(root) || root->allow_partial);
+    if (!root->deciding)
+        return 0;
+    ht_list_for_each(pos, &root->touched) {
+        uint64_t t = hide_param(ht_list_entry(pos, struct ht_param, touched));
+        ticket = ht_max_u64(ticket, t);
+    }
+    return ticket;
+}
+
+int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
+{
+    char why[HT_OPTIM_ERROR_MAX];
+    struct ht_optim *o = root->o;
+    struct partial partial = {0};
+    bool refused;
+
+    lock(o);
+    int rc = begin_boundary(root, by, &partial, why, &refused);
+    unsigned wanted = ht_opt_accumulate(root);
+    if (rc) {
+        root->draining = root->ending;
+        notify_changed(o);
+    } else {
+        root->async = true;
+        root->close_durable = root->undurable + (root->open != 0) >= root->config.durable_every;
+        *out_ticket = hide_touched(root);
+    }
+    unlock(o);
+    if (refused)
+        ht_opt_refuse_steering(root, by, why);
+    else if (rc == -EBUSY)
+        report_partial(root, &partial, wanted);
+    return rc;
+}
+
+int ht_opt_boundary_close(struct ht_root *root)
+{
+    lock(root->o);
+    int rc = end_boundary(root);
+    leave_boundary(root, rc);
+    unlock(root->o);
     return rc;
 }
 

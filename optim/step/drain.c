@@ -29,7 +29,7 @@ static void queue_frozen(struct ht_param *p, bool updates) HT_REQUIRES(HT_LOCK_O
         first = ht_min_u64(first, i);
         last = i;
     }
-    if (updates && first <= last)
+    if (updates && first <= last && !p->root->deciding) /* else the request did it */
         (void)ht_opt_inval(p, first, last);
 }
 
@@ -65,11 +65,11 @@ int ht_optim_wait(struct ht_optim *o, uint64_t id, uint64_t oid)
     if (root) {
         lock(o);
         ht_activity_wait("queued updates of model root", id);
-        while ((oid ? p && p->pending : root->pending) && !o->stopping)
+        while ((oid ? p && ht_opt_param_hidden(p) : root->pending || root->async) && !o->stopping)
             wait_changed(o);
         ht_activity_go_on();
         ht_opt_inval_wait(o, o->inval_issued); /* only this call orders mappings */
-        rc = o->stopping ? -ECANCELED : (oid ? p && p->failed : root->failure != 0) ? -EIO : 0;
+        rc = o->stopping ? -ECANCELED : (oid ? p && p->failed : root->failure || root->close_error) ? -EIO : 0;
         unlock(o);
         ht_opt_root_put(root);
     }

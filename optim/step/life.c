@@ -39,6 +39,7 @@ static void init_locks(struct ht_optim *o)
     pthread_cond_init(&o->changed, NULL);
     pthread_cond_init(&o->work, NULL);
     pthread_cond_init(&o->notify, NULL);
+    pthread_cond_init(&o->close, NULL);
 }
 
 static void init_lists(struct ht_optim *o)
@@ -47,6 +48,7 @@ static void init_lists(struct ht_optim *o)
     ht_list_init(&o->params);
     ht_list_init(&o->ready);
     ht_list_init(&o->invals);
+    ht_list_init(&o->closings);
     ht_list_init(&o->problems);
 }
 
@@ -217,11 +219,8 @@ static void cancel_all(struct ht_optim *o) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_waiter *chain = NULL;
 
-    ht_list_for_each(pos, &o->roots) {
-        struct ht_root *r = ht_list_entry(pos, struct ht_root, all);
-        while (!ht_list_empty(&r->queue))
-            ht_opt_range_unqueue(ht_list_entry(r->queue.next, struct ht_range, queue));
-    }
+    ht_list_for_each(pos, &o->roots)
+        ht_opt_cancel_root(ht_list_entry(pos, struct ht_root, all));
     ht_list_for_each(pos, &o->params)
         ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, all), &chain);
     unlock(o);
@@ -248,9 +247,11 @@ void ht_optim_stop(struct ht_optim *o)
     o->stopping = true;
     pthread_cond_broadcast(&o->work);
     pthread_cond_broadcast(&o->notify);
+    pthread_cond_broadcast(&o->close);
     notify_changed(o);
     unlock(o);
     join_workers(o);
+    ht_opt_closers_join(o);
     lock(o);
     cancel_all(o);
     bool helper = o->helper_started;
@@ -288,6 +289,7 @@ void ht_optim_free(struct ht_optim *o)
     pthread_cond_destroy(&o->changed);
     pthread_cond_destroy(&o->work);
     pthread_cond_destroy(&o->notify);
+    pthread_cond_destroy(&o->close);
     free(o);
 }
 

@@ -4,6 +4,7 @@
  *
  *   boundary  coverage is checked, the queue worked off, the step counted, coverage forgotten   (draining; boundary.c)
  *   publish   ht_scope_commit of all below the root, durable                                    (hold until appended)
+ *   async     the request checks coverage and returns; a closer does the rest with the same gate           (closer.c)
  *   abort     queue cancelled, gradients dropped, ht_scope_abort of all below the root          (draining; abort.c)
  *
  * While hold is set gradients of the next step may already be queued; they run when the transaction is appended,
@@ -89,6 +90,22 @@ int ht_opt_publish_closed(struct ht_root *root)
     return rc;
 }
 
+int ht_opt_step_end(struct ht_root *root, int rc, bool durable)
+{
+    if (!rc && durable)
+        rc = publish(root);
+    else if (!rc)
+        ht_opt_release(root);
+    if (rc)
+        return rc;
+    lock(root->o);
+    root->close_error = 0;
+    ht_opt_succeeded(root, HT_EVENT_STEP_REFUSED, 0);
+    ht_opt_succeeded(root, HT_EVENT_COMMIT_FAILED, 0);
+    unlock(root->o);
+    return 0;
+}
+
 /* A boundary, published when commit is set or durable_every says so. */
 static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_optim_steer *by)
 {
@@ -103,16 +120,9 @@ static int end_step(struct ht_optim *o, uint64_t id, bool commit, struct ht_opti
     lock(o);
     bool durable = commit || root->undurable >= root->config.durable_every;
     unlock(o);
-    if (!rc && durable)
-        rc = publish(root);
-    else if (!rc)
-        ht_opt_release(root);
+    rc = ht_opt_step_end(root, rc, durable);
     lock(o);
     root->commit_ns += durable ? ht_now_ns() - start : 0;
-    if (!rc) {
-        ht_opt_succeeded(root, HT_EVENT_STEP_REFUSED, 0);
-        ht_opt_succeeded(root, HT_EVENT_COMMIT_FAILED, 0);
-    }
     unlock(o);
     ht_opt_step_leave(root);
     HT_VERIFY(ht_optim_verify(o));

@@ -6,6 +6,7 @@
 #include "optim/optim.h"
 #include "tiering/base/base.h"
 
+struct ht_optim;
 struct ht_param;
 struct ht_root;
 
@@ -32,6 +33,13 @@ int ht_opt_drain(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Under the gate. On success the root is held: no update runs until ht_opt_release. by may be NULL. */
 int ht_opt_boundary(struct ht_root *root, struct ht_optim_steer *by) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 void ht_opt_release(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
+/*
+ * The same in two parts. The request refuses what cannot end, else the step has no more gradients, writers of the next
+ * one wait, and reads wait for the updates. *out_ticket: of caches that are to be dropped first. close does the rest.
+ */
+int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uint64_t *out_ticket)
+    HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+int ht_opt_boundary_close(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Releases the lock in between: what has become of the parameter's file. */
 enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM);
 
@@ -39,6 +47,8 @@ enum ht_optim_file ht_opt_param_file(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPT
 
 /* Takes a reference to the root and enters its gate. */
 int ht_opt_step_enter(struct ht_optim *o, uint64_t id, struct ht_root **out) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+/* After a boundary: publishes if it is to be durable, and lets updates run again. rc: the boundary's result. */
+int ht_opt_step_end(struct ht_root *root, int rc, bool durable) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* When the caller learns of the step's end, caches are as new as the step. */
 void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
 /*
@@ -46,6 +56,11 @@ void ht_opt_step_leave(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM);
  * WAITS.
  */
 int ht_opt_publish_closed(struct ht_root *root) HT_EXCLUDES(HT_LOCK_OPTIM) HT_MUST_CHECK;
+
+/* -------------------------------------------------------------- closer.c */
+
+/* Ends the threads that close steps. The optimizer is stopping. */
+void ht_opt_closers_join(struct ht_optim *o) HT_EXCLUDES(HT_LOCK_OPTIM);
 
 /* -------------------------------------------------------------- update.c */
 

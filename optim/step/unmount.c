@@ -43,6 +43,8 @@ static int finish_root(struct ht_root *root)
     struct ht_optim *o = root->o;
 
     lock(o);
+    while (root->async && !o->stopping) /* the last step may still be in its closer's hands */
+        wait_changed(o);
     bool failed = root->failure != 0, drop = root->open || failed, exists = root->exists;
     uint64_t step = root->step + 1, durable = root->pub_step;
     unlock(o);

@@ -332,6 +332,30 @@ static uint32_t changed_mask(const struct job *j)
     return j->work & HT_WORK_UPDATE ? before_sum : j->work & HT_WORK_ADD ? ((1u << j->grad_at) - 1) & ~before_sum : 0;
 }
 
+/*
+ * The parameter's image is final, and its state is still being written: readers may go on. If such a write fails the
+ * step fails, and an abort takes the image back with the rest.
+ */
+static void show_parameter(const struct job *j)
+{
+    struct ht_range *r = j->range;
+    struct ht_param *p = r->param;
+    struct ht_waiter *chain = NULL;
+    bool staged = false;
+
+    for (unsigned i = 1; i < j->sum_at; i++)
+        staged |= j->pin.chunk[i].staged;
+    if (j->err || !(j->work & HT_WORK_UPDATE) || j->pin.chunk[0].staged || !staged)
+        return;
+    lock(p->o);
+    r->shown = true;
+    p->shown++;
+    ht_opt_take_waiters(p, &chain);
+    notify_changed(p->o);
+    unlock(p->o);
+    ht_opt_wake(chain);
+}
+
 static void run(struct job *j)
 {
     int rc;
@@ -345,6 +369,7 @@ static void run(struct job *j)
     if (!j->err && j->work & HT_WORK_UPDATE)
         compute(j);
     ht_batch_pin_end(&j->pin, j->err ? 0 : changed_mask(j));
+    show_parameter(j);
     rc = ht_batch_pin_finish(&j->pin);
     if (rc && !j->err)
         j->err = rc;
@@ -425,6 +450,19 @@ static bool is_tried_again(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
     return j->err && j->work == HT_WORK_MEASURE && (!root->draining || root->hold);
 }
 
+/* Reports the failure, or returns true: it is none yet. */
+static bool end_failed(const struct job *j)
+{
+    struct ht_optim *o = j->range->param->o;
+
+    lock(o);
+    bool again = is_tried_again(j);
+    unlock(o);
+    if (!again)
+        report_failure(j);
+    return again;
+}
+
 static void forget_sum(const struct job *j) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     j->range->state = HT_RANGE_IDLE;
@@ -457,20 +495,19 @@ static void end(struct job *j, uint64_t ns)
     struct ht_optim *o = p->o;
     struct ht_waiter *chain = NULL;
 
+    bool again = j->err && end_failed(j);
     lock(o);
-    bool again = is_tried_again(j);
-    unlock(o);
-    if (j->err && !again)
-        report_failure(j);
-    lock(o);
-    if (again)
+    p->shown -= r->shown;
+    r->shown = false;
+    if (again) {
         forget_sum(j);
-    else
+    } else {
         count(j, ns);
-    if (j->err && !again)
-        r->state = HT_RANGE_FAILED;
-    else if (!again)
-        settle_range(j);
+        if (j->err)
+            r->state = HT_RANGE_FAILED;
+        else
+            settle_range(j);
+    }
     trace(j); /* before a waiter goes on */
     p->pending--;
     root->pending--;
@@ -495,11 +532,9 @@ static struct ht_range *take(struct ht_optim *o, int numa_index, bool second) HT
     if (ht_list_empty(&o->ready) || o->stopping)
         return NULL;
     struct ht_root *root = ht_list_entry(o->ready.next, struct ht_root, ready);
-    struct ht_range *r = ht_opt_range_next(root, numa_index);
-    if (second && ht_opt_ranges_share(r->param))
+    if (second && ht_opt_ranges_share(ht_opt_range_next(root, numa_index)->param))
         return NULL;
-    ht_list_del(&r->queue);
-    r->state = HT_RANGE_RUNNING;
+    struct ht_range *r = ht_opt_range_take(root, numa_index);
     root->running++;
     ht_list_del(&root->ready);
     ht_opt_root_ready(root);

@@ -446,6 +446,17 @@ void scenario_model_commit(struct crash_scenario *s)
     note_model(s);
 }
 
+void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during)(struct crash_scenario *s))
+{
+    uint64_t root = must_find(s, "model");
+
+    work(s, &s->k, root, step);
+    ck_assert_int_eq(ht_optim_step_async(s->k.optim, root), 0);
+    during(s);
+    ck_assert_int_eq(ht_optim_wait(s->k.optim, root, 0), 0);
+    note_model(s);
+}
+
 void scenario_model_abort(struct crash_scenario *s)
 {
     ck_assert_int_eq(ht_optim_abort(s->k.optim, must_find(s, "model")), 0);

@@ -79,6 +79,8 @@ void scenario_model(struct crash_scenario *s);                              /* m
 void scenario_work(struct crash_scenario *s, unsigned step);                /* gradients and other changes of a step */
 void scenario_pass(struct crash_scenario *s, unsigned step, unsigned pass); /* one gradient of each parameter only */
 void scenario_model_commit(struct crash_scenario *s);
+/* Work and an asynchronous step; during may come before or after the end of the step. */
+void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during)(struct crash_scenario *s));
 void scenario_model_abort(struct crash_scenario *s);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */

@@ -356,6 +356,15 @@ static int write_and_drop(struct fault_scenario *p, const struct harness_param *
     return rc;
 }
 
+/* The second one asynchronously. */
+static int end_step(struct fault_scenario *p)
+{
+    if (p->steps_acked != 1)
+        return ht_optim_commit(p->k.optim, p->model);
+    int rc = ht_optim_step_async(p->k.optim, p->model);
+    return rc ? rc : ht_optim_wait(p->k.optim, p->model, 0);
+}
+
 /* A step, or back to the one before it. */
 static void step(struct fault_scenario *p, bool give_up)
 {
@@ -368,7 +377,7 @@ static void step(struct fault_scenario *p, bool give_up)
         rc = op(p, gradient(p, &params[i % PARAMS], p->steps_acked * 100 + i, i == 0 && p->steps_acked == 1));
     if (!rc && !give_up) {
         p->steps = p->steps_acked + 1; /* it may become durable, whatever it says */
-        rc = op(p, ht_optim_commit(p->k.optim, p->model));
+        rc = op(p, end_step(p));
         if (!rc)
             p->steps_acked = p->steps;
     }

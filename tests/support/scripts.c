@@ -203,6 +203,20 @@ static void aborted_step(struct crash_scenario *s)
     scenario_model_commit(s);
 }
 
+static void write_outside(struct crash_scenario *s)
+{
+    scenario_write(s, "a", 3, 0, SMALL);
+    scenario_fsync(s, "a");
+}
+
+static void async_steps(struct crash_scenario *s)
+{
+    scenario_model_async(s, 2, write_outside);
+    scenario_model_async(s, 3, scenario_checkpoint);
+    scenario_work(s, 5);
+    scenario_model_abort(s);
+}
+
 /* Two gradients, the second sparse, make a step. Their sums never enter the log, whatever writeback stores. */
 static void accumulated_steps(struct crash_scenario *s)
 {
@@ -333,6 +347,7 @@ const struct scenario_script scenario_scripts[] = {
     {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"step", {"model", "a"}, 512, 1, model, steps},
+    {"async-step", {"model", "a"}, 512, 1, model, async_steps},
     {"abort", {"model", "a"}, 4096, 1, model, aborted_step},
     {"accumulate", {"model", "a"}, 512, 1, model, accumulated_steps, true},
     {"checkpoint", {"a"}, 512, 1, synced_a, checkpoints},
@@ -345,6 +360,7 @@ const struct scenario_script scenario_scripts[] = {
     {"two-super", {"a"}, 4096, 2, synced_a, lost_super, .seldom = true},
     {"two-write", {"a"}, 512, 2, synced_a, overwrite},
     {"two-names", {"a b"}, 4096, 2, synced_a_b, rename_over},
+    {"two-async", {"model", "a"}, 4096, 2, model, async_steps, .seldom = true},
     {"two-step", {"model", "a"}, 4096, 2, model, checkpoint_in_an_open_step},
     {"two-mount", {"model", "a"}, 4096, 2, model, mounts},
 };

@@ -134,6 +134,8 @@ START_TEST(commands_take_what_they_need)
         {"scrub stop ", HT_COMMAND_SCRUB, "stop"},
         {"commit if=12", HT_COMMAND_COMMIT, ""},
         {"step if=0", HT_COMMAND_STEP, ""},
+        {"step async", HT_COMMAND_STEP, ""},
+        {"step  if=5  async ", HT_COMMAND_STEP, ""},
         {"abort  if=9223372036854775807 ", HT_COMMAND_ABORT, ""},
         {"claim a.B:c-d_9", HT_COMMAND_CLAIM, ""},
         {"claim a  takeover=b ", HT_COMMAND_CLAIM, ""},
@@ -182,6 +184,10 @@ START_TEST(conditions_and_claims_are_read_whole)
         "commit if=1 2",
         "abort if",
         "step IF=1",
+        "step asynchronous",
+        "step async async",
+        "step if=1 if=1",
+        "commit async",
         "commit if=99999999999999999999",
         "claim",
         "claim a/b",
@@ -198,6 +204,10 @@ START_TEST(conditions_and_claims_are_read_whole)
     ck_assert(!c.conditional);
     ck_assert_int_eq(command("commit if=17", &c, err), 0);
     ck_assert(c.conditional && c.step_open == 17);
+    ck_assert_int_eq(command("step", &c, err), 0);
+    ck_assert(!c.async && !c.conditional);
+    ck_assert_int_eq(command("step async if=18", &c, err), 0);
+    ck_assert(c.async && c.conditional && c.step_open == 18);
     ck_assert_int_eq(command("claim trainer-1", &c, err), 0);
     ck_assert_str_eq(c.name, "trainer-1");
     ck_assert_str_eq(c.takeover, "");

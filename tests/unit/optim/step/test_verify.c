@@ -161,6 +161,26 @@ static void draining_without_the_gate(void)
     param->root->draining = true;
 }
 
+static void closing_without_the_gate(void)
+{
+    param->root->async = true;
+}
+
+static void deciding_without_a_closer(void)
+{
+    param->root->deciding = true;
+}
+
+static void shown_without_an_update(void)
+{
+    done_range->shown = true;
+}
+
+static void a_queue_of_nothing(void)
+{
+    ht_list_add_tail(&param->root->queue, &param->queued);
+}
+
 static void ready_without_work(void)
 {
     ht_list_add_tail(&w.o->ready, &param->root->ready);
@@ -197,6 +217,10 @@ static void (*const wrong[])(void) = {
     state_of_another_number,
     held_without_the_gate,
     draining_without_the_gate,
+    closing_without_the_gate,
+    deciding_without_a_closer,
+    shown_without_an_update,
+    a_queue_of_nothing,
     ready_without_work,
     memory_of_nothing,
     a_range_of_another_place,

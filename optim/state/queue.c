@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * queue.c - which range of a root a worker takes next.
+ *
+ *   early   additions to sums and measurements, in order of arrival. The next backward pass waits for additions, and
+ *           comes to its parameters in the same order.
+ *   queue   parameters with updates: the one with the newest gradient first, its ranges in ascending order. Backward
+ *           passes end with the first layer, which the next forward pass needs first. ht_optim_set_order names another
+ *           order.
+ *
+ * Early work goes first. Results do not depend on the order. All with optim.lock held.
+ */
+#include "tiering/base/base.h"
+#include "tiering/base/list.h"
+#include "tiering/api/object.h"
+#include "optim/optim.h"
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/range.h"
+#include "optim/state/root.h"
+
+/* A look at more would take long; what lies behind keeps an order that only costs time. */
+enum { NUMA_LOOK_MAX = 16, ORDER_LOOK_MAX = 64 };
+
+bool ht_opt_queue_empty(const struct ht_root *root)
+{
+    return ht_list_empty(&root->early) && ht_list_empty(&root->queue);
+}
+
+void ht_opt_root_ready(struct ht_root *root)
+{
+    struct ht_optim *o = root->o;
+
+    if (root->hold || ht_opt_queue_empty(root)) {
+        ht_list_del(&root->ready);
+        return;
+    }
+    if (ht_list_empty(&root->ready))
+        ht_list_add_tail(&o->ready, &root->ready);
+    pthread_cond_signal(&o->work);
+}
+
+uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
+{
+    return work == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
+}
+
+/* Puts item before the first of list, from its front on, that is not before it; looks at a few only. */
+static void place_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_list *pos = p->root->queue.next;
+
+    for (unsigned i = 0; i < ORDER_LOOK_MAX && pos != &p->root->queue; i++, pos = pos->next)
+        if (ht_list_entry(pos, struct ht_param, queued)->order >= p->order)
+            break;
+    ht_list_add_tail(pos, &p->queued);
+}
+
+/* Gradients come in ascending or in descending order nearly always. */
+static void place_range(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_list *queue = &r->param->queue, *pos = queue;
+    bool first = !ht_list_empty(queue) && r->index < ht_list_entry(queue->next, struct ht_range, queue)->index;
+
+    if (first)
+        pos = queue->next;
+    for (unsigned i = 0; !first && i < ORDER_LOOK_MAX && pos->prev != queue; i++, pos = pos->prev)
+        if (ht_list_entry(pos->prev, struct ht_range, queue)->index < r->index)
+            break;
+    ht_list_add_tail(pos, &r->queue);
+}
+
+void ht_opt_range_queue(struct ht_range *r, unsigned work)
+{
+    struct ht_param *p = r->param;
+
+    r->numa_index =
+        (int8_t)(p->obj ? ht_obj_numa_index(p->obj, (uint64_t)r->index * p->shape.chunk_bytes) : HT_NUMA_INDEX_ANY);
+    r->state = HT_RANGE_QUEUED;
+    r->work = (uint8_t)work;
+    r->consumed = false;
+    p->pending++;
+    p->root->pending++;
+    p->root->backlog_bytes += ht_opt_range_backlog_bytes(r, work);
+    p->refs++;
+    if (work & HT_WORK_UPDATE) {
+        place_range(r);
+        ht_list_del(&p->queued);
+        place_param(p);
+    } else {
+        ht_list_add_tail(&p->root->early, &r->queue);
+    }
+    ht_opt_root_ready(p->root);
+}
+
+static void leave(struct ht_range *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    struct ht_param *p = r->param;
+
+    ht_list_del(&r->queue);
+    if (ht_list_empty(&p->queue))
+        ht_list_del(&p->queued);
+}
+
+void ht_opt_range_unqueue(struct ht_range *r)
+{
+    struct ht_param *p = r->param;
+
+    p->root->backlog_bytes -= ht_opt_range_backlog_bytes(r, r->work);
+    r->state = HT_RANGE_IDLE;
+    r->work = 0;
+    leave(r);
+    p->pending--;
+    p->root->pending--;
+    p->refs--;
+    ht_opt_root_ready(p->root);
+}
+
+void ht_opt_cancel(struct ht_param *p)
+{
+    for (uint64_t i = 0; p->pending && i < p->shape.range_count; i++) {
+        struct ht_range *r = ht_opt_range_find(p, i);
+        if (r && r->state == HT_RANGE_QUEUED)
+            ht_opt_range_unqueue(r);
+    }
+}
+
+void ht_opt_cancel_root(struct ht_root *root)
+{
+    while (!ht_opt_queue_empty(root))
+        ht_opt_range_unqueue(ht_opt_range_next(root, HT_NUMA_INDEX_ANY));
+}
+
+/* ---------------------------------------------------------------- the next */
+
+static bool fits(const struct ht_range *r, int numa_index)
+{
+    return numa_index == HT_NUMA_INDEX_ANY || r->numa_index == HT_NUMA_INDEX_ANY || r->numa_index == numa_index;
+}
+
+/* The first of a list that fits. *looked counts, and ends the search at NUMA_LOOK_MAX. */
+static struct ht_range *first_fit(const struct ht_list *list, int numa_index, unsigned *looked)
+{
+    ht_list_for_each(pos, list) {
+        struct ht_range *r = ht_list_entry(pos, struct ht_range, queue);
+        if (*looked == NUMA_LOOK_MAX)
+            break;
+        ++*looked;
+        if (fits(r, numa_index))
+            return r;
+    }
+    return NULL;
+}
+
+/*
+ * The first of the queue, or one for this NUMA node that follows soon. Every node that has ranges has a worker, so none
+ * waits for ever.
+ */
+struct ht_range *ht_opt_range_next(const struct ht_root *root, int numa_index)
+{
+    unsigned looked = 0;
+    struct ht_range *r = first_fit(&root->early, numa_index, &looked);
+
+    ht_list_for_each(pos, &root->queue) {
+        if (r || looked == NUMA_LOOK_MAX)
+            break;
+        r = first_fit(&ht_list_entry(pos, struct ht_param, queued)->queue, numa_index, &looked);
+    }
+    looked = 0;
+    if (!r)
+        r = first_fit(&root->early, HT_NUMA_INDEX_ANY, &looked);
+    if (!r)
+        r = first_fit(&ht_list_entry(root->queue.next, struct ht_param, queued)->queue, HT_NUMA_INDEX_ANY, &looked);
+    return r;
+}
+
+struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index)
+{
+    struct ht_range *r = ht_opt_range_next(root, numa_index);
+
+    leave(r);
+    r->state = HT_RANGE_RUNNING;
+    return r;
+}
+
+int ht_optim_set_order(struct ht_optim *o, uint64_t oid, uint64_t order)
+{
+    lock(o);
+    struct ht_param *p = ht_opt_param_find(o, oid);
+    if (p)
+        p->order = order;
+    if (p && !ht_list_empty(&p->queued)) {
+        ht_list_del(&p->queued);
+        place_param(p);
+    }
+    unlock(o);
+    return p ? 0 : -ENOENT;
+}

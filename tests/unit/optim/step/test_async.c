@@ -1,0 +1,643 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Asynchronous steps: their bits, what waits for them, and what happens when they fail after they were requested. */
+#include "tests/unit/optim/step/fixture.h"
+
+#include <unistd.h>
+
+#include "optim/state/context.h"
+#include "optim/state/param.h"
+#include "optim/state/root.h"
+
+static struct fixture w;
+
+static void two_params(const char *config)
+{
+    w.config = config;
+    w.threads = 2;
+    fixture_open(&w);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 60000, HT_SMALL_CHUNK_BYTES);
+    fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 60000, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+}
+
+static void wait_until(bool (*holds)(void))
+{
+    for (unsigned ms = 0; !holds() && ms < 60000; ms++)
+        usleep(1000);
+    ck_assert(holds());
+}
+
+/* -------------------------------------------------------------------- bits */
+
+static uint64_t mix(uint64_t hash, const void *bytes, size_t len)
+{
+    for (size_t i = 0; i < len; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+/* Parameters and all their state. */
+static uint64_t model_hash(void)
+{
+    uint64_t hash = 14695981039346656037ull;
+    const char *name;
+
+    for (unsigned i = 0; i < w.params; i++) {
+        const struct test_param *p = &w.param[i];
+        struct ht_param_desc desc = fixture_desc(p);
+        uint8_t *bytes = calloc(p->n, 4);
+        ssize_t n = ht_obj_read(p->obj, 0, bytes, p->n * dtype_bytes(p->dtype));
+        ck_assert_int_eq(n, (ssize_t)(p->n * dtype_bytes(p->dtype)));
+        hash = mix(hash, bytes, (size_t)n);
+        for (unsigned k = 0; ht_optim_state_name(w.o, &desc, k, &name) == 0; k++) {
+            n = ht_optim_state_read(w.o, &desc, name, 0, bytes, p->n * 4);
+            ck_assert_int_ge(n, 0);
+            hash = mix(hash, bytes, (size_t)n);
+        }
+        free(bytes);
+    }
+    return hash;
+}
+
+struct way {
+    bool async;
+    unsigned threads, order; /* of gradients: forward, backward, shuffled; of updates: as a plan says */
+};
+
+/* Gradients depend on parameter, step and pass alone; a value that is not finite in step 4. */
+static void send(unsigned i, unsigned step, unsigned pass)
+{
+    struct test_param *p = &w.param[i];
+
+    w.rnd = 88172645463325252ull + i * 1000003ull + step * 10007ull + pass;
+    uint8_t *g = random_gradient(&w, p);
+    if (step == 4 && i == 1)
+        put_value(g, p->grad_dtype, 77, INFINITY);
+    write_gradient(&w, p, g);
+    free(g);
+}
+
+static uint64_t train(const char *config, unsigned steps, const struct way *way)
+{
+    uint64_t shuffle = 12345;
+    unsigned passes = strstr(config, "accumulate=2") ? 2 : 1;
+
+    memset(&w, 0, sizeof(w));
+    fixture_open_as(&w, config, way->threads);
+    fixture_mixed_params(&w, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned step = 1; step <= steps; step++) {
+        for (unsigned k = 0; k < passes * w.params; k++) {
+            unsigned at = k % w.params, i = way->order == 1 ? w.params - 1 - at : at;
+            shuffle = shuffle * 6364136223846793005ull + 1442695040888963407ull;
+            send(i, step, k / w.params);
+            if (way->order == 2)
+                ck_assert_int_eq(ht_optim_set_order(w.o, w.param[i].oid, shuffle >> 33 & 3), 0);
+        }
+        ck_assert_int_eq(way->async ? ht_optim_step_async(w.o, ROOT) : ht_optim_step(w.o, ROOT), 0);
+    }
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert_uint_eq(st.step, steps);
+    ck_assert(!st.open && !st.error[0]);
+    ht_optim_verify(w.o);
+    uint64_t hash = model_hash();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    fixture_unmount(&w);
+    fixture_mount(&w);
+    ck_assert(model_hash() == hash);
+    fixture_close(&w);
+    return hash;
+}
+
+static const char *const configs[] = {
+    "adamw lr=1e-2 weight_decay=0.1",
+    "adamw lr=1e-2 durable_every=3",
+    "adamw lr=1e-2 max_grad_norm=0.5",
+    "adamw lr=1e-2 skip_nonfinite=1 max_grad_norm=2 durable_every=2",
+    "sgd lr=1e-2 momentum=0.9 accumulate=2",
+    "adamw lr=1e-2 accumulate=2 accumulate_mode=mean max_grad_norm=1",
+    "adamw lr=1e-2 partial=1",
+};
+
+START_TEST(bits_are_those_of_synchronous_steps_in_any_order)
+{
+    static const struct way ways[] = {{true, 1, 0}, {true, 3, 1}, {true, 2, 2}, {false, 2, 2}};
+    const struct way plain = {false, 1, 0};
+    unsigned steps = getenv("HITRAIN_LONG") ? 1000 : 7;
+    uint64_t want = train(configs[_i], steps, &plain);
+
+    for (unsigned k = 0; k < HT_ARRAY_SIZE(ways); k++)
+        ck_assert_msg(train(configs[_i], steps, &ways[k]) == want, "way %u differs", k);
+}
+END_TEST
+
+/* ------------------------------------------------------------------- waits */
+
+/* Holds a chunk, so the worker that needs it waits. */
+struct holder {
+    pthread_t thread;
+    struct ht_obj *obj;
+    atomic_bool held, let_go;
+};
+
+static void *hold(void *arg)
+{
+    struct holder *h = arg;
+    struct ht_batch_pin l = {
+        .store = w.s, .count = 1, .chunk = {{.obj = h->obj, .index = 0, .mode = HT_BATCH_PIN_READ}}};
+
+    ck_assert_int_eq(ht_batch_pin_begin(&l), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&l), 0);
+    h->held = true;
+    while (!h->let_go)
+        usleep(1000);
+    ht_batch_pin_end(&l, 0);
+    ck_assert_int_eq(ht_batch_pin_finish(&l), 0);
+    return NULL;
+}
+
+static struct holder holder;
+
+static bool is_held(void)
+{
+    return holder.held;
+}
+
+static void hold_begin(struct ht_obj *obj)
+{
+    holder.obj = obj;
+    holder.held = holder.let_go = false;
+    ck_assert_int_eq(pthread_create(&holder.thread, NULL, hold, &holder), 0);
+    wait_until(is_held);
+}
+
+static void hold_end(void)
+{
+    holder.let_go = true;
+    pthread_join(holder.thread, NULL);
+}
+
+struct parked {
+    struct ht_waiter waiter;
+    atomic_bool woken;
+};
+
+static void wake(struct ht_waiter *waiter)
+{
+    ((struct parked *)waiter)->woken = true;
+}
+
+static struct parked parked;
+
+static bool is_woken(void)
+{
+    return parked.woken;
+}
+
+static bool first_is_readable(void)
+{
+    return ht_optim_readable(w.o, w.param[0].oid, 0, UINT64_MAX, NULL);
+}
+
+static bool second_is_readable(void)
+{
+    return ht_optim_readable(w.o, w.param[1].oid, 0, UINT64_MAX, NULL);
+}
+
+static atomic_int ended;
+
+static bool has_ended(void)
+{
+    return ended != 1;
+}
+
+static void *commit_in_thread(void *unused)
+{
+    (void)unused;
+    ended = ht_optim_commit(w.o, ROOT);
+    return NULL;
+}
+
+static bool is_closed(void)
+{
+    return fixture_stat(&w).step == 1;
+}
+
+/* The gradient of the next step, its first element, as a client would try. */
+static ssize_t try_gradient(void)
+{
+    struct ht_grad *g = open_grad(&w, &w.param[1]);
+    ssize_t n = ht_grad_try_write(g, 0, "\0\0\0\0", 4);
+
+    ht_grad_discard(g);
+    ht_grad_release(g);
+    return n;
+}
+
+START_TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
+{
+    pthread_t committer;
+
+    two_params("adamw lr=1e-2");
+    parked = (struct parked){.waiter = {.wake = wake}};
+    hold_begin(w.param[0].obj);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    wait_until(second_is_readable);
+    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter));
+    ck_assert_int_eq(try_gradient(), -EAGAIN);
+    ck_assert_uint_eq(fixture_stat(&w).step, 0);
+    ck_assert_int_eq(ht_optim_root_set_step(w.o, ROOT, 9), -EBUSY);
+    ended = 1;
+    ck_assert_int_eq(pthread_create(&committer, NULL, commit_in_thread, NULL), 0);
+    usleep(20000);
+    ck_assert(!has_ended() && !parked.woken);
+    ht_optim_verify(w.o);
+    hold_end();
+    pthread_join(committer, NULL);
+    ck_assert_int_eq(ended, 0);
+    wait_until(is_woken);
+    ck_assert_int_eq(try_gradient(), 4);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/*
+ * Without the norm nothing is queued, and yet no reader gets the values of the step before. A part of a gradient is
+ * measured at the boundary, and this one is held.
+ */
+START_TEST(with_clipping_readers_wait_for_the_decision)
+{
+    two_params("adamw lr=1e-2 max_grad_norm=1000 partial=1");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct ht_grad *g = open_grad(&w, &w.param[0]);
+    uint8_t *bytes = random_gradient(&w, &w.param[0]);
+    write_all(g, 0, bytes, 4000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    step_param(&w, &w.param[1]);
+    lock(w.o);
+    struct ht_obj *grad = ht_opt_param_find(w.o, w.param[0].oid)->grad;
+    unlock(w.o);
+    hold_begin(grad);
+    ck_assert(first_is_readable() && second_is_readable());
+    parked = (struct parked){.waiter = {.wake = wake}};
+    unsigned invalidations = w.invalidations;
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    ck_assert_uint_gt(w.invalidations, invalidations);
+    ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, NULL));
+    ck_assert(!ht_optim_readable(w.o, w.param[1].oid, 0, 4, &parked.waiter));
+    ck_assert(ht_optim_readable(w.o, w.param[0].oid, 100000, 4, NULL)); /* has no gradient in this step */
+    ht_optim_verify(w.o);
+    ck_assert(!parked.woken);
+    hold_end();
+    wait_until(is_woken);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    struct ht_optim_config c = fixture_config(w.config);
+    model_update(&w.param[0], &c, bytes, 0, 1000, true);
+    ck_assert(first_is_readable() && second_is_readable());
+    check_all(&w);
+    ht_grad_release(g);
+    free(bytes);
+    fixture_close(&w);
+}
+END_TEST
+
+/* A skipped step updates nothing: who waited for the decision goes on. */
+START_TEST(a_skipped_step_lets_readers_go_on)
+{
+    two_params("adamw lr=1e-2 skip_nonfinite=1");
+    for (unsigned i = 0; i < 2; i++) {
+        uint8_t *g = random_gradient(&w, &w.param[i]);
+        put_value(g, HT_DTYPE_F32, 5, NAN);
+        write_gradient(&w, &w.param[i], g);
+        free(g);
+    }
+    parked = (struct parked){.waiter = {.wake = wake}};
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    if (!ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter))
+        wait_until(is_woken);
+    wait_until(is_closed);
+    ck_assert_uint_eq(fixture_stat(&w).skipped, 1);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_refusal_that_needs_no_update_is_made_at_once)
+{
+    struct ht_optim_steer by = {.conditional = true, .step_open = 4711};
+
+    two_params("adamw lr=1e-2");
+    struct ht_grad *g = open_grad(&w, &w.param[0]);
+    ck_assert_int_eq(ht_grad_write(g, 0, "\0\0\0\0", 4), 4);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), -EBUSY);
+    check_error(&w, &w.param[0], "first hole");
+    ck_assert_int_eq(ht_optim_step_async_by(w.o, ROOT, &by), -ESTALE);
+    ck_assert_int_eq(ht_optim_step_async(w.o, 4242), -ENOENT);
+    ht_optim_verify(w.o);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0); /* no step is open */
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_uint_eq(fixture_stat(&w).step, 0);
+    fixture_close(&w);
+}
+END_TEST
+
+/* ---------------------------------------------------------------- failures */
+
+START_TEST(a_failed_update_refuses_gradients_until_an_abort)
+{
+    two_params("adamw lr=1e-2");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint64_t before = model_hash();
+    hold_begin(w.param[0].obj);
+    uint8_t *g = random_gradient(&w, &w.param[0]);
+    write_gradient(&w, &w.param[0], g);
+    ht_fault_arm(HT_FAULT_OPTIM_UPDATE, 1, false);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    hold_end();
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
+    ht_fault_disarm_all();
+    ck_assert_ptr_nonnull(strstr(fixture_stat(&w).error, "update of bytes"));
+    ck_assert_int_eq(try_gradient(), -EIO);
+    ck_assert_ptr_nonnull(strstr(fixture_stat(&w).error, "update of bytes")); /* the cause, not its consequence */
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), -EIO);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), -EIO);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert(model_hash() == before && !fixture_stat(&w).error[0]);
+    free(g);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(a_failed_publication_refuses_gradients_until_a_commit)
+{
+    two_params("adamw lr=1e-2");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct ht_grad *late = open_grad(&w, &w.param[0]);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true); /* all content is in memory until the publication */
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
+    ht_fault_disarm_all();
+    struct ht_root_stat st = fixture_stat(&w);
+    ck_assert(st.step == 2 && st.durable_step == 1 && strstr(st.error, "commit failed"));
+    ck_assert_int_eq(ht_grad_write(late, 0, "\0\0\0\0", 4), -EIO);
+    ck_assert_int_eq(ht_optim_step(w.o, ROOT), 0); /* the publication is due, and succeeds */
+    st = fixture_stat(&w);
+    ck_assert(st.step == 2 && st.durable_step == 2 && !st.error[0]);
+    ck_assert_int_eq(ht_grad_write(late, 0, "\0\0\0\0", 4), 4);
+    ht_grad_discard(late);
+    ht_grad_release(late);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* ---------------------------------------------------- aborts and the end */
+
+START_TEST(an_abort_comes_after_the_step)
+{
+    two_params(_i ? "adamw lr=1e-2 durable_every=4" : "adamw lr=1e-2");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint64_t before = model_hash();
+    hold_begin(w.param[0].obj);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    hold_end();
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).step, _i ? 1 : 2);
+    ck_assert((model_hash() == before) == (_i == 1));
+    fixture_close(&w);
+}
+END_TEST
+
+START_TEST(an_unmount_keeps_a_step_that_is_being_closed)
+{
+    two_params("adamw lr=1e-2 durable_every=100");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_optim_finish(w.o), 0);
+    ck_assert_uint_eq(fixture_stat(&w).durable_step, 1);
+    fixture_unmount(&w);
+    fixture_mount(&w);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* The daemon ends at any moment after the request: the next mount finds the step before, or this one, whole. */
+START_TEST(a_stop_while_it_is_closed_leaves_one_step_or_the_other)
+{
+    two_params(_i % 2 ? "adamw lr=1e-2" : "adamw lr=1e-2 max_grad_norm=0.1");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint64_t before = model_hash();
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    usleep((unsigned)_i * 300);
+    fixture_crash(&w);
+    fixture_mount(&w);
+    uint64_t step = fixture_stat(&w).step;
+    ck_assert(step == 1 || step == 2);
+    ck_assert((model_hash() == before) == (step == 1));
+    fixture_close(&w);
+}
+END_TEST
+
+/* ------------------------------------------------------------- other models */
+
+/* A step that does not end keeps no other model waiting. */
+START_TEST(roots_close_their_steps_side_by_side)
+{
+    enum { OTHERS = 3 };
+    struct ht_optim_config config;
+    struct ht_tx *tx;
+
+    two_params("adamw lr=1e-2");
+    config = fixture_config(w.config);
+    ck_assert_int_eq(ht_tx_begin(w.s, 1000, &tx), 0);
+    for (unsigned i = 1; i <= OTHERS; i++)
+        ck_assert_int_eq(ht_optim_root_add(w.o, ROOT + i, &config, tx), 0);
+    ck_assert_int_eq(ht_tx_commit(tx, NULL), 0);
+    hold_begin(w.param[0].obj);
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    for (unsigned i = 1; i <= OTHERS; i++) {
+        ck_assert_int_eq(ht_optim_step_async(w.o, ROOT + i), 0);
+        ck_assert_int_eq(ht_optim_wait(w.o, ROOT + i, 0), 0);
+    }
+    hold_end();
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* -------------------------------------------------------- decisions of plans */
+
+START_TEST(writers_wait_at_the_backlog_that_was_set)
+{
+    two_params("adamw lr=1e-2");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    hold_begin(w.param[0].obj);
+    step_param(&w, &w.param[0]);
+    ck_assert_int_eq(try_gradient(), 4);
+    ck_assert_int_eq(ht_optim_set_backlog(w.o, ROOT, 1000), 0);
+    ck_assert_int_eq(try_gradient(), -EAGAIN);
+    ck_assert_int_eq(ht_optim_set_backlog(w.o, ROOT, 0), 0);
+    ck_assert_int_eq(try_gradient(), 4);
+    ck_assert_int_eq(ht_optim_set_backlog(w.o, 4242, 0), -ENOENT);
+    ck_assert_int_eq(ht_optim_set_order(w.o, 4242, 0), -ENOENT);
+    hold_end();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* One thread; the parameter that it works on is held. Which of the others comes next? */
+static unsigned first_of_the_others(void)
+{
+    unsigned first = 0;
+
+    lock(w.o);
+    const struct ht_root *root = ht_opt_root_find(w.o, ROOT);
+    const struct ht_param *p = ht_list_entry(root->queue.next, struct ht_param, queued);
+    while (first < w.params && w.param[first].oid != p->oid)
+        first++;
+    unlock(w.o);
+    return first;
+}
+
+START_TEST(the_newest_gradient_is_updated_first)
+{
+    w.threads = 1;
+    fixture_open(&w);
+    for (unsigned i = 0; i < 4; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, 1000, HT_SMALL_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_all(&w); /* makes state: flushes wait for nothing below */
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    hold_begin(w.param[0].obj);
+    step_all(&w);
+    ck_assert_uint_eq(first_of_the_others(), 3);
+    ck_assert_int_eq(ht_optim_set_order(w.o, w.param[3].oid, 2), 0);
+    ck_assert_int_eq(ht_optim_set_order(w.o, w.param[1].oid, 1), 0);
+    ck_assert_uint_eq(first_of_the_others(), 2);
+    ht_optim_verify(w.o);
+    hold_end();
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    fixture_close(&w);
+}
+END_TEST
+
+/* ------------------------------------------------------- the parameter first */
+
+/*
+ * The parameter is in shared memory, and nothing else has room: its moments pass through staging buffers, to a device
+ * that does not answer.
+ */
+START_TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
+{
+    w.dram_bytes = 8 * MIB;
+    w.threads = 1;
+    fixture_open(&w);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
+    for (unsigned i = 0; i < 8; i++) /* what the tier protects */
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned i = w.params; i-- > 1;)
+        step_param(&w, &w.param[i]);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    step_param(&w, p);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint8_t *bytes = calloc(p->n, 4), *g = random_gradient(&w, p);
+    ck_assert_int_eq(ht_obj_read(p->obj, 0, bytes, p->n * 4), (ssize_t)(p->n * 4)); /* brings an image */
+    dev_stall_at(w.dev, HT_IO_WRITE, 1);
+    struct ht_optim_config c = fixture_config(w.config);
+    write_gradient(&w, p, g);
+    model_update(p, &c, g, 0, p->n, true);
+    wait_until(first_is_readable);
+    bool pending = dev_is_stalled(w.dev);
+    ck_assert_int_eq(ht_obj_read(p->obj, 0, bytes, p->n * 4), (ssize_t)(p->n * 4));
+    ck_assert_mem_eq(bytes, p->p, p->n * 4);
+    lock(w.o);
+    const struct ht_param *known = ht_opt_param_find(w.o, p->oid);
+    bool shown = known->shown == 1 && known->pending == 1;
+    unlock(w.o);
+    dev_stall(w.dev, false);
+    ck_assert(pending && shown);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    check_all(&w);
+    free(bytes);
+    free(g);
+    fixture_close(&w);
+}
+END_TEST
+
+/* The step fails as a whole, although its parameter was read in between. */
+START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
+{
+    w.dram_bytes = 8 * MIB;
+    w.threads = 1;
+    fixture_open(&w);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
+    for (unsigned i = 0; i < 8; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    for (unsigned i = w.params; i-- > 0;)
+        step_param(&w, &w.param[i]);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    uint64_t before = model_hash();
+    uint8_t *g = random_gradient(&w, p);
+    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
+    write_gradient(&w, p, g);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
+    ht_fault_disarm_all();
+    ck_assert_int_eq(try_gradient(), -EIO);
+    ck_assert_int_eq(ht_optim_abort(w.o, ROOT), 0);
+    ck_assert(model_hash() == before);
+    free(g);
+    fixture_close(&w);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("all");
+
+    tcase_add_loop_test(t, bits_are_those_of_synchronous_steps_in_any_order, 0, HT_ARRAY_SIZE(configs));
+    tcase_add_test(t, a_reader_waits_for_its_own_update_and_steering_for_the_end);
+    tcase_add_test(t, with_clipping_readers_wait_for_the_decision);
+    tcase_add_test(t, a_skipped_step_lets_readers_go_on);
+    tcase_add_test(t, a_refusal_that_needs_no_update_is_made_at_once);
+    tcase_add_test(t, a_failed_update_refuses_gradients_until_an_abort);
+    tcase_add_test(t, a_failed_publication_refuses_gradients_until_a_commit);
+    tcase_add_loop_test(t, an_abort_comes_after_the_step, 0, 2);
+    tcase_add_test(t, an_unmount_keeps_a_step_that_is_being_closed);
+    tcase_add_loop_test(t, a_stop_while_it_is_closed_leaves_one_step_or_the_other, 0, 8);
+    tcase_add_test(t, roots_close_their_steps_side_by_side);
+    tcase_add_test(t, writers_wait_at_the_backlog_that_was_set);
+    tcase_add_test(t, the_newest_gradient_is_updated_first);
+    tcase_add_test(t, a_parameter_in_memory_is_readable_before_its_moments_are_written);
+    tcase_add_test(t, a_write_of_moments_that_fails_takes_the_parameter_back);
+    return run_suite("asynchronous steps", t);
+}
