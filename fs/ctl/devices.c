@@ -91,6 +91,8 @@ int ht_device_lines(struct ht_ctl *c, struct ht_buf *out)
             if (rate_of(&rate_rows[k], &st, &v))
                 ht_buf_printf(out, "\t%s=%llu", rate_rows[k].key, (unsigned long long)v);
         }
+        if (st.has_share)
+            ht_buf_printf(out, "\tshare_per_mille=%llu", (unsigned long long)st.share_per_mille);
         ht_buf_printf(out, "\tpath=");
         put_path(out, st.name);
         ht_buf_put_u8(out, '\n');
@@ -128,6 +130,15 @@ static void put_rates(struct ht_buf *out, const struct ht_device_stat st[], unsi
     }
 }
 
+static void put_shares(struct ht_buf *out, const struct ht_device_stat st[], unsigned count)
+{
+    head(out, "hitrain_device_share_per_mille", "gauge", NULL, "Part of new content that the device gets, of 1000.");
+    for (unsigned i = 0; i < count; i++)
+        if (st[i].has_share)
+            ht_buf_printf(out, "hitrain_device_share_per_mille{device=\"%u\"} %llu\n", i,
+                          (unsigned long long)st[i].share_per_mille);
+}
+
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
 {
     struct ht_device_stat st[HT_DEVICES_MAX];
@@ -143,6 +154,7 @@ void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out)
                           (unsigned long long)value_of(&rows[k], &st[i]));
     }
     put_rates(out, st, count);
+    put_shares(out, st, count);
     head(out, "hitrain_device_health", "stateset", NULL, "How the device does.");
     for (unsigned i = 0; i < count; i++)
         put_health(out, i, st[i].health);

@@ -120,6 +120,8 @@ static const struct row rows[] = {
     STORE("read_ahead_chunks", COUNTER, store.readahead_chunks, "Chunks read ahead of sequential readers."),
     STORE("read_ahead_hits", COUNTER, store.readahead_hits, "Readahead chunks that were used."),
     STORE("read_ahead_wasted", COUNTER, store.readahead_wasted, "Readahead chunks that were evicted unused."),
+    STORE("moved_bytes", COUNTER, store.moved_bytes,
+          "Parameters and state that an update wrote to another device than before."),
     STORE("room_waits", COUNTER, store.room_waits, "Requests that waited for room in the DRAM tier."),
     STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
     STORE("device_read_bytes", SUM, store.device_read_bytes, "Bytes read from devices."),

@@ -67,6 +67,10 @@ static void put_rate(const struct ht_cmd_line *l, const char *rate, const char *
 static void put_rates(const struct ht_cmd_line *l)
 {
     ht_put_printable(ht_cmd_value(l, "index"), stdout);
+    if (ht_cmd_value(l, "share_per_mille")[0] == '\0')
+        printf("  %7s", "-");
+    else
+        printf("  %5.1f %%", (double)ht_cmd_number(l, "share_per_mille") / 10);
     put_rate(l, "read_bytes_per_s", "read_latency_ns", "read_latency_p99_ns");
     put_rate(l, "write_bytes_per_s", "write_latency_ns", "write_latency_p99_ns");
     putchar('\n');
@@ -113,7 +117,7 @@ static void put_all(const char *path, char *text, const struct ht_cmd_options *o
     puts("#         size        used  health         log        reads/err    writes/err   flushes/err  path");
     for (unsigned i = 0; i < count; i++)
         put_for_people(&lines[i]);
-    puts("\n#         read/s       mean        p99        write/s       mean        p99");
+    puts("\n#    share         read/s       mean        p99        write/s       mean        p99");
     for (unsigned i = 0; i < count; i++)
         put_rates(&lines[i]);
 }

@@ -44,16 +44,19 @@ def cgroup_root():
 def slow_group(device, ways=('write',)):
     """A cgroup for processes that use device slowly; yields (folder, limit).
 
-    limit(bytes) lets its members move so many bytes per second each way, limit(0) any number.
+    limit(bytes) lets its members move so many bytes per second each way, limit(0) any number; limit(bytes, other) means
+    another device.
     """
     root = cgroup_root()
     if not root:
         pytest.skip('no cgroup here limits devices')
     folder = f'{root[0]}/hitrain-test-{os.getpid()}'
-    number = os.stat(device).st_rdev
-    name = f'{os.major(number)}:{os.minor(number)}'
+    limited = {device}
 
-    def limit(bytes_per_s):
+    def limit(bytes_per_s, which=device):
+        limited.add(which)
+        number = os.stat(which).st_rdev
+        name = f'{os.major(number)}:{os.minor(number)}'
         for way in ways:
             file, value = (('io.max', f'{way[0]}bps={bytes_per_s or "max"}') if root[1] else
                            (f'blkio.throttle.{way}_bps_device', str(bytes_per_s)))
@@ -70,7 +73,8 @@ def slow_group(device, ways=('write',)):
     try:
         yield folder, limit
     finally:
-        limit(0)
+        for which in limited:
+            limit(0, which)
         with open(f'{folder}/cgroup.procs') as f:
             members = f.read().split()
         for member in members:  # a failed test leaves its daemon here

@@ -43,9 +43,9 @@ def events(mnt, code):
 class PairStore(Store):
     """A store on two loop devices, with their files on file systems of their own if the test wants that."""
 
-    def __init__(self, folder, hosts=False):
+    def __init__(self, folder, hosts=False, size=SIZE):
         self.folder, self.point, self.log = folder, folder / 'mnt', folder / 'log'
-        self.daemon = None
+        self.daemon, self.size = None, size
         self.loops, self.hosts, self.disks = [], [], []
         self.point.mkdir()
         for name in 'a', 'b':
@@ -66,14 +66,14 @@ class PairStore(Store):
             host = self.folder / f'host-{name}'
             host.mkdir()
             with open(self.folder / f'disk-{name}', 'wb') as f:
-                f.truncate(SIZE + 32 * MIB)
+                f.truncate(self.size + 32 * MIB)
             subprocess.run(['mkfs.ext4', '-q', '-F', '-O', '^has_journal', f.name], check=True)
             subprocess.run(['mount', '-o', 'loop', f.name, host], check=True)
             self.hosts.append(host)
             self.disks.append(f.name)
             backing = host / 'backing'
         with open(backing, 'wb') as f:
-            os.posix_fallocate(f.fileno(), 0, SIZE)
+            os.posix_fallocate(f.fileno(), 0, self.size)
         self.loops.append(self.losetup(backing, '--direct-io=on'))
 
     def kill_device(self, i):

@@ -24,6 +24,7 @@ struct ht_store_stats {
     uint64_t hits, misses, evictions, writebacks;
     uint64_t room_waits;                                         /* requests that waited for room in the DRAM tier */
     uint64_t readahead_chunks, readahead_hits, readahead_wasted; /* read ahead; later used; evicted unused */
+    uint64_t moved_bytes; /* of ranges that an update wrote to another device than before */
     uint64_t device_read_bytes, device_written_bytes, device_flushes;
     uint64_t day_written_bytes, endurance_bytes; /* in the last 24 hours since the mount; the budget, 0: none */
     uint64_t checksum_errors, read_errors, write_errors;
@@ -62,6 +63,8 @@ struct ht_device_stat {
     enum ht_log_copy_state log; /* HT_LOG_COPY_LOST: missing, or not written any more */
     struct ht_dev_counters io;
     struct ht_dev_rate rate[HT_DIRECTIONS];
+    bool has_share;           /* else speeds are not known yet, or it is the only device */
+    uint64_t share_per_mille; /* of new content */
 };
 unsigned ht_store_device_count(const struct ht_store *s);
 void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_stat *out);

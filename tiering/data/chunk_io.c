@@ -16,6 +16,7 @@
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/checksum.h"
+#include "tiering/data/shares.h"
 #include "tiering/data/write_retry.h"
 #include "tiering/data/xfer.h"
 
@@ -146,6 +147,9 @@ static int take_chunk_space(struct ht_chunk_io *io, struct ht_alloc_hint hint) H
 int ht_chunk_write_place(struct ht_chunk_io *io, struct ht_alloc_hint hint)
 {
     struct ht_store *s = io->obj->s;
+
+    if (hint.device < 0)
+        ht_shares_update(s);
     int rc = io->chunk ? take_chunk_space(io, hint) : ht_ref_take_space(s, hint, &io->ref);
 
     if (rc)

@@ -9,6 +9,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
 #include "tiering/tier/endurance.h"
+#include "tiering/tier/weights.h"
 #include <hitrain/limits.h>
 
 struct ht_store;
@@ -39,6 +40,7 @@ struct ht_data {
         struct ht_list writing;                /* write batches with images in flight; write_batch.c */
         struct ht_probe probe[HT_DEVICES_MAX]; /* silent.c */
         struct ht_endurance endurance;
+        struct ht_weights weights; /* shares.c */
     };
     pthread_cond_t probe_ended;
     /* members.c */

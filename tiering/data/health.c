@@ -14,6 +14,7 @@
 #include "tiering/object/context.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/endurance.h"
+#include "tiering/data/shares.h"
 #include "tiering/data/xfer.h"
 
 enum { LOOKS = 4, LOOK_MS_MAX = 1000 }; /* in each answer_ms */
@@ -116,6 +117,9 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
     ht_store_lock(s);
     out->health = ht_store_check_device(s, index);
     ht_alloc_device(s->alloc, index, &space);
+    ht_shares_update(s);
+    out->has_share = ht_alloc_has_shares(s->alloc);
+    out->share_per_mille = ht_div_up((uint64_t)ht_alloc_share(s->alloc, index) * 1000, HT_PLACE_WHOLE);
     ht_store_unlock(s);
     out->bytes = s->layout.device_bytes[index];
     out->data_bytes = space.blocks * HT_BLOCK_BYTES - ht_store_fixed_bytes(s, index);

@@ -151,6 +151,7 @@ int ht_io_begin(struct ht_io *io)
     io->error_ = 0;
     io->next_ = NULL;
     io->rated_ = rc == 0 && (io->op == HT_IO_READ || io->op == HT_IO_WRITE);
+    io->large_ = io->rated_ && io->len >= HT_RATE_LARGE_BYTES;
     ht_flight_begin(io);
     if (io->op == HT_IO_FLUSH) {
         io->len = 0;

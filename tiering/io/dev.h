@@ -92,6 +92,11 @@ uint64_t ht_dev_oldest_ns(struct ht_dev *dev);
  */
 enum ht_direction { HT_DIRECTION_READ, HT_DIRECTION_WRITE, HT_DIRECTIONS };
 void ht_dev_rate(struct ht_dev *dev, enum ht_direction direction, struct ht_dev_rate *out);
+/*
+ * Of requests of at least HT_RATE_LARGE_BYTES alone: small ones, as the log has them one by one, take time and show no
+ * bandwidth.
+ */
+void ht_dev_large_totals(struct ht_dev *dev, enum ht_direction direction, struct ht_rate_totals *out);
 /* The requests in flight, oldest first: what, where, how old, and the thread that waits for it. */
 struct ht_dump;
 void ht_dev_dump(struct ht_dev *dev, struct ht_dump *d);
@@ -129,8 +134,8 @@ struct ht_io {
     uint64_t shared_; /* number of a flush that others may wait for, or 0 */
     struct ht_io *next_;
     uint64_t began_ns_;
-    bool rated_; /* counts for the rate of its direction */
-    int thread_; /* that submitted it */
+    bool rated_, large_; /* counts for the rate of its direction; for that of large requests */
+    int thread_;         /* that submitted it */
     struct ht_io *older_, *newer_;
 };
 

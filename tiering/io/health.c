@@ -35,6 +35,8 @@ void ht_flight_begin(struct ht_io *io)
     dev->newest = io;
     if (io->rated_)
         ht_rate_begin(&dev->rate[direction_of(io)], io->began_ns_, io->len);
+    if (io->large_)
+        ht_rate_begin(&dev->large_rate[direction_of(io)], io->began_ns_, io->len);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     if (io->op == HT_IO_FLUSH)
         HT_PROBE2(flush_begin, dev->name, io);
@@ -45,10 +47,13 @@ static void take_out(struct ht_io *io, int result)
     struct ht_dev *dev = io->dev;
 
     ht_mutex_lock(ht_dev_flight_lock(dev));
+    uint64_t now_ns = ht_now_ns();
     *(io->older_ ? &io->older_->newer_ : &dev->oldest) = io->newer_;
     *(io->newer_ ? &io->newer_->older_ : &dev->newest) = io->older_;
     if (io->rated_)
-        ht_rate_end(&dev->rate[direction_of(io)], ht_now_ns(), io->began_ns_, io->len, result == 0);
+        ht_rate_end(&dev->rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
+    if (io->large_)
+        ht_rate_end(&dev->large_rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 
@@ -83,6 +88,13 @@ void ht_dev_rate(struct ht_dev *dev, enum ht_direction direction, struct ht_dev_
 {
     ht_mutex_lock(ht_dev_flight_lock(dev));
     ht_rate_get(&dev->rate[direction], ht_now_ns(), out);
+    ht_mutex_unlock(ht_dev_flight_lock(dev));
+}
+
+void ht_dev_large_totals(struct ht_dev *dev, enum ht_direction direction, struct ht_rate_totals *out)
+{
+    ht_mutex_lock(ht_dev_flight_lock(dev));
+    ht_rate_totals(&dev->large_rate[direction], ht_now_ns(), out);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 

@@ -59,7 +59,7 @@ struct ht_dev {
     struct ht_mutex flight_lock;
     HT_GUARDED_BY(HT_LOCK_DEV_FLIGHT) struct {
         struct ht_io *oldest, *newest; /* in flight, through newer_ and older_ */
-        struct ht_rate rate[HT_DIRECTIONS];
+        struct ht_rate rate[HT_DIRECTIONS], large_rate[HT_DIRECTIONS];
     };
 };
 

@@ -125,3 +125,8 @@ void ht_rate_get(const struct ht_rate *rate, uint64_t now_ns, struct ht_dev_rate
     out->latency_ns = r->requests ? r->requests_ns / r->requests : 0;
     out->latency_p99_ns = latency_p99_ns(r);
 }
+
+void ht_rate_totals(const struct ht_rate *r, uint64_t now_ns, struct ht_rate_totals *out)
+{
+    *out = (struct ht_rate_totals){r->ended_bytes, r->ended_ns, r->in_flight > 0 ? elapsed(r->since_ns, now_ns) : 0};
+}

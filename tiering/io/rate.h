@@ -21,6 +21,7 @@
 #define HT_RATE_KNOWN_NS UINT64_C(1000000000)       /* or after so much busy time */
 #define HT_RATE_SAMPLE_NS UINT64_C(1000000)         /* a sample has at least so much busy time */
 #define HT_RATE_SAMPLE_NS_MAX (2 * HT_RATE_FADE_NS) /* a longer sample, of a stall, weighs no more */
+#define HT_RATE_LARGE_BYTES (UINT32_C(256) << 10)   /* a request that shows bandwidth */
 enum { HT_RATE_BUCKETS = 32, HT_RATE_REQUESTS_MAX = 256 };
 
 struct ht_rate {
@@ -45,10 +46,16 @@ struct ht_dev_rate {
     uint64_t latency_p99_ns; /* 99 % of the requests took less; a power of two of microseconds */
 };
 
+/* All bytes and all busy time so far, in whole samples; and how long no request has ended though some are in flight. */
+struct ht_rate_totals {
+    uint64_t bytes, busy_ns, waiting_ns;
+};
+
 void ht_rate_begin(struct ht_rate *r, uint64_t now_ns, uint32_t bytes);
 /* began_ns: the time of its begin. */
 void ht_rate_end(struct ht_rate *r, uint64_t now_ns, uint64_t began_ns, uint32_t bytes, bool succeeded);
 /* A request in flight lowers the rate once it takes longer than the rate explains. */
 void ht_rate_get(const struct ht_rate *r, uint64_t now_ns, struct ht_dev_rate *out);
+void ht_rate_totals(const struct ht_rate *r, uint64_t now_ns, struct ht_rate_totals *out);
 
 #endif

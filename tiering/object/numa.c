@@ -51,9 +51,11 @@ int ht_ref_numa_index(const struct ht_store *s, const struct ht_ref *ref)
     return ht_ref_holds(ref) ? s->numa.index[ht_ref_extent(ref, 0).device] : HT_NUMA_INDEX_ANY;
 }
 
-/* A device that takes a chunk, in turn. */
+/* A device that takes a chunk: in turn, or by shares. */
 static int next_target_device(struct ht_store *s, uint32_t bytes) HT_REQUIRES(HT_LOCK_STORE)
 {
+    if (ht_alloc_has_shares(s->alloc))
+        return ht_alloc_assign(s->alloc, (uint32_t)(bytes / HT_BLOCK_BYTES), HT_ALLOC_HINT_NONE);
     int place = ht_nodes_turn(&s->numa.turns, s->numa.credit);
     struct ht_alloc_hint hint = {.device = s->numa.turns.node[place]};
 

@@ -46,6 +46,8 @@
 struct device {
     uint64_t blocks, groups, free_blocks, bad_blocks;
     bool offline, failing;
+    uint32_t share; /* as in struct ht_place_device */
+    int64_t credit;
     uint64_t *taken;            /* GROUP_WORDS words per group */
     uint64_t *broken, *partial; /* a bit per group */
     uint16_t *used;             /* per group */
@@ -501,15 +503,51 @@ static void take_pieces(struct taking *t, struct device *d)
         take_pieces_of(t, d, 1);
 }
 
+static void fill_table(const struct ht_alloc *a, struct ht_place_device table[])
+{
+    for (unsigned i = 0; i < a->device_count; i++) {
+        const struct device *d = &a->device[i];
+        table[i] = (struct ht_place_device){d->blocks, d->free_blocks, d->offline, d->failing, d->share, d->credit};
+    }
+}
+
 int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint)
 {
     struct ht_place_device table[HT_DEVICES_MAX];
 
-    for (unsigned i = 0; i < a->device_count; i++) {
-        const struct device *d = &a->device[i];
-        table[i] = (struct ht_place_device){d->blocks, d->free_blocks, d->offline, d->failing};
-    }
+    fill_table(a, table);
     return ht_place_choose(table, a->device_count, blocks, hint);
+}
+
+int ht_alloc_assign(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint)
+{
+    struct ht_place_device table[HT_DEVICES_MAX];
+
+    fill_table(a, table);
+    int chosen = ht_place_choose(table, a->device_count, blocks, hint);
+    ht_place_charge(table, a->device_count, blocks, hint, chosen);
+    for (unsigned i = 0; i < a->device_count; i++)
+        a->device[i].credit = table[i].credit;
+    return chosen;
+}
+
+void ht_alloc_set_shares(struct ht_alloc *a, const uint32_t share[])
+{
+    for (unsigned i = 0; i < a->device_count; i++)
+        a->device[i].share = share[i];
+}
+
+bool ht_alloc_has_shares(const struct ht_alloc *a)
+{
+    for (unsigned i = 0; i < a->device_count; i++)
+        if (a->device[i].share)
+            return true;
+    return false;
+}
+
+uint32_t ht_alloc_share(const struct ht_alloc *a, unsigned device)
+{
+    return a->device[device].share;
 }
 
 int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint, struct ht_extent out[HT_FRAGS_MAX])
@@ -520,7 +558,8 @@ int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint
         return -EAGAIN;
 
     struct taking t = {.alloc = a, .out = out, .left = blocks};
-    struct device *d = &a->device[ht_alloc_choose(a, blocks, hint)];
+    int chosen = hint.device < 0 ? ht_alloc_assign(a, blocks, hint) : ht_alloc_choose(a, blocks, hint);
+    struct device *d = &a->device[chosen];
     if (d->free_blocks < blocks || !take_contiguous(&t, d)) {
         take_pieces(&t, d);
         while (t.left > 0)

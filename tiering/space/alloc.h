@@ -40,6 +40,11 @@ void ht_alloc_set_offline(struct ht_alloc *a, unsigned device);
 /* Allocate there only when no other device has space, or end this. */
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing);
 
+/* The share of new blocks that each device gets (placement.h): together HT_PLACE_WHOLE, or 0 for all, as at first. */
+void ht_alloc_set_shares(struct ht_alloc *a, const uint32_t share[]);
+bool ht_alloc_has_shares(const struct ht_alloc *a);
+uint32_t ht_alloc_share(const struct ht_alloc *a, unsigned device);
+
 /*
  * Takes a run out of the free space (superblocks, logs, replay). -EEXIST: a part is taken already (nothing changed);
  * -ERANGE: outside the device.
@@ -70,8 +75,9 @@ void ht_alloc_pending_free_sub(struct ht_alloc *a, uint64_t blocks);
 
 /*
  * Allocates exactly blocks (1 to 256) in as few runs as possible, contiguous if possible; consumes that much
- * reservation. placement.h chooses the device. Returns the number of runs written to out (at most HT_FRAGS_MAX), or
- * -EAGAIN when the blocks are only there as deferred frees (nothing changed; make the log durable and try again).
+ * reservation. placement.h chooses the device; without a hint they count for its share. Returns the number of runs
+ * written to out (at most HT_FRAGS_MAX), or -EAGAIN when the blocks are only there as deferred frees (nothing changed;
+ * make the log durable and try again).
  */
 int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint,
                   struct ht_extent out[HT_FRAGS_MAX]) HT_MUST_CHECK;
@@ -79,6 +85,11 @@ int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint
 void ht_alloc_untake(struct ht_alloc *a, const struct ht_extent e[], int n);
 /* The device that so many blocks would come from now, or -1. */
 int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint);
+/*
+ * The same, and counts the blocks for its share: content that is meant for a device and taken later, with the device as
+ * a hint.
+ */
+int ht_alloc_assign(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint);
 
 uint64_t ht_alloc_total(const struct ht_alloc *a);
 uint64_t ht_alloc_free_blocks(const struct ht_alloc *a); /* really free now */

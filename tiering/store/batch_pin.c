@@ -30,6 +30,7 @@
 #include "tiering/object/space.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/fill.h"
+#include "tiering/data/shares.h"
 #include "tiering/store/store_priv.h"
 
 enum { N = HT_BATCH_PIN_CHUNKS_MAX, ADMIT_TRIES = 64, FREE_SHARE = 8 };
@@ -416,24 +417,40 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     ht_store_lock(s);
 }
 
+/* The device that the first of what changes is meant for, or is stored on; -1: on none. */
+static int find_home(const struct ht_batch_pin *l, const struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (unsigned i = 0; i < l->count; i++) {
+        int target_device = ht_chunk_target_device(l->store, w->part[i].io.chunk);
+        if (l->chunk[i].mode == HT_BATCH_PIN_READ)
+            continue;
+        if (target_device >= 0)
+            return target_device;
+        if (w->part[i].stored)
+            return (int)ht_ref_extent(&w->part[i].io.ref, 0).device;
+    }
+    return -1;
+}
+
 /*
- * Content that belongs together stays together: on the device of the first stored chunk, or the one that the first
- * image is meant for, or where there is room for all.
+ * Content that belongs together stays together: on the device of the first chunk, or where there is room for all.
+ * All of it is written anew, so it may just as well move to a device that has less than its share.
  */
 static int find_target_device(const struct ht_batch_pin *l, const struct ht_batch_pin_work *w)
     HT_REQUIRES(HT_LOCK_STORE)
 {
-    struct ht_alloc_hint hint = HT_ALLOC_HINT_NONE;
+    struct ht_store *s = l->store;
+    struct ht_alloc_hint hint = {.device = find_home(l, w), .movable = true};
     uint32_t blocks = 0;
 
-    for (unsigned i = 0; i < l->count; i++) {
-        if (w->part[i].stored && l->chunk[i].mode != HT_BATCH_PIN_READ)
-            return (int)ht_ref_extent(&w->part[i].io.ref, 0).device;
-        if (hint.device < 0)
-            hint.device = ht_chunk_target_device(l->store, w->part[i].io.chunk);
-        blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
-    }
-    return ht_alloc_choose(l->store->alloc, blocks, hint);
+    for (unsigned i = 0; i < l->count; i++)
+        if (l->chunk[i].mode != HT_BATCH_PIN_READ)
+            blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
+    ht_shares_update(s);
+    int chosen = ht_alloc_assign(s->alloc, blocks, hint);
+    if (hint.device >= 0 && chosen != hint.device)
+        s->flow.moved_bytes += (uint64_t)blocks * HT_BLOCK_BYTES;
+    return chosen;
 }
 
 void ht_batch_pin_end(struct ht_batch_pin *l, uint32_t dirty)

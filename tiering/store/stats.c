@@ -115,6 +115,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_arena_readahead_stats(s->arena, &out->readahead_chunks, &out->readahead_hits, &out->readahead_wasted);
     out->writebacks = s->flow.writebacks;
     out->room_waits = s->flow.room_waits;
+    out->moved_bytes = s->flow.moved_bytes;
     out->commits = s->flow.commits;
     out->checksum_errors = s->flow.checksum_errors;
     out->read_errors = s->flow.read_errors;

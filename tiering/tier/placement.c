@@ -22,7 +22,27 @@ static bool can_serve(const struct ht_place_device *d, uint32_t blocks)
     return !d->offline && d->free_blocks > 0 && d->free_blocks >= blocks;
 }
 
-/* Among devices with so many blocks the one of the best rank with the largest free share. */
+/* Takes part in the division by shares. */
+static bool has_share(const struct ht_place_device *d)
+{
+    return d->share > 0;
+}
+
+/* Its credit once the blocks are divided. */
+static int64_t credit_with(const struct ht_place_device *d, uint32_t blocks)
+{
+    return d->credit + (int64_t)d->share * blocks;
+}
+
+/* Both have the same rank. */
+static bool is_better(const struct ht_place_device *a, const struct ht_place_device *b, uint32_t blocks)
+{
+    if (has_share(a) != has_share(b))
+        return has_share(a);
+    return has_share(a) ? credit_with(a, blocks) > credit_with(b, blocks) : !share_reaches(b, 1, a);
+}
+
+/* Among devices with so many blocks the one of the best rank that is next. */
 static int find_best(const struct ht_place_device devices[], unsigned count, uint32_t blocks, uint32_t avoid)
 {
     int best = -1;
@@ -32,7 +52,7 @@ static int find_best(const struct ht_place_device devices[], unsigned count, uin
         unsigned rank_best = best < 0 ? ~0u : rank_of(&devices[best], (unsigned)best, avoid);
         if (!can_serve(&devices[i], blocks) || rank > rank_best)
             continue;
-        if (rank < rank_best || !share_reaches(&devices[best], 1, &devices[i]))
+        if (rank < rank_best || is_better(&devices[i], &devices[best], blocks))
             best = (int)i;
     }
     return best;
@@ -49,6 +69,14 @@ static int find_most(const struct ht_place_device devices[], unsigned count)
     return most;
 }
 
+/* May content stay on a device that is as good as the best one? */
+static bool may_stay(const struct ht_place_device *d, const struct ht_place_device *best, bool movable)
+{
+    if (!has_share(best))
+        return share_reaches(d, FAIR_PART, best);
+    return !movable || (has_share(d) && d->credit >= -(int64_t)HT_PLACE_SLACK_BLOCKS * HT_PLACE_WHOLE);
+}
+
 int ht_place_choose(const struct ht_place_device devices[], unsigned count, uint32_t blocks, struct ht_alloc_hint hint)
 {
     int best = find_best(devices, count, blocks, hint.avoid);
@@ -59,5 +87,33 @@ int ht_place_choose(const struct ht_place_device devices[], unsigned count, uint
         return best;
     bool as_good = rank_of(&devices[hint.device], (unsigned)hint.device, hint.avoid) <=
         rank_of(&devices[best], (unsigned)best, hint.avoid);
-    return as_good && share_reaches(&devices[hint.device], FAIR_PART, &devices[best]) ? hint.device : best;
+    return as_good && may_stay(&devices[hint.device], &devices[best], hint.movable) ? hint.device : best;
+}
+
+/* As good as the chosen device, and able to take the blocks. */
+static bool takes_part(const struct ht_place_device devices[], unsigned i, uint32_t blocks, uint32_t avoid, int chosen)
+{
+    return has_share(&devices[i]) && can_serve(&devices[i], blocks) &&
+        rank_of(&devices[i], i, avoid) <= rank_of(&devices[chosen], (unsigned)chosen, avoid);
+}
+
+void ht_place_charge(struct ht_place_device devices[], unsigned count, uint32_t blocks, struct ht_alloc_hint hint,
+                     int chosen)
+{
+    uint64_t all = 0;
+    int64_t left = (int64_t)blocks * HT_PLACE_WHOLE;
+
+    if (chosen < 0 || !takes_part(devices, (unsigned)chosen, blocks, hint.avoid, chosen))
+        return;
+    for (unsigned i = 0; i < count; i++)
+        all += takes_part(devices, i, blocks, hint.avoid, chosen) ? devices[i].share : 0;
+    devices[chosen].credit -= left;
+    for (unsigned i = 0; i < count; i++) {
+        if (!takes_part(devices, i, blocks, hint.avoid, chosen))
+            continue;
+        int64_t part = (int64_t)((uint64_t)blocks * HT_PLACE_WHOLE * devices[i].share / all);
+        devices[i].credit += part;
+        left -= part;
+    }
+    devices[chosen].credit += left; /* of rounding: the sum of all credits stays */
 }

@@ -6,7 +6,13 @@
 #include "tests/support/suite.h"
 #include "tiering/tier/placement.h"
 
-enum { A = 1, B = 2, C = 4, NONE = -1 };
+enum { A = 1, B = 2, C = 4, NONE = -1, WHOLE = HT_PLACE_WHOLE, SLACK = HT_PLACE_SLACK_BLOCKS };
+/* Of 100 blocks; shares are sixths. */
+#define CREDIT(free, sixths, blocks)                                                         \
+    {                                                                                        \
+        100, free, .share = WHOLE / 6 * (sixths), .credit = (int64_t)(blocks)*HT_PLACE_WHOLE \
+    }
+#define SHARE(free, sixths) CREDIT(free, sixths, 0)
 
 static const struct case_ {
     const char *what;
@@ -32,6 +38,21 @@ static const struct case_ {
     {"but one", {{100, 90, .failing = true}, {100, 9}, {0}}, 10, {-1}, 0},
     {"to be avoided is worse than failing", {{100, 90}, {100, 50, .failing = true}, {0}}, 10, {0, A}, 1},
     {"all avoided: as ever", {{100, 90}, {100, 95}, {0}}, 10, {-1, A | B | C}, 1},
+    {"the largest share first", {SHARE(20, 1), SHARE(20, 3), SHARE(90, 2)}, 10, {-1}, 1},
+    {"credit counts, too", {SHARE(20, 1), CREDIT(20, 3, -21), SHARE(90, 2)}, 10, {-1}, 2},
+    {"equal ones: the first", {SHARE(20, 2), SHARE(90, 2), SHARE(20, 2)}, 10, {-1}, 0},
+    {"without a share last", {SHARE(20, 6), {100, 90}, {100, 100}}, 10, {-1}, 0},
+    {"though it has credit", {CREDIT(20, 6, -100), {100, 90, .credit = 1 << 30}, {100, 100}}, 10, {-1}, 0},
+    {"but if there is no other room", {SHARE(9, 6), {100, 90}, {100, 100}}, 10, {-1}, 2},
+    {"a share does not help a failing one", {{100, 90, .failing = true, .share = WHOLE}, {100, 10}, {0}}, 10, {-1}, 1},
+    {"nor one to be avoided", {SHARE(50, 6), {100, 10}, {0}}, 10, {-1, A}, 1},
+    {"content stays whatever the shares", {CREDIT(20, 1, -9999), SHARE(90, 5), {0}}, 10, {0}, 0},
+    {"and where there is none", {SHARE(20, 1), SHARE(90, 5), {100, 20}}, 10, {2}, 2},
+    {"within the slack it need not move", {CREDIT(20, 1, -SLACK), SHARE(90, 5), {0}}, 10, {0, 0, true}, 0},
+    {"beyond that it does", {CREDIT(20, 1, -SLACK - 1), SHARE(90, 5), {0}}, 10, {0, 0, true}, 1},
+    {"off a device without a share, too", {{100, 50}, SHARE(90, 6), {0}}, 10, {0, 0, true}, 1},
+    {"and off a failing one", {{100, 50, .failing = true, .share = WHOLE}, {100, 50}, {0}}, 10, {0, 0, true}, 1},
+    {"not without room", {CREDIT(20, 1, -SLACK - 1), SHARE(9, 5), {0}}, 10, {0, 0, true}, 0},
 };
 
 START_TEST(every_case)
@@ -57,6 +78,105 @@ START_TEST(equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion)
 }
 END_TEST
 
+/* Places so many pieces; the number that each device gets. */
+static void place(struct ht_place_device d[3], unsigned pieces, uint32_t blocks, unsigned out_got[3])
+{
+    memset(out_got, 0, 3 * sizeof(out_got[0]));
+    for (unsigned i = 0; i < pieces; i++) {
+        int at = ht_place_choose(d, 3, blocks, HT_ALLOC_HINT_NONE);
+        ck_assert_int_ge(at, 0);
+        ht_place_charge(d, 3, blocks, HT_ALLOC_HINT_NONE, at);
+        d[at].free_blocks -= blocks;
+        out_got[at]++;
+    }
+}
+
+static struct ht_place_device with_share(double share)
+{
+    return (struct ht_place_device){1 << 30, 1 << 30, .share = (uint32_t)(share * WHOLE)};
+}
+
+START_TEST(every_few_pieces_are_in_proportion_to_the_shares)
+{
+    struct ht_place_device d[3] = {with_share(.625), with_share(.25), with_share(.125)};
+    unsigned got[3];
+
+    for (unsigned i = 0; i < 100; i++) {
+        place(d, 8, 256, got);
+        ck_assert_msg(got[0] == 5 && got[1] == 2 && got[2] == 1, "%u: %u %u %u", i, got[0], got[1], got[2]);
+    }
+}
+END_TEST
+
+START_TEST(who_was_full_does_not_get_everything_afterwards)
+{
+    struct ht_place_device d[3] = {with_share(.5), with_share(.25), with_share(.25)};
+    unsigned got[3];
+
+    d[0].free_blocks = 0;
+    place(d, 1000, 256, got);
+    ck_assert(got[0] == 0 && got[1] == 500 && got[2] == 500);
+    d[0].free_blocks = 1 << 30;
+    place(d, 8, 256, got);
+    ck_assert_msg(got[0] == 4 && got[1] == 2 && got[2] == 2, "%u %u %u", got[0], got[1], got[2]);
+}
+END_TEST
+
+START_TEST(who_fails_gets_nothing_and_the_others_keep_their_proportion)
+{
+    struct ht_place_device d[3] = {with_share(.5), with_share(.375), with_share(.125)};
+    unsigned got[3];
+
+    d[0].failing = true;
+    place(d, 400, 256, got);
+    ck_assert_msg(got[0] == 0 && got[1] == 300 && got[2] == 100, "%u %u %u", got[0], got[1], got[2]);
+}
+END_TEST
+
+/* A step rewrites all ranges in the same order. Returns how many of them moved. */
+static unsigned step(struct ht_place_device d[3], uint8_t device[], unsigned ranges, unsigned out_on[3])
+{
+    unsigned moved = 0;
+
+    memset(out_on, 0, 3 * sizeof(out_on[0]));
+    for (unsigned i = 0; i < ranges; i++) {
+        struct ht_alloc_hint hint = {.device = device[i], .movable = true};
+        int at = ht_place_choose(d, 3, 768, hint);
+        ht_place_charge(d, 3, 768, hint, at);
+        moved += at != device[i];
+        device[i] = (uint8_t)at;
+        out_on[at]++;
+    }
+    return moved;
+}
+
+START_TEST(rewritten_ranges_lie_by_shares_after_one_step_and_then_stay)
+{
+    enum { RANGES = 4000, WINDOW = 40 };
+    struct ht_place_device d[3] = {with_share(.75), with_share(.25), with_share(0)};
+    static uint8_t device[RANGES]; /* all on the first */
+    unsigned on[3], moved = step(d, device, RANGES, on);
+
+    ck_assert_msg(on[0] > 2980 && on[0] < 3020 && on[1] + on[0] == RANGES, "%u %u %u", on[0], on[1], on[2]);
+    ck_assert_uint_eq(moved, on[1]);
+    for (unsigned i = 0; i + WINDOW <= RANGES; i += WINDOW) {
+        unsigned here = 0;
+        for (unsigned k = 0; k < WINDOW; k++)
+            here += device[i + k] == 1;
+        ck_assert_msg(i == 0 || (here >= WINDOW / 4 - 2 && here <= WINDOW / 4 + 2), "ranges from %u: %u", i, here);
+    }
+    for (unsigned n = 0; n < 50; n++)
+        ck_assert_uint_le(step(d, device, RANGES, on), 4);
+    d[0].share = WHOLE / 4;
+    d[1].share = WHOLE - WHOLE / 4;
+    moved = step(d, device, RANGES, on);
+    ck_assert_msg(on[0] > 980 && on[0] < 1020, "%u %u", on[0], on[1]);
+    ck_assert_uint_le(moved, 2020); /* none moves in vain */
+    for (unsigned n = 0; n < 50; n++)
+        ck_assert_uint_le(step(d, device, RANGES, on), 4);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("placement");
@@ -64,6 +184,10 @@ int main(void)
 
     tcase_add_loop_test(t, every_case, 0, (int)HT_ARRAY_SIZE(cases));
     tcase_add_test(t, equal_devices_fill_up_in_turn_and_unequal_ones_in_proportion);
+    tcase_add_test(t, every_few_pieces_are_in_proportion_to_the_shares);
+    tcase_add_test(t, who_was_full_does_not_get_everything_afterwards);
+    tcase_add_test(t, who_fails_gets_nothing_and_the_others_keep_their_proportion);
+    tcase_add_test(t, rewritten_ranges_lie_by_shares_after_one_step_and_then_stay);
     suite_add_tcase(s, t);
     return run_all(s);
 }

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices of different speed: each gets as much as it is fast."""
+import os
+import struct
+
+from conftest import MIB, run
+from slow import slow_group
+from test_devices import devices, make_pair  # noqa: F401  (a fixture)
+
+FAST, SLOW = 96 * MIB, 32 * MIB  # below what any disk under the tests gives
+FILE = 32 * MIB
+
+
+def written(mnt):
+    return [d['written_bytes'] for d in devices(mnt)]
+
+
+def put(path):
+    with open(path, 'wb') as f:
+        f.write(os.urandom(FILE))
+        os.fsync(f.fileno())
+
+
+def mount_slowly(store, group, limit):
+    limit(FAST, store.loops[0])
+    limit(SLOW, store.loops[1])
+    mnt = store.mount_on(store.loops)
+    with open(f'{group}/cgroup.procs', 'w') as f:
+        f.write(str(store.daemon.pid))
+    (mnt / 't').mkdir()
+    os.setxattr(mnt / 't', 'user.hitrain.dtype', b'u8')
+    return mnt
+
+
+def test_new_content_goes_to_devices_as_fast_as_they_are(make_pair):  # noqa: F811
+    store = make_pair(size=512 * MIB)
+    with slow_group(store.loops[0], ('read', 'write')) as (group, limit):
+        mnt = mount_slowly(store, group, limit)
+        assert not any('share_per_mille' in d for d in devices(mnt)), 'known although nothing was written yet'
+        assert run('hitrainctl', 'device', mnt).stdout.splitlines()[5].split()[:2] == ['0', '-']
+        for i in range(3):
+            put(mnt / f't/{i}')
+        before = written(mnt)
+        for i in range(3, 6):
+            put(mnt / f't/{i}')
+        after = written(mnt)
+        share = [d['share_per_mille'] for d in devices(mnt)]
+        moved = [b - a for a, b in zip(before, after)]
+        print(share, moved)
+        assert 999 <= sum(share) <= 1002
+        # The ratio is 3. Devices without shares would get the same.
+        assert 1.6 < moved[0] / moved[1] < 6
+        assert 1.6 < share[0] / share[1] < 6
+        assert f'hitrain_device_share_per_mille{{device="0"}} {share[0]}\n' in (mnt / '.hitrain/stats').read_text()
+        line = run('hitrainctl', 'device', mnt).stdout.splitlines()[5].split()
+        assert line[0] == '0' and line[2] == '%' and abs(float(line[1]) * 10 - share[0]) < 0.1 * share[0]
+
+
+def test_updates_move_state_to_the_faster_device(make_pair):  # noqa: F811
+    """Parameters lie on both devices equally. Steps read and write them, and move some."""
+    store = make_pair(size=512 * MIB)
+    elements = 8 * MIB
+    mnt = store.mount_on(store.loops)
+    (mnt / 'm').mkdir()
+    os.setxattr(mnt / 'm', 'user.hitrain.dtype', b'f32')
+    os.setxattr(mnt / 'm', 'user.hitrain.optimizer', b'sgd lr=1')
+    (mnt / 'm/w').write_bytes(bytes(4 * elements))
+    fd = os.open(mnt / 'm', os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    used = [d['data_bytes'] - d['free_bytes'] for d in devices(mnt)]
+    assert abs(used[0] - used[1]) < 4 * MIB, used
+    store.unmount()
+    with slow_group(store.loops[0], ('read', 'write')) as (group, limit):
+        mount_slowly(store, group, limit)
+        fd = os.open(mnt / 'm', os.O_RDONLY)
+        for steps in range(1, 41):
+            (mnt / 'm/.hitrain/grad/w').write_bytes(struct.pack('<f', 1) * elements)
+            os.fsync(fd)
+            used = [d['data_bytes'] - d['free_bytes'] for d in devices(mnt)]
+            if used[0] > 1.6 * used[1]:
+                break
+        os.close(fd)
+        print(steps, used, [d['share_per_mille'] for d in devices(mnt)])
+        assert used[0] > 1.6 * used[1]
+        assert int(os.getxattr(mnt, 'user.hitrain.moved_bytes')) >= 4 * MIB
+        assert set((mnt / 'm/w').read_bytes()[:4 * elements]) == set(struct.pack('<f', -steps))
+        store.unmount()

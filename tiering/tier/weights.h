@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * weights.h - which share of new content each device gets: in proportion to its measured bandwidth, less where little
+ * space is free. Pure: counts and clock are the caller's, and the clock is never the wall clock.
+ *
+ * A device that is not busy all the time may look faster than it is: the buffer of a drive or a limiter of its speed
+ * lets short bursts pass. So an estimate is bytes over busy time, and falls with that. It begins with at most
+ * three times what the device moves in all the time, and grows only to a tenth more than that: with the larger share it
+ * has to prove more. If it does so several times in a row, the estimate grows faster. Reads come from where content was
+ * written before, so they prove it late.
+ *
+ *   not measured    counts as the mean of the others; while none is measured there are no shares
+ *   any speed       gets 1/HT_WEIGHTS_LEAST of all at least, also at rate 0, so that it is measured again
+ *   unusable        (missing, failing, not answering) or stalled: gets nothing
+ *   almost full     the share falls with the last quarter of free space
+ *
+ * Shares stay until one differs from what was measured by more than a twenty-fourth. Not locked: the owner does.
+ */
+#ifndef HITRAIN_TIERING_TIER_WEIGHTS_H
+#define HITRAIN_TIERING_TIER_WEIGHTS_H
+
+#include "tiering/base/base.h"
+#include <hitrain/limits.h>
+
+#define HT_WEIGHTS_PERIOD_NS UINT64_C(50000000)       /* between looks */
+#define HT_WEIGHTS_SAMPLE_BYTES (UINT64_C(256) << 20) /* a sample has so many bytes */
+#define HT_WEIGHTS_SAMPLE_NS UINT64_C(400000000)      /* or so much busy time */
+#define HT_WEIGHTS_FEW_BYTES (UINT64_C(8) << 20)      /* or so many */
+#define HT_WEIGHTS_FEW_NS UINT64_C(1000000000)        /* in so much time */
+#define HT_WEIGHTS_STALL_NS UINT64_C(2000000000)      /* without a completion */
+enum { HT_WEIGHTS_LEAST = 64, HT_WEIGHTS_WAYS = 2, HT_WEIGHTS_WHOLE = 1 << 16 };
+
+/* A device, at one look. */
+struct ht_weights_device {
+    bool usable; /* there, and neither failing nor silent */
+    uint64_t blocks, free_blocks;
+    uint64_t waiting_ns; /* no request ended for so long though some are in flight */
+    struct {
+        uint64_t bytes, busy_ns; /* so far, of requests that say something about bandwidth */
+    } way[HT_WEIGHTS_WAYS];      /* read, write */
+};
+
+struct ht_weights { /* all zero: no look yet */
+    bool begun;
+    uint64_t looked_ns;
+    struct ht_weights_estimate {
+        struct ht_weights_way {
+            uint64_t seen_ns, seen_bytes, seen_busy_ns, seen_any_ns; /* at the last sample */
+            double bytes_per_s;
+            double proven, reach; /* what it moved when this part of that became the growth */
+            bool known;
+        } way[HT_WEIGHTS_WAYS];
+        uint32_t share; /* of HT_WEIGHTS_WHOLE */
+    } device[HT_DEVICES_MAX];
+};
+
+/* Is the next look due? A clock that went back makes it due. */
+bool ht_weights_due(const struct ht_weights *w, uint64_t now_ns);
+/* Returns whether a share has changed. Shares together are HT_WEIGHTS_WHOLE, or 0: nothing is known. */
+bool ht_weights_look(struct ht_weights *w, uint64_t now_ns, const struct ht_weights_device devices[], unsigned count);
+
+#endif
