@@ -40,7 +40,8 @@
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
-##              device counts them; 10 minutes; all figures into build/bench/step.jsonl
+##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
+##              devices, of equal and of different speed; 6 minutes
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
 ##   uninstall  remove the installed files
@@ -349,7 +350,7 @@ bench-recovery: deps
 bench-step:
 	@tests/tools/deps.sh bench-step
 	@$(MAKE) --no-print-directory all $(B)/bench/step_client
-	@$(PYTHON) bench/step.py
+	@$(PYTHON) bench/step.py $(if $(RUNS),--runs $(RUNS)) $(if $(DEVICES),--devices)
 
 .PHONY: profile
 profile: deps

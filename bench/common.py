@@ -92,9 +92,9 @@ class SpeedLimit:
         except OSError as e:
             give_up(f'no cgroup here limits the speed of devices: {e}')
 
-    def set(self, bytes_per_s):
-        """0: no limit."""
-        for number in self.numbers:
+    def set(self, bytes_per_s, only=None):
+        """0: no limit. only: the index of the one device that is meant."""
+        for number in self.numbers if only is None else self.numbers[only:only + 1]:
             if self.v1:
                 for way in 'read', 'write':
                     (self.folder / f'blkio.throttle.{way}_bps_device').write_text(f'{number} {bytes_per_s}')

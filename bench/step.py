@@ -101,8 +101,11 @@ def fio(device, read_bytes, write_bytes):
 # ------------------------------------------------------------------ hitrain
 
 class Store:
-    def __init__(self, device, folder, elements, files):
+    """devices: paths; device: limits the speed of the daemon, on all of them."""
+
+    def __init__(self, device, folder, elements, files, devices=None):
         self.device, self.elements, self.files = device, elements, files
+        self.devices = devices or [device.path]
         self.point = folder / 'mnt'
         self.point.mkdir(exist_ok=True)
         self.log = folder / 'log'
@@ -111,7 +114,7 @@ class Store:
 
     def format(self):
         self.device.slow(False)
-        run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', self.device.path)
+        run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', *self.devices)
         self.start(1 << 30)
         root = self.point / 'model'
         root.mkdir()
@@ -125,9 +128,10 @@ class Store:
         self.step(1)
         self.stop()
 
-    def start(self, dram, optimizer='adamw lr=1e-3'):
+    def start(self, dram, optimizer='adamw lr=1e-3', options=()):
         with open(self.log, 'w') as log:
-            self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', self.device.path, self.point, '-o', f'dram={dram}'],
+            words = ','.join([f'dram={dram}', *options])
+            self.daemon = subprocess.Popen([PROGRAMS / 'hitrain', '-f', *self.devices, self.point, '-o', words],
                                            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                                            preexec_fn=self.device.group.enter)
         wait_for(lambda: self.daemon.poll() is not None or is_mounted(self.point), 'mounting')
@@ -285,6 +289,8 @@ def parse_args():
     p.add_argument('--elements', type=int, default=96 * MIB, help=f'parameters, in {FILES} files')
     p.add_argument('--limit', type=int, default=300 * MIB, help="bytes per second each way")
     p.add_argument('--only', default='', help='cases whose name contains this; clients A and B always run')
+    p.add_argument('--devices', action='store_true', help='only stores of two devices')
+    p.add_argument('--options', action='append', default=[], help='an option of the mount, with --devices')
     p.add_argument('--pairs', action='store_true', help='only steps with and without clipping')
     return p.parse_args()
 
@@ -327,14 +333,18 @@ def main():
         give_up(f'--elements must be a multiple of {FILES * MIB // 4}')
     out = BUILD / 'bench/step.jsonl'
     folder = begin('step')
-    device = Device(folder, max(args.elements * 32, 2 << 30) + (1 << 30), args.limit)
-    store, outside = Store(device, folder, args.elements, FILES), Outside(device, folder, args.elements)
     cases = [c for c in CASES if args.only in c.name]
     results, began = Results(args.elements), time.monotonic()
 
     def said(text):
         print(f'  {time.monotonic() - began:5.0f} s  {text}', flush=True)
 
+    if args.devices:
+        import step_devices  # it uses this file
+        step_devices.main(args, folder, out.with_name('step_devices.jsonl'))
+        return
+    device = Device(folder, max(args.elements * 32, 2 << 30) + (1 << 30), args.limit)
+    store, outside = Store(device, folder, args.elements, FILES), Outside(device, folder, args.elements)
     print(f'bench-step: {args.elements / 1e6:.0f} million f32 parameters, AdamW, {args.runs} runs, '
           f'device limited to {args.limit / MIB:.0f} MiB/s each way', flush=True)
     pairs = Results(args.elements)
