@@ -39,6 +39,8 @@
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
+##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per
+##              cent of the ideal, and the targets; 10 minutes, 5 with RUNS=1; build/bench/plan.jsonl
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
 ##              devices, of equal and of different speed; 6 minutes
@@ -309,7 +311,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-recovery bench-step bench-kernel lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -344,6 +346,9 @@ bench-path:
 	@tests/tools/deps.sh bench-path
 	@$(MAKE) --no-print-directory all $(B)/bench/path_client
 	@$(PYTHON) bench/path.py $(if $(RUNS),--runs $(RUNS))
+bench-plan: deps
+	@$(MAKE) --no-print-directory all $(B)/bench/replay
+	@$(PYTHON) bench/plan.py $(if $(RUNS),--runs $(RUNS))
 bench-recovery: deps
 	@$(MAKE) --no-print-directory all $(B)/bench/recovery_maker
 	@$(PYTHON) bench/recovery.py

@@ -124,25 +124,31 @@ static void add(struct model *m, enum replay_op op, uint32_t tensor)
         m->rc = replay_trace_add(m->t, op, tensor, 0, m->t->tensor[tensor].bytes);
 }
 
-/* thirds: of all compute time of the step, for a tensor's part of the model. */
-static void compute(struct model *m, const struct model_tensor *w, unsigned thirds)
+/* share: of all compute time of the step, for a tensor's part of the model. */
+static void compute(struct model *m, const struct model_tensor *w, double share)
 {
-    double us = (double)m->c->compute_us * thirds / 3 * (double)w->elements / (double)m->elements;
+    double us = (double)m->c->compute_us * share * (double)w->elements / (double)m->elements;
 
     if (!m->rc && us >= 0.5)
         m->rc = replay_trace_add(m->t, REPLAY_COMPUTE, 0, (uint64_t)(us + 0.5), 0);
 }
 
+/* Backward takes twice as long as forward. */
+static double forward_share(const struct model *m)
+{
+    return (m->swap ? 1 - m->c->optimizer_share : 1) / 3;
+}
+
 static void forward_of(struct model *m, const struct model_tensor *w)
 {
     add(m, REPLAY_READ, w->param);
-    compute(m, w, 1);
+    compute(m, w, forward_share(m));
 }
 
 static void backward_of(struct model *m, const struct model_tensor *w)
 {
     add(m, REPLAY_READ, w->param);
-    compute(m, w, 2);
+    compute(m, w, 2 * forward_share(m));
     add(m, m->swap ? REPLAY_WRITE : REPLAY_GRADIENT, m->swap ? w->gradient : w->param);
 }
 
@@ -175,6 +181,7 @@ static void swap_of(struct model *m, const struct model_tensor *w)
 {
     add(m, REPLAY_READ, w->gradient);
     add(m, REPLAY_READ, w->state);
+    compute(m, w, m->c->optimizer_share);
     add(m, REPLAY_WRITE, w->state);
     add(m, REPLAY_WRITE, w->param);
 }
@@ -243,7 +250,8 @@ int generate_trace(const struct generate_config *c, struct replay_trace *out)
     int rc = -EINVAL;
 
     replay_trace_init(out);
-    if (!(c->scale > 0 && c->scale <= 1) || c->compute_us > REPLAY_COMPUTE_US_MAX)
+    if (!(c->scale > 0 && c->scale <= 1) || !(c->optimizer_share >= 0 && c->optimizer_share <= 1) ||
+        c->compute_us > REPLAY_COMPUTE_US_MAX)
         return -EINVAL;
     for (unsigned i = 0; i < HT_ARRAY_SIZE(shapes); i++)
         if (shapes[i].llama == llama && strcmp(shapes[i].name, c->shape) == 0)

@@ -16,6 +16,7 @@ struct generate_config {
     uint64_t activation_bytes;  /* of a layer, written in forward and read in backward; 0: not in the store */
     uint64_t tensors, bytes;    /* of a scan: so many, so large */
     uint64_t durable_every;     /* so many steps have a commit; 0: none has */
+    double optimizer_share;     /* of compute_us, while states are swapped */
 };
 
 /* -EINVAL: unknown kind or shape, or a number that makes no trace; -E2BIG: too many entries. */

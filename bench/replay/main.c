@@ -14,7 +14,7 @@
 
 enum { POLICIES_MAX = 8, USAGE = 2 };
 
-static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today};
+static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today, &sim_plan};
 
 /* The arena's memory is never touched: the simulator has only descriptors. */
 int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
@@ -40,7 +40,7 @@ static int usage(void)
 {
     fputs(
         "usage: replay generate KIND [shape=SHAPE] [steps=4] [compute=SECONDS] [scale=PERCENT%] [activations=BYTES]\n"
-        "                       [durable=STEPS]\n"
+        "                       [durable=STEPS] [optimizer=20%]\n"
         "       replay generate scan [tensors=64] [bytes=8M] [steps=4] [compute=SECONDS] [durable=STEPS]\n"
         "       replay simulate TRACE [dram=BYTES|PERCENT%] [read=300M] [write=300M] [latency=MICROSECONDS] [copy=4G]\n"
         "                       [buffer=64M] [noise=PERCENT%] [seed=1] [warm=2] [policy=NAME] [json=1]\n"
@@ -123,7 +123,8 @@ static bool take_generate_word(struct words *w, const char *word)
         return true;
     }
     return take_number(word, "steps", 1, 1, &g->steps) || take_number(word, "compute", 1e6, 0, &g->compute_us) ||
-        take_share(word, "scale", &g->scale) || take_number(word, "activations", 1, 0, &g->activation_bytes) ||
+        take_share(word, "scale", &g->scale) || take_share(word, "optimizer", &g->optimizer_share) ||
+        take_number(word, "activations", 1, 0, &g->activation_bytes) ||
         take_number(word, "tensors", 1, 1, &g->tensors) || take_number(word, "bytes", 1, 1, &g->bytes) ||
         take_number(word, "durable", 1, 0, &g->durable_every);
 }
@@ -154,7 +155,7 @@ static bool take_simulate_word(struct words *w, const char *word)
 static bool take_words(struct words *w, char **word, int count, bool (*take)(struct words *w, const char *word))
 {
     *w = (struct words){
-        .generate = {.shape = "", .scale = 1, .steps = 4, .tensors = 64, .bytes = 8 << 20},
+        .generate = {.shape = "", .scale = 1, .optimizer_share = 0.2, .steps = 4, .tensors = 64, .bytes = 8 << 20},
         .sim = {.read_rate = 300 << 20,
                 .write_rate = 300 << 20,
                 .copy_rate = UINT64_C(4) << 30,

@@ -163,7 +163,7 @@ static void relieve(struct sim *s)
     struct ht_dirty_walk walk = HT_DIRTY_WALK(ht_arena_is_short(d->arena), HT_NUMA_INDEX_ANY);
     uint32_t slot;
 
-    while (ht_arena_under_pressure(d->arena) && sim_has_buffer(s) &&
+    while (ht_arena_under_pressure(d->arena) && sim_has_buffer(s, s->now) &&
            (slot = ht_dirty_walk_next(d->arena, &walk)) != HT_SLOT_NONE) {
         if (!ht_arena_presses(d->arena, slot, false))
             continue;
@@ -196,17 +196,16 @@ static void drop_today(struct sim *s, uint32_t unit)
 }
 
 /* The commit timer. Models have commits of their own. */
-static void tick_today(struct sim *s, uint32_t pos)
+static void tick_today(struct sim *s, uint64_t at)
 {
     struct today *d = s->own;
 
-    (void)pos;
-    if (s->now < d->next_commit)
+    if (at < d->next_commit)
         return;
-    d->next_commit = s->now + COMMIT_S * UINT64_C(1000000000);
+    d->next_commit = at + COMMIT_S * UINT64_C(1000000000);
     for (uint32_t i = 0; i < s->dirty_count; i++) {
         uint32_t unit = s->dirty[i];
-        s->room_at = s->now;
+        s->room_at = at;
         if (!s->trace->tensor[s->string->tensor[unit]].state_bytes)
             sim_clean(s, unit);
     }

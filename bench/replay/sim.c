@@ -46,9 +46,9 @@ static uint64_t write_device(struct sim *s, uint64_t at, uint64_t bytes)
     return s->write_free > ahead ? ht_max_u64(at, s->write_free - ahead) : at;
 }
 
-bool sim_has_buffer(const struct sim *s)
+bool sim_has_buffer(const struct sim *s, uint64_t at)
 {
-    return s->write_free < s->now + ns_for(s->config->buffer_bytes, s->config->write_rate);
+    return s->write_free < at + ns_for(s->config->buffer_bytes, s->config->write_rate);
 }
 
 void sim_clean(struct sim *s, uint32_t unit)
@@ -96,8 +96,8 @@ static void make_dirty(struct sim *s, uint32_t unit)
         s->policy->changed(s, unit, true);
 }
 
-/* Returns when the access has ended. whole: it needs no old content. */
-static uint64_t access_unit(struct sim *s, uint32_t unit, uint32_t pos, enum sim_kind kind, bool whole, uint64_t at)
+/* Returns when the access has ended. */
+static uint64_t access_unit(struct sim *s, uint32_t unit, uint32_t pos, enum sim_kind kind, uint64_t at)
 {
     struct sim_unit *u = &s->unit[unit];
     bool hit = u->resident;
@@ -106,7 +106,7 @@ static uint64_t access_unit(struct sim *s, uint32_t unit, uint32_t pos, enum sim
     s->room_at = at;
     bool resident = s->policy->access(s, unit, pos, kind);
     uint64_t done = hit ? ht_max_u64(at, u->ready_at) : s->room_at;
-    if (!hit && !whole)
+    if (!hit && kind != SIM_OVERWRITE)
         done = read_device(s, s->room_at, bytes);
     u->resident = resident;
     if (kind != SIM_PREFETCH) {
@@ -114,7 +114,7 @@ static uint64_t access_unit(struct sim *s, uint32_t unit, uint32_t pos, enum sim
         s->result.hits += hit;
     }
     u->ready_at = ht_max_u64(u->ready_at, done);
-    if (kind != SIM_WRITE && kind != SIM_UPDATE)
+    if (kind == SIM_READ || kind == SIM_PREFETCH)
         return done;
     if (resident)
         make_dirty(s, unit);
@@ -160,11 +160,14 @@ static void update_range(struct sim *s, uint64_t at)
     struct sim_updates *q = s->updates;
     struct waiting *w = &q->ring[q->head & (q->room - 1)];
     uint32_t begin, end, param = s->string->first[w->tensor] + w->range;
-    uint64_t done = access_unit(s, param, w->pos++, SIM_UPDATE, false, at), bytes = sim_unit_bytes(s->string, param);
+    uint64_t done, bytes = sim_unit_bytes(s->string, param);
 
+    if (s->policy->tick)
+        s->policy->tick(s, at);
+    done = access_unit(s, param, w->pos++, SIM_UPDATE, at);
     sim_state_units(s->string, w->tensor, w->range, &begin, &end);
     for (uint32_t u = begin; u < end; u++) {
-        done = ht_max_u64(done, access_unit(s, u, w->pos++, SIM_UPDATE, false, at));
+        done = ht_max_u64(done, access_unit(s, u, w->pos++, SIM_UPDATE, at));
         bytes += sim_unit_bytes(s->string, u);
     }
     q->free_at = ht_max_u64(q->free_at, done) + ns_for(bytes, s->config->copy_rate);
@@ -184,6 +187,8 @@ static void run_updates(struct sim *s, uint64_t until)
 
     while (q->head < q->tail && next_begin(q) <= until)
         update_range(s, next_begin(q));
+    if (s->policy->tick && until <= s->now)
+        s->policy->tick(s, until);
 }
 
 /* Those up to the newest gradient of the tensor; readers of a parameter wait for its own updates only. */
@@ -231,9 +236,9 @@ static void access_range(struct sim *s, const struct replay_entry *e, uint32_t p
     for (uint32_t i = 0; at < e->offset + e->bytes; i++) {
         uint32_t unit = s->string->first[e->tensor] + (uint32_t)(at / unit_bytes);
         uint64_t to = ht_min_u64((at / unit_bytes + 1) * unit_bytes, e->offset + e->bytes);
-        bool whole = e->op == REPLAY_WRITE && to - at == sim_unit_bytes(s->string, unit);
-        end =
-            ht_max_u64(end, access_unit(s, unit, pos + i, e->op == REPLAY_WRITE ? SIM_WRITE : SIM_READ, whole, s->now));
+        bool whole = to - at == sim_unit_bytes(s->string, unit);
+        enum sim_kind kind = e->op == REPLAY_READ ? SIM_READ : whole ? SIM_OVERWRITE : SIM_WRITE;
+        end = ht_max_u64(end, access_unit(s, unit, pos + i, kind, s->now));
         at = to;
     }
     stall_until(s, end);
@@ -246,7 +251,7 @@ static void hint(struct sim *s, const struct replay_entry *e)
 
     for (uint32_t u = first; s->policy->takes_hints && u < first + count; u++) {
         if (e->op == REPLAY_PREFETCH && !s->unit[u].resident)
-            (void)access_unit(s, u, SIM_NEVER, SIM_PREFETCH, false, s->now);
+            (void)access_unit(s, u, SIM_NEVER, SIM_PREFETCH, s->now);
         if (e->op == REPLAY_EVICT && s->unit[u].resident) {
             s->room_at = s->now;
             s->policy->drop(s, u);
@@ -346,8 +351,6 @@ static int play(struct sim *s)
     for (uint64_t i = 0; !rc && i < s->trace->entries; i++) {
         const struct replay_entry *e = &s->trace->entry[i];
         run_updates(s, s->now);
-        if (s->policy->tick)
-            s->policy->tick(s, pos);
         rc = take_entry(s, e, pos);
         pos += sim_entry_accesses(s->string, e);
         if (!replay_ends_step(s->trace, i))

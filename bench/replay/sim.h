@@ -36,7 +36,8 @@ struct sim_result {
     uint64_t plan_ns;                   /* processor time of the longest plan; 0: the policy makes none */
 };
 
-enum sim_kind { SIM_READ, SIM_WRITE, SIM_UPDATE, SIM_PREFETCH };
+/* SIM_OVERWRITE: of all of the unit, whose old content is not needed. */
+enum sim_kind { SIM_READ, SIM_WRITE, SIM_OVERWRITE, SIM_UPDATE, SIM_PREFETCH };
 
 struct sim {
     const struct sim_string *string;
@@ -69,11 +70,11 @@ struct sim_policy {
     void (*changed)(struct sim *s, uint32_t unit, bool dirty);
     /* A hint: the unit is evicted. */
     void (*drop)(struct sim *s, uint32_t unit);
-    /* It is the time s->now, before an entry with the number of its first access. */
-    void (*tick)(struct sim *s, uint32_t pos);
+    /* It is this time: before each entry and each update. */
+    void (*tick)(struct sim *s, uint64_t at);
     void (*step)(struct sim *s, uint64_t entry);
 };
-extern const struct sim_policy sim_ideal, sim_lru, sim_belady, sim_today;
+extern const struct sim_policy sim_ideal, sim_lru, sim_belady, sim_today, sim_plan;
 
 int sim_run(const struct sim_string *string, const struct sim_config *config, const struct sim_policy *policy,
             struct sim_result *out) HT_MUST_CHECK;
@@ -82,8 +83,8 @@ int sim_run(const struct sim_string *string, const struct sim_config *config, co
 void sim_evict(struct sim *s, uint32_t unit);
 /* Its changes are written, and it stays. */
 void sim_clean(struct sim *s, uint32_t unit);
-/* Would a write begin at once? */
-bool sim_has_buffer(const struct sim *s);
+/* Does the buffer take a write at this time? */
+bool sim_has_buffer(const struct sim *s, uint64_t at);
 /* Reads a unit, that the policy has admitted, at this time or when the device is free. */
 void sim_load(struct sim *s, uint32_t unit, uint64_t at);
 

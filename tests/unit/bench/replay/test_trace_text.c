@@ -138,6 +138,7 @@ START_TEST(a_generated_trace_is_the_same_after_it_was_written_and_read)
         .steps = 3,
         .compute_us = 1000000,
         .activation_bytes = 1 << 20,
+        .optimizer_share = 0.2,
         .tensors = 5,
         .bytes = 10000,
     };

@@ -1,0 +1,188 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Made traces of training in the simulator and on a mount, beside unlimited memory, Belady's choice and LRU.
+
+Run it with `make bench-plan`, as root. The first table is of the simulator: shapes of whole size, whose tensors the
+device moves once each way in the time of a step's computing. The second one is of a mount on a loop device of that
+speed: small shapes, which bench/replay plays with timed waits, and the simulator's figures for the same. "Of ideal" is
+the time of a step with memory for everything over the time of the step. docs/trace-format.md explains traces and
+policies. All figures go into plan.jsonl beside those of the other benches.
+"""
+import argparse
+import json
+import statistics
+import subprocess
+import time
+
+from common import BUILD, begin, give_up, machine, run
+from path_sides import MIB, Devices, Hitrain
+
+REPLAY = BUILD / 'bench/replay'
+SHAPES = [('gpt', '125M'), ('gpt', '1.3B'), ('gpt', '6.7B'), ('gpt', '13B'), ('gpt', '70B'), ('llama', '1B'),
+          ('llama', '8B'), ('llama', '70B'), ('gpt-swap', '1.3B'), ('gpt-swap', '13B'), ('llama-swap', '8B'),
+          ('llama-swap', '70B')]
+MOUNTED = [('gpt', '1.3B', '2%'), ('llama', '1B', '2%'), ('gpt-swap', '1.3B', '1.5%')]
+TARGETS = {50: 0.9, 25: 0.8}
+NOISE, NOISE_POINTS = 25, 1
+STEPS, WARM = 8, 4
+SCAN, MANY = 128, 100000
+DEVICE = 8 << 30
+GB = 1e9
+
+
+def bytes_of(trace):
+    """Of all tensors with their states."""
+    total = 0
+    with open(trace) as f:
+        for words in map(str.split, f):
+            if words and words[0] in ('tensor', 'parameter'):
+                total += sum(map(int, words[2:]))
+    return total
+
+
+def generate(path, *words):
+    with open(path, 'w') as out:
+        subprocess.run([REPLAY, 'generate', *words], stdout=out, check=True)
+    return path
+
+
+def make_trace(folder, kind, shape, rate, scale='100%'):
+    """A step computes as long as the device takes for all tensors, each way. Returns the trace and its bytes."""
+    path = folder / f'{kind}-{shape}.txt'
+    words = kind, f'shape={shape}', f'scale={scale}', f'steps={STEPS}'
+    size = bytes_of(generate(path, *words))
+    generate(path, *words, f'compute={size / rate:.6f}')
+    return path, size
+
+
+def simulate(trace, **words):
+    out = run(REPLAY, 'simulate', trace, 'json=1', f'warm={WARM}', *(f'{k}={v}' for k, v in words.items()), seconds_max=600)
+    return {r['policy']: r for r in map(json.loads, out.splitlines())}
+
+
+def verdict(ok):
+    return 'met' if ok else 'missed'
+
+
+# ------------------------------------------------------------------ simulated
+
+def simulated(folder, rows):
+    rate = int(GB)
+    print(f'\n  simulated, a device of {rate / GB:.0f} GB/s each way; parts of the ideal\n'
+          f'  {"":18}{"DRAM":>6}{"belady":>9}{"lru":>7}{"today":>7}{"plan":>7}{"target":>8}{"":>8}{"25 % noise, points":>20}')
+    for kind, shape in SHAPES:
+        trace, _ = make_trace(folder, kind, shape, rate)
+        for share, target in TARGETS.items():
+            words = {'read': rate, 'write': rate, 'copy': '50G', 'dram': f'{share}%', 'latency': 100}
+            plain = simulate(trace, **words)
+            noisy = simulate(trace, noise=f'{NOISE}%', **words)
+            of = {name: r['of_ideal'] for name, r in plain.items()}
+            lost = 100 * (of['plan'] - noisy['plan']['of_ideal'])
+            print(f'  {kind + " " + shape:18}{share:5}%{of["belady"]:9.3f}{of["lru"]:7.3f}{of["today"]:7.3f}{of["plan"]:7.3f}'
+                  f'{target:8.2f}{verdict(of["plan"] >= target):>8}{lost:12.1f} {verdict(lost <= NOISE_POINTS):>7}', flush=True)
+            rows.append({'what': 'simulated', 'trace': f'{kind} {shape}', 'dram': share, 'target': target,
+                         'points_lost': lost, **plain})
+
+
+def plan_of_many(folder, rows):
+    """A plan for many tensors, and a cyclic scan of them."""
+    trace = generate(folder / 'scan.txt', 'scan', f'tensors={MANY}', f'bytes={MIB}', f'steps={STEPS}',
+                     f'compute={MANY * MIB / GB:.3f}')
+    r = simulate(trace, read=int(GB), write=int(GB), copy='50G', dram='50%')
+    seconds = r['plan']['plan_s']
+    print(f'\n  a plan for {MANY} tensors: {seconds:.2f} s of one core, target 1 s: {verdict(seconds < 1)}')
+    for name in 'lru', 'today', 'plan':
+        read = r[name]['read_bytes'] / MIB / MANY
+        print(f'  cyclic scan, room for half, {name}: reads {read:.3f} of all, target 0.500')
+    rows.append({'what': 'many', 'tensors': MANY, **r})
+
+
+# -------------------------------------------------------------------- mounted
+
+class Mount:
+    def __init__(self, folder, limit):
+        self.devices = Devices(folder, {'hitrain': DEVICE}, limit)
+        self.side = Hitrain(self.devices, folder / 'mnt')
+        self.limit = limit
+
+    def make(self, trace):
+        self.side.unmount()
+        self.side.format()
+        self.side.mount('1G')
+        run(REPLAY, 'make', trace, self.side.point, seconds_max=600)
+
+    def play(self, trace, dram, noise=0):
+        """With so many bytes of DRAM, cold at first."""
+        self.side.remount(max(dram // MIB, 16) * MIB)
+        self.devices.slow(True)
+        out = run(REPLAY, 'play', trace, self.side.point, f'noise={noise}%', f'warm={WARM}', seconds_max=600)
+        self.devices.slow(False)
+        return json.loads(out)
+
+    def medians(self, trace, dram, runs, noise=0):
+        played = [self.play(trace, dram, noise) for _ in range(runs)]
+        return {key: statistics.median(r[key] for r in played) for key in played[0]}
+
+
+def mounted(folder, args, rows, said):
+    mount = Mount(folder, args.limit)
+    lines = []
+    for kind, shape, scale in MOUNTED:
+        trace, size = make_trace(folder, kind, shape, args.limit, scale)
+        mount.make(trace)
+        ideal = mount.medians(trace, 3 * size, args.runs)
+        said(f'{kind} {shape}: {size / MIB:.0f} MiB, {ideal["step_s"]:.2f} s a step with memory for all')
+        for share, target in TARGETS.items():
+            dram = size * share // 100
+            got, noisy = mount.medians(trace, dram, args.runs), mount.medians(trace, dram, args.runs, NOISE)
+            expected = simulate(trace, read=args.limit, write=args.limit, dram=dram)
+            of, of_noisy = (ideal['step_s'] / r['step_s'] for r in (got, noisy))
+            lost = 100 * (of - of_noisy)
+            said(f'{kind} {shape}, {share} %: {got["step_s"]:.2f} s a step')
+            lines.append(f'  {kind + " " + shape:18}{share:5}%{got["step_s"]:9.3f}{of:10.3f}{target:8.2f}{verdict(of >= target):>8}'
+                         f'{got["device_read_bytes"] / size:8.2f}{got["device_written_bytes"] / size:8.2f}{lost:9.1f}'
+                         f'{expected["plan"]["step_s"]:11.3f}{expected["today"]["step_s"]:8.3f}{expected["lru"]["step_s"]:8.3f}')
+            rows.append({'what': 'mounted', 'trace': f'{kind} {shape}', 'dram': share, 'target': target, 'of_ideal': of,
+                         'points_lost': lost, 'played': got, 'ideal': ideal, 'simulated': expected})
+    read = scan_mounted(folder, mount, args.runs)
+    rows.append({'what': 'scan', 'read': read})
+    print(f'\n  mounted, a device of {args.limit / MIB:.0f} MiB/s each way; in and out: parts of all bytes;\n  plan, today, lru: seconds of a simulated step\n'
+          f'  {"":18}{"DRAM":>6}{"s/step":>9}{"of ideal":>10}{"target":>8}{"":>8}{"in":>8}{"out":>8}{"noise":>9}'
+          f'{"plan":>11}{"today":>8}{"lru":>8}')
+    print('\n'.join(lines))
+    print(f'  cyclic scan of {SCAN} MiB with DRAM for half: reads {read:.3f} of all, target 0.500', flush=True)
+
+
+def scan_mounted(folder, mount, runs):
+    trace = generate(folder / 'small-scan.txt', 'scan', f'tensors={SCAN // 8}', f'bytes={8 * MIB}', f'steps={2 * STEPS}',
+                     'compute=0.5')
+    mount.make(trace)
+    return mount.medians(trace, SCAN // 2 * MIB, runs)['device_read_bytes'] / (SCAN * MIB)
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('--runs', type=int, default=3)
+    p.add_argument('--limit', type=int, default=300 * MIB, help='of the mounted device, bytes per second each way')
+    p.add_argument('--only', choices=['simulated', 'mounted'])
+    args = p.parse_args()
+    if args.runs < 1 or args.limit < 1:
+        give_up('--runs and --limit are at least 1')
+    folder, began, rows = begin('plan'), time.monotonic(), [{'machine': machine(), 'runs': args.runs, 'limit': args.limit}]
+
+    def said(text):
+        print(f'  {time.monotonic() - began:5.0f} s  {text}', flush=True)
+
+    print(f'bench-plan: {args.runs} runs\n  on {machine()}', flush=True)
+    if args.only != 'mounted':
+        simulated(folder, rows)
+        plan_of_many(folder, rows)
+    if args.only != 'simulated':
+        mounted(folder, args, rows, said)
+    out = BUILD / 'bench/plan.jsonl'
+    out.write_text(''.join(json.dumps(r) + '\n' for r in rows))
+    print(f'  all figures: {out}')
+
+
+if __name__ == '__main__':
+    main()
