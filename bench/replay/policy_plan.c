@@ -7,7 +7,7 @@
  *   then the plan holds, until an access comes that it does not know, or one stays out: the next step is recorded again
  *
  *   access:  the plan keeps the unit   admitted; units that leave make room
- *            it leaves                 on the list of those that make room, the oldest first; not admitted after a miss
+ *            it leaves                 on the list of units that make room, the oldest first; not admitted after a miss
  *   fetch:   in the order of the plan, when it is due and the device is idle
  *
  * The plan's clock follows the accesses: it stands at the time of the newest access, and what has passed since.
