@@ -24,7 +24,7 @@ struct ht_options {
     uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
-    unsigned optim_threads; /* 0: one for each CPU */
+    unsigned optim_threads; /* 0: as many as CPUs, and two for each of several devices */
     unsigned fuse_threads;  /* 0: by the number of CPUs */
     int numa_node;          /* a node, HT_NUMA_OFF or HT_NUMA_AUTO */
     struct ht_buf passed;   /* for libfuse and the kernel: text with NUL */

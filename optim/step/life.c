@@ -23,7 +23,8 @@
 #include "optim/state/root.h"
 #include "optim/step/step_priv.h"
 
-enum { BACKLOG_EIGHTHS = 3 }; /* of the part of the DRAM tier through which content passes */
+enum { WORKERS_PER_DEVICE = 2 }; /* of several, at least */
+enum { BACKLOG_EIGHTHS = 3 };    /* of the part of the DRAM tier through which content passes */
 
 static unsigned cpu_count(void)
 {
@@ -31,6 +32,14 @@ static unsigned cpu_count(void)
     int n = sched_getaffinity(0, sizeof(set), &set) ? 1 : CPU_COUNT(&set);
 
     return n > 0 ? (unsigned)n : 1;
+}
+
+/* A worker waits for the device that its range lies on, so that several devices need several to be busy. */
+static unsigned thread_count(const struct ht_store *s)
+{
+    unsigned devices = ht_store_device_count(s);
+
+    return (unsigned)ht_max_u64(cpu_count(), devices > 1 ? (uint64_t)devices * WORKERS_PER_DEVICE : 1);
 }
 
 static void init_locks(struct ht_optim *o)
@@ -69,7 +78,7 @@ int ht_optim_new(struct ht_store *s, unsigned threads, const struct ht_optim_hoo
     HT_UNSHARED(HT_LOCK_OPTIM);
     o->store = s;
     o->hooks = *hooks;
-    o->threads = (unsigned)ht_min_u64(threads ? threads : cpu_count(), HT_THREADS_MAX);
+    o->threads = (unsigned)ht_min_u64(threads ? threads : thread_count(s), HT_THREADS_MAX);
     init_locks(o);
     init_lists(o);
     ht_opt_step_numbers_begin(o);

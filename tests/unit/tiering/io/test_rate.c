@@ -11,7 +11,7 @@
 #define MS UINT64_C(1000000)
 enum { DEPTH_MAX = 32 };
 
-/* A device that serves one request after the other, at so many bytes per second, and has depth of them in flight. */
+/* A device that serves one request after the other, at so many bytes per second, and has that many (depth) in flight. */
 struct served {
     struct ht_rate rate;
     uint64_t now_ns, began_ns[DEPTH_MAX];
@@ -341,6 +341,54 @@ START_TEST(devices_and_directions_have_rates_of_their_own)
 }
 END_TEST
 
+START_TEST(only_large_requests_count_for_bandwidth)
+{
+    struct ht_dev *dev = open_kind(_i, DEV_BYTES);
+    uint8_t *buf = aligned(HT_MIB);
+    struct ht_rate_totals read, written;
+
+    if (dev) {
+        for (unsigned i = 0; i < 64; i++)
+            ck_assert_int_eq(ht_dev_write(dev, 0, buf, HT_RATE_LARGE_BYTES - 4096), 0);
+        ht_dev_large_totals(dev, HT_DIRECTION_WRITE, &written);
+        ck_assert_uint_eq(written.bytes, 0);
+        ck_assert_uint_eq(written.busy_ns, 0);
+        uint64_t began_ns = ht_now_ns();
+        for (unsigned i = 0; i < 256; i++)
+            ck_assert_int_eq(ht_dev_write(dev, 0, buf, HT_RATE_LARGE_BYTES), 0);
+        uint64_t wall_ns = ht_now_ns() - began_ns;
+        ht_dev_large_totals(dev, HT_DIRECTION_WRITE, &written);
+        ht_dev_large_totals(dev, HT_DIRECTION_READ, &read);
+        ck_assert_uint_gt(written.bytes, 0);
+        ck_assert_uint_le(written.bytes, 256 * (uint64_t)HT_RATE_LARGE_BYTES);
+        ck_assert_uint_gt(written.busy_ns, 0);
+        ck_assert_uint_le(written.busy_ns, wall_ns);
+        ck_assert_uint_eq(written.waiting_ns, 0);
+        ck_assert_uint_eq(read.bytes, 0);
+    }
+    free(buf);
+    ht_dev_close(dev);
+}
+END_TEST
+
+START_TEST(a_request_in_flight_waits)
+{
+    struct ht_rate r = {0};
+    struct ht_rate_totals totals;
+
+    ht_rate_begin(&r, SECOND, HT_MIB);
+    ht_rate_begin(&r, SECOND, HT_MIB);
+    ht_rate_totals(&r, 3 * SECOND, &totals);
+    ck_assert(totals.waiting_ns == 2 * SECOND && totals.bytes == 0 && totals.busy_ns == 0);
+    ht_rate_end(&r, 4 * SECOND, SECOND, HT_MIB, true);
+    ht_rate_totals(&r, 5 * SECOND, &totals);
+    ck_assert(totals.waiting_ns == SECOND && totals.bytes == HT_MIB && totals.busy_ns == 3 * SECOND);
+    ht_rate_end(&r, 6 * SECOND, SECOND, HT_MIB, false);
+    ht_rate_totals(&r, 9 * SECOND, &totals);
+    ck_assert(totals.waiting_ns == 0 && totals.bytes == HT_MIB && totals.busy_ns == 5 * SECOND);
+}
+END_TEST
+
 static void *write_main(void *dev)
 {
     transfer(dev, HT_IO_WRITE, HT_MIB);
@@ -458,9 +506,11 @@ int main(void)
     tcase_add_test(pure, the_99th_percentile_is_about_the_slow_ones);
     tcase_add_test(pure, latencies_follow_a_drift);
     tcase_add_test(pure, the_longest_requests_have_a_bucket);
+    tcase_add_test(pure, a_request_in_flight_waits);
     suite_add_tcase(suite, pure);
     tcase_set_timeout(devices, 60);
     tcase_add_loop_test(devices, devices_and_directions_have_rates_of_their_own, RAM_4096, LOOP_512);
+    tcase_add_loop_test(devices, only_large_requests_count_for_bandwidth, RAM_4096, LOOP_512);
     tcase_add_test(devices, a_stalled_device_is_known_to_be_slow_and_the_other_one_is_not);
     tcase_add_test(devices, flushes_discards_and_refused_requests_count_for_nothing);
     tcase_add_test(devices, threads_share_the_figures);

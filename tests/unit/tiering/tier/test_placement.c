@@ -133,7 +133,7 @@ START_TEST(who_fails_gets_nothing_and_the_others_keep_their_proportion)
 }
 END_TEST
 
-/* A step rewrites all ranges in the same order. Returns how many of them moved. */
+/* A step rewrites all ranges in the same order. Returns how many moved. */
 static unsigned step(struct ht_place_device d[3], uint8_t device[], unsigned ranges, unsigned out_on[3])
 {
     unsigned moved = 0;

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices with shares: where new content goes, and which rewritten content moves. */
+#include <check.h>
+
+#include "tests/support/suite.h"
+#include "tiering/tier/placement.h"
+#include "tiering/object/context.h"
+#include "tests/unit/tiering/store/fixture.h"
+
+enum { DEVICES = 2, DEVICE_MIB = 128, RANGES = 24 };
+
+static struct ht_dev *devs[DEVICES];
+
+static void make(uint64_t dram_bytes)
+{
+    struct ht_super sb;
+    struct ht_format_opts format = {0};
+    struct ht_store_opts opts = {
+        .dram_bytes = dram_bytes, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = true};
+
+    for (unsigned i = 0; i < DEVICES; i++)
+        ck_assert_int_eq(dev_open_ram(DEVICE_MIB * MIB, 4096, &devs[i]), 0);
+    ck_assert_int_eq(ht_super_format(devs, DEVICES, &format, &sb), 0);
+    ck_assert_int_eq(ht_store_new(devs, DEVICES, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static void end(void)
+{
+    ht_store_verify(s, false);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    for (unsigned i = 0; i < DEVICES; i++)
+        ht_dev_close(devs[i]);
+}
+
+/* Shares of these quarters. What the tests move says nothing about the speed of memory, so they stay. */
+static void share(unsigned first, unsigned second)
+{
+    const uint32_t shares[DEVICES] = {first * HT_PLACE_WHOLE / 4, second * HT_PLACE_WHOLE / 4};
+
+    ht_store_lock(s);
+    ht_alloc_set_shares(s->alloc, shares);
+    ht_store_unlock(s);
+}
+
+static unsigned on[DEVICES];
+static uint8_t device[RANGES];
+
+static int note_device(void *ctx, const struct ht_chunk_info *info)
+{
+    (void)ctx;
+    for (unsigned k = 0; k < info->extent_count; k++)
+        ck_assert_uint_eq(info->extents[k].device, info->extents[0].device);
+    device[info->index] = (uint8_t)info->extents[0].device;
+    on[info->extents[0].device]++;
+    return 0;
+}
+
+static void look(void)
+{
+    memset(on, 0, sizeof(on));
+    ck_assert_int_eq(ht_store_walk(s, note_device, NULL), 0);
+}
+
+static struct ht_obj *stored(void)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *content = pattern(RANGES * MIB, 1);
+
+    put_all(o, 0, content, RANGES * MIB);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    free(content);
+    look();
+    return o;
+}
+
+/* One update of all. */
+static void update(struct ht_obj *o)
+{
+    struct ht_batch_pin pin = {.store = s, .count = 1};
+
+    for (unsigned i = 0; i < RANGES; i++) {
+        pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = i, .mode = HT_BATCH_PIN_UPDATE};
+        ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+        pin.chunk[0].data[0]++;
+        ht_batch_pin_end(&pin, 1);
+        ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    }
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    look();
+}
+
+static uint64_t moved_bytes(void)
+{
+    struct ht_store_stats st;
+
+    ht_store_stats(s, &st);
+    return st.moved_bytes;
+}
+
+START_TEST(new_content_goes_to_devices_by_shares)
+{
+    make(8 * MIB);
+    share(3, 1);
+    struct ht_obj *o = stored();
+    ck_assert_msg(on[0] == RANGES * 3 / 4 && on[1] == RANGES / 4, "%u and %u", on[0], on[1]);
+    struct ht_device_stat st;
+    ht_store_device_stat(s, 0, &st);
+    ck_assert(st.has_share);
+    ck_assert_uint_eq(st.share_per_mille, 750);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
+START_TEST(without_shares_devices_fill_up_alike)
+{
+    make(8 * MIB);
+    struct ht_obj *o = stored();
+    ck_assert_msg(on[0] == RANGES / 2 && on[1] == RANGES / 2, "%u and %u", on[0], on[1]);
+    struct ht_device_stat st;
+    ht_store_device_stat(s, 0, &st);
+    ck_assert(!st.has_share);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
+/* Streamed through staging buffers, and resident. */
+static const uint64_t dram[] = {8 * MIB, 64 * MIB};
+
+START_TEST(updates_move_content_until_it_lies_by_shares_and_then_none)
+{
+    make(dram[_i]);
+    struct ht_obj *o = stored();
+    uint8_t *want = pattern(RANGES * MIB, 1);
+    unsigned steps = 5;
+    share(1, 3);
+    for (unsigned n = 0; n < steps; n++)
+        update(o);
+    ck_assert_msg(on[0] <= RANGES / 4 + 1 && on[0] > 0, "%u and %u", on[0], on[1]);
+    uint64_t moved = moved_bytes();
+    ck_assert_uint_ge(moved, (RANGES / 2 - on[0]) * (uint64_t)MIB);
+    ck_assert_uint_le(moved, RANGES * (uint64_t)MIB); /* few move back */
+    for (; steps < 10; steps++)
+        update(o);
+    ck_assert_uint_le(moved_bytes() - moved, 4 * MIB);
+    for (unsigned i = 0; i < RANGES; i++)
+        want[(size_t)i * MIB] = (uint8_t)(want[(size_t)i * MIB] + steps);
+    expect(o, 0, want, RANGES * MIB);
+    free(want);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
+START_TEST(content_leaves_a_device_that_lost_its_share)
+{
+    make(8 * MIB);
+    struct ht_obj *o = stored();
+    ck_assert_uint_eq(on[1], RANGES / 2);
+    share(4, 0);
+    update(o);
+    ck_assert_uint_eq(on[1], 0);
+    ck_assert_uint_eq(moved_bytes(), RANGES / 2 * (uint64_t)MIB);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
+START_TEST(a_full_device_passes_content_on)
+{
+    make(8 * MIB);
+    share(4, 0);
+    struct ht_obj *o[DEVICE_MIB / RANGES + 2], *last;
+    unsigned count = 0;
+    do {
+        ck_assert_uint_lt(count, HT_ARRAY_SIZE(o));
+        o[count++] = last = stored();
+    } while (on[1] == 0);
+    ck_assert_uint_gt(on[0], 3 * RANGES);
+    uint8_t *want = pattern(RANGES * MIB, 1);
+    expect(last, 0, want, RANGES * MIB);
+    free(want);
+    while (count)
+        ht_obj_put(o[--count]);
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("shares");
+    TCase *t = tcase_create("shares");
+
+    tcase_add_test(t, new_content_goes_to_devices_by_shares);
+    tcase_add_test(t, without_shares_devices_fill_up_alike);
+    tcase_add_loop_test(t, updates_move_content_until_it_lies_by_shares_and_then_none, 0, (int)HT_ARRAY_SIZE(dram));
+    tcase_add_test(t, content_leaves_a_device_that_lost_its_share);
+    tcase_add_test(t, a_full_device_passes_content_on);
+    suite_add_tcase(suite, t);
+    return run_all(suite);
+}
