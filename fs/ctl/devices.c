@@ -24,6 +24,19 @@ static const struct row {
     ROW("flush_errors", "flush_errors", "counter", NULL, io.flush_errors, "Flushes that failed."),
     ROW("oldest_request_ns", "oldest_request_ns", "gauge", NULL, oldest_request_ns,
         "Age of the oldest request in flight."),
+    ROW("urgent_bytes", "urgent_bytes", "gauge", "bytes", gate.in_flight_bytes[HT_IO_URGENT],
+        "Bytes in flight that callers wait for."),
+    ROW("planned_bytes", "planned_bytes", "gauge", "bytes", gate.in_flight_bytes[HT_IO_PLANNED],
+        "Bytes in flight of readahead, prefetch and writeback."),
+    ROW("background_bytes", "background_bytes", "gauge", "bytes", gate.in_flight_bytes[HT_IO_BACKGROUND],
+        "Bytes in flight of scrub."),
+    ROW("planned_waits", "planned_waits", "counter", NULL, gate.waits[HT_IO_PLANNED],
+        "Waits of planned requests for their permission."),
+    ROW("planned_wait_ns", "planned_wait_ns", "counter", NULL, gate.wait_ns[HT_IO_PLANNED], "Time of these waits."),
+    ROW("background_waits", "background_waits", "counter", NULL, gate.waits[HT_IO_BACKGROUND],
+        "Waits of background requests for their permission."),
+    ROW("background_wait_ns", "background_wait_ns", "counter", NULL, gate.wait_ns[HT_IO_BACKGROUND],
+        "Time of these waits."),
 #undef ROW
 };
 

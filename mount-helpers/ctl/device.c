@@ -37,10 +37,10 @@ static void put_for_people(const struct ht_cmd_line *l)
 }
 
 /* In three digits. */
-static void put_time(const struct ht_cmd_line *l, const char *key)
+static void put_ns(uint64_t ns)
 {
     static const char *const units[] = {"us", "ms", "s"};
-    double v = (double)ht_cmd_number(l, key) / 1000;
+    double v = (double)ns / 1000;
     unsigned unit = 0;
     char text[32];
 
@@ -60,8 +60,8 @@ static void put_rate(const struct ht_cmd_line *l, const char *rate, const char *
     }
     snprintf(text, sizeof(text), "%s/s", ht_size_text(ht_cmd_number(l, rate)));
     printf("  %13s", text);
-    put_time(l, mean);
-    put_time(l, p99);
+    put_ns(ht_cmd_number(l, mean));
+    put_ns(ht_cmd_number(l, p99));
 }
 
 static void put_rates(const struct ht_cmd_line *l)
@@ -73,6 +73,32 @@ static void put_rates(const struct ht_cmd_line *l)
         printf("  %5.1f %%", (double)ht_cmd_number(l, "share_per_mille") / 10);
     put_rate(l, "read_bytes_per_s", "read_latency_ns", "read_latency_p99_ns");
     put_rate(l, "write_bytes_per_s", "write_latency_ns", "write_latency_p99_ns");
+    putchar('\n');
+}
+
+/* Bytes in flight of a class. */
+static void put_in_flight(const struct ht_cmd_line *l, const char *key)
+{
+    printf("  %11s", ht_size_text(ht_cmd_number(l, key)));
+}
+
+/* How often a class waited at the gate, and how long on average. */
+static void put_waits(const struct ht_cmd_line *l, const char *count_key, const char *ns_key)
+{
+    uint64_t count = ht_cmd_number(l, count_key);
+
+    printf("  %11llu", (unsigned long long)count);
+    put_ns(count ? ht_cmd_number(l, ns_key) / count : 0);
+}
+
+static void put_classes(const struct ht_cmd_line *l)
+{
+    ht_put_printable(ht_cmd_value(l, "index"), stdout);
+    put_in_flight(l, "urgent_bytes");
+    put_in_flight(l, "planned_bytes");
+    put_in_flight(l, "background_bytes");
+    put_waits(l, "planned_waits", "planned_wait_ns");
+    put_waits(l, "background_waits", "background_wait_ns");
     putchar('\n');
 }
 
@@ -120,6 +146,9 @@ static void put_all(const char *path, char *text, const struct ht_cmd_options *o
     puts("\n#    share         read/s       mean        p99        write/s       mean        p99");
     for (unsigned i = 0; i < count; i++)
         put_rates(&lines[i]);
+    puts("\n#       urgent      planned   background        waits       mean        waits       mean");
+    for (unsigned i = 0; i < count; i++)
+        put_classes(&lines[i]);
 }
 
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o)

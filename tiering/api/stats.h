@@ -5,6 +5,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/io/dev.h"
+#include "tiering/io/gate.h"
 #include "tiering/io/rings.h"
 #include "tiering/journal/journal.h"
 
@@ -65,6 +66,7 @@ struct ht_device_stat {
     struct ht_dev_rate rate[HT_DIRECTIONS];
     bool has_share;           /* else speeds are not known yet, or it is the only device */
     uint64_t share_per_mille; /* of new content */
+    struct ht_gate_stats gate;
 };
 unsigned ht_store_device_count(const struct ht_store *s);
 void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_stat *out);

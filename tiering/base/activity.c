@@ -16,6 +16,7 @@ static pthread_key_t key; /* calls give_back when a thread ends */
 static __thread struct ht_activity *mine;
 static __thread int own_number;
 static __thread uint64_t waited_ns;
+static __thread int buffers;
 
 static void give_back(void *record)
 {
@@ -151,6 +152,22 @@ void ht_activity_hold(const void *chunk)
 void ht_activity_release(const void *chunk)
 {
     replace(chunk, NULL);
+}
+
+void ht_activity_hold_buffers(int count)
+{
+    buffers += count;
+}
+
+/* Another thread may give a buffer back: then that one counts less than none. */
+bool ht_activity_holds_nothing(void)
+{
+    const struct ht_activity *a = record();
+
+    for (unsigned i = 0; i < HT_ACTIVITY_HELD_MAX; i++)
+        if (a->held[i])
+            return false;
+    return buffers <= 0;
 }
 
 const struct ht_activity *ht_activity_at(unsigned i)

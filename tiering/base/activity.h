@@ -46,6 +46,10 @@ uint64_t ht_activity_waited_ns(void);
 void ht_activity_want(const void *chunk);
 void ht_activity_hold(const void *chunk);
 void ht_activity_release(const void *chunk);
+/* The calling thread gets so many staging buffers, or gives them back (negative). */
+void ht_activity_hold_buffers(int count);
+/* The calling thread holds no chunk and no staging buffer. */
+bool ht_activity_holds_nothing(void);
 /* The kernel's number of the calling thread. */
 int ht_activity_thread(void);
 

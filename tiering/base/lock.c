@@ -106,6 +106,14 @@ void ht_lock_waiting(const void *lock, enum ht_lock_rank rank)
         violation("waiting with", rank, held_count ? name_of(held[held_count - 1].rank) : "nothing");
 }
 
+void ht_lock_none_held(const char *what)
+{
+    if (held_count == 0)
+        return;
+    fprintf(stderr, "lock order: %s while holding '%s'\n", what, name_of(held[held_count - 1].rank));
+    abort();
+}
+
 void ht_lock_giving(const void *lock, enum ht_lock_rank rank)
 {
     unsigned i = held_count;

@@ -54,7 +54,13 @@ struct HT_ATTRIBUTE(capability("lock")) ht_rwlock {
 #define HT_LOCK_SET_RANK(l, r) ((void)(r))
 #endif
 
-/* lock.c, in builds that check. */
+/* lock.c, in builds that check. what: ends the sentence of the message. */
+void ht_lock_none_held(const char *what);
+#ifdef HT_LOCK_CHECK
+#define ht_lock_expect_none(what) ht_lock_none_held(what)
+#else
+#define ht_lock_expect_none(what) ((void)0)
+#endif
 void ht_lock_taking(const void *lock, enum ht_lock_rank rank);
 void ht_lock_waiting(const void *lock, enum ht_lock_rank rank);
 void ht_lock_giving(const void *lock, enum ht_lock_rank rank);

@@ -155,6 +155,8 @@ int ht_staging_get(struct ht_staging *p, enum ht_staging_part which, unsigned co
     for (unsigned i = 0; !rc && i < count; i++)
         out_bufs[i] = pop(part, numa_index);
     ht_mutex_unlock(staging_lock(p));
+    if (!rc)
+        ht_activity_hold_buffers((int)count);
     return rc;
 }
 
@@ -168,6 +170,7 @@ void ht_staging_put(struct ht_staging *p, enum ht_staging_part which, void *buf)
     if (part->ticket_serving != part->ticket_next)
         pthread_cond_broadcast(&part->changed);
     ht_mutex_unlock(staging_lock(p));
+    ht_activity_hold_buffers(-1);
 }
 
 unsigned ht_staging_count(const struct ht_staging *p, enum ht_staging_part part)

@@ -18,6 +18,7 @@
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/data/xfer.h"
+#include "tiering/io/gate.h"
 #include "tiering/object/ref.h"
 #include "tiering/tier/placement.h"
 
@@ -32,8 +33,9 @@ struct ht_chunk_io {
     struct ht_ref ref; /* a copy: publishing moves references without the chunk's lock */
     void *data;        /* as they are on the device, in whole blocks */
     struct ht_xfer xfer;
-    int rc;        /* the first error */
-    bool mismatch; /* of a read: the bytes came, and they are not those of the checksum */
+    struct ht_permit permit; /* of a batch; it gives it back */
+    int rc;                  /* the first error */
+    bool mismatch;           /* of a read: the bytes came, and they are not those of the checksum */
 };
 
 /* This thread's ring; NULL: the thread cannot have one. */

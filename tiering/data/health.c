@@ -133,4 +133,5 @@ void ht_store_device_stat(struct ht_store *s, unsigned index, struct ht_device_s
     ht_dev_counters(s->dev[index], &out->io);
     for (unsigned d = 0; d < HT_DIRECTIONS; d++)
         ht_dev_rate(s->dev[index], d, &out->rate[d]);
+    ht_gate_stats(s->dev[index], &out->gate);
 }

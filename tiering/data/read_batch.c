@@ -10,6 +10,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
+#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 
 void ht_read_batch_start(struct ht_read_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
@@ -19,6 +20,7 @@ void ht_read_batch_start(struct ht_read_batch *w, struct ht_obj *o, struct ht_ch
     uint8_t *data = ht_arena_data(s->arena, c->slot);
 
     *io = (struct ht_chunk_io){.obj = o, .chunk = c, .index = index, .ref = *ht_chunk_ref(c)};
+    io->permit = ht_admission_take(&w->spare);
     o->refs++;
     ht_store_unlock(s);
     ht_chunk_read_start(io, w->ring, data);
@@ -36,6 +38,7 @@ void ht_read_batch_finish(struct ht_read_batch *w)
 
     ht_store_unlock(s);
     int rc = w->report ? ht_chunk_read_finish(io, w->ring) : ht_chunk_read_finish_quietly(io, w->ring);
+    ht_permit_put(&io->permit);
     if (!rc)
         memset((uint8_t *)io->data + visible, 0, ht_round_up(reach, HT_BLOCK_BYTES) - visible);
     ht_store_lock(s);
@@ -58,4 +61,5 @@ void ht_read_batch_finish_all(struct ht_read_batch *w)
 {
     while (w->count)
         ht_read_batch_finish(w);
+    ht_permit_put(&w->spare);
 }

@@ -15,8 +15,9 @@ enum { HT_READ_BATCH_MAX = 32 };
 struct ht_read_batch {
     struct ht_store *s;
     struct ht_ring *ring;
-    bool report; /* errors */
-    int error;   /* the first */
+    bool report;            /* errors */
+    int error;              /* the first */
+    struct ht_permit spare; /* for the next one; it goes back with the last */
     unsigned first, count;
     struct ht_chunk_io job[HT_READ_BATCH_MAX]; /* in flight, oldest first */
 };

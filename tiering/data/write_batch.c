@@ -21,6 +21,7 @@
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/space.h"
+#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/fill.h"
@@ -106,6 +107,27 @@ bool ht_write_batch_full(const struct ht_write_batch *w)
     return w->count == HT_WRITE_BATCH_MAX || w->flight_bytes >= FLIGHT_BYTES_MAX;
 }
 
+bool ht_write_batch_admit(struct ht_write_batch *w, int device)
+{
+    struct ht_store *s = w->s;
+    uint32_t blocks = HT_CHUNK_BYTES / HT_BLOCK_BYTES;
+
+    if (ht_io_class() == HT_IO_URGENT)
+        return true;
+    if (device < 0)
+        device = ht_alloc_choose(s->alloc, blocks, (struct ht_alloc_hint){.device = -1});
+    const struct ht_permit_request r = {
+        .dev = device < 0 ? NULL : s->dev[device],
+        .direction = HT_DIRECTION_WRITE,
+        .good = HT_GATE_MEMORY,
+        .bytes = HT_CHUNK_BYTES,
+    };
+    enum ht_admission a = ht_admit(s, &w->spare, &r, w->count > 0);
+    if (a == HT_ADMISSION_LATER)
+        ht_write_batch_finish(w);
+    return a == HT_ADMITTED;
+}
+
 static void push(struct ht_write_batch *w)
 {
     ht_ring_kick(w->ring);
@@ -141,6 +163,8 @@ int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_c
         ht_chunk_unlock_exclusive(o, c, index);
         return rc;
     }
+    j->io.permit = ht_admission_take(&w->spare);
+    ht_permit_settle(&j->io.permit, s->dev[ht_ref_extent(&j->io.ref, 0).device], bytes);
     w->flight_bytes += bytes;
     ht_chunk_set_clean(o, c, index);
     c->writing = 1;
@@ -190,6 +214,7 @@ void ht_write_batch_finish(struct ht_write_batch *w)
     ht_chunk_write_wait(&j->io, w->ring);
     ht_store_lock(s);
     int rc = ht_chunk_write_finish(&j->io, w->ring);
+    ht_permit_put(&j->io.permit);
     put_copy(w, j);
     if (rc) {
         job_failed(j, rc);
@@ -229,6 +254,7 @@ int ht_write_batch_close(struct ht_write_batch *w)
 {
     while (w->count)
         ht_write_batch_finish(w);
+    ht_permit_put(&w->spare);
     int rc = w->error;
     free(w);
     return rc;

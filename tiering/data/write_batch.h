@@ -27,6 +27,7 @@ struct ht_write_batch {
     unsigned first, count; /* in flight, oldest first */
     unsigned copies;       /* jobs with a copy */
     uint64_t flight_bytes, unpushed_bytes;
+    struct ht_permit spare; /* for the next one; closing gives it back */
     unsigned failed;
     int error; /* the first */
 };
@@ -36,6 +37,11 @@ struct ht_write_batch *ht_write_batch_open(struct ht_store *s) HT_EXCLUDES(HT_LO
 int ht_write_batch_close(struct ht_write_batch *w) HT_REQUIRES(HT_LOCK_STORE);
 /* Must the oldest be finished before another one is started? */
 bool ht_write_batch_full(const struct ht_write_batch *w);
+/*
+ * Before the next chunk is taken: waits until the thread's class may write. device: where the chunk goes, or -1. False:
+ * the call has finished some, or released the lock in between, and the caller asks again.
+ */
+bool ht_write_batch_admit(struct ht_write_batch *w, int device) HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* A dirty chunk, held exclusively, which is shared or free afterwards. Releases the lock in between. */
 int ht_write_batch_start(struct ht_write_batch *w, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
     HT_REQUIRES(HT_LOCK_STORE) HT_MUST_CHECK;

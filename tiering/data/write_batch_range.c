@@ -6,6 +6,7 @@
 #include "tiering/cache/arena.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
+#include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/data/write_batch.h"
 
@@ -28,8 +29,11 @@ static void write_chunk(struct ht_write_batch *w, struct ht_obj *o, uint64_t ind
     struct ht_store *s = w->s;
     struct ht_chunk *c = ht_chunk_find(o, index);
 
-    while (is_to_be_written(w, c) && (ht_write_batch_full(w) || (w->count && (c->exclusive || c->shared)))) {
-        ht_write_batch_finish(w);
+    while (is_to_be_written(w, c)) {
+        if (ht_write_batch_full(w) || (w->count && (c->exclusive || c->shared)))
+            ht_write_batch_finish(w);
+        else if (ht_write_batch_admit(w, ht_chunk_target_device(s, c)))
+            break;
         c = ht_chunk_find(o, index);
     }
     if (!is_to_be_written(w, c))

@@ -24,8 +24,10 @@ static enum ht_step checkpoint_step(void *ctx, struct ht_budget *b)
     if (need == HT_JOURNAL_NEEDS_NOTHING)
         return HT_STEP_IDLE;
     if (need == HT_JOURNAL_NEEDS_RESYNC) {
+        enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* commits wait for its last part */
         int rc = ht_journal_resync(s->journal);
         (void)rc; /* was logged, and is tried again */
+        (void)ht_io_class_set(was);
         return HT_STEP_WORKED;
     }
     if (!ht_store_checkpoint(s) || s->failed || s->waits.stopping)
@@ -79,11 +81,14 @@ void ht_engine_wake_checkpoint(struct ht_store *s)
 }
 
 static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
-    [HT_LANE_COMMIT] = {.name = "ht-commit"},
-    [HT_LANE_CHECKPOINT] = {.name = "ht-checkpoint"},
+    [HT_LANE_COMMIT] = {.name = "ht-commit", .io_class = HT_IO_PLANNED},
+    [HT_LANE_CHECKPOINT] = {.name = "ht-checkpoint", .io_class = HT_IO_BACKGROUND},
     [HT_LANE_HEALTH] = {.name = "ht-health"},
-    [HT_LANE_READAHEAD] = {.name = "ht-readahead", .on_demand = true},
-    [HT_LANE_BACKGROUND] = {.name = "ht-background", .on_demand = true, .idle_io = true, .traffic = device_bytes},
+    [HT_LANE_READAHEAD] = {.name = "ht-readahead", .on_demand = true, .io_class = HT_IO_PLANNED},
+    [HT_LANE_BACKGROUND] = {.name = "ht-background",
+                            .on_demand = true,
+                            .io_class = HT_IO_BACKGROUND,
+                            .traffic = device_bytes},
 };
 
 /* All but writeback, of which each NUMA node has one. */
@@ -177,7 +182,8 @@ static void add_reliefs(struct ht_store *s)
     e->node_lanes = nodes > 1 ? nodes : 0;
     for (unsigned i = 0; i < e->reliefs; i++) {
         struct ht_relief *r = &e->relief[i];
-        const struct ht_lane_config config = {.name = "ht-writeback", .ctx = r, .enter = run_on_node};
+        const struct ht_lane_config config = {
+            .name = "ht-writeback", .ctx = r, .enter = run_on_node, .io_class = HT_IO_PLANNED};
         r->s = s;
         r->numa_index = e->node_lanes ? (int)i : HT_NUMA_INDEX_ANY;
         if (e->node_lanes)

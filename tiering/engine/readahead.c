@@ -25,6 +25,7 @@
 #include "tiering/object/numa.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/data/admission.h"
 #include "tiering/data/read_batch.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/shm/shm.h"
@@ -133,9 +134,20 @@ static uint32_t next_of(struct ht_obj_reader *r, struct ht_chunk **out_c, uint64
     return HT_SLOT_NONE;
 }
 
+/* The permission for the chunk that next_of would take now. */
+static struct ht_permit_request next_permit(struct ht_obj_reader *r) HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (uint64_t i = r->next; i < r->end; i++) {
+        struct ht_chunk *c = ht_chunk_find(r->obj, i);
+        if (is_wanted(r->obj, c) && !c->exclusive && !c->shared)
+            return ht_admission_of_ref(r->obj->s, ht_chunk_ref(c));
+    }
+    return (struct ht_permit_request){.dev = NULL};
+}
+
 /*
- * A chunk for the reader that has been pending longest. False: none is. Lock held; releases it in between, and the
- * reader may go.
+ * A chunk for the reader that has been pending longest. False: none is, or requests in flight have to end before. Lock
+ * held; releases it in between, and the reader may go.
  */
 static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
 {
@@ -144,6 +156,10 @@ static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
     if (ht_list_empty(&s->engine->pending_readers))
         return false;
     struct ht_obj_reader *r = ht_list_entry(s->engine->pending_readers.next, struct ht_obj_reader, pending);
+    const struct ht_permit_request permit = next_permit(r);
+    enum ht_admission a = ht_admit(s, &w->spare, &permit, w->count > 0);
+    if (a != HT_ADMITTED)
+        return a == HT_ADMISSION_AGAIN;
     struct ht_chunk *c;
     uint64_t index;
     uint32_t slot = next_of(r, &c, &index);
@@ -182,6 +198,7 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
         if (w->count)
             ht_read_batch_finish(w);
     } while (w->count);
+    ht_read_batch_finish_all(w);
 }
 
 void ht_store_readahead(struct ht_store *s)
@@ -211,8 +228,15 @@ static int prefetch_chunk(struct ht_read_batch *w, struct ht_obj *o, uint64_t in
     if (w->count == HT_READ_BATCH_MAX)
         ht_read_batch_finish(w);
     struct ht_chunk *c;
-    while ((c = ht_chunk_find(o, index)) && w->count && (c->exclusive || c->shared))
-        ht_read_batch_finish(w);
+    enum ht_admission a = HT_ADMISSION_AGAIN;
+    while (a != HT_ADMITTED && (c = ht_chunk_find(o, index))) {
+        const struct ht_permit_request permit = ht_admission_of_ref(s, ht_chunk_ref(c));
+        a = HT_ADMISSION_LATER;
+        if (!w->count || !(c->exclusive || c->shared))
+            a = ht_admit(s, &w->spare, &permit, w->count > 0);
+        if (a == HT_ADMISSION_LATER)
+            ht_read_batch_finish(w);
+    }
     if (!c)
         return 0;
     ht_chunk_lock_exclusive(s, c);
@@ -257,8 +281,10 @@ int ht_obj_prefetch(struct ht_obj *o)
 
     if (!w.ring)
         return -ENOMEM;
+    enum ht_io_class was = ht_io_class_set(HT_IO_PLANNED);
     ht_store_lock(s);
     int rc = prefetch(&w, o);
     ht_store_unlock(s);
+    (void)ht_io_class_set(was);
     return rc;
 }

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler.c - see scheduler.h. */
 #include <assert.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "tiering/engine/scheduler.h"
 
@@ -67,14 +65,6 @@ static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE
 
 /* ------------------------------------------------------------------ thread */
 
-/* The device's scheduler, if it has classes, then serves all others first. The lane works as well without. */
-static void set_idle_io(void)
-{
-    enum { WHO_PROCESS = 1, CLASS_IDLE = 3, CLASS_SHIFT = 13 };
-
-    (void)syscall(SYS_ioprio_set, WHO_PROCESS, 0, CLASS_IDLE << CLASS_SHIFT);
-}
-
 static struct ht_row *first_due(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     struct ht_row *first = l->row[0];
@@ -100,8 +90,7 @@ static void *lane_main(void *arg)
     struct ht_lane *l = arg;
 
     pthread_setname_np(pthread_self(), l->config.name);
-    if (l->config.idle_io)
-        set_idle_io();
+    (void)ht_io_class_set(l->config.io_class);
     if (l->config.enter)
         l->config.enter(l->config.ctx);
     ht_mutex_lock(ht_lane_lock(l));

@@ -33,6 +33,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/lock.h"
+#include "tiering/io/gate.h"
 #include "tiering/tier/pace.h"
 
 enum ht_step {
@@ -74,7 +75,7 @@ struct ht_row {
 struct ht_lane_config {
     const char *name; /* of the thread */
     bool on_demand;
-    bool idle_io; /* its requests have the idle class, where the device's scheduler has classes */
+    enum ht_io_class io_class; /* of its requests */
     void *ctx;
     void (*enter)(void *ctx);       /* the first that the thread does; or NULL */
     uint64_t (*traffic)(void *ctx); /* bytes that all threads have moved so far; or NULL */

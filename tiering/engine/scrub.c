@@ -29,13 +29,14 @@
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/data/admission.h"
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/silent.h"
 #include "tiering/engine/engine_priv.h"
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 
-enum { LOG_PAUSE_MS = 100, REASON_BYTES = 128 };
+enum { LOG_PAUSE_MS = 100, REASON_BYTES = 128, FRAME_BYTES = 256 << 10 /* of most frames, at most */ };
 enum phase { SUPERS, LOG, CHUNKS };
 
 /* Where the run is: what comes next. */
@@ -50,11 +51,20 @@ struct ht_scrub_run {
     uint64_t *oids, index;
     size_t count, at;
     uint64_t bytes; /* read in this step */
+    struct ht_permit permit;
 };
 
 uint64_t ht_scrub_rate_bytes(const struct ht_store *s)
 {
     return s->opts.scrub_rate_bytes ? s->opts.scrub_rate_bytes : RATE_BYTES_DEFAULT;
+}
+
+/* Before a request that holds nothing; the run gives the permit back after it. */
+static void get_permit(struct ht_scrub_run *r, struct ht_dev *dev, uint32_t bytes)
+{
+    const struct ht_permit_request request = {.dev = dev, .direction = HT_DIRECTION_READ, .bytes = bytes};
+
+    ht_permit_get(&r->s->gate, &request, &r->permit);
 }
 
 /* ---------------------------------------------------------------- figures */
@@ -130,9 +140,12 @@ static unsigned scrub_super(struct ht_scrub_run *r, unsigned device, struct ht_s
     ht_mutex_unlock(ht_super_mutex(s));
     if (!ht_super_scrub(&sb, s->dev[device], device, false, out))
         return 0;
+    /* Others wait for super_lock. */
+    enum ht_io_class was = ht_io_class_set(HT_IO_URGENT);
     ht_mutex_lock(ht_super_mutex(s));
     unsigned bad = ht_super_scrub(&s->sb, s->dev[device], device, r->repair, out);
     ht_mutex_unlock(ht_super_mutex(s));
+    (void)ht_io_class_set(was);
     return bad;
 }
 
@@ -151,7 +164,9 @@ static int next_super(struct ht_scrub_run *r)
         return 1;
     if (ht_probe_devices(s, 1u << i))
         return 1;
+    get_permit(r, s->dev[i], HT_SUPER_COPIES * HT_BLOCK_BYTES);
     unsigned bad = scrub_super(r, i, &f);
+    ht_permit_put(&r->permit);
     for (unsigned k = 0; bad && k < HT_SUPER_COPIES; k++)
         if (f.stale[k] || f.problem[k] != HT_SUPER_OK)
             report_super(r, i, k, &f);
@@ -186,8 +201,10 @@ static void rewrite_log(struct ht_scrub_run *r)
 static int next_frame(struct ht_scrub_run *r)
 {
     struct ht_log_scrub_found f;
-    int rc = ht_journal_scrub_step(r->s->journal, &r->log, &f);
 
+    get_permit(r, r->s->dev[r->s->layout.log_device[0]], FRAME_BYTES);
+    int rc = ht_journal_scrub_step(r->s->journal, &r->log, &f);
+    ht_permit_put(&r->permit);
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (f.copy[i].damaged)
             report_log(r, i, &f.copy[i]);
@@ -246,8 +263,11 @@ static int copy_refs(const struct ht_chunk *c, struct ht_ref out[2])
 static int scrub_ref(struct ht_scrub_run *r, struct ht_obj *o, struct ht_ref *ref)
 {
     struct ht_suspect x = {.obj = o, .index = r->index, .ref = *ref, .ring = r->ring, .repair = r->repair};
-    int rc = ht_suspect_check(&x);
+    const struct ht_permit_request permit = ht_admission_of_ref(r->s, ref);
 
+    get_permit(r, permit.dev, permit.bytes);
+    int rc = ht_suspect_check(&x);
+    ht_permit_put(&r->permit);
     if (rc == HT_SUSPECT_BAD)
         report_chunk(r, &x);
     if (rc >= 0 && rc != HT_SUSPECT_ABSENT)

@@ -241,11 +241,12 @@ int ht_suspect_check(struct ht_suspect *x)
     int rc = first_look(x);
     if (rc != -EIO)
         return rc ? rc : HT_SUSPECT_SOUND;
+    enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* other threads wait for the chunk */
     rc = validate(x, &v);
+    if (!rc && v.bad)
+        x->repair_error = apply(x, &v);
+    (void)ht_io_class_set(was);
     if (rc)
         return rc;
-    if (!v.bad)
-        return HT_SUSPECT_SOUND;
-    x->repair_error = apply(x, &v);
-    return HT_SUSPECT_BAD;
+    return v.bad ? HT_SUSPECT_BAD : HT_SUSPECT_SOUND;
 }

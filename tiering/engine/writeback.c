@@ -45,8 +45,10 @@ int ht_writeback_some(struct ht_store *s, unsigned most, enum ht_clean whom, int
     ht_store_lock(s);
     struct ht_dirty_walk walk = HT_DIRTY_WALK(!whom || ht_arena_is_short(s->arena), numa_index);
     while (goes_on(w, tried, most, whom)) {
-        while (ht_write_batch_full(w)) /* now, because it releases the lock */
-            ht_write_batch_finish(w);
+        /* Now, because both release the lock. */
+        while (ht_write_batch_full(w) || !ht_write_batch_admit(w, -1))
+            if (ht_write_batch_full(w))
+                ht_write_batch_finish(w);
         uint32_t slot = ht_dirty_walk_next(s->arena, &walk);
         if (slot == HT_SLOT_NONE)
             break;

@@ -5,6 +5,7 @@
  *
  * Any thread. open.c opens a device; ring.c and ram.c move bytes.
  */
+#include "tiering/io/gate.h"
 #include "tiering/io/io_priv.h"
 
 #include <assert.h>
@@ -31,6 +32,7 @@ struct ht_dev *ht_dev_alloc(const char *name)
     ht_mutex_init(&dev->flush_lock, HT_LOCK_DEV_FLUSH);
     pthread_cond_init(&dev->flush_ended, NULL);
     ht_mutex_init(&dev->flight_lock, HT_LOCK_DEV_FLIGHT);
+    ht_cond_init(&dev->gate_changed);
     return dev;
 }
 
@@ -50,6 +52,7 @@ void ht_dev_close(struct ht_dev *dev)
         close(dev->fd);
     if (dev->hold_fd >= 0)
         close(dev->hold_fd);
+    pthread_cond_destroy(&dev->gate_changed);
     ht_mutex_destroy(&dev->flight_lock);
     pthread_cond_destroy(&dev->flush_ended);
     ht_mutex_destroy(&dev->flush_lock);
@@ -150,6 +153,7 @@ int ht_io_begin(struct ht_io *io)
     io->pieces_ = 0;
     io->error_ = 0;
     io->next_ = NULL;
+    io->io_class_ = ht_io_class();
     io->rated_ = rc == 0 && (io->op == HT_IO_READ || io->op == HT_IO_WRITE);
     io->large_ = io->rated_ && io->len >= HT_RATE_LARGE_BYTES;
     ht_flight_begin(io);

@@ -23,6 +23,8 @@
 
 #include <sys/uio.h>
 #include "tiering/base/base.h"
+#include "tiering/io/gate_policy.h"
+#include "tiering/io/gate_policy.h"
 #include "tiering/io/rate.h"
 
 struct ht_dev;
@@ -134,8 +136,9 @@ struct ht_io {
     uint64_t shared_; /* number of a flush that others may wait for, or 0 */
     struct ht_io *next_;
     uint64_t began_ns_;
-    bool rated_, large_; /* counts for the rate of its direction; for that of large requests */
-    int thread_;         /* that submitted it */
+    bool rated_, large_;        /* counts for the rate of its direction; for that of large requests */
+    enum ht_io_class io_class_; /* of the thread that began it */
+    int thread_;                /* that submitted it */
     struct ht_io *older_, *newer_;
 };
 

@@ -18,6 +18,35 @@ static enum ht_direction direction_of(const struct ht_io *io)
     return io->op == HT_IO_READ ? HT_DIRECTION_READ : HT_DIRECTION_WRITE;
 }
 
+/* Reads and writes alone. */
+static void count_begin(struct ht_io *io) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
+{
+    struct ht_dev *dev = io->dev;
+
+    ht_rate_begin(&dev->rate[direction_of(io)], io->began_ns_, io->len);
+    if (io->large_)
+        ht_rate_begin(&dev->large_rate[direction_of(io)], io->began_ns_, io->len);
+    dev->class_bytes[io->io_class_] += io->len;
+    if (io->io_class_ != HT_IO_URGENT)
+        return;
+    ht_gate_urgent_begin(&dev->urgent_requests, io->began_ns_);
+    ht_gate_urgent_begin(&dev->urgent_waits, io->began_ns_);
+}
+
+static void count_end(struct ht_io *io, uint64_t now_ns, int result) HT_REQUIRES(HT_LOCK_DEV_FLIGHT)
+{
+    struct ht_dev *dev = io->dev;
+
+    ht_rate_end(&dev->rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
+    if (io->large_)
+        ht_rate_end(&dev->large_rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
+    dev->class_bytes[io->io_class_] -= io->len;
+    if (io->io_class_ != HT_IO_URGENT)
+        return;
+    ht_gate_urgent_end(&dev->urgent_requests, now_ns);
+    ht_gate_urgent_end(&dev->urgent_waits, now_ns);
+}
+
 void ht_flight_begin(struct ht_io *io)
 {
     struct ht_dev *dev = io->dev;
@@ -34,9 +63,7 @@ void ht_flight_begin(struct ht_io *io)
         dev->oldest = io;
     dev->newest = io;
     if (io->rated_)
-        ht_rate_begin(&dev->rate[direction_of(io)], io->began_ns_, io->len);
-    if (io->large_)
-        ht_rate_begin(&dev->large_rate[direction_of(io)], io->began_ns_, io->len);
+        count_begin(io);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
     if (io->op == HT_IO_FLUSH)
         HT_PROBE2(flush_begin, dev->name, io);
@@ -51,9 +78,7 @@ static void take_out(struct ht_io *io, int result)
     *(io->older_ ? &io->older_->newer_ : &dev->oldest) = io->newer_;
     *(io->newer_ ? &io->newer_->older_ : &dev->newest) = io->older_;
     if (io->rated_)
-        ht_rate_end(&dev->rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
-    if (io->large_)
-        ht_rate_end(&dev->large_rate[direction_of(io)], now_ns, io->began_ns_, io->len, result == 0);
+        count_end(io, now_ns, result);
     ht_mutex_unlock(ht_dev_flight_lock(dev));
 }
 

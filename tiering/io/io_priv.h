@@ -60,7 +60,16 @@ struct ht_dev {
     HT_GUARDED_BY(HT_LOCK_DEV_FLIGHT) struct {
         struct ht_io *oldest, *newest; /* in flight, through newer_ and older_ */
         struct ht_rate rate[HT_DIRECTIONS], large_rate[HT_DIRECTIONS];
+        uint64_t class_bytes[HT_IO_CLASSES]; /* of reads and writes in flight */
+        /* The gate (gate.c): urgent requests; and with callers that wait for what a lower class holds. */
+        struct ht_gate_urgent urgent_requests, urgent_waits;
+        uint64_t permitted_bytes[HT_DIRECTIONS];
+        unsigned background_permits;
+        uint64_t gate_waits[HT_IO_CLASSES], gate_wait_ns[HT_IO_CLASSES];
     };
+    _Atomic unsigned permits;      /* of lower classes */
+    _Atomic unsigned gate_waiters; /* threads; changed with flight_lock held */
+    pthread_cond_t gate_changed;   /* a permit came back, or what the threads bring is wanted */
 };
 
 HT_MUTEX_OF(ht_dev_flush_lock, struct ht_dev, flush_lock, HT_LOCK_DEV_FLUSH)

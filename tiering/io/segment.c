@@ -10,6 +10,16 @@
 
 /* ----------------------------------------------------------------- request */
 
+/* For schedulers of the kernel that have classes; others take no notice. 0: that of the thread. */
+static uint16_t priority_of(enum ht_io_class io_class)
+{
+    enum { BEST_EFFORT = 2, IDLE = 3, SHIFT = 13, LOWEST = 7 };
+    static const uint16_t of[HT_IO_CLASSES] = {
+        [HT_IO_PLANNED] = BEST_EFFORT << SHIFT | LOWEST, [HT_IO_BACKGROUND] = IDLE << SHIFT};
+
+    return of[io_class];
+}
+
 static void prepare_transfer(const struct ht_registered *known, struct io_uring_sqe *sqe, const struct ht_segment *p)
 {
     const struct ht_io *io = p->io;
@@ -25,6 +35,7 @@ static void prepare_transfer(const struct ht_registered *known, struct io_uring_
         io_uring_prep_write_fixed(sqe, io->dev->fd, buf, p->len, offset, fixed);
     else
         io_uring_prep_write(sqe, io->dev->fd, buf, p->len, offset);
+    sqe->ioprio = priority_of(io->io_class_);
 }
 
 /* Names a registered device by its place: the kernel need not look up, hold and release the file. */

@@ -54,6 +54,7 @@ struct ht_journal_config {
     bool clean;           /* the superblock's: that was the last frame of its mount, and the log was closed */
     uint8_t host_id[16], boot_id[16];
     struct ht_rings *rings; /* the rings of the store; or NULL */
+    struct ht_gate *gate;   /* its gate, whose checkpoint makes room in the log; or NULL */
     void *ctx;
     ht_replay_fn replay;
     bool leave_out; /* for fsck: a record that makes no sense, as replay says with -EUCLEAN, is left out and counted */

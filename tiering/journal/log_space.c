@@ -52,6 +52,7 @@
 
 #include "tiering/base/activity.h"
 #include "tiering/base/fault.h"
+#include "tiering/io/gate.h"
 
 #define EMISSION_MARGIN_BYTES ((uint64_t)(32 * HT_KIB))
 /*
@@ -202,11 +203,15 @@ static int wait_for_room_locked(struct ht_journal *j, size_t bytes) HT_REQUIRES(
     uint64_t ticket = j->ticket_next++;
 
     j->waiters++;
+    if (j->config.gate)
+        ht_gate_want(j->config.gate, HT_GATE_LOG_ROOM);
     ht_activity_wait("room in the log", 0);
     while (ticket != j->ticket_serving)
         ht_cond_wait(&j->space, ht_journal_lock(j));
     int rc = wait_at_head_locked(j, bytes);
     ht_activity_go_on();
+    if (j->config.gate)
+        ht_gate_want_end(j->config.gate, HT_GATE_LOG_ROOM);
     j->waiters--;
     j->head_waits = false;
     j->ticket_serving++;

@@ -17,6 +17,7 @@
  * Split mode (log_space.c): the kept copy is left as it is, all frames go to the other.
  */
 #include "tiering/journal/journal_priv.h"
+#include "tiering/io/gate.h"
 
 #include <assert.h>
 
@@ -258,6 +259,17 @@ int ht_journal_record_lost(struct ht_journal *j)
     return rc;
 }
 
+/* Others wait for the frame, too, whoever writes it: its requests have no class that a device may leave for long. */
+static void write_promoted(struct ht_journal *j, uint64_t pos, uint8_t *mem, uint64_t bytes)
+{
+    enum ht_io_class was = ht_io_class();
+
+    if (was == HT_IO_BACKGROUND)
+        (void)ht_io_class_set(HT_IO_PLANNED);
+    write_durably(j, pos, mem, bytes);
+    (void)ht_io_class_set(was);
+}
+
 static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_frame *header)
 {
     int rc = j->config.before_write ? j->config.before_write(j->config.ctx) : 0;
@@ -269,7 +281,7 @@ static int write_frame(struct ht_journal *j, struct ht_frame_buf *f, struct ht_f
         return rc;
     }
     ht_frame_encode(f->mem, header);
-    write_durably(j, header->pos, f->mem, ht_frame_bytes(header->payload_len));
+    write_promoted(j, header->pos, f->mem, ht_frame_bytes(header->payload_len));
     for (unsigned i = 0; i < HT_LOG_COPIES; i++)
         if (in_use(j, i))
             return ht_journal_record_lost(j);

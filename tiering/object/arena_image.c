@@ -51,9 +51,11 @@ static void move_image(struct ht_obj *o, struct ht_chunk *c, uint64_t index, uin
 static bool wait_for_slot(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
     s->waits.slot_waiters++;
+    ht_gate_want(&s->gate, HT_GATE_MEMORY);
     ht_activity_wait("room in the DRAM tier", 0);
     int rc = ht_chunk_wait(s, c, &s->waits.slot, ht_now_ns() + PATIENCE_NS);
     ht_activity_go_on();
+    ht_gate_want_end(&s->gate, HT_GATE_MEMORY);
     s->waits.slot_waiters--;
     return !rc;
 }

@@ -8,6 +8,7 @@
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
+#include "tiering/object/ref.h"
 #include "tiering/object/space.h"
 
 static_assert(HT_COND_COUNT == 64, "bits of a word");
@@ -17,15 +18,32 @@ static unsigned cond_of(const struct ht_chunk *c)
     return (unsigned)(((uintptr_t)c >> 6) * 0x9e3779b97f4a7c15ull >> 58);
 }
 
+/*
+ * The device where a request of a lower class may hold the chunk that this thread waits for. While it waits, no request
+ * of the background begins there. NULL: no such request is on the way.
+ */
+static struct ht_dev *promoted_device(const struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_ref *ref = ht_chunk_ref(c);
+    struct ht_dev *dev = ref && ht_ref_holds(ref) ? s->dev[ht_ref_extent(ref, 0).device] : NULL;
+
+    return dev && ht_io_class() == HT_IO_URGENT && ht_dev_has_permits(dev) ? dev : NULL;
+}
+
 static void wait_chunk(struct ht_store *s, struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_leaf_head *leaf = ht_chunk_leaf(c);
+    struct ht_dev *dev = promoted_device(s, c);
 
     leaf->users++;
     HT_PROBE1(chunk_wait_begin, c);
     ht_activity_want(c);
     ht_activity_wait("a chunk", 0);
+    if (dev)
+        ht_gate_wait_begin(dev);
     ht_store_wait(s, &s->waits.chunk[cond_of(c)], 0);
+    if (dev)
+        ht_gate_wait_end(dev);
     ht_activity_go_on();
     HT_PROBE1(chunk_wait_end, c);
     ht_activity_want(NULL);

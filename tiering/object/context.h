@@ -23,6 +23,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/super.h"
+#include "tiering/io/gate.h"
 #include "tiering/api/store.h"
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/numa.h"
@@ -78,6 +79,7 @@ struct ht_store {
     struct ht_arena *arena;
     struct ht_staging *staging;
     struct ht_rings *rings;
+    struct ht_gate gate;
     struct ht_hooks hooks;
     struct ht_numa numa;
     struct ht_objects objects HT_GUARDED_BY(HT_LOCK_STORE);

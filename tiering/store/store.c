@@ -108,6 +108,7 @@ static int make_rings(struct ht_store *s)
     struct ht_rings_of of = {.area[0] = area_of(ht_staging_memory(s->staging)), .area_count = 1};
 
     memcpy(of.dev, s->dev, sizeof(of.dev));
+    memcpy(s->gate.dev, s->dev, sizeof(s->gate.dev));
     return ht_rings_new(&of, &s->rings);
 }
 
@@ -221,6 +222,7 @@ static struct ht_journal_config journal_config(struct ht_store *s)
         .durable_seq = s->sb.durable_seq,
         .clean = s->sb.flags & HT_SUPER_CLEAN,
         .rings = s->rings,
+        .gate = &s->gate,
         .ctx = s,
         .replay = replay_record,
         .leave_out = s->opts.leave_out,

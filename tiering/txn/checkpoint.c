@@ -49,9 +49,29 @@ static void emit_object(struct emission *e, struct ht_obj *o, struct ht_buf *b) 
     e->next++;
 }
 
-/* The transaction of a slice, with memory for it: a later failure would end the log. -ENOMEM. */
+/* A permit for the bytes of a slice, before the transaction that others wait for. */
+static void get_permit(struct ht_store *s, struct ht_permit *out)
+{
+    const struct ht_permit_request r = {
+        .dev = s->dev[s->layout.log_device[0]],
+        .direction = HT_DIRECTION_WRITE,
+        .good = HT_GATE_LOG_ROOM,
+        .bytes = SLICE_BYTES,
+    };
+
+    ht_permit_get(&s->gate, &r, out);
+}
+
+/*
+ * The transaction of a slice, with memory for it: a later failure would end the log. The permit is for its records, not
+ * for the frame, which another thread may write. -ENOMEM.
+ */
 static int begin_slice(struct ht_store *s) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
+    struct ht_permit permit;
+
+    get_permit(s, &permit);
+    ht_permit_put(&permit);
     ht_mutex_lock(&s->tx_lock);
     int rc = ht_tx_expect(&s->txn->tx, SLICE_BYTES + RECORD_BYTES_MAX);
     if (rc)

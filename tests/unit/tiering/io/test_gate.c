@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_gate.c - threads at the gate of a device: who waits, what lets them go, and what is counted. */
+#include <pthread.h>
+#include "io_test.h"
+#include "tests/support/dev.h"
+#include "tests/support/suite.h"
+#include "tiering/io/gate.h"
+
+#define DEV_BYTES (8 * HT_MIB)
+#define PIECE (64u << 10)
+
+static struct ht_dev *dev;
+static struct ht_gate gate;
+
+static void set_up(void)
+{
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 4096, &dev), 0);
+    gate = (struct ht_gate){.dev[0] = dev};
+}
+
+static void tear_down(void)
+{
+    ht_dev_close(dev);
+}
+
+static void nap(void)
+{
+    const struct timespec ts = {.tv_nsec = 1000000};
+
+    nanosleep(&ts, NULL);
+}
+
+static struct ht_gate_stats figures(void)
+{
+    struct ht_gate_stats st;
+
+    ht_gate_stats(dev, &st);
+    return st;
+}
+
+static struct ht_permit_request request(enum ht_gate_good good)
+{
+    return (struct ht_permit_request){.dev = dev, .direction = HT_DIRECTION_READ, .good = good, .bytes = HT_MIB};
+}
+
+/* As many permits as are given at once, at most 16; all go back. */
+static unsigned permits(enum ht_io_class io_class, enum ht_gate_good good)
+{
+    const struct ht_permit_request r = request(good);
+    struct ht_permit p[16];
+    unsigned n = 0;
+
+    (void)ht_io_class_set(io_class);
+    while (n < HT_ARRAY_SIZE(p) && ht_permit_try(&gate, &r, &p[n]))
+        n++;
+    for (unsigned i = 0; i < n; i++)
+        ht_permit_put(&p[i]);
+    (void)ht_io_class_set(HT_IO_URGENT);
+    return n;
+}
+
+/* ------------------------------------------------------------------ a reader */
+
+struct reader {
+    pthread_t thread;
+    enum ht_io_class io_class;
+};
+
+static void *read_main(void *arg)
+{
+    const struct reader *r = arg;
+    uint8_t *buf = aligned(PIECE);
+
+    (void)ht_io_class_set(r->io_class);
+    int rc = ht_dev_read(dev, 0, buf, PIECE);
+    free(buf);
+    return (void *)(intptr_t)rc;
+}
+
+/* Its request is in flight, and the device does not answer. */
+static void begin_stalled(struct reader *r, enum ht_io_class io_class)
+{
+    uint64_t before = figures().in_flight_bytes[io_class];
+
+    r->io_class = io_class;
+    dev_stall(dev, true);
+    ck_assert_int_eq(pthread_create(&r->thread, NULL, read_main, r), 0);
+    while (figures().in_flight_bytes[io_class] == before)
+        nap();
+}
+
+static void end_stalled(struct reader *r)
+{
+    void *rc;
+
+    dev_stall(dev, false);
+    pthread_join(r->thread, &rc);
+    ck_assert_ptr_null(rc);
+}
+
+START_TEST(requests_in_flight_are_counted_for_the_class_of_their_thread)
+{
+    for (enum ht_io_class c = HT_IO_URGENT; c < HT_IO_CLASSES; c++) {
+        struct reader r;
+        begin_stalled(&r, c);
+        for (enum ht_io_class k = HT_IO_URGENT; k < HT_IO_CLASSES; k++)
+            ck_assert_uint_eq(figures().in_flight_bytes[k], k == c ? PIECE : 0);
+        end_stalled(&r);
+        ck_assert_uint_eq(figures().in_flight_bytes[c], 0);
+    }
+}
+END_TEST
+
+START_TEST(urgent_threads_need_no_permit)
+{
+    struct reader r;
+
+    begin_stalled(&r, HT_IO_URGENT);
+    ck_assert_uint_eq(permits(HT_IO_URGENT, HT_GATE_NOTHING), 16);
+    ck_assert(!ht_dev_has_permits(dev));
+    end_stalled(&r);
+}
+END_TEST
+
+START_TEST(an_urgent_request_bounds_the_others)
+{
+    struct reader r;
+
+    ck_assert_uint_eq(permits(HT_IO_PLANNED, HT_GATE_NOTHING), 16);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 2);
+    begin_stalled(&r, HT_IO_URGENT);
+    ck_assert_uint_eq(permits(HT_IO_PLANNED, HT_GATE_NOTHING), HT_GATE_UNKNOWN_BYTES / HT_MIB);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
+    end_stalled(&r);
+}
+END_TEST
+
+START_TEST(the_gate_is_open_for_what_a_caller_wants)
+{
+    struct reader r;
+
+    begin_stalled(&r, HT_IO_URGENT);
+    ht_gate_want(&gate, HT_GATE_MEMORY);
+    ht_gate_want(&gate, HT_GATE_MEMORY);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 16);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_LOG_ROOM), 0);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
+    ht_gate_want_end(&gate, HT_GATE_MEMORY);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 16);
+    ht_gate_want_end(&gate, HT_GATE_MEMORY);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 0);
+    end_stalled(&r);
+}
+END_TEST
+
+START_TEST(what_a_lower_class_wants_promotes_nobody)
+{
+    struct reader r;
+
+    begin_stalled(&r, HT_IO_URGENT);
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    ht_gate_want(&gate, HT_GATE_MEMORY);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_MEMORY), 0);
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    ht_gate_want_end(&gate, HT_GATE_MEMORY);
+    (void)ht_io_class_set(HT_IO_URGENT);
+    end_stalled(&r);
+}
+END_TEST
+
+START_TEST(a_caller_that_waits_for_a_permitted_request_keeps_the_background_out)
+{
+    const struct ht_permit_request r = request(HT_GATE_NOTHING);
+    struct ht_permit p;
+
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    ck_assert(ht_permit_try(&gate, &r, &p));
+    ck_assert(ht_dev_has_permits(dev));
+    ht_gate_wait_begin(dev);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_NOTHING), 0);
+    ht_gate_wait_end(dev);
+    ht_permit_put(&p);
+    ck_assert(!ht_dev_has_permits(dev));
+    ht_permit_put(&p);
+    ck_assert_ptr_null(p.dev);
+}
+END_TEST
+
+START_TEST(a_permit_moves_with_its_request)
+{
+    const struct ht_permit_request r = request(HT_GATE_NOTHING);
+    struct ht_dev *other;
+    struct ht_permit p;
+
+    ck_assert_int_eq(dev_open_ram(DEV_BYTES, 4096, &other), 0);
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    ck_assert(ht_permit_try(&gate, &r, &p));
+    ht_permit_settle(&p, other, PIECE);
+    ck_assert_uint_eq(p.bytes, PIECE);
+    ck_assert(!ht_dev_has_permits(dev) && ht_dev_has_permits(other));
+    ht_permit_settle(&p, NULL, PIECE);
+    ck_assert(!ht_dev_has_permits(other));
+    (void)ht_io_class_set(HT_IO_URGENT);
+    ck_assert(ht_permit_try(&gate, &r, &p));
+    ht_permit_settle(&p, other, PIECE);
+    ck_assert(!ht_dev_has_permits(other));
+    ht_dev_close(other);
+}
+END_TEST
+
+/* ----------------------------------------------------------- a thread that waits */
+
+struct waiter {
+    pthread_t thread;
+    enum ht_io_class io_class;
+    enum ht_gate_good good;
+    _Atomic bool passed;
+};
+
+static void *wait_main(void *arg)
+{
+    struct waiter *w = arg;
+    const struct ht_permit_request r = request(w->good);
+    struct ht_permit p;
+
+    (void)ht_io_class_set(w->io_class);
+    ht_permit_get(&gate, &r, &p);
+    w->passed = true;
+    ht_permit_put(&p);
+    return NULL;
+}
+
+static void begin_wait(struct waiter *w, enum ht_io_class io_class, enum ht_gate_good good)
+{
+    *w = (struct waiter){.io_class = io_class, .good = good};
+    ck_assert_int_eq(pthread_create(&w->thread, NULL, wait_main, w), 0);
+}
+
+START_TEST(a_device_that_completes_nothing_holds_nobody_for_ever)
+{
+    struct reader r;
+    struct waiter w;
+
+    begin_stalled(&r, HT_IO_URGENT);
+    uint64_t began_ns = ht_now_ns();
+    begin_wait(&w, HT_IO_BACKGROUND, HT_GATE_NOTHING);
+    pthread_join(w.thread, NULL);
+    ck_assert(w.passed);
+    ck_assert_uint_ge(ht_now_ns() - began_ns, HT_GATE_BACKGROUND_WAIT_NS_MAX);
+    ck_assert_uint_eq(figures().waits[HT_IO_BACKGROUND], 1);
+    ck_assert_uint_ge(figures().wait_ns[HT_IO_BACKGROUND], HT_GATE_BACKGROUND_WAIT_NS_MAX);
+    end_stalled(&r);
+}
+END_TEST
+
+static _Atomic bool stop;
+
+/* Urgent requests without a pause. */
+static void *busy_main(void *arg)
+{
+    uint8_t *buf = aligned(PIECE);
+
+    while (!stop)
+        ck_assert_int_eq(ht_dev_read(dev, 0, buf, PIECE), 0);
+    free(buf);
+    return NULL;
+}
+
+static void *lower_main(void *arg)
+{
+    const struct reader *r = arg;
+    uint8_t *buf = aligned(PIECE);
+    struct ht_permit_request q = {.dev = dev, .direction = HT_DIRECTION_READ, .good = HT_GATE_MEMORY, .bytes = PIECE};
+    struct ht_permit p;
+
+    (void)ht_io_class_set(r->io_class);
+    for (unsigned i = 0; i < 200; i++) {
+        ht_permit_get(&gate, &q, &p);
+        ck_assert_int_eq(ht_dev_read(dev, 0, buf, PIECE), 0);
+        ht_permit_put(&p);
+    }
+    free(buf);
+    return NULL;
+}
+
+/* Only while nobody wants memory they have to wait; then all 800 requests would take minutes. */
+START_TEST(threads_at_the_gate_hear_that_their_work_is_wanted)
+{
+    struct reader lower[4];
+    pthread_t busy;
+
+    stop = false;
+    ck_assert_int_eq(pthread_create(&busy, NULL, busy_main, NULL), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        lower[i].io_class = i % 2 ? HT_IO_PLANNED : HT_IO_BACKGROUND;
+        ck_assert_int_eq(pthread_create(&lower[i].thread, NULL, lower_main, &lower[i]), 0);
+    }
+    while (figures().waits[HT_IO_BACKGROUND] == 0)
+        nap();
+    for (unsigned i = 0; i < 100; i++) {
+        ht_gate_want(&gate, HT_GATE_MEMORY);
+        nap();
+        ht_gate_want_end(&gate, HT_GATE_MEMORY);
+    }
+    ht_gate_want(&gate, HT_GATE_MEMORY);
+    for (unsigned i = 0; i < 4; i++)
+        pthread_join(lower[i].thread, NULL);
+    ht_gate_want_end(&gate, HT_GATE_MEMORY);
+    stop = true;
+    pthread_join(busy, NULL);
+    ck_assert(!ht_dev_has_permits(dev));
+    for (enum ht_io_class c = HT_IO_URGENT; c < HT_IO_CLASSES; c++)
+        ck_assert_uint_eq(figures().in_flight_bytes[c], 0);
+    ck_assert_uint_eq(figures().waits[HT_IO_URGENT], 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gate");
+    TCase *tc = tcase_create("gate");
+
+    tcase_add_checked_fixture(tc, set_up, tear_down);
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, requests_in_flight_are_counted_for_the_class_of_their_thread);
+    tcase_add_test(tc, urgent_threads_need_no_permit);
+    tcase_add_test(tc, an_urgent_request_bounds_the_others);
+    tcase_add_test(tc, the_gate_is_open_for_what_a_caller_wants);
+    tcase_add_test(tc, what_a_lower_class_wants_promotes_nobody);
+    tcase_add_test(tc, a_caller_that_waits_for_a_permitted_request_keeps_the_background_out);
+    tcase_add_test(tc, a_permit_moves_with_its_request);
+    tcase_add_test(tc, a_device_that_completes_nothing_holds_nobody_for_ever);
+    tcase_add_test(tc, threads_at_the_gate_hear_that_their_work_is_wanted);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}
