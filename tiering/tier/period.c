@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * period.c - see period.h. The distances between occurrences of the newest keys are candidates. Samples reject most of
- * them at once; for the others the last two windows of that length are compared as sets with counts.
+ * them at once, also by their order. For the others the windows of that length in the last half of the sequence are
+ * compared as sets with counts, each with the one before it.
  */
 #include "tiering/tier/period.h"
 
@@ -11,7 +12,6 @@ enum {
     NEWEST = 16,       /* keys that give candidates */
     DISTANCES = 8,     /* of each of them */
     SAMPLES = 64,      /* of a window */
-    ALIKE_MIN = 32,    /* samples that must agree */
     COMPARED_MAX = 16, /* candidates that samples do not reject */
     SLACK = 16,        /* places that an access may be away from where it was a period before */
     NEAR_PART = 16,    /* of a period: others are about as long */
@@ -69,9 +69,9 @@ static int open_sequence(struct sequence *q, const uint64_t key[])
 
 /* ------------------------------------------------------------- candidates */
 
-static bool occurs_near(const struct sequence *q, uint32_t id, uint32_t at)
+static bool occurs_near(const struct sequence *q, uint32_t id, uint32_t at, uint32_t slack)
 {
-    uint32_t from = at - (uint32_t)ht_min_u64(at, SLACK), to = (uint32_t)ht_min_u64(at + SLACK + 1, q->n);
+    uint32_t from = at - (uint32_t)ht_min_u64(at, slack), to = (uint32_t)ht_min_u64(at + slack + 1, q->n);
 
     for (uint32_t i = from; i < to; i++)
         if (q->id[i] == id)
@@ -79,34 +79,44 @@ static bool occurs_near(const struct sequence *q, uint32_t id, uint32_t at)
     return false;
 }
 
+/* The order counts, too: forward and then backward over the same tensors is one step. */
 static bool looks_alike(const struct sequence *q, uint32_t period)
 {
-    unsigned alike = 0;
+    uint32_t samples = (uint32_t)ht_min_u64(period, SAMPLES), slack = (uint32_t)ht_min_u64(period / 3, SLACK),
+             alike = 0;
 
-    if (period < SAMPLES)
-        return true;
-    for (uint32_t k = 0; k < SAMPLES; k++) {
-        uint32_t i = q->n - 1 - (uint32_t)((uint64_t)period * k / SAMPLES);
-        alike += occurs_near(q, q->id[i], i - period);
+    for (uint32_t k = 0; k < samples; k++) {
+        uint32_t i = q->n - 1 - (uint32_t)((uint64_t)period * k / samples);
+        alike += occurs_near(q, q->id[i], i - period, slack);
     }
-    return alike >= ALIKE_MIN;
+    return 2 * alike > samples;
 }
 
-/* Accesses of the last window that the one before does not have. */
-static uint32_t count_others(const struct sequence *q, uint32_t period)
+/* Accesses of the window before end that the one before it does not have. */
+static uint32_t count_others(const struct sequence *q, uint32_t period, uint32_t end)
 {
     uint32_t others = 0;
 
-    for (uint32_t i = q->n - 2 * period; i < q->n - period; i++)
+    for (uint32_t i = end - 2 * period; i < end - period; i++)
         q->count[q->id[i]]++;
-    for (uint32_t i = q->n - period; i < q->n; i++)
+    for (uint32_t i = end - period; i < end; i++)
         q->count[q->id[i]]--;
-    for (uint32_t i = q->n - 2 * period; i < q->n; i++) {
+    for (uint32_t i = end - 2 * period; i < end; i++) {
         int32_t left = q->count[q->id[i]];
         others += (uint32_t)(left < 0 ? -left : left);
         q->count[q->id[i]] = 0;
     }
     return others / 2;
+}
+
+/* The most accesses that a window has and the one before it does not, in the last half of the sequence. */
+static uint32_t worst_others(const struct sequence *q, uint32_t period)
+{
+    uint32_t worst = 0, from = q->n - (uint32_t)ht_max_u64(q->n / 2, 2 * period);
+
+    for (uint32_t end = q->n; end - from >= 2 * period && worst <= period / OTHERS_PART; end -= period)
+        worst = (uint32_t)ht_max_u64(worst, count_others(q, period, end));
+    return worst;
 }
 
 static int by_size(const void *a, const void *b)
@@ -131,6 +141,8 @@ static unsigned find_candidates(const struct sequence *q, uint32_t candidate[NEW
         int32_t k = q->count[q->id[i]] - 1;
         if (k < 0 || i >= q->n - 1 - (uint32_t)k || distances[k] == DISTANCES)
             continue;
+        if (distances[k] && q->id[i] == q->id[i + 1]) /* of accesses in a row only the last one */
+            continue;
         candidate[found++] = q->n - 1 - (uint32_t)k - i;
         left -= ++distances[k] == DISTANCES;
     }
@@ -151,7 +163,7 @@ static uint32_t choose(const struct sequence *q, const uint32_t candidate[], uns
             continue;
         before = period;
         compared++;
-        uint32_t others = count_others(q, period);
+        uint32_t others = worst_others(q, period);
         if (others > period / OTHERS_PART || (best && others >= others_best))
             continue;
         if (!best)

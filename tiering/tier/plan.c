@@ -20,7 +20,8 @@ enum {
     AGAIN_LARGE = 2,
     BACK_MAX = 64 /* accesses of a tensor that are looked at for a change; beyond, it counts as changed */
 };
-#define AS_GOOD 0.98     /* of the next ratio: not worth another look */
+#define AS_GOOD 0.98                    /* of the next ratio: not worth another look */
+#define STEP_NS_MAX (UINT64_C(1) << 53) /* a double has each of them; 104 days */
 #define LATER_BONUS 1e-3 /* of two equal periods the one that ends first is taken: what is used last in a step stays */
 
 /* Of an idle period, while the plan is made. Segments count from the one after the access. */
@@ -28,6 +29,7 @@ struct period {
     float ratio;
     uint16_t segments; /* between the accesses */
     uint16_t from, to; /* away in these: [from, to) */
+    bool changed;      /* some access changes the tensor */
 };
 
 struct work {
@@ -72,7 +74,7 @@ static int check(const struct ht_plan_input *in)
             return -EINVAL;
         before = a->time_ns;
     }
-    return in->step_ns > 0 && in->step_ns <= INT64_MAX ? 0 : -EINVAL;
+    return in->step_ns > 0 && in->step_ns <= STEP_NS_MAX ? 0 : -EINVAL;
 }
 
 static int allocate(struct work *w)
@@ -135,10 +137,11 @@ static void divide(struct work *w)
 static int link_accesses(struct work *w)
 {
     const struct ht_plan_input *in = w->in;
-    uint32_t *first = malloc(ht_max_u64(in->tensors, 1) * 2 * sizeof(*first)), *last = first + in->tensors;
+    uint32_t *first = malloc(ht_max_u64(in->tensors, 1) * 2 * sizeof(*first));
 
     if (!first)
         return -ENOMEM;
+    uint32_t *last = first + in->tensors;
     for (uint32_t i = 0; i < in->tensors; i++)
         first[i] = UINT32_MAX;
     for (uint32_t i = 0; i < in->accesses; i++) {
@@ -160,8 +163,13 @@ static int link_accesses(struct work *w)
         w->read[s] = w->ns[s] * 1e-9 * (double)in->read_bytes_per_s;
         w->write[s] = w->ns[s] * 1e-9 * (double)in->write_bytes_per_s;
     }
-    for (uint32_t i = 0; i < in->accesses; i++)
+    for (uint32_t i = 0; i < in->accesses; i++) {
         w->before[w->next[i]] = i;
+        if (in->access[i].use != HT_PLAN_READ)
+            first[in->access[i].tensor] = UINT32_MAX;
+    }
+    for (uint32_t i = 0; i < in->accesses; i++)
+        w->period[i].changed = first[in->access[i].tensor] == UINT32_MAX;
     free(first);
     return 0;
 }
@@ -201,7 +209,7 @@ static bool is_dirty(const struct work *w, uint32_t i)
 {
     const struct ht_plan_input *in = w->in;
 
-    if (tensor_of(w, i)->stored)
+    if (tensor_of(w, i)->stored || !w->period[i].changed)
         return false;
     if (in->access[i].use != HT_PLAN_READ)
         return true;
@@ -229,7 +237,7 @@ static bool place_read(const struct work *w, uint32_t i, double bytes, struct lo
         /* Others have the end of the segment. */
         double part = (w->read[s] - bytes) / (double)w->in->read_bytes_per_s * 1e9;
         uint64_t at = w->at_ns[s] + (uint64_t)part;
-        l->fetch_ns = at < w->in->access[i].time_ns ? at + w->in->step_ns : at;
+        l->fetch_ns = s <= w->segment[i] ? at + w->in->step_ns : at;
         l->to = k;
         return true;
     }
@@ -262,16 +270,12 @@ static double saved(const struct work *w, uint32_t i, const struct look *l)
     return sum;
 }
 
-/* For a read that cannot end in time: as if no other one were there. */
+/* A read that cannot end in time has room from the segment of its access on. */
 static void read_late(const struct work *w, uint32_t i, struct look *l)
 {
-    const struct ht_plan_idle *idle = &w->out->idle[i];
-    double ns = (double)tensor_of(w, i)->bytes / (double)w->in->read_bytes_per_s * 1e9;
-    double most = (double)(idle->next_ns - w->in->access[i].time_ns);
-
     l->late = true;
     l->to = w->period[i].segments;
-    l->fetch_ns = idle->next_ns - (uint64_t)(ns < most ? ns : most);
+    l->fetch_ns = w->at_ns[w->segment[w->next[i]]] + (goes_round(w, i) ? w->in->step_ns : 0);
 }
 
 /* Can it leave in this period? */
@@ -433,6 +437,19 @@ static void choose(struct work *w)
     }
 }
 
+/* Does it write what a later period of the tensor drops as clean? */
+static bool is_written_for_others(const struct work *w, uint32_t i)
+{
+    uint32_t k = w->next[i];
+
+    if (!is_dirty(w, i))
+        return false;
+    for (unsigned n = 0; k != i && w->in->access[k].use == HT_PLAN_READ; n++, k = w->next[k])
+        if (w->out->idle[k].leaves || n == BACK_MAX)
+            return true;
+    return false;
+}
+
 /* What was taken last was worth least. It stays if that is possible now. */
 static void keep_what_fits(struct work *w)
 {
@@ -440,6 +457,8 @@ static void keep_what_fits(struct work *w)
         uint32_t i = w->taken[n], k;
         const struct period *p = &w->period[i];
         double bytes = (double)tensor_of(w, i)->bytes;
+        if (is_written_for_others(w, i))
+            continue;
         for (k = p->from; k < p->to && w->over[segment_of(w, i, k)] + bytes <= 0;)
             k++;
         if (k < p->to)
@@ -457,7 +476,8 @@ static void sum_up(struct work *w)
 
     for (uint32_t s = 0; s < w->segments; s++)
         peak = w->over[s] > peak ? w->over[s] : peak;
-    p->peak_bytes = (uint64_t)(peak + (double)w->in->room_bytes);
+    peak += (double)w->in->room_bytes;
+    p->peak_bytes = peak < 0x1p64 ? (uint64_t)peak : UINT64_MAX;
     p->write_bytes = 0;
     for (uint32_t i = 0; i < w->in->accesses; i++) {
         struct ht_plan_idle *idle = &p->idle[i];
@@ -467,8 +487,9 @@ static void sum_up(struct work *w)
             continue;
         }
         p->write_bytes += is_dirty(w, i) ? bytes : 0;
-        p->read_bytes += w->in->access[w->next[i]].use != HT_PLAN_OVERWRITE ? bytes : 0;
-        p->late_bytes += idle->late ? bytes : 0;
+        if (w->in->access[w->next[i]].use != HT_PLAN_OVERWRITE)
+            p->read_bytes += ht_min_u64(bytes, UINT64_MAX - p->read_bytes);
+        p->late_bytes += idle->late ? ht_min_u64(bytes, UINT64_MAX - p->late_bytes) : 0;
     }
 }
 

@@ -59,8 +59,9 @@ struct ht_plan_input {
  * What happens between an access and the next one of its tensor. Times are of this step, or, from step_ns on, the next.
  */
 struct ht_plan_idle {
-    uint64_t next_ns;  /* the next access */
-    uint64_t fetch_ns; /* it leaves: the read should begin; next_ns if there is none, because it is overwritten */
+    uint64_t next_ns; /* the next access */
+    /* It leaves: the read should begin, and has room from then on. next_ns: no read, because it is overwritten. */
+    uint64_t fetch_ns;
     bool leaves;
     bool late; /* its read cannot end in time */
 };

@@ -47,7 +47,7 @@ static const struct {
     {"abcabcx", 0},          /* the end counts */
     {"abcabdabcabd", 6},     /* a part that comes twice */
     {"abcdefbcadfe", 6},     /* the order may differ */
-    {"abbabb", 1},           /* two accesses are a period, too */
+    {"abbabb", 3},
     {"abcdabce", 0}, {"abababababab", 2}, {"fbfbgfbfbg", 5},
 };
 /* clang-format on */
@@ -79,6 +79,49 @@ START_TEST(forward_and_backward_make_one_step)
         key[n++] = i < 500 ? i : 999 - i;
     uint32_t found = period();
     ck_assert_msg(found == 0 || found == 1500, "%u", found);
+}
+END_TEST
+
+/* All tensors forward and backward with the same key: half a step is the other half turned round. */
+static void add_palindrome(uint32_t tensors)
+{
+    for (uint32_t i = 0; i < tensors; i++)
+        key[n++] = i;
+    for (uint32_t i = tensors; i-- > 0;)
+        key[n++] = i;
+}
+
+START_TEST(backward_is_not_forward_again)
+{
+    uint32_t tensors = (uint32_t)_i;
+
+    for (unsigned i = 0; i < 6; i++)
+        add_palindrome(tensors);
+    ck_assert_uint_eq(period(), 2 * tensors);
+}
+END_TEST
+
+START_TEST(a_sequence_that_ends_within_a_step_has_its_period)
+{
+    enum { TENSORS = 96 };
+
+    for (unsigned i = 0; i < 6; i++)
+        add_palindrome(TENSORS);
+    for (uint32_t all = n, cut = 0; cut < 2 * TENSORS; cut++) {
+        n = all - cut;
+        ck_assert_msg(period() == 2 * TENSORS, "%u before the end: %u", cut, period());
+    }
+}
+END_TEST
+
+/* A tensor is read in pieces: one after the other. */
+START_TEST(pieces_of_a_tensor_are_no_steps)
+{
+    for (unsigned step = 0; step < 4; step++)
+        for (uint32_t i = 0; i < 100; i++)
+            for (int piece = 0; piece < _i; piece++)
+                key[n++] = i;
+    ck_assert_uint_eq(period(), 100 * (uint32_t)_i);
 }
 END_TEST
 
@@ -139,6 +182,9 @@ int main(void)
     tcase_add_checked_fixture(tc, reset, NULL);
     tcase_add_loop_test(tc, short_sequences_have_the_shortest_period_of_their_end, 0, HT_ARRAY_SIZE(exact));
     tcase_add_test(tc, forward_and_backward_make_one_step);
+    tcase_add_loop_test(tc, backward_is_not_forward_again, 3, 44);
+    tcase_add_test(tc, a_sequence_that_ends_within_a_step_has_its_period);
+    tcase_add_loop_test(tc, pieces_of_a_tensor_are_no_steps, 2, 12);
     tcase_add_test(tc, threads_may_overtake_each_other);
     tcase_add_test(tc, a_few_other_accesses_do_not_hide_the_period);
     tcase_add_test(tc, accesses_at_random_have_none);

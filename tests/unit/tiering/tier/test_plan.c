@@ -335,6 +335,50 @@ START_TEST(an_input_without_meaning_is_refused)
 }
 END_TEST
 
+/* However often it is read: what no access changes is never written. */
+START_TEST(what_is_only_read_is_clean)
+{
+    enum { TENSORS = 10, READS = 70 };
+
+    for (uint32_t i = 0; i < TENSORS; i++)
+        for (uint32_t k = 0, t = add_tensor(MB); k < READS; k++)
+            add((i * READS + k) * MS, t, HT_PLAN_READ);
+    in.write_bytes_per_s = 0;
+    make(TENSORS * READS * MS, 3 * MB);
+    ck_assert_uint_eq(plan.write_bytes, 0);
+    ck_assert_uint_le(plan.peak_bytes, 3 * MB);
+}
+END_TEST
+
+/* A read that is late does not take room before the plan counts it. */
+START_TEST(late_reads_keep_to_the_peak)
+{
+    uint32_t t[8];
+
+    for (uint32_t i = 0; i < 8; i++)
+        t[i] = add_tensor(MB);
+    for (uint32_t i = 0; i < 8; i++)
+        add(i * MS, t[i], HT_PLAN_READ);
+    in.read_bytes_per_s = 1;
+    make(8 * MS, 2 * MB);
+    ck_assert_uint_gt(plan.late_bytes, 0);
+    for (uint32_t i = 0; i < in.accesses; i++)
+        ck_assert_uint_le(resident_at(i), plan.peak_bytes);
+}
+END_TEST
+
+START_TEST(sizes_without_end_do_not_wrap)
+{
+    for (uint32_t i = 0; i < 8; i++)
+        add(i * MS, add_tensor(INT64_MAX), HT_PLAN_READ);
+    make(8 * MS, MB);
+    ck_assert_uint_eq(plan.read_bytes, UINT64_MAX);
+    in.read_bytes_per_s = 0;
+    make(8 * MS, MB);
+    ck_assert_uint_eq(plan.peak_bytes, UINT64_MAX);
+}
+END_TEST
+
 /* ----------------------------------------------- against the best of all */
 
 /* Away between two accesses, but in the segment before the second: the read runs there. */
@@ -544,6 +588,9 @@ int main(void)
     tcase_add_test(tc, a_rate_of_zero_moves_nothing_that_way);
     tcase_add_test(tc, writes_keep_to_their_budget);
     tcase_add_test(tc, a_clock_that_stands_still_makes_a_plan);
+    tcase_add_test(tc, what_is_only_read_is_clean);
+    tcase_add_test(tc, late_reads_keep_to_the_peak);
+    tcase_add_test(tc, sizes_without_end_do_not_wrap);
     tcase_add_loop_test(tc, an_input_without_meaning_is_refused, 0, HT_ARRAY_SIZE(malformed));
     tcase_add_test(tc, plans_of_equal_tensors_are_nearly_the_best);
     tcase_add_test(tc, plans_of_unequal_tensors_are_near_the_best);
