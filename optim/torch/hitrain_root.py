@@ -13,7 +13,7 @@ class Root:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._ctl = -1
+        self._ctl = self._waits = -1
 
     def number(self, word: str) -> int:
         with self.explained(word):
@@ -40,6 +40,16 @@ class Root:
             raise OSError(e.errno, f'{os.strerror(e.errno)} ({lines[0]}): {said}', self.path) from e
         self._answer()
 
+    def wait_for(self, name: str) -> None:
+        """Until the updates of a parameter that are queued are applied. One thread at a time, and not the one of command()."""
+        if self._waits < 0:
+            self._waits = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+        plain = name == name.strip() and '\n' not in name  # else no command can name it
+        try:
+            os.write(self._waits, f'wait {name if plain else ""}\n'.encode())
+        finally:
+            os.read(self._waits, 1 << 16)
+
     @property
     def is_open(self) -> bool:
         return self._ctl >= 0
@@ -55,9 +65,10 @@ class Root:
 
     def forsake(self) -> None:
         """Close, and let the claim be: in a forked child it is its parent's."""
-        ctl, self._ctl = self._ctl, -1
-        if ctl >= 0:
-            close_quietly(ctl)
+        fds, self._ctl, self._waits = (self._ctl, self._waits), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                close_quietly(fd)
 
     def explained(self, what: str) -> '_Explained':
         return _Explained(self, what)

@@ -84,6 +84,12 @@ class HitrainOptimizer(torch.optim.Optimizer):
                    communication hook cannot send them either. A bucket has zeros for a parameter that no rank used, and
                    this shows only at the end of backward, when the store has applied them. A shard is refused, too: all
                    ranks must begin a step together
+    async_step     True: step() returns when the end of the step is requested and its parameters are read. The store closes
+                   it meanwhile, and the first gradient of the next step waits for that. With read_ahead() the forward
+                   pass overlaps the updates: use both, and overlap=True. The numbers are the same. A failure of the
+                   step is raised by the next call that sends gradients or reads parameters, and takes the step back.
+                   commit() and state_dict() wait; committed_step may be one less until the step is closed. Not with a
+                   shard
     accumulate     up to N gradients of each parameter make a step, added in the store: the trainer keeps none. Send
                    each with send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends
                    the step. The last group of an epoch may be shorter, and a parameter may have no part in some of them
@@ -114,15 +120,15 @@ class HitrainOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
                  names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
-                 grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False,
+                 grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
                  resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
-        if shard and (not 0 <= shard.rank < shard.world or overlap or topk):
-            raise ValueError('a shard has a rank below its world, and neither overlap nor topk')
+        if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
+            raise ValueError('a shard has a rank below its world, and no overlap, topk or async_step')
         for name in flags:
             if name not in FREE_FLAGS + REFUSED_FLAGS:
                 raise TypeError(f'{type(self).__name__} has no option {name}')
@@ -135,6 +141,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
         self._feedback = hitrain_topk.ErrorFeedback(topk) if topk else None
         self._ahead: Optional[hitrain_ahead.ReadAhead] = None
+        self._async, self._closing = async_step, False  # _closing: the store may still be closing the last step
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
         self._overlap, self._holding, self._early = overlap, False, overlap
         self._files: Dict[torch.Tensor, ParameterFile] = {}
@@ -199,7 +206,9 @@ class HitrainOptimizer(torch.optim.Optimizer):
             self._send(said)
             self._ranks.together('the end of the step', self._end_step)
             self._unread = True
+            closing = self._closing
             self._begin_at(self._step + 1)
+            self._closing = closing
             self._durable_due = False
             self._ranks.together('reading', lambda: self._receive(files))
             self._unread = False
@@ -264,6 +273,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
                 raise ValueError('this state_dict is not from an optimizer in a hitrain store, and has no state to import')
             self.import_state(state_dict)
             return
+        self._closed()
         said, holds = state_dict['hitrain']['step'], self._root.number('step')
         if said != holds:
             raise ValueError(f'the state_dict is of step {said}, but {self.root} holds step {holds}, and a store keeps its last step only. '
@@ -291,6 +301,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
     @property
     def grad_norm(self) -> float:
         """The norm of the last step, before clipping; known with max_grad_norm or skip_nonfinite."""
+        self._closed()
         with self._root.explained('grad_norm'):
             return float(os.getxattr(self.root, XATTR + 'grad_norm'))
 
@@ -308,6 +319,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         self._check_usable()
         if self._begun:
             raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
+        self._closed()
         self._settle()
         for f in self._parameter_files():
             if f.changed():
@@ -340,6 +352,8 @@ class HitrainOptimizer(torch.optim.Optimizer):
         """Read one parameter; waits for its update. Part of step()."""
         f = self._files[parameter]
         with self._root.explained(f'parameter {f.name}'):
+            if self._closing:
+                self._root.wait_for(f.name)  # also orders reads of passthrough files, and reports a failed update
             f.read()
 
     def read_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
@@ -422,7 +436,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
         if self._ahead:
             self._ahead.close()
             self._ahead = None
-        if os.getpid() == self._pid and self._root.is_open and self._open:
+        if os.getpid() == self._pid and self._root.is_open and (self._open or self._closing):
             self._hand_back()
         for f in self._parameter_files():
             f.close()
@@ -540,6 +554,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
     def _begin_at(self, step: int) -> None:
         """So many steps are finished, and no gradient of the next one is sent."""
         self._step = step
+        self._closing = False
         self._begun, self._open = False, 0  # the store's number of the open step, once it has a gradient
         self._latched: Optional[List[str]] = None  # hyper-parameters of the step that has begun
         for f in self._parameter_files():
@@ -622,6 +637,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
     def _begin(self, changed: List[ParameterFile]) -> None:
         """Before the first gradient of a step: parameters that were changed, then hyper-parameters. Later: parameters alone."""
         if not self._begun:
+            self._closed()
             holds = self._root.number('step')
             if holds != self._step:
                 raise RuntimeError(f'{self.root} went from step {self._step} to {holds}: somebody else steers it, too; abort() takes over '
@@ -665,7 +681,24 @@ class HitrainOptimizer(torch.optim.Optimizer):
             durable = self.durable_every == 1 or self._durable_due
             if not self._open:
                 raise RuntimeError(f'{self.root} has no open step: somebody took it back')
-            self._root.command(f'{"commit" if durable else "step"} if={self._open}')
+            if self._async and not self._durable_due:
+                self._root.command(f'step async if={self._open}')
+                self._closing = True
+            else:
+                self._root.command(f'{"commit" if durable else "step"} if={self._open}')
+
+    def _closed(self) -> None:
+        """Returns when the store has closed the last step. OSError: that failed; going back takes the step back then."""
+        if self._closing:
+            self._root.command('wait')
+            self._closing = False
+
+    def _close_failed(self) -> bool:
+        try:
+            self._closed()
+        except OSError:
+            return True
+        return False
 
     def _receive(self, files: List[ParameterFile]) -> None:
         if self._ahead:
@@ -726,6 +759,7 @@ class HitrainOptimizer(torch.optim.Optimizer):
     def _go_back(self, wholly: bool) -> None:
         """Take back the sent gradients of the open step, on all ranks; wholly: everything that is not durable. Tensors
         are read again where the store has other values than before that step."""
+        wholly = wholly or self._close_failed()
         if not (wholly or self._shard or self._begun or self._unread):
             return
         if self._ahead and self._ahead.forget():
@@ -768,8 +802,9 @@ class HitrainOptimizer(torch.optim.Optimizer):
         """Part of close(): an unmount drops an open step, and with it finished steps that are not durable. So this
         optimizer leaves none open."""
         try:
-            if self._root.number('step_open') != self._open or self._drop_all():
+            if not self._close_failed() and (self._root.number('step_open') != self._open or self._drop_all()):
                 return
+            self._open = self._root.number('step_open')
             self._root.command(f'abort if={self._open}')
             now = self._root.number('step')
         except OSError:
