@@ -44,6 +44,9 @@
 ##   bench-step optimizer steps in the store, beside clients outside it and fio, on a device of known speed; bytes as the
 ##              device counts them; 10 minutes; all figures into build/bench/step.jsonl. DEVICES=2: only stores of two
 ##              devices, of equal and of different speed; 6 minutes
+##   bench-overlap
+##              training steps that end with `step async` beside `step`, at three ratios of device time to computation; 3 minutes;
+##              --elements=100663296 with bench/overlap.py is the full size; build/bench/overlap.jsonl
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
 ##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
 ##   uninstall  remove the installed files
@@ -311,7 +314,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-kernel lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -356,6 +359,12 @@ bench-step:
 	@tests/tools/deps.sh bench-step
 	@$(MAKE) --no-print-directory all $(B)/bench/step_client
 	@$(PYTHON) bench/step.py $(if $(RUNS),--runs $(RUNS)) $(if $(DEVICES),--devices)
+
+bench-overlap:
+	@tests/tools/deps.sh
+	@$(MAKE) --no-print-directory all
+	@mkdir -p $(B)/bench
+	@$(PYTHON) bench/overlap.py
 
 .PHONY: profile
 profile: deps
