@@ -16,6 +16,7 @@ struct waiting {
 struct sim_updates {
     struct waiting *ring;
     uint64_t head, tail, room; /* numbers of gradients; room is a power of two */
+    uint64_t *newest;          /* by tensor: the number of its newest gradient, and 1 */
     uint64_t waiting_bytes;
     uint64_t free_at;                     /* the last update ends */
     uint64_t ended[RANGES_AHEAD], ranges; /* of the last ones */
@@ -142,6 +143,7 @@ static int queue_gradient(struct sim *s, uint32_t tensor, uint32_t pos)
     }
     uint64_t bytes = s->trace->tensor[tensor].bytes;
     q->ring[q->tail++ & (q->room - 1)] = (struct waiting){s->now, tensor, pos, 0, bytes};
+    q->newest[tensor] = q->tail;
     q->waiting_bytes += bytes;
     return 0;
 }
@@ -195,11 +197,8 @@ static void run_updates(struct sim *s, uint64_t until)
 static void run_updates_of(struct sim *s, uint32_t tensor)
 {
     struct sim_updates *q = s->updates;
-    uint64_t last = q->tail;
 
-    while (last > q->head && q->ring[(last - 1) & (q->room - 1)].tensor != tensor)
-        last--;
-    while (q->head < last)
+    while (q->head < q->newest[tensor])
         update_range(s, next_begin(q));
 }
 
@@ -377,7 +376,8 @@ int sim_run(const struct sim_string *string, const struct sim_config *config, co
     s.random = (config->seed + 1) * 0x9e3779b97f4a7c15ull;
     s.unit = calloc(string->units + 1, sizeof(*s.unit));
     s.dirty = calloc(string->units + 1, sizeof(*s.dirty));
-    int rc = s.unit && s.dirty ? policy->start(&s) : -ENOMEM;
+    updates.newest = calloc(string->trace->tensors + 1, sizeof(*updates.newest));
+    int rc = s.unit && s.dirty && updates.newest ? policy->start(&s) : -ENOMEM;
     if (!rc) {
         rc = play(&s);
         policy->stop(&s);
@@ -385,6 +385,7 @@ int sim_run(const struct sim_string *string, const struct sim_config *config, co
     free(s.unit);
     free(s.dirty);
     free(updates.ring);
+    free(updates.newest);
     if (!rc)
         *out = s.result;
     return rc;

@@ -67,6 +67,7 @@ static const struct {
     {"gradient p\ncompute 2000000\nstep\n", &sim_ideal, 1, 3, 3, 0, 0},
     {"gradient p\ncompute 9000000\nstep\n", &sim_ideal, 1, 9, 3, 0, 0},
     {"gradient p\nread p\n", &sim_ideal, 1, 3, 3, 0, 1},
+    {"gradient p\ngradient p\nread p\n", &sim_ideal, 1, 3, 3, 0, 4},
     {"gradient p\nread a\n", &sim_ideal, 1, 4, 4, 0, 0},
     {"gradient p\nstep\ngradient p\nstep\n", &sim_ideal, 1, 3, 3, 0, 3},
     /* A commit writes what was changed, once. */
