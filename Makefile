@@ -37,6 +37,7 @@
 ##   bench-recovery
 ##              time and memory of mounting and checking by the number of chunks, 1e4 to 1e6 (HITRAIN_LONG=1: 1e7), beside
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
+##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device; 3 minutes, 1 with RUNS=1
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per
@@ -314,7 +315,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-kernel lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -342,6 +343,11 @@ bench-meta:
 	@tests/tools/deps.sh bench-meta
 	@$(MAKE) --no-print-directory all $(B)/bench/meta_client
 	@$(PYTHON) bench/meta.py
+bench-gate:
+	@tests/tools/deps.sh bench-path
+	@$(MAKE) --no-print-directory all
+	@mkdir -p $(B)/bench
+	@$(PYTHON) bench/gate.py $(if $(RUNS),--runs $(RUNS))
 bench-kernel: deps
 	@$(MAKE) --no-print-directory $(B)/bench/bench_kernel
 	@$(PYTHON) bench/kernel.py
