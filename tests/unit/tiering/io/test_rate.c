@@ -11,7 +11,7 @@
 #define MS UINT64_C(1000000)
 enum { DEPTH_MAX = 32 };
 
-/* A device that serves one request after the other, at so many bytes per second, and has that many (depth) in flight. */
+/* A device that serves one request after the other, at so many bytes per second, and has `depth` in flight. */
 struct served {
     struct ht_rate rate;
     uint64_t now_ns, began_ns[DEPTH_MAX];
