@@ -6,7 +6,6 @@
 #include "tiering/base/base.h"
 #include "tiering/base/event.h"
 #include "tiering/base/list.h"
-#include "tiering/base/mutant.h"
 #include "tiering/base/verify.h"
 #include "tiering/api/object.h"
 #include "optim/rules/config.h"
@@ -192,7 +191,7 @@ static int end_boundary(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     if (!rc && root->open && !ht_opt_deferred(root))
         ht_opt_expect_waiting(root, 0);
     root->norm_known = root->open && ht_opt_deferred(root) && !rc;
-    if (!rc && !HT_MUTANT("undrained"))
+    if (!rc)
         rc = ht_opt_drain(root);
     if (!rc && root->open)
         close_step(root, skipped);

@@ -19,7 +19,6 @@ SCRUB = 'tests/unit/tiering/store/test_scrub'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
-ASYNC = 'tests/unit/optim/step/test_async'
 SQUARES = 'tests/unit/optim/step/test_squares'
 HOLD = 'tests/mount/test_life_holds.py::test_a_file_stays_held_while_writes_of_the_dead_go_on'
 
@@ -49,7 +48,6 @@ MUTANTS = [
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),
-    ('undrained', 'a step ends when its updates have run', ASYNC, ''),
     ('types-dropped', 'a writer knows each type of record', NEWER, ''),
     ('squares-stay', 'sums of squares go with their gradient', SQUARES, ''),
     ('fcntl', 'flock: a hold that outlives its process', HOLD, ''),
