@@ -282,7 +282,7 @@ static int flush_window(struct ht_param *p, struct ht_grad *g, struct ht_words *
         w = window_of_flush(g);
         if ((ht_list_empty(&p->dirty) || !w.end) && !(g && g->spoiled))
             return 0;
-        if (p->root->close_error)
+        if (ht_opt_close_refuses(p->root))
             return -EIO;
         if (!ht_opt_words_current(p, words)) {
             ht_opt_words_read(p, words);

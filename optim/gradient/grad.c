@@ -161,7 +161,7 @@ static int try_begin_write(struct ht_grad *g, struct ht_inflight *w) HT_REQUIRES
         return -ECANCELED;
     if (has_to_wait(p->root))
         return -EAGAIN;
-    if (p->root->close_error)
+    if (ht_opt_close_refuses(p->root))
         return -EIO;
     if (p->gone)
         return -ESTALE;
@@ -220,7 +220,7 @@ static ssize_t end_write(struct ht_grad *g, struct ht_inflight *w, ssize_t n) HT
 bool ht_opt_close_failed(struct ht_root *root, int err)
 {
     lock(root->o);
-    bool failed = err == -EIO && root->close_error;
+    bool failed = err == -EIO && ht_opt_close_refuses(root);
     unlock(root->o);
     return failed;
 }

@@ -49,6 +49,7 @@ struct ht_root {
         bool close_durable;  /* its step is to be published */
         bool allow_partial;  /* of the boundary in progress: ranges may be covered in part */
         int close_error;     /* of a closer, until an abort, or until a step ends */
+        uint64_t close_open; /* number of the step that it closes, or closed */
         int gate_thread;     /* the kernel's number of the thread in the gate */
         uint64_t open;       /* number of the open step; 0: none is */
         uint64_t open_words; /* the last change of words that it knows */
@@ -96,6 +97,11 @@ bool ht_opt_root_idle(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
 void ht_opt_expect_waiting(struct ht_root *r, uint64_t bytes) HT_REQUIRES(HT_LOCK_OPTIM);
 /* Must writers of its gradients wait for updates? */
 bool ht_opt_backlog_full(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM);
+/* Are gradients refused, because an asynchronous step failed? Those of a step that opened since then are not. */
+static inline bool ht_opt_close_refuses(const struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM)
+{
+    return r->close_error && (!r->open || r->open == r->close_open);
+}
 /* Waits until gradients may be written and frozen. */
 int ht_opt_wait_open(struct ht_root *r) HT_REQUIRES(HT_LOCK_OPTIM) HT_MUST_CHECK;
 /* Keeps text as the root's error, after the parameter's name (oid 0: none), and raises an event. */

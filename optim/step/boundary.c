@@ -68,7 +68,9 @@ static int forget_orphans(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
         p->refs++;
         ht_opt_cancel(p);
         ht_opt_take_waiters(p, &chain); /* waiters of a running update come with its end */
-        ht_opt_wake_later(p->o, chain);
+        unlock(root->o);
+        ht_opt_wake(chain); /* not by the helper, as in decided() */
+        lock(root->o);
         rc = ht_opt_drain(root);
         if (!rc)
             ht_opt_forget_gradient(p);
@@ -159,7 +161,10 @@ static int check_boundary(struct ht_root *root, struct partial *out) HT_REQUIRES
     return -EBUSY;
 }
 
-/* All updates are queued, or there will be none: reads wait for these only from now on. */
+/*
+ * All updates are queued, or there will be none: reads wait for these only from now on. Releases the lock in between.
+ * The helper may wait for a page that one of the readers holds, so it cannot wake them.
+ */
 static void decided(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_waiter *chain = NULL;
@@ -169,8 +174,10 @@ static void decided(struct ht_root *root) HT_REQUIRES(HT_LOCK_OPTIM)
     root->deciding = false;
     ht_list_for_each(pos, &root->params)
         ht_opt_take_waiters(ht_list_entry(pos, struct ht_param, of_root), &chain);
-    ht_opt_wake_later(root->o, chain);
     notify_changed(root->o);
+    unlock(root->o);
+    ht_opt_wake(chain);
+    lock(root->o);
 }
 
 /* Ends a step that check_boundary accepted. Releases the lock in between. */
@@ -306,6 +313,7 @@ int ht_opt_boundary_request(struct ht_root *root, struct ht_optim_steer *by, uin
         notify_changed(o);
     } else {
         root->async = true;
+        root->close_open = root->open;
         root->close_durable = root->undurable + (root->open != 0) >= root->config.durable_every;
         *out_ticket = hide_touched(root);
     }
@@ -321,6 +329,8 @@ int ht_opt_boundary_close(struct ht_root *root)
 {
     lock(root->o);
     int rc = end_boundary(root);
+    if (rc && rc != -ECANCELED) /* before writers go on */
+        root->close_error = rc;
     leave_boundary(root, rc);
     unlock(root->o);
     return rc;

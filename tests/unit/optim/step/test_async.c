@@ -6,6 +6,7 @@
 
 #include "optim/state/context.h"
 #include "optim/state/param.h"
+#include "optim/state/range.h"
 #include "optim/state/root.h"
 
 static struct fixture w;
@@ -172,6 +173,25 @@ static void hold_begin(struct ht_obj *obj)
     wait_until(is_held);
 }
 
+/* The worker that comes to the held chunk has it alone: it holds no other range back (update.c, take_second). */
+static bool first_is_taken(void)
+{
+    lock(w.o);
+    const struct ht_range *r = ht_opt_range_find(ht_opt_param_find(w.o, w.param[0].oid), 0);
+    bool taken = r && r->state == HT_RANGE_RUNNING;
+    unlock(w.o);
+    return taken;
+}
+
+/* step_all, of which the first range of the first parameter is in a worker's hands before the rest is queued. */
+static void step_all_behind_the_first(void)
+{
+    step_param(&w, &w.param[0]);
+    wait_until(first_is_taken);
+    for (unsigned i = 1; i < w.params; i++)
+        step_param(&w, &w.param[i]);
+}
+
 static void hold_end(void)
 {
     holder.let_go = true;
@@ -242,7 +262,7 @@ START_TEST(a_reader_waits_for_its_own_update_and_steering_for_the_end)
     two_params("adamw lr=1e-2");
     parked = (struct parked){.waiter = {.wake = wake}};
     hold_begin(w.param[0].obj);
-    step_all(&w);
+    step_all_behind_the_first();
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     wait_until(second_is_readable);
     ck_assert(!ht_optim_readable(w.o, w.param[0].oid, 0, 4, &parked.waiter));
@@ -535,7 +555,7 @@ START_TEST(the_newest_gradient_is_updated_first)
     step_all(&w); /* makes state: flushes wait for nothing below */
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     hold_begin(w.param[0].obj);
-    step_all(&w);
+    step_all_behind_the_first();
     ck_assert_uint_eq(first_of_the_others(), 3);
     ck_assert_int_eq(ht_optim_set_order(w.o, w.param[3].oid, 2), 0);
     ck_assert_int_eq(ht_optim_set_order(w.o, w.param[1].oid, 1), 0);
@@ -620,6 +640,82 @@ START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
 }
 END_TEST
 
+static atomic_int invalidations;
+static atomic_bool reader_was_left;
+
+/* The kernel holds the page of a reader that came before: the call returns when the reader has its answer. */
+static void invalidate_a_page_that_is_read(void *ctx, uint64_t oid, uint64_t off, uint64_t len)
+{
+    (void)ctx, (void)off, (void)len;
+    if (oid != w.param[1].oid || invalidations++)
+        return;
+    bool ready = ht_optim_readable(w.o, oid, 0, 4, &parked.waiter);
+    holder.let_go = true;
+    for (unsigned ms = 0; !ready && !parked.woken && ms < 60000; ms++)
+        usleep(1000);
+    reader_was_left = !ready && !parked.woken;
+}
+
+START_TEST(a_skipped_step_answers_a_reader_that_the_kernel_waits_for)
+{
+    two_params("adamw lr=1e-2 skip_nonfinite=1 partial=1");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct ht_grad *g = open_grad(&w, &w.param[0]);
+    uint8_t *bytes = random_gradient(&w, &w.param[0]), *second = random_gradient(&w, &w.param[1]);
+    put_value(bytes, HT_DTYPE_F32, 5, NAN);
+    write_all(g, 0, bytes, 4000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    write_gradient(&w, &w.param[1], second);
+    lock(w.o);
+    struct ht_obj *grad = ht_opt_param_find(w.o, w.param[0].oid)->grad;
+    w.o->hooks.invalidate = invalidate_a_page_that_is_read;
+    unlock(w.o);
+    hold_begin(grad);
+    parked = (struct parked){.waiter = {.wake = wake}};
+    invalidations = 0;
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    pthread_join(holder.thread, NULL);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
+    ck_assert_int_gt(invalidations, 0);
+    ck_assert(!reader_was_left);
+    ck_assert_uint_eq(fixture_stat(&w).skipped, 1);
+    ht_grad_release(g);
+    free(bytes);
+    free(second);
+    fixture_close(&w);
+}
+END_TEST
+
+/* Gradients of the next step came while a step was being published. That failed: their rest is welcome. */
+START_TEST(a_failed_publication_leaves_the_next_step_open)
+{
+    two_params("adamw lr=1e-2 partial=1");
+    step_all(&w);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    step_all(&w);
+    dev_stall_at(w.dev, HT_IO_WRITE, 1);
+    ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    for (unsigned ms = 0; fixture_stat(&w).step != 2 && ms < 60000; ms++)
+        usleep(1000);
+    struct ht_grad *g = open_grad(&w, &w.param[1]);
+    uint8_t *bytes = random_gradient(&w, &w.param[1]);
+    write_all(g, 0, bytes, 4000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
+    dev_stall(w.dev, false);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
+    ht_fault_disarm_all();
+    write_all(g, 4000, bytes, w.param[1].n * 4 - 4000);
+    ck_assert_int_eq(ht_grad_flush(g), 0);
+    ht_grad_release(g);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    ck_assert_uint_eq(fixture_stat(&w).step, 3);
+    free(bytes);
+    fixture_close(&w);
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("all");
@@ -628,6 +724,8 @@ int main(void)
     tcase_add_test(t, a_reader_waits_for_its_own_update_and_steering_for_the_end);
     tcase_add_test(t, with_clipping_readers_wait_for_the_decision);
     tcase_add_test(t, a_skipped_step_lets_readers_go_on);
+    tcase_add_test(t, a_skipped_step_answers_a_reader_that_the_kernel_waits_for);
+    tcase_add_test(t, a_failed_publication_leaves_the_next_step_open);
     tcase_add_test(t, a_refusal_that_needs_no_update_is_made_at_once);
     tcase_add_test(t, a_failed_update_refuses_gradients_until_an_abort);
     tcase_add_test(t, a_failed_publication_refuses_gradients_until_a_commit);
