@@ -183,16 +183,11 @@ struct ht_range *ht_opt_range_take(struct ht_root *root, int numa_index)
     return r;
 }
 
-int ht_optim_set_order(struct ht_optim *o, uint64_t oid, uint64_t order)
+void ht_opt_param_reorder(struct ht_param *p, uint64_t order)
 {
-    lock(o);
-    struct ht_param *p = ht_opt_param_find(o, oid);
-    if (p)
-        p->order = order;
-    if (p && !ht_list_empty(&p->queued)) {
+    p->order = order;
+    if (!ht_list_empty(&p->queued)) {
         ht_list_del(&p->queued);
         place_param(p);
     }
-    unlock(o);
-    return p ? 0 : -ENOENT;
 }
