@@ -397,7 +397,7 @@ format:
 # A new make, because the installed packages decide how everything is linked.
 demo: deps
 	@$(MAKE) --no-print-directory all
-	@$(PYTHON) optim/torch/demo.py
+	@$(PYTHON) optim/torch/demo.py $(DEMO)
 
 # ---- install ----
 

@@ -18,6 +18,7 @@ struct ht_cmd_options {
     enum ht_log_level level; /* events: at least so important */
     bool conditional;        /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
+    bool async; /* step: do not wait until it is closed */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */

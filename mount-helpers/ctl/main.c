@@ -8,7 +8,7 @@
 
 #include "mount-helpers/common/text.h"
 
-enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_IF, OPT_HELP, OPT_VERSION };
+enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_IF, OPT_ASYNC, OPT_HELP, OPT_VERSION };
 #define OPT_BIT(option) (1u << ((option)-OPT_JSON))
 
 static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
@@ -53,8 +53,10 @@ static const struct command {
      "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
      "everything outside model roots durable.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"step", "PATH [--if=N] [--json]", NULL, ht_cmd_step, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+    {"step", "PATH [--async] [--if=N] [--json]", NULL, ht_cmd_step, false,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF) | OPT_BIT(OPT_ASYNC),
      "Ends the step of the model root PATH. It becomes durable as durable_every says.\n\n"
+     "  --async          returns at once; the store closes the step meanwhile\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
     {"abort", "PATH [--if=N] [--json]", NULL, ht_cmd_abort, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
      "Takes the model root PATH back to its last commit: the open step, steps that are not durable, and all newer\n"
@@ -78,15 +80,11 @@ static const struct command {
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},
-    {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},
-    {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL},
-    {"if", required_argument, NULL, OPT_IF},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},         {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},     {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL}, {"if", required_argument, NULL, OPT_IF},
+    {"async", no_argument, NULL, OPT_ASYNC},       {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},   {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -166,6 +164,9 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return 0;
     case OPT_FOLLOW:
         o->follow = true;
+        return 0;
+    case OPT_ASYNC:
+        o->async = true;
         return 0;
     case OPT_WATCH:
         return parse_seconds(value, &o->watch_s)

@@ -126,7 +126,8 @@ static int steer(const char *path, const struct ht_cmd_options *o, const char *v
 
 int ht_cmd_step(const char *path, const struct ht_cmd_options *o)
 {
-    return steer(path, o, "step", "the step has ended");
+    return o->async ? steer(path, o, "step async", "the step is being closed")
+                    : steer(path, o, "step", "the step has ended");
 }
 
 int ht_cmd_abort(const char *path, const struct ht_cmd_options *o)

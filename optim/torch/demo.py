@@ -4,6 +4,7 @@
 
 Run it with `make demo`; everything it makes is below build/demo/. It exits with 0 when all of its checks passed.
 """
+import argparse
 import csv
 import errno
 import filecmp
@@ -40,7 +41,7 @@ KILL_AT = 120        # finished steps when the daemon is killed
 BF16_STEPS = 40
 PEAK_RATE = 1e-3
 BETAS, WEIGHT_DECAY = (0.9, 0.95), 0.1
-STORE_SIZE, STORE_DRAM = '512M', '128M'
+STORE_SIZE = '512M'
 TOKENS = demo_gpt.BATCH * demo_gpt.CONTEXT
 
 LOSS_RELATIVE_MAX = 1e-4
@@ -233,7 +234,15 @@ def save_losses(runs: Dict[str, List[float]]) -> None:
 
 # --------------------------------------------------------------------- main
 
-def demo(store: Store, checks: Checks) -> None:
+def parse_args() -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('--dram', default='128M', metavar='SIZE', help='of the mount: less than the state takes is enough')
+    p.add_argument('--async-step', action='store_true',
+                   help='the store closes the steps of (b) while the next forward pass runs')
+    return p.parse_args()
+
+
+def demo(store: Store, checks: Checks, async_step: bool) -> None:
     text = demo_gpt.Text(SEED)
     parameters = sum(p.numel() for p in demo_gpt.GPT(SEED).parameters())
     print(f'A GPT of {parameters:,} parameters on {len(text.train) + len(text.held_out):,} bytes of '
@@ -248,11 +257,13 @@ def demo(store: Store, checks: Checks) -> None:
 
     print(f'\n{store.format().strip()}')
     store.mount()
-    print(f'\n(b) AdamW inside the store, each step committed: {STEPS} steps', flush=True)
-    model_b, optimizer = through_store(store, 'model-b', SEED)
+    how = ', asynchronously' if async_step else ''
+    print(f'\n(b) AdamW inside the store, each step committed{how}: {STEPS} steps', flush=True)
+    model_b, optimizer = through_store(store, 'model-b', SEED, async_step=async_step)
     with optimizer:
         b = train('(b)', model_b, optimizer, text, 0, STEPS, store.counters)
         loss_b = text.loss(model_b)
+        optimizer.commit()
         held = optimizer.committed_step
 
     c, loss_c, model_c = interrupted(store, text, checks)
@@ -293,16 +304,17 @@ def demo(store: Store, checks: Checks) -> None:
 
 
 def main() -> int:
+    args = parse_args()
     missing = [p for p in ('hitrain', 'mkfs.hitrain', 'hitrain-fsck') if not (PROGRAMS / p).exists()]
     if missing:
         sys.exit(f'demo: {", ".join(missing)} not in {PROGRAMS}; run `make demo`')
     torch.set_num_threads(min(2, len(os.sched_getaffinity(0))))
     OUT.mkdir(parents=True, exist_ok=True)
-    store, checks, begin = Store(PROGRAMS, OUT, STORE_SIZE, STORE_DRAM), Checks(), time.monotonic()
+    store, checks, begin = Store(PROGRAMS, OUT, STORE_SIZE, args.dram), Checks(), time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     status: Optional[int] = None
     try:
-        demo(store, checks)
+        demo(store, checks, args.async_step)
     except KeyboardInterrupt:
         status = 130
     except Exception as e:

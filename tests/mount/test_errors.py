@@ -645,7 +645,7 @@ def test_hitrainctl_says_what_is_wrong_with_a_path(store, tmp_path, command):
 
 
 @pytest.mark.parametrize('args', [['events', '/', '--since=x'], ['events', '/', '--level=loud'], ['stats', '/', '--follow'],
-                                  ['prefetch'], ['evict', '/', '--json'], ['events', '/', '/'], ['step', '/', '--if=x'],
+                                  ['prefetch'], ['evict', '/', '--json'], ['events', '/', '/'], ['step', '/', '--if=x'], ['commit', '/', '--async'],
                                   ['commit', '/', '--if=-1'], ['wait', '/', '--if=1'], ['reset']])
 def test_hitrainctl_refuses_wrong_usage(args):
     done = run('hitrainctl', *args, check=False)

@@ -299,15 +299,20 @@ def test_hitrainctl_steers(root):
     status, said, _ = hitrainctl('step', f'--if={number}', root)
     assert status == 0 and 'step 1, durable_step 1' in said
     put_gradient(root)
+    status, _, told = hitrainctl('step', '--async', f'--if={number}', root)
+    assert status == 1 and 'ESTALE' in told
+    assert hitrainctl('step', '--async', root)[0] == 0 and hitrainctl('wait', root)[0] == 0
+    assert word(root, 'step') == '2'
+    put_gradient(root)
     status, said, _ = hitrainctl('abort', '--json', root)
-    assert status == 0 and json.loads(said) == {'path': str(root), 'step': 1, 'durable_step': 1}
+    assert status == 0 and json.loads(said) == {'path': str(root), 'step': 2, 'durable_step': 2}
     put_gradient(root / 'sub', 'v', n=N // 2)
     status, _, told = hitrainctl('step', root)
     assert status == 1 and 'EBUSY: m/sub/v: only a part of it' in told
     assert hitrainctl('drop', root / 'sub' / 'v') == (0, '', '')
     put_gradient(root)
     status, said, _ = hitrainctl('commit', '--json', f'--if={step_open(root)}', root)
-    assert status == 0 and json.loads(said)['durable_step'] == 2
+    assert status == 0 and json.loads(said)['durable_step'] == 3
     assert word(root, 'parameters') == '2'
     assert hitrainctl('reset', root / 'w', root / 'sub' / 'v') == (0, '', '') and word(root, 'parameters') == '0'
     put_gradient(root)
