@@ -108,10 +108,12 @@ void ht_lock_waiting(const void *lock, enum ht_lock_rank rank)
 
 void ht_lock_none_held(const char *what)
 {
-    if (held_count == 0)
-        return;
-    fprintf(stderr, "lock order: %s while holding '%s'\n", what, name_of(held[held_count - 1].rank));
-    abort();
+    for (unsigned i = 0; i < held_count; i++) {
+        if (held[i].rank == HT_LOCK_CTL_SESSION) /* it keeps out nobody but its own client */
+            continue;
+        fprintf(stderr, "lock order: %s while holding '%s'\n", what, name_of(held[i].rank));
+        abort();
+    }
 }
 
 void ht_lock_giving(const void *lock, enum ht_lock_rank rank)

@@ -192,12 +192,13 @@ static void feed_all(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
         send_away(s);
         return;
     }
-    do {
+    for (;;) {
         while (w->count < HT_READ_BATCH_MAX && !s->waits.stopping && feed(w))
             ;
-        if (w->count)
-            ht_read_batch_finish(w);
-    } while (w->count);
+        if (!w->count)
+            break;
+        ht_read_batch_finish(w); /* after the last one feed() may wait at the gate */
+    }
     ht_read_batch_finish_all(w);
 }
 

@@ -24,7 +24,6 @@
 #include <sys/uio.h>
 #include "tiering/base/base.h"
 #include "tiering/io/gate_policy.h"
-#include "tiering/io/gate_policy.h"
 #include "tiering/io/rate.h"
 
 struct ht_dev;

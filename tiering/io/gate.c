@@ -161,9 +161,14 @@ void ht_permit_settle(struct ht_permit *p, struct ht_dev *dev, uint32_t bytes)
 
 /* ---------------------------------------------------------------- promotion */
 
+static bool counts(enum ht_gate_good good)
+{
+    return mine == HT_IO_URGENT || (mine == HT_IO_PLANNED && good == HT_GATE_LOG_ROOM);
+}
+
 void ht_gate_want(struct ht_gate *g, enum ht_gate_good good)
 {
-    if (mine != HT_IO_URGENT || atomic_fetch_add(&g->wanted[good], 1) > 0)
+    if (!counts(good) || atomic_fetch_add(&g->wanted[good], 1) > 0)
         return;
     for (unsigned i = 0; i < HT_DEVICES_MAX; i++) {
         struct ht_dev *dev = g->dev[i];
@@ -177,7 +182,7 @@ void ht_gate_want(struct ht_gate *g, enum ht_gate_good good)
 
 void ht_gate_want_end(struct ht_gate *g, enum ht_gate_good good)
 {
-    if (mine != HT_IO_URGENT)
+    if (!counts(good))
         return;
     unsigned was = atomic_fetch_sub(&g->wanted[good], 1);
     assert(was > 0);

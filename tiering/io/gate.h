@@ -8,8 +8,8 @@
  *   urgent thread:            ------------------------> request --> device
  *
  * A thread has a class, urgent unless it says otherwise, and its requests have that class. Only a thread that holds no
- * chunk, no staging buffer and no lock waits for a permit, so no other thread waits for one that waits at the gate. A
- * thread with requests in flight asks with ht_permit_try, and completes one request if it gets none.
+ * chunk, no staging buffer and no lock that others need waits for a permit. So no other thread waits for one that waits
+ * at the gate. A thread with requests in flight asks with ht_permit_try, and completes one request if it gets none.
  *
  * Callers may wait for what a waiting thread would bring: memory (writeback) or room in the log (its checkpoint). They
  * say so (ht_gate_want), and then the gate is open for threads that bring it.
@@ -37,7 +37,10 @@ struct ht_gate {
     struct ht_dev *dev[HT_DEVICES_MAX]; /* constant; NULL: none */
     _Atomic unsigned wanted[HT_GATE_GOODS];
 };
-/* A caller begins to wait for this, and ends. A thread of a lower class does not count: neither call does anything. */
+/*
+ * A caller begins to wait for this, and ends. Urgent ones count; for room in the log also planned ones, because the
+ * background brings it. For others neither call does anything.
+ */
 void ht_gate_want(struct ht_gate *g, enum ht_gate_good good);
 void ht_gate_want_end(struct ht_gate *g, enum ht_gate_good good);
 
@@ -54,7 +57,10 @@ struct ht_permit_request {
     enum ht_gate_good good; /* that the request brings */
     uint32_t bytes;
 };
-/* Waits until the thread's class may start this request. The caller holds no chunk, no staging buffer and no lock. */
+/*
+ * Waits until the thread's class may start this request. The caller holds no chunk, no staging buffer and no lock but
+ * that of a control session.
+ */
 void ht_permit_get(struct ht_gate *g, const struct ht_permit_request *r, struct ht_permit *out);
 /* False: not now. */
 bool ht_permit_try(struct ht_gate *g, const struct ht_permit_request *r, struct ht_permit *out);

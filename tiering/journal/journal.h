@@ -184,6 +184,8 @@ int ht_journal_reserve(struct ht_journal *j, uint64_t bytes, bool force) HT_MUST
  */
 bool ht_journal_has_space_for_pieces(struct ht_journal *j, uint64_t bytes, bool others_reserve);
 void ht_journal_unreserve(struct ht_journal *j, uint64_t bytes);
+/* Is a quarter or less of the log left beside what a checkpoint still has to emit? */
+bool ht_journal_is_short(struct ht_journal *j);
 
 struct ht_journal_stats {
     uint64_t log_bytes, used_bytes, reserved_bytes, reserve_limit_bytes, frames_written, groups, checkpoints,

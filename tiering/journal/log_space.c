@@ -155,6 +155,14 @@ static bool fits_locked(const struct ht_journal *j, size_t bytes) HT_REQUIRES(HT
         after + EMISSION_MARGIN_BYTES <= j->log_bytes;
 }
 
+bool ht_journal_is_short(struct ht_journal *j)
+{
+    ht_mutex_lock(ht_journal_lock(j));
+    bool is_short = ht_journal_used_locked(j) + emission_left_locked(j) >= j->log_bytes / 4 * 3;
+    ht_mutex_unlock(ht_journal_lock(j));
+    return is_short;
+}
+
 bool ht_journal_fits_after_checkpoint_locked(const struct ht_journal *j, size_t bytes)
 {
     return 2 * emission_bytes(j->reserved) + ht_frame_bytes(bytes) <= j->log_bytes;

@@ -64,14 +64,17 @@ static void get_permit(struct ht_store *s, struct ht_permit *out)
 
 /*
  * The transaction of a slice, with memory for it: a later failure would end the log. The permit is for its records, not
- * for the frame, which another thread may write. -ENOMEM.
+ * for the frame, which another thread may write. Callers would soon wait for the room of a log that is short: there the
+ * slice waits for no permit. -ENOMEM.
  */
 static int begin_slice(struct ht_store *s) HT_ACQUIRE_IF_0(HT_LOCK_TX) HT_NO_THREAD_SAFETY_ANALYSIS
 {
     struct ht_permit permit;
 
-    get_permit(s, &permit);
-    ht_permit_put(&permit);
+    if (!ht_journal_is_short(s->journal)) {
+        get_permit(s, &permit);
+        ht_permit_put(&permit);
+    }
     ht_mutex_lock(&s->tx_lock);
     int rc = ht_tx_expect(&s->txn->tx, SLICE_BYTES + RECORD_BYTES_MAX);
     if (rc)
@@ -135,6 +138,8 @@ static int emit_client(struct ht_store *s, const struct ht_meta_client *c)
  */
 static int set_start(struct ht_store *s, const struct ht_journal_start *start)
 {
+    enum ht_io_class was = ht_io_class_set(HT_IO_URGENT); /* others wait for the lock, and for the room */
+
     ht_mutex_lock(ht_super_mutex(s));
     s->sb.start_pos = start->pos;
     s->sb.start_seq = start->seq;
@@ -142,6 +147,7 @@ static int set_start(struct ht_store *s, const struct ht_journal_start *start)
     s->sb.durable_seq = start->durable_seq;
     int rc = HT_MUTANT("log-reuse") ? 0 : ht_store_write_super(s);
     ht_mutex_unlock(ht_super_mutex(s));
+    (void)ht_io_class_set(was);
     return rc;
 }
 

@@ -168,6 +168,23 @@ START_TEST(what_a_lower_class_wants_promotes_nobody)
 }
 END_TEST
 
+/* The commit timer waits for room that the checkpoint makes. */
+START_TEST(a_planned_thread_that_waits_for_log_room_opens_the_gate)
+{
+    struct reader r;
+
+    begin_stalled(&r, HT_IO_URGENT);
+    ck_assert_uint_eq(permits(HT_IO_BACKGROUND, HT_GATE_LOG_ROOM), 0);
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    ht_gate_want(&gate, HT_GATE_LOG_ROOM);
+    ck_assert_uint_gt(permits(HT_IO_BACKGROUND, HT_GATE_LOG_ROOM), 0);
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    ht_gate_want_end(&gate, HT_GATE_LOG_ROOM);
+    (void)ht_io_class_set(HT_IO_URGENT);
+    end_stalled(&r);
+}
+END_TEST
+
 START_TEST(a_caller_that_waits_for_a_permitted_request_keeps_the_background_out)
 {
     const struct ht_permit_request r = request(HT_GATE_NOTHING);
@@ -328,6 +345,7 @@ int main(void)
     tcase_add_test(tc, an_urgent_request_bounds_the_others);
     tcase_add_test(tc, the_gate_is_open_for_what_a_caller_wants);
     tcase_add_test(tc, what_a_lower_class_wants_promotes_nobody);
+    tcase_add_test(tc, a_planned_thread_that_waits_for_log_room_opens_the_gate);
     tcase_add_test(tc, a_caller_that_waits_for_a_permitted_request_keeps_the_background_out);
     tcase_add_test(tc, a_permit_moves_with_its_request);
     tcase_add_test(tc, a_device_that_completes_nothing_holds_nobody_for_ever);

@@ -6,6 +6,9 @@
 #include <pthread.h>
 #include <sched.h>
 
+#include "tiering/engine/engine_priv.h"
+#include "tiering/io/gate.h"
+#include "tiering/object/context.h"
 #include "tests/support/dev.h"
 #include "tests/unit/tiering/store/fixture.h"
 
@@ -83,6 +86,30 @@ START_TEST(a_stream_misses_once)
     ck_assert_uint_eq(st.readahead_chunks, 31);
     ck_assert_uint_eq(st.readahead_hits, 31);
     ck_assert_uint_eq(st.readahead_wasted, 0);
+    end(o);
+}
+END_TEST
+
+/* Other requests have nearly all that the gate gives: one chunk after the other, until no reader is pending. */
+START_TEST(a_nearly_full_gate_feeds_all_readers)
+{
+    struct ht_obj *o = begin(SMALL, 4 * MIB);
+    const struct ht_permit_request r = {.dev = dev, .direction = HT_DIRECTION_READ, .bytes = SMALL};
+    struct ht_permit permit[1024];
+    unsigned n = 0;
+
+    read_at(o, &reader, 0, SMALL);
+    (void)ht_io_class_set(HT_IO_PLANNED);
+    while (n < HT_ARRAY_SIZE(permit) && ht_permit_try(&s->gate, &r, &permit[n]))
+        n++;
+    if (n > 0)
+        ht_permit_put(&permit[--n]);
+    ht_store_readahead(s);
+    (void)ht_io_class_set(HT_IO_URGENT);
+    while (n > 0)
+        ht_permit_put(&permit[--n]);
+    ck_assert(ht_list_empty(&s->engine->pending_readers));
+    ck_assert_uint_gt(stats().readahead_chunks, 1);
     end(o);
 }
 END_TEST
@@ -320,6 +347,7 @@ int main(void)
 
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, a_stream_misses_once);
+    tcase_add_test(tc, a_nearly_full_gate_feeds_all_readers);
     tcase_add_test(tc, who_reads_anywhere_has_nothing_read_ahead);
     tcase_add_test(tc, a_read_elsewhere_takes_back_what_was_asked_for);
     tcase_add_test(tc, what_is_read_ahead_and_not_used_is_waste);
