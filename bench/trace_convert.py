@@ -2,19 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts what `hitrainctl trace save MOUNTPOINT` wrote into the text that bench/replay plays (docs/trace-format.md).
 
-    trace_convert.py SAVED >TRACE
+    python3 bench/trace_convert.py SAVED >TRACE
 
-Requests that follow each other in one tensor become one access. The time in which no request waits becomes computing.
-Updates are left out, because the store makes them from gradients. Memory follows the number of tensors.
+Requests of one tensor that follow each other become one access of each range that they fill without gaps. The time in
+which no request waits becomes computing. Updates are left out, because the store makes them from gradients. Memory
+follows the number of tensors.
 """
 import argparse
+import bisect
 import json
 import sys
 
-UNIT = 4096
 NAME_BYTES_MAX = 255
+RANGES_MAX = 4096  # of one access
+COMPUTE_US_MAX = 86400 * 1000000
 OPS = ('read', 'write', 'gradient', 'update', 'open', 'close', 'prefetch', 'evict', 'step', 'commit', 'abort')
-OF_ROOTS = 'step', 'commit', 'abort'
+BOUNDARIES = 'step', 'commit'
+OF_ROOTS = *BOUNDARIES, 'abort'
 
 
 def number(record, key, default=None):
@@ -24,20 +28,32 @@ def number(record, key, default=None):
     return value
 
 
+def say(path, text):
+    print(f'trace_convert.py: {path}: {text}', file=sys.stderr)
+
+
+def read_line(line):
+    """(op, id, record)"""
+    record = json.loads(line)
+    if not isinstance(record, dict) or record.get('op') not in OPS:
+        raise ValueError('no operation of a trace')
+    return record['op'], number(record, 'id'), {
+        'path': record.get('path'), 'time_ns': number(record, 'time_ns'), 'seq': number(record, 'seq', 0),
+        'waited_ns': number(record, 'waited_ns', 0), 'offset': number(record, 'offset', 0),
+        'bytes': number(record, 'bytes', 0)}
+
+
 def records(path):
-    """(op, id, record) of each line."""
+    """(line number, op, id, record) of each line."""
     with open(path, 'rb') as f:
         for line_number, line in enumerate(f, 1):
             try:
-                record = json.loads(line)
-                if not isinstance(record, dict) or record.get('op') not in OPS:
-                    raise ValueError('no operation of a trace')
-                yield record['op'], number(record, 'id'), {
-                    'path': record.get('path'), 'time_ns': number(record, 'time_ns'),
-                    'waited_ns': number(record, 'waited_ns', 0), 'offset': number(record, 'offset', 0),
-                    'bytes': number(record, 'bytes', 0)}
-            except ValueError as e:
+                record = read_line(line)
+            except (ValueError, RecursionError) as e:
+                if line_number > 1 and not line.endswith(b'\n'):  # it was being written
+                    return
                 sys.exit(f'trace_convert.py: {path}: line {line_number}: {e}')
+            yield line_number, *record
 
 
 class Tensor:
@@ -66,9 +82,11 @@ def name_tensors(tensors):
         tensor.name = name
 
 
-def find_tensors(path):
-    tensors = {}
-    for op, number_, r in records(path):
+def survey(path):
+    """Tensors by their numbers, and whether there are steps."""
+    tensors, has_steps = {}, False
+    for _, op, number_, r in records(path):
+        has_steps |= op in BOUNDARIES
         if op in OF_ROOTS:
             continue
         tensor = tensors.setdefault(number_, Tensor())
@@ -77,17 +95,19 @@ def find_tensors(path):
         tensor.parameter |= op in ('gradient', 'update')
     tensors = {n: t for n, t in tensors.items() if t.bytes}
     name_tensors(tensors)
-    return tensors
+    return tensors, has_steps
 
 
 class Converter:
     """Entries of the trace, in order."""
 
-    def __init__(self, tensors, least_us, out):
-        self.tensors, self.least_us, self.out = tensors, least_us, out
+    def __init__(self, path, tensors, has_steps, least_us, out):
+        self.path, self.tensors, self.has_steps, self.least_us, self.out = path, tensors, has_steps, least_us, out
         self.op = None  # of the access that grows
-        self.id = self.low = self.high = 0
-        self.offsets = set()
+        self.id = 0
+        self.ranges = []  # [low, high] in order, with gaps between them
+        self.seq = 0  # of the entry before; 0: there was none
+        self.skips = False  # up to the end of a step that is not whole
         self.graded = set()  # parameters whose gradient this step has
         self.busy_until_ns = None
         self.aborts = 0
@@ -99,33 +119,63 @@ class Converter:
         if not self.op:
             return
         tensor = self.tensors[self.id]
-        if self.op != 'gradient':
-            whole = self.low == 0 and self.high == tensor.bytes
-            self.put(self.op, tensor.name, *(() if whole else (self.low, self.high - self.low)))
-        elif self.id not in self.graded:
-            self.graded.add(self.id)
-            self.put('gradient', tensor.name)
+        if self.op == 'gradient':
+            self.gradient(self.id)
+        else:
+            for low, high in self.ranges:
+                self.put(self.op, tensor.name, *(() if (low, high) == (0, tensor.bytes) else (low, high - low)))
         self.op = None
 
+    def gradient(self, number_):
+        if number_ not in self.graded:
+            self.graded.add(number_)
+            self.put('gradient', self.tensors[number_].name)
+
+    def join(self, low, high):
+        """Adds a range, which may touch others. False: it overlaps one."""
+        at = bisect.bisect(self.ranges, [low, high])
+        before, after = self.ranges[at - 1:at], self.ranges[at:at + 1]
+        if before and before[0][1] > low or after and after[0][0] < high:
+            return False
+        if before and before[0][1] == low:
+            at, low = at - 1, before[0][0]
+        if after and after[0][0] == high:
+            high = after[0][1]
+        self.ranges[at:bisect.bisect(self.ranges, [high])] = [[low, high]]
+        return True
+
     def access(self, op, number_, r):
-        if (op, number_) != (self.op, self.id) or r['offset'] in self.offsets:
-            self.flush()
-            self.op, self.id, self.low, self.high = op, number_, r['offset'], r['offset'] + r['bytes']
-            self.offsets.clear()
-        self.low, self.high = min(self.low, r['offset']), max(self.high, r['offset'] + r['bytes'])
-        self.offsets.add(r['offset'])
+        low, high = r['offset'], r['offset'] + r['bytes']
+        if (op, number_) == (self.op, self.id) and len(self.ranges) < RANGES_MAX and self.join(low, high):
+            return
+        self.flush()
+        self.op, self.id, self.ranges = op, number_, [[low, high]]
 
     def pass_time(self, r):
         if self.busy_until_ns is not None and r['time_ns'] - self.busy_until_ns >= self.least_us * 1000:
             self.flush()
-            self.put('compute', (r['time_ns'] - self.busy_until_ns) // 1000)
+            self.put('compute', min((r['time_ns'] - self.busy_until_ns) // 1000, COMPUTE_US_MAX))
         self.busy_until_ns = max(self.busy_until_ns or 0, r['time_ns'] + r['waited_ns'])
 
-    def take(self, op, number_, r):
-        if op == 'update':
+    def check_number(self, line_number, seq):
+        """Without all of its entries a step is not used to its end."""
+        missing, self.seq = seq - self.seq - 1 if self.seq else 0, seq
+        if not missing:
+            return
+        say(self.path, f'{missing} entries are missing before line {line_number}' if missing > 0 else
+            f'line {line_number} does not follow the one before it')
+        self.flush()
+        self.skips = self.has_steps
+        self.busy_until_ns = None
+
+    def take(self, line_number, op, number_, r):
+        if r['seq']:
+            self.check_number(line_number, r['seq'])
+        self.skips &= op not in BOUNDARIES
+        if op == 'update' or self.skips:
             return
         self.pass_time(r)
-        if op in ('step', 'commit'):
+        if op in BOUNDARIES:
             self.flush()
             self.graded.clear()
             self.put(op)
@@ -141,6 +191,9 @@ class Converter:
             self.put('read', self.tensors[number_].name)
         elif r['bytes']:
             self.access(op, number_, r)
+        elif op == 'gradient':  # a sparse one
+            self.flush()
+            self.gradient(number_)
 
 
 def main():
@@ -152,19 +205,19 @@ def main():
     args = p.parse_args()
     if args.least_us < 1 or args.state < 1:
         p.error('--least-us and --state are at least 1')
-    tensors = find_tensors(args.saved)
+    tensors, has_steps = survey(args.saved)
     print('hitrain trace 1')
     for tensor in tensors.values():
         if tensor.parameter:
             print('parameter', tensor.name, tensor.bytes, tensor.bytes * args.state)
         else:
             print('tensor', tensor.name, tensor.bytes)
-    converter = Converter(tensors, args.least_us, sys.stdout)
+    converter = Converter(args.saved, tensors, has_steps, args.least_us, sys.stdout)
     for record in records(args.saved):
         converter.take(*record)
     converter.flush()
     if converter.aborts:
-        print(f'trace_convert.py: {args.saved}: {converter.aborts} aborts are left out', file=sys.stderr)
+        say(args.saved, f'{converter.aborts} aborts are left out')
 
 
 if __name__ == '__main__':

@@ -49,13 +49,20 @@ uint32_t sim_entry_accesses(const struct sim_string *s, const struct replay_entr
 
 /* ------------------------------------------------------------------ making */
 
+static uint64_t units_after_first(uint64_t bytes, uint64_t unit_bytes)
+{
+    return bytes ? units_of(bytes, unit_bytes) - 1 : 0;
+}
+
+/* Units of REPLAY_TENSOR_BYTES_MAX fit: then an entry is two accesses at most. */
 static bool fits(const struct replay_trace *t, uint64_t unit_bytes)
 {
     uint64_t units = 0, accesses = 0;
     struct sim_string s = {.trace = t, .unit_bytes = unit_bytes};
 
     for (uint32_t i = 0; i < t->tensors; i++)
-        units += units_of(t->tensor[i].bytes, unit_bytes) + units_of(t->tensor[i].state_bytes, unit_bytes);
+        units +=
+            units_after_first(t->tensor[i].bytes, unit_bytes) + units_after_first(t->tensor[i].state_bytes, unit_bytes);
     if (units > SIM_UNITS_MAX)
         return false;
     for (uint64_t i = 0; i < t->entries && accesses <= SIM_ACCESSES_MAX; i++)

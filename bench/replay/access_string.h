@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * access_string.h - a trace as a string of accesses to units. A unit is 1 MiB of a tensor or of its state. It is more
- * where the string would be too long otherwise: its memory is bounded, whatever the trace says.
+ * where the string would be too long otherwise: its memory is bounded, whatever the trace says. Each tensor and each
+ * state has a unit of its own, however small it is.
  *
  * A gradient stands for the accesses of its update: each unit of the parameter, and the units of the state beside it.
  */
@@ -12,7 +13,7 @@
 
 #define SIM_UNIT_BYTES_MIN (UINT64_C(1) << 20)
 #define SIM_ACCESSES_MAX (UINT64_C(1) << 26)
-#define SIM_UNITS_MAX (UINT64_C(1) << 19)
+#define SIM_UNITS_MAX (UINT64_C(1) << 19) /* beside the first one of each tensor and of each state */
 #define SIM_NEVER UINT32_MAX
 
 struct sim_string {

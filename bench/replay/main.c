@@ -91,6 +91,8 @@ static bool take_number(const char *word, const char *name, double unit, uint64_
 
     if (strncmp(word, name, len) != 0 || word[len] != '=' || !parse_double(word + len + 1, false, 1e15, &n))
         return false;
+    if (n * unit >= 0x1p63)
+        return false;
     *out = (uint64_t)(n * unit);
     return *out >= least;
 }
@@ -228,17 +230,18 @@ static double per_step(const struct sim_result *r, uint64_t n)
 static void put_row(const struct words *w, const struct row *row, const struct row *ideal, const struct row *belady)
 {
     const struct sim_result *r = &row->r;
-    double of_ideal = per_step(&ideal->r, ideal->r.time_ns) / per_step(r, r->time_ns);
+    double of_ideal = r->time_ns ? (double)ideal->r.time_ns / (double)r->time_ns : 1; /* of equally many steps */
     double of_belady = belady->r.hits ? (double)r->hits / (double)belady->r.hits : 1;
     const char *form = w->json
         ? "{\"policy\": \"%s\", \"step_s\": %.6f, \"compute_s\": %.6f, \"stall_s\": %.6f, \"read_bytes\": %.0f, "
-          "\"written_bytes\": %.0f, \"hits\": %.1f, \"accesses\": %.1f, \"of_ideal\": %.4f, \"of_belady_hits\": %.4f, "
+          "\"written_bytes\": %.0f, \"hits\": %.1f, \"prefetched\": %.1f, \"accesses\": %.1f, \"of_ideal\": %.4f, \"of_belady_hits\": %.4f, "
           "\"plan_s\": %.6f}\n"
-        : "  %-10s %11.4f %11.4f %11.4f %15.0f %15.0f %9.0f %9.0f %8.3f %8.3f %9.4f\n";
+        : "  %-10s %11.4f %11.4f %11.4f %15.0f %15.0f %9.0f %10.0f %9.0f %8.3f %8.3f %9.4f\n";
 
     printf(form, row->policy->name, per_step(r, r->time_ns) / 1e9, per_step(r, r->compute_ns) / 1e9,
            per_step(r, r->stall_ns) / 1e9, per_step(r, r->read_bytes), per_step(r, r->written_bytes),
-           per_step(r, r->hits), per_step(r, r->accesses), of_ideal, of_belady, (double)r->plan_ns / 1e9);
+           per_step(r, r->hits), per_step(r, r->prefetched), per_step(r, r->accesses), of_ideal, of_belady,
+           (double)r->plan_ns / 1e9);
 }
 
 static int simulate_all(struct words *w, const struct sim_string *s)
@@ -246,7 +249,7 @@ static int simulate_all(struct words *w, const struct sim_string *s)
     struct row row[POLICIES_MAX];
 
     if (w->dram_share > 0)
-        w->sim.dram_bytes = (uint64_t)(w->dram_share * (double)replay_trace_bytes(s->trace));
+        w->sim.dram_bytes = (uint64_t)(w->dram_share * (double)s->trace->bytes);
     for (unsigned i = 0; i < HT_ARRAY_SIZE(policies); i++) {
         row[i] = (struct row){policies[i]};
         int rc = sim_run(s, &w->sim, policies[i], &row[i].r);
@@ -255,11 +258,11 @@ static int simulate_all(struct words *w, const struct sim_string *s)
     }
     if (!w->json)
         printf(
-            "DRAM %llu of %llu bytes, units of %llu; figures are of a step\n  %-10s %11s %11s %11s %15s %15s %9s %9s "
-            "%8s %8s %9s\n",
-            (unsigned long long)w->sim.dram_bytes, (unsigned long long)replay_trace_bytes(s->trace),
+            "DRAM %llu of %llu bytes, units of %llu; figures are of a step\n  %-10s %11s %11s %11s %15s %15s %9s %10s "
+            "%9s %8s %8s %9s\n",
+            (unsigned long long)w->sim.dram_bytes, (unsigned long long)s->trace->bytes,
             (unsigned long long)s->unit_bytes, "policy", "seconds", "computes", "waits", "bytes in", "bytes out",
-            "hits", "accesses", "of ideal", "Belady", "plan, s");
+            "hits", "prefetched", "accesses", "of ideal", "Belady", "plan, s");
     for (unsigned i = 0; i < HT_ARRAY_SIZE(policies); i++)
         if (!w->policy || strcmp(w->policy, policies[i]->name) == 0)
             put_row(w, &row[i], &row[0], &row[1]);
@@ -283,7 +286,7 @@ static int simulate(const char *path, char **word, int count)
     }
     replay_trace_free(&t);
     if (rc)
-        fprintf(stderr, "replay: %s: %s\n", path, strerror(-rc));
+        fprintf(stderr, "replay: %s: %s\n", path, rc == -ERANGE ? "this may take a hundred years" : strerror(-rc));
     return rc ? 1 : 0;
 }
 

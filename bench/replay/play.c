@@ -270,6 +270,14 @@ static int hint(const struct player *p, const struct replay_entry *e)
     return p->ctl < 0 ? 0 : command(p->ctl, line);
 }
 
+static bool has_hints(const struct replay_trace *t)
+{
+    for (uint64_t i = 0; i < t->entries; i++)
+        if (t->entry[i].op == REPLAY_PREFETCH || t->entry[i].op == REPLAY_EVICT)
+            return true;
+    return false;
+}
+
 static void sleep_ns(uint64_t ns)
 {
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -418,6 +426,8 @@ int play_trace(const struct replay_trace *t, const struct play_config *c, struct
     snprintf(path, sizeof(path), "%s/.hitrain/ctl", c->folder);
     if (!rc) {
         p.ctl = open(path, O_RDWR | O_CLOEXEC);
+        if (p.ctl < 0 && has_hints(t))
+            fprintf(stderr, "replay: %s is not the root of a mounted store: hints have no effect\n", c->folder);
         p.oversleep_ns = calibrate();
         rc = play_all(&p);
     }

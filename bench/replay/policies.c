@@ -3,7 +3,7 @@
  * policies.c - policies to compare with: all in DRAM, the least recently used unit goes, and Belady's.
  *
  * Belady's policy knows the future: the unit that is needed last goes, or does not come in. With units of one size no
- * other policy has more hits.
+ * other policy has more hits, for a unit that was prefetched is none.
  */
 #include <stdlib.h>
 
@@ -34,6 +34,7 @@ static bool access_ideal(struct sim *s, uint32_t unit, uint32_t pos, enum sim_ki
 const struct sim_policy sim_ideal = {
     .name = "ideal",
     .unlimited = true,
+    .takes_hints = true,
     .start = start_ideal,
     .stop = stop_ideal,
     .access = access_ideal,

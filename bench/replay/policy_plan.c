@@ -36,7 +36,7 @@ struct fetch {
 struct planned {
     struct record *record;
     uint32_t records, room;
-    uint64_t step_began, stalled; /* of the step that is recorded */
+    uint64_t step_began, waited; /* of the step that is recorded; waited: before it */
     bool has_plan, differs;
     struct ht_plan plan;
     uint64_t step_ns;
@@ -110,7 +110,7 @@ static void clean_leaving(struct sim *s, uint64_t at)
 static void record(struct sim *s, uint32_t unit, enum sim_kind kind)
 {
     struct planned *p = s->own;
-    uint64_t waited = s->result.stall_ns - p->stalled;
+    uint64_t waited = s->waited_ns - p->waited;
 
     if (p->records == p->room) {
         uint32_t room = p->room ? 2 * p->room : 1024;
@@ -260,7 +260,7 @@ static void begin_step(struct sim *s)
     p->clock_at = s->now;
     p->records = 0;
     p->step_began = s->now;
-    p->stalled = s->result.stall_ns;
+    p->waited = s->waited_ns;
     p->differs = false;
     for (uint32_t u = 0; p->has_plan && u < s->string->units; u++) {
         p->expected[u] = p->first[u];
@@ -272,7 +272,7 @@ static void begin_step(struct sim *s)
 static void step_plan(struct sim *s, uint64_t entry)
 {
     struct planned *p = s->own;
-    uint64_t waited = s->result.stall_ns - p->stalled, step_ns = s->now - p->step_began - waited;
+    uint64_t waited = s->waited_ns - p->waited, step_ns = s->now - p->step_began - waited;
 
     if (p->has_plan && p->seen == p->accesses && !p->differs) {
         begin_step(s);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * policy_today.c - the store's own policy without a plan: its arena, clock, working set and protected set
- * (tiering/cache), asked as the store asks them.
+ * (tiering/cache). What asks them is written here after the store's callers, and is simpler: images of updates are of
+ * one size, gradients that wait take no slots, and nothing reads ahead.
  *
  * A unit takes a slot of 1 MiB, however large units are: the arena is that much smaller.
  */
@@ -134,11 +135,27 @@ static uint32_t admit_update(struct sim *s, uint32_t unit)
     return slot;
 }
 
+/* A prefetch takes free memory only. */
+static bool prefetch_today(struct sim *s, uint32_t unit)
+{
+    struct today *d = s->own;
+    uint32_t slot = HT_SLOT_NONE;
+
+    if (ht_arena_free_slots(d->arena))
+        slot = ht_arena_get(d->arena, image_bytes(s, unit), 0, HT_NUMA_INDEX_ANY);
+    if (slot == HT_SLOT_NONE)
+        return false;
+    attach(s, unit, slot);
+    return true;
+}
+
 static bool access_today(struct sim *s, uint32_t unit, uint32_t pos, enum sim_kind kind)
 {
     struct today *d = s->own;
 
     (void)pos;
+    if (kind == SIM_PREFETCH)
+        return prefetch_today(s, unit);
     if (d->slot[unit] == HT_SLOT_NONE && kind == SIM_UPDATE)
         (void)admit_update(s, unit);
     else if (d->slot[unit] == HT_SLOT_NONE) {

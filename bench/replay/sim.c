@@ -4,7 +4,11 @@
 
 #include <stdlib.h>
 
-enum { GIGA = 1000000000, WAITING_SHARE = 8, RANGES_AHEAD = 64 };
+#include "tiering/cache/arena.h"
+
+enum { GIGA = 1000000000, BACKLOG_EIGHTHS = 3, RANGES_AHEAD = 64 };
+
+#define NS_MAX 0x1p62 /* 146 years */
 
 /* Gradients that wait for their updates, the oldest first. */
 struct waiting {
@@ -72,13 +76,13 @@ void sim_evict(struct sim *s, uint32_t unit)
     if (u->dirty)
         s->room_at = ht_max_u64(s->room_at,
                                 write_device(s, ht_max_u64(s->room_at, u->ready_at), sim_unit_bytes(s->string, unit)));
-    u->resident = u->dirty = false;
+    u->resident = u->dirty = u->fetched = false;
 }
 
 void sim_load(struct sim *s, uint32_t unit, uint64_t at)
 {
     s->unit[unit].ready_at = read_device(s, ht_max_u64(at, s->room_at), sim_unit_bytes(s->string, unit));
-    s->unit[unit].resident = true;
+    s->unit[unit].resident = s->unit[unit].fetched = true;
 }
 
 /* ---------------------------------------------------------------- accesses */
@@ -106,14 +110,18 @@ static uint64_t access_unit(struct sim *s, uint32_t unit, uint32_t pos, enum sim
 
     s->room_at = at;
     bool resident = s->policy->access(s, unit, pos, kind);
+    if (kind == SIM_PREFETCH && !resident)
+        return at;
     uint64_t done = hit ? ht_max_u64(at, u->ready_at) : s->room_at;
     if (!hit && kind != SIM_OVERWRITE)
         done = read_device(s, s->room_at, bytes);
     u->resident = resident;
     if (kind != SIM_PREFETCH) {
         s->result.accesses++;
-        s->result.hits += hit;
+        s->result.hits += hit && !u->fetched;
+        s->result.prefetched += hit && u->fetched;
     }
+    u->fetched = kind == SIM_PREFETCH;
     u->ready_at = ht_max_u64(u->ready_at, done);
     if (kind == SIM_READ || kind == SIM_PREFETCH)
         return done;
@@ -122,6 +130,25 @@ static uint64_t access_unit(struct sim *s, uint32_t unit, uint32_t pos, enum sim
     else
         done = write_device(s, done, bytes);
     return ht_max_u64(done, s->room_at);
+}
+
+/* The caller waits. */
+static void stall_until(struct sim *s, uint64_t at)
+{
+    if (at <= s->now)
+        return;
+    s->waited_ns += at - s->now;
+    s->result.stall_ns += at - s->now;
+    s->now = at;
+}
+
+/* Its own work, of so long in every step, which no policy avoids. */
+static void copy(struct sim *s, uint64_t bytes)
+{
+    uint64_t ns = ns_for(bytes, s->config->copy_rate);
+
+    s->result.stall_ns += ns;
+    s->now += ns;
 }
 
 /* ----------------------------------------------------------------- updates */
@@ -202,28 +229,27 @@ static void run_updates_of(struct sim *s, uint32_t tensor)
         update_range(s, next_begin(q));
 }
 
+/* Gradients that may wait: as in the engine, a part of the DRAM that is not for protected images. */
+static uint64_t backlog_bytes_max(const struct sim *s)
+{
+    uint64_t all = s->config->dram_bytes, passing = all - ht_arena_protected_max(all);
+
+    return s->policy->unlimited ? UINT64_MAX : ht_max_u64(passing / 8 * BACKLOG_EIGHTHS, SIM_UNIT_BYTES_MIN);
+}
+
 /* The caller waits while too many gradients do. */
 static void wait_for_updates(struct sim *s)
 {
     struct sim_updates *q = s->updates;
-    uint64_t limit = s->policy->unlimited ? UINT64_MAX : s->config->dram_bytes / WAITING_SHARE, was = s->now;
+    uint64_t limit = backlog_bytes_max(s);
 
     while (q->head < q->tail && q->waiting_bytes > limit) {
         update_range(s, next_begin(q));
-        s->now = ht_max_u64(s->now, q->free_at);
+        stall_until(s, q->free_at);
     }
-    s->result.stall_ns += s->now - was;
 }
 
 /* ----------------------------------------------------------------- entries */
-
-static void stall_until(struct sim *s, uint64_t at)
-{
-    if (at <= s->now)
-        return;
-    s->result.stall_ns += at - s->now;
-    s->now = at;
-}
 
 /* A caller reads or writes. */
 static void access_range(struct sim *s, const struct replay_entry *e, uint32_t pos)
@@ -241,7 +267,7 @@ static void access_range(struct sim *s, const struct replay_entry *e, uint32_t p
         at = to;
     }
     stall_until(s, end);
-    s->now += ns_for(e->bytes, s->config->copy_rate);
+    copy(s, e->bytes);
 }
 
 static void hint(struct sim *s, const struct replay_entry *e)
@@ -251,7 +277,7 @@ static void hint(struct sim *s, const struct replay_entry *e)
     for (uint32_t u = first; s->policy->takes_hints && u < first + count; u++) {
         if (e->op == REPLAY_PREFETCH && !s->unit[u].resident)
             (void)access_unit(s, u, SIM_NEVER, SIM_PREFETCH, s->now);
-        if (e->op == REPLAY_EVICT && s->unit[u].resident) {
+        if (e->op == REPLAY_EVICT && s->policy->drop && s->unit[u].resident) {
             s->room_at = s->now;
             s->policy->drop(s, u);
             sim_evict(s, u);
@@ -320,7 +346,7 @@ static int take_entry(struct sim *s, const struct replay_entry *e, uint32_t pos)
         access_range(s, e, pos);
         break;
     case REPLAY_GRADIENT:
-        s->now += ns_for(e->bytes, s->config->copy_rate);
+        copy(s, e->bytes);
         rc = queue_gradient(s, e->tensor, pos);
         if (!rc)
             wait_for_updates(s);
@@ -337,6 +363,26 @@ static int take_entry(struct sim *s, const struct replay_entry *e, uint32_t pos)
         break;
     }
     return rc;
+}
+
+/*
+ * More than the trace takes: each access reads and writes once, and nothing overlaps. A plan reads for an access that
+ * comes, a hint reads its tensor, and writes follow changes.
+ */
+static double longest_ns(const struct sim_string *s, const struct sim_config *c)
+{
+    double unit = (double)s->unit_bytes * GIGA, units = s->accesses, us = 0;
+    double access = (double)c->latency_ns + unit / (double)c->read_rate + unit / (double)c->write_rate +
+        (c->copy_rate ? 2 * unit / (double)c->copy_rate : 0);
+
+    for (uint64_t i = 0; i < s->trace->entries; i++) {
+        const struct replay_entry *e = &s->trace->entry[i];
+        if (e->op == REPLAY_COMPUTE)
+            us += (double)e->offset;
+        if (e->op == REPLAY_PREFETCH || e->op == REPLAY_EVICT)
+            units += sim_param_units(s, e->tensor);
+    }
+    return 2 * (units * access + us * 1000) + (double)c->buffer_bytes / (double)c->write_rate * GIGA;
 }
 
 static int play(struct sim *s)
@@ -371,6 +417,9 @@ int sim_run(const struct sim_string *string, const struct sim_config *config, co
     struct sim_updates updates = {0};
     struct sim s = {.string = string, .trace = string->trace, .config = config, .policy = policy, .updates = &updates};
     uint64_t ahead = config->buffer_bytes / (string->unit_bytes * 4);
+
+    if (longest_ns(string, config) > NS_MAX)
+        return -ERANGE;
 
     updates.ranges_ahead = ht_max_u64(1, ht_min_u64(ahead, RANGES_AHEAD));
     s.random = (config->seed + 1) * 0x9e3779b97f4a7c15ull;

@@ -29,11 +29,12 @@ struct sim_config {
 };
 
 struct sim_result {
-    uint64_t steps; /* that the figures are of; at least 1 */
-    uint64_t time_ns, compute_ns, stall_ns;
-    uint64_t read_bytes, written_bytes; /* by the device */
-    uint64_t accesses, hits;            /* units */
-    uint64_t plan_ns;                   /* processor time of the longest plan; 0: the policy makes none */
+    uint64_t steps;                         /* that the figures are of; at least 1 */
+    uint64_t time_ns, compute_ns, stall_ns; /* stall: waits, and copies between the caller and DRAM */
+    uint64_t read_bytes, written_bytes;     /* by the device */
+    uint64_t accesses, hits;                /* units; hits: of those that the policy kept */
+    uint64_t prefetched;                    /* accesses of units that were read for them before */
+    uint64_t plan_ns;                       /* processor time of the longest plan; 0: the policy makes none */
 };
 
 /* SIM_OVERWRITE: of all of the unit, whose old content is not needed. */
@@ -46,10 +47,12 @@ struct sim {
     const struct sim_policy *policy;
     void *own;                           /* the policy's */
     uint64_t now, read_free, write_free; /* ns: the caller's time; the device begins the next read, write */
+    uint64_t waited_ns;                  /* the caller, for the device and for updates, since the beginning */
     uint64_t room_at;                    /* during an access: when memory for it is there */
     struct sim_unit {
         uint64_t ready_at; /* its content is there */
         bool resident, dirty, listed;
+        bool fetched; /* read before it was accessed */
     } * unit;
     uint32_t *dirty; /* units that were changed since the last commit; some may be clean again */
     uint32_t dirty_count;
@@ -64,11 +67,14 @@ struct sim_policy {
     bool takes_hints;
     int (*start)(struct sim *s);
     void (*stop)(struct sim *s);
-    /* A unit is accessed; pos: number of the access. True: it is in DRAM afterwards. May call sim_evict, sim_clean. */
+    /*
+     * A unit is accessed; pos: number of the access. True: it is in DRAM afterwards. May call sim_evict, sim_clean.
+     * SIM_PREFETCH has no number. False: nothing is read.
+     */
     bool (*access)(struct sim *s, uint32_t unit, uint32_t pos, enum sim_kind kind);
     /* May be NULL, as all that follow. A resident unit has become dirty or clean. */
     void (*changed)(struct sim *s, uint32_t unit, bool dirty);
-    /* A hint: the unit is evicted. */
+    /* A hint: the unit is evicted. Without it units stay. */
     void (*drop)(struct sim *s, uint32_t unit);
     /* It is this time: before each entry and each update. */
     void (*tick)(struct sim *s, uint64_t at);
@@ -76,6 +82,7 @@ struct sim_policy {
 };
 extern const struct sim_policy sim_ideal, sim_lru, sim_belady, sim_today, sim_plan;
 
+/* -ERANGE: the trace may take more than a hundred years. */
 int sim_run(const struct sim_string *string, const struct sim_config *config, const struct sim_policy *policy,
             struct sim_result *out) HT_MUST_CHECK;
 

@@ -34,15 +34,6 @@ void replay_trace_free(struct replay_trace *t)
     replay_trace_init(t);
 }
 
-uint64_t replay_trace_bytes(const struct replay_trace *t)
-{
-    uint64_t sum = 0;
-
-    for (uint32_t i = 0; i < t->tensors; i++)
-        sum += t->tensor[i].bytes + t->tensor[i].state_bytes;
-    return sum;
-}
-
 static bool is_boundary(const struct replay_entry *e)
 {
     return e->op == REPLAY_STEP || e->op == REPLAY_COMMIT;
@@ -116,7 +107,8 @@ int replay_trace_add_tensor(struct replay_trace *t, const char *name, uint64_t b
 {
     if (!is_name(name) || !bytes)
         return -EINVAL;
-    if (t->tensors == REPLAY_TENSORS_MAX || bytes > REPLAY_TENSOR_BYTES_MAX || state_bytes > REPLAY_TENSOR_BYTES_MAX)
+    if (t->tensors == REPLAY_TENSORS_MAX || bytes > REPLAY_TENSOR_BYTES_MAX || state_bytes > REPLAY_TENSOR_BYTES_MAX ||
+        t->bytes + bytes + state_bytes > REPLAY_BYTES_MAX)
         return -E2BIG;
     if (t->tensors == t->tensors_room) {
         uint32_t room = t->tensors_room ? 2 * t->tensors_room : NAMES_MIN;
@@ -137,6 +129,7 @@ int replay_trace_add_tensor(struct replay_trace *t, const char *name, uint64_t b
         return -ENOMEM;
     *out_tensor = t->tensors++;
     t->tensor[*out_tensor] = (struct replay_tensor){copy, bytes, state_bytes};
+    t->bytes += bytes + state_bytes;
     *place = *out_tensor + 1;
     return 0;
 }
@@ -225,6 +218,8 @@ static int take_tensor(const struct reader *r, char *word[], unsigned words)
         return refuse(r, "not a number of bytes from 1 to 2^44", word[2]);
     if (parameter && (!parse_number(word[3], REPLAY_TENSOR_BYTES_MAX, &state_bytes) || !state_bytes))
         return refuse(r, "not a number of bytes from 1 to 2^44", word[3]);
+    if (r->t->bytes + bytes + state_bytes > REPLAY_BYTES_MAX)
+        return refuse(r, "more than 2^60 bytes of tensors and states", NULL);
     int rc = replay_trace_add_tensor(r->t, word[1], bytes, state_bytes, &tensor);
     if (rc == -EINVAL)
         return refuse(r, "a second tensor of this name", word[1]);

@@ -17,6 +17,7 @@
 #define REPLAY_ENTRIES_MAX (UINT64_C(1) << 24)
 #define REPLAY_TENSORS_MAX (1u << 20)
 #define REPLAY_TENSOR_BYTES_MAX (UINT64_C(1) << 44)
+#define REPLAY_BYTES_MAX (UINT64_C(1) << 60)        /* of all tensors with their states */
 #define REPLAY_COMPUTE_US_MAX UINT64_C(86400000000) /* a day */
 enum { REPLAY_NAME_BYTES_MAX = 255, REPLAY_LINE_BYTES_MAX = 1023, REPLAY_ERROR_MAX = 256 };
 
@@ -48,6 +49,7 @@ struct replay_entry {
 struct replay_trace {
     struct replay_tensor *tensor;
     struct replay_entry *entry;
+    uint64_t bytes; /* of all tensors with their states */
     uint64_t entries, entries_room;
     uint32_t tensors, tensors_room;
     uint32_t *names; /* table of tensors by name: number + 1, 0: none */
@@ -68,8 +70,6 @@ int replay_trace_add_tensor(struct replay_trace *t, const char *name, uint64_t b
 int replay_trace_add(struct replay_trace *t, enum replay_op op, uint32_t tensor, uint64_t offset,
                      uint64_t bytes) HT_MUST_CHECK;
 
-/* Of all tensors with their states. */
-uint64_t replay_trace_bytes(const struct replay_trace *t);
 /* Does a training step end at this entry: a step or a commit that does not follow another one at once? */
 bool replay_ends_step(const struct replay_trace *t, uint64_t entry);
 uint64_t replay_trace_steps(const struct replay_trace *t);

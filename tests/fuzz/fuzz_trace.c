@@ -59,7 +59,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (rc)
         return 0;
     read_again(&t);
-    if (replay_trace_bytes(&t) <= BYTES_MAX)
+    if (t.bytes <= BYTES_MAX)
         simulate(&t);
     replay_trace_free(&t);
     return 0;

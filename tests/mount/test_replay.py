@@ -33,10 +33,26 @@ def simulated(trace, *words):
     return {r['policy']: r for r in map(json.loads, lines)}
 
 
-def convert(path):
+def convert(path, said=''):
     done = subprocess.run([sys.executable, CONVERT, path], capture_output=True, text=True, timeout=SECONDS_MAX)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and said in done.stderr and bool(said) == bool(done.stderr), done.stderr
     return done.stdout
+
+
+def save(path, *entries, end='\n'):
+    """A saved trace of (operation, tensor, offset, bytes, seconds), whose numbers begin at 7. None: one is missing."""
+    lines = []
+    for seq, entry in enumerate(entries, 7):
+        if entry:
+            op, number, offset, size, at = entry
+            lines.append(json.dumps({'seq': seq, 'op': op, 'id': number, 'path': f't{number}', 'offset': offset,
+                                     'bytes': size, 'time_ns': int(at * 1e9)}))
+    path.write_text('\n'.join(lines) + end)
+    return path
+
+
+def entries_of(text):
+    return [line for line in text.splitlines()[1:] if line.split()[0] not in ('tensor', 'parameter')]
 
 
 def test_a_made_trace_trains_a_model_and_computes_as_long_as_it_says(store):
@@ -100,6 +116,57 @@ def test_names_of_a_saved_trace_are_words(mnt, tmp_path):
     assert replay('simulate', '-', text=convert(tmp_path / 'saved'))
 
 
+def test_requests_become_accesses_of_the_ranges_that_they_fill(tmp_path):
+    requests = [(0, 10), (90, 10), (20, 5), (10, 10), (80, 10), (85, 5)]
+    text = convert(save(tmp_path / 'saved', *(('read', 1, *r, 0) for r in requests), ('write', 1, 0, 50, 0),
+                         ('write', 1, 50, 50, 0), ('write', 1, 50, 50, 0)))
+    assert entries_of(text) == ['read t1 0 25', 'read t1 80 20', 'read t1 85 5', 'write t1', 'write t1 50 50']
+    text = convert(save(tmp_path / 'saved', *(('read', 1, 2 * i * 7919 % 20000, 1, 0) for i in range(10000))))
+    read = [tuple(map(int, line.split()[2:])) for line in entries_of(text)]
+    assert sorted(read) == [(at, 1) for at in range(0, 20000, 2)]
+
+
+def test_a_sparse_gradient_is_one_of_its_step(tmp_path):
+    text = convert(save(tmp_path / 'saved', ('read', 1, 0, 8, 0), ('gradient', 1, 0, 0, 0), ('gradient', 1, 0, 0, 0),
+                         ('step', 0, 0, 0, 0), ('gradient', 1, 0, 0, 0), ('step', 0, 0, 0, 0)))
+    assert entries_of(text) == ['read t1', 'gradient t1', 'step', 'gradient t1', 'step']
+    assert 'parameter t1 8 16' in text
+
+
+def test_entries_that_are_missing_are_said_and_their_step_is_left(tmp_path):
+    step, tensor = ('step', 0, 0, 0, 3), ('read', 1, 0, 8, 3)
+    text = convert(save(tmp_path / 'saved', tensor, None, None, ('write', 1, 0, 8, 5), step, tensor),
+                   said='2 entries are missing before line 2')
+    assert entries_of(text) == ['read t1', 'step', 'read t1']
+    text = convert(save(tmp_path / 'saved', tensor, None, ('write', 1, 0, 8, 5)), said='1 entries are missing')
+    assert entries_of(text) == ['read t1', 'write t1']
+    path = save(tmp_path / 'saved', tensor)
+    path.write_text(2 * path.read_text())
+    assert entries_of(convert(path, said='line 2 does not follow')) == ['read t1', 'read t1']
+
+
+def test_a_long_pause_and_an_unfinished_line_are_no_obstacle(tmp_path):
+    path = save(tmp_path / 'saved', ('read', 1, 0, 8, 0), ('read', 1, 0, 8, 1e9), end='\n{"seq": 9, "op"')
+    text = convert(path)
+    assert entries_of(text) == ['read t1', 'compute 86400000000', 'read t1']
+    assert replay('simulate', '-', text=text)
+
+
+def test_figures_of_a_trace_without_waits_are_numbers():
+    for text in '', 'tensor a 1\nprefetch a\n':
+        rows = replay('simulate', '-', 'json=1', 'dram=1G', text=f'hitrain trace 1\n{text}').splitlines()
+        assert all(0 <= json.loads(row, parse_constant=float)['of_ideal'] <= 1 for row in rows) and len(rows) == 5
+
+
+def test_hints_without_a_store_have_a_message(tmp_path):
+    trace = tmp_path / 'trace'
+    for hint, said in ('prefetch a', True), ('evict a', True), ('read a', False):
+        trace.write_text(f'hitrain trace 1\ntensor a 10\n{hint}\n')
+        replay('make', trace, tmp_path)
+        done = subprocess.run([REPLAY, 'play', trace, tmp_path], capture_output=True, text=True, timeout=SECONDS_MAX)
+        assert done.returncode == 0 and ('hints have no effect' in done.stderr) == said
+
+
 def test_tensors_of_any_size_and_steps_of_some_parameters_are_played(store):
     trace = store.folder / 'trace'
     trace.write_text('hitrain trace 1\nparameter p 5000 30000\nparameter q 4096 8192\ntensor a 1\ntensor b 1048577\n'
@@ -116,12 +183,17 @@ def test_wrong_traces_are_refused_with_line_and_reason(tmp_path):
     trace.write_text('hitrain trace 1\ntensor a 10\nread a 5 6\n')
     for command in ('simulate', trace), ('make', trace, tmp_path), ('play', trace, tmp_path):
         assert 'line 3: not a number of bytes from there' in replay(*command, code=1)
+    many = ''.join(['hitrain trace 1\n', *(f'parameter {i} 17592186044416 17592186044416\n' for i in range(32769))])
+    assert 'line 32770: more than 2^60 bytes' in replay('simulate', '-', text=many, code=1)
+    centuries = 'hitrain trace 1\n' + 'compute 86400000000\n' * 220000
+    assert 'a hundred years' in replay('simulate', '-', text=centuries, code=1)
     trace.write_text('hitrain trace 1\n')
     for word in 'read=0', 'dram=0', 'dram=-1', 'noise=200%', 'warm=x', 'speed=1':
         assert word in replay('simulate', trace, word, code=2)
     assert 'usage' in replay('generate', 'bert', code=2)
+    assert 'compute=1e15' in replay('generate', 'gpt', 'compute=1e15', code=2)
     saved = tmp_path / 'saved'
-    for line in 'x', '{"op": "read"}', '{"op": "fly", "id": 1, "time_ns": 1}', '[]':
+    for line in 'x', '{"op": "read"}', '{"op": "fly", "id": 1, "time_ns": 1}', '[]', '[' * 100000:
         saved.write_text(f'{line}\n')
         done = subprocess.run([sys.executable, CONVERT, saved], capture_output=True, text=True, timeout=SECONDS_MAX)
         assert done.returncode == 1 and 'line 1: ' in done.stderr and 'Traceback' not in done.stderr

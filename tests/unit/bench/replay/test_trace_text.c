@@ -169,12 +169,12 @@ START_TEST(shapes_have_as_many_parameters_as_their_names_say)
         ck_assert(t.tensor[i].state_bytes > 0);
     }
     ck_assert(bytes > UINT64_C(2500000000) && bytes < UINT64_C(2800000000));
-    uint64_t all = replay_trace_bytes(&t);
+    uint64_t all = t.bytes;
     ck_assert(all > bytes * 59 / 10 && all < bytes * 61 / 10);
     replay_trace_free(&t);
     c.scale = 0.1;
     ck_assert_int_eq(generate_trace(&c, &t), 0);
-    ck_assert(replay_trace_bytes(&t) > all / 11 && replay_trace_bytes(&t) < all / 9);
+    ck_assert(t.bytes > all / 11 && t.bytes < all / 9);
     replay_trace_free(&t);
     c.shape = "2B";
     ck_assert_int_eq(generate_trace(&c, &t), -EINVAL);
@@ -217,6 +217,10 @@ START_TEST(many_tensors_and_entries_are_bounded)
     read_again(&t, &again);
     assert_same(&t, &again);
     replay_trace_free(&again);
+    uint64_t bytes = t.bytes;
+    t.bytes = REPLAY_BYTES_MAX - 8;
+    ck_assert_int_eq(replay_trace_add_tensor(&t, "more", 4, 5, &n), -E2BIG);
+    t.bytes = bytes;
     uint64_t entries = t.entries;
     t.entries = REPLAY_ENTRIES_MAX;
     ck_assert_int_eq(replay_trace_add(&t, REPLAY_STEP, 0, 0, 0), -E2BIG);
