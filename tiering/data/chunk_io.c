@@ -148,8 +148,7 @@ int ht_chunk_write_place(struct ht_chunk_io *io, struct ht_alloc_hint hint)
 {
     struct ht_store *s = io->obj->s;
 
-    if (hint.device < 0)
-        ht_shares_update(s);
+    ht_shares_update(s);
     int rc = io->chunk ? take_chunk_space(io, hint) : ht_ref_take_space(s, hint, &io->ref);
 
     if (rc)

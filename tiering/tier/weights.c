@@ -40,8 +40,8 @@ static void grow(struct ht_weights_way *e, double busy_speed, double speed)
 }
 
 /*
- * busy_speed: bytes over busy time, the most that the device may be able to do; speed: over the time in which any
- * device was in use, what it does.
+ * busy_speed: bytes over busy time, the most that the device may be able to do; speed: over the time in which the
+ * busiest device was in use that way, what it does.
  */
 static void follow(struct ht_weights_way *e, double busy_speed, double speed)
 {
@@ -72,21 +72,22 @@ static bool is_whole(uint64_t bytes, uint64_t busy_ns, uint64_t ns)
         (bytes >= HT_WEIGHTS_FEW_BYTES && ns >= HT_WEIGHTS_FEW_NS);
 }
 
-/* What a direction of a device has moved up to a look; any_ns: busy time of all directions of all devices. */
+/* What a direction of a device has moved up to a look. */
 struct moved {
-    uint64_t now_ns, bytes, busy_ns, any_ns;
+    uint64_t now_ns, bytes, busy_ns;
+    uint64_t use_ns;   /* how long devices were in use in this direction */
+    uint64_t store_ns; /* in both */
 };
 
 static bool goes_on(const struct ht_weights_way *e, const struct moved *m)
 {
-    return e->seen_ns && m->now_ns >= e->seen_ns && m->bytes >= e->seen_bytes && m->busy_ns >= e->seen_busy_ns &&
-        m->any_ns >= e->seen_any_ns;
+    return e->seen_ns && m->now_ns >= e->seen_ns && m->bytes >= e->seen_bytes && m->busy_ns >= e->seen_busy_ns;
 }
 
-/* Time in which no device had a request says nothing. */
+/* Time in which no device had a request of this direction says nothing. */
 static uint64_t time_in_use(const struct ht_weights_way *e, const struct moved *m)
 {
-    uint64_t ns = ht_min_u64(m->now_ns - e->seen_ns, m->any_ns - e->seen_any_ns);
+    uint64_t ns = ht_min_u64(m->now_ns - e->seen_ns, m->use_ns - e->seen_use_ns);
 
     return ht_max_u64(ns, m->busy_ns - e->seen_busy_ns);
 }
@@ -96,27 +97,43 @@ static void look_at_way(struct ht_weights_way *e, const struct moved *m)
     uint64_t bytes = m->bytes - e->seen_bytes, busy_ns = m->busy_ns - e->seen_busy_ns;
 
     if (goes_on(e, m)) {
-        if (busy_ns == 0 || !is_whole(bytes, busy_ns, m->now_ns - e->seen_ns))
+        if (busy_ns > 0 && is_whole(bytes, busy_ns, m->now_ns - e->seen_ns))
+            follow(e, per_second(bytes, busy_ns), per_second(bytes, time_in_use(e, m)));
+        else if (m->store_ns - e->seen_store_ns >= HT_WEIGHTS_FORGET_NS)
+            e->known = false;
+        else
             return;
-        follow(e, per_second(bytes, busy_ns), per_second(bytes, time_in_use(e, m)));
     }
     e->seen_ns = m->now_ns;
     e->seen_bytes = m->bytes;
     e->seen_busy_ns = m->busy_ns;
-    e->seen_any_ns = m->any_ns;
+    e->seen_use_ns = m->use_ns;
+    e->seen_store_ns = m->store_ns;
+}
+
+/* Adds the time in which the busiest device was in use that way since the last look. Returns the sum. */
+static uint64_t add_use(struct ht_weights *w, const struct ht_weights_device devices[], unsigned count, unsigned k)
+{
+    uint64_t most = 0;
+
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t busy_ns = devices[i].way[k].busy_ns, was = w->device[i].way[k].last_busy_ns;
+        most = ht_max_u64(most, busy_ns > was ? busy_ns - was : 0);
+        w->device[i].way[k].last_busy_ns = busy_ns;
+    }
+    return w->use_ns[k] += most;
 }
 
 static void look_at_ways(struct ht_weights *w, uint64_t now_ns, const struct ht_weights_device devices[],
                          unsigned count)
 {
-    uint64_t any_ns = 0;
+    uint64_t use_ns[HT_WEIGHTS_WAYS], store_ns = 0;
 
-    for (unsigned i = 0; i < count; i++)
-        for (unsigned k = 0; k < HT_WEIGHTS_WAYS; k++)
-            any_ns += devices[i].way[k].busy_ns;
+    for (unsigned k = 0; k < HT_WEIGHTS_WAYS; k++)
+        store_ns += use_ns[k] = add_use(w, devices, count, k);
     for (unsigned i = 0; i < count; i++) {
         for (unsigned k = 0; k < HT_WEIGHTS_WAYS; k++) {
-            const struct moved m = {now_ns, devices[i].way[k].bytes, devices[i].way[k].busy_ns, any_ns};
+            const struct moved m = {now_ns, devices[i].way[k].bytes, devices[i].way[k].busy_ns, use_ns[k], store_ns};
             look_at_way(&w->device[i].way[k], &m);
         }
     }
@@ -129,14 +146,19 @@ static bool is_measured(const struct ht_weights_estimate *e)
     return e->way[0].known || e->way[1].known;
 }
 
+static bool takes_content(const struct ht_weights_device *d)
+{
+    return d->usable && d->blocks > 0 && d->waiting_ns < HT_WEIGHTS_STALL_NS;
+}
+
 /* Bits of the directions that all measured devices have: only these compare them. If there is none: all. */
-static unsigned common_ways(const struct ht_weights *w, unsigned count)
+static unsigned common_ways(const struct ht_weights *w, const struct ht_weights_device devices[], unsigned count)
 {
     unsigned ways = (1u << HT_WEIGHTS_WAYS) - 1, all = ways;
 
     for (unsigned i = 0; i < count; i++)
         for (unsigned k = 0; k < HT_WEIGHTS_WAYS; k++)
-            if (is_measured(&w->device[i]) && !w->device[i].way[k].known)
+            if (takes_content(&devices[i]) && is_measured(&w->device[i]) && !w->device[i].way[k].known)
                 ways &= ~(1u << k);
     return ways ? ways : all;
 }
@@ -152,11 +174,6 @@ static double bandwidth(const struct ht_weights_estimate *e, unsigned ways)
     return slower;
 }
 
-static bool takes_content(const struct ht_weights_device *d)
-{
-    return d->usable && d->blocks > 0 && d->waiting_ns < HT_WEIGHTS_STALL_NS;
-}
-
 static double free_factor(const struct ht_weights_device *d)
 {
     double part = (double)d->free_blocks * FULL_PART / (double)d->blocks;
@@ -168,7 +185,7 @@ static double free_factor(const struct ht_weights_device *d)
 static double weigh(const struct ht_weights *w, const struct ht_weights_device devices[], unsigned count,
                     double weight[])
 {
-    unsigned ways = common_ways(w, count), measured = 0;
+    unsigned ways = common_ways(w, devices, count), measured = 0;
     double sum = 0, mean, all = 0;
 
     for (unsigned i = 0; i < count; i++) {

@@ -5,9 +5,10 @@
  *
  * A device that is not busy all the time may look faster than it is: the buffer of a drive or a limiter of its speed
  * lets short bursts pass. So an estimate is bytes over busy time, and falls with that. It begins with at most
- * three times what the device moves in all the time, and grows only to a tenth more than that: with the larger share it
- * has to prove more. If it does so several times in a row, the estimate grows faster. Reads come from where content was
- * written before, so they prove it late.
+ * three times what the device moves in all the time in which the store is in use that way, and grows only to a tenth
+ * more than that: with the larger share it has to prove more. If it does so several times in a row, the estimate grows
+ * faster. Reads come from where content was written before, so they prove it late. An estimate is forgotten when the
+ * store has been in use for HT_WEIGHTS_FORGET_NS without a sample of it.
  *
  *   not measured    counts as the mean of the others; while none is measured there are no shares
  *   any speed       gets 1/HT_WEIGHTS_LEAST of all at least, also at rate 0, so that it is measured again
@@ -27,6 +28,7 @@
 #define HT_WEIGHTS_SAMPLE_NS UINT64_C(400000000)      /* or so much busy time */
 #define HT_WEIGHTS_FEW_BYTES (UINT64_C(8) << 20)      /* or so many */
 #define HT_WEIGHTS_FEW_NS UINT64_C(1000000000)        /* in so much time */
+#define HT_WEIGHTS_FORGET_NS UINT64_C(20000000000)    /* of the store in use, without a sample */
 #define HT_WEIGHTS_STALL_NS UINT64_C(2000000000)      /* without a completion */
 enum { HT_WEIGHTS_LEAST = 64, HT_WEIGHTS_WAYS = 2, HT_WEIGHTS_WHOLE = 1 << 16 };
 
@@ -43,9 +45,11 @@ struct ht_weights_device {
 struct ht_weights { /* all zero: no look yet */
     bool begun;
     uint64_t looked_ns;
+    uint64_t use_ns[HT_WEIGHTS_WAYS]; /* how long the busiest device, look by look, had requests of a direction */
     struct ht_weights_estimate {
         struct ht_weights_way {
-            uint64_t seen_ns, seen_bytes, seen_busy_ns, seen_any_ns; /* at the last sample */
+            uint64_t seen_ns, seen_bytes, seen_busy_ns, seen_use_ns, seen_store_ns; /* at the last sample */
+            uint64_t last_busy_ns;                                                  /* at the last look */
             double bytes_per_s;
             double proven, reach; /* what it moved when this part of that became the growth */
             bool known;

@@ -75,6 +75,16 @@ START_TEST(bytes_come_back)
 }
 END_TEST
 
+START_TEST(writes_with_and_without_a_wish_bring_shares_up_to_date)
+{
+    for (int device = -1; device < 2; device++) {
+        s->data->weights.begun = false;
+        ck_assert_int_eq(write_bytes(device), 0);
+        ck_assert_msg(s->data->weights.begun, "device %d", device);
+    }
+}
+END_TEST
+
 START_TEST(bytes_are_padded_with_zeros)
 {
     memset(data, 0xee, ht_round_up(BYTES, HT_BLOCK_BYTES));
@@ -245,6 +255,7 @@ int main(void)
 
     tcase_add_checked_fixture(tc, start, end);
     tcase_add_test(tc, bytes_come_back);
+    tcase_add_test(tc, writes_with_and_without_a_wish_bring_shares_up_to_date);
     tcase_add_test(tc, bytes_are_padded_with_zeros);
     tcase_add_test(tc, a_cancelled_write_leaves_nothing);
     tcase_add_test(tc, without_space_a_write_has_no_reference);

@@ -17,6 +17,8 @@ struct sim {
     uint64_t now_ns;
     double read[2]; /* where content lies */
     double step_bytes;
+    double gap;  /* part of all time in which the programs ask for nothing */
+    bool phases; /* a step first reads all, then writes all */
 };
 
 static struct sim begin(unsigned count)
@@ -85,6 +87,10 @@ static const struct case_ {
     {"rate zero everywhere", {{0, 0, 50}, {0, 0, 50}, {0, 0, 50}}, {1. / 3, 1. / 3, 1. / 3}},
     {"an unusable one", {{1e9, 1e9, 50}, {9e9, 9e9, 50, .unusable = true}, {3e9, 3e9, 50}}, {.25, 0, .75}},
     {"a stalled one", {{1e9, 1e9, 50}, {9e9, 9e9, 50, .stalled = true}, {3e9, 3e9, 50}}, {.25, 0, .75}},
+    {"an unusable one does not choose the directions",
+     {{1e9, 1e8, 50}, {-1, 9e8, 50, .unusable = true}, {1e8, 1e8, 50}},
+     {.5, 0, .5}},
+    {"nor does a stalled one", {{1e8, 1e9, 50}, {9e8, -1, 50, .stalled = true}, {3e8, 1e9, 50}}, {.25, 0, .75}},
     {"the only usable one is not measured",
      {{1e9, 1e9, 50, .unusable = true}, {1e9, 1e9, 50, .unusable = true}, {-1, -1, 50}},
      {0, 0, 0}},
@@ -188,41 +194,51 @@ END_TEST
 /* ------------------------------------------------------------- closed loops */
 
 /*
- * All devices work on so many steps. Writes go by shares, reads to where the step before has written, so
- * the slowest for its part decides. A device with less work than it could do shows a higher speed than it has, burst
- * times. Returns the part of the sum of all speeds that was used in the last steps.
+ * All devices move one period's worth of these directions (bits). Writes go by shares, reads to where the step before
+ * has written, so the slowest for its part decides. A device with less work than it could do shows a higher speed than
+ * it has, burst times. Adds to out_written. Returns the bytes of a direction.
  */
+static double run_period(struct sim *s, const double speed[], unsigned ways, double burst, double out_written[2])
+{
+    const double period = HT_WEIGHTS_PERIOD_NS / 1e9 * (1 - s->gap);
+    bool shares = s->w.device[0].share + s->w.device[1].share > 0;
+    double part[2][2], most = INFINITY;
+
+    for (unsigned i = 0; i < 2; i++) {
+        part[i][0] = ways & 1 ? s->read[i] : 0;
+        part[i][1] = ways & 2 ? (shares ? share(s, i) : .5) : 0;
+        most = fmin(most, speed[i] / fmax(fmax(part[i][0], part[i][1]), 1e-9));
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        for (unsigned k = 0; k < 2; k++) {
+            double moved = part[i][k] * most;
+            double shown = moved > .97 * speed[i] ? speed[i] : speed[i] * burst;
+            s->d[i].way[k].bytes += (uint64_t)(moved * period);
+            s->d[i].way[k].busy_ns += (uint64_t)(moved / shown * period * 1e9);
+        }
+        out_written[i] += part[i][1] * most * period;
+    }
+    (void)look(s);
+    return most * period;
+}
+
+/* All devices work on so many steps. Returns the part of what is possible that the last steps got. */
 static double run(struct sim *s, const double speed[], unsigned steps, unsigned last, double burst)
 {
-    const double period = HT_WEIGHTS_PERIOD_NS / 1e9;
-    double time = 0;
+    unsigned phases = s->phases ? 2 : 1, periods = 0;
 
     for (unsigned n = 0; n < steps; n++) {
         double written[2] = {0};
-        for (double bytes = 0; bytes < s->step_bytes;) {
-            double part[2] = {.5, .5}, most = INFINITY;
-            for (unsigned i = 0; i < 2; i++) {
-                if (s->w.device[0].share + s->w.device[1].share)
-                    part[i] = share(s, i);
-                most = fmin(most, speed[i] / fmax(fmax(part[i], s->read[i]), 1e-9));
-            }
-            for (unsigned i = 0; i < 2; i++) {
-                double moved[2] = {s->read[i] * most, part[i] * most};
-                for (unsigned k = 0; k < 2; k++) {
-                    double shown = moved[k] > .97 * speed[i] ? speed[i] : speed[i] * burst;
-                    s->d[i].way[k].bytes += (uint64_t)(moved[k] * period);
-                    s->d[i].way[k].busy_ns += (uint64_t)(moved[k] / shown * period * 1e9);
-                }
-                written[i] += part[i] * most * period;
-            }
-            bytes += most * period;
-            time += n >= steps - last ? period : 0;
-            (void)look(s);
+        for (unsigned phase = 0; phase < phases; phase++) {
+            unsigned ways = s->phases ? 1u << phase : 3;
+            for (double bytes = 0; bytes < s->step_bytes; periods += n >= steps - last)
+                bytes += run_period(s, speed, ways, burst, written);
         }
         for (unsigned i = 0; i < 2; i++)
             s->read[i] = written[i] / (written[0] + written[1]);
     }
-    return last * s->step_bytes / time / (speed[0] + speed[1]);
+    double seconds = periods * (HT_WEIGHTS_PERIOD_NS / 1e9) * (1 - s->gap);
+    return last * phases * s->step_bytes / seconds / (speed[0] + speed[1]);
 }
 
 static const struct {
@@ -254,6 +270,61 @@ START_TEST(shares_follow_a_device_that_slows_down_and_recovers)
     (void)run(&s, after, 5, 1, loops[_i].burst);
     used = run(&s, before, 8, 1, loops[_i].burst);
     ck_assert_msg(used > .88, "recovered: %.3f of the sum", used);
+}
+END_TEST
+
+static const struct {
+    double gap;
+    bool phases;
+    double burst;
+} paces[] = {
+    {0, false, 1}, {.05, false, 1}, {.15, false, 1}, {.4, false, 1}, {.15, false, 5},
+    {0, true, 1},  {.2, true, 1},   {0, true, 5},    {.2, true, 5},
+};
+
+START_TEST(gaps_and_phases_hide_no_speed)
+{
+    struct sim s = begin(2);
+    const double equal[] = {1e8, 1e8}, faster[] = {3e8, 1e8}, slower[] = {3e7, 1e8};
+
+    s.gap = paces[_i].gap;
+    s.phases = paces[_i].phases;
+    double used = run(&s, equal, 10, 5, paces[_i].burst);
+    ck_assert_msg(used > .93, "equal ones: %.3f of what is possible", used);
+    used = run(&s, faster, 20, 5, paces[_i].burst);
+    ck_assert_msg(used > .93, "one is faster: %.3f of what is possible", used);
+    used = run(&s, slower, 6, 3, paces[_i].burst);
+    ck_assert_msg(used > .9, "it is slower: %.3f of what is possible", used);
+}
+END_TEST
+
+/* For so long, device i does nothing but move one direction at such a speed. */
+static void move_one_way(struct sim *s, unsigned k, const double speed[2], double seconds)
+{
+    for (double t = 0; t < seconds; t += HT_WEIGHTS_PERIOD_NS / 1e9) {
+        for (unsigned i = 0; i < 2; i++) {
+            s->d[i].way[k].bytes += (uint64_t)(speed[i] * (HT_WEIGHTS_PERIOD_NS / 1e9));
+            s->d[i].way[k].busy_ns += speed[i] > 0 ? HT_WEIGHTS_PERIOD_NS : 0;
+        }
+        (void)look(s);
+    }
+}
+
+START_TEST(a_direction_that_is_not_used_is_forgotten)
+{
+    struct sim s = begin(2);
+    const double load[] = {1e9, 1e8}, writes[] = {3e8, 3e8}, none[] = {0, 0};
+
+    move_one_way(&s, 0, load, 10);
+    check_shares(&s, (double[]){10. / 11, 1. / 11}, .03, "reads");
+    move_one_way(&s, 1, writes, 5);
+    ck_assert_msg(share(&s, 0) > .7, "what is read still counts: %.3f", share(&s, 0));
+    move_one_way(&s, 1, none, 3600);
+    ck_assert_msg(share(&s, 0) > .7, "nothing happened: %.3f", share(&s, 0));
+    move_one_way(&s, 1, writes, 20);
+    check_shares(&s, (double[]){.5, .5}, .01, "only writes count");
+    move_one_way(&s, 0, load, 10);
+    ck_assert_msg(share(&s, 0) > .7, "reads count again: %.3f", share(&s, 0));
 }
 END_TEST
 
@@ -289,6 +360,8 @@ int main(void)
     tcase_add_test(t, noise_changes_no_share);
     tcase_add_loop_test(t, shares_find_the_speeds_also_when_idle_devices_seem_faster, 0, (int)HT_ARRAY_SIZE(loops));
     tcase_add_loop_test(t, shares_follow_a_device_that_slows_down_and_recovers, 0, 3);
+    tcase_add_loop_test(t, gaps_and_phases_hide_no_speed, 0, (int)HT_ARRAY_SIZE(paces));
+    tcase_add_test(t, a_direction_that_is_not_used_is_forgotten);
     tcase_add_test(t, a_stalled_device_loses_its_share_and_gets_it_back);
     suite_add_tcase(s, t);
     return run_all(s);
