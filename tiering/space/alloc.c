@@ -46,8 +46,8 @@
 struct device {
     uint64_t blocks, groups, free_blocks, bad_blocks;
     bool offline, failing;
-    uint32_t share; /* as in struct ht_place_device */
-    int64_t credit;
+    uint32_t share;             /* as in struct ht_place_device */
+    int64_t credit[2];          /* of new content, of rewritten content: a lot of one would hide what the other owes */
     uint64_t *taken;            /* GROUP_WORDS words per group */
     uint64_t *broken, *partial; /* a bit per group */
     uint16_t *used;             /* per group */
@@ -503,11 +503,12 @@ static void take_pieces(struct taking *t, struct device *d)
         take_pieces_of(t, d, 1);
 }
 
-static void fill_table(const struct ht_alloc *a, struct ht_place_device table[])
+static void fill_table(const struct ht_alloc *a, bool movable, struct ht_place_device table[])
 {
     for (unsigned i = 0; i < a->device_count; i++) {
         const struct device *d = &a->device[i];
-        table[i] = (struct ht_place_device){d->blocks, d->free_blocks, d->offline, d->failing, d->share, d->credit};
+        table[i] =
+            (struct ht_place_device){d->blocks, d->free_blocks, d->offline, d->failing, d->share, d->credit[movable]};
     }
 }
 
@@ -515,7 +516,7 @@ int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_alloc_h
 {
     struct ht_place_device table[HT_DEVICES_MAX];
 
-    fill_table(a, table);
+    fill_table(a, hint.movable, table);
     return ht_place_choose(table, a->device_count, blocks, hint);
 }
 
@@ -523,11 +524,11 @@ int ht_alloc_assign(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hi
 {
     struct ht_place_device table[HT_DEVICES_MAX];
 
-    fill_table(a, table);
+    fill_table(a, hint.movable, table);
     int chosen = ht_place_choose(table, a->device_count, blocks, hint);
     ht_place_charge(table, a->device_count, blocks, hint, chosen);
     for (unsigned i = 0; i < a->device_count; i++)
-        a->device[i].credit = table[i].credit;
+        a->device[i].credit[hint.movable] = table[i].credit;
     return chosen;
 }
 

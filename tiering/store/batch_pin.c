@@ -417,39 +417,46 @@ static void end_staged(struct ht_batch_pin *l, struct ht_batch_pin_chunk *lc, st
     ht_store_lock(s);
 }
 
-/* The device that the first of what changes is meant for, or is stored on; -1: on none. */
-static int find_home(const struct ht_batch_pin *l, const struct ht_batch_pin_work *w) HT_REQUIRES(HT_LOCK_STORE)
+/* The device that a chunk is meant for, or is stored on; -1: on none. */
+static int find_home(const struct ht_store *s, const struct part *p) HT_REQUIRES(HT_LOCK_STORE)
 {
-    for (unsigned i = 0; i < l->count; i++) {
-        int target_device = ht_chunk_target_device(l->store, w->part[i].io.chunk);
-        if (l->chunk[i].mode == HT_BATCH_PIN_READ)
-            continue;
-        if (target_device >= 0)
-            return target_device;
-        if (w->part[i].stored)
-            return (int)ht_ref_extent(&w->part[i].io.ref, 0).device;
-    }
-    return -1;
+    int target_device = ht_chunk_target_device(s, p->io.chunk);
+
+    if (target_device >= 0 || !p->stored || !ht_ref_holds(&p->io.ref))
+        return target_device;
+    return (int)ht_ref_extent(&p->io.ref, 0).device;
+}
+
+static uint32_t chunk_blocks(const struct ht_batch_pin_chunk *lc)
+{
+    return (uint32_t)ht_div_up(lc->len, HT_BLOCK_BYTES);
 }
 
 /*
  * Content that belongs together stays together: on the device of the first chunk, or where there is room for all.
  * All of it is written anew, so it may just as well move to a device that has less than its share.
  */
-static int find_target_device(const struct ht_batch_pin *l, const struct ht_batch_pin_work *w)
+static int find_target_device(const struct ht_batch_pin *l, const struct ht_batch_pin_work *w, uint32_t dirty)
     HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = l->store;
-    struct ht_alloc_hint hint = {.device = find_home(l, w), .movable = true};
+    struct ht_alloc_hint hint = {.device = -1, .movable = true};
     uint32_t blocks = 0;
 
-    for (unsigned i = 0; i < l->count; i++)
-        if (l->chunk[i].mode != HT_BATCH_PIN_READ)
-            blocks += (uint32_t)ht_div_up(l->chunk[i].len, HT_BLOCK_BYTES);
+    for (unsigned i = 0; i < l->count; i++) {
+        if (!(dirty >> i & 1))
+            continue;
+        blocks += chunk_blocks(&l->chunk[i]);
+        if (hint.device < 0)
+            hint.device = find_home(s, &w->part[i]);
+    }
     ht_shares_update(s);
     int chosen = ht_alloc_assign(s->alloc, blocks, hint);
-    if (hint.device >= 0 && chosen != hint.device)
-        s->flow.moved_bytes += (uint64_t)blocks * HT_BLOCK_BYTES;
+    for (unsigned i = 0; i < l->count; i++) {
+        int home = dirty >> i & 1 ? find_home(s, &w->part[i]) : chosen;
+        if (home >= 0 && home != chosen)
+            s->flow.moved_bytes += (uint64_t)chunk_blocks(&l->chunk[i]) * HT_BLOCK_BYTES;
+    }
     return chosen;
 }
 
@@ -459,7 +466,7 @@ void ht_batch_pin_end(struct ht_batch_pin *l, uint32_t dirty)
     struct ht_batch_pin_work *w = l->priv_;
 
     ht_store_lock(s);
-    w->target_device = dirty ? find_target_device(l, w) : -1;
+    w->target_device = dirty ? find_target_device(l, w, dirty) : -1;
     for (unsigned i = 0; i < l->count; i++) {
         struct ht_batch_pin_chunk *lc = &l->chunk[i];
         struct part *p = &w->part[i];

@@ -193,6 +193,34 @@ START_TEST(a_device_that_is_not_there_counts_nowhere)
 }
 END_TEST
 
+/* While new content takes more than all, ranges that are rewritten still move until they lie by shares. */
+START_TEST(new_content_does_not_hide_where_rewritten_content_lies)
+{
+    enum { RANGES = 60 };
+    struct ht_alloc *a = new_alloc(2, (uint64_t[]){256 * 4000, 256 * 4000});
+    const uint32_t share[] = {HT_PLACE_WHOLE / 4, HT_PLACE_WHOLE - HT_PLACE_WHOLE / 4};
+    struct ht_extent out[HT_FRAGS_MAX];
+    int on[RANGES] = {0};
+    unsigned first = 0, content[2] = {0};
+
+    ht_alloc_set_shares(a, share);
+    for (unsigned step = 0; step < 3; step++) {
+        for (unsigned i = 0; i < RANGES; i++) {
+            for (unsigned k = 0; k < 4; k++) {
+                ck_assert_int_eq(take(a, 256, -1, out), 1);
+                content[out[0].device]++;
+            }
+            on[i] = ht_alloc_assign(a, 256, (struct ht_alloc_hint){.device = on[i], .movable = true});
+        }
+    }
+    for (unsigned i = 0; i < RANGES; i++)
+        first += on[i] == 0;
+    ck_assert_msg(first > RANGES / 4 - 6 && first < RANGES / 4 + 6, "%u ranges on the first", first);
+    ck_assert_msg(content[0] * 3 == content[1], "%u and %u of new content", content[0], content[1]);
+    ht_alloc_free(a);
+}
+END_TEST
+
 START_TEST(bad_places_are_kept_up_to_a_share)
 {
     struct ht_alloc *a = new_alloc(1, (uint64_t[]){3200});
@@ -364,6 +392,7 @@ static Suite *suite(void)
     tcase_add_test(t, long_pieces_are_preferred_to_short_ones);
     tcase_add_test(t, devices_take_turns_and_hints_are_heard);
     tcase_add_test(t, a_device_that_is_not_there_counts_nowhere);
+    tcase_add_test(t, new_content_does_not_hide_where_rewritten_content_lies);
     tcase_add_test(t, bad_places_are_kept_up_to_a_share);
     tcase_add_test(t, requests_span_devices_when_none_has_enough);
     tcase_add_test(t, memory_follows_what_is_taken_not_the_size_of_a_device);

@@ -170,6 +170,45 @@ START_TEST(content_leaves_a_device_that_lost_its_share)
 }
 END_TEST
 
+static unsigned next_on(unsigned from, unsigned which)
+{
+    while (device[from] != which)
+        ck_assert_uint_lt(++from, RANGES);
+    return from;
+}
+
+/* One pin of two chunks, of which some (bits) change. */
+static void update_two(struct ht_obj *o, unsigned first, unsigned second, uint32_t dirty)
+{
+    struct ht_batch_pin pin = {.store = s, .count = 2};
+
+    pin.chunk[0] = (struct ht_batch_pin_chunk){.obj = o, .index = first, .mode = HT_BATCH_PIN_UPDATE};
+    pin.chunk[1] = (struct ht_batch_pin_chunk){.obj = o, .index = second, .mode = HT_BATCH_PIN_UPDATE};
+    ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+    ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+    ht_batch_pin_end(&pin, dirty);
+    ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    look();
+}
+
+START_TEST(only_what_changes_and_lies_elsewhere_counts_as_moved)
+{
+    make(dram[_i]);
+    struct ht_obj *o = stored();
+    unsigned here = next_on(0, 0), there = next_on(0, 1), other = next_on(there + 1, 1);
+    share(4, 0);
+    update_two(o, there, other, 2);
+    ck_assert_uint_eq(moved_bytes(), MIB);
+    ck_assert(device[there] == 1 && device[other] == 0);
+    update_two(o, here, there, 3);
+    ck_assert_uint_eq(moved_bytes(), 2 * (uint64_t)MIB);
+    ck_assert(device[here] == 0 && device[there] == 0);
+    ht_obj_put(o);
+    end();
+}
+END_TEST
+
 START_TEST(a_full_device_passes_content_on)
 {
     make(8 * MIB);
@@ -199,6 +238,7 @@ int main(void)
     tcase_add_test(t, without_shares_devices_fill_up_alike);
     tcase_add_loop_test(t, updates_move_content_until_it_lies_by_shares_and_then_none, 0, (int)HT_ARRAY_SIZE(dram));
     tcase_add_test(t, content_leaves_a_device_that_lost_its_share);
+    tcase_add_loop_test(t, only_what_changes_and_lies_elsewhere_counts_as_moved, 0, (int)HT_ARRAY_SIZE(dram));
     tcase_add_test(t, a_full_device_passes_content_on);
     suite_add_tcase(suite, t);
     return run_all(suite);
