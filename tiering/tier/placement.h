@@ -10,7 +10,8 @@
  * With shares (weights.h) devices get blocks in proportion to these. Each device has a credit: what its share of all
  * blocks comes to, less what it got. The one with the highest credit is next, so devices alternate as finely as their
  * shares allow. A caller that wants to stay may. Content that is rewritten may stay until the credit of its
- * device falls below -HT_PLACE_SLACK_BLOCKS; then it moves. So content that lies in proportion stays where it is.
+ * device falls below -HT_PLACE_SLACK_BLOCKS; then it moves. So content that lies in proportion stays where it is. The
+ * table has the credits of new content or those of rewritten content, as the hint says.
  *
  * A device that fails writes is the last resort, and one that has just failed this very write comes after it.
  */
