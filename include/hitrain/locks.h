@@ -47,6 +47,7 @@
     LOCK(HT_LOCK_DEV_RAM, "memory device")    /* io: bytes of a device in memory */                                \
     LOCK(HT_LOCK_EVENT_SINK, "event sink")    /* base: the receiver of events, over its call */                    \
     LOCK(HT_LOCK_EVENT_LOG, "event log")      /* fs/ctl: the last events */                                        \
+    LOCK(HT_LOCK_NUMA, "nodes")               /* sys: libnuma, which remembers the processors of each node */      \
     LOCK(HT_LOCK_FAULTS, "fault points")      /* base: armed fault points */
 
 #define HT_LOCK_RANK(rank, name) rank,

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nodes.c - see nodes.h. The only shared state is a note of reported errors; any thread.
+ * nodes.c - see nodes.h. The only shared state is a note of reported errors, and that of libnuma; any thread.
  *
  * Memory is preferred from a node, not bound to it. If bound memory runs out the system kills processes, although other
  * nodes have some. A page on the wrong node only costs a part of its speed.
  */
 #include "tiering/sys/nodes.h"
+#include "tiering/base/lock.h"
 #include "tiering/base/log.h"
 
 #include <numa.h>
@@ -141,6 +142,17 @@ static void keep_allowed(struct bitmask *wanted, const struct bitmask *allowed)
             numa_bitmask_clearbit(wanted, cpu);
 }
 
+/* Two threads that ask for a node's processors at once make libnuma lose memory. */
+static struct ht_mutex lock = HT_MUTEX_INIT(HT_LOCK_NUMA);
+
+static bool get_processors(int node, struct bitmask *out)
+{
+    ht_mutex_lock(&lock);
+    bool known = numa_node_to_cpus(node, out) == 0;
+    ht_mutex_unlock(&lock);
+    return known;
+}
+
 bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
 {
     struct share share = share_of(nodes, place);
@@ -153,7 +165,7 @@ bool ht_nodes_run_on(const struct ht_nodes *nodes, int place)
     one = numa_allocate_cpumask();
     allowed = numa_allocate_cpumask();
     for (unsigned i = share.first; i < share.end; i++)
-        if (numa_node_to_cpus(nodes->node[i], one) == 0)
+        if (get_processors(nodes->node[i], one))
             add_processors(wanted, one);
     if (numa_sched_getaffinity(0, allowed) > 0) {
         keep_allowed(wanted, allowed);

@@ -12,6 +12,7 @@
 #include "fs/ns/ns.h"
 #include "tests/support/dev.h"
 #include "tests/support/suite.h"
+#include "tiering/engine/engine.h"
 #include "tiering/space/super.h"
 #include "tiering/api/object.h"
 #include "tiering/api/store.h"
@@ -104,9 +105,10 @@ static UNUSED void fixture_new(struct fixture *w)
     fixture_new_log(w, 64 * MIB, 0);
 }
 
-/* As a killed daemon leaves it. */
+/* As a killed daemon leaves it. A checkpoint may be emitting names. */
 static UNUSED void fixture_kill(struct fixture *w)
 {
+    ht_engine_stop(w->s);
     ht_ns_free(w->ns);
     ht_store_close(w->s);
 }
