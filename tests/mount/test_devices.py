@@ -178,7 +178,7 @@ def test_two_devices_share_the_content_in_any_order(make_pair):
     assert 'hitrain_device_health{device="0",hitrain_device_health="ok"} 1\n' in metrics
     refused(errno.ENODATA, os.getxattr, mnt / 't', 'user.hitrain.devices')
     text = run('hitrainctl', 'device', mnt / 't').stdout.splitlines()
-    assert len(text) == 7 and all(str(p) in line and ' ok ' in line for p, line in zip(store.loops, text[1:]))
+    assert len(text) == 11 and all(str(p) in line and ' ok ' in line for p, line in zip(store.loops, text[1:]))
     store.unmount()
     assert store.fsck().returncode == 0
     mount = ['mount', '-t', 'hitrain', store.loops[1], store.point, '-o', f'device={store.loops[0]},dram=32M,staging=24M']
