@@ -627,9 +627,11 @@ START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     uint64_t before = model_hash();
     uint8_t *g = random_gradient(&w, p);
-    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
+    hold_begin(p->obj);
     write_gradient(&w, p, g);
+    ht_fault_arm(HT_FAULT_STORE_WRITE, 1, true);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
+    hold_end();
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), -EIO);
     ht_fault_disarm_all();
     ck_assert_int_eq(try_gradient(), -EIO);
@@ -694,6 +696,7 @@ START_TEST(a_failed_publication_leaves_the_next_step_open)
     step_all(&w);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
     step_all(&w);
+    ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
     dev_stall_at(w.dev, HT_IO_WRITE, 1);
     ck_assert_int_eq(ht_optim_step_async(w.o, ROOT), 0);
     for (unsigned ms = 0; fixture_stat(&w).step != 2 && ms < 60000; ms++)
