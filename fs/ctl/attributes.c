@@ -381,6 +381,15 @@ static ssize_t get_devices(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap
     return hand_out(&text, ht_device_lines(c, &text), buf, cap);
 }
 
+static ssize_t get_background(struct ht_ctl *c, uint64_t ino, char *buf, size_t cap)
+{
+    struct ht_buf text = HT_BUF_INIT;
+
+    if (ino != HT_NS_ROOT_INO)
+        return -ENODATA;
+    return hand_out(&text, ht_background_lines(c, &text), buf, cap);
+}
+
 static const char *options_of(struct ht_ctl *c, uint64_t ino)
 {
     return ino == HT_NS_ROOT_INO ? c->options : NULL;
@@ -406,6 +415,7 @@ static const struct word words[] = {
     {"grad_norm", NULL, read_only, get_grad_norm, read_only, false},
     {"stats", NULL, read_only, get_stats, read_only, false},
     {"devices", NULL, read_only, get_devices, read_only, false},
+    {"background", NULL, read_only, get_background, read_only, false},
     {"options", NULL, read_only, NULL, read_only, false, options_of},
 };
 

@@ -313,22 +313,38 @@ static int run_on_root(struct ht_ctl *c, uint64_t root, struct ht_seat *seat, co
     }
 }
 
+/* Is it a command for the owner of the store, on the store? what: as the subject of a sentence. */
+static int check_owner_of_store(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const char *what,
+                                char err[HT_CTL_ERROR_MAX])
+{
+    const struct ht_caller caller = {.cred = seat->person.cred};
+
+    if (dir != HT_NS_ROOT_INO) {
+        snprintf(err, HT_CTL_ERROR_MAX, "%s is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root", what);
+        return -EINVAL;
+    }
+    int rc = ht_ctl_owner(c, dir, &caller);
+    if (rc)
+        snprintf(err, HT_CTL_ERROR_MAX, "%s is for root and the owner of the mount's root directory", what);
+    return rc;
+}
+
+static int run_background(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const struct ht_command *cmd,
+                          char err[HT_CTL_ERROR_MAX])
+{
+    int rc = check_owner_of_store(c, dir, seat, "work in the background", err);
+
+    return rc ? rc : ht_background_command(c, cmd, err);
+}
+
 static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, const struct ht_command *cmd,
                      char err[HT_CTL_ERROR_MAX])
 {
-    const struct ht_caller caller = {.cred = seat->person.cred};
     bool start = cmd->path_len == strlen("start");
-    int rc;
+    int rc = check_owner_of_store(c, dir, seat, "a scrub", err);
 
-    if (dir != HT_NS_ROOT_INO) {
-        snprintf(err, HT_CTL_ERROR_MAX, "a scrub is of the whole store: use " HT_CTL_DIR "/ctl of the mount's root");
-        return -EINVAL;
-    }
-    rc = ht_ctl_owner(c, dir, &caller);
-    if (rc) {
-        snprintf(err, HT_CTL_ERROR_MAX, "a scrub is for root and the owner of the mount's root directory");
+    if (rc)
         return rc;
-    }
     rc = start ? ht_store_scrub_start(c->store) : ht_store_scrub_stop(c->store);
     if (rc == -EBUSY || rc == -ESRCH)
         snprintf(err, HT_CTL_ERROR_MAX, start ? "a scrub is running already" : "no scrub is running");
@@ -355,6 +371,8 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
 
     if (cmd->id == HT_COMMAND_SCRUB) {
         rc = run_scrub(c, dir, seat, cmd, err);
+    } else if (cmd->id == HT_COMMAND_BACKGROUND) {
+        rc = run_background(c, dir, seat, cmd, err);
     } else if (cmd->id == HT_COMMAND_RESET && root && cmd->path_len == 1 && *cmd->path == '*') {
         rc = reset_all(c, root, seat, cmd, err);
     } else if (cmd->path_len) {

@@ -11,6 +11,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/base/event.h"
 #include "tiering/api/object.h"
+#include "tiering/api/background.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
@@ -198,6 +199,11 @@ void ht_node_metrics(struct ht_ctl *c, struct ht_buf *out);
 /* devices.c: a line for each device, key=value separated by tabs; and the same as metrics. */
 int ht_device_lines(struct ht_ctl *c, struct ht_buf *out) HT_MUST_CHECK;
 void ht_device_metrics(struct ht_ctl *c, struct ht_buf *out);
+/* background.c: a line for each engine in the background, in the same way. */
+int ht_background_lines(struct ht_ctl *c, struct ht_buf *out) HT_MUST_CHECK;
+void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out);
+/* The command `background`. -ENOENT with text in err. */
+int ht_background_command(struct ht_ctl *c, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX]) HT_MUST_CHECK;
 
 /* metrics.c */
 /* A text as OpenMetrics writes labels. */

@@ -557,6 +557,7 @@ int ht_metrics_openmetrics(struct ht_ctl *c, uint64_t root, const struct ht_call
     }
     if (rc == 0 && !root) {
         ht_device_metrics(c, out);
+        ht_background_metrics(c, out);
         ht_node_metrics(c, out);
         event_metrics(c, out);
     }

@@ -103,12 +103,13 @@ int ht_parse_shape(const char *text, size_t len, struct ht_shape *out)
     return 0;
 }
 
-enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP, ARG_CONDITION, ARG_STEP, ARG_CLAIM };
+enum argument { ARG_NONE, ARG_OPTIONAL, ARG_REQUIRED, ARG_START_STOP, ARG_PAUSE, ARG_CONDITION, ARG_STEP, ARG_CLAIM };
 static const char *const takes[] = {
     [ARG_NONE] = "no argument",
     [ARG_OPTIONAL] = "the path of a file or nothing",
     [ARG_REQUIRED] = "the path of a file",
     [ARG_START_STOP] = "start or stop",
+    [ARG_PAUSE] = "pause or resume, and maybe engine=NAME",
     [ARG_CONDITION] = "nothing, or if=N with the number of " HT_XATTR_PREFIX "step_open",
     [ARG_STEP] = "async, if=N with the number of " HT_XATTR_PREFIX "step_open, both, or nothing",
     [ARG_CLAIM] = "NAME or NAME takeover=OLDNAME, each of 1 to 64 letters, digits and . _ : -",
@@ -129,6 +130,7 @@ static const struct {
     {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false},
     {"evict", HT_COMMAND_EVICT, ARG_REQUIRED, false},
     {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},
+    {"background", HT_COMMAND_BACKGROUND, ARG_PAUSE, false},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},
     {"drop", HT_COMMAND_DROP, ARG_REQUIRED, true},
@@ -201,6 +203,25 @@ static bool take_claim(const char *text, size_t len, struct ht_command *out)
     return old && take_name(old, (size_t)(end - old), out->takeover);
 }
 
+/* The verb becomes the path, and the engine the name. */
+static bool take_pause(const char *text, size_t len, struct ht_command *out)
+{
+    const char *end = text + len, *at = text, *engine;
+
+    while (at < end && !is_blank(*at))
+        at++;
+    out->path = text;
+    out->path_len = (size_t)(at - text);
+    if (!is_word(text, out->path_len, "pause") && !is_word(text, out->path_len, "resume"))
+        return false;
+    while (at < end && is_blank(*at))
+        at++;
+    if (at == end)
+        return true;
+    engine = behind(at, (size_t)(end - at), "engine=");
+    return engine && take_name(engine, (size_t)(end - engine), out->name);
+}
+
 /* False: it is no argument of this kind. */
 static bool take_argument(enum argument kind, const char *text, size_t len, struct ht_command *out)
 {
@@ -213,6 +234,8 @@ static bool take_argument(enum argument kind, const char *text, size_t len, stru
         return take_step(text, len, out);
     case ARG_CLAIM:
         return take_claim(text, len, out);
+    case ARG_PAUSE:
+        return take_pause(text, len, out);
     case ARG_REQUIRED:
     case ARG_OPTIONAL:
     case ARG_START_STOP:

@@ -43,6 +43,7 @@ enum ht_command_id {
     HT_COMMAND_PREFETCH,
     HT_COMMAND_EVICT,
     HT_COMMAND_SCRUB,
+    HT_COMMAND_BACKGROUND,
     HT_COMMAND_CLAIM,
     HT_COMMAND_UNCLAIM,
 };
@@ -54,7 +55,7 @@ struct ht_command {
     bool async;       /* of a step */
     bool conditional; /* "if=N" was given, and N */
     uint64_t step_open;
-    char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; takeover may be empty */
+    char name[HT_CLAIM_NAME_MAX + 1], takeover[HT_CLAIM_NAME_MAX + 1]; /* of a claim; of an engine; may be empty */
 };
 /* Is there a line among these whose command waits for its turn on a root? */
 bool ht_parse_takes_turn(const char *text, size_t len);

@@ -14,8 +14,15 @@
 #define DRAM_BYTES_MIN (8 * HT_MIB)
 #define STAGING_BYTES_MIN (24 * HT_MIB)
 #define PASSTHROUGH_BYTES_MIN (2 * HT_MIB)
-#define SCRUB_RATE_BYTES_MIN (64 * HT_KIB)
-enum { COMMIT_S_DEFAULT = 5, COMMIT_S_MAX = 3600, TIMEOUT_S_MAX = 3600, THREADS_MAX = 64, NUMA_NODES_MAX = 1024 };
+#define RATE_BYTES_MIN (64 * HT_KIB)
+enum {
+    COMMIT_S_DEFAULT = 5,
+    COMMIT_S_MAX = 3600,
+    TIMEOUT_S_MAX = 3600,
+    THREADS_MAX = 64,
+    NUMA_NODES_MAX = 1024,
+    PERCENT_MAX = 6400
+};
 
 /* ------------------------------------------------------------------ values */
 
@@ -73,7 +80,17 @@ static int set_passthrough(struct ht_options *o, const char *value)
 
 static int set_scrub_rate(struct ht_options *o, const char *value)
 {
-    return parse_size("scrub_rate", value, SCRUB_RATE_BYTES_MIN, &o->scrub_rate_bytes);
+    return parse_size("scrub_rate", value, RATE_BYTES_MIN, &o->scrub_rate_bytes);
+}
+
+static int set_background_rate(struct ht_options *o, const char *value)
+{
+    return parse_size("background_rate", value, RATE_BYTES_MIN, &o->background_rate_bytes);
+}
+
+static int set_background_cpu(struct ht_options *o, const char *value)
+{
+    return parse_number("background_cpu", value, 1, PERCENT_MAX, &o->background_cpu_percent);
 }
 
 static int set_commit(struct ht_options *o, const char *value)
@@ -184,6 +201,10 @@ static const struct row {
      FIXED(commit_ms)},
     {"scrub_rate", "SIZE", set_scrub_rate, "what a scrub reads in a second at most (default: 64M)",
      FIXED(scrub_rate_bytes)},
+    {"background_rate", "SIZE", set_background_rate,
+     "what all work in the background moves in a second at most (default: no limit)", FIXED(background_rate_bytes)},
+    {"background_cpu", "PERCENT", set_background_cpu, "its processor time, in percent of one CPU (default: no limit)",
+     FIXED(background_cpu_percent)},
     {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)",
      FIXED(optim_threads)},
     {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",

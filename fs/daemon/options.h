@@ -22,6 +22,8 @@ struct ht_options {
     uint64_t dram_bytes, staging_bytes; /* 0: the store's default */
     uint64_t passthrough_bytes;         /* 0: off */
     uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
+    uint64_t background_rate_bytes;     /* a second; 0: any */
+    unsigned background_cpu_percent;    /* 0: any */
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: as many as CPUs, and two for each of several devices */

@@ -10,7 +10,8 @@
 enum { HT_CMD_OK = 0, HT_CMD_FAILED = 1, HT_CMD_USAGE = 2 };
 
 struct ht_cmd_options {
-    const char *verb; /* scrub, trace: the action */
+    const char *verb;   /* scrub, background, trace: the action */
+    const char *engine; /* background: the only one; NULL: all */
     bool json;
     double watch_s;          /* stats: again after so many seconds; 0: once */
     bool follow;             /* events, trace: continue with new entries */
@@ -30,6 +31,7 @@ int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_dump(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_background(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_step(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_abort(const char *path, const struct ht_cmd_options *o);

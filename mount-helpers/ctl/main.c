@@ -8,10 +8,23 @@
 
 #include "mount-helpers/common/text.h"
 
-enum { OPT_JSON = 256, OPT_WATCH, OPT_FOLLOW, OPT_SINCE, OPT_LEVEL, OPT_IF, OPT_ASYNC, OPT_HELP, OPT_VERSION };
+enum {
+    OPT_JSON = 256,
+    OPT_WATCH,
+    OPT_FOLLOW,
+    OPT_SINCE,
+    OPT_LEVEL,
+    OPT_IF,
+    OPT_ASYNC,
+    OPT_ENGINE,
+    OPT_HELP,
+    OPT_VERSION
+};
+enum { ENGINE_NAME_MAX = 64 };
 #define OPT_BIT(option) (1u << ((option)-OPT_JSON))
 
 static const char *const scrub_verbs[] = {"start", "status", "stop", NULL};
+static const char *const background_verbs[] = {"status", "pause", "resume", NULL};
 static const char *const trace_verbs[] = {"show", "save", NULL};
 
 static const struct command {
@@ -77,14 +90,26 @@ static const struct command {
      "that has a second copy: superblocks, the log, and chunks that are in DRAM. Damage beyond repair is an event\n"
      "(hitrainctl events) and an error for readers. start and stop need write permission on the mount's root; status\n"
      "prints the progress. A scrub ends with the mount.\n\n"},
+    {"background", "status|pause|resume PATH [--engine=NAME] [--json]", background_verbs, ht_cmd_background, false,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_ENGINE),
+     "Prints what the engines of the store of PATH do in the background, and what they have done since the mount. pause\n"
+     "keeps them from beginning anything until resume, or until the store is mounted again. Both are for root and the\n"
+     "owner of the mount's root.\n\n"
+     "  --engine=NAME    this engine alone\n"},
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},         {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},     {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL}, {"if", required_argument, NULL, OPT_IF},
-    {"async", no_argument, NULL, OPT_ASYNC},       {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},   {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},
+    {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL},
+    {"if", required_argument, NULL, OPT_IF},
+    {"async", no_argument, NULL, OPT_ASYNC},
+    {"engine", required_argument, NULL, OPT_ENGINE},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -168,6 +193,11 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
     case OPT_ASYNC:
         o->async = true;
         return 0;
+    case OPT_ENGINE:
+        o->engine = value;
+        return value[0] != '\0' && strlen(value) <= ENGINE_NAME_MAX
+            ? 0
+            : usage_error("--engine: not the name of an engine: ", value);
     case OPT_WATCH:
         return parse_seconds(value, &o->watch_s)
             ? 0
@@ -217,6 +247,13 @@ static bool takes_verb(const struct command *command, const char *word)
     return false;
 }
 
+static const char *verbs_of(const struct command *command)
+{
+    return command->verbs == scrub_verbs     ? "scrub start, status or stop"
+        : command->verbs == background_verbs ? "background status, pause or resume"
+                                             : "trace show or save";
+}
+
 static int run(const struct command *command, char **paths, const struct ht_cmd_options *o)
 {
     int status = HT_CMD_OK;
@@ -255,8 +292,7 @@ int main(int argc, char **argv)
     if (command->verbs) {
         p.o.verb = argv[optind + 1];
         if (!takes_verb(command, p.o.verb))
-            return usage_error("expected: hitrainctl ",
-                               command->verbs == scrub_verbs ? "scrub start, status or stop" : "trace show or save");
+            return usage_error("expected: hitrainctl ", verbs_of(command));
         optind++;
     }
     if (argc - optind < 2 || (argc - optind > 2 && !command->many))

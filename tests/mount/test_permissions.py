@@ -311,6 +311,15 @@ def test_a_scrub_is_the_owners(mnt, shared):
     assert may(OWNER, answer, mnt, 'scrub start') == 'ok'
 
 
+@row('background')
+def test_pausing_the_background_is_the_owners(mnt, shared):
+    os.chmod(mnt, 0o777)
+    for line in 'background pause', 'background resume engine=scrub':
+        assert may(MEMBER, answer, mnt, line).startswith('error: EPERM: work in the background is for root')
+    os.chown(mnt, OWNER, OWNER)
+    assert may(OWNER, answer, mnt, 'background pause') == 'ok'
+
+
 # ------------------------------------------------------------- hidden files
 
 def put(model, name):

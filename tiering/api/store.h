@@ -49,7 +49,12 @@ struct ht_store_opts {
     uint64_t shm_bytes;        /* of that, for images in shared memory; at most 75 % */
     uint64_t staging_bytes;    /* staging pool; 0: 64 MiB; at least 16 MiB */
     uint64_t scrub_rate_bytes; /* a scrub reads so much a second at most; 0: 64 MiB */
-    unsigned commit_ms;        /* unsynced data outside scopes may stay volatile so long; 0: no timer */
+    /*
+     * What engines in the background move in a second at most, all together, and their share of one processor; 0: any
+     */
+    uint64_t background_rate_bytes;
+    unsigned background_cpu_percent;
+    unsigned commit_ms; /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
     unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
     bool degraded;      /* go on without members that are missing */

@@ -96,6 +96,7 @@ static const struct {
     const struct ht_engine_type *type;
     enum ht_lane_id lane;
     uint64_t (*rate_bytes)(const struct ht_store *s); /* a second; NULL: not paced */
+    bool (*is_on)(const struct ht_store *s); /* by the options; it begins at the mount. NULL: when it is woken */
 } engines[HT_ENGINES] = {
     [HT_ENGINE_COMMIT] = {&ht_commit_engine, HT_LANE_COMMIT},
     [HT_ENGINE_CHECKPOINT] = {&checkpoint_engine, HT_LANE_CHECKPOINT},
@@ -115,11 +116,18 @@ int ht_engine_setup(struct ht_store *s)
     for (unsigned i = 0; i < HT_ENGINE_LANES; i++) {
         struct ht_lane_config config = lanes[i];
         config.ctx = s;
+        if (i == HT_LANE_BACKGROUND) {
+            config.rate_bytes = s->opts.background_rate_bytes;
+            config.cpu_percent = s->opts.background_cpu_percent;
+        }
         ht_lane_init(&e->lane[i], &config);
     }
-    for (unsigned i = 0; i < HT_ENGINES; i++)
+    for (unsigned i = 0; i < HT_ENGINES; i++) {
         ht_lane_add(&e->lane[engines[i].lane], &e->row[i], engines[i].type, s,
                     engines[i].rate_bytes ? engines[i].rate_bytes(s) : 0);
+        if (engines[i].is_on && !engines[i].is_on(s))
+            ht_row_off(&e->row[i]);
+    }
     s->engine = e;
     s->hooks.make_room = ht_writeback_make_room;
     s->hooks.wake_engines = wake_engines;
@@ -205,6 +213,8 @@ int ht_engine_start(struct ht_store *s)
         rc = ht_lane_start(&e->relief[i].lane);
     for (unsigned i = 0; !rc && i < HT_ENGINE_LANES; i++)
         rc = lanes[i].on_demand ? 0 : ht_lane_start(&e->lane[i]);
+    for (unsigned i = 0; !rc && i < HT_ENGINES; i++)
+        rc = engines[i].is_on && engines[i].is_on(s) ? ht_row_wake(&e->row[i]) : 0;
     if (rc)
         ht_engine_stop(s);
     return rc;

@@ -8,7 +8,7 @@
  *   checkpoint  log checkpoint, resync           engine.c
  *   health      health of the devices            engine.c      waits for no device
  *   readahead   readahead                        readahead.c   on demand
- *   background  scrub                            scrub.c       on demand, paced
+ *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.

@@ -1,34 +1,63 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* scheduler.c - see scheduler.h. */
 #include <assert.h>
+#include <time.h>
 
 #include "tiering/engine/scheduler.h"
 
 #define NEVER UINT64_MAX
 #define LINGER_NS UINT64_C(1000000000)
 #define MS UINT64_C(1000000)
+#define NS_PER_PERCENT UINT64_C(10000000) /* of a second */
 
 enum { BUDGET_BYTES_MAX = 16 << 20, SLICES = 100 }; /* a paced row: steps in a second of its rate */
 
 /* ------------------------------------------------------------------ a step */
 
+/* The row's rate and that of its lane both count. */
 static uint64_t budget_bytes(const struct ht_row *r)
 {
-    uint64_t bytes = r->pace.rate_bytes ? r->pace.rate_bytes / SLICES : BUDGET_BYTES_MAX;
+    uint64_t own = r->pace.rate_bytes ? r->pace.rate_bytes / SLICES : BUDGET_BYTES_MAX;
+    uint64_t common = r->lane->config.rate_bytes ? r->lane->config.rate_bytes / SLICES : BUDGET_BYTES_MAX;
 
-    return ht_max_u64(ht_min_u64(bytes, BUDGET_BYTES_MAX), 1);
+    return ht_max_u64(ht_min_u64(ht_min_u64(own, common), BUDGET_BYTES_MAX), 1);
 }
 
 /* What the lane's rows have not moved is the foreground's. Lock held. */
-static uint64_t pace_ns(struct ht_row *r, uint64_t now_ns, uint64_t bytes, uint64_t traffic) HT_REQUIRES(HT_LOCK_ENGINE)
+static uint64_t others_bytes(const struct ht_lane *l, uint64_t traffic) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     uint64_t own = 0;
 
+    for (unsigned i = 0; i < l->rows; i++)
+        own += l->row[i]->figures.bytes;
+    return traffic - ht_min_u64(own, traffic);
+}
+
+static uint64_t pace_ns(struct ht_row *r, uint64_t now_ns, uint64_t bytes, uint64_t traffic) HT_REQUIRES(HT_LOCK_ENGINE)
+{
     if (!r->pace.rate_bytes)
         return 0;
-    for (unsigned i = 0; i < r->lane->rows; i++)
-        own += r->lane->row[i]->figures.bytes;
-    return ht_pace_wait_ns(&r->pace, now_ns, bytes, traffic - ht_min_u64(own, traffic));
+    return ht_pace_wait_ns(&r->pace, now_ns, bytes, others_bytes(r->lane, traffic));
+}
+
+/* The budget of the lane after a step. Lock held. */
+static void charge(struct ht_lane *l, uint64_t bytes, uint64_t cpu_ns, uint64_t traffic) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    uint64_t now = ht_now_ns(), wait = 0;
+
+    if (l->rate.rate_bytes)
+        wait = ht_pace_wait_ns(&l->rate, now, bytes, others_bytes(l, traffic));
+    if (l->cpu.rate_bytes)
+        wait = ht_max_u64(wait, ht_pace_wait_ns(&l->cpu, now, cpu_ns, 0));
+    l->not_before_ns = wait ? now + wait : 0;
+}
+
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
 /* When the row is due after this step. Lock held. */
@@ -45,32 +74,69 @@ static uint64_t next_ns(struct ht_row *r, enum ht_step found, const struct ht_bu
     return found == HT_STEP_WORKED ? now + wait : b->at_ns ? b->at_ns : NEVER;
 }
 
+/* A run goes from one idle step to the next. Lock held. */
+static void begin_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    if (r->run_began_ns)
+        return;
+    r->run_began_ns = ht_now_ns();
+    r->figures.run_bytes = 0;
+}
+
+static void end_run(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    r->figures.run_ns = ht_now_ns() - r->run_began_ns;
+    r->run_began_ns = 0;
+}
+
 /* Lock held; the step runs without it. */
 static void step(struct ht_lane *l, struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     struct ht_budget b = {.most_bytes = budget_bytes(r)};
 
-    r->woken = r->blocked = false;
+    r->woken = r->blocked = r->passes = false;
     r->stepping = true;
+    begin_run(r);
     ht_mutex_unlock(ht_lane_lock(l));
+    uint64_t cpu_ns = thread_cpu_ns();
     enum ht_step found = r->type->step(r->ctx, &b);
+    cpu_ns = thread_cpu_ns() - cpu_ns;
     uint64_t traffic = l->config.traffic ? l->config.traffic(l->config.ctx) : 0;
     ht_mutex_lock(ht_lane_lock(l));
     r->stepping = false;
     r->figures.steps++;
     r->figures.blocked += found == HT_STEP_BLOCKED;
     r->figures.bytes += b.bytes;
+    r->figures.run_bytes += b.bytes;
+    r->figures.cpu_ns += cpu_ns;
+    charge(l, b.bytes, cpu_ns, traffic);
     r->at_ns = next_ns(r, found, &b, traffic);
+    if (found == HT_STEP_IDLE)
+        end_run(r);
 }
 
 /* ------------------------------------------------------------------ thread */
+
+/* When it may step: also its lane's budget and a pause count. Lock held. */
+static uint64_t due_ns(const struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    if (r->at_ns == NEVER || (r->passes && !r->off))
+        return r->at_ns;
+    return r->paused || r->off ? NEVER : ht_max_u64(r->at_ns, r->lane->not_before_ns);
+}
+
+/* Of rows that wait for the budget, the one that is due longest. */
+static bool comes_before(const struct ht_row *a, const struct ht_row *b) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    return due_ns(a) != due_ns(b) ? due_ns(a) < due_ns(b) : a->at_ns < b->at_ns;
+}
 
 static struct ht_row *first_due(const struct ht_lane *l) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     struct ht_row *first = l->row[0];
 
     for (unsigned i = 1; i < l->rows; i++)
-        if (l->row[i]->at_ns < first->at_ns)
+        if (comes_before(l->row[i], first))
             first = l->row[i];
     return first;
 }
@@ -82,7 +148,7 @@ static bool rest(struct ht_lane *l, uint64_t at_ns) HT_REQUIRES(HT_LOCK_ENGINE)
     uint64_t until = lingers ? ht_now_ns() + LINGER_NS : at_ns == NEVER ? 0 : at_ns;
     int rc = ht_cond_wait_until(&l->changed, ht_lane_lock(l), until);
 
-    return !lingers || rc != ETIMEDOUT || first_due(l)->at_ns != NEVER;
+    return !lingers || rc != ETIMEDOUT || due_ns(first_due(l)) != NEVER;
 }
 
 static void *lane_main(void *arg)
@@ -96,10 +162,11 @@ static void *lane_main(void *arg)
     ht_mutex_lock(ht_lane_lock(l));
     for (bool more = true; more && !l->stopping;) {
         struct ht_row *r = first_due(l);
-        if (r->at_ns <= ht_now_ns())
+        uint64_t due = due_ns(r);
+        if (due <= ht_now_ns())
             step(l, r);
         else
-            more = rest(l, r->at_ns);
+            more = rest(l, due);
     }
     l->running = false;
     ht_mutex_unlock(ht_lane_lock(l));
@@ -131,7 +198,10 @@ static void wake_locked(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 
 void ht_lane_init(struct ht_lane *l, const struct ht_lane_config *config)
 {
+    HT_UNSHARED(HT_LOCK_ENGINE);
     l->config = *config;
+    l->rate.rate_bytes = config->rate_bytes;
+    l->cpu.rate_bytes = config->cpu_percent * NS_PER_PERCENT;
     ht_mutex_init(&l->lock, HT_LOCK_ENGINE);
     ht_cond_init(&l->changed);
 }
@@ -149,6 +219,12 @@ void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_typ
     assert(l->rows < HT_LANE_ROWS_MAX);
     *r = (struct ht_row){.type = type, .ctx = ctx, .pace.rate_bytes = rate_bytes, .lane = l, .at_ns = NEVER};
     l->row[l->rows++] = r;
+}
+
+void ht_row_off(struct ht_row *r)
+{
+    HT_UNSHARED(HT_LOCK_ENGINE);
+    r->off = true;
 }
 
 int ht_lane_start(struct ht_lane *l)
@@ -174,21 +250,70 @@ void ht_lane_stop(struct ht_lane *l)
         pthread_join(thread, NULL);
 }
 
-int ht_row_wake(struct ht_row *r)
+static int wake_and_start(struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
 {
     struct ht_lane *l = r->lane;
 
-    ht_mutex_lock(ht_lane_lock(l));
     wake_locked(r);
     pthread_cond_signal(&l->changed);
-    int rc = l->config.on_demand ? start_locked(l) : 0;
-    ht_mutex_unlock(ht_lane_lock(l));
+    if (!l->config.on_demand)
+        return 0;
+    return l->stopping || due_ns(r) != NEVER ? start_locked(l) : 0;
+}
+
+int ht_row_wake(struct ht_row *r)
+{
+    ht_mutex_lock(ht_lane_lock(r->lane));
+    int rc = wake_and_start(r);
+    ht_mutex_unlock(ht_lane_lock(r->lane));
     return rc;
+}
+
+int ht_row_wake_to_end(struct ht_row *r)
+{
+    ht_mutex_lock(ht_lane_lock(r->lane));
+    r->passes = true;
+    int rc = wake_and_start(r);
+    ht_mutex_unlock(ht_lane_lock(r->lane));
+    return rc;
+}
+
+void ht_row_pause(struct ht_row *r)
+{
+    ht_mutex_lock(ht_lane_lock(r->lane));
+    r->paused = true;
+    ht_mutex_unlock(ht_lane_lock(r->lane));
+}
+
+int ht_row_resume(struct ht_row *r)
+{
+    int rc = 0;
+
+    ht_mutex_lock(ht_lane_lock(r->lane));
+    r->paused = false;
+    if (r->at_ns != NEVER)
+        rc = wake_and_start(r);
+    ht_mutex_unlock(ht_lane_lock(r->lane));
+    return rc;
+}
+
+static enum ht_background_state state_of(const struct ht_row *r) HT_REQUIRES(HT_LOCK_ENGINE)
+{
+    if (r->off)
+        return HT_BACKGROUND_OFF;
+    if (r->paused)
+        return HT_BACKGROUND_PAUSED;
+    if (r->blocked)
+        return HT_BACKGROUND_BLOCKED;
+    return r->stepping || r->run_began_ns ? HT_BACKGROUND_WORKING : HT_BACKGROUND_IDLE;
 }
 
 void ht_row_figures(struct ht_row *r, struct ht_row_figures *out)
 {
     ht_mutex_lock(ht_lane_lock(r->lane));
     *out = r->figures;
+    out->state = state_of(r);
+    if (r->run_began_ns)
+        out->run_ns = ht_now_ns() - r->run_began_ns;
     ht_mutex_unlock(ht_lane_lock(r->lane));
 }

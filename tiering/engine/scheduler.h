@@ -18,6 +18,9 @@
  * No wake is lost: a row that is woken while it steps is due again. A wake ends the wait for a time or for the pace,
  * and not the pause after a step that was blocked: nothing is gained by trying at once.
  *
+ * A lane may have a budget for all of its rows together: bytes a second, and processor time. A row that is paused is
+ * not due until it resumes; a wake is kept for then.
+ *
  * A lane on demand has a thread from a wake until its rows have slept for a second.
  *
  * A lane that is stopped begins no step, and its thread ends after the one that runs. Other threads make a long step
@@ -35,6 +38,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/io/gate.h"
 #include "tiering/tier/pace.h"
+#include "tiering/api/background.h"
 
 enum ht_step {
     HT_STEP_WORKED,  /* there may be more to do */
@@ -54,10 +58,16 @@ struct ht_engine_type {
     unsigned pause_ms; /* after a step that was blocked */
     /* No lock held. One at a time. */
     enum ht_step (*step)(void *ctx, struct ht_budget *b);
+    /* Figures of its own, and their present values; NULL: none. Any thread. */
+    const struct ht_engine_figure *figure;
+    unsigned figures;
+    void (*values)(void *ctx, uint64_t out[]);
 };
 
 struct ht_row_figures {
-    uint64_t steps, blocked, bytes;
+    uint64_t steps, blocked, bytes, cpu_ns;
+    enum ht_background_state state;
+    uint64_t run_bytes, run_ns; /* since it was idle last */
 };
 
 struct ht_row {
@@ -68,6 +78,9 @@ struct ht_row {
     HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
         uint64_t at_ns; /* when it is due */
         bool stepping, woken, blocked;
+        bool paused, passes;   /* passes: one step comes in spite of pause and budget */
+        bool off;              /* it never steps; constant once the row was added */
+        uint64_t run_began_ns; /* 0: it is idle */
         struct ht_row_figures figures;
     };
 };
@@ -79,6 +92,9 @@ struct ht_lane_config {
     void *ctx;
     void (*enter)(void *ctx);       /* the first that the thread does; or NULL */
     uint64_t (*traffic)(void *ctx); /* bytes that all threads have moved so far; or NULL */
+    /* The budget of all rows together; 0: none. */
+    uint64_t rate_bytes;  /* a second */
+    unsigned cpu_percent; /* of one processor */
 };
 
 enum { HT_LANE_ROWS_MAX = 8 };
@@ -92,6 +108,8 @@ struct ht_lane {
     HT_GUARDED_BY(HT_LOCK_ENGINE) struct {
         pthread_t thread;
         bool running, joinable, stopping;
+        struct ht_pace rate, cpu; /* of the budget; a unit of cpu is a nanosecond */
+        uint64_t not_before_ns;   /* the budget allows no step */
     };
 };
 HT_MUTEX_OF(ht_lane_lock, struct ht_lane, lock, HT_LOCK_ENGINE)
@@ -102,6 +120,8 @@ void ht_lane_destroy(struct ht_lane *l);
 /* rate_bytes: a second; 0: the row is not paced. Before any row of the lane is woken. */
 void ht_lane_add(struct ht_lane *l, struct ht_row *r, const struct ht_engine_type *type, void *ctx,
                  uint64_t rate_bytes);
+/* The row never steps. Before any row of the lane is woken. */
+void ht_row_off(struct ht_row *r);
 /* Starts the thread, and wakes all rows. -errno */
 int ht_lane_start(struct ht_lane *l) HT_MUST_CHECK;
 /* Waits for the step that runs. For good. */
@@ -111,6 +131,12 @@ void ht_lane_stop(struct ht_lane *l);
  * -ECANCELED: it stops.
  */
 int ht_row_wake(struct ht_row *r);
+/* The same, and this step comes even if the row is paused or the budget is used up: it ends the row's work. */
+int ht_row_wake_to_end(struct ht_row *r);
+/* A step that runs goes on. */
+void ht_row_pause(struct ht_row *r);
+/* As ht_row_wake. */
+int ht_row_resume(struct ht_row *r);
 void ht_row_figures(struct ht_row *r, struct ht_row_figures *out);
 
 #endif

@@ -430,8 +430,11 @@ static int next(struct ht_scrub_run *r)
     return r->phase == SUPERS ? next_super(r) : r->phase == LOG ? next_frame(r) : next_chunk(r);
 }
 
-/* About so many bytes. 1: there is more; 0: the run has ended, with the result in *out_rc; -EAGAIN: not now. */
-static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, int *out_rc)
+/*
+ * Reads about so many bytes, *out_bytes in fact. 1: there is more; 0: the run has ended, with the result in *out_rc;
+ * -EAGAIN: not now.
+ */
+static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, uint64_t *out_bytes, int *out_rc)
 {
     bool stop;
     int rc = 1;
@@ -442,6 +445,7 @@ static int go_on(struct ht_scrub_run *r, uint64_t most_bytes, int *out_rc)
         rc = -ENOMEM;
     while (!(stop = is_stopped(r->c)) && rc > 0 && r->bytes < most_bytes)
         rc = next(r);
+    *out_bytes = r->bytes;
     if (!stop && (rc > 0 || rc == -EAGAIN))
         return rc;
     *out_rc = rc < 0 && rc != -EAGAIN ? rc : 0;
@@ -465,14 +469,38 @@ static enum ht_step step(void *ctx, struct ht_budget *b)
 
     if (!r)
         return HT_STEP_IDLE;
-    int rc = go_on(r, b->most_bytes, &result);
+    int rc = go_on(r, b->most_bytes, &b->bytes, &result);
     if (!rc)
         return HT_STEP_IDLE;
-    b->bytes = r->bytes;
     return rc > 0 ? HT_STEP_WORKED : HT_STEP_BLOCKED;
 }
 
-const struct ht_engine_type ht_scrub_engine = {.name = "scrub", .pause_ms = LOG_PAUSE_MS, .step = step};
+enum { FOUND, REPAIRED, LEFT_BYTES, FIGURES };
+
+static const struct ht_engine_figure figures[FIGURES] = {
+    [FOUND] = {"found", "Bad copies and chunks that scrubs found."},
+    [REPAIRED] = {"repaired", "Of these, repaired."},
+    [LEFT_BYTES] = {"left_bytes", "Bytes that the scrub that runs has still to read.", .gauge = true},
+};
+
+static void values(void *ctx, uint64_t out[])
+{
+    struct ht_scrub_stats st;
+
+    ht_store_scrub_stats(ctx, &st);
+    out[FOUND] = st.found;
+    out[REPAIRED] = st.repaired;
+    out[LEFT_BYTES] = st.state == HT_SCRUB_RUNNING ? st.run_total_bytes - st.run_bytes : 0;
+}
+
+const struct ht_engine_type ht_scrub_engine = {
+    .name = "scrub",
+    .pause_ms = LOG_PAUSE_MS,
+    .step = step,
+    .figure = figures,
+    .figures = FIGURES,
+    .values = values,
+};
 
 /* -------------------------------------------------------------- interface */
 
@@ -489,7 +517,7 @@ int ht_store_scrub_stop(struct ht_store *s)
     int rc = c->st.state == HT_SCRUB_RUNNING ? 0 : -ESRCH;
     c->stop = true;
     if (!rc && c->in_row)
-        (void)ht_row_wake(&s->engine->row[HT_ENGINE_SCRUB]);
+        (void)ht_row_wake_to_end(&s->engine->row[HT_ENGINE_SCRUB]);
     while (c->st.state == HT_SCRUB_RUNNING)
         ht_cond_wait(&c->changed, ht_scrub_lock(c));
     ht_mutex_unlock(ht_scrub_lock(c));
@@ -500,11 +528,12 @@ int ht_store_scrub(struct ht_store *s)
 {
     const struct timespec pause = {.tv_nsec = LOG_PAUSE_MS * 1000000l};
     struct ht_scrub_run *r;
+    uint64_t bytes;
     int result = 0, rc = begin(s, &r);
 
     if (rc)
         return rc;
-    while ((rc = go_on(r, UINT64_MAX, &result)))
+    while ((rc = go_on(r, UINT64_MAX, &bytes, &result)))
         if (rc == -EAGAIN)
             nanosleep(&pause, NULL);
     return result;

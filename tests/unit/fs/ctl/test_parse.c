@@ -132,6 +132,8 @@ START_TEST(commands_take_what_they_need)
         {"evict   x", HT_COMMAND_EVICT, "x"},
         {"scrub start", HT_COMMAND_SCRUB, "start"},
         {"scrub stop ", HT_COMMAND_SCRUB, "stop"},
+        {"background pause", HT_COMMAND_BACKGROUND, "pause"},
+        {"background  resume  engine=scrub ", HT_COMMAND_BACKGROUND, "resume"},
         {"commit if=12", HT_COMMAND_COMMIT, ""},
         {"step if=0", HT_COMMAND_STEP, ""},
         {"step async", HT_COMMAND_STEP, ""},
@@ -167,6 +169,13 @@ START_TEST(refused_commands_say_why)
     ck_assert_int_eq(command("scrub", &c, err), -EINVAL);
     ck_assert_int_eq(command("scrub sto", &c, err), -EINVAL);
     ck_assert_ptr_nonnull(strstr(err, "start or stop"));
+    ck_assert_int_eq(command("background", &c, err), -EINVAL);
+    ck_assert_int_eq(command("background status", &c, err), -EINVAL);
+    ck_assert_int_eq(command("background pause scrub", &c, err), -EINVAL);
+    ck_assert_int_eq(command("background pause engine=", &c, err), -EINVAL);
+    ck_assert_int_eq(command("background pause engine=a b", &c, err), -EINVAL);
+    ck_assert_int_eq(command("background pause engine=scrub", &c, err), 0);
+    ck_assert_str_eq(c.name, "scrub");
     ck_assert_int_eq(command("comit", &c, err), -EINVAL);
     ck_assert_ptr_nonnull(strstr(err, "'comit'"));
     ck_assert_ptr_nonnull(strstr(err, "commit"));

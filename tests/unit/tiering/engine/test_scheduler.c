@@ -215,6 +215,124 @@ START_TEST(a_wake_ends_the_wait_for_the_pace)
 }
 END_TEST
 
+/* --------------------------------------------------------- pause and budget */
+
+static enum ht_background_state state(struct fake *f)
+{
+    return figures(f).state;
+}
+
+START_TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
+{
+    start(&quick);
+    wait_for_steps(&a, 1);
+    a.says = HT_STEP_WORKED;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wait_for_steps(&a, 10);
+    ck_assert_uint_eq(state(&a), HT_BACKGROUND_WORKING);
+    ht_row_pause(&a.row);
+    ck_assert_uint_eq(state(&a), HT_BACKGROUND_PAUSED);
+    usleep(50000); /* the step that ran has ended */
+    uint64_t steps = a.steps;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    ck_assert_int_eq(ht_row_wake(&b.row), 0);
+    wait_for_steps(&b, 2); /* the other row goes on */
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, steps);
+    ck_assert_int_eq(ht_row_resume(&a.row), 0);
+    wait_for_steps(&a, steps + 10);
+    a.says = HT_STEP_IDLE;
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && state(&a) != HT_BACKGROUND_IDLE; ms++)
+        usleep(1000);
+    ck_assert_uint_eq(state(&a), HT_BACKGROUND_IDLE);
+    end();
+}
+END_TEST
+
+/* The thread of a lane on demand ends meanwhile, and begins again. */
+START_TEST(a_wake_during_a_pause_is_kept)
+{
+    make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
+    ht_row_pause(&a.row);
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, 0);
+    ck_assert_int_eq(ht_row_resume(&a.row), 0);
+    wait_for_steps(&a, 1);
+    ht_row_pause(&b.row); /* one that has nothing to do resumes without a step */
+    ck_assert_int_eq(ht_row_resume(&b.row), 0);
+    end();
+    ck_assert_uint_eq(b.steps, 0);
+}
+END_TEST
+
+/* As the end of a scrub does, which would wait for ever else. */
+START_TEST(the_wake_that_ends_work_passes_pause_and_budget)
+{
+    bool budget = _i;
+    const struct ht_lane_config config = {.name = "test", .on_demand = true, .rate_bytes = budget ? 1000 : 0};
+
+    make(&config, &quick, 0);
+    a.bytes = MIB; /* 17 minutes of the budget */
+    if (budget) {
+        ck_assert_int_eq(ht_row_wake(&a.row), 0);
+        wait_for_steps(&a, 1);
+        ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    } else {
+        ht_row_pause(&a.row);
+    }
+    uint64_t steps = a.steps;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, steps);
+    ck_assert_int_eq(ht_row_wake_to_end(&a.row), 0);
+    wait_for_steps(&a, steps + 1);
+    usleep(50000);
+    ck_assert_uint_eq(a.steps, steps + 1);
+    end();
+}
+END_TEST
+
+static enum ht_step burn_step(void *ctx, struct ht_budget *budget)
+{
+    struct fake *f = ctx;
+    uint64_t until_ns = ht_now_ns() + 5 * MS;
+
+    while (ht_now_ns() < until_ns)
+        f->entered_ns = until_ns;
+    f->steps++;
+    budget->bytes = f->bytes;
+    return HT_STEP_WORKED;
+}
+static const struct ht_engine_type burner = {.name = "burner", .step = burn_step};
+
+/* Both rows together, each in its turn. */
+START_TEST(rows_of_a_lane_share_its_budget)
+{
+    enum { PERCENT = 10, RATE = 8 * MIB };
+    bool cpu = _i;
+    const struct ht_lane_config config = {
+        .name = "test", .rate_bytes = cpu ? 0 : RATE, .cpu_percent = cpu ? PERCENT : 0};
+
+    make(&config, &burner, 0);
+    a.bytes = b.bytes = MIB / 4;
+    uint64_t begin_ns = ht_now_ns();
+    ck_assert_int_eq(ht_lane_start(&lane), 0);
+    wait_for_steps(&b, 12);
+    struct ht_row_figures x = figures(&a), y = figures(&b);
+    double took_s = (double)(ht_now_ns() - begin_ns) / 1e9;
+    ck_assert_uint_ge(x.steps, 11); /* neither keeps the other from its turn */
+    if (cpu)
+        ck_assert_double_le((double)(x.cpu_ns + y.cpu_ns) / 1e9, took_s * PERCENT / 100 + 0.03);
+    else
+        ck_assert_double_le((double)(x.bytes + y.bytes), took_s * RATE + MIB);
+    ck_assert_uint_gt(x.cpu_ns, 0);
+    ck_assert_uint_eq(x.run_bytes, x.bytes); /* never idle */
+    ck_assert_uint_gt(x.run_ns, 0);
+    end();
+}
+END_TEST
+
 /* ----------------------------------------------------------------- blocked */
 
 START_TEST(a_row_that_is_blocked_pauses_whoever_wakes_it)
@@ -354,6 +472,10 @@ int main(void)
     tcase_add_test(tc, no_wake_is_lost);
     tcase_add_loop_test(tc, a_row_keeps_to_its_rate_and_yields_to_others, 0, 2);
     tcase_add_test(tc, a_wake_ends_the_wait_for_the_pace);
+    tcase_add_test(tc, a_row_that_is_paused_begins_no_step_until_it_resumes);
+    tcase_add_test(tc, a_wake_during_a_pause_is_kept);
+    tcase_add_loop_test(tc, the_wake_that_ends_work_passes_pause_and_budget, 0, 2);
+    tcase_add_loop_test(tc, rows_of_a_lane_share_its_budget, 0, 2);
     tcase_add_test(tc, a_row_that_is_blocked_pauses_whoever_wakes_it);
     tcase_add_test(tc, a_lane_stops_while_a_row_is_blocked);
     tcase_add_test(tc, a_lane_that_stops_waits_for_the_step_that_runs);

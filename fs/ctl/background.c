@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * background.c - the engines of the store, as text: for the attribute background and for the metrics, and their
+ * commands. Each engine brings its own figures, so a new one needs nothing here.
+ */
+#include "fs/ctl/ctl_priv.h"
+
+#include <stdio.h>
+
+static const struct row {
+    const char *key, *metric, *type, *help;
+    size_t offset;
+} rows[] = {
+#define ROW(key, metric, type, field, help)                                                       \
+    {                                                                                             \
+        key, "hitrain_background_" metric, type, help, offsetof(struct ht_background_stat, field) \
+    }
+    ROW("steps", "steps", "counter", steps, "Steps of the engine."),
+    ROW("blocked_steps", "blocked_steps", "counter", blocked, "Of these, steps that could do nothing then."),
+    ROW("bytes", "moved_bytes", "counter", bytes, "Bytes that the engine read and wrote."),
+    ROW("cpu_ns", "cpu_ns", "counter", cpu_ns, "Processor time of the engine, nanoseconds."),
+    ROW("run_bytes", "run_bytes", "gauge", run_bytes, "Bytes since the engine was idle last."),
+    ROW("run_ns", "run_ns", "gauge", run_ns, "Time since then, nanoseconds."),
+#undef ROW
+};
+
+static uint64_t value_of(const struct row *row, const struct ht_background_stat *st)
+{
+    uint64_t v;
+
+    memcpy(&v, (const char *)st + row->offset, sizeof(v));
+    return v;
+}
+
+int ht_background_lines(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_background_stat st;
+
+    for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++) {
+        ht_buf_printf(out, "engine=%s\tstate=%s", st.engine, ht_background_state_word(st.state));
+        for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
+            ht_buf_printf(out, "\t%s=%llu", rows[k].key, (unsigned long long)value_of(&rows[k], &st));
+        for (unsigned k = 0; k < st.figures; k++)
+            ht_buf_printf(out, "\t%s=%llu", st.figure[k].key, (unsigned long long)st.value[k]);
+        ht_buf_put_u8(out, '\n');
+    }
+    return out->err;
+}
+
+/* ----------------------------------------------------------------- metrics */
+
+static void put_common(struct ht_ctl *c, const struct row *row, struct ht_buf *out)
+{
+    bool counter = strcmp(row->type, "counter") == 0;
+    struct ht_background_stat st;
+
+    ht_buf_printf(out, "# TYPE %s %s\n# HELP %s %s\n", row->metric, row->type, row->metric, row->help);
+    for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
+        ht_buf_printf(out, "%s%s{engine=\"%s\"} %llu\n", row->metric, counter ? "_total" : "", st.engine,
+                      (unsigned long long)value_of(row, &st));
+}
+
+/* An engine's own figures have its name: two engines may call theirs the same. */
+static void put_own(const struct ht_background_stat *st, struct ht_buf *out)
+{
+    for (unsigned k = 0; k < st->figures; k++) {
+        const struct ht_engine_figure *f = &st->figure[k];
+        char name[96];
+        snprintf(name, sizeof(name), "hitrain_background_%s_%s", st->engine, f->key);
+        ht_buf_printf(out, "# TYPE %s %s\n# HELP %s %s\n%s%s %llu\n", name, f->gauge ? "gauge" : "counter", name,
+                      f->help, name, f->gauge ? "" : "_total", (unsigned long long)st->value[k]);
+    }
+}
+
+static void put_state(const struct ht_background_stat *st, struct ht_buf *out)
+{
+    for (enum ht_background_state state = HT_BACKGROUND_IDLE; state <= HT_BACKGROUND_OFF; state++)
+        ht_buf_printf(out, "hitrain_background_state{engine=\"%s\",hitrain_background_state=\"%s\"} %d\n", st->engine,
+                      ht_background_state_word(state), st->state == state);
+}
+
+void ht_background_metrics(struct ht_ctl *c, struct ht_buf *out)
+{
+    struct ht_background_stat st;
+
+    for (size_t k = 0; k < HT_ARRAY_SIZE(rows); k++)
+        put_common(c, &rows[k], out);
+    for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
+        put_own(&st, out);
+    ht_buf_printf(out, "# TYPE hitrain_background_state stateset\n# HELP hitrain_background_state What it does.\n");
+    for (unsigned i = 0; !ht_store_background_stat(c->store, i, &st); i++)
+        put_state(&st, out);
+}
+
+/* ---------------------------------------------------------------- commands */
+
+static void name_engines(struct ht_ctl *c, const char *unknown, char err[HT_CTL_ERROR_MAX])
+{
+    struct ht_background_stat st;
+    int at = snprintf(err, HT_CTL_ERROR_MAX, "no engine is called '%s': there are", unknown);
+
+    for (unsigned i = 0; at < HT_CTL_ERROR_MAX && !ht_store_background_stat(c->store, i, &st); i++)
+        at += snprintf(err + at, (size_t)(HT_CTL_ERROR_MAX - at), " %s", st.engine);
+}
+
+int ht_background_command(struct ht_ctl *c, const struct ht_command *cmd, char err[HT_CTL_ERROR_MAX])
+{
+    const char *engine = cmd->name[0] ? cmd->name : NULL;
+    bool pause = cmd->path_len == strlen("pause");
+    int rc = pause ? ht_store_background_pause(c->store, engine) : ht_store_background_resume(c->store, engine);
+
+    if (rc == -ENOENT)
+        name_engines(c, cmd->name, err);
+    return rc;
+}

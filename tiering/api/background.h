@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* background.h - engines that work in the background: how they do, and pausing them. */
+#ifndef HITRAIN_TIERING_API_BACKGROUND_H
+#define HITRAIN_TIERING_API_BACKGROUND_H
+
+#include "tiering/base/base.h"
+
+struct ht_store;
+
+enum ht_background_state {
+    HT_BACKGROUND_IDLE,
+    HT_BACKGROUND_WORKING, /* in a step, or between two as its budget allows */
+    HT_BACKGROUND_BLOCKED, /* it waits and tries again: what it needs is not there now */
+    HT_BACKGROUND_PAUSED,
+    HT_BACKGROUND_OFF, /* by an option of the mount */
+};
+
+/* A figure that only one engine has. */
+struct ht_engine_figure {
+    const char *key;
+    const char *help;
+    bool gauge; /* or it only grows */
+};
+enum { HT_ENGINE_FIGURES_MAX = 8 };
+
+struct ht_background_stat {
+    const char *engine;
+    enum ht_background_state state;
+    uint64_t steps, blocked; /* blocked: steps that could do nothing */
+    uint64_t bytes;          /* read and written */
+    uint64_t cpu_ns;         /* processor time */
+    /* Since it was idle last, with its waits: what a rate is computed from. */
+    uint64_t run_bytes, run_ns;
+    const struct ht_engine_figure *figure;
+    unsigned figures;
+    uint64_t value[HT_ENGINE_FIGURES_MAX];
+};
+
+/* The engines, from 0 on. -ENOENT: there are fewer. */
+int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_background_stat *out) HT_MUST_CHECK;
+/*
+ * Paused engines begin no step; one that runs ends soon, after a MiB or so. A pause lasts until resume or the end of
+ * the mount. engine NULL: all. -ENOENT: there is no such engine.
+ */
+int ht_store_background_pause(struct ht_store *s, const char *engine) HT_MUST_CHECK;
+int ht_store_background_resume(struct ht_store *s, const char *engine) HT_MUST_CHECK;
+const char *ht_background_state_word(enum ht_background_state state);
+
+#endif

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * background.c - the rows of the lane `background` for operators: figures, pause and resume. A new row needs nothing.
+ */
+#include "tiering/api/background.h"
+#include "tiering/object/context.h"
+#include "tiering/engine/engine_priv.h"
+
+const char *ht_background_state_word(enum ht_background_state state)
+{
+    static const char *const words[] = {"idle", "working", "blocked", "paused", "off"};
+
+    return words[state];
+}
+
+int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_background_stat *out)
+{
+    const struct ht_lane *l = &s->engine->lane[HT_LANE_BACKGROUND];
+    struct ht_row_figures f;
+
+    if (index >= l->rows)
+        return -ENOENT;
+    struct ht_row *r = l->row[index];
+    ht_row_figures(r, &f);
+    *out = (struct ht_background_stat){
+        .engine = r->type->name,
+        .state = f.state,
+        .steps = f.steps,
+        .blocked = f.blocked,
+        .bytes = f.bytes,
+        .cpu_ns = f.cpu_ns,
+        .run_bytes = f.run_bytes,
+        .run_ns = f.run_ns,
+        .figure = r->type->figure,
+        .figures = r->type->figures,
+    };
+    if (r->type->values)
+        r->type->values(r->ctx, out->value);
+    return 0;
+}
+
+static int pause_row(struct ht_row *r)
+{
+    ht_row_pause(r);
+    return 0;
+}
+
+/* Returns the first error, after the last row. */
+static int each(struct ht_store *s, const char *engine, int (*change)(struct ht_row *r))
+{
+    const struct ht_lane *l = &s->engine->lane[HT_LANE_BACKGROUND];
+    int rc = engine ? -ENOENT : 0;
+
+    for (unsigned i = 0; i < l->rows; i++) {
+        if (engine && strcmp(engine, l->row[i]->type->name) != 0)
+            continue;
+        int one = change(l->row[i]);
+        rc = rc && rc != -ENOENT ? rc : one;
+    }
+    return rc;
+}
+
+int ht_store_background_pause(struct ht_store *s, const char *engine)
+{
+    return each(s, engine, pause_row);
+}
+
+int ht_store_background_resume(struct ht_store *s, const char *engine)
+{
+    return each(s, engine, ht_row_resume);
+}
