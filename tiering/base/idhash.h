@@ -19,12 +19,18 @@ struct ht_id_hash_seed {
 };
 extern struct ht_id_hash_seed ht_id_hash_seed;
 
-/* Two different numbers never have the same hash. Take its low bits. */
+/*
+ * Two different numbers never have the same hash. Take its low bits.
+ *
+ * The drawn multipliers make the hash unknown to an image. Some pairs spread numbers in a row badly. So a constant
+ * multiplier follows them: the second one of Stafford's "Mix13" (the finalizer of SplitMix64).
+ */
 static inline uint64_t ht_id_hash(uint64_t id)
 {
     uint64_t h = (id ^ ht_id_hash_seed.mask) * ht_id_hash_seed.multiplier[0];
 
     h = (h ^ h >> 32) * ht_id_hash_seed.multiplier[1];
+    h = (h ^ h >> 29) * 0x94d049bb133111ebull;
     return h ^ h >> 32;
 }
 
