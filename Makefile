@@ -213,7 +213,7 @@ say = $(if $(V),,@printf '  %-6s %s\n' $(1) $(2))
 all: $(patsubst %,$(B)/bin/%,$(built_programs)) libs
 libs: $(foreach d,$(LAYERS),$(call archive,$(d)))
 tests: $(test_programs) $(fuzz_programs) $(B)/tests/fuzz/seeds clients
-clients: $(client_programs) $(B)/bench/replay
+clients: $(client_programs) $(B)/bench/replay $(patsubst %,$(B)/%,$(bench_clients))
 
 # Rebuilds when the command has changed.
 flags_now := $(CC) | $(PREFIX) | $(CFLAGS_ALL) | $(LDFLAGS_ALL) | $(FUSE_LIBS)
@@ -276,7 +276,7 @@ $(B)/$(1): $(B)/obj/$(1).o $(call test_archives,$(1))
 endef
 $(foreach t,$(unit_tests) $(state_tests) $(benches) $(bench_clients),$(eval $(call test_rule,$(t))))
 
-# The simulator's arena has no memory (bench/replay/main.c).
+# The simulator's arena has no memory (bench/no_memory.h).
 $(B)/bench/replay: $(call objects,$(REPLAY_DIR)) $(call archives_to,tiering/cache)
 	$(call say,LD,$@)
 	@mkdir -p $(@D)

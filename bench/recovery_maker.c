@@ -13,6 +13,9 @@
 #include "tiering/api/check.h"
 #include "tiering/api/store.h"
 #include "tiering/api/tx.h"
+#include "optim/optim.h"
+#include "fs/ns/ns.h"
+#include "fs/participants/participants.h"
 
 enum { RECORDS_PER_GROUP = 512, STAGING_BYTES = 16 << 20, DRAM_BYTES = 8 << 20 };
 /* from the log's end to the first of our places: space for the daemon's own writes */
@@ -20,6 +23,7 @@ enum { RECORDS_PER_GROUP = 512, STAGING_BYTES = 16 << 20, DRAM_BYTES = 8 << 20 }
 
 struct maker {
     struct ht_store *store;
+    struct ht_participants participants;        /* they know the records of names: the store refuses to lose any */
     uint64_t first_block, chunk_blocks, chunks; /* where and how many */
     uint64_t stored, checksum;
 };
@@ -85,6 +89,11 @@ static void open_store(struct maker *m, const char *path, struct ht_dev **dev)
 {
     struct ht_store_opts opts = {
         .dram_bytes = DRAM_BYTES, .staging_bytes = STAGING_BYTES, .numa_node = HT_NUMA_OFF, .no_threads = true};
+    const struct ht_optim_hooks hooks = {0};
+    const struct ht_ns_hooks ns_hooks = {0};
+    const struct ht_ns_setup ns = {.hooks = &ns_hooks};
+    const struct ht_optim_setup optim = {.threads = 1, .hooks = &hooks};
+    const struct ht_participants_setup setup = {{[HT_PARTICIPANT_NS] = &ns, [HT_PARTICIPANT_OPT] = &optim}};
     const struct ht_super *sb;
     void *zeros = calloc(1, m->stored);
 
@@ -92,6 +101,7 @@ static void open_store(struct maker *m, const char *path, struct ht_dev **dev)
         die("memory", -ENOMEM);
     must(ht_dev_open(path, 0, dev), path);
     must(ht_store_new(dev, 1, &opts, &m->store), path);
+    must(ht_participants_new(m->store, &setup, &m->participants), path);
     must(ht_store_mount(m->store), path);
     sb = ht_store_super(m->store);
     m->checksum = ht_store_checksum(m->store, zeros, m->stored);
@@ -119,6 +129,7 @@ int main(int argc, char **argv)
     open_store(&m, argv[1], &dev);
     for (int i = 4; i < argc; i++)
         fill(&m, strtoull(argv[i], NULL, 0), each, each * (uint64_t)(i - 4));
+    ht_participants_free(&m.participants);
     ht_store_close(m.store);
     ht_dev_close(dev);
     return 0;
