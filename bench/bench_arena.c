@@ -7,31 +7,12 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 
+#include "bench/no_memory.h"
 #include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
 
 enum { REQUESTS = 2000, ROUNDS = 9, SIZES_MAX = 16 };
-
-int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
-void __wrap_ht_pinned_free(struct ht_pinned *m);
-
-int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes)
-{
-    void *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    (void)name;
-    if (base == MAP_FAILED)
-        return -ENOMEM;
-    *m = (struct ht_pinned){.base = base, .bytes = bytes, .nodes = nodes, .end = {bytes}};
-    return 0;
-}
-
-void __wrap_ht_pinned_free(struct ht_pinned *m)
-{
-    munmap(m->base, m->bytes);
-}
 
 static struct ht_arena *arena;
 static uint64_t images;

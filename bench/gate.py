@@ -29,10 +29,7 @@ LIMIT = 300 * MIB
 
 
 class Store(Hitrain):
-    def mount(self, dram, passthrough='off'):
-        self.start(PROGRAMS / 'hitrain', '-f', self.devices.paths['hitrain'], self.point, '-o',
-                   f'dram={dram},passthrough={passthrough},scrub_rate={SCRUB_RATE}')
-        self.settle()
+    options = f',scrub_rate={SCRUB_RATE}'
 
     def words(self):
         text = run(PROGRAMS / 'hitrainctl', 'device', '--json', self.point)

@@ -197,6 +197,7 @@ class Minimal(Side):
 
 class Hitrain(Side):
     name = 'hitrain'
+    options = ''  # of each mount, beside those that a call names
 
     def format(self):
         run(PROGRAMS / 'mkfs.hitrain', '--force', '--no-discard', self.devices.paths['hitrain'])
@@ -208,7 +209,7 @@ class Hitrain(Side):
 
     def mount(self, dram, passthrough='off'):
         self.start(PROGRAMS / 'hitrain', '-f', self.devices.paths['hitrain'], self.point, '-o',
-                   f'dram={dram},passthrough={passthrough}')
+                   f'dram={dram},passthrough={passthrough}{self.options}')
         self.settle()
 
     def settle(self):

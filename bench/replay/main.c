@@ -5,36 +5,15 @@
  * See usage() for the words. TRACE - is standard input.
  */
 #include <stdlib.h>
-#include <sys/mman.h>
 
+#include "bench/no_memory.h"
 #include "bench/replay/generate.h"
 #include "bench/replay/play.h"
 #include "bench/replay/sim.h"
-#include "tiering/sys/mem.h"
 
 enum { POLICIES_MAX = 8, USAGE = 2 };
 
 static const struct sim_policy *const policies[] = {&sim_ideal, &sim_belady, &sim_lru, &sim_today, &sim_plan};
-
-/* The arena's memory is never touched: the simulator has only descriptors. */
-int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes);
-void __wrap_ht_pinned_free(struct ht_pinned *m);
-
-int __wrap_ht_pinned_alloc(struct ht_pinned *m, const char *name, size_t bytes, const struct ht_nodes *nodes)
-{
-    void *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    (void)name;
-    if (base == MAP_FAILED)
-        return -ENOMEM;
-    *m = (struct ht_pinned){.base = base, .bytes = bytes, .nodes = nodes, .end = {bytes}};
-    return 0;
-}
-
-void __wrap_ht_pinned_free(struct ht_pinned *m)
-{
-    munmap(m->base, m->bytes);
-}
 
 static int usage(void)
 {

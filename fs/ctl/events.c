@@ -10,19 +10,6 @@
 
 #include "tiering/base/json.h"
 
-struct ht_event_feed {
-    struct ht_event_log *log;
-    struct ht_mutex lock; /* threads may share a descriptor */
-    HT_GUARDED_BY(HT_LOCK_FEED) struct {
-        bool begun;
-        uint64_t after; /* last entry that became a line */
-        char *line;
-        size_t len, read; /* of line */
-    };
-};
-
-HT_MUTEX_OF(feed_lock, struct ht_event_feed, lock, HT_LOCK_FEED)
-
 /* ------------------------------------------------------------------ naming */
 
 void ht_ctl_find_path(struct ht_ctl *c, uint64_t id, char path[HT_EVENT_PATH_BYTES])
@@ -173,65 +160,18 @@ void ht_event_put(const struct ht_event_entry *entry, FILE *to)
 
 /* -------------------------------------------------------------------- feed */
 
-int ht_event_feed_open(struct ht_ctl *c, struct ht_event_feed **out)
-{
-    struct ht_event_feed *f = calloc(1, sizeof(*f));
-
-    if (!f)
-        return -ENOMEM;
-    f->log = c->events;
-    ht_mutex_init(&f->lock, HT_LOCK_FEED);
-    *out = f;
-    return 0;
-}
-
-void ht_event_feed_close(struct ht_event_feed *f)
-{
-    HT_UNSHARED(HT_LOCK_FEED);
-    ht_mutex_destroy(&f->lock);
-    free(f->line);
-    free(f);
-}
-
-/* Makes the next line when all of the last one was read. False: there is none, or no memory for it. */
-static bool next_line(struct ht_event_feed *f) HT_REQUIRES(HT_LOCK_FEED)
+static bool next_line(void *ctx, uint64_t *after, FILE *to)
 {
     struct ht_event_entry entry;
-    FILE *to;
 
-    if (f->read < f->len)
-        return true;
-    if (!ht_event_log_next(f->log, f->after, &entry))
-        return false;
-    free(f->line);
-    f->line = NULL;
-    f->len = f->read = 0;
-    to = open_memstream(&f->line, &f->len);
-    if (!to)
+    if (!ht_event_log_next(ctx, *after, &entry))
         return false;
     ht_event_put(&entry, to);
-    if (fclose(to)) {
-        f->len = 0;
-        return false;
-    }
-    f->after = entry.seq;
+    *after = entry.seq;
     return true;
 }
 
-ssize_t ht_event_feed_read(struct ht_event_feed *f, uint64_t off, void *buf, size_t len)
+int ht_event_feed_open(struct ht_ctl *c, struct ht_feed **out)
 {
-    size_t done = 0;
-
-    ht_mutex_lock(feed_lock(f));
-    if (!f->begun)
-        f->after = off;
-    f->begun = true;
-    while (done < len && next_line(f)) {
-        size_t n = ht_min_u64(len - done, f->len - f->read);
-        memcpy((char *)buf + done, f->line + f->read, n);
-        f->read += n;
-        done += n;
-    }
-    ht_mutex_unlock(feed_lock(f));
-    return (ssize_t)done;
+    return ht_feed_open(next_line, NULL, c->events, out);
 }

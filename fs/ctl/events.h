@@ -11,20 +11,14 @@
 #include <stdio.h>
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
+#include "fs/ctl/feed.h"
 
 /* Becomes the sink of this process's events. */
 int ht_events_start(struct ht_ctl *c) HT_MUST_CHECK;
 /* Logs the remaining events; from then on events are messages only. */
 void ht_events_stop(struct ht_ctl *c);
 
-/*
- * One reader of .hitrain/events: a stream of lines, from the oldest entry or after the one whose number is the offset
- * of the first read; then offsets count no more. At the newest entry reads end, and later ones go on.
- */
-struct ht_event_feed;
-int ht_event_feed_open(struct ht_ctl *c, struct ht_event_feed **out) HT_MUST_CHECK;
-ssize_t ht_event_feed_read(struct ht_event_feed *f, uint64_t off, void *buf, size_t len) HT_MUST_CHECK;
-void ht_event_feed_close(struct ht_event_feed *f);
+int ht_event_feed_open(struct ht_ctl *c, struct ht_feed **out) HT_MUST_CHECK;
 
 /*
  * The path of an object below the mount's root; optimizer state is named by its parameter. "": the object has no name

@@ -40,16 +40,15 @@ struct ht_hidden_file {
     struct ht_ctl *ctl;
     uint64_t ino;
     enum ht_hidden_kind kind;
-    int flags;                   /* of the open */
-    struct ht_param_desc param;  /* GRAD, TOPK and STATE */
-    struct ht_grad *grad;        /* GRAD */
-    struct ht_topk *topk;        /* TOPK */
-    const char *state;           /* STATE: name */
-    struct session *session;     /* CTL */
-    struct ht_buf text;          /* STATS */
-    struct ht_event_feed *feed;  /* EVENTS */
-    struct ht_trace_feed *trace; /* TRACE */
-    bool counted;                /* by fs/fuse */
+    int flags;                  /* of the open */
+    struct ht_param_desc param; /* GRAD, TOPK and STATE */
+    struct ht_grad *grad;       /* GRAD */
+    struct ht_topk *topk;       /* TOPK */
+    const char *state;          /* STATE: name */
+    struct session *session;    /* CTL */
+    struct ht_buf text;         /* STATS */
+    struct ht_feed *feed;       /* EVENTS and TRACE */
+    bool counted;               /* by fs/fuse */
 };
 
 /* -------------------------------------------------------------------- open */
@@ -155,7 +154,7 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
     case HT_HIDDEN_EVENTS:
         return ht_event_feed_open(f->ctl, &f->feed);
     case HT_HIDDEN_TRACE:
-        return ht_trace_feed_open(f->ctl, &f->trace);
+        return ht_trace_feed_open(f->ctl, &f->feed);
     default:
         return -EISDIR;
     }
@@ -284,9 +283,7 @@ void ht_hidden_release(struct ht_hidden_file *f)
         free(f->session);
     }
     if (f->feed)
-        ht_event_feed_close(f->feed);
-    if (f->trace)
-        ht_trace_feed_close(f->trace);
+        ht_feed_close(f->feed);
     ht_buf_free(&f->text);
     free(f);
 }
@@ -418,9 +415,8 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
     case HT_HIDDEN_CTL:
         return read_session(f->session, buf, len);
     case HT_HIDDEN_EVENTS:
-        return ht_event_feed_read(f->feed, off, buf, len);
     case HT_HIDDEN_TRACE:
-        return ht_trace_feed_read(f->trace, off, buf, len);
+        return ht_feed_read(f->feed, off, buf, len);
     default:
         return read_text(&f->text, off, buf, len);
     }

@@ -16,41 +16,12 @@ struct name {
     char path[HT_EVENT_PATH_BYTES];
 };
 
-struct ht_trace_feed {
+struct trace_feed {
     struct ht_ctl *ctl;
-    struct ht_mutex lock; /* threads may share a descriptor */
-    HT_GUARDED_BY(HT_LOCK_FEED) struct {
-        bool begun;
-        uint64_t after; /* last entry that became a line */
-        char *lines;
-        size_t len, read; /* of lines */
-        struct name name[NAMES];
-    };
+    struct name name[NAMES];
 };
 
-HT_MUTEX_OF(feed_lock, struct ht_trace_feed, lock, HT_LOCK_FEED)
-
-int ht_trace_feed_open(struct ht_ctl *c, struct ht_trace_feed **out)
-{
-    struct ht_trace_feed *f = calloc(1, sizeof(*f));
-
-    if (!f)
-        return -ENOMEM;
-    f->ctl = c;
-    ht_mutex_init(&f->lock, HT_LOCK_FEED);
-    *out = f;
-    return 0;
-}
-
-void ht_trace_feed_close(struct ht_trace_feed *f)
-{
-    HT_UNSHARED(HT_LOCK_FEED);
-    ht_mutex_destroy(&f->lock);
-    free(f->lines);
-    free(f);
-}
-
-static const char *path_of(struct ht_trace_feed *f, uint64_t id) HT_REQUIRES(HT_LOCK_FEED)
+static const char *path_of(struct trace_feed *f, uint64_t id)
 {
     struct name *n = &f->name[id % NAMES];
 
@@ -82,57 +53,29 @@ static void put(const struct ht_trace_entry *e, const char *path, FILE *to)
     ht_json_end(&j);
 }
 
-static bool put_lines(struct ht_trace_feed *f, FILE *to) HT_REQUIRES(HT_LOCK_FEED)
+static bool next_lines(void *ctx, uint64_t *after, FILE *to)
 {
+    struct trace_feed *f = ctx;
     struct ht_trace *t = ht_store_trace(f->ctl->store);
     struct ht_trace_entry e;
     bool any = false;
 
     for (unsigned i = 0; i < NAMES; i++) /* files are renamed */
         f->name[i].id = 0;
-    while (ftell(to) < LINES_BYTES && ht_trace_next(t, f->after, &e)) {
+    while (ftell(to) < LINES_BYTES && ht_trace_next(t, *after, &e)) {
         put(&e, path_of(f, e.id), to);
-        f->after = e.seq;
+        *after = e.seq;
         any = true;
     }
     return any;
 }
 
-/* Makes the next lines when all of the last ones were read. False: there are none, or no memory for them. */
-static bool next_lines(struct ht_trace_feed *f) HT_REQUIRES(HT_LOCK_FEED)
+int ht_trace_feed_open(struct ht_ctl *c, struct ht_feed **out)
 {
-    if (f->read < f->len)
-        return true;
-    free(f->lines);
-    f->lines = NULL;
-    f->len = f->read = 0;
-    FILE *to = open_memstream(&f->lines, &f->len);
-    if (!to)
-        return false;
-    uint64_t was = f->after;
-    bool any = put_lines(f, to);
-    if (fclose(to)) {
-        f->len = 0;
-        f->after = was;
-        return false;
-    }
-    return any;
-}
+    struct trace_feed *f = calloc(1, sizeof(*f));
 
-ssize_t ht_trace_feed_read(struct ht_trace_feed *f, uint64_t off, void *buf, size_t len)
-{
-    size_t done = 0;
-
-    ht_mutex_lock(feed_lock(f));
-    if (!f->begun)
-        f->after = off;
-    f->begun = true;
-    while (done < len && next_lines(f)) {
-        size_t n = ht_min_u64(len - done, f->len - f->read);
-        memcpy((char *)buf + done, f->lines + f->read, n);
-        f->read += n;
-        done += n;
-    }
-    ht_mutex_unlock(feed_lock(f));
-    return (ssize_t)done;
+    if (!f)
+        return -ENOMEM;
+    f->ctl = c;
+    return ht_feed_open(next_lines, free, f, out);
 }

@@ -106,7 +106,9 @@ void ht_opt_wake_later(struct ht_optim *o, struct ht_waiter *chain)
 
 static bool ranges_pending(const struct ht_param *p, uint64_t first, uint64_t last) HT_REQUIRES(HT_LOCK_OPTIM)
 {
-    for (uint64_t i = first; ht_opt_param_hidden(p) && i <= last && i < p->shape.range_count; i++) {
+    if (!ht_opt_param_hidden(p))
+        return false;
+    for (uint64_t i = first; i <= last && i < p->shape.range_count; i++) {
         const struct ht_range *r = ht_opt_range_find(p, i);
         if (r && ht_opt_range_hidden(r))
             return true;
@@ -128,7 +130,7 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
     lock(o);
     struct ht_param *p = ht_opt_param_find(o, oid);
     bool ready = true;
-    if (p && !p->gone && ht_opt_param_hidden(p) && len) {
+    if (p && !p->gone && len) {
         uint64_t first = off / p->shape.chunk_bytes;
         uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / p->shape.chunk_bytes;
         ready = !ranges_pending(p, first, last);

@@ -45,7 +45,7 @@ uint32_t ht_opt_range_backlog_bytes(const struct ht_range *r, unsigned work)
     return work == HT_WORK_MEASURE ? 0 : ht_opt_range_grad_bytes(r->param, r->index);
 }
 
-/* Puts item before the first of list, from its front on, that is not before it; looks at a few only. */
+/* Before the first parameter that is not due earlier; looks at a few only. */
 static void place_param(struct ht_param *p) HT_REQUIRES(HT_LOCK_OPTIM)
 {
     struct ht_list *pos = p->root->queue.next;

@@ -570,19 +570,27 @@ END_TEST
 
 /* ------------------------------------------------------- the parameter first */
 
+/* Returns a parameter beside as many as the tier protects; one worker. */
+static struct test_param *more_than_the_tier_protects(void)
+{
+    w.dram_bytes = 8 * MIB;
+    w.threads = 1;
+    fixture_open(&w);
+    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
+    for (unsigned i = 0; i < 8; i++)
+        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
+    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    return p;
+}
+
 /*
  * The parameter is in shared memory, and nothing else has room: its moments pass through staging buffers, to a device
  * that does not answer.
  */
 START_TEST(a_parameter_in_memory_is_readable_before_its_moments_are_written)
 {
-    w.dram_bytes = 8 * MIB;
-    w.threads = 1;
-    fixture_open(&w);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
-    for (unsigned i = 0; i < 8; i++) /* what the tier protects */
-        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct test_param *p = more_than_the_tier_protects();
+
     for (unsigned i = w.params; i-- > 1;)
         step_param(&w, &w.param[i]);
     ck_assert_int_eq(ht_optim_wait(w.o, ROOT, 0), 0);
@@ -615,13 +623,8 @@ END_TEST
 /* The step fails as a whole, although its parameter was read in between. */
 START_TEST(a_write_of_moments_that_fails_takes_the_parameter_back)
 {
-    w.dram_bytes = 8 * MIB;
-    w.threads = 1;
-    fixture_open(&w);
-    struct test_param *p = fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
-    for (unsigned i = 0; i < 8; i++)
-        fixture_param(&w, HT_DTYPE_F32, HT_DTYPE_F32, MIB / 4, HT_CHUNK_BYTES);
-    ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
+    struct test_param *p = more_than_the_tier_protects();
+
     for (unsigned i = w.params; i-- > 0;)
         step_param(&w, &w.param[i]);
     ck_assert_int_eq(ht_optim_commit(w.o, ROOT), 0);
