@@ -2,8 +2,8 @@
 /*
  * alloc.h - which blocks are free. Rebuilt at mount from the references; never stored.
  *
- * A bitmap per device with the free count of each group of 256 blocks (1 MiB). Large
- * requests take whole free groups first, small ones fill partly used groups.
+ * A map per device (space_map.h) in groups of 256 blocks (1 MiB). Large requests take whole free groups first, small
+ * ones have groups of their own, and fill these. A request costs the same at any size and fullness of a device.
  *
  * Accounting: available = free + pending_free - reserved. "pending_free" blocks are free as soon as a
  * log record is durable and the readers have left; the store counts them. A reservation holds: an allocation that
@@ -30,7 +30,7 @@ struct ht_alloc;
 /* device_blocks[i]: size of device i in blocks. Everything starts free. */
 int ht_alloc_new(unsigned device_count, const uint64_t device_blocks[], struct ht_alloc **out_alloc) HT_MUST_CHECK;
 void ht_alloc_free(struct ht_alloc *a);
-/* Heap for its maps: 34 MiB for each TiB of devices that was ever in use. */
+/* Heap for its maps: 38 MiB for each TiB of devices that was ever in use. */
 uint64_t ht_alloc_meta_bytes(const struct ht_alloc *a);
 /*
  * The device is absent: its blocks are marked and released as usual, but they count nowhere and none is allocated. For

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* free_index.c - see free_index.h. */
+#include "tiering/space/free_index.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum { EXACT = 8, EXACT_LOG = 3, PARTS_LOG = 2, PARTS = 1 << PARTS_LOG }; /* classes of single lengths; of one power */
+
+/* ------------------------------------------------------------ classes */
+
+static unsigned log2_of(unsigned n)
+{
+    return 31 - (unsigned)__builtin_clz(n);
+}
+
+unsigned ht_free_class_of(unsigned blocks)
+{
+    assert(blocks >= 1 && blocks <= HT_GROUP_BLOCKS);
+    if (blocks < EXACT)
+        return blocks - 1;
+    unsigned log = log2_of(blocks);
+    return EXACT - 1 + (log - EXACT_LOG) * PARTS + (blocks >> (log - PARTS_LOG)) % PARTS;
+}
+
+unsigned ht_free_class_min(unsigned class)
+{
+    assert(class < HT_FREE_CLASSES);
+    if (class >= HT_FREE_LARGEST)
+        return HT_GROUP_BLOCKS;
+    if (class < EXACT - 1)
+        return class + 1;
+    unsigned above = class - (EXACT - 1);
+    return (PARTS + above % PARTS) << (above / PARTS + EXACT_LOG - PARTS_LOG);
+}
+
+unsigned ht_free_class_with(unsigned blocks)
+{
+    unsigned class = ht_free_class_of(blocks);
+
+    return class + (ht_free_class_min(class) < blocks);
+}
+
+/* ------------------------------------------------------------- bitmaps */
+
+static uint64_t *word_at(const struct ht_free_index *x, unsigned level, unsigned class, uint64_t word)
+{
+    return &x->level[level][word * HT_FREE_CLASSES + class];
+}
+
+static uint64_t flip_of(unsigned class)
+{
+    return class == HT_FREE_WHOLE ? ~0ull : 0;
+}
+
+static uint64_t word_get(const struct ht_free_index *x, unsigned level, unsigned class, uint64_t word)
+{
+    return *word_at(x, level, class, word) ^ flip_of(class);
+}
+
+static bool has(const struct ht_free_index *x, unsigned class, uint64_t group)
+{
+    return word_get(x, 0, class, group / 64) >> group % 64 & 1;
+}
+
+static void put(struct ht_free_index *x, unsigned class, uint64_t group, bool in)
+{
+    uint64_t at = group;
+
+    x->count[class] += in ? 1 : UINT64_MAX;
+    for (unsigned level = 0; level < x->levels; level++) {
+        uint64_t *word = word_at(x, level, class, at / 64), before = *word ^ flip_of(class);
+        uint64_t after = in ? before | 1ull << at % 64 : before & ~(1ull << at % 64);
+        *word = after ^ flip_of(class);
+        if (!before == !after)
+            return;
+        at /= 64;
+    }
+}
+
+/* The bits beyond the end are clear. */
+static void clear_tail(struct ht_free_index *x, unsigned level, uint64_t bits)
+{
+    if (bits % 64)
+        *word_at(x, level, HT_FREE_WHOLE, bits / 64) = ~0ull << bits % 64;
+}
+
+int ht_free_index_init(struct ht_free_index *x, uint64_t groups)
+{
+    assert(groups >= 1);
+    *x = (struct ht_free_index){.groups = groups, .count[HT_FREE_WHOLE] = groups};
+    x->longest = calloc(groups, sizeof(*x->longest));
+    bool complete = x->longest;
+    for (uint64_t bits = groups; complete && (bits > 1 || !x->levels); bits = x->words[x->levels++]) {
+        assert(x->levels < HT_FREE_LEVELS_MAX);
+        x->words[x->levels] = ht_div_up(bits, 64);
+        x->level[x->levels] = calloc(x->words[x->levels] * HT_FREE_CLASSES, sizeof(uint64_t));
+        complete = x->level[x->levels];
+        if (complete)
+            clear_tail(x, x->levels, bits);
+    }
+    if (complete)
+        return 0;
+    ht_free_index_destroy(x);
+    return -ENOMEM;
+}
+
+void ht_free_index_destroy(struct ht_free_index *x)
+{
+    free(x->longest);
+    for (unsigned level = 0; level < HT_FREE_LEVELS_MAX; level++)
+        free(x->level[level]);
+    *x = (struct ht_free_index){0};
+}
+
+uint64_t ht_free_index_word_bytes(void)
+{
+    return 64 * sizeof(uint16_t) + HT_FREE_CLASSES * sizeof(uint64_t);
+}
+
+/* -------------------------------------------------------------- groups */
+
+bool ht_free_index_is_whole(const struct ht_free_index *x, uint64_t group)
+{
+    return has(x, HT_FREE_WHOLE, group);
+}
+
+unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group)
+{
+    return ht_free_index_is_whole(x, group) ? HT_GROUP_BLOCKS : x->longest[group];
+}
+
+static unsigned class_at(const struct ht_free_index *x, uint64_t group)
+{
+    if (x->longest[group])
+        return ht_free_class_of(x->longest[group]);
+    return ht_free_index_is_whole(x, group) ? HT_FREE_WHOLE : HT_FREE_NONE;
+}
+
+void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest)
+{
+    unsigned was = class_at(x, group);
+    unsigned is = whole ? HT_FREE_WHOLE : longest ? ht_free_class_of(longest) : HT_FREE_NONE;
+
+    x->longest[group] = whole ? 0 : (uint16_t)longest;
+    if (was == is)
+        return;
+    if (was != HT_FREE_NONE)
+        put(x, was, group, false);
+    if (is != HT_FREE_NONE)
+        put(x, is, group, true);
+}
+
+/* Upwards until a word has a bit at or after the place, then down to its first group. */
+uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from)
+{
+    uint64_t at = from;
+
+    for (unsigned level = 0; level < x->levels && at / 64 < x->words[level]; level++) {
+        uint64_t word = word_get(x, level, class, at / 64) & (~0ull << at % 64);
+        if (word) {
+            at = at / 64 * 64 + (unsigned)__builtin_ctzll(word);
+            while (level-- > 0)
+                at = at * 64 + (unsigned)__builtin_ctzll(word_get(x, level, class, at));
+            return at;
+        }
+        at = at / 64 + 1;
+    }
+    return HT_NO_GROUP;
+}
+
+uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from)
+{
+    uint64_t group = ht_free_index_next(x, class, from);
+
+    return group == HT_NO_GROUP ? ht_free_index_next(x, class, 0) : group;
+}
+
+uint64_t ht_free_index_last(const struct ht_free_index *x, unsigned class)
+{
+    uint64_t at = 0;
+
+    if (!x->count[class])
+        return HT_NO_GROUP;
+    for (unsigned level = x->levels; level-- > 0;)
+        at = at * 64 + 63 - (unsigned)__builtin_clzll(word_get(x, level, class, at));
+    return at;
+}
+
+unsigned ht_free_index_whole_below(const struct ht_free_index *x, uint64_t group)
+{
+    uint64_t broken = ~word_get(x, 0, HT_FREE_WHOLE, group / 64) & ((1ull << group % 64) - 1);
+
+    return (unsigned)(group % 64) - (broken ? 64 - (unsigned)__builtin_clzll(broken) : 0);
+}
+
+/* -------------------------------------------------------------- verify */
+
+static void verify_summaries(const struct ht_free_index *x, unsigned class, uint64_t group)
+{
+    uint64_t at = group;
+
+    for (unsigned level = 0; level + 1 < x->levels; level++) {
+        at /= 64;
+        bool any = word_get(x, level, class, at) != 0;
+        assert(any == (word_get(x, level + 1, class, at / 64) >> at % 64 & 1));
+    }
+}
+
+void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool whole, unsigned longest)
+{
+    unsigned is = whole ? HT_FREE_WHOLE : longest ? ht_free_class_of(longest) : HT_FREE_NONE;
+
+    assert(x->longest[group] == (whole ? 0 : longest));
+    for (unsigned class = 0; class < HT_FREE_CLASSES; class ++) {
+        assert(has(x, class, group) == (class == is));
+        verify_summaries(x, class, group);
+    }
+}
+
+static_assert(EXACT - 1 + (8 - EXACT_LOG) * PARTS == HT_FREE_LARGEST, "256 has a class of its own");

@@ -1,0 +1,428 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* space_map.c - see space_map.h. */
+#include "tiering/space/space_map.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum {
+    GROUP_WORDS = HT_GROUP_BLOCKS / 64,
+    PAGE_GROUPS = 4096 / (GROUP_WORDS * 8), /* that a page of the map of blocks has */
+    TRIES_MAX = 32,                         /* groups of the request's own class that a search looks at */
+};
+
+/* ------------------------------------------------------------- bits */
+
+static void bits_set(uint64_t *words, uint64_t from, uint64_t end, bool value)
+{
+    while (from < end) {
+        uint64_t stop = ht_min_u64((from / 64 + 1) * 64, end);
+        uint64_t mask = (~0ull >> (64 - (stop - from))) << (from % 64);
+        if (value)
+            words[from / 64] |= mask;
+        else
+            words[from / 64] &= ~mask;
+        from = stop;
+    }
+}
+
+uint64_t ht_space_map_find(const struct ht_space_map *m, uint64_t from, uint64_t end, bool taken)
+{
+    uint64_t flip = taken ? 0 : ~0ull;
+
+    while (from < end) {
+        uint64_t word = (m->taken[from / 64] ^ flip) >> (from % 64);
+        if (word)
+            return ht_min_u64(from + (unsigned)__builtin_ctzll(word), end);
+        from = (from / 64 + 1) * 64;
+    }
+    return end;
+}
+
+static bool is_taken(const struct ht_space_map *m, uint64_t block)
+{
+    return m->taken[block / 64] >> block % 64 & 1;
+}
+
+static bool all_free(const struct ht_space_map *m, uint64_t from, uint64_t end)
+{
+    return ht_space_map_find(m, from, end, true) == end;
+}
+
+/* Free blocks at the end and at the begin of a group. */
+static unsigned free_at_end(const struct ht_space_map *m, uint64_t group)
+{
+    unsigned n = 0;
+
+    for (unsigned w = GROUP_WORDS; w-- > 0; n += 64) {
+        uint64_t word = m->taken[group * GROUP_WORDS + w];
+        if (word)
+            return n + (unsigned)__builtin_clzll(word);
+    }
+    return n;
+}
+
+static unsigned free_at_begin(const struct ht_space_map *m, uint64_t group)
+{
+    uint64_t first = group * HT_GROUP_BLOCKS;
+
+    return (unsigned)(ht_space_map_find(m, first, first + HT_GROUP_BLOCKS, true) - first);
+}
+
+static bool is_whole(const struct ht_space_map *m, uint64_t group)
+{
+    uint64_t any = 0;
+
+    for (unsigned w = 0; w < GROUP_WORDS; w++)
+        any |= m->taken[group * GROUP_WORDS + w];
+    return !any;
+}
+
+/* Blocks at the begin of a group that belong to a run of the group before. */
+static unsigned begun_before(const struct ht_space_map *m, uint64_t group)
+{
+    if (group == 0 || is_taken(m, group * HT_GROUP_BLOCKS - 1) || is_whole(m, group - 1) || is_whole(m, group))
+        return 0;
+    return free_at_begin(m, group);
+}
+
+struct bits256 {
+    uint64_t word[GROUP_WORDS];
+};
+
+/* The bits that are set, and so is the one n bits further. n is 1 to 128. */
+static struct bits256 and_shifted(const struct bits256 *a, const struct bits256 *b, unsigned n)
+{
+    struct bits256 out = {{0}};
+    unsigned words = n / 64, bits = n % 64;
+
+    for (unsigned w = 0; w + words < GROUP_WORDS; w++) {
+        uint64_t low = b->word[w + words] >> bits;
+        uint64_t high = bits && w + words + 1 < GROUP_WORDS ? b->word[w + words + 1] << (64 - bits) : 0;
+        out.word[w] = a->word[w] & (low | high);
+    }
+    return out;
+}
+
+static bool any_bit(const struct bits256 *a)
+{
+    return a->word[0] | a->word[1] | a->word[2] | a->word[3];
+}
+
+/*
+ * The longest run inside a group that begins there, in at most 15 steps: power[i] has the places where 2^i blocks are
+ * free. The length is put together from the highest power down.
+ */
+static unsigned longest_inside(const struct ht_space_map *m, uint64_t group)
+{
+    enum { POWERS = 9 };
+    struct bits256 power[POWERS];
+    unsigned top = 0;
+
+    for (unsigned w = 0; w < GROUP_WORDS; w++)
+        power[0].word[w] = ~m->taken[group * GROUP_WORDS + w];
+    bits_set(power[0].word, 0, begun_before(m, group), false);
+    if (!any_bit(&power[0]))
+        return 0;
+    for (; top + 1 < POWERS; top++) {
+        power[top + 1] = and_shifted(&power[top], &power[top], 1u << top);
+        if (!any_bit(&power[top + 1]))
+            break;
+    }
+    struct bits256 begins = power[top];
+    unsigned longest = 1u << top;
+    for (unsigned i = top; i-- > 0;) {
+        struct bits256 longer = and_shifted(&begins, &power[i], longest);
+        if (!any_bit(&longer))
+            continue;
+        begins = longer;
+        longest += 1u << i;
+    }
+    return longest;
+}
+
+/* ----------------------------------------------------------- groups */
+
+/* Of a group that is broken: with the blocks at the begin of the next one, if that is broken, too. */
+static unsigned longest_run(const struct ht_space_map *m, uint64_t group)
+{
+    unsigned longest = longest_inside(m, group), end = free_at_end(m, group);
+
+    if (!end || group + 1 == m->groups || is_whole(m, group + 1))
+        return longest;
+    unsigned across = end + free_at_begin(m, group + 1);
+    return (unsigned)ht_min_u64(ht_max_u64(longest, across), HT_GROUP_BLOCKS);
+}
+
+static void note_touched(struct ht_space_map *m, uint64_t group)
+{
+    uint64_t page = group / PAGE_GROUPS, mask = 1ull << page % 64;
+
+    m->pages_touched += !(m->touched[page / 64] & mask);
+    m->touched[page / 64] |= mask;
+}
+
+static void index_group(struct ht_space_map *m, uint64_t group)
+{
+    bool whole = is_whole(m, group);
+
+    ht_free_index_set(&m->index, group, whole, whole ? 0 : longest_run(m, group));
+}
+
+/* The blocks [block, end) changed. Runs of the group before may end in them, and run on in the group behind. */
+static void index_blocks(struct ht_space_map *m, uint64_t block, uint64_t end)
+{
+    uint64_t first = block / HT_GROUP_BLOCKS;
+
+    if (first > 0 && !is_taken(m, first * HT_GROUP_BLOCKS - 1) && !is_whole(m, first - 1))
+        index_group(m, first - 1);
+    uint64_t g = first;
+    for (; g * HT_GROUP_BLOCKS < end; g++) {
+        note_touched(m, g);
+        index_group(m, g);
+    }
+    if (g < m->groups && !is_taken(m, g * HT_GROUP_BLOCKS) && !is_whole(m, g))
+        index_group(m, g);
+}
+
+void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bool taken)
+{
+    bits_set(m->taken, block, block + count, taken);
+    m->free_blocks = taken ? m->free_blocks - count : m->free_blocks + count;
+    index_blocks(m, block, block + count);
+}
+
+void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block)
+{
+    uint64_t group = block / HT_GROUP_BLOCKS;
+
+    __builtin_prefetch(&m->taken[block / 64], 1);
+    __builtin_prefetch(&m->index.longest[group], 1);
+    __builtin_prefetch(&m->index.level[0][group / 64 * HT_FREE_CLASSES + HT_FREE_WHOLE], 1);
+}
+
+/* ------------------------------------------------------------ a map */
+
+int ht_space_map_init(struct ht_space_map *m, uint64_t blocks)
+{
+    *m = (struct ht_space_map){.blocks = blocks, .groups = ht_div_up(blocks, HT_GROUP_BLOCKS), .free_blocks = blocks};
+    if (blocks == 0)
+        return 0;
+    m->taken = calloc(m->groups, GROUP_WORDS * sizeof(*m->taken));
+    m->touched = calloc(ht_div_up(m->groups, 64 * PAGE_GROUPS), sizeof(*m->touched));
+    if (!m->taken || !m->touched || ht_free_index_init(&m->index, m->groups))
+        return -ENOMEM;
+    uint64_t end = m->groups * HT_GROUP_BLOCKS;
+    if (blocks < end) {
+        bits_set(m->taken, blocks, end, true);
+        index_blocks(m, blocks, end);
+    }
+    m->small_next = blocks;
+    return 0;
+}
+
+void ht_space_map_destroy(struct ht_space_map *m)
+{
+    free(m->taken);
+    free(m->touched);
+    ht_free_index_destroy(&m->index);
+}
+
+uint64_t ht_space_map_bytes(const struct ht_space_map *m)
+{
+    uint64_t page = PAGE_GROUPS * GROUP_WORDS * sizeof(*m->taken) + PAGE_GROUPS / 64 * ht_free_index_word_bytes();
+
+    return m->pages_touched * page;
+}
+
+/* A group of the highest class that any has, or HT_NO_GROUP. */
+static uint64_t longest_group(const struct ht_space_map *m)
+{
+    for (unsigned i = HT_FREE_CLASSES; m->groups && i > 0; i--)
+        if (m->index.count[i - 1])
+            return ht_free_index_next(&m->index, i - 1, 0);
+    return HT_NO_GROUP;
+}
+
+unsigned ht_space_map_longest(const struct ht_space_map *m)
+{
+    uint64_t group = longest_group(m);
+
+    return group == HT_NO_GROUP ? 0 : ht_free_index_longest(&m->index, group);
+}
+
+/* ------------------------------------------------------------- runs */
+
+/* The run that begins at this block of the group. */
+static struct ht_run run_at(const struct ht_space_map *m, uint64_t group, uint64_t block)
+{
+    uint64_t stop = (group + 1) * HT_GROUP_BLOCKS, end = ht_space_map_find(m, block, stop, true);
+
+    if (end == stop && group + 1 < m->groups && !is_whole(m, group + 1))
+        end += free_at_begin(m, group + 1);
+    return (struct ht_run){block, (uint32_t)(end - block)};
+}
+
+/* The shortest run of a broken group with at least want blocks; when there is none, one of no blocks. */
+static struct ht_run best_run(const struct ht_space_map *m, uint64_t group, uint32_t want)
+{
+    uint64_t stop = (group + 1) * HT_GROUP_BLOCKS, at = group * HT_GROUP_BLOCKS + begun_before(m, group);
+    struct ht_run best = {0, 0};
+
+    while ((at = ht_space_map_find(m, at, stop, false)) < stop) {
+        struct ht_run run = run_at(m, group, at);
+        if (run.blocks >= want && (!best.blocks || run.blocks < best.blocks))
+            best = run;
+        at = run.block + run.blocks;
+    }
+    return best;
+}
+
+static bool take_run(struct ht_space_map *m, struct ht_run run, uint32_t blocks, struct ht_run *out)
+{
+    assert(run.blocks >= blocks);
+    *out = (struct ht_run){run.block, blocks};
+    ht_space_map_set(m, run.block, blocks, true);
+    return true;
+}
+
+/* ---------------------------------------------------- whole requests */
+
+static bool take_whole_group(struct ht_space_map *m, struct ht_run *out)
+{
+    uint64_t group = ht_free_index_around(&m->index, HT_FREE_WHOLE, m->whole_next);
+
+    if (group == HT_NO_GROUP)
+        return false;
+    m->whole_next = (group + 1) % m->groups;
+    return take_run(m, (struct ht_run){group * HT_GROUP_BLOCKS, HT_GROUP_BLOCKS}, HT_GROUP_BLOCKS, out);
+}
+
+/* ---------------------------------------------------- small requests */
+
+static bool take_small_run(struct ht_space_map *m, struct ht_run run, uint32_t blocks, struct ht_run *out)
+{
+    m->small_next = run.block + blocks;
+    return take_run(m, run, blocks, out);
+}
+
+/* Behind the last one. */
+static bool take_behind(struct ht_space_map *m, uint32_t blocks, struct ht_run *out)
+{
+    uint64_t first = m->small_next, end = first + blocks;
+
+    if (end > m->blocks || !all_free(m, first, end) || ht_free_index_is_whole(&m->index, first / HT_GROUP_BLOCKS) ||
+        ht_free_index_is_whole(&m->index, (end - 1) / HT_GROUP_BLOCKS))
+        return false;
+    return take_small_run(m, (struct ht_run){first, blocks}, blocks, out);
+}
+
+/* In the class that has shorter and longer runs: a bounded number of tries. */
+static bool take_close(struct ht_space_map *m, uint32_t blocks, struct ht_run *out)
+{
+    unsigned class = ht_free_class_of(blocks);
+    uint64_t group = 0;
+
+    for (unsigned i = 0; i < TRIES_MAX; i++, group++) {
+        group = ht_free_index_next(&m->index, class, group);
+        if (group == HT_NO_GROUP)
+            return false;
+        if (ht_free_index_longest(&m->index, group) >= blocks)
+            return take_small_run(m, best_run(m, group, blocks), blocks, out);
+    }
+    return false;
+}
+
+static bool take_longer(struct ht_space_map *m, uint32_t blocks, struct ht_run *out)
+{
+    for (unsigned class = ht_free_class_with(blocks); class <= HT_FREE_LARGEST; class ++)
+        if (m->index.count[class])
+            return take_small_run(m, best_run(m, ht_free_index_next(&m->index, class, 0), blocks), blocks, out);
+    return false;
+}
+
+/* With the blocks that are free before it. */
+static bool break_group(struct ht_space_map *m, uint32_t blocks, struct ht_run *out)
+{
+    uint64_t group = ht_div_up(m->small_next, HT_GROUP_BLOCKS), last = ht_free_index_last(&m->index, HT_FREE_WHOLE);
+
+    if (last == HT_NO_GROUP)
+        return false;
+    if (group >= m->groups || !ht_free_index_is_whole(&m->index, group))
+        group = last - ht_free_index_whole_below(&m->index, last);
+    uint32_t before = group > 0 && !ht_free_index_is_whole(&m->index, group - 1) ? free_at_end(m, group - 1) : 0;
+    struct ht_run run = {group * HT_GROUP_BLOCKS - before, before + HT_GROUP_BLOCKS};
+    return take_small_run(m, run, blocks, out);
+}
+
+bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *out)
+{
+    assert(blocks >= 1 && blocks <= HT_GROUP_BLOCKS);
+    if (m->free_blocks < blocks)
+        return false;
+    if (blocks == HT_GROUP_BLOCKS)
+        return take_whole_group(m, out) || take_longer(m, blocks, out);
+    return take_behind(m, blocks, out) || take_close(m, blocks, out) || take_longer(m, blocks, out) ||
+        break_group(m, blocks, out);
+}
+
+/* ----------------------------------------------------------- pieces */
+
+/* Runs of the group that have half of its longest one, while all of a run is needed; the first in any case. */
+unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS])
+{
+    uint64_t group = longest_group(m);
+    unsigned n = 0;
+
+    assert(blocks <= HT_GROUP_BLOCKS);
+    if (group == HT_NO_GROUP)
+        return 0;
+    uint64_t first = group * HT_GROUP_BLOCKS + begun_before(m, group), stop = (group + 1) * HT_GROUP_BLOCKS;
+    uint32_t least = ht_free_index_longest(&m->index, group) / 2;
+    uint64_t at = first;
+    while ((at = ht_space_map_find(m, at, stop, false)) < stop) {
+        struct ht_run run = run_at(m, group, at);
+        at = run.block + run.blocks;
+        if (run.blocks < least || (n && run.blocks > blocks))
+            continue;
+        run.blocks = (uint32_t)ht_min_u64(run.blocks, blocks);
+        bits_set(m->taken, run.block, run.block + run.blocks, true);
+        m->free_blocks -= run.blocks;
+        blocks -= run.blocks;
+        out[n++] = run;
+    }
+    index_blocks(m, first, ht_max_u64(stop, out[n - 1].block + out[n - 1].blocks));
+    return n;
+}
+
+/* ----------------------------------------------------------- verify */
+
+static uint64_t verify_group(const struct ht_space_map *m, uint64_t group)
+{
+    bool whole = is_whole(m, group);
+    unsigned used = 0;
+
+    for (unsigned w = 0; w < GROUP_WORDS; w++)
+        used += (unsigned)__builtin_popcountll(m->taken[group * GROUP_WORDS + w]);
+    ht_free_index_verify(&m->index, group, whole, whole ? 0 : longest_run(m, group));
+    return HT_GROUP_BLOCKS - used;
+}
+
+/* Everything is free in pages that were never touched. */
+uint64_t ht_space_map_verify(const struct ht_space_map *m)
+{
+    uint64_t free_blocks = 0, whole = 0;
+
+    for (uint64_t page = 0; page * PAGE_GROUPS < m->groups; page++) {
+        uint64_t first = page * PAGE_GROUPS, end = ht_min_u64(first + PAGE_GROUPS, m->groups);
+        bool touched = m->touched[page / 64] >> page % 64 & 1;
+        for (uint64_t g = first; touched && g < end; g++) {
+            free_blocks += verify_group(m, g);
+            whole += is_whole(m, g);
+        }
+        free_blocks += touched ? 0 : (end - first) * HT_GROUP_BLOCKS;
+        whole += touched ? 0 : end - first;
+    }
+    assert(m->free_blocks == free_blocks && (!m->groups || m->index.count[HT_FREE_WHOLE] == whole));
+    return free_blocks;
+}

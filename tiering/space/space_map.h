@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * space_map.h - which blocks of one device are free, and where a request finds its blocks.
+ *
+ *   taken    one bit per block, in groups of 256 (1 MiB); bits beyond the end of the device are set
+ *   index    the groups by the longest free run that begins in them (free_index.h)
+ *
+ * A run of a group may end in the next group, if that one is broken: not wholly free. So blocks at the end of a group
+ * serve requests together with those at the begin of the next one, and no whole group is broken for a request that fits
+ * beside others.
+ *
+ * A request of 256 blocks takes the next whole group. A smaller one takes, in this order,
+ *
+ *   1. the blocks behind the last small request, so that content that is written in order lies in order;
+ *   2. a run that is little longer, in a broken group;
+ *   3. the shortest class of longer runs in broken groups;
+ *   4. a whole group behind the small requests, or the last stretch of whole groups of the device: small requests have
+ *      their own groups, which grow towards each other, and whole groups stay.
+ *
+ * Nothing contiguous is left: pieces, the longest first. Each takes a bounded number of steps whatever the size of the
+ * device and however full it is; a request in pieces takes so many for each group that it uses.
+ *
+ * Everything is zero where all blocks are free. So a region that was never in use takes no memory.
+ *
+ * Not locked: the allocator's caller guards it. Nothing here allocates memory after the map was made.
+ */
+#ifndef HITRAIN_TIERING_SPACE_SPACE_MAP_H
+#define HITRAIN_TIERING_SPACE_SPACE_MAP_H
+
+#include "tiering/base/base.h"
+#include "tiering/space/free_index.h"
+
+struct ht_space_map {
+    uint64_t blocks, groups, free_blocks;
+    uint64_t *taken;
+    struct ht_free_index index;
+    uint64_t *touched; /* a bit per page of taken: anything was ever in use there, so it has memory */
+    uint64_t pages_touched;
+    uint64_t whole_next; /* next fit: the group in which the search for a whole one continues */
+    uint64_t small_next; /* the block behind the last small request */
+};
+
+struct ht_run {
+    uint64_t block;
+    uint32_t blocks;
+};
+
+/* All blocks are free. blocks may be 0: nothing is ever free. -ENOMEM */
+int ht_space_map_init(struct ht_space_map *m, uint64_t blocks) HT_MUST_CHECK;
+void ht_space_map_destroy(struct ht_space_map *m);
+/* Heap of what was ever in use. */
+uint64_t ht_space_map_bytes(const struct ht_space_map *m);
+
+/* The first block with this state in [from, end), or end. Inside the device. */
+uint64_t ht_space_map_find(const struct ht_space_map *m, uint64_t from, uint64_t end, bool taken);
+/* All of these blocks change to taken, or to free. */
+void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bool taken);
+void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block);
+
+/* Takes so many blocks, 1 to HT_GROUP_BLOCKS, in one run. False: finds no such run, and nothing changed. */
+bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *out);
+/*
+ * Takes some of the longest runs, at most so many blocks in all, and at least one block while one is free. Returns the
+ * number of runs, at most HT_GROUP_BLOCKS.
+ */
+unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS]);
+
+/* Length of the longest free run, up to HT_GROUP_BLOCKS. */
+unsigned ht_space_map_longest(const struct ht_space_map *m);
+/* Asserts that bits, index and counts agree. Returns the free blocks. */
+uint64_t ht_space_map_verify(const struct ht_space_map *m);
+
+#endif
