@@ -49,7 +49,10 @@
 ##              training steps that end with `step async` beside `step`, at three ratios of device time to computation; 3 minutes;
 ##              --elements=100663296 with bench/overlap.py is the full size; build/bench/overlap.jsonl
 ##   profile    sample the daemon with perf during 20 s of training; report and flame graph into build/profile
-##   install    put programs and man pages where mount and fsck look for them (PREFIX= SBINDIR= DESTDIR=)
+##   wheel      the PyTorch client as a wheel, into build/wheel
+##   install    put programs and man pages where mount and fsck look for them, and the PyTorch client where the system's
+##              Python does (PREFIX= SBINDIR= PYTHONDIR= DESTDIR=)
+##   install-client  the PyTorch client alone
 ##   uninstall  remove the installed files
 ##   clean      remove everything built except build/deps
 ##   distclean  remove build altogether
@@ -69,6 +72,7 @@
 ##   EXTRA_CFLAGS=  added last
 ##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
 ##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, umount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
+##   PYTHONDIR= where install puts the PyTorch client (the first folder for packages of the system's Python)
 ##   DESTDIR=   put before every installed path
 ##
 ## Environment of tests and of the demo
@@ -93,6 +97,7 @@ PREFIX ?= /usr/local
 # If /sbin is a link into /usr (all of Debian today), /usr/sbin is the folder that mount and fsck search.
 SBINDIR ?= $(if $(shell test -L /sbin && echo merged),/usr/sbin,/sbin)
 MANDIR ?= $(PREFIX)/share/man
+PYTHONDIR ?= $(shell $(PYTHON) -c 'import site; print(site.getsitepackages()[0])' 2>/dev/null)
 O ?= build
 SAN ?=
 TEST ?=
@@ -401,12 +406,14 @@ demo: deps
 
 # ---- install ----
 
-.PHONY: install uninstall clean distclean help
+.PHONY: install install-client uninstall wheel clean distclean help
 man_pages := $(wildcard mount-helpers/man/*.[78])
 in_bin := $(filter hitrain hitrainctl,$(built_programs))
 in_sbin := $(filter-out $(in_bin),$(built_programs))
+client_modules := $(wildcard optim/torch/hitrain_*.py)
+client_package := $(wildcard optim/torch/hitrain/*.py) optim/torch/hitrain/py.typed
 
-install: all
+install: all install-client
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(SBINDIR)'
 	$(if $(in_bin),install -m 755 $(addprefix $(B)/bin/,$(in_bin)) '$(DESTDIR)$(PREFIX)/bin')
 	$(if $(in_sbin),install -m 755 $(addprefix $(B)/bin/,$(in_sbin)) '$(DESTDIR)$(SBINDIR)')
@@ -415,10 +422,27 @@ install: all
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
 
+install-client:
+	$(if $(PYTHONDIR),,$(error no folder for packages of $(PYTHON): name one in PYTHONDIR=))
+	install -d '$(DESTDIR)$(PYTHONDIR)/hitrain'
+	install -m 644 $(client_modules) '$(DESTDIR)$(PYTHONDIR)'
+	install -m 644 $(client_package) '$(DESTDIR)$(PYTHONDIR)/hitrain'
+
+# A copy, so that the build leaves nothing among the sources.
+wheel:
+	@rm -rf '$(O)/wheel' && mkdir -p '$(O)/wheel/src/hitrain'
+	@cp LICENSE optim/torch/pyproject.toml $(client_modules) '$(O)/wheel/src'
+	@cp $(client_package) '$(O)/wheel/src/hitrain'
+	@$(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir '$(O)/wheel' '$(O)/wheel/src'
+	@rm -r '$(O)/wheel/src'
+	@ls '$(O)'/wheel/*.whl
+
 uninstall:
 	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
-		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)')
+		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)') \
+		$(if $(PYTHONDIR),$(foreach m,$(notdir $(client_modules)),'$(DESTDIR)$(PYTHONDIR)/$(m)'))
+	$(if $(PYTHONDIR),rm -rf '$(DESTDIR)$(PYTHONDIR)/hitrain')
 
 clean:
 	@! test -d '$(O)' || find '$(O)' -mindepth 1 -maxdepth 1 ! -path '$(DEPS)' -exec rm -rf {} +

@@ -26,7 +26,7 @@ except ImportError:
 
 import demo_gpt
 from demo_store import Store, StoreError
-from hitrain_torch import HitrainAdamW
+from hitrain import AdamW
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path.append(str(TOP / 'bench'))
@@ -115,7 +115,7 @@ def in_memory(text: demo_gpt.Text) -> Tuple[Run, float]:
     return run, text.loss(model)
 
 
-def through_store(store: Store, name: str, seed: int, kind: type = HitrainAdamW, **options: object) -> tuple:
+def through_store(store: Store, name: str, seed: int, kind: type = AdamW, **options: object) -> tuple:
     model = demo_gpt.GPT(seed)
     groups = demo_gpt.param_groups(model, WEIGHT_DECAY)
     return model, kind(groups, store.mountpoint / name, lr=PEAK_RATE, betas=BETAS, **options)
@@ -127,10 +127,10 @@ class Crash:
     def __init__(self, store: Store) -> None:
         self.store, self.text = store, ''
 
-    def __call__(self, groups: list, root: os.PathLike, **options: object) -> HitrainAdamW:
+    def __call__(self, groups: list, root: os.PathLike, **options: object) -> AdamW:
         crash, total = self, sum(len(g['params']) for g in groups)
 
-        class Crashing(HitrainAdamW):
+        class Crashing(AdamW):
             sent = 0
 
             def send_gradient(self, parameter: torch.Tensor) -> None:

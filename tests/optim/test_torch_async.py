@@ -7,7 +7,7 @@ import pytest
 
 from trainer import LR, random_parameters, root, store  # first: it makes the client importable
 import torch
-from hitrain_torch import HitrainAdamW, HitrainSGD, Shard
+from hitrain import SGD, AdamW, Shard
 
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 STEPS = 8
@@ -41,9 +41,9 @@ def assert_equal(left, right):
 @pytest.mark.parametrize('options', [{}, {'durable_every': 3}, {'max_grad_norm': 0.5}, {'skip_nonfinite': True}])
 def test_the_numbers_are_those_of_synchronous_steps(root, options):
     own, theirs = parameters(), parameters()
-    with HitrainAdamW(theirs.items(), root / 'sync', lr=LR, **options) as optimizer:
+    with AdamW(theirs.items(), root / 'sync', lr=LR, **options) as optimizer:
         run(optimizer, theirs, 0, STEPS)
-    with HitrainAdamW(own.items(), root / 'async', lr=LR, async_step=True, **options) as optimizer:
+    with AdamW(own.items(), root / 'async', lr=LR, async_step=True, **options) as optimizer:
         run(optimizer, own, 0, STEPS)
         if 'max_grad_norm' in options:
             assert optimizer.grad_norm > 0.5
@@ -56,7 +56,7 @@ def test_with_overlap_and_reading_ahead(root):
         torch.manual_seed(1)
         model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
         x = torch.randn(4, 256)
-        with HitrainAdamW(model.named_parameters(), where, lr=LR, overlap=True, **options) as optimizer:
+        with AdamW(model.named_parameters(), where, lr=LR, overlap=True, **options) as optimizer:
             optimizer.read_ahead(model)
             for step in range(STEPS):
                 optimizer.zero_grad()
@@ -71,17 +71,17 @@ def test_with_overlap_and_reading_ahead(root):
 
 def test_an_end_keeps_the_last_step(root):
     own = parameters()
-    with HitrainAdamW(own.items(), root, lr=LR, async_step=True, durable_every=100) as optimizer:
+    with AdamW(own.items(), root, lr=LR, async_step=True, durable_every=100) as optimizer:
         run(optimizer, own, 0, 3)
     again = parameters()
-    with HitrainAdamW(again.items(), root, lr=LR, async_step=True, resume=True) as optimizer:
+    with AdamW(again.items(), root, lr=LR, async_step=True, resume=True) as optimizer:
         assert optimizer.committed_step == 3
         assert_equal(again, own)
 
 
 def test_an_abort_comes_after_the_step(root):
     own = parameters()
-    with HitrainAdamW(own.items(), root, lr=LR, async_step=True, durable_every=2) as optimizer:
+    with AdamW(own.items(), root, lr=LR, async_step=True, durable_every=2) as optimizer:
         run(optimizer, own, 0, 2)
         two = copies(own)
         run(optimizer, own, 2, 3)
@@ -105,7 +105,7 @@ def cut_before_the_end(optimizer, path):
 
 def test_a_step_that_fails_later_is_taken_back(root):
     own = parameters()
-    with HitrainAdamW(own.items(), root, lr=LR, async_step=True, max_grad_norm=1.0) as optimizer:
+    with AdamW(own.items(), root, lr=LR, async_step=True, max_grad_norm=1.0) as optimizer:
         run(optimizer, own, 0, 2)
         two = copies(own)
         end = cut_before_the_end(optimizer, root / 'wide.bias')
@@ -123,7 +123,7 @@ def test_a_failure_that_reading_ahead_finds_is_taken_back_by_the_next_step(root)
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
     own, x = dict(model.named_parameters()), torch.ones(8)
-    with HitrainSGD(own.items(), root, lr=LR, async_step=True, max_grad_norm=1.0) as optimizer:
+    with SGD(own.items(), root, lr=LR, async_step=True, max_grad_norm=1.0) as optimizer:
         optimizer.read_ahead(model)
         model(x).sum().backward()
         optimizer.step()
@@ -148,4 +148,4 @@ def test_a_failure_that_reading_ahead_finds_is_taken_back_by_the_next_step(root)
 
 def test_a_shard_is_refused(root):
     with pytest.raises(ValueError, match='async_step'):
-        HitrainSGD(parameters().items(), root, lr=LR, async_step=True, shard=Shard(0, 1))
+        SGD(parameters().items(), root, lr=LR, async_step=True, shard=Shard(0, 1))

@@ -11,8 +11,8 @@ import pytest
 
 from trainer import LR, SECONDS_MAX, TOP, random_parameters, root, store  # first: it makes the client importable
 import torch
-import hitrain_torch
-from hitrain_torch import HitrainAdamW
+import hitrain
+from hitrain import AdamW
 
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 
@@ -61,7 +61,7 @@ def test_equals_torch_with_groups_and_a_scheduler(root):
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
     theirs_opt, theirs_plan = made(torch.optim.AdamW, theirs, False)
-    own_opt, own_plan = made(HitrainAdamW, own, True, root)
+    own_opt, own_plan = made(AdamW, own, True, root)
     with own_opt:
         for step in range(20):
             for params, optimizer, plan in ((theirs, theirs_opt, theirs_plan), (own, own_opt, own_plan)):
@@ -81,7 +81,7 @@ def test_equals_torch_with_groups_and_a_scheduler(root):
 def test_other_rules_equal_torchs(root, name, options):
     own, theirs = parameters(), parameters()
     other = getattr(torch.optim, name)(theirs.values(), lr=LR, **options)
-    kind = getattr(hitrain_torch, 'Hitrain' + name)
+    kind = getattr(hitrain, name)
     for step in range(10):
         give_gradients(theirs, step)
         other.step()
@@ -92,7 +92,7 @@ def test_other_rules_equal_torchs(root, name, options):
         run(optimizer, resumed, 5, 10)
     assert_close(resumed, theirs)
     with pytest.raises(OSError, match='another rule'):
-        hitrain_torch.HitrainLion(resumed.items(), root, resume=True)
+        hitrain.Lion(resumed.items(), root, resume=True)
 
 
 @pytest.mark.parametrize('name, options', [
@@ -105,7 +105,7 @@ def test_a_run_moves_from_torch_to_the_store_and_back(root, name, options):
         give_gradients(plain, step)
         whole.step()
     run(first, moving, 0, 3)
-    with getattr(hitrain_torch, 'Hitrain' + name)(moving.items(), root, lr=1.0, **options) as optimizer:
+    with getattr(hitrain, name)(moving.items(), root, lr=1.0, **options) as optimizer:
         optimizer.import_state(first.state_dict())
         assert optimizer.param_groups[0]['lr'] == LR
         run(optimizer, moving, 3, 6)
@@ -118,7 +118,7 @@ def test_a_run_moves_from_torch_to_the_store_and_back(root, name, options):
 
 def test_state_of_other_shapes_is_refused(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+    with AdamW(params.items(), root, lr=LR) as optimizer:
         with pytest.raises(ValueError, match='shape'):
             optimizer.write_state(params['norm'], 'exp_avg', torch.zeros(8))
         with pytest.raises(ValueError, match='other parameters'):
@@ -135,7 +135,7 @@ def test_backward_sends_gradients_as_they_come(root):
     x = torch.randn(16, 300, generator=torch.Generator().manual_seed(5))
     plain, own = parameters(), parameters()
     other = torch.optim.AdamW(plain.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, overlap=True) as optimizer:
+    with AdamW(own.items(), root, lr=LR, overlap=True) as optimizer:
         for step in range(4):
             for params, o in ((plain, other), (own, optimizer)):
                 o.param_groups[0]['lr'] = LR / (1 + step)
@@ -171,7 +171,7 @@ def test_backward_sends_gradients_as_they_come(root):
 def test_clipping_and_scaling_equal_torchs(root):
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, max_grad_norm=1.5, grad_scale=1024.0) as optimizer:
+    with AdamW(own.items(), root, lr=LR, max_grad_norm=1.5, grad_scale=1024.0) as optimizer:
         for step in range(10):
             give_gradients(theirs, step)
             norm = torch.nn.utils.clip_grad_norm_(theirs.values(), 1.5)
@@ -187,7 +187,7 @@ def test_clipping_and_scaling_equal_torchs(root):
 def test_a_step_that_overflowed_is_skipped(root):
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, skip_nonfinite=True) as optimizer:
+    with AdamW(own.items(), root, lr=LR, skip_nonfinite=True) as optimizer:
         for step in range(6):
             for params in (own, theirs):
                 give_gradients(params, step)
@@ -204,7 +204,7 @@ def test_a_step_that_overflowed_is_skipped(root):
 def test_lion_moves_by_its_learning_rate(root):
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}
-    with hitrain_torch.HitrainLion(params.items(), root, lr=LR, param_dtype=torch.float16) as optimizer:
+    with hitrain.Lion(params.items(), root, lr=LR, param_dtype=torch.float16) as optimizer:
         start = {n: p.detach().clone() for n, p in params.items()}
         run(optimizer, params, 0, 1)
         for n, p in params.items():
@@ -218,7 +218,7 @@ def test_lion_moves_by_its_learning_rate(root):
 def test_closure_and_parameters_without_a_gradient(root):
     params = parameters()
     before = {n: p.detach().clone() for n, p in params.items()}
-    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+    with AdamW(params.items(), root, lr=LR) as optimizer:
         def closure():
             optimizer.zero_grad()
             loss = (params['norm'] ** 2).sum()
@@ -236,7 +236,7 @@ def test_step_sends_and_receives_by_public_methods(root):
     """So that a class of a user's own may watch them."""
     seen = []
 
-    class Watching(HitrainAdamW):
+    class Watching(AdamW):
         def send_gradient(self, parameter):
             super().send_gradient(parameter)
             seen.append(('sent', parameter.numel()))
@@ -255,7 +255,7 @@ def test_tensors_whose_memory_is_no_file(root):
     own = {'t': torch.nn.Parameter(torch.arange(600.0).view(20, 30).t())}
     theirs = {'t': torch.nn.Parameter(own['t'].detach().clone(memory_format=torch.contiguous_format))}
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
+    with AdamW(own.items(), root, lr=LR) as optimizer:
         assert not own['t'].is_contiguous()
         for opt, params in ((optimizer, own), (other, theirs)):
             run(opt, params, 0, 3)
@@ -266,7 +266,7 @@ def test_tensors_whose_memory_is_no_file(root):
 
 def test_autograd_notices_that_parameters_changed(root):
     p = torch.nn.Parameter(torch.ones(4))
-    with HitrainAdamW([('p', p)], root, lr=LR) as optimizer:
+    with AdamW([('p', p)], root, lr=LR) as optimizer:
         loss = (p * p).sum()
         loss.backward(retain_graph=True)
         optimizer.step()
@@ -285,7 +285,7 @@ def crossed(store):
 def test_bytes_that_cross_the_mount(store, root, dtype, per_parameter):
     params = parameters()
     count = sum(p.numel() for p in params.values())
-    with HitrainAdamW(params.items(), root, lr=LR, param_dtype=dtype) as optimizer:
+    with AdamW(params.items(), root, lr=LR, param_dtype=dtype) as optimizer:
         before = crossed(store)
         run(optimizer, params, 0, 10)
         beside = crossed(store) - before - 10 * count * per_parameter
@@ -295,7 +295,7 @@ def test_bytes_that_cross_the_mount(store, root, dtype, per_parameter):
 def test_bf16_files_hold_what_the_model_computes_with(root):
     params = parameters()
     wanted = {n: p.detach().bfloat16() for n, p in params.items()}
-    with HitrainAdamW(params.items(), root, lr=LR, param_dtype=torch.bfloat16) as optimizer:
+    with AdamW(params.items(), root, lr=LR, param_dtype=torch.bfloat16) as optimizer:
         assert_equal({n: p.bfloat16() for n, p in params.items()}, wanted)
         run(optimizer, params, 0, 5)
         for name, p in params.items():
@@ -308,7 +308,7 @@ def test_bf16_files_hold_what_the_model_computes_with(root):
 
 def test_bf16_model_with_f32_gradients(root):
     params = parameters(dtype=torch.bfloat16)
-    with HitrainAdamW(params.items(), root, lr=LR, grad_dtype=torch.float32) as optimizer:
+    with AdamW(params.items(), root, lr=LR, grad_dtype=torch.float32) as optimizer:
         run(optimizer, params, 0, 2)
         assert os.getxattr(root / 'norm', 'user.hitrain.grad_dtype') == b'f32'
         assert params['norm'].dtype == torch.bfloat16
@@ -319,14 +319,14 @@ def test_bf16_model_with_f32_gradients(root):
 
 def test_resume_continues_bit_identically(store, root):
     whole, parts = parameters(), parameters()
-    with HitrainAdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
+    with AdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
         run(optimizer, whole, 0, 8)
-    with HitrainAdamW(parts.items(), root, lr=LR) as optimizer:
+    with AdamW(parts.items(), root, lr=LR) as optimizer:
         run(optimizer, parts, 0, 4)
     store.unmount()
     store.mount()
     parts = parameters(seed=1)
-    with HitrainAdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
+    with AdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
         assert optimizer.committed_step == 4
         run(optimizer, parts, 4, 8)
     assert_equal(whole, parts)
@@ -334,9 +334,9 @@ def test_resume_continues_bit_identically(store, root):
 
 def test_killed_daemon_in_the_middle_of_a_step(store, root):
     whole, parts = parameters(), parameters()
-    with HitrainAdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
+    with AdamW(whole.items(), store.mountpoint / 'whole', lr=LR) as optimizer:
         run(optimizer, whole, 0, 6)
-    with HitrainAdamW(parts.items(), root, lr=LR) as optimizer:
+    with AdamW(parts.items(), root, lr=LR) as optimizer:
         run(optimizer, parts, 0, 3)
         give_gradients(parts, 3)
         optimizer.send_gradient(parts['wide.weight'])
@@ -347,20 +347,20 @@ def test_killed_daemon_in_the_middle_of_a_step(store, root):
     store.mount()
     assert step_of(root) == 3
     parts = parameters(seed=1)
-    with HitrainAdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
+    with AdamW(parts.items(), root, lr=LR, resume=True) as optimizer:
         run(optimizer, parts, 3, 6)
     assert_equal(whole, parts)
 
 
 def test_trainer_that_died_in_the_middle_of_a_step(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+    with AdamW(params.items(), root, lr=LR) as optimizer:
         run(optimizer, params, 0, 2)
         wanted = {n: p.detach().clone() for n, p in params.items()}
         give_gradients(params, 2)
         optimizer.send_gradient(params['norm'])
     again = parameters(seed=1)
-    with HitrainAdamW(again.items(), root, lr=LR, resume=True) as optimizer:
+    with AdamW(again.items(), root, lr=LR, resume=True) as optimizer:
         assert optimizer.committed_step == 2
         assert_equal(again, wanted)
         run(optimizer, again, 2, 3)
@@ -370,7 +370,7 @@ def test_trainer_that_died_in_the_middle_of_a_step(root):
 def test_durable_every_loses_whole_steps_only(store, root):
     params = parameters()
     kept = {}
-    with HitrainAdamW(params.items(), root, lr=LR, durable_every=3) as optimizer:
+    with AdamW(params.items(), root, lr=LR, durable_every=3) as optimizer:
         for step in range(5):
             run(optimizer, params, step, step + 1)
             assert optimizer.committed_step == step + 1 - (step + 1) % 3
@@ -380,7 +380,7 @@ def test_durable_every_loses_whole_steps_only(store, root):
         store.kill()
     store.mount()
     again = parameters(seed=1)
-    with HitrainAdamW(again.items(), root, lr=LR, durable_every=3, resume=True) as optimizer:
+    with AdamW(again.items(), root, lr=LR, durable_every=3, resume=True) as optimizer:
         assert optimizer.committed_step == 3
         assert_equal(again, kept)
         run(optimizer, again, 3, 4)
@@ -390,7 +390,7 @@ def test_durable_every_loses_whole_steps_only(store, root):
 
 def test_abort_goes_back_to_the_durable_step(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR, durable_every=2) as optimizer:
+    with AdamW(params.items(), root, lr=LR, durable_every=2) as optimizer:
         run(optimizer, params, 0, 2)
         wanted = {n: p.detach().clone() for n, p in params.items()}
         run(optimizer, params, 2, 3)
@@ -403,7 +403,7 @@ def test_abort_goes_back_to_the_durable_step(root):
 
 def test_parameters_that_come_later(store, root):
     params = parameters()
-    with HitrainAdamW([('norm', params['norm'])], root, lr=LR) as optimizer:
+    with AdamW([('norm', params['norm'])], root, lr=LR) as optimizer:
         run(optimizer, {'norm': params['norm']}, 0, 1)
         optimizer.add_param_group({'params': [('scale', params['scale'])], 'lr': 2 * LR})
         run(optimizer, {n: params[n] for n in ('norm', 'scale')}, 1, 3)
@@ -417,7 +417,7 @@ def test_parameters_that_come_later(store, root):
 
 def test_state_dict_names_the_step(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR, durable_every=100) as optimizer:
+    with AdamW(params.items(), root, lr=LR, durable_every=100) as optimizer:
         run(optimizer, params, 0, 2)
         saved = optimizer.state_dict()
         assert saved['hitrain']['step'] == optimizer.committed_step == 2
@@ -433,7 +433,7 @@ def test_state_dict_names_the_step(root):
 
 def test_hyper_parameters_are_set_only_when_they_change(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+    with AdamW(params.items(), root, lr=LR) as optimizer:
         text = os.getxattr(root, 'user.hitrain.optimizer').decode()
         assert set(text.split()) == {'adamw', 'lr=0.01', 'beta1=0.9', 'beta2=0.999', 'eps=1e-08', 'weight_decay=0.01',
                                      'maximize=0', 'durable_every=1'}
@@ -450,27 +450,27 @@ def test_hyper_parameters_are_set_only_when_they_change(root):
 
 def test_a_root_that_is_not_empty_is_refused(root):
     params = parameters()
-    HitrainAdamW(params.items(), root, lr=LR).close()
+    AdamW(params.items(), root, lr=LR).close()
     with pytest.raises(FileExistsError, match='resume=True'):
-        HitrainAdamW(params.items(), root, lr=LR)
+        AdamW(params.items(), root, lr=LR)
 
 
 def test_resume_of_another_model_is_refused(store, root):
-    HitrainAdamW(parameters().items(), root, lr=LR).close()
+    AdamW(parameters().items(), root, lr=LR).close()
     other = {**parameters(), 'norm': torch.nn.Parameter(torch.zeros(8))}
     with pytest.raises(ValueError, match='model/norm: shape is 7 in the store and 8 in the model'):
-        HitrainAdamW(other.items(), root, lr=LR, resume=True)
+        AdamW(other.items(), root, lr=LR, resume=True)
     with pytest.raises(ValueError, match='dtype is f32 in the store and bf16'):
-        HitrainAdamW(parameters().items(), root, lr=LR, resume=True, param_dtype=torch.bfloat16)
+        AdamW(parameters().items(), root, lr=LR, resume=True, param_dtype=torch.bfloat16)
     more = {**parameters(), 'new': torch.nn.Parameter(torch.zeros(8))}
     with pytest.raises(FileNotFoundError, match='parameter new'):
-        HitrainAdamW(more.items(), root, lr=LR, resume=True)
+        AdamW(more.items(), root, lr=LR, resume=True)
     store.unmount()  # no descriptor of a failed construction is left
 
 
 def test_what_is_no_hitrain_mount(tmp_path):
     with pytest.raises(OSError, match='user.hitrain|no hitrain|model root'):
-        HitrainAdamW(parameters().items(), tmp_path, lr=LR, resume=True)
+        AdamW(parameters().items(), tmp_path, lr=LR, resume=True)
 
 
 @pytest.mark.parametrize('kind, match, params, options', [
@@ -490,13 +490,13 @@ def test_bad_arguments(root, kind, match, params, options):
     tensors = [torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.ones(3))]
     given = [(e[0], tensors[e[1]]) if isinstance(e, tuple) else tensors[e] for e in params]
     with pytest.raises(kind, match=match):
-        HitrainAdamW(given, root, **{'lr': LR, **options})
-    HitrainAdamW(tensors, root, lr=LR).close()  # the directory is usable
+        AdamW(given, root, **{'lr': LR, **options})
+    AdamW(tensors, root, lr=LR).close()  # the directory is usable
 
 
 def test_refusals_say_what_the_store_says(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+    with AdamW(params.items(), root, lr=LR) as optimizer:
         run(optimizer, params, 0, 1)
         give_gradients(params, 1)
         optimizer.send_gradient(params['norm'])
@@ -511,10 +511,10 @@ def test_refusals_say_what_the_store_says(root):
 
 def test_one_optimizer_steers_a_model(root):
     params, other = parameters(), parameters()
-    with HitrainAdamW(params.items(), root, lr=LR) as first:
+    with AdamW(params.items(), root, lr=LR) as first:
         run(first, params, 0, 1)
-        with pytest.raises(OSError, match=f'claimed by hitrain_torch:{os.getpid()} .pid {os.getpid()}.*end that one first') as e:
-            HitrainAdamW(other.items(), root, lr=LR, resume=True)
+        with pytest.raises(OSError, match=f'claimed by hitrain:{os.getpid()} .pid {os.getpid()}.*end that one first') as e:
+            AdamW(other.items(), root, lr=LR, resume=True)
         assert e.value.errno == errno.EBUSY
         fd = os.open(root, os.O_RDONLY)
         with pytest.raises(OSError):
@@ -525,7 +525,7 @@ def test_one_optimizer_steers_a_model(root):
             os._exit(0)
         os.wait()
         run(first, params, 1, 2)
-    with HitrainAdamW(other.items(), root, lr=LR, resume=True) as second:
+    with AdamW(other.items(), root, lr=LR, resume=True) as second:
         run(second, other, 2, 3)
 
 
@@ -533,8 +533,8 @@ DYING_TRAINER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from hitrain_torch import HitrainAdamW
-optimizer = HitrainAdamW([('p', torch.nn.Parameter(torch.zeros(4)))], sys.argv[2])
+from hitrain import AdamW
+optimizer = AdamW([('p', torch.nn.Parameter(torch.zeros(4)))], sys.argv[2])
 child = os.fork()
 if child == 0:  # as a process that loads data
     signal.pause()
@@ -551,7 +551,7 @@ def test_a_claim_ends_with_its_process_though_a_child_lives_on(root):
             end = time.monotonic() + SECONDS_MAX
             while True:
                 try:
-                    HitrainAdamW([('p', torch.nn.Parameter(torch.zeros(4)))], root, resume=True).close()
+                    AdamW([('p', torch.nn.Parameter(torch.zeros(4)))], root, resume=True).close()
                     break
                 except OSError as e:  # the kernel closes its files a moment later
                     assert e.errno == errno.EBUSY and time.monotonic() < end
@@ -562,7 +562,7 @@ def test_a_claim_ends_with_its_process_though_a_child_lives_on(root):
 
 def test_a_model_that_moved_on_elsewhere_is_noticed(root):
     params = parameters()
-    with HitrainAdamW(params.items(), root, lr=LR) as optimizer:
+    with AdamW(params.items(), root, lr=LR) as optimizer:
         run(optimizer, params, 0, 1)
         optimizer._root.command('unclaim')
         (root / '.hitrain/grad/norm').write_bytes(bytes(28))
@@ -576,7 +576,7 @@ def test_a_model_that_moved_on_elsewhere_is_noticed(root):
 
 def test_no_descriptor_stays_open(store, root):
     before = len(os.listdir('/proc/self/fd'))
-    optimizer = HitrainAdamW(parameters().items(), root, lr=LR, durable_every=2)
+    optimizer = AdamW(parameters().items(), root, lr=LR, durable_every=2)
     run(optimizer, parameters(), 0, 1)
     optimizer.close()
     assert len(os.listdir('/proc/self/fd')) == before

@@ -7,8 +7,8 @@ import pytest
 
 from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
 import torch
-from hitrain_topk import ErrorFeedback
-from hitrain_torch import HitrainAdamW, HitrainSGD, Shard
+from hitrain import SGD, AdamW, Shard
+from hitrain._topk import ErrorFeedback
 
 SHAPES = {'wide.weight': (300, 1000), 'wide.bias': (1000,), 'norm': (7,), 'scale': ()}
 
@@ -32,7 +32,7 @@ def batch(step, k):
 def test_passes_are_added_as_autograd_adds_them(root, overlap):
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, accumulate=3, overlap=overlap, max_grad_norm=2.0) as optimizer:
+    with AdamW(own.items(), root, lr=LR, accumulate=3, overlap=overlap, max_grad_norm=2.0) as optimizer:
         for step in range(4):
             other.zero_grad()
             for k in range(3):
@@ -52,7 +52,7 @@ def test_sums_are_the_same_bits(root):
     """Without a rule that rounds: plain descent subtracts the sum itself."""
     own = parameters()
     start = {n: p.detach().clone() for n, p in own.items()}
-    with HitrainSGD(own.items(), root, lr=1.0, accumulate=4, accumulate_mode='mean') as optimizer:
+    with SGD(own.items(), root, lr=1.0, accumulate=4, accumulate_mode='mean') as optimizer:
         sums = {n: None for n in own}
         for k in range(4):
             loss_of(own, batch(0, k)).backward()
@@ -66,7 +66,7 @@ def test_sums_are_the_same_bits(root):
 def test_too_many_passes_take_the_step_back(root):
     own = parameters()
     start = {n: p.detach().clone() for n, p in own.items()}
-    with HitrainAdamW(own.items(), root, lr=LR, accumulate=2, overlap=True) as optimizer:
+    with AdamW(own.items(), root, lr=LR, accumulate=2, overlap=True) as optimizer:
         for k in range(2):
             loss_of(own, batch(0, k)).backward()
         with pytest.raises(RuntimeError, match='the 2 gradients of this step'):
@@ -76,7 +76,7 @@ def test_too_many_passes_take_the_step_back(root):
         assert equal(own, start)
     for options in ({'accumulate': 0}, {'accumulate_mode': 'average'}):
         with pytest.raises(ValueError, match='accumulate'):
-            HitrainAdamW(own.items(), root, resume=True, **options)
+            AdamW(own.items(), root, resume=True, **options)
 
 
 @pytest.mark.parametrize('overlap', [False, True])
@@ -86,7 +86,7 @@ def test_the_last_group_may_be_shorter_and_parameters_unused(root, overlap):
     own['norm'].requires_grad_(False)
     theirs['norm'].requires_grad_(False)
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, accumulate=3, overlap=overlap) as optimizer:
+    with AdamW(own.items(), root, lr=LR, accumulate=3, overlap=overlap) as optimizer:
         for step, passes in enumerate((3, 2, 1)):
             other.zero_grad(set_to_none=True)
             for k in range(passes):
@@ -107,7 +107,7 @@ def test_mean_divides_by_the_whole_group(root, of_passes):
     of the passes."""
     own, theirs = parameters(), parameters()
     other = torch.optim.SGD(theirs.values(), lr=LR)
-    with HitrainSGD(own.items(), root, lr=LR, accumulate=3, accumulate_mode='mean') as optimizer:
+    with SGD(own.items(), root, lr=LR, accumulate=3, accumulate_mode='mean') as optimizer:
         for step, passes in enumerate((3, 2, 1)):
             other.zero_grad(set_to_none=True)
             factor = 3 / passes if of_passes else 1.0
@@ -160,7 +160,7 @@ def test_error_feedback_converges_as_dense_gradients_do(root):
     without = descend(model, x, y, 300, torch.optim.SGD(model.parameters(), lr=0.05), forgetful)
 
     model, x, y = regression()
-    with HitrainSGD(model.named_parameters(), root, lr=0.05, topk=0.05) as optimizer:
+    with SGD(model.named_parameters(), root, lr=0.05, topk=0.05) as optimizer:
         sparse = descend(model, x, y, 300, optimizer)
     print(f'loss: {first:.4f} at first, {dense:.5f} dense, {sparse:.5f} sparse, {without:.5f} without feedback')
     assert dense < first / 4 and abs(sparse - dense) < 0.05 * dense < abs(without - dense)
@@ -169,7 +169,7 @@ def test_error_feedback_converges_as_dense_gradients_do(root):
 def test_a_whole_topk_equals_the_dense_gradient(root):
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, topk=1.0, grad_scale=64.0, skip_nonfinite=True) as optimizer:
+    with AdamW(own.items(), root, lr=LR, topk=1.0, grad_scale=64.0, skip_nonfinite=True) as optimizer:
         for step in range(3):
             for params, o in ((own, optimizer), (theirs, other)):
                 o.zero_grad()
@@ -190,7 +190,7 @@ def test_a_whole_topk_equals_the_dense_gradient(root):
 
 def test_what_is_left_out_is_sent_later(root):
     p = torch.nn.Parameter(torch.zeros(10))
-    with HitrainSGD([('p', p)], root, lr=1.0, topk=0.1, param_dtype=torch.float32) as optimizer:
+    with SGD([('p', p)], root, lr=1.0, topk=0.1, param_dtype=torch.float32) as optimizer:
         for _ in range(100):
             p.grad = torch.arange(1.0, 11.0)
             optimizer.step()
@@ -208,8 +208,8 @@ def train_part(rank, world, barrier, root, dtype, passes, results):
     try:
         torch.set_num_threads(1)
         own = parameters(seed=rank)  # those of rank 0 count
-        with HitrainAdamW(own.items(), root, lr=LR, param_dtype=dtype,
-                          accumulate=passes, shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
+        with AdamW(own.items(), root, lr=LR, param_dtype=dtype,
+                   accumulate=passes, shard=Shard(rank, world, lambda: barrier.wait(SECONDS_MAX))) as optimizer:
             steps_of(optimizer, own, passes)
             if rank:
                 with pytest.raises(RuntimeError, match=f'rank 0 .* not on rank {rank} of {world}'):
@@ -248,7 +248,7 @@ def test_processes_write_a_part_each(root, world, dtype, passes):
         assert w.exitcode == 0
     assert os.getxattr(root, 'user.hitrain.durable_step') == b'3'
     alone = parameters(seed=0)
-    with HitrainAdamW(alone.items(), root.parent / 'alone', lr=LR, param_dtype=dtype, accumulate=passes) as optimizer:
+    with AdamW(alone.items(), root.parent / 'alone', lr=LR, param_dtype=dtype, accumulate=passes) as optimizer:
         steps_of(optimizer, alone, passes)
     for part in found.values():
         assert not isinstance(part, BaseException), part
@@ -265,8 +265,8 @@ def test_bad_shards(root):
     for options in ({'shard': Shard(2, 2, print)}, {'shard': Shard(0, 1, print), 'overlap': True},
                     {'shard': Shard(0, 1, print), 'topk': 0.5}):
         with pytest.raises(ValueError, match='shard'):
-            HitrainAdamW(own.items(), root, **options)
-    with HitrainAdamW(own.items(), root, shard=Shard(0, 1, int)) as optimizer:
+            AdamW(own.items(), root, **options)
+    with AdamW(own.items(), root, shard=Shard(0, 1, int)) as optimizer:
         with pytest.raises(RuntimeError, match='shard'):  # each would write everything
             optimizer.send_gradient(own['norm'])
 
@@ -281,7 +281,7 @@ def test_parameters_are_read_in_forward_order_and_before_use(root):
     x = torch.randn(4, 64)
     theirs = torch.optim.AdamW(plain.parameters(), lr=LR)
     order = []
-    with HitrainAdamW(reversed(list(model.named_parameters())), root, lr=LR, overlap=True) as optimizer:
+    with AdamW(reversed(list(model.named_parameters())), root, lr=LR, overlap=True) as optimizer:
         read = optimizer.receive_parameter
         names = {p: n for n, p in model.named_parameters()}
         optimizer.receive_parameter = lambda p: (order.append(names[p]), read(p))

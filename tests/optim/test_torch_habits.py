@@ -13,9 +13,7 @@ import pytest
 
 from trainer import LR, SECONDS_MAX, close, equal, random_parameters, root, store  # first: it makes the client importable
 import torch
-import hitrain_files
-import hitrain_root
-from hitrain_torch import HitrainAdagrad, HitrainAdam, HitrainAdamW, HitrainSGD, Shard
+from hitrain import SGD, Adagrad, Adam, AdamW, Shard, _files, _root
 
 SHAPES = {'w': (300, 100), 'bias': (100,), 'norm': (7,), 'scale': ()}
 
@@ -83,7 +81,7 @@ def test_parameters_changed_outside_step_count(root, overlap):
     """As in torch, a gradient is applied to the value that is there when it comes."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
+    with AdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
         for step in range(10):
             values = parameters(seed=50 + step)
             for params, o in ((own, optimizer), (theirs, other)):
@@ -110,7 +108,7 @@ def test_parameters_changed_outside_step_count(root, overlap):
 
 def test_a_change_is_not_lost_with_a_step_that_failed(root):
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         loaded = parameters(seed=3)
         load(own, loaded)
         give_gradients(own, 0)
@@ -125,7 +123,7 @@ def test_a_change_is_not_lost_with_a_step_that_failed(root):
 
 def test_a_change_is_not_lost_with_a_commit_that_failed(root, monkeypatch):
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         loaded = parameters(seed=3)
         load(own, loaded)
         give_gradients(own, 0)
@@ -147,15 +145,15 @@ def test_a_change_is_not_lost_with_a_commit_that_failed(root, monkeypatch):
 def test_checksums_see_every_byte():
     for size in (1, 3, 250, 251, 502, 100000, 251 * 8 * 7 + 5):
         t = torch.randint(0, 255, (size,), dtype=torch.uint8)
-        before = hitrain_files.checksum(t)
+        before = _files.checksum(t)
         for at in {0, size // 2, size - 1}:
             t[at] += 1
-            assert hitrain_files.checksum(t) != before
+            assert _files.checksum(t) != before
             t[at] -= 1
-        assert hitrain_files.checksum(t) == before
+        assert _files.checksum(t) == before
     wide = torch.randn(64, 64)
-    assert hitrain_files.checksum(wide.t()) == hitrain_files.checksum(wide.t().contiguous())
-    assert hitrain_files.checksum(wide.view(-1)[1:]) == hitrain_files.checksum(wide.view(-1)[1:].clone())
+    assert _files.checksum(wide.t()) == _files.checksum(wide.t().contiguous())
+    assert _files.checksum(wide.view(-1)[1:]) == _files.checksum(wide.view(-1)[1:].clone())
 
 
 def negate_column(t):
@@ -190,10 +188,10 @@ def change_last_signs(t):
 def test_checksums_see_changes_of_one_pattern(dtype, shape, change):
     """Signs are top bits, which an odd factor moves nowhere; elements that change places must have different factors."""
     t = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
-    before = hitrain_files.checksum(t)
-    assert hitrain_files.checksum(t.clone()) == before
+    before = _files.checksum(t)
+    assert _files.checksum(t.clone()) == before
     change(t)
-    assert hitrain_files.checksum(t) != before
+    assert _files.checksum(t) != before
 
 
 # --------------------------------------------------------- hyper-parameters
@@ -202,7 +200,7 @@ def test_abort_forgets_what_it_knew(root):
     """The store goes back to older hyper-parameters; those of param_groups are sent again."""
     groups = [{'params': [('a', torch.nn.Parameter(torch.zeros(4)))]}, {'params': [('b', torch.nn.Parameter(torch.zeros(4)))], 'lr': 2.0}]
     a, b = groups[0]['params'][0][1], groups[1]['params'][0][1]
-    with HitrainSGD(groups, root, lr=1.0) as optimizer:
+    with SGD(groups, root, lr=1.0) as optimizer:
         optimizer.param_groups[0]['lr'], optimizer.param_groups[1]['lr'] = 100.0, 200.0
         optimizer.grad_scale = 2.0
         for p in (a, b):
@@ -234,7 +232,7 @@ def test_what_is_set_before_step_counts_with_overlap(root, durable_every, change
     """Also changes of gradients between backward() and step(), as clip_grad_norm_ makes them."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=durable_every) as optimizer:
+    with AdamW(own.items(), root, lr=LR, overlap=True, durable_every=durable_every) as optimizer:
         with pytest.warns(RuntimeWarning, match=f'{what} changed .*after .* first gradient was sent') as warned:
             for step in range(6):
                 for params, o in ((own, optimizer), (theirs, other)):
@@ -279,7 +277,7 @@ def test_gradients_that_a_scaler_divides_count_with_overlap(root):
     own, theirs = parameters(), parameters()
     other = torch.optim.SGD(theirs.values(), lr=LR)
     scaler = scaler_on_cpu(1024.0)
-    with HitrainSGD(own.items(), root, lr=LR, overlap=True) as optimizer:
+    with SGD(own.items(), root, lr=LR, overlap=True) as optimizer:
         with pytest.warns(RuntimeWarning, match='the gradient of w was changed'):
             for step in range(3):
                 optimizer.zero_grad()
@@ -295,7 +293,7 @@ def test_gradients_that_a_scaler_divides_count_with_overlap(root):
 
 def test_what_cannot_be_sent_again_is_an_error(root):
     own = parameters()
-    with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=10) as optimizer:
+    with AdamW(own.items(), root, lr=LR, overlap=True, durable_every=10) as optimizer:
         for step in range(2):
             optimizer.zero_grad()
             loss_of(own, step).backward()
@@ -332,7 +330,7 @@ def test_a_step_that_failed_is_taken_back_as_a_whole(root, monkeypatch, overlap)
         optimizer.zero_grad()
         loss_of(own, step).backward()
         optimizer.step()
-    with HitrainAdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
+    with AdamW(own.items(), root, lr=LR, overlap=overlap) as optimizer:
         for n in range(1, len(SHAPES) + 1):
             before = copies(own)
             with monkeypatch.context() as m:
@@ -352,7 +350,7 @@ def test_a_part_of_a_gradient_is_taken_back(root, monkeypatch):
     """Between two writes of one gradient."""
     own = parameters()
     start, real = copies(own), os.pwrite
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         real_command = optimizer._root.command
 
         def no_drop(*lines):
@@ -384,7 +382,7 @@ def test_a_step_that_was_taken_away_is_not_finished(root):
     """A program that may steer the root aborts between two gradients: the earlier ones would be missing."""
     own = parameters()
     start = copies(own)
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         give_gradients(own, 0)
         optimizer.send_gradient(own['w'])
         optimizer._root.command('abort')  # by the descriptor that holds the claim: no other can
@@ -401,7 +399,7 @@ def test_a_step_that_was_taken_away_is_not_finished(root):
 def test_finished_steps_outlive_a_step_that_is_taken_back(root, monkeypatch, new_lr):
     """If no gradient is applied yet, as with clipping, only the gradients of the step are dropped."""
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
+    with SGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
         for step in range(2):
             give_gradients(own, step)
             optimizer.step()
@@ -440,7 +438,7 @@ def empty_third_step(own, optimizer, monkeypatch):
 def test_an_emptied_step_does_not_count(root, monkeypatch):
     """Neither for durable_every, nor in the number of the steps which did something."""
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
+    with SGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
         before = empty_third_step(own, optimizer, monkeypatch)
         optimizer.param_groups[0]['lr'] = 3.0
         optimizer.step()
@@ -454,7 +452,7 @@ def test_an_emptied_step_does_not_count(root, monkeypatch):
 
 def kill_after(monkeypatch, store, calls):
     """The daemon is killed after so many commands and changes of attributes from now on; 0: before the first. How many there were."""
-    count, command, setxattr = [0], hitrain_root.Root.command, os.setxattr
+    count, command, setxattr = [0], _root.Root.command, os.setxattr
 
     def counted(real):
         def call(*args):
@@ -465,7 +463,7 @@ def kill_after(monkeypatch, store, calls):
             if count[0] == calls:
                 store.kill()
         return call
-    monkeypatch.setattr(hitrain_root.Root, 'command', counted(command))
+    monkeypatch.setattr(_root.Root, 'command', counted(command))
     monkeypatch.setattr(os, 'setxattr', counted(setxattr))
     return count
 
@@ -474,7 +472,7 @@ def test_a_daemon_killed_after_an_emptied_step(store, monkeypatch):
     """Wherever it dies: the step that resume names is the one whose changes are there, counted once."""
     for calls in range(20):
         root, p = store.mountpoint / f'model{calls}', [torch.nn.Parameter(torch.zeros(4)) for _ in range(2)]
-        with HitrainSGD(p, root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
+        with SGD(p, root, lr=1.0, max_grad_norm=1e9, durable_every=3) as optimizer:
             for _ in range(2):
                 p[0].grad = p[1].grad = torch.ones(4)
                 optimizer.step()
@@ -493,7 +491,7 @@ def test_a_daemon_killed_after_an_emptied_step(store, monkeypatch):
         if store.daemon is None:
             store.mount()
         again = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
-        with HitrainSGD(again, root, lr=1.0, max_grad_norm=1e9, durable_every=3, resume=True) as optimizer:
+        with SGD(again, root, lr=1.0, max_grad_norm=1e9, durable_every=3, resume=True) as optimizer:
             step = optimizer.committed_step
             assert step == number(root, 'step') and all(q.tolist() == [-float(step)] * 4 for q in again), calls
         if done:
@@ -508,7 +506,7 @@ HALF = {'accumulate': {'accumulate': 2}, 'clipping': {'overlap': True, 'max_grad
 
 def two_steps_and_a_half(own, root, options):
     """Finished steps that are not durable, and one of which gradients are sent."""
-    optimizer = HitrainSGD(own.items(), root, lr=1.0, durable_every=10, **options)
+    optimizer = SGD(own.items(), root, lr=1.0, durable_every=10, **options)
     for step in range(2):
         loss_of(own, step).backward()
         optimizer.step()
@@ -530,7 +528,7 @@ def test_closing_within_a_step_keeps_the_finished_ones(store, root, options):
     assert 'step-dropped' not in store.log_path.read_text()
     store.mount()
     again = parameters(seed=5)
-    with HitrainSGD(again.items(), root, lr=1.0, resume=True) as optimizer:
+    with SGD(again.items(), root, lr=1.0, resume=True) as optimizer:
         assert optimizer.committed_step == 2 and equal(again, before)
 
 
@@ -578,7 +576,7 @@ def test_a_trainer_that_ends_without_close(store, root, what, options, kept):
         assert 'step-dropped' in store.log_path.read_text()
         store.mount()
     again = parameters(seed=5)
-    with HitrainSGD(again.items(), root, lr=1.0, resume=True) as optimizer:
+    with SGD(again.items(), root, lr=1.0, resume=True) as optimizer:
         assert optimizer.committed_step == kept == number(root, 'step') and number(root, 'step_open') == 0
         assert equal(again, torch.load(root.parent / 'before') if kept else parameters())
 
@@ -589,18 +587,18 @@ def test_resume_takes_back_a_gradient_in_a_subdirectory(root):
     child.join(SECONDS_MAX)
     assert child.exitcode == 0 and number(root, 'step_open')
     again = parameters(seed=5)
-    with HitrainSGD(again.items(), root, lr=1.0, resume=True) as optimizer:
+    with SGD(again.items(), root, lr=1.0, resume=True) as optimizer:
         assert optimizer.committed_step == 2 and number(root, 'step_open') == 0
         assert equal(again, torch.load(root.parent / 'before'))
 
 
 def test_closing_keeps_the_steps_before_an_emptied_one(root, monkeypatch):
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
+    with SGD(own.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10) as optimizer:
         before = empty_third_step(own, optimizer, monkeypatch)
     assert number(root, 'step_open') == 0 and number(root, 'step') == 2
     again = parameters(seed=5)
-    with HitrainSGD(again.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10, resume=True):
+    with SGD(again.items(), root, lr=1.0, max_grad_norm=1e9, durable_every=10, resume=True):
         assert equal(again, before)
 
 
@@ -609,7 +607,7 @@ def test_a_step_that_ended_and_is_not_durable_is_taken_back(root, monkeypatch, f
     """As when the device is full or fails while the end is written: the batch is used again, and counts once."""
     own = parameters()
     start = copies(own)
-    with HitrainSGD(own.items(), root, lr=1.0, durable_every=10) as optimizer:
+    with SGD(own.items(), root, lr=1.0, durable_every=10) as optimizer:
         for step in range(finished):
             give_gradients(own, step)
             optimizer.step()
@@ -633,7 +631,7 @@ def test_a_step_that_ended_and_is_not_durable_is_taken_back(root, monkeypatch, f
 def test_a_step_that_cannot_be_taken_back_stops_the_trainer(root, monkeypatch):
     own = parameters()
     start = copies(own)
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         give_gradients(own, 0)
         with monkeypatch.context() as m:
             def refuse(*lines):
@@ -655,7 +653,7 @@ def test_a_step_that_cannot_be_taken_back_stops_the_trainer(root, monkeypatch):
 def test_state_dict_in_the_middle_of_a_step(root):
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR, overlap=True, durable_every=100) as optimizer:
+    with AdamW(own.items(), root, lr=LR, overlap=True, durable_every=100) as optimizer:
         for step in range(3):
             for params, o in ((own, optimizer), (theirs, other)):
                 o.zero_grad()
@@ -673,7 +671,7 @@ def test_going_back_to_an_earlier_step(root):
     """state_dict() cannot, and names the way: the model's values and export_state()."""
     own, theirs = parameters(), parameters()
     other = torch.optim.AdamW(theirs.values(), lr=LR)
-    with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
+    with AdamW(own.items(), root, lr=LR) as optimizer:
         def steps(params, o, first, last):
             for step in range(first, last):
                 give_gradients(params, step)
@@ -697,7 +695,7 @@ def test_going_back_to_an_earlier_step(root):
 
 def test_copies_and_pickles_are_refused(root):
     own = parameters()
-    with HitrainAdamW(own.items(), root, lr=LR) as optimizer:
+    with AdamW(own.items(), root, lr=LR) as optimizer:
         for how in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match='cannot be copied or pickled: its state is in the store'):
                 how(optimizer)
@@ -710,15 +708,15 @@ def test_copies_and_pickles_are_refused(root):
 def test_flags_of_torch(root):
     own = parameters()
     free = {'fused': True, 'foreach': False, 'capturable': True, 'differentiable': False, 'maximize': False}
-    for number, (kind, options) in enumerate([(HitrainAdamW, {'amsgrad': False}), (HitrainAdam, {'amsgrad': False}), (HitrainSGD, {}),
-                                              (HitrainAdagrad, {'initial_accumulator_value': 0})]):
+    for number, (kind, options) in enumerate([(AdamW, {'amsgrad': False}), (Adam, {'amsgrad': False}), (SGD, {}),
+                                              (Adagrad, {'initial_accumulator_value': 0})]):
         with kind([{'params': list(own.items()), 'foreach': None}], root / f'../{number}', lr=LR, **free, **options) as optimizer:
             give_gradients(own, number)
             optimizer.step()
             with pytest.raises(ValueError, match='differentiable=True is not implemented in the store'):
                 optimizer.add_param_group({'params': [torch.nn.Parameter(torch.zeros(1))], 'differentiable': True})
-    for kind, option, error in ((HitrainAdamW, {'amsgrad': True}, ValueError), (HitrainSGD, {'differentiable': True}, ValueError),
-                                (HitrainAdagrad, {'initial_accumulator_value': 0.1}, ValueError), (HitrainAdam, {'rho': 1}, TypeError)):
+    for kind, option, error in ((AdamW, {'amsgrad': True}, ValueError), (SGD, {'differentiable': True}, ValueError),
+                                (Adagrad, {'initial_accumulator_value': 0.1}, ValueError), (Adam, {'rho': 1}, TypeError)):
         with pytest.raises(error, match=next(iter(option))):
             kind(own.items(), root, lr=LR, **option)
     assert not root.exists()
@@ -728,18 +726,18 @@ def test_names_under_wrappers(root):
     """A model has the same files whatever it is wrapped in."""
     def wrapped(prefix, middle=''):
         return [(f'{prefix}a.{middle}w', torch.nn.Parameter(torch.zeros(2))), (f'{prefix}module.w', torch.nn.Parameter(torch.zeros(3)))]
-    with HitrainAdamW(wrapped('module._orig_mod.'), root, lr=LR):
+    with AdamW(wrapped('module._orig_mod.'), root, lr=LR):
         assert sorted(os.listdir(root)) == ['a.w', 'module.w']
     for prefix, middle in (('', ''), ('module.', ''), ('_orig_mod.module.', ''), ('_fsdp_wrapped_module.', '_fsdp_wrapped_module.')):
-        with HitrainAdamW(wrapped(prefix, middle), root, lr=LR, resume=True) as optimizer:
+        with AdamW(wrapped(prefix, middle), root, lr=LR, resume=True) as optimizer:
             assert [g['names'] for g in optimizer.param_groups] == [['a.w', 'module.w']]
     with pytest.raises(FileNotFoundError, match='parameter net.a.w.*has a.w: pass names='):
-        HitrainAdamW(wrapped('net.'), root, lr=LR, resume=True)
+        AdamW(wrapped('net.'), root, lr=LR, resume=True)
     other = root.parent / 'named'
     pair = wrapped('module.')
-    with HitrainAdamW([p for _, p in pair], other, lr=LR, names=[n for n, _ in pair]):
+    with AdamW([p for _, p in pair], other, lr=LR, names=[n for n, _ in pair]):
         assert sorted(os.listdir(other)) == ['module.a.w', 'module.module.w']
-    with HitrainAdamW(pair, other, lr=LR, resume=True):  # files keep the names that they have
+    with AdamW(pair, other, lr=LR, resume=True):  # files keep the names that they have
         assert sorted(os.listdir(other)) == ['module.a.w', 'module.module.w']
 
 
@@ -750,9 +748,9 @@ def test_tensors_without_memory_are_refused(root):
     for p, match in ((Elsewhere(torch.zeros(3)), 'parameter p is a Elsewhere'),
                      (torch.nn.Parameter(torch.zeros(3, device='meta')), 'parameter p is on the device meta')):
         with pytest.raises(TypeError, match=match):
-            HitrainAdamW([('p', p)], root, lr=LR)
+            AdamW([('p', p)], root, lr=LR)
     p = torch.nn.Parameter(torch.zeros(3))
-    with HitrainAdamW([('p', p)], root, lr=LR) as optimizer:
+    with AdamW([('p', p)], root, lr=LR) as optimizer:
         p.grad = torch.ones(3)
         p.grad.to_local = None  # as a DTensor has it
         with pytest.raises(TypeError, match='the gradient of p is a Tensor, whose elements are not in one memory'):
@@ -764,7 +762,7 @@ def test_frozen_parameters_and_those_that_thaw(root):
     own['w'].requires_grad_(False)
     theirs['w'].requires_grad_(False)
     other = torch.optim.SGD(theirs.values(), lr=LR)
-    with HitrainSGD(own.items(), root, lr=LR, overlap=True) as optimizer:
+    with SGD(own.items(), root, lr=LR, overlap=True) as optimizer:
         for step in range(4):
             for params, o in ((own, optimizer), (theirs, other)):
                 params['w'].requires_grad_(step >= 1)
@@ -796,7 +794,7 @@ def test_more_parameters_than_descriptors(root):
     params = many(1100)
     with descriptors_at_most(256):
         for resume in False, True:
-            with HitrainSGD(params, root, lr=1.0, resume=resume) as optimizer:
+            with SGD(params, root, lr=1.0, resume=resume) as optimizer:
                 for _, p in params:
                     p.grad = torch.ones(4)
                 optimizer.step()
@@ -804,7 +802,7 @@ def test_more_parameters_than_descriptors(root):
         assert all(p[0].item() == i - 2 for i, (_, p) in enumerate(params))
         # One that fails at its end leaves no file.
         with pytest.raises(TypeError, match='f32 or bf16 or f16'):
-            HitrainSGD(many(500) + [('last', torch.nn.Parameter(torch.zeros(1).double()))], root.parent / 'failed', lr=1.0)
+            SGD(many(500) + [('last', torch.nn.Parameter(torch.zeros(1).double()))], root.parent / 'failed', lr=1.0)
     assert not os.listdir(root.parent / 'failed')
 
 
@@ -814,13 +812,13 @@ def test_work_grows_with_the_parameters_and_not_with_their_square(root):
         params, lines = many(count), [0]
 
         def count_line(frame, event, arg):
-            if 'hitrain_' not in frame.f_code.co_filename:
+            if 'torch/hitrain/' not in frame.f_code.co_filename:
                 return None
             lines[0] += event == 'line'
             return count_line
         sys.settrace(count_line)
         try:
-            with HitrainSGD(params, where, lr=1.0, overlap=True) as optimizer:
+            with SGD(params, where, lr=1.0, overlap=True) as optimizer:
                 for _, p in params:
                     p.grad = torch.ones(4)
                     optimizer._gradient_ready(optimizer._files[p])
@@ -834,7 +832,7 @@ def test_work_grows_with_the_parameters_and_not_with_their_square(root):
 
 def test_a_group_that_failed_leaves_no_files(root):
     own = parameters()
-    with HitrainSGD([('w', own['w'])], root, lr=1.0) as optimizer:
+    with SGD([('w', own['w'])], root, lr=1.0) as optimizer:
         with pytest.raises(TypeError, match='f32 or bf16 or f16'):
             optimizer.add_param_group({'params': [('norm', own['norm']), ('last', torch.nn.Parameter(torch.zeros(1).double()))]})
         assert os.listdir(root) == ['w']
@@ -850,7 +848,7 @@ def test_a_group_that_failed_leaves_no_files(root):
 
 def test_a_forked_child_holds_no_files(root):
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         pid = os.fork()
         if not pid:
             os._exit(sum(os.path.realpath(f'/proc/self/fd/{n}').startswith(str(root)) for n in os.listdir('/proc/self/fd')))
@@ -864,7 +862,7 @@ def test_a_forked_child_holds_no_files(root):
 def test_the_reading_thread_may_drop_the_optimizer(root):
     """Its task then is the last that refers to it: close() must not wait for the thread that calls it."""
     model = torch.nn.Linear(5, 5)
-    optimizer = HitrainSGD(model.named_parameters(), root, lr=0.1)
+    optimizer = SGD(model.named_parameters(), root, lr=0.1)
     optimizer.read_ahead(model)
     ahead = optimizer._ahead
     assert ahead._thread.submit(optimizer.close).exception(60) is None
@@ -883,7 +881,7 @@ def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
         x = torch.nn.functional.linear(x, model['b'].weight, model['b'].bias) if functional else model['b'](x)
         x.sum().backward()
         optimizer.step()
-    with HitrainSGD(model.named_parameters(), root, lr=0.1) as optimizer:
+    with SGD(model.named_parameters(), root, lr=0.1) as optimizer:
         optimizer.read_ahead(model)
         step(False)
         step(False)
@@ -897,7 +895,7 @@ def test_a_parameter_used_before_it_was_read_is_an_error_of_backward(root):
 def test_a_failed_reading_is_made_up_for_with_a_shard(root):
     """There step() goes back with all ranks, and reads the missing parameters again."""
     model = torch.nn.Linear(5, 5)
-    with HitrainSGD(model.named_parameters(), root, lr=0.1, shard=Shard(0, 1)) as optimizer:
+    with SGD(model.named_parameters(), root, lr=0.1, shard=Shard(0, 1)) as optimizer:
         real, calls = optimizer.receive_parameter, []
 
         def fails_once(p):
@@ -917,7 +915,7 @@ def test_a_failed_reading_is_made_up_for_with_a_shard(root):
 
 def test_a_failed_reading_is_raised_until_abort(root):
     model = torch.nn.Linear(5, 5)
-    with HitrainSGD(model.named_parameters(), root, lr=0.1) as optimizer:
+    with SGD(model.named_parameters(), root, lr=0.1) as optimizer:
         def fails(p):
             raise OSError(5, 'of the test')
         optimizer.receive_parameter = fails
@@ -935,7 +933,7 @@ def test_a_failed_reading_is_raised_until_abort(root):
 
 def test_a_tensor_that_was_half_read_is_not_sent(root, monkeypatch):
     own = parameters()
-    with HitrainSGD(own.items(), root, lr=1.0) as optimizer:
+    with SGD(own.items(), root, lr=1.0) as optimizer:
         def fails(fd, buffers, at):
             buffers[0][:4] = bytes(4)
             raise OSError(5, 'of the test')
@@ -952,7 +950,7 @@ def test_a_tensor_that_was_half_read_is_not_sent(root, monkeypatch):
 
 def test_files_that_were_never_committed_outlive_an_abort(root):
     own = parameters()
-    with HitrainSGD([('w', own['w'])], root, lr=1.0) as optimizer:
+    with SGD([('w', own['w'])], root, lr=1.0) as optimizer:
         optimizer.add_param_group({'params': [('norm', own['norm'])]})
         give_gradients(own, 0)
         start = own['norm'].detach().clone()

@@ -13,9 +13,9 @@ import pytest
 from trainer import SECONDS_MAX, random_parameters, store  # first: it makes the client importable
 import torch
 import torch.distributed as dist
-import hitrain_ranks
-from hitrain_ranks import RankFailed, Ranks, Shard
-from hitrain_torch import HitrainSGD
+from hitrain import distributed
+from hitrain.distributed import RankFailed, Ranks, Shard
+from hitrain import SGD
 
 WORLD = 3
 
@@ -183,7 +183,7 @@ class Job:
     def __init__(self, rank, root, meeting, **options):
         self.rank, self.root, self.own = rank, root, parameters(seed=rank)
         self.meeting = meeting
-        self.optimizer = HitrainSGD(self.own.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX), **options)
+        self.optimizer = SGD(self.own.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX), **options)
         self.wanted = {n: p.detach().clone() for n, p in self.own.items()}
         self.agree()
 
@@ -376,17 +376,17 @@ def part_interrupt(job):
     """Ctrl-C while a rank waits for the others, of which one comes after that."""
     give_gradients(job.own, 0)
     if job.rank == 1:
-        real = hitrain_ranks._receive
+        real = distributed._receive
 
         def interrupted(*args):
             threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
             return real(*args)
-        hitrain_ranks._receive = interrupted
+        distributed._receive = interrupted
         try:
             with pytest.raises(KeyboardInterrupt):
                 job.optimizer.step()
         finally:
-            hitrain_ranks._receive = real
+            distributed._receive = real
         job.barrier()
         return
     barrier = threading.Thread(target=job.barrier)
@@ -405,11 +405,11 @@ def part_wrong_models(rank, root, meeting):
         if rank == failing:
             own['w'] = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
         with pytest.raises((TypeError, ValueError, RankFailed)):
-            HitrainSGD(own.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX))
+            SGD(own.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX))
         meeting.wait(SECONDS_MAX)
         fewer = {n: p for n, p in parameters().items() if rank != failing or n != 'bias'}
         with pytest.raises((FileNotFoundError, RankFailed), match='other names, shapes|bias'):
-            HitrainSGD(fewer.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX))
+            SGD(fewer.items(), root, lr=1.0, shard=Shard(rank, WORLD, timeout=SECONDS_MAX))
         meeting.wait(SECONDS_MAX)
 
 
@@ -463,7 +463,7 @@ def test_ranks_that_are_gone(base):
     assert os.getxattr(base / 'part_death', 'user.hitrain.step_open') == b'0'
     run_parts(base, [part_death_of_rank_0], dies=(0,))
     own = parameters(seed=1)
-    with HitrainSGD(own.items(), base / 'part_death_of_rank_0', resume=True) as optimizer:
+    with SGD(own.items(), base / 'part_death_of_rank_0', resume=True) as optimizer:
         assert optimizer.committed_step == 0 and os.getxattr(optimizer.root, 'user.hitrain.step_open') == b'0'
         assert all(torch.equal(p, q) for p, q in zip(own.values(), parameters(seed=0).values()))
 
@@ -481,11 +481,11 @@ def reduced(rank, meeting, root, results):
         wrapped = torch.nn.parallel.DistributedDataParallel(model)
         x = torch.ones(2, 5) * (1 + rank)
         if rank == 0:
-            with HitrainSGD(model.named_parameters(), root / 'overlap', lr=1.0, overlap=True) as optimizer:
+            with SGD(model.named_parameters(), root / 'overlap', lr=1.0, overlap=True) as optimizer:
                 with pytest.raises(RuntimeError, match='overlap=True does not work under DistributedDataParallel'):
                     model(x).sum().backward()
                 optimizer.zero_grad(set_to_none=True)
-        with HitrainSGD(wrapped.named_parameters(), root / 'model', lr=1.0, shard=Shard(rank, 2, timeout=SECONDS_MAX)) as optimizer:
+        with SGD(wrapped.named_parameters(), root / 'model', lr=1.0, shard=Shard(rank, 2, timeout=SECONDS_MAX)) as optimizer:
             assert optimizer.param_groups[0]['names'] == ['weight', 'bias']
             wrapped(x).sum().backward()
             optimizer.step()

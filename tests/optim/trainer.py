@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+import tempfile
 
 import pytest
 
@@ -28,6 +29,19 @@ def store(request):
 @pytest.fixture
 def root(store):
     return store.mountpoint / 'model'
+
+
+@pytest.fixture(scope='module')
+def shared_store(request):
+    """One mount for all tests of a file, which need none of their own."""
+    with mounted(request.module.__name__.removeprefix('test_').replace('_', '-')) as s:
+        yield s
+
+
+@pytest.fixture
+def shared_root(shared_store):
+    """The place for a model, in a folder of this test."""
+    return pathlib.Path(tempfile.mkdtemp(dir=shared_store.mountpoint)) / 'model'
 
 
 def random_parameters(shapes, seed=0, dtype=torch.float32):

@@ -28,6 +28,7 @@ packages=(
 	git rsync sqlite3 tar xz-utils stress-ng
 	clang-format shellcheck
 	python3 python3-numpy python3-torch python3-pytest libopenblas0-openmp
+	python3-pip python3-setuptools python3-wheel python3-venv
 )
 # Needed only if libfuse is built here.
 fuse_build_packages=(dpkg-dev meson ninja-build)

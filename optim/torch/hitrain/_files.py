@@ -1,0 +1,401 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One tensor and its file in the store: sends and receives bytes, and notices changes from elsewhere.
+
+A tensor is compared with its file by a checksum over all its bytes. PyTorch's version counter does not see changes
+through `.data`, which clipping of weights and averages of weights often use. The checksum reads memory once; it needs
+no copy.
+"""
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import torch
+
+from hitrain import _topk
+
+XATTR = 'user.hitrain.'
+HIDDEN = '.hitrain'
+
+# The dtypes of files, in the words of the store.
+FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16'}
+
+
+class Descriptors:
+    """How many files of parameters this process may keep open: a quarter of its limit. The others are opened for each use."""
+    kept = 0
+
+    @classmethod
+    def may_keep(cls) -> bool:
+        return cls.kept < max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+
+class ParameterFile:
+    """One tensor and its file. Methods raise OSError; the caller adds what it was doing.
+
+    sent     gradients of this parameter that the store has got in this step
+    config   the file's own attribute `optimizer`; None: not known
+    """
+
+    def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
+        self.root, self.path, self.name, self.tensor = root, os.path.join(root, name), name, tensor
+        self.dtype, self.grad_dtype = dtype, grad_dtype
+        self.sent = 0
+        self.config: Optional[str] = ''
+        self.hook: Any = None
+        self._fd = -1
+        self._buffers: Dict[torch.dtype, torch.Tensor] = {}
+        self._known: Optional[int] = None  # checksum of the tensor when it was equal to the file
+        self._half_read = False
+        self._pushed_in = -1  # finished steps when the tensor's own value was last written to the file
+        self._grad_sent: Any = None
+        self._grad_sum: Optional[int] = None  # its checksum, of a gradient that was sent before step()
+        self.made = False  # by create()
+
+    # -- the parameter --
+
+    def create(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        fd = os.open(self.path, flags, 0o666)
+        self.made = True
+        with self._keeping(fd):
+            os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
+            os.setxattr(fd, XATTR + 'shape', self._shape().encode())
+            if self.grad_dtype != self.dtype:
+                os.setxattr(fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
+            self._write(fd)
+        self.config = ''
+
+    def open_existing(self, may_change: bool) -> None:
+        """may_change: the dtype of its gradients may be set."""
+        with self._opened() as fd:
+            for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
+                found = attribute(fd, word)
+                if found != wanted:
+                    raise ValueError(f'{self.path}: {word} is {found or "not set"} in the store and {wanted} in the model')
+            grad = FILE_DTYPES[self.grad_dtype]
+            if may_change and (attribute(fd, 'grad_dtype') or FILE_DTYPES[self.dtype]) != grad:
+                os.setxattr(fd, XATTR + 'grad_dtype', grad.encode())
+            self.config = None
+            self._read(fd)
+
+    def read(self) -> None:
+        """The tensor takes the file's values."""
+        with self._opened() as fd:
+            self._read(fd)
+
+    def restore(self, may_create: bool) -> None:
+        """After an abort: read the file anew, or make it anew where the abort took it away because it was never committed."""
+        self.forget()
+        self._close_kept()
+        if may_create and not os.path.exists(self.path):
+            self.create()
+        else:
+            self.read()
+
+    def forget(self) -> None:
+        """The number of sent gradients, and the file's config, are not known any more."""
+        self.begin_step()
+        self.config = None
+
+    def begin_step(self) -> None:
+        self.sent, self._grad_sent, self._grad_sum = 0, None, None
+
+    # -- changes from outside --
+
+    def changed(self) -> bool:
+        """Does the tensor differ from the content that its file had when both were last equal?"""
+        if self._half_read:
+            raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
+        return self._known is None or checksum(self.tensor) != self._known
+
+    def push(self, step: int) -> None:
+        """The file takes the tensor's values. step: how many are finished."""
+        with self._opened() as fd:
+            self._write(fd)
+        self._pushed_in = step
+
+    def push_again_after(self, durable: int) -> None:
+        """The store is back at the durable step: a value that was written since then has to be written once more."""
+        if self._pushed_in >= durable:
+            self._known = None
+
+    def published(self) -> None:
+        self._pushed_in = -1
+
+    def equals_file(self) -> bool:
+        """Read the file and compare; if both are equal, that is remembered."""
+        found = torch.empty(self.tensor.shape, dtype=self.dtype)
+        with self._opened() as fd:
+            read_all(fd, found)
+        equal = bytes(memory_of(found)) == bytes(memory_of(self.tensor.detach().to('cpu', self.dtype).contiguous()))
+        if equal:
+            self._known = checksum(self.tensor)
+        return equal
+
+    # -- its gradient --
+
+    def gradient(self) -> torch.Tensor:
+        grad = self.tensor.grad
+        if grad.layout != torch.strided:
+            raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
+        check_plain(f'the gradient of {self.name}', grad)
+        return grad
+
+    def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
+        """drop: takes back the written part when the rest cannot be written."""
+        whole = self._ready(self.gradient(), self.grad_dtype).view(-1)
+        if whole[part].numel():
+            _hand_over(os.path.join(self.root, HIDDEN, 'grad', self.name), [whole[part]],
+                       (part.start or 0) * whole.element_size(), drop)
+
+    def write_sparse(self, drop: Callable[[], None], indices: torch.Tensor, values: torch.Tensor) -> None:
+        head = _topk.header(values.dtype, self.tensor.numel(), indices.numel())
+        _hand_over(os.path.join(self.root, HIDDEN, 'grad-topk', self.name),
+                   [torch.frombuffer(bytearray(head), dtype=torch.uint8), indices, values], 0, drop)
+
+    def gradient_sent(self, early: bool) -> None:
+        """early: before step(), so .grad may be changed before it ends; PyTorch's version counter would not see all changes."""
+        self.sent += 1
+        self._grad_sent = _identity(self.tensor.grad)
+        self._grad_sum = checksum(self.tensor.grad) if early else None
+
+    def is_sent(self) -> bool:
+        """Does .grad hold the gradient that was sent last?"""
+        return self._grad_sent is not None and _identity(self.tensor.grad) == self._grad_sent and \
+            (self._grad_sum is None or checksum(self.tensor.grad) == self._grad_sum)
+
+    def gradient_changed(self) -> bool:
+        """Has .grad been changed, or cleared by another than clear_gradient(), since it was sent?"""
+        return self._grad_sent is not None and not self.is_sent()
+
+    def clear_gradient(self) -> None:
+        self.tensor.grad = self._grad_sent = self._grad_sum = None
+
+    # -- its configuration --
+
+    def set_config(self, text: str) -> None:
+        if text == self.config:
+            return
+        if self.config is None:
+            self.config = attribute(self.path, 'optimizer')
+        if text and text != self.config:
+            os.setxattr(self.path, XATTR + 'optimizer', text.encode())
+        elif self.config and not text:
+            os.removexattr(self.path, XATTR + 'optimizer')
+        self.config = text
+
+    def close(self) -> None:
+        if self.hook is not None:
+            self.hook.remove()
+            self.hook = None
+        self._close_kept()
+
+    def unmake(self) -> None:
+        """Close it, and take the file away again if create() made it."""
+        self.close()
+        if self.made:
+            os.unlink(self.path)
+            self.made = False
+
+    def forsake(self) -> None:
+        """In a forked child: a descriptor here would keep the store mounted after its parent has closed its own."""
+        self._close_kept()
+
+    # -- within --
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        if self._fd >= 0:
+            yield self._fd
+        else:
+            with self._keeping(os.open(self.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+                yield fd
+
+    @contextlib.contextmanager
+    def _keeping(self, fd: int) -> Iterator[int]:
+        if Descriptors.may_keep():
+            Descriptors.kept += 1
+            self._fd = fd
+            yield fd
+            return
+        try:
+            yield fd
+        finally:
+            close_quietly(fd)
+
+    def _close_kept(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            Descriptors.kept -= 1
+            close_quietly(fd)
+
+    def _write(self, fd: int) -> None:
+        self._known = None
+        source = self._ready(self.tensor, self.dtype)
+        write_all(fd, source)
+        if self.dtype != self.tensor.dtype:  # compute with the store's values
+            self._store(source)
+        self._known = checksum(self.tensor)
+
+    def _read(self, fd: int) -> None:
+        self._half_read = True
+        if _direct(self.tensor, self.dtype):
+            read_all(fd, self.tensor)
+            # Values that autograd saved are void: a view of nothing moves the version counter.
+            self.tensor.detach().view(-1)[:0].zero_()
+        else:
+            buffer = self._buffer(self.dtype)
+            read_all(fd, buffer)
+            self._store(buffer)
+        self._known, self._half_read = checksum(self.tensor), False
+
+    def _shape(self) -> str:
+        return ','.join(map(str, self.tensor.shape)) or '1'
+
+    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
+        if dtype not in self._buffers:
+            self._buffers[dtype] = torch.empty(self.tensor.shape, dtype=dtype, pin_memory=self.tensor.is_cuda)
+        return self._buffers[dtype]
+
+    def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor itself if a file takes its memory, else a copy (f32 to bf16: to nearest even)."""
+        return tensor if _direct(tensor, dtype) else self._buffer(dtype).copy_(tensor.detach())
+
+    @torch.no_grad()
+    def _store(self, values: torch.Tensor) -> None:
+        self.tensor.copy_(values)
+
+
+# ------------------------------------------------------------------ tensors
+
+_SMALL_BYTES_MAX = 8192
+_ROW = 1 << 15  # words; a row and its mixed copy fit in a core's cache
+_MIX, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_factors = {torch.device('cpu'): torch.randint(-(1 << 62), 1 << 62, (_ROW,), generator=torch.Generator().manual_seed(251)) | 1}
+
+
+@torch.no_grad()
+def checksum(tensor: torch.Tensor) -> int:
+    """A checksum of all bytes, as rows of 64-bit words. Each word is mixed and takes a factor of its place in the row;
+    the rows' sums are mixed in turn. It runs where the tensor is. Small ones on the CPU take Python's hash, which
+    starts sooner."""
+    dense = tensor.detach().contiguous()
+    size = dense.numel() * dense.element_size()
+    on_cpu = dense.device.type == 'cpu'
+    if on_cpu and size <= _SMALL_BYTES_MAX:
+        return hash(bytes(memory_of(dense)))
+    flat = dense.view(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    if flat.device not in _factors:
+        _factors[flat.device] = _factors[torch.device('cpu')].to(flat.device)
+    factors = _factors[flat.device]
+    tail = torch.zeros(8, dtype=torch.uint8, device=flat.device)
+    tail[:size % 8] = flat[size - size % 8:]
+    words = flat[:size - size % 8].view(torch.int64)
+    whole = len(words) // _ROW * _ROW
+    # PyTorch's threads share the rows of one group; a device is busy with more.
+    groups = words[:whole].view(-1, _ROW).split(torch.get_num_threads() if on_cpu else 256)
+    sums = [_row_sums(rows, factors) for rows in groups]
+    sums += [_row_sums(words[whole:].unsqueeze(0), factors), _row_sums(tail.view(torch.int64).view(1, 1), factors)]
+    total = size
+    for s in torch.cat(sums).tolist():
+        total = ((total ^ total >> 32) * _MIX + s) & _MASK
+    return total
+
+
+def _row_sums(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """The upper half of each word goes into the lower one, by exclusive or. Otherwise a factor would not count for the sign of an odd f32: it
+    is the top bit, and each odd multiple of 2^63 is 2^63."""
+    mixed = rows.clone()
+    halves = mixed.view(torch.int32)
+    halves[:, ::2] ^= halves[:, 1::2]
+    mixed *= factors[:rows.shape[1]]
+    return mixed.sum(1)
+
+
+def check_name(name: str) -> None:
+    if not name or '/' in name or '\0' in name or '\n' in name or name in ('.', '..', HIDDEN) or len(os.fsencode(name)) > 255:
+        raise ValueError(f'{name!r} cannot be the name of a file')
+
+
+def check_plain(what: str, tensor: torch.Tensor) -> None:
+    """Only a tensor with memory of its own can be a file."""
+    if hasattr(tensor, 'to_local') or hasattr(tensor, '__tensor_flatten__'):
+        raise TypeError(f'{what} is a {type(tensor).__name__}, whose elements are not in one memory: FSDP2 and tensor parallelism '
+                        'make such tensors, and hitrain takes plain ones only')
+    if tensor.device.type == 'meta':
+        raise TypeError(f'{what} is on the device meta and has no values: materialise the model first')
+
+
+def _identity(tensor: Optional[torch.Tensor]) -> Any:
+    return None if tensor is None else (tensor.data_ptr(), tensor._version)
+
+
+def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Can this tensor's memory be read and written as the bytes of a file?"""
+    return tensor.dtype == dtype and tensor.device.type == 'cpu' and tensor.is_contiguous()
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU, without a copy; valid while the tensor is."""
+    size, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
+    if size and not address:
+        raise TypeError(f'a {type(tensor).__name__} without memory of its own cannot be read or written')
+    return memoryview((ctypes.c_ubyte * size).from_address(address)).cast('B')
+
+
+# -------------------------------------------------------------------- files
+
+def attribute(where: Any, word: str) -> str:
+    """The attribute of a path or descriptor; '' when it is not set."""
+    try:
+        return os.getxattr(where, XATTR + word).decode()
+    except OSError as e:
+        if e.errno != errno.ENODATA:
+            raise
+        return ''
+
+
+def write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
+    memory, done = memory_of(tensor), 0
+    while done < len(memory):
+        done += os.pwrite(fd, memory[done:], at + done)
+
+
+def read_all(fd: int, tensor: torch.Tensor) -> None:
+    memory, done = memory_of(tensor), 0
+    while done < len(memory):
+        n = os.preadv(fd, [memory[done:]], done)
+        if n == 0:
+            raise OSError(errno.EIO, f'the file ends after {done} of {len(memory)} bytes')
+        done += n
+
+
+def _hand_over(path: str, tensors: List[torch.Tensor], at: int, drop: Callable[[], None]) -> None:
+    """Writes a gradient: these tensors, one after the other. Closing hands the written bytes over, so an error drops
+    them before."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for t in tensors:
+            write_all(fd, t, at)
+            at += t.numel() * t.element_size()
+    except BaseException:
+        try:
+            drop()
+        except OSError:
+            pass  # then the caller takes back the whole step
+        finally:
+            close_quietly(fd)
+        raise
+    os.close(fd)  # hands the gradient over: errors of the gradient are raised here
+
+
+def close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # the earlier failure was reported already

@@ -1,0 +1,999 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer of the files below a directory; hitrain.optim has its rules.
+
+Messages name the parameter and the store's reason. hitrain/__init__.py describes what a trainer may rely on.
+"""
+import contextlib
+import errno
+import gc
+import hashlib
+import math
+import os
+import warnings
+import weakref
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+import torch
+
+from hitrain import _ahead, _topk
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, ParameterFile, check_name, check_plain, read_all, write_all
+from hitrain._root import Root
+from hitrain.distributed import RankFailed, Ranks, Shard, part_of
+
+# Flags of torch.optim: those that change no number, and those that the store does not do.
+FREE_FLAGS = ('capturable', 'foreach', 'fused')
+REFUSED_FLAGS = ('amsgrad', 'decoupled_weight_decay', 'differentiable', 'initial_accumulator_value')
+
+
+class Optimizer(torch.optim.Optimizer):
+    """The optimizer of the files below the directory `root`; see the text of the package. Use one of the classes of
+    hitrain.optim, which are its rules.
+
+    params         tensors, (name, tensor) pairs such as model.named_parameters(), or a list of groups as in
+                   torch.optim, whose 'params' may be either. Prefixes of wrappers (`module.`, `_orig_mod.`, ...) are no
+                   part of a file's name
+    defaults       hyper-parameters of the rule, also per group; change them in param_groups at any time. A step takes
+                   the values from when step() is called
+    names          names of the files, one per parameter in order, if params has none
+    param_dtype    dtype of the files: torch.float32, torch.bfloat16 or torch.float16; default: each tensor's own
+    grad_dtype     dtype in which gradients are sent; default: the file's
+    durable_every  1: each step is durable when step() returns. N: a crash may lose up to N - 1 finished steps, and
+                   never leaves one in parts
+    max_grad_norm  clip the norm of all gradients together to it, as torch.nn.utils.clip_grad_norm_ does before a step;
+                   0: do not. `grad_norm` is the norm of the last step
+    grad_scale     the number that the loss was multiplied by: gradients are divided by it
+    skip_nonfinite True: a step with a NaN or infinity in its gradients changes nothing (and `step_was_skipped`)
+    overlap        True: backward() sends each gradient as soon as it has produced it, and step() sends the rest. So the
+                   store computes while the rest of backward still runs. If several backwards make one step, wrap all
+                   but the last in `with optimizer.hold_gradients():`. If gradients, parameters or hyper-parameters are
+                   changed between backward() and step(), step() sends all again, and from then on backward() sends
+                   nothing. DistributedDataParallel is refused: it reduces gradients after they were sent. Its
+                   communication hook cannot send them either. A bucket has zeros for a parameter that no rank used, and
+                   this shows only at the end of backward, when the store has applied them. A shard is refused, too: all
+                   ranks must begin a step together
+    async_step     True: step() returns when the end of the step is requested and its parameters are read. The store closes
+                   it meanwhile, and the first gradient of the next step waits for that. With read_ahead() the forward
+                   pass overlaps the updates: use both, and overlap=True. The numbers are the same. A failure of the
+                   step is raised by the next call that sends gradients or reads parameters, and takes the step back.
+                   commit() and state_dict() wait; committed_step may be one less until the step is closed. Not with a
+                   shard
+    accumulate     up to N gradients of each parameter make a step, added in the store: the trainer keeps none. Send
+                   each with send_gradients(), or with overlap=True; both clear .grad. step() sends the last and ends
+                   the step. The last group of an epoch may be shorter, and a parameter may have no part in some of them
+    accumulate_mode  'sum', or 'mean': the sum divided by N, also if a group is shorter or a parameter has no part in
+                   some passes. That is what `(loss / N).backward()` gives in torch: each pass has the same weight in
+                   every step. For the mean of a shorter group multiply its losses by N / passes
+    topk           send this fraction of each gradient's elements, the largest, and keep the rest for the next one
+                   (error feedback; see hitrain/_topk.py). A residual of four bytes per parameter stays with the tensors.
+                   It is not saved, and abort() and a step that is taken back forget it. 0: send all
+    shard          see Shard: several processes, each with its part of every gradient. All construct the optimizer, call
+                   step(), send_gradients(), add_param_group(), import_state() and abort() alike and read all
+                   parameters. Gradients must be reduced before, at least each process's own part. If only some have a
+                   gradient of a parameter, these write the whole gradient between them. A failure on one rank raises on
+                   all ranks (RankFailed)
+    resume         False: root is new (or empty) and the tensors' values are written to it.
+                   True: root holds this model already, and the tensors take their values from it. The rest of an
+                   interrupted step is taken back. Finished steps of an earlier process become durable: `committed_step`
+                   is the step of the tensors
+    flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like
+                   only as False
+
+    One optimizer steers a model at a time. Tensors may live on any device. If that is not the CPU's memory, or their
+    dtype is not the file's, bytes pass through a buffer here.
+    """
+
+    rule = ''  # the store's word for it
+
+    def __init__(self, params: Iterable, root: 'os.PathLike[str] | str', defaults: Dict[str, Any], *,
+                 names: Optional[Iterable[str]] = None, param_dtype: Optional[torch.dtype] = None,
+                 grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
+                 grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
+                 accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
+                 resume: bool = False, **flags: Any) -> None:
+        if durable_every < 1:
+            raise ValueError(f'durable_every must be at least 1, not {durable_every}')
+        if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
+            raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
+        if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
+            raise ValueError('a shard has a rank below its world, and no overlap, topk or async_step')
+        for name in flags:
+            if name not in FREE_FLAGS + REFUSED_FLAGS:
+                raise TypeError(f'{type(self).__name__} has no option {name}')
+        _check_hyper({**defaults, **flags})
+        groups = _as_groups(params)
+        self.root = os.path.abspath(os.fspath(root))
+        self.durable_every = durable_every
+        # Options of the whole step; like hyper-parameters they may be changed at any time.
+        self.max_grad_norm, self.grad_scale, self.skip_nonfinite = max_grad_norm, grad_scale, skip_nonfinite
+        self.accumulate, self.accumulate_mode = accumulate, accumulate_mode
+        self._feedback = _topk.ErrorFeedback(topk) if topk else None
+        self._ahead: Optional[_ahead.ReadAhead] = None
+        self._async, self._closing = async_step, False  # _closing: the store may still be closing the last step
+        self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
+        self._overlap, self._holding, self._early = overlap, False, overlap
+        self._files: Dict[torch.Tensor, ParameterFile] = {}
+        self._given_names = iter(names) if names is not None else None
+        self._taken_names: Dict[str, None] = {}
+        self._built, self._pid = False, os.getpid()
+        self._begin_at(0)
+        self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
+        self._unread = False  # files have newer values than tensors
+        self._durable_due = False  # the end of the step that has begun is to be durable
+        # in step() and send_gradients(): no code of the user runs until the gradients are done with
+        self._sending_all = False
+        self._torn = ''  # why a step could not be taken back
+        self._seen_reducers = False
+        self.defaults = defaults  # torch.optim sets the same; needed before that
+        self._root = Root(self.root)
+        self._shard, self._ranks = shard, Ranks(shard, self.root)
+        self._resume = resume or not self._ranks.leads
+        _LIVE.add(self)
+        try:
+            self._construct(groups, resume)
+        except BaseException as e:
+            self._undo()
+            self.close(f'could not make its optimizer: {type(e).__name__}')
+            raise
+
+    # -- methods of torch.optim --
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """As in torch.optim. Files of a group that is added later are part of the next commit. With a shard: on all ranks."""
+        group = dict(param_group)
+        group['params'], group['names'] = self._named(group['params'])
+        _check_hyper({**self.defaults, **group})
+        super().add_param_group(group)
+        if not self._built:
+            self._attach_group(group)
+            return
+        try:
+            self._ranks.together('a new group', lambda: self._attach_group(group) if self._ranks.leads else None)
+            self._ranks.together('a new group', lambda: None if self._ranks.leads else self._attach_group(group))
+        except BaseException:
+            self._detach_group(self.param_groups.pop())
+            raise
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
+        """One step: send gradients, end the step, take the new parameters. Parameters without a gradient stay."""
+        loss = None
+
+        def prepare() -> Dict[str, Any]:
+            nonlocal loss
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            return self._offer(ends=True)
+
+        with self._whole_step():
+            said = self._ranks.together('step()', prepare)
+            files = [f for f, owners in self._owned(said) if f.sent or owners]
+            if not files:
+                return loss
+            self._send(said)
+            self._ranks.together('the end of the step', self._end_step)
+            self._unread = True
+            closing = self._closing
+            self._begin_at(self._step + 1)
+            self._closing = closing
+            self._durable_due = False
+            self._ranks.together('reading', lambda: self._receive(files))
+            self._unread = False
+        return loss
+
+    @torch.no_grad()
+    def send_gradients(self) -> None:
+        """With accumulate=N: send the gradients of the backward passes since the last call as one of the N, and clear them."""
+        with self._whole_step():
+            self._send(self._ranks.together('send_gradients()', lambda: self._offer(ends=False)))
+            for f in self._parameter_files():
+                if f.tensor.grad is not None:
+                    f.clear_gradient()
+
+    def read_ahead(self, model: torch.nn.Module) -> None:
+        """From now on step() returns before the new parameters are read. A thread reads them in the order in which the
+        last forward of `model` used them, and each module's forward waits for its own. Code that uses a parameter in
+        another way calls wait() first. A gradient of a parameter that its module's forward did not wait for is an error
+        of backward()."""
+        if self._ahead:
+            self._ahead.close()
+        self._ahead = _ahead.ReadAhead(self.receive_parameter, model, {p: f.name for p, f in self._files.items()})
+
+    def wait(self) -> None:
+        """Until all parameters of the last step are read."""
+        if self._ahead:
+            self._ahead.wait_all()
+
+    def _settle(self) -> None:
+        """Returns when no reading is in flight. The check that forward waited for its parameters is unchanged."""
+        if self._ahead:
+            self._ahead.settle()
+
+    @contextlib.contextmanager
+    def hold_gradients(self) -> Iterator[None]:
+        """With overlap=True: gradients of a backward() in here are not sent, because more will be added to them."""
+        before, self._holding = self._holding, True
+        try:
+            yield
+        finally:
+            self._holding = before
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Hyper-parameters, and the number of the last finished step. That step is made durable first; while gradients
+        of the next one are sent already, the end of that one is durable instead. Any rank may call it; with a shard
+        rank 0 makes the step durable.
+
+        The state itself stays in the store, so this is small and no copy. A checkpoint to go back to is export_state()
+        beside the model's own state_dict().
+        """
+        if self._ranks.leads and not self._begun:
+            self.commit()
+        self._durable_due |= self._begun
+        groups = [{k: v for k, v in g.items() if k != 'params'} for g in self.param_groups]
+        return {'state': {}, 'param_groups': groups, 'hitrain': {'root': self.root, 'step': self._step}}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
+        """Take hyper-parameters back, from state_dict(); ValueError when the store holds another step or other parameters. From
+        export_state(), or the state_dict() of the torch.optim class of this rule, take all state: import_state()."""
+        if 'hitrain' not in state_dict:
+            if not state_dict.get('state'):
+                raise ValueError('this state_dict is not from an optimizer in a hitrain store, and has no state to import')
+            self.import_state(state_dict)
+            return
+        self._closed()
+        said, holds = state_dict['hitrain']['step'], self._root.number('step')
+        if said != holds:
+            raise ValueError(f'the state_dict is of step {said}, but {self.root} holds step {holds}, and a store keeps its last step only. '
+                             'To go back, load the model\'s own state_dict() and what export_state() gave at that step')
+        groups = state_dict['param_groups']
+        if [list(g['names']) for g in groups] != [g['names'] for g in self.param_groups]:
+            raise ValueError(f'the state_dict groups other parameters than this optimizer of {self.root} does')
+        for new in groups:
+            _check_hyper(new)
+        for own, new in zip(self.param_groups, groups):
+            own.update({k: v for k, v in new.items() if k not in ('params', 'names')})
+        self._step = holds
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(f'{type(self).__name__} of {self.root} cannot be copied or pickled: its state is in the store. Save '
+                        'state_dict() or export_state(), and make another optimizer on a root of its own')
+
+    # -- additions of the store --
+
+    @property
+    def committed_step(self) -> int:
+        """The last step that a crash cannot take away, as the store counts."""
+        return self._root.number('durable_step')
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of the last step, before clipping; known with max_grad_norm or skip_nonfinite."""
+        self._closed()
+        with self._root.explained('grad_norm'):
+            return float(os.getxattr(self.root, XATTR + 'grad_norm'))
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether the last step changed nothing, because one of its gradients was not finite."""
+        return self.skip_nonfinite and not math.isfinite(self.grad_norm)
+
+    def commit(self) -> None:
+        """Make everything below the root durable, as one; parameters that were changed outside step(), too. RuntimeError while gradients
+        of a step are sent: step() or abort() ends that one. With a shard: rank 0 alone."""
+        if not self._ranks.leads:
+            raise RuntimeError(f'rank 0 steers the model, nobody else: call this there alone, not on rank {self._ranks.rank} '
+                               f'of {self._ranks.world}')
+        self._check_usable()
+        if self._begun:
+            raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
+        self._closed()
+        self._settle()
+        for f in self._parameter_files():
+            if f.changed():
+                self._push(f)
+                if self._shard:
+                    self._pushed_alone[f] = None
+        self._root.command('commit')
+        for f in self._parameter_files():
+            f.published()
+        self._step = self._root.number('step')
+
+    def abort(self) -> None:
+        """Undo all changes that are not durable: the store and the tensors go back to `committed_step`. With a shard:
+        on all ranks, which get the same tensors. Ranks that are in another call leave it with RankFailed, and go back
+        with those that called this."""
+        self._go_back(wholly=True)
+
+    def send_gradient(self, parameter: torch.Tensor) -> None:
+        """Write the gradient of one parameter; the store may begin its update at once. Part of step()."""
+        if self._shard:
+            raise RuntimeError('with a shard, all processes send together: call send_gradients() or step()')
+        with self._whole_step():
+            self._check_usable()
+            if not self._begun:
+                self._settle()
+                self._begin([f for f in self._parameter_files() if f.changed()])
+            self._send_one(self._files[parameter])
+
+    def receive_parameter(self, parameter: torch.Tensor) -> None:
+        """Read one parameter; waits for its update. Part of step()."""
+        f = self._files[parameter]
+        with self._root.explained(f'parameter {f.name}'):
+            if self._closing:
+                self._root.wait_for(f.name)  # also orders reads of passthrough files, and reports a failed update
+            f.read()
+
+    def read_state(self, parameter: torch.Tensor, name: str) -> torch.Tensor:
+        """A copy of one piece of the optimizer's state, as f32: exp_avg or what else the rule keeps,
+        step, or master (files of two bytes per element)."""
+        f = self._files[parameter]
+        out = torch.empty(() if name == 'step' else tuple(f.tensor.shape), dtype=torch.float32)
+        with self._root.explained(f'state {name} of {f.name}'):
+            fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                read_all(fd, out)
+            finally:
+                os.close(fd)
+        return out
+
+    def write_state(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
+        """Replace one piece of the optimizer's state, between steps; part of the next commit."""
+        f = self._files[parameter]
+        wanted = () if name == 'step' else tuple(f.tensor.shape)
+        if tuple(value.shape) != wanted:
+            raise ValueError(f'{name} of {f.name} has the shape {wanted}, not {tuple(value.shape)}')
+        with self._root.explained(f'state {name} of {f.name}'):
+            fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                write_all(fd, value.detach().to('cpu', torch.float32).contiguous())
+            finally:
+                os.close(fd)
+
+    def export_state(self) -> Dict[str, Any]:
+        """A state_dict for the torch.optim class of this rule, and for load_state_dict() here: copies of all state, as
+        f32.
+
+        Load it into an optimizer that was made with the same parameters in the same groups, and the run continues
+        there. It has no masters of files of two bytes (read_state('master'))."""
+        state: Dict[int, Dict[str, torch.Tensor]] = {}
+        groups: List[Dict[str, Any]] = []
+        first = 0
+        for group in self.param_groups:
+            groups.append({**{k: v for k, v in group.items() if k not in ('params', 'names')},
+                           'params': list(range(first, first + len(group['params'])))})
+            for i, p in enumerate(group['params'], first):
+                if self.state_words(group) and self._has_state(p):
+                    state[i] = {name: self.read_state(p, name) for name in self.state_words(group)}
+            first += len(group['params'])
+        return {'state': state, 'param_groups': groups}
+
+    def import_state(self, state_dict: Dict[str, Any]) -> None:
+        """Take state and hyper-parameters from export_state(), or from a state_dict of the torch.optim class of this rule, with the same
+        parameters in the same groups, and commit. State of parameters that have none there is forgotten. The tensors keep their
+        values: load those of the model before or after. With a shard: on all ranks."""
+        groups = state_dict['param_groups']
+        if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups]:
+            raise ValueError('the state_dict groups other parameters than this optimizer does')
+        taken = [{k: new[k] for k in self.defaults if k in new} for new in groups]
+        for own, new, hyper in zip(self.param_groups, groups, taken):
+            _check_hyper({**own, **hyper, **{k: new[k] for k in REFUSED_FLAGS if k in new}})
+
+        def take() -> None:
+            self._check_usable()
+            if self._begun:
+                raise RuntimeError('a part of a step is sent: call step() or abort() first')
+            for own, hyper in zip(self.param_groups, taken):
+                own.update(hyper)
+            if self._ranks.leads:
+                for own, new in zip(self.param_groups, groups):
+                    for p, i in zip(own['params'], new['params']):
+                        self._take_state(own, p, state_dict['state'].get(i, {}))
+                self._send_config()
+                self.commit()
+        self._ranks.together('import_state()', take)
+
+    def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
+        """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
+        raise NotImplementedError
+
+    def close(self, why: str = 'has closed its optimizer') -> None:
+        """Release the files (an open one keeps the store from being unmounted). Committed steps stay. A step whose
+        gradients are sent is taken back; finished steps stay, as far as taking back a step keeps them (see the
+        text of the package)."""
+        if self._ahead:
+            self._ahead.close()
+            self._ahead = None
+        if os.getpid() == self._pid and self._root.is_open and (self._open or self._closing):
+            self._hand_back()
+        for f in self._parameter_files():
+            f.close()
+        self._holding = True  # remaining hooks do nothing
+        if os.getpid() == self._pid:
+            self._ranks.close(why)
+            self._root.close()
+        else:
+            self._root.forsake()  # in a forked child both are its parent's
+
+    def __enter__(self) -> 'Optimizer':
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, '_ranks'):
+            self.close()
+
+    # -- the model root --
+
+    def _construct(self, groups: List[Dict[str, Any]], resume: bool) -> None:
+        """Rank 0 makes or opens the model, then the others open it, then it is committed."""
+        def build() -> Dict[str, Any]:
+            self._open_root()
+            torch.optim.Optimizer.__init__(self, groups, self.defaults)
+            if self._given_names is not None and next(self._given_names, None) is not None:
+                raise ValueError('names has more names than there are parameters')
+            return {'model': self._model_digest()}
+
+        def complete() -> None:
+            if self._ranks.leads:
+                self._send_config()
+                if not resume or self._root.number('step') != self._root.number('durable_step'):
+                    self._root.command('commit')
+            self._begin_at(self._root.number('step'))
+        leads = self._ranks.leads
+        made = self._ranks.together('making the model', build if leads else dict)
+        opened = self._ranks.together('opening the model', build if not leads else lambda: made[0])
+        for rank, said in enumerate(opened):
+            if said['model'] != opened[0]['model']:
+                raise RankFailed(rank, 'trains parameters of other names, shapes or dtypes than rank 0')
+        self._built = True
+        self._ranks.together('committing the model', complete)
+
+    def _open_root(self) -> None:
+        if not self._resume:
+            with self._root.explained('model root'):
+                os.makedirs(self.root, exist_ok=True)
+                if os.listdir(self.root):
+                    raise FileExistsError(f'{self.root} is not empty; pass resume=True to continue the model that it holds')
+                # A root first and its files afterwards, so that one commit publishes them: after a crash all or none.
+                self._config = self._config_text(self.defaults, of_root=True)
+                os.setxattr(self.root, XATTR + 'optimizer', self._config.encode())
+        with self._root.explained('model root'):
+            self._config = os.getxattr(self.root, XATTR + 'optimizer').decode()
+        if self._ranks.leads:
+            self._root.claim()
+            if self._resume and self._root.number('step_open'):
+                self._take_over()
+
+    def _undo(self) -> None:
+        """After a construction that failed: removes files that were made and never committed."""
+        if not self._resume and self._root.is_open:
+            try:
+                self._root.command('abort')
+            except OSError:
+                pass  # the caller must know the first error
+
+    def _model_digest(self) -> str:
+        text = '\n'.join(f'{f.name} {tuple(f.tensor.shape)} {f.dtype} {f.grad_dtype}' for f in self._parameter_files())
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
+        """The words of the attribute. repr() of a float reads back as the same float."""
+        words = {k: group[k] for k in self.defaults if k != 'betas'}
+        if 'betas' in self.defaults:
+            words['beta1'], words['beta2'] = group['betas']
+        flags = {'nesterov', 'maximize'}
+        text = ' '.join([self.rule] + [f'{k}={int(v)}' if k in flags else f'{k}={float(v)!r}' for k, v in words.items()])
+        return f'{text} {self._words_of_root()}' if of_root else text
+
+    def _words_of_root(self) -> str:
+        words = [f'durable_every={self.durable_every}']
+        if self.max_grad_norm:
+            words.append(f'max_grad_norm={float(self.max_grad_norm)!r}')
+        if self.grad_scale != 1.0:
+            words.append(f'grad_scale={float(self.grad_scale)!r}')
+        if self.skip_nonfinite:
+            words.append('skip_nonfinite=1')
+        if self.accumulate > 1:  # and a group may be shorter
+            words.append(f'accumulate={self.accumulate} accumulate_mode={self.accumulate_mode} partial=1')
+        return ' '.join(words)
+
+    def _all_config(self) -> List[str]:
+        return [self._config_text(self.param_groups[0], of_root=True)] + [self._config_text(g) for g in self.param_groups[1:]]
+
+    def _send_config(self) -> None:
+        """Send changes of param_groups to the store: the root follows the first group, the files of groups that differ
+        from it carry their own. A step uses the values that are set when its first gradient is closed."""
+        common = self._config_text(self.param_groups[0])
+        self._latched = self._all_config()
+        with self._root.explained('hyper-parameters'):
+            if self._latched[0] != self._config:
+                os.setxattr(self.root, XATTR + 'optimizer', self._latched[0].encode())
+                self._config = self._latched[0]
+            for group in self.param_groups:
+                text = self._config_text(group)
+                for p in group['params']:
+                    self._files[p].set_config('' if text == common else text)
+
+    # -- one step --
+
+    def _begin_at(self, step: int) -> None:
+        """So many steps are finished, and no gradient of the next one is sent."""
+        self._step = step
+        self._closing = False
+        self._begun, self._open = False, 0  # the store's number of the open step, once it has a gradient
+        self._latched: Optional[List[str]] = None  # hyper-parameters of the step that has begun
+        for f in self._parameter_files():
+            f.begin_step()
+
+    def _offer(self, ends: bool) -> Dict[str, Any]:
+        """This rank's part of the step: for each parameter, has it a gradient, and was it changed outside step()?"""
+        self._check_usable()
+        self._settle()
+        files = list(self._parameter_files())
+        facts = {'gradients': ''.join('01'[f.tensor.grad is not None] for f in files), 'changed': ''}
+        if ends or not self._begun:
+            changed = dict.fromkeys(f for f in files if f.changed())
+            if self._begun and not self._check_sent([f for f in files if f.sent], changed):
+                changed = dict.fromkeys(f for f in files if f.changed())
+            facts['changed'] = ''.join('01'[f in changed or f in self._pushed_alone] for f in files)
+        return facts
+
+    def _check_sent(self, sent: List[ParameterFile], changed: Dict[ParameterFile, None]) -> bool:
+        """Gradients sent before step() must equal those that step() would send now. False: they do not, and are taken
+        back to be sent again."""
+        if self._ranks.leads and self._latched != self._all_config():
+            why = 'hyper-parameters were changed'
+        else:
+            why = next((f'the gradient of {f.name} was changed or cleared' for f in sent if f.gradient_changed()), '') or \
+                next((f'the parameter {f.name} was changed' for f in sent if f in changed), '')
+        if not why:
+            return True
+        why += " after the step's first gradient was sent"
+        if self._shard or self.accumulate > 1:
+            raise RuntimeError(f'{why}; with accumulate or a shard that must be done before')
+        if self._step != self._root.number('durable_step') or any(f.tensor.grad is None for f in sent):
+            raise RuntimeError(f'{why}; do that before backward(), or pass overlap=False')
+        self._go_back(wholly=False)
+        if self._early:
+            warnings.warn(f'{why}: the step is sent again, and from now on backward() sends no gradients. Do that before backward() '
+                          'to keep overlap', RuntimeWarning, stacklevel=2)
+        self._early = False
+        return False
+
+    def _owned(self, said: List[Dict[str, Any]]) -> Iterator[Tuple[ParameterFile, List[int]]]:
+        """Each parameter and the ranks that have a gradient for it."""
+        bits = [s['gradients'] for s in said]
+        for i, f in enumerate(self._parameter_files()):
+            yield f, [rank for rank, b in enumerate(bits) if b[i] == '1']
+
+    def _send(self, said: List[Dict[str, Any]]) -> None:
+        """Changed parameters and hyper-parameters come before any gradient, and all parts of a gradient before the next
+        one, or the end."""
+        if not any(owners for _, owners in self._owned(said)):
+            return
+        changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
+        self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)
+        if any(changed):
+            self._ranks.together('taking changed parameters', lambda: self._take_changed(changed))
+            self._pushed_alone = {}
+        self._begun = True
+        owned = [(f, owners) for f, owners in self._owned(said) if self._ranks.rank in owners]
+
+        def write() -> None:
+            for f, owners in owned:
+                if f.is_sent():
+                    continue
+                self._check_room(f)
+                if self._shard:
+                    self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
+                else:
+                    self.send_gradient(f.tensor)
+        self._sending_all = True
+        try:
+            self._ranks.together('gradients', write)
+        finally:
+            self._sending_all = False
+        for f, owners in self._owned(said):
+            if owners and self._ranks.rank not in owners:
+                f.sent += 1
+        if self._ranks.leads and not self._open:
+            self._open = self._root.number('step_open')
+
+    def _begin(self, changed: List[ParameterFile]) -> None:
+        """Before the first gradient of a step: parameters that were changed, then hyper-parameters. Later: parameters alone."""
+        if not self._begun:
+            self._closed()
+            holds = self._root.number('step')
+            if holds != self._step:
+                raise RuntimeError(f'{self.root} went from step {self._step} to {holds}: somebody else steers it, too; abort() takes over '
+                                   'what it holds')
+            self._begun = True
+            self._send_config()
+        for f in changed:
+            if f not in self._pushed_alone:
+                self._push(f)
+
+    def _push(self, f: ParameterFile) -> None:
+        with self._root.explained(f'parameter {f.name}, changed outside step()'):
+            f.push(self._step)
+
+    def _take_changed(self, changed: List[List[ParameterFile]]) -> None:
+        """Rank 0's values of changed parameters count; a rank that changed others must have got the store's values."""
+        if self._ranks.leads:
+            return
+        leaders = dict.fromkeys(changed[0])
+        for f in leaders:
+            self.receive_parameter(f.tensor)
+        for f in changed[self._ranks.rank]:
+            if f not in leaders and not f.equals_file():
+                raise RuntimeError(f'the parameter {f.name} was changed outside step() on this rank and not on rank 0: change it on all')
+
+    def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
+        def drop() -> None:
+            if self._ranks.leads:  # otherwise the whole step is taken back before it can end
+                self._root.command(f'drop {f.name}')
+        with self._root.explained(f'gradient of {f.name}'):
+            if self._feedback:
+                f.write_sparse(drop, *self._feedback.choose(f.tensor, f.gradient(), f.grad_dtype, self.grad_scale))
+            else:
+                f.write_gradient(drop, part)
+        f.gradient_sent(early=not self._sending_all)
+        if not self._shard and not self._open:
+            self._open = self._root.number('step_open')
+
+    def _end_step(self) -> None:
+        if self._ranks.leads:
+            durable = self.durable_every == 1 or self._durable_due
+            if not self._open:
+                raise RuntimeError(f'{self.root} has no open step: somebody took it back')
+            if self._async and not self._durable_due:
+                self._root.command(f'step async if={self._open}')
+                self._closing = True
+            else:
+                self._root.command(f'{"commit" if durable else "step"} if={self._open}')
+
+    def _closed(self) -> None:
+        """Returns when the store has closed the last step. OSError: that failed; going back takes the step back then."""
+        if self._closing:
+            self._root.command('wait')
+            self._closing = False
+
+    def _close_failed(self) -> bool:
+        try:
+            self._closed()
+        except OSError:
+            return True
+        return False
+
+    def _receive(self, files: List[ParameterFile]) -> None:
+        if self._ahead:
+            self._ahead.start(f.tensor for f in files)
+        else:
+            for f in files:
+                self.receive_parameter(f.tensor)
+        if self._overlap:
+            self._hook_all()
+
+    def _gradient_ready(self, f: ParameterFile) -> None:
+        if self._holding or not self._early or f.tensor.grad is None:
+            return
+        with self._whole_step():
+            if not self._seen_reducers:
+                _refuse_reducers(self._files)
+                self._seen_reducers = True
+            self._check_room(f)
+            self.send_gradient(f.tensor)
+        if self.accumulate > 1:
+            f.clear_gradient()  # the next one is another
+
+    def _check_room(self, f: ParameterFile) -> None:
+        if f.sent >= self.accumulate:
+            raise RuntimeError(f'a second gradient of {f.name} before step(): wrap all backwards but the last in '
+                               'hold_gradients()' if self.accumulate == 1 else
+                               f'{f.name} has had the {self.accumulate} gradients of this step: call step()')
+
+    def _hook_all(self) -> None:
+        """Also parameters that were frozen when the optimizer was made."""
+        for p, f in self._files.items():
+            if f.hook is None and p.requires_grad:
+                f.hook = _when_accumulated(p, weakref.WeakMethod(self._gradient_ready), f)
+
+    # -- going back --
+
+    @contextlib.contextmanager
+    def _whole_step(self) -> Iterator[None]:
+        """An error in here takes back the sent gradients of the step, on all ranks."""
+        try:
+            yield
+        except BaseException as e:
+            self._take_back(e)
+            raise
+
+    def _take_back(self, error: BaseException) -> None:
+        finished = self._step
+        try:
+            self._go_back(wholly=False)
+        except BaseException as second:
+            self._torn = f'a step failed ({type(error).__name__}: {error}) and could not be taken back ({type(second).__name__}: {second})'
+            if not isinstance(second, Exception):
+                raise
+        if self._step < finished:
+            warnings.warn(f'a step failed, and {self.root} went back from step {finished} to its durable step {self._step}, as '
+                          'its tensors did', RuntimeWarning, stacklevel=2)
+
+    def _go_back(self, wholly: bool) -> None:
+        """Take back the sent gradients of the open step, on all ranks; wholly: everything that is not durable. Tensors
+        are read again where the store has other values than before that step."""
+        wholly = wholly or self._close_failed()
+        if not (wholly or self._shard or self._begun or self._unread):
+            return
+        if self._ahead and self._ahead.forget():
+            self._unread = True
+        alone = self._ranks.over
+        if alone and not self._ranks.leads:
+            self._ranks.together('going back')  # raises: rank 0 cannot be reached
+        wants = {'wholly': wholly, 'unread': self._unread, 'begun': self._begun}
+        wanted = [wants] if alone else self._ranks.gather_at('going back', wants)
+        self._torn = 'going back was not finished'
+
+        def lead() -> Dict[str, Any]:
+            return self._restore(**{k: any(w[k] for w in wanted) for k in wants}) if self._ranks.leads else {}
+        now = lead() if alone else self._ranks.together('going back', lead)[0]
+        if not alone:
+            self._ranks.together('going back', lambda: None if self._ranks.leads else self._read_back(now['reread']))
+        self._begin_at(now['step'])
+        if self._feedback:
+            self._feedback.forget()
+        self._unread, self._torn = False, ''
+
+    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
+        """On rank 0. Without an open step there is nothing to take back."""
+        if wholly or (begun and (self._ended_and_lost() or (self._root.number('step_open') and not self._drop_all()))):
+            self._root.command('abort')
+        durable, step = self._root.number('durable_step'), self._root.number('step')
+        for f in self._parameter_files():
+            f.push_again_after(durable)
+        reread = wholly or unread or step != self._step
+        self._read_back(reread)
+        return {'step': step, 'reread': reread}
+
+    def _ended_and_lost(self) -> bool:
+        """The store has ended the step and then failed to make it durable: a crash would undo it, and the trainer got
+        an error."""
+        step = self._root.number('step')
+        return step > self._step and self._root.number('durable_step') < step
+
+    def _hand_back(self) -> None:
+        """Part of close(): an unmount drops an open step, and with it finished steps that are not durable. So this
+        optimizer leaves none open."""
+        try:
+            if not self._close_failed() and (self._root.number('step_open') != self._open or self._drop_all()):
+                return
+            self._open = self._root.number('step_open')
+            self._root.command(f'abort if={self._open}')
+            now = self._root.number('step')
+        except OSError:
+            return  # the mount is dead, or has reported its error before
+        if now < self._step:
+            warnings.warn(f'closed within a step: {self.root} went back from step {self._step} to its durable step {now}', RuntimeWarning,
+                          stacklevel=3)
+
+    def _take_over(self) -> None:
+        """Part of resume: another client has ended within a step. Its gradients are dropped, and finished steps stay if
+        possible."""
+        if self._root.number('durable_step') == self._root.number('step') or not self._drop(self._gradient_names()):
+            self._root.command('abort')
+
+    def _gradient_names(self) -> Iterator[str]:
+        """Paths of all parameters in the model, whichever client made them. No command can name a newline."""
+        top = os.path.join(self.root, HIDDEN, 'grad')
+        for folder, _, names in os.walk(top):
+            paths = (os.path.relpath(os.path.join(folder, name), top) for name in names)
+            yield from (path for path in paths if '\n' not in path)
+
+    def _drop_all(self) -> bool:
+        """Take back the gradients alone, if an abort would take finished steps with them. False: that cannot be done."""
+        if self._root.number('durable_step') == self._root.number('step'):
+            return False
+        return self._drop([f.name for f in self._parameter_files()])
+
+    def _drop(self, names: Iterable[str]) -> bool:
+        """False: a step is open all the same."""
+        try:
+            self._root.command(*(f'drop {name}' for name in names))
+        except OSError:
+            return False  # an update has applied some gradients
+        return not self._root.number('step_open')
+
+    def _read_back(self, reread: bool) -> None:
+        self._config = ''
+        if reread:
+            self._pushed_alone = {}
+        for f in self._parameter_files():
+            f.forget()
+            if reread:
+                with self._root.explained(f'parameter {f.name}'):
+                    f.restore(may_create=self._ranks.leads)
+
+    def _check_usable(self) -> None:
+        if self._torn:
+            raise RuntimeError(f'{self._torn}: call abort() first')
+
+    # -- parameters --
+
+    def _has_state(self, p: torch.Tensor) -> bool:
+        with self._root.explained(f'state of {self._files[p].name}'):
+            return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
+
+    def _take_state(self, group: Dict[str, Any], p: torch.Tensor, kept: Dict[str, Any]) -> None:
+        if not kept and self._has_state(p):
+            self._root.command(f'reset {self._files[p].name}')
+        for name in self.state_words(group):
+            if kept.get(name) is not None:
+                self.write_state(p, name, torch.as_tensor(kept[name]))
+        if kept and 'step' not in self.state_words(group):
+            self.write_state(p, 'step', torch.tensor(1.0))  # not the first one, which begins the buffer anew
+
+    def _parameter_files(self) -> Iterable[ParameterFile]:
+        return self._files.values()
+
+    def _named(self, params: Any) -> Tuple[List[torch.Tensor], List[str]]:
+        tensors, names, seen = [], [], set()
+        for entry in [params] if isinstance(params, torch.Tensor) else params:
+            name, tensor = entry if isinstance(entry, tuple) else (None, entry)
+            if name is None and self._given_names is not None:
+                name = next(self._given_names, None)
+                if name is None:
+                    raise ValueError('names has fewer names than there are parameters')
+            if tensor in self._files or id(tensor) in seen:
+                raise ValueError(f'the parameter {name or len(tensors)} is given twice')
+            seen.add(id(tensor))
+            names.append(name if name is not None else f'parameter{len(self._files) + len(names)}')
+            tensors.append(tensor)
+        if self._given_names is None:
+            names = self._unwrapped(names)
+        fresh: Dict[str, None] = {}
+        for name in names:
+            check_name(name)
+            if name in self._taken_names or name in fresh:
+                raise ValueError(f'two parameters are called {name}')
+            fresh[name] = None
+        return tensors, names
+
+    def _unwrapped(self, names: List[str]) -> List[str]:
+        """As the model calls its parameters, whatever it is wrapped in now. Files of a model that is there keep their names."""
+        plain = _without_wrappers(names)
+        if not self._resume:
+            return plain
+        return [n if n == p or os.path.exists(os.path.join(self.root, n)) else p for n, p in zip(names, plain)]
+
+    def _attach_group(self, group: Dict[str, Any]) -> None:
+        for name, p in zip(group['names'], group['params']):
+            self._attach(name, p)
+        if self._overlap:
+            self._hook_all()
+
+    def _detach_group(self, group: Dict[str, Any]) -> None:
+        for name, p in zip(group['names'], group['params']):
+            self._taken_names.pop(name, None)
+            f = self._files.pop(p, None)
+            if not f:
+                continue
+            try:
+                f.unmake() if self._ranks.leads else f.close()
+            except OSError:
+                pass  # the caller must know the first error
+
+    def _attach(self, name: str, p: torch.Tensor) -> None:
+        check_plain(f'the parameter {name}', p)
+        dtype = self._param_dtype or p.dtype
+        for d in (dtype, self._grad_dtype or dtype):
+            if d not in FILE_DTYPES:
+                raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
+        if p.numel() == 0:
+            raise ValueError(f'{name} has no elements')
+        f = ParameterFile(self.root, name, p, dtype, self._grad_dtype or dtype)
+        exists = os.path.exists(f.path) if self._built else self._resume
+        self._files[p] = f
+        self._taken_names[name] = None
+        if exists and not os.path.exists(f.path):
+            raise FileNotFoundError(errno.ENOENT, f'no such file (parameter {name}). {self._alike(name)}', self.root)
+        with self._root.explained(f'parameter {name}'):
+            if exists:
+                f.open_existing(self._ranks.leads)
+            else:
+                f.create()
+
+    def _alike(self, name: str) -> str:
+        """The store's name of a parameter whose name ends alike."""
+        held = sorted(n for n in os.listdir(self.root) if n.endswith('.' + name) or name.endswith('.' + n))
+        if held:
+            return f'The model in the store has {held[0]}: pass names= as they are there'
+        return 'The model in the store was made without it'
+
+
+# Optimizers of this process. A forked child must not hold the descriptors that steer the model: it would do so after
+# its parent's death.
+_LIVE: 'weakref.WeakSet[Optimizer]' = weakref.WeakSet()
+
+
+def _forsake_all() -> None:
+    for optimizer in list(_LIVE):
+        optimizer._root.forsake()
+        optimizer._ranks.forsake()
+        for f in optimizer._parameter_files():
+            f.forsake()
+
+
+os.register_at_fork(after_in_child=_forsake_all)
+
+
+class _NodeHook:
+    """A hook on the node of the graph that adds to .grad; the node lives as long as it has a reference."""
+
+    def __init__(self, node: Any, call: Callable[[], None]) -> None:
+        self._node, self._handle = node, node.register_hook(lambda *unused: call())
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+
+def _when_accumulated(p: torch.Tensor, method: weakref.WeakMethod, f: ParameterFile) -> Any:
+    """Call method(f) whenever backward has added to p.grad all that it will; the result's remove() ends that."""
+    def call(*unused: Any) -> None:
+        bound = method()
+        if bound is not None:
+            bound(f)
+
+    if hasattr(p, 'register_post_accumulate_grad_hook'):  # torch >= 2.1
+        return p.register_post_accumulate_grad_hook(call)
+    with torch.enable_grad():
+        return _NodeHook(p.expand_as(p).grad_fn.next_functions[0][0], call)
+
+
+def _refuse_reducers(parameters: Dict[torch.Tensor, Any]) -> None:
+    """Wrappers that reduce gradients between processes do it after a parameter's hook was called, so the hook would
+    send gradients that are not reduced yet. Nothing links a parameter to its wrapper: look at all objects."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1):
+        return
+    for o in gc.get_objects():
+        kind = type(o).__name__
+        if kind in ('DistributedDataParallel', 'FullyShardedDataParallel') and isinstance(o, torch.nn.Module) and \
+                any(p in parameters for p in o.parameters()):
+            raise RuntimeError(f'overlap=True does not work under {kind}: it reduces gradients after backward has sent them. Pass '
+                               'overlap=False; step() then sends what was reduced')
+
+
+_WRAPPERS = {'_checkpoint_wrapped_module', '_fsdp_wrapped_module', '_orig_mod'}
+
+
+def _without_wrappers(names: List[str]) -> List[str]:
+    """DistributedDataParallel and DataParallel call the wrapped model `module`, as a model may call a part of its own:
+    so only if all do."""
+    plain = ['.'.join(part for part in name.split('.') if part not in _WRAPPERS) for name in names]
+    if all(name.startswith('module.') for name in plain):
+        plain = [name[len('module.'):] for name in plain]
+    return plain
+
+
+def _as_groups(params: Iterable) -> List[Dict[str, Any]]:
+    if isinstance(params, torch.Tensor):
+        raise TypeError('params must be a list of parameters, not one tensor')
+    listed = list(params)
+    if not listed:
+        raise ValueError('there are no parameters')
+    return listed if isinstance(listed[0], dict) else [{'params': listed}]
+
+
+def _check_hyper(group: Dict[str, Any]) -> None:
+    for key in ('lr', 'eps', 'weight_decay', 'momentum', 'lr_decay'):
+        if not 0.0 <= group.get(key, 0.0) < float('inf'):
+            raise ValueError(f'{key} must be a number >= 0, not {group[key]}')
+    for beta in group.get('betas', ()):
+        if not 0.0 <= beta < 1.0:
+            raise ValueError(f'betas must be numbers >= 0 and < 1, not {group["betas"]}')
+    for flag in REFUSED_FLAGS:
+        if group.get(flag):
+            raise ValueError(f'{flag}={group[flag]} is not implemented in the store')

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model root as its one steering process sees it: attributes, commands of `.hitrain/ctl`, and the store's messages
+about errors."""
+import errno
+import os
+from typing import Any
+
+from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
+
+
+class Root:
+    """The directory of a model. Attributes can be read by every process; commands are for the one that opened ctl."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._ctl = self._waits = -1
+
+    def number(self, word: str) -> int:
+        with self.explained(word):
+            return int(os.getxattr(self.path, XATTR + word))
+
+    def claim(self) -> None:
+        """From now on no other client can end a step of this model or take one back."""
+        with self.explained('model root'):
+            self._ctl = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.command(f'claim hitrain:{os.getpid()}')
+        except OSError as e:
+            self.forsake()
+            if e.errno == errno.EBUSY:
+                raise OSError(e.errno, f'{e.strerror}; one process steers a model: end that one first', self.path) from e
+            raise
+
+    def command(self, *lines: str) -> None:
+        """OSError with the store's own words when it refuses a line; later lines are not run."""
+        try:
+            os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
+        except OSError as e:
+            said = self._answer() or self._says(e.errno)
+            raise OSError(e.errno, f'{os.strerror(e.errno)} ({lines[0]}): {said}', self.path) from e
+        self._answer()
+
+    def wait_for(self, name: str) -> None:
+        """Until the updates of a parameter that are queued are applied. One thread at a time, and not the one of command()."""
+        if self._waits < 0:
+            self._waits = os.open(os.path.join(self.path, HIDDEN, 'ctl'), os.O_RDWR | os.O_CLOEXEC)
+        plain = name == name.strip() and '\n' not in name  # else no command can name it
+        try:
+            os.write(self._waits, f'wait {name if plain else ""}\n'.encode())
+        finally:
+            os.read(self._waits, 1 << 16)
+
+    @property
+    def is_open(self) -> bool:
+        return self._ctl >= 0
+
+    def close(self) -> None:
+        """The claim ends before this returns: closing alone ends it a moment later."""
+        if self.is_open:
+            try:
+                self.command('unclaim')
+            except OSError:
+                pass  # of a dead mount
+            self.forsake()
+
+    def forsake(self) -> None:
+        """Close, and let the claim be: in a forked child it is its parent's."""
+        fds, self._ctl, self._waits = (self._ctl, self._waits), -1, -1
+        for fd in fds:
+            if fd >= 0:
+                close_quietly(fd)
+
+    def explained(self, what: str) -> '_Explained':
+        return _Explained(self, what)
+
+    def _answer(self) -> str:
+        """The answer to the last command, without the name of the error. '' if there is none, as from a dead mount."""
+        text, more = b'', b''
+        try:
+            while not text or len(more) == 1 << 16:
+                more = os.read(self._ctl, 1 << 16)
+                text += more
+                if not more:
+                    break
+        except OSError:
+            return ''
+        lines = text.decode(errors='replace').splitlines()
+        return lines[-1].split(': ', 2)[-1] if lines else ''
+
+    def _says(self, number: int) -> str:
+        if number in (errno.ENOTCONN, errno.ECONNABORTED):
+            return "the file system's daemon is gone; mount again and continue with resume=True"
+        try:
+            return attribute(self.path, 'error')
+        except OSError as e:
+            return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+
+
+class _Explained:
+    """Adds to an OSError the action and the store's message about it, once."""
+
+    def __init__(self, root: Root, what: str) -> None:
+        self.root, self.what = root, what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, OSError) and error.errno is not None:
+            text, said = f'{os.strerror(error.errno)} ({self.what})', self.root._says(error.errno)
+            raise type(error)(error.errno, f'{text}: {said}' if said else text, self.root.path) from error

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of a store as safetensors files, and back, a few megabytes at a time.
+
+Both directions copy tensor by tensor through one small buffer, however large the model is. They need neither the
+package safetensors nor the model's code. https://huggingface.co/docs/safetensors describes the format: eight bytes
+with the size of a header, the header (JSON: name, dtype, shape and place of each tensor), then the tensors.
+"""
+import contextlib
+import errno
+import json
+import os
+import struct
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+
+import torch
+
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, attribute, check_name, close_quietly, memory_of
+from hitrain._root import Root
+
+__all__ = ['export_safetensors', 'import_safetensors']
+
+Path = Union[str, 'os.PathLike[str]']
+
+BUFFER_BYTES = 8 << 20
+HEADER_BYTES_MAX = 100_000_000  # as the package safetensors has it
+SHARD_BYTES = 5_000_000_000     # as in transformers
+# The store's word for a dtype, and that of safetensors.
+DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16', 'f64': 'F64', 'i8': 'I8', 'u8': 'U8', 'i16': 'I16', 'u16': 'U16',
+          'i32': 'I32', 'u32': 'U32', 'i64': 'I64', 'u64': 'U64', 'bool': 'BOOL'}
+BYTES = {'F64': 8, 'I64': 8, 'U64': 8, 'F32': 4, 'I32': 4, 'U32': 4, 'F16': 2, 'BF16': 2, 'I16': 2, 'U16': 2, 'I8': 1,
+         'U8': 1, 'BOOL': 1}
+FLOATS = {'F32': torch.float32, 'BF16': torch.bfloat16, 'F16': torch.float16, 'F64': torch.float64}
+
+
+class Tensor(NamedTuple):
+    """A tensor in a file. at: offset of its first byte there."""
+    name: str
+    path: str
+    dtype: str  # in the words of safetensors
+    shape: List[int]
+    at: int
+    size: int
+
+
+def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] = None,
+                       rename: Callable[[str], str] = lambda name: name, shard_bytes: int = SHARD_BYTES) -> List[str]:
+    """Writes the parameters of the model `root` as safetensors, and returns the names of the files.
+
+    path         a name that ends in .safetensors: one file. Otherwise a folder, with the files that from_pretrained of
+                 transformers expects: model.safetensors, or model-00001-of-0000N.safetensors and their index
+    dtype        convert floats to it on the way; default: as in the store
+    rename       the name in the file for a name in the store
+    shard_bytes  a folder's files become at most so large, unless one tensor is larger
+
+    The model must not make a step in the meantime: RuntimeError, and no file is written. Files appear under their
+    names when they are complete and durable.
+    """
+    root, path = os.path.abspath(os.fspath(root)), os.path.abspath(os.fspath(path))
+    if dtype is not None and dtype not in FLOATS.values():
+        raise TypeError(f'floats cannot become {dtype}')
+    steps = _steps(root)
+    if steps[1]:
+        raise RuntimeError(f'a step of {root} is open: export between steps')
+    tensors = [t._replace(name=rename(t.name)) for t in _held(root)]
+    if not tensors:
+        raise ValueError(f'{root} holds no tensors')
+    if len({t.name for t in tensors}) < len(tensors):
+        raise ValueError('rename gives two tensors the same name')
+    shards = [tensors] if path.endswith('.safetensors') else _in_shards(tensors, dtype, shard_bytes)
+    names = _shard_names(path, len(shards))
+    os.makedirs(os.path.dirname(names[0]), exist_ok=True)
+    with _appearing() as appear:
+        for name, shard in zip(names, shards):
+            with appear(name) as fd:
+                _write_file(fd, shard, dtype)
+        if len(shards) > 1:
+            names.append(os.path.join(path, 'model.safetensors.index.json'))
+            with appear(names[-1]) as fd:
+                _write(fd, json.dumps(_index(shards, names, dtype), indent=2).encode() + b'\n')
+        if _steps(root) != steps:
+            raise RuntimeError(f'{root} made a step while it was exported, so nothing was written: export between steps')
+    return names
+
+
+def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] = None,
+                       rename: Callable[[str], str] = lambda name: name, rule: str = 'adamw') -> List[str]:
+    """Makes a model of a safetensors file, or of a folder of such files, and returns the names of its parameters.
+
+    root    a directory of the store, new or empty. Then make the optimizer of this model with resume=True: the
+            tensors take their values from the store
+    dtype   convert the tensors to it on the way; default: as in the files
+    rename  the name in the store for a name in a file
+    rule    the optimizer's rule and settings, as in the attribute `optimizer`; the optimizer that resumes sets its own
+
+    All headers are read and checked first. One commit publishes the model; after an error the root is empty.
+    """
+    path, root = os.path.abspath(os.fspath(path)), os.path.abspath(os.fspath(root))
+    tensors = [t._replace(name=rename(t.name)) for name in _files_of(path) for t in _read_header(name)]
+    for t in tensors:
+        check_name(t.name)
+        if t.dtype not in FLOATS or (dtype is None and FLOATS[t.dtype] not in FILE_DTYPES):
+            raise TypeError(f'{t.path}: {t.name} is {t.dtype}; parameters are F32, BF16 or F16. Pass dtype= to convert floats')
+        if t.size == 0:
+            raise ValueError(f'{t.path}: {t.name} has no elements')
+    if not tensors:
+        raise ValueError(f'{path} has no tensors')
+    names = [t.name for t in tensors]
+    if len(set(names)) < len(names):
+        raise ValueError(f'{path} has two tensors of the same name')
+    if dtype is not None and dtype not in FILE_DTYPES:
+        raise TypeError(f'files can be {" or ".join(FILE_DTYPES.values())}, not {dtype}')
+    with _new_model(root, rule) as model:
+        for t in tensors:
+            _make_parameter(root, t, dtype or FLOATS[t.dtype])
+        model.command('commit')
+    return names
+
+
+# ------------------------------------------------------------------- export
+
+def _steps(root: str) -> Tuple[int, int]:
+    """Numbers that change when the model does: finished steps, and the open one."""
+    model = Root(root)
+    return model.number('step'), model.number('step_open')
+
+
+def _held(root: str) -> Iterator[Tensor]:
+    """All files with a dtype below the root, by name."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(f for f in folders if f != HIDDEN)
+        for file in sorted(files):
+            path = os.path.join(folder, file)
+            word = attribute(path, 'dtype')
+            if not word:
+                continue
+            size, shape = os.stat(path).st_size, attribute(path, 'shape')
+            kind = DTYPES[word]
+            yield Tensor(os.path.relpath(path, root), path, kind, [int(n) for n in shape.split(',')] if shape else [size // BYTES[kind]], 0, size)
+
+
+def _out_dtype(t: Tensor, dtype: Optional[torch.dtype]) -> str:
+    if dtype is None or t.dtype not in FLOATS:
+        return t.dtype
+    return next(word for word, d in FLOATS.items() if d == dtype)
+
+
+def _out_size(t: Tensor, dtype: Optional[torch.dtype]) -> int:
+    return t.size // BYTES[t.dtype] * BYTES[_out_dtype(t, dtype)]
+
+
+def _in_shards(tensors: List[Tensor], dtype: Optional[torch.dtype], most: int) -> List[List[Tensor]]:
+    shards: List[List[Tensor]] = [[]]
+    size = 0
+    for t in tensors:
+        if shards[-1] and size + _out_size(t, dtype) > most:
+            shards.append([])
+            size = 0
+        shards[-1].append(t)
+        size += _out_size(t, dtype)
+    return shards
+
+
+def _shard_names(path: str, count: int) -> List[str]:
+    if path.endswith('.safetensors'):
+        return [path]
+    if count == 1:
+        return [os.path.join(path, 'model.safetensors')]
+    return [os.path.join(path, f'model-{i + 1:05d}-of-{count:05d}.safetensors') for i in range(count)]
+
+
+def _index(shards: List[List[Tensor]], names: List[str], dtype: Optional[torch.dtype]) -> Dict[str, Any]:
+    total = sum(_out_size(t, dtype) for shard in shards for t in shard)
+    where = {t.name: os.path.basename(name) for name, shard in zip(names, shards) for t in shard}
+    return {'metadata': {'total_size': total}, 'weight_map': dict(sorted(where.items()))}
+
+
+def _write_file(fd: int, tensors: List[Tensor], dtype: Optional[torch.dtype]) -> None:
+    header: Dict[str, Any] = {'__metadata__': {'format': 'pt'}}
+    at = 0
+    for t in tensors:
+        end = at + _out_size(t, dtype)
+        header[t.name] = {'dtype': _out_dtype(t, dtype), 'shape': t.shape, 'data_offsets': [at, end]}
+        at = end
+    text = json.dumps(header, separators=(',', ':')).encode()
+    text += b' ' * (-len(text) % 8)  # tensors begin at a multiple of eight
+    _write(fd, struct.pack('<Q', len(text)) + text)
+    for t in tensors:
+        source = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _copy(source, t, fd, FLOATS.get(_out_dtype(t, dtype)))
+        finally:
+            os.close(source)
+
+
+def _copy(source: int, t: Tensor, target: int, dtype: Optional[torch.dtype]) -> None:
+    """The tensor's bytes, converted to dtype, to the place where target stands."""
+    converts = t.dtype in FLOATS and dtype is not None and FLOATS[t.dtype] != dtype
+    buffer = torch.empty(min(BUFFER_BYTES, t.size), dtype=torch.uint8)
+    done = 0
+    while done < t.size:
+        part = buffer[:min(len(buffer), t.size - done)]
+        _read(source, part, t.at + done, t)
+        out = part.view(FLOATS[t.dtype]).to(dtype) if converts else part
+        _write(target, memory_of(out))
+        done += len(part)
+
+
+@contextlib.contextmanager
+def _appearing() -> Iterator[Callable[[str], Any]]:
+    """A function that opens a file for writing. All get their names at the end; after an error none does."""
+    made: List[Tuple[str, str]] = []
+
+    @contextlib.contextmanager
+    def appear(name: str) -> Iterator[int]:
+        hidden = os.path.join(os.path.dirname(name), f'.{os.path.basename(name)}.{os.getpid()}')
+        fd = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        made.append((hidden, name))
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    try:
+        yield appear
+        for hidden, name in made:
+            os.rename(hidden, name)
+        for folder in {os.path.dirname(name) for _, name in made}:
+            _sync(folder)
+    except BaseException:
+        for hidden, _ in made:
+            with contextlib.suppress(OSError):
+                os.unlink(hidden)
+        raise
+
+
+def _sync(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# ------------------------------------------------------------------- import
+
+def _files_of(path: str) -> List[str]:
+    if not os.path.isdir(path):
+        return [path]
+    index = os.path.join(path, 'model.safetensors.index.json')
+    if os.path.exists(index):
+        with open(index, encoding='utf-8') as f:
+            shards = set(json.load(f)['weight_map'].values())
+        if any(os.path.basename(s) != s for s in shards):
+            raise ValueError(f'{index} names files of other folders')
+        return [os.path.join(path, s) for s in sorted(shards)]
+    return [os.path.join(path, 'model.safetensors')]
+
+
+def _read_header(path: str) -> List[Tensor]:
+    """The tensors of a file, in the order of their places. ValueError names the defect of a file that is none."""
+    with open(path, 'rb') as f:
+        size = os.fstat(f.fileno()).st_size
+        length = struct.unpack('<Q', f.read(8))[0] if size >= 8 else 0
+        if not 0 < length <= min(HEADER_BYTES_MAX, size - 8):
+            raise ValueError(f'{path} is no whole safetensors file: its header would have {length} of {size} bytes')
+        try:
+            header = json.loads(f.read(length))
+        except ValueError as e:
+            raise ValueError(f'{path} is no safetensors file: its header is not JSON ({e})') from e
+    if not isinstance(header, dict):
+        raise ValueError(f'{path} is no safetensors file: its header is no object')
+    header.pop('__metadata__', None)
+    found = [_described(path, name, said, 8 + length, size) for name, said in header.items()]
+    found.sort(key=lambda t: (t.at, t.size))
+    end = 8 + length
+    for t in found:
+        if t.at != end:
+            raise ValueError(f'{path}: {t.name} does not begin where the tensor before it ends')
+        end += t.size
+    if end != size:
+        raise ValueError(f'{path} has {size} bytes, and its tensors end at {end}')
+    return found
+
+
+def _described(path: str, name: str, said: Any, begin: int, size: int) -> Tensor:
+    try:
+        dtype, shape, (first, end) = said['dtype'], said['shape'], said['data_offsets']
+        elements = 1
+        if not isinstance(shape, list):
+            raise ValueError(f'the shape is {shape}')
+        for n in shape:
+            if type(n) is not int or n < 0:
+                raise ValueError(f'the shape is {shape}')
+            elements *= n
+        if type(first) is not int or type(end) is not int or not 0 <= first <= end:
+            raise ValueError(f'the place is {first} to {end}')
+        if begin + end > size:
+            raise ValueError(f'it ends at {begin + end}, and the file at {size}: the file is cut off')
+        if dtype in BYTES and end - first != elements * BYTES[dtype]:
+            raise ValueError(f'{elements} elements of {dtype} do not take {end - first} bytes')
+    except (KeyError, TypeError, ValueError) as e:
+        raise ValueError(f'{path}: the tensor {name} is not described well: {e}') from e
+    return Tensor(name, path, dtype, shape, begin + first, end - first)
+
+
+@contextlib.contextmanager
+def _new_model(root: str, rule: str) -> Iterator[Root]:
+    """A model root without parameters, which one process steers. After an error it is an empty directory again, or it
+    is gone if it was not there before."""
+    model, made = Root(root), not os.path.isdir(root)
+    with model.explained('model root'):
+        os.makedirs(root, exist_ok=True)
+        held = os.listdir(root)
+    if held:
+        raise FileExistsError(errno.EEXIST, 'the directory is not empty: import into a new one', root)
+    with model.explained('model root'):
+        os.setxattr(root, XATTR + 'optimizer', rule.encode())
+    try:
+        model.claim()
+        try:
+            yield model
+        except BaseException:
+            with contextlib.suppress(OSError):
+                model.command('abort')
+            raise
+        finally:
+            model.close()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.removexattr(root, XATTR + 'optimizer')
+            if made:
+                os.rmdir(root)
+        raise
+
+
+def _make_parameter(root: str, t: Tensor, dtype: torch.dtype) -> None:
+    target = os.open(os.path.join(root, t.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        os.setxattr(target, XATTR + 'dtype', FILE_DTYPES[dtype].encode())
+        os.setxattr(target, XATTR + 'shape', (','.join(map(str, t.shape)) or '1').encode())
+        source = os.open(t.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _copy(source, t, target, dtype)
+        finally:
+            close_quietly(source)
+    finally:
+        os.close(target)
+
+
+# -------------------------------------------------------------------- bytes
+
+def _read(fd: int, part: torch.Tensor, at: int, t: Tensor) -> None:
+    memory, done = memory_of(part), 0
+    while done < len(memory):
+        n = os.preadv(fd, [memory[done:]], at + done)
+        if n == 0:
+            raise OSError(errno.EIO, f'the file ends within the tensor {t.name}', t.path)
+        done += n
+
+
+def _write(fd: int, data: Union[bytes, memoryview]) -> None:
+    done, memory = 0, memoryview(data)
+    while done < len(memory):
+        done += os.write(fd, memory[done:])
