@@ -151,6 +151,22 @@ static_assert(sizeof(struct ht_disk_master) == 16, "block of masters");
 /* Bytes of a record's header. */
 #define HT_RECORD_HEADER_BYTES 8u
 
+/*
+ * A chunk's bytes of HT_CODEC_PLANES (tiering/codec/frame.h): this header, the planes, and the bytes after the last
+ * whole element. Plane i holds byte i of each element. The frame's length is that of the stored bytes.
+ */
+#define HT_DISK_PLANES_MAX 4u
+enum { HT_PLANE_NONE = 0, HT_PLANE_STORED = 1, HT_PLANE_ZSTD = 2 };
+struct ht_disk_planes {
+    uint8_t element_bytes;                   /*  0 1, 2 or 4: as many planes */
+    uint8_t kind[HT_DISK_PLANES_MAX];        /*  1 HT_PLANE_* */
+    uint8_t pad[3];                          /*  5 zero */
+    ht_le32 raw_bytes;                       /*  8 of the content */
+    ht_le32 pad2;                            /* 12 zero */
+    ht_le32 plane_bytes[HT_DISK_PLANES_MAX]; /* 16 in the frame; 0 of planes that are not there */
+};
+static_assert(sizeof(struct ht_disk_planes) == 32, "header of planes");
+
 /* codec of a stored chunk */
 enum {
     HT_CODEC_RAW = 0,

@@ -6,6 +6,8 @@
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/dev.h"
 #include "tests/support/sample.h"
+#include "tests/unit/tiering/codec/content.h"
+#include "tiering/codec/frame.h"
 
 enum { PATH_BYTES = 4096, LOG_USED_BYTES = 5 * HT_BLOCK_BYTES };
 
@@ -119,6 +121,31 @@ static void put_frames(void)
     ht_dev_close(c.dev[0]);
 }
 
+/* ------------------------------------------------------ compressed frames */
+
+static void put_compressed(struct ht_encoder *e, const char *name, content_fn fill)
+{
+    enum { BYTES = 7 * HT_BLOCK_BYTES, WANT_BYTES = 3 };
+    static uint8_t raw[BYTES], seed[WANT_BYTES + BYTES] = {BYTES & 0xff, BYTES >> 8 & 0xff, BYTES >> 16};
+
+    fill(raw, BYTES, 1);
+    int len = ht_codec_encode(e, raw, BYTES, seed + WANT_BYTES);
+    MUST(len > 0);
+    put_seed("frame", name, seed, WANT_BYTES + (size_t)len);
+}
+
+static void put_all_compressed(void)
+{
+    struct ht_encoder *e;
+
+    MUST(ht_encoder_new(&e) == 0);
+    put_compressed(e, "bf16", content_bf16);
+    put_compressed(e, "f32", content_f32);
+    put_compressed(e, "text", content_text);
+    put_compressed(e, "zeros", content_zeros);
+    ht_encoder_free(e);
+}
+
 int main(int argc, char **argv)
 {
     struct harness k;
@@ -133,5 +160,6 @@ int main(int argc, char **argv)
     put_store(&k, "all");
     harness_free(&k);
     put_frames();
+    put_all_compressed();
     return 0;
 }

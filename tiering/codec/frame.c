@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* frame.c - encodes and decodes compressed frames. */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/buf.h"
+#include "tiering/codec/frame.h"
+#include "tiering/codec/planes.h"
+#include "tiering/codec/zstd.h"
+#include <hitrain/format.h>
+#include <hitrain/limits.h>
+
+enum { HEADER_BYTES = sizeof(struct ht_disk_planes), VECTOR_BYTES = 64 };
+static_assert(HT_PLANES_MAX == HT_DISK_PLANES_MAX, "planes of the format");
+
+struct ht_encoder {
+    struct ZSTD_CCtx_s *zstd;
+    uint8_t *planes; /* of a chunk */
+    uint8_t *coded;  /* one plane */
+};
+
+struct ht_decoder {
+    struct ZSTD_DCtx_s *zstd;
+    uint8_t *planes; /* of a chunk, and the bytes after them */
+};
+
+/* ---------------------------------------------------------------- encode */
+
+int ht_encoder_new(struct ht_encoder **out)
+{
+    struct ht_encoder *e = calloc(1, sizeof(*e));
+
+    if (!e)
+        return -ENOMEM;
+    e->zstd = ht_zstd_compressor_new();
+    e->planes = aligned_alloc(VECTOR_BYTES, HT_CHUNK_BYTES);
+    e->coded = malloc(ht_zstd_room(HT_CHUNK_BYTES));
+    if (!e->zstd || !e->planes || !e->coded) {
+        ht_encoder_free(e);
+        return -ENOMEM;
+    }
+    *out = e;
+    return 0;
+}
+
+void ht_encoder_free(struct ht_encoder *e)
+{
+    if (!e)
+        return;
+    ht_zstd_compressor_free(e->zstd);
+    free(e->planes);
+    free(e->coded);
+    free(e);
+}
+
+/* The most bytes that a frame may have; less than its header if there can be none. */
+static uint32_t frame_bytes_max(uint32_t bytes)
+{
+    uint64_t less = bytes - bytes / 16 - (bytes % 16 != 0);
+    uint64_t blocks = ht_div_up(bytes, HT_BLOCK_BYTES);
+
+    return (uint32_t)ht_min_u64(less, (blocks - 1) * HT_BLOCK_BYTES);
+}
+
+struct frame {
+    struct ht_disk_planes *header;
+    uint8_t *out;
+    uint32_t len, max;
+};
+
+static bool put(struct frame *f, const uint8_t *p, size_t n)
+{
+    if (n > f->max - f->len)
+        return false;
+    if (n)
+        memcpy(f->out + f->len, p, n);
+    f->len += (uint32_t)n;
+    return true;
+}
+
+/* 1; 0: the frame would be too long; -ENOMEM. */
+static int put_plane(struct ht_encoder *e, struct frame *f, const struct ht_planes *p, unsigned rank,
+                     const uint8_t *plane, size_t n)
+{
+    size_t coded = n;
+    int rc = p->coded[rank] ? ht_zstd_compress(e->zstd, p->count > 1, plane, n, e->coded, &coded) : 0;
+
+    if (rc)
+        return rc;
+    bool smaller = coded <= n - n / 16 - (n % 16 != 0);
+    f->header->kind[rank] = smaller ? HT_PLANE_ZSTD : HT_PLANE_STORED;
+    ht_le32_store(f->header->plane_bytes[rank].b, (uint32_t)(smaller ? coded : n));
+    return put(f, smaller ? e->coded : plane, smaller ? coded : n);
+}
+
+int ht_codec_encode(struct ht_encoder *e, const void *raw, uint32_t bytes, void *out)
+{
+    struct ht_disk_planes header = {0};
+    struct frame f = {&header, out, HEADER_BYTES, 0};
+    struct ht_planes p;
+    uint8_t *plane[HT_PLANES_MAX] = {NULL};
+
+    assert(bytes && bytes <= HT_CHUNK_BYTES);
+    f.max = frame_bytes_max(bytes);
+    if (f.max <= HEADER_BYTES)
+        return 0;
+    ht_planes_sample(raw, bytes, &p);
+    if (!p.worth)
+        return 0;
+    size_t n = bytes / p.count, whole = n * p.count;
+    for (unsigned i = 0; i < p.count; i++)
+        plane[i] = e->planes + i * n;
+    ht_planes_split(plane, p.count, raw, n);
+    header.element_bytes = (uint8_t)p.count;
+    ht_le32_store(header.raw_bytes.b, bytes);
+    for (unsigned i = 0; i < p.count; i++) {
+        int rc = put_plane(e, &f, &p, i, plane[i], n);
+        if (rc <= 0)
+            return rc;
+    }
+    if (!put(&f, (const uint8_t *)raw + whole, bytes - whole))
+        return 0;
+    memcpy(out, &header, HEADER_BYTES);
+    return (int)f.len;
+}
+
+/* ---------------------------------------------------------------- decode */
+
+int ht_decoder_new(struct ht_decoder **out)
+{
+    struct ht_decoder *d = calloc(1, sizeof(*d));
+
+    if (!d)
+        return -ENOMEM;
+    d->zstd = ht_zstd_decompressor_new();
+    d->planes = aligned_alloc(VECTOR_BYTES, HT_CHUNK_BYTES);
+    if (!d->zstd || !d->planes) {
+        ht_decoder_free(d);
+        return -ENOMEM;
+    }
+    *out = d;
+    return 0;
+}
+
+void ht_decoder_free(struct ht_decoder *d)
+{
+    if (!d)
+        return;
+    ht_zstd_decompressor_free(d->zstd);
+    free(d->planes);
+    free(d);
+}
+
+struct layout {
+    unsigned count;
+    uint32_t raw_bytes, n; /* n: bytes of a plane */
+    uint8_t kind[HT_PLANES_MAX];
+    uint32_t plane_bytes[HT_PLANES_MAX]; /* in the frame */
+};
+
+static bool plane_valid(const struct layout *l, unsigned rank)
+{
+    if (rank >= l->count)
+        return l->kind[rank] == HT_PLANE_NONE && !l->plane_bytes[rank];
+    if (l->kind[rank] == HT_PLANE_STORED)
+        return l->plane_bytes[rank] == l->n;
+    return l->kind[rank] == HT_PLANE_ZSTD && l->plane_bytes[rank] < l->n;
+}
+
+static bool read_layout(const uint8_t *frame, uint32_t frame_bytes, struct layout *out)
+{
+    struct ht_disk_planes h;
+
+    if (frame_bytes < HEADER_BYTES)
+        return false;
+    memcpy(&h, frame, HEADER_BYTES);
+    out->count = h.element_bytes;
+    out->raw_bytes = ht_le32_load(h.raw_bytes.b);
+    if ((out->count != 1 && out->count != 2 && out->count != 4) || out->raw_bytes > HT_CHUNK_BYTES || h.pad[0] ||
+        h.pad[1] || h.pad[2] || ht_le32_load(h.pad2.b))
+        return false;
+    out->n = out->raw_bytes / out->count;
+    uint64_t sum = HEADER_BYTES + out->raw_bytes % out->count;
+    for (unsigned i = 0; i < HT_PLANES_MAX; i++) {
+        out->kind[i] = h.kind[i];
+        out->plane_bytes[i] = ht_le32_load(h.plane_bytes[i].b);
+        if (!plane_valid(out, i))
+            return false;
+        sum += out->plane_bytes[i];
+    }
+    return sum == frame_bytes;
+}
+
+/* After this nothing of the frame is needed. */
+static bool read_planes(struct ht_decoder *d, const struct layout *l, const uint8_t *frame)
+{
+    const uint8_t *p = frame + HEADER_BYTES;
+    uint8_t *plane = d->planes;
+
+    for (unsigned i = 0; i < l->count; i++) {
+        if (l->kind[i] == HT_PLANE_STORED)
+            memcpy(plane, p, l->n);
+        else if (!ht_zstd_decompress(d->zstd, p, l->plane_bytes[i], plane, l->n))
+            return false;
+        p += l->plane_bytes[i];
+        plane += l->n;
+    }
+    memcpy(plane, p, l->raw_bytes % l->count);
+    return true;
+}
+
+int ht_codec_decode(struct ht_decoder *d, const void *frame, uint32_t frame_bytes, void *out, uint32_t bytes)
+{
+    const uint8_t *plane[HT_PLANES_MAX];
+    struct layout l;
+
+    if (!read_layout(frame, frame_bytes, &l) || l.raw_bytes < bytes || !read_planes(d, &l, frame))
+        return -EUCLEAN;
+    size_t n = bytes / l.count, whole = n * l.count;
+    for (unsigned i = 0; i < l.count; i++)
+        plane[i] = d->planes + i * (size_t)l.n;
+    ht_planes_join(out, l.count, plane, n);
+    if (n == l.n) {
+        memcpy((uint8_t *)out + whole, d->planes + l.count * n, bytes - whole);
+        return 0;
+    }
+    for (size_t i = whole; i < bytes; i++)
+        ((uint8_t *)out)[i] = plane[i - whole][n];
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * frame.h - a chunk's bytes as a compressed frame (struct ht_disk_planes). Without I/O, locks, or memory of
+ * its callers.
+ *
+ *     header | plane 0 | ... | plane n-1 | bytes after the last whole element
+ *
+ * A plane is stored as it is, or through libzstd. The same bytes always give the same frame, on every machine with the
+ * same version of libzstd. With another version they may give another frame: every version decodes both, and only
+ * deduplication finds less.
+ *
+ * A frame comes from a device, so the decoder believes nothing. It writes no more than the caller asks for, reads
+ * nothing outside the frame, and takes no memory, whatever a frame says.
+ */
+#ifndef HITRAIN_TIERING_CODEC_FRAME_H
+#define HITRAIN_TIERING_CODEC_FRAME_H
+
+#include "tiering/base/base.h"
+
+/* The memory of one thread that encodes: 2 MiB and what libzstd takes, however many frames it encodes. */
+struct ht_encoder;
+int ht_encoder_new(struct ht_encoder **out) HT_MUST_CHECK;
+void ht_encoder_free(struct ht_encoder *e);
+/*
+ * Encodes at most HT_CHUNK_BYTES. The frame is at least 1/16 and a block smaller than they; out has room for as much as
+ * raw. Returns the frame's bytes, 0 if there is no such frame, or -ENOMEM.
+ */
+int ht_codec_encode(struct ht_encoder *e, const void *raw, uint32_t bytes, void *out) HT_MUST_CHECK;
+
+/* The memory of one thread that decodes: 1 MiB and what libzstd takes. */
+struct ht_decoder;
+int ht_decoder_new(struct ht_decoder **out) HT_MUST_CHECK;
+void ht_decoder_free(struct ht_decoder *d);
+/*
+ * Writes the first `bytes` bytes of the content to out, which may be the memory of the frame itself: the decoder reads
+ * all of the frame first. -EUCLEAN: the frame is damaged, or has less content; then out has any bytes.
+ */
+int ht_codec_decode(struct ht_decoder *d, const void *frame, uint32_t frame_bytes, void *out,
+                    uint32_t bytes) HT_MUST_CHECK;
+
+#endif
