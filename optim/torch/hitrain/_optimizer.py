@@ -3,7 +3,9 @@
 
 Messages name the parameter and the store's reason. hitrain/__init__.py describes what a trainer may rely on.
 """
+import collections
 import contextlib
+import copy
 import errno
 import gc
 import hashlib
@@ -71,12 +73,17 @@ class Optimizer(torch.optim.Optimizer):
                    parameters. Gradients must be reduced before, at least each process's own part. If only some have a
                    gradient of a parameter, these write the whole gradient between them. A failure on one rank raises on
                    all ranks (RankFailed)
+    full_state_dict  False: state_dict() names the step and the store keeps the state. True: state_dict() is
+                   export_state(masters=True), a copy of all state as torch.optim has it, so that checkpoints of
+                   trainers can go back to any step
     resume         False: root is new (or empty) and the tensors' values are written to it.
                    True: root holds this model already, and the tensors take their values from it. The rest of an
                    interrupted step is taken back. Finished steps of an earlier process become durable: `committed_step`
                    is the step of the tensors
     flags          fused, foreach and capturable are accepted and change nothing; amsgrad, differentiable and the like
-                   only as False
+                   only as False. No CUDA graph can hold a step of the store: step() refuses to be captured
+
+    Hyper-parameters may be tensors of one element, as in torch.optim.
 
     One optimizer steers a model at a time. Tensors may live on any device. If that is not the CPU's memory, or their
     dtype is not the file's, bytes pass through a buffer here.
@@ -89,7 +96,7 @@ class Optimizer(torch.optim.Optimizer):
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
-                 resume: bool = False, **flags: Any) -> None:
+                 full_state_dict: bool = False, resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
@@ -110,6 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         self._ahead: Optional[_ahead.ReadAhead] = None
         self._async, self._closing = async_step, False  # _closing: the store may still be closing the last step
         self._param_dtype, self._grad_dtype = param_dtype, grad_dtype
+        self.full_state_dict = full_state_dict
         self._overlap, self._holding, self._early = overlap, False, overlap
         self._files: Dict[torch.Tensor, ParameterFile] = {}
         self._given_names = iter(names) if names is not None else None
@@ -156,6 +164,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Optional[Callable[[], float]] = None) -> Optional[float]:
         """One step: send gradients, end the step, take the new parameters. Parameters without a gradient stay."""
+        _refuse_capture()
         loss = None
 
         def prepare() -> Dict[str, Any]:
@@ -226,17 +235,36 @@ class Optimizer(torch.optim.Optimizer):
         The state itself stays in the store, so this is small and no copy. A checkpoint to go back to is export_state()
         beside the model's own state_dict().
         """
-        if self._ranks.leads and not self._begun:
-            self.commit()
-        self._durable_due |= self._begun
-        groups = [{k: v for k, v in g.items() if k != 'params'} for g in self.param_groups]
-        return {'state': {}, 'param_groups': groups, 'hitrain': {'root': self.root, 'step': self._step}}
+        for hook in self._hooks_of('state_dict_pre'):
+            hook(self)
+        if self.full_state_dict:
+            if self._begun:
+                raise RuntimeError('a part of a step is sent, so no state is whole: call step() or abort() first')
+            if self._ranks.leads:
+                self.commit()
+            said = self.export_state(masters=True)
+        else:
+            if self._ranks.leads and not self._begun:
+                self.commit()
+            self._durable_due |= self._begun
+            said = {'state': {}, 'param_groups': self._packed_groups(), 'hitrain': {'root': self.root, 'step': self._step}}
+        for hook in self._hooks_of('state_dict_post'):
+            said = hook(self, said) or said
+        return said
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Take hyper-parameters back, from state_dict(); ValueError when the store holds another step or other parameters. From
         export_state(), or the state_dict() of the torch.optim class of this rule, take all state: import_state()."""
+        state_dict = dict(state_dict)
+        for hook in self._hooks_of('load_state_dict_pre'):
+            state_dict = hook(self, state_dict) or state_dict
+        self._load(state_dict)
+        for hook in self._hooks_of('load_state_dict_post'):
+            hook(self)
+
+    def _load(self, state_dict: Dict[str, Any]) -> None:
         if 'hitrain' not in state_dict:
-            if not state_dict.get('state'):
+            if not state_dict.get('state') and not self.full_state_dict:
                 raise ValueError('this state_dict is not from an optimizer in a hitrain store, and has no state to import')
             self.import_state(state_dict)
             return
@@ -251,8 +279,21 @@ class Optimizer(torch.optim.Optimizer):
         for new in groups:
             _check_hyper(new)
         for own, new in zip(self.param_groups, groups):
-            own.update({k: v for k, v in new.items() if k not in ('params', 'names')})
+            own.update({k: copy.deepcopy(v) for k, v in new.items() if k not in ('params', 'names')})
         self._step = holds
+
+    def _hooks_of(self, what: str) -> List[Callable[..., Any]]:
+        """Those that register_state_dict_pre_hook and the like of PyTorch 2 have registered."""
+        return list(getattr(self, f'_optimizer_{what}_hooks', {}).values())
+
+    def _packed_groups(self) -> List[Dict[str, Any]]:
+        """Groups as in state_dict() of torch.optim: with numbers in place of parameters."""
+        packed, first = [], 0
+        for g in self.param_groups:
+            last = first + len(g['params'])
+            packed.append({**{k: v for k, v in g.items() if k != 'params'}, 'params': list(range(first, last))})
+            first = last
+        return packed
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f'{type(self).__name__} of {self.root} cannot be copied or pickled: its state is in the store. Save '
@@ -288,11 +329,7 @@ class Optimizer(torch.optim.Optimizer):
             raise RuntimeError('a part of a step is sent: step() ends it and makes it durable, abort() takes it back')
         self._closed()
         self._settle()
-        for f in self._parameter_files():
-            if f.changed():
-                self._push(f)
-                if self._shard:
-                    self._pushed_alone[f] = None
+        self._push_changed()
         self._root.command('commit')
         for f in self._parameter_files():
             f.published()
@@ -349,28 +386,26 @@ class Optimizer(torch.optim.Optimizer):
             finally:
                 os.close(fd)
 
-    def export_state(self) -> Dict[str, Any]:
+    def export_state(self, masters: bool = False) -> Dict[str, Any]:
         """A state_dict for the torch.optim class of this rule, and for load_state_dict() here: copies of all state, as
         f32.
 
         Load it into an optimizer that was made with the same parameters in the same groups, and the run continues
-        there. It has no masters of files of two bytes (read_state('master'))."""
+        there. masters=True: with the masters of files of two bytes, too, which only load_state_dict() here takes."""
         state: Dict[int, Dict[str, torch.Tensor]] = {}
-        groups: List[Dict[str, Any]] = []
-        first = 0
-        for group in self.param_groups:
-            groups.append({**{k: v for k, v in group.items() if k not in ('params', 'names')},
-                           'params': list(range(first, first + len(group['params'])))})
-            for i, p in enumerate(group['params'], first):
-                if self.state_words(group) and self._has_state(p):
-                    state[i] = {name: self.read_state(p, name) for name in self.state_words(group)}
-            first += len(group['params'])
-        return {'state': state, 'param_groups': groups}
+        groups = self._packed_groups()
+        for group, packed in zip(self.param_groups, groups):
+            del packed['names']
+            for i, p in zip(packed['params'], group['params']):
+                words = self.state_words(group) + (('master',) if masters and self._files[p].dtype != torch.float32 else ())
+                if words and self._has_state(p):
+                    state[i] = {name: self.read_state(p, name) for name in words}
+        return {'state': state, 'param_groups': copy.deepcopy(groups)}
 
     def import_state(self, state_dict: Dict[str, Any]) -> None:
         """Take state and hyper-parameters from export_state(), or from a state_dict of the torch.optim class of this rule, with the same
         parameters in the same groups, and commit. State of parameters that have none there is forgotten. The tensors keep their
-        values: load those of the model before or after. With a shard: on all ranks."""
+        values: load those of the model before or after, and before if there are masters. With a shard: on all ranks."""
         groups = state_dict['param_groups']
         if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups]:
             raise ValueError('the state_dict groups other parameters than this optimizer does')
@@ -385,6 +420,7 @@ class Optimizer(torch.optim.Optimizer):
             for own, hyper in zip(self.param_groups, taken):
                 own.update(hyper)
             if self._ranks.leads:
+                self._push_changed()  # masters belong to these values
                 for own, new in zip(self.param_groups, groups):
                     for p, i in zip(own['params'], new['params']):
                         self._take_state(own, p, state_dict['state'].get(i, {}))
@@ -431,6 +467,7 @@ class Optimizer(torch.optim.Optimizer):
         def build() -> Dict[str, Any]:
             self._open_root()
             torch.optim.Optimizer.__init__(self, groups, self.defaults)
+            self.state = _StateInStore(dict)
             if self._given_names is not None and next(self._given_names, None) is not None:
                 raise ValueError('names has more names than there are parameters')
             return {'model': self._model_digest()}
@@ -532,6 +569,9 @@ class Optimizer(torch.optim.Optimizer):
         self._check_usable()
         self._settle()
         files = list(self._parameter_files())
+        for f in files:
+            if f.tensor.grad is not None:
+                f.gradient()  # refuses one that cannot be sent before any other is
         facts = {'gradients': ''.join('01'[f.tensor.grad is not None] for f in files), 'changed': ''}
         if ends or not self._begun:
             changed = dict.fromkeys(f for f in files if f.changed())
@@ -614,6 +654,13 @@ class Optimizer(torch.optim.Optimizer):
         for f in changed:
             if f not in self._pushed_alone:
                 self._push(f)
+
+    def _push_changed(self) -> None:
+        for f in self._parameter_files():
+            if f.changed():
+                self._push(f)
+                if self._shard:
+                    self._pushed_alone[f] = None
 
     def _push(self, f: ParameterFile) -> None:
         with self._root.explained(f'parameter {f.name}, changed outside step()'):
@@ -835,6 +882,16 @@ class Optimizer(torch.optim.Optimizer):
                 self.write_state(p, name, torch.as_tensor(kept[name]))
         if kept and 'step' not in self.state_words(group):
             self.write_state(p, 'step', torch.tensor(1.0))  # not the first one, which begins the buffer anew
+        if kept.get('master') is not None and self._files[p].dtype != torch.float32:
+            self._take_master(p, kept['master'])
+
+    def _take_master(self, p: torch.Tensor, master: torch.Tensor) -> None:
+        f = self._files[p]
+        if torch.equal(master.to(p.device, f.dtype), p.detach().to(f.dtype)):
+            self.write_state(p, 'master', master)
+        else:
+            warnings.warn(f'the master of {f.name} is not that of its present values, which begin a new one: load the model before '
+                          'the optimizer', RuntimeWarning, stacklevel=2)
 
     def _parameter_files(self) -> Iterable[ParameterFile]:
         return self._files.values()
@@ -987,7 +1044,24 @@ def _as_groups(params: Iterable) -> List[Dict[str, Any]]:
     return listed if isinstance(listed[0], dict) else [{'params': listed}]
 
 
+def _refuse_capture() -> None:
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError('a CUDA graph cannot hold a step of the store: capture forward and backward, and call step() after them')
+
+
+class _StateInStore(collections.defaultdict):
+    """Optimizer.state: empty, and true. Code that makes a first step when it finds no state must find some."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
 def _check_hyper(group: Dict[str, Any]) -> None:
+    for key, value in group.items():
+        if isinstance(value, torch.Tensor) and key != 'params' and value.numel() != 1:
+            raise ValueError(f'{key} must be one number, not a tensor of {value.numel()}')
+    if group.get('nesterov') and (group['momentum'] <= 0 or group['dampening'] != 0):
+        raise ValueError('nesterov needs a momentum above 0 and no dampening')
     for key in ('lr', 'eps', 'weight_decay', 'momentum', 'lr_decay'):
         if not 0.0 <= group.get(key, 0.0) < float('inf'):
             raise ValueError(f'{key} must be a number >= 0, not {group[key]}')
