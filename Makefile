@@ -37,7 +37,8 @@
 ##   bench-recovery
 ##              time and memory of mounting and checking by the number of chunks, 1e4 to 1e6 (HITRAIN_LONG=1: 1e7), beside
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
-##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device; 3 minutes, 1 with RUNS=1
+##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device, beside fio; 4 minutes, 2 with
+##              RUNS=1
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per

@@ -8,6 +8,9 @@ and beside a scrub and a program that writes as fast as it can; runs of both kin
 
 "left" is what the reads leave: the bytes that scrub moves without them in the same time, less theirs. Figures are
 medians over runs.
+
+The limit of a cgroup delays reads itself, once the device is busy all the time. So fio reads 1 MiB after the same
+pauses from the bare device, alone and beside a second fio that keeps one request of 1 MiB in flight. No gate is there.
 """
 import argparse
 import json
@@ -82,6 +85,27 @@ while True:
 """
 
 
+def fio(*words):
+    return ['fio', '--direct=1', '--ioengine=io_uring', '--bs=1M', '--iodepth=1', '--time_based', '--output-format=json', *words]
+
+
+def fio_p99(devices, seconds, pause, beside):
+    """Seconds of a read."""
+    name = f'--filename={devices.paths["hitrain"]}'
+    other = None
+    if beside:
+        other = subprocess.Popen(fio('--name=beside', name, '--rw=read', f'--runtime={round(seconds) + 60}'), stdout=subprocess.DEVNULL,
+                                 preexec_fn=devices.group.enter)
+        time.sleep(2)
+    try:
+        told = devices.run(*fio('--name=read', name, '--rw=randread', f'--thinktime={round(pause * 1e6)}', f'--runtime={round(seconds)}'))
+    finally:
+        if other:
+            other.kill()
+            other.wait()
+    return json.loads(told)['jobs'][0]['read']['clat_ns']['percentile']['99.000000'] / 1e9
+
+
 class Bench:
     def __init__(self, args, folder):
         self.args = args
@@ -96,6 +120,13 @@ class Bench:
                 f.write(os.urandom(TENSOR))
         self.store.commit()
         self.store.remount(DRAM)
+
+    def without_gate(self):
+        """fio's read beside another, over the read alone. The store is not mounted."""
+        self.devices.slow(True)
+        alone, beside = (fio_p99(self.devices, self.args.seconds, self.args.pause, way) for way in (False, True))
+        self.devices.slow(False)
+        return alone, beside
 
     def start(self, *args):
         return subprocess.Popen(args, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
@@ -159,6 +190,9 @@ def main():
         print(f'run {i}: ' + ', '.join(f'{k} {v:.2f}' for k, v in rows[-1].items()), flush=True)
     print('median: ' + ', '.join(f'{k} {statistics.median(r[k] for r in rows):.2f}' for k in rows[0]))
     print(f'the gate: {json.dumps({k: v for k, v in bench.store.words().items() if "wait" in k})}')
+    bench.store.unmount()
+    alone, beside = bench.without_gate()
+    print(f'fio, no gate: alone p99 {alone * 1e3:.2f}, beside another p99 {beside * 1e3:.2f}, ratio {beside / alone:.2f}')
 
 
 if __name__ == '__main__':
