@@ -154,6 +154,8 @@ static int open_store(struct daemon *d)
         .scrub_rate_bytes = d->options.scrub_rate_bytes,
         .background_rate_bytes = d->options.background_rate_bytes,
         .background_cpu_percent = d->options.background_cpu_percent,
+        .dedup = d->options.dedup,
+        .dedup_index_bytes = d->options.dedup_index_bytes,
         .commit_ms = d->options.commit_ms,
         .read_only = d->options.read_only,
         .degraded = d->options.degraded,

@@ -15,6 +15,7 @@
 #define STAGING_BYTES_MIN (24 * HT_MIB)
 #define PASSTHROUGH_BYTES_MIN (2 * HT_MIB)
 #define RATE_BYTES_MIN (64 * HT_KIB)
+#define DEDUP_INDEX_BYTES_MIN (64 * HT_KIB)
 enum {
     COMMIT_S_DEFAULT = 5,
     COMMIT_S_MAX = 3600,
@@ -91,6 +92,22 @@ static int set_background_rate(struct ht_options *o, const char *value)
 static int set_background_cpu(struct ht_options *o, const char *value)
 {
     return parse_number("background_cpu", value, 1, PERCENT_MAX, &o->background_cpu_percent);
+}
+
+static int set_switch(const char *word, const char *value, bool *out)
+{
+    *out = strcmp(value, "on") == 0;
+    return *out || strcmp(value, "off") == 0 ? 0 : refuse(word, value, "on or off is allowed");
+}
+
+static int set_dedup(struct ht_options *o, const char *value)
+{
+    return set_switch("dedup", value, &o->dedup);
+}
+
+static int set_dedup_index(struct ht_options *o, const char *value)
+{
+    return parse_size("dedup_index", value, DEDUP_INDEX_BYTES_MIN, &o->dedup_index_bytes);
 }
 
 static int set_commit(struct ht_options *o, const char *value)
@@ -205,6 +222,9 @@ static const struct row {
      "what all work in the background moves in a second at most (default: no limit)", FIXED(background_rate_bytes)},
     {"background_cpu", "PERCENT", set_background_cpu, "its processor time, in percent of one CPU (default: no limit)",
      FIXED(background_cpu_percent)},
+    {"dedup", "on|off", set_dedup, "store content once that is there twice (default: off)", FIXED(dedup)},
+    {"dedup_index", "SIZE", set_dedup_index, "memory for its checksums at most (default: 1/64 of dram)",
+     FIXED(dedup_index_bytes)},
     {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)",
      FIXED(optim_threads)},
     {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",

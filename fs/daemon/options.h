@@ -24,6 +24,8 @@ struct ht_options {
     uint64_t scrub_rate_bytes;          /* a second; 0: the store's default */
     uint64_t background_rate_bytes;     /* a second; 0: any */
     unsigned background_cpu_percent;    /* 0: any */
+    bool dedup;
+    uint64_t dedup_index_bytes; /* 0: the store's default */
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: as many as CPUs, and two for each of several devices */

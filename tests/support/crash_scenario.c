@@ -12,6 +12,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/api/check.h"
+#include "tiering/api/dedup.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 
@@ -328,6 +329,16 @@ int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, ui
     return rc;
 }
 
+void scenario_zeros(struct crash_scenario *s, const char *name, uint64_t off, size_t len)
+{
+    uint8_t *bytes = calloc(1, len);
+
+    note(s);
+    ck_assert_int_eq(harness_write(&s->k, must_find(s, name), off, bytes, len), 0);
+    free(bytes);
+    note(s);
+}
+
 void scenario_fsync(struct crash_scenario *s, const char *name)
 {
     ck_assert_int_eq(ht_ns_fsync(s->k.ns, must_find(s, name)), 0);
@@ -512,6 +523,16 @@ void scenario_scrub(struct crash_scenario *s, const char *name)
     ck_assert_uint_eq(st.run_repaired, PLACES);
 }
 
+void scenario_dedup(struct crash_scenario *s, uint64_t bytes)
+{
+    struct ht_dedup_stats was, now;
+
+    ht_store_dedup_stats(s->k.store, &was);
+    ck_assert_int_eq(ht_store_dedup(s->k.store), 0);
+    ht_store_dedup_stats(s->k.store, &now);
+    ck_assert_uint_eq(now.shared_bytes + now.hole_bytes - was.shared_bytes - was.hole_bytes, bytes);
+}
+
 void scenario_lose_log(struct crash_scenario *s, unsigned copy)
 {
     ht_fault_arm(HT_FAULT_JOURNAL_WRITE, copy + 1, false);
@@ -538,14 +559,16 @@ void scenario_resync_log(struct crash_scenario *s)
 
 void scenario_fill(struct crash_scenario *s, uint64_t leave)
 {
-    static uint8_t zeros[FILE_BYTES_MAX];
+    static uint8_t bytes[FILE_BYTES_MAX];
     struct ht_store_stats st;
     uint64_t ino = harness_make(&s->k, HT_NS_ROOT_INO, "filler");
 
     ht_store_stats(s->k.store, &st);
     for (uint64_t at = 0; at + leave < st.available_bytes;) {
-        uint64_t n = ht_min_u64(sizeof(zeros), st.available_bytes - leave - at);
-        ck_assert_int_eq(harness_write(&s->k, ino, at, zeros, n), 0);
+        uint64_t n = ht_min_u64(sizeof(bytes), st.available_bytes - leave - at);
+        for (uint64_t k = 0; k < n; k += HT_BLOCK_BYTES) /* no chunk is like another */
+            ht_le64_store(bytes + k, at + k + 1);
+        ck_assert_int_eq(harness_write(&s->k, ino, at, bytes, n), 0);
         at += n;
     }
     ck_assert_int_eq(ht_ns_fsync(s->k.ns, ino), 0);

@@ -65,6 +65,7 @@ const char *scenario_go_on(const struct crash_scenario *s, struct harness *k);
 
 /* Operations of scripts. Those that return something return 0 or -ENOSPC; everything else ends the test. */
 int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len);
+void scenario_zeros(struct crash_scenario *s, const char *name, uint64_t off, size_t len);
 void scenario_fsync(struct crash_scenario *s, const char *name); /* "" is the root directory */
 void scenario_commit(struct crash_scenario *s);                  /* all that is outside models */
 void scenario_truncate(struct crash_scenario *s, const char *name, uint64_t size);
@@ -84,6 +85,8 @@ void scenario_model_async(struct crash_scenario *s, unsigned step, void (*during
 void scenario_model_abort(struct crash_scenario *s);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
+/* A pass of deduplication, which frees so many bytes. Nothing that a client sees changes, and no promise is made. */
+void scenario_dedup(struct crash_scenario *s, uint64_t bytes);
 /*
  * Damage on the first device, below the recorder: a superblock copy, a frame of a log copy,
  * the first block of the name; and its repair.

@@ -10,6 +10,7 @@
 #include "tiering/base/hash.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
+#include "tiering/api/dedup.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/tx.h"
 
@@ -495,6 +496,32 @@ static void op_clone(struct engine *e, unsigned to)
     note_version(m);
 }
 
+/* The content of another object, or zeros, written as if it were new. */
+static void op_copy(struct engine *e, unsigned to)
+{
+    const struct slot_model *f = &e->slot[rnd_below(&e->rnd, ENGINE_SLOTS)];
+    struct slot_model *m = &e->slot[to];
+    static const uint8_t zeros[2 << 16];
+    bool zero = rnd_below(&e->rnd, 4) == 0 || !f->exists || f == m;
+    uint64_t size = zero ? sizeof(zeros) : f->size;
+
+    if (!size)
+        return;
+    ssize_t n = ht_obj_write(m->obj, 0, zero ? zeros : f->content, size);
+    MUST(n > 0 || n == -ENOSPC);
+    if (n <= 0)
+        return;
+    memmove(m->content, zero ? zeros : f->content, (size_t)n);
+    m->size = ht_max_u64(m->size, (uint64_t)n);
+    note_version(m);
+}
+
+/* Nothing that a client sees changes. */
+static void op_dedup(struct engine *e)
+{
+    MUST(ht_store_dedup(e->s) == 0);
+}
+
 /* Preallocation has no visible effect except that its space is missing elsewhere. */
 static void op_allocate(struct engine *e, unsigned i)
 {
@@ -541,6 +568,9 @@ static void op_on_slot(struct engine *e, unsigned i, uint64_t kind)
     case 9:
         op_allocate(e, i);
         break;
+    case 10:
+        op_copy(e, i);
+        break;
     default:
         op_write(e, i);
     }
@@ -560,6 +590,8 @@ void engine_step(struct engine *e)
         MUST(ht_store_checkpoint(e->s) == 0);
     else if (kind == 6)
         MUST(ht_writeback_now(e->s) >= 0);
+    else if (kind == 7)
+        op_dedup(e);
     else
         op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 15));
     ht_store_verify(e->s, true);

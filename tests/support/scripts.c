@@ -157,6 +157,61 @@ static void reuse_of_clones(struct crash_scenario *s)
     }
 }
 
+static void twins(struct crash_scenario *s)
+{
+    scenario_write(s, "a", 1, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_write(s, "b", 1, 0, 2 * CHUNK);
+    scenario_write(s, "c", 9, 0, 1);
+    scenario_commit(s);
+}
+
+/* Two files become owners of one place, and others take what comes free, as soon as they may. */
+static void deduplicated(struct crash_scenario *s)
+{
+    scenario_dedup(s, 2 * CHUNK);
+    scenario_write(s, "c", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "c");
+    scenario_write(s, "a", 4, 10, 10);
+    scenario_fsync(s, "a");
+    scenario_write(s, "c", 5, 0, 2 * CHUNK);
+    scenario_fsync(s, "c");
+    scenario_unlink(s, "a");
+    scenario_fsync(s, "");
+    scenario_write(s, "c", 6, 0, 3 * CHUNK);
+    scenario_fsync(s, "c");
+    scenario_write(s, "b", 7, CHUNK, 10);
+    scenario_commit(s);
+}
+
+/* Nothing but what the twins need for one more copy. */
+static void twins_on_a_full_store(struct crash_scenario *s)
+{
+    twins(s);
+    scenario_fill(s, 0);
+}
+
+/* Chunks of zeros become holes, and are written again. */
+static void zeros_of_a(struct crash_scenario *s)
+{
+    scenario_write(s, "a", 1, 0, 3 * CHUNK);
+    scenario_zeros(s, "a", CHUNK, CHUNK);
+    scenario_fsync(s, "a");
+}
+
+static void holes(struct crash_scenario *s)
+{
+    scenario_dedup(s, CHUNK);
+    scenario_fsync(s, "a");
+    scenario_write(s, "a", 3, CHUNK, SMALL);
+    scenario_fsync(s, "a");
+    scenario_zeros(s, "a", 0, CHUNK);
+    scenario_commit(s);
+    scenario_dedup(s, CHUNK);
+    scenario_truncate(s, "a", CHUNK + 10);
+    scenario_commit(s);
+}
+
 /* A scrub moves damaged content to another place, and the next write needs its old place at once. */
 static void scrubbed(struct crash_scenario *s)
 {
@@ -232,6 +287,34 @@ static void accumulated_steps(struct crash_scenario *s)
     scenario_model_abort(s);
     scenario_work(s, 4);
     scenario_model_commit(s);
+}
+
+static void model_and_twins(struct crash_scenario *s)
+{
+    twins(s);
+    scenario_model(s);
+    scenario_work(s, 1);
+    scenario_model_commit(s);
+}
+
+/* Between the gradients of a step and its commit, its abort, and after both. */
+static void dedup_in_an_open_step(struct crash_scenario *s)
+{
+    scenario_work(s, 2);
+    scenario_dedup(s, 2 * CHUNK);
+    scenario_writeback(s);
+    scenario_write(s, "a", 3, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_model_commit(s);
+    scenario_write(s, "a", 1, 0, 2 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_work(s, 3);
+    scenario_writeback(s);
+    scenario_dedup(s, 2 * CHUNK);
+    scenario_model_abort(s);
+    scenario_work(s, 4);
+    scenario_model_commit(s);
+    scenario_checkpoint(s);
 }
 
 /* --------------------------------------------------------------------- log */
@@ -344,6 +427,10 @@ const struct scenario_script scenario_scripts[] = {
     {"xattr", {"a"}, 512, 1, synced_a, note},
     {"reuse", {"a", "b"}, 4096, 1, fill_up, reuse},
     {"reuse-clone", {"a", "b", "c"}, 4096, 1, fill_up, reuse_of_clones},
+    {"dedup", {"a", "b", "c"}, 4096, 1, twins_on_a_full_store, deduplicated},
+    {"dedup-zeros", {"a"}, 512, 1, zeros_of_a, holes},
+    {"dedup-step", {"model", "a", "b"}, 512, 1, model_and_twins, dedup_in_an_open_step},
+    {"two-dedup", {"a", "b", "c"}, 512, 2, twins, deduplicated},
     {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"step", {"model", "a"}, 512, 1, model, steps},

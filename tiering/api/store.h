@@ -54,7 +54,9 @@ struct ht_store_opts {
      */
     uint64_t background_rate_bytes;
     unsigned background_cpu_percent;
-    unsigned commit_ms; /* unsynced data outside scopes may stay volatile so long; 0: no timer */
+    bool dedup;                 /* duplicates are found, and stored once */
+    uint64_t dedup_index_bytes; /* heap for checksums at most; 0: 1/64 of dram_bytes */
+    unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
     unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
     bool degraded;      /* go on without members that are missing */

@@ -103,6 +103,7 @@ static const struct {
     [HT_ENGINE_HEALTH] = {&health_engine, HT_LANE_HEALTH},
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},
+    [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
 };
 
 int ht_engine_setup(struct ht_store *s)
@@ -145,7 +146,13 @@ void ht_engine_teardown(struct ht_store *s)
     for (unsigned i = 0; i < e->node_lanes; i++)
         ht_lane_destroy(&e->relief[i].lane);
     ht_scrub_destroy(&e->scrub);
+    ht_dedup_end(&e->dedup);
     free(e);
+}
+
+uint64_t ht_engine_memory_bytes(const struct ht_store *s)
+{
+    return s->engine->dedup.figures.memory_bytes;
 }
 
 /* ----------------------------------------------------------- start and stop */

@@ -9,6 +9,7 @@
  *   health      health of the devices            engine.c      waits for no device
  *   readahead   readahead                        readahead.c   on demand
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
+ *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.
@@ -28,6 +29,8 @@ void ht_engine_teardown(struct ht_store *s);
 int ht_engine_start(struct ht_store *s) HT_MUST_CHECK;
 void ht_engine_stop(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 void ht_engine_stop_scrub(struct ht_store *s);
+/* Heap that engines have now for their work. */
+uint64_t ht_engine_memory_bytes(const struct ht_store *s);
 /* The journal needs something else now. Its lock may be held. */
 void ht_engine_wake_checkpoint(struct ht_store *s);
 /* The store's make_room. Cleans one image if an engine does the rest, and more without it. */

@@ -12,6 +12,7 @@
 #include "tiering/io/rings.h"
 #include "tiering/api/scrub.h"
 #include "tiering/object/ref.h"
+#include "tiering/engine/dedup.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;
@@ -64,6 +65,7 @@ enum ht_engine_id {
     HT_ENGINE_HEALTH,
     HT_ENGINE_READAHEAD,
     HT_ENGINE_SCRUB,
+    HT_ENGINE_DEDUP,
     HT_ENGINES
 };
 
@@ -71,6 +73,7 @@ enum ht_engine_id {
 struct ht_engine {
     struct ht_list pending_readers HT_GUARDED_BY(HT_LOCK_STORE); /* in the order of their turns */
     struct ht_scrub scrub;                                       /* its own lock */
+    struct ht_dedup dedup;
     /* One for each place; without places the first. */
     struct ht_commit_timer commit;
     struct ht_row row[HT_ENGINES];

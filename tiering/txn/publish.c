@@ -70,7 +70,7 @@ void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, c
     ht_record_end(b, mark);
 }
 
-static void record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index)
+void ht_record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index)
 {
     size_t mark = ht_record_begin(b, HT_REC_CHUNK_DEL);
 
@@ -116,7 +116,7 @@ static void publish_chunk(struct ht_obj *o, struct ht_chunk *c, uint64_t index, 
         memset(&c->cur, 0, sizeof(c->cur));
         c->flags |= HT_CH_PUB;
     } else if (c->flags & HT_CH_GONE) {
-        record_chunk_del(&tx->records, o->oid, index);
+        ht_record_chunk_del(&tx->records, o->oid, index);
         ht_tx_free_ref(o, &c->pub);
         c->flags &= (uint8_t)~HT_CH_PUB;
         o->s->objects.chunks--;

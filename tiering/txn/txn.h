@@ -47,4 +47,24 @@ int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint3
 int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
+/* --------------------------------------------------------------- sharing */
+
+/* share.c: a chunk that gives up its own bytes, as it was when they were read. */
+struct ht_sharer {
+    struct ht_obj *obj;
+    uint64_t index, version;
+    struct ht_ref was;     /* a copy of its published reference */
+    uint32_t freed_blocks; /* out */
+};
+/* Has the object nothing in memory that is not published, and no space that it may not lose? */
+bool ht_obj_may_share(const struct ht_obj *o) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * Publishes that the chunk has the bytes of ref, which are the same as its own: ref is an owner, and used up.
+ * Durable with a later sync. -ESTALE: object or chunk has changed; -EAGAIN: a thread holds the chunk, or the bytes are
+ * not flushed; -ENOSPC: the log has no room for the pieces; -ENOMEM. Then nothing was done, and ref is the caller's.
+ */
+int ht_chunk_take_over(struct ht_sharer *x, struct ht_ref *ref) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* The same for bytes that are all zeros: the chunk becomes a hole. */
+int ht_chunk_make_hole(struct ht_sharer *x) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
 #endif

@@ -55,5 +55,6 @@ void ht_record_ids(struct ht_buf *b, uint64_t next);
 void ht_record_object(struct ht_buf *b, const struct ht_obj *o, uint64_t size) HT_REQUIRES(HT_LOCK_STORE);
 void ht_record_chunk(struct ht_buf *b, const struct ht_obj *o, uint64_t index, const struct ht_chunk *c,
                      const struct ht_ref *r);
+void ht_record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index);
 
 #endif

@@ -1,0 +1,741 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_dedup.c - content that is stored twice is stored once, and nothing else about it changes. */
+#define XXH_STATIC_LINKING_ONLY
+#include <pthread.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/background.h"
+#include "tiering/api/dedup.h"
+#include "tiering/base/fault.h"
+#include "tiering/base/hash.h"
+#include "tiering/engine/dedup.h"
+
+enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, WAIT_MS_MAX = 60000 };
+
+/* Its chunks are all different, unlike chunks of pattern(). */
+static uint8_t *noise(size_t n, uint64_t seed)
+{
+    uint8_t *p = malloc(n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (i % 8 == 0)
+            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+        p[i] = (uint8_t)(seed >> (56 - i % 8));
+    }
+    return p;
+}
+
+static struct ht_obj *stored(uint32_t chunk_bytes, uint64_t scope, const uint8_t *p, size_t n)
+{
+    struct ht_obj *o = object(chunk_bytes, scope);
+
+    put_all(o, 0, p, n);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    return o;
+}
+
+static void publish_scope(void)
+{
+    uint64_t lsn;
+
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    ck_assert_int_eq(ht_store_sync(s, lsn), 0);
+}
+
+static struct ht_dedup_stats figures(void)
+{
+    struct ht_dedup_stats st;
+
+    ht_store_dedup_stats(s, &st);
+    return st;
+}
+
+/* One pass, durable; what it did. */
+static struct ht_dedup_stats dedup(void)
+{
+    struct ht_dedup_stats was = figures(), now;
+
+    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    now = figures();
+    ck_assert_uint_eq(now.left_bytes, 0);
+    ck_assert_uint_eq(now.memory_bytes, was.memory_bytes);
+    now.compared_bytes -= was.compared_bytes;
+    now.shared_bytes -= was.shared_bytes;
+    now.hole_bytes -= was.hole_bytes;
+    now.different -= was.different;
+    now.skipped -= was.skipped;
+    ht_store_verify(s, true);
+    return now;
+}
+
+static void expect_stored(struct ht_obj *o, const uint8_t *p, size_t n)
+{
+    ht_obj_evict(o);
+    expect(o, 0, p, n);
+}
+
+static uint64_t free_bytes(void)
+{
+    return stats().free_bytes;
+}
+
+/* Puts other bytes wherever there is room, so that they overwrite space that is free by mistake. */
+static struct ht_obj *use_all_space(void)
+{
+    struct ht_obj *o = object(SMALL, 0);
+    uint8_t *junk = noise(SMALL, 99);
+    uint64_t end = 0;
+
+    while (ht_obj_write(o, end, junk, SMALL) > 0) {
+        end += SMALL;
+        ++*(uint64_t *)junk;
+        if (end % (32 * SMALL) == 0)
+            ck_assert_int_eq(ht_obj_writeback(o), 0);
+    }
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    free(junk);
+    return o;
+}
+
+START_TEST(copies_take_no_space_and_keep_their_bytes)
+{
+    enum { N = 3 * MIB + 12345 };
+    bool small = _i;
+
+    fresh(64, false);
+    uint64_t before = free_bytes();
+    uint8_t *p = noise(N, 1);
+    struct ht_obj *a = stored(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
+    uint64_t once = before - free_bytes();
+    struct ht_obj *b = stored(small ? SMALL : HT_CHUNK_BYTES, 0, p, N);
+    uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)};
+    struct ht_dedup_stats st = dedup();
+    ck_assert_uint_eq(st.shared_bytes, once);
+    ck_assert_uint_eq(st.compared_bytes, 2 * N);
+    ck_assert_uint_eq(st.different + st.skipped, 0);
+    ck_assert_uint_eq(before - free_bytes(), once);
+    ck_assert_uint_eq(obj_stat(b).stored_bytes, obj_stat(a).stored_bytes);
+    expect_stored(a, p, N);
+    expect_stored(b, p, N);
+    ck_assert_uint_eq(dedup().compared_bytes, 0); /* nothing is left to do */
+    ht_obj_put(a);
+    ht_obj_put(b);
+    remount();
+    ck_assert_uint_eq(before - free_bytes(), once);
+    ck_assert_uint_eq(dedup().compared_bytes, 0);
+    for (unsigned i = 0; i < 2; i++) {
+        a = ht_obj_get(s, oid[i]);
+        expect_stored(a, p, N);
+        delete (a);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        ck_assert_uint_eq(before - free_bytes(), i ? 0 : once);
+    }
+    free(p);
+    done();
+}
+END_TEST
+
+/* Each of the two leaves or changes first, and other content takes whatever is free then. */
+START_TEST(the_bytes_stay_for_the_last_owner)
+{
+    fresh(16, false);
+    uint8_t *p = noise(2 * MIB, 1);
+    struct ht_obj *o[2] = {stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), stored(HT_CHUNK_BYTES, 0, p, 2 * MIB)};
+    ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB);
+    struct ht_obj *leaves = o[_i & 1], *stays = o[!(_i & 1)];
+    if (_i & 2) {
+        put_all(leaves, MIB / 2, (const uint8_t *)"mine", 4);
+        put_all(leaves, MIB + MIB / 2, (const uint8_t *)"mine", 4);
+        ck_assert_int_eq(ht_obj_sync(leaves), 0);
+        ht_obj_put(leaves);
+    } else {
+        delete (leaves);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    struct ht_obj *filler = use_all_space();
+    expect_stored(stays, p, 2 * MIB);
+    uint64_t oid = ht_obj_id(stays);
+    ht_obj_put(stays);
+    ht_obj_put(filler);
+    remount();
+    stays = ht_obj_get(s, oid);
+    expect_stored(stays, p, 2 * MIB);
+    ht_obj_put(stays);
+    free(p);
+    done();
+}
+END_TEST
+
+/* A crash before anything was synced: both have their own bytes, or share them. */
+START_TEST(a_crash_leaves_either_state)
+{
+    bool synced = _i;
+
+    fresh(16, false);
+    uint8_t *p = noise(2 * MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    uint64_t oid[2] = {ht_obj_id(a), ht_obj_id(b)}, twice = free_bytes();
+    ck_assert_int_eq(ht_store_dedup(s), 0);
+    if (synced)
+        ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    crash();
+    ck_assert_uint_eq(free_bytes(), synced ? twice + 2 * MIB : twice);
+    for (unsigned i = 0; i < 2; i++) {
+        a = ht_obj_get(s, oid[i]);
+        expect_stored(a, p, 2 * MIB);
+        ht_obj_put(a);
+    }
+    free(p);
+    done();
+}
+END_TEST
+
+/* Clones and other copies meet: what has several owners stays, and one pass ends with one place. */
+START_TEST(clones_and_copies_meet_in_one_place)
+{
+    fresh(32, false);
+    uint64_t before = free_bytes();
+    uint8_t *p = noise(2 * MIB, 1);
+    struct ht_obj *o[6];
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(o); i++) {
+        if (i % 2) {
+            o[i] = object(SMALL, 0);
+            ck_assert_int_eq(ht_obj_clone(o[i - 1], 0, o[i], 0, HT_FILE_BYTES_MAX), 2 * MIB);
+            ck_assert_int_eq(ht_obj_sync(o[i]), 0);
+        } else {
+            o[i] = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+        }
+    }
+    ck_assert_uint_eq(before - free_bytes(), 6 * MIB);
+    for (unsigned passes = 0; before - free_bytes() > 2 * MIB; passes++) {
+        ck_assert_uint_lt(passes, 3);
+        ck_assert_uint_gt(dedup().shared_bytes, 0);
+    }
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(o); i++) {
+        expect_stored(o[i], p, 2 * MIB);
+        delete (o[i]);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+    }
+    ck_assert_uint_eq(free_bytes(), before);
+    free(p);
+    done();
+}
+END_TEST
+
+/* Chunks of one object, and a truncated one: it keeps its length. */
+START_TEST(chunks_of_one_object_and_cut_ones_are_the_same)
+{
+    fresh(32, false);
+    uint8_t *p = noise(4 * MIB, 1);
+    memcpy(p + MIB, p, MIB);
+    memcpy(p + 3 * MIB, p, MIB);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    ck_assert_int_eq(ht_obj_truncate(b, 1000), 0);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    ck_assert_uint_eq(dedup().shared_bytes, 3 * MIB);
+    expect_stored(a, p, 4 * MIB);
+    ck_assert_uint_eq(ht_obj_size(b), 1000);
+    expect_stored(b, p, 1000);
+    uint8_t *zeros = calloc(1, MIB);
+    ck_assert_int_eq(ht_obj_truncate(b, MIB), 0);
+    expect(b, 1000, zeros, MIB - 1000);
+    ck_assert_int_eq(ht_obj_sync(b), 0);
+    expect_stored(a, p, 4 * MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(zeros);
+    free(p);
+    done();
+}
+END_TEST
+
+START_TEST(chunks_of_zeros_become_holes)
+{
+    fresh(32, false);
+    uint64_t before = free_bytes();
+    uint8_t *p = noise(4 * MIB, 1);
+    memset(p + MIB, 0, 2 * MIB);
+    p[3 * MIB - 1] = 1; /* the third chunk has one byte */
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 4 * MIB);
+    uint64_t oid = ht_obj_id(a);
+    struct ht_dedup_stats st = dedup();
+    ck_assert_uint_eq(st.hole_bytes, MIB);
+    ck_assert_uint_eq(st.shared_bytes + st.different + st.skipped, 0);
+    ck_assert_uint_eq(before - free_bytes(), 3 * MIB);
+    ck_assert_uint_eq(obj_stat(a).stored_bytes, 3 * MIB);
+    ck_assert_int_eq(ht_obj_seek(a, 0, true), MIB);
+    ck_assert_int_eq(ht_obj_seek(a, MIB, false), 2 * MIB);
+    expect(a, 0, p, 4 * MIB);
+    expect_stored(a, p, 4 * MIB);
+    ht_obj_put(a);
+    remount();
+    a = ht_obj_get(s, oid);
+    expect_stored(a, p, 4 * MIB);
+    memcpy(p + MIB + 5, "here", 4);
+    put_all(a, MIB + 5, (const uint8_t *)"here", 4);
+    ck_assert_int_eq(ht_obj_sync(a), 0);
+    expect_stored(a, p, 4 * MIB);
+    ck_assert_uint_eq(before - free_bytes(), 3 * MIB + 4096);
+    delete (a);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(free_bytes(), before);
+    free(p);
+    done();
+}
+END_TEST
+
+/*
+ * Two contents with one checksum: XXH3 adds 64 bits of data to one lane, and the product of the halves of data ^ secret
+ * to another. Where the lower half is 0 in two stripes, the upper halves count only by their sum.
+ */
+static void collide(uint8_t *a, uint8_t *b, size_t n, uint64_t seed)
+{
+    enum { STRIPE = 64, LANE = 3 };
+    uint8_t secret[XXH3_SECRET_DEFAULT_SIZE];
+    uint64_t key[2], word[2];
+
+    XXH3_generateSecret_fromSeed(secret, seed);
+    memcpy(b, a, n);
+    for (unsigned k = 0; k < 2; k++) {
+        memcpy(&key[k], secret + 8 * (LANE + k), 8);
+        word[k] = (uint64_t)(k + 5) << 32 | (uint32_t)key[k];
+        memcpy(a + k * STRIPE + 8 * LANE, &word[k], 8);
+    }
+    word[0] += 1ull << 32;
+    word[1] -= 1ull << 32;
+    for (unsigned k = 0; k < 2; k++)
+        memcpy(b + k * STRIPE + 8 * LANE, &word[k], 8);
+}
+
+START_TEST(content_with_the_same_checksum_is_compared)
+{
+    fresh(16, false);
+    uint8_t *p = noise(MIB, 1), *q = malloc(MIB);
+    uint64_t salt = ht_store_layout(s)->salt;
+    collide(p, q, MIB, salt);
+    ck_assert_uint_eq(ht_hash64(p, MIB, salt), ht_hash64(q, MIB, salt));
+    ck_assert_int_ne(memcmp(p, q, MIB), 0);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, q, MIB);
+    struct ht_dedup_stats st = dedup();
+    ck_assert_uint_eq(st.different, 1);
+    ck_assert_uint_eq(st.shared_bytes, 0);
+    expect_stored(a, p, MIB);
+    expect_stored(b, q, MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+/* Those whose next rewrite has its space, that are newer in memory, mapped, scratch, or of other chunks. */
+START_TEST(some_copies_stay_copies)
+{
+    fixture_shm_bytes = 4 * MIB;
+    fresh(32, false);
+    uint8_t *p = noise(MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b;
+    struct ht_obj_attr scratch = {
+        .oid = ht_store_new_id(s), .chunk_bytes = HT_CHUNK_BYTES, .obj_class = HT_CLASS_SCRATCH};
+    int fd;
+    switch (_i) {
+    case 0:
+        b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+        ck_assert_int_eq(ht_obj_rewrite_reserve(b, MIB), 0);
+        break;
+    case 1:
+        b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+        put_all(b, 0, p, 1);
+        break;
+    case 2:
+        b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+        ck_assert_int_eq(ht_obj_shm_open(b, &fd), 0);
+        break;
+    case 3:
+        ck_assert_int_eq(ht_obj_create(s, &scratch, &b), 0);
+        put_all(b, 0, p, MIB);
+        ck_assert_int_ge(ht_writeback_now(s), 0);
+        break;
+    default:
+        b = stored(SMALL, 0, p, MIB);
+    }
+    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ck_assert_uint_eq(figures().compared_bytes, 0);
+    ck_assert_uint_eq(figures().shared_bytes, 0);
+    expect(a, 0, p, MIB);
+    expect(b, 0, p, MIB);
+    if (_i == 2)
+        ht_obj_shm_close(b);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done();
+    fixture_shm_bytes = 0;
+}
+END_TEST
+
+static struct ht_dedup_chunk name(struct ht_obj *o, uint64_t index)
+{
+    return (struct ht_dedup_chunk){.oid = ht_obj_id(o), .version = obj_stat(o).version, .index = index};
+}
+
+/* Whatever became of either chunk since the pair was found. */
+START_TEST(a_pair_that_has_changed_is_left_alone)
+{
+    uint8_t *buf[2] = {aligned_alloc(4096, MIB), aligned_alloc(4096, MIB)};
+    uint64_t bytes;
+
+    fresh(32, false);
+    uint8_t *p = noise(MIB, 1), *q = noise(MIB, 2);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    const struct ht_dedup_pair pair = {name(a, 0), name(b, 0), MIB};
+    struct ht_obj *changed = _i & 1 ? a : b;
+    const uint8_t *now = q;
+    switch (_i / 2) {
+    case 0:
+        put_all(changed, 0, q, MIB);
+        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        break;
+    case 1: /* the same bytes again, elsewhere */
+        put_all(changed, 0, p, MIB);
+        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        now = p;
+        break;
+    case 2:
+        ck_assert_int_eq(ht_obj_truncate(changed, 0), 0);
+        put_all(changed, 0, q, MIB);
+        ck_assert_int_eq(ht_obj_sync(changed), 0);
+        break;
+    default:
+        delete (changed);
+        now = NULL;
+    }
+    uint64_t before = free_bytes();
+    ck_assert_int_eq(ht_dedup_pair_share(s, &pair, buf, &bytes), -EAGAIN);
+    ck_assert_uint_eq(bytes, 0);
+    ck_assert_uint_eq(free_bytes(), before);
+    expect_stored(changed == a ? b : a, p, MIB);
+    if (now) {
+        expect_stored(changed, now, MIB);
+        ht_obj_put(changed);
+    }
+    ht_obj_put(changed == a ? b : a);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    for (unsigned i = 0; i < 2; i++)
+        free(buf[i]);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+/* The commit of a scope stays whole: what it shares is what it had. */
+START_TEST(an_open_step_neither_gains_nor_loses)
+{
+    bool abort_it = _i;
+
+    fresh(32, false);
+    uint8_t *p = noise(2 * MIB, 1), *q = noise(MIB, 2);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = object(HT_CHUNK_BYTES, SCOPE),
+                  *open = object(HT_CHUNK_BYTES, SCOPE);
+    put_all(b, 0, p, 2 * MIB);
+    put_all(open, 0, p, 2 * MIB);
+    publish_scope();
+    put_all(open, 0, q, MIB); /* unpublished */
+    ck_assert_int_eq(ht_scope_writeback(s, SCOPE), 0);
+    ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB); /* a and b */
+    if (abort_it)
+        ck_assert_int_eq(ht_scope_abort(s, SCOPE), 0);
+    else
+        publish_scope();
+    expect_stored(a, p, 2 * MIB);
+    expect_stored(b, p, 2 * MIB);
+    expect_stored(open, abort_it ? p : q, MIB);
+    uint8_t *tail = malloc(MIB);
+    ck_assert_int_eq(ht_obj_read(open, MIB, tail, MIB), MIB);
+    ck_assert_int_eq(memcmp(tail, p + MIB, MIB), 0);
+    ck_assert_uint_eq(dedup().shared_bytes, abort_it ? 2 * MIB : MIB); /* now it takes part */
+    expect_stored(open, abort_it ? p : q, MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(open);
+    free(tail);
+    free(p);
+    free(q);
+    done();
+}
+END_TEST
+
+static void mount_for_dedup(uint64_t index_bytes, bool threads)
+{
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB,
+                                 .staging_bytes = 16 * MIB,
+                                 .numa_node = HT_NUMA_OFF,
+                                 .no_threads = !threads,
+                                 .commit_ms = 10,
+                                 .dedup = threads,
+                                 .background_rate_bytes = 1ull << 40,
+                                 .dedup_index_bytes = index_bytes};
+
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+START_TEST(a_small_index_finds_all_in_parts)
+{
+    enum { N = 400 };
+    struct ht_obj *o[N];
+
+    fresh(64, false);
+    mount_for_dedup(1, false); /* 64 entries */
+    for (uint32_t i = 0; i < N; i++) {
+        uint8_t *p = noise(8192, i / 4);
+        o[i] = stored(SMALL, 0, p, 8192);
+        free(p);
+    }
+    ck_assert_uint_eq(dedup().shared_bytes, N / 4 * 3 * 8192);
+    for (uint32_t i = 0; i < N; i++) {
+        uint8_t *p = noise(8192, i / 4);
+        expect_stored(o[i], p, 8192);
+        ht_obj_put(o[i]);
+        free(p);
+    }
+    done();
+}
+END_TEST
+
+/* More pairs than the queue holds, of one content: all become owners of one place, and leave it again. */
+START_TEST(thousands_of_owners_of_one_chunk)
+{
+    enum { N = 5000 };
+    static struct ht_obj *o[N];
+
+    fresh(64, false);
+    uint64_t before = free_bytes();
+    uint8_t *p = noise(4096, 1);
+    for (unsigned i = 0; i < N; i++) {
+        o[i] = object(SMALL, 0);
+        put_all(o[i], 0, p, 4096);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(dedup().shared_bytes, (N - 1) * 4096);
+    ck_assert_uint_eq(before - free_bytes(), 4096);
+    for (unsigned i = 0; i < N; i++) {
+        if (i % 97 == 0)
+            expect_stored(o[i], p, 4096);
+        if (i + 1 < N)
+            delete (o[i]);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(before - free_bytes(), 4096);
+    expect_stored(o[N - 1], p, 4096);
+    delete (o[N - 1]);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(free_bytes(), before);
+    free(p);
+    done();
+}
+END_TEST
+
+/* A device that fails a read, and bytes that are not those of the checksum: both stay as they are. */
+START_TEST(what_cannot_be_read_is_skipped)
+{
+    static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM};
+
+    fresh(16, false);
+    uint8_t *p = noise(MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, MIB), *b = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    for (unsigned nth = 1; nth <= 2; nth++) {
+        ht_fault_arm(points[_i], nth, false);
+        struct ht_dedup_stats st = dedup();
+        ck_assert_uint_ge(ht_fault_passed(points[_i]), nth);
+        ht_fault_disarm_all();
+        ck_assert_uint_eq(st.skipped, 1);
+        ck_assert_uint_eq(st.shared_bytes, 0);
+    }
+    ck_assert_uint_eq(stats().checksum_errors + stats().read_errors, 0);
+    ck_assert_uint_eq(dedup().shared_bytes, MIB);
+    expect_stored(a, p, MIB);
+    expect_stored(b, p, MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    free(p);
+    done();
+}
+END_TEST
+
+/* It needs no space to begin. */
+START_TEST(a_full_store_gets_space)
+{
+    fresh(16, false);
+    uint8_t *p = noise(2 * MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB),
+                  *filler = use_all_space();
+    ck_assert_uint_lt(stats().available_bytes, SMALL);
+    ck_assert_uint_eq(dedup().shared_bytes, 2 * MIB);
+    ck_assert_uint_ge(stats().available_bytes, 2 * MIB);
+    expect_stored(a, p, 2 * MIB);
+    expect_stored(b, p, 2 * MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    ht_obj_put(filler);
+    free(p);
+    done();
+}
+END_TEST
+
+static void wait_for_shared(uint64_t bytes)
+{
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && figures().shared_bytes < bytes; ms++)
+        usleep(1000);
+    ck_assert_uint_eq(figures().shared_bytes, bytes);
+}
+
+static struct ht_background_stat engine(void)
+{
+    struct ht_background_stat st;
+
+    for (unsigned i = 0; !ht_store_background_stat(s, i, &st); i++)
+        if (strcmp(st.engine, "dedup") == 0)
+            return st;
+    ck_abort_msg("there is no such engine");
+}
+
+START_TEST(the_engine_finds_them_by_itself)
+{
+    fresh(32, false);
+    ck_assert_uint_eq(engine().state, HT_BACKGROUND_OFF);
+    uint8_t *p = noise(2 * MIB, 1);
+    struct ht_obj *a = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB), *b = stored(HT_CHUNK_BYTES, 0, p, 2 * MIB);
+    ht_obj_put(a);
+    ht_obj_put(b);
+    mount_for_dedup(0, true);
+    wait_for_shared(2 * MIB); /* from before the mount */
+    ck_assert_int_eq(ht_store_background_pause(s, "dedup"), 0);
+    a = stored(HT_CHUNK_BYTES, 0, p, MIB);
+    usleep(300000);
+    ck_assert_uint_eq(figures().shared_bytes, 2 * MIB);
+    ck_assert_uint_eq(engine().state, HT_BACKGROUND_PAUSED);
+    ck_assert_int_eq(ht_store_background_resume(s, NULL), 0);
+    wait_for_shared(3 * MIB);
+    expect_stored(a, p, MIB);
+    ck_assert_uint_gt(engine().bytes, 0);
+    ck_assert_int_eq(ht_store_background_pause(s, "nothing"), -ENOENT);
+    ht_obj_put(a);
+    free(p);
+    done();
+}
+END_TEST
+
+/* ----------------------------------------------------------- beside others */
+
+static _Atomic bool over;
+
+struct writer {
+    pthread_t thread;
+    struct ht_obj *o;
+    uint64_t seed, counts;
+};
+
+/* Each chunk is of one of four contents, all the time: of another one it would be torn. */
+static void *write_main(void *arg)
+{
+    struct writer *w = arg;
+    uint8_t *content[4], *got = malloc(SMALL);
+
+    for (unsigned k = 0; k < 4; k++)
+        content[k] = noise(SMALL, k);
+    memset(content[3], 0, SMALL);
+    for (; !over; w->counts++) {
+        unsigned r = (unsigned)(w->seed = w->seed * 6364136223846793005ull + 1) >> 16;
+        uint64_t at = (uint64_t)(r % 16) * SMALL;
+        if (r % 13 == 0)
+            ck_assert_int_eq(ht_obj_truncate(w->o, at), 0);
+        else if (r % 3)
+            ck_assert_int_eq(ht_obj_write(w->o, at, content[r / 64 % 4], SMALL), SMALL);
+        if (r % 5 == 0)
+            ck_assert_int_eq(ht_obj_sync(w->o), 0);
+        if (r % 7 == 0)
+            ht_obj_evict(w->o);
+        ssize_t n = ht_obj_read(w->o, at, got, SMALL);
+        ck_assert(n == 0 || n == SMALL);
+        bool known = !n;
+        for (unsigned k = 0; k < 4; k++)
+            known |= memcmp(got, content[k], SMALL) == 0;
+        ck_assert(known);
+        if (r % 2)
+            usleep(r % 2000);
+    }
+    for (unsigned k = 0; k < 4; k++)
+        free(content[k]);
+    free(got);
+    return NULL;
+}
+
+START_TEST(writers_readers_and_truncations_beside_it_lose_nothing)
+{
+    enum { N = 3, MS = 1500 };
+    struct writer w[N];
+
+    fresh(32, false);
+    uint64_t before = free_bytes();
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    mount_with(true, false);
+    over = false;
+    for (unsigned i = 0; i < N; i++) {
+        w[i] = (struct writer){.o = object(SMALL, 0), .seed = i};
+        ck_assert_int_eq(pthread_create(&w[i].thread, NULL, write_main, &w[i]), 0);
+    }
+    for (uint64_t end = ht_now_ns() + MS * 1000000ull; ht_now_ns() < end || figures().shared_bytes < 4 * SMALL;) {
+        ck_assert_int_eq(ht_store_dedup(s), 0);
+        ck_assert_uint_lt(ht_now_ns(), end + 60000 * 1000000ull);
+    }
+    over = true;
+    for (unsigned i = 0; i < N; i++) {
+        pthread_join(w[i].thread, NULL);
+        ck_assert_uint_gt(w[i].counts, 0);
+        ck_assert_int_eq(ht_obj_sync(w[i].o), 0);
+    }
+    ck_assert_int_eq(ht_store_dedup(s), 0);
+    ht_store_verify(s, false);
+    for (unsigned i = 0; i < N; i++)
+        delete (w[i].o);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(free_bytes(), before);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("dedup");
+
+    tcase_set_timeout(tc, 300);
+    tcase_add_loop_test(tc, copies_take_no_space_and_keep_their_bytes, 0, 2);
+    tcase_add_loop_test(tc, the_bytes_stay_for_the_last_owner, 0, 4);
+    tcase_add_loop_test(tc, a_crash_leaves_either_state, 0, 2);
+    tcase_add_test(tc, clones_and_copies_meet_in_one_place);
+    tcase_add_test(tc, chunks_of_one_object_and_cut_ones_are_the_same);
+    tcase_add_test(tc, chunks_of_zeros_become_holes);
+    tcase_add_test(tc, content_with_the_same_checksum_is_compared);
+    tcase_add_loop_test(tc, some_copies_stay_copies, 0, 5);
+    tcase_add_loop_test(tc, a_pair_that_has_changed_is_left_alone, 0, 8);
+    tcase_add_loop_test(tc, an_open_step_neither_gains_nor_loses, 0, 2);
+    tcase_add_test(tc, a_small_index_finds_all_in_parts);
+    tcase_add_test(tc, thousands_of_owners_of_one_chunk);
+    tcase_add_loop_test(tc, what_cannot_be_read_is_skipped, 0, 2);
+    tcase_add_test(tc, a_full_store_gets_space);
+    tcase_add_test(tc, the_engine_finds_them_by_itself);
+    tcase_add_test(tc, writers_readers_and_truncations_beside_it_lose_nothing);
+    return run_suite(tc);
+}

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dedup.c - the engine that finds content which is stored twice, and content of zeros.
+ *
+ *   asleep --the log has grown, a period later--> walking <--------queue has room-------+
+ *      ^                                            |  '--- a queue of pairs is full ---+--> waiting
+ *      |                                            | all was walked                           | a pair is old enough
+ *      '------- no pair is left: the pass ends ------'--------> comparing <--------------------+
+ *
+ * A pass walks all references in slices, without I/O. Each has a checksum of its bytes; an index of the checksums finds
+ * those that were seen before (dedup_index.h). A pair waits until neither object has changed for a while: content that
+ * is being written is not worth it. Then dedup_pair.c compares it and shares the bytes. The pass keeps numbers of
+ * objects only, so it delays nothing that it does not work on at that moment.
+ *
+ * Objects with a rewrite reserve take no part: shared space does not come back when it is rewritten, so the reserve
+ * would grow by what is freed. So a model in training is never touched.
+ *
+ * Zeros: whole chunks only. Their checksum is known.
+ */
+#include "tiering/engine/dedup.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/cache/arena.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/api/check.h"
+#include "tiering/txn/txn.h"
+#include "tiering/engine/engine_priv.h"
+
+#define RATE_BYTES_DEFAULT (64 * HT_MIB)
+#define MS UINT64_C(1000000)
+
+enum {
+    QUEUE_MAX = 4096,
+    SLICE_CHUNKS = 1024,
+    PAUSE_MS = 1000,
+    COMMIT_MS_DEFAULT = 5000,
+    SETTLE_COMMITS = 2, /* periods of the commit timer that content stays unchanged before it is compared */
+    PASS_COMMITS = 2,   /* that lie between two passes at least */
+    PASS_SHARE = 50,    /* and so many times what the walk took */
+    ZEROS = 8,          /* sizes of chunks */
+    INDEX_SHARE = 64,   /* of dram */
+};
+static_assert(HT_SMALL_CHUNK_BYTES << (ZEROS - 1) >= HT_CHUNK_BYTES, "each size of a chunk has its checksum of zeros");
+
+struct waiting {
+    struct ht_dedup_pair pair;
+    uint64_t since_ns;
+};
+
+struct ht_dedup_pass {
+    struct ht_store *s;
+    struct ht_dedup_figures *figures;
+    struct ht_dedup_index index;
+    uint64_t *oids, chunk; /* the walk is at this chunk of oids[at] */
+    size_t count, at;
+    struct waiting *queue; /* a ring */
+    size_t head, waiting;
+    uint8_t *buf[2];
+    uint64_t zero_checksum[ZEROS]; /* of HT_SMALL_CHUNK_BYTES << i bytes */
+    uint64_t settle_ns, walk_ns, memory_bytes;
+    bool skipped;
+};
+
+bool ht_dedup_is_on(const struct ht_store *s)
+{
+    return s->opts.dedup && !s->opts.read_only;
+}
+
+uint64_t ht_dedup_rate_bytes(const struct ht_store *s)
+{
+    return s->opts.background_rate_bytes ? s->opts.background_rate_bytes : RATE_BYTES_DEFAULT;
+}
+
+static uint64_t commit_ns(const struct ht_store *s)
+{
+    return (s->opts.commit_ms ? s->opts.commit_ms : COMMIT_MS_DEFAULT) * MS;
+}
+
+/* ------------------------------------------------------------------ a pass */
+
+static uint64_t index_bytes_max(struct ht_store *s)
+{
+    return s->opts.dedup_index_bytes ? s->opts.dedup_index_bytes : ht_arena_bytes(s->arena) / INDEX_SHARE;
+}
+
+static void free_pass(struct ht_dedup_pass *p)
+{
+    if (!p)
+        return;
+    p->figures->memory_bytes -= p->memory_bytes;
+    p->figures->left_bytes = 0;
+    ht_dedup_index_free(&p->index);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
+        free(p->buf[i]);
+    free(p->queue);
+    free(p->oids);
+    free(p);
+}
+
+static void know_zeros(struct ht_dedup_pass *p)
+{
+    memset(p->buf[0], 0, HT_CHUNK_BYTES);
+    for (unsigned i = 0; i < ZEROS && (uint64_t)HT_SMALL_CHUNK_BYTES << i <= HT_CHUNK_BYTES; i++)
+        p->zero_checksum[i] = ht_store_checksum(p->s, p->buf[0], (size_t)HT_SMALL_CHUNK_BYTES << i);
+}
+
+static int allocate(struct ht_dedup_pass *p, unsigned part)
+{
+    struct ht_store *s = p->s;
+
+    ht_store_lock(s);
+    uint64_t chunks = s->objects.chunks;
+    ht_store_unlock(s);
+    int rc = ht_dedup_index_init(&p->index, chunks, index_bytes_max(s), part);
+    if (!rc)
+        rc = ht_store_oids(s, &p->oids, &p->count);
+    p->queue = calloc(QUEUE_MAX, sizeof(*p->queue));
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(p->buf); i++)
+        p->buf[i] = aligned_alloc(HT_BLOCK_BYTES, HT_CHUNK_BYTES);
+    if (!rc && (!p->queue || !p->buf[0] || !p->buf[1]))
+        rc = -ENOMEM;
+    p->count = ht_min_u64(p->count, UINT32_MAX - 1);
+    p->memory_bytes = sizeof(*p) + ht_dedup_index_bytes(&p->index) + p->count * sizeof(*p->oids) +
+        QUEUE_MAX * sizeof(*p->queue) + HT_ARRAY_SIZE(p->buf) * HT_CHUNK_BYTES;
+    p->figures->memory_bytes += p->memory_bytes;
+    return rc;
+}
+
+static int begin_pass(struct ht_store *s, unsigned part, uint64_t settle_ns, struct ht_dedup_pass **out)
+{
+    struct ht_dedup_pass *p = calloc(1, sizeof(*p));
+
+    if (!p)
+        return -ENOMEM;
+    p->s = s;
+    p->figures = &s->engine->dedup.figures;
+    p->settle_ns = settle_ns;
+    int rc = allocate(p, part);
+    if (rc) {
+        free_pass(p);
+        return rc;
+    }
+    know_zeros(p);
+    *out = p;
+    return 0;
+}
+
+/* ------------------------------------------------------------------ walking */
+
+static struct ht_dedup_chunk name_chunk(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return (struct ht_dedup_chunk){.oid = o->oid, .version = o->version, .index = index};
+}
+
+static void put_in_queue(struct ht_dedup_pass *p, const struct ht_dedup_pair *pair)
+{
+    p->queue[(p->head + p->waiting++) % QUEUE_MAX] = (struct waiting){*pair, ht_now_ns()};
+    p->figures->left_bytes += pair->bytes;
+}
+
+static bool is_probably_zero(const struct ht_dedup_pass *p, const struct ht_obj *o, const struct ht_ref *ref)
+{
+    unsigned i = o->chunk_shift - (unsigned)__builtin_ctz(HT_SMALL_CHUNK_BYTES);
+
+    return ref->stored == ht_obj_bytes_per_chunk(o) && ref->checksum == p->zero_checksum[i];
+}
+
+/* The chunk that the index names, if it still has that content. */
+static struct ht_chunk *find_entry(const struct ht_dedup_pass *p, const struct ht_dedup_entry *e, struct ht_obj **out_o)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = e->object ? ht_obj_find_locked(p->s, p->oids[e->object - 1]) : NULL;
+    struct ht_chunk *c = o && ht_obj_may_share(o) ? ht_chunk_find(o, e->chunk) : NULL;
+
+    *out_o = o;
+    return c && ht_dedup_may_share(p->s, c) && c->pub.checksum == e->checksum ? c : NULL;
+}
+
+/*
+ * Content that was seen before makes a pair with the chunk that the index names. Of a pair the one with several owners
+ * stays: they need no change then.
+ */
+static void look_up(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_dedup_entry own = {c->pub.checksum, (uint32_t)(p->at + 1), (uint32_t)index};
+    struct ht_dedup_entry *e = ht_dedup_index_find(&p->index, c->pub.checksum);
+    struct ht_obj *first_o;
+
+    if (!e)
+        return;
+    struct ht_chunk *first = find_entry(p, e, &first_o);
+    uint64_t first_index = e->chunk;
+    bool comparable = first && first->pub.stored == c->pub.stored && first_o->chunk_shift == o->chunk_shift;
+    if (!comparable || (c->pub.shared && !first->pub.shared))
+        ht_dedup_index_add(&p->index, e, &own);
+    if (!comparable || ht_ref_same_place(&first->pub, &c->pub))
+        return;
+    struct ht_dedup_pair pair = {name_chunk(first_o, first_index), name_chunk(o, index), c->pub.stored};
+    if (c->pub.shared && !first->pub.shared) {
+        struct ht_dedup_chunk was = pair.owner;
+        pair.owner = pair.other;
+        pair.other = was;
+    }
+    put_in_queue(p, &pair);
+}
+
+static void look_at(struct ht_dedup_pass *p, struct ht_obj *o, struct ht_chunk *c, uint64_t index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (!ht_dedup_may_share(p->s, c))
+        return;
+    if (is_probably_zero(p, o, &c->pub)) {
+        const struct ht_dedup_pair pair = {.other = name_chunk(o, index), .bytes = c->pub.stored};
+        put_in_queue(p, &pair);
+    } else {
+        look_up(p, o, c, index);
+    }
+}
+
+static bool is_walked(const struct ht_dedup_pass *p)
+{
+    return p->at == p->count;
+}
+
+/* Chunks of one object, as many as *left; true: all of them. */
+static bool walk_object(struct ht_dedup_pass *p, struct ht_obj *o, unsigned *left) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c;
+
+    if (!ht_obj_may_share(o))
+        return true;
+    ht_chunk_for_each_from(c, o, p->chunk)
+    {
+        if (!*left || p->waiting == QUEUE_MAX)
+            return false;
+        look_at(p, o, c, p->chunk);
+        --*left;
+    }
+    return true;
+}
+
+static void walk(struct ht_dedup_pass *p)
+{
+    struct ht_store *s = p->s;
+    uint64_t began_ns = ht_now_ns();
+
+    ht_store_lock(s);
+    for (unsigned left = SLICE_CHUNKS; left && !is_walked(p) && p->waiting<QUEUE_MAX; left -= left> 0) {
+        struct ht_obj *o = ht_obj_find_locked(s, p->oids[p->at]);
+        if (o && !walk_object(p, o, &left))
+            break;
+        p->chunk = 0;
+        p->at++;
+    }
+    ht_store_unlock(s);
+    p->walk_ns += ht_now_ns() - began_ns;
+}
+
+/* ---------------------------------------------------------------- comparing */
+
+/* When the oldest pair may be compared; 0: there is none. */
+static uint64_t due_ns(const struct ht_dedup_pass *p)
+{
+    return p->waiting ? p->queue[p->head].since_ns + p->settle_ns : 0;
+}
+
+/* The oldest pair. As ht_dedup_pair_share, but for what was skipped: the next pass finds it. */
+static int compare_next(struct ht_dedup_pass *p, uint64_t *out_bytes)
+{
+    const struct ht_dedup_pair pair = p->queue[p->head].pair;
+
+    p->head = (p->head + 1) % QUEUE_MAX;
+    p->waiting--;
+    p->figures->left_bytes -= pair.bytes;
+    int rc = ht_dedup_pair_share(p->s, &pair, p->buf, out_bytes);
+    if (rc) {
+        p->skipped = true;
+        p->figures->skipped++;
+    }
+    return rc == -EAGAIN ? 0 : rc;
+}
+
+/* ------------------------------------------------------------------- engine */
+
+/* When a pass may begin, or to look again whether one is worth it; 0: at once. */
+static uint64_t begins_ns(struct ht_store *s, const struct ht_dedup *d)
+{
+    uint64_t now = ht_now_ns();
+
+    if (d->next_ns > now)
+        return d->next_ns;
+    return d->part || d->again || d->seen_lsn != s->frees.last_lsn + 1 ? 0 : now + PASS_COMMITS * commit_ns(s);
+}
+
+static int begin_next(struct ht_store *s, struct ht_dedup *d)
+{
+    if (!d->part) {
+        d->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
+        d->again = false;
+    }
+    return begin_pass(s, d->part, SETTLE_COMMITS * commit_ns(s), &d->pass);
+}
+
+static void end_pass(struct ht_store *s, struct ht_dedup *d)
+{
+    struct ht_dedup_pass *p = d->pass;
+
+    d->again |= p->skipped;
+    d->part = p->index.part + 1 < p->index.parts ? p->index.part + 1 : 0;
+    d->next_ns = d->part ? 0 : ht_now_ns() + ht_max_u64(PASS_COMMITS * commit_ns(s), PASS_SHARE * p->walk_ns);
+    if (!d->part)
+        d->figures.passes++;
+    d->pass = NULL;
+    free_pass(p);
+}
+
+static enum ht_step step(void *ctx, struct ht_budget *b)
+{
+    struct ht_store *s = ctx;
+    struct ht_dedup *d = &s->engine->dedup;
+
+    if (ht_is_read_only(s))
+        return HT_STEP_IDLE;
+    if (!d->pass) {
+        b->at_ns = begins_ns(s, d);
+        if (b->at_ns)
+            return HT_STEP_IDLE;
+        return begin_next(s, d) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+    }
+    struct ht_dedup_pass *p = d->pass;
+    if (p->waiting && due_ns(p) <= ht_now_ns())
+        return compare_next(p, &b->bytes) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
+    if (!is_walked(p) && p->waiting < QUEUE_MAX) {
+        walk(p);
+        return HT_STEP_WORKED;
+    }
+    b->at_ns = due_ns(p);
+    if (!p->waiting) {
+        end_pass(s, d);
+        return HT_STEP_WORKED;
+    }
+    return HT_STEP_IDLE;
+}
+
+enum { PASSES, COMPARED, SHARED, HOLES, DIFFERENT, SKIPPED, LEFT, FIGURES };
+static_assert((int)FIGURES <= (int)HT_ENGINE_FIGURES_MAX, "figures of an engine");
+
+static const struct ht_engine_figure figures[FIGURES] = {
+    [PASSES] = {"passes", "Passes over all content."},
+    [COMPARED] = {"compared_bytes", "Bytes compared, or looked at for zeros."},
+    [SHARED] = {"shared_bytes", "Space that duplicates had."},
+    [HOLES] = {"hole_bytes", "Space that zeros had."},
+    [DIFFERENT] = {"different", "Chunks with the checksum of another one, but not its content."},
+    [SKIPPED] = {"skipped", "Chunks that had changed or were in use: the next pass looks at them again."},
+    [LEFT] = {"left_bytes", "Probable duplicates that wait to be compared.", .gauge = true},
+};
+
+static void values(void *ctx, uint64_t out[])
+{
+    struct ht_dedup_stats st;
+
+    ht_store_dedup_stats(ctx, &st);
+    out[PASSES] = st.passes;
+    out[COMPARED] = st.compared_bytes;
+    out[SHARED] = st.shared_bytes;
+    out[HOLES] = st.hole_bytes;
+    out[DIFFERENT] = st.different;
+    out[SKIPPED] = st.skipped;
+    out[LEFT] = st.left_bytes;
+}
+
+const struct ht_engine_type ht_dedup_engine = {
+    .name = "dedup",
+    .pause_ms = PAUSE_MS,
+    .step = step,
+    .figure = figures,
+    .figures = FIGURES,
+    .values = values,
+};
+
+void ht_dedup_end(struct ht_dedup *d)
+{
+    free_pass(d->pass);
+    d->pass = NULL;
+}
+
+/* ---------------------------------------------------------------- interface */
+
+void ht_store_dedup_stats(struct ht_store *s, struct ht_dedup_stats *out)
+{
+    const struct ht_dedup_figures *f = &s->engine->dedup.figures;
+
+    *out = (struct ht_dedup_stats){
+        .passes = f->passes,
+        .compared_bytes = f->compared_bytes,
+        .shared_bytes = f->shared_bytes,
+        .hole_bytes = f->hole_bytes,
+        .different = f->different,
+        .skipped = f->skipped,
+        .memory_bytes = f->memory_bytes,
+        .left_bytes = f->left_bytes,
+    };
+}
+
+/* All content of one part of the index. */
+static int run_pass(struct ht_store *s, unsigned part, unsigned *out_parts)
+{
+    struct ht_dedup_pass *p;
+    uint64_t bytes;
+    int rc = begin_pass(s, part, 0, &p);
+
+    if (rc)
+        return rc;
+    *out_parts = p->index.parts;
+    while (!rc && (p->waiting || !is_walked(p))) {
+        if (p->waiting)
+            rc = compare_next(p, &bytes);
+        else
+            walk(p);
+    }
+    free_pass(p);
+    return rc;
+}
+
+int ht_store_dedup(struct ht_store *s)
+{
+    unsigned parts = 1;
+    int rc = ht_is_read_only(s) ? -EROFS : 0;
+
+    for (unsigned part = 0; !rc && part < parts; part++)
+        rc = run_pass(s, part, &parts);
+    if (!rc)
+        s->engine->dedup.figures.passes++;
+    return rc;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* dedup.h - inside engine/: the pass of deduplication over all content, and one pair of chunks. */
+#ifndef HITRAIN_TIERING_ENGINE_DEDUP_H
+#define HITRAIN_TIERING_ENGINE_DEDUP_H
+
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/api/dedup.h"
+#include "tiering/engine/dedup_index.h"
+#include "tiering/engine/scheduler.h"
+
+struct ht_store;
+struct ht_obj;
+struct ht_chunk;
+struct ht_dedup_pass;
+
+/* Any thread counts. */
+struct ht_dedup_figures {
+    _Atomic uint64_t passes, compared_bytes, shared_bytes, hole_bytes, different, skipped, memory_bytes, left_bytes;
+};
+
+/* The engine's; its thread's alone but for the figures. */
+struct ht_dedup {
+    struct ht_dedup_figures figures;
+    struct ht_dedup_pass *pass; /* NULL: none */
+    uint64_t seen_lsn;          /* what the log had when the last whole round began */
+    uint64_t next_ns;           /* the next pass begins not before */
+    unsigned part;              /* of the index, of the next pass */
+    bool again;                 /* something was skipped */
+};
+
+/* A chunk, as it was when it was found. */
+struct ht_dedup_chunk {
+    uint64_t oid, version; /* of the object */
+    uint64_t index;
+};
+/* A pair of chunks that are probably the same. */
+struct ht_dedup_pair {
+    struct ht_dedup_chunk owner; /* oid 0: none, the other one is probably all zeros */
+    struct ht_dedup_chunk other; /* gives its own bytes up */
+    uint64_t bytes;              /* that are stored of each */
+};
+
+/* Is the chunk's content published, on present devices, and nothing newer in memory? */
+bool ht_dedup_may_share(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * dedup_pair.c: compares a pair, and shares the bytes if they are the same. buf: two buffers of a chunk each.
+ * *out_bytes: read. 0: it is done, or never will be; -EAGAIN: it was skipped; -ENOMEM, or the log's error.
+ */
+int ht_dedup_pair_share(struct ht_store *s, const struct ht_dedup_pair *pair, uint8_t *buf[2], uint64_t *out_bytes)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
+bool ht_dedup_is_on(const struct ht_store *s);
+uint64_t ht_dedup_rate_bytes(const struct ht_store *s);
+void ht_dedup_end(struct ht_dedup *d); /* its memory; no step runs */
+extern const struct ht_engine_type ht_dedup_engine;
+
+#endif

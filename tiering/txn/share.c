@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * share.c - a chunk's published content without space of its own: another chunk's bytes, or a hole.
+ *
+ *   own bytes --transaction: the record names the bytes of the other owner------> its own space becomes a deferred free
+ *   own bytes, all zeros --transaction: a record ends the chunk-----------------> the same
+ *
+ * What the chunk shows stays the same, so this may come between an open step and its commit, as a relocation may. A
+ * crash leaves the record or not, and the old space is not used again before the record is durable.
+ *
+ * The caller has read and compared the bytes before the transaction, and holds nothing meanwhile. So the transaction
+ * looks at everything again: the object is the same version, and the chunk has the same place. Any change in between
+ * wins.
+ *
+ * An object with a rewrite reserve keeps its own bytes: shared space does not come back with a rewrite, so the reserve
+ * would have to grow by as much as is freed.
+ */
+#include "tiering/journal/journal.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/tx.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/image.h"
+#include "tiering/object/object.h"
+#include "tiering/object/record_bytes.h"
+#include "tiering/object/ref.h"
+#include "tiering/object/refcount.h"
+#include "tiering/object/space.h"
+#include "tiering/data/flush.h"
+#include "tiering/txn/txn.h"
+#include "tiering/txn/txn_priv.h"
+
+bool ht_obj_may_share(const struct ht_obj *o)
+{
+    return !o->dead && !o->deleted && !o->leaving && o->published && o->obj_class != HT_CLASS_SCRATCH && !o->dirty &&
+        !o->writing && !o->unpublished && !o->extra->rewrite_reserve_blocks && !o->extra->shm && !ht_obj_is_volatile(o);
+}
+
+/* 0: nothing has changed, and no thread holds the chunk. Lock held. */
+static int check(const struct ht_sharer *x, struct ht_chunk **out_c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_chunk *c = ht_chunk_find(x->obj, x->index);
+
+    if (!ht_obj_may_share(x->obj) || x->obj->version != x->version || !c ||
+        (c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_same_place(&c->pub, &x->was))
+        return -ESTALE;
+    if (c->exclusive || c->shared)
+        return -EAGAIN;
+    *out_c = c;
+    return 0;
+}
+
+/* Blocks that come free when the chunk releases its bytes. */
+static uint32_t freed_by(const struct ht_store *s, const struct ht_chunk *c) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_refcount *e = ht_refcount_find(s, &c->pub);
+
+    return e && e->owners > 1 ? 0 : ht_ref_blocks(&c->pub);
+}
+
+/* The chunk takes ref over, which is empty then. In a transaction, lock held. */
+static int take_over(struct ht_sharer *x, struct ht_ref *ref, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = x->obj;
+    struct ht_store *s = o->s;
+    struct ht_chunk *c;
+    int rc = check(x, &c);
+
+    if (!rc && ht_ref_endangered(s, ref))
+        rc = -EAGAIN;
+    if (!rc && !ht_ref_pieces_fit(s, ref))
+        rc = -ENOSPC;
+    if (!rc)
+        rc = ht_obj_need_extra(o);
+    if (rc)
+        return rc;
+    x->freed_blocks = freed_by(s, c);
+    ref->visible = c->pub.visible;
+    c->generation++;
+    ht_record_chunk(&tx->records, o, x->index, c, ref);
+    o->stored_blocks += ht_ref_blocks(ref);
+    ht_obj_extra(o)->shared_blocks += ht_ref_blocks(ref);
+    ht_ref_log_reserve_pieces(s, ref);
+    ht_tx_free_ref(o, &c->pub);
+    c->pub = *ref;
+    ht_refcount_named(s, &c->pub);
+    ht_note_published(s, &c->pub);
+    memset(ref, 0, sizeof(*ref));
+    return 0;
+}
+
+static int begin(struct ht_store *s, size_t bytes, struct ht_tx **out_tx) HT_ACQUIRE_IF_0(HT_LOCK_TX)
+{
+    return ht_tx_begin(s, HT_CHUNK_RECORD_BYTES + HT_FRAG_RECORD_BYTES + bytes, out_tx);
+}
+
+int ht_chunk_take_over(struct ht_sharer *x, struct ht_ref *ref)
+{
+    struct ht_store *s = x->obj->s;
+    struct ht_tx *tx;
+    int rc = begin(s, ht_ref_extra_bytes(ref), &tx);
+
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    rc = take_over(x, ref, tx);
+    ht_store_unlock(s);
+    int committed = ht_tx_commit(tx, NULL);
+    return rc ? rc : committed;
+}
+
+/* A clean image has only zeros: it goes, too. In a transaction, lock held. */
+static int make_hole(struct ht_sharer *x, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o = x->obj;
+    struct ht_chunk *c;
+    int rc = check(x, &c);
+
+    if (rc)
+        return rc;
+    x->freed_blocks = freed_by(o->s, c);
+    ht_chunk_drop_image(o, c, x->index);
+    ht_record_chunk_del(&tx->records, o->oid, x->index);
+    ht_tx_free_ref(o, &c->pub);
+    c->flags &= (uint8_t)~HT_CH_PUB;
+    c->generation++;
+    o->s->objects.chunks--;
+    ht_chunk_drop_log_reserve(o, c);
+    ht_chunk_trim(o, x->index);
+    return 0;
+}
+
+int ht_chunk_make_hole(struct ht_sharer *x)
+{
+    struct ht_store *s = x->obj->s;
+    struct ht_tx *tx;
+    int rc = begin(s, 0, &tx);
+
+    if (rc)
+        return rc;
+    ht_store_lock(s);
+    rc = make_hole(x, tx);
+    ht_store_unlock(s);
+    int committed = ht_tx_commit(tx, NULL);
+    return rc ? rc : committed;
+}
