@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * feed.h - one reader of .hitrain/events or .hitrain/trace: a stream of lines, from the oldest entry or after the one
- * whose number is the offset of the first read; then offsets count no more. At the newest entry reads end, and later
- * ones go on.
+ * feed.h - one reader of .hitrain/events, .hitrain/trace or .hitrain/plan: a stream of lines, from the oldest entry or
+ * after the one whose number is the offset of the first read; then offsets count no more. At the newest entry reads
+ * end, and later ones go on.
  */
 #ifndef HITRAIN_FS_CTL_FEED_H
 #define HITRAIN_FS_CTL_FEED_H

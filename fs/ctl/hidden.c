@@ -87,6 +87,7 @@ static mode_t mode_of(enum ht_hidden_kind kind, mode_t base)
         return S_IFREG | (base & 0444);
     case HT_HIDDEN_EVENTS:
     case HT_HIDDEN_TRACE:
+    case HT_HIDDEN_PLAN:
         return S_IFREG | 0400;
     default:
         return S_IFREG | (base & 0666);
@@ -161,7 +162,8 @@ ssize_t ht_hidden_getxattr(struct ht_ctl *c, uint64_t ino, const char *name, voi
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
     ssize_t n;
 
-    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE)
+    if (strcmp(name, HT_NS_ACL_ACCESS) != 0 || kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE ||
+        kind == HT_HIDDEN_PLAN)
         return -ENODATA;
     n = ht_ns_getxattr(c->ns, ht_hidden_permission_inode(c, ino), name, buf, cap);
     if (n > 0 && cap)
@@ -206,10 +208,10 @@ struct fixed {
 };
 
 static const struct fixed fixed[] = {
-    {"ctl", HT_HIDDEN_CTL, false, false},        {"events", HT_HIDDEN_EVENTS, false, true},
-    {"grad", HT_HIDDEN_GRAD_DIR, true, false},   {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
-    {"state", HT_HIDDEN_STATE_DIR, true, false}, {"stats", HT_HIDDEN_STATS, false, false},
-    {"trace", HT_HIDDEN_TRACE, false, true},
+    {"ctl", HT_HIDDEN_CTL, false, false},      {"events", HT_HIDDEN_EVENTS, false, true},
+    {"grad", HT_HIDDEN_GRAD_DIR, true, false}, {"grad-topk", HT_HIDDEN_TOPK_DIR, true, false},
+    {"plan", HT_HIDDEN_PLAN, false, true},     {"state", HT_HIDDEN_STATE_DIR, true, false},
+    {"stats", HT_HIDDEN_STATS, false, false},  {"trace", HT_HIDDEN_TRACE, false, true},
 };
 
 static bool below_root(struct ht_ctl *c, uint64_t dir)

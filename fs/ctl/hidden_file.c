@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats, events and trace.
+ * hidden_file.c - open files of the hidden tree: gradients, states, ctl, stats, events, trace and plan.
  *
  * ctl is a session per open file: lines written are commands, lines read are their results in order,
  * whatever the offsets. Its mutex serialises the session of threads that share the descriptor; it is held over a
@@ -8,6 +8,7 @@
  */
 #include "fs/ctl/events.h"
 #include "fs/ctl/hidden_priv.h"
+#include "fs/ctl/plan.h"
 #include "fs/ctl/trace.h"
 
 #include <fcntl.h>
@@ -47,7 +48,7 @@ struct ht_hidden_file {
     const char *state;          /* STATE: name */
     struct session *session;    /* CTL */
     struct ht_buf text;         /* STATS */
-    struct ht_feed *feed;       /* EVENTS and TRACE */
+    struct ht_feed *feed;       /* EVENTS, TRACE and PLAN */
     bool counted;               /* by fs/fuse */
 };
 
@@ -155,6 +156,8 @@ static int open_kind(struct ht_hidden_file *f, const struct ht_caller *caller)
         return ht_event_feed_open(f->ctl, &f->feed);
     case HT_HIDDEN_TRACE:
         return ht_trace_feed_open(f->ctl, &f->feed);
+    case HT_HIDDEN_PLAN:
+        return ht_plan_feed_open(f->ctl, &f->feed);
     default:
         return -EISDIR;
     }
@@ -192,7 +195,7 @@ static int check_open(struct ht_ctl *c, uint64_t ino, int flags, const struct ht
     enum ht_hidden_kind kind = ht_hidden_kind(ino);
     int rc = ht_ctl_access(c, permission_inode, access_mask(kind, flags), caller);
 
-    if (rc == 0 && (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE))
+    if (rc == 0 && (kind == HT_HIDDEN_EVENTS || kind == HT_HIDDEN_TRACE || kind == HT_HIDDEN_PLAN))
         rc = check_feed(c, ino, caller);
     *out_steered = kind == HT_HIDDEN_CTL && ht_ctl_is_root(c, permission_inode) ? permission_inode : 0;
     if (rc == 0 && *out_steered)
@@ -416,6 +419,7 @@ ssize_t ht_hidden_read(struct ht_hidden_file *f, uint64_t off, void *buf, size_t
         return read_session(f->session, buf, len);
     case HT_HIDDEN_EVENTS:
     case HT_HIDDEN_TRACE:
+    case HT_HIDDEN_PLAN:
         return ht_feed_read(f->feed, off, buf, len);
     default:
         return read_text(&f->text, off, buf, len);

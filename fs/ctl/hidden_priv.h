@@ -20,6 +20,7 @@ enum ht_hidden_kind {
     HT_HIDDEN_TOPK_DIR,  /* .hitrain/grad-topk; base: its directory */
     HT_HIDDEN_TOPK,      /* .hitrain/grad-topk/P; base: P */
     HT_HIDDEN_TRACE,     /* .hitrain/trace of the mount's root */
+    HT_HIDDEN_PLAN,      /* .hitrain/plan of the mount's root */
 };
 enum { HT_HIDDEN_STATES_MAX = 255 };
 

@@ -9,6 +9,7 @@
  */
 #include "fs/ctl/ctl_priv.h"
 #include "fs/ctl/event_log.h"
+#include "tiering/api/plan.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@ struct metrics {
     struct ht_root_stat root;
     struct ht_obj_stat file;
     struct ht_scrub_stats scrub;
+    struct ht_plan_stats plan;
     uint64_t meta_bytes;
     uint64_t file_state_bytes;
     uint64_t step_open;
@@ -120,6 +122,12 @@ static const struct row rows[] = {
     STORE("read_ahead_chunks", COUNTER, store.readahead_chunks, "Chunks read ahead of sequential readers."),
     STORE("read_ahead_hits", COUNTER, store.readahead_hits, "Readahead chunks that were used."),
     STORE("read_ahead_wasted", COUNTER, store.readahead_wasted, "Readahead chunks that were evicted unused."),
+    STORE("plan_step_ns", GAUGE, plan.figures.step_ns, "Length of the step that is planned, nanoseconds; 0: no plan."),
+    STORE("plan_bytes", GAUGE, plan.figures.bytes, "Content that such a step uses."),
+    STORE("plan_hits", COUNTER, plan.hits, "Accesses that a plan had at their time."),
+    STORE("plan_strangers", COUNTER, plan.strangers, "Accesses that a plan did not have at their time."),
+    STORE("plans_made", COUNTER, plan.made, "Plans of steps."),
+    STORE("plans_dropped", COUNTER, plan.dropped, "Plans that two steps did not match."),
     STORE("moved_bytes", COUNTER, store.moved_bytes,
           "Parameters and state that an update wrote to another device than before."),
     STORE("room_waits", COUNTER, store.room_waits, "Requests that waited for room in the DRAM tier."),
@@ -214,6 +222,7 @@ static void gather_store(struct ht_ctl *c, struct metrics *f)
 {
     ht_store_stats(c->store, &f->store);
     ht_store_scrub_stats(c->store, &f->scrub);
+    ht_store_plan_stats(c->store, &f->plan);
     ht_ns_stats(c->ns, &f->ns);
     f->meta_bytes = f->store.meta_bytes + f->store.working_bytes + ht_optim_meta_bytes(c->optim);
     for (unsigned i = 0; i < HT_TRAFFIC_KINDS; i++) {

@@ -33,6 +33,7 @@ static const char *const hidden[][DEPTH_MAX] = {
     {".hitrain", "ctl"},
     {".hitrain", "events"},
     {".hitrain", "trace"},
+    {".hitrain", "plan"},
 };
 
 static struct harness k;

@@ -376,10 +376,10 @@ def test_figures_need_read_permission_and_name_no_hidden_model(mnt, model, share
     assert 'hitrain' in may(MEMBER, read, model)
 
 
-@row('events', 'trace')
-def test_events_and_trace_are_the_owners(mnt, shared):
+@row('events', 'trace', 'plan')
+def test_events_trace_and_plan_are_the_owners(mnt, shared):
     def read():
-        for name in 'events', 'trace':
+        for name in 'events', 'trace', 'plan':
             with open(mnt / '.hitrain' / name, 'rb'):
                 pass
 

@@ -364,7 +364,7 @@ def test_hidden_tree_is_resolved_and_not_listed(root):
     mnt = root.parent
     (mnt / 'plain').mkdir()
     refused(errno.ENOENT, os.stat, mnt / 'plain/.hitrain')
-    assert sorted(os.listdir(mnt / '.hitrain')) == ['ctl', 'events', 'stats', 'trace']
+    assert sorted(os.listdir(mnt / '.hitrain')) == ['ctl', 'events', 'plan', 'stats', 'trace']
 
 
 def test_a_parameter_is_named_by_its_path_from_any_directory_above(root):

@@ -126,6 +126,8 @@ int ht_store_commit(struct ht_store *s) HT_MUST_CHECK;
 int ht_writeback_now(struct ht_store *s) HT_MUST_CHECK;
 /* With no_threads: makes all due readahead now. WAITS. */
 void ht_store_readahead(struct ht_store *s);
+/* With no_threads: makes a plan now if there is none, or ends a wrong one. */
+void ht_store_plan(struct ht_store *s);
 /* With no_threads: one whole checkpoint now. WAITS. */
 int ht_store_checkpoint(struct ht_store *s) HT_MUST_CHECK;
 /*

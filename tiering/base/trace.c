@@ -54,6 +54,11 @@ void ht_trace_free(struct ht_trace *t)
     free(t);
 }
 
+uint64_t ht_trace_start_ns(const struct ht_trace *t)
+{
+    return t->start_ns;
+}
+
 /* ------------------------------------------------------------------ writing */
 
 struct ht_trace_mark ht_trace_begin(void)

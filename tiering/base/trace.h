@@ -47,6 +47,8 @@ struct ht_trace;
 /* entries: a power of two. */
 int ht_trace_new(uint32_t entries, struct ht_trace **out) HT_MUST_CHECK;
 void ht_trace_free(struct ht_trace *t);
+/* By the monotonic clock. */
+uint64_t ht_trace_start_ns(const struct ht_trace *t);
 
 struct ht_trace_mark {
     uint64_t begin_ns, waited_ns;

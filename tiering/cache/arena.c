@@ -49,6 +49,7 @@ static void number_slots(struct ht_arena *a)
         a->slot[i] = (struct ht_slot){.numa_index = (uint8_t)p, .at = next[p]++};
         ht_slot_list_add(a->slot, &a->free[p], HT_LIST_ROOM, i);
     }
+    ht_order_init(&a->order);
     a->free_slots = a->slots;
     a->spare = parts > 1 ? (uint32_t)ht_min_u64(a->slots / SPARE_SHARE, SPARE_MAX) : 0;
 }

@@ -39,8 +39,10 @@ struct ht_image {
     bool readahead : 1;       /* read ahead, and not used yet */
     bool workingset : 1;      /* evicted only when it was not used for long: workingset.h */
     bool waiting : 1;         /* protected, and it goes when it was used */
+    bool planned : 1;         /* its next use is known: evicted in order */
     uint8_t target_device;    /* device it should be written to, and 1; 0: any */
     uint8_t subs;             /* number of its sub-slots; the arena's */
+    uint8_t next_use;         /* planned: place in the order, modulo HT_ORDER_PLACES */
 };
 
 /* May this image go now? True: it has been detached by the owner. */
@@ -79,6 +81,17 @@ void ht_arena_readahead_stats(const struct ht_arena *a, uint64_t *out_chunks, ui
 uint64_t ht_arena_readahead_bytes(const struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
 /* A caller used it. */
 void ht_arena_use(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
+/*
+ * The order of eviction (order.c): clean images whose next use is known go before others, the one that is needed last
+ * first. Places count on with the time. now: the present one. An image's next use is less than HT_ORDER_PLACES away.
+ */
+enum { HT_ORDER_PLACES = 64 };
+void ht_arena_order_begin(struct ht_arena *a, uint64_t now) HT_REQUIRES(HT_LOCK_STORE);
+void ht_arena_order_move(struct ht_arena *a, uint64_t now) HT_REQUIRES(HT_LOCK_STORE);
+/* Nothing is known any more: the clock takes these images, as others. */
+void ht_arena_order_end(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE);
+/* Of an image of a whole slot; nothing for others. It leaves the working set. used: just now. */
+void ht_arena_set_next_use(struct ht_arena *a, uint32_t slot, uint64_t place, bool used) HT_REQUIRES(HT_LOCK_STORE);
 /* Frees an image's slot. */
 void ht_arena_put(struct ht_arena *a, uint32_t slot) HT_REQUIRES(HT_LOCK_STORE);
 /*

@@ -8,6 +8,8 @@
 #ifndef HITRAIN_TIERING_CACHE_ARENA_PRIV_H
 #define HITRAIN_TIERING_CACHE_ARENA_PRIV_H
 
+#include <assert.h>
+
 #include "tiering/cache/arena.h"
 #include "tiering/tier/workingset.h"
 
@@ -21,6 +23,7 @@ enum ht_image_kind {
     HT_IMAGE_DIRTY,      /* passes, and is written soon */
     HT_IMAGE_SCRATCH,    /* passes, is dirty, and is written when memory is short */
     HT_IMAGE_WORKINGSET, /* clean or dirty */
+    HT_IMAGE_PLANNED,    /* passes, and its next use is known: order.c */
     HT_IMAGE_PROTECTED,  /* clean or dirty; on no list */
     HT_IMAGE_KINDS,
     HT_IMAGE_LISTS = HT_IMAGE_PROTECTED
@@ -52,6 +55,20 @@ struct ht_external {
     uint32_t next; /* free: chain */
 };
 
+enum { HT_ORDER_MOMENT = 8 };
+
+/* Slots with an image whose next use is known, by its place. */
+struct ht_order {
+    bool active;
+    uint8_t now; /* modulo HT_ORDER_PLACES */
+    uint8_t used_at;
+    uint32_t used[HT_ORDER_MOMENT]; /* images that were used last: a ring */
+    uint32_t slots;
+    uint64_t places; /* with slots, as bits */
+    struct ht_slot_list list[HT_ORDER_PLACES];
+};
+static_assert(HT_ORDER_PLACES == 64, "places are bits");
+
 struct ht_arena {
     struct ht_pinned memory;
     uint32_t slots, free_slots;
@@ -71,6 +88,7 @@ struct ht_arena {
     uint32_t short_for;      /* images to come until it is forgotten that one found no room */
     uint64_t readahead_chunks, readahead_hits, readahead_wasted, readahead_bytes;
     struct ht_workingset workingset;
+    struct ht_order order;
     struct ht_slot *slot;
     struct ht_image *image; /* HT_SLOT_SUBS per slot */
     uint32_t externals, external_head;
@@ -99,6 +117,22 @@ bool ht_slot_has_room(const struct ht_arena *a, uint32_t i, uint32_t subs, uint3
 uint8_t ht_slot_room(uint16_t used);
 /* The first image of a used slot at sub-slot k or later; HT_SLOT_NONE. */
 uint32_t ht_slot_image(const struct ht_arena *a, uint32_t i, uint32_t k);
+
+/* -------------------------------------------------------------- order.c */
+
+void ht_order_init(struct ht_order *o);
+/* The slot's image is planned, or is so no more. */
+void ht_order_add(struct ht_arena *a, uint32_t i);
+void ht_order_del(struct ht_arena *a, uint32_t i);
+/* The image was used just now. The last few stay. */
+void ht_order_note_use(struct ht_arena *a, uint32_t n);
+bool ht_order_was_used_now(const struct ht_arena *a, uint32_t n);
+/* Where slots are, as bits that count from now. */
+uint64_t ht_order_ahead(const struct ht_arena *a);
+/* A slot of the farthest of these places, which is not among them from then on. HT_SLOT_NONE: there is none. */
+uint32_t ht_order_next(struct ht_arena *a, uint64_t *ahead);
+/* Any slot in the order; HT_SLOT_NONE. */
+uint32_t ht_order_first(const struct ht_arena *a);
 
 /* ----------------------------------------------------------- eviction.c */
 

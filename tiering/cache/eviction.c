@@ -10,6 +10,8 @@
  *          its owner refuses: it is held         stays
  *          any other                             evicted; the working set remembers it
  *
+ * Clean images whose next use is known go before, in order (order.c).
+ *
  * Lists are of slots, the oldest first; the clock makes the one that it passes the newest. One clock serves all NUMA
  * nodes: an image goes because it is old, not because of its node.
  *
@@ -24,6 +26,7 @@
 
 enum { GROWING_MAX = 16 }; /* images */
 enum { AGED_MAX = 8 };     /* slots of the working set that the clock passes with one other */
+enum { OTHERS_PART = 8 };  /* of the images in order: so many others the clock leaves alone */
 enum { PASSES_MIN = 16 };  /* for images that leave the working set meanwhile */
 
 /* ------------------------------------------------------------- the lists */
@@ -32,7 +35,9 @@ enum ht_image_kind ht_image_kind(const struct ht_image *im)
 {
     if (im->protected || im->workingset)
         return im->protected ? HT_IMAGE_PROTECTED : HT_IMAGE_WORKINGSET;
-    return !im->dirty ? HT_IMAGE_CLEAN : im->durable ? HT_IMAGE_DIRTY : HT_IMAGE_SCRATCH;
+    if (!im->dirty)
+        return im->planned ? HT_IMAGE_PLANNED : HT_IMAGE_CLEAN;
+    return im->durable ? HT_IMAGE_DIRTY : HT_IMAGE_SCRATCH;
 }
 
 /* Adds (1) or subtracts (-1) a slot from the protected ones or those of the working set. */
@@ -71,6 +76,13 @@ static void count(struct ht_arena *a, uint32_t n, int sign) HT_REQUIRES(HT_LOCK_
         count_dirty(a, n, sign);
     if (kind == HT_IMAGE_PROTECTED)
         return;
+    if (kind == HT_IMAGE_PLANNED) { /* of a whole slot */
+        if (sign > 0)
+            ht_order_add(a, i);
+        else
+            ht_order_del(a, i);
+        return;
+    }
     if (sign > 0 && s->images[kind] == 1)
         ht_slot_list_add(a->slot, ht_slot_image_list(a, i, kind), kind, i);
     if (sign < 0 && s->images[kind] == 0)
@@ -194,6 +206,61 @@ void ht_eviction_join_workingset(struct ht_arena *a, uint32_t n)
         set_workingset(a, n, true);
 }
 
+/* -------------------------------------------------------------- the order */
+
+/* An image's next use is known, or not (HT_ORDER_PLACES). */
+static void set_planned(struct ht_arena *a, uint32_t n, unsigned place) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_image *im = &a->image[n];
+    bool listed = !im->dirty || im->workingset; /* as what changes now; dirty images keep their place */
+
+    if (listed)
+        count(a, n, -1);
+    im->planned = place < HT_ORDER_PLACES;
+    im->workingset = im->workingset && !im->planned;
+    im->next_use = (uint8_t)place;
+    if (listed)
+        count(a, n, 1);
+}
+
+void ht_arena_set_next_use(struct ht_arena *a, uint32_t n, uint64_t place, bool used)
+{
+    if (ht_arena_is_external(a, n) || a->image[n].subs != HT_SLOT_SUBS)
+        return;
+    set_planned(a, n, place % HT_ORDER_PLACES);
+    if (used)
+        ht_order_note_use(a, n);
+}
+
+/* After the end of the order: the next images are the clock's. */
+static void leave_order(struct ht_arena *a) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint32_t i;
+
+    for (unsigned most = AGED_MAX; most && (i = ht_order_first(a)) != HT_SLOT_NONE; most--)
+        set_planned(a, i * HT_SLOT_SUBS, HT_ORDER_PLACES);
+}
+
+/*
+ * Evicts the image that is needed last and may go now. Returns its slot. If the images that it asked must stay, it
+ * returns the slot of one, and *out_evicted is false. HT_SLOT_NONE: there are no images.
+ */
+static uint32_t pass_order(struct ht_arena *a, bool *out_evicted) HT_REQUIRES(HT_LOCK_STORE)
+{
+    uint64_t ahead = ht_order_ahead(a);
+    uint32_t i = HT_SLOT_NONE, next;
+
+    *out_evicted = false;
+    while (!*out_evicted && (next = ht_order_next(a, &ahead)) != HT_SLOT_NONE) {
+        i = next;
+        uint32_t n = i * HT_SLOT_SUBS;
+        *out_evicted = (a->forced || !ht_order_was_used_now(a, n)) && a->evict(a->ctx, n);
+        if (*out_evicted)
+            ht_arena_put(a, n);
+    }
+    return i;
+}
+
 /* ------------------------------------------------------------ readahead */
 
 static void readahead_no_more(struct ht_arena *a, uint32_t n) HT_REQUIRES(HT_LOCK_STORE)
@@ -263,7 +330,7 @@ void ht_eviction_forget(struct ht_arena *a, uint32_t n)
     a->readahead_wasted += a->image[n].readahead;
     readahead_no_more(a, n);
     wait_no_more(a, n);
-    a->image[n].dirty = a->image[n].protected = a->image[n].workingset = false;
+    a->image[n].dirty = a->image[n].protected = a->image[n].workingset = a->image[n].planned = false;
 }
 
 /* The protected set takes its room from the working set. */
@@ -319,7 +386,7 @@ static void ask_slot(struct ht_arena *a, uint32_t i, uint32_t subs) HT_REQUIRES(
 
 uint64_t ht_eviction_passes(const struct ht_arena *a, bool all)
 {
-    uint64_t clean = a->list[HT_IMAGE_CLEAN][0].count;
+    uint64_t clean = a->list[HT_IMAGE_CLEAN][0].count + a->order.slots;
 
     return !all ? clean : 2 * (clean + (a->forced ? a->list[HT_IMAGE_WORKINGSET][0].count : 0)) + PASSES_MIN;
 }
@@ -328,12 +395,22 @@ uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs)
 {
     struct ht_slot_list *clean = &a->list[HT_IMAGE_CLEAN][0], *workingset = &a->list[HT_IMAGE_WORKINGSET][0];
 
+    uint32_t passed = HT_SLOT_NONE;
+    bool evicted = false;
+
+    if (!a->order.active)
+        leave_order(a);
+    else if (clean->count <= a->order.slots / OTHERS_PART)
+        passed = pass_order(a, &evicted);
+    if (evicted)
+        return passed;
     age_workingset(a, ht_min_u64(1 + workingset->count / ht_max_u64(clean->count, 1), AGED_MAX));
     while (a->forced && !clean->count && workingset->count)
         age_workingset(a, 1); /* each leaves it */
     uint32_t i = ht_slot_list_rotate(a->slot, clean, HT_IMAGE_CLEAN);
-    if (i != HT_SLOT_NONE)
-        ask_slot(a, i, subs);
+    if (i == HT_SLOT_NONE)
+        return passed;
+    ask_slot(a, i, subs);
     return i;
 }
 

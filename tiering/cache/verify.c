@@ -90,7 +90,8 @@ static void check_list(const struct ht_arena *a, const struct ht_slot_list *l, u
 /* The lists are rings of as many slots as belong to them: so no slot is on a wrong one. */
 static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LOCK_STORE)
 {
-    uint32_t images[HT_IMAGE_LISTS][HT_NODES_MAX] = {0}, room[HT_NODES_MAX][HT_PIECE_LENGTHS] = {0};
+    uint32_t images[HT_IMAGE_LISTS][HT_NODES_MAX] = {0}, planned[HT_ORDER_PLACES] = {0},
+             room[HT_NODES_MAX][HT_PIECE_LENGTHS] = {0};
     uint32_t unused[HT_NODES_MAX] = {0};
 
     for (uint32_t i = 0; i < a->slots; i++) {
@@ -100,9 +101,17 @@ static void check_lists(struct ht_arena *a, struct sums *sums) HT_REQUIRES(HT_LO
             assert(s->state != HT_SLOT_FREE || !s->images[kind]);
         if (s->state == HT_SLOT_SPLIT && s->room)
             room[s->numa_index][s->room - 1]++;
-        for (unsigned kind = 0; kind < HT_IMAGE_LISTS && s->state != HT_SLOT_FREE; kind++)
+        for (unsigned kind = 0; kind < HT_IMAGE_PLANNED && s->state != HT_SLOT_FREE; kind++)
             images[kind][ht_slot_image_list(a, i, kind) - a->list[kind]] += s->images[kind] > 0;
+        if (s->state != HT_SLOT_FREE && s->images[HT_IMAGE_PLANNED])
+            planned[a->image[i * HT_SLOT_SUBS].next_use]++;
     }
+    uint32_t slots = 0;
+    for (unsigned p = 0; p < HT_ORDER_PLACES; slots += planned[p++]) {
+        check_list(a, &a->order.list[p], HT_IMAGE_PLANNED);
+        assert(a->order.list[p].count == planned[p] && (a->order.places >> p & 1) == (planned[p] > 0));
+    }
+    assert(a->order.slots == slots);
     for (unsigned p = 0; p < HT_NODES_MAX; p++) {
         check_list(a, &a->free[p], HT_LIST_ROOM);
         assert(a->free[p].count == unused[p]);

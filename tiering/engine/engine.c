@@ -64,7 +64,7 @@ static uint64_t device_bytes(void *ctx)
     return sum;
 }
 
-/* Without a thread of its own nothing is read ahead. */
+/* Without threads of their own nothing is read ahead or planned. */
 static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
 {
     struct ht_engine *e = s->engine;
@@ -73,6 +73,8 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
         (void)ht_row_wake(&e->relief[i].row);
     if (w->readahead && !s->opts.no_threads)
         (void)ht_row_wake(&e->row[HT_ENGINE_READAHEAD]);
+    if (w->planner && !s->opts.no_threads)
+        (void)ht_row_wake(&e->row[HT_ENGINE_PLANNER]);
 }
 
 void ht_engine_wake_checkpoint(struct ht_store *s)
@@ -85,6 +87,7 @@ static const struct ht_lane_config lanes[HT_ENGINE_LANES] = {
     [HT_LANE_CHECKPOINT] = {.name = "ht-checkpoint", .io_class = HT_IO_BACKGROUND},
     [HT_LANE_HEALTH] = {.name = "ht-health"},
     [HT_LANE_READAHEAD] = {.name = "ht-readahead", .on_demand = true, .io_class = HT_IO_PLANNED},
+    [HT_LANE_PLANNER] = {.name = "ht-planner", .on_demand = true, .io_class = HT_IO_PLANNED},
     [HT_LANE_BACKGROUND] = {.name = "ht-background",
                             .on_demand = true,
                             .io_class = HT_IO_BACKGROUND,
@@ -102,6 +105,7 @@ static const struct {
     [HT_ENGINE_CHECKPOINT] = {&checkpoint_engine, HT_LANE_CHECKPOINT},
     [HT_ENGINE_HEALTH] = {&health_engine, HT_LANE_HEALTH},
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
+    [HT_ENGINE_PLANNER] = {&ht_planner_engine, HT_LANE_PLANNER},
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},
     [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
 };
@@ -112,6 +116,10 @@ int ht_engine_setup(struct ht_store *s)
 
     if (!e)
         return -ENOMEM;
+    if (ht_planner_init(&e->planner)) {
+        free(e);
+        return -ENOMEM;
+    }
     ht_scrub_init(&e->scrub);
     ht_list_init(&e->pending_readers);
     for (unsigned i = 0; i < HT_ENGINE_LANES; i++) {
@@ -147,12 +155,13 @@ void ht_engine_teardown(struct ht_store *s)
         ht_lane_destroy(&e->relief[i].lane);
     ht_scrub_destroy(&e->scrub);
     ht_dedup_end(&e->dedup);
+    ht_planner_destroy(&e->planner);
     free(e);
 }
 
 uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
-    return s->engine->dedup.figures.memory_bytes;
+    return s->engine->dedup.figures.memory_bytes + ht_planner_bytes(&s->engine->planner);
 }
 
 /* ----------------------------------------------------------- start and stop */

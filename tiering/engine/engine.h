@@ -8,6 +8,7 @@
  *   checkpoint  log checkpoint, resync           engine.c
  *   health      health of the devices            engine.c      waits for no device
  *   readahead   readahead                        readahead.c   on demand
+ *   planner     plans of steps that repeat       planner.c     on demand, no I/O
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
  *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
  *
@@ -19,8 +20,10 @@
 
 #include "tiering/base/base.h"
 #include "tiering/api/object.h"
+#include "tiering/tier/runs.h"
 
 struct ht_store;
+struct ht_chunk;
 
 /* The state of engine/, before and after everything else. -ENOMEM */
 int ht_engine_setup(struct ht_store *s) HT_MUST_CHECK;
@@ -30,7 +33,7 @@ int ht_engine_start(struct ht_store *s) HT_MUST_CHECK;
 void ht_engine_stop(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE);
 void ht_engine_stop_scrub(struct ht_store *s);
 /* Heap that engines have now for their work. */
-uint64_t ht_engine_memory_bytes(const struct ht_store *s);
+uint64_t ht_engine_memory_bytes(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The journal needs something else now. Its lock may be held. */
 void ht_engine_wake_checkpoint(struct ht_store *s);
 /* The store's make_room. Cleans one image if an engine does the rest, and more without it. */
@@ -38,5 +41,14 @@ int ht_writeback_make_room(struct ht_store *s) HT_EXCLUDES(HT_LOCK_STORE) HT_MUS
 /* A reader is about to read this: requests readahead of the following chunks, if it is worth it. */
 void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off, uint64_t len)
     HT_REQUIRES(HT_LOCK_STORE);
+
+/*
+ * A thread works on a chunk of an object, which it holds; begins: from the chunk's first byte on. Plans are made of
+ * this. If the chunk has an image, the plan says when it is needed next.
+ */
+void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index, enum ht_plan_use use, bool begins)
+    HT_REQUIRES(HT_LOCK_STORE);
+/* The chunk got an image before it is needed. */
+void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 
 #endif

@@ -11,6 +11,7 @@
 #include "tiering/sys/nodes.h"
 #include "tiering/io/rings.h"
 #include "tiering/api/scrub.h"
+#include "tiering/tier/runs.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
 #include "tiering/engine/scheduler.h"
@@ -36,6 +37,19 @@ struct ht_relief {
     struct ht_lane lane; /* of a node */
 };
 
+struct ht_forecast;
+
+/* planner.c */
+struct ht_planner {
+    HT_GUARDED_BY(HT_LOCK_STORE) struct {
+        struct ht_runs runs;
+        struct ht_forecast *forecast;            /* the plan in use, or NULL */
+        uint64_t tried_runs, tried_ns;           /* when a plan was last made or refused: runs so far, and the time */
+        uint64_t wait_ns;                        /* until the next try */
+        uint64_t made, dropped, hits, strangers; /* the last two: of former plans */
+    };
+};
+
 struct ht_scrub_run; /* scrub.c */
 
 struct ht_scrub {
@@ -56,6 +70,7 @@ enum ht_lane_id {
     HT_LANE_CHECKPOINT,
     HT_LANE_HEALTH,
     HT_LANE_READAHEAD,
+    HT_LANE_PLANNER,
     HT_LANE_BACKGROUND,
     HT_ENGINE_LANES
 };
@@ -64,6 +79,7 @@ enum ht_engine_id {
     HT_ENGINE_CHECKPOINT,
     HT_ENGINE_HEALTH,
     HT_ENGINE_READAHEAD,
+    HT_ENGINE_PLANNER,
     HT_ENGINE_SCRUB,
     HT_ENGINE_DEDUP,
     HT_ENGINES
@@ -74,6 +90,7 @@ struct ht_engine {
     struct ht_list pending_readers HT_GUARDED_BY(HT_LOCK_STORE); /* in the order of their turns */
     struct ht_scrub scrub;                                       /* its own lock */
     struct ht_dedup dedup;
+    struct ht_planner planner;
     /* One for each place; without places the first. */
     struct ht_commit_timer commit;
     struct ht_row row[HT_ENGINES];
@@ -84,8 +101,13 @@ struct ht_engine {
     bool started;
 };
 
+extern const struct ht_engine_type ht_planner_engine;
 extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readahead_engine, ht_scrub_engine;
 
+/* -ENOMEM */
+int ht_planner_init(struct ht_planner *p) HT_MUST_CHECK;
+void ht_planner_destroy(struct ht_planner *p);
+uint64_t ht_planner_bytes(const struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE); /* heap */
 void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
 uint64_t ht_scrub_rate_bytes(const struct ht_store *s);

@@ -170,6 +170,7 @@ static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
         ht_list_add_tail(&s->engine->pending_readers, &r->pending);
     ht_arena_mark_readahead(s->arena, slot);
     ht_chunk_attach_image(r->obj, c, index, slot);
+    ht_planner_note_ahead(r->obj, c, index);
     ht_read_batch_start(w, r->obj, c, index);
     return true;
 }

@@ -31,6 +31,7 @@
 #include "tiering/data/chunk_io.h"
 #include "tiering/data/fill.h"
 #include "tiering/data/shares.h"
+#include "tiering/engine/engine.h"
 #include "tiering/store/store_priv.h"
 
 enum { N = HT_BATCH_PIN_CHUNKS_MAX, ADMIT_TRIES = 64, FREE_SHARE = 8 };
@@ -143,6 +144,13 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
         ht_chunk_protect(o, c);
 }
 
+static enum ht_plan_use use_of(const struct ht_batch_pin_chunk *lc)
+{
+    return lc->mode == HT_BATCH_PIN_READ     ? HT_PLAN_READ
+        : lc->mode == HT_BATCH_PIN_OVERWRITE ? HT_PLAN_OVERWRITE
+                                             : HT_PLAN_UPDATE;
+}
+
 /* Locks one chunk and chooses the place for its bytes. */
 static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht_batch_pin_chunk *lc, struct part *p)
     HT_REQUIRES(HT_LOCK_STORE)
@@ -174,6 +182,7 @@ static int take_chunk(struct ht_store *s, struct ht_batch_pin_work *w, struct ht
     int numa_index = find_numa_index(s, w, c);
     if (lc->mode != HT_BATCH_PIN_READ)
         admit(s, lc, c, numa_index);
+    ht_planner_note(o, c, lc->index, use_of(lc), true);
     if (c->slot == HT_SLOT_NONE) {
         lc->staged = true;
         return 0;

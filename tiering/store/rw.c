@@ -92,6 +92,7 @@ static int read_piece(struct ht_obj *o, struct ht_obj_reader *r, uint64_t index,
     int rc = hold_for_read(o, r, c, index, a, a + len);
     if (rc)
         return rc;
+    ht_planner_note(o, c, index, HT_PLAN_READ, a == 0);
     uint32_t there = 0;
     const uint8_t *data = NULL;
     if (c->slot != HT_SLOT_NONE) {
@@ -162,6 +163,7 @@ static int hold_in_place(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off
         return 0;
     }
     ht_arena_use(s->arena, c->slot);
+    ht_planner_note(o, c, index, HT_PLAN_READ, a == 0);
     *out_bytes = ht_arena_data(s->arena, c->slot) + a;
     *out_c = c;
     return 0;
@@ -252,6 +254,8 @@ static int prepare_write(struct ht_obj *o, struct ht_chunk *c, uint64_t index, u
     ht_arena_use(s->arena, c->slot);
     if (rc)
         ht_chunk_drop_empty(o, c, index);
+    else
+        ht_planner_note(o, c, index, HT_PLAN_OVERWRITE, a == 0);
     return rc;
 }
 

@@ -92,6 +92,94 @@ START_TEST(what_must_not_go_stays)
 }
 END_TEST
 
+/* Images of whole slots with known next uses; the time is at place 10. */
+static void fill_in_order(struct ht_arena *a, const uint64_t place[], unsigned n, uint32_t slot[])
+{
+    ht_arena_order_begin(a, 10);
+    for (unsigned i = 0; i < n; i++) {
+        slot[i] = get_used(a, 1 << 20, false);
+        ck_assert_uint_ne(slot[i], HT_SLOT_NONE);
+        ht_arena_set_next_use(a, slot[i], place[i], false);
+    }
+    ht_arena_verify(a);
+}
+
+START_TEST(what_is_needed_last_goes_first)
+{
+    static const uint64_t place[] = {12, 50, 11, 70, 30, 72, 9};
+    static const unsigned order[] = {6, 5, 3, 1, 4, 0, 2}; /* what was not used at its place is the first */
+    struct ht_arena *a = arena(7);
+    uint32_t slot[7];
+
+    fill_in_order(a, place, 7, slot);
+    for (unsigned i = 0; i < 7; i++) {
+        uint32_t n = get_used(a, 1 << 20, true);
+        ck_assert_uint_eq(n, slot[order[i]]);
+        ht_arena_protect(a, n); /* stays from now on */
+        ht_arena_verify(a);
+    }
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), HT_SLOT_NONE);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(what_was_used_last_stays_for_a_moment)
+{
+    static const uint64_t place[] = {20, 30, 40};
+    struct ht_arena *a = arena(3);
+    uint32_t slot[3];
+
+    fill_in_order(a, place, 3, slot);
+    ht_arena_set_next_use(a, slot[0], 20 + 48, true);
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), slot[2]);
+    ht_arena_protect(a, slot[2]);
+    ht_arena_set_next_use(a, slot[1], 30 + 40, true);
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), slot[0]);
+    ht_arena_protect(a, slot[0]);
+    ck_assert_uint_eq(ht_arena_get(a, 1 << 20, HT_ARENA_ASK_ALL, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    ck_assert_uint_eq(ht_arena_get(a, 1 << 20, HT_ARENA_FORCE, HT_NUMA_INDEX_ANY), slot[1]);
+    ht_arena_verify(a);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(dirty_images_in_order_go_when_they_are_clean)
+{
+    static const uint64_t place[] = {20, 30, 40};
+    struct ht_arena *a = arena(3);
+    uint32_t slot[3];
+
+    fill_in_order(a, place, 3, slot);
+    ht_arena_set_dirty(a, slot[2], true);
+    ht_arena_set_next_use(a, slot[2], 60, false);
+    ht_arena_verify(a);
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), slot[1]);
+    ht_arena_protect(a, slot[1]);
+    ht_arena_set_dirty(a, slot[2], false);
+    ht_arena_verify(a);
+    ck_assert_uint_eq(get_used(a, 1 << 20, true), slot[2]);
+    ht_arena_free(a);
+}
+END_TEST
+
+START_TEST(after_the_order_the_clock_takes_its_images)
+{
+    static const uint64_t place[] = {20, 30, 40, 50};
+    struct ht_arena *a = arena(4);
+    uint32_t slot[4];
+
+    fill_in_order(a, place, 4, slot);
+    ht_arena_order_end(a);
+    for (unsigned i = 0; i < 4; i++) {
+        uint32_t n = get_used(a, 1 << 20, true);
+        ck_assert_uint_ne(n, HT_SLOT_NONE);
+        ht_arena_protect(a, n);
+        ht_arena_verify(a);
+    }
+    ht_arena_free(a);
+}
+END_TEST
+
 START_TEST(a_split_slot_becomes_whole_again)
 {
     struct ht_arena *a = arena(1);
@@ -847,6 +935,10 @@ int main(void)
     tcase_add_test(tc, referenced_images_get_a_second_chance);
     tcase_add_test(tc, what_must_not_go_stays);
     tcase_add_test(tc, a_split_slot_becomes_whole_again);
+    tcase_add_test(tc, what_is_needed_last_goes_first);
+    tcase_add_test(tc, what_was_used_last_stays_for_a_moment);
+    tcase_add_test(tc, dirty_images_in_order_go_when_they_are_clean);
+    tcase_add_test(tc, after_the_order_the_clock_takes_its_images);
     tcase_add_test(tc, the_hand_passes_every_used_slot);
     tcase_add_test(tc, staging_gives_all_or_none);
     tcase_add_test(tc, slots_are_near_while_there_are_some);

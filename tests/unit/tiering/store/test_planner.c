@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_planner.c - the store plans accesses that repeat: it reads less, and gives up a wrong plan. */
+#include <pthread.h>
+
+#include "tests/support/dev.h"
+#include "tests/support/wrap.h"
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/plan.h"
+
+enum { DRAM = 32, PASSES = 6, PIECE = 1 << 17 };
+
+static uint8_t buf[MIB];
+
+static void begin_with(uint64_t mib, bool threads)
+{
+    struct ht_super sb;
+    struct ht_format_opts format = {0};
+    struct ht_store_opts opts = {
+        .dram_bytes = DRAM * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF, .no_threads = !threads};
+
+    ck_assert_int_eq(dev_open_ram(mib * MIB, 512, &dev), 0);
+    ck_assert_int_eq(ht_super_format(&dev, 1, &format, &sb), 0);
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+}
+
+static void begin(uint64_t mib)
+{
+    begin_with(mib, false);
+}
+
+/* A tensor whose chunks have their number in each byte. */
+static struct ht_obj *tensor(unsigned chunks)
+{
+    struct ht_obj *o = object(MIB, 0);
+
+    for (unsigned i = 0; i < chunks; i++) {
+        memset(buf, (int)i, MIB);
+        ck_assert_int_eq(ht_obj_write(o, i * (uint64_t)MIB, buf, MIB), MIB);
+    }
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    ht_obj_evict(o);
+    return o;
+}
+
+static void read_chunk(struct ht_obj *o, unsigned i)
+{
+    for (unsigned at = 0; at < MIB; at += PIECE) {
+        ck_assert_int_eq(ht_obj_read(o, i * (uint64_t)MIB + at, buf, PIECE), PIECE);
+        ck_assert_uint_eq(buf[0], (uint8_t)i);
+    }
+}
+
+/* Returns the MiB that the pass read from the device. */
+static unsigned pass(struct ht_obj *o, unsigned chunks)
+{
+    uint64_t before = stats().device_read_bytes;
+
+    for (unsigned i = 0; i < chunks; i++)
+        read_chunk(o, i);
+    return (unsigned)((stats().device_read_bytes - before) / MIB);
+}
+
+static unsigned passes(struct ht_obj *o, unsigned chunks, unsigned n)
+{
+    unsigned mib = 0;
+
+    while (n--)
+        mib = pass(o, chunks);
+    return mib;
+}
+
+/* Of N chunks K have room: N - K are read in each pass, one more for the chunk that is read just now. */
+START_TEST(a_cyclic_scan_reads_what_has_no_room)
+{
+    static const unsigned chunks[] = {40, 48, 64, 96};
+
+    begin(256);
+    struct ht_obj *o = tensor(chunks[_i]);
+    unsigned without = passes(o, chunks[_i], PASSES);
+    ht_store_plan(s);
+    unsigned mib = passes(o, chunks[_i], 4);
+    ck_assert_uint_lt(mib, without);
+    ck_assert_uint_ge(mib, chunks[_i] - DRAM);
+    ck_assert_uint_le(mib, chunks[_i] - DRAM + 2 + (chunks[_i] - DRAM) / 8);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+static struct ht_plan_stats plan_stats(void)
+{
+    struct ht_plan_stats st;
+
+    ht_store_plan_stats(s, &st);
+    return st;
+}
+
+static unsigned turn;
+
+/* Reads other chunks than the plan has, and in another order. */
+static void read_elsewhere(struct ht_obj *o, unsigned n)
+{
+    while (n--)
+        read_chunk(o, (turn++ * 2654435761u) >> 26);
+}
+
+START_TEST(a_plan_that_does_not_match_two_steps_ends)
+{
+    begin(256);
+    struct ht_obj *o = tensor(64);
+    passes(o, 64, PASSES);
+    ht_store_plan(s);
+    passes(o, 64, 4);
+    ht_store_plan(s);
+    ck_assert(plan_stats().active);
+    ck_assert_uint_eq(plan_stats().dropped, 0);
+    for (unsigned i = 0; i < 32 && plan_stats().dropped == 0; i++) {
+        read_elsewhere(o, 32);
+        ht_store_plan(s);
+    }
+    ck_assert_uint_eq(plan_stats().dropped, 1);
+    ck_assert(!plan_stats().active);
+    /* And a new one begins with new steps. */
+    passes(o, 64, PASSES);
+    ht_store_plan(s);
+    ck_assert(plan_stats().active);
+    ck_assert_uint_le(passes(o, 64, 4), 40);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+START_TEST(a_tensor_may_be_deleted_while_the_plan_runs)
+{
+    struct ht_obj *o[4];
+    struct ht_tx *tx;
+    uint64_t lsn;
+
+    begin(256);
+    for (unsigned i = 0; i < 4; i++)
+        o[i] = tensor(16);
+    for (unsigned i = 0; i < 4 * PASSES; i++)
+        pass(o[i % 4], 16);
+    ht_store_plan(s);
+    ck_assert(plan_stats().active);
+    pass(o[0], 16);
+    ck_assert_int_eq(ht_tx_begin(s, 4096, &tx), 0);
+    ht_obj_delete(o[2], tx);
+    ck_assert_int_eq(ht_tx_commit(tx, &lsn), 0);
+    ht_obj_put(o[2]);
+    for (unsigned i = 0; i < 16 && plan_stats().dropped == 0; i++) {
+        ht_store_plan(s);
+        for (unsigned k = 0; k < 4; k++)
+            if (k != 2)
+                pass(o[k], 16);
+    }
+    for (unsigned i = 0; i < 4; i++)
+        if (i != 2)
+            ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
+/* Work on another tensor ends the plan, and then has the whole tier. */
+START_TEST(other_work_gets_the_memory)
+{
+    begin(256);
+    struct ht_obj *o = tensor(64), *other = tensor(24);
+    passes(o, 64, PASSES);
+    ht_store_plan(s);
+    passes(o, 64, 2);
+    ck_assert(plan_stats().active);
+    for (unsigned i = 0; i < 16 && plan_stats().active; i++) {
+        pass(other, 24);
+        ht_store_plan(s);
+    }
+    ck_assert(!plan_stats().active);
+    passes(other, 24, 3);
+    ck_assert_uint_eq(pass(other, 24), 0);
+    ht_obj_put(o);
+    ht_obj_put(other);
+    done();
+}
+END_TEST
+
+enum { SMALL = 40 };
+
+static void read_all(struct ht_obj *o[SMALL])
+{
+    for (unsigned i = 0; i < SMALL; i++)
+        read_chunk(o[i], 0);
+}
+
+/* The N-th allocation fails, for each N: there is no plan, and reading goes on. */
+START_TEST(without_memory_there_is_no_plan)
+{
+    struct ht_obj *o[SMALL];
+    unsigned nth;
+    bool reached = true;
+
+    begin(256);
+    for (unsigned i = 0; i < SMALL; i++)
+        o[i] = tensor(1);
+    for (unsigned i = 0; i < PASSES; i++)
+        read_all(o);
+    for (nth = 0; reached && nth < 64; nth++) {
+        ck_assert(!plan_stats().active);
+        read_all(o);
+        wrap_fail(WRAP_MEMORY, nth + 1, false);
+        ht_store_plan(s);
+        reached = wrap_reached(WRAP_MEMORY);
+        wrap_fail(WRAP_MEMORY, 0, false);
+    }
+    ck_assert(!reached && plan_stats().active);
+    ck_assert_uint_gt(nth, 10);
+    read_all(o);
+    for (unsigned i = 0; i < SMALL; i++)
+        ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
+static void *read_and_write(void *arg)
+{
+    struct ht_obj **o = arg;
+    uint8_t *mine = malloc(MIB);
+
+    for (unsigned i = 0; i < 3000 && !plan_stats().made; i++)
+        for (unsigned k = 0; k < 48; k++) {
+            ck_assert_int_eq(ht_obj_read(o[0], k * (uint64_t)MIB, mine, MIB), MIB);
+            ck_assert_uint_eq(mine[0], k);
+            if (k % 8)
+                continue;
+            memset(mine, (int)i, MIB);
+            ck_assert_int_eq(ht_obj_write(o[1], k * (uint64_t)MIB, mine, MIB), MIB);
+            ck_assert_int_eq(ht_obj_read(o[1], k * (uint64_t)MIB, mine, MIB), MIB);
+            ck_assert_uint_eq(mine[MIB - 1], (uint8_t)i);
+        }
+    free(mine);
+    return NULL;
+}
+
+/* The planner thread makes plans while others read and write. */
+START_TEST(plans_are_made_and_followed_beside_other_work)
+{
+    struct ht_obj *o[2][2];
+    pthread_t t[2];
+
+    begin_with(512, true);
+    for (unsigned i = 0; i < 2; i++) {
+        o[i][0] = tensor(48);
+        o[i][1] = tensor(48);
+        ck_assert_int_eq(pthread_create(&t[i], NULL, read_and_write, o[i]), 0);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(pthread_join(t[i], NULL), 0);
+    ck_assert_uint_gt(plan_stats().made, 0);
+    for (unsigned i = 0; i < 4; i++)
+        ht_obj_put(o[i / 2][i % 2]);
+    done();
+}
+END_TEST
+
+/* What fits into memory needs no plan. */
+START_TEST(without_need_there_is_no_plan)
+{
+    begin(256);
+    struct ht_obj *o = tensor(20);
+    passes(o, 20, PASSES);
+    ht_store_plan(s);
+    ck_assert(!plan_stats().active);
+    ck_assert_uint_eq(plan_stats().made, 0);
+    ht_obj_put(o);
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("planner");
+    TCase *tc = tcase_create("planner");
+
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, a_cyclic_scan_reads_what_has_no_room, 0, 4);
+    tcase_add_test(tc, a_plan_that_does_not_match_two_steps_ends);
+    tcase_add_test(tc, a_tensor_may_be_deleted_while_the_plan_runs);
+    tcase_add_test(tc, other_work_gets_the_memory);
+    tcase_add_test(tc, without_memory_there_is_no_plan);
+    tcase_add_test(tc, plans_are_made_and_followed_beside_other_work);
+    tcase_add_test(tc, without_need_there_is_no_plan);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A plan in use: next uses, steps that match or do not, other work, clocks that jump. */
+#include <check.h>
+#include <stdlib.h>
+
+#include "tests/support/suite.h"
+#include "tiering/tier/forecast.h"
+
+enum { OBJECTS = 64 };
+#define MS UINT64_C(1000000)
+#define BEGIN (100 * MS)
+#define STEP (OBJECTS * MS)
+#define MIB (UINT64_C(1) << 20)
+
+static struct ht_run run[OBJECTS];
+static struct ht_forecast_input in;
+static struct ht_forecast *f;
+
+/* Objects of one chunk, which are read one after the other; there is room for half. */
+static void reset(void)
+{
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        run[i] = (struct ht_run){.object = i + 1,
+                                 .begin_ns = BEGIN + i * MS,
+                                 .end_ns = BEGIN + i * MS,
+                                 .use = HT_PLAN_READ,
+                                 .chunk_shift = 20};
+    in = (struct ht_forecast_input){.run = run,
+                                    .runs = OBJECTS,
+                                    .begin_ns = BEGIN,
+                                    .step_ns = STEP,
+                                    .now_ns = BEGIN + STEP,
+                                    .room_bytes = OBJECTS * MIB / 2,
+                                    .read_bytes_per_s = UINT64_C(10) << 30,
+                                    .write_bytes_per_s = UINT64_C(10) << 30,
+                                    .write_bytes_max = UINT64_MAX};
+    f = NULL;
+}
+
+static void make(void)
+{
+    ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
+    ck_assert_ptr_nonnull(f);
+}
+
+static void clear(void)
+{
+    ht_forecast_free(f);
+}
+
+static struct ht_forecast_use use(uint64_t object, uint64_t at_ns)
+{
+    const struct ht_run_access a = {.object = object, .now_ns = at_ns, .use = HT_PLAN_READ, .begins = true};
+
+    return ht_forecast_note(f, &a);
+}
+
+/* A step from its begin on, n times as slow as planned. */
+static uint64_t play(uint64_t from_ns, unsigned slow)
+{
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        ck_assert(use(i + 1, from_ns + i * MS * slow).known);
+    return from_ns + STEP * slow;
+}
+
+START_TEST(an_access_tells_when_the_next_one_is)
+{
+    make();
+    uint64_t now = ht_forecast_now(f, BEGIN + STEP);
+    for (uint32_t i = 0; i < OBJECTS; i++) {
+        struct ht_forecast_use u = use(i + 1, BEGIN + STEP + i * MS);
+        ck_assert(u.known);
+        ck_assert_uint_eq(u.next_ns, now + STEP + i * MS);
+        ck_assert_uint_eq(ht_forecast_place(f, u.next_ns) - ht_forecast_place(f, now + i * MS), HT_FORECAST_PLACES);
+    }
+    ck_assert(!use(OBJECTS + 1, BEGIN + 2 * STEP).known);
+}
+END_TEST
+
+START_TEST(steps_that_match_are_counted)
+{
+    struct ht_forecast_figures g;
+    uint64_t at = BEGIN + STEP;
+
+    make();
+    for (unsigned i = 0; i < 5; i++)
+        at = play(at, 1);
+    ht_forecast_figures(f, at, &g);
+    ck_assert_uint_eq(g.steps, 4);
+    ck_assert_uint_eq(g.matched_steps, 4);
+    ck_assert(!ht_forecast_is_wrong(f) && !ht_forecast_has_drifted(f));
+    ck_assert_uint_eq(g.units, OBJECTS);
+    ck_assert_uint_eq(g.bytes, OBJECTS * MIB);
+    ck_assert_uint_ge(g.read_bytes, OBJECTS * MIB / 2);
+}
+END_TEST
+
+START_TEST(steps_that_take_longer_are_a_drift_and_no_error)
+{
+    uint64_t at = BEGIN + STEP;
+
+    make();
+    for (unsigned i = 0; i < 5; i++)
+        at = play(at, 3);
+    ck_assert(ht_forecast_has_drifted(f));
+    ck_assert(!ht_forecast_is_wrong(f));
+}
+END_TEST
+
+/* Other accesses between those that are planned. */
+START_TEST(two_steps_with_strangers_are_wrong)
+{
+    uint64_t at = BEGIN + STEP;
+
+    make();
+    for (unsigned i = 0; i < 3; i++) {
+        ck_assert(!ht_forecast_is_wrong(f));
+        for (unsigned k = 0; k < OBJECTS / 2; k++)
+            use(1000 + k, at);
+        at = play(at, 1);
+    }
+    ck_assert(ht_forecast_is_wrong(f));
+}
+END_TEST
+
+START_TEST(two_steps_without_a_part_of_the_accesses_are_wrong)
+{
+    uint64_t at = BEGIN + STEP;
+
+    make();
+    for (unsigned i = 0; i < 4; i++)
+        for (uint32_t k = 0; k < OBJECTS; k++, at += MS)
+            if (k % 2)
+                use(k + 1, at);
+    ck_assert(ht_forecast_is_wrong(f));
+}
+END_TEST
+
+START_TEST(after_many_strangers_the_time_is_set_anew)
+{
+    make();
+    use(1, BEGIN + STEP);
+    for (unsigned i = 0; i < 200; i++) /* far ahead of the time */
+        use(32, BEGIN + STEP);
+    ck_assert(use(33, BEGIN + STEP).known);
+}
+END_TEST
+
+/* Accesses of an object may be very many: finding the nearest one takes a moment. */
+START_TEST(a_chunk_that_is_used_often_is_found)
+{
+    static struct ht_run many[HT_RUNS];
+
+    for (uint32_t i = 0; i < HT_RUNS; i++)
+        many[i] = (struct ht_run){
+            .object = i % 2 ? 1 : i + 2, .begin_ns = BEGIN + i * MS, .end_ns = BEGIN + i * MS, .chunk_shift = 20};
+    in.run = many;
+    in.runs = HT_RUNS;
+    in.step_ns = HT_RUNS * MS;
+    in.now_ns = BEGIN + in.step_ns;
+    in.room_bytes = MIB;
+    make();
+    uint64_t now = ht_forecast_now(f, in.now_ns);
+    for (uint32_t i = 0; i + 2 < HT_RUNS; i++) {
+        struct ht_forecast_use u = use(i % 2 ? 1 : i + 2, in.now_ns + i * MS);
+        ck_assert(u.known);
+        ck_assert_uint_eq(u.next_ns, now + i * MS + (i % 2 ? 2 * MS : in.step_ns));
+        u = ht_forecast_next(f, 1, 0);
+        ck_assert(u.known);
+        ck_assert_uint_eq(u.next_ns, now + (i | 1) * MS);
+    }
+}
+END_TEST
+
+START_TEST(what_is_overwritten_is_not_followed)
+{
+    run[5].use = HT_PLAN_OVERWRITE;
+    make();
+    ck_assert(!ht_forecast_next(f, 6, 0).known);
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        ck_assert(use(i + 1, BEGIN + STEP + i * MS).known == (i != 5));
+}
+END_TEST
+
+/* A file that is read instead of those that are planned. */
+START_TEST(other_work_ends_the_plan)
+{
+    make();
+    for (unsigned i = 0; i < 3 * OBJECTS && !ht_forecast_is_wrong(f); i++)
+        ck_assert(!use(1000 + i, BEGIN + STEP).known);
+    ck_assert(ht_forecast_is_wrong(f));
+}
+END_TEST
+
+START_TEST(other_work_that_is_slow_ends_the_plan_after_two_steps)
+{
+    make();
+    use(1, BEGIN + STEP);
+    use(1000, BEGIN + 3 * STEP - MS);
+    ck_assert(!ht_forecast_is_wrong(f));
+    use(1000, BEGIN + 3 * STEP + MS);
+    ck_assert(ht_forecast_is_wrong(f));
+}
+END_TEST
+
+START_TEST(the_clock_may_jump)
+{
+    static const uint64_t jumps[] = {0, 1, BEGIN, BEGIN + 1000 * STEP, INT64_MAX};
+
+    make();
+    use(1, BEGIN + STEP);
+    uint64_t now = ht_forecast_now(f, BEGIN + STEP);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(jumps); i++) {
+        uint64_t then = ht_forecast_now(f, jumps[i]);
+        ck_assert_uint_ge(then, now);
+        ck_assert_uint_le(then, now + STEP / 4);
+        ck_assert(ht_forecast_is_idle(f, jumps[i]) == (jumps[i] > BEGIN + STEP));
+    }
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(jumps); i++)
+        ck_assert(use(2 + i, jumps[i]).known);
+}
+END_TEST
+
+START_TEST(a_large_object_is_planned_by_chunks)
+{
+    struct ht_forecast_part part;
+    uint64_t bytes = 0;
+
+    run[0] = (struct ht_run){.object = 1,
+                             .begin_ns = BEGIN,
+                             .end_ns = BEGIN + STEP - MS,
+                             .last = 999,
+                             .use = HT_PLAN_READ,
+                             .chunk_shift = 20};
+    in.runs = 1;
+    in.room_bytes = 500 * MIB;
+    make();
+    for (uint32_t i = 0; ht_forecast_part(f, i, &part); i++) {
+        ck_assert_uint_eq(part.object, 1);
+        ck_assert_uint_eq(part.offset, bytes);
+        bytes += part.bytes;
+    }
+    ck_assert_uint_eq(bytes, 1000 * MIB);
+    struct ht_forecast_figures g;
+    ht_forecast_figures(f, in.now_ns, &g);
+    ck_assert_uint_ge(g.stay_bytes, 480 * MIB);
+    ck_assert_uint_le(g.stay_bytes, 500 * MIB);
+    ck_assert(ht_forecast_next(f, 1, 999).known);
+    ck_assert(!ht_forecast_next(f, 1, 1000).known && !ht_forecast_next(f, 2, 0).known);
+}
+END_TEST
+
+START_TEST(very_large_objects_are_planned_in_larger_parts)
+{
+    struct ht_forecast_part part;
+
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        run[i].last = (1u << 20) - 1;
+    in.room_bytes = (uint64_t)OBJECTS << 39;
+    make();
+    ck_assert(ht_forecast_part(f, 0, &part));
+    ck_assert_uint_ge(part.bytes, 512 * MIB);
+    ck_assert_uint_le(ht_forecast_bytes(f), 64 * MIB);
+}
+END_TEST
+
+START_TEST(what_has_room_needs_no_forecast)
+{
+    in.room_bytes = OBJECTS * MIB;
+    ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
+    ck_assert_ptr_null(f);
+    in.runs = 0;
+    ck_assert_int_eq(ht_forecast_make(&in, &f), 0);
+    ck_assert_ptr_null(f);
+}
+END_TEST
+
+static void set_no_object(void)
+{
+    run[3].object = 0;
+}
+static void set_no_chunks(void)
+{
+    run[3].first = 2;
+}
+static void set_before(void)
+{
+    run[3].begin_ns = BEGIN - 1;
+}
+static void set_no_use(void)
+{
+    run[3].use = HT_PLAN_USES;
+}
+static void set_no_step(void)
+{
+    in.step_ns = 0;
+}
+static void set_long_step(void)
+{
+    in.step_ns = UINT64_MAX / 2;
+}
+
+static void (*const malformed[])(void) = {set_no_object, set_no_chunks, set_before,
+                                          set_no_use,    set_no_step,   set_long_step};
+
+START_TEST(runs_without_meaning_are_refused)
+{
+    malformed[_i]();
+    ck_assert_int_eq(ht_forecast_make(&in, &f), -EINVAL);
+    ck_assert_ptr_null(f);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("forecast");
+    TCase *tc = tcase_create("forecast");
+
+    tcase_add_checked_fixture(tc, reset, clear);
+    tcase_add_test(tc, an_access_tells_when_the_next_one_is);
+    tcase_add_test(tc, steps_that_match_are_counted);
+    tcase_add_test(tc, steps_that_take_longer_are_a_drift_and_no_error);
+    tcase_add_test(tc, two_steps_with_strangers_are_wrong);
+    tcase_add_test(tc, two_steps_without_a_part_of_the_accesses_are_wrong);
+    tcase_add_test(tc, after_many_strangers_the_time_is_set_anew);
+    tcase_add_test(tc, a_chunk_that_is_used_often_is_found);
+    tcase_add_test(tc, what_is_overwritten_is_not_followed);
+    tcase_add_test(tc, other_work_ends_the_plan);
+    tcase_add_test(tc, other_work_that_is_slow_ends_the_plan_after_two_steps);
+    tcase_add_test(tc, the_clock_may_jump);
+    tcase_add_test(tc, a_large_object_is_planned_by_chunks);
+    tcase_add_test(tc, very_large_objects_are_planned_in_larger_parts);
+    tcase_add_test(tc, what_has_room_needs_no_forecast);
+    tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

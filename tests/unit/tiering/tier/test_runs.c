@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Accesses to chunks become runs: one for each pass, whatever the order of threads that work beside each other. */
+#include <check.h>
+#include <stdio.h>
+
+#include "tests/support/suite.h"
+#include "tiering/tier/runs.h"
+
+static struct ht_runs r;
+static struct ht_run got[HT_RUNS];
+static uint64_t now;
+
+static void begin(void)
+{
+    ck_assert_int_eq(ht_runs_init(&r), 0);
+    now = 0;
+}
+
+static void end(void)
+{
+    ht_runs_destroy(&r);
+}
+
+static void note(uint64_t object, uint32_t index, enum ht_plan_use use, bool begins)
+{
+    const struct ht_run_access a = {
+        .object = object, .now_ns = ++now, .index = index, .use = use, .chunk_shift = 20, .begins = begins};
+
+    ht_runs_note(&r, &a);
+}
+
+/* A letter is a chunk that is read from its begin on; a digit reads on in the chunk of that number. */
+static const struct {
+    const char *reads, *runs;
+} cases[] = {
+    {"a", "a-a"},          {"abcd", "a-d"},   {"a000b1c", "a-c"}, /* parts of a chunk are one access */
+    {"abcabc", "a-c a-c"},                                        /* the second pass */
+    {"aa", "a-a a-a"},                                            /* one chunk, twice */
+    {"abdcfe", "a-f"},                                            /* threads overtake each other */
+    {"bac", "a-c"},        {"ab0c1", "a-c"},                      /* a part of the chunk before comes late */
+    {"bb", "b-b b-b"},     {"al", "a-a l-l"},                     /* too far */
+    {"ai", "a-i"},                                                /* just near enough */
+    {"abcba", "a-c a-b"},                                         /* backward */
+};
+
+START_TEST(neighbours_make_a_run)
+{
+    char text[64] = "";
+
+    for (const char *p = cases[_i].reads; *p; p++)
+        note(7, (uint32_t)(*p >= 'a' ? *p - 'a' : *p - '0'), HT_PLAN_READ, *p >= 'a');
+    for (uint32_t i = 0, n = ht_runs_copy(&r, 0, got); i < n; i++)
+        sprintf(text + strlen(text), "%s%c-%c", i ? " " : "", (char)('a' + got[i].first), (char)('a' + got[i].last));
+    ck_assert_str_eq(text, cases[_i].runs);
+}
+END_TEST
+
+START_TEST(objects_and_uses_have_runs_of_their_own)
+{
+    for (uint32_t i = 0; i < 10; i++) {
+        note(1, i, HT_PLAN_READ, true);
+        note(2, i, HT_PLAN_READ, true);
+        note(1, i, HT_PLAN_UPDATE, true);
+    }
+    ck_assert_uint_eq(ht_runs_copy(&r, 0, got), 3);
+    ck_assert_uint_eq(got[0].object, 1);
+    ck_assert_uint_eq(got[0].begin_ns, 1);
+    ck_assert_uint_eq(got[0].end_ns, 28);
+    ck_assert_uint_eq(got[1].object, 2);
+    ck_assert_uint_eq(got[2].use, HT_PLAN_UPDATE);
+    ck_assert_uint_eq(ht_runs_copy(&r, 2, got), 2);
+}
+END_TEST
+
+START_TEST(the_oldest_runs_make_room)
+{
+    for (uint32_t i = 0; i < HT_RUNS + 5; i++)
+        note(i + 1, 0, HT_PLAN_READ, true);
+    ck_assert_uint_eq(ht_runs_copy(&r, 0, got), HT_RUNS);
+    ck_assert_uint_eq(got[0].object, 6);
+    ck_assert_uint_eq(got[HT_RUNS - 1].object, HT_RUNS + 5);
+    note(1, 1, HT_PLAN_READ, true); /* its run is gone */
+    ck_assert_uint_eq(r.count, HT_RUNS + 6);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("runs");
+    TCase *tc = tcase_create("runs");
+
+    tcase_add_checked_fixture(tc, begin, end);
+    tcase_add_loop_test(tc, neighbours_make_a_run, 0, HT_ARRAY_SIZE(cases));
+    tcase_add_test(tc, objects_and_uses_have_runs_of_their_own);
+    tcase_add_test(tc, the_oldest_runs_make_room);
+    suite_add_tcase(suite, tc);
+    return run_all(suite);
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * order.c - clean images whose next use is known, in lists by its place in time: what is needed last goes first.
+ *
+ * Places are a part of a step long, and their lists lie around a ring. The time moves on around it, too. A place that
+ * the time has passed is the farthest one: an image that was not used as planned is the first to go.
+ *
+ *      now
+ *       |  needed soon                  needed last
+ *   ----v-------------------------------------> (round again)
+ *
+ * The images that were used last stay: their users may read them in several parts.
+ */
+#include "tiering/cache/arena_priv.h"
+
+enum { MOMENT_PART = 16 }; /* of all slots */
+
+void ht_order_init(struct ht_order *o)
+{
+    for (unsigned k = 0; k < HT_ORDER_PLACES; k++)
+        o->list[k].head = HT_SLOT_NONE;
+    for (unsigned k = 0; k < HT_ORDER_MOMENT; k++)
+        o->used[k] = HT_SLOT_NONE;
+}
+
+static unsigned place_of(const struct ht_arena *a, uint32_t i)
+{
+    return a->image[i * HT_SLOT_SUBS].next_use;
+}
+
+void ht_order_add(struct ht_arena *a, uint32_t i)
+{
+    unsigned place = place_of(a, i);
+
+    ht_slot_list_add(a->slot, &a->order.list[place], HT_IMAGE_PLANNED, i);
+    a->order.slots++;
+    a->order.places |= UINT64_C(1) << place;
+}
+
+void ht_order_del(struct ht_arena *a, uint32_t i)
+{
+    struct ht_slot_list *l = &a->order.list[place_of(a, i)];
+
+    ht_slot_list_del(a->slot, l, HT_IMAGE_PLANNED, i);
+    a->order.slots--;
+    if (!l->count)
+        a->order.places &= ~(UINT64_C(1) << place_of(a, i));
+}
+
+void ht_arena_order_begin(struct ht_arena *a, uint64_t now)
+{
+    a->order.active = true;
+    ht_arena_order_move(a, now);
+}
+
+void ht_arena_order_move(struct ht_arena *a, uint64_t now)
+{
+    a->order.now = now % HT_ORDER_PLACES;
+}
+
+void ht_arena_order_end(struct ht_arena *a)
+{
+    a->order.active = false;
+}
+
+bool ht_order_was_used_now(const struct ht_arena *a, uint32_t n)
+{
+    for (unsigned k = 0; k < HT_ORDER_MOMENT; k++)
+        if (a->order.used[k] == n)
+            return true;
+    return false;
+}
+
+void ht_order_note_use(struct ht_arena *a, uint32_t n)
+{
+    uint64_t most = ht_max_u64(ht_min_u64(a->slots / MOMENT_PART, HT_ORDER_MOMENT), 1); /* small tiers remember fewer */
+
+    if (ht_order_was_used_now(a, n))
+        return;
+    a->order.used[a->order.used_at] = n;
+    a->order.used_at = (uint8_t)((a->order.used_at + 1u) % most);
+}
+
+/* ---------------------------------------------------------------- eviction */
+
+uint64_t ht_order_ahead(const struct ht_arena *a)
+{
+    const struct ht_order *o = &a->order;
+
+    return o->now ? o->places >> o->now | o->places << (HT_ORDER_PLACES - o->now) : o->places;
+}
+
+uint32_t ht_order_next(struct ht_arena *a, uint64_t *ahead)
+{
+    struct ht_order *o = &a->order;
+
+    if (!*ahead)
+        return HT_SLOT_NONE;
+    unsigned farthest = 63u - (unsigned)__builtin_clzll(*ahead);
+    *ahead &= ~(UINT64_C(1) << farthest);
+    return ht_slot_list_rotate(a->slot, &o->list[(o->now + farthest) % HT_ORDER_PLACES], HT_IMAGE_PLANNED);
+}
+
+uint32_t ht_order_first(const struct ht_arena *a)
+{
+    const struct ht_order *o = &a->order;
+
+    return o->places ? o->list[__builtin_ctzll(o->places)].head : HT_SLOT_NONE;
+}

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * planner.c - makes plans of steps that repeat, and follows them.
+ *
+ *   accesses --> runs (tier/runs.h) --period, or boundaries--> one step --> forecast (tier/forecast.h)
+ *                                                                             |
+ *   eviction: what is needed last goes first (cache/order.c) <----------------'
+ *
+ *   nothing --enough runs, content above the room, a period--> plan is followed --two steps did not match--> nothing
+ *                                                               '--steps take another time--> made anew
+ *
+ * Without a plan all is as if this engine did not exist. A plan evicts no dirty content, and a wrong one costs time and
+ * nothing else. It is made without any lock; threads that work on chunks only add to the runs and ask the forecast.
+ */
+#include <stdlib.h>
+
+#include "tiering/base/trace.h"
+#include "tiering/tier/forecast.h"
+#include "tiering/tier/period.h"
+#include "tiering/io/dev.h"
+#include "tiering/cache/arena.h"
+#include "tiering/api/plan.h"
+#include "tiering/api/store.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/engine/engine.h"
+#include "tiering/engine/engine_priv.h"
+
+enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4 };
+#define WAIT_NS_MIN UINT64_C(200000000) /* between two tries */
+#define WAIT_NS_MAX UINT64_C(10000000000)
+#define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
+
+int ht_planner_init(struct ht_planner *p)
+{
+    HT_UNSHARED(HT_LOCK_STORE);
+    p->wait_ns = WAIT_NS_MIN;
+    return ht_runs_init(&p->runs);
+}
+
+void ht_planner_destroy(struct ht_planner *p)
+{
+    HT_UNSHARED(HT_LOCK_STORE);
+    ht_forecast_free(p->forecast);
+    ht_runs_destroy(&p->runs);
+}
+
+uint64_t ht_planner_bytes(const struct ht_planner *p)
+{
+    return ht_runs_bytes() + ht_forecast_bytes(p->forecast);
+}
+
+/* ---------------------------------------------------------------- accesses */
+
+/* Something may be to do for the engine. */
+static bool is_due(const struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (p->forecast)
+        return ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast);
+    return p->runs.count - p->tried_runs >= RUNS_MIN && now_ns - p->tried_ns >= p->wait_ns;
+}
+
+void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index, enum ht_plan_use use, bool begins)
+{
+    struct ht_store *s = o->s;
+    struct ht_planner *p = &s->engine->planner;
+
+    if (index > UINT32_MAX || o->extra->shm) /* no such chunk of a tensor; and mapped memory stays where it is */
+        return;
+    const struct ht_run_access a = {
+        .object = o->oid,
+        .now_ns = ht_now_ns(),
+        .index = (uint32_t)index,
+        .use = use,
+        .chunk_shift = o->chunk_shift,
+        .stored = o->obj_class != HT_CLASS_SCRATCH,
+        .begins = begins,
+    };
+    ht_runs_note(&p->runs, &a);
+    if (p->forecast) {
+        struct ht_forecast_use next = ht_forecast_note(p->forecast, &a);
+        ht_arena_order_move(s->arena, ht_forecast_place(p->forecast, ht_forecast_now(p->forecast, a.now_ns)));
+        if (next.known && c->slot != HT_SLOT_NONE)
+            ht_arena_set_next_use(s->arena, c->slot, ht_forecast_place(p->forecast, next.next_ns), true);
+    }
+    if (is_due(p, a.now_ns))
+        s->waits.wakes.planner = s->waits.wakes.any = true;
+}
+
+void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)
+{
+    struct ht_store *s = o->s;
+    const struct ht_forecast *f = s->engine->planner.forecast;
+
+    if (!f || index > UINT32_MAX)
+        return;
+    struct ht_forecast_use next = ht_forecast_next(f, o->oid, (uint32_t)index);
+    if (next.known)
+        ht_arena_set_next_use(s->arena, c->slot, ht_forecast_place(f, next.next_ns), false);
+}
+
+/* ------------------------------------------------------------ making a plan */
+
+/* The step that ended last, as runs. */
+struct step {
+    struct ht_run *run; /* all that were copied */
+    uint32_t first, runs;
+    uint64_t begin_ns, step_ns;
+};
+
+static uint64_t key_of(const struct ht_run *run)
+{
+    return (run->object * HT_PLAN_USES + run->use) * UINT64_C(0x9e3779b97f4a7c15) + run->first;
+}
+
+/* The last two boundaries of a model root that the trace has. False: there are none, or other work came after them. */
+static bool find_boundaries(const struct ht_store *s, uint64_t *out_begin_ns, uint64_t *out_end_ns)
+{
+    struct ht_trace *t = ht_store_trace(s);
+    uint64_t after = 0, root = 0, at[3] = {0};
+    struct ht_trace_entry e;
+
+    while (ht_trace_next(t, after, &e)) {
+        after = e.seq;
+        if (e.op != HT_TRACE_STEP && e.op != HT_TRACE_COMMIT)
+            continue;
+        if (e.id != root)
+            at[1] = at[2] = 0;
+        root = e.id;
+        at[0] = at[1];
+        at[1] = at[2];
+        at[2] = e.time_ns + ht_trace_start_ns(t);
+    }
+    *out_begin_ns = at[1];
+    *out_end_ns = at[2];
+    /* The first step may be unlike the others: it makes the state. */
+    return at[0] != 0 && ht_now_ns() - at[2] <= STEPS_OLD * (at[2] - at[1]);
+}
+
+static bool cut_at_boundaries(const struct ht_store *s, struct step *st, uint32_t n)
+{
+    uint64_t end;
+
+    if (!find_boundaries(s, &st->begin_ns, &end) || end <= st->begin_ns || n == 0 ||
+        st->run[0].begin_ns >= st->begin_ns)
+        return false;
+    st->step_ns = end - st->begin_ns;
+    for (st->first = 0; st->first < n && st->run[st->first].begin_ns < st->begin_ns;)
+        st->first++;
+    for (st->runs = 0; st->first + st->runs < n && st->run[st->first + st->runs].begin_ns < end;)
+        st->runs++;
+    return st->runs >= 2;
+}
+
+/* The period of the longest part of the history that has one: other work may have come before. */
+static bool cut_at_period(struct step *st, uint32_t n)
+{
+    uint64_t *key = malloc(ht_max_u64(n, 1) * sizeof(*key));
+    uint32_t period = 0;
+
+    for (uint32_t i = 0; key && i < n; i++)
+        key[i] = key_of(&st->run[i]);
+    int rc = key ? 0 : -ENOMEM;
+    for (uint32_t part = n; !rc && !period && part >= HISTORY_MIN; part /= 2)
+        rc = ht_period_find(key + n - part, part, &period);
+    free(key);
+    if (rc || !period)
+        return false;
+    /* The run that is the last one now may go on: the step ended before it. */
+    st->first = n - 1 - period;
+    st->runs = period;
+    st->begin_ns = st->run[st->first].begin_ns;
+    st->step_ns = st->run[n - 1].begin_ns - st->begin_ns;
+    return st->step_ns > 0;
+}
+
+static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
+{
+    uint64_t sum = 0;
+
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_dev_rate r;
+        if (!s->dev[i])
+            continue;
+        ht_dev_rate(s->dev[i], direction, &r);
+        sum += r.known ? r.bytes_per_s : RATE_UNKNOWN;
+    }
+    return sum;
+}
+
+static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint32_t n)
+{
+    struct ht_forecast *f = NULL;
+
+    if (!cut_at_boundaries(s, st, n) && !cut_at_period(st, n))
+        return NULL;
+    uint64_t bytes = ht_arena_bytes(s->arena);
+    const struct ht_forecast_input in = {
+        .run = st->run + st->first,
+        .runs = st->runs,
+        .begin_ns = st->begin_ns,
+        .step_ns = st->step_ns,
+        .now_ns = ht_now_ns(),
+        .room_bytes = bytes - bytes / ROOM_PART,
+        .read_bytes_per_s = rate_of(s, HT_DIRECTION_READ),
+        .write_bytes_per_s = rate_of(s, HT_DIRECTION_WRITE),
+        .write_bytes_max = UINT64_MAX,
+    };
+    int rc = ht_forecast_make(&in, &f);
+    (void)rc; /* without a plan all is as before */
+    return f;
+}
+
+/* Counts what the plan that ends has seen. */
+static void add_up(struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_forecast_figures g;
+
+    if (!p->forecast)
+        return;
+    ht_forecast_figures(p->forecast, now_ns, &g);
+    p->hits += g.hits;
+    p->strangers += g.strangers;
+}
+
+static void install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_planner *p = &s->engine->planner;
+    uint64_t now = ht_now_ns();
+
+    add_up(p, now);
+    p->made += f != NULL;
+    p->dropped += p->forecast && !f;
+    p->tried_runs = p->runs.count;
+    p->tried_ns = now;
+    p->wait_ns = f ? WAIT_NS_MIN : ht_min_u64(2 * p->wait_ns, WAIT_NS_MAX);
+    if (f && p->forecast)
+        ht_forecast_continue(f, p->forecast, now);
+    p->forecast = f;
+    if (f)
+        ht_arena_order_begin(s->arena, ht_forecast_place(f, ht_forecast_now(f, now)));
+    else
+        ht_arena_order_end(s->arena);
+}
+
+/* What the forecast is to be followed by. */
+enum change { KEEP, DROP, MAKE };
+
+static enum change find_change(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_planner *p = &s->engine->planner;
+
+    if (p->forecast)
+        return ht_forecast_is_wrong(p->forecast) ? DROP : ht_forecast_has_drifted(p->forecast) ? MAKE : KEEP;
+    return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
+}
+
+void ht_store_plan(struct ht_store *s)
+{
+    struct ht_planner *p = &s->engine->planner;
+    struct step st = {0};
+    uint32_t n = 0;
+    struct ht_forecast *was = NULL, *f = NULL;
+
+    ht_store_lock(s);
+    enum change change = find_change(s);
+    ht_store_unlock(s);
+    if (change == KEEP)
+        return;
+    st.run = change == MAKE ? malloc(HT_RUNS * sizeof(*st.run)) : NULL;
+    if (st.run) {
+        ht_store_lock(s);
+        n = ht_runs_copy(&p->runs, 0, st.run);
+        ht_store_unlock(s);
+        f = make(s, &st, n);
+    }
+    free(st.run);
+    ht_store_lock(s);
+    was = p->forecast;
+    install(s, f);
+    ht_store_unlock(s);
+    ht_forecast_free(was);
+}
+
+static enum ht_step step(void *ctx, struct ht_budget *b)
+{
+    (void)b;
+    ht_store_plan(ctx);
+    return HT_STEP_IDLE;
+}
+
+const struct ht_engine_type ht_planner_engine = {.name = "planner", .step = step};
+
+/* ----------------------------------------------------------------- figures */
+
+void ht_store_plan_stats(struct ht_store *s, struct ht_plan_stats *out)
+{
+    const struct ht_planner *p = &s->engine->planner;
+
+    *out = (struct ht_plan_stats){0};
+    ht_store_lock(s);
+    out->active = p->forecast != NULL;
+    if (p->forecast)
+        ht_forecast_figures(p->forecast, ht_now_ns(), &out->figures);
+    out->made = p->made;
+    out->dropped = p->dropped;
+    out->hits = p->hits + out->figures.hits;
+    out->strangers = p->strangers + out->figures.strangers;
+    ht_store_unlock(s);
+}
+
+unsigned ht_store_plan_lines(struct ht_store *s, struct ht_plan_place *at, struct ht_plan_line *to, unsigned most)
+{
+    struct ht_forecast_part part;
+    unsigned n = 0;
+
+    ht_store_lock(s);
+    const struct ht_planner *p = &s->engine->planner;
+    const struct ht_forecast *f = p->forecast;
+    if (!at->made)
+        at->made = p->made;
+    while (f && at->made == p->made && n < most && ht_forecast_part(f, at->part, &part)) {
+        if (at->use >= part.uses) {
+            *at = (struct ht_plan_place){at->made, at->part + 1, 0};
+            continue;
+        }
+        to[n] = (struct ht_plan_line){.object = part.object, .offset = part.offset, .bytes = part.bytes};
+        ht_forecast_idle(f, at->part, at->use++, &to[n++].idle);
+    }
+    ht_store_unlock(s);
+    return n;
+}

@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * forecast.c - see forecast.h. Objects are divided into units of as many chunks as keep the plan within its bounds;
+ * mostly of one. An object's units are neighbours in the table, and so are the uses of a unit.
+ */
+#include "tiering/tier/forecast.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+enum {
+    UNITS_MAX = 1 << 17,
+    USES_MAX = 1 << 18,
+    NEAR_PART = 6,      /* of a step: an access may be so far from its place */
+    IDLE_PART = 8,      /* of a step: so far its time goes on without an access */
+    STRANGERS_MAX = 64, /* in a row; then the time is set anew */
+    STRANGERS_PART = 4, /* of the uses in a step: more, and it did not match */
+    MISSING_PART = 4,   /* of the uses in a step */
+    WRONG_STEPS = 2,
+    DRIFT_STEPS = 4,
+    DRIFT_PART = 2, /* of a step: its length may differ by so much */
+    FIRST_STEP = 8  /* the time begins there, so that it never gets below 0 */
+};
+
+struct object {
+    uint64_t id;          /* 0: the place is free */
+    uint32_t first, last; /* chunks */
+    uint32_t unit;        /* the first */
+    uint8_t chunk_shift;
+    bool stored;
+};
+
+struct unit {
+    uint32_t object, number; /* in the table of objects; from 0 in its object */
+    uint32_t use;            /* the first */
+    bool stays;
+    bool overwritten; /* by a use: not followed */
+    uint64_t seen_ns; /* its last use in the forecast's time */
+};
+
+struct use {
+    uint32_t unit;
+    bool leaves, late;
+    uint8_t use;
+    uint64_t time_ns, next_ns, fetch_ns;
+};
+
+struct ht_forecast {
+    uint64_t step_ns;
+    unsigned unit_shift; /* chunks of a unit */
+    struct object *object;
+    uint32_t places; /* of that hash: a power of two */
+    struct unit *unit;
+    struct use *use; /* by unit, then by time */
+    uint32_t units, uses;
+    struct ht_plan plan; /* its figures; idle is NULL */
+    uint64_t bytes, stay_bytes;
+    /* what changes */
+    uint64_t first_place;
+    uint64_t time_ns, real_ns; /* the forecast's time, at that time of the clock */
+    uint64_t round, round_real_ns;
+    unsigned strangers_in_row, wrong_steps, drifted_steps;
+    uint32_t strangers, seen; /* in this step */
+    uint64_t steps, matched_steps, hits, all_strangers;
+};
+
+/* ---------------------------------------------------------------- objects */
+
+static struct object *place_of(const struct ht_forecast *f, uint64_t id)
+{
+    uint32_t at = (uint32_t)(id * UINT64_C(0x9e3779b97f4a7c15) >> 32);
+
+    while (f->object[at & (f->places - 1)].id && f->object[at & (f->places - 1)].id != id)
+        at++;
+    return &f->object[at & (f->places - 1)];
+}
+
+static int collect_objects(struct ht_forecast *f, const struct ht_forecast_input *in)
+{
+    f->places = 2;
+    while (f->places < 2 * in->runs)
+        f->places *= 2;
+    f->object = calloc(f->places, sizeof(*f->object));
+    if (!f->object)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < in->runs; i++) {
+        const struct ht_run *run = &in->run[i];
+        if (!run->object || run->last < run->first || run->begin_ns < in->begin_ns || run->use >= HT_PLAN_USES)
+            return -EINVAL;
+        struct object *o = place_of(f, run->object);
+        if (!o->id)
+            *o = (struct object){run->object, run->first, run->last, 0, run->chunk_shift, run->stored};
+        o->first = (uint32_t)ht_min_u64(o->first, run->first);
+        o->last = (uint32_t)ht_max_u64(o->last, run->last);
+    }
+    return 0;
+}
+
+static uint32_t units_of(const struct ht_forecast *f, uint32_t first, uint32_t last)
+{
+    return (last >> f->unit_shift) - (first >> f->unit_shift) + 1;
+}
+
+/* The smallest units that are not too many. */
+static int choose_units(struct ht_forecast *f, const struct ht_forecast_input *in)
+{
+    for (f->unit_shift = 0; f->unit_shift < 32; f->unit_shift++) {
+        uint64_t units = 0, uses = 0;
+        for (uint32_t i = 0; i < f->places; i++)
+            units += f->object[i].id ? units_of(f, f->object[i].first, f->object[i].last) : 0;
+        for (uint32_t i = 0; i < in->runs; i++)
+            uses += units_of(f, in->run[i].first, in->run[i].last);
+        if (units > UNITS_MAX || uses > USES_MAX)
+            continue;
+        f->units = (uint32_t)units;
+        f->uses = (uint32_t)uses;
+        return 0;
+    }
+    return -E2BIG;
+}
+
+static uint64_t first_chunk(const struct ht_forecast *f, const struct unit *u)
+{
+    const struct object *o = &f->object[u->object];
+
+    return ht_max_u64(((o->first >> f->unit_shift) + (uint64_t)u->number) << f->unit_shift, o->first);
+}
+
+static uint64_t end_chunk(const struct ht_forecast *f, const struct unit *u)
+{
+    const struct object *o = &f->object[u->object];
+
+    return ht_min_u64(((o->first >> f->unit_shift) + u->number + UINT64_C(1)) << f->unit_shift, o->last + UINT64_C(1));
+}
+
+static uint64_t unit_bytes(const struct ht_forecast *f, const struct unit *u)
+{
+    return (end_chunk(f, u) - first_chunk(f, u)) << f->object[u->object].chunk_shift;
+}
+
+static int make_units(struct ht_forecast *f)
+{
+    uint32_t n = 0;
+
+    f->unit = calloc(f->units, sizeof(*f->unit));
+    if (!f->unit)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < f->places; i++) {
+        struct object *o = &f->object[i];
+        o->unit = n;
+        for (uint32_t k = 0; o->id && k < units_of(f, o->first, o->last); k++)
+            f->unit[n++] = (struct unit){.object = i, .number = k};
+    }
+    assert(n == f->units);
+    return 0;
+}
+
+/* ------------------------------------------------------------------ uses */
+
+static int by_time(const void *a, const void *b)
+{
+    const struct ht_plan_access *x = a, *y = b;
+
+    if (x->time_ns != y->time_ns)
+        return x->time_ns < y->time_ns ? -1 : 1;
+    return x->tensor < y->tensor ? -1 : x->tensor > y->tensor;
+}
+
+/* The chunks of a run are accessed at the same pace. */
+static void list_accesses(const struct ht_forecast *f, const struct ht_forecast_input *in, struct ht_plan_access *to)
+{
+    for (uint32_t i = 0; i < in->runs; i++) {
+        const struct ht_run *run = &in->run[i];
+        const struct object *o = place_of(f, run->object);
+        uint32_t n = units_of(f, run->first, run->last);
+        uint32_t unit = o->unit + (run->first >> f->unit_shift) - (o->first >> f->unit_shift);
+        double each = (double)(run->end_ns - run->begin_ns) / n;
+        for (uint32_t k = 0; k < n; k++) {
+            uint64_t at = run->begin_ns - in->begin_ns + (uint64_t)(each * k);
+            *to++ = (struct ht_plan_access){ht_min_u64(at, in->step_ns - 1), unit + k, run->use};
+        }
+    }
+}
+
+/* Puts the accesses of the plan to their units, each unit's in order of time. */
+static int sort_uses(struct ht_forecast *f, const struct ht_plan_access *a, const struct ht_plan *p)
+{
+    uint32_t *next = calloc(f->units + 1, sizeof(*next));
+
+    f->use = calloc(f->uses, sizeof(*f->use));
+    if (!next || !f->use) {
+        free(next);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < f->uses; i++)
+        next[a[i].tensor + 1]++;
+    for (uint32_t u = 0; u < f->units; u++) {
+        f->unit[u].stays = next[u + 1] > 0; /* it has uses */
+        next[u + 1] += next[u];
+        f->unit[u].use = next[u];
+    }
+    for (uint32_t i = 0; i < f->uses; i++) {
+        const struct ht_plan_idle *idle = &p->idle[i];
+        f->use[next[a[i].tensor]++] = (struct use){a[i].tensor,  idle->leaves,  idle->late,    (uint8_t)a[i].use,
+                                                   a[i].time_ns, idle->next_ns, idle->fetch_ns};
+        f->unit[a[i].tensor].stays &= !idle->leaves;
+        f->unit[a[i].tensor].overwritten |= a[i].use == HT_PLAN_OVERWRITE;
+    }
+    free(next);
+    return 0;
+}
+
+static uint32_t uses_end(const struct ht_forecast *f, uint32_t unit)
+{
+    return unit + 1 < f->units ? f->unit[unit + 1].use : f->uses;
+}
+
+static int make_plan(struct ht_forecast *f, const struct ht_forecast_input *in)
+{
+    struct ht_plan_tensor *t = calloc(f->units, sizeof(*t));
+    struct ht_plan_access *a = calloc(f->uses, sizeof(*a));
+    int rc = t && a ? 0 : -ENOMEM;
+
+    for (uint32_t u = 0; !rc && u < f->units; u++) {
+        t[u] = (struct ht_plan_tensor){unit_bytes(f, &f->unit[u]), f->object[f->unit[u].object].stored};
+        f->bytes += t[u].bytes;
+    }
+    if (!rc && f->bytes > in->room_bytes) {
+        list_accesses(f, in, a);
+        qsort(a, f->uses, sizeof(*a), by_time);
+        const struct ht_plan_input plan = {
+            .tensor = t,
+            .access = a,
+            .tensors = f->units,
+            .accesses = f->uses,
+            .step_ns = in->step_ns,
+            .room_bytes = in->room_bytes,
+            .read_bytes_per_s = in->read_bytes_per_s,
+            .write_bytes_per_s = in->write_bytes_per_s,
+            .write_bytes_max = in->write_bytes_max,
+        };
+        rc = ht_plan_make(&plan, &f->plan);
+        if (!rc) {
+            rc = sort_uses(f, a, &f->plan);
+            struct ht_plan figures = f->plan;
+            ht_plan_free(&f->plan);
+            f->plan = figures;
+            f->plan.idle = NULL;
+        }
+    }
+    free(t);
+    free(a);
+    return rc;
+}
+
+/* ------------------------------------------------------------ the first time */
+
+static void begin_round(struct ht_forecast *f, uint64_t now_ns)
+{
+    f->round = f->time_ns / f->step_ns;
+    f->round_real_ns = now_ns;
+    f->strangers = f->seen = 0;
+}
+
+int ht_forecast_make(const struct ht_forecast_input *in, struct ht_forecast **out)
+{
+    *out = NULL;
+    if (!in->runs || !in->step_ns || in->step_ns > INT64_MAX / (FIRST_STEP + 1))
+        return in->runs ? -EINVAL : 0;
+    struct ht_forecast *f = calloc(1, sizeof(*f));
+    if (!f)
+        return -ENOMEM;
+    f->step_ns = in->step_ns;
+    int rc = collect_objects(f, in);
+    if (!rc)
+        rc = choose_units(f, in);
+    if (!rc)
+        rc = make_units(f);
+    if (!rc)
+        rc = make_plan(f, in);
+    if (rc || !f->use) {
+        ht_forecast_free(f);
+        return rc;
+    }
+    for (uint32_t u = 0; u < f->units; u++)
+        f->stay_bytes += f->unit[u].stays ? unit_bytes(f, &f->unit[u]) : 0;
+    f->real_ns = in->now_ns;
+    f->time_ns = FIRST_STEP * f->step_ns + (in->now_ns > in->begin_ns ? in->now_ns - in->begin_ns : 0) % f->step_ns;
+    begin_round(f, in->now_ns);
+    f->seen = f->uses; /* the first step is not complete, and counts as if it matched */
+    *out = f;
+    return 0;
+}
+
+void ht_forecast_free(struct ht_forecast *f)
+{
+    if (!f)
+        return;
+    free(f->object);
+    free(f->unit);
+    free(f->use);
+    free(f);
+}
+
+uint64_t ht_forecast_bytes(const struct ht_forecast *f)
+{
+    if (!f)
+        return 0;
+    return sizeof(*f) + f->places * sizeof(*f->object) + f->units * sizeof(*f->unit) + f->uses * sizeof(*f->use);
+}
+
+/* ---------------------------------------------------------------- accesses */
+
+/* NULL: the plan has no use of that chunk. */
+static struct unit *find_unit(const struct ht_forecast *f, uint64_t object, uint32_t index)
+{
+    const struct object *o = place_of(f, object);
+
+    if (!o->id || index < o->first || index > o->last)
+        return NULL;
+    uint32_t unit = o->unit + (index >> f->unit_shift) - (o->first >> f->unit_shift);
+    return f->unit[unit].use < uses_end(f, unit) ? &f->unit[unit] : NULL;
+}
+
+static uint64_t distance(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : b - a;
+}
+
+/* A unit's first use that is not before a time of the step; the end of its uses: there is none. */
+static uint32_t use_from(const struct ht_forecast *f, uint32_t unit, uint64_t time_ns)
+{
+    uint32_t from = f->unit[unit].use, to = uses_end(f, unit);
+
+    while (from < to) {
+        uint32_t middle = from + (to - from) / 2;
+        if (f->use[middle].time_ns < time_ns)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    return from;
+}
+
+/* Of a unit's uses, in this step and the ones beside it, the nearest to now. */
+static uint32_t find_use(const struct ht_forecast *f, const struct unit *u, uint64_t *out_ns)
+{
+    uint32_t unit = (uint32_t)(u - f->unit), end = uses_end(f, unit);
+    uint64_t in_step = f->time_ns % f->step_ns, step = f->time_ns - in_step;
+    uint32_t after = use_from(f, unit, in_step);
+    uint32_t before = after > u->use ? after - 1 : end - 1;
+    uint64_t before_ns = step + f->use[before].time_ns - (after > u->use ? 0 : f->step_ns);
+    uint64_t after_ns = after < end ? step + f->use[after].time_ns : step + f->step_ns + f->use[u->use].time_ns;
+
+    if (after == end)
+        after = u->use;
+    bool is_later = distance(after_ns, f->time_ns) <= distance(before_ns, f->time_ns);
+    *out_ns = is_later ? after_ns : before_ns;
+    return is_later ? after : before;
+}
+
+/* A step has ended: did it match? */
+static void end_round(struct ht_forecast *f, uint64_t now_ns)
+{
+    uint64_t took = now_ns - ht_min_u64(f->round_real_ns, now_ns);
+    bool matched = f->strangers <= f->uses / STRANGERS_PART && f->seen >= f->uses - f->uses / MISSING_PART;
+
+    f->steps++;
+    f->matched_steps += matched;
+    f->wrong_steps = matched ? 0 : f->wrong_steps + 1;
+    f->drifted_steps = distance(took, f->step_ns) > f->step_ns / DRIFT_PART ? f->drifted_steps + 1 : 0;
+    begin_round(f, now_ns);
+}
+
+static void move_to(struct ht_forecast *f, uint64_t time_ns, uint64_t now_ns)
+{
+    f->real_ns = now_ns;
+    if (time_ns <= f->time_ns)
+        return;
+    f->time_ns = time_ns;
+    if (f->time_ns / f->step_ns > f->round)
+        end_round(f, now_ns);
+}
+
+static void note_stranger(struct ht_forecast *f, const struct unit *u, uint64_t at_ns, uint64_t now_ns)
+{
+    f->strangers++;
+    f->all_strangers++;
+    if (now_ns > f->real_ns && now_ns - f->real_ns > WRONG_STEPS * f->step_ns)
+        f->wrong_steps = WRONG_STEPS; /* for so long only others came */
+    if (f->strangers > ht_max_u64(f->uses, STRANGERS_MAX))
+        end_round(f, now_ns);
+    if (!u || ++f->strangers_in_row < STRANGERS_MAX)
+        return;
+    f->strangers_in_row = 0;
+    if (at_ns < f->time_ns)
+        at_ns += f->step_ns;
+    move_to(f, at_ns, now_ns);
+}
+
+struct ht_forecast_use ht_forecast_note(struct ht_forecast *f, const struct ht_run_access *a)
+{
+    struct unit *u = find_unit(f, a->object, a->index);
+    uint64_t at = 0;
+    uint32_t i = u ? find_use(f, u, &at) : 0;
+
+    if (!u || distance(at, f->time_ns) > f->step_ns / NEAR_PART) {
+        if (a->begins)
+            note_stranger(f, u, at, a->now_ns);
+        return (struct ht_forecast_use){.known = false};
+    }
+    f->strangers_in_row = 0;
+    f->hits += a->begins;
+    move_to(f, at, a->now_ns);
+    f->seen += u->seen_ns != at;
+    u->seen_ns = at;
+    return (struct ht_forecast_use){!u->overwritten, at - f->use[i].time_ns + f->use[i].next_ns};
+}
+
+struct ht_forecast_use ht_forecast_next(const struct ht_forecast *f, uint64_t object, uint32_t index)
+{
+    const struct unit *u = find_unit(f, object, index);
+    uint64_t in_step = f->time_ns % f->step_ns, step = f->time_ns - in_step;
+
+    if (!u || u->overwritten)
+        return (struct ht_forecast_use){false, UINT64_MAX};
+    uint32_t unit = (uint32_t)(u - f->unit), next = use_from(f, unit, in_step);
+    if (next < uses_end(f, unit))
+        return (struct ht_forecast_use){true, step + f->use[next].time_ns};
+    return (struct ht_forecast_use){true, step + f->step_ns + f->use[u->use].time_ns};
+}
+
+uint64_t ht_forecast_now(const struct ht_forecast *f, uint64_t now_ns)
+{
+    uint64_t since = now_ns > f->real_ns ? now_ns - f->real_ns : 0;
+
+    return f->time_ns + ht_min_u64(since, f->step_ns / IDLE_PART);
+}
+
+uint64_t ht_forecast_place(const struct ht_forecast *f, uint64_t time_ns)
+{
+    uint64_t steps = time_ns / f->step_ns, rest = time_ns % f->step_ns;
+
+    return f->first_place + steps * HT_FORECAST_PLACES +
+        (uint64_t)((double)rest / (double)f->step_ns * HT_FORECAST_PLACES);
+}
+
+void ht_forecast_continue(struct ht_forecast *f, const struct ht_forecast *before, uint64_t now_ns)
+{
+    uint64_t was = ht_forecast_place(before, ht_forecast_now(before, now_ns));
+
+    f->first_place += was - ht_forecast_place(f, ht_forecast_now(f, now_ns)); /* modulo 2^64 */
+}
+
+bool ht_forecast_is_idle(const struct ht_forecast *f, uint64_t now_ns)
+{
+    return now_ns > f->real_ns && now_ns - f->real_ns >= f->step_ns / IDLE_PART;
+}
+
+bool ht_forecast_is_wrong(const struct ht_forecast *f)
+{
+    return f->wrong_steps >= WRONG_STEPS;
+}
+
+bool ht_forecast_has_drifted(const struct ht_forecast *f)
+{
+    return f->drifted_steps >= DRIFT_STEPS;
+}
+
+/* ---------------------------------------------------------------- figures */
+
+void ht_forecast_figures(const struct ht_forecast *f, uint64_t now_ns, struct ht_forecast_figures *out)
+{
+    *out = (struct ht_forecast_figures){
+        .step_ns = f->step_ns,
+        .units = f->units,
+        .uses = f->uses,
+        .bytes = f->bytes,
+        .stay_bytes = f->stay_bytes,
+        .read_bytes = f->plan.read_bytes,
+        .write_bytes = f->plan.write_bytes,
+        .late_bytes = f->plan.late_bytes,
+        .peak_bytes = f->plan.peak_bytes,
+        .steps = f->steps,
+        .matched_steps = f->matched_steps,
+        .now_ns = ht_forecast_now(f, now_ns) % f->step_ns,
+        .hits = f->hits,
+        .strangers = f->all_strangers,
+    };
+}
+
+bool ht_forecast_part(const struct ht_forecast *f, uint32_t i, struct ht_forecast_part *out)
+{
+    if (i >= f->units)
+        return false;
+    const struct unit *u = &f->unit[i];
+    const struct object *o = &f->object[u->object];
+    out->object = o->id;
+    out->offset = first_chunk(f, u) << o->chunk_shift;
+    out->bytes = unit_bytes(f, u);
+    out->uses = uses_end(f, i) - u->use;
+    return true;
+}
+
+void ht_forecast_idle(const struct ht_forecast *f, uint32_t i, unsigned k, struct ht_forecast_idle *out)
+{
+    const struct use *u = &f->use[f->unit[i].use + k];
+
+    *out = (struct ht_forecast_idle){u->time_ns, u->next_ns, u->fetch_ns, u->use, u->leaves, u->late};
+}

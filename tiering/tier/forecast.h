@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * forecast.h - a plan in use: where in the step the accesses are, when a chunk is needed next, and whether the plan
+ * still holds. Pure; not locked: the owner does.
+ *
+ * A forecast is made from the runs of one step (runs.h, plan.h). Its time counts in steps of the same length: it stands
+ * at what was accessed last, and goes on with the clock from there, by a part of a step at most. An access near that
+ * place of its own in the plan moves the time; any other is a stranger. After a step in which many accesses were
+ * strangers, or many that were planned did not come, the plan did not match; after two of these it is wrong.
+ *
+ * Content that programs overwrite in each step is in the plan, but the plan is not followed for it: its newest images
+ * are dirty, and only images that are needed soon may go. Other policies keep a part.
+ */
+#ifndef HITRAIN_TIERING_TIER_FORECAST_H
+#define HITRAIN_TIERING_TIER_FORECAST_H
+
+#include "tiering/tier/runs.h"
+
+enum { HT_FORECAST_PLACES = 48 }; /* of a step, for the order of eviction */
+
+struct ht_forecast;
+
+struct ht_forecast_input {
+    const struct ht_run *run; /* of one step */
+    uint32_t runs;
+    uint64_t begin_ns, step_ns, now_ns; /* when it began; now by the same clock */
+    uint64_t room_bytes, read_bytes_per_s, write_bytes_per_s, write_bytes_max; /* as in struct ht_plan_input */
+};
+/*
+ * *out_forecast is NULL if all has room. -E2BIG, -ENOMEM, -EINVAL: as ht_plan_make; also a run without chunks, or after
+ * the step.
+ */
+int ht_forecast_make(const struct ht_forecast_input *in, struct ht_forecast **out_forecast) HT_MUST_CHECK;
+void ht_forecast_free(struct ht_forecast *f);
+uint64_t ht_forecast_bytes(const struct ht_forecast *f); /* heap */
+
+struct ht_forecast_use {
+    bool known;       /* the plan has the chunk and such an access now, and follows it */
+    uint64_t next_ns; /* in the forecast's time */
+};
+struct ht_forecast_use ht_forecast_note(struct ht_forecast *f, const struct ht_run_access *a);
+/* The next time when the chunk is needed; known: the plan has it. */
+struct ht_forecast_use ht_forecast_next(const struct ht_forecast *f, uint64_t object, uint32_t index);
+/* The forecast's time. */
+uint64_t ht_forecast_now(const struct ht_forecast *f, uint64_t now_ns);
+/* A time as a place in the order of eviction: these count on for ever. */
+uint64_t ht_forecast_place(const struct ht_forecast *f, uint64_t time_ns);
+/* Its places go on where those of the one before are: images have these. */
+void ht_forecast_continue(struct ht_forecast *f, const struct ht_forecast *before, uint64_t now_ns);
+/* No access has come for so long that the time stands still. */
+bool ht_forecast_is_idle(const struct ht_forecast *f, uint64_t now_ns);
+bool ht_forecast_is_wrong(const struct ht_forecast *f);
+/* Steps take longer or shorter than when it was made. */
+bool ht_forecast_has_drifted(const struct ht_forecast *f);
+
+struct ht_forecast_figures {
+    uint64_t step_ns, units, uses, bytes, stay_bytes, read_bytes, write_bytes, late_bytes, peak_bytes;
+    uint64_t now_ns;               /* since the step began */
+    uint64_t steps, matched_steps; /* since it was made, complete ones */
+    uint64_t hits, strangers;      /* accesses that it had, and that it did not have, at their time */
+};
+void ht_forecast_figures(const struct ht_forecast *f, uint64_t now_ns, struct ht_forecast_figures *out);
+
+/* A part of an object that comes and goes as a whole, and what the plan says. */
+struct ht_forecast_part {
+    uint64_t object, offset, bytes;
+    unsigned uses;
+};
+struct ht_forecast_idle {
+    uint64_t used_ns, next_ns; /* since the step began */
+    uint64_t fetch_ns;         /* it leaves: when a read would begin that ends in time */
+    enum ht_plan_use use;
+    bool leaves, late;
+};
+/* Part number i, from 0. False: there is none. */
+bool ht_forecast_part(const struct ht_forecast *f, uint32_t i, struct ht_forecast_part *out);
+/* Its use number k. */
+void ht_forecast_idle(const struct ht_forecast *f, uint32_t i, unsigned k, struct ht_forecast_idle *out);
+
+#endif

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * runs.h - the latest accesses to chunks, as runs: one for each pass over neighbouring chunks of an object. Of fixed
+ * size: a new run takes the place of the oldest. Pure; not locked: the owner does.
+ *
+ * Threads that work on neighbouring chunks overtake each other, so a run may have chunks in any order within
+ * HT_RUN_NEAR of each other. A chunk that is begun again begins a run.
+ */
+#ifndef HITRAIN_TIERING_TIER_RUNS_H
+#define HITRAIN_TIERING_TIER_RUNS_H
+
+#include "tiering/tier/plan.h"
+
+enum { HT_RUNS = 1 << 15, HT_RUNS_OPEN = 1 << 10, HT_RUN_NEAR = 8 };
+
+struct ht_run {
+    uint64_t object;
+    uint64_t begin_ns, end_ns; /* of its first and last access so far */
+    uint32_t first, last;      /* chunks; last: the highest */
+    uint8_t use;               /* enum ht_plan_use */
+    uint8_t seen;              /* of the last chunks, HT_RUN_NEAR, as bits */
+    uint8_t chunk_shift;
+    bool stored; /* as in struct ht_plan_tensor */
+};
+
+struct ht_runs {
+    struct ht_run *run;          /* number n is at n % HT_RUNS */
+    uint64_t count;              /* runs so far */
+    uint64_t open[HT_RUNS_OPEN]; /* by object and use: number of the run that may go on, and 1 */
+};
+
+/* One chunk is accessed. */
+struct ht_run_access {
+    uint64_t object, now_ns;
+    uint32_t index;
+    enum ht_plan_use use;
+    uint8_t chunk_shift;
+    bool stored;
+    bool begins; /* from the first byte of the chunk on */
+};
+
+int ht_runs_init(struct ht_runs *r) HT_MUST_CHECK;
+void ht_runs_destroy(struct ht_runs *r);
+static inline uint64_t ht_runs_bytes(void)
+{
+    return HT_RUNS * sizeof(struct ht_run);
+}
+void ht_runs_note(struct ht_runs *r, const struct ht_run_access *a);
+/* Copies the latest runs that begin at from_ns or later, the oldest first; to: room for HT_RUNS. Returns how many. */
+uint32_t ht_runs_copy(const struct ht_runs *r, uint64_t from_ns, struct ht_run *to);
+
+#endif
