@@ -351,6 +351,19 @@ static int run_scrub(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat,
     return rc;
 }
 
+static int run_trim(struct ht_ctl *c, uint64_t dir, const struct ht_seat *seat, char err[HT_CTL_ERROR_MAX])
+{
+    uint64_t bytes;
+    int rc = check_owner_of_store(c, dir, seat, "a trim", err);
+
+    if (rc)
+        return rc;
+    rc = ht_store_trim(c->store, &bytes);
+    if (rc == -EOPNOTSUPP)
+        snprintf(err, HT_CTL_ERROR_MAX, "no device of the store discards");
+    return rc;
+}
+
 /* The optimizer names its refusals in the root's error; other refusals are put there now. */
 static void explain(struct ht_ctl *c, uint64_t root, uint64_t shown_at, uint64_t refusals_before,
                     const struct ht_command *cmd, int error, char err[HT_CTL_ERROR_MAX])
@@ -371,6 +384,8 @@ static int run(struct ht_ctl *c, uint64_t dir, uint64_t root, struct ht_seat *se
 
     if (cmd->id == HT_COMMAND_SCRUB) {
         rc = run_scrub(c, dir, seat, cmd, err);
+    } else if (cmd->id == HT_COMMAND_TRIM) {
+        rc = run_trim(c, dir, seat, err);
     } else if (cmd->id == HT_COMMAND_BACKGROUND) {
         rc = run_background(c, dir, seat, cmd, err);
     } else if (cmd->id == HT_COMMAND_RESET && root && cmd->path_len == 1 && *cmd->path == '*') {

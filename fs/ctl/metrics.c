@@ -134,6 +134,7 @@ static const struct row rows[] = {
     STORE("writebacks", COUNTER, store.writebacks, "Images written to devices."),
     STORE("device_read_bytes", SUM, store.device_read_bytes, "Bytes read from devices."),
     STORE("device_written_bytes", SUM, store.device_written_bytes, "Bytes written to devices."),
+    STORE("device_discarded_bytes", SUM, store.device_discarded_bytes, "Free space that devices have discarded."),
     STORE("day_written_bytes", GAUGE, store.day_written_bytes,
           "Bytes written to devices in the last 24 hours, since the mount."),
     STORE("endurance_bytes", GAUGE, store.endurance_bytes, "Budget of bytes per day; 0: none."),

@@ -130,6 +130,7 @@ static const struct {
     {"prefetch", HT_COMMAND_PREFETCH, ARG_REQUIRED, false},
     {"evict", HT_COMMAND_EVICT, ARG_REQUIRED, false},
     {"scrub", HT_COMMAND_SCRUB, ARG_START_STOP, false},
+    {"trim", HT_COMMAND_TRIM, ARG_NONE, false},
     {"background", HT_COMMAND_BACKGROUND, ARG_PAUSE, false},
     {"claim", HT_COMMAND_CLAIM, ARG_CLAIM, true},
     {"unclaim", HT_COMMAND_UNCLAIM, ARG_NONE, false},

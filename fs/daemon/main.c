@@ -152,6 +152,7 @@ static int open_store(struct daemon *d)
         .staging_bytes = d->options.staging_bytes,
         .shm_bytes = d->options.passthrough_bytes,
         .scrub_rate_bytes = d->options.scrub_rate_bytes,
+        .discard = d->options.discard,
         .background_rate_bytes = d->options.background_rate_bytes,
         .background_cpu_percent = d->options.background_cpu_percent,
         .dedup = d->options.dedup,

@@ -105,6 +105,11 @@ static int set_dedup(struct ht_options *o, const char *value)
     return set_switch("dedup", value, &o->dedup);
 }
 
+static int set_discard(struct ht_options *o, const char *value)
+{
+    return set_switch("discard", value, &o->discard);
+}
+
 static int set_dedup_index(struct ht_options *o, const char *value)
 {
     return parse_size("dedup_index", value, DEDUP_INDEX_BYTES_MIN, &o->dedup_index_bytes);
@@ -218,6 +223,8 @@ static const struct row {
      FIXED(commit_ms)},
     {"scrub_rate", "SIZE", set_scrub_rate, "what a scrub reads in a second at most (default: 64M)",
      FIXED(scrub_rate_bytes)},
+    {"discard", "on|off", set_discard, "devices discard space soon after it became free (default: off)",
+     FIXED(discard)},
     {"background_rate", "SIZE", set_background_rate,
      "what all work in the background moves in a second at most (default: no limit)", FIXED(background_rate_bytes)},
     {"background_cpu", "PERCENT", set_background_cpu, "its processor time, in percent of one CPU (default: no limit)",

@@ -26,6 +26,7 @@ struct ht_options {
     unsigned background_cpu_percent;    /* 0: any */
     bool dedup;
     uint64_t dedup_index_bytes; /* 0: the store's default */
+    bool discard;
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: as many as CPUs, and two for each of several devices */

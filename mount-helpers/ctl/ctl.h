@@ -31,6 +31,7 @@ int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_dump(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_trim(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_background(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_scrub(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_step(const char *path, const struct ht_cmd_options *o);

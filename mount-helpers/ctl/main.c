@@ -90,6 +90,9 @@ static const struct command {
      "that has a second copy: superblocks, the log, and chunks that are in DRAM. Damage beyond repair is an event\n"
      "(hitrainctl events) and an error for readers. start and stop need write permission on the mount's root; status\n"
      "prints the progress. A scrub ends with the mount.\n\n"},
+    {"trim", "PATH [--json]", NULL, ht_cmd_trim, false, OPT_BIT(OPT_JSON),
+     "Has the devices of the store of PATH discard all free space, and prints how much that was. Returns when they have\n"
+     "done so. For root and the owner of the mount's root.\n\n"},
     {"background", "status|pause|resume PATH [--engine=NAME] [--json]", background_verbs, ht_cmd_background, false,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_ENGINE),
      "Prints what the engines of the store of PATH do in the background, and what they have done since the mount. pause\n"

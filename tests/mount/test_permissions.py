@@ -311,6 +311,14 @@ def test_a_scrub_is_the_owners(mnt, shared):
     assert may(OWNER, answer, mnt, 'scrub start') == 'ok'
 
 
+@row('trim')
+def test_a_trim_is_the_owners(mnt, shared):
+    os.chmod(mnt, 0o777)
+    assert may(MEMBER, answer, mnt, 'trim').startswith('error: EPERM: a trim is for root')
+    os.chown(mnt, OWNER, OWNER)
+    assert may(OWNER, answer, mnt, 'trim') == 'ok'
+
+
 @row('background')
 def test_pausing_the_background_is_the_owners(mnt, shared):
     os.chmod(mnt, 0o777)

@@ -13,6 +13,7 @@
 #include "tiering/base/hash.h"
 #include "tiering/api/check.h"
 #include "tiering/api/dedup.h"
+#include "tiering/api/discard.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 
@@ -476,6 +477,16 @@ void scenario_model_abort(struct crash_scenario *s)
 void scenario_checkpoint(struct crash_scenario *s)
 {
     ck_assert_int_eq(ht_store_checkpoint(s->k.store), 0);
+}
+
+uint64_t scenario_discard(struct crash_scenario *s)
+{
+    struct ht_store_stats before, after;
+
+    ht_store_stats(s->k.store, &before);
+    ht_store_discard_freed(s->k.store);
+    ht_store_stats(s->k.store, &after);
+    return after.device_discarded_bytes - before.device_discarded_bytes;
 }
 
 void scenario_writeback(struct crash_scenario *s)

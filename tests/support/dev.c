@@ -5,8 +5,6 @@
 
 #include "tests/support/dev_priv.h"
 
-#define DISCARDED_BYTE 0xd1
-
 /* ------------------------------------------------------------------- hooks */
 
 static void set_hook(struct dev *d, enum ht_io_op op, struct dev_hook hook)
@@ -144,6 +142,8 @@ static void end(struct ht_observer *o, struct ht_io *io, int result, uint32_t mo
 
     if (io->op == HT_IO_WRITE && d->recording)
         recorder_put_write(d, io, moved);
+    if (io->op == HT_IO_DISCARD && result == 0 && d->recording)
+        recorder_put_discard(d, io);
     if (io->op == HT_IO_FLUSH && result == 0 && d->recording)
         recorder_put_flush(d, io);
 }

@@ -8,6 +8,8 @@
 #include "tests/support/dev.h"
 #include "tiering/io/io_priv.h"
 
+#define DISCARDED_BYTE 0xd1 /* what a device of memory reads after a discard */
+
 struct dev_cache;
 struct recorder;
 
@@ -55,6 +57,7 @@ bool dev_cache_delays(const struct dev *d, const struct ht_io *io);
 /* recorder.c: a flush begins; a write of so many bytes, and a flush, ended. */
 void recorder_note_flush(struct dev *d, struct ht_io *io);
 void recorder_put_write(struct dev *d, const struct ht_io *io, uint32_t bytes);
+void recorder_put_discard(struct dev *d, const struct ht_io *io);
 void recorder_put_flush(struct dev *d, const struct ht_io *io);
 /* End a recording that the test left running. */
 void recorder_end(struct dev *d);

@@ -90,6 +90,7 @@ static int make_layers(struct harness *k, unsigned optim_threads)
                                  .staging_bytes = 16 << 20,
                                  .shm_bytes = k->shm_bytes,
                                  .numa_node = HT_NUMA_OFF,
+                                 .discard = true,
                                  .no_threads = true};
     int rc = ht_store_new(k->dev, k->dev_count, &opts, &k->store);
 

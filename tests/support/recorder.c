@@ -157,6 +157,18 @@ static void remember(struct recorder *r, const struct ht_dev *dev, uint64_t seq,
     r->volatiles[r->volatile_count++] = (struct span){dev, seq, offset, r->end + SECTOR_BYTES, len};
 }
 
+void recorder_put_discard(struct dev *d, const struct ht_io *io)
+{
+    struct ht_io write = *io;
+
+    write.buf = malloc(io->len);
+    if (!write.buf)
+        abort();
+    memset(write.buf, DISCARDED_BYTE, io->len);
+    recorder_put_write(d, &write, io->len);
+    free(write.buf);
+}
+
 void recorder_put_write(struct dev *d, const struct ht_io *io, uint32_t bytes)
 {
     struct recorder *r;

@@ -4,10 +4,10 @@
  * (Linux Documentation/admin-guide/device-mapper/log-writes.rst). One recorder per device; started while nothing
  * is in flight. Sectors are of 512 bytes; a mark has at most 480.
  *
- * Discards are not recorded. Writes are logged when they completed. A FLUSH entry makes every write before it durable,
- * so it is logged only for a flush during which no write completed. Otherwise the writes that this flush covered are
- * logged again with the FUA flag. After them come, again, the overlapping writes that it did not cover. A reader keeps
- * the rule of the format: a FUA write is durable itself, and no older write undoes it.
+ * A discard is recorded as a write of DISCARDED_BYTE. Writes are logged when they completed. A FLUSH entry makes every
+ * write before it durable, so it is logged only for a flush during which no write completed. Otherwise the writes that
+ * this flush covered are logged again with the FUA flag. After them come, again, the overlapping writes that it did not
+ * cover. A reader keeps the rule of the format: a FUA write is durable itself, and no older write undoes it.
  */
 #ifndef HITRAIN_TESTS_SUPPORT_RECORDER_H
 #define HITRAIN_TESTS_SUPPORT_RECORDER_H

@@ -212,6 +212,24 @@ static void holes(struct crash_scenario *s)
     scenario_commit(s);
 }
 
+/* Devices forget what became free: before the log has named its end, then, and when some of it is in use again. */
+static void discarded(struct crash_scenario *s)
+{
+    uint64_t bytes;
+
+    scenario_unlink(s, "a");
+    (void)scenario_discard(s);
+    scenario_fsync(s, "");
+    bytes = scenario_discard(s);
+    scenario_write(s, "b", 3, 0, 2 * CHUNK); /* partly in a's place */
+    bytes += scenario_discard(s);
+    scenario_fsync(s, "b");
+    scenario_write(s, "b", 4, 0, CHUNK);
+    scenario_fsync(s, "b");
+    bytes += scenario_discard(s);
+    ck_assert_uint_gt(bytes, 0);
+}
+
 /* A scrub moves damaged content to another place, and the next write needs its old place at once. */
 static void scrubbed(struct crash_scenario *s)
 {
@@ -431,6 +449,8 @@ const struct scenario_script scenario_scripts[] = {
     {"dedup-zeros", {"a"}, 512, 1, zeros_of_a, holes},
     {"dedup-step", {"model", "a", "b"}, 512, 1, model_and_twins, dedup_in_an_open_step},
     {"two-dedup", {"a", "b", "c"}, 512, 2, twins, deduplicated},
+    {"discard", {"a", "b"}, 4096, 1, fill_up, discarded},
+    {"two-discard", {"a", "b"}, 512, 2, synced_a, discarded},
     {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
     {"step", {"model", "a"}, 512, 1, model, steps},

@@ -38,6 +38,7 @@ MUTANTS = [
     ('pending-emitted', 'checkpoint emits published state only', SMALL, 'checkpoint-step'),
     ('torn-commit', 'one commit is one frame', SMALL, 'step'),
     ('reuse-at-once', 'freed space waits for the log', SMALL, 'reuse'),
+    ('discard-early', 'discards wait for the log', SMALL, 'discard'),
     ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared have an owner', DEDUP, ''),

@@ -56,6 +56,7 @@ struct ht_store_opts {
     unsigned background_cpu_percent;
     bool dedup;                 /* duplicates are found, and stored once */
     uint64_t dedup_index_bytes; /* heap for checksums at most; 0: 1/64 of dram_bytes */
+    bool discard;               /* devices forget space that became free */
     unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */
     bool read_only;
     unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */

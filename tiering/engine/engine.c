@@ -75,6 +75,8 @@ static void wake_engines(struct ht_store *s, const struct ht_wakes *w)
         (void)ht_row_wake(&e->row[HT_ENGINE_READAHEAD]);
     if (w->planner && !s->opts.no_threads)
         (void)ht_row_wake(&e->row[HT_ENGINE_PLANNER]);
+    if (w->discard && e->started)
+        (void)ht_row_wake(&e->row[HT_ENGINE_DISCARD]);
 }
 
 void ht_engine_wake_checkpoint(struct ht_store *s)
@@ -107,6 +109,7 @@ static const struct {
     [HT_ENGINE_READAHEAD] = {&ht_readahead_engine, HT_LANE_READAHEAD},
     [HT_ENGINE_PLANNER] = {&ht_planner_engine, HT_LANE_PLANNER},
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},
+    [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, ht_discard_is_on},
     [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
 };
 
@@ -221,6 +224,9 @@ int ht_engine_start(struct ht_store *s)
     struct ht_engine *e = s->engine;
     int rc = 0;
 
+    ht_store_lock(s);
+    ht_alloc_note_freed(s->alloc, ht_discard_is_on(s));
+    ht_store_unlock(s);
     if (s->opts.no_threads)
         return 0;
     add_reliefs(s);

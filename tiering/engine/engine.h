@@ -11,6 +11,7 @@
  *   planner     plans of steps that repeat       planner.c     on demand, no I/O
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
  *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
+ *               discard                          discard.c     on demand, with -o discard=on
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.

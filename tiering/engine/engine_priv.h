@@ -10,6 +10,7 @@
 #include "tiering/base/lock.h"
 #include "tiering/sys/nodes.h"
 #include "tiering/io/rings.h"
+#include "tiering/space/alloc.h"
 #include "tiering/api/scrub.h"
 #include "tiering/tier/runs.h"
 #include "tiering/object/ref.h"
@@ -81,8 +82,18 @@ enum ht_engine_id {
     HT_ENGINE_READAHEAD,
     HT_ENGINE_PLANNER,
     HT_ENGINE_SCRUB,
+    HT_ENGINE_DISCARD,
     HT_ENGINE_DEDUP,
     HT_ENGINES
+};
+
+/* Its thread alone touches what is not atomic. */
+struct ht_discard {
+    uint64_t due_ns; /* when it looks at what became free, or 0 */
+    bool walking;
+    struct ht_alloc_freed_walk walk;
+    _Atomic uint64_t bytes;   /* that devices have discarded since the mount */
+    _Atomic uint32_t refused; /* devices (bits) that have refused a discard: they are not asked again */
 };
 
 /* The state of engine/. */
@@ -93,6 +104,7 @@ struct ht_engine {
     struct ht_planner planner;
     /* One for each place; without places the first. */
     struct ht_commit_timer commit;
+    struct ht_discard discard;
     struct ht_row row[HT_ENGINES];
     struct ht_lane lane[HT_ENGINE_LANES];
     /* Fixed once the store is mounted. */
@@ -102,6 +114,7 @@ struct ht_engine {
 };
 
 extern const struct ht_engine_type ht_planner_engine;
+extern const struct ht_engine_type ht_discard_engine;
 extern const struct ht_engine_type ht_commit_engine, ht_relief_engine, ht_readahead_engine, ht_scrub_engine;
 
 /* -ENOMEM */
@@ -111,6 +124,7 @@ uint64_t ht_planner_bytes(const struct ht_planner *p) HT_REQUIRES(HT_LOCK_STORE)
 void ht_scrub_init(struct ht_scrub *c);
 void ht_scrub_destroy(struct ht_scrub *c);
 uint64_t ht_scrub_rate_bytes(const struct ht_store *s);
+bool ht_discard_is_on(const struct ht_store *s);
 
 /* ------------------------------------------------------------- writeback */
 

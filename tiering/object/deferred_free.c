@@ -40,6 +40,7 @@ void ht_free_ref_now(struct ht_store *s, struct ht_ref *ref)
         ht_alloc_release(s->alloc, &e);
     }
     ht_ref_forget(ref);
+    ht_wake_for_discard(s);
 }
 
 /*

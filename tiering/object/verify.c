@@ -297,7 +297,7 @@ static void check_space(struct ht_store *s, bool idle) HT_REQUIRES(HT_LOCK_STORE
         entries += t->entry[i].owners > 0;
         assert(t->entry[i].owners >= w.count[i] && (!idle || t->entry[i].owners == w.count[i]));
     }
-    uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc);
+    uint64_t used = ht_alloc_total(s->alloc) - ht_alloc_free_blocks(s->alloc) - ht_alloc_discarding(s->alloc);
     uint64_t named = fixed_blocks(s) + w.blocks + deferred + s->frees.lost_blocks;
     assert(!w.count || (entries == t->count && used >= named - s->frees.lost_blocks && (!idle || used == named)));
     free(w.count);

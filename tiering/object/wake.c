@@ -36,7 +36,7 @@ static void wake_all(struct ht_store *s, const struct ht_wakes *w)
         pthread_cond_broadcast(&s->waits.slot);
     for (unsigned i = 0; !w->all_slots && i < w->slots; i++)
         pthread_cond_signal(&s->waits.slot);
-    if (w->writeback || w->readahead || w->planner)
+    if (w->writeback || w->readahead || w->planner || w->discard)
         s->hooks.wake_engines(s, w);
 }
 
@@ -79,4 +79,12 @@ void ht_wake_for_slot(struct ht_store *s, uint32_t slot)
         s->waits.wakes.all_slots = s->waits.wakes.any = true;
     else
         ht_wake_one_for_slot(s);
+}
+
+void ht_wake_for_discard(struct ht_store *s)
+{
+    if (s->waits.discard_noted || !ht_alloc_notes_freed(s->alloc))
+        return;
+    s->waits.discard_noted = true;
+    s->waits.wakes.discard = s->waits.wakes.any = true;
 }

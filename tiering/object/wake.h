@@ -16,6 +16,7 @@ struct ht_wakes {    /* wake.c: threads to wake when the lock has been released 
     bool all_slots;
     bool writeback, readahead; /* engines: the tier is under pressure; a reader is pending */
     bool planner;              /* engine: a plan may be made, or ends */
+    bool discard;              /* engine: space became free */
     bool any;
 };
 
@@ -25,15 +26,19 @@ enum { HT_COND_COUNT = 64 };
 struct ht_waits {
     pthread_cond_t chunk[HT_COND_COUNT]; /* chunk locks, by address */
     pthread_cond_t slot;                 /* an image may be evictable now */
-    pthread_cond_t settled; /* a transaction was appended and its frees are deferred; or an abort ended, or may begin */
+    /* A transaction was appended and its frees are deferred; a discard ended; an abort ended, or may begin. */
+    pthread_cond_t settled;
     unsigned slot_waiters HT_GUARDED_BY(HT_LOCK_STORE);
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
-    _Atomic bool stopping; /* the background ends; no lock */
+    bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
+    _Atomic bool stopping;                           /* the background ends; no lock */
 };
 
 void ht_waits_init(struct ht_waits *w);
 void ht_waits_destroy(struct ht_waits *w);
 void ht_store_unlock_and_wake(struct ht_store *s) HT_RELEASE(HT_LOCK_STORE);
+/* Space became free. */
+void ht_wake_for_discard(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* As ht_cond_wait_until with the lock; no other thread may wait with it. */
 int ht_store_wait(struct ht_store *s, pthread_cond_t *c, uint64_t at_ns) HT_REQUIRES(HT_LOCK_STORE);
 /* This image went, or may go: wakes a thread that waits for one. */

@@ -19,11 +19,14 @@
 #include "tiering/base/fault.h"
 #include "tiering/space/space_map.h"
 
+#define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
+#define DISCARD_BLOCKS_MAX (64u << 20 >> 12) /* 64 MiB */
 #define BAD_PART 32u /* part of a device that may be bad places; beyond that the device is bad */
 
 struct device {
     struct ht_space_map map;
     uint64_t bad_blocks;
+    uint64_t discarding; /* blocks that are taken while the device forgets them */
     bool offline, failing;
     uint32_t share;    /* as in struct ht_place_device */
     int64_t credit[2]; /* of new content, of rewritten content: a lot of one would hide what the other owes */
@@ -32,6 +35,7 @@ struct device {
 struct ht_alloc {
     unsigned device_count;
     uint64_t total, free_blocks, pending_free, reserved;
+    bool notes_freed;
     struct device device[HT_DEVICES_MAX];
 };
 
@@ -118,6 +122,7 @@ void ht_alloc_set_offline(struct ht_alloc *a, unsigned device)
     d->offline = true;
     a->total -= d->map.blocks;
     a->free_blocks -= d->map.free_blocks;
+    a->pending_free -= d->discarding;
 }
 
 void ht_alloc_set_failing(struct ht_alloc *a, unsigned device, bool failing)
@@ -163,6 +168,8 @@ void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e)
     /* a double release would hand out live data */
     assert(ht_space_map_find(&a->device[e->device].map, e->block, end, false) == end);
     device_set(a, e, false);
+    if (a->notes_freed)
+        ht_space_map_note_freed(&a->device[e->device].map, e->block, e->blocks);
 }
 
 bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e)
@@ -337,6 +344,68 @@ void ht_alloc_untake(struct ht_alloc *a, const struct ht_extent e[], int n)
     }
 }
 
+/* ---------------------------------------------------------- discard */
+
+void ht_alloc_note_freed(struct ht_alloc *a, bool on)
+{
+    a->notes_freed = on;
+}
+
+bool ht_alloc_notes_freed(const struct ht_alloc *a)
+{
+    return a->notes_freed;
+}
+
+bool ht_alloc_has_freed(const struct ht_alloc *a, unsigned device)
+{
+    return a->device[device].map.index.count[HT_FREE_FREED] > 0;
+}
+
+unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *walk, struct ht_extent out[],
+                             unsigned n_max)
+{
+    enum { RUNS_MAX = 64 };
+    struct device *d = &a->device[walk->device];
+    uint64_t most = ht_max_u64(d->map.free_blocks / DISCARD_PART, HT_GROUP_BLOCKS), blocks = 0;
+    struct ht_run run[RUNS_MAX];
+    unsigned n;
+
+    walk->ended = d->offline || !d->map.groups;
+    if (walk->ended)
+        return 0;
+    n = ht_space_map_take_freed(&d->map, walk->all, &walk->from, (uint32_t)ht_min_u64(most, DISCARD_BLOCKS_MAX), run,
+                                (unsigned)ht_min_u64(n_max, RUNS_MAX));
+    for (unsigned i = 0; i < n; i++) {
+        out[i] = (struct ht_extent){run[i].block, run[i].blocks, walk->device};
+        blocks += run[i].blocks;
+    }
+    d->discarding += blocks;
+    a->free_blocks -= blocks;
+    a->pending_free += blocks;
+    walk->ended = walk->from == HT_NO_GROUP;
+    return n;
+}
+
+void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned n)
+{
+    for (unsigned i = 0; i < n; i++) {
+        struct device *d = &a->device[e[i].device];
+        assert(d->discarding >= e[i].blocks);
+        d->discarding -= e[i].blocks;
+        a->pending_free -= d->offline ? 0 : e[i].blocks;
+        device_set(a, &e[i], false);
+    }
+}
+
+uint64_t ht_alloc_discarding(const struct ht_alloc *a)
+{
+    uint64_t blocks = 0;
+
+    for (unsigned i = 0; i < a->device_count; i++)
+        blocks += a->device[i].offline ? 0 : a->device[i].discarding;
+    return blocks;
+}
+
 /* ----------------------------------------------------------- verify */
 
 void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free)
@@ -351,7 +420,7 @@ void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free)
         free_blocks += d->offline ? 0 : free_here;
     }
     assert(a->total == total && a->free_blocks == free_blocks);
-    assert(a->pending_free == pending_free);
+    assert(a->pending_free == pending_free + ht_alloc_discarding(a));
 }
 
 static_assert((unsigned)HT_GROUP_BLOCKS <= HT_FRAGS_MAX,

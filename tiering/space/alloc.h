@@ -91,6 +91,32 @@ int ht_alloc_choose(const struct ht_alloc *a, uint32_t blocks, struct ht_alloc_h
  */
 int ht_alloc_assign(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint);
 
+/*
+ * Discarding. A device may forget what free blocks held, while they are marked as taken: nothing is written there
+ * meanwhile. They count as pending_free, so they stay available, and a caller of ht_alloc_take may have to wait for
+ * them.
+ *
+ * note_freed: from now on the allocator remembers groups in which blocks are released.
+ */
+void ht_alloc_note_freed(struct ht_alloc *a, bool on);
+bool ht_alloc_notes_freed(const struct ht_alloc *a);
+bool ht_alloc_has_freed(const struct ht_alloc *a, unsigned device); /* noted groups */
+struct ht_alloc_freed_walk {
+    unsigned device;
+    bool all;      /* all free blocks, and not only those of groups that were noted */
+    uint64_t from; /* 0 at the begin */
+    bool ended;    /* out: the device has no more */
+};
+/*
+ * Takes free blocks of a device for a discard, at most a quarter of those that are free. Returns the number of extents,
+ * at most n_max; 0 before the end of the walk means only that the next call continues.
+ */
+unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *walk, struct ht_extent out[],
+                             unsigned n_max);
+/* They are free again. */
+void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned n);
+uint64_t ht_alloc_discarding(const struct ht_alloc *a); /* blocks that are marked as taken for that */
+
 uint64_t ht_alloc_total(const struct ht_alloc *a);
 uint64_t ht_alloc_free_blocks(const struct ht_alloc *a); /* really free now */
 /* Blocks of these in groups that are free as a whole: while there are such, nothing is allocated in pieces. */
@@ -103,7 +129,10 @@ struct ht_alloc_device {
     uint64_t blocks, free_blocks, bad_blocks;
 };
 void ht_alloc_device(const struct ht_alloc *a, unsigned device, struct ht_alloc_device *out);
-/* Asserts that bitmaps and counts agree, and that so many blocks are deferred frees (tiering/base/verify.h). */
+/*
+ * Asserts that bitmaps and counts agree, and that so many blocks are deferred frees (tiering/base/verify.h). They are
+ * pending_free together with those that are being discarded.
+ */
 void ht_alloc_verify(const struct ht_alloc *a, uint64_t pending_free);
 
 #endif

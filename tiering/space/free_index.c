@@ -45,7 +45,7 @@ unsigned ht_free_class_with(unsigned blocks)
 
 static uint64_t *word_at(const struct ht_free_index *x, unsigned level, unsigned class, uint64_t word)
 {
-    return &x->level[level][word * HT_FREE_CLASSES + class];
+    return &x->level[level][word * HT_FREE_BITMAPS + class];
 }
 
 static uint64_t flip_of(unsigned class)
@@ -94,7 +94,7 @@ int ht_free_index_init(struct ht_free_index *x, uint64_t groups)
     for (uint64_t bits = groups; complete && (bits > 1 || !x->levels); bits = x->words[x->levels++]) {
         assert(x->levels < HT_FREE_LEVELS_MAX);
         x->words[x->levels] = ht_div_up(bits, 64);
-        x->level[x->levels] = calloc(x->words[x->levels] * HT_FREE_CLASSES, sizeof(uint64_t));
+        x->level[x->levels] = calloc(x->words[x->levels] * HT_FREE_BITMAPS, sizeof(uint64_t));
         complete = x->level[x->levels];
         if (complete)
             clear_tail(x, x->levels, bits);
@@ -115,7 +115,7 @@ void ht_free_index_destroy(struct ht_free_index *x)
 
 uint64_t ht_free_index_word_bytes(void)
 {
-    return 64 * sizeof(uint16_t) + HT_FREE_CLASSES * sizeof(uint64_t);
+    return 64 * sizeof(uint16_t) + HT_FREE_BITMAPS * sizeof(uint64_t);
 }
 
 /* -------------------------------------------------------------- groups */
@@ -149,6 +149,12 @@ void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsi
         put(x, was, group, false);
     if (is != HT_FREE_NONE)
         put(x, is, group, true);
+}
+
+void ht_free_index_note_freed(struct ht_free_index *x, uint64_t group, bool freed)
+{
+    if (has(x, HT_FREE_FREED, group) != freed)
+        put(x, HT_FREE_FREED, group, freed);
 }
 
 /* Upwards until a word has a bit at or after the place, then down to its first group. */
@@ -216,6 +222,7 @@ void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool wh
         assert(has(x, class, group) == (class == is));
         verify_summaries(x, class, group);
     }
+    verify_summaries(x, HT_FREE_FREED, group);
 }
 
 static_assert(EXACT - 1 + (8 - EXACT_LOG) * PARTS == HT_FREE_LARGEST, "256 has a class of its own");

@@ -23,16 +23,18 @@ enum {
     HT_FREE_LARGEST = 27, /* class of runs of HT_GROUP_BLOCKS */
     HT_FREE_WHOLE,        /* class of groups that are free as a whole */
     HT_FREE_CLASSES,
-    HT_FREE_NONE = HT_FREE_CLASSES, /* no class: no block is free */
+    HT_FREE_NONE = HT_FREE_CLASSES,  /* no class: no block is free */
+    HT_FREE_FREED = HT_FREE_CLASSES, /* a bitmap beside the classes: groups with blocks that became free */
+    HT_FREE_BITMAPS,
     HT_FREE_LEVELS_MAX = 8,
 };
 #define HT_NO_GROUP UINT64_MAX
 
 struct ht_free_index {
     uint64_t groups;
-    uint64_t count[HT_FREE_CLASSES];     /* groups of each class */
+    uint64_t count[HT_FREE_BITMAPS];     /* groups of each class */
     uint16_t *longest;                   /* of each group: its longest run; of a whole one 0, as if it had no memory */
-    uint64_t *level[HT_FREE_LEVELS_MAX]; /* HT_FREE_CLASSES words for each 64 bits of one class */
+    uint64_t *level[HT_FREE_LEVELS_MAX]; /* HT_FREE_BITMAPS words for each 64 bits of one class */
     uint64_t words[HT_FREE_LEVELS_MAX];  /* of one class */
     unsigned levels;
 };
@@ -54,6 +56,8 @@ bool ht_free_index_is_whole(const struct ht_free_index *x, uint64_t group);
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group);
 /* The group changed. whole: all its blocks are free; longest counts only if they are not. */
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
+/* The group is, or is not, in HT_FREE_FREED. */
+void ht_free_index_note_freed(struct ht_free_index *x, uint64_t group, bool freed);
 /* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);
 uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from);

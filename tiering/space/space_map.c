@@ -9,6 +9,7 @@ enum {
     GROUP_WORDS = HT_GROUP_BLOCKS / 64,
     PAGE_GROUPS = 4096 / (GROUP_WORDS * 8), /* that a page of the map of blocks has */
     TRIES_MAX = 32,                         /* groups of the request's own class that a search looks at */
+    DISCARD_GROUPS_MAX = 4096,              /* that one search for blocks to discard looks at */
 };
 
 /* ------------------------------------------------------------- bits */
@@ -198,7 +199,7 @@ void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block)
 
     __builtin_prefetch(&m->taken[block / 64], 1);
     __builtin_prefetch(&m->index.longest[group], 1);
-    __builtin_prefetch(&m->index.level[0][group / 64 * HT_FREE_CLASSES + HT_FREE_WHOLE], 1);
+    __builtin_prefetch(&m->index.level[0][group / 64 * HT_FREE_BITMAPS + HT_FREE_WHOLE], 1);
 }
 
 /* ------------------------------------------------------------ a map */
@@ -392,6 +393,60 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
         out[n++] = run;
     }
     index_blocks(m, first, ht_max_u64(stop, out[n - 1].block + out[n - 1].blocks));
+    return n;
+}
+
+/* ---------------------------------------------------------- discard */
+
+void ht_space_map_note_freed(struct ht_space_map *m, uint64_t block, uint64_t count)
+{
+    for (uint64_t g = block / HT_GROUP_BLOCKS; g * HT_GROUP_BLOCKS < block + count; g++)
+        ht_free_index_note_freed(&m->index, g, true);
+}
+
+/* Takes the runs of a group that are long enough. False: out is full, and some may be left. */
+static bool take_runs_of(struct ht_space_map *m, uint64_t group, struct ht_run out[], unsigned n_max, unsigned *n)
+{
+    uint64_t at = group * HT_GROUP_BLOCKS, first = at, stop = at + HT_GROUP_BLOCKS, end;
+    bool room = true;
+
+    for (; room && (at = ht_space_map_find(m, at, stop, false)) < stop; at = end) {
+        end = ht_space_map_find(m, at, stop, true);
+        struct ht_run *last = *n ? &out[*n - 1] : NULL;
+        bool joins = last && last->block + last->blocks == at;
+        if (end - at < HT_DISCARD_BLOCKS_MIN && !joins)
+            continue;
+        room = joins || *n < n_max;
+        if (!room)
+            break;
+        if (joins)
+            last->blocks += (uint32_t)(end - at);
+        else
+            out[(*n)++] = (struct ht_run){at, (uint32_t)(end - at)};
+        bits_set(m->taken, at, end, true);
+        m->free_blocks -= end - at;
+    }
+    index_blocks(m, first, stop);
+    return room;
+}
+
+unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *from, uint32_t blocks_max,
+                                 struct ht_run out[], unsigned n_max)
+{
+    uint64_t before = m->free_blocks, group = *from;
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < DISCARD_GROUPS_MAX; i++, group++) {
+        group = all ? group : ht_free_index_next(&m->index, HT_FREE_FREED, group);
+        if (group >= m->groups) {
+            *from = HT_NO_GROUP;
+            return n;
+        }
+        if (before - m->free_blocks + HT_GROUP_BLOCKS > blocks_max || !take_runs_of(m, group, out, n_max, &n))
+            break;
+        ht_free_index_note_freed(&m->index, group, false);
+    }
+    *from = group;
     return n;
 }
 

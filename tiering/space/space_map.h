@@ -65,6 +65,18 @@ bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *o
  */
 unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS]);
 
+/* These blocks, which are free now, are to be discarded. */
+void ht_space_map_note_freed(struct ht_space_map *m, uint64_t block, uint64_t count);
+/*
+ * Takes free blocks for a discard: runs of at least HT_DISCARD_BLOCKS_MIN, at most so many blocks in all and n_max
+ * runs, from the groups at or after *from that have noted blocks, or from all groups. Sets *from to the group where the
+ * next call continues, or to HT_NO_GROUP: that was the last one. Returns the number of runs. It looks at a bounded
+ * number of groups, so it may return 0 before the end.
+ */
+enum { HT_DISCARD_BLOCKS_MIN = 16 };
+unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *from, uint32_t blocks_max,
+                                 struct ht_run out[], unsigned n_max);
+
 /* Length of the longest free run, up to HT_GROUP_BLOCKS. */
 unsigned ht_space_map_longest(const struct ht_space_map *m);
 /* Asserts that bits, index and counts agree. Returns the free blocks. */

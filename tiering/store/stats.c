@@ -34,6 +34,7 @@ static void device_figures(struct ht_store *s, struct ht_store_stats *out)
         ht_dev_counters(s->dev[i], &c);
         out->device_read_bytes += c.read_bytes;
         out->device_written_bytes += c.written_bytes;
+        out->device_discarded_bytes += c.discarded_bytes;
         out->device_flushes += c.flushes;
     }
 }

@@ -132,6 +132,7 @@ START_TEST(commands_take_what_they_need)
         {"evict   x", HT_COMMAND_EVICT, "x"},
         {"scrub start", HT_COMMAND_SCRUB, "start"},
         {"scrub stop ", HT_COMMAND_SCRUB, "stop"},
+        {"trim", HT_COMMAND_TRIM, ""},
         {"background pause", HT_COMMAND_BACKGROUND, "pause"},
         {"background  resume  engine=scrub ", HT_COMMAND_BACKGROUND, "resume"},
         {"commit if=12", HT_COMMAND_COMMIT, ""},
@@ -169,6 +170,7 @@ START_TEST(refused_commands_say_why)
     ck_assert_int_eq(command("scrub", &c, err), -EINVAL);
     ck_assert_int_eq(command("scrub sto", &c, err), -EINVAL);
     ck_assert_ptr_nonnull(strstr(err, "start or stop"));
+    ck_assert_int_eq(command("trim all", &c, err), -EINVAL);
     ck_assert_int_eq(command("background", &c, err), -EINVAL);
     ck_assert_int_eq(command("background status", &c, err), -EINVAL);
     ck_assert_int_eq(command("background pause scrub", &c, err), -EINVAL);

@@ -23,6 +23,7 @@ enum { MIB = 1 << 20 };
 static struct ht_dev *dev;
 static struct ht_store *s;
 static uint64_t fixture_shm_bytes; /* beside the 8 MiB */
+static bool fixture_discard;
 
 static inline void mount_with(bool threads, bool read_only)
 {
@@ -31,6 +32,7 @@ static inline void mount_with(bool threads, bool read_only)
                                  .staging_bytes = 16 * MIB,
                                  .numa_node = HT_NUMA_OFF,
                                  .no_threads = !threads,
+                                 .discard = fixture_discard,
                                  .read_only = read_only};
 
     ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_discard.c - devices forget free space, and nothing else. A device of memory then reads as no content does. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "tiering/io/dev.h"
+#include "tiering/api/discard.h"
+#include "tiering/object/context.h"
+
+#include "fixture.h"
+
+enum { BYTES = 3 * MIB, DISCARDED = 0xd1 };
+
+static uint8_t *ram(void)
+{
+    return ht_dev_ram_data(dev);
+}
+
+static struct ht_dev_counters counters(void)
+{
+    struct ht_dev_counters c;
+
+    ht_dev_counters(dev, &c);
+    return c;
+}
+
+/* An object that is stored and published, with the same byte everywhere. */
+static struct ht_obj *stored(uint8_t byte, size_t n)
+{
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    uint8_t *p = malloc(n);
+
+    memset(p, byte, n);
+    put_all(o, 0, p, n);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    free(p);
+    return o;
+}
+
+/* So many bytes of the device's blocks hold this byte at their begin and end. */
+static uint64_t on_device(uint8_t byte)
+{
+    uint64_t bytes = 0;
+
+    for (uint64_t at = 0; at < ht_dev_size(dev); at += HT_BLOCK_BYTES)
+        if (ram()[at] == byte && ram()[at + HT_BLOCK_BYTES - 1] == byte)
+            bytes += HT_BLOCK_BYTES;
+    return bytes;
+}
+
+static void expect_byte(struct ht_obj *o, uint8_t byte, size_t n)
+{
+    uint8_t *want = malloc(n);
+
+    memset(want, byte, n);
+    expect(o, 0, want, n);
+    free(want);
+}
+
+static void setup(void)
+{
+    fixture_discard = true;
+    fresh(32, false);
+}
+
+static void teardown(void)
+{
+    done();
+}
+
+START_TEST(what_became_free_is_discarded_once_the_log_is_durable)
+{
+    struct ht_obj *kept = stored('k', BYTES), *gone = stored('g', BYTES);
+    uint64_t id = ht_obj_id(kept);
+
+    delete (gone);
+    ht_store_discard_freed(s);
+    ck_assert_uint_eq(on_device('g'), BYTES);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_discard_freed(s);
+    ck_assert_uint_eq(on_device('g'), 0);
+    ck_assert_uint_eq(on_device('k'), BYTES);
+    ck_assert_uint_eq(counters().discarded_bytes, BYTES);
+    ck_assert_uint_eq(stats().device_discarded_bytes, BYTES);
+    /* nothing is discarded twice */
+    ht_store_discard_freed(s);
+    ck_assert_uint_eq(counters().discarded_bytes, BYTES);
+    ht_obj_put(kept);
+    remount();
+    kept = ht_obj_get(s, id);
+    ck_assert_ptr_nonnull(kept);
+    expect_byte(kept, 'k', BYTES);
+    ht_obj_put(kept);
+}
+END_TEST
+
+START_TEST(space_that_is_in_use_again_is_not_discarded)
+{
+    struct ht_obj *gone = stored('g', BYTES), *next;
+
+    delete (gone);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    while (stats().available_bytes >= BYTES) { /* takes its place, too */
+        next = stored('n', BYTES);
+        ht_obj_put(next);
+    }
+    ht_store_discard_freed(s);
+    uint64_t n = on_device('n');
+    ck_assert_uint_eq(n % BYTES, 0);
+    ck_assert_uint_gt(n, 2 * BYTES);
+    ht_store_verify(s, true);
+}
+END_TEST
+
+START_TEST(a_trim_discards_all_free_space_and_keeps_the_rest)
+{
+    struct ht_obj *kept = stored('k', BYTES);
+    uint64_t bytes, free_bytes = stats().free_bytes;
+
+    ht_store_verify(s, true);
+    ck_assert_int_eq(ht_store_trim(s, &bytes), 0);
+    ht_store_verify(s, true);
+    ck_assert_uint_le(bytes, free_bytes);
+    ck_assert_uint_ge(bytes, free_bytes - 16 * HT_BLOCK_BYTES);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ck_assert_uint_eq(on_device('k'), BYTES);
+    ht_obj_put(kept);
+    remount();
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+}
+END_TEST
+
+START_TEST(a_device_that_refuses_is_not_asked_again)
+{
+    struct ht_obj *gone = stored('g', BYTES);
+    uint64_t bytes, free_bytes;
+
+    dev_fail_with(dev, HT_IO_DISCARD, 1, true, -EOPNOTSUPP);
+    delete (gone);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    free_bytes = stats().free_bytes;
+    ht_store_discard_freed(s);
+    ck_assert_uint_eq(on_device('g'), BYTES);
+    uint64_t asked = counters().discard_errors;
+    ck_assert_uint_ge(asked, 1);
+    gone = stored('h', BYTES);
+    delete (gone);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_discard_freed(s);
+    ck_assert_int_eq(ht_store_trim(s, &bytes), -EOPNOTSUPP);
+    ck_assert_uint_eq(counters().discard_errors, asked);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ht_store_verify(s, true);
+}
+END_TEST
+
+static void *write_all(void *arg)
+{
+    struct ht_obj *o = arg;
+    uint8_t *p = pattern(BYTES, 5);
+    ssize_t n = ht_obj_write(o, 0, p, BYTES);
+    int rc = n == BYTES ? ht_obj_sync(o) : -1;
+
+    free(p);
+    return (void *)(intptr_t)rc;
+}
+
+/* All free space is being discarded. */
+START_TEST(a_writer_waits_for_space_that_is_being_discarded)
+{
+    static struct ht_extent e[4096];
+    struct ht_alloc_freed_walk walk = {.all = true};
+    struct ht_obj *o = object(HT_CHUNK_BYTES, 0);
+    pthread_t writer;
+    unsigned n = 0;
+    void *rc;
+
+    ht_store_lock(s);
+    uint64_t available = ht_alloc_available(s->alloc);
+    while (ht_alloc_free_blocks(s->alloc) >= BYTES / HT_BLOCK_BYTES) {
+        n += ht_alloc_take_freed(s->alloc, &walk, e + n, 64);
+        walk.from = walk.ended ? 0 : walk.from;
+    }
+    ck_assert_uint_eq(ht_alloc_available(s->alloc), available);
+    ck_assert_uint_gt(ht_alloc_discarding(s->alloc), 0);
+    ht_store_unlock(s);
+    ht_store_verify(s, false);
+    ck_assert_int_eq(pthread_create(&writer, NULL, write_all, o), 0);
+    usleep(50000); /* whether it waits by now or not */
+    ht_store_lock(s);
+    ht_alloc_put_freed(s->alloc, e, n);
+    ck_assert_uint_eq(ht_alloc_available(s->alloc) + ht_alloc_reserved(s->alloc), ht_alloc_free_blocks(s->alloc));
+    pthread_cond_broadcast(&s->waits.settled);
+    ht_store_unlock(s);
+    pthread_join(writer, &rc);
+    ck_assert_int_eq((int)(intptr_t)rc, 0);
+    ht_obj_put(o);
+    ht_store_verify(s, true);
+}
+END_TEST
+
+START_TEST(without_the_option_nothing_is_discarded_unasked)
+{
+    done();
+    fixture_discard = false;
+    fresh(32, false);
+    struct ht_obj *gone = stored('g', BYTES);
+
+    delete (gone);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_discard_freed(s);
+    ck_assert_uint_eq(counters().discards, 0);
+    ck_assert_uint_eq(on_device('g'), BYTES);
+}
+END_TEST
+
+START_TEST(a_read_only_store_discards_nothing)
+{
+    uint64_t bytes;
+
+    ht_obj_put(stored('k', BYTES));
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    mount_with(false, true);
+    ck_assert_int_eq(ht_store_trim(s, &bytes), -EROFS);
+    ck_assert_uint_eq(counters().discards, 0);
+}
+END_TEST
+
+/* The engine's own thread, beside writers and deletions. */
+START_TEST(the_engine_discards_beside_writers)
+{
+    enum { ROUNDS = 400 };
+
+    done();
+    fresh(32, true);
+    struct ht_obj *kept = stored('k', BYTES);
+    for (unsigned i = 0; i < ROUNDS && !counters().discards; i++) {
+        struct ht_obj *o = stored('n', BYTES);
+        delete (o);
+        ck_assert_int_eq(ht_store_commit(s), 0);
+        usleep(50000);
+    }
+    ck_assert_uint_gt(counters().discards, 0);
+    ht_obj_put(kept);
+    remount(); /* without threads */
+    ck_assert_uint_eq(on_device('k'), BYTES);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("discard");
+
+    tcase_set_timeout(t, 120);
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, what_became_free_is_discarded_once_the_log_is_durable);
+    tcase_add_test(t, space_that_is_in_use_again_is_not_discarded);
+    tcase_add_test(t, a_trim_discards_all_free_space_and_keeps_the_rest);
+    tcase_add_test(t, a_device_that_refuses_is_not_asked_again);
+    tcase_add_test(t, a_writer_waits_for_space_that_is_being_discarded);
+    tcase_add_test(t, without_the_option_nothing_is_discarded_unasked);
+    tcase_add_test(t, a_read_only_store_discards_nothing);
+    tcase_add_test(t, the_engine_discards_beside_writers);
+    return run_suite(t);
+}

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * discard.c - devices forget what free space held.
+ *
+ *   free --space is released--> noted --2 s--> taken --the device has discarded it, or refused--> free
+ *
+ * Space is released when no durable record names it (object/deferred_free.c). From then on it may be written again, and
+ * a discard is just another way to lose its content. While a discard is in flight its blocks are marked as taken, so no
+ * write can reach the device before the discard, and be forgotten by it. A crash at any time leaves free space, with or
+ * without its old content: recovery, fsck and scrub read what references name, and nothing else.
+ *
+ *   pause           space that is freed together is discarded together, in runs of up to 64 MiB
+ *   gate            a discard waits for a permit as a write of 1 MiB does, before it takes blocks
+ *   full store      a discard takes at most a quarter of the free blocks, and writers wait for it (object/space.c)
+ *   no discard      a device that refuses one is not asked again in this mount
+ */
+#include <stdlib.h>
+
+#include "tiering/base/log.h"
+#include "tiering/base/mutant.h"
+#include "tiering/io/dev.h"
+#include "tiering/io/rings.h"
+#include "tiering/api/discard.h"
+#include "tiering/object/context.h"
+#include "tiering/engine/engine_priv.h"
+
+#define PAUSE_NS UINT64_C(2000000000)
+
+enum { EXTENTS = 64, PERMIT_BYTES = 1 << 20 };
+
+/* --------------------------------------------------------------- a batch */
+
+static bool takes_discards(const struct ht_store *s, unsigned device)
+{
+    return s->dev[device] && !ht_dev_rdonly(s->dev[device]) && !(s->engine->discard.refused >> device & 1);
+}
+
+static void note_refused(struct ht_store *s, unsigned device, int error)
+{
+    s->engine->discard.refused |= 1u << device;
+    ht_info("%s does not discard free space (%s): it is not asked again in this mount", ht_dev_name(s->dev[device]),
+            strerror(-error));
+}
+
+/* All at once. Returns the first error. */
+static int discard_extents(struct ht_store *s, const struct ht_extent e[], unsigned n)
+{
+    struct ht_ring *ring = ht_ring_mine(s->rings);
+    struct ht_io io[EXTENTS];
+
+    if (!ring)
+        return -errno;
+    for (unsigned i = 0; i < n; i++)
+        io[i] = (struct ht_io){.op = HT_IO_DISCARD,
+                               .dev = s->dev[e[i].device],
+                               .offset = e[i].block * HT_BLOCK_BYTES,
+                               .len = e[i].blocks * HT_BLOCK_BYTES};
+    int rc = ht_ring_run(ring, io, n);
+    for (unsigned i = 0; i < n; i++)
+        s->engine->discard.bytes += io[i].result ? 0 : io[i].len;
+    return rc;
+}
+
+/* One batch of a walk over a device. */
+static void discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
+{
+    const struct ht_permit_request request = {
+        .dev = s->dev[walk->device], .direction = HT_DIRECTION_WRITE, .bytes = PERMIT_BYTES};
+    struct ht_extent e[EXTENTS];
+    struct ht_permit permit;
+
+    ht_permit_get(&s->gate, &request, &permit);
+    ht_store_lock(s);
+    unsigned n = ht_alloc_take_freed(s->alloc, walk, e, EXTENTS);
+    ht_store_unlock(s);
+    int rc = n ? discard_extents(s, e, n) : 0;
+    ht_permit_put(&permit);
+    if (rc)
+        note_refused(s, walk->device, rc);
+    if (!n)
+        return;
+    ht_store_lock(s);
+    ht_alloc_put_freed(s->alloc, e, n);
+    pthread_cond_broadcast(&s->waits.settled);
+    ht_store_unlock(s);
+}
+
+/* ---------------------------------------------------- what became free */
+
+#ifdef HT_MUTANTS
+/* This mutant discards space that the log still names. */
+static void discard_deferred(struct ht_store *s)
+{
+    const struct ht_deferred_frees *q = &s->frees.logged;
+    struct ht_extent e[EXTENTS];
+    unsigned n = 0;
+
+    if (!HT_MUTANT("discard-early"))
+        return;
+    ht_store_lock(s);
+    for (size_t i = 0; i < q->count; i++) {
+        const struct ht_ref *ref = &q->items[(q->head + i) % q->cap].ref;
+        for (unsigned k = 0; k < ht_ref_extents(ref) && n < EXTENTS; k++)
+            e[n++] = ht_ref_extent(ref, k);
+    }
+    ht_store_unlock(s);
+    if (n && discard_extents(s, e, n))
+        abort();
+}
+#else
+static void discard_deferred(const struct ht_store *s)
+{
+    (void)s;
+}
+#endif
+
+static void begin_walk(struct ht_store *s)
+{
+    struct ht_discard *d = &s->engine->discard;
+
+    ht_store_lock(s);
+    s->waits.discard_noted = false;
+    ht_store_unlock(s);
+    d->walking = true;
+    d->walk = (struct ht_alloc_freed_walk){0};
+    discard_deferred(s);
+}
+
+/* One batch; it passes devices without noted space. */
+static void walk_on(struct ht_store *s)
+{
+    struct ht_discard *d = &s->engine->discard;
+
+    while (d->walk.device < s->dev_count) {
+        ht_store_lock(s);
+        bool has = !d->walk.ended && ht_alloc_has_freed(s->alloc, d->walk.device);
+        ht_store_unlock(s);
+        if (has && takes_discards(s, d->walk.device)) {
+            discard_some(s, &d->walk);
+            return;
+        }
+        d->walk = (struct ht_alloc_freed_walk){.device = d->walk.device + 1};
+    }
+    d->walking = false;
+}
+
+void ht_store_discard_freed(struct ht_store *s)
+{
+    enum ht_io_class was = ht_io_class_set(HT_IO_BACKGROUND);
+
+    begin_walk(s);
+    while (s->engine->discard.walking)
+        walk_on(s);
+    (void)ht_io_class_set(was);
+}
+
+/* The first wake begins the pause; more space may become free meanwhile. */
+static enum ht_step step(void *ctx, struct ht_budget *b)
+{
+    struct ht_store *s = ctx;
+    struct ht_discard *d = &s->engine->discard;
+    uint64_t now = ht_now_ns();
+
+    if (!d->walking) {
+        ht_store_lock(s);
+        bool noted = s->waits.discard_noted;
+        ht_store_unlock(s);
+        if (!noted)
+            return HT_STEP_IDLE;
+        d->due_ns = d->due_ns ? d->due_ns : now + PAUSE_NS;
+        if (now < d->due_ns) {
+            b->at_ns = d->due_ns;
+            return HT_STEP_IDLE;
+        }
+        d->due_ns = 0;
+        begin_walk(s);
+    }
+    walk_on(s);
+    return HT_STEP_WORKED;
+}
+
+enum { DISCARDED, REFUSED, FIGURES };
+
+static const struct ht_engine_figure figures[FIGURES] = {
+    [DISCARDED] = {"discarded_bytes", "Free space that devices have discarded."},
+    [REFUSED] = {"refused_devices", "Devices that do not discard.", .gauge = true},
+};
+
+static void values(void *ctx, uint64_t out[])
+{
+    const struct ht_store *s = ctx;
+
+    out[DISCARDED] = s->engine->discard.bytes;
+    out[REFUSED] = (uint64_t)__builtin_popcount(s->engine->discard.refused);
+}
+
+const struct ht_engine_type ht_discard_engine = {
+    .name = "discard",
+    .step = step,
+    .figure = figures,
+    .figures = FIGURES,
+    .values = values,
+};
+
+bool ht_discard_is_on(const struct ht_store *s)
+{
+    return s->opts.discard && !s->opts.read_only;
+}
+
+/* ------------------------------------------------------------------ trim */
+
+int ht_store_trim(struct ht_store *s, uint64_t *out_bytes)
+{
+    uint64_t before = s->engine->discard.bytes;
+    bool any = false;
+
+    if (ht_is_read_only(s))
+        return -EROFS;
+    enum ht_io_class was = ht_io_class_set(HT_IO_BACKGROUND);
+    for (unsigned i = 0; i < s->dev_count; i++) {
+        struct ht_alloc_freed_walk walk = {.device = i, .all = true};
+        while (!walk.ended && takes_discards(s, i) && !s->waits.stopping)
+            discard_some(s, &walk);
+        any |= takes_discards(s, i);
+    }
+    (void)ht_io_class_set(was);
+    *out_bytes = s->engine->discard.bytes - before;
+    return s->waits.stopping ? -ECANCELED : any ? 0 : -EOPNOTSUPP;
+}
