@@ -29,7 +29,7 @@ struct ht_background_stat {
     uint64_t steps, blocked; /* blocked: steps that could do nothing */
     uint64_t bytes;          /* read and written */
     uint64_t cpu_ns;         /* processor time */
-    /* Since it was idle last, with its waits: what a rate is computed from. */
+    /* Since it was idle last, with its waits, without pauses: what a rate is computed from. */
     uint64_t run_bytes, run_ns;
     const struct ht_engine_figure *figure;
     unsigned figures;
@@ -39,7 +39,7 @@ struct ht_background_stat {
 /* The engines, from 0 on. -ENOENT: there are fewer. */
 int ht_store_background_stat(struct ht_store *s, unsigned index, struct ht_background_stat *out) HT_MUST_CHECK;
 /*
- * Paused engines begin no step; one that runs ends soon, after a MiB or so. A pause lasts until resume or the end of
+ * Paused engines begin no step; one that runs ends soon, after 16 MiB at most. A pause lasts until resume or the end of
  * the mount. engine NULL: all. -ENOENT: there is no such engine.
  */
 int ht_store_background_pause(struct ht_store *s, const char *engine) HT_MUST_CHECK;

@@ -281,6 +281,8 @@ int ht_row_wake_to_end(struct ht_row *r)
 void ht_row_pause(struct ht_row *r)
 {
     ht_mutex_lock(ht_lane_lock(r->lane));
+    if (!r->paused)
+        r->paused_ns = ht_now_ns();
     r->paused = true;
     ht_mutex_unlock(ht_lane_lock(r->lane));
 }
@@ -290,6 +292,8 @@ int ht_row_resume(struct ht_row *r)
     int rc = 0;
 
     ht_mutex_lock(ht_lane_lock(r->lane));
+    if (r->paused && r->run_began_ns)
+        r->run_began_ns += ht_now_ns() - ht_max_u64(r->paused_ns, r->run_began_ns);
     r->paused = false;
     if (r->at_ns != NEVER)
         rc = wake_and_start(r);
@@ -313,7 +317,9 @@ void ht_row_figures(struct ht_row *r, struct ht_row_figures *out)
     ht_mutex_lock(ht_lane_lock(r->lane));
     *out = r->figures;
     out->state = state_of(r);
-    if (r->run_began_ns)
-        out->run_ns = ht_now_ns() - r->run_began_ns;
+    if (r->run_began_ns) {
+        uint64_t until_ns = r->paused ? ht_max_u64(r->paused_ns, r->run_began_ns) : ht_now_ns();
+        out->run_ns = until_ns - r->run_began_ns;
+    }
     ht_mutex_unlock(ht_lane_lock(r->lane));
 }

@@ -67,7 +67,7 @@ struct ht_engine_type {
 struct ht_row_figures {
     uint64_t steps, blocked, bytes, cpu_ns;
     enum ht_background_state state;
-    uint64_t run_bytes, run_ns; /* since it was idle last */
+    uint64_t run_bytes, run_ns; /* since it was idle last, without pauses */
 };
 
 struct ht_row {
@@ -80,7 +80,8 @@ struct ht_row {
         bool stepping, woken, blocked;
         bool paused, passes;   /* passes: one step comes in spite of pause and budget */
         bool off;              /* it never steps; constant once the row was added */
-        uint64_t run_began_ns; /* 0: it is idle */
+        uint64_t run_began_ns; /* 0: it is idle; pauses move it on */
+        uint64_t paused_ns;    /* while paused: since when */
         struct ht_row_figures figures;
     };
 };

@@ -516,8 +516,14 @@ int ht_store_scrub_stop(struct ht_store *s)
     ht_mutex_lock(ht_scrub_lock(c));
     int rc = c->st.state == HT_SCRUB_RUNNING ? 0 : -ESRCH;
     c->stop = true;
-    if (!rc && c->in_row)
-        (void)ht_row_wake_to_end(&s->engine->row[HT_ENGINE_SCRUB]);
+    if (!rc && c->in_row && ht_row_wake_to_end(&s->engine->row[HT_ENGINE_SCRUB])) {
+        /* The lane has no thread and gets none, so no step runs. A later one finds no run. */
+        struct ht_scrub_run *r = c->run;
+        c->in_row = false;
+        ht_mutex_unlock(ht_scrub_lock(c));
+        end(r, 0, true);
+        return 0;
+    }
     while (c->st.state == HT_SCRUB_RUNNING)
         ht_cond_wait(&c->changed, ht_scrub_lock(c));
     ht_mutex_unlock(ht_scrub_lock(c));

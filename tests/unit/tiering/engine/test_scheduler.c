@@ -232,13 +232,13 @@ START_TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
     ck_assert_uint_eq(state(&a), HT_BACKGROUND_WORKING);
     ht_row_pause(&a.row);
     ck_assert_uint_eq(state(&a), HT_BACKGROUND_PAUSED);
-    usleep(50000); /* the step that ran has ended */
-    uint64_t steps = a.steps;
+    uint64_t steps = a.steps + 1; /* one may have begun, and not counted itself yet */
+    usleep(50000);
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
     ck_assert_int_eq(ht_row_wake(&b.row), 0);
     wait_for_steps(&b, 2); /* the other row goes on */
     usleep(50000);
-    ck_assert_uint_eq(a.steps, steps);
+    ck_assert_uint_le(a.steps, steps);
     ck_assert_int_eq(ht_row_resume(&a.row), 0);
     wait_for_steps(&a, steps + 10);
     a.says = HT_STEP_IDLE;
@@ -249,20 +249,58 @@ START_TEST(a_row_that_is_paused_begins_no_step_until_it_resumes)
 }
 END_TEST
 
-/* The thread of a lane on demand ends meanwhile, and begins again. */
+static bool has_thread(void)
+{
+    ht_mutex_lock(ht_lane_lock(&lane));
+    bool running = lane.running;
+    ht_mutex_unlock(ht_lane_lock(&lane));
+    return running;
+}
+
+/* During the pause the thread of a lane on demand ends. Another one begins. */
 START_TEST(a_wake_during_a_pause_is_kept)
 {
     make(&(struct ht_lane_config){.name = "test", .on_demand = true}, &quick, 0);
+    if (_i) {
+        ck_assert_int_eq(ht_row_wake(&a.row), 0);
+        wait_for_steps(&a, 1);
+    }
+    uint64_t steps = a.steps;
     ht_row_pause(&a.row);
     ck_assert_int_eq(ht_row_wake(&a.row), 0);
-    usleep(50000);
-    ck_assert_uint_eq(a.steps, 0);
+    for (unsigned ms = 0; ms < WAIT_MS_MAX && has_thread(); ms++)
+        usleep(1000);
+    ck_assert(!has_thread());
+    ck_assert_uint_eq(a.steps, steps);
     ck_assert_int_eq(ht_row_resume(&a.row), 0);
-    wait_for_steps(&a, 1);
+    wait_for_steps(&a, steps + 1);
     ht_row_pause(&b.row); /* one that has nothing to do resumes without a step */
     ck_assert_int_eq(ht_row_resume(&b.row), 0);
     end();
     ck_assert_uint_eq(b.steps, 0);
+}
+END_TEST
+
+/* The time of a run, and so its rate and the time left, leaves pauses out. */
+START_TEST(a_pause_does_not_count_as_time_of_the_run)
+{
+    enum { PAUSE_NS = 300 * MS };
+
+    start(&quick);
+    a.says = HT_STEP_WORKED;
+    ck_assert_int_eq(ht_row_wake(&a.row), 0);
+    wait_for_steps(&a, 3);
+    ht_row_pause(&a.row);
+    uint64_t began_ns = ht_now_ns(), run_ns = figures(&a).run_ns;
+    ck_assert_uint_gt(run_ns, 0);
+    while (ht_now_ns() - began_ns < PAUSE_NS)
+        usleep(1000);
+    ck_assert_uint_eq(figures(&a).run_ns, run_ns);
+    ht_row_pause(&a.row); /* again: that is no new pause */
+    uint64_t resumed_ns = ht_now_ns();
+    ck_assert_int_eq(ht_row_resume(&a.row), 0);
+    ck_assert_uint_le(figures(&a).run_ns, run_ns + (ht_now_ns() - resumed_ns) + PAUSE_NS / 2);
+    end();
 }
 END_TEST
 
@@ -473,7 +511,8 @@ int main(void)
     tcase_add_loop_test(tc, a_row_keeps_to_its_rate_and_yields_to_others, 0, 2);
     tcase_add_test(tc, a_wake_ends_the_wait_for_the_pace);
     tcase_add_test(tc, a_row_that_is_paused_begins_no_step_until_it_resumes);
-    tcase_add_test(tc, a_wake_during_a_pause_is_kept);
+    tcase_add_loop_test(tc, a_wake_during_a_pause_is_kept, 0, 2);
+    tcase_add_test(tc, a_pause_does_not_count_as_time_of_the_run);
     tcase_add_loop_test(tc, the_wake_that_ends_work_passes_pause_and_budget, 0, 2);
     tcase_add_loop_test(tc, rows_of_a_lane_share_its_budget, 0, 2);
     tcase_add_test(tc, a_row_that_is_blocked_pauses_whoever_wakes_it);

@@ -8,6 +8,8 @@
 #include <stdatomic.h>
 
 #include "tests/support/dev.h"
+#include "tests/support/wrap.h"
+#include "tiering/api/background.h"
 #include "tiering/base/event.h"
 #include "tiering/io/dev.h"
 #include "tiering/api/object.h"
@@ -517,6 +519,32 @@ START_TEST(it_is_started_once_and_stopped_once_and_ends_with_the_mount)
 }
 END_TEST
 
+/* A paused lane has no thread. If none begins, the caller ends the run itself. */
+START_TEST(a_paused_one_stops_although_no_thread_begins)
+{
+    struct ht_scrub_stats st;
+
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    struct ht_store_opts opts = {.dram_bytes = 8 * MIB, .staging_bytes = 16 * MIB, .numa_node = HT_NUMA_OFF};
+    ck_assert_int_eq(ht_store_new(&dev, 1, &opts, &s), 0);
+    ck_assert_int_eq(ht_store_mount(s), 0);
+    ck_assert_int_eq(ht_store_background_pause(s, NULL), 0);
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    wrap_fail(WRAP_THREAD, 1, true);
+    ck_assert_int_eq(ht_store_scrub_stop(s), 0);
+    ck_assert(wrap_reached(WRAP_THREAD));
+    wrap_fail(WRAP_THREAD, 0, false);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.state, HT_SCRUB_STOPPED);
+    ck_assert_int_eq(ht_store_background_resume(s, NULL), 0); /* and finds no run */
+    ck_assert_int_eq(ht_store_scrub_start(s), 0);
+    wait_for_end();
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.state, HT_SCRUB_COMPLETE);
+}
+END_TEST
+
 /* The row makes no run after the unmount, so no thread would end one. */
 START_TEST(one_that_cannot_start_leaves_no_trace)
 {
@@ -823,6 +851,7 @@ int main(void)
     tcase_add_test(tc, a_read_only_store_is_looked_at_and_left_alone);
     tcase_add_test(tc, it_is_started_once_and_stopped_once_and_ends_with_the_mount);
     tcase_add_test(tc, one_that_cannot_start_leaves_no_trace);
+    tcase_add_test(tc, a_paused_one_stops_although_no_thread_begins);
     tcase_add_loop_test(tc, what_changes_beside_a_repair_stays_changed, 0, PHASES * CHANGES);
     tcase_add_test(tc, a_truncation_between_the_copy_of_a_repair_and_its_transaction_stays);
     tcase_add_test(tc, beside_a_load_it_finds_nothing_and_changes_nothing);
