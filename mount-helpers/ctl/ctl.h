@@ -19,7 +19,8 @@ struct ht_cmd_options {
     enum ht_log_level level; /* events: at least so important */
     bool conditional;        /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
-    bool async; /* step: do not wait until it is closed */
+    bool async;      /* step: do not wait until it is closed */
+    const char *svg; /* plan: the file to draw into, or NULL */
 };
 
 /* Each command in its own file; path is on any mount. Returns an exit code, and prints errors. */
@@ -27,6 +28,7 @@ int ht_cmd_stats(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);

@@ -17,6 +17,7 @@ enum {
     OPT_IF,
     OPT_ASYNC,
     OPT_ENGINE,
+    OPT_SVG,
     OPT_HELP,
     OPT_VERSION
 };
@@ -55,6 +56,10 @@ static const struct command {
      "hitrain(7) describes. For root and the owner of the mount's root.\n\n"
      "  --follow         continue with new accesses, until interrupted or unmounted\n"
      "  --since=NUMBER   only accesses after the one with this number\n"},
+    {"plan", "PATH [--json] [--svg=FILE]", NULL, ht_cmd_plan, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_SVG),
+     "Prints the plan of a step that the store of PATH follows: its length, how many steps matched it, and for each file\n"
+     "when it is used next and what leaves memory. For root and the owner of the mount's root.\n\n"
+     "  --svg=FILE       also draw content in memory and reads over one step\n"},
     {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, false, 0,
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
@@ -102,17 +107,12 @@ static const struct command {
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},
-    {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},
-    {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL},
-    {"if", required_argument, NULL, OPT_IF},
-    {"async", no_argument, NULL, OPT_ASYNC},
-    {"engine", required_argument, NULL, OPT_ENGINE},
-    {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},
-    {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},         {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},     {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL}, {"if", required_argument, NULL, OPT_IF},
+    {"async", no_argument, NULL, OPT_ASYNC},       {"engine", required_argument, NULL, OPT_ENGINE},
+    {"svg", required_argument, NULL, OPT_SVG},     {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},   {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -196,6 +196,9 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
     case OPT_ASYNC:
         o->async = true;
         return 0;
+    case OPT_SVG:
+        o->svg = value;
+        return value[0] != '\0' ? 0 : usage_error("--svg: expected a file", "");
     case OPT_ENGINE:
         o->engine = value;
         return value[0] != '\0' && strlen(value) <= ENGINE_NAME_MAX

@@ -4,10 +4,12 @@ import errno
 import json
 import mmap
 import os
+import xml.etree.ElementTree
 
 from conftest import MIB, wait_for
 from test_passes import figure
 from test_roots import refused
+from test_trace import control
 
 DRAM = 128
 CHUNKS = 160
@@ -39,7 +41,22 @@ def measure(point, fd, buffer):
     return read
 
 
-def test_a_cyclic_pass_reads_what_has_no_room(make_store):
+def check_control(point, folder):
+    """hitrainctl shows, saves and draws the plan."""
+    done = control('plan', point)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1].split()[-1] == 'tensor', done
+    assert f'{CHUNKS} MiB' in done.stdout.splitlines()[-1] and 'steps matched' in done.stdout
+    drawing = folder / 'plan.svg'
+    done = control('plan', point, '--json', f'--svg={drawing}')
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 1 + CHUNKS, done
+    assert all(json.loads(line) for line in done.stdout.splitlines())
+    texts = [t.text for t in xml.etree.ElementTree.parse(drawing).getroot().iter() if t.tag.endswith('text')]
+    assert len(texts) == 4 and 'MiB' in texts[0] and 'B' in texts[1] and texts[2] == '0' and texts[3].endswith(' s')
+    done = control('plan', point, f'--svg={folder}/nothing/plan.svg')
+    assert done.returncode == 1 and 'No such file' in done.stderr
+
+
+def test_a_cyclic_pass_reads_what_has_no_room(make_store, tmp_path):
     point = make_store('512M').mount(f'dram={DRAM}M', 'staging=24M')
     path = point / 'tensor'
     path.touch()
@@ -57,6 +74,7 @@ def test_a_cyclic_pass_reads_what_has_no_room(make_store):
         measure(point, fd, buffer)
         read = measure(point, fd, buffer)
         head, lines = read_plan(point)
+        check_control(point, tmp_path)
     os.close(fd)
     # Without a plan seven eighths of the tier or less stay, and 48 MiB or more are read.
     assert CHUNKS - DRAM <= median(read) <= 44, read
@@ -76,3 +94,13 @@ def test_the_plan_is_the_mounts(mnt):
     fd = os.open(mnt / '.hitrain/plan', os.O_WRONLY)
     refused(errno.EBADF, os.write, fd, b'x')
     os.close(fd)
+
+
+def test_without_a_plan_there_is_nothing_to_draw(mnt, tmp_path):
+    done = control('plan', mnt)
+    assert done.returncode == 0 and done.stdout.splitlines() == ['plans made: 0, dropped: 0', 'no plan is followed']
+    done = control('plan', mnt, f'--svg={tmp_path}/plan.svg')
+    assert done.returncode == 1 and 'nothing to draw' in done.stderr and not os.path.exists(tmp_path / 'plan.svg')
+    for args in ['plan'], ['plan', mnt, '--svg='], ['plan', mnt, '--follow'], ['trace', 'show', mnt, '--svg=x']:
+        done = control(*args)
+        assert done.returncode == 2 and done.stderr and not done.stdout
