@@ -39,6 +39,9 @@
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
 ##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device, beside fio; 4 minutes, 2 with
 ##              RUNS=1
+##   bench-aging
+##              cold reads and synced writes of a store that is old and almost full, beside a fresh one; 2 minutes;
+##              build/bench/aging.jsonl
 ##   bench-path reading and writing tensors through the mount, cold, hot and passthrough, beside fio on the same limited device, XFS, tmpfs
 ##              and libfuse's passthrough_hp; 20 minutes, 7 with RUNS=1; build/bench/path.jsonl and .svg
 ##   bench-plan made traces of training in a simulator and on a mount, beside unlimited memory, Belady's choice and LRU; per
@@ -323,7 +326,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-kernel lint format demo
+.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -356,6 +359,11 @@ bench-gate:
 	@$(MAKE) --no-print-directory all
 	@mkdir -p $(B)/bench
 	@$(PYTHON) bench/gate.py $(if $(RUNS),--runs $(RUNS))
+bench-aging:
+	@tests/tools/deps.sh bench-path
+	@$(MAKE) --no-print-directory all
+	@mkdir -p $(B)/bench
+	@$(PYTHON) bench/aging.py $(if $(RUNS),--runs $(RUNS))
 bench-kernel: deps
 	@$(MAKE) --no-print-directory $(B)/bench/bench_kernel
 	@$(PYTHON) bench/kernel.py
