@@ -135,6 +135,13 @@ static int check_tier(const struct request *q, char err[HT_CTL_ERROR_MAX])
     return check_one_of(q, allowed, err);
 }
 
+static int check_compress(const struct request *q, char err[HT_CTL_ERROR_MAX])
+{
+    static const char *const allowed[] = {"off", "auto", NULL};
+
+    return check_one_of(q, allowed, err);
+}
+
 static int check_pin(const struct request *q, char err[HT_CTL_ERROR_MAX])
 {
     static const char *const allowed[] = {"", "dram", NULL};
@@ -197,6 +204,14 @@ static int remove_dtype(const struct request *q)
     int rc = ht_ns_removexattr(q->ctl->ns, q->ino, q->name);
 
     ht_ctl_changed(q->ctl);
+    return rc;
+}
+
+static int set_compress(const struct request *q)
+{
+    int rc = ht_ns_setxattr(q->ctl->ns, q->ino, q->name, q->value, q->len, q->flags);
+
+    ht_ns_compress_changed(q->ctl->ns);
     return rc;
 }
 
@@ -407,6 +422,7 @@ static const struct word words[] = {
     {"class", check_class, NULL, NULL, remove_class, false},
     {"pin", check_pin, set_pin, NULL, remove_pin, false},
     {"tier", check_tier, NULL, NULL, NULL, false},
+    {"compress", check_compress, set_compress, NULL, NULL, false},
     {"endurance", check_endurance, set_endurance, NULL, remove_endurance, false},
     {"optimizer", NULL, set_optimizer, NULL, remove_optimizer, true},
     {"step", NULL, set_step, get_step, read_only, true},

@@ -158,6 +158,7 @@ static int open_store(struct daemon *d)
         .dedup = d->options.dedup,
         .dedup_index_bytes = d->options.dedup_index_bytes,
         .commit_ms = d->options.commit_ms,
+        .compress_after_ms = d->options.compress_after_s * 1000,
         .read_only = d->options.read_only,
         .degraded = d->options.degraded,
         .answer_ms = d->options.answer_s * 1000,
@@ -191,6 +192,8 @@ static int mount_store(struct daemon *d)
     d->store_mounted = true;
     rc = ht_participants_start(&d->participants);
     d->optim_started = rc == 0;
+    if (rc == 0)
+        ht_ns_compress_begin(d->participants.of[HT_PARTICIPANT_NS], d->options.compress);
     return rc ? rc : ht_ctl_start(d->ctl);
 }
 

@@ -19,6 +19,7 @@
 enum {
     COMMIT_S_DEFAULT = 5,
     COMMIT_S_MAX = 3600,
+    COMPRESS_AFTER_S_MAX = 30 * 24 * 3600,
     TIMEOUT_S_MAX = 3600,
     THREADS_MAX = 64,
     NUMA_NODES_MAX = 1024,
@@ -113,6 +114,17 @@ static int set_discard(struct ht_options *o, const char *value)
 static int set_dedup_index(struct ht_options *o, const char *value)
 {
     return parse_size("dedup_index", value, DEDUP_INDEX_BYTES_MIN, &o->dedup_index_bytes);
+}
+
+static int set_compress(struct ht_options *o, const char *value)
+{
+    o->compress = strcmp(value, "auto") == 0;
+    return o->compress || strcmp(value, "off") == 0 ? 0 : refuse("compress", value, "off or auto is allowed");
+}
+
+static int set_compress_after(struct ht_options *o, const char *value)
+{
+    return parse_number("compress_after", value, 1, COMPRESS_AFTER_S_MAX, &o->compress_after_s);
 }
 
 static int set_commit(struct ht_options *o, const char *value)
@@ -232,6 +244,11 @@ static const struct row {
     {"dedup", "on|off", set_dedup, "store content once that is there twice (default: off)", FIXED(dedup)},
     {"dedup_index", "SIZE", set_dedup_index, "memory for its checksums at most (default: 1/64 of dram)",
      FIXED(dedup_index_bytes)},
+    {"compress", "off|auto", set_compress,
+     "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
+     FIXED(compress)},
+    {"compress_after", "SECONDS", set_compress_after,
+     "how long content has to stay the same before it is compressed (default: 60)", FIXED(compress_after_s)},
     {"optim_threads", "N", set_optim_threads, "threads of the optimizer (default: one for each CPU)",
      FIXED(optim_threads)},
     {"max_threads", "N", set_max_threads, "threads that take requests (default: two for each CPU, 4 to 16)",

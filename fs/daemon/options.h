@@ -27,6 +27,8 @@ struct ht_options {
     bool dedup;
     uint64_t dedup_index_bytes; /* 0: the store's default */
     bool discard;
+    unsigned compress_after_s; /* 0: the store's default */
+    bool compress;             /* files without the attribute, too */
     unsigned commit_ms;
     unsigned answer_s;      /* 0: the store's default */
     unsigned optim_threads; /* 0: as many as CPUs, and two for each of several devices */

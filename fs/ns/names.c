@@ -117,16 +117,21 @@ static int inherit_acl(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_
     return S_ISDIR(m->mode) ? give_xattr(ns, i, HT_NS_ACL_DEFAULT, d, &x) : 0;
 }
 
-static int inherit_tier(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_ns_inode *dir)
+/* Attributes that are bytes under a name. */
+static int inherit_xattrs(struct ht_ns *ns, struct ht_ns_inode *i, const struct ht_ns_inode *dir)
     HT_REQUIRES(HT_LOCK_NAMES)
 {
-    static const char name[] = HT_XATTR_PREFIX "tier";
-    const struct ht_ns_xattr *from = ht_ns_xattr_find(dir, name, strlen(name));
-    struct ht_ns_xattr *x;
+    static const char *const names[] = {HT_XATTR_PREFIX "tier", HT_XATTR_PREFIX "compress"};
+    bool takes = S_ISREG(i->cur.mode) || ht_ns_is_dir(i);
+    int rc = 0;
 
-    if (!from || (!S_ISREG(i->cur.mode) && !ht_ns_is_dir(i)))
-        return 0;
-    return give_xattr(ns, i, name, from, &x);
+    for (size_t n = 0; takes && rc == 0 && n < HT_ARRAY_SIZE(names); n++) {
+        const struct ht_ns_xattr *from = ht_ns_xattr_find(dir, names[n], strlen(names[n]));
+        struct ht_ns_xattr *x;
+        if (from)
+            rc = give_xattr(ns, i, names[n], from, &x);
+    }
+    return rc;
 }
 
 static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct ht_ns_inode *dir, const struct making *m,
@@ -143,7 +148,7 @@ static int fill_inode(struct ht_ns_op *op, struct ht_ns_inode *i, const struct h
     if (rc == 0)
         rc = inherit_acl(op->ns, i, dir, m);
     if (rc == 0)
-        rc = inherit_tier(op->ns, i, dir);
+        rc = inherit_xattrs(op->ns, i, dir);
     if (rc == 0 && S_ISREG(m->mode))
         rc = ht_ns_content(op->ns, i, out_obj);
     return rc;

@@ -265,6 +265,13 @@ int ht_ns_roots(struct ht_ns *ns, int (*fn)(void *ctx, uint64_t ino), void *ctx)
  */
 int ht_ns_fsync(struct ht_ns *ns, uint64_t ino) HT_MUST_CHECK;
 
+/*
+ * After the mount: the store may compress files whose attribute compress is auto; all: also files without one. changed:
+ * the attribute of some inode was changed.
+ */
+void ht_ns_compress_begin(struct ht_ns *ns, bool all);
+void ht_ns_compress_changed(struct ht_ns *ns);
+
 struct ht_ns_stats {
     uint64_t inodes, entries, xattrs, meta_bytes;
     uint64_t file_log_bytes; /* log bytes of one more regular file, with a name of usual length */

@@ -145,6 +145,8 @@ struct ht_ns {
     uint32_t root_uid, root_gid;
     uint64_t salt; /* of the hash of names */
     struct ht_rwlock lock;
+    bool compress_all;           /* files without the attribute compress, too; fixed at the mount */
+    _Atomic bool compress_named; /* an inode has, or had, the attribute */
     struct ht_pool inode_pool;
     struct ht_pool entry_pool[HT_NS_ENTRY_SIZES]; /* by their size in 8 bytes */
     HT_GUARDED_BY(HT_LOCK_NAMES) struct {
@@ -162,6 +164,9 @@ struct ht_ns {
         size_t problem_count, problems_kept;
     };
 };
+
+/* compress.c: an inode gets the attribute of this name. */
+void ht_ns_note_compress(struct ht_ns *ns, const char *attribute, size_t len);
 
 HT_RWLOCK_OF(ht_ns_lock, struct ht_ns, lock, HT_LOCK_NAMES)
 

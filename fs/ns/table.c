@@ -445,6 +445,7 @@ int ht_ns_xattr_new(struct ht_ns *ns, const char *name, size_t name_len, const v
         memcpy(x->data + name_len + 1, value, value_len);
     ns->meta_bytes += xattr_bytes(name_len, value_len);
     ns->xattr_count++;
+    ht_ns_note_compress(ns, name, name_len);
     *out = x;
     return 0;
 }

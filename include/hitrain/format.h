@@ -38,8 +38,9 @@ typedef struct {
 
 /* Feature words: an unknown bit in the first refuses the mount, in the second allows
  * read-only, in the third is ignored. */
-#define HT_FEAT_REFUSE_LOST 1ull /* there are, or were, chunks of HT_CODEC_LOST */
-#define HT_FEAT_REFUSE_KNOWN HT_FEAT_REFUSE_LOST
+#define HT_FEAT_REFUSE_LOST 1ull   /* there are, or were, chunks of HT_CODEC_LOST */
+#define HT_FEAT_REFUSE_PLANES 2ull /* chunks may be of HT_CODEC_PLANES */
+#define HT_FEAT_REFUSE_KNOWN (HT_FEAT_REFUSE_LOST | HT_FEAT_REFUSE_PLANES)
 #define HT_FEAT_RO_KNOWN 0ull
 
 struct ht_disk_log_copy {
@@ -171,6 +172,7 @@ static_assert(sizeof(struct ht_disk_planes) == 32, "header of planes");
 enum {
     HT_CODEC_RAW = 0,
     HT_CODEC_LOST = 1, /* no extents, nothing stored: fsck gave the content up; reading the visible bytes is an error */
+    HT_CODEC_PLANES = 2, /* a compressed frame: struct ht_disk_planes; needs HT_FEAT_REFUSE_PLANES */
 };
 
 /* class of an object */

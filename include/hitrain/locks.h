@@ -32,6 +32,7 @@
     LOCK(HT_LOCK_STORE, "store")              /* store: objects, chunks, space */                                  \
     LOCK(HT_LOCK_JOURNAL, "journal")          /* journal */                                                        \
     LOCK(HT_LOCK_STAGING, "staging")          /* cache: free staging buffers */                                    \
+    LOCK(HT_LOCK_DECODERS, "decoders")        /* data: decoders that no thread uses */                             \
     LOCK(HT_LOCK_SCRUB, "scrub")              /* engine: figures of the scrub, and its end */                      \
     LOCK(HT_LOCK_ENGINE, "engine")            /* engine: when the rows of a lane are due */                        \
     LOCK(HT_LOCK_CTL, "hidden files")         /* fs/ctl: open hidden files, the last error of each file */         \

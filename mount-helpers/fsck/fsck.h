@@ -77,8 +77,10 @@ enum ht_fsck_code {
     HT_FSCK_REF_OVERLAP,
     HT_FSCK_REF_ORPHAN,
     HT_FSCK_REF_NUMBER,
+    HT_FSCK_REF_CODEC,
     HT_FSCK_DATA_READ,
     HT_FSCK_DATA_CSUM,
+    HT_FSCK_DATA_FRAME,
     HT_FSCK_CODES,
 };
 
@@ -108,7 +110,7 @@ struct ht_fsck_item {
     uint64_t oid, checksum, block;
     uint32_t index, stored, visible, frag_first;
     uint16_t frag_count;
-    uint8_t device, chunk_shift;
+    uint8_t device, chunk_shift, codec;
     bool unreadable; /* not read: it is on a missing device, or its place makes no sense and was reported */
     bool contested;  /* it shares space with another one, and the repair has to know which one is sound */
 };
@@ -180,6 +182,7 @@ struct ht_fsck {
     bool newer;                        /* a newer version wrote the store: no copy of anything is written either */
     bool cut;                          /* the log ends where its longest copy does */
     bool overlaps;                     /* references share space, and at most one is right */
+    bool unmarked;                     /* chunks are compressed, and the superblock does not say so */
     struct ht_fsck_notes lose;         /* chunks: object, index */
     struct ht_fsck_notes orphans;      /* objects */
     struct ht_fsck_notes strangers;    /* objects that can be no file */

@@ -71,6 +71,7 @@ static int add_item(void *ctx, const struct ht_chunk_info *info)
         .frag_count = (uint16_t)info->extent_count,
         .device = (uint8_t)info->extents[0].device,
         .chunk_shift = (uint8_t)__builtin_ctz(info->chunk_bytes),
+        .codec = info->codec,
     };
     if (info->extent_count > 1)
         rc = add_frags(f, info);

@@ -293,10 +293,25 @@ static int check_owner(struct ht_fsck *f, size_t first, size_t end)
     return report_orphan(f, &w, end - first);
 }
 
+/* A program that does not know compressed chunks would take the store for damaged. */
+static void check_codecs(struct ht_fsck *f)
+{
+    struct ht_fsck_where w = {HT_FSCK_NOWHERE};
+    size_t count = 0;
+
+    for (size_t i = 0; i < f->item_count; i++)
+        count += f->items[i].codec == HT_CODEC_PLANES;
+    if (count && !(ht_store_super(f->store)->feat_refuse & HT_FEAT_REFUSE_PLANES))
+        f->unmarked = ht_fsck_problem(f, HT_FSCK_REF_CODEC, &w, "%zu %s compressed, and the superblock does not say so",
+                                      count, count == 1 ? "chunk is" : "chunks are");
+}
+
 int ht_fsck_pass_refs(struct ht_fsck *f)
 {
     int rc = ht_fsck_items_load(f);
 
+    if (rc == 0)
+        check_codecs(f);
     if (rc == 0)
         rc = check_conflicts(f);
     for (size_t first = 0, end; rc == 0 && first < f->item_count; first = end) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pass_tensors.c - read every stored chunk and verify its checksum.
+ * pass_tensors.c - read every stored chunk, verify its checksum, and decode it if it is compressed.
  *
  * Chunks are taken in the order of their places. Neighbours are read by one request of up to BATCH_BYTES, and
  * several batches are in flight, so that the device works while checksums are computed. When a batch fails, its
@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "tiering/base/log.h"
+#include "tiering/codec/frame.h"
 #include "tiering/api/check.h"
 
 enum { BATCHES = 8 };
@@ -32,6 +33,8 @@ struct reader {
     size_t next; /* item to submit */
     int error;   /* from noting a repair */
     struct ht_progress progress;
+    struct ht_decoder *decoder;
+    uint8_t *content; /* of a chunk */
     struct batch batch[BATCHES];
 };
 
@@ -42,7 +45,10 @@ static uint64_t room_bytes(const struct ht_fsck_item *it)
 
 /* -------------------------------------------------------------------- report */
 
-static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t offset, int error)
+enum verdict { GOOD, BAD_CHECKSUM, BAD_FRAME };
+
+/* error: the device's; 0: bad says the reason. */
+static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t offset, int error, enum verdict bad)
 {
     static char text[HT_FSCK_PATH_MAX + 128];
     static struct ht_fsck_owner owner;
@@ -63,8 +69,9 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
         lose = ht_fsck_problem(r->f, HT_FSCK_DATA_READ, &w, "%s: cannot be read, byte offset %llu of %s: %s", text,
                                (unsigned long long)offset, w.device, strerror(-error));
     else
-        lose = ht_fsck_problem(r->f, HT_FSCK_DATA_CSUM, &w,
-                               "%s: its checksum does not match, %llu bytes at byte offset %llu of %s%s", text,
+        lose = ht_fsck_problem(r->f, bad == BAD_FRAME ? HT_FSCK_DATA_FRAME : HT_FSCK_DATA_CSUM, &w,
+                               "%s: its %s, %llu bytes at byte offset %llu of %s%s", text,
+                               bad == BAD_FRAME ? "compressed frame is damaged" : "checksum does not match",
                                (unsigned long long)it->stored, (unsigned long long)offset, w.device,
                                it->frag_count > 1 ? " and further places" : "");
     if (lose && r->error == 0)
@@ -72,12 +79,14 @@ static void report_bad(struct reader *r, const struct ht_fsck_item *it, uint64_t
 }
 
 /* As the store: over the stored bytes, seeded with the store's salt. */
-static bool verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
+static enum verdict verify(struct reader *r, const struct ht_fsck_item *it, const uint8_t *buf)
 {
-    bool good = ht_store_checksum(r->f->store, buf, it->stored) == it->checksum;
-
-    r->f->verified_bytes += good ? it->stored : 0;
-    return good;
+    if (ht_store_checksum(r->f->store, buf, it->stored) != it->checksum)
+        return BAD_CHECKSUM;
+    if (it->codec == HT_CODEC_PLANES && ht_codec_decode(r->decoder, buf, it->stored, r->content, it->visible))
+        return BAD_FRAME;
+    r->f->verified_bytes += it->stored;
+    return GOOD;
 }
 
 /* --------------------------------------------------------------------- batches */
@@ -171,13 +180,14 @@ static void read_alone(struct reader *r, const struct ht_fsck_item *it, uint8_t 
         size_t bytes = (size_t)e.blocks * HT_BLOCK_BYTES;
         int rc = ht_dev_read(r->f->member[e.device], e.block * HT_BLOCK_BYTES, to, bytes);
         if (rc < 0) {
-            report_bad(r, it, e.block * HT_BLOCK_BYTES, rc);
+            report_bad(r, it, e.block * HT_BLOCK_BYTES, rc, GOOD);
             return;
         }
         to += bytes;
     }
-    if (!verify(r, it, buf))
-        report_bad(r, it, it->block * HT_BLOCK_BYTES, 0);
+    enum verdict v = verify(r, it, buf);
+    if (v != GOOD)
+        report_bad(r, it, it->block * HT_BLOCK_BYTES, 0, v);
 }
 
 static void finish(struct reader *r, struct batch *b)
@@ -191,7 +201,7 @@ static void finish(struct reader *r, struct batch *b)
     }
     for (size_t i = b->first; i < b->first + b->count; i++) {
         const struct ht_fsck_item *it = &r->f->items[i];
-        if (error != 0 || !verify(r, it, from))
+        if (error != 0 || verify(r, it, from) != GOOD)
             read_alone(r, it, b->alone);
         from += room_bytes(it);
         ht_progress_add(&r->progress, it->stored);
@@ -224,6 +234,12 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
             r->batch[i].alone = r->batch[i].buf + BATCH_BYTES;
         else
             rc = -ENOMEM;
+    if (rc == 0)
+        rc = ht_decoder_new(&r->decoder);
+    if (rc == 0) {
+        r->content = malloc(HT_CHUNK_BYTES);
+        rc = r->content ? 0 : -ENOMEM;
+    }
     if (rc == 0) {
         r->f = f;
         ht_fsck_items_sort(f);
@@ -240,6 +256,8 @@ int ht_fsck_pass_tensors(struct ht_fsck *f)
             free(r->batch[i].buf);
         if (r->ring)
             ht_ring_free(r->ring);
+        ht_decoder_free(r->decoder);
+        free(r->content);
         free(r);
     }
     return rc;

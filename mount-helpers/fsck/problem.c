@@ -66,8 +66,10 @@ static const struct row {
     [HT_FSCK_REF_OVERLAP] = {"REF-OVERLAP", ASK, MARK, "keep the one whose checksum holds"},
     [HT_FSCK_REF_ORPHAN] = {"REF-ORPHAN", SAFE, MARK, "move it to lost+found"},
     [HT_FSCK_REF_NUMBER] = {"REF-NUMBER", ASK, MARK, "delete it"},
+    [HT_FSCK_REF_CODEC] = {"REF-CODEC", SAFE, MARK, "note it in the superblock"},
     [HT_FSCK_DATA_READ] = {"DATA-READ", ASK, MARK, "mark the chunk lost: reading it is an error"},
     [HT_FSCK_DATA_CSUM] = {"DATA-CSUM", ASK, MARK, "mark the chunk lost: reading it is an error"},
+    [HT_FSCK_DATA_FRAME] = {"DATA-FRAME", ASK, MARK, "mark the chunk lost: reading it is an error"},
 };
 
 const char *ht_fsck_code_name(enum ht_fsck_code code)

@@ -123,6 +123,8 @@ static int first_round(struct ht_fsck *f)
     rc = ht_ns_reconnect(f->ns);
     if (rc == 0)
         rc = lose_chunks(f); /* also chunks of objects that are deleted next */
+    if (rc == 0 && f->unmarked)
+        rc = ht_store_mark_compressed(f->store);
     if (rc == 0)
         rc = add_orphans(f);
     return rc == 0 ? configure_roots(f) : rc;

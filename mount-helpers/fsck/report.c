@@ -29,6 +29,8 @@ static void list_piece(struct ht_fsck *f, const struct ht_fsck_item *it, const s
     ht_json_u64(&f->json, "offset", offset);
     ht_json_u64(&f->json, "bytes", bytes);
     ht_json_u64(&f->json, "stored", it->stored);
+    if (it->codec == HT_CODEC_PLANES)
+        ht_json_str(&f->json, "codec", "planes");
     ht_json_end(&f->json);
 }
 

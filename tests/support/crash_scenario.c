@@ -9,11 +9,13 @@
 #include "tests/support/crash_scenario.h"
 #include "tests/support/dev.h"
 #include "tests/support/recorder.h"
+#include "tests/unit/tiering/codec/content.h"
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/api/check.h"
 #include "tiering/api/dedup.h"
 #include "tiering/api/discard.h"
+#include "tiering/api/compress.h"
 #include "tiering/api/scrub.h"
 #include "tiering/api/stats.h"
 
@@ -316,13 +318,14 @@ static void pattern(uint8_t *out, uint64_t seed, size_t len)
         out[i] = (uint8_t)(1 + (seed * 31 + i / 7) % 250); /* no zeros: zeros would hide lost bytes */
 }
 
-int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len)
+static int write_bytes(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len,
+                       void (*fill)(uint8_t *bytes, uint64_t seed, size_t len))
 {
     uint8_t *bytes = malloc(len);
     uint64_t ino = harness_make(&s->k, HT_NS_ROOT_INO, name);
 
     note(s);
-    pattern(bytes, seed, len);
+    fill(bytes, seed, len);
     int rc = harness_write(&s->k, ino, off, bytes, len);
     ck_assert(rc == 0 || rc == -ENOSPC);
     free(bytes);
@@ -338,6 +341,21 @@ void scenario_zeros(struct crash_scenario *s, const char *name, uint64_t off, si
     ck_assert_int_eq(harness_write(&s->k, must_find(s, name), off, bytes, len), 0);
     free(bytes);
     note(s);
+}
+
+int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len)
+{
+    return write_bytes(s, name, seed, off, len, pattern);
+}
+
+static void weights(uint8_t *bytes, uint64_t seed, size_t len)
+{
+    content_bf16(bytes, len, seed);
+}
+
+int scenario_write_weights(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len)
+{
+    return write_bytes(s, name, seed, off, len, weights);
 }
 
 void scenario_fsync(struct crash_scenario *s, const char *name)
@@ -542,6 +560,36 @@ void scenario_dedup(struct crash_scenario *s, uint64_t bytes)
     ck_assert_int_eq(ht_store_dedup(s->k.store), 0);
     ht_store_dedup_stats(s->k.store, &now);
     ck_assert_uint_eq(now.shared_bytes + now.hole_bytes - was.shared_bytes - was.hole_bytes, bytes);
+}
+
+/* The file that fills the store stays as it is. */
+static bool may_compress(void *ctx, uint64_t oid)
+{
+    struct crash_scenario *s = ctx;
+
+    return oid == 0 || oid != harness_find(&s->k, HT_NS_ROOT_INO, "filler");
+}
+
+static int count_compressed(void *ctx, const struct ht_chunk_info *info)
+{
+    *(unsigned *)ctx += info->codec == HT_CODEC_PLANES;
+    return 0;
+}
+
+unsigned scenario_compress(struct crash_scenario *s)
+{
+    unsigned count = 0, complete = 0;
+
+    ht_store_set_compress(s->k.store, may_compress, s);
+    for (unsigned i = 0; i < 8 && complete < 2; i++) {
+        int rc = ht_store_compress(s->k.store);
+        ck_assert(rc == 0 || rc == -ENOSPC);
+        complete += rc == 0;
+        scenario_commit(s); /* what one round freed is there in the next */
+    }
+    ck_assert_uint_eq(complete, 2);
+    ck_assert_int_eq(ht_store_walk(s->k.store, count_compressed, &count), 0);
+    return count;
 }
 
 void scenario_lose_log(struct crash_scenario *s, unsigned copy)

@@ -66,6 +66,8 @@ const char *scenario_go_on(const struct crash_scenario *s, struct harness *k);
 /* Operations of scripts. Those that return something return 0 or -ENOSPC; everything else ends the test. */
 int scenario_write(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len);
 void scenario_zeros(struct crash_scenario *s, const char *name, uint64_t off, size_t len);
+/* Content that gets smaller by compression. */
+int scenario_write_weights(struct crash_scenario *s, const char *name, uint64_t seed, uint64_t off, size_t len);
 void scenario_fsync(struct crash_scenario *s, const char *name); /* "" is the root directory */
 void scenario_commit(struct crash_scenario *s);                  /* all that is outside models */
 void scenario_truncate(struct crash_scenario *s, const char *name, uint64_t size);
@@ -93,6 +95,10 @@ uint64_t scenario_discard(struct crash_scenario *s); /* what became free; its by
  * the first block of the name; and its repair.
  */
 void scenario_scrub(struct crash_scenario *s, const char *name);
+/*
+ * Rounds of the engine until nothing is left to compress, each with a commit. Returns how many chunks are compressed.
+ */
+unsigned scenario_compress(struct crash_scenario *s);
 void scenario_lose_log(struct crash_scenario *s, unsigned copy); /* by one error; and it comes back */
 void scenario_resync_log(struct crash_scenario *s);
 void scenario_lose_super(struct crash_scenario *s, unsigned device); /* its log goes on */

@@ -11,6 +11,7 @@
 #include "tests/support/sample.h"
 #include "tests/support/states.h"
 #include "tiering/base/hash.h"
+#include "tiering/codec/frame.h"
 #include "tiering/space/alloc.h"
 #include "tiering/space/members.h"
 #include "tiering/api/check.h"
@@ -470,14 +471,14 @@ static void bad_config(const struct damage_ids *ids, struct ht_buf *b)
 
 /* ---------------------------------------------------------------- references */
 
-void damage_put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p)
+static void put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p, uint8_t codec)
 {
     size_t mark = ht_record_begin(b, HT_REC_CHUNK);
 
     ht_buf_put_u64(b, oid);
     ht_buf_put_u64(b, 0);
     ht_buf_put_u32(b, 77); /* generation */
-    ht_buf_put_u8(b, HT_CODEC_RAW);
+    ht_buf_put_u8(b, codec);
     ht_buf_put_u8(b, 0);
     ht_buf_put_u16(b, 1);
     ht_buf_put_u32(b, p->stored);
@@ -488,6 +489,11 @@ void damage_put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place 
     ht_buf_put_u16(b, (uint16_t)ht_div_up(p->stored, HT_BLOCK_BYTES));
     ht_buf_put_u64(b, p->block);
     ht_record_end(b, mark);
+}
+
+void damage_put_chunk(struct ht_buf *b, uint64_t oid, const struct ht_ref_place *p)
+{
+    put_chunk(b, oid, p, HT_CODEC_RAW);
 }
 
 static void put_object(struct ht_buf *b, uint64_t oid, uint64_t size)
@@ -590,6 +596,41 @@ static void within_another(struct harness *k, const struct damage_ids *ids)
     damage_put_chunk(&b, ids->small, &p);
     damage_append(k, &b);
     ht_buf_free(&b);
+}
+
+/* The small file has a compressed chunk; bad: its frame has another byte, and the right checksum. */
+static void compressed(struct harness *k, const struct damage_ids *ids, bool bad)
+{
+    struct ht_ref_place p = {.block = FREE_BLOCK, .visible = ids->of_small.visible};
+    static uint8_t zeros[2 * HT_BLOCK_BYTES];
+    uint8_t *frame = bytes_at(k, 0, p.block * HT_BLOCK_BYTES);
+    struct ht_buf b = HT_BUF_INIT;
+    struct ht_encoder *e;
+
+    ck_assert_int_eq(ht_encoder_new(&e), 0);
+    int len = ht_codec_encode(e, zeros, sizeof(zeros), frame);
+    ck_assert_int_gt(len, 0);
+    frame[0] += bad;
+    p.stored = (uint32_t)len;
+    p.checksum = ht_hash64(frame, p.stored, super_of(k, 0).salt);
+    put_chunk(&b, ids->small, &p, HT_CODEC_PLANES);
+    damage_append(k, &b);
+    ht_buf_free(&b);
+    ht_encoder_free(e);
+}
+
+static void compressed_unmarked(struct harness *k, const struct damage_ids *ids)
+{
+    compressed(k, ids, false);
+}
+
+static void bad_compressed(struct harness *k, const struct damage_ids *ids)
+{
+    struct ht_super sb = super_of(k, 0);
+
+    sb.feat_refuse |= HT_FEAT_REFUSE_PLANES;
+    ck_assert_int_eq(ht_super_write(&sb, k->dev, k->dev_count), 0);
+    compressed(k, ids, true);
 }
 
 /* -------------------------------------------------------------------- random */
@@ -711,8 +752,10 @@ const struct damage damages[] = {
     {"REF-ORPHAN-crowded", .put = orphan_crowded_out, .alone = true},
     {"REF-ORPHAN-model", .put = orphan_in_a_model, .alone = true},
     {"REF-NUMBER", .put = orphan_directory},
+    {"REF-CODEC", .harm = compressed_unmarked, .alone = true},
     {"DATA-READ", .reading_fails = true, .alone = true},
     {"DATA-CSUM", .harm = bad_bytes},
     {"DATA-CSUM-shared", .harm = bad_shared_bytes},
+    {"DATA-FRAME", .harm = bad_compressed, .alone = true},
 };
 const unsigned damage_count = HT_ARRAY_SIZE(damages);

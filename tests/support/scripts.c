@@ -243,6 +243,29 @@ static void scrubbed(struct crash_scenario *s)
     scenario_fsync(s, "a");
 }
 
+static void weights_and_little_room(struct crash_scenario *s)
+{
+    scenario_write_weights(s, "a", 1, 0, 3 * CHUNK);
+    scenario_fsync(s, "a");
+    scenario_fill(s, 3 * CHUNK);
+}
+
+/* The next write needs the space that compression freed, and the other way round. */
+static void compressed(struct crash_scenario *s)
+{
+    ck_assert_uint_eq(scenario_compress(s), 3);
+    scenario_write_weights(s, "b", 2, 0, 2 * CHUNK);
+    scenario_fsync(s, "b");
+    scenario_write(s, "a", 3, 100, 10);
+    scenario_truncate(s, "a", 2 * CHUNK + 10);
+    scenario_commit(s);
+    scenario_clone(s, "a", "c", 2 * CHUNK);
+    scenario_fsync(s, "c");
+    ck_assert_uint_ge(scenario_compress(s), 5);
+    scenario_write(s, "b", 4, 10, CHUNK);
+    scenario_fsync(s, "b");
+}
+
 /* ------------------------------------------------------------------ models */
 
 static void model(struct crash_scenario *s)
@@ -453,6 +476,8 @@ const struct scenario_script scenario_scripts[] = {
     {"two-discard", {"a", "b"}, 512, 2, synced_a, discarded},
     {"scrub", {"a", "b"}, 4096, 1, fill_up_but_little, scrubbed},
     {"two-scrub", {"a", "b"}, 512, 2, synced_a, scrubbed},
+    {"compress", {"a", "b", "c"}, 4096, 1, weights_and_little_room, compressed},
+    {"two-compress", {"a", "b", "c"}, 512, 2, weights_and_little_room, compressed, .seldom = true},
     {"step", {"model", "a"}, 512, 1, model, steps},
     {"async-step", {"model", "a"}, 512, 1, model, async_steps},
     {"abort", {"model", "a"}, 4096, 1, model, aborted_step},

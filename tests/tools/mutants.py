@@ -49,6 +49,7 @@ MUTANTS = [
     ('damage-unseen', 'a log that lost its middle is damaged', ROT, ''),
     ('no-chain', 'a frame names the one before it', ROT, ''),
     ('cut-undone', 'a repaired chunk shows no more than before', SCRUB, ''),
+    ('feature-late', 'older programs are kept away before the first frame', SMALL, 'compress'),
     ('given-up-unseen', 'a publication notices what was given up', FLUSH, ''),
     ('frame-voided', 'a frame notices a failed flush of another thread', FLUSH, ''),
     ('publish-unasked', 'a root that may not end publishes nothing', STEP, ''),

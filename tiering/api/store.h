@@ -58,6 +58,7 @@ struct ht_store_opts {
     uint64_t dedup_index_bytes; /* heap for checksums at most; 0: 1/64 of dram_bytes */
     bool discard;               /* devices forget space that became free */
     unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */
+    unsigned compress_after_ms; /* content may be compressed when it has not changed for so long; 0: a minute */
     bool read_only;
     unsigned answer_ms; /* a device with an older request does not answer; 0: 30 s */
     bool degraded;      /* go on without members that are missing */

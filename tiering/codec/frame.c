@@ -53,6 +53,11 @@ void ht_encoder_free(struct ht_encoder *e)
     free(e);
 }
 
+uint64_t ht_encoder_bytes(const struct ht_encoder *e)
+{
+    return sizeof(*e) + HT_CHUNK_BYTES + ht_zstd_room(HT_CHUNK_BYTES) + ht_zstd_compressor_bytes(e->zstd);
+}
+
 /* The most bytes that a frame may have; less than its header if there can be none. */
 static uint32_t frame_bytes_max(uint32_t bytes)
 {
@@ -149,6 +154,11 @@ void ht_decoder_free(struct ht_decoder *d)
     ht_zstd_decompressor_free(d->zstd);
     free(d->planes);
     free(d);
+}
+
+uint64_t ht_decoder_bytes(const struct ht_decoder *d)
+{
+    return sizeof(*d) + HT_CHUNK_BYTES + ht_zstd_decompressor_bytes(d->zstd);
 }
 
 struct layout {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * frame.h - a chunk's bytes as a compressed frame (struct ht_disk_planes). Without I/O, locks, or memory of
- * its callers.
+ * frame.h - HT_CODEC_PLANES: a chunk's bytes as a compressed frame (struct ht_disk_planes). Without I/O and locks.
  *
  *     header | plane 0 | ... | plane n-1 | bytes after the last whole element
  *
@@ -21,6 +20,7 @@
 struct ht_encoder;
 int ht_encoder_new(struct ht_encoder **out) HT_MUST_CHECK;
 void ht_encoder_free(struct ht_encoder *e);
+uint64_t ht_encoder_bytes(const struct ht_encoder *e);
 /*
  * Encodes at most HT_CHUNK_BYTES. The frame is at least 1/16 and a block smaller than they; out has room for as much as
  * raw. Returns the frame's bytes, 0 if there is no such frame, or -ENOMEM.
@@ -31,6 +31,7 @@ int ht_codec_encode(struct ht_encoder *e, const void *raw, uint32_t bytes, void 
 struct ht_decoder;
 int ht_decoder_new(struct ht_decoder **out) HT_MUST_CHECK;
 void ht_decoder_free(struct ht_decoder *d);
+uint64_t ht_decoder_bytes(const struct ht_decoder *d);
 /*
  * Writes the first `bytes` bytes of the content to out, which may be the memory of the frame itself: the decoder reads
  * all of the frame first. -EUCLEAN: the frame is damaged, or has less content; then out has any bytes.

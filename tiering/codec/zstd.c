@@ -41,6 +41,16 @@ void ht_zstd_decompressor_free(struct ZSTD_DCtx_s *z)
     ZSTD_freeDCtx(z);
 }
 
+size_t ht_zstd_compressor_bytes(const struct ZSTD_CCtx_s *z)
+{
+    return ZSTD_sizeof_CCtx(z);
+}
+
+size_t ht_zstd_decompressor_bytes(const struct ZSTD_DCtx_s *z)
+{
+    return ZSTD_sizeof_DCtx(z);
+}
+
 size_t ht_zstd_room(size_t bytes)
 {
     return ZSTD_compressBound(bytes);

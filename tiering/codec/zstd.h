@@ -16,6 +16,9 @@ struct ZSTD_CCtx_s *ht_zstd_compressor_new(void);
 void ht_zstd_compressor_free(struct ZSTD_CCtx_s *z);
 struct ZSTD_DCtx_s *ht_zstd_decompressor_new(void);
 void ht_zstd_decompressor_free(struct ZSTD_DCtx_s *z);
+/* Their memory now. */
+size_t ht_zstd_compressor_bytes(const struct ZSTD_CCtx_s *z);
+size_t ht_zstd_decompressor_bytes(const struct ZSTD_DCtx_s *z);
 
 /* Room for whatever becomes of so many bytes. */
 size_t ht_zstd_room(size_t bytes) HT_MUST_CHECK;

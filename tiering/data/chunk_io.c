@@ -16,6 +16,7 @@
 #include "tiering/object/space.h"
 #include "tiering/data/data_priv.h"
 #include "tiering/data/checksum.h"
+#include "tiering/data/decode.h"
 #include "tiering/data/shares.h"
 #include "tiering/data/write_retry.h"
 #include "tiering/data/xfer.h"
@@ -42,10 +43,10 @@ static void report_wrong_checksum(const struct ht_chunk_io *io)
     struct ht_event_about about = ht_chunk_io_about(io, -EIO);
 
     about.error = -EIO;
-    ht_event(
-        HT_EVENT_CHECKSUM, &about,
-        "chunk %llu of object %llu at byte %llu of %s: its checksum is wrong; the read fails with EIO; run hitrain-fsck",
-        (unsigned long long)io->index, (unsigned long long)about.id, (unsigned long long)about.offset, about.device);
+    ht_event(HT_EVENT_CHECKSUM, &about,
+             "chunk %llu of object %llu at byte %llu of %s: %s; the read fails with EIO; run hitrain-fsck",
+             (unsigned long long)io->index, (unsigned long long)about.id, (unsigned long long)about.offset,
+             about.device, io->undecodable ? "its compressed frame is damaged" : "its checksum is wrong");
 }
 
 static void report_failed_read(const struct ht_chunk_io *io, int rc)
@@ -77,8 +78,25 @@ static void count_and_report(struct ht_chunk_io *io, int rc)
 void ht_chunk_read_start(struct ht_chunk_io *io, struct ht_ring *ring, void *buf)
 {
     io->data = buf;
-    io->mismatch = false;
+    io->mismatch = io->undecodable = false;
     io->rc = ht_xfer_queue(&io->xfer, io->obj->s, ring, &io->ref, buf, HT_IO_READ);
+}
+
+/* The bytes came: are they right? Then the caller gets the content. */
+static int verify_and_decode(struct ht_chunk_io *io)
+{
+    struct ht_store *s = io->obj->s;
+    int rc = ht_ref_verify(s, &io->ref, io->data);
+
+    if (!rc) {
+        rc = ht_ref_decode(&s->data->decoders, &io->ref, io->data);
+        io->undecodable = rc == -EUCLEAN;
+    }
+    if (rc != -EUCLEAN)
+        return rc;
+    ht_xfer_blame(&io->xfer, &io->ref, -EUCLEAN);
+    io->mismatch = true;
+    return -EIO;
 }
 
 int ht_chunk_read_finish_quietly(struct ht_chunk_io *io, struct ht_ring *ring)
@@ -87,11 +105,8 @@ int ht_chunk_read_finish_quietly(struct ht_chunk_io *io, struct ht_ring *ring)
 
     if (!io->rc)
         io->rc = rc;
-    if (!io->rc && ht_ref_verify(io->obj->s, &io->ref, io->data)) {
-        ht_xfer_blame(&io->xfer, &io->ref, -EUCLEAN);
-        io->mismatch = true;
-        io->rc = -EIO;
-    }
+    if (!io->rc)
+        io->rc = verify_and_decode(io);
     return io->rc;
 }
 
@@ -117,16 +132,26 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
 
 /* --------------------------------------------------------------- writing */
 
-void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes)
+static void prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t codec, uint32_t visible)
 {
     memset((uint8_t *)data + bytes, 0, ht_round_up(bytes, HT_BLOCK_BYTES) - bytes);
     io->data = data;
     io->ref = (struct ht_ref){
         .stored = bytes,
-        .visible = bytes & HT_VISIBLE_MASK,
-        .codec = HT_CODEC_RAW,
+        .visible = visible & HT_VISIBLE_MASK,
+        .codec = codec,
         .checksum = ht_store_checksum(io->obj->s, data, bytes),
     };
+}
+
+void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes)
+{
+    prepare(io, data, bytes, HT_CODEC_RAW, bytes);
+}
+
+void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
+{
+    prepare(io, frame, bytes, HT_CODEC_PLANES, visible);
 }
 
 /* The current reference stays as it is, if it can: a publication that runs at the same time names that one. */

@@ -7,6 +7,7 @@
  *                                       |
  *                                       +---> cancel
  *
+ * A read that has finished gives the first ref.visible bytes of the content; a compressed one was decoded in place.
  * Prepare alone decides how the bytes are stored (codec, sizes, checksum), place where; nothing later changes the
  * former. The caller sets obj and index of a struct ht_chunk_io, and keeps it from its start to its finish. Starting
  * queues requests on the ring. So a caller starts many, sends them together (ht_ring_offer, ht_ring_kick), and finishes
@@ -31,11 +32,12 @@ struct ht_chunk_io {
     struct ht_chunk *chunk; /* of a write; NULL: the bytes get a place, and no chunk gets the reference */
     uint64_t index;
     struct ht_ref ref; /* a copy: publishing moves references without the chunk's lock */
-    void *data;        /* as they are on the device, in whole blocks */
+    void *data;        /* as they are on the device, in whole blocks; after a read the content */
     struct ht_xfer xfer;
     struct ht_permit permit; /* of a batch; it gives it back */
     int rc;                  /* the first error */
     bool mismatch;           /* of a read: the bytes came, and they are not those of the checksum */
+    bool undecodable;        /* a mismatch: they are, but no encoder writes such a frame */
 };
 
 /* This thread's ring; NULL: the thread cannot have one. */
@@ -43,7 +45,7 @@ struct ht_ring *ht_store_ring(struct ht_store *s);
 
 /* ------------------------------------------------- reading, without the lock */
 
-/* Queues a read of io->ref into buf, which has room for whole blocks. io->rc: an error, for finish. */
+/* Queues a read of io->ref into buf: room for whole blocks, and for what is visible. io->rc: an error, for finish. */
 void ht_chunk_read_start(struct ht_chunk_io *io, struct ht_ring *ring, void *buf);
 /* Waits and verifies. The error, -EIO or -ENOMEM, is counted and reported. */
 int ht_chunk_read_finish(struct ht_chunk_io *io, struct ht_ring *ring) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
@@ -60,6 +62,9 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
  * to the finish.
  */
 void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes) HT_EXCLUDES(HT_LOCK_STORE);
+/* The same for a compressed frame of so many bytes, which shows visible bytes of content. */
+void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
+    HT_EXCLUDES(HT_LOCK_STORE);
 /*
  * Takes space for io->ref. An object with a rewrite reserve has space for two copies only: if there is no more, the
  * call gives up the chunk's unpublished one for the bytes that replace it. Without a chunk the space is nobody's yet.

@@ -15,7 +15,13 @@ int ht_data_setup(struct ht_store *s)
         return -ENOMEM;
     ht_list_init(&s->data->writing);
     ht_cond_init(&s->data->probe_ended);
+    ht_decoders_init(&s->data->decoders);
     return 0;
+}
+
+uint64_t ht_data_bytes(struct ht_store *s)
+{
+    return ht_decoders_bytes(&s->data->decoders);
 }
 
 void ht_data_teardown(struct ht_store *s)
@@ -24,5 +30,6 @@ void ht_data_teardown(struct ht_store *s)
         return;
     ht_probes_end(s);
     pthread_cond_destroy(&s->data->probe_ended);
+    ht_decoders_destroy(&s->data->decoders);
     free(s->data);
 }

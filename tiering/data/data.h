@@ -10,5 +10,7 @@ struct ht_store;
 /* Before and after everything else. -ENOMEM */
 int ht_data_setup(struct ht_store *s) HT_MUST_CHECK;
 void ht_data_teardown(struct ht_store *s);
+/* Heap that it holds for decoders. */
+uint64_t ht_data_bytes(struct ht_store *s);
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/base/list.h"
+#include "tiering/data/decode.h"
 #include "tiering/tier/endurance.h"
 #include "tiering/tier/weights.h"
 #include <hitrain/limits.h>
@@ -43,6 +44,7 @@ struct ht_data {
         struct ht_weights weights; /* shares.c */
     };
     pthread_cond_t probe_ended;
+    struct ht_decoders decoders;
     /* members.c */
     HT_GUARDED_BY(HT_LOCK_SUPER) struct {
         uint32_t part;         /* devices (bits) that take part in the epoch */

@@ -36,6 +36,7 @@ void ht_read_batch_finish(struct ht_read_batch *w)
     uint32_t reach = ht_image_reach(io->obj, c, io->index); /* and in shared memory the rest of a block */
     uint32_t visible = (uint32_t)ht_min_u64(io->ref.visible, reach);
 
+    io->ref.visible = visible & HT_VISIBLE_MASK; /* the decoder writes no more */
     ht_store_unlock(s);
     int rc = w->report ? ht_chunk_read_finish(io, w->ring) : ht_chunk_read_finish_quietly(io, w->ring);
     ht_permit_put(&io->permit);

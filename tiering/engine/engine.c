@@ -111,6 +111,7 @@ static const struct {
     [HT_ENGINE_SCRUB] = {&ht_scrub_engine, HT_LANE_BACKGROUND, ht_scrub_rate_bytes},
     [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, ht_discard_is_on},
     [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
+    [HT_ENGINE_RECOMPRESS] = {&ht_recompress_engine, HT_LANE_BACKGROUND, ht_recompress_rate_bytes},
 };
 
 int ht_engine_setup(struct ht_store *s)
@@ -159,12 +160,14 @@ void ht_engine_teardown(struct ht_store *s)
     ht_scrub_destroy(&e->scrub);
     ht_dedup_end(&e->dedup);
     ht_planner_destroy(&e->planner);
+    ht_recompress_destroy(&e->recompress);
     free(e);
 }
 
 uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
-    return s->engine->dedup.figures.memory_bytes + ht_planner_bytes(&s->engine->planner);
+    return s->engine->dedup.figures.memory_bytes + ht_planner_bytes(&s->engine->planner) +
+        ht_recompress_bytes(&s->engine->recompress);
 }
 
 /* ----------------------------------------------------------- start and stop */

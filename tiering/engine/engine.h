@@ -12,6 +12,7 @@
  *   background  scrub                            scrub.c       on demand, paced; background.c pauses and counts all
  *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
  *               discard                          discard.c     on demand, with -o discard=on
+ *               recompress                       recompress.c  from time to time if anything may be compressed, paced
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.

@@ -17,6 +17,7 @@
 #include "tiering/object/deferred_free.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
+#include "tiering/data/data.h"
 #include "tiering/data/endurance.h"
 #include "tiering/data/flush.h"
 #include "tiering/data/health.h"
@@ -127,6 +128,7 @@ void ht_store_stats(struct ht_store *s, struct ht_store_stats *out)
     ht_shm_stats(s, out);
     ht_txn_stats(s, out);
     ht_store_unlock(s);
+    out->working_bytes += ht_data_bytes(s);
 }
 
 uint64_t ht_store_available(struct ht_store *s)

@@ -6,7 +6,6 @@
  * written anew, cut off or deleted. A feature bit, durable before the first mark, keeps away programs that do not know
  * such marks.
  */
-#include "tiering/base/lock.h"
 #include "tiering/cache/arena.h"
 #include "tiering/api/check.h"
 #include "tiering/api/tx.h"
@@ -16,21 +15,8 @@
 #include "tiering/object/record_bytes.h"
 #include "tiering/object/ref.h"
 #include "tiering/object/space.h"
-#include "tiering/data/members.h"
+#include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
-
-static int note_feature(struct ht_store *s)
-{
-    int rc = 0;
-
-    ht_mutex_lock(ht_super_mutex(s));
-    if (!(s->sb.feat_refuse & HT_FEAT_REFUSE_LOST)) {
-        s->sb.feat_refuse |= HT_FEAT_REFUSE_LOST;
-        rc = ht_store_write_super(s);
-    }
-    ht_mutex_unlock(ht_super_mutex(s));
-    return rc;
-}
 
 /* The space stays taken in this mount: it may belong to another chunk, or to no device. */
 static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
@@ -58,7 +44,7 @@ static int lose(struct ht_store *s, struct ht_tx *tx, uint64_t oid, uint64_t ind
 int ht_store_lose_chunk(struct ht_store *s, uint64_t oid, uint64_t index)
 {
     struct ht_tx *tx;
-    int rc = note_feature(s);
+    int rc = ht_store_need_feature(s, HT_FEAT_REFUSE_LOST);
 
     if (rc)
         return rc;

@@ -73,17 +73,32 @@ static int write_bytes(struct ht_chunk_io *io, struct ht_ring *ring)
     return rc;
 }
 
+static int write_and_flush(struct ht_chunk_io *io, struct ht_ring *ring, struct ht_ref *out)
+{
+    int rc = write_bytes(io, ring);
+
+    if (!rc)
+        rc = flush_out(io);
+    if (!rc)
+        *out = io->ref;
+    return rc;
+}
+
 int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
 {
     struct ht_chunk_io io = {.obj = o};
 
     ht_chunk_write_prepare(&io, bytes, len);
-    int rc = write_bytes(&io, ring);
-    if (!rc)
-        rc = flush_out(&io);
-    if (!rc)
-        *out = io.ref;
-    return rc;
+    return write_and_flush(&io, ring, out);
+}
+
+int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, uint32_t visible,
+                            struct ht_ref *out)
+{
+    struct ht_chunk_io io = {.obj = o};
+
+    ht_chunk_write_prepare_frame(&io, frame, len, visible);
+    return write_and_flush(&io, ring, out);
 }
 
 /*
@@ -128,15 +143,34 @@ static int try_swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, 
     return rc ? rc : committed;
 }
 
-int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
+void ht_relocate_cancel(struct ht_obj *o, struct ht_ref *ref)
+{
+    give_back(o->s, ref);
+}
+
+static int publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref, uint64_t *out_lsn)
 {
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    uint64_t lsn = 0;
     int rc;
 
-    for (unsigned i = 0; (rc = try_swap(o, index, was, ref, &lsn)) == -EAGAIN && i < TRIES; i++)
+    for (unsigned i = 0; (rc = try_swap(o, index, was, ref, out_lsn)) == -EAGAIN && i < TRIES; i++)
         nanosleep(&pause, NULL);
     if (ht_ref_holds(ref))
         give_back(o->s, ref);
+    return rc;
+}
+
+int ht_relocate_publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
+{
+    uint64_t lsn;
+
+    return publish(o, index, was, ref, &lsn);
+}
+
+int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
+{
+    uint64_t lsn = 0;
+    int rc = publish(o, index, was, ref, &lsn);
+
     return rc ? rc : ht_store_sync(o->s, lsn);
 }

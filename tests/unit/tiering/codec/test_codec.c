@@ -8,7 +8,13 @@
 #include <hitrain/format.h>
 #include <hitrain/limits.h>
 
-enum { RAW = HT_CODEC_RAW, LOST = HT_CODEC_LOST, UNKNOWN = HT_CODEC_LOST + 1, CHUNK = HT_CHUNK_BYTES };
+enum {
+    RAW = HT_CODEC_RAW,
+    LOST = HT_CODEC_LOST,
+    PLANES = HT_CODEC_PLANES,
+    UNKNOWN = HT_CODEC_PLANES + 1,
+    CHUNK = HT_CHUNK_BYTES,
+};
 
 static const struct case_ {
     const char *what;
@@ -32,6 +38,15 @@ static const struct case_ {
     {"lost, with a piece", {LOST, 1, 0, CHUNK, 0}, false},
     {"lost, with stored bytes", {LOST, 0, 4096, 4096, 0}, false},
     {"lost, with a checksum", {LOST, 0, 0, CHUNK, 9}, false},
+    {"a compressed chunk", {PLANES, 1, CHUNK / 2, CHUNK, 9}, true},
+    {"in as many pieces as may be", {PLANES, HT_FRAGS_MAX, CHUNK / 2, CHUNK, 9}, true},
+    {"in more pieces", {PLANES, HT_FRAGS_MAX + 1, CHUNK / 2, CHUNK, 9}, false},
+    {"in no piece", {PLANES, 0, CHUNK / 2, CHUNK, 9}, false},
+    {"fewer bytes count than the frame has", {PLANES, 1, CHUNK / 2, 1, 9}, true},
+    {"more than a chunk counts", {PLANES, 1, CHUNK / 2, CHUNK + 1, 9}, false},
+    {"a frame as long as a chunk", {PLANES, 1, CHUNK, CHUNK, 9}, false},
+    {"nothing but a header", {PLANES, 1, 32, CHUNK, 9}, false},
+    {"no frame", {PLANES, 1, 0, CHUNK, 9}, false},
     {"a codec that does not exist", {UNKNOWN, 1, CHUNK, CHUNK, 9}, false},
     {"the last number of a codec", {UINT8_MAX, 1, CHUNK, CHUNK, 9}, false},
 };

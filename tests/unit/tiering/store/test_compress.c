@@ -1,0 +1,563 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_compress.c - content that has not changed for a while is compressed, and nothing that reads or changes it sees a
+ * difference but the space.
+ */
+#include "fixture.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "tests/unit/tiering/codec/content.h"
+#include "tiering/api/background.h"
+#include "tiering/api/compress.h"
+#include "tiering/base/event.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/ref.h"
+
+enum { CHUNKS = 3, BYTES = CHUNKS * MIB - 1000, SMALL = HT_SMALL_CHUNK_BYTES, STORE_MIB = 64 };
+
+static uint8_t *content;
+static struct ht_obj *obj;
+static uint64_t oid;
+static _Atomic unsigned bad_reads;
+
+static void count_event(void *ctx, const struct ht_event *e)
+{
+    (void)ctx;
+    bad_reads += e->code == HT_EVENT_CHECKSUM;
+}
+
+/* ctx: an object that may not be; 0: all may. */
+static bool may(void *ctx, uint64_t id)
+{
+    return id == 0 || id != *(uint64_t *)ctx;
+}
+
+static uint64_t none;
+
+static void allow(void)
+{
+    ht_store_set_compress(s, may, &none);
+}
+
+static void compress(void)
+{
+    allow();
+    ck_assert_int_eq(ht_store_compress(s), 0);
+}
+
+/* The first look at an object only notes its version. */
+static void compress_cold(void)
+{
+    compress();
+    compress();
+}
+
+static uint64_t figure(const char *key)
+{
+    struct ht_background_stat st;
+
+    for (unsigned i = 0; ht_store_background_stat(s, i, &st) == 0; i++)
+        for (unsigned k = 0; strcmp(st.engine, "recompress") == 0 && k < st.figures; k++)
+            if (strcmp(st.figure[k].key, key) == 0)
+                return st.value[k];
+    ck_abort_msg("no figure %s", key);
+}
+
+static uint64_t stored(void)
+{
+    return obj_stat(obj).stored_bytes;
+}
+
+static unsigned codec_of(uint64_t index)
+{
+    struct ht_chunk *c = ht_chunk_find(obj, index);
+
+    return c ? ht_chunk_ref(c)->codec : 0;
+}
+
+static void expect_all(void)
+{
+    expect(obj, 0, content, BYTES);
+    ht_obj_evict(obj);
+    expect(obj, 0, content, BYTES);
+}
+
+static void sync_object(void)
+{
+    ck_assert_int_eq(ht_obj_sync(obj), 0);
+}
+
+static void put(uint64_t off, size_t n)
+{
+    put_all(obj, off, content + off, n);
+}
+
+static void begin(uint32_t chunk_bytes)
+{
+    none = 0;
+    bad_reads = 0;
+    ht_event_set_sink(count_event, NULL);
+    fresh(STORE_MIB, false);
+    content = malloc(BYTES);
+    content_bf16(content, BYTES, 5);
+    obj = object(chunk_bytes, 0);
+    oid = ht_obj_id(obj);
+    put(0, BYTES);
+    sync_object();
+}
+
+static void setup(void)
+{
+    begin(MIB);
+}
+
+/* The whole object compressed, and without an image. */
+static void setup_compressed(void)
+{
+    setup();
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ht_obj_evict(obj);
+}
+
+static void teardown(void)
+{
+    ht_obj_put(obj);
+    done();
+    ht_event_set_sink(NULL, NULL);
+    fixture_shm_bytes = 0;
+    free(content);
+}
+
+static void begin_again(void (*how)(void))
+{
+    ht_obj_put(obj);
+    how();
+    obj = ht_obj_get(s, oid);
+    ck_assert_ptr_nonnull(obj);
+}
+
+/* -------------------------------------------------------- which content */
+
+START_TEST(content_is_smaller_and_the_same)
+{
+    uint64_t before = stored(), available = stats().available_bytes;
+
+    compress_cold();
+    for (uint64_t i = 0; i < CHUNKS; i++)
+        ck_assert_uint_eq(codec_of(i), HT_CODEC_PLANES);
+    ck_assert_uint_lt(stored(), before * 10 / 14);
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ck_assert_uint_eq(figure("raw_bytes"), before);
+    ck_assert_uint_eq(figure("saved_bytes"), before - stored());
+    ck_assert_uint_eq(stats().available_bytes, available + before - stored());
+    ck_assert_uint_ne(ht_store_super(s)->feat_refuse & HT_FEAT_REFUSE_PLANES, 0);
+    expect_all();
+}
+END_TEST
+
+START_TEST(it_is_there_after_a_mount_a_checkpoint_and_a_crash)
+{
+    uint64_t small;
+
+    compress_cold();
+    small = stored();
+    begin_again(remount);
+    ck_assert_uint_eq(stored(), small);
+    expect_all();
+    ck_assert_int_eq(ht_store_checkpoint(s), 0);
+    begin_again(crash);
+    ck_assert_uint_eq(stored(), small);
+    expect_all();
+}
+END_TEST
+
+START_TEST(what_changed_since_the_round_before_waits)
+{
+    compress();
+    ck_assert_uint_eq(figure("chunks"), 0); /* never seen before */
+    put(0, 1);
+    sync_object();
+    compress();
+    ck_assert_uint_eq(figure("chunks"), 0);
+    compress();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    expect_all();
+}
+END_TEST
+
+START_TEST(what_is_not_published_waits)
+{
+    put(0, 1);
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_int_eq(ht_obj_writeback(obj), 0);
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), 0);
+    sync_object();
+    compress();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+}
+END_TEST
+
+START_TEST(only_objects_that_may_be)
+{
+    none = oid;
+    compress_cold();
+    compress();
+    ck_assert_uint_eq(figure("chunks"), 0);
+    none = 0;
+    compress();
+    ck_assert_uint_eq(figure("chunks"), 0); /* seen for the first time */
+    compress();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+}
+END_TEST
+
+START_TEST(what_saves_too_little_is_tried_once)
+{
+    content_random(content, BYTES, 1);
+    put(0, BYTES);
+    sync_object();
+    uint64_t before = stored();
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), 0);
+    ck_assert_uint_eq(figure("kept_raw"), CHUNKS);
+    uint64_t read = stats().device_read_bytes;
+    compress_cold();
+    ck_assert_uint_eq(stats().device_read_bytes, read);
+    ck_assert_uint_eq(stored(), before);
+    content_bf16(content, BYTES, 9);
+    put(0, MIB); /* written again, it is tried again */
+    sync_object();
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), 1);
+}
+END_TEST
+
+START_TEST(chunks_of_several_owners_stay)
+{
+    struct ht_obj *twin = object(MIB, 0);
+
+    ck_assert_int_eq(ht_obj_clone(obj, 0, twin, 0, BYTES), BYTES);
+    ck_assert_int_eq(ht_obj_sync(twin), 0);
+    compress_cold();
+    ck_assert_uint_eq(codec_of(0), HT_CODEC_RAW);
+    expect_all();
+    ht_obj_put(twin);
+}
+END_TEST
+
+START_TEST(a_full_store_ends_the_round)
+{
+    struct ht_obj *rest = object(MIB, 0);
+    uint8_t *block = pattern(MIB, 8);
+    uint64_t at = 0;
+
+    while (ht_obj_write(rest, at, block, MIB) == MIB)
+        at += MIB;
+    while (ht_obj_write(rest, at, block, 4096) == 4096)
+        at += 4096;
+    ck_assert_int_eq(ht_obj_sync(rest), 0);
+    allow();
+    ck_assert_int_eq(ht_store_compress(s), 0);
+    ck_assert_int_eq(ht_store_compress(s), -ENOSPC);
+    expect_all();
+    ck_assert_int_eq(ht_obj_truncate(rest, 0), 0);
+    ck_assert_int_eq(ht_obj_sync(rest), 0);
+    compress();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    ht_obj_put(rest);
+    free(block);
+}
+END_TEST
+
+START_TEST(the_next_rewrite_still_has_its_space)
+{
+    struct ht_obj *rest = object(MIB, 0);
+    uint8_t *block = pattern(MIB, 8);
+    uint64_t at = 0;
+
+    ck_assert_int_eq(ht_obj_rewrite_reserve(obj, BYTES), 0);
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS);
+    while (ht_obj_write(rest, at, block, 4096) == 4096)
+        at += 4096;
+    content_random(content, BYTES, 3);
+    put(0, BYTES);
+    sync_object();
+    expect_all();
+    ht_obj_put(rest);
+    free(block);
+}
+END_TEST
+
+START_TEST(a_read_only_store_reads_and_compresses_nothing)
+{
+    compress_cold();
+    ht_obj_put(obj);
+    ck_assert_int_eq(ht_store_unmount(s), 0);
+    ht_store_close(s);
+    mount_with(false, true);
+    obj = ht_obj_get(s, oid);
+    allow();
+    ck_assert_int_eq(ht_store_compress(s), -EROFS);
+    expect_all();
+}
+END_TEST
+
+START_TEST(small_chunks_too)
+{
+    teardown();
+    begin(SMALL);
+    uint64_t before = stored();
+    compress_cold();
+    ck_assert_uint_lt(stored(), before * 10 / 13);
+    expect_all();
+    begin_again(remount);
+    expect_all();
+}
+END_TEST
+
+/* --------------------------------------------------- compressed content changes */
+
+START_TEST(a_part_is_written)
+{
+    static const struct {
+        uint64_t off;
+        size_t n;
+    } parts[] = {{0, 1}, {5000, 100}, {MIB - 1, 2}, {MIB + 4096, 4096}, {BYTES - 1, 1}};
+
+    for (size_t i = 0; i < HT_ARRAY_SIZE(parts); i++) {
+        content_random(content + parts[i].off, parts[i].n, i + 1);
+        put(parts[i].off, parts[i].n);
+        expect(obj, 0, content, BYTES);
+    }
+    sync_object();
+    expect_all();
+    compress_cold();
+    ck_assert_uint_gt(figure("chunks"), CHUNKS);
+    expect_all();
+}
+END_TEST
+
+START_TEST(a_part_is_cut_off_and_grows_again_as_zeros)
+{
+    const uint32_t keep = (uint32_t)(600000 * (_i + 1)) + 77;
+    uint64_t before = stored();
+
+    ck_assert_int_eq(ht_obj_truncate(obj, keep), 0);
+    expect(obj, 0, content, keep);
+    ck_assert_uint_le(stored(), before);
+    ck_assert_int_eq(ht_obj_truncate(obj, BYTES), 0);
+    memset(content + keep, 0, BYTES - keep);
+    expect_all();
+    sync_object();
+    expect_all();
+    ck_assert_uint_eq(codec_of(0), HT_CODEC_PLANES);
+    begin_again(remount);
+    expect_all();
+    compress_cold();
+    expect_all();
+}
+END_TEST
+
+START_TEST(a_clone_shares_the_frame)
+{
+    struct ht_obj *twin = object(MIB, 0);
+    uint64_t available = stats().available_bytes;
+
+    ck_assert_int_eq(ht_obj_clone(obj, 0, twin, 0, BYTES), BYTES);
+    ck_assert_int_eq(ht_obj_sync(twin), 0);
+    ck_assert_uint_gt(stats().available_bytes + MIB, available);
+    expect(twin, 0, content, BYTES);
+    put_all(twin, 10, (const uint8_t *)"other", 5);
+    ck_assert_int_eq(ht_obj_sync(twin), 0);
+    expect_all();
+    memcpy(content + 10, "other", 5);
+    ht_obj_evict(twin);
+    expect(twin, 0, content, BYTES);
+    ht_obj_put(twin);
+}
+END_TEST
+
+/* mode: of a batch pin, whose buffers are images or staging. */
+static void pin_all(enum ht_batch_pin_mode mode)
+{
+    for (uint64_t i = 0; i < CHUNKS; i++) {
+        struct ht_batch_pin pin = {.store = s, .count = 1, .chunk[0] = {.obj = obj, .index = i, .mode = mode}};
+        ck_assert_int_eq(ht_batch_pin_begin(&pin), 0);
+        ck_assert_int_eq(ht_batch_pin_wait(&pin), 0);
+        uint8_t *data = pin.chunk[0].data;
+        ck_assert_int_eq(memcmp(data, content + i * MIB, pin.chunk[0].len), 0);
+        if (mode == HT_BATCH_PIN_UPDATE)
+            data[3] = content[i * MIB + 3] = (uint8_t)(data[3] + 1);
+        ht_batch_pin_end(&pin, mode == HT_BATCH_PIN_UPDATE);
+        ck_assert_int_eq(ht_batch_pin_finish(&pin), 0);
+    }
+}
+
+START_TEST(an_update_reads_it_and_writes_raw_bytes)
+{
+    pin_all(HT_BATCH_PIN_READ);
+    pin_all(HT_BATCH_PIN_UPDATE);
+    sync_object();
+    for (uint64_t i = 0; i < CHUNKS; i++)
+        ck_assert_uint_eq(codec_of(i), HT_CODEC_RAW);
+    expect_all();
+}
+END_TEST
+
+START_TEST(a_passthrough_file_shows_it)
+{
+    int fd;
+
+    teardown();
+    fixture_shm_bytes = 8 * MIB;
+    setup_compressed();
+    ck_assert_int_eq(ht_obj_shm_open(obj, &fd), 0);
+    uint8_t *shown = malloc(BYTES);
+    ck_assert_int_eq(pread(fd, shown, BYTES, 0), BYTES);
+    ck_assert_int_eq(memcmp(shown, content, BYTES), 0);
+    free(shown);
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), CHUNKS); /* not again */
+    ht_obj_shm_close(obj);
+    expect_all();
+}
+END_TEST
+
+START_TEST(scrub_finds_nothing)
+{
+    struct ht_scrub_stats st;
+
+    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.run_found, 0);
+}
+END_TEST
+
+/* ------------------------------------------------------------------- damage */
+
+/* The device has other bytes in chunk index; right: and the reference has their checksum, as a forged log may. */
+static void damage(uint64_t index, uint32_t at, bool right)
+{
+    struct ht_ref *ref = &ht_chunk_find(obj, index)->pub;
+    uint8_t *frame = (uint8_t *)ht_dev_ram_data(dev) + ht_ref_extent(ref, 0).block * HT_BLOCK_BYTES;
+
+    frame[at] ^= 0x81;
+    if (right)
+        ref->checksum = ht_store_checksum(s, frame, ref->stored);
+}
+
+START_TEST(a_damaged_frame_is_an_error_of_that_chunk)
+{
+    const uint32_t at[] = {0, 1, 8, 16, 32 + MIB / 2, 4000};
+    struct ht_scrub_stats st;
+    uint8_t byte;
+
+    damage(1, at[_i / 2], _i % 2);
+    bool decodes = _i % 2 && at[_i / 2] == 4000; /* in the plane of mantissas, which is stored as it is */
+    ck_assert_int_eq(ht_obj_read(obj, MIB + 5, &byte, 1), decodes ? 1 : -EIO);
+    ck_assert_uint_eq(bad_reads, !decodes);
+    ck_assert_uint_eq(stats().checksum_errors, !decodes);
+    expect(obj, 0, content, MIB);
+    expect(obj, 2 * MIB, content + 2 * MIB, BYTES - 2 * MIB);
+    ht_obj_evict(obj);
+    ck_assert_int_eq(ht_store_scrub(s), 0);
+    ht_store_scrub_stats(s, &st);
+    ck_assert_uint_eq(st.run_found, !decodes);
+    put(MIB, MIB);
+    sync_object();
+    expect_all();
+}
+END_TEST
+
+/* -------------------------------------------------------------- beside others */
+
+enum { ROUNDS = 60 };
+static _Atomic bool ended;
+
+static void *compress_always(void *arg)
+{
+    (void)arg;
+    while (!ended)
+        compress();
+    return NULL;
+}
+
+/* One thread writes, cuts, clones and reads; the other compresses whatever it finds. */
+START_TEST(whichever_thread_changes_a_chunk_first_wins)
+{
+    uint64_t x = 12345;
+    pthread_t thread;
+
+    allow();
+    ended = false;
+    ck_assert_int_eq(pthread_create(&thread, NULL, compress_always, NULL), 0);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        uint64_t off = content_next(&x) % (BYTES - 5000), n = 1 + content_next(&x) % 5000;
+        content_bf16(content + off, n, i + 1);
+        put(off, n);
+        if (i % 3 == 0)
+            sync_object();
+        if (i % 5 == 0)
+            ht_obj_evict(obj);
+        if (i % 16 == 7) {
+            ck_assert_int_eq(ht_obj_truncate(obj, off), 0);
+            put(off, BYTES - off);
+        }
+        expect(obj, off, content + off, n);
+        for (uint64_t seen = figure("chunks"), k = 0; i % 12 == 11 && figure("chunks") == seen && k < 2000; k++) {
+            const struct timespec pause = {.tv_nsec = 1000000};
+            if (k == 0)
+                sync_object();
+            nanosleep(&pause, NULL);
+        }
+    }
+    ended = true;
+    pthread_join(thread, NULL);
+    ck_assert_uint_gt(figure("chunks"), 0);
+    expect_all();
+    sync_object();
+    begin_again(crash);
+    expect_all();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *raw = tcase_create("compress"), *compressed = tcase_create("compressed");
+    Suite *suite = suite_create("compress");
+
+    tcase_add_checked_fixture(raw, setup, teardown);
+    tcase_set_timeout(raw, 120);
+    tcase_add_test(raw, content_is_smaller_and_the_same);
+    tcase_add_test(raw, it_is_there_after_a_mount_a_checkpoint_and_a_crash);
+    tcase_add_test(raw, what_changed_since_the_round_before_waits);
+    tcase_add_test(raw, what_is_not_published_waits);
+    tcase_add_test(raw, only_objects_that_may_be);
+    tcase_add_test(raw, what_saves_too_little_is_tried_once);
+    tcase_add_test(raw, chunks_of_several_owners_stay);
+    tcase_add_test(raw, a_full_store_ends_the_round);
+    tcase_add_test(raw, the_next_rewrite_still_has_its_space);
+    tcase_add_test(raw, a_read_only_store_reads_and_compresses_nothing);
+    tcase_add_test(raw, small_chunks_too);
+    tcase_add_test(raw, whichever_thread_changes_a_chunk_first_wins);
+    tcase_add_checked_fixture(compressed, setup_compressed, teardown);
+    tcase_set_timeout(compressed, 120);
+    tcase_add_test(compressed, a_part_is_written);
+    tcase_add_loop_test(compressed, a_part_is_cut_off_and_grows_again_as_zeros, 0, 4);
+    tcase_add_test(compressed, a_clone_shares_the_frame);
+    tcase_add_test(compressed, an_update_reads_it_and_writes_raw_bytes);
+    tcase_add_test(compressed, a_passthrough_file_shows_it);
+    tcase_add_test(compressed, scrub_finds_nothing);
+    tcase_add_loop_test(compressed, a_damaged_frame_is_an_error_of_that_chunk, 0, 12);
+    suite_add_tcase(suite, raw);
+    suite_add_tcase(suite, compressed);
+    return run_all(suite);
+}
