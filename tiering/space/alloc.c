@@ -161,6 +161,18 @@ int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e)
     return 0;
 }
 
+void ht_alloc_begin_marking(struct ht_alloc *a)
+{
+    for (unsigned i = 0; i < a->device_count; i++)
+        ht_space_map_defer_index(&a->device[i].map, true);
+}
+
+void ht_alloc_end_marking(struct ht_alloc *a)
+{
+    for (unsigned i = 0; i < a->device_count; i++)
+        ht_space_map_defer_index(&a->device[i].map, false);
+}
+
 void ht_alloc_release(struct ht_alloc *a, const struct ht_extent *e)
 {
     assert(extent_inside(a, e));

@@ -51,6 +51,11 @@ uint32_t ht_alloc_share(const struct ht_alloc *a, unsigned device);
  */
 int ht_alloc_mark(struct ht_alloc *a, const struct ht_extent *e) HT_MUST_CHECK;
 /*
+ * Between these calls only markings and releases happen: a mount marks all that is in use. They cost less then.
+ */
+void ht_alloc_begin_marking(struct ht_alloc *a);
+void ht_alloc_end_marking(struct ht_alloc *a);
+/*
  * Prefetches memory for a marking that follows soon: neighbours in a file have places anywhere, and each marking would
  * wait for memory.
  */

@@ -155,6 +155,11 @@ static unsigned longest_run(const struct ht_space_map *m, uint64_t group)
     return (unsigned)ht_min_u64(ht_max_u64(longest, across), HT_GROUP_BLOCKS);
 }
 
+static bool is_touched(const struct ht_space_map *m, uint64_t page)
+{
+    return m->touched[page / 64] >> page % 64 & 1;
+}
+
 static void note_touched(struct ht_space_map *m, uint64_t group)
 {
     uint64_t page = group / PAGE_GROUPS, mask = 1ull << page % 64;
@@ -190,7 +195,22 @@ void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bo
 {
     bits_set(m->taken, block, block + count, taken);
     m->free_blocks = taken ? m->free_blocks - count : m->free_blocks + count;
-    index_blocks(m, block, block + count);
+    if (!m->index_deferred) {
+        index_blocks(m, block, block + count);
+        return;
+    }
+    for (uint64_t g = block / HT_GROUP_BLOCKS; g * HT_GROUP_BLOCKS < block + count; g++)
+        note_touched(m, g);
+}
+
+void ht_space_map_defer_index(struct ht_space_map *m, bool defer)
+{
+    bool behind = m->index_deferred && !defer;
+
+    m->index_deferred = defer;
+    for (uint64_t page = 0; behind && page * PAGE_GROUPS < m->groups; page++)
+        for (uint64_t g = page * PAGE_GROUPS; is_touched(m, page) && g < (page + 1) * PAGE_GROUPS && g < m->groups; g++)
+            index_group(m, g);
 }
 
 void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block)
@@ -198,6 +218,8 @@ void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block)
     uint64_t group = block / HT_GROUP_BLOCKS;
 
     __builtin_prefetch(&m->taken[block / 64], 1);
+    if (m->index_deferred)
+        return;
     __builtin_prefetch(&m->index.longest[group], 1);
     __builtin_prefetch(&m->index.level[0][group / 64 * HT_FREE_BITMAPS + HT_FREE_WHOLE], 1);
 }
@@ -358,7 +380,7 @@ static bool break_group(struct ht_space_map *m, uint32_t blocks, struct ht_run *
 
 bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *out)
 {
-    assert(blocks >= 1 && blocks <= HT_GROUP_BLOCKS);
+    assert(blocks >= 1 && blocks <= HT_GROUP_BLOCKS && !m->index_deferred);
     if (m->free_blocks < blocks)
         return false;
     if (blocks == HT_GROUP_BLOCKS)
@@ -470,7 +492,7 @@ uint64_t ht_space_map_verify(const struct ht_space_map *m)
 
     for (uint64_t page = 0; page * PAGE_GROUPS < m->groups; page++) {
         uint64_t first = page * PAGE_GROUPS, end = ht_min_u64(first + PAGE_GROUPS, m->groups);
-        bool touched = m->touched[page / 64] >> page % 64 & 1;
+        bool touched = is_touched(m, page);
         for (uint64_t g = first; touched && g < end; g++) {
             free_blocks += verify_group(m, g);
             whole += is_whole(m, g);

@@ -36,6 +36,7 @@ struct ht_space_map {
     struct ht_free_index index;
     uint64_t *touched; /* a bit per page of taken: anything was ever in use there, so it has memory */
     uint64_t pages_touched;
+    bool index_deferred; /* changes touch the bits alone, and nothing is taken */
     uint64_t whole_next; /* next fit: the group in which the search for a whole one continues */
     uint64_t small_next; /* the block behind the last small request */
 };
@@ -55,6 +56,8 @@ uint64_t ht_space_map_bytes(const struct ht_space_map *m);
 uint64_t ht_space_map_find(const struct ht_space_map *m, uint64_t from, uint64_t end, bool taken);
 /* All of these blocks change to taken, or to free. */
 void ht_space_map_set(struct ht_space_map *m, uint64_t block, uint64_t count, bool taken);
+/* From now on changes leave the index behind, or it catches up: cheaper for a mount that marks all that is in use. */
+void ht_space_map_defer_index(struct ht_space_map *m, bool defer);
 void ht_space_map_prefetch(const struct ht_space_map *m, uint64_t block);
 
 /* Takes so many blocks, 1 to HT_GROUP_BLOCKS, in one run. False: finds no such run, and nothing changed. */

@@ -317,8 +317,15 @@ int ht_store_mount(struct ht_store *s)
 {
     int rc = check_features(s);
 
-    if (!rc)
+    if (!rc) {
+        ht_store_lock(s);
+        ht_alloc_begin_marking(s->alloc);
+        ht_store_unlock(s);
         rc = replay(s);
+        ht_store_lock(s);
+        ht_alloc_end_marking(s->alloc);
+        ht_store_unlock(s);
+    }
     if (rc || s->opts.read_only)
         return rc;
     HT_VERIFY(ht_store_verify(s, true));

@@ -121,6 +121,27 @@ START_TEST(content_in_order_lies_in_order)
 }
 END_TEST
 
+START_TEST(an_index_that_was_deferred_catches_up)
+{
+    struct ht_space_map m, n;
+
+    ck_assert_int_eq(ht_space_map_init(&m, 1000 * G - 5), 0);
+    ck_assert_int_eq(ht_space_map_init(&n, 1000 * G - 5), 0);
+    srand(3);
+    ht_space_map_defer_index(&m, true);
+    for (uint64_t at = 0, len; at < 400 * G; at += len + (unsigned)rand() % 300) {
+        len = 1 + (unsigned)rand() % 400;
+        ht_space_map_set(&m, at, len, true);
+        ht_space_map_set(&n, at, len, true);
+    }
+    ht_space_map_defer_index(&m, false);
+    ck_assert_uint_eq(ht_space_map_verify(&m), ht_space_map_verify(&n));
+    ck_assert_int_eq(memcmp(m.index.count, n.index.count, sizeof(m.index.count)), 0);
+    ht_space_map_destroy(&m);
+    ht_space_map_destroy(&n);
+}
+END_TEST
+
 START_TEST(large_requests_keep_away_from_small_ones)
 {
     enum { GROUPS = 200, BIG = 90, SMALL = 600 };
@@ -307,6 +328,7 @@ static Suite *suite(void)
     tcase_add_loop_test(t, the_index_finds_what_a_naive_one_finds, 0, 7);
     tcase_add_test(t, odd_sizes_leave_no_rest_in_a_group);
     tcase_add_test(t, content_in_order_lies_in_order);
+    tcase_add_test(t, an_index_that_was_deferred_catches_up);
     tcase_add_test(t, large_requests_keep_away_from_small_ones);
     tcase_add_test(t, a_large_request_takes_a_run_across_groups_when_no_group_is_whole);
     tcase_add_test(t, a_close_run_is_taken_before_a_longer_one);
