@@ -111,6 +111,11 @@ static int set_discard(struct ht_options *o, const char *value)
     return set_switch("discard", value, &o->discard);
 }
 
+static int set_compact(struct ht_options *o, const char *value)
+{
+    return set_switch("compact", value, &o->compact);
+}
+
 static int set_dedup_index(struct ht_options *o, const char *value)
 {
     return parse_size("dedup_index", value, DEDUP_INDEX_BYTES_MIN, &o->dedup_index_bytes);
@@ -244,6 +249,8 @@ static const struct row {
     {"dedup", "on|off", set_dedup, "store content once that is there twice (default: off)", FIXED(dedup)},
     {"dedup_index", "SIZE", set_dedup_index, "memory for its checksums at most (default: 1/64 of dram)",
      FIXED(dedup_index_bytes)},
+    {"compact", "on|off", set_compact,
+     "empty nearly empty groups of blocks, for long runs of free space (default: off)", FIXED(compact)},
     {"compress", "off|auto", set_compress,
      "whether files without the attribute compress are compressed when they have not changed for a while (default: off)",
      FIXED(compress)},

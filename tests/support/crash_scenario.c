@@ -13,6 +13,7 @@
 #include "tiering/base/fault.h"
 #include "tiering/base/hash.h"
 #include "tiering/api/check.h"
+#include "tiering/api/compact.h"
 #include "tiering/api/dedup.h"
 #include "tiering/api/discard.h"
 #include "tiering/api/compress.h"
@@ -550,6 +551,16 @@ void scenario_scrub(struct crash_scenario *s, const char *name)
     ht_store_scrub_stats(s->k.store, &st);
     ck_assert_uint_eq(st.run_found, PLACES);
     ck_assert_uint_eq(st.run_repaired, PLACES);
+}
+
+void scenario_compact(struct crash_scenario *s, uint64_t bytes)
+{
+    struct ht_compact_stats was, now;
+
+    ht_store_compact_stats(s->k.store, &was);
+    ck_assert_int_eq(ht_store_compact(s->k.store), 0);
+    ht_store_compact_stats(s->k.store, &now);
+    ck_assert_uint_eq(now.moved_bytes - was.moved_bytes, bytes);
 }
 
 void scenario_dedup(struct crash_scenario *s, uint64_t bytes)

@@ -88,6 +88,7 @@ void scenario_model_abort(struct crash_scenario *s);
 void scenario_checkpoint(struct crash_scenario *s);
 void scenario_writeback(struct crash_scenario *s); /* as memory pressure does */
 /* A pass of deduplication, which frees so many bytes. Nothing that a client sees changes, and no promise is made. */
+void scenario_compact(struct crash_scenario *s, uint64_t bytes); /* the same for compaction, which moves so many */
 void scenario_dedup(struct crash_scenario *s, uint64_t bytes);
 uint64_t scenario_discard(struct crash_scenario *s); /* what became free; its bytes */
 /*

@@ -10,6 +10,7 @@
 #include "tiering/base/hash.h"
 #include "tiering/api/batch_pin.h"
 #include "tiering/api/check.h"
+#include "tiering/api/compact.h"
 #include "tiering/api/dedup.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/tx.h"
@@ -517,9 +518,12 @@ static void op_copy(struct engine *e, unsigned to)
 }
 
 /* Nothing that a client sees changes. */
-static void op_dedup(struct engine *e)
+static void op_background(struct engine *e)
 {
-    MUST(ht_store_dedup(e->s) == 0);
+    if (rnd_below(&e->rnd, 2))
+        MUST(ht_store_dedup(e->s) == 0);
+    else
+        MUST(ht_store_compact(e->s) == 0);
 }
 
 /* Preallocation has no visible effect except that its space is missing elsewhere. */
@@ -591,7 +595,7 @@ void engine_step(struct engine *e)
     else if (kind == 6)
         MUST(ht_writeback_now(e->s) >= 0);
     else if (kind == 7)
-        op_dedup(e);
+        op_background(e);
     else
         op_on_slot(e, (unsigned)rnd_below(&e->rnd, ENGINE_SLOTS), rnd_below(&e->rnd, 15));
     ht_store_verify(e->s, true);

@@ -230,6 +230,36 @@ static void discarded(struct crash_scenario *s)
     ck_assert_uint_gt(bytes, 0);
 }
 
+/* Two files and a clone lie alone in groups of blocks that other files have left. */
+static void lonely(struct crash_scenario *s)
+{
+    static const char *const names[] = {"x", "a", "y", "b", "z"};
+
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(names); i++) {
+        scenario_write(s, names[i], i + 1, 0, i % 2 ? CHUNK : 16 * CHUNK);
+        scenario_fsync(s, names[i]);
+    }
+    scenario_clone(s, "a", "c", CHUNK);
+    for (unsigned i = 0; i < HT_ARRAY_SIZE(names); i += 2)
+        scenario_unlink(s, names[i]);
+    scenario_commit(s);
+}
+
+/* They move, and what comes free is used at once. */
+static void compacted(struct crash_scenario *s)
+{
+    scenario_compact(s, CHUNK);
+    scenario_write(s, "d", 7, 0, 4 * CHUNK);
+    scenario_fsync(s, "d");
+    scenario_write(s, "a", 8, 10, 10);
+    scenario_commit(s);
+    scenario_compact(s, 0);
+    scenario_unlink(s, "c");
+    scenario_fsync(s, "");
+    scenario_write(s, "d", 9, 0, 6 * CHUNK);
+    scenario_fsync(s, "d");
+}
+
 /* A scrub moves damaged content to another place, and the next write needs its old place at once. */
 static void scrubbed(struct crash_scenario *s)
 {
@@ -468,6 +498,7 @@ const struct scenario_script scenario_scripts[] = {
     {"xattr", {"a"}, 512, 1, synced_a, note},
     {"reuse", {"a", "b"}, 4096, 1, fill_up, reuse},
     {"reuse-clone", {"a", "b", "c"}, 4096, 1, fill_up, reuse_of_clones},
+    {"compact", {"a", "b", "c", "d"}, 4096, 1, lonely, compacted},
     {"dedup", {"a", "b", "c"}, 4096, 1, twins_on_a_full_store, deduplicated},
     {"dedup-zeros", {"a"}, 512, 1, zeros_of_a, holes},
     {"dedup-step", {"model", "a", "b"}, 512, 1, model_and_twins, dedup_in_an_open_step},

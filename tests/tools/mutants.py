@@ -17,6 +17,7 @@ SECONDS_MAX = 300
 SMALL, ROT = 'tests/crash/crash_small', 'tests/crash/crash_rot'
 SCRUB = 'tests/unit/tiering/store/test_scrub'
 DEDUP = 'tests/unit/tiering/store/test_dedup'
+COMPACT = 'tests/unit/tiering/store/test_compact'
 FLUSH = 'tests/unit/tiering/store/test_flush'
 NEWER = 'tests/unit/tiering/store/test_newer'
 STEP = 'tests/unit/optim/step/test_step'
@@ -42,6 +43,7 @@ MUTANTS = [
     ('owner-forgotten', 'shared space waits for its last owner', SMALL, 'reuse-clone'),
     ('dedup-uncompared', 'content is compared before it is shared', DEDUP, ''),
     ('dedup-unowned', 'bytes that are to be shared have an owner', DEDUP, ''),
+    ('owner-left-behind', 'owners of shared bytes move together', COMPACT, ''),
     ('frame-checksum', 'checksum of a frame', SMALL, 'xattr'),
     ('padding-later', 'a frame torn in its padding is no later one', SMALL, 'create'),
     ('super-checksum', 'checksum of a superblock', ROT, ''),

@@ -55,6 +55,7 @@ struct ht_store_opts {
     uint64_t background_rate_bytes;
     unsigned background_cpu_percent;
     bool dedup;                 /* duplicates are found, and stored once */
+    bool compact;               /* nearly empty groups of blocks are emptied */
     uint64_t dedup_index_bytes; /* heap for checksums at most; 0: 1/64 of dram_bytes */
     bool discard;               /* devices forget space that became free */
     unsigned commit_ms;         /* unsynced data outside scopes may stay volatile so long; 0: no timer */

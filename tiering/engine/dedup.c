@@ -228,7 +228,7 @@ static bool is_walked(const struct ht_dedup_pass *p)
     return p->at == p->count;
 }
 
-/* Chunks of one object, as many as *left; true: all of them. */
+/* Chunks of one object, as many as *left; true: the last one, too. */
 static bool walk_object(struct ht_dedup_pass *p, struct ht_obj *o, unsigned *left) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;

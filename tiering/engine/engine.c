@@ -112,6 +112,7 @@ static const struct {
     [HT_ENGINE_DISCARD] = {&ht_discard_engine, HT_LANE_BACKGROUND, NULL, ht_discard_is_on},
     [HT_ENGINE_DEDUP] = {&ht_dedup_engine, HT_LANE_BACKGROUND, ht_dedup_rate_bytes, ht_dedup_is_on},
     [HT_ENGINE_RECOMPRESS] = {&ht_recompress_engine, HT_LANE_BACKGROUND, ht_recompress_rate_bytes},
+    [HT_ENGINE_COMPACT] = {&ht_compact_engine, HT_LANE_BACKGROUND, ht_compact_rate_bytes, ht_compact_is_on},
 };
 
 int ht_engine_setup(struct ht_store *s)
@@ -159,6 +160,7 @@ void ht_engine_teardown(struct ht_store *s)
         ht_lane_destroy(&e->relief[i].lane);
     ht_scrub_destroy(&e->scrub);
     ht_dedup_end(&e->dedup);
+    ht_compact_end(&e->compaction);
     ht_planner_destroy(&e->planner);
     ht_recompress_destroy(&e->recompress);
     free(e);
@@ -166,8 +168,8 @@ void ht_engine_teardown(struct ht_store *s)
 
 uint64_t ht_engine_memory_bytes(const struct ht_store *s)
 {
-    return s->engine->dedup.figures.memory_bytes + ht_planner_bytes(&s->engine->planner) +
-        ht_recompress_bytes(&s->engine->recompress);
+    return s->engine->dedup.figures.memory_bytes + s->engine->compaction.figures.memory_bytes +
+        ht_planner_bytes(&s->engine->planner) + ht_recompress_bytes(&s->engine->recompress);
 }
 
 /* ----------------------------------------------------------- start and stop */

@@ -13,6 +13,7 @@
  *               deduplication                    dedup.c       dedup_pair.c, dedup_index.c
  *               discard                          discard.c     on demand, with -o discard=on
  *               recompress                       recompress.c  from time to time if anything may be compressed, paced
+ *               compaction                       move.c
  *
  * A new engine that no other thread waits for is a file with its ht_engine_type, a row of the lane `background`, and a
  * test file.

@@ -16,6 +16,7 @@
 #include "tiering/tier/runs.h"
 #include "tiering/object/ref.h"
 #include "tiering/engine/dedup.h"
+#include "tiering/engine/move.h"
 #include "tiering/engine/scheduler.h"
 
 struct ht_store;
@@ -98,6 +99,7 @@ enum ht_engine_id {
     HT_ENGINE_DISCARD,
     HT_ENGINE_DEDUP,
     HT_ENGINE_RECOMPRESS,
+    HT_ENGINE_COMPACT,
     HT_ENGINES
 };
 
@@ -117,6 +119,7 @@ struct ht_engine {
     struct ht_dedup dedup;
     struct ht_planner planner;
     struct ht_recompress recompress;
+    struct ht_compaction compaction;
     /* One for each place; without places the first. */
     struct ht_commit_timer commit;
     struct ht_discard discard;

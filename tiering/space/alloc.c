@@ -194,6 +194,47 @@ bool ht_alloc_keep_bad(struct ht_alloc *a, const struct ht_extent *e)
     return true;
 }
 
+/* ----------------------------------------------------------- groups */
+
+static_assert((int)HT_ALLOC_GROUP_BLOCKS == (int)HT_GROUP_BLOCKS, "a group is the unit of the maps");
+
+uint64_t ht_alloc_groups(const struct ht_alloc *a, unsigned device)
+{
+    const struct device *d = &a->device[device];
+
+    return device >= a->device_count || d->offline ? 0 : d->map.blocks / HT_GROUP_BLOCKS;
+}
+
+unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group)
+{
+    const struct ht_space_map *m = &a->device[device].map;
+    unsigned taken = 0;
+
+    if (ht_free_index_is_whole(&m->index, group)) /* it may have no memory */
+        return 0;
+    for (unsigned i = 0; i < HT_GROUP_BLOCKS / 64; i++)
+        taken += (unsigned)__builtin_popcountll(m->taken[group * (HT_GROUP_BLOCKS / 64) + i]);
+    return taken;
+}
+
+unsigned ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group,
+                              struct ht_extent out[HT_ALLOC_GROUP_BLOCKS / 2])
+{
+    const struct ht_space_map *m = &a->device[device].map;
+    uint64_t at = group * HT_GROUP_BLOCKS, end = at + HT_GROUP_BLOCKS;
+    unsigned n = 0;
+
+    while ((at = ht_space_map_find(m, at, end, false)) < end) {
+        uint64_t stop = ht_space_map_find(m, at, end, true);
+        out[n] = (struct ht_extent){at, (uint32_t)(stop - at), device};
+        assert(a->reserved >= out[n].blocks);
+        a->reserved -= out[n].blocks;
+        device_set(a, &out[n++], true);
+        at = stop;
+    }
+    return n;
+}
+
 /* ------------------------------------------------------- accounting */
 
 uint32_t ht_alloc_countable(const struct ht_alloc *a, const struct ht_extent *e)

@@ -121,6 +121,19 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
 /* They are free again. */
 void ht_alloc_put_freed(struct ht_alloc *a, const struct ht_extent e[], unsigned n);
 uint64_t ht_alloc_discarding(const struct ht_alloc *a); /* blocks that are marked as taken for that */
+/*
+ * Groups of HT_GROUP_BLOCKS blocks that lie wholly on the device, and the taken blocks of one. Compaction empties
+ * groups in which few are taken.
+ */
+enum { HT_ALLOC_GROUP_BLOCKS = 256 };
+uint64_t ht_alloc_groups(const struct ht_alloc *a, unsigned device);
+unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group);
+/*
+ * Takes all free blocks of a group, so that nothing else is allocated there; consumes as much reservation. Returns the
+ * number of runs; the caller releases each.
+ */
+unsigned ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group,
+                              struct ht_extent out[HT_ALLOC_GROUP_BLOCKS / 2]) HT_MUST_CHECK;
 
 uint64_t ht_alloc_total(const struct ht_alloc *a);
 uint64_t ht_alloc_free_blocks(const struct ht_alloc *a); /* really free now */

@@ -56,6 +56,33 @@ int ht_relocate_publish(struct ht_obj *o, uint64_t index, const struct ht_ref *w
 int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
+/* ---------------------------------------------------------------- moving */
+
+/* move.c: stored bytes with all of their owners. */
+struct ht_move_owner {
+    struct ht_obj *obj; /* the caller keeps its reference */
+    uint64_t index;
+};
+struct ht_move {
+    struct ht_ref was, now;      /* a copy of the owners' reference; the new place, once it was written */
+    struct ht_move_owner *owner; /* all of them */
+    unsigned owners;
+    uint64_t flush_error_passes; /* when the new place was taken */
+    bool moved;                  /* out */
+};
+/*
+ * Writes bytes that were read from m->was (room for whole blocks) to a new place, unflushed. No lock, no chunk held.
+ * -ENOSPC, -EIO: m->now is empty.
+ */
+int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/*
+ * Flushes, and publishes the new places of all for which no owner has changed meanwhile, in one transaction; gives the
+ * other places back. *out_lsn: for ht_store_sync, which frees the old places. An error: nothing was moved, or the log
+ * has failed.
+ */
+int ht_move_publish(struct ht_store *s, struct ht_move m[], unsigned count, uint64_t *out_lsn)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+
 /* --------------------------------------------------------------- sharing */
 
 /* share.c: a chunk that gives up its own bytes, as it was when they were read. */

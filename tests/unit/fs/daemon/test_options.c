@@ -101,6 +101,7 @@ START_TEST(wrong_ones_are_refused)
         "a m -o background_cpu=half",
         "a m -o dedup",
         "a m -o dedup=yes",
+        "a m -o compact=1",
         "a m -o dedup_index=1k",
         "a m -o user_id=0",
         "a m -o remount=1",

@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_compact.c - content leaves nearly empty groups of blocks, with all of its owners, and nothing else changes. */
+#include <pthread.h>
+#include <unistd.h>
+
+#include "tests/unit/tiering/store/fixture.h"
+#include "tiering/api/compact.h"
+#include "tiering/api/dedup.h"
+#include "tiering/base/fault.h"
+
+enum { SMALL = HT_SMALL_CHUNK_BYTES, SCOPE = 9, FILES = 320 };
+
+static struct ht_obj *file[FILES];
+static uint8_t *content[FILES];
+
+static uint8_t *noise(size_t n, uint64_t seed)
+{
+    uint8_t *p = malloc(n);
+
+    for (size_t i = 0; i < n; i++) {
+        if (i % 8 == 0)
+            seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+        p[i] = (uint8_t)(seed >> (56 - i % 8));
+    }
+    return p;
+}
+
+static struct ht_compact_stats figures(void)
+{
+    struct ht_compact_stats st;
+
+    ht_store_compact_stats(s, &st);
+    return st;
+}
+
+/* Many files of a chunk; then only each keep-th is left, so groups are nearly empty. */
+static void sparse(unsigned keep)
+{
+    for (unsigned i = 0; i < FILES; i++) {
+        content[i] = noise(SMALL, i);
+        file[i] = object(SMALL, 0);
+        put_all(file[i], 0, content[i], SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    for (unsigned i = 0; i < FILES; i++)
+        if (i % keep) {
+            delete (file[i]);
+            file[i] = NULL;
+        }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+}
+
+static void expect_all(void)
+{
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            ht_obj_evict(file[i]);
+            expect(file[i], 0, content[i], SMALL);
+        }
+}
+
+static void put_files(void)
+{
+    for (unsigned i = 0; i < FILES; i++) {
+        if (file[i])
+            ht_obj_put(file[i]);
+        file[i] = NULL;
+        free(content[i]);
+    }
+}
+
+static void reopen(void)
+{
+    uint64_t oid[FILES] = {0};
+
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            oid[i] = ht_obj_id(file[i]);
+            ht_obj_put(file[i]);
+        }
+    remount();
+    for (unsigned i = 0; i < FILES; i++)
+        if (oid[i])
+            file[i] = ht_obj_get(s, oid[i]);
+}
+
+START_TEST(nearly_empty_groups_become_free)
+{
+    fresh(32, false);
+    sparse(16); /* one chunk in each MiB */
+    uint64_t free_bytes = stats().free_bytes, available = stats().available_bytes;
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    struct ht_compact_stats st = figures();
+    ck_assert_uint_ge(st.emptied, 12);
+    ck_assert_uint_ge(st.moved_bytes, 12 * SMALL);
+    ck_assert_uint_eq(st.memory_bytes, 0);
+    ht_store_verify(s, true);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ck_assert_uint_eq(stats().available_bytes, available);
+    expect_all();
+    uint64_t moved = st.moved_bytes;
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_le(figures().moved_bytes - moved, 3 * SMALL); /* there is nothing left to gain */
+    reopen();
+    expect_all();
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    put_files();
+    done();
+}
+END_TEST
+
+/* Clones and what deduplication has shared: one place before, one place after. */
+START_TEST(all_owners_move_together)
+{
+    struct ht_obj *other[FILES] = {NULL};
+
+    fresh(32, false);
+    sparse(16);
+    for (unsigned i = 0; i < FILES; i++) {
+        if (!file[i])
+            continue;
+        other[i] = object(SMALL, i % 32 ? 0 : SCOPE);
+        ck_assert_int_eq(ht_obj_clone(file[i], 0, other[i], 0, SMALL), SMALL);
+    }
+    uint64_t lsn;
+    ck_assert_int_eq(ht_scope_commit(s, SCOPE, &lsn), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    uint64_t free_bytes = stats().free_bytes;
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ht_store_verify(s, true);
+    expect_all();
+    for (unsigned i = 0; i < FILES; i++)
+        if (other[i]) {
+            delete (file[i]); /* the other one keeps the bytes */
+            file[i] = NULL;
+        }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    for (unsigned i = 0; i < FILES; i++)
+        if (other[i]) {
+            ht_obj_evict(other[i]);
+            expect(other[i], 0, content[i], SMALL);
+            ht_obj_put(other[i]);
+        }
+    put_files();
+    done();
+}
+END_TEST
+
+/* Something in each group is not published, or newer in memory: the group stays whole as it is. */
+START_TEST(a_group_that_cannot_be_emptied_is_left_alone)
+{
+    fresh(32, false);
+    sparse(16);
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            put_all(file[i], 5, (const uint8_t *)"x", 1);
+            content[i][5] = 'x';
+            if (_i)
+                ck_assert_int_eq(ht_obj_writeback(file[i]), 0);
+        }
+    struct ht_store_stats before = stats();
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    if (_i == 0) /* a dirty image alone holds nothing up */
+        ck_assert_uint_ge(figures().emptied, 12);
+    else
+        ck_assert_uint_eq(figures().moved_bytes, 0);
+    ck_assert_uint_eq(stats().available_bytes, before.available_bytes);
+    ht_store_verify(s, true);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
+START_TEST(an_error_leaves_everything_where_it_was)
+{
+    static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM, HT_FAULT_IO_WRITE,
+                                                 HT_FAULT_IO_FLUSH, HT_FAULT_SPACE_RESERVE};
+
+    fresh(32, false);
+    sparse(16);
+    uint64_t free_bytes = stats().free_bytes, available = stats().available_bytes;
+    ht_fault_arm(points[_i], 1, true);
+    (void)!ht_store_compact(s);
+    ck_assert_uint_gt(ht_fault_passed(points[_i]), 0);
+    ht_fault_disarm_all();
+    ck_assert_uint_eq(figures().emptied, 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_verify(s, points[_i] != HT_FAULT_IO_WRITE);
+    if (points[_i] != HT_FAULT_IO_WRITE) { /* a place that failed is kept */
+        ck_assert_uint_eq(stats().free_bytes, free_bytes);
+        ck_assert_uint_eq(stats().available_bytes, available);
+    }
+    expect_all();
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 8);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
+START_TEST(a_crash_leaves_all_content)
+{
+    fresh(32, false);
+    sparse(16);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    uint64_t oid[FILES] = {0};
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            oid[i] = ht_obj_id(file[i]);
+            ht_obj_put(file[i]);
+        }
+    crash();
+    for (unsigned i = 0; i < FILES; i++)
+        file[i] = oid[i] ? ht_obj_get(s, oid[i]) : NULL;
+    ht_store_verify(s, true);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
+/* ----------------------------------------------------------- beside others */
+
+static _Atomic bool over;
+
+static void *write_main(void *arg)
+{
+    uint64_t seed = (uint64_t)(uintptr_t)arg;
+    uint8_t *got = malloc(SMALL);
+
+    while (!over) {
+        unsigned i = (unsigned)((seed = seed * 6364136223846793005ull + 1) >> 33) % FILES / 16 * 16;
+        unsigned mine = i / 16 % 2;
+        if (mine != (uintptr_t)arg % 2)
+            continue;
+        put_all(file[i], seed % (SMALL - 8), content[i] + seed % (SMALL - 8), 8); /* the same bytes, elsewhere */
+        if (seed % 5 == 0)
+            ck_assert_int_eq(ht_obj_sync(file[i]), 0);
+        if (seed % 3 == 0)
+            ht_obj_evict(file[i]);
+        ck_assert_int_eq(ht_obj_read(file[i], 0, got, SMALL), SMALL);
+        ck_assert_int_eq(memcmp(got, content[i], SMALL), 0);
+        usleep(seed % 500);
+    }
+    free(got);
+    return NULL;
+}
+
+START_TEST(writers_and_readers_beside_it_lose_nothing)
+{
+    pthread_t thread[2];
+
+    fresh(32, true);
+    sparse(16);
+    uint64_t free_bytes = stats().free_bytes;
+    over = false;
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(pthread_create(&thread[i], NULL, write_main, (void *)(uintptr_t)(i + 2)), 0);
+    for (uint64_t end = ht_now_ns() + 1500000000ull; ht_now_ns() < end || !figures().emptied;) {
+        ck_assert_int_eq(ht_store_compact(s), 0);
+        ck_assert_int_eq(ht_store_dedup(s), 0);
+        ck_assert_uint_lt(ht_now_ns(), end + 60000000000ull);
+    }
+    over = true;
+    for (unsigned i = 0; i < 2; i++)
+        pthread_join(thread[i], NULL);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_verify(s, false);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
+int main(void)
+{
+    TCase *tc = tcase_create("compact");
+
+    tcase_set_timeout(tc, 300);
+    tcase_add_test(tc, nearly_empty_groups_become_free);
+    tcase_add_test(tc, all_owners_move_together);
+    tcase_add_loop_test(tc, a_group_that_cannot_be_emptied_is_left_alone, 0, 2);
+    tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
+    tcase_add_test(tc, a_crash_leaves_all_content);
+    tcase_add_test(tc, writers_and_readers_beside_it_lose_nothing);
+    return run_suite(tc);
+}

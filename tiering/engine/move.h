@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* move.h - inside engine/: compaction. */
+#ifndef HITRAIN_TIERING_ENGINE_MOVE_H
+#define HITRAIN_TIERING_ENGINE_MOVE_H
+
+#include <stdatomic.h>
+
+#include "tiering/base/base.h"
+#include "tiering/api/compact.h"
+#include "tiering/engine/scheduler.h"
+
+struct ht_store;
+struct ht_move_batch;
+
+/* Any thread counts. */
+struct ht_move_figures {
+    _Atomic uint64_t passes, moved_bytes, emptied, skipped, memory_bytes;
+};
+
+/* The engine's; its thread's alone but for the figures. */
+struct ht_compaction {
+    struct ht_move_figures figures;
+    struct ht_move_batch *batch; /* NULL: none */
+    unsigned device;             /* where the next batch begins to look for groups */
+    uint64_t group;
+    bool in_pass;                                 /* there are groups that it has not looked at */
+    uint64_t seen_lsn, next_ns;                   /* as of struct ht_dedup */
+    uint64_t period_ms, pass_emptied, pass_whole; /* emptied and whole groups when the pass began */
+};
+
+bool ht_compact_is_on(const struct ht_store *s);
+uint64_t ht_compact_rate_bytes(const struct ht_store *s);
+void ht_compact_end(struct ht_compaction *c); /* its memory; no step runs */
+extern const struct ht_engine_type ht_compact_engine;
+
+#endif
