@@ -9,8 +9,9 @@ import contextlib
 import errno
 import json
 import os
+import re
 import struct
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch
 
@@ -23,7 +24,11 @@ Path = Union[str, 'os.PathLike[str]']
 
 BUFFER_BYTES = 8 << 20
 HEADER_BYTES_MAX = 100_000_000  # as the package safetensors has it
+DIMENSIONS_MAX = 64
 SHARD_BYTES = 5_000_000_000     # as in transformers
+INDEX = 'model.safetensors.index.json'
+# What an export may write into a folder.
+EXPORTED = re.compile(r'model(-\d{5}-of-\d{5})?\.safetensors|' + re.escape(INDEX))
 # The store's word for a dtype, and that of safetensors.
 DTYPES = {'f32': 'F32', 'bf16': 'BF16', 'f16': 'F16', 'f64': 'F64', 'i8': 'I8', 'u8': 'U8', 'i16': 'I16', 'u16': 'U16',
           'i32': 'I32', 'u32': 'U32', 'i64': 'I64', 'u64': 'U64', 'bool': 'BOOL'}
@@ -52,8 +57,13 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
     rename       the name in the file for a name in the store
     shard_bytes  a folder's files become at most so large, unless one tensor is larger
 
-    The model must not make a step in the meantime: RuntimeError, and no file is written. Files appear under their
-    names when they are complete and durable.
+    No trainer may run on the model in the meantime: if it begins or ends a step, RuntimeError, and no file is written. A
+    tensor that is changed outside steps is not noticed. A parameter without dimensions has the shape [1], as in the store.
+
+    Files appear under their names when all are complete and durable. In a folder the files of an earlier export are
+    removed after that. If giving names fails or is interrupted, a folder may have files of both exports; from the first
+    new shard until all are there it has no index. Then import_safetensors() takes an earlier model.safetensors, or
+    refuses the folder. Export again.
     """
     root, path = os.path.abspath(os.fspath(root)), os.path.abspath(os.fspath(path))
     if dtype is not None and dtype not in FLOATS.values():
@@ -74,11 +84,13 @@ def export_safetensors(root: Path, path: Path, *, dtype: Optional[torch.dtype] =
             with appear(name) as fd:
                 _write_file(fd, shard, dtype)
         if len(shards) > 1:
-            names.append(os.path.join(path, 'model.safetensors.index.json'))
+            names.append(os.path.join(path, INDEX))
             with appear(names[-1]) as fd:
                 _write(fd, json.dumps(_index(shards, names, dtype), indent=2).encode() + b'\n')
         if _steps(root) != steps:
-            raise RuntimeError(f'{root} made a step while it was exported, so nothing was written: export between steps')
+            raise RuntimeError(f'{root} began or made a step while it was exported, so nothing was written: export between steps')
+    if not path.endswith('.safetensors'):
+        _remove_others(path, {os.path.basename(name) for name in names})
     return names
 
 
@@ -92,7 +104,7 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
     rename  the name in the store for a name in a file
     rule    the optimizer's rule and settings, as in the attribute `optimizer`; the optimizer that resumes sets its own
 
-    All headers are read and checked first. One commit publishes the model; after an error the root is empty.
+    All headers are read and checked first. One commit publishes the model; after an error the root is as it was.
     """
     path, root = os.path.abspath(os.fspath(path)), os.path.abspath(os.fspath(root))
     tensors = [t._replace(name=rename(t.name)) for name in _files_of(path) for t in _read_header(name)]
@@ -118,10 +130,11 @@ def import_safetensors(path: Path, root: Path, *, dtype: Optional[torch.dtype] =
 
 # ------------------------------------------------------------------- export
 
-def _steps(root: str) -> Tuple[int, int]:
-    """Numbers that change when the model does: finished steps, and the open one."""
+def _steps(root: str) -> Tuple[int, ...]:
+    """Numbers that change with each step, also one that is taken back: finished steps, the open one, and two that only
+    grow while the store is mounted."""
     model = Root(root)
-    return model.number('step'), model.number('step_open')
+    return tuple(model.number(word) for word in ('step', 'step_open', 'grad_bytes', 'updated_elements'))
 
 
 def _held(root: str) -> Iterator[Tensor]:
@@ -222,15 +235,36 @@ def _appearing() -> Iterator[Callable[[str], Any]]:
             os.close(fd)
     try:
         yield appear
-        for hidden, name in made:
-            os.rename(hidden, name)
-        for folder in {os.path.dirname(name) for _, name in made}:
-            _sync(folder)
+        _give_names(made)
     except BaseException:
         for hidden, _ in made:
             with contextlib.suppress(OSError):
                 os.unlink(hidden)
         raise
+
+
+def _give_names(made: List[Tuple[str, str]]) -> None:
+    """An index stands for whole shards only: a former one goes before the first shard gets its name, and the new one comes last."""
+    folder = os.path.dirname(made[-1][1])
+    if len(made) > 1:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made[-1][1])
+        _sync(folder)
+    for hidden, name in made[:-1]:
+        os.rename(hidden, name)
+    _sync(folder)
+    os.rename(*made[-1])
+    _sync(folder)
+
+
+def _remove_others(folder: str, kept: Set[str]) -> None:
+    """The files of an earlier export, the index first: without it nobody looks for shards."""
+    others = [name for name in os.listdir(folder) if EXPORTED.fullmatch(name) and name not in kept]
+    for name in sorted(others, key=lambda name: (name != INDEX, name)):
+        os.unlink(os.path.join(folder, name))
+        if name == INDEX:
+            _sync(folder)
+    _sync(folder)
 
 
 def _sync(folder: str) -> None:
@@ -246,14 +280,19 @@ def _sync(folder: str) -> None:
 def _files_of(path: str) -> List[str]:
     if not os.path.isdir(path):
         return [path]
-    index = os.path.join(path, 'model.safetensors.index.json')
-    if os.path.exists(index):
-        with open(index, encoding='utf-8') as f:
+    index, whole = os.path.join(path, INDEX), os.path.join(path, 'model.safetensors')
+    if not os.path.exists(index):
+        return [whole]
+    if os.path.exists(whole):
+        raise ValueError(f'{path} has two models, {INDEX} and model.safetensors: remove the one that is not wanted')
+    with open(index, encoding='utf-8') as f:
+        try:
             shards = set(json.load(f)['weight_map'].values())
-        if any(os.path.basename(s) != s for s in shards):
-            raise ValueError(f'{index} names files of other folders')
-        return [os.path.join(path, s) for s in sorted(shards)]
-    return [os.path.join(path, 'model.safetensors')]
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as e:
+            raise ValueError(f'{index} is no index of shards: {type(e).__name__}') from e
+    if not all(isinstance(s, str) and os.path.basename(s) == s for s in shards):
+        raise ValueError(f'{index} names files of other folders')
+    return [os.path.join(path, s) for s in sorted(shards)]
 
 
 def _read_header(path: str) -> List[Tensor]:
@@ -265,7 +304,7 @@ def _read_header(path: str) -> List[Tensor]:
             raise ValueError(f'{path} is no whole safetensors file: its header would have {length} of {size} bytes')
         try:
             header = json.loads(f.read(length))
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise ValueError(f'{path} is no safetensors file: its header is not JSON ({e})') from e
     if not isinstance(header, dict):
         raise ValueError(f'{path} is no safetensors file: its header is no object')
@@ -286,16 +325,16 @@ def _described(path: str, name: str, said: Any, begin: int, size: int) -> Tensor
     try:
         dtype, shape, (first, end) = said['dtype'], said['shape'], said['data_offsets']
         elements = 1
-        if not isinstance(shape, list):
-            raise ValueError(f'the shape is {shape}')
-        for n in shape:
-            if type(n) is not int or n < 0:
-                raise ValueError(f'the shape is {shape}')
-            elements *= n
         if type(first) is not int or type(end) is not int or not 0 <= first <= end:
-            raise ValueError(f'the place is {first} to {end}')
+            raise ValueError('the place is not that of bytes')
         if begin + end > size:
-            raise ValueError(f'it ends at {begin + end}, and the file at {size}: the file is cut off')
+            raise ValueError(f'it ends after the file, which ends at {size}: the file is cut off')
+        if not isinstance(shape, list) or len(shape) > DIMENSIONS_MAX:
+            raise ValueError(f'the shape is not a list of at most {DIMENSIONS_MAX} numbers')
+        for n in shape:
+            if type(n) is not int or not 0 <= n <= size:  # so the product is no huge number
+                raise ValueError('the shape is not that of bytes in this file')
+            elements *= n
         if dtype in BYTES and end - first != elements * BYTES[dtype]:
             raise ValueError(f'{elements} elements of {dtype} do not take {end - first} bytes')
     except (KeyError, TypeError, ValueError) as e:
@@ -305,17 +344,19 @@ def _described(path: str, name: str, said: Any, begin: int, size: int) -> Tensor
 
 @contextlib.contextmanager
 def _new_model(root: str, rule: str) -> Iterator[Root]:
-    """A model root without parameters, which one process steers. After an error it is an empty directory again, or it
-    is gone if it was not there before."""
-    model, made = Root(root), not os.path.isdir(root)
+    """A model root without parameters, which one process steers. After an error it is an empty directory again, with the
+    attribute that it had, or it is gone if it was not there before."""
+    model, made, former = Root(root), not os.path.isdir(root), None
     with model.explained('model root'):
         os.makedirs(root, exist_ok=True)
         held = os.listdir(root)
     if held:
         raise FileExistsError(errno.EEXIST, 'the directory is not empty: import into a new one', root)
-    with model.explained('model root'):
-        os.setxattr(root, XATTR + 'optimizer', rule.encode())
     try:
+        with model.explained('model root'):
+            before = attribute(root, 'optimizer')
+            os.setxattr(root, XATTR + 'optimizer', rule.encode())
+            former = before
         model.claim()
         try:
             yield model
@@ -327,7 +368,10 @@ def _new_model(root: str, rule: str) -> Iterator[Root]:
             model.close()
     except BaseException:
         with contextlib.suppress(OSError):
-            os.removexattr(root, XATTR + 'optimizer')
+            if former:
+                os.setxattr(root, XATTR + 'optimizer', former.encode())
+            elif former is not None:
+                os.removexattr(root, XATTR + 'optimizer')
             if made:
                 os.rmdir(root)
         raise
