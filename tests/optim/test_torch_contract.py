@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The optimizers behave as those of torch.optim: arguments, hooks, checkpoints, schedulers, scalers. Tables beside torch.optim."""
+import copy
 import inspect
 import io
 import os
@@ -108,6 +109,9 @@ def test_a_learning_rate_may_be_a_tensor(root, rule, given):
         assert float(saved['param_groups'][0]['lr']) == kept
     with pytest.raises(ValueError, match='lr must be one number, not a tensor of 2'):
         own_kind(parameters().items(), root.parent / 'other', lr=torch.tensor([LR, LR]))
+    if 'betas' in other.defaults:
+        with pytest.raises(ValueError, match='betas must be one number, not a tensor of 2'):
+            own_kind(parameters().items(), root.parent / 'other', betas=(0.9, torch.tensor([0.9, 0.9])))
 
 
 # -------------------------------------------------------------- a step's parts
@@ -330,6 +334,117 @@ def test_a_full_state_dict_goes_back_to_any_step(root, rule, dtype):
             optimizer.load_state_dict(saved)
         assert optimizer.param_groups[0]['lr'] == LR and optimizer.committed_step == 8
         assert equal(run(optimizer, 3, 6), once)
+
+
+def with_another_shape(saved, name):
+    other = copy.deepcopy(saved)
+    other['state'][2][name] = torch.zeros(8)
+    return other
+
+
+OTHERS = {
+    'shape': (lambda saved: with_another_shape(saved, 'exp_avg_sq'), 'exp_avg_sq of norm has the shape'),
+    'shape of a master': (lambda saved: with_another_shape(saved, 'master'), 'master of norm has the shape'),
+    'names': (lambda saved: {**saved, 'param_groups': [{**g, 'names': ['w', 'bias', 'scale', 'norm']} for g in saved['param_groups']]}, 'other parameters'),
+    'groups': (lambda saved: {**saved, 'param_groups': saved['param_groups'] * 2}, 'other parameters'),
+    'rule': (lambda saved: {**saved, 'state': {**saved['state'], 3: {'step': saved['state'][3]['step'], 'sum': torch.tensor(0.0)}}}, 'of another rule'),
+}
+
+
+@pytest.mark.parametrize('kind', OTHERS)
+def test_state_of_another_model_changes_nothing(root, kind):
+    own, change = parameters(), OTHERS[kind]
+    with hitrain.AdamW(own.items(), root, lr=LR, param_dtype=torch.bfloat16, full_state_dict=True) as optimizer:
+        def everything():
+            state = [optimizer.read_state(p, name) for p in own.values() for name in ('step', 'exp_avg', 'exp_avg_sq', 'master')]
+            return [t.clone() for t in state], copy.deepcopy(optimizer.state_dict()['param_groups'])
+        give_gradients(own, 0)
+        optimizer.step()
+        saved = optimizer.state_dict()
+        saved['param_groups'][0]['lr'] = 1.0
+        give_gradients(own, 1)
+        optimizer.step()
+        state, groups = everything()
+        with pytest.raises(ValueError, match=change[1]):
+            optimizer.load_state_dict(change[0](saved))
+        now, groups_now = everything()
+        assert all(torch.equal(a, b) for a, b in zip(state, now)) and groups == groups_now and groups[0]['lr'] == LR
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')  # the masters are not those of the present values
+            optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]['lr'] == 1.0
+
+
+@pytest.mark.parametrize('rule', RULES)
+def test_state_of_torch_is_taken(root, rule):
+    own_kind, their_kind = kinds(rule)
+    own, theirs = parameters(), parameters()
+    other = their_kind(theirs.values(), lr=LR, weight_decay=0.1)
+    give_gradients(theirs, 0)
+    other.step()
+    saved = other.state_dict()
+    if rule in ('AdamW', 'Adam'):  # PyTorch 2.7 has it, and others do not
+        saved['param_groups'][0]['decoupled_weight_decay'] = rule == 'AdamW'
+    with own_kind(own.items(), root, lr=1.0) as optimizer:
+        for n, p in own.items():
+            p.data.copy_(theirs[n].detach())
+        optimizer.load_state_dict(saved)
+        for step in (1, 2):
+            for params, o in ((own, optimizer), (theirs, other)):
+                give_gradients(params, step)
+                o.step()
+        assert close(own, theirs)
+        if rule == 'Adam':
+            saved['param_groups'][0]['decoupled_weight_decay'] = True
+            with pytest.raises(ValueError, match='decoupled_weight_decay=True is not implemented'):
+                optimizer.load_state_dict(saved)
+
+
+def test_a_buffer_that_torch_has_not_made_is_forgotten(root):
+    own, theirs = parameters(), parameters()
+    other = torch.optim.SGD(theirs.values(), lr=LR, momentum=0.9)
+    with hitrain.SGD(own.items(), root, lr=LR, momentum=0.9) as optimizer:
+        give_gradients(own, 0)
+        optimizer.step()
+        for n, p in own.items():
+            p.data.copy_(theirs[n].detach())
+        before = other.state_dict()
+        before['state'] = {i: {'momentum_buffer': None} for i in range(len(own))}
+        optimizer.load_state_dict(before)
+        for step in (1, 2):
+            for params, o in ((own, optimizer), (theirs, other)):
+                give_gradients(params, step)
+                o.step()
+        assert close(own, theirs)
+
+
+@pytest.mark.parametrize('full', [False, True])
+def test_keys_of_groups_are_kept_and_copied(root, full):
+    """Schedulers that continue need initial_lr, which one of the run's begin has put there."""
+    own, again = parameters(), parameters(1)
+    listed = list(own.items())
+    groups = [{'params': listed[:2], 'mine': ['a']}, {'params': listed[2:], 'lr': torch.tensor(LR)}]
+    with hitrain.AdamW(groups, root, lr=LR, full_state_dict=full) as optimizer:
+        torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        give_gradients(own, 0)
+        optimizer.step()
+        saved = optimizer.state_dict()
+        assert 'initial_lr' in saved['param_groups'][0]
+    saved['param_groups'][1].update(foreach=True, param_names=['x', 'y'])
+    if full:
+        del saved['param_groups'][0]['names']
+    listed = list(again.items())
+    with hitrain.AdamW([{'params': listed[:2]}, {'params': listed[2:]}], root, full_state_dict=full, resume=True) as optimizer:
+        if not full:
+            saved['param_groups'][1].pop('param_names')
+        optimizer.load_state_dict(saved)
+        first, second = optimizer.param_groups
+        assert first['initial_lr'] == first['lr'] == LR and first['mine'] == ['a'] and float(second['lr']) == float(torch.tensor(LR))
+        assert 'param_names' not in second and first['names'] == ['w', 'bias']
+        torch.optim.lr_scheduler.StepLR(optimizer, 2, last_epoch=1)
+        first['mine'].append('b')
+        second['lr'].mul_(0.5)
+        assert saved['param_groups'][0]['mine'] == ['a'] and float(saved['param_groups'][1]['lr']) == float(torch.tensor(LR))
 
 
 def test_masters_of_other_values_are_not_taken(root):

@@ -338,6 +338,12 @@ def part_state(job):
     job.optimizer.step()
     for n, p in job.own.items():
         p.data.copy_(kept[n])
+    job.wanted = kept
+    wrong = {**state, 'param_groups': [{**state['param_groups'][0], 'lr': 9.0}]}
+    if job.rank == 1:
+        wrong['state'] = {i: {k: torch.zeros(3, 3, 3) for k in s} for i, s in state['state'].items()}
+    job.fails(1, lambda: job.optimizer.load_state_dict(wrong), ValueError, 'has the shape')
+    assert job.optimizer.param_groups[0]['lr'] != 9.0
     job.optimizer.load_state_dict(state)
     give_gradients(job.own, 1)
     job.optimizer.step()

@@ -135,6 +135,13 @@ class ParameterFile:
             self._known = checksum(self.tensor)
         return equal
 
+    # -- its state --
+
+    def check_state(self, name: str, value: torch.Tensor) -> None:
+        wanted = () if name == 'step' else tuple(self.tensor.shape)
+        if tuple(value.shape) != wanted:
+            raise ValueError(f'{name} of {self.name} has the shape {wanted}, not {tuple(value.shape)}')
+
     # -- its gradient --
 
     def gradient(self) -> torch.Tensor:

@@ -376,9 +376,7 @@ class Optimizer(torch.optim.Optimizer):
     def write_state(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
         """Replace one piece of the optimizer's state, between steps; part of the next commit."""
         f = self._files[parameter]
-        wanted = () if name == 'step' else tuple(f.tensor.shape)
-        if tuple(value.shape) != wanted:
-            raise ValueError(f'{name} of {f.name} has the shape {wanted}, not {tuple(value.shape)}')
+        f.check_state(name, value)
         with self._root.explained(f'state {name} of {f.name}'):
             fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_WRONLY | os.O_CLOEXEC)
             try:
@@ -391,11 +389,12 @@ class Optimizer(torch.optim.Optimizer):
         f32.
 
         Load it into an optimizer that was made with the same parameters in the same groups, and the run continues
-        there. masters=True: with the masters of files of two bytes, too, which only load_state_dict() here takes."""
+        there. masters=True: with names, and the masters of files of two bytes, too, which only load_state_dict() here takes."""
         state: Dict[int, Dict[str, torch.Tensor]] = {}
         groups = self._packed_groups()
         for group, packed in zip(self.param_groups, groups):
-            del packed['names']
+            if not masters:
+                del packed['names']
             for i, p in zip(packed['params'], group['params']):
                 words = self.state_words(group) + (('master',) if masters and self._files[p].dtype != torch.float32 else ())
                 if words and self._has_state(p):
@@ -405,28 +404,29 @@ class Optimizer(torch.optim.Optimizer):
     def import_state(self, state_dict: Dict[str, Any]) -> None:
         """Take state and hyper-parameters from export_state(), or from a state_dict of the torch.optim class of this rule, with the same
         parameters in the same groups, and commit. State of parameters that have none there is forgotten. The tensors keep their
-        values: load those of the model before or after, and before if there are masters. With a shard: on all ranks."""
-        groups = state_dict['param_groups']
-        if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups]:
-            raise ValueError('the state_dict groups other parameters than this optimizer does')
-        taken = [{k: new[k] for k in self.defaults if k in new} for new in groups]
-        for own, new, hyper in zip(self.param_groups, groups, taken):
-            _check_hyper({**own, **hyper, **{k: new[k] for k in REFUSED_FLAGS if k in new}})
+        values: load those of the model before or after, and before if there are masters. With a shard: on all ranks.
 
-        def take() -> None:
+        A state_dict of other groups, names or shapes is a ValueError, and changes nothing."""
+        taken: List[Dict[str, Any]] = []
+
+        def check() -> None:
             self._check_usable()
             if self._begun:
                 raise RuntimeError('a part of a step is sent: call step() or abort() first')
+            taken.extend(self._checked_groups(state_dict['param_groups'], state_dict['state']))
+
+        def take() -> None:
             for own, hyper in zip(self.param_groups, taken):
                 own.update(hyper)
             if self._ranks.leads:
                 self._push_changed()  # masters belong to these values
-                for own, new in zip(self.param_groups, groups):
+                for own, new in zip(self.param_groups, state_dict['param_groups']):
                     for p, i in zip(own['params'], new['params']):
                         self._take_state(own, p, state_dict['state'].get(i, {}))
                 self._send_config()
                 self.commit()
-        self._ranks.together('import_state()', take)
+        self._ranks.together('import_state()', check)
+        self._ranks.together('taking state', take)
 
     def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
         """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
@@ -874,15 +874,46 @@ class Optimizer(torch.optim.Optimizer):
         with self._root.explained(f'state of {self._files[p].name}'):
             return os.stat(os.path.join(self.root, HIDDEN, 'state', self._files[p].name, 'step')).st_size > 0
 
-    def _take_state(self, group: Dict[str, Any], p: torch.Tensor, kept: Dict[str, Any]) -> None:
+    def _checked_groups(self, groups: List[Dict[str, Any]], state: Dict[int, Any]) -> List[Dict[str, Any]]:
+        """What is to be taken from each group of a state_dict, copied. Groups and state are checked."""
+        if [len(g['params']) for g in groups] != [len(g['params']) for g in self.param_groups] or \
+                any(list(new.get('names', own['names'])) != own['names'] for own, new in zip(self.param_groups, groups)):
+            raise ValueError('the state_dict groups other parameters than this optimizer does')
+        others = ('params', 'names', 'param_names', *FREE_FLAGS, *REFUSED_FLAGS)
+        taken = [{k: copy.deepcopy(v) for k, v in new.items() if k not in others} for new in groups]
+        for own, new, hyper in zip(self.param_groups, groups, taken):
+            both = {**own, **hyper}
+            flags = {k: new[k] for k in REFUSED_FLAGS if k in new}
+            if self.rule == 'adamw':
+                flags.pop('decoupled_weight_decay', None)  # PyTorch 2.7 writes it for AdamW
+            _check_hyper({**both, **flags})
+            for p, i in zip(own['params'], new['params']):
+                self._check_state(p, self._kept(both, p, state.get(i, {})), self.state_words(both))
+        return taken
+
+    def _kept(self, group: Dict[str, Any], p: torch.Tensor, state: Dict[str, Any]) -> Dict[str, torch.Tensor]:
+        """What the store keeps of a parameter's state in a state_dict."""
+        words = self.state_words(group) + (('master',) if self._files[p].dtype != torch.float32 else ())
+        return {name: torch.as_tensor(state[name]) for name in words if state.get(name) is not None}
+
+    def _check_state(self, p: torch.Tensor, kept: Dict[str, torch.Tensor], words: Tuple[str, ...]) -> None:
+        f = self._files[p]
+        for name, value in kept.items():
+            f.check_state(name, value)
+        missing = [name for name in words if name not in kept]
+        if missing and kept:
+            raise ValueError(f'the state_dict has {", ".join(kept)} of {f.name} but not {", ".join(missing)}: it is of another rule')
+
+    def _take_state(self, group: Dict[str, Any], p: torch.Tensor, state: Dict[str, Any]) -> None:
+        kept = self._kept(group, p, state)
         if not kept and self._has_state(p):
             self._root.command(f'reset {self._files[p].name}')
         for name in self.state_words(group):
-            if kept.get(name) is not None:
-                self.write_state(p, name, torch.as_tensor(kept[name]))
+            if name in kept:
+                self.write_state(p, name, kept[name])
         if kept and 'step' not in self.state_words(group):
             self.write_state(p, 'step', torch.tensor(1.0))  # not the first one, which begins the buffer anew
-        if kept.get('master') is not None and self._files[p].dtype != torch.float32:
+        if 'master' in kept:
             self._take_master(p, kept['master'])
 
     def _take_master(self, p: torch.Tensor, master: torch.Tensor) -> None:
@@ -1058,8 +1089,9 @@ class _StateInStore(collections.defaultdict):
 
 def _check_hyper(group: Dict[str, Any]) -> None:
     for key, value in group.items():
-        if isinstance(value, torch.Tensor) and key != 'params' and value.numel() != 1:
-            raise ValueError(f'{key} must be one number, not a tensor of {value.numel()}')
+        for number in value if key == 'betas' else [value]:
+            if isinstance(number, torch.Tensor) and key != 'params' and number.numel() != 1:
+                raise ValueError(f'{key} must be one number, not a tensor of {number.numel()}')
     if group.get('nesterov') and (group['momentum'] <= 0 or group['dampening'] != 0):
         raise ValueError('nesterov needs a momentum above 0 and no dampening')
     for key in ('lr', 'eps', 'weight_decay', 'momentum', 'lr_decay'):
