@@ -76,7 +76,7 @@
 ##   EXTRA_CFLAGS=  added last
 ##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
 ##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, umount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
-##   PYTHONDIR= where install puts the PyTorch client (the first folder for packages of the system's Python)
+##   PYTHONDIR= where install puts the PyTorch client (the system's Python's first folder for packages; with another PREFIX the one there)
 ##   DESTDIR=   put before every installed path
 ##
 ## Environment of tests and of the demo
@@ -101,7 +101,10 @@ PREFIX ?= /usr/local
 # If /sbin is a link into /usr (all of Debian today), /usr/sbin is the folder that mount and fsck search.
 SBINDIR ?= $(if $(shell test -L /sbin && echo merged),/usr/sbin,/sbin)
 MANDIR ?= $(PREFIX)/share/man
-PYTHONDIR ?= $(shell $(PYTHON) -c 'import site; print(site.getsitepackages()[0])' 2>/dev/null)
+# The folder for packages below PREFIX that the system's Python searches, or else the usual one there.
+PYTHONDIR ?= $(shell $(PYTHON) -c 'import site, sys; p = sys.argv[1]; s = site.getsitepackages(); \
+	print(*[d for d in s if p == "/usr/local" or d.startswith(p + "/lib")][:1] or \
+	["%s/lib/python%d.%d/site-packages" % (p, *sys.version_info[:2])])' '$(PREFIX)' 2>/dev/null)
 O ?= build
 SAN ?=
 TEST ?=
@@ -424,13 +427,14 @@ in_sbin := $(filter-out $(in_bin),$(built_programs))
 client_modules := $(wildcard optim/torch/hitrain_*.py)
 client_package := $(wildcard optim/torch/hitrain/*.py) optim/torch/hitrain/py.typed
 
-install: all install-client
+install: all
 	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(SBINDIR)'
 	$(if $(in_bin),install -m 755 $(addprefix $(B)/bin/,$(in_bin)) '$(DESTDIR)$(PREFIX)/bin')
 	$(if $(in_sbin),install -m 755 $(addprefix $(B)/bin/,$(in_sbin)) '$(DESTDIR)$(SBINDIR)')
 	$(if $(filter hitrain-fsck,$(in_sbin)),ln -sf hitrain-fsck '$(DESTDIR)$(SBINDIR)/fsck.hitrain')
 	$(if $(filter mount.hitrain,$(in_sbin)),ln -sf mount.hitrain '$(DESTDIR)$(SBINDIR)/mount.fuse.hitrain')
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
+	$(if $(PYTHONDIR),$(MAKE) --no-print-directory install-client,@echo 'there is no $(PYTHON), so the PyTorch client is not installed')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
 
 install-client:
@@ -455,10 +459,13 @@ uninstall:
 		$(if $(PYTHONDIR),$(foreach m,$(notdir $(client_modules)),'$(DESTDIR)$(PYTHONDIR)/$(m)'))
 	$(if $(PYTHONDIR),rm -rf '$(DESTDIR)$(PYTHONDIR)/hitrain')
 
+# What `pip install ./optim/torch` leaves: a later one would install modules from there that are no more.
+pip_outputs := optim/torch/build optim/torch/hitrain.egg-info
 clean:
 	@! test -d '$(O)' || find '$(O)' -mindepth 1 -maxdepth 1 ! -path '$(DEPS)' -exec rm -rf {} +
+	@rm -rf $(pip_outputs)
 distclean:
-	rm -rf '$(O)' '$(DEPS)'
+	rm -rf '$(O)' '$(DEPS)' $(pip_outputs)
 
 help:
 	@sed -n 's/^## \{0,1\}//p' Makefile

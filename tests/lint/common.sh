@@ -14,5 +14,5 @@ sources() {
 	for g in "$@"; do
 		expr+=(-o -name "$g")
 	done
-	find "${folders[@]}" -type f \( "${expr[@]:1}" \) ! -path '*/__pycache__/*' -print | sort
+	find "${folders[@]}" -type f \( "${expr[@]:1}" \) ! -path '*/__pycache__/*' ! -path 'optim/torch/build/*' -print | sort
 }

@@ -16,7 +16,7 @@ from hitrain.integrations import decay_groups
 PACKAGE = TOP / 'optim/torch/hitrain'
 PYTHON = '/usr/bin/python3'
 SECONDS_MAX = 300
-FORMER = {'hitrain_torch': 'optim', 'hitrain_files': '_files', 'hitrain_root': '_root', 'hitrain_ranks': 'distributed',
+FORMER = {'hitrain_files': '_files', 'hitrain_root': '_root', 'hitrain_ranks': 'distributed',
           'hitrain_topk': '_topk', 'hitrain_ahead': '_ahead'}
 # Makes one step with the package that is installed in argv[1], and with nothing of the source tree.
 TRAINER = """
@@ -39,7 +39,7 @@ def run(*command, **environment):
 
 
 def modules():
-    return {f'hitrain/{path.name}' for path in PACKAGE.glob('*.py')} | {'hitrain/py.typed'} | {f'{name}.py' for name in FORMER}
+    return {f'hitrain/{path.name}' for path in PACKAGE.glob('*.py')} | {'hitrain/py.typed'} | {f'{name}.py' for name in FORMER} | {'hitrain_torch.py'}
 
 
 def train_with(folder, root):
@@ -55,7 +55,15 @@ def test_former_classes_are_the_present_ones():
     old = importlib.import_module('hitrain_torch')
     for name in ('Optimizer', 'AdamW', 'Adam', 'SGD', 'Lion', 'Adagrad'):
         assert getattr(old, f'Hitrain{name}') is getattr(hitrain, name)
-    assert old.Shard is hitrain.Shard and old.RankFailed is hitrain.RankFailed
+    assert old.Shard is hitrain.Shard and old.RankFailed is hitrain.RankFailed and old.AdamW is hitrain.AdamW
+    names = {}
+    exec('from torch.optim import *\nfrom hitrain_torch import *', names)
+    assert names['HitrainAdamW'] is hitrain.AdamW and names['AdamW'] is torch.optim.AdamW
+
+
+def test_the_package_brings_its_modules():
+    run(PYTHON, '-c', 'import hitrain; hitrain.checkpoint.export_safetensors; hitrain.distributed.Shard; hitrain.integrations.decay_groups',
+        PYTHONPATH=str(PACKAGE.parent))
 
 
 def test_the_version_is_that_of_the_programs():
@@ -80,14 +88,41 @@ def test_it_goes_where_the_systems_python_finds_it(tmp_path):
     assert len(where) == 1 and where < set(run(PYTHON, '-c', 'import sys; print("\\n".join(sys.path))').split('\n'))
 
 
+def test_another_prefix_has_it_below(tmp_path):
+    said = run('make', '-n', '--no-print-directory', 'install-client', f'PREFIX={tmp_path}')
+    where, = re.findall(r"install -d '(.*)/hitrain'", said)
+    assert re.fullmatch(rf'{tmp_path}/lib/python3\.[0-9]+/site-packages', where)
+
+
+def test_programs_are_installed_without_python(tmp_path):
+    options = [f'DESTDIR={tmp_path}', f'O={tmp_path}/build', 'PYTHON=/nonexistent/python3']
+    said = run('make', '-n', '--no-print-directory', 'install', *options)
+    assert 'there is no /nonexistent/python3, so the PyTorch client is not installed' in said
+    assert f"'{tmp_path}/usr/local/bin'" in said and f"'{tmp_path}/usr/local/share/man/man8'" in said
+    with pytest.raises(AssertionError, match='no folder for packages of /nonexistent/python3'):
+        run('make', '-n', '--no-print-directory', 'install-client', *options)
+
+
+def test_clean_removes_what_pip_leaves(tmp_path):
+    """pip would install modules from there that the package has no more. All is removed in a copy of the folder."""
+    left = [tmp_path / 'optim/torch/build/lib/hitrain', tmp_path / 'optim/torch/hitrain.egg-info']
+    for goal in ('clean', 'distclean'):
+        for folder in left:
+            folder.mkdir(parents=True)
+        run('make', '--no-print-directory', '-C', tmp_path, '-f', TOP / 'Makefile', goal)
+        assert os.listdir(tmp_path / 'optim/torch') == []
+
+
 def test_a_wheel_has_all_of_it(root, tmp_path):
     out = tmp_path / 'build'
     run('make', '--no-print-directory', 'wheel', f'O={out}')
     wheel, = out.glob('wheel/*.whl')
     with zipfile.ZipFile(wheel) as z:
         assert {n for n in z.namelist() if '.dist-info/' not in n} == modules()
-    run(PYTHON, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-deps', '--target', tmp_path / 'site', wheel)
-    assert train_with(tmp_path / 'site', root).startswith(f'[-1.0, -1.0, -1.0, -1.0] {hitrain.__version__}')
+    run(PYTHON, '-m', 'venv', '--system-site-packages', '--without-pip', tmp_path / 'venv')  # with the system's PyTorch, as its dependency
+    own = tmp_path / 'venv/bin/python'
+    run(own, '-m', 'pip', 'install', '--quiet', '--no-index', wheel)
+    assert run(own, '-c', TRAINER, tmp_path / 'venv', root).startswith(f'[-1.0, -1.0, -1.0, -1.0] {hitrain.__version__}')
 
 
 def test_groups_as_trainers_make_them(root):

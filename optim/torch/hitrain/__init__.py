@@ -39,6 +39,7 @@ hitrain.distributed    several processes that train one model
 hitrain.checkpoint     models of a store as safetensors files, and back
 hitrain.integrations   for trainers of other packages
 """
+from hitrain import checkpoint, distributed, integrations, optim  # noqa: F401
 from hitrain.optim import *  # noqa: F401, F403
 from hitrain.optim import __all__  # noqa: F401
 
