@@ -36,7 +36,11 @@
 #define AFTER_MS_DEFAULT 60000u
 #define RATE_BYTES (256 * HT_MIB)
 
-enum { FAILED_PAUSE_MS = 1000 };
+enum {
+    FAILED_PAUSE_MS = 1000,
+    SLICE_CHUNKS = 256, /* looked at under the lock */
+    STEP_LOOKS = 256,   /* objects, or slices, in a step */
+};
 
 /* An object in a round, with its version then. */
 struct ht_recompress_seen {
@@ -154,19 +158,24 @@ static bool is_cold(struct ht_recompress_round *r, const struct ht_obj *o) HT_RE
         !o->extra->shm && was_seen(r->c, &now);
 }
 
-/* A copy of the next reference to try from r->index on. 1; 0: there is none; -ENOMEM. */
+enum { NONE, FOUND, LATER };
+
+/* FOUND: a copy of the next reference to try from r->index on. LATER: it goes on there. Or -ENOMEM. */
 static int find(struct ht_recompress_round *r, struct ht_obj *o, struct ht_ref *out) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_chunk *c;
+    unsigned looked = 0;
 
     if (!is_cold(r, o))
-        return 0;
+        return NONE;
     ht_chunk_for_each_from(c, o, r->index)
     {
+        if (looked++ == SLICE_CHUNKS)
+            return LATER;
         if (is_candidate(r->s, c))
-            return ht_ref_copy(out, &c->pub) ? -ENOMEM : 1;
+            return ht_ref_copy(out, &c->pub) ? -ENOMEM : FOUND;
     }
-    return 0;
+    return NONE;
 }
 
 static int read_content(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *ref)
@@ -259,19 +268,18 @@ static int next(struct ht_recompress_round *r)
     ht_store_lock(s);
     struct ht_obj *o = wanted ? ht_obj_find_locked(s, r->oids[r->at]) : NULL;
     o = o && !o->dead ? o : NULL;
-    int rc = o ? find(r, o, &ref) : 0;
+    int found = o ? find(r, o, &ref) : NONE, rc = found < 0 ? found : 0;
     if (o)
         o->refs++; /* only while the engine reads: a deleted object keeps its space as long as it is held */
     ht_store_unlock(s);
-    bool found = rc > 0;
-    if (found) {
+    if (found == FOUND) {
         rc = try_chunk(r, o, &ref);
         ht_ref_forget(&ref);
     }
     if (o)
         ht_obj_put(o);
-    r->index = found ? r->index + 1 : 0;
-    r->at += !found;
+    r->index = found == NONE ? 0 : r->index + (found == FOUND);
+    r->at += found == NONE;
     return rc < 0 ? rc : 1;
 }
 
@@ -284,7 +292,7 @@ static int go_on(struct ht_recompress_round *r, uint64_t most_bytes)
     r->ring = ht_store_ring(r->s);
     if (!r->ring)
         rc = -ENOMEM;
-    while (rc > 0 && r->bytes < most_bytes && !r->s->waits.stopping)
+    for (unsigned n = 0; rc > 0 && n < STEP_LOOKS && r->bytes < most_bytes && !r->s->waits.stopping; n++)
         rc = next(r);
     return rc;
 }
@@ -379,7 +387,8 @@ int ht_store_compress(struct ht_store *s)
     int rc = c->round ? 0 : round_new(s, &c->round);
     if (rc)
         return rc;
-    rc = go_on(c->round, UINT64_MAX);
+    while ((rc = go_on(c->round, UINT64_MAX)) > 0 && !s->waits.stopping)
+        ;
     round_end(c->round);
     return rc;
 }

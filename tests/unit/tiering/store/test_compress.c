@@ -323,6 +323,31 @@ START_TEST(small_chunks_too)
 }
 END_TEST
 
+START_TEST(a_long_object_is_looked_at_in_parts)
+{
+    enum { COUNT = 600 };
+    struct ht_obj *o = object(SMALL, 0);
+    uint8_t *noise = malloc(SMALL);
+
+    content_random(noise, SMALL, 4);
+    for (uint64_t i = 0; i < COUNT; i++)
+        put_all(o, i * SMALL, noise, SMALL);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    compress_cold();
+    ck_assert_uint_eq(figure("kept_raw"), COUNT);
+    uint64_t before = figure("chunks");
+    put_all(o, (COUNT - 1) * SMALL, content, SMALL);
+    ck_assert_int_eq(ht_obj_sync(o), 0);
+    compress_cold();
+    ck_assert_uint_eq(figure("chunks"), before + 1);
+    ht_obj_evict(o);
+    expect(o, (COUNT - 1) * SMALL, content, SMALL);
+    expect(o, (COUNT - 2) * SMALL, noise, SMALL);
+    ht_obj_put(o);
+    free(noise);
+}
+END_TEST
+
 /* --------------------------------------------------- compressed content changes */
 
 START_TEST(a_part_is_written)
@@ -547,6 +572,7 @@ int main(void)
     tcase_add_test(raw, the_next_rewrite_still_has_its_space);
     tcase_add_test(raw, a_read_only_store_reads_and_compresses_nothing);
     tcase_add_test(raw, small_chunks_too);
+    tcase_add_test(raw, a_long_object_is_looked_at_in_parts);
     tcase_add_test(raw, whichever_thread_changes_a_chunk_first_wins);
     tcase_add_checked_fixture(compressed, setup_compressed, teardown);
     tcase_set_timeout(compressed, 120);
