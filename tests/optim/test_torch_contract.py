@@ -301,6 +301,17 @@ def test_a_state_dict_is_saved_and_loaded(root, rule):
         assert equal(again, own) and optimizer.param_groups[1]['weight_decay'] == 0.1
 
 
+def test_adamw_of_pytorch_2_is_adam_with_a_flag(root):
+    """Its state_dict says so. The store's AdamW takes it, and its Adam does not."""
+    groups = [{'params': [0], 'lr': 0.5, 'betas': (0.9, 0.999), 'eps': 1e-8, 'weight_decay': 0.1, 'decoupled_weight_decay': True}]
+    with hitrain.AdamW([('p', torch.nn.Parameter(torch.zeros(2)))], root, lr=LR) as optimizer:
+        optimizer.import_state({'state': {}, 'param_groups': groups})
+        assert optimizer.param_groups[0]['lr'] == 0.5
+    with hitrain.Adam([('p', torch.nn.Parameter(torch.zeros(2)))], root.parent / 'adam', lr=LR) as optimizer:
+        with pytest.raises(ValueError, match='decoupled_weight_decay=True is not implemented'):
+            optimizer.import_state({'state': {}, 'param_groups': groups})
+
+
 def test_code_that_looks_for_state_finds_some(root):
     """PyTorch's distributed checkpoints make a step when `optimizer.state` is false, and would change the model."""
     with hitrain.AdamW(parameters().items(), root, lr=LR) as optimizer:
@@ -463,6 +474,18 @@ def test_masters_of_other_values_are_not_taken(root):
             optimizer.state_dict()
         optimizer.step()
         assert optimizer.committed_step == 3
+
+
+def test_a_wrapper_that_shares_everything_may_end(root):
+    """Lightning's wrapper is an object of a class below the optimizer's, with all its attributes."""
+    own = parameters()
+    with hitrain.AdamW(own.items(), root, lr=LR) as optimizer:
+        wrapper = object.__new__(type('Wrapper', (hitrain.AdamW,), {}))
+        wrapper.__dict__ = dict(optimizer.__dict__)
+        del wrapper
+        give_gradients(own, 0)
+        optimizer.step()
+        assert optimizer.committed_step == 1
 
 
 def test_hooks_of_state_dicts(root):

@@ -123,6 +123,7 @@ class Optimizer(torch.optim.Optimizer):
         self._given_names = iter(names) if names is not None else None
         self._taken_names: Dict[str, None] = {}
         self._built, self._pid = False, os.getpid()
+        self._self = id(self)  # Lightning makes objects that share all of ours, and end earlier
         self._begin_at(0)
         self._pushed_alone: Dict[ParameterFile, None] = {}  # by rank 0, and not yet known to the others
         self._unread = False  # files have newer values than tensors
@@ -457,7 +458,7 @@ class Optimizer(torch.optim.Optimizer):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, '_ranks'):
+        if hasattr(self, '_ranks') and self._self == id(self):
             self.close()
 
     # -- the model root --
