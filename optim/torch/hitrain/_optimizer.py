@@ -421,10 +421,10 @@ class Optimizer(torch.optim.Optimizer):
                 own.update(hyper)
             if self._ranks.leads:
                 self._push_changed()  # masters belong to these values
+                self._send_config()  # the rule's settings decide which state there is
                 for own, new in zip(self.param_groups, state_dict['param_groups']):
                     for p, i in zip(own['params'], new['params']):
                         self._take_state(own, p, state_dict['state'].get(i, {}))
-                self._send_config()
                 self.commit()
         self._ranks.together('import_state()', check)
         self._ranks.together('taking state', take)
