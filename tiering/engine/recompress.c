@@ -220,13 +220,12 @@ static void keep_raw(struct ht_recompress_round *r, struct ht_obj *o, const stru
 static int swap(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was, struct ht_ref *ref)
 {
     uint32_t before = ht_ref_blocks(was), after = ht_ref_blocks(ref);
-    int rc = ht_store_need_feature(r->s, HT_FEAT_REFUSE_PLANES);
 
-    if (rc) {
+    if (ht_ref_extents(ref) > ht_ref_extents(was)) {
         ht_relocate_cancel(o, ref);
-        return rc;
+        return -ENOSPC; /* free space is in short runs; what this round freed comes after the next commit */
     }
-    rc = ht_relocate_publish(o, r->index, was, ref);
+    int rc = ht_relocate_publish(o, r->index, was, ref);
     if (rc)
         return rc;
     r->c->chunks++;
@@ -235,7 +234,10 @@ static int swap(struct ht_recompress_round *r, struct ht_obj *o, const struct ht
     return 0;
 }
 
-/* 1; -ENOMEM, -ENOSPC or -EROFS: the round ends. Whatever else fails concerns this chunk alone. */
+/*
+ * 1; or an error, and the round ends. A chunk that cannot be read, that changed or that is in use concerns this chunk
+ * alone.
+ */
 static int try_chunk(struct ht_recompress_round *r, struct ht_obj *o, const struct ht_ref *was)
 {
     struct ht_ref ref = {0};
@@ -250,10 +252,12 @@ static int try_chunk(struct ht_recompress_round *r, struct ht_obj *o, const stru
         keep_raw(r, o, was);
         return 1;
     }
-    rc = write_frame(r, o, was, (uint32_t)len, &ref);
+    rc = ht_store_need_feature(r->s, HT_FEAT_REFUSE_PLANES); /* durable before the first frame */
+    if (!rc)
+        rc = write_frame(r, o, was, (uint32_t)len, &ref);
     if (!rc)
         rc = swap(r, o, was, &ref);
-    return rc == -ENOMEM || rc == -ENOSPC || rc == -EROFS ? rc : 1;
+    return rc == -ESTALE || rc == -EAGAIN || rc == 0 ? 1 : rc;
 }
 
 /* One chunk. 1: there may be more; 0: that was all; or as try_chunk. */

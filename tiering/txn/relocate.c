@@ -115,6 +115,8 @@ static int swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, stru
         return -ESTALE;
     if (c->exclusive || c->shared)
         return -EAGAIN;
+    if (ht_ref_extents(ref) > ht_ref_extents(&c->pub) && !ht_ref_pieces_fit(o->s, ref))
+        return -ENOSPC; /* of the log */
     c->generation++;
     if (!HT_MUTANT("cut-undone"))
         ref->visible = c->pub.visible; /* fewer, if a truncation was published after the bytes had been copied */

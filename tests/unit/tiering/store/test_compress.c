@@ -276,6 +276,36 @@ START_TEST(a_full_store_ends_the_round)
 }
 END_TEST
 
+/* A frame in pieces would take more of the log, and more reads, than the content did. */
+START_TEST(content_does_not_come_in_more_pieces)
+{
+    enum { LEFT = 6 * MIB };
+    struct ht_obj *rest = object(MIB, 0), *crumbs = object(SMALL, 0);
+    uint8_t *block = pattern(MIB, 8);
+    uint64_t at = 0, n = 0;
+
+    while (ht_obj_write(rest, at, block, MIB) == MIB)
+        at += MIB;
+    ck_assert_int_eq(ht_obj_truncate(rest, at - LEFT), 0);
+    ck_assert_int_eq(ht_obj_sync(rest), 0);
+    while (ht_obj_write(crumbs, n * SMALL, block, HT_BLOCK_BYTES) == HT_BLOCK_BYTES)
+        n++;
+    ck_assert_uint_ge(n * HT_BLOCK_BYTES, LEFT / 2);
+    ck_assert_int_eq(ht_obj_sync(crumbs), 0);
+    for (uint64_t i = 0; i < n; i += 2)
+        ck_assert_int_eq(ht_obj_punch(crumbs, i * SMALL, SMALL), 0);
+    ck_assert_int_eq(ht_obj_sync(crumbs), 0);
+    compress();
+    ck_assert_int_eq(ht_store_compress(s), -ENOSPC);
+    for (unsigned i = 0; i < CHUNKS; i++)
+        ck_assert_uint_eq(codec_of(i), HT_CODEC_RAW);
+    expect_all();
+    ht_obj_put(rest);
+    ht_obj_put(crumbs);
+    free(block);
+}
+END_TEST
+
 START_TEST(the_next_rewrite_still_has_its_space)
 {
     struct ht_obj *rest = object(MIB, 0);
@@ -569,6 +599,7 @@ int main(void)
     tcase_add_test(raw, what_saves_too_little_is_tried_once);
     tcase_add_test(raw, chunks_of_several_owners_stay);
     tcase_add_test(raw, a_full_store_ends_the_round);
+    tcase_add_test(raw, content_does_not_come_in_more_pieces);
     tcase_add_test(raw, the_next_rewrite_still_has_its_space);
     tcase_add_test(raw, a_read_only_store_reads_and_compresses_nothing);
     tcase_add_test(raw, small_chunks_too);
