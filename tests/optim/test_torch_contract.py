@@ -312,6 +312,19 @@ def test_adamw_of_pytorch_2_is_adam_with_a_flag(root):
             optimizer.import_state({'state': {}, 'param_groups': groups})
 
 
+def test_a_rule_without_state_takes_an_empty_one(root):
+    """PyTorch 2 writes that for SGD without momentum. With momentum an empty state is none."""
+    groups = [{'params': [0], 'lr': 0.5, 'momentum': 0.0}]
+    with hitrain.SGD([('p', torch.nn.Parameter(torch.zeros(2)))], root, lr=LR) as optimizer:
+        optimizer.load_state_dict({'state': {}, 'param_groups': groups})
+        assert optimizer.param_groups[0]['lr'] == 0.5
+        groups[0]['momentum'] = 0.9
+        with pytest.raises(ValueError, match='has no state to import'):
+            optimizer.load_state_dict({'state': {}, 'param_groups': groups})
+        with pytest.raises(ValueError, match='has no state to import'):
+            optimizer.load_state_dict({})
+
+
 def test_code_that_looks_for_state_finds_some(root):
     """PyTorch's distributed checkpoints make a step when `optimizer.state` is false, and would change the model."""
     with hitrain.AdamW(parameters().items(), root, lr=LR) as optimizer:

@@ -265,7 +265,9 @@ class Optimizer(torch.optim.Optimizer):
 
     def _load(self, state_dict: Dict[str, Any]) -> None:
         if 'hitrain' not in state_dict:
-            if not state_dict.get('state') and not self.full_state_dict:
+            groups = state_dict.get('param_groups')
+            stateless = groups and not any(self.state_words({**self.defaults, **g}) for g in groups)
+            if not state_dict.get('state') and not self.full_state_dict and not stateless:
                 raise ValueError('this state_dict is not from an optimizer in a hitrain store, and has no state to import')
             self.import_state(state_dict)
             return
