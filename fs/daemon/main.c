@@ -26,6 +26,7 @@
 #include "tiering/sys/mem.h"
 #include "tiering/sys/stdio_fds.h"
 #include "tiering/sys/ticker.h"
+#include "tiering/api/discard.h"
 #include "tiering/api/stats.h"
 #include "tiering/api/store.h"
 #include <hitrain/version.h>
@@ -208,6 +209,13 @@ static void on_ready(void *ctx)
     ht_event(HT_EVENT_MOUNTED, &about, "%s is mounted on %s", d->source, d->mountpoint);
 }
 
+static void on_ending(void *ctx)
+{
+    const struct daemon *d = ctx;
+
+    ht_store_trim_cancel(d->store);
+}
+
 static void detach_mount(void *ctx)
 {
     const struct daemon *d = ctx;
@@ -231,6 +239,7 @@ static void stop_mount(void *ctx)
 {
     struct daemon *d = ctx;
 
+    on_ending(d);
     begin_ending(d);
     ht_fuse_stop(d->fuse);
 }
@@ -245,6 +254,7 @@ static int mount_fuse(struct daemon *d)
         .debug = d->options.debug,
         .threads = d->options.fuse_threads,
         .ready = on_ready,
+        .ending = on_ending,
         .ctx = d,
     };
     int rc = ht_fuse_new(d->ctl, &opts, &d->fuse);

@@ -57,7 +57,8 @@ struct ht_fuse {
     _Atomic unsigned page_writes;
     _Atomic uint64_t page_write_ns;
     void (*ready)(void *ctx);
-    void *ready_ctx;
+    void (*ending)(void *ctx);
+    void *ready_ctx; /* of both */
 
     /* workers.c */
     struct {

@@ -243,6 +243,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->single_thread = opts->single_thread;
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;
+    f->ending = opts->ending;
     f->ready_ctx = opts->ctx;
     ht_mutex_init(&f->open_lock, HT_LOCK_OPENS);
     ht_list_init(&f->opens);

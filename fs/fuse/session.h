@@ -22,6 +22,8 @@ struct ht_fuse_opts {
     unsigned threads;   /* workers; 0: by the number of CPUs */
     /* The mount answers from now on; called once, by a worker. */
     void (*ready)(void *ctx);
+    /* No request comes any more; called once before the loop waits for those that run. Ends what takes long. */
+    void (*ending)(void *ctx);
     void *ctx;
 };
 

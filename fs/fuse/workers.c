@@ -259,6 +259,8 @@ static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 /* Releases the lock while the thread waits. */
 static void end_all(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 {
+    if (f->ending)
+        f->ending(f->ready_ctx);
     for (unsigned i = 0; i < most(f); i++)
         if (f->workers.worker[i].state == WORKER_RUNS)
             pthread_cancel(f->workers.worker[i].thread);

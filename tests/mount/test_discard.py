@@ -2,11 +2,12 @@
 """Free space that devices forget: a store in a sparse file takes less space again."""
 import json
 import os
+import subprocess
 
 import numpy as np
 
 from calls import sync
-from conftest import run, wait_for
+from conftest import BIN, SECONDS_MAX, run, wait_for
 
 MIB = 1 << 20
 SIZE = 48 * MIB
@@ -80,3 +81,25 @@ def test_a_read_only_mount_is_not_trimmed(make_store):
     point = store.mount('ro')
     done = run('hitrainctl', 'trim', point, check=False)
     assert done.returncode == 1 and 'Read-only' in done.stderr
+
+
+def test_a_trim_does_not_delay_the_end_of_the_daemon(make_store):
+    """Free space in runs of 64 KiB: a trim that takes thousands of batches ends with the one that runs."""
+    store = make_store('4G')
+    point = store.mount()
+    for i in range(200):
+        (point / f'{i}').write_bytes(b'x' * (64 << 10))
+    sync(point)
+    for i in range(0, 200, 2):
+        (point / f'{i}').unlink()
+    sync(point)
+    trims = subprocess.Popen(['sh', '-c', f'while {BIN}/hitrainctl trim {point}; do :; done'], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: engine(point)['discarded_bytes'] > 0, 'a trim')
+        store.daemon.terminate()
+        assert store.daemon.wait(SECONDS_MAX) == 0, store.messages()
+    finally:
+        trims.wait(SECONDS_MAX)
+    store.daemon = None
+    store.assert_clean()

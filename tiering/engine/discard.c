@@ -26,7 +26,8 @@
 
 #define PAUSE_NS UINT64_C(2000000000)
 
-enum { EXTENTS = 64, PERMIT_BYTES = 1 << 20 };
+/* A block device serves one discard after another: few at a time, so that none looks older than it is. */
+enum { EXTENTS = 64, WAVE = 4, PERMIT_BYTES = 1 << 20 };
 
 /* --------------------------------------------------------------- a batch */
 
@@ -35,14 +36,24 @@ static bool takes_discards(const struct ht_store *s, unsigned device)
     return s->dev[device] && !ht_dev_rdonly(s->dev[device]) && !(s->engine->discard.refused >> device & 1);
 }
 
-static void note_refused(struct ht_store *s, unsigned device, int error)
+static bool is_refusal(int error)
 {
+    return error == -EOPNOTSUPP || error == -EINVAL || error == -ENOTTY || error == -EROFS || error == -EPERM;
+}
+
+/* Of a device that cannot, or does not let us. Another error ends the walk. */
+static void note_error(struct ht_store *s, unsigned device, int error)
+{
+    if (!is_refusal(error)) {
+        ht_warn("%s: discarding free space: %s", ht_dev_name(s->dev[device]), strerror(-error));
+        return;
+    }
     s->engine->discard.refused |= 1u << device;
     ht_info("%s does not discard free space (%s): it is not asked again in this mount", ht_dev_name(s->dev[device]),
             strerror(-error));
 }
 
-/* All at once. Returns the first error. */
+/* Returns the first error, and what follows it is not discarded. */
 static int discard_extents(struct ht_store *s, const struct ht_extent e[], unsigned n)
 {
     struct ht_ring *ring = ht_ring_mine(s->rings);
@@ -55,14 +66,19 @@ static int discard_extents(struct ht_store *s, const struct ht_extent e[], unsig
                                .dev = s->dev[e[i].device],
                                .offset = e[i].block * HT_BLOCK_BYTES,
                                .len = e[i].blocks * HT_BLOCK_BYTES};
-    int rc = ht_ring_run(ring, io, n);
-    for (unsigned i = 0; i < n; i++)
-        s->engine->discard.bytes += io[i].result ? 0 : io[i].len;
-    return rc;
+    for (unsigned i = 0; i < n; i += WAVE) {
+        unsigned count = (unsigned)ht_min_u64(WAVE, n - i);
+        int rc = ht_ring_run(ring, io + i, count);
+        for (unsigned k = i; k < i + count; k++)
+            s->engine->discard.bytes += io[k].result ? 0 : io[k].len;
+        if (rc)
+            return rc;
+    }
+    return 0;
 }
 
-/* One batch of a walk over a device. */
-static void discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
+/* One batch of a walk over a device. An error ends the walk. */
+static int discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
 {
     const struct ht_permit_request request = {
         .dev = s->dev[walk->device], .direction = HT_DIRECTION_WRITE, .bytes = PERMIT_BYTES};
@@ -75,14 +91,17 @@ static void discard_some(struct ht_store *s, struct ht_alloc_freed_walk *walk)
     ht_store_unlock(s);
     int rc = n ? discard_extents(s, e, n) : 0;
     ht_permit_put(&permit);
-    if (rc)
-        note_refused(s, walk->device, rc);
+    if (rc) {
+        note_error(s, walk->device, rc);
+        walk->ended = true;
+    }
     if (!n)
-        return;
+        return rc;
     ht_store_lock(s);
     ht_alloc_put_freed(s->alloc, e, n);
     pthread_cond_broadcast(&s->waits.settled);
     ht_store_unlock(s);
+    return rc;
 }
 
 /* ---------------------------------------------------- what became free */
@@ -136,7 +155,7 @@ static void walk_on(struct ht_store *s)
         bool has = !d->walk.ended && ht_alloc_has_freed(s->alloc, d->walk.device);
         ht_store_unlock(s);
         if (has && takes_discards(s, d->walk.device)) {
-            discard_some(s, &d->walk);
+            (void)discard_some(s, &d->walk);
             return;
         }
         d->walk = (struct ht_alloc_freed_walk){.device = d->walk.device + 1};
@@ -213,17 +232,25 @@ int ht_store_trim(struct ht_store *s, uint64_t *out_bytes)
 {
     uint64_t before = s->engine->discard.bytes;
     bool any = false;
+    int error = 0;
 
     if (ht_is_read_only(s))
         return -EROFS;
     enum ht_io_class was = ht_io_class_set(HT_IO_BACKGROUND);
     for (unsigned i = 0; i < s->dev_count; i++) {
         struct ht_alloc_freed_walk walk = {.device = i, .all = true};
-        while (!walk.ended && takes_discards(s, i) && !s->waits.stopping)
-            discard_some(s, &walk);
+        while (!walk.ended && takes_discards(s, i) && !s->waits.trim_ends) {
+            int rc = discard_some(s, &walk);
+            error = error || is_refusal(rc) ? error : rc;
+        }
         any |= takes_discards(s, i);
     }
     (void)ht_io_class_set(was);
     *out_bytes = s->engine->discard.bytes - before;
-    return s->waits.stopping ? -ECANCELED : any ? 0 : -EOPNOTSUPP;
+    return s->waits.trim_ends ? -ECANCELED : error ? error : any ? 0 : -EOPNOTSUPP;
+}
+
+void ht_store_trim_cancel(struct ht_store *s)
+{
+    s->waits.trim_ends = true;
 }

@@ -32,6 +32,7 @@ struct ht_waits {
     struct ht_wakes wakes HT_GUARDED_BY(HT_LOCK_STORE);
     bool discard_noted HT_GUARDED_BY(HT_LOCK_STORE); /* its engine was woken, and has not looked yet */
     _Atomic bool stopping;                           /* the background ends; no lock */
+    _Atomic bool trim_ends;                          /* ht_store_trim_cancel was called; no lock */
 };
 
 void ht_waits_init(struct ht_waits *w);

@@ -113,8 +113,8 @@ struct ht_alloc_freed_walk {
     bool ended;    /* out: the device has no more */
 };
 /*
- * Takes free blocks of a device for a discard, at most a quarter of those that are free. Returns the number of extents,
- * at most n_max; 0 before the end of the walk means only that the next call continues.
+ * Takes free blocks of a device for a discard, at most a quarter of those that are free, or a group. Returns the number
+ * of extents, at most n_max; 0 before the end of the walk means only that the next call continues.
  */
 unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *walk, struct ht_extent out[],
                              unsigned n_max);

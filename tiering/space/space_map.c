@@ -426,21 +426,21 @@ void ht_space_map_note_freed(struct ht_space_map *m, uint64_t block, uint64_t co
         ht_free_index_note_freed(&m->index, g, true);
 }
 
-/* Takes the runs of a group that are long enough. False: out is full, and some may be left. */
+/* Takes the runs of a group that are long enough. False: out may lack room for all of them, and none is taken. */
 static bool take_runs_of(struct ht_space_map *m, uint64_t group, struct ht_run out[], unsigned n_max, unsigned *n)
 {
+    enum { RUNS_MAX = HT_GROUP_BLOCKS / (HT_DISCARD_BLOCKS_MIN + 1) + 1 };
     uint64_t at = group * HT_GROUP_BLOCKS, first = at, stop = at + HT_GROUP_BLOCKS, end;
-    bool room = true;
 
-    for (; room && (at = ht_space_map_find(m, at, stop, false)) < stop; at = end) {
+    assert(n_max >= RUNS_MAX);
+    if (n_max - *n < RUNS_MAX)
+        return false;
+    for (; (at = ht_space_map_find(m, at, stop, false)) < stop; at = end) {
         end = ht_space_map_find(m, at, stop, true);
         struct ht_run *last = *n ? &out[*n - 1] : NULL;
         bool joins = last && last->block + last->blocks == at;
         if (end - at < HT_DISCARD_BLOCKS_MIN && !joins)
             continue;
-        room = joins || *n < n_max;
-        if (!room)
-            break;
         if (joins)
             last->blocks += (uint32_t)(end - at);
         else
@@ -449,7 +449,7 @@ static bool take_runs_of(struct ht_space_map *m, uint64_t group, struct ht_run o
         m->free_blocks -= end - at;
     }
     index_blocks(m, first, stop);
-    return room;
+    return true;
 }
 
 unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *from, uint32_t blocks_max,

@@ -201,6 +201,31 @@ START_TEST(a_close_run_is_taken_before_a_longer_one)
 }
 END_TEST
 
+/* One block is taken behind each 16 free ones: out is full in the middle of the device, and never of a group. */
+START_TEST(each_free_run_is_discarded_once)
+{
+    enum { GROUPS = 64, RUN = 16, MAX = 64 };
+    struct ht_space_map m;
+    struct ht_run run[MAX];
+    uint64_t from = 0, discarded = 0;
+
+    ck_assert_int_eq(ht_space_map_init(&m, GROUPS * G), 0);
+    for (uint64_t b = RUN; b < GROUPS * G; b += RUN + 1)
+        ht_space_map_set(&m, b, 1, true);
+    uint64_t free_blocks = m.free_blocks;
+    while (from != HT_NO_GROUP) {
+        unsigned n = ht_space_map_take_freed(&m, true, &from, GROUPS * G, run, MAX);
+        for (unsigned i = 0; i < n; i++) {
+            discarded += run[i].blocks;
+            ht_space_map_set(&m, run[i].block, run[i].blocks, false);
+        }
+    }
+    ck_assert_uint_gt(discarded, free_blocks * 9 / 10);
+    ck_assert_uint_le(discarded, free_blocks);
+    ht_space_map_destroy(&m);
+}
+END_TEST
+
 START_TEST(pieces_are_the_longest_first)
 {
     struct ht_space_map m;
@@ -332,6 +357,7 @@ static Suite *suite(void)
     tcase_add_test(t, large_requests_keep_away_from_small_ones);
     tcase_add_test(t, a_large_request_takes_a_run_across_groups_when_no_group_is_whole);
     tcase_add_test(t, a_close_run_is_taken_before_a_longer_one);
+    tcase_add_test(t, each_free_run_is_discarded_once);
     tcase_add_test(t, pieces_are_the_longest_first);
     tcase_add_loop_test(t, free_space_stays_together_under_churn, 0, (int)HT_ARRAY_SIZE(mixes));
     suite_add_tcase(s, t);
