@@ -19,6 +19,7 @@
  */
 #include "tiering/engine/dedup.h"
 
+#include <time.h>
 #include <assert.h>
 #include <stdlib.h>
 
@@ -33,10 +34,11 @@
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 #define MS UINT64_C(1000000)
+#define REST_NS_MAX MS
 
 enum {
     QUEUE_MAX = 4096,
-    SLICE_CHUNKS = 1024,
+    SLICE_CHUNKS = 256,
     PAUSE_MS = 1000,
     COMMIT_MS_DEFAULT = 5000,
     SETTLE_COMMITS = 2, /* periods of the commit timer that content stays unchanged before it is compared */
@@ -259,7 +261,10 @@ static void walk(struct ht_dedup_pass *p)
         p->at++;
     }
     ht_store_unlock(s);
-    p->walk_ns += ht_now_ns() - began_ns;
+    uint64_t held_ns = ht_now_ns() - began_ns;
+    p->walk_ns += held_ns;
+    const struct timespec rest = {.tv_nsec = (long)ht_min_u64(held_ns, REST_NS_MAX)};
+    nanosleep(&rest, NULL); /* threads that wait for the lock come first: the mutex is not fair */
 }
 
 /* ---------------------------------------------------------------- comparing */
@@ -313,7 +318,7 @@ static void end_pass(struct ht_store *s, struct ht_dedup *d)
 
     d->again |= p->skipped;
     d->part = p->index.part + 1 < p->index.parts ? p->index.part + 1 : 0;
-    d->next_ns = d->part ? 0 : ht_now_ns() + ht_max_u64(PASS_COMMITS * commit_ns(s), PASS_SHARE * p->walk_ns);
+    d->next_ns = ht_now_ns() + ht_max_u64(d->part ? 0 : PASS_COMMITS * commit_ns(s), (uint64_t)PASS_SHARE * p->walk_ns);
     if (!d->part)
         d->figures.passes++;
     d->pass = NULL;
