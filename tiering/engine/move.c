@@ -302,6 +302,7 @@ static int gather(struct emptying *e, const struct found *f, size_t n)
         rc = gather_one(e, &f[i], HT_MUTANT("owner-left-behind") ? 1 : (unsigned)same);
     }
     for (unsigned i = 0; !rc && i < e->count; i++) {
+        rc = ht_move_may(s, &e->move[i]) ? 0 : -ESTALE;
         inside += blocks_inside(e, &e->move[i].was);
         blocks += ht_ref_blocks(&e->move[i].was);
     }
@@ -384,6 +385,7 @@ static int empty(struct emptying *e, const struct found *f, size_t n, uint8_t *b
     uint64_t lsn;
     int rc = gather(e, f, n);
 
+    e->s->engine->compaction.pass_copied |= !rc;
     if (!rc)
         rc = copy_all(e, buf, out_bytes);
     if (!rc)
@@ -505,11 +507,11 @@ static uint64_t whole_groups(struct ht_store *s)
     return groups;
 }
 
-/* What was moved may have broken other groups: then the next pass comes later and later. */
+/* What was moved may have broken other groups, or none could be emptied: then passes come later and later. */
 static void end_pass(struct ht_store *s, struct ht_compaction *c)
 {
     uint64_t emptied = c->figures.emptied - c->pass_emptied, whole = whole_groups(s);
-    bool in_vain = emptied && whole < c->pass_whole + (emptied + 1) / 2;
+    bool in_vain = emptied ? whole < c->pass_whole + (emptied + 1) / 2 : c->pass_copied;
 
     c->period_ms = in_vain ? ht_min_u64(2 * c->period_ms, PERIOD_MS_MAX) : PERIOD_MS;
     c->device = 0;
@@ -523,6 +525,7 @@ static void begin_pass(struct ht_store *s, struct ht_compaction *c)
     c->seen_lsn = s->frees.last_lsn + 1; /* never 0, as it is before the first pass */
     c->period_ms = c->period_ms ? c->period_ms : PERIOD_MS;
     c->pass_emptied = c->figures.emptied;
+    c->pass_copied = false;
     c->pass_whole = whole_groups(s);
     c->in_pass = true;
 }

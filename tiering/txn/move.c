@@ -41,6 +41,11 @@ int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes)
         ht_store_unlock(s);
         return rc;
     }
+    if (ht_ref_extents(&io.ref) > ht_ref_extents(&m->was)) { /* it would read slower, and the log may lack room */
+        ht_chunk_write_cancel(&io);
+        ht_store_unlock(s);
+        return -ENOSPC;
+    }
     ht_chunk_write_start(&io, ring);
     ht_chunk_write_wait(&io, ring);
     ht_store_lock(s);
@@ -68,8 +73,7 @@ static bool is_unchanged(const struct ht_move *m, const struct ht_move_owner *w)
         !c->shared && ht_ref_same_place(&c->pub, &m->was);
 }
 
-/* Are the owners that the caller names all there are, and none has changed? */
-static bool is_complete(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE)
+bool ht_move_may(struct ht_store *s, const struct ht_move *m)
 {
     for (unsigned i = 0; i < m->owners; i++)
         if (!is_unchanged(m, &m->owner[i]))
@@ -111,6 +115,7 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
     struct ht_ref now = *ref;
 
     now.visible = c->pub.visible;
+    now.kept_raw = c->pub.kept_raw;
     c->generation++;
     ht_record_chunk(&tx->records, o, w->index, c, &now);
     o->stored_blocks += ht_ref_blocks(&now);
@@ -125,7 +130,7 @@ static void move_owner(const struct ht_move_owner *w, const struct ht_ref *ref, 
 /* All owners or none. In a transaction, lock held. */
 static void move(struct ht_store *s, struct ht_move *m, struct ht_tx *tx) HT_REQUIRES(HT_LOCK_STORE)
 {
-    if (!ht_ref_holds(&m->now) || !is_complete(s, m) || ht_ref_endangered(s, &m->now))
+    if (!ht_ref_holds(&m->now) || !ht_move_may(s, m) || ht_ref_endangered(s, &m->now))
         return;
     struct ht_ref *ref = make_refs(s, m);
     if (!ref)

@@ -75,6 +75,8 @@ struct ht_move {
  * -ENOSPC, -EIO: m->now is empty.
  */
 int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+/* Are the owners that m names all there are, and has none changed? Asked again when m is published. */
+bool ht_move_may(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE);
 /*
  * Flushes, and publishes the new places of all for which no owner has changed meanwhile, in one transaction; gives the
  * other places back. *out_lsn: for ht_store_sync, which frees the old places. An error: nothing was moved, or the log

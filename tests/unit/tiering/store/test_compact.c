@@ -176,6 +176,32 @@ START_TEST(a_group_that_cannot_be_emptied_is_left_alone)
 }
 END_TEST
 
+/* Clones of an open scope own the content, too, and no transaction may name their places: nothing is even read. */
+START_TEST(what_may_not_move_is_not_read)
+{
+    struct ht_obj *twin[FILES] = {NULL};
+
+    fresh(32, false);
+    sparse(16);
+    for (unsigned i = 0; i < FILES; i++)
+        if (file[i]) {
+            twin[i] = object(SMALL, SCOPE);
+            ck_assert_int_eq(ht_obj_clone(file[i], 0, twin[i], 0, SMALL), SMALL);
+        }
+    struct ht_store_stats before = stats();
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_eq(stats().device_read_bytes, before.device_read_bytes);
+    ck_assert_uint_eq(figures().emptied, 0);
+    ck_assert_uint_gt(figures().skipped, 0);
+    for (unsigned i = 0; i < FILES; i++)
+        if (twin[i])
+            ht_obj_put(twin[i]);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
 START_TEST(an_error_leaves_everything_where_it_was)
 {
     static const enum ht_fault_point points[] = {HT_FAULT_IO_READ, HT_FAULT_STORE_CHECKSUM, HT_FAULT_IO_WRITE,
@@ -287,6 +313,7 @@ int main(void)
     tcase_add_test(tc, nearly_empty_groups_become_free);
     tcase_add_test(tc, all_owners_move_together);
     tcase_add_loop_test(tc, a_group_that_cannot_be_emptied_is_left_alone, 0, 2);
+    tcase_add_test(tc, what_may_not_move_is_not_read);
     tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
     tcase_add_test(tc, a_crash_leaves_all_content);
     tcase_add_test(tc, writers_and_readers_beside_it_lose_nothing);
