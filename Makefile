@@ -17,6 +17,9 @@
 ##   mutants    builds with one safeguard missing, each of which the crash tests must notice
 ##   mounted    tests of a real mount   (tests/mount/test_*.py)
 ##   torch      tests with PyTorch      (tests/optim/test_*.py)
+##   check-ecosystem
+##              the PyTorch client with the newest PyTorch, and with trainers of other packages, from the Python package
+##              index; the first run downloads some 3 GB into ~/.cache/hitrain
 ##   lint       include directions, headers compile alone, names, formatting, sizes, shell scripts, SPDX lines, lock types, held locks, `make deps all`
 ##   format     rewrite all C files as .clang-format and tests/lint/layout.py say
 ##   races      tests of a real mount with a daemon that ThreadSanitizer watches (part of check-long)
@@ -329,7 +332,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-kernel lint format demo
+.PHONY: deps check check-long check-ecosystem check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -337,6 +340,8 @@ check: deps
 	@$(runner) check
 check-long: deps
 	@HITRAIN_LONG=1 $(runner) check-long
+check-ecosystem: deps
+	@$(runner) ecosystem
 FUZZ_SECONDS ?= 300
 .PHONY: fuzz fuzz-merge
 fuzz: deps

@@ -13,7 +13,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 PROGRAMS = pathlib.Path(os.environ.get('HITRAIN_BIN') or TOP / 'build/bin')
 BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
 README = (TOP / 'README.md').read_text()
-DOCUMENTS = [TOP / 'README.md', TOP / 'CONTRIBUTING.md', TOP / 'CHANGELOG.md', *sorted(TOP.glob('docs/*.md')), *sorted(TOP.glob('*/README.md')),
+DOCUMENTS = [TOP / 'README.md', TOP / 'CONTRIBUTING.md', TOP / 'CHANGELOG.md', *sorted(TOP.glob('docs/**/*.md')), *sorted(TOP.glob('*/README.md')),
              TOP / 'tests/RESULTS.md']
 
 

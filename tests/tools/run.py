@@ -22,6 +22,7 @@ import sys
 import time
 
 import coverage
+import ecosystem
 import mutants
 
 PYTHON = '/usr/bin/python3'
@@ -31,6 +32,8 @@ LINTS = ['includes.py', 'headers.sh', 'names.py', 'format.sh', 'layout.py', 'siz
 RACES = ['test_mixed_load.py', 'test_stress.py', 'test_concurrency.py', 'test_scrub.py', 'test_passthrough.py']
 # Tests that read or change something that the whole machine has once: memory in /proc/meminfo, the page cache.
 ALONE = ['test_passthrough.py', 'test_memory.py', 'test_posix_names.py']
+# Tests of the client that run with the newest PyTorch, too.
+TORCH_2 = ['test_torch_client.py', 'test_torch_contract.py', 'test_torch_gradients.py', 'test_torch_async.py', 'test_torch_checkpoint.py']
 FUZZ_SAN = 'asan,ubsan,fuzzer'
 FUZZ_RSS_MIB = 1024
 CHECK_LINE = re.compile(r'^\d+%: Checks: (\d+), Failures: (\d+), Errors: (\d+)', re.M)
@@ -201,12 +204,12 @@ class Runner:
             if l.startswith('figures: '):
                 print('       ' + l[len('figures: '):], flush=True)
 
-    def pytests(self, sources, env=None, prefix=()):
+    def pytests(self, sources, env=None, prefix=(), python=PYTHON):
         """One pytest process for each file, as many at a time as there are processors: half the time they wait, for a
         device, a timer or a daemon that ends. Each has mounts and folders of its own; ALONE says which come last, by themselves."""
         prefix = [*self.own_mounts(), *prefix]
         def run(source):
-            return self.command([*prefix, PYTHON, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
+            return self.command([*prefix, python, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
                                 env or self.env)
         sources = self.selected(sources)
         alone = [s for s in sources if os.path.basename(s) in ALONE]
@@ -307,6 +310,21 @@ class Runner:
         if sources:
             self.all_programs()
             self.pytests(sources)
+
+    def ecosystem(self):
+        self.heading('tests with packages of the Python package index')
+        sources = self.selected([*pathlib.Path('tests/ecosystem').glob('test_*.py'), *(pathlib.Path('tests/optim') / t for t in TORCH_2)])
+        if not sources:
+            return
+        try:
+            python = ecosystem.python()
+        except ecosystem.EnvironmentMissing as e:
+            self.fail('the environment', 1, str(e))
+            return
+        self.all_programs()
+        # Compiled modules lie beside the packages, and those of the sources nowhere.
+        env = {k: v for k, v in self.env.items() if k != 'PYTHONPYCACHEPREFIX'}
+        self.pytests(sources, {**env, 'PYTHONDONTWRITEBYTECODE': '1'}, python=python)
 
     def races(self):
         """Mounted tests with programs that ThreadSanitizer watches; whatever it reports is a failure."""
@@ -453,7 +471,7 @@ class Runner:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'mutants', 'mounted',
-                                    'races', 'torch', 'lint', 'bench', 'coverage'])
+                                    'races', 'torch', 'ecosystem', 'lint', 'bench', 'coverage'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
     p.add_argument('--cc', default='gcc')
