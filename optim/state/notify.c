@@ -130,7 +130,7 @@ bool ht_optim_readable(struct ht_optim *o, uint64_t oid, uint64_t off, uint64_t 
     lock(o);
     struct ht_param *p = ht_opt_param_find(o, oid);
     bool ready = true;
-    if (p && !p->gone && len) {
+    if (p && !p->gone && ht_opt_param_hidden(p) && len) { /* others may have no shape yet */
         uint64_t first = off / p->shape.chunk_bytes;
         uint64_t last = (len > UINT64_MAX - off ? UINT64_MAX : off + len - 1) / p->shape.chunk_bytes;
         ready = !ranges_pending(p, first, last);
