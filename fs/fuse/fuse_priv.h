@@ -58,7 +58,7 @@ struct ht_fuse {
     _Atomic uint64_t page_write_ns;
     void (*ready)(void *ctx);
     void (*ending)(void *ctx);
-    void *ready_ctx; /* of both */
+    void *callback_ctx;
 
     /* workers.c */
     struct {

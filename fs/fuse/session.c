@@ -244,7 +244,7 @@ int ht_fuse_new(struct ht_ctl *ctl, const struct ht_fuse_opts *opts, struct ht_f
     f->threads = opts->threads ? opts->threads : default_threads();
     f->ready = opts->ready;
     f->ending = opts->ending;
-    f->ready_ctx = opts->ctx;
+    f->callback_ctx = opts->ctx;
     ht_mutex_init(&f->open_lock, HT_LOCK_OPENS);
     ht_list_init(&f->opens);
     ht_list_init(&f->open_dirs);

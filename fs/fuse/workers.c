@@ -59,7 +59,7 @@ static void call_look(struct ht_fuse *f)
 static void report_ready(struct ht_fuse *f)
 {
     if (!f->ready_reported && !fuse_session_exited(f->session) && !atomic_exchange(&f->ready_reported, true))
-        f->ready(f->ready_ctx);
+        f->ready(f->callback_ctx);
 }
 
 static void process(struct worker *w, size_t bytes)
@@ -260,7 +260,7 @@ static uint64_t look(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 static void end_all(struct ht_fuse *f) HT_REQUIRES(HT_LOCK_WORKERS)
 {
     if (f->ending)
-        f->ending(f->ready_ctx);
+        f->ending(f->callback_ctx);
     for (unsigned i = 0; i < most(f); i++)
         if (f->workers.worker[i].state == WORKER_RUNS)
             pthread_cancel(f->workers.worker[i].thread);

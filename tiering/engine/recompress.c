@@ -200,7 +200,7 @@ static int write_frame(struct ht_recompress_round *r, struct ht_obj *o, const st
 
     request.direction = HT_DIRECTION_WRITE;
     ht_permit_get(&r->s->gate, &request, &permit);
-    int rc = ht_relocate_begin_frame(o, r->ring, r->frame, len, was->visible, out);
+    int rc = ht_relocate_begin_frame(o, r->ring, r->frame, len, was, out);
     ht_permit_put(&permit);
     r->bytes += ht_round_up(len, HT_BLOCK_BYTES);
     return rc;
@@ -221,10 +221,6 @@ static int swap(struct ht_recompress_round *r, struct ht_obj *o, const struct ht
 {
     uint32_t before = ht_ref_blocks(was), after = ht_ref_blocks(ref);
 
-    if (ht_ref_extents(ref) > ht_ref_extents(was)) {
-        ht_relocate_cancel(o, ref);
-        return -ENOSPC; /* free space is in short runs; what this round freed comes after the next commit */
-    }
     int rc = ht_relocate_publish(o, r->index, was, ref);
     if (rc)
         return rc;

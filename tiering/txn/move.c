@@ -32,25 +32,9 @@
 int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes)
 {
     struct ht_chunk_io io = {.obj = m->owner[0].obj};
-    struct ht_store *s = io.obj->s;
 
     ht_chunk_write_prepare(&io, bytes, m->was.stored);
-    ht_store_lock(s);
-    int rc = ht_chunk_write_place(&io, HT_ALLOC_HINT_NONE);
-    if (rc) {
-        ht_store_unlock(s);
-        return rc;
-    }
-    if (ht_ref_extents(&io.ref) > ht_ref_extents(&m->was)) { /* it would read slower, and the log may lack room */
-        ht_chunk_write_cancel(&io);
-        ht_store_unlock(s);
-        return -ENOSPC;
-    }
-    ht_chunk_write_start(&io, ring);
-    ht_chunk_write_wait(&io, ring);
-    ht_store_lock(s);
-    rc = ht_chunk_write_finish(&io, ring);
-    ht_store_unlock(s);
+    int rc = ht_txn_write_copy(&io, ring, ht_ref_extents(&m->was));
     if (!rc)
         m->now = io.ref;
     m->flush_error_passes = io.xfer.flush_error_passes;

@@ -11,6 +11,7 @@
  * transaction is open everything is checked again, and any change of the chunk in between wins. A truncation in between
  * keeps the place but shows fewer bytes: then the new place shows as few.
  */
+#include <limits.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -55,12 +56,16 @@ static int flush_out(struct ht_chunk_io *io)
     return rc;
 }
 
-static int write_bytes(struct ht_chunk_io *io, struct ht_ring *ring)
+int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max)
 {
     struct ht_store *s = io->obj->s;
 
     ht_store_lock(s);
     int rc = ht_chunk_write_place(io, HT_ALLOC_HINT_NONE);
+    if (!rc && ht_ref_extents(&io->ref) > extents_max) { /* it would read slower, and the log may lack room */
+        ht_chunk_write_cancel(io);
+        rc = -ENOSPC;
+    }
     if (rc) {
         ht_store_unlock(s);
         return rc;
@@ -73,9 +78,9 @@ static int write_bytes(struct ht_chunk_io *io, struct ht_ring *ring)
     return rc;
 }
 
-static int write_and_flush(struct ht_chunk_io *io, struct ht_ring *ring, struct ht_ref *out)
+static int write_and_flush(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_ref *out)
 {
-    int rc = write_bytes(io, ring);
+    int rc = ht_txn_write_copy(io, ring, extents_max);
 
     if (!rc)
         rc = flush_out(io);
@@ -89,16 +94,16 @@ int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint3
     struct ht_chunk_io io = {.obj = o};
 
     ht_chunk_write_prepare(&io, bytes, len);
-    return write_and_flush(&io, ring, out);
+    return write_and_flush(&io, ring, UINT_MAX, out);
 }
 
-int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, uint32_t visible,
+int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, const struct ht_ref *was,
                             struct ht_ref *out)
 {
     struct ht_chunk_io io = {.obj = o};
 
-    ht_chunk_write_prepare_frame(&io, frame, len, visible);
-    return write_and_flush(&io, ring, out);
+    ht_chunk_write_prepare_frame(&io, frame, len, was->visible);
+    return write_and_flush(&io, ring, ht_ref_extents(was), out);
 }
 
 /*
@@ -143,11 +148,6 @@ static int try_swap(struct ht_obj *o, uint64_t index, const struct ht_ref *was, 
     ht_store_unlock(s);
     int committed = ht_tx_commit(tx, out_lsn);
     return rc ? rc : committed;
-}
-
-void ht_relocate_cancel(struct ht_obj *o, struct ht_ref *ref)
-{
-    give_back(o->s, ref);
 }
 
 static int publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref, uint64_t *out_lsn)

@@ -41,16 +41,15 @@ int ht_store_need_feature(struct ht_store *s, uint64_t bit) HT_EXCLUDES(HT_LOCK_
 
 /*
  * relocate.c: published bytes to another place, as they are or as a compressed frame. No lock, no chunk held.
- * begin: write len bytes (room for whole blocks) to new space, and flush. end: publish and make durable that the
- * published reference `was` of the chunk is there now; *ref is used up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or
- * is busy, nothing was done. publish: end, but the next sync of the log makes it durable.
+ * begin: write len bytes (room for whole blocks) to new space, and flush; a frame of `was` takes no more pieces. end:
+ * publish and make durable that the published reference `was` of the chunk is there now; *ref is used
+ * up. -ENOSPC; -ESTALE, -EAGAIN: the chunk changed or is busy, nothing was done. publish: end,
+ * but the next sync of the log makes it durable.
  */
 int ht_relocate_begin(struct ht_obj *o, struct ht_ring *ring, void *bytes, uint32_t len, struct ht_ref *out)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, uint32_t visible,
+int ht_relocate_begin_frame(struct ht_obj *o, struct ht_ring *ring, void *frame, uint32_t len, const struct ht_ref *was,
                             struct ht_ref *out) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
-/* Instead of an end: gives the new place back. */
-void ht_relocate_cancel(struct ht_obj *o, struct ht_ref *ref) HT_EXCLUDES(HT_LOCK_STORE);
 int ht_relocate_publish(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 int ht_relocate_end(struct ht_obj *o, uint64_t index, const struct ht_ref *was, struct ht_ref *ref)
