@@ -64,6 +64,8 @@ class Runner:
         self.env = {k: v for k, v in os.environ.items() if k not in NOT_INHERITED}
         self.env.setdefault('PYTHONPYCACHEPREFIX', os.path.abspath(os.path.join(args.out, 'pycache')))
         self.jobs = os.cpu_count() or 1
+        # Half of the time a test waits, for a device, a timer or a daemon that ends.
+        self.tests_at_once = self.jobs + (self.jobs + 1) // 2
         self.works = {}  # by program in front of a command
         self.cut = [0] * 4  # scripts, flush points, states made, distinct
 
@@ -157,7 +159,7 @@ class Runner:
         return env
 
     def programs(self, sources, cc, san):
-        """Builds and runs C test programs, as many at a time as there are processors."""
+        """Builds and runs C test programs, some more at a time than there are processors."""
         sources = self.selected(sources)
         if not sources:
             return
@@ -169,7 +171,7 @@ class Runner:
         env['HITRAIN_BIN'] = os.path.abspath(os.path.join(out, 'bin'))
         env['HITRAIN_BUILD'] = os.path.abspath(out)
         prefix = self.fixed_addresses() if san else []
-        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.tests_at_once) as pool:
             running = {pool.submit(self.command, prefix + [os.path.abspath(t)], env): n
                        for t, n in targets.items() if t not in lost}
             for done in concurrent.futures.as_completed(running):
@@ -205,15 +207,15 @@ class Runner:
                 print('       ' + l[len('figures: '):], flush=True)
 
     def pytests(self, sources, env=None, prefix=(), python=PYTHON):
-        """One pytest process for each file, as many at a time as there are processors: half the time they wait, for a
-        device, a timer or a daemon that ends. Each has mounts and folders of its own; ALONE says which come last, by themselves."""
+        """One pytest process for each file, some more at a time than there are processors. Each has mounts and folders of
+        its own; ALONE says which come last, by themselves."""
         prefix = [*self.own_mounts(), *prefix]
         def run(source):
             return self.command([*prefix, python, '-m', 'pytest', '-q', '-rs', '--tb=short', '-p', 'no:cacheprovider', source],
                                 env or self.env)
         sources = self.selected(sources)
         alone = [s for s in sources if os.path.basename(s) in ALONE]
-        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self.tests_at_once) as pool:
             running = {pool.submit(run, s): s for s in sources if s not in alone}
             for done in concurrent.futures.as_completed(running):
                 self.count_pytest(running[done], *done.result())
