@@ -29,6 +29,7 @@ int ht_cmd_commit(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_evict(const char *path, const struct ht_cmd_options *o);

@@ -32,73 +32,76 @@ static const struct command {
     const char *name, *usage;
     const char *const *verbs; /* a verb that stands between name and path; NULL: no verb does */
     int (*run)(const char *path, const struct ht_cmd_options *o);
-    bool many; /* paths */
+    enum { ONE, MANY, OPTIONAL } paths;
     unsigned options;
     const char *help;
 } commands[] = {
-    {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
+    {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
      "  --watch=SECONDS  print again after each interval, until interrupted\n"},
-    {"device", "PATH [--json]", NULL, ht_cmd_device, false, OPT_BIT(OPT_JSON),
+    {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
+     "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
+     "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
+    {"device", "PATH [--json]", NULL, ht_cmd_device, ONE, OPT_BIT(OPT_JSON),
      "Prints the devices of the store that PATH lies on: size, used space, health, copy of the log,\n"
      "and how many requests succeeded and failed.\n\n"},
-    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_cmd_events, false,
+    {"events", "PATH [--json] [--follow] [--since=SEQ] [--level=LEVEL]", NULL, ht_cmd_events, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE) | OPT_BIT(OPT_LEVEL),
      "Prints what happened to the store that PATH lies on since it was mounted: errors, refusals,\n"
      "commits that failed. For root and the owner of the mount's root.\n\n"
      "  --follow         continue with new events, until interrupted or unmounted\n"
      "  --since=SEQ      only events after the one with this number\n"
      "  --level=LEVEL    only events at least as important: error, warn or info (default)\n"},
-    {"trace", "show|save PATH [--follow] [--since=NUMBER]", trace_verbs, ht_cmd_trace, false,
+    {"trace", "show|save PATH [--follow] [--since=NUMBER]", trace_verbs, ht_cmd_trace, ONE,
      OPT_BIT(OPT_FOLLOW) | OPT_BIT(OPT_SINCE),
      "Prints the last 65536 accesses to the store that PATH lies on: reads, writes, gradients, updates, and the ends of\n"
      "steps, with the time since the mount and how long each waited. show prints a table; save prints JSON Lines, which\n"
      "hitrain(7) describes. For root and the owner of the mount's root.\n\n"
      "  --follow         continue with new accesses, until interrupted or unmounted\n"
      "  --since=NUMBER   only accesses after the one with this number\n"},
-    {"plan", "PATH [--json] [--svg=FILE]", NULL, ht_cmd_plan, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_SVG),
+    {"plan", "PATH [--json] [--svg=FILE]", NULL, ht_cmd_plan, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_SVG),
      "Prints the plan of a step that the store of PATH follows: its length, how many steps matched it, and for each file\n"
      "when it is used next and what leaves memory. For root and the owner of the mount's root.\n\n"
      "  --svg=FILE       also draw content in memory and reads over one step\n"},
-    {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, false, 0,
+    {"dump", "MOUNTPOINT", NULL, ht_cmd_dump, ONE, 0,
      "Prints what a mount that hangs is doing: its threads with their requests and what they wait for, queues, model\n"
      "roots, requests that devices have not answered, and chunks that threads hold. Sends no request to the mount.\n"
      "For root.\n\n"},
-    {"roots", "PATH [--json]", NULL, ht_cmd_roots, false, OPT_BIT(OPT_JSON),
+    {"roots", "PATH [--json]", NULL, ht_cmd_roots, ONE, OPT_BIT(OPT_JSON),
      "Prints the model roots of the store that PATH lies on, if you could find them: finished and durable steps,\n"
      "whether one is open, parameters with state, the last step's gradient norm, and the holder of a claim.\n\n"},
-    {"commit", "PATH [--if=N] [--json]", NULL, ht_cmd_commit, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+    {"commit", "PATH [--if=N] [--json]", NULL, ht_cmd_commit, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
      "Ends the step of the model root PATH and makes it durable; at the mount's root: makes\n"
      "everything outside model roots durable.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"step", "PATH [--async] [--if=N] [--json]", NULL, ht_cmd_step, false,
+    {"step", "PATH [--async] [--if=N] [--json]", NULL, ht_cmd_step, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF) | OPT_BIT(OPT_ASYNC),
      "Ends the step of the model root PATH. It becomes durable as durable_every says.\n\n"
      "  --async          returns at once; the store closes the step meanwhile\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"abort", "PATH [--if=N] [--json]", NULL, ht_cmd_abort, false, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
+    {"abort", "PATH [--if=N] [--json]", NULL, ht_cmd_abort, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_IF),
      "Takes the model root PATH back to its last commit: the open step, steps that are not durable, and all newer\n"
      "changes below it.\n\n"
      "  --if=N           only while user.hitrain.step_open is N (0: no step is open)\n"},
-    {"wait", "PATH...", NULL, ht_cmd_wait, true, 0,
+    {"wait", "PATH...", NULL, ht_cmd_wait, MANY, 0,
      "Returns when the queued updates of a parameter, or of all parameters of a model root, are applied.\n\n"},
-    {"reset", "PATH...", NULL, ht_cmd_reset, true, 0,
+    {"reset", "PATH...", NULL, ht_cmd_reset, MANY, 0,
      "Deletes the optimizer state of a parameter, or of all parameters of a model root.\n\n"},
-    {"drop", "PATH...", NULL, ht_cmd_drop, true, 0,
+    {"drop", "PATH...", NULL, ht_cmd_drop, MANY, 0,
      "Takes back the gradient of a parameter in the open step, as if it had not been written.\n\n"},
-    {"prefetch", "PATH...", NULL, ht_cmd_prefetch, true, 0,
+    {"prefetch", "PATH...", NULL, ht_cmd_prefetch, MANY, 0,
      "Loads files into the DRAM tier as far as there is room. Needs write permission on the mount's root.\n\n"},
-    {"evict", "PATH...", NULL, ht_cmd_evict, true, 0,
+    {"evict", "PATH...", NULL, ht_cmd_evict, MANY, 0,
      "Writes files back and releases their memory in the DRAM tier. Needs write permission on the mount's root.\n\n"},
-    {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_cmd_scrub, false, OPT_BIT(OPT_JSON),
+    {"scrub", "start|status|stop PATH [--json]", scrub_verbs, ht_cmd_scrub, ONE, OPT_BIT(OPT_JSON),
      "Reads everything that the store of PATH has on its devices, in the background, and verifies it. Repairs content\n"
      "that has a second copy: superblocks, the log, and chunks that are in DRAM. Damage beyond repair is an event\n"
      "(hitrainctl events) and an error for readers. start and stop need write permission on the mount's root; status\n"
      "prints the progress. A scrub ends with the mount.\n\n"},
-    {"trim", "PATH [--json]", NULL, ht_cmd_trim, false, OPT_BIT(OPT_JSON),
+    {"trim", "PATH [--json]", NULL, ht_cmd_trim, ONE, OPT_BIT(OPT_JSON),
      "Has the devices of the store of PATH discard all free space, and prints how much that was. Returns when they have\n"
      "done so. For root and the owner of the mount's root.\n\n"},
-    {"background", "status|pause|resume PATH [--engine=NAME] [--json]", background_verbs, ht_cmd_background, false,
+    {"background", "status|pause|resume PATH [--engine=NAME] [--json]", background_verbs, ht_cmd_background, ONE,
      OPT_BIT(OPT_JSON) | OPT_BIT(OPT_ENGINE),
      "Prints what the engines of the store of PATH do in the background, and what they have done since the mount. pause\n"
      "keeps them from beginning anything until resume, or until the store is mounted again. Both are for root and the\n"
@@ -264,6 +267,8 @@ static int run(const struct command *command, char **paths, const struct ht_cmd_
 {
     int status = HT_CMD_OK;
 
+    if (!*paths)
+        return command->run(NULL, o);
     for (; *paths; paths++) {
         int one = command->run(*paths, o);
         if (one != HT_CMD_OK)
@@ -301,7 +306,7 @@ int main(int argc, char **argv)
             return usage_error("expected: hitrainctl ", verbs_of(command));
         optind++;
     }
-    if (argc - optind < 2 || (argc - optind > 2 && !command->many))
-        return usage_error(command->many ? "expected paths after " : "expected one path after ", argv[optind]);
+    if ((argc - optind < 2 && command->paths != OPTIONAL) || (argc - optind > 2 && command->paths != MANY))
+        return usage_error(command->paths == MANY ? "expected paths after " : "expected one path after ", argv[optind]);
     return run(command, argv + optind + 1, &p.o);
 }

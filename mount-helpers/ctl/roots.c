@@ -3,7 +3,7 @@
  * roots.c - `hitrainctl roots`: the model roots of a mounted store, by the metrics in .hitrain/stats of the mount's
  * root. These name the roots only that the caller could find.
  */
-#include "mount-helpers/ctl/ctl.h"
+#include "mount-helpers/ctl/figures.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +11,8 @@
 #include "tiering/base/json.h"
 #include "mount-helpers/common/text.h"
 #include <hitrain/words.h>
+
+enum { STATS_BYTES_MAX = 16 << 20 };
 
 /* ------------------------------------------------------------------ metrics */
 
@@ -66,36 +68,6 @@ static const char *value_of(const struct metrics *m, const char *metric, const c
     const char *labels = find(m, metric, root), *blank = labels ? strrchr(labels, ' ') : NULL;
 
     return blank ? blank + 1 : "";
-}
-
-static int read_text(const char *path, char **out_text)
-{
-    size_t len = 0, cap = 1 << 16;
-    char *text = malloc(cap);
-    FILE *f = fopen(path, "re");
-    int rc = !text ? -ENOMEM : !f ? -errno : 0;
-
-    while (rc == 0 && !feof(f) && !ferror(f)) {
-        len += fread(text + len, 1, cap - 1 - len, f);
-        if (len + 1 == cap) {
-            char *more = realloc(text, cap *= 2);
-            if (!more)
-                rc = -ENOMEM;
-            else
-                text = more;
-        }
-    }
-    if (rc == 0 && ferror(f))
-        rc = -EIO;
-    if (f)
-        fclose(f);
-    if (rc < 0) {
-        free(text);
-        return rc;
-    }
-    text[len] = '\0';
-    *out_text = text;
-    return 0;
 }
 
 static int cut_lines(struct metrics *m)
@@ -190,7 +162,7 @@ int ht_cmd_roots(const char *path, const struct ht_cmd_options *o)
     if (rc < 0)
         return HT_CMD_FAILED;
     snprintf(stats, sizeof(stats), "%s/" HT_CTL_DIR "/stats", point);
-    rc = read_text(stats, &m.text);
+    rc = ht_file_text(stats, STATS_BYTES_MAX, &m.text);
     if (rc < 0) {
         ht_cmd_explain(stats, rc);
         return HT_CMD_FAILED;

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* doctor_list.c - findings, and the small files that checks read. See doctor.h. */
+#include "mount-helpers/ctl/doctor.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+void ht_doctor_add(struct ht_doctor *d, enum ht_doctor_level level, const char *check, const char *fmt, ...)
+{
+    struct ht_doctor_finding *f = &d->finding[ht_min_u64(d->count, HT_DOCTOR_FINDINGS_MAX - 1)];
+    va_list args;
+
+    d->last = NULL;
+    if (d->count == HT_DOCTOR_FINDINGS_MAX) {
+        d->cut = true;
+        if (level <= f->level) /* the last place keeps the worst */
+            return;
+    } else {
+        d->count++;
+    }
+    *f = (struct ht_doctor_finding){.level = level, .check = check};
+    d->last = f;
+    va_start(args, fmt);
+    vsnprintf(f->text, sizeof(f->text), fmt, args);
+    va_end(args);
+}
+
+void ht_doctor_remedy(struct ht_doctor *d, const char *fmt, ...)
+{
+    va_list args;
+
+    if (!d->last) /* the list had no room */
+        return;
+    va_start(args, fmt);
+    vsnprintf(d->last->remedy, sizeof(d->last->remedy), fmt, args);
+    va_end(args);
+}
+
+enum ht_doctor_level ht_doctor_worst(const struct ht_doctor *d)
+{
+    enum ht_doctor_level worst = HT_DOCTOR_OK;
+
+    for (unsigned i = 0; i < d->count; i++)
+        worst = d->finding[i].level > worst ? d->finding[i].level : worst;
+    return worst;
+}
+
+/* ------------------------------------------------------------- small files */
+
+static bool read_line(const struct ht_doctor *d, char *out, size_t cap, const char *fmt, va_list args)
+{
+    char name[PATH_MAX], path[PATH_MAX];
+
+    vsnprintf(name, sizeof(name), fmt, args);
+    if (snprintf(path, sizeof(path), "%s/%s", d->root, name) >= (int)sizeof(path))
+        return false;
+    FILE *f = fopen(path, "re");
+    bool ok = f && fgets(out, (int)cap, f);
+    if (f)
+        fclose(f);
+    if (ok)
+        out[strcspn(out, "\n")] = '\0';
+    return ok;
+}
+
+bool ht_doctor_line(const struct ht_doctor *d, char *out, size_t cap, const char *fmt, ...)
+{
+    va_list args;
+
+    va_start(args, fmt);
+    bool ok = read_line(d, out, cap, fmt, args);
+    va_end(args);
+    return ok;
+}
+
+bool ht_doctor_number(const struct ht_doctor *d, uint64_t *out, const char *fmt, ...)
+{
+    char line[64];
+    va_list args;
+
+    va_start(args, fmt);
+    bool ok = read_line(d, line, sizeof(line), fmt, args);
+    va_end(args);
+    if (!ok || line[0] < '0' || line[0] > '9')
+        return false;
+    *out = strtoull(line, NULL, 10);
+    return true;
+}

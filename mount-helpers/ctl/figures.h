@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* figures.h - the counters of a mounted store, by name: the lines of the attribute stats, and texts of hidden files. */
+#ifndef HITRAIN_MOUNT_HELPERS_CTL_FIGURES_H
+#define HITRAIN_MOUNT_HELPERS_CTL_FIGURES_H
+
+#include "mount-helpers/ctl/ctl.h"
+
+enum { HT_FIGURES_MAX = 512 };
+
+struct ht_figures {
+    char *text; /* free with ht_figures_free */
+    unsigned count;
+    struct {
+        const char *word;
+        uint64_t value;
+    } one[HT_FIGURES_MAX];
+};
+
+/* Takes the lines "word=number" of text, and text itself. */
+void ht_figures_parse(char *text, struct ht_figures *out);
+/* Those of the mount at point. -errno: printed. */
+int ht_figures_read(const char *point, struct ht_figures *out) HT_MUST_CHECK;
+void ht_figures_free(struct ht_figures *f);
+/* 0 when there is none. */
+uint64_t ht_figure(const struct ht_figures *f, const char *word);
+bool ht_figure_known(const struct ht_figures *f, const char *word);
+
+/* The whole text of a file, with a NUL after it; free it. At most cap bytes: -EFBIG. */
+int ht_file_text(const char *path, size_t cap, char **out_text) HT_MUST_CHECK;
+
+#endif

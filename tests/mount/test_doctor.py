@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrainctl doctor on real mounts, files and devices; tests/unit/mount-helpers/ctl/test_doctor.c has each check."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from conftest import BIN, run
+
+LEVELS = 'ok', 'note', 'warn', 'error'
+
+
+def doctor(*args):
+    done = run('hitrainctl', 'doctor', *args, '--json', check=False)
+    found = json.loads(done.stdout)
+    worst = max((f['level'] for f in found['findings']), key=LEVELS.index)
+    assert found['level'] == worst and done.returncode == {'ok': 0, 'note': 0, 'warn': 3, 'error': 4}[worst]
+    assert all('remedy' in f for f in found['findings'] if f['level'] in ('warn', 'error'))
+    return {f['check']: f for f in found['findings']}
+
+
+def test_a_mount_that_is_well(store):
+    found = doctor(store.point)
+    for check in 'space', 'log', 'device', 'events':
+        assert found[check]['level'] == 'ok', found[check]
+    (store.point / 'folder').mkdir()
+    assert doctor(store.point / 'folder')['space']['level'] == 'ok'
+    text = run('hitrainctl', 'doctor', store.point, check=False).stdout
+    assert 'available' in text and str(store.image) in text
+
+
+def test_a_refusal_is_an_event_of_the_last_day(store):
+    with pytest.raises(OSError):
+        os.setxattr(store.point, 'user.hitrain.nonsense', b'')
+    found = doctor(store.point)['events']
+    assert found['level'] == 'warn' and 'refused (1)' in found['text']
+
+
+def test_events_need_permission(store):
+    as_user = subprocess.run([BIN / 'hitrainctl', 'doctor', store.point, '--json'], user=65534, capture_output=True, text=True)
+    found = {f['check']: f for f in json.loads(as_user.stdout)['findings']}
+    assert found['events']['level'] == 'note' and 'root' in found['events']['remedy']
+    assert found['space']['level'] == 'ok'
+
+
+def test_a_full_store(make_store):
+    store = make_store('16M')
+    point = store.mount()
+    with pytest.raises(OSError), open(point / 'f', 'wb', buffering=0) as f:
+        while True:
+            f.write(bytes(1 << 20))
+    assert doctor(point)['space']['level'] == 'error'
+    (point / 'f').unlink()
+
+
+def test_a_dead_mount_and_one_that_does_not_answer(store):
+    store.daemon.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    found = doctor(store.point)['mount']
+    assert found['level'] == 'error' and 'dump' in found['remedy'] and time.monotonic() - began < 30
+    store.daemon.send_signal(signal.SIGCONT)
+    store.kill()
+    assert 'gone' in doctor(store.point)['mount']['text']
+
+
+def test_files_devices_and_what_is_none(store, tmp_path):
+    assert doctor(store.image)['device']['level'] == 'ok'
+    store.image.chmod(0o606)
+    assert doctor(store.image)['permissions']['level'] == 'warn'
+    store.image.chmod(0o600)
+    assert 'No such file' in doctor(tmp_path / 'none')['device']['text']
+    assert doctor('/dev/null')['device']['level'] == 'error'
+    assert 'not on a hitrain mount' in doctor(tmp_path)['mount']['text']
+    assert 'space' not in doctor() and 'kernel' in doctor()
+    assert 'Exit status' in run('hitrainctl', 'doctor', '--help').stdout
+    for args in (['a', 'b'], ['--watch=1'], [store.point, '--since=1']):
+        done = run('hitrainctl', 'doctor', *args, check=False)
+        assert done.returncode == 2 and done.stderr and not done.stdout
