@@ -3,6 +3,7 @@
  * seeds.c - writes first inputs, from a real store, for the targets that take a device's content: seeds FOLDER. Run it
  * again when the format has changed; the fuzzer finds the rest.
  */
+#include "mount-helpers/stream/stream.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/support/dev.h"
 #include "tests/support/sample.h"
@@ -146,6 +147,74 @@ static void put_all_compressed(void)
     ht_encoder_free(e);
 }
 
+/* ------------------------------------------------------- streams of steps */
+
+static int put_bytes(void *ctx, const void *data, size_t len)
+{
+    ht_buf_put(ctx, data, len);
+    return 0;
+}
+
+static void put_entry(struct ht_stream_writer *w, enum ht_stream_kind kind, const char *path, const char *target,
+                      uint64_t size, const struct ht_buf *attributes)
+{
+    struct ht_stream_entry e = {.kind = kind, .path = path, .target = target, .size = size};
+
+    if (attributes)
+        e.attributes = (struct ht_stream_attributes){attributes->data, attributes->len};
+    MUST(ht_stream_put_entry(w, &e) == 0);
+}
+
+/* The records without what the target makes itself. */
+static void put_unframed(const struct ht_buf *stream)
+{
+    struct ht_buf out = HT_BUF_INIT;
+    size_t at = HT_STREAM_HEADER_BYTES;
+
+    ht_buf_put_u8(&out, 1);
+    ht_buf_put_u8(&out, 3); /* the step */
+    while (stream->data[at] != HT_STREAM_END) {
+        const uint8_t *head = stream->data + at, *payload = head + HT_STREAM_RECORD_BYTES;
+        uint32_t len = ht_le32_load(head + 4);
+        ht_buf_put_u8(&out, head[0]);
+        if (head[0] == HT_STREAM_BLOCK)
+            ht_buf_put_u8(&out, head[16]);
+        ht_buf_put_u16(&out, (uint16_t)len);
+        ht_buf_put(&out, payload, len);
+        at += HT_STREAM_RECORD_BYTES + len;
+    }
+    put_seed("stream", "records", out.data, out.len);
+    ht_buf_free(&out);
+}
+
+static void put_stream(void)
+{
+    struct ht_stream_writer w;
+    struct ht_hash128 digest;
+    struct ht_buf attributes = HT_BUF_INIT, stream = HT_BUF_INIT;
+    static const uint8_t content[600] = {1, 2, 3};
+
+    ht_buf_put_u8(&stream, 0);
+    ht_stream_attribute_put(&attributes, "user.hitrain.dtype", "f32", 3);
+    MUST(ht_stream_writer_begin(&w, &(struct ht_stream_head){.step = 3}, put_bytes, &stream) == 0);
+    put_entry(&w, HT_STREAM_DIRECTORY, "", "", 0, NULL);
+    put_entry(&w, HT_STREAM_DIRECTORY, "d", "", 0, &attributes);
+    put_entry(&w, HT_STREAM_FILE, "d/w", "", sizeof(content), &attributes);
+    MUST(ht_stream_put_block(&w, 0, content, sizeof(content)) == 0);
+    MUST(ht_stream_put_state(&w, &(struct ht_stream_state){"step", 4}) == 0);
+    MUST(ht_stream_put_block(&w, 0, content, 4) == 0);
+    put_entry(&w, HT_STREAM_LINK, "e", "d/w", 0, NULL);
+    put_entry(&w, HT_STREAM_SYMLINK, "f", "../x", 0, NULL);
+    MUST(ht_stream_put_end(&w, &digest) == 0 && !stream.err);
+    put_seed("stream", "whole", stream.data, stream.len);
+    stream.len--;
+    memmove(stream.data, stream.data + 1, stream.len);
+    put_unframed(&stream);
+    ht_stream_writer_free(&w);
+    ht_buf_free(&attributes);
+    ht_buf_free(&stream);
+}
+
 int main(int argc, char **argv)
 {
     struct harness k;
@@ -161,5 +230,6 @@ int main(int argc, char **argv)
     harness_free(&k);
     put_frames();
     put_all_compressed();
+    put_stream();
     return 0;
 }

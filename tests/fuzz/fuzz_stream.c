@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams of steps: the reader takes or refuses them. A stream that it takes is the only one of its content: the writer
+ * makes the same bytes again.
+ *
+ * The first byte says how the rest is meant. 0: it is a stream. Else it is a step, and records, each with its type, its
+ * place and its payload. They get right numbers and checksums, because no fuzzer finds these.
+ */
+#include "mount-helpers/stream/stream.h"
+#include "tests/fuzz/fuzz.h"
+
+int LLVMFuzzerInitialize(int *argc, char ***argv)
+{
+    (void)argc;
+    (void)argv;
+    return 0;
+}
+
+static struct ht_buf given, made;
+
+static int put(void *ctx, const void *data, size_t len)
+{
+    ht_buf_put(ctx, data, len);
+    return 0;
+}
+
+static ssize_t get(void *ctx, void *data, size_t len)
+{
+    struct ht_reader *in = ctx;
+    size_t left = (size_t)(in->end - in->p), n = len < left ? len : left;
+
+    if (n)
+        memcpy(data, ht_get_bytes(in, n), n);
+    return (ssize_t)n;
+}
+
+static void put_record(uint64_t number, uint8_t type, uint64_t place, const uint8_t *payload, size_t len)
+{
+    uint8_t h[HT_STREAM_RECORD_BYTES] = {type};
+    struct ht_hash128 sum = ht_hash128(payload, len);
+
+    ht_le32_store(h + 4, (uint32_t)len);
+    ht_le64_store(h + 8, number);
+    ht_le64_store(h + 16, place);
+    memcpy(h + 24, &sum, sizeof(sum));
+    ht_le64_store(h + 40, ht_hash64(h, 40, 0));
+    ht_buf_put(&given, h, sizeof(h));
+    ht_buf_put(&given, payload, len);
+}
+
+static void frame(struct ht_reader *in)
+{
+    struct ht_stream_writer w;
+    struct ht_stream_head head = {.step = ht_get_u8(in), .bytes = 1};
+    uint64_t number = 0;
+
+    MUST(ht_stream_writer_begin(&w, &head, put, &given) == 0);
+    ht_stream_writer_free(&w);
+    while (in->p < in->end) {
+        uint8_t type = ht_get_u8(in);
+        uint64_t place = type == HT_STREAM_BLOCK ? ht_get_u8(in) : 0;
+        size_t len;
+        const uint8_t *payload = fuzz_piece(in, &len);
+        put_record(number++, type & 0x7f, place, payload, len);
+    }
+}
+
+/* Writes the records of a stream again, and an end mark where the stream lacks nothing else. True: there is one. */
+static bool copy(struct ht_reader in)
+{
+    struct ht_stream_reader r;
+    struct ht_stream_writer w = {0};
+    struct ht_stream_record x = {.type = HT_STREAM_ENTRY};
+    struct ht_hash128 digest;
+    int rc = ht_stream_reader_begin(&r, get, &in);
+
+    ht_buf_reset(&made);
+    if (rc == 0)
+        MUST(ht_stream_writer_begin(&w, &r.head, put, &made) == 0);
+    while (rc == 0 && x.type != HT_STREAM_END) {
+        rc = ht_stream_next(&r, &x);
+        if (rc == 0 && x.type == HT_STREAM_ENTRY)
+            MUST(ht_stream_put_entry(&w, &x.entry) == 0);
+        else if (rc == 0 && x.type == HT_STREAM_STATE)
+            MUST(ht_stream_put_state(&w, &x.state) == 0);
+        else if (rc == 0 && x.type == HT_STREAM_BLOCK)
+            MUST(ht_stream_put_block(&w, x.block.index, x.block.data, x.block.len) == 0);
+    }
+    MUST(rc == 0 || (rc == -EPROTO && r.why[0] != '\0'));
+    bool ends = rc == 0 || (w.entries && strstr(r.why, "end mark is missing"));
+    if (ends)
+        MUST(ht_stream_put_end(&w, &digest) == 0);
+    MUST(rc || memcmp(&digest, &x.digest, sizeof(digest)) == 0);
+    if (w.digest.sum)
+        ht_stream_writer_free(&w);
+    ht_stream_reader_free(&r);
+    return ends;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct ht_reader in = ht_reader_of(data, size);
+
+    if (!size)
+        return -1;
+    ht_buf_reset(&given);
+    if (ht_get_u8(&in))
+        frame(&in);
+    else
+        ht_buf_put(&given, in.p, (size_t)(in.end - in.p));
+    if (!copy(ht_reader_of(given.data, given.len)))
+        return 0;
+    struct ht_buf whole = made;
+    made = (struct ht_buf)HT_BUF_INIT;
+    MUST(copy(ht_reader_of(whole.data, whole.len)));
+    MUST(made.len == whole.len && memcmp(made.data, whole.data, made.len) == 0);
+    ht_buf_free(&whole);
+    return 0;
+}
