@@ -66,6 +66,13 @@ class Page:
         assert len(scripts) == 1 and scripts[0].count('\n') <= LINES_MAX and '/mnt/hitrain/' in scripts[0]
         self.script, self.mountpoint, self.folder = scripts[0], mountpoint, folder
 
+    @classmethod
+    def of_script(cls, script, mountpoint, folder):
+        """One that no page has."""
+        self = cls.__new__(cls)
+        self.script, self.mountpoint, self.folder = script, mountpoint, folder
+        return self
+
     def root(self, run):
         return self.mountpoint / run / re.search(r"'/mnt/hitrain/(\w+)'", self.script).group(1)
 

@@ -8,13 +8,15 @@ no copy.
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import resource
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
 from hitrain import _topk
+from hitrain._parts import Part, as_placed, is_dtensor, local_of, value_of_part
 
 XATTR = 'user.hitrain.'
 HIDDEN = '.hitrain'
@@ -35,12 +37,17 @@ class Descriptors:
 class ParameterFile:
     """One tensor and its file. Methods raise OSError; the caller adds what it was doing.
 
+    part     which elements of the parameter the tensor holds; None: all
+    share    which of the tensor's elements this process writes a gradient for, if it holds a part
+    writers  the ranks that do so
     sent     gradients of this parameter that the store has got in this step
     config   the file's own attribute `optimizer`; None: not known
     """
 
-    def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype) -> None:
+    def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype,
+                 part: Optional[Part] = None) -> None:
         self.root, self.path, self.name, self.tensor = root, os.path.join(root, name), name, tensor
+        self.part, self.share, self.writers = part, slice(None), [0]
         self.dtype, self.grad_dtype = dtype, grad_dtype
         self.sent = 0
         self.config: Optional[str] = ''
@@ -54,6 +61,19 @@ class ParameterFile:
         self._grad_sum: Optional[int] = None  # its checksum, of a gradient that was sent before step()
         self.made = False  # by create()
 
+    @property
+    def local(self) -> torch.Tensor:
+        """The memory of the elements that this process has."""
+        return local_of(self.tensor)
+
+    @property
+    def offset(self) -> int:
+        return self.part.offset if self.part else 0
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self.part.shape if self.part else tuple(self.tensor.shape)
+
     # -- the parameter --
 
     def create(self) -> None:
@@ -65,11 +85,13 @@ class ParameterFile:
             os.setxattr(fd, XATTR + 'shape', self._shape().encode())
             if self.grad_dtype != self.dtype:
                 os.setxattr(fd, XATTR + 'grad_dtype', FILE_DTYPES[self.grad_dtype].encode())
+            if self.part:
+                os.ftruncate(fd, math.prod(self.shape) * _bytes_of(self.dtype))
             self._write(fd)
         self.config = ''
 
-    def open_existing(self, may_change: bool) -> None:
-        """may_change: the dtype of its gradients may be set."""
+    def open_existing(self, may_change: bool, fill: bool = False) -> None:
+        """may_change: the dtype of its gradients may be set. fill: another rank has made the file, which takes this part's values."""
         with self._opened() as fd:
             for word, wanted in (('dtype', FILE_DTYPES[self.dtype]), ('shape', self._shape())):
                 found = attribute(fd, word)
@@ -79,21 +101,27 @@ class ParameterFile:
             if may_change and (attribute(fd, 'grad_dtype') or FILE_DTYPES[self.dtype]) != grad:
                 os.setxattr(fd, XATTR + 'grad_dtype', grad.encode())
             self.config = None
-            self._read(fd)
+            self._write(fd) if fill else self._read(fd)
 
     def read(self) -> None:
         """The tensor takes the file's values."""
         with self._opened() as fd:
             self._read(fd)
 
-    def restore(self, may_create: bool) -> None:
-        """After an abort: read the file anew, or make it anew where the abort took it away because it was never committed."""
+    def restore(self, may_create: bool, fill: bool = False) -> bool:
+        """After an abort: read the file anew, or make it anew where the abort took it away because it was never committed.
+        Returns whether it was made. fill: another rank has made it."""
         self.forget()
         self._close_kept()
         if may_create and not os.path.exists(self.path):
             self.create()
+            return True
+        if fill:
+            with self._opened() as fd:
+                self._write(fd)
         else:
             self.read()
+        return False
 
     def forget(self) -> None:
         """The number of sent gradients, and the file's config, are not known any more."""
@@ -109,7 +137,7 @@ class ParameterFile:
         """Does the tensor differ from the content that its file had when both were last equal?"""
         if self._half_read:
             raise RuntimeError(f'reading {self.name} failed, so its tensor is neither old nor new: read it again, or call abort()')
-        return self._known is None or checksum(self.tensor) != self._known
+        return self._known is None or checksum(self.local) != self._known
 
     def push(self, step: int) -> None:
         """The file takes the tensor's values. step: how many are finished."""
@@ -132,20 +160,50 @@ class ParameterFile:
             read_all(fd, found)
         equal = bytes(memory_of(found)) == bytes(memory_of(self.tensor.detach().to('cpu', self.dtype).contiguous()))
         if equal:
-            self._known = checksum(self.tensor)
+            self._known = checksum(self.local)
         return equal
 
     # -- its state --
 
     def check_state(self, name: str, value: torch.Tensor) -> None:
-        wanted = () if name == 'step' else tuple(self.tensor.shape)
-        if tuple(value.shape) != wanted:
-            raise ValueError(f'{name} of {self.name} has the shape {wanted}, not {tuple(value.shape)}')
+        if name != 'step':
+            self.own_value(name, value)
+        elif tuple(value.shape) != ():
+            raise ValueError(f'{name} of {self.name} has the shape (), not {tuple(value.shape)}')
+
+    def own_value(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """This process's elements of a value of the whole parameter, or of its part. ValueError if it is neither."""
+        return value_of_part(f'{name} of {self.name}', value, self.part, self.tensor)
+
+    def read_state(self, name: str) -> torch.Tensor:
+        """A copy, as f32; placed as the tensor."""
+        step = name == 'step'
+        out = torch.empty(() if step else tuple(self.local.shape), dtype=torch.float32)
+        with self._state(name, os.O_RDONLY) as fd:
+            read_all(fd, out, 0 if step else self.offset * 4)
+        return out if step else as_placed(out.to(self.local.device) if is_dtensor(self.tensor) else out, self.tensor)
+
+    def write_state(self, name: str, value: torch.Tensor) -> None:
+        own, at = (value, 0) if name == 'step' else (self.own_value(name, value), self.offset * 4)
+        with self._state(name, os.O_WRONLY) as fd:
+            write_all(fd, own.detach().to('cpu', torch.float32).contiguous(), at)
+
+    @contextlib.contextmanager
+    def _state(self, name: str, flags: int) -> Iterator[int]:
+        fd = os.open(os.path.join(self.root, HIDDEN, 'state', self.name, name), flags | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
     # -- its gradient --
 
     def gradient(self) -> torch.Tensor:
         grad = self.tensor.grad
+        if is_dtensor(grad) and is_dtensor(self.tensor):
+            if tuple(grad.placements) != tuple(self.tensor.placements):
+                raise TypeError(f'the gradient of {self.name} is placed as {grad.placements} and not as its parameter, {self.tensor.placements}')
+            grad = local_of(grad)
         if grad.layout != torch.strided:
             raise TypeError(f'the gradient of {self.name} is sparse; only dense ones can be sent')
         check_plain(f'the gradient of {self.name}', grad)
@@ -153,10 +211,10 @@ class ParameterFile:
 
     def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
         """drop: takes back the written part when the rest cannot be written."""
-        whole = self._ready(self.gradient(), self.grad_dtype).view(-1)
-        if whole[part].numel():
-            _hand_over(os.path.join(self.root, HIDDEN, 'grad', self.name), [whole[part]],
-                       (part.start or 0) * whole.element_size(), drop)
+        local = self._ready(self.gradient(), self.grad_dtype).view(-1)
+        if local[part].numel():
+            _hand_over(os.path.join(self.root, HIDDEN, 'grad', self.name), [local[part]],
+                       (self.offset + (part.start or 0)) * local.element_size(), drop)
 
     def write_sparse(self, drop: Callable[[], None], indices: torch.Tensor, values: torch.Tensor) -> None:
         head = _topk.header(values.dtype, self.tensor.numel(), indices.numel())
@@ -167,12 +225,12 @@ class ParameterFile:
         """early: before step(), so .grad may be changed before it ends; PyTorch's version counter would not see all changes."""
         self.sent += 1
         self._grad_sent = _identity(self.tensor.grad)
-        self._grad_sum = checksum(self.tensor.grad) if early else None
+        self._grad_sum = checksum(local_of(self.tensor.grad)) if early else None
 
     def is_sent(self) -> bool:
         """Does .grad hold the gradient that was sent last?"""
         return self._grad_sent is not None and _identity(self.tensor.grad) == self._grad_sent and \
-            (self._grad_sum is None or checksum(self.tensor.grad) == self._grad_sum)
+            (self._grad_sum is None or checksum(local_of(self.tensor.grad)) == self._grad_sum)
 
     def gradient_changed(self) -> bool:
         """Has .grad been changed, or cleared by another than clear_gradient(), since it was sent?"""
@@ -223,6 +281,8 @@ class ParameterFile:
 
     @contextlib.contextmanager
     def _keeping(self, fd: int) -> Iterator[int]:
+        if self.part:  # what lies beyond the part is other ranks'
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         if Descriptors.may_keep():
             Descriptors.kept += 1
             self._fd = fd
@@ -241,30 +301,33 @@ class ParameterFile:
 
     def _write(self, fd: int) -> None:
         self._known = None
-        source = self._ready(self.tensor, self.dtype)
-        write_all(fd, source)
-        if self.dtype != self.tensor.dtype:  # compute with the store's values
+        local = self.local
+        source = self._ready(local, self.dtype)
+        write_all(fd, source, self.offset * source.element_size())
+        if self.dtype != local.dtype:  # compute with the store's values
             self._store(source)
-        self._known = checksum(self.tensor)
+        self._known = checksum(local)
 
     def _read(self, fd: int) -> None:
         self._half_read = True
-        if _direct(self.tensor, self.dtype):
-            read_all(fd, self.tensor)
+        local, at = self.local, self.offset * _bytes_of(self.dtype)
+        if _direct(local, self.dtype):
+            read_all(fd, local, at)
             # Values that autograd saved are void: a view of nothing moves the version counter.
-            self.tensor.detach().view(-1)[:0].zero_()
+            local.detach().view(-1)[:0].zero_()
         else:
             buffer = self._buffer(self.dtype)
-            read_all(fd, buffer)
+            read_all(fd, buffer, at)
             self._store(buffer)
-        self._known, self._half_read = checksum(self.tensor), False
+        self._known, self._half_read = checksum(local), False
 
     def _shape(self) -> str:
-        return ','.join(map(str, self.tensor.shape)) or '1'
+        return ','.join(map(str, self.shape)) or '1'
 
     def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
         if dtype not in self._buffers:
-            self._buffers[dtype] = torch.empty(self.tensor.shape, dtype=dtype, pin_memory=self.tensor.is_cuda)
+            local = self.local
+            self._buffers[dtype] = torch.empty(local.shape, dtype=dtype, pin_memory=local.is_cuda)
         return self._buffers[dtype]
 
     def _ready(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -273,7 +336,7 @@ class ParameterFile:
 
     @torch.no_grad()
     def _store(self, values: torch.Tensor) -> None:
-        self.tensor.copy_(values)
+        self.local.copy_(values)
 
 
 # ------------------------------------------------------------------ tensors
@@ -332,14 +395,21 @@ def check_name(name: str) -> None:
 def check_plain(what: str, tensor: torch.Tensor) -> None:
     """Only a tensor with memory of its own can be a file."""
     if hasattr(tensor, 'to_local') or hasattr(tensor, '__tensor_flatten__'):
-        raise TypeError(f'{what} is a {type(tensor).__name__}, whose elements are not in one memory: FSDP2 and tensor parallelism '
-                        'make such tensors, and hitrain takes plain ones only')
+        raise TypeError(f'{what} is a {type(tensor).__name__}, whose elements are not in one memory: hitrain takes plain tensors, and '
+                        'parameters of fully_shard (DTensor)')
     if tensor.device.type == 'meta':
         raise TypeError(f'{what} is on the device meta and has no values: materialise the model first')
 
 
 def _identity(tensor: Optional[torch.Tensor]) -> Any:
-    return None if tensor is None else (tensor.data_ptr(), tensor._version)
+    if tensor is None:
+        return None
+    local = local_of(tensor)
+    return local.data_ptr(), local._version
+
+
+def _bytes_of(dtype: torch.dtype) -> int:
+    return torch.empty((), dtype=dtype).element_size()
 
 
 def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
@@ -350,7 +420,9 @@ def _direct(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 def memory_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous tensor on the CPU, without a copy; valid while the tensor is."""
     size, address = tensor.numel() * tensor.element_size(), tensor.data_ptr()
-    if size and not address:
+    if not size:
+        return memoryview(b'')
+    if not address:
         raise TypeError(f'a {type(tensor).__name__} without memory of its own cannot be read or written')
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast('B')
 
@@ -373,12 +445,12 @@ def write_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
         done += os.pwrite(fd, memory[done:], at + done)
 
 
-def read_all(fd: int, tensor: torch.Tensor) -> None:
+def read_all(fd: int, tensor: torch.Tensor, at: int = 0) -> None:
     memory, done = memory_of(tensor), 0
     while done < len(memory):
-        n = os.preadv(fd, [memory[done:]], done)
+        n = os.preadv(fd, [memory[done:]], at + done)
         if n == 0:
-            raise OSError(errno.EIO, f'the file ends after {done} of {len(memory)} bytes')
+            raise OSError(errno.EIO, f'the file ends after {at + done} of {at + len(memory)} bytes')
         done += n
 
 

@@ -13,12 +13,13 @@ import math
 import os
 import warnings
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 
 from hitrain import _ahead, _topk
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, ParameterFile, check_name, check_plain, read_all, write_all
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, ParameterFile, check_name, check_plain
+from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
 
@@ -72,7 +73,11 @@ class Optimizer(torch.optim.Optimizer):
                    step(), send_gradients(), add_param_group(), import_state() and abort() alike and read all
                    parameters. Gradients must be reduced before, at least each process's own part. If only some have a
                    gradient of a parameter, these write the whole gradient between them. A failure on one rank raises on
-                   all ranks (RankFailed)
+                   all ranks (RankFailed). A parameter of FSDP2's fully_shard (DTensor) needs a shard: each rank reads and
+                   writes the elements that it holds, and no others
+    parts          with a shard: (offset, shape) for each name whose tensor holds only a part of the parameter on this
+                   rank, the elements from offset on of a parameter of that shape. Parts of ranks are equal or apart, and
+                   make the whole. All ranks name the same parameters
     full_state_dict  False: state_dict() names the step and the store keeps the state. True: state_dict() is
                    export_state(masters=True), a copy of all state as torch.optim has it, so that checkpoints of
                    trainers can go back to any step
@@ -96,13 +101,15 @@ class Optimizer(torch.optim.Optimizer):
                  grad_dtype: Optional[torch.dtype] = None, durable_every: int = 1, max_grad_norm: float = 0.0,
                  grad_scale: float = 1.0, skip_nonfinite: bool = False, overlap: bool = False, async_step: bool = False,
                  accumulate: int = 1, accumulate_mode: str = 'sum', topk: float = 0.0, shard: Optional[Shard] = None,
-                 full_state_dict: bool = False, resume: bool = False, **flags: Any) -> None:
+                 parts: Optional[Mapping[str, Tuple[int, Sequence[int]]]] = None, full_state_dict: bool = False, resume: bool = False, **flags: Any) -> None:
         if durable_every < 1:
             raise ValueError(f'durable_every must be at least 1, not {durable_every}')
         if accumulate < 1 or accumulate_mode not in ('sum', 'mean'):
             raise ValueError(f'accumulate must be at least 1 and its mode sum or mean, not {accumulate} {accumulate_mode}')
         if shard and (not 0 <= shard.rank < shard.world or overlap or topk or async_step):
             raise ValueError('a shard has a rank below its world, and no overlap, topk or async_step')
+        if parts and not shard:
+            raise ValueError('parts need shard=: each rank holds some elements of a parameter')
         for name in flags:
             if name not in FREE_FLAGS + REFUSED_FLAGS:
                 raise TypeError(f'{type(self).__name__} has no option {name}')
@@ -135,6 +142,8 @@ class Optimizer(torch.optim.Optimizer):
         self.defaults = defaults  # torch.optim sets the same; needed before that
         self._root = Root(self.root)
         self._shard, self._ranks = shard, Ranks(shard, self.root)
+        self._given_parts = {name: Part(offset, tuple(shape)) for name, (offset, shape) in (parts or {}).items()}
+        self._fresh: Set[str] = set()  # rank 0 has just made these files, and each rank fills in its part
         self._resume = resume or not self._ranks.leads
         _LIVE.add(self)
         try:
@@ -156,8 +165,13 @@ class Optimizer(torch.optim.Optimizer):
             self._attach_group(group)
             return
         try:
-            self._ranks.together('a new group', lambda: self._attach_group(group) if self._ranks.leads else None)
-            self._ranks.together('a new group', lambda: None if self._ranks.leads else self._attach_group(group))
+            def attach() -> Dict[str, Any]:
+                self._attach_group(group)
+                return self._said_of_parts()
+            leads = self._ranks.leads
+            made = self._ranks.together('a new group', attach if leads else dict)
+            self._fresh = set(made[0]['fresh'])
+            self._share_parts(self._ranks.together('a new group', attach if not leads else lambda: made[0]))
         except BaseException:
             self._detach_group(self.param_groups.pop())
             raise
@@ -205,6 +219,8 @@ class Optimizer(torch.optim.Optimizer):
         last forward of `model` used them, and each module's forward waits for its own. Code that uses a parameter in
         another way calls wait() first. A gradient of a parameter that its module's forward did not wait for is an error
         of backward()."""
+        if any(f.part for f in self._parameter_files()):
+            raise RuntimeError('fully_shard gathers parameters before the forward of the module that holds them: they cannot be read later')
         if self._ahead:
             self._ahead.close()
         self._ahead = _ahead.ReadAhead(self.receive_parameter, model, {p: f.name for p, f in self._files.items()})
@@ -367,25 +383,15 @@ class Optimizer(torch.optim.Optimizer):
         """A copy of one piece of the optimizer's state, as f32: exp_avg or what else the rule keeps,
         step, or master (files of two bytes per element)."""
         f = self._files[parameter]
-        out = torch.empty(() if name == 'step' else tuple(f.tensor.shape), dtype=torch.float32)
         with self._root.explained(f'state {name} of {f.name}'):
-            fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                read_all(fd, out)
-            finally:
-                os.close(fd)
-        return out
+            return f.read_state(name)
 
     def write_state(self, parameter: torch.Tensor, name: str, value: torch.Tensor) -> None:
         """Replace one piece of the optimizer's state, between steps; part of the next commit."""
         f = self._files[parameter]
         f.check_state(name, value)
         with self._root.explained(f'state {name} of {f.name}'):
-            fd = os.open(os.path.join(self.root, HIDDEN, 'state', f.name, name), os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                write_all(fd, value.detach().to('cpu', torch.float32).contiguous())
-            finally:
-                os.close(fd)
+            f.write_state(name, value)
 
     def export_state(self, masters: bool = False) -> Dict[str, Any]:
         """A state_dict for the torch.optim class of this rule, and for load_state_dict() here: copies of all state, as
@@ -421,15 +427,21 @@ class Optimizer(torch.optim.Optimizer):
         def take() -> None:
             for own, hyper in zip(self.param_groups, taken):
                 own.update(hyper)
+            self._push_changed(parts_only=not self._ranks.leads)  # masters belong to these values
             if self._ranks.leads:
-                self._push_changed()  # masters belong to these values
                 self._send_config()  # the rule's settings decide which state there is
-                for own, new in zip(self.param_groups, state_dict['param_groups']):
-                    for p, i in zip(own['params'], new['params']):
+
+        def write() -> None:
+            for own, new in zip(self.param_groups, state_dict['param_groups']):
+                for p, i in zip(own['params'], new['params']):
+                    if self._ranks.leads or self._files[p].part:
                         self._take_state(own, p, state_dict['state'].get(i, {}))
-                self.commit()
+        leads = self._ranks.leads
         self._ranks.together('import_state()', check)
         self._ranks.together('taking state', take)
+        self._ranks.together('rank 0 makes state', lambda: write() if leads else None)
+        self._ranks.together('parts of state', lambda: None if leads else write())
+        self._ranks.together('committing state', lambda: self.commit() if leads else None)
 
     def state_words(self, group: Dict[str, Any]) -> Tuple[str, ...]:
         """Names of the state that the rule keeps for a parameter of this group, as torch.optim has them."""
@@ -473,7 +485,7 @@ class Optimizer(torch.optim.Optimizer):
             self.state = _StateInStore(dict)
             if self._given_names is not None and next(self._given_names, None) is not None:
                 raise ValueError('names has more names than there are parameters')
-            return {'model': self._model_digest()}
+            return {'model': self._model_digest(), **self._said_of_parts()}
 
         def complete() -> None:
             if self._ranks.leads:
@@ -483,10 +495,15 @@ class Optimizer(torch.optim.Optimizer):
             self._begin_at(self._root.number('step'))
         leads = self._ranks.leads
         made = self._ranks.together('making the model', build if leads else dict)
+        self._fresh = set(made[0]['fresh'])
         opened = self._ranks.together('opening the model', build if not leads else lambda: made[0])
         for rank, said in enumerate(opened):
             if said['model'] != opened[0]['model']:
                 raise RankFailed(rank, 'trains parameters of other names, shapes or dtypes than rank 0')
+        missing = [name for name in self._given_parts if name not in self._taken_names]
+        if missing:
+            raise ValueError(f'parts has {missing[0]}, which is no parameter')
+        self._share_parts(opened)
         self._built = True
         self._ranks.together('committing the model', complete)
 
@@ -515,8 +532,22 @@ class Optimizer(torch.optim.Optimizer):
                 pass  # the caller must know the first error
 
     def _model_digest(self) -> str:
-        text = '\n'.join(f'{f.name} {tuple(f.tensor.shape)} {f.dtype} {f.grad_dtype}' for f in self._parameter_files())
+        text = '\n'.join(f'{f.name} {f.shape} {f.dtype} {f.grad_dtype} {f.part is not None}' for f in self._parameter_files())
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _said_of_parts(self) -> Dict[str, Any]:
+        """What this rank holds of parameters in parts, and, on rank 0, which of their files it has made."""
+        parts = [f for f in self._parameter_files() if f.part]
+        return {'parts': {f.name: [f.offset, f.local.numel()] for f in parts}, 'fresh': [f.name for f in parts if f.made]}
+
+    def _share_parts(self, said: List[Dict[str, Any]]) -> None:
+        """Each element of a parameter in parts gets the rank that writes its gradient."""
+        for f in self._parameter_files():
+            if f.part:
+                held = [tuple(s['parts'].get(f.name, (0, 0))) for s in said]
+                of_ranks = shares(f.name, math.prod(f.shape), held)
+                f.share = of_ranks[self._ranks.rank]
+                f.writers = [rank for rank, s in enumerate(of_ranks) if s.stop > s.start]
 
     def _config_text(self, group: Dict[str, Any], of_root: bool = False) -> str:
         """The words of the attribute. repr() of a float reads back as the same float."""
@@ -616,6 +647,11 @@ class Optimizer(torch.optim.Optimizer):
         one, or the end."""
         if not any(owners for _, owners in self._owned(said)):
             return
+        for f, owners in self._owned(said):
+            missing = [rank for rank in f.writers if rank not in owners] if f.part and owners else []
+            if missing:
+                raise RuntimeError(f'{f.name} has a gradient on rank {owners[0]} and none on rank {missing[0]}, which holds a part of it: '
+                                   'give one on all ranks or on none')
         changed = [[f for f, bit in zip(self._parameter_files(), s['changed']) if bit == '1'] for s in said]
         self._ranks.together('beginning the step', lambda: self._begin(changed[0]) if self._ranks.leads else None)
         if any(changed):
@@ -629,7 +665,9 @@ class Optimizer(torch.optim.Optimizer):
                 if f.is_sent():
                     continue
                 self._check_room(f)
-                if self._shard:
+                if f.part:
+                    self._send_one(f, f.share)
+                elif self._shard:
                     self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
                 else:
                     self.send_gradient(f.tensor)
@@ -658,11 +696,11 @@ class Optimizer(torch.optim.Optimizer):
             if f not in self._pushed_alone:
                 self._push(f)
 
-    def _push_changed(self) -> None:
+    def _push_changed(self, parts_only: bool = False) -> None:
         for f in self._parameter_files():
-            if f.changed():
+            if (f.part or not parts_only) and f.changed():
                 self._push(f)
-                if self._shard:
+                if self._shard and not f.part:
                     self._pushed_alone[f] = None
 
     def _push(self, f: ParameterFile) -> None:
@@ -670,14 +708,17 @@ class Optimizer(torch.optim.Optimizer):
             f.push(self._step)
 
     def _take_changed(self, changed: List[List[ParameterFile]]) -> None:
-        """Rank 0's values of changed parameters count; a rank that changed others must have got the store's values."""
+        """Rank 0's values of changed parameters count; a rank that changed others must have got the store's values. Of a
+        parameter in parts, each rank's values count."""
         if self._ranks.leads:
             return
-        leaders = dict.fromkeys(changed[0])
+        leaders = dict.fromkeys(f for f in changed[0] if not f.part)
         for f in leaders:
             self.receive_parameter(f.tensor)
         for f in changed[self._ranks.rank]:
-            if f not in leaders and not f.equals_file():
+            if f.part:
+                self._push(f)
+            elif f not in leaders and not f.equals_file():
                 raise RuntimeError(f'the parameter {f.name} was changed outside step() on this rank and not on rank 0: change it on all')
 
     def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
@@ -792,7 +833,11 @@ class Optimizer(torch.optim.Optimizer):
             return self._restore(**{k: any(w[k] for w in wanted) for k in wants}) if self._ranks.leads else {}
         now = lead() if alone else self._ranks.together('going back', lead)[0]
         if not alone:
-            self._ranks.together('going back', lambda: None if self._ranks.leads else self._read_back(now['reread']))
+            def follow() -> None:
+                if not self._ranks.leads:
+                    self._pushed_again_after(now['durable'])
+                    self._read_back(now['reread'], now['made'])
+            self._ranks.together('going back', follow)
         self._begin_at(now['step'])
         if self._feedback:
             self._feedback.forget()
@@ -803,11 +848,14 @@ class Optimizer(torch.optim.Optimizer):
         if wholly or (begun and (self._ended_and_lost() or (self._root.number('step_open') and not self._drop_all()))):
             self._root.command('abort')
         durable, step = self._root.number('durable_step'), self._root.number('step')
+        self._pushed_again_after(durable)
+        reread = wholly or unread or step != self._step
+        made = self._read_back(reread)
+        return {'step': step, 'reread': reread, 'durable': durable, 'made': made}
+
+    def _pushed_again_after(self, durable: int) -> None:
         for f in self._parameter_files():
             f.push_again_after(durable)
-        reread = wholly or unread or step != self._step
-        self._read_back(reread)
-        return {'step': step, 'reread': reread}
 
     def _ended_and_lost(self) -> bool:
         """The store has ended the step and then failed to make it durable: a crash would undo it, and the trainer got
@@ -857,15 +905,19 @@ class Optimizer(torch.optim.Optimizer):
             return False  # an update has applied some gradients
         return not self._root.number('step_open')
 
-    def _read_back(self, reread: bool) -> None:
+    def _read_back(self, reread: bool, made: Iterable[str] = ()) -> List[str]:
+        """made: files that rank 0 had to make anew. Returns those that this rank made."""
         self._config = ''
+        mine, of_leader = [], set(made)
         if reread:
             self._pushed_alone = {}
         for f in self._parameter_files():
             f.forget()
             if reread:
                 with self._root.explained(f'parameter {f.name}'):
-                    f.restore(may_create=self._ranks.leads)
+                    if f.restore(may_create=self._ranks.leads, fill=f.part is not None and f.name in of_leader):
+                        mine.append(f.name)
+        return mine
 
     def _check_usable(self) -> None:
         if self._torn:
@@ -897,7 +949,8 @@ class Optimizer(torch.optim.Optimizer):
     def _kept(self, group: Dict[str, Any], p: torch.Tensor, state: Dict[str, Any]) -> Dict[str, torch.Tensor]:
         """What the store keeps of a parameter's state in a state_dict."""
         words = self.state_words(group) + (('master',) if self._files[p].dtype != torch.float32 else ())
-        return {name: torch.as_tensor(state[name]) for name in words if state.get(name) is not None}
+        found = {name: state[name] for name in words if state.get(name) is not None}
+        return {name: value if isinstance(value, torch.Tensor) else torch.as_tensor(value) for name, value in found.items()}
 
     def _check_state(self, p: torch.Tensor, kept: Dict[str, torch.Tensor], words: Tuple[str, ...]) -> None:
         f = self._files[p]
@@ -908,7 +961,15 @@ class Optimizer(torch.optim.Optimizer):
             raise ValueError(f'the state_dict has {", ".join(kept)} of {f.name} but not {", ".join(missing)}: it is of another rule')
 
     def _take_state(self, group: Dict[str, Any], p: torch.Tensor, state: Dict[str, Any]) -> None:
+        """On rank 0; other ranks add their part."""
         kept = self._kept(group, p, state)
+        if not self._ranks.leads:
+            for name in self.state_words(group):
+                if name in kept and name != 'step':
+                    self.write_state(p, name, kept[name])
+            if 'master' in kept:
+                self._take_master(p, kept['master'])
+            return
         if not kept and self._has_state(p):
             self._root.command(f'reset {self._files[p].name}')
         for name in self.state_words(group):
@@ -921,7 +982,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_master(self, p: torch.Tensor, master: torch.Tensor) -> None:
         f = self._files[p]
-        if torch.equal(master.to(p.device, f.dtype), p.detach().to(f.dtype)):
+        own = f.own_value('master', master)
+        if torch.equal(own.to(f.local.device, f.dtype), f.local.detach().to(f.dtype)):
             self.write_state(p, 'master', master)
         else:
             warnings.warn(f'the master of {f.name} is not that of its present values, which begin a new one: load the model before '
@@ -978,14 +1040,17 @@ class Optimizer(torch.optim.Optimizer):
                 pass  # the caller must know the first error
 
     def _attach(self, name: str, p: torch.Tensor) -> None:
-        check_plain(f'the parameter {name}', p)
+        if is_dtensor(p) and not self._shard:
+            raise TypeError(f'{name} is a DTensor, of which each process holds a part: pass shard=hitrain.Shard(rank, world)')
+        part = part_of_dtensor(name, p) if is_dtensor(p) else self._given_parts.get(name)
+        check_plain(f'the parameter {name}', local_of(p))
         dtype = self._param_dtype or p.dtype
         for d in (dtype, self._grad_dtype or dtype):
             if d not in FILE_DTYPES:
                 raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
-        if p.numel() == 0:
+        if math.prod(part.shape if part else p.shape) == 0:
             raise ValueError(f'{name} has no elements')
-        f = ParameterFile(self.root, name, p, dtype, self._grad_dtype or dtype)
+        f = ParameterFile(self.root, name, p, dtype, self._grad_dtype or dtype, part)
         exists = os.path.exists(f.path) if self._built else self._resume
         self._files[p] = f
         self._taken_names[name] = None
@@ -993,7 +1058,7 @@ class Optimizer(torch.optim.Optimizer):
             raise FileNotFoundError(errno.ENOENT, f'no such file (parameter {name}). {self._alike(name)}', self.root)
         with self._root.explained(f'parameter {name}'):
             if exists:
-                f.open_existing(self._ranks.leads)
+                f.open_existing(self._ranks.leads, fill=part is not None and name in self._fresh)
             else:
                 f.create()
 
