@@ -105,3 +105,22 @@ int ht_file_text(const char *path, size_t cap, char **out_text)
     *out_text = text;
     return 0;
 }
+
+bool ht_label_of(const char *line, const char *name, char *out, size_t cap)
+{
+    char begin[32];
+    const char *p;
+    size_t n = 0;
+
+    snprintf(begin, sizeof(begin), "%s=\"", name);
+    p = strstr(line, begin);
+    if (!p)
+        return false;
+    for (p += strlen(begin); *p != '\0' && *p != '"' && n + 1 < cap; p++) {
+        bool escaped = *p == '\\' && p[1] != '\0';
+        p += escaped;
+        out[n++] = escaped && *p == 'n' ? '\n' : *p;
+    }
+    out[n] = '\0';
+    return true;
+}

@@ -27,5 +27,7 @@ bool ht_figure_known(const struct ht_figures *f, const char *word);
 
 /* The whole text of a file, with a NUL after it; free it. At most cap bytes: -EFBIG. */
 int ht_file_text(const char *path, size_t cap, char **out_text) HT_MUST_CHECK;
+/* The text of one label, unescaped, of a line of OpenMetrics; false: it has none. */
+bool ht_label_of(const char *line, const char *name, char *out, size_t cap);
 
 #endif

@@ -18,6 +18,7 @@ enum {
     OPT_ASYNC,
     OPT_ENGINE,
     OPT_SVG,
+    OPT_ONCE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -39,6 +40,12 @@ static const struct command {
     {"stats", "PATH [--json] [--watch=SECONDS]", NULL, ht_cmd_stats, ONE, OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH),
      "Prints the counters of a file or, at the mount's root, of the whole store.\n\n"
      "  --watch=SECONDS  print again after each interval, until interrupted\n"},
+    {"top", "PATH [--once] [--json] [--watch=SECONDS]", NULL, ht_cmd_top, ONE,
+     OPT_BIT(OPT_JSON) | OPT_BIT(OPT_WATCH) | OPT_BIT(OPT_ONCE),
+     "Shows what the store of PATH does: the DRAM tier, rates, waits, devices and models. On a terminal the keys are q\n"
+     "(quit), p (pause), s (sort models), + and - (interval). Elsewhere it prints one picture after the other.\n\n"
+     "  --once           one picture, of one interval, and end\n"
+     "  --watch=SECONDS  the interval (1)\n"},
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
@@ -110,12 +117,19 @@ static const struct command {
 };
 
 static const struct option words[] = {
-    {"json", no_argument, NULL, OPT_JSON},         {"watch", required_argument, NULL, OPT_WATCH},
-    {"follow", no_argument, NULL, OPT_FOLLOW},     {"since", required_argument, NULL, OPT_SINCE},
-    {"level", required_argument, NULL, OPT_LEVEL}, {"if", required_argument, NULL, OPT_IF},
-    {"async", no_argument, NULL, OPT_ASYNC},       {"engine", required_argument, NULL, OPT_ENGINE},
-    {"svg", required_argument, NULL, OPT_SVG},     {"help", no_argument, NULL, OPT_HELP},
-    {"version", no_argument, NULL, OPT_VERSION},   {NULL, 0, NULL, 0},
+    {"json", no_argument, NULL, OPT_JSON},
+    {"watch", required_argument, NULL, OPT_WATCH},
+    {"follow", no_argument, NULL, OPT_FOLLOW},
+    {"since", required_argument, NULL, OPT_SINCE},
+    {"level", required_argument, NULL, OPT_LEVEL},
+    {"if", required_argument, NULL, OPT_IF},
+    {"async", no_argument, NULL, OPT_ASYNC},
+    {"engine", required_argument, NULL, OPT_ENGINE},
+    {"svg", required_argument, NULL, OPT_SVG},
+    {"once", no_argument, NULL, OPT_ONCE},
+    {"help", no_argument, NULL, OPT_HELP},
+    {"version", no_argument, NULL, OPT_VERSION},
+    {NULL, 0, NULL, 0},
 };
 
 static int usage_error(const char *why, const char *what)
@@ -195,6 +209,9 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
         return 0;
     case OPT_FOLLOW:
         o->follow = true;
+        return 0;
+    case OPT_ONCE:
+        o->once = true;
         return 0;
     case OPT_ASYNC:
         o->async = true;

@@ -16,26 +16,6 @@ enum { STATS_BYTES_MAX = 16 << 20 };
 
 /* ------------------------------------------------------------------ metrics */
 
-/* The text of one label, unescaped, of a line; false: it has none. */
-static bool label_of(const char *line, const char *name, char *out, size_t cap)
-{
-    char begin[32];
-    const char *p;
-    size_t n = 0;
-
-    snprintf(begin, sizeof(begin), "%s=\"", name);
-    p = strstr(line, begin);
-    if (!p)
-        return false;
-    for (p += strlen(begin); *p != '\0' && *p != '"' && n + 1 < cap; p++) {
-        bool escaped = *p == '\\' && p[1] != '\0';
-        p += escaped;
-        out[n++] = escaped && *p == 'n' ? '\n' : *p;
-    }
-    out[n] = '\0';
-    return true;
-}
-
 /* Returns the labels after the name of a metric that has a root; NULL: the line has another metric. */
 static const char *labels_of(const char *line, const char *metric)
 {
@@ -56,7 +36,7 @@ static const char *find(const struct metrics *m, const char *metric, const char 
 
     for (size_t i = 0; i < m->count; i++) {
         const char *labels = labels_of(m->line[i], metric);
-        if (labels && label_of(labels, "root", of, sizeof(of)) && strcmp(of, root) == 0)
+        if (labels && ht_label_of(labels, "root", of, sizeof(of)) && strcmp(of, root) == 0)
             return labels;
     }
     return NULL;
@@ -101,9 +81,9 @@ static void put_json(struct ht_json *j, const struct metrics *m, const char *roo
     ht_json_word(j, "parameters", value_of(m, "hitrain_parameters", root));
     if (norm[0] != '\0')
         ht_json_word(j, "grad_norm", norm);
-    if (claim && label_of(claim, "name", text, sizeof(text)))
+    if (claim && ht_label_of(claim, "name", text, sizeof(text)))
         ht_json_str(j, "claimed_by", text);
-    if (claim && label_of(claim, "pid", text, sizeof(text)))
+    if (claim && ht_label_of(claim, "pid", text, sizeof(text)))
         ht_json_word(j, "pid", text);
     ht_json_end(j);
 }
@@ -113,7 +93,7 @@ static void put_for_people(const struct metrics *m, const char *root)
     const char *claim = find(m, "hitrain_claimed", root), *norm = value_of(m, "hitrain_grad_norm", root);
     char name[128] = "-", pid[32];
 
-    if (claim && label_of(claim, "name", name, 80) && label_of(claim, "pid", pid, sizeof(pid)))
+    if (claim && ht_label_of(claim, "name", name, 80) && ht_label_of(claim, "pid", pid, sizeof(pid)))
         snprintf(name + strlen(name), sizeof(name) - strlen(name), " (%s)", pid);
     printf("%12s %12s  %-4s %10s  %-10.10s  ", value_of(m, "hitrain_step", root),
            value_of(m, "hitrain_durable_step", root),
@@ -140,7 +120,7 @@ static void put_all(const char *point, const struct metrics *m, const struct ht_
     }
     for (size_t i = 0; i < m->count; i++) {
         const char *labels = labels_of(m->line[i], "hitrain_step");
-        if (!labels || !label_of(labels, "root", root, sizeof(root)))
+        if (!labels || !ht_label_of(labels, "root", root, sizeof(root)))
             continue;
         if (o->json)
             put_json(&j, m, root);

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The figures and frames of `hitrainctl top`. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "mount-helpers/ctl/top.h"
+#include "tests/support/suite.h"
+
+static struct ht_top_sample before, now;
+static struct ht_top_view view;
+static struct ht_buf out;
+
+static void parse(const char *text, uint64_t at_ns, struct ht_top_sample *s)
+{
+    char *copy = strdup(text);
+
+    ht_top_parse(copy, at_ns, s);
+    free(copy);
+}
+
+static const char first[] =
+    "# TYPE hitrain_total_bytes gauge\n"
+    "hitrain_total_bytes 1000\nhitrain_available_bytes 500\nhitrain_dram_bytes 4096\n"
+    "hitrain_resident_bytes 2048\nhitrain_dirty_bytes 1024\nhitrain_hits_total 10\n"
+    "hitrain_device_read_bytes_total{device=\"0\"} 0\n"
+    "hitrain_device_written_bytes_total{device=\"0\"} 1048576\n"
+    "hitrain_device_health{device=\"0\",hitrain_device_health=\"ok\"} 1\n"
+    "hitrain_device_health{device=\"0\",hitrain_device_health=\"failing\"} 0\n"
+    "hitrain_device_info{device=\"0\",path=\"/dev/x\"} 1\n"
+    "hitrain_step{root=\"/a\"} 5\nhitrain_step{root=\"/b \\\"1\\\"\"} 7\n"
+    "hitrain_update_ns_total{root=\"/a\"} 0\nhitrain_grad_bytes_total{root=\"/b \\\"1\\\"\"} 0\n"
+    "hitrain_background_state{engine=\"scrub\",hitrain_background_state=\"working\"} 1\n"
+    "hitrain_background_moved_bytes_total{engine=\"scrub\"} 0\n"
+    "hitrain_events_total{code=\"x\",level=\"error\"} 2\n"
+    "hitrain_events_total{code=\"y\",level=\"error\"} 1\n"
+    "hitrain_events_total{code=\"z\",level=\"info\"} 9\n# EOF\n";
+static const char second[] = "hitrain_total_bytes 1000\nhitrain_available_bytes 500\nhitrain_dram_bytes 4096\n"
+                             "hitrain_resident_bytes 2048\nhitrain_dirty_bytes 1024\nhitrain_hits_total 30\n"
+                             "hitrain_device_read_bytes_total{device=\"0\"} 2097152\n"
+                             "hitrain_device_written_bytes_total{device=\"0\"} 0\n"
+                             "hitrain_device_info{device=\"0\",path=\"/dev/x\"} 1\n"
+                             "hitrain_step{root=\"/b \\\"1\\\"\"} 7\nhitrain_step{root=\"/a\"} 9\n"
+                             "hitrain_update_ns_total{root=\"/a\"} 8000000\n"
+                             "hitrain_grad_bytes_total{root=\"/b \\\"1\\\"\"} 2048\n"
+                             "hitrain_background_state{engine=\"scrub\",hitrain_background_state=\"working\"} 1\n"
+                             "hitrain_background_moved_bytes_total{engine=\"scrub\"} 4194304\n";
+
+static void begin(void)
+{
+    view = (struct ht_top_view){.point = "/mnt", .width = 80, .interval_s = 1};
+    parse(first, 1000000000, &before);
+    parse(second, 3000000000, &now);
+    ht_buf_reset(&out);
+}
+
+static const char *frame(void)
+{
+    ht_buf_reset(&out);
+    ht_top_frame(&view, &now, &before, &before, &out);
+    ht_buf_put_u8(&out, 0);
+    ck_assert_int_eq(out.err, 0);
+    return (const char *)out.data;
+}
+
+START_TEST(figures_are_found)
+{
+    ck_assert_uint_eq(before.store[HT_TOP_HITS], 10);
+    ck_assert_uint_eq(before.devices, 1);
+    ck_assert_str_eq(before.device[0].name, "/dev/x");
+    ck_assert_str_eq(before.device[0].state, "ok");
+    ck_assert_uint_eq(before.roots, 2);
+    ck_assert_str_eq(before.root[1].name, "/b \"1\"");
+    ck_assert_uint_eq(before.errors, 3);
+    ck_assert_uint_eq(before.warnings, 0);
+}
+END_TEST
+
+START_TEST(rates_are_differences)
+{
+    const char *text = frame();
+
+    ck_assert_ptr_nonnull(strstr(text, "hits 10.0"));
+    ck_assert_ptr_nonnull(strstr(text, "    1 MiB        0 B")); /* the second counter fell: mounted again */
+    ck_assert_ptr_nonnull(strstr(text, "2.00 ms"));              /* 8 ms in 4 steps */
+    ck_assert_ptr_nonnull(strstr(text, "scrub working 2 MiB/s"));
+    ck_assert_ptr_nonnull(strstr(text, "[######======............]"));
+}
+END_TEST
+
+/* The place of a name in the frame. */
+static size_t place(const char *text, const char *name)
+{
+    const char *at = strstr(text, name);
+
+    ck_assert_ptr_nonnull(at);
+    return (size_t)(at - text);
+}
+
+START_TEST(models_are_sorted)
+{
+    view.order = HT_TOP_BY_TRAFFIC;
+    ck_assert_uint_lt(place(frame(), "/b \"1\""), place(frame(), " /a"));
+    view.order = HT_TOP_BY_STEPS;
+    ck_assert_uint_gt(place(frame(), "/b \"1\""), place(frame(), " /a"));
+    view.order = HT_TOP_BY_NAME;
+    ck_assert_uint_gt(place(frame(), "/b \"1\""), place(frame(), " /a"));
+}
+END_TEST
+
+/* Escape sequences that a terminal gets take no column. */
+static unsigned columns_of(const char *line, const char *end)
+{
+    unsigned n = 0;
+
+    for (; line < end; line++) {
+        if (*line == '\033')
+            line += strcspn(line, "mKJH");
+        else if (*line != '\r')
+            n++;
+    }
+    return n;
+}
+
+START_TEST(no_line_is_wider_and_no_frame_is_higher)
+{
+    for (unsigned width = 1; width <= 100; width++)
+        for (unsigned height = 0; height < 30; height++) {
+            view.width = width;
+            view.height = height;
+            view.terminal = height > 0;
+            unsigned lines = 0;
+            const char *line = frame();
+            for (const char *end; (end = strchr(line, '\n')); line = end + 1, lines++)
+                ck_assert_uint_le(columns_of(line, end), width);
+            ck_assert_uint_le(columns_of(line, line + strlen(line)), width);
+            if (height)
+                ck_assert_uint_lt(lines, height); /* the last line has no end */
+        }
+}
+END_TEST
+
+START_TEST(names_cannot_control_the_terminal)
+{
+    strcpy(now.root[0].name, "/x\033[2J\n\xff");
+    view.point = "/mnt\033[2J";
+    const char *text = frame();
+    ck_assert_ptr_null(strchr(text, '\033'));
+    ck_assert_ptr_nonnull(strstr(text, "/x?[2J??"));
+}
+END_TEST
+
+static const char *const nonsense[] = {
+    "",
+    "\n\n\n",
+    "hitrain_",
+    "hitrain_step{root=",
+    "hitrain_step{root=\"} 1",
+    "hitrain_step{} x",
+    "hitrain_device_read_bytes_total{device=\"99\"} 1",
+    "hitrain_device_read_bytes_total{device=\"-1\"} 1",
+    "hitrain_device_info{path=\"x\"} 1",
+    "hitrain_total_bytes",
+    "hitrain_total_bytes 99999999999999999999999",
+    "hitrain_events_total{level=\"error\"",
+    "<html>{}</html> 1",
+};
+
+START_TEST(nonsense_is_passed_over)
+{
+    parse(nonsense[_i], 3000000000, &now);
+    ck_assert_uint_le(now.roots + now.devices + now.engines, 1);
+    ck_assert_ptr_nonnull(strstr(frame(), "hitrain /mnt"));
+    before = now;
+    frame(); /* no time between them */
+}
+END_TEST
+
+START_TEST(more_models_than_there_is_room_for)
+{
+    struct ht_buf text = HT_BUF_INIT;
+
+    for (unsigned i = 0; i < HT_TOP_ROOTS_MAX + 5; i++)
+        ht_buf_printf(&text, "hitrain_step{root=\"/m%u\"} 1\n", i);
+    ck_assert_int_eq(text.err, 0);
+    parse((const char *)text.data, 3000000000, &now);
+    ht_buf_free(&text);
+    ck_assert_uint_eq(now.roots, HT_TOP_ROOTS_MAX);
+    ck_assert_ptr_nonnull(strstr(frame(), "(the first 256 models)"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("top");
+    TCase *t = tcase_create("top");
+
+    tcase_add_checked_fixture(t, begin, NULL);
+    tcase_add_test(t, figures_are_found);
+    tcase_add_test(t, rates_are_differences);
+    tcase_add_test(t, models_are_sorted);
+    tcase_add_test(t, no_line_is_wider_and_no_frame_is_higher);
+    tcase_add_test(t, names_cannot_control_the_terminal);
+    tcase_add_loop_test(t, nonsense_is_passed_over, 0, (int)HT_ARRAY_SIZE(nonsense));
+    tcase_add_test(t, more_models_than_there_is_room_for);
+    suite_add_tcase(s, t);
+    return run_all(s);
+}
