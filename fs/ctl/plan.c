@@ -49,8 +49,10 @@ static void put_head(const struct ht_plan_stats *st, FILE *to)
 
 static void put_line(const struct ht_plan_line *l, const char *path, FILE *to)
 {
-    static const char *const words[] = {
-        [HT_PLAN_READ] = "read", [HT_PLAN_UPDATE] = "update", [HT_PLAN_OVERWRITE] = "overwrite"};
+    static const char *const words[] = {[HT_PLAN_READ] = "read",
+                                        [HT_PLAN_CONSUME] = "consume",
+                                        [HT_PLAN_UPDATE] = "update",
+                                        [HT_PLAN_OVERWRITE] = "overwrite"};
     struct ht_json j;
 
     ht_json_init_lines(&j, to);

@@ -102,6 +102,7 @@ static void add_gradient(struct job *j)
     for (unsigned i = 0; i < j->grad_chunks; i++) {
         unsigned at = add_chunk(&j->pin, p->grad, j->grad_first + i, HT_BATCH_PIN_READ);
         j->pin.chunk[at].waits = j->work == HT_WORK_MEASURE;
+        j->pin.chunk[at].consumed = j->work != HT_WORK_MEASURE;
     }
 }
 

@@ -39,7 +39,8 @@ struct ht_batch_pin_chunk {
     uint32_t len;                /* out: bytes of this chunk inside the object's size */
     uint8_t *data;               /* out: len bytes, aligned to 4096; holes are zeros */
     bool staged;                 /* out */
-    bool waits; /* in, for READ: the image stays in memory until the content is dropped, if there is room */
+    bool waits;    /* in, for READ: the image stays in memory until the content is dropped, if there is room */
+    bool consumed; /* in, for READ: the content is dropped after that */
 };
 struct ht_batch_pin {
     struct ht_store *store;

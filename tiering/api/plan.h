@@ -11,7 +11,7 @@ struct ht_store;
 struct ht_plan_stats {
     bool active; /* a plan is followed; if not, figures are 0 */
     struct ht_forecast_figures figures;
-    uint64_t made, dropped;   /* plans since the mount; dropped: did not match */
+    uint64_t made, dropped;   /* plans since the mount; dropped: did not match, or clipping changed */
     uint64_t hits, strangers; /* since the mount, as in figures */
 };
 void ht_store_plan_stats(struct ht_store *s, struct ht_plan_stats *out);

@@ -23,7 +23,7 @@
 
 #include "tiering/base/base.h"
 #include "tiering/api/object.h"
-#include "tiering/tier/runs.h"
+#include "tiering/tier/forecast.h"
 
 struct ht_store;
 struct ht_chunk;
@@ -51,6 +51,10 @@ void ht_obj_reader_note(struct ht_obj *o, struct ht_obj_reader *r, uint64_t off,
  */
 void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index, enum ht_plan_use use, bool begins)
     HT_REQUIRES(HT_LOCK_STORE);
+/* Does the plan keep it in memory for the whole step? */
+enum ht_forecast_stay ht_planner_stays(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
+/* From now on so many bytes wait in memory for the end of a step: plans of steps before do not hold if that is news. */
+void ht_planner_expect_waiting(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk got an image before it is needed. */
 void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 

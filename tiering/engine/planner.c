@@ -27,7 +27,7 @@
 #include "tiering/engine/engine.h"
 #include "tiering/engine/engine_priv.h"
 
-enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4 };
+enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, WAITING_PART = 16 };
 #define WAIT_NS_MIN UINT64_C(200000000) /* between two tries */
 #define WAIT_NS_MAX UINT64_C(10000000000)
 #define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
@@ -57,7 +57,7 @@ uint64_t ht_planner_bytes(const struct ht_planner *p)
 static bool is_due(const struct ht_planner *p, uint64_t now_ns) HT_REQUIRES(HT_LOCK_STORE)
 {
     if (p->forecast)
-        return ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast);
+        return p->outdated || ht_forecast_is_wrong(p->forecast) || ht_forecast_has_drifted(p->forecast);
     return p->runs.count - p->tried_runs >= RUNS_MIN && now_ns - p->tried_ns >= p->wait_ns;
 }
 
@@ -98,6 +98,28 @@ void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t 
     struct ht_forecast_use next = ht_forecast_next(f, o->oid, (uint32_t)index);
     if (next.known)
         ht_arena_set_next_use(s->arena, c->slot, ht_forecast_place(f, next.next_ns), false);
+}
+
+enum ht_forecast_stay ht_planner_stays(const struct ht_obj *o, uint64_t index)
+{
+    const struct ht_planner *p = &o->s->engine->planner;
+
+    if (!p->forecast || p->outdated || index > UINT32_MAX)
+        return HT_FORECAST_UNKNOWN;
+    return ht_forecast_stays(p->forecast, o->oid, (uint32_t)index);
+}
+
+void ht_planner_expect_waiting(struct ht_store *s, uint64_t bytes)
+{
+    struct ht_planner *p = &s->engine->planner;
+    uint64_t change = bytes > p->waiting_bytes ? bytes - p->waiting_bytes : p->waiting_bytes - bytes;
+
+    if (change <= ht_arena_bytes(s->arena) / WAITING_PART)
+        return;
+    p->waiting_bytes = bytes;
+    p->valid_ns = ht_now_ns();
+    p->outdated = p->forecast;
+    p->wait_ns = WAIT_NS_MIN;
 }
 
 /* ------------------------------------------------------------ making a plan */
@@ -189,11 +211,11 @@ static uint64_t rate_of(const struct ht_store *s, enum ht_direction direction)
     return sum;
 }
 
-static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint32_t n)
+static struct ht_forecast *make(const struct ht_store *s, struct step *st, uint32_t n, uint64_t valid_ns)
 {
     struct ht_forecast *f = NULL;
 
-    if (!cut_at_boundaries(s, st, n) && !cut_at_period(st, n))
+    if ((!cut_at_boundaries(s, st, n) && !cut_at_period(st, n)) || st->begin_ns < valid_ns)
         return NULL;
     uint64_t bytes = ht_arena_bytes(s->arena);
     const struct ht_forecast_input in = {
@@ -238,6 +260,7 @@ static void install(struct ht_store *s, struct ht_forecast *f) HT_REQUIRES(HT_LO
     if (f && p->forecast)
         ht_forecast_continue(f, p->forecast, now);
     p->forecast = f;
+    p->outdated = false;
     if (f)
         ht_arena_order_begin(s->arena, ht_forecast_place(f, ht_forecast_now(f, now)));
     else
@@ -252,7 +275,9 @@ static enum change find_change(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
     const struct ht_planner *p = &s->engine->planner;
 
     if (p->forecast)
-        return ht_forecast_is_wrong(p->forecast) ? DROP : ht_forecast_has_drifted(p->forecast) ? MAKE : KEEP;
+        return p->outdated || ht_forecast_is_wrong(p->forecast) ? DROP
+            : ht_forecast_has_drifted(p->forecast)              ? MAKE
+                                                                : KEEP;
     return p->runs.count - p->tried_runs >= RUNS_MIN ? MAKE : KEEP;
 }
 
@@ -261,10 +286,11 @@ void ht_store_plan(struct ht_store *s)
     struct ht_planner *p = &s->engine->planner;
     struct step st = {0};
     uint32_t n = 0;
-    struct ht_forecast *was = NULL, *f = NULL;
+    struct ht_forecast *f = NULL;
 
     ht_store_lock(s);
     enum change change = find_change(s);
+    uint64_t valid_ns = p->valid_ns;
     ht_store_unlock(s);
     if (change == KEEP)
         return;
@@ -273,14 +299,15 @@ void ht_store_plan(struct ht_store *s)
         ht_store_lock(s);
         n = ht_runs_copy(&p->runs, 0, st.run);
         ht_store_unlock(s);
-        f = make(s, &st, n);
+        f = make(s, &st, n, valid_ns);
     }
     free(st.run);
     ht_store_lock(s);
-    was = p->forecast;
-    install(s, f);
+    struct ht_forecast *was = p->forecast, *late = valid_ns == p->valid_ns ? NULL : f;
+    install(s, late ? NULL : f);
     ht_store_unlock(s);
     ht_forecast_free(was);
+    ht_forecast_free(late);
 }
 
 static enum ht_step step(void *ctx, struct ht_budget *b)

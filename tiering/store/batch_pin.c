@@ -121,7 +121,7 @@ static int admission(const struct ht_store *s, uint32_t bytes) HT_REQUIRES(HT_LO
 
 /*
  * Content that is updated over and over becomes resident while the protected set has room, small images where places
- * are free; the rest streams through staging.
+ * are free; the rest streams through staging. So does content that has no room in the plan of a step.
  */
 static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_chunk *c, int numa_index)
     HT_REQUIRES(HT_LOCK_STORE)
@@ -129,7 +129,10 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     struct ht_obj *o = lc->obj;
     uint32_t bytes = ht_chunk_image_bytes(o, c, lc->index, 0);
     int tries = admission(s, bytes);
+    enum ht_forecast_stay stay = ht_planner_stays(o, lc->index);
 
+    if (stay == HT_FORECAST_LEAVES)
+        tries = -1;
     if (c->slot == HT_SLOT_NONE && tries >= 0) {
         uint32_t slot = ht_arena_get(s->arena, bytes, (uint32_t)tries, numa_index);
         if (slot == HT_SLOT_NONE)
@@ -138,7 +141,7 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
     }
     if (c->slot == HT_SLOT_NONE)
         return;
-    if (ht_arena_lacks_waiting_room(s->arena))
+    if (ht_arena_lacks_waiting_room(s->arena) || stay == HT_FORECAST_LEAVES)
         ht_chunk_unprotect(o, c);
     else
         ht_chunk_protect(o, c);
@@ -146,6 +149,8 @@ static void admit(struct ht_store *s, struct ht_batch_pin_chunk *lc, struct ht_c
 
 static enum ht_plan_use use_of(const struct ht_batch_pin_chunk *lc)
 {
+    if (lc->consumed)
+        return HT_PLAN_CONSUME;
     return lc->mode == HT_BATCH_PIN_READ     ? HT_PLAN_READ
         : lc->mode == HT_BATCH_PIN_OVERWRITE ? HT_PLAN_OVERWRITE
                                              : HT_PLAN_UPDATE;

@@ -10,6 +10,7 @@
 #include "tiering/object/context.h"
 #include "tiering/object/image.h"
 #include "tiering/object/object.h"
+#include "tiering/engine/engine.h"
 
 void ht_obj_evict(struct ht_obj *o)
 {
@@ -36,5 +37,6 @@ void ht_store_expect_waiting(struct ht_store *s, uint64_t bytes)
 {
     ht_store_lock(s);
     ht_arena_expect_waiting(s->arena, bytes);
+    ht_planner_expect_waiting(s, bytes);
     ht_store_unlock(s);
 }

@@ -11,7 +11,9 @@
 enum {
     UNITS_MAX = 1 << 17,
     USES_MAX = 1 << 18,
-    NEAR_PART = 6,      /* of a step: an access may be so far from its place */
+    NEAR_PART = 6,      /* of a step: an access may be so far from its place in time */
+    NEAR_USES_PART = 8, /* of the uses in a step: or from its place in their order */
+    LOOK_MAX = 8,       /* uses of a unit that are looked at for one of the same kind, each way */
     IDLE_PART = 8,      /* of a step: so far its time goes on without an access */
     STRANGERS_MAX = 64, /* in a row; then the time is set anew */
     STRANGERS_PART = 4, /* of the uses in a step: more, and it did not match */
@@ -40,6 +42,7 @@ struct unit {
 
 struct use {
     uint32_t unit;
+    uint32_t number; /* of all in the step, in order of time */
     bool leaves, late;
     uint8_t use;
     uint64_t time_ns, next_ns, fetch_ns;
@@ -58,6 +61,7 @@ struct ht_forecast {
     /* what changes */
     uint64_t first_place;
     uint64_t time_ns, real_ns; /* the forecast's time, at that time of the clock */
+    uint64_t place;            /* of the use there, in the order of all uses of all steps */
     uint64_t round, round_real_ns;
     unsigned strangers_in_row, wrong_steps, drifted_steps;
     uint32_t strangers, seen; /* in this step */
@@ -201,8 +205,8 @@ static int sort_uses(struct ht_forecast *f, const struct ht_plan_access *a, cons
     }
     for (uint32_t i = 0; i < f->uses; i++) {
         const struct ht_plan_idle *idle = &p->idle[i];
-        f->use[next[a[i].tensor]++] = (struct use){a[i].tensor,  idle->leaves,  idle->late,    (uint8_t)a[i].use,
-                                                   a[i].time_ns, idle->next_ns, idle->fetch_ns};
+        f->use[next[a[i].tensor]++] = (struct use){
+            a[i].tensor, i, idle->leaves, idle->late, (uint8_t)a[i].use, a[i].time_ns, idle->next_ns, idle->fetch_ns};
         f->unit[a[i].tensor].stays &= !idle->leaves;
         f->unit[a[i].tensor].overwritten |= a[i].use == HT_PLAN_OVERWRITE;
     }
@@ -287,6 +291,9 @@ int ht_forecast_make(const struct ht_forecast_input *in, struct ht_forecast **ou
     f->real_ns = in->now_ns;
     f->time_ns = FIRST_STEP * f->step_ns + (in->now_ns > in->begin_ns ? in->now_ns - in->begin_ns : 0) % f->step_ns;
     begin_round(f, in->now_ns);
+    f->place = f->round * f->uses;
+    for (uint32_t i = 0; i < f->uses; i++)
+        f->place += f->use[i].time_ns < f->time_ns % f->step_ns;
     f->seen = f->uses; /* the first step is not complete, and counts as if it matched */
     *out = f;
     return 0;
@@ -342,21 +349,47 @@ static uint32_t use_from(const struct ht_forecast *f, uint32_t unit, uint64_t ti
     return from;
 }
 
-/* Of a unit's uses, in this step and the ones beside it, the nearest to now. */
-static uint32_t find_use(const struct ht_forecast *f, const struct unit *u, uint64_t *out_ns)
-{
-    uint32_t unit = (uint32_t)(u - f->unit), end = uses_end(f, unit);
-    uint64_t in_step = f->time_ns % f->step_ns, step = f->time_ns - in_step;
-    uint32_t after = use_from(f, unit, in_step);
-    uint32_t before = after > u->use ? after - 1 : end - 1;
-    uint64_t before_ns = step + f->use[before].time_ns - (after > u->use ? 0 : f->step_ns);
-    uint64_t after_ns = after < end ? step + f->use[after].time_ns : step + f->step_ns + f->use[u->use].time_ns;
+/* A use of a unit in some step. */
+struct moment {
+    const struct use *use;
+    uint64_t time_ns, place;
+};
 
-    if (after == end)
-        after = u->use;
-    bool is_later = distance(after_ns, f->time_ns) <= distance(before_ns, f->time_ns);
-    *out_ns = is_later ? after_ns : before_ns;
-    return is_later ? after : before;
+/* Number k of a unit's uses, counted from the first one in this step; before that one they are of the step before. */
+static struct moment moment_of(const struct ht_forecast *f, const struct unit *u, int64_t k)
+{
+    int64_t n = uses_end(f, (uint32_t)(u - f->unit)) - u->use, steps = k >= 0 ? k / n : (k + 1) / n - 1;
+    const struct use *use = &f->use[u->use + (k - steps * n)];
+    uint64_t step = f->time_ns / f->step_ns + (uint64_t)steps;
+
+    return (struct moment){use, step * f->step_ns + use->time_ns, step * f->uses + use->number};
+}
+
+static bool is_near(const struct ht_forecast *f, const struct moment *m)
+{
+    return distance(m->time_ns, f->time_ns) <= f->step_ns / NEAR_PART ||
+        distance(m->place, f->place) <= f->uses / NEAR_USES_PART;
+}
+
+/* From use k on, later or earlier ones: the first of that kind; k itself if there is none. */
+static struct moment first_of_kind(const struct ht_forecast *f, const struct unit *u, int64_t k, int by, uint8_t kind)
+{
+    struct moment first = moment_of(f, u, k), m = first;
+
+    for (unsigned i = 0; i < LOOK_MAX && m.use->use != kind; i++)
+        m = moment_of(f, u, k += by);
+    return m.use->use == kind ? m : first;
+}
+
+/* The use that an access is: of the same kind, and near now; else the nearest. */
+static struct moment find_use(const struct ht_forecast *f, const struct unit *u, uint8_t kind)
+{
+    uint32_t k = use_from(f, (uint32_t)(u - f->unit), f->time_ns % f->step_ns) - u->use;
+    struct moment after = first_of_kind(f, u, k, 1, kind), before = first_of_kind(f, u, (int64_t)k - 1, -1, kind);
+
+    if (is_near(f, &after) != is_near(f, &before))
+        return is_near(f, &after) ? after : before;
+    return distance(after.time_ns, f->time_ns) <= distance(before.time_ns, f->time_ns) ? after : before;
 }
 
 /* A step has ended: did it match? */
@@ -372,9 +405,10 @@ static void end_round(struct ht_forecast *f, uint64_t now_ns)
     begin_round(f, now_ns);
 }
 
-static void move_to(struct ht_forecast *f, uint64_t time_ns, uint64_t now_ns)
+static void move_to(struct ht_forecast *f, uint64_t time_ns, uint64_t place, uint64_t now_ns)
 {
     f->real_ns = now_ns;
+    f->place = ht_max_u64(f->place, place);
     if (time_ns <= f->time_ns)
         return;
     f->time_ns = time_ns;
@@ -382,7 +416,8 @@ static void move_to(struct ht_forecast *f, uint64_t time_ns, uint64_t now_ns)
         end_round(f, now_ns);
 }
 
-static void note_stranger(struct ht_forecast *f, const struct unit *u, uint64_t at_ns, uint64_t now_ns)
+/* m: the nearest use; NULL: the plan has none. */
+static void note_stranger(struct ht_forecast *f, const struct moment *m, uint64_t now_ns)
 {
     f->strangers++;
     f->all_strangers++;
@@ -390,31 +425,31 @@ static void note_stranger(struct ht_forecast *f, const struct unit *u, uint64_t 
         f->wrong_steps = WRONG_STEPS; /* for so long only others came */
     if (f->strangers > ht_max_u64(f->uses, STRANGERS_MAX))
         end_round(f, now_ns);
-    if (!u || ++f->strangers_in_row < STRANGERS_MAX)
+    if (!m || ++f->strangers_in_row < STRANGERS_MAX)
         return;
+    uint64_t steps = m->time_ns < f->time_ns;
     f->strangers_in_row = 0;
-    if (at_ns < f->time_ns)
-        at_ns += f->step_ns;
-    move_to(f, at_ns, now_ns);
+    move_to(f, m->time_ns + steps * f->step_ns, m->place + steps * f->uses, now_ns);
 }
 
 struct ht_forecast_use ht_forecast_note(struct ht_forecast *f, const struct ht_run_access *a)
 {
     struct unit *u = find_unit(f, a->object, a->index);
-    uint64_t at = 0;
-    uint32_t i = u ? find_use(f, u, &at) : 0;
+    struct moment m = {0};
 
-    if (!u || distance(at, f->time_ns) > f->step_ns / NEAR_PART) {
+    if (u)
+        m = find_use(f, u, (uint8_t)a->use);
+    if (!u || !is_near(f, &m)) {
         if (a->begins)
-            note_stranger(f, u, at, a->now_ns);
+            note_stranger(f, u ? &m : NULL, a->now_ns);
         return (struct ht_forecast_use){.known = false};
     }
     f->strangers_in_row = 0;
     f->hits += a->begins;
-    move_to(f, at, a->now_ns);
-    f->seen += u->seen_ns != at;
-    u->seen_ns = at;
-    return (struct ht_forecast_use){!u->overwritten, at - f->use[i].time_ns + f->use[i].next_ns};
+    move_to(f, m.time_ns, m.place, a->now_ns);
+    f->seen += u->seen_ns != m.time_ns;
+    u->seen_ns = m.time_ns;
+    return (struct ht_forecast_use){!u->overwritten, m.time_ns - m.use->time_ns + m.use->next_ns};
 }
 
 struct ht_forecast_use ht_forecast_next(const struct ht_forecast *f, uint64_t object, uint32_t index)
@@ -465,6 +500,13 @@ bool ht_forecast_is_wrong(const struct ht_forecast *f)
 bool ht_forecast_has_drifted(const struct ht_forecast *f)
 {
     return f->drifted_steps >= DRIFT_STEPS;
+}
+
+enum ht_forecast_stay ht_forecast_stays(const struct ht_forecast *f, uint64_t object, uint32_t index)
+{
+    const struct unit *u = find_unit(f, object, index);
+
+    return !u || u->overwritten ? HT_FORECAST_UNKNOWN : u->stays ? HT_FORECAST_STAYS : HT_FORECAST_LEAVES;
 }
 
 /* ---------------------------------------------------------------- figures */

@@ -53,6 +53,10 @@ bool ht_forecast_is_wrong(const struct ht_forecast *f);
 /* Steps take longer or shorter than when it was made. */
 bool ht_forecast_has_drifted(const struct ht_forecast *f);
 
+enum ht_forecast_stay { HT_FORECAST_UNKNOWN, HT_FORECAST_STAYS, HT_FORECAST_LEAVES };
+/* Does the plan keep it in memory for the whole step? Unknown: the plan has no such content, or does not follow it. */
+enum ht_forecast_stay ht_forecast_stays(const struct ht_forecast *f, uint64_t object, uint32_t index);
+
 struct ht_forecast_figures {
     uint64_t step_ns, units, uses, bytes, stay_bytes, read_bytes, write_bytes, late_bytes, peak_bytes;
     uint64_t now_ns;               /* since the step began */

@@ -209,7 +209,7 @@ static bool is_dirty(const struct work *w, uint32_t i)
 {
     const struct ht_plan_input *in = w->in;
 
-    if (tensor_of(w, i)->stored || !w->period[i].changed)
+    if (tensor_of(w, i)->stored || !w->period[i].changed || in->access[i].use == HT_PLAN_CONSUME)
         return false;
     if (in->access[i].use != HT_PLAN_READ)
         return true;

@@ -28,6 +28,7 @@ enum { HT_PLAN_TENSORS_MAX = 1 << 20, HT_PLAN_ACCESSES_MAX = 1 << 22 };
 
 enum ht_plan_use {
     HT_PLAN_READ,
+    HT_PLAN_CONSUME,   /* reads it for the last time: the content goes and is never written */
     HT_PLAN_UPDATE,    /* reads it and changes it */
     HT_PLAN_OVERWRITE, /* of all of it: what was there is not needed */
     HT_PLAN_USES

@@ -311,6 +311,94 @@ START_TEST(runs_without_meaning_are_refused)
 }
 END_TEST
 
+enum { UPDATES_AT = OBJECTS, PAUSED_STEP = 10 * OBJECTS };
+
+static struct ht_forecast_use update(uint64_t object, uint64_t at_ns)
+{
+    const struct ht_run_access a = {.object = object, .now_ns = at_ns, .use = HT_PLAN_UPDATE, .begins = true};
+
+    return ht_forecast_note(f, &a);
+}
+
+/* Objects are read one after the other, and updated in the other direction; then there is a long pause. */
+static void make_paused(struct ht_run both[2 * OBJECTS])
+{
+    for (uint32_t i = 0; i < OBJECTS; i++) {
+        both[i] = run[i];
+        both[OBJECTS + i] = run[OBJECTS - 1 - i];
+        both[OBJECTS + i].use = HT_PLAN_UPDATE;
+        both[OBJECTS + i].begin_ns = both[OBJECTS + i].end_ns = BEGIN + (UPDATES_AT + i) * MS;
+    }
+    in.run = both;
+    in.runs = 2 * OBJECTS;
+    in.step_ns = PAUSED_STEP * MS;
+    in.now_ns = BEGIN + in.step_ns;
+    make();
+}
+
+/* In later steps there is no pause: an access is found by its place in the order, and by its kind. */
+START_TEST(a_pause_that_ends_early_makes_no_strangers)
+{
+    static struct ht_run both[2 * OBJECTS];
+    struct ht_forecast_figures g;
+
+    make_paused(both);
+    uint64_t at = BEGIN + in.step_ns, now = ht_forecast_now(f, at);
+    for (unsigned step = 0; step < 4; step++, now += in.step_ns) {
+        for (uint32_t i = 0; i < OBJECTS; i++, at += MS) {
+            struct ht_forecast_use u = use(i + 1, at);
+            ck_assert(u.known);
+            ck_assert_uint_eq(u.next_ns, now + (UPDATES_AT + OBJECTS - 1 - i) * MS);
+        }
+        for (uint32_t i = OBJECTS; i > 0; i--, at += MS) {
+            struct ht_forecast_use u = update(i, at);
+            ck_assert(u.known);
+            ck_assert_uint_eq(u.next_ns, now + in.step_ns + (i - 1) * MS);
+        }
+    }
+    ht_forecast_figures(f, at, &g);
+    ck_assert_uint_eq(g.strangers, 0);
+    ck_assert_uint_eq(g.hits, 4 * 2 * OBJECTS);
+    ck_assert(!ht_forecast_is_wrong(f));
+}
+END_TEST
+
+START_TEST(what_stays_is_known)
+{
+    unsigned stay = 0, leave = 0;
+
+    make();
+    for (uint32_t i = 0; i < OBJECTS; i++) {
+        enum ht_forecast_stay is = ht_forecast_stays(f, i + 1, 0);
+        struct ht_forecast_idle idle;
+        struct ht_forecast_part part;
+        for (uint32_t k = 0; ht_forecast_part(f, k, &part); k++)
+            if (part.object == i + 1) {
+                ht_forecast_idle(f, k, 0, &idle);
+                ck_assert_int_eq(is, idle.leaves ? HT_FORECAST_LEAVES : HT_FORECAST_STAYS);
+            }
+        stay += is == HT_FORECAST_STAYS;
+        leave += is == HT_FORECAST_LEAVES;
+    }
+    ck_assert_uint_eq(stay + leave, OBJECTS);
+    ck_assert_uint_ge(stay, OBJECTS / 2 - 2);
+    ck_assert_uint_le(stay, OBJECTS / 2);
+    ck_assert_int_eq(ht_forecast_stays(f, OBJECTS + 1, 0), HT_FORECAST_UNKNOWN);
+    ck_assert_int_eq(ht_forecast_stays(f, 1, 1), HT_FORECAST_UNKNOWN);
+}
+END_TEST
+
+/* Of gradients, which are written and consumed, all could stay; the plan is not followed for them. */
+START_TEST(what_is_overwritten_neither_stays_nor_leaves)
+{
+    for (uint32_t i = 0; i < OBJECTS; i += 2)
+        run[i].use = HT_PLAN_OVERWRITE;
+    make();
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        ck_assert((ht_forecast_stays(f, i + 1, 0) == HT_FORECAST_UNKNOWN) == (i % 2 == 0));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("forecast");
@@ -331,6 +419,9 @@ int main(void)
     tcase_add_test(tc, a_large_object_is_planned_by_chunks);
     tcase_add_test(tc, very_large_objects_are_planned_in_larger_parts);
     tcase_add_test(tc, what_has_room_needs_no_forecast);
+    tcase_add_test(tc, a_pause_that_ends_early_makes_no_strangers);
+    tcase_add_test(tc, what_stays_is_known);
+    tcase_add_test(tc, what_is_overwritten_neither_stays_nor_leaves);
     tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
     suite_add_tcase(suite, tc);
     return run_all(suite);

@@ -214,6 +214,25 @@ START_TEST(what_is_overwritten_is_not_read)
 }
 END_TEST
 
+/* A gradient goes without a write after its last read; other scratch content is written when it goes. */
+START_TEST(what_was_consumed_leaves_for_nothing)
+{
+    uint32_t a = add_tensor(MB), b = add_tensor(MB);
+
+    for (unsigned round = 0; round < 2; round++) {
+        in.accesses = 0;
+        add(0, a, HT_PLAN_OVERWRITE);
+        add(1 * MS, a, round ? HT_PLAN_READ : HT_PLAN_CONSUME);
+        add(10 * MS, b, HT_PLAN_OVERWRITE);
+        add(11 * MS, b, round ? HT_PLAN_READ : HT_PLAN_CONSUME);
+        make(20 * MS, MB);
+        ck_assert(plan.idle[1].leaves && plan.idle[3].leaves);
+        ck_assert_uint_eq(plan.read_bytes, 0);
+        ck_assert_uint_eq(plan.write_bytes, round ? 2 * MB : 0);
+    }
+}
+END_TEST
+
 /* Clean content goes before dirty, for it costs half. A commit that writes anyway makes them equal. */
 START_TEST(clean_leaves_before_dirty)
 {
@@ -584,6 +603,7 @@ int main(void)
     tcase_add_test(tc, reads_that_share_the_bandwidth_begin_earlier);
     tcase_add_test(tc, too_little_bandwidth_makes_reads_late);
     tcase_add_test(tc, what_is_overwritten_is_not_read);
+    tcase_add_test(tc, what_was_consumed_leaves_for_nothing);
     tcase_add_test(tc, clean_leaves_before_dirty);
     tcase_add_test(tc, a_rate_of_zero_moves_nothing_that_way);
     tcase_add_test(tc, writes_keep_to_their_budget);
