@@ -12,6 +12,7 @@
 ##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
 ##              minutes; skipped if QEMU is not installed
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
+##   deps-system install Prometheus and debootstrap, with which a few more tests run
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
 ##   mutants    builds with one safeguard missing, each of which the crash tests must notice
@@ -332,7 +333,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(O))/pycache
 runner = $(PYTHON) tests/tools/run.py --make '$(MAKE)' --out '$(O)' --cc '$(CC)' --san '$(SAN)' --test '$(TEST)' \
 	$(if $(V),--verbose) $(if $(EXTRA_CFLAGS),--set 'EXTRA_CFLAGS=$(EXTRA_CFLAGS)')
 
-.PHONY: deps check check-long check-ecosystem check-vm deps-vm unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-kernel lint format demo
+.PHONY: deps check check-long check-ecosystem check-vm deps-vm deps-system unit states mutants mounted torch bench bench-meta bench-path bench-plan bench-recovery bench-step bench-overlap bench-gate bench-aging bench-kernel lint format demo
 deps:
 	@tests/tools/deps.sh
 
@@ -412,6 +413,8 @@ check-vm:
 	@$(PYTHON) tests/qemu/cuts.py
 deps-vm:
 	@tests/tools/deps.sh vm
+deps-system:
+	@tests/tools/deps.sh system
 
 lint:
 	@$(runner) lint
@@ -441,6 +444,8 @@ install: all
 	$(if $(filter umount.hitrain,$(in_sbin)),ln -sf umount.hitrain '$(DESTDIR)$(SBINDIR)/umount.fuse.hitrain')
 	$(if $(PYTHONDIR),$(MAKE) --no-print-directory install-client,@echo 'there is no $(PYTHON), so the PyTorch client is not installed')
 	$(foreach s,7 8,install -d '$(DESTDIR)$(MANDIR)/man$(s)' && install -m 644 $(filter %.$(s),$(man_pages)) '$(DESTDIR)$(MANDIR)/man$(s)' &&) :
+	install -d '$(DESTDIR)$(PREFIX)/share/hitrain'
+	install -m 644 mount-helpers/monitoring/grafana.json mount-helpers/monitoring/alerts.yaml '$(DESTDIR)$(PREFIX)/share/hitrain'
 
 install-client:
 	$(if $(PYTHONDIR),,$(error no folder for packages of $(PYTHON): name one in PYTHONDIR=))
@@ -462,6 +467,7 @@ uninstall:
 		$(foreach p,mkfs.hitrain mount.hitrain mount.fuse.hitrain umount.hitrain umount.fuse.hitrain hitrain-fsck fsck.hitrain,'$(DESTDIR)$(SBINDIR)/$(p)') \
 		$(foreach m,$(notdir $(man_pages)),'$(DESTDIR)$(MANDIR)/man$(subst .,,$(suffix $(m)))/$(m)') \
 		$(if $(PYTHONDIR),$(foreach m,$(notdir $(client_modules)),'$(DESTDIR)$(PYTHONDIR)/$(m)'))
+	rm -rf '$(DESTDIR)$(PREFIX)/share/hitrain'
 	$(if $(PYTHONDIR),rm -rf '$(DESTDIR)$(PYTHONDIR)/hitrain')
 
 # What `pip install ./optim/torch` leaves: a later one would install modules from there that are no more.

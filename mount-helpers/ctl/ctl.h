@@ -13,12 +13,13 @@ struct ht_cmd_options {
     const char *verb;   /* scrub, background, trace: the action */
     const char *engine; /* background: the only one; NULL: all */
     bool json;
-    double watch_s;          /* stats: again after so many seconds; 0: once. top: the interval */
-    bool once;               /* top: one picture */
-    bool follow;             /* events, trace: continue with new entries */
-    uint64_t since;          /* events, trace: after this number */
-    enum ht_log_level level; /* events: at least so important */
-    bool conditional;        /* step, commit, abort: only while step_open is this number */
+    double watch_s;                /* stats: again after so many seconds; 0: once. top: the interval */
+    bool once;                     /* top: one picture */
+    const char *listen, *textfile; /* metrics: an address and a port; a file; or NULL */
+    bool follow;                   /* events, trace: continue with new entries */
+    uint64_t since;                /* events, trace: after this number */
+    enum ht_log_level level;       /* events: at least so important */
+    bool conditional;              /* step, commit, abort: only while step_open is this number */
     uint64_t step_open;
     bool async;      /* step: do not wait until it is closed */
     const char *svg; /* plan: the file to draw into, or NULL */
@@ -31,6 +32,7 @@ int ht_cmd_events(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);

@@ -19,6 +19,8 @@ enum {
     OPT_ENGINE,
     OPT_SVG,
     OPT_ONCE,
+    OPT_LISTEN,
+    OPT_TEXTFILE,
     OPT_HELP,
     OPT_VERSION
 };
@@ -46,6 +48,13 @@ static const struct command {
      "(quit), p (pause), s (sort models), + and - (interval). Elsewhere it prints one picture after the other.\n\n"
      "  --once           one picture, of one interval, and end\n"
      "  --watch=SECONDS  the interval (1)\n"},
+    {"metrics", "PATH [--listen=ADDRESS:PORT | --textfile=FILE] [--watch=SECONDS]", NULL, ht_cmd_metrics, ONE,
+     OPT_BIT(OPT_WATCH) | OPT_BIT(OPT_LISTEN) | OPT_BIT(OPT_TEXTFILE),
+     "Prints the figures of the store of PATH as OpenMetrics, or gives them to monitoring. Shows the models that the caller\n"
+     "could find, so run it as root.\n\n"
+     "  --listen=ADDRESS:PORT  answers GET /metrics over HTTP until it is interrupted; :9469 is 127.0.0.1:9469\n"
+     "  --textfile=FILE        replaces FILE, for the textfile collector of node_exporter (its name ends in .prom)\n"
+     "  --watch=SECONDS        prints or replaces again after each interval\n"},
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},
@@ -127,6 +136,8 @@ static const struct option words[] = {
     {"engine", required_argument, NULL, OPT_ENGINE},
     {"svg", required_argument, NULL, OPT_SVG},
     {"once", no_argument, NULL, OPT_ONCE},
+    {"listen", required_argument, NULL, OPT_LISTEN},
+    {"textfile", required_argument, NULL, OPT_TEXTFILE},
     {"help", no_argument, NULL, OPT_HELP},
     {"version", no_argument, NULL, OPT_VERSION},
     {NULL, 0, NULL, 0},
@@ -219,6 +230,12 @@ static int parse_value(int option, const char *value, struct ht_cmd_options *o)
     case OPT_SVG:
         o->svg = value;
         return value[0] != '\0' ? 0 : usage_error("--svg: expected a file", "");
+    case OPT_LISTEN:
+        o->listen = value;
+        return value[0] != '\0' ? 0 : usage_error("--listen: expected an address and a port", "");
+    case OPT_TEXTFILE:
+        o->textfile = value;
+        return value[0] != '\0' ? 0 : usage_error("--textfile: expected a file", "");
     case OPT_ENGINE:
         o->engine = value;
         return value[0] != '\0' && strlen(value) <= ENGINE_NAME_MAX

@@ -97,7 +97,7 @@ struct ht_top_view {
 };
 
 /*
- * Appends a frame: no line is wider, and there are no more of them. before: the sample before now; base: an older one,
+ * Appends a frame, which fits into the width and the height. before: the sample before now; base: an older one,
  * for the rates of steps. Both may be now itself.
  */
 void ht_top_frame(const struct ht_top_view *v, const struct ht_top_sample *now, const struct ht_top_sample *before,

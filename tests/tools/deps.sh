@@ -7,6 +7,7 @@
 #   bench-step  the programs that make the XFS which `make bench-step` measures, too
 #   bench-path  all of these, and strace
 #   vm          QEMU, and a kernel in build/deps/vm, unpacked and never installed, which `make check-vm` boots
+#   system      Prometheus and debootstrap: tests that need them run only where they are installed
 #
 # A second run only checks, and returns at once. Packages come from the machine's own package sources. If these have a
 # libfuse older than 3.17, the script builds libfuse from the source package of a newer suite into build/deps, and
@@ -41,6 +42,9 @@ path_packages=(xfsprogs strace)
 
 # Needed only for a machine in QEMU: QEMU, the tool for its first file system, and the tools that unpack modules.
 vm_packages=(qemu-system-x86 qemu-utils busybox-static cpio kmod zstd xz-utils)
+
+# Needed only by tests of whole systems, which are skipped without them.
+system_packages=(prometheus debootstrap)
 
 say() { echo "deps: $*"; }
 die() { echo "deps: $*" >&2; exit 1; }
@@ -264,6 +268,7 @@ bench-path)
 	install_missing "${path_packages[@]}"
 	[ -x "$example" ] || build_example
 	;;
+system) install_missing "${system_packages[@]}" ;;
 vm)
 	install_missing "${vm_packages[@]}"
 	[ -d "$kernel" ] || fetch_kernel
