@@ -1050,7 +1050,7 @@ class Optimizer(torch.optim.Optimizer):
                 raise TypeError(f'{name}: files can be {" or ".join(FILE_DTYPES.values())}, not {d}')
         if math.prod(part.shape if part else p.shape) == 0:
             raise ValueError(f'{name} has no elements')
-        f = ParameterFile(self.root, name, p, dtype, self._grad_dtype or dtype, part)
+        f = self._file_of(name, p, dtype, self._grad_dtype or dtype, part)
         exists = os.path.exists(f.path) if self._built else self._resume
         self._files[p] = f
         self._taken_names[name] = None
@@ -1061,6 +1061,9 @@ class Optimizer(torch.optim.Optimizer):
                 f.open_existing(self._ranks.leads, fill=part is not None and name in self._fresh)
             else:
                 f.create()
+
+    def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
+        return ParameterFile(self.root, name, p, dtype, grad_dtype, part)
 
     def _alike(self, name: str) -> str:
         """The store's name of a parameter whose name ends alike."""

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A parameter whose memory is its file: the tensor is a shared mapping, and the store's file is its only content.
+
+    not loaded --load(): the kernel reads all pages--> loaded --release(): the kernel drops them--> not loaded
+
+The tensor has its values in both states. Code that uses a parameter that is not loaded reads it page by page, which is
+slow and right. What a program stores through the tensor goes to the file; flush() sends it to the store at once.
+
+A page that cannot be read is SIGBUS for the thread that touches it. load() reads all pages first, so that a store that is
+gone is an OSError there.
+"""
+import ctypes
+import errno
+import mmap
+import os
+import weakref
+from typing import Callable, Optional
+
+import torch
+
+from hitrain._files import ParameterFile, write_all
+
+_PIECE = 16 << 20  # another thread that changes the address space waits for one piece at most
+_MADV_DONTNEED, _MADV_POPULATE_READ = 4, 22  # the latter since Linux 5.14
+_SYNC_ALL = 1 | 2 | 4  # of sync_file_range: wait, write, wait
+_FAILED = ctypes.c_void_p(-1).value
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+
+def can_be_mapped(tensor: torch.Tensor) -> bool:
+    """A file has its elements in the order of the indices; a tensor with other strides stays in memory."""
+    return tensor.device.type == 'cpu' and tensor.is_contiguous() and tensor.layout == torch.strided
+
+
+class MappedFile(ParameterFile):
+    """fill: gives the tensor its first values, for one that has none yet."""
+
+    def __init__(self, root: str, name: str, tensor: torch.Tensor, grad_dtype: torch.dtype,
+                 fill: Optional[Callable[[torch.Tensor], None]]) -> None:
+        super().__init__(root, name, tensor, tensor.dtype, grad_dtype)
+        self.content_bytes = tensor.numel() * tensor.element_size()
+        self.bytes = -(-self.content_bytes // mmap.PAGESIZE) * mmap.PAGESIZE  # of memory, when it is loaded
+        self._address: Optional[int] = None
+        self._fill = fill
+        self._version_sent: Optional[int] = None
+
+    # -- pages --
+
+    def load(self) -> None:
+        """Returns when all pages are in memory. OSError: they cannot be read."""
+        with self._opened() as fd:
+            os.posix_fadvise(fd, 0, self.content_bytes, os.POSIX_FADV_WILLNEED)
+            for at in range(0, self.bytes, _PIECE):
+                if _libc.madvise(self._address + at, min(_PIECE, self.bytes - at), _MADV_POPULATE_READ):
+                    self._raise(fd, at, ctypes.get_errno())
+
+    def release(self) -> None:
+        """The pages leave memory. Those that were changed since flush() stay until the kernel has written them."""
+        _libc.madvise(self._address, self.bytes, _MADV_DONTNEED)
+        try:
+            with self._opened() as fd:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        except OSError:
+            pass  # of a dead mount, whose pages the kernel may still drop
+
+    def flush(self) -> None:
+        """When this returns the store has all values that were stored through the tensor."""
+        with self._opened() as fd:
+            self._flush(fd)
+
+    def unmap(self) -> None:
+        """The tensor takes a copy of the values, in memory of its own."""
+        if self._address is not None:
+            self.load()
+            self.tensor.data = self.tensor.detach().clone()
+            self._address = None
+
+    # -- as its optimizer uses it --
+
+    def create(self) -> None:
+        if self._fill:
+            self._fill(self.tensor)
+        super().create()
+
+    def restore(self, may_create: bool, fill: bool = False) -> bool:
+        self.forget()
+        self._close_kept()
+        self.read()
+        return False
+
+    def changed(self) -> bool:
+        """Changes are in the file already. But after a gradient was sent the update may have replaced them."""
+        return self._version_sent not in (None, self.tensor._version)
+
+    def equals_file(self) -> bool:
+        return True
+
+    def begin_step(self) -> None:
+        super().begin_step()
+        self._version_sent = None
+
+    def gradient_sent(self, early: bool) -> None:
+        super().gradient_sent(early)
+        self._version_sent = self.tensor._version
+
+    def _write(self, fd: int) -> None:
+        if self._address is None:
+            write_all(fd, self.tensor)
+            self._map(fd)
+        else:
+            self._flush(fd)
+
+    def _read(self, fd: int) -> None:
+        if self._address is None:
+            self._map(fd)
+        self.tensor.detach().view(-1)[:0].zero_()  # values that autograd saved are void: the version counter shows it
+
+    def _buffer(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(self.tensor.shape, dtype=dtype)  # for a gradient that its file cannot take as it is
+
+    def _flush(self, fd: int) -> None:
+        if _libc.sync_file_range(fd, 0, 0, _SYNC_ALL):
+            number = ctypes.get_errno()
+            raise OSError(number, f'{os.strerror(number)}: changes of {self.name} could not be written')
+
+    def _map(self, fd: int) -> None:
+        size = os.fstat(fd).st_size
+        if size != self.content_bytes:
+            raise OSError(errno.EIO, f'the file of {self.name} has {size} bytes, and the tensor {self.content_bytes}')
+        address = _libc.mmap(None, self.bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+        if address == _FAILED:
+            number = ctypes.get_errno()
+            raise OSError(number, f'{os.strerror(number)}: the file of {self.name} cannot be mapped')
+        content = (ctypes.c_ubyte * self.content_bytes).from_address(address)
+        weakref.finalize(content, _libc.munmap, address, self.bytes)  # tensors keep it
+        mapped = torch.frombuffer(content, dtype=self.dtype).view(self.tensor.shape)
+        self.tensor.data = mapped
+        self._address = address
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # those that create() has written
+
+    def _raise(self, fd: int, at: int, number: int) -> None:
+        """The kernel says only that a page cannot be read. A read says why."""
+        if number == errno.EFAULT:
+            for place in range(at, min(at + _PIECE, self.content_bytes), mmap.PAGESIZE):
+                os.pread(fd, 1, place)
+            number = errno.EIO
+        raise OSError(number, os.strerror(number))

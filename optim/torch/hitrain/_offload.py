@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Train what does not fit: parameters lie in the store, and are in memory while a block needs them.
+
+docs/offload.md describes it for users; _mapped.py has the memory of a parameter and _residency.py the order."""
+import functools
+import os
+import warnings
+import weakref
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
+
+import torch
+from torch import nn
+
+from hitrain import optim
+from hitrain._empty import Filler, Weights, init_empty
+from hitrain._files import ParameterFile
+from hitrain._mapped import MappedFile, can_be_mapped
+from hitrain._optimizer import Optimizer
+from hitrain._residency import Residency, Unit
+
+__all__ = ['init_empty', 'materialize', 'offload']
+
+RULES: Dict[str, Type[Optimizer]] = {c.rule: c for c in (optim.AdamW, optim.Adam, optim.SGD, optim.Lion, optim.Adagrad)}
+REFUSED = {
+    'overlap': 'gradients always leave in backward',
+    'param_dtype': "files have the parameters' own dtype: convert the model first, as with model.bfloat16()",
+    'shard': 'several processes are not supported yet',
+    'names': 'files have the names of the model',
+    'topk': 'a residual in memory is as large as the model',
+}
+
+
+def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[str, Type[Optimizer]] = 'adamw', *, keep: int,
+            blocks: Optional[Iterable[nn.Module]] = None, weights: Optional[Weights] = None,
+            init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable, Callable[[nn.Module], Iterable]] = None,
+            resume: bool = False, **options: Any) -> Optimizer:
+    """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
+
+    keep      bytes of parameters that are in memory at a time. Two blocks at least let one be read while the other computes
+    optimizer adamw, adam, sgd, lion or adagrad, or a class of hitrain.optim
+    blocks    modules that are loaded as a whole; default: the children of each outermost ModuleList. Other modules
+              are loaded one by one
+    weights   values of the parameters: a safetensors file or a folder of them, a checkpoint of torch.save, or a mapping of
+              names to tensors. Default: those that the model has. A model of init_empty() has none: then each module's own
+    init      gives one module of init_empty() its values; default: its reset_parameters()
+    params    groups as for an optimizer of PyTorch, or a function that makes them of the model; default: all. Other
+              parameters that do not train are offloaded, too; other ones stay in memory
+    resume    the values are in the store already, and the model may be one of init_empty()
+    options   those of the optimizer, as lr, accumulate, max_grad_norm or async_step"""
+    for name, why in REFUSED.items():
+        if options.get(name):
+            raise TypeError(f'offload() takes no {name}: {why}')
+    kind = RULES.get(optimizer) if isinstance(optimizer, str) else optimizer
+    if kind is None or not issubclass(kind, Optimizer):
+        raise ValueError(f'there is no optimizer {optimizer}: use {", ".join(RULES)}, or a class of hitrain.optim')
+    _check_model(model)
+    filler = Filler(model, None if resume else weights, init)
+    try:
+        if not resume:
+            filler.check()
+        units = _units(model, None if blocks is None else list(blocks))
+        _check_keep(units, keep)
+        groups = list(params(model) if callable(params) else params or model.named_parameters())
+        groups = _with_frozen(model, groups)
+        return _class_of(kind)(model, groups, root, units, keep, None if resume else filler.fill, resume=resume, **options)
+    except BaseException:
+        filler.take_back()
+        raise
+
+
+def materialize(model: nn.Module, names: Iterable[str]) -> Dict[str, torch.Tensor]:
+    """Copies of single parameters, in memory of their own, by name. KeyError: the model has none of that name."""
+    held = {f'{prefix}.{name}' if prefix else name: p for prefix, module in model.named_modules() for name, p in module._parameters.items()}
+    return {name: held[name].detach().clone() for name in names}
+
+
+class Offloaded(Optimizer):
+    """An optimizer of this kind steers the parameters of one model in memory, too.
+
+    close() releases files and hooks. The tensors stay mappings of their files, so the store cannot be unmounted before the model
+    is deleted."""
+
+    def __init__(self, model: nn.Module, params: Iterable, root: 'os.PathLike[str] | str', units: List[Tuple[str, nn.Module, List[nn.Parameter]]],
+                 keep: int, fill: Optional[Callable[[torch.Tensor], None]], *args: Any, **options: Any) -> None:
+        self._fill = fill
+        self._residency: Optional[Residency] = None
+        self._handles: List[Any] = []
+        self._own_apply: List[nn.Module] = []
+        self._units_of: Dict[ParameterFile, List[Unit]] = {}
+        self._left: Dict[ParameterFile, None] = {}  # whose gradients of this step were sent
+        super().__init__(params, root, *args, overlap=True, **options)
+        try:
+            self._attach_model(model, units, keep)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- the interface of the model --
+
+    def figures(self) -> Dict[str, Any]:
+        """held_bytes and held_bytes_max of parameters in memory, loaded_bytes since the beginning, and waited_seconds for
+        loads that were not ahead."""
+        return self._residency.figures() if self._residency else {}
+
+    def read_ahead(self, model: nn.Module) -> None:
+        raise RuntimeError('an offloaded model is read ahead already')
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Gradients of an unfinished step are taken back from the store, too."""
+        super().zero_grad(set_to_none=set_to_none)
+        if self._begun:
+            finished = self._step
+            self._go_back(wholly=False)
+            if self._step < finished:
+                warnings.warn(f'zero_grad() within a step: {self.root} went back from step {finished} to its durable step {self._step}',
+                              RuntimeWarning, stacklevel=2)
+
+    def receive_parameter(self, parameter: torch.Tensor) -> None:
+        f = self._files[parameter]
+        if isinstance(f, MappedFile):
+            f.read()  # its use loads it
+        else:
+            super().receive_parameter(parameter)
+
+    def close(self, why: str = 'has closed its optimizer') -> None:
+        for handle in self._handles:
+            handle.remove()
+        for module in self._own_apply:
+            module.__dict__.pop('_apply', None)
+        self._handles, self._own_apply = [], []
+        if self._residency:
+            self._residency.close()
+        super().close(why)
+
+    # -- files --
+
+    def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
+        if not can_be_mapped(p):
+            if self._fill:
+                self._fill(p)
+            return super()._file_of(name, p, dtype, grad_dtype, part)
+        return MappedFile(self.root, name, p, grad_dtype, self._fill)
+
+    def _mapped(self) -> List[MappedFile]:
+        return [f for f in self._parameter_files() if isinstance(f, MappedFile)]
+
+    def _undo(self) -> None:
+        """The files go away, so the tensors take their values back."""
+        for f in self._mapped():
+            try:
+                f.unmap()
+            except OSError:
+                pass  # the values are as gone as the store
+        super()._undo()
+
+    def _push_changed(self) -> None:
+        self._flush()
+        super()._push_changed()
+
+    def _flush(self) -> None:
+        for f in self._mapped():
+            with self._root.explained(f'parameter {f.name}, changed outside step()'):
+                f.flush()
+
+    # -- steps --
+
+    def _begin(self, changed: List[ParameterFile]) -> None:
+        if not self._begun:
+            self._flush()
+        super()._begin(changed)
+
+    def _begin_at(self, step: int) -> None:
+        super()._begin_at(step)
+        left, self._left = self._left, {}
+        if self._residency:
+            self._residency.step_ended(lambda f: f in left)
+
+    def _restore(self, wholly: bool, unread: bool, begun: bool) -> Dict[str, Any]:
+        self._left.update(dict.fromkeys(self._parameter_files()))
+        return super()._restore(wholly, unread, begun)
+
+    def _gradient_ready(self, f: ParameterFile) -> None:
+        if any(u.calls > 1 for u in self._units_of.get(f, ())):
+            return  # backward may add to it: step() sends it
+        if f.tensor.grad is not None and f.tensor.grad.requires_grad and not self._holding:
+            raise RuntimeError(f'backward(create_graph=True) keeps the gradient of {f.name} for another backward, but an offloaded model '
+                               'sends gradients as they arise: wrap all backwards but the last in hold_gradients()')
+        sent = f.sent
+        super()._gradient_ready(f)
+        if f.sent > sent:
+            f.clear_gradient()
+
+    def _send_one(self, f: ParameterFile, part: slice = slice(None)) -> None:
+        self._left[f] = None
+        super()._send_one(f, part)
+
+    def _is_final(self, f: MappedFile) -> bool:
+        """Its update may have run already, although the step has not ended."""
+        return f.sent >= self.accumulate and not self.max_grad_norm and not self.skip_nonfinite
+
+    def _load(self, f: MappedFile) -> None:
+        with self._root.explained(f'parameter {f.name}'):
+            f.load()
+
+    # -- the model --
+
+    def _attach_model(self, model: nn.Module, units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
+        made = []
+        for name, module, params in units:
+            files = [self._files[p] for p in params if p in self._files and isinstance(self._files[p], MappedFile)]
+            if files:
+                made.append(Unit(name, module, files))
+                for f in files:
+                    self._units_of.setdefault(f, []).append(made[-1])
+        mine = weakref.ref(self)  # so that the last reference of the user ends it
+        self._residency = Residency(keep, made, lambda f: mine()._load(f), lambda f: mine()._is_final(f))
+        for unit in made:
+            self._hook(mine, unit)
+        for module in model.modules():
+            module.__dict__['_apply'] = functools.partial(_apply_nothing, module, type(model).__name__)
+            self._own_apply.append(module)
+
+    def _hook(self, mine: 'weakref.ref[Offloaded]', unit: Unit) -> None:
+        def before(module: nn.Module, inputs: Any) -> None:
+            optimizer = mine()
+            if optimizer is not None and module is unit.module:
+                optimizer._before_forward(unit)
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            optimizer = mine()
+            if optimizer is None or module is not unit.module:
+                return
+            optimizer._residency.leave(unit)
+            for t in _tensors(outputs):
+                if t.requires_grad and t.grad_fn is not None:
+                    t.register_hook(need)
+
+        def need(grad: torch.Tensor) -> None:
+            optimizer = mine()
+            if optimizer is not None:
+                optimizer._residency.need(unit)
+        first = unit.module.register_forward_pre_hook(before)
+        unit.module._forward_pre_hooks.move_to_end(first.id, last=False)  # hooks of others may use the parameters
+        self._handles += [first, unit.module.register_forward_hook(after)]
+
+    def _before_forward(self, unit: Unit) -> None:
+        for f in unit.files:
+            if self._is_final(f):
+                raise RuntimeError(f'{unit.name or "the model"} runs again after the gradient of {f.name} was sent, and the store may have '
+                                   'updated it: call step() before, or pass accumulate=')
+        owned = {id(p) for p in unit.module.parameters()}
+        for f in unit.files:
+            if id(f.tensor) not in owned:
+                raise RuntimeError(f'{f.name} of the offloaded model was replaced by another tensor: change its values in place')
+        self._residency.enter(unit, recomputed=_in_backward())
+
+
+def _in_backward() -> bool:
+    current = getattr(torch._C, '_current_graph_task_id', None)
+    return current is not None and current() != -1
+
+
+@functools.lru_cache(maxsize=None)
+def _class_of(kind: Type[Optimizer]) -> Type[Optimizer]:
+    return type(f'Offloaded{kind.__name__}', (Offloaded, kind), {'__doc__': Offloaded.__doc__})
+
+
+def _tensors(outputs: Any) -> Iterable[torch.Tensor]:
+    if isinstance(outputs, torch.Tensor):
+        yield outputs
+    elif isinstance(outputs, dict):
+        for value in outputs.values():
+            yield from _tensors(value)
+    elif isinstance(outputs, (list, tuple)):
+        for value in outputs:
+            yield from _tensors(value)
+    elif hasattr(outputs, '__dataclass_fields__'):
+        yield from _tensors(vars(outputs))
+
+
+def _apply_nothing(module: nn.Module, model: str, change: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """to(), half(), cuda() and the like: whatever changes no parameter."""
+    for name, p in module._parameters.items():
+        if p is not None:
+            probe = torch.empty(0, dtype=p.dtype)
+            changed = change(probe)
+            if changed.dtype != p.dtype or changed.device != p.device:
+                raise RuntimeError(f'the parameters of this {model} lie in a store, as {p.dtype} for the {p.device}: convert the model before '
+                                   f'offload(). {name} would become {changed.dtype} on {changed.device}')
+    for child in module.children():
+        child._apply(change)
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = change(buffer)
+    return module
+
+
+def _check_model(model: nn.Module) -> None:
+    seen: Dict[int, str] = {}
+    for name, p in model.named_parameters():
+        if p.device.type not in ('cpu', 'meta'):
+            raise ValueError(f'{name} is on {p.device}: offload() takes models in the memory of the CPU')
+        if '_apply' in vars(model):
+            raise ValueError('this model is offloaded already')
+        if p.device.type == 'meta' or p.layout != torch.strided or not p.numel():
+            continue
+        if seen.setdefault(p.data_ptr(), name) != name:
+            raise ValueError(f'{name} and {seen[p.data_ptr()]} are two parameters in one memory: make them one parameter')
+
+
+def _units(model: nn.Module, blocks: Optional[List[nn.Module]]) -> List[Tuple[str, nn.Module, List[nn.Parameter]]]:
+    """Blocks with all their parameters, and every other module with its own, as the model has them in order."""
+    names = {m: name for name, m in model.named_modules()}
+    if blocks is None:
+        blocks = [child for m in names if isinstance(m, nn.ModuleList) for child in m]
+    within = set()
+    for block in blocks:
+        if block not in names:
+            raise ValueError(f'a {type(block).__name__} of blocks= is no part of the model')
+        within.update(m for m in block.modules() if m is not block)
+    whole = set(blocks) - within
+    found = []
+    for module, name in names.items():
+        if module not in within:
+            params = list(dict.fromkeys(module.parameters(recurse=module in whole)))
+            if params:
+                found.append((name, module, params))
+    return found
+
+
+def _check_keep(units: List[Tuple[str, nn.Module, List[nn.Parameter]]], keep: int) -> None:
+    """A unit is needed with those around it: their forward runs, too."""
+    def size(params: Sequence[nn.Parameter]) -> int:
+        return sum(-(-p.numel() * p.element_size() // 4096) * 4096 for p in params)
+    sizes = {module: size(params) for _, module, params in units}
+    need = {name: sum(n for outer, n in sizes.items() if module is outer or module in set(outer.modules())) for name, module, _ in units}
+    largest = max(need, key=lambda name: need[name])
+    if keep < need[largest]:
+        raise ValueError(f'keep={keep} is too little for {largest or "the model"}, which needs {need[largest]} bytes at a time. Smaller blocks= need less')
+
+
+def _with_frozen(model: nn.Module, groups: List[Any]) -> List[Any]:
+    """Groups of (name, parameter) pairs, with the parameters that do not train and are in no group."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    given = set()
+
+    def named(entries: Any) -> List[Tuple[str, torch.Tensor]]:
+        pairs = [e if isinstance(e, tuple) else (names.get(id(e), ''), e) for e in ([entries] if isinstance(entries, torch.Tensor) else entries)]
+        for name, p in pairs:
+            if id(p) not in names:
+                raise ValueError(f'params has a tensor {name} of shape {tuple(p.shape)} that is no parameter of the model')
+        given.update(id(p) for _, p in pairs)
+        return pairs
+    if groups and isinstance(groups[0], dict):
+        made: List[Any] = [{**g, 'params': named(g['params'])} for g in groups]
+    else:
+        made = [{'params': named(groups)}]
+    frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad and id(p) not in given]
+    return made + ([{'params': frozen}] if frozen else [])

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parameters are in memory: loaded before modules need them, and released for others, within a number of bytes.
+
+A unit is a module whose parameters are loaded and released together. The forward of its module and the backward through
+its outputs use it. One step's uses are the order that is expected of the next one. So
+
+- a thread loads what comes next, as far ahead as room allows;
+- units that the order needs last are released first, and never one that it needs before the unit that gets the place;
+- nothing is loaded ahead across the end of the step, which changes all values.
+
+Without room for what runs now its units are loaded all the same, and the bound holds again when they end. Loading is
+for speed and for errors at a good place only: parameters that are not loaded have their values, too.
+
+One lock guards all fields. No thread loads or releases pages while it holds it: units in transit belong to one thread.
+"""
+import bisect
+import collections
+import concurrent.futures
+import os
+import threading
+import time
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence
+
+from torch import nn
+
+from hitrain._mapped import MappedFile
+
+ABSENT, TRANSIT, PRESENT = range(3)
+_NEVER = 1 << 60
+
+
+class Unit:
+    def __init__(self, name: str, module: nn.Module, files: Sequence[MappedFile]) -> None:
+        self.name, self.module, self.files = name, module, list(files)
+        self.state = ABSENT
+        self.calls = 0  # forwards of this pass
+
+    @property
+    def bytes(self) -> int:
+        return sum(f.bytes for f in self.files)
+
+
+class Residency:
+    """load       loads one file; it may wait for the file's update
+    is_final      has the file's gradient of this step been sent? Then the next value may be there already
+
+    Counts: loaded_bytes and waited_seconds since the beginning, held_bytes now and held_bytes_max."""
+
+    def __init__(self, keep: int, units: Sequence[Unit], load: Callable[[MappedFile], None],
+                 is_final: Callable[[MappedFile], bool]) -> None:
+        self.keep, self.units = keep, list(units)
+        self._load, self._is_final = load, is_final
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._holders: Dict[MappedFile, int] = collections.defaultdict(int)  # units that are present or in transit
+        self.held_bytes = self.held_bytes_max = self.loaded_bytes = 0
+        self.waited_seconds = 0.0
+        self._running: List[Unit] = []  # whose forward runs
+        self._recent: Deque[Unit] = collections.deque(maxlen=2)  # whose backward runs
+        self._backward = False
+        self._uses: List[Unit] = []  # of this step
+        self._closed = self._reading = False
+        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix='hitrain-load')
+        self._expect([*self.units, *reversed(self.units)])
+
+    # -- uses --
+
+    def enter(self, unit: Unit, recomputed: bool) -> None:
+        """The forward of a unit begins. recomputed: within backward."""
+        if os.getpid() != self._pid:
+            return  # in a forked child no thread loads, and the kernel reads pages when they are touched
+        with self._changed:
+            if not recomputed:
+                if self._backward:
+                    self._backward = False
+                    for u in self.units:
+                        u.calls = 0
+                if unit.module.training:
+                    unit.calls += 1
+            self._running.append(unit)
+        self._use(unit)
+
+    def leave(self, unit: Unit) -> None:
+        with self._changed:
+            if unit in self._running:
+                del self._running[self._running.index(unit):]
+
+    def need(self, unit: Unit) -> None:
+        """Backward through a unit's outputs begins."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._backward = True
+            if unit in self._recent:
+                self._recent.remove(unit)
+            self._recent.append(unit)
+        self._use(unit)
+
+    def step_ended(self, changed: Callable[[MappedFile], bool]) -> None:
+        """Files that have changed are loaded anew when they are used next. A new order is expected."""
+        with self._changed:
+            uses, self._uses = self._uses, []
+            self._running, self._backward = [], False
+            self._recent.clear()
+            for u in self.units:
+                u.calls = 0
+            if uses:
+                self._expect(uses)
+            self._at = -1
+        for unit in self.units:
+            if any(changed(f) for f in unit.files):
+                self._drop(unit)
+        self._read_ahead()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+        if os.getpid() == self._pid:
+            self._thread.shutdown(wait=True)
+
+    def release_all(self) -> None:
+        for unit in self.units:
+            self._drop(unit)
+
+    # -- the order --
+
+    def _expect(self, order: List[Unit]) -> None:
+        self._order, self._at = order, -1
+        self._places: Dict[Unit, List[int]] = collections.defaultdict(list)
+        for i, unit in enumerate(order):
+            self._places[unit].append(i)
+
+    def _next_use(self, unit: Unit) -> int:
+        places = self._places[unit]
+        i = bisect.bisect_right(places, self._at)
+        return places[i] if i < len(places) else _NEVER
+
+    def _note(self, unit: Unit) -> None:
+        """Where in the order is this use? The place that follows the last use, else one that has the same use before it."""
+        last = self._uses[-1] if self._uses else None
+        if unit is last:
+            return
+        self._uses.append(unit)
+        if len(self._uses) > 2 * len(self._order) + 1000:  # no step ends here, as in an evaluation
+            del self._uses[:len(self._uses) // 2]
+        places = self._places[unit]
+        if self._order[self._at + 1:self._at + 2] == [unit]:
+            self._at += 1
+        elif places:
+            alike = [i for i in places if i and self._order[i - 1] is last]
+            later = [i for i in places if i > self._at]
+            self._at = (alike or later or places)[0]
+
+    # -- loading --
+
+    def _use(self, unit: Unit) -> None:
+        with self._changed:
+            self._note(unit)
+        begin = time.monotonic()
+        self._bring(unit, _NEVER)
+        self.waited_seconds += time.monotonic() - begin
+        self._read_ahead()
+
+    def _bring(self, unit: Unit, before: int) -> bool:
+        """False: there is no room without units that are needed before this place in the order."""
+        with self._changed:
+            while unit.state == TRANSIT:
+                self._changed.wait()
+            if unit.state == PRESENT:
+                return True
+            unit.state = TRANSIT
+            fresh = [f for f in unit.files if not self._holders[f]]
+            need = sum(f.bytes for f in fresh)
+            leaving = self._make_room(need, before)
+            if leaving is None:
+                unit.state = ABSENT
+                self._changed.notify_all()
+                return False
+            for f in unit.files:
+                self._holders[f] += 1
+            self.held_bytes += need
+        for u in leaving:
+            self._let_go(u)
+        with self._changed:
+            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+        try:
+            for f in fresh:
+                self._load(f)
+        except BaseException:
+            self._let_go(unit)
+            raise
+        with self._changed:
+            self.loaded_bytes += need
+            unit.state = PRESENT
+            self._changed.notify_all()
+        return True
+
+    def _make_room(self, need: int, before: int) -> Optional[List[Unit]]:
+        """Units that are to be released, in transit; None: that would not do. before = _NEVER: what can be released is, even if
+        that does not do."""
+        free = self.keep - self.held_bytes - need
+        chosen: List[Unit] = []
+        if free < 0:
+            idle = [u for u in self.units if u.state == PRESENT and u not in self._running]
+            for u in sorted(idle, key=lambda u: (u in self._recent, -self._next_use(u))):
+                if free >= 0 or (before < _NEVER and (u in self._recent or self._next_use(u) <= before)):
+                    break
+                chosen.append(u)
+                free += sum(f.bytes for f in u.files if self._holders[f] == 1)
+        if free < 0 and before < _NEVER:
+            return None
+        for u in chosen:
+            u.state = TRANSIT
+        return chosen
+
+    def _drop(self, unit: Unit) -> None:
+        with self._changed:
+            while unit.state == TRANSIT:
+                self._changed.wait()
+            if unit.state == ABSENT:
+                return
+            unit.state = TRANSIT
+        self._let_go(unit)
+
+    def _let_go(self, unit: Unit) -> None:
+        """Releases a unit in transit."""
+        with self._changed:
+            for f in unit.files:
+                self._holders[f] -= 1
+            gone = [f for f in unit.files if not self._holders[f]]
+        for f in gone:
+            f.release()
+        with self._changed:
+            self.held_bytes -= sum(f.bytes for f in gone)
+            unit.state = ABSENT
+            self._changed.notify_all()
+
+    def _read_ahead(self) -> None:
+        with self._changed:
+            if self._reading or self._closed or os.getpid() != self._pid:
+                return
+            self._reading = True
+            self._thread.submit(self._read_on)
+
+    def _read_on(self) -> None:
+        """Loads what the order has next, until there is no room."""
+        going = True
+        while going:
+            with self._changed:
+                unit = None if self._closed else self._next_absent()
+                if unit is None:
+                    self._reading = False
+                    return
+                place = self._next_use(unit)
+            try:
+                going = self._bring(unit, place)
+            except Exception:  # its use loads it again, and raises
+                going = False
+        with self._changed:
+            self._reading = False
+
+    def _next_absent(self) -> Optional[Unit]:
+        for unit in self._order[self._at + 1:]:
+            if any(self._is_final(f) for f in unit.files):
+                return None
+            if unit.state == ABSENT:
+                return unit
+        return None
+
+    def figures(self) -> Dict[str, Any]:
+        return {'held_bytes': self.held_bytes, 'held_bytes_max': self.held_bytes_max, 'loaded_bytes': self.loaded_bytes,
+                'waited_seconds': self.waited_seconds}

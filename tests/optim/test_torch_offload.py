@@ -1,0 +1,480 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hitrain.offload(): the same bits as the model without it, within the bytes it may keep, and errors by name."""
+import gc
+import os
+import warnings
+
+import pytest
+
+from trainer import LR, root, shared_root, shared_store, store  # first: it makes the client importable
+import torch
+import torch.utils.checkpoint
+from torch import nn
+import hitrain
+from hitrain.checkpoint import export_safetensors
+
+KEEP = 700 << 10
+STEPS = 3
+WIDTH = 64
+WORDS = 300
+
+
+class Block(nn.Module):
+    """Two outputs, and one of them is changed in place by the next block."""
+
+    def __init__(self, recompute=None):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.recompute = recompute
+
+    def inner(self, x):
+        x = self.norm(x)
+        return self.attention(x, x, x, need_weights=False)[0] + self.down(nn.functional.gelu(self.up(x)))
+
+    def forward(self, x, total):
+        if self.recompute:
+            y = torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=self.recompute == 'reentrant')
+        else:
+            y = self.inner(x)
+        return x + y, total.add_(y.mean())
+
+
+class Text(nn.Module):
+    def __init__(self, tied=True, **options):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block(**options) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        self.register_buffer('scale', torch.full((), 0.5))
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        y, total = self.embedding(x) * self.scale, torch.zeros(())
+        for block in self.blocks:
+            y, total = block(y, total)
+        return self.head(self.norm(y)), total
+
+
+class Twice(Text):
+    """All blocks are one."""
+
+    def __init__(self):
+        super().__init__(tied=False)
+        self.blocks = nn.ModuleList([self.blocks[0]] * 3)
+
+
+class Adapted(Text):
+    """A frozen base, and a small trained matrix beside one of its layers in each block (LoRA)."""
+
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+        for block in self.blocks:
+            block.a, block.b = nn.Parameter(torch.randn(WIDTH, 2)), nn.Parameter(torch.zeros(2, WIDTH))
+            block.register_forward_hook(lambda m, inputs, y: (y[0] + inputs[0] @ m.a @ m.b, y[1]))
+
+
+class Image(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Conv2d(8, 8, 3, padding=1),
+                                     nn.Flatten(), nn.Linear(8 * 14 * 14, 10)])
+        self.layers[0].to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x, x.new_zeros(())
+
+
+def batch(model, step):
+    random = torch.Generator().manual_seed(1000 + step)
+    if isinstance(model, Image):
+        return torch.randn(2, 3, 16, 16, generator=random), torch.randint(10, (2,), generator=random)
+    x = torch.randint(WORDS, (2, 12), generator=random)
+    return x, x.roll(1, 1)
+
+
+def loss_of(model, step):
+    x, y = batch(model, step)
+    out, total = model(x)
+    return nn.functional.cross_entropy(out.flatten(0, -2), y.flatten()) + total
+
+
+def train(model, optimizer, first, last, passes=1):
+    losses = []
+    for step in range(first, last):
+        for i in range(passes):
+            loss = loss_of(model, step * passes + i)
+            loss.backward()
+            losses.append(loss.item())
+            if i + 1 < passes and optimizer.accumulate > 1 and not optimizer._overlap:
+                optimizer.send_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def made(kind=Text, **options):
+    torch.manual_seed(0)
+    return kind(**options)
+
+
+def values(model):
+    return {name: t.detach().clone() for name, t in [*model.named_parameters(), *model.named_buffers()]}
+
+
+def assert_equal(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def plain_and_offloaded(root, kind=Text, steps=STEPS, passes=1, rule='adamw', keep=KEEP, model_options={}, **options):
+    """Losses of both, and values of both."""
+    plain, own = made(kind, **model_options), made(kind, **model_options)
+    with getattr(hitrain, {'adamw': 'AdamW', 'sgd': 'SGD'}[rule])(plain.named_parameters(), root.with_name('plain'), lr=LR, **options) as optimizer:
+        losses = train(plain, optimizer, 0, steps, passes)
+    with hitrain.offload(own, root, rule, keep=keep, lr=LR, **options) as optimizer:
+        assert train(own, optimizer, 0, steps, passes) == losses
+        assert optimizer.state_dict()['hitrain']['step'] == steps
+        figures = optimizer.figures()
+        assert figures['held_bytes_max'] <= keep
+        assert_equal(values(plain), values(own))
+    return figures
+
+
+@pytest.mark.parametrize('kind, options', [
+    (Text, {}), (Twice, {}), (Adapted, {}), (Image, {}), (Text, {'recompute': 'reentrant'}), (Text, {'recompute': 'yes'}), (Text, {'tied': False})])
+def test_the_bits_are_those_of_the_model_in_memory(shared_root, kind, options):
+    plain_and_offloaded(shared_root, kind, model_options=options)
+
+
+@pytest.mark.parametrize('options', [{'max_grad_norm': 0.1}, {'skip_nonfinite': True}, {'async_step': True}, {'durable_every': 4},
+                                     {'async_step': True, 'max_grad_norm': 0.1}, {'rule': 'sgd'}])
+def test_with_options_of_the_optimizer(shared_root, options):
+    plain_and_offloaded(shared_root, **options)
+
+
+def test_many_steps(shared_root):
+    steps = 200 if os.environ.get('HITRAIN_LONG') else 20
+    figures = plain_and_offloaded(shared_root, steps=steps, durable_every=50)
+    assert figures['loaded_bytes'] > steps * KEEP / 2
+
+
+@pytest.mark.parametrize('kind', [Text, Twice])
+def test_accumulation_in_the_store(shared_root, kind):
+    plain_and_offloaded(shared_root, kind, passes=3, accumulate=3, accumulate_mode='mean')
+
+
+def test_accumulation_in_memory(shared_root):
+    plain, own = made(), made()
+    with hitrain.AdamW(plain.named_parameters(), shared_root.with_name('plain'), lr=LR) as optimizer:
+        train(plain, optimizer, 0, 2, passes=2)
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR) as optimizer:
+        for step in range(2):
+            with optimizer.hold_gradients():
+                loss_of(own, 2 * step).backward()
+            loss_of(own, 2 * step + 1).backward()
+            assert all(p.grad is None for p in own.parameters())
+            optimizer.step()
+        assert_equal(values(plain), values(own))
+
+
+def test_autocast_and_bfloat16(shared_root):
+    results = []
+    for name, offloaded in (('plain', False), ('own', True)):
+        model = made(tied=False).bfloat16()
+        where = shared_root / name
+        optimizer = hitrain.offload(model, where, keep=KEEP, lr=LR) if offloaded else hitrain.AdamW(model.named_parameters(), where, lr=LR)
+        with optimizer:
+            for step in range(STEPS):
+                with torch.autocast('cpu', dtype=torch.bfloat16):
+                    x, y = batch(model, step)
+                    out, total = model(x)
+                    loss = nn.functional.cross_entropy(out.float().flatten(0, 1), y.flatten()) + total
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            results.append(values(model))
+    assert_equal(*results)
+
+
+def test_gradients_leave_as_they_arise(shared_root):
+    model = made(tied=False)
+    most, held = [0], [0]
+
+    def arrived(grad):
+        held[0] = sum(p.grad is not None for p in model.parameters())
+        most[0] = max(most[0], held[0])
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR):
+        for p in model.parameters():
+            p.register_hook(arrived)
+        loss_of(model, 0).backward()
+        assert all(p.grad is None for p in model.parameters())
+    assert most[0] <= 2
+
+
+# -- first values --
+
+def test_built_empty_it_has_the_values_of_the_modules(shared_root):
+    torch.manual_seed(0)
+    with hitrain.init_empty():
+        own = Plain()
+    assert all(p.device.type == 'meta' for p in own.parameters())
+    torch.manual_seed(0)
+    optimizer = hitrain.offload(own, shared_root, keep=KEEP, lr=LR)
+    assert_equal(values(made(Plain)), values(own))
+    optimizer.close()
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.last = nn.Linear(WIDTH, WORDS)
+        self.register_buffer('scale', torch.full((), 0.5))
+
+
+@pytest.mark.parametrize('source', ['mapping', 'safetensors', 'folder', 'torch'])
+def test_built_empty_it_takes_weights(shared_root, tmp_path, source):
+    wanted = made()
+    given = wanted.state_dict()
+    if source == 'torch':
+        torch.save(given, tmp_path / 'model.pt')
+        given = tmp_path / 'model.pt'
+    elif source != 'mapping':
+        with hitrain.AdamW(wanted.named_parameters(), shared_root.with_name('export'), lr=LR):
+            pass
+        given = tmp_path / ('model.safetensors' if source == 'safetensors' else 'folder')
+        export_safetensors(shared_root.with_name('export'), given)
+    with hitrain.init_empty():
+        own = Text()
+        own.head.weight = own.embedding.weight
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR, weights=given):
+        assert own.head.weight is own.embedding.weight
+        assert_equal(values(wanted), values(own))
+
+
+def test_it_continues_and_single_tensors_come_back(shared_root):
+    wanted, own = made(), made()
+    with hitrain.AdamW(wanted.named_parameters(), shared_root.with_name('plain'), lr=LR) as optimizer:
+        train(wanted, optimizer, 0, 4)
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR) as optimizer:
+        train(own, optimizer, 0, 2)
+    with hitrain.init_empty():
+        again = Text()
+        again.head.weight = again.embedding.weight
+    with hitrain.offload(again, shared_root, keep=KEEP, lr=LR, resume=True) as optimizer:
+        train(again, optimizer, 2, 4)
+        taken = hitrain.materialize(again, ['head.weight', 'norm.bias'])
+        before = taken['norm.bias'].clone()
+        train(again, optimizer, 4, 5)
+        assert torch.equal(taken['norm.bias'], before)
+        with pytest.raises(KeyError):
+            hitrain.materialize(again, ['none'])
+    assert torch.equal(taken['head.weight'], wanted.head.weight)
+
+
+def test_without_values_it_is_refused(shared_root):
+    with hitrain.init_empty():
+        model = Text()
+        model.scales = nn.ParameterList([nn.Parameter(torch.ones(3))])
+    with pytest.raises(ValueError, match='scales.0 is on the device meta, and ParameterList has no reset_parameters'):
+        hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+    with pytest.raises(ValueError, match='weights has no values for embedding.weight'):
+        hitrain.offload(model, shared_root, keep=KEEP, lr=LR, weights={})
+    assert model.embedding.weight.device.type == 'meta' and not shared_root.exists()
+
+
+# -- what users do to models --
+
+def test_values_that_the_user_changes_count(shared_root):
+    def change(model, optimizer, step):
+        if step == 1:
+            with torch.no_grad():
+                model.blocks[0].up.weight.clamp_(-0.05, 0.05)
+        elif step == 2:
+            model.blocks[2].down.weight.data.mul_(0.5)
+        elif step == 3:
+            model.load_state_dict(made(tied=True).state_dict())
+    results = []
+    for name, offloaded in (('plain', False), ('own', True)):
+        model, where = made(), shared_root / name
+        with hitrain.offload(model, where, keep=KEEP, lr=LR) if offloaded else hitrain.AdamW(model.named_parameters(), where, lr=LR) as optimizer:
+            for step in range(5):
+                change(model, optimizer, step)
+                train(model, optimizer, step, step + 1)
+            results.append(values(model))
+    assert_equal(*results)
+
+
+def test_an_abort_takes_the_values_back(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR, durable_every=100) as optimizer:
+        train(model, optimizer, 0, 2)
+        optimizer.commit()
+        wanted = values(model)
+        train(model, optimizer, 2, 4)
+        loss_of(model, 9).backward()
+        optimizer.abort()
+        assert_equal(wanted, values(model))
+        again = train(model, optimizer, 2, 4)
+        optimizer.abort()
+        assert train(model, optimizer, 2, 4) == again
+
+
+def test_zero_grad_takes_sent_gradients_back(shared_root):
+    plain, own = made(), made()
+    with hitrain.AdamW(plain.named_parameters(), shared_root.with_name('plain'), lr=LR) as optimizer:
+        train(plain, optimizer, 0, 2)
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR) as optimizer:
+        train(own, optimizer, 0, 1)
+        loss_of(own, 77).backward()
+        optimizer.zero_grad()
+        train(own, optimizer, 1, 2)
+        assert_equal(values(plain), values(own))
+
+
+def test_conversions_are_refused_and_copies_are_ordinary(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        for change in (model.half, lambda: model.to('meta'), model.blocks[1].double):
+            with pytest.raises(RuntimeError, match='lie in a store'):
+                change()
+        assert model.float() is model and model.to('cpu') is model
+        with pytest.raises(ValueError, match='offloaded already'):
+            hitrain.offload(model, shared_root.with_name('second'), keep=KEEP, lr=LR)
+        state = {name: t.clone() for name, t in model.state_dict().items()}
+        train(model, optimizer, 0, 1)
+        assert any(not torch.equal(state[name], t) for name, t in model.state_dict().items())
+
+
+def test_a_replaced_parameter_is_named(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR):
+        model.blocks[2].up.weight = nn.Parameter(torch.zeros(4 * WIDTH, WIDTH))
+        with pytest.raises(RuntimeError, match='blocks.2.up.weight of the offloaded model was replaced'):
+            loss_of(model, 0)
+
+
+def test_a_forward_before_the_step_is_refused(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        loss_of(model, 0).backward()
+        with pytest.raises(RuntimeError, match='runs again after the gradient of .* was sent'):
+            loss_of(model, 1)
+        optimizer.step()
+        loss_of(model, 1)
+
+
+def test_a_graph_for_another_backward_is_refused(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            with pytest.raises(RuntimeError, match='create_graph'):
+                loss_of(model, 0).backward(create_graph=True)
+        for p in model.parameters():
+            p.grad = None
+
+
+def test_values_of_an_old_graph_are_void(shared_root):
+    model = made()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR) as optimizer:
+        late = loss_of(model, 5)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+            late.backward()
+
+
+def test_without_gradients_and_in_a_child(shared_root):
+    plain, own = made(), made()
+    with hitrain.offload(own, shared_root, keep=KEEP, lr=LR) as optimizer:
+        for context in (torch.no_grad, torch.inference_mode):
+            with context():
+                assert torch.equal(loss_of(own, 3), loss_of(plain, 3))
+        train(own, optimizer, 0, 1)
+        wanted = bytes(own.blocks[0].up.weight.detach().view(torch.uint8).numpy())
+        child = os.fork()
+        if child == 0:
+            os._exit(bytes(own.blocks[0].up.weight.detach().view(torch.uint8).numpy()) != wanted)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+# -- what is refused --
+
+def test_the_bytes_that_are_needed_are_named(shared_root):
+    model = made()
+    with pytest.raises(ValueError, match=r'keep=1000 is too little for blocks.0, which needs \d+ bytes'):
+        hitrain.offload(model, shared_root, keep=1000, lr=LR)
+
+
+@pytest.mark.parametrize('options, message', [
+    ({'optimizer': 'adafactor'}, 'there is no optimizer adafactor'),
+    ({'param_dtype': torch.bfloat16}, 'takes no param_dtype'),
+    ({'shard': hitrain.Shard(0, 2)}, 'takes no shard'),
+    ({'blocks': [nn.Linear(1, 1)]}, 'no part of the model'),
+    ({'params': [nn.Parameter(torch.ones(3))]}, 'is no parameter of the model')])
+def test_arguments_that_are_refused(shared_root, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        hitrain.offload(made(), shared_root, keep=KEEP, lr=LR, **options)
+    assert not shared_root.exists()
+
+
+def test_a_model_stays_as_it_was_where_it_cannot_be_offloaded(shared_root, tmp_path):
+    model, wanted = made(), values(made())
+    with pytest.raises(OSError):
+        hitrain.offload(model, tmp_path / 'model', keep=KEEP, lr=LR)
+    assert_equal(values(model), wanted)
+    shared_root.mkdir(parents=True)
+    (shared_root / 'norm.weight').write_bytes(b'')
+    with pytest.raises(FileExistsError):
+        hitrain.offload(model, shared_root, keep=KEEP, lr=LR)
+    assert_equal(values(model), wanted)
+
+
+def test_a_full_store_is_named_and_the_model_keeps_its_values(store):
+    model = nn.Sequential(*[nn.Linear(4096, 4096) for _ in range(5)])
+    wanted = values(model)
+    with pytest.raises(OSError, match='No space left'):
+        hitrain.offload(model, store.mountpoint / 'model', keep=1 << 30, lr=LR)
+    assert_equal(values(model), wanted)
+
+
+def test_a_store_that_dies_in_backward_is_named(store):
+    def train_on(model, optimizer):
+        train(model, optimizer, 0, 4)
+    wanted = made()
+    with hitrain.AdamW(wanted.named_parameters(), store.mountpoint / 'plain', lr=LR) as optimizer:
+        train_on(wanted, optimizer)
+    model = made()
+    optimizer = hitrain.offload(model, store.mountpoint / 'own', keep=KEEP, lr=LR)
+    train(model, optimizer, 0, 2)
+    model.blocks[1].register_forward_hook(lambda m, inputs, y: y[0].register_hook(lambda g: store.kill() and None) and None)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        with pytest.raises(OSError, match='daemon is gone'):
+            loss_of(model, 2).backward()
+        optimizer.close()
+    del model, optimizer
+    gc.collect()
+    store.mount()
+    with hitrain.init_empty():
+        again = Text()
+        again.head.weight = again.embedding.weight
+    with hitrain.offload(again, store.mountpoint / 'own', keep=KEEP, lr=LR, resume=True) as optimizer:
+        assert optimizer.committed_step == 2
+        train(again, optimizer, 2, 4)
+        assert_equal(values(again), values(wanted))
+
+
+@pytest.fixture(autouse=True)
+def no_mapping_is_left():
+    """Mappings of files would keep the store mounted."""
+    yield
+    gc.collect()
