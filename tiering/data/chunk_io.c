@@ -88,7 +88,7 @@ static int verify_and_decode(struct ht_chunk_io *io)
     struct ht_store *s = io->obj->s;
     int rc = ht_ref_verify(s, &io->ref, io->data);
 
-    if (!rc) {
+    if (!rc && !io->as_stored) {
         rc = ht_ref_decode(&s->data->decoders, &io->ref, io->data);
         io->undecodable = rc == -EUCLEAN;
     }
@@ -147,6 +147,14 @@ static void prepare(struct ht_chunk_io *io, void *data, uint32_t bytes, uint8_t 
 void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes)
 {
     prepare(io, data, bytes, HT_CODEC_RAW, bytes);
+}
+
+void ht_chunk_write_prepare_copy(struct ht_chunk_io *io, void *stored, const struct ht_ref *was)
+{
+    memset((uint8_t *)stored + was->stored, 0, ht_round_up(was->stored, HT_BLOCK_BYTES) - was->stored);
+    io->data = stored;
+    io->ref =
+        (struct ht_ref){.stored = was->stored, .visible = was->visible, .codec = was->codec, .checksum = was->checksum};
 }
 
 void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)

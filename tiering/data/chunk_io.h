@@ -36,6 +36,7 @@ struct ht_chunk_io {
     struct ht_xfer xfer;
     struct ht_permit permit; /* of a batch; it gives it back */
     int rc;                  /* the first error */
+    bool as_stored;          /* in, of a read: verify the bytes and leave a compressed frame as it is */
     bool mismatch;           /* of a read: the bytes came, and they are not those of the checksum */
     bool undecodable;        /* a mismatch: they are, but no encoder writes such a frame */
 };
@@ -62,6 +63,9 @@ int ht_chunk_read(struct ht_obj *o, uint64_t index, const struct ht_ref *ref, vo
  * to the finish.
  */
 void ht_chunk_write_prepare(struct ht_chunk_io *io, void *data, uint32_t bytes) HT_EXCLUDES(HT_LOCK_STORE);
+/* The same for bytes that were read as they are stored at `was`: all but the place stays. */
+void ht_chunk_write_prepare_copy(struct ht_chunk_io *io, void *stored, const struct ht_ref *was)
+    HT_EXCLUDES(HT_LOCK_STORE);
 /* The same for a compressed frame of so many bytes, which shows visible bytes of content. */
 void ht_chunk_write_prepare_frame(struct ht_chunk_io *io, void *frame, uint32_t bytes, uint32_t visible)
     HT_EXCLUDES(HT_LOCK_STORE);

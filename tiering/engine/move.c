@@ -7,73 +7,42 @@
  *                                   |          v
  *                                   |       walking all references: who owns what is in these groups
  *                                   |          |
- *                                   '----- emptying one group after the other
+ *                  50 times the walk's time    v
+ *                                   '----- emptying the groups, a unit in each step (move_unit.c)
  *
  * A group is emptied if all that is taken there belongs to published content of which all owners were found, and if the
- * other broken groups have room for that. Otherwise it stays as it is: a group that is half empty is no gain. While it
- * is emptied its free blocks are taken, so that nothing else comes there. Owners move together (txn/move.c), the chunks
- * of an object in their order. One transaction moves all content of a group.
+ * other broken groups have room for that. Otherwise it stays as it is: a group that is half empty is no gain. Owners
+ * move together (txn/move.c), the chunks of an object in their order. Compressed content moves as it is.
  *
- * A walk costs the same for one group as for many, so a batch has many. It goes in slices, and keeps numbers of objects
- * only.
+ * A walk costs the same for one group as for many, so a batch has many. Content of very many owners stays, so that no
+ * step holds the store's lock for long.
  */
 #include "tiering/engine/move.h"
 
 #include <assert.h>
 #include <stdlib.h>
 
-#include "tiering/base/mutant.h"
 #include "tiering/space/alloc.h"
-#include "tiering/api/object.h"
 #include "tiering/object/chunk.h"
 #include "tiering/object/context.h"
 #include "tiering/object/object.h"
 #include "tiering/object/ref.h"
-#include "tiering/data/admission.h"
-#include "tiering/data/chunk_io.h"
+#include "tiering/object/refcount.h"
 #include "tiering/data/flush.h"
-#include "tiering/txn/txn.h"
 #include "tiering/engine/engine_priv.h"
+#include "tiering/engine/move_batch.h"
 
 #define RATE_BYTES_DEFAULT (64 * HT_MIB)
 #define MS UINT64_C(1000000)
 
 enum {
-    GROUPS_MAX = 64,        /* of a batch */
-    OWNERS_MAX = 1 << 17,   /* of all content of a batch; groups with more stay */
-    TAKEN_MAX = 64,         /* blocks of a group that is nearly empty: a quarter */
     SLICE_GROUPS = 1 << 14, /* looked at in one step */
     SLICE_CHUNKS = 1024,
     PAUSE_MS = 1000,
     BROKEN_SHARE = 8,  /* of free space */
+    WALK_SHARE = 50,   /* between batches, at least so many times what the walk took */
     PERIOD_MS = 30000, /* between passes; doubled after each one that gained little */
     PERIOD_MS_MAX = 3600000,
-};
-
-/* A nearly empty group, and what lies in it. */
-struct victim {
-    uint64_t key; /* device << 48 | group */
-    bool skip;    /* something in it cannot be moved */
-};
-
-/* A chunk of which some blocks lie in a victim. */
-struct found {
-    uint64_t place; /* its first block, with the device: owners of the same bytes have the same */
-    uint64_t oid, index;
-    unsigned victim;
-};
-
-struct ht_move_batch {
-    struct ht_store *s;
-    struct ht_move_figures *figures;
-    struct victim victim[GROUPS_MAX];
-    unsigned count, at; /* at: the group that is emptied next */
-    uint64_t *oids, chunk;
-    size_t oid_count, oid_at;
-    struct found *found;
-    size_t found_count, found_cap;
-    uint8_t *buf;
-    bool walked;
 };
 
 bool ht_compact_is_on(const struct ht_store *s)
@@ -84,11 +53,6 @@ bool ht_compact_is_on(const struct ht_store *s)
 uint64_t ht_compact_rate_bytes(const struct ht_store *s)
 {
     return s->opts.background_rate_bytes ? s->opts.background_rate_bytes : RATE_BYTES_DEFAULT;
-}
-
-static uint64_t key_of(unsigned device, uint64_t group)
-{
-    return (uint64_t)device << 48 | group;
 }
 
 /* ----------------------------------------------------------------- choosing */
@@ -106,7 +70,7 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
 {
     struct ht_store *s = b->s;
 
-    for (unsigned n = 0; n < SLICE_GROUPS && b->count < GROUPS_MAX; n++) {
+    for (unsigned n = 0; n < SLICE_GROUPS && b->count < HT_MOVE_GROUPS_MAX; n++) {
         if (*device == s->dev_count)
             return true;
         if (*group >= ht_alloc_groups(s->alloc, *device) || ht_device_is_closed(s, *device)) {
@@ -115,8 +79,8 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
             continue;
         }
         unsigned taken = ht_alloc_group_taken(s->alloc, *device, *group);
-        if (taken && taken <= TAKEN_MAX)
-            b->victim[b->count++] = (struct victim){.key = key_of(*device, *group)};
+        if (taken && taken <= HT_MOVE_TAKEN_MAX)
+            b->victim[b->count++] = (struct ht_move_victim){.key = ht_move_key(*device, *group)};
         ++*group;
     }
     return *device == s->dev_count;
@@ -125,7 +89,7 @@ static bool choose(struct ht_move_batch *b, unsigned *device, uint64_t *group) H
 /* ------------------------------------------------------------------ walking */
 
 /* The victim, or NULL. They are in order. */
-static struct victim *find_victim(struct ht_move_batch *b, uint64_t key)
+static struct ht_move_victim *find_victim(struct ht_move_batch *b, uint64_t key)
 {
     unsigned from = 0, end = b->count;
 
@@ -139,11 +103,11 @@ static struct victim *find_victim(struct ht_move_batch *b, uint64_t key)
     return from < b->count && b->victim[from].key == key ? &b->victim[from] : NULL;
 }
 
-static int note(struct ht_move_batch *b, const struct found *f)
+static int note(struct ht_move_batch *b, const struct ht_move_found *f)
 {
     if (b->found_count == b->found_cap) {
         size_t cap = b->found_cap ? 2 * b->found_cap : 1024;
-        struct found *more = realloc(b->found, cap * sizeof(*more));
+        struct ht_move_found *more = realloc(b->found, cap * sizeof(*more));
         if (!more)
             return -ENOMEM;
         b->figures->memory_bytes += (cap - b->found_cap) * sizeof(*more);
@@ -154,53 +118,54 @@ static int note(struct ht_move_batch *b, const struct found *f)
     return 0;
 }
 
-/* The chunk is noted once for each victim that its extents reach into. */
-static int look_at(struct ht_move_batch *b, const struct ht_obj *o, struct ht_chunk *c, uint64_t index)
-    HT_REQUIRES(HT_LOCK_STORE)
+/* Has the walk noted this chunk for the victim? Its notes are the last ones, from `first` on. */
+static bool is_noted(const struct ht_move_batch *b, size_t first, unsigned victim)
 {
-    struct victim *last = NULL;
+    for (size_t i = first; i < b->found_count; i++)
+        if (b->found[i].victim == victim)
+            return true;
+    return false;
+}
+
+static bool has_too_many_owners(struct ht_store *s, const struct ht_ref *ref) HT_REQUIRES(HT_LOCK_STORE)
+{
+    const struct ht_refcount *e = ht_refcount_find(s, ref);
+
+    return e && e->owners > HT_MOVE_OWNERS_MAX;
+}
+
+/* The chunk is noted once for each victim that its extents reach into. */
+static int look_at(void *ctx, struct ht_obj *o, struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_move_batch *b = ctx;
+    size_t noted = b->found_count;
 
     if (!(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
-        return 0;
+        return HT_WALK_ON;
     struct ht_extent first = ht_ref_extent(&c->pub, 0);
     for (unsigned i = 0; i < ht_ref_extents(&c->pub); i++) {
         struct ht_extent e = ht_ref_extent(&c->pub, i);
         uint64_t end = (e.block + e.blocks - 1) / HT_ALLOC_GROUP_BLOCKS;
         for (uint64_t group = e.block / HT_ALLOC_GROUP_BLOCKS; group <= end; group++) {
-            struct victim *v = find_victim(b, key_of(e.device, group));
-            if (!v || v == last)
+            struct ht_move_victim *v = find_victim(b, ht_move_key(e.device, group));
+            if (!v || is_noted(b, noted, (unsigned)(v - b->victim)))
                 continue;
-            last = v;
-            v->skip |= b->found_count >= OWNERS_MAX;
-            const struct found f = {key_of(first.device, first.block), o->oid, index, (unsigned)(v - b->victim)};
+            v->skip |= b->found_count >= HT_MOVE_FOUND_MAX || has_too_many_owners(b->s, &c->pub);
+            const struct ht_move_found f = {ht_move_key(first.device, first.block), o->oid, index,
+                                            (unsigned)(v - b->victim)};
             int rc = v->skip ? 0 : note(b, &f);
             if (rc)
                 return rc;
         }
     }
-    return 0;
+    return HT_WALK_ON;
 }
 
-/* Chunks of one object, as many as *left. 1: the last one, too. */
-static int walk_object(struct ht_move_batch *b, struct ht_obj *o, unsigned *left) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_chunk *c;
-
-    ht_chunk_for_each_from(c, o, b->chunk)
-    {
-        if (!*left)
-            return 0;
-        int rc = look_at(b, o, c, b->chunk);
-        if (rc)
-            return rc;
-        --*left;
-    }
-    return 1;
-}
+static const struct ht_walk_visitor visitor = {.chunk = look_at};
 
 static int by_place(const void *a, const void *b)
 {
-    const struct found *x = a, *y = b;
+    const struct ht_move_found *x = a, *y = b;
 
     if (x->victim != y->victim)
         return x->victim < y->victim ? -1 : 1;
@@ -213,223 +178,11 @@ static int by_place(const void *a, const void *b)
 
 static int walk(struct ht_move_batch *b)
 {
-    struct ht_store *s = b->s;
-    int rc = 1;
+    int rc = ht_walk_slice(&b->walk, &visitor, b, SLICE_CHUNKS);
 
-    ht_store_lock(s);
-    for (unsigned left = SLICE_CHUNKS; left && b->oid_at<b->oid_count; left -= left> 0) {
-        struct ht_obj *o = ht_obj_find_locked(s, b->oids[b->oid_at]);
-        rc = o && !o->dead ? walk_object(b, o, &left) : 1;
-        if (rc != 1)
-            break;
-        b->chunk = 0;
-        b->oid_at++;
-    }
-    b->walked = b->oid_at == b->oid_count;
-    ht_store_unlock(s);
-    if (b->walked && b->found_count)
+    if (!rc && ht_walk_is_over(&b->walk) && b->found_count)
         qsort(b->found, b->found_count, sizeof(*b->found), by_place);
-    return rc < 0 ? rc : 0;
-}
-
-/* ----------------------------------------------------------------- emptying */
-
-/* One group while it is emptied. */
-struct emptying {
-    struct ht_store *s;
-    unsigned device;
-    uint64_t group;
-    struct ht_move move[HT_ALLOC_GROUP_BLOCKS]; /* each has a block there at least */
-    struct ht_move_owner *owner;
-    unsigned count, owners;
-    struct ht_extent closed[HT_ALLOC_GROUP_BLOCKS / 2];
-    unsigned runs;
-};
-
-static unsigned blocks_inside(const struct emptying *e, const struct ht_ref *ref)
-{
-    uint64_t from = e->group * HT_ALLOC_GROUP_BLOCKS, end = from + HT_ALLOC_GROUP_BLOCKS;
-    unsigned blocks = 0;
-
-    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
-        struct ht_extent x = ht_ref_extent(ref, i);
-        uint64_t a = ht_max_u64(x.block, from), z = ht_min_u64(x.block + x.blocks, end);
-        if (x.device == e->device && a < z)
-            blocks += (unsigned)(z - a);
-    }
-    return blocks;
-}
-
-/* The content of one place with its owners, from f on. -ESTALE: it is not as it was found. Lock held. */
-static int gather_one(struct emptying *e, const struct found *f, unsigned n) HT_REQUIRES(HT_LOCK_STORE)
-{
-    struct ht_move *m = &e->move[e->count];
-
-    if (e->count == HT_ARRAY_SIZE(e->move))
-        return -ESTALE;
-    *m = (struct ht_move){.owner = &e->owner[e->owners]};
-    for (unsigned i = 0; i < n; i++) {
-        struct ht_obj *o = ht_obj_find_locked(e->s, f[i].oid);
-        struct ht_chunk *c = o && !o->dead ? ht_chunk_find(o, f[i].index) : NULL;
-        if (!c || (c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || c->pub.codec != HT_CODEC_RAW)
-            return -ESTALE;
-        if (i == 0) {
-            int rc = ht_ref_copy(&m->was, &c->pub);
-            if (rc)
-                return rc;
-            e->count++;
-        } else if (!ht_ref_same_place(&c->pub, &m->was)) {
-            return -ESTALE;
-        }
-        o->refs++;
-        e->owner[e->owners++] = (struct ht_move_owner){o, f[i].index};
-        m->owners++;
-    }
-    return 0;
-}
-
-/* All that lies there, and the free rest is taken. -ESTALE: something cannot be moved. */
-static int gather(struct emptying *e, const struct found *f, size_t n)
-{
-    struct ht_store *s = e->s;
-    unsigned inside = 0, blocks = 0;
-    int rc = 0;
-
-    ht_store_lock(s);
-    for (size_t i = 0, same; !rc && i < n; i += same) {
-        for (same = 1; i + same < n && f[i + same].place == f[i].place; same++)
-            continue;
-        rc = gather_one(e, &f[i], HT_MUTANT("owner-left-behind") ? 1 : (unsigned)same);
-    }
-    for (unsigned i = 0; !rc && i < e->count; i++) {
-        rc = ht_move_may(s, &e->move[i]) ? 0 : -ESTALE;
-        inside += blocks_inside(e, &e->move[i].was);
-        blocks += ht_ref_blocks(&e->move[i].was);
-    }
-    unsigned taken = ht_alloc_group_taken(s->alloc, e->device, e->group), left = HT_ALLOC_GROUP_BLOCKS - taken;
-    uint64_t broken = ht_alloc_free_blocks(s->alloc) - ht_alloc_whole_blocks(s->alloc);
-    if (!rc &&
-        (!inside || inside != taken || taken > TAKEN_MAX || broken < left + (uint64_t)blocks ||
-         ht_alloc_available(s->alloc) < left + (uint64_t)blocks))
-        rc = -ESTALE;
-    if (!rc)
-        rc = ht_alloc_reserve(s->alloc, left);
-    if (!rc)
-        e->runs = ht_alloc_close_group(s->alloc, e->device, e->group, e->closed);
-    ht_store_unlock(s);
     return rc;
-}
-
-static int read_bytes(struct emptying *e, struct ht_move *m, struct ht_ring *ring, uint8_t *buf)
-{
-    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was};
-    const struct ht_permit_request request = ht_admission_of_ref(e->s, &m->was);
-    struct ht_permit permit;
-
-    ht_permit_get(&e->s->gate, &request, &permit);
-    ht_chunk_read_start(&io, ring, buf);
-    int rc = ht_chunk_read_finish_quietly(&io, ring); /* scrub reports it */
-    ht_permit_put(&permit);
-    return rc;
-}
-
-static int write_bytes(struct emptying *e, struct ht_move *m, struct ht_ring *ring, uint8_t *buf)
-{
-    const struct ht_permit_request request = {
-        .dev = e->s->dev[e->device], .direction = HT_DIRECTION_WRITE, .bytes = ht_ref_blocks(&m->was) * HT_BLOCK_BYTES};
-    struct ht_permit permit;
-
-    ht_permit_get(&e->s->gate, &request, &permit);
-    int rc = ht_move_write(m, ring, buf);
-    ht_permit_put(&permit);
-    return rc;
-}
-
-static int copy_all(struct emptying *e, uint8_t *buf, uint64_t *out_bytes)
-{
-    struct ht_ring *ring = ht_store_ring(e->s);
-    int rc = ring ? 0 : -ENOMEM;
-
-    for (unsigned i = 0; !rc && i < e->count; i++) {
-        rc = read_bytes(e, &e->move[i], ring, buf);
-        if (!rc)
-            rc = write_bytes(e, &e->move[i], ring, buf);
-        *out_bytes += 2 * (uint64_t)e->move[i].was.stored;
-    }
-    return rc;
-}
-
-static void release(struct emptying *e)
-{
-    struct ht_store *s = e->s;
-
-    ht_store_lock(s);
-    for (unsigned i = 0; i < e->runs; i++)
-        ht_alloc_release(s->alloc, &e->closed[i]);
-    for (unsigned i = 0; i < e->count; i++) {
-        if (ht_ref_holds(&e->move[i].now))
-            ht_free_ref_now(s, &e->move[i].now);
-        ht_ref_forget(&e->move[i].was);
-    }
-    for (unsigned i = 0; i < e->owners; i++)
-        ht_obj_put_locked(e->owner[i].obj);
-    ht_store_unlock(s);
-    free(e->owner);
-    free(e);
-}
-
-/* 0: it is empty as soon as the log is durable; -EAGAIN: not now; or another error. */
-static int empty(struct emptying *e, const struct found *f, size_t n, uint8_t *buf, uint64_t *out_bytes)
-{
-    struct ht_move_figures *figures = &e->s->engine->compaction.figures;
-    uint64_t lsn;
-    int rc = gather(e, f, n);
-
-    e->s->engine->compaction.pass_copied |= !rc;
-    if (!rc)
-        rc = copy_all(e, buf, out_bytes);
-    if (!rc)
-        rc = ht_move_publish(e->s, e->move, e->count, &lsn);
-    bool all = !rc;
-    for (unsigned i = 0; !rc && i < e->count; i++) {
-        all &= e->move[i].moved;
-        if (e->move[i].moved)
-            figures->moved_bytes += e->move[i].was.stored;
-    }
-    if (!rc)
-        rc = ht_store_sync(e->s, lsn);
-    if (!rc && all)
-        figures->emptied++;
-    if (rc == -ESTALE || rc == -EIO || rc == -ENOSPC)
-        rc = -EAGAIN;
-    return rc ? rc : all ? 0 : -EAGAIN;
-}
-
-/* The next group of the batch. 0, or an error that is not the group's. */
-static int empty_next(struct ht_move_batch *b, uint64_t *out_bytes)
-{
-    unsigned victim = b->at++;
-    size_t from = 0, end;
-
-    while (from < b->found_count && b->found[from].victim < victim)
-        from++;
-    for (end = from; end < b->found_count && b->found[end].victim == victim; end++)
-        continue;
-    struct emptying *e = b->victim[victim].skip || from == end ? NULL : calloc(1, sizeof(*e));
-    if (e)
-        e->owner = calloc(end - from, sizeof(*e->owner));
-    if (!e || !e->owner) {
-        free(e);
-        b->figures->skipped++;
-        return 0;
-    }
-    e->s = b->s;
-    e->device = (unsigned)(b->victim[victim].key >> 48);
-    e->group = b->victim[victim].key & ((1ull << 48) - 1);
-    int rc = empty(e, &b->found[from], end - from, b->buf, out_bytes);
-    release(e);
-    b->figures->skipped += rc == -EAGAIN;
-    return rc == -EAGAIN ? 0 : rc;
 }
 
 /* -------------------------------------------------------------------- batch */
@@ -439,9 +192,10 @@ static void free_batch(struct ht_move_batch *b)
     if (!b)
         return;
     b->figures->memory_bytes -=
-        sizeof(*b) + HT_CHUNK_BYTES + b->oid_count * sizeof(*b->oids) + b->found_cap * sizeof(*b->found);
+        sizeof(*b) + HT_CHUNK_BYTES + ht_walk_bytes(&b->walk) + b->found_cap * sizeof(*b->found);
+    ht_move_open_all(b);
+    ht_walk_end(&b->walk);
     free(b->found);
-    free(b->oids);
     free(b->buf);
     free(b);
 }
@@ -467,10 +221,10 @@ static int new_batch(struct ht_store *s, struct ht_move_batch **out)
 /* The batch has its groups: the walk begins. */
 static int begin_walk(struct ht_move_batch *b)
 {
-    int rc = ht_store_oids(b->s, &b->oids, &b->oid_count);
+    int rc = ht_walk_begin(&b->walk, b->s);
 
     if (!rc)
-        b->figures->memory_bytes += b->oid_count * sizeof(*b->oids);
+        b->figures->memory_bytes += ht_walk_bytes(&b->walk);
     return rc;
 }
 
@@ -484,19 +238,15 @@ static bool choose_more(struct ht_move_batch *b, unsigned *device, uint64_t *gro
     ht_store_lock(s);
     *out_end = !is_worth_it(s) || choose(b, device, group);
     ht_store_unlock(s);
-    return *out_end || b->count == GROUPS_MAX;
+    return *out_end || b->count == HT_MOVE_GROUPS_MAX;
 }
 
 /* 1: the batch has more to do; 0: it is done. */
 static int go_on(struct ht_move_batch *b, uint64_t *out_bytes)
 {
-    int rc = 0;
+    int rc = ht_walk_is_over(&b->walk) ? ht_move_unit(b, out_bytes) : walk(b);
 
-    if (!b->walked)
-        rc = walk(b);
-    else if (b->at < b->count)
-        rc = empty_next(b, out_bytes);
-    return rc ? rc : !b->walked || b->at < b->count;
+    return rc ? rc : !ht_walk_is_over(&b->walk) || !ht_move_is_over(b);
 }
 
 static uint64_t whole_groups(struct ht_store *s)
@@ -516,7 +266,7 @@ static void end_pass(struct ht_store *s, struct ht_compaction *c)
     c->period_ms = in_vain ? ht_min_u64(2 * c->period_ms, PERIOD_MS_MAX) : PERIOD_MS;
     c->device = 0;
     c->group = 0;
-    c->next_ns = ht_now_ns() + c->period_ms * MS;
+    c->next_ns = ht_max_u64(c->next_ns, ht_now_ns() + c->period_ms * MS);
     c->figures.passes++;
 }
 
@@ -532,6 +282,8 @@ static void begin_pass(struct ht_store *s, struct ht_compaction *c)
 
 static void end_batch(struct ht_store *s, struct ht_compaction *c)
 {
+    c->pass_copied |= c->batch->copied;
+    c->next_ns = ht_now_ns() + WALK_SHARE * c->batch->walk.ns;
     free_batch(c->batch);
     c->batch = NULL;
     if (!c->in_pass)
@@ -560,16 +312,17 @@ static enum ht_step step(void *ctx, struct ht_budget *budget)
 
     if (ht_is_read_only(s))
         return HT_STEP_IDLE;
-    if (!c->in_pass && !c->batch) {
-        if (c->next_ns > now || c->seen_lsn == s->frees.last_lsn + 1) {
+    if (!c->batch) {
+        bool begins = !c->in_pass;
+        if (c->next_ns > now || (begins && c->seen_lsn == s->frees.last_lsn + 1)) {
             budget->at_ns = c->next_ns > now ? c->next_ns : now + PERIOD_MS * MS;
             return HT_STEP_IDLE;
         }
-        begin_pass(s, c);
-    }
-    if (!c->batch)
+        if (begins)
+            begin_pass(s, c);
         return new_batch(s, &c->batch) ? HT_STEP_BLOCKED : HT_STEP_WORKED;
-    if (!c->batch->oids)
+    }
+    if (!c->batch->walk.oids)
         return choose_step(s, c);
     int rc = go_on(c->batch, &budget->bytes);
     if (rc > 0)

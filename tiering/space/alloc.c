@@ -20,6 +20,7 @@
 #include "tiering/space/space_map.h"
 
 #define DISCARD_PART 4u                      /* of the free blocks: the most that one discard takes */
+#define DISCARD_BLOCKS 64u                   /* but so many, if no whole group is among them */
 #define DISCARD_BLOCKS_MAX (64u << 20 >> 12) /* 64 MiB */
 #define BAD_PART 32u /* part of a device that may be bad places; beyond that the device is bad */
 
@@ -45,6 +46,7 @@ struct taking {
     struct ht_extent *out;
     unsigned count;
     uint32_t left;
+    bool compacts; /* as of struct ht_alloc_hint */
 };
 
 /* ---------------------------------------------------------- devices */
@@ -217,22 +219,19 @@ unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_
     return taken;
 }
 
-unsigned ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group,
-                              struct ht_extent out[HT_ALLOC_GROUP_BLOCKS / 2])
+void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group)
 {
-    const struct ht_space_map *m = &a->device[device].map;
-    uint64_t at = group * HT_GROUP_BLOCKS, end = at + HT_GROUP_BLOCKS;
-    unsigned n = 0;
+    ht_space_map_close(&a->device[device].map, group);
+}
 
-    while ((at = ht_space_map_find(m, at, end, false)) < end) {
-        uint64_t stop = ht_space_map_find(m, at, end, true);
-        out[n] = (struct ht_extent){at, (uint32_t)(stop - at), device};
-        assert(a->reserved >= out[n].blocks);
-        a->reserved -= out[n].blocks;
-        device_set(a, &out[n++], true);
-        at = stop;
-    }
-    return n;
+bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_t group)
+{
+    return ht_free_index_is_closed(&a->device[device].map.index, group);
+}
+
+void ht_alloc_open_group(struct ht_alloc *a, unsigned device, uint64_t group)
+{
+    ht_space_map_open(&a->device[device].map, group);
 }
 
 /* ------------------------------------------------------- accounting */
@@ -313,13 +312,25 @@ static void add_run(struct taking *t, const struct device *d, struct ht_run run)
     t->out[t->count++] = (struct ht_extent){run.block, run.blocks, device};
 }
 
+/* Closed groups come before pieces, and after them for compaction, which empties these groups. */
+static unsigned take_runs(const struct taking *t, struct device *d, struct ht_run run[HT_GROUP_BLOCKS])
+{
+    unsigned n = ht_space_map_take(&d->map, t->left, run);
+
+    if (!n && t->compacts)
+        n = ht_space_map_take_pieces(&d->map, t->left, run);
+    if (!n && ht_space_map_open_all(&d->map))
+        n = ht_space_map_take(&d->map, t->left, run);
+    return n ? n : ht_space_map_take_pieces(&d->map, t->left, run);
+}
+
 /* In one run if there is one; else in pieces, until the request is served or the device is full. */
 static void take_from(struct taking *t, struct device *d)
 {
     struct ht_run run[HT_GROUP_BLOCKS];
 
     while (t->left > 0 && d->map.free_blocks > 0) {
-        unsigned n = ht_space_map_take(&d->map, t->left, run) ? 1 : ht_space_map_take_pieces(&d->map, t->left, run);
+        unsigned n = take_runs(t, d, run);
         for (unsigned i = 0; i < n; i++)
             add_run(t, d, run[i]);
     }
@@ -380,7 +391,7 @@ int ht_alloc_take(struct ht_alloc *a, uint32_t blocks, struct ht_alloc_hint hint
     if (a->free_blocks < blocks)
         return -EAGAIN;
 
-    struct taking t = {.alloc = a, .out = out, .left = blocks};
+    struct taking t = {.alloc = a, .out = out, .left = blocks, .compacts = hint.compacts};
     int chosen = hint.device < 0 ? ht_alloc_assign(a, blocks, hint) : ht_alloc_choose(a, blocks, hint);
     take_from(&t, &a->device[chosen]);
     while (t.left > 0)
@@ -419,7 +430,7 @@ unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *wal
 {
     enum { RUNS_MAX = 64 };
     struct device *d = &a->device[walk->device];
-    uint64_t most = ht_max_u64(d->map.free_blocks / DISCARD_PART, HT_GROUP_BLOCKS), blocks = 0;
+    uint64_t most = ht_max_u64(d->map.free_blocks / DISCARD_PART, DISCARD_BLOCKS), blocks = 0;
     struct ht_run run[RUNS_MAX];
     unsigned n;
 

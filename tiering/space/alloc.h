@@ -113,8 +113,9 @@ struct ht_alloc_freed_walk {
     bool ended;    /* out: the device has no more */
 };
 /*
- * Takes free blocks of a device for a discard, at most a quarter of those that are free, or a group. Returns the number
- * of extents, at most n_max; 0 before the end of the walk means only that the next call continues.
+ * Takes free blocks of a device for a discard, at most a quarter of the free ones or 64: no whole group while
+ * that is less, so that writers keep the last ones. Returns the number of extents, at most n_max; 0 before the end of
+ * the walk means only that the next call continues.
  */
 unsigned ht_alloc_take_freed(struct ht_alloc *a, struct ht_alloc_freed_walk *walk, struct ht_extent out[],
                              unsigned n_max);
@@ -129,15 +130,16 @@ enum { HT_ALLOC_GROUP_BLOCKS = 256 };
 uint64_t ht_alloc_groups(const struct ht_alloc *a, unsigned device);
 unsigned ht_alloc_group_taken(const struct ht_alloc *a, unsigned device, uint64_t group);
 /*
- * Takes all free blocks of a group, so that nothing else is allocated there; consumes as much reservation. Returns the
- * number of runs; the caller releases each.
+ * From now on nothing is allocated in the group. Its free blocks stay free and available: when the device has no other
+ * run for a request, the allocator opens all closed groups. The caller closes few at a time.
  */
-unsigned ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group,
-                              struct ht_extent out[HT_ALLOC_GROUP_BLOCKS / 2]) HT_MUST_CHECK;
+void ht_alloc_close_group(struct ht_alloc *a, unsigned device, uint64_t group);
+bool ht_alloc_is_closed_group(const struct ht_alloc *a, unsigned device, uint64_t group);
+void ht_alloc_open_group(struct ht_alloc *a, unsigned device, uint64_t group); /* if it is closed */
 
 uint64_t ht_alloc_total(const struct ht_alloc *a);
 uint64_t ht_alloc_free_blocks(const struct ht_alloc *a); /* really free now */
-/* Blocks of these in groups that are free as a whole: while there are such, nothing is allocated in pieces. */
+/* Blocks of these in groups that are free as a whole and not closed: while there are such, nothing is in pieces. */
 uint64_t ht_alloc_whole_blocks(const struct ht_alloc *a);
 uint64_t ht_alloc_available(const struct ht_alloc *a); /* free + pending_free - reserved */
 uint64_t ht_alloc_reserved(const struct ht_alloc *a);

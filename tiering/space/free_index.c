@@ -151,10 +151,16 @@ void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsi
         put(x, is, group, true);
 }
 
-void ht_free_index_note_freed(struct ht_free_index *x, uint64_t group, bool freed)
+void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in)
 {
-    if (has(x, HT_FREE_FREED, group) != freed)
-        put(x, HT_FREE_FREED, group, freed);
+    assert(bitmap >= HT_FREE_CLASSES && bitmap < HT_FREE_BITMAPS);
+    if (has(x, bitmap, group) != in)
+        put(x, bitmap, group, in);
+}
+
+bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group)
+{
+    return x->count[HT_FREE_CLOSED] && has(x, HT_FREE_CLOSED, group);
 }
 
 /* Upwards until a word has a bit at or after the place, then down to its first group. */
@@ -223,6 +229,7 @@ void ht_free_index_verify(const struct ht_free_index *x, uint64_t group, bool wh
         verify_summaries(x, class, group);
     }
     verify_summaries(x, HT_FREE_FREED, group);
+    verify_summaries(x, HT_FREE_CLOSED, group);
 }
 
 static_assert(EXACT - 1 + (8 - EXACT_LOG) * PARTS == HT_FREE_LARGEST, "256 has a class of its own");

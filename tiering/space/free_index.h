@@ -24,7 +24,8 @@ enum {
     HT_FREE_WHOLE,        /* class of groups that are free as a whole */
     HT_FREE_CLASSES,
     HT_FREE_NONE = HT_FREE_CLASSES,  /* no class: no block is free */
-    HT_FREE_FREED = HT_FREE_CLASSES, /* a bitmap beside the classes: groups with blocks that became free */
+    HT_FREE_FREED = HT_FREE_CLASSES, /* bitmaps beside the classes: groups with blocks that became free */
+    HT_FREE_CLOSED,                  /* groups that serve no request: they are in no class */
     HT_FREE_BITMAPS,
     HT_FREE_LEVELS_MAX = 8,
 };
@@ -56,8 +57,9 @@ bool ht_free_index_is_whole(const struct ht_free_index *x, uint64_t group);
 unsigned ht_free_index_longest(const struct ht_free_index *x, uint64_t group);
 /* The group changed. whole: all its blocks are free; longest counts only if they are not. */
 void ht_free_index_set(struct ht_free_index *x, uint64_t group, bool whole, unsigned longest);
-/* The group is, or is not, in HT_FREE_FREED. */
-void ht_free_index_note_freed(struct ht_free_index *x, uint64_t group, bool freed);
+/* The group is, or is not, in HT_FREE_FREED or HT_FREE_CLOSED. */
+void ht_free_index_note(struct ht_free_index *x, unsigned bitmap, uint64_t group, bool in);
+bool ht_free_index_is_closed(const struct ht_free_index *x, uint64_t group);
 /* The first group of the class at or after from, or HT_NO_GROUP; the same, and around the end. */
 uint64_t ht_free_index_next(const struct ht_free_index *x, unsigned class, uint64_t from);
 uint64_t ht_free_index_around(const struct ht_free_index *x, unsigned class, uint64_t from);

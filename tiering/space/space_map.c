@@ -79,10 +79,17 @@ static bool is_whole(const struct ht_space_map *m, uint64_t group)
     return !any;
 }
 
+/* Do runs of this group and of its neighbours go on in each other? */
+static bool joins_others(const struct ht_space_map *m, uint64_t group)
+{
+    return !is_whole(m, group) && !ht_free_index_is_closed(&m->index, group);
+}
+
 /* Blocks at the begin of a group that belong to a run of the group before. */
 static unsigned begun_before(const struct ht_space_map *m, uint64_t group)
 {
-    if (group == 0 || is_taken(m, group * HT_GROUP_BLOCKS - 1) || is_whole(m, group - 1) || is_whole(m, group))
+    if (group == 0 || is_taken(m, group * HT_GROUP_BLOCKS - 1) || !joins_others(m, group - 1) ||
+        !joins_others(m, group))
         return 0;
     return free_at_begin(m, group);
 }
@@ -149,7 +156,7 @@ static unsigned longest_run(const struct ht_space_map *m, uint64_t group)
 {
     unsigned longest = longest_inside(m, group), end = free_at_end(m, group);
 
-    if (!end || group + 1 == m->groups || is_whole(m, group + 1))
+    if (!end || group + 1 == m->groups || !joins_others(m, group + 1))
         return longest;
     unsigned across = end + free_at_begin(m, group + 1);
     return (unsigned)ht_min_u64(ht_max_u64(longest, across), HT_GROUP_BLOCKS);
@@ -170,9 +177,9 @@ static void note_touched(struct ht_space_map *m, uint64_t group)
 
 static void index_group(struct ht_space_map *m, uint64_t group)
 {
-    bool whole = is_whole(m, group);
+    bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
 
-    ht_free_index_set(&m->index, group, whole, whole ? 0 : longest_run(m, group));
+    ht_free_index_set(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
 }
 
 /* The blocks [block, end) changed. Runs of the group before may end in them, and run on in the group behind. */
@@ -281,7 +288,7 @@ static struct ht_run run_at(const struct ht_space_map *m, uint64_t group, uint64
 {
     uint64_t stop = (group + 1) * HT_GROUP_BLOCKS, end = ht_space_map_find(m, block, stop, true);
 
-    if (end == stop && group + 1 < m->groups && !is_whole(m, group + 1))
+    if (end == stop && group + 1 < m->groups && joins_others(m, group + 1))
         end += free_at_begin(m, group + 1);
     return (struct ht_run){block, (uint32_t)(end - block)};
 }
@@ -334,8 +341,8 @@ static bool take_behind(struct ht_space_map *m, uint32_t blocks, struct ht_run *
 {
     uint64_t first = m->small_next, end = first + blocks;
 
-    if (end > m->blocks || !all_free(m, first, end) || ht_free_index_is_whole(&m->index, first / HT_GROUP_BLOCKS) ||
-        ht_free_index_is_whole(&m->index, (end - 1) / HT_GROUP_BLOCKS))
+    if (end > m->blocks || !all_free(m, first, end) || !joins_others(m, first / HT_GROUP_BLOCKS) ||
+        !joins_others(m, (end - 1) / HT_GROUP_BLOCKS))
         return false;
     return take_small_run(m, (struct ht_run){first, blocks}, blocks, out);
 }
@@ -373,7 +380,7 @@ static bool break_group(struct ht_space_map *m, uint32_t blocks, struct ht_run *
         return false;
     if (group >= m->groups || !ht_free_index_is_whole(&m->index, group))
         group = last - ht_free_index_whole_below(&m->index, last);
-    uint32_t before = group > 0 && !ht_free_index_is_whole(&m->index, group - 1) ? free_at_end(m, group - 1) : 0;
+    uint32_t before = group > 0 && joins_others(m, group - 1) ? free_at_end(m, group - 1) : 0;
     struct ht_run run = {group * HT_GROUP_BLOCKS - before, before + HT_GROUP_BLOCKS};
     return take_small_run(m, run, blocks, out);
 }
@@ -418,16 +425,48 @@ unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struc
     return n;
 }
 
+/* ---------------------------------------------------- closed groups */
+
+static void set_closed(struct ht_space_map *m, uint64_t group, bool closed)
+{
+    ht_free_index_note(&m->index, HT_FREE_CLOSED, group, closed);
+    index_blocks(m, group * HT_GROUP_BLOCKS, (group + 1) * HT_GROUP_BLOCKS);
+}
+
+void ht_space_map_close(struct ht_space_map *m, uint64_t group)
+{
+    assert(group < m->groups && !m->index_deferred);
+    set_closed(m, group, true);
+}
+
+void ht_space_map_open(struct ht_space_map *m, uint64_t group)
+{
+    if (ht_free_index_is_closed(&m->index, group))
+        set_closed(m, group, false);
+}
+
+bool ht_space_map_open_all(struct ht_space_map *m)
+{
+    if (!m->index.count[HT_FREE_CLOSED])
+        return false;
+    while (m->index.count[HT_FREE_CLOSED])
+        set_closed(m, ht_free_index_next(&m->index, HT_FREE_CLOSED, 0), false);
+    return true;
+}
+
 /* ---------------------------------------------------------- discard */
 
 void ht_space_map_note_freed(struct ht_space_map *m, uint64_t block, uint64_t count)
 {
     for (uint64_t g = block / HT_GROUP_BLOCKS; g * HT_GROUP_BLOCKS < block + count; g++)
-        ht_free_index_note_freed(&m->index, g, true);
+        ht_free_index_note(&m->index, HT_FREE_FREED, g, true);
 }
 
-/* Takes the runs of a group that are long enough. False: out may lack room for all of them, and none is taken. */
-static bool take_runs_of(struct ht_space_map *m, uint64_t group, struct ht_run out[], unsigned n_max, unsigned *n)
+/*
+ * So many blocks in runs of a group that are long enough. False: out may lack room for all of them, and none is taken.
+ */
+static bool take_runs_of(struct ht_space_map *m, uint64_t group, uint64_t left, struct ht_run out[], unsigned n_max,
+                         unsigned *n)
 {
     enum { RUNS_MAX = HT_GROUP_BLOCKS / (HT_DISCARD_BLOCKS_MIN + 1) + 1 };
     uint64_t at = group * HT_GROUP_BLOCKS, first = at, stop = at + HT_GROUP_BLOCKS, end;
@@ -437,16 +476,18 @@ static bool take_runs_of(struct ht_space_map *m, uint64_t group, struct ht_run o
         return false;
     for (; (at = ht_space_map_find(m, at, stop, false)) < stop; at = end) {
         end = ht_space_map_find(m, at, stop, true);
+        uint64_t most = ht_min_u64(end - at, left);
         struct ht_run *last = *n ? &out[*n - 1] : NULL;
         bool joins = last && last->block + last->blocks == at;
-        if (end - at < HT_DISCARD_BLOCKS_MIN && !joins)
+        if (!most || (most < HT_DISCARD_BLOCKS_MIN && !joins))
             continue;
         if (joins)
-            last->blocks += (uint32_t)(end - at);
+            last->blocks += (uint32_t)most;
         else
-            out[(*n)++] = (struct ht_run){at, (uint32_t)(end - at)};
-        bits_set(m->taken, at, end, true);
-        m->free_blocks -= end - at;
+            out[(*n)++] = (struct ht_run){at, (uint32_t)most};
+        bits_set(m->taken, at, at + most, true);
+        m->free_blocks -= most;
+        left -= most;
     }
     index_blocks(m, first, stop);
     return true;
@@ -464,9 +505,12 @@ unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *fro
             *from = HT_NO_GROUP;
             return n;
         }
-        if (before - m->free_blocks + HT_GROUP_BLOCKS > blocks_max || !take_runs_of(m, group, out, n_max, &n))
+        uint64_t left = blocks_max - (before - m->free_blocks);
+        if (left < HT_GROUP_BLOCKS && !n && is_whole(m, group))
+            continue;
+        if ((left < HT_GROUP_BLOCKS && n) || !take_runs_of(m, group, left, out, n_max, &n))
             break;
-        ht_free_index_note_freed(&m->index, group, false);
+        ht_free_index_note(&m->index, HT_FREE_FREED, group, false);
     }
     *from = group;
     return n;
@@ -476,12 +520,12 @@ unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *fro
 
 static uint64_t verify_group(const struct ht_space_map *m, uint64_t group)
 {
-    bool whole = is_whole(m, group);
+    bool closed = ht_free_index_is_closed(&m->index, group), whole = !closed && is_whole(m, group);
     unsigned used = 0;
 
     for (unsigned w = 0; w < GROUP_WORDS; w++)
         used += (unsigned)__builtin_popcountll(m->taken[group * GROUP_WORDS + w]);
-    ht_free_index_verify(&m->index, group, whole, whole ? 0 : longest_run(m, group));
+    ht_free_index_verify(&m->index, group, whole, whole || closed ? 0 : longest_run(m, group));
     return HT_GROUP_BLOCKS - used;
 }
 
@@ -495,7 +539,7 @@ uint64_t ht_space_map_verify(const struct ht_space_map *m)
         bool touched = is_touched(m, page);
         for (uint64_t g = first; touched && g < end; g++) {
             free_blocks += verify_group(m, g);
-            whole += is_whole(m, g);
+            whole += is_whole(m, g) && !ht_free_index_is_closed(&m->index, g);
         }
         free_blocks += touched ? 0 : (end - first) * HT_GROUP_BLOCKS;
         whole += touched ? 0 : end - first;

@@ -17,6 +17,9 @@
  *   4. a whole group behind the small requests, or the last stretch of whole groups of the device: small requests have
  *      their own groups, which grow towards each other, and whole groups stay.
  *
+ * A closed group serves no request, and its free blocks stay free. Compaction closes groups that it empties. If there
+ * is no other run for a request the caller opens all closed groups before it takes pieces.
+ *
  * Nothing contiguous is left: pieces, the longest first. Each takes a bounded number of steps whatever the size of the
  * device and however full it is; a request in pieces takes so many for each group that it uses.
  *
@@ -68,13 +71,19 @@ bool ht_space_map_take(struct ht_space_map *m, uint32_t blocks, struct ht_run *o
  */
 unsigned ht_space_map_take_pieces(struct ht_space_map *m, uint32_t blocks, struct ht_run out[HT_GROUP_BLOCKS]);
 
+/* Closes a group, or opens it. */
+void ht_space_map_close(struct ht_space_map *m, uint64_t group);
+void ht_space_map_open(struct ht_space_map *m, uint64_t group);
+/* False: none was closed. */
+bool ht_space_map_open_all(struct ht_space_map *m);
+
 /* These blocks, which are free now, are to be discarded. */
 void ht_space_map_note_freed(struct ht_space_map *m, uint64_t block, uint64_t count);
 /*
  * Takes free blocks for a discard: runs of at least HT_DISCARD_BLOCKS_MIN, at most so many blocks in all and n_max
  * runs, from the groups at or after *from that have noted blocks, or from all groups. Sets *from to the group where the
  * next call continues, or to HT_NO_GROUP: that was the last one. Returns the number of runs. It looks at a bounded
- * number of groups, so it may return 0 before the end.
+ * number of groups, so it may return 0 before the end. Whole groups longer than blocks_max stay.
  */
 enum { HT_DISCARD_BLOCKS_MIN = 16 };
 unsigned ht_space_map_take_freed(struct ht_space_map *m, bool all, uint64_t *from, uint32_t blocks_max,

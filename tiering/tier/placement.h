@@ -35,6 +35,7 @@ enum { HT_PLACE_WHOLE = 1 << 16, HT_PLACE_SLACK_BLOCKS = 1024 };
 struct ht_alloc_hint {
     int device;     /* stay on this device while that is fair; -1: none */
     uint32_t avoid; /* devices (bits) that are worse than every other */
+    bool compacts;  /* pieces are better than a closed group (alloc.h) */
     bool movable;   /* all of the content is rewritten: it leaves the device that has more than its share */
 };
 #define HT_ALLOC_HINT_NONE ((struct ht_alloc_hint){.device = -1})

@@ -29,12 +29,12 @@
 #include "tiering/txn/txn.h"
 #include "tiering/txn/txn_priv.h"
 
-int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes)
+int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, struct ht_alloc_hint hint)
 {
     struct ht_chunk_io io = {.obj = m->owner[0].obj};
 
-    ht_chunk_write_prepare(&io, bytes, m->was.stored);
-    int rc = ht_txn_write_copy(&io, ring, ht_ref_extents(&m->was));
+    ht_chunk_write_prepare_copy(&io, bytes, &m->was);
+    int rc = ht_txn_write_copy(&io, ring, ht_ref_extents(&m->was), hint);
     if (!rc)
         m->now = io.ref;
     m->flush_error_passes = io.xfer.flush_error_passes;

@@ -56,12 +56,12 @@ static int flush_out(struct ht_chunk_io *io)
     return rc;
 }
 
-int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max)
+int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_alloc_hint hint)
 {
     struct ht_store *s = io->obj->s;
 
     ht_store_lock(s);
-    int rc = ht_chunk_write_place(io, HT_ALLOC_HINT_NONE);
+    int rc = ht_chunk_write_place(io, hint);
     if (!rc && ht_ref_extents(&io->ref) > extents_max) { /* it would read slower, and the log may lack room */
         ht_chunk_write_cancel(io);
         rc = -ENOSPC;
@@ -80,7 +80,7 @@ int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned ext
 
 static int write_and_flush(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_ref *out)
 {
-    int rc = ht_txn_write_copy(io, ring, extents_max);
+    int rc = ht_txn_write_copy(io, ring, extents_max, HT_ALLOC_HINT_NONE);
 
     if (!rc)
         rc = flush_out(io);

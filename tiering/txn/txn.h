@@ -70,10 +70,11 @@ struct ht_move {
     bool moved;                  /* out */
 };
 /*
- * Writes bytes that were read from m->was (room for whole blocks) to a new place, unflushed. No lock, no chunk held.
+ * Writes bytes as they are stored at m->was (room for whole blocks) to a new place, unflushed. No lock, no chunk held.
  * -ENOSPC, -EIO: m->now is empty.
  */
-int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes) HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
+int ht_move_write(struct ht_move *m, struct ht_ring *ring, void *bytes, struct ht_alloc_hint hint)
+    HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 /* Are the owners that m names all there are, and has none changed? Asked again when m is published. */
 bool ht_move_may(struct ht_store *s, const struct ht_move *m) HT_REQUIRES(HT_LOCK_STORE);
 /*

@@ -59,7 +59,7 @@ void ht_record_chunk_del(struct ht_buf *b, uint64_t oid, uint64_t index);
 
 /* relocate.c: writes io's bytes, which no chunk waits for, to new space. -ENOSPC: also if they took more pieces. */
 struct ht_chunk_io;
-int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max)
+int ht_txn_write_copy(struct ht_chunk_io *io, struct ht_ring *ring, unsigned extents_max, struct ht_alloc_hint hint)
     HT_EXCLUDES(HT_LOCK_STORE) HT_MUST_CHECK;
 
 #endif

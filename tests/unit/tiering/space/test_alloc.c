@@ -238,6 +238,90 @@ START_TEST(bad_places_are_kept_up_to_a_share)
 }
 END_TEST
 
+/* Small and whole requests pass it, and the counts of free and available blocks stay. */
+START_TEST(a_closed_group_serves_no_request_that_another_can)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 4});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    ck_assert_int_eq(take(a, 16, -1, out), 1);
+    uint64_t group = out[0].block / 256, free_blocks = ht_alloc_free_blocks(a);
+    const struct ht_extent first = out[0];
+    ht_alloc_close_group(a, 0, group);
+    ck_assert(ht_alloc_is_closed_group(a, 0, group));
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), free_blocks);
+    ck_assert_uint_eq(ht_alloc_available(a), free_blocks);
+    ck_assert_uint_eq(ht_alloc_whole_blocks(a), 3 * 256);
+    for (unsigned i = 0; i < 3; i++) { /* 16, 255 and 256 blocks */
+        ck_assert_int_eq(take(a, i ? 254 + i : 16, -1, out), 1);
+        ck_assert_uint_ne(out[0].block / 256, group);
+        ck_assert_uint_ne((out[0].block + out[0].blocks - 1) / 256, group);
+        ht_alloc_verify(a, 0);
+    }
+    ht_alloc_release(a, &first); /* it is empty now, and whole as soon as it is open */
+    ht_alloc_verify(a, 0);
+    uint64_t whole = ht_alloc_whole_blocks(a);
+    ht_alloc_open_group(a, 0, group);
+    ck_assert_uint_eq(ht_alloc_whole_blocks(a), whole + 256);
+    ht_alloc_verify(a, 0);
+    ht_alloc_free(a);
+}
+END_TEST
+
+/* A writer that needs the space gets it, in one run, and to the last block. */
+START_TEST(a_closed_group_opens_for_a_request_that_needs_it)
+{
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 2});
+    struct ht_extent out[HT_FRAGS_MAX];
+
+    ck_assert_int_eq(take(a, 16, -1, out), 1);
+    uint64_t group = out[0].block / 256;
+    ht_alloc_close_group(a, 0, group);
+    ck_assert_int_eq(take(a, 200, -1, out), 1);
+    ck_assert_uint_ne(out[0].block / 256, group);
+    ck_assert(ht_alloc_is_closed_group(a, 0, group));
+    ck_assert_int_eq(take(a, 200, -1, out), 1);
+    ck_assert_uint_eq(out[0].block / 256, group);
+    ck_assert(!ht_alloc_is_closed_group(a, 0, group));
+    ht_alloc_close_group(a, 0, group);
+    ck_assert_int_eq(ht_alloc_reserve(a, 20), 0); /* compaction takes pieces first */
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){(1 - group) * 256 + 230, 1, 0}), 0);
+    ck_assert_int_gt(ht_alloc_take(a, 20, (struct ht_alloc_hint){.device = 0, .compacts = true}, out), 0);
+    ck_assert_uint_ne(out[0].block / 256, group);
+    ck_assert(ht_alloc_is_closed_group(a, 0, group));
+    ck_assert_int_gt(take(a, (unsigned)ht_alloc_free_blocks(a), -1, out), 0);
+    ck_assert_uint_eq(ht_alloc_free_blocks(a), 0);
+    ht_alloc_verify(a, 0);
+    ht_alloc_free(a);
+}
+END_TEST
+
+/* Writers of an almost full device keep its last whole groups. */
+START_TEST(a_discard_takes_no_whole_group_of_few_free_blocks)
+{
+    struct ht_alloc_freed_walk walk = {.all = true};
+    struct ht_alloc *a = new_alloc(1, (uint64_t[]){256 * 8});
+    struct ht_extent out[64];
+
+    ck_assert_int_eq(ht_alloc_mark(a, &(struct ht_extent){0, 256 * 4 + 1, 0}), 0);
+    ck_assert_uint_eq(ht_alloc_take_freed(a, &walk, out, 64), 1);
+    ck_assert_uint_eq(out[0].block, 256 * 4 + 1);
+    ck_assert_uint_eq(out[0].blocks, 255);
+    ck_assert_uint_eq(ht_alloc_whole_blocks(a), 3 * 256);
+    ht_alloc_put_freed(a, out, 1);
+    ck_assert_uint_eq(ht_alloc_take_freed(a, &walk, out, 64), 0);
+    ck_assert(walk.ended);
+    ht_alloc_release(a, &(struct ht_extent){256 * 4, 1, 0});
+    walk = (struct ht_alloc_freed_walk){.all = true};
+    uint64_t blocks = 0;
+    for (unsigned n; (n = ht_alloc_take_freed(a, &walk, out, 64)) || !walk.ended; ht_alloc_put_freed(a, out, n))
+        for (unsigned i = 0; i < n; i++)
+            blocks += out[i].blocks;
+    ck_assert_uint_eq(blocks, 256 * 4);
+    ht_alloc_free(a);
+}
+END_TEST
+
 START_TEST(requests_span_devices_when_none_has_enough)
 {
     struct ht_alloc *a = new_alloc(3, (uint64_t[]){100, 90, 80});
@@ -315,6 +399,17 @@ static void model_take(struct model *m, struct ht_alloc *a)
     ck_assert_uint_eq(got, want);
 }
 
+static void model_close(struct ht_alloc *a)
+{
+    unsigned device = (unsigned)rand() % MODEL_DEVICES;
+    uint64_t groups = ht_alloc_groups(a, device), group = groups ? (uint64_t)rand() % groups : 0;
+
+    if (groups && rand() % 2)
+        ht_alloc_close_group(a, device, group);
+    else if (groups)
+        ht_alloc_open_group(a, device, group);
+}
+
 START_TEST(random_operations_agree_with_a_naive_model)
 {
     static struct model m;
@@ -334,6 +429,8 @@ START_TEST(random_operations_agree_with_a_naive_model)
             model_take(&m, a);
         else
             model_release(&m, a);
+        if (_i % 2)
+            model_close(a);
         ck_assert_uint_eq(ht_alloc_free_blocks(a), m.free);
         ck_assert_uint_eq(ht_alloc_reserved(a), 0);
         struct ht_extent probe = {(uint64_t)rand() % MODEL_BLOCKS, 1, (uint32_t)rand() % MODEL_DEVICES};
@@ -394,6 +491,9 @@ static Suite *suite(void)
     tcase_add_test(t, a_device_that_is_not_there_counts_nowhere);
     tcase_add_test(t, new_content_does_not_hide_where_rewritten_content_lies);
     tcase_add_test(t, bad_places_are_kept_up_to_a_share);
+    tcase_add_test(t, a_closed_group_serves_no_request_that_another_can);
+    tcase_add_test(t, a_closed_group_opens_for_a_request_that_needs_it);
+    tcase_add_test(t, a_discard_takes_no_whole_group_of_few_free_blocks);
     tcase_add_test(t, requests_span_devices_when_none_has_enough);
     tcase_add_test(t, memory_follows_what_is_taken_not_the_size_of_a_device);
     tcase_add_loop_test(t, random_operations_agree_with_a_naive_model, 0, 12);

@@ -3,8 +3,13 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/ref.h"
+
 #include "tests/unit/tiering/store/fixture.h"
 #include "tiering/api/compact.h"
+#include "tiering/api/compress.h"
 #include "tiering/api/dedup.h"
 #include "tiering/base/fault.h"
 
@@ -251,6 +256,188 @@ START_TEST(a_crash_leaves_all_content)
 }
 END_TEST
 
+static bool may_all(void *ctx, uint64_t oid)
+{
+    (void)ctx;
+    (void)oid;
+    return true;
+}
+
+static unsigned frames(void)
+{
+    unsigned n = 0;
+
+    ht_store_lock(s);
+    for (unsigned i = 0; i < FILES; i++) {
+        struct ht_chunk *c = file[i] ? ht_chunk_find(file[i], 0) : NULL;
+        n += c && c->pub.codec == HT_CODEC_PLANES;
+    }
+    ht_store_unlock(s);
+    return n;
+}
+
+/* A frame of a truncated file shows fewer bytes, also at its new place. */
+START_TEST(compressed_content_moves_as_it_is)
+{
+    fresh(64, false);
+    for (unsigned i = 0; i < FILES; i++) {
+        content[i] = noise(SMALL, i);
+        for (unsigned k = 0; k < SMALL; k += 2) /* a byte in two is the same */
+            content[i][k] = 7;
+        file[i] = object(SMALL, 0);
+        put_all(file[i], 0, content[i], SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_set_compress(s, may_all, NULL);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(ht_store_compress(s), 0);
+    for (unsigned i = 0; i < FILES; i++)
+        if (i % 16) {
+            delete (file[i]);
+            file[i] = NULL;
+        }
+    ck_assert_int_eq(ht_obj_truncate(file[16], 1000), 0);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ck_assert_uint_eq(frames(), FILES / 16);
+    uint64_t free_bytes = stats().free_bytes;
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 8);
+    ck_assert_uint_eq(frames(), FILES / 16);
+    ck_assert_uint_eq(stats().free_bytes, free_bytes);
+    ht_store_verify(s, true);
+    reopen();
+    for (unsigned i = 0; i < FILES; i += 16)
+        expect(file[i], 0, content[i], i == 16 ? 1000 : SMALL);
+    memset(content[16] + 1000, 0, SMALL - 1000);
+    ck_assert_int_eq(ht_obj_truncate(file[16], SMALL), 0);
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
+/* ------------------------------------------------------------ odd content */
+
+static uint64_t block_of(struct ht_obj *o, uint64_t index)
+{
+    ht_store_lock(s);
+    struct ht_chunk *c = ht_chunk_find(o, index);
+    const struct ht_ref *ref = c ? ht_chunk_ref(c) : NULL;
+    uint64_t block = ref && ht_ref_holds(ref) ? ht_ref_extent(ref, 0).block : 0;
+    ht_store_unlock(s);
+    return block;
+}
+
+/* A scratch object, which reserves no log space, takes all blocks. */
+static struct ht_obj *fill_with_blocks(uint64_t *out_chunks)
+{
+    struct ht_obj_attr a = {.oid = ht_store_new_id(s), .chunk_bytes = SMALL, .obj_class = HT_CLASS_SCRATCH};
+    uint8_t block[HT_BLOCK_BYTES] = {1};
+    struct ht_obj *o;
+    uint64_t n = 0;
+
+    ck_assert_int_eq(ht_obj_create(s, &a, &o), 0);
+    while (ht_obj_write(o, n * SMALL, block, sizeof(block)) == sizeof(block))
+        n++;
+    while (stats().dram_dirty_bytes)
+        ck_assert_int_gt(ht_writeback_now(s), 0);
+    *out_chunks = n;
+    return o;
+}
+
+/* Gaps of 8 and 3 blocks in one group, and of 5 in the next. */
+static bool is_gap(uint64_t block)
+{
+    uint64_t at = block % 256;
+
+    return (block / 256 == 5 && ((at >= 100 && at < 108) || (at >= 150 && at < 153))) ||
+        (block / 256 == 6 && at >= 100 && at < 105);
+}
+
+static bool is_elsewhere(uint64_t block)
+{
+    return block / 256 != 5 && block / 256 != 6 && block % 256 < 128;
+}
+
+static bool is_beside(uint64_t block)
+{
+    return block / 256 == 5 || block / 256 == 6;
+}
+
+static unsigned drop_blocks(struct ht_obj *o, uint64_t chunks, bool (*which)(uint64_t block))
+{
+    unsigned dropped = 0;
+
+    for (uint64_t i = 0; i < chunks; i++) {
+        uint64_t block = block_of(o, i);
+        if (!block || !which(block))
+            continue;
+        ht_obj_scratch_drop(o, i, 1);
+        dropped++;
+    }
+    return dropped;
+}
+
+/* Three pieces of one chunk lie in two groups: both become free. */
+START_TEST(content_in_pieces_is_moved_once)
+{
+    uint64_t n;
+
+    fresh(8, false);
+    struct ht_obj *blocks = fill_with_blocks(&n);
+    ck_assert_uint_eq(drop_blocks(blocks, n, is_gap), 16);
+    content[0] = noise(SMALL, 1);
+    file[0] = object(SMALL, 0);
+    put_all(file[0], 0, content[0], SMALL);
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    ht_store_lock(s);
+    const struct ht_ref *ref = &ht_chunk_find(file[0], 0)->pub;
+    ck_assert_uint_eq(ht_ref_extents(ref), 3);
+    ck_assert_uint_eq(ht_ref_extent(ref, 0).block / 256, ht_ref_extent(ref, 2).block / 256);
+    ck_assert_uint_ne(ht_ref_extent(ref, 0).block / 256, ht_ref_extent(ref, 1).block / 256);
+    ht_store_unlock(s);
+    ck_assert_uint_gt(drop_blocks(blocks, n, is_beside), 256);
+    ck_assert_uint_gt(drop_blocks(blocks, n, is_elsewhere), 256);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_eq(figures().moved_bytes, SMALL);
+    ck_assert_uint_eq(figures().emptied, 2);
+    ht_store_verify(s, true);
+    expect_all();
+    put_files();
+    ht_obj_put(blocks);
+    done();
+}
+END_TEST
+
+/* No step may take long. So a chunk of very many owners stays, and one of fewer moves. */
+START_TEST(content_of_very_many_owners_stays)
+{
+    enum { OWNERS = 1100 };
+    static struct ht_obj *owner[OWNERS];
+    unsigned owners = _i ? OWNERS : OWNERS / 2;
+
+    fresh(32, false);
+    sparse(16);
+    for (unsigned i = 0; i < owners; i++) {
+        owner[i] = object(SMALL, 0);
+        ck_assert_int_eq(ht_obj_clone(file[160], 0, owner[i], 0, SMALL), SMALL);
+    }
+    ck_assert_int_eq(ht_store_commit(s), 0);
+    uint64_t block = block_of(file[160], 0);
+    ck_assert_int_eq(ht_store_compact(s), 0);
+    ck_assert_uint_ge(figures().emptied, 12);
+    ck_assert_int_eq(block_of(file[160], 0) == block, _i);
+    ht_store_verify(s, true);
+    for (unsigned i = 0; i < owners; i++) {
+        expect(owner[i], 0, content[160], SMALL);
+        ht_obj_put(owner[i]);
+    }
+    expect_all();
+    put_files();
+    done();
+}
+END_TEST
+
 /* ----------------------------------------------------------- beside others */
 
 static _Atomic bool over;
@@ -316,6 +503,9 @@ int main(void)
     tcase_add_test(tc, what_may_not_move_is_not_read);
     tcase_add_loop_test(tc, an_error_leaves_everything_where_it_was, 0, 5);
     tcase_add_test(tc, a_crash_leaves_all_content);
+    tcase_add_test(tc, compressed_content_moves_as_it_is);
+    tcase_add_test(tc, content_in_pieces_is_moved_once);
+    tcase_add_loop_test(tc, content_of_very_many_owners_stays, 0, 2);
     tcase_add_test(tc, writers_and_readers_beside_it_lose_nothing);
     return run_suite(tc);
 }

@@ -1,0 +1,420 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * move_unit.c - empties groups of blocks, a unit of at most 1 MiB after the other.
+ *
+ *   next groups of the batch --all that is taken is known content--> closed --> copied --> published, all owners
+ *            |                                                         ^           | 10 ms, or a long group:
+ *            '--other content, or no room: it stays                    |           v the rest in the next unit
+ *                                                                      '-----------'
+ *   64 groups later, or at the end: durable --> open, and free as a whole
+ *
+ * A closed group serves no request, but its free blocks stay available: a writer that needs them opens it, and the rest
+ * of its content stays (space/space_map.h). Copies need space until their old places are free. So no group is closed
+ * unless the other broken groups have that, and unless the store has more than the slack that it leaves to writers.
+ *
+ * Between units the batch keeps numbers only: a deleted object keeps no space because the engine was paused.
+ */
+#include <assert.h>
+#include <stdlib.h>
+
+#include "tiering/base/mutant.h"
+#include "tiering/space/alloc.h"
+#include "tiering/api/object.h"
+#include "tiering/object/chunk.h"
+#include "tiering/object/context.h"
+#include "tiering/object/object.h"
+#include "tiering/object/ref.h"
+#include "tiering/data/admission.h"
+#include "tiering/data/chunk_io.h"
+#include "tiering/data/flush.h"
+#include "tiering/txn/txn.h"
+#include "tiering/engine/engine_priv.h"
+#include "tiering/engine/move_batch.h"
+
+#define UNIT_NS UINT64_C(10000000)
+
+enum {
+    MOVES_MAX = HT_ALLOC_GROUP_BLOCKS,
+    OWNERS_MAX = 2 * HT_MOVE_OWNERS_MAX,
+    UNIT_BLOCKS = HT_ALLOC_GROUP_BLOCKS,            /* of a unit with several groups */
+    GROUP_BLOCKS_MAX = 4 * HT_ALLOC_GROUP_BLOCKS,   /* of the content of one group, with what lies outside of it */
+    LOOKS_MAX = 256,                                /* groups that a unit looks at */
+    CLOSED_BLOCKS_MAX = 64 * HT_ALLOC_GROUP_BLOCKS, /* in closed groups */
+    SLACK_BLOCKS_MAX = 16 * HT_ALLOC_GROUP_BLOCKS,
+    SLACK_SHARE = 32, /* of the store */
+};
+
+struct unit {
+    struct ht_move_batch *b;
+    struct ht_store *s;
+    struct ht_move move[MOVES_MAX];
+    unsigned victim[MOVES_MAX];             /* of each move: the first of its groups */
+    struct ht_move_owner owner[OWNERS_MAX]; /* each with a reference to its object */
+    unsigned count, owners, blocks;
+};
+
+static unsigned device_of(const struct ht_move_victim *v)
+{
+    return (unsigned)(v->key >> 48);
+}
+
+static uint64_t group_of(const struct ht_move_victim *v)
+{
+    return v->key & ((1ull << 48) - 1);
+}
+
+static unsigned blocks_inside(const struct ht_move_victim *v, const struct ht_ref *ref)
+{
+    uint64_t from = group_of(v) * HT_ALLOC_GROUP_BLOCKS, end = from + HT_ALLOC_GROUP_BLOCKS;
+    unsigned blocks = 0;
+
+    for (unsigned i = 0; i < ht_ref_extents(ref); i++) {
+        struct ht_extent x = ht_ref_extent(ref, i);
+        uint64_t a = ht_max_u64(x.block, from), z = ht_min_u64(x.block + x.blocks, end);
+        if (x.device == device_of(v) && a < z)
+            blocks += (unsigned)(z - a);
+    }
+    return blocks;
+}
+
+/* --------------------------------------------------------------- gathering */
+
+enum { GATHERED, FULL, STAYS, NOT_DURABLE };
+
+static struct ht_chunk *chunk_of(struct ht_store *s, const struct ht_move_found *f, struct ht_obj **out_o)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    *out_o = ht_obj_find_locked(s, f->oid);
+    return *out_o && !(*out_o)->dead ? ht_chunk_find(*out_o, f->index) : NULL;
+}
+
+/* Is the chunk's published content still where it was found? */
+static bool is_there(const struct ht_chunk *c, const struct ht_move_found *f) HT_REQUIRES(HT_LOCK_STORE)
+{
+    if (!c || !(c->flags & HT_CH_PUB) || !ht_ref_holds(&c->pub))
+        return false;
+    struct ht_extent e = ht_ref_extent(&c->pub, 0);
+    return ht_move_key(e.device, e.block) == f->place;
+}
+
+/* A chunk may reach into several groups of a unit. */
+static struct ht_move *find_move(struct unit *u, const struct ht_ref *ref)
+{
+    for (unsigned i = 0; i < u->count; i++)
+        if (ht_ref_same_place(&u->move[i].was, ref))
+            return &u->move[i];
+    return NULL;
+}
+
+static bool add_owner(struct unit *u, struct ht_move *m, const struct ht_move_found *f) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_obj *o;
+    struct ht_chunk *c = chunk_of(u->s, f, &o);
+
+    if (!c || (c->flags & ~HT_CH_LOG_RESERVED) != HT_CH_PUB || !ht_ref_same_place(&c->pub, &m->was))
+        return false;
+    o->refs++;
+    u->owner[u->owners++] = (struct ht_move_owner){o, f->index};
+    m->owners++;
+    return true;
+}
+
+/* The content of one place with its owners, from f on. What has left is no obstacle. 0, STAYS, or -ENOMEM. */
+static int gather_place(struct unit *u, unsigned victim, const struct ht_move_found *f, unsigned n, unsigned *inside)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_move *m = &u->move[u->count];
+    struct ht_obj *o;
+    struct ht_chunk *c = chunk_of(u->s, f, &o);
+
+    if (!is_there(c, f))
+        return GATHERED;
+    *inside += blocks_inside(&u->b->victim[victim], &c->pub);
+    if (find_move(u, &c->pub))
+        return GATHERED;
+    if (u->count == MOVES_MAX)
+        return STAYS;
+    *m = (struct ht_move){.owner = &u->owner[u->owners]};
+    int rc = ht_ref_copy(&m->was, &c->pub);
+    if (rc)
+        return rc;
+    u->victim[u->count++] = victim;
+    u->blocks += ht_ref_blocks(&m->was);
+    for (unsigned i = 0; i < n; i++)
+        if (!add_owner(u, m, &f[i]))
+            return STAYS;
+    return ht_move_may(u->s, m) ? GATHERED : STAYS;
+}
+
+/* Back to so many moves. */
+static void forget_from(struct unit *u, unsigned count) HT_REQUIRES(HT_LOCK_STORE)
+{
+    while (u->count > count) {
+        struct ht_move *m = &u->move[--u->count];
+        u->blocks -= ht_ref_blocks(&m->was);
+        while (m->owners) {
+            ht_obj_put_locked(u->owner[--u->owners].obj);
+            m->owners--;
+        }
+        if (ht_ref_holds(&m->now))
+            ht_free_ref_now(u->s, &m->now);
+        ht_ref_forget(&m->was);
+    }
+}
+
+static uint64_t slack_blocks(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_min_u64(SLACK_BLOCKS_MAX, ht_alloc_total(s->alloc) / SLACK_SHARE);
+}
+
+/* Closes a group of which so many taken blocks are known content. NOT_DURABLE: maybe when earlier moves are durable. */
+static int close_group(struct unit *u, struct ht_move_victim *v, unsigned inside) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_alloc *a = u->s->alloc;
+    unsigned taken = ht_alloc_group_taken(a, device_of(v), group_of(v)), left = HT_ALLOC_GROUP_BLOCKS - taken;
+    uint64_t unusable = ht_alloc_whole_blocks(a) + u->b->closed_blocks + left;
+
+    if (!inside || taken > HT_MOVE_TAKEN_MAX)
+        return STAYS;
+    if (inside != taken || ht_alloc_free_blocks(a) < unusable + u->blocks ||
+        ht_alloc_available(a) < u->blocks + slack_blocks(u->s))
+        return u->b->lsn || u->b->closed_blocks ? NOT_DURABLE : STAYS;
+    ht_alloc_close_group(a, device_of(v), group_of(v));
+    u->b->closed_blocks += left;
+    v->closed = true;
+    return GATHERED;
+}
+
+static bool fits(const struct unit *u, unsigned before, unsigned owners)
+{
+    unsigned most = before ? UNIT_BLOCKS : GROUP_BLOCKS_MAX;
+
+    return u->blocks <= most && u->count + HT_MOVE_TAKEN_MAX <= MOVES_MAX && u->owners + owners <= OWNERS_MAX;
+}
+
+/* All that lies in a group. GATHERED; or nothing was gathered: FULL, STAYS, NOT_DURABLE, -ENOMEM. */
+static int gather_group(struct unit *u, unsigned victim, const struct ht_move_found *f, size_t n)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_move_victim *v = &u->b->victim[victim];
+    unsigned before = u->count, inside = 0;
+    int rc = v->skip || n > HT_MOVE_OWNERS_MAX ? STAYS : GATHERED;
+
+    if (!rc && v->closed && !ht_alloc_is_closed_group(u->s->alloc, device_of(v), group_of(v)))
+        rc = STAYS; /* a writer needed it */
+    if (!rc && !fits(u, before, (unsigned)n))
+        rc = FULL;
+    for (size_t i = 0, same; !rc && i < n; i += same) {
+        for (same = 1; i + same < n && f[i + same].place == f[i].place; same++)
+            continue;
+        rc = gather_place(u, victim, &f[i], HT_MUTANT("owner-left-behind") ? 1 : (unsigned)same, &inside);
+    }
+    if (!rc && !fits(u, before, 0))
+        rc = before ? FULL : STAYS;
+    if (!rc && !v->closed)
+        rc = close_group(u, v, inside);
+    if (rc)
+        forget_from(u, before);
+    return rc;
+}
+
+/* What was found in the group: the first, and how many. */
+static size_t found_in(const struct ht_move_batch *b, unsigned victim, const struct ht_move_found **out)
+{
+    size_t from = 0, end = b->found_count;
+
+    while (from < end) {
+        size_t middle = (from + end) / 2;
+        if (b->found[middle].victim < victim)
+            from = middle + 1;
+        else
+            end = middle;
+    }
+    *out = &b->found[from];
+    for (end = from; end < b->found_count && b->found[end].victim == victim; end++)
+        continue;
+    return end - from;
+}
+
+/* The groups that are closed become free before another one is closed. */
+static bool has_enough(const struct ht_move_batch *b)
+{
+    return b->closed_blocks >= CLOSED_BLOCKS_MAX && !b->victim[b->at].closed;
+}
+
+/* The next groups, as many as a unit holds. 0, NOT_DURABLE, or -ENOMEM. */
+static int gather(struct unit *u)
+{
+    struct ht_move_batch *b = u->b;
+    const struct ht_move_found *f;
+    int rc = GATHERED;
+
+    ht_store_lock(u->s);
+    for (unsigned i = 0; i < LOOKS_MAX && b->at < b->count && !has_enough(b); i++) {
+        size_t n = found_in(b, b->at, &f);
+        rc = gather_group(u, b->at, f, n);
+        if (rc != GATHERED && rc != STAYS)
+            break;
+        b->figures->skipped += rc == STAYS && !b->victim[b->at].closed;
+        b->at++;
+    }
+    ht_store_unlock(u->s);
+    return rc == NOT_DURABLE || rc < 0 ? rc : 0;
+}
+
+/* ----------------------------------------------------------------- copying */
+
+static int read_bytes(struct unit *u, struct ht_move *m, struct ht_ring *ring)
+{
+    struct ht_chunk_io io = {.obj = m->owner[0].obj, .index = m->owner[0].index, .ref = m->was, .as_stored = true};
+    const struct ht_permit_request request = ht_admission_of_ref(u->s, &m->was);
+    struct ht_permit permit;
+
+    ht_permit_get(&u->s->gate, &request, &permit);
+    ht_chunk_read_start(&io, ring, u->b->buf);
+    int rc = ht_chunk_read_finish_quietly(&io, ring); /* scrub reports it */
+    ht_permit_put(&permit);
+    return rc;
+}
+
+static int write_bytes(struct unit *u, struct ht_move *m, struct ht_ring *ring)
+{
+    struct ht_store *s = u->s;
+    uint32_t blocks = ht_ref_blocks(&m->was);
+    struct ht_permit permit;
+
+    ht_store_lock(s);
+    int device = ht_alloc_assign(s->alloc, blocks, HT_ALLOC_HINT_NONE);
+    ht_store_unlock(s);
+    if (device < 0)
+        return -ENOSPC;
+    const struct ht_permit_request request = {
+        .dev = s->dev[device], .direction = HT_DIRECTION_WRITE, .bytes = blocks * HT_BLOCK_BYTES};
+    ht_permit_get(&s->gate, &request, &permit);
+    int rc = ht_move_write(m, ring, u->b->buf, (struct ht_alloc_hint){.device = device, .compacts = true});
+    ht_permit_put(&permit);
+    return rc;
+}
+
+/* As many as a unit allows. *out_done: the moves before it were copied. 0, or the error of the next one. */
+static int copy_some(struct unit *u, unsigned *out_done, uint64_t *out_bytes)
+{
+    struct ht_ring *ring = ht_store_ring(u->s);
+    uint64_t until_ns = ht_now_ns() + UNIT_NS;
+    unsigned blocks = 0, i = 0;
+    int rc = ring ? 0 : -ENOMEM;
+
+    for (; !rc && i < u->count; i++) {
+        blocks += ht_ref_blocks(&u->move[i].was);
+        if (i > 0 && (blocks > UNIT_BLOCKS || ht_now_ns() >= until_ns || u->s->waits.stopping))
+            break;
+        rc = read_bytes(u, &u->move[i], ring);
+        if (!rc)
+            rc = write_bytes(u, &u->move[i], ring);
+        *out_bytes += 2 * (uint64_t)u->move[i].was.stored;
+    }
+    *out_done = rc && i ? i - 1 : i;
+    return rc;
+}
+
+static int publish(struct unit *u, unsigned done)
+{
+    struct ht_move_batch *b = u->b;
+    uint64_t lsn = 0;
+    int rc = done ? ht_move_publish(u->s, u->move, done, &lsn) : 0;
+
+    b->lsn = !rc && lsn ? lsn : b->lsn;
+    b->copied |= done > 0;
+    for (unsigned i = 0; !rc && i < done; i++)
+        if (u->move[i].moved)
+            b->figures->moved_bytes += u->move[i].was.stored;
+    return rc;
+}
+
+/* Where the next unit begins: with the content that was not copied, or behind the group of which some cannot be. */
+static int copy_and_publish(struct unit *u, uint64_t *out_bytes)
+{
+    unsigned done;
+    int rc = copy_some(u, &done, out_bytes);
+
+    if (done < u->count)
+        u->b->at = u->victim[done];
+    if (rc == -EIO || rc == -ENOSPC) {
+        u->b->at++;
+        rc = 0;
+    }
+    int published = publish(u, done);
+    return rc ? rc : published == -EIO ? 0 : published;
+}
+
+/* ---------------------------------------------------------------- settling */
+
+static void open_until(struct ht_move_batch *b, unsigned end) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_alloc *a = b->s->alloc;
+
+    for (; b->settled < end; b->settled++) {
+        struct ht_move_victim *v = &b->victim[b->settled];
+        if (!v->closed)
+            continue;
+        if (ht_alloc_is_closed_group(a, device_of(v), group_of(v)) &&
+            ht_alloc_group_taken(a, device_of(v), group_of(v)) == 0)
+            b->figures->emptied++;
+        else
+            b->figures->skipped++;
+        ht_alloc_open_group(a, device_of(v), group_of(v));
+        v->closed = false;
+    }
+}
+
+void ht_move_open_all(struct ht_move_batch *b)
+{
+    ht_store_lock(b->s);
+    open_until(b, b->count);
+    ht_store_unlock(b->s);
+}
+
+/* Old places are free once the moves are durable. */
+static int settle(struct ht_move_batch *b)
+{
+    int rc = b->lsn ? ht_store_sync(b->s, b->lsn) : 0;
+
+    if (rc)
+        return rc;
+    b->lsn = 0;
+    ht_store_lock(b->s);
+    open_until(b, b->at);
+    b->closed_blocks = 0;
+    for (unsigned i = b->at; i < b->count && b->victim[i].closed; i++) /* the rest of a unit that took too long */
+        b->closed_blocks += HT_ALLOC_GROUP_BLOCKS;
+    ht_store_unlock(b->s);
+    return 0;
+}
+
+/* ------------------------------------------------------------------- units */
+
+bool ht_move_is_over(const struct ht_move_batch *b)
+{
+    return b->at == b->count && b->settled == b->count;
+}
+
+int ht_move_unit(struct ht_move_batch *b, uint64_t *out_bytes)
+{
+    if (b->at == b->count || has_enough(b))
+        return settle(b);
+    struct unit *u = calloc(1, sizeof(*u));
+    if (!u)
+        return -ENOMEM;
+    u->b = b;
+    u->s = b->s;
+    int rc = gather(u);
+    if (u->count)
+        rc = copy_and_publish(u, out_bytes);
+    else if (rc == NOT_DURABLE)
+        rc = settle(b);
+    ht_store_lock(b->s);
+    forget_from(u, 0);
+    ht_store_unlock(b->s);
+    free(u);
+    return rc;
+}
