@@ -12,7 +12,9 @@
 ##              before that, the places of memory and threads in one with two NUMA nodes, and stores on /dev/ngXnY; some 7
 ##              minutes; skipped if QEMU is not installed
 ##   deps-vm    install QEMU, and unpack a Debian kernel for it into build/deps/vm
-##   deps-system install Prometheus and debootstrap, with which a few more tests run
+##   check-system  the Debian package in clean Debian 12 and 13 roots (part of check-long); the first run downloads some 150 MB
+##              into ~/.cache/hitrain
+##   deps-system  install debootstrap, and Prometheus, which one mounted test needs
 ##   unit       unit tests only         (tests/unit/**/test_*.c)
 ##   states     crash and model tests   (tests/crash/crash_*.c, tests/model/model_*.c)
 ##   mutants    builds with one safeguard missing, each of which the crash tests must notice
@@ -61,6 +63,7 @@
 ##   install    put programs and man pages where mount and fsck look for them, and the PyTorch client where the system's
 ##              Python does (PREFIX= SBINDIR= PYTHONDIR= DESTDIR=)
 ##   install-client  the PyTorch client alone
+##   deb        a Debian package of programs, manuals, completions, units and the PyTorch client, into build/deb (VERSION=)
 ##   uninstall  remove the installed files
 ##   clean      remove everything built except build/deps
 ##   distclean  remove build altogether
@@ -81,6 +84,7 @@
 ##   PREFIX=    where install puts hitrain and hitrainctl (/usr/local)
 ##   SBINDIR=   where install puts mkfs.hitrain, mount.hitrain, umount.hitrain, hitrain-fsck (/usr/sbin: mount and fsck look nowhere else)
 ##   PYTHONDIR= where install puts the PyTorch client (the system's Python's first folder for packages; with another PREFIX the one there)
+##   VERSION=   of the Debian package (the one that programs print)
 ##   DESTDIR=   put before every installed path
 ##
 ## Environment of tests and of the demo
@@ -355,6 +359,10 @@ coverage: deps
 .PHONY: races
 races: deps
 	@$(runner) races
+.PHONY: check-system
+check-system: deps
+	@tests/tools/deps.sh system
+	@$(runner) system
 unit states mutants mounted torch bench:
 	@$(runner) $@
 
@@ -461,6 +469,15 @@ wheel:
 	@$(PYTHON) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir '$(O)/wheel' '$(O)/wheel/src'
 	@rm -r '$(O)/wheel/src'
 	@ls '$(O)'/wheel/*.whl
+
+# Built apart, because the prefix is compiled in.
+VERSION ?= $(shell sed -n 's/.*HT_VERSION "\(.*\)"/\1/p' include/hitrain/version.h)
+.PHONY: deb
+deb:
+	@rm -rf '$(O)/deb/root'
+	@$(MAKE) --no-print-directory O='$(O)/deb' PREFIX=/usr SBINDIR=/usr/sbin PYTHONDIR=/usr/lib/python3/dist-packages \
+		DESTDIR='$(abspath $(O))/deb/root' install >/dev/null
+	@HITRAIN_BIN='$(abspath $(O))/deb/bin' mount-helpers/package/deb.sh '$(abspath $(O))/deb/root' '$(VERSION)' '$(O)/deb'
 
 uninstall:
 	rm -f $(foreach p,hitrain hitrainctl,'$(DESTDIR)$(PREFIX)/bin/$(p)') \

@@ -307,6 +307,9 @@ class Runner:
     def torch(self):
         self.python_tests('tests with PyTorch', 'tests/optim')
 
+    def system(self):
+        self.python_tests('tests of whole systems', 'tests/system')
+
     def python_tests(self, title, folder):
         self.heading(title)
         sources = self.selected(pathlib.Path(folder).glob('test_*.py'))
@@ -455,6 +458,7 @@ class Runner:
         self.mounted()
         if long and everything:
             self.races()
+            self.system()
         self.torch()
 
     def finish(self, begin, sums):
@@ -474,7 +478,7 @@ class Runner:
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('what', choices=['check', 'check-long', 'fuzz', 'fuzz-merge', 'unit', 'states', 'mutants', 'mounted',
-                                    'races', 'torch', 'ecosystem', 'lint', 'bench', 'coverage'])
+                                    'races', 'torch', 'system', 'ecosystem', 'lint', 'bench', 'coverage'])
     p.add_argument('--make', default='make')
     p.add_argument('--out', default='build')
     p.add_argument('--cc', default='gcc')

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The completions of bash and zsh have every option that a program's table has."""
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import BIN, ROOT, run
+
+TABLES = {'hitrainctl': 'ctl/main.c', 'mkfs.hitrain': 'mkfs/main.c', 'hitrain-fsck': 'fsck/main.c'}
+
+
+@pytest.fixture(scope='module')
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('completions')
+    subprocess.run([sys.executable, ROOT / 'mount-helpers/package/completions.py', BIN, folder], check=True, timeout=60)
+    return folder
+
+
+def complete(made, *words):
+    """What bash offers for the last word."""
+    program = words[0]
+    text = f'''source "{made}/bash/{program}"; compopt() {{ :; }}
+COMP_WORDS=({' '.join(f"'{w}'" for w in words)}); COMP_CWORD={len(words) - 1}
+_{re.sub(r'[^a-z0-9]', '_', program)}; printf '%s\\n' "${{COMPREPLY[@]}}"'''
+    done = subprocess.run(['bash', '-eu', '-c', text], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def table(source):
+    text = (ROOT / 'mount-helpers' / source).read_text()
+    words = re.findall(r'\{"([a-z-]+)", (?:no|required)_argument,', text)
+    assert len(words) > 4
+    return set(words)
+
+
+@pytest.mark.parametrize('program', TABLES)
+def test_every_long_option_is_offered(made, program):
+    options = table(TABLES[program])
+    if program == 'hitrainctl':
+        commands = [c for c in complete(made, program, '') if c[0] != '-']
+        offered = set(complete(made, program, '--')).union(*(complete(made, program, c, '--') for c in commands))
+    else:
+        offered = set(complete(made, program, '--'))
+    assert options <= {word.strip('-=') for word in offered}
+
+
+def test_commands_verbs_and_mount_options(made):
+    commands = complete(made, 'hitrainctl', '')
+    assert set(re.findall(r'^  ([a-z-]+) ', run('hitrainctl', '--help').stdout, re.M)) <= set(commands) and 'doctor' in commands
+    assert complete(made, 'hitrainctl', 'scrub', 'st') == ['start', 'status', 'stop']
+    assert complete(made, 'hitrainctl', 'stats', '--w') == ['--watch=']
+    rows = set(re.findall(r'^    \{"([a-z_]+)", ', (ROOT / 'fs/daemon/options.c').read_text(), re.M))
+    offered = {w.strip('=') for w in complete(made, 'mount.hitrain', '-o', '')}
+    assert {'dram', 'degraded', 'noatime', 'compress_after'} <= offered and len(rows & offered) >= 15
+    assert complete(made, 'hitrain', '-o', 'noatime,dr') == ['noatime,dram=']
+
+
+@pytest.mark.skipif(not shutil.which('zsh'), reason='zsh is not installed')
+def test_zsh_takes_its_file(made):
+    subprocess.run(['zsh', '-n', made / 'zsh/_hitrain'], check=True, timeout=60)

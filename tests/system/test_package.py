@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make deb`: the package is installed, used, upgraded while a store is mounted, and purged, in clean Debian roots.
+
+The roots are made once by debootstrap in ~/.cache/hitrain, and each test works on a copy.
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get('HITRAIN_BUILD') or TOP / 'build')
+CACHE = pathlib.Path.home() / '.cache/hitrain'
+SECONDS_MAX = 1200
+
+# In the chroot. $1 and $2 are the package and a newer one.
+SCRIPT = r'''
+set -eux
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C
+apt-get -q update
+apt-get -q -y --no-install-recommends install "$1" python3
+dpkg -L hitrain >/files
+dpkg --verify hitrain
+hitrain --version | grep -F 'hitrain 0.'
+for program in mkfs.hitrain mount.hitrain umount.hitrain hitrain-fsck fsck.hitrain hitrainctl; do command -v $program; done
+hitrainctl doctor --json >/doctor.json || [ $? -ge 3 ]
+grep -q '"check": "io_uring"' /doctor.json
+for shell in hitrain hitrainctl; do bash -c "source /usr/share/bash-completion/completions/$shell; complete -p $shell"; done
+python3 -c 'import importlib.util; assert importlib.util.find_spec("hitrain") and importlib.util.find_spec("hitrain_torch")'
+test -s /usr/share/doc/hitrain/copyright
+
+mkfs.hitrain --size=64M /srv/store.img
+mount -t hitrain /srv/store.img /mnt -o dram=16M,staging=24M
+echo content >/mnt/file
+hitrainctl commit /mnt
+if apt-get -q -y remove hitrain; then echo 'removed below a mounted store'; exit 1; fi
+dpkg -i "$2"
+hitrainctl stats /mnt >/dev/null
+grep -qx content /mnt/file
+umount /mnt
+fsck.hitrain -n /srv/store.img
+mount -t hitrain /srv/store.img /mnt -o dram=16M,staging=24M
+grep -qx content /mnt/file
+dpkg-query -W -f '${Version}\n' hitrain | grep -F '+1'
+umount /mnt
+
+apt-get -q -y purge hitrain
+while read -r path; do
+    if [ ! -d "$path" ] && [ -e "$path" ]; then echo "left: $path"; exit 1; fi
+done </files
+test ! -e /usr/lib/python3/dist-packages/hitrain
+test -s /srv/store.img
+'''
+
+
+def make(*arguments):
+    environment = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS')}
+    done = subprocess.run(['make', '--no-print-directory', *arguments], cwd=TOP, env=environment, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX)
+    assert done.returncode == 0, done.stdout
+    return pathlib.Path(TOP / done.stdout.split()[-1])
+
+
+@pytest.fixture(scope='module')
+def packages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('packages')
+    made = [make('-j2', 'deb'), make('-j2', 'deb', 'VERSION=0.1.0+1')]
+    return [shutil.copy(path, folder) for path in made]
+
+
+def clean_root(suite):
+    root = CACHE / f'debian-{suite}'
+    if not root.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        fresh = pathlib.Path(tempfile.mkdtemp(dir=CACHE))
+        try:
+            mirror = os.environ.get('DEBIAN_MIRROR', 'http://deb.debian.org/debian')
+            done = subprocess.run(['debootstrap', '--variant=minbase', suite, fresh, mirror], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, timeout=SECONDS_MAX)
+            assert done.returncode == 0, done.stdout[-3000:]
+            fresh.rename(root)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return root
+
+
+@pytest.mark.skipif(not shutil.which('debootstrap'), reason='make deps-system installs debootstrap')
+@pytest.mark.parametrize('suite', ['bookworm', 'trixie'])
+def test_install_use_upgrade_and_purge(packages, suite):
+    root = pathlib.Path(tempfile.mkdtemp(prefix='hitrain-root-'))
+    try:
+        subprocess.run(['cp', '-a', '--reflink=auto', f'{clean_root(suite)}/.', root], check=True, timeout=SECONDS_MAX)
+        shutil.copy('/etc/resolv.conf', root / 'etc/resolv.conf')
+        for path in packages:
+            shutil.copy(path, root)
+        (root / 'script').write_text(SCRIPT)
+        inside = ['/' + os.path.basename(path) for path in packages]
+        # The mounts end with the namespace. A daemon that is left ends with its mount.
+        enter = f'''mount --rbind /dev {root}/dev && mount -t proc proc {root}/proc && mount --rbind /sys {root}/sys &&
+            exec chroot {root} /bin/bash /script {" ".join(inside)}'''
+        done = subprocess.run(['unshare', '--mount', '--propagation=private', '/bin/sh', '-c', enter], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors='replace',
+                              timeout=SECONDS_MAX, env={'PATH': '/usr/sbin:/usr/bin:/sbin:/bin'})
+        assert done.returncode == 0, done.stdout[-6000:]
+    finally:
+        shutil.rmtree(root)
