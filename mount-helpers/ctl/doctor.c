@@ -19,7 +19,7 @@
 #include "tiering/base/json.h"
 #include <hitrain/words.h>
 
-enum { ANSWER_MS = 1000, EXIT_WARN = 3, EXIT_ERROR = 4 };
+enum { ANSWER_MS = 5000, EXIT_WARN = 3, EXIT_ERROR = 4 };
 
 static const char *const level_words[HT_DOCTOR_LEVELS] = {"ok", "note", "warn", "error"};
 
@@ -47,6 +47,10 @@ static int ask_in_time(const char *path)
         return errno;
     pid_t child = fork();
     if (child == 0) {
+        /* A child that stays must not hold the caller's pipes. */
+        for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+            if (fd != ends[1])
+                close(fd);
         answer = ask(path);
         _exit(write(ends[1], &answer, sizeof(answer)) != (ssize_t)sizeof(answer));
     }

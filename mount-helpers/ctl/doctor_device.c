@@ -74,6 +74,15 @@ static void check_loop(struct ht_doctor *d, const char *path, dev_t n)
     }
 }
 
+/* True if a finding from the given one on is worse than a note. */
+static bool worse_than_note(const struct ht_doctor *d, unsigned from)
+{
+    for (unsigned i = from; i < d->count; i++)
+        if (d->finding[i].level > HT_DOCTOR_NOTE)
+            return true;
+    return false;
+}
+
 static void check_block(struct ht_doctor *d, const char *path, const struct stat *st)
 {
     unsigned before = d->count;
@@ -99,7 +108,7 @@ static void check_block(struct ht_doctor *d, const char *path, const struct stat
         ht_doctor_add(d, HT_DOCTOR_WARN, "read-only", "%s is read-only", path);
         ht_doctor_remedy(d, "blockdev --setrw %s", path);
     }
-    if (d->count == before)
+    if (!worse_than_note(d, before))
         ht_doctor_add(d, HT_DOCTOR_OK, "device", "%s is set up well", path);
 }
 
@@ -181,7 +190,7 @@ static void check_file(struct ht_doctor *d, const char *path, const struct stat 
         ht_doctor_add(d, HT_DOCTOR_WARN, "permissions", "%s: every user may write the store's bytes", path);
         ht_doctor_remedy(d, "chmod o-w %s", path);
     }
-    if (d->count == before)
+    if (!worse_than_note(d, before))
         ht_doctor_add(d, HT_DOCTOR_OK, "device", "%s is set up well", path);
 }
 

