@@ -26,12 +26,20 @@ FILE_DTYPES = {torch.float32: 'f32', torch.bfloat16: 'bf16', torch.float16: 'f16
 
 
 class Descriptors:
-    """How many files of parameters this process may keep open: a quarter of its limit. The others are opened for each use."""
+    """How many files of parameters and gradients this process may keep open: half of its limit. The others are opened for each use."""
     kept = 0
 
     @classmethod
     def may_keep(cls) -> bool:
-        return cls.kept < max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        return cls.kept < cls.most()
+
+    @classmethod
+    def crowded(cls) -> bool:
+        return cls.kept > cls.most()
+
+    @classmethod
+    def most(cls) -> int:
+        return max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 class ParameterFile:
@@ -40,19 +48,22 @@ class ParameterFile:
     part     which elements of the parameter the tensor holds; None: all
     share    which of the tensor's elements this process writes a gradient for, if it holds a part
     writers  the ranks that do so
+    written  bytes of its gradient that hand_over() has not given to the step yet
     sent     gradients of this parameter that the store has got in this step
     config   the file's own attribute `optimizer`; None: not known
+    direct   past the kernel's cache: each read is of new values, so a cache is only one more copy
     """
 
     def __init__(self, root: str, name: str, tensor: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype,
-                 part: Optional[Part] = None) -> None:
+                 part: Optional[Part] = None, direct: bool = False) -> None:
         self.root, self.path, self.name, self.tensor = root, os.path.join(root, name), name, tensor
         self.part, self.share, self.writers = part, slice(None), [0]
         self.dtype, self.grad_dtype = dtype, grad_dtype
-        self.sent = 0
+        self.sent = self.written = 0
         self.config: Optional[str] = ''
         self.hook: Any = None
-        self._fd = -1
+        self._fd = self._grad_fd = -1
+        self._flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         self._buffers: Dict[torch.dtype, torch.Tensor] = {}
         self._known: Optional[int] = None  # checksum of the tensor when it was equal to the file
         self._half_read = False
@@ -77,8 +88,7 @@ class ParameterFile:
     # -- the parameter --
 
     def create(self) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        fd = os.open(self.path, flags, 0o666)
+        fd = os.open(self.path, self._flags | os.O_CREAT | os.O_EXCL, 0o666)
         self.made = True
         with self._keeping(fd):
             os.setxattr(fd, XATTR + 'dtype', FILE_DTYPES[self.dtype].encode())
@@ -210,11 +220,47 @@ class ParameterFile:
         return grad
 
     def write_gradient(self, drop: Callable[[], None], part: slice = slice(None)) -> None:
-        """drop: takes back the written part when the rest cannot be written."""
+        """hand_over() or `apply` gives it to the step. drop: takes back the written part when the rest cannot be written."""
         local = self._ready(self.gradient(), self.grad_dtype).view(-1)
-        if local[part].numel():
-            _hand_over(os.path.join(self.root, HIDDEN, 'grad', self.name), [local[part]],
-                       (self.offset + (part.start or 0)) * local.element_size(), drop)
+        self.written = local[part].numel() * local.element_size()
+        if not self.written:
+            return
+        if self._grad_fd < 0:
+            self._grad_fd = os.open(os.path.join(self.root, HIDDEN, 'grad', self.name), os.O_WRONLY | os.O_CLOEXEC)
+            Descriptors.kept += 1
+        try:
+            write_all(self._grad_fd, local[part], (self.offset + (part.start or 0)) * local.element_size())
+        except BaseException:
+            with contextlib.suppress(OSError):
+                drop()  # otherwise the caller takes back the whole step
+            self._close_gradient()
+            raise
+
+    def hand_over(self) -> None:
+        """The written gradient goes to the step: errors of the gradient are raised here."""
+        fd, copy = self._grad_fd, -1
+        if fd < 0:
+            return
+        if not Descriptors.crowded():
+            with contextlib.suppress(OSError):
+                copy = os.dup(fd)
+        if copy < 0:
+            self._grad_fd = -1
+            Descriptors.kept -= 1
+        os.close(copy if copy >= 0 else fd)  # each close hands over
+        self.written = 0
+
+    def finish_gradient(self) -> None:
+        """After an error: what is written of a gradient goes to the step, if the store takes it."""
+        if self.written:
+            self.written = 0
+            self._close_gradient()
+
+    def _close_gradient(self) -> None:
+        fd, self._grad_fd = self._grad_fd, -1
+        if fd >= 0:
+            Descriptors.kept -= 1
+            close_quietly(fd)
 
     def write_sparse(self, drop: Callable[[], None], indices: torch.Tensor, values: torch.Tensor) -> None:
         head = _topk.header(values.dtype, self.tensor.numel(), indices.numel())
@@ -276,7 +322,7 @@ class ParameterFile:
         if self._fd >= 0:
             yield self._fd
         else:
-            with self._keeping(os.open(self.path, os.O_RDWR | os.O_CLOEXEC)) as fd:
+            with self._keeping(os.open(self.path, self._flags)) as fd:
                 yield fd
 
     @contextlib.contextmanager
@@ -294,6 +340,7 @@ class ParameterFile:
             close_quietly(fd)
 
     def _close_kept(self) -> None:
+        self._close_gradient()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             Descriptors.kept -= 1

@@ -4,6 +4,7 @@
 Messages name the parameter and the store's reason. hitrain/__init__.py describes what a trainer may rely on.
 """
 import collections
+import concurrent.futures
 import contextlib
 import copy
 import errno
@@ -11,6 +12,7 @@ import gc
 import hashlib
 import math
 import os
+import threading
 import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
@@ -18,13 +20,16 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 import torch
 
 from hitrain import _ahead, _topk
-from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, ParameterFile, check_name, check_plain
+from hitrain._files import FILE_DTYPES, HIDDEN, XATTR, Descriptors, ParameterFile, check_name, check_plain
 from hitrain._parts import Part, is_dtensor, local_of, part_of_dtensor, shares
 from hitrain._root import Root
 from hitrain.distributed import RankFailed, Ranks, Shard, part_of
 
 # Flags of torch.optim: those that change no number, and those that the store does not do.
 FREE_FLAGS = ('capturable', 'foreach', 'fused')
+# Gradients up to so many bytes are handed over together, so many in one call.
+SMALL_BYTES, SMALL_MOST = 256 << 10, 256
+READERS = min(4, os.cpu_count() or 1)  # threads that read new parameters
 REFUSED_FLAGS = ('amsgrad', 'decoupled_weight_decay', 'differentiable', 'initial_accumulator_value')
 
 
@@ -137,6 +142,7 @@ class Optimizer(torch.optim.Optimizer):
         self._durable_due = False  # the end of the step that has begun is to be durable
         # in step() and send_gradients(): no code of the user runs until the gradients are done with
         self._sending_all = False
+        self._small: Optional[List[ParameterFile]] = None  # written gradients that are handed over together
         self._torn = ''  # why a step could not be taken back
         self._seen_reducers = False
         self.defaults = defaults  # torch.optim sets the same; needed before that
@@ -661,16 +667,17 @@ class Optimizer(torch.optim.Optimizer):
         owned = [(f, owners) for f, owners in self._owned(said) if self._ranks.rank in owners]
 
         def write() -> None:
-            for f, owners in owned:
-                if f.is_sent():
-                    continue
-                self._check_room(f)
-                if f.part:
-                    self._send_one(f, f.share)
-                elif self._shard:
-                    self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
-                else:
-                    self.send_gradient(f.tensor)
+            with self._handed_over():
+                for f, owners in owned:
+                    if f.is_sent():
+                        continue
+                    self._check_room(f)
+                    if f.part:
+                        self._send_one(f, f.share)
+                    elif self._shard:
+                        self._send_one(f, part_of(f.tensor.numel(), owners.index(self._ranks.rank), len(owners)))
+                    else:
+                        self.send_gradient(f.tensor)
         self._sending_all = True
         try:
             self._ranks.together('gradients', write)
@@ -725,14 +732,46 @@ class Optimizer(torch.optim.Optimizer):
         def drop() -> None:
             if self._ranks.leads:  # otherwise the whole step is taken back before it can end
                 self._root.command(f'drop {f.name}')
+        together = False
         with self._root.explained(f'gradient of {f.name}'):
             if self._feedback:
                 f.write_sparse(drop, *self._feedback.choose(f.tensor, f.gradient(), f.grad_dtype, self.grad_scale))
             else:
                 f.write_gradient(drop, part)
+                together = self._is_small(f)
+                if not together:
+                    f.hand_over()
+        if together:
+            self._small.append(f)
+            if len(self._small) == SMALL_MOST or not (self._open or self._shard):
+                self._apply_small()
         f.gradient_sent(early=not self._sending_all)
         if not self._shard and not self._open:
             self._open = self._root.number('step_open')
+
+    def _is_small(self, f: ParameterFile) -> bool:
+        """Does its gradient go to the step together with others that follow?"""
+        return self._small is not None and 0 < f.written <= SMALL_BYTES and f.name == f.name.strip() and self._ranks.leads and \
+            not Descriptors.crowded()
+
+    def _apply_small(self) -> None:
+        """One call for all."""
+        files = self._small or []
+        if files:
+            self._root.apply([f.name for f in files])
+            for f in files:
+                f.written = 0
+            self._small = []
+
+    @contextlib.contextmanager
+    def _handed_over(self) -> Iterator[None]:
+        """Small gradients that are written in here are handed over together."""
+        self._small = []
+        try:
+            yield
+            self._apply_small()
+        finally:
+            self._small = None
 
     def _end_step(self) -> None:
         if self._ranks.leads:
@@ -762,10 +801,30 @@ class Optimizer(torch.optim.Optimizer):
         if self._ahead:
             self._ahead.start(f.tensor for f in files)
         else:
-            for f in files:
-                self.receive_parameter(f.tensor)
+            self._receive_all(files)
         if self._overlap:
             self._hook_all()
+
+    def _receive_all(self, files: List[ParameterFile]) -> None:
+        """With several threads: the store answers one while another takes its bytes. All have ended when this returns."""
+        rest, lock = iter(files), threading.Lock()
+
+        def read() -> None:
+            while True:
+                with lock:
+                    f = next(rest, None)
+                if f is None:
+                    return
+                self.receive_parameter(f.tensor)
+        if len(files) == 1 or READERS == 1 or self._closing:  # only one thread may wait for updates
+            read()
+            return
+        with concurrent.futures.ThreadPoolExecutor(READERS, thread_name_prefix='hitrain-read') as pool:
+            try:
+                for reading in concurrent.futures.as_completed([pool.submit(read) for _ in range(READERS)]):
+                    reading.result()
+            finally:
+                rest = iter(())  # after an error the others read no more
 
     def _gradient_ready(self, f: ParameterFile) -> None:
         if self._holding or not self._early or f.tensor.grad is None:
@@ -804,6 +863,8 @@ class Optimizer(torch.optim.Optimizer):
 
     def _take_back(self, error: BaseException) -> None:
         finished = self._step
+        for f in self._parameter_files():
+            f.finish_gradient()  # the step gets what is written, and with the step it is taken back
         try:
             self._go_back(wholly=False)
         except BaseException as second:
@@ -1063,7 +1124,7 @@ class Optimizer(torch.optim.Optimizer):
                 f.create()
 
     def _file_of(self, name: str, p: torch.Tensor, dtype: torch.dtype, grad_dtype: torch.dtype, part: Any) -> ParameterFile:
-        return ParameterFile(self.root, name, p, dtype, grad_dtype, part)
+        return ParameterFile(self.root, name, p, dtype, grad_dtype, part, direct=not self._root.passes_through)
 
     def _alike(self, name: str) -> str:
         """The store's name of a parameter whose name ends alike."""

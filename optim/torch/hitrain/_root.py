@@ -3,7 +3,7 @@
 about errors."""
 import errno
 import os
-from typing import Any
+from typing import Any, List, Optional, Sequence
 
 from hitrain._files import HIDDEN, XATTR, attribute, close_quietly
 
@@ -14,10 +14,22 @@ class Root:
     def __init__(self, path: str) -> None:
         self.path = path
         self._ctl = self._waits = -1
+        self._passes: Optional[bool] = None
 
     def number(self, word: str) -> int:
         with self.explained(word):
             return int(os.getxattr(self.path, XATTR + word))
+
+    @property
+    def passes_through(self) -> bool:
+        """Does the mount give the kernel memory of files? Then cached opens are the fast ones."""
+        if self._passes is None:
+            top = os.path.realpath(self.path)
+            while not os.path.ismount(top):
+                top = os.path.dirname(top)
+            with self.explained('mount'):
+                self._passes = attribute(top, 'passthrough_bytes') not in ('', '0')
+        return self._passes
 
     def claim(self) -> None:
         """From now on no other client can end a step of this model or take one back."""
@@ -36,9 +48,19 @@ class Root:
         try:
             os.write(self._ctl, ''.join(f'{line}\n' for line in lines).encode())
         except OSError as e:
-            said = self._answer() or self._says(e.errno)
-            raise OSError(e.errno, f'{os.strerror(e.errno)} ({lines[0]}): {said}', self.path) from e
-        self._answer()
+            answers = self._answers()
+            said = _reason(answers) or self._says(e.errno)
+            raise OSError(e.errno, f'{os.strerror(e.errno)} ({_last(lines, answers)}): {said}', self.path) from e
+        self._answers()
+
+    def apply(self, names: Sequence[str]) -> None:
+        """Written gradients of these parameters go to the step, in one call."""
+        try:
+            os.write(self._ctl, ''.join(f'apply {name}\n' for name in names).encode())
+        except OSError:
+            with self.explained(f'gradient of {_last(names, self._answers())}'):
+                raise
+        self._answers()
 
     def wait_for(self, name: str) -> None:
         """Until the updates of a parameter that are queued are applied. One thread at a time, and not the one of command()."""
@@ -73,8 +95,8 @@ class Root:
     def explained(self, what: str) -> '_Explained':
         return _Explained(self, what)
 
-    def _answer(self) -> str:
-        """The answer to the last command, without the name of the error. '' if there is none, as from a dead mount."""
+    def _answers(self) -> List[str]:
+        """The answers to the last lines. [] if there are none, as from a dead mount."""
         text, more = b'', b''
         try:
             while not text or len(more) == 1 << 16:
@@ -83,9 +105,8 @@ class Root:
                 if not more:
                     break
         except OSError:
-            return ''
-        lines = text.decode(errors='replace').splitlines()
-        return lines[-1].split(': ', 2)[-1] if lines else ''
+            return []
+        return text.decode(errors='replace').splitlines()
 
     def _says(self, number: int) -> str:
         if number in (errno.ENOTCONN, errno.ECONNABORTED):
@@ -94,6 +115,16 @@ class Root:
             return attribute(self.path, 'error')
         except OSError as e:
             return 'this is no hitrain mount' if e.errno == errno.ENOTSUP else ''
+
+
+def _last(lines: Sequence[str], answers: List[str]) -> str:
+    """The line that failed: each one that was run has an answer."""
+    return lines[min(max(len(answers), 1), len(lines)) - 1]
+
+
+def _reason(answers: List[str]) -> str:
+    """The last answer without the name of the error."""
+    return answers[-1].split(': ', 2)[-1] if answers else ''
 
 
 class _Explained:
