@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from hitrain import optim
+from hitrain._activations import Activations
 from hitrain._empty import Filler, Weights, init_empty
 from hitrain._files import ParameterFile
 from hitrain._mapped import MappedFile, can_be_mapped
@@ -33,7 +34,7 @@ REFUSED = {
 def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[str, Type[Optimizer]] = 'adamw', *, keep: int,
             blocks: Optional[Iterable[nn.Module]] = None, weights: Optional[Weights] = None,
             init: Optional[Callable[[nn.Module], Any]] = None, params: Union[None, Iterable, Callable[[nn.Module], Iterable]] = None,
-            resume: bool = False, **options: Any) -> Optimizer:
+            resume: bool = False, activations: Union[None, int, str] = None, **options: Any) -> Optimizer:
     """Moves the parameters of a model into the store, in place, and returns their optimizer. The loop of training stays as it is.
 
     keep      bytes of parameters that are in memory at a time. Two blocks at least let one be read while the other computes
@@ -46,6 +47,8 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     params    groups as for an optimizer of PyTorch, or a function that makes them of the model; default: all. Other
               parameters that do not train are offloaded, too; other ones stay in memory
     resume    the values are in the store already, and the model may be one of init_empty()
+    activations  bytes of tensors saved for backward that stay in memory; older ones go to the store. 'auto': as many as the store cannot
+              take in the time of the forward. Default: all stay. Needs PyTorch 2
     options   those of the optimizer, as lr, accumulate, max_grad_norm or async_step"""
     for name, why in REFUSED.items():
         if options.get(name):
@@ -53,6 +56,10 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
     kind = RULES.get(optimizer) if isinstance(optimizer, str) else optimizer
     if kind is None or not issubclass(kind, Optimizer):
         raise ValueError(f'there is no optimizer {optimizer}: use {", ".join(RULES)}, or a class of hitrain.optim')
+    if activations is not None and not (activations == 'auto' or isinstance(activations, int) and activations >= 0):
+        raise ValueError(f"activations must be a number of bytes or 'auto', not {activations}")
+    if activations is not None and not hasattr(torch, 'compiler'):
+        raise ValueError(f'activations= needs PyTorch 2.1 or newer, and this is {torch.__version__}')
     _check_model(model)
     filler = Filler(model, None if resume else weights, init)
     try:
@@ -62,10 +69,17 @@ def offload(model: nn.Module, root: 'os.PathLike[str] | str', optimizer: Union[s
         _check_keep(units, keep)
         groups = list(params(model) if callable(params) else params or model.named_parameters())
         groups = _with_frozen(model, groups)
-        return _class_of(kind)(model, groups, root, units, keep, None if resume else filler.fill, resume=resume, **options)
+        made = _class_of(kind)(model, groups, root, units, keep, None if resume else filler.fill, resume=resume, **options)
     except BaseException:
         filler.take_back()
         raise
+    if activations is not None:
+        try:
+            made._save_activations(model, activations)
+        except BaseException:
+            made.close()
+            raise
+    return made
 
 
 def materialize(model: nn.Module, names: Iterable[str]) -> Dict[str, torch.Tensor]:
@@ -84,6 +98,7 @@ class Offloaded(Optimizer):
                  keep: int, fill: Optional[Callable[[torch.Tensor], None]], *args: Any, **options: Any) -> None:
         self._fill = fill
         self._residency: Optional[Residency] = None
+        self._activations: Optional[Activations] = None
         self._handles: List[Any] = []
         self._own_apply: List[nn.Module] = []
         self._units_of: Dict[ParameterFile, List[Unit]] = {}
@@ -99,8 +114,11 @@ class Offloaded(Optimizer):
 
     def figures(self) -> Dict[str, Any]:
         """held_bytes and held_bytes_max of parameters in memory, loaded_bytes since the beginning, and waited_seconds for
-        loads that were not ahead."""
-        return self._residency.figures() if self._residency else {}
+        loads that were not ahead. 'activations': see Activations.figures()."""
+        said = self._residency.figures() if self._residency else {}
+        if self._activations:
+            said['activations'] = self._activations.figures()
+        return said
 
     def read_ahead(self, model: nn.Module) -> None:
         raise RuntimeError('an offloaded model is read ahead already')
@@ -130,6 +148,8 @@ class Offloaded(Optimizer):
         self._handles, self._own_apply = [], []
         if self._residency:
             self._residency.close()
+        if self._activations:
+            self._activations.close()
         super().close(why)
 
     # -- files --
@@ -219,6 +239,26 @@ class Offloaded(Optimizer):
         for module in model.modules():
             module.__dict__['_apply'] = functools.partial(_apply_nothing, module, type(model).__name__)
             self._own_apply.append(module)
+
+    def _save_activations(self, model: nn.Module, keep: Union[int, str]) -> None:
+        outside = os.path.dirname(self.root)
+        folder = outside if os.stat(outside).st_dev == os.stat(self.root).st_dev else self.root
+        stay = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        with self._root.explained('activations'):
+            saved = self._activations = Activations(folder, keep, stay)
+        entered: List[Any] = []
+
+        def before(module: nn.Module, inputs: Any) -> None:
+            if module is model:
+                entered.append(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
+                entered[-1].__enter__()
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if module is model and entered:
+                entered.pop().__exit__(None, None, None)
+        first = model.register_forward_pre_hook(before)
+        model._forward_pre_hooks.move_to_end(first.id, last=False)
+        self._handles += [first, model.register_forward_hook(after, always_call=True)]
 
     def _hook(self, mine: 'weakref.ref[Offloaded]', unit: Unit) -> None:
         def before(module: nn.Module, inputs: Any) -> None:

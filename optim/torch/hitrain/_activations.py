@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that autograd saves for backward, in a scratch file.
+
+A saved tensor is an entry: the bytes of its storage, which all saved tensors of that storage share. Entries that were saved last stay in
+memory, because backward needs them first. The oldest are written when the entries in memory exceed a number of bytes.
+
+    HELD --too much is held--> QUEUED --the thread takes it--> WRITING --written--> STORED --needed or read ahead--> LOADED
+      ^                          |                               |
+      '--------- needed ---------'                               '-- needed: its memory is still there
+
+An entry ends with the last saved tensor that has it; then its place in the file is punched. Places are a stack of whole chunks: backward
+frees the newest first. The file has no name, and its class is scratch: the store writes it only when its memory is short.
+
+One lock guards all entries. __del__ may run wherever Python frees memory, also under the lock, so it only puts the entry into a queue.
+"""
+import collections
+import ctypes
+import errno
+import fcntl
+import os
+import queue
+import tempfile
+import threading
+import time
+from typing import Any, Deque, Dict, List, Optional, Set, Tuple, Union
+
+import torch
+
+from hitrain._files import XATTR, close_quietly, memory_of
+
+HELD, QUEUED, WRITING, STORED, LOADING, LOADED, DEAD = range(7)
+SMALL_BYTES = 256 << 10  # smaller tensors stay in memory
+_CHUNK = 1 << 20
+_PUNCH = 1 | 2  # keep the size, punch a hole
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+class _Entry:
+    """begin     of its bytes in the storage
+    memory       its bytes, as a flat tensor; None: they are in the file only"""
+
+    def __init__(self, tensor: torch.Tensor, begin: int, size: int) -> None:
+        flat = torch.empty(0, dtype=torch.uint8)
+        self.memory: Optional[torch.Tensor] = flat.set_(tensor.untyped_storage(), begin, (size,), (1,))
+        self.original: Optional[torch.Tensor] = tensor
+        self.version, self.changed = tensor._version, False
+        self.begin, self.bytes = begin, size
+        self.state, self.at = HELD, -1
+        self.key: Any = None
+        self.users = 0
+        self.ended: List[None] = []  # as long as the number of users that are gone: append() needs no lock
+
+
+class _Saved:
+    """What the graph keeps in the place of a tensor."""
+
+    def __init__(self, owner: 'Activations', entry: _Entry, t: torch.Tensor) -> None:
+        self.owner, self.entry = owner, entry
+        self.dtype, self.size, self.stride, self.offset = t.dtype, t.size(), t.stride(), t.storage_offset()
+
+    def __del__(self) -> None:
+        self.entry.ended.append(None)
+        self.owner._work.put(('unused', self.entry))
+
+
+class Activations:
+    """keep   bytes of saved tensors in memory; 'auto': as many as could not be written in the time of the forward, by the rate that
+    was measured, as SSDTrain (arXiv:2408.10013) chooses them. The first pass measures
+
+    stay      addresses of storages that stay as they are: those of parameters
+    Counts: see figures()."""
+
+    def __init__(self, folder: str, keep: Union[int, str], stay: Set[int]) -> None:
+        self.auto, self.keep = keep == 'auto', 0 if keep == 'auto' else int(keep)
+        self._stay, self._pid = stay, os.getpid()
+        self._fd = self._open(folder)
+        self._changed = threading.Condition()
+        self._entries: Dict[Any, _Entry] = {}  # in memory as they were saved
+        self._held: Deque[_Entry] = collections.deque()  # HELD, oldest first
+        self._stack: List[_Entry] = []  # with a place in the file
+        self._error: Optional[OSError] = None
+        self.held_bytes = self.held_bytes_max = self.saved_bytes = 0
+        self.written_bytes = self.read_bytes = self.forwarded_bytes = self.dropped_bytes = 0
+        self.waited_seconds = 0.0
+        self._writing_seconds, self._begin, self._end = 0.0, 0.0, 0.0  # of this pass
+        self._pass_bytes = self._pass_written = 0
+        self._backward = False
+        self._work: 'queue.SimpleQueue[Tuple[str, Optional[_Entry]]]' = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name='hitrain-activations', daemon=True)
+        self._thread.start()
+
+    # -- hooks of autograd --
+
+    def pack(self, t: torch.Tensor) -> Any:
+        span = self._span(t)
+        if span is None or os.getpid() != self._pid:
+            return t, t._version
+        with self._changed:
+            if self._error:
+                raise self._error
+            if self._backward:
+                self._new_pass()
+            self._end = time.monotonic()
+            self._begin = self._begin or self._end
+            key = (t.untyped_storage().data_ptr(), t._version, *span)
+            entry = self._entries.get(key)
+            if entry is None:
+                entry = _Entry(t.detach(), *span)
+                entry.key, self._entries[key] = key, entry
+                self._held.append(entry)
+                self.held_bytes += entry.bytes
+                self.saved_bytes += entry.bytes
+                self._pass_bytes += entry.bytes
+            entry.users += 1
+            saved = _Saved(self, entry, t)
+            self._shrink()
+            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+            return saved
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, _Saved):
+            tensor, version = packed
+            if tensor._version != version:
+                raise _modified(tensor.shape)
+            return tensor
+        entry = packed.entry
+        with self._changed:
+            self._backward = True
+            while entry.state == LOADING:
+                self._changed.wait()
+            if entry.state in (QUEUED, WRITING):
+                self.forwarded_bytes += entry.bytes
+                if entry.state == QUEUED:
+                    entry.state = HELD
+            elif entry.state == STORED:
+                self._load(entry)
+            if entry.changed or (entry.original is not None and entry.original._version != entry.version):
+                raise _modified(packed.size)
+            self._read_ahead(entry)
+            memory = entry.memory
+        shift = (packed.offset * packed.dtype.itemsize - entry.begin) // packed.dtype.itemsize
+        begin = memory.storage_offset() // packed.dtype.itemsize
+        return torch.empty(0, dtype=packed.dtype).set_(memory.untyped_storage(), begin + shift, packed.size, packed.stride)
+
+    def figures(self) -> Dict[str, Any]:
+        """Bytes since the beginning: saved, written, read back, forwarded (needed while they were queued or written), dropped (ended
+        before they were written). held_bytes are in memory now. waited_seconds: forward waited for writes, or backward for reads."""
+        with self._changed:
+            return {name: getattr(self, name) for name in ('keep', 'saved_bytes', 'written_bytes', 'read_bytes', 'forwarded_bytes',
+                                                           'dropped_bytes', 'held_bytes', 'held_bytes_max', 'waited_seconds')}
+
+    @property
+    def file_blocks(self) -> int:
+        return os.fstat(self._fd).st_blocks
+
+    def settle(self) -> None:
+        """Returns when the thread has done what it was asked to do."""
+        done = threading.Event()
+        self._work.put(('settle', done))  # type: ignore[arg-type]
+        done.wait()
+
+    def close(self) -> None:
+        if self._fd >= 0 and os.getpid() == self._pid:
+            self._work.put(('close', None))
+            self._thread.join()
+            close_quietly(self._fd)
+            self._fd = -1
+
+    # -- within, with the lock --
+
+    def _span(self, t: torch.Tensor) -> Optional[Tuple[int, int]]:
+        """Where the bytes of a tensor are in its storage; None: it stays. Views of most of a storage share all of it."""
+        if t.device.type != 'cpu' or t.layout != torch.strided or t.is_sparse or type(t) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        size = t.numel() * t.element_size()
+        if size < SMALL_BYTES or t.is_conj() or t.is_neg():
+            return None
+        whole = t.untyped_storage().nbytes()
+        if whole < SMALL_BYTES or t.untyped_storage().data_ptr() in self._stay:
+            return None
+        if 2 * size >= whole:
+            return 0, whole
+        return (t.storage_offset() * t.element_size(), size) if t.is_contiguous() else None
+
+    def _new_pass(self) -> None:
+        """A forward begins after a backward."""
+        if self.auto and self._pass_written and self._writing_seconds:
+            rate = self._pass_written / self._writing_seconds
+            self.keep = max(0, self._pass_bytes - int(rate * (self._end - self._begin)))
+        self._backward, self._begin = False, 0.0
+        self._writing_seconds, self._pass_bytes, self._pass_written = 0.0, 0, 0
+
+    def _shrink(self) -> None:
+        """Queues the oldest entries, and waits while more than keep and one entry is held."""
+        waiting = sum(e.bytes for e in self._held)
+        while self._held and waiting > self.keep:
+            entry = self._held.popleft()
+            waiting -= entry.bytes
+            if entry.state == HELD:
+                entry.state = QUEUED
+                self._work.put(('write', entry))
+        begin = time.monotonic()
+        while self.held_bytes - self.keep > max(_WINDOW_BYTES, self.keep // 4) and not self._error and self._queued():
+            self._changed.wait(0.1)
+        self.waited_seconds += time.monotonic() - begin
+
+    def _queued(self) -> bool:
+        return any(e.state in (QUEUED, WRITING) for e in self._entries.values())
+
+    def _load(self, entry: _Entry) -> None:
+        """Leaves the lock while it reads."""
+        entry.state = LOADING
+        begin = time.monotonic()
+        self._changed.release()
+        try:
+            self._read(entry)
+        finally:
+            self._changed.acquire()
+            self.waited_seconds += time.monotonic() - begin
+
+    def _read_ahead(self, entry: _Entry) -> None:
+        """Asks for the entries that were stored before this one: backward needs them next."""
+        if entry.at < 0 or entry not in self._stack:
+            after = len(self._stack)
+        else:
+            after = self._stack.index(entry)
+        room = max(self.keep, _WINDOW_BYTES) - self.held_bytes
+        for e in reversed(self._stack[:after]):
+            room -= e.bytes
+            if room < 0:
+                return
+            if e.state == STORED:
+                self._work.put(('read', e))
+
+    # -- the thread --
+
+    def _run(self) -> None:
+        while True:
+            what, entry = self._work.get()
+            if what == 'close':
+                return
+            if what == 'settle':
+                entry.set()  # type: ignore[union-attr]
+            elif what == 'unused':
+                self._unused(entry)
+            elif what == 'write':
+                self._write(entry)
+            elif what == 'read':
+                with self._changed:
+                    wanted = entry.state == STORED
+                    if wanted:
+                        entry.state = LOADING
+                if wanted:
+                    try:
+                        self._read(entry)
+                    except Exception:
+                        pass  # its use reads it again, and raises
+
+    def _write(self, entry: _Entry) -> None:
+        with self._changed:
+            if entry.state != QUEUED:
+                return
+            if len(entry.ended) == entry.users:
+                entry.state = HELD
+                return
+            entry.state = WRITING
+            entry.at = self._stack[-1].at + _chunks(self._stack[-1].bytes) if self._stack else 0
+            self._stack.append(entry)
+        memory, done, begin = memory_of(entry.memory), 0, time.monotonic()
+        error: Optional[OSError] = None
+        try:
+            while done < len(memory):
+                done += os.pwrite(self._fd, memory[done:], entry.at + done)
+        except OSError as e:
+            error = OSError(e.errno, f'{os.strerror(e.errno)} (saving a tensor for backward in the store)')
+        with self._changed:
+            self._writing_seconds += time.monotonic() - begin
+            self._entries.pop(entry.key, None)
+            if error:
+                self._error = error
+                entry.state = HELD
+            else:
+                self.written_bytes += entry.bytes
+                self._pass_written += entry.bytes
+                entry.state = STORED
+                entry.changed = entry.original._version != entry.version
+                entry.memory = entry.original = None
+                self.held_bytes -= entry.bytes
+            self._changed.notify_all()
+
+    def _read(self, entry: _Entry) -> None:
+        """Of an entry that is LOADING, without the lock."""
+        memory = torch.empty(entry.bytes, dtype=torch.uint8)
+        view, done = memory_of(memory), 0
+        try:
+            while done < len(view):
+                n = os.preadv(self._fd, [view[done:]], entry.at + done)
+                if n == 0:
+                    raise OSError(errno.EIO, 'the file of saved tensors ends early')
+                done += n
+        except OSError as e:
+            with self._changed:
+                entry.state = STORED
+                self._changed.notify_all()
+            raise OSError(e.errno, f'{os.strerror(e.errno)} (reading a tensor for backward from the store)') from e
+        with self._changed:
+            entry.memory, entry.state = memory, LOADED
+            self.read_bytes += entry.bytes
+            self.held_bytes += entry.bytes
+            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+            self._changed.notify_all()
+
+    def _unused(self, entry: _Entry) -> None:
+        with self._changed:
+            if entry.state == DEAD or len(entry.ended) < entry.users:
+                return
+            if entry.memory is not None:
+                self.held_bytes -= entry.bytes
+                if entry.at < 0:
+                    self.dropped_bytes += entry.bytes
+            if self._entries.get(entry.key) is entry:
+                del self._entries[entry.key]
+            entry.state, entry.memory, entry.original = DEAD, None, None
+            if entry in self._held:
+                self._held.remove(entry)
+            if entry.at >= 0:
+                _libc.fallocate(self._fd, _PUNCH, entry.at, _chunks(entry.bytes))
+            while self._stack and self._stack[-1].state == DEAD:
+                self._stack.pop()
+            self._changed.notify_all()
+
+    # -- the file --
+
+    @staticmethod
+    def _open(folder: str) -> int:
+        place = tempfile.mkdtemp(prefix='.activations-', dir=folder)
+        path = os.path.join(place, 'saved')
+        try:
+            os.setxattr(place, XATTR + 'dtype', b'u8')
+            os.setxattr(place, XATTR + 'class', b'scratch')
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            os.unlink(path)
+        finally:
+            os.rmdir(place)
+        fcntl.fcntl(fd, fcntl.F_SETFL, os.O_DIRECT)  # no copies in the page cache
+        return fd
+
+
+_WINDOW_BYTES = 32 << 20  # of entries that are being written or read ahead
+
+
+def _chunks(size: int) -> int:
+    return -(-size // _CHUNK) * _CHUNK
+
+
+def _modified(shape: Any) -> RuntimeError:
+    return RuntimeError(f'one of the variables needed for gradient computation has been modified by an inplace operation: a saved tensor '
+                        f'of shape {tuple(shape)}')

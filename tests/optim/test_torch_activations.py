@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""offload(activations=): saved tensors in the store. The same bits, nothing left after a step, and errors by name."""
+import gc
+import os
+import threading
+
+import pytest
+
+from trainer import LR, shared_root, shared_store, store  # first: it makes the client importable
+import torch
+import torch.utils.checkpoint
+from torch import nn
+import hitrain
+from hitrain import _activations
+from hitrain._activations import Activations
+
+if not hasattr(torch, 'compiler'):
+    pytest.skip('activations= needs PyTorch 2.1', allow_module_level=True)
+
+KEEP = 4 << 20
+MIB = 1 << 20
+N = 512  # a square f32 matrix of 1 MiB
+
+
+class Block(nn.Module):
+    def __init__(self, recompute):
+        super().__init__()
+        self.mix, self.out, self.recompute = nn.Linear(64, 192), nn.Linear(64, 64), recompute
+
+    def inner(self, x):
+        q, k, v = self.mix(x).view(8, -1, 4, 48).transpose(1, 2).chunk(3, -1)  # views of one storage
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return nn.functional.relu(self.out(y), inplace=True)
+
+    def forward(self, x):
+        return x + (torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False) if self.recompute else self.inner(x))
+
+
+class Model(nn.Module):
+    def __init__(self, recompute=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(recompute) for _ in range(3))
+        self.conv = nn.Conv1d(64, 64, 3, padding=1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.conv(x.transpose(1, 2)).tanh()
+
+
+def train(root, steps, model_options={}, **options):
+    torch.manual_seed(0)
+    model = Model(**model_options)
+    with hitrain.offload(model, root, keep=KEEP, lr=LR, **options) as optimizer:
+        for step in range(steps):
+            x = torch.randn(8, 256, 64, generator=torch.Generator().manual_seed(step))
+            model(x).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if optimizer._activations:
+                assert_nothing_is_left(optimizer._activations)
+        figures = optimizer.figures().get('activations')
+        return {name: p.detach().clone() for name, p in model.named_parameters()}, figures
+
+
+def assert_nothing_is_left(saved):
+    gc.collect()
+    saved.settle()
+    assert saved.figures()['held_bytes'] == 0 and not saved._stack and not saved._entries and not saved._held
+    assert saved.file_blocks == 0
+
+
+@pytest.mark.parametrize('model_options', [{}, {'recompute': True}])
+def test_the_bits_are_those_without_it(shared_root, model_options):
+    wanted, _ = train(shared_root.with_name('plain'), 3, model_options)
+    for i, keep in enumerate([0, 3 * MIB, 1 << 30, 'auto']):
+        found, figures = train(shared_root.with_name(f'own{i}'), 3, model_options, activations=keep)
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+        assert figures['saved_bytes'] > 4 * MIB
+        if keep == 0:
+            assert figures['written_bytes'] + figures['forwarded_bytes'] + figures['dropped_bytes'] >= figures['saved_bytes']
+        elif keep == 1 << 30:
+            assert figures['written_bytes'] == 0
+
+
+class Slow:
+    """Writes of an Activations wait until they are let through."""
+
+    def __init__(self, monkeypatch):
+        self.go, self.begun = threading.Event(), threading.Event()
+        write = os.pwrite
+
+        def slow(fd, data, at):
+            self.begun.set()
+            assert self.go.wait(120)
+            return write(fd, data, at)
+        monkeypatch.setattr(_activations.os, 'pwrite', slow)
+
+
+@pytest.fixture
+def saved(shared_store):
+    made = Activations(str(shared_store.mountpoint), 0, set())
+    yield made
+    gc.collect()
+    made.close()
+
+
+def matrix(seed=0):
+    return torch.randn(N, N, generator=torch.Generator().manual_seed(seed))
+
+
+def test_each_state_of_a_tensor(saved, monkeypatch):
+    slow = Slow(monkeypatch)
+    values = [matrix(i) for i in range(3)]
+    packed = [saved.pack(v) for v in values]
+    assert slow.begun.wait(120)
+    assert [p.entry.state for p in packed] == [_activations.WRITING, _activations.QUEUED, _activations.QUEUED]
+    for p, v in zip(packed[:2], values):  # needed while it is written, and before
+        assert saved.unpack(p).data_ptr() == v.data_ptr()
+    del packed[2], p  # ends before it is written
+    slow.go.set()
+    saved.settle()
+    figures = saved.figures()
+    assert (figures['forwarded_bytes'], figures['dropped_bytes'], figures['written_bytes']) == (2 * MIB, MIB, MIB)
+    assert packed[0].entry.state == _activations.STORED and packed[1].entry.state == _activations.HELD
+    again = saved.unpack(packed[0])
+    assert torch.equal(again, values[0]) and again.data_ptr() != values[0].data_ptr()
+    assert saved.figures()['read_bytes'] == MIB
+    del again, packed
+    assert_nothing_is_left(saved)
+
+
+def test_equal_saves_are_stored_once_and_views_keep_their_strides(saved):
+    x = matrix()
+    views = [x, x.t(), x[1:], x.view(2, -1)]
+    packed = [saved.pack(v) for v in views]
+    saved.settle()
+    assert saved.figures()['written_bytes'] == MIB
+    for p, v in zip(packed, views):
+        found = saved.unpack(p)
+        assert found.stride() == v.stride() and torch.equal(found, v)
+    assert saved.figures()['read_bytes'] == MIB
+    del packed, p, found
+    assert_nothing_is_left(saved)
+
+
+def test_what_stays(saved):
+    parameter = matrix()
+    saved._stay.add(parameter.untyped_storage().data_ptr())
+    for t in (parameter, parameter.t(), torch.ones(10), matrix().to_sparse(), torch.ones(1).expand(N, N), matrix()[:, :200]):
+        assert saved.unpack(saved.pack(t)) is t
+    changed = torch.ones(3)
+    packed = saved.pack(changed)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        saved.unpack(packed)
+
+
+def test_a_tensor_that_changes_before_it_is_written(saved, monkeypatch):
+    slow = Slow(monkeypatch)
+    x = matrix()
+    packed = saved.pack(x)
+    x.add_(1)
+    slow.go.set()
+    saved.settle()
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        saved.unpack(packed)
+
+
+def test_backward_reads_ahead_and_twice(saved):
+    layers = [matrix(i).div_(N).requires_grad_() for i in range(6)]
+    for p in layers:
+        saved._stay.add(p.untyped_storage().data_ptr())
+
+    def run(hooks):
+        x = matrix(99)
+        with hooks:
+            for p in layers:
+                x = (x @ p).tanh()
+        loss = x.sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        grads = [p.grad for p in layers]
+        for p in layers:
+            p.grad = None
+        return grads
+    wanted = run(torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t))
+    found = run(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted))
+    assert_nothing_is_left(saved)
+
+
+def test_an_exception_in_forward_ends_the_hooks(shared_root):
+    model = Model()
+    with hitrain.offload(model, shared_root, keep=KEEP, lr=LR, activations=0) as optimizer:
+        with pytest.raises(RuntimeError):
+            model(torch.ones(8, 256, 63))
+        x = matrix().requires_grad_()
+        before = optimizer.figures()['activations']['saved_bytes']
+        x.exp().sum().backward()
+        assert optimizer.figures()['activations']['saved_bytes'] == before
+
+
+@pytest.mark.parametrize('value', [-1, 'most', 1.5])
+def test_values_that_are_refused(shared_root, value):
+    with pytest.raises(ValueError, match="activations must be a number of bytes or 'auto'"):
+        hitrain.offload(Model(), shared_root, keep=KEEP, lr=LR, activations=value)
+
+
+def test_a_store_that_dies_is_named(store):
+    saved = Activations(str(store.mountpoint), 0, set())
+    packed = saved.pack(matrix())
+    saved.settle()
+    store.kill()
+    with pytest.raises(OSError, match='reading a tensor for backward from the store'):
+        saved.unpack(packed)
+    saved.pack(matrix(1))
+    saved.settle()
+    with pytest.raises(OSError, match='saving a tensor for backward in the store'):
+        saved.pack(matrix(2))
+    del packed
+    saved.close()
+    store.mount()
