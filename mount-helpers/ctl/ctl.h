@@ -33,6 +33,7 @@ int ht_cmd_trace(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_plan(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_top(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_metrics(const char *path, const struct ht_cmd_options *o);
+int ht_cmd_features(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_doctor(const char *path, const struct ht_cmd_options *o); /* path: NULL for the machine alone */
 int ht_cmd_device(const char *path, const struct ht_cmd_options *o);
 int ht_cmd_prefetch(const char *path, const struct ht_cmd_options *o);

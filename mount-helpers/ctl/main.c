@@ -55,6 +55,9 @@ static const struct command {
      "  --listen=ADDRESS:PORT  answers GET /metrics over HTTP until it is interrupted; :9469 is 127.0.0.1:9469\n"
      "  --textfile=FILE        replaces FILE, for the textfile collector of node_exporter (its name ends in .prom)\n"
      "  --watch=SECONDS        prints or replaces again after each interval\n"},
+    {"features", "PATH|DEVICE [--json]", NULL, ht_cmd_features, ONE, OPT_BIT(OPT_JSON),
+     "Prints the version of the format of a mounted store, or of a device or file of a store, and the features that it uses.\n"
+     "A program that does not know a used feature refuses the store, reads it only, or ignores the feature.\n\n"},
     {"doctor", "[PATH|DEVICE] [--json]", NULL, ht_cmd_doctor, OPTIONAL, OPT_BIT(OPT_JSON),
      "Checks this machine, and the mount or the device or file of a store, for what is slow or unsafe, and prints a remedy\n"
      "for each finding. Changes nothing. Exit status: 3 if the worst finding is a warning, 4 if it is an error.\n\n"},

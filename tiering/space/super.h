@@ -57,6 +57,16 @@ const char *ht_super_problem_text(enum ht_super_problem p);
 void ht_super_encode(const struct ht_super *sb, uint8_t out_block[4096]);
 enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super *out_sb);
 
+/* What of a superblock keeps its place in all versions: also of stores that this program refuses. */
+struct ht_super_words {
+    uint32_t version;
+    uint64_t feat_refuse, feat_ro, feat_ignore, generation;
+    uint8_t uuid[16];
+    char label[HT_LABEL_BYTES + 1];
+};
+/* HT_SUPER_OK, HT_SUPER_NO_MAGIC or HT_SUPER_BAD_CHECKSUM. */
+enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_words *out);
+
 /* Byte offset of copy 0, 1 or 2 on a device of so many bytes. */
 uint64_t ht_super_offset(uint64_t device_bytes, unsigned copy);
 

@@ -280,6 +280,27 @@ static bool fields_valid(const struct ht_super *sb)
         logs_valid(sb) && log_state_valid(sb);
 }
 
+enum ht_super_problem ht_super_peek(const uint8_t block[4096], struct ht_super_words *out)
+{
+    struct ht_disk_super d;
+
+    memcpy(&d, block, sizeof(d));
+    if (memcmp(d.magic, HT_SUPER_MAGIC, sizeof(d.magic)) != 0)
+        return HT_SUPER_NO_MAGIC;
+    if (get64(&d.checksum) != block_checksum(&d))
+        return HT_SUPER_BAD_CHECKSUM;
+    *out = (struct ht_super_words){
+        .version = get32(&d.version),
+        .feat_refuse = get64(&d.feat_refuse),
+        .feat_ro = get64(&d.feat_ro),
+        .feat_ignore = get64(&d.feat_ignore),
+        .generation = get64(&d.generation),
+    };
+    memcpy(out->uuid, d.uuid, sizeof(out->uuid));
+    memcpy(out->label, d.label, HT_LABEL_BYTES);
+    return HT_SUPER_OK;
+}
+
 enum ht_super_problem ht_super_decode(const uint8_t block[4096], struct ht_super *out_sb)
 {
     struct ht_disk_super d;

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* features.c - see features.h. */
+#include "mount-helpers/common/features.h"
+
+#include <fcntl.h>
+#include <linux/fs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tiering/space/super.h"
+#include "tiering/sys/nvme_namespace.h"
+
+const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS] = {"refuses", "reads", "ignores"};
+
+const struct ht_feature ht_features[] = {
+    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_LOST, "lost", "0.1.0", "hitrain-fsck has marked content as lost"},
+    {HT_FEATURE_REFUSE, HT_FEAT_REFUSE_PLANES, "compressed", "0.1.0", "chunks may be compressed"},
+};
+const unsigned ht_feature_count = HT_ARRAY_SIZE(ht_features);
+
+const struct ht_feature *ht_feature_of(enum ht_feature_effect effect, uint64_t bit)
+{
+    for (unsigned i = 0; i < ht_feature_count; i++)
+        if (ht_features[i].effect == effect && ht_features[i].bit == bit)
+            return &ht_features[i];
+    return NULL;
+}
+
+uint64_t ht_features_unknown(const struct ht_store_features *f, enum ht_feature_effect effect)
+{
+    static const uint64_t known[HT_FEATURE_EFFECTS] = {HT_FEAT_REFUSE_KNOWN, HT_FEAT_RO_KNOWN, 0};
+
+    return f->bits[effect] & ~known[effect];
+}
+
+/* The block device of a namespace; the device without the page cache, which may be older than the daemon's writes. */
+static int open_uncached(const char *path, uint64_t *out_bytes)
+{
+    char block[PATH_MAX];
+    struct stat st;
+    int fd;
+
+    if (stat(path, &st) != 0)
+        return -errno;
+    if (ht_nvme_namespace_is(&st)) {
+        int rc = ht_nvme_namespace_block(&st, block);
+        if (rc < 0 || stat(path = block, &st) != 0)
+            return rc < 0 ? rc : -errno;
+    }
+    if (!S_ISREG(st.st_mode) && !S_ISBLK(st.st_mode))
+        return -EINVAL;
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+    if (fd < 0 && errno == EINVAL) /* its file system has no direct I/O */
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    *out_bytes = (uint64_t)st.st_size;
+    if (S_ISBLK(st.st_mode) && ioctl(fd, BLKGETSIZE64, out_bytes) != 0) {
+        int rc = -errno;
+        close(fd);
+        return rc;
+    }
+    return fd;
+}
+
+static void take(const struct ht_super_words *w, struct ht_store_features *out)
+{
+    *out = (struct ht_store_features){.version = w->version};
+    out->bits[HT_FEATURE_REFUSE] = w->feat_refuse;
+    out->bits[HT_FEATURE_READ_ONLY] = w->feat_ro;
+    out->bits[HT_FEATURE_IGNORE] = w->feat_ignore;
+    memcpy(out->uuid, w->uuid, sizeof(out->uuid));
+    snprintf(out->label, sizeof(out->label), "%s", w->label);
+}
+
+static int read_copies(int fd, uint64_t bytes, uint8_t *block, struct ht_store_features *out)
+{
+    uint64_t newest = 0;
+    bool damaged = false, found = false;
+
+    for (unsigned i = 0; i < HT_SUPER_COPIES; i++) {
+        struct ht_super_words w;
+        if (pread(fd, block, HT_BLOCK_BYTES, (off_t)ht_super_offset(bytes, i)) != (ssize_t)HT_BLOCK_BYTES)
+            continue;
+        enum ht_super_problem problem = ht_super_peek(block, &w);
+        damaged |= problem == HT_SUPER_BAD_CHECKSUM;
+        if (problem != HT_SUPER_OK || (found && w.generation <= newest))
+            continue;
+        found = true;
+        newest = w.generation;
+        take(&w, out);
+    }
+    return found ? 0 : damaged ? -EUCLEAN : -EMEDIUMTYPE;
+}
+
+int ht_features_read(const char *path, struct ht_store_features *out)
+{
+    uint64_t bytes = 0;
+    void *block;
+    int fd = open_uncached(path, &bytes), rc;
+
+    if (fd < 0)
+        return fd;
+    if (bytes < HT_BLOCK_BYTES)
+        rc = -EMEDIUMTYPE;
+    else
+        rc = posix_memalign(&block, HT_BLOCK_BYTES, HT_BLOCK_BYTES) == 0 ? 0 : -ENOMEM;
+    if (rc == 0) {
+        rc = read_copies(fd, bytes, block, out);
+        free(block);
+    }
+    close(fd);
+    return rc;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* features.h - the feature bits of a store and their names. Reads the superblock without holding the device. */
+#ifndef HITRAIN_MOUNT_HELPERS_COMMON_FEATURES_H
+#define HITRAIN_MOUNT_HELPERS_COMMON_FEATURES_H
+
+#include "tiering/base/base.h"
+
+enum ht_feature_effect { HT_FEATURE_REFUSE, HT_FEATURE_READ_ONLY, HT_FEATURE_IGNORE, HT_FEATURE_EFFECTS };
+/* What a program does that does not know the feature: "refuses", "reads", "ignores". */
+extern const char *const ht_feature_effect_words[HT_FEATURE_EFFECTS];
+
+struct ht_feature {
+    enum ht_feature_effect effect;
+    uint64_t bit;
+    const char *name, *since, *text; /* since: the first version of hitrain that has it */
+};
+extern const struct ht_feature ht_features[];
+extern const unsigned ht_feature_count;
+/* NULL: this program has no name for it. */
+const struct ht_feature *ht_feature_of(enum ht_feature_effect effect, uint64_t bit);
+
+struct ht_store_features {
+    uint32_t version;
+    uint64_t bits[HT_FEATURE_EFFECTS];
+    uint8_t uuid[16];
+    char label[64];
+};
+/*
+ * From the newest copy of the superblock on a device or file, also if a daemon has it mounted, and of any version.
+ * -EMEDIUMTYPE: there is no store; -EUCLEAN: no copy is valid.
+ */
+int ht_features_read(const char *path, struct ht_store_features *out) HT_MUST_CHECK;
+/* Bits that this program does not know. */
+uint64_t ht_features_unknown(const struct ht_store_features *f, enum ht_feature_effect effect);
+
+#endif

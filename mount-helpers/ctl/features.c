@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* features.c - `hitrainctl features`: the format's version of a store, and the features that it uses. */
+#include "mount-helpers/ctl/ctl.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include "mount-helpers/common/features.h"
+#include "mount-helpers/common/text.h"
+#include "tiering/base/json.h"
+#include "tiering/sys/mounts.h"
+#include <hitrain/format.h>
+
+/* The device of a mount, or the path itself if it is a device or a file. */
+static int device_of(const char *path, char out[PATH_MAX])
+{
+    struct ht_mount_entry *m = malloc(sizeof(*m));
+    struct stat st;
+    int rc = m ? 0 : -ENOMEM;
+
+    if (rc == 0 && stat(path, &st) != 0)
+        rc = -errno;
+    if (rc == 0 && ht_mount_of_path(path, m) == 0 && ht_mount_is_hitrain(m) && !S_ISBLK(st.st_mode)) {
+        snprintf(out, PATH_MAX, "%s", m->source);
+    } else if (rc == 0 && S_ISDIR(st.st_mode)) {
+        ht_error("%s is not on a hitrain mount; name a mount, or a device or file of a store", path);
+        rc = -ENOTSUP;
+    } else if (rc == 0) {
+        snprintf(out, PATH_MAX, "%s", path);
+    } else {
+        ht_cmd_explain(path, rc);
+    }
+    free(m);
+    return rc;
+}
+
+static void put_bit(struct ht_json *j, enum ht_feature_effect effect, uint64_t bit, bool used, bool known)
+{
+    const struct ht_feature *f = ht_feature_of(effect, bit);
+    char name[32];
+
+    snprintf(name, sizeof(name), "bit-%d", __builtin_ctzll(bit));
+    if (!j) {
+        printf("%-12s %-5s %-9s ", f ? f->name : name, used ? "yes" : "no", ht_feature_effect_words[effect]);
+        printf("%s\n", f ? f->text : known ? "" : "this program does not know it: use a newer version");
+        return;
+    }
+    ht_json_object(j, NULL);
+    ht_json_str(j, "name", f ? f->name : name);
+    ht_json_bool(j, "used", used);
+    ht_json_bool(j, "known", known);
+    ht_json_str(j, "older", ht_feature_effect_words[effect]);
+    if (f)
+        ht_json_str(j, "since", f->since);
+    ht_json_end(j);
+}
+
+/* Those that this program has names for, and those that the store uses. */
+static void put_bits(struct ht_json *j, const struct ht_store_features *f)
+{
+    for (enum ht_feature_effect e = 0; e < HT_FEATURE_EFFECTS; e++)
+        for (unsigned i = 0; i < 64; i++) {
+            uint64_t bit = UINT64_C(1) << i;
+            bool used = f->bits[e] & bit;
+            if (used || ht_feature_of(e, bit))
+                put_bit(j, e, bit, used, !(ht_features_unknown(f, e) & bit));
+        }
+}
+
+static bool can_open(const struct ht_store_features *f)
+{
+    return f->version == HT_FORMAT_VERSION && !ht_features_unknown(f, HT_FEATURE_REFUSE);
+}
+
+static void put_json(const char *device, const struct ht_store_features *f)
+{
+    char uuid[HT_UUID_TEXT_MAX];
+    struct ht_json j;
+
+    ht_json_init(&j, stdout);
+    ht_json_object(&j, NULL);
+    ht_json_str(&j, "device", device);
+    ht_json_str(&j, "uuid", ht_uuid_text(f->uuid, uuid));
+    ht_json_str(&j, "label", f->label);
+    ht_json_u64(&j, "version", f->version);
+    ht_json_u64(&j, "known_version", HT_FORMAT_VERSION);
+    ht_json_bool(&j, "can_open", can_open(f));
+    ht_json_array(&j, "features");
+    put_bits(&j, f);
+    ht_json_end(&j);
+    ht_json_end(&j);
+}
+
+static void put_for_people(const char *device, const struct ht_store_features *f)
+{
+    char uuid[HT_UUID_TEXT_MAX];
+
+    ht_put_printable(device, stdout);
+    printf(": store %s, format %u", ht_uuid_text(f->uuid, uuid), f->version);
+    if (f->version != HT_FORMAT_VERSION)
+        printf(" (this program has %u)", HT_FORMAT_VERSION);
+    if (f->label[0] != '\0') {
+        fputs(", label ", stdout);
+        ht_put_printable(f->label, stdout);
+    }
+    printf("\n%-12s %-5s %-9s\n", "feature", "used", "older");
+    put_bits(NULL, f);
+    if (!can_open(f))
+        puts("this program cannot open the store");
+}
+
+int ht_cmd_features(const char *path, const struct ht_cmd_options *o)
+{
+    char device[PATH_MAX];
+    struct ht_store_features f;
+
+    if (device_of(path, device) < 0)
+        return HT_CMD_FAILED;
+    int rc = ht_features_read(device, &f);
+    if (rc < 0) {
+        ht_error("%s: %s", device,
+                 rc == -EMEDIUMTYPE   ? "there is no hitrain store"
+                     : rc == -EUCLEAN ? "no copy of the superblock is valid: run hitrain-fsck -n"
+                     : rc == -EINVAL  ? "it is neither a device nor a regular file"
+                                      : strerror(-rc));
+        return HT_CMD_FAILED;
+    }
+    if (o->json)
+        put_json(device, &f);
+    else
+        put_for_people(device, &f);
+    return fflush(stdout) == 0 ? HT_CMD_OK : HT_CMD_FAILED;
+}
