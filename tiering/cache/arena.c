@@ -22,6 +22,7 @@
 #include "tiering/cache/arena_priv.h"
 
 enum { SUB_SHIFT = 16, SPARE_SHARE = 16, SPARE_MAX = 16 };
+enum { AHEAD_TRIES = 4 };
 enum { CHANCES = 16 }; /* images that one request passes because they were used; then it takes the next one */
 
 /* Numbers slots, each node's in proportion to its share; lists them in this order. */
@@ -377,6 +378,15 @@ uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t most, int wan
     a->image[n] = (struct ht_image){.referenced = true, .subs = (uint8_t)subs};
     ht_eviction_note_new(a, n);
     note_used(a, n, 1);
+    return n;
+}
+
+uint32_t ht_arena_get_ahead(struct ht_arena *a, uint64_t place, int numa_index)
+{
+    a->is_ahead = true;
+    a->ahead_place = place % HT_ORDER_PLACES;
+    uint32_t n = ht_arena_get(a, HT_MIB, AHEAD_TRIES, numa_index);
+    a->is_ahead = false;
     return n;
 }
 

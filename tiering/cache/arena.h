@@ -66,6 +66,11 @@ void ht_arena_stop_populating(struct ht_arena *a);
 #define HT_ARENA_ASK_ALL (HT_ARENA_FORCE - 1)
 uint32_t ht_arena_get(struct ht_arena *a, uint32_t bytes, uint32_t tries, int numa_index) HT_REQUIRES(HT_LOCK_STORE);
 /*
+ * For an image that is read before it is needed, at this place in the order: takes a free slot, or evicts an image that
+ * is needed later. Whole slots only.
+ */
+uint32_t ht_arena_get_ahead(struct ht_arena *a, uint64_t place, int numa_index) HT_REQUIRES(HT_LOCK_STORE);
+/*
  * The slot becomes the image of this owner and index. A refault joins the working set, as long as
  * ht_arena_protected_max() allows.
  */

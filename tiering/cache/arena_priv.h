@@ -83,6 +83,8 @@ struct ht_arena {
     uint64_t passing_dirty_bytes,
         durable_dirty_bytes; /* dirty, neither protected nor of the working set: all, durable */
     bool forced;             /* the request that is running heeds no working set */
+    bool is_ahead;           /* it evicts only images that are needed later than ... */
+    uint8_t ahead_place;     /* ... this, modulo HT_ORDER_PLACES */
     uint32_t chances;        /* images that it may still pass because they were used */
     unsigned turn;           /* the node where the next walk over dirty images begins */
     uint32_t short_for;      /* images to come until it is forgotten that one found no room */
@@ -129,6 +131,8 @@ void ht_order_note_use(struct ht_arena *a, uint32_t n);
 bool ht_order_was_used_now(const struct ht_arena *a, uint32_t n);
 /* Where slots are, as bits that count from now. */
 uint64_t ht_order_ahead(const struct ht_arena *a);
+/* Of these places, those after one. */
+uint64_t ht_order_after(const struct ht_arena *a, uint64_t ahead, unsigned place);
 /* A slot of the farthest of these places, which is not among them from then on. HT_SLOT_NONE: there is none. */
 uint32_t ht_order_next(struct ht_arena *a, uint64_t *ahead);
 /* Any slot in the order; HT_SLOT_NONE. */

@@ -250,6 +250,9 @@ static uint32_t pass_order(struct ht_arena *a, bool *out_evicted) HT_REQUIRES(HT
     uint64_t ahead = ht_order_ahead(a);
     uint32_t i = HT_SLOT_NONE, next;
 
+    if (a->is_ahead)
+        ahead = ht_order_after(a, ahead, a->ahead_place);
+
     *out_evicted = false;
     while (!*out_evicted && (next = ht_order_next(a, &ahead)) != HT_SLOT_NONE) {
         i = next;
@@ -398,6 +401,8 @@ uint32_t ht_eviction_pass(struct ht_arena *a, uint32_t subs)
     uint32_t passed = HT_SLOT_NONE;
     bool evicted = false;
 
+    if (a->is_ahead)
+        return a->order.active ? pass_order(a, &evicted) : HT_SLOT_NONE;
     if (!a->order.active)
         leave_order(a);
     else if (clean->count <= a->order.slots / OTHERS_PART)

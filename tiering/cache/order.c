@@ -90,6 +90,13 @@ uint64_t ht_order_ahead(const struct ht_arena *a)
     return o->now ? o->places >> o->now | o->places << (HT_ORDER_PLACES - o->now) : o->places;
 }
 
+uint64_t ht_order_after(const struct ht_arena *a, uint64_t ahead, unsigned place)
+{
+    unsigned distance = (place + HT_ORDER_PLACES - a->order.now) % HT_ORDER_PLACES;
+
+    return ahead & ~((UINT64_C(2) << distance) - 1);
+}
+
 uint32_t ht_order_next(struct ht_arena *a, uint64_t *ahead)
 {
     struct ht_order *o = &a->order;

@@ -55,6 +55,13 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
 enum ht_forecast_stay ht_planner_stays(const struct ht_obj *o, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 /* From now on so many bytes wait in memory for the end of a step: plans of steps before do not hold if that is news. */
 void ht_planner_expect_waiting(struct ht_store *s, uint64_t bytes) HT_REQUIRES(HT_LOCK_STORE);
+/* The next read that the plan wants now, and its place in the order of eviction. False: there is none. */
+bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)
+    HT_REQUIRES(HT_LOCK_STORE);
+/* It was made, or is not wanted. */
+void ht_planner_fetch_done(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
+/* There is no room for it: no try for a moment. */
+void ht_planner_fetch_later(struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE);
 /* The chunk got an image before it is needed. */
 void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index) HT_REQUIRES(HT_LOCK_STORE);
 

@@ -4,7 +4,8 @@
  *
  *   accesses --> runs (tier/runs.h) --period, or boundaries--> one step --> forecast (tier/forecast.h)
  *                                                                             |
- *   eviction: what is needed last goes first (cache/order.c) <----------------'
+ *   eviction: what is needed last goes first (cache/order.c) <----------------|
+ *   reads before they are asked for (readahead.c) <---------------------------'
  *
  *   nothing --enough runs, content above the room, a period--> plan is followed --two steps did not match--> nothing
  *                                                               '--steps take another time--> made anew
@@ -30,6 +31,7 @@
 enum { RUNS_MIN = 4, ROOM_PART = 8, STEPS_OLD = 4, HISTORY_MIN = 4, WAITING_PART = 16 };
 #define WAIT_NS_MIN UINT64_C(200000000) /* between two tries */
 #define WAIT_NS_MAX UINT64_C(10000000000)
+#define FETCH_PAUSE_NS UINT64_C(2000000)
 #define RATE_UNKNOWN (UINT64_C(1) << 30) /* bytes a second */
 
 int ht_planner_init(struct ht_planner *p)
@@ -86,6 +88,32 @@ void ht_planner_note(struct ht_obj *o, const struct ht_chunk *c, uint64_t index,
     }
     if (is_due(p, a.now_ns))
         s->waits.wakes.planner = s->waits.wakes.any = true;
+    struct ht_forecast_fetch fetch;
+    uint64_t place;
+    if (ht_planner_fetch(s, &fetch, &place))
+        s->waits.wakes.readahead = s->waits.wakes.any = true;
+}
+
+bool ht_planner_fetch(struct ht_store *s, struct ht_forecast_fetch *out, uint64_t *out_place)
+{
+    struct ht_planner *p = &s->engine->planner;
+    uint64_t now = ht_now_ns();
+
+    if (!p->forecast || p->outdated || now < p->fetch_ns || !ht_forecast_fetch(p->forecast, now, out))
+        return false;
+    *out_place = ht_forecast_place(p->forecast, out->need_ns);
+    return true;
+}
+
+void ht_planner_fetch_done(struct ht_store *s)
+{
+    if (s->engine->planner.forecast)
+        ht_forecast_fetch_done(s->engine->planner.forecast);
+}
+
+void ht_planner_fetch_later(struct ht_store *s)
+{
+    s->engine->planner.fetch_ns = ht_now_ns() + FETCH_PAUSE_NS;
 }
 
 void ht_planner_note_ahead(struct ht_obj *o, const struct ht_chunk *c, uint64_t index)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * readahead.c - reads chunks into images before they are needed: ahead of sequential readers (readahead_policy.h finds
- * these, and says how far), and for a prefetch.
+ * these, and says how far), for a plan (planner.c), and for a prefetch.
  *
  *   reader --note--> pending --its next chunk: image taken, read started--> ... --all started--> not pending
  *                      '--reads elsewhere, closes--> not pending: reads in flight go on to their end
@@ -9,6 +9,9 @@
  * The engine has some reads in flight for all pending readers in turn. It waits for nothing but devices: it skips a
  * chunk that another thread holds, and takes an image that the clock evicts, never a dirty or protected one. It reports
  * no failure: the reader gets the error itself. Without the engine's thread readers read for themselves.
+ *
+ * Reads of a plan come after those of readers, in the order in which they are needed. They take free slots, and slots
+ * of images that are needed later than what they read: so they make no hit a miss.
  *
  * Threads hold several chunks here, in any order. They wait for a chunk only when they hold none.
  */
@@ -37,6 +40,7 @@ enum {
     STREAM_BYTES_MAX = 16 << 20, /* ahead of one reader */
     MISSING_MAX = 2,             /* with so many readers waiting for devices, these are busy without readahead */
     ARENA_SHARE = 4,             /* unused readahead takes at most this part of the arena that moves */
+    PLAN_SHARE = 16,             /* reads of a plan are made while it takes less than this part */
 };
 
 /* Can the chunk be read, although it has no image? */
@@ -145,16 +149,81 @@ static struct ht_permit_request next_permit(struct ht_obj_reader *r) HT_REQUIRES
     return (struct ht_permit_request){.dev = NULL};
 }
 
+/* -------------------------------------------------------------------- plans */
+
+/* Content that is read early takes room from content that stays. So only a small part may be unused. */
+static bool has_enough(const struct ht_store *s) HT_REQUIRES(HT_LOCK_STORE)
+{
+    return ht_arena_readahead_bytes(s->arena) >= ht_arena_moving_bytes(s->arena) / PLAN_SHARE;
+}
+
+/* The first chunk of the part that is to be read, and that no thread holds. NULL: there is none. */
+static struct ht_chunk *find_planned(struct ht_obj *o, const struct ht_forecast_fetch *part, uint64_t *out_index)
+    HT_REQUIRES(HT_LOCK_STORE)
+{
+    for (uint64_t i = part->first; o && !o->dead && i <= part->last; i++) {
+        struct ht_chunk *c = ht_chunk_find(o, i);
+        if (!is_wanted(o, c) || c->exclusive || c->shared || ht_chunk_image_bytes(o, c, i, 0) != HT_MIB)
+            continue;
+        *out_index = i;
+        return c;
+    }
+    return NULL;
+}
+
+/* The next chunk that the plan wants. NULL: there is none now. */
+static struct ht_chunk *next_planned(struct ht_store *s, struct ht_obj **out_obj, uint64_t *out_index,
+                                     uint64_t *out_place) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_forecast_fetch part;
+    struct ht_chunk *c = NULL;
+
+    while (!c && !has_enough(s) && ht_planner_fetch(s, &part, out_place)) {
+        *out_obj = ht_obj_find_locked(s, part.object);
+        c = find_planned(*out_obj, &part, out_index);
+        if (!c)
+            ht_planner_fetch_done(s);
+    }
+    return c;
+}
+
+/* A chunk for the plan. Answers as feed(). */
+static bool feed_plan(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
+{
+    struct ht_store *s = w->s;
+    struct ht_obj *o;
+    uint64_t index, place;
+    struct ht_chunk *c = next_planned(s, &o, &index, &place);
+
+    if (!c)
+        return false;
+    const struct ht_permit_request permit = ht_admission_of_ref(s, ht_chunk_ref(c));
+    enum ht_admission a = ht_admit(s, &w->spare, &permit, w->count > 0);
+    if (a != HT_ADMITTED || !ht_chunk_trylock_exclusive(c))
+        return a == HT_ADMISSION_AGAIN;
+    uint32_t slot = ht_arena_get_ahead(s->arena, place, ht_chunk_numa_index(s, c));
+    if (slot == HT_SLOT_NONE) {
+        ht_chunk_unlock_exclusive(o, c, index);
+        ht_planner_fetch_later(s);
+        return false;
+    }
+    ht_arena_mark_readahead(s->arena, slot);
+    ht_chunk_attach_image(o, c, index, slot);
+    ht_planner_note_ahead(o, c, index);
+    ht_read_batch_start(w, o, c, index);
+    return true;
+}
+
 /*
- * A chunk for the reader that has been pending longest. False: none is, or requests in flight have to end before. Lock
- * held; releases it in between, and the reader may go.
+ * A chunk for the reader that has been pending longest, or for the plan. False: none is, or requests in flight have to
+ * end before. Lock held; releases it in between, and the reader may go.
  */
 static bool feed(struct ht_read_batch *w) HT_REQUIRES(HT_LOCK_STORE)
 {
     struct ht_store *s = w->s;
 
     if (ht_list_empty(&s->engine->pending_readers))
-        return false;
+        return feed_plan(w);
     struct ht_obj_reader *r = ht_list_entry(s->engine->pending_readers.next, struct ht_obj_reader, pending);
     const struct ht_permit_request permit = next_permit(r);
     enum ht_admission a = ht_admit(s, &w->spare, &permit, w->count > 0);

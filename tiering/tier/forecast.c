@@ -14,6 +14,7 @@ enum {
     NEAR_PART = 6,      /* of a step: an access may be so far from its place in time */
     NEAR_USES_PART = 8, /* of the uses in a step: or from its place in their order */
     LOOK_MAX = 8,       /* uses of a unit that are looked at for one of the same kind, each way */
+    SOON_PART = 8,      /* of a step: so early a read may begin */
     IDLE_PART = 8,      /* of a step: so far its time goes on without an access */
     STRANGERS_MAX = 64, /* in a row; then the time is set anew */
     STRANGERS_PART = 4, /* of the uses in a step: more, and it did not match */
@@ -54,7 +55,10 @@ struct ht_forecast {
     struct object *object;
     uint32_t places; /* of that hash: a power of two */
     struct unit *unit;
-    struct use *use; /* by unit, then by time */
+    struct use *use;    /* by unit, then by time */
+    uint32_t *read;     /* numbers of uses that only read, by time; of units that are followed */
+    uint32_t *position; /* of the use with each number, in the table */
+    uint32_t reads;
     uint32_t units, uses;
     struct ht_plan plan; /* its figures; idle is NULL */
     uint64_t bytes, stay_bytes;
@@ -63,6 +67,7 @@ struct ht_forecast {
     uint64_t time_ns, real_ns; /* the forecast's time, at that time of the clock */
     uint64_t place;            /* of the use there, in the order of all uses of all steps */
     uint64_t round, round_real_ns;
+    uint64_t fetch; /* the next read, counted on through all steps */
     unsigned strangers_in_row, wrong_steps, drifted_steps;
     uint32_t strangers, seen; /* in this step */
     uint64_t steps, matched_steps, hits, all_strangers;
@@ -192,7 +197,9 @@ static int sort_uses(struct ht_forecast *f, const struct ht_plan_access *a, cons
     uint32_t *next = calloc(f->units + 1, sizeof(*next));
 
     f->use = calloc(f->uses, sizeof(*f->use));
-    if (!next || !f->use) {
+    f->read = calloc(f->uses, sizeof(*f->read));
+    f->position = calloc(f->uses, sizeof(*f->position));
+    if (!next || !f->use || !f->read || !f->position) {
         free(next);
         return -ENOMEM;
     }
@@ -205,11 +212,15 @@ static int sort_uses(struct ht_forecast *f, const struct ht_plan_access *a, cons
     }
     for (uint32_t i = 0; i < f->uses; i++) {
         const struct ht_plan_idle *idle = &p->idle[i];
+        f->position[i] = next[a[i].tensor];
         f->use[next[a[i].tensor]++] = (struct use){
             a[i].tensor, i, idle->leaves, idle->late, (uint8_t)a[i].use, a[i].time_ns, idle->next_ns, idle->fetch_ns};
         f->unit[a[i].tensor].stays &= !idle->leaves;
         f->unit[a[i].tensor].overwritten |= a[i].use == HT_PLAN_OVERWRITE;
     }
+    for (uint32_t i = 0; i < f->uses; i++)
+        if (a[i].use == HT_PLAN_READ && !f->unit[a[i].tensor].overwritten)
+            f->read[f->reads++] = i;
     free(next);
     return 0;
 }
@@ -306,6 +317,8 @@ void ht_forecast_free(struct ht_forecast *f)
     free(f->object);
     free(f->unit);
     free(f->use);
+    free(f->read);
+    free(f->position);
     free(f);
 }
 
@@ -313,7 +326,8 @@ uint64_t ht_forecast_bytes(const struct ht_forecast *f)
 {
     if (!f)
         return 0;
-    return sizeof(*f) + f->places * sizeof(*f->object) + f->units * sizeof(*f->unit) + f->uses * sizeof(*f->use);
+    return sizeof(*f) + f->places * sizeof(*f->object) + f->units * sizeof(*f->unit) +
+        f->uses * (sizeof(*f->use) + sizeof(*f->read) + sizeof(*f->position));
 }
 
 /* ---------------------------------------------------------------- accesses */
@@ -507,6 +521,37 @@ enum ht_forecast_stay ht_forecast_stays(const struct ht_forecast *f, uint64_t ob
     const struct unit *u = find_unit(f, object, index);
 
     return !u || u->overwritten ? HT_FORECAST_UNKNOWN : u->stays ? HT_FORECAST_STAYS : HT_FORECAST_LEAVES;
+}
+
+/* ------------------------------------------------------------------ reads */
+
+/* The place of the next read in the order of all uses. */
+static uint64_t fetch_place(const struct ht_forecast *f)
+{
+    return f->fetch / f->reads * f->uses + f->read[f->fetch % f->reads];
+}
+
+bool ht_forecast_fetch(struct ht_forecast *f, uint64_t now_ns, struct ht_forecast_fetch *out)
+{
+    if (!f->reads || f->wrong_steps)
+        return false;
+    f->fetch = ht_max_u64(f->fetch, f->place / f->uses * f->reads);
+    while (fetch_place(f) <= f->place)
+        f->fetch++;
+    const struct use *use = &f->use[f->position[f->read[f->fetch % f->reads]]];
+    const struct unit *u = &f->unit[use->unit];
+    *out = (struct ht_forecast_fetch){
+        .object = f->object[u->object].id,
+        .first = (uint32_t)first_chunk(f, u),
+        .last = (uint32_t)(end_chunk(f, u) - 1),
+        .need_ns = f->fetch / f->reads * f->step_ns + use->time_ns,
+    };
+    return out->need_ns <= ht_forecast_now(f, now_ns) + f->step_ns / SOON_PART;
+}
+
+void ht_forecast_fetch_done(struct ht_forecast *f)
+{
+    f->fetch++;
 }
 
 /* ---------------------------------------------------------------- figures */

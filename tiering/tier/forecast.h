@@ -57,6 +57,17 @@ enum ht_forecast_stay { HT_FORECAST_UNKNOWN, HT_FORECAST_STAYS, HT_FORECAST_LEAV
 /* Does the plan keep it in memory for the whole step? Unknown: the plan has no such content, or does not follow it. */
 enum ht_forecast_stay ht_forecast_stays(const struct ht_forecast *f, uint64_t object, uint32_t index);
 
+/* A read that the plan has: of which chunks, and when they are needed. */
+struct ht_forecast_fetch {
+    uint64_t object;
+    uint32_t first, last;
+    uint64_t need_ns; /* in the forecast's time */
+};
+/* The next one that may begin, because it is needed soon. False: there is none yet. */
+bool ht_forecast_fetch(struct ht_forecast *f, uint64_t now_ns, struct ht_forecast_fetch *out);
+/* It was made, or is not wanted any more: on to the one after it. */
+void ht_forecast_fetch_done(struct ht_forecast *f);
+
 struct ht_forecast_figures {
     uint64_t step_ns, units, uses, bytes, stay_bytes, read_bytes, write_bytes, late_bytes, peak_bytes;
     uint64_t now_ns;               /* since the step began */

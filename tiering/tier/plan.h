@@ -30,7 +30,7 @@ enum ht_plan_use {
     HT_PLAN_READ,
     HT_PLAN_CONSUME,   /* reads it for the last time: the content goes and is never written */
     HT_PLAN_UPDATE,    /* reads it and changes it */
-    HT_PLAN_OVERWRITE, /* of all of it: what was there is not needed */
+    HT_PLAN_OVERWRITE, /* of the whole: content from before is not needed */
     HT_PLAN_USES
 };
 
@@ -51,7 +51,7 @@ struct ht_plan_input {
     const struct ht_plan_access *access; /* in order of time */
     uint32_t tensors, accesses;
     uint64_t step_ns;
-    uint64_t room_bytes;                          /* memory for all of them */
+    uint64_t room_bytes;                          /* memory for all tensors */
     uint64_t read_bytes_per_s, write_bytes_per_s; /* of all devices; 0: they complete nothing */
     uint64_t write_bytes_max;                     /* that leaving may write in a step; UINT64_MAX: any */
 };

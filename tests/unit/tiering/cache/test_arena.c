@@ -162,6 +162,34 @@ START_TEST(dirty_images_in_order_go_when_they_are_clean)
 }
 END_TEST
 
+/* An image that is read early never takes the room of one that is needed before it. */
+START_TEST(a_read_ahead_takes_room_from_later_images)
+{
+    static const uint64_t place[] = {12, 50, 30, 72, 31};
+    static const unsigned order[] = {3, 1, 4};
+    struct ht_arena *a = arena(6);
+    uint32_t slot[5], n;
+
+    fill_in_order(a, place, 5, slot);
+    n = ht_arena_get_ahead(a, 72, HT_NUMA_INDEX_ANY); /* the free one */
+    ck_assert_uint_ne(n, HT_SLOT_NONE);
+    ht_arena_attach(a, n, a, 100, false);
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 72, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    for (unsigned i = 0; i < 3; i++) {
+        n = ht_arena_get_ahead(a, 30, HT_NUMA_INDEX_ANY);
+        ck_assert_uint_eq(n, slot[order[i]]);
+        ht_arena_attach(a, n, a, i, false);
+        ht_arena_verify(a);
+    }
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 30, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    /* Callers still take what they need. */
+    ck_assert_uint_ne(get_used(a, 1 << 20, true), HT_SLOT_NONE);
+    ht_arena_order_end(a);
+    ck_assert_uint_eq(ht_arena_get_ahead(a, 11, HT_NUMA_INDEX_ANY), HT_SLOT_NONE);
+    ht_arena_free(a);
+}
+END_TEST
+
 START_TEST(after_the_order_the_clock_takes_its_images)
 {
     static const uint64_t place[] = {20, 30, 40, 50};
@@ -938,6 +966,7 @@ int main(void)
     tcase_add_test(tc, what_is_needed_last_goes_first);
     tcase_add_test(tc, what_was_used_last_stays_for_a_moment);
     tcase_add_test(tc, dirty_images_in_order_go_when_they_are_clean);
+    tcase_add_test(tc, a_read_ahead_takes_room_from_later_images);
     tcase_add_test(tc, after_the_order_the_clock_takes_its_images);
     tcase_add_test(tc, the_hand_passes_every_used_slot);
     tcase_add_test(tc, staging_gives_all_or_none);

@@ -221,6 +221,50 @@ START_TEST(without_memory_there_is_no_plan)
 }
 END_TEST
 
+enum { LAYERS = 64 };
+
+/* Reads all tensors, and after each the plan's reads are made. Returns the MiB that the devices read. */
+static unsigned layers_ahead(struct ht_obj *o[LAYERS])
+{
+    uint64_t before = stats().device_read_bytes;
+
+    for (unsigned i = 0; i < LAYERS; i++) {
+        read_chunk(o[i], 0);
+        ht_store_readahead(s);
+    }
+    return (unsigned)((stats().device_read_bytes - before) / MIB);
+}
+
+/*
+ * No reader is sequential here. The reader finds most of the tensors that had no room, and reads of the plan take no
+ * room from tensors that are needed before them.
+ */
+START_TEST(a_plan_reads_before_the_reader_asks)
+{
+    struct ht_obj *o[LAYERS];
+
+    begin(256);
+    for (unsigned i = 0; i < LAYERS; i++)
+        o[i] = tensor(1);
+    for (unsigned i = 0; i < PASSES; i++)
+        layers_ahead(o);
+    ck_assert_uint_eq(stats().readahead_chunks, 0);
+    ht_store_plan(s);
+    for (unsigned i = 0; i < 3; i++)
+        layers_ahead(o);
+    uint64_t hits = stats().readahead_hits, wasted = stats().readahead_wasted;
+    unsigned mib = layers_ahead(o);
+    ck_assert_uint_ge(mib, LAYERS - DRAM);
+    ck_assert_uint_le(mib, LAYERS - DRAM + 6);
+    ck_assert_uint_ge(stats().readahead_hits - hits, mib * 3 / 4);
+    ck_assert_uint_le(stats().readahead_wasted - wasted, 1);
+    ck_assert(plan_stats().active);
+    for (unsigned i = 0; i < LAYERS; i++)
+        ht_obj_put(o[i]);
+    done();
+}
+END_TEST
+
 static void *read_and_write(void *arg)
 {
     struct ht_obj **o = arg;
@@ -287,6 +331,7 @@ int main(void)
     tcase_add_test(tc, a_tensor_may_be_deleted_while_the_plan_runs);
     tcase_add_test(tc, other_work_gets_the_memory);
     tcase_add_test(tc, without_memory_there_is_no_plan);
+    tcase_add_test(tc, a_plan_reads_before_the_reader_asks);
     tcase_add_test(tc, plans_are_made_and_followed_beside_other_work);
     tcase_add_test(tc, without_need_there_is_no_plan);
     suite_add_tcase(suite, tc);

@@ -363,6 +363,62 @@ START_TEST(a_pause_that_ends_early_makes_no_strangers)
 }
 END_TEST
 
+/* Reads come in the order in which they are needed, and an eighth of a step before that. Past ones are left out. */
+START_TEST(reads_come_in_order_and_soon_enough)
+{
+    struct ht_forecast_fetch r;
+    unsigned all = 0;
+    uint64_t at = BEGIN + STEP, last = 0;
+
+    make();
+    for (unsigned step = 0; step < 3; step++)
+        for (uint32_t i = 0; i < OBJECTS; i++, at += MS) {
+            use(i + 1, at);
+            for (; ht_forecast_fetch(f, at, &r); ht_forecast_fetch_done(f), all++) {
+                ck_assert_uint_gt(r.need_ns, ht_forecast_now(f, at));
+                ck_assert_uint_le(r.need_ns, ht_forecast_now(f, at) + STEP / 8);
+                ck_assert_uint_gt(r.need_ns, last);
+                ck_assert_uint_eq(r.object, 1 + r.need_ns / MS % OBJECTS);
+                ck_assert(r.first == 0 && r.last == 0);
+                last = r.need_ns;
+            }
+        }
+    ck_assert_uint_ge(all, 3 * OBJECTS);
+    ck_assert_uint_le(all, 3 * OBJECTS + OBJECTS / 8);
+    /* Nothing was read for a while. */
+    use(1, at);
+    use(9, at + 8 * MS);
+    ck_assert(ht_forecast_fetch(f, at + 8 * MS, &r));
+    ck_assert_uint_eq(r.object, 10);
+    /* It is not read, and comes again. */
+    ck_assert(ht_forecast_fetch(f, at + 8 * MS, &r));
+    ck_assert_uint_eq(r.object, 10);
+}
+END_TEST
+
+/* Updates read for themselves. After a step that did not match nothing is read. */
+START_TEST(only_a_plan_that_matches_reads)
+{
+    struct ht_forecast_fetch r;
+    uint64_t at = BEGIN + STEP;
+
+    make();
+    ck_assert(ht_forecast_fetch(f, at, &r));
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert(!ht_forecast_is_wrong(f));
+        for (unsigned k = 0; k < OBJECTS / 2; k++)
+            use(1000 + k, at);
+        at = play(at, 1);
+    }
+    ck_assert(!ht_forecast_fetch(f, at, &r));
+    clear();
+    for (uint32_t i = 0; i < OBJECTS; i++)
+        run[i].use = HT_PLAN_UPDATE;
+    make();
+    ck_assert(!ht_forecast_fetch(f, BEGIN + STEP, &r));
+}
+END_TEST
+
 START_TEST(what_stays_is_known)
 {
     unsigned stay = 0, leave = 0;
@@ -420,6 +476,8 @@ int main(void)
     tcase_add_test(tc, very_large_objects_are_planned_in_larger_parts);
     tcase_add_test(tc, what_has_room_needs_no_forecast);
     tcase_add_test(tc, a_pause_that_ends_early_makes_no_strangers);
+    tcase_add_test(tc, reads_come_in_order_and_soon_enough);
+    tcase_add_test(tc, only_a_plan_that_matches_reads);
     tcase_add_test(tc, what_stays_is_known);
     tcase_add_test(tc, what_is_overwritten_neither_stays_nor_leaves);
     tcase_add_loop_test(tc, runs_without_meaning_are_refused, 0, HT_ARRAY_SIZE(malformed));
