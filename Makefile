@@ -43,6 +43,9 @@
 ##   bench-recovery
 ##              time and memory of mounting and checking by the number of chunks, 1e4 to 1e6 (HITRAIN_LONG=1: 1e7), beside
 ##              fio reading the log; log under churn; 1 minute; build/bench/recovery.jsonl and .svg
+##   bench-client
+##              the PyTorch client's own cost with 300 and with 20,000 parameters in memory, rates beside memcpy, four ranks beside
+##              one, export; AGAINST= names another copy of the client to take turns with; 10 minutes
 ##   bench-gate cold reads of 4 KiB alone, and beside a scrub and a writer, on a limited device, beside fio; 4 minutes, 2 with
 ##              RUNS=1
 ##   bench-aging
@@ -404,6 +407,12 @@ bench-overlap:
 	@$(MAKE) --no-print-directory all
 	@mkdir -p $(B)/bench
 	@$(PYTHON) bench/overlap.py
+
+.PHONY: bench-client
+bench-client:
+	@tests/tools/deps.sh
+	@$(MAKE) --no-print-directory all
+	@$(PYTHON) bench/client.py $(if $(RUNS),--runs $(RUNS)) $(if $(AGAINST),--against $(AGAINST))
 
 .PHONY: profile
 profile: deps

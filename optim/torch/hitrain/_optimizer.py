@@ -433,9 +433,11 @@ class Optimizer(torch.optim.Optimizer):
         def take() -> None:
             for own, hyper in zip(self.param_groups, taken):
                 own.update(hyper)
-            self._push_changed(parts_only=not self._ranks.leads)  # masters belong to these values
             if self._ranks.leads:
+                self._push_changed()  # masters belong to these values
                 self._send_config()  # the rule's settings decide which state there is
+            else:
+                self._push_parts()
 
         def write() -> None:
             for own, new in zip(self.param_groups, state_dict['param_groups']):
@@ -703,12 +705,17 @@ class Optimizer(torch.optim.Optimizer):
             if f not in self._pushed_alone:
                 self._push(f)
 
-    def _push_changed(self, parts_only: bool = False) -> None:
+    def _push_changed(self) -> None:
         for f in self._parameter_files():
-            if (f.part or not parts_only) and f.changed():
+            if f.changed():
                 self._push(f)
                 if self._shard and not f.part:
                     self._pushed_alone[f] = None
+
+    def _push_parts(self) -> None:
+        for f in self._parameter_files():
+            if f.part and f.changed():
+                self._push(f)
 
     def _push(self, f: ParameterFile) -> None:
         with self._root.explained(f'parameter {f.name}, changed outside step()'):
