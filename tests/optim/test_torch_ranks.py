@@ -116,6 +116,28 @@ def test_one_that_does_not_come_or_leaves_fails_all():
     assert isinstance(results[1], KeyboardInterrupt) and 'rank 1 failed: KeyboardInterrupt' in str(results[0])
 
 
+def test_rank_0_waits_for_those_that_still_work_when_one_is_gone():
+    """What they write after it has taken the step back would begin another one."""
+    written, gone = [], threading.Event()
+
+    def calls(rank, ranks):
+        ranks.together('a')
+        if rank == 2:
+            ranks.close()
+            gone.set()
+            return
+
+        def write():
+            if rank == 1:
+                assert gone.wait(SECONDS_MAX)
+                time.sleep(0.5)
+                written.append(rank)
+        with pytest.raises(RankFailed, match='rank 2 has closed its optimizer'):
+            ranks.together('b', write)
+        assert written == [1]
+    assert meet(WORLD, calls) == dict.fromkeys(range(WORLD))
+
+
 def test_ranks_at_different_points():
     """Those that go back wait until all do."""
     def calls(rank, ranks):

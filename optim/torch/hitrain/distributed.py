@@ -263,22 +263,31 @@ class _Leader(_Meeting):
         raise wrong
 
     def _hear(self, said: Dict[int, str], deadline: float) -> None:
+        """If a rank is gone, this waits for the others all the same: they may still write gradients, and what comes after rank 0
+        has taken the step back would begin another one."""
+        failed: Optional[RankFailed] = None
         with selectors.DefaultSelector() as selector:
             for rank, line in self._lines.items():
-                if line.has_line():
-                    said[rank] = self._word_of(rank)
-                else:
-                    selector.register(line.sock, selectors.EVENT_READ, rank)
-            while len(said) < self._shard.world:
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
+                selector.register(line.sock, selectors.EVENT_READ, rank)
+            early = [key for key in selector.get_map().values() if self._lines[key.data].has_line()]
+            while selector.get_map():
+                ready = early or [key for key, _ in selector.select(max(0.0, deadline - time.monotonic()))]
+                early = []
                 if not ready:
-                    missing = next(r for r in range(self._shard.world) if r not in said)
-                    raise RankFailed(missing, f'did not come within {self._shard.timeout:g} s')
-                for key, _ in ready:
-                    word = self._word_of(key.data)
+                    missing = next(key.data for key in selector.get_map().values())
+                    raise failed or RankFailed(missing, f'did not come within {self._shard.timeout:g} s')
+                for key in ready:
+                    try:
+                        word = self._word_of(key.data)
+                    except RankFailed as e:
+                        failed = failed or e
+                        selector.unregister(key.fileobj)
+                        continue
                     if word is not None:
                         said[key.data] = word
                         selector.unregister(key.fileobj)
+        if failed:
+            raise failed
 
     def _word_of(self, rank: int) -> Any:
         try:
